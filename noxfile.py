@@ -95,10 +95,10 @@ def call(*command: object, cwd: Path = ROOT) -> None:
 
 def one(folder: Path, pattern: str) -> Path:
     """Return the only file of a folder that fits a pattern."""
-    found = sorted(folder.glob(pattern))
-    if len(found) != 1:
-        raise FileNotFoundError(f"expected one {pattern} in {folder} (`nox -s build` makes them): {found}")
-    return found[0]
+    result = sorted(folder.glob(pattern))
+    if len(result) != 1:
+        raise FileNotFoundError(f"expected one {pattern} in {folder} (`nox -s build` makes them): {result}")
+    return result[0]
 
 
 class Environment:

@@ -243,21 +243,21 @@ def test_from_consolidated_of_a_key_that_stands_twice(
 
 @pytest.mark.parametrize("name", ["nodes", "leaves", "values", "together"])
 def test_receive_of_a_header_with_a_key_that_stands_twice(name: str) -> None:
-    header = _wire.outgoing(SOURCES["plain"](), True)[0].header
+    header = _wire.make_message(SOURCES["plain"](), True)[0].header
     old = f'"{name}":'.encode()
     assert old in header
     with pytest.raises(
         FormatError, match=f"the header of a message is damaged: .*the key '{name}' stands there twice"
     ):
-        _wire.incoming(header.replace(old, old + b"[]," + old, 1))
+        _wire.parse_message(header.replace(old, old + b"[]," + old, 1))
 
 
 def test_receive_of_leaves_that_overlap() -> None:
-    header = json.loads(_wire.outgoing(SOURCES["plain"](), True)[0].header)
+    header = json.loads(_wire.make_message(SOURCES["plain"](), True)[0].header)
     starts = header["leaves"][3]
     starts[1] = starts[0] + 8
     with pytest.raises(FormatError, match="the header of a message is damaged: leaves overlap: bytes"):
-        _wire.incoming(json.dumps(header).encode())
+        _wire.parse_message(json.dumps(header).encode())
 
 
 OVERLAPS = {

@@ -17,7 +17,7 @@ import td_core
 from td_core import StructureError, TensorDict, lazy_stack
 from td_core._nodes import KINDS
 from td_core.errors import FormatError
-from td_distributed._collectives import Parcel, unpack
+from td_distributed._collectives import Payload, unpack
 from td_tensorclass import NonTensorData, NonTensorStack, TensorClass, TypedTensorDict
 
 X = torch.arange(3.0)
@@ -128,7 +128,7 @@ def test_load_names_the_class_that_moved(
     data = make(old)
     loaded = way(data, Between(), tmp_path / "save")
     assert type(loaded) is new[name] and loaded.batch_size == data.batch_size
-    members = loaded.unbind(0) if loaded._stacked() is not None else [loaded]
+    members = loaded.unbind(0) if loaded._members_and_dim() is not None else [loaded]
     for member, count in zip(members, (3, 2 if data.batch_size == (2, -1) else 3), strict=False):
         for key, level in levels.items():
             child = member._get_child(key)
@@ -209,14 +209,14 @@ def test_what_is_sent_becomes_the_class_that_the_receiver_names(name: str, apart
     old, new = classes(), classes("_away")
     make, cls, levels = SAVED[name]
     data = make(old)
-    parcel = Parcel(lambda: data, torch.device("cpu"), apart=apart)
+    parcel = Payload(lambda: data, torch.device("cpu"), apart=apart)
     for each in old.values():
         forget(each)
     received = unpack([*parcel.front], parcel.data, 0, None, new[cls])
     assert type(received) is new[cls]
-    member = received if received._stacked() is None else received[0]
+    member = received if received._members_and_dim() is None else received[0]
     assert type(member._get_child("inner")) is new["Inner"] and levels["inner"] == "Inner"
-    parcel = Parcel(lambda: TensorDict({"q": X}), torch.device("cpu"))
+    parcel = Payload(lambda: TensorDict({"q": X}), torch.device("cpu"))
     with pytest.raises(StructureError, match="what was sent, a TensorDict, is not a"):
         unpack([*parcel.front], parcel.data, 0, None, new[cls])
 
@@ -319,7 +319,7 @@ def test_a_stack_of_what_lacks_a_field_has_its_default_in_each_member() -> None:
 
 def before() -> Any:
     """Return an instance as the class made it before fields were added."""
-    return Grown._bare(TensorDict({"x": X}, batch_size=[3]))
+    return Grown._wrap_unchecked(TensorDict({"x": X}, batch_size=[3]))
 
 
 def without(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -237,9 +237,9 @@ class Shown:
             return self._of_tensor(value)
         if isinstance(value, Core):
             head = [type(value).__name__, self.known.get(id(value)), value.is_locked, str(value.device)]
-            if value._opaque:
+            if value._is_value:
                 return [*head, list(value.batch_size), repr(value._unwrap())]
-            stacked = value._stacked()
+            stacked = value._members_and_dim()
             if stacked is not None:
                 return [
                     *head,

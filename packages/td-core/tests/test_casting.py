@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from td_core import LazyStackedTensorDict, TensorDict, TensorDictParams
-from td_core._ops.dtypes import CASTS, Dtypes
-from td_core._ops.moving import parse_target, waits_for
+from td_core._ops.device_moves import get_device_to_sync, parse_target
+from td_core._ops.dtypes import CASTS, DtypeMixin
 from td_core.errors import LockedError, StructureError
 
 
@@ -52,7 +52,7 @@ def check(result: TensorDict, expected: dict[object, Tensor]) -> None:
 
 SHORTHANDS = [
     name
-    for name, method in vars(Dtypes).items()
+    for name, method in vars(DtypeMixin).items()
     if inspect.isfunction(method) and method.__code__.co_name == "method"
 ]
 OF_NAME = {"double": torch.float64, "float": torch.float32, "half": torch.float16, "int": torch.int32}
@@ -163,7 +163,7 @@ def test_to_a_device_labels_every_level(td: TensorDict) -> None:
     while todo:
         node = todo.pop()
         assert node.device == torch.device("cpu")
-        todo.extend(node._nested())
+        todo.extend(node._iter_nested())
 
 
 def test_to_another_device() -> None:
@@ -276,7 +276,7 @@ def test_parsing_a_target() -> None:
     ],
 )
 def test_which_stream_a_copy_waits_for(source: str, target: str, expected: str | None) -> None:
-    found = waits_for(torch.device(source), torch.device(target))
+    found = get_device_to_sync(torch.device(source), torch.device(target))
     assert found == (None if expected is None else torch.device(expected))
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from td_core import LazyStackedTensorDict, TensorDict, TensorDictParams, lazy_stack
-from td_core._labels import relabel
+from td_core._device_labels import set_device_labels
 from td_core.errors import CollectionIndexError
 
 CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
@@ -223,7 +223,7 @@ def test_what_was_saved_on_the_gpu_is_loaded_where_it_is_wanted() -> None:
 def test_a_device_label_follows_the_leaves_that_are_loaded(weights_only: bool) -> None:
     there = torch.device("cuda", 0)  # only the label: this machine may have none
     for td in (sample("cpu"), lazy_stack([sample("cpu"), sample("cpu")]), TensorDict({"n": sample("cpu")})):
-        relabel(td, there)
+        set_device_labels(td, there)
         file = io.BytesIO()
         torch.save(td, file)
         file.seek(0)

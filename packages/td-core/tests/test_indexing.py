@@ -166,7 +166,7 @@ def test_a_lazy_stack_indexes_its_members(case: tuple[tuple[int, ...], object], 
         assert torch.equal(torch.stack(done, along.stack_dim), expected)
     else:
         assert expected.shape[along.stack_dim] == 0
-    assert (plan.member(stack_dim) is None) == (along.picks is not None)
+    assert (plan.get_member_plan(stack_dim) is None) == (along.picks is not None)
 
 
 @pytest.mark.parametrize(

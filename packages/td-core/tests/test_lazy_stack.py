@@ -935,7 +935,7 @@ def state_of(node):
     """What a change changes: entries and what is in them, of every level."""
     if isinstance(node, torch.Tensor):
         return id(node), node.tolist()
-    stacked = node._stacked()
+    stacked = node._members_and_dim()
     return (
         [state_of(member) for member in stacked[0]] if stacked else {k: state_of(v) for k, v in node.items()}
     )

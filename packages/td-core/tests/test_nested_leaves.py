@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from td_core import TensorDict, assert_close, group_by
-from td_core._torch_private import ragged_dim
+from td_core._torch_private import get_ragged_dim
 from td_core.errors import StructureError
 
 LENGTHS = (2, 3, 1)
@@ -82,7 +82,7 @@ def test_components_follow_the_other_entries(move, leaf):
     assert components(result) == [before[i] for i in result["n", "at"].tolist()]
     assert result["rows"].size(0) == result.batch_size[0]
     assert result["rows"].layout is torch.jagged
-    assert ragged_dim(result["rows"]) == ragged_dim(td["rows"])
+    assert get_ragged_dim(result["rows"]) == get_ragged_dim(td["rows"])
 
 
 @pytest.mark.parametrize("leaf", LEAVES)

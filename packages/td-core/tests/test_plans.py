@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from td_core import TensorDict, _shape_plans, assert_close, lazy_stack
-from td_core._plans import Sizes, remembered
+from td_core._plans import Sizes, cache_plans
 
 
 def td() -> TensorDict:
@@ -155,7 +155,7 @@ def test_shapes_that_never_repeat_do_not_fill_the_memory() -> None:
 def test_what_cannot_be_kept_is_worked_out() -> None:
     calls: list[Any] = []
 
-    @remembered
+    @cache_plans
     def plan(*args: Any) -> Any:
         calls.append(args)
         return object()

@@ -315,7 +315,7 @@ REFUSED = [
     ("td_methods", {3: shine}, "the method name 3 is not a public Python identifier"),
     ("td_methods", {"class": shine}, "the method name 'class' is not a public Python identifier"),
     ("td_methods", [shine], "expected a class or a mapping of names to members, got a list"),
-    ("td_methods", {"get": shine}, "the method name 'get' would shadow Entries.get"),
+    ("td_methods", {"get": shine}, "the method name 'get' would shadow EntryMixin.get"),
     ("td_methods", {"batch_size": shine}, "the method name 'batch_size' would shadow"),
     ("td_methods", {"_shine": shine}, "the method name '_shine' is not a public Python identifier"),
     ("td_methods", {"__call__": shine}, "the method name '__call__' is not a public Python identifier"),

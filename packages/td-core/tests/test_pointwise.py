@@ -18,8 +18,8 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from td_core import LazyStackedTensorDict, TensorDict, TensorDictParams, lazy_stack
-from td_core._foreach import Op, foreach, op
-from td_core._ops.pointwise import OPS, Pointwise
+from td_core._foreach import Op, foreach, make_op
+from td_core._ops.pointwise import OPS, PointwiseMixin
 from td_core._torch_private import foreach_kernel, functorch_level
 from td_core.errors import BatchSizeError, StructureError
 
@@ -70,7 +70,7 @@ def made(parameters: int, inplace: bool) -> list[str]:
     """Return the names of the methods of the tables with this many parameters, self included."""
     return [
         name
-        for name, method in vars(Pointwise).items()
+        for name, method in vars(PointwiseMixin).items()
         if inspect.isfunction(method)
         and not name.startswith("_")
         and method.__code__.co_name == "method"
@@ -522,7 +522,7 @@ def test_the_fused_kernel_and_the_loop_agree(name: str, dtype: torch.dtype) -> N
         except (RuntimeError, TypeError) as error:
             return type(error)
 
-    found = outcome(lambda: foreach(op(name, function), *[[argument] for argument in arguments])[0])
+    found = outcome(lambda: foreach(make_op(name, function), *[[argument] for argument in arguments])[0])
     expected = outcome(lambda: function(*arguments))
     if isinstance(expected, type):
         assert found is expected or issubclass(found, expected)

@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from td_core import NO_DEFAULT, NodeKind, Record, Serializer, TensorDict, TensorDictBase, hookimpl
-from td_core._names import fit_names
-from td_core._nodes import header
+from td_core._dim_names import resize_names
+from td_core._nodes import make_header
 from td_core.testing import CollectionTests, SerializerTests, installed
 
 
@@ -58,7 +58,7 @@ class Length(TensorDictBase):
         return self._device
 
     def _set_batch_size(self, batch_size: torch.Size) -> None:
-        self._names = fit_names(self._names, len(batch_size))
+        self._names = resize_names(self._names, len(batch_size))
         self._batch_size = batch_size
 
     def _set_device(self, device: Any) -> None:
@@ -86,7 +86,7 @@ class Length(TensorDictBase):
 
 
 def flatten(node: Length) -> Record:
-    return Record({**header(node), "unit": node.unit}, node._children())
+    return Record({**make_header(node), "unit": node.unit}, node._children())
 
 
 def unflatten(cls: type[Length], record: Record) -> Length:

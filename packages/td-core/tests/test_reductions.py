@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from td_core import LazyStackedTensorDict, TensorDict
-from td_core._ops.reductions import Reductions
+from td_core._ops.reductions import ReductionMixin
 from td_core.errors import DimNamesError, StructureError
 
 
@@ -63,7 +63,7 @@ def table(*parameters: str) -> list[str]:
     """Return the methods of the tables that have exactly these parameters."""
     return [
         name
-        for name, method in vars(Reductions).items()
+        for name, method in vars(ReductionMixin).items()
         if inspect.isfunction(method)
         and method.__code__.co_name == "method"
         and tuple(inspect.signature(method).parameters)[1:] == parameters
@@ -119,7 +119,9 @@ def test_reducing_features(name: str, td: TensorDict) -> None:
     result = getattr(td, name)("feature")
     check(result, {key: reduced(name, leaf, (leaf.ndim - 1,)) for key, leaf in behind(td).items()})
     assert result.batch_size == td.batch_size
-    assert [node.batch_size for node in result._nested()] == [node.batch_size for node in td._nested()]
+    assert [node.batch_size for node in result._iter_nested()] == [
+        node.batch_size for node in td._iter_nested()
+    ]
 
 
 @pytest.mark.parametrize("name", REGULAR)

@@ -430,7 +430,7 @@ def test_writing_through_an_entry_that_a_lazy_stack_made_for_the_call_is_no_sile
             BatchSizeError,
             r"shape \[5\] is invalid for a batch of 8 elements, \[2, 1, 4\]",
         ),
-        (lambda td: td.view(8, batch_size=(8,)), TypeError, r"batch_size= with a dtype only"),
+        (lambda td: td.view(8, batch_size=(8,)), TypeError, r"or new batch dims \(size=\); it got both"),
         (lambda td: td.view(8, size=(8,)), TypeError, "by position or by keyword, not both"),
         (lambda td: td.unsqueeze(), TypeError, "missing 1 required positional argument: 'dim'"),
         *[

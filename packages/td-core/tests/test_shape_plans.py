@@ -14,7 +14,7 @@ from torch import Tensor
 
 from td_core import _element_plans as elements
 from td_core import _shape_plans as shapes
-from td_core._plans import ExplodePlan, ShapePlan
+from td_core._plans import MultiPlan, ShapePlan
 from td_core.errors import BatchSizeError, DimError
 
 Batch = tuple[int, ...]
@@ -276,7 +276,7 @@ def check_members(batch: Batch, plan: Any, expected: Tensor) -> None:
     for stack_dim in range(len(batch)):
         along = plan.along(stack_dim)
         if along is None:
-            assert plan.member(stack_dim) is None
+            assert plan.get_member_plan(stack_dim) is None
             continue
         members = leaf_of(batch).unbind(stack_dim)
         if isinstance(along.picks, int):
@@ -292,7 +292,7 @@ def check_members(batch: Batch, plan: Any, expected: Tensor) -> None:
                 assert along.plan.lead + inner[along.plan.n :] == tuple(done[0].shape)
         else:
             assert expected.shape[along.stack_dim] == 0
-        assert plan.member(stack_dim) == (
+        assert plan.get_member_plan(stack_dim) == (
             None if along.picks is not None else (along.plan, along.stack_dim)
         ) or (along.plan is not None)
 
@@ -304,7 +304,7 @@ def test_a_plan_cuts_the_batch_dims_as_torch_does(cases: Callable[[], st.SearchS
     def check(case: Case) -> None:
         batch, plan, reference = case
         expected = reference(leaf_of(batch))
-        assert isinstance(plan, ExplodePlan)
+        assert isinstance(plan, MultiPlan)
         assert [lead + batch[plan.n :] for lead in plan.leads] == [tuple(part.shape) for part in expected]
         for part, want in zip(plan.leaf(leaf_of(batch)), expected, strict=True):
             assert torch.equal(part, want)

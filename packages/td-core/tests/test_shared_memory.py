@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from td_core import LazyStackedTensorDict, TensorDict, TensorDictParams
-from td_core._ops.shared_memory import is_same_view, may_share_memory, overlapping
+from td_core._ops.shared_memory import group_overlapping, is_same_view, may_share_memory
 from td_core.errors import StructureError
 
 
@@ -285,7 +285,7 @@ def test_may_share_memory_distinct_storages_is_false() -> None:
     ],
 )
 def test_overlapping_gives_groups(cut: Callable[[Tensor], list[Tensor]], groups: list[list[int]]) -> None:
-    assert overlapping(cut(torch.zeros(5, 4, 6))) == groups
+    assert group_overlapping(cut(torch.zeros(5, 4, 6))) == groups
 
 
 def test_is_same_view_conjugate_is_another() -> None:

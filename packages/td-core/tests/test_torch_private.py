@@ -66,12 +66,12 @@ def test_looks_takes_other_kinds_of_tensors_for_different(
 def test_users_of_memory_are_the_tensors_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
     leaves = list(torch.zeros(4).split(2))
     memory = leaves[0].untyped_storage()
-    before = _torch_private.users_of(memory)
+    before = _torch_private.count_users(memory)
     leaves[0].data = torch.ones(2)
-    after = _torch_private.users_of(memory)
+    after = _torch_private.count_users(memory)
     assert (before is None and after is None) or after == before - 1
     monkeypatch.setattr(_torch_private, "_USES", None)
-    assert _torch_private.users_of(memory) is None
+    assert _torch_private.count_users(memory) is None
 
 
 def test_the_place_of_a_load_is_known_while_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:

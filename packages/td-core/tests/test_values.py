@@ -18,8 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from td_core import errors
+from td_core._value_codec import MAX_DEPTH, is_readable, join, split
 from td_core._value_types import VALUES, LeafSerializer, enum_serializer
-from td_core._values import MAX_DEPTH, join, readable, split
 
 
 def same(a: Any, b: Any) -> bool:
@@ -248,7 +248,7 @@ def test_set_order_does_not_depend_on_hashing() -> None:
     ],
 )
 def test_readable_without_the_sidecar(value: Any, expected: bool) -> None:
-    assert readable(split(value)[1]) is expected
+    assert is_readable(split(value)[1]) is expected
 
 
 class Point(NamedTuple):

@@ -21,11 +21,11 @@ from torch.nn import Parameter
 
 from td_core import TensorDict, TensorDictParams
 from td_core.errors import FormatError, StructureError
-from td_distributed import _file, _storage, _wire
-from td_distributed._collectives import Parcel, receive, unpack
+from td_distributed import _consolidated_file, _storage, _wire
+from td_distributed._collectives import Payload, receive, unpack
 from td_distributed._group import FAILED, MARK, Group, text_to_bytes
-from td_distributed._p2p import Peer
-from td_distributed._reduce import GLOO_DTYPES, _buckets, _gloo_takes
+from td_distributed._p2p import Channel
+from td_distributed._reduce import GLOO_DTYPES, _buckets, _can_gloo_reduce
 
 HAS_TENSORCLASS = importlib.util.find_spec("td_tensorclass") is not None
 
@@ -504,7 +504,7 @@ def tries_to_reduce(rank: int) -> list[tuple[str, torch.dtype]]:
     wrong = []
     for op, dtype in product(("SUM", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "AVG"), dtypes):
         message = caught(partial(dist.all_reduce, torch.ones(2).to(dtype), getattr(dist.ReduceOp, op)))
-        if _gloo_takes(op, dtype) != (message == "nothing was raised"):
+        if _can_gloo_reduce(op, dtype) != (message == "nothing was raised"):
             wrong.append((op, dtype))
     return wrong
 
@@ -546,7 +546,7 @@ def cannot_read(rank: int, call: str, parts: bool) -> str:
     tree = TREES["large"](rank)
     with apart(parts), pytest.MonkeyPatch.context() as patch:
         if rank == 0:
-            patch.setattr(_storage, "dtype_named", unknown)
+            patch.setattr(_storage, "parse_dtype", unknown)
         message = caught(exchanges(rank, tree, tree)[call])
     assert nested(rank).all_gather()[0]["a"].tolist() == [0.0, 0.0]
     return message
@@ -672,7 +672,7 @@ def announces(rank: int, length: int, size: int) -> Any:
     """Announce to a receiver what makes no sense, and return what it answers."""
     if rank == 1:
         return caught(lambda: TensorDict.from_remote_init(0))
-    peer, among = Peer(1, None, None, iter(range(9))), Group(None)
+    peer, among = Channel(1, None, None, iter(range(9))), Group(None)
     peer.send(among.numbers(MARK, length, size))
     return None if length == FAILED else peer.recv(among.numbers(7)).item()
 
@@ -854,7 +854,7 @@ def test_what_gloo_cannot_reduce_is_said_before_anything_changes(two: Any, op: s
 
 
 def test_a_header_that_contradicts_what_was_announced_is_refused_and_the_rest_dropped() -> None:
-    length, size, messages = _wire.in_parts(
+    length, size, messages = _wire.split_message(
         TensorDict({"a": torch.zeros(1 << 18)}), torch.device("cpu"), True
     )
 
@@ -896,9 +896,9 @@ def test_parts_whose_sizes_make_no_sense_are_refused(
 @pytest.mark.parametrize("more", [-1, 0, 1])
 def test_both_sides_agree_on_what_comes_in_parts(more: int, monkeypatch: pytest.MonkeyPatch) -> None:
     tree = TensorDict({"a": torch.arange(5), "b": torch.ones(1)})
-    _, size, _ = _wire.in_parts(tree, torch.device("cpu"), True)
+    _, size, _ = _wire.split_message(tree, torch.device("cpu"), True)
     monkeypatch.setattr(_wire, "APART", size + more)
-    length, size, messages = _wire.in_parts(tree, torch.device("cpu"), True)
+    length, size, messages = _wire.split_message(tree, torch.device("cpu"), True)
     assert len(messages) == (1 if more > 0 else 2)
 
     def take(*rooms: torch.Tensor) -> None:
@@ -923,7 +923,7 @@ def test_the_text_of_an_error_is_cut_and_always_sayable() -> None:
     def make() -> Any:
         raise ValueError("\ud800" + "x" * (1 << 17))
 
-    parcel = Parcel(make, torch.device("cpu"))
+    parcel = Payload(make, torch.device("cpu"))
     assert parcel.front == (FAILED, 1 << 16)
     with pytest.raises(
         StructureError, match=r"rank 1 could not take part, so no rank did: ValueError: \?x+$"
@@ -936,11 +936,11 @@ def test_more_structure_than_a_reader_takes_is_refused_where_it_is(
 ) -> None:
     td = TensorDict({str(i): torch.zeros(1) for i in range(100)})
     monkeypatch.setattr(_wire, "LARGEST_HEADER", 1000)
-    monkeypatch.setattr(_file, "LARGEST_JSON", 1000)
+    monkeypatch.setattr(_consolidated_file, "LARGEST_JSON", 1000)
     with pytest.raises(
         StructureError, match=r"structure and values take \d+ bytes as JSON; a reader takes 1000"
     ):
-        _wire.outgoing(td, False)
+        _wire.make_message(td, False)
     with pytest.raises(StructureError, match="a reader takes 1000"):
         td.consolidate(tmp_path / "td")
     assert not list(tmp_path.iterdir())

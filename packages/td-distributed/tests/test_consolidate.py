@@ -24,7 +24,14 @@ from torch.nn import Parameter
 
 from td_core import Buffer, LazyStackedTensorDict, TensorDict, TensorDictParams
 from td_core.errors import CodecError, LockedError, StructureError
-from td_distributed import _consolidate, _file, _storage, from_buffer, from_consolidated, storage_of
+from td_distributed import (
+    _consolidate,
+    _consolidated_file,
+    _storage,
+    from_buffer,
+    from_consolidated,
+    storage_of,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore:B?Complex")
 
@@ -218,13 +225,13 @@ def same(found: Any, wanted: Any, where: str = "") -> None:
     assert found.batch_size == wanted.batch_size, where
     assert found.names == wanted.names, where
     assert found.device == wanted.device, where
-    if getattr(wanted, "_opaque", False):
+    if getattr(wanted, "_is_value", False):
         assert found.tolist() == wanted.tolist(), where
         assert list(map(type, found.tolist() or ())) == list(map(type, wanted.tolist() or ())), where
         return
-    stacked = wanted._stacked()
+    stacked = wanted._members_and_dim()
     if stacked is not None:
-        mine = found._stacked()
+        mine = found._members_and_dim()
         assert mine[1] == stacked[1], where
         for i, (one, other) in enumerate(zip(mine[0], stacked[0], strict=True)):
             same(one, other, f"{where}/{i}")
@@ -418,7 +425,7 @@ def test_threads_that_write_one_file_write_whole_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     meeting = Barrier(2)
-    put = _file._put
+    put = _consolidated_file._write_part
 
     def put_together(*args: Any) -> None:
         meeting.wait(10)
@@ -429,8 +436,8 @@ def test_threads_that_write_one_file_write_whole_ones(
         meeting.wait(10)
 
     replace = os.replace
-    monkeypatch.setattr(_file, "_put", put_together)
-    monkeypatch.setattr(_file.os, "replace", replace_together)
+    monkeypatch.setattr(_consolidated_file, "_write_part", put_together)
+    monkeypatch.setattr(_consolidated_file.os, "replace", replace_together)
     trees = [TensorDict({"a": torch.full((1000,), i)}) for i in range(2)]
     writing = [tree.consolidate(tmp_path / "td", return_early=True) for tree in trees]
     for tree, each in zip(trees, writing, strict=True):
@@ -447,10 +454,10 @@ def test_threads_that_write_one_file_open_it_once(tmp_path: Path, monkeypatch: p
         return int(pwrite(fd, data[:3001], start))
 
     meeting, pwrite, opened = Barrier(2), os.pwrite, set()
-    monkeypatch.setattr(_file.os, "pwrite", in_small_steps)
+    monkeypatch.setattr(_consolidated_file.os, "pwrite", in_small_steps)
     one, other = torch.randint(256, (2, 6000), dtype=torch.uint8)
     end = other.numpy().tobytes()
-    _file.write(tmp_path / "td", 6000, [(0, one)], end, num_threads=2)
+    _consolidated_file.write(tmp_path / "td", 6000, [(0, one)], end, num_threads=2)
     assert (tmp_path / "td").read_bytes() == one.numpy().tobytes() + end and len(opened) == 1
 
 

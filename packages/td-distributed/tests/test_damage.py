@@ -333,13 +333,13 @@ def test_a_replaced_part_is_refused_or_harmless(data: bytes, pick: int, value: A
 @settings(max_examples=200)
 def test_a_replaced_part_of_a_message_is_refused_or_harmless(name: str, pick: int, value: Any) -> None:
     tree = TensorDict({"a": torch.ones(2)}) if name == "flat" else read_buffer(TREES[name])
-    message, parts = _wire.outgoing(tree, True)
+    message, parts = _wire.make_message(tree, True)
     header = json.loads(message.header)
     choices = spots(header)[1:]
     put(header, choices[pick % len(choices)], value)
     try:
         found = _wire.assemble(
-            _wire.incoming(json.dumps(header).encode()),
+            _wire.parse_message(json.dumps(header).encode()),
             torch.cat([*parts, torch.empty(0, dtype=torch.uint8)]),
         )
     except (FormatError, MissingPluginError):
@@ -385,7 +385,7 @@ def test_rows_outside_of_the_values_are_refused(
     changed = storage[:start] + new + storage[start + len(new) :]
     with pytest.raises(FormatError, match="rows of a jagged tensor lie outside of its 6 values"):
         read(join(changed, structure), tmp_path)
-    message, (storage, *_) = _wire.outgoing(read_buffer(data), True)
+    message, (storage, *_) = _wire.make_message(read_buffer(data), True)
     storage[start : start + len(new)] = torch.tensor(numbers).view(torch.uint8)
     with pytest.raises(FormatError, match="a message is damaged: the rows of a jagged tensor"):
         _wire.assemble(message, storage)
@@ -428,7 +428,7 @@ def test_offsets_that_are_no_vector_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("header", [b"", b"{", b"[" * 100_000, b"\xff\xfe", b"[]", b"{}", b"null"])
 def test_a_damaged_header_of_a_message_is_refused(header: bytes) -> None:
     with pytest.raises(FormatError, match="the header of a message is damaged"):
-        _wire.incoming(header)
+        _wire.parse_message(header)
 
 
 @pytest.mark.parametrize("buffer", [torch.zeros(9), torch.zeros(9, 9, dtype=torch.uint8)])
@@ -539,7 +539,7 @@ def test_damaged_places_of_leaves_are_refused(at: int, value: Any, message: str)
     table[at] = value
     header = {"nodes": [row([["a", [0]], ["b", [1]]])], "leaves": table, "values": []}
     with pytest.raises(FormatError, match=message):
-        _wire.incoming(json.dumps({**header, "together": True, "consolidated": False}).encode())
+        _wire.parse_message(json.dumps({**header, "together": True, "consolidated": False}).encode())
 
 
 def test_a_file_that_cannot_be_mapped_is_named(tmp_path, monkeypatch):

@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from td_core import TensorDict, encode
 from td_core.errors import FormatError
-from td_distributed import _group, _mapped, _p2p, _remote, _wire
+from td_distributed import _group, _p2p, _remote, _send_paths, _wire
 
 HAS_MEMMAP = importlib.util.find_spec("td_memmap") is not None
 HAS_TENSORCLASS = importlib.util.find_spec("td_tensorclass") is not None
@@ -54,7 +54,7 @@ def transmits(rank: int, name: str, folder: str, root: Any, how: str) -> Any:
         assert not target.is_memmap()
         return None
     sent: list[str] = []
-    original = _p2p.Peer.isend
+    original = _p2p.Channel.isend
 
     def isend(peer: Any, tensor: torch.Tensor) -> Any:
         text = bytes(tensor.numpy())
@@ -63,7 +63,7 @@ def transmits(rank: int, name: str, folder: str, root: Any, how: str) -> Any:
         )
         return original(peer, tensor)
 
-    _p2p.Peer.isend = isend
+    _p2p.Channel.isend = isend
     saved = tree.memmap(folder)
     try:
         if how == "isend":
@@ -72,7 +72,7 @@ def transmits(rank: int, name: str, folder: str, root: Any, how: str) -> Any:
         else:
             saved.send(1)
     finally:
-        _p2p.Peer.isend = original
+        _p2p.Channel.isend = original
     return sent
 
 
@@ -118,13 +118,13 @@ def is_moved(tree: Any, folder: Path) -> None:
 @pytest.mark.parametrize("change", [takes_memory, is_saved_over, is_moved])
 def test_files_that_hold_something_else_by_now_are_not_named(change: Any, tmp_path: Path) -> None:
     saved = TREES["nested"]().memmap(tmp_path / "save")
-    assert _mapped.folder_of(saved) == str(tmp_path / "save")
-    assert _mapped.folder_of(saved["n"]) == str(tmp_path / "save" / "n")
+    assert _send_paths.get_folder(saved) == str(tmp_path / "save")
+    assert _send_paths.get_folder(saved["n"]) == str(tmp_path / "save" / "n")
     saved["a"].fill_(7)  # which the file has too
-    assert _mapped.folder_of(saved) == str(tmp_path / "save")
+    assert _send_paths.get_folder(saved) == str(tmp_path / "save")
     change(saved, tmp_path / "save")
-    assert _mapped.folder_of(saved) is None
-    assert _mapped.folder_of(TREES["nested"]().memmap()) is None
+    assert _send_paths.get_folder(saved) is None
+    assert _send_paths.get_folder(TREES["nested"]().memmap()) is None
 
 
 def gets_another_batch_size(tree: Any, folder: Path) -> None:
@@ -157,11 +157,11 @@ def test_files_that_describe_another_structure_by_now_are_not_named(
         saved = TensorDict.load_memmap(tmp_path / "save").memmap_(tmp_path / "save")
     change(saved, tmp_path / "save")
     for each in (saved, pickle.loads(pickle.dumps(saved)), saved.memmap()):
-        assert _mapped.folder_of(each) is None
+        assert _send_paths.get_folder(each) is None
         assert each.batch_size == saved.batch_size and each.names == saved.names
     again = saved.memmap(tmp_path / "save", copy_existing=True)
-    assert _mapped.folder_of(again) == str(tmp_path / "save")
-    assert _mapped.folder_of(again["n"]) == str(tmp_path / "save" / "n")
+    assert _send_paths.get_folder(again) == str(tmp_path / "save")
+    assert _send_paths.get_folder(again["n"]) == str(tmp_path / "save" / "n")
 
 
 @needs_memmap
@@ -169,7 +169,7 @@ def test_files_that_describe_another_structure_by_now_are_not_named(
 def test_every_kind_is_named_as_long_as_it_is_as_saved(name: str, tmp_path: Path) -> None:
     saved = TREES[name]().memmap(tmp_path / "save")
     for each in (saved, pickle.loads(pickle.dumps(saved)), saved.memmap()):
-        assert _mapped.folder_of(each) == str(tmp_path / "save")
+        assert _send_paths.get_folder(each) == str(tmp_path / "save")
 
 
 def content(tree: Any) -> Any:
@@ -217,11 +217,11 @@ def names_to_nothing(rank: int, path: Any, root: Any, announced: int | None) -> 
     if rank == 0:
         link = _remote._Link(None, 1, False, 0)
         header = json.dumps({"path": path}).encode()
-        link.send(link.group.numbers(_mapped.ASKS, 0, 0))
+        link.send(link.group.numbers(_send_paths.ASKS, 0, 0))
         length = int(link.recv(link.group.numbers(0)).item())
         if length:
             link.recv(link.group.bytes(length))
-        link.send(link.group.numbers(_mapped.ASKS, len(header) if announced is None else announced, 0))
+        link.send(link.group.numbers(_send_paths.ASKS, len(header) if announced is None else announced, 0))
         if announced is None:
             link.send(torch.frombuffer(bytearray(header), dtype=torch.uint8))
         return None
@@ -259,7 +259,7 @@ def test_a_process_that_has_nothing_looks_nowhere_else(
 def test_a_root_of_an_impossible_length_is_refused(length: int) -> None:
     peer = SimpleNamespace(device=lambda: torch.device("cpu"), recv=lambda room: room.fill_(length))
     with pytest.raises(FormatError, match=f"the peer answered with a root of {length} bytes"):
-        _mapped.header_for("save", peer)
+        _send_paths.make_path_header("save", peer)
 
 
 def test_there_is_no_root_for_a_message_to_all() -> None:
@@ -275,7 +275,7 @@ def names(rank: int, path: Any, root: Any) -> Any:
     """Send a path as a hostile peer might, unasked; return what the receiver says and has then."""
     if rank == 0:
         header = json.dumps({"path": path}).encode()
-        dist.send(_wire.packed(_group.MARK, header, [])[0], 1)
+        dist.send(_wire.pack_message(_group.MARK, header, [])[0], 1)
         TensorDict({"a": torch.ones(2)}).send(1)
         return None
     target = TensorDict({"a": torch.zeros(2)})
@@ -324,7 +324,7 @@ def test_without_a_root_a_path_is_refused(two: Any, tmp_path: Path) -> None:
 @pytest.mark.skipif(HAS_MEMMAP, reason="td-memmap is installed")
 def test_without_the_package_that_reads_it_a_path_is_refused(tmp_path: Path) -> None:
     with pytest.raises(AttributeError, match="pip install td-memmap"):
-        _mapped.load(tmp_path, "save")
+        _send_paths.load(tmp_path, "save")
 
 
 def mismatches(rank: int, folder: str) -> Any:

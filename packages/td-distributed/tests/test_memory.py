@@ -12,7 +12,7 @@ from td_distributed import _memory
 
 @pytest.mark.parametrize("nbytes", [0, 1, _memory.LARGE - 1, _memory.LARGE, _memory.LARGE + 1])
 def test_room_can_be_written_to_its_end(nbytes: int) -> None:
-    room = _memory.room(nbytes)
+    room = _memory.allocate(nbytes)
     room.fill_(7)
     assert room.shape == (nbytes,)
     assert room.dtype == torch.uint8
@@ -28,5 +28,5 @@ def test_a_large_collection_is_consolidated() -> None:
 
 def test_fake_memory_is_not_advised() -> None:
     with FakeTensorMode():
-        room = _memory.room(_memory.LARGE)
+        room = _memory.allocate(_memory.LARGE)
     assert isinstance(room, FakeTensor)

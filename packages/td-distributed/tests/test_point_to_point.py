@@ -20,7 +20,7 @@ from td_core._buffers import as_bytes
 from td_core.errors import StructureError
 from td_distributed import _wire
 from td_distributed._group import MARK
-from td_distributed._p2p import WIRES, Peer
+from td_distributed._p2p import WIRES, Channel
 
 HAS_TENSORCLASS = importlib.util.find_spec("td_tensorclass") is not None
 
@@ -157,7 +157,7 @@ def same(found: Any, wanted: Any) -> None:
     for key in list(wanted.keys()):
         one, other = found.get(key), wanted.get(key)
         if not isinstance(other, torch.Tensor):
-            if getattr(other, "_opaque", False):
+            if getattr(other, "_is_value", False):
                 assert one.tolist() == other.tolist()
             else:
                 same(one, other)
@@ -721,9 +721,9 @@ def test_what_is_no_message_is_refused(two: Any) -> None:
 def of_another_torch(rank: int, size: int, consolidated: bool) -> Any:
     td = TensorDict({"a": torch.ones(size), "b": torch.ones(1), "c": torch.ones(1 << 16)})
     if rank == 0:
-        message, payload = _wire.outgoing(td, consolidated)
+        message, payload = _wire.make_message(td, consolidated)
         header = message.header.replace(b"torch.float32", b"torch.float99")
-        for tag, each in enumerate(_wire.packed(MARK, header, payload)):
+        for tag, each in enumerate(_wire.pack_message(MARK, header, payload)):
             dist.send(each, 1, tag=tag)
         return td.send(1)
     target = td.apply(torch.zeros_like)
@@ -749,7 +749,7 @@ def test_what_a_header_announces_that_cannot_be_read_is_taken_off_the_wire(
 def dies(rank: int, after: int) -> Any:
     target = TREES["large and small"]()
     if rank == 0:
-        original, count = Peer.isend, 0
+        original, count = Channel.isend, 0
 
         def isend(*args: Any) -> Any:
             nonlocal count
@@ -758,7 +758,7 @@ def dies(rank: int, after: int) -> Any:
             count += 1
             return original(*args)
 
-        Peer.isend = isend
+        Channel.isend = isend
         target.send(1)
     target = blank(target)
     try:

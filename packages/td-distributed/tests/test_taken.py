@@ -17,11 +17,11 @@ import torch
 
 from td_core import TensorDict
 from td_core.errors import FormatError, StructureError
-from td_distributed import _delivery, _memory, _p2p, _reference, _wire, storage_of
-from td_distributed._attachment import attached
-from td_distributed._collectives import Parcel, unpack
-from td_distributed._delivery import Target
+from td_distributed import _memory, _p2p, _receive, _reference_wire, _wire, storage_of
+from td_distributed._collectives import Payload, unpack
+from td_distributed._consolidated_backend import get_backend
 from td_distributed._group import MARK
+from td_distributed._receive import ReceiveTarget
 
 HAS_TENSORCLASS = importlib.util.find_spec("td_tensorclass") is not None
 
@@ -164,7 +164,7 @@ def same(found: Any, wanted: Any) -> None:
 
 def carried(td: Any) -> Any:
     """Return what a process that knows nothing about a collection would get."""
-    parcel = Parcel(lambda: td, torch.device("cpu"))
+    parcel = Payload(lambda: td, torch.device("cpu"))
     return unpack(list(parcel.front), parcel.data, 0)
 
 
@@ -290,7 +290,7 @@ def test_what_is_not_locked_is_sent_as_it_is_after_an_entry_was_replaced(wire: s
 def test_where_users_of_memory_cannot_be_counted_the_wire_of_the_reference_looks_at_every_leaf(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(_reference, "users_of", lambda memory: None)
+    monkeypatch.setattr(_reference_wire, "count_users", lambda memory: None)
     td = tree().consolidate()
     sent(td, td, wire="reference")
     swap_data(td["a"], td["b"])
@@ -323,7 +323,7 @@ def test_both_sides_agree_on_what_fits_into_the_first_message(
                 yield from (TensorDict({"k" * length: leaf}) for length in range(1, 9))
 
     def size(td: Any) -> int:
-        message, payload = _wire.outgoing(td, consolidated)
+        message, payload = _wire.make_message(td, consolidated)
         front = _wire.FRONT.size + len(message.header)
         return front if part == "header" else front + sum(map(len, payload))
 
@@ -371,9 +371,9 @@ def test_what_cannot_be_received_is_taken_off_the_wire_nevertheless() -> None:
 @pytest.mark.parametrize("less", [0, 8])
 def test_a_message_that_contradicts_its_header_is_refused(less: int) -> None:
     td, loop = tree(), Loop()
-    message, (storage,) = _wire.outgoing((tree() + 1).consolidate(), True)
+    message, (storage,) = _wire.make_message((tree() + 1).consolidate(), True)
     payload = [storage[less:]] if less else [storage[:8], storage[8:]]
-    for each in _wire.packed(MARK, message.header, payload):
+    for each in _wire.pack_message(MARK, message.header, payload):
         loop.send([each], 0, 0)
     with pytest.raises(
         FormatError, match=rf"announced {len(payload)} parts of {len(storage) - less} bytes, its"
@@ -494,9 +494,9 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Let messages have at most 40,000 bytes; return the sizes of all memory that messages arrive in."""
     sizes: list[int] = []
     for module in (_p2p, _memory):
-        make = module.room
+        make = module.allocate
         monkeypatch.setattr(
-            module, "room", lambda n, *a, make=make, **k: (sizes.append(n), make(n, *a, **k))[1]
+            module, "allocate", lambda n, *a, make=make, **k: (sizes.append(n), make(n, *a, **k))[1]
         )
     monkeypatch.setattr(_wire, "PIECE", 40_000)
     return sizes
@@ -518,9 +518,9 @@ def test_large_leaves_arrive_in_pieces(
         same(target, source)
         assert not loop.messages
         monkeypatch.setattr(_wire, "APART", 0)
-        parcel = Parcel(lambda source=source: source, torch.device("cpu"), apart=True)
+        parcel = Payload(lambda source=source: source, torch.device("cpu"), apart=True)
         sizes, header = _wire.parts_of(bytes(parcel.data.tolist()), parcel.front[1])
-        parts = _wire.incoming(header).parts()
+        parts = _wire.parse_message(header).parts()
         assert [stop - start for start, stop in parts] == sizes == [*map(len, parcel.parts)]
         assert len(sizes) > 2 and max(sizes) <= 40_000
 
@@ -542,12 +542,12 @@ def test_what_does_not_fit_is_dropped_in_the_memory_of_one_message(
 def test_a_storage_that_is_mostly_gaps_is_dropped(
     small_pieces: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_delivery, "SLACK", 0)
+    monkeypatch.setattr(_receive, "SLACK", 0)
     loop, target = Loop(), TensorDict({"a": torch.zeros(3)})
-    message = _wire.outgoing(TensorDict({"a": torch.ones(3)}), True)[0]
+    message = _wire.make_message(TensorDict({"a": torch.ones(3)}), True)[0]
     header = json.loads(message.header)
     header["leaves"][5] = 1 << 17
-    for each in _wire.packed(
+    for each in _wire.pack_message(
         MARK, json.dumps(header).encode(), torch.ones(1 << 17, dtype=torch.uint8).split(40_000)
     ):
         loop.send([each], 0, 0)
@@ -584,11 +584,11 @@ def test_the_next_large_message_arrives_in_the_memory_of_the_last_one() -> None:
     td = TensorDict({"a": torch.ones(10_000)}).consolidate()
     rooms = []
     for _ in range(3):
-        message, (storage,) = _wire.outgoing(td, True)
-        target = Target(td)
-        known = target.announced(message.header)
+        message, (storage,) = _wire.make_message(td, True)
+        target = ReceiveTarget(td)
+        known = target.parse_header(message.header)
         target.check(known)
-        rooms.append(target.room(known, torch.device("cpu")))
+        rooms.append(target.allocate(known, torch.device("cpu")))
         target.deliver(known, rooms[-1].copy_(storage + 1))
         assert torch.equal(storage_of(td), rooms[-1])
     # The first one was only remembered after it had arrived.
@@ -613,9 +613,9 @@ def test_no_memory_is_kept_for_messages_without_bytes() -> None:
     td = TensorDict({"a": torch.ones(0, 3)}).consolidate()
     for _ in range(3):
         sent(td.clone().consolidate(), td)
-    state = attached(td)
-    assert state is not None and state.taken(td).received is not None
-    assert state.taken(td).spare == []
+    state = get_backend(td)
+    assert state is not None and state.encode_cached(td).received is not None
+    assert state.encode_cached(td).spare == []
 
 
 def test_memory_of_the_host_is_not_offered_to_a_group_whose_messages_lie_elsewhere(
@@ -645,14 +645,14 @@ def test_messages_that_arrive_side_by_side_leave_the_memory_of_one() -> None:
     for handle in [td.irecv(group=loop, group_src=0, return_premature=True)[0] for _ in range(4)]:
         handle.wait()
     assert td["a"].unique().tolist() == [4.0]
-    state = attached(td)
-    assert state is not None and len(state.taken(td).spare) == 1
+    state = get_backend(td)
+    assert state is not None and len(state.encode_cached(td).spare) == 1
 
 
 def test_the_reference_wire_copies_no_storage_that_lies_as_it_travels() -> None:
     td = tree().consolidate()
     for _ in range(2):
-        assert _reference.outgoing(td, True, torch.device("cpu"))[0] is storage_of(td)
+        assert _reference_wire.make_messages(td, True, torch.device("cpu"))[0] is storage_of(td)
 
 
 @pytest.mark.skipif(not HAS_TENSORCLASS, reason="needs td-tensorclass")

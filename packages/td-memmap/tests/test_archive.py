@@ -428,7 +428,7 @@ def test_an_archive_is_replaced_in_one_step(
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("td_memmap._archive.pieces", fail)
+        patch.setattr("td_memmap._archive.iter_chunks", fail)
         with pytest.raises(OSError, match="No space left"):
             nest.memmap(path)
     assert os.listdir(tmp_path) == ["save.tdz"]

@@ -29,9 +29,9 @@ from td_memmap import (
     FileTakenError,
     MemoryMappedTensor,
     _commit,
+    _file_names,
     _fs,
-    _names,
-    _owned,
+    _save_files,
     append_memmap,
     inspect,
     pack_memmap,
@@ -593,7 +593,7 @@ def test_killed_while_it_cleans_up_in_place_the_next_one_goes_on(
     files = [file.relative_to(unfinished).parts for file in unfinished.rglob("*.*")]
     put_foreign(unfinished)
     (unfinished / "meta.json").unlink()
-    (unfinished / "%saving").write_bytes(_names.listing(files))
+    (unfinished / "%saving").write_bytes(_file_names.format_listing(files))
     make(2).memmap(prefix)
     put_foreign(prefix)
     wanted = sorted(prefix.rglob("*"))
@@ -850,7 +850,7 @@ def test_files_of_others_in_the_way_are_never_overwritten(prefix: Path, tmp_path
 @pytest.mark.parametrize("known", [False, True])
 @pytest.mark.parametrize("taken", ["", "d", "f", "d/f"])
 def test_what_cannot_be_brought_back_is_told(taken: str, known: bool, tmp_path: Path) -> None:
-    mine = _owned.Owned()
+    mine = _save_files.SaveFiles()
     if known:
         mine.add(("d", "meta.json"))
     for place in (tmp_path / "old" / "d", tmp_path / "now"):
@@ -860,8 +860,11 @@ def test_what_cannot_be_brought_back_is_told(taken: str, known: bool, tmp_path: 
     if taken:
         (tmp_path / "now" / taken).parent.mkdir(exist_ok=True)
         (tmp_path / "now" / taken).write_text("taken")
-    with _fs.Tree.at_path(str(tmp_path / "old")) as old, _fs.Tree.at_path(str(tmp_path / "now")) as now:
-        assert _commit._rescue_all(old, now, mine) == (not taken)
+    with (
+        _fs.DirectoryTree.at_path(str(tmp_path / "old")) as old,
+        _fs.DirectoryTree.at_path(str(tmp_path / "now")) as now,
+    ):
+        assert _commit._recover_all(old, now, mine) == (not taken)
     assert (tmp_path / "now" / "f").read_text() == ("taken" if taken == "f" else "mine")
     if taken != "d":
         assert (tmp_path / "now" / "d" / "f").read_text() == ("taken" if taken == "d/f" else "mine")
@@ -874,7 +877,7 @@ def test_what_may_not_be_removed_is_left_for_a_save_that_may(
         raise PermissionError(13, "Permission denied")
 
     with monkeypatch.context() as patch:
-        patch.setattr(_fs.Tree, "remove", refuse)
+        patch.setattr(_fs.DirectoryTree, "remove", refuse)
         for value in range(3):
             TensorDict({"a": torch.tensor(value)}).memmap(prefix)
             assert TensorDict.load_memmap(prefix)["a"] == value
@@ -895,7 +898,7 @@ def test_where_the_parent_must_not_be_written_to_it_is_written_in_place_once(
     assert os.listdir(tmp_path) == []
     prefix.mkdir()
     with monkeypatch.context() as patch:
-        patch.setattr(_fs, "file_sync", refuse)
+        patch.setattr(_fs, "sync_file", refuse)
         with pytest.raises(PermissionError):
             make(1).memmap(prefix, durable=True)
     assert os.listdir(prefix) == []
@@ -1262,7 +1265,7 @@ READERS: dict[str, Callable[[Path], bool]] = {
 def test_what_reads_sees_one_version_whenever_it_is_replaced(
     reader: Callable[[Path], bool], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    prefix, real = tmp_path / "save", _fs.Tree.open
+    prefix, real = tmp_path / "save", _fs.DirectoryTree.open
     calls = position = 0
 
     def replaced(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -1276,7 +1279,7 @@ def test_what_reads_sees_one_version_whenever_it_is_replaced(
         with monkeypatch.context() as patch:
             make(1).memmap(prefix, checksums=True)
             calls, position = 0, position + 1
-            patch.setattr(_fs.Tree, "open", replaced)
+            patch.setattr(_fs.DirectoryTree, "open", replaced)
             assert reader(prefix), position
 
 

@@ -29,12 +29,12 @@ from torch import Tensor
 
 import td_memmap
 from td_core import TensorDict, lazy_stack
-from td_core._attachments import attachments
 from td_core._buffers import as_bytes
 from td_core._lazy_stack import LazyStackedTensorDict
 from td_core._params import TensorDictParams
+from td_core._storage_backends import get_backends
 from td_core.errors import CodecError, FormatError, KeyPathError, LockedError, StructureError
-from td_memmap import FileTakenError, MemoryMappedTensor, TensorDictFuture, _fs, _pieces
+from td_memmap import FileTakenError, MemoryMappedTensor, TensorDictFuture, _chunks, _fs
 from td_memmap._dtypes import DTYPES
 
 ODD_KEYS = [
@@ -274,8 +274,8 @@ def test_threads(num_threads: int, prefix: Path, same: Any) -> None:
 def test_what_is_not_contiguous_is_copied_in_small_pieces(
     leaf: torch.Tensor, limit: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_pieces, "PIECE", limit)
-    found = [bytes(piece) for piece in _pieces.pieces(leaf)]
+    monkeypatch.setattr(_chunks, "CHUNK_SIZE", limit)
+    found = [bytes(piece) for piece in _chunks.iter_chunks(leaf)]
     assert b"".join(found) == bytes(as_bytes(leaf).numpy())
     assert max(map(len, found)) <= limit
 
@@ -555,10 +555,10 @@ def test_a_mapped_collection_knows_whether_its_files_hold_it(change: str | None,
     td = TensorDict({"a": torch.ones(2), "empty": torch.ones(2, 0), "n": {"b": torch.ones(2)}}, [2])
     td["n", "nested"] = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
     saved = td.memmap(prefix)
-    (attachment,) = attachments(saved)
+    (attachment,) = get_backends(saved)
     if change is not None:
         DEPARTURES[change](saved)
-    assert attachment.files(saved) == (str(prefix) if change is None else None)
+    assert attachment.get_folder(saved) == (str(prefix) if change is None else None)
 
 
 class Sub(TensorDict):

@@ -239,7 +239,7 @@ def shown(value: Any) -> Any:
     if isinstance(value, BaseException):
         bases = (KeyError, IndexError, TypeError, RuntimeError, ValueError)
         return ("error", next((base for base in bases if isinstance(value, base)), type(value)))
-    if isinstance(value, TensorCollection) and not value._opaque:
+    if isinstance(value, TensorCollection) and not value._is_value:
         entries = {key: shown(child) for key, child in value._children().items()}
         return (tuple(value.batch_size), value.names, value.device, entries)
     if isinstance(value, TensorCollection):

@@ -281,7 +281,7 @@ def test_a_copy_copies_the_parameters_in_a_field_as_such(copied) -> None:
 def test_members_are_added_without_a_look_at_those_that_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
     stack, more = samples(1), [sample(2), sample(0)]
     with monkeypatch.context() as patch:
-        patch.setattr(LazyStackedTensorDict, "_stacked", None)  # which copies them
+        patch.setattr(LazyStackedTensorDict, "_members_and_dim", None)  # which copies them
         stack.append(more[0])
         stack.insert(0, more[1])
     assert captions(stack) == [0, 1, 2]

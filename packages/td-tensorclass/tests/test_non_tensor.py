@@ -33,7 +33,7 @@ from td_tensorclass import (
     NonTensorDataBase,
     NonTensorStack,
     TensorClass,
-    _settings,
+    _value_settings,
     capture_non_tensor_stack,
     is_leaf_nontensor,
     is_non_tensor,
@@ -213,7 +213,7 @@ def test_switches_nest_decorate_and_stay(monkeypatch: pytest.MonkeyPatch) -> Non
     assert inside() is True
     assert capture_non_tensor_stack() is False
     assert capture_non_tensor_stack(allow_none=True) is None
-    monkeypatch.setattr(_settings._state, "list_to_stack", None)
+    monkeypatch.setattr(_value_settings._state, "list_to_stack", None)
     set_list_to_stack(False).set()
     assert list_to_stack(allow_none=True) is False
     with pytest.raises(TypeError, match="set_list_to_stack takes True or False; got 1"):

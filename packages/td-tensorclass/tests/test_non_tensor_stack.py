@@ -544,7 +544,7 @@ def test_lists_become_the_elements_of_further_dims() -> None:
     assert td.batch_size == td.get("a").batch_size == (2, 2)
     assert td[1, 0]["a"] == "c"
     with pytest.raises(BatchSizeError, match="with one value for each element of"):
-        NonTensorStack(["a"], ["b", "c"])._fit(torch.Size([2, 2]))
+        NonTensorStack(["a"], ["b", "c"])._with_batch_size(torch.Size([2, 2]))
 
 
 def test_there_are_no_entries() -> None:

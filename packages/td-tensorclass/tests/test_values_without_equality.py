@@ -12,10 +12,10 @@ import torch
 
 import td_core
 from td_core import TensorDict, assert_close, lazy_stack, maybe_dense_stack
-from td_core._values import same_value
+from td_core._value_codec import is_same_value
 from td_core.errors import StructureError
 from td_tensorclass import NonTensorData, NonTensorStack, TensorClass, UnbatchedTensor
-from td_tensorclass._values import equal_values
+from td_tensorclass._value_equality import is_equal_value
 
 
 @dataclass
@@ -154,7 +154,7 @@ def _values(td: Any) -> list[Any]:
     while "n" in td.keys():
         td = td["n"]
     node = (td._tensordict if isinstance(td, Sample) else td)._get_child("v")
-    return list(node._values_for(node.batch_size))
+    return list(node._expand_values(node.batch_size))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -228,8 +228,8 @@ SAME = [
 
 @pytest.mark.parametrize(("a", "b", "expected"), SAME)
 def test_same_value_of_two_values_returns_expected(a: Any, b: Any, expected: bool) -> None:
-    assert same_value(a, b) is expected
-    assert same_value(a, a)
+    assert is_same_value(a, b) is expected
+    assert is_same_value(a, a)
 
 
 def test_equal_values_of_comparable_objects_uses_their_equality() -> None:
@@ -239,11 +239,11 @@ def test_equal_values_of_comparable_objects_uses_their_equality() -> None:
 
         __hash__ = None  # type: ignore[assignment]
 
-    assert same_value(Answer(), Answer())
-    assert equal_values(np.array([1, 2]), [1, 2])
-    assert not equal_values(np.array([1, 2]), [1, 3])
-    assert not equal_values(np.zeros(0), np.zeros(1))
-    assert not equal_values(Raising(), 1)
+    assert is_same_value(Answer(), Answer())
+    assert is_equal_value(np.array([1, 2]), [1, 2])
+    assert not is_equal_value(np.array([1, 2]), [1, 3])
+    assert not is_equal_value(np.zeros(0), np.zeros(1))
+    assert not is_equal_value(Raising(), 1)
 
 
 def limits(x: float, limit: float, dtype: torch.dtype) -> Any:

@@ -10,7 +10,7 @@ tensor(1)
 from ._collector import paused as _paused
 
 with _paused():
-    from . import _kinds, _lazy_pytree, _mapped_dims, pickles  # noqa: F401  register core's node kinds and pytrees
+    from . import _core_kinds, _lazy_pytree, _mapped_dims, pickles  # noqa: F401  register core's node kinds and pytrees
     from ._base import TensorCollection, TensorDictBase
     from ._coerce import Coercer
     from ._from_python import (
@@ -35,6 +35,7 @@ with _paused():
     from ._keys import KEY_SEPARATOR, unravel_key, unravel_key_list, unravel_key_to_tuple
     from ._lazy_stack import LazyStackedTensorDict
     from ._linked_list import LinkedList
+    from ._mapping_views import default_is_leaf
     from ._nodes import Encoded, Layout, NodeKind, Record, decode, encode
     from ._ops.joining import cat, dense_stack_tds, lazy_stack, maybe_dense_stack, stack
     from ._ops.modules import from_module, from_modules
@@ -53,11 +54,10 @@ with _paused():
         set_printoptions,
     )
     from ._tensordict import TensorDict
+    from ._value_codec import join as join_value
+    from ._value_codec import split as split_value
     from ._value_types import LeafSerializer, enum_serializer
-    from ._values import join as join_value
-    from ._values import split as split_value
     from ._version import __version__
-    from ._views import default_is_leaf
     from .errors import (
         BatchSizeError,
         CodecError,
@@ -83,22 +83,21 @@ with _paused():
     from .typing import NO_DEFAULT, NestedKey
 
 __all__ = [
-    "TensorCollection", "TensorDict", "TensorDictBase", "LazyStackedTensorDict", "TensorDictParams", "Buffer", "LinkedList",
-    "from_any", "from_dict", "from_list", "from_module", "from_modules", "from_namedtuple", "from_pytree", "from_schema",
-    "from_struct_array", "from_tuple", "fromkeys", "make_tensordict", "parse_tensor_dict_string",
-    "stack", "cat", "lazy_stack", "maybe_dense_stack", "dense_stack_tds", "merge_tensordicts",
-    "collate", "group_by", "isin", "remove_duplicates", "pad", "pad_sequence", "unpad_sequence", "PackLayout",
-    "assert_allclose_td", "assert_close", "expand_as_right", "expand_right",
+    "TensorCollection", "TensorDict", "TensorDictBase", "LazyStackedTensorDict", "TensorDictParams", "Buffer",
+    "LinkedList", "from_any", "from_dict", "from_list", "from_module", "from_modules", "from_namedtuple",
+    "from_pytree", "from_schema", "from_struct_array", "from_tuple", "fromkeys", "make_tensordict",
+    "parse_tensor_dict_string", "stack", "cat", "lazy_stack", "maybe_dense_stack", "dense_stack_tds",
+    "merge_tensordicts", "collate", "group_by", "isin", "remove_duplicates", "pad", "pad_sequence",
+    "unpad_sequence", "PackLayout", "assert_allclose_td", "assert_close", "expand_as_right", "expand_right",
     "is_bool", "is_floating", "is_inexact", "is_integer", "is_tensor_collection", "default_is_leaf",
     "KEY_SEPARATOR", "NO_DEFAULT", "NestedKey", "unravel_key", "unravel_key_list", "unravel_key_to_tuple",
-    "load", "save", "encode", "decode", "Encoded", "Record", "split_value", "join_value",
-    "NodeKind", "Layout", "Serializer", "LeafSerializer", "enum_serializer", "Coercer", "hookimpl", "plugins",
+    "load", "save", "encode", "decode", "Encoded", "Record", "split_value", "join_value", "NodeKind",
+    "Layout", "Serializer", "LeafSerializer", "enum_serializer", "Coercer", "hookimpl", "plugins",
     "get_defaults_to_none", "set_get_defaults_to_none", "get_printoptions", "set_printoptions", "lazy_legacy",
-    "set_lazy_legacy",
-    "TensorDictError", "BatchSizeError", "CodecError", "CollectionIndexError", "CycleError", "DepthError", "DimError",
-    "DimNamesError", "FormatError", "KeyMismatchError", "KeyPathError", "KeyTakenError", "KeyThroughLeafError",
-    "LockedError", "MissingPluginError", "PluginError", "StructureError",
-    "__version__",
+    "set_lazy_legacy", "TensorDictError", "BatchSizeError", "CodecError", "CollectionIndexError",
+    "CycleError", "DepthError", "DimError", "DimNamesError", "FormatError", "KeyMismatchError",
+    "KeyPathError", "KeyTakenError", "KeyThroughLeafError", "LockedError", "MissingPluginError",
+    "PluginError", "StructureError", "__version__",
 ]  # fmt: skip
 
 with _paused():

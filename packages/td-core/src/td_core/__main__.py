@@ -18,10 +18,12 @@ def main() -> None:
         print("no plugins are installed")
         return
     rows = [("id", "distribution", "version", "state", "hooks", "import")]
-    for each in plugins():
-        state = f"{each.state}: {each.reason}" if each.reason else each.state
-        hooks, seconds = ", ".join(each.hooks), f"{each.seconds * 1000:.1f} ms"
-        rows.append((each.id, each.distribution or "-", each.version or "-", state, hooks or "-", seconds))
+    for plugin in plugins():
+        state = f"{plugin.state}: {plugin.reason}" if plugin.reason else plugin.state
+        hooks, seconds = ", ".join(plugin.hooks), f"{plugin.seconds * 1000:.1f} ms"
+        rows.append(
+            (plugin.id, plugin.distribution or "-", plugin.version or "-", state, hooks or "-", seconds)
+        )
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())

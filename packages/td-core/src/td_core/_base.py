@@ -6,50 +6,50 @@ from types import FunctionType, GenericAlias
 from typing import Any
 
 from ._collection import Core
-from ._convert import Converting
-from ._ops.casting import Casting
-from ._ops.elements import Elements
-from ._ops.joining import Joining
-from ._ops.locking import Locking
-from ._ops.mapping import LeafMapping
-from ._ops.metadata import Metadata
-from ._ops.modules import Modules
-from ._ops.packing import Packing
-from ._ops.parallel import Parallel
-from ._ops.pointwise import Pointwise
-from ._ops.reductions import Reductions
-from ._ops.select import Selecting
-from ._ops.state import State
-from ._ops.structure import Structure
-from ._ops.torch_function import TorchFunctions
-from ._pickling import Pickling
+from ._convert import ConversionMixin
+from ._ops.apply import ApplyMixin
+from ._ops.casting import CastingMixin
+from ._ops.elements import ElementMixin
+from ._ops.joining import JoinMixin
+from ._ops.locking import LockMixin
+from ._ops.metadata import MetadataMixin
+from ._ops.modules import ModuleMixin
+from ._ops.packing import PackMixin
+from ._ops.parallel import ParallelMixin
+from ._ops.pointwise import PointwiseMixin
+from ._ops.reductions import ReductionMixin
+from ._ops.select import SelectMixin
+from ._ops.state import StateDictMixin
+from ._ops.structure import StructureMixin
+from ._ops.torch_function import TorchFunctionMixin
+from ._pickling import PickleMixin
 from ._pytree import register_as_its_base
-from ._repr import Printing
-from ._serializers import Saving
+from ._repr import ReprMixin
+from ._serializers import SaveMixin
 from .plugins.siblings import SiblingMethods
 
 
 class TensorCollection(
     # torch looks for its protocol without the cache of the interpreter: class by class, at each call.
-    TorchFunctions,
-    Structure,
-    LeafMapping,
-    Parallel,
-    Printing,
-    Converting,
-    Metadata,
-    Pointwise,
-    Casting,
-    Reductions,
-    Elements,
-    Joining,
-    Selecting,
-    Packing,
-    State,
-    Modules,
-    Locking,
-    Pickling,
-    Saving,
+    TorchFunctionMixin,
+    StructureMixin,
+    ApplyMixin,
+    ParallelMixin,
+    ReprMixin,
+    ConversionMixin,
+    MetadataMixin,
+    PointwiseMixin,
+    CastingMixin,
+    ReductionMixin,
+    ElementMixin,
+    JoinMixin,
+    SelectMixin,
+    PackMixin,
+    StateDictMixin,
+    ModuleMixin,
+    LockMixin,
+    PickleMixin,
+    SaveMixin,
     SiblingMethods,
     Core,
 ):

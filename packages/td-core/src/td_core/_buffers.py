@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from ._foreach import PLAIN
-from ._lazy_names import set_module
+from ._public_names import set_module
 from ._torch_private import map_location
 
 __all__ = ["Leaves", "as_bytes", "has_memory"]
@@ -68,15 +68,17 @@ class Leaves:
             order = [position[id(tensor)] for tensor in self.tensors]
         rows, places, others, ranges = _pack(tensors)
         grads = [i for i, grad in enumerate(map(_REQUIRES_GRAD, tensors)) if grad and i not in others]
-        attributes = {i: given for i, given in enumerate(map(vars, tensors)) if given and i not in others}
-        arrays: list[Any] = [each.numpy() for each in ranges]
+        attributes = {
+            i: provided for i, provided in enumerate(map(vars, tensors)) if provided and i not in others
+        }
+        arrays: list[Any] = [buffer.numpy() for buffer in ranges]
         buffers = [pickle.PickleBuffer(a) if protocol >= 5 else a.tobytes() for a in arrays]
         # Releases that know of no attributes read what has none.
         more = (attributes,) if attributes else ()
         return unpack_leaves, (rows, places, others, grads, order, buffers, self.in_place, *more)
 
 
-def _share(leaves: Leaves) -> tuple[Any, ...]:
+def _reduce_for_process(leaves: Leaves) -> tuple[Any, ...]:
     # torch hands over the memory of a tensor, and forgets that it is to be read as conjugate or negative.
     tensors = [
         leaf.resolve_conj().resolve_neg() if leaf.is_conj() or leaf.is_neg() else leaf
@@ -85,12 +87,12 @@ def _share(leaves: Leaves) -> tuple[Any, ...]:
     return Leaves, (tensors, leaves.in_place)
 
 
-ForkingPickler.register(Leaves, _share)
+ForkingPickler.register(Leaves, _reduce_for_process)
 
 
 def _pack(tensors: list[Tensor]) -> tuple[list[Row], list[Place], dict[int, Tensor], list[Tensor]]:
     """Return what stands in the first buffers, what in the others, the tensors without buffer by position; the buffers."""
-    in_row, spans, others = _sorted_out(tensors)
+    in_row, spans, others = _group_tensors(tensors)
     rows: list[Row] = []
     buffers: list[Tensor] = []
     for dtype, positions in in_row:
@@ -98,7 +100,7 @@ def _pack(tensors: list[Tensor]) -> tuple[list[Row], list[Place], dict[int, Tens
         known: dict[torch.Size, tuple[int, ...]] = {}  # a pickle holds an object once
         shapes = [known.get(size) or known.setdefault(size, tuple(size)) for size in map(Tensor.size, same)]
         rows.append((dtype, positions, shapes))
-        buffers.append(_join(same, all(len(size) == 1 for size in known)))
+        buffers.append(_concat_bytes(same, all(len(size) == 1 for size in known)))
     places: list[Place] = []
     for group, start, buffer in spans:
         for i in group:
@@ -109,7 +111,7 @@ def _pack(tensors: list[Tensor]) -> tuple[list[Row], list[Place], dict[int, Tens
     return rows, places, others, buffers
 
 
-def _sorted_out(
+def _group_tensors(
     tensors: list[Tensor],
 ) -> tuple[list[tuple[torch.dtype, list[int]]], list[tuple[list[int], int, Tensor]], dict[int, Tensor]]:
     """Return which tensors stand one after the other, by dtype; which share a span of one storage; the others, by position.
@@ -150,9 +152,9 @@ def _sorted_out(
     shared: list[tuple[list[int], int, Tensor]] = []
     alone: list[tuple[torch.dtype, list[int]]] = []
     for group in groups.values():
-        found = _range([tensors[i] for i in group])
-        if found is not None:
-            shared.append((group, *found))
+        result = _find_span([tensors[i] for i in group])
+        if result is not None:
+            shared.append((group, *result))
             continue
         for i in group:
             dtype = tensors[i].dtype
@@ -163,7 +165,7 @@ def _sorted_out(
     return [*together.items(), *alone], shared, others
 
 
-def _join(tensors: list[Tensor], flat: bool) -> Tensor:
+def _concat_bytes(tensors: list[Tensor], flat: bool) -> Tensor:
     """Return the bytes of tensors of one dtype, ``flat`` if all are vectors, each C-contiguous, one after the other."""
     with torch.no_grad():
         vectors = tensors if flat else list(map(Tensor.flatten, tensors))
@@ -198,7 +200,7 @@ def has_memory(leaf: Tensor) -> bool:
     return leaf.untyped_storage().device.type == "meta" or leaf.data_ptr() != 0
 
 
-def _range(tensors: list[Tensor]) -> tuple[int, Tensor] | None:
+def _find_span(tensors: list[Tensor]) -> tuple[int, Tensor] | None:
     """Return the bytes of one storage that tensors span, and the first; None where those are mostly others'."""
     spans = []
     for tensor in tensors:
@@ -234,35 +236,39 @@ def unpack_leaves(
     storages = [_as_storage(buffer, in_place) for buffer in buffers]
     place = map_location()
     if place is not None:
-        storages = [_placed(storage, place) for storage in storages]
-    found = others
+        storages = [_move_storage(storage, place) for storage in storages]
+    result = others
     for storage, (dtype, positions, shapes) in zip(storages, rows):
         pieces = storage.view(dtype).unsafe_split_with_sizes(list(map(math.prod, shapes)))
         for i, piece, shape in zip(positions, pieces, shapes, strict=True):
-            found[i] = piece if len(shape) == 1 else piece.view(shape)
+            result[i] = piece if len(shape) == 1 else piece.view(shape)
     for i, number, dtype, shape, stride, first in places:
         storage = storages[number]
         whole = storage[: len(storage) - len(storage) % dtype.itemsize].view(dtype)
-        found[i] = whole.as_strided(shape, stride, first)
+        result[i] = whole.as_strided(shape, stride, first)
     for i in grads:
-        found[i].requires_grad_()
-    for i, given in (attributes or {}).items():
-        vars(found[i]).update(given)
-    return Leaves([found[i] for i in (range(len(found)) if order is None else order)], in_place)
+        result[i].requires_grad_()
+    for i, provided in (attributes or {}).items():
+        vars(result[i]).update(provided)
+    return Leaves([result[i] for i in (range(len(result)) if order is None else order)], in_place)
 
 
 #: The name in pickles of earlier releases.
 _unpack = unpack_leaves
 
 
-def _placed(storage: Tensor, place: Any) -> Tensor:
+def _move_storage(storage: Tensor, place: Any) -> Tensor:
     """Return bytes where ``torch.load(map_location=place)`` puts storages: it sees none in a pickle of a later protocol."""
     if isinstance(place, Mapping):
         place = place.get("cpu", "cpu")
     if not callable(place):
         return storage.to(place)
-    given = place(storage.untyped_storage(), "cpu")
-    return storage if given is None else torch.empty(0, dtype=torch.uint8, device=given.device).set_(given)
+    provided = place(storage.untyped_storage(), "cpu")
+    return (
+        storage
+        if provided is None
+        else torch.empty(0, dtype=torch.uint8, device=provided.device).set_(provided)
+    )
 
 
 def _as_storage(buffer: Any, in_place: bool) -> Tensor:

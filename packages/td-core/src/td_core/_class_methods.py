@@ -7,13 +7,13 @@ import inspect
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
-__all__ = ["of_class"]
+__all__ = ["make_classmethod"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def of_class(
+def make_classmethod(
     function: Callable[P, R], *, dense: bool = False, with_class: Callable[..., Any] | None = None
 ) -> classmethod[Any, P, R]:
     """Return a classmethod that calls ``function`` without the class, with its signature and documentation.
@@ -24,7 +24,7 @@ def of_class(
         with_class: what is called in its place, with the class before the other arguments.
 
     >>> class Shape:
-    ...     parse = of_class(lambda text: text.split())
+    ...     parse = make_classmethod(lambda text: text.split())
     >>> Shape.parse("3 4")
     ['3', '4']
     """
@@ -32,7 +32,7 @@ def of_class(
     @functools.wraps(function)
     def method(cls: Any, /, *args: P.args, **kwargs: P.kwargs) -> R:
         result = function(*args, **kwargs) if with_class is None else with_class(cls, *args, **kwargs)
-        return cls._of_dense(result) if dense else result
+        return cls._wrap_dense(result) if dense else result
 
     signature = inspect.signature(function)
     first = inspect.Parameter("cls", inspect.Parameter.POSITIONAL_OR_KEYWORD)

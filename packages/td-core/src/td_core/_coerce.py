@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from ._arrays import as_tensor
-from ._collection import Child, Core, dense, lead_of, show_path
-from ._lazy_names import set_module
-from ._missing import missing_package
+from ._collection import Child, Core, get_lead, make_dense, show_path
+from ._missing import describe_missing_package
+from ._public_names import set_module
 from .errors import BatchSizeError, MissingPluginError, PluginError, StructureError
 
 #: How many dims an array may have.
@@ -90,7 +90,7 @@ class Coercers:
                 return coercer
         return None
 
-    def of_objects(self) -> Coercer | None:
+    def get_fallback(self) -> Coercer | None:
         """Return the coercer for ``object``, which fits everything and is tried last."""
         return self._by_type.get(object)
 
@@ -135,7 +135,7 @@ def coerce(
                 f"{show_path(path)}: the coercer of {type(value).__name__} gave no tensor or collection, but a "
                 f"{type(entry).__name__}"
             )
-    if batch_size and lead_of(entry, len(batch_size)) != batch_size:
+    if batch_size and get_lead(entry, len(batch_size)) != batch_size:
         hint = "" if isinstance(value, Tensor) else "; a number has no dims, so expand it first"
         raise BatchSizeError(
             f"{show_path(path)} has shape {list(entry.shape)}, which does not start with the batch size "
@@ -154,7 +154,7 @@ def _coerce_collection(
     non_blocking: bool,
 ) -> Core:
     try:
-        fitted = value._fit(batch_size)
+        fitted = value._with_batch_size(batch_size)
     except BatchSizeError as error:
         raise BatchSizeError(f"{show_path(path)}: {error}") from None
     if device is not None and fitted.device != device:
@@ -167,42 +167,42 @@ def _convert(value: Any, batch_size: torch.Size, device: torch.device | None, pa
     if coercer is not None:
         return coercer.convert(value, batch_size, device)
     if isinstance(value, Mapping):
-        return nest(value, batch_size, device, path)
+        return build_nested(value, batch_size, device, path)
     if isinstance(value, NUMBERS) or (isinstance(value, np.ndarray) and value.dtype.kind in "biufc"):
         try:
             return as_tensor(value)
         except (TypeError, ValueError, RuntimeError) as error:
             raise type(error)(f"{show_path(path)}: {error}") from error
-    fields = struct_fields(value)
+    fields = get_struct_fields(value)
     if fields is not None:
-        return nest(fields, torch.Size(value.shape), device, path)
+        return build_nested(fields, torch.Size(value.shape), device, path)
     if isinstance(value, (list, tuple)):
-        tensor = _sequence(value)
+        tensor = _convert_sequence(value)
         if tensor is not None:
             return tensor
-        if isinstance(value, list) and _alike(value):
+        if isinstance(value, list) and _is_uniform(value):
             return torch.stack(value)
-    coercer = COERCERS.of_objects()
+    coercer = COERCERS.get_fallback()
     if coercer is not None:
         return coercer.convert(value, batch_size, device)
     raise MissingPluginError(
         f"{show_path(path)}: a value of type {type(value).__name__} is non-tensor data, provided by "
-        + missing_package("td-tensorclass")
+        + describe_missing_package("td-tensorclass")
     )
 
 
-def struct_fields(value: Any) -> dict[str, Any] | None:
+def get_struct_fields(value: Any) -> dict[str, Any] | None:
     """Return the fields of a structured array, or of one of its records; None for anything else.
 
-    >>> struct_fields(np.array([(1, "a")], dtype=[("x", "i4"), ("y", "U1")]))
+    >>> get_struct_fields(np.array([(1, "a")], dtype=[("x", "i4"), ("y", "U1")]))
     {'x': array([1], dtype=int32), 'y': ['a']}
     """
     if not isinstance(value, (np.ndarray, np.void)) or value.dtype.names is None:
         return None
-    return {name: _field(value[name]) for name in value.dtype.names}
+    return {name: _read_field(value[name]) for name in value.dtype.names}
 
 
-def _field(value: Any) -> Any:
+def _read_field(value: Any) -> Any:
     """Return a field of a structured array as a list of strings or objects, or as an array."""
     if value.dtype.names is not None:
         return value
@@ -211,11 +211,11 @@ def _field(value: Any) -> Any:
     return value
 
 
-def _sequence(value: list[Any] | tuple[Any, ...]) -> Tensor | None:
+def _convert_sequence(value: list[Any] | tuple[Any, ...]) -> Tensor | None:
     """Return the tensor that a sequence of numbers, arrays or tensors stands for; None where it stands for values."""
     if any(isinstance(item, Tensor) for item in value):
         # torch, not numpy, decides what dtype the numbers beside them have.
-        return _stacked(value)
+        return _stack_collections(value)
     if value and isinstance(value[0], (str, bytes, dict, type(None), Core)):
         # No array of numbers starts like this, collections would be taken apart, and torch.compile cannot trace numpy's answer.
         return None
@@ -235,7 +235,7 @@ def _sequence(value: list[Any] | tuple[Any, ...]) -> Tensor | None:
         return None
     except RuntimeError:
         # There are tensors further down, of autograd or a transform, which numpy cannot have.
-        return _stacked(value)
+        return _stack_collections(value)
     if array.dtype.kind not in "biufc":
         return None
     # torch, not numpy, decides the dtype of Python floats.
@@ -243,21 +243,21 @@ def _sequence(value: list[Any] | tuple[Any, ...]) -> Tensor | None:
     return as_tensor(array) if arrays else torch.tensor(value)
 
 
-def _stacked(value: list[Any] | tuple[Any, ...]) -> Tensor | None:
-    rows: list[Any] = [_row(item) for item in value]
+def _stack_collections(value: list[Any] | tuple[Any, ...]) -> Tensor | None:
+    rows: list[Any] = [_convert_row(item) for item in value]
     same = all(row is not None and row.shape == rows[0].shape for row in rows)
     return torch.stack(rows) if same else None
 
 
-def _row(item: Any) -> Tensor | None:
+def _convert_row(item: Any) -> Tensor | None:
     if isinstance(item, Tensor):
         return item
     if isinstance(item, (*NUMBERS, np.ndarray)):
         return as_tensor(item)
-    return _sequence(item) if isinstance(item, (list, tuple)) else None
+    return _convert_sequence(item) if isinstance(item, (list, tuple)) else None
 
 
-def _alike(items: list[Any]) -> bool:
+def _is_uniform(items: list[Any]) -> bool:
     """Tell whether these are collections of one kind and batch size, which are stacked as tensors of one shape are."""
     return (
         bool(items)
@@ -266,12 +266,12 @@ def _alike(items: list[Any]) -> bool:
     )
 
 
-def nest(
+def build_nested(
     source: Mapping[Any, Any], batch_size: torch.Size, device: torch.device | None, path: tuple[str, ...] = ()
 ) -> Any:
     """Return a nested mapping as the canonical collection, every level with this batch size and device."""
     entries: dict[str, Child] = {}
-    root = dense(entries, batch_size, device)
+    root = make_dense(entries, batch_size, device)
     todo: list[tuple[Mapping[Any, Any], Any, dict[str, Child], tuple[str, ...]]] = [
         (source, root, entries, path)
     ]
@@ -280,16 +280,16 @@ def nest(
     ndim = len(batch_size)
     fitting: torch.Size | None = None
     while todo:
-        mapping, node, entries, at = todo.pop()
+        mapping, node, entries, prefix = todo.pop()
         if seen is not None:
-            if id(mapping) in seen and contains_itself(
+            if id(mapping) in seen and has_cycle(
                 mapping, lambda item: item.values() if isinstance(item, Mapping) else ()
             ):
-                raise StructureError(f"{show_path(at)} holds a mapping that contains itself")
+                raise StructureError(f"{show_path(prefix)} holds a mapping that contains itself")
             seen.add(id(mapping))
         for key, value in mapping.items():
             if type(key) is not str:
-                node._set_path(key, value, at)
+                node._set_path(key, value, prefix)
             elif isinstance(value, Tensor) and type(value) not in WRAPPED and device is None:
                 try:
                     shape = value.shape
@@ -299,17 +299,17 @@ def nest(
                     entries[key] = value
                     fitting = shape
                 else:
-                    node._set_path(key, value, at)
+                    node._set_path(key, value, prefix)
             elif type(value) is dict:
                 below: dict[str, Child] = {}
-                entries[key] = child = dense(below, batch_size, device)
-                todo.append((value, child, below, (*at, key)))
+                entries[key] = child = make_dense(below, batch_size, device)
+                todo.append((value, child, below, (*prefix, key)))
             else:
-                node._set_path(key, value, at)
+                node._set_path(key, value, prefix)
     return root
 
 
-def contains_itself(container: Any, items: Callable[[Any], Iterable[Any]]) -> bool:
+def has_cycle(container: Any, items: Callable[[Any], Iterable[Any]]) -> bool:
     """Tell whether a container is among its own items, those of its items, and so on."""
     todo, seen = [container], set()
     while todo:

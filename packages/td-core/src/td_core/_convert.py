@@ -13,41 +13,41 @@ import torch
 from torch import Tensor
 
 from . import _from_python as source
-from ._class_methods import of_class
+from ._class_methods import make_classmethod
 from ._coerce import coerce
-from ._collection import Child, Core, dense, show_path
+from ._collection import Child, Core, make_dense, show_path
 from ._from_python import NON_STRING_KEY, PYTREE_TYPE
 from ._linked_list import LinkedList
 from ._ops.key_trees import Row, build
-from ._ops.operands import named, where
+from ._ops.operands import describe_leaf, rephrase_error
 from .errors import DepthError
 from .typing import BatchSize, DeviceType
 
-SelfT = TypeVar("SelfT", bound="Converting")
+SelfT = TypeVar("SelfT", bound="ConversionMixin")
 
 ConvertTensors = bool | Literal["numpy"]
 
 
-class Converting(Core):
+class ConversionMixin(Core):
     """``from_dict``, ``to_dict``, ``tolist``, ``numpy`` and their kin."""
 
     __slots__ = ()
 
-    from_any = of_class(source.from_any, dense=True)
+    from_any = make_classmethod(source.from_any, dense=True)
     """Return a Python object as a collection, as far as it is one; see :func:`td_core.from_any`."""
-    from_list = of_class(source.from_list, dense=True)
+    from_list = make_classmethod(source.from_list, dense=True)
     """Return the stack of a list of mappings or collections."""
-    from_tuple = of_class(source.from_tuple, dense=True)
+    from_tuple = make_classmethod(source.from_tuple, dense=True)
     """Return a tuple as a collection; see :func:`td_core.from_tuple`."""
-    from_namedtuple = of_class(source.from_namedtuple, dense=True)
+    from_namedtuple = make_classmethod(source.from_namedtuple, dense=True)
     """Return a named tuple as a collection; see :func:`td_core.from_namedtuple`."""
-    from_struct_array = of_class(source.from_struct_array, dense=True)
+    from_struct_array = make_classmethod(source.from_struct_array, dense=True)
     """Return a structured array as a collection; see :func:`td_core.from_struct_array`."""
-    from_pytree = of_class(source.from_pytree)
+    from_pytree = make_classmethod(source.from_pytree)
     """Return a pytree as a collection; see :func:`td_core.from_pytree`."""
-    fromkeys = of_class(source.fromkeys, dense=True)
+    fromkeys = make_classmethod(source.fromkeys, dense=True)
     """Return a collection with the same value under each key; see :func:`td_core.fromkeys`."""
-    from_schema = of_class(source.from_schema, dense=True)
+    from_schema = make_classmethod(source.from_schema, dense=True)
     """Return a collection of zeros with the given keys, shapes and dtypes."""
 
     @classmethod
@@ -66,7 +66,7 @@ class Converting(Core):
         >>> TensorDict.from_dict({"a": torch.zeros(3, 2)}, batch_dims=1).batch_size
         torch.Size([3])
         """
-        return cls._of_dense(  # type: ignore[no-any-return]
+        return cls._wrap_dense(  # type: ignore[no-any-return]
             source.from_dict(
                 input_dict,
                 auto_batch_size=auto_batch_size,
@@ -109,11 +109,11 @@ class Converting(Core):
                 if (
                     isinstance(child, Core)
                     and isinstance(other, Core)
-                    and not (child._opaque or other._opaque)
+                    and not (child._is_value or other._is_value)
                 ):
                     levels.append((child, other, node, key))
         for node, kind, parent, key in reversed(levels):
-            result = kind._of_level(node) if kind._stacked() is None else node
+            result = kind._of_level(node) if kind._members_and_dim() is None else node
             if parent is not None:
                 parent._set_child(key, result)
         return result
@@ -140,10 +140,10 @@ class Converting(Core):
             for key, child in list(out.items()) if convert_tensors or not retain_none else out.items():
                 if isinstance(child, Tensor):
                     if convert_tensors:
-                        out[key] = _converted(self, child, convert_tensors)
+                        out[key] = _convert_tree(self, child, convert_tensors)
                     continue
                 # A type check is several times faster than isinstance with an abstract class.
-                if (type(child) is type(self) or isinstance(child, Core)) and not child._opaque:
+                if (type(child) is type(self) or isinstance(child, Core)) and not child._is_value:
                     if tolist_first and child.batch_size:
                         out[key] = child.tolist(convert_tensors=convert_tensors, tolist_first=True)  # type: ignore[attr-defined]
                     else:
@@ -152,7 +152,7 @@ class Converting(Core):
                     continue
                 value = child._unwrap() if isinstance(child, Core) else child
                 if isinstance(value, Tensor) and convert_tensors:
-                    value = _converted(self, value, convert_tensors)
+                    value = _convert_tree(self, value, convert_tensors)
                 if isinstance(value, LinkedList):
                     value = child.tolist()
                 if value is not None or retain_none:
@@ -254,12 +254,12 @@ class Converting(Core):
                 out[key] = child
                 if isinstance(child, Core):
                     out[key] = child._unwrap()
-                    if not child._opaque:
+                    if not child._is_value:
                         levels.append((child, {}, out, key))
 
         def make(node: Core, out: dict[str, Any]) -> Any:
             wanted = dest_cls is not None and (node is self or {*out} == {*getattr(dest_cls, "_fields", ())})
-            cls: Any = dest_cls if wanted else _namedtuple_of(tuple(out))
+            cls: Any = dest_cls if wanted else _make_namedtuple(tuple(out))
             return cls(**out)
 
         return build(levels, make)
@@ -283,7 +283,7 @@ class Converting(Core):
                     PYTREE_TYPE in child._children() or key.startswith(NON_STRING_KEY)
                 ):
                     levels.append((child, {}, out, key))
-        return build(levels, lambda _, out: _container(out))
+        return build(levels, lambda _, out: _make_container(out))
 
     def to_struct_array(self) -> np.ndarray[Any, Any]:
         """Return a structured array of the shape of the batch, with a field for each entry; data is copied.
@@ -322,7 +322,7 @@ class Converting(Core):
         False
         """
         top: dict[str, Child] = {}
-        root = dense(top, self.batch_size, self.device, self._names)
+        root = make_dense(top, self.batch_size, self.device, self._names)
         todo: list[tuple[Core, dict[str, Child]]] = [(self, top)]
         while todo:
             node, out = todo.pop()
@@ -332,11 +332,11 @@ class Converting(Core):
                     out[key] = child.clone()
                 elif child is None:
                     out[key] = coerce(None, node.batch_size, node.device, (key,))
-                elif child._opaque:
-                    out[key] = child._copied()
+                elif child._is_value:
+                    out[key] = child._clone_leaves()
                 else:
                     below: dict[str, Child] = {}
-                    out[key] = dense(below, child.batch_size, child.device, child._names)
+                    out[key] = make_dense(below, child.batch_size, child.device, child._names)
                     todo.append((child, below))
         return root
 
@@ -350,7 +350,7 @@ def _with_values(mapping: Mapping[Any, Any], like: Core) -> dict[Any, Any]:
         children = node._children()
         for key, value in source.items():
             child = children.get(key)
-            if isinstance(value, Mapping) and isinstance(child, Core) and not child._opaque:
+            if isinstance(value, Mapping) and isinstance(child, Core) and not child._is_value:
                 out[key] = {}
                 todo.append((value, child, out[key]))
             else:
@@ -359,11 +359,11 @@ def _with_values(mapping: Mapping[Any, Any], like: Core) -> dict[Any, Any]:
 
 
 @lru_cache(maxsize=256)
-def _namedtuple_of(fields: tuple[str, ...]) -> type:
+def _make_namedtuple(fields: tuple[str, ...]) -> type:
     return namedtuple("GenericDict", fields)
 
 
-def _container(entries: dict[str, Any]) -> Any:
+def _make_container(entries: dict[str, Any]) -> Any:
     """Return a dict, list, tuple or named tuple of entries; a pair for a key that is no string."""
     cls = entries.pop(PYTREE_TYPE, None)
     if cls is None:
@@ -375,17 +375,17 @@ def _container(entries: dict[str, Any]) -> Any:
     return cls(**entries) if hasattr(cls, "_fields") else cls(entries.values())
 
 
-def _converted(root: Core, leaf: Tensor, form: ConvertTensors) -> Any:
+def _convert_tree(root: Core, leaf: Tensor, form: ConvertTensors) -> Any:
     try:
         if form != "numpy":
             return leaf.tolist()
         return tuple([part.numpy() for part in leaf.unbind()]) if leaf.is_nested else leaf.numpy()
     except (RuntimeError, TypeError) as error:
-        raise named(error, f"cannot convert {where(root, leaf)}: {error}") from error
+        raise rephrase_error(error, f"cannot convert {describe_leaf(root, leaf)}: {error}") from error
 
 
 def _columns(
-    node: Core, ndim: int, at: tuple[str, ...] = ()
+    node: Core, ndim: int, path: tuple[str, ...] = ()
 ) -> tuple[list[Any], list[tuple[tuple[str, ...], Any]]]:
     """Return the dtype of a structured array of ``node``, and its columns by path."""
     fields: list[Any] = []
@@ -395,17 +395,17 @@ def _columns(
             try:
                 array = child.detach().cpu().numpy()
             except (RuntimeError, TypeError) as error:
-                raise named(error, f"cannot convert {show_path((*at, key))}: {error}") from error
+                raise rephrase_error(error, f"cannot convert {show_path((*path, key))}: {error}") from error
             fields.append(
                 (key, array.dtype, array.shape[ndim:]) if array.shape[ndim:] else (key, array.dtype)
             )
             columns.append(((key,), array))
-        elif child._opaque:
+        elif child._is_value:
             array = _value_column(child, node.batch_size)
             fields.append((key, array.dtype))
             columns.append(((key,), array))
         else:
-            inner, below = _columns(child, ndim, (*at, key))
+            inner, below = _columns(child, ndim, (*path, key))
             fields.append((key, inner))
             columns.extend(((key, *path), column) for path, column in below)
     return fields, columns

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ._plans import Along, Shape, ShapePlan, as_int, as_ints, positions, without, wrap_dim
+from ._plans import Along, Shape, ShapePlan, as_int, as_ints, read_positions, remove_size, wrap_dim
 from .errors import BatchSizeError, DimError
 
 
@@ -43,7 +43,7 @@ class Repeat(ShapePlan):
         times = self._repeats[new_dim]
         return Along(
             None if times == 1 else list(range(self._batch[stack_dim])) * times,
-            Repeat(without(self._batch, stack_dim), without(self._repeats, new_dim)),
+            Repeat(remove_size(self._batch, stack_dim), remove_size(self._repeats, new_dim)),
             new_dim,
         )
 
@@ -59,7 +59,7 @@ class Flip(ShapePlan):
 
     def _along(self, stack_dim: int) -> Along:
         rest = tuple(dim - (dim > stack_dim) for dim in self._dims if dim != stack_dim)
-        inner = Flip(without(self.lead, stack_dim), rest) if rest else None
+        inner = Flip(remove_size(self.lead, stack_dim), rest) if rest else None
         picks = range(self.lead[stack_dim])[::-1] if stack_dim in self._dims else None
         return Along(picks, inner, stack_dim)
 
@@ -81,7 +81,7 @@ class Roll(ShapePlan):
         inner = None
         if rest:
             shifts, dims = zip(*rest, strict=True)
-            inner = Roll(without(self.lead, stack_dim), shifts, dims)
+            inner = Roll(remove_size(self.lead, stack_dim), shifts, dims)
         # torch lets a dim appear several times, and adds its shifts up.
         shift = sum(s for s, d in zip(self._shifts, self._dims, strict=True) if d == stack_dim)
         size = self.lead[stack_dim]
@@ -135,7 +135,7 @@ class Take(ShapePlan):
             picks = self._picks()
             return None if picks is None else Along(picks, None, stack_dim)
         dim = self._dim - (stack_dim < self._dim)
-        inner = type(self)(without(self._batch, stack_dim), dim, self.lead[-1], self._method, self._picks)
+        inner = type(self)(remove_size(self._batch, stack_dim), dim, self.lead[-1], self._method, self._picks)
         return Along(None, inner, stack_dim)
 
 
@@ -144,7 +144,7 @@ class Narrow(Take):
 
     __slots__ = ()
 
-    shares = True
+    is_view = True
 
 
 class Gather(ShapePlan):
@@ -162,7 +162,7 @@ class Gather(ShapePlan):
             shape = value.shape
             full = by_shape.get(shape) if keeps else None
             if full is None:
-                full = wide(index, len(shape)).expand((*index.shape, *shape[n:]))
+                full = append_dims(index, len(shape)).expand((*index.shape, *shape[n:]))
                 if keeps:
                     by_shape[shape] = full
             return value.gather(dim, full)
@@ -177,7 +177,7 @@ class Pad(ShapePlan):
     """Constant elements before and behind those of some dims; a negative number takes away instead."""
 
     __slots__ = ("_amounts", "_batch", "_value")
-    invents = True
+    creates_values = True
 
     def __init__(self, batch: Shape, amounts: Sequence[tuple[int, int]], value: float) -> None:
         n = len(batch)
@@ -193,14 +193,14 @@ class Pad(ShapePlan):
         self._amounts = amounts
         self._value = value
 
-    def filled(self, value: float) -> Pad:
+    def with_fill_value(self, value: float) -> Pad:
         return Pad(self._batch, self._amounts, value)
 
     def _along(self, stack_dim: int) -> Along | None:
         if self._amounts[stack_dim] != (0, 0):
             return None
         rest = [amount for dim, amount in enumerate(self._amounts) if dim != stack_dim]
-        return Along(None, Pad(without(self._batch, stack_dim), rest, self._value), stack_dim)
+        return Along(None, Pad(remove_size(self._batch, stack_dim), rest, self._value), stack_dim)
 
 
 class Where(ShapePlan):
@@ -219,12 +219,12 @@ class Where(ShapePlan):
         by_ndim: dict[int, Tensor] = {}
 
         def leaf(pair: Sequence[Tensor]) -> Tensor:
-            mine, theirs = pair
-            ndim = mine.ndim
+            left, right = pair
+            ndim = left.ndim
             full = by_ndim.get(ndim)
             if full is None:
-                full = by_ndim[ndim] = wide(condition, ndim)
-            return torch.where(full, mine, theirs)
+                full = by_ndim[ndim] = append_dims(condition, ndim)
+            return torch.where(full, left, right)
 
         super().__init__(leaf, (), 0)
 
@@ -232,7 +232,7 @@ class Where(ShapePlan):
         """Each member would need its part of the condition: they must be stacked first."""
 
 
-def wide(prefix: Tensor, ndim: int) -> Tensor:
+def append_dims(prefix: Tensor, ndim: int) -> Tensor:
     """Return a tensor of leading dims with as many dims of size one behind its own as make ``ndim``."""
     index: tuple[Any, ...] = (...,) + (None,) * (ndim - prefix.ndim)
     return prefix[index]
@@ -264,7 +264,7 @@ def repeat_interleave_plan(batch: Shape, repeats: int | Tensor, dim: int, output
 
         def order() -> Any:
             # A graph may repeat copies of members as well as members.
-            return None if torch.compiler.is_compiling() else positions(index)
+            return None if torch.compiler.is_compiling() else read_positions(index)
 
         return Take(batch, dim, len(index), lambda d: methodcaller("index_select", d, index), order)
     times = int(repeats)
@@ -308,10 +308,10 @@ def narrow_plan(batch: Shape, dim: int, start: int | Tensor, length: int) -> Tak
 
 def flip_plan(batch: Shape, dims: int | Sequence[int]) -> Flip:
     """Plan ``flip``."""
-    given = as_ints(dims)
-    wrapped = tuple([wrap_dim(dim, len(batch)) for dim in given])
+    provided = as_ints(dims)
+    wrapped = tuple([wrap_dim(dim, len(batch)) for dim in provided])
     if len(set(wrapped)) != len(wrapped):
-        raise DimError(f"flip: a dim appears several times in {list(given)}")
+        raise DimError(f"flip: a dim appears several times in {list(provided)}")
     return Flip(batch, wrapped)
 
 

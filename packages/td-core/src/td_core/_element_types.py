@@ -12,9 +12,9 @@ __all__ = [
     "PYTHON_DTYPES",
     "ScalarBeside",
     "as_dtype",
-    "as_it_is",
+    "keep_scalar",
     "as_scalar",
-    "cast_beside",
+    "cast_for_promotion",
     "dtype_beside",
 ]
 
@@ -59,7 +59,7 @@ def _category(dtype: torch.dtype) -> int:
     return 3 if dtype.is_complex else 2 if dtype.is_floating_point else int(dtype is not torch.bool)
 
 
-def as_it_is(leaf: Tensor, scalar: Tensor) -> Tensor:
+def keep_scalar(leaf: Tensor, scalar: Tensor) -> Tensor:
     """Return a tensor without dims, to stand beside a leaf that is shown as it is."""
     return scalar
 
@@ -72,13 +72,13 @@ def as_scalar(leaf: Tensor, scalar: Tensor) -> Tensor:
     >>> as_scalar(torch.zeros(()), torch.tensor(0.5, dtype=torch.float64))
     tensor(0.5000)
     """
-    return scalar if leaf.ndim or leaf.dtype == scalar.dtype else cast_beside(leaf.dtype, scalar)
+    return scalar if leaf.ndim or leaf.dtype == scalar.dtype else cast_for_promotion(leaf.dtype, scalar)
 
 
-def cast_beside(dtype: torch.dtype, scalar: Tensor) -> Tensor:
+def cast_for_promotion(dtype: torch.dtype, scalar: Tensor) -> Tensor:
     """Return a tensor without dims so that it promotes ``dtype`` as it does that of a tensor with dims.
 
-    >>> cast_beside(torch.float32, torch.tensor(0.5, dtype=torch.float64)).dtype
+    >>> cast_for_promotion(torch.float32, torch.tensor(0.5, dtype=torch.float64)).dtype
     torch.float32
     """
     wanted = dtype_beside(dtype, scalar.dtype)

@@ -16,7 +16,16 @@ from torch.nn import Parameter
 
 from ._torch_private import foreach_kernel, functorch_level
 
-__all__ = ["PLAIN", "Op", "columns", "foreach", "needs_grad", "odd_first", "op", "shares_grad"]
+__all__ = [
+    "PLAIN",
+    "Op",
+    "expand_operands",
+    "foreach",
+    "is_grad_needed",
+    "order_subclasses_first",
+    "make_op",
+    "is_grad_shared",
+]
 
 _REQUIRES_GRAD = attrgetter("requires_grad")
 
@@ -42,22 +51,22 @@ class Op(NamedTuple):
     alike: Callable[..., bool] | None = None
 
 
-def needs_grad(*tensors: Any) -> bool:
+def is_grad_needed(*tensors: Any) -> bool:
     """Tell whether autograd records what is done to any of the tensors in some lists.
 
-    >>> needs_grad([torch.zeros(1), torch.zeros(1, requires_grad=True)])
+    >>> is_grad_needed([torch.zeros(1), torch.zeros(1, requires_grad=True)])
     True
     """
     return torch.is_grad_enabled() and any(
-        any(map(_REQUIRES_GRAD, each)) for each in tensors if type(each) is list
+        any(map(_REQUIRES_GRAD, tensor)) for tensor in tensors if type(tensor) is list
     )
 
 
-def _unrecorded(*tensors: Any) -> bool:
-    return not needs_grad(*tensors)
+def _pause_recording(*tensors: Any) -> bool:
+    return not is_grad_needed(*tensors)
 
 
-def _without_autocast(*tensors: Any) -> bool:
+def _disable_autocast(*tensors: Any) -> bool:
     return not torch.is_autocast_enabled()
 
 
@@ -65,32 +74,32 @@ def _without_autocast(*tensors: Any) -> bool:
 #: fails where there are more leaves than elements); the others are those that autocast computes in float32, leaf by leaf
 #: only (docs.pytorch.org, "CUDA Ops that can autocast to float32").
 _ALIKE: dict[str, Callable[..., bool]] = {
-    **dict.fromkeys(["copy_", "addcdiv"], _unrecorded),
+    **dict.fromkeys(["copy_", "addcdiv"], _pause_recording),
     **dict.fromkeys(
         [
             "acos", "asin", "cosh", "exp", "expm1", "log", "log10", "log1p", "log2", "norm", "pow", "reciprocal",
             "rsqrt", "sinh", "tan",
         ],
-        _without_autocast,
+        _disable_autocast,
     ),
 }  # fmt: skip
 
 
-def op(name: str, single: Callable[..., Any]) -> Op:
+def make_op(name: str, single: Callable[..., Any]) -> Op:
     """Return the operation whose fused form is the kernel ``name`` of torch, if it has that.
 
-    >>> op("exp", torch.exp).single(torch.zeros(()))
+    >>> make_op("exp", torch.exp).single(torch.zeros(()))
     tensor(1.)
     """
     return Op(foreach_kernel(name), single, _ALIKE.get(name))
 
 
 def foreach(op: Op, leaves: list[Tensor], *operands: Any, plain: bool = False) -> Sequence[Tensor]:
-    """Return ``op(leaf, ...)`` for every leaf; an operand is a list with one tensor per leaf, or a value that all share.
+    """Return ``make_op(leaf, ...)`` for every leaf; an operand is a list with one tensor per leaf, or a value that all share.
 
     ``plain`` says that all of them are known to be of the types that fused kernels handle.
 
-    >>> foreach(op("add", torch.add), [torch.tensor(1), torch.tensor(2)], 10)
+    >>> foreach(make_op("add", torch.add), [torch.tensor(1), torch.tensor(2)], 10)
     (tensor(11), tensor(12))
     """
     fused = op.fused
@@ -98,7 +107,7 @@ def foreach(op: Op, leaves: list[Tensor], *operands: Any, plain: bool = False) -
         fused is not None
         and leaves
         and functorch_level() is None
-        and (plain or _all_plain(leaves, *operands))
+        and (plain or _is_all_plain(leaves, *operands))
         and (op.alike is None or op.alike(leaves, *operands))
     ):
         try:
@@ -109,46 +118,46 @@ def foreach(op: Op, leaves: list[Tensor], *operands: Any, plain: bool = False) -
             # Fused kernels do not write to conjugate and negative views. Their autograd takes no integers beside leaves
             # that require grad; in place it finds out after it wrote.
             if "mutable TensorLists" not in str(error) and (
-                not any(words in str(error) for words in _NO_AUTOGRAD) or _in_place(fused)
+                not any(words in str(error) for words in _NO_AUTOGRAD) or _make_inplace(fused)
             ):
                 raise
         else:
             if not results or not results[0].requires_grad or all(leaf.requires_grad for leaf in leaves):
                 return results
             # Where one leaf requires grad, autograd takes all the results of one call for its own.
-            rows = zip(leaves, *columns(leaves, operands))
+            rows = zip(leaves, *expand_operands(leaves, operands))
             return [
                 result
-                if any(isinstance(each, Tensor) and each.requires_grad for each in row)
+                if any(isinstance(item, Tensor) and item.requires_grad for item in row)
                 else result.detach()
                 for result, row in zip(results, rows)
             ]
     single = op.single
-    return list(map(single, leaves, *columns(leaves, operands)))
+    return list(map(single, leaves, *expand_operands(leaves, operands)))
 
 
-def _all_plain(*operands: Any) -> bool:
+def _is_all_plain(*operands: Any) -> bool:
     """Tell whether fused kernels handle the tensors in some lists as a loop would."""
-    for each in operands:  # noqa: SIM110 -- a generator takes longer
-        if type(each) is list and not PLAIN.issuperset(map(type, each)):
+    for operand in operands:  # noqa: SIM110 -- a generator takes longer
+        if type(operand) is list and not PLAIN.issuperset(map(type, operand)):
             return False
     return True
 
 
-def columns(leaves: list[Tensor], operands: tuple[Any, ...]) -> list[list[Any]]:
+def expand_operands(leaves: list[Tensor], operands: tuple[Any, ...]) -> list[list[Any]]:
     """Return the operands with one value for each leaf.
 
-    >>> columns([torch.zeros(1)] * 2, (7, [1, 2]))
+    >>> expand_operands([torch.zeros(1)] * 2, (7, [1, 2]))
     [[7, 7], [1, 2]]
     """
     return [operand if type(operand) is list else [operand] * len(leaves) for operand in operands]
 
 
-def odd_first(leaves: list[Tensor]) -> Sequence[int]:
+def order_subclasses_first(leaves: list[Tensor]) -> Sequence[int]:
     """Return the order in which to write leaves: those of another class first, which may refuse before anything is written.
 
     >>> Other = type("Other", (torch.Tensor,), {})
-    >>> odd_first([torch.zeros(1), torch.zeros(1).as_subclass(Other)])
+    >>> order_subclasses_first([torch.zeros(1), torch.zeros(1).as_subclass(Other)])
     [1, 0]
     """
     positions = range(len(leaves))
@@ -157,11 +166,11 @@ def odd_first(leaves: list[Tensor]) -> Sequence[int]:
     return sorted(positions, key=lambda i: type(leaves[i]) in PLAIN)
 
 
-def _in_place(fused: Callable[..., Any]) -> bool:
+def _make_inplace(fused: Callable[..., Any]) -> bool:
     return str(getattr(fused, "func", fused).__name__).endswith("_")
 
 
-def shares_grad(*tensors: Any) -> bool:
+def is_grad_shared(*tensors: Any) -> bool:
     """Tell whether a fused call would make tensors require grad that alone would not: some do, and others do not."""
-    needs = {tensor.requires_grad for each in tensors if type(each) is list for tensor in each}
+    needs = {tensor.requires_grad for item in tensors if type(item) is list for tensor in item}
     return len(needs) > 1 and torch.is_grad_enabled()

@@ -13,11 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ._coerce import COERCERS, coerce, contains_itself, nest, struct_fields
-from ._collection import Core, dense
+from ._coerce import COERCERS, build_nested, coerce, get_struct_fields, has_cycle
+from ._collection import Core, make_dense
 from ._devices import as_device
+from ._dim_names import check_names
 from ._element_types import as_dtype
-from ._names import check_names
 from ._ops.batch_size import as_batch_size
 from ._ops.joining import lazy_stack, maybe_dense_stack, stack
 from .errors import BatchSizeError, StructureError
@@ -64,7 +64,7 @@ def from_any(
     """
     if isinstance(obj, list):
         return coerce(obj, torch.Size(), None if device is None else as_device(device), ())
-    content = _content(obj)
+    content = _get_content(obj)
     if content is None:
         return obj
     own = obj.shape if isinstance(obj, np.ndarray) else None
@@ -171,7 +171,7 @@ def from_struct_array(
     >>> from_struct_array(numpy.array([(1, 2.0), (3, 4.0)], dtype=[("x", "i4"), ("y", "f8")]))
     TensorDict(batch_size=[2], fields={x: i32[], y: f64[]})
     """
-    fields = struct_fields(struct_array)
+    fields = get_struct_fields(struct_array)
     if fields is None:
         raise TypeError(f"from_struct_array takes a structured array; got {type(struct_array).__name__}")
     return _build(fields, batch_size, device, None, auto_batch_size, batch_dims, struct_array.shape)
@@ -213,7 +213,7 @@ def from_list(
         items.append(item if device is None else item.to(device))
     if not items:
         raise StructureError("from_list needs at least one item, got an empty list")
-    _refuse_both(batch_size, batch_dims)
+    _check_one_given(batch_size, batch_dims)
     if batch_size is None and (auto_batch_size or batch_dims is not None):
         most = None if batch_dims is None else max(batch_dims - 1, 0)
         items = [item.copy().auto_batch_size_(most) for item in items]
@@ -221,7 +221,7 @@ def from_list(
         size = as_batch_size(batch_size)
         if size[:1] != (len(items),):
             raise BatchSizeError(f"the batch size {list(size)} does not fit a stack of {len(items)} items")
-        items = [item._fit(size[1:]) for item in items]
+        items = [item._with_batch_size(size[1:]) for item in items]
     result = (maybe_dense_stack if lazy is None else lazy_stack if lazy else stack)(items, 0)
     if names is not None:
         result.names = names
@@ -234,7 +234,7 @@ def fromkeys(keys: Iterable[NestedKey], value: Any = 0) -> Any:
     >>> fromkeys(["a", ("b", "c")])
     TensorDict(batch_size=[], fields={a: i64[], b: {c: i64[]}})
     """
-    result = dense({}, torch.Size())
+    result = make_dense({}, torch.Size())
     for key in keys:
         result.set(key, value)
     return result
@@ -269,7 +269,7 @@ def from_schema(
     if kwargs and storage != "memmap":
         raise TypeError(f"from_schema() takes no {', '.join(kwargs)} with storage={storage!r}")
     size = as_batch_size(batch_size)
-    result = dense({}, size, None if device is None else as_device(device))
+    result = make_dense({}, size, None if device is None else as_device(device))
     for key, entry in schema.items():
         try:
             shape, dtype = entry
@@ -310,7 +310,7 @@ def make_tensordict(
 
 
 def _entries(what: str, source: Any) -> Mapping[Any, Any]:
-    if isinstance(source, Core) and not source._opaque:
+    if isinstance(source, Core) and not source._is_value:
         return source._all_children()
     if not isinstance(source, Mapping):
         raise TypeError(f"{what} takes a mapping or a collection of entries; got {type(source).__name__}")
@@ -381,7 +381,7 @@ def _tree_content(pytree: Any) -> dict[str, Any]:
 
 def _as_data(value: Any) -> Any:
     """Return a value as non-tensor data, also where it would become a tensor."""
-    coercer = COERCERS.of_objects()
+    coercer = COERCERS.get_fallback()
     return value if coercer is None else coercer.convert(value, torch.Size(), None)
 
 
@@ -395,10 +395,10 @@ def _build(
     own: BatchSize | None = None,
 ) -> Any:
     """Return content as a collection; ``own`` is the batch size that it has where the caller says nothing of one."""
-    _refuse_both(batch_size, batch_dims)
+    _check_one_given(batch_size, batch_dims)
     inferred = batch_size is None and (auto_batch_size or batch_dims is not None)
     size = as_batch_size(own if batch_size is None and not inferred else batch_size)
-    result = nest(_plain(content), size, None if device is None else as_device(device))
+    result = build_nested(_to_plain_dict(content), size, None if device is None else as_device(device))
     if inferred:
         result.auto_batch_size_(batch_dims)
     if names is not None:
@@ -406,12 +406,12 @@ def _build(
     return result
 
 
-def _refuse_both(batch_size: BatchSize | None, batch_dims: int | None) -> None:
+def _check_one_given(batch_size: BatchSize | None, batch_dims: int | None) -> None:
     if batch_size is not None and batch_dims is not None:
         raise ValueError(f"give batch_size or batch_dims, not both; got {batch_size!r} and {batch_dims}")
 
 
-def _plain(content: Mapping[Any, Any]) -> dict[Any, Any]:
+def _to_plain_dict(content: Mapping[Any, Any]) -> dict[Any, Any]:
     """Return nested content as nested plain dicts of leaves, without recursion."""
     root: dict[Any, Any] = {}
     todo: list[tuple[Mapping[Any, Any], dict[Any, Any]]] = [(content, root)]
@@ -422,13 +422,13 @@ def _plain(content: Mapping[Any, Any]) -> dict[Any, Any]:
             if isinstance(value, Tensor):
                 out[key] = value
                 continue
-            inner = _content(value)
+            inner = _get_content(value)
             if inner is None:
                 out[key] = value
                 continue
             if not torch.compiler.is_compiling():  # before 2.13 it knows no identities
-                if id(value) in open_levels and contains_itself(
-                    value, lambda item: (_content(item) or {}).values()
+                if id(value) in open_levels and has_cycle(
+                    value, lambda item: (_get_content(item) or {}).values()
                 ):
                     raise StructureError(f"the entry {key!r} holds a mapping that contains itself")
                 open_levels.add(id(value))
@@ -438,7 +438,7 @@ def _plain(content: Mapping[Any, Any]) -> dict[Any, Any]:
     return root
 
 
-def _content(value: Any) -> Any:
+def _get_content(value: Any) -> Any:
     """Return the entries of a container, or None for a leaf or a collection."""
     if isinstance(value, Core):
         return None
@@ -453,4 +453,4 @@ def _content(value: Any) -> Any:
         )
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-    return struct_fields(value)
+    return get_struct_fields(value)

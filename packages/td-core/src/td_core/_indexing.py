@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ._arrays import as_tensor
 from ._foreach import PLAIN
-from ._plans import REPEATING, Along, ShapePlan, broadcast_shape, positions, remembered, slice_length
+from ._plans import REPEATING, Along, ShapePlan, broadcast_shape, cache_plans, read_positions, slice_length
 from ._torch_private import functorch_level
 from .errors import CollectionIndexError
 
@@ -56,14 +56,14 @@ class IndexPlan(ShapePlan):
         # torch reads a tensor half as fast out of a tuple.
         self.index = index = index[0] if type(index) is tuple and len(index) == 1 else index
         # Every indexing comes here, so no call of the constructor above.
-        self.leaf = _reader(index)
+        self.leaf = _make_reader(index)
         self.lead = lead
         self.n = n
         self.kept = kept
         self.batch_size = batch_size
 
     @property
-    def shares(self) -> bool:  # type: ignore[override]
+    def is_view(self) -> bool:  # type: ignore[override]
         index = self.index
         return type(index) is int or all(
             _is_scalar(item) or not isinstance(item, (Tensor, bool)) for item in _items(index)
@@ -78,49 +78,51 @@ class IndexPlan(ShapePlan):
             return
         dim = 0
         for item in _items(self.index):
-            if _on_host(item) and (count := item.numel()):
+            if _is_on_host(item) and (count := item.numel()):
                 ends = item.flatten() if count < _FEW else torch.stack(item.aminmax())
                 ends = ends.tolist()
                 _check_range(min(ends), max(ends), self.batch_size, dim)
             dim += item is not None and type(item) is not bool
 
-    def _listed(self) -> tuple[Any, ...]:
+    def _list_items(self) -> tuple[Any, ...]:
         """Return the items of the index, lists for those whose positions a graph knows."""
         return _items(self.index)
 
-    def _place(self, dim: int) -> int:
+    def _find_item(self, dim: int) -> int:
         """Return which item of the index a dim has that the index replaces."""
         items = _items(self.index)
-        return [at for at, item in enumerate(items) if item is not None and type(item) is not bool][dim]
+        return [
+            position for position, item in enumerate(items) if item is not None and type(item) is not bool
+        ][dim]
 
-    def is_told_by_a_tensor(self, dim: int) -> bool:
+    def is_tensor_index(self, dim: int) -> bool:
         """Return whether a tensor says what is taken along a dim: no graph knows what it holds."""
-        return dim < self.n and isinstance(self._listed()[self._place(dim)], Tensor)
+        return dim < self.n and isinstance(self._list_items()[self._find_item(dim)], Tensor)
 
     def _along(self, stack_dim: int) -> Along | None:
         if type(self.index) is int:
             return Along(self.index, None, None)
-        items = self._listed()
+        items = self._list_items()
         advanced = [item for item in items if isinstance(item, (Tensor, bool, list)) and not _is_scalar(item)]
-        at = self._place(stack_dim)
-        item = items[at]
-        rest = items[:at] + items[at + 1 :]
+        index = self._find_item(stack_dim)
+        item = items[index]
+        rest = items[:index] + items[index + 1 :]
         batch_size = self.batch_size[:stack_dim] + self.batch_size[stack_dim + 1 :]
         inner = plan_index(rest, batch_size) if any(not _is_full(item) for item in rest) else None
         if _is_scalar(item):
-            position = positions(item) if isinstance(item, Tensor) else int(item)
+            position = read_positions(item) if isinstance(item, Tensor) else int(item)
             if position is None:
                 return None
             _check_range(position, position, self.batch_size, stack_dim)
             return Along(position, inner, None)
         if type(item) is slice:
-            if _scattered(items) != _scattered(rest):
+            if _is_split_by_slice(items) != _is_split_by_slice(rest):
                 return None
             picks: Any = None if _is_full(item) else range(self.batch_size[stack_dim])[item]
         elif len(advanced) != 1:
             return None
         else:
-            picks = item if type(item) is list else positions(item) if item.ndim == 1 else None
+            picks = item if type(item) is list else read_positions(item) if item.ndim == 1 else None
             if picks is None:
                 return None
             if picks:
@@ -134,28 +136,28 @@ class _ListedPlan(IndexPlan):
     __slots__ = ("listed",)
     listed: tuple[Any, ...]
 
-    def _listed(self) -> tuple[Any, ...]:
+    def _list_items(self) -> tuple[Any, ...]:
         return self.listed
 
 
-def _reader(index: Any) -> Callable[[Tensor], Any]:
+def _make_reader(index: Any) -> Callable[[Tensor], Any]:
     """Return what reads a leaf at a parsed index.
 
     To select rows takes a third of the time of indexing, and for long rows of bytes a thirtieth. But it counts from the front
     only, and does not lay its result out as a leaf that is not contiguous.
     """
     read = itemgetter(index)
-    if not _on_host(index) or torch.compiler.is_compiling() or functorch_level() is not None:
+    if not _is_on_host(index) or torch.compiler.is_compiling() or functorch_level() is not None:
         return read
-    placed: Placed | None = None
+    placed: BoundIndex | None = None
     selects = type(index) is Tensor and index.ndim == 1
 
     def read_rows(leaf: Tensor) -> Any:
         nonlocal placed, selects
         if type(leaf) in PLAIN:
             if not leaf.is_cpu:
-                placed = placed or Placed(index)
-                return leaf[placed.on(leaf)]
+                placed = placed or BoundIndex(index)
+                return leaf[placed.move_to_device_of(leaf)]
             try:
                 if selects and leaf.is_contiguous():
                     return leaf.index_select(0, index)
@@ -166,7 +168,7 @@ def _reader(index: Any) -> Callable[[Tensor], Any]:
     return read_rows
 
 
-class Placed:
+class BoundIndex:
     """A parsed index whose tensors are sent to the GPU of the leaves: once, where torch would send them again for each."""
 
     __slots__ = ("index", "sent")
@@ -175,7 +177,7 @@ class Placed:
         self.index = index
         self.sent: dict[torch.device, Any] = {}
 
-    def on(self, leaf: Tensor) -> Any:
+    def move_to_device_of(self, leaf: Tensor) -> Any:
         """Return the index on the device of a leaf.
 
         Raises:
@@ -187,7 +189,7 @@ class Placed:
         if device not in self.sent:
             dim, sent = 0, []
             for item in _items(self.index):
-                sent.append(_sent(item, leaf, dim) if _on_host(item) else item)
+                sent.append(_move_item(item, leaf, dim) if _is_on_host(item) else item)
                 dim += item is not None and type(item) is not bool
             self.sent[device] = tuple(sent) if type(self.index) is tuple else sent[0]
         return self.sent[device]
@@ -198,10 +200,10 @@ def _items(index: Any) -> tuple[Any, ...]:
     return index if type(index) is tuple else (index,)
 
 
-def _on_host(index: Any) -> bool:
+def _is_on_host(index: Any) -> bool:
     """Tell whether a parsed index has tensors with dims in the memory of the host."""
     if type(index) is tuple:
-        return any(map(_on_host, index))
+        return any(map(_is_on_host, index))
     return type(index) is Tensor and index.is_cpu and index.ndim > 0
 
 
@@ -214,7 +216,7 @@ def _check_range(low: int, high: int, batch_size: Sequence[int], dim: int) -> No
         )
 
 
-def _sent(item: Tensor, leaf: Tensor, dim: int) -> Tensor:
+def _move_item(item: Tensor, leaf: Tensor, dim: int) -> Tensor:
     if item.numel():
         low, high = item.aminmax()
         _check_range(int(low), int(high), leaf.shape, dim)
@@ -222,7 +224,7 @@ def _sent(item: Tensor, leaf: Tensor, dim: int) -> Tensor:
     return item.to(leaf.device, non_blocking=not item.is_pinned())
 
 
-def _mask_reader(index: tuple[Tensor, ...], dims: tuple[int, ...]) -> Callable[[Tensor], Any]:
+def _make_mask_reader(index: tuple[Tensor, ...], dims: tuple[int, ...]) -> Callable[[Tensor], Any]:
     """Return what reads a leaf at the positions of a mask of several dims; of a large one, as rows of these dims flattened."""
     read = itemgetter(index)
     if torch.compiler.is_compiling():
@@ -239,7 +241,7 @@ def _mask_reader(index: tuple[Tensor, ...], dims: tuple[int, ...]) -> Callable[[
                         rows = index[0]
                         for size, positions in zip(dims[1:], index[1:]):
                             rows = torch.add(positions, rows, alpha=size)
-                        read_rows = _reader(rows)
+                        read_rows = _make_reader(rows)
                     return read_rows(leaf.flatten(0, last))
             except RuntimeError:
                 pass
@@ -268,15 +270,15 @@ def plan_index(index: Any, batch_size: tuple[int, ...]) -> IndexPlan:
             return IndexPlan(index, (slice_length(index, batch_size[0]),), 1, (0,), batch_size)
     elif kind is Tensor and index.dtype is torch.int64 and index.ndim == 1 and batch_size:
         return IndexPlan(index, (len(index),), 1, (0,), batch_size)
-    given = index if kind is tuple else (index,)
-    if REPEATING.issuperset(map(type, given)):
-        return _plan_again(given, batch_size)
-    return _plan_items(given, batch_size)
+    provided = index if kind is tuple else (index,)
+    if REPEATING.issuperset(map(type, provided)):
+        return _plan_again(provided, batch_size)
+    return _plan_items(provided, batch_size)
 
 
-def _plan_items(given: tuple[Any, ...], batch_size: tuple[int, ...]) -> IndexPlan:
+def _plan_items(provided: tuple[Any, ...], batch_size: tuple[int, ...]) -> IndexPlan:
     """Check the items of an index against the dims they use; a mask becomes one integer tensor for each of its dims."""
-    parsed = _parse(given, batch_size)
+    parsed = _parse(provided, batch_size)
     items: list[Any] = []
     lead: list[int] = []
     kept: list[int | None] = []
@@ -313,35 +315,35 @@ def _plan_items(given: tuple[Any, ...], batch_size: tuple[int, ...]) -> IndexPla
             if not isinstance(item, Tensor) and not -batch_size[n] <= item < batch_size[n]:
                 raise CollectionIndexError(
                     f"index {item} is out of bounds for batch dim {n} of size {batch_size[n]} "
-                    f"(index {_show(given)}, batch size {list(batch_size)})"
+                    f"(index {_show(provided)}, batch size {list(batch_size)})"
                 )
             n += 1
         items.append(item)
     if shapes:
         shape = _broadcast(shapes)
-        if _scattered(items):
+        if _is_split_by_slice(items):
             front = 0
         lead[front:front] = shape
         kept[front:front] = names if len(names) == len(shape) == 1 else [None] * len(shape)
     if lists:
         listed = _ListedPlan(tuple(items), tuple(lead), n, tuple(kept), batch_size)
-        listed.listed = tuple([lists.get(at, item) for at, item in enumerate(items)])
+        listed.listed = tuple([lists.get(position, item) for position, item in enumerate(items)])
         return listed
     plan = IndexPlan(tuple(items), tuple(lead), n, tuple(kept), batch_size)
     if len(parsed) == 1 < len(items):
-        plan.leaf = _mask_reader(plan.index, batch_size[:n])
+        plan.leaf = _make_mask_reader(plan.index, batch_size[:n])
     return plan
 
 
-_plan_again = remembered(_plan_items)
+_plan_again = cache_plans(_plan_items)
 
 
-def _parse(given: tuple[Any, ...], batch_size: tuple[int, ...]) -> list[Any]:
+def _parse(provided: tuple[Any, ...], batch_size: tuple[int, ...]) -> list[Any]:
     """Return the items of an index, converted, with full slices for the ellipsis."""
     items: list[Any] = []
     ellipsis = -1
     n = 0
-    for item in given:
+    for item in provided:
         if type(item) is int or type(item) is slice:
             n += 1
         elif item is ...:
@@ -359,7 +361,7 @@ def _parse(given: tuple[Any, ...], batch_size: tuple[int, ...]) -> list[Any]:
     ndim = len(batch_size)
     if n > ndim:
         raise CollectionIndexError(
-            f"too many indices: {_show(given)} indexes {n} dims, and the batch size {list(batch_size)} has "
+            f"too many indices: {_show(provided)} indexes {n} dims, and the batch size {list(batch_size)} has "
             f"{ndim}; index the entries one by one to reach behind the batch dims"
         )
     if ellipsis >= 0:
@@ -443,7 +445,7 @@ def _is_full(item: Any) -> bool:
     return type(item) is slice and item == _FULL
 
 
-def _scattered(items: Sequence[Any]) -> bool:
+def _is_split_by_slice(items: Sequence[Any]) -> bool:
     """Tell whether a slice or None stands between two advanced indices."""
     kinds = "".join(
         "" if _is_scalar(item) else "-" if item is None or type(item) is slice else "a" for item in items

@@ -80,7 +80,7 @@ def is_key(index: object) -> bool:
     return isinstance(index, str)
 
 
-def closest(key: str, existing: Iterable[str]) -> str:
+def suggest_keys(key: str, existing: Iterable[str]) -> str:
     """Say which existing keys resemble ``key``: the tail of an error message."""
     names = [str(name) for name in list(existing)]
     near = difflib.get_close_matches(key, names, n=3)

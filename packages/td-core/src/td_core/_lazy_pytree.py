@@ -17,7 +17,7 @@ from ._collection import Core
 from ._lazy_stack import LazyStackedTensorDict
 from ._ops.member_writes import unbind_members
 from ._pytree import leaves_below, register, register_with_subclasses
-from ._torch_private import are_followed, before_transforms, functorch_level
+from ._torch_private import exit_transforms, functorch_level, is_innermost_transform
 from .errors import StructureError
 
 
@@ -44,46 +44,46 @@ class Members(NamedTuple):
 def _flatten(stack: LazyStackedTensorDict) -> tuple[list[Any], Whole | Members]:
     leaves = leaves_below([stack])
     name, hooks = stack._stack_dim_name, (stack._hook_in, stack._hook_out)
-    if all(isinstance(leaf, Tensor) for leaf in leaves) and _may_fit(stack._members):
+    if all(isinstance(leaf, Tensor) for leaf in leaves) and _can_stack(stack._members):
         try:
             # What a transform makes itself, it refuses to take as an argument.
-            with before_transforms(leaves):
-                whole = stack._densified()
+            with exit_transforms(leaves):
+                whole = stack._stack_members()
         except StructureError:
             pass
         else:
-            if _keeps_dtypes(whole, stack._members, leaves):
+            if _has_same_dtypes(whole, stack._members, leaves):
                 ndim = len(whole.batch_size)
-                return [whole], Whole(ndim - stack._stack_dim, name, ndim, _depth(whole), hooks)
+                return [whole], Whole(ndim - stack._stack_dim, name, ndim, _measure_depth(whole), hooks)
     ndims = tuple(getattr(leaf, "ndim", 0) for leaf in leaves)
     return list(stack._members), Members(stack._stack_dim, name, len(stack._members), ndims, hooks)
 
 
-def _keeps_dtypes(whole: Any, members: list[Any], leaves: list[Tensor]) -> bool:
+def _has_same_dtypes(whole: Any, members: list[Any], leaves: list[Tensor]) -> bool:
     """Tell whether members were stacked as they are: each has as many leaves of a dtype as the stack, in any order."""
     kinds = {leaf.dtype for leaf in leaves}
     if len(kinds) <= 1:
         return True
-    stacked, *each = [[leaf.dtype for leaf in leaves_below([node])] for node in (whole, *members)]
-    return all(dtypes.count(kind) == stacked.count(kind) for dtypes in each for kind in kinds)
+    stacked, *item = [[leaf.dtype for leaf in leaves_below([node])] for node in (whole, *members)]
+    return all(dtypes.count(kind) == stacked.count(kind) for dtypes in item for kind in kinds)
 
 
-def _may_fit(members: list[Any]) -> bool:
+def _can_stack(members: list[Any]) -> bool:
     """Tell whether members may have equal shapes: a graph keeps a stack that was tried, also where it failed."""
     if not torch.compiler.is_compiling():
         return True
     shapes = [[leaf.shape for leaf in leaves_below([member])] for member in members]
-    return all(each == shapes[0] for each in shapes)
+    return all(shape == shapes[0] for shape in shapes)
 
 
-def _depth(node: Any) -> int:
+def _measure_depth(node: Any) -> int:
     """Return how many levels there are down to the first leaf; 0 where there is none."""
     todo = [(node, 0)]
     while todo:
         node, depth = todo.pop()
         if not isinstance(node, Core):
             return depth
-        todo.extend((child, depth + 1) for child in reversed(node._below()))
+        todo.extend((child, depth + 1) for child in reversed(node._tree_children()))
     return 0
 
 
@@ -92,17 +92,17 @@ def _unflatten(cls: Any, children: Any, context: Whole | Members) -> Any:
     if isinstance(context, Whole):
         (whole,) = items
         behind, name, ndim, depth, _ = context
-        found = len(whole.batch_size) if isinstance(whole, Core) else 0
+        result = len(whole.batch_size) if isinstance(whole, Core) else 0
         leaves = [leaf for leaf in leaves_below(items) if isinstance(leaf, Tensor)]
         # Below a leaf of a Jacobian stand collections, and the dims of their leaves come behind its own.
-        if behind > found or _depth(whole) > depth or are_followed(leaves):
+        if behind > result or _measure_depth(whole) > depth or is_innermost_transform(leaves):
             return whole
-        dim = found - behind
-        with before_transforms(leaves):
+        dim = result - behind
+        with exit_transforms(leaves):
             stack = cls._of(unbind_members(whole, dim), dim)
         stack._empty_size = whole.batch_size
         names = whole._names if isinstance(whole, Core) else None
-        stack._stack_dim_name = names[dim] if names is not None else name if found == ndim else None
+        stack._stack_dim_name = names[dim] if names is not None else name if result == ndim else None
     else:
         dim, name, _, ndims, _ = context
         leaves = leaves_below(items) if functorch_level() is not None else []

@@ -14,22 +14,36 @@ import torch
 from torch import Tensor
 
 from ._base import TensorDictBase
-from ._collection import Child, Core, add_level, dense, missing_key, set_lazy_stack, show_path
+from ._collection import (
+    Child,
+    Core,
+    add_nested,
+    make_dense,
+    missing_key_error,
+    register_lazy_stack,
+    show_path,
+)
 from ._devices import as_device
+from ._dim_names import Names, names_of_stack, refuse_repeated
 from ._element_types import ScalarBeside, as_scalar
 from ._from_python import from_list
 from ._indexing import plan_index
-from ._locking import refuse_if_locked
-from ._names import Names, names_of_stack, refuse_repeated
+from ._locking import check_unlocked
+from ._mapping_views import StackedEntries
 from ._ops.batch_size import as_batch_size
-from ._ops.indexed_write import carry_out
-from ._ops.member_writes import check_new_members, member_parts, unbind_members
-from ._ops.uneven import nothing_of, rows_of_members, transform_uneven, uneven_index
+from ._ops.indexed_write import run_writes
+from ._ops.member_writes import check_new_members, split_for_members, unbind_members
+from ._ops.uneven import make_empty_like, rows_of_members, transform_uneven, uneven_index
 from ._ops.update_plan import UpdatePlan
-from ._plans import without
-from ._ragged import distinct_members, entry_in, in_form, ragged_error, refuse_hidden
+from ._plans import remove_size
+from ._ragged import (
+    check_no_hidden_keys,
+    convert_form,
+    get_member_entry,
+    list_distinct_members,
+    make_ragged_error,
+)
 from ._shape_plans import Reshape, stack_plan
-from ._views import StackedEntries
 from .errors import BatchSizeError, CollectionIndexError, StructureError
 from .typing import NO_DEFAULT, BatchSize, DeviceType, NestedKey, NoDefault
 
@@ -62,7 +76,7 @@ class LazyStackedTensorDict(TensorDictBase):
     """
 
     __slots__ = (
-        "__weakref__", "_attachments", "_empty_device", "_empty_size", "_hook_in", "_hook_out",
+        "__weakref__", "_backends", "_empty_device", "_empty_size", "_hook_in", "_hook_out",
         "_lock_parents", "_locked", "_members", "_stack_dim", "_stack_dim_name", "_undo",
     )  # fmt: skip
 
@@ -82,20 +96,20 @@ class LazyStackedTensorDict(TensorDictBase):
             if not isinstance(item, Core):
                 raise TypeError(f"the members of a lazy stack are collections; got {type(item).__name__}")
         members = [item.to(device) if device is not None else item for item in tensordicts]
-        given = tuple(batch_size or ())
+        provided = tuple(batch_size or ())
         of_those_to_come = (
-            len(given) > 0 and not members and 0 not in given[stack_dim : stack_dim + 1 or None]
+            len(provided) > 0 and not members and 0 not in provided[stack_dim : stack_dim + 1 or None]
         )
-        ndim = len(members[0].batch_size) if members else len(given or (0,)) - (not of_those_to_come)
+        ndim = len(members[0].batch_size) if members else len(provided or (0,)) - (not of_those_to_come)
         dim = stack_dim + ndim + 1 if stack_dim < 0 else stack_dim
         if not 0 <= dim <= ndim:
             raise CollectionIndexError(
                 f"stack_dim {stack_dim} is out of range for members of {ndim} batch dims"
             )
         if of_those_to_come:
-            given = (*given[:dim], 0, *given[dim:])
+            provided = (*provided[:dim], 0, *provided[dim:])
         self._init(members, dim, stack_dim_name, hook_in, hook_out)
-        self._empty_size = torch.Size(given or (0,))
+        self._empty_size = torch.Size(provided or (0,))
         self._empty_device = None if device is None else as_device(device)
         for i, member in enumerate(members):
             if len(member.batch_size) != ndim or (
@@ -105,9 +119,9 @@ class LazyStackedTensorDict(TensorDictBase):
                     f"cannot stack: item 0 has batch size {list(members[0].batch_size)}, "
                     f"item {i} has {list(member.batch_size)}"
                 )
-        if members and batch_size is not None and self.batch_size != given:
+        if members and batch_size is not None and self.batch_size != provided:
             raise BatchSizeError(
-                f"batch_size {list(given)} was given, the members make {list(self.batch_size)}"
+                f"batch_size {list(provided)} was given, the members make {list(self.batch_size)}"
             )
         if names is not None:
             self._names = names_of_stack(names, ndim + 1, dim, stack_dim_name)
@@ -129,7 +143,7 @@ class LazyStackedTensorDict(TensorDictBase):
         self._hook_out = hook_out
         self._empty_size, self._empty_device = torch.Size((0,)), None
         self._locked = False
-        self._lock_parents = self._attachments = self._undo = None
+        self._lock_parents = self._backends = self._undo = None
 
     @classmethod
     def from_list(cls, input: Sequence[Any], *, lazy: bool | None = True, **kwargs: Any) -> Any:
@@ -147,7 +161,7 @@ class LazyStackedTensorDict(TensorDictBase):
         stack._init(list(members), stack_dim)
         return stack
 
-    def _like(self: SelfT, members: Sequence[Any], stack_dim: int | None = None) -> SelfT:
+    def _with_members(self: SelfT, members: Sequence[Any], stack_dim: int | None = None) -> SelfT:
         """Return a new stack around other members, with the name and hooks of this one."""
         stack = object.__new__(type(self))
         dim = self._stack_dim if stack_dim is None else stack_dim
@@ -155,11 +169,11 @@ class LazyStackedTensorDict(TensorDictBase):
         stack._empty_size, stack._empty_device = self._empty_size, self._empty_device
         return stack
 
-    def _stacked(self) -> tuple[Sequence[Any], int] | None:
+    def _members_and_dim(self) -> tuple[Sequence[Any], int] | None:
         # A copy: another thread may add members between two looks.
         return (self._members.copy(), self._stack_dim) if self._members else None
 
-    def _all_locked(self) -> bool:
+    def _is_fully_locked(self) -> bool:
         # The first member tells as a rule, so they are not copied: a loop that adds one by one would become quadratic.
         members = self._members
         return bool(self._locked) or (bool(members) and all(member.is_locked for member in members))
@@ -217,8 +231,10 @@ class LazyStackedTensorDict(TensorDictBase):
                     f"the batch size {list(size)} does not fit a stack of {len(members)} along dim {dim}: the stack "
                     "dim stays; densify() first to drop it"
                 )
-            inner = without(wanted, dim)
-            todo.extend((*stacked, inner) for member in members if (stacked := member._stacked()) is not None)
+            inner = remove_size(wanted, dim)
+            todo.extend(
+                (*stacked, inner) for member in members if (stacked := member._members_and_dim()) is not None
+            )
         self._change_batch_size(size)
 
     def _check_batch_size(self, batch_size: torch.Size, path: tuple[str, ...] = ()) -> None:
@@ -228,18 +244,18 @@ class LazyStackedTensorDict(TensorDictBase):
                 f"the batch size {list(batch_size)} does not fit {show_path(path)}, a lazy stack of "
                 f"{len(self._members)} along dim {dim}"
             )
-        inner = torch.Size(without(batch_size, dim))
+        inner = torch.Size(remove_size(batch_size, dim))
         for member in self._members:
             if member.batch_size[: len(inner)] != inner:
                 member._check_batch_size(inner, path)
 
-    def _grow(self, batch_size: torch.Size) -> None:
+    def _expand_batch_size(self, batch_size: torch.Size) -> None:
         self._empty_size = batch_size
-        inner = torch.Size(without(batch_size, self._stack_dim))
+        inner = torch.Size(remove_size(batch_size, self._stack_dim))
         for member in self._members:
-            member._grow(inner)
+            member._expand_batch_size(inner)
 
-    _set_batch_size = _grow
+    _set_batch_size = _expand_batch_size
 
     @property
     def device(self) -> torch.device | None:
@@ -271,16 +287,16 @@ class LazyStackedTensorDict(TensorDictBase):
 
     @_names.setter
     def _names(self, names: Names | None) -> None:
-        self._hold_names(names)
+        self._set_stack_names(names)
 
-    def _hold_names(self, names: Names | None) -> None:
+    def _set_stack_names(self, names: Names | None) -> None:
         # Called as a function where that is possible: torch.compile runs setters too late before 2.13.
         self._stack_dim_name = None if names is None else names[self._stack_dim]
-        inner = self._inner_names(names)
+        inner = self._get_member_names(names)
         for member in self._members:
             member._set_names(inner)
 
-    def _inner_names(self, names: Names | None) -> Names | None:
+    def _get_member_names(self, names: Names | None) -> Names | None:
         """Return what the names of a batch leave for the members."""
         dim = self._stack_dim
         inner = () if names is None else names[:dim] + names[dim + 1 :]
@@ -288,8 +304,8 @@ class LazyStackedTensorDict(TensorDictBase):
 
     def _set_names(self, names: Names | None) -> None:
         ndim = len(self.batch_size)
-        mine = self._names or (None,) * ndim
-        self._hold_names(names + mine[len(names) :] if names else None)
+        left = self._names or (None,) * ndim
+        self._set_stack_names(names + left[len(names) :] if names else None)
 
     def _common_keys(self) -> list[str]:
         members = self._members
@@ -304,10 +320,10 @@ class LazyStackedTensorDict(TensorDictBase):
         return StackedEntries(self)
 
     def _all_children(self) -> Mapping[str, Child]:
-        refuse_hidden([member._all_children().keys() for member in self._members])
+        check_no_hidden_keys([member._all_children().keys() for member in self._members])
         return StackedEntries(self)
 
-    def _nested(self) -> Iterator[Core]:
+    def _iter_nested(self) -> Iterator[Core]:
         return iter(self._members)
 
     def _get_child(self, key: str) -> Child:
@@ -321,36 +337,36 @@ class LazyStackedTensorDict(TensorDictBase):
                 # Without a dim argument, torch parses the call faster.
                 value: Child = torch.stack(entries, dim) if dim else torch.stack(entries)
             except (RuntimeError, TypeError) as error:
-                raise ragged_error(key, entries, error) from error
+                raise make_ragged_error(key, entries, error) from error
         elif any(isinstance(entry, Tensor) for entry in entries):
             raise StructureError(
                 f"{show_path((key,))} is a tensor in some members and a collection in others"
             )
         else:
-            value = first._keep_together(entries, dim)
-            value._read_from(self, key)
+            value = first._stack_lazily(entries, dim)
+            value._bind_to_stack(self, key)
             if self._stack_dim_name is not None:
                 names = value._names or (None,) * len(value.batch_size)
                 value._names = (*names[:dim], self._stack_dim_name, *names[dim + 1 :])
         return value if self._hook_out is None else self._hook_out(value)
 
-    def _stand_in(self, key: str) -> Child:
+    def _peek_child(self, key: str) -> Child:
         members = self._members
         if not members or any(key not in member._children() for member in members):
             raise KeyError(key)
-        first = members[0]._stand_in(key)
+        first = members[0]._peek_child(key)
         if isinstance(first, Tensor):
             return first
-        entries = [first, *[member._stand_in(key) for member in members[1:]]]
+        entries = [first, *[member._peek_child(key) for member in members[1:]]]
         if any(isinstance(entry, Tensor) for entry in entries):
             return first
-        return first._keep_together(entries, self._stack_dim)
+        return first._stack_lazily(entries, self._stack_dim)
 
     def _get_as(self, key: NestedKey, default: Any, **form: Any) -> Any:
-        """Return a ragged entry in the one form that is asked for, see :func:`in_form`."""
-        found = [entry_in(member, key, form) for member in self._members]
-        missing = not found or any(entry is NO_DEFAULT for entry in found)
-        return in_form(key, None if missing else found, self._stack_dim, default, **form)
+        """Return a ragged entry in the one form that is asked for, see :func:`convert_form`."""
+        results = [get_member_entry(member, key, form) for member in self._members]
+        missing = not results or any(entry is NO_DEFAULT for entry in results)
+        return convert_form(key, None if missing else results, self._stack_dim, default, **form)
 
     def get_nestedtensor(
         self, key: NestedKey, default: Any = NO_DEFAULT, *, layout: torch.layout | None = None
@@ -373,40 +389,42 @@ class LazyStackedTensorDict(TensorDictBase):
         if value is not NO_DEFAULT:
             return value
         if default is NO_DEFAULT:
-            raise missing_key(self, key)
+            raise missing_key_error(self, key)
         return default
 
     def _set_child(self, key: str, value: Child) -> None:
-        for member, part in self._shares(key, value):
+        for member, part in self._split_for_members(key, value):
             member._set_child(key, part)
 
     def _add_child(self, key: str, value: Core) -> Child:
-        for member, part in self._shares(key, value):
-            add_level(member, key, part)
+        for member, part in self._split_for_members(key, value):
+            add_nested(member, key, part)
         return value
 
-    def _shares(self, key: str, value: Child) -> list[tuple[Any, Any]]:
+    def _split_for_members(self, key: str, value: Child) -> list[tuple[Any, Any]]:
         """Return each member with its part of a value that is stored."""
-        refuse_if_locked(self, f"set {show_path((key,))}")
+        check_unlocked(self, f"set {show_path((key,))}")
         self._check_keys({key: None})
-        shares = list(zip(self._members, self._parts(value)))
+        shares = list(zip(self._members, self._split_value(value)))
         for member, part in () if isinstance(value, Tensor) else shares:
             if isinstance(part, Core) and -1 in part.batch_size:
                 # It was made for all members, of the batch size that shows -1 where theirs differ.
-                part._grow(member.batch_size)
+                part._expand_batch_size(member.batch_size)
         return shares
 
     def _write_child(self, key: str, value: Child, *, non_blocking: bool = False) -> None:
         # Every member checks its part before the first one is written.
         plan = UpdatePlan(self, False, True, non_blocking, None, False, strict=True)
-        plan.copies = [(member, key, part, (key,)) for member, part in zip(self._members, self._parts(value))]
+        plan.copies = [
+            (member, key, part, (key,)) for member, part in zip(self._members, self._split_value(value))
+        ]
         plan.apply()
 
     def _check_keys(self, keys: Mapping[Any, Any]) -> None:
         for member in self._members:
             member._check_keys(keys)
 
-    def _parts(self, value: Child) -> Sequence[Child]:
+    def _split_value(self, value: Child) -> Sequence[Child]:
         if self._hook_in is not None:
             value = self._hook_in(value)
         return unbind_members(value, self._stack_dim)
@@ -419,7 +437,7 @@ class LazyStackedTensorDict(TensorDictBase):
     def _del_child(self, key: str) -> None:
         if key not in self._children():
             raise KeyError(key)
-        for member in distinct_members(self._members):
+        for member in list_distinct_members(self._members):
             member._del_child(key)
 
     def _with_children(
@@ -436,14 +454,14 @@ class LazyStackedTensorDict(TensorDictBase):
         label = self.device if device is NO_DEFAULT else device
         full_names = self._names if names is NO_DEFAULT else names
         if len(size) <= dim or size[dim] != count or (-1 in size and batch_size is not None):
-            return dense(dict(children), size, label, full_names)
+            return make_dense(dict(children), size, label, full_names)
         parts: list[dict[str, Child]] = [{} for _ in range(count)]
         for key, child in children.items():
             for part, piece in zip(parts, unbind_members(child, dim)):
                 part[key] = piece
-        inner = torch.Size(without(size, dim))
-        inner_names = self._inner_names(full_names)
-        stack = self._like(
+        inner = torch.Size(remove_size(size, dim))
+        inner_names = self._get_member_names(full_names)
+        stack = self._with_members(
             [
                 member._with_children(
                     part,
@@ -457,39 +475,41 @@ class LazyStackedTensorDict(TensorDictBase):
         stack._stack_dim_name = None if full_names is None else full_names[dim]
         return stack
 
-    def _collect(self, out: list[Tensor]) -> None:
+    def _flatten_leaves(self, out: list[Tensor]) -> None:
         for member in self._members:
-            member._collect(out)
+            member._flatten_leaves(out)
 
-    def _spread(self, value: Tensor, out: list[Tensor], scalar: ScalarBeside | None = None) -> None:
+    def _broadcast_to_leaves(
+        self, value: Tensor, out: list[Tensor], scalar: ScalarBeside | None = None
+    ) -> None:
         parts = [value] * len(self._members)
         behind = len(self.batch_size) - self._stack_dim
         if value.ndim >= behind:
-            at = value.ndim - behind
-            parts = [value.select(at, i if value.shape[at] > 1 else 0) for i in range(len(parts))]
+            position = value.ndim - behind
+            parts = [value.select(position, i if value.shape[position] > 1 else 0) for i in range(len(parts))]
         for member, part in zip(self._members, parts, strict=True):
-            member._spread(part, out, scalar and as_scalar)
+            member._broadcast_to_leaves(part, out, scalar and as_scalar)
 
-    def _collect_other(self, other: Core, out: list[Tensor], path: tuple[str, ...] = ()) -> None:
+    def _flatten_other(self, other: Core, out: list[Tensor], path: tuple[str, ...] = ()) -> None:
         parts = unbind_members(other, self._stack_dim)
         if len(parts) != len(self._members):
             raise StructureError(
                 f"the structures differ at {show_path(path)}: {len(self._members)} members there, {len(parts)} here"
             )
         for member, part in zip(self._members, parts):
-            member._collect_other(part, out, path)
+            member._flatten_other(part, out, path)
 
     def _map(self: SelfT, fn: Callable[[Tensor], Tensor]) -> SelfT:
-        return self._like([member._map(fn) for member in self._members])
+        return self._with_members([member._map(fn) for member in self._members])
 
-    def _copied(self: SelfT) -> SelfT:
-        return self._like([member._copied() for member in self._members])
+    def _clone_leaves(self: SelfT) -> SelfT:
+        return self._with_members([member._clone_leaves() for member in self._members])
 
     def _transform(self, plan: Any) -> Any:
         along = plan.along(self._stack_dim) if self._members else None
         if along is None:
             try:
-                return self._densified()._transform(plan)
+                return self._stack_members()._transform(plan)
             except StructureError:
                 if (
                     isinstance(plan, Reshape)
@@ -498,42 +518,49 @@ class LazyStackedTensorDict(TensorDictBase):
                     and len(plan.lead) == 1
                 ):
                     # The elements of a ragged batch are in one order, whatever its shape is.
-                    return self._of([row for one in self._members for row in one.reshape(-1).unbind(0)], 0)
+                    return self._of(
+                        [row for member in self._members for row in member.reshape(-1).unbind(0)], 0
+                    )
                 # Elements can be put side by side only where the plan moves those of the stack dim, and no others.
-                if not self._members or -1 in self.batch_size or plan.n <= self._stack_dim or plan.invents:
+                if (
+                    not self._members
+                    or -1 in self.batch_size
+                    or plan.n <= self._stack_dim
+                    or plan.creates_values
+                ):
                     raise
                 return transform_uneven(self, plan)
         picks, inner, stack_dim = along
         if inner is not None:
-            self._refuse_uneven(plan)
+            self._check_even(plan)
         if isinstance(picks, int):
             return self._members[picks]._transform(inner) if inner is not None else self._members[picks]
         members = self._members if picks is None else [self._members[i] for i in picks]
         if not members:
-            return nothing_of(self, plan.resized(self.batch_size))
-        result = self._like(
-            [member._shallow() if inner is None else member._transform(inner) for member in members],
+            return make_empty_like(self, plan.resize_batch(self.batch_size))
+        result = self._with_members(
+            [member._shallow_copy() if inner is None else member._transform(inner) for member in members],
             stack_dim,
         )
-        at, name = self._stack_dim, self._stack_dim_name
-        if name is not None and at < plan.n and at not in plan.dims():
+        position, name = self._stack_dim, self._stack_dim_name
+        if name is not None and position < plan.n and position not in plan.dims():
             result._stack_dim_name = None
         return result
 
-    def _densified(self) -> Any:
+    def _stack_members(self) -> Any:
         """Return the dense stack; StructureError where members do not fit."""
         if not self._members:
-            return dense({}, self.batch_size, self.device, None)
+            return make_dense({}, self.batch_size, self.device, None)
         plan = stack_plan(self._members[0].batch_size, self._stack_dim, len(self._members))
         result = self._members[0]._join(self._members, plan)
         if self._stack_dim_name is not None:
             result._set_names(self._names)
         return result
 
-    def _explode(self, plan: Any) -> tuple[Any, ...]:
+    def _transform_multi(self, plan: Any) -> tuple[Any, ...]:
         along = plan.along(self._stack_dim) if self._members else None
         if along is None:
-            return self._densified()._explode(plan)  # type: ignore[no-any-return]
+            return self._stack_members()._transform_multi(plan)  # type: ignore[no-any-return]
         picks, inner, stack_dim = along
         if picks is not None:
             # A part without members is made by the index that keeps the entries.
@@ -541,16 +568,16 @@ class LazyStackedTensorDict(TensorDictBase):
             return tuple(
                 self._members[pick]
                 if isinstance(pick, int)
-                else self._like([self._members[i] for i in pick], stack_dim)
+                else self._with_members([self._members[i] for i in pick], stack_dim)
                 if pick
                 else self._index(nothing)
                 for pick in picks
             )
-        self._refuse_uneven(plan)
-        columns = [member._explode(inner) for member in self._members]
-        return tuple(self._like(part, stack_dim) for part in zip(*columns))
+        self._check_even(plan)
+        columns = [member._transform_multi(inner) for member in self._members]
+        return tuple(self._with_members(part, stack_dim) for part in zip(*columns))
 
-    def _refuse_uneven(self, plan: Any) -> None:
+    def _check_even(self, plan: Any) -> None:
         """Raise StructureError where a plan for the whole stack does not fit each member."""
         if -1 in self.batch_size[: plan.n]:
             raise StructureError(
@@ -559,37 +586,37 @@ class LazyStackedTensorDict(TensorDictBase):
             )
 
     def _join(self, items: Sequence[Core], plan: Any, path: tuple[str, ...] = ()) -> Any:
-        mine = [item for item in items if isinstance(item, LazyStackedTensorDict)]
-        together = len(mine) == len(items) and all(item._stack_dim == self._stack_dim for item in mine)
+        left = [item for item in items if isinstance(item, LazyStackedTensorDict)]
+        together = len(left) == len(items) and all(item._stack_dim == self._stack_dim for item in left)
         if together and not plan.stacks and plan.dim == self._stack_dim:
-            joined = self._like([member for item in mine for member in item._members])
-            joined._empty_size = plan.resized(self.batch_size)
+            joined = self._with_members([member for item in left for member in item._members])
+            joined._empty_size = plan.resize_batch(self.batch_size)
             return joined
-        kept = plan.member(self._stack_dim) if together else None
-        if kept is None or any(len(item._members) != len(self._members) for item in mine):
+        kept = plan.get_member_plan(self._stack_dim) if together else None
+        if kept is None or any(len(item._members) != len(self._members) for item in left):
             dense_items = [
-                item._densified() if isinstance(item, LazyStackedTensorDict) else item for item in items
+                item._stack_members() if isinstance(item, LazyStackedTensorDict) else item for item in items
             ]
             return dense_items[0]._join(dense_items, plan, path)
         inner, stack_dim = kept
-        columns = [list(column) for column in zip(*[item._members for item in mine])]
+        columns = [list(column) for column in zip(*[item._members for item in left])]
         # Members of different sizes are each joined by a plan of their own.
         plans = [inner] * len(columns)
-        if any(-1 in item.batch_size[: plan.n] for item in mine):
+        if any(-1 in item.batch_size[: plan.n] for item in left):
             plans = [inner.of([member.batch_size[: inner.n] for member in column]) for column in columns]
-        joined = self._like(
-            [column[0]._join(column, each, path) for column, each in zip(columns, plans)], stack_dim
+        joined = self._with_members(
+            [column[0]._join(column, item, path) for column, item in zip(columns, plans)], stack_dim
         )
-        joined._empty_size = plan.resized(self.batch_size)
+        joined._empty_size = plan.resize_batch(self.batch_size)
         return joined
 
     def __getitem__(self, index: Any) -> Any:
         """Return an entry by key, or the collection at an index of the batch dims; an int gives the member itself."""
-        if self._names_member(index):
+        if self._is_member_index(index):
             return self._members[index]
         return super().__getitem__(index)
 
-    def _names_member(self, index: Any) -> bool:
+    def _is_member_index(self, index: Any) -> bool:
         """Tell whether an index is an int, of the stack dim: the other members need no look then."""
         count = len(self._members)
         return type(index) is int and self._stack_dim == 0 and -count <= index < count
@@ -602,7 +629,7 @@ class LazyStackedTensorDict(TensorDictBase):
         return super()._rows(count) if self._stack_dim else iter(list(self._members))
 
     def _index(self, index: Any) -> Any:
-        if self._names_member(index):
+        if self._is_member_index(index):
             return self._members[index]
         size = self.batch_size
         if -1 not in size:
@@ -610,16 +637,22 @@ class LazyStackedTensorDict(TensorDictBase):
         return uneven_index(self, index)
 
     def _assign(self, index: Any, value: Any, *, non_blocking: bool = False) -> None:
-        if self._names_member(index):
+        if self._is_member_index(index):
             self._members[index]._assign((), value, non_blocking=non_blocking)
             return
         # Every member checks its part before the first one is written.
-        parts = list(member_parts(self, index, value))
+        parts = list(split_for_members(self, index, value))
         if len(parts) == 1:
-            ((member, at, part),) = parts
-            member._assign(at, part, non_blocking=non_blocking)
+            ((member, member_index, part),) = parts
+            member._assign(member_index, part, non_blocking=non_blocking)
             return
-        carry_out([w for member, at, part in parts for w in member._writes(at, part, non_blocking)])
+        run_writes(
+            [
+                w
+                for member, member_index, part in parts
+                for w in member._plan_writes(member_index, part, non_blocking)
+            ]
+        )
 
     def append(self, tensordict: Any) -> None:
         """Add a member at the end.
@@ -664,4 +697,4 @@ class LazyStackedTensorDict(TensorDictBase):
     """Return the keys that all members have; the same as :meth:`keys`."""
 
 
-set_lazy_stack(LazyStackedTensorDict._of)
+register_lazy_stack(LazyStackedTensorDict._of)

@@ -7,7 +7,7 @@ from typing import Any, SupportsIndex
 
 from torch.utils import _pytree as torch_pytree
 
-from ._lazy_names import set_module
+from ._public_names import set_module
 
 __all__ = ["LinkedList"]
 

@@ -11,7 +11,7 @@ import contextlib
 import weakref
 from typing import Any
 
-from ._collection import Core, every_level
+from ._collection import Core, iter_nodes
 from .errors import LockedError
 
 # So many parents, and each time twice as many, are looked through for those that are gone.
@@ -33,13 +33,13 @@ def lock(root: Core, how: bool | str = True) -> None:
                     node._lock_parents = [parent]
                 # == would compare the collections, and torch.compile does not compare references.
                 elif not any(parent() is known() for known in parents):
-                    _forget_dead(parents)
+                    _prune_dead_parents(parents)
                     parents.append(parent)
             if node._locked:
                 continue
             node._locked = how
             this: weakref.ref[Core] | None = None
-            for child in node._nested():
+            for child in node._iter_nested():
                 if this is None:
                     this = weakref.ref(node)
                 todo.append((child._inner(), this))
@@ -49,7 +49,7 @@ def lock(root: Core, how: bool | str = True) -> None:
         raise
 
 
-def _forget_dead(parents: list[weakref.ref[Core]]) -> None:
+def _prune_dead_parents(parents: list[weakref.ref[Core]]) -> None:
     """Remove the parents that are gone, whenever there are twice as many again."""
     count = len(parents)
     if count < _MANY or count & (count - 1):
@@ -78,15 +78,15 @@ def unlock(root: Core) -> None:
             continue
         node._locked = False
         node._lock_parents = None
-        node._attachments = None
-        todo.extend(child._inner() for child in node._nested())
+        node._backends = None
+        todo.extend(child._inner() for child in node._iter_nested())
 
 
 def _is_part(node: Any) -> bool:
     """Tell whether a locked collection holds a node, or members of a stack that was made to read an entry."""
     if _is_held(node):
         return True
-    stacked = None if node._locked else node._stacked()
+    stacked = None if node._locked else node._members_and_dim()
     return stacked is not None and any(_is_part(member._inner()) for member in stacked[0])
 
 
@@ -99,11 +99,11 @@ def _is_held(node: Core) -> bool:
     return False
 
 
-def refuse_if_locked(node: Core, what: str) -> None:
+def check_unlocked(node: Core, what: str) -> None:
     """Raise LockedError naming the change that was tried; a change of a stack is one of each of its members."""
-    if (stacked := node._stacked()) is not None:
+    if (stacked := node._members_and_dim()) is not None:
         for member in stacked[0]:
-            refuse_if_locked(member, what)
+            check_unlocked(member, what)
     if node._locked:
         raise LockedError(
             f"cannot {what}: the {type(node).__name__} is locked; write in place (set_, update_, copy_), "
@@ -111,8 +111,8 @@ def refuse_if_locked(node: Core, what: str) -> None:
         )
 
 
-def refuse_if_locked_below(root: Core, what: str) -> None:
+def check_unlocked_below(root: Core, what: str) -> None:
     """Raise LockedError naming the change that was tried, if this collection or one in it is locked."""
-    for level in every_level(root):
-        if level is root or not level._opaque:
-            refuse_if_locked(level, what)
+    for level in iter_nodes(root):
+        if level is root or not level._is_value:
+            check_unlocked(level, what)

@@ -16,15 +16,15 @@ from ._collection import Core
 from ._torch_private import wrap_vmap
 
 
-def counted(dims: Any, given: Any, count: Callable[[int, Core], int]) -> Any:
+def normalize_dims(dims: Any, provided: Any, count: Callable[[int, Core], int]) -> Any:
     """Return the dims for what vmap is given, or gives, with a non-negative int for each collection in it.
 
     Args:
-        dims: an int or None, or a pytree of them whose structure is that of ``given``, or of its upper levels.
-        given: a pytree of tensors and collections.
+        dims: an int or None, or a pytree of them whose structure is that of ``provided``, or of its upper levels.
+        provided: a pytree of tensors and collections.
         count: what gives the int for a dim of a collection.
 
-    >>> counted(-1, (TensorDict({"a": torch.zeros(2, 3, 4)}, [2, 3]), torch.zeros(2)), dim_of_argument)
+    >>> normalize_dims(-1, (TensorDict({"a": torch.zeros(2, 3, 4)}, [2, 3]), torch.zeros(2)), get_argument_dim)
     (1, -1)
     """
     if dims is None or dims == 0:
@@ -33,59 +33,59 @@ def counted(dims: Any, given: Any, count: Callable[[int, Core], int]) -> Any:
     if not any(wanted):
         return dims
     try:
-        parts = spec.flatten_up_to(given)
+        parts = spec.flatten_up_to(provided)
     except ValueError:
         return dims  # which torch refuses, and says what does not fit
-    found = [_count_in(part, dim, count) for dim, part in zip(wanted, parts, strict=True)]
-    return torch_pytree.tree_unflatten(found, spec)
+    results = [_count_in(part, dim, count) for dim, part in zip(wanted, parts, strict=True)]
+    return torch_pytree.tree_unflatten(results, spec)
 
 
 def _count_in(part: Any, dim: Any, count: Callable[[int, Core], int]) -> Any:
     if type(dim) is not int or not dim:
         return dim
     return torch_pytree.tree_map(
-        lambda each: count(dim, each) if isinstance(each, Core) else dim,
+        lambda item: count(dim, item) if isinstance(item, Core) else dim,
         part,
-        is_leaf=lambda each: isinstance(each, Core),
+        is_leaf=lambda item: isinstance(item, Core),
     )
 
 
-def dim_of_argument(dim: int, node: Core) -> int:
+def get_argument_dim(dim: int, node: Core) -> int:
     """Return the batch dim of a collection that vmap maps over; one without batch dims has those of its leaves.
 
     Raises:
         ValueError: it has no such dim.
 
-    >>> dim_of_argument(-1, TensorDict({"a": torch.zeros(2, 3, 4)}, [2, 3]))
+    >>> get_argument_dim(-1, TensorDict({"a": torch.zeros(2, 3, 4)}, [2, 3]))
     1
     """
     ndim = len(node.batch_size)
     return _dim_of(dim, ndim, node, f"in_dims={dim}") if ndim else dim
 
 
-def dim_of_result(dim: int, node: Core) -> int:
+def get_result_dim(dim: int, node: Core) -> int:
     """Return where vmap puts its dim among the batch dims of a collection, which is told so.
 
     Raises:
         ValueError: it cannot have such a dim.
 
-    >>> dim_of_result(-1, TensorDict({"a": torch.zeros(2, 3, 4)}, [2, 3]))
+    >>> get_result_dim(-1, TensorDict({"a": torch.zeros(2, 3, 4)}, [2, 3]))
     2
     """
-    found = _dim_of(dim, len(node.batch_size) + 1, node, f"out_dims={dim}")
+    result = _dim_of(dim, len(node.batch_size) + 1, node, f"out_dims={dim}")
     todo = [node]
     while todo:
-        each = todo.pop()
-        stacked = each._stacked()
-        todo.extend(each._nested() if stacked is None else stacked[0])
-        each._reveal_dim(found)
-    return found
+        item = todo.pop()
+        stacked = item._members_and_dim()
+        todo.extend(item._iter_nested() if stacked is None else stacked[0])
+        item._reveal_dim(result)
+    return result
 
 
-def _dim_of(dim: int, ndim: int, node: Core, given: str) -> int:
+def _dim_of(dim: int, ndim: int, node: Core, provided: str) -> int:
     if not -ndim <= dim < ndim:
         raise ValueError(
-            f"torch.vmap: {given} is out of range for a {type(node).__name__} of batch size {list(node.batch_size)}; "
+            f"torch.vmap: {provided} is out of range for a {type(node).__name__} of batch size {list(node.batch_size)}; "
             "dims behind the batch are dims of its leaves alone"
         )
     return dim % ndim
@@ -95,7 +95,7 @@ def _read_in_dims(original: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(original)
     def process(in_dims: Any, args: tuple[Any, ...], func: Any) -> Any:
         if in_dims != 0 and args:
-            in_dims = counted(in_dims, args, dim_of_argument)
+            in_dims = normalize_dims(in_dims, args, get_argument_dim)
         return original(in_dims, args, func)
 
     return process
@@ -104,7 +104,7 @@ def _read_in_dims(original: Callable[..., Any]) -> Callable[..., Any]:
 def _read_out_dims(original: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(original)
     def unwrap(outputs: Any, out_dims: Any, *args: Any) -> Any:
-        return original(outputs, counted(out_dims, outputs, dim_of_result), *args)
+        return original(outputs, normalize_dims(out_dims, outputs, get_result_dim), *args)
 
     return unwrap
 
@@ -113,8 +113,8 @@ def _join_chunks(original: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(original)
     def join(out_dims: Any, spec: Any, chunks: Any) -> Any:
         if out_dims != 0:
-            first = torch_pytree.tree_unflatten([each[0] for each in chunks], spec)
-            out_dims = counted(out_dims, first, _dim_of_chunk)
+            first = torch_pytree.tree_unflatten([chunk[0] for chunk in chunks], spec)
+            out_dims = normalize_dims(out_dims, first, _dim_of_chunk)
         return original(out_dims, spec, chunks)
 
     return join

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from ._collection import Core
-from ._names import Names
-from ._torch_private import functorch_level, mapped_dim, unmapped
+from ._dim_names import Names
+from ._torch_private import functorch_level, get_mapped_dim, unmap
 
-__all__ = ["names_after", "names_before"]
+__all__ = ["get_names_after", "get_names_before"]
 
 
 class Layout(NamedTuple):
@@ -32,7 +32,7 @@ class PlacedNames(tuple[Any, ...]):
     layout: Layout
 
 
-def names_before(names: Names | None, children: Iterable[Any]) -> Names | None:
+def get_names_before(names: Names | None, children: Iterable[Any]) -> Names | None:
     """Return the names of a node for the context of a pytree."""
     if names is None or functorch_level() is None or torch.compiler.is_compiling():
         return names
@@ -40,11 +40,11 @@ def names_before(names: Names | None, children: Iterable[Any]) -> Names | None:
     if leaf is None:
         return names
     placed = PlacedNames(names)
-    placed.layout = Layout(_dims_of(unmapped(leaf)), mapped_dim(leaf))
+    placed.layout = Layout(_dims_of(unmap(leaf)), get_mapped_dim(leaf))
     return placed
 
 
-def names_after(names: Names | None, batch_size: torch.Size, children: Iterable[Any]) -> Names | None:
+def get_names_after(names: Names | None, batch_size: torch.Size, children: Iterable[Any]) -> Names | None:
     """Return the names of a node made of ``children``, which may have a dim more or less than the context had."""
     if names is None:
         return None
@@ -55,13 +55,13 @@ def names_after(names: Names | None, batch_size: torch.Size, children: Iterable[
     if leaf is None:
         # Levels have the names of those above.
         below = next((child._names for child in children if isinstance(child, Core) and child._names), None)
-        found = below and below[:ndim]
+        result = below and below[:ndim]
     elif len(names) == ndim + 1:
-        dim = mapped_dim(leaf)
-        found = None if dim is None else names[:dim] + names[dim + 1 :]
+        dim = get_mapped_dim(leaf)
+        result = None if dim is None else names[:dim] + names[dim + 1 :]
     else:
-        found = _with_new_dim(names, leaf) if isinstance(names, PlacedNames) else None
-    return tuple(found) if found and len(found) == ndim and any(found) else None
+        result = _with_new_dim(names, leaf) if isinstance(names, PlacedNames) else None
+    return tuple(result) if result and len(result) == ndim and any(result) else None
 
 
 def _first_leaf(children: Iterable[Any]) -> Tensor | None:
@@ -81,12 +81,12 @@ def _dims_of(leaf: Tensor) -> list[tuple[int, int]]:
 
 def _with_new_dim(names: PlacedNames, leaf: Tensor) -> Names | None:
     """Return the names with None where the leaf has the mapped dim, or where that may be."""
-    before, at = names.layout
+    before, position = names.layout
     after = _dims_of(leaf)
-    rest = before if at is None else before[:at] + before[at + 1 :]
+    rest = before if position is None else before[:position] + before[position + 1 :]
     possible = [
         (*names[:dim], None, *names[dim:])
         for dim in range(len(names) + 1)
-        if after[:dim] + after[dim + 1 :] == rest and (at is None or after[dim] == before[at])
+        if after[:dim] + after[dim + 1 :] == rest and (position is None or after[dim] == before[position])
     ]
-    return tuple([each[0] if len({*each}) == 1 else None for each in zip(*possible)])
+    return tuple([item[0] if len({*item}) == 1 else None for item in zip(*possible)])

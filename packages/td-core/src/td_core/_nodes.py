@@ -23,8 +23,8 @@ import torch
 from torch import Tensor
 
 from ._collection import Child, Core, show_path
-from ._lazy_names import set_module
-from ._missing import missing_writer
+from ._missing import missing_writer_error
+from ._public_names import set_module
 from .errors import FormatError, PluginError, StructureError, TensorDictError
 
 __all__ = ["KINDS", "Encoded", "Layout", "NodeKind", "NodeKinds", "Record", "decode", "encode"]
@@ -127,25 +127,25 @@ class NodeKind:
             held = self.attributes(node)
         else:
             held = {} if own or self.type.__dictoffset__ else getattr(node, "__dict__", {})
-        return held if own else {**held, **_in_slots(node, self.type)}
+        return held if own else {**held, **_read_slots(node, self.type)}
 
 
-def _in_slots(node: Core, base: type) -> dict[str, Any]:
+def _read_slots(node: Core, base: type) -> dict[str, Any]:
     """Return what a node has in the slots that its class adds to those of a base."""
-    found: dict[str, Any] = {}
-    for name, slot in _added_slots(type(node), base).items():
+    result: dict[str, Any] = {}
+    for name, slot in _list_added_slots(type(node), base).items():
         with contextlib.suppress(AttributeError):  # nothing was stored
-            found[name] = slot.__get__(node)
-    return found
+            result[name] = slot.__get__(node)
+    return result
 
 
 @lru_cache(maxsize=256)  # asked for every node of a subclass that is copied
-def _added_slots(cls: type, base: type) -> dict[str, MemberDescriptorType]:
+def _list_added_slots(cls: type, base: type) -> dict[str, MemberDescriptorType]:
     return {
         name: member
-        for each in cls.__mro__
-        if not issubclass(base, each)
-        for name, member in vars(each).items()
+        for item in cls.__mro__
+        if not issubclass(base, item)
+        for name, member in vars(item).items()
         if isinstance(member, MemberDescriptorType) and not hasattr(base, name)
     }
 
@@ -167,7 +167,7 @@ class NodeKinds:
             PluginError: it is no kind of collection, or its tag, class or name in a format is taken.
         """
         _check_kind(kind)
-        names = [(format_name, name) for format_name, each in kind.layouts.items() for name in each.names]
+        names = [(format_name, name) for format_name, layout in kind.layouts.items() for name in layout.names]
         if not replace:
             if kind.tag in self._by_tag:
                 raise PluginError(
@@ -205,14 +205,14 @@ class NodeKinds:
     def of(self, node: Core | type) -> NodeKind:
         """Return the kind of a node or class, following the class's bases."""
         cls = node if isinstance(node, type) else type(node)
-        if (kind := self._nearest(cls)) is not None:
+        if (kind := self._find_nearest(cls)) is not None:
             return kind
         raise PluginError(
             f"{cls.__module__}.{cls.__qualname__} has no node kind, so it cannot be stored, sent or pickled; "
             "register one through the hook td_node_kinds"
         )
 
-    def _nearest(self, cls: type) -> NodeKind | None:
+    def _find_nearest(self, cls: type) -> NodeKind | None:
         for base in cls.__mro__:
             kind = self._by_type.get(base)
             if kind is not None:
@@ -221,19 +221,19 @@ class NodeKinds:
 
     def attributes_of(self, node: Core) -> dict[str, Any]:
         """Return what was set on a node beside what its kind keeps there, if it has a kind."""
-        kind = self._nearest(type(node))
+        kind = self._find_nearest(type(node))
         return {} if kind is None else kind.attributes_of(node)
 
     def set_attributes(self, node: Core, attributes: Mapping[str, Any]) -> None:
         """Give a node what :meth:`attributes_of` found on another of its class."""
-        slots = _added_slots(type(node), self.of(node).type)
+        slots = _list_added_slots(type(node), self.of(node).type)
         more = {name: value for name, value in attributes.items() if name not in slots}
         for name in attributes.keys() - more.keys():
             slots[name].__set__(node, attributes[name])
         if more:
             vars(node).update(more)
 
-    def named(self, format_name: str, name: str) -> NodeKind | None:
+    def find_by_name(self, format_name: str, name: str) -> NodeKind | None:
         """Return the kind that ``format_name`` calls ``name``."""
         return self._by_name.get((format_name, name))
 
@@ -250,9 +250,9 @@ def _check_kind(kind: NodeKind) -> None:
             f"the attributes of the node kind {kind.tag!r} are no function: {kind.attributes!r}"
         )
     forms: list[NodeKind | Layout] = [kind, *kind.layouts.values()]
-    for each in forms:
-        if not callable(each.flatten) or not callable(each.unflatten):
-            raise PluginError(f"the node kind {kind.tag!r} lacks a function: {each!r}")
+    for form in forms:
+        if not callable(form.flatten) or not callable(form.unflatten):
+            raise PluginError(f"the node kind {kind.tag!r} lacks a function: {form!r}")
 
 
 KINDS = NodeKinds()
@@ -306,7 +306,7 @@ def encode(tree: Core, *, shared: bool = False) -> Encoded:
         kind = KINDS.of(node)
         record = kind.flatten(node)
         if not isinstance(record, Record):
-            record = kind.record_of(node, path=path_to(nodes, position))  # which says what is wrong
+            record = kind.record_of(node, path=get_key_path(nodes, position))  # which says what is wrong
         row = nodes[position]
         row.update(kind=kind.tag, meta=record.meta, entries=[], members=[])
         row["values"] = [[name, number] for number, name in enumerate(record.values, len(values))]
@@ -314,7 +314,7 @@ def encode(tree: Core, *, shared: bool = False) -> Encoded:
         if kind.tag in KINDS.providers:
             row["from"] = KINDS.providers[kind.tag]
         if type(node) is not kind.type:
-            row["class"] = class_name(type(node))
+            row["class"] = get_class_name(type(node))
         if kind.with_class or type(node) is not kind.type:
             classes[position] = type(node)
         if shared and (held := kind.attributes_of(node)):
@@ -335,14 +335,14 @@ def encode(tree: Core, *, shared: bool = False) -> Encoded:
                     todo.append((len(nodes), child))
                     nodes.append({})
     if not ordered:
-        order = _behind_parents(nodes)
+        order = _sort_topologically(nodes)
         classes = {new: classes[old] for new, old in enumerate(order) if old in classes}
         attributes = {new: attributes[old] for new, old in enumerate(order) if old in attributes}
         nodes, objects = [nodes[old] for old in order], [objects[old] for old in order]
     return Encoded(nodes, leaves, values, classes, attributes, objects)
 
 
-def _behind_parents(rows: list[dict[str, Any]]) -> list[int]:
+def _sort_topologically(rows: list[dict[str, Any]]) -> list[int]:
     """Return an order of nodes in which each stands behind all that refer to it, and make the rows refer to that."""
     below = [
         [ref for group in ("entries", "members") for _, ref in row[group] if isinstance(ref, int)]
@@ -390,7 +390,7 @@ def decode_all(
     if not all(issubclass(cls, Tensor) for cls in {*map(type, encoded.leaves)}):
         place = next(i for i, leaf in enumerate(encoded.leaves) if not isinstance(leaf, Tensor))
         raise FormatError(
-            f"{_shown(encoded.nodes, [place])} of the encoded tree is a tensor; got {encoded.leaves[place]!r:.100}"
+            f"{_format_place(encoded.nodes, [place])} of the encoded tree is a tensor; got {encoded.leaves[place]!r:.100}"
         )
     nodes: list[Any] = [None] * len(encoded.nodes)
     declared: list[type | None] | None = None
@@ -415,11 +415,11 @@ def decode_all(
             raise FormatError(f"node {position} of the encoded tree is damaged: {error!r}") from error
         cls: Any = encoded.classes.get(position)
         if cls is None and not _is_known(row):
-            declared = declared or _declared_classes(encoded.nodes, named)
-            cls = _moved_to(row, declared[position])
+            declared = declared or _list_declared_classes(encoded.nodes, named)
+            cls = _find_moved_class(row, declared[position])
         if cls is None and (type(tag) is not str or tag not in KINDS):
-            shown = _shown(encoded.nodes, position)
-            missing = missing_writer(f"{shown}, of the kind {tag!r},", row.get("from"))
+            shown = _format_place(encoded.nodes, position)
+            missing = missing_writer_error(f"{shown}, of the kind {tag!r},", row.get("from"))
             raise missing or FormatError(
                 f"{shown} is of the kind {tag!r}, which no installed package provides"
             )
@@ -433,7 +433,7 @@ def decode_all(
         except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
             writer = f", written by {row['from']!r}," if "from" in row else ""
             raise FormatError(
-                f"{_shown(encoded.nodes, position)}, of the kind {tag!r}{writer} cannot be put together: {error!r}"
+                f"{_format_place(encoded.nodes, position)}, of the kind {tag!r}{writer} cannot be put together: {error!r}"
             ) from error
     for position, attributes in encoded.attributes.items():
         try:
@@ -451,7 +451,7 @@ def _is_known(row: Any) -> bool:
     return "class" not in row or find_subclass(KINDS[tag].type, row["class"]) is not None
 
 
-def _moved_to(row: Any, cls: type | None) -> type | None:
+def _find_moved_class(row: Any, cls: type | None) -> type | None:
     """Return the class that is declared for a node, if the node, whose own class is not known, can be one of it."""
     if cls is None or "from" in row:
         return None
@@ -460,7 +460,7 @@ def _moved_to(row: Any, cls: type | None) -> type | None:
     return cls if fits else None
 
 
-def _declared_classes(rows: Any, named: type | None) -> list[type | None]:
+def _list_declared_classes(rows: Any, named: type | None) -> list[type | None]:
     """Return for each node the class that is named for the root, or that the class above it declares."""
     classes: list[type | None] = [named, *[None] * (len(rows) - 1)]
     owners: list[Any] = [None] * len(rows)
@@ -472,7 +472,7 @@ def _declared_classes(rows: Any, named: type | None) -> list[type | None]:
             owner: Any = owners[position] or classes[position]
             if kind is not None:
                 own = find_subclass(kind.type, row["class"]) if "class" in row else kind.type
-                owner = named_class(own or kind.type) or owner
+                owner = user_class(own or kind.type) or owner
             for key, ref in row["entries"]:
                 if isinstance(ref, int) and owner is not None:
                     classes[ref] = owner._class_at(key)
@@ -483,9 +483,9 @@ def _declared_classes(rows: Any, named: type | None) -> list[type | None]:
     return classes
 
 
-def named_class(cls: type | None) -> type | None:
+def user_class(cls: type | None) -> type | None:
     """Return a class that users define, which may have moved since something of it was saved; None for any other."""
-    kind = None if cls is None else KINDS._nearest(cls)
+    kind = None if cls is None else KINDS._find_nearest(cls)
     return cls if kind is not None and (kind.with_class or kind.type is not cls) else None
 
 
@@ -495,7 +495,7 @@ def as_named(cls: type | None, saved: Any, what: str) -> Any:
     Raises:
         StructureError: it does not fit that class.
     """
-    named: Any = named_class(cls)
+    named: Any = user_class(cls)
     if named is None or isinstance(saved, named):
         return saved
     try:
@@ -513,10 +513,10 @@ def check_node(node: Any) -> Any:
     return node
 
 
-def said(meta: Any, name: str, *types: type) -> Any:
+def read_header_field(meta: Any, name: str, *types: type) -> Any:
     """Return what a header says under a name, which may be missing where None is a type; TypeError if it is of none of them.
 
-    >>> said({"names": None}, "names", list, type(None)), said({"batch_size": [3]}, "batch_size", list)
+    >>> read_header_field({"names": None}, "names", list, type(None)), read_header_field({"batch_size": [3]}, "batch_size", list)
     (None, [3])
     """
     value = meta.get(name) if type(None) in types else meta[name]
@@ -525,10 +525,10 @@ def said(meta: Any, name: str, *types: type) -> Any:
     return value
 
 
-def header(node: Any) -> dict[str, Any]:
+def make_header(node: Any) -> dict[str, Any]:
     """Return what most kinds say about a node itself: batch size, and device, names and its owner's lock where it has them.
 
-    >>> header(TensorDict({"a": 1}, lock=True))
+    >>> make_header(TensorDict({"a": 1}, lock=True))
     {'batch_size': [], 'locked': True}
     """
     meta: dict[str, Any] = {"batch_size": list(node.batch_size)}
@@ -541,36 +541,36 @@ def header(node: Any) -> dict[str, Any]:
     return meta
 
 
-def class_name(cls: type) -> str:
+def get_class_name(cls: type) -> str:
     """Return the name under which a class is written.
 
-    >>> class_name(NodeKind)
+    >>> get_class_name(NodeKind)
     'td_core:NodeKind'
     """
-    return f"{module_name(cls)}:{cls.__qualname__}"
+    return f"{get_module_name(cls)}:{cls.__qualname__}"
 
 
-def module_name(cls: type) -> str:
+def get_module_name(cls: type) -> str:
     """Return the module of a class; a spawned process knows the classes of the main script under another one."""
     return "__main__" if cls.__module__ == "__mp_main__" else cls.__module__
 
 
 def find_subclass(base: type, name: Any) -> type | None:
-    """Return the subclass whose name :func:`class_name` or ``str`` writes so, if it is defined; nothing is imported.
+    """Return the subclass whose name :func:`get_class_name` or ``str`` writes so, if it is defined; nothing is imported.
 
     Of several, as where a notebook cell ran twice, it is that which its module has, or the one that was defined last.
     """
-    found: list[Any] = []
+    results: list[Any] = []
     todo: list[Any] = [base]
     while todo:
         below = todo.pop().__subclasses__()
         todo += below
-        found += (
+        results += (
             cls
             for cls in below
-            if name in (class_name(cls), f"<class '{module_name(cls)}.{cls.__qualname__}'>")
+            if name in (get_class_name(cls), f"<class '{get_module_name(cls)}.{cls.__qualname__}'>")
         )
-    return next(filter(_is_in_its_module, found), found[-1] if found else None)
+    return next(filter(_is_in_its_module, results), results[-1] if results else None)
 
 
 def _is_in_its_module(cls: type) -> bool:
@@ -580,39 +580,39 @@ def _is_in_its_module(cls: type) -> bool:
         return False
 
 
-def path_to(rows: list[dict[str, Any]], at: int | list[int]) -> tuple[str, ...]:
+def get_key_path(rows: list[dict[str, Any]], position: int | list[int]) -> tuple[str, ...]:
     """Return the keys that lead to a node, or in a list to a leaf, as the rows of an encoded tree refer to them.
 
-    >>> path_to(encode(TensorDict({"a": 1, "n": {"b": 2}})).nodes, [1])
+    >>> get_key_path(encode(TensorDict({"a": 1, "n": {"b": 2}})).nodes, [1])
     ('n', 'b')
     """
     path: tuple[str, ...] = ()
-    while at:
+    while position:
         above = [
             (key, parent)
-            for parent in range(len(rows) if isinstance(at, list) else at)
+            for parent in range(len(rows) if isinstance(position, list) else position)
             for group in ("entries", "members")
             for key, ref in rows[parent].get(group, ())
-            if ref == at
+            if ref == position
         ]
-        key, at = above[0]
+        key, position = above[0]
         path = (key, *path)
     return path
 
 
-def _shown(rows: list[dict[str, Any]], at: int | list[int]) -> str:
+def _format_place(rows: list[dict[str, Any]], position: int | list[int]) -> str:
     """Name a node or leaf by the keys that lead to it, or by its place where the rows above it are damaged."""
     with contextlib.suppress(LookupError, TypeError, ValueError, AttributeError):
-        return show_path(path_to(rows, at))
-    return f"leaf {at[0]}" if isinstance(at, list) else f"node {at}"
+        return show_path(get_key_path(rows, position))
+    return f"leaf {position[0]}" if isinstance(position, list) else f"node {position}"
 
 
 def _check_row(row: Any, groups: list[dict[str, Any]]) -> None:
     """Raise ValueError where a node says a key twice, or a place before the first, and TypeError for a key that is none."""
-    for name, found in zip(("entries", "members", "values"), groups, strict=True):
-        if len(found) != len(row[name]):
+    for name, group in zip(("entries", "members", "values"), groups, strict=True):
+        if len(group) != len(row[name]):
             raise ValueError(f"a key stands twice in its {name}")
-        if not {*map(type, found)} <= {str}:
+        if not {*map(type, group)} <= {str}:
             raise TypeError(f"not all keys of its {name} are strings")
         if any((ref[0] if isinstance(ref, list) else ref) < 0 for _, ref in row[name]):
             raise ValueError(f"a place in its {name} is negative")

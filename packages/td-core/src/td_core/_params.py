@@ -17,22 +17,22 @@ import torch
 from torch import Tensor, nn
 
 from ._base import TensorDictBase
-from ._coerce import nest
+from ._coerce import build_nested
 from ._collection import (
     Child,
     Core,
-    changed_meanwhile,
-    copies,
-    copy_of,
+    concurrent_change_error,
+    copy_leaf,
     has_lazy_stack,
+    is_copying,
     show_path,
 )
+from ._device_labels import fix_device_metadata
+from ._dim_names import Names
 from ._keys import is_key, unravel_key_to_tuple
-from ._labels import correct
-from ._locking import refuse_if_locked
-from ._names import Names
-from ._ops.moving import put_back
-from ._ops.structure import unchanged_on_error
+from ._locking import check_unlocked
+from ._ops.device_moves import write_moved_back
+from ._ops.structure import restore_on_error
 from ._pytree import register, register_with_subclasses
 from ._roles import Buffer as Buffer  # where older pickles look for it
 from ._roles import adopt, in_role, is_persistent, is_registered, is_settled, role
@@ -76,23 +76,23 @@ class _Slots(MutableMapping[str, Any]):
         return len(self.items())
 
     def __getitem__(self, name: str) -> Any:
-        node, key = _place_of(self._root, name)
+        node, key = _find_slot(self._root, name)
         leaf = node._children()[key]
         if is_registered(leaf) is not self._parameters:
             raise KeyError(name)
         return leaf
 
     def __setitem__(self, name: str, value: Any) -> None:
-        node, key = _place_of(self._root, name)
+        node, key = _find_slot(self._root, name)
         node._set_child(key, value)
 
     def __delitem__(self, name: str) -> None:
-        node, key = _place_of(self._root, name)
-        refuse_if_locked(node, f"remove key {key!r}")
+        node, key = _find_slot(self._root, name)
+        check_unlocked(node, f"remove key {key!r}")
         node._del_child(key)
 
 
-def _place_of(root: Any, name: str) -> tuple[Any, str]:
+def _find_slot(root: Any, name: str) -> tuple[Any, str]:
     """Return the level that holds the leaf of a dotted name, and its key there; keys may have dots too."""
     todo = [(root, name)]
     while todo:
@@ -106,21 +106,21 @@ def _place_of(root: Any, name: str) -> tuple[Any, str]:
     raise KeyError(name)
 
 
-def _told(read: Callable[[Any], Any]) -> Any:
+def _make_readonly(read: Callable[[Any], Any]) -> Any:
     """Return a property that ignores what ``nn.Module.__init__`` sets: the collection is the one place where tensors are kept."""
     return property(read, lambda self, value: None)
 
 
-def _without_grad(method: MethodT) -> MethodT:
+def _disable_grad(method: MethodT) -> MethodT:
     """Return a method that writes parameters in place, as an optimizer does: autograd does not record it."""
 
     @functools.wraps(method)
-    def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
         with torch.no_grad():
             return method(self, *args, **kwargs)
 
-    wrapped.__module__, wrapped.__qualname__ = __name__, f"TensorDictParams.{method.__name__}"
-    return wrapped  # type: ignore[return-value]
+    wrapper.__module__, wrapper.__qualname__ = __name__, f"TensorDictParams.{method.__name__}"
+    return wrapper  # type: ignore[return-value]
 
 
 class TensorDictParams(Wrapper, TensorDictBase, nn.Module):  # type: ignore[misc]  # both have state_dict and zero_grad
@@ -171,27 +171,27 @@ class TensorDictParams(Wrapper, TensorDictBase, nn.Module):  # type: ignore[misc
         if isinstance(parameters, TensorDictParams):
             parameters = parameters._tensordict
         elif not isinstance(parameters, Core):
-            parameters = nest(parameters, torch.Size(), None)
+            parameters = build_nested(parameters, torch.Size(), None)
         set_attribute = object.__setattr__
         set_attribute(self, "_no_convert", no_convert)
         set_attribute(self, "_get_hooks", [])
         _refuse_lazy_stacks(parameters)
-        set_attribute(self, "_tensordict", _adopted(parameters, None, not no_convert))
+        set_attribute(self, "_tensordict", _adopt_entry(parameters, None, not no_convert))
         if lock:
             self.lock_()
 
     @classmethod
-    def _of_dense(cls, result: Any) -> Any:
-        made = isinstance(result, TensorDictBase) and not result._opaque and not isinstance(result, cls)
+    def _wrap_dense(cls, result: Any) -> Any:
+        made = isinstance(result, TensorDictBase) and not result._is_value and not isinstance(result, cls)
         return cls(result) if made else result
 
     @classmethod
     def _of_module(cls, taken: Any) -> Any:
         return cls(taken, no_convert=True)
 
-    _parameters = _told(lambda self: _Slots(self._tensordict, True))
-    _buffers = _told(lambda self: _Slots(self._tensordict, False))
-    _non_persistent_buffers_set = _told(
+    _parameters = _make_readonly(lambda self: _Slots(self._tensordict, True))
+    _buffers = _make_readonly(lambda self: _Slots(self._tensordict, False))
+    _non_persistent_buffers_set = _make_readonly(
         lambda self: {name for name, leaf in self._buffers.items() if not is_persistent(leaf)}
     )
 
@@ -206,11 +206,11 @@ class TensorDictParams(Wrapper, TensorDictBase, nn.Module):  # type: ignore[misc
                 return base.__dict__[name].__get__(self, type(self))
         inner = getattr(self, "_tensordict", None)
         if inner is not None and name in inner._children():
-            found = self.get(name)
-            return self._around(found) if isinstance(found, TensorDictBase) else found
+            result = self.get(name)
+            return self._from_inner(result) if isinstance(result, TensorDictBase) else result
         if inner is not None and "." in name:  # as a module finds each of its ``_parameters``
             with suppress(KeyError):
-                node, key = _place_of(inner, name)
+                node, key = _find_slot(inner, name)
                 return node._children()[key]
         return nn.Module.__getattr__(self, name)
 
@@ -250,63 +250,67 @@ class TensorDictParams(Wrapper, TensorDictBase, nn.Module):  # type: ignore[misc
 
     def __getitem__(self, index: Any) -> Any:
         """Return an entry by key, or the plain collection of all entries indexed along the batch dims."""
-        found = super().__getitem__(index)
-        return self._hooked(found) if self._get_hooks and is_key(index) else found
+        result = super().__getitem__(index)
+        return self._run_hooks(result) if self._get_hooks and is_key(index) else result
 
     def get(self, key: NestedKey, *args: Any, **kwargs: Any) -> Any:
         """Return the entry ``key``, or a default where it is missing; see :meth:`TensorCollection.get`."""
-        found = super().get(key, *args, **kwargs)
-        return self._hooked(found) if self._get_hooks and isinstance(found, (Tensor, Core)) else found
+        result = super().get(key, *args, **kwargs)
+        return self._run_hooks(result) if self._get_hooks and isinstance(result, (Tensor, Core)) else result
 
     def values(self, *args: Any, **kwargs: Any) -> Any:
         """Return a live view of the entries; see :meth:`TensorCollection.values`."""
         values = super().values(*args, **kwargs)
-        return map(self._hooked, values) if self._get_hooks else values
+        return map(self._run_hooks, values) if self._get_hooks else values
 
     def items(self, *args: Any, **kwargs: Any) -> Any:
         """Return a live view of (key, entry) pairs; see :meth:`TensorCollection.items`."""
         items = super().items(*args, **kwargs)
-        return ((key, self._hooked(value)) for key, value in items) if self._get_hooks else items
+        return ((key, self._run_hooks(value)) for key, value in items) if self._get_hooks else items
 
-    def _hooked(self, value: Any) -> Any:
+    def _run_hooks(self, value: Any) -> Any:
         for hook in self._get_hooks:
-            given = hook(self, value)
-            value = value if given is None else given
+            provided = hook(self, value)
+            value = value if provided is None else provided
         return value
 
     def _set_child(self, key: str, value: Child) -> None:
-        self._tensordict._set_child(key, self._adopted(key, value))
+        self._tensordict._set_child(key, self._adopt(key, value))
 
     def _add_child(self, key: str, value: Core) -> Child:
-        return self._tensordict._add_child(key, self._adopted(key, value))
+        return self._tensordict._add_child(key, self._adopt(key, value))
 
     def _get_writable(self, key: str) -> Child:
-        found = self._tensordict._get_child(key)
-        return self._around(found) if isinstance(found, TensorDictBase) and not found._opaque else found
+        result = self._tensordict._get_child(key)
+        return (
+            self._from_inner(result)
+            if isinstance(result, TensorDictBase) and not result._is_value
+            else result
+        )
 
-    def _adopted(self, key: str, value: Child) -> Child:
+    def _adopt(self, key: str, value: Child) -> Child:
         if isinstance(value, Core):
             _refuse_lazy_stacks(value)
         held = self._tensordict._children().get(key)
         try:
-            return _adopted(value, held, not self._no_convert)
+            return _adopt_entry(value, held, not self._no_convert)
         except StructureError as error:
             raise StructureError(f"{show_path((key,))}: {error}") from None
 
     def _set_path(
-        self, key: NestedKey, value: Any, at: tuple[str, ...] = (), *, non_blocking: bool = False
+        self, key: NestedKey, value: Any, prefix: tuple[str, ...] = (), *, non_blocking: bool = False
     ) -> None:
-        with self._adopting() if len(unravel_key_to_tuple(key)) > 1 else nullcontext():
-            super()._set_path(key, value, at, non_blocking=non_blocking)
+        with self._adopt_on_exit() if len(unravel_key_to_tuple(key)) > 1 else nullcontext():
+            super()._set_path(key, value, prefix, non_blocking=non_blocking)
 
     @contextmanager
-    def _adopting(self) -> Iterator[None]:
+    def _adopt_on_exit(self) -> Iterator[None]:
         """Give what is stored in the levels below its role, which are plain; where that fails, nothing is stored."""
-        held = {path: leaf for path, _, leaf in _places(self._tensordict)}
-        with unchanged_on_error(self._tensordict):
+        held = {path: leaf for path, _, leaf in _iter_slots(self._tensordict)}
+        with restore_on_error(self._tensordict):
             yield
             _refuse_lazy_stacks(self._tensordict)
-            for path, node, leaf in _places(self._tensordict):
+            for path, node, leaf in _iter_slots(self._tensordict):
                 try:
                     kept = adopt(leaf, held.get(path), not self._no_convert)
                 except StructureError as error:
@@ -319,7 +323,10 @@ class TensorDictParams(Wrapper, TensorDictBase, nn.Module):  # type: ignore[misc
     ) -> SelfT:
         """Store the entries of another collection or mapping; see :meth:`TensorCollection.update`."""
         # Copies of parameters become parameters, so they have no past; in place, autograd has its say.
-        with self._adopting(), torch.set_grad_enabled(torch.is_grad_enabled() and (inplace or not clone)):
+        with (
+            self._adopt_on_exit(),
+            torch.set_grad_enabled(torch.is_grad_enabled() and (inplace or not clone)),
+        ):
             super().update(input_dict_or_td, clone, inplace, **kwargs)
         return self
 
@@ -334,37 +341,37 @@ class TensorDictParams(Wrapper, TensorDictBase, nn.Module):  # type: ignore[misc
         """Return a plain collection: parameters that were computed on are no longer parameters."""
         return self._tensordict._with_children(children, batch_size=batch_size, device=device, names=names)
 
-    def _shallow(self: SelfT) -> SelfT:
-        return self._around(self._tensordict._shallow())
+    def _shallow_copy(self: SelfT) -> SelfT:
+        return self._from_inner(self._tensordict._shallow_copy())
 
     def _map(self, fn: Callable[[Tensor], Tensor]) -> Any:
-        if not copies(fn):
+        if not is_copying(fn):
             return super()._map(fn)
         # Copies of parameters are parameters, which have no past.
         with torch.no_grad():
-            return self._around(self._tensordict._map(_tied(fn)))
+            return self._from_inner(self._tensordict._map(_cache_tied(fn)))
 
     # As every other node, which is what it stays.
-    _copied = Core._copied
-    _fit = Core._fit
+    _clone_leaves = Core._clone_leaves
+    _with_batch_size = Core._with_batch_size
     _get_as = TensorDictBase._get_as
 
     def _join(self, items: Sequence[Core], plan: Any, path: tuple[str, ...] = ()) -> Any:
         plain = [item._tensordict if isinstance(item, TensorDictParams) else item for item in items]
         return plain[0]._join(plain, plan, path)
 
-    def _keep_together(self, items: Sequence[Core], dim: int) -> Any:
+    def _stack_lazily(self, items: Sequence[Core], dim: int) -> Any:
         plain = [item._tensordict if isinstance(item, TensorDictParams) else item for item in items]
-        return plain[0]._keep_together(plain, dim)
+        return plain[0]._stack_lazily(plain, dim)
 
-    set_ = _without_grad(TensorDictBase.set_)
-    set_at_ = _without_grad(TensorDictBase.set_at_)
-    update_ = _without_grad(TensorDictBase.update_)
-    update_at_ = _without_grad(TensorDictBase.update_at_)
-    copy_ = _without_grad(TensorDictBase.copy_)
-    fill_ = _without_grad(TensorDictBase.fill_)
-    zero_ = _without_grad(TensorDictBase.zero_)
-    apply_ = _without_grad(TensorDictBase.apply_)
+    set_ = _disable_grad(TensorDictBase.set_)
+    set_at_ = _disable_grad(TensorDictBase.set_at_)
+    update_ = _disable_grad(TensorDictBase.update_)
+    update_at_ = _disable_grad(TensorDictBase.update_at_)
+    copy_ = _disable_grad(TensorDictBase.copy_)
+    fill_ = _disable_grad(TensorDictBase.fill_)
+    zero_ = _disable_grad(TensorDictBase.zero_)
+    apply_ = _disable_grad(TensorDictBase.apply_)
 
     def clone(self: SelfT, recurse: bool = True, **kwargs: Any) -> Any:
         """Return parameters of their own; with ``recurse=False`` a new collection of the same parameters.
@@ -372,7 +379,9 @@ class TensorDictParams(Wrapper, TensorDictBase, nn.Module):  # type: ignore[misc
         >>> type(TensorDictParams(TensorDict({"w": torch.zeros(2)})).clone()).__name__
         'TensorDictParams'
         """
-        return self._map(functools.partial(copy_of, **kwargs)) if recurse else super().clone(False, **kwargs)
+        return (
+            self._map(functools.partial(copy_leaf, **kwargs)) if recurse else super().clone(False, **kwargs)
+        )
 
     def __copy__(self: SelfT) -> Any:
         """Return a new collection of the same parameters."""
@@ -385,12 +394,12 @@ class TensorDictParams(Wrapper, TensorDictBase, nn.Module):  # type: ignore[misc
         inner, old = self._tensordict, self._tensordict._leaves()
         moved = inner.to(*args, **kwargs)
         if moved is not inner:
-            return self._again(moved, old)
+            return self._rebuild_module(moved, old)
         if kwargs.get("inplace"):
-            put_back(inner, self._again(inner, old)._tensordict)
+            write_moved_back(inner, self._rebuild_module(inner, old)._tensordict)
         return self
 
-    def _again(self: SelfT, inner: Any, old: list[Tensor]) -> Any:
+    def _rebuild_module(self: SelfT, inner: Any, old: list[Tensor]) -> Any:
         """Return a module of what became of the leaves ``old``, each in its role; what was tied is."""
         likes = iter(old)
         made: dict[Any, Tensor] = {}
@@ -403,11 +412,11 @@ class TensorDictParams(Wrapper, TensorDictBase, nn.Module):  # type: ignore[misc
             return made[place]
 
         try:
-            return self._around(inner._map(parameter))
+            return self._from_inner(inner._map(parameter))
         except StopIteration:
-            raise changed_meanwhile(self) from None
+            raise concurrent_change_error(self) from None
 
-    def _around(self: SelfT, inner: Any) -> SelfT:
+    def _from_inner(self: SelfT, inner: Any) -> SelfT:
         """Return a module of this class around a collection of parameters."""
         module = type(self)({}, no_convert=True)
         # As it is, also what stands in the place of parameters only for a while.
@@ -428,7 +437,7 @@ class TensorDictParams(Wrapper, TensorDictBase, nn.Module):  # type: ignore[misc
                     torch.utils.swap_tensors(leaf, _in_role_of(moved, leaf))
                 if grad is not None:
                     leaf.grad = fn(grad)
-        correct(self._tensordict)
+        fix_device_metadata(self._tensordict)
         return self
 
     def _load_from_state_dict(
@@ -448,36 +457,36 @@ class TensorDictParams(Wrapper, TensorDictBase, nn.Module):  # type: ignore[misc
         held = (*self._parameters.items(), *self._buffers.items())
         leaves = {name: leaf for name, leaf in held if name not in skipped}
         for name, leaf in leaves.items():
-            given = state_dict.get(prefix + name)
-            if given is None:
+            provided = state_dict.get(prefix + name)
+            if provided is None:
                 missing_keys.append(prefix + name)
-            elif given.shape != leaf.shape:
+            elif provided.shape != leaf.shape:
                 error_msgs.append(
-                    f"{prefix + name}: shape {tuple(given.shape)} given, {tuple(leaf.shape)} expected"
+                    f"{prefix + name}: shape {tuple(provided.shape)} given, {tuple(leaf.shape)} expected"
                 )
             elif local_metadata.get("assign_to_params_buffers"):
-                node, key = _place_of(self._tensordict, name)
-                node._set_child(key, _in_role_of(given, leaf))
+                node, key = _find_slot(self._tensordict, name)
+                node._set_child(key, _in_role_of(provided, leaf))
             else:
                 try:
                     with torch.no_grad():
-                        leaf.copy_(given)
+                        leaf.copy_(provided)
                 except RuntimeError as error:
                     error_msgs.append(f"{prefix + name}: {error}")
         if strict:
             known = {prefix + name for name in leaves}
             unexpected_keys += [key for key in state_dict if key.startswith(prefix) and key not in known]
-        if given := local_metadata.get(_VALUES):
-            self._load_values(given, prefix, unexpected_keys if strict else [], error_msgs)
+        if provided := local_metadata.get(_VALUES):
+            self._load_values(provided, prefix, unexpected_keys if strict else [], error_msgs)
 
     def _load_values(
-        self, given: Mapping[str, Any], prefix: str, unexpected: list[str], errors: list[str]
+        self, options: Mapping[str, Any], prefix: str, unexpected: list[str], errors: list[str]
     ) -> None:
         held = TensorDictBase.state_dict(self)._metadata  # type: ignore[attr-defined]
-        unexpected += [prefix + name for name in given if name not in held]
+        unexpected += [prefix + name for name in options if name not in held]
         state: Any = OrderedDict()
         # A module takes what was saved on any device.
-        state._metadata = {name: {**meta, "device": None} for name, meta in given.items() if name in held}
+        state._metadata = {name: {**meta, "device": None} for name, meta in options.items() if name in held}
         try:
             super().load_state_dict(state, strict=False)
         except RuntimeError as error:
@@ -493,7 +502,7 @@ class TensorDictParams(Wrapper, TensorDictBase, nn.Module):  # type: ignore[misc
         if not all(map(is_persistent, self._tensordict._leaves())):
             entries = self._tensordict.items(include_nested=True, leaves_only=True)
             left_out = [key for key, leaf in entries if not is_persistent(leaf)]
-            source = self._around(self._tensordict.exclude(*left_out))
+            source = self._from_inner(self._tensordict.exclude(*left_out))
         state: Any = TensorDictBase.state_dict(source, destination, prefix, keep_vars, flatten)
         if destination is not None and flatten:
             levels, own = state._metadata, prefix.removesuffix(".")
@@ -502,8 +511,8 @@ class TensorDictParams(Wrapper, TensorDictBase, nn.Module):  # type: ignore[misc
             if values:
                 levels[own][_VALUES] = values
         for hook in self._state_dict_hooks.values():
-            given = hook(self, state, prefix, {})
-            state = state if given is None else given
+            provided = hook(self, state, prefix, {})
+            state = state if provided is None else provided
         return state
 
     def load_state_dict(
@@ -522,7 +531,7 @@ class TensorDictParams(Wrapper, TensorDictBase, nn.Module):  # type: ignore[misc
             held = self._buffers
             state_dict = copy.copy(state_dict)
             state_dict.update({name: held[name] for name in skipped if name not in state_dict})
-        with self._adopting():
+        with self._adopt_on_exit():
             super().load_state_dict(state_dict, strict, assign, from_flatten)
         return self
 
@@ -547,17 +556,17 @@ def _refuse_lazy_stacks(root: Any) -> None:
         )
 
 
-def _adopted(value: Any, held: Any, converts: bool) -> Any:
+def _adopt_entry(value: Any, held: Any, converts: bool) -> Any:
     """Return a leaf or a level as a collection of parameters keeps it, in the place of ``held``; what is tied stays tied."""
     if isinstance(value, Tensor):
         return adopt(value, held, converts)
     leaves = value._leaves()
     if not converts and all(map(is_settled, leaves)):
         return value
-    places = {path: leaf for path, _, leaf in _places(held)} if isinstance(held, Core) else {}
+    places = {path: leaf for path, _, leaf in _iter_slots(held)} if isinstance(held, Core) else {}
     made = {
         id(leaf): adopt(leaf, places.get(path), converts)
-        for path, _, leaf in (_places(value) if places else ())
+        for path, _, leaf in (_iter_slots(value) if places else ())
         if path in places
     }
 
@@ -569,8 +578,8 @@ def _adopted(value: Any, held: Any, converts: bool) -> Any:
     return value._map(kept)
 
 
-def _tied(fn: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """Return a function that copies what stands under several keys once, each in its role; see :func:`copies`."""
+def _cache_tied(fn: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """Return a function that copies what stands under several keys once, each in its role; see :func:`is_copying`."""
     made: dict[int, Tensor] = {}
 
     def copy(leaf: Tensor) -> Tensor:
@@ -578,7 +587,7 @@ def _tied(fn: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
             made[id(leaf)] = _in_role_of(fn(leaf), leaf)
         return made[id(leaf)]
 
-    copy.func = copy_of  # type: ignore[attr-defined]
+    copy.func = copy_leaf  # type: ignore[attr-defined]
     return copy
 
 
@@ -586,7 +595,7 @@ def _in_role_of(leaf: Tensor, old: Tensor) -> Tensor:
     return in_role(leaf, role(old))
 
 
-def _places(root: Core) -> Iterator[tuple[tuple[str, ...], Core, Tensor]]:
+def _iter_slots(root: Core) -> Iterator[tuple[tuple[str, ...], Core, Tensor]]:
     """Iterate over the leaves: key path, level, leaf; those of a level before those below it."""
     todo: list[tuple[Core, tuple[str, ...]]] = [(root, ())]
     while todo:
@@ -598,18 +607,18 @@ def _places(root: Core) -> Iterator[tuple[tuple[str, ...], Core, Tensor]]:
                 todo.append((child, (*path, key)))
 
 
-def roles_of(root: Core) -> str:
+def get_roles(root: Core) -> str:
     """Return a letter for each leaf: parameter, frozen parameter, buffer, non-persistent buffer or plain tensor."""
-    return "".join(role(leaf) for _, _, leaf in _places(root))
+    return "".join(role(leaf) for _, _, leaf in _iter_slots(root))
 
 
-def give_roles(root: Core, roles: str) -> None:
-    """Make of each leaf what :func:`roles_of` said.
+def set_roles(root: Core, roles: str) -> None:
+    """Make of each leaf what :func:`get_roles` said.
 
     Raises:
         FormatError: they are no roles of these leaves.
     """
-    places = list(_places(root))
+    places = list(_iter_slots(root))
     if len(places) != len(roles) or not {*"pfbn-"} >= {*roles}:
         raise FormatError(f"{len(places)} leaves of parameters have the roles {roles!r:.100}")
     for (path, node, leaf), letter in zip(places, roles):

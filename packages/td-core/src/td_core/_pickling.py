@@ -16,17 +16,17 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from ._attachments import attachments
 from ._buffers import Leaves
-from ._collection import Core, note_key
-from ._components import jagged, parts_of
+from ._collection import Core, add_key_note
+from ._device_labels import fix_decoded_devices
 from ._foreach import PLAIN
-from ._labels import arrived
-from ._lazy_names import set_module
-from ._nodes import KINDS, Encoded, decode, decode_all, encode, path_to
-from ._torch_private import ragged_dim, told_lengths
+from ._nested_components import get_parts, make_jagged
+from ._nodes import KINDS, Encoded, decode, decode_all, encode, get_key_path
+from ._public_names import set_module
+from ._storage_backends import get_backends
+from ._torch_private import get_cached_seqlens, get_ragged_dim
 
-SelfT = TypeVar("SelfT", bound="Pickling")
+SelfT = TypeVar("SelfT", bound="PickleMixin")
 
 #: The layouts whose tensors have a method ``__deepcopy__`` that works.
 _DEEP = frozenset({torch.strided, torch.jagged, torch.sparse_coo})
@@ -41,7 +41,7 @@ def rebuild_collection(
     attributes: dict[int, dict[str, Any]] | None = None,
     keepers: dict[int, Any] | None = None,
 ) -> Any:
-    """Return the collection that :meth:`Pickling.__reduce_ex__` took apart.
+    """Return the collection that :meth:`PickleMixin.__reduce_ex__` took apart.
 
     ``classes`` are those of nodes that name one; listing them makes pickle import them first, or make them. ``attributes`` are
     those of the nodes below; those of the first are given to it when it is there, for they may refer to it.
@@ -50,31 +50,31 @@ def rebuild_collection(
     made = decode_all(Encoded(nodes, leaves, values, classes, attributes or {}), {})
     for position, keeper in (keepers or {}).items():
         made[position]._keep(keeper)
-    return arrived(made[0], nodes, leaves)
+    return fix_decoded_devices(made[0], nodes, leaves)
 
 
-def take_apart(node: Core, protocol: int) -> tuple[Any, ...]:
+def encode_for_pickle(node: Core, protocol: int) -> tuple[Any, ...]:
     """Return the arguments of :func:`rebuild_collection`.
 
     The files of :func:`torch.save`, which pickles with protocol 2, hold tensors as torch writes them.
     """
     encoded = encode(node, shared=True)
-    leaves = Leaves(encoded.leaves) if protocol > 2 else _apart(encoded.leaves)
+    leaves = Leaves(encoded.leaves) if protocol > 2 else _separate_storages(encoded.leaves)
     encoded.attributes.pop(0, None)
-    encoded.classes = portable(encoded.classes)
-    keepers = {i: each._keeper() for i, each in enumerate(encoded.objects)}
+    encoded.classes = reduce_classes(encoded.classes)
+    keepers = {i: object._keeper() for i, object in enumerate(encoded.objects)}
     kept = {i: keeper for i, keeper in keepers.items() if keeper is not None}
     parts = encoded.nodes, leaves, encoded.values, encoded.classes
-    return (*parts, encoded.attributes, kept) if kept else _state(encoded, leaves)
+    return (*parts, encoded.attributes, kept) if kept else _make_state(encoded, leaves)
 
 
-def _state(encoded: Encoded, leaves: Any) -> tuple[Any, ...]:
+def _make_state(encoded: Encoded, leaves: Any) -> tuple[Any, ...]:
     # Releases that know of no attributes read what has none.
     more = (encoded.attributes,) if encoded.attributes else ()
     return encoded.nodes, leaves, encoded.values, encoded.classes, *more
 
 
-class _Reduced:
+class _ReducedClass:
     """Stands for a class in a pickle."""
 
     def __init__(self, parts: tuple[Any, ...]) -> None:
@@ -84,23 +84,23 @@ class _Reduced:
         return self.parts
 
 
-def portable(classes: Mapping[int, type]) -> dict[int, Any]:
+def reduce_classes(classes: Mapping[int, type]) -> dict[int, Any]:
     """Return classes by position as a pickle takes them: those that :mod:`copyreg` reduces, reduced.
 
     cloudpickle does not ask it, and writes a class that has no name as a copy, which is another class where it is read.
     """
-    found: dict[int, Any] = dict(classes)
+    result: dict[int, Any] = dict(classes)
     for position, cls in classes.items():
         reduce = copyreg.dispatch_table.get(type(cls))
         if reduce is not None and isinstance(parts := reduce(cls), tuple):
-            found[position] = _Reduced(parts)
-    return found
+            result[position] = _ReducedClass(parts)
+    return result
 
 
-def _apart(leaves: list[Tensor]) -> list[Tensor]:
+def _separate_storages(leaves: list[Tensor]) -> list[Tensor]:
     """Return leaves as torch.save takes them: copies of those that share a storage with leaves of another dtype."""
     kinds: dict[int, set[torch.dtype]] = {}
-    parts = [_parts(leaf) for leaf in leaves]
+    parts = [_get_strided_parts(leaf) for leaf in leaves]
     for part in chain(*parts):
         kinds.setdefault(part.untyped_storage().data_ptr(), set()).add(part.dtype)
     mixed = {place for place, dtypes in kinds.items() if place and len(dtypes) > 1}
@@ -110,23 +110,27 @@ def _apart(leaves: list[Tensor]) -> list[Tensor]:
             for part in own:
                 if id(part) not in copies:  # jagged leaves of the same lengths share what tells them
                     copies[id(part)] = part.detach().clone()
-            copy = _like(leaf, [copies[id(part)] for part in own])
+            copy = _assemble_like(leaf, [copies[id(part)] for part in own])
             grad = leaf.requires_grad
             copies[id(leaf)] = Parameter(copy, grad) if type(leaf) is Parameter else copy.requires_grad_(grad)
     return [copies.get(id(leaf), leaf) for leaf in leaves]
 
 
-def _parts(leaf: Any) -> list[Tensor]:
+def _get_strided_parts(leaf: Any) -> list[Tensor]:
     """Return the strided tensors that a leaf consists of: itself, or the values, offsets and lengths of a jagged one."""
     if leaf.layout is torch.jagged:
-        return parts_of(leaf)
+        return get_parts(leaf)
     plain = type(leaf) in PLAIN and leaf.layout is torch.strided and not leaf.is_nested
     return [leaf] if plain else []
 
 
-def _like(leaf: Tensor, parts: list[Tensor]) -> Tensor:
+def _assemble_like(leaf: Tensor, parts: list[Tensor]) -> Tensor:
     """Return the leaf that consists of ``parts``, as ``leaf`` does of its own."""
-    return jagged(ragged_dim(leaf), *parts, told=told_lengths(leaf)) if leaf.is_nested else parts[0]
+    return (
+        make_jagged(get_ragged_dim(leaf), *parts, told=get_cached_seqlens(leaf))
+        if leaf.is_nested
+        else parts[0]
+    )
 
 
 def copy_plain(leaves: list[Tensor], memo: dict[int, Any]) -> None:
@@ -168,7 +172,7 @@ def set_foreign_state(read: Callable[[type, Any], Any]) -> None:
     _foreign = read
 
 
-class Pickling(Core):
+class PickleMixin(Core):
     """What pickle and copy ask for.
 
     Deep copies and pickles keep the attributes that were set on instances of subclasses, and on modules, at every level, and
@@ -180,19 +184,19 @@ class Pickling(Core):
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         """Return the collection as a function and plain arguments, or as its class does in a way of its own."""
         cls: Any = type(self)
-        if cls.__reduce__ is not object.__reduce__ or cls.__getstate__ is not Pickling.__getstate__:
+        if cls.__reduce__ is not object.__reduce__ or cls.__getstate__ is not PickleMixin.__getstate__:
             return object.__reduce_ex__(self, protocol)  # type: ignore[return-value]
         reduced = None
-        for attachment in attachments(self):
-            reduced = reduced or attachment.pickled(self, protocol)
-        reduced = reduced or (rebuild_collection, take_apart(self, protocol))
+        for attachment in get_backends(self):
+            reduced = reduced or attachment.reduce(self, protocol)
+        reduced = reduced or (rebuild_collection, encode_for_pickle(self, protocol))
         attributes = KINDS.attributes_of(self)
         return (*reduced, (attributes,)) if attributes else reduced
 
     def __getstate__(self) -> tuple[Any, ...]:
         """Return what ``__setstate__`` takes: the encoded tree."""
         encoded = encode(self, shared=True)
-        return _state(encoded, encoded.leaves)
+        return _make_state(encoded, encoded.leaves)
 
     def __setstate__(self, state: Any) -> None:
         """Become the collection that ``__getstate__`` took apart, or take the attributes of one."""
@@ -202,7 +206,7 @@ class Pickling(Core):
         if _foreign is not None and isinstance(state, dict):
             decoded = _foreign(type(self), state)
         else:
-            decoded = arrived(decode(Encoded(*state)), *state[:2])
+            decoded = fix_decoded_devices(decode(Encoded(*state)), *state[:2])
         names = [name for base in type(decoded).__mro__ for name in getattr(base, "__slots__", ())]
         for name in [*names, *getattr(decoded, "__dict__", ())]:
             if name != "__weakref__" and hasattr(decoded, name):
@@ -218,7 +222,7 @@ class Pickling(Core):
             for leaf in encoded.leaves:
                 leaves.append(deepcopy(leaf, memo))
         except Exception as error:
-            note_key(error, path_to(encoded.nodes, [len(leaves)]))
+            add_key_note(error, get_key_path(encoded.nodes, [len(leaves)]))
             raise
         values = deepcopy(encoded.values, memo)
         # What a value refers to was copied with it, and so may be what a list that is copied holds.
@@ -236,7 +240,7 @@ class Pickling(Core):
 
     def __copy__(self: SelfT) -> SelfT:
         """Return a shallow copy: new levels, the same leaves."""
-        copied = self._shallow()
+        copied = self._shallow_copy()
         if attributes := KINDS.attributes_of(self):
             KINDS.set_attributes(copied, attributes)
         return copied

@@ -19,8 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ._names import Names
-from ._torch_private import end_graph
+from ._dim_names import Names
+from ._torch_private import break_graph
 from .errors import DimError
 
 Shape = tuple[int, ...]
@@ -42,14 +42,14 @@ class Along(NamedTuple):
     stack_dim: int | None
 
 
-def positions(index: Tensor) -> Any:
+def read_positions(index: Tensor) -> Any:
     """Return the position, or the list of them, that a tensor holds; None where it cannot be known.
 
     That is so under vmap, and of fake and meta tensors. A graph ends here: to go on without the positions would copy
     members that share their tensors outside it, and what is written to the copy would be lost.
     """
     if torch.compiler.is_compiling():
-        end_graph(
+        break_graph(
             "which members of a lazy stack a tensor selects is not known in a graph: index with a list, a range, a slice or "
             "an int, or densify() the stack first"
         )
@@ -73,8 +73,8 @@ class ShapePlan:
 
     __slots__ = ("lead", "leaf", "n")
 
-    invents: ClassVar[bool] = False
-    shares: ClassVar[bool] = False
+    creates_values: ClassVar[bool] = False
+    is_view: ClassVar[bool] = False
 
     def __init__(self, leaf: Callable[[Any], Any], lead: Shape, n: int) -> None:
         self.leaf = leaf
@@ -85,11 +85,11 @@ class ShapePlan:
         """For each new leading dim, the old dim whose name it keeps; here every dim keeps its own."""
         return tuple(range(self.n))
 
-    def resized(self, size: torch.Size) -> torch.Size:
+    def resize_batch(self, size: torch.Size) -> torch.Size:
         """Return what becomes of the batch size of a node."""
         return torch.Size(self.lead + size[self.n :])
 
-    def renamed(self, names: Names | None) -> Names | None:
+    def rename_dims(self, names: Names | None) -> Names | None:
         """Return what becomes of the dim names of a node."""
         if names is None:
             return None
@@ -107,11 +107,11 @@ class ShapePlan:
         """Say it for a stack dim that is among the dims that are replaced."""
         raise NotImplementedError
 
-    def filled(self, value: float) -> ShapePlan | None:
+    def with_fill_value(self, value: float) -> ShapePlan | None:
         """Return the plan with ``value`` for the elements that come from nowhere, if it only adds such elements."""
         return None
 
-    def member(self, stack_dim: int) -> tuple[ShapePlan | None, int] | None:
+    def get_member_plan(self, stack_dim: int) -> tuple[ShapePlan | None, int] | None:
         """Return the plan for the members and the new stack dim, where every member stays in its place."""
         along = self.along(stack_dim)
         if along is None or along.picks is not None or along.stack_dim is None:
@@ -119,7 +119,7 @@ class ShapePlan:
         return along.plan, along.stack_dim
 
 
-class ExplodePlan(ShapePlan):
+class MultiPlan(ShapePlan):
     """Base of the plans whose ``leaf`` gives one tensor for each part.
 
     Attributes:
@@ -133,42 +133,42 @@ class ExplodePlan(ShapePlan):
         self.leads = leads
 
 
-_REMEMBERED = 256
+_MAX_CACHED = 256
 #: Of such arguments, equal ones mean the same.
 REPEATING = frozenset({int, type(None), type(...)})
 
 
-def remembered(plan: Callable[..., P]) -> Callable[..., P]:
+def cache_plans(plan: Callable[..., P]) -> Callable[..., P]:
     """Return a function that works out each plan once, for the batch sizes and arguments that came lately.
 
     Programs repeat their operations, and working out a plan takes as long as applying it to some leaves. Plans are kept for
     ints, None, ``...`` and tuples of them; no other argument leaves anything behind. Ints of numpy become ints.
 
-    >>> plan = remembered(lambda batch, dim: object())
+    >>> plan = cache_plans(lambda batch, dim: object())
     >>> plan((2, 3), 0) is plan((2, 3), 0), plan((2, 3), [0]) is plan((2, 3), [0])
     (True, False)
     """
 
-    @functools.lru_cache(_REMEMBERED, typed=True)
-    def known(*args: Any) -> P:
+    @functools.lru_cache(_MAX_CACHED, typed=True)
+    def make_plan(*args: Any) -> P:
         for arg in args:
             if not REPEATING.issuperset(map(type, arg if isinstance(arg, tuple) else (arg,))):
                 raise TypeError
         return plan(*args)
 
     @functools.wraps(plan)
-    def look_up(*args: Any) -> P:
+    def get_plan(*args: Any) -> P:
         # The compiler does not see caches, and says so.
         if not torch.compiler.is_compiling():
             try:
-                return known(*args)
+                return make_plan(*args)
             except TypeError:  # what is not kept, or wrong
                 args = tuple(
                     [as_ints(arg) if isinstance(arg, (tuple, list)) else as_int(arg) for arg in args]
                 )
         return plan(*args)
 
-    return look_up
+    return get_plan
 
 
 class Sizes(dict[Shape, tuple[Any, ...]]):
@@ -185,7 +185,7 @@ class Sizes(dict[Shape, tuple[Any, ...]]):
         self._n = n
 
     def __missing__(self, shape: Shape) -> tuple[Any, ...]:
-        if len(self) >= _REMEMBERED:
+        if len(self) >= _MAX_CACHED:
             self.clear()
         sizes = self[shape] = self.of(shape)
         return sizes
@@ -254,12 +254,12 @@ def slice_length(item: slice, size: int) -> int:
     return length if step is None else -(-length // step)
 
 
-def coordinates(position: Any, sizes: Sequence[int]) -> tuple[Any, ...]:
+def compute_coordinates(position: Any, sizes: Sequence[int]) -> tuple[Any, ...]:
     """Return where in a batch an element stands that has this position in the flattened one; ints or int tensors.
 
     The first call of :func:`torch.unravel_index` imports sympy too.
 
-    >>> coordinates(5, (2, 3))
+    >>> compute_coordinates(5, (2, 3))
     (1, 2)
     """
     where = []
@@ -276,16 +276,16 @@ def as_int(value: Any) -> Any:
     return value
 
 
-def as_ints(given: Any) -> Shape:
+def as_ints(provided: Any) -> Shape:
     """Return one int, or several, as a tuple.
 
     >>> as_ints(2), as_ints([torch.tensor(2), 3])
     ((2,), (2, 3))
     """
-    given = given if type(given) in (int, tuple, list) else as_int(given)
-    if isinstance(given, (int, torch.SymInt)):
-        return (given,)  # type: ignore[return-value]
-    return tuple([item if type(item) is int else as_int(item) for item in given])
+    provided = provided if type(provided) in (int, tuple, list) else as_int(provided)
+    if isinstance(provided, (int, torch.SymInt)):
+        return (provided,)  # type: ignore[return-value]
+    return tuple([item if type(item) is int else as_int(item) for item in provided])
 
 
 def wrap_dim(dim: int, ndim: int) -> int:
@@ -314,6 +314,6 @@ def wrap_dim(dim: int, ndim: int) -> int:
     )
 
 
-def without(sizes: Sequence[int], dim: int) -> Shape:
+def remove_size(sizes: Sequence[int], dim: int) -> Shape:
     """Return sizes without the one at ``dim``."""
     return (*sizes[:dim], *sizes[dim + 1 :])

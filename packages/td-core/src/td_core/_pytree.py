@@ -15,13 +15,13 @@ from torch import Tensor
 from torch.utils import _pytree as torch_pytree
 
 from ._collection import Core, show_path
+from ._dim_names import inherit_names
 from ._foreach import PLAIN
-from ._mapped_names import names_after, names_before
-from ._names import take_names
+from ._mapped_names import get_names_after, get_names_before
 from ._nodes import KINDS, NodeKind, Record
-from ._ragged import shown_shape
-from ._torch_private import functorch_level, mapped_dim
-from ._values import join, same_value, split
+from ._ragged import get_display_shape
+from ._torch_private import functorch_level, get_mapped_dim
+from ._value_codec import is_same_value, join, split
 
 Context = tuple[Any, ...]
 
@@ -93,7 +93,7 @@ def has_leaves(node: Core) -> bool:
     """Tell whether any leaf is below a node."""
     todo: list[Any] = [node]
     while todo:
-        for child in todo.pop()._below():
+        for child in todo.pop()._tree_children():
             if type(child) in PLAIN or not isinstance(child, Core):
                 return True
             todo.append(child)
@@ -102,25 +102,25 @@ def has_leaves(node: Core) -> bool:
 
 def leaves_below(nodes: list[Any]) -> list[Any]:
     """Return the leaves below some nodes: tensors, and the objects that pytrees have in place of tensors and nodes."""
-    found, todo = [], nodes[:]
+    result, todo = [], nodes[:]
     while todo:
         node = todo.pop()
         if type(node) not in PLAIN and isinstance(node, Core):
-            todo.extend(node._below())
+            todo.extend(node._tree_children())
         else:
-            found.append(node)
-    return found
+            result.append(node)
+    return result
 
 
-def sizes_of(node: Core, children: list[Any]) -> tuple[Any, ...]:
-    """Return the part of a context from which :func:`batch_size_of` tells the batch size again.
+def encode_sizes(node: Core, children: list[Any]) -> tuple[Any, ...]:
+    """Return the part of a context from which :func:`infer_batch_size` tells the batch size again.
 
     The first item is ``(child, extra dims)``, of a leaf if there is one, or, where there is no leaf below, the batch size
     itself; then come, for each child without leaves, its position and the dims it has beyond this node's. In ``children``
     it has no other dims from here on, so that its own context says nothing of a batch size that may vary.
     """
     ndim = len(node.batch_size)
-    leaf: Any = _kept(node)
+    leaf: Any = _get_kept(node)
     level: Any = None
     empty = []
     for position, child in enumerate(children):
@@ -134,13 +134,13 @@ def sizes_of(node: Core, children: list[Any]) -> tuple[Any, ...]:
         else:
             tail = child.batch_size[ndim:]
             empty.append((position, tuple(tail)))
-            children[position] = child = child._shallow()
+            children[position] = child = child._shallow_copy()
             _resize(child, tail)
     return (leaf or level or torch.Size(node.batch_size), *empty)
 
 
-def _kept(node: Core) -> Any:
-    return (node._inner()._attachments or {}).get(_SIZES)
+def _get_kept(node: Core) -> Any:
+    return (node._inner()._backends or {}).get(_SIZES)
 
 
 def _keep(node: Core, children: list[Any], sizes: tuple[Any, ...]) -> None:
@@ -148,12 +148,12 @@ def _keep(node: Core, children: list[Any], sizes: tuple[Any, ...]) -> None:
     source = sizes[0]
     if not isinstance(source, torch.Size):
         child = children[source[0]]
-        if not isinstance(child, Tensor) and (not isinstance(child, Core) or _kept(child)):
+        if not isinstance(child, Tensor) and (not isinstance(child, Core) or _get_kept(child)):
             inner: Any = node._inner()
-            inner._attachments = {_SIZES: source}
+            inner._backends = {_SIZES: source}
 
 
-def batch_size_of(children: list[Any], sizes: tuple[Any, ...]) -> torch.Size:
+def infer_batch_size(children: list[Any], sizes: tuple[Any, ...]) -> torch.Size:
     """Return the batch size that ``children`` imply, and give it to those of them that have no leaves."""
     source, *empty = sizes
     if isinstance(source, torch.Size):
@@ -161,21 +161,21 @@ def batch_size_of(children: list[Any], sizes: tuple[Any, ...]) -> torch.Size:
     else:
         position, extra = source
         child = children[position]
-        shape: Any = _shape(child) or ()
+        shape: Any = _get_shape(child) or ()
         batch_size = torch.Size(shape[:-extra] if extra else shape)
         if functorch_level() is not None or (type(child) not in PLAIN and isinstance(child, Core)):
             # Collections may stand where leaves stood, as in a Jacobian, with a batch size of their own each, and vmap puts
             # its dim behind all others where out_dims is -1.
             others = {position for position, _ in empty}
             for i, other in enumerate(children):
-                shape = _shape(other)
+                shape = _get_shape(other)
                 if shape is not None and shape[: len(batch_size)] != batch_size and i not in others:
-                    batch_size = _common(batch_size, shape)
+                    batch_size = _find_common_prefix(batch_size, shape)
     if empty:
         leaf = None if isinstance(source, torch.Size) else _leaf_of(children[source[0]])
         hidden = None
         if isinstance(leaf, Tensor) and not torch.compiler.is_compiling():
-            hidden = mapped_dim(leaf)
+            hidden = get_mapped_dim(leaf)
         for position, tail in empty:
             if isinstance(children[position], Core):
                 _resize(children[position], torch.Size((*batch_size, *tail)), hidden)
@@ -185,21 +185,21 @@ def batch_size_of(children: list[Any], sizes: tuple[Any, ...]) -> torch.Size:
 def _leaf_of(node: Any) -> Any:
     """Return the first leaf below a node, of those that pytrees have in place of tensors and nodes."""
     while isinstance(node, Core):
-        node = next(iter(node._below()), None)
+        node = next(iter(node._tree_children()), None)
     return node
 
 
-def _shape(child: Any) -> tuple[Any, ...] | None:
+def _get_shape(child: Any) -> tuple[Any, ...] | None:
     """Return the shape of a leaf, or the batch size of a collection; None for an object in their place."""
     # A tensor is told at once; asking an abstract class takes longer.
     if type(child) in PLAIN and not child.is_nested:
         return child.shape  # type: ignore[no-any-return]
     if isinstance(child, Core):
         return child.batch_size
-    return shown_shape(child) if isinstance(child, Tensor) else None
+    return get_display_shape(child) if isinstance(child, Tensor) else None
 
 
-def _common(first: torch.Size, second: tuple[Any, ...]) -> torch.Size:
+def _find_common_prefix(first: torch.Size, second: tuple[Any, ...]) -> torch.Size:
     """Return the leading sizes that two shapes share."""
     same = [a == b for a, b in zip(first, second)]
     return first[: same.index(False) if False in same else len(same)]
@@ -211,9 +211,11 @@ def _resize(root: Core, batch_size: torch.Size, hidden: int | None = None) -> No
     while todo:
         node, size = todo.pop()
         ndim = len(node.batch_size)
-        stacked = node._stacked()
+        stacked = node._members_and_dim()
         if stacked is None:
-            todo.extend((child, torch.Size((*size, *child.batch_size[ndim:]))) for child in node._nested())
+            todo.extend(
+                (child, torch.Size((*size, *child.batch_size[ndim:]))) for child in node._iter_nested()
+            )
             if hidden is not None:
                 node._hide_dim(hidden, size)
             node._set_batch_size(size)
@@ -230,21 +232,21 @@ def register_mapping(cls: Any) -> None:
         values = list(children.values())
         return values, (
             tuple(children),
-            sizes_of(node, values),
+            encode_sizes(node, values),
             node.device,
-            names_before(node._names, values),
+            get_names_before(node._names, values),
         )
 
     def unflatten(values: Iterable[Any], context: Context) -> Any:
         keys, sizes, device, names = context
         children = list(values)
-        batch_size = batch_size_of(children, sizes)
-        named = names_after(names, batch_size, children)
+        batch_size = infer_batch_size(children, sizes)
+        named = get_names_after(names, batch_size, children)
         if named is not None:
             # What has no leaves had no dims in the context, and so no names.
             for position, _ in sizes[1:]:
                 if isinstance(child := children[position], Core):
-                    children[position] = take_names(child, named, show_path((keys[position],)))
+                    children[position] = inherit_names(child, named, show_path((keys[position],)))
         node = cls._make(dict(zip(keys, children)), batch_size, device, named)
         _keep(node, children, sizes)
         return node
@@ -265,7 +267,7 @@ class Shell:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Shell):
             return False
-        return self.meta == other.meta and same_value(dict(self.values), dict(other.values))
+        return self.meta == other.meta and is_same_value(dict(self.values), dict(other.values))
 
     # A header is JSON, which has no hash.
     __hash__ = None  # type: ignore[assignment]
@@ -290,21 +292,21 @@ def _register_as_kind(cls: Any) -> None:
         )
         return values, (
             tuple(children),
-            sizes_of(node, values),
+            encode_sizes(node, values),
             node.device,
-            names_before(node._names, values),
+            get_names_before(node._names, values),
             shell,
         )
 
     def unflatten(values: Iterable[Any], context: Context) -> Any:
         keys, sizes, device, names, shell = context
         children = list(values)
-        batch_size = batch_size_of(children, sizes)
+        batch_size = infer_batch_size(children, sizes)
         return shell.node._with_children(
             dict(zip(keys, children)),
             batch_size=batch_size,
             device=device,
-            names=names_after(names, batch_size, children),
+            names=get_names_after(names, batch_size, children),
         )
 
     def dump(context: Context) -> Context:

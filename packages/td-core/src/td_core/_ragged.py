@@ -18,31 +18,31 @@ from .errors import KeyMismatchError, StructureError
 from .typing import NO_DEFAULT, NestedKey
 
 
-def shown_shape(tensor: Tensor) -> tuple[Any, ...]:
+def get_display_shape(tensor: Tensor) -> tuple[Any, ...]:
     """Return the shape of a tensor for messages; -1 stands for a ragged dim of a nested one of strided layout.
 
     A parameter or buffer of a lazy module, which has no shape yet, shows as one dim of -1.
 
-    >>> shown_shape(torch.zeros(2, 3))
+    >>> get_display_shape(torch.zeros(2, 3))
     (2, 3)
     """
     try:
         return tuple(tensor.shape)
     except RuntimeError:
-        return (-1,) if is_lazy(tensor) else tuple(_size(tensor, dim) for dim in range(tensor.dim()))
+        return (-1,) if is_lazy(tensor) else tuple(_get_size(tensor, dim) for dim in range(tensor.dim()))
 
 
-def _size(tensor: Tensor, dim: int) -> int:
+def _get_size(tensor: Tensor, dim: int) -> int:
     try:
         return tensor.size(dim)
     except RuntimeError:
         return -1
 
 
-def merged_shape(shapes: Sequence[Sequence[Any]], dim: int) -> tuple[Any, ...]:
+def merge_shapes(shapes: Sequence[Sequence[Any]], dim: int) -> tuple[Any, ...]:
     """Return the shape of a stack along ``dim``: -1 where members differ, ``(-1,)`` where their numbers of dims do.
 
-    >>> merged_shape([(2, 3), (2, 4)], 0)
+    >>> merge_shapes([(2, 3), (2, 4)], 0)
     (2, 2, -1)
     """
     if len({len(shape) for shape in shapes}) != 1:
@@ -51,26 +51,30 @@ def merged_shape(shapes: Sequence[Sequence[Any]], dim: int) -> tuple[Any, ...]:
     return (*merged[:dim], len(shapes), *merged[dim:])
 
 
-def distinct_members(members: Sequence[Core]) -> list[Any]:
+def list_distinct_members(members: Sequence[Core]) -> list[Any]:
     """Return the members of a stack, and those of the stacks among them, each of them once."""
     flat: list[Any] = []
     todo = list(members)[::-1]
     while todo:
         member = todo.pop()
-        stacked = member._stacked()
+        stacked = member._members_and_dim()
         if stacked is None:
             flat.append(member)
         else:
             todo.extend(stacked[0][::-1])
     if torch.compiler.is_compiling():
         # A graph that takes an id is of use for this very object only.
-        return [one for at, one in enumerate(flat) if not any(one._inner() is o._inner() for o in flat[:at])]
+        return [
+            item
+            for position, item in enumerate(flat)
+            if not any(item._inner() is o._inner() for o in flat[:position])
+        ]
     return list({id(member._inner()): member for member in flat}.values())
 
 
-def refuse_hidden(keys: Sequence[Collection[str]]) -> None:
+def check_no_hidden_keys(keys: Sequence[Collection[str]]) -> None:
     """Raise KeyMismatchError where members have different keys, which are given."""
-    hidden = [key for key in dict.fromkeys(chain(*keys)) if not all(key in mine for mine in keys)]
+    hidden = [key for key in dict.fromkeys(chain(*keys)) if not all(key in left for left in keys)]
     if hidden:
         raise KeyMismatchError(
             f"the members of a lazy stack have different keys, and {hidden}, which some lack, would be lost; select() the "
@@ -78,9 +82,11 @@ def refuse_hidden(keys: Sequence[Collection[str]]) -> None:
         )
 
 
-def ragged_error(key: str, entries: list[Child], error: Exception) -> StructureError:
+def make_ragged_error(key: str, entries: list[Child], error: Exception) -> StructureError:
     """Return the error for entries that cannot be stacked, naming their shapes."""
-    shapes = [shown_shape(entry) if isinstance(entry, Tensor) else type(entry).__name__ for entry in entries]
+    shapes = [
+        get_display_shape(entry) if isinstance(entry, Tensor) else type(entry).__name__ for entry in entries
+    ]
     if len(set(shapes)) == 1:
         return StructureError(f"cannot stack {show_path((key,))}: {error}")
     return StructureError(
@@ -89,12 +95,12 @@ def ragged_error(key: str, entries: list[Child], error: Exception) -> StructureE
     )
 
 
-def entry_in(member: Any, key: NestedKey, form: dict[str, Any]) -> Any:
+def get_member_entry(member: Any, key: NestedKey, form: dict[str, Any]) -> Any:
     """Return what a member of a stack has under a key, in the form that is asked for where that is in a stack again."""
     node, path = member, unravel_key_to_tuple(key)
-    while path and isinstance(node, Core) and node._stacked() is None:
+    while path and isinstance(node, Core) and node._members_and_dim() is None:
         node, path = node._children().get(path[0]), path[1:]
-    if not path or not isinstance(node, Core) or node._opaque:
+    if not path or not isinstance(node, Core) or node._is_value:
         return member.get(key, NO_DEFAULT)
     if not form.get("as_nested_tensor"):
         return member.get(key, NO_DEFAULT, **form)
@@ -107,7 +113,7 @@ def entry_in(member: Any, key: NestedKey, form: dict[str, Any]) -> Any:
         ) from error
 
 
-def in_form(
+def convert_form(
     key: NestedKey,
     entries: list[Any] | None,
     dim: int,
@@ -132,11 +138,11 @@ def in_form(
             f"key {key!r} is not a tensor in every member, so it cannot be one nested tensor"
         )
     if as_nested_tensor:
-        return nested_tensor(key, entries, dim, layout)
-    return padded_tensor(key, entries, dim, padding_value, padding_side)
+        return make_nested_tensor(key, entries, dim, layout)
+    return make_padded_tensor(key, entries, dim, padding_value, padding_side)
 
 
-def nested_tensor(key: NestedKey, leaves: list[Tensor], dim: int, layout: torch.layout | None) -> Tensor:
+def make_nested_tensor(key: NestedKey, leaves: list[Tensor], dim: int, layout: torch.layout | None) -> Tensor:
     """Return leaves as one nested tensor: jagged where one dim at most is ragged, unless ``layout`` says otherwise."""
     if dim != 0:
         raise StructureError(
@@ -151,7 +157,7 @@ def nested_tensor(key: NestedKey, leaves: list[Tensor], dim: int, layout: torch.
         raise StructureError(f"key {key!r} cannot be one nested tensor: {error}") from error
 
 
-def padded_tensor(
+def make_padded_tensor(
     key: NestedKey, leaves: list[Tensor], dim: int, value: float, side: str = "right"
 ) -> Tensor:
     """Return leaves padded to one shape and stacked along ``dim``; ``side`` is where the padding goes."""

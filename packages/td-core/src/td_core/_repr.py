@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
-from ._collection import Core, dense
+from ._collection import Core, make_dense
 from ._pytree import leaves_below
-from ._ragged import merged_shape, shown_shape
+from ._ragged import get_display_shape, merge_shapes
 from ._settings import SETTINGS
 from .errors import StructureError
 
@@ -38,7 +38,7 @@ class Ragged(NamedTuple):
     devices: str
 
 
-class Shown(NamedTuple):
+class PrintedLeaf(NamedTuple):
     """One entry as it is printed.
 
     Attributes:
@@ -52,7 +52,7 @@ class Shown(NamedTuple):
     name: str | None = None
 
 
-class Printing(Core):
+class ReprMixin(Core):
     """``repr``, and ``_repr_html_`` for notebooks."""
 
     __slots__ = ()
@@ -65,75 +65,75 @@ class Printing(Core):
         options = SETTINGS.print_options
         if options["compact"]:
             return _compact(self, options)
-        return _printed((self, 0, options), _long)
+        return _render((self, 0, options), _long)
 
     def _repr_html_(self) -> str | None:
         """Return a collapsible tree for notebooks, with the bytes of each level; None where that is turned off."""
         if not SETTINGS.print_options["html"]:
             return None
-        text = html.escape(repr(self)) if self._opaque else _printed((None, self, None), _html)
+        text = html.escape(repr(self)) if self._is_value else _render((None, self, None), _html)
         return f'<div style="font-family:monospace;line-height:1.4">{text}</div>'
 
     def _print_entry(self) -> str:
         """Return what stands for this node in its parent; only for kinds that hold a value."""
         return type(self).__name__
 
-    def _print_fields(self) -> list[Shown]:
+    def _print_fields(self) -> list[PrintedLeaf]:
         """Return the entries to print."""
-        stacked = self._stacked()
+        stacked = self._members_and_dim()
         if stacked is None:
             return [_entry(key, child) for key, child in dict(self._children()).items()]
-        return [_stacked_entry(self, key, stacked) for key in list(self._children())]
+        return [_format_stacked_entry(self, key, stacked) for key in list(self._children())]
 
 
-def _entry(key: str, child: Any) -> Shown:
+def _entry(key: str, child: Any) -> PrintedLeaf:
     # Anything may stand where a leaf stood: torch's pytrees put there what a function gave.
     if isinstance(child, Tensor):
-        return Shown(key, _described(child) if is_lazy(child) else child)
-    return Shown(key, child if isinstance(child, Core) else type(child).__name__)
+        return PrintedLeaf(key, _describe_leaf(child) if is_lazy(child) else child)
+    return PrintedLeaf(key, child if isinstance(child, Core) else type(child).__name__)
 
 
-def _stacked_entry(node: Any, key: str, stacked: Any) -> Shown:
+def _format_stacked_entry(node: Any, key: str, stacked: Any) -> PrintedLeaf:
     members, dim = stacked
-    entries = [member._stand_in(key) for member in members]
+    entries = [member._peek_child(key) for member in members]
     first = entries[0]
-    inner = [member._stacked() for member in members]
+    inner = [member._members_and_dim() for member in members]
     if all(isinstance(entry, Tensor) for entry in entries):
         # A member may be a stack of ragged leaves itself.
         leaves = [
-            _described(entry) if stack is None else _stacked_entry(member, key, stack).entry
+            _describe_leaf(entry) if stack is None else _format_stacked_entry(member, key, stack).entry
             for member, entry, stack in zip(members, entries, inner, strict=True)
         ]
         shapes = [leaf.shape for leaf in leaves]
-        shape = (-1,) if (-1,) in shapes else merged_shape(shapes, dim)
+        shape = (-1,) if (-1,) in shapes else merge_shapes(shapes, dim)
         devices = ",".join(sorted({device for leaf in leaves for device in leaf.devices.split(",")}))
-        return Shown(key, leaves[0]._replace(shape=shape, devices=devices))
+        return PrintedLeaf(key, leaves[0]._replace(shape=shape, devices=devices))
     try:
-        stack = node._stand_in(key) if all(isinstance(entry, Core) for entry in entries) else None
+        stack = node._peek_child(key) if all(isinstance(entry, Core) for entry in entries) else None
     except StructureError:
         stack = None  # of members that are not of one kind
     if stack is None:
         names = [type(entry).__name__ for entry in entries]
-        return Shown(key, names[0] if len(set(names)) == 1 else f"[{', '.join(names)}]")
-    name = type(first).__name__ if inner[0] is None else _stacked_entry(members[0], key, inner[0]).name
-    return Shown(key, stack, first._print_entry() if first._opaque else name)
+        return PrintedLeaf(key, names[0] if len(set(names)) == 1 else f"[{', '.join(names)}]")
+    name = type(first).__name__ if inner[0] is None else _format_stacked_entry(members[0], key, inner[0]).name
+    return PrintedLeaf(key, stack, first._print_entry() if first._is_value else name)
 
 
-def _described(leaf: Tensor) -> Ragged:
-    return Ragged(shown_shape(leaf), leaf.dtype, leaf.device, type(leaf).__name__, str(leaf.device))
+def _describe_leaf(leaf: Tensor) -> Ragged:
+    return Ragged(get_display_shape(leaf), leaf.dtype, leaf.device, type(leaf).__name__, str(leaf.device))
 
 
-def _exclusive(node: Any) -> list[tuple[int, Any, list[Shown]]]:
+def _exclusive(node: Any) -> list[tuple[int, Any, list[PrintedLeaf]]]:
     """Return position and node of the members of a lazy stack that have entries which others lack, and these."""
-    stacked = node._stacked()
+    stacked = node._members_and_dim()
     if stacked is None:
         return []
     common = set(node._children())
-    found = [
-        (i, member, [_entry(key, member._stand_in(key)) for key in member._children() if key not in common])
+    results = [
+        (i, member, [_entry(key, member._peek_child(key)) for key in member._children() if key not in common])
         for i, member in enumerate(stacked[0])
     ]
-    return [row for row in found if row[2]]
+    return [row for row in results if row[2]]
 
 
 def _tail(entry: Any, node: Any) -> str:
@@ -146,10 +146,10 @@ def _dims(shape: Any) -> str:
     return f"[{','.join(map(str, shape))}]"
 
 
-def short_dtype(dtype: torch.dtype | None) -> str:
+def format_short_dtype(dtype: torch.dtype | None) -> str:
     """Return a dtype as the compact form shows it.
 
-    >>> short_dtype(torch.bfloat16), short_dtype(torch.uint8)
+    >>> format_short_dtype(torch.bfloat16), format_short_dtype(torch.uint8)
     ('bf16', 'u8')
     """
     name = str(dtype).removeprefix("torch.")
@@ -159,7 +159,7 @@ def short_dtype(dtype: torch.dtype | None) -> str:
     return name
 
 
-def _sorted(fields: list[Shown], options: dict[str, Any]) -> list[Shown]:
+def _sort_fields(fields: list[PrintedLeaf], options: dict[str, Any]) -> list[PrintedLeaf]:
     if options["sort_keys"] != "alphabetical":
         return fields
     return sorted(fields, key=lambda field: (1, "") if field.entry is ABSENT else (0, field.key))
@@ -182,26 +182,26 @@ def _compact(root: Any, options: dict[str, Any]) -> str:
         names.append(f"batch_size={_dims(root.batch_size)}")
     if options["show_device"] and root.device is not None:
         names.append(f"device={root.device}")
-    stacked = root._stacked()
+    stacked = root._members_and_dim()
     if stacked is not None and not root._prints_attributes:
         names.append(f"stack_dim={stacked[1]}")
     parts: list[_Line] = []
     groups = [_Line(f"{type(root).__name__}({', '.join([*names, 'fields='])}", parts)]
     everything = groups.copy()
-    todo: list[tuple[list[_Line], Any, list[Shown]]] = [(parts, root, root._print_fields())]
+    todo: list[tuple[list[_Line], Any, list[PrintedLeaf]]] = [(parts, root, root._print_fields())]
     exclusive = [] if root._prints_attributes else _exclusive(root)
     if exclusive:
         members: list[_Line] = []
         groups.append(_Line(", exclusive_fields=", members))
-        for i, member, theirs in exclusive:
+        for i, member, right in exclusive:
             parts = []
             members.append(_Line(f"{i}: ", parts))
-            todo.append((parts, member, theirs))
+            todo.append((parts, member, right))
         everything += [groups[1], *members]
-    plain = type(dense({}, torch.Size()))
+    plain = type(make_dense({}, torch.Size()))
     with_device = options["show_field_device"] and root.device is None
     for parts, node, fields in todo:
-        for field in _sorted(fields, options):
+        for field in _sort_fields(fields, options):
             part = _compact_entry(field, node, with_device, options, plain)
             parts.append(part)
             everything.append(part)
@@ -210,10 +210,10 @@ def _compact(root: Any, options: dict[str, Any]) -> str:
     for line in reversed(everything):
         if line.parts is not None:
             line.short = _join(line)
-    return _laid_out(groups)
+    return _lay_out(groups)
 
 
-def _laid_out(groups: list[_Line]) -> str:
+def _lay_out(groups: list[_Line]) -> str:
     """Return the groups of the compact form on one line, or each broken where it does not fit."""
     total = "".join(group.short or " " * _WIDTH for group in groups) + ")"
     if len(total) <= _WIDTH and all(group.short is not None for group in groups):
@@ -229,22 +229,26 @@ def _laid_out(groups: list[_Line]) -> str:
             out.append((group.short or "") + closer)
         else:
             out.append(group.text + "{")
-            out.extend(_broken(group, closer))
+            out.extend(_break_lines(group, closer))
         column = len("".join(out).rpartition("\n")[2])
     return "".join(out)
 
 
-def _compact_entry(field: Shown, node: Any, with_device: bool, options: dict[str, Any], plain: type) -> _Line:
+def _compact_entry(
+    field: PrintedLeaf, node: Any, with_device: bool, options: dict[str, Any], plain: type
+) -> _Line:
     key, entry, name = field
     if isinstance(entry, str):
         return _Line(f"{key}: {entry}")
     if isinstance(entry, (Tensor, Ragged)):
-        text = f"{key}: {short_dtype(entry.dtype) if options['show_dtype'] else ''}{_tail(entry, node)}"
+        text = (
+            f"{key}: {format_short_dtype(entry.dtype) if options['show_dtype'] else ''}{_tail(entry, node)}"
+        )
         devices = entry.devices if isinstance(entry, Ragged) else str(entry.device)
         if with_device and devices != "cpu":
             text += f"@{devices}"
         return _Line(text)
-    if entry._opaque:
+    if entry._is_value:
         return _Line(f"{key}: {entry._print_entry() if name is None else name}")
     name = type(entry).__name__ if name is None else name
     tail = entry.batch_size[len(node.batch_size) :]
@@ -265,7 +269,7 @@ def _join(line: _Line) -> str | None:
     return f"{line.text}{{{', '.join(shorts)}}}"
 
 
-def _broken(group: _Line, closer: str) -> Iterator[str]:
+def _break_lines(group: _Line, closer: str) -> Iterator[str]:
     """Yield the parts of a group, one a line, and what closes it."""
     todo: list[tuple[_Line, int, str]] = []
 
@@ -285,7 +289,7 @@ def _broken(group: _Line, closer: str) -> Iterator[str]:
             open_(line, indent + 4, ending)
 
 
-def _printed(root: Any, pieces_of: Callable[..., list[Any]]) -> str:
+def _render(root: Any, pieces_of: Callable[..., list[Any]]) -> str:
     """Return the text of a node, whose pieces are texts and other nodes, each with what its own pieces depend on."""
     out: list[str] = []
     todo: list[Any] = [root]
@@ -300,7 +304,7 @@ def _printed(root: Any, pieces_of: Callable[..., list[Any]]) -> str:
 
 def _long(node: Any, indent: int, options: dict[str, Any]) -> list[Any]:
     pad = " " * (indent + 4)
-    fields = _sorted(node._print_fields(), options)
+    fields = _sort_fields(node._print_fields(), options)
     ending: list[str] = []
     if options["show_batch_size"]:
         ending.append(f"batch_size={node.batch_size}")
@@ -315,12 +319,12 @@ def _long(node: Any, indent: int, options: dict[str, Any]) -> list[Any]:
     else:
         shown = _long_fields(fields, indent + 8, options)
         pieces += [f"{pad}fields={{\n", *shown, f"{'' if fields else pad}}},\n"]
-        stacked = node._stacked()
+        stacked = node._members_and_dim()
         if stacked is not None:
             pieces.append(f"{pad}exclusive_fields={{\n")
             rows = _exclusive(node)
-            for i, _, theirs in rows:
-                shown = _long_fields(_sorted(theirs, options), indent + 12, options)
+            for i, _, right in rows:
+                shown = _long_fields(_sort_fields(right, options), indent + 12, options)
                 pieces += [f"{pad}    {i} ->\n", *shown]
                 pieces.append("" if i == rows[-1][0] else ",\n")
             pieces.append(f"{'' if rows else pad}}},\n")
@@ -329,7 +333,7 @@ def _long(node: Any, indent: int, options: dict[str, Any]) -> list[Any]:
     return pieces
 
 
-def _long_fields(fields: list[Shown], indent: int, options: dict[str, Any]) -> list[Any]:
+def _long_fields(fields: list[PrintedLeaf], indent: int, options: dict[str, Any]) -> list[Any]:
     pieces: list[Any] = []
     for field in fields:
         pieces += [",\n"] if pieces else []
@@ -337,12 +341,12 @@ def _long_fields(fields: list[Shown], indent: int, options: dict[str, Any]) -> l
     return pieces
 
 
-def _long_entry(field: Shown, indent: int, options: dict[str, Any]) -> list[Any]:
+def _long_entry(field: PrintedLeaf, indent: int, options: dict[str, Any]) -> list[Any]:
     entry = field.entry
     if isinstance(entry, str):
         return [entry]
     if isinstance(entry, Core):
-        if entry._opaque:
+        if entry._is_value:
             return [repr(entry).replace("\n", "\n" + " " * indent)]
         return [(entry, indent, options)]
     return [_long_leaf(entry, options)]
@@ -355,7 +359,7 @@ def _long_leaf(leaf: Any, options: dict[str, Any]) -> str:
 
 
 def _shape(leaf: Any) -> tuple[Any, ...]:
-    return leaf.shape if isinstance(leaf, Ragged) else shown_shape(leaf)
+    return leaf.shape if isinstance(leaf, Ragged) else get_display_shape(leaf)
 
 
 def _storage(leaf: Tensor) -> int:
@@ -392,14 +396,14 @@ _MUTED = 'style="opacity:0.7"'
 _LIST = '<ul style="list-style:none;margin:0;padding-left:1.5em">'
 
 
-def _html(field: Shown | None, node: Any, parent: Any) -> list[Any]:
+def _html(field: PrintedLeaf | None, node: Any, parent: Any) -> list[Any]:
     """Return the pieces of a node, which is an entry of another one or, without, the root."""
-    options, plain = SETTINGS.print_options, type(dense({}, torch.Size()))
+    options, plain = SETTINGS.print_options, type(make_dense({}, torch.Size()))
     name = html.escape((field and field.name) or type(node).__name__)
-    fields = _sorted(node._print_fields(), options)
+    fields = _sort_fields(node._print_fields(), options)
     size = node.batch_size if parent is None else node.batch_size[len(parent.batch_size) :]
     about = [f"device={node.device}"] if node.device is not None else []
-    stacked = None if node._prints_attributes else node._stacked()
+    stacked = None if node._prints_attributes else node._members_and_dim()
     if stacked is not None:
         about.append(f"stack_dim={stacked[1]}")
     if field is None:
@@ -408,12 +412,12 @@ def _html(field: Shown | None, node: Any, parent: Any) -> list[Any]:
     else:
         head = f"{html.escape(field.key)}:{'' if name == plain.__name__ else f' <b>{name}</b>'}"
         about = [*([_dims(size)] if size else []), *about, _count(fields)]
-    if parent is None or parent._stacked() is None:
+    if parent is None or parent._members_and_dim() is None:
         about.append(f"{sum(leaf.numel() * leaf.element_size() for leaf in _leaves(node))} bytes")
     pieces = [_summary(head, ", ".join(about), " open" if field is None else ""), *_html_fields(fields, node)]
-    for i, member, theirs in [] if stacked is None else _exclusive(node):
-        head = _summary(f"exclusive_fields of member {i}:", _count(theirs))
-        pieces += [f"<li>{head}", *_html_fields(_sorted(theirs, options), member), f"{_END}</li>"]
+    for i, member, right in [] if stacked is None else _exclusive(node):
+        head = _summary(f"exclusive_fields of member {i}:", _count(right))
+        pieces += [f"<li>{head}", *_html_fields(_sort_fields(right, options), member), f"{_END}</li>"]
     return [*pieces, _END]
 
 
@@ -425,15 +429,15 @@ def _summary(head: str, about: str, state: str = "") -> str:
     return f"<details{state}><summary>{head} <span {_MUTED}>{html.escape(about)}</span></summary>{_LIST}"
 
 
-def _count(fields: list[Shown]) -> str:
+def _count(fields: list[PrintedLeaf]) -> str:
     return f"{len(fields)} {'entry' if len(fields) == 1 else 'entries'}"
 
 
-def _html_fields(fields: list[Shown], node: Any) -> list[Any]:
+def _html_fields(fields: list[PrintedLeaf], node: Any) -> list[Any]:
     pieces: list[Any] = []
     for field in fields:
         entry = field.entry
-        if isinstance(entry, Core) and not entry._opaque:
+        if isinstance(entry, Core) and not entry._is_value:
             pieces += ["<li>", (field, entry, node), "</li>"]
         else:
             text = html.escape(_html_entry(entry, node))
@@ -446,7 +450,7 @@ def _html_entry(entry: Any, node: Any) -> str:
         return entry
     if isinstance(entry, Core):
         return repr(entry)
-    text = f"{short_dtype(entry.dtype)}{_tail(entry, node)} {entry.device}"
+    text = f"{format_short_dtype(entry.dtype)}{_tail(entry, node)} {entry.device}"
     return f"{text}, {entry.numel() * entry.element_size()} bytes" if isinstance(entry, Tensor) else text
 
 

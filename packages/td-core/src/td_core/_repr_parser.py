@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from ._collection import dense
-from ._repr import short_dtype
+from ._collection import make_dense
+from ._repr import format_short_dtype
 
 __all__ = ["parse_tensor_dict_string"]
 
@@ -29,7 +29,9 @@ _KEY = re.compile(r"\s*(.*?): ", re.DOTALL)
 _CLOSING = re.compile(r"\s*\}")
 _NEXT = re.compile(r"\s*,\s*")
 
-_DTYPES = {short_dtype(value): value for value in vars(torch).values() if isinstance(value, torch.dtype)}
+_DTYPES = {
+    format_short_dtype(value): value for value in vars(torch).values() if isinstance(value, torch.dtype)
+}
 
 
 def parse_tensor_dict_string(s: str) -> Any:
@@ -65,7 +67,7 @@ def parse_tensor_dict_string(s: str) -> Any:
                     raise _unreadable(text, position - 1)
                 size, device, position = _ints(tail[1]), tail[2], tail.end()
             stack.pop()
-            node = dense(entries, torch.Size(size), None if device is None else torch.device(device))
+            node = make_dense(entries, torch.Size(size), None if device is None else torch.device(device))
             if not stack:
                 break
             stack[-1][0][key] = node

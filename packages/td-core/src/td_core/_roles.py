@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from ._lazy_names import set_module
+from ._public_names import set_module
 from .errors import StructureError
 
 

@@ -15,16 +15,16 @@ from typing import Any, ClassVar, TypeVar
 import torch
 
 from ._collection import Core
-from ._missing import UNAVAILABLE, missing_package
+from ._missing import UNAVAILABLE, describe_missing_package
 from ._nodes import as_named
 from .errors import FormatError, MissingPluginError, PluginError, TensorDictError
 
-__all__ = ["DEFAULT_FORMAT", "SERIALIZERS", "Saving", "Serializer", "load", "save"]
+__all__ = ["DEFAULT_FORMAT", "SERIALIZERS", "SaveMixin", "Serializer", "load", "save"]
 
 DEFAULT_FORMAT = "memmap"
 _DEFAULT_PROVIDER = "td-memmap"
 
-SelfT = TypeVar("SelfT", bound="Saving")
+SelfT = TypeVar("SelfT", bound="SaveMixin")
 
 
 class Serializer(ABC):
@@ -126,7 +126,7 @@ class Serializers:
             names = self._names()
             hint = f"; registered formats, to be named by format=: {names}" if names != "none" else ""
             raise MissingPluginError(
-                f"the format {DEFAULT_FORMAT!r} is provided by {missing_package(_DEFAULT_PROVIDER)}{hint}"
+                f"the format {DEFAULT_FORMAT!r} is provided by {describe_missing_package(_DEFAULT_PROVIDER)}{hint}"
             )
         raise MissingPluginError(
             f"no installed package provides the format {name!r}; registered formats: {self._names()}"
@@ -145,15 +145,15 @@ class Serializers:
             return self.for_saving(name)
         if not path.exists():
             raise FileNotFoundError(f"cannot load: there is nothing at {str(path)!r}")
-        found = [serializer for serializer in self if _recognises(serializer, path)]
-        if len(found) == 1:
-            return found[0]
-        if found:
-            names = ", ".join(repr(serializer.name) for serializer in found)
+        results = [serializer for serializer in self if _is_recognised(serializer, path)]
+        if len(results) == 1:
+            return results[0]
+        if results:
+            names = ", ".join(repr(serializer.name) for serializer in results)
             raise FormatError(f"more than one format recognises {str(path)!r}: pass format=, one of {names}")
         message = f"no registered format recognises {str(path)!r}; registered formats: {self._names()}"
         if DEFAULT_FORMAT not in self:
-            message += f"; the format {DEFAULT_FORMAT!r} is provided by {missing_package(_DEFAULT_PROVIDER)}"
+            message += f"; the format {DEFAULT_FORMAT!r} is provided by {describe_missing_package(_DEFAULT_PROVIDER)}"
             raise MissingPluginError(message)
         raise FormatError(message)
 
@@ -168,7 +168,7 @@ class Serializers:
 SERIALIZERS = Serializers()
 
 
-def _recognises(serializer: Serializer, path: Path) -> bool:
+def _is_recognised(serializer: Serializer, path: Path) -> bool:
     try:
         return bool(serializer.detect(path))
     except (OSError, TensorDictError):
@@ -189,15 +189,15 @@ def _check_options(
 ) -> None:
     """Raise TypeError for an option that ``method`` does not declare, or ``instead`` where it takes any."""
     parameters = inspect.signature(method).parameters.values()
-    if any(each.kind is each.VAR_KEYWORD for each in parameters):
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         if instead is not None:
             _check_options(serializer, instead, options)
         return
     # The leading ones are data and path, which are given by position.
     known = [
-        each.name
-        for each in parameters
-        if each.name not in ("data", "path") and each.kind is not each.VAR_POSITIONAL
+        parameter.name
+        for parameter in parameters
+        if parameter.name not in ("data", "path") and parameter.kind is not parameter.VAR_POSITIONAL
     ]
     unknown = [name for name in options if name not in known]
     if unknown:
@@ -263,7 +263,7 @@ def _load(cls: type | None, path: Path, name: str | None, options: dict[str, Any
     return serializer.load(path, **options) if cls is None else serializer.load_as(cls, path, **options)
 
 
-class Saving(Core):
+class SaveMixin(Core):
     """``save`` and ``load`` in any registered format."""
 
     __slots__ = ()
@@ -288,7 +288,7 @@ class Saving(Core):
         The arguments from ``copy_existing`` to ``atomic`` are options of the default format (see :meth:`memmap`). One that
         is not left at its default is passed on, as ``options`` are, and refused by a format that does not have it.
         """
-        given = {
+        provided = {
             "copy_existing": (copy_existing, False),
             "num_threads": (num_threads, 0),
             "return_early": (return_early, False),
@@ -298,7 +298,7 @@ class Saving(Core):
             "compression": (compression, None),
             "atomic": (atomic, False),
         }
-        options.update({name: value for name, (value, default) in given.items() if value != default})
+        options.update({name: value for name, (value, default) in provided.items() if value != default})
         saved: SelfT = save(self, prefix, format=format, **options)
         return saved
 
@@ -313,7 +313,7 @@ class Saving(Core):
         Of the options ``device`` and ``non_blocking`` may be given by position. A class with declared entries gives an instance
         of itself, whatever the class was called when it was saved.
         """
-        options = _named(args, kwargs, ("device", "non_blocking"))
+        options = _bind_options(args, kwargs, ("device", "non_blocking"))
         loaded: SelfT = _load(cls, Path(prefix), format, options)
         return loaded
 
@@ -323,7 +323,7 @@ class Saving(Core):
         Of the options of the format ``robust_key`` may be given by position.
         """
         path = Path(prefix)
-        options = _named(args, kwargs, ("robust_key",))
+        options = _bind_options(args, kwargs, ("robust_key",))
         serializer = SERIALIZERS.for_loading(path, format)
         # One that takes any options hands them to load, so those are the ones that count.
         _check_options(serializer, serializer.load_, options, serializer.load)
@@ -331,7 +331,7 @@ class Saving(Core):
         return self
 
 
-def _named(args: tuple[Any, ...], kwargs: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
+def _bind_options(args: tuple[Any, ...], kwargs: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
     """Return positional and keyword options together, by name."""
     if len(args) > len(names):
         raise TypeError(f"at most {len(names)} options by position, {', '.join(names)}; got {len(args)}")

@@ -98,10 +98,10 @@ class Switch:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: types.TracebackType | None
     ) -> None:
         entered = self._settings.entered
-        at = len(entered) - 1
-        while entered[at][0] is not self:
-            at -= 1
-        setattr(self._settings, self._name, entered.pop(at)[1])
+        position = len(entered) - 1
+        while entered[position][0] is not self:
+            position -= 1
+        setattr(self._settings, self._name, entered.pop(position)[1])
 
     def __call__(self, fn: FnT) -> FnT:
         """Return ``fn`` with the setting changed while it runs.
@@ -114,27 +114,27 @@ class Switch:
                 f"{type(self).__name__} cannot decorate {fn.__qualname__}(), which makes asynchronous generators; use it "
                 "inside, in a with block that neither awaits nor yields"
             )
-        wrapped: Any
+        wrapper: Any
         if inspect.isgeneratorfunction(fn):
 
-            def wrapped(*args: Any, **kwargs: Any) -> Any:
-                return (yield from self._steps(fn(*args, **kwargs)))
+            def wrapper(*args: Any, **kwargs: Any) -> Any:
+                return (yield from self._run_steps(fn(*args, **kwargs)))
 
         elif inspect.iscoroutinefunction(fn):
-            awaitable: Any = types.coroutine(self._steps)
+            awaitable: Any = types.coroutine(self._run_steps)
 
-            async def wrapped(*args: Any, **kwargs: Any) -> Any:
+            async def wrapper(*args: Any, **kwargs: Any) -> Any:
                 return await awaitable(fn(*args, **kwargs))
 
         else:
 
-            def wrapped(*args: Any, **kwargs: Any) -> Any:
-                return self._around(fn, *args, **kwargs)
+            def wrapper(*args: Any, **kwargs: Any) -> Any:
+                return self._wrap_function(fn, *args, **kwargs)
 
-        made: FnT = functools.wraps(fn)(wrapped)  # type: ignore[assignment]
+        made: FnT = functools.wraps(fn)(wrapper)  # type: ignore[assignment]
         return made
 
-    def _around(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    def _wrap_function(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         # Not ``with self``, which torch.compile takes in a graph only where the switch is made in it.
         before = getattr(self._settings, self._name)
         self.set()
@@ -143,18 +143,18 @@ class Switch:
         finally:
             setattr(self._settings, self._name, before)
 
-    def _steps(self, running: Any) -> Any:
+    def _run_steps(self, running: Any) -> Any:
         """Run a generator or coroutine with the setting changed in each of its steps."""
-        step, given = running.send, None
+        step, provided = running.send, None
         while True:
             try:
-                found = self._around(step, given)
+                result = self._wrap_function(step, provided)
             except StopIteration as end:
                 return end.value
             try:
-                step, given = running.send, (yield found)
+                step, provided = running.send, (yield result)
             except BaseException as error:  # GeneratorExit too: what it does then is a step
-                step, given = running.throw, error
+                step, provided = running.throw, error
 
 
 class set_printoptions(Switch):  # noqa: N801  the reference implementation's spelling

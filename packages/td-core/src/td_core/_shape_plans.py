@@ -18,15 +18,15 @@ from torch import Tensor
 
 from ._plans import (
     Along,
-    ExplodePlan,
+    MultiPlan,
     Shape,
     ShapePlan,
     Sizes,
     as_int,
     as_ints,
-    remembered,
+    cache_plans,
+    remove_size,
     slice_length,
-    without,
     wrap_dim,
 )
 from .errors import BatchSizeError, DimError
@@ -40,7 +40,7 @@ class Reshape(ShapePlan):
 
     __slots__ = ("_copy", "_kept", "_old")
 
-    shares = True
+    is_view = True
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class Reshape(ShapePlan):
                 and math.prod(new[:dim]) == before
                 and math.prod(new[dim + 1 :]) == after
             ):
-                inner_old, inner_new = without(old, stack_dim), without(new, dim)
+                inner_old, inner_new = remove_size(old, stack_dim), remove_size(new, dim)
                 inner = None
                 if inner_old != inner_new:
                     kept = (first - in_first, last - in_last)
@@ -110,7 +110,7 @@ class Permute(ShapePlan):
 
     __slots__ = ("order",)
 
-    shares = True
+    is_view = True
 
     def __init__(self, lead: Shape, order: Shape, leaf: Callable[[Tensor], Tensor]) -> None:
         super().__init__(leaf, lead, len(lead))
@@ -124,7 +124,7 @@ class Permute(ShapePlan):
         new_dim = self.order.index(stack_dim)
         if order == tuple(range(len(order))):
             return Along(None, None, new_dim)
-        return Along(None, Permute(without(self.lead, new_dim), order, _permuter(order)), new_dim)
+        return Along(None, Permute(remove_size(self.lead, new_dim), order, _permuter(order)), new_dim)
 
 
 class Unsqueeze(ShapePlan):
@@ -132,7 +132,7 @@ class Unsqueeze(ShapePlan):
 
     __slots__ = ("_batch", "_dim")
 
-    shares = True
+    is_view = True
 
     def __init__(self, batch: Shape, dim: int) -> None:
         # Indexing with None is the cheaper spelling, at the front only.
@@ -146,7 +146,7 @@ class Unsqueeze(ShapePlan):
 
     def _along(self, stack_dim: int) -> Along:
         before = self._dim <= stack_dim
-        inner = Unsqueeze(without(self._batch, stack_dim), self._dim - (not before))
+        inner = Unsqueeze(remove_size(self._batch, stack_dim), self._dim - (not before))
         return Along(None, inner, stack_dim + before)
 
 
@@ -155,7 +155,7 @@ class Squeeze(ShapePlan):
 
     __slots__ = ("_batch", "_dims")
 
-    shares = True
+    is_view = True
 
     def __init__(self, batch: Shape, dims: Shape) -> None:
         n = max(dims, default=-1) + 1
@@ -169,7 +169,7 @@ class Squeeze(ShapePlan):
 
     def _along(self, stack_dim: int) -> Along:
         rest = tuple(dim - (dim > stack_dim) for dim in self._dims if dim != stack_dim)
-        inner = Squeeze(without(self._batch, stack_dim), rest) if rest else None
+        inner = Squeeze(remove_size(self._batch, stack_dim), rest) if rest else None
         if stack_dim in self._dims:
             return Along(0, inner, None)
         return Along(None, inner, stack_dim - sum(dim < stack_dim for dim in self._dims))
@@ -180,7 +180,7 @@ class Expand(ShapePlan):
 
     __slots__ = ("_old",)
 
-    shares = True
+    is_view = True
 
     def __init__(self, old: Shape, new: Shape) -> None:
         sizes = Sizes(new, len(old))
@@ -195,18 +195,18 @@ class Expand(ShapePlan):
 
     def _along(self, stack_dim: int) -> Along:
         new_dim = stack_dim + len(self.lead) - self.n
-        old, new = without(self._old, stack_dim), without(self.lead, new_dim)
+        old, new = remove_size(self._old, stack_dim), remove_size(self.lead, new_dim)
         size = self.lead[new_dim]
         picks = None if size == self._old[stack_dim] else [0] * size
         return Along(picks, None if old == new else Expand(old, new), new_dim)
 
 
-class Unbind(ExplodePlan):
+class Unbind(MultiPlan):
     """One part for each position of a dim, without it."""
 
     __slots__ = ("_batch", "_dim")
 
-    shares = True
+    is_view = True
 
     def __init__(self, batch: Shape, dim: int) -> None:
         leaf = torch.unbind if dim == 0 else methodcaller("unbind", dim)
@@ -222,16 +222,16 @@ class Unbind(ExplodePlan):
             return Along(range(self._batch[stack_dim]), None, None)
         before = self._dim < stack_dim
         return Along(
-            None, Unbind(without(self._batch, stack_dim), self._dim - (not before)), stack_dim - before
+            None, Unbind(remove_size(self._batch, stack_dim), self._dim - (not before)), stack_dim - before
         )
 
 
-class Split(ExplodePlan):
+class Split(MultiPlan):
     """Consecutive parts of one dim."""
 
     __slots__ = ("_batch", "_dim", "_sizes")
 
-    shares = True
+    is_view = True
 
     def __init__(self, batch: Shape, dim: int, sizes: Sequence[int]) -> None:
         leaf = methodcaller("split_with_sizes", sizes, dim)
@@ -246,7 +246,7 @@ class Split(ExplodePlan):
             return Along(
                 [range(end - size, end) for size, end in zip(self._sizes, ends, strict=True)], None, stack_dim
             )
-        inner = Split(without(self._batch, stack_dim), self._dim - (self._dim > stack_dim), self._sizes)
+        inner = Split(remove_size(self._batch, stack_dim), self._dim - (self._dim > stack_dim), self._sizes)
         return Along(None, inner, stack_dim)
 
 
@@ -289,11 +289,11 @@ class Join(ShapePlan):
         if stack_dim == self.dim and not self.stacks:
             return None
         first = self.dim <= stack_dim
-        inner = Join(without(self._batch, stack_dim), self.dim - (not first), self._sizes, self.stacks)
+        inner = Join(remove_size(self._batch, stack_dim), self.dim - (not first), self._sizes, self.stacks)
         return Along(None, inner, stack_dim + (first and self.stacks))
 
 
-@remembered
+@cache_plans
 def view_plan(batch: Shape, shape: Sequence[int]) -> Reshape:
     """Plan ``view``; one size may be -1.
 
@@ -303,7 +303,7 @@ def view_plan(batch: Shape, shape: Sequence[int]) -> Reshape:
     return _reshape(batch, shape, copy=False)
 
 
-@remembered
+@cache_plans
 def reshape_plan(batch: Shape, shape: Sequence[int]) -> Reshape:
     """Plan ``reshape``; one size may be -1."""
     return _reshape(batch, shape, copy=True)
@@ -314,7 +314,7 @@ def _reshape(batch: Shape, shape: Sequence[int], *, copy: bool) -> Reshape:
     return Reshape(batch, new, (len(new) if new == batch else 0, 0), copy=copy)
 
 
-@remembered
+@cache_plans
 def flatten_plan(batch: Shape, start_dim: int, end_dim: int) -> Reshape:
     """Plan ``flatten``: the dims from ``start_dim`` to ``end_dim`` become one."""
     n = len(batch)
@@ -331,7 +331,7 @@ def flatten_plan(batch: Shape, start_dim: int, end_dim: int) -> Reshape:
     return Reshape(sizes, new, kept, methodcaller("flatten", start, end))
 
 
-@remembered
+@cache_plans
 def unflatten_plan(batch: Shape, dim: int, sizes: Sequence[int]) -> Reshape:
     """Plan ``unflatten``: one dim becomes several; one size may be -1."""
     dim = wrap_dim(dim, len(batch))
@@ -349,7 +349,7 @@ def unflatten_plan(batch: Shape, dim: int, sizes: Sequence[int]) -> Reshape:
     return Reshape(batch, new, (dim, n - 1 - dim) if len(inner) > 1 else (n, 0), copy=False)
 
 
-@remembered
+@cache_plans
 def permute_plan(batch: Shape, dims: Sequence[int]) -> Permute:
     """Plan ``permute``."""
     n = len(batch)
@@ -363,7 +363,7 @@ def permute_plan(batch: Shape, dims: Sequence[int]) -> Permute:
     return Permute(tuple(map(batch.__getitem__, order)), order, _permuter(order))
 
 
-@remembered
+@cache_plans
 def transpose_plan(batch: Shape, dim0: int, dim1: int) -> Permute:
     """Plan ``transpose``: two dims swapped."""
     n = len(batch)
@@ -393,17 +393,17 @@ def _permuter(order: Shape) -> Callable[[Tensor], Tensor]:
     return leaf
 
 
-@remembered
+@cache_plans
 def movedim_plan(batch: Shape, source: int | Sequence[int], destination: int | Sequence[int]) -> Permute:
     """Plan ``movedim``: some dims at new places, the others in their order."""
     n = len(batch)
-    given = [as_ints(dims) for dims in (source, destination)]
-    if len(given[0]) != len(given[1]):
+    provided = [as_ints(dims) for dims in (source, destination)]
+    if len(provided[0]) != len(provided[1]):
         raise DimError(
             "movedim: source and destination must have the same number of dims; "
-            f"got {list(given[0])} and {list(given[1])}"
+            f"got {list(provided[0])} and {list(provided[1])}"
         )
-    sources, destinations = ([wrap_dim(dim, n) for dim in dims] for dims in given)
+    sources, destinations = ([wrap_dim(dim, n) for dim in dims] for dims in provided)
     for what, dims in (("source", sources), ("destination", destinations)):
         if len(set(dims)) != len(dims):
             raise DimError(f"movedim: repeated dim in {what}: {dims}")
@@ -412,21 +412,21 @@ def movedim_plan(batch: Shape, source: int | Sequence[int], destination: int | S
     return permute_plan(batch, [placed[i] if i in placed else next(others) for i in range(n)])
 
 
-@remembered
+@cache_plans
 def unsqueeze_plan(batch: Shape, dim: int) -> Unsqueeze:
     """Plan ``unsqueeze``."""
     return Unsqueeze(batch, wrap_dim(dim, len(batch) + 1))
 
 
-@remembered
+@cache_plans
 def squeeze_plan(batch: Shape, dim: int | Sequence[int] | None) -> Squeeze:
     """Plan ``squeeze``: dims of another size than one stay."""
-    given = range(len(batch)) if dim is None else as_ints(dim)
-    dims = [wrap_dim(d, len(batch)) for d in given]
+    provided = range(len(batch)) if dim is None else as_ints(dim)
+    dims = [wrap_dim(d, len(batch)) for d in provided]
     return Squeeze(batch, tuple([d for d in dims if batch[d] == 1]))
 
 
-@remembered
+@cache_plans
 def expand_plan(batch: Shape, shape: Sequence[int]) -> Expand:
     """Plan ``expand``: a size of -1 leaves the dim as it is."""
     added = len(shape) - len(batch)
@@ -448,13 +448,13 @@ def expand_plan(batch: Shape, shape: Sequence[int]) -> Expand:
     return Expand(batch, tuple(new))
 
 
-@remembered
+@cache_plans
 def unbind_plan(batch: Shape, dim: int) -> Unbind:
     """Plan ``unbind``."""
     return Unbind(batch, wrap_dim(dim, len(batch)))
 
 
-@remembered
+@cache_plans
 def split_plan(batch: Shape, split_size: int | Sequence[int], dim: int) -> Split:
     """Plan ``split``: parts of one size, the last one shorter where it must be, or of given sizes."""
     dim = wrap_dim(dim, len(batch))
@@ -474,7 +474,7 @@ def split_plan(batch: Shape, split_size: int | Sequence[int], dim: int) -> Split
     return Split(batch, dim, [split_size] * (size // split_size) + ([rest] if rest else []))
 
 
-@remembered
+@cache_plans
 def chunk_plan(batch: Shape, chunks: int, dim: int) -> Split:
     """Plan ``chunk``: at most ``chunks`` parts of one size."""
     if chunks <= 0:
@@ -509,13 +509,13 @@ def tensor_split_plan(batch: Shape, indices_or_sections: int | Sequence[int] | T
     return Split(batch, dim, parts)
 
 
-@remembered
+@cache_plans
 def stack_plan(batch: Shape, dim: int, count: int) -> Join:
     """Plan ``stack``: ``count`` collections of one batch size along a new dim."""
     return Join(batch, wrap_dim(dim, len(batch) + 1), [1] * count, True)
 
 
-@remembered
+@cache_plans
 def cat_plan(batch: Shape, dim: int, sizes: Sequence[int]) -> Join:
     """Plan ``cat``: collections whose dim ``dim`` has these sizes, one after the other."""
     return Join(batch, wrap_dim(dim, len(batch)), sizes, False)

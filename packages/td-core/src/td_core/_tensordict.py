@@ -15,37 +15,37 @@ import torch
 from torch import Tensor
 
 from ._base import TensorDictBase
-from ._coerce import WRAPPED, nest
+from ._coerce import WRAPPED, build_nested
 from ._collection import (
     Child,
     Core,
     Walked,
-    changed_meanwhile,
     check_same_leaves,
-    copy_of,
-    leaf_against_node,
-    set_dense,
+    concurrent_change_error,
+    copy_leaf,
+    leaf_node_mismatch_error,
+    register_dense,
 )
-from ._components import chained_components, of_components
 from ._devices import as_device
+from ._dim_names import Names, check_names, resize_names
 from ._element_types import ScalarBeside
-from ._foreach import PLAIN, foreach, op
+from ._foreach import PLAIN, foreach, make_op
 from ._indexing import plan_index
 from ._keys import unravel_key_to_tuple
-from ._names import Names, check_names, fit_names
+from ._nested_components import apply_to_components, cat_components
+from ._new_object import new_object
 from ._ops.batch_size import as_batch_size
-from ._ops.join_levels import refuse_uneven, rows, unmixed, why_not_joined
+from ._ops.join_levels import check_even, join_error, unify_kinds, zip_entries
 from ._plans import ShapePlan
 from ._pytree import register_mapping, register_with_subclasses
-from ._traced import new_object
 from .errors import KeyPathError, KeyTakenError, StructureError
 from .typing import NO_DEFAULT, BatchSize, DeviceType, NestedKey, NoDefault
 
 SelfT = TypeVar("SelfT", bound="TensorDict")
-_CLONE = op("clone", copy_of)
+_CLONE = make_op("clone", copy_leaf)
 
 
-def _node(
+def _make_node(
     cls: type[SelfT],
     data: dict[str, Child],
     batch_size: torch.Size,
@@ -59,7 +59,7 @@ def _node(
     node._device = device
     node._names = names
     node._locked = False
-    node._lock_parents = node._attachments = node._undo = None
+    node._lock_parents = node._backends = node._undo = None
     return node
 
 
@@ -87,7 +87,7 @@ class TensorDict(TensorDictBase):
     """
 
     __slots__ = (
-        "__weakref__", "_attachments", "_batch_size", "_device", "_dict", "_lock_parents", "_locked",
+        "__weakref__", "_backends", "_batch_size", "_device", "_dict", "_lock_parents", "_locked",
         "_names", "_undo",
     )  # fmt: skip
 
@@ -114,7 +114,7 @@ class TensorDict(TensorDictBase):
         # A type check is several times faster than isinstance with an abstract class.
         if type(source) is dict:
             pass
-        elif isinstance(source, Core) and not source._opaque:
+        elif isinstance(source, Core) and not source._is_value:
             if names is None and batch_size is not None and as_batch_size(batch_size) == source.batch_size:
                 names = source._names
             source = dict(source._all_children())
@@ -127,7 +127,7 @@ class TensorDict(TensorDictBase):
         self._device = None if device is None else as_device(device)
         self._names = None if names is None else check_names(names, len(size))
         self._locked = False
-        self._lock_parents = self._attachments = self._undo = None
+        self._lock_parents = self._backends = self._undo = None
         self._fill(source, bool(non_blocking))
         if lock:
             self.lock_()
@@ -158,10 +158,10 @@ class TensorDict(TensorDictBase):
                             fitting = shape
                             continue
                 elif type(value) is dict and names is None:
-                    data[key] = nest(value, size, None, (key,))
+                    data[key] = build_nested(value, size, None, (key,))
                     continue
             # Nothing can contain a node that is being made, so no search for cycles.
-            data[key] = self._coerced(value, (key,), non_blocking)
+            data[key] = self._coerce(value, (key,), non_blocking)
 
     def _fill_nested(self, source: Mapping[Any, Any], key: Any, value: Any, non_blocking: bool) -> None:
         """Store an entry of the constructor under a nested key, unless the mapping has its first part as a key too."""
@@ -172,10 +172,10 @@ class TensorDict(TensorDictBase):
             )
         self._set_path(path, value, non_blocking=non_blocking)
 
-    _make: Any = classmethod(_node)
+    _make: Any = classmethod(_make_node)
 
     @classmethod
-    def _of_dense(cls, result: Any) -> Any:
+    def _wrap_dense(cls, result: Any) -> Any:
         if not isinstance(result, TensorDict) or isinstance(result, cls):
             return result
         return cls._make(dict(result._dict), result._batch_size, result._device, result._names)
@@ -205,7 +205,7 @@ class TensorDict(TensorDictBase):
         return self._device
 
     def _set_batch_size(self, batch_size: torch.Size) -> None:
-        self._names = fit_names(self._names, len(batch_size))
+        self._names = resize_names(self._names, len(batch_size))
         self._batch_size = batch_size
 
     def _set_device(self, device: torch.device | None) -> None:
@@ -240,7 +240,7 @@ class TensorDict(TensorDictBase):
         device: torch.device | NoDefault | None = NO_DEFAULT,
         names: Names | NoDefault | None = NO_DEFAULT,
     ) -> SelfT:
-        return _node(
+        return _make_node(
             type(self),
             dict(children),
             self._batch_size if batch_size is None else batch_size,
@@ -248,7 +248,7 @@ class TensorDict(TensorDictBase):
             self._names if names is NO_DEFAULT else names,
         )
 
-    def _nested(self) -> Iterator[Core]:
+    def _iter_nested(self) -> Iterator[Core]:
         return iter([child for child in list(self._dict.values()) if not isinstance(child, Tensor)])
 
     @overload
@@ -264,14 +264,14 @@ class TensorDict(TensorDictBase):
                 entry = self._get_path((index,))
             return entry if isinstance(entry, Tensor) else entry._unwrap()
         if type(index) is tuple:
-            found = self._follow(index)
-            if found is not None:
-                return found if isinstance(found, Tensor) else found._unwrap()
+            result = self._get_nested(index)
+            if result is not None:
+                return result if isinstance(result, Tensor) else result._unwrap()
         elif not isinstance(index, str):
             return self._transform(plan_index(index, self._batch_size))
         return super().__getitem__(index)
 
-    def _follow(self, path: tuple[Any, ...]) -> Child | None:
+    def _get_nested(self, path: tuple[Any, ...]) -> Child | None:
         """Return the entry that a flat path leads to through nodes of this class; None sends the caller the long way."""
         node: Any = self
         for part in path:
@@ -283,11 +283,17 @@ class TensorDict(TensorDictBase):
     def get(self, key: NestedKey, *args: Any, **kwargs: Any) -> Any:
         """Return the entry ``key``, or a default where it is missing; see :meth:`TensorCollection.get`."""
         if not kwargs:
-            found = (
-                self._dict.get(key) if type(key) is str else self._follow(key) if type(key) is tuple else None
+            result = (
+                self._dict.get(key)
+                if type(key) is str
+                else self._get_nested(key)
+                if type(key) is tuple
+                else None
             )
-            if found is not None:
-                return found if isinstance(found, Tensor) or not found._shows_tensor else found._unwrap()
+            if result is not None:
+                return (
+                    result if isinstance(result, Tensor) or not result._is_tensor_proxy else result._unwrap()
+                )
             if type(key) is str and len(args) < 2:
                 return args[0] if args else self._default(key)
         return super().get(key, *args, **kwargs)
@@ -314,7 +320,7 @@ class TensorDict(TensorDictBase):
             self._assign(index, value)
 
     def _set_path(
-        self, key: NestedKey, value: Any, at: tuple[str, ...] = (), *, non_blocking: bool = False
+        self, key: NestedKey, value: Any, prefix: tuple[str, ...] = (), *, non_blocking: bool = False
     ) -> None:
         # What an entry mostly is: a tensor that needs no conversion, under a key that needs no parsing.
         if isinstance(value, Tensor) and type(value) not in WRAPPED:
@@ -323,7 +329,7 @@ class TensorDict(TensorDictBase):
             if type(key) is not str:
                 node = None
                 if type(key) is tuple and len(key) > 1 and type(key[-1]) is str:
-                    node, name = self._follow(key[:-1]), key[-1]
+                    node, name = self._get_nested(key[:-1]), key[-1]
                     if not isinstance(node, TensorDict):
                         node = None
             if node is not None and not node._locked and node._device is None:
@@ -334,16 +340,16 @@ class TensorDict(TensorDictBase):
                         return
                 except RuntimeError:
                     pass  # a nested tensor of strided layout has no shape
-        super()._set_path(key, value, at, non_blocking=non_blocking)
+        super()._set_path(key, value, prefix, non_blocking=non_blocking)
 
-    def _collect(self, out: list[Tensor]) -> Walked:
+    def _flatten_leaves(self, out: list[Tensor]) -> Walked:
         level = {**self._dict}
         if PLAIN.issuperset(map(type, level.values())):
             out += level.values()
             return level
         append = out.append
         others = False
-        levels = [level]
+        treedef = [level]
         todo: list[dict[str, Child]] = []
         while True:
             for child in level.values():
@@ -352,14 +358,16 @@ class TensorDict(TensorDictBase):
                 elif type(child) is TensorDict:
                     todo.append(child._dict)
                 else:
-                    others = others or not child._opaque
-                    child._collect(out)
+                    others = others or not child._is_value
+                    child._flatten_leaves(out)
             if not todo:
-                return tuple(levels) if others else levels
+                return tuple(treedef) if others else treedef
             level = {**todo.pop()}
-            levels.append(level)
+            treedef.append(level)
 
-    def _spread(self, value: Tensor, out: list[Tensor], scalar: ScalarBeside | None = None) -> None:
+    def _broadcast_to_leaves(
+        self, value: Tensor, out: list[Tensor], scalar: ScalarBeside | None = None
+    ) -> None:
         shaped: dict[int, Tensor] = {}
         ndim = len(self._batch_size)
         todo = [self._dict]
@@ -372,7 +380,7 @@ class TensorDict(TensorDictBase):
                     if isinstance(child, Tensor):
                         out.append(scalar(child, value))
                     else:
-                        child._spread(value, out, scalar)
+                        child._broadcast_to_leaves(value, out, scalar)
                     continue
                 extra = (child.ndim if isinstance(child, Tensor) else len(child.batch_size)) - ndim
                 part = shaped.get(extra)
@@ -381,109 +389,111 @@ class TensorDict(TensorDictBase):
                 if isinstance(child, Tensor):
                     out.append(part)
                 else:
-                    child._spread(part, out)
+                    child._broadcast_to_leaves(part, out)
 
-    def _collect_other(self, other: Core, out: list[Tensor], path: tuple[str, ...] = ()) -> None:
+    def _flatten_other(self, other: Core, out: list[Tensor], path: tuple[str, ...] = ()) -> None:
         append = out.append
         todo: list[tuple[dict[str, Child], Mapping[str, Child], tuple[str, ...]]] = [
             (self._dict, other._children(), path)
         ]
         while todo:
-            mine, theirs, at = todo.pop()
-            if len(mine) != len(theirs):
-                check_same_leaves(mine, theirs, at)
-            for key, wanted in mine.copy().items():
+            left, right, prefix = todo.pop()
+            if len(left) != len(right):
+                check_same_leaves(left, right, prefix)
+            for key, wanted in left.copy().items():
                 try:
-                    child = theirs[key]
+                    child = right[key]
                 except KeyError:
-                    check_same_leaves(mine, theirs, at)
-                    if isinstance(wanted, Tensor) or not wanted._opaque:
-                        raise changed_meanwhile(other) from None
+                    check_same_leaves(left, right, prefix)
+                    if isinstance(wanted, Tensor) or not wanted._is_value:
+                        raise concurrent_change_error(other) from None
                     continue
                 if isinstance(wanted, Tensor):
                     if not isinstance(child, Tensor):
-                        raise leaf_against_node(wanted, child, (*at, key))
+                        raise leaf_node_mismatch_error(wanted, child, (*prefix, key))
                     append(child)
                 elif isinstance(child, Tensor):
-                    raise leaf_against_node(wanted, child, (*at, key))
+                    raise leaf_node_mismatch_error(wanted, child, (*prefix, key))
                 elif type(wanted) is TensorDict:
-                    todo.append((wanted._dict, child._children(), (*at, key)))
+                    todo.append((wanted._dict, child._children(), (*prefix, key)))
                 else:
-                    wanted._collect_other(child, out, (*at, key))
+                    wanted._flatten_other(child, out, (*prefix, key))
 
-    def _collect_both(
-        self, other: Core, mine: list[Tensor], theirs: list[Tensor], foreign: list[Core] | None = None
+    def _zip_leaves(
+        self, other: Core, left: list[Tensor], right: list[Tensor], values: list[Core] | None = None
     ) -> Walked:
         if not isinstance(other, TensorDict):
-            return super()._collect_both(other, mine, theirs, foreign)
+            return super()._zip_leaves(other, left, right, values)
         level, level_other = {**self._dict}, other._dict
         if PLAIN.issuperset(map(type, level.values())):
             beside: list[Any] = list(map(level_other.get, level))
             if len(level) == len(level_other) and PLAIN.issuperset(map(type, beside)):
-                mine += level.values()
-                theirs += beside
+                left += level.values()
+                right += beside
                 return level
-        add, add_other = mine.append, theirs.append
-        start = len(mine)
-        levels = [level]
+        add, add_other = left.append, right.append
+        start = len(left)
+        treedef = [level]
         todo: list[tuple[dict[str, Child], dict[str, Child]]] = []
         while len(level) == len(level_other):
             for key, child in level.items():
-                found = level_other.get(key)
+                result = level_other.get(key)
                 if isinstance(child, Tensor):
-                    if not isinstance(found, Tensor):
+                    if not isinstance(result, Tensor):
                         break
                     add(child)
-                    add_other(found)
+                    add_other(result)
                 elif type(child) is TensorDict:
-                    if type(found) is not TensorDict:
+                    if type(result) is not TensorDict:
                         break
-                    todo.append((child._dict, found._dict))
-                elif isinstance(found, Core):
+                    todo.append((child._dict, result._dict))
+                elif isinstance(result, Core):
                     try:
-                        child._collect_both(found, mine, theirs, foreign)
+                        child._zip_leaves(result, left, right, values)
                     except StructureError:
                         break
                 else:
                     break
             else:
                 if not todo:
-                    return levels
+                    return treedef
                 data, level_other = todo.pop()
                 level = {**data}
-                levels.append(level)
+                treedef.append(level)
                 continue
             break
         # The walk that keeps track of key paths says what is wrong, or that only values or kinds differ.
-        del mine[start:], theirs[start:]
-        super()._collect_both(other, mine, theirs, foreign)
+        del left[start:], right[start:]
+        super()._zip_leaves(other, left, right, values)
         return None
 
-    def _with_leaves(self: SelfT, leaves: Sequence[Tensor], levels: Walked = None) -> SelfT:
-        if levels is None:
-            return super()._with_leaves(leaves)
-        if type(levels) is dict:
-            return _node(type(self), dict(zip(levels, leaves)), self._batch_size, self._device, self._names)
-        given = iter(leaves)
-        root = _node(type(self), {}, self._batch_size, self._device, self._names)
+    def _unflatten(self: SelfT, leaves: Sequence[Tensor], treedef: Walked = None) -> SelfT:
+        if treedef is None:
+            return super()._unflatten(leaves)
+        if type(treedef) is dict:
+            return _make_node(
+                type(self), dict(zip(treedef, leaves)), self._batch_size, self._device, self._names
+            )
+        provided = iter(leaves)
+        root = _make_node(type(self), {}, self._batch_size, self._device, self._names)
         todo: list[TensorDict] = [root]
-        for level in levels:
+        for level in treedef:
             todo.pop()._dict = level
             for key, child in level.items():
                 if isinstance(child, Tensor):
-                    level[key] = next(given)
+                    level[key] = next(provided)
                 elif type(child) is TensorDict:
                     # Its entries come when the walk gets to it.
-                    level[key] = node = _node(
+                    level[key] = node = _make_node(
                         TensorDict, level, child._batch_size, child._device, child._names
                     )
                     todo.append(node)
                 else:
-                    level[key] = child._rebuild(given)
+                    level[key] = child._unflatten_iter(provided)
         return root
 
-    def _shallow(self: SelfT) -> SelfT:
-        root = _twin(self)
+    def _shallow_copy(self: SelfT) -> SelfT:
+        root = _copy_node(self)
         todo = [root._dict]
         while todo:
             level = todo.pop()
@@ -491,14 +501,14 @@ class TensorDict(TensorDictBase):
                 if isinstance(child, Tensor):
                     continue
                 if type(child) is TensorDict:
-                    level[key] = node = _twin(child)
+                    level[key] = node = _copy_node(child)
                     todo.append(node._dict)
                 else:
-                    level[key] = child._shallow()
+                    level[key] = child._shallow_copy()
         return root
 
     def _map(self: SelfT, fn: Callable[[Tensor], Tensor]) -> SelfT:
-        root = _twin(self)
+        root = _copy_node(self)
         todo = [root._dict]
         while todo:
             level = todo.pop()
@@ -506,26 +516,26 @@ class TensorDict(TensorDictBase):
                 if isinstance(child, Tensor):
                     level[key] = fn(child)
                 elif type(child) is TensorDict:
-                    level[key] = node = _twin(child)
+                    level[key] = node = _copy_node(child)
                     todo.append(node._dict)
                 else:
                     level[key] = child._map(fn)
         return root
 
-    def _copied(self: SelfT) -> SelfT:
+    def _clone_leaves(self: SelfT) -> SelfT:
         leaves: list[Tensor] = []
-        levels = self._collect(leaves)
+        levels = self._flatten_leaves(leaves)
         if type(levels) is tuple:  # other nodes know themselves what their copy is
-            return self._map(copy_of)
-        return self._with_leaves(foreach(_CLONE, leaves, plain=type(levels) is dict), levels)
+            return self._map(copy_leaf)
+        return self._unflatten(foreach(_CLONE, leaves, plain=type(levels) is dict), levels)
 
     def _transform(self: SelfT, plan: ShapePlan) -> SelfT:
         leaf, lead, n, old = plan.leaf, plan.lead, plan.n, self._batch_size
         # Slicing a Size and putting one together are among the dearest steps of a small operation.
         size = torch.Size(lead) if n == len(old) else torch.Size((*lead, *old[n:])) if lead else old[n:]
-        names = None if self._names is None else plan.renamed(self._names)
+        names = None if self._names is None else plan.rename_dims(self._names)
         level = {**self._dict}
-        root = _node(type(self), level, size, self._device, names)
+        root = _make_node(type(self), level, size, self._device, names)
         todo: list[dict[str, Child]] = []
         while True:
             for key, child in level.items():
@@ -533,16 +543,16 @@ class TensorDict(TensorDictBase):
                     try:
                         level[key] = leaf(child)
                     except (RuntimeError, ValueError) as error:
-                        level[key] = of_components(plan, key, child, error)
+                        level[key] = apply_to_components(plan, key, child, error)
                 elif type(child) is TensorDict:
                     data = {**child._dict}
                     inner = child._batch_size
-                    level[key] = _node(
+                    level[key] = _make_node(
                         TensorDict,
                         data,
                         size if inner == old else torch.Size(lead + inner[n:]),
                         child._device,
-                        None if child._names is None else plan.renamed(child._names),
+                        None if child._names is None else plan.rename_dims(child._names),
                     )
                     todo.append(data)
                 else:
@@ -551,9 +561,9 @@ class TensorDict(TensorDictBase):
                 return root
             level = todo.pop()
 
-    def _explode(self: SelfT, plan: Any) -> tuple[SelfT, ...]:
+    def _transform_multi(self: SelfT, plan: Any) -> tuple[SelfT, ...]:
         leaf = plan.leaf
-        roots = self._shells(plan)
+        roots = self._make_empty_parts(plan)
         todo = [(self._dict, [root._dict for root in roots])]
         while todo:
             source, targets = todo.pop()
@@ -562,86 +572,87 @@ class TensorDict(TensorDictBase):
                     try:
                         pieces = leaf(child)
                     except (RuntimeError, ValueError) as error:
-                        pieces = of_components(plan, key, child, error)
+                        pieces = apply_to_components(plan, key, child, error)
                     for target, piece in zip(targets, pieces):
                         target[key] = piece
                 elif type(child) is TensorDict:
-                    shells = child._shells(plan)
+                    shells = child._make_empty_parts(plan)
                     for target, shell in zip(targets, shells):
                         target[key] = shell
                     todo.append((child._dict, [shell._dict for shell in shells]))
                 else:
-                    for target, piece in zip(targets, child._explode(plan)):
+                    for target, piece in zip(targets, child._transform_multi(plan)):
                         target[key] = piece
         return tuple(roots)
 
-    def _shells(self: SelfT, plan: Any) -> list[SelfT]:
+    def _make_empty_parts(self: SelfT, plan: Any) -> list[SelfT]:
         """Return one empty node for each part of an exploding plan."""
         cls, device, n = type(self), self._device, plan.n
         tail = self._batch_size[n:]
-        names = None if self._names is None else plan.renamed(self._names)
+        names = None if self._names is None else plan.rename_dims(self._names)
         leads = plan.leads
         if leads and len(leads[0]) < n:
             sizes = [torch.Size(leads[0] + tail)] * len(leads)  # the parts of an unbind share one
         else:
             sizes = [torch.Size(lead + tail) for lead in leads]
-        return [_node(cls, {}, size, device, names) for size in sizes]
+        return [_make_node(cls, {}, size, device, names) for size in sizes]
 
     def _join(self: SelfT, items: Sequence[Core], plan: ShapePlan, path: tuple[str, ...] = ()) -> SelfT:
         leaf, lead, n = plan.leaf, plan.lead, plan.n
-        names = None if self._names is None else plan.renamed(self._names)
+        names = None if self._names is None else plan.rename_dims(self._names)
         old = self._batch_size
         size = torch.Size(lead) if n == len(old) else torch.Size((*lead, *old[n:])) if lead or n else old
         columns: list[dict[str, Child]] = [
-            {**one._dict} if type(one) is TensorDict else one._joinable(self, plan, path) for one in items
+            {**item._dict} if type(item) is TensorDict else item._get_join_entries(self, plan, path)
+            for item in items
         ]
         # The copy of the first becomes the result, entry by entry.
         target = columns[0]
-        root, at = _node(type(self), target, size, self._device, names), path
+        root, prefix = _make_node(type(self), target, size, self._device, names), path
         todo: list[tuple[list[dict[str, Child]], tuple[str, ...]]] = []
         while True:
-            for key, values in rows(columns, at):
+            for key, values in zip_entries(columns, prefix):
                 child = values[0]
                 if isinstance(child, Tensor):
                     try:
                         target[key] = leaf(values)
                     except (RuntimeError, TypeError, ValueError) as error:
-                        chained = chained_components(plan, values)
+                        chained = cat_components(plan, values)
                         if chained is None:
-                            raise why_not_joined(values, (*at, key), error) from error
+                            raise join_error(values, (*prefix, key), error) from error
                         target[key] = chained
                 elif _DENSE.issuperset(map(type, values)):
                     below = [{**value._dict} for value in values]
                     if not below[0]:  # else the leaves tell
-                        refuse_uneven(values, n, (*at, key))
-                    target[key] = _node(
+                        check_even(values, n, (*prefix, key))
+                    target[key] = _make_node(
                         TensorDict,
                         below[0],
                         size if child._batch_size == old else torch.Size(lead + child._batch_size[n:]),
                         child._device,
-                        None if child._names is None else plan.renamed(child._names),
+                        None if child._names is None else plan.rename_dims(child._names),
                     )
-                    todo.append((below, (*at, key)))
+                    todo.append((below, (*prefix, key)))
                 else:
                     for value in values:
                         # What a node without entries holds, would be lost in a level without any.
-                        if isinstance(value, Tensor) or value._opaque != child._opaque:
-                            raise leaf_against_node(child, value, (*at, key))
-                    values = unmixed(values, plan)
-                    target[key] = values[0]._join(values, plan, (*at, key))
+                        if isinstance(value, Tensor) or value._is_value != child._is_value:
+                            raise leaf_node_mismatch_error(child, value, (*prefix, key))
+                    values = unify_kinds(values, plan)
+                    target[key] = values[0]._join(values, plan, (*prefix, key))
             if not todo:
                 return root
-            columns, at = todo.pop()
+            columns, prefix = todo.pop()
             target = columns[0]
 
 
-def _twin(node: SelfT) -> SelfT:
+def _copy_node(node: SelfT) -> SelfT:
     """Return a new, unlocked node with the metadata and the entries of another, for a walk to replace one by one."""
     # Of what copy() gives, a graph remembers the old entries too, which then leave a region that is compiled once.
-    return _node(type(node), {**node._dict}, node._batch_size, node._device, node._names)
+    return _make_node(type(node), {**node._dict}, node._batch_size, node._device, node._names)
 
 
 _DENSE = frozenset({TensorDict})
 
 register_with_subclasses(TensorDict, register_mapping)
-set_dense(partial(_node, TensorDict))
+register_dense(partial(_make_node, TensorDict))

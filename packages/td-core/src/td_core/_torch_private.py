@@ -16,19 +16,19 @@ from torch import Tensor
 from .errors import StructureError
 
 __all__ = [
-    "add_safe_name", "are_followed", "base_of", "batch_dim", "before_transforms", "default_collate_functions", "end_graph",
-    "foreach_kernel", "functorch_level", "is_caller", "is_read_only_view", "looks", "map_location", "mapped_dim",
-    "nested_view", "plain_results", "ragged_dim", "told_lengths", "unmapped", "unwrapped", "users_of",
-    "wrap_vmap",
+    "add_safe_name", "is_innermost_transform", "get_base", "batch_dim", "exit_transforms",
+    "default_collate_functions", "break_graph", "foreach_kernel", "functorch_level", "is_caller",
+    "is_read_only_view", "looks", "map_location", "get_mapped_dim", "make_nested_view", "plain_results",
+    "get_ragged_dim", "get_cached_seqlens", "unmap", "unwrap_transforms", "count_users", "wrap_vmap",
 ]  # fmt: skip
 
 
-def _found(path: str, default: Any = None) -> Any:
+def _find(path: str, default: Any = None) -> Any:
     """Return what torch has under a dotted name; the default where it has no such thing."""
-    found: Any = torch
+    result: Any = torch
     for name in path.split("."):
-        found = getattr(found, name, None)
-    return default if found is None else found
+        result = getattr(result, name, None)
+    return default if result is None else result
 
 
 def foreach_kernel(name: str) -> Callable[..., Any] | None:
@@ -37,7 +37,7 @@ def foreach_kernel(name: str) -> Callable[..., Any] | None:
     >>> foreach_kernel("no_such_function") is None
     True
     """
-    return _found(f"_foreach_{name}")  # type: ignore[no-any-return]
+    return _find(f"_foreach_{name}")  # type: ignore[no-any-return]
 
 
 def map_location() -> Any:
@@ -49,7 +49,7 @@ def map_location() -> Any:
     return getattr(_LOADING, "map_location", None)
 
 
-_LOADING: Any = _found("serialization._serialization_tls")
+_LOADING: Any = _find("serialization._serialization_tls")
 
 
 def add_safe_name(item: Any, name: str) -> None:
@@ -67,18 +67,18 @@ def _unknown_level() -> bool:
 
 
 #: Return None outside the transforms of ``torch.func`` (vmap, grad, jvp), something else inside.
-functorch_level: Callable[[], Any] = _found("_C._functorch.peek_interpreter_stack", _unknown_level)
+functorch_level: Callable[[], Any] = _find("_C._functorch.peek_interpreter_stack", _unknown_level)
 
-_level_of: Callable[[Tensor], int] | None = _found("_C._functorch.maybe_get_level")
-_pop: Callable[[], Any] | None = _found("_functorch.pyfunctorch.temporarily_pop_interpreter_stack")
-_GRAD: Any = _found("_C._functorch.TransformType.Grad")
+_level_of: Callable[[Tensor], int] | None = _find("_C._functorch.maybe_get_level")
+_pop: Callable[[], Any] | None = _find("_functorch.pyfunctorch.temporarily_pop_interpreter_stack")
+_GRAD: Any = _find("_C._functorch.TransformType.Grad")
 
 
 @contextmanager
-def before_transforms(leaves: list[Tensor]) -> Iterator[None]:
+def exit_transforms(leaves: list[Tensor]) -> Iterator[None]:
     """Leave the transforms of ``torch.func`` that none of the tensors is part of, as if the block had run before them.
 
-    >>> with before_transforms([torch.zeros(2)]):
+    >>> with exit_transforms([torch.zeros(2)]):
     ...     functorch_level() is None
     True
     """
@@ -92,12 +92,12 @@ def before_transforms(leaves: list[Tensor]) -> Iterator[None]:
         yield
 
 
-def are_followed(leaves: list[Tensor]) -> bool:
+def is_innermost_transform(leaves: list[Tensor]) -> bool:
     """Tell whether the innermost transform of ``torch.func`` is one that follows these very tensors, as grad and vjp do.
 
     vmap and jvp take what is cut out of their tensors for a part of them.
 
-    >>> are_followed([torch.zeros(2)])
+    >>> is_innermost_transform([torch.zeros(2)])
     False
     """
     if torch.compiler.is_compiling():
@@ -108,15 +108,15 @@ def are_followed(leaves: list[Tensor]) -> bool:
     return (_GRAD is None or transform.key() == _GRAD) and transform.level() in map(_level_of, leaves)
 
 
-_unwrap: Callable[[Tensor], Tensor] | None = _found("_C._functorch.get_unwrapped")
-_batch_dim: Callable[[Tensor], int] | None = _found("_C._functorch.maybe_get_bdim")
+_unwrap: Callable[[Tensor], Tensor] | None = _find("_C._functorch.get_unwrapped")
+_batch_dim: Callable[[Tensor], int] | None = _find("_C._functorch.maybe_get_bdim")
 
 
-def unwrapped(tensor: Tensor) -> Tensor:
+def unwrap_transforms(tensor: Tensor) -> Tensor:
     """Return the tensor that the transforms of ``torch.func`` have wrapped; outside of them the same one.
 
     >>> leaf = torch.zeros(2)
-    >>> unwrapped(leaf) is leaf
+    >>> unwrap_transforms(leaf) is leaf
     True
     """
     while _level_of is not None and _unwrap is not None and _level_of(tensor) >= 0:
@@ -133,10 +133,10 @@ def batch_dim(tensor: Tensor) -> int | None:
     return None if _batch_dim is None else _batch_dim(tensor)
 
 
-def mapped_dim(tensor: Tensor) -> int | None:
+def get_mapped_dim(tensor: Tensor) -> int | None:
     """Return the dim of a tensor that the innermost vmap maps over; None where it maps over none, or torch does not tell.
 
-    >>> torch.vmap(lambda x: x + mapped_dim(x), 1)(torch.zeros(2, 3)).shape, mapped_dim(torch.zeros(2)) is None
+    >>> torch.vmap(lambda x: x + get_mapped_dim(x), 1)(torch.zeros(2, 3)).shape, get_mapped_dim(torch.zeros(2)) is None
     (torch.Size([3, 2]), True)
     """
     transform = functorch_level()
@@ -146,30 +146,30 @@ def mapped_dim(tensor: Tensor) -> int | None:
     return dim if dim is not None and dim >= 0 else None
 
 
-def unmapped(tensor: Tensor) -> Tensor:
+def unmap(tensor: Tensor) -> Tensor:
     """Return a tensor with the dim that the innermost vmap maps over; itself where there is none.
 
-    >>> torch.vmap(lambda x: x + unmapped(x).ndim)(torch.zeros(2, 3))[0, 0]
+    >>> torch.vmap(lambda x: x + unmap(x).ndim)(torch.zeros(2, 3))[0, 0]
     tensor(2.)
     """
-    return tensor if mapped_dim(tensor) is None or _unwrap is None else _unwrap(tensor)
+    return tensor if get_mapped_dim(tensor) is None or _unwrap is None else _unwrap(tensor)
 
 
 def wrap_vmap(name: str, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
     """Put a wrapper in the place of one of the functions that ``torch.vmap`` consists of; nothing where it has none such."""
     for path in ("_functorch.vmap", "_functorch.apis"):
-        module = _found(path)
+        module = _find(path)
         if module is not None and hasattr(module, name):
             setattr(module, name, wrap(getattr(module, name)))
 
 
-def end_graph(why: str) -> None:
+def break_graph(why: str) -> None:
     """Have ``torch.compile`` go on in another graph; where there can be no other, it or this raises, and says why.
 
     Raises:
         StructureError: the program is exported.
 
-    >>> end_graph("no graph is traced")
+    >>> break_graph("no graph is traced")
     """
     if torch.compiler.is_dynamo_compiling():
         torch._dynamo.graph_break(msg=why)
@@ -177,17 +177,17 @@ def end_graph(why: str) -> None:
         raise StructureError(why)
 
 
-def base_of(tensor: Tensor) -> Tensor | None:
+def get_base(tensor: Tensor) -> Tensor | None:
     """Return the tensor that autograd knows this one to be a view of; None where it is none.
 
-    >>> base_of(torch.zeros(3)) is None
+    >>> get_base(torch.zeros(3)) is None
     True
     """
     return None if torch.compiler.is_compiling() else getattr(tensor, "_base", None)
 
 
-_creation_of: Callable[[Tensor], Any] | None = _found("_C._autograd._get_creation_meta")
-_DEFAULT: Any = _found("_C._autograd.CreationMeta.DEFAULT")
+_creation_of: Callable[[Tensor], Any] | None = _find("_C._autograd._get_creation_meta")
+_DEFAULT: Any = _find("_C._autograd.CreationMeta.DEFAULT")
 
 
 def is_read_only_view(tensor: Tensor) -> bool:
@@ -197,7 +197,7 @@ def is_read_only_view(tensor: Tensor) -> bool:
     >>> is_read_only_view(of_one_call[0]), is_read_only_view(torch.zeros(2, 3)[0])
     (True, False)
     """
-    return base_of(tensor) is not None and _creation_of is not None and _creation_of(tensor) != _DEFAULT
+    return get_base(tensor) is not None and _creation_of is not None and _creation_of(tensor) != _DEFAULT
 
 
 def default_collate_functions() -> dict[Any, Callable[..., Any]]:
@@ -209,7 +209,7 @@ def default_collate_functions() -> dict[Any, Callable[..., Any]]:
     return getattr(torch.utils.data._utils.collate, "default_collate_fn_map", {})
 
 
-_CALLER: Any = _found("_ops.HigherOrderOperator", ())
+_CALLER: Any = _find("_ops.HigherOrderOperator", ())
 
 
 def is_caller(func: Any) -> bool:
@@ -228,17 +228,17 @@ def _as_plain(cls: type, func: Callable[..., Any], types: Any, args: Any = (), k
 
 
 #: The ``__torch_function__`` of a tensor subclass whose results are plain tensors.
-plain_results: Any = _found("_C._disabled_torch_function_impl", classmethod(_as_plain))
+plain_results: Any = _find("_C._disabled_torch_function_impl", classmethod(_as_plain))
 
 
-def nested_view(flat: Tensor, shapes: Tensor, strides: Tensor, offsets: Tensor) -> Tensor:
+def make_nested_view(flat: Tensor, shapes: Tensor, strides: Tensor, offsets: Tensor) -> Tensor:
     """Return the strided nested tensor whose components stand in ``flat``: a view, or a copy where torch has none.
 
     >>> table = torch.tensor([[1], [2]])
-    >>> nested_view(torch.arange(3), table, torch.ones_like(table), torch.tensor([0, 1])).unbind()
+    >>> make_nested_view(torch.arange(3), table, torch.ones_like(table), torch.tensor([0, 1])).unbind()
     (tensor([0]), tensor([1, 2]))
     """
-    view: Callable[..., Tensor] | None = _found("_nested_view_from_buffer")
+    view: Callable[..., Tensor] | None = _find("_nested_view_from_buffer")
     if view is not None:
         return view(flat, shapes, strides, offsets)
     rows = zip(shapes.tolist(), strides.tolist(), offsets.tolist(), strict=True)
@@ -264,7 +264,7 @@ class _Looks:
         return len(tensors) == len(self.looks) and all(map(eq, map(self._of, tensors), self.looks))
 
 
-_GUARDS: Any = _found("_C._dynamo.guards.TensorGuards", _Looks)
+_GUARDS: Any = _find("_C._dynamo.guards.TensorGuards", _Looks)
 
 
 def looks(tensors: Iterable[Tensor]) -> Callable[..., bool]:
@@ -281,35 +281,35 @@ def looks(tensors: Iterable[Tensor]) -> Callable[..., bool]:
     return check
 
 
-def ragged_dim(tensor: Tensor) -> int:
+def get_ragged_dim(tensor: Tensor) -> int:
     """Return which dim of a jagged nested tensor is ragged.
 
-    >>> ragged_dim(torch.nested.nested_tensor([torch.zeros(1), torch.zeros(2)], layout=torch.jagged))
+    >>> get_ragged_dim(torch.nested.nested_tensor([torch.zeros(1), torch.zeros(2)], layout=torch.jagged))
     1
     """
     return int(getattr(tensor, "_ragged_idx", 1))
 
 
-def told_lengths(tensor: Tensor) -> tuple[int | None, int | None]:
+def get_cached_seqlens(tensor: Tensor) -> tuple[int | None, int | None]:
     """Return the least and the greatest length of its components, as a jagged nested tensor was told; None for what it was not.
 
-    >>> told_lengths(torch.nested.nested_tensor([torch.zeros(1), torch.zeros(2)], layout=torch.jagged))
+    >>> get_cached_seqlens(torch.nested.nested_tensor([torch.zeros(1), torch.zeros(2)], layout=torch.jagged))
     (1, 2)
     """
     return getattr(tensor, "_maybe_min_seqlen", None), getattr(tensor, "_maybe_max_seqlen", None)
 
 
-_USES: Callable[[int], int] | None = _found("_C._storage_Use_Count")
+_USES: Callable[[int], int] | None = _find("_C._storage_Use_Count")
 
 
-def users_of(memory: torch.UntypedStorage) -> int | None:
+def count_users(memory: torch.UntypedStorage) -> int | None:
     """Return how many tensors and storages refer to the memory of a storage; None where this torch does not tell.
 
     >>> leaf = torch.zeros(2)
     >>> memory = leaf.untyped_storage()
-    >>> before = users_of(memory)
+    >>> before = count_users(memory)
     >>> view = leaf[0]
-    >>> before is None or users_of(memory) == before + 1
+    >>> before is None or count_users(memory) == before + 1
     True
     """
     return None if _USES is None else int(_USES(memory._cdata))

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ._lazy_names import set_module
+from ._public_names import set_module
 from .errors import PluginError
 
 __all__ = ["CONTAINERS", "VALUES", "LeafSerializer", "enum_serializer"]
@@ -149,7 +149,7 @@ def _load_set(value: Any) -> set[Any]:
     return loaded
 
 
-def _sorted(value: set[Any] | frozenset[Any]) -> list[Any]:
+def _sort_items(value: set[Any] | frozenset[Any]) -> list[Any]:
     # Iteration order of strings differs from process to process; files should not.
     return sorted(value, key=repr)
 
@@ -307,8 +307,8 @@ _NATURAL = [
 _OTHER = [
     LeafSerializer("int", int, hex, _load_int),
     LeafSerializer("dict", dict, lambda value: [list(pair) for pair in value.items()], _load_pairs),
-    LeafSerializer("set", set, _sorted, _load_set),
-    LeafSerializer("frozenset", frozenset, _sorted, lambda value: frozenset(_load_set(value))),
+    LeafSerializer("set", set, _sort_items, _load_set),
+    LeafSerializer("frozenset", frozenset, _sort_items, lambda value: frozenset(_load_set(value))),
     LeafSerializer("bytes", bytes, _to_text, _from_text),
     LeafSerializer("bytearray", bytearray, _to_text, lambda value: bytearray(_from_text(value))),
     LeafSerializer(

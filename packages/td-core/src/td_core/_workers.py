@@ -71,10 +71,10 @@ class _Worker:
     """One process, its end of the pipe, and what it is doing."""
 
     def __init__(self, context: Any, fn: Callable[[Any], Any], threads: int) -> None:
-        self.connection, theirs = context.Pipe()
-        self.process = context.Process(target=_work, args=(theirs, self.connection, fn, threads), daemon=True)
+        self.connection, right = context.Pipe()
+        self.process = context.Process(target=_work, args=(right, self.connection, fn, threads), daemon=True)
         self.process.start()
-        theirs.close()
+        right.close()
         self.busy = False
         self.done = 0
 
@@ -101,7 +101,7 @@ def run(
     worker_threads: int = 1,
     start_method: str | None = None,
 ) -> Iterator[Any]:
-    """Yield ``fn(item)`` for each task, in order; arguments as for ``Parallel.map``.
+    """Yield ``fn(item)`` for each task, in order; arguments as for ``ParallelMixin.map``.
 
     Tasks are read as workers become free, at most a few ahead of what was yielded; task ``i`` runs with
     ``torch.manual_seed(seed + i)``.
@@ -156,7 +156,7 @@ def _receive(workers: list[_Worker], results: dict[int, Any], max_tasks_per_chil
             try:
                 position, result, text = worker.connection.recv()
             except EOFError:
-                raise _died(worker) from None
+                raise _worker_died_error(worker) from None
             if text is not None:
                 raise result from RemoteTraceback(text)
             results[position] = result
@@ -166,10 +166,10 @@ def _receive(workers: list[_Worker], results: dict[int, Any], max_tasks_per_chil
                 workers.remove(worker)
                 worker.stop()
         elif worker.process.sentinel in ready:
-            raise _died(worker)
+            raise _worker_died_error(worker)
 
 
-def _died(worker: _Worker) -> WorkerError:
+def _worker_died_error(worker: _Worker) -> WorkerError:
     worker.process.join()
     return WorkerError(
         f"a worker process (pid {worker.process.pid}) died with exit code {worker.process.exitcode} while it ran a "

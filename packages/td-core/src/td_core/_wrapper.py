@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ._base import TensorCollection
 from ._collection import Child, Core
-from ._names import Names
+from ._dim_names import Names
 from .typing import BatchSize, NestedKey
 
 
@@ -73,8 +73,8 @@ class Wrapper(TensorCollection):
     def _check_batch_size(self, batch_size: torch.Size, path: tuple[str, ...] = ()) -> None:
         self._tensordict._check_batch_size(batch_size, path)
 
-    def _grow(self, batch_size: torch.Size) -> None:
-        self._tensordict._grow(batch_size)
+    def _expand_batch_size(self, batch_size: torch.Size) -> None:
+        self._tensordict._expand_batch_size(batch_size)
 
     def _set_device(self, device: torch.device | None) -> None:
         self._tensordict._set_device(device)
@@ -88,11 +88,11 @@ class Wrapper(TensorCollection):
     def _get_writable(self, key: str) -> Child:
         return self._tensordict._get_writable(key)
 
-    def _stand_in(self, key: str) -> Child:
-        return self._tensordict._stand_in(key)
+    def _peek_child(self, key: str) -> Child:
+        return self._tensordict._peek_child(key)
 
-    def _nested(self) -> Iterator[Core]:
-        return self._tensordict._nested()  # type: ignore[no-any-return]
+    def _iter_nested(self) -> Iterator[Core]:
+        return self._tensordict._iter_nested()  # type: ignore[no-any-return]
 
     def _del_child(self, key: str) -> None:
         self._tensordict._del_child(key)
@@ -100,41 +100,41 @@ class Wrapper(TensorCollection):
     def _write_child(self, key: str, value: Child, *, non_blocking: bool = False) -> None:
         self._tensordict._write_child(key, value, non_blocking=non_blocking)
 
-    def _fit(self, batch_size: torch.Size) -> Any:
-        fitted = self._tensordict._fit(batch_size)
+    def _with_batch_size(self, batch_size: torch.Size) -> Any:
+        fitted = self._tensordict._with_batch_size(batch_size)
         return self if fitted is self._tensordict else self._wrap(fitted)
 
-    def _stacked(self) -> tuple[Sequence[Any], int] | None:
-        stacked = self._tensordict._stacked()
+    def _members_and_dim(self) -> tuple[Sequence[Any], int] | None:
+        stacked = self._tensordict._members_and_dim()
         return None if stacked is None else ([self._wrap(member) for member in stacked[0]], stacked[1])
 
-    def _like(self, members: Sequence[Core], *args: Any) -> Any:
-        inner = self._tensordict._like([member._inner() for member in members], *args)
+    def _with_members(self, members: Sequence[Core], *args: Any) -> Any:
+        inner = self._tensordict._with_members([member._inner() for member in members], *args)
         # Members that an operation took out of the class, for their keys are no fields, stay out of it.
         return self._wrap_stack(inner) if all(isinstance(member, type(self)) for member in members) else inner
 
-    def _collect(self, out: list[Tensor]) -> Any:
-        return self._tensordict._collect(out)
+    def _flatten_leaves(self, out: list[Tensor]) -> Any:
+        return self._tensordict._flatten_leaves(out)
 
-    def _collect_other(self, other: Core, out: list[Tensor], path: tuple[str, ...] = ()) -> None:
-        self._tensordict._collect_other(other._inner(), out, path)
+    def _flatten_other(self, other: Core, out: list[Tensor], path: tuple[str, ...] = ()) -> None:
+        self._tensordict._flatten_other(other._inner(), out, path)
 
-    def _collect_both(
-        self, other: Core, mine: list[Tensor], theirs: list[Tensor], foreign: list[Core] | None = None
+    def _zip_leaves(
+        self, other: Core, left: list[Tensor], right: list[Tensor], values: list[Core] | None = None
     ) -> Any:
-        return self._tensordict._collect_both(other._inner(), mine, theirs, foreign)
+        return self._tensordict._zip_leaves(other._inner(), left, right, values)
 
-    def _with_leaves(self, leaves: Sequence[Tensor], levels: Any = None) -> Any:
-        return self._wrap(self._tensordict._with_leaves(leaves, levels))
+    def _unflatten(self, leaves: Sequence[Tensor], treedef: Any = None) -> Any:
+        return self._wrap(self._tensordict._unflatten(leaves, treedef))
 
-    def _shallow(self) -> Any:
-        return self._wrap(self._tensordict._shallow())
+    def _shallow_copy(self) -> Any:
+        return self._wrap(self._tensordict._shallow_copy())
 
     def _map(self, fn: Callable[[Tensor], Tensor]) -> Any:
         return self._wrap(self._tensordict._map(fn))
 
-    def _copied(self) -> Any:
-        return self._wrap(self._tensordict._copied())
+    def _clone_leaves(self) -> Any:
+        return self._wrap(self._tensordict._clone_leaves())
 
     def _transform(self, plan: Any) -> Any:
         return self._wrap(self._tensordict._transform(plan))
@@ -142,9 +142,9 @@ class Wrapper(TensorCollection):
     def _rows_for_members(self, value: Any) -> list[tuple[Any, Any]] | None:
         return self._tensordict._rows_for_members(value)  # type: ignore[no-any-return]
 
-    def _explode(self, plan: Any) -> Any:
+    def _transform_multi(self, plan: Any) -> Any:
         wrap = self._wrap
-        return tuple([wrap(part) for part in self._tensordict._explode(plan)])
+        return tuple([wrap(part) for part in self._tensordict._transform_multi(plan)])
 
     def _index(self, index: Any) -> Any:
         return self._wrap(self._tensordict._index(index))

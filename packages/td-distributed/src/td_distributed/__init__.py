@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 
 # First, whichever of the two packages a program imports first: core loads the plugin of this one as its last statement.
 import td_core as _td_core
-from td_core._lazy_names import lazy_names as _lazy_names
+from td_core._public_names import lazy_names as _lazy_names
 
 if TYPE_CHECKING:
-    from ._attachment import storage_of
     from ._checkpoint import DistributedStateful
     from ._collectives import all_gather, broadcast, gather_and_stack, scatter
     from ._consolidate import consolidate, from_buffer, from_consolidated, is_consolidated
+    from ._consolidated_backend import storage_of
     from ._p2p import irecv, isend, recv, send
     from ._reduce import all_reduce, reduce
     from ._remote import from_remote_init, init_remote
@@ -35,7 +35,7 @@ __all__ = [
 __getattr__, __dir__ = _lazy_names(
     __name__,
     {
-        "._attachment": ("storage_of",),
+        "._consolidated_backend": ("storage_of",),
         "._checkpoint": ("DistributedStateful",),
         "._collectives": ("all_gather", "broadcast", "gather_and_stack", "scatter"),
         "._consolidate": ("consolidate", "from_buffer", "from_consolidated", "is_consolidated"),

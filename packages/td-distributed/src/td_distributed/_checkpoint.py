@@ -12,8 +12,8 @@ from functools import partial
 from typing import Any
 
 from td_core._collection import show_path
-from td_core._lazy_names import set_module
-from td_core._values import join_at, split_at
+from td_core._public_names import set_module
+from td_core._value_codec import join_at, split_at
 from td_core.errors import StructureError
 
 #: How the keys begin under which the values of non-tensor data stand: a text for each level, as :mod:`td_core` writes
@@ -83,13 +83,13 @@ class DistributedStateful:
             StructureError: keys are missing or unexpected, or a shape differs; nothing was changed here.
         """
         state: Any = OrderedDict(state_dict)
-        given = [key for key in state if key.startswith(VALUES)]
-        values = {key.removeprefix(VALUES): json.loads(state.pop(key)) for key in given}
+        provided = [key for key in state if key.startswith(VALUES)]
+        values = {key.removeprefix(VALUES): json.loads(state.pop(key)) for key in provided}
         state._metadata = self.collection.state_dict()._metadata
         held = [level for level, meta in state._metadata.items() if "_non_tensor" in meta]
         if set(held) != set(values):
             raise StructureError(f"non-tensor data is at {held}, in the checkpoint at {list(values)}")
         for level in held:
-            at = partial(show_path, tuple(level.split(".")))
-            state._metadata[level]["_non_tensor"] = join_at(values[level], at)
+            position = partial(show_path, tuple(level.split(".")))
+            state._metadata[level]["_non_tensor"] = join_at(values[level], position)
         self.collection.load_state_dict(state, from_flatten=True)

@@ -20,14 +20,14 @@ from td_core.errors import BatchSizeError, FormatError
 from td_core.typing import DeviceType
 
 from . import _wire
-from ._group import FAILED, MARK, Group, check_mark, failed, text_to_bytes
-from ._memory import bytes_of
+from ._group import FAILED, MARK, Group, check_mark, peer_error, text_to_bytes
+from ._memory import get_bytes
 
 #: What a rank says of its error takes no more bytes.
 LONGEST_TEXT = 1 << 16
 
 
-class Parcel:
+class Payload:
     """A collection on its way: one vector of bytes, the storage first and then the header.
 
     Args:
@@ -46,7 +46,7 @@ class Parcel:
         self.error: Exception | None = None
         self.parts: list[Tensor] = []
         try:
-            length, size, (self.data, *self.parts) = _wire.in_parts(make(), device, apart)
+            length, size, (self.data, *self.parts) = _wire.split_message(make(), device, apart)
         except Exception as error:  # whatever it is, the other ranks wait for a message
             self.error = error
             self.data = text_to_bytes(f"{type(error).__name__}: {error}")[:LONGEST_TEXT]
@@ -63,9 +63,9 @@ def unpack(front: list[int], data: Tensor, sender: int, device: Any = None, name
     """
     length, size = front
     if length == FAILED:
-        raise failed(sender, data[:size])
+        raise peer_error(sender, data[:size])
     header, storage = data[size - length : size], data[: size - length]
-    return _assembled(_wire.incoming(bytes(bytes_of(header))), storage, device, named)
+    return _assemble(_wire.parse_message(bytes(get_bytes(header))), storage, device, named)
 
 
 def receive(
@@ -76,7 +76,7 @@ def receive(
     take: Callable[..., None],
     named: type | None = None,
 ) -> Any:
-    """Return the collection that a rank sends to one or all, of which :class:`Parcel` says how; errors of :func:`unpack`.
+    """Return the collection that a rank sends to one or all, of which :class:`Payload` says how; errors of :func:`unpack`.
 
     ``front`` is a mark and the numbers that came; ``take`` receives the next messages into the given memory. The device
     None is where messages lie.
@@ -89,9 +89,9 @@ def receive(
         take(data := among.bytes(size))
         return unpack([length, size], data, sender, device, named)
     take(header := among.bytes(length))
-    sizes, text = _wire.parts_of(bytes(bytes_of(header)), size - length)
+    sizes, text = _wire.parts_of(bytes(get_bytes(header)), size - length)
     try:
-        message = _wire.incoming(text)
+        message = _wire.parse_message(text)
         parts = message.parts()
         if [stop - start for start, stop in parts] != sizes or length + message.layout.nbytes != size:
             raise FormatError(
@@ -99,20 +99,20 @@ def receive(
             )
     except Exception:  # whatever it is, the next message waits behind these
         scratch = among.bytes(max(sizes, default=0))
-        for each in sizes:
-            take(scratch[:each])
+        for item in sizes:
+            take(scratch[:item])
         raise
     storage = among.bytes(message.layout.nbytes)
     take(*(storage[start:stop] for start, stop in parts))
-    return _assembled(message, storage, device, named)
+    return _assemble(message, storage, device, named)
 
 
-def _assembled(message: _wire.Message, storage: Tensor, device: Any, named: type | None = None) -> Any:
+def _assemble(message: _wire.Message, storage: Tensor, device: Any, named: type | None = None) -> Any:
     result = _wire.assemble(message, storage, named)
     return result if device is None else result.to(device)
 
 
-def to_all(src: int, group: Any, *messages: Tensor) -> None:
+def broadcast_from(src: int, group: Any, *messages: Tensor) -> None:
     """Broadcast messages from a rank, side by side."""
     for work in [dist.broadcast(message, src, group=group, async_op=True) for message in messages]:
         work.wait()
@@ -140,9 +140,9 @@ def broadcast(
     """
     among = Group(group)
     sends = among.rank == among.rank_of(src)
-    parcel = Parcel(lambda: self, among.device, apart=True) if sends else None
+    parcel = Payload(lambda: self, among.device, apart=True) if sends else None
     front = among.numbers(MARK, *(parcel.front if parcel else (0, 0)))
-    transfer = partial(to_all, src, group)
+    transfer = partial(broadcast_from, src, group)
     transfer(front)
     if parcel is None:
         return receive(front.tolist(), src, device, among, transfer)
@@ -184,14 +184,14 @@ def scatter(
     messages: list[Tensor] | None = None
     if among.rank == among.rank_of(src):
         make = partial(_item, tensordicts, among.size)
-        parcels = [Parcel(partial(make, i), among.device) for i in range(among.size)]
+        parcels = [Payload(partial(make, i), among.device) for i in range(among.size)]
         for parcel in parcels:
             if parcel.error is not None:
                 error, parcels = parcel.error, [parcel] * among.size
                 break
         largest = max(len(parcel.data) for parcel in parcels)
         fronts = [among.numbers(MARK, *parcel.front, largest) for parcel in parcels]
-        messages = [among.padded(parcel.data, largest) for parcel in parcels]
+        messages = [among.pad_bytes(parcel.data, largest) for parcel in parcels]
     front = among.numbers(0, 0, 0, 0)
     dist.scatter(front, fronts, src=src, group=group)
     mark, *arrived, largest = front.tolist()
@@ -228,10 +228,10 @@ def all_gather(self: Any, *, group: dist.ProcessGroup | None = None) -> list[Any
     >>> dist.destroy_process_group()
     """
     among = Group(group)
-    parcel = Parcel(lambda: self, among.device)
+    parcel = Payload(lambda: self, among.device)
     fronts = among.all_numbers("all_gather", *parcel.front)
     every = among.all_bytes(parcel.data, [size for _, size in fronts])
-    _refuse_failed(fronts, every, parcel)
+    _check_all_sent(fronts, every, parcel)
     return [unpack(front, data, rank) for rank, (front, data) in enumerate(zip(fronts, every, strict=True))]
 
 
@@ -263,20 +263,20 @@ def gather_and_stack(self: Any, dst: int, group: dist.ProcessGroup | None = None
     among = Group(group)
     receiver = among.rank_of(dst)
     receives = among.rank == receiver
-    parcel = None if receives else Parcel(lambda: self, among.device)
+    parcel = None if receives else Payload(lambda: self, among.device)
     front, data = (parcel.front, parcel.data) if parcel else ((0, 0), among.bytes(0))
     fronts = among.all_numbers(f"gather_and_stack to {dst}", *front)
     if any(length == FAILED for length, _ in fronts):
-        _refuse_failed(fronts, among.all_bytes(data, [size for _, size in fronts]), parcel)
+        _check_all_sent(fronts, among.all_bytes(data, [size for _, size in fronts]), parcel)
     largest = max(size for _, size in fronts)
-    mine = among.padded(data, largest)
+    left = among.pad_bytes(data, largest)
     room = [among.bytes(largest) for _ in fronts] if receives else None
-    dist.gather(mine, room, dst=dst, group=group)
+    dist.gather(left, room, dst=dst, group=group)
     if room is None:
         return None
     items = [unpack(fronts[rank], room[rank], rank) for rank in range(among.size) if rank != receiver]
     if items:
-        stacked = self._stacked()
+        stacked = self._members_and_dim()
         if stacked is None and not self.batch_dims:
             for key, leaf in self.items(True, True):
                 if leaf.shape[:1] != (len(items),):
@@ -289,9 +289,9 @@ def gather_and_stack(self: Any, dst: int, group: dist.ProcessGroup | None = None
     return self
 
 
-def _refuse_failed(fronts: list[list[int]], every: list[Tensor], own: Parcel | None) -> None:
+def _check_all_sent(fronts: list[list[int]], every: list[Tensor], own: Payload | None) -> None:
     if own is not None and own.error is not None:
         raise own.error
     for rank, (length, _) in enumerate(fronts):
         if length == FAILED:
-            raise failed(rank, every[rank])
+            raise peer_error(rank, every[rank])

@@ -17,16 +17,16 @@ from torch import Tensor
 
 from td_core import decode, encode
 from td_core._collection import ATTACHED
+from td_core._device_labels import set_device_labels
 from td_core._devices import as_device, wait_for
-from td_core._labels import relabel
-from td_core._locking import refuse_if_locked_below
-from td_core._ops.moving import put_back
+from td_core._locking import check_unlocked_below
+from td_core._ops.device_moves import write_moved_back
 from td_core.errors import StructureError
 from td_core.typing import DeviceType
 
-from . import _file, _storage
-from ._attachment import Consolidated, attach, attached
-from ._memory import room, vector
+from . import _consolidated_file, _storage
+from ._consolidated_backend import ConsolidatedBackend, attach_backend, get_backend
+from ._memory import allocate, make_vector
 
 
 def consolidate(
@@ -76,7 +76,7 @@ def consolidate(
     >>> td["a"].untyped_storage().data_ptr() == td["n", "b"].untyped_storage().data_ptr()
     True
     """
-    options = {name: given for name, given in locals().items() if name not in _NO_OPTIONS}
+    options = {name: provided for name, provided in locals().items() if name not in _NO_OPTIONS}
     if durable and filename is None:
         raise ValueError("durable=True needs a filename: without one nothing is saved")
     if return_early:
@@ -89,10 +89,12 @@ def consolidate(
     if not any(options.values()) and filename is None and is_consolidated(self):
         return self
     if inplace:
-        refuse_if_locked_below(self, "consolidate it in place")
+        check_unlocked_below(self, "consolidate it in place")
     encoded = encode(self)
     layout = _storage.plan(encoded)
-    trailer = _file.trailer(self, encoded, layout) if filename is not None or metadata else b""
+    trailer = (
+        _consolidated_file.make_trailer(self, encoded, layout) if filename is not None or metadata else b""
+    )
     devices = {leaf.device for leaf in encoded.leaves}
     shared = next(iter(devices)) if len(devices) == 1 else torch.device("cpu")
     where = shared if device is None else as_device(device)
@@ -104,7 +106,7 @@ def consolidate(
         wait_for(devices)
     if path is not None and where.type == "cpu" and not (use_buffer or share_memory or pin_memory):
         parts = _storage.payload(layout, encoded.leaves)
-        storage = _file.write(path, layout.nbytes, parts, trailer, num_threads, durable)[:size]
+        storage = _consolidated_file.write(path, layout.nbytes, parts, trailer, num_threads, durable)[:size]
         pieces = _storage.Views(storage).pieces(layout)
     else:
         storage = _allocate(size, where, share_memory, pin_memory)
@@ -112,24 +114,24 @@ def consolidate(
         body = storage[: layout.nbytes]
         if len(devices) == 1 and where != shared and layout.nbytes <= _storage.SMALL * len(encoded.leaves):
             # One copy between devices, not one for each small leaf.
-            body.copy_(_storage.gathered(layout, encoded.leaves), non_blocking=non_blocking)
+            body.copy_(_storage.gather_leaves(layout, encoded.leaves), non_blocking=non_blocking)
         else:
             _storage.fill(body, layout, pieces, encoded.leaves, num_threads, non_blocking)
         if num_threads > 1 or (non_blocking and path is not None):
-            for each in {where, *devices}:
-                if each.type == "cuda":
-                    torch.cuda.synchronize(each)  # threads have streams of their own
+            for item in {where, *devices}:
+                if item.type == "cuda":
+                    torch.cuda.synchronize(item)  # threads have streams of their own
         if metadata:
-            storage[layout.nbytes :] = vector(trailer)
+            storage[layout.nbytes :] = make_vector(trailer)
         if path is not None:
-            _file.write(path, layout.nbytes, [(0, body)], trailer, durable=durable)
-    result = decode(replace(encoded, leaves=_storage.together(layout, pieces, encoded.leaves)))
+            _consolidated_file.write(path, layout.nbytes, [(0, body)], trailer, durable=durable)
+    result = decode(replace(encoded, leaves=_storage.join_pieces(layout, pieces, encoded.leaves)))
     if device is not None:
-        relabel(result, where)
+        set_device_labels(result, where)
     if inplace:
-        put_back(self, result)
+        write_moved_back(self, result)
         result = self
-    return attach(result, Consolidated(storage, path), ATTACHED)
+    return attach_backend(result, ConsolidatedBackend(storage, path), ATTACHED)
 
 
 _NO_OPTIONS = ("self", "filename", "inplace", "return_early")
@@ -145,8 +147,8 @@ def is_consolidated(self: Any) -> bool:
     >>> is_consolidated(td), is_consolidated(consolidate(td))
     (False, True)
     """
-    state = attached(self)
-    return state is not None and state.serves(self)
+    state = get_backend(self)
+    return state is not None and state.is_valid_for(self)
 
 
 def _allocate(nbytes: int, device: torch.device, share_memory: bool, pin_memory: bool) -> Tensor:
@@ -154,7 +156,7 @@ def _allocate(nbytes: int, device: torch.device, share_memory: bool, pin_memory:
         raise StructureError(
             f"share_memory and pin_memory need a storage on the CPU; it would be on {device}"
         )
-    storage = room(nbytes, device, pin_memory=pin_memory)
+    storage = allocate(nbytes, device, pin_memory=pin_memory)
     return storage.share_memory_() if share_memory else storage
 
 
@@ -180,8 +182,8 @@ def read_as(cls: type | None, filename: str | Path) -> Any:
     Raises:
         StructureError: what is in the file does not fit the class.
     """
-    tree, storage = _file.read(filename, cls)
-    return attach(tree, Consolidated(storage, Path(filename)))
+    tree, storage = _consolidated_file.read(filename, cls)
+    return attach_backend(tree, ConsolidatedBackend(storage, Path(filename)))
 
 
 def from_buffer(buffer: Tensor) -> Any:
@@ -203,5 +205,5 @@ def from_buffer(buffer: Tensor) -> Any:
     if buffer.dtype is not torch.uint8 or buffer.dim() != 1:
         raise TypeError(f"a vector of bytes is needed; got {buffer.dtype} of shape {list(buffer.shape)}")
     buffer = buffer.contiguous()
-    tree, _ = _file.parse(buffer, "the buffer")
-    return attach(tree, Consolidated(buffer))
+    tree, _ = _consolidated_file.parse(buffer, "the buffer")
+    return attach_backend(tree, ConsolidatedBackend(buffer))

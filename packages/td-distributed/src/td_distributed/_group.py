@@ -14,7 +14,7 @@ from torch import Tensor
 from td_core._devices import as_device
 from td_core.errors import FormatError, StructureError
 
-from ._memory import bytes_of, room, vector
+from ._memory import allocate, get_bytes, make_vector
 
 MARK = 0x74645F77697265  # "td_wire"
 FAILED = -1
@@ -91,7 +91,7 @@ class Group:
 
     def bytes(self, size: int) -> Tensor:
         """Return room for a message."""
-        return room(size, self.device)
+        return allocate(size, self.device)
 
     def all_numbers(self, call: str, *values: int) -> list[list[int]]:
         """Return the numbers of every rank, at most six.
@@ -99,10 +99,10 @@ class Group:
         Raises:
             FormatError: a rank is in another call; they all send as much, since gloo ends a process that gets more.
         """
-        mine = self.numbers(MARK + crc32(call.encode()), *values, *[0] * (6 - len(values)))
-        every = [torch.empty_like(mine) for _ in range(self.size)]
-        dist.all_gather(every, mine, group=self.group)
-        fronts = [each.tolist() for each in every]
+        left = self.numbers(MARK + crc32(call.encode()), *values, *[0] * (6 - len(values)))
+        every = [torch.empty_like(left) for _ in range(self.size)]
+        dist.all_gather(every, left, group=self.group)
+        fronts = [item.tolist() for item in every]
         for front in fronts:
             check_mark(front[0], fronts[self.rank][0])
         return [front[1 : len(values) + 1] for front in fronts]
@@ -111,10 +111,10 @@ class Group:
         """Return the bytes of every rank, whose sizes are known; they travel padded to the largest."""
         largest = max(sizes)
         every = [self.bytes(largest) for _ in sizes]
-        dist.all_gather(every, self.padded(data, largest), group=self.group)
-        return [each[:size] for each, size in zip(every, sizes, strict=True)]
+        dist.all_gather(every, self.pad_bytes(data, largest), group=self.group)
+        return [item[:size] for item, size in zip(every, sizes, strict=True)]
 
-    def padded(self, data: Tensor, size: int) -> Tensor:
+    def pad_bytes(self, data: Tensor, size: int) -> Tensor:
         """Return bytes at the start of a message of ``size`` bytes."""
         if len(data) == size:
             return data.to(self.device)
@@ -125,15 +125,15 @@ class Group:
 
 def text_to_bytes(text: str) -> Tensor:
     """Return a text that is not empty as a tensor of bytes."""
-    return vector(text.encode(errors="replace"))
+    return make_vector(text.encode(errors="replace"))
 
 
 def bytes_to_text(data: Tensor) -> str:
     """Return what :func:`text_to_bytes` took."""
-    return bytes(bytes_of(data)).decode(errors="replace")
+    return bytes(get_bytes(data)).decode(errors="replace")
 
 
-def failed(rank: int, data: Tensor) -> StructureError:
+def peer_error(rank: int, data: Tensor) -> StructureError:
     """Return the error for a rank that could not take part, from the text it sent."""
     return StructureError(f"rank {rank} could not take part, so no rank did: {bytes_to_text(data)}")
 

@@ -16,7 +16,7 @@ LARGE = 1 << 22
 _HUGE_PAGES = getattr(mmap, "MADV_HUGEPAGE", None)
 
 
-def room(nbytes: int, device: torch.device | None = None, *, pin_memory: bool = False) -> Tensor:
+def allocate(nbytes: int, device: torch.device | None = None, *, pin_memory: bool = False) -> Tensor:
     """Return a vector of bytes whose content is undefined.
 
     A new page of memory costs an interrupt when it is first written to, which takes longer than writing it. Linux gives
@@ -25,7 +25,7 @@ def room(nbytes: int, device: torch.device | None = None, *, pin_memory: bool = 
     Elements of every dtype fill the memory behind it: ``torch.save`` writes that with each leaf, and cannot load an element
     that is cut off.
 
-    >>> room(3).shape
+    >>> allocate(3).shape
     torch.Size([3])
     """
     storage = torch.empty(nbytes + -nbytes % WHOLE, dtype=torch.uint8, device=device, pin_memory=pin_memory)
@@ -44,12 +44,12 @@ def room(nbytes: int, device: torch.device | None = None, *, pin_memory: bool = 
     return storage
 
 
-def vector(data: bytes) -> Tensor:
+def make_vector(data: bytes) -> Tensor:
     """Return bytes, at least one, as a tensor of its own."""
     return torch.frombuffer(bytearray(data), dtype=torch.uint8)
 
 
-def bytes_of(part: Tensor) -> memoryview:
+def get_bytes(part: Tensor) -> memoryview:
     """Return the memory of a vector of bytes, of a copy where that lies elsewhere."""
     array: Any = part.cpu().numpy()
     return memoryview(array)

@@ -17,17 +17,17 @@ from torch import Tensor
 
 from td_core.errors import FormatError
 
-from . import _mapped, _reference, _wire
-from ._attachment import attached
-from ._delivery import Target, deliver_files
+from . import _reference_wire, _send_paths, _wire
+from ._consolidated_backend import get_backend
 from ._group import MARK, device_of
-from ._memory import bytes_of, room
+from ._memory import allocate, get_bytes
+from ._receive import ReceiveTarget, deliver_files
 
 WIRES = ("td", "reference")
 
 
 @dataclass(slots=True)
-class Peer:
+class Channel:
     """One end of a point-to-point exchange: who, in which group, under which tags.
 
     Attributes:
@@ -73,7 +73,7 @@ class Peer:
     def send(self, *tensors: Tensor) -> None:
         """Send messages, which may lie anywhere, and wait until they are out."""
         device = self.device()
-        for work in [self.isend(each.to(device)) for each in tensors]:
+        for work in [self.isend(tensor.to(device)) for tensor in tensors]:
             work.wait()
 
     def isend(self, tensor: Tensor) -> Any:
@@ -104,7 +104,7 @@ class Peer:
 
 
 @dataclass(slots=True)
-class Sending:
+class SendWork:
     """A message on its way: wait on it before the process ends; it keeps the bytes alive.
 
     Where the handle of torch.distributed is dropped earlier, gloo loses the connection; so a thread waits with that of one
@@ -129,14 +129,14 @@ class Sending:
         """Let the message go out, if nobody waited for it."""
         if not self.waited:
             with contextlib.suppress(RuntimeError):  # the process ends
-                Thread(target=_outlast, args=(self.work, self.data), name="td-isend", daemon=True).start()
+                Thread(target=_keep_alive, args=(self.work, self.data), name="td-isend", daemon=True).start()
 
     def is_completed(self) -> bool:
         """Tell whether the message is out."""
         return bool(self.work.is_completed())
 
 
-def _outlast(work: Any, data: Tensor) -> None:
+def _keep_alive(work: Any, data: Tensor) -> None:
     """Keep a handle and what it sends until that is out, or fails, which nobody wants to know."""
     with contextlib.suppress(RuntimeError):
         work.wait()
@@ -146,7 +146,7 @@ def _outlast(work: Any, data: Tensor) -> None:
 _TAKING: WeakValueDictionary[tuple[Any, int | None, int], Thread] = WeakValueDictionary()
 
 
-class Receiving:
+class RecvWork:
     """A collection that is being received: nothing but leaves on the wire of the reference is written before ``wait``.
 
     Its messages are taken in the background: a peer may wait for that before it sends what this process waits for first.
@@ -158,7 +158,7 @@ class Receiving:
         tag: the first one.
     """
 
-    def __init__(self, steps: Iterator[None], peer: Peer, tag: int) -> None:
+    def __init__(self, steps: Iterator[None], peer: Channel, tag: int) -> None:
         self.steps = steps
         self.written = False
         self.error: Exception | None = None
@@ -228,15 +228,15 @@ def send(
 
     >>> TensorDict({"a": torch.ones(3)}).send(dst=1)  # doctest: +SKIP
     """
-    peer = Peer(dst, group, group_dst, _tags(init_tag, pseudo_rand))
+    peer = Channel(dst, group, group_dst, _make_tags(init_tag, pseudo_rand))
     if _check_wire(wire) == "reference":
-        peer.send(*_reference.outgoing(self, consolidated, peer.device()))
+        peer.send(*_reference_wire.make_messages(self, consolidated, peer.device()))
         return
-    if _named(self, peer):
+    if _send_path(self, peer):
         return
-    announced, payload = _wire.outgoing(self, consolidated)
+    announced, payload = _wire.make_message(self, consolidated)
     if announced.spare is None:
-        peer.send(*_wire.packed(MARK, announced.header, payload))
+        peer.send(*_wire.pack_message(MARK, announced.header, payload))
         return
     whole = announced.whole(payload[0])
     peer.send(whole[0])
@@ -260,14 +260,14 @@ def isend(
     With ``return_early`` return a list of handles to ``wait()`` on; otherwise wait, and return the last tag. A handle that
     is dropped is waited for in the background. The bytes of a memory-mapped collection are sent.
     """
-    peer = Peer(dst, group, group_dst, _tags(init_tag, pseudo_rand))
+    peer = Channel(dst, group, group_dst, _make_tags(init_tag, pseudo_rand))
     if _check_wire(wire) == "reference":
-        messages = _reference.outgoing(self, consolidated, peer.device())
+        messages = _reference_wire.make_messages(self, consolidated, peer.device())
     else:
-        announced, payload = _wire.outgoing(self, consolidated)
-        packed = _wire.packed(MARK, announced.header, payload)
+        announced, payload = _wire.make_message(self, consolidated)
+        packed = _wire.pack_message(MARK, announced.header, payload)
         messages = [message.to(peer.device()) for message in packed]
-    sending = [Sending(peer.isend(message), message) for message in messages]
+    sending = [SendWork(peer.isend(message), message) for message in messages]
     if return_early:
         return sending
     for message in sending:
@@ -316,7 +316,7 @@ def recv(
     >>> TensorDict({"a": torch.zeros(3)}).recv(src=0)  # doctest: +SKIP
     0
     """
-    peer = Peer(src, group, group_src, _tags(init_tag, pseudo_rand))
+    peer = Channel(src, group, group_src, _make_tags(init_tag, pseudo_rand))
     steps = _steps(self, peer, consolidated, wire, root)
     earlier = _TAKING.get((peer.asked, peer.group_rank, init_tag))
     if earlier is not None:
@@ -345,46 +345,46 @@ def irecv(
     tells, and ``wait()`` writes it: keep the structure of the collection until then. Where the handle is dropped, so is what
     arrives. Otherwise receive at once.
     """
-    peer = Peer(src, group, group_src, _tags(init_tag, pseudo_rand))
-    handle = Receiving(_steps(self, peer, consolidated, wire, root), peer, init_tag)
+    peer = Channel(src, group, group_src, _make_tags(init_tag, pseudo_rand))
+    handle = RecvWork(_steps(self, peer, consolidated, wire, root), peer, init_tag)
     if return_premature:
         return [handle]
     handle.wait()
     return None
 
 
-def _named(collection: Any, peer: Peer) -> bool:
+def _send_path(collection: Any, peer: Channel) -> bool:
     """Send the name of the files of a mapped collection instead of its bytes, if the receiver wants that."""
-    folder = _mapped.folder_of(collection)
+    folder = _send_paths.get_folder(collection)
     if folder is None:
         return False
-    peer.send(_wire.packed(_mapped.ASKS, b"", [])[0])
-    header = _mapped.header_for(folder, peer)
+    peer.send(_wire.pack_message(_send_paths.ASKS, b"", [])[0])
+    header = _send_paths.make_path_header(folder, peer)
     if header is None:
         return False
-    peer.send(*_wire.packed(MARK, header, []))
+    peer.send(*_wire.pack_message(MARK, header, []))
     return True
 
 
-def _steps(collection: Any, peer: Peer, consolidated: bool, wire: str, root: Any) -> Iterator[None]:
+def _steps(collection: Any, peer: Channel, consolidated: bool, wire: str, root: Any) -> Iterator[None]:
     if _check_wire(wire) == "reference":
-        return _reference.receive(collection, consolidated, peer)
+        return _reference_wire.receive(collection, consolidated, peer)
     return _receive(collection, peer, root)
 
 
-def _receive(collection: Any, peer: Peer, root: str | Path | None) -> Iterator[None]:
+def _receive(collection: Any, peer: Channel, root: str | Path | None) -> Iterator[None]:
     """Take what comes; the second step writes it."""
     device = peer.device()
-    state = attached(collection)
-    likely = None if state is None or device.type != "cpu" else state.received()
+    state = get_backend(collection)
+    likely = None if state is None or device.type != "cpu" else state.get_received()
     arrival = likely.arrivals.pop() if likely is not None and likely.arrivals else None
-    first = room(_wire.FIRST, device) if arrival is None else arrival[0]
+    first = allocate(_wire.FIRST, device) if arrival is None else arrival[0]
     if arrival is not None:
         arrival[1][:] = _wire.NOTHING  # gloo takes a shorter message, which would leave the last one here
     coming = peer.irecv(first)
     # All that needs no message is done while it comes.
-    target = Target(collection)
-    known = target.known()
+    target = ReceiveTarget(collection)
+    known = target.get_expected()
     if known is not None and arrival is None:
         arrival = known.arrival(first)
     target.prepare()
@@ -394,19 +394,19 @@ def _receive(collection: Any, peer: Peer, root: str | Path | None) -> Iterator[N
         target.deliver(known, arrival[2])
         known.arrivals.append(arrival)
         return
-    header, count, nbytes = _opening(first, peer, root)
-    if not count and (named := _mapped.named(header)) is not None:
-        saved = _mapped.load(root, named)
+    header, count, nbytes = _parse_first(first, peer, root)
+    if not count and (named := _send_paths.parse_path(header)) is not None:
+        saved = _send_paths.load(root, named)
         yield
         deliver_files(collection, saved)
         return
     stop = _wire.FRONT.size + len(header)
     inside_first = stop + nbytes <= _wire.FIRST
     try:
-        message = target.announced(header)
+        message = target.parse_header(header)
     except FormatError:  # with a newer torch, say, the sender has other dtypes
         if not inside_first and device.type == "cpu":
-            _drop(peer, min(nbytes, _wire.PIECE), repeat(_wire.PIECE, count))  # gloo takes shorter ones
+            _drain(peer, min(nbytes, _wire.PIECE), repeat(_wire.PIECE, count))  # gloo takes shorter ones
         raise
     parts = message.parts()
     if len(parts) != count or sum(stop - start for start, stop in parts) != nbytes:
@@ -416,9 +416,9 @@ def _receive(collection: Any, peer: Peer, root: str | Path | None) -> Iterator[N
     except Exception:  # whatever it is, the next message waits behind this one
         if not inside_first:
             sizes = [end - begin for begin, end in parts]
-            _drop(peer, max(sizes, default=0), sizes)
+            _drain(peer, max(sizes, default=0), sizes)
         raise
-    storage = target.room(message, device)
+    storage = target.allocate(message, device)
     if inside_first:
         for begin, end in parts:
             storage[begin:end] = first[stop : stop + end - begin]
@@ -429,17 +429,17 @@ def _receive(collection: Any, peer: Peer, root: str | Path | None) -> Iterator[N
     target.deliver(message, storage)
 
 
-def _opening(first: Tensor, peer: Peer, root: str | Path | None) -> tuple[bytes, int, int]:
+def _parse_first(first: Tensor, peer: Channel, root: str | Path | None) -> tuple[bytes, int, int]:
     """Return (header, number of payload messages, their bytes) of what the first message begins; answer a question first.
 
     Raises:
         FormatError: it is no message of :func:`send`.
     """
-    data = bytes_of(first)
+    data = get_bytes(first)
     mark, length, count, nbytes, _ = _wire.FRONT.unpack_from(data)
-    if mark == _mapped.ASKS:
-        _mapped.answer(root, peer)
-        data = bytes_of(peer.recv(first))
+    if mark == _send_paths.ASKS:
+        _send_paths.answer_root(root, peer)
+        data = get_bytes(peer.recv(first))
         mark, length, count, nbytes, _ = _wire.FRONT.unpack_from(data)
     if mark != MARK or not 0 < length <= _wire.LARGEST_HEADER:
         raise FormatError(
@@ -447,20 +447,20 @@ def _opening(first: Tensor, peer: Peer, root: str | Path | None) -> tuple[bytes,
         )
     stop = _wire.FRONT.size + length
     inside = data[_wire.FRONT.size : stop]
-    header = inside if stop <= _wire.FIRST else bytes_of(peer.recv(room(length, peer.device())))
+    header = inside if stop <= _wire.FIRST else get_bytes(peer.recv(allocate(length, peer.device())))
     return bytes(header), count, nbytes
 
 
-def _drop(peer: Peer, largest: int, sizes: Iterable[int]) -> None:
+def _drain(peer: Channel, largest: int, sizes: Iterable[int]) -> None:
     """Take what was announced off the wire, in the memory of one message."""
-    scratch = room(largest, peer.device())
+    scratch = allocate(largest, peer.device())
     for size in sizes:
         peer.recv(scratch[:size])
 
 
-def _tags(first: int, pseudo_rand: bool) -> Iterator[int]:
+def _make_tags(first: int, pseudo_rand: bool) -> Iterator[int]:
     if pseudo_rand:
-        return _reference.pseudo_random_tags(first)
+        return _reference_wire.pseudo_random_tags(first)
     return iter(range(first, 1 << 31))
 
 

@@ -18,8 +18,8 @@ from td_core._collection import show_path
 from td_core._ops.leaf_writes import copy_all, is_expanded
 from td_core.errors import StructureError
 
-from . import _file, _paths, _storage, _wire
-from ._group import Group, bytes_to_text, failed, text_to_bytes
+from . import _consolidated_file, _key_paths, _storage, _wire
+from ._group import Group, bytes_to_text, peer_error, text_to_bytes
 
 #: Leaves of one dtype travel together up to this size.
 BUCKET_BYTES = 1 << 25
@@ -32,7 +32,7 @@ GLOO_DTYPES = {
 }  # fmt: skip
 
 
-class Reducing:
+class ReduceWork:
     """A bucket that is being reduced: ``wait`` before reading the leaves.
 
     Args:
@@ -70,7 +70,7 @@ def all_reduce(
     group: dist.ProcessGroup | None = None,
     async_op: bool = False,
     bucket_bytes: int | None = None,
-) -> list[Reducing] | None:
+) -> list[ReduceWork] | None:
     """Reduce every leaf over all ranks, in place; non-tensor data stays as it is.
 
     Args:
@@ -95,8 +95,8 @@ def all_reduce(
     among, op = Group(group), dist.ReduceOp.SUM if op is None else op
     leaves, place = _agree(self, among, op, f"all_reduce with bucket_bytes={bucket_bytes}")
     buckets = [
-        Reducing(dist.all_reduce(flat, op, group, async_op=True), flat, targets)
-        for flat, targets in _flat(leaves, bucket_bytes, place, True)
+        ReduceWork(dist.all_reduce(flat, op, group, async_op=True), flat, targets)
+        for flat, targets in _iter_flat(leaves, bucket_bytes, place, True)
     ]
     return _handles(buckets, async_op)
 
@@ -110,7 +110,7 @@ def reduce(
     group: dist.ProcessGroup | None = None,
     *,
     bucket_bytes: int | None = None,
-) -> list[Reducing] | None:
+) -> list[ReduceWork] | None:
     """Reduce every leaf over all ranks into the collection of the rank ``dst``, in place; the others stay as they are.
 
     Args:
@@ -136,15 +136,15 @@ def reduce(
     receives = among.rank == among.rank_of(dst)
     leaves, place = _agree(self, among, op, f"reduce to rank {dst} with bucket_bytes={bucket_bytes}")
     buckets = []
-    for flat, targets in _flat(leaves, bucket_bytes, place, receives):
+    for flat, targets in _iter_flat(leaves, bucket_bytes, place, receives):
         work = dist.reduce(flat, dst, op, group, async_op=True)
-        buckets.append(Reducing(work, flat, targets if receives else []))
+        buckets.append(ReduceWork(work, flat, targets if receives else []))
         if not async_op:
             buckets[-1].wait()
     return _handles(buckets, async_op and return_premature)
 
 
-def _handles(buckets: list[Reducing], wanted: bool) -> list[Reducing] | None:
+def _handles(buckets: list[ReduceWork], wanted: bool) -> list[ReduceWork] | None:
     """Return the handles if they are wanted, else wait for them."""
     if wanted:
         return buckets
@@ -153,11 +153,11 @@ def _handles(buckets: list[Reducing], wanted: bool) -> list[Reducing] | None:
     return None
 
 
-def _flat(
+def _iter_flat(
     leaves: list[Tensor], limit: int | None, place: torch.device, receives: bool
 ) -> Iterable[tuple[Tensor, list[Tensor]]]:
     """Yield what is reduced in one go, and the leaves that the result goes to, unless they are that already."""
-    overlap = _overlap(leaves)
+    overlap = _has_overlap(leaves)
 
     def flat(bucket: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
         first = bucket[0]
@@ -171,7 +171,7 @@ def _flat(
     return list(flats) if overlap else flats
 
 
-def _overlap(leaves: list[Tensor]) -> bool:
+def _has_overlap(leaves: list[Tensor]) -> bool:
     """Tell whether some leaves may show the same memory."""
     end = 0
     for start, leaf in sorted(((leaf.data_ptr(), leaf) for leaf in leaves), key=itemgetter(0)):
@@ -217,15 +217,17 @@ def _agree(collection: Any, among: Group, op: Any, call: str) -> tuple[list[Tens
     by = getattr(op, "op", op).name
     call = f"{call} by {by}"
     own = among.own_device()
-    leaves, words = _at_a_glance(collection)
+    leaves, words = _digest_order(collection)
     fronts = among.all_numbers(call, _ready(leaves, own), 0, *words)
     if not any(words) or any(front[2:] != words for front in fronts):
         # Ranks that have the same keys in another order agree all the same.
         leaves, fronts = _agree_by_key(collection, among, own, call)
     place = own if all(front[0] == 2 for front in fronts) else among.device
-    if place.type == "cpu" and not all(_gloo_takes(by, dtype) for dtype in {leaf.dtype for leaf in leaves}):
-        for path, leaf in _look(collection)[1].items():
-            if not _gloo_takes(by, leaf.dtype):
+    if place.type == "cpu" and not all(
+        _can_gloo_reduce(by, dtype) for dtype in {leaf.dtype for leaf in leaves}
+    ):
+        for path, leaf in _describe_structure(collection)[1].items():
+            if not _can_gloo_reduce(by, leaf.dtype):
                 raise StructureError(
                     f"{show_path(path)} is of dtype {leaf.dtype}, which gloo cannot reduce by {by}"
                 )
@@ -236,11 +238,11 @@ def _ready(leaves: list[Tensor], place: torch.device) -> int:
     return 2 if {leaf.device for leaf in leaves} == {place} else 1
 
 
-def _at_a_glance(collection: Any) -> tuple[list[Tensor], list[int]]:
+def _digest_order(collection: Any) -> tuple[list[Tensor], list[int]]:
     """Return the leaves in their order, tied ones once, and a digest of that order; zeros where it takes a closer look."""
     with contextlib.suppress(Exception):  # which is met again there
         encoded = encode(collection)
-        if _storage.are_ordinary(encoded.leaves) and all(map(Tensor.is_contiguous, encoded.leaves)):
+        if _storage.is_all_plain(encoded.leaves) and all(map(Tensor.is_contiguous, encoded.leaves)):
             layout = _storage.plan(encoded)
             once = {
                 place.spans[0].start: leaf
@@ -265,14 +267,14 @@ def _agree_by_key(
     Raises:
         StructureError: on every rank, naming the first key that differs.
     """
-    leaves: dict[_paths.Path, Tensor] = {}
+    leaves: dict[_key_paths.Path, Tensor] = {}
     outline: _wire.Outline = {}
     problem = None
     try:
-        outline, leaves = _look(collection)
+        outline, leaves = _describe_structure(collection)
     except Exception as error:  # whatever it is, the other ranks wait for a message
         problem = str(error)
-    text = json.dumps({json.dumps(path): found for path, found in outline.items()}, sort_keys=True)
+    text = json.dumps({json.dumps(path): result for path, result in outline.items()}, sort_keys=True)
     words = _digest(text)
     message = text_to_bytes(problem or text)
     ready = _ready(list(leaves.values()), place) if problem is None else 0
@@ -282,19 +284,19 @@ def _agree_by_key(
     every = among.all_bytes(message, [front[1] for front in fronts])
     for rank, front in enumerate(fronts):
         if not front[0]:
-            raise failed(rank, every[rank])
-    raise _difference(every)
+            raise peer_error(rank, every[rank])
+    raise _structure_error(every)
 
 
-def _difference(every: list[Tensor]) -> StructureError:
+def _structure_error(every: list[Tensor]) -> StructureError:
     """Return the error that names the first key at which the structures of the ranks differ."""
-    with _file.damaged("what a rank says of its structure"):
+    with _consolidated_file.convert_damage("what a rank says of its structure"):
         first, *others = (
             {
-                tuple(map(str, json.loads(path))): found
-                for path, found in json.loads(bytes_to_text(each)).items()
+                tuple(map(str, json.loads(path))): result
+                for path, result in json.loads(bytes_to_text(item)).items()
             }
-            for each in every
+            for item in every
         )
     for rank, other in enumerate(others, 1):
         for path in sorted(first.keys() | other.keys()):
@@ -306,14 +308,16 @@ def _difference(every: list[Tensor]) -> StructureError:
     return StructureError("cannot reduce: the structures of the ranks differ")
 
 
-def _look(collection: Any) -> tuple[_wire.Outline, dict[_paths.Path, Tensor]]:
+def _describe_structure(collection: Any) -> tuple[_wire.Outline, dict[_key_paths.Path, Tensor]]:
     """Return what the ranks must agree on, and the leaves sorted by key path, tied ones once."""
     encoded = encode(collection)
     layout = _storage.plan(encoded)
-    outline = _wire.outline(encoded.nodes, layout)
+    outline = _wire.describe_structure(encoded.nodes, layout)
     leaves = {}
-    owners: dict[int, _paths.Path] = {}
-    for path, i in sorted((path, leaf) for path, leaf in _paths.walk(encoded.nodes) if isinstance(leaf, int)):
+    owners: dict[int, _key_paths.Path] = {}
+    for path, i in sorted(
+        (path, leaf) for path, leaf in _key_paths.walk(encoded.nodes) if isinstance(leaf, int)
+    ):
         leaf, *fixed = _storage.pieces_of(encoded.leaves[i])[0]
         if is_expanded(leaf):
             raise StructureError(
@@ -329,7 +333,7 @@ def _look(collection: Any) -> tuple[_wire.Outline, dict[_paths.Path, Tensor]]:
     return outline, leaves
 
 
-def _gloo_takes(op: str, dtype: torch.dtype) -> bool:
+def _can_gloo_reduce(op: str, dtype: torch.dtype) -> bool:
     if dtype not in GLOO_DTYPES:
         return False
     if op in ("BAND", "BOR", "BXOR"):

@@ -12,11 +12,11 @@ from torch import Tensor
 from td_core.errors import FormatError, StructureError
 from td_core.typing import DeviceType
 
-from . import _mapped, _wire
-from ._collectives import Parcel, receive, to_all
+from . import _send_paths, _wire
+from ._collectives import Payload, broadcast_from, receive
 from ._group import FAILED, MARK, Group, check_mark, device_of
-from ._memory import bytes_of, vector
-from ._p2p import Peer
+from ._memory import get_bytes, make_vector
+from ._p2p import Channel
 
 #: Bytes that a receiver takes unless it says otherwise.
 LIMIT = 1 << 36
@@ -49,19 +49,19 @@ def init_remote(
     >>> dist.destroy_process_group()
     """
     link = _Link(group, dst, use_broadcast, dist.get_rank())
-    if link.peer is not None and device is None and (folder := _mapped.folder_of(self)) is not None:
-        link.send(link.group.numbers(_mapped.ASKS, 0, 0))
-        header = _mapped.header_for(folder, link.peer)
+    if link.peer is not None and device is None and (folder := _send_paths.get_folder(self)) is not None:
+        link.send(link.group.numbers(_send_paths.ASKS, 0, 0))
+        header = _send_paths.make_path_header(folder, link.peer)
         if header is not None:
-            link.send(link.group.numbers(_mapped.ASKS, len(header), 0))
-            link.send(vector(header))
+            link.send(link.group.numbers(_send_paths.ASKS, len(header), 0))
+            link.send(make_vector(header))
             return
-    parcel = Parcel(lambda: self if device is None else self.to(device), device_of(group), apart=True)
+    parcel = Payload(lambda: self if device is None else self.to(device), device_of(group), apart=True)
     link.send(link.group.numbers(MARK, *parcel.front))
     if parcel.error is not None:
         link.send(parcel.data)
         raise parcel.error
-    if not link.answers(True):
+    if not link.is_accepted(True):
         raise StructureError(f"the receiver refused {parcel.front[1]} bytes, more than its limit")
     link.send(parcel.data, *parcel.parts)
 
@@ -122,24 +122,24 @@ def receive_as(
             "use_broadcast sends bytes to every rank of the group, so there is no root to look below"
         )
     front = link.recv(link.group.numbers(0, 0, 0)).tolist()
-    if front[0] == _mapped.ASKS and link.peer is not None:
-        _mapped.answer(root, link.peer)
+    if front[0] == _send_paths.ASKS and link.peer is not None:
+        _send_paths.answer_root(root, link.peer)
         front = link.recv(link.group.numbers(0, 0, 0)).tolist()
-        if front[0] == _mapped.ASKS:
+        if front[0] == _send_paths.ASKS:
             return _from_files(front[1], link, root, device, cls)
     mark, length, size = front
     check_mark(mark)
     fits = 0 < length <= min(size, _wire.LARGEST_HEADER) and size <= limit
-    if length != FAILED and (not link.answers(fits) or not fits):
+    if length != FAILED and (not link.is_accepted(fits) or not fits):
         raise FormatError(f"rank {src} announced {size} bytes, limit= allows {limit} of this rank")
     return receive(front, src, device, link.group, link.take, cls)
 
 
 def _from_files(length: int, link: _Link, root: str | Path | None, device: Any, cls: type | None) -> Any:
-    if not 0 < length <= _mapped.LONGEST:
+    if not 0 < length <= _send_paths.LONGEST:
         raise FormatError(f"rank {link.src} announced a path of {length} bytes")
-    header = bytes(bytes_of(link.recv(link.group.bytes(length))))
-    saved = _mapped.load(root, _mapped.named(header), cls)
+    header = bytes(get_bytes(link.recv(link.group.bytes(length))))
+    saved = _send_paths.load(root, _send_paths.parse_path(header), cls)
     where = link.group.device if device is None else torch.device(device)
     return saved if where.type == "cpu" else saved.to(where)
 
@@ -152,17 +152,19 @@ class _Link:
         self.src = src
         if use_broadcast and peer is not None:
             self.group.rank_of(peer)
-        self.peer = None if use_broadcast else Peer(peer, group, None, iter(range(1 << 30)))
+        self.peer = None if use_broadcast else Channel(peer, group, None, iter(range(1 << 30)))
 
     def send(self, *messages: Tensor) -> None:
         if self.peer is None:
-            to_all(self.src, self.group.group, *(each.to(self.group.device) for each in messages))
+            broadcast_from(
+                self.src, self.group.group, *(message.to(self.group.device) for message in messages)
+            )
         else:
             self.peer.send(*messages)
 
     def take(self, *rooms: Tensor) -> None:
         if self.peer is None:
-            to_all(self.src, self.group.group, *rooms)
+            broadcast_from(self.src, self.group.group, *rooms)
         else:
             self.peer.take(*rooms)
 
@@ -170,7 +172,7 @@ class _Link:
         self.take(room)
         return room
 
-    def answers(self, fits: bool) -> bool:
+    def is_accepted(self, fits: bool) -> bool:
         """Tell whether every receiver takes what was announced."""
         if self.peer is None:
             return all(answer for (answer,) in self.group.all_numbers("init_remote", int(fits)))

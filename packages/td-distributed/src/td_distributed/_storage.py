@@ -19,14 +19,14 @@ import torch
 from torch import Tensor
 
 from td_core._buffers import as_bytes, has_memory
-from td_core._components import extremes, jagged, lengths_inside
 from td_core._foreach import PLAIN
+from td_core._nested_components import compute_lengths, compute_min_max, make_jagged
 from td_core._nodes import Encoded
-from td_core._torch_private import ragged_dim, told_lengths
+from td_core._torch_private import get_cached_seqlens, get_ragged_dim
 from td_core.errors import FormatError, StructureError
 
-from . import _paths
-from ._memory import room
+from . import _key_paths
+from ._memory import allocate
 
 ALIGNMENT = 8
 #: Up to this many bytes for each leaf, clearing a storage is faster than clearing the gaps between its leaves.
@@ -119,7 +119,7 @@ def from_columns(columns: Any) -> Layout:
         FormatError: an entry has another type, or a jagged leaf lacks pieces.
     """
     names, numbers, shapes, starts, ragged, nbytes = columns
-    kinds = list(map(dtype_named, map(str, names)))
+    kinds = list(map(parse_dtype, map(str, names)))
     if (
         not {*map(type, chain((nbytes,), numbers, starts, *shapes, *ragged))} <= {int}
         or min(numbers, default=0) < 0
@@ -147,20 +147,20 @@ def from_columns(columns: Any) -> Layout:
 
 
 @lru_cache(64)
-def dtype_named(name: str) -> torch.dtype:
+def parse_dtype(name: str) -> torch.dtype:
     """Return the dtype of a name, with or without ``torch.``.
 
     Raises:
         FormatError: there is none.
 
-    >>> dtype_named("torch.int64")
+    >>> parse_dtype("torch.int64")
     torch.int64
     """
     # To ask torch for the attribute would import the module of that name.
-    found = vars(torch).get(name.removeprefix("torch."))
-    if not isinstance(found, torch.dtype):
+    result = vars(torch).get(name.removeprefix("torch."))
+    if not isinstance(result, torch.dtype):
         raise FormatError(f"unknown dtype {name!r}")
-    return found
+    return result
 
 
 class Views:
@@ -171,7 +171,7 @@ class Views:
         self._aligned = storage.storage_offset() % 16 == 0 and (
             storage.is_meta or storage.data_ptr() % 16 == 0
         )
-        self._typed: dict[torch.dtype, Tensor] = {}
+        self._apply_types: dict[torch.dtype, Tensor] = {}
         self._shared: dict[Span, Tensor] = {}
 
     def of(self, span: Span) -> Tensor:
@@ -179,10 +179,10 @@ class Views:
         dtype, shape, start, stop, pad = span
         if not self._aligned or start % dtype.itemsize:
             return self.storage[start : stop - pad].clone().view(dtype).view(shape)
-        base = self._typed.get(dtype)
+        base = self._apply_types.get(dtype)
         if base is None:
             whole = len(self.storage) - len(self.storage) % dtype.itemsize
-            base = self._typed[dtype] = self.storage[:whole].view(dtype)
+            base = self._apply_types[dtype] = self.storage[:whole].view(dtype)
         return base.as_strided(shape, strides(shape), int(base.storage_offset()) + start // dtype.itemsize)
 
     def pieces(self, layout: Layout) -> list[Pieces]:
@@ -192,15 +192,15 @@ class Views:
         order = []
         for spans, _ in layout.leaves:
             start = spans[0][2]
-            at = known.get(start)
-            if at is None or places[at] != spans:
-                at = known[start] = len(places)
+            position = known.get(start)
+            if position is None or places[position] != spans:
+                position = known[start] = len(places)
                 places.append(spans)
-            order.append(at)
-        made = list(self._made(places))
-        return [made[at] for at in order]
+            order.append(position)
+        made = list(self._iter_pieces(places))
+        return [made[position] for position in order]
 
-    def _made(self, places: list[tuple[Span, ...]]) -> Iterator[Pieces]:
+    def _iter_pieces(self, places: list[tuple[Span, ...]]) -> Iterator[Pieces]:
         """Yield what lies at each place; one call makes all vectors that follow each other."""
         run: list[Span] = []
         for spans in places:
@@ -218,10 +218,10 @@ class Views:
 
     def _rows(self, span: Span) -> Tensor:
         """Return offsets or lengths: torch takes jagged tensors to be of one shape only if they share these."""
-        found = self._shared.get(span)
-        if found is None:
-            found = self._shared[span] = self.of(span)
-        return found
+        result = self._shared.get(span)
+        if result is None:
+            result = self._shared[span] = self.of(span)
+        return result
 
     def _vectors(self, run: list[Span]) -> Iterable[Pieces]:
         if len(run) == 1:
@@ -232,11 +232,11 @@ class Views:
         return zip(whole.unsafe_split_with_sizes([span[1][0] for span in run]))
 
     def leaves(self, layout: Layout, like: Sequence[Tensor] = ()) -> list[Tensor]:
-        """Return all leaves as views on the storage; arguments and errors as for :func:`together`."""
-        return together(layout, self.pieces(layout), like)
+        """Return all leaves as views on the storage; arguments and errors as for :func:`join_pieces`."""
+        return join_pieces(layout, self.pieces(layout), like)
 
 
-def together(layout: Layout, pieces: list[Pieces], like: Sequence[Tensor] = ()) -> list[Tensor]:
+def join_pieces(layout: Layout, pieces: list[Pieces], like: Sequence[Tensor] = ()) -> list[Tensor]:
     """Return the leaves that pieces make; tied leaves are one tensor.
 
     They are copies of those of ``like``, which may still be on their way; without those they come from outside, are there,
@@ -254,8 +254,8 @@ def together(layout: Layout, pieces: list[Pieces], like: Sequence[Tensor] = ()) 
             continue
         made = known.get(id(parts))
         if made is None:
-            told = told_lengths(like[i]) if like else _extremes(dim, *parts)
-            made = known[id(parts)] = jagged(dim, *parts, told=told)
+            told = get_cached_seqlens(like[i]) if like else _compute_min_max(dim, *parts)
+            made = known[id(parts)] = make_jagged(dim, *parts, told=told)
         result.append(made)
     return result
 
@@ -289,7 +289,7 @@ def pieces_of(leaf: Tensor) -> tuple[Pieces, int | None]:
             )
         jagged: Any = leaf
         parts = (jagged.values(), jagged.offsets(), jagged.lengths())
-        return parts if parts[2] is not None else parts[:2], ragged_dim(leaf)
+        return parts if parts[2] is not None else parts[:2], get_ragged_dim(leaf)
     if leaf.layout is not torch.strided:
         raise StructureError(
             f"a tensor of layout {leaf.layout} cannot be consolidated; call to_dense() on it first"
@@ -306,10 +306,10 @@ def pieces_of(leaf: Tensor) -> tuple[Pieces, int | None]:
     return (leaf,), None
 
 
-def are_ordinary(leaves: Sequence[Tensor]) -> bool:
+def is_all_plain(leaves: Sequence[Tensor]) -> bool:
     """Tell whether each leaf is one dense piece, of no class of its own.
 
-    >>> are_ordinary([torch.zeros(3), torch.zeros(2, 2).t()]), are_ordinary([torch.zeros(3).to_sparse()])
+    >>> is_all_plain([torch.zeros(3), torch.zeros(2, 2).t()]), is_all_plain([torch.zeros(3).to_sparse()])
     (True, False)
     """
     return _ORDINARY.issuperset(map(_KIND, leaves))
@@ -328,10 +328,10 @@ def plan(encoded: Encoded, *, tie: bool = True) -> Layout:
     >>> [(leaf.spans[0].start, leaf.spans[0].pad) for leaf in layout.leaves], layout.nbytes
     ([(0, 4), (16, 6)], 24)
     """
-    name = partial(_paths.of_leaf, encoded)
+    name = partial(_key_paths.format_leaf_path, encoded)
     if len(encoded.nodes) == 1:
         return plan_leaves(encoded.leaves, name, tie)
-    order = _paths.leaves(encoded.nodes)
+    order = _key_paths.leaves(encoded.nodes)
     leaves, nbytes = plan_leaves([encoded.leaves[i] for i in order], lambda i: name(order[i]), tie)
     placed = leaves.copy()
     for i, leaf in zip(order, leaves, strict=True):
@@ -347,7 +347,7 @@ def plan_leaves(
     Raises:
         StructureError: a leaf has no dense form.
     """
-    if are_ordinary(leaves):
+    if is_all_plain(leaves):
         spans, nbytes = _spans(leaves, tie)
         return Layout([_NEW(Leaf, ((span,), None)) for span in spans], nbytes)
     parts = []
@@ -362,7 +362,7 @@ def plan_leaves(
 
 
 def _spans(pieces: Sequence[Tensor], tie: bool) -> tuple[list[Span], int]:
-    at = 0
+    position = 0
     spans: list[Span] = []
     known: dict[int, int] = {}
     looks = (Tensor.data_ptr, attrgetter("dtype"), Tensor.size, Tensor.numel)
@@ -371,21 +371,21 @@ def _spans(pieces: Sequence[Tensor], tie: bool) -> tuple[list[Span], int]:
         size = count * itemsize
         # What has no memory, as fake tensors, is not tied: all of it is at address 0.
         tied = known.setdefault(address, i) if size and tie and address else i
-        if tied != i and _same(pieces[tied], pieces[i]):
+        if tied != i and _is_same_view(pieces[tied], pieces[i]):
             spans.append(spans[tied])
             continue
-        at += -at % itemsize
-        stop = at + size
+        position += -position % itemsize
+        stop = position + size
         pad = -stop % ALIGNMENT
-        spans.append(_NEW(Span, (dtype, shape, at, stop + pad, pad)))
-        at = stop + pad
-    return spans, at
+        spans.append(_NEW(Span, (dtype, shape, position, stop + pad, pad)))
+        position = stop + pad
+    return spans, position
 
 
-def _same(one: Tensor, other: Tensor) -> bool:
+def _is_same_view(left: Tensor, other: Tensor) -> bool:
     looks = [
-        (each.dtype, each.shape, each.stride(), each.is_conj(), each.is_neg(), each.device)
-        for each in (one, other)
+        (item.dtype, item.shape, item.stride(), item.is_conj(), item.is_neg(), item.device)
+        for item in (left, other)
     ]
     return looks[0] == looks[1]
 
@@ -403,7 +403,7 @@ def fill(
         storage.zero_()
     else:
         end = 0
-        for start, stop in [*used(layout), (len(storage), len(storage))]:
+        for start, stop in [*list_used_spans(layout), (len(storage), len(storage))]:
             if end < start:
                 storage[end:start].zero_()
             end = stop
@@ -422,7 +422,7 @@ def fill(
             torch._foreach_copy_(targets, sources, non_blocking)
 
 
-def used(layout: Layout) -> list[tuple[int, int]]:
+def list_used_spans(layout: Layout) -> list[tuple[int, int]]:
     """Return (first byte, one past the last) of each piece that has bytes, once, by where it lies; without padding."""
     return sorted(
         {
@@ -434,32 +434,32 @@ def used(layout: Layout) -> list[tuple[int, int]]:
     )
 
 
-def runs(layout: Layout) -> list[list[tuple[int, int]]]:
+def list_runs(layout: Layout) -> list[list[tuple[int, int]]]:
     """Return the pieces of a layout as they travel: each large one alone, neighbouring small ones together."""
-    found: list[list[tuple[int, int]]] = []
+    results: list[list[tuple[int, int]]] = []
     small = False
-    for start, stop in used(layout):
+    for start, stop in list_used_spans(layout):
         if small and stop - start < LARGE:
-            found[-1].append((start, stop))
+            results[-1].append((start, stop))
         else:
-            found.append([(start, stop)])
+            results.append([(start, stop)])
         small = stop - start < LARGE
-    return found
+    return results
 
 
 def payload(layout: Layout, leaves: Sequence[Tensor]) -> list[tuple[int, Tensor]]:
     """Return (first byte, bytes) of each run: those of a large piece as they lie, or copies of small ones."""
-    found = runs(layout)
+    match = list_runs(layout)
     # Where all are small they stand in the message as in the layout, in which they can be put in one go.
-    if len(found) == 1 and len(found[0]) > 1:
-        start, stop = found[0][0][0], found[0][-1][1]
-        return [(start, gathered(layout, leaves)[start:stop])]
+    if len(match) == 1 and len(match[0]) > 1:
+        start, stop = match[0][0][0], match[0][-1][1]
+        return [(start, gather_leaves(layout, leaves)[start:stop])]
     placed: dict[tuple[int, int], tuple[Span, Tensor]] = {}
     for leaf, (spans, _) in zip(leaves, layout.leaves, strict=True):
         for span, piece in zip(spans, pieces_of(leaf)[0], strict=True):
             placed.setdefault((span[2], span[3] - span[4]), (span, piece))
     result = []
-    for run in found:
+    for run in match:
         first = run[0][0]
         if len(run) == 1:
             result.append((first, as_bytes(placed[run[0]][1])))
@@ -469,15 +469,15 @@ def payload(layout: Layout, leaves: Sequence[Tensor]) -> list[tuple[int, Tensor]
         moved = [
             Leaf((span._replace(start=span.start - skipped, stop=span.stop - skipped),)) for span in spans
         ]
-        room = gathered(Layout(moved, run[-1][1] - skipped), pieces)
+        room = gather_leaves(Layout(moved, run[-1][1] - skipped), pieces)
         result.append((first, room[first - skipped :]))
     return result
 
 
-def gathered(layout: Layout, leaves: Sequence[Tensor]) -> Tensor:
+def gather_leaves(layout: Layout, leaves: Sequence[Tensor]) -> Tensor:
     """Return a new storage that holds leaves."""
     device = leaves[0].device if leaves else None
-    storage = room(layout.nbytes, device)
+    storage = allocate(layout.nbytes, device)
     fill(storage, layout, Views(storage).pieces(layout), leaves)
     return storage
 
@@ -514,8 +514,8 @@ def check(layout: Layout, nbytes: int) -> None:
                 )
             if start < 0 or stop > nbytes:
                 raise FormatError(f"leaf {i} lies at bytes {start} to {stop} of a storage of {nbytes}")
-    if found := overlap(layout.leaves):
-        raise FormatError("leaves overlap: bytes {} to {} and {} to {}".format(*found))
+    if result := overlap(layout.leaves):
+        raise FormatError("leaves overlap: bytes {} to {} and {} to {}".format(*result))
 
 
 def overlap(leaves: Iterable[Leaf]) -> tuple[int, int, int, int] | None:
@@ -538,7 +538,9 @@ def overlap(leaves: Iterable[Leaf]) -> tuple[int, int, int, int] | None:
     return None
 
 
-def _extremes(dim: int, values: Tensor, offsets: Tensor, *rest: Tensor) -> tuple[int | None, int | None]:
+def _compute_min_max(
+    dim: int, values: Tensor, offsets: Tensor, *rest: Tensor
+) -> tuple[int | None, int | None]:
     """Return the least and the greatest length of the components of a jagged tensor that was read.
 
     Raises:
@@ -550,9 +552,9 @@ def _extremes(dim: int, values: Tensor, offsets: Tensor, *rest: Tensor) -> tuple
         raise FormatError("the offsets or lengths of a jagged tensor are no vector of integers")
     if not 1 <= dim <= values.dim():
         raise FormatError(f"the ragged dim of a jagged tensor is {dim}, of {values.dim() + 1} dims")
-    found = lengths_inside(dim, values, offsets, *rest)
-    if found is None:
+    result = compute_lengths(dim, values, offsets, *rest)
+    if result is None:
         raise FormatError(
             f"the rows of a jagged tensor lie outside of its {values.size(dim - 1)} values: {offsets.tolist()!r:.60}"
         )
-    return extremes(found)
+    return compute_min_max(result)

@@ -21,13 +21,13 @@ from torch import Tensor
 
 from td_core import encode
 from td_core._nodes import Encoded, as_named
-from td_core._values import parse_json
+from td_core._value_codec import parse_json
 from td_core.errors import FormatError
 
-from . import _file, _paths, _storage
-from ._attachment import attached
+from . import _consolidated_file, _key_paths, _storage
+from ._consolidated_backend import get_backend
 from ._group import MARK
-from ._memory import bytes_of, vector
+from ._memory import get_bytes, make_vector
 from ._storage import Layout
 
 LARGEST_HEADER = 1 << 28
@@ -70,7 +70,7 @@ class Message:
         """Return what stands before the header."""
         if self._front is None:
             sizes = [stop - start for start, stop in self.parts()]
-            self._front = front(MARK, self.header, sizes)
+            self._front = make_front(MARK, self.header, sizes)
         return self._front
 
     def arrival(self, first: Tensor) -> tuple[Tensor, memoryview, Tensor] | None:
@@ -78,7 +78,7 @@ class Message:
         if not first.is_cpu:
             return None
         start = FRONT.size + len(self.header)
-        return first, bytes_of(first)[: FRONT.size], first[start : start + self.layout.nbytes]
+        return first, get_bytes(first)[: FRONT.size], first[start : start + self.layout.nbytes]
 
     def is_small(self) -> bool:
         """Tell whether the first message carries one storage beside the header."""
@@ -88,8 +88,12 @@ class Message:
     def whole(self, storage: Tensor) -> tuple[Tensor, memoryview, memoryview]:
         """Return a first message that carries all, to be put back into ``spare``."""
         if not self.spare:
-            first = packed(MARK, self.header, [storage])[0]
-            return first, bytes_of(first)[FRONT.size + len(self.header) :][: len(storage)], bytes_of(storage)
+            first = pack_message(MARK, self.header, [storage])[0]
+            return (
+                first,
+                get_bytes(first)[FRONT.size + len(self.header) :][: len(storage)],
+                get_bytes(storage),
+            )
         whole = self.spare.pop()
         whole[1][:] = whole[2]
         return whole
@@ -99,48 +103,52 @@ class Message:
         if self.together:
             whole = [(0, self.layout.nbytes)]
         else:
-            whole = [(run[0][0], run[-1][1]) for run in _storage.runs(self.layout)]
-        return [(at, min(at + PIECE, stop)) for start, stop in whole for at in range(start, stop, PIECE)]
+            whole = [(run[0][0], run[-1][1]) for run in _storage.list_runs(self.layout)]
+        return [
+            (position, min(position + PIECE, stop))
+            for start, stop in whole
+            for position in range(start, stop, PIECE)
+        ]
 
 
-def front(mark: int, header: bytes, sizes: Sequence[int]) -> bytes:
+def make_front(mark: int, header: bytes, sizes: Sequence[int]) -> bytes:
     """Return what stands before a header, for payload messages of some sizes."""
     digest = blake2b(header, digest_size=16).digest()
     return FRONT.pack(mark, len(header), len(sizes), sum(sizes), digest)
 
 
-def packed(mark: int, header: bytes, payload: Sequence[Tensor]) -> list[Tensor]:
+def pack_message(mark: int, header: bytes, payload: Sequence[Tensor]) -> list[Tensor]:
     """Return the messages that carry a header and a payload: a first one of a fixed size, and what does not fit in it."""
     sizes, stop = list(map(len, payload)), FRONT.size + len(header)
     inside, fits = stop <= FIRST, stop + sum(sizes) <= FIRST
     parts = [
-        front(mark, header, sizes), header if inside else b"", *(bytes_of(part) for part in payload if fits)
+        make_front(mark, header, sizes), header if inside else b"", *(get_bytes(part) for part in payload if fits)
     ]  # fmt: skip
     first = bytearray(FIRST)
-    at = 0
+    position = 0
     for part in parts:
-        first[at : at + len(part)] = part
-        at += len(part)
+        first[position : position + len(part)] = part
+        position += len(part)
     messages = [torch.frombuffer(first, dtype=torch.uint8)]
     if not inside:
-        messages.append(vector(header))
+        messages.append(make_vector(header))
     return messages if fits else [*messages, *payload]
 
 
-def outgoing(collection: Any, together: bool) -> tuple[Message, list[Tensor]]:
+def make_message(collection: Any, together: bool) -> tuple[Message, list[Tensor]]:
     """Return a collection as a message and its payload, checked completely before anything is sent.
 
     Raises:
         StructureError: a leaf has no dense form.
         CodecError: a value that no registered serializer stores; names its key.
     """
-    message, encoded, storage = _announced(collection, together)
+    message, encoded, storage = _make_message(collection, together)
     return message, _payload(message, encoded, storage)
 
 
 def _payload(message: Message, encoded: Encoded, storage: Tensor | None) -> list[Tensor]:
     if storage is None and message.together:
-        storage = _storage.gathered(message.layout, encoded.leaves)
+        storage = _storage.gather_leaves(message.layout, encoded.leaves)
     if storage is None:
         parts = [data for _, data in _storage.payload(message.layout, encoded.leaves)]
     else:
@@ -148,15 +156,15 @@ def _payload(message: Message, encoded: Encoded, storage: Tensor | None) -> list
     return [piece for part in parts for piece in (part.split(PIECE) if len(part) > PIECE else (part,))]
 
 
-def in_parts(collection: Any, device: torch.device, apart: bool) -> tuple[int, int, list[Tensor]]:
-    """Return (length of the header, bytes of header and storage, messages) of a collection; errors as for :func:`outgoing`.
+def split_message(collection: Any, device: torch.device, apart: bool) -> tuple[int, int, list[Tensor]]:
+    """Return (length of the header, bytes of header and storage, messages) of a collection; errors as for :func:`make_message`.
 
     There is one message, the storage and then the header; but of a large collection, with ``apart``, there are the header,
     before which the number and the sizes of the parts of the payload stand, and then each part, of which nothing large is
     copied.
     """
-    message, encoded, storage = _announced(collection, attached(collection) is not None)
-    header, nbytes = vector(message.header), message.layout.nbytes
+    message, encoded, storage = _make_message(collection, get_backend(collection) is not None)
+    header, nbytes = make_vector(message.header), message.layout.nbytes
     size = len(header) + nbytes
     if apart and size >= APART:
         parts = _payload(message, encoded, storage)
@@ -165,12 +173,12 @@ def in_parts(collection: Any, device: torch.device, apart: bool) -> tuple[int, i
         size += len(sizes)
         messages = [header, *parts]
     elif storage is None:
-        joined = _storage.gathered(Layout(message.layout.leaves, size), encoded.leaves)
+        joined = _storage.gather_leaves(Layout(message.layout.leaves, size), encoded.leaves)
         joined[nbytes:] = header
         messages = [joined]
     else:
         messages = [torch.cat([storage.to(device), header.to(device)])]
-    return len(header), size, [each.to(device) for each in messages]
+    return len(header), size, [item.to(device) for item in messages]
 
 
 def parts_of(header: bytes, most: int) -> tuple[list[int], bytes]:
@@ -179,7 +187,7 @@ def parts_of(header: bytes, most: int) -> tuple[list[int], bytes]:
     Raises:
         FormatError: the sizes make no sense.
     """
-    with _file.damaged("the header of a message"):
+    with _consolidated_file.convert_damage("the header of a message"):
         numbers = memoryview(header)[: len(header) // 8 * 8].cast("q")
         sizes = numbers[1 : numbers[0] + 1].tolist()
         if len(sizes) != numbers[0] or not all(0 < size <= PIECE for size in sizes) or sum(sizes) > most:
@@ -187,10 +195,10 @@ def parts_of(header: bytes, most: int) -> tuple[list[int], bytes]:
     return sizes, header[8 * len(sizes) + 8 :]
 
 
-def _announced(collection: Any, together: bool) -> tuple[Message, Encoded, Tensor | None]:
+def _make_message(collection: Any, together: bool) -> tuple[Message, Encoded, Tensor | None]:
     """Return a collection as a message, its tree, and its storage if that can be sent as it is."""
-    state = attached(collection)
-    taken = state.taken(collection) if state is not None and together else None
+    state = get_backend(collection)
+    taken = state.encode_cached(collection) if state is not None and together else None
     if state is None or taken is None or taken.layout is None:
         encoded = encode(collection)
         return _announce(encoded, _storage.plan(encoded), together), encoded, None
@@ -201,23 +209,23 @@ def _announced(collection: Any, together: bool) -> tuple[Message, Encoded, Tenso
 
 
 def _announce(encoded: Encoded, layout: Layout, together: bool) -> Message:
-    described = _file.describe(encoded, layout)
-    header = _file.as_json({"together": together, **described}, encoded.nodes).encode()
-    _file.check_length(header, LARGEST_HEADER)
+    described = _consolidated_file.describe(encoded, layout)
+    header = _consolidated_file.as_json({"together": together, **described}, encoded.nodes).encode()
+    _consolidated_file.check_length(header, LARGEST_HEADER)
     return Message(header, layout, encoded.nodes, described["values"], together)
 
 
-def incoming(header: bytes) -> Message:
+def parse_message(header: bytes) -> Message:
     """Return the message that a header announces.
 
     Raises:
         FormatError: the header is damaged.
     """
-    with _file.damaged("the header of a message"):
-        given = parse_json(header)
-        layout, nodes, values = _file.from_description(given)
+    with _consolidated_file.convert_damage("the header of a message"):
+        provided = parse_json(header)
+        layout, nodes, values = _consolidated_file.from_description(provided)
         _storage.check(layout, layout.nbytes)
-        return Message(header, layout, nodes, values, bool(given["together"]))
+        return Message(header, layout, nodes, values, bool(provided["together"]))
 
 
 def assemble(message: Message, storage: Tensor, named: type | None = None) -> Any:
@@ -226,27 +234,27 @@ def assemble(message: Message, storage: Tensor, named: type | None = None) -> An
     Raises:
         FormatError: the storage is shorter than announced, or leaves contradict batch sizes.
     """
-    with _file.damaged("a message"):
-        values = _file.joined(message.values, message.nodes)
-        tree = _file.assembled(message.nodes, message.layout, values, storage, named=named)
+    with _consolidated_file.convert_damage("a message"):
+        values = _consolidated_file.join_values(message.values, message.nodes)
+        tree = _consolidated_file.assemble_table(message.nodes, message.layout, values, storage, named=named)
     return as_named(named, tree, "what was sent")
 
 
-Outline = dict[_paths.Path, str]
+Outline = dict[_key_paths.Path, str]
 
 
-def outline(nodes: list[dict[str, Any]], layout: Layout) -> Outline:
+def describe_structure(nodes: list[dict[str, Any]], layout: Layout) -> Outline:
     """Return what two peers must agree on: by key path, the description of a node or leaf."""
     result: Outline = {}
-    for path, found in _paths.walk(nodes):
-        if isinstance(found, int):
-            leaf = layout.leaves[found]
+    for path, match in _key_paths.walk(nodes):
+        if isinstance(match, int):
+            leaf = layout.leaves[match]
             pieces = " and ".join(f"{span.dtype} of shape {list(span.shape)}" for span in leaf.spans)
             result[path] = (
                 pieces if leaf.ragged_idx is None else f"jagged along dim {leaf.ragged_idx}: {pieces}"
             )
         else:
-            size, dim = map(found["meta"].get, ("batch_size", "stack_dim"))
-            result[path] = f"a {found['kind']}" + ("" if size is None else f" of batch size {list(size)}")
+            size, dim = map(match["meta"].get, ("batch_size", "stack_dim"))
+            result[path] = f"a {match['kind']}" + ("" if size is None else f" of batch size {list(size)}")
             result[path] += "" if dim is None else f" along dim {dim}"
     return result

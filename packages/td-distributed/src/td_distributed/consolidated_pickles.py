@@ -5,6 +5,6 @@
 True
 """
 
-from ._attachment import rebuild_consolidated
+from ._consolidated_backend import rebuild_consolidated
 
 __all__ = ["rebuild_consolidated"]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from td_core import hookimpl
-from td_core._class_methods import of_class
+from td_core._class_methods import make_classmethod
 
 from ._collectives import all_gather, broadcast, gather_and_stack, scatter
 from ._consolidate import consolidate, from_consolidated, is_consolidated, read_as
@@ -25,5 +25,5 @@ def td_methods() -> Mapping[str, Any]:
     makers: dict[Any, Any] = {from_consolidated: read_as, from_remote_init: receive_as}
     return {
         **{method.__name__: method for method in methods},
-        **{maker.__name__: of_class(maker, with_class=made) for maker, made in makers.items()},
+        **{maker.__name__: make_classmethod(maker, with_class=made) for maker, made in makers.items()},
     }

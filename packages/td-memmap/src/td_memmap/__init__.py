@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 # First, whichever of the two packages a program imports first: core loads the plugin of this one as its last statement.
 import td_core as _td_core
-from td_core._lazy_names import lazy_names as _lazy_names
+from td_core._public_names import lazy_names as _lazy_names
 
 if TYPE_CHECKING:
     from ._append import append_memmap

@@ -14,7 +14,7 @@ from td_core.errors import FormatError, TensorDictError
 
 from ._archive import pack_memmap, unpack_memmap
 from ._inspect import inspect
-from ._listing import printable
+from ._listing import make_printable
 from ._manifest import verify
 
 #: Exit codes: all is well; something is damaged; the command could not be carried out.
@@ -64,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _print(text: str, stream: TextIO) -> None:
     """Print keys and paths too that cannot be printed everywhere, or that a terminal would act on."""
     encoding = stream.encoding or "utf-8"
-    shown = "\n".join(map(printable, text.split("\n")))
+    shown = "\n".join(map(make_printable, text.split("\n")))
     print(shown.encode(encoding, "backslashreplace").decode(encoding), file=stream)
 
 

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from td_core._lazy_names import set_module
+from td_core._public_names import set_module
 from td_core.errors import FormatError
 
 from . import _fs
-from ._mapping import elements_in, map_memory
+from ._mapped_memory import map_memory, view_elements
 
 #: Tensors that share one file start at multiples of this, so that every dtype is aligned.
 ALIGNMENT = 64
@@ -47,12 +47,12 @@ class AnonymousFile:
         Raises:
             OSError: there is no room for it.
         """
-        file = cls(_fs.anonymous_file(), nbytes)
+        file = cls(_fs.open_anonymous(), nbytes)
         try:
             (_fs.set_size if sparse else _fs.reserve)(file.fd, nbytes)
         except OSError as error:
             what = f"cannot reserve {nbytes} bytes for a file without a name"
-            raise _fs.named(error, what, tempfile.gettempdir()) from error
+            raise _fs.add_path(error, what, tempfile.gettempdir()) from error
         return file
 
     # Bound here, since the globals of a module may be gone when the interpreter ends.
@@ -76,7 +76,7 @@ class AnonymousFile:
             )
         if self._memory is None:
             self._memory = map_memory(self.fd, self.nbytes, True)
-        return elements_in(self._memory, dtype, count, weakref.ref(self), offset)
+        return view_elements(self._memory, dtype, count, weakref.ref(self), offset)
 
     def __reduce__(self) -> Any:
         raise TypeError(

@@ -15,19 +15,19 @@ from pathlib import Path
 from typing import Any
 
 from td_core._collection import Core, show_path
-from td_core._values import same_value
+from td_core._value_codec import is_same_value
 from td_core.errors import FormatError
 
-from . import _fs, _names
-from ._checksum import digest_of
-from ._commit import Staging, alone
+from . import _file_names, _fs
+from ._checksum import compute_digest
+from ._chunks import write_chunks
+from ._commit import Staging, lock_prefix
 from ._errors import AppendError
-from ._fs import Parts, Tree
-from ._load import Loading, Node, Reader
-from ._manifest import file_pieces, read_manifest, verify_tree
-from ._meta import LeafEntry, has_level, is_view, manifest_text, parse_json, read_if_there, read_json
-from ._pieces import write_pieces
-from ._plan import LeafFile, Plan, make_plan, take_apart
+from ._fs import DirectoryTree, Parts
+from ._load import LoadOptions, Node, Reader
+from ._manifest import read_file_chunks, read_manifest, verify_tree
+from ._meta import LeafEntry, format_manifest, has_level, is_view, parse_json, read_if_there, read_json
+from ._plan import LeafFile, Plan, encode_node, make_plan
 from ._read_node import read_node
 
 #: Where a leaf of the save is, its new rows, and how many bytes it has.
@@ -62,25 +62,25 @@ def append_memmap(prefix: str | Path, rows: Core, *, allow_pickle: bool | None =
     """
     if not isinstance(rows, Core):
         raise TypeError(f"append_memmap takes a collection of rows; got {type(rows).__name__}")
-    path = _fs.absolute(prefix)
+    path = _fs.make_absolute(prefix)
     if _fs.is_file(path):
         raise AppendError(f"cannot append to {path}: an archive cannot grow; unpack_memmap() it first")
-    _refuse_lone_levels(_fs.real_path(path))
+    _check_levels_match(_fs.resolve_path(path))
     # Two processes that append must not write to the same place behind the same rows.
-    with alone(path), Tree.at_path(path) as tree:
+    with lock_prefix(path), DirectoryTree.at_path(path) as tree:
         _append(tree, rows, bool(allow_pickle))
 
 
-def _refuse_lone_levels(path: str) -> None:
+def _check_levels_match(path: str) -> None:
     """Raise AppendError for a level that must have as many rows as the one above has, or as the stack that it is in."""
     above, name = os.path.split(path)
-    with contextlib.suppress(OSError, FormatError), Tree.at_path(above) as tree:
+    with contextlib.suppress(OSError, FormatError), DirectoryTree.at_path(above) as tree:
         if not has_level(tree):
             return
         _, level, _, below = read_node(tree, ())
         if (name,) not in below.values() or (level.sized and not level.batch_size):
             return
-        if level.sized or name != _names.INNER:
+        if level.sized or name != _file_names.INNER:
             what = (
                 f"has the batch size {list(level.batch_size)}"
                 if level.sized
@@ -91,26 +91,26 @@ def _refuse_lone_levels(path: str) -> None:
                 "any more; append to the whole save"
             )
         # What a class wraps is where the class is.
-        _refuse_lone_levels(above)
+        _check_levels_match(above)
 
 
-def _append(tree: Tree, rows: Core, allow_pickle: bool) -> None:
-    reader = Reader(tree, Loading(allow_pickle=allow_pickle))
+def _append(tree: DirectoryTree, rows: Core, allow_pickle: bool) -> None:
+    reader = Reader(tree, LoadOptions(allow_pickle=allow_pickle))
     reader.read()
     nodes = reader.nodes
     if not rows.batch_size:
-        raise _misfit(tree, "the rows have no batch dim")
+        raise _mismatch_error(tree, "the rows have no batch dim")
     count = rows.batch_size[0]
-    given = _Rows(make_plan(rows, robust_key=True, allow_pickle=True), count)
+    provided = _Rows(make_plan(rows, robust_key=True, allow_pickle=True), count)
     metas: dict[Parts, bytes] = {}
     grown: list[_Grown] = []
     for node in nodes:
-        place = (*node.parts, _names.META)
-        metas[place] = _new_meta(tree, node, given)
-        metas.update(_new_sidecar(tree, node, given))
+        place = (*node.parts, _file_names.META)
+        metas[place] = _make_meta(tree, node, provided)
+        metas.update(_make_sidecar(tree, node, provided))
         for key, entry in node.leaves.items():
             place = (*node.parts, entry.files[0] + ".memmap")
-            grown.append((place, _check_leaf(node, key, entry, given), entry.nbytes))
+            grown.append((place, _check_leaf(node, key, entry, provided), entry.nbytes))
     _publish(tree, nodes, metas, grown)
 
 
@@ -127,88 +127,97 @@ class _Rows:
         """Return what is at a place for messages."""
         node = self.nodes.get(place)
         if node is not None:
-            return _shown(type(node).__name__, take_apart(node).values)
+            return _shown(type(node).__name__, encode_node(node).values)
         return "a tensor" if place and (*place[:-1], f"{place[-1]}.memmap") in self.files else "nothing"
 
 
-def _in_rows(node: Node) -> Parts:
+def _get_rows_directory(node: Node) -> Parts:
     """Return the directory of a node in the plan of the rows; the save may have its key as it stands."""
-    return tuple(map(_names.encode_key, node.key))
+    return tuple(map(_file_names.encode_key, node.key))
 
 
-def _new_meta(tree: Tree, node: Node, rows: _Rows) -> bytes:
+def _make_meta(tree: DirectoryTree, node: Node, rows: _Rows) -> bytes:
     """Return the metadata of a level with the new number of rows, after comparing it with that of the rows."""
     level = node.level
     where = show_path(node.key)
-    meta = read_json(tree, node.parts, _names.META)
-    place, count = _in_rows(node), rows.count
-    text = rows.texts.get((*place, _names.META))
+    meta = read_json(tree, node.parts, _file_names.META)
+    place, count = _get_rows_directory(node), rows.count
+    text = rows.texts.get((*place, _file_names.META))
     if text is None:
         shown = _shown(_class_of(node), node.values or {})
-        raise _misfit(tree, f"{where} is {shown}, the rows have {rows.shown(place)} there")
-    theirs = json.loads(text)
+        raise _mismatch_error(tree, f"{where} is {shown}, the rows have {rows.shown(place)} there")
+    right = json.loads(text)
     if level.general or (not level.sized and ("stack_dim" in meta or is_view(meta))):
-        raise _misfit(
+        raise _mismatch_error(
             tree,
             f"{where} is of a kind that cannot grow; load the save, join it with the rows, and save that",
         )
     if not level.sized:
-        _check_values(tree, node, meta, theirs, rows)
+        _check_values(tree, node, meta, right, rows)
         return json.dumps(meta).encode()
-    if not isinstance(theirs.get("shape"), list):
-        raise _misfit(tree, f"{where} is a plain collection, the rows have {rows.shown(place)} there")
-    mine, other = set(level.keys), {name for name, entry in theirs.items() if isinstance(entry, dict)}
-    if mine != other:
-        raise _misfit(tree, f"{where} has the keys {sorted(mine)}, the rows have {sorted(other)}")
+    if not isinstance(right.get("shape"), list):
+        raise _mismatch_error(tree, f"{where} is a plain collection, the rows have {rows.shown(place)} there")
+    left, other = set(level.keys), {name for name, entry in right.items() if isinstance(entry, dict)}
+    if left != other:
+        raise _mismatch_error(tree, f"{where} has the keys {sorted(left)}, the rows have {sorted(other)}")
     size = list(level.batch_size)
-    if not size or theirs["shape"] != [count, *size[1:]]:
-        raise _misfit(tree, f"{where} has the batch size {size}, the rows have {theirs['shape']}")
+    if not size or right["shape"] != [count, *size[1:]]:
+        raise _mismatch_error(tree, f"{where} has the batch size {size}, the rows have {right['shape']}")
     if size[0] + count >= 1 << 63:
-        raise _misfit(tree, f"{where} has {size[0]} rows, and {count} more are more than a tensor can have")
+        raise _mismatch_error(
+            tree, f"{where} has {size[0]} rows, and {count} more are more than a tensor can have"
+        )
     meta["shape"][0] += count
     for name in node.leaves:
         meta[name]["shape"][0] += count
     return json.dumps(meta).encode()
 
 
-def _new_sidecar(tree: Tree, node: Node, rows: _Rows) -> dict[Parts, bytes]:
+def _make_sidecar(tree: DirectoryTree, node: Node, rows: _Rows) -> dict[Parts, bytes]:
     """Return the file beside a value that has a batch size of its own, with the new number of rows."""
     if node.level.sized:
         return {}
-    sidecar, theirs = _sidecars(tree, node, rows.texts)
-    size, other = sidecar.get("batch_size"), theirs.get("batch_size")
+    sidecar, right = _sidecars(tree, node, rows.texts)
+    size, other = sidecar.get("batch_size"), right.get("batch_size")
     if not size and not other:
         return {}
     if not size or not other or size[1:] != other[1:]:
-        raise _misfit(
+        raise _mismatch_error(
             tree,
             f"the value of {show_path(node.key)} has the batch size {size or 'of its level'}, the rows have "
             f"{other or 'that of theirs'}",
         )
     sidecar["batch_size"] = [size[0] + rows.count, *size[1:]]
-    return {(*node.parts, _names.VALUES): json.dumps(sidecar).encode()}
+    return {(*node.parts, _file_names.VALUES): json.dumps(sidecar).encode()}
 
 
-def _check_values(tree: Tree, node: Node, meta: dict[str, Any], theirs: dict[str, Any], rows: _Rows) -> None:
+def _check_values(
+    tree: DirectoryTree, node: Node, meta: dict[str, Any], right: dict[str, Any], rows: _Rows
+) -> None:
     """Refuse rows with other values than the saved ones: in the metadata, or in the files beside it."""
-    pickled = rows.texts.get((*_in_rows(node), _names.PICKLE))
-    if pickled != read_if_there(tree, node.parts, _names.PICKLE):
+    pickled = rows.texts.get((*_get_rows_directory(node), _file_names.PICKLE))
+    if pickled != read_if_there(tree, node.parts, _file_names.PICKLE):
         # What is pickled is not in the metadata. This call made the pickle of the rows; one that was read is loaded only
         # where the caller allowed it.
         meta = {**(node.values or {}), **meta}
-        theirs = {**(pickle.loads(pickled) if pickled else {}), **theirs}
-    pairs = {name: (meta.get(name), theirs.get(name)) for name in {*meta, *theirs}}
+        right = {**(pickle.loads(pickled) if pickled else {}), **right}
+    pairs = {name: (meta.get(name), right.get(name)) for name in {*meta, *right}}
     sidecar, other = _sidecars(tree, node, rows.texts)
     pairs["types"] = (sidecar.get("values"), other.get("values"))
-    if all(_equal(*pair) for name, pair in pairs.items() if name not in ("_metadata", "_is_non_tensor")):
+    if all(_is_equal(*pair) for name, pair in pairs.items() if name not in ("_metadata", "_is_non_tensor")):
         return
-    given = rows.nodes[_in_rows(node)]
-    saved, found = (_class_of(node), node.values or {}), (type(given).__name__, take_apart(given).values)
-    if saved[0] == found[0] and "data" in saved[1]:
-        mine, yours = _short(saved[1]["data"]), _short(found[1].get("data"))
+    provided = rows.nodes[_get_rows_directory(node)]
+    saved, result = (
+        (_class_of(node), node.values or {}),
+        (type(provided).__name__, encode_node(provided).values),
+    )
+    if saved[0] == result[0] and "data" in saved[1]:
+        left, yours = _short(saved[1]["data"]), _short(result[1].get("data"))
     else:
-        mine, yours = _shown(*saved), _shown(*found)
-    raise _misfit(tree, f"the value of {show_path(node.key)} must stay; it is {mine}, the rows have {yours}")
+        left, yours = _shown(*saved), _shown(*result)
+    raise _mismatch_error(
+        tree, f"the value of {show_path(node.key)} must stay; it is {left}, the rows have {yours}"
+    )
 
 
 def _class_of(node: Node) -> str:
@@ -226,44 +235,49 @@ def _short(value: Any) -> str:
     return text if len(text) <= 200 else text[:200] + "..."
 
 
-def _equal(mine: Any, other: Any) -> bool:
+def _is_equal(left: Any, other: Any) -> bool:
     """Tell whether two values are the same, as NaN is; what cannot be compared is not."""
     try:
-        return json.dumps(mine, sort_keys=True) == json.dumps(other, sort_keys=True)
+        return json.dumps(left, sort_keys=True) == json.dumps(other, sort_keys=True)
     except (TypeError, ValueError):
-        return same_value(mine, other)
+        return is_same_value(left, other)
 
 
-def _sidecars(tree: Tree, node: Node, texts: dict[Parts, bytes]) -> list[Any]:
+def _sidecars(tree: DirectoryTree, node: Node, texts: dict[Parts, bytes]) -> list[Any]:
     """Return what stands beside a value in the save, and in the plan of the rows."""
-    found = (read_if_there(tree, node.parts, _names.VALUES), texts.get((*_in_rows(node), _names.VALUES)))
-    return [parse_json(text, _names.VALUES) if text else {} for text in found]
+    result = (
+        read_if_there(tree, node.parts, _file_names.VALUES),
+        texts.get((*_get_rows_directory(node), _file_names.VALUES)),
+    )
+    return [parse_json(text, _file_names.VALUES) if text else {} for text in result]
 
 
-def _misfit(tree: Tree, what: str) -> AppendError:
+def _mismatch_error(tree: DirectoryTree, what: str) -> AppendError:
     return AppendError(f"cannot append to {tree.path}: {what}")
 
 
 def _check_leaf(node: Node, key: str, entry: LeafEntry, rows: _Rows) -> LeafFile:
-    at, place = show_path((*node.key, key)), (*_in_rows(node), _names.encode_key(key))
+    position, place = show_path((*node.key, key)), (*_get_rows_directory(node), _file_names.encode_key(key))
     file = rows.files.get((*place[:-1], f"{place[-1]}.memmap"))
     if file is None:
-        raise AppendError(f"cannot append to {at}: it is a tensor, the rows have {rows.shown(place)} there")
+        raise AppendError(
+            f"cannot append to {position}: it is a tensor, the rows have {rows.shown(place)} there"
+        )
     if entry.nested or entry.jagged is not None or file.tensor.is_nested:
-        raise AppendError(f"cannot append to {at}: nested tensors cannot grow")
+        raise AppendError(f"cannot append to {position}: nested tensors cannot grow")
     if file.tensor.dtype != entry.dtype or file.tensor.shape[1:] != entry.shape[1:]:
         raise AppendError(
-            f"cannot append to {at}: it has the shape {list(entry.shape)} of {entry.dtype}, "
+            f"cannot append to {position}: it has the shape {list(entry.shape)} of {entry.dtype}, "
             f"the rows have {list(file.tensor.shape)} of {file.tensor.dtype}"
         )
     return file
 
 
-def _publish(tree: Tree, nodes: list[Node], metas: dict[Parts, bytes], grown: list[_Grown]) -> None:
+def _publish(tree: DirectoryTree, nodes: list[Node], metas: dict[Parts, bytes], grown: list[_Grown]) -> None:
     sidecars = [
         (*node.parts, name)
         for node in nodes
-        for name in _names.SIDECARS
+        for name in _file_names.SIDECARS
         if not node.level.sized
         and tree.stat(node.parts, name) is not None
         and (*node.parts, name) not in metas
@@ -272,15 +286,15 @@ def _publish(tree: Tree, nodes: list[Node], metas: dict[Parts, bytes], grown: li
     manifest = read_manifest(tree)
     if manifest is not None:
         # Hashes of what is there now must not make good what was damaged before.
-        found = verify_tree(tree, manifest)
-        if not found.ok:
-            raise FormatError(str(found))
-        places.append((_names.MANIFEST,))
-    tree.spare()
+        result = verify_tree(tree, manifest)
+        if not result.ok:
+            raise FormatError(str(result))
+        places.append((_file_names.MANIFEST,))
+    tree.close_spare()
     with Staging(tree.path, [*metas, *sidecars, *places], alone=True) as staging:
         if staging.in_place:
             raise FormatError(f"cannot append to {tree.path}: it cannot be replaced in one step")
-        staging.tree.beside(tree)
+        staging.tree.share_fds(tree)
         for node in nodes[1:]:
             staging.make(node.parts)
         for place in sidecars:
@@ -290,7 +304,7 @@ def _publish(tree: Tree, nodes: list[Node], metas: dict[Parts, bytes], grown: li
             for place, file, size in grown:
                 _grow(tree, staging, place, file, size, before)
             for place, text in reversed(metas.items()):
-                if place != (_names.META,):
+                if place != (_file_names.META,):
                     staging.tree.write(place[:-1], place[-1], text)
             if manifest is not None:
                 _write_manifest(staging.tree, metas, [*sidecars, *places[:-1]], manifest.get("algorithm"))
@@ -299,11 +313,13 @@ def _publish(tree: Tree, nodes: list[Node], metas: dict[Parts, bytes], grown: li
             for place, length in before:
                 _shorten(tree, place, length)
             raise
-        staging.write_last(_names.META, metas[(_names.META,)])
+        staging.write_last(_file_names.META, metas[(_file_names.META,)])
         staging.publish()
 
 
-def _write_manifest(tree: Tree, metas: dict[Parts, bytes], files: list[Parts], algorithm: Any) -> None:
+def _write_manifest(
+    tree: DirectoryTree, metas: dict[Parts, bytes], files: list[Parts], algorithm: Any
+) -> None:
     """List what the save has with its new rows, with hashes where it had hashes of what it had before."""
     sizes: dict[Parts, list[Any]] = {place: [len(text), None] for place, text in metas.items()}
     for place in files:
@@ -312,48 +328,53 @@ def _write_manifest(tree: Tree, metas: dict[Parts, bytes], files: list[Parts], a
         sizes[place] = [status.st_size, status.st_mtime_ns]
     hashes: dict[Parts, str] = {}
     if algorithm is not None:
-        hashes = {place: digest_of(algorithm, [text]) for place, text in metas.items()}
-        hashes |= {place: digest_of(algorithm, file_pieces(tree, place)) for place in files}
-    tree.write((), _names.MANIFEST, manifest_text(sizes, algorithm, hashes))
+        hashes = {place: compute_digest(algorithm, [text]) for place, text in metas.items()}
+        hashes |= {place: compute_digest(algorithm, read_file_chunks(tree, place)) for place in files}
+    tree.write((), _file_names.MANIFEST, format_manifest(sizes, algorithm, hashes))
 
 
 def _grow(
-    tree: Tree, staging: Staging, place: Parts, file: LeafFile, size: int, before: list[tuple[Parts, int]]
+    tree: DirectoryTree,
+    staging: Staging,
+    place: Parts,
+    file: LeafFile,
+    size: int,
+    before: list[tuple[Parts, int]],
 ) -> None:
     """Write rows behind those of a leaf, in the same file where nothing else has it, whose length is noted ``before``."""
     if not size and not file.nbytes:
         return
-    found = tree.stat_path(place) if size else None
+    result = tree.stat_path(place) if size else None
     # A second name is that of a tied leaf, here or in another level, which does not grow with this one.
-    own = found is not None and found.st_nlink == 1
-    if found is not None and own:
-        before.append((place, found.st_size))
+    own = result is not None and result.st_nlink == 1
+    if result is not None and own:
+        before.append((place, result.st_size))
         fd, _ = tree.open(place[:-1], place[-1], writable=True)
     else:
         fd = staging.tree.create(place[:-1], place[-1])
     try:
         if size and not own:
             _copy(tree, place, size, fd)
-        write_pieces(fd, file.tensor, size)
+        write_chunks(fd, file.tensor, size)
     except OSError as error:
         what = f"cannot append to {show_path(file.key)}, {file.nbytes} bytes"
-        raise _fs.named(error, what, tree.show(place)) from error
+        raise _fs.add_path(error, what, tree.show(place)) from error
     finally:
         _fs.close(fd)
     if own:
         staging.tree.link(tree, place, place)
 
 
-def _shorten(tree: Tree, place: Parts, length: int) -> None:
+def _shorten(tree: DirectoryTree, place: Parts, length: int) -> None:
     with contextlib.suppress(OSError):
         fd, _ = tree.open(place[:-1], place[-1], writable=True)
         with _fs.closing(fd):
             _fs.set_size(fd, length)
 
 
-def _copy(tree: Tree, place: Parts, size: int, target: int) -> None:
+def _copy(tree: DirectoryTree, place: Parts, size: int, target: int) -> None:
     position = 0
-    for piece in file_pieces(tree, place):
+    for piece in read_file_chunks(tree, place):
         kept = piece[: size - position]
         _fs.write_at(target, kept, position)
         position += len(kept)

@@ -26,21 +26,21 @@ from td_core._collection import Core
 from td_core.errors import CodecError, FormatError
 from td_core.typing import NestedKey
 
-from . import _fs, _names
+from . import _file_names, _fs
+from ._chunks import iter_chunks
 from ._commit import Staging
 from ._errors import FileTakenError
-from ._fs import Parts, Tree
-from ._like import fitting, loading
-from ._load import Loading, Node, Reader, misfits, on_one_version
-from ._mapping import elements_in, map_memory
-from ._meta import find, has_level, manifest_text
+from ._fs import DirectoryTree, Parts
+from ._load import LoadOptions, Node, Reader, check_metadata, retry_on_replace
+from ._mapped_memory import map_memory, view_elements
+from ._memmap_like import make_load_options, map_same_structure
+from ._meta import find_directory, format_manifest, has_level
 from ._new_file import NewFile
-from ._owned import owned
-from ._pieces import pieces
 from ._plan import Plan
-from ._progress import Progress, reporter
-from ._save import Options, planned
-from ._shapes import element_count, shaped, without_elements
+from ._progress import Progress, make_reporter
+from ._save import Options, plan_save
+from ._save_files import find_save_files
+from ._shapes import element_count, make_empty, reshape_flat
 from ._tensor import Place
 
 _ALIGNMENT = 64
@@ -73,11 +73,11 @@ def is_memmap_archive(path: str | Path) -> bool:
     >>> is_memmap_archive("nowhere.tdz")
     False
     """
-    if not _fs.is_file(_fs.absolute(path)):
+    if not _fs.is_file(_fs.make_absolute(path)):
         return False
     try:
         with zipfile.ZipFile(path) as archive:
-            return _names.META in archive.NameToInfo
+            return _file_names.META in archive.NameToInfo
     except (*_BAD_ZIP, OSError):
         return False
 
@@ -103,11 +103,11 @@ def _method(compression: str | int | None) -> int:
 
 
 @contextlib.contextmanager
-def _packing(
+def _write_atomically(
     path: str, compression: str | int | None, *, level: int | None = None, durable: bool = False
-) -> Iterator[_Packing]:
+) -> Iterator[_ArchiveWriter]:
     """Write an archive beside its place, which it takes when it is complete."""
-    method, path = _method(compression), _fs.real_path(path)
+    method, path = _method(compression), _fs.resolve_path(path)
     if os.path.isdir(path):
         raise FileTakenError(
             f"cannot write the archive {path}: it is a directory; memmap(archive=False) saves into it"
@@ -119,10 +119,10 @@ def _packing(
         )
     _fs.make_directories(os.path.dirname(path))
     new = NewFile(path, replace=True)
-    new.clear_litter()
+    new.remove_stale()
     with new:
         with os.fdopen(os.dup(new.fd), "w+b") as file:
-            packing = _Packing(file, method, level)
+            packing = _ArchiveWriter(file, method, level)
             try:
                 yield packing
             except BaseException:
@@ -132,7 +132,7 @@ def _packing(
         new.publish(durable=durable)
 
 
-class _Packing:
+class _ArchiveWriter:
     """An archive that is being written to an open file."""
 
     def __init__(self, file: BinaryIO, method: int, level: int | None) -> None:
@@ -179,7 +179,7 @@ def _order(path: Parts) -> str:
     """Sort a directory's metadata first, then its files by name, then its directories."""
     # One string, for paths that are long: no name has the character that ends each.
     *parts, name = path
-    return "".join(f"2{part}\0" for part in parts) + ("0" if name == _names.META else f"1{name}")
+    return "".join(f"2{part}\0" for part in parts) + ("0" if name == _file_names.META else f"1{name}")
 
 
 def save_archive(data: Core, path: str, options: Options) -> Callable[[], Any]:
@@ -189,29 +189,33 @@ def save_archive(data: Core, path: str, options: Options) -> Callable[[], Any]:
         CodecError: something cannot be stored.
         ValueError: the compression is unknown.
     """
-    if not options.existsok and _fs.status(path) is not None:
+    if not options.existsok and _fs.get_status(path) is not None:
         raise FileTakenError(f"the archive {path} exists; pass existsok=True to replace it")
-    plan, _ = planned(data, options)
+    plan, _ = plan_save(data, options)
     _method(options.compression)
 
     def write() -> Any:
         if options.like and _fs.is_file(path):
-            _refuse_others(plan, path, options)
+            _check_same_files(plan, path, options)
         else:
             _write(plan, path, options)
-        return load_archive(path, replace(loading(options), mode="r+" if options.like else None), None)
+        return load_archive(
+            path, replace(make_load_options(options), mode="r+" if options.like else None), None
+        )
 
     return write
 
 
-def _refuse_others(plan: Plan, path: str, options: Options) -> None:
+def _check_same_files(plan: Plan, path: str, options: Options) -> None:
     """Raise FileTakenError for an archive that cannot be filled in the place of one of the plan."""
     try:
         with ArchiveTree(path) as tree:
             packed = [
                 info.filename for info in tree.files.values() if info.compress_type != zipfile.ZIP_STORED
             ]
-            same = packed or fitting(_ArchiveReader(tree, loading(options)), plan, path)[1]
+            same = (
+                packed or map_same_structure(_ArchiveReader(tree, make_load_options(options)), plan, path)[1]
+            )
     except FormatError as error:
         raise FileTakenError(f"cannot create the archive {path}: {error}; remove it first") from error
     if not same or packed:
@@ -224,15 +228,15 @@ def _refuse_others(plan: Plan, path: str, options: Options) -> None:
 def _write(plan: Plan, path: str, options: Options) -> None:
     texts = {(*parts, name): text for parts, name, text in plan.texts}
     leaves = {file.path: file for file in plan.leaves if file.nbytes}
-    report = reporter(options.progress, sum(file.nbytes for file in leaves.values()), "save")
-    with _packing(path, options.compression, durable=options.durable) as packing:
+    report = make_reporter(options.progress, sum(file.nbytes for file in leaves.values()), "save")
+    with _write_atomically(path, options.compression, durable=options.durable) as packing:
         for place in sorted((*texts, *leaves), key=_order):
             if place in texts:
                 packing.add(place, [texts[place]], len(texts[place]))
                 continue
             file = leaves[place]
             empty = options.like and file.leaf is not None
-            packing.add(place, _zeros(file.nbytes) if empty else pieces(file.tensor), file.nbytes)
+            packing.add(place, _zeros(file.nbytes) if empty else iter_chunks(file.tensor), file.nbytes)
             report(file.nbytes)
 
 
@@ -267,34 +271,38 @@ def pack_memmap(
     'save.tdz'
     """
 
-    def pack(tree: Tree) -> tuple[None, bool]:
-        tree.spare()
-        with _packing(_fs.absolute(archive_path), compression, level=compresslevel) as packing:
-            mine = owned(tree)
-            if (_names.META,) not in mine.files:
-                exists = tree.stat_path((_names.META,)) is not None
-                why = f"its {_names.META} is not that of a save" if exists else f"it has no {_names.META}"
+    def pack(tree: DirectoryTree) -> tuple[None, bool]:
+        tree.close_spare()
+        with _write_atomically(_fs.make_absolute(archive_path), compression, level=compresslevel) as packing:
+            left = find_save_files(tree)
+            if (_file_names.META,) not in left.files:
+                exists = tree.stat_path((_file_names.META,)) is not None
+                why = (
+                    f"its {_file_names.META} is not that of a save"
+                    if exists
+                    else f"it has no {_file_names.META}"
+                )
                 raise FormatError(f"no save is at {prefix}: {why}")
-            for *_, error in misfits(tree)[1]:
+            for *_, error in check_metadata(tree)[1]:
                 raise error
             sizes = {
-                path: found.st_size
-                for path in sorted(mine.files)
-                if (found := tree.stat_path(path)) is not None
+                path: result.st_size
+                for path in sorted(left.files)
+                if (result := tree.stat_path(path)) is not None
             }
             # The sizes and times in it are those of the directory; an archive has checksums of its own.
-            sizes.pop((_names.MANIFEST,), None)
-            report = reporter(progress, sum(sizes.values()), "pack")
+            sizes.pop((_file_names.MANIFEST,), None)
+            report = make_reporter(progress, sum(sizes.values()), "pack")
             for path in sorted(sizes, key=_order):
                 fd, status = tree.open(path[:-1], path[-1])
                 with _fs.closing(fd):
-                    packing.add(path, _fs.read_pieces(fd), status.st_size)
+                    packing.add(path, _fs.read_chunks(fd), status.st_size)
                 report(sizes[path])
-            if tree.replaced():
+            if tree.is_replaced():
                 raise FormatError(f"{prefix} was replaced while it was packed")
         return None, True
 
-    on_one_version(_fs.absolute(prefix), pack)
+    retry_on_replace(_fs.make_absolute(prefix), pack)
     return Path(archive_path)
 
 
@@ -317,32 +325,34 @@ def unpack_memmap(
     >>> unpack_memmap("save.tdz", "save").name
     'save'
     """
-    with ArchiveTree(_fs.absolute(archive_path)) as archive:
+    with ArchiveTree(_fs.make_absolute(archive_path)) as archive:
         # What is written says of itself what it is.
-        ours = (_names.MANIFEST,), (_names.SAVING,)
+        ours = (_file_names.MANIFEST,), (_file_names.SAVING,)
         files = {path: info for path, info in archive.files.items() if path not in ours}
-        mine = sorted(files.keys() & owned(archive).files)  # type: ignore[arg-type]
-        report = reporter(progress, sum(info.file_size for info in files.values()), "unpack")
-        with Staging(_fs.absolute(prefix), [*files, (_names.MANIFEST,)]) as staging:
-            meta = files.pop((_names.META,))
-            rows: dict[Parts, list[Any]] = {(_names.META,): [meta.file_size, None]}
+        left = sorted(files.keys() & find_save_files(archive).files)  # type: ignore[arg-type]
+        report = make_reporter(progress, sum(info.file_size for info in files.values()), "unpack")
+        with Staging(_fs.make_absolute(prefix), [*files, (_file_names.MANIFEST,)]) as staging:
+            meta = files.pop((_file_names.META,))
+            rows: dict[Parts, list[Any]] = {(_file_names.META,): [meta.file_size, None]}
             for path, info in files.items():
-                staging.tree.make_way(path)
+                staging.tree.make_parents(path)
                 fd = staging.tree.create(path[:-1], path[-1])
                 try:
                     for piece in archive.contents(info):
                         _fs.write_all(fd, piece)
                         report(len(piece))
-                    rows[path] = [info.file_size, _fs.status_of(fd).st_mtime_ns]
+                    rows[path] = [info.file_size, _fs.get_open_status(fd).st_mtime_ns]
                 except OSError as error:
-                    raise _fs.named(error, "cannot write it", "/".join((staging.prefix, *path))) from error
+                    raise _fs.add_path(error, "cannot write it", "/".join((staging.prefix, *path))) from error
                 finally:
                     _fs.close(fd)
-            hashes = {path: f"{archive.files[path].CRC:08x}" for path in mine}
-            text = manifest_text({path: rows[path] for path in mine}, "crc32" if checksums else None, hashes)
-            staging.tree.write((), _names.MANIFEST, text)
+            hashes = {path: f"{archive.files[path].CRC:08x}" for path in left}
+            text = format_manifest(
+                {path: rows[path] for path in left}, "crc32" if checksums else None, hashes
+            )
+            staging.tree.write((), _file_names.MANIFEST, text)
             # Last, as in every save.
-            staging.write_last(_names.META, b"".join(archive.contents(meta)))
+            staging.write_last(_file_names.META, b"".join(archive.contents(meta)))
             report(meta.file_size)
             staging.publish()
     return Path(prefix)
@@ -368,7 +378,7 @@ class ArchiveTree:
             if isinstance(error, FormatError) or not isinstance(error, _BAD_ZIP):
                 raise
             raise FormatError(
-                f"{path} is no archive of a save: a zip file with a {_names.META} at its top is expected; {error}"
+                f"{path} is no archive of a save: a zip file with a {_file_names.META} at its top is expected; {error}"
             ) from error
 
     def _index(self) -> None:
@@ -376,7 +386,7 @@ class ArchiveTree:
         self._listing: dict[Parts, dict[str, bool]] = {(): {}}
         for info in self.zip.infolist():
             name = info.filename
-            path = _names.inside(name.rstrip("/"))
+            path = _file_names.split_relative(name.rstrip("/"))
             if path is None:
                 raise FormatError(
                     f"{self.path}: the entry {name!r} would leave the directory it is unpacked to"
@@ -394,9 +404,9 @@ class ArchiveTree:
             self.files[path] = info
         for path in self.files.keys() & self._listing.keys():
             raise FormatError(f"{self.path}: the entry {'/'.join(path)!r} is a file and a directory")
-        if (_names.META,) not in self.files:
+        if (_file_names.META,) not in self.files:
             raise FormatError(
-                f"{self.path} is no archive of a save: a zip file with a {_names.META} at its top is expected"
+                f"{self.path} is no archive of a save: a zip file with a {_file_names.META} at its top is expected"
             )
 
     def _list(self, parts: Parts) -> dict[str, bool]:
@@ -504,8 +514,8 @@ class ArchiveTree:
         return start
 
     def map_whole(self, *, shared: bool) -> Any:
-        """Map the archive, for :func:`elements_in`."""
-        size = _fs.status_of(self._fd).st_size
+        """Map the archive, for :func:`view_elements`."""
+        size = _fs.get_open_status(self._fd).st_size
         if not shared:
             return map_memory(self._fd, size, False, self.path)
         with _fs.closing(_fs.open_path(self.path, writable=True)) as fd:
@@ -527,11 +537,11 @@ class _ArchiveReader(Reader):
         if nbytes is None:
             nbytes = element_count(shape) * dtype.itemsize
         if not nbytes:
-            return without_elements(dtype, shape)
+            return make_empty(dtype, shape)
         info = self.tree.find((*parts, name))
         if info is None or info.file_size < nbytes:
-            found, wanted = None if info is None else info.file_size, f"at least {nbytes} bytes"
-            raise FormatError(f"{self.tree.show(parts, name)}: the size is {found}, expected {wanted}")
+            result, wanted = None if info is None else info.file_size, f"at least {nbytes} bytes"
+            raise FormatError(f"{self.tree.show(parts, name)}: the size is {result}, expected {wanted}")
         writes = self.options.mode == "r+"
         if info.compress_type != zipfile.ZIP_STORED:
             if writes:
@@ -540,26 +550,29 @@ class _ArchiveReader(Reader):
             content = bytearray()
             for piece in self.tree.contents(info):
                 content += piece
-            return shaped(torch.frombuffer(content, dtype=dtype, count=nbytes // dtype.itemsize), shape)
+            return reshape_flat(torch.frombuffer(content, dtype=dtype, count=nbytes // dtype.itemsize), shape)
         start = self.tree.offset(info)
         if self._whole is None:
             self._whole = self.tree.map_whole(shared=writes)
         # Each has a storage of its own: what is done to a strided nested tensor, torch does to its whole storage.
         if start % dtype.itemsize == 0:
-            return shaped(
-                elements_in(self._whole, dtype, nbytes // dtype.itemsize, self._source(writes), start), shape
+            return reshape_flat(
+                view_elements(self._whole, dtype, nbytes // dtype.itemsize, self._source(writes), start),
+                shape,
             )
         if writes:
             raise self._unwritable(info, f"it starts at byte {start}, which is no place for {dtype}")
-        return shaped(elements_in(self._whole, torch.uint8, nbytes, None, start).clone().view(dtype), shape)
+        return reshape_flat(
+            view_elements(self._whole, torch.uint8, nbytes, None, start).clone().view(dtype), shape
+        )
 
     def _source(self, writes: bool) -> Place | None:
         """Return where another process finds the whole archive, if what is written reaches it."""
         if not writes:
             return None
         if self._place is None:
-            found = _fs.status(self.tree.path)
-            identity = None if found is None else _fs.identity(found)
+            result = _fs.get_status(self.tree.path)
+            identity = None if result is None else _fs.get_identity(result)
             self._place = Place(torch.Size(), self.tree.path, mode="r+", identity=identity)
         return self._place
 
@@ -584,7 +597,7 @@ class _ArchiveReader(Reader):
         return make(path, refused=why)
 
 
-def load_archive(path: str, options: Loading, subpath: NestedKey | None) -> Any:
+def load_archive(path: str, options: LoadOptions, subpath: NestedKey | None) -> Any:
     """Load the collection in an archive.
 
     Raises:
@@ -593,7 +606,7 @@ def load_archive(path: str, options: Loading, subpath: NestedKey | None) -> Any:
     """
     with ArchiveTree(path) as tree:
         if subpath is not None:
-            tree.base = find(tree, subpath, robust_key=options.robust_key)
+            tree.base = find_directory(tree, subpath, robust_key=options.robust_key)
         return _ArchiveReader(tree, options).load()
 
 
@@ -605,7 +618,7 @@ def refresh_archive_checksums(archive_path: str | Path) -> Path:
     >>> refresh_archive_checksums("save.tdz").name
     'save.tdz'
     """
-    path = _fs.absolute(archive_path)
+    path = _fs.make_absolute(archive_path)
     with ArchiveTree(path) as tree, _fs.closing(_fs.open_path(path, writable=True)) as fd:
         _rewrite_checksums(tree, fd)
     return Path(archive_path)

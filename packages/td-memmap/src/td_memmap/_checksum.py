@@ -27,15 +27,15 @@ except ImportError:
     xxh3_128 = None
 
 
-def best() -> str:
+def choose_algorithm() -> str:
     """Return the name of the best checksum of this installation."""
     return "crc32" if xxh3_128 is None else "xxh3_128"
 
 
-def named(name: str) -> Any:
+def make_checksum(name: str) -> Any:
     """Return the checksum of a name, to be fed piece by piece; None where this installation does not have it.
 
-    >>> crc = named("crc32")
+    >>> crc = make_checksum("crc32")
     >>> crc.update(b"123456789")
     >>> crc.hexdigest()
     'cbf43926'
@@ -45,9 +45,9 @@ def named(name: str) -> Any:
     return xxh3_128() if name == "xxh3_128" and xxh3_128 is not None else None
 
 
-def digest_of(algorithm: str, content: Iterable[Any]) -> str:
+def compute_digest(algorithm: str, content: Iterable[Any]) -> str:
     """Return the hash of bytes that come piece by piece."""
-    hasher = named(algorithm)
+    hasher = make_checksum(algorithm)
     for piece in content:
         hasher.update(piece)
     return str(hasher.hexdigest())

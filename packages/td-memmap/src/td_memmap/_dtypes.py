@@ -18,32 +18,32 @@ DTYPES: dict[str, torch.dtype] = {
 _STORABLE = frozenset(DTYPES.values())
 
 
-def storable(leaf: Tensor, where: str | tuple[str, ...], *, content: bool = True) -> None:
+def check_storable(leaf: Tensor, where: str | tuple[str, ...], *, content: bool = True) -> None:
     """Check that a leaf, at a key or file for the message, can be stored; ``content``: its elements, not only its form.
 
     Raises:
         CodecError: the leaf is sparse, quantised, or has no elements in memory (meta, fake, a wrapper of others).
 
-    >>> storable(torch.zeros(2), "a")
+    >>> check_storable(torch.zeros(2), "a")
     """
     there = not content or _has_memory(leaf)
     if leaf.layout is torch.strided and leaf.dtype in _STORABLE and there:
         return
     check_dtype(leaf.dtype, where)
-    at = where if isinstance(where, str) else show_path(where)
+    position = where if isinstance(where, str) else show_path(where)
     if leaf.layout not in (torch.strided, torch.jagged):
         raise CodecError(
-            f"cannot store a tensor of layout {leaf.layout} at {at}: convert it with to_dense() first; "
+            f"cannot store a tensor of layout {leaf.layout} at {position}: convert it with to_dense() first; "
             f"shape {list(leaf.shape)}, dtype {leaf.dtype}"
         )
     if content and leaf.is_meta:
         raise CodecError(
-            f"cannot store the elements of a meta tensor at {at}: it has none; memmap_like() needs only the shape "
+            f"cannot store the elements of a meta tensor at {position}: it has none; memmap_like() needs only the shape "
             f"{list(leaf.shape)}"
         )
     if leaf.layout is torch.strided:
         raise CodecError(
-            f"cannot store the elements of a {type(leaf).__name__} at {at}: it has no memory of its own; take what it is "
+            f"cannot store the elements of a {type(leaf).__name__} at {position}: it has no memory of its own; take what it is "
             "made of first, of a DTensor its to_local() or full_tensor()"
         )
 
@@ -67,5 +67,5 @@ def check_dtype(dtype: torch.dtype, where: str | tuple[str, ...]) -> None:
         CodecError: it is a quantised one.
     """
     if dtype not in _STORABLE:
-        at = where if isinstance(where, str) else show_path(where)
-        raise CodecError(f"cannot store the dtype {dtype} at {at}: convert it with dequantize() first")
+        position = where if isinstance(where, str) else show_path(where)
+        raise CodecError(f"cannot store the dtype {dtype} at {position}: convert it with dequantize() first")

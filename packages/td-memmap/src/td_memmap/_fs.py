@@ -1,6 +1,6 @@
 """The file system: every call that reaches it is in this module.
 
-A :class:`Tree` is a directory that was opened once. Every name below it is resolved relative to that open directory,
+A :class:`DirectoryTree` is a directory that was opened once. Every name below it is resolved relative to that open directory,
 one component at a time and never through a link, so a tree that is replaced while it is read stays the one that was
 opened, and no name or link leads out of it. Files are written whole with ``write()``: a full disk is an error there,
 while a store into a mapping of a file without blocks kills the process.
@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 
 from td_core.errors import FormatError
 
-from . import _names
+from . import _file_names
 
 Parts = tuple[str, ...]
 Opened = TypeVar("Opened")
@@ -45,14 +45,14 @@ NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK, errno.ENOSYS)
 _LONGEST_WRITE = 1 << 30
 
 
-def named(error: OSError, what: str, path: str) -> OSError:
+def add_path(error: OSError, what: str, path: str) -> OSError:
     """Return an error of the operating system that says what could not be done, and where."""
     if error.errno is None:
         return error
     return OSError(error.errno, f"{what}: {os.strerror(error.errno)}", path)
 
 
-def _unopened(error: OSError, path: str) -> OSError:
+def _open_error(error: OSError, path: str) -> OSError:
     """Return an error of opening a path that says which; what has a name that is too long is not there."""
     code = errno.ENOENT if error.errno == errno.ENAMETOOLONG else error.errno or 0
     return OSError(code, os.strerror(code), path)
@@ -79,7 +79,7 @@ def reserve(fd: int, nbytes: int) -> None:
         os.posix_fallocate(fd, 0, nbytes)
 
 
-def anonymous_file() -> int:
+def open_anonymous() -> int:
     """Open a file without a name, which vanishes when it is closed and unmapped."""
     try:
         return os.open(tempfile.gettempdir(), os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
@@ -89,7 +89,7 @@ def anonymous_file() -> int:
             return os.dup(file.fileno())
 
 
-def read_pieces(fd: int) -> Iterator[bytes]:
+def read_chunks(fd: int) -> Iterator[bytes]:
     """Iterate over the content of an open file."""
     while piece := os.read(fd, PIECE):
         yield piece
@@ -116,7 +116,7 @@ def open_path(path: str, writable: bool) -> int:
     return fd
 
 
-def in_mode(mode: str | None, opener: Callable[..., Opened], *name: Any) -> tuple[Opened, bool]:
+def open_in_mode(mode: str | None, opener: Callable[..., Opened], *name: Any) -> tuple[Opened, bool]:
     """Open a file as the ``mode`` of :meth:`TensorDict.load_memmap` says; tell whether stores shall reach it.
 
     The opener takes the name, and whether the file is to be writable.
@@ -167,12 +167,12 @@ def closing(fd: int) -> Iterator[int]:
         os.close(fd)
 
 
-def status_of(fd: int) -> os.stat_result:
+def get_open_status(fd: int) -> os.stat_result:
     """Return the status of an open file."""
     return os.fstat(fd)
 
 
-class Tree:
+class DirectoryTree:
     """A directory, opened once, and what is below it.
 
     Names are given as ``parts``, the directories on the way down, and the last name. Reading raises
@@ -183,10 +183,10 @@ class Tree:
         self.root = fd
         self.path = path
         self._open: dict[Parts, int] = {}
-        self._others: tuple[Tree, ...] = ()
+        self._others: tuple[DirectoryTree, ...] = ()
 
     @classmethod
-    def at_path(cls, path: str, dir_fd: int | None = None) -> Tree:
+    def at_path(cls, path: str, dir_fd: int | None = None) -> DirectoryTree:
         """Open a directory by its path; links on the way are followed, as everywhere.
 
         Raises:
@@ -195,7 +195,7 @@ class Tree:
         """
         return cls(os.open(path, _DIRECTORY, dir_fd=dir_fd), path)
 
-    def __enter__(self) -> Tree:
+    def __enter__(self) -> DirectoryTree:
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -205,7 +205,7 @@ class Tree:
         """Close every directory that this tree holds open."""
         self._others = ()
         if self._open:
-            self.spare()
+            self.close_spare()
         root, self.root = self.root, -1
         if root >= 0:
             os.close(root)
@@ -213,16 +213,16 @@ class Tree:
     # An interrupt may come where no caller can catch it.
     __del__ = close
 
-    def spare(self, kept: int = -1) -> bool:
+    def close_spare(self, kept: int = -1) -> bool:
         """Close the directories that are open only to save time, but for the one that is in use; tell whether there were any."""
-        found = False
+        result = False
         for tree in (self, *self._others):
             for parts in [parts for parts, fd in tree._open.items() if fd != kept]:
                 os.close(tree._open.pop(parts))
-                found = True
-        return found
+                result = True
+        return result
 
-    def beside(self, *others: Tree) -> None:
+    def share_fds(self, *others: DirectoryTree) -> None:
         """Let this tree and others, which are used in turns, spare what the others hold open too."""
         trees = (self, *others)
         for tree in trees:
@@ -239,7 +239,7 @@ class Tree:
             start, fd = start - 1, self._open.get(parts[:-1])
         if fd is None:
             # From the deepest directory on the way that is open.
-            above = (each for each in self._open if parts[: len(each)] == each)
+            above = (item for item in self._open if parts[: len(item)] == item)
             start = max(map(len, above), default=0)
             fd = self._open[parts[:start]] if start else self.root
         for depth in range(start + 1, len(parts) + 1):
@@ -250,13 +250,13 @@ class Tree:
         try:
             below = os.open(parts[-1], _DIRECTORY | os.O_NOFOLLOW, dir_fd=fd)
         except OSError as error:
-            if error.errno == errno.EMFILE and self.spare(fd):
+            if error.errno == errno.EMFILE and self.close_spare(fd):
                 return self._step(fd, parts)
             if error.errno in (errno.ELOOP, errno.ENOTDIR):
                 raise FormatError(
                     f"{self.show(parts)} is a file or a link where a directory should be"
                 ) from error
-            raise _unopened(error, self.show(parts)) from error
+            raise _open_error(error, self.show(parts)) from error
         self._open[parts] = below
         if len(self._open) > _OPEN_DIRECTORIES:
             os.close(self._open.pop(next(iter(self._open))))
@@ -285,9 +285,9 @@ class Tree:
                 raise FormatError(f"{self.show(parts, name)} is a link that leaves {self.path}") from error
             if error.errno in (errno.EISDIR, errno.ENXIO):
                 raise FormatError(f"{self.show(parts, name)} is not a regular file") from error
-            if error.errno == errno.EMFILE and self.spare(self.fd(parts)):
+            if error.errno == errno.EMFILE and self.close_spare(self.fd(parts)):
                 return self.open(parts, name, writable)
-            raise _unopened(error, self.show(parts, name)) from error
+            raise _open_error(error, self.show(parts, name)) from error
         try:
             status = os.fstat(fd)
             if not stat.S_ISREG(status.st_mode):
@@ -326,14 +326,14 @@ class Tree:
             with os.scandir(self.fd(parts)) as listing:
                 return {entry.name: entry.is_dir(follow_symlinks=False) for entry in listing}
         except OSError as error:
-            if error.errno != errno.EMFILE or not self.spare(self.fd(parts)):
-                raise named(error, "cannot list it", self.show(parts)) from error
+            if error.errno != errno.EMFILE or not self.close_spare(self.fd(parts)):
+                raise add_path(error, "cannot list it", self.show(parts)) from error
             return self.entries(parts)
 
     def stat(self, parts: Parts, name: str) -> os.stat_result | None:
         """Return the status of a name, itself and not what it links to; None where nothing is there."""
         try:
-            return status(name, self.fd(parts), follow=False)
+            return get_status(name, self.fd(parts), follow=False)
         except FileNotFoundError:
             return None  # nor is the directory
 
@@ -349,26 +349,26 @@ class Tree:
         with contextlib.suppress(FileNotFoundError, IsADirectoryError, FormatError):
             self.remove(path[:-1], path[-1])
 
-    def below(self, parts: Parts) -> Tree:
+    def open_below(self, parts: Parts) -> DirectoryTree:
         """Return a directory below as a tree of its own, of the same version whatever happens to this one."""
-        tree = Tree(self.again(parts), self.show(parts))
-        self.spare()
+        tree = DirectoryTree(self.reopen(parts), self.show(parts))
+        self.close_spare()
         return tree
 
-    def again(self, parts: Parts) -> int:
+    def reopen(self, parts: Parts) -> int:
         """Open a directory below once more; the caller closes it."""
         fd = self.fd(parts)
         try:
             return os.dup(fd)
         except OSError as error:
-            if error.errno != errno.EMFILE or not self.spare(fd):
-                raise named(error, "cannot open it", self.show(parts)) from error
-            return self.again(parts)
+            if error.errno != errno.EMFILE or not self.close_spare(fd):
+                raise add_path(error, "cannot open it", self.show(parts)) from error
+            return self.reopen(parts)
 
-    def replaced(self) -> bool:
+    def is_replaced(self) -> bool:
         """Tell whether the path no longer names the directory that was opened."""
         try:
-            return not same(os.stat(self.path), os.fstat(self.root))
+            return not is_same_file(os.stat(self.path), os.fstat(self.root))
         except FileNotFoundError:
             return True
 
@@ -376,7 +376,7 @@ class Tree:
         """Create a directory."""
         os.mkdir(parts[-1], dir_fd=self.fd(parts[:-1]))
 
-    def make_way(self, path: Parts) -> None:
+    def make_parents(self, path: Parts) -> None:
         """Create the directories that lead to a path below, where missing."""
         start = len(path) - 1
         while start and self.stat_path(path[:start]) is None:
@@ -389,7 +389,7 @@ class Tree:
         try:
             return os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | _FILE, 0o666, dir_fd=self.fd(parts))
         except OSError as error:
-            if error.errno != errno.EMFILE or not self.spare(self.fd(parts)):
+            if error.errno != errno.EMFILE or not self.close_spare(self.fd(parts)):
                 raise OSError(error.errno, os.strerror(error.errno or 0), self.show(parts, name)) from error
             return self.create(parts, name)
 
@@ -401,16 +401,16 @@ class Tree:
                 if sync:
                     os.fsync(fd)
         except OSError as error:
-            raise named(error, "cannot write it", self.show(parts, name)) from error
+            raise add_path(error, "cannot write it", self.show(parts, name)) from error
 
     def replace(self, parts: Parts, name: str, data: Any, *, sync: bool = False, temporary: str = "") -> None:
         """Write a small file in one step: readers see the old or the new content, complete."""
-        temporary = temporary or f"{_names.TEMPORARY}{secrets.token_hex(4)}"
+        temporary = temporary or f"{_file_names.TEMPORARY}{secrets.token_hex(4)}"
         try:
             self.write(parts, temporary, data, sync=sync)
-            found, fd = self.stat(parts, name), self.fd(parts)
-            if found is not None:
-                os.chmod(temporary, stat.S_IMODE(found.st_mode), dir_fd=fd)
+            result, fd = self.stat(parts, name), self.fd(parts)
+            if result is not None:
+                os.chmod(temporary, stat.S_IMODE(result.st_mode), dir_fd=fd)
                 # A file's own time is that of the last tick: right after its save, the new content would not be later.
                 now = time.time_ns()
                 os.utime(temporary, ns=(now, now), dir_fd=fd)
@@ -421,10 +421,10 @@ class Tree:
         if sync:
             os.fsync(self.fd(parts))
 
-    def link(self, source: Tree, old: Parts, new: Parts) -> None:
+    def link(self, source: DirectoryTree, old: Parts, new: Parts) -> None:
         """Give the file at a path of another tree a path here; both are the same file."""
         # To open the other directory may close this one: both can be of one tree.
-        with closing(source.again(old[:-1])) as there:
+        with closing(source.reopen(old[:-1])) as there:
             here = self.fd(new[:-1])
             os.link(old[-1], new[-1], src_dir_fd=there, dst_dir_fd=here, follow_symlinks=False)
 
@@ -472,7 +472,7 @@ class Tree:
         os.fsync(self.fd(parts))
 
 
-def file_sync(fd: int) -> None:
+def sync_file(fd: int) -> None:
     """Make the content of an open file durable."""
     os.fsync(fd)
 
@@ -538,12 +538,12 @@ def make_directory(name: str, dir_fd: int) -> None:
 
 def copy_mode(fd: int, source: str | int) -> None:
     """Give an open file or directory the permissions of another one, if there is one."""
-    found = status(source)
-    if found is not None:
-        os.fchmod(fd, stat.S_IMODE(found.st_mode))
+    result = get_status(source)
+    if result is not None:
+        os.fchmod(fd, stat.S_IMODE(result.st_mode))
 
 
-def take(fd: int, *, without_locks: bool) -> bool:
+def mark_in_use(fd: int, *, without_locks: bool) -> bool:
     """Mark an open file or directory as in use by this process; False where another one uses it.
 
     The mark goes when the process ends, however it ends. A file system without such marks gives ``without_locks``.
@@ -558,7 +558,7 @@ def take(fd: int, *, without_locks: bool) -> bool:
 
 
 @contextlib.contextmanager
-def exclusive(folder: Tree, name: str) -> Iterator[bool]:
+def lock_file(folder: DirectoryTree, name: str) -> Iterator[bool]:
     """Let one process (and thread) at a time in, by a lock on a file that is there only meanwhile.
 
     Others wait. Where the file system has no locks, or the directory must not be written to, all go in, with False.
@@ -569,11 +569,11 @@ def exclusive(folder: Tree, name: str) -> Iterator[bool]:
             fd = os.open(name, os.O_RDWR | os.O_CREAT | _FILE, 0o666, dir_fd=dir_fd)
         except OSError as error:
             if error.errno not in NOT_WRITABLE:
-                raise named(error, "cannot create a file", folder.show((), name)) from error
+                raise add_path(error, "cannot create a file", folder.show((), name)) from error
             yield False
             return
         try:
-            locked = _locks(fd)
+            locked = _can_lock(fd)
             # Who held the lock before has removed the file; it keeps nobody out any more.
             if locked and not is_named(fd, name, dir_fd):
                 continue
@@ -591,9 +591,9 @@ def exclusive(folder: Tree, name: str) -> Iterator[bool]:
 
 
 @contextlib.contextmanager
-def held(dir_fd: int) -> Iterator[None]:
+def lock_directory(dir_fd: int) -> Iterator[None]:
     """Let one process (and thread) at a time change an open directory; where there are no locks, all go in."""
-    locked = _locks(dir_fd)
+    locked = _can_lock(dir_fd)
     try:
         yield
     finally:
@@ -601,7 +601,7 @@ def held(dir_fd: int) -> Iterator[None]:
             fcntl.flock(dir_fd, fcntl.LOCK_UN)
 
 
-def _locks(fd: int) -> bool:
+def _can_lock(fd: int) -> bool:
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
     except OSError:
@@ -611,50 +611,50 @@ def _locks(fd: int) -> bool:
 
 def is_named(fd: int, name: str, dir_fd: int) -> bool:
     """Tell whether a name in an open directory is that of an open file or directory."""
-    found = status(name, dir_fd)
-    return found is not None and same(found, os.fstat(fd))
+    result = get_status(name, dir_fd)
+    return result is not None and is_same_file(result, os.fstat(fd))
 
 
-def absolute(path: str | Path) -> str:
+def make_absolute(path: str | Path) -> str:
     """Return an absolute path, links and all; TypeError for what is neither a str nor an ``os.PathLike`` of one."""
     whole = Path(path).absolute()
     # What is above a link is above where it leads to.
     return os.path.realpath(whole) if ".." in whole.parts else str(whole)
 
 
-def real_path(path: str) -> str:
+def resolve_path(path: str) -> str:
     """Return an absolute path without links."""
     return os.path.realpath(path)
 
 
-def same(one: os.stat_result, other: os.stat_result) -> bool:
+def is_same_file(left: os.stat_result, other: os.stat_result) -> bool:
     """Tell whether two names are one file."""
-    return identity(one) == identity(other)
+    return get_identity(left) == get_identity(other)
 
 
-def identity(found: os.stat_result) -> tuple[int, int]:
+def get_identity(actual: os.stat_result) -> tuple[int, int]:
     """Return the device and the inode, which only the names of one file share."""
-    return found.st_dev, found.st_ino
+    return actual.st_dev, actual.st_ino
 
 
-def leads_to(path: str | None, wanted: tuple[int, int] | None) -> bool:
+def is_path_of(path: str | None, wanted: tuple[int, int] | None) -> bool:
     """Tell whether a path leads to the file of this identity."""
-    found = None if path is None else status(path)
-    return found is not None and identity(found) == wanted
+    result = None if path is None else get_status(path)
+    return result is not None and get_identity(result) == wanted
 
 
-def is_link(found: os.stat_result) -> bool:
+def is_link(actual: os.stat_result) -> bool:
     """Tell whether a name is a symbolic link; its size is then not the one of the file."""
-    return stat.S_ISLNK(found.st_mode)
+    return stat.S_ISLNK(actual.st_mode)
 
 
-def follow(old_fd: int, new_fd: int) -> None:
+def follow_cwd(old_fd: int, new_fd: int) -> None:
     """Make the directory that took the place of another one the working directory, if the other one was it."""
     try:
         here = os.stat(".")
     except FileNotFoundError:
         return
-    if same(here, os.fstat(old_fd)):
+    if is_same_file(here, os.fstat(old_fd)):
         os.fchdir(new_fd)
 
 
@@ -671,7 +671,7 @@ def is_mount(path: str) -> bool:
     return b" " + escaped.replace(b"\t", b"\\011") + b" " in table
 
 
-def status(path: str | int, dir_fd: int | None = None, *, follow: bool = True) -> os.stat_result | None:
+def get_status(path: str | int, dir_fd: int | None = None, *, follow: bool = True) -> os.stat_result | None:
     """Return the status of a path, of what it links to; None where nothing is there; FormatError for a circle of links."""
     try:
         return os.stat(path, dir_fd=dir_fd, follow_symlinks=follow)

@@ -34,7 +34,7 @@ class TensorDictFuture:
         return results[-1] if self.resulting_td is None and results else self.resulting_td
 
 
-def in_background(data: Any, work: Callable[[], Any]) -> TensorDictFuture:
+def run_in_background(data: Any, work: Callable[[], Any]) -> TensorDictFuture:
     """Run the save of a collection in a thread of its own."""
     wait_for({leaf.device for leaf in data._leaves()})
     pool = ThreadPoolExecutor(1, "td-memmap-save")
@@ -43,7 +43,7 @@ def in_background(data: Any, work: Callable[[], Any]) -> TensorDictFuture:
     return TensorDictFuture([future], None)
 
 
-def locked(data: Any, work: Callable[[], Any]) -> Callable[[], Any]:
+def lock_then_run(data: Any, work: Callable[[], Any]) -> Callable[[], Any]:
     """Lock a collection at once, as it will be, so that it does not change while it is written."""
     was_locked = data.is_locked
     lock(data, ATTACHED)

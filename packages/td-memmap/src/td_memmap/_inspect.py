@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from td_core._lazy_names import set_module
+from td_core._public_names import set_module
 
-from . import _fs, _names
+from . import _file_names, _fs
 from ._archive import ArchiveTree
 from ._fs import Parts
-from ._listing import printable, show_size
-from ._load import on_one_version
+from ._listing import make_printable, show_size
+from ._load import retry_on_replace
 from ._plan import VERSION
 from ._read_node import read_node
 
@@ -53,14 +53,14 @@ class Tree:
         todo: list[tuple[Tree, int]] = [(self, 0)]
         while todo:
             node, depth = todo.pop()
-            about = [f"{'    ' * depth}{printable(node.name)}: {printable(node.kind)}"]
+            about = [f"{'    ' * depth}{make_printable(node.name)}: {make_printable(node.kind)}"]
             if node.shape is not None:
                 about.append(f" {node.shape}")
             if node.dtype is not None:
                 about.append(f" {node.dtype}")
             about.append(f", {show_size(node.nbytes)}")
             if node.provider is not None:
-                about.append(f", by {printable(node.provider)}")
+                about.append(f", by {make_printable(node.provider)}")
             if node.pickled:
                 about.append(f", PICKLED: {', '.join(node.pickled)}")
             lines.append("".join(about))
@@ -101,12 +101,12 @@ def inspect(path: str | Path) -> Tree:
         n: TensorDict [], 8 bytes
             b: leaf [] torch.int64, 8 bytes
     """
-    place = _fs.absolute(path)
+    place = _fs.make_absolute(path)
     name = os.path.basename(place)
     if _fs.is_file(place):
         with ArchiveTree(place) as files:
             return _inspect(files, name)
-    tree: Tree = on_one_version(place, lambda files: (_inspect(files, name), False))
+    tree: Tree = retry_on_replace(place, lambda files: (_inspect(files, name), False))
     return tree
 
 
@@ -115,7 +115,7 @@ def _inspect(files: Any, name: str) -> Tree:
     todo: list[tuple[Parts, str, Tree | None]] = [((), name, None)]
     while todo:
         parts, key, above = todo.pop()
-        node, below = _one(files, parts, key)
+        node, below = _inspect_node(files, parts, key)
         nodes.append((node, above))
         if above is not None:
             above.children[key] = node
@@ -127,11 +127,11 @@ def _inspect(files: Any, name: str) -> Tree:
     return nodes[0][0]
 
 
-def _one(files: Any, parts: Parts, key: str) -> tuple[Tree, dict[str, Parts]]:
+def _inspect_node(files: Any, parts: Parts, key: str) -> tuple[Tree, dict[str, Parts]]:
     meta, level, listing, below = read_node(files, parts)
     provider = meta.get("provider")
-    node = Tree(key, _kind(meta), provider=None if provider is None else str(provider))
-    node.pickled = [name for name in (_names.PICKLE, _names.STACK_PICKLE) if name in listing]
+    node = Tree(key, _get_kind(meta), provider=None if provider is None else str(provider))
+    node.pickled = [name for name in (_file_names.PICKLE, _file_names.STACK_PICKLE) if name in listing]
     if level.sized:
         node.shape = list(level.batch_size)
     elif not level.general:
@@ -141,12 +141,12 @@ def _one(files: Any, parts: Parts, key: str) -> tuple[Tree, dict[str, Parts]]:
         if entry.nested or entry.jagged is not None:
             sizes = (files.stat(parts, file + ".memmap") for file in entry.files)
             leaf.kind, leaf.shape = "nested leaf", None
-            leaf.nbytes = next((found.st_size for found in sizes if found is not None), 0)
+            leaf.nbytes = next((size.st_size for size in sizes if size is not None), 0)
         node.nbytes += leaf.nbytes
     return node, below
 
 
-def _kind(meta: dict[str, Any]) -> str:
+def _get_kind(meta: dict[str, Any]) -> str:
     if isinstance(meta.get("kind"), str) and meta.get("_format_version") == VERSION:
         return str(meta.get("class") or meta["kind"])
     name = str(meta.get("_type", "unknown"))

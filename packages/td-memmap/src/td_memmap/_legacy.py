@@ -19,11 +19,11 @@ from td_core._lazy_stack import LazyStackedTensorDict
 from td_core._tensordict import TensorDict
 from td_core.errors import FormatError
 
-from . import _names, _views
+from . import _file_names, _saved_views
 from ._dtypes import DTYPES
-from ._fs import Parts, Tree
-from ._meta import At, check_shape
-from ._tensor import plain
+from ._fs import DirectoryTree, Parts
+from ._meta import Location, check_shape
+from ._tensor import as_plain
 
 LEAF_META = ".meta.pt"
 _LIMIT = 1 << 20
@@ -47,15 +47,15 @@ def load_legacy(reader: Any) -> Any:
     Raises:
         FormatError: something is missing or damaged.
     """
-    tree: Tree = reader.tree
+    tree: DirectoryTree = reader.tree
     levels: list[_Level] = []
     todo: list[tuple[Parts, dict[str, Any], str]] = [((), {}, "")]
     while todo:
         parts, place, name = todo.pop()
-        level = _Level(parts, place, name, _read(tree, parts, _names.OLD_META, parts)[1])
+        level = _Level(parts, place, name, _read(tree, parts, _file_names.OLD_META, parts)[1])
         levels.append(level)
         for name, is_directory in sorted(tree.entries(parts).items()):
-            if is_directory and tree.stat((*parts, name), _names.OLD_META) is not None:
+            if is_directory and tree.stat((*parts, name), _file_names.OLD_META) is not None:
                 todo.append(((*parts, name), level.below, name))
             elif name.endswith(LEAF_META):
                 key = name[: -len(LEAF_META)]
@@ -66,12 +66,12 @@ def load_legacy(reader: Any) -> Any:
     return levels[0].place[""]
 
 
-def is_old_level(tree: Tree, parts: Parts) -> bool:
+def is_old_level(tree: DirectoryTree, parts: Parts) -> bool:
     """Tell whether a directory holds what these releases wrote for a level; other programs pickle a ``meta.pt`` too."""
-    if tree.stat(parts, _names.OLD_META) is None:
+    if tree.stat(parts, _file_names.OLD_META) is None:
         return False
     try:
-        _, meta = _read(tree, parts, _names.OLD_META, parts)
+        _, meta = _read(tree, parts, _file_names.OLD_META, parts)
     except (FormatError, OSError):
         return False
     return isinstance(meta.get("batch_size"), torch.Size) or (
@@ -79,63 +79,65 @@ def is_old_level(tree: Tree, parts: Parts) -> bool:
     )
 
 
-def _read(tree: Tree, parts: Parts, name: str, key: tuple[str, ...]) -> tuple[At, dict[str, Any]]:
-    at = At(tree.show(parts, name), key)
+def _read(
+    tree: DirectoryTree, parts: Parts, name: str, key: tuple[str, ...]
+) -> tuple[Location, dict[str, Any]]:
+    location = Location(tree.show(parts, name), key)
     try:
         meta = torch.load(io.BytesIO(tree.read(parts, name, _LIMIT)), weights_only=True)
     except FileNotFoundError:
-        raise FormatError(f"{at.file} is missing") from None
+        raise FormatError(f"{location.file} is missing") from None
     except _DAMAGE as error:
-        raise FormatError(f"{at.file} is no valid metadata: {error}") from error
+        raise FormatError(f"{location.file} is no valid metadata: {error}") from error
     if not isinstance(meta, dict):
-        raise at.damaged("the content", meta, "a dict")
-    return at, meta
+        raise location.error("the content", meta, "a dict")
+    return location, meta
 
 
 def _leaf(reader: Any, parts: Parts, key: str) -> Tensor:
-    at, meta = _read(reader.tree, parts, key + LEAF_META, (*parts, key))
+    location, meta = _read(reader.tree, parts, key + LEAF_META, (*parts, key))
     dtype, shape = meta.get("dtype"), meta.get("shape")
     if not isinstance(dtype, torch.dtype) or str(dtype) not in DTYPES:
-        raise at.damaged("dtype", dtype, "a dtype that a file can hold")
-    shape = check_shape(list(shape) if isinstance(shape, tuple) else shape, at, "shape", dtype.itemsize)
+        raise location.error("dtype", dtype, "a dtype that a file can hold")
+    shape = check_shape(list(shape) if isinstance(shape, tuple) else shape, location, "shape", dtype.itemsize)
     if reader.imagine:
         return torch.empty(shape, dtype=dtype, device=reader.device)
     leaf: Tensor = reader.map_file(parts, key + ".memmap", dtype, shape)
-    return leaf if reader.device == _CPU else plain(leaf).to(reader.device)
+    return leaf if reader.device == _CPU else as_plain(leaf).to(reader.device)
 
 
-def _build(tree: Tree, level: _Level, device: torch.device) -> Any:
-    at = At(tree.show(level.parts, _names.OLD_META), level.parts)
+def _build(tree: DirectoryTree, level: _Level, device: torch.device) -> Any:
+    location = Location(tree.show(level.parts, _file_names.OLD_META), level.parts)
     meta = level.meta
     children = dict(sorted(level.below.items()))
     try:
         if "stack_dim" in meta and "batch_size" not in meta:
-            return _stack(at, level, children, meta["stack_dim"])
+            return _stack(location, level, children, meta["stack_dim"])
         size = torch.Size(meta["batch_size"])
-        dim = None if level.leaves else _lost_stack_dim(children, size)
+        dim = None if level.leaves else _infer_stack_dim(children, size)
         if dim is not None:
-            return _stack(at, level, children, dim)
+            return _stack(location, level, children, dim)
         for key, child in (*level.leaves.items(), *children.items()):
             shape = child.shape if isinstance(child, Tensor) else child.batch_size
             if shape[: len(size)] != size:
-                raise at.damaged("the shape", list(shape), f"one that starts with {list(size)}", key)
+                raise location.error("the shape", list(shape), f"one that starts with {list(size)}", key)
         kept = None if meta.get("device") is None else device
         source = TensorDict._make({**level.leaves, **children}, size, kept, None)
-        return _views.look(source, meta) if "custom_op" in meta else source
+        return _saved_views.apply_view(source, meta) if "custom_op" in meta else source
     except FormatError:
         raise
     except (LookupError, TypeError, ValueError, RuntimeError, AttributeError) as error:
-        raise FormatError(f"{at.file} cannot be put together: {error}") from error
+        raise FormatError(f"{location.file} cannot be put together: {error}") from error
 
 
-def _stack(at: At, level: _Level, children: dict[str, Any], dim: Any) -> Any:
+def _stack(location: Location, level: _Level, children: dict[str, Any], dim: Any) -> Any:
     members = [children[str(i)] for i in range(len(children)) if str(i) in children]
     if len(members) != len(children) or level.leaves or not isinstance(dim, int):
-        raise at.damaged("the members", [*children, *level.leaves], "0, 1, 2... and nothing else")
+        raise location.error("the members", [*children, *level.leaves], "0, 1, 2... and nothing else")
     return LazyStackedTensorDict(*members, stack_dim=dim)
 
 
-def _lost_stack_dim(children: dict[str, Any], size: torch.Size) -> int | None:
+def _infer_stack_dim(children: dict[str, Any], size: torch.Size) -> int | None:
     """Return the dim in which children named 0, 1, 2... of fewer batch dims make up ``size``; None where they do not."""
     if not children or set(children) != {str(i) for i in range(len(children))}:
         return None

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from . import _fs
-from ._fs import Tree
+from ._fs import DirectoryTree
 
 _UNITS = ("bytes", "KB", "MB", "GB", "TB", "PB")
 
@@ -29,23 +29,23 @@ def print_directory_tree(path: str | Path, indent: str = "", display_metadata: b
         a.memmap
         meta.json
     """
-    place = _fs.absolute(path)
+    place = _fs.make_absolute(path)
     lines: list[str] = []
     total = 0
-    with Tree.at_path(place) as tree:
+    with DirectoryTree.at_path(place) as tree:
         todo: list[tuple[tuple[str, ...], bool]] = [((), True)]
         while todo:
             parts, is_directory = todo.pop()
             name = parts[-1] if parts else os.path.basename(place)
-            lines.append(f"{indent}{'    ' * len(parts)}{printable(name)}{'/' if is_directory else ''}")
+            lines.append(f"{indent}{'    ' * len(parts)}{make_printable(name)}{'/' if is_directory else ''}")
             if is_directory:
                 below = sorted(
                     tree.entries(parts).items(), key=lambda item: (not item[1], item[0]), reverse=True
                 )
                 todo.extend(((*parts, child), kind) for child, kind in below)
             else:
-                found = tree.stat_path(parts)
-                total += 0 if found is None else found.st_size
+                result = tree.stat_path(parts)
+                total += 0 if result is None else result.st_size
     if display_metadata:
         lines.insert(0, f"{indent}Directory size: {show_size(total)}")
     text = "\n".join(lines)
@@ -53,10 +53,10 @@ def print_directory_tree(path: str | Path, indent: str = "", display_metadata: b
     return text
 
 
-def printable(text: str) -> str:
+def make_printable(text: str) -> str:
     r"""Return a name for people, in one line and without what a terminal would act on.
 
-    >>> print(printable("a b"), printable("a\nb"), printable("\x1b[2J"))
+    >>> print(make_printable("a b"), make_printable("a\nb"), make_printable("\x1b[2J"))
     a b a\nb \x1b[2J
     """
     return text if text.isprintable() else repr(text)[1:-1]

@@ -21,24 +21,34 @@ import torch
 from torch import Tensor
 
 from td_core._collection import Core, show_path
-from td_core._components import extremes, jagged, lengths_inside
-from td_core._nodes import KINDS, Record, as_named, check_node, named_class
+from td_core._nested_components import compute_lengths, compute_min_max, make_jagged
+from td_core._nodes import KINDS, Record, as_named, check_node, user_class
+from td_core._value_codec import join_at
 from td_core._value_types import CONTAINERS
-from td_core._values import join_at
 from td_core.errors import FormatError, MissingPluginError
 from td_core.typing import NestedKey
 
-from . import _fs, _names, _views
+from . import _file_names, _fs, _saved_views
 from ._errors import PickleRefusedError
-from ._fs import Parts, Tree
+from ._fs import DirectoryTree, Parts
 from ._legacy import load_legacy
 from ._limits import check_mappings
-from ._meta import LIMIT, At, LeafEntry, Level, check_shape, find, read_json, read_level, recall
+from ._meta import (
+    LIMIT,
+    LeafEntry,
+    Level,
+    Location,
+    check_shape,
+    find_directory,
+    read_cached_level,
+    read_json,
+    read_level,
+)
 from ._plan import FORMAT, KeyPath
-from ._progress import Progress, reporter
+from ._progress import Progress, make_reporter
 from ._read_node import list_members, list_subdirectories, read_node
-from ._shapes import element_count, without_elements
-from ._tensor import MemoryMappedTensor, Place, map_file, plain
+from ._shapes import element_count, make_empty
+from ._tensor import MemoryMappedTensor, Place, as_plain, map_file
 
 _CPU = torch.device("cpu")
 _ATTEMPTS = 1000
@@ -47,7 +57,7 @@ _MISFITS = (LookupError, TypeError, ValueError, RuntimeError, AttributeError, Ar
 
 
 @dataclass(frozen=True, slots=True)
-class Loading:
+class LoadOptions:
     """How to load; see :meth:`TensorDict.load_memmap`."""
 
     device: torch.device | None = None
@@ -96,16 +106,16 @@ class Node:
     values: dict[str, Any] | None = None
     parent: Node | None = None
 
-    def named(self, root: type | None) -> type | None:
+    def find_named_class(self, root: type | None) -> type | None:
         """Return the class that is named for the root, if it is this node, or that the class above declares for it."""
         chain = [self]
         while chain[-1].parent is not None:
             chain.append(chain[-1].parent)
-        cls: type | None = named_class(root)
+        cls: type | None = user_class(root)
         owner: Any = None
         for above, below in zip(chain[:0:-1], chain[-2::-1], strict=True):
             kind = above.level.kind
-            owner = (named_class(above.level.cls or kind.type) if kind is not None else None) or owner or cls
+            owner = (user_class(above.level.cls or kind.type) if kind is not None else None) or owner or cls
             if below.place is above.members:
                 # The members of a stack are what it is.
                 cls = cls if kind is not None and not kind.with_class else None
@@ -116,7 +126,7 @@ class Node:
     outer: torch.Size | None = None
 
 
-def load_directory(prefix: str, options: Loading, subpath: NestedKey | None = None) -> Any:
+def load_directory(prefix: str, options: LoadOptions, subpath: NestedKey | None = None) -> Any:
     """Load the collection that is saved at ``prefix``, or the one under a key of it.
 
     Raises:
@@ -125,19 +135,23 @@ def load_directory(prefix: str, options: Loading, subpath: NestedKey | None = No
         ValueError: there is nothing under ``subpath``.
     """
 
-    def load(tree: Tree) -> tuple[Any, bool]:
+    def load(tree: DirectoryTree) -> tuple[Any, bool]:
         reader = Reader(tree, options)
-        if tree.stat((), _names.META) is None and tree.stat((), _names.OLD_META) is not None:
+        if tree.stat((), _file_names.META) is None and tree.stat((), _file_names.OLD_META) is not None:
             return as_named(options.named, load_legacy(reader), f"what is saved at {tree.path}"), True
         # What is optional may be missing because the save was just replaced.
         return reader.load(), not reader.guessed
 
-    place = None if subpath is None else partial(find, subpath=subpath, robust_key=options.robust_key)
-    return on_one_version(prefix, load, place)
+    place = (
+        None if subpath is None else partial(find_directory, subpath=subpath, robust_key=options.robust_key)
+    )
+    return retry_on_replace(prefix, load, place)
 
 
-def on_one_version(
-    path: str, work: Callable[[Tree], tuple[Any, bool]], place: Callable[[Tree], Parts] | None = None
+def retry_on_replace(
+    path: str,
+    work: Callable[[DirectoryTree], tuple[Any, bool]],
+    place: Callable[[DirectoryTree], Parts] | None = None,
 ) -> Any:
     """Do something with a directory, and start over where another one took its place and the files were gone.
 
@@ -148,15 +162,15 @@ def on_one_version(
         FormatError: it is replaced each time.
     """
     for _ in range(_ATTEMPTS):
-        trees = [Tree.at_path(path)]
+        trees = [DirectoryTree.at_path(path)]
         try:
             if place is not None:
-                trees.append(trees[0].below(place(trees[0])))
+                trees.append(trees[0].open_below(place(trees[0])))
             result, right = work(trees[-1])
-            if right or not any(tree.replaced() for tree in trees):
+            if right or not any(tree.is_replaced() for tree in trees):
                 return result
         except (OSError, ValueError):
-            if not any(tree.replaced() for tree in trees):
+            if not any(tree.is_replaced() for tree in trees):
                 raise
         finally:
             for tree in trees:
@@ -170,12 +184,12 @@ def check_target(out: Any) -> None:
         raise TypeError(f"out is a collection to load into, or None; got a {type(out).__name__}")
 
 
-def drop_others(out: Any, loaded: Any) -> None:
+def drop_missing(out: Any, loaded: Any) -> None:
     """Remove from a collection what another one has not, which it was updated with."""
     todo = [(out, loaded)]
     while todo:
         node, wanted = todo.pop()
-        stacked = node._stacked()
+        stacked = node._members_and_dim()
         if stacked is not None:
             # A stack hides the entries that some members alone have.
             members, dim = stacked
@@ -185,14 +199,14 @@ def drop_others(out: Any, loaded: Any) -> None:
         for key in list(node.keys()):
             if key not in kept:
                 node.del_(key)
-            elif isinstance(child := node._get_child(key), Core) and not child._opaque:
+            elif isinstance(child := node._get_child(key), Core) and not child._is_value:
                 todo.append((child, wanted._get_child(key)))
 
 
 class Reader:
     """One attempt at loading one directory."""
 
-    def __init__(self, tree: Any, options: Loading) -> None:
+    def __init__(self, tree: Any, options: LoadOptions) -> None:
         self.tree = tree  # or an archive
         self.options = options
         self.nodes: list[Node] = []
@@ -209,7 +223,7 @@ class Reader:
         self.read(sizes=imagine or not self.options.strict)
         if not imagine:
             self._check_mappings(sum(len(node.leaves) for node in self.nodes))
-        leaf = self._imagine if imagine else self.map_leaf
+        leaf = self._make_meta_leaf if imagine else self.map_leaf
         for node in self.nodes:
             for key, entry in node.leaves.items():
                 node.entries[key] = leaf(node, key, entry)
@@ -221,7 +235,7 @@ class Reader:
             try:
                 node.place[node.name] = self._build(node)
             except (FormatError, MissingPluginError):
-                if not self._left_out(node.place, node.name):
+                if not self._skip_damaged(node.place, node.name):
                     raise
         return as_named(self.options.named, self.nodes[0].place[""], f"what is saved at {self.tree.path}")
 
@@ -233,21 +247,21 @@ class Reader:
             try:
                 self._read_one(node, sizes)
             except (FormatError, MissingPluginError):
-                if not self._left_out(node.place, node.name):
+                if not self._skip_damaged(node.place, node.name):
                     raise
                 continue
             self.nodes.append(node)
             if node.level.nodes or node.members:
-                todo.extend(reversed(self._below(node)))
+                todo.extend(reversed(self._list_children(node)))
 
-    def _left_out(self, place: dict[str, Any], name: str) -> bool:
+    def _skip_damaged(self, place: dict[str, Any], name: str) -> bool:
         """Leave out what cannot be read; False with strictness, and for the root, without which there is nothing."""
         if self.options.strict or name not in place:
             return False
         del place[name]
         return True
 
-    def _below(self, node: Node) -> list[Node]:
+    def _list_children(self, node: Node) -> list[Node]:
         """Return what is to be read below a node."""
         level, below, there = node.level, [], partial(self.tree.stat, node.parts)
         for key, files in level.nodes.items():
@@ -256,7 +270,7 @@ class Reader:
             if file is not None:
                 place = (*node.parts, file)
                 below.append(Node(place, path, level.batch_size, node.entries, key, parent=node))
-            elif not self._left_out(node.entries, key):
+            elif not self._skip_damaged(node.entries, key):
                 what = f"the directory of {show_path(path)} is missing: none of {list(files)} is there"
                 raise FormatError(f"{self.tree.show(node.parts)}: {what}")
         if node.members is not None:
@@ -266,28 +280,28 @@ class Reader:
                 below.append(Node(parts, key_path, level.batch_size, node.members, name, parent=node))
         return below
 
-    def _at(self, node: Node, name: str = _names.META) -> At:
+    def _locate(self, node: Node, name: str = _file_names.META) -> Location:
         """Return a file of a node, for messages."""
-        return At(self.tree.show(node.parts, name), node.key)
+        return Location(self.tree.show(node.parts, name), node.key)
 
     def _read_one(self, node: Node, sizes: bool) -> None:
         """Read the metadata of a node, and the files beside it."""
         parts = node.parts
         try:
-            content = self.tree.read(parts, _names.META, LIMIT)
+            content = self.tree.read(parts, _file_names.META, LIMIT)
         except FileNotFoundError:
             if not parts:
                 raise
             what = "has no metadata"
             if self.tree.stat_path(parts) is None:
                 what = f"is missing: the directory {parts[-1]!r} is not there"
-            raise FormatError(f"{self._at(node)} {what}") from None
+            raise FormatError(f"{self._locate(node)} {what}") from None
         options = self.options
         how = {"robust_key": options.robust_key, "strict": options.strict}
-        level = recall(content, **how)
+        level = read_cached_level(content, **how)
         if level is None:
-            named = partial(node.named, options.named)
-            level = read_level(content, self._at(node), node.above, named=named, **how)
+            named = partial(node.find_named_class, options.named)
+            level = read_level(content, self._locate(node), node.above, named=named, **how)
         node.level = level = self._as_named(node, level)
         node.leaves = level.leaves
         if level.general:
@@ -308,7 +322,7 @@ class Reader:
 
     def _as_named(self, node: Node, level: Level) -> Level:
         """Return the level of the root with the class that is named for it, where another one of its name is found."""
-        named, kind = None if node.parent is not None else named_class(self.options.named), level.kind
+        named, kind = None if node.parent is not None else user_class(self.options.named), level.kind
         if named is None or kind is None or not kind.with_class or issubclass(kind.type, named):
             return level
         alike = KINDS.of(named).with_class and named.__name__ == kind.type.__name__
@@ -320,26 +334,26 @@ class Reader:
         self.guessed = True
         listing = tree.entries(node.parts)
         if level.members is None:
-            level.members = list_members(listing, self._at(node))
+            level.members = list_members(listing, self._locate(node))
         values = node.values = dict(level.values)
-        if _names.VALUES in listing:
-            self._typed(node, values, read_json(tree, node.parts, _names.VALUES))
-        if _names.STACK_PICKLE in listing and values.get("data") == _names.STACK_PICKLE:
-            values["data"] = self._unpickle(node, _names.STACK_PICKLE)
-        if _names.PICKLE in listing:
-            values.update(self._pickled(node, listing))
+        if _file_names.VALUES in listing:
+            self._apply_types(node, values, read_json(tree, node.parts, _file_names.VALUES))
+        if _file_names.STACK_PICKLE in listing and values.get("data") == _file_names.STACK_PICKLE:
+            values["data"] = self._unpickle(node, _file_names.STACK_PICKLE)
+        if _file_names.PICKLE in listing:
+            values.update(self._load_pickled(node, listing))
 
-    def _typed(self, node: Node, values: dict[str, Any], sidecar: Any) -> None:
+    def _apply_types(self, node: Node, values: dict[str, Any], sidecar: Any) -> None:
         """Take what the sidecar says about values that are still the ones it was written for."""
-        level, at = node.level, self._at(node, _names.VALUES)
+        level, location = node.level, self._locate(node, _file_names.VALUES)
         typed = sidecar.get("values", {}) if isinstance(sidecar, dict) else None
         if not isinstance(typed, dict) or not all(isinstance(value, dict) for value in typed.values()):
-            raise at.damaged("the content", sidecar, "an object of values")
+            raise location.error("the content", sidecar, "an object of values")
         for name, value in typed.items():
             if name in values and values[name] == value.get("plain"):
-                values[name] = join_at((value["plain"], value.get("types")), partial(str, at))
+                values[name] = join_at((value["plain"], value.get("types")), partial(str, location))
         if "batch_size" in sidecar:
-            level.batch_size = check_shape(sidecar["batch_size"], at, "batch_size")
+            level.batch_size = check_shape(sidecar["batch_size"], location, "batch_size")
             node.outer, node.above = node.above, level.batch_size
             level.meta = {**level.meta, "batch_size": sidecar["batch_size"]}
         # An entry that is loaded alone is without the batch size of its level, which they are for.
@@ -347,35 +361,35 @@ class Reader:
             level.meta = {**level.meta, "_names": sidecar["names"]}
 
     def _general_values(self, node: Node) -> None:
-        at = self._at(node)
+        location = self._locate(node)
         values = node.values = {}
         pickled: dict[str, Any] | None = None
         for name, value in node.level.values.items():
             if value.get("pickled"):
                 if pickled is None:
-                    pickled = self._unpickle(node, _names.PICKLE)
+                    pickled = self._unpickle(node, _file_names.PICKLE)
                 if not isinstance(pickled, dict) or name not in pickled:
-                    raise at.damaged(name, pickled, f"a value in {_names.PICKLE}")
+                    raise location.error(name, pickled, f"a value in {_file_names.PICKLE}")
                 values[name] = pickled[name]
             elif "plain" in value:
-                values[name] = join_at((value["plain"], value.get("types")), partial(str, at))
+                values[name] = join_at((value["plain"], value.get("types")), partial(str, location))
             else:
-                raise at.damaged(name, value, "a value")
+                raise location.error(name, value, "a value")
 
-    def _pickled(self, node: Node, listing: dict[str, bool]) -> dict[str, Any]:
+    def _load_pickled(self, node: Node, listing: dict[str, bool]) -> dict[str, Any]:
         """Return the values in ``other.pickle``: by their recorded names where they are container types."""
-        if _names.JSON_TYPES in listing:
-            note = read_json(self.tree, node.parts, _names.JSON_TYPES)
-            digest = hashlib.sha256(self.tree.read(node.parts, _names.PICKLE, LIMIT)).hexdigest()
+        if _file_names.JSON_TYPES in listing:
+            note = read_json(self.tree, node.parts, _file_names.JSON_TYPES)
+            digest = hashlib.sha256(self.tree.read(node.parts, _file_names.PICKLE, LIMIT)).hexdigest()
             known = isinstance(note, dict) and note.get("pickle_sha256") == digest
             types = note.get("types") if known else None
             if isinstance(types, dict) and all(
                 isinstance(name, str) and name in CONTAINERS for name in types.values()
             ):
                 return {key: CONTAINERS[name] for key, name in types.items()}
-        values = self._unpickle(node, _names.PICKLE)
+        values = self._unpickle(node, _file_names.PICKLE)
         if not isinstance(values, dict):
-            raise self._at(node, _names.PICKLE).damaged("the content", values, "a dict of values")
+            raise self._locate(node, _file_names.PICKLE).error("the content", values, "a dict of values")
         return values
 
     def _unpickle(self, node: Node, name: str) -> Any:
@@ -399,7 +413,7 @@ class Reader:
             try:
                 node.leaves[key] = self.find_leaf(node, key, entry)
             except FormatError:
-                if not self._left_out(node.entries, key):
+                if not self._skip_damaged(node.entries, key):
                     raise
 
     def find_leaf(self, node: Node, key: str, entry: LeafEntry) -> LeafEntry:
@@ -418,17 +432,17 @@ class Reader:
     ) -> str:
         """Return the name, without ending, of a file that is there and long enough."""
         for stem in entry.files:
-            found = self.tree.stat(node.parts, stem + ending)
-            if found is not None:
+            result = self.tree.stat(node.parts, stem + ending)
+            if result is not None:
                 break
         else:
             raise FormatError(
                 f"{self.tree.show(node.parts)}: the file of {show_path(key)} is missing: none of "
                 f"{[stem + ending for stem in entry.files]} is there, {nbytes} bytes are expected"
             )
-        if found.st_size < nbytes and not _fs.is_link(found):
-            at = At(self.tree.show(node.parts, stem + ending), key)
-            raise at.damaged("the size", found.st_size, f"at least {nbytes} bytes")
+        if result.st_size < nbytes and not _fs.is_link(result):
+            location = Location(self.tree.show(node.parts, stem + ending), key)
+            raise location.error("the size", result.st_size, f"at least {nbytes} bytes")
         return stem
 
     def _move(self) -> None:
@@ -440,12 +454,12 @@ class Reader:
         todo = [
             (node.entries, key, entry.nbytes) for node in self.nodes for key, entry in node.leaves.items()
         ]
-        report = reporter(options.progress, sum(nbytes for _, _, nbytes in todo), "load")
+        report = make_reporter(options.progress, sum(nbytes for _, _, nbytes in todo), "load")
 
-        def move(one: tuple[dict[str, Tensor], str, int]) -> None:
-            place, key, nbytes = one
+        def move(item: tuple[dict[str, Tensor], str, int]) -> None:
+            place, key, nbytes = item
             if moves:
-                place[key] = plain(place[key]).to(self.device, non_blocking=options.non_blocking)
+                place[key] = as_plain(place[key]).to(self.device, non_blocking=options.non_blocking)
             report(nbytes)
 
         if options.num_threads > 0 and moves:
@@ -454,7 +468,7 @@ class Reader:
         else:
             list(map(move, todo))
 
-    def _imagine(self, node: Node, key: str, entry: LeafEntry) -> Tensor:
+    def _make_meta_leaf(self, node: Node, key: str, entry: LeafEntry) -> Tensor:
         """Return a leaf without content."""
         device = self.device
         try:
@@ -464,11 +478,11 @@ class Reader:
             if entry.jagged is None:
                 return values
             offsets = torch.empty(entry.jagged["components"] + 1, dtype=torch.int64, device=device)
-            return jagged(entry.jagged["ragged"], values, offsets)
+            return make_jagged(entry.jagged["ragged"], values, offsets)
         except (RuntimeError, AssertionError) as error:
-            where, at = self.tree.show(node.parts, _names.META), show_path((*node.key, key))
+            where, position = self.tree.show(node.parts, _file_names.META), show_path((*node.key, key))
             raise FormatError(
-                f"{where}: torch cannot make {at} on {device} without its content: {error}"
+                f"{where}: torch cannot make {position} on {device} without its content: {error}"
             ) from error
 
     def map_leaf(self, node: Node, key: str, entry: LeafEntry) -> Tensor:
@@ -492,28 +506,28 @@ class Reader:
         entry = self.find_leaf(node, key, entry)
         if not entry.nested:
             return entry, entry.shape
-        table = self._table(node, key, entry)
+        table = self._read_shapes(node, key, entry)
         nbytes = element_count(table) * entry.dtype.itemsize
         if nbytes:
             self._check_file(node, (*node.key, key), entry, ".memmap", nbytes)
         return entry, table
 
-    def _table(self, node: Node, key: str, entry: LeafEntry) -> Tensor:
+    def _read_shapes(self, node: Node, key: str, entry: LeafEntry) -> Tensor:
         """Return the component shapes of a strided nested leaf."""
         count = element_count(entry.shape)
         if not count:
             return torch.empty(entry.shape, dtype=torch.int64, device="cpu")
         name = entry.files[0] + ".shape.memmap"
-        at, content = self._at(node, name), self.tree.read(node.parts, name, LIMIT)
+        location, content = self._locate(node, name), self.tree.read(node.parts, name, LIMIT)
         if len(content) < count * 8:
-            raise at.damaged("the size", len(content), f"at least {count * 8} bytes", key)
+            raise location.error("the size", len(content), f"at least {count * 8} bytes", key)
         table = torch.frombuffer(bytearray(content), dtype=torch.int64, count=count).view(entry.shape)
         inner = entry.inner
         for row in table.tolist():
-            shape = check_shape(row, at, "the shape of a component", entry.dtype.itemsize, key)
+            shape = check_shape(row, location, "the shape of a component", entry.dtype.itemsize, key)
             if shape[: len(inner)] != inner:
                 wanted = f"a shape that starts with {list(inner)}, as the batch size says"
-                raise at.damaged("the shape of a component", row, wanted, key)
+                raise location.error("the shape of a component", row, wanted, key)
         return table
 
     def _check_mappings(self, count: int) -> None:
@@ -527,10 +541,10 @@ class Reader:
         if nbytes is None:
             nbytes = element_count(shape) * dtype.itemsize
         if not nbytes:
-            data = without_elements(dtype, shape)
+            data = make_empty(dtype, shape)
             return MemoryMappedTensor._on(data, Place(shape, path, None, 0, mode))
         try:
-            (fd, status), shared = _fs.in_mode(mode, self.tree.open, parts, name)
+            (fd, status), shared = _fs.open_in_mode(mode, self.tree.open, parts, name)
         except FileNotFoundError:
             raise FormatError(f"{path} is missing") from None
         try:
@@ -542,16 +556,16 @@ class Reader:
         assert entry.jagged is not None
         stem, ragged = entry.files[0], entry.jagged["ragged"]
         parts = [
-            plain(self.map_file(node.parts, stem + ending, dtype, shape))
+            as_plain(self.map_file(node.parts, stem + ending, dtype, shape))
             for ending, dtype, shape in entry.parts()
         ]
         size = entry.shape[ragged - 1] if 0 < ragged <= len(entry.shape) else -1
-        found = None if size < 0 else lengths_inside(ragged, *parts)
-        if found is None:
+        result = None if size < 0 else compute_lengths(ragged, *parts)
+        if result is None:
             what, wanted = ("offsets", "increasing") if len(parts) == 2 else ("lengths", "from the offsets")
-            at = self._at(node, f"{stem}.{what}.memmap")
-            raise at.damaged(f"the {what}", parts[-1].tolist()[:10], f"{wanted}, within {size}")
-        return jagged(ragged, *parts, told=extremes(found))
+            location = self._locate(node, f"{stem}.{what}.memmap")
+            raise location.error(f"the {what}", parts[-1].tolist()[:10], f"{wanted}, within {size}")
+        return make_jagged(ragged, *parts, told=compute_min_max(result))
 
     def _build(self, node: Node) -> Any:
         """Put a node together, of what is below it."""
@@ -562,7 +576,7 @@ class Reader:
             for key in level.nodes:
                 # One value has no device of its own in files.
                 below = node.entries.get(key)
-                if below is not None and below._opaque and below.device is None:
+                if below is not None and below._is_value and below.device is None:
                     below._set_device(self.device)
         if level.nodes and level.sized and level.batch_size:
             self._check_nested(node)
@@ -570,20 +584,22 @@ class Reader:
         record = Record(meta, node.entries, members, values, node.above, level.cls, complete)
         if len(members) < len(level.members or ()):
             # Without one of them it is not a part of what was saved, but something else.
-            raise self._at(node).damaged("the members", list(members)[:20], f"all {len(level.members or ())}")
+            raise self._locate(node).error(
+                "the members", list(members)[:20], f"all {len(level.members or ())}"
+            )
         try:
             if level.kind is None:
-                return _views.rebuild(meta, members)
+                return _saved_views.rebuild(meta, members)
             unflatten = level.kind.unflatten if level.general else level.kind.layouts[FORMAT].unflatten
             built: Any = check_node(unflatten(record))
-            if self.keeps and built._opaque:
+            if self.keeps and built._is_value:
                 built._keep(self.keeper(node))
             return built
         except MissingPluginError:
             raise
         except _MISFITS as error:
             what = f"{error} is missing" if type(error) is KeyError else error
-            raise FormatError(f"{self._at(node)} cannot be put together: {what}") from error
+            raise FormatError(f"{self._locate(node)} cannot be put together: {what}") from error
 
     def _keeps_values(self) -> bool:
         """Tell whether what is written to values reaches the save: where what is written to leaves does."""
@@ -597,7 +613,7 @@ class Reader:
         """Return what keeps the values of a node in the save."""
         options: Any = self.options
         above, tree = node.above if node.outer is None else node.outer, self.tree
-        folder = _fs.identity(_fs.status_of(tree.fd(node.parts)))
+        folder = _fs.get_identity(_fs.get_open_status(tree.fd(node.parts)))
         return options.keeper(tree.show(node.parts), above, options.allow_pickle, folder=folder)
 
     def _check_nested(self, node: Node) -> None:
@@ -606,12 +622,12 @@ class Reader:
             entry = node.entries.get(key)
             if entry is None or entry.batch_size[: len(size)] == size:
                 continue
-            if not self._left_out(node.entries, key):
+            if not self._skip_damaged(node.entries, key):
                 wanted = f"one that starts with {list(size)}"
-                raise self._at(node).damaged("the batch size", list(entry.batch_size), wanted, key)
+                raise self._locate(node).error("the batch size", list(entry.batch_size), wanted, key)
 
 
-def misfits(tree: Any) -> tuple[int, list[tuple[Parts, LeafEntry, FormatError]]]:
+def check_metadata(tree: Any) -> tuple[int, list[tuple[Parts, LeafEntry, FormatError]]]:
     """Check a save by its metadata alone; no class is needed for it, and nothing is unpickled.
 
     Returns:
@@ -621,24 +637,26 @@ def misfits(tree: Any) -> tuple[int, list[tuple[Parts, LeafEntry, FormatError]]]
     Raises:
         FormatError: the metadata is damaged.
     """
-    reader = Reader(tree, Loading())
-    found, files = [], 0
+    reader = Reader(tree, LoadOptions())
+    result, files = [], 0
     todo: list[tuple[Parts, KeyPath, torch.Size]] = [((), (), torch.Size())]
     while todo:
         parts, path, above = todo.pop()
         _, level, _, below = read_node(tree, parts)
         size = level.batch_size if level.sized else above
         if size[: len(above)] != above:
-            at = At(tree.show(parts, _names.META), path)
-            raise at.damaged("the batch size", list(size), f"one that starts with {list(above)}")
+            location = Location(tree.show(parts, _file_names.META), path)
+            raise location.error("the batch size", list(size), f"one that starts with {list(above)}")
         for key, place in below.items():
             # What the members of a stack have to fit is known when it is put together.
-            todo.append((place, (*path, key), size if level.sized or key == _names.INNER else torch.Size()))
+            todo.append(
+                (place, (*path, key), size if level.sized or key == _file_names.INNER else torch.Size())
+            )
         files += 1 + len(level.leaves)
         node = Node(parts, path, size, {}, "")
         for key, entry in level.leaves.items():
             try:
                 reader.check_leaf(node, key, entry)
             except FormatError as error:
-                found.append((parts, entry, error))
-    return files, found
+                result.append((parts, entry, error))
+    return files, result

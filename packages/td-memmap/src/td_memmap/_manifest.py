@@ -7,17 +7,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from td_core._lazy_names import set_module
+from td_core._public_names import set_module
 from td_core.errors import FormatError
 
-from . import _fs, _names
+from . import _file_names, _fs
 from ._archive import ArchiveTree
-from ._checksum import digest_of, named
-from ._fs import Parts, Tree
-from ._listing import printable
-from ._load import misfits, on_one_version
+from ._checksum import compute_digest, make_checksum
+from ._fs import DirectoryTree, Parts
+from ._listing import make_printable
+from ._load import check_metadata, retry_on_replace
 from ._meta import parse_json, read_if_there, read_json
-from ._progress import Progress, reporter
+from ._progress import Progress, make_reporter
 
 
 @set_module("td_memmap")
@@ -36,7 +36,7 @@ class Problem:
     detail: str
 
     def __str__(self) -> str:
-        return printable(f"{self.file} is {self.kind}: {self.detail}")
+        return make_printable(f"{self.file} is {self.kind}: {self.detail}")
 
 
 @set_module("td_memmap")
@@ -87,19 +87,19 @@ def verify(path: str | Path, *, progress: Progress = False) -> Report:
     >>> verify("save").problems
     []
     """
-    place = _fs.absolute(path)
+    place = _fs.make_absolute(path)
     if _fs.is_file(place):
         return _verify_archive(place, progress)
 
-    def check_tree(tree: Tree) -> tuple[Report, bool]:
+    def check_tree(tree: DirectoryTree) -> tuple[Report, bool]:
         manifest = read_manifest(tree)
         if manifest is None:
             return _verify_levels(tree), False
         report = verify_tree(tree, manifest, progress)
-        report.problems.extend(_unreadable(tree, report.problems))
+        report.problems.extend(_find_unreadable(tree, report.problems))
         return report, not report.problems
 
-    report: Report = on_one_version(place, check_tree)
+    report: Report = retry_on_replace(place, check_tree)
     return report
 
 
@@ -110,15 +110,15 @@ def check(path: str) -> None:
         raise FormatError(str(report))
 
 
-def read_manifest(tree: Tree) -> Any:
+def read_manifest(tree: DirectoryTree) -> Any:
     """Return the manifest of a save; None where it has none."""
-    content = read_if_there(tree, (), _names.MANIFEST)
-    return None if content is None else parse_json(content, tree.show((), _names.MANIFEST))
+    content = read_if_there(tree, (), _file_names.MANIFEST)
+    return None if content is None else parse_json(content, tree.show((), _file_names.MANIFEST))
 
 
-def verify_tree(tree: Tree, manifest: Any, progress: Progress = False) -> Report:
+def verify_tree(tree: DirectoryTree, manifest: Any, progress: Progress = False) -> Report:
     """Return what differs from a manifest."""
-    where = tree.show((), _names.MANIFEST)
+    where = tree.show((), _file_names.MANIFEST)
     files = manifest.get("files") if isinstance(manifest, dict) else None
     if not isinstance(files, dict):
         raise FormatError(f"{where}: files is {files!r}, expected the size of every file")
@@ -129,16 +129,16 @@ def verify_tree(tree: Tree, manifest: Any, progress: Progress = False) -> Report
     algorithm = manifest.get("algorithm")
     if not isinstance(hashes, dict):
         raise FormatError(f"{where}: hashes is {hashes!r}, expected the hash of every file")
-    if (hashes or algorithm is not None) and named(str(algorithm)) is None:
+    if (hashes or algorithm is not None) and make_checksum(str(algorithm)) is None:
         raise FormatError(
             f"{where}: its hashes are {algorithm!r}, which needs: pip install td-memmap[checksum]"
         )
-    saved = tree.stat((), _names.MANIFEST)
+    saved = tree.stat((), _file_names.MANIFEST)
     problems = []
     for name, row in files.items():
         if not (isinstance(row, list) and len(row) == 2 and type(row[0]) is int):
             raise FormatError(f"{where}: the row of {name!r} is {row!r}, expected size and time")
-    report = reporter(progress, sum(row[0] for row in files.values()), "verify")
+    report = make_reporter(progress, sum(row[0] for row in files.values()), "verify")
     for name, row in files.items():
         problem = _check_file(tree, name, row, hashes.get(name), str(algorithm), saved)
         if problem is not None:
@@ -148,31 +148,31 @@ def verify_tree(tree: Tree, manifest: Any, progress: Progress = False) -> Report
 
 
 def _check_file(
-    tree: Tree, name: str, row: list[Any], wanted: Any, algorithm: str, saved: Any
+    tree: DirectoryTree, name: str, row: list[Any], wanted: Any, algorithm: str, saved: Any
 ) -> Problem | None:
-    path = _names.inside(name)
+    path = _file_names.split_relative(name)
     if path is None:
-        return Problem(name, "damaged", "its name leaves the save")
-    found = tree.stat_path(path)
+        return Problem(name, "error", "its name leaves the save")
+    result = tree.stat_path(path)
     since = row[1] if type(row[1]) is int else saved.st_mtime_ns
-    if found is None:
+    if result is None:
         # The sidecars of a value go when another one is written in its place.
-        beside = tree.stat_path((*path[:-1], _names.META)) if path[-1] in _names.SIDECARS else None
+        beside = tree.stat_path((*path[:-1], _file_names.META)) if path[-1] in _file_names.SIDECARS else None
         kind = "modified" if beside is not None and beside.st_mtime_ns > since else "missing"
         return Problem(name, kind, f"{row[0]} bytes were saved")
-    kind = "modified" if found.st_mtime_ns > since else "damaged"
-    if found.st_size != row[0]:
+    kind = "modified" if result.st_mtime_ns > since else "damaged"
+    if result.st_size != row[0]:
         # Nothing that is legal makes a file shorter but a shorter text in its place, where values were written.
-        shorter = found.st_size < row[0] and (name.endswith(".memmap") or not _is_json(tree, path))
-        return Problem(name, "damaged" if shorter else kind, f"{found.st_size} bytes, {row[0]} were saved")
+        shorter = result.st_size < row[0] and (name.endswith(".memmap") or not _is_json(tree, path))
+        return Problem(name, "damaged" if shorter else kind, f"{result.st_size} bytes, {row[0]} were saved")
     if wanted is not None:
-        digest = digest_of(algorithm, file_pieces(tree, path))
+        digest = compute_digest(algorithm, read_file_chunks(tree, path))
         if digest != wanted:
             return Problem(name, kind, f"its hash is {digest}, {wanted} was saved")
     return None
 
 
-def _is_json(tree: Tree, path: Parts) -> bool:
+def _is_json(tree: DirectoryTree, path: Parts) -> bool:
     try:
         read_json(tree, path[:-1], path[-1])
     except FormatError:
@@ -180,30 +180,30 @@ def _is_json(tree: Tree, path: Parts) -> bool:
     return True
 
 
-def file_pieces(tree: Tree, path: Parts) -> Iterator[Any]:
+def read_file_chunks(tree: DirectoryTree, path: Parts) -> Iterator[Any]:
     """Yield the content of a file, piece by piece."""
     fd, _ = tree.open(path[:-1], path[-1])
     with _fs.closing(fd):
-        yield from _fs.read_pieces(fd)
+        yield from _fs.read_chunks(fd)
 
 
-def _unreadable(tree: Any, known: list[Problem]) -> list[Problem]:
+def _find_unreadable(tree: Any, known: list[Problem]) -> list[Problem]:
     """Return the problems that whoever loads a save meets, beyond those that are known of its files."""
     try:
-        found = _verify_levels(tree).problems
+        result = _verify_levels(tree).problems
     except FormatError as error:
         # Which file it is, the message says, if none is known to be damaged.
         damaged = any(problem.kind != "modified" for problem in known)
-        return [] if damaged else [Problem(_names.META, "damaged", str(error))]
+        return [] if damaged else [Problem(_file_names.META, "error", str(error))]
     files = {problem.file for problem in known}
-    return [problem for problem in found if problem.file not in files]
+    return [problem for problem in result if problem.file not in files]
 
 
 def _verify_levels(tree: Any) -> Report:
     """Check a save by its metadata alone: whether every leaf has its file, which is long enough."""
-    files, found = misfits(tree)
+    files, result = check_metadata(tree)
     problems = []
-    for parts, entry, error in found:
+    for parts, entry, error in result:
         there = any(tree.stat(parts, stem + ".memmap") for stem in entry.files)
         path = "/".join((*parts, entry.files[0] + ".memmap"))
         problems.append(Problem(path, "damaged" if there else "missing", str(error)))
@@ -213,12 +213,12 @@ def _verify_levels(tree: Any) -> Report:
 def _verify_archive(path: str, progress: Progress) -> Report:
     problems = []
     with ArchiveTree(path) as archive:
-        report = reporter(progress, sum(info.file_size for info in archive.files.values()), "verify")
+        report = make_reporter(progress, sum(info.file_size for info in archive.files.values()), "verify")
         for place, info in archive.files.items():
             try:
                 for piece in archive.contents(info):
                     report(len(piece))
             except FormatError as error:
                 problems.append(Problem("/".join(place), "damaged", str(error)))
-        problems.extend(_unreadable(archive, problems))
+        problems.extend(_find_unreadable(archive, problems))
         return Report(path, len(archive.files), len(archive.files), problems)

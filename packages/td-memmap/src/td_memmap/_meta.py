@@ -10,15 +10,15 @@ from typing import Any, NamedTuple
 
 import torch
 
-from td_core import _values
+from td_core import _value_codec
 from td_core._collection import show_path
 from td_core._keys import unravel_key_to_tuple
-from td_core._missing import missing_package, missing_writer
+from td_core._missing import describe_missing_package, missing_writer_error
 from td_core._nodes import KINDS, NodeKind, find_subclass
 from td_core.errors import FormatError, MissingPluginError
 from td_core.typing import NestedKey
 
-from . import _names
+from . import _file_names
 from ._dtypes import DTYPES
 from ._fs import Parts
 from ._plan import FORMAT, VERSION
@@ -70,13 +70,13 @@ class LeafEntry:
         """Return the ending, dtype and shape of each file whose size the metadata tells."""
         if self.nested:
             return [(".shape.memmap", torch.int64, self.shape)]
-        found = [(".memmap", self.dtype, self.shape)]
+        results = [(".memmap", self.dtype, self.shape)]
         if self.jagged is not None:
             dtype, count = DTYPES[self.jagged["offsets_dtype"]], self.jagged["components"]
-            found.append((".offsets.memmap", dtype, torch.Size([count + 1])))
+            results.append((".offsets.memmap", dtype, torch.Size([count + 1])))
             if self.jagged["lengths"]:
-                found.append((".lengths.memmap", dtype, torch.Size([count])))
-        return found
+                results.append((".lengths.memmap", dtype, torch.Size([count])))
+        return results
 
 
 @dataclass(slots=True)
@@ -123,14 +123,14 @@ _MOST_KNOWN = 128
 _SHORT = 1 << 15
 
 
-class At(NamedTuple):
+class Location(NamedTuple):
     """Where something stands, for messages.
 
     Attributes:
         file: its path.
         key: key path.
 
-    >>> str(At("save/meta.json", ("a",)))
+    >>> str(Location("save/meta.json", ("a",)))
     "save/meta.json: key 'a'"
     """
 
@@ -140,11 +140,13 @@ class At(NamedTuple):
     def __str__(self) -> str:
         return f"{self.file}: {show_path(self.key)}"
 
-    def damaged(self, fieldname: str, found: Any, expected: str, *below: str) -> FormatError:
+    def error(self, fieldname: str, found: Any, expected: str, *below: str) -> FormatError:
         """Return the error for one wrong field, here or of an entry below."""
         shown = repr(found)
         shown = shown if len(shown) < 200 else shown[:200] + "..."
-        return FormatError(f"{At(self.file, self.key + below)}: {fieldname} is {shown}, expected {expected}")
+        return FormatError(
+            f"{Location(self.file, self.key + below)}: {fieldname} is {shown}, expected {expected}"
+        )
 
 
 def parse_json(content: bytes, where: str) -> Any:
@@ -158,7 +160,7 @@ def parse_json(content: bytes, where: str) -> Any:
     td_core.errors.FormatError: meta.json is no valid metadata: the key 'a' stands there twice
     """
     try:
-        return _values.parse_json(content)
+        return _value_codec.parse_json(content)
     except (ValueError, RecursionError) as error:
         raise FormatError(f"{where} is no valid metadata: {error}") from error
 
@@ -181,17 +183,17 @@ def read_if_there(tree: Any, parts: Parts, name: str) -> bytes | None:
         return None
 
 
-def recall(content: bytes, *, robust_key: bool, strict: bool) -> Level | None:
+def read_cached_level(content: bytes, *, robust_key: bool, strict: bool) -> Level | None:
     """Return what :func:`read_level` gave for the same content, if its kind still goes by the name that stands there."""
     level = _KNOWN.get((content, robust_key, strict))
-    if level is None or level.kind is not KINDS.named(FORMAT, level.meta["_type"]):
+    if level is None or level.kind is not KINDS.find_by_name(FORMAT, level.meta["_type"]):
         return None
     return level
 
 
 def read_level(
     content: bytes,
-    at: At,
+    location: Location,
     above: torch.Size,
     *,
     robust_key: bool,
@@ -208,15 +210,15 @@ def read_level(
         MissingPluginError: the package that provides the kind is not installed.
     """
     known = _KNOWN.get((content, robust_key, strict))
-    obj = parse_json(content, at.file) if known is None else known.meta
+    obj = parse_json(content, location.file) if known is None else known.meta
     # A kind that is not here is said first: what it writes may look otherwise.
-    resolve = _general_kind if _version(obj, at) == VERSION else _kind
-    kind, cls = resolve(obj, at, strict, named)
-    level = known or describe(obj, at, above, robust_key=robust_key, strict=strict)
+    resolve = _general_kind if _version(obj, location) == VERSION else _kind
+    kind, cls = resolve(obj, location, strict, named)
+    level = known or parse_level(obj, location, above, robust_key=robust_key, strict=strict)
     if kind is KINDS["TensorDict"] and not (level.sized or level.general):
         # Its entries would be taken for values, and be lost.
-        check_shape(obj.get("shape"), at, "shape")
-        raise at.damaged("custom_op", obj["custom_op"], "none, or an entry of that name")
+        check_shape(obj.get("shape"), location, "shape")
+        raise location.error("custom_op", obj["custom_op"], "none, or an entry of that name")
     if level.kind is not kind or level.cls is not cls:
         level = replace(level, kind=kind, cls=cls)
     # Any other depends on more than its content: on the level above, or on what is in the directory beside it.
@@ -227,20 +229,20 @@ def read_level(
     return level
 
 
-def _version(obj: Any, at: At) -> int:
+def _version(obj: Any, location: Location) -> int:
     if not isinstance(obj, dict):
-        raise at.damaged("the metadata", obj, "an object")
+        raise location.error("the metadata", obj, "an object")
     version = obj.get("_format_version", 0)
     if type(version) is dict and isinstance(obj.get("shape"), list):
         return 0  # an entry of that name
     if type(version) is not int or version < 0:
-        raise at.damaged("_format_version", version, "a number")
+        raise location.error("_format_version", version, "a number")
     if version > VERSION:
-        raise at.damaged("_format_version", version, f"at most {VERSION}: upgrade td-memmap")
+        raise location.error("_format_version", version, f"at most {VERSION}: upgrade td-memmap")
     return version
 
 
-def describe(obj: Any, at: At, above: torch.Size, *, robust_key: bool, strict: bool) -> Level:
+def parse_level(obj: Any, location: Location, above: torch.Size, *, robust_key: bool, strict: bool) -> Level:
     """Check the content of one ``meta.json``, as far as no class is needed for it.
 
     The arguments are those of :func:`read_level`.
@@ -248,19 +250,19 @@ def describe(obj: Any, at: At, above: torch.Size, *, robust_key: bool, strict: b
     Raises:
         FormatError: something in it is wrong.
     """
-    version = _version(obj, at)
+    version = _version(obj, location)
     if version == VERSION:
-        return _general(obj, at)
+        return _general(obj, location)
     level = Level(batch_size=above, version=version)
     if isinstance(obj.get("shape"), list) and not is_view(obj):
-        _mapping(level, obj, at, robust_key, strict)
+        _mapping(level, obj, location, robust_key, strict)
     else:
         level.meta = obj
         level.values = {name: value for name, value in obj.items() if name not in _BELONGS_TO_LEVEL}
         count = obj.get("_members")
         if count is not None:
             if type(count) is not int or not 0 <= count <= _MOST_MEMBERS:
-                raise at.damaged("_members", count, f"a number of members, at most {_MOST_MEMBERS}")
+                raise location.error("_members", count, f"a number of members, at most {_MOST_MEMBERS}")
             level.members = [str(i) for i in range(count)]
     return level
 
@@ -288,48 +290,51 @@ def is_written(meta: Any, beside: Collection[str]) -> bool:
     if not isinstance(name, str) or _CLASS.fullmatch(name) is None:
         return False
     # The class of a user is known by what every save writes for one.
-    known = name.startswith("<class 'tensordict.") or KINDS.named(FORMAT, name) is not None
+    known = name.startswith("<class 'tensordict.") or KINDS.find_by_name(FORMAT, name) is not None
     return (
-        known or isinstance(meta.get("shape"), list) or not _MARKS.isdisjoint(meta) or _names.INNER in beside
+        known
+        or isinstance(meta.get("shape"), list)
+        or not _MARKS.isdisjoint(meta)
+        or _file_names.INNER in beside
     )
 
 
 def has_level(tree: Any, parts: Parts = ()) -> bool:
     """Tell whether a directory has metadata that a save wrote."""
     try:
-        meta = read_json(tree, parts, _names.META)
+        meta = read_json(tree, parts, _file_names.META)
     except (FormatError, OSError):
         return False
     return is_written(meta, tree.entries(parts))
 
 
 def _kind(
-    obj: dict[str, Any], at: At, strict: bool, named: Callable[[], type | None]
+    obj: dict[str, Any], location: Location, strict: bool, named: Callable[[], type | None]
 ) -> tuple[NodeKind | None, type | None]:
     name = obj.get("_type")
     if not isinstance(name, str):
-        raise at.damaged("_type", name, "the name of a class")
-    kind = KINDS.named(FORMAT, name)
+        raise location.error("_type", name, "the name of a class")
+    kind = KINDS.find_by_name(FORMAT, name)
     if kind is not None:
         return kind, None
     if is_view(obj):
         return None, None
-    for each in list(KINDS):
-        if FORMAT in each.layouts:
-            cls = find_subclass(each.type, obj.get("_class", name))
+    for item in list(KINDS):
+        if FORMAT in item.layouts:
+            cls = find_subclass(item.type, obj.get("_class", name))
             if cls is not None:
                 return KINDS.of(cls), cls
     if _DENSE.fullmatch(name) or (not strict and isinstance(obj.get("shape"), list)):
         return KINDS["TensorDict"], None
     if name.startswith("<class 'tensordict.tensorclass."):
         # MetaData[str] and its like: a class that is made when it is first written down.
-        generic = KINDS.named(FORMAT, name.partition("[")[0] + "'>")
+        generic = KINDS.find_by_name(FORMAT, name.partition("[")[0] + "'>")
         if "[" in name and generic is not None:
             title = name[:-2].rpartition(".")[2]
             made: list[type] = generic.type.__subclasses__()
             return generic, next((cls for cls in made if cls.__qualname__ == title), None)
         raise MissingPluginError(
-            f"{at} is of the {name[1:-1]}, which is provided by {missing_package('td-tensorclass')}"
+            f"{location} is of the {name[1:-1]}, which is provided by {describe_missing_package('td-tensorclass')}"
         )
     moved = named()
     if moved is not None and isinstance(obj.get("shape"), list):
@@ -337,47 +342,47 @@ def _kind(
         return KINDS["TensorDict"], moved if issubclass(moved, KINDS["TensorDict"].type) else None
     if moved is not None and KINDS.of(moved).with_class:
         return KINDS.of(moved), None
-    raise at.damaged("_type", name, _DEFINED)
+    raise location.error("_type", name, _DEFINED)
 
 
-def _mapping(level: Level, obj: dict[str, Any], at: At, robust_key: bool, strict: bool) -> None:
+def _mapping(level: Level, obj: dict[str, Any], location: Location, robust_key: bool, strict: bool) -> None:
     """Read a level in the plain form: entries and metadata side by side."""
-    level.batch_size = check_shape(obj["shape"], at, "shape")
+    level.batch_size = check_shape(obj["shape"], location, "shape")
     level.sized = True
     meta, leaves, nodes = level.meta, level.leaves, level.nodes
-    likeliest = -1 if obj.get(_names.ROBUST_KEY) is False else 1
+    likeliest = -1 if obj.get(_file_names.ROBUST_KEY) is False else 1
     for name, entry in obj.items():
         if type(entry) is not dict:
             # What says that it is a value has entries of other kinds, which are looked at where it is put together.
             if strict and name not in _LEVEL and name[:1] != "_" and "_is_non_tensor" not in obj:
-                raise at.damaged("the entry", entry, "a leaf (shape, dtype) or a collection (type)", name)
+                raise location.error("the entry", entry, "a leaf (shape, dtype) or a collection (type)", name)
             meta[name] = entry
         elif entry.get("type") is not None:
-            nodes[name] = possible_names(name, robust_key)[::likeliest]
+            nodes[name] = list_possible_names(name, robust_key)[::likeliest]
             level.keys.append(name)
         elif "dtype" in entry and "shape" in entry:
-            files = possible_names(name, robust_key)[::likeliest]
-            leaves[name] = _leaf(entry, at, name, files, level.batch_size)
+            files = list_possible_names(name, robust_key)[::likeliest]
+            leaves[name] = _leaf(entry, location, name, files, level.batch_size)
             level.keys.append(name)
         elif strict:
-            raise at.damaged("the entry", entry, "a leaf (shape, dtype) or a collection (type)", name)
+            raise location.error("the entry", entry, "a leaf (shape, dtype) or a collection (type)", name)
     device = meta.get("device", "cpu")
     if device != "cpu" and device != "None":
-        check_device(device, at)
+        check_device(device, location)
 
 
 def _general_kind(
-    obj: dict[str, Any], at: At, strict: bool, named: Callable[[], type | None]
+    obj: dict[str, Any], location: Location, strict: bool, named: Callable[[], type | None]
 ) -> tuple[NodeKind, type | None]:
     tag = obj.get("kind")
     if not isinstance(tag, str):
-        raise at.damaged("kind", tag, "the tag of a node kind")
+        raise location.error("kind", tag, "the tag of a node kind")
     if tag not in KINDS:
         moved = None if "provider" in obj else named()
         if moved is not None and KINDS.of(moved).with_class:
             return KINDS.of(moved), None
-        missing = missing_writer(f"{at}, of the kind {tag!r},", obj.get("provider"))
-        raise missing or at.damaged("kind", tag, "a node kind that an installed package provides")
+        missing = missing_writer_error(f"{location}, of the kind {tag!r},", obj.get("provider"))
+        raise missing or location.error("kind", tag, "a node kind that an installed package provides")
     kind, cls = KINDS[tag], None
     if "class" in obj:
         cls = find_subclass(kind.type, obj["class"])
@@ -385,120 +390,122 @@ def _general_kind(
             cls = moved
         if cls is None and strict:
             wanted = f"a subclass of {kind.type.__name__} that this process has defined"
-            raise at.damaged("class", obj["class"], wanted)
+            raise location.error("class", obj["class"], wanted)
     return kind, cls
 
 
-def _general(obj: dict[str, Any], at: At) -> Level:
+def _general(obj: dict[str, Any], location: Location) -> Level:
     """Read a level in the general form."""
     meta, members, values = obj.get("meta"), obj.get("members", []), obj.get("values", {})
     if not isinstance(meta, dict):
-        raise at.damaged("meta", meta, "an object")
+        raise location.error("meta", meta, "an object")
     if not isinstance(members, list) or not all(
-        isinstance(name, str) and _names.inside(name) == (name,) for name in members
+        isinstance(name, str) and _file_names.split_relative(name) == (name,) for name in members
     ):
-        raise at.damaged("members", members, "names of directories")
+        raise location.error("members", members, "names of directories")
     if not isinstance(values, dict) or not all(isinstance(value, dict) for value in values.values()):
-        raise at.damaged("values", values, "an object of values")
+        raise location.error("values", values, "an object of values")
     level = Level(meta=meta, members=members, values=values, version=VERSION)
     if isinstance(meta.get("batch_size"), list):
-        level.batch_size = check_shape(meta["batch_size"], at, "batch_size")
+        level.batch_size = check_shape(meta["batch_size"], location, "batch_size")
         level.sized = True
     if isinstance(meta.get("device"), str):
-        check_device(meta["device"], at)
-    _general_entries(level, obj.get("entries", []), at)
+        check_device(meta["device"], location)
+    _general_entries(level, obj.get("entries", []), location)
     return level
 
 
-def _general_entries(level: Level, rows: Any, at: At) -> None:
+def _general_entries(level: Level, rows: Any, location: Location) -> None:
     if not isinstance(rows, list):
-        raise at.damaged("entries", rows, "a list")
+        raise location.error("entries", rows, "a list")
     for row in rows:
         if not (
             isinstance(row, list) and len(row) == 2 and isinstance(row[0], str) and isinstance(row[1], dict)
         ):
-            raise at.damaged("an entry", row, "a key and an object")
+            raise location.error("an entry", row, "a key and an object")
         name, entry = row
         file = entry.get("file")
-        if not isinstance(file, str) or _names.inside(file) != (file,):
-            raise at.damaged("file", file, "a file name", name)
+        if not isinstance(file, str) or _file_names.split_relative(file) != (file,):
+            raise location.error("file", file, "a file name", name)
         if name in level.leaves or name in level.nodes:
-            raise at.damaged("the key", name, "each key once", name)
+            raise location.error("the key", name, "each key once", name)
         if entry.get("type") is not None:
             level.nodes[name] = (file,)
         else:
-            level.leaves[name] = _leaf(entry, at, name, (file,), level.batch_size)
+            level.leaves[name] = _leaf(entry, location, name, (file,), level.batch_size)
         level.keys.append(name)
 
 
 def _leaf(
-    entry: dict[str, Any], at: At, key: str, files: tuple[str, ...], batch_size: torch.Size
+    entry: dict[str, Any], location: Location, key: str, files: tuple[str, ...], batch_size: torch.Size
 ) -> LeafEntry:
     name = entry.get("dtype")
     dtype = DTYPES.get(name) if type(name) is str else None
     if dtype is None:
-        raise at.damaged("dtype", name, "a dtype that this torch knows and a file can hold", key)
-    shape = check_shape(entry.get("shape"), at, "shape", dtype.itemsize, key)
+        raise location.error("dtype", name, "a dtype that this torch knows and a file can hold", key)
+    shape = check_shape(entry.get("shape"), location, "shape", dtype.itemsize, key)
     nested = entry.get("is_nested")
     if nested is not None and type(nested) is not bool:
-        raise at.damaged("is_nested", nested, "true or false", key)
+        raise location.error("is_nested", nested, "true or false", key)
     if entry.get("layout") == "jagged":
         nbytes = shape.numel() * dtype.itemsize
-        return LeafEntry(shape, dtype, files, nbytes, jagged=_jagged(entry, at, key))
+        return LeafEntry(shape, dtype, files, nbytes, jagged=_read_jagged(entry, location, key))
     if not nested:
         if batch_size and shape[: len(batch_size)] != batch_size:
-            raise at.damaged(
+            raise location.error(
                 "shape", list(shape), f"a shape that starts with the batch size {list(batch_size)}", key
             )
         return LeafEntry(shape, dtype, files, shape.numel() * dtype.itemsize)
     if len(shape) != 2:
-        raise at.damaged("shape", list(shape), "the shape of a table of component shapes, [rows, dims]", key)
+        raise location.error(
+            "shape", list(shape), "the shape of a table of component shapes, [rows, dims]", key
+        )
     inner = batch_size[1:]
     if batch_size and (shape[0] != batch_size[0] or shape[1] < len(inner)):
         wanted = f"as many components as the batch size {list(batch_size)} says, with its other dims in each"
-        raise at.damaged("shape", list(shape), wanted, key)
+        raise location.error("shape", list(shape), wanted, key)
     return LeafEntry(shape, dtype, files, shape.numel() * 8, nested=True, inner=inner)
 
 
-def _jagged(entry: dict[str, Any], at: At, key: str) -> dict[str, Any]:
+def _read_jagged(entry: dict[str, Any], location: Location, key: str) -> dict[str, Any]:
     for name in ("components", "ragged"):
         value = entry.get(name)
         if type(value) is not int or not 0 <= value < 1 << 48:
-            raise at.damaged(name, value, "a number", key)
+            raise location.error(name, value, "a number", key)
     if entry.get("offsets_dtype") not in ("torch.int64", "torch.int32"):
-        raise at.damaged("offsets_dtype", entry.get("offsets_dtype"), "an integer dtype", key)
+        raise location.error("offsets_dtype", entry.get("offsets_dtype"), "an integer dtype", key)
     if not isinstance(entry.get("lengths"), bool):
-        raise at.damaged("lengths", entry.get("lengths"), "true or false", key)
+        raise location.error("lengths", entry.get("lengths"), "true or false", key)
     return entry
 
 
-def possible_names(key: str, robust_key: bool) -> tuple[str, ...]:
+def list_possible_names(key: str, robust_key: bool) -> tuple[str, ...]:
     """Return the names that the file or directory of a key may have, the likeliest first."""
-    encoded = _names.encode_key(key)
+    encoded = _file_names.encode_key(key)
     if robust_key and encoded == key:
         return (key,)
-    raw = _names.raw_name(key)
+    raw = _file_names.get_raw_name(key)
     if raw is None:
         return (encoded,)
     return (encoded, raw) if robust_key else (raw,)
 
 
-def check_shape(value: Any, at: At, name: str, itemsize: int = 1, *below: str) -> torch.Size:
+def check_shape(value: Any, location: Location, name: str, itemsize: int = 1, *below: str) -> torch.Size:
     """Return a shape.
 
     Raises:
         FormatError: it is none, or no memory could hold it.
     """
     if type(value) is not list:
-        raise at.damaged(name, value, "a list of sizes", *below)
+        raise location.error(name, value, "a list of sizes", *below)
     nbytes = itemsize
     for size in value:
         if type(size) is not int or not 0 <= size < _TOO_LARGE:
-            raise at.damaged(name, value, "a list of sizes", *below)
+            raise location.error(name, value, "a list of sizes", *below)
         # A dim of size 0 must not hide that the others are impossible.
         nbytes *= size or 1
     if len(value) > _MOST_DIMS or (nbytes >= _TOO_LARGE and not _is_possible(value)):
-        raise at.damaged(name, value, "a shape that a tensor can have", *below)
+        raise location.error(name, value, "a shape that a tensor can have", *below)
     return torch.Size(value)
 
 
@@ -513,7 +520,7 @@ def _is_possible(shape: list[int]) -> bool:
     return True
 
 
-def check_device(value: Any, at: At) -> torch.device:
+def check_device(value: Any, location: Location) -> torch.device:
     """Return a device.
 
     Raises:
@@ -524,10 +531,10 @@ def check_device(value: Any, at: At) -> torch.device:
             return torch.device(value)
     except RuntimeError:
         pass
-    raise at.damaged("device", value, "the name of a device")
+    raise location.error("device", value, "the name of a device")
 
 
-def manifest_text(sizes: dict[Parts, list[Any]], algorithm: str | None, hashes: dict[Parts, str]) -> bytes:
+def format_manifest(sizes: dict[Parts, list[Any]], algorithm: str | None, hashes: dict[Parts, str]) -> bytes:
     """Return the content of a manifest: by file its size and time, and its hash where there is an algorithm."""
     content: dict[str, Any] = {"format": 1, "files": {"/".join(path): row for path, row in sizes.items()}}
     if algorithm is not None:
@@ -536,7 +543,7 @@ def manifest_text(sizes: dict[Parts, list[Any]], algorithm: str | None, hashes: 
     return json.dumps(content).encode()
 
 
-def find(tree: Any, subpath: NestedKey, *, robust_key: bool) -> Parts:
+def find_directory(tree: Any, subpath: NestedKey, *, robust_key: bool) -> Parts:
     """Return where the sub-collection under a key is, in a directory or an archive.
 
     Raises:
@@ -546,13 +553,14 @@ def find(tree: Any, subpath: NestedKey, *, robust_key: bool) -> Parts:
     for key in subpath.split("/") if isinstance(subpath, str) else unravel_key_to_tuple(subpath):
         below = _names_below(tree, parts, key, robust_key)
         # What a class wraps is no entry; an entry of that name is.
-        if below is None and tree.stat((*parts, _names.INNER), _names.META) is not None:
-            parts = (*parts, _names.INNER)
+        if below is None and tree.stat((*parts, _file_names.INNER), _file_names.META) is not None:
+            parts = (*parts, _file_names.INNER)
             below = _names_below(tree, parts, key, robust_key)
         # The members of a stack are no entries either.
         for name in (key,) if below is None else below:
-            if _names.inside(name) == (name,) and any(
-                tree.stat((*parts, name), meta) is not None for meta in (_names.META, _names.OLD_META)
+            if _file_names.split_relative(name) == (name,) and any(
+                tree.stat((*parts, name), meta) is not None
+                for meta in (_file_names.META, _file_names.OLD_META)
             ):
                 parts = (*parts, name)
                 break
@@ -564,8 +572,11 @@ def find(tree: Any, subpath: NestedKey, *, robust_key: bool) -> Parts:
 
 
 def _names_below(tree: Any, parts: Parts, key: str, robust_key: bool) -> tuple[str, ...] | None:
-    content, at = read_if_there(tree, parts, _names.META), At(tree.show(parts, _names.META), parts)
+    content, location = (
+        read_if_there(tree, parts, _file_names.META),
+        Location(tree.show(parts, _file_names.META), parts),
+    )
     if content is None:
         return None
-    meta = parse_json(content, at.file)
-    return describe(meta, at, torch.Size(), robust_key=robust_key, strict=False).nodes.get(key)
+    meta = parse_json(content, location.file)
+    return parse_level(meta, location, torch.Size(), robust_key=robust_key, strict=False).nodes.get(key)

@@ -73,8 +73,8 @@ def memmap(
     >>> saved["a"]
     MemoryMappedTensor([0, 1, 2])
     """
-    options = _options(locals())
-    return _run(data, _mapping(data, prefix, options), num_threads, return_early)
+    options = _collect_options(locals())
+    return _run(data, _plan_mapping(data, prefix, options), num_threads, return_early)
 
 
 save = memmap
@@ -106,12 +106,12 @@ def memmap_(
     >>> td.memmap_() is td, td.is_memmap(), td["a"]
     (True, True, MemoryMappedTensor([0, 1, 2]))
     """
-    options = _options(locals(), inplace=True)
-    work = _mapping(data, prefix, options)
+    options = _collect_options(locals(), inplace=True)
+    work = _plan_mapping(data, prefix, options)
     if return_early:
-        from ._future import locked
+        from ._future import lock_then_run
 
-        work = locked(data, work)
+        work = lock_then_run(data, work)
     return _run(data, work, num_threads, return_early)
 
 
@@ -143,8 +143,8 @@ def memmap_like(
     >>> datum.expand(1_000_000).memmap_like()["image"].shape
     torch.Size([1000000, 3, 64, 64])
     """
-    options = _options(locals(), like=True)
-    return _run(data, _mapping(data, prefix, options), num_threads, return_early)
+    options = _collect_options(locals(), like=True)
+    return _run(data, _plan_mapping(data, prefix, options), num_threads, return_early)
 
 
 def load_memmap(
@@ -223,7 +223,7 @@ def load_as(
         StructureError: what is saved does not fit the class.
     """
     from . import _fs
-    from ._load import Loading, check_target, drop_others, load_directory
+    from ._load import LoadOptions, check_target, drop_missing, load_directory
     from ._tensor import check_mode
     from ._value_file import ValueFile
 
@@ -233,7 +233,7 @@ def load_as(
         raise ValueError(
             f"mode='r+' maps the files, so that writes reach them, and device={str(device)!r} copies the leaves; choose one"
         )
-    options = Loading(
+    options = LoadOptions(
         device=None if device is None else torch.device(device),
         non_blocking=non_blocking,
         robust_key=robust_key is not False,
@@ -246,7 +246,7 @@ def load_as(
         complete=complete,
         keeper=ValueFile,
     )
-    path = _fs.absolute(prefix)
+    path = _fs.make_absolute(prefix)
     if verify:
         from ._manifest import check
 
@@ -259,7 +259,7 @@ def load_as(
         result = load_directory(path, options, subpath)
     if out is None:
         return result
-    drop_others(out.update(result), result)
+    drop_missing(out.update(result), result)
     return out
 
 
@@ -397,9 +397,9 @@ def is_memmap(data: Any) -> bool:
     >>> TensorDict().is_memmap(), TensorDict().memmap().is_memmap()
     (False, True)
     """
-    from ._saved import saved_of
+    from ._memmap_backend import get_backend
 
-    return saved_of(data) is not None
+    return get_backend(data) is not None
 
 
 def saved_path(data: Any) -> Path | None:
@@ -408,20 +408,24 @@ def saved_path(data: Any) -> Path | None:
     Raises:
         AttributeError: the collection is not mapped.
     """
-    from ._saved import directory, saved_of
+    from ._memmap_backend import get_backend, get_directory
 
-    saved = saved_of(data)
+    saved = get_backend(data)
     if saved is None:
         raise AttributeError(f"this {type(data).__name__} has no saved path: it is not memory-mapped")
-    path = directory(data, saved)
+    path = get_directory(data, saved)
     return None if path is None else Path(path)
 
 
-def _options(given: dict[str, Any], **more: bool) -> Options:
+def _collect_options(options: dict[str, Any], **more: bool) -> Options:
     """Return the options among the arguments of a call, which gives its ``locals()`` before it has any others."""
     from ._save import Options
 
-    prefix, archive, compression = given["prefix"], given.get("archive", False), given.get("compression")
+    prefix, archive, compression = (
+        options["prefix"],
+        options.get("archive", False),
+        options.get("compression"),
+    )
     anonymous = prefix is None
     packed = not anonymous and (Path(prefix).suffix == ".tdz" if archive is None else archive)
     if (archive or compression is not None) and not packed:
@@ -430,56 +434,58 @@ def _options(given: dict[str, Any], **more: bool) -> Options:
             f"compression={compression!r}"
         )
     for name in ("durable", "checksums"):
-        if anonymous and given.get(name):
+        if anonymous and options.get(name):
             raise ValueError(f"{name}=True needs a prefix: without one nothing is saved")
-    if given["share_non_tensor"] and (packed or anonymous):
+    if options["share_non_tensor"] and (packed or anonymous):
         raise ValueError(
             "share_non_tensor=True needs a prefix that is a directory: values are shared through its files"
         )
-    if not isinstance(atomic := given.get("atomic", False), bool):
+    if not isinstance(atomic := options.get("atomic", False), bool):
         raise TypeError(f"atomic is a bool, and both save atomically; got {atomic!r}")
-    chosen = {name: given[name] for name in Options.__slots__ if name in given}
-    return Options(**{**chosen, "robust_key": given["robust_key"] is not False, "archive": packed, **more})
+    chosen = {name: options[name] for name in Options.__slots__ if name in options}
+    return Options(**{**chosen, "robust_key": options["robust_key"] is not False, "archive": packed, **more})
 
 
-def _mapping(data: Any, prefix: str | Path | None, options: Options) -> Callable[[], Any]:
+def _plan_mapping(data: Any, prefix: str | Path | None, options: Options) -> Callable[[], Any]:
     """Return the work of mapping a collection: to an archive or a directory, to its own files, or to anonymous ones."""
     if prefix is not None:
         from . import _fs
 
-        path = _fs.absolute(prefix)
+        path = _fs.make_absolute(prefix)
         if options.archive:
             from ._archive import save_archive
 
             return save_archive(data, path, options)
         if options.like:
-            from ._like import like_directory
+            from ._memmap_like import like_directory
 
             return like_directory(data, path, options)
         from ._save import save_directory
 
         return save_directory(data, path, options)
-    from ._save import save_anonymous, snapshot
-    from ._saved import Saved, attach, directory, saved_of
+    from ._memmap_backend import MemmapBackend, attach_backend, get_backend, get_directory
+    from ._save import copy_nodes, save_anonymous
 
-    saved = None if options.like else saved_of(data)
+    saved = None if options.like else get_backend(data)
     if saved is not None and options.inplace:
         return lambda: data
-    tree = data if options.inplace else snapshot(data)
+    tree = data if options.inplace else copy_nodes(data)
     if saved is None:
         from ._origin import origin
 
         loaded_from = None if options.like else origin(tree)
         if loaded_from is None:
             return lambda: save_anonymous(tree, options)
-        return lambda: attach(tree, loaded_from)
-    root, as_saved = directory(data, saved), saved.describes(data)
-    return lambda: attach(tree, Saved(root, saved.robust_key, saved.allow_pickle), as_saved=as_saved)
+        return lambda: attach_backend(tree, loaded_from)
+    root, as_saved = get_directory(data, saved), saved.is_current(data)
+    return lambda: attach_backend(
+        tree, MemmapBackend(root, saved.robust_key, saved.allow_pickle), as_saved=as_saved
+    )
 
 
 def _run(data: Any, work: Callable[[], Any], num_threads: int, return_early: bool) -> Any:
     if not (return_early and num_threads > 0):
         return work()
-    from ._future import in_background
+    from ._future import run_in_background
 
-    return in_background(data, work)
+    return run_in_background(data, work)

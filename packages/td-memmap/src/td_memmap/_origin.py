@@ -13,35 +13,38 @@ import torch
 from torch import Tensor
 
 from td_core._collection import Core
-from td_core._components import parts_of
+from td_core._nested_components import get_parts
 from td_core._nodes import KINDS
 from td_core.errors import TensorDictError
 
-from . import _names
-from ._load import Loading, Reader, on_one_version
-from ._mapping import source_of
-from ._plan import KeyPath, take_apart
-from ._saved import Saved
+from . import _file_names
+from ._load import LoadOptions, Reader, retry_on_replace
+from ._mapped_memory import source_of
+from ._memmap_backend import MemmapBackend
+from ._plan import KeyPath, encode_node
 from ._tensor import MemoryMappedTensor, Place, is_whole
 from ._value_file import ValueFile
 
 
-def origin(tree: Core) -> Saved | None:
+def origin(tree: Core) -> MemmapBackend | None:
     """Return the save that a collection is; None where it is another, more or less."""
     path = _root(tree)
     if path is None:
         return None
     try:
-        loaded, robust = on_one_version(path, _load)
+        loaded, robust = retry_on_replace(path, _load)
     except (OSError, TensorDictError):
         return None
-    return Saved(path, robust, False) if _is_same(tree, loaded) else None
+    return MemmapBackend(path, robust, False) if _is_same(tree, loaded) else None
 
 
 def _load(files: Any) -> tuple[tuple[Any, bool], bool]:
-    reader = Reader(files, Loading())
+    reader = Reader(files, LoadOptions())
     loaded = reader.load()
-    return (loaded, all(node.level.meta.get(_names.ROBUST_KEY) is not False for node in reader.nodes)), True
+    return (
+        loaded,
+        all(node.level.meta.get(_file_names.ROBUST_KEY) is not False for node in reader.nodes),
+    ), True
 
 
 def _root(tree: Core) -> str | None:
@@ -49,20 +52,20 @@ def _root(tree: Core) -> str | None:
     todo: list[tuple[Core, KeyPath]] = [(tree, ())]
     while todo:
         node, path = todo.pop()
-        record = take_apart(node, path)
+        record = encode_node(node, path)
         keeper = node._keeper()
-        found = keeper.path if isinstance(keeper, ValueFile) and keeper.refused is None else None
+        result = keeper.path if isinstance(keeper, ValueFile) and keeper.refused is None else None
         for key, child in record.entries.items():
             if isinstance(child, Tensor):
                 for place in _places(child):
-                    found = found or (place.filename and os.path.dirname(place.filename))
+                    result = result or (place.filename and os.path.dirname(place.filename))
             else:
                 todo.append((child, (*path, key)))
         todo.extend((child, (*path, key)) for key, child in record.members.items())
-        if found is not None:
+        if result is not None:
             for _ in path:
-                found = os.path.dirname(found)
-            return found
+                result = os.path.dirname(result)
+            return result
     return None
 
 
@@ -70,7 +73,7 @@ def _places(leaf: Any) -> list[Place]:
     """Return the places of the tensors that a leaf is made of; none where not all are in files."""
     parts = [leaf]
     if leaf.is_nested and leaf.layout is not torch.strided:
-        parts = parts_of(leaf)
+        parts = get_parts(leaf)
     places: list[Any] = [getattr(part, "_place", None) or source_of(part) for part in parts]
     return places if all(isinstance(place, Place) for place in places) else []
 
@@ -79,19 +82,19 @@ def _is_same(tree: Core, loaded: Core) -> bool:
     """Tell whether a collection has the levels, leaves and values of one that was loaded, and the leaves in the same files."""
     todo: list[tuple[Core, Core]] = [(tree, loaded)]
     while todo:
-        mine, theirs = todo.pop()
+        left, right = todo.pop()
         if (
-            KINDS.of(mine) is not KINDS.of(theirs)
-            or mine.batch_size != theirs.batch_size
-            or mine._names != theirs._names
+            KINDS.of(left) is not KINDS.of(right)
+            or left.batch_size != right.batch_size
+            or left._names != right._names
         ):
             return False
-        if mine._opaque and not mine._holds_same(theirs):
+        if left._is_value and not left._has_equal_values(right):
             return False
-        one, other = take_apart(mine), take_apart(theirs)
-        if one.entries.keys() != other.entries.keys() or one.members.keys() != other.members.keys():
+        first, other = encode_node(left), encode_node(right)
+        if first.entries.keys() != other.entries.keys() or first.members.keys() != other.members.keys():
             return False
-        for key, child in one.entries.items():
+        for key, child in first.entries.items():
             there: Any = other.entries[key]
             if isinstance(child, Tensor) != isinstance(there, Tensor):
                 return False
@@ -99,16 +102,16 @@ def _is_same(tree: Core, loaded: Core) -> bool:
                 todo.append((child, there))
             elif not _is_same_leaf(child, there):
                 return False
-        todo.extend((child, other.members[name]) for name, child in one.members.items())
+        todo.extend((child, other.members[name]) for name, child in first.members.items())
     return True
 
 
-def _is_same_leaf(mine: Tensor, theirs: Tensor) -> bool:
-    if mine.layout is not theirs.layout or mine.dtype != theirs.dtype or mine.is_nested != theirs.is_nested:
+def _is_same_leaf(left: Tensor, right: Tensor) -> bool:
+    if left.layout is not right.layout or left.dtype != right.dtype or left.is_nested != right.is_nested:
         return False
     places = [
-        [(place.filename, place.identity, place.shared) for place in _places(leaf)] for leaf in (mine, theirs)
+        [(place.filename, place.identity, place.shared) for place in _places(leaf)] for leaf in (left, right)
     ]
-    whole = not isinstance(mine, MemoryMappedTensor) or is_whole(mine)
-    shown = mine.is_nested or mine.shape == theirs.shape
+    whole = not isinstance(left, MemoryMappedTensor) or is_whole(left)
+    shown = left.is_nested or left.shape == right.shape
     return whole and shown and places[0] == places[1] and bool(places[0])

@@ -19,14 +19,14 @@ import torch
 from torch import Tensor
 
 from td_core._collection import Core, show_path
-from td_core._nodes import KINDS, NodeKind, Record, class_name
-from td_core._torch_private import ragged_dim
+from td_core._nodes import KINDS, NodeKind, Record, get_class_name
+from td_core._torch_private import get_ragged_dim
+from td_core._value_codec import is_readable, split
 from td_core._value_types import CONTAINERS
-from td_core._values import readable, split
 from td_core.errors import CodecError
 
-from . import _names
-from ._dtypes import storable
+from . import _file_names
+from ._dtypes import check_storable
 from ._fs import Parts
 from ._shapes import component_shapes, element_count
 
@@ -121,19 +121,19 @@ def make_plan(
     return planner.plan
 
 
-def take_apart(node: Core, path: KeyPath = ()) -> Record:
+def encode_node(node: Core, path: KeyPath = ()) -> Record:
     """Return the record of a node at ``path`` in this format."""
     return KINDS.of(node).record_of(node, FORMAT, path)
 
 
-def collect(tree: Core, *, content: bool) -> Plan:
+def plan_anonymous(tree: Core, *, content: bool) -> Plan:
     """Return the leaves and nodes of a tree as a plan without names, for files that have none."""
     planner = _Planner(True, False, content)
     todo: list[tuple[Core, KeyPath]] = [(tree, ())]
     while todo:
         node, path = todo.pop()
         planner.plan.nodes.append((node, ()))
-        record = take_apart(node, path)
+        record = encode_node(node, path)
         todo.extend((child, (*path, key)) for key, child in record.members.items())
         for key, child in record.entries.items():
             if isinstance(child, Tensor):
@@ -154,7 +154,7 @@ def plan_values(node: Core, above: torch.Size, *, allow_pickle: bool) -> dict[st
     return {name: text for _, name, text in planner.plan.texts}
 
 
-def _longer(names: list[str | None], count: int) -> list[str | None]:
+def _extend_names(names: list[str | None], count: int) -> list[str | None]:
     """Return the names of a level for what is in it, whose further dims have none."""
     return [*names, *[None] * (count - len(names))]
 
@@ -175,7 +175,7 @@ class _Planner:
         self.plan.nodes.append((node, parts))
         kind = KINDS.of(node)
         if FORMAT in kind.layouts:
-            record = take_apart(node, key)
+            record = encode_node(node, key)
             values = self._values(record, key)
             if self._plain(node, record, values, names):
                 return self._as_reference(this, kind, record, values)
@@ -191,7 +191,7 @@ class _Planner:
             meta["_type"] = kind.layouts[FORMAT].names[0]
         if type(node) is not kind.type and "_class" in meta:
             meta["_type"] = str(type(node))
-            meta["_class"] = class_name(type(node))
+            meta["_class"] = get_class_name(type(node))
         stems = {name: self._stem(name, (*key, name)) for name in record.entries}
         level, below = self._entries(this, record, stems, above, meta.get("_names"))
         types: dict[str, Any] = {}
@@ -207,9 +207,9 @@ class _Planner:
                 level[name] = value.plain
                 if value.types is not None:
                     types[name] = {"plain": value.plain, "types": value.types}
-        if not self.robust_key and any(_names.encode_key(name) != name for name in record.entries):
+        if not self.robust_key and any(_file_names.encode_key(name) != name for name in record.entries):
             # A leaf without elements has no file that would show it.
-            meta[_names.ROBUST_KEY] = False
+            meta[_file_names.ROBUST_KEY] = False
         for name, item in meta.items():
             level.setdefault(name, item)
         sidecar: dict[str, Any] = {"values": types} if types else {}
@@ -218,21 +218,21 @@ class _Planner:
             # Such an entry has no batch size and no dim names of its own there: it takes those of the level.
             if size != above:
                 sidecar["batch_size"] = list(size)
-            if node._names is not None and [*node._names] != _longer(names or [], len(size)):
+            if node._names is not None and [*node._names] != _extend_names(names or [], len(size)):
                 sidecar["names"] = [*node._names]
-        file, content = _names.PICKLE, pickled
+        file, content = _file_names.PICKLE, pickled
         if pickled and "stack_dim" in level:
             # The layout of the reference for a stack of values: the whole list, in a file of its own.
-            file, content = _names.STACK_PICKLE, pickled["data"]
+            file, content = _file_names.STACK_PICKLE, pickled["data"]
             level["data"] = file
-        self._text(parts, _names.META, level, key)
+        self._text(parts, _file_names.META, level, key)
         text = self._pickle(parts, file, content, key)
         if classes and len(classes) == len(pickled):
             # Readers take the classes from here, and nobody opens the pickle.
             note = {"types": classes, "pickle_sha256": hashlib.sha256(text).hexdigest()}
-            self._text(parts, _names.JSON_TYPES, note, key)
+            self._text(parts, _file_names.JSON_TYPES, note, key)
         if sidecar:
-            self._text(parts, _names.VALUES, sidecar, key)
+            self._text(parts, _file_names.VALUES, sidecar, key)
         return below
 
     def _general(
@@ -241,11 +241,11 @@ class _Planner:
         node, parts, key, *_ = this
         level: dict[str, Any] = {"_type": f"td:{kind.tag}", "_format_version": VERSION, "kind": kind.tag}
         if type(node) is not kind.type:
-            level["class"] = class_name(type(node))
+            level["class"] = get_class_name(type(node))
         if kind.tag in KINDS.providers:
             level["provider"] = KINDS.providers[kind.tag]
         level["meta"] = record.meta
-        taken = set(_names.TAKEN)
+        taken = set(_file_names.RESERVED_STEMS)
         stems = {
             name: self._free_stem(name, position, child, taken)
             for position, (name, child) in enumerate(record.entries.items())
@@ -258,8 +258,8 @@ class _Planner:
             name: {"pickled": True} if value.pickled else {"plain": value.plain, "types": value.types}
             for name, value in values.items()
         }
-        self._text(parts, _names.META, level, key)
-        self._pickle(parts, _names.PICKLE, pickled, key)
+        self._text(parts, _file_names.META, level, key)
+        self._pickle(parts, _file_names.PICKLE, pickled, key)
         return below
 
     def _entries(
@@ -273,54 +273,56 @@ class _Planner:
         entries: dict[str, Any] = {}
         below: list[_Below] = []
         for name, child in record.entries.items():
-            at, stem = (*key, name), stems[name]
+            position, stem = (*key, name), stems[name]
             if isinstance(child, Tensor):
-                entries[name] = self.leaf(child, parts, stem, at)
+                entries[name] = self.leaf(child, parts, stem, position)
             else:
                 entries[name] = {"type": type(child).__name__}
-                below.append((child, (*parts, stem), at, node.batch_size, names))
+                below.append((child, (*parts, stem), position, node.batch_size, names))
         for name, child in record.members.items():
             below.append((child, (*parts, name), (*key, name), above, None))
         return entries, below
 
     def _plain(self, node: Core, record: Record, values: Mapping[str, _Value], names: Any) -> bool:
         """Tell whether the plain form can hold a node, as the reference would read it."""
-        if any(value.types not in (None, _CLASS) and not readable(value.types) for value in values.values()):
+        if any(
+            value.types not in (None, _CLASS) and not is_readable(value.types) for value in values.values()
+        ):
             return False
         if "stack_dim" in record.meta and "data" in values:
             # Its batch size is read off the lists, of which empty ones say nothing.
             size = node.batch_size
-            if nesting(values["data"].plain) != len(size) or 0 in size[1:]:
+            if count_list_dims(values["data"].plain) != len(size) or 0 in size[1:]:
                 return False
         own = {"shape", "device", "_type", *record.meta} - {"_class", "_format_version"}
         if not own.isdisjoint(record.entries) or (names is not None and "_names" in record.entries):
             return False
-        files = list(_names.TAKEN)
+        files = list(_file_names.RESERVED_STEMS)
         for key, child in record.entries.items():
             if isinstance(child, Tensor) and child.layout == torch.jagged:
                 return False
-            files.extend(names_of(child, _names.stem(key, self.robust_key)))
-        return len(set(files)) == len(files) and all(map(_names.fits, files))
+            files.extend(list_file_names(child, _file_names.get_stem(key, self.robust_key)))
+        return len(set(files)) == len(files) and all(map(_file_names.is_valid_name, files))
 
-    def _stem(self, key: str, at: KeyPath) -> str:
-        if not self.robust_key and _names.raw_name(key) is None:
+    def _stem(self, key: str, path: KeyPath) -> str:
+        if not self.robust_key and _file_names.get_raw_name(key) is None:
             raise CodecError(
-                f"robust_key=False cannot store {show_path(at)}: it is no file name; leave robust_key at its default"
+                f"robust_key=False cannot store {show_path(path)}: it is no file name; leave robust_key at its default"
             )
-        return _names.stem(key, self.robust_key)
+        return _file_names.get_stem(key, self.robust_key)
 
     def _free_stem(self, key: str, position: int, child: Any, taken: set[str]) -> str:
-        stem = _names.encode_key(key)
-        wanted = names_of(child, stem)
+        stem = _file_names.encode_key(key)
+        wanted = list_file_names(child, stem)
         jagged = isinstance(child, Tensor) and child.layout == torch.jagged
-        if jagged or not all(map(_names.fits, wanted)) or not taken.isdisjoint(wanted):
+        if jagged or not all(map(_file_names.is_valid_name, wanted)) or not taken.isdisjoint(wanted):
             return f"%k{position}"  # which no key becomes
         taken.update(wanted)
         return stem
 
     def leaf(self, leaf: Tensor, parts: Parts, stem: str, key: KeyPath) -> dict[str, Any]:
         """Plan the files of one leaf; return its entry."""
-        storable(leaf, key, content=self.content)
+        check_storable(leaf, key, content=self.content)
         device = "cpu" if leaf.is_cpu else str(leaf.device)
         entry: dict[str, Any] = {"device": device, "shape": [], "dtype": str(leaf.dtype)}
         entry["is_nested"] = leaf.is_nested
@@ -329,20 +331,23 @@ class _Planner:
             self.file(parts, stem + ".memmap", key, leaf, leaf.shape, leaf)
             return entry
         if leaf.layout == torch.jagged:
-            return self._jagged(leaf, entry, parts, stem, key)
+            return self._plan_jagged(leaf, entry, parts, stem, key)
         table = component_shapes(leaf)
         entry["shape"] = list(table.shape)
         self.file(parts, stem + ".shape.memmap", key, table, table.shape, None)
         self.file(parts, stem + ".memmap", key, leaf, table, leaf)
         return entry
 
-    def _jagged(
+    def _plan_jagged(
         self, leaf: Any, entry: dict[str, Any], parts: Parts, stem: str, key: KeyPath
     ) -> dict[str, Any]:
         values, offsets, lengths = leaf.values(), leaf.offsets(), leaf.lengths()
-        storable(offsets, key)
+        check_storable(offsets, key)
         entry.update(
-            layout="jagged", shape=list(values.shape), components=len(offsets) - 1, ragged=ragged_dim(leaf)
+            layout="jagged",
+            shape=list(values.shape),
+            components=len(offsets) - 1,
+            ragged=get_ragged_dim(leaf),
         )
         entry["offsets_dtype"] = str(offsets.dtype)
         entry["lengths"] = lengths is not None
@@ -352,7 +357,7 @@ class _Planner:
         }
         if lengths is not None:
             files["lengths"] = self.file(parts, stem + ".lengths.memmap", key, lengths, lengths.shape, None)
-        self.plan.jagged.append((leaf, files, ragged_dim(leaf)))
+        self.plan.jagged.append((leaf, files, get_ragged_dim(leaf)))
         return entry
 
     def file(
@@ -409,17 +414,17 @@ class _Planner:
         return text
 
 
-def names_of(child: Any, stem: str) -> list[str]:
+def list_file_names(child: Any, stem: str) -> list[str]:
     """Return the file names that an entry takes, which is not a jagged tensor."""
     if not isinstance(child, Tensor):
         return [stem]
     return [stem + ".memmap", stem + ".shape.memmap"] if child.is_nested else [stem + ".memmap"]
 
 
-def nesting(values: Any) -> int:
+def count_list_dims(values: Any) -> int:
     """Return how many batch dims the reference sees in the values of a stack.
 
-    >>> nesting(["a", "b"]), nesting([[1, 2], [3, 4]]), nesting([[1], [3, 4]])
+    >>> count_list_dims(["a", "b"]), count_list_dims([[1, 2], [3, 4]]), count_list_dims([[1], [3, 4]])
     (1, 2, 1)
     """
     depth = 0

@@ -16,10 +16,10 @@ except ImportError:
     tqdm = None
 
 
-def reporter(progress: Progress, total: int, what: str) -> Callable[[int], None]:
+def make_reporter(progress: Progress, total: int, what: str) -> Callable[[int], None]:
     """Return a function that is told of every piece of work, from any thread.
 
-    >>> report = reporter(lambda done, total: print(done, "of", total), 30, "save")
+    >>> report = make_reporter(lambda done, total: print(done, "of", total), 30, "save")
     >>> report(10)
     10 of 30
     """

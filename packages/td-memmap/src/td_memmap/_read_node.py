@@ -8,9 +8,9 @@ import torch
 
 from td_core.errors import FormatError
 
-from . import _names
+from . import _file_names
 from ._fs import Parts
-from ._meta import At, Level, describe, read_json
+from ._meta import Level, Location, parse_level, read_json
 
 
 def list_subdirectories(tree: Any, parts: Parts) -> list[str]:
@@ -18,13 +18,13 @@ def list_subdirectories(tree: Any, parts: Parts) -> list[str]:
     return [
         name
         for name, is_directory in sorted(tree.entries(parts).items())
-        if is_directory and tree.stat((*parts, name), _names.META) is not None
+        if is_directory and tree.stat((*parts, name), _file_names.META) is not None
     ]
 
 
-def list_members(listing: dict[str, bool], at: At) -> list[str]:
+def list_members(listing: dict[str, bool], location: Location) -> list[str]:
     """Return the directories that hold members: ``_tensordict``, ``_source``, or 0, 1, 2... without a gap."""
-    named = [name for name in (_names.INNER, _names.SOURCE) if listing.get(name)]
+    named = [name for name in (_file_names.INNER, _file_names.SOURCE) if listing.get(name)]
     numbers = sorted(
         int(name)
         for name, is_directory in listing.items()
@@ -32,7 +32,9 @@ def list_members(listing: dict[str, bool], at: At) -> list[str]:
     )
     for expected, number in enumerate(numbers):
         if number != expected:
-            raise at.damaged("the members", numbers[:20], f"a member {expected}: its directory is missing")
+            raise location.error(
+                "the members", numbers[:20], f"a member {expected}: its directory is missing"
+            )
     return [*named, *map(str, numbers)]
 
 
@@ -45,24 +47,24 @@ def read_node(files: Any, parts: Parts) -> tuple[dict[str, Any], Level, dict[str
         FileNotFoundError: the root has no metadata.
         FormatError: the metadata is damaged.
     """
-    at = At(files.show(parts, _names.META), parts)
+    location = Location(files.show(parts, _file_names.META), parts)
     try:
-        meta = read_json(files, parts, _names.META)
+        meta = read_json(files, parts, _file_names.META)
     except FileNotFoundError:
-        if files.stat(parts, _names.OLD_META) is not None:
+        if files.stat(parts, _file_names.OLD_META) is not None:
             raise FormatError(
                 f"{files.path} was written by a release before 0.3, whose metadata is pickled; load it and save it again"
             ) from None
         if not parts:
             raise
-        raise FormatError(f"{at.file} is missing") from None
-    level = describe(meta, at, torch.Size(), robust_key=True, strict=False)
+        raise FormatError(f"{location.file} is missing") from None
+    level = parse_level(meta, location, torch.Size(), robust_key=True, strict=False)
     listing = files.entries(parts)
     if not level.sized and not level.general:
-        level.members = level.members or list_members(listing, at)
+        level.members = level.members or list_members(listing, location)
     below = {}
     for name, names in level.nodes.items():
-        below[name] = (*parts, next((each for each in names if each in listing), names[0]))
+        below[name] = (*parts, next((item for item in names if item in listing), names[0]))
     below.update({name: (*parts, name) for name in level.members or ()})
     if level.sized and level.version == 0 and not level.nodes:
         for name in list_subdirectories(files, parts):

@@ -13,26 +13,26 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from td_core._collection import Core, changed_meanwhile, same, show_path
-from td_core._components import jagged
+from td_core._collection import Core, concurrent_change_error, identity, show_path
 from td_core._devices import wait_for
-from td_core._torch_private import told_lengths
+from td_core._nested_components import make_jagged
+from td_core._torch_private import get_cached_seqlens
 
-from . import _fs, _names
+from . import _file_names, _fs
 from ._anonymous import AnonymousFile, align
-from ._checksum import best, digest_of, named
+from ._checksum import choose_algorithm, compute_digest, make_checksum
+from ._chunks import iter_chunks, write_chunks
 from ._commit import Staging
 from ._errors import FileTakenError
-from ._fs import Parts, Tree
+from ._fs import DirectoryTree, Parts
 from ._limits import check_mappings
-from ._mapping import source_of
-from ._meta import manifest_text
-from ._pieces import pieces, write_pieces
-from ._plan import LeafFile, Plan, collect, make_plan, take_apart
-from ._progress import Progress, reporter
-from ._saved import Saved, attach
-from ._shapes import element_count, shaped, without_elements
-from ._tensor import MemoryMappedTensor, Place, is_there, is_whole, map_file, plain
+from ._mapped_memory import source_of
+from ._memmap_backend import MemmapBackend, attach_backend
+from ._meta import format_manifest
+from ._plan import LeafFile, Plan, encode_node, make_plan, plan_anonymous
+from ._progress import Progress, make_reporter
+from ._shapes import element_count, make_empty, reshape_flat
+from ._tensor import MemoryMappedTensor, Place, as_plain, is_at_its_place, is_whole, map_file
 
 # A smaller file is written faster than it is handed to another thread (measured: even at 0.3 to 1 MB). Without being
 # asked no thread is used at all: a write goes to the page cache, which two threads fill hardly faster than one (measured
@@ -66,56 +66,56 @@ def save_directory(tree: Core, prefix: str, options: Options) -> Callable[[], An
         CodecError: something cannot be stored.
         FileTakenError: a leaf is mapped from another place, or something is in the way.
     """
-    plan, tree = planned(tree, options)
+    plan, tree = plan_save(tree, options)
     check_mappings(sum(1 for file in plan.leaves if file.nbytes), f"save at {prefix} and map the result")
-    _refuse_other_places(plan, prefix, options)
+    _check_same_places(plan, prefix, options)
     _refuse_archived(plan, options)
-    if not options.existsok and _fs.status(os.path.join(prefix, _names.META)) is not None:
+    if not options.existsok and _fs.get_status(os.path.join(prefix, _file_names.META)) is not None:
         raise FileTakenError(f"a save exists at {prefix}; pass existsok=True to replace it")
     return lambda: _Writer(plan, prefix, options).run(tree)
 
 
-def planned(tree: Core, options: Options) -> tuple[Plan, Core]:
+def plan_save(tree: Core, options: Options) -> tuple[Plan, Core]:
     """Plan a save; return also what was planned: a collection with which no other thread goes on, unless it is saved in place.
 
     Raises:
         CodecError: something cannot be stored.
     """
     if not options.inplace:
-        tree = snapshot(tree)
+        tree = copy_nodes(tree)
     plan = make_plan(
         tree, robust_key=options.robust_key, allow_pickle=options.allow_pickle, content=not options.like
     )
     return plan, tree
 
 
-def snapshot(tree: Core) -> Core:
+def copy_nodes(tree: Core) -> Core:
     """Return a collection of the same leaves, with the same locks but for those of attachments."""
-    result = tree._map(same)
+    result = tree._map(identity)
     todo = [(tree, result)]
     while todo:
         node, copy = todo.pop()
         if node._locked is True:
             copy.lock_()  # type: ignore[attr-defined]
         else:
-            todo.extend(zip(node._nested(), copy._nested(), strict=False))
+            todo.extend(zip(node._iter_nested(), copy._iter_nested(), strict=False))
     return result
 
 
-def _refuse_other_places(plan: Plan, prefix: str, options: Options) -> None:
+def _check_same_places(plan: Plan, prefix: str, options: Options) -> None:
     if options.copy_existing or options.like:
         return
-    real = _fs.real_path(prefix)
+    real = _fs.resolve_path(prefix)
     for file in plan.leaves:
         leaf = file.tensor
         if not isinstance(leaf, MemoryMappedTensor):
             continue
         here = leaf._place.filename
-        if here is None or not file.nbytes or not is_there(leaf):
+        if here is None or not file.nbytes or not is_at_its_place(leaf):
             continue
         target = os.path.join(real, *file.path)
         if is_whole(leaf):
-            if _fs.leads_to(target, leaf._place.identity) or _fs.real_path(here) == target:
+            if _fs.is_path_of(target, leaf._place.identity) or _fs.resolve_path(here) == target:
                 continue
         raise FileTakenError(
             f"cannot save {show_path(file.key)} to {target}: it is stored in {here}; pass copy_existing=True to copy it"
@@ -149,10 +149,12 @@ class _Writer:
     def run(self, tree: Core) -> Any:
         plan, options = self.plan, self.options
         # Files that are about to be filled have nothing yet that could be verified.
-        planned = plan.files() if options.like else [*plan.files(), (_names.MANIFEST,)]
-        with Staging(self.prefix, planned, durable=options.durable, own=partial(_carried, plan)) as staging:
+        planned = plan.files() if options.like else [*plan.files(), (_file_names.MANIFEST,)]
+        with Staging(
+            self.prefix, planned, durable=options.durable, own=partial(_find_kept_files, plan)
+        ) as staging:
             self.staging = staging
-            self.report = reporter(options.progress, sum(file.nbytes for file in plan.leaves), "save")
+            self.report = make_reporter(options.progress, sum(file.nbytes for file in plan.leaves), "save")
             for parts in plan.directories:
                 staging.make(parts)
             self._write_leaves()
@@ -166,7 +168,7 @@ class _Writer:
                     staging.tree.sync(parts)
             staging.write_last(*plan.texts[-1][1:])
             staging.publish()
-        return finish(tree, plan, _leaves(plan, self.files, options.like), self.prefix, options)
+        return finish(tree, plan, _map_leaves(plan, self.files, options.like), self.prefix, options)
 
     def _write_leaves(self) -> None:
         with contextlib.ExitStack() as stack:
@@ -177,7 +179,7 @@ class _Writer:
             running: list[Future[Any]] = []
             for file in self.plan.leaves:
                 if file.same_as is None:
-                    if self._linked(file):
+                    if self._link_existing(file):
                         self.report(file.nbytes)
                     else:
                         self._create(file, pool, running)
@@ -187,12 +189,12 @@ class _Writer:
                 future.result()
         for file in self.plan.leaves:
             if file.same_as is not None and file not in self.files:
-                self._tie(file, file.same_as)
+                self._link_tied(file, file.same_as)
 
     def _create(self, file: LeafFile, pool: Any, running: list[Future[Any]]) -> None:
         path = "/".join((self.prefix, *file.path))
         if not file.nbytes:
-            data = without_elements(file.tensor.dtype, file.shape)
+            data = make_empty(file.tensor.dtype, file.shape)
             self.files[file] = MemoryMappedTensor._on(data, Place(file.shape, path))
         elif pool is None or file.nbytes < _WORTH_A_THREAD:
             self._fill(file, self._open(file, path, running), path)
@@ -210,7 +212,7 @@ class _Writer:
                 return self.staging.tree.create(file.parts, file.name)
             except OSError as error:
                 if error.errno != errno.EMFILE or not running:
-                    raise _named(error, file, path) from error
+                    raise _add_leaf_name(error, file, path) from error
             running.pop(0).result()  # which has a file open until then
 
     def _fill(self, file: LeafFile, fd: int, path: str) -> None:
@@ -221,21 +223,21 @@ class _Writer:
             else:
                 self._write_elements(file, fd)
             if self.options.durable:
-                _fs.file_sync(fd)
-            status = _fs.status_of(fd)
+                _fs.sync_file(fd)
+            status = _fs.get_open_status(fd)
             leaf = map_file(
                 fd, path, file.tensor.dtype, file.shape, None, shared=True, status=status, nbytes=file.nbytes
             )
         except OSError as error:
-            raise _named(error, file, path) from error
+            raise _add_leaf_name(error, file, path) from error
         finally:
             _fs.close(fd)
         self.files[file] = leaf
         self.sizes[file.path] = [file.nbytes, status.st_mtime_ns]
 
     def _write_elements(self, file: LeafFile, fd: int) -> None:
-        digest = named(best()) if self.options.checksums else None
-        for piece in pieces(file.tensor):
+        digest = make_checksum(choose_algorithm()) if self.options.checksums else None
+        for piece in iter_chunks(file.tensor):
             _fs.write_all(fd, piece)
             if digest is not None:
                 digest.update(piece)
@@ -243,20 +245,20 @@ class _Writer:
         if digest is not None:
             self.hashes[file.path] = digest.hexdigest()
 
-    def _linked(self, file: LeafFile) -> bool:
+    def _link_existing(self, file: LeafFile) -> bool:
         """Carry over a leaf that is mapped to this very file already."""
         leaf, previous = file.tensor, self.staging.previous
         if previous is None or self.staging.in_place or not isinstance(leaf, MemoryMappedTensor):
             return False
-        found = _mapped_in(previous, file)
-        if found is None or not self._link(previous, file.path, file):
+        result = _find_mapped_file(previous, file)
+        if result is None or not self._link(previous, file.path, file):
             return False
-        self._hash(file.path, pieces(leaf))
-        self.sizes[file.path] = [file.nbytes, found.st_mtime_ns]
+        self._hash(file.path, iter_chunks(leaf))
+        self.sizes[file.path] = [file.nbytes, result.st_mtime_ns]
         self.files[file] = leaf
         return True
 
-    def _link(self, source: Tree, path: Parts, file: LeafFile) -> bool:
+    def _link(self, source: DirectoryTree, path: Parts, file: LeafFile) -> bool:
         try:
             self.staging.tree.link(source, path, file.path)
         except FileNotFoundError:
@@ -267,7 +269,7 @@ class _Writer:
             raise
         return True
 
-    def _tie(self, file: LeafFile, first: LeafFile) -> None:
+    def _link_tied(self, file: LeafFile, first: LeafFile) -> None:
         """Give a leaf that shows the same memory as an earlier one the same file."""
         path = "/".join((self.prefix, *file.path))
         if not self._link(self.staging.tree, first.path, file):
@@ -287,45 +289,51 @@ class _Writer:
 
     def _hash(self, path: Parts, content: Iterable[Any]) -> None:
         if self.options.checksums:
-            self.hashes[path] = digest_of(best(), content)
+            self.hashes[path] = compute_digest(choose_algorithm(), content)
 
     def _write_manifest(self) -> None:
         # The root's metadata is the last file; the manifest speaks of it before it is there.
         self._note_text(*self.plan.texts[-1])
-        text = manifest_text(self.sizes, best() if self.options.checksums else None, self.hashes)
-        self.staging.tree.write((), _names.MANIFEST, text, sync=self.options.durable)
+        text = format_manifest(
+            self.sizes, choose_algorithm() if self.options.checksums else None, self.hashes
+        )
+        self.staging.tree.write((), _file_names.MANIFEST, text, sync=self.options.durable)
 
 
-def _leaves(plan: Plan, files: dict[LeafFile, MemoryMappedTensor], like: bool) -> dict[int, Tensor]:
+def _map_leaves(plan: Plan, files: dict[LeafFile, MemoryMappedTensor], like: bool) -> dict[int, Tensor]:
     """Return what each leaf of a plan is mapped to, by its ``id``; of one under two keys the first file."""
-    found = reversed(plan.leaves)
-    mapped: dict[int, Tensor] = {id(file.leaf): files[file] for file in found if file.leaf is not None}
+    result = reversed(plan.leaves)
+    mapped: dict[int, Tensor] = {id(file.leaf): files[file] for file in result if file.leaf is not None}
     for leaf, parts, ragged in plan.jagged:
         # One without content gets components of other lengths.
-        told = (None, None) if like else told_lengths(leaf)
-        made_of = {role: plain(files[file]) for role, file in parts.items()}
-        mapped[id(leaf)] = jagged(ragged, **made_of, told=told)
+        told = (None, None) if like else get_cached_seqlens(leaf)
+        made_of = {role: as_plain(files[file]) for role, file in parts.items()}
+        mapped[id(leaf)] = make_jagged(ragged, **made_of, told=told)
     return mapped
 
 
-def _carried(plan: Plan, previous: Tree) -> list[Parts]:
+def _find_kept_files(plan: Plan, previous: DirectoryTree) -> list[Parts]:
     """Return the files that leaves are mapped to already, where the save shall have them."""
-    return [file.path for file in plan.leaves if file.same_as is None and _mapped_in(previous, file)]
+    return [file.path for file in plan.leaves if file.same_as is None and _find_mapped_file(previous, file)]
 
 
-def _mapped_in(tree: Tree, file: LeafFile) -> os.stat_result | None:
+def _find_mapped_file(tree: DirectoryTree, file: LeafFile) -> os.stat_result | None:
     """Return the status of the file of a leaf in a directory, if the leaf is mapped to it, as a whole."""
     leaf = file.tensor
     if not isinstance(leaf, MemoryMappedTensor) or not leaf._place.shared or not is_whole(leaf):
         return None
-    found = tree.stat_path(file.path)
-    fits = found is not None and _fs.identity(found) == leaf._place.identity and found.st_size == file.nbytes
-    return found if fits else None
+    result = tree.stat_path(file.path)
+    fits = (
+        result is not None
+        and _fs.get_identity(result) == leaf._place.identity
+        and result.st_size == file.nbytes
+    )
+    return result if fits else None
 
 
-def _named(error: OSError, file: LeafFile, path: str) -> OSError:
+def _add_leaf_name(error: OSError, file: LeafFile, path: str) -> OSError:
     """Return an error of the operating system that says which leaf it met."""
-    return _fs.named(error, f"cannot write {show_path(file.key)}, {file.nbytes} bytes", path)
+    return _fs.add_path(error, f"cannot write {show_path(file.key)}, {file.nbytes} bytes", path)
 
 
 def save_anonymous(tree: Core, options: Options) -> Any:
@@ -337,7 +345,7 @@ def save_anonymous(tree: Core, options: Options) -> Any:
         OSError: there is no room.
     """
     like = options.like
-    plan = collect(tree, content=not like)
+    plan = plan_anonymous(tree, content=not like)
     _refuse_archived(plan, options)
     files: dict[LeafFile, MemoryMappedTensor] = {}
     offsets: dict[LeafFile, int] = {}
@@ -350,7 +358,7 @@ def save_anonymous(tree: Core, options: Options) -> Any:
             offsets[file] = end
             end = align(end + file.nbytes)
     shared = AnonymousFile.of_size(end, sparse=like) if end else None
-    report = reporter(options.progress, sum(file.nbytes for file in plan.leaves), "save")
+    report = make_reporter(options.progress, sum(file.nbytes for file in plan.leaves), "save")
     for file in plan.leaves:
         first = file.same_as
         if file in offsets:
@@ -358,17 +366,19 @@ def save_anonymous(tree: Core, options: Options) -> Any:
         elif file not in files and first is not None:
             files[file] = MemoryMappedTensor._on(files[first].detach(), files[first]._place)
         report(file.nbytes)
-    return finish(tree, plan, _leaves(plan, files, like), None, options)
+    return finish(tree, plan, _map_leaves(plan, files, like), None, options)
 
 
 def _anonymous(file: LeafFile, shared: AnonymousFile | None, start: int, like: bool) -> MemoryMappedTensor:
     """Write a leaf to its place in an anonymous file and map it."""
     if shared is None:
-        return MemoryMappedTensor._on(without_elements(file.tensor.dtype, file.shape), Place(file.shape))
+        return MemoryMappedTensor._on(make_empty(file.tensor.dtype, file.shape), Place(file.shape))
     if not like:
-        write_pieces(shared.fd, file.tensor, start)
+        write_chunks(shared.fd, file.tensor, start)
     data = shared.elements(file.tensor.dtype, element_count(file.shape), start)
-    return MemoryMappedTensor._on(shaped(data, file.shape), Place(file.shape, file=shared, offset=start))
+    return MemoryMappedTensor._on(
+        reshape_flat(data, file.shape), Place(file.shape, file=shared, offset=start)
+    )
 
 
 def finish(tree: Core, plan: Plan, mapped: dict[int, Tensor], prefix: str | None, options: Options) -> Any:
@@ -381,25 +391,25 @@ def finish(tree: Core, plan: Plan, mapped: dict[int, Tensor], prefix: str | None
         for node in nodes.values():
             _replace_leaves(node, mapped, kept)
         if prefix is not None and len(nodes) < len(plan.nodes):
-            _untie(tree)
+            _split_shared_nodes(tree)
         result: Any = tree
     else:
         result = tree._map(lambda leaf: mapped[id(leaf)])
-    saved = Saved(prefix, options.robust_key, options.allow_pickle, options.share_non_tensor)
-    return attach(result, saved)
+    saved = MemmapBackend(prefix, options.robust_key, options.allow_pickle, options.share_non_tensor)
+    return attach_backend(result, saved)
 
 
-def _untie(tree: Core) -> None:
+def _split_shared_nodes(tree: Core) -> None:
     """Give each place of a save a node of its own; what is written to one of them later reaches that place alone."""
     seen: set[int] = set()
     todo = [tree]
     while todo:
         node = todo.pop()
-        record = take_apart(node)
+        record = encode_node(node)
         for key, child in record.entries.items():
             if isinstance(child, Core):
                 if id(child._inner()) in seen:
-                    child = snapshot(child)
+                    child = copy_nodes(child)
                     node._set_child(key, child)
                 seen.add(id(child._inner()))
                 todo.append(child)
@@ -407,11 +417,11 @@ def _untie(tree: Core) -> None:
 
 
 def _replace_leaves(node: Core, mapped: dict[int, Tensor], kept: set[int]) -> None:
-    for key, child in take_apart(node).entries.items():
+    for key, child in encode_node(node).entries.items():
         if isinstance(child, Tensor):
             if id(child) not in mapped:
-                raise changed_meanwhile(node)
+                raise concurrent_change_error(node)
             if id(child) in kept and not isinstance(child, MemoryMappedTensor) and not child.is_nested:
-                child.data = plain(mapped[id(child)])
+                child.data = as_plain(mapped[id(child)])
             else:
                 node._set_child(key, mapped[id(child)])

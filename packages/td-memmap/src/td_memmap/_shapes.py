@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from td_core._torch_private import nested_view
+from td_core._torch_private import make_nested_view
 
 Shape = Any  # torch.Size, or the 2-d integer table of the component shapes of a nested tensor
 
@@ -24,10 +24,10 @@ def element_count(shape: Shape) -> int:
     return math.prod(shape)
 
 
-def shaped(flat: Tensor, shape: Shape) -> Tensor:
+def reshape_flat(flat: Tensor, shape: Shape) -> Tensor:
     """Give a flat tensor its shape and return it; a table of component shapes makes it a nested tensor.
 
-    >>> shaped(torch.arange(4), torch.Size([2, 2])).shape
+    >>> reshape_flat(torch.arange(4), torch.Size([2, 2])).shape
     torch.Size([2, 2])
     """
     if not isinstance(shape, Tensor):
@@ -40,16 +40,16 @@ def shaped(flat: Tensor, shape: Shape) -> Tensor:
         offsets.append(total)
         total += math.prod(row)
     table = _integers(rows).view(shape.shape)
-    return nested_view(flat, table, _integers(strides).view(shape.shape), _integers(offsets))
+    return make_nested_view(flat, table, _integers(strides).view(shape.shape), _integers(offsets))
 
 
-def without_elements(dtype: torch.dtype, shape: Shape) -> Tensor:
+def make_empty(dtype: torch.dtype, shape: Shape) -> Tensor:
     """Return a tensor without elements.
 
-    >>> without_elements(torch.int8, torch.Size([0, 2])).shape
+    >>> make_empty(torch.int8, torch.Size([0, 2])).shape
     torch.Size([0, 2])
     """
-    return shaped(torch.empty(0, dtype=dtype, device="cpu"), shape)
+    return reshape_flat(torch.empty(0, dtype=dtype, device="cpu"), shape)
 
 
 def _integers(rows: list[Any]) -> Tensor:
@@ -77,10 +77,10 @@ def show_shape(shape: Shape) -> str:
     return str(shape.tolist() if isinstance(shape, Tensor) else list(shape))
 
 
-def starts_with(shape: Shape, size: torch.Size) -> bool:
+def has_prefix(shape: Shape, size: torch.Size) -> bool:
     """Tell whether a leaf of a shape, or with a table of component shapes, starts with a batch size.
 
-    >>> starts_with(torch.Size([2, 3]), torch.Size([2])), starts_with(torch.tensor([[3, 1], [3, 2]]), torch.Size([2, 3]))
+    >>> has_prefix(torch.Size([2, 3]), torch.Size([2])), has_prefix(torch.tensor([[3, 1], [3, 2]]), torch.Size([2, 3]))
     (True, True)
     """
     if not isinstance(shape, Tensor):

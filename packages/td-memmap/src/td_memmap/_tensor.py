@@ -23,19 +23,19 @@ from torch.multiprocessing.reductions import reduce_storage
 
 from td_core._arrays import as_tensor
 from td_core._element_types import as_dtype
-from td_core._lazy_names import set_module
+from td_core._public_names import set_module
 from td_core._torch_private import plain_results
 from td_core.errors import FormatError
 from td_core.typing import DtypeLike
 
 from . import _fs
 from ._anonymous import AnonymousFile, remap_anonymous_storage
-from ._dtypes import check_dtype, storable
+from ._chunks import iter_chunks, write_chunks
+from ._dtypes import check_dtype, check_storable
 from ._errors import FileTakenError, NoFileError
-from ._mapping import FileStorage, elements_of
+from ._mapped_memory import FileStorage, map_elements_of
 from ._new_file import NewFile
-from ._pieces import pieces, write_pieces
-from ._shapes import Shape, as_shape, element_count, shape_of, shaped, show_shape, without_elements
+from ._shapes import Shape, as_shape, element_count, make_empty, reshape_flat, shape_of, show_shape
 
 
 @dataclass(slots=True, eq=False)
@@ -165,7 +165,7 @@ class MemoryMappedTensor(Tensor):
             )
         if input.requires_grad:
             raise RuntimeError("a memory-mapped tensor cannot require gradients; pass tensor.detach()")
-        path = _absolute(filename)
+        path = _make_absolute(filename)
         if isinstance(input, MemoryMappedTensor):
             here = input._place.filename
             if is_whole(input) and here == path and (shape is None or torch.Size(shape) == input.shape):
@@ -175,7 +175,7 @@ class MemoryMappedTensor(Tensor):
                 raise FileTakenError(
                     f"the tensor is stored in {here}; pass copy_existing=True to copy it to {path}"
                 )
-        storable(input, f"{path or 'an anonymous file'}", content=copy_data)
+        check_storable(input, f"{path or 'an anonymous file'}", content=copy_data)
         if shape is not None and not input.is_nested:
             input = input.expand(torch.Size(shape))
         content = input if copy_data else None
@@ -201,13 +201,13 @@ class MemoryMappedTensor(Tensor):
         if path is None:
             file = AnonymousFile.of_size(nbytes)
             if content is not None:
-                write_pieces(file.fd, content, 0)
-            return cls._on(shaped(file.elements(dtype, count), shape), Place(shape, file=file))
+                write_chunks(file.fd, content, 0)
+            return cls._on(reshape_flat(file.elements(dtype, count), shape), Place(shape, file=file))
         if not count:
-            return cls._on(without_elements(dtype, shape), Place(shape, path))
-        if existsok and keep and _fs.status(path) is not None:
+            return cls._on(make_empty(dtype, shape), Place(shape, path))
+        if existsok and keep and _fs.get_status(path) is not None:
             with _fs.closing(_fs.open_path(path, writable=True)) as fd:
-                if _fs.status_of(fd).st_size < nbytes:
+                if _fs.get_open_status(fd).st_size < nbytes:
                     _fs.reserve(fd, nbytes)
                 return map_file(fd, path, dtype, shape, None, shared=True)
         try:
@@ -215,7 +215,7 @@ class MemoryMappedTensor(Tensor):
                 if content is None:
                     _fs.reserve(new.fd, nbytes)
                 else:
-                    for piece in pieces(content):
+                    for piece in iter_chunks(content):
                         _fs.write_all(new.fd, piece)
                 result = map_file(new.fd, path, dtype, shape, None, shared=True)
                 new.publish()
@@ -251,12 +251,12 @@ class MemoryMappedTensor(Tensor):
         FileNotFoundError: [Errno 2] No such file or directory: '...nowhere'
         """
         check_mode(mode)
-        path = _fs.absolute(filename)
+        path = _fs.make_absolute(filename)
         shape, element = as_shape(shape), as_dtype(dtype)
         if not element_count(shape):
-            result = cls._on(without_elements(element, shape), Place(shape, path, mode=mode))
+            result = cls._on(make_empty(element, shape), Place(shape, path, mode=mode))
         else:
-            fd, shared = _fs.in_mode(mode, _fs.open_path, path)
+            fd, shared = _fs.open_in_mode(mode, _fs.open_path, path)
             with _fs.closing(fd):
                 result = map_file(fd, path, element, shape, mode, shared=shared)
         return result if index is None else result[index]
@@ -312,7 +312,7 @@ class MemoryMappedTensor(Tensor):
                 f"the storage is too small: shape {show_shape(whole)} of {dtype} needs {count * dtype.itemsize} "
                 f"bytes, it has {storage.nbytes()}"
             )
-        result = cls._on(shaped(flat[:count], whole), Place(whole, _absolute(filename), handler))
+        result = cls._on(reshape_flat(flat[:count], whole), Place(whole, _make_absolute(filename), handler))
         return result if index is None else result[index]
 
     @classmethod
@@ -322,7 +322,7 @@ class MemoryMappedTensor(Tensor):
         >>> MemoryMappedTensor.empty(3, dtype=torch.bool).shape
         torch.Size([3])
         """
-        return _created(cls, "empty", args, kwargs)[0]
+        return _create_zeros(cls, "empty", args, kwargs)[0]
 
     @classmethod
     def zeros(cls, *args: Any, **kwargs: Any) -> MemoryMappedTensor:
@@ -340,7 +340,7 @@ class MemoryMappedTensor(Tensor):
         MemoryMappedTensor([[0., 0.],
                             [0., 0.]])
         """
-        return _created(cls, "zeros", args, kwargs)[0]
+        return _create_zeros(cls, "zeros", args, kwargs)[0]
 
     @classmethod
     def ones(cls, *args: Any, **kwargs: Any) -> MemoryMappedTensor:
@@ -349,7 +349,7 @@ class MemoryMappedTensor(Tensor):
         >>> MemoryMappedTensor.ones((2,), dtype=torch.int)
         MemoryMappedTensor([1, 1], dtype=torch.int32)
         """
-        return _filled(_created(cls, "ones", args, kwargs)[0], 1)
+        return _fill(_create_zeros(cls, "ones", args, kwargs)[0], 1)
 
     @classmethod
     def full(cls, *args: Any, **kwargs: Any) -> MemoryMappedTensor:
@@ -358,7 +358,7 @@ class MemoryMappedTensor(Tensor):
         >>> MemoryMappedTensor.full((2,), 7)
         MemoryMappedTensor([7., 7.])
         """
-        return _filled(*_created(cls, "full", args, kwargs))
+        return _fill(*_create_zeros(cls, "full", args, kwargs))
 
     @classmethod
     def empty_like(cls, input: Tensor, *, filename: str | Path | None = None) -> MemoryMappedTensor:
@@ -376,7 +376,7 @@ class MemoryMappedTensor(Tensor):
         >>> MemoryMappedTensor.zeros_like(torch.ones(2))
         MemoryMappedTensor([0., 0.])
         """
-        return cls._create(shape_of(input), input.dtype, _absolute(filename))
+        return cls._create(shape_of(input), input.dtype, _make_absolute(filename))
 
     @classmethod
     def ones_like(cls, input: Tensor, *, filename: str | Path | None = None) -> MemoryMappedTensor:
@@ -396,7 +396,7 @@ class MemoryMappedTensor(Tensor):
         >>> MemoryMappedTensor.full_like(torch.zeros(2), 5)
         MemoryMappedTensor([5., 5.])
         """
-        return _filled(cls._create(shape_of(input), input.dtype, _absolute(filename)), fill_value)
+        return _fill(cls._create(shape_of(input), input.dtype, _make_absolute(filename)), fill_value)
 
     @property
     def filename(self) -> str:
@@ -451,21 +451,21 @@ class MemoryMappedTensor(Tensor):
 
     def unbind(self, dim: int = 0) -> tuple[Tensor, ...]:
         """Return the slices along a dim, each a view on the same file."""
-        return self._located(Tensor.unbind(self, dim))
+        return self._locate_parts(Tensor.unbind(self, dim))
 
     def split_with_sizes(self, split_sizes: Sequence[Any], dim: int = 0) -> tuple[Tensor, ...]:
         """Return consecutive parts along a dim, each a view on the same file."""
-        return self._located(Tensor.split_with_sizes(self, split_sizes, dim))
+        return self._locate_parts(Tensor.split_with_sizes(self, split_sizes, dim))
 
     def split(self, split_size: Any, dim: int = 0) -> tuple[Tensor, ...]:
         """Return consecutive parts along a dim, each a view on the same file."""
-        return self._located(torch.split(self.detach(), split_size, dim))
+        return self._locate_parts(torch.split(self.detach(), split_size, dim))
 
     def chunk(self, chunks: int, dim: int = 0) -> tuple[Tensor, ...]:
         """Return consecutive parts along a dim, each a view on the same file."""
-        return self._located(Tensor.chunk(self, chunks, dim))
+        return self._locate_parts(Tensor.chunk(self, chunks, dim))
 
-    def _located(self, parts: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    def _locate_parts(self, parts: Sequence[Tensor]) -> tuple[Tensor, ...]:
         if torch.compiler.is_compiling():
             return tuple(parts)
         return tuple(self._on(part, self._place) for part in parts)
@@ -482,32 +482,32 @@ class MemoryMappedTensor(Tensor):
     def __reduce_ex__(self, protocol: Any) -> Any:
         place = self._place
         # A path that came to mean another file would give its elements.
-        moved = place.identity is not None and not _fs.leads_to(place.filename, place.identity)
-        if place.filename is None or moved or not is_there(self):
+        moved = place.identity is not None and not _fs.is_path_of(place.filename, place.identity)
+        if place.filename is None or moved or not is_at_its_place(self):
             return map_elements, (Tensor.clone(self),)
-        return remap_tensor, (place.filename, self.dtype, place.shape, place.mode, _look(self))
+        return remap_tensor, (place.filename, self.dtype, place.shape, place.mode, _get_view(self))
 
 
 # A view made inside torch (a Parameter of a mapped tensor) has no place of its own.
 MemoryMappedTensor._place = Place(torch.Size())
 
 
-def _share(tensor: MemoryMappedTensor) -> Any:
+def _reduce_for_process(tensor: MemoryMappedTensor) -> Any:
     """Reduce a tensor for another process of this machine."""
     place = tensor._place
-    if place.file is None or not is_there(tensor):
+    if place.file is None or not is_at_its_place(tensor):
         return tensor.__reduce_ex__(4)
-    return remap_anonymous_tensor, (place.file, place.offset, tensor.dtype, place.shape, _look(tensor))
+    return remap_anonymous_tensor, (place.file, place.offset, tensor.dtype, place.shape, _get_view(tensor))
 
 
-ForkingPickler.register(MemoryMappedTensor, _share)
+ForkingPickler.register(MemoryMappedTensor, _reduce_for_process)
 
 
-def _share_memory(storage: FileStorage) -> Any:
+def _reduce_storage(storage: FileStorage) -> Any:
     """Reduce mapped memory, which a plain tensor shows, for another process of this machine: its file, or a copy."""
     source = storage.source
     if isinstance(source, Place):
-        if source.shared and _fs.leads_to(source.filename, source.identity):
+        if source.shared and _fs.is_path_of(source.filename, source.identity):
             return remap_storage, (source.filename, storage.nbytes(), storage.start)
     elif source is not None and (file := source()) is not None:
         return remap_anonymous_storage, (file, storage.start, storage.nbytes())
@@ -528,18 +528,18 @@ def remap_storage(filename: str, nbytes: int, start: int = 0) -> torch.UntypedSt
     return memory[start:] if start else memory  # type: ignore[no-any-return]
 
 
-ForkingPickler.register(FileStorage, _share_memory)
+ForkingPickler.register(FileStorage, _reduce_storage)
 
 
 #: How a view looks at the elements of its place: size, strides and storage offset; None for all of them, in order.
-_Look = tuple[torch.Size, tuple[int, ...], Any] | None
+_View = tuple[torch.Size, tuple[int, ...], Any] | None
 
 
-def _look(tensor: MemoryMappedTensor) -> _Look:
+def _get_view(tensor: MemoryMappedTensor) -> _View:
     return None if is_whole(tensor) else (tensor.shape, tensor.stride(), tensor.storage_offset())
 
 
-def is_there(tensor: MemoryMappedTensor) -> bool:
+def is_at_its_place(tensor: MemoryMappedTensor) -> bool:
     """Tell whether a tensor shows the memory at its place: ``tensor.data = other`` gives it other memory."""
     place = tensor._place
     if place.file is None and place.identity is None:
@@ -554,7 +554,7 @@ def is_there(tensor: MemoryMappedTensor) -> bool:
 def is_whole(tensor: MemoryMappedTensor) -> bool:
     """Tell whether a tensor shows everything at its place, as it stands there: views do not, nor one after ``t_()``."""
     place = tensor._place
-    if not is_there(tensor):
+    if not is_at_its_place(tensor):
         return False
     if tensor.is_nested or isinstance(place.shape, Tensor):
         return tensor.is_nested
@@ -562,30 +562,30 @@ def is_whole(tensor: MemoryMappedTensor) -> bool:
     return tensor.shape == place.shape and tensor.is_contiguous() and tensor.storage_offset() == 0
 
 
-def is_in_its_file(tensor: MemoryMappedTensor) -> bool:
+def is_backed_by_path(tensor: MemoryMappedTensor) -> bool:
     """Tell whether who maps the path of a tensor now gets the elements that it shows."""
     place = tensor._place
     if not is_whole(tensor):
         return False
-    return place.identity is None or (place.shared and _fs.leads_to(place.filename, place.identity))
+    return place.identity is None or (place.shared and _fs.is_path_of(place.filename, place.identity))
 
 
 @set_module("td_memmap.memmap_pickles")
 def remap_tensor(
-    filename: str, dtype: torch.dtype, shape: Shape, mode: str | None, look: _Look
+    filename: str, dtype: torch.dtype, shape: Shape, mode: str | None, look: _View
 ) -> MemoryMappedTensor:
     """Return a pickled tensor, mapped to the file of that path."""
-    return _looked(
+    return _open_view(
         lambda form: MemoryMappedTensor.from_filename(filename, dtype, form, mode=mode), shape, look
     )
 
 
 @set_module("td_memmap.memmap_pickles")
 def remap_anonymous_tensor(
-    file: AnonymousFile, offset: int, dtype: torch.dtype, shape: Shape, look: _Look
+    file: AnonymousFile, offset: int, dtype: torch.dtype, shape: Shape, look: _View
 ) -> MemoryMappedTensor:
     """Return a tensor on an anonymous file that another process sent."""
-    return _looked(lambda form: _on_anonymous(MemoryMappedTensor, file, offset, dtype, form), shape, look)
+    return _open_view(lambda form: _on_anonymous(MemoryMappedTensor, file, offset, dtype, form), shape, look)
 
 
 @set_module("td_memmap.memmap_pickles")
@@ -595,7 +595,9 @@ def map_elements(values: Tensor) -> Tensor:
     return values if values.is_meta else MemoryMappedTensor.from_tensor(values)
 
 
-def _looked(opener: Callable[[Shape], MemoryMappedTensor], shape: Shape, look: _Look) -> MemoryMappedTensor:
+def _open_view(
+    opener: Callable[[Shape], MemoryMappedTensor], shape: Shape, look: _View
+) -> MemoryMappedTensor:
     if look is None:
         return opener(shape)
     flat = opener(torch.Size([element_count(shape)]))
@@ -606,7 +608,7 @@ def _on_anonymous(
     cls: type[MemoryMappedTensor], file: AnonymousFile, offset: int, dtype: torch.dtype, shape: Shape
 ) -> MemoryMappedTensor:
     data = file.elements(dtype, element_count(shape), offset)
-    return cls._on(shaped(data, shape), Place(shape, file=file, offset=offset))
+    return cls._on(reshape_flat(data, shape), Place(shape, file=file, offset=offset))
 
 
 def map_file(
@@ -624,15 +626,15 @@ def map_file(
     if nbytes is None:
         nbytes = element_count(shape) * dtype.itemsize
     if status is None:
-        status = _fs.status_of(fd)
+        status = _fs.get_open_status(fd)
     if status.st_size < nbytes:
         raise FormatError(
             f"{path} is too short for shape {show_shape(shape)} of {dtype}: it has {status.st_size} bytes, "
             f"{nbytes} are needed"
         )
     place = Place(shape, path, None, 0, mode, shared, (status.st_dev, status.st_ino))
-    data = elements_of(fd, dtype, nbytes, place, linked if status.st_nlink > 1 else None)
-    return MemoryMappedTensor._on(shaped(data, shape), place)
+    data = map_elements_of(fd, dtype, nbytes, place, linked if status.st_nlink > 1 else None)
+    return MemoryMappedTensor._on(reshape_flat(data, shape), place)
 
 
 def check_mode(mode: str | None) -> None:
@@ -641,18 +643,18 @@ def check_mode(mode: str | None) -> None:
         raise ValueError(f"mode must be 'r', 'r+' or None; got {mode!r}")
 
 
-def plain(tensor: Tensor) -> Tensor:
+def as_plain(tensor: Tensor) -> Tensor:
     """Return a tensor as a plain one on the same elements."""
     return tensor.detach() if isinstance(tensor, MemoryMappedTensor) else tensor
 
 
-def _filled(tensor: MemoryMappedTensor, value: Any) -> MemoryMappedTensor:
+def _fill(tensor: MemoryMappedTensor, value: Any) -> MemoryMappedTensor:
     tensor.fill_(value)
     return tensor
 
 
-def _absolute(filename: str | Path | None) -> str | None:
-    return None if filename is None else _fs.absolute(filename)
+def _make_absolute(filename: str | Path | None) -> str | None:
+    return None if filename is None else _fs.make_absolute(filename)
 
 
 def _check_device(device: Any) -> None:
@@ -663,12 +665,12 @@ def _check_device(device: Any) -> None:
 _REQUIRED: Any = object()
 
 
-def _created(
+def _create_zeros(
     cls: type[MemoryMappedTensor], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[MemoryMappedTensor, Any]:
     """Return the tensor of zeros that the arguments of a creation function describe, and its fill value."""
     dtype = as_dtype(kwargs.pop("dtype", None)) or torch.get_default_dtype()
-    path = _absolute(kwargs.pop("filename", None))
+    path = _make_absolute(kwargs.pop("filename", None))
     existsok = kwargs.pop("existsok", False)
     _check_device(kwargs.pop("device", None))
     value = kwargs.pop("fill_value", _REQUIRED) if name == "full" else None

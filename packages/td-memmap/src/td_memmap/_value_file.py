@@ -14,16 +14,16 @@ from typing import Any
 
 import torch
 
-from td_core._attachments import Keeper
 from td_core._collection import Core
-from td_core._lazy_names import set_module
-from td_core._values import split
+from td_core._public_names import set_module
+from td_core._storage_backends import Keeper
+from td_core._value_codec import split
 from td_core.errors import CodecError, StructureError
 
-from . import _fs, _names
-from ._fs import Tree
-from ._load import Loading, load_directory
-from ._meta import LIMIT, At, read_level
+from . import _file_names, _fs
+from ._fs import DirectoryTree
+from ._load import LoadOptions, load_directory
+from ._meta import LIMIT, Location, read_level
 from ._plan import plan_values
 
 
@@ -50,14 +50,14 @@ class ValueFile(Keeper):
     refused: str | None = None
     seen: Any = None
 
-    def current(self, node: Core, *, writes: bool = False) -> Core | None:
+    def reload(self, node: Core, *, writes: bool = False) -> Core | None:
         """Read the values again, if their file was replaced since the last time, and they are ``shared`` or to be written."""
         if self.refused is not None or not (self.shared or writes):
             return None
         file = self._file()
         if file is None or file == self.seen:
             return None
-        loaded: Core = load_directory(self.path, Loading(allow_pickle=self.allow_pickle))
+        loaded: Core = load_directory(self.path, LoadOptions(allow_pickle=self.allow_pickle))
         # What could not be read, or is nothing that the node can take, is no better the next time.
         if type(loaded) is type(node):
             self.seen = file
@@ -67,20 +67,20 @@ class ValueFile(Keeper):
         """Raise StructureError where nothing can be written, CodecError for a value that cannot be stored."""
         if self.refused is not None:
             raise StructureError(self.refused)
-        found = _fs.status(self.path)
-        if found is None or (self.folder is not None and _fs.identity(found) != self.folder):
-            raise self._replaced(node)
+        result = _fs.get_status(self.path)
+        if result is None or (self.folder is not None and _fs.get_identity(result) != self.folder):
+            raise self._stale_error(node)
         for value in () if self.allow_pickle else values:
             try:
                 split(value)
             except CodecError as error:
-                raise self._unsaid(error) from error
+                raise self._codec_error(error) from error
 
     @contextlib.contextmanager
-    def alone(self, node: Core) -> Iterator[None]:
+    def lock(self, node: Core) -> Iterator[None]:
         """Keep other processes from writing the values meanwhile."""
         self.check(node, ())
-        with Tree.at_path(self.path) as tree, _fs.held(tree.root):
+        with DirectoryTree.at_path(self.path) as tree, _fs.lock_directory(tree.root):
             yield
 
     def write(self, node: Core) -> None:
@@ -93,19 +93,19 @@ class ValueFile(Keeper):
         try:
             texts: dict[str, Any] = plan_values(node, self.above, allow_pickle=self.allow_pickle)
         except CodecError as error:
-            raise self._unsaid(error) from error
-        with Tree.at_path(self.path) as tree:
-            at = At(tree.show((), _names.META), ())
+            raise self._codec_error(error) from error
+        with DirectoryTree.at_path(self.path) as tree:
+            location = Location(tree.show((), _file_names.META), ())
             there = read_level(
-                tree.read((), _names.META, LIMIT), at, self.above, robust_key=True, strict=False
+                tree.read((), _file_names.META, LIMIT), location, self.above, robust_key=True, strict=False
             )
-            if there.kind is None or not getattr(there.kind.type, "_opaque", False):
-                raise self._replaced(node)
-            meta = texts.pop(_names.META)
+            if there.kind is None or not getattr(there.kind.type, "_is_value", False):
+                raise self._stale_error(node)
+            meta = texts.pop(_file_names.META)
             for name, content in texts.items():
                 tree.replace((), name, content)
-            tree.replace((), _names.META, meta)
-            for name in _names.SIDECARS:
+            tree.replace((), _file_names.META, meta)
+            for name in _file_names.SIDECARS:
                 if name not in texts:
                     tree.remove((), name)
         self.seen = self._file()
@@ -123,14 +123,14 @@ class ValueFile(Keeper):
         return replace(self, refused=self.refused or why)
 
     def _file(self) -> Any:
-        found = _fs.status(os.path.join(self.path, _names.META))
-        return None if found is None else (found.st_ino, found.st_mtime_ns)
+        result = _fs.get_status(os.path.join(self.path, _file_names.META))
+        return None if result is None else (result.st_ino, result.st_mtime_ns)
 
-    def _replaced(self, node: Core) -> StructureError:
+    def _stale_error(self, node: Core) -> StructureError:
         return StructureError(
             f"cannot write a {type(node).__name__}: {self.path} holds something else by now; load it again, or call "
             "memmap_refresh_() on the collection that holds this"
         )
 
-    def _unsaid(self, error: CodecError) -> CodecError:
+    def _codec_error(self, error: CodecError) -> CodecError:
         return CodecError(f"cannot write what is saved at {self.path}: {error}")

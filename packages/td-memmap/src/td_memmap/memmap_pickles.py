@@ -6,7 +6,7 @@ MemoryMappedTensor([1., 1.])
 """
 
 from ._anonymous import receive_anonymous_file, remap_anonymous_storage
-from ._saved import remap_collection
+from ._memmap_backend import remap_collection
 from ._tensor import map_elements, remap_anonymous_tensor, remap_storage, remap_tensor
 from ._value_file import ValueFile
 

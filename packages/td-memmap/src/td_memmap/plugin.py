@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from td_core._class_methods import of_class
+from td_core._class_methods import make_classmethod
 from td_core._serializers import Serializer
 from td_core.plugins.hookspecs import hookimpl
 
@@ -52,11 +52,12 @@ class DirectoryFormat(Serializer):
 
     def detect(self, path: Path) -> bool:
         """Tell whether a save is at ``path``: a directory with metadata, or an archive."""
-        from . import _fs, _names
+        from . import _file_names, _fs
         from ._archive import is_memmap_archive
 
         return is_memmap_archive(path) or any(
-            _fs.status(os.path.join(path, name)) is not None for name in (_names.META, _names.OLD_META)
+            _fs.get_status(os.path.join(path, name)) is not None
+            for name in (_file_names.META, _file_names.OLD_META)
         )
 
 
@@ -70,7 +71,7 @@ def td_methods() -> Mapping[str, Any]:
     named = {method.__name__: method for method in methods}
     return {
         **named,
-        "load_memmap": of_class(load_memmap, with_class=load_as),
+        "load_memmap": make_classmethod(load_memmap, with_class=load_as),
         "saved_path": property(saved_path),
     }
 

@@ -99,7 +99,7 @@ class CudaGraphModule:
         return torch.cuda.is_available() and (self.device is None or self.device.type == "cuda")
 
     @property
-    def _wrapped(self) -> Any:
+    def _inner_module(self) -> Any:
         return self.module
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -195,8 +195,8 @@ class CudaGraphModule:
         >>> list(CudaGraphModule(torch.nn.Linear(2, 1)).state_dict())
         ['weight', 'bias']
         """
-        found: Mapping[str, Any] = self.module.state_dict() if isinstance(self.module, nn.Module) else {}
-        return found
+        result: Mapping[str, Any] = self.module.state_dict() if isinstance(self.module, nn.Module) else {}
+        return result
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Load a state into the module, whose graph uses it from then on; a function has none.
@@ -254,18 +254,18 @@ def _deliver(results: _Results, args: tuple[Any, ...], kwargs: dict[str, Any], i
             if results.removed:
                 tensordict.exclude(*results.removed, inplace=True)
             return tensordict.update(results.written.clone())
-        found = results.result
-        if isinstance(found, (Tensor, TensorCollection)):
-            found = found.clone()
+        result = results.result
+        if isinstance(result, (Tensor, TensorCollection)):
+            result = result.clone()
         else:
-            found = torch_pytree.tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, found)
+            result = torch_pytree.tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, result)
     target = kwargs.get("tensordict_out")
-    return target.update(found) if isinstance(target, TensorCollection) else found
+    return target.update(result) if isinstance(target, TensorCollection) else result
 
 
-def _choose_keys(module: Any, name: str, given: Any) -> list[Key] | None:
+def _choose_keys(module: Any, name: str, provided: Any) -> list[Key] | None:
     """Return the keys of a module, or those given for a function."""
-    keys = None if given is None else list(as_keys(given, name))
+    keys = None if provided is None else list(as_keys(provided, name))
     if not hasattr(module, name):
         return keys
     own = list(getattr(module, name))
@@ -282,8 +282,8 @@ def _find_slots(module: Any) -> list[tuple[Any, str]]:
         return []
     return [
         (slots, name)
-        for each in module.modules()
-        for slots in (each._parameters, each._buffers)
+        for item in module.modules()
+        for slots in (item._parameters, item._buffers)
         for name, value in slots.items()
         if value is not None
     ]

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from td_core import TensorCollection
 
 from ._module_base import show_module
-from ._module_keys import SINK, Key, as_keys, is_provided, relates
+from ._module_keys import SINK, Key, as_keys, is_provided, is_related
 from .module_errors import show_step, show_steps
 
 __all__ = ["FlowReport", "check_flow", "draw_flow", "show_flow"]
@@ -73,14 +73,14 @@ class FlowReport:
 def check_flow(sequence: Any, keys: Any = None) -> FlowReport:
     """Return what is missing, not read or overwritten in a sequence; see :meth:`TensorDictSequential.check`."""
     if keys is None:
-        given = list(sequence.in_keys)
+        provided = list(sequence.in_keys)
     elif isinstance(keys, TensorCollection):
-        given = list(keys.keys(True))
+        provided = list(keys.keys(True))
     else:
-        given = list(as_keys(keys))
+        provided = list(as_keys(keys))
     members = flatten(sequence)
     report = FlowReport()
-    source = dict.fromkeys(given, "the input")
+    source = dict.fromkeys(provided, "the input")
     for place, member in enumerate(members):
         if not member.declares_keys:
             report.undeclared.append(member.path)
@@ -93,11 +93,11 @@ def check_flow(sequence: Any, keys: Any = None) -> FlowReport:
             if key in source:
                 report.overwritten.append((member.path, key, source[key]))
             source[key] = member.path
-    report.unread.extend(_unread(members, sequence._selected_out_keys or ()))
+    report.unread.extend(_iter_unread(members, sequence._selected_out_keys or ()))
     return report
 
 
-def _unread(members: list[Member], kept: tuple[Key, ...]) -> Iterator[tuple[str, Key]]:
+def _iter_unread(members: list[Member], kept: tuple[Key, ...]) -> Iterator[tuple[str, Key]]:
     """Yield what no later member reads and nobody asked for; what the last member writes is a result."""
     for place, member in enumerate(members[:-1]):
         for key in member.module.out_keys:
@@ -107,7 +107,7 @@ def _unread(members: list[Member], kept: tuple[Key, ...]) -> Iterator[tuple[str,
 
 def _is_read(key: Key, later: list[Member], kept: tuple[Key, ...]) -> bool:
     for member in later:
-        if not member.declares_keys or any(relates(key, read) for read in member.module.in_keys):
+        if not member.declares_keys or any(is_related(key, read) for read in member.module.in_keys):
             return True
         if key in member.module.out_keys:
             return False
@@ -118,18 +118,18 @@ def _hint(key: Key, present: Iterable[Key], later: list[Member]) -> str:
     writers = [member.path for member in later if is_provided(key, member.module.out_keys)]
     if writers:
         return f"; {writers[0]} writes it later"
-    names = {str(each): each for each in present}
+    names = {str(item): item for item in present}
     near = difflib.get_close_matches(str(key), names, n=1)
     return f"; did you mean {names[near[0]]!r}?" if near else ""
 
 
 def flatten(sequence: Any, steps: tuple[str, ...] = ()) -> list[Member]:
     """Return the modules of a sequence and of those inside, in the order in which they run."""
-    found: list[Member] = []
+    results: list[Member] = []
     for name, module in zip(sequence._names(), sequence):
         inside = (*steps, show_step(name))
-        found += flatten(module, inside) if hasattr(type(module), "_names") else [Member(inside, module)]
-    return found
+        results += flatten(module, inside) if hasattr(type(module), "_names") else [Member(inside, module)]
+    return results
 
 
 def show_flow(sequence: Any) -> str:
@@ -152,7 +152,7 @@ def draw_flow(sequence: Any) -> str:
 
     def show_key(key: Key, is_new: bool) -> str:
         nonlocal drawn
-        held = next((nodes[each] for each in nodes if not is_new and is_provided(key, [each])), None)
+        held = next((nodes[node] for node in nodes if not is_new and is_provided(key, [node])), None)
         if held is not None:
             return held
         nodes[key] = f"k{drawn}"

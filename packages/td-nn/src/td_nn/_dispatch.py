@@ -95,18 +95,20 @@ class dispatch:  # noqa: N801  a decorator
                 f"{getattr(fn, '__qualname__', fn)} takes {names}"
             )
         read, source, dest = self._read, self.source, self.dest
-        wrapped: Any
+        wrapper: Any
         if is_method:
 
-            def wrapped(_self: Any, *args: Any, **kwargs: Any) -> Any:
+            def wrapper(_self: Any, *args: Any, **kwargs: Any) -> Any:
                 # A call with the collection alone is what mostly comes, and a type is compared faster than asked for.
                 if args and (type(args[0]) is TensorDict or isinstance(args[0], TensorCollection)):
                     return fn(_self, *args, **kwargs) if kwargs or len(args) > 1 else fn(_self, args[0])
-                in_keys = keys_of(_self, source)
+                in_keys = get_keys(_self, source)
                 if not STATE.dispatches or ("tensordict" in kwargs and "tensordict" not in in_keys):
                     return fn(_self, *args, **kwargs)
                 tensordict, args, kwargs = read(in_keys, args, kwargs)
-                return give(fn(_self, tensordict, *args, **kwargs), tensordict, keys_of(_self, dest), _self)
+                return unpack_outputs(
+                    fn(_self, tensordict, *args, **kwargs), tensordict, get_keys(_self, dest), _self
+                )
 
         elif isinstance(source, str) or isinstance(dest, str):
             raise RuntimeError(
@@ -115,16 +117,16 @@ class dispatch:  # noqa: N801  a decorator
             )
         else:
 
-            def wrapped(*args: Any, **kwargs: Any) -> Any:
+            def wrapper(*args: Any, **kwargs: Any) -> Any:
                 if args and isinstance(args[0], TensorCollection):
                     return fn(*args, **kwargs)
                 if not STATE.dispatches or ("tensordict" in kwargs and "tensordict" not in source):
                     return fn(*args, **kwargs)
                 tensordict, args, kwargs = read(source, args, kwargs)
-                return give(fn(tensordict, *args, **kwargs), tensordict, dest, None)
+                return unpack_outputs(fn(tensordict, *args, **kwargs), tensordict, dest, None)
 
-        made: FnT = functools.wraps(fn)(wrapped)  # type: ignore[assignment]
-        made.__signature__ = _optional(signature, names[: 2 if is_method else 1])  # type: ignore[attr-defined]
+        made: FnT = functools.wraps(fn)(wrapper)  # type: ignore[assignment]
+        made.__signature__ = _make_optional(signature, names[: 2 if is_method else 1])  # type: ignore[attr-defined]
         return made
 
     def _read(
@@ -133,10 +135,10 @@ class dispatch:  # noqa: N801  a decorator
         """Return a collection of the arguments that stand for keys, and the other arguments."""
         values: dict[Any, Any] = {}
         taken: dict[str, Key] = {}
-        given = len(args)
+        provided = len(args)
         for place, key in enumerate(in_keys):
             name = key if type(key) is str else join_key(key, self.separator)
-            if place < given:
+            if place < provided:
                 if name in kwargs:
                     raise RuntimeError(
                         f"the input {key!r} is given twice: by position {place} and as {name}="
@@ -150,11 +152,11 @@ class dispatch:  # noqa: N801  a decorator
                     f"the keyword {name} stands for two inputs, {taken[name]!r} and {key!r}; give a collection, or another "
                     "separator to dispatch"
                 )
-        size = _shared_size(values.values()) if self.auto_batch_size else NO_SIZE
+        size = _find_shared_size(values.values()) if self.auto_batch_size else NO_SIZE
         return TensorDict(values, batch_size=size), args[len(in_keys) :], kwargs
 
 
-def keys_of(module: Any, keys: Any) -> Any:
+def get_keys(module: Any, keys: Any) -> Any:
     """Return keys, or those that an attribute of a module has."""
     if not isinstance(keys, str):
         return keys
@@ -170,7 +172,7 @@ def keys_of(module: Any, keys: Any) -> Any:
     return getattr(module, keys)
 
 
-def give(result: Any, tensordict: TensorDict, out_keys: Sequence[Key], module: Any) -> Any:
+def unpack_outputs(result: Any, tensordict: TensorDict, out_keys: Sequence[Key], module: Any) -> Any:
     """Return the value at the one key of a result, or a tuple of several."""
     if result is not tensordict and not isinstance(result, TensorCollection):
         raise TypeError(
@@ -180,7 +182,7 @@ def give(result: Any, tensordict: TensorDict, out_keys: Sequence[Key], module: A
     try:
         if len(out_keys) == 1 and out_keys[0] != SINK:
             return result[out_keys[0]]
-        found = tuple([result[key] for key in out_keys if key != SINK])
+        match = tuple([result[key] for key in out_keys if key != SINK])
     except KeyPathError:
         missing = [key for key in out_keys if key != SINK and not has_key(result, key)]
         why = getattr(module, "_explain_missing", None)
@@ -190,10 +192,10 @@ def give(result: Any, tensordict: TensorDict, out_keys: Sequence[Key], module: A
             + "".join(why(key, result) for key in missing if why),
             missing,
         ) from None
-    return found[0] if len(found) == 1 else found
+    return match[0] if len(match) == 1 else match
 
 
-def _shared_size(values: Any) -> torch.Size:
+def _find_shared_size(values: Any) -> torch.Size:
     """Return the leading dims that values share; those that are not tensors or collections have none."""
     sizes = [_size_of(value) for value in values]
     if not sizes:
@@ -224,18 +226,21 @@ class _Signature(inspect.Signature):
     def bind(self, /, *args: Any, **kwargs: Any) -> inspect.BoundArguments:
         """Bind arguments, every keyword to its own name."""
         parameters = list(self.parameters.values())
-        at = len(parameters) - any(each.kind is each.VAR_KEYWORD for each in parameters)
+        position = len(parameters) - any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
         new = [name for name in kwargs if name not in self.parameters]
         named = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in new]
-        return inspect.Signature([*parameters[:at], *named, *parameters[at:]]).bind(*args, **kwargs)
+        return inspect.Signature([*parameters[:position], *named, *parameters[position:]]).bind(
+            *args, **kwargs
+        )
 
 
-def _optional(signature: inspect.Signature, names: Sequence[str]) -> inspect.Signature:
+def _make_optional(signature: inspect.Signature, names: Sequence[str]) -> inspect.Signature:
     """Return a signature in which the first parameters may be left out, since tensors stand for them."""
     parameters = [
-        each.replace(default=None)
-        if each.name in names or (each.kind is each.POSITIONAL_OR_KEYWORD and each.default is each.empty)
-        else each
-        for each in signature.parameters.values()
+        parameter.replace(default=None)
+        if parameter.name in names
+        or (parameter.kind is parameter.POSITIONAL_OR_KEYWORD and parameter.default is parameter.empty)
+        else parameter
+        for parameter in signature.parameters.values()
     ]
     return _Signature(parameters, return_annotation=signature.return_annotation)

@@ -108,7 +108,7 @@ class EnsembleModule(TensorDictModuleBase[ResultT]):
         self._warn_of_equal_copies()
 
     @property
-    def _wrapped(self) -> Any:
+    def _inner_module(self) -> Any:
         return self.__dict__.get("module")
 
     @dispatch(auto_batch_size=False)
@@ -136,17 +136,17 @@ class EnsembleModule(TensorDictModuleBase[ResultT]):
             entries, spec = torch_pytree.tree_flatten(
                 tensordict.expand(self.num_copies, *tensordict.batch_size)
             )
-        found: list[Any] = []
+        results: list[Any] = []
 
         def call(*tensors: Tensor) -> tuple[Tensor, ...]:
-            each: Any = tensordict
+            item: Any = tensordict
             if spec is None:
-                each = each.copy()
+                item = item.copy()
             else:
-                each = torch_pytree.tree_unflatten(tensors[len(leaves) :], spec)
-            result, changed = self._call_copy(tensors[: len(leaves)], each, kwargs)
+                item = torch_pytree.tree_unflatten(tensors[len(leaves) :], spec)
+            result, changed = self._call_copy(tensors[: len(leaves)], item, kwargs)
             flat, result_spec = torch_pytree.tree_flatten(result)
-            found[:] = result_spec, list(changed)
+            results[:] = result_spec, list(changed)
             return (*flat, *changed.values())
 
         try:
@@ -159,7 +159,7 @@ class EnsembleModule(TensorDictModuleBase[ResultT]):
                     "EnsembleModule randomness='different', or 'same' for the same numbers in every copy"
                 ) from error
             raise
-        result_spec, changed = found
+        result_spec, changed = results
         count = len(flat) - len(changed)
         with torch.no_grad():
             for position, value in zip(changed, flat[count:]):
@@ -179,17 +179,17 @@ class EnsembleModule(TensorDictModuleBase[ResultT]):
             for (owner, name), leaf in zip(places, leaves):
                 _slots_of(owner, name)[name] = leaf
             result = self.module(tensordict, **kwargs)
-            found = [_slots_of(owner, name)[name] for owner, name in places]
+            results = [_slots_of(owner, name)[name] for owner, name in places]
         finally:
             for (owner, name), value in zip(places, held):
                 _slots_of(owner, name)[name] = value
-        changed = enumerate(zip(found, leaves))
+        changed = enumerate(zip(results, leaves))
         return result, {position: new for position, (new, old) in changed if new is not old}
 
     def _check_input(self, tensordict: TensorCollection) -> None:
         size = tensordict.batch_size
         leading = [size[0]] if size else [leaf.shape[:1] for leaf in tensordict.values(True, True)]
-        if any(each not in (self.num_copies, (self.num_copies,)) for each in leading):
+        if any(item not in (self.num_copies, (self.num_copies,)) for item in leading):
             shown = f"batch size {list(size)}" if size else f"leaves of leading sizes {leading}"
             raise ValueError(
                 f"{show_module(self)} has {self.num_copies} copies and expand_input=False, so the first dim of its input "
@@ -314,6 +314,6 @@ def _reset(module: nn.Module, values: Any) -> None:
     """Reset values in place, at each index of their batch, by the submodules that have ``reset_parameters``."""
     for index in itertools.product(*map(range, values.batch_size)):
         with values[index].to_module(module):
-            for each in module.modules():
-                if hasattr(type(each), "reset_parameters"):
-                    each.reset_parameters()  # type: ignore[operator]
+            for item in module.modules():
+                if hasattr(type(item), "reset_parameters"):
+                    item.reset_parameters()  # type: ignore[operator]

@@ -131,16 +131,16 @@ def copy_inputs(
         copied.copy_(inputs.tensors[place])
     first: tuple[Any, ...] = ()
     if BATCH_SIZE in inputs.values:
-        given = args[0].select(*in_keys, strict=False) if in_keys else args[0]
-        made = given.copy().to(device)
+        provided = args[0].select(*in_keys, strict=False) if in_keys else args[0]
+        made = provided.copy().to(device)
         for place, copied in copies.items():
             if isinstance(place, tuple):
                 made.set(place, copied)
         first = (made,)
     if inputs.spec is None:
         return copies, first, {}
-    found = {**copies, **inputs.values}
-    leaves = [found[position] for position in sorted(place for place in found if isinstance(place, int))]
+    result = {**copies, **inputs.values}
+    leaves = [result[position] for position in sorted(place for place in result if isinstance(place, int))]
     if isinstance(inputs.spec, _Flat):
         count, names = inputs.spec
         return copies, (*first, *leaves[:count]), dict(zip(names, leaves[count:]))
@@ -148,12 +148,12 @@ def copy_inputs(
     return copies, (*first, *others), kwargs
 
 
-def _is_equal(one: Any, other: Any) -> bool:
+def _is_equal(left: Any, other: Any) -> bool:
     """Return True if two values are the same, or equal where that is True or False."""
-    if one is other:
+    if left is other:
         return True
     try:
-        return type(one) is type(other) and bool(one == other)
+        return type(left) is type(other) and bool(left == other)
     except (ValueError, RuntimeError):  # of arrays, for example
         return False
 

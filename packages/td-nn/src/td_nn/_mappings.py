@@ -90,9 +90,9 @@ def mappings(key: str) -> Mapped:
     >>> mappings("biased_softplus_2.0")(torch.zeros(1))
     tensor([2.])
     """
-    found: Mapped | None = _MAPPINGS.get(key)
-    if found is not None:
-        return found
+    result: Mapped | None = _MAPPINGS.get(key)
+    if result is not None:
+        return result
     if key == "biased_softplus":
         return biased_softplus(1.0)
     if isinstance(key, str) and key.startswith("biased_softplus_"):

@@ -119,7 +119,7 @@ class TensorDictModule(TensorDictModuleBase[ResultT]):
             raise TypeError(
                 "get_kwargs takes no default: a missing input is None, or an error with strict=True"
             )
-        argument_names, keys = _named_arguments(in_keys, out_to_in_map)
+        argument_names, keys = _parse_arguments(in_keys, out_to_in_map)
         self.in_keys = keys
         self.out_keys = out_keys
         self._argument_names = argument_names
@@ -144,7 +144,7 @@ class TensorDictModule(TensorDictModuleBase[ResultT]):
             )
 
     @property
-    def _wrapped(self) -> Any:
+    def _inner_module(self) -> Any:
         modules = self.__dict__.get("_modules", {})
         return modules["module"] if "module" in modules else self.__dict__.get("module")
 
@@ -191,7 +191,7 @@ class TensorDictModule(TensorDictModuleBase[ResultT]):
                     value = tensordict[key]  # which gives the value of a node that holds one
             values.append(value)
         if lacks:
-            self._refuse_missing(tensordict, in_keys)
+            self._check_inputs(tensordict, in_keys)
         modules = self._modules
         call: Any = modules["module"] if "module" in modules else self.__dict__["module"]
         if self.method is not None:
@@ -264,7 +264,7 @@ class TensorDictModule(TensorDictModuleBase[ResultT]):
             )
         return result
 
-    def _refuse_missing(self, tensordict: TensorCollection, in_keys: tuple[Key, ...]) -> None:
+    def _check_inputs(self, tensordict: TensorCollection, in_keys: tuple[Key, ...]) -> None:
         """Raise on inputs that are not there, where the module is strict, and on those that lead through a leaf."""
         missing = missing_keys(tensordict, in_keys)
         if missing and self.strict:
@@ -276,11 +276,11 @@ class TensorDictModule(TensorDictModuleBase[ResultT]):
         """Note on an error of the callable where it was raised; an input that was missing is the error then."""
         missing = missing_keys(tensordict, in_keys)
         if missing:
-            raised = f"; it was called with None for {'it' if len(missing) == 1 else 'them'}, and raised {_shown(error)}"
+            raised = f"; it was called with None for {'it' if len(missing) == 1 else 'them'}, and raised {_format_error(error)}"
             problem = show_missing(tensordict, missing) + raised
             raise MissingKeyError(show_module(self), problem, missing) from error
-        given = ", ".join(f"{key!r}: {_described(value)}" for key, value in zip(in_keys, values))
-        text = f"{show_module(self)}, which reads {{{given}}} and writes {list(self._all_out_keys)}"
+        provided = ", ".join(f"{key!r}: {_describe_value(value)}" for key, value in zip(in_keys, values))
+        text = f"{show_module(self)}, which reads {{{provided}}} and writes {list(self._all_out_keys)}"
         note_place(error, text + self._likely_swap(error))
 
     def _likely_swap(self, error: Exception) -> str:
@@ -288,7 +288,7 @@ class TensorDictModule(TensorDictModuleBase[ResultT]):
         names = self._argument_names
         if names is None or not isinstance(error, TypeError):
             return ""
-        called = self._wrapped if self.method is None else getattr(self._wrapped, self.method)
+        called = self._inner_module if self.method is None else getattr(self._inner_module, self.method)
         try:
             parameters = inspect.signature(getattr(called, "forward", called)).parameters
         except (TypeError, ValueError):
@@ -304,12 +304,14 @@ class TensorDictModule(TensorDictModuleBase[ResultT]):
         try:
             return super().__getattr__(name)
         except AttributeError:
-            if name.startswith("__") or self._wrapped is None:
+            if name.startswith("__") or self._inner_module is None:
                 raise
-        return getattr(self._wrapped, name)
+        return getattr(self._inner_module, name)
 
     def __repr__(self) -> str:
-        return self._show(f"module={self._wrapped!r},\nin_keys={self.in_keys},\nout_keys={self.out_keys}")
+        return self._show(
+            f"module={self._inner_module!r},\nin_keys={self.in_keys},\nout_keys={self.out_keys}"
+        )
 
 
 class TensorDictModuleWrapper(TensorDictModuleBase[ResultT]):
@@ -334,7 +336,7 @@ class TensorDictModuleWrapper(TensorDictModuleBase[ResultT]):
         self.td_module = td_module
 
     @property
-    def _wrapped(self) -> Any:
+    def _inner_module(self) -> Any:
         return self._modules.get("td_module")
 
     @property
@@ -394,7 +396,7 @@ def show_missing(tensordict: TensorCollection, missing: list[Key]) -> str:
     return f"misses its input{'s' if len(missing) > 1 else ''} {shown}: {hint}"
 
 
-def _named_arguments(in_keys: Any, out_to_in_map: bool | None) -> tuple[tuple[str, ...] | None, Any]:
+def _parse_arguments(in_keys: Any, out_to_in_map: bool | None) -> tuple[tuple[str, ...] | None, Any]:
     """Return the argument names that a dict of keys gives, or None, and the keys."""
     if not isinstance(in_keys, Mapping):
         if out_to_in_map is not None:
@@ -415,11 +417,11 @@ def _named_arguments(in_keys: Any, out_to_in_map: bool | None) -> tuple[tuple[st
     return tuple(names), keys
 
 
-def _described(value: Any) -> str:
+def _describe_value(value: Any) -> str:
     if isinstance(value, (Tensor, TensorCollection)):
         return f"{type(value).__name__} of shape {list(value.shape)}"
     return type(value).__name__
 
 
-def _shown(error: Exception) -> str:
+def _format_error(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"

@@ -12,7 +12,7 @@ from typing_extensions import TypeVar
 from td_core import TensorCollection, TensorDict
 
 from ._module_keys import DeclaredKeys, Key, as_keys, declare_keys, remove_keys
-from ._portable import portable
+from ._portable import make_portable
 from ._sharded import show_results
 from .module_errors import SelectionError
 
@@ -57,7 +57,7 @@ class TensorDictModuleBase(nn.Module, Generic[ResultT]):
     _functions: tuple[str, ...] = ()
 
     #: The module or function that this one calls, for messages.
-    _wrapped: Any = None
+    _inner_module: Any = None
 
     #: Whether assigned keys are kept by :class:`DeclaredKeys`, rather than by properties of a subclass.
     _keeps_keys = True
@@ -106,7 +106,7 @@ class TensorDictModuleBase(nn.Module, Generic[ResultT]):
                 f"select_out_keys() takes each key as an argument, not a list; got {out_keys}"
             )
         selected = as_keys(list(out_keys), "select_out_keys(*keys)")
-        self._refuse_unknown(selected)
+        self._check_selection(selected)
         self._store_selection(selected)
         return self
 
@@ -120,7 +120,7 @@ class TensorDictModuleBase(nn.Module, Generic[ResultT]):
         self._store_selection(None)
         return self
 
-    def _refuse_unknown(self, selected: tuple[Key, ...]) -> None:
+    def _check_selection(self, selected: tuple[Key, ...]) -> None:
         known = self.out_keys
         unknown = [key for key in selected if key not in known]
         if unknown:
@@ -186,14 +186,14 @@ class TensorDictModuleBase(nn.Module, Generic[ResultT]):
         True
         """
         if parameters is None:
-            found = [module for module in self.modules() if hasattr(type(module), "reset_parameters")]
-            if not found:
+            results = [module for module in self.modules() if hasattr(type(module), "reset_parameters")]
+            if not results:
                 warnings.warn(
                     f"reset_parameters_recursive() of {show_module(self)} found no submodule that has "
                     "reset_parameters(), so nothing was reset",
                     stacklevel=2,
                 )
-            for module in found:
+            for module in results:
                 module.reset_parameters()  # type: ignore[operator]
             return None
         if parameters.batch_size:
@@ -227,7 +227,7 @@ class TensorDictModuleBase(nn.Module, Generic[ResultT]):
         state = self.__dict__.copy()
         for name in self._functions:
             if name in state:
-                state[name] = portable(state[name])
+                state[name] = make_portable(state[name])
         return state
 
     def __deepcopy__(self: SelfT, memo: dict[int, Any]) -> SelfT:
@@ -259,7 +259,7 @@ def _static(cls: type, name: str) -> Any:
 
 def show_module(module: Any) -> str:
     """Return how messages call a module: its class and that of what it wraps."""
-    inner = getattr(module, "_wrapped", None)
+    inner = getattr(module, "_inner_module", None)
     if inner is None or isinstance(inner, (nn.ModuleList, nn.ModuleDict)):
         return type(module).__name__
     name = getattr(inner, "__name__", type(inner).__name__)

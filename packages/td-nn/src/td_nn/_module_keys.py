@@ -18,7 +18,7 @@ __all__ = [
     "has_key",
     "is_provided",
     "join_key",
-    "relates",
+    "is_related",
 ]
 
 #: A key in its shortest form.
@@ -86,9 +86,9 @@ def is_provided(key: Key, written: Collection[Key]) -> bool:
     return any(level in written for level in levels)
 
 
-def relates(one: Key, other: Key) -> bool:
+def is_related(left: Key, other: Key) -> bool:
     """Tell whether two keys are the same, or one is below the other."""
-    return bool(one == other) or is_provided(one, [other]) or is_provided(other, [one])
+    return bool(left == other) or is_provided(left, [other]) or is_provided(other, [left])
 
 
 def has_key(tensordict: TensorCollection, key: Key) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import nn
 
-__all__ = ["portable"]
+__all__ = ["make_portable"]
 
 
 class _Code:
@@ -24,13 +24,13 @@ class _Code:
         return pickle.loads, (self.data,)
 
 
-def portable(function: Callable[..., Any]) -> Any:
+def make_portable(function: Callable[..., Any]) -> Any:
     """Return a function in a form that pickle takes.
 
     Raises:
         PicklingError: that needs cloudpickle, which is not installed.
 
-    >>> portable(abs) is abs
+    >>> make_portable(abs) is abs
     True
     """
     if isinstance(function, (nn.Module, type)) or not _is_nameless(function):
@@ -53,7 +53,7 @@ def _is_nameless(function: Any) -> bool:
     name = getattr(function, "__qualname__", None)
     if name is None or not hasattr(function, "__code__"):
         return False
-    found: Any = sys.modules.get(function.__module__)
+    result: Any = sys.modules.get(function.__module__)
     for part in name.split("."):
-        found = getattr(found, part, None)
-    return found is not function
+        result = getattr(result, part, None)
+    return result is not function

@@ -137,7 +137,7 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
     def num_samples(self) -> torch.Size:
         """Leading batch dims that a call adds: the ``num_samples`` of all distributions, the last one first."""
         sizes = [module.num_samples or () for module in self._last_first()]
-        return torch.Size([size for each in sizes for size in each])
+        return torch.Size([size for item in sizes for size in item])
 
     @property
     def default_interaction_type(self) -> InteractionType | None:
@@ -161,8 +161,8 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
             new = self._with(pairs)
             new._return_composite = is_composite
             return new
-        given: Any = dict(pairs) if self._is_named else members
-        return TensorDictSequential(given, partial_tolerant=self.partial_tolerant, inplace=self.inplace)
+        provided: Any = dict(pairs) if self._is_named else members
+        return TensorDictSequential(provided, partial_tolerant=self.partial_tolerant, inplace=self.inplace)
 
     def _with(self: SelfT, pairs: list[tuple[str | None, Any]]) -> SelfT:
         new = super()._with(pairs)
@@ -365,12 +365,12 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
         self, tensordict: TensorCollection, tensordict_out: TensorCollection | None, kwargs: dict[str, Any]
     ) -> CompositeDistribution:
         self._refuse_without_distribution()
-        found: list[tuple[Any, Any]] = []
-        result = self._condition(tensordict.copy(), kwargs, found)
+        results: list[tuple[Any, Any]] = []
+        result = self._condition(tensordict.copy(), kwargs, results)
         self._store_written(result, tensordict_out)
-        found[-1] = (found[-1][0], self._build_last(result))
+        results[-1] = (results[-1][0], self._build_last(result))
         dists: dict[Key, Any] = {}
-        for module, dist in found:
+        for module, dist in results:
             if module is None:  # a skipped member
                 continue
             if isinstance(dist, CompositeDistribution):
@@ -382,7 +382,7 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
                     f"{show_module(module)} draws the samples {module._out_keys} together, which a CompositeDistribution "
                     "cannot hold; build the sequence with return_composite=False"
                 )
-        return CompositeDistribution.from_distributions(result, dists, aggregate=found[-1][0]._aggregate)
+        return CompositeDistribution.from_distributions(result, dists, aggregate=results[-1][0]._aggregate)
 
     def _store_written(self, result: TensorCollection, tensordict_out: TensorCollection | None) -> None:
         if tensordict_out is not None:
@@ -391,36 +391,36 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
                 if key in present and key not in (*last._out_keys, *last._log_prob_keys):
                     tensordict_out.set(key, result.get(key))
 
-    def _condition(self, tensordict: Any, kwargs: dict[str, Any], found: list[tuple[Any, Any]]) -> Any:
-        """Run the members up to the last distribution, which ``found`` ends with, and return the collection."""
-        return _run_conditioned(self, tensordict, kwargs, found, len(self._last_first()))
+    def _condition(self, tensordict: Any, kwargs: dict[str, Any], actual: list[tuple[Any, Any]]) -> Any:
+        """Run the members up to the last distribution, which ``actual`` ends with, and return the collection."""
+        return _run_conditioned(self, tensordict, kwargs, actual, len(self._last_first()))
 
 
 def _run_conditioned(
     seq: TensorDictSequential,
     tensordict: Any,
     kwargs: dict[str, Any],
-    found: list[tuple[Any, Any]],
+    actual: list[tuple[Any, Any]],
     total: int,
 ) -> Any:
-    """Run members until ``found`` has all distributions, each with what it is; the last one is not built."""
+    """Run members until ``actual`` has all distributions, each with what it is; the last one is not built."""
     for place, module in enumerate(seq):
-        if len(found) == total:
+        if len(actual) == total:
             break
         try:
-            if isinstance(module, ProbabilisticTensorDictModule) and len(found) == total - 1:
-                found.append((module, None))
+            if isinstance(module, ProbabilisticTensorDictModule) and len(actual) == total - 1:
+                actual.append((module, None))
             elif seq.partial_tolerant and not has_keys(tensordict, module.in_keys):
                 run_on_members(module, tensordict)
-                found += [(None, None) for _ in find_distributions([module])]
+                actual += [(None, None) for _ in find_distributions([module])]
             elif isinstance(module, ProbabilisticTensorDictModule):
                 dist = module.get_dist(tensordict)
-                found.append((module, dist))
+                actual.append((module, dist))
                 keys = list(dist) if isinstance(dist, CompositeDistribution) else module._out_keys
                 if not has_keys(tensordict, keys):
                     tensordict = module._store(tensordict, None, dist)
             elif isinstance(module, TensorDictSequential) and any(find_distributions(module)):
-                tensordict = _run_conditioned(module, tensordict, kwargs, found, total)
+                tensordict = _run_conditioned(module, tensordict, kwargs, actual, total)
             else:
                 tensordict = module(tensordict, **kwargs)
         except Exception as error:

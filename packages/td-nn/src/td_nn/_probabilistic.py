@@ -21,7 +21,7 @@ from ._generators import as_generator, draw_seed, draw_with, use_generator
 from ._interaction import InteractionType
 from ._module import missing_keys, show_missing
 from ._module_base import ResultT, TensorDictModuleBase, show_module
-from ._module_keys import SINK, Key, as_keys, relates
+from ._module_keys import SINK, Key, as_keys, is_related
 from ._switches import STATE, has_outputs
 from .module_errors import MissingKeyError, ModuleKeysError, SelectionError, note_place
 
@@ -191,7 +191,7 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase[ResultT]):
             keys = [add_suffix(key, "_log_prob") for key in samples]
         if self.return_log_prob:
             for key in keys:
-                over = [sample for sample in samples if sample == key or relates(sample, key)]
+                over = [sample for sample in samples if sample == key or is_related(sample, key)]
                 if over:
                     raise ModuleKeysError(
                         f"the log-probability key {key!r} is equal to, inside or above the sample key {over[0]!r}, so "
@@ -253,7 +253,7 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase[ResultT]):
         )
 
     @property
-    def _wrapped(self) -> Any:
+    def _inner_module(self) -> Any:
         return self.distribution_class
 
     @property
@@ -348,7 +348,7 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase[ResultT]):
             problem = show_missing(tensordict, missing).replace("its input", "its parameter", 1)
             raised = f"; {type(error).__name__}: {error}"
             raise MissingKeyError(show_module(self), problem + raised, missing) from error
-        given = dict(zip(self.dist_keys, self._all_in_keys or ()))
+        provided = dict(zip(self.dist_keys, self._all_in_keys or ()))
         twice = sorted(values.keys() & set(self.distribution_kwargs.keys()))
         known = _parameters(self.distribution_class)
         unknown = [name for name in values if known and name not in known]
@@ -358,8 +358,8 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase[ResultT]):
                 if twice
                 else f"the distribution takes {known}, not {', '.join(unknown)}"
             )
-            raise TypeError(f"{show_module(self)} got the keywords and keys {given}: {why}") from error
-        note_place(error, f"{show_module(self)}, which got the keywords and keys {given}")
+            raise TypeError(f"{show_module(self)} got the keywords and keys {provided}: {why}") from error
+        note_place(error, f"{show_module(self)}, which got the keywords and keys {provided}")
 
     def log_prob(self, tensordict: TensorCollection, *, dist: Any = None) -> Any:
         """Return the log-probability of the samples in a collection.
@@ -599,6 +599,6 @@ def _parameters(cls: Callable[..., Any]) -> list[str]:
         return []
     return (
         []
-        if any(each.kind is each.VAR_KEYWORD for each in parameters)
-        else [each.name for each in parameters]
+        if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+        else [parameter.name for parameter in parameters]
     )

@@ -14,7 +14,7 @@ from ._data_flow import FlowReport, check_flow, draw_flow, show_flow
 from ._dispatch import dispatch
 from ._module import Inplace, TensorDictModule
 from ._module_base import TensorDictModuleBase, show_module
-from ._module_keys import SINK, Key, as_keys, has_key, is_provided, relates
+from ._module_keys import SINK, Key, as_keys, has_key, is_provided, is_related
 from ._switches import STATE, has_outputs
 from ._wrap import WrapModule
 from .module_errors import MissingKeyError, OutputError, SelectionError, note_place, show_step, step_out
@@ -149,7 +149,7 @@ class TensorDictSequential(TensorDictModule[Any]):
     def _run(self, tensordict: Any) -> Any:
         """Return what the last member returns."""
         if self.partial_tolerant:
-            return self._run_what_can(tensordict)
+            return self._run_runnable(tensordict)
         place = 0
         try:
             for module in self._modules["module"]._modules.values():  # type: ignore[union-attr]
@@ -164,7 +164,7 @@ class TensorDictSequential(TensorDictModule[Any]):
             raise
         return tensordict
 
-    def _run_what_can(self, tensordict: Any) -> Any:
+    def _run_runnable(self, tensordict: Any) -> Any:
         """Return what the last member that finds its inputs returns."""
         for place, module in enumerate(self):
             try:
@@ -197,7 +197,7 @@ class TensorDictSequential(TensorDictModule[Any]):
         """Return which members write a key, and what those that were left out did not find."""
         said = ""
         for name, module in zip(self._names(), self):
-            absent = [each for each in module.in_keys if not has_key(result, each)]
+            absent = [item for item in module.in_keys if not has_key(result, item)]
             if absent and is_provided(key, module.out_keys):
                 lacks = ", ".join(map(repr, absent))
                 said += f"; seq{show_step(name)} writes it, and was skipped because there is no {lacks}"
@@ -383,30 +383,30 @@ class TensorDictSequential(TensorDictModule[Any]):
         >>> seq.select_subsequence(out_keys=["z"]).out_keys
         ['z']
         """
-        given = self.in_keys if in_keys is None else as_keys(in_keys, "in_keys")
+        provided = self.in_keys if in_keys is None else as_keys(in_keys, "in_keys")
         wanted = self.out_keys if out_keys is None else as_keys(out_keys, "out_keys")
-        able = self._cut_inputs(dict.fromkeys(given))
-        found = None if able is None else able._cut_outputs(dict.fromkeys(wanted))
-        if found is None:
+        able = self._cut_inputs(dict.fromkeys(provided))
+        result = None if able is None else able._cut_outputs(dict.fromkeys(wanted))
+        if result is None:
             raise ValueError(
-                f"no member is left of those that read {list(given)} and what follows from it, and that {list(wanted)} needs; "
+                f"no member is left of those that read {list(provided)} and what follows from it, and that {list(wanted)} needs; "
                 f"the sequence reads {self.in_keys} and writes {self.out_keys}"
             )
-        return found
+        return result
 
-    def _cut_inputs(self: SelfT, given: dict[Key, None]) -> SelfT | None:
+    def _cut_inputs(self: SelfT, options: dict[Key, None]) -> SelfT | None:
         """Return the members that can run on some keys, and add to these what they write."""
         kept = []
         for name, module in self._pairs():
             part = module
             if isinstance(module, TensorDictSequential):
-                part = module._cut_inputs(given)
-            elif not all(is_provided(key, given) for key in module.in_keys):
+                part = module._cut_inputs(options)
+            elif not all(is_provided(key, options) for key in module.in_keys):
                 part = None
             if part is not None:
                 kept.append((name, part))
-                given.update(dict.fromkeys(part.out_keys))
-        return self._shortened(kept)
+                options.update(dict.fromkeys(part.out_keys))
+        return self._trim(kept)
 
     def _cut_outputs(self: SelfT, wanted: dict[Key, None]) -> SelfT | None:
         """Return the members that some keys need, and add to these what they read."""
@@ -416,21 +416,21 @@ class TensorDictSequential(TensorDictModule[Any]):
             if isinstance(module, TensorDictSequential):
                 part = module._cut_outputs(wanted)
             elif _has_keys_declared(module) and not any(
-                relates(key, want) for key in module.out_keys for want in wanted
+                is_related(key, want) for key in module.out_keys for want in wanted
             ):
                 part = None
             if part is not None:
                 kept.insert(0, (name, part))
                 wanted.update(dict.fromkeys(part.in_keys))
-        return self._shortened(kept)
+        return self._trim(kept)
 
-    def _shortened(self: SelfT, kept: list[tuple[str | None, Any]]) -> SelfT | None:
+    def _trim(self: SelfT, kept: list[tuple[str | None, Any]]) -> SelfT | None:
         """Return a sequence of what is kept, between the first and the last member that has keys; None of nothing."""
         keyed = [place for place, (_, module) in enumerate(kept) if _has_keys_declared(module)]
         if not keyed:
             return None
         kept = kept[keyed[0] : keyed[-1] + 1]
-        same = len(kept) == len(self) and all(one is other for (_, one), other in zip(kept, self))
+        same = len(kept) == len(self) and all(left is other for (_, left), other in zip(kept, self))
         return self if same and self._selected_out_keys is None else self._with(kept)
 
     def check(self, keys: Any = None) -> FlowReport:

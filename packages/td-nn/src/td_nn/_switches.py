@@ -118,15 +118,15 @@ class set_skip_existing(ModuleSwitch):  # noqa: N801  the reference implementati
 
         @functools.wraps(fn)
         def wrapper(module: Any, *args: Any, **kwargs: Any) -> Any:
-            given = args[0] if args else kwargs.get("tensordict")
+            provided = args[0] if args else kwargs.get("tensordict")
             mode = STATE.skip_existing if self._value is None else self._value
-            if mode is not False and isinstance(given, TensorCollection):
+            if mode is not False and isinstance(provided, TensorCollection):
                 in_keys, out_keys = getattr(module, self.in_key_attr), getattr(module, self.out_key_attr)
-                if has_outputs(mode, given, in_keys, out_keys):
-                    return given
+                if has_outputs(mode, provided, in_keys, out_keys):
+                    return provided
             if self._value is None:
                 return fn(module, *args, **kwargs)
-            return self._around(fn, module, *args, **kwargs)
+            return self._wrap_function(fn, module, *args, **kwargs)
 
         return wrapper  # type: ignore[return-value]
 

@@ -43,7 +43,7 @@ class TensorClassModuleBase(ABC, nn.Module, Generic[InputT, OutputT]):
         for base in cls.__dict__.get("__orig_bases__", ()):
             types = get_args(base)
             if get_origin(base) is TensorClassModuleBase and not any(
-                isinstance(each, TypeVar) for each in types
+                isinstance(type_, TypeVar) for type_ in types
             ):
                 cls.input_type, cls.output_type = types
 
@@ -90,17 +90,17 @@ class TensorClassModuleWrapper(TensorDictModuleBase[Any]):
             raise ValueError(
                 f"{name} does not say what it takes and returns; subclass TensorClassModuleBase[In, Out] with two tensorclasses"
             )
-        for given in (module.input_type, module.output_type):
-            if _fields(given) is None:
+        for provided in (module.input_type, module.output_type):
+            if _fields(provided) is None:
                 raise ValueError(
-                    f"{name} is from and to tensorclasses in order to read collections; {given!r} is not one"
+                    f"{name} is from and to tensorclasses in order to read collections; {provided!r} is not one"
                 )
         self.in_keys = _leaf_keys(module.input_type)
         self.out_keys = _leaf_keys(module.output_type)
         self.tc_module = module
 
     @property
-    def _wrapped(self) -> Any:
+    def _inner_module(self) -> Any:
         return self._modules.get("tc_module")
 
     @dispatch(auto_batch_size=False)
@@ -132,16 +132,16 @@ class TensorClassModuleWrapper(TensorDictModuleBase[Any]):
         return self._show(f"tc_module={self.tc_module!r},\nin_keys={self.in_keys},\nout_keys={self.out_keys}")
 
 
-def _fields(given: Any) -> dict[str, Any] | None:
+def _fields(provided: Any) -> dict[str, Any] | None:
     """Return the fields that a type declares, None where it is no collection that declares any."""
-    if isinstance(given, type) and issubclass(given, TensorCollection):
-        return given.declared_fields()
+    if isinstance(provided, type) and issubclass(provided, TensorCollection):
+        return provided.declared_fields()
     return None
 
 
 def _leaf_keys(declaring: Any) -> list[Key]:
     """Return the keys of the fields of a class, and of those of the fields that are such classes."""
-    found: list[Key] = []
+    results: list[Key] = []
     for name, hint in (_fields(declaring) or {}).items():
         below = None if hint is declaring else _fields(hint)
         inside = (
@@ -149,5 +149,5 @@ def _leaf_keys(declaring: Any) -> list[Key]:
             if below is None
             else [(name, *(key if isinstance(key, tuple) else (key,))) for key in _leaf_keys(hint)]
         )
-        found += inside
-    return found
+        results += inside
+    return results

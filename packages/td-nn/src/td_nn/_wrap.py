@@ -54,7 +54,7 @@ class WrapModule(TensorDictModuleBase[Any]):
         self.out_keys = [] if out_keys is None else out_keys
 
     @property
-    def _wrapped(self) -> Any:
+    def _inner_module(self) -> Any:
         return self.func
 
     def forward(self, data: Any) -> Any:
@@ -86,7 +86,7 @@ def as_tensordict_module(*, in_keys: Any, out_keys: Any) -> Callable[[FnT], FnT]
     """
 
     def decorate(fn: FnT) -> FnT:
-        wrapped: Any
+        wrapper: Any
         if next(iter(_parameters(fn)), "") in ("self", "cls"):
 
             def call(*values: Any, self_: Any, **kwargs: Any) -> Any:
@@ -94,16 +94,16 @@ def as_tensordict_module(*, in_keys: Any, out_keys: Any) -> Callable[[FnT], FnT]
 
             method = TensorDictModule(functools.wraps(fn)(call), in_keys, out_keys)
 
-            def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
+            def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
                 return method(*args, self_=self, **kwargs)
 
         else:
             module = TensorDictModule(fn, in_keys, out_keys)
 
-            def wrapped(*args: Any, **kwargs: Any) -> Any:
+            def wrapper(*args: Any, **kwargs: Any) -> Any:
                 return module(*args, **kwargs)
 
-        return functools.wraps(fn)(wrapped)  # type: ignore[return-value]
+        return functools.wraps(fn)(wrapper)  # type: ignore[return-value]
 
     return decorate
 

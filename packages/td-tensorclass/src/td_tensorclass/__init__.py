@@ -16,25 +16,25 @@ from typing import TYPE_CHECKING
 
 # First, whichever of the two packages a program imports first: core loads the plugin of this one as its last statement.
 import td_core as _td_core
-from td_core._lazy_names import lazy_names as _lazy_names
+from td_core._public_names import lazy_names as _lazy_names
 
 if TYPE_CHECKING:
     from ._attrs import TensorAttrs
+    from ._field_errors import UnknownFieldError
     from ._metadata import MetaData
     from ._non_tensor import NonTensorData, NonTensorDataBase
     from ._non_tensor_stack import NonTensorStack
     from ._plain_classes import from_dataclass, tensorclass
     from ._predicates import is_leaf_nontensor, is_non_tensor, is_tensorclass
-    from ._settings import (
+    from ._tensorclass import TensorClass
+    from ._typed import TypedTensorDict
+    from ._unbatched import UnbatchedTensor
+    from ._value_settings import (
         capture_non_tensor_stack,
         list_to_stack,
         set_capture_non_tensor_stack,
         set_list_to_stack,
     )
-    from ._tensorclass import TensorClass
-    from ._typed import TypedTensorDict
-    from ._unbatched import UnbatchedTensor
-    from .errors import UnknownFieldError
 
 __version__ = _td_core.__version__
 
@@ -54,7 +54,7 @@ __getattr__, __dir__ = _lazy_names(
         "._non_tensor_stack": ("NonTensorStack",),
         "._plain_classes": ("from_dataclass", "tensorclass"),
         "._predicates": ("is_leaf_nontensor", "is_non_tensor", "is_tensorclass"),
-        "._settings": (
+        "._value_settings": (
             "capture_non_tensor_stack",
             "list_to_stack",
             "set_capture_non_tensor_stack",
@@ -63,6 +63,6 @@ __getattr__, __dir__ = _lazy_names(
         "._tensorclass": ("TensorClass",),
         "._typed": ("TypedTensorDict",),
         "._unbatched": ("UnbatchedTensor",),
-        ".errors": ("UnknownFieldError",),
+        "._field_errors": ("UnknownFieldError",),
     },
 )

@@ -54,11 +54,11 @@ class TensorAttrs(TensorClass, autocast=True):
             raise ValueError(f"attributes of a tensor are {list(KNOWN)}; got {unknown}")
         return cls(**{f"tgt_{name}": getattr(tensor, name) for name in fields})
 
-    def _described(self) -> tuple[torch.device | None, torch.dtype | None]:
+    def _get_leaf_spec(self) -> tuple[torch.device | None, torch.dtype | None]:
         return self.tgt_device, self.tgt_dtype
 
 
-def attrs_of(root: Any, fields: Sequence[str], num_threads: int | None) -> Any:
+def make_attrs(root: Any, fields: Sequence[str], num_threads: int | None) -> Any:
     """Return the structure of a collection, without batch dims, with TensorAttrs in place of its leaves."""
     levels: list[Row] = [(root, {}, None, "")]
     leaves: list[Tensor] = []
@@ -69,10 +69,10 @@ def attrs_of(root: Any, fields: Sequence[str], num_threads: int | None) -> Any:
             if isinstance(child, Tensor):
                 leaves.append(child)
                 places.append((out, key))
-            elif not child._opaque:
+            elif not child._is_value:
                 levels.append((child, {}, out, key))
     describe = partial(TensorAttrs.from_tensor, fields=fields)
     with ThreadPoolExecutor(num_threads) if num_threads else nullcontext() as pool:
-        for (out, key), found in zip(places, (pool.map if pool else map)(describe, leaves), strict=True):
-            out[key] = found
+        for (out, key), leaf in zip(places, (pool.map if pool else map)(describe, leaves), strict=True):
+            out[key] = leaf
     return build(levels, lambda node, out: node._with_children(out, batch_size=torch.Size(), names=None))

@@ -20,12 +20,12 @@ from td_core._collection import Core
 from td_core._element_types import as_dtype
 
 from ._non_tensor import NonTensorData, NonTensorDataBase
-from ._schema import Schema, choices
+from ._schema import Schema, get_choices
 
 _NUMBERS = (bool, int, float, complex, np.number, np.bool_, np.ndarray)
 
 
-def cast_for(schema: Schema) -> Callable[[str, Any], Any]:
+def make_cast(schema: Schema) -> Callable[[str, Any], Any]:
     """Return the cast of a class: ``cast(field, value)``, called for values that are not None.
 
     Raises:
@@ -35,8 +35,8 @@ def cast_for(schema: Schema) -> Callable[[str, Any], Any]:
     if options.tensor_only:
         for name in schema.names:
             hint = schema.hint(name)
-            if schema.knows(name) and not all(
-                _wants_tensor(each) or collection_class(each) for each in choices(hint)
+            if schema.is_resolved(name) and not all(
+                _is_tensor_hint(choice) or collection_class(choice) for choice in get_choices(hint)
             ):
                 raise TypeError(
                     f"{schema.cls.__name__} is tensor_only, so its fields are tensors and collections; "
@@ -46,7 +46,7 @@ def cast_for(schema: Schema) -> Callable[[str, Any], Any]:
     def plain(name: str, value: Any) -> Any:
         if isinstance(value, Mapping) and not isinstance(value, Core):
             return _from_mapping(schema.hint(name), value)
-        if isinstance(value, tuple) and not _wants_tensor(schema.hint(name)):
+        if isinstance(value, tuple) and not _is_tensor_hint(schema.hint(name)):
             return NonTensorData(value)
         return value
 
@@ -56,18 +56,20 @@ def cast_for(schema: Schema) -> Callable[[str, Any], Any]:
     def autocast(name: str, value: Any) -> Any:
         hint = schema.hint(name)
         # What another collection gave for a key has one value for each element, as the node there.
-        if (isinstance(value, Core) and value._opaque) or (
-            isinstance(value, LinkedList) and not _wants_tensor(hint)
+        if (isinstance(value, Core) and value._is_value) or (
+            isinstance(value, LinkedList) and not _is_tensor_hint(hint)
         ):
             return value
         return _as_type(hint, name, value)
 
     def tensor_only(name: str, value: Any) -> Any:
-        if isinstance(value, Tensor) or (isinstance(value, Core) and not value._opaque):
+        if isinstance(value, Tensor) or (isinstance(value, Core) and not value._is_value):
             return value
         if isinstance(value, Mapping):
-            wanted = [each for each in choices(schema.hint(name)) if collection_class(each) is not None]
-            if wanted or not schema.knows(name):
+            wanted = [
+                choice for choice in get_choices(schema.hint(name)) if collection_class(choice) is not None
+            ]
+            if wanted or not schema.is_resolved(name):
                 return _from_mapping(wanted[0] if wanted else TensorDict, value)
         return _as_tensor(name, value, "takes tensors only")
 
@@ -78,12 +80,12 @@ def cast_for(schema: Schema) -> Callable[[str, Any], Any]:
     return nocast if options.nocast else plain
 
 
-def number_for_batch(hint: Any, value: Any) -> bool:
+def is_batch_number(hint: Any, value: Any) -> bool:
     """Tell whether a number in a field annotated as one stands for the whole batch, where it cannot be a tensor."""
     return isinstance(value, (bool, int, float, complex)) and hint in (bool, int, float, complex)
 
 
-def _wants_tensor(hint: Any) -> bool:
+def _is_tensor_hint(hint: Any) -> bool:
     # torch.LongTensor and its like are classes of their own.
     return isinstance(hint, type) and (issubclass(hint, Tensor) or isinstance(hint, type(torch.LongTensor)))
 
@@ -91,7 +93,7 @@ def _wants_tensor(hint: Any) -> bool:
 def collection_class(hint: Any) -> Any:
     """Return the class of collections that an annotation asks for, or None; a class of values is none."""
     cls = get_origin(hint) or hint
-    return cls if isinstance(cls, type) and issubclass(cls, Core) and not cls._opaque else None
+    return cls if isinstance(cls, type) and issubclass(cls, Core) and not cls._is_value else None
 
 
 def _from_mapping(hint: Any, value: Mapping[Any, Any]) -> Any:
@@ -110,14 +112,14 @@ def _as_type(hint: Any, name: str, value: Any) -> Any:
     if not isinstance(cls, type) or cls in (Any, object, UnionType):
         if isinstance(value, Mapping) and not isinstance(value, Core):
             return _from_mapping(hint, value)
-        if isinstance(value, (list, tuple)) and not any(map(_wants_tensor, choices(hint))):
+        if isinstance(value, (list, tuple)) and not any(map(_is_tensor_hint, get_choices(hint))):
             return NonTensorData(value)
         return value
     if cls is torch.dtype:
         value = as_dtype(value)
     if isinstance(value, cls):
         return value if isinstance(value, (Tensor, Core)) else NonTensorData(value)
-    if _wants_tensor(cls):
+    if _is_tensor_hint(cls):
         tensor = _as_tensor(name, value, "is declared as a tensor")
         return cls(tensor) if issubclass(cls, Tensor) and not isinstance(tensor, cls) else tensor
     if issubclass(cls, NonTensorDataBase):

@@ -11,8 +11,8 @@ from td_core.errors import BatchSizeError
 
 from ._non_tensor import NonTensorData
 from ._non_tensor_stack import NonTensorStack
-from ._settings import list_to_stack
 from ._unbatched import UnbatchedTensor, to_unbatched
+from ._value_settings import list_to_stack
 
 
 def to_data(value: Any, batch_size: torch.Size, device: torch.device | None) -> NonTensorData:

@@ -11,43 +11,45 @@ from typing import Any
 
 from torch import Tensor
 
-from td_core._collection import dense
+from td_core._collection import make_dense
 from td_core._devices import as_device
 from td_core._ops.batch_size import as_batch_size
 
 from ._annotations import annotations_of
-from ._casts import cast_for
+from ._casts import make_cast
 from ._registration import register_class
-from ._schema import ALLOWED, RESERVED, Options, Schema, names_around
+from ._schema import ALLOWED, RESERVED, Options, Schema, get_local_names
 
 
-def declare(cls: Any, root: Any, given: Mapping[str, Any], frame: Any) -> None:
+def declare(cls: Any, root: Any, provided: Mapping[str, Any], frame: Any) -> None:
     """Make a tensorclass out of an unfinished class's annotations, in the frame that defines it; None inherits an option."""
-    base = next((each for each in cls.__mro__[1:] if "_schema" in each.__dict__), None)
-    options = (Options() if base is None else base._schema.options).merged(given)
+    base = next((item for item in cls.__mro__[1:] if "_schema" in item.__dict__), None)
+    options = (Options() if base is None else base._schema.options).merge(provided)
     _keep_defaults(cls, root)
     written_doc = cls.__dict__.get("__doc__")
     dataclasses.dataclass(init=False, repr=False, eq=False, kw_only=options.kw_only)(cls)
     _drop_generated(cls, root)
-    schema = Schema(cls, options, names_around(cls, frame))
+    schema = Schema(cls, options, get_local_names(cls, frame))
     _check_names(cls, root, schema)
     cls._schema = schema
-    cls._cast = staticmethod(cast_for(schema))
-    cls._declares = options.autocast
+    cls._cast = staticmethod(make_cast(schema))
+    cls._has_schema = options.autocast
     if options.cast_filter is not None:
         cls._cast_filter = staticmethod(options.cast_filter)
     cls._has_post_init = hasattr(cls, "__post_init__")
-    cls._inits_results = cls._has_post_init and not options.skip_post_init_on_rebuild and not schema.init_vars
+    cls._has_post_init_for_results = (
+        cls._has_post_init and not options.skip_post_init_on_rebuild and not schema.init_vars
+    )
     # As for a dataclass, fields that are frozen are not assigned.
     cls._sets_fields = cls.__setattr__ is not root.__setattr__ and not options.frozen
-    cls._finishes = options.frozen or cls._inits_results
+    cls._has_finish = options.frozen or cls._has_post_init_for_results
     for name in schema.names:
-        setattr(cls, name, _reader(name))
+        setattr(cls, name, _make_property(name))
     if "__init__" in cls.__dict__:
-        cls.__init__ = _constructor(cls.__init__)
+        cls.__init__ = _wrap_init(cls.__init__)
     else:
         # Fields are what it takes, as for a dataclass, not what a plain base takes.
-        maker = next(each for each in cls.__mro__ if issubclass(each, root) and "__init__" in each.__dict__)
+        maker = next(item for item in cls.__mro__ if issubclass(item, root) and "__init__" in item.__dict__)
         cls.__init__ = maker.__init__
     if cls.__init__ is root.__init__:
         cls.__signature__ = schema.signature()
@@ -70,30 +72,30 @@ def _keep_defaults(cls: Any, root: Any) -> None:
             setattr(cls, name, dataclasses.field())
 
 
-def _constructor(init: Callable[..., None]) -> Callable[..., None]:
+def _wrap_init(init: Callable[..., None]) -> Callable[..., None]:
     """Let a constructor that a class brings take what that of every tensorclass takes beside the fields."""
     parameters = inspect.signature(init).parameters
-    passed_on = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters.values())
+    passed_on = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
     own = {"batch_size", "device", "names", "lock"} - parameters.keys()
 
     @functools.wraps(init)
     def construct(self: Any, *args: Any, **kwargs: Any) -> None:
-        given = {name: kwargs[name] for name in own & kwargs.keys() if kwargs[name] is not None}
+        provided = {name: kwargs[name] for name in own & kwargs.keys() if kwargs[name] is not None}
         if not passed_on:
             kwargs = {name: value for name, value in kwargs.items() if name not in own}
-        if given:
+        if provided:
             # Fields that are set one by one find the batch; a constructor above may put another in its place.
-            size = as_batch_size(given.get("batch_size"))
-            device = as_device(given["device"]) if "device" in given else None
-            object.__setattr__(self, "_tensordict", dense({}, size, device))
+            size = as_batch_size(provided.get("batch_size"))
+            device = as_device(provided["device"]) if "device" in provided else None
+            object.__setattr__(self, "_tensordict", make_dense({}, size, device))
         init(self, *args, **kwargs)
-        if "batch_size" in given and self.batch_size != size:
+        if "batch_size" in provided and self.batch_size != size:
             self.batch_size = size
-        if "device" in given and self.device != device:
+        if "device" in provided and self.device != device:
             object.__setattr__(self, "_tensordict", self._tensordict.to(device))
-        if "names" in given:
-            self.names = given["names"]
-        if given.get("lock"):
+        if "names" in provided:
+            self.names = provided["names"]
+        if provided.get("lock"):
             self.lock_()
 
     return construct
@@ -118,12 +120,12 @@ def _check_names(cls: Any, root: Any, schema: Schema) -> None:
             )
 
 
-def _reader(name: str) -> property:
+def _make_property(name: str) -> property:
     def read(self: Any) -> Any:
         try:
             child = self._tensordict._get_child(name)
         except KeyError:
-            return self._absent(name)
+            return self._get_missing(name)
         return child if isinstance(child, Tensor) else child._unwrap()
 
     def write(self: Any, value: Any) -> None:

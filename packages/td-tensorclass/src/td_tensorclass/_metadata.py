@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar, Generic, TypeVar
 
 from td_core._collection import Core
-from td_core._lazy_names import set_module
+from td_core._public_names import set_module
 from td_core.typing import BatchSize, DeviceType
 
 from ._non_tensor import NonTensorDataBase
@@ -49,8 +49,8 @@ class MetaData(NonTensorDataBase, Generic[T], metaclass=_MetaDataType):
 
     __slots__ = ()
 
-    _wanted: ClassVar[type] = object
-    _made_for: ClassVar[dict[type, type]] = {}
+    _expected_type: ClassVar[type] = object
+    _typed_classes: ClassVar[dict[type, type]] = {}
 
     def __init__(
         self,
@@ -63,43 +63,43 @@ class MetaData(NonTensorDataBase, Generic[T], metaclass=_MetaDataType):
         names: Sequence[str | None] | None = None,
     ) -> None:
         super().__init__(data, _metadata, _is_non_tensor, batch_size=batch_size, device=device, names=names)
-        self._refuse_other(self._value)
+        self._check_type(self._value)
 
-    def _refuse_other(self, value: Any) -> None:
-        if not isinstance(value, self._wanted):
+    def _check_type(self, value: Any) -> None:
+        if not isinstance(value, self._expected_type):
             raise TypeError(
-                f"{type(self).__name__} takes a {self._wanted.__name__}; got {value!r} of type {type(value).__name__}"
+                f"{type(self).__name__} takes a {self._expected_type.__name__}; got {value!r} of type {type(value).__name__}"
             )
 
     def __class_getitem__(cls, wanted: Any) -> Any:
         """Return the subclass for objects of one class; a type variable makes the class generic."""
         if not isinstance(wanted, type):
             return super().__class_getitem__(wanted)
-        if wanted not in cls._made_for:
+        if wanted not in cls._typed_classes:
             name = f"{cls.__name__}[{wanted.__name__}]"
             namespace = {
                 "__slots__": (),
                 "__module__": __name__,  # which headers in files hold
                 "__qualname__": name,
-                "_wanted": wanted,
+                "_expected_type": wanted,
             }
-            cls._made_for[wanted] = _MetaDataType(name, (cls,), namespace)
-        return cls._made_for[wanted]
+            cls._typed_classes[wanted] = _MetaDataType(name, (cls,), namespace)
+        return cls._typed_classes[wanted]
 
     def _print_entry(self) -> str:
         return type(self).__name__
 
     def _replace_value(self: SelfT, value: Any) -> SelfT:
-        self._refuse_other(value)
+        self._check_type(value)
         return super()._replace_value(value)
 
-    def _stays_one(self, items: Sequence[Core], stacks: bool) -> bool:
+    def _is_single_after_join(self, items: Sequence[Core], stacks: bool) -> bool:
         return all(isinstance(item, MetaData) and item._value is self._value for item in items)
 
 
 def _reduce_class(cls: Any) -> Any:
-    made = MetaData._made_for.get(cls._wanted) is cls
-    return (operator.getitem, (MetaData, cls._wanted)) if made else cls.__qualname__
+    made = MetaData._typed_classes.get(cls._expected_type) is cls
+    return (operator.getitem, (MetaData, cls._expected_type)) if made else cls.__qualname__
 
 
 copyreg.pickle(_MetaDataType, _reduce_class)

@@ -17,19 +17,19 @@ from torch import Tensor
 from td_core import LinkedList, TensorCollection
 from td_core._collection import Core
 from td_core._devices import as_device
-from td_core._locking import refuse_if_locked
-from td_core._names import Names, check_names
+from td_core._dim_names import Names, check_names
+from td_core._locking import check_unlocked
+from td_core._new_object import new_object
 from td_core._ops.batch_size import as_batch_size
 from td_core._pytree import register_with_subclasses
-from td_core._traced import new_object
-from td_core._values import same_value
+from td_core._value_codec import is_same_value
 from td_core.errors import KeyPathError, StructureError
 from td_core.typing import BatchSize, DeviceType
 
-from ._arrangement import taken
-from ._opaque import ValueNode, nested
-from ._settings import capture_non_tensor_stack
-from ._trees import register_data
+from ._gather_map import take_values
+from ._static_values import register_data
+from ._value_nodes import NonTensorNode, nest_values
+from ._value_settings import capture_non_tensor_stack
 
 SelfT = TypeVar("SelfT", bound="NonTensorDataBase")
 
@@ -41,7 +41,7 @@ class _Fields:
     _is_non_tensor: bool = True
 
 
-class NonTensorDataBase(ValueNode, TensorCollection):
+class NonTensorDataBase(NonTensorNode, TensorCollection):
     """Base of the nodes that hold one Python value for a whole batch.
 
     Args:
@@ -76,12 +76,12 @@ class NonTensorDataBase(ValueNode, TensorCollection):
             raise ValueError("non-tensor data is always non-tensor: _is_non_tensor=False has no meaning")
         if isinstance(data, NonTensorDataBase):
             data = data._value
-        elif isinstance(data, Core) and data._opaque:
+        elif isinstance(data, Core) and data._is_value:
             raise TypeError(
                 f"{type(self).__name__} holds one value for the whole batch, and a {type(data).__name__} has "
                 "one for each element already; set it as it is"
             )
-        self._own([data])
+        self._store_new([data])
         self._metadata = _metadata
         size = as_batch_size(batch_size)
         self._start(size, None if device is None else as_device(device), check_names(names, len(size)))
@@ -108,9 +108,9 @@ class NonTensorDataBase(ValueNode, TensorCollection):
         """
         if safe is not False and tensordict._children():
             raise StructureError(f"a {cls.__name__} has no entries; got {list(tensordict._children())}")
-        given = dict(non_tensordict or {})
+        provided = dict(non_tensordict or {})
         node = cls(
-            given.pop("data", None), **given, batch_size=tensordict.batch_size, device=tensordict.device
+            provided.pop("data", None), **provided, batch_size=tensordict.batch_size, device=tensordict.device
         )
         node._names = tensordict._names
         return node
@@ -140,10 +140,12 @@ class NonTensorDataBase(ValueNode, TensorCollection):
             "call maybe_to_stack() first"
         )
 
-    def _made(self: SelfT, batch_size: torch.Size, device: torch.device | None, names: Names | None) -> SelfT:
+    def _copy_with(
+        self: SelfT, batch_size: torch.Size, device: torch.device | None, names: Names | None
+    ) -> SelfT:
         """Return a node with the same value."""
         node = new_object(type(self))
-        node._own([self._value])
+        node._store_new([self._value])
         node._metadata = self._metadata
         node._start(batch_size, device, names)
         return node
@@ -154,14 +156,14 @@ class NonTensorDataBase(ValueNode, TensorCollection):
         size, device, cells = torch.Size(), stack._device, stack._cells
         root = stack if stack._root is None else stack._root
         if stack._places is not None:
-            places = taken(stack._places, places)
+            places = take_values(stack._places, places)
         nodes: list[SelfT] = []
         for place in places:
             # As _show and _start do, without a call for each of many elements.
             node = new_object(cls)
             node._cells, node._places, node._root = cells, (place,), root
             node._batch_size, node._device, node._locked = size, device, False
-            node._metadata = node._names = node._lock_parents = node._attachments = node._undo = None
+            node._metadata = node._names = node._lock_parents = node._backends = node._undo = None
             nodes.append(node)
         return nodes
 
@@ -176,7 +178,7 @@ class NonTensorDataBase(ValueNode, TensorCollection):
 
     @data.setter
     def data(self, value: Any) -> None:
-        refuse_if_locked(self, "replace the value")
+        check_unlocked(self, "replace the value")
         self._replace_value(value)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -193,14 +195,14 @@ class NonTensorDataBase(ValueNode, TensorCollection):
     def _as_value(self, value: Any) -> Any:
         return type(self)(value) if type(value) is type(self._value) else value
 
-    def _rebuild(self: SelfT, leaves: Iterator[Tensor]) -> SelfT:
-        return self._made(self._batch_size, self._device, self._names)
+    def _unflatten_iter(self: SelfT, leaves: Iterator[Tensor]) -> SelfT:
+        return self._copy_with(self._batch_size, self._device, self._names)
 
-    def _varying(self) -> tuple[int, ...]:
+    def _get_varying_dims(self) -> tuple[int, ...]:
         return ()
 
-    def _shallow(self: SelfT) -> SelfT:
-        node = self._made(self._batch_size, self._device, self._names)
+    def _shallow_copy(self: SelfT) -> SelfT:
+        node = self._copy_with(self._batch_size, self._device, self._names)
         node._show(self, range(len(self._places or (0,))))
         return node
 
@@ -215,26 +217,28 @@ class NonTensorDataBase(ValueNode, TensorCollection):
 
     def _transform(self: SelfT, plan: Any) -> SelfT:
         stack = self._shown_stack()
-        if stack is not None and plan.shares and plan.resized(self._batch_size).numel():
+        if stack is not None and plan.is_view and plan.resize_batch(self._batch_size).numel():
             return stack._transform(plan)  # type: ignore[no-any-return]
-        node = self._made(plan.resized(self._batch_size), self._device, plan.renamed(self._names))
+        node = self._copy_with(
+            plan.resize_batch(self._batch_size), self._device, plan.rename_dims(self._names)
+        )
         root = self if self._root is None else self._root
         # Of one value for a whole batch, there is nothing that a part of the batch could write to; one of a stack is whole.
-        if plan.shares:
+        if plan.is_view:
             if not root._batch_size or type(root) is not type(self):
                 node._show(self, (0,))
             else:
                 node._stay_part_of(self)
         return node
 
-    def _explode(self: SelfT, plan: Any) -> tuple[SelfT, ...]:
+    def _transform_multi(self: SelfT, plan: Any) -> tuple[SelfT, ...]:
         stack = self._shown_stack()
-        if stack is not None and plan.shares:
-            return stack._explode(plan)  # type: ignore[no-any-return]
+        if stack is not None and plan.is_view:
+            return stack._transform_multi(plan)  # type: ignore[no-any-return]
         tail = self._batch_size[plan.n :]
-        names = plan.renamed(self._names)
-        parts = tuple(self._made(torch.Size(lead + tail), self._device, names) for lead in plan.leads)
-        if self._cells[2] is not None and plan.shares:
+        names = plan.rename_dims(self._names)
+        parts = tuple(self._copy_with(torch.Size(lead + tail), self._device, names) for lead in plan.leads)
+        if self._cells[2] is not None and plan.is_view:
             for part in parts:
                 part._stay_part_of(self)
         return parts
@@ -245,7 +249,7 @@ class NonTensorDataBase(ValueNode, TensorCollection):
         if keeper is not None:
             self._cells[2] = keeper.of_part()
 
-    def _values_for(self, size: torch.Size) -> list[Any]:
+    def _expand_values(self, size: torch.Size) -> list[Any]:
         return [self._value] * size.numel()
 
     def maybe_to_stack(self) -> Any:
@@ -254,39 +258,41 @@ class NonTensorDataBase(ValueNode, TensorCollection):
         >>> NonTensorData("a", batch_size=[2]).maybe_to_stack().tolist()
         ['a', 'a']
         """
-        return self._expanded() if self._batch_size else self
+        return self._expand_value() if self._batch_size else self
 
-    def _expanded(self) -> Any:
+    def _expand_value(self) -> Any:
         return self._stack.from_nontensordata(self)
 
-    def _check_written_at(self, index: Any, value: Any) -> None:
+    def _check_index_put(self, index: Any, value: Any) -> None:
         keeper = self._cells[2]
-        if keeper is None or (isinstance(value, NonTensorDataBase) and same_value(value._value, self._value)):
+        if keeper is None or (
+            isinstance(value, NonTensorDataBase) and is_same_value(value._value, self._value)
+        ):
             return
-        super()._check_written_at(index, value)
+        super()._check_index_put(index, value)
         whole = type(index) is tuple and not index and isinstance(value, NonTensorDataBase)
         if isinstance(self._root, NonTensorDataBase) and not whole and self._batch_size.numel() != 1:
             keeper.of_part().check(self, ())
 
-    def _written_at(self, index: Any, value: Any) -> Any:
-        if isinstance(value, NonTensorDataBase) and same_value(value._value, self._value):
+    def _index_put(self, index: Any, value: Any) -> Any:
+        if isinstance(value, NonTensorDataBase) and is_same_value(value._value, self._value):
             return self
         if type(index) is tuple and not index:
             if isinstance(value, NonTensorDataBase):
                 return self._replace_value(value._value)
             # One value for each element that is this one everywhere changes nothing.
-            if isinstance(value, self._stack) and self._expanded()._holds_same(value):
+            if isinstance(value, self._stack) and self._expand_value()._has_equal_values(value):
                 return self
-        self._check_written_at(index, value)
+        self._check_index_put(index, value)
         keeper, shown = self._cells[2], self._shown_stack()
-        stack = self._expanded() if shown is None else shown
+        stack = self._expand_value() if shown is None else shown
         if shown is None and self._root is not None and self._batch_size.numel() == 1:
             # One value is shown in two places, and stays one.
             stack._assign(index, value)
             return self._replace_value(stack._values[0])
         # It takes the place of this node in a collection that may be locked, or mapped to files.
         stack._locked, stack._lock_parents = self._locked, self._lock_parents
-        stack._attachments = self._attachments
+        stack._backends = self._backends
         if keeper is not None and shown is None:
             stack._keep(keeper.of_each())
         stack._assign(index, value)
@@ -322,15 +328,15 @@ class NonTensorDataBase(ValueNode, TensorCollection):
         return self._value if key == "data" else super().get(key, *args, **kwargs)
 
     def _set_path(
-        self, key: Any, value: Any, at: tuple[str, ...] = (), *, non_blocking: bool = False
+        self, key: Any, value: Any, prefix: tuple[str, ...] = (), *, non_blocking: bool = False
     ) -> None:
         if key != "data":
             raise KeyPathError(f"a {type(self).__name__} has no entries but its value, 'data'; got {key!r}")
         self.data = value
 
-    def _listed(self, linked: bool) -> Any:
+    def _to_nested_lists(self, linked: bool) -> Any:
         size = self._batch_size
-        return nested(self._values_for(size), size, partial(LinkedList, td=self) if linked else list)
+        return nest_values(self._expand_values(size), size, partial(LinkedList, td=self) if linked else list)
 
     def _print_entry(self) -> str:
         return type(self._value).__name__
@@ -366,8 +372,8 @@ class NonTensorData(NonTensorDataBase):
 
     __slots__ = ()
 
-    def _stays_one(self, items: Sequence[Core], stacks: bool) -> bool:
+    def _is_single_after_join(self, items: Sequence[Core], stacks: bool) -> bool:
         # One concatenated value needs no choice of a batch dim to stand for; a stacked one is captured on demand only.
         if stacks and not capture_non_tensor_stack():
             return False
-        return all(type(item) is type(self) and same_value(item._value, self._value) for item in items)
+        return all(type(item) is type(self) and is_same_value(item._value, self._value) for item in items)

@@ -16,28 +16,28 @@ from torch import Tensor
 from td_core import LinkedList, TensorDictBase
 from td_core._collection import Core, show_path
 from td_core._devices import as_device
+from td_core._dim_names import Names, check_names
 from td_core._indexing import plan_index
-from td_core._locking import refuse_if_locked
-from td_core._names import Names, check_names
+from td_core._locking import check_unlocked
+from td_core._new_object import new_object
 from td_core._ops.batch_size import as_batch_size
-from td_core._plans import coordinates
+from td_core._plans import compute_coordinates
 from td_core._pytree import register_with_subclasses
 from td_core._shape_plans import Reshape, expand_plan, stack_plan, unbind_plan
-from td_core._traced import new_object
-from td_core._values import same_value
+from td_core._value_codec import is_same_value
 from td_core.errors import BatchSizeError, KeyPathError, StructureError
 from td_core.typing import NO_DEFAULT, BatchSize, DeviceType, NestedKey
 
-from ._arrangement import Arrangement, arrangements, positions, reordered, taken
+from ._gather_map import GatherMap, make_gather_maps, make_positions, permute_positions, take_values
 from ._non_tensor import NonTensorData, NonTensorDataBase
-from ._opaque import Joints, ValueNode, evened, joints, nested, side_by_side
-from ._settings import list_to_stack
-from ._trees import register_stack
+from ._static_values import register_stack
+from ._value_nodes import Joints, NonTensorNode, concat_values, find_joints, nest_values, pad_to_even
+from ._value_settings import list_to_stack
 
 SelfT = TypeVar("SelfT", bound="NonTensorStack")
 
 
-class NonTensorStack(ValueNode, TensorDictBase):
+class NonTensorStack(NonTensorNode, TensorDictBase):
     """One Python value for each element of a batch.
 
     As for tensors, ``stack[1:]`` and other views share the values: what is written to one is written to both. So does a
@@ -78,14 +78,14 @@ class NonTensorStack(ValueNode, TensorDictBase):
         if cells is self._cells and self._origin is not None:
             stack, key = self._origin
             for place, value in zip(places, new, strict=True):
-                at, node = coordinates(place, self._values_size), as_node(value)
-                if isinstance(value, list) and (size := stack._index(at)._get_child(key).batch_size):
+                prefix, node = compute_coordinates(place, self._values_size), as_node(value)
+                if isinstance(value, list) and (size := stack._index(prefix)._get_child(key).batch_size):
                     # The member has one for each of its elements: read together, they were too uneven for a batch.
                     node = self.from_list(value, len(size))
-                stack._assign(at, {key: node})  # type: ignore[attr-defined]
+                stack._assign(prefix, {key: node})  # type: ignore[attr-defined]
         super()._store(cells, places, new)
 
-    def _read_from(self, stack: Core, key: str) -> None:
+    def _bind_to_stack(self, stack: Core, key: str) -> None:
         self._origin = (stack, key)
 
     def __init__(
@@ -97,33 +97,33 @@ class NonTensorStack(ValueNode, TensorDictBase):
         names: Sequence[str | None] | None = None,
     ) -> None:
         plain = not any(issubclass(kind, Core) for kind in set(map(type, args)))
-        items = [] if plain else evened([as_node(arg) for arg in args], stack_dim)
+        items = [] if plain else pad_to_even([as_node(arg) for arg in args], stack_dim)
         for i, item in enumerate(items):
             if item.batch_size != items[0].batch_size:
                 raise BatchSizeError(
                     f"cannot stack: item 0 has batch size {list(items[0].batch_size)}, "
                     f"item {i} has {list(item.batch_size)}"
                 )
-        given = None if batch_size is None else as_batch_size(batch_size)
-        size, values = given or torch.Size((0,)), list(args)
+        provided = None if batch_size is None else as_batch_size(batch_size)
+        size, values = provided or torch.Size((0,)), list(args)
         if args:
             inner = items[0].batch_size if items else torch.Size()
             plan = stack_plan(inner, stack_dim, len(args))
-            size = plan.resized(inner)
+            size = plan.resize_batch(inner)
         if items:
-            values = side_by_side(items, plan.dim)
+            values = concat_values(items, plan.dim)
             device = items[0].device if device is None else device
-        if size.numel() != len(values) or given not in (None, size):
+        if size.numel() != len(values) or provided not in (None, size):
             made = list(size) if args else "none"
-            raise BatchSizeError(f"batch_size {list(given or ())} was given, the values make {made}")
+            raise BatchSizeError(f"batch_size {list(provided or ())} was given, the values make {made}")
         self._fill(values, size, None if device is None else as_device(device), check_names(names, len(size)))
         if items:
-            self._joints = joints(items, plan)
+            self._joints = find_joints(items, plan)
 
     def _fill(
         self, values: list[Any], batch_size: torch.Size, device: torch.device | None, names: Names | None
     ) -> None:
-        self._own(values)
+        self._store_new(values)
         self._origin = self._joints = None
         self._hidden = self._emerges = 0
         self._values_size = batch_size
@@ -143,7 +143,7 @@ class NonTensorStack(ValueNode, TensorDictBase):
         return node
 
     @classmethod
-    def _holding(
+    def _make_stack_or_value(
         cls,
         values: list[Any],
         batch_size: torch.Size,
@@ -166,7 +166,7 @@ class NonTensorStack(ValueNode, TensorDictBase):
         ['a', 'a']
         """
         size = non_tensor.batch_size
-        return cls._of(non_tensor._values_for(size), size, non_tensor.device, non_tensor._names)
+        return cls._of(non_tensor._expand_values(size), size, non_tensor.device, non_tensor._names)
 
     @classmethod
     def from_list(cls: type[SelfT], values: list[Any], ndim: int | None = None) -> SelfT:  # type: ignore[override]
@@ -198,7 +198,7 @@ class NonTensorStack(ValueNode, TensorDictBase):
             sizes.append(lengths.pop() if lengths else 0)
             flat = [value for item in flat for value in item]
         inner = torch.Size()
-        if any(isinstance(value, ValueNode) for value in flat):
+        if any(isinstance(value, NonTensorNode) for value in flat):
             stack = NonTensorStack(*flat)
             flat, inner = stack._values, stack.batch_size[1:]
         return cls._of(list(flat), torch.Size(sizes) + inner)
@@ -219,7 +219,7 @@ class NonTensorStack(ValueNode, TensorDictBase):
         >>> NonTensorStack("a").tensordicts
         [NonTensorData(data=a, batch_size=torch.Size([]), device=None)]
         """
-        return list(self._explode(unbind_plan(self._batch_size, 0)))
+        return list(self._transform_multi(unbind_plan(self._batch_size, 0)))
 
     @property  # type: ignore[misc]
     def data(self) -> Any:
@@ -232,7 +232,7 @@ class NonTensorStack(ValueNode, TensorDictBase):
         'a'
         """
         first = self._values[:1]
-        if not first or not all(same_value(value, first[0]) for value in self._values):
+        if not first or not all(is_same_value(value, first[0]) for value in self._values):
             raise AttributeError(f"a {type(self).__name__} has no one value: read them with tolist()")
         return first[0]
 
@@ -269,7 +269,7 @@ class NonTensorStack(ValueNode, TensorDictBase):
     def _reorder(self, order: Sequence[int], hidden: int) -> None:
         """Put the dims of the values into another order, of which the last ones are hidden."""
         size = self._values_size
-        self._own(list(taken(self._values, reordered(size, order))))
+        self._store_new(list(take_values(self._values, permute_positions(size, order))))
         self._values_size = torch.Size([size[dim] for dim in order])
         self._hidden, self._joints, self._origin = hidden, None, None
 
@@ -280,25 +280,25 @@ class NonTensorStack(ValueNode, TensorDictBase):
                 f"value for each element of {list(self._batch_size)}"
             )
 
-    def _grow(self, batch_size: torch.Size) -> None:
+    def _expand_batch_size(self, batch_size: torch.Size) -> None:
         if batch_size != self._batch_size:
             raise BatchSizeError(
                 f"a {type(self).__name__} with one value for each element of {list(self._batch_size)} cannot have the "
                 f"batch size {list(batch_size)}"
             )
 
-    def _fit(self: SelfT, batch_size: torch.Size) -> SelfT:
+    def _with_batch_size(self: SelfT, batch_size: torch.Size) -> SelfT:
         ndim = len(self._batch_size)
         if len(batch_size) > ndim and batch_size[:ndim] == self._batch_size:
             # Values that are lists, all of the right length, are those of the inner elements.
-            return self._deepened(batch_size)
+            return self._add_dims(batch_size)
         self._check_batch_size(batch_size)
         return self
 
-    def _reach(self) -> torch.Size:
+    def _max_batch_size(self) -> torch.Size:
         return self._batch_size + NonTensorStack.from_list(self._values).batch_size[1:]
 
-    def _deepened(self: SelfT, batch_size: torch.Size) -> SelfT:
+    def _add_dims(self: SelfT, batch_size: torch.Size) -> SelfT:
         values, size = self._values, self._batch_size
         while len(size) < len(batch_size):
             wanted = batch_size[len(size)]
@@ -310,28 +310,28 @@ class NonTensorStack(ValueNode, TensorDictBase):
 
     def _view(self: SelfT, places: Sequence[int], size: tuple[int, ...]) -> SelfT:
         """Return a node that shows some of the values of this one: what is written to one is written to both."""
-        node = self._sized([], size)
+        node = self._make_sized([], size)
         node._show(self, places)
         return node
 
-    def _sized(self: SelfT, values: list[Any], size: tuple[int, ...]) -> SelfT:
+    def _make_sized(self: SelfT, values: list[Any], size: tuple[int, ...]) -> SelfT:
         """Return a stack of values, behind whose batch dims come those that are hidden here."""
         node = self._of(values, torch.Size(size), self._device)
         if self._hidden:
             node._hidden, node._batch_size = self._hidden, node._values_size[: -self._hidden]
         return node
 
-    def _varying(self) -> tuple[int, ...]:
+    def _get_varying_dims(self) -> tuple[int, ...]:
         return tuple(range(len(self._batch_size))) if self._joints is None else self._joints[0]
 
     def _set_path(
-        self, key: NestedKey, value: Any, at: tuple[str, ...] = (), *, non_blocking: bool = False
+        self, key: NestedKey, value: Any, prefix: tuple[str, ...] = (), *, non_blocking: bool = False
     ) -> None:
         raise KeyPathError(f"a {type(self).__name__} has no entries, so {key!r} cannot be set")
 
     def _unwrap(self) -> Any:
         self._check_whole()
-        return _Linked(self).read(self._values, self._batch_size)
+        return _LinkedEntry(self).read(self._values, self._batch_size)
 
     def _check_whole(self) -> None:
         """Raise StructureError where vmap took a dim of the batch away, so that no order is known."""
@@ -341,28 +341,28 @@ class NonTensorStack(ValueNode, TensorDictBase):
                 "vmap took a dim away; leave the non-tensor data outside"
             )
 
-    def _arranged(self, plan: Any) -> list[Arrangement]:
+    def _gather(self, plan: Any) -> list[GatherMap]:
         if not self._hidden:
             self._check_whole()
-        return arrangements(plan, self._values_size, self._device)
+        return make_gather_maps(plan, self._values_size, self._device)
 
-    def _picked(self, plan: Any) -> list[Any]:
+    def _gather_parts(self, plan: Any) -> list[Any]:
         """Return the parts that a plan gives: stacks, or one value each where no dim is left."""
-        names = plan.renamed(self._names)
+        names = plan.rename_dims(self._names)
         # What was expanded has values that stand in several places, and is a copy where torch makes one too.
         known = self._places if isinstance(plan, Reshape) and self._places is not None else ()
-        shares = plan.shares and len(set(known)) == len(known)
-        arranged = self._arranged(plan)
+        shares = plan.is_view and len(set(known)) == len(known)
+        arranged = self._gather(plan)
         if not shares:
             values = self._values
-            parts = [self._sized(list(taken(values, places)), size) for places, size in arranged]
+            parts = [self._make_sized(list(take_values(values, places)), size) for places, size in arranged]
         elif arranged and not arranged[0][1]:  # most are made here, one for each element
             return NonTensorData._of_stack(self, [places[0] for places, _ in arranged])
         else:
             parts = [self._view(places, size) for places, size in arranged]
         if self._joints is not None:
             dims = self._dims_after(plan)
-            parts = [self._regrouped(part, places, dims) for part, (places, _) in zip(parts, arranged)]
+            parts = [self._regroup(part, places, dims) for part, (places, _) in zip(parts, arranged)]
         result: list[Any] = []
         for part in parts:
             part._names = names
@@ -372,9 +372,9 @@ class NonTensorStack(ValueNode, TensorDictBase):
     def _dims_after(self, plan: Any) -> tuple[int, ...] | None:
         """Return where a plan leaves the dims along which nodes were joined; None where it mixes them with others."""
         if not (plan.n or plan.lead):
-            return self._varying()
+            return self._get_varying_dims()
         dims = []
-        for dim in self._varying():
+        for dim in self._get_varying_dims():
             along = plan.along(dim)
             if along is None:
                 return None
@@ -382,16 +382,16 @@ class NonTensorStack(ValueNode, TensorDictBase):
                 dims.append(along.stack_dim)
         return tuple(sorted(dims))
 
-    def _regrouped(self: SelfT, part: Any, places: Sequence[int], dims: tuple[int, ...] | None) -> Any:
+    def _regroup(self: SelfT, part: Any, places: Sequence[int], dims: tuple[int, ...] | None) -> Any:
         """Return a part that has these dims of the joined ones: one value where it has none of them, and values of one node."""
         if dims is None or len(dims) == len(part._batch_size) or self._joints is None:
             return part
         ones = self._joints[1]
-        part._joints = dims, None if ones is None else list(taken(ones, places))
+        part._joints = dims, None if ones is None else list(take_values(ones, places))
         values = part._values
         if dims or not values or not all(part._joints[1] or ()):
             return part
-        if not all(same_value(value, values[0]) for value in values):
+        if not all(is_same_value(value, values[0]) for value in values):
             return part  # it was written to since, through another view
         node = NonTensorData(values[0], batch_size=part._batch_size, device=self._device)
         if part._root is not None:
@@ -406,33 +406,33 @@ class NonTensorStack(ValueNode, TensorDictBase):
         except BatchSizeError:
             return value
 
-    def _rebuild(self: SelfT, leaves: Iterator[Tensor]) -> SelfT:
-        node = self._of(self._kept_values, self._values_size, self._device, self._names)
+    def _unflatten_iter(self: SelfT, leaves: Iterator[Tensor]) -> SelfT:
+        node = self._of(self._snapshot, self._values_size, self._device, self._names)
         node._batch_size, node._joints, node._hidden = self._batch_size, self._joints, self._hidden
         node._emerges = self._emerges
         return node
 
-    def _shallow(self: SelfT) -> SelfT:
+    def _shallow_copy(self: SelfT) -> SelfT:
         node = self._view(range(self._values_size.numel()), self._values_size)
         node._batch_size, node._names, node._joints = self._batch_size, self._names, self._joints
         node._emerges = self._emerges
         return node
 
     def _transform(self, plan: Any) -> Any:
-        if plan.invents:
-            filled = plan.filled(-1)
-            return self._kept(plan, plan.lead) if filled is None else self._padded(filled)
-        return self._picked(plan)[0]
+        if plan.creates_values:
+            filled = plan.with_fill_value(-1)
+            return self._kept(plan, plan.lead) if filled is None else self._pad_values(filled)
+        return self._gather_parts(plan)[0]
 
-    def _explode(self, plan: Any) -> tuple[Any, ...]:
-        if plan.invents:
+    def _transform_multi(self, plan: Any) -> tuple[Any, ...]:
+        if plan.creates_values:
             return tuple(self._kept(plan, lead) for lead in plan.leads)
-        return tuple(self._picked(plan))
+        return tuple(self._gather_parts(plan))
 
-    def _padded(self: SelfT, plan: Any) -> SelfT:
+    def _pad_values(self: SelfT, plan: Any) -> SelfT:
         """Return the values, and None where the plan fills a position with -1."""
         self._check_whole()
-        places = plan.leaf(positions(self._batch_size, self._device))
+        places = plan.leaf(make_positions(self._batch_size, self._device))
         values = [None if i < 0 else self._values[i] for i in places.flatten().tolist()]
         return self._of(values, places.shape, self._device, self._names)
 
@@ -449,9 +449,9 @@ class NonTensorStack(ValueNode, TensorDictBase):
                 f"of the values of a {type(self).__name__} nobody can say; take them out with "
                 "filter_non_tensor_data() first"
             )
-        return self._rebuild(iter(()))
+        return self._unflatten_iter(iter(()))
 
-    def _values_for(self, size: torch.Size) -> list[Any]:
+    def _expand_values(self, size: torch.Size) -> list[Any]:
         if self._values_size == size:
             return self._values
         self._check_whole()
@@ -461,17 +461,17 @@ class NonTensorStack(ValueNode, TensorDictBase):
             raise BatchSizeError(
                 f"values of batch size {list(self._batch_size)} do not fill {list(size)}"
             ) from error
-        return self._picked(plan)[0]._values_for(size)  # type: ignore[no-any-return]
+        return self._gather_parts(plan)[0]._expand_values(size)  # type: ignore[no-any-return]
 
     def _assign(self, index: Any, value: Any, *, non_blocking: bool = False) -> None:
-        ((places, size),) = self._arranged(plan_index(index, self._batch_size))
-        root, mine, joints = self._owner(), self._places, self._joints
-        at = places if mine is None else taken(mine, places)
-        new = spread(value, torch.Size(size))
+        ((places, size),) = self._gather(plan_index(index, self._batch_size))
+        root, left, joints = self._owner(), self._places, self._joints
+        position = places if left is None else take_values(left, places)
+        new = repeat_value(value, torch.Size(size))
         if joints is not None:  # siblings read them where they keep the values
             self._joints = joints[0], self._ones_with(places, value)
         try:
-            root._store(self._cells, at, new)
+            root._store(self._cells, position, new)
         except BaseException:
             self._joints = joints
             raise
@@ -487,18 +487,18 @@ class NonTensorStack(ValueNode, TensorDictBase):
         ):
             new = value._joints[1] or [True] * len(places)
         ones = list(known or [True] * self._values_size.numel())
-        for place, one in zip(places, new, strict=True):
-            ones[place] = one
+        for place, item in zip(places, new, strict=True):
+            ones[place] = item
         return ones
 
     def _take(self, source: Any) -> None:
-        if not isinstance(source, ValueNode):
+        if not isinstance(source, NonTensorNode):
             raise StructureError(f"a {type(self).__name__} takes the values of another one; got {source!r}")
         self._assign((), source)
 
-    def _listed(self, linked: bool) -> Any:
+    def _to_nested_lists(self, linked: bool) -> Any:
         self._check_whole()
-        return self._unwrap() if linked else nested(self._values, self._batch_size)
+        return self._unwrap() if linked else nest_values(self._values, self._batch_size)
 
     def maybe_to_stack(self: SelfT) -> SelfT:
         """Return this stack; the counterpart of :meth:`NonTensorData.maybe_to_stack`.
@@ -543,7 +543,7 @@ class NonTensorStack(ValueNode, TensorDictBase):
         self._splice(self._batch_size[0], [as_node(item) for item in tensordict])
 
     def _splice(self, index: int, items: list[Core]) -> None:
-        refuse_if_locked(self, "add a value")
+        check_unlocked(self, "add a value")
         tail = self._batch_size[1:]
         for item in items:
             if item.batch_size != tail:
@@ -551,11 +551,11 @@ class NonTensorStack(ValueNode, TensorDictBase):
                     f"the elements have batch size {list(tail)}, the new one has {list(item.batch_size)}"
                 )
         self._check_whole()
-        new = [value for item in items for value in spread(item, tail)]
+        new = [value for item in items for value in repeat_value(item, tail)]
         position = slice(index, None).indices(self._batch_size[0])[0] * tail.numel()
         values = self._values.copy()  # clones may share the list
         values[position:position] = new
-        self._own(values)
+        self._store_new(values)
         self._origin = None
         self._values_size = self._batch_size = torch.Size((self._batch_size[0] + len(items), *tail))
 
@@ -586,14 +586,14 @@ class NonTensorStack(ValueNode, TensorDictBase):
         )
 
 
-class _Linked:
+class _LinkedEntry:
     """One place in a stack, to which a list that was read from there writes back."""
 
     __slots__ = ("_at", "_stack")
 
-    def __init__(self, stack: NonTensorStack, at: tuple[int, ...] = ()) -> None:
+    def __init__(self, stack: NonTensorStack, position: tuple[int, ...] = ()) -> None:
         self._stack = stack
-        self._at = at
+        self._at = position
 
     def __setitem__(self, index: Any, value: Any) -> None:
         self._stack._assign((*self._at, index), value)
@@ -606,7 +606,7 @@ class _Linked:
         parts = values
         if len(size) > 1:
             parts = [
-                _Linked(self._stack, (*self._at, i)).read(values[i * step : (i + 1) * step], size[1:])
+                _LinkedEntry(self._stack, (*self._at, i)).read(values[i * step : (i + 1) * step], size[1:])
                 for i in range(size[0])
             ]
         return LinkedList(parts, td=self)
@@ -614,10 +614,10 @@ class _Linked:
 
 def as_node(value: Any) -> Any:
     """Return non-tensor data as it is, and any other value as one without batch dims."""
-    return value if isinstance(value, ValueNode) else NonTensorData(value)
+    return value if isinstance(value, NonTensorNode) else NonTensorData(value)
 
 
-def spread(value: Any, size: torch.Size) -> list[Any]:
+def repeat_value(value: Any, size: torch.Size) -> list[Any]:
     """Return one value for each element of ``size``.
 
     It is given as non-tensor data whose batch size can be expanded to ``size``; as a list of lists of that shape, where
@@ -628,8 +628,8 @@ def spread(value: Any, size: torch.Size) -> list[Any]:
     """
     if isinstance(value, list) and size and list_to_stack():
         value = NonTensorStack.from_list(value, len(size))
-    return value._values_for(size) if isinstance(value, ValueNode) else [value] * size.numel()
+    return value._expand_values(size) if isinstance(value, NonTensorNode) else [value] * size.numel()
 
 
-ValueNode._stack = NonTensorStack
+NonTensorNode._stack = NonTensorStack
 register_with_subclasses(NonTensorStack, register_stack)

@@ -109,7 +109,7 @@ def tensorclass(
     tensor([[0., 0.],
             [1., 1.]])
     """
-    options = {name: given or None for name, given in locals().items() if name != "cls"}
+    options = {name: provided or None for name, provided in locals().items() if name != "cls"}
 
     def decorate(plain: Any) -> Any:
         return make_class(plain, options, plain.__name__)
@@ -168,10 +168,10 @@ def from_dataclass(
         )
     if isinstance(obj, type):
         return _class_for(obj, options)
-    return converted(obj, dest_cls, options, auto_batch_size, batch_dims, batch_size, device)
+    return convert_dataclass(obj, dest_cls, options, auto_batch_size, batch_dims, batch_size, device)
 
 
-def converted(
+def convert_dataclass(
     obj: Any,
     dest_cls: type | None,
     options: dict[str, bool] | None,

@@ -8,8 +8,8 @@ from typing import Any
 from td_core import default_is_leaf
 
 from ._non_tensor import NonTensorDataBase
-from ._opaque import ValueNode
 from ._tensorclass import TensorClass
+from ._value_nodes import NonTensorNode
 
 
 def is_non_tensor(data: Any) -> bool:
@@ -19,7 +19,7 @@ def is_non_tensor(data: Any) -> bool:
     >>> is_non_tensor(NonTensorData("a")), is_non_tensor("a")
     (True, False)
     """
-    return isinstance(data, ValueNode)
+    return isinstance(data, NonTensorNode)
 
 
 def is_tensorclass(obj: Any) -> bool:
@@ -42,4 +42,4 @@ def is_leaf_nontensor(cls: type) -> bool:
     ['a', ('b', 'c')]
     """
     # A mapping becomes a level wherever it is stored.
-    return getattr(cls, "_opaque", False) or (default_is_leaf(cls) and not issubclass(cls, Mapping))
+    return getattr(cls, "_is_value", False) or (default_is_leaf(cls) and not issubclass(cls, Mapping))

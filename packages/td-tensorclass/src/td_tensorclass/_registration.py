@@ -10,7 +10,7 @@ from torch import Tensor
 from td_core import Layout, NodeKind, Record
 from td_core._collection import Core
 from td_core._locking import lock as lock_nodes
-from td_core._nodes import KINDS, class_name, said
+from td_core._nodes import KINDS, get_class_name, read_header_field
 from td_core._pytree import leaves_below, register
 
 from ._non_tensor import NonTensorData
@@ -37,7 +37,7 @@ def register_class(cls: Any) -> None:
         return Record({}, members={MEMBER: node._tensordict}, values=dict.fromkeys(absent(node)))
 
     def unflatten(record: Record) -> Any:
-        names = said(record.meta, "absent", list, type(None)) or ()
+        names = read_header_field(record.meta, "absent", list, type(None)) or ()
         values = {**dict.fromkeys(names), **record.values}
         return unflatten_directory(Record({}, {}, record.members, values, complete=record.complete))
 
@@ -47,8 +47,8 @@ def register_class(cls: Any) -> None:
         inner = record.members[MEMBER]
         cls._check_keys(inner._children())
         if cls._schema.defaulted and record.complete:
-            inner = cls._completed(inner, record.values)
-        node = cls._bare(inner)
+            inner = cls._add_defaults(inner, record.values)
+        node = cls._wrap_unchecked(inner)
         # Old files keep plain values, and None for missing fields, beside the collection.
         for name, value in record.values.items():
             if value is not None:
@@ -86,7 +86,7 @@ def register_class(cls: Any) -> None:
         cls._check_keys(inner._children())
         return unflatten_directory(Record({}, {}, {MEMBER: inner}, record.values))
 
-    tag = class_name(cls)
+    tag = get_class_name(cls)
     shown = f"<class '{tag.replace(':', '.')}'>"
     layouts = {
         "memmap/1": Layout(flatten_directory, unflatten_directory, (shown,)),
@@ -110,6 +110,6 @@ def register_class(cls: Any) -> None:
             and all(isinstance(leaf, Tensor) for leaf in leaves_below([inner]))
         ):
             lock_nodes(inner)
-        return cls._bare(inner)
+        return cls._wrap_unchecked(inner)
 
     register(cls, tree_flatten, tree_unflatten, lambda context: (MEMBER,))

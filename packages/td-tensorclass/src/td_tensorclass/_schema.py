@@ -18,10 +18,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from td_core._keys import closest
+from td_core._keys import suggest_keys
 
 from ._annotations import annotations_of
-from .errors import UnknownFieldError
+from ._field_errors import UnknownFieldError
 
 #: Names that are never fields: the other arguments of the constructor, and what a class and its instances consist of.
 RESERVED = frozenset({"batch_size", "device", "names", "lock", "_tensordict", "_undo", "_schema", "_cast"})
@@ -43,13 +43,13 @@ class Options:
     cast_filter: Callable[[Any, Any], bool] | None = None
     kw_only: bool = False
 
-    def merged(self, given: Mapping[str, Any]) -> Options:
+    def merge(self, given: Mapping[str, Any]) -> Options:
         """Return these options of a base class with those of a subclass on top; None inherits.
 
         Raises:
             TypeError: an option is unknown, or two of them exclude each other.
 
-        >>> Options(frozen=True).merged({"autocast": True}).frozen
+        >>> Options(frozen=True).merge({"autocast": True}).frozen
         True
         """
         unknown = [name for name in given if name not in OPTIONS]
@@ -103,20 +103,20 @@ class Schema:
         self.cls = cls
         self.options = options
         declared: dict[str, Any] = cls.__dataclass_fields__  # type: ignore[attr-defined]
-        fields = {each.name for each in dataclasses.fields(cls)}
+        fields = {field.name for field in dataclasses.fields(cls)}
         # What is left beside fields and class variables are the arguments of __post_init__.
-        kept = [each for each in declared.values() if each._field_type.name != "_FIELD_CLASSVAR"]
+        kept = [item for item in declared.values() if item._field_type.name != "_FIELD_CLASSVAR"]
         self.slots = tuple(
             [
-                Slot(each.name, each.default, each.default_factory, each.init, each.name in fields)
-                for each in kept
+                Slot(field.name, field.default, field.default_factory, field.init, field.name in fields)
+                for field in kept
             ]
         )
         self.names = {slot.name: None for slot in self.slots if slot.is_field}
         self.init_vars = tuple(slot.name for slot in self.slots if not slot.is_field)
         self.all_given = all(slot.is_field and slot.init for slot in self.slots)
-        self.positional = tuple(each.name for each in kept if each.init and not each.kw_only)
-        self.unprinted = frozenset(each.name for each in kept if not each.repr)
+        self.positional = tuple(field.name for field in kept if field.init and not field.kw_only)
+        self.unprinted = frozenset(field.name for field in kept if not field.repr)
         self.defaulted = tuple(
             slot
             for slot in self.slots
@@ -138,31 +138,31 @@ class Schema:
 
     def _check(self, kept: Iterable[Any]) -> None:
         last_default = None
-        for each in kept:
-            if not each.init or each.kw_only:
+        for field in kept:
+            if not field.init or field.kw_only:
                 continue
-            if each.default is not MISSING or each.default_factory is not MISSING:
-                last_default = each.name
+            if field.default is not MISSING or field.default_factory is not MISSING:
+                last_default = field.name
             elif last_default is not None:
                 raise TypeError(
-                    f"{self.cls.__name__}: the field {each.name!r} without a default follows {last_default!r}, "
+                    f"{self.cls.__name__}: the field {field.name!r} without a default follows {last_default!r}, "
                     "which has one; give it a default, or declare the class with kw_only=True"
                 )
 
     def signature(self) -> inspect.Signature:
         """Return the signature of the constructor."""
         kinds = inspect.Parameter
-        annotations = {name: each.type for name, each in self.cls.__dataclass_fields__.items()}  # type: ignore[attr-defined]
-        found: list[inspect.Parameter] = []
+        annotations = {name: item.type for name, item in self.cls.__dataclass_fields__.items()}  # type: ignore[attr-defined]
+        results: list[inspect.Parameter] = []
         for slot in self.slots:
             if slot.init:
                 kind = kinds.POSITIONAL_OR_KEYWORD if slot.name in self.positional else kinds.KEYWORD_ONLY
-                given = slot.default if slot.factory is MISSING else slot.factory
-                default = kinds.empty if given is MISSING else given
-                found.append(kinds(slot.name, kind, default=default, annotation=annotations[slot.name]))
+                provided = slot.default if slot.factory is MISSING else slot.factory
+                default = kinds.empty if provided is MISSING else provided
+                results.append(kinds(slot.name, kind, default=default, annotation=annotations[slot.name]))
         for name, default in (("batch_size", None), ("device", None), ("names", None), ("lock", False)):
-            found.append(kinds(name, kinds.KEYWORD_ONLY, default=default))
-        return inspect.Signature(sorted(found, key=lambda each: each.kind))
+            results.append(kinds(name, kinds.KEYWORD_ONLY, default=default))
+        return inspect.Signature(sorted(results, key=lambda item: item.kind))
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         """Return positional and keyword arguments as keywords.
@@ -175,11 +175,11 @@ class Schema:
                 f"{self.cls.__name__}() takes {len(self.positional)} positional arguments, {list(self.positional)}; "
                 f"got {len(args)}"
             )
-        given = dict(zip(self.positional, args))
-        twice = [name for name in given if name in kwargs]
+        provided = dict(zip(self.positional, args))
+        twice = [name for name in provided if name in kwargs]
         if twice:
             raise TypeError(f"{self.cls.__name__}() got {twice} both by position and by name")
-        return {**given, **kwargs}
+        return {**provided, **kwargs}
 
     def fill(self, given: Mapping[str, Any]) -> tuple[dict[str, Any], list[Any]]:
         """Return a value for each field, None for those without, and the ``InitVar`` arguments.
@@ -214,28 +214,28 @@ class Schema:
                 raise UnknownFieldError(
                     f"{self.cls.__name__}() takes no field {', '.join(map(repr, refused))}: declared with init=False"
                 )
-            raise self.unknown(name for name in refused if name not in self.names)
+            raise self.unknown_field_error(name for name in refused if name not in self.names)
         if missing:
             raise TypeError(f"{self.cls.__name__}() misses the arguments {missing}, which have no default")
         return values, init_vars
 
     def defaults(self, given: Container[str]) -> dict[str, Any]:
         """Return the defaults, fresh ones of factories, of the fields that are not given and are not None then."""
-        found = {
+        result = {
             slot.name: slot.default if slot.factory is MISSING else slot.factory()
             for slot in self.defaulted
             if slot.name not in given
         }
-        return {name: value for name, value in found.items() if value is not None}
+        return {name: value for name, value in result.items() if value is not None}
 
-    def unknown(self, names: Iterable[Any]) -> UnknownFieldError:
+    def unknown_field_error(self, names: Iterable[Any]) -> UnknownFieldError:
         """Return the error for keys that are no fields."""
         listed = [str(name) for name in names]
         return UnknownFieldError(
-            f"{self.cls.__name__} has no field {', '.join(map(repr, listed))}: {closest(listed[0], self.names)}"
+            f"{self.cls.__name__} has no field {', '.join(map(repr, listed))}: {suggest_keys(listed[0], self.names)}"
         )
 
-    def knows(self, name: str) -> bool:
+    def is_resolved(self, name: str) -> bool:
         """Tell whether the names in the annotation of a field are defined."""
         self.hint(name)
         return name in self._hints
@@ -254,35 +254,35 @@ class Schema:
         module = sys.modules.get(owner.__module__)
         holder = types.SimpleNamespace(__annotations__={name: declared})
         try:
-            found = typing.get_type_hints(
+            result = typing.get_type_hints(
                 holder, vars(module) if module else {}, {self.cls.__name__: self.cls, **self._locals}
             )[name]
         except (NameError, AttributeError):
             return Any
         except (SyntaxError, TypeError):
-            found = Any  # words, not a type
-        rest = choices(found)
-        found = rest[0] if len(rest) == 1 else found
+            result = Any  # words, not a type
+        rest = get_choices(result)
+        result = rest[0] if len(rest) == 1 else result
         try:
-            isinstance(None, typing.get_origin(found) or found)
+            isinstance(None, typing.get_origin(result) or result)
         except TypeError:  # a protocol or a TypedDict, say
-            found = Any if isinstance(found, type) else found
-        self._hints[name] = found
-        return found
+            result = Any if isinstance(result, type) else result
+        self._hints[name] = result
+        return result
 
 
-def choices(hint: Any) -> tuple[Any, ...]:
+def get_choices(hint: Any) -> tuple[Any, ...]:
     """Return what a union consists of, without None; of anything else, that alone.
 
-    >>> choices(int | str | None), choices(int)
+    >>> get_choices(int | str | None), get_choices(int)
     ((<class 'int'>, <class 'str'>), (<class 'int'>,))
     """
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
-        return tuple(each for each in typing.get_args(hint) if each is not type(None))
+        return tuple(arg for arg in typing.get_args(hint) if arg is not type(None))
     return (hint,)
 
 
-def names_around(cls: type, frame: types.FrameType | None) -> dict[str, Any]:
+def get_local_names(cls: type, frame: types.FrameType | None) -> dict[str, Any]:
     """Return what the names in a class's annotations mean where it is defined inside a function.
 
     Module level names are found when they are needed; those of a function are gone by then.
@@ -291,5 +291,5 @@ def names_around(cls: type, frame: types.FrameType | None) -> dict[str, Any]:
         frame = frame.f_back
     if frame is None or frame.f_locals is frame.f_globals:
         return {}
-    written = " ".join(str(each) for each in annotations_of(cls).values())
+    written = " ".join(str(item) for item in annotations_of(cls).values())
     return {name: frame.f_locals[name] for name in re.findall(r"\w+", written) if name in frame.f_locals}

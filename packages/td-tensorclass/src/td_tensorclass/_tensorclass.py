@@ -16,27 +16,27 @@ import torch
 from torch import Tensor
 
 from td_core import LazyStackedTensorDict, TensorDict, TensorDictBase
-from td_core._collection import Child, Core, dense, same, show_path
+from td_core._collection import Child, Core, identity, make_dense, show_path
 from td_core._devices import as_device
+from td_core._dim_names import Names, check_names
 from td_core._foreach import PLAIN
 from td_core._keys import unravel_key_to_tuple
+from td_core._locking import check_unlocked
 from td_core._locking import lock as lock_nodes
-from td_core._locking import refuse_if_locked
-from td_core._names import Names, check_names
+from td_core._new_object import new_object
 from td_core._ops.batch_size import as_batch_size
-from td_core._repr import ABSENT, Shown
-from td_core._traced import new_object
+from td_core._repr import ABSENT, PrintedLeaf
 from td_core._wrapper import Wrapper
 from td_core.errors import BatchSizeError, StructureError
 from td_core.typing import NO_DEFAULT, BatchSize, DeviceType, NestedKey, NoDefault
 
-from ._casts import collection_class, number_for_batch
+from ._casts import collection_class, is_batch_number
 from ._declaration import declare
 from ._non_tensor import NonTensorData
-from ._opaque import ValueNode
 from ._schema import OPTIONS, Options, Schema
 from ._typing import BatchSizeArgument, DeviceArgument, FieldsMeta, NamesArgument
 from ._unbatched import UnbatchedTensor
+from ._value_nodes import NonTensorNode
 
 SelfT = TypeVar("SelfT", bound="TensorClass")
 
@@ -78,9 +78,9 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
     _has_post_init: ClassVar[bool] = False
     #: Whether the class has a ``__setattr__`` of its own, which a constructor calls for each field.
     _sets_fields: ClassVar[bool] = False
-    _inits_results: ClassVar[bool] = False
+    _has_post_init_for_results: ClassVar[bool] = False
     #: Whether a result of an operation needs :meth:`_finish`.
-    _finishes: ClassVar[bool] = False
+    _has_finish: ClassVar[bool] = False
     _prints_attributes = True
     _bracketed: ClassVar[dict[Any, type]] = {}
 
@@ -97,9 +97,9 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
         kw_only: bool | None = None,
         **kwargs: Any,
     ) -> None:
-        given = {name: value for name, value in locals().items() if name in OPTIONS}
+        provided = {name: value for name, value in locals().items() if name in OPTIONS}
         super().__init_subclass__(**kwargs)
-        declare(cls, TensorClass, given, sys._getframe(1))
+        declare(cls, TensorClass, provided, sys._getframe(1))
 
     def __class_getitem__(cls, parameters: Any) -> Any:
         """Return the class with options switched on by name; other parameters are those of a generic class."""
@@ -107,7 +107,7 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
         if not all(isinstance(name, str) for name in names):
             return super().__class_getitem__(parameters)
         options = dict.fromkeys(names, True)
-        Options().merged(options)
+        Options().merge(options)
         key = (cls, *names)
         if key not in TensorClass._bracketed:
             title = f"{cls.__name__}_{'_'.join(names)}"
@@ -133,7 +133,7 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
             kwargs, init_vars = schema.fill(kwargs)
         size = as_batch_size(batch_size)
         data: dict[str, Child] = {}
-        td = dense(
+        td = make_dense(
             data,
             size,
             None if device is None else as_device(device),
@@ -141,7 +141,7 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
         )
         object.__setattr__(self, "_tensordict", td)
         ndim = len(size)
-        as_they_are = device is None and names is None and not self._declares and not self._sets_fields
+        as_they_are = device is None and names is None and not self._has_schema and not self._sets_fields
         fitting: torch.Size | None = None
         for name in schema.names:
             value = kwargs[name]
@@ -165,17 +165,17 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
             self.__post_init__(*init_vars)  # type: ignore[attr-defined]
 
     def _store(
-        self, td: Any, name: str, value: Any, at: tuple[str, ...] = (), *, non_blocking: bool = False
+        self, td: Any, name: str, value: Any, prefix: tuple[str, ...] = (), *, non_blocking: bool = False
     ) -> None:
         """Cast, check and store a value that is not None."""
-        if not isinstance(value, Tensor) or self._declares:
+        if not isinstance(value, Tensor) or self._has_schema:
             value = type(self)._cast(name, value)
-            if td.batch_size and number_for_batch(self._schema.hint(name), value):
+            if td.batch_size and is_batch_number(self._schema.hint(name), value):
                 value = NonTensorData(value)
-        td._set_path(name, value, at, non_blocking=non_blocking)
+        td._set_path(name, value, prefix, non_blocking=non_blocking)
 
     @classmethod
-    def _bare(cls: type[SelfT], td: Any) -> SelfT:
+    def _wrap_unchecked(cls: type[SelfT], td: Any) -> SelfT:
         """Return an instance around anything, as it was: nothing is checked, locked or run."""
         node = new_object(cls)
         object.__setattr__(node, "_tensordict", td)
@@ -186,14 +186,14 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
         """Return an instance around a collection whose keys are fields, unchecked."""
         node = new_object(cls)
         object.__setattr__(node, "_tensordict", td)
-        if cls._finishes:
+        if cls._has_finish:
             node._finish()
         return node
 
     @classmethod
     def _wrap_stack(cls: type[SelfT], td: Any) -> SelfT:
         # ``__post_init__`` ran when the members were made.
-        node = cls._bare(td)
+        node = cls._wrap_unchecked(td)
         if cls._schema.options.frozen:
             lock_nodes(td)
         return node
@@ -207,11 +207,11 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
         td = self._tensordict
         if self._schema.options.frozen:
             lock_nodes(td)
-        if self._inits_results:
-            stacked = td._stacked()
+        if self._has_post_init_for_results:
+            stacked = td._members_and_dim()
             if stacked is not None:
                 for member in stacked[0]:
-                    self._bare(member)._finish(without_entries=without_entries)
+                    self._wrap_unchecked(member)._finish(without_entries=without_entries)
             elif without_entries or td._children():
                 self.__post_init__()  # type: ignore[attr-defined]
 
@@ -239,7 +239,7 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
         >>> Point.from_tensordict(TensorDict({"xy": torch.zeros(3, 2)}, batch_size=[3])).batch_size
         torch.Size([3])
         """
-        if not isinstance(tensordict, Core) or tensordict._opaque:
+        if not isinstance(tensordict, Core) or tensordict._is_value:
             raise TypeError(f"from_tensordict takes a collection of entries; got {type(tensordict).__name__}")
         inner = tensordict._inner()
         children = inner._children()
@@ -247,7 +247,7 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
             cls._check_keys(children)
         declared = {}
         for name, child in children.items() if type(inner) is TensorDict else ():
-            level = cls._as_level(name, child)
+            level = cls._wrap_child(name, child)
             if level is not child:
                 declared[name] = level
         if non_tensordict:
@@ -255,26 +255,26 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
         if non_tensordict or declared:
             inner = inner._with_children({**children, **declared})
         if cls._schema.defaulted:
-            inner = cls._completed(inner, {*non_tensordict} if non_tensordict else ())
-        node = cls._bare(inner)
+            inner = cls._add_defaults(inner, {*non_tensordict} if non_tensordict else ())
+        node = cls._wrap_unchecked(inner)
         if non_tensordict:
             for name, value in non_tensordict.items():
                 if value is not None:
                     node._store(node._tensordict, name, value)
         if declared and tensordict._locked:
             lock_nodes(inner)
-        if cls._finishes:
+        if cls._has_finish:
             node._finish(without_entries=True)
         return node
 
     @classmethod
-    def _completed(cls, inner: Any, given: Iterable[str]) -> Any:
+    def _add_defaults(cls, inner: Any, provided: Iterable[str]) -> Any:
         """Return a collection with the defaults of the fields that it lacks and that are not given beside it."""
-        values = cls._schema.defaults({*given, *_keys_anywhere(inner)})
+        values = cls._schema.defaults({*provided, *_keys_anywhere(inner)})
         if not values:
             return inner
-        locked, inner = inner._locked, inner._shallow()
-        node = cls._bare(inner)
+        locked, inner = inner._locked, inner._shallow_copy()
+        node = cls._wrap_unchecked(inner)
         for name, value in values.items():
             try:
                 node._store(inner, name, value)
@@ -287,7 +287,7 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
         return inner
 
     @classmethod
-    def _as_level(cls, key: str, value: Child) -> Child:
+    def _wrap_child(cls, key: str, value: Child) -> Child:
         if type(value) is TensorDict and key in cls._schema.names:
             wanted = collection_class(cls._schema.hint(key))
             below = value._children()
@@ -296,12 +296,12 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
         return value
 
     @classmethod
-    def _of_dense(cls, result: Any, absent: Iterable[str] = ()) -> Any:
+    def _wrap_dense(cls, result: Any, absent: Iterable[str] = ()) -> Any:
         """Return a collection as an instance, nested levels as the classes that their fields are annotated with.
 
         Fields that are said to be absent are None. Anything else comes back as it is.
         """
-        if not isinstance(result, TensorDictBase) or result._opaque:
+        if not isinstance(result, TensorDictBase) or result._is_value:
             return result
         levels = {}
         for name, child in result._children().items():
@@ -316,19 +316,21 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
 
     @classmethod
     def _of_saved(cls, saved: Core) -> Core:
-        if saved._opaque:
+        if saved._is_value:
             raise TypeError("it has no entries")
         inner: Any = saved._inner()
-        stacked = inner._stacked()
+        stacked = inner._members_and_dim()
         if stacked is not None:
-            return cls._wrap_stack(inner._like([cls._of_saved(member)._inner() for member in stacked[0]]))
-        made: Core = cls._of_dense(inner)
+            return cls._wrap_stack(
+                inner._with_members([cls._of_saved(member)._inner() for member in stacked[0]])
+            )
+        made: Core = cls._wrap_dense(inner)
         return made
 
     @classmethod
     def _class_at(cls, key: str) -> type | None:
-        found: type | None = collection_class(cls._schema.hint(key)) if key in cls._schema.names else None
-        return found
+        result: type | None = collection_class(cls._schema.hint(key)) if key in cls._schema.names else None
+        return result
 
     @classmethod
     def from_dict(cls: type[SelfT], input_dict: Mapping[Any, Any] | Core, **kwargs: Any) -> SelfT:
@@ -357,18 +359,18 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
                 for name, value in input_dict.items()
                 if value is not None
             }
-        return cls._of_dense(TensorDict.from_dict(input_dict, **kwargs), absent)  # type: ignore[no-any-return]
+        return cls._wrap_dense(TensorDict.from_dict(input_dict, **kwargs), absent)  # type: ignore[no-any-return]
 
     def _as_entry(self, key: str, value: Any) -> Any:
-        found, options = super()._as_entry(key, value), self._schema.options
-        if found is not value or value is None or isinstance(value, (Tensor, Core, Mapping)):
-            return found
+        result, options = super()._as_entry(key, value), self._schema.options
+        if result is not value or value is None or isinstance(value, (Tensor, Core, Mapping)):
+            return result
         # What the options say of values holds for those of a mapping, too.
-        return self._declared(key, value) if options.autocast or options.nocast else value
+        return self._coerce_to_schema(key, value) if options.autocast or options.nocast else value
 
     def _of_level(self, level: Any) -> Any:
         made = super()._of_level(level)
-        return self._wrap(self._completed(made._tensordict, ())) if isinstance(made, type(self)) else made
+        return self._wrap(self._add_defaults(made._tensordict, ())) if isinstance(made, type(self)) else made
 
     @classmethod
     def _check_keys(cls, keys: Mapping[str, Any]) -> None:
@@ -376,7 +378,7 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
         if not keys.keys() <= names.keys():
             unknown = [key for key in keys if unravel_key_to_tuple(key)[0] not in names]
             if unknown:
-                raise cls._schema.unknown(unknown)
+                raise cls._schema.unknown_field_error(unknown)
 
     @classmethod
     def fields(cls) -> tuple[dataclasses.Field[Any], ...]:
@@ -400,19 +402,19 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
         """
         return {name: cls._schema.hint(name) for name in cls._schema.names}
 
-    def _declared(self, key: str, value: Any) -> Any:
+    def _coerce_to_schema(self, key: str, value: Any) -> Any:
         if key not in self._schema.names or value is None:
             return value
         return type(self)._cast(key, value)
 
     def _set_child(self, key: str, value: Child) -> None:
         if key not in self._schema.names:
-            raise self._schema.unknown([key])
+            raise self._schema.unknown_field_error([key])
         self._tensordict._set_child(key, value)
 
     def _add_child(self, key: str, value: Core) -> Any:
         if key not in self._schema.names:
-            raise self._schema.unknown([key])
+            raise self._schema.unknown_field_error([key])
         return self._tensordict._add_child(key, value)
 
     def _assign(self, index: Any, value: Any, *, non_blocking: bool = False) -> None:
@@ -436,36 +438,38 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
         # Entries that are no fields (flattened or renamed keys, say) cannot be in the class; they are not lost.
         return self._wrap(inner) if children.keys() <= self._schema.names.keys() else inner
 
-    def _keep_together(self, items: Sequence[Core], dim: int) -> Core:
-        self._check_joinable(items, ())
+    def _stack_lazily(self, items: Sequence[Core], dim: int) -> Core:
+        self._check_join(items, ())
         inner = self._tensordict
-        return self._wrap_stack(inner._keep_together([item._inner() for item in items], dim))
+        return self._wrap_stack(inner._stack_lazily([item._inner() for item in items], dim))
 
-    def _stacked(self) -> tuple[Sequence[Any], int] | None:
-        stacked = self._tensordict._stacked()
+    def _members_and_dim(self) -> tuple[Sequence[Any], int] | None:
+        stacked = self._tensordict._members_and_dim()
         # The members are what they were, and no results.
-        return None if stacked is None else ([self._bare(member) for member in stacked[0]], stacked[1])
+        return (
+            None if stacked is None else ([self._wrap_unchecked(member) for member in stacked[0]], stacked[1])
+        )
 
-    def _check_joinable(self, items: Sequence[Core], path: tuple[str, ...]) -> None:
+    def _check_join(self, items: Sequence[Core], path: tuple[str, ...]) -> None:
         for item in items:
             if type(item) is not type(self):
-                raise _not_joined(self, item, path)
+                raise _join_error(self, item, path)
 
     def _map(self: SelfT, fn: Callable[[Tensor], Tensor]) -> SelfT:
         mapped = self._tensordict._map(fn)
         # Around the very leaves that it had, it is what it was, and no result.
-        return self._bare(mapped) if fn is same else self._wrap(mapped)
+        return self._wrap_unchecked(mapped) if fn is identity else self._wrap(mapped)
 
     def _join(self: SelfT, items: Sequence[Core], plan: Any, path: tuple[str, ...] = ()) -> SelfT:
         if plan.alike:
-            self._check_joinable(items, path)
+            self._check_join(items, path)
         inner = _with_none([item._inner() for item in items])
         return self._wrap(inner[0]._join(inner, plan, path))
 
-    def _joinable(self, first: Core, plan: Any, path: tuple[str, ...]) -> dict[str, Child]:
+    def _get_join_entries(self, first: Core, plan: Any, path: tuple[str, ...]) -> dict[str, Child]:
         if plan.alike:
-            raise _not_joined(first, self, path)
-        return super()._joinable(first, plan, path)
+            raise _join_error(first, self, path)
+        return super()._get_join_entries(first, plan, path)
 
     def get(self, key: NestedKey, *args: Any, **kwargs: Any) -> Any:
         """Return a field, or the default where it is None: a tensor, a collection, or the value of non-tensor data.
@@ -478,26 +482,26 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
         """
         entry = self._tensordict.get(key, *args, **kwargs)
         if entry is None and key in self._schema.names:
-            return self._absent(key)
+            return self._get_missing(key)
         return entry._unwrap() if isinstance(entry, Core) else entry
 
     def _set_path(
-        self, key: NestedKey, value: Any, at: tuple[str, ...] = (), *, non_blocking: bool = False
+        self, key: NestedKey, value: Any, prefix: tuple[str, ...] = (), *, non_blocking: bool = False
     ) -> None:
         path = (key,) if type(key) is str else unravel_key_to_tuple(key)
         name = path[0]
         if name not in self._schema.names:
-            raise self._schema.unknown([name])
+            raise self._schema.unknown_field_error([name])
         if len(path) > 1:
-            self._tensordict._set_path(path, value, at, non_blocking=non_blocking)
+            self._tensordict._set_path(path, value, prefix, non_blocking=non_blocking)
         elif value is None:
-            self._forget(name)
+            self._clear_field(name)
         else:
-            self._store(self._tensordict, name, value, at, non_blocking=non_blocking)
+            self._store(self._tensordict, name, value, prefix, non_blocking=non_blocking)
 
-    def _replaced(self: SelfT, source: Any, **kwargs: Any) -> SelfT:
+    def _replace_entries(self: SelfT, source: Any, **kwargs: Any) -> SelfT:
         # Neither __post_init__ nor the lock of a frozen class comes before the new values.
-        copy = self._bare(self._tensordict._shallow())
+        copy = self._wrap_unchecked(self._tensordict._shallow_copy())
         return self._wrap(copy.update(source, **kwargs)._tensordict)
 
     @property
@@ -508,11 +512,11 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
     @property
     def tensordicts(self) -> list[Any]:
         """The members of the lazy stack that the instance holds, in this class; else no such attribute."""
-        return [self._bare(member) for member in self._tensordict.tensordicts]
+        return [self._wrap_unchecked(member) for member in self._tensordict.tensordicts]
 
     def append(self, tensordict: Any) -> None:
         """Add a member at the end of the lazy stack that the instance holds; as :meth:`insert`."""
-        self._growing([tensordict]).append(tensordict._inner())
+        self._get_growable_stack([tensordict]).append(tensordict._inner())
 
     def insert(self, index: int, tensordict: Any) -> None:
         """Add a member to the lazy stack that the instance holds.
@@ -531,7 +535,7 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
         >>> points[0].xy
         tensor([1., 1., 1.])
         """
-        self._growing([tensordict]).insert(index, tensordict._inner())
+        self._get_growable_stack([tensordict]).insert(index, tensordict._inner())
 
     def extend(self, tensordict: Any) -> None:
         """Add members at the end of the lazy stack that the instance holds; as :meth:`insert`.
@@ -548,9 +552,9 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
         """
         items = [tensordict] if isinstance(tensordict, Core) else list(tensordict)
         inner = [item._inner() for item in items]
-        self._growing(items).extend(inner[0] if isinstance(tensordict, Core) else inner)
+        self._get_growable_stack(items).extend(inner[0] if isinstance(tensordict, Core) else inner)
 
-    def _growing(self, items: Sequence[Any]) -> Any:
+    def _get_growable_stack(self, items: Sequence[Any]) -> Any:
         """Return the lazy stack inside, to which ``items`` may be added."""
         # Asking for the members would copy them, each time that one is added.
         if not hasattr(self._tensordict, "tensordicts"):
@@ -558,7 +562,7 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
                 f"only a lazy stack can be extended; this {type(self).__name__} holds a "
                 f"{type(self._tensordict).__name__}: use torch.cat()"
             )
-        self._check_joinable(items, ())
+        self._check_join(items, ())
         return self._tensordict
 
     def unlock_(self: SelfT) -> SelfT:
@@ -576,19 +580,23 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
             raise FrozenInstanceError(f"cannot unlock: {type(self).__name__} is frozen")
         return super().unlock_()
 
-    def _print_fields(self) -> list[Shown]:
+    def _print_fields(self) -> list[PrintedLeaf]:
         present = self._tensordict._children()
-        absent = [Shown(name, ABSENT) for name in self._schema.names if name not in present]
+        absent = [PrintedLeaf(name, ABSENT) for name in self._schema.names if name not in present]
         hidden = self._schema.unprinted
-        return [each for each in (*self._tensordict._print_fields(), *absent) if each.key not in hidden]
+        return [
+            print_field
+            for print_field in (*self._tensordict._print_fields(), *absent)
+            if print_field.key not in hidden
+        ]
 
     def _dict_entries(self) -> Mapping[str, Any]:
         present = self._tensordict._children()
         return {**present, **{name: None for name in self._schema.names if name not in present}}
 
-    def _absent(self, name: str) -> Any:
+    def _get_missing(self, name: str) -> Any:
         """Return what a field without an entry shows: None; where only some members of a stack have it, a list."""
-        stacked = self._stacked()
+        stacked = self._members_and_dim()
         values = [] if stacked is None else [getattr(member, name) for member in stacked[0]]
         return None if all(value is None for value in values) else values
 
@@ -597,16 +605,16 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
         present = _keys_anywhere(self._tensordict)
         return [slot.name for slot in self._schema.defaulted if slot.name not in present]
 
-    def _forget(self, name: str) -> None:
+    def _clear_field(self, name: str) -> None:
         """Make a field None."""
         todo: list[Any] = [self._tensordict]
         holders = []
         while todo:
             td = todo.pop()._inner()
-            if (stacked := td._stacked()) is not None:
+            if (stacked := td._members_and_dim()) is not None:
                 todo.extend(stacked[0])
             elif name in td._children():
-                refuse_if_locked(td, f"remove key {name!r}")
+                check_unlocked(td, f"remove key {name!r}")
                 holders.append(td)
         for td in holders:
             td._del_child(name)
@@ -623,7 +631,7 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
                     raise FrozenInstanceError(
                         f"cannot assign to field {name!r}: {type(self).__name__} is frozen"
                     )
-                if isinstance(value, Tensor) and not self._declares:
+                if isinstance(value, Tensor) and not self._has_schema:
                     # What a field mostly is: a tensor that needs no cast.
                     self._tensordict._set_path(name, value)
                 else:
@@ -633,21 +641,21 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
                     raise FrozenInstanceError(f"cannot assign to {name!r}: {type(self).__name__} is frozen")
                 super().__setattr__(name, value)
             else:
-                raise schema.unknown([name])
+                raise schema.unknown_field_error([name])
 
         def __delattr__(self, name: str) -> None:
             """Make a field None."""
             if name not in self._schema.names:
-                raise self._schema.unknown([name])
+                raise self._schema.unknown_field_error([name])
             if self._schema.options.frozen:
                 raise FrozenInstanceError(f"cannot delete field {name!r}: {type(self).__name__} is frozen")
-            self._forget(name)
+            self._clear_field(name)
 
         def __getattr__(self, name: str) -> Any:
             """Explain which attribute is missing."""
             if name == "_tensordict":
                 # The constructor that a class brings may set fields one by one.
-                self._tensordict = dense({}, torch.Size())
+                self._tensordict = make_dense({}, torch.Size())
                 return self._tensordict
             if any(name in base.__dict__ for base in type(self).__mro__):
                 # A property or a declaration raised: asking again gives its own words.
@@ -655,12 +663,12 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
             if torch.compiler.is_compiling():
                 # hasattr() and getattr() with a default are traced for the plain class only.
                 raise AttributeError(f"{type(self).__name__} has no field {name!r}")
-            raise self._schema.unknown([name])
+            raise self._schema.unknown_field_error([name])
 
 
 def _keys_anywhere(td: Core) -> set[str]:
     """Return the keys of a collection, of a lazy stack those that any member has."""
-    stacked = td._stacked()
+    stacked = td._members_and_dim()
     if stacked is None:
         return {*td._children()}
     return {key for member in stacked[0] for key in _keys_anywhere(member)}
@@ -669,22 +677,22 @@ def _keys_anywhere(td: Core) -> set[str]:
 def _with_none(items: list[Any]) -> list[Any]:
     """Return collections in which None is the value of those that lack an entry which is a value in all others."""
     children = [item._children() for item in items]
-    if all(each.keys() == children[0].keys() for each in children):
+    if all(child.keys() == children[0].keys() for child in children):
         return items
-    for key in {key: None for each in children for key in each}:
-        held = [each[key] for each in children if key in each]
-        if len(held) == len(items) or not all(isinstance(entry, ValueNode) for entry in held):
+    for key in {key: None for child in children for key in child}:
+        held = [child[key] for child in children if key in child]
+        if len(held) == len(items) or not all(isinstance(entry, NonTensorNode) for entry in held):
             continue
-        for i, each in enumerate(children):
-            if key not in each:
-                items[i] = items[i]._shallow()
+        for i, child in enumerate(children):
+            if key not in child:
+                items[i] = items[i]._shallow_copy()
                 items[i]._set_child(key, NonTensorData(None, batch_size=items[i].batch_size))
     return items
 
 
-def _not_joined(one: Core, other: Core, path: tuple[str, ...]) -> StructureError:
+def _join_error(left: Core, other: Core, path: tuple[str, ...]) -> StructureError:
     where = f" at {show_path(path)}" if path else ""
     return StructureError(
-        f"cannot join a {type(one).__name__} and a {type(other).__name__}{where}: convert one of them, with "
+        f"cannot join a {type(left).__name__} and a {type(other).__name__}{where}: convert one of them, with "
         "from_tensordict() or to_tensordict()"
     )

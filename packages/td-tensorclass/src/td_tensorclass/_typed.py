@@ -137,8 +137,8 @@ class TypedTensorDict(TensorDict, metaclass=_TypedMeta):
                 f"{type(self).__name__}() got the undeclared keys {extra}; declared: "
                 f"{sorted(self.__required_keys__ | self.__optional_keys__)}"
             )
-        given: Any = {} if source is None else source
-        entries = {**dict(given.items()), **kwargs}
+        provided: Any = {} if source is None else source
+        entries = {**dict(provided.items()), **kwargs}
         self._require(entries)
         super().__init__(
             entries, batch_size=batch_size, device=device, names=names, lock=lock or self._frozen
@@ -184,17 +184,17 @@ class TypedTensorDict(TensorDict, metaclass=_TypedMeta):
 
     @classmethod
     def _of_saved(cls, saved: Core) -> Core:
-        if saved._opaque:
+        if saved._is_value:
             raise TypeError("it has no entries")
         inner: Any = saved._inner()
         levels = {}
         for key, child in inner._children().items() if isinstance(inner, TensorDict) else ():
-            wanted: Any = None if isinstance(child, Tensor) or child._opaque else cls._class_at(key)
+            wanted: Any = None if isinstance(child, Tensor) or child._is_value else cls._class_at(key)
             if wanted is not None and isinstance(child, TensorDictBase):
                 levels[key] = wanted._of_saved(child)
         if levels:
             inner = inner._with_children({**inner._children(), **levels})
-        made: Core = cls._of_dense(inner)
+        made: Core = cls._wrap_dense(inner)
         if saved._locked is True:
             made.lock_()  # type: ignore[attr-defined]
         return made
@@ -202,14 +202,14 @@ class TypedTensorDict(TensorDict, metaclass=_TypedMeta):
     @classmethod
     def _class_at(cls, key: str) -> type | None:
         try:
-            found: type | None = collection_class(get_type_hints(cls).get(key))
+            result: type | None = collection_class(get_type_hints(cls).get(key))
         except (NameError, TypeError, AttributeError):
             return None  # a name in it is not defined
-        return found
+        return result
 
     @classmethod
-    def _of_dense(cls, result: Any) -> Any:
-        made = isinstance(result, TensorDictBase) and not result._opaque and not isinstance(result, cls)
+    def _wrap_dense(cls, result: Any) -> Any:
+        made = isinstance(result, TensorDictBase) and not result._is_value and not isinstance(result, cls)
         return cls.from_tensordict(result) if made else result
 
 

@@ -16,22 +16,22 @@ from torch import Tensor, nn
 from td_core import TensorCollection
 from td_core._arrays import as_tensor
 from td_core._collection import Child, Core
+from td_core._dim_names import Names
 from td_core._element_types import ScalarBeside
 from td_core._foreach import PLAIN
-from td_core._lazy_names import set_module
-from td_core._names import Names
+from td_core._mapping_views import PROXY_KINDS
+from td_core._new_object import new_object
 from td_core._ops.batch_size import as_batch_size
 from td_core._ops.shape import same_memory
-from td_core._repr import short_dtype
+from td_core._public_names import set_module
+from td_core._repr import format_short_dtype
 from td_core._torch_private import add_safe_name, functorch_level
-from td_core._traced import new_object
-from td_core._values import same_value
-from td_core._views import SHOWN
+from td_core._value_codec import is_same_value
 from td_core.errors import StructureError
 from td_core.typing import NO_DEFAULT, BatchSize, NoDefault
 
-from ._opaque import OpaqueNode, differing
-from ._trees import register_held
+from ._static_values import register_static
+from ._value_nodes import ValueNode, kind_mismatch_error
 
 SelfT = TypeVar("SelfT", bound="UnbatchedNode")
 
@@ -114,7 +114,7 @@ torch.serialization.add_safe_globals([UnbatchedTensor])
 add_safe_name(UnbatchedTensor, f"{__name__}.{UnbatchedTensor.__name__}")
 
 
-class UnbatchedNode(OpaqueNode, TensorCollection):
+class UnbatchedNode(ValueNode, TensorCollection):
     """What stands in a collection for an :class:`UnbatchedTensor`.
 
     >>> TensorDict({"a": UnbatchedTensor(torch.zeros(3))}, batch_size=[2]).get("a")
@@ -123,7 +123,7 @@ class UnbatchedNode(OpaqueNode, TensorCollection):
 
     __slots__ = ("_kept", "_shown")
 
-    _shows_tensor: ClassVar[bool] = True
+    _is_tensor_proxy: ClassVar[bool] = True
 
     #: What operations take: a plain tensor, which they fuse with others, until it requires grad.
     _kept: Tensor
@@ -131,7 +131,7 @@ class UnbatchedNode(OpaqueNode, TensorCollection):
     _shown: Any
 
     def __init__(self, payload: Tensor, batch_size: torch.Size, device: torch.device | None = None) -> None:
-        SHOWN.add(UnbatchedNode)
+        PROXY_KINDS.add(UnbatchedNode)
         self._kept = payload
         self._shown = None
         self._start(batch_size, device)
@@ -195,18 +195,20 @@ class UnbatchedNode(OpaqueNode, TensorCollection):
         if type(self._payload) in PLAIN and not _is_traced():
             self._kept = self._unwrap()
 
-    def _collect(self, out: list[Tensor]) -> None:
+    def _flatten_leaves(self, out: list[Tensor]) -> None:
         out.append(self._payload)
 
-    def _collect_other(self, other: Core, out: list[Tensor], path: tuple[str, ...] = ()) -> None:
-        out.append(self._facing(other, path)._payload)
+    def _flatten_other(self, other: Core, out: list[Tensor], path: tuple[str, ...] = ()) -> None:
+        out.append(self._get_counterpart(other, path)._payload)
 
     def _map(self: SelfT, fn: Callable[[Tensor], Tensor]) -> SelfT:
         mapped = fn(self._payload)
         # A function that writes in place, or would drop the entry, may return nothing.
         return self._with(self._payload if mapped is None else mapped)
 
-    def _spread(self, value: Tensor, out: list[Tensor], scalar: ScalarBeside | None = None) -> None:
+    def _broadcast_to_leaves(
+        self, value: Tensor, out: list[Tensor], scalar: ScalarBeside | None = None
+    ) -> None:
         if value.numel() != 1:
             raise StructureError(
                 f"a value of shape {list(value.shape)} has one number for each element of the batch, and an "
@@ -215,22 +217,22 @@ class UnbatchedNode(OpaqueNode, TensorCollection):
         out.append(value.reshape(()))
 
     def _transform(self: SelfT, plan: Any) -> SelfT:
-        return self._with(self._payload, plan.resized(self._batch_size))
+        return self._with(self._payload, plan.resize_batch(self._batch_size))
 
-    def _explode(self: SelfT, plan: Any) -> tuple[SelfT, ...]:
+    def _transform_multi(self: SelfT, plan: Any) -> tuple[SelfT, ...]:
         tail = self._batch_size[plan.n :]
         return tuple([self._with(self._payload, torch.Size(lead + tail)) for lead in plan.leads])
 
     def _join(self: SelfT, items: Sequence[Core], plan: Any, path: tuple[str, ...] = ()) -> SelfT:
         for i, item in enumerate(items):
-            if not self._facing(item, path)._is_same(self):
+            if not self._get_counterpart(item, path)._is_same(self):
                 raise StructureError(
                     f"cannot join: the UnbatchedTensor at key {path or '()'} differs between items 0 and {i}, and one "
                     "tensor stands for the whole batch; set it again as a plain tensor with the dims of the batch"
                 )
-        return self._with(self._payload, plan.resized(self._batch_size))
+        return self._with(self._payload, plan.resize_batch(self._batch_size))
 
-    def _check_written_at(self, index: Any, value: Any) -> None:
+    def _check_index_put(self, index: Any, value: Any) -> None:
         if isinstance(value, UnbatchedNode):
             if value._is_same(self) or (type(index) is tuple and not index):
                 return
@@ -238,32 +240,32 @@ class UnbatchedNode(OpaqueNode, TensorCollection):
             "an UnbatchedTensor is the same for the whole batch: it is written whole, with another UnbatchedTensor"
         )
 
-    def _written_at(self, index: Any, value: Any) -> Core:
+    def _index_put(self, index: Any, value: Any) -> Core:
         if isinstance(value, UnbatchedTensor):
             value = to_unbatched(value, value.batch_size, None)
-        self._check_written_at(index, value)
+        self._check_index_put(index, value)
         if not value._is_same(self):
             self._payload.copy_(value._payload)
         return self
 
     def _assign(self, index: Any, value: Any, *, non_blocking: bool = False) -> None:
-        self._written_at(index, value)
+        self._index_put(index, value)
 
     def _is_same(self, other: UnbatchedNode) -> bool:
-        mine, theirs = self._payload, other._payload
-        return mine is theirs or same_value(_plain(mine), _plain(theirs))
+        left, right = self._payload, other._payload
+        return left is right or is_same_value(_plain(left), _plain(right))
 
     def _compare(self: SelfT, other: Any, single: Callable[..., Any]) -> SelfT:
-        return self._with(single(self._payload, self._facing(other)._payload))
+        return self._with(single(self._payload, self._get_counterpart(other)._payload))
 
-    def _facing(self, other: Any, path: tuple[str, ...] = ()) -> UnbatchedNode:
+    def _get_counterpart(self, other: Any, path: tuple[str, ...] = ()) -> UnbatchedNode:
         """Return the node of another collection that stands where this one does, which must be of this kind."""
         if not isinstance(other, UnbatchedNode):
-            raise differing(self, other, path)
+            raise kind_mismatch_error(self, other, path)
         return other
 
     def _print_entry(self) -> str:
-        return f"{short_dtype(self._payload.dtype)}{list(self._payload.shape)}"
+        return f"{format_short_dtype(self._payload.dtype)}{list(self._payload.shape)}"
 
     def __repr__(self) -> str:
         return (
@@ -323,4 +325,4 @@ def to_unbatched(value: Any, batch_size: torch.Size, device: torch.device | None
 
 
 # Not as a child, of which vmap would take a dim: this tensor has no dim of the batch.
-register_held(UnbatchedNode, ("_payload", "_batch_size", "_device"), UnbatchedNode)
+register_static(UnbatchedNode, ("_payload", "_batch_size", "_device"), UnbatchedNode)

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from td_core import Coercer, NodeKind, hookimpl
 
 from ._coercion import COERCERS
-from ._kinds import NODE_KINDS
-from ._methods import NonTensorMethods
+from ._non_tensor_methods import NonTensorMethods
+from ._value_kinds import NODE_KINDS
 
 
 @hookimpl

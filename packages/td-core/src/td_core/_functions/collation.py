@@ -74,7 +74,7 @@ def _collate_collections(
     if nested_keys:
         samples = [sample.exclude(*nested_keys) for sample in samples]
     if pad_keys:
-        samples = [sample._shallow() for sample in samples]
+        samples = [sample._shallow_copy() for sample in samples]
     for key, value in pad_keys.items():
         path = unravel_key_to_tuple(key)
         leaves = [sample[key] for sample in samples]

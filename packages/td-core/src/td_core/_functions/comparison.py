@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._collection import Core, check_same_keys, leaf_against_node, show_path
-from .._components import same_components
+from .._collection import Core, check_same_keys, leaf_node_mismatch_error, show_path
 from .._keys import unravel_key_to_tuple
+from .._nested_components import has_same_components
 from ..errors import KeyPathError, StructureError
 from ..typing import NestedKey
 
@@ -57,38 +57,38 @@ def assert_close(
             raise TypeError(f"assert_close compares collections; got {type(value).__name__}")
     check = partial(torch.testing.assert_close, rtol=rtol, atol=atol, equal_nan=equal_nan)
     while todo:
-        mine, theirs, at = todo.pop()
-        stacked, other = mine._stacked(), theirs._stacked()
+        actual_node, expected_node, parent_path = todo.pop()
+        stacked, other = actual_node._members_and_dim(), expected_node._members_and_dim()
         if (
             stacked is not None
             and other is not None
             and stacked[1] == other[1]
             and len(stacked[0]) == len(other[0])
         ):
-            todo.extend((a, b, at) for a, b in zip(stacked[0], other[0], strict=True))
+            todo.extend((a, b, parent_path) for a, b in zip(stacked[0], other[0], strict=True))
             continue
-        left, right = mine._children(), theirs._children()
+        left, right = actual_node._children(), expected_node._children()
         if not intersection:
             try:
-                check_same_keys(left, right, at)
+                check_same_keys(left, right, parent_path)
             except StructureError as error:
                 raise KeyPathError(f"{msg}{error}") from None
         for key, value in dict(left).items():
             if key not in right:
                 continue
-            reference, path = right[key], (*at, key)
+            reference, path = right[key], (*parent_path, key)
             if isinstance(value, Tensor) and isinstance(reference, Tensor):
                 _check_leaf(value, reference, path, check, msg)
             elif (
                 isinstance(value, Tensor)
                 or isinstance(reference, Tensor)
-                or value._opaque != reference._opaque
-                or value._shows_tensor != reference._shows_tensor
+                or value._is_value != reference._is_value
+                or value._is_tensor_proxy != reference._is_tensor_proxy
             ):
-                raise AssertionError(f"{msg}{leaf_against_node(reference, value, path)}")
-            elif not value._opaque:
+                raise AssertionError(f"{msg}{leaf_node_mismatch_error(reference, value, path)}")
+            elif not value._is_value:
                 todo.append((value, reference, path))
-            elif value._shows_tensor:
+            elif value._is_tensor_proxy:
                 _check_leaf(value._unwrap(), reference._unwrap(), path, check, msg)
             elif not value._compare(reference, torch.eq).all():
                 raise AssertionError(
@@ -105,7 +105,7 @@ def _check_leaf(
 ) -> None:
     try:
         # Nested tensors of the same components have different shapes where they do not share their offsets.
-        if same_components(value, reference):
+        if has_same_components(value, reference):
             check(list(value.unbind()), list(reference.unbind()))
         else:
             check(value, reference)

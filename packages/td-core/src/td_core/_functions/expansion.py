@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .._collection import Core
-from .._element_plans import wide
+from .._element_plans import append_dims
 
 __all__ = ["expand_as_right", "expand_right"]
 
@@ -33,7 +33,7 @@ def expand_right(tensor: Tensor, shape: Sequence[int]) -> Tensor:
             f"cannot expand to the right: the tensor has {tensor.ndim} dims, {list(tensor.shape)}, the shape "
             f"{list(shape)} has fewer"
         )
-    return wide(tensor, len(shape)).expand(tuple(shape))
+    return append_dims(tensor, len(shape)).expand(tuple(shape))
 
 
 def expand_as_right(tensor: Any, dest: Any) -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._collection import missing_key
+from .._collection import missing_key_error
 from .._keys import unravel_key_to_tuple
 from ..errors import KeyPathError, StructureError
 from ..typing import NestedKey
@@ -38,11 +38,11 @@ def group_by(tensordict: Any, key: NestedKey) -> tuple[Tensor | list[Any], tuple
     if isinstance(entry, Tensor):
         values, inverse = torch.unique(entry, dim=0, return_inverse=True)
         count = len(values)
-    elif entry._opaque:
+    elif entry._is_value:
         rows = entry.maybe_to_stack().tolist()
         values = []
         known: dict[Any, int] = {}
-        positions = [_position(row, values, known, key) for row in rows]
+        positions = [_find_or_add(row, values, known, key) for row in rows]
         inverse, count = torch.tensor(positions, dtype=torch.long, device="cpu"), len(values)
     else:
         raise TypeError(f"group_by needs a tensor or non-tensor data; {key!r} is a {type(entry).__name__}")
@@ -51,7 +51,7 @@ def group_by(tensordict: Any, key: NestedKey) -> tuple[Tensor | list[Any], tuple
     return values, tuple(tensordict[order].split(sizes)) if sizes else ()
 
 
-def _position(row: Any, values: list[Any], known: dict[Any, int], key: NestedKey) -> int:
+def _find_or_add(row: Any, values: list[Any], known: dict[Any, int], key: NestedKey) -> int:
     """Return where a value stands among the distinct ones, to which it is added; ``known`` tells of those with a hash."""
     try:
         position = known.setdefault(row, len(values))
@@ -87,14 +87,14 @@ def isin(input: Any, reference: Any, key: NestedKey, dim: int = 0) -> Tensor:
     >>> isin(TensorDict({"a": [1, 0, 2]}, [3]), TensorDict({"a": [2, 1]}, [2]), "a")
     tensor([ True, False,  True])
     """
-    mine, theirs = (_rows(td, key, dim) for td in (input, reference))
-    if mine.shape[1:] != theirs.shape[1:]:
+    left, right = (_rows(td, key, dim) for td in (input, reference))
+    if left.shape[1:] != right.shape[1:]:
         raise StructureError(
-            f"isin: key {key!r} has rows of {mine.shape[1]} elements in the input and "
-            f"{theirs.shape[1]} in the reference"
+            f"isin: key {key!r} has rows of {left.shape[1]} elements in the input and "
+            f"{right.shape[1]} in the reference"
         )
-    _, inverse = torch.unique(torch.cat([theirs, mine]), dim=0, return_inverse=True)
-    return torch.isin(inverse[len(theirs) :], inverse[: len(theirs)])
+    _, inverse = torch.unique(torch.cat([right, left]), dim=0, return_inverse=True)
+    return torch.isin(inverse[len(right) :], inverse[: len(right)])
 
 
 def remove_duplicates(input: Any, key: NestedKey, dim: int = 0, *, return_indices: bool = False) -> Any:
@@ -130,6 +130,6 @@ def _rows(td: Any, key: NestedKey, dim: int) -> Tensor:
         raise ValueError(f"dim {dim} is no batch dim of a collection of batch size {list(td.batch_size)}")
     entry = td.get(key, None)
     if not isinstance(entry, Tensor):
-        raise missing_key(td, key) if entry is None else KeyPathError(f"key {key!r} is no tensor")
+        raise missing_key_error(td, key) if entry is None else KeyPathError(f"key {key!r} is no tensor")
     rows = entry.movedim(dim % td.batch_dims, 0)
     return rows.reshape(len(rows), -1)

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from .._collection import Child, Core, leaf_against_node, same
+from .._collection import Child, Core, identity, leaf_node_mismatch_error
 from .._keys import unravel_key_to_tuple
 from ..errors import StructureError
 from ..typing import NestedKey
@@ -37,30 +37,30 @@ def merge_tensordicts(
     callbacks: Any = callback_exist
     if isinstance(callback_exist, Mapping):
         callbacks = {unravel_key_to_tuple(key): call for key, call in callback_exist.items()}
-    found: dict[tuple[str, ...], list[Child]] = {}
+    match: dict[tuple[str, ...], list[Child]] = {}
     levels: dict[tuple[str, ...], Core] = {}
     for td in tensordicts:
-        if td._opaque:
+        if td._is_value:
             raise StructureError(f"merge_tensordicts takes collections of entries, got a {type(td).__name__}")
         todo: list[tuple[tuple[str, ...], Core]] = [((), td)]
         while todo:
-            at, node = todo.pop()
+            prefix, node = todo.pop()
             for key, child in dict(node._children()).items():
-                path = (*at, key)
-                leaf = isinstance(child, Tensor) or child._opaque
-                if path in (levels if leaf else found):
-                    other = levels[path] if leaf else found[path][0]
-                    raise leaf_against_node(other, child, path)
+                path = (*prefix, key)
+                leaf = isinstance(child, Tensor) or child._is_value
+                if path in (levels if leaf else match):
+                    other = levels[path] if leaf else match[path][0]
+                    raise leaf_node_mismatch_error(other, child, path)
                 if leaf:
-                    found.setdefault(path, []).append(child)
+                    match.setdefault(path, []).append(child)
                 else:
                     levels.setdefault(path, child)
                     todo.append((path, child))
-    result = tensordicts[0]._map(same)  # a copy, which of parameters is plain
+    result = tensordicts[0]._map(identity)  # a copy, which of parameters is plain
     for path, level in levels.items():
         if path not in result.keys(True):
             result._set_path(path, level._with_children({}))
-    for path, entries in found.items():
+    for path, entries in match.items():
         call = callbacks.get(path) if isinstance(callbacks, dict) else callbacks
         if len(entries) == len(tensordicts) and call is not None:
             result._set_path(path, call(*entries))

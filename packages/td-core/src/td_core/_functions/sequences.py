@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from .._coerce import COERCERS
-from .._collection import Child, Core, leaf_against_node, show_path
+from .._collection import Child, Core, leaf_node_mismatch_error, show_path
 from .._keys import unravel_key_to_tuple
 from .._ops.joining import cat, lazy_stack, stack
-from .._plans import without
-from .._ragged import padded_tensor
+from .._plans import remove_size
+from .._ragged import make_padded_tensor
 from ..errors import KeyPathError, StructureError
 from ..typing import NestedKey
 
@@ -72,26 +72,26 @@ def pad_sequence(
     used: set[Path] = set()
     done = 0
     while done < len(levels):  # torch.compile of torch 2.9 goes through what a list had at first
-        nodes, out_entries, at, _, _ = levels[done]
+        nodes, out_entries, prefix, _, _ = levels[done]
         done += 1
         columns = [node._children() for node in nodes]
         for key in columns[0]:
             if not all(key in column for column in columns):
                 continue
-            entries, path = [column[key] for column in columns], (*at, key)
+            entries, path = [column[key] for column in columns], (*prefix, key)
             first = entries[0]
             for entry in entries[1:]:
                 if isinstance(entry, Tensor) != isinstance(first, Tensor) or (
-                    isinstance(entry, Core) and entry._opaque != first._opaque
+                    isinstance(entry, Core) and entry._is_value != first._is_value
                 ):
-                    raise leaf_against_node(first, entry, path)
+                    raise leaf_node_mismatch_error(first, entry, path)
             if isinstance(first, Tensor):
                 used.add(path)
                 fill = fills.get(path, padding_value)
                 out_entries[key] = _pad_leaves(entries, pad_dim, fill, left, path)
                 if return_mask is not False:
-                    masks[path] = _mask(entries, pad_dim, left, len(nodes[0].batch_size))
-            elif first._opaque:
+                    masks[path] = _make_mask(entries, pad_dim, left, len(nodes[0].batch_size))
+            elif first._is_value:
                 out_entries[key] = _pad_values(entries, left)
             else:
                 out_entries[key] = None
@@ -103,7 +103,7 @@ def pad_sequence(
         )
     result: Any = None
     for nodes, out_entries, _, parent, key in reversed(levels):
-        result = nodes[0]._with_children(out_entries, batch_size=_padded_size(nodes), names=None)
+        result = nodes[0]._with_children(out_entries, batch_size=_compute_padded_size(nodes), names=None)
         if parent is not None:
             parent[key] = result
     if return_mask is not False:
@@ -116,7 +116,7 @@ def pad_sequence(
     return out.update(result, inplace=True)  # type: ignore[no-any-return]
 
 
-def _padded_size(nodes: list[Any]) -> torch.Size:
+def _compute_padded_size(nodes: list[Any]) -> torch.Size:
     sizes = [node.batch_size for node in nodes]
     if len({len(size) for size in sizes}) != 1:
         raise StructureError(
@@ -132,15 +132,15 @@ def _pad_leaves(leaves: list[Tensor], pad_dim: int, value: float, left: bool, pa
             f"pad_sequence: {show_path(path)} has {ndim} dims, so dim {pad_dim} cannot be padded"
         )
     dim = pad_dim % ndim
-    if len({(leaf.ndim, without(leaf.shape, dim)) for leaf in leaves}) > 1:
+    if len({(leaf.ndim, remove_size(leaf.shape, dim)) for leaf in leaves}) > 1:
         raise StructureError(
             f"pad_sequence: {show_path(path)} has shapes {[list(leaf.shape) for leaf in leaves]}, which differ in "
             f"other dims than {pad_dim}"
         )
-    return padded_tensor(path, leaves, 0, value, "left" if left else "right")
+    return make_padded_tensor(path, leaves, 0, value, "left" if left else "right")
 
 
-def _mask(leaves: list[Tensor], pad_dim: int, left: bool, batch_dims: int) -> Tensor:
+def _make_mask(leaves: list[Tensor], pad_dim: int, left: bool, batch_dims: int) -> Tensor:
     dim = pad_dim % leaves[0].ndim
     length = max(leaf.shape[dim] for leaf in leaves)
     shape = list(leaves[0].shape)
@@ -156,8 +156,8 @@ def _mask(leaves: list[Tensor], pad_dim: int, left: bool, batch_dims: int) -> Te
 
 def _pad_values(entries: list[Any], left: bool) -> Any:
     """Return non-tensor entries, filled with None to one batch size, stacked."""
-    size = _padded_size(entries)[1:]
-    coercer = COERCERS.of_objects()
+    size = _compute_padded_size(entries)[1:]
+    coercer = COERCERS.get_fallback()
     padded = []
     for entry in entries:
         for dim, length in enumerate(size):
@@ -204,20 +204,20 @@ def unpad_sequence(padded: Any, mask: Any = None, *, pad_dim: int = 0) -> Any:
 def _unpad_row(row: Any, mask: Any, pad_dim: int) -> Any:
     rows: list[tuple[Any, dict[str, Child], Any, Any, Any, str, Path]] = [(row, {}, mask, None, None, "", ())]
     sizes = []
-    for node, entries, masks, above, _, _, at in rows:
+    for node, entries, masks, above, _, _, prefix in rows:
         size = list(node.batch_size)
         batched = -len(size) <= pad_dim < len(size)
         # What has no mask of its own goes along with its level, and that with the one above.
-        run = _level_run(masks, pad_dim, len(size), at) or above
+        run = _find_level_run(masks, pad_dim, len(size), prefix) or above
         if run is not None and batched:
             size[pad_dim] = run[1]
         sizes.append(torch.Size(size))
         for key, child in dict(node._children()).items():
-            path = (*at, key)
+            path = (*prefix, key)
             inner = masks.get(key, None) if isinstance(masks, Core) else masks  # type: ignore[attr-defined]
             if isinstance(child, Tensor) and inner is not None:
-                entries[key] = child.narrow(pad_dim, *_run(inner, pad_dim, child.ndim, path))
-            elif isinstance(child, Tensor) or child._opaque:
+                entries[key] = child.narrow(pad_dim, *_find_run(inner, pad_dim, child.ndim, path))
+            elif isinstance(child, Tensor) or child._is_value:
                 entries[key] = child if run is None or not batched else child.narrow(pad_dim, *run)
             else:
                 entries[key] = None
@@ -230,14 +230,14 @@ def _unpad_row(row: Any, mask: Any, pad_dim: int) -> Any:
     return result
 
 
-def _level_run(masks: Any, pad_dim: int, batch_dims: int, path: Path) -> tuple[int, int] | None:
+def _find_level_run(masks: Any, pad_dim: int, batch_dims: int, path: Path) -> tuple[int, int] | None:
     """Return the run of a level: that of its first mask."""
     while isinstance(masks, Core):
         masks = next(iter(masks._children().values()), None)
-    return None if masks is None else _run(masks, pad_dim, max(batch_dims, masks.ndim), path)
+    return None if masks is None else _find_run(masks, pad_dim, max(batch_dims, masks.ndim), path)
 
 
-def _run(mask: Tensor, pad_dim: int, ndim: int, path: Path) -> tuple[int, int]:
+def _find_run(mask: Tensor, pad_dim: int, ndim: int, path: Path) -> tuple[int, int]:
     """Return start and length of the run of True in a mask along ``pad_dim``."""
     dim = min(pad_dim % ndim, mask.ndim - 1)
     others = [i for i in range(mask.ndim) if i != dim]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .._collection import Core
 from .._plans import as_ints
-from .._ragged import shown_shape
+from .._ragged import get_display_shape
 from ..errors import BatchSizeError
 from ..typing import BatchSize
 
@@ -43,14 +43,14 @@ def as_batch_size(batch_size: BatchSize | None) -> torch.Size:
     return batch_size
 
 
-def fitted(value: Any, batch_size: torch.Size, path: tuple[str, ...]) -> Any:
+def fit_batch_size(value: Any, batch_size: torch.Size, path: tuple[str, ...]) -> Any:
     """Return a node that holds values, which is at ``path``, or one of them whose batch size starts with ``batch_size``.
 
     Raises:
         BatchSizeError: it has one value for each element of another one; the message names the key.
     """
     try:
-        return value._fit(batch_size)
+        return value._with_batch_size(batch_size)
     except BatchSizeError:
         value._check_batch_size(batch_size, path)
         raise
@@ -60,61 +60,68 @@ def infer_batch_sizes(root: Any, batch_dims: int | None, keep_compliant_size: bo
     """Give every level the leading dims that all of its entries share; see ``auto_batch_size_``."""
     if batch_dims is not None and batch_dims < 0:
         raise BatchSizeError(f"batch_dims is the number of batch dims; got {batch_dims}")
-    if root._stacked() is not None and batch_dims != len(root.batch_size):
+    if root._members_and_dim() is not None and batch_dims != len(root.batch_size):
         leaves = [tuple(root.get_item_shape(key)) for key in root.keys(True, True)]
-        found = common_prefix(leaves, batch_dims) if leaves else root.batch_size
-        if found != root.batch_size:
+        result = find_common_prefix(leaves, batch_dims) if leaves else root.batch_size
+        if result != root.batch_size:
             raise BatchSizeError(
                 f"a lazy stack has the batch size of its members, {list(root.batch_size)} with the stack dim, not the "
-                f"{list(found)} that its entries share: call auto_batch_size_() on them before stacking, or set batch_size"
+                f"{list(result)} that its entries share: call auto_batch_size_() on them before stacking, or set batch_size"
             )
     kept = batch_dims if keep_compliant_size else None
     # Sizes are worked out from the deepest level up, and set from the root down.
     levels: list[tuple[Any, int]] = [(root, -1)]
-    for at, (node, _) in enumerate(levels):
-        if node._stacked() is None:
+    for position, (node, _) in enumerate(levels):
+        if node._members_and_dim() is None:
             levels.extend(
-                (child, at)
+                (child, position)
                 for child in list(node._children().values())
-                if not isinstance(child, Tensor) and not child._opaque
+                if not isinstance(child, Tensor) and not child._is_value
             )
     shapes: list[list[tuple[int, ...]]] = [[] for _ in levels]
     sizes: list[Any] = [None] * len(levels)
-    for at in reversed(range(len(levels))):
-        node, parent = levels[at]
-        stays = node._stacked() is not None
+    for position in reversed(range(len(levels))):
+        node, parent = levels[position]
+        stays = node._members_and_dim() is not None
         if not stays:
             for child in list(node._children().values()):
                 if isinstance(child, Tensor):
-                    shapes[at].append(shown_shape(child))
-                elif child._opaque and (reach := child._reach()) is not None:
-                    shapes[at].append(tuple(reach))
-            stays = len(shapes[at]) > 0 and kept is not None and parent >= 0 and len(node.batch_size) >= kept
-        if stays or shapes[at]:
-            sizes[at] = tuple(node.batch_size) if stays else common_prefix(shapes[at], batch_dims)
+                    shapes[position].append(get_display_shape(child))
+                elif child._is_value and (reach := child._max_batch_size()) is not None:
+                    shapes[position].append(tuple(reach))
+            stays = (
+                len(shapes[position]) > 0
+                and kept is not None
+                and parent >= 0
+                and len(node.batch_size) >= kept
+            )
+        if stays or shapes[position]:
+            sizes[position] = (
+                tuple(node.batch_size) if stays else find_common_prefix(shapes[position], batch_dims)
+            )
             if parent >= 0:
-                shapes[parent].append(sizes[at])
-    for at, (node, parent) in enumerate(levels):
+                shapes[parent].append(sizes[position])
+    for position, (node, parent) in enumerate(levels):
         # A level without leaves has any batch size: that of its parent; without leaves at all, the one that it had.
-        if sizes[at] is None:
-            sizes[at] = sizes[parent] if parent >= 0 else node.batch_size
-        if node._stacked() is None:
-            _set_opaque(node, torch.Size(sizes[at]))
-            node._set_batch_size(torch.Size(sizes[at]))
+        if sizes[position] is None:
+            sizes[position] = sizes[parent] if parent >= 0 else node.batch_size
+        if node._members_and_dim() is None:
+            _set_value_batch_size(node, torch.Size(sizes[position]))
+            node._set_batch_size(torch.Size(sizes[position]))
 
 
-def _set_opaque(node: Core, size: torch.Size) -> None:
+def _set_value_batch_size(node: Core, size: torch.Size) -> None:
     for key, child in dict(node._children()).items():
-        if not isinstance(child, Tensor) and child._opaque and child.batch_size != size:
-            fitted = child._fit(size)
+        if not isinstance(child, Tensor) and child._is_value and child.batch_size != size:
+            fitted = child._with_batch_size(size)
             if fitted is not child:
                 node._set_child(key, fitted)
 
 
-def common_prefix(shapes: Iterable[tuple[int, ...]], limit: int | None = None) -> tuple[int, ...]:
+def find_common_prefix(shapes: Iterable[tuple[int, ...]], limit: int | None = None) -> tuple[int, ...]:
     """Return the leading dims that all shapes share, ``limit`` of them at most.
 
-    >>> common_prefix([(3, 4, 5), (3, 4)]), common_prefix([(3, 4), (3, 4)], 1)
+    >>> find_common_prefix([(3, 4, 5), (3, 4)]), find_common_prefix([(3, 4), (3, 4)], 1)
     ((3, 4), (3,))
     """
     prefix: list[int] = []

@@ -12,27 +12,36 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from .._arrays import as_tensor
-from .._attachments import attachments
-from .._collection import Core, copy_of, data_of, dense, every_level, has_lazy_stack, lazy_stack_of, once_each
+from .._collection import (
+    Core,
+    call_once_per_leaf,
+    copy_leaf,
+    get_data,
+    has_lazy_stack,
+    iter_nodes,
+    make_dense,
+    make_lazy_stack,
+)
+from .._device_labels import set_device_labels
 from .._devices import as_device
 from .._element_types import as_dtype
-from .._labels import relabel
 from .._plans import Along, Shape, ShapePlan, as_ints
-from .._torch_private import base_of
+from .._storage_backends import get_backends
+from .._torch_private import get_base
 from ..errors import StructureError
 from ..typing import NO_DEFAULT, DeviceType, DtypeLike, NoDefault
+from .device_moves import DeviceMixin
 from .leaf_writes import is_sealed
-from .moving import Moving
-from .operands import LEAF_ERRORS, raise_at_leaf, transformed, where
+from .operands import LEAF_ERRORS, describe_leaf, raise_at_leaf, transform
 
-SelfT = TypeVar("SelfT", bound="Casting")
+SelfT = TypeVar("SelfT", bound="CastingMixin")
 
 
 class NewBatch(ShapePlan):
     """New leaves of another batch size, the tails of the old ones behind it."""
 
     __slots__ = ()
-    invents = True
+    creates_values = True
 
     def __init__(self, old: Shape, new: Shape, make: Callable[[Tensor, Shape], Tensor]) -> None:
         n = len(old)
@@ -45,7 +54,7 @@ class NewBatch(ShapePlan):
         return None
 
 
-class Casting(Moving):
+class CastingMixin(DeviceMixin):
     """``clone``, ``detach``, dtypes, gradients and ``new_*``."""
 
     __slots__ = ()
@@ -63,19 +72,19 @@ class Casting(Moving):
         (False, True)
         """
         if kwargs and recurse:
-            return self._map(partial(copy_of, **kwargs))
+            return self._map(partial(copy_leaf, **kwargs))
         if kwargs:
             raise TypeError(f"clone(recurse=False) copies no leaf, so it takes no {', '.join(kwargs)}")
         if not recurse:
-            return self._shallow()
-        for attachment in attachments(self):
-            copied: Any = attachment.cloned(self)
+            return self._shallow_copy()
+        for attachment in get_backends(self):
+            copied: Any = attachment.clone(self)
             if copied is not None:
                 return copied  # type: ignore[no-any-return]
         try:
-            return self._copied()
+            return self._clone_leaves()
         except LEAF_ERRORS as error:
-            raise_at_leaf(error, "clone", self, copy_of, self._leaves())
+            raise_at_leaf(error, "clone", self, copy_leaf, self._leaves())
 
     def copy(self: SelfT) -> SelfT:
         """Return a new collection around the same leaves: ``clone(recurse=False)``.
@@ -92,7 +101,7 @@ class Casting(Moving):
         >>> TensorDict({"a": torch.zeros(2, requires_grad=True)}).detach()["a"].requires_grad
         False
         """
-        return self._map(_keeping_ties(self, Tensor.detach))
+        return self._map(_keep_ties(self, Tensor.detach))
 
     def detach_(self: SelfT) -> SelfT:
         """Detach the leaves from the autograd graph, in place; return self.
@@ -105,8 +114,10 @@ class Casting(Moving):
         """
         leaves = self._leaves()
         for leaf in leaves:
-            if base_of(leaf) is not None:
-                raise RuntimeError(f"cannot detach {where(self, leaf)} in place: it is a view; use detach()")
+            if get_base(leaf) is not None:
+                raise RuntimeError(
+                    f"cannot detach {describe_leaf(self, leaf)} in place: it is a view; use detach()"
+                )
         for leaf in leaves:
             leaf.detach_()
         return self
@@ -122,11 +133,11 @@ class Casting(Moving):
         >>> td["a"]
         tensor([1., 1.], requires_grad=True)
         """
-        return self._map(_keeping_ties(self, data_of))
+        return self._map(_keep_ties(self, get_data))
 
     @data.setter
     def data(self, value: Core) -> None:
-        for leaf, memory in _pairs(self, value, "data"):
+        for leaf, memory in _iter_pairs(self, value, "data"):
             leaf.data = memory.data
 
     @property
@@ -151,7 +162,7 @@ class Casting(Moving):
         >>> TensorDict({"a": torch.zeros(2)}).requires_grad_().requires_grad
         True
         """
-        for level in every_level(self):
+        for level in iter_nodes(self):
             level._keep_shown()
         leaves = self._leaves()
         for leaf in leaves:
@@ -160,17 +171,17 @@ class Casting(Moving):
             if not requires_grad:
                 if not leaf.is_leaf:
                     raise RuntimeError(
-                        f"cannot stop to record gradients: {where(self, leaf)} was computed from what requires them; "
+                        f"cannot stop to record gradients: {describe_leaf(self, leaf)} was computed from what requires them; "
                         "detach() the collection"
                     )
             elif not (leaf.is_floating_point() or leaf.is_complex()):
                 raise RuntimeError(
-                    f"cannot require gradients: {where(self, leaf)} has dtype {leaf.dtype}; only floating point "
+                    f"cannot require gradients: {describe_leaf(self, leaf)} has dtype {leaf.dtype}; only floating point "
                     "and complex leaves have gradients"
                 )
             elif is_sealed(leaf):
                 raise RuntimeError(
-                    f"cannot require gradients: {where(self, leaf)} was made under torch.inference_mode(); clone() the "
+                    f"cannot require gradients: {describe_leaf(self, leaf)} was made under torch.inference_mode(); clone() the "
                     "collection first"
                 )
         for leaf in leaves:
@@ -200,7 +211,7 @@ class Casting(Moving):
         if value is None:
             self.zero_grad()
             return
-        for leaf, gradient in _pairs(self, value, "grad"):
+        for leaf, gradient in _iter_pairs(self, value, "grad"):
             if leaf.grad is None:
                 leaf.grad = gradient
             else:
@@ -250,14 +261,14 @@ class Casting(Moving):
         if gradient is None:
             gradients = [None] * len(leaves)
         else:
-            gradient._collect_like(self, gradients)
+            gradient._flatten_like(self, gradients)
         pairs = [pair for pair in zip(leaves, gradients, strict=True) if pair[0].requires_grad]
         if not pairs:
             raise RuntimeError(f"backward: no leaf of this {type(self).__name__} requires gradients")
         for leaf, given_gradient in pairs:
             if given_gradient is None and leaf.numel() != 1:
                 raise RuntimeError(
-                    f"backward: {where(self, leaf)} has shape {list(leaf.shape)}, and only scalars have an implicit "
+                    f"backward: {describe_leaf(self, leaf)} has shape {list(leaf.shape)}, and only scalars have an implicit "
                     "gradient; give gradient=, a collection of the same structure"
                 )
         if isinstance(inputs, Core):
@@ -303,7 +314,9 @@ class Casting(Moving):
         >>> TensorDict({"a": torch.ones(2, 3)}, batch_size=[2]).new_zeros(4)["a"].shape
         torch.Size([4, 3])
         """
-        return _new(self, size, "new_zeros", dtype, device, requires_grad, layout, pin_memory, empty_lazy)
+        return _make_new(
+            self, size, "new_zeros", dtype, device, requires_grad, layout, pin_memory, empty_lazy
+        )
 
     def new_ones(
         self: SelfT,
@@ -320,7 +333,7 @@ class Casting(Moving):
         >>> TensorDict({"a": torch.zeros(2)}, batch_size=[2]).new_ones(3)["a"]
         tensor([1., 1., 1.])
         """
-        return _new(self, size, "new_ones", dtype, device, requires_grad, layout, pin_memory, empty_lazy)
+        return _make_new(self, size, "new_ones", dtype, device, requires_grad, layout, pin_memory, empty_lazy)
 
     def new_empty(
         self: SelfT,
@@ -337,7 +350,9 @@ class Casting(Moving):
         >>> TensorDict({"a": torch.zeros(2, 3)}, batch_size=[2]).new_empty(0)["a"]
         tensor([], size=(0, 3))
         """
-        return _new(self, size, "new_empty", dtype, device, requires_grad, layout, pin_memory, empty_lazy)
+        return _make_new(
+            self, size, "new_empty", dtype, device, requires_grad, layout, pin_memory, empty_lazy
+        )
 
     def new_full(
         self: SelfT,
@@ -358,7 +373,7 @@ class Casting(Moving):
         >>> TensorDict({"a": torch.zeros(2)}, batch_size=[2]).new_full((3,), 7)["a"]
         tensor([7., 7., 7.])
         """
-        return _new(
+        return _make_new(
             self,
             (size,),
             "new_full",
@@ -397,12 +412,12 @@ class Casting(Moving):
         references: list[Tensor] = []
         if isinstance(data, Core):
             shape = data
-            self._collect_like(data, references)
+            self._flatten_like(data, references)
             values = data._leaves()
         else:
             source = as_tensor(data)
             shape = self._transform(NewBatch(self.batch_size, tuple(source.shape), lambda leaf, size: leaf))
-            shape._collect(references)
+            shape._flatten_leaves(references)
             values = [source] * len(references)
         if isinstance(device, NoDefault) or device is None:
             goal = self.device or (None if isinstance(data, Core) else source.device)
@@ -414,19 +429,19 @@ class Casting(Moving):
             leaf = leaf.pin_memory() if pin_memory else leaf
             # What was detached requires none, and vmap allows nobody to say so.
             made.append(leaf.requires_grad_() if requires_grad else leaf)
-        result: Any = shape._with_leaves(made)
-        relabel(result, goal)
+        result: Any = shape._unflatten(made)
+        set_device_labels(result, goal)
         return result  # type: ignore[no-any-return]
 
 
-def _keeping_ties(node: Core, fn: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+def _keep_ties(node: Core, fn: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
     """Return a function of leaves that keeps one tensor under several keys one."""
     leaves = node._leaves()
     known: Any = leaves if torch.compiler.is_compiling() else map(id, leaves)
-    return fn if len({*known}) == len(leaves) else once_each(fn)
+    return fn if len({*known}) == len(leaves) else call_once_per_leaf(fn)
 
 
-def _pairs(node: Any, value: Any, name: str) -> list[tuple[Tensor, Tensor]]:
+def _iter_pairs(node: Any, value: Any, name: str) -> list[tuple[Tensor, Tensor]]:
     """Return each leaf of ``value``, and before it that of ``node`` under its key.
 
     Raises:
@@ -437,19 +452,19 @@ def _pairs(node: Any, value: Any, name: str) -> list[tuple[Tensor, Tensor]]:
     if not isinstance(value, Core):
         raise TypeError(f"{name} is a collection of the same structure; got {type(value).__name__}")
     target = node.select(*value.keys(True, True))  # type: ignore[attr-defined]
-    given: list[Tensor] = []
-    value._collect_like(target, given)
-    pairs = list(zip(target._leaves(), given, strict=True))
-    for leaf, one in pairs:
-        if leaf.shape != one.shape or (name == "grad" and leaf.dtype != one.dtype):
+    provided: list[Tensor] = []
+    value._flatten_like(target, provided)
+    pairs = list(zip(target._leaves(), provided, strict=True))
+    for leaf, pair in pairs:
+        if leaf.shape != pair.shape or (name == "grad" and leaf.dtype != pair.dtype):
             raise StructureError(
-                f"cannot assign {name}: {where(node, leaf)} has shape {list(leaf.shape)} and dtype {leaf.dtype}, "
-                f"the {name} {list(one.shape)} and {one.dtype}"
+                f"cannot assign {name}: {describe_leaf(node, leaf)} has shape {list(leaf.shape)} and dtype {leaf.dtype}, "
+                f"the {name} {list(pair.shape)} and {pair.dtype}"
             )
     return pairs
 
 
-def _new(
+def _make_new(
     node: SelfT,
     size: tuple[Any, ...],
     name: str,
@@ -467,7 +482,7 @@ def _new(
     label = node.device if device is NO_DEFAULT else device if device is None else as_device(device)
     stacks: list[tuple[tuple[str, ...], Any]] = []
     if empty_lazy:
-        if new and node._stacked() is not None:
+        if new and node._members_and_dim() is not None:
             return _empty_stack(node, torch.Size(new), label)  # type: ignore[no-any-return]
         node, stacks = _apart_from_stacks(node)
     place = None if device is NO_DEFAULT else label
@@ -483,9 +498,9 @@ def _new(
             pin_memory=bool(pin_memory),
         )
 
-    result = transformed(name, node, NewBatch(node.batch_size, new, make))
+    result = transform(name, node, NewBatch(node.batch_size, new, make))
     if label != result.device:
-        relabel(result, label)
+        set_device_labels(result, label)
     for path, stack in stacks:
         level: Any = result
         for key in path[:-1]:
@@ -501,45 +516,45 @@ def _apart_from_stacks(node: Any) -> tuple[Any, list[tuple[tuple[str, ...], Any]
     stacks: list[tuple[tuple[str, ...], Any]] = []
     if not has_lazy_stack(node):
         return node, stacks
-    copy = node._shallow()
+    copy = node._shallow_copy()
     todo: list[tuple[tuple[str, ...], Any]] = [((), copy)]
     while todo:
-        at, level = todo.pop()
+        path, level = todo.pop()
         for key, child in list(level._children().items()):
-            if isinstance(child, Tensor) or child._opaque:
+            if isinstance(child, Tensor) or child._is_value:
                 continue
-            if child._stacked() is None:
-                todo.append(((*at, key), child))
+            if child._members_and_dim() is None:
+                todo.append(((*path, key), child))
             else:
-                stacks.append(((*at, key), child))
-                level._set_child(key, dense({}, child.batch_size, child.device))
+                stacks.append(((*path, key), child))
+                level._set_child(key, make_dense({}, child.batch_size, child.device))
     return copy, stacks
 
 
 def _empty_stack(stack: Any, size: torch.Size, device: torch.device | None) -> Any:
     """Return a lazy stack of another size, of collections with the nested levels of the members and no leaf."""
-    members, dim = stack._stacked()
+    members, dim = stack._members_and_dim()
     dim = min(dim, len(size) - 1)
     inner = torch.Size(size[:dim] + size[dim + 1 :])
     # What the members have need not stack, and only its class matters.
-    levels = {key: members[0]._stand_in(key) for key in list(stack._children())}
-    return lazy_stack_of([_without_leaves(levels, inner, device) for _ in range(size[dim])], dim)
+    levels = {key: members[0]._peek_child(key) for key in list(stack._children())}
+    return make_lazy_stack([_strip_leaves(levels, inner, device) for _ in range(size[dim])], dim)
 
 
-def _without_leaves(children: Mapping[str, Any], batch_size: torch.Size, device: torch.device | None) -> Any:
+def _strip_leaves(children: Mapping[str, Any], batch_size: torch.Size, device: torch.device | None) -> Any:
     """Return a collection with the nested levels of ``children`` and no leaf."""
-    root = dense({}, batch_size, device)
+    root = make_dense({}, batch_size, device)
     todo = [(children, root)]
     while todo:
         source, target = todo.pop()
         for key, child in source.items():
-            if not isinstance(child, Tensor) and not child._opaque:
-                if child._stacked() is not None and batch_size:
+            if not isinstance(child, Tensor) and not child._is_value:
+                if child._members_and_dim() is not None and batch_size:
                     target._set_child(key, _empty_stack(child, batch_size, device))
                     continue
-                level = dense({}, batch_size, device)
+                level = make_dense({}, batch_size, device)
                 target._set_child(key, level)
-                todo.append(({below: child._stand_in(below) for below in list(child._children())}, level))
+                todo.append(({below: child._peek_child(below) for below in list(child._children())}, level))
     return root
 
 

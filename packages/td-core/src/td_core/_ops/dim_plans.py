@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from .._plans import Along, ExplodePlan, Shape, ShapePlan, without
+from .._plans import Along, MultiPlan, Shape, ShapePlan, remove_size
 
 Leaf = Callable[[Any], Any]
 
@@ -21,7 +21,7 @@ class Scan(ShapePlan):
     """An operation along one dim that keeps the shape; ``make(dim)`` is what is called on a leaf."""
 
     __slots__ = ("_dim", "_make")
-    invents = True
+    creates_values = True
 
     def __init__(self, batch: Shape, dim: int, make: Callable[[int], Leaf]) -> None:
         super().__init__(make(dim), batch, len(batch))
@@ -31,7 +31,7 @@ class Scan(ShapePlan):
     def along(self, stack_dim: int) -> Along | None:
         if stack_dim == self._dim:
             return None
-        inner = Scan(without(self.lead, stack_dim), self._dim - (stack_dim < self._dim), self._make)
+        inner = Scan(remove_size(self.lead, stack_dim), self._dim - (stack_dim < self._dim), self._make)
         return Along(None, inner, stack_dim)
 
 
@@ -42,7 +42,7 @@ class Reduce(ShapePlan):
     """
 
     __slots__ = ("_batch", "_dims", "_front", "_keepdim", "_kept", "_make")
-    invents = True
+    creates_values = True
 
     def __init__(
         self,
@@ -73,15 +73,17 @@ class Reduce(ShapePlan):
         if dims is None or stack_dim in dims:
             return None
         inner_dims = tuple([dim - (stack_dim < dim) for dim in dims])
-        inner = Reduce(without(self._batch, stack_dim), inner_dims, self._keepdim, self._make, self._front)
+        inner = Reduce(
+            remove_size(self._batch, stack_dim), inner_dims, self._keepdim, self._make, self._front
+        )
         return Along(None, inner, self._kept.index(stack_dim))
 
 
-class Pair(ExplodePlan):
+class Pair(MultiPlan):
     """A scan or reduction that gives two results, values and indices."""
 
     __slots__ = ("_plan",)
-    invents = True
+    creates_values = True
 
     def __init__(self, plan: ShapePlan) -> None:
         super().__init__(plan.leaf, plan.lead, plan.n, [plan.lead, plan.lead])
@@ -97,16 +99,16 @@ class Pair(ExplodePlan):
         return Along(along.picks, Pair(along.plan), along.stack_dim)
 
 
-def features(leaf: Tensor, n: int) -> Tensor:
+def flatten_features(leaf: Tensor, n: int) -> Tensor:
     """Return a leaf with everything behind its first ``n`` dims as one dim, of size 1 where there is nothing.
 
-    >>> features(torch.zeros(2, 3, 4), 1).shape, features(torch.zeros(2), 1).shape
+    >>> flatten_features(torch.zeros(2, 3, 4), 1).shape, flatten_features(torch.zeros(2), 1).shape
     (torch.Size([2, 12]), torch.Size([2, 1]))
     """
     return leaf.flatten(n) if leaf.ndim > n else leaf.unsqueeze(-1)
 
 
-def caller(name: str, keepdim: bool, options: dict[str, Any]) -> Callable[[tuple[int, ...] | None], Leaf]:
+def make_call(name: str, keepdim: bool, options: dict[str, Any]) -> Callable[[tuple[int, ...] | None], Leaf]:
     """Return ``make`` for a method of tensors that takes any number of dims."""
 
     def make(dims: tuple[int, ...] | None) -> Leaf:
@@ -124,7 +126,7 @@ def caller(name: str, keepdim: bool, options: dict[str, Any]) -> Callable[[tuple
     return make
 
 
-def caller_of_one(
+def make_single_dim_call(
     call: Callable[[Tensor, int], Tensor], keepdim: bool, front: bool = False
 ) -> Callable[[tuple[int, ...] | None], Leaf]:
     """Return ``make`` for a function that reduces one dim: several are merged into one first.

@@ -13,9 +13,9 @@ from torch import Tensor
 from .._collection import Core
 from .._foreach import PLAIN
 from ..typing import NestedKey
-from .operands import each_leaf
+from .operands import run_each_leaf
 
-SelfT = TypeVar("SelfT", bound="Dtypes")
+SelfT = TypeVar("SelfT", bound="DtypeMixin")
 T_co = TypeVar("T_co", covariant=True)
 CastFilter = Callable[[NestedKey, Tensor], bool]
 
@@ -34,7 +34,7 @@ CASTS: dict[torch.dtype, Callable[[Tensor], Tensor]] = {
 }
 
 
-def _caster(dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
+def _make_caster(dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
     """Return what casts a leaf as ``to`` does, which many a subclass knows alone."""
     fast = CASTS.get(dtype)
     if fast is None:
@@ -51,15 +51,15 @@ class BoundCast(Protocol[T_co]):
 
 
 class Cast(Protocol):
-    """How type checkers see what :func:`cast` makes: the result has the type of the collection."""
+    """How type checkers see what :func:`make_cast` makes: the result has the type of the collection."""
 
     def __get__(self, instance: SelfT, owner: Any = None) -> BoundCast[SelfT]:
         """Bind the method."""
 
 
-def cast(name: str, dtype: torch.dtype) -> Cast:
+def make_cast(name: str, dtype: torch.dtype) -> Cast:
     """Return the method ``name`` that casts every leaf to ``dtype``."""
-    leaf: Callable[[Tensor], Tensor] = getattr(Tensor, name, None) or _caster(dtype)
+    leaf: Callable[[Tensor], Tensor] = getattr(Tensor, name, None) or _make_caster(dtype)
 
     def method(self: SelfT, *, cast_filter: CastFilter | None = None) -> SelfT:
         return _cast(self, name, leaf, cast_filter)  # type: ignore[no-any-return]
@@ -82,19 +82,19 @@ def _cast(node: Any, name: str, leaf: Callable[[Tensor], Tensor], cast_filter: C
     cast_filter = node._cast_filter if cast_filter is None else cast_filter
     if cast_filter is not None:
         return cast_some(node, leaf, cast_filter)
-    return each_leaf(name, node, leaf)
+    return run_each_leaf(name, node, leaf)
 
 
 def cast_some(node: Any, leaf: Callable[[Tensor], Tensor], cast_filter: CastFilter) -> Any:
     """Return the collection with ``leaf`` applied to the leaves that ``cast_filter`` accepts."""
 
-    def named(key: NestedKey, value: Tensor) -> Tensor:
+    def cast_entry(key: NestedKey, value: Tensor) -> Tensor:
         return leaf(value) if cast_filter((key,) if isinstance(key, str) else key, value) else value
 
-    return node.named_apply(named, nested_keys=True)
+    return node.named_apply(cast_entry, nested_keys=True)
 
 
-class Dtypes(Core):
+class DtypeMixin(Core):
     """``float()``, ``int64()`` and the like, and ``type``."""
 
     __slots__ = ()
@@ -102,30 +102,30 @@ class Dtypes(Core):
     #: Which leaves a cast applies to where the call does not say; kinds that declare their fields may.
     _cast_filter: ClassVar[Any] = None  # a CastFilter; a class variable of a function type would be bound
 
-    bfloat16 = cast("bfloat16", torch.bfloat16)
-    bool = cast("bool", torch.bool)
-    complex128 = cast("complex128", torch.complex128)
-    complex32 = cast("complex32", torch.complex32)
-    complex64 = cast("complex64", torch.complex64)
-    double = cast("double", torch.float64)
-    float = cast("float", torch.float32)
-    float16 = cast("float16", torch.float16)
-    float32 = cast("float32", torch.float32)
-    float64 = cast("float64", torch.float64)
-    half = cast("half", torch.float16)
-    int = cast("int", torch.int32)
-    int16 = cast("int16", torch.int16)
-    int32 = cast("int32", torch.int32)
-    int64 = cast("int64", torch.int64)
-    int8 = cast("int8", torch.int8)
-    qint32 = cast("qint32", torch.qint32)
-    qint8 = cast("qint8", torch.qint8)
-    quint4x2 = cast("quint4x2", torch.quint4x2)
-    quint8 = cast("quint8", torch.quint8)
-    uint16 = cast("uint16", torch.uint16)
-    uint32 = cast("uint32", torch.uint32)
-    uint64 = cast("uint64", torch.uint64)
-    uint8 = cast("uint8", torch.uint8)
+    bfloat16 = make_cast("bfloat16", torch.bfloat16)
+    bool = make_cast("bool", torch.bool)
+    complex128 = make_cast("complex128", torch.complex128)
+    complex32 = make_cast("complex32", torch.complex32)
+    complex64 = make_cast("complex64", torch.complex64)
+    double = make_cast("double", torch.float64)
+    float = make_cast("float", torch.float32)
+    float16 = make_cast("float16", torch.float16)
+    float32 = make_cast("float32", torch.float32)
+    float64 = make_cast("float64", torch.float64)
+    half = make_cast("half", torch.float16)
+    int = make_cast("int", torch.int32)
+    int16 = make_cast("int16", torch.int16)
+    int32 = make_cast("int32", torch.int32)
+    int64 = make_cast("int64", torch.int64)
+    int8 = make_cast("int8", torch.int8)
+    qint32 = make_cast("qint32", torch.qint32)
+    qint8 = make_cast("qint8", torch.qint8)
+    quint4x2 = make_cast("quint4x2", torch.quint4x2)
+    quint8 = make_cast("quint8", torch.quint8)
+    uint16 = make_cast("uint16", torch.uint16)
+    uint32 = make_cast("uint32", torch.uint32)
+    uint64 = make_cast("uint64", torch.uint64)
+    uint8 = make_cast("uint8", torch.uint8)
 
     def type(self: SelfT, dst_type: Any, *, cast_filter: CastFilter | None = None) -> SelfT:
         """Return the leaves cast to a dtype.

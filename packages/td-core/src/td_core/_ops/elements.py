@@ -11,12 +11,12 @@ from torch import Tensor
 from .. import _element_plans as elements
 from .._plans import as_ints, wrap_dim
 from ..errors import DimError
-from .shape import Shaping, ints_of, write_back
+from .shape import ShapeMixin, parse_ints, write_back
 
-SelfT = TypeVar("SelfT", bound="Elements")
+SelfT = TypeVar("SelfT", bound="ElementMixin")
 
 
-class Elements(Shaping):
+class ElementMixin(ShapeMixin):
     """``repeat``, ``roll``, ``flip``, ``narrow`` and their kin."""
 
     __slots__ = ()
@@ -35,14 +35,14 @@ class Elements(Shaping):
         >>> TensorDict({"a": torch.arange(2)}, [2]).repeat(2)["a"]
         tensor([0, 1, 0, 1])
         """
-        times = ints_of("repeat", repeats)
+        times = parse_ints("repeat", repeats)
         if len(times) != len(self.batch_size):
             raise ValueError(
                 f"repeat: there must be one number for each batch dim; got {list(times)} for the batch size "
                 f"{list(self.batch_size)}"
             )
         result = self._transform(elements.repeat_plan(self.batch_size, times))
-        return self._become(result, "repeat") if inplace else result
+        return self._adopt_result(result, "repeat") if inplace else result
 
     def repeat_interleave(
         self: SelfT,
@@ -70,7 +70,7 @@ class Elements(Shaping):
         source = self.reshape(-1) if dim is None else self
         plan = elements.repeat_interleave_plan(source.batch_size, repeats, dim or 0, output_size)
         result = source._transform(plan)
-        return self._become(result, "repeat_interleave") if inplace else result
+        return self._adopt_result(result, "repeat_interleave") if inplace else result
 
     def tile(self: SelfT, dims: int | Sequence[int]) -> SelfT:
         """Return copies of the collection side by side; fewer numbers than batch dims apply to the last ones.
@@ -107,9 +107,9 @@ class Elements(Shaping):
         """
         result = self._transform(elements.roll_plan(self.batch_size, shifts, dims))
         if inplace:
-            return self._become(result, "roll")
+            return self._adopt_result(result, "roll")
         back = tuple([-shift for shift in as_ints(shifts)])
-        return result._undone_into(self, _write_inverse, methodcaller("roll", back, dims))
+        return result._write_back_on_exit(self, _write_inverse, methodcaller("roll", back, dims))
 
     def flip(self: SelfT, dims: int | Sequence[int]) -> SelfT:
         """Return a copy with some batch dims in reverse.
@@ -123,7 +123,7 @@ class Elements(Shaping):
         tensor([2, 1, 0])
         """
         result = self._transform(elements.flip_plan(self.batch_size, dims))
-        return result._undone_into(self, _write_inverse, methodcaller("flip", dims))
+        return result._write_back_on_exit(self, _write_inverse, methodcaller("flip", dims))
 
     def fliplr(self: SelfT) -> SelfT:
         """Return a copy with the second batch dim in reverse.
@@ -169,7 +169,7 @@ class Elements(Shaping):
             result = self.flip(plane)
         else:
             result = self.flip(plane[1] if turns == 1 else plane[0]).transpose(*plane)
-        return result._undone_into(self, _write_inverse, methodcaller("rot90", -k, dims))
+        return result._write_back_on_exit(self, _write_inverse, methodcaller("rot90", -k, dims))
 
     def narrow(self: SelfT, dim: int, start: int | Tensor, length: int) -> SelfT:
         """Return a view of ``length`` elements of a batch dim, from ``start``.

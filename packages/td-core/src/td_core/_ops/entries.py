@@ -8,27 +8,27 @@ from typing import Any, Literal, TypeVar, overload
 import torch
 from torch import Tensor, strided
 
-from .._coerce import coerce, nest
-from .._collection import Child, Core, add_level, copy_of, dense, missing_key, show_path
+from .._coerce import build_nested, coerce
+from .._collection import Child, Core, add_nested, copy_leaf, make_dense, missing_key_error, show_path
+from .._dim_names import inherit_names
 from .._keys import is_key, unravel_key_to_tuple
-from .._locking import refuse_if_locked
-from .._names import take_names
-from .._ragged import in_form
-from .._settings import SETTINGS
-from .._views import (
+from .._locking import check_unlocked
+from .._mapping_views import (
     CollectionItems,
     CollectionKeys,
     CollectionValues,
     IsLeaf,
     LevelKeys,
-    shown,
-    stores_what_is_shown,
+    has_plain_entries,
+    unwrap_entry,
 )
+from .._ragged import convert_form
+from .._settings import SETTINGS
 from ..errors import CycleError, KeyPathError, KeyThroughLeafError, StructureError
 from ..typing import NO_DEFAULT, NestedKey
-from .leaf_writes import refused_as_shared
+from .leaf_writes import is_overlap_error
 
-SelfT = TypeVar("SelfT", bound="Entries")
+SelfT = TypeVar("SelfT", bound="EntryMixin")
 
 NOT_GIVEN: Any = object()
 
@@ -39,7 +39,7 @@ _FORMS = frozenset({"as_list", "as_nested_tensor", "as_padded_tensor"})
 _TOGETHER = 64
 
 
-class Entries(Core):
+class EntryMixin(Core):
     """Entries by key: ``td["a"]``, ``td["a", "b"]``, ``get``, ``set``, ``pop`` and their kin."""
 
     __slots__ = ()
@@ -61,8 +61,8 @@ class Entries(Core):
         >>> td.get(("a", "b")), td.get("c"), td.get("c", 0)
         (tensor(1), None, 0)
         """
-        default = _default_of(args, kwargs) if args or kwargs else NOT_GIVEN
-        if kwargs and not _as_they_are(kwargs):
+        default = _get_default(args, kwargs) if args or kwargs else NOT_GIVEN
+        if kwargs and not _has_default_forms(kwargs):
             return self._get_as(key, None if default is NOT_GIVEN else default, **kwargs)
         node: Any = self
         for part in (key,) if type(key) is str else unravel_key_to_tuple(key):
@@ -73,24 +73,24 @@ class Entries(Core):
             except KeyError:
                 break
         else:
-            return node if isinstance(node, Tensor) or not node._shows_tensor else node._unwrap()
+            return node if isinstance(node, Tensor) or not node._is_tensor_proxy else node._unwrap()
         return self._default(key) if default is NOT_GIVEN else default
 
     def _default(self, key: NestedKey) -> None:
         """Return what ``get`` gives for a missing key without a default."""
         if not SETTINGS.get_defaults_to_none:
-            raise missing_key(self, key)
+            raise missing_key_error(self, key)
 
     def _get_as(self, key: NestedKey, default: Any, **kwargs: Any) -> Any:
         """Return an entry in another form; only kinds with ragged entries, here or further down the path, have any."""
         first, *rest = unravel_key_to_tuple(key)
         child = self._children().get(first) if rest else None
-        if isinstance(child, Core) and not child._opaque:
+        if isinstance(child, Core) and not child._is_value:
             return child._get_as(tuple(rest), default, **kwargs)  # type: ignore[attr-defined]
         if kwargs.get("as_padded_tensor"):
             entry = self.get(key, default)
             ragged = isinstance(entry, Tensor) and entry.is_nested
-            return in_form(key, list(entry.unbind()) if ragged else None, 0, entry, **kwargs)
+            return convert_form(key, list(entry.unbind()) if ragged else None, 0, entry, **kwargs)
         raise TypeError(f"{type(self).__name__}.get() takes no {', '.join(kwargs)}: only lazy stacks do")
 
     def _get_path(self, path: tuple[str, ...]) -> Child:
@@ -104,10 +104,10 @@ class Entries(Core):
             try:
                 node = node._get_child(part)
             except KeyError:
-                raise missing_key(node, part, path[:depth]) from None
+                raise missing_key_error(node, part, path[:depth]) from None
         return node
 
-    def _holder(self, path: tuple[str, ...]) -> Any:
+    def _get_parent(self, path: tuple[str, ...]) -> Any:
         """Return the collection that is to have the last key of a path; KeyPathError where there is none."""
         node = self._get_path(path[:-1])
         return self._get_path(path) if isinstance(node, Tensor) else node
@@ -173,18 +173,18 @@ class Entries(Core):
             self._assign(index, value)  # type: ignore[attr-defined]
 
     def _set_path(
-        self, key: NestedKey, value: Any, at: tuple[str, ...] = (), *, non_blocking: bool = False
+        self, key: NestedKey, value: Any, prefix: tuple[str, ...] = (), *, non_blocking: bool = False
     ) -> None:
-        """Check ``value``, then store it under ``key``; ``at`` is where this node stands, for messages."""
+        """Check ``value``, then store it under ``key``; ``prefix`` is where this node stands, for messages."""
         if type(key) is str:
             node: Any = self
             if self._locked:
-                refuse_if_locked(self, f"set {show_path((*at, key))}")
-            if type(value) in (list, tuple) and self._set_rows((key,), value, at, non_blocking):
+                check_unlocked(self, f"set {show_path((*prefix, key))}")
+            if type(value) in (list, tuple) and self._set_rows((key,), value, prefix, non_blocking):
                 return
-            entry = self._coerced(value, (*at, key), non_blocking)
+            entry = self._coerce(value, (*prefix, key), non_blocking)
             if not isinstance(entry, Tensor):
-                refuse_cycle(node, entry, (*at, key))
+                check_cycle(node, entry, (*prefix, key))
             node._set_child(key, entry)
             return
         path = unravel_key_to_tuple(key)
@@ -193,43 +193,49 @@ class Entries(Core):
             try:
                 child = node._get_writable(part)
             except KeyError:
-                node._set_new(path[depth:], value, at + path[:depth], non_blocking)
+                node._set_new(path[depth:], value, prefix + path[:depth], non_blocking)
                 return
-            if isinstance(child, Tensor) or child._opaque:
+            if isinstance(child, Tensor) or child._is_value:
                 raise KeyThroughLeafError(
-                    f"{show_path(at + path[: depth + 1])} is not a collection, so {show_path(at + path)} cannot be set"
+                    f"{show_path(prefix + path[: depth + 1])} is not a collection, so {show_path(prefix + path)} cannot be set"
                 )
             node = child
-        node._set_path(path[-1], value, at + path[:-1], non_blocking=non_blocking)
+        node._set_path(path[-1], value, prefix + path[:-1], non_blocking=non_blocking)
 
-    def _set_new(self, path: tuple[str, ...], value: Any, at: tuple[str, ...], non_blocking: bool) -> None:
+    def _set_new(
+        self, path: tuple[str, ...], value: Any, prefix: tuple[str, ...], non_blocking: bool
+    ) -> None:
         """Store a checked value under a path of several keys, the first of which is new."""
-        refuse_if_locked(self, f"set {show_path(at + path)}")
-        if type(value) in (list, tuple) and self._set_rows(path, value, at, non_blocking):
+        check_unlocked(self, f"set {show_path(prefix + path)}")
+        if type(value) in (list, tuple) and self._set_rows(path, value, prefix, non_blocking):
             return
-        entry = self._coerced(value, at + path, non_blocking)
+        entry = self._coerce(value, prefix + path, non_blocking)
         if not isinstance(entry, Tensor):
-            refuse_cycle(self, entry, at + path)
+            check_cycle(self, entry, prefix + path)
         for part in reversed(path[1:]):
-            entry = dense({part: entry}, self.batch_size, self.device, self._names)
-        add_level(self, path[0], entry)
+            entry = make_dense({part: entry}, self.batch_size, self.device, self._names)
+        add_nested(self, path[0], entry)
 
-    def _set_rows(self, path: tuple[str, ...], value: Any, at: tuple[str, ...], non_blocking: bool) -> bool:
+    def _set_rows(
+        self, path: tuple[str, ...], value: Any, prefix: tuple[str, ...], non_blocking: bool
+    ) -> bool:
         """Store the rows of a list of tensors that do not stack in the members of a stack; False where it is none."""
         rows = self._rows_for_members(value)
         for member, row in rows or ():
-            refuse_if_locked(member, f"set {show_path(at + path)}")
-            member._coerced(row, at + path, non_blocking)  # all are checked before the first is stored
+            check_unlocked(member, f"set {show_path(prefix + path)}")
+            member._coerce(row, prefix + path, non_blocking)  # all are checked before the first is stored
         for member, row in rows or ():
-            member._set_path(path, row, at, non_blocking=non_blocking)
+            member._set_path(path, row, prefix, non_blocking=non_blocking)
         return rows is not None
 
-    def _coerced(self, value: Any, path: tuple[str, ...], non_blocking: bool) -> Child:
+    def _coerce(self, value: Any, path: tuple[str, ...], non_blocking: bool) -> Child:
         """Return ``value`` as an entry of this collection; a sub-collection takes its dim names."""
         entry = coerce(value, self.batch_size, self.device, path, non_blocking=non_blocking)
         names = self._names
         return (
-            entry if names is None or isinstance(entry, Tensor) else take_names(entry, names, show_path(path))
+            entry
+            if names is None or isinstance(entry, Tensor)
+            else inherit_names(entry, names, show_path(path))
         )
 
     def set_(self: SelfT, key: NestedKey, item: Any, *, non_blocking: bool = False) -> SelfT:
@@ -245,11 +251,11 @@ class Entries(Core):
         tensor([1., 1.])
         """
         path = unravel_key_to_tuple(key)
-        node, last = self._holder(path), path[-1]
+        node, last = self._get_parent(path), path[-1]
         try:
-            held = node._stand_in(last)
+            held = node._peek_child(last)
         except KeyError:
-            raise missing_key(node, last, path[:-1]) from None
+            raise missing_key_error(node, last, path[:-1]) from None
         if type(item) in (list, tuple) and node._rows_for_members(item) is not None:
             node.update_({last: item}, non_blocking=non_blocking)
             return self
@@ -262,9 +268,9 @@ class Entries(Core):
         try:
             node._write_child(last, value, non_blocking=non_blocking)
         except (RuntimeError, ValueError) as error:
-            if not refused_as_shared(error):
+            if not is_overlap_error(error):
                 raise StructureError(f"cannot write {show_path(path)} in place: {error}") from error
-            node._write_child(last, copy_of(value), non_blocking=non_blocking)
+            node._write_child(last, copy_leaf(value), non_blocking=non_blocking)
         return self
 
     def setdefault(self, key: NestedKey, default: Any, inplace: bool = False) -> Any:
@@ -290,12 +296,12 @@ class Entries(Core):
         ['b']
         """
         path = unravel_key_to_tuple(key)
-        node = self._holder(path)
-        refuse_if_locked(node, f"remove {show_path(path)}")
+        node = self._get_parent(path)
+        check_unlocked(node, f"remove {show_path(path)}")
         try:
             node._del_child(path[-1])
         except KeyError:
-            raise missing_key(node, path[-1], path[:-1]) from None
+            raise missing_key_error(node, path[-1], path[:-1]) from None
         return self
 
     def __delitem__(self, key: NestedKey) -> None:
@@ -318,7 +324,7 @@ class Entries(Core):
             return default
         entry = self._get_path(path)
         self.del_(path)
-        return shown(entry)
+        return unwrap_entry(entry)
 
     def popitem(self) -> tuple[str, Any]:
         """Remove the last entry and return its key and value.
@@ -340,7 +346,7 @@ class Entries(Core):
         >>> TensorDict({"a": 1}).clear().is_empty()
         True
         """
-        refuse_if_locked(self, "clear the collection")
+        check_unlocked(self, "clear the collection")
         for key in list(self._children()):
             self._del_child(key)
         return self
@@ -351,7 +357,7 @@ class Entries(Core):
         >>> list(TensorDict().create_nested(("a", "b")).keys(include_nested=True))
         ['a', ('a', 'b')]
         """
-        self._set_path(key, nest({}, self.batch_size, self.device))
+        self._set_path(key, build_nested({}, self.batch_size, self.device))
         return self
 
     @overload
@@ -409,7 +415,7 @@ class Entries(Core):
         >>> list(TensorDict({"a": {"b": 1}}).values(include_nested=True, leaves_only=True))
         [tensor(1)]
         """
-        if include_nested or leaves_only or sort or not stores_what_is_shown(self._dict):
+        if include_nested or leaves_only or sort or not has_plain_entries(self._dict):
             return CollectionValues(self, include_nested, leaves_only, is_leaf, sort)  # type: ignore[return-value]
         return self._dict.values()  # type: ignore[no-any-return]
 
@@ -444,7 +450,7 @@ class Entries(Core):
         >>> list(TensorDict({"a": {"b": 1}}).items(include_nested=True, leaves_only=True))
         [(('a', 'b'), tensor(1))]
         """
-        if include_nested or leaves_only or sort or not stores_what_is_shown(self._dict):
+        if include_nested or leaves_only or sort or not has_plain_entries(self._dict):
             return CollectionItems(self, include_nested, leaves_only, is_leaf, sort)
         return self._dict.items()
 
@@ -507,31 +513,31 @@ class Entries(Core):
         )
 
 
-def _default_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _get_default(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if len(args) > 1:
         raise TypeError(f"get() takes a key and one default, got {len(args)} defaults")
     return args[0] if args else kwargs.pop("default", NOT_GIVEN)
 
 
-def _as_they_are(kwargs: dict[str, Any]) -> bool:
+def _has_default_forms(kwargs: dict[str, Any]) -> bool:
     """Tell whether forms are given, none of which is asked for."""
-    given = _FORMS.intersection(kwargs)
-    return bool(given) and not any(kwargs[form] for form in given)
+    provided = _FORMS.intersection(kwargs)
+    return bool(provided) and not any(kwargs[form] for form in provided)
 
 
-def refuse_cycle(target: Core, value: Core, path: tuple[str, ...]) -> None:
+def check_cycle(target: Core, value: Core, path: tuple[str, ...]) -> None:
     """Raise CycleError where ``value`` contains the collection it is to be set into, or its part for a member that member."""
     inner = target._inner()
-    below = contained(value)
+    below = list_state_nodes(value)
     for node in below:
         if node is inner:
             raise CycleError(
                 f"cannot set {show_path(path)}: the value contains the collection it is set into"
             )
-    stacked = inner._stacked()
-    if stacked is not None and not value._opaque and _have_a_common_one(below, _members_below(inner)):
+    stacked = inner._members_and_dim()
+    if stacked is not None and not value._is_value and _have_a_common_one(below, _list_members_below(inner)):
         for member, part in zip(stacked[0], value.unbind(stacked[1])):  # type: ignore[attr-defined]
-            refuse_cycle(member, part, path)
+            check_cycle(member, part, path)
 
 
 def _have_a_common_one(first: list[Core], second: list[Core]) -> bool:
@@ -540,18 +546,18 @@ def _have_a_common_one(first: list[Core], second: list[Core]) -> bool:
     return not {*map(id, first)}.isdisjoint(map(id, second))
 
 
-def contained(value: Core) -> list[Core]:
+def list_state_nodes(value: Core) -> list[Core]:
     """Return the nodes that hold the state of a collection, and of all below it."""
-    found = [value._inner()]
-    for node in found:
-        found.extend(child._inner() for child in node._nested())
-    return found
+    results = [value._inner()]
+    for node in results:
+        results.extend(child._inner() for child in node._iter_nested())
+    return results
 
 
-def _members_below(stack: Core) -> list[Core]:
-    found = [stack]
-    for node in found:
-        stacked = node._stacked()
+def _list_members_below(stack: Core) -> list[Core]:
+    results = [stack]
+    for node in results:
+        stacked = node._members_and_dim()
         if stacked is not None:
-            found.extend(member._inner() for member in stacked[0])
-    return found[1:]
+            results.extend(member._inner() for member in stacked[0])
+    return results[1:]

@@ -9,13 +9,13 @@ from typing import Any
 
 from torch import Tensor
 
-from .._collection import Child, Core, dense
+from .._collection import Child, Core, make_dense
 from .._keys import unravel_key_to_tuple
-from .._views import IsLeaf, holds_no_entries
+from .._mapping_views import IsLeaf, is_leaf_or_value
 from ..errors import KeyTakenError
 
 
-def flat_entries(root: Core, separator: str, is_leaf: IsLeaf | None) -> dict[str, Child]:
+def flatten_entries(root: Core, separator: str, is_leaf: IsLeaf | None) -> dict[str, Child]:
     """Return the leaves of ``root`` under keys joined by ``separator``.
 
     Raises:
@@ -29,7 +29,7 @@ def flat_entries(root: Core, separator: str, is_leaf: IsLeaf | None) -> dict[str
         prefix, level = stack[-1]
         for key, child in level:
             name = prefix + key
-            if isinstance(child, Tensor) or child._opaque or (is_leaf is not None and is_leaf(type(child))):
+            if isinstance(child, Tensor) or child._is_value or (is_leaf is not None and is_leaf(type(child))):
                 flat[name] = child
                 count += 1
             else:
@@ -38,13 +38,13 @@ def flat_entries(root: Core, separator: str, is_leaf: IsLeaf | None) -> dict[str
         else:
             stack.pop()
     if len(flat) != count:
-        raise _flat_collision(root, separator, is_leaf)
+        raise _find_collision(root, separator, is_leaf)
     return flat
 
 
-def _flat_collision(root: Core, separator: str, is_leaf: IsLeaf | None) -> KeyTakenError:
+def _find_collision(root: Core, separator: str, is_leaf: IsLeaf | None) -> KeyTakenError:
     def is_kept(cls: type) -> bool:
-        return holds_no_entries(cls) or (is_leaf is not None and is_leaf(cls))
+        return is_leaf_or_value(cls) or (is_leaf is not None and is_leaf(cls))
 
     seen: dict[str, Any] = {}
     for key in root.keys(True, True, is_kept):  # type: ignore[attr-defined]
@@ -61,7 +61,7 @@ def _flat_collision(root: Core, separator: str, is_leaf: IsLeaf | None) -> KeyTa
     )
 
 
-def nested_entries(root: Core, separator: str, *, own: bool) -> dict[str, Child]:
+def unflatten_entries(root: Core, separator: str, *, own: bool) -> dict[str, Child]:
     """Return the entries of ``root`` with keys split at ``separator``; new levels are of the canonical kind.
 
     ``own`` copies the levels that are there already.
@@ -70,13 +70,13 @@ def nested_entries(root: Core, separator: str, *, own: bool) -> dict[str, Child]
     top: dict[str, Child] = {}
     levels: list[tuple[dict[str, Child], str, dict[str, Child], Core | None]] = []
     for key, child in dict(root._children()).items():
-        if own and not isinstance(child, Tensor) and not child._opaque:
-            child = child._shallow()
+        if own and not isinstance(child, Tensor) and not child._is_value:
+            child = child._shallow_copy()
         if separator not in key:
             if key not in top:
                 top[key] = child
-            elif isinstance(child, Tensor) or child._opaque:
-                raise _taken(key, key)
+            elif isinstance(child, Tensor) or child._is_value:
+                raise _key_taken_error(key, key)
             else:
                 _add_all(top[key], child, key)
             continue
@@ -87,19 +87,19 @@ def nested_entries(root: Core, separator: str, *, own: bool) -> dict[str, Child]
             if type(below) is not dict:
                 if below is None:
                     levels.append((level, part, inner := {}, None))
-                elif isinstance(below, Tensor) or below._opaque:
-                    raise _taken(key, part)
+                elif isinstance(below, Tensor) or below._is_value:
+                    raise _key_taken_error(key, part)
                 else:
                     levels.append((level, part, inner := dict(below._children()), below))
                 below = level[part] = inner
             level = below
         if last in level:
-            raise _taken(key, last)
+            raise _key_taken_error(key, last)
         level[last] = child
     size, device, names = root.batch_size, root.device, root._names
     for level, part, entries, origin in reversed(levels):
         level[part] = (
-            dense(entries, size, device, names) if origin is None else origin._with_children(entries)
+            make_dense(entries, size, device, names) if origin is None else origin._with_children(entries)
         )
     return top
 
@@ -107,11 +107,11 @@ def nested_entries(root: Core, separator: str, *, own: bool) -> dict[str, Child]
 def _add_all(level: dict[str, Child], node: Core, key: str) -> None:
     for part, child in dict(node._children()).items():
         if part in level:
-            raise _taken(key, part)
+            raise _key_taken_error(key, part)
         level[part] = child
 
 
-def _taken(key: str, part: str) -> KeyTakenError:
+def _key_taken_error(key: str, part: str) -> KeyTakenError:
     return KeyTakenError(
         f"cannot unflatten the keys: key {key!r} needs {part!r} where there is another entry; rename one"
     )

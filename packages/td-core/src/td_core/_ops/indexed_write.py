@@ -14,22 +14,22 @@ import torch
 from torch import Tensor
 
 from .._coerce import NUMBERS, WRAPPED, coerce
-from .._collection import Child, Core, dense, lined_up, show_path
-from .._foreach import odd_first
-from .._indexing import IndexPlan, Placed
+from .._collection import Child, Core, align_dims, make_dense, show_path
+from .._foreach import order_subclasses_first
+from .._indexing import BoundIndex, IndexPlan
 from .._keys import unravel_key_to_tuple
-from .._locking import refuse_if_locked
+from .._locking import check_unlocked
 from ..errors import BatchSizeError, StructureError
 from .leaf_writes import (
     RARELY_SCATTERED,
-    apart,
     check_content,
     check_fits,
-    refuse_expanded,
-    refuse_grad,
-    refused_as_shared,
+    check_no_grad,
+    check_not_expanded,
+    clone_overlapping,
+    is_overlap_error,
 )
-from .operands import copy_named, named
+from .operands import copy_leaves, rephrase_error
 
 Path = tuple[str, ...]
 
@@ -80,7 +80,7 @@ class IndexedWrite:
         if isinstance(value, NUMBERS) or (isinstance(value, Tensor) and value.ndim == 0):
             self._fill(root, value)
             return
-        if isinstance(value, Core) and not value._opaque:
+        if isinstance(value, Core) and not value._is_value:
             value = as_rows(value, torch.Size(self.lead))
         elif not isinstance(value, Mapping):
             what = f"a tensor of shape {list(value.shape)}" if isinstance(value, Tensor) else repr(value)
@@ -94,14 +94,14 @@ class IndexedWrite:
         fitting: tuple[torch.Size, torch.Size] | None = None
         todo: list[Level] = [(root, value, (), dims)]
         new: list[Level] = []
-        found: set[int | None] = set()
+        result: set[int | None] = set()
         while todo or new:
             if not todo:
                 # What is beside new entries, anywhere in the value, says how many batch dims they have.
-                node, entry, at, dims = new.pop(0)
-                self._make(node, entry, at, todo, agreed_dims(found, dims))
+                node, entry, path, dims = new.pop(0)
+                self._make(node, entry, path, todo, find_common_dims(result, dims))
                 continue
-            node, source, at, dims = todo.pop()
+            node, source, path, dims = todo.pop()
             children = node._children()
             entries, told = source, False
             if isinstance(source, Core):
@@ -118,32 +118,34 @@ class IndexedWrite:
                 target = children.get(key)
                 if isinstance(target, Tensor):
                     if not isinstance(entry, Tensor):
-                        entry = self._as_leaf(entry, target, (*at, key))
+                        entry = self._as_leaf(entry, target, (*path, key))
                     if target.is_nested:
-                        self._list_components(target, entry, (*at, key))
+                        self._list_components(target, entry, (*path, key))
                         continue
-                    found.add(len(lead) if told else dims_before(entry, target.ndim - n))
+                    result.add(len(lead) if told else count_leading_dims(entry, target.ndim - n))
                     shapes = (entry.shape, target.shape)
                     if shapes != fitting:
                         wanted = torch.Size(lead + tuple(target.shape[n:]))
                         if torch.compiler.is_compiling() and not self.basic:
-                            settle(wanted, entry.shape)
+                            check_broadcast(wanted, entry.shape)
                         if told and entry.ndim < len(wanted):
-                            entry = lined_up(entry, len(wanted), len(lead))
+                            entry = align_dims(entry, len(wanted), len(lead))
                         elif entry.ndim > len(wanted):
-                            entry = without_ones(entry, len(wanted))
+                            entry = drop_leading_ones(entry, len(wanted))
                         else:
                             fitting = shapes
-                        check_fits(entry, wanted, (*at, key))
-                    self._list(target, entry, (*at, key))
+                        check_fits(entry, wanted, (*path, key))
+                    self._list(target, entry, (*path, key))
                 elif target is None:
-                    refuse_if_locked(node, f"make {show_path((*at, key))}")
+                    check_unlocked(node, f"make {show_path((*path, key))}")
                     node._check_keys({key: entry})
-                    new.append((node, entry, (*at, key), dims))
+                    new.append((node, entry, (*path, key), dims))
                 else:
-                    self._read_level(node, key, target, entry, (*at, key), todo)
+                    self._read_level(node, key, target, entry, (*path, key), todo)
         for stack, entry in self.stacks:
-            self.members += stack._writes(self.index, entry, self.non_blocking, agreed_dims(found, None))
+            self.members += stack._plan_writes(
+                self.index, entry, self.non_blocking, find_common_dims(result, None)
+            )
 
     def _fill(self, root: Core, value: Any, path: Path = ()) -> None:
         todo: list[tuple[Any, Path]] = [(root, path)]
@@ -151,27 +153,27 @@ class IndexedWrite:
         if isinstance(value, np.generic):
             value = value.item()
         while todo:
-            node, at = todo.pop()
+            node, prefix = todo.pop()
             for key, child in dict(node._children()).items():
                 if isinstance(child, Tensor):
                     if child.dtype not in taken and isinstance(value, NUMBERS) and not child.is_quantized:
-                        _as_number(value, child.dtype, None, (*at, key))
+                        _as_number(value, child.dtype, None, (*prefix, key))
                         taken.add(child.dtype)
                     if child.is_nested:
-                        self._list_components(child, value, (*at, key))
+                        self._list_components(child, value, (*prefix, key))
                         continue
-                    self._list(child, value, (*at, key))
-                elif child._opaque:
+                    self._list(child, value, (*prefix, key))
+                elif child._is_value:
                     continue
-                elif child._stacked() is not None:
-                    self.members += child._writes(self.index, value, self.non_blocking)
+                elif child._members_and_dim() is not None:
+                    self.members += child._plan_writes(self.index, value, self.non_blocking)
                 else:
-                    todo.append((child, (*at, key)))
+                    todo.append((child, (*prefix, key)))
 
     def _list(self, target: Tensor, value: Any, path: Path) -> None:
         """List one write into a leaf: into a view of it where the index gives one."""
         if target.requires_grad or (self.eager and target.is_inference()):
-            refuse_grad(target, path)
+            check_no_grad(target, path)
         if target.layout is not torch.strided:
             raise StructureError(
                 f"cannot write {show_path(path)} at an index: its layout, {target.layout}, has no views"
@@ -182,8 +184,8 @@ class IndexedWrite:
             try:
                 target = target[self.index]
             except (RuntimeError, TypeError) as error:
-                raise named(error, f"cannot write {show_path(path)} at an index: {error}") from error
-            refuse_expanded(target, path)
+                raise rephrase_error(error, f"cannot write {show_path(path)} at an index: {error}") from error
+            check_not_expanded(target, path)
         elif target.dtype in RARELY_SCATTERED:
             nothing = torch.empty(0, dtype=target.dtype, device=target.device)
             try:
@@ -196,7 +198,7 @@ class IndexedWrite:
 
     def _list_components(self, target: Tensor, value: Any, path: Path) -> None:
         """List the writes into the components of a nested tensor that the index names."""
-        refuse_grad(target, path)
+        check_no_grad(target, path)
         positions = torch.arange(target.size(0), device=target.device)[self.index]
         if positions.ndim > 1:
             raise StructureError(
@@ -222,23 +224,23 @@ class IndexedWrite:
     def _read_level(
         self, node: Core, key: str, target: Any, entry: Any, path: Path, todo: list[Level]
     ) -> None:
-        stacked = target._stacked() is not None
-        if isinstance(entry, NUMBERS) and not target._opaque:
+        stacked = target._members_and_dim() is not None
+        if isinstance(entry, NUMBERS) and not target._is_value:
             if stacked:
-                self.members += target._writes(self.index, entry, self.non_blocking)
+                self.members += target._plan_writes(self.index, entry, self.non_blocking)
             else:
                 self._fill(target, entry, path)
             return
         if not isinstance(entry, (Core, Mapping)):
             entry = coerce(entry, torch.Size(self.lead), target.device, path)
-        if isinstance(entry, Tensor) or (isinstance(entry, Core) and entry._opaque) != target._opaque:
+        if isinstance(entry, Tensor) or (isinstance(entry, Core) and entry._is_value) != target._is_value:
             raise StructureError(
                 f"cannot write {show_path(path)} at an index: it is a {type(target).__name__}, the value a "
                 f"{type(entry).__name__}"
             )
-        if target._opaque:
+        if target._is_value:
             check_fits(entry, torch.Size((*self.lead, *target.batch_size[self.n :])), path)
-            target._check_written_at(self.index, entry)
+            target._check_index_put(self.index, entry)
             self.others.append((node, key, target, entry))
         elif stacked:
             self.stacks.append((target, entry))
@@ -261,10 +263,10 @@ class IndexedWrite:
         lead = torch.Size((*self.lead, *batch[self.n :]))
         made: Any
         if isinstance(entry, Mapping) or (
-            isinstance(entry, Core) and not entry._opaque and entry.batch_size[: len(lead)] != lead
+            isinstance(entry, Core) and not entry._is_value and entry.batch_size[: len(lead)] != lead
         ):
-            made = dense({}, batch, device)
-            if isinstance(entry, Core) and entry._stacked() is None:
+            made = make_dense({}, batch, device)
+            if isinstance(entry, Core) and entry._members_and_dim() is None:
                 made = entry._with_children({}, batch_size=batch, names=None)
             todo.append((made, entry, path, dims))
             self.made.append((node, key, made))
@@ -279,15 +281,15 @@ class IndexedWrite:
         if isinstance(entry, Tensor):
             made = entry.new_zeros(batch + tail)
             self._list(made, entry, path)
-        elif entry._opaque:
+        elif entry._is_value:
             try:
                 made = entry._with_children(entry._children(), batch_size=batch + tail, names=None)
             except BatchSizeError:  # it has a value for each element: None elsewhere
                 self.others.append((node, key, coerce(None, batch + tail, device, path), entry))
                 return
         else:
-            made = dense({}, batch + tail, device)
-            if entry._stacked() is None:
+            made = make_dense({}, batch + tail, device)
+            if entry._members_and_dim() is None:
                 made = entry._with_children({}, batch_size=batch + tail, names=None)
             todo.append((made, entry, path, dims))
         self.made.append((node, key, made))
@@ -296,15 +298,15 @@ class IndexedWrite:
         """Do what was listed."""
         # What holds values says only now whether it takes them.
         for node, key, level, entry in self.others:
-            written = level._written_at(self.index, entry)
+            written = level._index_put(self.index, entry)
             if written is not level:
                 node._set_child(key, written)
         targets, values = self.targets, self.values
         if self.basic and not any(isinstance(value, NUMBERS) for value in values):
-            copy_named(targets, values, lambda i: show_path(self.paths[i]), self.non_blocking)
+            copy_leaves(targets, values, lambda i: show_path(self.paths[i]), self.non_blocking)
         else:
-            place = Placed(() if self.basic else self.index)
-            for i in odd_first(targets):
+            place = BoundIndex(() if self.basic else self.index)
+            for i in order_subclasses_first(targets):
                 target, value = targets[i], values[i]
                 # torch casts and moves what it writes through a view, but not what it scatters.
                 if isinstance(value, Tensor) and (
@@ -314,14 +316,14 @@ class IndexedWrite:
                 elif target.is_cuda and not self.basic and isinstance(value, NUMBERS):
                     # torch would make it on the host, and wait for the copy.
                     value = torch.full((), value, dtype=target.dtype, device=target.device)  # type: ignore[arg-type]
-                at = place.on(target)
+                position = place.move_to_device_of(target)
                 try:
-                    target[at] = value
+                    target[position] = value
                 except (RuntimeError, TypeError) as error:
-                    if refused_as_shared(error):
-                        target[at] = value.clone()
+                    if is_overlap_error(error):
+                        target[position] = value.clone()
                         continue
-                    raise named(
+                    raise rephrase_error(
                         error, f"cannot write {show_path(self.paths[i])} at an index: {error}"
                     ) from error
         for row, value in self.rows:
@@ -332,7 +334,7 @@ class IndexedWrite:
             node._set_child(key, made)
 
 
-def carry_out(writes: list[IndexedWrite]) -> None:
+def run_writes(writes: list[IndexedWrite]) -> None:
     """Do what plans list, and read no value after another one was written into it.
 
     A value may show members of the very lazy stack that is written, in another order.
@@ -341,12 +343,12 @@ def carry_out(writes: list[IndexedWrite]) -> None:
     for write in flat:
         flat += write.members
     if len(flat) > 1:
-        _set_apart(flat)
+        _clone_overlapping_values(flat)
     for write in writes:
         write.apply()
 
 
-def _set_apart(writes: list[IndexedWrite]) -> None:
+def _clone_overlapping_values(writes: list[IndexedWrite]) -> None:
     targets: list[Tensor] = []
     values: list[Any] = []
     for write in writes:
@@ -354,8 +356,8 @@ def _set_apart(writes: list[IndexedWrite]) -> None:
             if isinstance(value, Tensor):
                 targets.append(target)
                 values.append(value)
-        write.others = [(node, key, level, entry._copied()) for node, key, level, entry in write.others]
-    own = iter(apart(targets, values))
+        write.others = [(node, key, level, entry._clone_leaves()) for node, key, level, entry in write.others]
+    own = iter(clone_overlapping(targets, values))
     for write in writes:
         write.values = [next(own) if isinstance(value, Tensor) else value for value in write.values]
         write.rows = [(row, next(own) if isinstance(value, Tensor) else value) for row, value in write.rows]
@@ -372,7 +374,9 @@ def as_rows(value: Any, wanted: torch.Size) -> Any:
     size = value.batch_size
     if size and size == wanted:
         return value
-    if not size or (len(size) < len(wanted) and size == wanted[: len(size)] and _start_with(value, wanted)):
+    if not size or (
+        len(size) < len(wanted) and size == wanted[: len(size)] and _has_leading_size(value, wanted)
+    ):
         return Entries(value._children())
     extra = len(size) - len(wanted)
     if extra > 0 and not (wanted and size[: len(wanted)] == wanted) and size[:extra].numel() == 1:
@@ -389,7 +393,7 @@ def as_rows(value: Any, wanted: torch.Size) -> Any:
         ) from error
 
 
-def _start_with(value: Core, lead: torch.Size) -> bool:
+def _has_leading_size(value: Core, lead: torch.Size) -> bool:
     """Tell whether all that a collection holds starts with a batch size."""
     try:
         value._check_batch_size(lead)
@@ -398,24 +402,24 @@ def _start_with(value: Core, lead: torch.Size) -> bool:
     return True
 
 
-def without_ones(entry: Tensor, ndim: int) -> Tensor:
+def drop_leading_ones(entry: Tensor, ndim: int) -> Tensor:
     """Return a tensor without leading dims of one beyond so many dims, as torch writes it at an index.
 
-    >>> without_ones(torch.zeros(1, 1, 3), 1).shape
+    >>> drop_leading_ones(torch.zeros(1, 1, 3), 1).shape
     torch.Size([3])
     """
     extra = entry.ndim - ndim
     return entry[(0,) * extra] if extra > 0 and entry.shape[:extra].numel() == 1 else entry
 
 
-def dims_before(entry: Tensor, behind: int) -> int | None:
+def count_leading_dims(entry: Tensor, behind: int) -> int | None:
     """Return how many dims a value has before those of an element of its entry; None where it is the same for all."""
     return entry.ndim - behind if entry.ndim and entry.ndim >= behind else None
 
 
-def agreed_dims(found: set[int | None], default: int | None) -> int | None:
+def find_common_dims(actual: set[int | None], default: int | None) -> int | None:
     """Return how many dims of new entries are batch dims: as many as the values beside them have before their elements."""
-    told = found - {None}
+    told = actual - {None}
     return told.pop() if len(told) == 1 else default
 
 
@@ -440,7 +444,7 @@ def as_new_rows(
         return coerce(leaf, lead, device, path)
     tail = leaf.shape[dims:]
     try:
-        return without_ones(leaf, len(lead) + len(tail)).expand((*lead, *tail))
+        return drop_leading_ones(leaf, len(lead) + len(tail)).expand((*lead, *tail))
     except RuntimeError as error:
         raise BatchSizeError(
             f"cannot make {show_path(path)} at an index: it has shape {list(leaf.shape)}, of which {list(leaf.shape[:dims])} "
@@ -448,10 +452,10 @@ def as_new_rows(
         ) from error
 
 
-def settle(wanted: Sequence[Any], given: Sequence[Any]) -> None:
+def check_broadcast(wanted: Sequence[Any], provided: Sequence[Any]) -> None:
     """Tell the compiler that a selection has the sizes of what is written there: how much a mask selects is not known."""
-    if len(wanted) == len(given):
-        for a, b in zip(wanted, given):
+    if len(wanted) == len(provided):
+        for a, b in zip(wanted, provided):
             torch._check((a == b) | (b == 1))
 
 

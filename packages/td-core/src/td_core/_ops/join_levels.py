@@ -7,13 +7,15 @@ from typing import Any
 
 from torch import Tensor
 
-from .._collection import Child, check_same_keys, leaf_against_node, show_path
-from .._ragged import shown_shape
+from .._collection import Child, check_same_keys, leaf_node_mismatch_error, show_path
+from .._ragged import get_display_shape
 from .._shape_plans import Join
 from ..errors import StructureError
 
 
-def rows(columns: list[dict[str, Child]], at: tuple[str, ...]) -> Iterator[tuple[str, Sequence[Child]]]:
+def zip_entries(
+    columns: list[dict[str, Child]], path: tuple[str, ...]
+) -> Iterator[tuple[str, Sequence[Child]]]:
     """Return each key with the entry that each dict has under it; KeyMismatchError where one has none."""
     keys = list(columns[0])
     for column in columns:
@@ -23,11 +25,11 @@ def rows(columns: list[dict[str, Child]], at: tuple[str, ...]) -> Iterator[tuple
         # Mappings of one order, the usual case, need no look-ups. zip(strict=) would take as long as two leaves.
         return zip(keys, zip(*map(dict.values, columns)))
     for column in columns:
-        check_same_keys(columns[0], column, at)
+        check_same_keys(columns[0], column, path)
     return ((key, [column[key] for column in columns]) for key in keys)
 
 
-def unmixed(items: Sequence[Any], plan: Any) -> Sequence[Any]:
+def unify_kinds(items: Sequence[Any], plan: Any) -> Sequence[Any]:
     """Return what is to be joined, as lazy stacks where some items are some: what is uneven in them is kept by a ``cat``."""
     first = items[0]
     if (
@@ -36,7 +38,7 @@ def unmixed(items: Sequence[Any], plan: Any) -> Sequence[Any]:
         or (first._inner() is first and len({*map(type, items)}) == 1)
     ):
         return items  # all are lazy stacks, or none; what wraps one does not tell
-    stacks = [item._stacked() for item in items]
+    stacks = [item._members_and_dim() for item in items]
     dims = {stack[1] for stack in stacks if stack is not None}
     dim = dims.pop() if len(dims) == 1 else None
     if dim is None or not all(len(item.batch_size) > dim and item.batch_size[dim] for item in items):
@@ -44,7 +46,7 @@ def unmixed(items: Sequence[Any], plan: Any) -> Sequence[Any]:
     return [item.to_lazystack(dim) if stack is None else item for item, stack in zip(items, stacks)]
 
 
-def refuse_uneven(values: Sequence[Any], n: int, path: tuple[str, ...]) -> None:
+def check_even(values: Sequence[Any], n: int, path: tuple[str, ...]) -> None:
     """Raise StructureError where the batch sizes of levels differ behind the ``n`` dims that are joined."""
     first = values[0].batch_size
     for i, value in enumerate(values):
@@ -55,21 +57,21 @@ def refuse_uneven(values: Sequence[Any], n: int, path: tuple[str, ...]) -> None:
             )
 
 
-def why_not_joined(values: Sequence[Child], path: tuple[str, ...], error: Exception) -> StructureError:
+def join_error(values: Sequence[Child], path: tuple[str, ...], error: Exception) -> StructureError:
     """Return the error that says why torch does not join the entries of a key."""
     first = values[0]
     for i, value in enumerate(values):
         if not isinstance(value, Tensor):
-            return leaf_against_node(first, value, path)
+            return leaf_node_mismatch_error(first, value, path)
         what = "shape"
-        mine: Any = shown_shape(first)
-        theirs: Any = shown_shape(value)
-        if mine == theirs:
-            what, mine, theirs = "device", first.device, value.device
-        if mine != theirs:
+        left: Any = get_display_shape(first)
+        right: Any = get_display_shape(value)
+        if left == right:
+            what, left, right = "device", first.device, value.device
+        if left != right:
             nested = ", or densify() a lazy stack to make a nested tensor of them" if what == "shape" else ""
             return StructureError(
-                f"cannot join: {show_path(path)} has {what} {mine} in item 0 and {theirs} in item {i}; "
+                f"cannot join: {show_path(path)} has {what} {left} in item 0 and {right} in item {i}; "
                 f"use lazy_stack() to keep both{nested}"
             )
     return StructureError(f"cannot join: {show_path(path)}: {error}")

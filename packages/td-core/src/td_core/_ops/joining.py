@@ -13,20 +13,20 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from .._class_methods import of_class
-from .._collection import Core, leaf_against_node, note_key, show_path
+from .._class_methods import make_classmethod
+from .._collection import Core, add_key_note, leaf_node_mismatch_error, show_path
 from .._keys import unravel_key_to_tuple
-from .._locking import refuse_if_locked
+from .._locking import check_unlocked
 from .._plans import wrap_dim
-from .._ragged import in_form
+from .._ragged import convert_form
 from .._shape_plans import Join, cat_plan, stack_plan
 from ..errors import BatchSizeError, KeyMismatchError, StructureError
 from ..typing import NestedKey
-from .join_levels import unmixed
-from .shape import Shaping
-from .structure import unchanged_on_error
+from .join_levels import unify_kinds
+from .shape import ShapeMixin
+from .structure import restore_on_error
 
-SelfT = TypeVar("SelfT", bound="Joining")
+SelfT = TypeVar("SelfT", bound="JoinMixin")
 ItemT = TypeVar("ItemT")
 
 
@@ -52,8 +52,8 @@ def stack(input: Iterable[ItemT], dim: int = 0, *, out: Any = None) -> ItemT:
     items: list[Any] = input if type(input) is list else list(input)
     first = items[0] if items else None
     if isinstance(first, Tensor):
-        return torch.stack(_tensors(items, "stack", out), dim, out=out)  # type: ignore[return-value]
-    sizes = _batch_sizes(items, "stack")
+        return torch.stack(_check_tensors(items, "stack", out), dim, out=out)  # type: ignore[return-value]
+    sizes = _get_batch_sizes(items, "stack")
     size = sizes[0]
     if sizes != [size] * len(sizes):
         i, other = next((i, other) for i, other in enumerate(sizes) if other != size)
@@ -61,7 +61,7 @@ def stack(input: Iterable[ItemT], dim: int = 0, *, out: Any = None) -> ItemT:
             f"cannot stack: item 0 has batch size {list(size)} and item {i} has {list(other)}; "
             "use lazy_stack() to keep both"
         )
-    return _joined(items, stack_plan(size, dim, len(items)), out)  # type: ignore[no-any-return]
+    return _join_items(items, stack_plan(size, dim, len(items)), out)  # type: ignore[no-any-return]
 
 
 def cat(input: Iterable[ItemT], dim: int = 0, *, out: Any = None) -> ItemT:
@@ -86,25 +86,25 @@ def cat(input: Iterable[ItemT], dim: int = 0, *, out: Any = None) -> ItemT:
     items: list[Any] = input if type(input) is list else list(input)
     first = items[0] if items else None
     if isinstance(first, Tensor):
-        return torch.cat(_tensors(items, "concatenate", out), dim, out=out)  # type: ignore[return-value]
-    sizes = _batch_sizes(items, "concatenate")
+        return torch.cat(_check_tensors(items, "concatenate", out), dim, out=out)  # type: ignore[return-value]
+    sizes = _get_batch_sizes(items, "concatenate")
     size = sizes[0]
-    at = wrap_dim(dim, len(size))
+    position = wrap_dim(dim, len(size))
     if sizes != [size] * len(sizes):
-        before, behind = size[:at], size[at + 1 :]
+        before, behind = size[:position], size[position + 1 :]
         for i, other in enumerate(sizes):
-            if len(other) <= at or other[:at] != before or other[at + 1 :] != behind:
+            if len(other) <= position or other[:position] != before or other[position + 1 :] != behind:
                 raise BatchSizeError(
-                    f"cannot concatenate along dim {at}: item 0 has batch size {list(size)} and item {i} has "
-                    f"{list(other)}; only dim {at} may differ"
+                    f"cannot concatenate along dim {position}: item 0 has batch size {list(size)} and item {i} has "
+                    f"{list(other)}; only dim {position} may differ"
                 )
-        if any(item._stacked() is not None for item in items):
+        if any(item._members_and_dim() is not None for item in items):
             # What has no elements has no entries that a lazy stack hides, and shapes of its own choice.
-            items = [item for item, other in zip(items, sizes) if other[at]]
-            sizes = [other for other in sizes if other[at]]
+            items = [item for item, other in zip(items, sizes) if other[position]]
+            sizes = [other for other in sizes if other[position]]
             size = sizes[0]
-    plan = cat_plan(size, at, tuple([other[at] for other in sizes]))
-    return _joined(unmixed(items, plan), plan, out)  # type: ignore[no-any-return]
+    plan = cat_plan(size, position, tuple([other[position] for other in sizes]))
+    return _join_items(unify_kinds(items, plan), plan, out)  # type: ignore[no-any-return]
 
 
 def lazy_stack(input: Iterable[Any], dim: int = 0, *, out: Any = None, **kwargs: Any) -> Any:
@@ -128,31 +128,33 @@ def lazy_stack(input: Iterable[Any], dim: int = 0, *, out: Any = None, **kwargs:
     """
     items: list[Any] = list(input)
     if items and isinstance(items[0], Tensor) and any(option.startswith("as_") for option in kwargs):
-        return in_form("of the list", _tensors(items, "stack"), dim, None, **kwargs)
-    strict, name = _options("lazy_stack", **kwargs)
+        return convert_form("of the list", _check_tensors(items, "stack"), dim, None, **kwargs)
+    strict, name = _parse_options("lazy_stack", **kwargs)
     if items and isinstance(items[0], Tensor):
-        return torch.stack(_tensors(items, "stack", out), dim, out=out)
-    sizes = _batch_sizes(items, "stack")
+        return torch.stack(_check_tensors(items, "stack", out), dim, out=out)
+    sizes = _get_batch_sizes(items, "stack")
     size = sizes[0]
     for i, other in enumerate(sizes):
         if len(other) != len(size) or (strict and other != size):
             raise BatchSizeError(
                 f"cannot stack: item 0 has batch size {list(size)} and item {i} has {list(other)}"
             )
-    at = stack_plan(size, dim, len(items)).dim
-    result = items[0]._keep_together(items, at)
+    position = stack_plan(size, dim, len(items)).dim
+    result = items[0]._stack_lazily(items, position)
     if out is not None:
-        return written(out, torch.Size((*size[:at], len(items), *size[at:])), result)
-    return _named(result, at, name)
+        return write_result(out, torch.Size((*size[:position], len(items), *size[position:])), result)
+    return _set_dim_name(result, position, name)
 
 
-def _options(what: str, strict_shape: bool = False, stack_dim_name: str | None = None, **unknown: Any) -> Any:
+def _parse_options(
+    what: str, strict_shape: bool = False, stack_dim_name: str | None = None, **unknown: Any
+) -> Any:
     if unknown:
         raise TypeError(f"{what}() takes strict_shape and stack_dim_name; got {', '.join(unknown)}")
     return strict_shape, stack_dim_name
 
 
-def _named(result: Any, dim: int, name: str | None) -> Any:
+def _set_dim_name(result: Any, dim: int, name: str | None) -> Any:
     if name is not None:
         names = list(result._names or (None,) * len(result.batch_size))
         names[dim] = name
@@ -180,16 +182,16 @@ def maybe_dense_stack(
     ('TensorDict', 'LazyStackedTensorDict')
     """
     items = list(input)
-    _, name = _options("maybe_dense_stack", **kwargs)
+    _, name = _parse_options("maybe_dense_stack", **kwargs)
     if strict and isinstance(out, Core):
-        wanted, found = {*items[0].keys(True)}, {*out.keys(True)}  # type: ignore[attr-defined]
-        if wanted != found:
+        wanted, result = {*items[0].keys(True)}, {*out.keys(True)}  # type: ignore[attr-defined]
+        if wanted != result:
             raise KeyMismatchError(
-                f"out= has not the keys of the collections: missing {sorted(map(str, wanted - found))}, "
-                f"extra {sorted(map(str, found - wanted))}"
+                f"out= has not the keys of the collections: missing {sorted(map(str, wanted - result))}, "
+                f"extra {sorted(map(str, result - wanted))}"
             )
     try:
-        return _named(stack(items, dim, out=out), dim, name)  # type: ignore[no-any-return]
+        return _set_dim_name(stack(items, dim, out=out), dim, name)  # type: ignore[no-any-return]
     except (StructureError, BatchSizeError):
         if not items or isinstance(items[0], Tensor):
             raise
@@ -210,7 +212,7 @@ def dense_stack_tds(td_list: Sequence[Any] | Core, dim: int | None = None) -> An
     'TensorDict'
     """
     if isinstance(td_list, Core):
-        stacked = td_list._stacked()
+        stacked = td_list._members_and_dim()
         if stacked is None:
             raise StructureError(
                 f"dense_stack_tds takes a lazy stack or a list; got a {type(td_list).__name__}"
@@ -224,18 +226,18 @@ def dense_stack_tds(td_list: Sequence[Any] | Core, dim: int | None = None) -> An
     return stack(td_list, dim)
 
 
-class Joining(Shaping):
+class JoinMixin(ShapeMixin):
     """``stack``, ``cat`` and their kin, as class methods, and the joining of entries."""
 
     __slots__ = ()
 
-    stack = of_class(stack)
+    stack = make_classmethod(stack)
     """Return collections stacked along a new batch dim; see :func:`td_core.stack`."""
-    cat = of_class(cat)
+    cat = make_classmethod(cat)
     """Return collections one after the other along a batch dim; see :func:`td_core.cat`."""
-    lazy_stack = of_class(lazy_stack)
+    lazy_stack = make_classmethod(lazy_stack)
     """Return a lazy stack around collections; see :func:`td_core.lazy_stack`."""
-    maybe_dense_stack = of_class(maybe_dense_stack)
+    maybe_dense_stack = make_classmethod(maybe_dense_stack)
     """Return a dense stack where the collections fit together, else a lazy one; see :func:`td_core.maybe_dense_stack`."""
 
     def stack_tensors(
@@ -278,22 +280,22 @@ class Joining(Shaping):
         keep_entries: bool,
         join: Callable[[list[Any]], Any],
     ) -> SelfT:
-        refuse_if_locked(self, "replace entries")
+        check_unlocked(self, "replace entries")
         paths = [unravel_key_to_tuple(key) for key in keys]
         target = unravel_key_to_tuple(out_key)
         entries = [self._get_path(path) for path in paths]
         # What is below the new entry goes with what stood there.
         old = [] if keep_entries else [path for path in dict.fromkeys(paths) if path[: len(target)] != target]
         for path in old:
-            refuse_if_locked(self._get_path(path[:-1]), f"remove {show_path(path)}")
+            check_unlocked(self._get_path(path[:-1]), f"remove {show_path(path)}")
         try:
             joined = join(entries)
         except Exception as error:
-            note_key(error, target)
+            add_key_note(error, target)
             raise
         # A level takes the place of an entry that goes.
         above = [path for path in old if path == target[: len(path)]]
-        with unchanged_on_error(self) if above else nullcontext():
+        with restore_on_error(self) if above else nullcontext():
             for path in above:
                 self.del_(path)
             self.set(target, joined)
@@ -319,7 +321,7 @@ class Joining(Shaping):
         >>> TensorDict({"b": 1, "a": 0}).stack_from_tensordict(sorted=True)
         tensor([0, 1])
         """
-        return torch.stack(self._leaves_in_order(sorted), dim, out=out)
+        return torch.stack(self._sort_leaves(sorted), dim, out=out)
 
     def cat_from_tensordict(
         self, dim: int = 0, *, sorted: bool | list[NestedKey] | None = None, out: Tensor | None = None
@@ -331,9 +333,9 @@ class Joining(Shaping):
         >>> TensorDict({"b": [1], "a": [0]}).cat_from_tensordict(sorted=["a", "b"])
         tensor([0, 1])
         """
-        return torch.cat(self._leaves_in_order(sorted), dim, out=out)
+        return torch.cat(self._sort_leaves(sorted), dim, out=out)
 
-    def _leaves_in_order(self, order: bool | list[NestedKey] | None) -> list[Tensor]:
+    def _sort_leaves(self, order: bool | list[NestedKey] | None) -> list[Tensor]:
         if not order or order is True:
             return list(self.values(True, True, sort=bool(order)))
         wanted = [unravel_key_to_tuple(key) for key in order]
@@ -353,11 +355,13 @@ class Joining(Shaping):
         >>> TensorDict({"a": [0, 1]}, [2]).to_lazystack()
         LazyStackedTensorDict(batch_size=[2], stack_dim=0, fields={a: i64[]})
         """
-        at = wrap_dim(dim, len(self.batch_size))
-        return lazy_stack(self.unbind(at), at, stack_dim_name=self._names and self._names[at])
+        position = wrap_dim(dim, len(self.batch_size))
+        return lazy_stack(
+            self.unbind(position), position, stack_dim_name=self._names and self._names[position]
+        )
 
 
-def _tensors(items: list[Any], what: str, out: Any = None) -> list[Tensor]:
+def _check_tensors(items: list[Any], what: str, out: Any = None) -> list[Tensor]:
     """Return the items, the first of which is a tensor; none may be a collection, nor ``out``."""
     if isinstance(out, Core):
         raise TypeError(f"cannot {what}: out= of tensors is a tensor; got a {type(out).__name__}")
@@ -367,7 +371,7 @@ def _tensors(items: list[Any], what: str, out: Any = None) -> list[Tensor]:
     return items
 
 
-def _batch_sizes(items: Sequence[Any], what: str) -> list[torch.Size]:
+def _get_batch_sizes(items: Sequence[Any], what: str) -> list[torch.Size]:
     """Return the batch size of each item; every one must be a collection, with entries where the first has some."""
     if not items:
         raise StructureError(f"cannot {what}: there is nothing in the list; give at least one collection")
@@ -380,23 +384,23 @@ def _batch_sizes(items: Sequence[Any], what: str) -> list[torch.Size]:
                 raise TypeError(
                     f"cannot {what}: item {len(sizes)} is no collection but a {type(item).__name__}"
                 )
-            if item._opaque != items[0]._opaque:
-                raise leaf_against_node(items[0], item, ())
+            if item._is_value != items[0]._is_value:
+                raise leaf_node_mismatch_error(items[0], item, ())
             checked = type(item)
         sizes.append(item.batch_size)
     return sizes
 
 
-def _joined(items: Sequence[Any], plan: Join, out: Any) -> Any:
+def _join_items(items: Sequence[Any], plan: Join, out: Any) -> Any:
     first = items[0]
     result = first._join(items, plan)
     names = first._names
     if names is not None and any(item._names != names for item in items):
         result.names = None
-    return result if out is None else written(out, result.batch_size, result)
+    return result if out is None else write_result(out, result.batch_size, result)
 
 
-def written(out: Any, batch_size: torch.Size, result: Any, *, inplace: bool = True) -> Any:
+def write_result(out: Any, batch_size: torch.Size, result: Any, *, inplace: bool = True) -> Any:
     """Write a result into ``out=``, in place where it has the entry (or only where it is locked), and return that."""
     if not isinstance(out, Core):
         raise TypeError(f"out= of collections is a collection; got a {type(out).__name__}")

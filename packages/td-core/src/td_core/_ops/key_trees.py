@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from .._collection import Child, Core, dense, missing_key, show_path
+from .._collection import Child, Core, make_dense, missing_key_error, show_path
 from .._keys import unravel_key_to_tuple
 from ..errors import KeyThroughLeafError
 from ..typing import NestedKey
@@ -22,11 +22,11 @@ Row = tuple[Core, dict[str, Child], "dict[str, Child] | None", str]
 """A level to copy: node, entries of the copy, entries of the parent's copy, key there."""
 
 
-class Asked(KeyTree):
+class RequestedKeys(KeyTree):
     """A level that was asked for by itself, too: what holds a leaf there keeps it, where missing keys are no error."""
 
 
-def key_tree(keys: Iterable[NestedKey], *, longest: bool) -> KeyTree:
+def build_key_tree(keys: Iterable[NestedKey], *, longest: bool) -> KeyTree:
     """Return keys as a tree; of a key and a prefix of it the longer or the shorter one wins."""
     tree: KeyTree = {}
     for key in keys:
@@ -41,23 +41,23 @@ def key_tree(keys: Iterable[NestedKey], *, longest: bool) -> KeyTree:
             if below is None:
                 if not longest:
                     break
-                below = level[part] = Asked()
+                below = level[part] = RequestedKeys()
             level = below
         else:
             if longest:
                 below = level.setdefault(last, None)
                 if below is not None:
-                    level[last] = Asked(below)
+                    level[last] = RequestedKeys(below)
             else:
                 level[last] = None
     return tree
 
 
-def _level_of(node: Core, children: dict[str, Child]) -> Any:
+def _make_level(node: Core, children: dict[str, Child]) -> Any:
     return node._with_children(children)
 
 
-def build(rows: list[Row], make: Callable[[Core, dict[str, Child]], Any] = _level_of) -> Any:
+def build(rows: list[Row], make: Callable[[Core, dict[str, Child]], Any] = _make_level) -> Any:
     """Return what ``make`` gives for the first row, after those of the others were put inside."""
     built: Any = None
     for node, children, parent, key in reversed(rows):
@@ -69,51 +69,51 @@ def build(rows: list[Row], make: Callable[[Core, dict[str, Child]], Any] = _leve
 
 def restrict(root: Core, tree: KeyTree, strict: bool, as_tensordict: bool = False) -> Any:
     """Return a copy of ``root`` with the entries of ``tree`` only."""
-    stacked = root._stacked()
+    stacked = root._members_and_dim()
     if stacked is not None:
-        return root._like([restrict(member, tree, strict, as_tensordict) for member in stacked[0]])
+        return root._with_members([restrict(member, tree, strict, as_tensordict) for member in stacked[0]])
     top: dict[str, Child] = {}
     rows: list[Row] = [(root, top, None, "")]
     todo: list[tuple[Core, KeyTree, dict[str, Child], tuple[str, ...]]] = [(root, tree, top, ())]
     while todo:
-        node, wanted, target, at = todo.pop()
+        node, wanted, target, path = todo.pop()
         children = node._children()
         for key, below in wanted.items():
             child = children.get(key)
             if child is None:
                 if strict:
-                    raise missing_key(node, key, at)
+                    raise missing_key_error(node, key, path)
             elif below is None:
                 target[key] = child
-            elif isinstance(child, Tensor) or child._opaque:
+            elif isinstance(child, Tensor) or child._is_value:
                 if strict:
                     raise KeyThroughLeafError(
-                        f"{show_path((*at, key))} has no entries; looked up {list(below)} in it"
+                        f"{show_path((*path, key))} has no entries; looked up {list(below)} in it"
                     )
-                if isinstance(below, Asked):
+                if isinstance(below, RequestedKeys):
                     target[key] = child
-            elif child._stacked() is not None:
+            elif child._members_and_dim() is not None:
                 target[key] = restrict(child, below, strict)
             else:
                 inner: dict[str, Child] = {}
                 target[key] = inner
                 rows.append((child, inner, target, key))
-                todo.append((child, below, inner, (*at, key)))
+                todo.append((child, below, inner, (*path, key)))
     if as_tensordict:
-        rows[0] = (dense({}, root.batch_size, root.device, root._names), top, None, "")
+        rows[0] = (make_dense({}, root.batch_size, root.device, root._names), top, None, "")
     return build(rows)
 
 
-def wanted_tree(keys: Sequence[NestedKey] | None) -> KeyTree | None:
+def parse_requested_keys(keys: Sequence[NestedKey] | None) -> KeyTree | None:
     """Return the tree of the keys that an argument like ``keys_to_update`` names; None stands for all of them."""
     if keys is None:
         return None
     if isinstance(keys, str):
         raise TypeError(f"keys_to_update is a sequence of keys; got the single key {keys!r}")
-    return key_tree(keys, longest=False)
+    return build_key_tree(keys, longest=False)
 
 
-def only(source: Any, tree: KeyTree) -> Any:
+def filter_entries(source: Any, tree: KeyTree) -> Any:
     """Return the entries of a mapping or collection that a tree names."""
     if isinstance(source, Core):
         return restrict(source, tree, False)
@@ -126,5 +126,5 @@ def only(source: Any, tree: KeyTree) -> Any:
         if below is None:
             kept[key] = value
         elif below and isinstance(value, (Core, Mapping)):
-            kept[key] = only(value, below)
+            kept[key] = filter_entries(value, below)
     return kept

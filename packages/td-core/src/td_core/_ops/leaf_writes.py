@@ -9,19 +9,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._attachments import attachments
 from .._collection import Core, show_path
-from .._components import same_components
-from .._foreach import PLAIN, Op, foreach, needs_grad, op
-from .._indexing import IndexPlan, Placed
+from .._foreach import PLAIN, Op, foreach, is_grad_needed, make_op
+from .._indexing import BoundIndex, IndexPlan
 from .._known_looks import KnownLooks
-from .._torch_private import base_of, functorch_level, is_read_only_view, plain_results
+from .._nested_components import has_same_components
+from .._storage_backends import get_backends
+from .._torch_private import functorch_level, get_base, is_read_only_view, plain_results
 from ..errors import StructureError
-from .shared_memory import may_share_memory, overlapping
+from .shared_memory import group_overlapping, may_share_memory
 
 Path = tuple[str, ...]
 
-COPY = op("copy_", Tensor.copy_)
+COPY = make_op("copy_", Tensor.copy_)
 
 #: What not every torch writes at positions.
 RARELY_SCATTERED = frozenset({torch.uint16, torch.uint32, torch.uint64})
@@ -42,33 +42,33 @@ _FEW = 8
 
 def copy_all(targets: list[Tensor], values: list[Tensor], non_blocking: bool = False) -> None:
     """Copy each value into its target, in their order where targets share memory."""
-    foreach(COPY if in_any_order(targets) else Op(None, COPY.single), targets, values, non_blocking)
+    foreach(COPY if is_order_free(targets) else Op(None, COPY.single), targets, values, non_blocking)
 
 
-def in_any_order(targets: list[Tensor]) -> bool:
+def is_order_free(targets: list[Tensor]) -> bool:
     """Tell whether it makes no difference which of some leaves is written first: a GPU writes all at once.
 
-    >>> in_any_order([torch.zeros(2), torch.zeros(2)])
+    >>> is_order_free([torch.zeros(2), torch.zeros(2)])
     True
     """
     # Leaves of several devices are not fused.
     if not targets or not targets[0].is_cuda or torch.compiler.is_compiling():
         return True
-    return not may_share_memory(targets) or not overlapping(targets)
+    return not may_share_memory(targets) or not group_overlapping(targets)
 
 
-def apart(targets: list[Tensor], values: list[Any]) -> list[Any]:
+def clone_overlapping(targets: list[Tensor], values: list[Any]) -> list[Any]:
     """Return values with copies of those that other values are written into before they are read.
 
     A lazy stack shares its members with results that would be copies of a dense collection, such as those of ``flip``.
 
     >>> a, b = torch.zeros(1), torch.ones(1)
-    >>> [value is leaf for value, leaf in zip(apart([a, b], [b, b]), (b, b))]
+    >>> [value is leaf for value, leaf in zip(clone_overlapping([a, b], [b, b]), (b, b))]
     [False, True]
     """
     if torch.compiler.is_compiling():  # which knows no memory
         return values
-    written, read = {*memory_of(targets)}, memory_of(values)
+    written, read = {*get_storage_ids(targets)}, get_storage_ids(values)
     if written.isdisjoint(read):
         return values
     return [
@@ -77,17 +77,17 @@ def apart(targets: list[Tensor], values: list[Any]) -> list[Any]:
     ]
 
 
-def memory_of(leaves: list[Tensor]) -> list[int]:
+def get_storage_ids(leaves: list[Tensor]) -> list[int]:
     """Return for each leaf what is the same for another one whose memory may be the same, in part."""
     if PLAIN.issuperset(map(type, leaves)):
         try:
             return [leaf.untyped_storage().data_ptr() for leaf in leaves]
         except RuntimeError:  # also NotImplementedError
             pass
-    return [*map(_memory_of, leaves)]
+    return [*map(_get_storage_id, leaves)]
 
 
-def _memory_of(leaf: Tensor) -> int:
+def _get_storage_id(leaf: Tensor) -> int:
     if type(leaf).__torch_dispatch__ is _NO_DISPATCH:
         try:
             return leaf.untyped_storage().data_ptr()
@@ -96,29 +96,29 @@ def _memory_of(leaf: Tensor) -> int:
     return id(leaf)
 
 
-def refused_as_shared(error: Exception) -> bool:
+def is_overlap_error(error: Exception) -> bool:
     """Tell whether torch raised an error because what it was to write is in part the memory of an operand."""
     return "the input tensor and the written-to tensor" in str(error)
 
 
-def shares_part(leaf: Tensor, other: Any) -> bool:
+def is_overlapping(leaf: Tensor, other: Any) -> bool:
     """Tell whether torch refuses to write into a leaf what it computes of another tensor: they are one memory in part.
 
     >>> both = torch.zeros(3)
-    >>> shares_part(both[1:], both[:-1]), shares_part(both, both), shares_part(both[1:], both[:1])
+    >>> is_overlapping(both[1:], both[:-1]), is_overlapping(both, both), is_overlapping(both[1:], both[:1])
     (True, False, False)
     """
     if not isinstance(other, Tensor) or not leaf.numel() or not other.numel():
         return False
-    if _memory_of(leaf) != _memory_of(other) or not (_is_dense(leaf) and _is_dense(other)):
+    if _get_storage_id(leaf) != _get_storage_id(other) or not (_is_dense(leaf) and _is_dense(other)):
         return False
-    begin, end, first, last = *_bytes_of(leaf), *_bytes_of(other)
+    begin, end, first, last = *_get_byte_range(leaf), *_get_byte_range(other)
     if (begin, end) == (first, last):
         return leaf.stride() != other.stride()
     return begin < last and first < end
 
 
-def _bytes_of(leaf: Tensor) -> tuple[int, int]:
+def _get_byte_range(leaf: Tensor) -> tuple[int, int]:
     begin = leaf.data_ptr()
     return begin, begin + leaf.numel() * leaf.element_size()
 
@@ -135,23 +135,23 @@ def _is_dense(leaf: Tensor) -> bool:
 
 def check_fits(value: Tensor | Core, shape: torch.Size, path: Path) -> None:
     """Raise StructureError unless a value can be broadcast to the shape of its entry."""
-    theirs: torch.Size = value.shape  # type: ignore[union-attr]
-    if theirs == shape:
+    right: torch.Size = value.shape  # type: ignore[union-attr]
+    if right == shape:
         return
-    ndim = len(theirs)
+    ndim = len(right)
     if ndim <= len(shape) and all(
-        a in (1, b) for a, b in zip(theirs, shape[len(shape) - ndim :], strict=True)
+        a in (1, b) for a, b in zip(right, shape[len(shape) - ndim :], strict=True)
     ):
         return
     raise StructureError(
-        f"cannot write {show_path(path)} in place: it has shape {list(shape)} there, the value {list(theirs)}"
+        f"cannot write {show_path(path)} in place: it has shape {list(shape)} there, the value {list(right)}"
     )
 
 
 def check_writable(target: Tensor, path: Path, value: Tensor | None = None) -> None:
     """Raise StructureError where torch would refuse to write into an entry, or to copy this value into it."""
-    refuse_grad(target, path)
-    refuse_expanded(target, path)
+    check_no_grad(target, path)
+    check_not_expanded(target, path)
     if value is not None:
         check_content(target, path, value)
 
@@ -160,7 +160,7 @@ def check_content(target: Tensor, path: Path, value: Tensor) -> None:
     """Raise StructureError where torch takes no elements of a value for those of an entry, whatever its shape."""
     if value.layout is not target.layout or value.is_nested != target.is_nested:
         raise StructureError(
-            f"cannot write {show_path(path)} in place: it is {_form(target)}, the value {_form(value)}; "
+            f"cannot write {show_path(path)} in place: it is {_get_form(target)}, the value {_get_form(value)}; "
             "use set() to replace it"
         )
     if (value.is_meta and not target.is_meta) or (value.is_quantized and not target.is_quantized):
@@ -174,17 +174,17 @@ def check_copied(target: Tensor, path: Path, value: Tensor) -> None:
     if not target.is_nested:
         check_fits(value, target.shape, path)
     # The ragged sizes of two nested tensors are equal only where they share their offsets.
-    elif not same_components(value, target):
+    elif not has_same_components(value, target):
         raise StructureError(
             f"cannot write {show_path(path)} in place: its components and those of the value have different shapes"
         )
 
 
-def _form(leaf: Tensor) -> str:
+def _get_form(leaf: Tensor) -> str:
     return f"{'a nested tensor' if leaf.is_nested else 'a tensor'} of the layout {leaf.layout}"
 
 
-def refuse_grad(target: Tensor, path: Path) -> None:
+def check_no_grad(target: Tensor, path: Path) -> None:
     """Raise StructureError where autograd forbids to write into an entry."""
     if is_sealed(target):
         raise StructureError(
@@ -192,7 +192,7 @@ def refuse_grad(target: Tensor, path: Path) -> None:
             "clone() the collection first"
         )
     if target.requires_grad and torch.is_grad_enabled():
-        base = base_of(target)
+        base = get_base(target)
         if target.is_leaf or (base is not None and base.is_leaf):
             raise StructureError(
                 f"cannot write {show_path(path)} in place: it is a {'leaf' if base is None else 'view of a leaf'} that "
@@ -216,7 +216,7 @@ def is_sealed(leaf: Tensor) -> bool:
     return leaf.is_inference() and not torch.is_inference_mode_enabled()
 
 
-def refuse_expanded(target: Tensor, path: Path) -> None:
+def check_not_expanded(target: Tensor, path: Path) -> None:
     """Raise StructureError where several elements of an entry are one in memory."""
     if is_expanded(target):
         raise StructureError(
@@ -236,19 +236,19 @@ def is_expanded(leaf: Tensor) -> bool:
     return any(step == 0 and size > 1 for step, size in zip(leaf.stride(), leaf.shape, strict=True))
 
 
-def copied_whole(
+def try_copy_whole(
     target: Core, source: Any, non_blocking: bool, view: Callable[[Tensor], Tensor] | None = None
 ) -> bool:
     """Copy all leaves of a collection or dict in one fused call; False, with nothing written, where that takes more care.
 
     ``view`` gives the part of each leaf of ``target`` that is written.
     """
-    targets, values = _beside(target, source)
+    targets, values = _pair_leaves(target, source)
     if not targets:
         return False
     plain = False
     if view is not None:
-        plain = contiguous(targets)
+        plain = is_all_contiguous(targets)
         # What is read of a sparse layout is no view.
         if not (plain or all(leaf.layout is torch.strided for leaf in targets)):
             return False
@@ -256,30 +256,30 @@ def copied_whole(
             targets = list(map(view, targets))
         except RuntimeError:
             return False
-    if not may_fuse(targets, values, plain):
+    if not can_fuse(targets, values, plain):
         return False
-    for each in () if type(source) is dict else attachments(target):
-        if each.written(target, source, targets, values, non_blocking):
+    for item in () if type(source) is dict else get_backends(target):
+        if item.write(target, source, targets, values, non_blocking):
             return True
-    return copied_fused(targets, values, non_blocking)
+    return try_copy_fused(targets, values, non_blocking)
 
 
-def scattered_whole(target: Core, source: Any, plan: IndexPlan) -> bool:
+def try_scatter_whole(target: Core, source: Any, plan: IndexPlan) -> bool:
     """Write all leaves at positions or a mask; False, with nothing written, where that takes more care."""
-    targets, values = _beside(target, source)
-    if torch.compiler.is_compiling() or not targets or not _may_scatter(targets, values, plan):
+    targets, values = _pair_leaves(target, source)
+    if torch.compiler.is_compiling() or not targets or not _can_scatter(targets, values, plan):
         return False
     plan.check_range()
-    place = Placed(plan.index)
+    place = BoundIndex(plan.index)
     try:
         for leaf, value in zip(targets, values):
-            leaf[place.on(leaf)] = value
+            leaf[place.move_to_device_of(leaf)] = value
     except RuntimeError:
         return False  # torch moves and casts nothing that it scatters: the careful way does, and writes all of them
     return True
 
 
-def _may_scatter(targets: list[Tensor], values: list[Any], plan: IndexPlan) -> bool:
+def _can_scatter(targets: list[Tensor], values: list[Any], plan: IndexPlan) -> bool:
     """Tell whether torch writes each value at the positions of a plan, or refuses where the careful way does not."""
     if not PLAIN.issuperset(map(type, values)):
         return False
@@ -288,11 +288,15 @@ def _may_scatter(targets: list[Tensor], values: list[Any], plan: IndexPlan) -> b
     # Of leaves that share their batch dims, and passed before, the first says whether the plan is such a one again.
     if _SCATTERED.of(both) is not None and values[0].shape == (*lead, *targets[0].shape[n:]):
         return True
-    if not contiguous(targets) or any(map(_REQUIRES_GRAD, targets)) or any(map(Tensor.is_inference, targets)):
+    if (
+        not is_all_contiguous(targets)
+        or any(map(_REQUIRES_GRAD, targets))
+        or any(map(Tensor.is_inference, targets))
+    ):
         return False
     try:
         looks = {(value.shape, leaf.shape, leaf.dtype) for value, leaf in zip(values, targets)}
-        if any(theirs != (*lead, *mine[n:]) or dtype in RARELY_SCATTERED for theirs, mine, dtype in looks):
+        if any(right != (*lead, *left[n:]) or dtype in RARELY_SCATTERED for right, left, dtype in looks):
             return False
     except RuntimeError:
         return False  # a nested tensor of strided layout has no shape
@@ -308,7 +312,7 @@ def _is_odd(value: Tensor) -> bool:
     return value.layout is not torch.strided or value.is_meta or value.is_quantized
 
 
-def _beside(target: Core, source: Any) -> tuple[list[Tensor], list[Any]]:
+def _pair_leaves(target: Core, source: Any) -> tuple[list[Tensor], list[Any]]:
     """Return the leaves of a collection that a collection or dict has values for, and these; none where all takes more care."""
     targets: list[Tensor] = []
     values: list[Any] = []
@@ -318,27 +322,27 @@ def _beside(target: Core, source: Any) -> tuple[list[Tensor], list[Any]]:
         return [], []
     todo: list[tuple[Any, Any]] = [(target, source)]
     while todo:
-        node, theirs = todo.pop()
-        mine = node._children()
-        if type(theirs) is not dict:  # torch.compile takes a __class__ for that of its own stand-in
-            theirs = theirs._children()
-        if type(mine) is not dict or type(theirs) is not dict:
+        node, right = todo.pop()
+        left = node._children()
+        if type(right) is not dict:  # torch.compile takes a __class__ for that of its own stand-in
+            right = right._children()
+        if type(left) is not dict or type(right) is not dict:
             return [], []
-        theirs = theirs.copy()
+        right = right.copy()
         if (
-            len(theirs) > _FEW
-            and list(level := mine.copy()) == list(theirs)
+            len(right) > _FEW
+            and list(level := left.copy()) == list(right)
             and PLAIN.issuperset(map(type, level.values()))
         ):
             targets += level.values()
-            values += theirs.values()
+            values += right.values()
             continue
-        for key, value in theirs.items():
-            entry: Any = mine.get(key)
+        for key, value in right.items():
+            entry: Any = left.get(key)
             if type(entry) in PLAIN:
                 add(entry)
                 add_value(value)
-            elif type(entry) is kind is type(value) or _both_levels(entry, value):
+            elif type(entry) is kind is type(value) or _is_node_pair(entry, value):
                 todo.append((entry, value))
             elif type(value) in PLAIN and isinstance(entry, Tensor) and _is_written_as_plain(entry):
                 add(Tensor.detach(entry))  # the same elements, without what its class does to make views
@@ -361,21 +365,21 @@ def _is_written_as_plain(leaf: Tensor) -> bool:
     )
 
 
-def _both_levels(entry: Any, value: Any) -> bool:
+def _is_node_pair(entry: Any, value: Any) -> bool:
     """Tell whether an entry is a collection with entries of its own, and a value such a collection or a dict."""
-    if not isinstance(entry, Core) or entry._opaque:
+    if not isinstance(entry, Core) or entry._is_value:
         return False
-    return type(value) is dict or (isinstance(value, Core) and not value._opaque)
+    return type(value) is dict or (isinstance(value, Core) and not value._is_value)
 
 
-def may_fuse(targets: list[Tensor], values: list[Tensor], plain: bool = False) -> bool:
+def can_fuse(targets: list[Tensor], values: list[Tensor], plain: bool = False) -> bool:
     """Tell whether one fused call copies each value into its plain target, or refuses before it writes the first.
 
     ``plain`` says that the targets are known to be contiguous, or parts of such.
     """
     if COPY.fused is None or functorch_level() is not None:
         return False
-    if not in_any_order(targets):
+    if not is_order_free(targets):
         return False
     known = _FUSED if torch.is_grad_enabled() else _FUSED_UNRECORDED
     both = [*targets, *values]  # asked in one call
@@ -396,19 +400,19 @@ def may_fuse(targets: list[Tensor], values: list[Tensor], plain: bool = False) -
         and not torch.is_inference_mode_enabled()
     ):
         return False
-    if needs_grad(targets, values):
+    if is_grad_needed(targets, values):
         return False
     # What is contiguous is not expanded; to ask costs a tenth of looking at the strides.
-    if not (plain or contiguous(targets) or not any(map(_takes_care, targets))):
+    if not (plain or is_all_contiguous(targets) or not any(map(_is_expanded_or_sparse, targets))):
         return False
     known.add(both)
     return True
 
 
-def contiguous(leaves: list[Tensor]) -> bool:
+def is_all_contiguous(leaves: list[Tensor]) -> bool:
     """Tell whether all leaves are contiguous; a sparse one is not.
 
-    >>> contiguous([torch.zeros(2, 3)]), contiguous([torch.zeros(2, 3).T])
+    >>> is_all_contiguous([torch.zeros(2, 3)]), is_all_contiguous([torch.zeros(2, 3).T])
     (True, False)
     """
     try:
@@ -417,12 +421,12 @@ def contiguous(leaves: list[Tensor]) -> bool:
         return False
 
 
-def _takes_care(leaf: Tensor) -> bool:
+def _is_expanded_or_sparse(leaf: Tensor) -> bool:
     return leaf.layout is not torch.strided or is_expanded(leaf)
 
 
-def copied_fused(targets: list[Tensor], values: list[Tensor], non_blocking: bool = False) -> bool:
-    """Copy what :func:`may_fuse` allows; False, with nothing written, where autograd protects a target."""
+def try_copy_fused(targets: list[Tensor], values: list[Tensor], non_blocking: bool = False) -> bool:
+    """Copy what :func:`can_fuse` allows; False, with nothing written, where autograd protects a target."""
     try:
         COPY.fused(targets, values, non_blocking)  # type: ignore[misc]
     except RuntimeError:

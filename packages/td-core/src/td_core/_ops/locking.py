@@ -14,10 +14,10 @@ from .._collection import Core
 from .._locking import lock, unlock
 from ..errors import StructureError
 
-SelfT = TypeVar("SelfT", bound="Locking")
+SelfT = TypeVar("SelfT", bound="LockMixin")
 
 
-def nothing(node: Core) -> None:
+def do_nothing(node: Core) -> None:
     """Undo an operation that changed nothing."""
 
 
@@ -42,7 +42,7 @@ def _write_into(
     write(owner, result, *args)
 
 
-class Locking(Core):
+class LockMixin(Core):
     """``lock_``, ``unlock_`` and the context that undoes the operation which gave a collection."""
 
     __slots__ = ()
@@ -54,7 +54,7 @@ class Locking(Core):
         >>> TensorDict(lock=True).is_locked
         True
         """
-        return self._inner()._all_locked()
+        return self._inner()._is_fully_locked()
 
     @is_locked.setter
     def is_locked(self, value: bool) -> None:
@@ -75,7 +75,7 @@ class Locking(Core):
         """
         was = self._locked
         lock(self)
-        self._undo = nothing if was else unlock
+        self._undo = do_nothing if was else unlock
         return self
 
     def unlock_(self: SelfT) -> SelfT:
@@ -94,15 +94,15 @@ class Locking(Core):
         """
         was = self._locked
         unlock(self)
-        self._undo = lock if was else nothing
+        self._undo = lock if was else do_nothing
         return self
 
-    def _undone_by(self: SelfT, undo: Callable[[Any], Any]) -> SelfT:
+    def _undo_on_exit(self: SelfT, undo: Callable[[Any], Any]) -> SelfT:
         """Remember what ``with self:`` does on exit; called on the fresh result of an operation."""
         self._undo = undo
         return self
 
-    def _undone_into(self: SelfT, owner: Core, write: Callable[..., None], *args: Any) -> SelfT:
+    def _write_back_on_exit(self: SelfT, owner: Core, write: Callable[..., None], *args: Any) -> SelfT:
         """Remember that ``with self:`` ends with ``write(owner, self, *args)``; called on what was taken from ``owner``."""
         # Weakly: a chain of results must not keep its first one alive.
         self._undo = partial(_write_into, weakref.ref(owner), write, args)

@@ -8,17 +8,25 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._coerce import NUMBERS, coerce, nest
+from .._coerce import NUMBERS, build_nested, coerce
 from .._collection import Child, Core
+from .._dim_names import refuse_repeated
 from .._indexing import plan_index
 from .._keys import unravel_key_to_tuple
-from .._locking import refuse_if_locked
-from .._names import refuse_repeated
-from .._plans import coordinates
+from .._locking import check_unlocked
+from .._plans import compute_coordinates
 from .._shape_plans import unbind_plan
 from ..errors import BatchSizeError, CycleError, StructureError
-from .entries import contained
-from .indexed_write import ANY, Entries, agreed_dims, as_new_rows, as_rows, dims_before, without_ones
+from .entries import list_state_nodes
+from .indexed_write import (
+    ANY,
+    Entries,
+    as_new_rows,
+    as_rows,
+    count_leading_dims,
+    drop_leading_ones,
+    find_common_dims,
+)
 from .leaf_writes import check_fits
 from .uneven import uneven_plans
 
@@ -30,11 +38,11 @@ def unbind_members(value: Child, dim: int) -> tuple[Any, ...]:
     """Return the parts of an entry along one of its batch dims; a lazy stack gives its members."""
     if isinstance(value, Tensor):
         return value.unbind(dim)
-    parts: tuple[Any, ...] = value._explode(unbind_plan(value.batch_size, dim))
+    parts: tuple[Any, ...] = value._transform_multi(unbind_plan(value.batch_size, dim))
     return parts
 
 
-def member_parts(stack: Any, index: Any, value: Any, dims: int | None = None) -> Iterator[Part]:
+def split_for_members(stack: Any, index: Any, value: Any, dims: int | None = None) -> Iterator[Part]:
     """Iterate over what ``stack[index] = value`` writes: each time a member, the index in it, and its value.
 
     Raises:
@@ -42,24 +50,24 @@ def member_parts(stack: Any, index: Any, value: Any, dims: int | None = None) ->
         StructureError: the members' batch sizes differ, and the value does not say what each of them gets.
     """
     size = stack.batch_size
-    found = stack._stacked()
-    if found is None:
+    result = stack._members_and_dim()
+    if result is None:
         plan_index(index, size)
         return
-    members, dim = found
+    members, dim = result
     if -1 in size:
-        yield from _uneven_parts(stack, index, value)
+        yield from _split_uneven(stack, index, value)
         return
     plan = plan_index(index, size)
     lead = torch.Size((*plan.lead, *size[plan.n :]))
     # What a graph cannot ask it need not know: every member is written, some of them nowhere.
-    unknown = torch.compiler.is_compiling() and plan.is_told_by_a_tensor(dim)
+    unknown = torch.compiler.is_compiling() and plan.is_tensor_index(dim)
     along: Any = None if unknown else plan.along(dim)
     if along is None:
         # The positions that the index names tell which member, and where in it, each element of the value belongs.
         chosen = plan.leaf(torch.arange(size.numel(), device="cpu").view(size))
-        yield from _scattered_parts(
-            members, dim, coordinates(chosen, size), _fitted(value, stack, lead, dims)
+        yield from _split_scattered(
+            members, dim, compute_coordinates(chosen, size), _split_broadcast(value, stack, lead, dims)
         )
         return
     inner = () if along.plan is None else along.plan.index
@@ -67,31 +75,31 @@ def member_parts(stack: Any, index: Any, value: Any, dims: int | None = None) ->
         yield members[along.picks], inner, value
         return
     picked = members if along.picks is None else [members[i] for i in along.picks]
-    for each in _fitted(value, stack, lead, dims):
-        parts = each.unbind(along.stack_dim) if isinstance(each, Core) else [each] * len(picked)  # type: ignore[attr-defined]
+    for item in _split_broadcast(value, stack, lead, dims):
+        parts = item.unbind(along.stack_dim) if isinstance(item, Core) else [item] * len(picked)  # type: ignore[attr-defined]
         for member, part in zip(picked, parts, strict=True):
             yield member, inner, part
 
 
-def _scattered_parts(
+def _split_scattered(
     members: Any, dim: int, places: Sequence[Tensor], values: Sequence[Any]
 ) -> Iterator[Part]:
-    for each in values:
+    for value in values:
         for i, member in enumerate(members):
             here = places[dim] == i
             # A graph cannot ask, and need not where the member itself is indexed: by no positions, if so.
             if (torch.compiler.is_compiling() and len(places) > 1) or bool(here.any()):
-                part = each._index(here) if isinstance(each, Core) else each
+                part = value._index(here) if isinstance(value, Core) else value
                 inner = tuple(where[here] for j, where in enumerate(places) if j != dim)
                 yield member, inner, part if inner or not isinstance(part, Core) else part._index(-1)
 
 
-def _uneven_parts(stack: Any, index: Any, value: Any) -> Iterator[Part]:
+def _split_uneven(stack: Any, index: Any, value: Any) -> Iterator[Part]:
     picks, plans, dim = uneven_plans(stack, index)
-    members = stack._stacked()[0]
-    one = isinstance(picks, int)
-    chosen = [picks] if one else list(picks)
-    if one or isinstance(value, NUMBERS) or (isinstance(value, Tensor) and not value.ndim):
+    members = stack._members_and_dim()[0]
+    item = isinstance(picks, int)
+    chosen = [picks] if item else list(picks)
+    if item or isinstance(value, NUMBERS) or (isinstance(value, Tensor) and not value.ndim):
         parts: Any = [value] * len(chosen)
     elif isinstance(value, Core) and dim < len(value.batch_size) and value.batch_size[dim] == len(chosen):
         parts = value.unbind(dim)  # type: ignore[attr-defined]
@@ -104,7 +112,7 @@ def _uneven_parts(stack: Any, index: Any, value: Any) -> Iterator[Part]:
         yield members[i], () if plans[i] is None else plans[i].index, part
 
 
-def _fitted(value: Any, stack: Any, lead: torch.Size, dims: int | None) -> Sequence[Any]:
+def _split_broadcast(value: Any, stack: Any, lead: torch.Size, dims: int | None) -> Sequence[Any]:
     """Return a value in parts: collections of the batch size that the index gives, and what suits any element."""
     if isinstance(value, Core):
         value = as_rows(value, lead)
@@ -116,18 +124,18 @@ def _fitted(value: Any, stack: Any, lead: torch.Size, dims: int | None) -> Seque
         dims = ANY
     todo: list[tuple[Any, Path]] = [(value, ())]
     new: list[tuple[Any, Path]] = []
-    found: set[int | None] = set()
+    result: set[int | None] = set()
     while todo:
-        source, at = todo.pop()
+        source, prefix = todo.pop()
         for key, entry in source.items():
-            path = (*at, *unravel_key_to_tuple(key))
-            target = _target(stack, path)
+            path = (*prefix, *unravel_key_to_tuple(key))
+            target = _peek_target(stack, path)
             if target is None:
                 new.append((entry, path))
             elif _is_level(entry, lead) and not isinstance(target, Tensor):
                 todo.append((_entries(entry), path))
             elif isinstance(target, Tensor):
-                wide = _spread(entry, _tail(stack, path), lead, path, found)
+                wide = _expand_value(entry, _count_feature_dims(stack, path), lead, path, result)
                 (shared if wide is None else split)[path] = entry if wide is None else wide
             else:
                 (shared if isinstance(entry, NUMBERS) else split)[path] = entry
@@ -135,14 +143,14 @@ def _fitted(value: Any, stack: Any, lead: torch.Size, dims: int | None) -> Seque
         if _is_level(entry, lead):
             new += [(below, (*path, *unravel_key_to_tuple(key))) for key, below in _entries(entry).items()]
         else:
-            split[path] = as_new_rows(entry, lead, agreed_dims(found, dims), stack.device, path)
-    return [*([nest(split, lead, stack.device)] if split else ()), *([shared] if shared else ())]
+            split[path] = as_new_rows(entry, lead, find_common_dims(result, dims), stack.device, path)
+    return [*([build_nested(split, lead, stack.device)] if split else ()), *([shared] if shared else ())]
 
 
 def _is_level(entry: Any, lead: torch.Size) -> bool:
     """Tell whether the entries of a value are to be looked at one by one."""
     if isinstance(entry, Core):
-        return not entry._opaque and entry.batch_size[: len(lead)] != lead
+        return not entry._is_value and entry.batch_size[: len(lead)] != lead
     return isinstance(entry, Mapping)
 
 
@@ -150,39 +158,41 @@ def _entries(level: Any) -> Mapping[Any, Any]:
     return level._children() if isinstance(level, Core) else level
 
 
-def _target(stack: Any, path: Path) -> Any:
+def _peek_target(stack: Any, path: Path) -> Any:
     """Return what a lazy stack has under a key, for looking at only; None where not all members have it."""
     node = stack
     for key in path:
         try:
-            node = node._stand_in(key)
+            node = node._peek_child(key)
         except (KeyError, AttributeError):
             return None
     return node
 
 
-def _tail(stack: Any, path: Path) -> int:
+def _count_feature_dims(stack: Any, path: Path) -> int:
     """Return how many dims a leaf of a lazy stack has behind the batch dims."""
     node, dims = stack, -len(stack.batch_size)
     for key in path:
-        while (stacked := node._stacked()) is not None:
+        while (stacked := node._members_and_dim()) is not None:
             node, dims = stacked[0][0], dims + 1
         node = node._children()[key]
     return dims + int(node.ndim)
 
 
-def _spread(entry: Any, tail: int, lead: torch.Size, path: Path, found: set[int | None]) -> Tensor | None:
+def _expand_value(
+    entry: Any, tail: int, lead: torch.Size, path: Path, actual: set[int | None]
+) -> Tensor | None:
     """Return the value of a leaf with the dims ``lead`` in front of ``tail`` others; None where it suits any element.
 
-    ``found`` gets how many of its dims are in front.
+    ``actual`` gets how many of its dims are in front.
     """
     if isinstance(entry, (Core, Mapping, *NUMBERS)):
         return None
     leaf = coerce(entry, torch.Size(), None, path)
     if not isinstance(leaf, Tensor) or leaf.ndim == 0:
         return None
-    found.add(dims_before(leaf, tail))
-    leaf = without_ones(leaf, len(lead) + tail)
+    actual.add(count_leading_dims(leaf, tail))
+    leaf = drop_leading_ones(leaf, len(lead) + tail)
     # torch lines sizes up at the last dim.
     leaf = leaf[(None,) * (len(lead) + tail - leaf.ndim)]
     wanted = lead + leaf.shape[len(lead) :]
@@ -193,7 +203,7 @@ def _spread(entry: Any, tail: int, lead: torch.Size, path: Path, found: set[int 
 def check_new_members(stack: Any, new: Sequence[Any]) -> None:
     """Raise where one of some objects cannot be a member of a lazy stack; called before any of them is added."""
     if stack.is_locked:  # also where it was made to read an entry of a locked stack
-        refuse_if_locked(stack, "add a member")
+        check_unlocked(stack, "add a member")
     members = stack.tensordicts
     for item in new:
         if not isinstance(item, Core):
@@ -204,5 +214,5 @@ def check_new_members(stack: Any, new: Sequence[Any]) -> None:
                 f"the members have batch size {list(first.batch_size)}, the new one has {list(item.batch_size)}"
             )
         refuse_repeated(stack.stack_dim_name, [item])
-        if any(node is stack for node in contained(item)):
+        if any(node is stack for node in list_state_nodes(item)):
             raise CycleError("cannot add a member: it contains the stack it is added to")

@@ -8,22 +8,22 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from .._collection import Child, Core, dense, every_level, has_lazy_stack, missing_key
-from .._components import parts_of
+from .._collection import Child, Core, has_lazy_stack, iter_nodes, make_dense, missing_key_error
+from .._device_labels import set_device_labels
+from .._dim_names import Names, check_names
 from .._keys import unravel_key_to_tuple
-from .._labels import relabel
-from .._names import Names, check_names
+from .._mapping_views import unwrap_entry
+from .._nested_components import get_parts
 from .._plans import wrap_dim
-from .._ragged import merged_shape, shown_shape
-from .._views import shown
+from .._ragged import get_display_shape, merge_shapes
 from ..errors import DimNamesError, StructureError
 from ..typing import NestedKey
 from .batch_size import infer_batch_sizes
 
-SelfT = TypeVar("SelfT", bound="Metadata")
+SelfT = TypeVar("SelfT", bound="MetadataMixin")
 
 
-class Metadata(Core):
+class MetadataMixin(Core):
     """What a collection says about itself."""
 
     __slots__ = ()
@@ -96,8 +96,8 @@ class Metadata(Core):
             full = (names or (None,) * ndim) + tail
             node._names = full if any(name is not None for name in full) else None
             # A lazy stack has passed them on to its members, without the stack dim.
-            if node._stacked() is None:
-                todo.extend(child._inner() for child in node._nested())
+            if node._members_and_dim() is None:
+                todo.extend(child._inner() for child in node._iter_nested())
 
     def refine_names(self: SelfT, *names: Any) -> SelfT:
         """Name dims that have no name yet, in place.
@@ -112,12 +112,12 @@ class Metadata(Core):
         >>> TensorDict(batch_size=[2, 3, 4]).refine_names(..., "time").names
         [None, None, 'time']
         """
-        mine = self.names
-        refined = check_names(_filled_in(names, mine), len(mine)) or (None,) * len(mine)
-        for old, new in zip(mine, refined, strict=True):
+        left = self.names
+        refined = check_names(_fill_ellipsis(names, left), len(left)) or (None,) * len(left)
+        for old, new in zip(left, refined, strict=True):
             if old is not None and new != old:
                 raise StructureError(
-                    f"cannot refine the names {mine} to {list(refined)}: the dim {old!r} has its name; use rename()"
+                    f"cannot refine the names {left} to {list(refined)}: the dim {old!r} has its name; use rename()"
                 )
         self._set_names(refined)
         return self
@@ -135,7 +135,7 @@ class Metadata(Core):
         >>> TensorDict(batch_size=[2, 3], names=["a", "b"]).rename(a="time").names
         ['time', 'b']
         """
-        return self._shallow().rename_(*names, **rename_map)
+        return self._shallow_copy().rename_(*names, **rename_map)
 
     def rename_(self: SelfT, *names: Any, **rename_map: str) -> SelfT:
         """Change the dim names in place; arguments as for :meth:`rename`.
@@ -147,14 +147,14 @@ class Metadata(Core):
             raise DimNamesError(
                 f"rename takes the new names or a map from old to new ones; got names {list(names)}, map {rename_map}"
             )
-        mine = self.names
-        unknown = [name for name in rename_map if name not in mine]
+        left = self.names
+        unknown = [name for name in rename_map if name not in left]
         if unknown:
-            raise DimNamesError(f"there is no dim named {unknown}; the names are {mine}")
-        new: Sequence[str | None] | None = [rename_map.get(name, name) if name else name for name in mine]
+            raise DimNamesError(f"there is no dim named {unknown}; the names are {left}")
+        new: Sequence[str | None] | None = [rename_map.get(name, name) if name else name for name in left]
         if names:
-            new = None if names == (None,) else _filled_in(names, mine)
-        self._set_names(check_names(new, len(mine)))
+            new = None if names == (None,) else _fill_ellipsis(names, left)
+        self._set_names(check_names(new, len(left)))
         return self
 
     @property
@@ -168,9 +168,9 @@ class Metadata(Core):
         todo: list[tuple[Core, int]] = [(self, 0)]
         while todo:
             node, level = todo.pop()
-            inner = level + (node._stacked() is None)
-            for child in node._below():
-                if isinstance(child, Tensor) or child._opaque:
+            inner = level + (node._members_and_dim() is None)
+            for child in node._tree_children():
+                if isinstance(child, Tensor) or child._is_value:
                     deepest = max(deepest, level)
                 else:
                     todo.append((child, inner))
@@ -250,9 +250,9 @@ class Metadata(Core):
         todo: list[Child] = [self]
         while todo:
             child = todo.pop()
-            if isinstance(child, Tensor) or child._opaque:
+            if isinstance(child, Tensor) or child._is_value:
                 return False
-            todo += child._below()
+            todo += child._tree_children()
         return True
 
     def data_ptr(self, *, storage: bool = False) -> Any:
@@ -278,12 +278,12 @@ class Metadata(Core):
         >>> TensorDict({"a": torch.zeros(3)}).bytes()
         12
         """
-        leaves = self._leaves() if count_duplicates else _distinct(self._leaves())
+        leaves = self._leaves() if count_duplicates else _drop_duplicates(self._leaves())
         # Only leaves of the graph have a gradient; torch warns where others are asked for theirs.
         grads = [leaf.grad for leaf in leaves if leaf.is_leaf and leaf.requires_grad]
-        parts = [part for one in (*leaves, *grads) if one is not None for part in parts_of(one)]
+        parts = [part for leaf in (*leaves, *grads) if leaf is not None for part in get_parts(leaf)]
         # Jagged leaves of the same lengths share their offsets.
-        parts = parts if count_duplicates else _distinct(parts)
+        parts = parts if count_duplicates else _drop_duplicates(parts)
         return sum(part.numel() * part.element_size() for part in parts)
 
     def param_count(self, *, count_duplicates: bool = True) -> int:
@@ -295,7 +295,7 @@ class Metadata(Core):
         >>> TensorDict({"a": torch.zeros(3), "b": torch.zeros(2, 2)}).param_count()
         7
         """
-        leaves = self._leaves() if count_duplicates else _distinct(self._leaves())
+        leaves = self._leaves() if count_duplicates else _drop_duplicates(self._leaves())
         return sum(leaf.numel() for leaf in leaves)
 
     @classmethod
@@ -322,12 +322,12 @@ class Metadata(Core):
         path = unravel_key_to_tuple(key)
         for depth, part in enumerate(path):
             if isinstance(node, Tensor):
-                raise missing_key(self, key)
+                raise missing_key_error(self, key)
             try:
-                node = node._stand_in(part)
+                node = node._peek_child(part)
             except KeyError:
-                raise missing_key(node, part, path[:depth]) from None
-        return type(shown(node))
+                raise missing_key_error(node, part, path[:depth]) from None
+        return type(unwrap_entry(node))
 
     def get_item_shape(self, key: NestedKey) -> torch.Size:
         """Return the shape of an entry; -1 stands for a dim that differs between the members of a lazy stack.
@@ -340,12 +340,12 @@ class Metadata(Core):
         """
         *parents, last = unravel_key_to_tuple(key)
         node = self._get_path(tuple(parents))  # type: ignore[attr-defined]
-        stacked = None if isinstance(node, Tensor) else node._stacked()
+        stacked = None if isinstance(node, Tensor) else node._members_and_dim()
         if stacked is None:
-            return torch.Size(shown_shape(self._get_path((*parents, last))))  # type: ignore[attr-defined]
+            return torch.Size(get_display_shape(self._get_path((*parents, last))))  # type: ignore[attr-defined]
         if last not in node._children():
-            raise missing_key(node, last, tuple(parents))
-        return torch.Size(merged_shape([member.get_item_shape(last) for member in stacked[0]], stacked[1]))
+            raise missing_key_error(node, last, tuple(parents))
+        return torch.Size(merge_shapes([member.get_item_shape(last) for member in stacked[0]], stacked[1]))
 
     def auto_batch_size_(
         self: SelfT, batch_dims: int | None = None, keep_compliant_size: bool = False
@@ -371,11 +371,13 @@ class Metadata(Core):
         >>> TensorDict({"a": 1}).auto_device_().device
         device(type='cpu')
         """
-        for node in reversed(list(every_level(self))):
-            if node._stacked() is None:
+        for node in reversed(list(iter_nodes(self))):
+            if node._members_and_dim() is None:
                 children = list(node._children().values())
-                found = {child.device for child in children if isinstance(child, Tensor) or not child._opaque}
-                node._set_device(found.pop() if len(found) == 1 else None)
+                results = {
+                    child.device for child in children if isinstance(child, Tensor) or not child._is_value
+                }
+                node._set_device(results.pop() if len(results) == 1 else None)
         return self
 
     def clear_device_(self: SelfT) -> SelfT:
@@ -384,7 +386,7 @@ class Metadata(Core):
         >>> TensorDict({"a": 1}, device="cpu").clear_device_().device is None
         True
         """
-        relabel(self, None)
+        set_device_labels(self, None)
         return self
 
     @property
@@ -397,24 +399,24 @@ class Metadata(Core):
         return sorted(self._children())
 
 
-def _filled_in(names: tuple[Any, ...], mine: Sequence[str | None]) -> tuple[Any, ...]:
+def _fill_ellipsis(names: tuple[Any, ...], left: Sequence[str | None]) -> tuple[Any, ...]:
     """Return names with those that the dims have for ``...``."""
     if ... not in names:
         return names
-    at = names.index(...)
-    count = len(mine) - len(names) + 1
-    return (*names[:at], *mine[at : at + max(count, 0)], *names[at + 1 :])
+    position = names.index(...)
+    count = len(left) - len(names) + 1
+    return (*names[:position], *left[position : position + max(count, 0)], *names[position + 1 :])
 
 
-def _distinct(leaves: list[Tensor]) -> list[Tensor]:
+def _drop_duplicates(leaves: list[Tensor]) -> list[Tensor]:
     """Return the leaves without those that are the same view of the same memory."""
-    return list({_view(leaf): leaf for leaf in leaves}.values())
+    return list({_get_view_id(leaf): leaf for leaf in leaves}.values())
 
 
-def _view(leaf: Tensor) -> Any:
+def _get_view_id(leaf: Tensor) -> Any:
     """Return what a leaf has in common with those that are the same view of the same memory, and no others."""
     if leaf.layout is torch.jagged:
-        return tuple(map(_view, parts_of(leaf)))
+        return tuple(map(_get_view_id, get_parts(leaf)))
     if leaf.layout is not torch.strided or leaf.is_nested:
         return id(leaf)  # it has no memory of its own
     return leaf.data_ptr(), leaf.dtype, leaf.shape, leaf.stride(), leaf.device
@@ -423,9 +425,9 @@ def _view(leaf: Tensor) -> Any:
 def _addresses(entry: Child, storage: bool) -> Any:
     if isinstance(entry, Tensor):
         return torch.tensor(entry.untyped_storage().data_ptr() if storage else entry.data_ptr())
-    if entry._opaque:
+    if entry._is_value:
         return entry
-    stacked = entry._stacked()
-    children = entry._children() if stacked is None else {str(i): each for i, each in enumerate(stacked[0])}
+    stacked = entry._members_and_dim()
+    children = entry._children() if stacked is None else {str(i): item for i, item in enumerate(stacked[0])}
     addresses = {key: _addresses(child, storage) for key, child in dict(children).items()}
-    return dense(addresses, torch.Size(), torch.device("cpu"))
+    return make_dense(addresses, torch.Size(), torch.device("cpu"))

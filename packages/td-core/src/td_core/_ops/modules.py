@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .._collection import Child, Core, dense, show_path
+from .._collection import Child, Core, make_dense, show_path
 from .._foreach import PLAIN
 from .._keys import unravel_key_to_tuple
 from .._nodes import KINDS
@@ -27,7 +27,7 @@ from .._roles import (
 from .._torch_private import functorch_level
 from ..errors import KeyPathError, StructureError
 from .leaf_writes import check_copied
-from .operands import where
+from .operands import describe_leaf
 from .shape import same_memory
 
 #: Slots of a module, key, new leaf or value, what the slot held, and what stands there: "p" for a parameter, "b" for a buffer
@@ -53,24 +53,24 @@ def _plain(leaf: Tensor) -> Tensor:
         return leaf.as_subclass(Tensor)
 
 
-def _without_entries(owner: Any) -> Any:
+def _make_empty_level(owner: Any) -> Any:
     """Return a level for what the slots of a module or collection hold; a value, which has none, is its own."""
-    if isinstance(owner, Core) and owner._opaque:
+    if isinstance(owner, Core) and owner._is_value:
         return owner
-    if not isinstance(owner, Core) or owner._stacked() is not None:
-        return dense({}, torch.Size())
+    if not isinstance(owner, Core) or owner._members_and_dim() is not None:
+        return make_dense({}, torch.Size())
     return owner._with_children({})
 
 
-def _put_back(moves: list[Move]) -> None:
+def _undo(moves: list[Move]) -> None:
     # Backwards, so that a slot met twice (a shared submodule) ends with what it held first.
     for slots, key, _, held, _ in reversed(moves):
         slots[key] = held
 
 
-def _settle(homes: list[Home], undo: bool = False) -> None:
+def _swap_in(slots: list[Home], undo: bool = False) -> None:
     """Make plain attributes of parameters, whose places stay, or parameters of such attributes."""
-    for parameters, attributes, key, held, lowers in homes:
+    for parameters, attributes, key, held, lowers in slots:
         if lowers is not undo:
             parameters[key], attributes[key] = None, held
         else:
@@ -78,8 +78,8 @@ def _settle(homes: list[Home], undo: bool = False) -> None:
             parameters[key] = held
 
 
-def _place(
-    owner: nn.Module, key: str, leaf: Tensor, copy: bool, plain: bool, homes: list[Home]
+def _swap(
+    owner: nn.Module, key: str, leaf: Tensor, copy: bool, plain: bool, slots: list[Home]
 ) -> tuple[dict[str, Any], Any]:
     """Return where a leaf goes in the place of a parameter, which a plain attribute may have taken, and what is held there."""
     parameters, attributes = owner._parameters, owner.__dict__
@@ -89,7 +89,7 @@ def _place(
         held = attributes.get(key)
     lowers = lowered if copy else (lowered or plain) and not isinstance(leaf, nn.Parameter)
     if lowers is not lowered:
-        homes.append((parameters, attributes, key, held, lowers))
+        slots.append((parameters, attributes, key, held, lowers))
     return attributes if lowers else parameters, held
 
 
@@ -107,7 +107,7 @@ def _write(slots: dict[str, Any], key: str, value: Any, non_blocking: bool = Fal
         slots[key] = value
 
 
-def _surely(undo: Callable[[], Any]) -> None:
+def _run_all(undo: Callable[[], Any]) -> None:
     """Undo to the end, also where a Ctrl-C comes in between: many a program catches it to save the module."""
     try:
         undo()
@@ -126,9 +126,9 @@ def _fit(value: Any, held: Any, slot: str, wrap: bool, made: dict[Any, Tensor]) 
         wrap: whether a parameter stays one.
         made: what was made of leaves before, by their ids and slots, and last in the place of a parameter, by its id.
     """
-    found = made.get((id(value), slot))
-    if found is not None:
-        return found
+    result = made.get((id(value), slot))
+    if result is not None:
+        return result
     if slot == "p":
         if not wrap or is_parameter(value) or (value.requires_grad and not is_buffer(value)):
             return value
@@ -175,38 +175,38 @@ def from_module(
     >>> from_module(nn.Sequential(nn.Linear(2, 3), nn.ReLU()))
     TensorDict(batch_size=[], fields={0: {bias: f32[3], weight: f32[3,2]}})
     """
-    return _finished(_taken(module, as_module, use_state_dict, filter_empty), as_module, lock)
+    return _finish(_take_entries(module, as_module, use_state_dict, filter_empty), as_module, lock)
 
 
-def _taken(module: nn.Module, as_module: bool, use_state_dict: bool, filter_empty: bool = True) -> Any:
+def _take_entries(module: nn.Module, as_module: bool, use_state_dict: bool, filter_empty: bool = True) -> Any:
     if not use_state_dict:
-        return _take(module, filter_empty)
+        return _copy_slots(module, filter_empty)
     buffers = {name for name, _ in module.named_buffers(remove_duplicate=False)}
     state = module.state_dict(keep_vars=as_module)
     for name, leaf in state.items():
         if name in buffers and not is_parameter(leaf) and not torch.compiler.is_compiling():
             mark_buffer(leaf)
-    return _unflattened(state)
+    return _unflatten_state(state)
 
 
-def _unflattened(state: dict[str, Any]) -> Any:
-    result = dense({}, torch.Size())
+def _unflatten_state(state: dict[str, Any]) -> Any:
+    result = make_dense({}, torch.Size())
     for key, value in state.items():
         result._set_path(tuple(key.split(".")), value)
     return result
 
 
-def _finished(result: Any, as_module: bool, lock: bool) -> Any:
+def _finish(result: Any, as_module: bool, lock: bool) -> Any:
     if as_module:
         result = KINDS["TensorDictParams"].type(result, no_convert=True)
     return result.lock_() if lock else result
 
 
-def _take(root: nn.Module, filter_empty: bool) -> Any:
+def _copy_slots(root: nn.Module, filter_empty: bool) -> Any:
     if isinstance(root, Core):
         return root._tensordict
     size = torch.Size()
-    top = _tensors(root)
+    top = _list_tensors(root)
     todo: list[tuple[nn.Module, dict[str, Child], tuple[Any, ...]]] = [(root, top, ())]
     levels: list[tuple[dict[str, Child], str]] = []
     while todo:
@@ -220,8 +220,8 @@ def _take(root: nn.Module, filter_empty: bool) -> Any:
             if isinstance(child, Core):
                 entries[key] = child._tensordict
                 continue
-            below = _tensors(child)
-            entries[key] = dense(below, size)
+            below = _list_tensors(child)
+            entries[key] = make_dense(below, size)
             if child._modules:
                 todo.append((child, below, (*above, module)))
     if filter_empty:
@@ -229,7 +229,7 @@ def _take(root: nn.Module, filter_empty: bool) -> Any:
         for entries, key in reversed(levels):
             if not entries[key]._children():
                 del entries[key]
-    return dense(top, size)
+    return make_dense(top, size)
 
 
 def _is_sharded(module: Any) -> bool:
@@ -252,7 +252,7 @@ def _mark_buffers(module: Any) -> None:
             mark_buffer(leaf, persistent)
 
 
-def _tensors(module: Any) -> dict[str, Child]:
+def _list_tensors(module: Any) -> dict[str, Child]:
     if _is_sharded(module):
         # Between a forward and a backward pass a module may hold whole parameters, whose memory is soon taken away.
         module.reshard()
@@ -287,11 +287,11 @@ def from_modules(
     >>> from_modules(nn.Linear(2, 3), nn.Linear(2, 3))
     TensorDict(batch_size=[2], fields={bias: f32[3], weight: f32[3,2]})
     """
-    result = _stacked_modules(modules, as_module, use_state_dict, lazy_stack, expand_identical)
-    return _finished(result, as_module, lock)
+    result = _stack_modules(modules, as_module, use_state_dict, lazy_stack, expand_identical)
+    return _finish(result, as_module, lock)
 
 
-def _stacked_modules(
+def _stack_modules(
     modules: tuple[nn.Module, ...],
     as_module: bool,
     use_state_dict: bool,
@@ -300,15 +300,15 @@ def _stacked_modules(
 ) -> Any:
     if not modules:
         raise StructureError("from_modules() needs at least one module")
-    items = [_taken(module, as_module, use_state_dict) for module in modules]
-    return items[0]._keep_together(items, 0) if lazy_stack else _stack_parameters(items, expand_identical)
+    items = [_take_entries(module, as_module, use_state_dict) for module in modules]
+    return items[0]._stack_lazily(items, 0) if lazy_stack else _stack_parameters(items, expand_identical)
 
 
 def _stack_parameters(items: list[Any], expand_identical: bool) -> Any:
     columns: list[list[Tensor]] = []
     for item in items:
         column: list[Tensor] = []
-        item._collect_like(items[0], column)
+        item._flatten_like(items[0], column)
         columns.append(column)
     stacked: list[Tensor] = []
     for row in zip(*columns):
@@ -319,18 +319,20 @@ def _stack_parameters(items: list[Any], expand_identical: bool) -> Any:
         try:
             value = torch.stack([leaf.detach() if isinstance(leaf, nn.Parameter) else leaf for leaf in row])
         except (RuntimeError, ValueError) as error:  # a lazy module that was not called yet gives the latter
-            raise StructureError(f"cannot stack the modules: {where(items[0], first)}: {error}") from error
+            raise StructureError(
+                f"cannot stack the modules: {describe_leaf(items[0], first)}: {error}"
+            ) from error
         if isinstance(first, nn.Parameter):
             value = nn.Parameter(value, requires_grad=first.requires_grad)
         elif is_buffer(first):
             value = as_buffer(value, is_persistent(first))
         stacked.append(value)
-    result = items[0]._with_leaves(stacked)
+    result = items[0]._unflatten(stacked)
     result._change_batch_size(torch.Size((len(items),)))
     return result
 
 
-class Modules(Core):
+class ModuleMixin(Core):
     """``from_module``, ``from_modules``, ``to_module``."""
 
     __slots__ = ()
@@ -338,7 +340,7 @@ class Modules(Core):
     @classmethod
     def _of_module(cls, taken: Any) -> Any:
         """Return what a module holds as what a classmethod of this class returns."""
-        return cls._of_dense(taken)
+        return cls._wrap_dense(taken)
 
     @classmethod
     def from_module(
@@ -354,8 +356,8 @@ class Modules(Core):
         >>> TensorDict.from_module(nn.Linear(2, 3))["weight"].shape
         torch.Size([3, 2])
         """
-        taken = _taken(module, as_module, use_state_dict, filter_empty)
-        return _finished(cls._of_module(taken), as_module, lock)
+        taken = _take_entries(module, as_module, use_state_dict, filter_empty)
+        return _finish(cls._of_module(taken), as_module, lock)
 
     @classmethod
     def from_modules(
@@ -372,8 +374,8 @@ class Modules(Core):
         >>> TensorDict.from_modules(nn.Linear(2, 3), nn.Linear(2, 3)).batch_size
         torch.Size([2])
         """
-        taken = _stacked_modules(modules, as_module, use_state_dict, lazy_stack, expand_identical)
-        return _finished(cls._of_module(taken), as_module, lock)
+        taken = _stack_modules(modules, as_module, use_state_dict, lazy_stack, expand_identical)
+        return _finish(cls._of_module(taken), as_module, lock)
 
     def to_module(
         self,
@@ -430,11 +432,11 @@ class Modules(Core):
                 )
             return self._load_into(module, swap_dest)
         eager = not torch.compiler.is_compiling() and functorch_level() is None
-        moves, homes, swap = self._pair(module, bool(inplace), eager and not preserve_module_state)
+        moves, slots_of, swap = self._pair(module, bool(inplace), eager and not preserve_module_state)
 
         def undo() -> None:
-            (_copy_back if inplace else _put_back)(moves)
-            _settle(homes, undo=True)
+            (_copy_back if inplace else _undo)(moves)
+            _swap_in(slots_of, undo=True)
 
         if inplace:
             with torch.no_grad():
@@ -447,7 +449,7 @@ class Modules(Core):
                     for slots, key, value, _, _ in moves:
                         _write(slots, key, value, non_blocking)
             else:
-                _settle(homes)
+                _swap_in(slots_of)
                 made: dict[Any, Tensor] = {}
                 wrap, parameter = eager and preserve_module_state, nn.Parameter
                 for slots, key, value, held, slot in moves:
@@ -460,7 +462,7 @@ class Modules(Core):
         except BaseException:
             undo()
             raise
-        return swap._undone_by(lambda _: _surely(undo))
+        return swap._undo_on_exit(lambda _: _run_all(undo))
 
     def _pair(self, module: nn.Module, copy: bool, plain: bool) -> tuple[list[Move], list[Home], Any]:
         """Match leaves with the module's slots.
@@ -475,8 +477,8 @@ class Modules(Core):
             hold (copies if ``copy``).
         """
         moves: list[Move] = []
-        homes: list[Home] = []
-        swap = dense({}, torch.Size())
+        slots_of: list[Home] = []
+        swap = make_dense({}, torch.Size())
         todo: list[tuple[Core, Any, Any, tuple[str, ...]]] = [(self, module, swap, ())]
         while todo:
             node, owner, old, path = todo.pop()
@@ -489,7 +491,7 @@ class Modules(Core):
             collection = isinstance(owner, Core)
             for key, child in dict(node._children()).items():
                 is_tensor = isinstance(child, Tensor)
-                if not is_tensor and child._shows_tensor:
+                if not is_tensor and child._is_tensor_proxy:
                     child, is_tensor = _plain(child._leaves()[0]), True
                 if is_tensor:
                     slots: Any = parameters
@@ -499,7 +501,7 @@ class Modules(Core):
                         slot = "b"
                     held = slots.get(key)
                     if (plain or held is None) and slots is parameters and not collection:
-                        slots, held = _place(owner, key, child, copy, plain, homes)
+                        slots, held = _swap(owner, key, child, copy, plain, slots_of)
                         slot = "p" if slots is parameters else ""
                     # What a collection holds may be a level or a value.
                     if held is None or (not isinstance(held, Tensor) and modules is parameters):
@@ -514,24 +516,24 @@ class Modules(Core):
                     old._set_child(key, held)
                     continue
                 inner = modules.get(key)
-                below = None if isinstance(inner, Tensor) or inner is None else _without_entries(inner)
-                if below is not None and below._opaque == child._opaque:
+                below = None if isinstance(inner, Tensor) or inner is None else _make_empty_level(inner)
+                if below is not None and below._is_value == child._is_value:
                     old._set_child(key, below)
-                    if child._opaque:
+                    if child._is_value:
                         moves.append((modules, key, child, inner, ""))
                     else:
                         todo.append((child, inner, below, (*path, key)))
-                elif child._opaque or child._children():
-                    what = "value" if child._opaque else "submodule"
+                elif child._is_value or child._children():
+                    what = "value" if child._is_value else "submodule"
                     raise KeyPathError(
                         f"{show_path((*path, key))}: {type(owner).__name__} has no {what} {key!r}"
                     )
-        return moves, homes, swap
+        return moves, slots_of, swap
 
     def _load_into(self: Any, module: nn.Module, swap_dest: Any) -> Any:
         state = {key: value.detach().clone() for key, value in module.state_dict().items()}
         flat = {".".join(unravel_key_to_tuple(key)): leaf for key, leaf in self.items(True, True)}
-        swap = _unflattened(state)
+        swap = _unflatten_state(state)
         try:
             module.load_state_dict(flat)
             if swap_dest is not None:
@@ -540,4 +542,4 @@ class Modules(Core):
             # torch loads all that fits before it says what does not.
             module.load_state_dict(state)
             raise
-        return swap._undone_by(lambda _: _surely(partial(module.load_state_dict, state)))
+        return swap._undo_on_exit(lambda _: _run_all(partial(module.load_state_dict, state)))

@@ -20,27 +20,35 @@ from .._arrays import as_tensor
 from .._collection import (
     Core,
     Walked,
-    changed_meanwhile,
     check_same_keys,
+    concurrent_change_error,
     show_path,
 )
-from .._element_types import as_it_is
-from .._foreach import PLAIN, Op, columns, foreach, needs_grad, odd_first, shares_grad
+from .._element_types import keep_scalar
+from .._foreach import (
+    PLAIN,
+    Op,
+    expand_operands,
+    foreach,
+    is_grad_needed,
+    is_grad_shared,
+    order_subclasses_first,
+)
 from .._known_looks import KnownLooks
 from .._plans import ShapePlan, broadcast_shape
-from .._ragged import shown_shape
+from .._ragged import get_display_shape
 from ..errors import BatchSizeError, StructureError
-from .alignment import aligned_pairs, expanded
+from .broadcasting import align_pairs, expand_to_match
 from .key_trees import Row, build
 from .leaf_writes import (
     COPY,
-    apart,
+    check_no_grad,
     check_writable,
-    contiguous,
+    clone_overlapping,
     copy_all,
-    refuse_grad,
-    refused_as_shared,
-    shares_part,
+    is_all_contiguous,
+    is_overlap_error,
+    is_overlapping,
 )
 from .shared_memory import WRITES_ANEW, change_distinct, may_share_memory
 
@@ -63,7 +71,7 @@ def combine(
 ) -> Any:
     """Return ``node`` combined with an operand, or NotImplemented where it is none.
 
-    ``foreign`` collects what :meth:`Core._collect_both` does.
+    ``foreign`` collects what :meth:`Core._zip_leaves` does.
     """
     leaves: list[Tensor] = []
     levels: Walked = None
@@ -72,19 +80,19 @@ def combine(
     if type(other) is type(node) or not isinstance(other, NUMBERS):
         if type(other) is type(node) or isinstance(other, Core):
             if default is not None:
-                fill = _filler(default)
-                node, other = with_keys_of(node, other, fill, True), with_keys_of(other, node, fill, True)
+                fill = _make_filler(default)
+                node, other = reorder_like(node, other, fill, True), reorder_like(other, node, fill, True)
             size = None
             if other.batch_size != node.batch_size:
                 size = _broadcast(name, other.batch_size, node.batch_size)
-                node, other = expanded(node, other, size), expanded(other, node, size)
+                node, other = expand_to_match(node, other, size), expand_to_match(other, node, size)
             operand = []
-            levels = node._collect_both(other, leaves, operand, foreign)
+            levels = node._zip_leaves(other, leaves, operand, foreign)
             if size is not None:
-                leaves, operand = aligned_pairs(node, other, leaves, operand, len(size))
+                leaves, operand = align_pairs(node, other, leaves, operand, len(size))
         else:
             if isinstance(other, np.ndarray):
-                other = _beside(node, other)
+                other = _move_beside(node, other)
             elif not isinstance(other, Tensor):
                 return NotImplemented
             if other.ndim and other.shape != node.batch_size:
@@ -93,18 +101,18 @@ def combine(
                     node = node.expand(size)
             operand = []
             if other.ndim:  # else all leaves get it as it is, below
-                node._spread(other, operand)
+                node._broadcast_to_leaves(other, operand)
     elif isinstance(other, np.generic):
         operand = other.item()
     # What was not walked with the leaves, parts of a tensor, may have any class.
     walked = len(leaves) > 0 or type(operand) is not list
     if not leaves:
-        levels = node._collect(leaves)
+        levels = node._flatten_leaves(leaves)
     if type(operand) is list and not operand:
         operand = _beside_each(node, other, leaves, levels)
     try:
         plain = walked and type(levels) is dict
-        return node._with_leaves(foreach(this, leaves, operand, plain=plain), levels)
+        return node._unflatten(foreach(this, leaves, operand, plain=plain), levels)
     except LEAF_ERRORS as error:
         raise_at_leaf(error, name, node, this.single, leaves, operand)
 
@@ -118,7 +126,7 @@ def combine_inplace(node: Any, name: str, this: Op, other: Operand) -> Any:
         operand = operand_inplace(node, name, other)
         if operand is NotImplemented:
             return operand
-        node._collect(leaves)
+        node._flatten_leaves(leaves)
     write_leaves(name, node, this, leaves, operand)
     return node
 
@@ -132,7 +140,7 @@ def operand_inplace(node: Any, name: str, other: Operand) -> Any:
     leaves: list[Tensor]
     operand: list[Tensor] = []
     if isinstance(other, np.ndarray):
-        other = _beside(node, other)
+        other = _move_beside(node, other)
     is_tensor = isinstance(other, Tensor)
     if not is_tensor and not isinstance(other, Core):
         return NotImplemented
@@ -144,15 +152,15 @@ def operand_inplace(node: Any, name: str, other: Operand) -> Any:
             )
         if not is_tensor:
             leaves = []
-            other = expanded(other, node, size)
+            other = expand_to_match(other, node, size)
             operand = _operand_leaves(node, other, leaves)
-            return aligned_pairs(node, other, leaves, operand, len(size))[1]
+            return align_pairs(node, other, leaves, operand, len(size))[1]
     if is_tensor and not shape:
         leaves = []
-        levels = node._collect(leaves)
+        levels = node._flatten_leaves(leaves)
         operand = _beside_each(node, other, leaves, levels)
     elif is_tensor:
-        node._spread(other, operand)
+        node._broadcast_to_leaves(other, operand)
     else:
         operand = _operand_leaves(node, other, [])
     return operand
@@ -163,7 +171,7 @@ def _beside_each(node: Any, scalar: Tensor, leaves: list[Tensor], levels: Walked
     if type(levels) is dict or type(levels) is list:
         return [scalar] * len(leaves)
     operand: list[Tensor] = []  # there may be lazy stacks, which show what has no dims with some
-    node._spread(scalar, operand, as_it_is)
+    node._broadcast_to_leaves(scalar, operand, keep_scalar)
     return operand
 
 
@@ -171,9 +179,9 @@ def _operand_leaves(node: Core, other: Core, leaves: list[Tensor]) -> list[Tenso
     """Append the leaves of ``node`` to ``leaves``, and return what stands beside each in ``other``, apart from them."""
     operand: list[Tensor] = []
     foreign: list[Core] = []
-    node._collect_both(other, leaves, operand, foreign)
+    node._zip_leaves(other, leaves, operand, foreign)
     # A plain mapping shares nothing with itself in another order.
-    return apart(leaves, operand) if foreign else operand
+    return clone_overlapping(leaves, operand) if foreign else operand
 
 
 def write_leaves(name: str, node: Core, this: Op, leaves: list[Tensor], *operands: Any) -> None:
@@ -187,7 +195,7 @@ def write_leaves(name: str, node: Core, this: Op, leaves: list[Tensor], *operand
     if not torch.compiler.is_compiling():
         same = _WRITABLE.of(leaves)
         known = same is not None
-        mixed = same is None and not _writable(name, node, this, leaves, operands)
+        mixed = same is None and not _check_writable(name, node, this, leaves, operands)
         if same is None and len(set(map(id, leaves))) < len(leaves):
             # A GPU writes all leaves of a fused call at once, of which one is to be written after it was written.
             this = Op(None, this.single)
@@ -195,7 +203,7 @@ def write_leaves(name: str, node: Core, this: Op, leaves: list[Tensor], *operand
             if type(operand) is not list:
                 continue
             if len(operand) != len(leaves):
-                raise changed_meanwhile(node)
+                raise concurrent_change_error(node)
             if same is None or not same(operand):
                 known = False
                 _check_shapes(name, node, this, leaves, operands, operand)
@@ -203,7 +211,7 @@ def write_leaves(name: str, node: Core, this: Op, leaves: list[Tensor], *operand
         if mixed:
             _check_dtypes(name, node, this, leaves, operands)
             # The autograd of fused kernels takes no integers beside leaves that require grad.
-            if shares_grad(leaves, *operands):
+            if is_grad_shared(leaves, *operands):
                 this = Op(None, this.single)
     if this.single not in WRITES_ANEW and (
         (not known and torch.compiler.is_compiling()) or may_share_memory(leaves, known)
@@ -214,44 +222,44 @@ def write_leaves(name: str, node: Core, this: Op, leaves: list[Tensor], *operand
         if known or torch.compiler.is_compiling() or PLAIN.issuperset(map(type, leaves)):
             foreach(this, leaves, *operands, plain=known)
         else:
-            rows = list(zip(leaves, *columns(leaves, operands), strict=True))
-            for done in odd_first(leaves):
+            rows = list(zip(leaves, *expand_operands(leaves, operands), strict=True))
+            for done in order_subclasses_first(leaves):
                 this.single(*rows[done])
     except (RuntimeError, TypeError) as error:
-        if refused_as_shared(error) and not needs_grad(leaves, *operands):
-            return _go_on_apart(this, leaves, operands)
+        if is_overlap_error(error) and not is_grad_needed(leaves, *operands):
+            return _finish_without_overlap(this, leaves, operands)
         for leaf in leaves:
             if leaf.requires_grad:
-                refuse_grad(leaf, _path_of(node, leaf))
+                check_no_grad(leaf, _path_of(node, leaf))
         _check_dtypes(name, node, this, leaves, operands)
         if PLAIN.issuperset(map(type, leaves)):
             raise
-        message = f"cannot compute {name} in place: {where(node, leaves[done])}: {error}"
-        raise named(error, message) from error
+        message = f"cannot compute {name} in place: {describe_leaf(node, leaves[done])}: {error}"
+        raise rephrase_error(error, message) from error
 
 
-def _go_on_apart(this: Op, leaves: list[Tensor], operands: tuple[Any, ...]) -> None:
+def _finish_without_overlap(this: Op, leaves: list[Tensor], operands: tuple[Any, ...]) -> None:
     """Do the rest of an operation in place, from the leaf on that shares memory with an operand: on copies of such.
 
     torch refuses to read what it writes at another place, and has written the leaves before.
     """
-    rows = list(zip(leaves, *columns(leaves, operands), strict=True))
+    rows = list(zip(leaves, *expand_operands(leaves, operands), strict=True))
     begun = False
-    for i in odd_first(leaves):
+    for i in order_subclasses_first(leaves):
         leaf, *others = rows[i]
-        shared = [shares_part(leaf, other) for other in others]
+        shared = [is_overlapping(leaf, other) for other in others]
         begun = begun or any(shared)
         if begun:
             this.single(leaf, *[other.clone() if twice else other for other, twice in zip(others, shared)])
 
 
-def _writable(name: str, node: Core, this: Op, leaves: list[Tensor], operands: tuple[Any, ...]) -> bool:
+def _check_writable(name: str, node: Core, this: Op, leaves: list[Tensor], operands: tuple[Any, ...]) -> bool:
     """Raise where a leaf cannot be written; return whether all leaves have one dtype."""
-    one = len({leaf.dtype for leaf in leaves}) < 2
+    item = len({leaf.dtype for leaf in leaves}) < 2
     # A fused kernel asks autograd about all leaves before it writes one, and what is contiguous is not expanded.
     needs_grad = any([leaf.requires_grad for leaf in leaves])  # noqa: C419
     sealed = any(map(Tensor.is_inference, leaves)) and not torch.is_inference_mode_enabled()
-    odd = not contiguous(leaves) or any(leaf.is_nested for leaf in leaves)
+    odd = not is_all_contiguous(leaves) or any(leaf.is_nested for leaf in leaves)
     if sealed or odd or (needs_grad and this.fused is None):
         for i, leaf in enumerate(leaves):
             try:
@@ -259,10 +267,10 @@ def _writable(name: str, node: Core, this: Op, leaves: list[Tensor], operands: t
             except StructureError:
                 check_writable(leaf, _path_of(node, leaf))
             if leaf.layout is not torch.strided or leaf.is_nested:
-                _try(name, node, this, leaf, leaf.detach().clone(), _each(operands, i))
-    elif one and not needs_grad:
+                _try_leaf(name, node, this, leaf, leaf.detach().clone(), _get_operands_at(operands, i))
+    elif item and not needs_grad:
         _WRITABLE.add(leaves)
-    return one
+    return item
 
 
 def _check_shapes(
@@ -276,21 +284,21 @@ def _check_shapes(
     except (RuntimeError, ValueError):
         pass  # found below, with its key
     for i, (leaf, other) in enumerate(zip(leaves, operand, strict=True)):
-        mine, theirs = shown_shape(leaf), shown_shape(other)
+        left, right = get_display_shape(leaf), get_display_shape(other)
         if leaf.is_nested and (leaf.layout is torch.strided or not other.is_nested):
-            _try(name, node, this, leaf, leaf.detach().clone(), _each(operands, i))
+            _try_leaf(name, node, this, leaf, leaf.detach().clone(), _get_operands_at(operands, i))
         # What torch computes of a tensor and a nested one is nested, so it is not written.
-        elif other.is_nested != leaf.is_nested or (mine != theirs and broadcast_shape(mine, theirs) != mine):
+        elif other.is_nested != leaf.is_nested or (left != right and broadcast_shape(left, right) != left):
             raise StructureError(
-                f"cannot compute {name} in place: {where(node, leaf)} has shape {list(mine)} "
-                f"and the operand {list(theirs)}"
+                f"cannot compute {name} in place: {describe_leaf(node, leaf)} has shape {list(left)} "
+                f"and the operand {list(right)}"
             )
 
 
 def _check_dtypes(name: str, node: Core, this: Op, leaves: list[Tensor], operands: tuple[Any, ...]) -> None:
     tried = set()
     for i, leaf in enumerate(leaves):
-        others = _each(operands, i)
+        others = _get_operands_at(operands, i)
         combination = (
             leaf.dtype,
             *[(other.dtype, other.ndim > 0) for other in others if isinstance(other, Tensor)],
@@ -302,33 +310,33 @@ def _check_dtypes(name: str, node: Core, this: Op, leaves: list[Tensor], operand
             torch.empty((0,) if other.ndim else (), dtype=other.dtype) if isinstance(other, Tensor) else other
             for other in others
         ]
-        _try(name, node, this, leaf, torch.empty((0,), dtype=leaf.dtype), trial)
+        _try_leaf(name, node, this, leaf, torch.empty((0,), dtype=leaf.dtype), trial)
 
 
-def _each(operands: tuple[Any, ...], i: int) -> list[Any]:
+def _get_operands_at(operands: tuple[Any, ...], i: int) -> list[Any]:
     return [operand[i] if type(operand) is list else operand for operand in operands]
 
 
-def _try(name: str, node: Core, this: Op, leaf: Tensor, target: Tensor, others: list[Any]) -> None:
+def _try_leaf(name: str, node: Core, this: Op, leaf: Tensor, target: Tensor, others: list[Any]) -> None:
     """Compute on ``target`` what is to be computed on ``leaf``; raise an error that names the leaf."""
     try:
         this.single(target, *others)
     except LEAF_ERRORS as error:
         if type(error) not in LEAF_ERRORS:
             raise
-        raise type(error)(f"cannot compute {name} in place: {where(node, leaf)}: {error}") from error
+        raise type(error)(f"cannot compute {name} in place: {describe_leaf(node, leaf)}: {error}") from error
 
 
 def write_out(name: str, result: Any, out: Any) -> Any:
     """Copy a result into ``out``, a collection of the same structure, and return that."""
     leaves = result._leaves()
     targets: list[Tensor] = []
-    out._collect_like(result, targets)
+    out._flatten_like(result, targets)
     write_leaves(name, result, COPY, targets, leaves)
     return out
 
 
-def checked(result: Any, name: str, other: Any) -> Any:
+def check_operand(result: Any, name: str, other: Any) -> Any:
     """Return a result, or raise TypeError where it says that ``other`` is no operand."""
     if result is NotImplemented:
         raise TypeError(
@@ -337,7 +345,7 @@ def checked(result: Any, name: str, other: Any) -> Any:
     return result
 
 
-def _beside(node: Any, array: np.ndarray[Any, Any]) -> Tensor:
+def _move_beside(node: Any, array: np.ndarray[Any, Any]) -> Tensor:
     """Return an array as a tensor where a collection is, whatever torch's default device is."""
     device = node.device
     if device is None:
@@ -355,7 +363,7 @@ def _broadcast(name: str, shape: torch.Size, size: torch.Size) -> tuple[int, ...
     return result
 
 
-def where(node: Any, leaf: Tensor) -> str:
+def describe_leaf(node: Any, leaf: Tensor) -> str:
     """Return where a leaf stands, for messages."""
     path = _path_of(node, leaf)
     return show_path(path) if path else "a leaf"
@@ -374,30 +382,30 @@ def _paths_of(node: Any, leaf: Tensor) -> Iterator[tuple[str, ...]]:
     """Iterate over the keys of a leaf; that of a lazy stack is in one of its members, other than the stacked one."""
     todo: list[tuple[Any, tuple[str, ...]]] = [(node, ())]
     while todo:
-        level, at = todo.pop()
-        stacked = level._stacked()
+        level, path = todo.pop()
+        stacked = level._members_and_dim()
         if stacked is not None:
-            todo.extend((member, at) for member in stacked[0][::-1])
+            todo.extend((member, path) for member in stacked[0][::-1])
             continue
         for key, child in dict(level._children()).items():
             if child is leaf or (
-                isinstance(child, Core) and child._shows_tensor and child._leaves()[0] is leaf
+                isinstance(child, Core) and child._is_tensor_proxy and child._leaves()[0] is leaf
             ):
-                yield (*at, key)
+                yield (*path, key)
             elif isinstance(child, Core):
-                todo.append((child, (*at, key)))
+                todo.append((child, (*path, key)))
 
 
-def named(error: Exception, message: str) -> Exception:
+def rephrase_error(error: Exception, message: str) -> Exception:
     """Return an error of the same type, where that is a plain one, with the key in its message."""
     return type(error)(message) if type(error) in LEAF_ERRORS else error
 
 
-def copy_named(
+def copy_leaves(
     targets: list[Tensor], values: list[Tensor], name: Callable[[int], str], non_blocking: bool = False
 ) -> None:
     """Copy each value into its target; for an error ``name`` tells which entry the target of a number is."""
-    order = odd_first(targets)
+    order = order_subclasses_first(targets)
     if type(order) is list:
         targets, values = [targets[i] for i in order], [values[i] for i in order]
     try:
@@ -406,10 +414,10 @@ def copy_named(
         for i, target, value in zip(order, targets, values, strict=True):
             try:
                 # What was copied may be copied again. torch refuses to read what it writes at another place.
-                target.copy_(value.clone() if shares_part(target, value) else value, non_blocking)
+                target.copy_(value.clone() if is_overlapping(target, value) else value, non_blocking)
             except (RuntimeError, TypeError) as again:
-                raise named(again, f"cannot write {name(i)} in place: {again}") from error
-        if not refused_as_shared(error):
+                raise rephrase_error(again, f"cannot write {name(i)} in place: {again}") from error
+        if not is_overlap_error(error):
             raise
 
 
@@ -419,22 +427,24 @@ def raise_at_leaf(
     """Raise the error that says at which leaf an operation fails."""
     try:
         if any(type(operand) is list and len(operand) != len(leaves) for operand in operands):
-            raise changed_meanwhile(node) from error
+            raise concurrent_change_error(node) from error
         for i, leaf in enumerate(leaves):
-            others = _each(operands, i)
+            others = _get_operands_at(operands, i)
             try:
                 single(leaf, *others)
             except LEAF_ERRORS as again:
-                shapes = [list(shown_shape(item)) for item in (leaf, *others) if isinstance(item, Tensor)]
-                message = f"cannot compute {name}: {where(node, leaf)}: {again} (shapes {shapes})"
-                raise named(again, message) from error
+                shapes = [
+                    list(get_display_shape(item)) for item in (leaf, *others) if isinstance(item, Tensor)
+                ]
+                message = f"cannot compute {name}: {describe_leaf(node, leaf)}: {again} (shapes {shapes})"
+                raise rephrase_error(again, message) from error
         raise error
     finally:
         # The traceback of what is raised knows this frame, which must not know what is raised.
         del error
 
 
-def each_leaf(name: str, node: Any, single: Callable[[Tensor], Tensor]) -> Any:
+def run_each_leaf(name: str, node: Any, single: Callable[[Tensor], Tensor]) -> Any:
     """Return the collection of ``single(leaf)``; an error says at which leaf it fails."""
     try:
         return node._map(single)
@@ -451,16 +461,14 @@ def raise_at_entry(error: Exception, name: str, node: Any, leaf: Callable[[Tenso
                     if isinstance(entry, Tensor):
                         leaf(entry)
                 except LEAF_ERRORS as again:
-                    message = (
-                        f"cannot compute {name}: key {key!r}: {again} (shape {list(shown_shape(entry))})"
-                    )
-                    raise named(again, message) from error
+                    message = f"cannot compute {name}: key {key!r}: {again} (shape {list(get_display_shape(entry))})"
+                    raise rephrase_error(again, message) from error
         raise error
     finally:
         del error
 
 
-def transformed(name: str, node: CoreT, plan: ShapePlan) -> CoreT:
+def transform(name: str, node: CoreT, plan: ShapePlan) -> CoreT:
     """Return the result of a shape plan; an error says at which entry it fails."""
     try:
         return node._transform(plan)
@@ -468,7 +476,7 @@ def transformed(name: str, node: CoreT, plan: ShapePlan) -> CoreT:
         raise_at_entry(error, name, node, plan.leaf)
 
 
-def _filler(default: Any) -> Callable[[Tensor], Tensor] | None:
+def _make_filler(default: Any) -> Callable[[Tensor], Tensor] | None:
     """Return what stands for an entry that one of two collections lacks; None where such entries are dropped."""
     if not isinstance(default, str):
         filler = default if isinstance(default, Tensor) else torch.as_tensor(default, device="cpu")
@@ -478,35 +486,37 @@ def _filler(default: Any) -> Callable[[Tensor], Tensor] | None:
     return None
 
 
-def with_keys_of(
+def reorder_like(
     node: Any, ref: Any, fill: Callable[[Tensor], Tensor] | None, keeps_kinds: bool = False
 ) -> Any:
     """Return a collection with what ``fill`` makes of the entries that only ``ref`` has; without it, with the common ones.
 
     Where ``keeps_kinds``, a kind that does not take a key refuses it; else its level becomes a plain one.
     """
-    stacked = node._stacked() or ref._stacked()
+    stacked = node._members_and_dim() or ref._members_and_dim()
     if stacked is not None and node.batch_size == ref.batch_size:
         # By member: a lazy stack hides what not all of them have.
-        kind = ref if node._stacked() is None else node
-        sides = zip(parts_along(node, stacked[1]), parts_along(ref, stacked[1]), strict=True)
-        return kind._like([with_keys_of(mine, theirs, fill, keeps_kinds) for mine, theirs in sides])
+        kind = ref if node._members_and_dim() is None else node
+        sides = zip(split_along(node, stacked[1]), split_along(ref, stacked[1]), strict=True)
+        return kind._with_members(
+            [reorder_like(own, given_node, fill, keeps_kinds) for own, given_node in sides]
+        )
     top: dict[str, Any] = {}
     rows: list[Row] = [(node, top, None, "")]
     todo: list[tuple[Core, Core, dict[str, Any]]] = [(node, ref, top)]
     below: dict[str, Any]
     while todo:
-        mine, theirs, out = todo.pop()
-        a, b = mine._children(), theirs._children()
+        own, given_node, out = todo.pop()
+        a, b = own._children(), given_node._children()
         for key in list(a):
             child, other = a[key], b.get(key)
             if other is None:
                 if fill is not None:
                     out[key] = child
-            elif isinstance(child, Tensor) or isinstance(other, Tensor) or child._opaque:
+            elif isinstance(child, Tensor) or isinstance(other, Tensor) or child._is_value:
                 out[key] = child
-            elif child._stacked() or other._stacked():
-                out[key] = with_keys_of(child, other, fill, keeps_kinds)
+            elif child._members_and_dim() or other._members_and_dim():
+                out[key] = reorder_like(child, other, fill, keeps_kinds)
             else:
                 out[key] = below = {}
                 rows.append((child, below, out, key))
@@ -514,7 +524,7 @@ def with_keys_of(
         if fill is not None:
             more = {key: b[key] for key in list(b) if key not in a}
             if keeps_kinds:
-                mine._check_keys(more)
+                own._check_keys(more)
             for key, child in more.items():
                 out[key] = fill(child) if isinstance(child, Tensor) else child._map(fill)
     return build(rows)
@@ -524,31 +534,31 @@ def compare_values(result: Any, first: Any, second: Any, single: Callable[..., A
     """Return ``result`` with the comparison of the entries that hold a value and no tensors put in."""
     size = result.batch_size
     first, second = [item if item.batch_size == size else item.expand(size) for item in (first, second)]
-    if first._opaque:
+    if first._is_value:
         return first._compare(second, single)
     todo = [(result, first, second)]
     while todo:
-        target, mine, theirs = todo.pop()
-        stacked = mine._stacked()
+        target, left, right = todo.pop()
+        stacked = left._members_and_dim()
         if stacked is not None:
             members, dim = stacked
-            todo.extend(zip(target._stacked()[0], members, parts_along(theirs, dim), strict=True))
+            todo.extend(zip(target._members_and_dim()[0], members, split_along(right, dim), strict=True))
             continue
-        check_same_keys(mine._children(), theirs._children(), ())
-        for key, a in dict(mine._children()).items():
+        check_same_keys(left._children(), right._children(), ())
+        for key, a in dict(left._children()).items():
             if isinstance(a, Tensor):
                 continue
-            b = theirs._get_child(key)
+            b = right._get_child(key)
             if isinstance(b, Tensor):
-                raise changed_meanwhile(theirs)
-            if a._opaque:
+                raise concurrent_change_error(right)
+            if a._is_value:
                 target._set_child(key, a._compare(b, single))
             else:
                 todo.append((target._get_child(key), a, b))
     return result
 
 
-def parts_along(node: Any, dim: int) -> Sequence[Any]:
+def split_along(node: Any, dim: int) -> Sequence[Any]:
     """Return what a collection is made of along a batch dim: its members, or slices."""
-    stacked = node._stacked()
+    stacked = node._members_and_dim()
     return stacked[0] if stacked is not None and stacked[1] == dim else node.unbind(dim)  # type: ignore[no-any-return]

@@ -11,17 +11,17 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from .._collection import Child, Core, dense, show_path
+from .._collection import Child, Core, make_dense, show_path
 from .._element_plans import pad_plan
 from .._keys import unravel_key_to_tuple
-from .._lazy_names import set_module
 from .._plans import wrap_dim
-from .._ragged import padded_tensor
+from .._public_names import set_module
+from .._ragged import make_padded_tensor
 from ..errors import BatchSizeError, DepthError, KeyMismatchError, StructureError
 from ..typing import NestedKey
-from .shape import Shaping
+from .shape import ShapeMixin
 
-SelfT = TypeVar("SelfT", bound="Packing")
+SelfT = TypeVar("SelfT", bound="PackMixin")
 
 
 @set_module("td_core")
@@ -68,10 +68,10 @@ class PackLayout:
         >>> PackLayout(("a", "b"), (torch.Size([2]), torch.Size([]))).unpack(torch.arange(3))["a"]
         tensor([0, 1])
         """
-        found = tensor.shape[self.dim] if -tensor.ndim <= self.dim else 0
-        if found != self.numel:
+        result = tensor.shape[self.dim] if -tensor.ndim <= self.dim else 0
+        if result != self.numel:
             raise ValueError(
-                f"the packed tensor must have {self.numel} entries along dim {self.dim}; got {found}"
+                f"the packed tensor must have {self.numel} entries along dim {self.dim}; got {result}"
             )
         packed = tensor.movedim(self.dim, -1)
         batch_size = packed.shape[:-1]
@@ -80,10 +80,10 @@ class PackLayout:
             part.unflatten(-1, shape) if shape else part.squeeze(-1)
             for part, shape in zip(packed.split_with_sizes(sizes, -1), self.shapes, strict=True)
         ]
-        nodes: dict[tuple[str, ...], Any] = {(): dense({}, batch_size, self.device)}
+        nodes: dict[tuple[str, ...], Any] = {(): make_dense({}, batch_size, self.device)}
         for key, tail, _ in self.nested:
             path = unravel_key_to_tuple(key)
-            nodes[path] = dense({}, torch.Size((*batch_size, *tail)), self.device)
+            nodes[path] = make_dense({}, torch.Size((*batch_size, *tail)), self.device)
             nodes[path[:-1]]._set_child(path[-1], nodes[path])
         for key, leaf in zip(self.keys, leaves, strict=True):
             *parents, last = unravel_key_to_tuple(key)
@@ -96,7 +96,7 @@ class PackLayout:
         return nodes[()] if self.cls is None else self.cls.from_tensordict(nodes[()])  # type: ignore[attr-defined]
 
 
-class Packing(Shaping):
+class PackMixin(ShapeMixin):
     """``pack`` and ``to_padded_tensor``."""
 
     __slots__ = ()
@@ -121,16 +121,16 @@ class Packing(Shaping):
                 [0., 0., 0., 1.]])
         """
         size = self.batch_size
-        at = wrap_dim(dim, len(size) + 1) - len(size) - 1
-        mine = _layout(self, at)
+        position = wrap_dim(dim, len(size) + 1) - len(size) - 1
+        left = _make_layout(self, position)
         if layout is not None:
-            _check_layout(layout, mine)
-            mine = PackLayout(layout.keys, layout.shapes, at, layout.nested, layout.device, layout.cls)
-        leaves = [self[key] for key in mine.keys]
-        for key, leaf in zip(mine.keys, leaves, strict=True):
+            _check_layout(layout, left)
+            left = PackLayout(layout.keys, layout.shapes, position, layout.nested, layout.device, layout.cls)
+        leaves = [self[key] for key in left.keys]
+        for key, leaf in zip(left.keys, leaves, strict=True):
             if leaf.dtype != leaves[0].dtype:
                 raise TypeError(
-                    f"cannot pack leaves of different dtypes: key {mine.keys[0]!r} has {leaves[0].dtype}, key {key!r} "
+                    f"cannot pack leaves of different dtypes: key {left.keys[0]!r} has {leaves[0].dtype}, key {key!r} "
                     f"has {leaf.dtype}; convert them first, for example with float()"
                 )
         if not leaves:
@@ -140,7 +140,7 @@ class Packing(Shaping):
             packed = torch.cat(
                 [leaf.reshape(*size, math.prod(leaf.shape[len(size) :])) for leaf in leaves], -1
             )
-        return packed.movedim(-1, at), mine
+        return packed.movedim(-1, position), left
 
     def to_padded_tensor(self, padding: float = 0.0, mask_key: NestedKey | None = None) -> Any:
         """Return a dense collection in which ragged entries are padded to the largest shape.
@@ -161,15 +161,15 @@ class Packing(Shaping):
                 [ True,  True]]))
         """
         try:
-            result = _padded(self, padding)
+            result = _pad_node(self, padding)
             if mask_key is not None:
-                result.set(mask_key, _mask(self, mask_key))
+                result.set(mask_key, _make_mask(self, mask_key))
         except RecursionError as error:
             raise DepthError(f"the levels are too many to be padded one inside the other: {error}") from error
         return result
 
 
-def _layout(root: Packing, dim: int) -> PackLayout:
+def _make_layout(root: PackMixin, dim: int) -> PackLayout:
     ndim = len(root.batch_size)
     keys: list[NestedKey] = []
     shapes: list[torch.Size] = []
@@ -184,46 +184,46 @@ def _layout(root: Packing, dim: int) -> PackLayout:
                 )
             keys.append(key)
             shapes.append(entry.shape[ndim:])
-        elif entry._opaque:
+        elif entry._is_value:
             raise StructureError(f"cannot pack {show_path(unravel_key_to_tuple(key))}: it is non-tensor data")
         else:
             entry._all_children()
-            nested.append((key, entry.batch_size[ndim:], _class_of(entry)))
-    return PackLayout(tuple(keys), tuple(shapes), dim, tuple(nested), root.device, _class_of(root))
+            nested.append((key, entry.batch_size[ndim:], _get_class(entry)))
+    return PackLayout(tuple(keys), tuple(shapes), dim, tuple(nested), root.device, _get_class(root))
 
 
-def _class_of(node: Core) -> type | None:
+def _get_class(node: Core) -> type | None:
     """Return the class that makes nodes from plain collections; None for those that are plain."""
     return type(node) if hasattr(type(node), "from_tensordict") else None
 
 
-def _check_layout(layout: PackLayout, mine: PackLayout) -> None:
+def _check_layout(layout: PackLayout, left: PackLayout) -> None:
     wanted = {unravel_key_to_tuple(key): shape for key, shape in zip(layout.keys, layout.shapes, strict=True)}
-    found = {unravel_key_to_tuple(key): shape for key, shape in zip(mine.keys, mine.shapes, strict=True)}
-    if wanted.keys() != found.keys():
+    result = {unravel_key_to_tuple(key): shape for key, shape in zip(left.keys, left.shapes, strict=True)}
+    if wanted.keys() != result.keys():
         raise KeyMismatchError(
-            f"the leaves are not those of the layout: missing keys {[key for key in wanted if key not in found]}, "
-            f"extra keys {[key for key in found if key not in wanted]}"
+            f"the leaves are not those of the layout: missing keys {[key for key in wanted if key not in result]}, "
+            f"extra keys {[key for key in result if key not in wanted]}"
         )
     for path, shape in wanted.items():
-        if found[path] != shape:
+        if result[path] != shape:
             raise BatchSizeError(
-                f"{show_path(path)} has shape {list(found[path])} behind the batch dims, the layout has {list(shape)}"
+                f"{show_path(path)} has shape {list(result[path])} behind the batch dims, the layout has {list(shape)}"
             )
 
 
-def _padded(node: Any, padding: float) -> Any:
+def _pad_node(node: Any, padding: float) -> Any:
     """Return a node without lazy stacks or nested tensors."""
-    if node._opaque:
+    if node._is_value:
         return node
-    stacked = node._stacked()
+    stacked = node._members_and_dim()
     if stacked is not None:
         members, dim = stacked
-        return _pad_and_stack([_padded(member, padding) for member in members], dim, padding)
+        return _pad_and_stack([_pad_node(member, padding) for member in members], dim, padding)
     children: dict[str, Child] = {}
     for key, child in dict(node._children()).items():
         if not isinstance(child, Tensor):
-            children[key] = _padded(child, padding)
+            children[key] = _pad_node(child, padding)
         else:
             children[key] = torch.nested.to_padded_tensor(child, padding) if child.is_nested else child
     if -1 not in node.batch_size:
@@ -245,13 +245,13 @@ def _pad_and_stack(nodes: Sequence[Any], dim: int, padding: float) -> Any:
             continue
         values = [column[key] for column in columns]
         if all(isinstance(value, Tensor) for value in values):
-            children[key] = padded_tensor(key, values, dim, padding)
-        elif first._opaque:
+            children[key] = make_padded_tensor(key, values, dim, padding)
+        elif first._is_value:
             values = [
-                each._transform(pad_plan(each.batch_size, amounts, 0)) if any(amounts) else each
-                for each, amounts in zip(values, missing, strict=True)
+                value._transform(pad_plan(value.batch_size, amounts, 0)) if any(amounts) else value
+                for value, amounts in zip(values, missing, strict=True)
             ]
-            children[key] = values[0]._keep_together(values, dim)
+            children[key] = values[0]._stack_lazily(values, dim)
         else:
             children[key] = _pad_and_stack(values, dim, padding)
     return nodes[0]._with_children(
@@ -259,15 +259,15 @@ def _pad_and_stack(nodes: Sequence[Any], dim: int, padding: float) -> Any:
     )
 
 
-def _mask(node: Any, key: NestedKey) -> Tensor:
+def _make_mask(node: Any, key: NestedKey) -> Tensor:
     """Return where the batch of a padded node has elements: what goes under ``key``."""
-    stacked = node._stacked()
+    stacked = node._members_and_dim()
     if stacked is None:
         size = node.batch_size
         ragged = next((leaf for leaf in node._leaves() if leaf.is_nested), None) if -1 in size else None
         if ragged is None:
             return torch.ones(size, dtype=torch.bool, device=node.device)
         parts = [leaf.new_ones(leaf.shape[: len(size) - 1], dtype=torch.bool) for leaf in ragged.unbind()]
-        return padded_tensor(key, parts, 0, False)
+        return make_padded_tensor(key, parts, 0, False)
     members, dim = stacked
-    return padded_tensor(key, [_mask(member, key) for member in members], dim, False)
+    return make_padded_tensor(key, [_make_mask(member, key) for member in members], dim, False)

@@ -10,15 +10,15 @@ from typing import Any, TypeVar
 
 import torch
 
-from .._collection import Core, own_copy
-from .._views import holds_no_entries
+from .._collection import Core, clone_detached
+from .._mapping_views import is_leaf_or_value
 from .._workers import run, run_task
 from .joining import cat, stack
 
-SelfT = TypeVar("SelfT", bound="Parallel")
+SelfT = TypeVar("SelfT", bound="ParallelMixin")
 
 
-class Parallel(Core):
+class ParallelMixin(Core):
     """``map`` and ``map_iter``."""
 
     __slots__ = ()
@@ -71,18 +71,18 @@ class Parallel(Core):
         tensor([1, 2, 3, 4])
         """
         dim = _batch_dim(self, dim)
-        workers = _workers(num_workers, pool)
-        positions = _positions(self.batch_size[dim], chunksize, num_chunks, workers)
+        workers = _count_workers(num_workers, pool)
+        positions = _compute_chunks(self.batch_size[dim], chunksize, num_chunks, workers)
         # What is no tensor is in no memory that a worker could write to.
         in_workers = (
             out is not None
-            and _in_common_memory(out)
-            and all(isinstance(entry, torch.Tensor) for entry in out.values(True, True, holds_no_entries))
+            and _is_shared(out)
+            and all(isinstance(entry, torch.Tensor) for entry in out.values(True, True, is_leaf_or_value))
         )
         results = _run(
             fn,
-            _parts(self, dim, positions, index_with_generator),
-            _parts(out, dim, positions, False) if in_workers else [None] * len(positions),
+            _iter_chunks(self, dim, positions, index_with_generator),
+            _iter_chunks(out, dim, positions, False) if in_workers else [None] * len(positions),
             workers=workers,
             pool=pool,
             generator=generator,
@@ -94,12 +94,12 @@ class Parallel(Core):
         if out is not None:
             for position, result in zip(positions, results, strict=True):
                 if not in_workers and result is not None:
-                    out.update_at_(result, _at(dim, position))
+                    out.update_at_(result, _index_at(dim, position))
             return out
-        found = [result for result in results if result is not None]
-        if not found:
+        matches = [result for result in results if result is not None]
+        if not matches:
             return None
-        return stack(found, dim) if chunksize == 0 else cat(found, dim)
+        return stack(matches, dim) if chunksize == 0 else cat(matches, dim)
 
     def map_iter(
         self,
@@ -128,15 +128,15 @@ class Parallel(Core):
         [0, 2, 4]
         """
         dim = _batch_dim(self, dim)
-        workers = _workers(num_workers, pool)
+        workers = _count_workers(num_workers, pool)
         size = self.batch_size[dim]
-        positions = _positions(size, chunksize, num_chunks, workers)
+        positions = _compute_chunks(size, chunksize, num_chunks, workers)
         if shuffle:
-            order = torch.randperm(size, generator=generator, device=_place(generator))
+            order = torch.randperm(size, generator=generator, device=_get_generator_device(generator))
             positions = [order[position] for position in positions]
         return _run(
             fn,
-            _parts(self, dim, positions, index_with_generator),
+            _iter_chunks(self, dim, positions, index_with_generator),
             [None] * len(positions),
             workers=workers,
             pool=pool,
@@ -155,7 +155,7 @@ def _batch_dim(td: Core, dim: int) -> int:
     return dim % ndim
 
 
-def _workers(num_workers: int | None, pool: Any) -> int:
+def _count_workers(num_workers: int | None, pool: Any) -> int:
     if pool is not None:
         if num_workers is not None:
             raise ValueError(
@@ -169,12 +169,12 @@ def _workers(num_workers: int | None, pool: Any) -> int:
     return num_workers
 
 
-def _place(generator: torch.Generator | None) -> Any:
+def _get_generator_device(generator: torch.Generator | None) -> Any:
     """Return where random numbers are drawn: not on the device of ``torch.set_default_device``."""
     return "cpu" if generator is None else generator.device
 
 
-def _positions(size: int, chunksize: int | None, num_chunks: int | None, workers: int) -> list[Any]:
+def _compute_chunks(size: int, chunksize: int | None, num_chunks: int | None, workers: int) -> list[Any]:
     """Return the index of each chunk along its dim."""
     if chunksize is not None and num_chunks is not None:
         raise ValueError(f"give chunksize or num_chunks, not both; got {chunksize} and {num_chunks}")
@@ -190,13 +190,13 @@ def _positions(size: int, chunksize: int | None, num_chunks: int | None, workers
     return [slice(start, min(start + chunksize, size)) for start in range(0, max(size, 1), chunksize)]
 
 
-def _parts(td: Any, dim: int, positions: list[Any], one_by_one: bool) -> Any:
+def _iter_chunks(td: Any, dim: int, positions: list[Any], one_by_one: bool) -> Any:
     """Return the collections at some positions; cut when they are asked for, or all now."""
-    parts = (td._index(_at(dim, position)) for position in positions)
+    parts = (td._index(_index_at(dim, position)) for position in positions)
     return parts if one_by_one else list(parts)
 
 
-def _at(dim: int, position: Any) -> tuple[Any, ...]:
+def _index_at(dim: int, position: Any) -> tuple[Any, ...]:
     return (slice(None),) * dim + (position,)
 
 
@@ -213,27 +213,31 @@ def _run(
     pbar: bool,
     start_method: str | None,
 ) -> Iterator[Any]:
-    seed = int(torch.empty((), dtype=torch.int64, device=_place(generator)).random_(generator=generator))
+    seed = int(
+        torch.empty((), dtype=torch.int64, device=_get_generator_device(generator)).random_(
+            generator=generator
+        )
+    )
     results: Iterator[Any]
-    call, tasks = partial(_called, fn, seed), enumerate(zip(chunks, outs))
+    call, tasks = partial(_call_task, fn, seed), enumerate(zip(chunks, outs))
     if pool is not None:
         results = pool.imap(call, tasks)
     elif workers == 0:
-        results = _here(call, tasks)
+        results = _run_locally(call, tasks)
     else:
         results = run(
             fn,
-            ((_detached(chunk), out) for _, (chunk, out) in tasks),
+            ((_detach_chunk(chunk), out) for _, (chunk, out) in tasks),
             num_workers=min(workers, max(len(outs), 1)),
             seed=seed,
             max_tasks_per_child=max_tasks_per_child,
             worker_threads=worker_threads,
             start_method=start_method,
         )
-    return iter(_tqdm()(results, total=len(outs))) if pbar else results
+    return iter(_import_tqdm()(results, total=len(outs))) if pbar else results
 
 
-def _here(call: Callable[[Any], Any], tasks: Iterable[Any]) -> Iterator[Any]:
+def _run_locally(call: Callable[[Any], Any], tasks: Iterable[Any]) -> Iterator[Any]:
     for task in tasks:
         with torch.random.fork_rng(devices=[]):
             result = call(task)
@@ -241,23 +245,23 @@ def _here(call: Callable[[Any], Any], tasks: Iterable[Any]) -> Iterator[Any]:
         yield result
 
 
-def _called(fn: Callable[[Any], Any], seed: int, task: tuple[int, tuple[Any, Any]]) -> Any:
+def _call_task(fn: Callable[[Any], Any], seed: int, task: tuple[int, tuple[Any, Any]]) -> Any:
     """Run a function on one chunk: a function that a pool can be given, which seeds torch, and writes into a target."""
     i, (chunk, out) = task
     return run_task(fn, (seed + i) % 2**63, chunk, out)
 
 
-def _detached(chunk: Any) -> Any:
+def _detach_chunk(chunk: Any) -> Any:
     """Return a chunk that can be sent: sending moves memory into shared memory, which is not done to the caller's."""
-    return chunk if _in_common_memory(chunk) else chunk._map(own_copy)
+    return chunk if _is_shared(chunk) else chunk._map(clone_detached)
 
 
-def _in_common_memory(td: Any) -> bool:
+def _is_shared(td: Any) -> bool:
     """Tell whether other processes can see the leaves: in shared memory, or in files that are mapped."""
     return td.is_shared() or (hasattr(td, "is_memmap") and td.is_memmap())
 
 
-def _tqdm() -> Any:
+def _import_tqdm() -> Any:
     try:
         return importlib.import_module("tqdm").tqdm
     except ImportError:

@@ -14,56 +14,56 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from .._coerce import nest
+from .._coerce import build_nested
 from .._collection import Core
-from .._element_plans import wide
+from .._element_plans import append_dims
 from .._element_types import ScalarBeside, dtype_beside
-from .._foreach import Op, foreach, op
+from .._foreach import Op, foreach, make_op
 from .._torch_private import foreach_kernel
-from .alignment import aligned_columns
+from .broadcasting import align_columns
 from .operands import (
     LEAF_ERRORS,
     NUMBERS,
     Operand,
-    checked,
+    check_operand,
     combine,
     combine_inplace,
     compare_values,
-    each_leaf,
     operand_inplace,
     raise_at_leaf,
+    run_each_leaf,
     write_leaves,
     write_out,
 )
 
-SelfT = TypeVar("SelfT", bound="Pointwise")
+SelfT = TypeVar("SelfT", bound="PointwiseMixin")
 F = TypeVar("F", bound=Callable[..., Any])
 T_co = TypeVar("T_co", covariant=True)
 
 
-def _extreme(tensors: str, number: str) -> Op:
+def _make_extreme(tensors: str, number: str) -> Op:
     """Return one operation made of two: torch's maximum and minimum of a number have wrong forward derivatives."""
     of_tensor, of_number = getattr(torch, tensors), getattr(torch, number)
     of_tensors, of_numbers = foreach_kernel(tensors), foreach_kernel(number)
 
-    def single(leaf: Tensor, other: Any) -> Any:
+    def call_single(leaf: Tensor, other: Any) -> Any:
         return (of_tensor if isinstance(other, Tensor) else of_number)(leaf, other)
 
-    def fused(leaves: list[Tensor], other: Any) -> Any:
+    def call_fused(leaves: list[Tensor], other: Any) -> Any:
         return (of_tensors if type(other) is list else of_numbers)(leaves, other)  # type: ignore[misc]
 
-    return Op(fused if of_tensors and of_numbers else None, single)
+    return Op(call_fused if of_tensors and of_numbers else None, call_single)
 
 
 def _both(leaf: Tensor, other: Any) -> Tensor:
     return torch.logical_and(leaf, torch.as_tensor(other, device=leaf.device))
 
 
-def _swapped(function: Callable[[Any, Any], Any]) -> Op:
-    def single(leaf: Tensor, other: Any) -> Any:
+def _swap_operands(function: Callable[[Any, Any], Any]) -> Op:
+    def call_single(leaf: Tensor, other: Any) -> Any:
         return function(other, leaf)
 
-    return Op(None, single)
+    return Op(None, call_single)
 
 
 #: Operations that torch has under one name: as functions and in place, with kernels for lists; and as functions alone.
@@ -75,17 +75,17 @@ _SINGLE = (
 #: Every operation by name. Methods look theirs up here: torch.compile can trace what a global holds, but not an object
 #: that only the closure of a method knows.
 OPS: dict[str, Op] = {
-    **{name: op(name, getattr(torch, name)) for name in _FUSED},
-    **{f"{name}_": op(f"{name}_", getattr(Tensor, f"{name}_")) for name in _FUSED},
+    **{name: make_op(name, getattr(torch, name)) for name in _FUSED},
+    **{f"{name}_": make_op(f"{name}_", getattr(Tensor, f"{name}_")) for name in _FUSED},
     **{name: Op(None, getattr(torch, name)) for name in _SINGLE},
     "logical_and": Op(None, _both),
-    "maximum": _extreme("maximum", "clamp_min"),
-    "maximum_": op("clamp_min_", Tensor.clamp_min_),
-    "minimum": _extreme("minimum", "clamp_max"),
-    "minimum_": op("clamp_max_", Tensor.clamp_max_),
+    "maximum": _make_extreme("maximum", "clamp_min"),
+    "maximum_": make_op("clamp_min_", Tensor.clamp_min_),
+    "minimum": _make_extreme("minimum", "clamp_max"),
+    "minimum_": make_op("clamp_max_", Tensor.clamp_max_),
     "mod": Op(None, torch.remainder),
-    "rdiv": _swapped(operator.truediv),
-    "rpow": _swapped(operator.pow),
+    "rdiv": _swap_operands(operator.truediv),
+    "rpow": _swap_operands(operator.pow),
 }
 
 
@@ -117,7 +117,7 @@ def _document(method: F, name: str, summary: str, example: str) -> F:
 
 def unary(name: str, what: str) -> Callable[[SelfT], SelfT]:
     """Return the method ``name`` that gives a collection of ``torch.<name>(leaf)``."""
-    OPS[name] = op(name, getattr(torch, name))
+    OPS[name] = make_op(name, getattr(torch, name))
 
     def method(self: SelfT) -> SelfT:
         this = OPS[name]
@@ -125,8 +125,8 @@ def unary(name: str, what: str) -> Callable[[SelfT], SelfT]:
         try:
             if this.fused is None:
                 return self._map(this.single)
-            levels = self._collect(leaves)
-            return self._with_leaves(foreach(this, leaves, plain=type(levels) is dict), levels)
+            levels = self._flatten_leaves(leaves)
+            return self._unflatten(foreach(this, leaves, plain=type(levels) is dict), levels)
         except LEAF_ERRORS as error:
             raise_at_leaf(error, name, self, this.single, self._leaves())
 
@@ -136,7 +136,7 @@ def unary(name: str, what: str) -> Callable[[SelfT], SelfT]:
 
 def unary_inplace(name: str, what: str) -> Callable[[SelfT], SelfT]:
     """Return the method ``name`` (ending in ``_``) that writes ``torch.<name>(leaf)`` into each leaf."""
-    OPS[name] = op(name, getattr(Tensor, name))
+    OPS[name] = make_op(name, getattr(Tensor, name))
 
     def method(self: SelfT) -> SelfT:
         this = OPS[name]
@@ -152,7 +152,7 @@ def binary(name: str, what: str, like: str | None = None) -> Binary:
     """Return the method ``name`` that combines each leaf with an operand; ``like`` is what torch calls it."""
 
     def method(self: SelfT, other: Operand, *, default: Any = None) -> SelfT:
-        return checked(combine(self, name, OPS[name], other, default), name, other)  # type: ignore[no-any-return]
+        return check_operand(combine(self, name, OPS[name], other, default), name, other)  # type: ignore[no-any-return]
 
     summary = f"""Return {what}.
 
@@ -174,7 +174,7 @@ def binary_inplace(name: str, what: str) -> Callable[[SelfT, Operand], SelfT]:
     """Return the method ``name`` (ending in ``_``) that combines each leaf with an operand, in place."""
 
     def method(self: SelfT, other: Operand) -> SelfT:
-        return checked(combine_inplace(self, name, OPS[name], other), name, other)  # type: ignore[no-any-return]
+        return check_operand(combine_inplace(self, name, OPS[name], other), name, other)  # type: ignore[no-any-return]
 
     summary = f"""Replace each element by {what}, in place; return self.
 
@@ -221,7 +221,7 @@ def comparison(name: str, symbol: str) -> Callable[..., Any]:
 
     def method(self: SelfT, other: Operand) -> Any:
         if isinstance(other, dict):
-            other = nest(other, self.batch_size, None)
+            other = build_nested(other, self.batch_size, None)
         this = OPS[key]
         foreign: list[Core] = []
         result = combine(self, symbol, this, other, None, foreign)
@@ -233,7 +233,7 @@ def comparison(name: str, symbol: str) -> Callable[..., Any]:
     return _document(method, name, f"Return a collection of bools: ``{symbol}`` for each element.", example)
 
 
-def _scaled(this: Op, alpha: float | None, other: Operand) -> tuple[Op, Operand]:
+def _scale_operand(this: Op, alpha: float | None, other: Operand) -> tuple[Op, Operand]:
     """Return an operation and operand that take ``alpha`` times ``other``."""
     if alpha is None:
         return this, other
@@ -244,7 +244,7 @@ def _scaled(this: Op, alpha: float | None, other: Operand) -> tuple[Op, Operand]
     return Op(None, partial(this.single, alpha=alpha)), other
 
 
-class Pointwise(Core):
+class PointwiseMixin(Core):
     """Pointwise operations, their operators and comparisons."""
 
     __slots__ = ()
@@ -252,8 +252,10 @@ class Pointwise(Core):
     #: numpy leaves operators with arrays and numpy scalars to us.
     __array_ufunc__ = None
 
-    def _spread(self, value: Tensor, out: list[Tensor], scalar: ScalarBeside | None = None) -> None:
-        """Append, for each leaf of ``_collect``, ``value`` shaped so that it broadcasts along the batch dims.
+    def _broadcast_to_leaves(
+        self, value: Tensor, out: list[Tensor], scalar: ScalarBeside | None = None
+    ) -> None:
+        """Append, for each leaf of ``_flatten_leaves``, ``value`` shaped so that it broadcasts along the batch dims.
 
         ``value`` broadcasts against the batch size. A lazy stack hands a slice of it to each member; what has no dims left
         there gets those of the leaf, since torch promotes the dtype of a leaf less for a tensor without dims. For a value
@@ -261,14 +263,14 @@ class Pointwise(Core):
         """
         inner: Any = self._inner()
         if inner is not self:
-            inner._spread(value, out, scalar)
+            inner._broadcast_to_leaves(value, out, scalar)
             return
         leaves = self._leaves()
         if scalar is not None:
             out.extend([scalar(leaf, value) for leaf in leaves])
             return
         more = value.ndim - len(self.batch_size)
-        out.extend(wide(value, leaf.ndim + more) for leaf in leaves)
+        out.extend(append_dims(value, leaf.ndim + more) for leaf in leaves)
 
     abs = unary("abs", "the absolute value")
     acos = unary("acos", "the arc cosine")
@@ -394,7 +396,7 @@ class Pointwise(Core):
 
     def __invert__(self: SelfT) -> SelfT:
         """Return the bitwise not of each element, the logical one of bools."""
-        return each_leaf("~td", self, torch.bitwise_not)  # type: ignore[no-any-return]
+        return run_each_leaf("~td", self, torch.bitwise_not)  # type: ignore[no-any-return]
 
     def add(self: SelfT, other: Operand, *, alpha: float | None = None, default: Any = None) -> SelfT:
         """Return the sum with ``alpha`` times ``other``; operands and errors as for :meth:`mul`.
@@ -402,8 +404,8 @@ class Pointwise(Core):
         >>> TensorDict({"a": torch.ones(2)}).add(1, alpha=2)["a"]
         tensor([3., 3.])
         """
-        this, operand = _scaled(OPS["add"], alpha, other)
-        return checked(combine(self, "add", this, operand, default), "add", other)  # type: ignore[no-any-return]
+        this, operand = _scale_operand(OPS["add"], alpha, other)
+        return check_operand(combine(self, "add", this, operand, default), "add", other)  # type: ignore[no-any-return]
 
     def add_(self: SelfT, other: Operand, *, alpha: float | None = None) -> SelfT:
         """Add ``alpha`` times ``other`` in place; return self.
@@ -411,8 +413,8 @@ class Pointwise(Core):
         >>> TensorDict({"a": torch.ones(2)}).add_(1)["a"]
         tensor([2., 2.])
         """
-        this, operand = _scaled(OPS["add_"], alpha, other)
-        return checked(combine_inplace(self, "add_", this, operand), "add_", other)  # type: ignore[no-any-return]
+        this, operand = _scale_operand(OPS["add_"], alpha, other)
+        return check_operand(combine_inplace(self, "add_", this, operand), "add_", other)  # type: ignore[no-any-return]
 
     def sub(self: SelfT, other: Operand, *, alpha: float | None = None, default: Any = None) -> SelfT:
         """Return the difference with ``alpha`` times ``other``; operands and errors as for :meth:`mul`.
@@ -420,8 +422,8 @@ class Pointwise(Core):
         >>> TensorDict({"a": torch.ones(2)}).sub(1, alpha=2)["a"]
         tensor([-1., -1.])
         """
-        this, operand = _scaled(OPS["sub"], alpha, other)
-        return checked(combine(self, "sub", this, operand, default), "sub", other)  # type: ignore[no-any-return]
+        this, operand = _scale_operand(OPS["sub"], alpha, other)
+        return check_operand(combine(self, "sub", this, operand, default), "sub", other)  # type: ignore[no-any-return]
 
     def sub_(self: SelfT, other: Operand, alpha: float | None = None) -> SelfT:
         """Subtract ``alpha`` times ``other`` in place; return self.
@@ -429,8 +431,8 @@ class Pointwise(Core):
         >>> TensorDict({"a": torch.ones(2)}).sub_(1)["a"]
         tensor([0., 0.])
         """
-        this, operand = _scaled(OPS["sub_"], alpha, other)
-        return checked(combine_inplace(self, "sub_", this, operand), "sub_", other)  # type: ignore[no-any-return]
+        this, operand = _scale_operand(OPS["sub_"], alpha, other)
+        return check_operand(combine_inplace(self, "sub_", this, operand), "sub_", other)  # type: ignore[no-any-return]
 
     def rsub(self: SelfT, other: Operand, *, alpha: float | None = None, default: Any = None) -> SelfT:
         """Return ``other`` minus ``alpha`` times each element; operands and errors as for :meth:`mul`.
@@ -439,7 +441,7 @@ class Pointwise(Core):
         tensor([1., 1.])
         """
         this = OPS["rsub"] if alpha is None else Op(None, partial(torch.rsub, alpha=alpha))
-        return checked(combine(self, "rsub", this, other, default), "rsub", other)  # type: ignore[no-any-return]
+        return check_operand(combine(self, "rsub", this, other, default), "rsub", other)  # type: ignore[no-any-return]
 
     def clamp_min(self: SelfT, other: Operand, default: Any = None) -> SelfT:
         """Return the larger of the element and ``other``; operands and errors as for :meth:`mul`.
@@ -447,7 +449,7 @@ class Pointwise(Core):
         >>> TensorDict({"a": torch.arange(3)}).clamp_min(1)["a"]
         tensor([1, 1, 2])
         """
-        return checked(combine(self, "clamp_min", OPS["clamp_min"], other, default), "clamp_min", other)  # type: ignore[no-any-return]
+        return check_operand(combine(self, "clamp_min", OPS["clamp_min"], other, default), "clamp_min", other)  # type: ignore[no-any-return]
 
     def clamp(
         self: SelfT, min: Operand | None = None, max: Operand | None = None, *, out: Any = None
@@ -468,7 +470,7 @@ class Pointwise(Core):
         if min is None and max is None:
             raise TypeError("clamp() needs min, max or both; got neither")
         if isinstance(min, NUMBERS) and isinstance(max, NUMBERS):
-            result: SelfT = each_leaf("clamp", self, methodcaller("clamp", min, max))
+            result: SelfT = run_each_leaf("clamp", self, methodcaller("clamp", min, max))
         else:
             result = self if min is None else self.clamp_min(min)
             result = result if max is None else result.clamp_max(max)
@@ -503,7 +505,7 @@ class Pointwise(Core):
         >>> td.addcmul(td, td, value=2)["a"]
         tensor([3., 3.])
         """
-        return self._ternary("addcmul", _valued(OPS["addcmul"], value), other1, other2)
+        return self._ternary("addcmul", _bind_value(OPS["addcmul"], value), other1, other2)
 
     def addcmul_(self: SelfT, other1: Operand, other2: Operand, *, value: float | None = 1) -> SelfT:
         """Add ``value * other1 * other2`` in place; return self.
@@ -512,7 +514,7 @@ class Pointwise(Core):
         >>> td.addcmul_(td.clone(), td.clone())["a"]
         tensor([2., 2.])
         """
-        return self._ternary("addcmul_", _valued(OPS["addcmul_"], value), other1, other2)
+        return self._ternary("addcmul_", _bind_value(OPS["addcmul_"], value), other1, other2)
 
     def addcdiv(self: SelfT, other1: Operand, other2: Operand, value: float | None = 1) -> SelfT:
         """Return ``self + value * other1 / other2``, leaf by leaf.
@@ -521,7 +523,7 @@ class Pointwise(Core):
         >>> td.addcdiv(td, td * 2)["a"]
         tensor([1.5000, 1.5000])
         """
-        return self._ternary("addcdiv", _valued(OPS["addcdiv"], value), other1, other2)
+        return self._ternary("addcdiv", _bind_value(OPS["addcdiv"], value), other1, other2)
 
     def addcdiv_(self: SelfT, other1: Operand, other2: Operand, *, value: float | None = 1) -> SelfT:
         """Add ``value * other1 / other2`` in place; return self.
@@ -530,13 +532,13 @@ class Pointwise(Core):
         >>> td.addcdiv_(td.clone(), td * 2)["a"]
         tensor([1.5000, 1.5000])
         """
-        return self._ternary("addcdiv_", _valued(OPS["addcdiv_"], value), other1, other2)
+        return self._ternary("addcdiv_", _bind_value(OPS["addcdiv_"], value), other1, other2)
 
     def _ternary(
         self: SelfT, name: str, this: Op, first: Operand, second: Operand, *, keep_number: bool = False
     ) -> SelfT:
         """Apply an operation of three tensors; a name that ends in ``_`` works in place."""
-        operands = [checked(operand_inplace(self, name, each), name, each) for each in (first, second)]
+        operands = [check_operand(operand_inplace(self, name, item), name, item) for item in (first, second)]
         leaves = self._leaves()
         for i, operand in enumerate(operands):
             if type(operand) is not list and not (keep_number and i == 1):
@@ -544,20 +546,20 @@ class Pointwise(Core):
         if name.endswith("_"):
             write_leaves(name, self, this, leaves, *operands)
             return self
-        if any(isinstance(each, Core) and each.batch_size != self.batch_size for each in (first, second)):
-            leaves, *operands = aligned_columns(self, leaves, *operands)
+        if any(isinstance(item, Core) and item.batch_size != self.batch_size for item in (first, second)):
+            leaves, *operands = align_columns(self, leaves, *operands)
         try:
-            return self._with_leaves(foreach(this, leaves, *operands))
+            return self._unflatten(foreach(this, leaves, *operands))
         except LEAF_ERRORS as error:
             raise_at_leaf(error, name, self, this.single, leaves, *operands)
 
 
-def _valued(this: Op, value: float | None) -> Op:
+def _bind_value(this: Op, value: float | None) -> Op:
     """Return the operation with ``value=`` given, where it is not the default."""
     if value is None or value == 1:
         return this
-    fused = partial(this.fused, value=value) if this.fused else None
-    return this._replace(fused=fused, single=partial(this.single, value=value))
+    call_fused = partial(this.fused, value=value) if this.fused else None
+    return this._replace(fused=call_fused, single=partial(this.single, value=value))
 
 
 def _number_beside(leaf: Tensor, number: Any) -> Tensor:

@@ -15,18 +15,26 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from .._collection import Core, dense, same, show_path
+from .._collection import Core, identity, make_dense, show_path
 from .._element_types import as_dtype
-from .._foreach import foreach, op
+from .._foreach import foreach, make_op
 from .._plans import ShapePlan, as_int, wrap_dim
 from ..errors import DimNamesError, StructureError
 from ..typing import NO_DEFAULT, DtypeLike, NestedKey, NoDefault
-from .dim_plans import Pair, Reduce, Scan, caller, caller_of_one, features
-from .operands import LEAF_ERRORS, each_leaf, named, raise_at_entry, raise_at_leaf, transformed, write_out
+from .dim_plans import Pair, Reduce, Scan, flatten_features, make_call, make_single_dim_call
+from .operands import (
+    LEAF_ERRORS,
+    raise_at_entry,
+    raise_at_leaf,
+    rephrase_error,
+    run_each_leaf,
+    transform,
+    write_out,
+)
 
-SelfT = TypeVar("SelfT", bound="Reductions")
+SelfT = TypeVar("SelfT", bound="ReductionMixin")
 
-_NORM = op("norm", torch.linalg.vector_norm)
+_NORM = make_op("norm", torch.linalg.vector_norm)
 F = TypeVar("F", bound=Callable[..., Any])
 Dims = Any  # int | str | tuple[int | str, ...] | None | NO_DEFAULT
 KeyTransform = Callable[[NestedKey], NestedKey]
@@ -96,15 +104,17 @@ def with_indices(name: str, what: str) -> Callable[..., Any]:
         result_type = getattr(torch.return_types, name) if return_indices else None
         if dim == "feature":
             call = methodcaller(name, -1)
-            pair = call(_features_together(self, name)) if reduce else _of_features(self, call, 2)
-            return _shown(pair, result_type)
-        place = _one_dim(self, name, dim)
-        joined = methodcaller(name, place, keepdim)(_together(self, name, place)) if reduce else None
+            pair = call(_concat_features(self, name)) if reduce else _reduce_features(self, call, 2)
+            return _wrap_pair(pair, result_type)
+        place = _parse_dim(self, name, dim)
+        joined = methodcaller(name, place, keepdim)(_concat_elements(self, name, place)) if reduce else None
 
         def make(dims: Any) -> Callable[[Tensor], Any]:
             return methodcaller(name, dims[0], keepdim)
 
-        return _pair(self, name, Reduce(tuple(self.batch_size), (place,), keepdim, make), joined, result_type)
+        return _reduce_pair(
+            self, name, Reduce(tuple(self.batch_size), (place,), keepdim, make), joined, result_type
+        )
 
     method.__name__ = name
     method.__doc__ = f"""Return {what}, and where it was found.
@@ -127,11 +137,11 @@ def scan(name: str, what: str) -> Callable[..., Any]:
     """Return the method ``name`` of a cumulative operation with indices."""
 
     def method(self: Any, dim: int | str, *, reduce: bool | None = None, return_indices: bool = True) -> Any:
-        place = _one_dim(self, name, dim)
-        joined = methodcaller(name, place)(_together(self, name, place)) if reduce else None
+        place = _parse_dim(self, name, dim)
+        joined = methodcaller(name, place)(_concat_elements(self, name, place)) if reduce else None
         result_type = getattr(torch.return_types, name) if return_indices else None
         plan = Scan(tuple(self.batch_size), place, partial(methodcaller, name))
-        return _pair(self, name, plan, joined, result_type)
+        return _reduce_pair(self, name, plan, joined, result_type)
 
     method.__name__ = name
     method.__doc__ = f"""Return {what} along a batch dim, and where it was found.
@@ -196,28 +206,28 @@ def _reduce(
             raise TypeError(_NO_KEEPDIM.format(name=name))
         call = methodcaller(name, -1, **options)
         if reduce:
-            return call(_features_together(node, name))
-        (result,) = _of_features(node, call)
+            return call(_concat_features(node, name))
+        (result,) = _reduce_features(node, call)
     else:
-        dims = _dims_of(node, name, dim)
+        dims = _parse_dims(node, name, dim)
         if name in _ONE_DIM and (keep or dims is not None):
-            make = caller_of_one(lambda value, place: getattr(value, name)(place, **options), keep)
+            make = make_single_dim_call(lambda value, place: getattr(value, name)(place, **options), keep)
         else:
-            make = caller(name, keep, options)
+            make = make_call(name, keep, options)
         if reduce:
-            return make(dims)(_together(node, name, None if dims is None else dims[0]))
-        result = transformed(name, node, Reduce(tuple(node.batch_size), dims, keep, make))
+            return make(dims)(_concat_elements(node, name, None if dims is None else dims[0]))
+        result = transform(name, node, Reduce(tuple(node.batch_size), dims, keep, make))
     return result if key_transform is None else _with_keys(result, key_transform)
 
 
-def _truth(
+def _reduce_bools(
     node: Any, combine: Callable[[Iterable[Any]], bool], leaf: Callable[[Tensor], Any], dim: Any
 ) -> Any:
     """Return what ``all`` and ``any`` do: one bool, or a collection of bools."""
     name = combine.__name__
     if dim is not None:
-        dims = _dims_of(node, name, dim)
-        return transformed(name, node, Reduce(tuple(node.batch_size), dims, False, caller(name, False, {})))
+        dims = _parse_dims(node, name, dim)
+        return transform(name, node, Reduce(tuple(node.batch_size), dims, False, make_call(name, False, {})))
     leaves = node._leaves()
     try:
         return combine(map(leaf, leaves))
@@ -225,72 +235,72 @@ def _truth(
         raise_at_leaf(error, name, node, lambda value: bool(leaf(value)), leaves)
 
 
-def _norms(leaves: list[Tensor]) -> Callable[[Tensor], Tensor]:
+def _make_norm(leaves: list[Tensor]) -> Callable[[Tensor], Tensor]:
     """Return what gives the norm of a leaf: those of all of them are computed in one fused call, if that is possible."""
     try:
-        found = dict(zip(map(id, leaves), foreach(_NORM, leaves), strict=True))
+        result = dict(zip(map(id, leaves), foreach(_NORM, leaves), strict=True))
     except LEAF_ERRORS:
         return _NORM.single  # and find the leaf to name
-    return lambda leaf: found[id(leaf)] if id(leaf) in found else _NORM.single(leaf)
+    return lambda leaf: result[id(leaf)] if id(leaf) in result else _NORM.single(leaf)
 
 
-def _pair(node: Any, name: str, plan: ShapePlan, joined: Any, result_type: Any) -> Any:
+def _reduce_pair(node: Any, name: str, plan: ShapePlan, joined: Any, result_type: Any) -> Any:
     """Return values and indices, of tensors that were reduced together or of the collection."""
     if joined is None:
         pair = Pair(plan)
         try:
-            joined = node._explode(pair)
+            joined = node._transform_multi(pair)
         except LEAF_ERRORS as error:
             raise_at_entry(error, name, node, pair.leaf)
-    return _shown(joined, result_type)
+    return _wrap_pair(joined, result_type)
 
 
-def _shown(pair: Any, result_type: Any) -> Any:
+def _wrap_pair(pair: Any, result_type: Any) -> Any:
     """Return values and indices as torch does, or the values alone where there is no type for both."""
     return pair[0] if result_type is None else result_type(tuple(pair))
 
 
-def _of_features(node: Any, call: Callable[[Tensor], Any], count: int | None = None) -> list[Any]:
+def _reduce_features(node: Any, call: Callable[[Tensor], Any], count: int | None = None) -> list[Any]:
     """Return the collections of what ``call`` makes of each leaf, whose dims behind those of its level are one.
 
     ``count`` tells how many tensors it gives; None: a single one.
     """
-    results = [node._map(same) for _ in range(count or 1)]  # copies, which of parameters are plain
+    results = [node._map(identity) for _ in range(count or 1)]  # copies, which of parameters are plain
     todo = [results]
     while todo:
         levels = todo.pop()
-        if levels[0]._opaque:
+        if levels[0]._is_value:
             continue
-        if levels[0]._stacked() is None:
+        if levels[0]._members_and_dim() is None:
             n = len(levels[0].batch_size)
             for key, child in dict(levels[0]._children()).items():
                 if isinstance(child, Tensor):
                     try:
-                        given = call(features(child, n))
+                        provided = call(flatten_features(child, n))
                     except LEAF_ERRORS as error:
-                        raise named(
+                        raise rephrase_error(
                             error, f"{show_path((key,))} of shape {list(child.shape)}: {error}"
                         ) from error
-                    for level, value in zip(levels, (given,) if count is None else given):
+                    for level, value in zip(levels, (provided,) if count is None else provided):
                         level._set_child(key, value)
-        todo.extend([list(below) for below in zip(*[level._nested() for level in levels])])
+        todo.extend([list(below) for below in zip(*[level._iter_nested() for level in levels])])
     return results
 
 
-def _dims_of(node: Any, name: str, dim: Dims) -> tuple[int, ...] | None:
+def _parse_dims(node: Any, name: str, dim: Dims) -> tuple[int, ...] | None:
     """Return batch dims as non-negative ints; None for everything."""
     if type(dim) is int and 0 <= dim < len(node.batch_size):
         return (dim,)
     if dim is NO_DEFAULT or dim is None or (isinstance(dim, (tuple, list)) and not dim):
         return None
-    given = dim if isinstance(dim, (tuple, list)) else (dim,)
-    dims = tuple([_one_dim(node, name, one) for one in given])
+    provided = dim if isinstance(dim, (tuple, list)) else (dim,)
+    dims = tuple([_parse_dim(node, name, item) for item in provided])
     if len(set(dims)) != len(dims):
         raise IndexError(f"{name}: a dim appears twice in {dim!r}")
     return dims
 
 
-def _one_dim(node: Any, name: str, dim: Any) -> int:
+def _parse_dim(node: Any, name: str, dim: Any) -> int:
     if isinstance(dim, str):
         names = node.names
         if dim not in names:
@@ -302,27 +312,27 @@ def _one_dim(node: Any, name: str, dim: Any) -> int:
     return wrap_dim(dim, len(node.batch_size))
 
 
-def _tensors(node: Any, name: str) -> list[Tensor]:
-    return _checked(node, name, list(node.values(include_nested=True, leaves_only=True)))
+def _list_tensors(node: Any, name: str) -> list[Tensor]:
+    return _check_leaves(node, name, list(node.values(include_nested=True, leaves_only=True)))
 
 
-def _checked(node: Any, name: str, leaves: list[Tensor]) -> list[Tensor]:
+def _check_leaves(node: Any, name: str, leaves: list[Tensor]) -> list[Tensor]:
     if not leaves:
         raise ValueError(f"{name}(reduce=True) needs a leaf; this {type(node).__name__} has none")
     return leaves
 
 
-def _features_together(node: Any, name: str) -> Tensor:
+def _concat_features(node: Any, name: str) -> Tensor:
     """Return the features of all leaves in one last dim."""
     n = len(node.batch_size)
-    return torch.cat([features(leaf, n) for leaf in _tensors(node, name)], -1)
+    return torch.cat([flatten_features(leaf, n) for leaf in _list_tensors(node, name)], -1)
 
 
-def _together(node: Any, name: str, dim: int | None) -> Tensor:
+def _concat_elements(node: Any, name: str, dim: int | None) -> Tensor:
     """Return all elements of all leaves in one dim, or the leaves behind each other along ``dim``."""
     if dim is None:
-        return torch.cat([leaf.flatten() for leaf in _checked(node, name, node._leaves())])
-    leaves = _tensors(node, name)
+        return torch.cat([leaf.flatten() for leaf in _check_leaves(node, name, node._leaves())])
+    leaves = _list_tensors(node, name)
     shapes = [list(leaf.shape) for leaf in leaves]
     try:
         return torch.cat(leaves, dim)
@@ -335,21 +345,21 @@ def _together(node: Any, name: str, dim: int | None) -> Tensor:
 
 def _with_keys(result: Any, key_transform: KeyTransform) -> Any:
     """Return plain collections with every entry, nested ones too, under another key."""
-    renamed = dense({}, result.batch_size, result.device, result._names)
+    renamed = make_dense({}, result.batch_size, result.device, result._names)
     todo = [(result, renamed)]
     while todo:
         source, target = todo.pop()
         for key, child in dict(source._children()).items():
-            if isinstance(child, Tensor) or child._opaque:
+            if isinstance(child, Tensor) or child._is_value:
                 target._set_path(key_transform(key), child)
             else:
-                level = dense({}, child.batch_size, child.device, child._names)
+                level = make_dense({}, child.batch_size, child.device, child._names)
                 target._set_path(key_transform(key), level)
                 todo.append((child, level))
     return renamed
 
 
-class Reductions(Core):
+class ReductionMixin(Core):
     """``sum``, ``mean``, ``max``, ``all`` and their kin."""
 
     __slots__ = ()
@@ -378,7 +388,7 @@ class Reductions(Core):
         >>> td.all(), td.all(0)["a"]
         (False, tensor(False))
         """
-        return _truth(self, all, Tensor.all, dim)
+        return _reduce_bools(self, all, Tensor.all, dim)
 
     def any(self, dim: int | str | None = None) -> Any:
         """Tell whether any element is true, as one bool; with ``dim`` return a collection of bools, as :meth:`all`.
@@ -387,7 +397,7 @@ class Reductions(Core):
         >>> td.any(), td.any(0)["a"]
         (True, tensor(True))
         """
-        return _truth(self, any, Tensor.any, dim)
+        return _reduce_bools(self, any, Tensor.any, dim)
 
     def norm(
         self: SelfT,
@@ -407,9 +417,9 @@ class Reductions(Core):
         tensor(5.)
         """
         leaf: Callable[[Tensor], Tensor] = partial(torch.linalg.vector_norm, dtype=as_dtype(dtype))
-        if dtype is None and self._stacked() is None and not torch.compiler.is_compiling():
-            leaf = _norms(self._leaves())
-        result = transformed("norm", self, Reduce(tuple(self.batch_size), None, False, lambda dims: leaf))
+        if dtype is None and self._members_and_dim() is None and not torch.compiler.is_compiling():
+            leaf = _make_norm(self._leaves())
+        result = transform("norm", self, Reduce(tuple(self.batch_size), None, False, lambda dims: leaf))
         if key_transform is not None:
             result = _with_keys(result, key_transform)
         return result if out is None else write_out("norm", result, out)
@@ -426,14 +436,14 @@ class Reductions(Core):
         >>> TensorDict({"a": torch.zeros(2)}, batch_size=[2]).logsumexp(0)["a"]
         tensor(0.6931)
         """
-        dims = _dims_of(self, "logsumexp", dim)
+        dims = _parse_dims(self, "logsumexp", dim)
         if dims is None:
             dims = tuple(range(len(self.batch_size)))
         if dims:
-            make = caller("logsumexp", keepdim, {})
-            result = transformed("logsumexp", self, Reduce(tuple(self.batch_size), dims, keepdim, make))
+            make = make_call("logsumexp", keepdim, {})
+            result = transform("logsumexp", self, Reduce(tuple(self.batch_size), dims, keepdim, make))
         else:  # torch takes no dims for all of them
-            result = each_leaf("logsumexp", self, lambda leaf: leaf[None].logsumexp(0))
+            result = run_each_leaf("logsumexp", self, lambda leaf: leaf[None].logsumexp(0))
         return result if out is None else write_out("logsumexp", result, out)
 
     def quantile(
@@ -474,19 +484,19 @@ class Reductions(Core):
             if keep:
                 raise TypeError(_NO_KEEPDIM.format(name="quantile"))
             if reduce:
-                return call(_features_together(self, "quantile"), -1)
-            each = _of_features(self, lambda value: call(value, -1), front)
-            result = self.stack(each) if many else each[0]  # type: ignore[attr-defined]
+                return call(_concat_features(self, "quantile"), -1)
+            item = _reduce_features(self, lambda value: call(value, -1), front)
+            result = self.stack(item) if many else item[0]  # type: ignore[attr-defined]
         else:
-            dims = _dims_of(self, "quantile", dim)
-            make = caller_of_one(call, keep, many)
+            dims = _parse_dims(self, "quantile", dim)
+            make = make_single_dim_call(call, keep, many)
             if reduce:
-                return make(dims)(_together(self, "quantile", None if dims is None else dims[0]))
+                return make(dims)(_concat_elements(self, "quantile", None if dims is None else dims[0]))
             # Reduced to one number for each level, the leaves have a dim that is no batch dim.
             plan = Reduce(
                 tuple(self.batch_size), dims, keep, make, None if dims is None and not keep else front
             )
-            result = transformed("quantile", self, plan)
+            result = transform("quantile", self, plan)
         return result if key_transform is None else _with_keys(result, key_transform)
 
     def softmax(self: SelfT, dim: int | str, dtype: DtypeLike | None = None) -> SelfT:
@@ -499,6 +509,8 @@ class Reductions(Core):
         >>> TensorDict({"a": torch.zeros(2)}, batch_size=[2]).softmax(0)["a"]
         tensor([0.5000, 0.5000])
         """
-        place = _one_dim(self, "softmax", dim)
-        plan = Scan(tuple(self.batch_size), place, lambda at: methodcaller("softmax", at, as_dtype(dtype)))
-        return transformed("softmax", self, plan)
+        place = _parse_dim(self, "softmax", dim)
+        plan = Scan(
+            tuple(self.batch_size), place, lambda position: methodcaller("softmax", position, as_dtype(dtype))
+        )
+        return transform("softmax", self, plan)

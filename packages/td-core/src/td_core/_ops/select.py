@@ -12,24 +12,24 @@ from torch import Tensor
 from .. import _element_plans as elements
 from .._arrays import as_tensor
 from .._collection import Core
-from .._element_types import as_it_is
-from .._foreach import Op, foreach, op
-from .._locking import refuse_if_locked
+from .._element_types import keep_scalar
+from .._foreach import Op, foreach, make_op
+from .._locking import check_unlocked
 from .._plans import broadcast_shape
 from ..errors import BatchSizeError, StructureError
-from .alignment import aligned, expanded
-from .joining import written
-from .operands import LEAF_ERRORS, each_leaf, raise_at_leaf, with_keys_of, write_leaves
-from .shape import Shaping
+from .broadcasting import align_collections, expand_to_match
+from .joining import write_result
+from .operands import LEAF_ERRORS, raise_at_leaf, reorder_like, run_each_leaf, write_leaves
+from .shape import ShapeMixin
 
-SelfT = TypeVar("SelfT", bound="Selecting")
+SelfT = TypeVar("SelfT", bound="SelectMixin")
 
-_FILL = op("masked_fill_", Tensor.masked_fill_)
-_FILLED = op("masked_fill", Tensor.masked_fill)
-_WHERE = op("where", lambda leaf, mask, value: torch.where(mask, leaf, value))
+_FILL = make_op("masked_fill_", Tensor.masked_fill_)
+_FILLED = make_op("masked_fill", Tensor.masked_fill)
+_WHERE = make_op("where", lambda leaf, mask, value: torch.where(mask, leaf, value))
 
 
-class Selecting(Shaping):
+class SelectMixin(ShapeMixin):
     """``gather``, ``masked_select``, ``masked_fill``, ``where`` and ``pad``."""
 
     __slots__ = ()
@@ -58,8 +58,8 @@ class Selecting(Shaping):
             )
         result = self._transform(elements.gather_plan(self.batch_size, dim, index))
         if out is not None:
-            return written(out, result.batch_size, result)  # type: ignore[no-any-return]
-        return self._become(result, "gather") if inplace else result
+            return write_result(out, result.batch_size, result)  # type: ignore[no-any-return]
+        return self._adopt_result(result, "gather") if inplace else result
 
     def masked_select(self: SelfT, mask: Tensor, *, inplace: bool = False) -> SelfT:
         """Return the elements where a mask is true, in one batch dim.
@@ -75,7 +75,7 @@ class Selecting(Shaping):
         tensor([0, 2])
         """
         result: SelfT = self._index(_as_mask(mask, device="cpu").bool())
-        return self._become(result, "masked_select") if inplace else result
+        return self._adopt_result(result, "masked_select") if inplace else result
 
     def masked_fill(self: SelfT, mask: Tensor, value: float | bool) -> SelfT:
         """Return a copy in which every leaf has ``value`` where a mask is true.
@@ -90,7 +90,7 @@ class Selecting(Shaping):
         >>> TensorDict({"a": torch.arange(3)}, [3]).masked_fill(torch.tensor([True, False, True]), -1)["a"]
         tensor([-1,  1, -1])
         """
-        return _mapped("masked_fill", self, _FILLED, mask, value)  # type: ignore[no-any-return]
+        return _apply_masked("masked_fill", self, _FILLED, mask, value)  # type: ignore[no-any-return]
 
     def masked_fill_(self: SelfT, mask: Tensor, value: float | bool) -> SelfT:
         """Write ``value`` into every leaf, in place, where a mask is true; arguments as for :meth:`masked_fill`.
@@ -103,7 +103,7 @@ class Selecting(Shaping):
         tensor([-1,  1, -1])
         """
         leaves = self._leaves()
-        write_leaves("masked_fill_", self, _FILL, leaves, _masks(self, mask), value)
+        write_leaves("masked_fill_", self, _FILL, leaves, _broadcast_mask(self, mask), value)
         return self
 
     def where(
@@ -135,31 +135,31 @@ class Selecting(Shaping):
         tensor([ 0, -1,  2])
         """
         size = self.batch_size
-        condition = _over_batch(condition, size)
+        condition = _expand_mask(condition, size)
         if condition.ndim != len(size):
-            condition = elements.wide(condition, len(size)).expand(size)
+            condition = elements.append_dims(condition, len(size)).expand(size)
         if not isinstance(other, Core):
-            result = _choose_or(self, other, condition)
+            result = _select_or_value(self, other, condition)
         else:
-            mine: Any = self
-            theirs: Any = other
+            left: Any = self
+            right: Any = other
             if other.batch_size != size:
                 if broadcast_shape(other.batch_size, size) != size:
                     raise BatchSizeError(
                         f"where: the other collection has batch size {list(other.batch_size)}, this one {list(size)}"
                     )
-                theirs = expanded(other, mine, size)
+                right = expand_to_match(other, left, size)
             if pad is not None:
                 fill = partial(torch.full_like, fill_value=pad)
-                mine, theirs = with_keys_of(mine, theirs, fill), with_keys_of(theirs, mine, fill)
+                left, right = reorder_like(left, right, fill), reorder_like(right, left, fill)
             if other.batch_size != size:
-                mine, theirs = aligned(mine, theirs)
-            result = _choose(mine, theirs, condition)
+                left, right = align_collections(left, right)
+            result = _select_nodes(left, right, condition)
         if out is None:
             return result  # type: ignore[no-any-return]
         if update_batch_size and out.batch_size != size:
             return out.update(result, update_batch_size=True)  # type: ignore[no-any-return]
-        return written(out, size, result, inplace=False)  # type: ignore[no-any-return]
+        return write_result(out, size, result, inplace=False)  # type: ignore[no-any-return]
 
     def pad(
         self: SelfT, pad_size: Sequence[int], value: float = 0.0, inplace: bool = False, safe: bool = True
@@ -180,8 +180,8 @@ class Selecting(Shaping):
         tensor([9, 0, 1, 9, 9])
         """
         plan = elements.pad_plan(self.batch_size, pad_size, value)
-        if inplace and not safe and self._stacked() is None:
-            refuse_if_locked(self, "pad in place")
+        if inplace and not safe and self._members_and_dim() is None:
+            check_unlocked(self, "pad in place")
             for key, child in dict(self._children()).items():
                 self._set_child(
                     key, plan.leaf(child) if isinstance(child, Tensor) else child._transform(plan)
@@ -189,7 +189,7 @@ class Selecting(Shaping):
             self._set_batch_size(torch.Size(plan.lead))
             return self
         result = self._transform(plan)
-        return self._become(result, "pad") if inplace else result
+        return self._adopt_result(result, "pad") if inplace else result
 
 
 def pad(
@@ -203,22 +203,22 @@ def pad(
     return tensordict.pad(pad_size, value, inplace, safe)
 
 
-def _mapped(name: str, node: Any, this: Op, mask: Tensor, value: float | complex) -> Any:
+def _apply_masked(name: str, node: Any, this: Op, mask: Tensor, value: float | complex) -> Any:
     """Return what an operation of a leaf, a mask and a number makes of every leaf."""
     leaves: list[Tensor] = []
-    levels = node._collect(leaves)
-    masks = _masks(node, mask)
+    levels = node._flatten_leaves(leaves)
+    masks = _broadcast_mask(node, mask)
     try:
-        return node._with_leaves(foreach(this, leaves, masks, value), levels)
+        return node._unflatten(foreach(this, leaves, masks, value), levels)
     except LEAF_ERRORS as error:
         raise_at_leaf(error, name, node, this.single, leaves, masks, value)
 
 
-def _masks(node: Any, mask: Tensor) -> list[Tensor]:
-    """Return a mask of the first batch dims as it broadcasts with each leaf, in the order of ``_collect``."""
+def _broadcast_mask(node: Any, mask: Tensor) -> list[Tensor]:
+    """Return a mask of the first batch dims as it broadcasts with each leaf, in the order of ``_flatten_leaves``."""
     size = node.batch_size
     masks: list[Tensor] = []
-    node._spread(elements.wide(_over_batch(mask, size), len(size)), masks)
+    node._broadcast_to_leaves(elements.append_dims(_expand_mask(mask, size), len(size)), masks)
     return masks
 
 
@@ -232,7 +232,7 @@ def _as_mask(mask: Any, **options: Any) -> Tensor:
     return mask if isinstance(mask, Tensor) else as_tensor(mask, **options)
 
 
-def _over_batch(mask: Tensor, batch_size: torch.Size) -> Tensor:
+def _expand_mask(mask: Tensor, batch_size: torch.Size) -> Tensor:
     """Return a mask expanded to the first batch dims."""
     mask = _as_mask(mask)
     if mask.shape == batch_size:
@@ -246,7 +246,7 @@ def _over_batch(mask: Tensor, batch_size: torch.Size) -> Tensor:
     return mask.expand(covered)
 
 
-def _filled(leaf: Tensor, value: Any) -> Tensor:
+def _expand_to_leaf(leaf: Tensor, value: Any) -> Tensor:
     """Return a number or tensor in the shape of a leaf, and the dtype of both together."""
     if torch.compiler.is_compiling():  # which cannot trace torch.result_type
         return torch.where(torch.zeros_like(leaf, dtype=torch.bool), leaf, value)
@@ -254,11 +254,11 @@ def _filled(leaf: Tensor, value: Any) -> Tensor:
     return as_tensor(value, dtype=dtype, device=leaf.device).expand(leaf.shape)
 
 
-def _choose_or(node: Any, value: Any, condition: Tensor) -> Any:
+def _select_or_value(node: Any, value: Any, condition: Tensor) -> Any:
     """Return the elements of ``node`` where ``condition`` is true, and those of a number or tensor elsewhere."""
     if isinstance(value, (int, float, complex)):
         try:
-            return _mapped("where", node, _WHERE, condition, value)
+            return _apply_masked("where", node, _WHERE, condition, value)
         except StructureError:
             pass  # one tensor may stand for the whole batch, with nothing to choose: what fails is said with its key below
     if isinstance(value, Tensor) and value.ndim:
@@ -266,33 +266,33 @@ def _choose_or(node: Any, value: Any, condition: Tensor) -> Any:
     if isinstance(value, Tensor) and not value.ndim:
         leaves: list[Tensor] = []
         values: list[Tensor] = []
-        levels = node._collect(leaves)
-        node._spread(value, values, as_it_is)
-        other = node._with_leaves(list(map(_filled, leaves, values)), levels)
+        levels = node._flatten_leaves(leaves)
+        node._broadcast_to_leaves(value, values, keep_scalar)
+        other = node._unflatten(list(map(_expand_to_leaf, leaves, values)), levels)
     else:
-        other = each_leaf("where", node, lambda leaf: _filled(leaf, value))
-    return _choose(node, other, condition)
+        other = run_each_leaf("where", node, lambda leaf: _expand_to_leaf(leaf, value))
+    return _select_nodes(node, other, condition)
 
 
-def _choose(mine: Any, theirs: Any, condition: Tensor) -> Any:
-    """Return the elements of ``mine`` where ``condition`` is true; lazy stacks stay what they are."""
-    stacked, other = mine._stacked(), theirs._stacked()
+def _select_nodes(chosen: Any, otherwise: Any, condition: Tensor) -> Any:
+    """Return the elements of ``chosen`` where ``condition`` is true; lazy stacks stay what they are."""
+    stacked, other = chosen._members_and_dim(), otherwise._members_and_dim()
     if stacked is None or other is None or stacked[1] != other[1]:
         plan = elements.Where(condition)
         left: list[Tensor] = []
         right: list[Tensor] = []
         foreign: list[Core] = []
-        levels = mine._collect_both(theirs, left, right, foreign)
+        levels = chosen._zip_leaves(otherwise, left, right, foreign)
         if levels is not None and not foreign:
             try:
-                return mine._with_leaves(list(map(plan.leaf, zip(left, right))), levels)
+                return chosen._unflatten(list(map(plan.leaf, zip(left, right))), levels)
             except (RuntimeError, ValueError):
                 pass  # a join says which entry it is
-        return mine._join([mine, theirs], plan)
+        return chosen._join([chosen, otherwise], plan)
     members, dim = stacked
-    return mine._like(
+    return chosen._with_members(
         [
-            _choose(member, partner, part)
+            _select_nodes(member, partner, part)
             for member, partner, part in zip(members, other[0], condition.unbind(dim), strict=True)
         ]
     )

@@ -16,25 +16,25 @@ import torch
 from torch import Tensor
 
 from .. import _shape_plans as shapes
-from .._collection import Core, changed_meanwhile, has_lazy_stack
+from .._collection import Core, concurrent_change_error, has_lazy_stack
 from .._element_types import as_dtype
 from .._indexing import plan_index
 from .._keys import unravel_key_to_tuple
-from .._locking import refuse_if_locked
+from .._locking import check_unlocked
+from .._mapping_views import is_leaf_or_value
 from .._plans import as_ints
-from .._ragged import nested_tensor, refuse_hidden, shown_shape
-from .._torch_private import base_of, functorch_level
-from .._views import holds_no_entries
+from .._ragged import check_no_hidden_keys, get_display_shape, make_nested_tensor
+from .._torch_private import functorch_level, get_base
 from ..errors import DepthError, StructureError
 from ..typing import DtypeLike, NestedKey
-from .entries import Entries
-from .locking import Locking, nothing
+from .entries import EntryMixin
+from .locking import LockMixin, do_nothing
 from .operands import LEAF_ERRORS, raise_at_leaf
 
-SelfT = TypeVar("SelfT", bound="Shaping")
+SelfT = TypeVar("SelfT", bound="ShapeMixin")
 
 
-class Shaping(Entries, Locking):
+class ShapeMixin(EntryMixin, LockMixin):
     """``view``, ``permute``, ``expand``, ``unbind`` and their kin, and indexing."""
 
     __slots__ = ()
@@ -76,10 +76,12 @@ class Shaping(Entries, Locking):
                     return self.apply(seen_as, batch_size=batch_size)  # type: ignore[attr-defined, no-any-return]
                 except LEAF_ERRORS as error:
                     raise_at_leaf(error, "view", self, seen_as, self._leaves())
-            shape = ints_of("view", shape, size)
+            shape = parse_ints("view", shape, size)
         if batch_size is not None or dtype is not None:
             raise TypeError("view() takes a dtype, with batch_size=, or new batch dims (size=); it got both")
-        return self._transform(shapes.view_plan(self.batch_size, shape))._undone_into(self, _write_reshaped)
+        return self._transform(shapes.view_plan(self.batch_size, shape))._write_back_on_exit(
+            self, _write_reshaped
+        )
 
     def reshape(self: SelfT, *args: Any, size: Sequence[int] | None = None, inplace: bool = False) -> SelfT:
         """Return other batch dims around the same elements, as a view where possible.
@@ -95,9 +97,9 @@ class Shaping(Entries, Locking):
         >>> TensorDict({"a": torch.zeros(2, 3, 4)}, [2, 3]).reshape(3, 2)["a"].shape
         torch.Size([3, 2, 4])
         """
-        shape = ints_of("reshape", args, size)
+        shape = parse_ints("reshape", args, size)
         result: SelfT = self._transform(shapes.reshape_plan(self.batch_size, shape))
-        return self._become(result, "reshape") if inplace else result
+        return self._adopt_result(result, "reshape") if inplace else result
 
     def flatten(
         self: SelfT, start_dim: int | None = None, end_dim: int | None = None, *, inplace: bool = False
@@ -121,8 +123,8 @@ class Shaping(Entries, Locking):
         end = -1 if end_dim is None else end_dim
         result = self._transform(shapes.flatten_plan(self.batch_size, start, end))
         if inplace:
-            return self._become(result, "flatten")
-        return result._undone_into(self, _write_reshaped)
+            return self._adopt_result(result, "flatten")
+        return result._write_back_on_exit(self, _write_reshaped)
 
     def unflatten(self: SelfT, dim: int, unflattened_size: Sequence[int], *, inplace: bool = False) -> SelfT:
         """Return one batch dim as several.
@@ -143,8 +145,8 @@ class Shaping(Entries, Locking):
         """
         result = self._transform(shapes.unflatten_plan(self.batch_size, dim, unflattened_size))
         if inplace:
-            return self._become(result, "unflatten")
-        return result._undone_into(self, _write_reshaped)
+            return self._adopt_result(result, "unflatten")
+        return result._write_back_on_exit(self, _write_reshaped)
 
     def squeeze(self: SelfT, dim: int | Sequence[int] | None = None) -> SelfT:
         """Return the collection without batch dims of size one.
@@ -160,7 +162,9 @@ class Shaping(Entries, Locking):
         >>> TensorDict({"a": torch.zeros(1, 3, 1)}, [1, 3]).squeeze()["a"].shape
         torch.Size([3, 1])
         """
-        return self._transform(shapes.squeeze_plan(self.batch_size, dim))._undone_into(self, _write_reshaped)
+        return self._transform(shapes.squeeze_plan(self.batch_size, dim))._write_back_on_exit(
+            self, _write_reshaped
+        )
 
     def unsqueeze(self: SelfT, dim: int) -> SelfT:
         """Return the collection with a new batch dim of size one.
@@ -177,7 +181,7 @@ class Shaping(Entries, Locking):
         torch.Size([3, 1, 4])
         """
         result = self._transform(shapes.unsqueeze_plan(self.batch_size, dim))
-        return result._undone_into(self, _write_reshaped)
+        return result._write_back_on_exit(self, _write_reshaped)
 
     def permute(self: SelfT, *args: Any, dims: Sequence[int] | None = None) -> SelfT:
         """Return a view with the batch dims in another order.
@@ -195,8 +199,8 @@ class Shaping(Entries, Locking):
         torch.Size([3, 2, 4])
         """
         size = self.batch_size
-        order = tuple(range(len(size))) if dims is None and not args else ints_of("permute", args, dims)
-        return self._permuted(shapes.permute_plan(size, order))
+        order = tuple(range(len(size))) if dims is None and not args else parse_ints("permute", args, dims)
+        return self._permute(shapes.permute_plan(size, order))
 
     def transpose(self: SelfT, dim0: int, dim1: int) -> SelfT:
         """Return a view with two batch dims swapped.
@@ -209,7 +213,7 @@ class Shaping(Entries, Locking):
         >>> TensorDict({"a": torch.zeros(2, 3, 4)}, [2, 3]).transpose(0, 1)["a"].shape
         torch.Size([3, 2, 4])
         """
-        return self._permuted(shapes.transpose_plan(self.batch_size, dim0, dim1))
+        return self._permute(shapes.transpose_plan(self.batch_size, dim0, dim1))
 
     def swapaxes(self: SelfT, axis0: int, axis1: int) -> SelfT:
         """Return :meth:`transpose` of two batch dims, under the name that numpy gives it.
@@ -232,12 +236,12 @@ class Shaping(Entries, Locking):
         >>> TensorDict({"a": torch.zeros(2, 3, 4)}, [2, 3, 4]).movedim(0, -1).batch_size
         torch.Size([3, 4, 2])
         """
-        return self._permuted(shapes.movedim_plan(self.batch_size, source, destination))
+        return self._permute(shapes.movedim_plan(self.batch_size, source, destination))
 
     moveaxis = movedim
 
-    def _permuted(self: SelfT, plan: shapes.Permute) -> SelfT:
-        return self._transform(plan)._undone_into(self, _write_permuted, plan.order)
+    def _permute(self: SelfT, plan: shapes.Permute) -> SelfT:
+        return self._transform(plan)._write_back_on_exit(self, _write_permuted, plan.order)
 
     def expand(self: SelfT, *args: Any, size: Sequence[int] | None = None) -> SelfT:
         """Return a view in which batch dims of size one, and new ones in front, repeat without a copy.
@@ -252,7 +256,7 @@ class Shaping(Entries, Locking):
         >>> TensorDict({"a": torch.zeros(1, 3)}, [1]).expand(5, 2)["a"].shape
         torch.Size([5, 2, 3])
         """
-        return self._transform(shapes.expand_plan(self.batch_size, ints_of("expand", args, size)))
+        return self._transform(shapes.expand_plan(self.batch_size, parse_ints("expand", args, size)))
 
     def expand_as(self: SelfT, other: Core | Tensor) -> SelfT:
         """Return the collection expanded to the shape of a tensor, or to the batch size of a collection.
@@ -275,7 +279,7 @@ class Shaping(Entries, Locking):
             level: Any = result.get(key)
             goal: Any = other.get(key, None)  # type: ignore[attr-defined]
             # A tensorclass gives plain values for what is no tensor.
-            nodes = all(isinstance(each, Core) for each in (level, goal))
+            nodes = all(isinstance(item, Core) for item in (level, goal))
             if not nodes or level.batch_size == goal.batch_size:
                 continue
             if len(goal.batch_size) < len(level.batch_size):
@@ -283,7 +287,7 @@ class Shaping(Entries, Locking):
             else:
                 level = level.expand(goal.batch_size)
             result.set(key, level)
-        return result.named_apply(_expanded_as, other, nested_keys=True, default=None, filter_empty=False)  # type: ignore[no-any-return]
+        return result.named_apply(_expand_leaf, other, nested_keys=True, default=None, filter_empty=False)  # type: ignore[no-any-return]
 
     def broadcast_to(self: SelfT, shape: Sequence[int]) -> SelfT:
         """Return :meth:`expand` of the collection, under the name that numpy gives it.
@@ -307,7 +311,7 @@ class Shaping(Entries, Locking):
         >>> [part["a"] for part in TensorDict({"a": torch.arange(3)}, [3]).split(2)]
         [tensor([0, 1]), tensor([2])]
         """
-        return self._explode(shapes.split_plan(self.batch_size, split_size, dim))
+        return self._transform_multi(shapes.split_plan(self.batch_size, split_size, dim))
 
     def chunk(self: SelfT, chunks: int, dim: int = 0) -> tuple[SelfT, ...]:
         """Return at most ``chunks`` views of parts of one size, the last one shorter where it must be.
@@ -319,7 +323,7 @@ class Shaping(Entries, Locking):
         >>> [part["a"] for part in TensorDict({"a": torch.arange(5)}, [5]).chunk(2)]
         [tensor([0, 1, 2]), tensor([3, 4])]
         """
-        return self._explode(shapes.chunk_plan(self.batch_size, chunks, dim))
+        return self._transform_multi(shapes.chunk_plan(self.batch_size, chunks, dim))
 
     def tensor_split(
         self: SelfT, indices_or_sections: int | Sequence[int] | Tensor, dim: int = 0
@@ -333,7 +337,7 @@ class Shaping(Entries, Locking):
         >>> [part["a"] for part in TensorDict({"a": torch.arange(3)}, [3]).tensor_split([1])]
         [tensor([0]), tensor([1, 2])]
         """
-        return self._explode(shapes.tensor_split_plan(self.batch_size, indices_or_sections, dim))
+        return self._transform_multi(shapes.tensor_split_plan(self.batch_size, indices_or_sections, dim))
 
     def unbind(self: SelfT, dim: int) -> tuple[SelfT, ...]:
         """Return one view for each position of a batch dim, without that dim.
@@ -344,7 +348,7 @@ class Shaping(Entries, Locking):
         >>> [part["a"] for part in TensorDict({"a": torch.arange(2)}, [2]).unbind(0)]
         [tensor(0), tensor(1)]
         """
-        return self._explode(shapes.unbind_plan(self.batch_size, dim))
+        return self._transform_multi(shapes.unbind_plan(self.batch_size, dim))
 
     def atleast_1d(self: SelfT) -> SelfT:
         """Return the collection with one batch dim at least; new ones come first.
@@ -373,9 +377,9 @@ class Shaping(Entries, Locking):
     def _at_least(self: SelfT, ndim: int) -> SelfT:
         missing = ndim - len(self.batch_size)
         if missing <= 0:
-            return self if torch.compiler.is_compiling() else self._undone_by(nothing)
+            return self if torch.compiler.is_compiling() else self._undo_on_exit(do_nothing)
         result: SelfT = self._index((None,) * missing)
-        return result._undone_into(self, _write_reshaped)
+        return result._write_back_on_exit(self, _write_reshaped)
 
     def contiguous(self: SelfT, *, canonical: bool = False, inplace: bool = False) -> SelfT:
         """Return a dense collection whose leaves are contiguous; those that are already are shared.
@@ -392,7 +396,7 @@ class Shaping(Entries, Locking):
         True
         """
         result = self._transform(shapes.Dense(_canonical if canonical else Tensor.contiguous))
-        return self._become(result, "make contiguous") if inplace else result
+        return self._adopt_result(result, "make contiguous") if inplace else result
 
     def densify(self: SelfT, layout: torch.layout = torch.strided) -> SelfT:
         """Return the collection with every lazy stack stacked; ragged entries become nested tensors.
@@ -422,13 +426,13 @@ class Shaping(Entries, Locking):
             ) from error
 
     def _densify(self, layout: torch.layout) -> Any:
-        if self._opaque:
+        if self._is_value:
             return self
-        stacked = self._stacked()
+        stacked = self._members_and_dim()
         children = self._children()
         entries: dict[str, Any] = {}
         for key in children:
-            if stacked is not None and len({_shape_of(member._get_child(key)) for member in stacked[0]}) > 1:
+            if stacked is not None and len({_get_shape(member._get_child(key)) for member in stacked[0]}) > 1:
                 entries[key] = self._get_as(key, None, as_nested_tensor=True, layout=layout)
             else:
                 child = children[key]
@@ -438,24 +442,24 @@ class Shaping(Entries, Locking):
         members, dim = stacked
         for key in dict.fromkeys(chain(*[list(member._children()) for member in members])):
             if key not in children:
-                entries[key] = nested_tensor(key, _with_gaps(key, members), dim, layout)
+                entries[key] = make_nested_tensor(key, _fill_gaps(key, members), dim, layout)
         first = members[0]
-        while (below := first._stacked()) is not None:
+        while (below := first._members_and_dim()) is not None:
             first = below[0][0]
         # Of the class that the dense stack would have.
         return first._with_children(
             entries, batch_size=self.batch_size, device=self.device, names=self._names
         )
 
-    def _become(self: SelfT, result: SelfT, what: str) -> SelfT:
+    def _adopt_result(self: SelfT, result: SelfT, what: str) -> SelfT:
         """Take over the entries, batch size and names of a result of this structure.
 
         Raises:
             LockedError: the collection is locked.
             StructureError: it is a lazy stack, whose members hold the entries.
         """
-        refuse_if_locked(self, f"{what} in place")
-        if self._stacked() is not None:
+        check_unlocked(self, f"{what} in place")
+        if self._members_and_dim() is not None:
             raise StructureError(
                 f"cannot {what} in place: the members of a {type(self).__name__} hold its entries; leave inplace out"
             )
@@ -466,7 +470,7 @@ class Shaping(Entries, Locking):
         return self
 
 
-def ints_of(what: str, args: tuple[Any, ...], named: Sequence[int] | None = None) -> tuple[int, ...]:
+def parse_ints(what: str, args: tuple[Any, ...], named: Sequence[int] | None = None) -> tuple[int, ...]:
     """Return ints given one by one, as one sequence, or by keyword."""
     if named is not None:
         if args:
@@ -477,20 +481,20 @@ def ints_of(what: str, args: tuple[Any, ...], named: Sequence[int] | None = None
     return as_ints(args[0]) if len(args) == 1 else args
 
 
-def _shape_of(entry: Any) -> Any:
-    return shown_shape(entry) if isinstance(entry, Tensor) else None
+def _get_shape(entry: Any) -> Any:
+    return get_display_shape(entry) if isinstance(entry, Tensor) else None
 
 
-def _with_gaps(key: str, members: Sequence[Core]) -> list[Tensor]:
+def _fill_gaps(key: str, members: Sequence[Core]) -> list[Tensor]:
     """Return what members have under a key, with tensors without elements for those that lack it."""
-    found = [member._children().get(key) for member in members]
-    first = next((child for child in found if child is not None), None)
+    results = [member._children().get(key) for member in members]
+    first = next((child for child in results if child is not None), None)
     if first is None:
-        raise changed_meanwhile(members[0])
+        raise concurrent_change_error(members[0])
     if not isinstance(first, Tensor) or not first.ndim:
-        refuse_hidden([member._children().keys() for member in members])
+        check_no_hidden_keys([member._children().keys() for member in members])
     gap = first.new_empty((0, *first.shape[1:]))
-    return [gap if child is None else child for child in found]
+    return [gap if child is None else child for child in results]
 
 
 def _canonical(leaf: Tensor) -> Tensor:
@@ -508,25 +512,25 @@ def _write_permuted(owner: Any, result: Any, order: tuple[int, ...]) -> None:
 
 def write_back(owner: Any, result: Any) -> None:
     """Write the entries that are no views of the owner's own leaves; a locked owner gets them in place."""
-    mine, theirs = owner._stacked(), result._stacked()
-    if mine is not None and theirs is not None and mine[1] == theirs[1] and len(mine[0]) == len(theirs[0]):
+    left, right = owner._members_and_dim(), result._members_and_dim()
+    if left is not None and right is not None and left[1] == right[1] and len(left[0]) == len(right[0]):
         # Entries of the members need not stack.
-        for member, part in zip(mine[0], theirs[0]):
+        for member, part in zip(left[0], right[0]):
             write_back(member, part)
         return
     for key, value in result.items(True, True, _is_written_whole):
-        mine = owner.get(key, None)
-        if all(isinstance(each, Core) and not each._opaque for each in (mine, value)):
-            write_back(mine, value)
+        left = owner.get(key, None)
+        if all(isinstance(item, Core) and not item._is_value for item in (left, value)):
+            write_back(left, value)
             continue
-        if isinstance(mine, Tensor) and isinstance(value, Tensor) and same_memory(mine, value):
+        if isinstance(left, Tensor) and isinstance(value, Tensor) and same_memory(left, value):
             continue
-        if mine is not None and not isinstance(value, Tensor):
+        if left is not None and not isinstance(value, Tensor):
             # A lazy stack gathers the values of its members, which stay as they are where nothing was written.
             path = unravel_key_to_tuple(key)
-            if owner._get_path(path)._holds_same(result._get_path(path)):
+            if owner._get_path(path)._has_equal_values(result._get_path(path)):
                 continue
-        if owner.is_locked and mine is not None:
+        if owner.is_locked and left is not None:
             owner.set_(key, value)
         else:
             owner.set(key, value)
@@ -534,31 +538,31 @@ def write_back(owner: Any, result: Any) -> None:
 
 def _is_written_whole(cls: type) -> bool:
     """Tell whether entries of a class are leaves, values, or possibly lazy stacks, whose entries need not stack."""
-    return holds_no_entries(cls) or cls._stacked is not Core._stacked  # type: ignore[attr-defined]
+    return is_leaf_or_value(cls) or cls._members_and_dim is not Core._members_and_dim  # type: ignore[attr-defined]
 
 
-def same_memory(mine: Tensor, value: Tensor) -> bool:
+def same_memory(left: Tensor, value: Tensor) -> bool:
     """Tell whether two tensors are surely the same elements of the same memory, laid out alike.
 
     >>> leaf = torch.zeros(2)
     >>> same_memory(leaf, leaf.detach()), same_memory(leaf, leaf.clone())
     (True, False)
     """
-    if mine is value:
+    if left is value:
         return True
     if torch.compiler.is_compiling() or functorch_level() is not None:
         return False  # neither knows the memory of a tensor
     try:
-        same = mine.is_set_to(value)
+        same = left.is_set_to(value)
     except RuntimeError:
         # There is no one block of memory: on the meta device, in nested tensors.
-        base, theirs = base_of(mine), base_of(value)
-        same = theirs is not None and theirs is (mine if base is None else base)
-        same = same and mine.shape == value.shape and mine.stride() == value.stride()
-    return same and mine.dtype == value.dtype and mine.is_conj() == value.is_conj()
+        base, right = get_base(left), get_base(value)
+        same = right is not None and right is (left if base is None else base)
+        same = same and left.shape == value.shape and left.stride() == value.stride()
+    return same and left.dtype == value.dtype and left.is_conj() == value.is_conj()
 
 
-def _expanded_as(key: NestedKey, leaf: Tensor, other: Any) -> Tensor:
+def _expand_leaf(key: NestedKey, leaf: Tensor, other: Any) -> Tensor:
     if not isinstance(other, Tensor):
         return leaf
     try:

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from .._collection import Core
-from .._foreach import PLAIN, Op, columns
-from .._torch_private import batch_dim, functorch_level, unwrapped
+from .._foreach import PLAIN, Op, expand_operands
+from .._torch_private import batch_dim, functorch_level, unwrap_transforms
 from ..errors import StructureError
 
 #: Operations that write what they are given, so that it makes no difference how often they are done.
@@ -49,11 +49,11 @@ def may_share_memory(leaves: list[Tensor], plain: bool = False) -> bool:
     return len(leaves) > 1
 
 
-def overlapping(leaves: Sequence[Tensor]) -> list[list[int]]:
+def group_overlapping(leaves: Sequence[Tensor]) -> list[list[int]]:
     """Return the positions of leaves that have elements in common with others, in groups.
 
     >>> rows = torch.zeros(3, 4)
-    >>> overlapping([rows[:2], rows[2:], rows[1:]]), overlapping([rows[:, :1], rows[:, 1:]])
+    >>> group_overlapping([rows[:2], rows[2:], rows[1:]]), group_overlapping([rows[:, :1], rows[:, 1:]])
     ([[0, 1, 2]], [])
     """
     groups: list[list[int]] = []
@@ -68,7 +68,7 @@ def overlapping(leaves: Sequence[Tensor]) -> list[list[int]]:
             groups.append([i])
             last, reach = block, end
     return [
-        sorted(group) for group in groups if len(group) > 1 and not _are_apart([leaves[i] for i in group])
+        sorted(group) for group in groups if len(group) > 1 and not _is_disjoint([leaves[i] for i in group])
     ]
 
 
@@ -82,13 +82,13 @@ def is_same_view(first: Tensor, second: Tensor) -> bool:
     return first is second or (_place(first) == _place(second) and _form(first) == _form(second))
 
 
-def memory_key(leaf: Tensor | Core, any_shape: bool = True) -> Any:
+def get_memory_key(leaf: Tensor | Core, any_shape: bool = True) -> Any:
     """Return what is the same for two leaves that have all elements in common; of a collection what is so for itself.
 
     Without ``any_shape`` they are at the same places, too.
 
     >>> leaf = torch.zeros(2, 3)
-    >>> memory_key(leaf) == memory_key(leaf.data.view(3, 2)), memory_key(leaf) == memory_key(leaf[0])
+    >>> get_memory_key(leaf) == get_memory_key(leaf.data.view(3, 2)), get_memory_key(leaf) == get_memory_key(leaf[0])
     (True, False)
     """
     if isinstance(leaf, Core):
@@ -119,14 +119,14 @@ def change_distinct(
         return (leaves, operands) if len(first) == len(leaves) else _only(first.values(), leaves, operands)
     dropped: set[int] = set()
     partly: list[int] = []
-    for group in overlapping(leaves):
+    for group in group_overlapping(leaves):
         distinct: list[int] = []
         for i in group:
             twin = next((j for j in distinct if _is_twin(leaves[i], leaves[j], operands)), None)
             if twin is None:
                 distinct.append(i)
                 continue
-            if not all(are_equal(each[twin], each[i]) for each in operands if type(each) is list):
+            if not all(are_equal(operand[twin], operand[i]) for operand in operands if type(operand) is list):
                 raise StructureError(
                     f"cannot compute {name} in place: {show([leaves[twin], leaves[i]])} are one tensor, and have operands "
                     "that differ; give them equal ones, or exclude() all keys but one"
@@ -154,7 +154,7 @@ def are_equal(first: Any, second: Any) -> bool:
         return True
     if batch_dim(first) != batch_dim(second):
         return False
-    first, second = unwrapped(first), unwrapped(second)
+    first, second = unwrap_transforms(first), unwrap_transforms(second)
     if (first.shape, first.dtype, first.device) != (second.shape, second.dtype, second.device):
         return False
     try:
@@ -173,7 +173,7 @@ def _change_apart(
     before = [leaf.clone() for leaf in leaves]
     after = [
         this.single(leaf.clone(), *others)
-        for leaf, *others in zip(leaves, *columns(leaves, operands), strict=True)
+        for leaf, *others in zip(leaves, *expand_operands(leaves, operands), strict=True)
     ]
     for leaf, value in zip(leaves, after):
         leaf.copy_(value)
@@ -192,9 +192,9 @@ def _change_apart(
 def _only(
     positions: Iterable[int], leaves: list[Tensor], operands: tuple[Any, ...]
 ) -> tuple[list[Tensor], tuple[Any, ...]]:
-    at = list(positions)
-    rest = tuple([each[i] for i in at] if type(each) is list else each for each in operands)
-    return [leaves[i] for i in at], rest
+    position = list(positions)
+    rest = tuple([operand[i] for i in position] if type(operand) is list else operand for operand in operands)
+    return [leaves[i] for i in position], rest
 
 
 def _is_twin(first: Tensor, second: Tensor, operands: tuple[Any, ...]) -> bool:
@@ -203,16 +203,16 @@ def _is_twin(first: Tensor, second: Tensor, operands: tuple[Any, ...]) -> bool:
         return True
     # Whatever their shapes are: every element is changed in one way.
     return (
-        not any(type(each) is list for each in operands)
+        not any(type(operand) is list for operand in operands)
         and first.dtype == second.dtype
         and _place(first) == _place(second)
-        and all(_is_full(each) for each in (first, second))
+        and all(_is_full(item) for item in (first, second))
     )
 
 
 def _is_full(leaf: Tensor) -> bool:
     """Tell whether a leaf has all elements from its first to its last in memory, and reads them as they are."""
-    leaf = unwrapped(leaf)
+    leaf = unwrap_transforms(leaf)
     if leaf.layout is not torch.strided or leaf.is_nested or leaf.is_conj() or leaf.is_neg():
         return False
     _, begin, end = _place(leaf)
@@ -224,7 +224,7 @@ def _place(leaf: Tensor) -> tuple[int, int, int]:
 
     A sparse one is its own: what torch writes to it may take the place of its values.
     """
-    leaf = unwrapped(leaf)
+    leaf = unwrap_transforms(leaf)
     if leaf.layout is torch.jagged:
         leaf = leaf.values()
     try:
@@ -245,7 +245,7 @@ def _place(leaf: Tensor) -> tuple[int, int, int]:
 
 def _form(leaf: Tensor) -> tuple[Any, ...]:
     level = batch_dim(leaf) if functorch_level() is not None else None
-    leaf = unwrapped(leaf)
+    leaf = unwrap_transforms(leaf)
     if leaf.layout is torch.jagged:
         return leaf.layout, leaf.dtype, level
     if leaf.layout is not torch.strided or leaf.is_nested:
@@ -253,19 +253,19 @@ def _form(leaf: Tensor) -> tuple[Any, ...]:
     return tuple(leaf.shape), leaf.stride(), leaf.dtype, level, leaf.is_conj(), leaf.is_neg()
 
 
-def _are_apart(leaves: list[Tensor]) -> bool:
+def _is_disjoint(leaves: list[Tensor]) -> bool:
     """Tell whether leaves of one memory surely have no element in common: they are columns beside each other.
 
     Each is looked at as pieces that begin every so many bytes, a step that some stride gives.
     """
-    if any(leaf.layout is not torch.strided or leaf.is_nested for leaf in map(unwrapped, leaves)):
+    if any(leaf.layout is not torch.strided or leaf.is_nested for leaf in map(unwrap_transforms, leaves)):
         return False
-    plain = [unwrapped(leaf) for leaf in leaves]
+    plain = [unwrap_transforms(leaf) for leaf in leaves]
     steps = {step * plain[0].itemsize for step, count in zip(plain[0].stride(), plain[0].shape) if count > 1}
-    return any(_have_lanes(plain, step) for step in steps)
+    return any(_has_lanes(plain, step) for step in steps)
 
 
-def _have_lanes(leaves: list[Tensor], step: int) -> bool:
+def _has_lanes(leaves: list[Tensor], step: int) -> bool:
     lanes = []
     for leaf in leaves:
         size = leaf.itemsize

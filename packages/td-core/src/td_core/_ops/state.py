@@ -22,17 +22,17 @@ import torch
 from torch import Tensor
 
 from .._coerce import WRAPPED, coerce
-from .._collection import Child, Core, dense, lead_of, own_copy, show_path
-from .._components import same_components
-from .._locking import refuse_if_locked
+from .._collection import Child, Core, clone_detached, get_lead, make_dense, show_path
+from .._locking import check_unlocked
+from .._nested_components import has_same_components
 from .._nodes import KINDS, NodeKind, Record
-from .._ragged import distinct_members, shown_shape
+from .._ragged import get_display_shape, list_distinct_members
 from .._roles import in_role, role
 from ..errors import FormatError, KeyPathError, StructureError
-from .leaf_writes import check_writable, copied_fused, may_fuse
-from .operands import copy_named, where
+from .leaf_writes import can_fuse, check_writable, try_copy_fused
+from .operands import copy_leaves, describe_leaf
 
-SelfT = TypeVar("SelfT", bound="State")
+SelfT = TypeVar("SelfT", bound="StateDictMixin")
 
 FORMAT = "state_dict/2"
 _META = {"batch_size", "device"}
@@ -47,7 +47,7 @@ class _Level:
     entries: dict[str, Any] = field(default_factory=dict)
 
 
-class State(Core):
+class StateDictMixin(Core):
     """``state_dict`` and ``load_state_dict``."""
 
     __slots__ = ()
@@ -72,25 +72,25 @@ class State(Core):
         target: Any = OrderedDict() if destination is None else destination
         if not hasattr(target, "_metadata"):
             target._metadata = OrderedDict()
-        entries, out, before = _enter(self, target, prefix.removesuffix(".")), target, prefix
+        entries, out, before = _write_level(self, target, prefix.removesuffix(".")), target, prefix
         above: list[Any] = []
         while True:
             for key, child in entries:
                 name = before + key
                 if isinstance(child, Tensor):
                     leaf = child
-                elif child._shows_tensor:
+                elif child._is_tensor_proxy:
                     leaf = child._unwrap()
                 else:
                     above.append((entries, out, before))
                     if flatten:
-                        if name in out._metadata and (child._opaque or child._children()):
+                        if name in out._metadata and (child._is_value or child._children()):
                             raise KeyPathError(f"two levels have the dotted key {name!r}; use flatten=False")
-                        entries, before = _enter(child, out, name), name + "."
+                        entries, before = _write_level(child, out, name), name + "."
                     else:
                         out[name] = nested = OrderedDict()  # type: ignore[var-annotated]
                         nested._metadata = OrderedDict()  # type: ignore[attr-defined]
-                        entries, out, before = _enter(child, nested, ""), nested, ""
+                        entries, out, before = _write_level(child, nested, ""), nested, ""
                     break
                 if name in out:
                     raise KeyPathError(f"two leaves have the dotted key {name!r}; use flatten=False")
@@ -125,11 +125,11 @@ class State(Core):
         """
         if not isinstance(state_dict, Mapping):
             raise TypeError(f"a state dict is a mapping; got {type(state_dict).__name__}")
-        if not assign and from_flatten is not False and _loaded_whole(self, state_dict):
+        if not assign and from_flatten is not False and _try_load_whole(self, state_dict):
             return self
         root = _parse(self, state_dict, from_flatten)
-        if self._opaque:
-            return self.update_(_build(self, root, assign))  # type: ignore[attr-defined,no-any-return]
+        if self._is_value:
+            return self.update_(_build_value(self, root, assign))  # type: ignore[attr-defined,no-any-return]
         with torch.no_grad():
             steps, levels = _compare(self, root, strict, assign)
         targets: list[Tensor] = []
@@ -137,14 +137,14 @@ class State(Core):
         # Values that are kept in files may be refused, which is said before a leaf is written.
         steps.sort(key=lambda step: isinstance(step[2], Tensor) or step[1] not in step[0]._children())
         for node, key, value in steps:
-            held = None if assign or not isinstance(value, Tensor) else _stored_leaf(node, key)
+            held = None if assign or not isinstance(value, Tensor) else _find_leaf(node, key)
             if held is None:
                 _apply(node, key, value, assign)
             else:
                 targets.append(held)
                 values.append(value)
         with torch.no_grad():
-            copy_named(targets, values, lambda i: where(self, targets[i]))
+            copy_leaves(targets, values, lambda i: describe_leaf(self, targets[i]))
         # Deepest first: a level's batch size must not outgrow those below it.
         for node, meta in reversed(levels):
             size = meta.get("batch_size")
@@ -153,7 +153,7 @@ class State(Core):
         return self
 
 
-def _loaded_whole(root: Core, state_dict: Mapping[str, Any]) -> bool:
+def _try_load_whole(root: Core, state_dict: Mapping[str, Any]) -> bool:
     """Load what ``root.state_dict()`` would give now; False, with nothing written, where the layout is another."""
     metadata = getattr(state_dict, "_metadata", None) or {}
     targets: dict[str, Tensor] = {}
@@ -182,10 +182,10 @@ def _loaded_whole(root: Core, state_dict: Mapping[str, Any]) -> bool:
         return False
     held, values = list(targets.values()), [state_dict.get(name) for name in targets]
     with torch.no_grad():
-        return may_fuse(held, values) and copied_fused(held, values)  # type: ignore[arg-type]
+        return can_fuse(held, values) and try_copy_fused(held, values)  # type: ignore[arg-type]
 
 
-def _enter(node: Core, out: Any, level: str) -> Iterator[tuple[str, Any]]:
+def _write_level(node: Core, out: Any, level: str) -> Iterator[tuple[str, Any]]:
     """Write the metadata of a level and return its entries."""
     meta: dict[str, Any] = {"batch_size": node.batch_size, "device": node.device}
     out._metadata[level] = meta
@@ -201,7 +201,7 @@ def _enter(node: Core, out: Any, level: str) -> Iterator[tuple[str, Any]]:
 def _record(node: Core) -> Record | None:
     """Return how a node stands in a state dict, None where its entries say all."""
     kind = KINDS.of(node)
-    return kind.record_of(node, FORMAT) if FORMAT in kind.layouts or node._opaque else None
+    return kind.record_of(node, FORMAT) if FORMAT in kind.layouts or node._is_value else None
 
 
 def _entries(node: Core) -> Mapping[str, Any]:
@@ -214,8 +214,8 @@ def _parse(target: Core, state_dict: Mapping[str, Any], from_flatten: bool | Non
     """Return a state dict of any layout as levels."""
     metadata = getattr(state_dict, "_metadata", None)
     if from_flatten is None:
-        given = {key for key, value in state_dict.items() if not _is_sentinel(key, value)}
-        differ = given != set(target._children())
+        provided = {key for key, value in state_dict.items() if not _is_sentinel(key, value)}
+        differ = provided != set(target._children())
         nested = any(
             not isinstance(value, Tensor) and isinstance(value, Mapping) for value in state_dict.values()
         )
@@ -240,7 +240,7 @@ def _parse(target: Core, state_dict: Mapping[str, Any], from_flatten: bool | Non
                 level.entries[key] = below = _Level()
                 todo.append((value, below, (*path, key)))
             else:
-                level.entries[key] = _checked_tensor(value, (*path, key))
+                level.entries[key] = _check_tensor(value, (*path, key))
     return root
 
 
@@ -252,7 +252,7 @@ def _parse_flat(target: Core, state_dict: Mapping[str, Any], metadata: Any) -> _
         node, path = todo.pop()
         known.setdefault(".".join(path), path)
         for key, child in _entries(node).items():
-            if isinstance(child, Tensor) or child._shows_tensor:
+            if isinstance(child, Tensor) or child._is_tensor_proxy:
                 known.setdefault(".".join((*path, key)), (*path, key))
             else:
                 todo.append((child, (*path, key)))
@@ -265,7 +265,7 @@ def _parse_flat(target: Core, state_dict: Mapping[str, Any], metadata: Any) -> _
         level = _descend(root, path[:-1], name)
         if path[-1] in level.entries:
             raise StructureError(f"the state dict has both a leaf and a level {name!r}")
-        level.entries[path[-1]] = _checked_tensor(value, path)
+        level.entries[path[-1]] = _check_tensor(value, path)
     # The leaves come first, so that their order is that of the levels.
     for name, meta in (metadata or {}).items():
         level = _descend(root, known.get(name) or tuple(name.split(".")) if name else (), name)
@@ -287,7 +287,7 @@ def _descend(level: _Level, path: tuple[str, ...], name: str) -> _Level:
     return level
 
 
-def _checked_tensor(value: Any, path: tuple[str, ...]) -> Tensor:
+def _check_tensor(value: Any, path: tuple[str, ...]) -> Tensor:
     if not isinstance(value, Tensor):
         raise FormatError(f"{show_path(path)} of the state dict is a {type(value).__name__}, not a tensor")
     return value
@@ -312,56 +312,63 @@ def _compare(
             wrong.append(f"{show_path(path)} is on {node.device}, in the state dict on {device}")
         record = _record(node)
         entries = dict(node._children()) if record is None else record.entries
-        values = {} if node._opaque else _values(level)
+        values = {} if node._is_value else _get_values(level)
         size = tuple(level.meta.get("batch_size", node.batch_size if -1 not in node.batch_size else ()))
         for key, entry in {**entries, **level.entries}.items():
             if (grows and key not in entries) or (
                 isinstance(entry, Tensor) and isinstance(entries.get(key), Tensor)
             ):
-                wrong += _misfits(entry, size, (*path, key))
+                wrong += _find_mismatch(entry, size, (*path, key))
         for key, child in entries.items():
-            at = (*path, key)
+            prefix = (*path, key)
             if key not in level.entries:
                 # One value may be among those of the level, where this side holds one for each element.
-                if key not in values or isinstance(child, Tensor) or not child._opaque or child._shows_tensor:
-                    missing.extend(_leaf_names(child, at))
+                if (
+                    key not in values
+                    or isinstance(child, Tensor)
+                    or not child._is_value
+                    or child._is_tensor_proxy
+                ):
+                    missing.extend(_leaf_names(child, prefix))
                 continue
-            given = level.entries[key]
-            if isinstance(child, Core) and child._shows_tensor:
+            provided = level.entries[key]
+            if isinstance(child, Core) and child._is_tensor_proxy:
                 child = child._unwrap()
-            if isinstance(child, Tensor) and isinstance(given, Tensor):
-                if assign and not grows and role(given) != role(child):
-                    given = in_role(given.detach(), role(child))
-                steps.append((node, key, given))
+            if isinstance(child, Tensor) and isinstance(provided, Tensor):
+                if assign and not grows and role(provided) != role(child):
+                    provided = in_role(provided.detach(), role(child))
+                steps.append((node, key, provided))
                 if assign:
                     continue
-                nested = child.is_nested or given.is_nested
-                if same_components(child, given) if nested else child.shape == given.shape:
-                    _check_writable(node, at, given)
+                nested = child.is_nested or provided.is_nested
+                if has_same_components(child, provided) if nested else child.shape == provided.shape:
+                    _check_writable(node, prefix, provided)
                 else:
                     wrong.append(
-                        f"{show_path(at)} has shape {shown_shape(child)}, given {shown_shape(given)}"
+                        f"{show_path(prefix)} has shape {get_display_shape(child)}, given {get_display_shape(provided)}"
                     )
-            elif isinstance(child, Tensor) or isinstance(given, Tensor):
-                wrong.append(f"{show_path(at)} is a leaf on one side and a level on the other")
-            elif given.entries if child._opaque else _stored_kind(given):
-                wrong.append(f"{show_path(at)} is a value on one side and a collection on the other")
-            elif not child._opaque:
-                todo.append((child, given, at, grows))
-            elif "_non_tensor" in given.meta:
-                steps.append((node, key, given))
+            elif isinstance(child, Tensor) or isinstance(provided, Tensor):
+                wrong.append(f"{show_path(prefix)} is a leaf on one side and a level on the other")
+            elif provided.entries if child._is_value else _find_kind(provided):
+                wrong.append(f"{show_path(prefix)} is a value on one side and a collection on the other")
+            elif not child._is_value:
+                todo.append((child, provided, prefix, grows))
+            elif "_non_tensor" in provided.meta:
+                steps.append((node, key, provided))
         if grows and not strict:
             node._check_keys(level.entries)
-        for key, given in level.entries.items():
+        for key, provided in level.entries.items():
             # In the legacy form a value of a class is a level of its own; a column is one in every form.
-            if record is not None and key in record.values and "data" in _values(given):
-                steps.append((node, key, given if _stored_kind(given) else (_values(given)["data"],)))
+            if record is not None and key in record.values and "data" in _get_values(provided):
+                steps.append(
+                    (node, key, provided if _find_kind(provided) else (_get_values(provided)["data"],))
+                )
             elif key not in entries:
-                names = _leaf_names(given, (*path, key))
+                names = _leaf_names(provided, (*path, key))
                 unexpected.extend(names if grows or strict else ())
                 # An empty level is no key that is unexpected, but one that is added, unless that is asked of a locked node.
                 if grows if names else not (strict or node._locked):
-                    steps.append((node, key, given))
+                    steps.append((node, key, provided))
         held = entries if record is None else {*entries, *record.values}
         steps.extend((node, key, (value,)) for key, value in values.items() if grows or key in held)
     keys = {"unexpected": unexpected, "missing": missing} if strict else {}
@@ -371,21 +378,21 @@ def _compare(
             f"cannot load the state dict into the {type(target).__name__}: " + "; ".join(problems)
         )
     if assign or unexpected:
-        refuse_if_locked(target, "load a state dict with assign=True or extra keys")
+        check_unlocked(target, "load a state dict with assign=True or extra keys")
     return steps, levels
 
 
-def _misfits(entry: Any, size: tuple[int, ...], path: tuple[str, ...]) -> list[str]:
+def _find_mismatch(entry: Any, size: tuple[int, ...], path: tuple[str, ...]) -> list[str]:
     """Say what does not start with the batch size in an entry of a state dict."""
     wrong: list[str] = []
     todo = [(entry, size, path)]
     while todo:
         entry, size, path = todo.pop()
         if isinstance(entry, Tensor):
-            if type(entry) not in WRAPPED and tuple(lead_of(entry, len(size))) != size:
-                shape = tuple(shown_shape(entry))
+            if type(entry) not in WRAPPED and tuple(get_lead(entry, len(size))) != size:
+                shape = tuple(get_display_shape(entry))
                 wrong.append(f"{show_path(path)} has shape {shape}, the batch size there is {size}")
-        elif _stored_kind(entry) is None:
+        elif _find_kind(entry) is None:
             inner = tuple(entry.meta.get("batch_size", size))
             if inner[: len(size)] != size:
                 wrong.append(f"{show_path(path)} has batch size {inner}, the level above it {size}")
@@ -393,49 +400,50 @@ def _misfits(entry: Any, size: tuple[int, ...], path: tuple[str, ...]) -> list[s
     return wrong
 
 
-def _values(given: Any) -> Mapping[str, Any]:
+def _get_values(provided: Any) -> Mapping[str, Any]:
     """Return what a level says that is no tensor."""
-    return (given.meta.get("_non_tensor") or {}) if isinstance(given, _Level) else {}
+    return (provided.meta.get("_non_tensor") or {}) if isinstance(provided, _Level) else {}
 
 
 def _check_writable(root: Core, path: tuple[str, ...], value: Tensor) -> None:
     """Raise StructureError where a value could not be copied into an entry; each member of a stack has its own."""
-    for node in distinct_members([root]):
-        held = _stored_leaf(node, path[-1])
+    for node in list_distinct_members([root]):
+        held = _find_leaf(node, path[-1])
         if held is not None:
             check_writable(held, path, value)
 
 
-def _stored_leaf(node: Core, key: str) -> Tensor | None:
+def _find_leaf(node: Core, key: str) -> Tensor | None:
     """Return the leaf that a write has to reach; None where the kind keeps its leaves elsewhere."""
     children = node._children()
-    found: Any = children.get(key) if type(children) is dict else None
-    if isinstance(found, Core) and found._shows_tensor:
-        found = found._unwrap()
-    return found if isinstance(found, Tensor) else None
+    result: Any = children.get(key) if type(children) is dict else None
+    if isinstance(result, Core) and result._is_tensor_proxy:
+        result = result._unwrap()
+    return result if isinstance(result, Tensor) else None
 
 
 def _apply(node: Core, key: str, value: Any, assign: bool) -> None:
     if isinstance(value, tuple):
-        held, given = node._children().get(key), value[0]
+        held, provided = node._children().get(key), value[0]
         if held is not None and (node._locked or _is_kept(held)):
-            node.set_(key, _as_value(given, node, held, assign))  # type: ignore[attr-defined]
-        elif held is not None or given is not None:
-            node._set_path((key,), None if given is None else _as_value(given, node, held, assign))  # type: ignore[attr-defined]
+            node.set_(key, _make_value(provided, node, held, assign))  # type: ignore[attr-defined]
+        elif held is not None or provided is not None:
+            node._set_path((key,), None if provided is None else _make_value(provided, node, held, assign))  # type: ignore[attr-defined]
     elif isinstance(value, _Level):
         held = node._children().get(key)
-        built = _build(held, value, assign, node)
+        built = _build_value(held, value, assign, node)
         if isinstance(held, Core) and len(held.batch_size) == len(built.batch_size):
             built._set_names(held._names)  # which a state dict does not say
-        stacked = node._stacked() is not None and isinstance(held, Core) and held._opaque
+        stacked = node._members_and_dim() is not None and isinstance(held, Core) and held._is_value
         if not assign and (stacked or _is_kept(held)):
             node._write_child(key, built)  # the members may each hold one value
         else:
-            node._set_child(key, node._as_level(key, built))
+            node._set_child(key, node._wrap_child(key, built))
     elif assign or key not in node._children():
         held = node._children().get(key)
-        shows = isinstance(held, Core) and held._shows_tensor
-        node._set_child(key, held._rebuild(iter((value,))) if shows else _new_leaf(value, node, assign))  # type: ignore[union-attr]
+        shows = isinstance(held, Core) and held._is_tensor_proxy
+        entry = held._unflatten_iter(iter((value,))) if shows else _new_leaf(value, node, assign)  # type: ignore[union-attr]
+        node._set_child(key, entry)
     else:
         with torch.no_grad():
             node._write_child(key, value)
@@ -448,17 +456,17 @@ def _is_kept(held: Any) -> bool:
 
 def _new_leaf(value: Tensor, node: Core, assign: bool) -> Child:
     """Return a checked leaf, or a copy of it, as an entry on the device of its level, whose batch size may still change."""
-    value = value if assign else own_copy(value)
+    value = value if assign else clone_detached(value)
     size = node.batch_size if type(value) in WRAPPED else torch.Size()
     return coerce(value, size, node.device, ())
 
 
-def _as_value(value: Any, node: Core, held: Any, assign: bool) -> Any:
+def _make_value(value: Any, node: Core, held: Any, assign: bool) -> Any:
     """Return a value as the node that stores it: set bare, a number or a list would become a tensor."""
     level = _Level({"_type": "NonTensorData", "_non_tensor": {"data": value}})
-    if _stored_kind(level) is None:
+    if _find_kind(level) is None:
         return value if assign else _copy_value(value)
-    return _build(held, level, assign, node)
+    return _build_value(held, level, assign, node)
 
 
 def _copy_value(value: Any) -> Any:
@@ -469,13 +477,11 @@ def _copy_value(value: Any) -> Any:
         return value
 
 
-def _build(held: Any, level: _Level, assign: bool, parent: Any = None) -> Any:
+def _build_value(held: Any, level: _Level, assign: bool, parent: Any = None) -> Any:
     """Return the node that a level of the state dict describes, in the place of another value or of none."""
     above = held if parent is None else parent
     size = torch.Size(level.meta.get("batch_size", above.batch_size))
-    kind = _stored_kind(level) or (
-        KINDS.of(held) if "_non_tensor" in level.meta and held is not None else None
-    )
+    kind = _find_kind(level) or (KINDS.of(held) if "_non_tensor" in level.meta and held is not None else None)
     if kind is not None:
         layout = kind.layouts.get(FORMAT)
         unflatten = kind.unflatten if layout is None else layout.unflatten
@@ -486,24 +492,24 @@ def _build(held: Any, level: _Level, assign: bool, parent: Any = None) -> Any:
         node = unflatten(Record(level.meta, {}, {}, values, size, cls=cls))
         node._set_device(above.device)
         return node
-    node = dense({}, size, above.device)
+    node = make_dense({}, size, above.device)
     for name, value in level.entries.items():
         node._set_child(
             name,
-            _build(None, value, assign, node)
+            _build_value(None, value, assign, node)
             if isinstance(value, _Level)
             else _new_leaf(value, node, assign),
         )
-    for name, value in _values(level).items():
+    for name, value in _get_values(level).items():
         _apply(node, name, (value,), assign)
     return node
 
 
-def _stored_kind(level: _Level) -> NodeKind | None:
+def _find_kind(level: _Level) -> NodeKind | None:
     """Return the kind whose value a level holds; None for a level of entries, and where the kind is not known."""
     name = str(level.meta.get("_type")).partition("[")[0]
-    kind = KINDS.named(FORMAT, name) if "_non_tensor" in level.meta else None
-    return kind if kind is not None and kind.type._opaque else None  # type: ignore[attr-defined]
+    kind = KINDS.find_by_name(FORMAT, name) if "_non_tensor" in level.meta else None
+    return kind if kind is not None and kind.type._is_value else None  # type: ignore[attr-defined]
 
 
 def _leaf_names(child: Any, path: tuple[str, ...]) -> list[str]:
@@ -511,11 +517,11 @@ def _leaf_names(child: Any, path: tuple[str, ...]) -> list[str]:
     names: list[str] = []
     todo = [(child, path)]
     while todo:
-        node, at = todo.pop()
+        node, prefix = todo.pop()
         level = isinstance(node, _Level)
-        if isinstance(node, Tensor) or (_stored_kind(node) is not None if level else node._opaque):
-            names.append(".".join(at))
+        if isinstance(node, Tensor) or (_find_kind(node) is not None if level else node._is_value):
+            names.append(".".join(prefix))
             continue
         entries = node.entries if level else _entries(node)
-        todo.extend((below, (*at, key)) for key, below in reversed(list(entries.items())))
+        todo.extend((below, (*prefix, key)) for key, below in reversed(list(entries.items())))
     return names

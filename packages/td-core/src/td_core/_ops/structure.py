@@ -14,22 +14,22 @@ import torch
 from torch import Tensor
 
 from .._collection import Child, Core, show_path
+from .._device_labels import set_device_labels
 from .._devices import as_device
+from .._dim_names import check_names
 from .._keys import unravel_key_to_tuple
-from .._labels import relabel
-from .._locking import refuse_if_locked
-from .._names import check_names
-from .._ragged import distinct_members
-from .._views import IsLeaf, holds_no_entries
+from .._locking import check_unlocked
+from .._mapping_views import IsLeaf, is_leaf_or_value
+from .._ragged import list_distinct_members
 from ..errors import KeyTakenError
 from ..typing import NO_DEFAULT, BatchSize, NestedKey
-from .batch_size import as_batch_size, fitted
-from .entries import contained
-from .flattening import flat_entries, nested_entries
-from .key_trees import Asked, KeyTree, Row, build, key_tree, restrict
-from .update import Updating
+from .batch_size import as_batch_size, fit_batch_size
+from .entries import list_state_nodes
+from .flattening import flatten_entries, unflatten_entries
+from .key_trees import KeyTree, RequestedKeys, Row, build, build_key_tree, restrict
+from .update import UpdateMixin
 
-SelfT = TypeVar("SelfT", bound="Structure")
+SelfT = TypeVar("SelfT", bound="StructureMixin")
 
 _STRINGS = frozenset({str})
 
@@ -37,7 +37,7 @@ _STRINGS = frozenset({str})
 _UNWANTED: Any = object()
 
 
-class Structure(Updating):
+class StructureMixin(UpdateMixin):
     """``select``, ``exclude``, ``split_keys``, ``flatten_keys``, ``rename_key_`` and their kin."""
 
     __slots__ = ()
@@ -64,11 +64,11 @@ class Structure(Updating):
         TensorDict(batch_size=[], fields={a: i64[], b: {c: i64[]}})
         """
         if inplace:
-            tree = key_tree(keys, longest=True)
+            tree = build_key_tree(keys, longest=True)
             if strict:
                 restrict(self, tree, True)
-            refuse_if_locked(self, "select keys in place")
-            _keep_in_place(self, tree)
+            check_unlocked(self, "select keys in place")
+            _select_in_place(self, tree)
             return self
         result: Any = None
         children: Any = self._children()
@@ -78,8 +78,8 @@ class Structure(Updating):
             except KeyError:
                 result = None  # the other way says which keys there are
         if result is None:
-            result = restrict(self, key_tree(keys, longest=True), strict, as_tensordict)
-        return result._undone_into(self, _write_back_selection, keys)  # type: ignore[no-any-return]
+            result = restrict(self, build_key_tree(keys, longest=True), strict, as_tensordict)
+        return result._write_back_on_exit(self, _write_back_selection, keys)  # type: ignore[no-any-return]
 
     def exclude(self: SelfT, *keys: NestedKey, inplace: bool = False) -> SelfT:
         """Return a collection without these entries; leaves are shared, missing keys are skipped.
@@ -97,18 +97,18 @@ class Structure(Updating):
         TensorDict(batch_size=[], fields={b: {d: i64[]}})
         """
         if inplace:
-            refuse_if_locked(self, "exclude keys in place")
-            _remove_in_place(self, key_tree(keys, longest=False), prune=False)
+            check_unlocked(self, "exclude keys in place")
+            _remove_in_place(self, build_key_tree(keys, longest=False), prune=False)
             return self
         result: Any
-        if self._stacked() is None and _STRINGS.issuperset(map(type, keys)):
+        if self._members_and_dim() is None and _STRINGS.issuperset(map(type, keys)):
             kept = dict(self._children())
             for key in keys:
                 kept.pop(key, None)  # type: ignore[arg-type]
             result = self._with_children(kept)
         else:
-            result = _without(self, key_tree(keys, longest=False), prune=False)
-        return result._undone_into(self, _write_back_rest)  # type: ignore[no-any-return]
+            result = _copy_without(self, build_key_tree(keys, longest=False), prune=False)
+        return result._write_back_on_exit(self, _write_back_rest)  # type: ignore[no-any-return]
 
     def split_keys(
         self: SelfT,
@@ -136,8 +136,8 @@ class Structure(Updating):
         (['a'], ['z'], ['c'])
         """
         if inplace:
-            refuse_if_locked(self, "split keys in place")
-        shells = [_emptied(self, True, values=False) for _ in key_sets] if reproduce_struct else []
+            check_unlocked(self, "split keys in place")
+        shells = [_make_empty(self, True, values=False) for _ in key_sets] if reproduce_struct else []
         parts: list[Any] = []
         rest: Any = self
         trees: list[KeyTree] = []
@@ -146,7 +146,7 @@ class Structure(Updating):
                 leaves = rest.items(True, True)
                 keys = [key for key, leaf in leaves if keys(unravel_key_to_tuple(key), leaf)]
             paths = [unravel_key_to_tuple(key) for key in keys]
-            tree = key_tree(paths, longest=False)
+            tree = build_key_tree(paths, longest=False)
             part = restrict(rest, tree, strict)
             if default is not NO_DEFAULT and default is not None:
                 for path in paths:
@@ -154,7 +154,7 @@ class Structure(Updating):
                         part._set_path(path, default)
             if isinstance(keys, Mapping):
                 part = part.rename_keys(keys, strict=False)
-            rest = _without(rest, tree, prune=not reproduce_struct)
+            rest = _copy_without(rest, tree, prune=not reproduce_struct)
             parts.append(part)
             trees.append(tree)
         if inplace:
@@ -163,7 +163,7 @@ class Structure(Updating):
             rest = self
         else:
             # Levels are not shared, so that to change a result changes nothing else.
-            parts, rest = [part._shallow() for part in parts], rest._shallow()
+            parts, rest = [part._shallow_copy() for part in parts], rest._shallow_copy()
         if reproduce_struct:
             parts = [shell.update(part) for shell, part in zip(shells, parts, strict=True)]
         return (*parts, rest)
@@ -191,9 +191,9 @@ class Structure(Updating):
         >>> td.separates("a"), td
         (TensorDict(batch_size=[], fields={a: i64[]}), TensorDict(batch_size=[], fields={b: i64[]}))
         """
-        refuse_if_locked(self, "separate keys")
+        check_unlocked(self, "separate keys")
         part, _ = self.split_keys(keys, default=default, strict=strict and default is NO_DEFAULT)
-        _remove_in_place(self, key_tree(keys, longest=False), prune=filter_empty)
+        _remove_in_place(self, build_key_tree(keys, longest=False), prune=filter_empty)
         return part
 
     def filter_empty_(self: SelfT) -> SelfT:
@@ -204,17 +204,17 @@ class Structure(Updating):
         """
         levels: list[tuple[Core, Core | None, str]] = [(self, None, "")]
         for node, _, _ in levels:
-            stacked = node._stacked()
+            stacked = node._members_and_dim()
             if stacked is not None:
-                levels.extend((member, None, "") for member in distinct_members(stacked[0]))
+                levels.extend((member, None, "") for member in list_distinct_members(stacked[0]))
             else:
                 levels.extend(
                     (child, node, key)
                     for key, child in dict(node._children()).items()
-                    if not isinstance(child, Tensor) and not child._opaque
+                    if not isinstance(child, Tensor) and not child._is_value
                 )
-        with unchanged_on_error(self):
-            _drop_bare(levels)
+        with restore_on_error(self):
+            _drop_empty(levels)
         return self
 
     def empty(
@@ -239,9 +239,9 @@ class Structure(Updating):
         >>> TensorDict({"a": 1, "b": {"c": 2}}, batch_size=[]).empty(recurse=True)
         TensorDict(batch_size=[], fields={b: {}})
         """
-        result: Any = _emptied(self, recurse, None if batch_size is None else as_batch_size(batch_size))
+        result: Any = _make_empty(self, recurse, None if batch_size is None else as_batch_size(batch_size))
         if device is not NO_DEFAULT:
-            relabel(result, None if device is None else as_device(device))
+            set_device_labels(result, None if device is None else as_device(device))
         if names is not NO_DEFAULT:
             result._set_names(check_names(names, len(result.batch_size)))
         return result  # type: ignore[no-any-return]
@@ -269,17 +269,19 @@ class Structure(Updating):
         if not isinstance(separator, str):
             raise TypeError(f"the separator is a string; got {separator!r}")
         if inplace:
-            refuse_if_locked(self, "flatten the keys in place")
+            check_unlocked(self, "flatten the keys in place")
             _replace_all(self, self.flatten_keys(separator, is_leaf=is_leaf))
             self._undo = methodcaller("unflatten_keys", separator, inplace=True)
             return self
-        stacked = self._stacked()
+        stacked = self._members_and_dim()
         result: Any
         if stacked is not None:
-            result = self._like([member.flatten_keys(separator, is_leaf=is_leaf) for member in stacked[0]])
+            result = self._with_members(
+                [member.flatten_keys(separator, is_leaf=is_leaf) for member in stacked[0]]
+            )
         else:
-            result = self._with_children(flat_entries(self, separator, is_leaf))
-        return result._undone_into(self, _write_back_flat, separator)  # type: ignore[no-any-return]
+            result = self._with_children(flatten_entries(self, separator, is_leaf))
+        return result._write_back_on_exit(self, _write_back_flat, separator)  # type: ignore[no-any-return]
 
     def unflatten_keys(self: SelfT, separator: str = ".", inplace: bool = False) -> SelfT:
         """Return a collection whose keys of this level are split at ``separator`` into nested ones.
@@ -300,12 +302,12 @@ class Structure(Updating):
         if not isinstance(separator, str) or not separator:
             raise TypeError(f"the separator is a non-empty string; got {separator!r}")
         if inplace:
-            refuse_if_locked(self, "unflatten the keys in place")
-            _replace_all(self, _unflattened(self, separator, own=False))
+            check_unlocked(self, "unflatten the keys in place")
+            _replace_all(self, _unflatten_root(self, separator, own=False))
             self._undo = methodcaller("flatten_keys", separator, inplace=True)
             return self
-        result = _unflattened(self, separator, own=True)
-        return result._undone_into(self, _write_back_deep, separator)  # type: ignore[no-any-return]
+        result = _unflatten_root(self, separator, own=True)
+        return result._write_back_on_exit(self, _write_back_deep, separator)  # type: ignore[no-any-return]
 
     def rename_key_(self: SelfT, old_key: NestedKey, new_key: NestedKey, safe: bool = False) -> SelfT:
         """Move an entry to another key, in place; it becomes the last of its level.
@@ -323,7 +325,7 @@ class Structure(Updating):
         >>> list(TensorDict({"a": 1, "b": 2}).rename_key_("a", "c").keys())
         ['b', 'c']
         """
-        stacked = self._stacked()
+        stacked = self._members_and_dim()
         if stacked is None and not self._locked and type(old_key) is str and type(new_key) is str:
             children = self._children()
             if old_key in children and old_key != new_key and not (safe and new_key in children):
@@ -331,14 +333,14 @@ class Structure(Updating):
                 self._del_child(old_key)
                 return self
         old, new = unravel_key_to_tuple(old_key), unravel_key_to_tuple(new_key)
-        refuse_if_locked(self, f"rename {show_path(old)}")
+        check_unlocked(self, f"rename {show_path(old)}")
         if stacked is not None:
-            with unchanged_on_error(self):
-                for member in distinct_members(stacked[0]):
+            with restore_on_error(self):
+                for member in list_distinct_members(stacked[0]):
                     member.rename_key_(old, new, safe)
             return self
         parent: Any = self._get_path(old[:-1])
-        if old[:-1] == new[:-1] and not isinstance(parent, Tensor) and parent._stacked() is not None:
+        if old[:-1] == new[:-1] and not isinstance(parent, Tensor) and parent._members_and_dim() is not None:
             # A lazy stack below renames in its members, whose entries may not stack.
             parent.rename_key_(old[-1], new[-1], safe)
             return self
@@ -347,7 +349,7 @@ class Structure(Updating):
             return self
         if safe and new in self.keys(True):
             raise KeyTakenError(f"cannot rename {show_path(old)}: there is an entry {show_path(new)} already")
-        refuse_if_locked(parent, f"rename {show_path(old)}")
+        check_unlocked(parent, f"rename {show_path(old)}")
         if new[: len(old)] == old:
             # The entry makes room for the level that it goes into.
             try:
@@ -379,17 +381,21 @@ class Structure(Updating):
         (tensor(2), tensor(1))
         """
         moves = [(unravel_key_to_tuple(old), unravel_key_to_tuple(new)) for old, new in mapping.items()]
-        stacked = self._stacked()
+        stacked = self._members_and_dim()
         if stacked is not None:
-            return self._like([member.rename_keys(mapping, strict=strict) for member in stacked[0]])
+            return self._with_members([member.rename_keys(mapping, strict=strict) for member in stacked[0]])
         entries = {}
         for old, new in moves:
             if strict or old in self.keys(True):
                 entry = self._get_path(old)
                 if new in entries:
                     raise KeyTakenError(f"cannot rename: two entries would have one key in {dict(mapping)!r}")
-                entries[new] = entry if isinstance(entry, Tensor) or entry._opaque else entry._shallow()
-        result = _without(self, key_tree([old for old, _ in moves], longest=False), prune=True)._shallow()
+                entries[new] = (
+                    entry if isinstance(entry, Tensor) or entry._is_value else entry._shallow_copy()
+                )
+        result = _copy_without(
+            self, build_key_tree([old for old, _ in moves], longest=False), prune=True
+        )._shallow_copy()
         for new, entry in entries.items():
             if new in result.keys(True):
                 raise KeyTakenError(f"cannot rename: there is an entry {show_path(new)} already")
@@ -397,19 +403,19 @@ class Structure(Updating):
         return result  # type: ignore[no-any-return]
 
 
-def _unflattened(root: Core, separator: str, *, own: bool) -> Any:
+def _unflatten_root(root: Core, separator: str, *, own: bool) -> Any:
     """Return ``root`` with split keys; ``own`` copies the levels that are there already."""
-    stacked = root._stacked()
+    stacked = root._members_and_dim()
     if stacked is not None:
-        return root._like([_unflattened(member, separator, own=own) for member in stacked[0]])
-    return root._with_children(nested_entries(root, separator, own=own))
+        return root._with_members([_unflatten_root(member, separator, own=own) for member in stacked[0]])
+    return root._with_children(unflatten_entries(root, separator, own=own))
 
 
-def _without(root: Core, tree: KeyTree, *, prune: bool) -> Any:
+def _copy_without(root: Core, tree: KeyTree, *, prune: bool) -> Any:
     """Return a copy of ``root`` without the entries of ``tree``; ``prune`` drops the levels that became empty."""
-    stacked = root._stacked()
+    stacked = root._members_and_dim()
     if stacked is not None:
-        return root._like([_without(member, tree, prune=prune) for member in stacked[0]])
+        return root._with_members([_copy_without(member, tree, prune=prune) for member in stacked[0]])
     top: dict[str, Child] = {}
     rows: list[Row] = [(root, top, None, "")]
     todo: list[tuple[Core, KeyTree, dict[str, Child]]] = [(root, tree, top)]
@@ -422,11 +428,11 @@ def _without(root: Core, tree: KeyTree, *, prune: bool) -> Any:
                 continue
             if below is None:
                 del target[key]
-            elif isinstance(child, Tensor) or child._opaque:
+            elif isinstance(child, Tensor) or child._is_value:
                 continue
-            elif child._stacked() is not None:
-                rest = _without(child, below, prune=prune)
-                if prune and _is_bare(rest) and not _is_bare(child):
+            elif child._members_and_dim() is not None:
+                rest = _copy_without(child, below, prune=prune)
+                if prune and _is_empty_node(rest) and not _is_empty_node(child):
                     del target[key]
                 else:
                     target[key] = rest
@@ -443,12 +449,12 @@ def _without(root: Core, tree: KeyTree, *, prune: bool) -> Any:
     return build(rows)
 
 
-def _keep_in_place(root: Core, tree: KeyTree) -> None:
+def _select_in_place(root: Core, tree: KeyTree) -> None:
     todo = [(root, tree)]
     unwanted: list[tuple[Core, str]] = []
     while todo:
         node, wanted = todo.pop()
-        stacked = node._stacked()
+        stacked = node._members_and_dim()
         if stacked is not None:
             todo.extend((member, wanted) for member in stacked[0])
             continue
@@ -456,19 +462,19 @@ def _keep_in_place(root: Core, tree: KeyTree) -> None:
             below = wanted.get(key, _UNWANTED)
             if below is None:
                 continue
-            child = None if below is _UNWANTED else node._stand_in(key)
-            if isinstance(child, Core) and not child._opaque:
+            child = None if below is _UNWANTED else node._peek_child(key)
+            if isinstance(child, Core) and not child._is_value:
                 todo.append((node._get_child(key), below))
-            elif not isinstance(below, Asked):
+            elif not isinstance(below, RequestedKeys):
                 unwanted.append((node, key))
     _remove_all(unwanted)
 
 
 def _remove_in_place(root: Core, tree: KeyTree, *, prune: bool) -> None:
     levels: list[tuple[Core, KeyTree, Core | None, str]] = [(root, tree, None, "")]
-    found: list[tuple[Core, str]] = []
+    results: list[tuple[Core, str]] = []
     for node, unwanted, _, _ in levels:
-        stacked = node._stacked()
+        stacked = node._members_and_dim()
         if stacked is not None:
             levels.extend((member, unwanted, None, "") for member in stacked[0])
             continue
@@ -477,45 +483,45 @@ def _remove_in_place(root: Core, tree: KeyTree, *, prune: bool) -> None:
             if key not in children:
                 continue
             if below is None:
-                found.append((node, key))
+                results.append((node, key))
                 continue
-            child = node._stand_in(key)
-            if not (isinstance(child, Tensor) or child._opaque or (prune and _is_bare(child))):
+            child = node._peek_child(key)
+            if not (isinstance(child, Tensor) or child._is_value or (prune and _is_empty_node(child))):
                 levels.append((node._get_child(key), below, node, key))
-    _remove_all(found)
+    _remove_all(results)
     if prune:
-        _drop_bare([(node, parent, key) for node, _, parent, key in levels])
+        _drop_empty([(node, parent, key) for node, _, parent, key in levels])
 
 
-def _drop_bare(levels: list[tuple[Core, Core | None, str]]) -> None:
+def _drop_empty(levels: list[tuple[Core, Core | None, str]]) -> None:
     """Remove the levels without entries from their parents, the deepest first."""
     for node, parent, key in reversed(levels):
         # A level may stand in two places.
-        if parent is not None and _is_bare(node) and key in parent._children():
-            refuse_if_locked(parent, f"remove the empty key {key!r}")
+        if parent is not None and _is_empty_node(node) and key in parent._children():
+            check_unlocked(parent, f"remove the empty key {key!r}")
             parent._del_child(key)
 
 
 def _remove_all(entries: list[tuple[Core, str]]) -> None:
     """Remove entries of nodes; none, where one of them is locked."""
     for node, key in entries:
-        refuse_if_locked(node, f"remove {show_path((key,))}")
+        check_unlocked(node, f"remove {show_path((key,))}")
     for node, key in entries:
         if key in node._children():  # a stack may have a member twice
             node._del_child(key)
 
 
-def _is_bare(node: Core) -> bool:
+def _is_empty_node(node: Core) -> bool:
     """Tell whether a level has no entries, and hides none as lazy stacks do."""
-    stacked = node._stacked()
-    return not node._children() if stacked is None else all(map(_is_bare, stacked[0]))
+    stacked = node._members_and_dim()
+    return not node._children() if stacked is None else all(map(_is_empty_node, stacked[0]))
 
 
-def _emptied(root: Any, recurse: bool, batch_size: torch.Size | None = None, values: bool = True) -> Any:
+def _make_empty(root: Any, recurse: bool, batch_size: torch.Size | None = None, values: bool = True) -> Any:
     """Return a collection without entries, or with levels that have none, and maybe values without tensors."""
-    stacked = root._stacked()
+    stacked = root._members_and_dim()
     if stacked is not None and batch_size is None:
-        return root._like([_emptied(member, recurse, None, values) for member in stacked[0]])
+        return root._with_members([_make_empty(member, recurse, None, values) for member in stacked[0]])
     if stacked is not None:
         result = root._with_children({}, batch_size=batch_size, names=None)
     else:
@@ -532,22 +538,22 @@ def _empty_entries(root: Any, batch_size: torch.Size | None, values: bool) -> di
     top: dict[str, Child] = {}
     rows: list[Row] = [(root, top, None, "")]
     paths: list[tuple[str, ...]] = [()]
-    for (node, children, _, _), at in zip(rows, paths):
+    for (node, children, _, _), path in zip(rows, paths):
         for key in list(node._children()):
-            child = node._stand_in(key)
-            if isinstance(child, Tensor) or child._shows_tensor or (child._opaque and not values):
+            child = node._peek_child(key)
+            if isinstance(child, Tensor) or child._is_tensor_proxy or (child._is_value and not values):
                 continue
-            if child._opaque:
-                children[key] = fitted(
-                    node._get_child(key)._shallow(), batch_size or torch.Size(), (*at, key)
+            if child._is_value:
+                children[key] = fit_batch_size(
+                    node._get_child(key)._shallow_copy(), batch_size or torch.Size(), (*path, key)
                 )
             else:
                 children[key] = None
                 rows.append((child, {}, children, key))
-                paths.append((*at, key))
+                paths.append((*path, key))
 
     def make(node: Core, children: dict[str, Child]) -> Core:
-        fits = node._stacked() is None and node.batch_size[: len(batch_size or ())] == batch_size
+        fits = node._members_and_dim() is None and node.batch_size[: len(batch_size or ())] == batch_size
         if batch_size is None or fits:
             return node._with_children(children)
         return node._with_children(children, batch_size=batch_size, names=None)
@@ -558,21 +564,23 @@ def _empty_entries(root: Any, batch_size: torch.Size | None, values: bool) -> di
 
 def _replace_all(root: Core, other: Core) -> None:
     """Give a node the entries of another one; a lazy stack has as many members."""
-    with unchanged_on_error(root):
+    with restore_on_error(root):
         todo: list[tuple[Core, Core]] = [(root, other)]
         for node, source in todo:
-            stacked = node._stacked()
+            stacked = node._members_and_dim()
             if stacked is None:
                 _refill(node, dict(source._children()))
             else:
-                todo += zip(stacked[0], source._stacked()[0], strict=True)  # type: ignore[index]
+                todo += zip(stacked[0], source._members_and_dim()[0], strict=True)  # type: ignore[index]
 
 
 @contextmanager
-def unchanged_on_error(root: Core) -> Iterator[None]:
+def restore_on_error(root: Core) -> Iterator[None]:
     """Give every level its entries back where what is done in between raises."""
     # A wrapper would wrap what it gets back anew.
-    levels = [node for node in contained(root) if not node._opaque and node._stacked() is None]
+    levels = [
+        node for node in list_state_nodes(root) if not node._is_value and node._members_and_dim() is None
+    ]
     before = [(node, dict(node._children())) for node in levels]
     try:
         yield
@@ -600,7 +608,7 @@ def _write_back_selection(owner: Any, result: Any, keys: tuple[NestedKey, ...]) 
 
 
 def _write_back_rest(owner: Any, result: Any) -> None:
-    present = [key for key in result.keys(True, True, holds_no_entries) if key in owner.keys(True)]
+    present = [key for key in result.keys(True, True, is_leaf_or_value) if key in owner.keys(True)]
     _write_back(owner, result.select(*present))
 
 
@@ -611,9 +619,9 @@ def _write_back_flat(owner: Any, result: Any, separator: str) -> None:
 def _write_back_deep(owner: Any, result: Any, separator: str) -> None:
     # Levels that were there already stay levels, but for what they took up of the flat keys.
     keys = owner.keys()
-    levels = [key for key in keys if not holds_no_entries(type(owner._stand_in(key)))]
+    levels = [key for key in keys if not is_leaf_or_value(type(owner._peek_child(key)))]
     below = result.select(*levels, strict=False)
-    paths = map(unravel_key_to_tuple, below.keys(True, True, holds_no_entries))
+    paths = map(unravel_key_to_tuple, below.keys(True, True, is_leaf_or_value))
     taken = [path for path in paths if separator.join(path) in keys]
     _write_back(owner, below.exclude(*taken))
     for part in (below.select(*taken), result.exclude(*levels)):

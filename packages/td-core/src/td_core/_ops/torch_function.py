@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from .._collection import Core
+from .._device_labels import set_device_labels
 from .._devices import as_device
 from .._element_types import as_dtype
-from .._labels import relabel
 from .._torch_private import is_caller
 from .joining import cat, stack
-from .operands import each_leaf
+from .operands import run_each_leaf
 
 Handler = Callable[..., Any]
 
@@ -115,10 +115,10 @@ def _like(function: Callable[..., Tensor], input: Any, *args: Any, **kwargs: Any
     if "dtype" in kwargs:
         kwargs["dtype"] = as_dtype(kwargs["dtype"])  # torch.compile does not trace a class in its place
     leaf = (lambda leaf: function(leaf, *args, **kwargs)) if args else partial(function, **kwargs)
-    result = each_leaf(function.__name__, input, leaf if args or kwargs else function)
+    result = run_each_leaf(function.__name__, input, leaf if args or kwargs else function)
     device = kwargs.get("device")
     if device is not None:
-        relabel(result, as_device(device))
+        set_device_labels(result, as_device(device))
     return result
 
 
@@ -136,34 +136,34 @@ def _where(condition: Any, input: Any = None, other: Any = None, *, out: Any = N
 
 def _grad(outputs: Any, inputs: Any, grad_outputs: Any = None, *args: Any, **kwargs: Any) -> Any:
     """Return the gradients of a collection, or of a tensor, by key where ``inputs`` is a collection: those that are used."""
-    outputs, inputs, grad_outputs = map(_one_collection, (outputs, inputs, grad_outputs))
+    outputs, inputs, grad_outputs = map(_get_single, (outputs, inputs, grad_outputs))
     gradients = grad_outputs
     if isinstance(grad_outputs, Core):
         if not isinstance(outputs, Core):
             raise TypeError("torch.autograd.grad() takes a collection as grad_outputs where outputs is one")
         gradients = []
-        grad_outputs._collect_like(outputs, gradients)
+        grad_outputs._flatten_like(outputs, gradients)
     computed = outputs._leaves() if isinstance(outputs, Core) else outputs
     if not isinstance(inputs, Core):
         return torch.autograd.grad(computed, inputs, gradients, *args, **kwargs)
     leaves = inputs._leaves()
-    found = torch.autograd.grad(computed, leaves, gradients, *args, **kwargs)
-    by_leaf = {id(leaf): gradient for leaf, gradient in zip(leaves, found)}
+    result = torch.autograd.grad(computed, leaves, gradients, *args, **kwargs)
+    by_leaf = {id(leaf): gradient for leaf, gradient in zip(leaves, result)}
     return inputs.apply(lambda leaf: by_leaf[id(leaf)])  # type: ignore[attr-defined]
 
 
-def _one_collection(given: Any) -> Any:
+def _get_single(provided: Any) -> Any:
     """Return the collection in a tuple, in which torch puts what is none."""
-    if not isinstance(given, (tuple, list)) or not any(isinstance(each, Core) for each in given):
-        return given
-    if len(given) > 1:
+    if not isinstance(provided, (tuple, list)) or not any(isinstance(item, Core) for item in provided):
+        return provided
+    if len(provided) > 1:
         raise TypeError(
-            f"torch.autograd.grad() takes one collection; got {len(given)} in a {type(given).__name__}"
+            f"torch.autograd.grad() takes one collection; got {len(provided)} in a {type(provided).__name__}"
         )
-    return given[0]
+    return provided[0]
 
 
-def _table() -> dict[Any, Handler]:
+def _make_table() -> dict[Any, Handler]:
     table: dict[Any, Handler] = {}
     for name in _SAME_NAME:
         table[getattr(torch, name)] = _method(name)
@@ -188,7 +188,7 @@ def _table() -> dict[Any, Handler]:
 
 
 #: What each function of torch does with collections.
-TABLE = _table()
+TABLE = _make_table()
 
 #: Keywords of torch's functions that the methods have under another name.
 _KEYWORDS = {
@@ -204,7 +204,7 @@ _KEYWORDS = {
 }
 
 
-class TorchFunctions(Core):
+class TorchFunctionMixin(Core):
     """The protocol by which torch functions take collections."""
 
     __slots__ = ()

@@ -11,33 +11,33 @@ from torch import Tensor
 from .._coerce import WRAPPED
 from .._collection import Core
 from .._indexing import plan_index
-from .._plans import coordinates
+from .._plans import compute_coordinates
 from ..errors import CollectionIndexError, StructureError
 
 
 def uneven_index(stack: Any, index: Any) -> Any:
     """Return what an index gives: one member, or a stack of those that it picks; errors as for :func:`uneven_plans`."""
     picks, plans, stack_dim = uneven_plans(stack, index)
-    members = stack._stacked()[0]
+    members = stack._members_and_dim()[0]
     if isinstance(picks, int):
-        return _planned(members[picks], plans[picks])
+        return _index_member(members[picks], plans[picks])
     if not picks:
         first = next(iter(plans))
-        inner = _planned(members[first], plans[first]).batch_size
-        return nothing_of(stack, torch.Size((*inner[:stack_dim], 0, *inner[stack_dim:])))
-    return stack._like([_planned(members[i], plans[i]) for i in picks], stack_dim)
+        inner = _index_member(members[first], plans[first]).batch_size
+        return make_empty_like(stack, torch.Size((*inner[:stack_dim], 0, *inner[stack_dim:])))
+    return stack._with_members([_index_member(members[i], plans[i]) for i in picks], stack_dim)
 
 
-def nothing_of(stack: Any, size: torch.Size) -> Any:
+def make_empty_like(stack: Any, size: torch.Size) -> Any:
     """Return a collection of a batch size without elements; its keys are those that all members have.
 
     A stack without members would forget them. Shapes in which members differ are those of the first.
     """
-    members, dim = stack._stacked()
-    one = members[0].select(*stack.keys(True)).unsqueeze(dim)
+    members, dim = stack._members_and_dim()
+    item = members[0].select(*stack.keys(True)).unsqueeze(dim)
     if stack._stack_dim_name is not None:
-        one.names = stack._names
-    nothing = one._index((slice(None),) * dim + (slice(0, 0),))
+        item.names = stack._names
+    nothing = item._index((slice(None),) * dim + (slice(0, 0),))
     return nothing if nothing.batch_size == size or -1 in size else nothing.reshape(size)
 
 
@@ -45,11 +45,11 @@ def transform_uneven(stack: Any, plan: Any) -> Any:
     """Return the result of a plan on members that cannot be stacked: their elements, in nested lazy stacks."""
     old = stack.batch_size[: plan.n]
     if 0 in plan.lead:
-        result = nothing_of(stack, plan.resized(stack.batch_size))
+        result = make_empty_like(stack, plan.resize_batch(stack.batch_size))
     else:
         positions = plan.leaf(torch.arange(old.numel(), device="cpu").view(old)).tolist()
         result = _gather_elements(stack, positions, old)
-    if (names := plan.renamed(stack._names)) is not None:
+    if (names := plan.rename_dims(stack._names)) is not None:
         result._set_names(names)
     return result
 
@@ -58,13 +58,13 @@ def _gather_elements(stack: Any, positions: Any, size: torch.Size) -> Any:
     """Return the elements at some positions, in nested lists, of a batch of ``size``."""
     if isinstance(positions, list):
         return stack._of([_gather_elements(stack, row, size) for row in positions], 0)
-    where = list(coordinates(positions, size))
-    members, dim = stack._stacked()
+    where = list(compute_coordinates(positions, size))
+    members, dim = stack._members_and_dim()
     member = members[where.pop(dim)]
     return member._index(tuple(where)) if where else member
 
 
-def _planned(member: Core, plan: Any) -> Any:
+def _index_member(member: Core, plan: Any) -> Any:
     return member if plan is None else member._transform(plan)
 
 
@@ -77,7 +77,7 @@ def uneven_plans(stack: Any, index: Any) -> tuple[Any, dict[int, Any], Any]:
         CollectionIndexError: the index does not fit a member that it picks.
         StructureError: the index mixes the elements of members.
     """
-    members, dim = stack._stacked()
+    members, dim = stack._members_and_dim()
 
     def along(i: int) -> Any:
         size = members[i].batch_size

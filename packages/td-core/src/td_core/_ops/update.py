@@ -16,31 +16,31 @@ from torch import Tensor
 
 from .._arrays import tensors_in
 from .._coerce import NUMBERS, coerce
-from .._collection import Core, missing_key, note_key, show_path
-from .._foreach import Op, op
+from .._collection import Core, add_key_note, missing_key_error, show_path
+from .._foreach import Op, make_op
 from .._indexing import plan_index
 from .._keys import unravel_key_to_tuple
-from .._locking import refuse_if_locked
-from .._ragged import distinct_members
-from .._views import IsLeaf
+from .._locking import check_unlocked
+from .._mapping_views import IsLeaf
+from .._ragged import list_distinct_members
 from ..errors import StructureError
 from ..typing import NestedKey
-from .entries import NOT_GIVEN, Entries
-from .indexed_write import IndexedWrite, carry_out, is_basic, settle
-from .key_trees import only, wanted_tree
-from .leaf_writes import copied_whole, refuse_grad, refused_as_shared, scattered_whole
-from .member_writes import member_parts
+from .entries import NOT_GIVEN, EntryMixin
+from .indexed_write import IndexedWrite, check_broadcast, is_basic, run_writes
+from .key_trees import filter_entries, parse_requested_keys
+from .leaf_writes import check_no_grad, is_overlap_error, try_copy_whole, try_scatter_whole
+from .member_writes import split_for_members
 from .operands import write_leaves
-from .update_plan import UpdatePlan, merged_at_once
+from .update_plan import UpdatePlan, try_merge
 
-SelfT = TypeVar("SelfT", bound="Updating")
+SelfT = TypeVar("SelfT", bound="UpdateMixin")
 Path = tuple[str, ...]
 
 FILL = Op(None, Tensor.fill_)
-ZERO = op("zero_", Tensor.zero_)
+ZERO = make_op("zero_", Tensor.zero_)
 
 
-class Updating(Entries):
+class UpdateMixin(EntryMixin):
     """``update``, ``update_``, ``td[index] = value`` and their kin."""
 
     __slots__ = ()
@@ -92,15 +92,15 @@ class Updating(Entries):
             and is_leaf is None
             and input_dict_or_td is not self
             and (
-                copied_whole(self, input_dict_or_td, non_blocking)
+                try_copy_whole(self, input_dict_or_td, non_blocking)
                 if inplace
-                else not clone and merged_at_once(self, input_dict_or_td)
+                else not clone and try_merge(self, input_dict_or_td)
             )
         ):
             return self
         with self.unlock_() if ignore_lock and self._locked else nullcontext():  # type: ignore[attr-defined]
             if self._locked and not inplace:
-                refuse_if_locked(self, "update")
+                check_unlocked(self, "update")
             plan = UpdatePlan(self, clone, inplace, non_blocking, is_leaf, update_batch_size)
             if input_dict_or_td is not self:
                 plan.read(input_dict_or_td, keys_to_update)
@@ -138,7 +138,7 @@ class Updating(Entries):
         >>> td.update_({"a": torch.ones(2)})["a"]
         tensor([1., 1.])
         """
-        if keys_to_update is None and not kwargs and copied_whole(self, input_dict_or_td, non_blocking):
+        if keys_to_update is None and not kwargs and try_copy_whole(self, input_dict_or_td, non_blocking):
             return self
         plan = UpdatePlan(self, False, True, non_blocking, None, False, strict=True)
         if input_dict_or_td is not None and input_dict_or_td is not self:
@@ -185,10 +185,10 @@ class Updating(Entries):
         tensor([1., 0.])
         """
         source: Any = input_dict_or_td
-        wanted = wanted_tree(keys_to_update)
+        wanted = parse_requested_keys(keys_to_update)
         if wanted is not None:
-            source = only(source, wanted)
-        _refuse_new(self, idx, source)
+            source = filter_entries(source, wanted)
+        _check_no_new_keys(self, idx, source)
         self._assign(idx, source, non_blocking=non_blocking)
         return self
 
@@ -236,12 +236,12 @@ class Updating(Entries):
             return self
         if not isinstance(entry, Tensor):
             try:
-                if not entry._opaque:
+                if not entry._is_value:
                     entry._assign(index, value, non_blocking=non_blocking)
-                elif (written := entry._written_at(index, value)) is not entry:
+                elif (written := entry._index_put(index, value)) is not entry:
                     parent._set_child(path[-1], written)
             except Exception as error:
-                note_key(error, path)
+                add_key_note(error, path)
                 raise
             return self
         if isinstance(value, np.generic):
@@ -254,8 +254,8 @@ class Updating(Entries):
                     f"{type(value).__name__}"
                 )
         index = tensors_in(index)
-        changed = entry if parent._stacked() is None else entry.clone()
-        refuse_grad(changed, path)
+        changed = entry if parent._members_and_dim() is None else entry.clone()
+        check_no_grad(changed, path)
         try:
             # torch casts what it writes through a view, but not what it scatters.
             if isinstance(value, Tensor) and (
@@ -264,7 +264,7 @@ class Updating(Entries):
                 value = value.to(entry.device, entry.dtype, non_blocking=non_blocking)
             changed[index] = value
         except (RuntimeError, TypeError, ValueError) as error:
-            if not refused_as_shared(error):
+            if not is_overlap_error(error):
                 raise StructureError(
                     f"cannot write {show_path(path)} at the index {index!r}: {error}"
                 ) from error
@@ -290,7 +290,7 @@ class Updating(Entries):
             try:
                 return entry[tensors_in(index) if isinstance(entry, Tensor) else index]
             except Exception as error:
-                note_key(error, unravel_key_to_tuple(key))
+                add_key_note(error, unravel_key_to_tuple(key))
                 raise
         return self._default(key) if default is NOT_GIVEN else default
 
@@ -314,11 +314,11 @@ class Updating(Entries):
             return self
         if source is None:
             source, kwargs = kwargs, {}
-        return self._replaced(source, **kwargs)
+        return self._replace_entries(source, **kwargs)
 
-    def _replaced(self: SelfT, source: Any, **kwargs: Any) -> SelfT:
+    def _replace_entries(self: SelfT, source: Any, **kwargs: Any) -> SelfT:
         """Return a shallow copy, updated."""
-        return self._shallow().update(source, **kwargs)
+        return self._shallow_copy().update(source, **kwargs)
 
     def fill_(self: SelfT, key: NestedKey, value: float | bool) -> SelfT:
         """Fill an entry, or all leaves of a sub-collection, with one number, in place.
@@ -333,12 +333,12 @@ class Updating(Entries):
         path = unravel_key_to_tuple(key)
         leaves: list[Tensor] = []
         # What a lazy stack gives is a copy, so its members are filled.
-        for node in distinct_members([self._holder(path)]):
+        for node in list_distinct_members([self._get_parent(path)]):
             entry = node._get_path(path[-1:])
             if isinstance(entry, Tensor):
                 leaves.append(entry)
             else:
-                entry._collect(leaves)
+                entry._flatten_leaves(leaves)
         write_leaves("fill_", self, FILL, leaves, value)
         return self
 
@@ -360,7 +360,7 @@ class Updating(Entries):
         size = self.batch_size
         plan = plan_index(index, size)
         if torch.compiler.is_compiling() and isinstance(value, Core) and not is_basic(plan.index):
-            settle((*plan.lead, *size[plan.n :]), value.batch_size)
+            check_broadcast((*plan.lead, *size[plan.n :]), value.batch_size)
         if (
             type(value) is dict
             or (
@@ -368,51 +368,53 @@ class Updating(Entries):
                 and value.batch_size == (*plan.lead, *size[plan.n :])
             )
         ) and (
-            copied_whole(self, value, non_blocking, plan.leaf)
+            try_copy_whole(self, value, non_blocking, plan.leaf)
             if is_basic(plan.index)
-            else scattered_whole(self, value, plan)
+            else try_scatter_whole(self, value, plan)
         ):
             return
-        carry_out([IndexedWrite(plan, self, value, non_blocking)])
+        run_writes([IndexedWrite(plan, self, value, non_blocking)])
 
-    def _writes(
+    def _plan_writes(
         self, index: Any, value: Any, non_blocking: bool, dims: int | None = None
     ) -> list[IndexedWrite]:
         """Return the checked plans of ``self[index] = value``: one, or one for each member of a lazy stack.
 
         ``dims`` is how many dims of new entries are batch dims, where what is beside them says so.
         """
-        if self._stacked() is not None:
-            parts = member_parts(self, index, value, dims)
+        if self._members_and_dim() is not None:
+            parts = split_for_members(self, index, value, dims)
             return [
-                write for member, at, part in parts for write in member._writes(at, part, non_blocking, dims)
+                write
+                for member, position, part in parts
+                for write in member._plan_writes(position, part, non_blocking, dims)
             ]
         return [IndexedWrite(plan_index(index, self.batch_size), self, value, non_blocking, dims)]
 
 
-def _refuse_new(root: Core, index: Any, source: Any, above: Path = ()) -> None:
+def _check_no_new_keys(root: Core, index: Any, source: Any, above: Path = ()) -> None:
     """Raise KeyPathError where ``source`` has an entry that ``root`` lacks, or the member of it that the index names."""
-    if root._stacked() is not None:
-        for member, inner, part in member_parts(root, index, source):
-            _refuse_new(member, inner, part, above)
+    if root._members_and_dim() is not None:
+        for member, inner, part in split_for_members(root, index, source):
+            _check_no_new_keys(member, inner, part, above)
         return
     todo: list[tuple[Any, Any, Path]] = [(root, source, above)]
     while todo:
-        node, theirs, at = todo.pop()
-        if not isinstance(theirs, (Core, Mapping)):
+        node, right, prefix = todo.pop()
+        if not isinstance(right, (Core, Mapping)):
             continue
-        for key, value in dict(theirs._children() if isinstance(theirs, Core) else theirs).items():
+        for key, value in dict(right._children() if isinstance(right, Core) else right).items():
             path = unravel_key_to_tuple(key)
             entry = node
             for depth, part in enumerate(path):
                 try:
-                    entry = entry._stand_in(part)
+                    entry = entry._peek_child(part)
                 except (KeyError, AttributeError):
-                    raise missing_key(node, key, at + path[:depth]) from None
-            if isinstance(entry, Tensor) or entry._opaque or isinstance(value, Tensor):
+                    raise missing_key_error(node, key, prefix + path[:depth]) from None
+            if isinstance(entry, Tensor) or entry._is_value or isinstance(value, Tensor):
                 continue
-            if entry._stacked() is not None and isinstance(value, (Core, Mapping)):
+            if entry._members_and_dim() is not None and isinstance(value, (Core, Mapping)):
                 # What ``...`` stands for is known where the index is given.
-                _refuse_new(entry, plan_index(index, root.batch_size).index, value, at + path)
+                _check_no_new_keys(entry, plan_index(index, root.batch_size).index, value, prefix + path)
             else:
-                todo.append((entry, value, at + path))
+                todo.append((entry, value, prefix + path))

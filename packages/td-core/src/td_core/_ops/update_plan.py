@@ -16,24 +16,24 @@ from .._coerce import NUMBERS, WRAPPED, coerce
 from .._collection import (
     Child,
     Core,
-    add_level,
-    changed_meanwhile,
+    add_nested,
+    align_dims,
+    concurrent_change_error,
     has_lazy_stack,
-    lazy_stack_of,
-    lined_up,
-    missing_key,
+    make_lazy_stack,
+    missing_key_error,
     show_path,
 )
+from .._dim_names import inherit_names
 from .._keys import unravel_key_to_tuple
-from .._locking import refuse_if_locked
-from .._names import take_names
-from .._views import IsLeaf
+from .._locking import check_unlocked
+from .._mapping_views import IsLeaf
 from ..errors import BatchSizeError, KeyThroughLeafError, StructureError
 from ..typing import NestedKey
-from .entries import refuse_cycle
-from .key_trees import only, wanted_tree
-from .leaf_writes import apart, check_copied
-from .operands import copy_named
+from .entries import check_cycle
+from .key_trees import filter_entries, parse_requested_keys
+from .leaf_writes import check_copied, clone_overlapping
+from .operands import copy_leaves
 
 Path = tuple[str, ...]
 
@@ -61,19 +61,19 @@ class UpdatePlan:
 
     def read(self, source: Mapping[Any, Any] | Core, keys: Sequence[NestedKey] | None) -> None:
         """Check the entries of ``source`` that ``keys`` names (None: all), and list what is to be done with them."""
-        if source._opaque if isinstance(source, Core) else not isinstance(source, Mapping):
+        if source._is_value if isinstance(source, Core) else not isinstance(source, Mapping):
             raise TypeError(
                 f"a collection is updated from a mapping or a collection of entries; got {type(source).__name__}"
             )
         clone, append = self.clone, self.stores.append
-        todo: list[tuple[Any, Any, Any, Path]] = [(self.root, source, wanted_tree(keys), ())]
+        todo: list[tuple[Any, Any, Any, Path]] = [(self.root, source, parse_requested_keys(keys), ())]
         while todo:
-            node, source, wanted, at = todo.pop()
-            size, device, plain = node.batch_size, node.device, not (self.inplace or node._declares)
+            node, source, wanted, path = todo.pop()
+            size, device, plain = node.batch_size, node.device, not (self.inplace or node._has_schema)
             items: Any = source
             trusted = False
             if isinstance(source, Core):
-                stacked = node._stacked()
+                stacked = node._members_and_dim()
                 # A source without the stack dim is read like a mapping: its leaves may well have that dim.
                 if (
                     stacked is not None
@@ -81,21 +81,21 @@ class UpdatePlan:
                     and (self.resize or len(source.batch_size) > stacked[1])
                 ):
                     if self.resize and source.batch_size[stacked[1] : stacked[1] + 1] != (len(stacked[0]),):
-                        self._refill(node, stacked, source, wanted, at)
+                        self._plan_refill(node, stacked, source, wanted, path)
                         continue
                     todo.extend(
-                        (member, part, wanted, at) for member, part in _by_member(stacked, source, at)
+                        (member, part, wanted, path) for member, part in _split_source(stacked, source, path)
                     )
                     continue
-                theirs = source.batch_size
-                if self.resize and theirs != size:
-                    self._check_resize(node, source, theirs, at)
-                    size = theirs
-                trusted = device is None and theirs == size
-                hides = wanted is not None and source._stacked() is not None
-                items = (only(source, wanted) if hides else source)._all_children()
+                right = source.batch_size
+                if self.resize and right != size:
+                    self._check_resize(node, source, right, path)
+                    size = right
+                trusted = device is None and right == size
+                hides = wanted is not None and source._members_and_dim() is not None
+                items = (filter_entries(source, wanted) if hides else source)._all_children()
             if not self.inplace:
-                refuse_if_locked(node, f"update {show_path(at)}")
+                check_unlocked(node, f"update {show_path(path)}")
                 node._check_keys(items if wanted is None else {key: None for key in items if key in wanted})
             levels: list[tuple[Any, Any, Any, Path]] = []
             for key, value in dict(items).items():
@@ -108,122 +108,122 @@ class UpdatePlan:
                     if key not in wanted:
                         continue
                     below = wanted[key]
-                    if below is not None and not _is_level(value):
+                    if below is not None and not _is_node(value):
                         continue  # there is nothing below it
                 if plain and isinstance(value, Tensor) and type(value) not in WRAPPED:
                     if not trusted:
-                        value = coerce(value, size, device, (*at, key), non_blocking=self.non_blocking)
+                        value = coerce(value, size, device, (*path, key), non_blocking=self.non_blocking)
                     append((node, key, value.clone() if clone else value, False))
                 else:
-                    level = self._read_entry(node, key, value, below, at, size)
+                    level = self._read_entry(node, key, value, below, path, size)
                     if level is not None:
-                        levels.append((level, value, below, (*at, key)))
+                        levels.append((level, value, below, (*path, key)))
             # In their order: of several values for one entry the last is kept.
             todo += levels[::-1]
 
-    def _read_entry(self, node: Any, key: str, value: Any, below: Any, at: Path, size: torch.Size) -> Any:
+    def _read_entry(self, node: Any, key: str, value: Any, below: Any, prefix: Path, size: torch.Size) -> Any:
         """List what is to be done with one entry, or return the level that it is to be merged into."""
-        path = (*at, key)
+        path = (*prefix, key)
         if type(value) in (list, tuple):
             rows = node._rows_for_members(value)
             for member, row in rows or ():
-                self._read_entry(member, key, row, below, at, member.batch_size)
+                self._read_entry(member, key, row, below, prefix, member.batch_size)
             if rows is not None:
                 return None
         joins = True
         try:
-            current = node._stand_in(key)
+            current = node._peek_child(key)
         except KeyError:
             if self.strict:
-                raise missing_key(node, key, at) from None
+                raise missing_key_error(node, key, prefix) from None
             current = None
-        leaf_here = current is not None and (isinstance(current, Tensor) or current._opaque)
+        leaf_here = current is not None and (isinstance(current, Tensor) or current._is_value)
         if leaf_here and type(value) is _Through:
             raise KeyThroughLeafError(
                 f"{show_path(path)} is not a collection, so it has no entry {next(iter(value))!r} to update"
             )
-        if _is_level(value):
+        if _is_node(value):
             # What is named below a level is no reason to replace all that is there.
             if current is not None and not leaf_here and (below is not None or not self._whole(value)):
-                found = node._get_writable(key)
-                if isinstance(found, Tensor):
-                    raise changed_meanwhile(node)
-                if self.inplace or not self._becomes_stack(found, value):
-                    return found
-                value = self._stack_of(found, value if below is None else only(value, below))
+                result = node._get_writable(key)
+                if isinstance(result, Tensor):
+                    raise concurrent_change_error(node)
+                if self.inplace or not self._is_stack_needed(result, value):
+                    return result
+                value = self._make_stack(result, value if below is None else filter_entries(value, below))
                 joins = False
             elif below is not None:
-                value = only(value, below)
+                value = filter_entries(value, below)
                 if not list(value.keys()):
                     return None
-        value = node._declared(key, value)
+        value = node._coerce_to_schema(key, value)
         if self.inplace and current is not None:
             if not (isinstance(value, NUMBERS) and isinstance(current, Tensor)):
                 value = coerce(value, size, node.device, path, non_blocking=self.non_blocking)
             self.copies.append((node, key, value, path))
             return None
-        refuse_if_locked(node, f"set {show_path(path)}")
+        check_unlocked(node, f"set {show_path(path)}")
         if self.inplace:
             node._check_keys({key: value})
         entry = coerce(value, size, node.device, path, non_blocking=self.non_blocking)
         if isinstance(entry, Tensor):
             self.stores.append((node, key, entry.clone() if self.clone else entry, False))
             return None
-        refuse_cycle(node, entry, path)
+        check_cycle(node, entry, path)
         if node._names is not None:
-            entry = take_names(entry, node._names, show_path(path))
-        joins = joins and not (entry._opaque or self._whole(entry))
-        self.stores.append((node, key, entry._copied() if self.clone else entry, joins))
+            entry = inherit_names(entry, node._names, show_path(path))
+        joins = joins and not (entry._is_value or self._whole(entry))
+        self.stores.append((node, key, entry._clone_leaves() if self.clone else entry, joins))
         return None
 
-    def _becomes_stack(self, found: Any, value: Any) -> bool:
-        stacked = value._stacked() if isinstance(value, Core) else None
+    def _is_stack_needed(self, actual: Any, value: Any) -> bool:
+        stacked = value._members_and_dim() if isinstance(value, Core) else None
         return (
             stacked is not None
-            and found._stacked() is None
-            and not found._declares
-            and found.batch_size == value.batch_size
+            and actual._members_and_dim() is None
+            and not actual._has_schema
+            and actual.batch_size == value.batch_size
         )
 
-    def _stack_of(self, found: Any, value: Any) -> Any:
+    def _make_stack(self, actual: Any, value: Any) -> Any:
         """Return a dense level as a lazy stack, updated from one: a dense one would not hold what the members do not share."""
-        members, dim = value._stacked()
-        parts = found.unbind(dim)
+        members, dim = value._members_and_dim()
+        parts = actual.unbind(dim)
         for part, member in zip(parts, members, strict=True):
             plan = UpdatePlan(part, self.clone, False, self.non_blocking, self.is_leaf, False)
             plan.read(member, None)
             plan.apply()
-        return lazy_stack_of(parts, dim)
+        return make_lazy_stack(parts, dim)
 
     def _whole(self, value: Any) -> bool:
         return self.is_leaf is not None and type(value) is not _Through and self.is_leaf(type(value))
 
-    def _check_resize(self, node: Core, source: Core, size: torch.Size, at: Path) -> None:
-        theirs = source._children()
+    def _check_resize(self, node: Core, source: Core, size: torch.Size, path: Path) -> None:
+        right = source._children()
         for key, child in dict(node._children()).items():
             shape = child.shape if isinstance(child, Tensor) else child.batch_size
-            if key not in theirs and shape[: len(size)] != size:
+            if key not in right and shape[: len(size)] != size:
                 raise BatchSizeError(
-                    f"the batch size {list(size)} of the source does not fit: {show_path((*at, key))} is not updated "
+                    f"the batch size {list(size)} of the source does not fit: {show_path((*path, key))} is not updated "
                     f"and has {list(shape)}"
                 )
         self.sizes.append((node, size))
 
-    def _refill(self, node: Any, stacked: Any, source: Any, wanted: Any, at: Path) -> None:
+    def _plan_refill(self, node: Any, stacked: Any, source: Any, wanted: Any, path: Path) -> None:
         """List that a lazy stack gets other members, copies of those of a source that has more or fewer."""
         members, dim = stacked
-        theirs = source._children()
-        kept = sorted({key for member in members for key in member._children() if key not in theirs})
+        right = source._children()
+        kept = sorted({key for member in members for key in member._children() if key not in right})
         if kept or self.inplace or wanted is not None or len(source.batch_size) <= dim:
             raise BatchSizeError(
-                f"cannot update {show_path(at)}: this lazy stack of {len(members)} along dim {dim} would get new members from "
+                f"cannot update {show_path(path)}: this lazy stack of {len(members)} along dim {dim} would get new members from "
                 f"the source of batch size {list(source.batch_size)}, which needs inplace=False, no keys_to_update, and "
                 f"all of its keys; missing there: {kept}"
             )
-        refuse_if_locked(node, f"update {show_path(at)}")
+        check_unlocked(node, f"update {show_path(path)}")
         parts = [part.clone(recurse=self.clone)._inner() for part in source.unbind(dim)]
         parts = [
-            coerce(part, part.batch_size, node.device, at, non_blocking=self.non_blocking) for part in parts
+            coerce(part, part.batch_size, node.device, path, non_blocking=self.non_blocking) for part in parts
         ]
         self.refills.append((node._inner(), parts))
 
@@ -236,13 +236,13 @@ class UpdatePlan:
         copies = self.copies[::-1]
         while copies:
             node, key, value, path = copies.pop()
-            stacked = node._stacked()
+            stacked = node._members_and_dim()
             if stacked is not None:
                 members, dim = stacked
                 if not isinstance(value, (Tensor, Core)):
                     parts: Any = [value] * len(members)
                 elif node._changes_values:
-                    parts = node._parts(value)
+                    parts = node._split_value(value)
                 else:
                     parts = value.unbind(dim)  # type: ignore[union-attr]
                 copies.extend((member, key, part, path) for member, part in zip(members, parts, strict=True))
@@ -252,12 +252,16 @@ class UpdatePlan:
                 if not isinstance(value, Tensor):
                     value = torch.as_tensor(value, device=current.device)
                 if not value.is_nested:
-                    value = lined_up(value, current.ndim, len(node.batch_size))
+                    value = align_dims(value, current.ndim, len(node.batch_size))
                 check_copied(current, path, value)
                 targets.append(current)
                 values.append(value)
                 paths.append(path)
-            elif isinstance(current, Tensor) or isinstance(value, Tensor) or current._opaque != value._opaque:
+            elif (
+                isinstance(current, Tensor)
+                or isinstance(value, Tensor)
+                or current._is_value != value._is_value
+            ):
                 raise StructureError(
                     f"cannot write {show_path(path)} in place: it is a {type(current).__name__}, the value a "
                     f"{type(value).__name__}; use update() to replace it"
@@ -265,10 +269,10 @@ class UpdatePlan:
             else:
                 others.append((node, key, value))
         if self.copies and has_lazy_stack(self.root):
-            values = apart(targets, values)
-            others = [(node, key, value._copied()) for node, key, value in others]
+            values = clone_overlapping(targets, values)
+            others = [(node, key, value._clone_leaves()) for node, key, value in others]
         for node, key, value in others:
-            node._get_child(key)._check_written_at((), value)
+            node._get_child(key)._check_index_put((), value)
         # What holds values says only now whether it takes them.
         for node, key, value in others:
             node._write_child(key, value, non_blocking=self.non_blocking)
@@ -278,53 +282,53 @@ class UpdatePlan:
             resized._set_batch_size(size)
         for store, key, value, joins in self.stores:
             if joins:
-                add_level(store, key, value)
+                add_nested(store, key, value)
             else:
                 store._set_child(key, value)
-        copy_named(targets, values, lambda i: show_path(paths[i]), self.non_blocking)
+        copy_leaves(targets, values, lambda i: show_path(paths[i]), self.non_blocking)
 
 
-def _by_member(stacked: Any, source: Any, at: Path) -> list[tuple[Any, Any]]:
+def _split_source(stacked: Any, source: Any, path: Path) -> list[tuple[Any, Any]]:
     members, dim = stacked
     if dim >= len(source.batch_size) or source.batch_size[dim] != len(members):
         raise BatchSizeError(
-            f"cannot update {show_path(at)}: it is a lazy stack of {len(members)} along dim {dim}, the source has "
+            f"cannot update {show_path(path)}: it is a lazy stack of {len(members)} along dim {dim}, the source has "
             f"batch size {list(source.batch_size)}"
         )
     return list(zip(members, source.unbind(dim), strict=True))[::-1]
 
 
-def _is_level(value: Any) -> bool:
+def _is_node(value: Any) -> bool:
     # A tensor is told at once; asking an abstract class takes longer.
     if isinstance(value, Tensor):
         return False
-    return isinstance(value, Mapping) or (isinstance(value, Core) and not value._opaque)
+    return isinstance(value, Mapping) or (isinstance(value, Core) and not value._is_value)
 
 
-def merged_at_once(root: Core, source: Any) -> bool:
+def try_merge(root: Core, source: Any) -> bool:
     """Store the entries of ``source`` where none needs conversion; False, with nothing stored, where one does."""
     levels: list[tuple[Core, dict[str, Child]]] = []
     todo: list[tuple[Core, Any]] = [(root, source)]
     below: list[str] = []
     while todo:
-        node, theirs = todo.pop()
-        if node._locked or node._declares or node.device is not None or node._stacked() is not None:
+        node, right = todo.pop()
+        if node._locked or node._has_schema or node.device is not None or node._members_and_dim() is not None:
             return False
         if not node._grows:
             return False  # what is below is stored in its own way
         size = node.batch_size
         ndim = len(size)
         known = ndim == 0
-        one = size[0] if ndim == 1 else None
-        if isinstance(theirs, Core):
-            if theirs._opaque or theirs._stacked() is not None:
+        item = size[0] if ndim == 1 else None
+        if isinstance(right, Core):
+            if right._is_value or right._members_and_dim() is not None:
                 return False
-            known = known or theirs.batch_size == size
-            theirs = theirs._children()
-        elif type(theirs) is not dict:
+            known = known or right.batch_size == size
+            right = right._children()
+        elif type(right) is not dict:
             return False
-        mine = node._children()
-        leaves = dict(theirs)
+        left = node._children()
+        leaves = dict(right)
         for key, value in leaves.items():
             if type(key) is not str:
                 # A leaf one level below, which no other entry of the source is about.
@@ -338,11 +342,11 @@ def merged_at_once(root: Core, source: Any) -> bool:
                     return False
                 if not known:
                     shape = value.shape
-                    if not (shape and shape[0] == one) if ndim == 1 else shape[:ndim] != size:
+                    if not (shape and shape[0] == item) if ndim == 1 else shape[:ndim] != size:
                         return False
                 continue
-            current = mine.get(key if type(key) is str else key[0])
-            if current is None or isinstance(current, Tensor) or current._opaque:
+            current = left.get(key if type(key) is str else key[0])
+            if current is None or isinstance(current, Tensor) or current._is_value:
                 return False
             todo.append((current, value))
             below.append(key)

@@ -237,17 +237,17 @@ class PluginManager:
     def _additions(self, hook: str, plugin: object, record: PluginRecord) -> list[Addition]:
         """Return what the results of a hook of this plugin alone add, all checked to be of the right type."""
         caller = getattr(self.pluggy.hook, hook)
-        mine = [each for each in caller.get_hookimpls() if each.plugin is plugin]
-        if not caller.has_spec() and not all(each.optionalhook for each in mine):
+        left = [hookimpl for hookimpl in caller.get_hookimpls() if hookimpl.plugin is plugin]
+        if not caller.has_spec() and not all(item.optionalhook for item in left):
             known = ", ".join(_signature(name) for name in _HOOKS)
             raise PluginError(f"{record} implements the unknown hook {hook}(); the hooks are {known}")
         if hook not in _HOOKS:
             return []
-        if any(each.hookwrapper or each.wrapper for each in mine):
+        if any(item.hookwrapper or item.wrapper for item in left):
             raise PluginError(
                 f"{record}: {_signature(hook)} has nothing to wrap; implement it without wrapper=True"
             )
-        results = [each.function() for each in mine]
+        results = [item.function() for item in left]
         try:
             return list(_HOOKS[hook](results, record))
         except PluginError as error:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
 import torch
 
-from .._missing import missing_package
+from .._missing import describe_missing_package
 from ..errors import MissingPluginError, PluginError
 from ..typing import NO_DEFAULT, BatchSize, DeviceType, DtypeLike, NestedKey
 
@@ -55,7 +55,9 @@ class Declaration:
     def __get__(self, instance: object, owner: type | None = None) -> NoReturn:
         cls = owner if owner is not None else type(instance)
         call = "" if isinstance(self.declared, property) else "()"
-        message = f"{cls.__name__}.{self.name}{call} is provided by " + missing_package(self.distribution)
+        message = f"{cls.__name__}.{self.name}{call} is provided by " + describe_missing_package(
+            self.distribution
+        )
         # torch.compile evaluates hasattr() over a descriptor only when it raises AttributeError itself.
         raise AttributeError(message) if torch.compiler.is_compiling() else MissingPluginError(message)
 
@@ -114,8 +116,8 @@ def _check_declared(declaration: Declaration, member: Any, distribution: str) ->
         )
     if vars(SiblingMethods)[name] is not declaration:
         raise PluginError(f"the method {name!r} is already provided")
-    wanted, found = _shape(declaration.declared), _shape(member)
-    if wanted != found:
+    wanted, result = _shape(declaration.declared), _shape(member)
+    if wanted != result:
         raise PluginError(
             f"the method {name!r} is declared as {_spell(declaration.declared)}; got {_spell(member)}"
         )
@@ -154,7 +156,10 @@ def _shape(member: Any) -> tuple[Any, ...]:
     # What stands before the dot comes first, whatever its name.
     return (
         kind,
-        *(("" if i == 0 else each.name, each.kind, each.default) for i, each in enumerate(parameters)),
+        *(
+            ("" if i == 0 else parameter.name, parameter.kind, parameter.default)
+            for i, parameter in enumerate(parameters)
+        ),
     )
 
 
@@ -162,7 +167,9 @@ def _spell(member: Any) -> str:
     """Return the signature of a member without its annotations."""
     kind, *_ = _shape(member)
     signature = inspect.signature(_function(member))
-    plain = [each.replace(annotation=inspect.Parameter.empty) for each in signature.parameters.values()]
+    plain = [
+        parameter.replace(annotation=inspect.Parameter.empty) for parameter in signature.parameters.values()
+    ]
     spelled = str(signature.replace(parameters=plain, return_annotation=inspect.Signature.empty))
     return spelled if kind == "method" else f"{kind} {spelled}"
 

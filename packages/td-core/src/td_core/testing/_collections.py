@@ -177,8 +177,8 @@ class CollectionTests:
     def check_same(self, again: Any, collection: Any, how: str) -> None:
         """Assert that ``again``, made from a collection in the way that ``how`` says, is the same in all respects."""
         for what, read in TOLD.items():
-            found, wanted = read(again), read(collection)
-            assert found == wanted, f"{how} changes the {what}: {found!r} instead of {wanted!r}"
+            result, wanted = read(again), read(collection)
+            assert result == wanted, f"{how} changes the {what}: {result!r} instead of {wanted!r}"
         self.check_state(again, collection, how)
         self.check(again, self.leaves(collection))
 
@@ -187,22 +187,22 @@ class CollectionTests:
         assert type(again) is type(collection), (
             f"{how} gives a {type(again)!r} instead of a {type(collection)!r}"
         )
-        found, wanted = self.state(again), self.state(collection)
-        assert found == wanted, f"{how} changes what the kind holds: {found!r} instead of {wanted!r}"
+        result, wanted = self.state(again), self.state(collection)
+        assert result == wanted, f"{how} changes what the kind holds: {result!r} instead of {wanted!r}"
 
     def leaves(self, collection: Any) -> Leaves:
         """Return the tensor leaves by key."""
         keys = list(collection.keys(include_nested=True, leaves_only=True))
-        found = {key: collection.get(key) for key in keys}
-        return {key: value for key, value in found.items() if isinstance(value, Tensor)}
+        result = {key: collection.get(key) for key in keys}
+        return {key: value for key, value in result.items() if isinstance(value, Tensor)}
 
     def check(self, result: Any, expected: Leaves, batch_size: torch.Size | None = None) -> None:
         """Assert that ``result`` has these leaves, this batch size and this kind."""
-        found = self.leaves(result)
-        assert list(found) == list(expected), f"the keys are {list(found)} instead of {list(expected)}"
+        match = self.leaves(result)
+        assert list(match) == list(expected), f"the keys are {list(match)} instead of {list(expected)}"
         for key, leaf in expected.items():
-            assert found[key].dtype == leaf.dtype, key
-            torch.testing.assert_close(found[key], leaf, equal_nan=True, rtol=0, atol=0)
+            assert match[key].dtype == leaf.dtype, key
+            torch.testing.assert_close(match[key], leaf, equal_nan=True, rtol=0, atol=0)
         if batch_size is not None:
             assert result.batch_size == batch_size
             assert isinstance(result.batch_size, torch.Size)
@@ -283,13 +283,13 @@ class CollectionTests:
             collection[self.new_key]
 
     def test_walks_visit_leaves_in_one_order(self) -> None:
-        """``_collect``, ``_collect_like``, ``_rebuild`` and ``_map`` agree."""
+        """``_flatten_leaves``, ``_flatten_like``, ``_unflatten_iter`` and ``_map`` agree."""
         collection = self.make()
         first = collection._leaves()
         like: list[Tensor] = []
-        collection._collect_like(collection, like)
+        collection._flatten_like(collection, like)
         assert [id(leaf) for leaf in like] == [id(leaf) for leaf in first]
-        rebuilt = collection._rebuild(iter([leaf + 1 for leaf in first]))
+        rebuilt = collection._unflatten_iter(iter([leaf + 1 for leaf in first]))
         self.check(rebuilt, {key: leaf + 1 for key, leaf in self.leaves(collection).items()})
         self.check(collection._map(torch.neg), {key: -leaf for key, leaf in self.leaves(collection).items()})
 
@@ -472,9 +472,9 @@ class CollectionTests:
         collection = self.labelled()
         leaves, spec = pytree.tree_flatten(collection)
         assert all(isinstance(leaf, Tensor) for leaf in leaves)
-        for each in (spec, pytree.treespec_loads(pytree.treespec_dumps(spec))):
-            assert each == spec
-            again = pytree.tree_unflatten(leaves, each)
+        for item in (spec, pytree.treespec_loads(pytree.treespec_dumps(spec))):
+            assert item == spec
+            again = pytree.tree_unflatten(leaves, item)
             if self.keeps_kind:
                 self.check_same(again, collection, "a pytree")
             self.check(again, self.leaves(collection), collection.batch_size)
@@ -486,8 +486,8 @@ class CollectionTests:
         """A function over one element maps over the first dim and over the second."""
         collection = self.make()
         expected = {key: leaf + 1 for key, leaf in self.leaves(collection).items()}
-        self.check(torch.vmap(lambda each: each + 1)(collection), expected, collection.batch_size)
-        moved = torch.vmap(lambda each: each + 1, in_dims=1, out_dims=1)(collection)
+        self.check(torch.vmap(lambda item: item + 1)(collection), expected, collection.batch_size)
+        moved = torch.vmap(lambda item: item + 1, in_dims=1, out_dims=1)(collection)
         self.check(moved, expected, collection.batch_size)
 
     def test_encoding(self) -> None:
@@ -542,11 +542,13 @@ class CollectionTests:
             result = operation(collection)
             leaves = [weakref.ref(leaf) for leaf in result._leaves()]
             # An index of a lazy stack may give one of its members, which lives on with the stack.
-            kept = {id(leaf) for leaf in collection._leaves()} | {id(node) for node in collection._nested()}
+            kept = {id(leaf) for leaf in collection._leaves()} | {
+                id(node) for node in collection._iter_nested()
+            }
             watched: list[weakref.ref[Any]] = [weakref.ref(result), *leaves]
-            watched = [each for each in watched if id(each()) not in kept]
+            watched = [item for item in watched if id(item()) not in kept]
             del result
-            assert [each() for each in watched] == [None] * len(watched)
+            assert [item() for item in watched] == [None] * len(watched)
 
     def test_repr(self) -> None:
         """It names the class and every entry."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from td_core._lazy_names import set_module
+from td_core._public_names import set_module
 from td_core.errors import TensorDictError
 
 __all__ = ["UnknownFieldError"]

@@ -17,12 +17,12 @@ from torch import Tensor
 from td_core import encode
 from td_core._collection import show_path
 from td_core._nodes import KINDS
-from td_core._torch_private import users_of
+from td_core._torch_private import count_users
 from td_core.errors import StructureError
 
 from . import _storage
-from ._attachment import attached
-from ._memory import room
+from ._consolidated_backend import get_backend
+from ._memory import allocate
 
 
 def pseudo_random_tags(seed: int) -> Iterator[int]:
@@ -38,7 +38,7 @@ def pseudo_random_tags(seed: int) -> Iterator[int]:
         seed = tag + 1
 
 
-def in_order(collection: Any) -> list[Tensor]:
+def sort_leaves(collection: Any) -> list[Tensor]:
     """Return the leaves in the order in which they travel.
 
     Raises:
@@ -66,14 +66,14 @@ def in_order(collection: Any) -> list[Tensor]:
 _plan = partial(_storage.plan, tie=False)
 
 
-def outgoing(collection: Any, consolidated: bool, device: torch.device) -> list[Tensor]:
+def make_messages(collection: Any, consolidated: bool, device: torch.device) -> list[Tensor]:
     """Return the messages of a collection."""
     if not consolidated:
-        return [leaf.resolve_conj().resolve_neg().contiguous().to(device) for leaf in in_order(collection)]
-    storage = _as_it_travels(collection)
+        return [leaf.resolve_conj().resolve_neg().contiguous().to(device) for leaf in sort_leaves(collection)]
+    storage = _get_wire_storage(collection)
     if storage is None:
         encoded = encode(collection)
-        storage = _storage.gathered(_plan(encoded), encoded.leaves)
+        storage = _storage.gather_leaves(_plan(encoded), encoded.leaves)
     return [storage.to(device)]
 
 
@@ -81,43 +81,43 @@ def receive(collection: Any, consolidated: bool, peer: Any) -> Iterator[None]:
     """Receive into the leaves of a collection; the second step writes those that a storage came for."""
     device = peer.device()
     if not consolidated:
-        for leaf in in_order(collection):
+        for leaf in sort_leaves(collection):
             if _storage.is_plain(leaf) and leaf.device == device:
                 peer.recv(leaf)
             else:
                 leaf.copy_(peer.recv(torch.empty(leaf.shape, dtype=leaf.dtype, device=device)))
         return
-    storage = _as_it_travels(collection)
+    storage = _get_wire_storage(collection)
     if storage is not None and storage.device == device:
         peer.recv(storage)
         return
     encoded = encode(collection)
     layout = _plan(encoded)
-    arrived = peer.recv(room(layout.nbytes, device))
+    arrived = peer.recv(allocate(layout.nbytes, device))
     yield
     for leaf, view in zip(encoded.leaves, _storage.Views(arrived).leaves(layout), strict=True):
         leaf.detach().copy_(view)
 
 
-def _as_it_travels(collection: Any) -> Tensor | None:
+def _get_wire_storage(collection: Any) -> Tensor | None:
     """Return the storage of a consolidated collection if its leaves lie in it as the reference lays them out.
 
     While it is locked, that is looked up again only once another number of tensors refers to its memory, as after
     ``leaf.data = ...``: to look at all leaves takes longer than to send them.
     """
-    state = attached(collection)
+    state = get_backend(collection)
     if state is None:
         return None
-    users = users_of(state.memory) if collection.is_locked else None
+    users = count_users(state.memory) if collection.is_locked else None
     if users is not None and state.users == users:
         return state.storage
-    taken = state.taken(collection)
+    taken = state.encode_cached(collection)
     if taken.layout is None:
         return None
     if taken.planned is None:
         planned = _plan(taken.encoded)
         starts = [
-            [span.start for leaf in each.leaves for span in leaf.spans] for each in (taken.layout, planned)
+            [span.start for leaf in item.leaves for span in leaf.spans] for item in (taken.layout, planned)
         ]
         taken.planned = starts[0] == starts[1] and len(state.storage) == planned.nbytes
     if not taken.planned:

@@ -24,11 +24,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from ._missing import missing_writer
+from ._missing import missing_writer_error
 from ._value_types import VALUES
 from .errors import CodecError, FormatError, MissingPluginError
 
-__all__ = ["MAX_DEPTH", "join", "join_at", "parse_json", "readable", "same_value", "split", "split_at"]
+__all__ = ["MAX_DEPTH", "join", "join_at", "parse_json", "is_readable", "is_same_value", "split", "split_at"]
 
 #: Deepest nesting of a value, each conversion to a simpler value counting as a level. Python's own json gives
 #: up at about a thousand levels, and a sidecar has two for each.
@@ -113,13 +113,13 @@ def join_at(value: tuple[Any, Any], where: Callable[[], str]) -> Any:
         raise type(error)(f"{where()}: {error}") from error
 
 
-def readable(types: Any) -> bool:
+def is_readable(types: Any) -> bool:
     """Tell whether a reader that ignores the sidecar still sees the value, with some types simplified.
 
     A tuple is then a list and a ``numpy.float32`` a number; bytes would be unreadable text, so they are not
     readable.
 
-    >>> readable(split((1, 2))[1]), readable(split(b"12")[1])
+    >>> is_readable(split((1, 2))[1]), is_readable(split(b"12")[1])
     (True, False)
     """
     todo = [types]
@@ -164,14 +164,16 @@ def _split(value: Any, path: Path, depth: int) -> tuple[Any, Any]:
         raise CodecError(
             f"cannot store the value at {_show(path)}: no serializer is registered for its type "
             f"{cls.__module__}.{cls.__qualname__}; register a LeafSerializer through the hook "
-            f"td_serializers, or pass allow_pickle=True where the format has it; got {_brief(value)}"
+            f"td_serializers, or pass allow_pickle=True where the format has it; got {_shorten(value)}"
         )
     try:
         simpler = serializer.dump(value)
     except (TypeError, ValueError) as error:
-        raise CodecError(f"cannot store the value at {_show(path)}: {error}; got {_brief(value)}") from error
+        raise CodecError(
+            f"cannot store the value at {_show(path)}: {error}; got {_shorten(value)}"
+        ) from error
     plain, types = _split(simpler, path, depth + 1)
-    return plain, _tagged(VALUES.written[serializer.tag], types)
+    return plain, _make_types(VALUES.written[serializer.tag], types)
 
 
 def _types_of_items(types: list[Any]) -> Any:
@@ -183,7 +185,7 @@ def _types_of_items(types: list[Any]) -> Any:
     return {"c": children} if children else None
 
 
-def _tagged(tag: str, types: Any) -> Any:
+def _make_types(tag: str, types: Any) -> Any:
     if types is None:
         return tag
     if isinstance(types, str):
@@ -199,10 +201,10 @@ def _join(plain: Any, types: Any, path: Path, depth: int) -> Any:
     if type(types) is str:
         return _load(types, plain, path)
     if type(types) is not dict or not types.keys() <= {"t", "c"}:
-        raise _damaged(path, types)
+        raise _damage_error(path, types)
     tags, children = types.get("t", []), types.get("c", {})
     if type(tags) is not list or type(children) is not dict:
-        raise _damaged(path, types)
+        raise _damage_error(path, types)
     value = _join_children(plain, children, path, depth) if children else plain
     for tag in reversed(tags):
         value = _load(tag, value, path)
@@ -212,13 +214,13 @@ def _join(plain: Any, types: Any, path: Path, depth: int) -> Any:
 def _join_children(plain: Any, children: dict[Any, Any], path: Path, depth: int) -> Any:
     if type(plain) is dict:
         if not children.keys() <= plain.keys():
-            raise _damaged(path, children)
+            raise _damage_error(path, children)
         return {
             key: item if children.get(key) is None else _join(item, children[key], (path, key), depth + 1)
             for key, item in plain.items()
         }
     if type(plain) is not list:
-        raise _damaged(path, children)
+        raise _damage_error(path, children)
     if children.keys() == {"*"} and children["*"] is not None:
         return [
             _join(item, children["*"], (path, position), depth + 1) for position, item in enumerate(plain)
@@ -227,10 +229,10 @@ def _join_children(plain: Any, children: dict[Any, Any], path: Path, depth: int)
     for name, types in children.items():
         # Decimal digits only: int() would also take signs, spaces, underscores and numbers beyond any list.
         if type(name) is not str or not name.isascii() or not name.isdigit() or len(name) > 18:
-            raise _damaged(path, children)
+            raise _damage_error(path, children)
         position = int(name)
         if position >= len(items):
-            raise _damaged(path, children)
+            raise _damage_error(path, children)
         if types is not None:
             items[position] = _join(items[position], types, (path, position), depth + 1)
     return items
@@ -238,46 +240,46 @@ def _join_children(plain: Any, children: dict[Any, Any], path: Path, depth: int)
 
 def _load(written: Any, value: Any, path: Path) -> Any:
     if type(written) is not str:
-        raise _damaged(path, written)
+        raise _damage_error(path, written)
     tag, _, provider = written.partition("@")
     serializer = VALUES.by_tag.get(tag)
     if serializer is None:
-        error = missing_writer(f"the value at {_show(path)}, of the type {tag!r},", provider)
-        raise error or FormatError(f"the value at {_show(path)} is of the unknown type {_brief(written)}")
+        error = missing_writer_error(f"the value at {_show(path)}, of the type {tag!r},", provider)
+        raise error or FormatError(f"the value at {_show(path)} is of the unknown type {_shorten(written)}")
     try:
         return serializer.load(value)
     except (TypeError, ValueError, LookupError, ArithmeticError, RuntimeError, NotImplementedError) as error:
         raise FormatError(
-            f"the value at {_show(path)} is no {tag!r}: {error}; got {_brief(value)}"
+            f"the value at {_show(path)} is no {tag!r}: {error}; got {_shorten(value)}"
         ) from error
 
 
-def _damaged(path: Path, types: Any) -> FormatError:
-    return FormatError(f"the types of the value at {_show(path)} do not fit it; got {_brief(types)}")
+def _damage_error(path: Path, types: Any) -> FormatError:
+    return FormatError(f"the types of the value at {_show(path)} do not fit it; got {_shorten(types)}")
 
 
 def _show(path: Path) -> str:
     keys: list[str] = []
     while path:
         path, key = path
-        keys.append(f"[{_brief(key)}]")
+        keys.append(f"[{_shorten(key)}]")
     if not keys:
         return "the top level"
     return "".join(reversed(keys)) if len(keys) <= 20 else "".join(reversed(keys[-10:])) + "..."
 
 
-def _brief(value: Any) -> str:
+def _shorten(value: Any) -> str:
     return reprlib.repr(value)
 
 
-def same_value(a: Any, b: Any) -> bool:
+def is_same_value(a: Any, b: Any) -> bool:
     """Tell whether two values are one object, or equal values of one type; NaN equals NaN.
 
     Where ``==`` raises, or gives no bool, only one object is the same.
 
-    >>> same_value("a", "a"), same_value(1, True), same_value([1.0], [1])
+    >>> is_same_value("a", "a"), is_same_value(1, True), is_same_value([1.0], [1])
     (True, False, False)
-    >>> same_value(torch.tensor([1.0, torch.nan]), torch.tensor([1.0, torch.nan]))
+    >>> is_same_value(torch.tensor([1.0, torch.nan]), torch.tensor([1.0, torch.nan]))
     True
     """
     if a is b:
@@ -300,12 +302,12 @@ def _is_equal(a: Any, b: Any) -> bool:
         if a.dtype != b.dtype or a.shape != b.shape:
             return False
         if a.dtype.hasobject and a.dtype.names is None:
-            return all(map(same_value, a.flat, b.flat))
+            return all(map(is_same_value, a.flat, b.flat))
         return np.array_equal(a, b, equal_nan=a.dtype.kind in "fcmM")
     if isinstance(a, (list, tuple)):
-        return len(a) == len(b) and all(map(same_value, a, b))
+        return len(a) == len(b) and all(map(is_same_value, a, b))
     if isinstance(a, dict):
-        return a.keys() == b.keys() and all(same_value(value, b[key]) for key, value in a.items())
+        return a.keys() == b.keys() and all(is_same_value(value, b[key]) for key, value in a.items())
     equal = a == b
     if isinstance(equal, (bool, np.bool_)):
         return bool(equal) or (isinstance(a, Number) and bool(a != a and b != b))

@@ -15,27 +15,27 @@ from typing import Any
 import torch
 
 from td_core import TensorDict
-from td_core._attachments import attachments
-from td_core._nodes import named_class
-from td_core._values import parse_json
+from td_core._nodes import user_class
+from td_core._storage_backends import get_backends
+from td_core._value_codec import parse_json
 from td_core.errors import FormatError
 
-from ._memory import bytes_of, room, vector
+from ._memory import allocate, get_bytes, make_vector
 
 #: The mark of a question: "td_root".
 ASKS = 0x74645F726F6F74
 LONGEST = 1 << 16
 
 
-def folder_of(collection: Any) -> str | None:
+def get_folder(collection: Any) -> str | None:
     """Return the folder that can be named instead of sending the bytes of a collection."""
-    for each in attachments(collection):
-        if found := each.files(collection):
-            return found
+    for backend in get_backends(collection):
+        if result := backend.get_folder(collection):
+            return result
     return None
 
 
-def header_for(folder: str, peer: Any) -> bytes | None:
+def make_path_header(folder: str, peer: Any) -> bytes | None:
     """Take the root that a peer answers with, and return the header that names a folder below it; None if it is not there."""
     device = peer.device()
     length = int(peer.recv(torch.zeros(1, dtype=torch.int64, device=device)).item())
@@ -43,26 +43,26 @@ def header_for(folder: str, peer: Any) -> bytes | None:
         raise FormatError(f"the peer answered with a root of {length} bytes")
     if not length:
         return None
-    root = os.fsdecode(bytes(bytes_of(peer.recv(room(length, device)))))
+    root = os.fsdecode(bytes(get_bytes(peer.recv(allocate(length, device)))))
     saved = Path(folder).resolve()
     if not saved.is_relative_to(root):
         return None
     return json.dumps({"path": saved.relative_to(root).as_posix()}).encode()
 
 
-def answer(root: str | Path | None, peer: Any) -> None:
+def answer_root(root: str | Path | None, peer: Any) -> None:
     """Answer a question with the root of this process."""
     text = b"" if root is None else os.fsencode(Path(root).resolve())
     peer.send(torch.tensor([len(text)], device="cpu"))
     if text:
-        peer.send(vector(text))
+        peer.send(make_vector(text))
 
 
-def named(header: bytes) -> Any:
+def parse_path(header: bytes) -> Any:
     """Return what a header names as a path; None if it announces bytes."""
     with contextlib.suppress(ValueError):
-        given = parse_json(header)
-        return given.get("path") if isinstance(given, dict) else None
+        provided = parse_json(header)
+        return provided.get("path") if isinstance(provided, dict) else None
     return None
 
 
@@ -84,5 +84,5 @@ def load(root: str | Path | None, path: Any, cls: type | None = None) -> Any:
         raise FormatError(f"the message names files at {path!r}, which is no path: {error}") from error
     if not place.is_relative_to(base):
         raise FormatError(f"the message names files at {path!r}, outside of the root {base}")
-    named: Any = named_class(cls) or TensorDict
+    named: Any = user_class(cls) or TensorDict
     return named.load_memmap(place, mode="r")

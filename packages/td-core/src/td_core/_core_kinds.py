@@ -13,17 +13,17 @@ import torch
 from torch import Tensor
 
 from ._collection import show_path
+from ._dim_names import check_names, inherit_names
 from ._lazy_stack import LazyStackedTensorDict
-from ._names import check_names, take_names
-from ._nodes import KINDS, Layout, NodeKind, Record, header, said
+from ._nodes import KINDS, Layout, NodeKind, Record, make_header, read_header_field
 from ._ops.batch_size import as_batch_size
-from ._params import TensorDictParams, give_roles, roles_of
+from ._params import TensorDictParams, get_roles, set_roles
 from ._tensordict import TensorDict
 from .errors import BatchSizeError, FormatError
 
 
 def _flatten_dense(td: Any) -> Record:
-    return Record(header(td), dict(td._children()))
+    return Record(make_header(td), dict(td._children()))
 
 
 _NONE = type(None)
@@ -31,9 +31,9 @@ _NONE = type(None)
 
 def _unflatten_dense(record: Record) -> TensorDict:
     meta = record.meta
-    device = said(meta, "device", str, _NONE)
-    names = said(meta, "names", list, _NONE)
-    size = as_batch_size(said(meta, "batch_size", list))
+    device = read_header_field(meta, "device", str, _NONE)
+    names = read_header_field(meta, "names", list, _NONE)
+    size = as_batch_size(read_header_field(meta, "batch_size", list))
     if record.members or record.values:
         raise FormatError(f"a TensorDict has no members and no values: {[*record.members, *record.values]}")
     td: TensorDict = (record.cls or TensorDict)._make(
@@ -47,7 +47,7 @@ def _unflatten_dense(record: Record) -> TensorDict:
             td._check_batch_size(size)
         except BatchSizeError as error:
             raise FormatError(str(error)) from error
-    if said(meta, "locked", bool, _NONE):
+    if read_header_field(meta, "locked", bool, _NONE):
         td.lock_()
     return td
 
@@ -73,20 +73,20 @@ def _dense_from_directory(record: Record) -> TensorDict:
     names = check_names(listed, len(size)) if isinstance(listed, list) else None
     device = None if device in (None, "None") else torch.device(device)
     td: TensorDict = (record.cls or TensorDict)._make(dict(record.entries), size, device, names)
-    _name_below(td)
+    _set_names_below(td)
     if meta.get("_locked") is True:
         td.lock_()
     return td
 
 
-def _name_below(td: TensorDict) -> None:
+def _set_names_below(td: TensorDict) -> None:
     """Give the names of a level to what has none in it: values have no names of their own in files."""
     names = td._names
     if names is None:
         return
     for key, child in dict(td._children()).items():
         if not isinstance(child, Tensor) and child._names is None:
-            td._set_child(key, take_names(child, names, show_path((key,))))
+            td._set_child(key, inherit_names(child, names, show_path((key,))))
 
 
 def _flatten_stack(stack: LazyStackedTensorDict) -> Record:
@@ -110,22 +110,22 @@ def _flatten_stack(stack: LazyStackedTensorDict) -> Record:
 def _unflatten_stack(record: Record) -> LazyStackedTensorDict:
     meta = record.meta
     members = [record.members[str(i)] for i in range(len(record.members))]
-    dim, depths = said(meta, "stack_dim", int), {len(member.batch_size) for member in members}
+    dim, depths = read_header_field(meta, "stack_dim", int), {len(member.batch_size) for member in members}
     if len(depths) > 1 or not 0 <= dim <= max(depths, default=dim):
         raise FormatError(
             f"a lazy stack of members of {sorted(depths)} batch dims cannot have the stack_dim {dim!r}"
         )
     stack: LazyStackedTensorDict = (record.cls or LazyStackedTensorDict)._of(members, dim)
-    stack._stack_dim_name = said(meta, "stack_dim_name", str, _NONE)
+    stack._stack_dim_name = read_header_field(meta, "stack_dim_name", str, _NONE)
     for name, hook in record.values.items():
         if name not in ("hook_in", "hook_out") or not callable(hook):
             raise FormatError(f"a lazy stack has no {name} that is {hook!r}")
         setattr(stack, f"_{name}", hook)
     if "batch_size" in meta and not members:
-        stack._empty_size = as_batch_size(said(meta, "batch_size", list))
-        if said(meta, "device", str, _NONE) is not None:
+        stack._empty_size = as_batch_size(read_header_field(meta, "batch_size", list))
+        if read_header_field(meta, "device", str, _NONE) is not None:
             stack._set_device(torch.device(meta["device"]))
-    if said(meta, "locked", bool, _NONE):
+    if read_header_field(meta, "locked", bool, _NONE):
         stack.lock_()
     return stack
 
@@ -148,18 +148,18 @@ def _stack_to_directory(stack: LazyStackedTensorDict) -> Record:
 
 
 def _stack_from_directory(record: Record) -> LazyStackedTensorDict:
-    given = record.meta
-    meta = {name: given.get(name) for name in ("stack_dim", "stack_dim_name")}
-    if "_batch_size" in given:
-        meta["batch_size"] = given["_batch_size"]
+    provided = record.meta
+    meta = {name: provided.get(name) for name in ("stack_dim", "stack_dim_name")}
+    if "_batch_size" in provided:
+        meta["batch_size"] = provided["_batch_size"]
     return _unflatten_stack(
-        Record({**meta, "locked": given.get("_locked")}, members=record.members, cls=record.cls)
+        Record({**meta, "locked": provided.get("_locked")}, members=record.members, cls=record.cls)
     )
 
 
 def _flatten_params(params: TensorDictParams) -> Record:
     inner = params._tensordict
-    meta = {"no_convert": bool(params._no_convert), "roles": roles_of(inner)}
+    meta = {"no_convert": bool(params._no_convert), "roles": get_roles(inner)}
     if not params.training:
         meta["training"] = False
     return Record(meta, members={"params": inner})
@@ -167,12 +167,12 @@ def _flatten_params(params: TensorDictParams) -> Record:
 
 def _unflatten_params(record: Record) -> TensorDictParams:
     cls, inner = record.cls or TensorDictParams, record.members["params"]
-    roles = said(record.meta, "roles", str, _NONE)
+    roles = read_header_field(record.meta, "roles", str, _NONE)
     if roles is not None:
-        give_roles(inner, roles)
+        set_roles(inner, roles)
     params: TensorDictParams = cls(inner, no_convert=True)
     object.__setattr__(params, "_no_convert", record.meta.get("no_convert", False))
-    if said(record.meta, "training", bool, _NONE) is False:
+    if read_header_field(record.meta, "training", bool, _NONE) is False:
         params.training = False
     return params
 
@@ -212,8 +212,8 @@ def _dense_to_buffer(td: Any) -> Record:
 
 def _dense_from_buffer(record: Record) -> TensorDict:
     td = _unflatten_dense(Record(record.meta, record.entries))
-    _name_below(td)
-    if said(record.meta, "is_locked", bool, _NONE):
+    _set_names_below(td)
+    if read_header_field(record.meta, "is_locked", bool, _NONE):
         td.lock_()
     return td
 

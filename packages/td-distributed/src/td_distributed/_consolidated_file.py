@@ -27,9 +27,9 @@ from torch import Tensor
 
 from td_core import Record
 from td_core._collection import show_path
-from td_core._labels import arrived, correct
-from td_core._nodes import KINDS, Encoded, as_named, decode_all, named_class
-from td_core._values import join_at, parse_json, readable, split_at
+from td_core._device_labels import fix_decoded_devices, fix_device_metadata
+from td_core._nodes import KINDS, Encoded, as_named, decode_all, user_class
+from td_core._value_codec import is_readable, join_at, parse_json, split_at
 from td_core.errors import (
     BatchSizeError,
     CodecError,
@@ -39,8 +39,8 @@ from td_core.errors import (
     StructureError,
 )
 
-from . import _paths, _storage
-from ._memory import WHOLE, bytes_of, vector
+from . import _key_paths, _storage
+from ._memory import WHOLE, get_bytes, make_vector
 from ._storage import Layout, Leaf, Span, Views
 
 FORMAT = "consolidated/1"
@@ -60,11 +60,11 @@ LARGEST_JSON = 1 << 30
 DAMAGE = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, AssertionError, RuntimeError)
 
 
-class UnsayableError(Exception):
+class NotRepresentableError(Exception):
     """The plain form cannot hold this tree."""
 
 
-def trailer(tree: Any, encoded: Encoded, layout: Layout) -> bytes:
+def make_trailer(tree: Any, encoded: Encoded, layout: Layout) -> bytes:
     """Return the structure as it stands at the end of a file, the length included.
 
     Raises:
@@ -72,7 +72,7 @@ def trailer(tree: Any, encoded: Encoded, layout: Layout) -> bytes:
     """
     try:
         text = json.dumps(_plain(tree, encoded, layout)).encode()
-    except (UnsayableError, RecursionError, TypeError):
+    except (NotRepresentableError, RecursionError, TypeError):
         text = as_json({"cls": GENERAL, "td": describe(encoded, layout)}, encoded.nodes).encode()
     text += b" " * (-(layout.nbytes + len(text) + 8) % WHOLE)  # as room() says
     check_length(text, LARGEST_JSON)
@@ -88,7 +88,7 @@ def as_json(table: Any, nodes: list[dict[str, Any]]) -> str:
     try:
         return json.dumps(table, separators=(",", ":"))
     except TypeError:
-        for path, node in _paths.walk(nodes):
+        for path, node in _key_paths.walk(nodes):
             try:
                 json.dumps(node)
             except TypeError as error:
@@ -124,15 +124,15 @@ def write(
     path.parent.mkdir(parents=True, exist_ok=True)
     # Not longer than the longest name, and not that of another thread that writes the same file.
     temporary = path.with_name(f".{os.getpid()}.{get_ident()}.td-tmp")
-    whole = [*parts, (nbytes, vector(end))]
+    whole = [*parts, (nbytes, make_vector(end))]
     try:
         with open(temporary, "wb") as file:
             if num_threads > 1 and hasattr(os, "pwrite"):
                 with ThreadPoolExecutor(num_threads) as pool:
-                    list(pool.map(partial(_put_at, file.fileno()), whole))
+                    list(pool.map(partial(_write_part_at, file.fileno()), whole))
             else:
                 for part in whole:
-                    _put(file, part)
+                    _write_part(file, part)
             if durable:
                 file.flush()
                 os.fsync(file.fileno())
@@ -158,16 +158,16 @@ def _sync_directory(path: Path) -> None:
         os.close(fd)
 
 
-def _put(file: BinaryIO, part: tuple[int, Tensor]) -> None:
+def _write_part(file: BinaryIO, part: tuple[int, Tensor]) -> None:
     start, data = part
     file.seek(start)
-    file.write(bytes_of(data))
+    file.write(get_bytes(data))
 
 
-def _put_at(fd: int, part: tuple[int, Tensor]) -> None:
+def _write_part_at(fd: int, part: tuple[int, Tensor]) -> None:
     """Write a part as threads can that share one open file, of which a process may not have many."""
     start, data = part
-    view = bytes_of(data)
+    view = get_bytes(data)
     while len(view):
         done = os.pwrite(fd, view, start)
         view, start = view[done:], start + done
@@ -208,27 +208,27 @@ def parse(data: Tensor, name: str, cls: type | None = None) -> tuple[Any, Tensor
         raise FormatError(
             f"{name} is damaged: its last 8 bytes say that {length} bytes of {len(data)} are structure"
         )
-    storage = _whole(data)[: len(data) - 8 - length]
-    text = bytes(bytes_of(data[len(data) - 8 - length : -8]))
+    storage = _align_bytes(data)[: len(data) - 8 - length]
+    text = bytes(get_bytes(data[len(data) - 8 - length : -8]))
     try:
         structure = parse_json(text)
     except (ValueError, RecursionError) as error:
         raise FormatError(f"{name} is damaged: its structure is no JSON: {error}") from error
     if not isinstance(structure, dict):
         raise FormatError(f"{name} is damaged: its structure is {type(structure).__name__}, not an object")
-    with damaged(name):
+    with convert_damage(name):
         if structure.get("cls") == GENERAL:
             layout, nodes, values = from_description(structure["td"])
-            tree = assembled(nodes, layout, joined(values, nodes), storage, named=cls)
+            tree = assemble_table(nodes, layout, join_values(values, nodes), storage, named=cls)
         else:
             tree = _Reader(Views(storage), structure, cls).node(structure)
             _check_shapes(tree)
-            correct(tree)
+            fix_device_metadata(tree)
     return as_named(cls, tree, f"what is saved at {name}"), storage
 
 
 @contextmanager
-def damaged(name: str) -> Iterator[None]:
+def convert_damage(name: str) -> Iterator[None]:
     """Turn what reading something damaged raises into a FormatError that says what was damaged."""
     try:
         yield
@@ -240,7 +240,7 @@ def damaged(name: str) -> Iterator[None]:
         raise FormatError(f"{name} is damaged: {type(error).__name__}: {error}") from error
 
 
-def _whole(data: Tensor) -> Tensor:
+def _align_bytes(data: Tensor) -> Tensor:
     """Return bytes that are a memory of their own, in which no element is cut off: see :func:`._memory.room`."""
     if (
         not data.untyped_storage().nbytes() % WHOLE
@@ -249,10 +249,10 @@ def _whole(data: Tensor) -> Tensor:
         or data.is_shared()
     ):
         return data
-    return torch.frombuffer(bytes_of(data), dtype=torch.uint8, count=len(data) - len(data) % WHOLE)
+    return torch.frombuffer(get_bytes(data), dtype=torch.uint8, count=len(data) - len(data) % WHOLE)
 
 
-def assembled(
+def assemble_table(
     nodes: list[dict[str, Any]],
     layout: Layout,
     values: list[Any],
@@ -270,7 +270,7 @@ def assembled(
     _storage.check(layout, len(storage))
     leaves = Views(storage).leaves(layout)
     encoded = Encoded(nodes, leaves, values, classes or {}, attributes or {})
-    tree = arrived(decode_all(encoded, named=named_class(named))[0], nodes, leaves)
+    tree = fix_decoded_devices(decode_all(encoded, named=user_class(named))[0], nodes, leaves)
     _check_shapes(tree)
     return tree
 
@@ -280,12 +280,12 @@ def _check_shapes(tree: Any) -> None:
     todo = [tree]
     while todo:
         node = todo.pop()
-        size, below = node.batch_size, list(node._nested())
+        size, below = node.batch_size, list(node._iter_nested())
         todo.extend(below)
         if not size or -1 in size:
             continue  # of uneven members, each of which is checked
         node._check_batch_size(size)
-        for child in below if node._stacked() is None else ():
+        for child in below if node._members_and_dim() is None else ():
             if child.batch_size[: len(size)] != size:
                 raise BatchSizeError(
                     f"the batch size {list(size)} does not fit: a level in it has {list(child.batch_size)}"
@@ -299,30 +299,33 @@ def describe(encoded: Encoded, layout: Layout) -> dict[str, Any]:
         CodecError: a value that no registered serializer stores; names its key.
     """
     nodes = encoded.nodes
-    values = [split_at(value, partial(_paths.of_value, nodes, i)) for i, value in enumerate(encoded.values)]
+    values = [
+        split_at(value, partial(_key_paths.format_value_path, nodes, i))
+        for i, value in enumerate(encoded.values)
+    ]
     return {"nodes": nodes, "leaves": _storage.to_columns(layout), "values": values}
 
 
 def from_description(table: Any) -> tuple[Layout, list[dict[str, Any]], list[Any]]:
-    """Return (where each leaf lies, nodes, what :func:`joined` takes) of what :func:`describe` gave."""
+    """Return (where each leaf lies, nodes, what :func:`join_values` takes) of what :func:`describe` gave."""
     layout = _storage.from_columns(table["leaves"])
-    _paths.check_tree(table["nodes"], len(layout.leaves), len(table["values"]))
+    _key_paths.check_tree(table["nodes"], len(layout.leaves), len(table["values"]))
     return layout, table["nodes"], table["values"]
 
 
-def joined(values: list[tuple[Any, Any]], nodes: list[dict[str, Any]]) -> list[Any]:
+def join_values(values: list[tuple[Any, Any]], nodes: list[dict[str, Any]]) -> list[Any]:
     """Return the values of a tree that :func:`describe` took apart.
 
     Raises:
         MissingPluginError: one is of a type of a plugin that is not installed; names its key.
     """
-    return [join_at(value, partial(_paths.of_value, nodes, i)) for i, value in enumerate(values)]
+    return [join_at(value, partial(_key_paths.format_value_path, nodes, i)) for i, value in enumerate(values)]
 
 
 def _span(dtype: Any, shape: Any, start: Any, stop: Any, pad: Any) -> Span:
     if not isinstance(shape, list) or {*map(type, (*shape, start, stop, pad))} != {int}:
         raise FormatError(f"shape {shape!r} at bytes {start!r} to {stop!r}, {pad!r} of padding: not all ints")
-    return Span._make((_storage.dtype_named(str(dtype)), tuple(shape), start, stop, pad))
+    return Span._make((_storage.parse_dtype(str(dtype)), tuple(shape), start, stop, pad))
 
 
 def _plain(tree: Any, encoded: Encoded, layout: Layout) -> dict[str, Any]:
@@ -337,7 +340,7 @@ def _plain(tree: Any, encoded: Encoded, layout: Layout) -> dict[str, Any]:
         node, level, path, pointer = todo.pop()
         name, record = _record(node)
         if any(value is not None for value in record.values.values()):
-            raise UnsayableError
+            raise NotRepresentableError
         if record.values:
             absent[pointer] = list(record.values)
         level.update({"cls": name, "non_tensors": {}, "leaves": {}, "cls_metadata": record.meta})
@@ -345,24 +348,24 @@ def _plain(tree: Any, encoded: Encoded, layout: Layout) -> dict[str, Any]:
         for key, child in [*record.entries.items(), *record.members.items()]:
             if isinstance(child, Tensor):
                 if key.startswith("<NJT") or id(child) not in places:
-                    raise UnsayableError
+                    raise NotRepresentableError
                 level["leaves"].update(_plain_leaf(key, places[id(child)]))
                 ranks.append(1)
                 continue
             below_name, below = _record(child)
             if not (below.entries or below.members) and below.values:
                 if set(below.values) != {"data"} or below_name not in VALUES:
-                    raise UnsayableError
+                    raise NotRepresentableError
                 value, types = split_at(below.values["data"], partial(show_path, (*path, key)))
-                if types is not None and not readable(types):
-                    raise UnsayableError
+                if types is not None and not is_readable(types):
+                    raise NotRepresentableError
                 ranks.append(0)
                 device = None if child.device is None else str(child.device)
                 level["non_tensors"][key] = [value, list(child.batch_size), device]
                 if types is not None or below_name != "NonTensorData":
                     kept[pointer + _step(key)] = [below_name, types]
             elif key in RESERVED:
-                raise UnsayableError
+                raise NotRepresentableError
             else:
                 level[key] = {}
                 ranks.append(2)
@@ -384,14 +387,14 @@ def _record(node: Any) -> tuple[str, Record]:
     kind = KINDS.of(node)
     layout = kind.layouts.get(FORMAT)
     if layout is None or type(node) is not kind.type:
-        raise UnsayableError
+        raise NotRepresentableError
     return layout.names[0], kind.record_of(node, FORMAT)
 
 
 def _plain_leaf(key: str, leaf: Leaf) -> dict[str, Any]:
     entries = [[str(s.dtype), list(s.shape), s.start, s.stop, s.pad] for s in leaf.spans]
     if any(span.dtype.itemsize == 1 and span.dtype.is_floating_point for span in leaf.spans):
-        raise UnsayableError
+        raise NotRepresentableError
     if leaf.ragged_idx is None:
         return {key: entries[0]}
     entries[1].append(leaf.ragged_idx)
@@ -404,7 +407,7 @@ class _Reader:
     def __init__(self, views: Views, root: dict[str, Any], named: type | None = None) -> None:
         self.views = views
         self.root = root
-        self.named = named_class(named)
+        self.named = user_class(named)
         beside = root.get("size")
         self.leaves: list[Leaf] = []
         ours = {"values": {}, "order": {}} if beside is None or "cls" in beside else beside["td"]
@@ -420,7 +423,7 @@ class _Reader:
             current, path, pointer = todo.pop()
             below = _levels(current)
             order.append((current, path, pointer, below))
-            todo += [(each, (*path, key), pointer + _step(key)) for key, each in below]
+            todo += [(child, (*path, key), pointer + _step(key)) for key, child in below]
         built: dict[int, Any] = {}
         keys = [self._leaves(current, path) for current, path, *_ in order]
         layout = Layout(self.leaves, len(self.views.storage))
@@ -428,23 +431,23 @@ class _Reader:
         made = iter(self.views.leaves(layout))
         leaves = [dict(zip(names, islice(made, len(names)))) for names in keys]
         for (current, path, pointer, below), here in reversed(list(zip(order, leaves))):
-            levels = {key: built[id(each)] for key, each in below}
+            levels = {key: built[id(child)] for key, child in below}
             built[id(current)] = self._build(current, path, pointer, here, levels)
         return built[id(level)]
 
     def _leaves(self, level: dict[str, Any], path: tuple[str, ...]) -> list[str]:
-        found: dict[str, Leaf] = {}
+        result: dict[str, Leaf] = {}
         parts: dict[str, dict[str, Any]] = {}
         for key, entry in level["leaves"].items():
             mark = next((mark for mark in MARKS if key.startswith(mark)), None) if key[:1] == "<" else None
             name = key if mark is None else key[len(mark) :]
             role = "<NJT_VALUES>" if mark == "<NJT>" else mark
-            if name in found and (name not in parts or role is None or role in parts[name]):
+            if name in result and (name not in parts or role is None or role in parts[name]):
                 raise FormatError(f"{show_path((*path, name))} stands there twice")
             if role is None:
-                found[key] = Leaf((_span(*entry[:5]),))
+                result[key] = Leaf((_span(*entry[:5]),))
             else:
-                found.setdefault(name, Leaf(()))
+                result.setdefault(name, Leaf(()))
                 parts.setdefault(name, {})[role] = entry
         for name, marks in parts.items():
             if not {"<NJT_VALUES>", "<NJT_OFFSETS>"} <= marks.keys():
@@ -453,9 +456,9 @@ class _Reader:
             ragged = marks["<NJT_OFFSETS>"][5:] or [1]
             if type(ragged[0]) is not int:
                 raise FormatError(f"the ragged dim of {(*path, name)} is {ragged[0]!r}")
-            found[name] = Leaf(spans, ragged[0])
-        self.leaves.extend(found.values())
-        return list(found)
+            result[name] = Leaf(spans, ragged[0])
+        self.leaves.extend(result.values())
+        return list(result)
 
     def _build(
         self,
@@ -466,7 +469,7 @@ class _Reader:
         levels: dict[str, Any],
     ) -> Any:
         name = level["cls"]
-        kind = KINDS.named(FORMAT, name) or _by_last_name(name) or self._moved_to(path)
+        kind = KINDS.find_by_name(FORMAT, name) or _by_last_name(name) or self._find_moved_kind(path)
         if kind is None:
             raise FormatError(
                 f"{show_path(path)} is of the class {name!r}, which no installed package provides; if it is a tensorclass, "
@@ -491,12 +494,12 @@ class _Reader:
         record = Record(meta, children, children, absent, size)
         return kind.layouts[FORMAT].unflatten(record)
 
-    def _moved_to(self, path: tuple[str, ...]) -> Any:
+    def _find_moved_kind(self, path: tuple[str, ...]) -> Any:
         """Return the kind of the class that is named for the root, or that the class above declares, if it is a tensorclass."""
         level, cls, owner = self.root, self.named, None
         for key in path:
-            kind = KINDS.named(FORMAT, level["cls"])
-            owner = (None if kind is None else named_class(kind.type)) or owner or cls
+            kind = KINDS.find_by_name(FORMAT, level["cls"])
+            owner = (None if kind is None else user_class(kind.type)) or owner or cls
             # The members of a stack are what it is.
             if "stack_dim" not in level["cls_metadata"]:
                 cls, owner = None if owner is None else owner._class_at(key), None  # type: ignore[attr-defined]
@@ -508,7 +511,7 @@ class _Reader:
         # Releases 0.5 and 0.6 wrote no device.
         data, size, device = entry if len(entry) == 3 else (*entry, None)
         name, types = self.kept.get(pointer, ("NonTensorData", None))
-        kind = KINDS.named(FORMAT, name) if name in VALUES else None
+        kind = KINDS.find_by_name(FORMAT, name) if name in VALUES else None
         if kind is None:
             raise FormatError(
                 f"key {path} is non-tensor data, which needs td-tensorclass: pip install td-tensorclass"

@@ -18,8 +18,8 @@ from td_core._nodes import Encoded
 from td_core._ops.leaf_writes import copy_all, is_expanded
 from td_core.errors import FormatError, StructureError
 
-from . import _file, _memory, _paths, _storage, _wire
-from ._attachment import attached
+from . import _consolidated_file, _key_paths, _memory, _storage, _wire
+from ._consolidated_backend import get_backend
 from ._wire import Message
 
 #: Up to this many bytes of a storage may lie between leaves, beyond as many as those have.
@@ -30,7 +30,7 @@ KEPT = 1 << 26
 SHORT = 1 << 16
 
 
-class Target:
+class ReceiveTarget:
     """A collection that is being received into, as it is before anything arrives.
 
     Attributes:
@@ -39,9 +39,9 @@ class Target:
 
     def __init__(self, collection: Any) -> None:
         self.collection = collection
-        self.state = attached(collection)
-        self.taken = None if self.state is None else self.state.taken(collection)
-        self.last: Message | None = None if self.taken is None else self.taken.received
+        self.state = get_backend(collection)
+        self.cache = None if self.state is None else self.state.encode_cached(collection)
+        self.last: Message | None = None if self.cache is None else self.cache.received
         self._apart: tuple[Encoded, _storage.Layout] | None = None
         self._checked: tuple[Encoded, _storage.Layout, list[Any]] | None = None
 
@@ -49,23 +49,23 @@ class Target:
         """Do what :meth:`check` would do before it looks at a message, where no earlier one is expected again."""
         if self.last is None:
             with contextlib.suppress(Exception):  # which says so when there is a message to refuse
-                self._apart = self._taken_apart()
+                self._apart = self._encode_target()
 
-    def _taken_apart(self) -> tuple[Encoded, _storage.Layout]:
-        encoded = encode(self.collection) if self.taken is None else self.taken.encoded
-        return encoded, (None if self.taken is None else self.taken.layout) or _storage.plan(encoded)
+    def _encode_target(self) -> tuple[Encoded, _storage.Layout]:
+        encoded = encode(self.collection) if self.cache is None else self.cache.encoded
+        return encoded, (None if self.cache is None else self.cache.layout) or _storage.plan(encoded)
 
-    def known(self) -> Message | None:
+    def get_expected(self) -> Message | None:
         """Return the last message that was delivered, if one like it comes in one piece."""
         return self.last if self.last is not None and self.last.is_small() else None
 
-    def room(self, message: Message, device: torch.device) -> Tensor:
+    def allocate(self, message: Message, device: torch.device) -> Tensor:
         """Return memory in which the storage of a message can arrive."""
-        if self.taken is not None and self.last is message and self.taken.spare and device.type == "cpu":
-            return self.taken.spare.pop()
-        return _memory.room(message.layout.nbytes, device)
+        if self.cache is not None and self.last is message and self.cache.spare and device.type == "cpu":
+            return self.cache.spare.pop()
+        return _memory.allocate(message.layout.nbytes, device)
 
-    def announced(self, header: bytes) -> Message:
+    def parse_header(self, header: bytes) -> Message:
         """Return the message that a header announces.
 
         Raises:
@@ -74,8 +74,8 @@ class Target:
         if self.last is not None and self.last.header == header:
             return self.last
         # With values the nodes are put together, by kinds that may change what they get.
-        if len(header) > SHORT or (same := _remembered(header)).values:
-            return _wire.incoming(header)
+        if len(header) > SHORT or (same := _parse_cached(header)).values:
+            return _wire.parse_message(header)
         return Message(header, same.layout, same.nodes, [], same.together)
 
     def check(self, message: Message) -> None:
@@ -90,17 +90,17 @@ class Target:
         """
         if self.last is message:
             return
-        encoded, layout = self._apart or self._taken_apart()
+        encoded, layout = self._apart or self._encode_target()
         _check_same(encoded, layout, message)
         nbytes = message.layout.nbytes
         if nbytes > SLACK:
-            used = sum(stop - start for start, stop in _storage.used(message.layout))
+            used = sum(stop - start for start, stop in _storage.list_used_spans(message.layout))
             if nbytes > 2 * (used + len(message.header)) + SLACK:
                 raise FormatError(
                     f"cannot receive: a storage of {nbytes} bytes was announced for leaves of {used}"
                 )
-        with _file.damaged("the header of a message"):
-            values = _file.joined(message.values, message.nodes)
+        with _consolidated_file.convert_damage("the header of a message"):
+            values = _consolidated_file.join_values(message.values, message.nodes)
         self._checked = encoded, layout, values
 
     def deliver(self, message: Message, storage: Tensor) -> None:
@@ -113,43 +113,43 @@ class Target:
         if self._checked is None:
             # This structure was checked for an earlier message, and lies in both storages in the same way.
             assert self.state is not None
-            assert self.taken is not None
+            assert self.cache is not None
             self.state.storage.detach().copy_(storage)
             # What came in a first message lies in memory of that.
-            kept = message.is_small() or self.taken.spare
+            kept = message.is_small() or self.cache.spare
             if storage.is_cpu and not kept and 0 < len(storage) <= KEPT:
-                self.taken.spare.append(storage)
+                self.cache.spare.append(storage)
             return
         held, now = self._checked[0].leaves, encode(self.collection).leaves
         if len(held) != len(now) or not all(map(is_, held, now)):
             # Somebody replaced leaves while the message was on its way.
-            self.taken = None if self.state is None else self.state.taken(self.collection)
+            self.cache = None if self.state is None else self.state.encode_cached(self.collection)
             self._apart = None
             self.check(message)
         encoded, layout, values = self._checked
         pieces = _storage.Views(storage).pieces(message.layout)
         order = _write(self.collection, encoded, layout, message, values, pieces)
         if (
-            self.taken is not None
-            and self.taken.layout is not None
+            self.cache is not None
+            and self.cache.layout is not None
             and len(storage) == layout.nbytes
             and all(
-                [span[:3] for span in layout.leaves[mine].spans]
-                == [span[:3] for span in message.layout.leaves[theirs].spans]
-                for mine, theirs in order
+                [span[:3] for span in layout.leaves[left].spans]
+                == [span[:3] for span in message.layout.leaves[right].spans]
+                for left, right in order
             )
         ):
-            self.taken.received = message
+            self.cache.received = message
 
 
 def deliver_files(collection: Any, saved: Any) -> None:
-    """Copy a collection that was loaded from files into one of its structure; errors as for :meth:`Target.deliver`."""
-    encoded, theirs = encode(collection), encode(saved)
-    message = Message(b"", _storage.plan(theirs), theirs.nodes, [], True)
+    """Copy a collection that was loaded from files into one of its structure; errors as for :meth:`ReceiveTarget.deliver`."""
+    encoded, right = encode(collection), encode(saved)
+    message = Message(b"", _storage.plan(right), right.nodes, [], True)
     layout = _storage.plan(encoded)
     _check_same(encoded, layout, message)
-    pieces = [_storage.pieces_of(leaf)[0] for leaf in theirs.leaves]
-    _write(collection, encoded, layout, message, theirs.values, pieces)
+    pieces = [_storage.pieces_of(leaf)[0] for leaf in right.leaves]
+    _write(collection, encoded, layout, message, right.values, pieces)
 
 
 def _write(
@@ -169,9 +169,9 @@ def _write(
     source: Any = None
     if values:
         leaves: list[Any] = [None] * len(order)
-        for mine, theirs in order:
-            leaves[theirs] = encoded.leaves[mine]
-        with _file.damaged("a message"):
+        for left, right in order:
+            leaves[right] = encoded.leaves[left]
+        with _consolidated_file.convert_damage("a message"):
             source = decode(Encoded(message.nodes, leaves, values))
     with torch.no_grad():
         # What holds values says only now whether it takes them.
@@ -183,27 +183,27 @@ def _write(
 
 def _check_same(encoded: Encoded, layout: _storage.Layout, message: Message) -> None:
     if encoded.nodes == message.nodes and (
-        layout.leaves == message.layout.leaves or _forms(layout) == _forms(message.layout)
+        layout.leaves == message.layout.leaves or _get_forms(layout) == _get_forms(message.layout)
     ):
         return
-    mine = _wire.outline(encoded.nodes, layout)
-    with _file.damaged("the header of a message"):
-        theirs = _wire.outline(message.nodes, message.layout)
-    for path in [*mine, *(path for path in theirs if path not in mine)]:
-        if mine.get(path) != theirs.get(path):
+    left = _wire.describe_structure(encoded.nodes, layout)
+    with _consolidated_file.convert_damage("the header of a message"):
+        right = _wire.describe_structure(message.nodes, message.layout)
+    for path in [*left, *(path for path in right if path not in left)]:
+        if left.get(path) != right.get(path):
             raise StructureError(
-                f"cannot receive: {show_path(path)} is {mine.get(path, 'missing')} here, "
-                f"{theirs.get(path, 'missing')} in the message; nothing was changed"
+                f"cannot receive: {show_path(path)} is {left.get(path, 'missing')} here, "
+                f"{right.get(path, 'missing')} in the message; nothing was changed"
             )
 
 
-def _forms(layout: _storage.Layout) -> list[Any]:
+def _get_forms(layout: _storage.Layout) -> list[Any]:
     return [(ragged, *((span.dtype, tuple(span.shape)) for span in spans)) for spans, ragged in layout.leaves]
 
 
 @functools.lru_cache(16)
-def _remembered(header: bytes) -> Message:
-    return _wire.incoming(header)
+def _parse_cached(header: bytes) -> Message:
+    return _wire.parse_message(header)
 
 
 def _match(
@@ -212,36 +212,36 @@ def _match(
     """Return (what is written, with what) and (our position, theirs) of every leaf."""
     order = _order(encoded.nodes, message.nodes)
     tied = len({*layout.leaves}) < len(layout.leaves)
-    leaves = [encoded.leaves[mine] for mine, _ in order]
-    if not tied and _storage.are_ordinary(leaves) and all(map(Tensor.is_contiguous, leaves)):
-        return [(leaf.detach(), pieces[theirs][0]) for leaf, (_, theirs) in zip(leaves, order)], order
-    name = functools.partial(_paths.of_leaf, encoded)
+    leaves = [encoded.leaves[left] for left, _ in order]
+    if not tied and _storage.is_all_plain(leaves) and all(map(Tensor.is_contiguous, leaves)):
+        return [(leaf.detach(), pieces[right][0]) for leaf, (_, right) in zip(leaves, order)], order
+    name = functools.partial(_key_paths.format_leaf_path, encoded)
     jobs: list[tuple[Tensor, Tensor]] = []
     owners: dict[_storage.Leaf, tuple[int, Tensor]] = {}
-    for leaf, (mine, theirs) in zip(leaves, order, strict=True):
+    for leaf, (left, right) in zip(leaves, order, strict=True):
         target, *fixed = _storage.pieces_of(leaf)[0]
-        piece, *rows = pieces[theirs]
-        if any(not torch.equal(one, other.to(one.device)) for one, other in zip(fixed, rows, strict=True)):
+        piece, *rows = pieces[right]
+        if any(not torch.equal(item, other.to(item.device)) for item, other in zip(fixed, rows, strict=True)):
             raise StructureError(
-                f"cannot receive: the rows of {name(mine)} have other lengths in the message; nothing was changed"
+                f"cannot receive: the rows of {name(left)} have other lengths in the message; nothing was changed"
             )
         if is_expanded(target):
             raise StructureError(
-                f"cannot receive: {name(mine)} is expanded, so its elements share memory; clone() it first"
+                f"cannot receive: {name(left)} is expanded, so its elements share memory; clone() it first"
             )
-        owner, first = owners.setdefault(layout.leaves[mine], (mine, piece)) if tied else (mine, piece)
+        owner, first = owners.setdefault(layout.leaves[left], (left, piece)) if tied else (left, piece)
         if first is not piece and not torch.equal(as_bytes(first), as_bytes(piece)):
             raise StructureError(
-                f"cannot receive: {name(mine)} is the same tensor as {name(owner)} here, and has other elements "
+                f"cannot receive: {name(left)} is the same tensor as {name(owner)} here, and has other elements "
                 "in the message; nothing was changed"
             )
         jobs.append((target.detach(), piece))
     return jobs, order
 
 
-def _order(mine: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> list[tuple[int, int]]:
+def _order(left: list[dict[str, Any]], right: list[dict[str, Any]]) -> list[tuple[int, int]]:
     """Return (our position, theirs) of every leaf of two trees with the same key paths."""
-    if mine == theirs:
-        return [(position, position) for position in _paths.leaves(mine)]
-    places = {path: found for path, found in _paths.walk(theirs) if isinstance(found, int)}
-    return [(found, places[path]) for path, found in _paths.walk(mine) if isinstance(found, int)]
+    if left == right:
+        return [(position, position) for position in _key_paths.leaves(left)]
+    places = {path: result for path, result in _key_paths.walk(right) if isinstance(result, int)}
+    return [(result, places[path]) for path, result in _key_paths.walk(left) if isinstance(result, int)]

@@ -21,7 +21,7 @@ from .errors import StructureError
 IsLeaf = Callable[[type], bool]
 
 #: The classes that show a tensor and of which there was an instance; without any, dicts need no look at their values.
-SHOWN: set[type] = set()
+PROXY_KINDS: set[type] = set()
 
 
 class StackedEntries(Mapping[str, Any]):
@@ -52,16 +52,16 @@ def default_is_leaf(cls: type) -> bool:
     >>> default_is_leaf(torch.Tensor)
     True
     """
-    return not issubclass(cls, Core) or cls._shows_tensor
+    return not issubclass(cls, Core) or cls._is_tensor_proxy
 
 
-def holds_no_entries(cls: type) -> bool:
+def is_leaf_or_value(cls: type) -> bool:
     """Tell whether entries of a class are leaves or values: everything that has no entries of its own.
 
-    >>> holds_no_entries(Tensor), holds_no_entries(TensorDict)
+    >>> is_leaf_or_value(Tensor), is_leaf_or_value(TensorDict)
     (True, False)
     """
-    return not issubclass(cls, Core) or cls._opaque
+    return not issubclass(cls, Core) or cls._is_value
 
 
 def _level(node: Core) -> Iterator[tuple[str, Child]]:
@@ -69,20 +69,20 @@ def _level(node: Core) -> Iterator[tuple[str, Child]]:
     # A dict is the storage itself, read in one go: a writer in another thread does not disturb the walk.
     if type(children) is dict:
         return iter(children.copy().items())
-    return _stand_ins(node, children)
+    return _peek_entries(node, children)
 
 
-def _stand_ins(node: Core, keys: Iterable[str]) -> Iterator[tuple[str, Child]]:
+def _peek_entries(node: Core, keys: Iterable[str]) -> Iterator[tuple[str, Child]]:
     """Yield entries of a mapping that may build each that it is asked for, without those that another thread removes."""
     for key in keys:
         try:
-            child = node._stand_in(key)
+            child = node._peek_child(key)
         except KeyError:
             continue
         yield key, child
 
 
-def _listed_keys(node: Core, nested: bool, leaves_only: bool) -> Iterable[Any]:
+def _list_keys(node: Core, nested: bool, leaves_only: bool) -> Iterable[Any]:
     children: Any = node._children()
     if not (nested or leaves_only):
         return list(children)
@@ -94,12 +94,12 @@ def _listed_keys(node: Core, nested: bool, leaves_only: bool) -> Iterable[Any]:
     level = _level(node)
     while True:
         for key, child in level:
-            if isinstance(child, Tensor) or child._shows_tensor:
+            if isinstance(child, Tensor) or child._is_tensor_proxy:
                 append(prefix + (key,) if prefix else key)
                 continue
             if not leaves_only:
                 append(prefix + (key,) if prefix else key)
-            if nested and not child._opaque:
+            if nested and not child._is_value:
                 stack.append((prefix, level))
                 children, prefix = child._children(), prefix + (key,)
                 level = iter(children.copy().items()) if type(children) is dict else _level(child)
@@ -110,25 +110,27 @@ def _listed_keys(node: Core, nested: bool, leaves_only: bool) -> Iterable[Any]:
             prefix, level = stack.pop()
 
 
-def stores_what_is_shown(children: dict[str, Child] | None) -> bool:
+def has_plain_entries(children: dict[str, Child] | None) -> bool:
     """Tell whether readers get the very values of a dict of entries.
 
-    >>> stores_what_is_shown({"a": torch.zeros(1)})
+    >>> has_plain_entries({"a": torch.zeros(1)})
     True
     """
-    return children is not None and (not SHOWN or SHOWN.isdisjoint(map(type, list(children.values()))))
+    return children is not None and (
+        not PROXY_KINDS or PROXY_KINDS.isdisjoint(map(type, list(children.values())))
+    )
 
 
-def shown(child: Child) -> Child:
+def unwrap_entry(child: Child) -> Child:
     """Return what readers get for an entry: the tensor that it stands for, or itself.
 
-    >>> shown(torch.zeros(1))
+    >>> unwrap_entry(torch.zeros(1))
     tensor([0.])
     """
-    return child if isinstance(child, Tensor) or not child._shows_tensor else child._unwrap()
+    return child if isinstance(child, Tensor) or not child._is_tensor_proxy else child._unwrap()
 
 
-def _listed_items(node: Core, nested: bool, leaves_only: bool) -> Iterable[tuple[Any, Any]]:
+def _list_items(node: Core, nested: bool, leaves_only: bool) -> Iterable[tuple[Any, Any]]:
     entries: dict[str, Any] = dict(node._children())
     if PLAIN.issuperset(map(type, entries.values())):
         return entries.items()
@@ -141,12 +143,12 @@ def _listed_items(node: Core, nested: bool, leaves_only: bool) -> Iterable[tuple
             if isinstance(child, Tensor):
                 append((prefix + (key,) if prefix else key, child))
                 continue
-            if child._shows_tensor:
+            if child._is_tensor_proxy:
                 append((prefix + (key,) if prefix else key, child._unwrap()))
                 continue
             if not leaves_only:
                 append((prefix + (key,) if prefix else key, child))
-            if nested and not child._opaque:
+            if nested and not child._is_value:
                 stack.append((prefix, level))
                 prefix, level = prefix + (key,), iter(dict(child._children()).items())
                 break
@@ -156,7 +158,7 @@ def _listed_items(node: Core, nested: bool, leaves_only: bool) -> Iterable[tuple
             prefix, level = stack.pop()
 
 
-def _listed_values(node: Core, nested: bool, leaves_only: bool) -> list[Any]:
+def _list_values(node: Core, nested: bool, leaves_only: bool) -> list[Any]:
     out: list[Any] = []
     append, stack = out.append, []
     entries = list(node._children().values())
@@ -168,12 +170,12 @@ def _listed_values(node: Core, nested: bool, leaves_only: bool) -> list[Any]:
             if isinstance(child, Tensor):
                 append(child)
                 continue
-            if child._shows_tensor:
+            if child._is_tensor_proxy:
                 append(child._unwrap())
                 continue
             if not leaves_only:
                 append(child)
-            if nested and not child._opaque:
+            if nested and not child._is_value:
                 stack.append(level)
                 level = iter(list(child._children().values()))
                 break
@@ -192,12 +194,12 @@ def _count(node: Core, nested: bool, leaves_only: bool) -> int:
         if type(children) is dict:
             entries = list(children.values())
         else:
-            entries = [child for _, child in _stand_ins(node, children)]
+            entries = [child for _, child in _peek_entries(node, children)]
         count += len(entries)
         for child in entries:
-            if not isinstance(child, Tensor) and not child._shows_tensor:
+            if not isinstance(child, Tensor) and not child._is_tensor_proxy:
                 count -= leaves_only
-                if nested and not child._opaque:
+                if nested and not child._is_value:
                     todo.append(child)
     return count
 
@@ -218,25 +220,25 @@ class _Walk:
         """Yield (key, entry); where ``values`` is False an entry may be any stand-in of its class."""
         nested, leaves_only, is_leaf, _ = self._how
         stack: list[tuple[tuple[str, ...], Iterator[tuple[str, Child]]]] = [
-            ((), self._ordered(self._node, values))
+            ((), self._sort_entries(self._node, values))
         ]
         while stack:
             prefix, level = stack[-1]
             for key, child in level:
                 full = (*prefix, key) if prefix else key
                 if is_leaf is default_is_leaf:
-                    leaf = isinstance(child, Tensor) or child._shows_tensor
+                    leaf = isinstance(child, Tensor) or child._is_tensor_proxy
                 else:
                     leaf = is_leaf(type(child))
                 if leaf or not leaves_only:
-                    yield full, shown(child)
-                if nested and not leaf and not isinstance(child, Tensor) and not child._opaque:
-                    stack.append(((*prefix, key), self._ordered(child, values)))
+                    yield full, unwrap_entry(child)
+                if nested and not leaf and not isinstance(child, Tensor) and not child._is_value:
+                    stack.append(((*prefix, key), self._sort_entries(child, values)))
                     break
             else:
                 stack.pop()
 
-    def _ordered(self, node: Core, values: bool) -> Iterator[tuple[str, Child]]:
+    def _sort_entries(self, node: Core, values: bool) -> Iterator[tuple[str, Child]]:
         children = node._children()
         level = iter(children.items()) if values and type(children) is not dict else _level(node)
         return iter(sorted(level, key=itemgetter(0))) if self._how[3] else level
@@ -256,7 +258,7 @@ class CollectionKeys(_Walk, Set[Any]):
     def __iter__(self) -> Iterator[Any]:
         if self._plain:
             nested, leaves_only, _, _ = self._how
-            return iter(_listed_keys(self._node, nested, leaves_only))
+            return iter(_list_keys(self._node, nested, leaves_only))
         return (key for key, _ in self._walk(values=False))
 
     def __len__(self) -> int:
@@ -273,10 +275,10 @@ class CollectionKeys(_Walk, Set[Any]):
             return False
         node: Any = self._node
         for part in path:
-            if isinstance(node, Tensor) or node._opaque:
+            if isinstance(node, Tensor) or node._is_value:
                 return False
             try:
-                node = node._stand_in(part)
+                node = node._peek_child(part)
             except KeyError:
                 return False
         return not leaves_only or is_leaf(type(node))
@@ -313,7 +315,7 @@ class CollectionValues(_Walk):
         if self._plain:
             nested, leaves_only, _, _ = self._how
             try:
-                return iter(_listed_values(self._node, nested, leaves_only))
+                return iter(_list_values(self._node, nested, leaves_only))
             except StructureError:
                 pass  # a ragged entry of a lazy stack: who stops before it does not read it
         return (child for _, child in self._walk(values=True))
@@ -331,7 +333,7 @@ class CollectionItems(_Walk):
         if self._plain:
             nested, leaves_only, _, _ = self._how
             try:
-                return iter(_listed_items(self._node, nested, leaves_only))
+                return iter(_list_items(self._node, nested, leaves_only))
             except StructureError:
                 pass  # a ragged entry of a lazy stack: who stops before it does not read it
         return self._walk(values=True)

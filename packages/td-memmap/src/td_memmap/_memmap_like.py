@@ -12,13 +12,13 @@ from torch import Tensor
 from td_core._collection import Core, show_path
 from td_core.errors import FormatError
 
-from . import _fs, _names
+from . import _file_names, _fs
 from ._errors import FileTakenError
-from ._fs import Tree
-from ._load import Loading, Reader
+from ._fs import DirectoryTree
+from ._load import LoadOptions, Reader
 from ._meta import read_if_there
 from ._plan import Plan
-from ._save import Options, finish, planned, save_directory
+from ._save import Options, finish, plan_save, save_directory
 from ._shapes import shape_of, show_shape
 from ._tensor import MemoryMappedTensor
 
@@ -29,27 +29,27 @@ def like_directory(tree: Core, prefix: str, options: Options) -> Callable[[], An
     Raises:
         FileTakenError: a save of another structure is at ``prefix``.
     """
-    if not options.existsok or _fs.status(os.path.join(prefix, _names.META)) is None:
+    if not options.existsok or _fs.get_status(os.path.join(prefix, _file_names.META)) is None:
         return save_directory(tree, prefix, options)
-    plan, tree = planned(tree, options)
+    plan, tree = plan_save(tree, options)
     return lambda: _map_existing(tree, plan, prefix, options)
 
 
 def _map_existing(tree: Core, plan: Plan, prefix: str, options: Options) -> Any:
-    """Map the leaves of the save at ``prefix``; see :func:`fitting`."""
-    with Tree.at_path(prefix) as files:
-        mapped, same = fitting(Reader(files, loading(options)), plan, prefix)
+    """Map the leaves of the save at ``prefix``; see :func:`map_same_structure`."""
+    with DirectoryTree.at_path(prefix) as files:
+        mapped, same = map_same_structure(Reader(files, make_load_options(options)), plan, prefix)
     if same:
         return finish(tree, plan, mapped, prefix, options)
     return save_directory(tree._map(lambda leaf: mapped[id(leaf)]), prefix, replace(options, like=False))()
 
 
-def loading(options: Options) -> Loading:
+def make_load_options(options: Options) -> LoadOptions:
     """Return how files that are to be filled are mapped."""
-    return Loading(robust_key=options.robust_key, allow_pickle=options.allow_pickle, mode="r+")
+    return LoadOptions(robust_key=options.robust_key, allow_pickle=options.allow_pickle, mode="r+")
 
 
-def fitting(reader: Reader, plan: Plan, prefix: str) -> tuple[dict[int, Tensor], bool]:
+def map_same_structure(reader: Reader, plan: Plan, prefix: str) -> tuple[dict[int, Tensor], bool]:
     """Map the leaves of a save that is there already, after checking that they are those of a plan.
 
     Returns:
@@ -62,18 +62,18 @@ def fitting(reader: Reader, plan: Plan, prefix: str) -> tuple[dict[int, Tensor],
     mapped: dict[int, Tensor] = {}
     try:
         reader.read()
-        found = {
+        result = {
             (*node.parts, entry.files[0] + ".memmap"): reader.map_leaf(node, key, entry)
             for node in reader.nodes
             for key, entry in node.leaves.items()
         }
-        same = _same_texts(reader.tree, plan)
+        same = _has_same_texts(reader.tree, plan)
     except FormatError as error:
         raise FileTakenError(f"cannot create files at {prefix}: what is there is damaged: {error}") from error
     for file in plan.leaves:
         if file.leaf is None:
             continue
-        there, shape = found.pop(file.path, None), show_shape(shape_of(file.leaf))
+        there, shape = result.pop(file.path, None), show_shape(shape_of(file.leaf))
         if there is None or show_shape(shape_of(there)) != shape or there.dtype != file.leaf.dtype:
             shown = "nothing" if there is None else f"shape {show_shape(shape_of(there))} of {there.dtype}"
             raise FileTakenError(
@@ -81,28 +81,28 @@ def fitting(reader: Reader, plan: Plan, prefix: str) -> tuple[dict[int, Tensor],
                 f"{shape} of {file.leaf.dtype} here; remove it first, or save() over it"
             )
         first = mapped.setdefault(id(file.leaf), there)
-        if first is not there and _identity(first) != _identity(there):
+        if first is not there and _get_identity(first) != _get_identity(there):
             raise FileTakenError(
                 f"cannot create files at {prefix}: {show_path(file.key)} is the same tensor as another leaf here, and has a "
                 "file of its own in the save that is there; remove it first, or save() over it"
             )
-    if found:
+    if result:
         raise FileTakenError(
             f"cannot create files at {prefix}: the save that is there has other leaves too, "
-            f"{['/'.join(path) for path in list(found)[:5]]}; remove it first, or save() over it"
+            f"{['/'.join(path) for path in list(result)[:5]]}; remove it first, or save() over it"
         )
     return mapped, same
 
 
-def _identity(leaf: Tensor) -> Any:
+def _get_identity(leaf: Tensor) -> Any:
     return leaf._place.identity if isinstance(leaf, MemoryMappedTensor) else None
 
 
-def _same_texts(files: Tree, plan: Plan) -> bool:
+def _has_same_texts(files: DirectoryTree, plan: Plan) -> bool:
     """Tell whether metadata and values are those of the plan, byte for byte."""
     texts = {(*parts, name): text for parts, name, text in plan.texts}
     for parts in ((), *plan.directories):
-        for name in (_names.META, *_names.SIDECARS):
+        for name in (_file_names.META, *_file_names.SIDECARS):
             if read_if_there(files, parts, name) != texts.get((*parts, name)):
                 return False
     return True

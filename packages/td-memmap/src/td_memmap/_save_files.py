@@ -16,19 +16,19 @@ from typing import Any
 
 from td_core.errors import FormatError
 
-from . import _names
-from ._fs import Parts, Tree
+from . import _file_names
+from ._fs import DirectoryTree, Parts
 from ._legacy import LEAF_META, is_old_level
 from ._meta import LIMIT, is_view, is_written
 
-_FIXED = (_names.META, *_names.SIDECARS)
+_FIXED = (_file_names.META, *_file_names.SIDECARS)
 #: What a process that was killed may have left while it wrote a value, or a new leaf, to a live save.
-_LITTER = re.compile(rf"{_names.TEMPORARY}[0-9a-f]{{8}}|\..*\.td-file-[0-9a-f]{{8}}")
+_LITTER = re.compile(rf"{_file_names.TEMPORARY}[0-9a-f]{{8}}|\..*\.td-file-[0-9a-f]{{8}}")
 _LEAF_ENDINGS = (".memmap", ".shape.memmap", ".offsets.memmap", ".lengths.memmap")
-_OURS = (*_FIXED, _names.MANIFEST, _names.UNFINISHED_META)
+_OURS = (*_FIXED, _file_names.MANIFEST, _file_names.UNFINISHED_META)
 
 
-class Owned:
+class SaveFiles:
     """The files and directories of one save, as paths below its root."""
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class Owned:
 _NO_JSON = object()
 
 
-def _read(tree: Tree, parts: Parts, name: str) -> Any:
+def _read(tree: DirectoryTree, parts: Parts, name: str) -> Any:
     """Return the content of a JSON file, or what says that it is none."""
     try:
         return json.loads(tree.read(parts, name, LIMIT))
@@ -53,36 +53,36 @@ def _read(tree: Tree, parts: Parts, name: str) -> Any:
         return _NO_JSON
 
 
-def owned(tree: Tree, wanted: Collection[Parts] = ()) -> Owned:
+def find_save_files(tree: DirectoryTree, wanted: Collection[Parts] = ()) -> SaveFiles:
     """Return what belongs to the save in ``tree``; nothing where there is no save.
 
     Of releases that do not list the levels below, those belong to it that have the names of ``wanted`` directories.
     """
-    result = Owned()
+    result = SaveFiles()
     # What cannot be read as a list is none of ours.
     with contextlib.suppress(FileNotFoundError, FormatError):
-        unfinished = _names.listed(tree.read((), _names.SAVING, LIMIT))
-        result.files.add((_names.SAVING,))
+        unfinished = _file_names.parse_listing(tree.read((), _file_names.SAVING, LIMIT))
+        result.files.add((_file_names.SAVING,))
         for place in unfinished:
             if place[-1].endswith(".memmap") or place[-1] in _OURS:
                 result.add(place)
-    if tree.stat((), _names.META) is None:
+    if tree.stat((), _file_names.META) is None:
         _add_old(tree, result)
         return result
-    manifest = _read(tree, (), _names.MANIFEST)
+    manifest = _read(tree, (), _file_names.MANIFEST)
     recorded = manifest.get("files") if isinstance(manifest, dict) else None
     recorded = recorded if isinstance(recorded, dict) else {}
     todo: list[Parts] = [()]
     while todo:
         parts = todo.pop()
         listing = tree.entries(parts)
-        meta = _read(tree, parts, _names.META)
-        if meta is _NO_JSON and "/".join((*parts, _names.META)) in recorded:
+        meta = _read(tree, parts, _file_names.META)
+        if meta is _NO_JSON and "/".join((*parts, _file_names.META)) in recorded:
             meta = {}
         elif not is_written(meta, listing):
             continue
         if not parts:
-            result.files.add((_names.MANIFEST,))
+            result.files.add((_file_names.MANIFEST,))
         result.directories.add(parts)
         leaves, levels = _stems(meta)
         result.files.update((*parts, name) for name in _FIXED if name in listing)
@@ -96,13 +96,13 @@ def owned(tree: Tree, wanted: Collection[Parts] = ()) -> Owned:
                     result.files.add(path)
                 continue
             known = name in levels or (not mapping and _is_member(name, meta.get("_members")))
-            if (known or (unlisted and path in wanted)) and tree.stat(path, _names.META) is not None:
+            if (known or (unlisted and path in wanted)) and tree.stat(path, _file_names.META) is not None:
                 todo.append(path)
     _add_recorded(tree, result, recorded)
     return result
 
 
-def _add_old(tree: Tree, result: Owned) -> None:
+def _add_old(tree: DirectoryTree, result: SaveFiles) -> None:
     """Add the files of a save of a release before 0.3, whose metadata is pickled."""
     todo: list[Parts] = [()]
     while todo:
@@ -110,7 +110,7 @@ def _add_old(tree: Tree, result: Owned) -> None:
         if not is_old_level(tree, parts):
             continue
         listing = tree.entries(parts)
-        result.add((*parts, _names.OLD_META))
+        result.add((*parts, _file_names.OLD_META))
         for name, is_directory in listing.items():
             if is_directory:
                 todo.append((*parts, name))
@@ -121,23 +121,23 @@ def _add_old(tree: Tree, result: Owned) -> None:
                     result.add((*parts, leaf))
 
 
-def _add_recorded(tree: Tree, result: Owned, recorded: Mapping[str, Any]) -> None:
+def _add_recorded(tree: DirectoryTree, result: SaveFiles, recorded: Mapping[str, Any]) -> None:
     """Add what only the manifest names, and what is as it recorded."""
-    written = tree.stat((), _names.MANIFEST)
+    written = tree.stat((), _file_names.MANIFEST)
     if written is None:
         return
     for name, row in recorded.items():
-        path = _names.inside(name)
+        path = _file_names.split_relative(name)
         if path is None or path in result.files or not isinstance(row, list) or len(row) != 2:
             continue
-        found = tree.stat_path(path)
-        if found is None or found.st_size != row[0]:
+        match = tree.stat_path(path)
+        if match is None or match.st_size != row[0]:
             continue
         if path[-1].endswith(".memmap"):
-            same = found.st_mtime_ns == row[1]
+            same = match.st_mtime_ns == row[1]
         else:
             # No time is recorded of texts; what was put there since changed its status after the manifest did.
-            same = path[-1] in _FIXED and found.st_ctime_ns <= written.st_ctime_ns
+            same = path[-1] in _FIXED and match.st_ctime_ns <= written.st_ctime_ns
         if same:
             result.add(path)
 
@@ -146,7 +146,7 @@ def _is_member(name: str, count: Any) -> bool:
     """Tell whether a directory is that of a member; releases of the reference do not say how many there are."""
     if name.isascii() and name.isdigit():
         return type(count) is not int or int(name) < count
-    return name in (_names.INNER, _names.SOURCE)
+    return name in (_file_names.INNER, _file_names.SOURCE)
 
 
 def _stems(meta: dict[str, Any]) -> tuple[set[str], set[str]]:
@@ -155,7 +155,7 @@ def _stems(meta: dict[str, Any]) -> tuple[set[str], set[str]]:
     levels: set[str] = set()
     for key, entry in meta.items():
         if isinstance(entry, dict) and ("dtype" in entry or "type" in entry):
-            (leaves if entry.get("type") is None else levels).update((_names.encode_key(key), key))
+            (leaves if entry.get("type") is None else levels).update((_file_names.encode_key(key), key))
     entries = meta.get("entries")
     for row in entries if isinstance(entries, list) else ():
         if isinstance(row, list) and len(row) == 2 and isinstance(row[1], dict):
@@ -166,7 +166,9 @@ def _stems(meta: dict[str, Any]) -> tuple[set[str], set[str]]:
     return leaves, levels
 
 
-def foreign(tree: Tree, mine: Owned, others: Collection[Parts] = ()) -> tuple[list[Parts], list[Parts]]:
+def find_unknown_files(
+    tree: DirectoryTree, left: SaveFiles, others: Collection[Parts] = ()
+) -> tuple[list[Parts], list[Parts]]:
     """Return the files, and the topmost directories, that belong neither to the save here nor to any other.
 
     A directory that has the name of one of another save (``others``) is looked into, not taken as a whole.
@@ -179,7 +181,7 @@ def foreign(tree: Tree, mine: Owned, others: Collection[Parts] = ()) -> tuple[li
         for name, is_directory in tree.entries(parts).items():
             path = (*parts, name)
             if is_directory:
-                (todo if path in mine.directories or path in others else directories).append(path)
-            elif path not in mine.files:
+                (todo if path in left.directories or path in others else directories).append(path)
+            elif path not in left.files:
                 files.append(path)
     return files, directories

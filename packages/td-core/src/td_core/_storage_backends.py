@@ -1,7 +1,7 @@
 """What a sibling keeps beside a collection, and how it makes operations on the whole of it faster.
 
-``node._attachments`` is a dict until the node is unlocked. What stands in it under a sibling's name may be an
-:class:`Attachment`; core asks it before it takes the general way.
+``node._backends`` is a dict until the node is unlocked. What stands in it under a sibling's name may be an
+:class:`StorageBackend`; core asks it before it takes the general way.
 """
 
 from __future__ import annotations
@@ -15,28 +15,28 @@ from torch import Tensor
 
 from ._collection import Core
 
-__all__ = ["Attachment", "Keeper", "attachments"]
+__all__ = ["StorageBackend", "Keeper", "get_backends"]
 
 
-class Attachment:
+class StorageBackend:
     """Shortcuts through an operation, given by a sibling; each that returns something returns None for the general way.
 
-    >>> Attachment().moved(None, torch.device("cpu"), False) is None
+    >>> StorageBackend().move(None, torch.device("cpu"), False) is None
     True
     """
 
     __slots__ = ()
 
-    def cloned(self, node: Core) -> Core | None:
+    def clone(self, node: Core) -> Core | None:
         """Return an unlocked copy of ``node``."""
 
-    def moved(self, node: Core, device: torch.device, non_blocking: bool | None) -> Core | None:
+    def move(self, node: Core, device: torch.device, non_blocking: bool | None) -> Core | None:
         """Return ``node`` on another device."""
 
-    def pinned(self, node: Core) -> Core | None:
+    def pin(self, node: Core) -> Core | None:
         """Return ``node`` in pinned memory."""
 
-    def written(
+    def write(
         self,
         node: Core,
         source: Core,
@@ -46,23 +46,23 @@ class Attachment:
     ) -> bool | None:
         """Copy ``values``, the leaves of ``source``, into ``targets``, leaves of ``node``; True if it was done."""
 
-    def pickled(self, node: Core, protocol: int) -> tuple[Any, ...] | None:
+    def reduce(self, node: Core, protocol: int) -> tuple[Any, ...] | None:
         """Return ``node`` as ``__reduce_ex__`` does."""
 
-    def files(self, node: Core) -> str | None:
+    def get_folder(self, node: Core) -> str | None:
         """Return the folder whose files hold the leaves of ``node`` as they are."""
 
 
 class Keeper:
     """Where a sibling keeps the values of a node beside its memory; all nodes that show these values share it.
 
-    >>> Keeper().current(None) is None
+    >>> Keeper().reload(None) is None
     True
     """
 
     __slots__ = ()
 
-    def current(self, node: Core, *, writes: bool = False) -> Core | None:
+    def reload(self, node: Core, *, writes: bool = False) -> Core | None:
         """Return a node with the values that another process wrote meanwhile; None where ``node`` has them.
 
         One who is to write values needs those of others in any case, which would be overwritten.
@@ -71,7 +71,7 @@ class Keeper:
     def check(self, node: Core, values: Sequence[Any]) -> None:
         """Raise where these values cannot be written there, for ``node``."""
 
-    def alone(self, node: Core) -> AbstractContextManager[Any]:
+    def lock(self, node: Core) -> AbstractContextManager[Any]:
         """Keep others from writing meanwhile."""
         return nullcontext()
 
@@ -87,11 +87,11 @@ class Keeper:
         return self
 
 
-def attachments(node: Core) -> Sequence[Attachment]:
+def get_backends(node: Core) -> Sequence[StorageBackend]:
     """Return what siblings attached to a collection and can take part.
 
-    >>> attachments(TensorDict())
+    >>> get_backends(TensorDict())
     ()
     """
-    held = node._inner()._attachments
-    return [each for each in held.values() if isinstance(each, Attachment)] if held else ()
+    held = node._inner()._backends
+    return [item for item in held.values() if isinstance(item, StorageBackend)] if held else ()

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from td_core import Layout, NodeKind, Record
-from td_core._names import check_names
-from td_core._nodes import header, module_name, said
+from td_core._dim_names import check_names
+from td_core._nodes import get_module_name, make_header, read_header_field
 from td_core.errors import FormatError
 
 from ._metadata import MetaData
@@ -26,13 +26,13 @@ _ONE_VALUE = frozenset(
 )
 
 
-def _place(node: Any, meta: dict[str, Any]) -> Any:
+def _apply_header(node: Any, meta: dict[str, Any]) -> Any:
     """Give a node the device, names and lock of its header."""
-    if said(meta, "device", str, _NONE) is not None:
+    if read_header_field(meta, "device", str, _NONE) is not None:
         node._device = torch.device(meta["device"])
-    if said(meta, "names", list, _NONE) is not None:
+    if read_header_field(meta, "names", list, _NONE) is not None:
         node._names = check_names(meta["names"], len(node.batch_size))
-    if said(meta, "locked", bool, _NONE):
+    if read_header_field(meta, "locked", bool, _NONE):
         node.lock_()
     return node
 
@@ -41,18 +41,18 @@ def _flatten_data(node: NonTensorDataBase) -> Record:
     values = {"data": node._value}
     if node._metadata is not None:
         values["_metadata"] = node._metadata
-    return Record(header(node), values=values)
+    return Record(make_header(node), values=values)
 
 
 def _unflatten_data(cls: type[NonTensorDataBase], record: Record) -> NonTensorDataBase:
-    size = said(record.meta, "batch_size", list)
+    size = read_header_field(record.meta, "batch_size", list)
     node = (record.cls or cls)(record.values["data"], record.values.get("_metadata"), batch_size=size)
-    return _place(node, record.meta)  # type: ignore[no-any-return]
+    return _apply_header(node, record.meta)  # type: ignore[no-any-return]
 
 
 def _flatten_stack(node: NonTensorStack) -> Record:
     node._check_whole()
-    return Record({**header(node), **_joints_of(node)}, values={"data": node._kept_values})
+    return Record({**make_header(node), **_joints_of(node)}, values={"data": node._snapshot})
 
 
 def _joints_of(node: NonTensorStack) -> dict[str, Any]:
@@ -65,10 +65,10 @@ def _joints_of(node: NonTensorStack) -> dict[str, Any]:
 
 def _join_as(stack: NonTensorStack, meta: dict[str, Any]) -> None:
     """Give a stack the dims along which nodes were joined, as its header says."""
-    told, ndim = said(meta, "joints", dict, _NONE), len(stack.batch_size)
+    told, ndim = read_header_field(meta, "joints", dict, _NONE), len(stack.batch_size)
     if told is None:
         return
-    dims, ones = said(told, "dims", list), said(told, "ones", list, _NONE)
+    dims, ones = read_header_field(told, "dims", list), read_header_field(told, "ones", list, _NONE)
     count = stack.batch_size.numel()
     if not all(type(dim) is int and 0 <= dim < ndim for dim in dims) or len(ones or "." * count) != count:
         raise FormatError(
@@ -78,19 +78,19 @@ def _join_as(stack: NonTensorStack, meta: dict[str, Any]) -> None:
 
 
 def _unflatten_stack(record: Record) -> NonTensorStack:
-    values, size = record.values["data"], torch.Size(said(record.meta, "batch_size", list))
+    values, size = record.values["data"], torch.Size(read_header_field(record.meta, "batch_size", list))
     if not isinstance(values, list) or len(values) != size.numel():
         raise FormatError(
             f"a NonTensorStack of batch size {list(size)} needs {size.numel()} values; got {values!r}"
         )
     stack = (record.cls or NonTensorStack)._of(values, size)
     _join_as(stack, record.meta)
-    return _place(stack, record.meta)  # type: ignore[no-any-return]
+    return _apply_header(stack, record.meta)  # type: ignore[no-any-return]
 
 
 def _data_to_directory(node: NonTensorDataBase) -> Record:
     cls = type(node)
-    module = _MODULE if cls.__module__.partition(".")[0] == __package__ else module_name(cls)
+    module = _MODULE if cls.__module__.partition(".")[0] == __package__ else get_module_name(cls)
     meta = {"_is_non_tensor": True, "_type": f"<class '{module}.{cls.__qualname__}'>"}
     return Record(meta, values={"data": node._value, "_metadata": node._metadata})
 
@@ -101,7 +101,7 @@ def _data_from_values(cls: type[NonTensorDataBase], record: Record) -> NonTensor
     if "data" not in values:
         raise FormatError(f"a {cls.__name__} has no data")
     node = (record.cls or cls)(values["data"], values.get("_metadata"), batch_size=size)
-    return _place(node, {"names": record.meta.get("_names")})  # type: ignore[no-any-return]
+    return _apply_header(node, {"names": record.meta.get("_names")})  # type: ignore[no-any-return]
 
 
 def _data_from_directory(cls: type[NonTensorDataBase], record: Record) -> NonTensorDataBase:
@@ -131,7 +131,7 @@ def _stack_from_directory(record: Record) -> NonTensorStack:
     size = record.meta.get("batch_size")
     stack = (record.cls or NonTensorStack).from_list(data, None if size is None else len(size))
     _join_as(stack, record.meta)
-    return _place(stack, {"device": record.meta.get("device"), "names": record.meta.get("_names")})  # type: ignore[no-any-return]
+    return _apply_header(stack, {"device": record.meta.get("device"), "names": record.meta.get("_names")})  # type: ignore[no-any-return]
 
 
 def _stack_to_buffer(node: NonTensorStack) -> Record:
@@ -147,7 +147,7 @@ def _stack_to_buffer(node: NonTensorStack) -> Record:
 
 def _stack_from_buffer(record: Record) -> NonTensorStack:
     meta = record.meta
-    name = said(meta, "stack_dim_name", str, _NONE)
+    name = read_header_field(meta, "stack_dim_name", str, _NONE)
     if "batch_size" in meta:
         stack = _unflatten_stack(Record({"batch_size": meta["batch_size"]}, values={"data": []}))
         names: list[str | None] = [None] * len(stack.batch_size)
@@ -159,7 +159,7 @@ def _stack_from_buffer(record: Record) -> NonTensorStack:
         names.insert(meta["stack_dim"], name)
     if any(names):
         stack._names = check_names(names, len(stack.batch_size))
-    if said(meta, "is_locked", bool, _NONE):
+    if read_header_field(meta, "is_locked", bool, _NONE):
         stack.lock_()
     return stack
 
@@ -182,15 +182,17 @@ def _from_state_stack(record: Record) -> NonTensorStack:
 
 
 def _flatten_unbatched(node: UnbatchedNode) -> Record:
-    meta = header(node)
+    meta = make_header(node)
     # Not under the name by which formats know that entries start with it.
     meta["stands_for"] = meta.pop("batch_size")
     return Record(meta, {"data": node._payload})
 
 
 def _unflatten_unbatched(record: Record) -> UnbatchedNode:
-    node = UnbatchedNode(record.entries["data"], torch.Size(said(record.meta, "stands_for", list)))
-    return _place(node, record.meta)  # type: ignore[no-any-return]
+    node = UnbatchedNode(
+        record.entries["data"], torch.Size(read_header_field(record.meta, "stands_for", list))
+    )
+    return _apply_header(node, record.meta)  # type: ignore[no-any-return]
 
 
 def _data_kind(cls: type[NonTensorDataBase]) -> NodeKind:

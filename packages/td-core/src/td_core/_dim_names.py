@@ -28,13 +28,13 @@ def check_names(names: Sequence[str | None] | str | None, ndim: int) -> Names | 
         raise DimNamesError(
             f"there must be one name for each batch dim: got {len(result)} names {list(result)} for {ndim} batch dims"
         )
-    given = [name for name in result if name is not None]
-    for name in given:
+    provided = [name for name in result if name is not None]
+    for name in provided:
         if not isinstance(name, str):
             raise DimNamesError(f"a dim name is a string or None; got {name!r} in {list(result)}")
-    if len(set(given)) != len(given):
+    if len(set(provided)) != len(provided):
         raise DimNamesError(f"dim names must be unique; got {list(result)}")
-    return result if given else None
+    return result if provided else None
 
 
 def names_of_stack(names: Sequence[str | None], ndim: int, dim: int, name: str | None) -> Names | None:
@@ -66,36 +66,36 @@ def refuse_repeated(name: str | None, members: Iterable[Any]) -> None:
                 f"the stack dim cannot be named {name!r}: a member, or a level below one, has the names "
                 f"{list(node._names)}, and dim names must be unique"
             )
-        todo.extend(node._nested())
+        todo.extend(node._iter_nested())
 
 
-def fit_names(names: Names | None, ndim: int) -> Names | None:
+def resize_names(names: Names | None, ndim: int) -> Names | None:
     """Return the names of as many dims: those of the first ones stay, new ones have none."""
     return None if names is None else check_names(names[:ndim] + (None,) * (ndim - len(names)), ndim)
 
 
-def take_names(entry: Any, names: Names, path: str) -> Any:
+def inherit_names(entry: Any, names: Names, path: str) -> Any:
     """Return a collection whose leading dims have the names of the parent it is set into.
 
     Raises:
         StructureError: a dim has another name already.
     """
     ndim = len(names)
-    mine = entry._names
-    if mine is not None:
-        if mine[:ndim] == names:
+    left = entry._names
+    if left is not None:
+        if left[:ndim] == names:
             return entry
-        for theirs, own in zip(names, mine):
-            if own is not None and theirs is not None and own != theirs:
+        for right, own in zip(names, left):
+            if own is not None and right is not None and own != right:
                 raise StructureError(
-                    f"cannot set {path}: its dim names {list(mine)} contradict those of its parent, {list(names)}; "
+                    f"cannot set {path}: its dim names {list(left)} contradict those of its parent, {list(names)}; "
                     "rename() it first"
                 )
-    rest = (None,) * (len(entry.batch_size) - ndim) if mine is None else mine[ndim:]
+    rest = (None,) * (len(entry.batch_size) - ndim) if left is None else left[ndim:]
     if any(name is not None and name in names for name in rest):
         raise StructureError(
-            f"cannot set {path}: its dim names {list(mine)} repeat those of its parent, {list(names)}; rename() it first"
+            f"cannot set {path}: its dim names {list(left)} repeat those of its parent, {list(names)}; rename() it first"
         )
-    named = entry._shallow()
+    named = entry._shallow_copy()
     named._set_names(names + rest)
     return named

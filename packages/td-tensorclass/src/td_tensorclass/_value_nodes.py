@@ -9,37 +9,37 @@ import torch
 from torch import Tensor
 
 from td_core import LinkedList
-from td_core._attachments import Keeper
-from td_core._collection import Child, Core, keeps_memory, show_path
-from td_core._locking import refuse_if_locked
-from td_core._names import Names, fit_names
+from td_core._collection import Child, Core, is_aliasing, show_path
+from td_core._dim_names import Names, resize_names
+from td_core._locking import check_unlocked
 from td_core._ops.batch_size import as_batch_size
-from td_core._ragged import merged_shape
+from td_core._ragged import merge_shapes
 from td_core._shape_plans import Join, stack_plan
-from td_core._values import same_value
+from td_core._storage_backends import Keeper
+from td_core._value_codec import is_same_value
 from td_core.errors import KeyPathError, StructureError
 from td_core.typing import NO_DEFAULT, BatchSize, NoDefault
 
-from ._arrangement import positions, taken
-from ._values import equal_values
+from ._gather_map import make_positions, take_values
+from ._value_equality import is_equal_value
 
-NodeT = TypeVar("NodeT", bound="OpaqueNode")
-SelfT = TypeVar("SelfT", bound="ValueNode")
+NodeT = TypeVar("NodeT", bound="ValueNode")
+SelfT = TypeVar("SelfT", bound="NonTensorNode")
 
 #: The batch dims along which nodes were joined, where those had one value for their other dims: what stands there is one value.
 #: Where some had one for each element, a bool for each element too.
 Joints = tuple[tuple[int, ...], "list[bool] | None"]
 
 
-class OpaqueNode(Core):
+class ValueNode(Core):
     """Base of the nodes without entries."""
 
     __slots__ = (
-        "__weakref__", "_attachments", "_batch_size", "_device", "_lock_parents", "_locked", "_names",
+        "__weakref__", "_backends", "_batch_size", "_device", "_lock_parents", "_locked", "_names",
         "_undo",
     )  # fmt: skip
 
-    _opaque: ClassVar[bool] = True
+    _is_value: ClassVar[bool] = True
 
     _batch_size: torch.Size
     _device: torch.device | None
@@ -50,7 +50,7 @@ class OpaqueNode(Core):
         self._device = device
         self._names = names
         self._locked = False
-        self._lock_parents = self._attachments = self._undo = None
+        self._lock_parents = self._backends = self._undo = None
 
     @property
     def batch_size(self) -> torch.Size:
@@ -62,7 +62,7 @@ class OpaqueNode(Core):
         self._change_batch_size(as_batch_size(batch_size))
 
     def _set_batch_size(self, batch_size: torch.Size) -> None:
-        self._names = fit_names(self._names, len(batch_size))
+        self._names = resize_names(self._names, len(batch_size))
         self._batch_size = batch_size
 
     @property
@@ -76,7 +76,7 @@ class OpaqueNode(Core):
     def _children(self) -> Mapping[str, Child]:
         return {}
 
-    def _nested(self) -> Iterator[Core]:
+    def _iter_nested(self) -> Iterator[Core]:
         return iter(())
 
     def _set_child(self, key: str, value: Child) -> None:
@@ -85,16 +85,16 @@ class OpaqueNode(Core):
     def _del_child(self, key: str) -> None:
         raise KeyError(key)
 
-    def _fit(self: NodeT, batch_size: torch.Size) -> NodeT:
+    def _with_batch_size(self: NodeT, batch_size: torch.Size) -> NodeT:
         if self._batch_size[: len(batch_size)] == batch_size:
             return self
         return self._with_children({}, batch_size=batch_size, names=None)
 
-    def _keep_together(self, items: Sequence[Core], dim: int) -> Any:
+    def _stack_lazily(self, items: Sequence[Core], dim: int) -> Any:
         return self._join(items, stack_plan(self._batch_size, dim, len(items)))
 
 
-class ValueNode(OpaqueNode):
+class NonTensorNode(ValueNode):
     """Base of the nodes that hold values and no tensors: one for a whole batch, or one for each element of it."""
 
     __slots__ = ("_cells", "_places", "_root")
@@ -110,12 +110,12 @@ class ValueNode(OpaqueNode):
     _places: Sequence[int] | None
     _joints: Joints | None
     _hidden: int
-    _root: ValueNode | None
+    _root: NonTensorNode | None
 
     @property
     def _values(self) -> list[Any]:
         values, places = self._owner()._read(self._cells), self._places
-        return values if places is None else taken(values, places)  # type: ignore[return-value]
+        return values if places is None else take_values(values, places)  # type: ignore[return-value]
 
     @property
     def _value(self) -> Any:
@@ -125,26 +125,26 @@ class ValueNode(OpaqueNode):
         return self._values[0]
 
     @property
-    def _kept_values(self) -> list[Any]:
+    def _snapshot(self) -> list[Any]:
         """The values for one who keeps the list: no write changes it from now on."""
         if self._root is None:
             self._cells[1] = False
         return self._values
 
-    def _owner(self) -> ValueNode:
+    def _owner(self) -> NonTensorNode:
         """Return the node that this is a view of, or itself."""
         return self if self._root is None else self._root
 
     def _read(self, cells: list[Any], *, writes: bool = False) -> list[Any]:
         """Return what is in cells: of this node, and written by another process meanwhile, or older ones."""
         if cells[2] is not None:
-            found: list[Any] = latest(self, cells[2], writes=writes)._cells[0]
-            if len(found) == len(cells[0]):
-                cells[:2] = found, False
+            result: list[Any] = reload_values(self, cells[2], writes=writes)._cells[0]
+            if len(result) == len(cells[0]):
+                cells[:2] = result, False
         values: list[Any] = cells[0]
         return values
 
-    def _own(self, values: list[Any]) -> None:
+    def _store_new(self, values: list[Any]) -> None:
         """Store values in cells that no other node has."""
         self._cells = [values, False, None]
         self._places = self._root = None
@@ -164,13 +164,13 @@ class ValueNode(OpaqueNode):
 
     def _keep(self, keeper: Keeper | None) -> None:
         if self._root is not None:
-            self._own(list(self._values))
+            self._store_new(list(self._values))
         self._cells[2] = keeper
 
-    def _check_written_at(self, index: Any, value: Any) -> None:
+    def _check_index_put(self, index: Any, value: Any) -> None:
         keeper = self._cells[2]
         if keeper is not None:
-            values = value._values_for(value.batch_size) if isinstance(value, ValueNode) else [value]
+            values = value._expand_values(value.batch_size) if isinstance(value, NonTensorNode) else [value]
             keeper.check(self, values)
             self._owner()._read(self._cells, writes=True)
 
@@ -178,7 +178,7 @@ class ValueNode(OpaqueNode):
         """Write values into cells: of this node, and to where a sibling keeps them, or older ones."""
         keeper = cells[2]
         if keeper is not None:
-            with keeper.alone(self):
+            with keeper.lock(self):
                 self._store_kept(keeper, cells, places, new)
             return
         values = _written(cells[0], places, new, cells[1])
@@ -196,13 +196,13 @@ class ValueNode(OpaqueNode):
             cells[0] = old
             raise
 
-    def _show(self, source: ValueNode, places: Sequence[int]) -> None:
+    def _show(self, source: NonTensorNode, places: Sequence[int]) -> None:
         """Show some of the values of another node: what is written to one is written to both."""
         self._cells = source._cells
-        self._places = places if source._places is None else taken(source._places, places)
+        self._places = places if source._places is None else take_values(source._places, places)
         self._root = source if source._root is None else source._root
 
-    def _values_for(self, size: torch.Size) -> list[Any]:
+    def _expand_values(self, size: torch.Size) -> list[Any]:
         """Return one value for each element of a batch, to which the batch of this node can be expanded.
 
         Raises:
@@ -210,17 +210,17 @@ class ValueNode(OpaqueNode):
         """
         raise NotImplementedError
 
-    def _varying(self) -> tuple[int, ...]:
+    def _get_varying_dims(self) -> tuple[int, ...]:
         """Return the batch dims along which the values may differ."""
         raise NotImplementedError
 
-    def _holds_same(self, other: Any) -> bool:
+    def _has_equal_values(self, other: Any) -> bool:
         size = self._batch_size
         if type(other) is not type(self) or other.batch_size != size:
             return False
-        return all(map(same_value, self._values_for(size), other._values_for(size)))
+        return all(map(is_same_value, self._expand_values(size), other._expand_values(size)))
 
-    def _stays_one(self, items: Sequence[Core], stacks: bool) -> bool:
+    def _is_single_after_join(self, items: Sequence[Core], stacks: bool) -> bool:
         """Tell whether joining ``items``, this node first, gives one value for the whole batch.
 
         Args:
@@ -229,34 +229,36 @@ class ValueNode(OpaqueNode):
         """
         return False
 
-    def _keep_together(self, items: Sequence[Core], dim: int) -> Any:
+    def _stack_lazily(self, items: Sequence[Core], dim: int) -> Any:
         sizes = [item.batch_size for item in items]
         if sizes == [self._batch_size] * len(items):
-            return super()._keep_together(items, dim)
-        if self._stays_one(items, True):
+            return super()._stack_lazily(items, dim)
+        if self._is_single_after_join(items, True):
             # What is the same for all members needs no even batch.
-            return self._made(torch.Size(merged_shape(sizes, dim)), self._device, None)  # type: ignore[attr-defined]
-        even = evened(items, dim)
+            return self._copy_with(torch.Size(merge_shapes(sizes, dim)), self._device, None)  # type: ignore[attr-defined]
+        even = pad_to_even(items, dim)
         return even[0]._join(even, stack_plan(even[0].batch_size, dim, len(even)))
 
-    def _with_lists(self, ndim: int) -> Any:
+    def _nest_values(self, ndim: int) -> Any:
         """Return this node with lists for values, in place of all dims of the batch but the first ``ndim``."""
         size, inner = self._batch_size[:ndim], self._batch_size[ndim:]
-        values, step = self._values_for(self._batch_size), inner.numel()
-        lists = [nested(values[i * step : (i + 1) * step], inner) for i in range(size.numel())]
+        values, step = self._expand_values(self._batch_size), inner.numel()
+        lists = [nest_values(values[i * step : (i + 1) * step], inner) for i in range(size.numel())]
         return self._stack._of(lists, size, self._device)
 
     def _join(self, items: Sequence[Core], plan: Any, path: tuple[str, ...] = ()) -> Any:
         for item in items:
-            if not isinstance(item, ValueNode):
-                raise differing(self, item, path)
+            if not isinstance(item, NonTensorNode):
+                raise kind_mismatch_error(self, item, path)
         if isinstance(plan, Join):
-            _check_sizes(items, plan, path)
-        size, names = plan.resized(self._batch_size), plan.renamed(self._names)
-        if self._stays_one(items, plan.stacks):
-            return self._made(size, self._device, names)  # type: ignore[attr-defined]
-        tail = hidden_size(items)
-        values = side_by_side(items, plan.dim, tail) if isinstance(plan, Join) else _chosen(items, plan)
+            _check_even(items, plan, path)
+        size, names = plan.resize_batch(self._batch_size), plan.rename_dims(self._names)
+        if self._is_single_after_join(items, plan.stacks):
+            return self._copy_with(size, self._device, names)  # type: ignore[attr-defined]
+        tail = find_hidden_size(items)
+        values = (
+            concat_values(items, plan.dim, tail) if isinstance(plan, Join) else _select_values(items, plan)
+        )
         made = type(self) if isinstance(self, self._stack) else self._stack
         if tail:
             stack = made._of(values, torch.Size((*size, *tail)), self._device)
@@ -264,14 +266,14 @@ class ValueNode(OpaqueNode):
             nodes: Sequence[Any] = items
             stack._emerges = next(node._emerges for node in nodes if node._hidden)
             return stack
-        return made._holding(values, size, self._device, names, joints(items, plan))
+        return made._make_stack_or_value(values, size, self._device, names, find_joints(items, plan))
 
     def _compare(self, other: Any, single: Callable[..., Any]) -> Tensor:
         """Return which values are equal (which differ, for ``torch.ne``), as a tensor of the batch size."""
-        if not isinstance(other, ValueNode):
-            raise differing(self, other, ())
+        if not isinstance(other, NonTensorNode):
+            raise kind_mismatch_error(self, other, ())
         size = self._batch_size
-        same = [equal_values(a, b) for a, b in zip(self._values_for(size), other._values_for(size))]
+        same = [is_equal_value(a, b) for a, b in zip(self._expand_values(size), other._expand_values(size))]
         equal = torch.tensor(same, dtype=torch.bool, device=self._device or "cpu").view(size)
         return equal if single is torch.eq else ~equal
 
@@ -285,7 +287,7 @@ class ValueNode(OpaqueNode):
     ) -> SelfT:
         if children:
             raise StructureError(f"a {type(self).__name__} holds values and no entries; got {list(children)}")
-        node = self._rebuild(iter(()))
+        node = self._unflatten_iter(iter(()))
         if device is not NO_DEFAULT:
             node._device = device
         if batch_size is not None and batch_size != self._batch_size:
@@ -297,15 +299,15 @@ class ValueNode(OpaqueNode):
     def _move(self: SelfT, device: torch.device, non_blocking: bool) -> SelfT:
         return self._with_children({}, device=device)
 
-    def _collect(self, out: list[Tensor]) -> None:
+    def _flatten_leaves(self, out: list[Tensor]) -> None:
         pass
 
     def _map(self: SelfT, fn: Callable[[Tensor], Tensor]) -> SelfT:
-        return self._shallow() if keeps_memory(fn) else self._rebuild(iter(()))
+        return self._shallow_copy() if is_aliasing(fn) else self._unflatten_iter(iter(()))
 
-    def _collect_other(self, other: Core, out: list[Tensor], path: tuple[str, ...] = ()) -> None:
-        if not other._opaque:
-            raise differing(self, other, path)
+    def _flatten_other(self, other: Core, out: list[Tensor], path: tuple[str, ...] = ()) -> None:
+        if not other._is_value:
+            raise kind_mismatch_error(self, other, path)
 
     def update(
         self: SelfT,
@@ -332,7 +334,7 @@ class ValueNode(OpaqueNode):
         'b'
         """
         if not (inplace or ignore_lock):
-            refuse_if_locked(self, "replace the values")
+            check_unlocked(self, "replace the values")
         return self.update_(input_dict_or_td, **kwargs)
 
     def update_(
@@ -386,9 +388,9 @@ class ValueNode(OpaqueNode):
         >>> NonTensorData("a", batch_size=[2]).tolist(), NonTensorStack("a", "b").unsqueeze(-1).tolist()
         (['a', 'a'], [['a'], ['b']])
         """
-        return self._listed(as_linked_list)
+        return self._to_nested_lists(as_linked_list)
 
-    def _listed(self, linked: bool) -> Any:
+    def _to_nested_lists(self, linked: bool) -> Any:
         """Return the values in nested lists of the shape of the batch, which write back where they are ``linked``."""
         raise NotImplementedError
 
@@ -420,7 +422,7 @@ class ValueNode(OpaqueNode):
         >>> NonTensorStack("a", "b").to_tensordict().tolist()
         ['a', 'b']
         """
-        return self._rebuild(iter(()))
+        return self._unflatten_iter(iter(()))
 
 
 def _written(values: list[Any], places: Sequence[int], new: Sequence[Any], own: bool) -> list[Any]:
@@ -432,38 +434,38 @@ def _written(values: list[Any], places: Sequence[int], new: Sequence[Any], own: 
     return result
 
 
-def latest(node: Any, keeper: Keeper, *, writes: bool = False) -> Any:
+def reload_values(node: Any, keeper: Keeper, *, writes: bool = False) -> Any:
     """Return a node with the values that other processes wrote to it meanwhile: mostly the node itself.
 
     Raises:
         StructureError: one value for the batch became one for each element, in another process; or, for one who
             ``writes``, there are more or fewer by now.
     """
-    found: Any = keeper.current(node, writes=writes)
-    if found is None:
+    result: Any = keeper.reload(node, writes=writes)
+    if result is None:
         return node
-    same = type(found) is type(node)
-    if not same or (writes and len(found._cells[0]) != len(node._cells[0])):
+    same = type(result) is type(node)
+    if not same or (writes and len(result._cells[0]) != len(node._cells[0])):
         raise StructureError(
-            f"this {type(node).__name__} was replaced where it is saved, by a {type(found).__name__}"
+            f"this {type(node).__name__} was replaced where it is saved, by a {type(result).__name__}"
             f"{' of another size' if same else ''}: call memmap_refresh_() on the collection, or load it again"
         )
-    return found
+    return result
 
 
-def nested(values: list[Any], size: Sequence[int], made: Callable[..., Any] = list) -> Any:
+def nest_values(values: list[Any], size: Sequence[int], made: Callable[..., Any] = list) -> Any:
     """Return values in the order of a batch as nested lists of its shape.
 
-    >>> nested([1, 2, 3, 4], (2, 2)), nested([1], ())
+    >>> nest_values([1, 2, 3, 4], (2, 2)), nest_values([1], ())
     ([[1, 2], [3, 4]], 1)
     """
     if len(size) < 2:
         return made(values) if size else values[0]
     step = torch.Size(size[1:]).numel()
-    return made(nested(values[i * step : (i + 1) * step], size[1:], made) for i in range(size[0]))
+    return made(nest_values(values[i * step : (i + 1) * step], size[1:], made) for i in range(size[0]))
 
 
-def _check_sizes(items: Sequence[Any], plan: Join, path: tuple[str, ...]) -> None:
+def _check_even(items: Sequence[Any], plan: Join, path: tuple[str, ...]) -> None:
     """Raise StructureError where values of uneven number would be joined, of which some would be lost."""
     dim, first = plan.dim, items[0]._batch_size
     for i, item in enumerate(items):
@@ -480,19 +482,19 @@ def _check_sizes(items: Sequence[Any], plan: Join, path: tuple[str, ...]) -> Non
             )
 
 
-def evened(items: Sequence[Any], dim: int) -> Sequence[Any]:
+def pad_to_even(items: Sequence[Any], dim: int) -> Sequence[Any]:
     """Return nodes to be stacked along ``dim`` with one batch size: where theirs differ, lists stand for the dims from there on.
 
     Nodes that differ before ``dim`` or in their number of dims, and others than of values, are returned as they are.
     """
     sizes = [item.batch_size for item in items]
-    if not all(isinstance(item, ValueNode) for item in items) or len(set(map(len, sizes))) > 1:
+    if not all(isinstance(item, NonTensorNode) for item in items) or len(set(map(len, sizes))) > 1:
         return items
-    ndim = next((at for at, column in enumerate(zip(*sizes)) if len(set(column)) > 1), -1)
-    return [item._with_lists(ndim) for item in items] if 0 <= dim <= ndim else items
+    ndim = next((position for position, column in enumerate(zip(*sizes)) if len(set(column)) > 1), -1)
+    return [item._nest_values(ndim) for item in items] if 0 <= dim <= ndim else items
 
 
-def hidden_size(items: Sequence[Any]) -> torch.Size:
+def find_hidden_size(items: Sequence[Any]) -> torch.Size:
     """Return the sizes of the dims that vmap hides from nodes that are joined."""
     tail = torch.Size()
     for item in items:
@@ -501,17 +503,17 @@ def hidden_size(items: Sequence[Any]) -> torch.Size:
     return tail
 
 
-def values_with(item: Any, tail: torch.Size) -> list[Any]:
+def expand_to_tail(item: Any, tail: torch.Size) -> list[Any]:
     """Return the values of a node, for each place in dims behind those of its batch."""
     size = torch.Size((*item.batch_size, *tail))
     if not tail or item._hidden == len(tail):
-        return item._values_for(size)  # type: ignore[no-any-return]
+        return item._expand_values(size)  # type: ignore[no-any-return]
     count = tail[item._hidden :].numel()
     own = torch.Size((*item.batch_size, *tail[: item._hidden]))
-    return [value for value in item._values_for(own) for _ in range(count)]
+    return [value for value in item._expand_values(own) for _ in range(count)]
 
 
-def side_by_side(
+def concat_values(
     items: Sequence[Any],
     dim: int,
     tail: torch.Size = torch.Size(),
@@ -526,9 +528,9 @@ def side_by_side(
         of: what gives something else for each element of a node than its values.
     """
     if tail or of:
-        columns = [of(item) if of else values_with(item, tail) for item in items]
+        columns = [of(item) if of else expand_to_tail(item, tail) for item in items]
     else:
-        columns = [item._values_for(item.batch_size) for item in items]
+        columns = [item._expand_values(item.batch_size) for item in items]
     outer = torch.Size(items[0].batch_size[:dim]).numel()
     if outer == 1:
         return [value for column in columns for value in column]
@@ -541,14 +543,14 @@ def side_by_side(
     ]
 
 
-def joints(items: Sequence[Any], plan: Any) -> Joints | None:
+def find_joints(items: Sequence[Any], plan: Any) -> Joints | None:
     """Return what a stack or concatenation remembers of nodes that hold one value for several elements; None for others."""
     ndim = len(items[0].batch_size)
     if not isinstance(plan, Join) or (plan.stacks and not ndim):
         return None
-    dims = [set(item._varying()) for item in items]
+    dims = [set(item._get_varying_dims()) for item in items]
     shared = set.intersection(*dims)
-    alike = all(each == shared for each in dims)
+    alike = all(dim == shared for dim in dims)
     made = {plan.dim, *(dim + (plan.stacks and dim >= plan.dim) for dim in shared)}
     if len(made) == ndim + plan.stacks:
         return None
@@ -557,26 +559,26 @@ def joints(items: Sequence[Any], plan: Any) -> Joints | None:
 
     def are_one(item: Any) -> list[bool]:
         known: list[bool] | None = item._joints[1] if item._joints is not None else None
-        if set(item._varying()) == shared and known is not None:
+        if set(item._get_varying_dims()) == shared and known is not None:
             return known
-        return [set(item._varying()) == shared] * item.batch_size.numel()
+        return [set(item._get_varying_dims()) == shared] * item.batch_size.numel()
 
-    return tuple(sorted(made)), side_by_side(items, plan.dim, of=are_one)
+    return tuple(sorted(made)), concat_values(items, plan.dim, of=are_one)
 
 
-def _chosen(items: Sequence[Any], plan: Any) -> list[Any]:
+def _select_values(items: Sequence[Any], plan: Any) -> list[Any]:
     """Return the values that a plan picks from several items of one batch size."""
     values: list[Any] = []
     places: list[Tensor] = []
     for item in items:
-        places.append(positions(item.batch_size, item.device) + len(values))
-        values += item._values_for(item.batch_size)
+        places.append(make_positions(item.batch_size, item.device) + len(values))
+        values += item._expand_values(item.batch_size)
     return [values[i] for i in plan.leaf(places).flatten().tolist()]
 
 
-def differing(value: Core, other: Any, path: tuple[str, ...]) -> StructureError:
+def kind_mismatch_error(value: Core, other: Any, path: tuple[str, ...]) -> StructureError:
     """Return the error for a node without entries that faces another kind, at a key path that is () where it is not known."""
-    at = f" at {show_path(path)}" if path else ""
+    position = f" at {show_path(path)}" if path else ""
     return StructureError(
-        f"the structures differ{at}: a {type(value).__name__} there, a {type(other).__name__} here"
+        f"the structures differ{position}: a {type(value).__name__} there, a {type(other).__name__} here"
     )

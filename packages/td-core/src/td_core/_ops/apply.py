@@ -14,27 +14,27 @@ import torch
 from torch import Tensor
 
 from .._coerce import coerce
-from .._collection import Child, Core, leaf_against_node, missing_key, note_key, show_path
+from .._collection import Child, Core, add_key_note, leaf_node_mismatch_error, missing_key_error, show_path
 from .._devices import as_device
-from .._locking import refuse_if_locked
-from .._names import check_names
-from .._views import IsLeaf
+from .._dim_names import check_names
+from .._locking import check_unlocked
+from .._mapping_views import IsLeaf
 from ..errors import BatchSizeError, StructureError
 from ..typing import NO_DEFAULT, BatchSize, DeviceType
-from .batch_size import as_batch_size, fitted
-from .joining import written
-from .leaf_writes import apart, check_copied
-from .operands import copy_named
-from .shared_memory import are_equal, may_share_memory, memory_key
+from .batch_size import as_batch_size, fit_batch_size
+from .joining import write_result
+from .leaf_writes import check_copied, clone_overlapping
+from .operands import copy_leaves
+from .shared_memory import are_equal, get_memory_key, may_share_memory
 
-SelfT = TypeVar("SelfT", bound="LeafMapping")
+SelfT = TypeVar("SelfT", bound="ApplyMixin")
 Path = tuple[str, ...]
 
 _MISSING: Any = object()
 """Stands for a level that another collection lacks."""
 
 
-class LeafMapping(Core):
+class ApplyMixin(Core):
     """``apply``, ``apply_`` and ``named_apply``."""
 
     __slots__ = ()
@@ -90,7 +90,13 @@ class LeafMapping(Core):
             if constructor_kwargs:
                 raise TypeError(f"apply() takes no {', '.join(constructor_kwargs)}")
         walk = _Walk(
-            fn, named, nested_keys, inplace, default, filter_empty, _everything if call_on_nested else is_leaf
+            fn,
+            named,
+            nested_keys,
+            inplace,
+            default,
+            filter_empty,
+            _is_any_leaf if call_on_nested else is_leaf,
         )
         return walk.run(self, others, batch_size, device, names, propagate_lock, out)
 
@@ -123,7 +129,7 @@ class LeafMapping(Core):
         if constructor_kwargs:
             raise TypeError(f"named_apply() takes no {', '.join(constructor_kwargs)}")
         walk = _Walk(
-            fn, True, nested_keys, inplace, default, filter_empty, _everything if call_on_nested else is_leaf
+            fn, True, nested_keys, inplace, default, filter_empty, _is_any_leaf if call_on_nested else is_leaf
         )
         return walk.run(self, others, batch_size, device, names, propagate_lock, out)
 
@@ -195,14 +201,14 @@ class _Walk:
         if names is not NO_DEFAULT and names is not None:
             result._set_names(check_names(names, len(result.batch_size)))
         if out is not None:
-            return written(out, result.batch_size, result, inplace=False)
+            return write_result(out, result.batch_size, result, inplace=False)
         if propagate_lock and root._locked:
             result.lock_()
         return result
 
     def level(self, root: Any, others: tuple[Any, ...], path: Path) -> Any:
         """Return the result for a level and all below it; None where it is dropped."""
-        stacked = root._stacked()
+        stacked = root._members_and_dim()
         if stacked is not None and self.size is None:
             return self.members(root, stacked, others, path)
         fn, named, nested_keys, is_leaf = self.fn, self.named, self.nested_keys, self.is_leaf
@@ -238,7 +244,7 @@ class _Walk:
                         else:
                             value = fn(child, *rest)
                     except Exception as error:
-                        note_key(error, (*path, key))
+                        add_key_note(error, (*path, key))
                         raise
                     if value is None:
                         continue
@@ -253,25 +259,25 @@ class _Walk:
                                 fitting = shape
                                 entries[key] = value
                                 continue
-                    entries[key] = self.checked(value, child, node, key, size, device, path)
-                elif child._opaque:
+                    entries[key] = self.check_result(value, child, node, key, size, device, path)
+                elif child._is_value:
                     kept = child
-                    if child._shows_tensor:
-                        kept = self.shown(child, node, key, path, others)
+                    if child._is_tensor_proxy:
+                        kept = self.unwrap_child(child, node, key, path, others)
                         if kept is None:
                             continue
                     if self.size is not None:
                         # One value takes any batch size; a stack of values keeps the elements that it has.
-                        if kept._reach() is None:
+                        if kept._max_batch_size() is None:
                             kept = kept._with_children(kept._children(), batch_size=size)
                         else:
-                            kept = fitted(kept, size, (*path, key))
+                            kept = fit_batch_size(kept, size, (*path, key))
                     entries[key] = kept
                 else:
                     inner = (
                         others if single else tuple([self.other(other, key, path, child) for other in others])
                     )
-                    stacked = child._stacked()
+                    stacked = child._members_and_dim()
                     if stacked is not None and self.size is None:
                         value = self.members(child, stacked, inner, (*path, key))
                         if value is not None:
@@ -287,7 +293,7 @@ class _Walk:
                     break
             else:
                 result = None
-                if entries or not self.dropped(node):
+                if entries or not self.is_dropped(node):
                     result = self.build(node, entries) if plain else node
                 if not above:
                     return result
@@ -296,22 +302,22 @@ class _Walk:
                 if result is not None:
                     entries[key] = result
 
-    def shown(self, child: Any, node: Any, key: str, path: Path, others: tuple[Any, ...]) -> Any:
+    def unwrap_child(self, child: Any, node: Any, key: str, path: Path, others: tuple[Any, ...]) -> Any:
         """Return the result for a node that stands for a tensor, as such a node; None where there is none."""
-        found = [child, *[self.other(other, key, path, child) for other in others]]
-        tensors = [each._unwrap() if isinstance(each, Core) else each for each in found]
+        results = [child, *[self.other(other, key, path, child) for other in others]]
+        tensors = [item._unwrap() if isinstance(item, Core) else item for item in results]
         name = [(*path, key) if self.nested_keys and path else key] if self.named else []
         if self.changed is not None and self.is_changed(tensors[0], (*path, key), tensors[1:]):
             return child
         try:
             value = self.fn(*name, *tensors)
         except Exception as error:
-            note_key(error, (*path, key))
+            add_key_note(error, (*path, key))
             raise
         if value is None:
             return child if self.inplace else None
         if not self.inplace:
-            return child._rebuild(iter((value,)))
+            return child._unflatten_iter(iter((value,)))
         if value is not tensors[0]:
             self.writes.append((node, key, tensors[0], value, (*path, key)))
         return child
@@ -335,7 +341,7 @@ class _Walk:
             return None
         if self.inplace:
             return node
-        return node._like(
+        return node._with_members(
             [
                 self.build(member, {}) if result is None else result
                 for member, result in zip(members, results, strict=True)
@@ -346,25 +352,25 @@ class _Walk:
         """Return the entry ``key`` of another collection, or what stands for it."""
         leaf = (
             isinstance(child, Tensor)
-            or child._opaque
+            or child._is_value
             or (self.is_leaf is not None and self.is_leaf(type(child)))
         )
         if node is _MISSING:
             return self.default if leaf else _MISSING
         try:
-            found = node._get_child(key)
+            result = node._get_child(key)
         except KeyError:
             if self.default is NO_DEFAULT:
-                raise missing_key(node, key, path) from None
+                raise missing_key_error(node, key, path) from None
             return self.default if leaf else _MISSING
-        if isinstance(found, Tensor) and not leaf:
-            raise leaf_against_node(child, found, (*path, key))
-        return found
+        if isinstance(result, Tensor) and not leaf:
+            raise leaf_node_mismatch_error(child, result, (*path, key))
+        return result
 
     def is_changed(self, child: Child, path: Path, rest: Sequence[Any]) -> bool:
         """Tell whether this leaf was changed under another key; StructureError where it had other leaves beside it there."""
         assert self.changed is not None
-        first, beside = self.changed.setdefault(memory_key(child, not rest), (path, rest))
+        first, beside = self.changed.setdefault(get_memory_key(child, not rest), (path, rest))
         if beside is rest:
             return False
         if not torch.compiler.is_compiling() and not all(map(are_equal, beside, rest)):
@@ -374,7 +380,7 @@ class _Walk:
             )
         return True
 
-    def checked(
+    def check_result(
         self, value: Any, child: Child, node: Any, key: str, size: torch.Size, device: Any, path: Path
     ) -> Child:
         """Return a result as an entry; in place, note what is to be written instead."""
@@ -386,7 +392,7 @@ class _Walk:
             return child
         return coerce(value, size, device, (*path, key))
 
-    def dropped(self, node: Any) -> bool:
+    def is_dropped(self, node: Any) -> bool:
         """Tell whether a level whose result has no entries leaves no trace."""
         return self.filter_empty is True or (self.filter_empty is None and len(node._children()) > 0)
 
@@ -407,19 +413,19 @@ class _Walk:
                 values.append(value)
                 paths.append(path)
             elif isinstance(child, Tensor) or isinstance(value, Tensor):
-                raise leaf_against_node(child, value, path)
+                raise leaf_node_mismatch_error(child, value, path)
             else:
-                if child._opaque:
-                    refuse_if_locked(node, f"replace {show_path(path)}")
+                if child._is_value:
+                    check_unlocked(node, f"replace {show_path(path)}")
                 others.append((node, key, child, value))
         # Torch copies nothing that overlaps, and a lazy stack may be given its own members in another order.
-        copy_named(targets, apart(targets, values), lambda i: show_path(paths[i]))
+        copy_leaves(targets, clone_overlapping(targets, values), lambda i: show_path(paths[i]))
         for node, key, child, value in others:
-            if child._opaque:
+            if child._is_value:
                 node._set_child(key, value)
             else:
                 child.update_(value)
 
 
-def _everything(cls: type) -> bool:
+def _is_any_leaf(cls: type) -> bool:
     return True

@@ -14,34 +14,34 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from td_core._plans import ExplodePlan
+from td_core._plans import MultiPlan
 from td_core._shape_plans import Reshape
 
 #: For each element of a result, in order, its position in the batch that it comes from; and the size of the result.
-Arrangement = tuple[Sequence[int], tuple[int, ...]]
+GatherMap = tuple[Sequence[int], tuple[int, ...]]
 
 
-def arrangements(plan: Any, size: tuple[int, ...], device: torch.device | None) -> list[Arrangement]:
+def make_gather_maps(plan: Any, size: tuple[int, ...], device: torch.device | None) -> list[GatherMap]:
     """Return where the elements of a batch of ``size`` go: one arrangement, or one for each part of an exploding plan.
 
     >>> from td_core._shape_plans import transpose_plan, unbind_plan
-    >>> arrangements(transpose_plan((2, 3), 0, 1), (2, 3), None)
+    >>> make_gather_maps(transpose_plan((2, 3), 0, 1), (2, 3), None)
     [([0, 3, 1, 4, 2, 5], (3, 2))]
-    >>> arrangements(unbind_plan((2, 3), 0), (2, 3), None)
+    >>> make_gather_maps(unbind_plan((2, 3), 0), (2, 3), None)
     [(range(0, 3), (3,)), (range(3, 6), (3,))]
     """
-    found = _by_members(plan, size)
-    if found is not None:
-        return found
-    tensors = plan.leaf(positions(size, _device_of(plan) or device))
-    parts = tensors if isinstance(plan, ExplodePlan) else [tensors]
+    result = _map_by_members(plan, size)
+    if result is not None:
+        return result
+    tensors = plan.leaf(make_positions(size, _get_device(plan) or device))
+    parts = tensors if isinstance(plan, MultiPlan) else [tensors]
     return [(part.flatten().tolist(), tuple(part.shape)) for part in parts]
 
 
-def taken(values: Sequence[Any], places: Sequence[int]) -> Sequence[Any]:
+def take_values(values: Sequence[Any], places: Sequence[int]) -> Sequence[Any]:
     """Return what a sequence has at some places, which for a range of them is a slice.
 
-    >>> taken("abcd", [2, 0]), taken([1, 2, 3, 4], range(1, 4, 2))
+    >>> take_values("abcd", [2, 0]), take_values([1, 2, 3, 4], range(1, 4, 2))
     (['c', 'a'], [2, 4])
     """
     if type(places) is range and places.step > 0:
@@ -49,23 +49,23 @@ def taken(values: Sequence[Any], places: Sequence[int]) -> Sequence[Any]:
     return [values[i] for i in places]
 
 
-def reordered(size: Sequence[int], order: Sequence[int]) -> list[int]:
+def permute_positions(size: Sequence[int], order: Sequence[int]) -> list[int]:
     """Return where the elements of a batch come from whose dims are put into another order.
 
-    >>> reordered((2, 3), (1, 0))
+    >>> permute_positions((2, 3), (1, 0))
     [0, 3, 1, 4, 2, 5]
     """
-    found = [0]
+    results = [0]
     for dim in order:
         step = prod(size[dim + 1 :])
-        found = [start + i * step for start in found for i in range(size[dim])]
-    return found
+        results = [start + i * step for start in results for i in range(size[dim])]
+    return results
 
 
-def positions(size: tuple[int, ...], device: torch.device | None) -> Tensor:
+def make_positions(size: tuple[int, ...], device: torch.device | None) -> Tensor:
     """Return the position of each element of a batch, in the shape of the batch.
 
-    >>> positions((2, 2), None)
+    >>> make_positions((2, 2), None)
     tensor([[0, 1],
             [2, 3]])
     """
@@ -74,7 +74,7 @@ def positions(size: tuple[int, ...], device: torch.device | None) -> Tensor:
     return torch.arange(prod(size), device=place).view(size)
 
 
-def _by_members(plan: Any, size: tuple[int, ...]) -> list[Arrangement] | None:
+def _map_by_members(plan: Any, size: tuple[int, ...]) -> list[GatherMap] | None:
     """Return the arrangements; None where only a tensor can say."""
     if isinstance(plan, Reshape):
         return [(range(prod(size)), (*plan.lead, *size[plan.n :]))]
@@ -84,18 +84,18 @@ def _by_members(plan: Any, size: tuple[int, ...]) -> list[Arrangement] | None:
     if along is None:
         return None
     rest = size[1:]
-    members = [(range(prod(rest)), rest)] if along.plan is None else _by_members(along.plan, rest)
+    members = [(range(prod(rest)), rest)] if along.plan is None else _map_by_members(along.plan, rest)
     if members is None:
         return None
-    several = isinstance(plan, ExplodePlan) and along.picks is not None
+    several = isinstance(plan, MultiPlan) and along.picks is not None
     picked = along.picks if several else [along.picks]
     if several and along.stack_dim is None and along.plan is None:  # one of the members each
         step = prod(rest)
         return [(range(i * step, i * step + step), rest) for i in picked]
-    return [_stacked(member, size, picks, along.stack_dim) for picks in picked for member in members]
+    return [_stack_maps(member, size, picks, along.stack_dim) for picks in picked for member in members]
 
 
-def _stacked(member: Arrangement, size: tuple[int, ...], picks: Any, dim: int | None) -> Arrangement:
+def _stack_maps(member: GatherMap, size: tuple[int, ...], picks: Any, dim: int | None) -> GatherMap:
     """Return some members, each arranged in the same way, as a stack along ``dim``; or the one that is picked."""
     inner, shape = member
     step = prod(size[1:])
@@ -110,14 +110,14 @@ def _stacked(member: Arrangement, size: tuple[int, ...], picks: Any, dim: int | 
     block = prod(shape[dim:])
     arranged = [
         start + position
-        for at in range(0, prod(shape), block or 1)
+        for index in range(0, prod(shape), block or 1)
         for start in starts
-        for position in inner[at : at + block]
+        for position in inner[index : index + block]
     ]
     return arranged, (*shape[:dim], len(starts), *shape[dim:])
 
 
-def _device_of(plan: Any) -> torch.device | None:
+def _get_device(plan: Any) -> torch.device | None:
     """Return the device of the tensors of an index, where the positions must be too."""
     index = getattr(plan, "index", None)
     for item in index if type(index) is tuple else (index,):

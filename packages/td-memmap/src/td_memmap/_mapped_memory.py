@@ -87,7 +87,7 @@ class FileStorage(torch.UntypedStorage):
 
 
 def map_memory(fd: int, nbytes: int, shared: bool, path: str | None = None) -> _Mapping:
-    """Map the first bytes of an open file, for :func:`elements_in`; it may be closed afterwards.
+    """Map the first bytes of an open file, for :func:`view_elements`; it may be closed afterwards.
 
     The caller has checked that the file is long enough: loading from pages behind its end would end the process.
 
@@ -109,7 +109,7 @@ def map_memory(fd: int, nbytes: int, shared: bool, path: str | None = None) -> _
     return memory
 
 
-def elements_in(memory: _Mapping, dtype: torch.dtype, count: int, source: Any, start: int = 0) -> Tensor:
+def view_elements(memory: _Mapping, dtype: torch.dtype, count: int, source: Any, start: int = 0) -> Tensor:
     """Return elements from byte ``start`` on in mapped memory, as a tensor with a storage of its own, of this ``source``."""
     result = torch.frombuffer(memory, dtype=dtype, count=count, offset=start)
     storage: Any = result.untyped_storage()
@@ -129,7 +129,7 @@ def source_of(tensor: Tensor) -> Any:
         return None  # inside a transform, and of tensors without memory of their own
 
 
-def elements_of(
+def map_elements_of(
     fd: int, dtype: torch.dtype, nbytes: int, place: Any, linked: dict[Any, torch.UntypedStorage] | None
 ) -> Tensor:
     """Return the first elements of an open file, mapped as its ``place`` says.
@@ -142,18 +142,18 @@ def elements_of(
         shape = (nbytes // dtype.itemsize,)
         return torch.empty(0, dtype=dtype, device="cpu").set_(memory, 0, shape, (1,))
     mapped = map_memory(fd, nbytes, place.shared, place.filename)
-    result = elements_in(mapped, dtype, nbytes // dtype.itemsize, place)
+    result = view_elements(mapped, dtype, nbytes // dtype.itemsize, place)
     if linked is not None:
         linked[place.identity] = result.untyped_storage()
     return result
 
 
-def buffer(tensor: Tensor) -> memoryview:
+def get_buffer(tensor: Tensor) -> memoryview:
     r"""Return the elements of a contiguous CPU tensor, as they are in memory.
 
     Every dtype is bytes here. torch needs four calls for it, which is most of the time that writing a small leaf takes.
 
-    >>> bytes(buffer(torch.tensor([1, 2], dtype=torch.int16)))
+    >>> bytes(get_buffer(torch.tensor([1, 2], dtype=torch.int16)))
     b'\x01\x00\x02\x00'
     """
     nbytes = tensor.numel() * tensor.element_size()

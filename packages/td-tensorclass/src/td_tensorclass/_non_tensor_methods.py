@@ -9,10 +9,10 @@ from typing import Any
 from td_core._keys import unravel_key_to_tuple
 from td_core.typing import NO_DEFAULT, BatchSize, DeviceType, NestedKey
 
-from ._attrs import attrs_of
+from ._attrs import make_attrs
 from ._non_tensor import NonTensorData
-from ._opaque import ValueNode
-from ._plain_classes import converted
+from ._plain_classes import convert_dataclass
+from ._value_nodes import NonTensorNode
 
 
 class NonTensorMethods:
@@ -54,7 +54,7 @@ class NonTensorMethods:
         >>> TensorDict({"a": "x"}).is_non_tensor("a")
         True
         """
-        return issubclass(self.entry_class(key), ValueNode)
+        return issubclass(self.entry_class(key), NonTensorNode)
 
     def non_tensor_items(self: Any, include_nested: bool = False) -> tuple[tuple[Any, Any], ...]:
         """Return the ``(key, node)`` pairs of the non-tensor entries.
@@ -73,9 +73,9 @@ class NonTensorMethods:
         >>> TensorDict({"a": "x", "n": {"b": 1, "c": "y"}}).filter_non_tensor_data()
         TensorDict(batch_size=[], fields={n: {b: i64[]}})
         """
-        stacked = self._stacked()
+        stacked = self._members_and_dim()
         if stacked is not None:  # whose members may have entries that others lack
-            return self._like([member.filter_non_tensor_data() for member in stacked[0]])
+            return self._with_members([member.filter_non_tensor_data() for member in stacked[0]])
         return self.exclude(*filter(self.is_non_tensor, self.keys(True)))
 
     def attrs(
@@ -93,7 +93,7 @@ class NonTensorMethods:
         >>> TensorDict({"a": torch.zeros(3)}).attrs()["a"].tgt_shape
         torch.Size([3])
         """
-        return attrs_of(self, fields, num_threads)
+        return make_attrs(self, fields, num_threads)
 
     @classmethod
     def from_dataclass(
@@ -133,8 +133,8 @@ class NonTensorMethods:
         if not is_dataclass(dataclass) or isinstance(dataclass, type):
             raise TypeError(f"from_dataclass takes an instance of a dataclass; got {dataclass!r}")
         options: dict[str, bool] | None = {} if as_tensorclass or dest_cls is not None else None
-        return cls._of_dense(
-            converted(dataclass, dest_cls, options, auto_batch_size, batch_dims, batch_size, device)
+        return cls._wrap_dense(
+            convert_dataclass(dataclass, dest_cls, options, auto_batch_size, batch_dims, batch_size, device)
         )
 
 

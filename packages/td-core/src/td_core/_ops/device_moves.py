@@ -10,21 +10,21 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from .._attachments import attachments
 from .._buffers import has_memory
-from .._collection import Core, same
+from .._collection import Core, identity
+from .._device_labels import set_device_labels
 from .._devices import as_device, wait_for
 from .._element_types import as_dtype
 from .._foreach import PLAIN
-from .._labels import relabel
-from .._locking import refuse_if_locked_below
+from .._locking import check_unlocked_below
+from .._storage_backends import get_backends
 from ..typing import NO_DEFAULT, DeviceType, DtypeLike, NestedKey, NoDefault
-from .dtypes import CASTS, CastFilter, Dtypes, cast_some
-from .locking import nothing
-from .operands import LEAF_ERRORS, named, raise_at_leaf, where
+from .dtypes import CASTS, CastFilter, DtypeMixin, cast_some
+from .locking import do_nothing
+from .operands import LEAF_ERRORS, describe_leaf, raise_at_leaf, rephrase_error
 from .shape import write_back
 
-SelfT = TypeVar("SelfT", bound="Moving")
+SelfT = TypeVar("SelfT", bound="DeviceMixin")
 
 
 #: How many dims a leaf has that can be in these formats.
@@ -85,10 +85,10 @@ def parse_target(
     return Target(None if device is None else as_device(device), dtype, non_blocking, memory_format, spec)
 
 
-def waits_for(source: torch.device, target: torch.device) -> torch.device | None:
+def get_device_to_sync(source: torch.device, target: torch.device) -> torch.device | None:
     """Return the device whose stream has to be waited for after an asynchronous copy to or from the host.
 
-    >>> waits_for(torch.device("cpu"), torch.device("cpu")) is None
+    >>> get_device_to_sync(torch.device("cpu"), torch.device("cpu")) is None
     True
     """
     if source.type == target.type or "cpu" not in (source.type, target.type):
@@ -108,15 +108,19 @@ def move(
     device, dtype, non_blocking, memory_format, _ = target
     waiting: set[torch.device] = set()
     if device is not None:
-        found = {leaf.device for leaf in leaves}
-        if dtype is None and memory_format is None and found <= {device}:
+        results = {leaf.device for leaf in leaves}
+        if dtype is None and memory_format is None and results <= {device}:
             return leaves
         if not torch.compiler.is_compiling():  # a graph has no host that reads in between
-            waiting = {one for one in [waits_for(source, device) for source in found] if one is not None}
-    to = _call_to(leaves, device, dtype, bool(waiting) if non_blocking is None else non_blocking)
+            waiting = {
+                item
+                for item in [get_device_to_sync(source, device) for source in results]
+                if item is not None
+            }
+    to = _move_leaves(leaves, device, dtype, bool(waiting) if non_blocking is None else non_blocking)
     if pin and device is not None and device.type != "cpu":
         # Without threads each leaf travels while the next one is copied to pinned memory.
-        leaves = pinned(leaves, threads) if threads else map(_pin, leaves)  # type: ignore[assignment]
+        leaves = pin_leaves(leaves, threads) if threads else map(_pin, leaves)  # type: ignore[assignment]
     if memory_format is None:
         result = list(map(to, leaves))
     else:
@@ -130,18 +134,18 @@ def move(
     return result
 
 
-def _call_to(
+def _move_leaves(
     leaves: list[Tensor], device: torch.device | None, dtype: torch.dtype | None, non_blocking: bool
 ) -> Callable[[Tensor], Tensor]:
     if device is None:
         if dtype is None:
-            return same
+            return identity
         # Of the methods that cast, subclasses that keep their class often know no other than to().
         return (PLAIN.issuperset(map(type, leaves)) and CASTS.get(dtype)) or methodcaller("to", dtype)
     return methodcaller("to", device, dtype, non_blocking=non_blocking)
 
 
-def pinned(leaves: list[Tensor], threads: int | None) -> list[Tensor]:
+def pin_leaves(leaves: list[Tensor], threads: int | None) -> list[Tensor]:
     """Return the leaves of the host in pinned memory; ``threads`` of them at a time."""
     if not threads:
         return list(map(_pin, leaves))
@@ -153,35 +157,35 @@ def _pin(leaf: Tensor) -> Tensor:
     return leaf.pin_memory() if leaf.is_cpu else leaf
 
 
-def put_back(target: Any, source: Any) -> None:
+def write_moved_back(target: Any, source: Any) -> None:
     """Make every leaf of ``source`` the leaf of ``target`` at the same place.
 
     Raises:
         LockedError: ``target``, or a collection in it, is locked; nothing was replaced.
     """
-    refuse_if_locked_below(target, "replace leaves")
+    check_unlocked_below(target, "replace leaves")
     todo = [(target, source)]
     while todo:
-        mine, theirs = todo.pop()
-        stacked = mine._stacked()
+        left, right = todo.pop()
+        stacked = left._members_and_dim()
         if stacked is not None:
-            todo.extend(zip(stacked[0], theirs._stacked()[0], strict=True))
+            todo.extend(zip(stacked[0], right._members_and_dim()[0], strict=True))
             continue
-        for key, child in dict(theirs._children()).items():
-            if isinstance(child, Tensor) or child._shows_tensor:
-                mine._set_child(key, child)
+        for key, child in dict(right._children()).items():
+            if isinstance(child, Tensor) or child._is_tensor_proxy:
+                left._set_child(key, child)
             else:
-                todo.append((mine._get_child(key), child))
+                todo.append((left._get_child(key), child))
 
 
 def _write_moved(owner: Any, result: Any) -> None:
-    def back(leaf: Tensor, mine: Any) -> Tensor:
-        return leaf.to(mine.device, mine.dtype) if isinstance(mine, Tensor) else leaf
+    def back(leaf: Tensor, left: Any) -> Tensor:
+        return leaf.to(left.device, left.dtype) if isinstance(left, Tensor) else leaf
 
     write_back(owner, result.apply(back, owner, default=None))
 
 
-class Moving(Dtypes):
+class DeviceMixin(DtypeMixin):
     """``to``, ``cpu``, ``cuda``, pinned and shared memory."""
 
     __slots__ = ()
@@ -233,44 +237,44 @@ class Moving(Dtypes):
         accepts = self._cast_filter if cast_filter is NO_DEFAULT else cast_filter
         moves_only = target.dtype is None and target.memory_format is None and target.spec is None
         if target.spec is not None:
-            source = self._described_by(target.spec, target, accepts)
+            source = self._cast_by_attrs(target.spec, target, accepts)
         if target.dtype is not None and accepts is not None:
             source = cast_some(source, methodcaller("to", target.dtype), accepts)
             target = target._replace(dtype=None)
         elif moves_only and (goal is None or goal == self.device):
             if batch_size is not None:
-                return self._resized(batch_size)
-            return self if torch.compiler.is_compiling() else self._undone_by(nothing)  # type: ignore[attr-defined]
+                return self._resize_batch(batch_size)
+            return self if torch.compiler.is_compiling() else self._undo_on_exit(do_nothing)  # type: ignore[attr-defined]
         elif moves_only and goal is not None and not inplace:
-            for attachment in attachments(self):
-                whole: Any = attachment.moved(self, goal, non_blocking)
+            for attachment in get_backends(self):
+                whole: Any = attachment.move(self, goal, non_blocking)
                 if whole is not None:
-                    whole = whole if batch_size is None else whole._resized(batch_size)
-                    return whole._undone_into(self, _write_moved)  # type: ignore[no-any-return]
+                    whole = whole if batch_size is None else whole._resize_batch(batch_size)
+                    return whole._write_back_on_exit(self, _write_moved)  # type: ignore[no-any-return]
         leaves: list[Tensor] = []
-        levels = source._collect(leaves)
+        levels = source._flatten_leaves(leaves)
         try:
             moved = move(leaves, target, pin=non_blocking_pin, threads=num_threads)
         except LEAF_ERRORS as error:
-            raise_at_leaf(error, "to", source, _call_to(leaves, goal, target.dtype, False), leaves)
-        result: Any = source._with_leaves(moved, levels)
+            raise_at_leaf(error, "to", source, _move_leaves(leaves, goal, target.dtype, False), leaves)
+        result: Any = source._unflatten(moved, levels)
         if inplace:
-            put_back(self, result)
+            write_moved_back(self, result)
             result = self
         if goal is not None and result.device != goal:
-            relabel(result, goal)
+            set_device_labels(result, goal)
         if batch_size is not None:
             result.batch_size = batch_size
-        return result._undone_by(nothing) if inplace else result._undone_into(self, _write_moved)  # type: ignore[no-any-return]
+        return result._undo_on_exit(do_nothing) if inplace else result._write_back_on_exit(self, _write_moved)  # type: ignore[no-any-return]
 
-    def _described_by(self: SelfT, attrs: Any, target: Target, accepts: CastFilter | None) -> SelfT:
+    def _cast_by_attrs(self: SelfT, attrs: Any, target: Target, accepts: CastFilter | None) -> SelfT:
         """Return the collection with each leaf as its entry in ``attrs`` says, but for what ``target`` says itself."""
 
-        def described(key: NestedKey, leaf: Tensor) -> Tensor:
+        def cast_entry(key: NestedKey, leaf: Tensor) -> Tensor:
             told = attrs.get(key, None)
             if not isinstance(told, Core):
                 return leaf
-            device, dtype = told._described()
+            device, dtype = told._get_leaf_spec()
             if accepts is not None and not accepts((key,) if isinstance(key, str) else key, leaf):
                 dtype = None
             return leaf.to(
@@ -280,13 +284,13 @@ class Moving(Dtypes):
             )
 
         apply: Any = self.named_apply  # type: ignore[attr-defined]
-        result = apply(described, nested_keys=True, device=None, filter_empty=False)
+        result = apply(cast_entry, nested_keys=True, device=None, filter_empty=False)
         if self.device is not None and all(leaf.device == self.device for leaf in result._leaves()):
-            relabel(result, self.device)
+            set_device_labels(result, self.device)
         return result  # type: ignore[no-any-return]
 
-    def _resized(self: SelfT, batch_size: Any) -> SelfT:
-        result: Any = self._shallow()
+    def _resize_batch(self: SelfT, batch_size: Any) -> SelfT:
+        result: Any = self._shallow_copy()
         result.batch_size = batch_size
         return result  # type: ignore[no-any-return]
 
@@ -323,16 +327,16 @@ class Moving(Dtypes):
         True
         """
         if inplace:
-            refuse_if_locked_below(self, "replace leaves")
-        for attachment in attachments(self):
-            whole: Any = attachment.pinned(self)
+            check_unlocked_below(self, "replace leaves")
+        for attachment in get_backends(self):
+            whole: Any = attachment.pin(self)
             if whole is not None:
                 return whole  # type: ignore[no-any-return]
         leaves = self._leaves()
-        result = self._with_leaves(pinned(leaves, num_threads))
+        result = self._unflatten(pin_leaves(leaves, num_threads))
         if not inplace:
             return result
-        put_back(self, result)
+        write_moved_back(self, result)
         return self
 
     def pin_memory_(self: SelfT, num_threads: int = 0) -> SelfT:
@@ -360,7 +364,7 @@ class Moving(Dtypes):
                     raise RuntimeError(f"a {type(leaf).__name__} has no memory of its own")
                 leaf.share_memory_()
             except RuntimeError as error:
-                raise named(error, f"cannot share {where(self, leaf)}: {error}") from error
+                raise rephrase_error(error, f"cannot share {describe_leaf(self, leaf)}: {error}") from error
         return self.lock_()  # type: ignore[attr-defined, no-any-return]
 
     def record_stream(self: SelfT, stream: torch.cuda.Stream) -> SelfT:

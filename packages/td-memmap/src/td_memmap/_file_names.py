@@ -26,7 +26,7 @@ UNFINISHED_META = "%meta.json"
 TEMPORARY = "%new-"
 
 #: Files that any level may have.
-TAKEN = (META, VALUES, PICKLE)
+RESERVED_STEMS = (META, VALUES, PICKLE)
 
 #: Files that may stand beside the metadata of a node, for its values.
 SIDECARS = (VALUES, PICKLE, STACK_PICKLE, JSON_TYPES)
@@ -59,19 +59,19 @@ def encode_key(key: str) -> str:
     return _UNSAFE.sub(lambda match: f"%{ord(match[0]):02X}", key)
 
 
-def stem(key: str, robust_key: bool) -> str:
+def get_stem(key: str, robust_key: bool) -> str:
     """Return what a save calls the file, without ending, or the directory of a key.
 
-    >>> stem("a b", True), stem("a b", False)
+    >>> get_stem("a b", True), get_stem("a b", False)
     ('a%20b', 'a b')
     """
     return encode_key(key) if robust_key else key
 
 
-def litter(name: str) -> str:
+def list_temporary_prefixes(name: str) -> str:
     """Return how the names begin that an unfinished save has beside a name that it will take.
 
-    >>> litter("save")
+    >>> list_temporary_prefixes("save")
     '.save.td-'
     """
     # The whole of it has to fit too.
@@ -79,19 +79,19 @@ def litter(name: str) -> str:
     return f".{name if len(raw) <= 200 else hashlib.sha1(raw).hexdigest()}.td-"
 
 
-def numbers() -> Iterator[str]:
+def iter_numbers() -> Iterator[str]:
     """Yield the numbers that tell unfinished saves of one name apart, in order: who builds takes the first that is free.
 
-    >>> next(numbers())
+    >>> next(iter_numbers())
     '00000000'
     """
     return (f"{number:08x}" for number in itertools.count())
 
 
-def fits(name: str) -> bool:
+def is_valid_name(name: str) -> bool:
     """Tell whether file systems take this name: at most 255 bytes of UTF-8, no lone surrogate.
 
-    >>> fits("a" * 255), fits("é" * 128)
+    >>> is_valid_name("a" * 255), is_valid_name("é" * 128)
     (True, False)
     """
     try:
@@ -100,10 +100,10 @@ def fits(name: str) -> bool:
         return False
 
 
-def raw_name(key: str) -> str | None:
+def get_raw_name(key: str) -> str | None:
     """Return the unencoded name that releases before 0.14 gave to a key, or None where it could leave the directory.
 
-    >>> raw_name("a b"), raw_name("../x"), raw_name("c:d")
+    >>> get_raw_name("a b"), get_raw_name("../x"), get_raw_name("c:d")
     ('a b', None, 'c:d')
     """
     if key in _DOTS or "/" in key or "\\" in key or "\0" in key:
@@ -111,34 +111,38 @@ def raw_name(key: str) -> str | None:
     return key
 
 
-def listing(paths: Iterable[tuple[str, ...]]) -> bytes:
+def format_listing(paths: Iterable[tuple[str, ...]]) -> bytes:
     """Return file paths as the content of a file.
 
-    >>> listing([("a", "b.memmap")])
+    >>> format_listing([("a", "b.memmap")])
     b'a/b.memmap'
     """
     return "\0".join("/".join(path) for path in sorted(paths)).encode(errors="surrogateescape")
 
 
-def listed(content: bytes) -> list[tuple[str, ...]]:
+def parse_listing(content: bytes) -> list[tuple[str, ...]]:
     """Return the paths of a listing, those that stay in their directory.
 
-    >>> listed(b"a/b.memmap" + bytes(1) + b"../c")
+    >>> parse_listing(b"a/b.memmap" + bytes(1) + b"../c")
     [('a', 'b.memmap')]
     """
-    return [path for line in content.decode(errors="surrogateescape").split("\0") if (path := inside(line))]
+    return [
+        path
+        for line in content.decode(errors="surrogateescape").split("\0")
+        if (path := split_relative(line))
+    ]
 
 
-def inside(path: str) -> tuple[str, ...] | None:
+def split_relative(path: str) -> tuple[str, ...] | None:
     """Return the parts of a relative path, or None where it could leave its directory, or no file system takes it.
 
-    >>> inside("a/b"), inside("/a"), inside("a/../b"), inside("x" * 300)
+    >>> split_relative("a/b"), split_relative("/a"), split_relative("a/../b"), split_relative("x" * 300)
     (('a', 'b'), None, None, None)
     """
     parts = tuple(path.split("/"))
     # Most names are short and plain, and then the longest one tells of all.
     short = path.isascii() and max(map(len, parts)) <= _LONGEST
-    bad = "\0" in path or not _DOTS.isdisjoint(parts) or not (short or all(map(fits, parts)))
+    bad = "\0" in path or not _DOTS.isdisjoint(parts) or not (short or all(map(is_valid_name, parts)))
     return None if bad else parts
 
 
@@ -148,8 +152,8 @@ def leading(paths: Iterable[tuple[str, ...]]) -> set[tuple[str, ...]]:
     >>> sorted(leading([("a", "b", "c"), ("a", "d")]))
     [('a',), ('a', 'b')]
     """
-    found: set[tuple[str, ...]] = set()
+    result: set[tuple[str, ...]] = set()
     for path in paths:
-        while (path := path[:-1]) and path not in found:
-            found.add(path)
-    return found
+        while (path := path[:-1]) and path not in result:
+            result.add(path)
+    return result

@@ -32,25 +32,25 @@ def walk(nodes: list[dict[str, Any]]) -> Iterator[tuple[Path, dict[str, Any] | i
 
 def leaves(nodes: list[dict[str, Any]]) -> list[int]:
     """Return the positions of the leaves in the order of :func:`walk`."""
-    found: list[int] = []
+    results: list[int] = []
     todo: list[Any] = [0]
     while todo:
         position = todo.pop()
         if type(position) is list:
-            found += position
+            results += position
         else:
             node = nodes[position]
             todo += [child for _, child in node["members"][::-1]]
             todo += [child for _, child in node["entries"][::-1]]
-    return found
+    return results
 
 
-def of_leaf(encoded: Encoded, leaf: int) -> str:
+def format_leaf_path(encoded: Encoded, leaf: int) -> str:
     """Return the key path of a leaf as it stands in messages."""
-    return next((show_path(path) for path, found in walk(encoded.nodes) if found == leaf), "a leaf")
+    return next((show_path(path) for path, result in walk(encoded.nodes) if result == leaf), "a leaf")
 
 
-def of_value(nodes: list[dict[str, Any]], value: int) -> str:
+def format_value_path(nodes: list[dict[str, Any]], value: int) -> str:
     """Return the key path of the node that holds a value, as it stands in messages."""
     for path, node in walk(nodes):
         if isinstance(node, dict) and any(position == value for _, position in node["values"]):
@@ -65,7 +65,7 @@ def check_tree(nodes: Any, leaves: int, values: int) -> None:
 
     >>> check_tree([{"kind": "TensorDict", "meta": {}, "entries": [["a", [0]]], "members": [], "values": []}], 1, 0)
     """
-    found: dict[str, list[int]] = {"node": [0], "leaf": [], "value": []}
+    result: dict[str, list[int]] = {"node": [0], "leaf": [], "value": []}
     for position, node in enumerate(nodes):
         for group in ("entries", "members"):
             keys = [key for key, _ in node[group]]
@@ -74,12 +74,12 @@ def check_tree(nodes: Any, leaves: int, values: int) -> None:
                     f"the keys of node {position} are no strings, or not all different: {keys!r}"
                 )
             for _, child in node[group]:
-                found["leaf" if isinstance(child, list) else "node"] += (
+                result["leaf" if isinstance(child, list) else "node"] += (
                     child if isinstance(child, list) else [child]
                 )
-        found["value"] += [value for _, value in node["values"]]
+        result["value"] += [value for _, value in node["values"]]
     for what, count in (("node", len(nodes)), ("leaf", leaves), ("value", values)):
-        places = found[what]
+        places = result[what]
         if any(type(place) is not int for place in places) or sorted(places) != list(range(count)):
             raise FormatError(
                 f"each {what} of the encoded tree occurs once; there are {count}, found {places!r:.100}"

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from td_core._mapped_names import names_after
+from td_core._mapped_names import get_names_after
 from td_core._pytree import register
-from td_core._values import same_value
+from td_core._value_codec import is_same_value
 
 _CONSTANTS = (str, int, bool, type(None))
 
 
-class Held:
+class StaticValue:
     """A value in a context: contexts are compared with ``==``, and values may answer with anything.
 
-    >>> Held([1]) == Held([1])
+    >>> StaticValue([1]) == StaticValue([1])
     True
     """
 
@@ -25,31 +25,31 @@ class Held:
         self.value = value
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Held) and same_value(self.value, other.value)
+        return isinstance(other, StaticValue) and is_same_value(self.value, other.value)
 
     # Equal values may hash differently, or not at all.
     __hash__ = None  # type: ignore[assignment]
 
 
-def hold(value: Any) -> Any:
+def make_static(value: Any) -> Any:
     """Return a value as a context has it; what torch takes for a constant remains one, for ``torch.export(strict=True)``.
 
-    >>> hold("a") == hold("a"), hold(1) == hold(True)
+    >>> make_static("a") == make_static("a"), make_static(1) == make_static(True)
     (True, False)
     """
-    return (type(value).__name__, value) if type(value) in _CONSTANTS else Held(value)
+    return (type(value).__name__, value) if type(value) in _CONSTANTS else StaticValue(value)
 
 
-def held(holder: Any) -> Any:
-    """Return the value that :func:`hold` was given.
+def get_static(holder: Any) -> Any:
+    """Return the value that :func:`make_static` was given.
 
-    >>> held(hold("a")), held(hold([1]))
+    >>> get_static(make_static("a")), get_static(make_static([1]))
     ('a', [1])
     """
     return holder[1] if type(holder) is tuple else holder.value
 
 
-def register_held(cls: Any, names: Sequence[str], made_of: Callable[..., Any]) -> None:
+def register_static(cls: Any, names: Sequence[str], made_of: Callable[..., Any]) -> None:
     """Register a class of nodes without children.
 
     Args:
@@ -66,11 +66,11 @@ def register_held(cls: Any, names: Sequence[str], made_of: Callable[..., Any]) -
 
     def dump(context: tuple[Any, ...]) -> tuple[Any, ...]:
         holder, *rest = context
-        return (held(holder), *rest)
+        return (get_static(holder), *rest)
 
     def load(dumped: tuple[Any, ...]) -> tuple[Any, ...]:
         value, *rest = dumped
-        return (hold(value), *rest)
+        return (make_static(value), *rest)
 
     register(cls, flatten, unflatten, lambda context: (), dump, load)
 
@@ -80,10 +80,10 @@ def register_data(cls: Any) -> None:
 
     def made_of(value: Any, metadata: Any, batch_size: Any, device: Any, names: Any) -> Any:
         node = cls(value, metadata, batch_size=batch_size, device=device)
-        node._names = names_after(names, batch_size, ())
+        node._names = get_names_after(names, batch_size, ())
         return node
 
-    register_held(cls, ("_value", "_metadata", "batch_size", "device", "_names"), made_of)
+    register_static(cls, ("_value", "_metadata", "batch_size", "device", "_names"), made_of)
 
 
 def register_stack(cls: Any) -> None:
@@ -99,12 +99,12 @@ def register_stack(cls: Any) -> None:
         emerges: int,
         names: Any,
     ) -> Any:
-        node = cls._of(values, values_size, device, names_after(names, batch_size, ()))
+        node = cls._of(values, values_size, device, get_names_after(names, batch_size, ()))
         node._batch_size, node._joints, node._hidden, node._emerges = batch_size, joints, hidden, emerges
         return node
 
-    register_held(
+    register_static(
         cls,
-        ("_kept_values", "_values_size", "batch_size", "device", "_joints", "_hidden", "_emerges", "_names"),
+        ("_snapshot", "_values_size", "batch_size", "device", "_joints", "_hidden", "_emerges", "_names"),
         made_of,
     )

@@ -6,18 +6,18 @@ from typing import Any
 
 import numpy as np
 
-from td_core._values import same_value
+from td_core._value_codec import is_same_value
 
 
-def equal_values(a: Any, b: Any) -> bool:
+def is_equal_value(a: Any, b: Any) -> bool:
     """Tell whether two values are equal in the sense of ``==``; arrays where all of their elements are.
 
     Where ``==`` raises, or gives something without a truth, they are not.
 
-    >>> equal_values(1, True), equal_values("a", "b")
+    >>> is_equal_value(1, True), is_equal_value("a", "b")
     (True, False)
     """
-    if same_value(a, b):
+    if is_same_value(a, b):
         return True
     try:
         equal = a == b

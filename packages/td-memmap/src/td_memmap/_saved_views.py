@@ -9,7 +9,7 @@ import torch
 
 from td_core.errors import FormatError
 
-from . import _names
+from . import _file_names
 
 #: The operations that a saved view may name, and the arguments of each.
 _OPERATIONS = {
@@ -28,13 +28,13 @@ def rebuild(meta: Mapping[str, Any], members: Mapping[str, Any]) -> Any:
         KeyError: the source is missing.
         FormatError: the operation or the index is none that a view can have.
     """
-    source = members[_names.SOURCE]
+    source = members[_file_names.SOURCE]
     if "custom_op" not in meta:
         return source[decode_index(meta["index"], top=True)]
-    return look(source, meta)
+    return apply_view(source, meta)
 
 
-def look(source: Any, meta: Mapping[str, Any]) -> Any:
+def apply_view(source: Any, meta: Mapping[str, Any]) -> Any:
     """Return a source as the operation of a saved view shows it.
 
     Raises:

@@ -1,0 +1,330 @@
+"""What consolidation attaches to a collection: its storage, and what one storage makes faster."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Iterable, Sequence
+from copy import deepcopy
+from dataclasses import replace
+from operator import attrgetter, is_
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from td_core import TensorDict, decode, encode
+from td_core._buffers import Leaves
+from td_core._device_labels import fix_decoded_devices, set_device_labels
+from td_core._locking import lock
+from td_core._nodes import KINDS, Encoded
+from td_core._ops.device_moves import Target, move
+from td_core._pickling import reduce_classes
+from td_core._public_names import set_module
+from td_core._storage_backends import StorageBackend
+from td_core._torch_private import looks
+from td_core._value_codec import parse_json
+from td_core.errors import StructureError
+
+from . import _consolidated_file, _key_paths, _storage
+from ._storage import Layout, Leaf, Span
+
+KEY = "consolidated"
+
+_REQUIRES_GRAD = attrgetter("requires_grad")
+
+
+class EncodedCache:
+    """A consolidated collection taken apart, and what was made of that.
+
+    It serves for as long as nothing but the content of leaves changes. A lock stops neither ``td.batch_size = ...`` nor
+    ``leaf.data = ...``, so :meth:`holds` compares all that could have changed. ``find`` tells where leaves lie.
+
+    Attributes:
+        encoded: the tree.
+        loses_grad: whether a leaf requires grad, and would not as a view on the storage; parameters of a module would.
+        layout: where its leaves lie in the storage; None if one of them does not.
+        planned: whether that is the layout on the wire of the reference; None before someone looked.
+        sent: the message that announces it.
+        received: the last message that was checked to have its structure and its layout.
+        spare: memory in which a message like the last one can arrive.
+        schema: nodes and :data:`_storage.Columns` as they stand in a pickle, as JSON.
+    """
+
+    __slots__ = (
+        "_addresses", "_leaves", "_rows", "_same_looks", "encoded", "layout", "loses_grad",
+        "planned", "received", "schema", "sent", "spare",
+    )  # fmt: skip
+
+    def __init__(self, node: Any, find: Callable[[Sequence[Tensor]], Layout | None]) -> None:
+        self.encoded = encode(node)
+        self.layout = find(self.encoded.leaves)
+        self.planned: bool | None = None
+        self.sent: Any = None
+        self.received: Any = None
+        self.spare: list[Tensor] = []
+        self.schema: str | None = None
+        takes_grad = list(map(_REQUIRES_GRAD, self.encoded.leaves))
+        self.loses_grad = any(takes_grad) and list(map(_REQUIRES_GRAD, self._view_leaves())) != takes_grad
+        #: Of each node itself, its class, header, keys and what stands under them; the root does not hold itself.
+        self._rows: list[tuple[Any, type, Any, list[str], list[Any]]] = []
+        # What else a collection consists of, could change unseen.
+        if self.layout is None or self.encoded.values or any(leaf.is_nested for leaf in self.encoded.leaves):
+            return
+        self._leaves = list({id(leaf): leaf for leaf in self.encoded.leaves}.values())
+        self._same_looks = looks(self._leaves)
+        self._addresses = list(map(Tensor.data_ptr, self._leaves))
+        todo = [node]
+        while todo:
+            item = todo.pop()
+            meta, keys, children = _parts(item)
+            held = None if item is node else item
+            self._rows.append((held, type(item), deepcopy(meta), [*keys], [*children]))
+            todo += (child for child in children if not isinstance(child, Tensor))
+
+    def _view_leaves(self) -> list[Tensor]:
+        """Return what the leaves would be as views on a storage."""
+        plain = [leaf.detach() for leaf in self.encoded.leaves]
+        return encode(self.rebuild_with(plain)).leaves
+
+    def rebuild_with(self, leaves: list[Tensor]) -> Any:
+        """Return the tree with other leaves."""
+        return decode(replace(self.encoded, leaves=leaves))
+
+    def is_unchanged(self, root: Any) -> bool:
+        """Tell whether this collection is still what was taken apart, for less than taking it apart costs."""
+        for node, cls, meta, keys, children in self._rows:
+            item = root if node is None else node
+            result = _parts(item)
+            same = type(item) is cls and result[0] == meta and [*result[1]] == keys
+            if not same or not all(map(is_, result[2], children)):
+                return False
+        return (
+            bool(self._rows)
+            and self._same_looks(*self._leaves)
+            and list(map(Tensor.data_ptr, self._leaves)) == self._addresses
+        )
+
+
+def _parts(node: Any) -> tuple[Any, Iterable[str], Collection[Any]]:
+    """Return the header of a node, the names of all that it holds, and the tensors and nodes among that."""
+    if type(node) is TensorDict:
+        # What its header is made of, so that nothing is made: this is asked before every message.
+        held = node._children()
+        return (node.batch_size, node.device, node._names, node._locked), held, held.values()
+    record = KINDS.of(node).record_of(node)
+    children = [*record.entries.values(), *record.members.values()]
+    return record.meta, [*record.entries, *record.members, *record.values], children
+
+
+class ConsolidatedBackend(StorageBackend):
+    """The storage of a consolidated collection, one vector of bytes, and the file behind it, if there is one.
+
+    Attributes:
+        storage: the vector of bytes.
+        filename: the file.
+        memory: of the storage.
+        users: how many referred to the memory when the leaves were found in it as the reference lays them out; None before.
+    """
+
+    __slots__ = ("_encoded", "filename", "memory", "storage", "users")
+
+    def __init__(self, storage: Tensor, filename: Path | None = None) -> None:
+        self.storage = storage
+        self.filename = filename
+        self.memory = storage.untyped_storage()
+        self.users: int | None = None
+        self._encoded: EncodedCache | None = None
+
+    def encode_cached(self, node: Any) -> EncodedCache:
+        """Return the collection taken apart: as last time, if it still is that."""
+        if self._encoded is None or not self._encoded.is_unchanged(node):
+            self._encoded = EncodedCache(node, self._find)
+        return self._encoded
+
+    def get_received(self) -> Any:
+        """Return the last message that was received into the collection as it was then."""
+        return None if self._encoded is None else self._encoded.received
+
+    def is_valid_for(self, node: Any) -> bool:
+        """Tell whether all leaves lie in the storage: not where it is not aligned, nor after ``leaf.data = ...``."""
+        return self.storage.is_meta or self.encode_cached(node).layout is not None
+
+    def _find(self, leaves: Sequence[Tensor]) -> Layout | None:
+        base, size = self.storage.data_ptr(), len(self.storage)
+        results = []
+        for leaf in leaves:
+            if leaf.device != self.storage.device:
+                return None
+            try:
+                pieces, ragged = _storage.pieces_of(leaf)
+            except StructureError:
+                return None
+            spans = []
+            for piece in pieces:
+                nbytes = piece.numel() * piece.itemsize
+                start = piece.data_ptr() - base if nbytes else 0
+                if start < 0 or start + nbytes > size or not _storage.is_plain(piece):
+                    return None
+                spans.append(Span(piece.dtype, piece.shape, start, start + nbytes, 0))
+            results.append(Leaf(tuple(spans), ragged))
+        # What shows a part of another leaf, or all of it in another way, has a place of its own where it goes.
+        return None if _storage.overlap(results) else Layout(results, size)
+
+    def _copy_storage(self, node: Any, move: Any) -> Any:
+        taken = self.encode_cached(node)
+        if taken.layout is None or taken.loses_grad:
+            return None
+        storage = move(self.storage)
+        leaves = _storage.Views(storage).leaves(taken.layout, taken.encoded.leaves)
+        result = taken.rebuild_with(leaves)
+        return attach_backend(result, ConsolidatedBackend(storage), node._locked)
+
+    def clone(self, node: Any) -> Any:
+        """Return an unlocked copy of ``node``; in the memory of the host one call for each leaf is as fast."""
+        if self.storage.device.type == "cpu":
+            return None
+        result = self._copy_storage(node, torch.clone)
+        return result if result is None else result.unlock_()
+
+    def move(self, node: Any, device: torch.device, non_blocking: bool | None) -> Any:
+        """Return ``node`` on another device, with one copy."""
+        target = Target(device, None, non_blocking, None)
+        result = self._copy_storage(node, lambda storage: move([storage], target)[0])
+        if result is not None:
+            set_device_labels(result, device)
+        return result
+
+    def pin(self, node: Any) -> Any:
+        """Return ``node`` in pinned memory, with one copy."""
+        return None if self.storage.is_cuda else self._copy_storage(node, Tensor.pin_memory)
+
+    def write(
+        self, node: Any, source: Any, targets: Sequence[Tensor], values: Sequence[Tensor], non_blocking: bool
+    ) -> bool | None:
+        """Copy the storage of ``source`` if its leaves lie in it as ours do; between host memory it saves nothing."""
+        other = get_backend(source)
+        if other is None or len(other.storage) != len(self.storage):
+            return None
+        if self.storage.device.type == "cpu" and other.storage.device.type == "cpu":
+            return None
+        left, right = self.storage.data_ptr(), other.storage.data_ptr()
+        every = node._leaves()
+        if len(every) != len(targets) or any(
+            first.data_ptr() - left != second.data_ptr() - right
+            or first.dtype != second.dtype
+            or first.requires_grad
+            for first, second in zip(targets, values, strict=True)
+        ):
+            return None
+        self.storage.copy_(other.storage, non_blocking=non_blocking)
+        return True
+
+    def reduce(self, node: Any, protocol: int) -> tuple[Any, ...] | None:
+        """Return ``node`` as its structure, which is JSON, and one buffer."""
+        taken = self.encode_cached(node)
+        if taken.layout is None or taken.loses_grad:
+            return None
+        attributes = _encode_attributes(node)
+        if attributes and len(attributes.nodes) != len(taken.encoded.nodes):
+            return None  # a level in two places would get them twice
+        if taken.schema is None:
+            nodes = taken.encoded.nodes
+            taken.schema = _consolidated_file.as_json([nodes, _storage.to_columns(taken.layout)], nodes)
+        # torch.save asks for protocol 2, and writes tensors itself.
+        storage = [self.storage] if protocol <= 2 else Leaves([self.storage], in_place=True)
+        # Releases that know of no attributes read what has none.
+        more = (attributes.attributes,) if attributes else ()
+        return rebuild_consolidated, (
+            taken.schema,
+            storage,
+            taken.encoded.values,
+            reduce_classes(taken.encoded.classes),
+            *more,
+        )
+
+
+def _encode_attributes(root: Any) -> Encoded | None:
+    """Return a collection taken apart with what was set on the levels below it; None where nothing was."""
+    todo = [root]
+    while todo:
+        node = todo.pop()
+        if node is not root and KINDS.attributes_of(node):
+            encoded = encode(root, shared=True)
+            encoded.attributes.pop(0, None)
+            return encoded
+        todo += (child for child in node._tree_children() if not isinstance(child, Tensor))
+    return None
+
+
+@set_module("td_distributed.consolidated_pickles")
+def rebuild_consolidated(
+    schema: str,
+    storage: list[Tensor] | Leaves,
+    values: list[Any],
+    classes: dict[int, type],
+    attributes: dict[int, dict[str, Any]] | None = None,
+) -> Any:
+    """Return the consolidated collection that :meth:`ConsolidatedBackend.pickled` took apart.
+
+    ``attributes`` are those of the levels below.
+
+    Raises:
+        FormatError: a file of :func:`torch.save` is damaged.
+    """
+    if isinstance(storage, Leaves):
+        nodes, columns = json.loads(schema)
+        (data,) = storage.tensors
+        leaves = _storage.Views(data).leaves(_storage.from_columns(columns))
+        encoded = Encoded(nodes, leaves, values, classes, attributes or {})
+        result = fix_decoded_devices(decode(encoded), nodes, leaves)
+    else:
+        # torch.load() calls this for a file that anyone may have written.
+        (data,) = storage
+        with _consolidated_file.convert_damage("the pickle"):
+            nodes, columns = parse_json(schema)
+            layout = _storage.from_columns(columns)
+            _key_paths.check_tree(nodes, len(layout.leaves), len(values))
+            result = _consolidated_file.assemble_table(nodes, layout, values, data, classes, attributes)
+    return attach_backend(result, ConsolidatedBackend(data))
+
+
+@set_module("td_distributed._attachment")
+def rebuild(*parts: Any) -> Any:
+    """Rebuild a collection from a file of an earlier release, which names this function."""
+    return rebuild_consolidated(*parts)
+
+
+torch.serialization.add_safe_globals([rebuild_consolidated, rebuild])
+
+
+def attach_backend(collection: Any, state: ConsolidatedBackend, locked: bool | str = False) -> Any:
+    """Attach its storage to a collection, lock it if asked to, and return it."""
+    if locked:
+        lock(collection, locked)
+    node = collection._inner()
+    node._backends = {**(node._backends or {}), KEY: state}
+    return collection
+
+
+def get_backend(collection: Any) -> ConsolidatedBackend | None:
+    """Return what consolidation attached to a collection, if it still holds."""
+    result: ConsolidatedBackend | None = (collection._inner()._backends or {}).get(KEY)
+    return result
+
+
+def storage_of(collection: Any) -> Tensor:
+    """Return the storage of a consolidated collection: one vector of bytes, on which all its leaves are views.
+
+    Raises:
+        StructureError: the collection is not consolidated.
+
+    >>> storage_of(TensorDict({"a": torch.zeros(3)}).consolidate()).shape
+    torch.Size([16])
+    """
+    state = get_backend(collection)
+    if state is None or not state.is_valid_for(collection):
+        raise StructureError(
+            f"this {type(collection).__name__} is not consolidated: call consolidate() first"
+        )
+    return state.storage
