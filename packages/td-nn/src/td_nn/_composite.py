@@ -116,7 +116,7 @@ class CompositeDistribution(dist.Distribution, Mapping[Any, Any]):
         """
         _check_params(params)
         new = cls.__new__(cls)
-        named = {unravel_key(name): distribution for name, distribution in distributions.items()}
+        named = {unravel_key(name): each for name, each in distributions.items()}
         new._take(params, rename_components(named, name_map), log_prob_key, entropy_key, aggregate)
         return new
 
@@ -171,17 +171,17 @@ class CompositeDistribution(dist.Distribution, Mapping[Any, Any]):
     @property
     def has_rsample(self) -> bool:  # type: ignore[override]
         """Return True if all components can draw with gradients."""
-        return all(dist.has_rsample for dist in self.dists.values())
+        return all(each.has_rsample for each in self.dists.values())
 
-    def _flatten_leaves(self, call: Callable[[Any], Any], shape: torch.Size = NO_SHAPE) -> TensorDict:
+    def _collect(self, call: Callable[[Any], Any], shape: torch.Size = NO_SHAPE) -> TensorDict:
         """Return what a function of each component returns, at the sample keys."""
-        values = {key: call(dist) for key, dist in self.dists.items()}
+        values = {key: call(each) for key, each in self.dists.items()}
         return TensorDict(values, batch_size=shape + self._batch_shape)
 
     def sample(self, shape: Any = None) -> TensorDict:  # type: ignore[override]
         """Draw a collection of batch size ``shape`` and then the batch shape, without gradients."""
         size = _as_size(shape)
-        return self._flatten_leaves(lambda item: item.sample(size), size)
+        return self._collect(lambda each: each.sample(size), size)
 
     def rsample(self, shape: Any = None) -> TensorDict:  # type: ignore[override]
         """Draw a collection of batch size ``shape`` and then the batch shape, with gradients.
@@ -190,17 +190,17 @@ class CompositeDistribution(dist.Distribution, Mapping[Any, Any]):
             NotImplementedError: a component cannot.
         """
         size = _as_size(shape)
-        return self._flatten_leaves(lambda item: rsample(item, size), size)
+        return self._collect(lambda each: rsample(each, size), size)
 
     @property
     def mode(self) -> TensorDict:  # type: ignore[override]
         """The mode of each component."""
-        return self._flatten_leaves(lambda item: _attribute(item, "mode"))
+        return self._collect(lambda each: _attribute(each, "mode"))
 
     @property
     def mean(self) -> TensorDict:  # type: ignore[override]
         """The mean of each component."""
-        return self._flatten_leaves(lambda item: _attribute(item, "mean"))
+        return self._collect(lambda each: _attribute(each, "mean"))
 
     @property
     def deterministic_sample(self) -> TensorDict:
@@ -209,7 +209,7 @@ class CompositeDistribution(dist.Distribution, Mapping[Any, Any]):
         Raises:
             NotImplementedError: a component has none.
         """
-        return self._flatten_leaves(deterministic_value)
+        return self._collect(deterministic_value)
 
     def sample_and_log_prob(self, shape: Any = None) -> tuple[TensorDict, Any]:
         """Draw without gradients, and return the samples and what ``log_prob()`` of them returns."""
@@ -224,11 +224,11 @@ class CompositeDistribution(dist.Distribution, Mapping[Any, Any]):
     def draw_and_score(self, method: str, shape: torch.Size) -> tuple[TensorDict, dict[Key, Any]]:
         """Draw by ``"sample"`` or ``"rsample"``, and return the samples and the log-probability of each component."""
         values, scores = {}, {}
-        for key, dist in self.dists.items():
-            both = getattr(dist, f"{method}_and_log_prob", None)
+        for key, each in self.dists.items():
+            both = getattr(each, f"{method}_and_log_prob", None)
             if both is None:
-                values[key] = rsample(dist, shape) if method == "rsample" else dist.sample(shape)
-                scores[key] = dist.log_prob(values[key])
+                values[key] = rsample(each, shape) if method == "rsample" else each.sample(shape)
+                scores[key] = each.log_prob(values[key])
             else:
                 values[key], scores[key] = both(shape)
         return TensorDict(values, batch_size=shape + self._batch_shape), scores
@@ -246,12 +246,12 @@ class CompositeDistribution(dist.Distribution, Mapping[Any, Any]):
             MissingKeyError: the sample has no value of a component.
         """
         scores = {}
-        for key, dist in self.dists.items():
+        for key, each in self.dists.items():
             value = sample.get(key, None)
             if value is None:
                 missing = missing_keys(sample, tuple(self.dists))
                 raise MissingKeyError(type(self).__name__, show_missing(sample, missing), missing)
-            scores[key] = dist.log_prob(value)
+            scores[key] = each.log_prob(value)
         return scores
 
     def log_prob(self, sample: TensorCollection) -> Any:  # type: ignore[override]
@@ -282,12 +282,12 @@ class CompositeDistribution(dist.Distribution, Mapping[Any, Any]):
         """
         scores = self.score(sample)
         is_summed = self._is_aggregating()
-        result = {add_suffix(key, "_log_prob"): value for key, value in scores.items()}
+        found = {add_suffix(key, "_log_prob"): value for key, value in scores.items()}
         if is_summed if include_sum is None else include_sum:
-            result[self.log_prob_key] = sum_scores(scores.values(), sample.batch_size)
+            found[self.log_prob_key] = sum_scores(scores.values(), sample.batch_size)
         if is_summed and self.aggregate is None:
-            return _write(sample, result)
-        return TensorDict(result, batch_size=sample.batch_size)
+            return _write(sample, found)
+        return TensorDict(found, batch_size=sample.batch_size)
 
     def entropy(self, samples_mc: int = 1, *, include_sum: bool | None = None) -> Any:  # type: ignore[override]
         """Return the entropy.
@@ -320,20 +320,20 @@ class CompositeDistribution(dist.Distribution, Mapping[Any, Any]):
         )
 
     def _entropies(self, samples_mc: int) -> dict[Key, Any]:
-        return {key: _entropy(dist, samples_mc) for key, dist in self.dists.items()}
+        return {key: _entropy(each, samples_mc) for key, each in self.dists.items()}
 
     def _entropy_entries(self, entropies: dict[Key, Any], has_sum: bool) -> TensorDict:
-        result = _suffixed(entropies, "_entropy", self._batch_shape)
+        found = _suffixed(entropies, "_entropy", self._batch_shape)
         if has_sum:
-            result.set(self.entropy_key, sum_scores(entropies.values(), self._batch_shape))
-        return result
+            found.set(self.entropy_key, sum_scores(entropies.values(), self._batch_shape))
+        return found
 
     def cdf(self, sample: TensorCollection) -> TensorCollection:  # type: ignore[override]
         """Write the cumulative probability of each component into ``sample``, with the suffix ``_cdf``, and return it."""
-        result = {}
-        for key, dist in self.dists.items():
-            result[add_suffix(key, "_cdf")] = dist.cdf(_value(self, sample, key))
-        return _write(sample, result)
+        found = {}
+        for key, each in self.dists.items():
+            found[add_suffix(key, "_cdf")] = each.cdf(_value(self, sample, key))
+        return _write(sample, found)
 
     def icdf(self, sample: TensorCollection) -> TensorCollection:  # type: ignore[override]
         """Write the inverse of the cumulative probability into ``sample``, with the suffix ``_icdf``, and return it.
@@ -344,14 +344,14 @@ class CompositeDistribution(dist.Distribution, Mapping[Any, Any]):
         Raises:
             MissingKeyError: a component has neither.
         """
-        result = {}
-        for key, dist in self.dists.items():
+        found = {}
+        for key, each in self.dists.items():
             share_key = add_suffix(key, "_cdf")
             share = sample.get(share_key, None)
             if share is None:
-                share = dist.cdf(_value(self, sample, key, share_key))
-            result[add_suffix(key, "_icdf")] = dist.icdf(share)
-        return _write(sample, result)
+                share = each.cdf(_value(self, sample, key, share_key))
+            found[add_suffix(key, "_icdf")] = each.icdf(share)
+        return _write(sample, found)
 
     def _no_statistic(self, name: str) -> NotImplementedError:
         return NotImplementedError(
@@ -406,7 +406,7 @@ def rename_components(dists: Mapping[Key, Any], name_map: Mapping[Any, Any] | No
         return dict(dists)
     keys = {unravel_key(name): unravel_key(key) for name, key in name_map.items()}
     _refuse_unknown(keys, dists, "name_map")
-    renamed = {keys.get(name, name): dist for name, dist in dists.items()}
+    renamed = {keys.get(name, name): each for name, each in dists.items()}
     if len(renamed) < len(dists):
         chosen = [keys.get(name, name) for name in dists]
         twice = next(key for key in chosen if chosen.count(key) > 1)
@@ -462,13 +462,13 @@ def _as_size(shape: Any) -> torch.Size:
     return torch.Size([shape]) if isinstance(shape, int) else torch.Size(shape)
 
 
-def _attribute(item: Any, name: str) -> Any:
+def _attribute(each: Any, name: str) -> Any:
     """Return a statistic of a component."""
     try:
-        return getattr(item, name)
+        return getattr(each, name)
     except (AttributeError, NotImplementedError):
         raise NotImplementedError(
-            f"{type(item).__name__}, a component of the CompositeDistribution, has no {name}"
+            f"{type(each).__name__}, a component of the CompositeDistribution, has no {name}"
         ) from None
 
 
@@ -487,17 +487,17 @@ def sum_scores(values: Any, size: torch.Size) -> Tensor:
     return total  # type: ignore[no-any-return]
 
 
-def _entropy(item: Any, samples_mc: int) -> Any:
+def _entropy(each: Any, samples_mc: int) -> Any:
     """Return the entropy of a component, estimated from draws if it has no closed form."""
     try:
-        return item.entropy()
+        return each.entropy()
     except NotImplementedError:
         shape = torch.Size([samples_mc])
-        drawn = item.rsample(shape) if item.has_rsample else item.sample(shape)
-        return -item.log_prob(drawn).mean(0)
+        drawn = each.rsample(shape) if each.has_rsample else each.sample(shape)
+        return -each.log_prob(drawn).mean(0)
 
 
-def _write(sample: TensorCollection, actual: Mapping[Key, Any]) -> TensorCollection:
-    for key, value in actual.items():
+def _write(sample: TensorCollection, found: Mapping[Key, Any]) -> TensorCollection:
+    for key, value in found.items():
         sample.set(key, value)
     return sample

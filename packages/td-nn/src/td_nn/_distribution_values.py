@@ -47,7 +47,7 @@ def value_of(
     if not shape:
         return value
     if isinstance(value, tuple):
-        return tuple([item.expand(*shape, *item.shape) for item in value])
+        return tuple([each.expand(*shape, *each.shape) for each in value])
     return value.expand(*shape, *value.shape)
 
 

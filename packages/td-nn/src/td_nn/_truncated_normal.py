@@ -158,12 +158,12 @@ class TruncatedStandardNormal(dist.Distribution):
         below = _ndtr(low)
         mass = _ndtr(high) - below
         share = torch.where(sign < 0, 1 - value, value)
-        result = ndtri(below + share * mass)
+        found = ndtri(below + share * mass)
         is_tiny = _is_tiny(mass)
         if is_tiny is not None:  # so far in the tail, the density is exponential
             at_low = (high * (high - low)).exp()
-            result = torch.where(is_tiny, high - (share * (1 - at_low) + at_low).log() / high, result)
-        return sign * result.clamp(low, high)
+            found = torch.where(is_tiny, high - (share * (1 - at_low) + at_low).log() / high, found)
+        return sign * found.clamp(low, high)
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Return the log of the density, minus infinity outside the interval."""
