@@ -1,7 +1,7 @@
-"""Calling a function on every leaf.
+"""Call a function on every leaf: ``apply``, ``apply_`` and ``named_apply``.
 
-One walk with an explicit stack serves every form; only a lazy stack is entered by recursion, member by member, so that
-its leaves need not be stacked.
+All forms share one iterative traversal. Only a lazy stack is traversed recursively, per member, so that its entries are
+not stacked.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ SelfT = TypeVar("SelfT", bound="ApplyMixin")
 Path = tuple[str, ...]
 
 _MISSING: Any = object()
-"""Stands for a level that another collection lacks."""
+"""Placeholder for a node that another collection does not have."""
 
 
 class ApplyMixin(Core):
-    """``apply``, ``apply_`` and ``named_apply``."""
+    """The methods ``apply``, ``apply_`` and ``named_apply``."""
 
     __slots__ = ()
 
@@ -55,29 +55,30 @@ class ApplyMixin(Core):
         out: Any = None,
         **constructor_kwargs: Any,
     ) -> Any:
-        """Return a collection of ``fn(leaf, *leaves_of_others)`` for every leaf.
+        """Call ``fn(leaf, *leaves_of_others)`` on every leaf and return a collection of the results.
 
         Args:
-            fn: gets a leaf, and the leaves of ``others`` under the same key; None drops the entry.
+            fn: called with a leaf and the leaves of ``others`` under the same key; if it returns None, the entry is dropped.
             *others: collections with the same keys.
-            batch_size: of the result and all its levels; by default each level keeps its own.
-            device: of the result; by default this one's.
-            names: of the result; by default this one's, unless the batch size changes.
-            inplace: copy the results into the leaves, and return this collection, which keeps its batch size and names. For a
-                tensor that stands under several keys, as tied weights do, ``fn`` is called once, at the first.
-            default: passed for entries that one of ``others`` lacks.
-            filter_empty: True drops every level without entries, False none, None those that lost all of theirs. Where
-                nothing remains the result is None.
+            batch_size: batch size of all nodes of the result; by default each node keeps its own.
+            device: device of the result; by default the device of this collection.
+            names: dim names of the result; by default those of this collection, unless the batch size changes.
+            inplace: copy the results into the leaves and return this collection, which keeps its batch size and names. For
+                a tensor under several keys, such as tied weights, ``fn`` is called once, at the first key.
+            default: passed to ``fn`` in place of an entry that one of ``others`` does not have.
+            filter_empty: True drops every node without entries, False drops no node, None drops nodes whose entries were
+                all dropped. If no entry remains, the result is None.
             propagate_lock: lock the result if this collection is locked.
-            call_on_nested: call ``fn`` on sub-collections too, instead of on their leaves.
-            is_leaf: class -> whether ``fn`` is called on entries of it.
-            out: gets the results, as its entries or copied into them where it is locked, and is returned.
-            **constructor_kwargs: ``named=True`` makes this :meth:`named_apply`, with its ``nested_keys``; no others exist.
+            call_on_nested: call ``fn`` on nested collections instead of on their leaves.
+            is_leaf: takes the class of an entry; if it returns True, ``fn`` is called on the entry as a whole.
+            out: collection that stores the results and is returned; if it is locked, they are copied into its entries.
+            **constructor_kwargs: ``named=True`` and ``nested_keys`` as in :meth:`named_apply`; others raise TypeError.
 
         Raises:
-            KeyPathError: one of ``others`` lacks an entry, and there is no ``default``.
-            BatchSizeError: a result does not start with the batch size, or ``out`` has not that which is given.
-            ValueError: there are both ``out`` and ``inplace``.
+            KeyPathError: one of ``others`` does not have an entry, and ``default`` is not given.
+            BatchSizeError: the shape of a result does not start with the batch size, or the batch size of ``out`` differs from
+                ``batch_size``.
+            ValueError: both ``out`` and ``inplace`` are given.
 
         >>> td = TensorDict({"a": 1, "b": {"c": 2}})
         >>> td.apply(lambda leaf: leaf + 1)["b", "c"]
@@ -117,10 +118,10 @@ class ApplyMixin(Core):
         out: Any = None,
         **constructor_kwargs: Any,
     ) -> Any:
-        """Return a collection of ``fn(key, leaf, *leaves_of_others)`` for every leaf.
+        """Call ``fn(key, leaf, *leaves_of_others)`` on every leaf and return a collection of the results.
 
-        The key is the last part of a leaf's key; with ``nested_keys`` all of it, a tuple for nested entries. The other
-        arguments are those of :meth:`apply`.
+        ``key`` is the last key of the leaf's key path. With ``nested_keys`` it is the whole key path: a tuple for nested
+        entries. The other arguments are those of :meth:`apply`.
 
         >>> td = TensorDict({"a": 1, "b": {"c": 2}})
         >>> td.named_apply(lambda key, leaf: leaf if key == ("b", "c") else None, nested_keys=True)
@@ -134,10 +135,10 @@ class ApplyMixin(Core):
         return walk.run(self, others, batch_size, device, names, propagate_lock, out)
 
     def apply_(self: SelfT, fn: Callable[..., Any], *others: Any, **kwargs: Any) -> SelfT:
-        """Copy ``fn(leaf, *leaves_of_others)`` into every leaf, and return this collection.
+        """Replace the values of every leaf by ``fn(leaf, *leaves_of_others)``, in place; return this collection.
 
-        Where ``fn`` returns None a leaf stays as it is. The arguments are those of :meth:`apply`; a tensor that stands under
-        several keys is changed once.
+        If ``fn`` returns None, the leaf is not changed. A tensor under several keys is changed once. The arguments are those
+        of :meth:`apply`.
 
         >>> TensorDict({"a": 1}).apply_(lambda leaf: leaf + 1)["a"]
         tensor(2)
@@ -148,7 +149,7 @@ class ApplyMixin(Core):
 
 @dataclass
 class _Walk:
-    """One call of ``apply``."""
+    """Arguments and state of one call of ``apply``."""
 
     fn: Callable[..., Any]
     named: bool
@@ -161,7 +162,7 @@ class _Walk:
     device: Any = NO_DEFAULT
     names: Any = NO_DEFAULT
     writes: list[tuple[Any, str, Child, Child, Path]] = field(default_factory=list)
-    #: In place, where leaves may be one memory: what was changed, with its key and the leaves of the others beside it.
+    #: Used in place if leaves may share memory: maps the memory of a changed leaf to its key path and the other operands.
     changed: dict[Any, tuple[Path, Sequence[Any]]] | None = None
 
     def run(
@@ -174,13 +175,13 @@ class _Walk:
         propagate_lock: bool,
         out: Any,
     ) -> Any:
-        """Walk ``root`` and return the result."""
+        """Traverse ``root`` and return the result of the call."""
         for other in others:
             if not isinstance(other, Core):
                 raise TypeError(f"apply() goes through collections side by side; got {type(other).__name__}")
         if self.inplace and out is not None:
             raise ValueError("apply() writes into out= or, with inplace=True, into this collection; got both")
-        if self.inplace:  # this collection keeps what it is, as a lazy stack its members
+        if self.inplace:  # in place the batch size and names of the collection cannot change
             if torch.compiler.is_compiling() or may_share_memory(root._leaves()):
                 self.changed = {}
         elif batch_size is not None:
@@ -207,15 +208,15 @@ class _Walk:
         return result
 
     def level(self, root: Any, others: tuple[Any, ...], path: Path) -> Any:
-        """Return the result for a level and all below it; None where it is dropped."""
+        """Apply ``fn`` below a node and return the new node, or None if it is dropped."""
         stacked = root._members_and_dim()
         if stacked is not None and self.size is None:
             return self.members(root, stacked, others, path)
         fn, named, nested_keys, is_leaf = self.fn, self.named, self.nested_keys, self.is_leaf
-        # torch.compile cannot tell whether a tuple of nodes is true.
+        # Compare lengths: torch.compile cannot trace the truth value of a tuple of nodes.
         plain, single = not self.inplace, len(others) == 0
         alone = single and not named
-        # The levels above, each with what is needed to go on with it.
+        # Explicit stack of the unfinished ancestors: recursion would limit the depth of a tree.
         above: list[Any] = []
         node, entries, name = root, {}, ""
         items = iter(dict(node._children()).items())
@@ -249,11 +250,11 @@ class _Walk:
                     if value is None:
                         continue
                     if free and isinstance(value, Tensor):
-                        # To compare two sizes is cheaper than to slice one, and most leaves follow one of their shape.
+                        # Compare with the last accepted shape first: cheaper than a slice, and most shapes repeat.
                         try:
                             shape = value.shape
                         except RuntimeError:
-                            pass  # a nested tensor of strided layout has none
+                            pass  # a nested tensor of strided layout has no shape
                         else:
                             if shape == fitting or shape[:ndim] == size:
                                 fitting = shape
@@ -267,7 +268,7 @@ class _Walk:
                         if kept is None:
                             continue
                     if self.size is not None:
-                        # One value takes any batch size; a stack of values keeps the elements that it has.
+                        # A single value accepts any batch size; a stack of values only a prefix of its own.
                         if kept._max_batch_size() is None:
                             kept = kept._with_children(kept._children(), batch_size=size)
                         else:
@@ -303,7 +304,7 @@ class _Walk:
                     entries[key] = result
 
     def unwrap_child(self, child: Any, node: Any, key: str, path: Path, others: tuple[Any, ...]) -> Any:
-        """Return the result for a node that stands for a tensor, as such a node; None where there is none."""
+        """Apply ``fn`` to the tensor that a proxy node wraps. Return the result as such a node, or None if it is dropped."""
         results = [child, *[self.other(other, key, path, child) for other in others]]
         tensors = [item._unwrap() if isinstance(item, Core) else item for item in results]
         name = [(*path, key) if self.nested_keys and path else key] if self.named else []
@@ -323,7 +324,7 @@ class _Walk:
         return child
 
     def members(self, node: Any, stacked: Any, others: tuple[Any, ...], path: Path) -> Any:
-        """Return the result for a lazy stack, member by member."""
+        """Apply ``fn`` to each member of a lazy stack and return a stack of the results, or None if all are dropped."""
         members, dim = stacked
         for other in others:
             if other is not _MISSING and other.batch_size[dim : dim + 1] != (len(members),):
@@ -349,7 +350,7 @@ class _Walk:
         )
 
     def other(self, node: Any, key: str, path: Path, child: Child) -> Any:
-        """Return the entry ``key`` of another collection, or what stands for it."""
+        """Return the entry ``key`` of another collection; if it is missing, the default or ``_MISSING``."""
         leaf = (
             isinstance(child, Tensor)
             or child._is_value
@@ -368,7 +369,7 @@ class _Walk:
         return result
 
     def is_changed(self, child: Child, path: Path, rest: Sequence[Any]) -> bool:
-        """Tell whether this leaf was changed under another key; StructureError where it had other leaves beside it there."""
+        """Return True if this memory was changed under another key. Raise StructureError if the other operands differ there."""
         assert self.changed is not None
         first, beside = self.changed.setdefault(get_memory_key(child, not rest), (path, rest))
         if beside is rest:
@@ -383,7 +384,7 @@ class _Walk:
     def check_result(
         self, value: Any, child: Child, node: Any, key: str, size: torch.Size, device: Any, path: Path
     ) -> Child:
-        """Return a result as an entry; in place, note what is to be written instead."""
+        """Convert a result to an entry. In place, record the write and return the old entry."""
         if self.inplace:
             if value is not child:
                 if not isinstance(value, (Tensor, Core)):
@@ -393,15 +394,15 @@ class _Walk:
         return coerce(value, size, device, (*path, key))
 
     def is_dropped(self, node: Any) -> bool:
-        """Tell whether a level whose result has no entries leaves no trace."""
+        """Return True if a node whose result has no entries is dropped."""
         return self.filter_empty is True or (self.filter_empty is None and len(node._children()) > 0)
 
     def build(self, node: Any, entries: dict[str, Child]) -> Any:
-        """Return the level that holds the results."""
+        """Build the node that holds the results."""
         return node._with_children(entries, batch_size=self.size, device=self.device, names=self.names)
 
     def write(self) -> None:
-        """Copy the results of an in-place call into the leaves, after checking all of them."""
+        """Check all recorded results, then copy them into the leaves."""
         targets: list[Tensor] = []
         values: list[Tensor] = []
         paths: list[Path] = []
@@ -418,7 +419,7 @@ class _Walk:
                 if child._is_value:
                     check_unlocked(node, f"replace {show_path(path)}")
                 others.append((node, key, child, value))
-        # Torch copies nothing that overlaps, and a lazy stack may be given its own members in another order.
+        # A result may overlap a leaf that is written before it is read, so such results are cloned.
         copy_leaves(targets, clone_overlapping(targets, values), lambda i: show_path(paths[i]))
         for node, key, child, value in others:
             if child._is_value:

@@ -1,4 +1,4 @@
-"""Batch sizes, as callers give them and as the leaves have them."""
+"""Parse batch sizes and infer them from the shapes of leaves."""
 
 from __future__ import annotations
 
@@ -17,14 +17,7 @@ from ..typing import BatchSize
 
 
 def as_batch_size(batch_size: BatchSize | None) -> torch.Size:
-    """Return a batch size given as a size, a sequence of ints or one int.
-
-    Raises:
-        BatchSizeError: a dim is negative or no int.
-
-    >>> as_batch_size(3), as_batch_size(None)
-    (torch.Size([3]), torch.Size([]))
-    """
+    """Convert an int, a sequence of ints or None to a ``torch.Size``; BatchSizeError if a dim is invalid."""
     if batch_size is None:
         return torch.Size()
     if type(batch_size) is not torch.Size:
@@ -44,10 +37,9 @@ def as_batch_size(batch_size: BatchSize | None) -> torch.Size:
 
 
 def fit_batch_size(value: Any, batch_size: torch.Size, path: tuple[str, ...]) -> Any:
-    """Return a node that holds values, which is at ``path``, or one of them whose batch size starts with ``batch_size``.
+    """Return a value node with a batch size that starts with ``batch_size``: itself if it already has one.
 
-    Raises:
-        BatchSizeError: it has one value for each element of another one; the message names the key.
+    Raise BatchSizeError, with the key path ``path``, if it holds one value per element of another batch size.
     """
     try:
         return value._with_batch_size(batch_size)
@@ -57,7 +49,7 @@ def fit_batch_size(value: Any, batch_size: torch.Size, path: tuple[str, ...]) ->
 
 
 def infer_batch_sizes(root: Any, batch_dims: int | None, keep_compliant_size: bool) -> None:
-    """Give every level the leading dims that all of its entries share; see ``auto_batch_size_``."""
+    """Set the batch size of every node to the leading dims that all its entries share; see ``auto_batch_size_``."""
     if batch_dims is not None and batch_dims < 0:
         raise BatchSizeError(f"batch_dims is the number of batch dims; got {batch_dims}")
     if root._members_and_dim() is not None and batch_dims != len(root.batch_size):
@@ -69,7 +61,7 @@ def infer_batch_sizes(root: Any, batch_dims: int | None, keep_compliant_size: bo
                 f"{list(result)} that its entries share: call auto_batch_size_() on them before stacking, or set batch_size"
             )
     kept = batch_dims if keep_compliant_size else None
-    # Sizes are worked out from the deepest level up, and set from the root down.
+    # Compute sizes from the deepest node up and set them from the root down: a child must start with its parent's size.
     levels: list[tuple[Any, int]] = [(root, -1)]
     for position, (node, _) in enumerate(levels):
         if node._members_and_dim() is None:
@@ -102,7 +94,7 @@ def infer_batch_sizes(root: Any, batch_dims: int | None, keep_compliant_size: bo
             if parent >= 0:
                 shapes[parent].append(sizes[position])
     for position, (node, parent) in enumerate(levels):
-        # A level without leaves has any batch size: that of its parent; without leaves at all, the one that it had.
+        # A node without leaves accepts any batch size: take the parent's. A root without leaves keeps its own.
         if sizes[position] is None:
             sizes[position] = sizes[parent] if parent >= 0 else node.batch_size
         if node._members_and_dim() is None:
@@ -119,11 +111,7 @@ def _set_value_batch_size(node: Core, size: torch.Size) -> None:
 
 
 def find_common_prefix(shapes: Iterable[tuple[int, ...]], limit: int | None = None) -> tuple[int, ...]:
-    """Return the leading dims that all shapes share, ``limit`` of them at most.
-
-    >>> find_common_prefix([(3, 4, 5), (3, 4)]), find_common_prefix([(3, 4), (3, 4)], 1)
-    ((3, 4), (3,))
-    """
+    """Return the longest common prefix of the shapes, of at most ``limit`` dims."""
     prefix: list[int] = []
     for sizes in zip(*shapes):
         if len(prefix) == limit or sizes.count(sizes[0]) != len(sizes) or sizes[0] < 0:

@@ -1,7 +1,7 @@
-"""Collections of different batch sizes beside each other: what is expanded, and what stands beside what.
+"""Broadcast and align two collections of different batch sizes.
 
-Leaves line up from the batch dims of their level on, and the dims behind these broadcast: a leaf of shape [3, 2] of a batch
-of [3] stands beside one of shape [4, 3, 5, 2] of a batch of [4, 3] as [1, 3, 1, 2] does.
+Batch dims are aligned with batch dims, and feature dims with feature dims. For example, a leaf of shape [3, 2] in a batch of
+[3] is aligned as [1, 3, 1, 2] with a leaf of shape [4, 3, 5, 2] in a batch of [4, 3].
 """
 
 from __future__ import annotations
@@ -19,11 +19,9 @@ from .._ragged import get_display_shape
 
 
 def expand_to_match(item: Any, beside: Any, size: tuple[int, ...]) -> Any:
-    """Return a collection expanded to the batch size that it has together with ``beside``.
+    """Expand ``item`` to the batch size ``size``, the broadcast of its own and that of ``beside``.
 
-    Leaves that have as many dims as those beside them, and fit, hold the batch dims already and stay as they are: a
-    collection that was not told its batch size is one of the same leaves. So does a level with batch dims of its own.
-    Those that have no dims promote the dtypes of the others as they would alone.
+    A leaf that has as many dims as its operand in ``beside`` already includes the batch dims and gets no new ones.
     """
     if item.batch_size == size:
         return item
@@ -64,7 +62,7 @@ def expand_to_match(item: Any, beside: Any, size: tuple[int, ...]) -> Any:
 
 
 def _has_batch_dims(level: Any, beside: Any, size: Shape) -> bool:
-    """Tell whether every leaf of a level starts with a batch size, and one has as many dims as what it fits beside it."""
+    """Return True if all leaves broadcast to ``size`` by their leading dims, and one leaf has as many dims as its operand."""
     result = False
     todo = [(level, beside)]
     while todo:
@@ -85,14 +83,14 @@ def _has_batch_dims(level: Any, beside: Any, size: Shape) -> bool:
 
 
 def _get_shape(level: Any, key: str) -> Shape:
-    """Return the shape of an entry; a lazy stack knows it without stacking."""
+    """Return the shape of an entry; that of a lazy stack is computed without stacking."""
     if level._members_and_dim() is not None:
         return level.get_item_shape(key)  # type: ignore[no-any-return]
     return get_display_shape(level._children()[key])
 
 
 def _restore_entries(level: Any, expanded: Any, size: Shape) -> None:
-    """Give an expanded copy of a level the entries of that again, and the batch size that both have together."""
+    """Put the entries of a node back into its expanded copy, expanded only where a batch dim has size one."""
     todo = [(level, expanded)]
     while todo:
         left, copy = todo.pop()
@@ -105,7 +103,7 @@ def _restore_entries(level: Any, expanded: Any, size: Shape) -> None:
 
 
 def _expand_lead(leaf: Tensor, size: tuple[int, ...]) -> Tensor:
-    """Return a leaf that holds the batch dims, some of size one, expanded along these: a lazy stack takes it apart."""
+    """Expand the leading dims of a leaf to ``size``, since a lazy stack unbinds them."""
     lead = len(size)
     return leaf if leaf.shape[:lead] == size else leaf.expand(*size, *leaf.shape[lead:])
 
@@ -113,13 +111,13 @@ def _expand_lead(leaf: Tensor, size: tuple[int, ...]) -> Tensor:
 def align_pairs(
     node: Core, other: Core, leaves: list[Tensor], operand: list[Any], ndim: int
 ) -> tuple[list[Tensor], list[Any]]:
-    """Return leaves with as many dims as what stands beside them: those behind the batch dims broadcast, too."""
+    """Insert dims of size one so that paired leaves have equally many dims and their feature dims broadcast."""
     if [leaf.ndim for leaf in leaves] == [value.ndim for value in operand]:
         return leaves, operand
     left_dims, right_dims = _map_batch_dims(node), _map_batch_dims(other)
     left, right = [], []
     for leaf, value in zip(leaves, operand):
-        # A part of an entry, for one member of a lazy stack, has the batch dims of what it stands beside.
+        # A slice of an entry for one member of a lazy stack is not in the maps: take the batch dims of its operand.
         common = left_dims.get(id(leaf), right_dims.get(id(value), ndim))
         common = min(common, right_dims.get(id(value), common))
         left.append(align_dims(leaf, value.ndim, common))
@@ -128,7 +126,7 @@ def align_pairs(
 
 
 def align_collections(node: Any, other: Any) -> tuple[Any, Any]:
-    """Return two collections, of the same keys and batch size, whose leaves broadcast behind the batch dims."""
+    """Align the leaves of two collections of equal keys and batch size, so that their feature dims broadcast."""
     ndim = len(node.batch_size)
     return _align_leaves(node, other, ndim), _align_leaves(other, node, ndim)
 
@@ -143,7 +141,10 @@ def _align_leaves(item: Any, beside: Any, ndim: int) -> Any:
 
 
 def align_columns(node: Core, leaves: list[Tensor], *operands: Any) -> list[Any]:
-    """Return leaves of a collection, and what stands beside each, with as many dims: those behind the batch dims broadcast."""
+    """Align the leaves of a collection and several operands so that their feature dims broadcast.
+
+    Return one list per column; an operand that is not a list is returned unchanged.
+    """
     dims, ndim = _map_batch_dims(node), len(node.batch_size)
     common = [dims.get(id(leaf), ndim) for leaf in leaves]
     rows = list(zip(leaves, *expand_operands(leaves, operands), strict=True))
@@ -157,7 +158,7 @@ def align_columns(node: Core, leaves: list[Tensor], *operands: Any) -> list[Any]
 
 
 def _map_batch_dims(root: Core) -> dict[int, int]:
-    """Return how many batch dims the level of a leaf has, by the id of the leaf."""
+    """Map the id of each leaf to the number of batch dims of its node, the smallest if it is in several nodes."""
     result: dict[int, int] = {}
     todo: list[Any] = [root]
     while todo:

@@ -1,4 +1,4 @@
-"""Copying, casting to other dtypes, and new collections of the same structure."""
+"""Clone, detach and differentiate collections, and create new ones of the same structure."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ SelfT = TypeVar("SelfT", bound="CastingMixin")
 
 
 class NewBatch(ShapePlan):
-    """New leaves of another batch size, the tails of the old ones behind it."""
+    """Plan that makes new leaves of another batch size with the feature dims of the old leaves."""
 
     __slots__ = ()
     creates_values = True
@@ -55,17 +55,17 @@ class NewBatch(ShapePlan):
 
 
 class CastingMixin(DeviceMixin):
-    """``clone``, ``detach``, dtypes, gradients and ``new_*``."""
+    """The methods ``clone``, ``detach``, ``new_*`` and those of gradients."""
 
     __slots__ = ()
 
     def clone(self: SelfT, recurse: bool = True, **kwargs: Any) -> SelfT:
-        """Return a copy, unlocked.
+        """Return an unlocked copy.
 
         Args:
-            recurse: also copy the leaves; False gives new nested collections around the same leaves. Either way values of
-                non-tensor data are the same objects, as in a copy of a list: ``copy.deepcopy(td)`` copies them too.
-            **kwargs: ``memory_format``, as in :meth:`torch.Tensor.clone`.
+            recurse: also copy the leaves; False makes new nodes that hold the same leaves. In both cases, Python objects in
+                non-tensor data are not copied; ``copy.deepcopy(td)`` copies them too.
+            **kwargs: ``memory_format`` as in :meth:`torch.Tensor.clone`.
 
         >>> td = TensorDict({"a": torch.zeros(2)})
         >>> td.clone()["a"] is td["a"], td.clone(recurse=False)["a"] is td["a"]
@@ -87,7 +87,7 @@ class CastingMixin(DeviceMixin):
             raise_at_leaf(error, "clone", self, copy_leaf, self._leaves())
 
     def copy(self: SelfT) -> SelfT:
-        """Return a new collection around the same leaves: ``clone(recurse=False)``.
+        """Return a new collection that holds the same leaves: ``clone(recurse=False)``.
 
         >>> td = TensorDict({"a": torch.zeros(2)})
         >>> td.copy()["a"] is td["a"]
@@ -96,7 +96,7 @@ class CastingMixin(DeviceMixin):
         return self.clone(recurse=False)
 
     def detach(self: SelfT) -> SelfT:
-        """Return the leaves detached from the autograd graph; they share memory.
+        """Return a collection of the leaves detached from the autograd graph; it shares their memory.
 
         >>> TensorDict({"a": torch.zeros(2, requires_grad=True)}).detach()["a"].requires_grad
         False
@@ -107,7 +107,7 @@ class CastingMixin(DeviceMixin):
         """Detach the leaves from the autograd graph, in place; return self.
 
         Raises:
-            RuntimeError: a leaf is a view of another tensor; nothing was detached.
+            RuntimeError: a leaf is a view of another tensor; no leaf is detached.
 
         >>> TensorDict({"a": torch.zeros(2, requires_grad=True)}).detach_()["a"].requires_grad
         False
@@ -124,7 +124,9 @@ class CastingMixin(DeviceMixin):
 
     @property
     def data(self: SelfT) -> SelfT:
-        """The leaves' ``data``: the same memory, without gradients; assigned, the memory of other leaves, of the same shapes.
+        """Collection of ``leaf.data``: the same memory, without gradients.
+
+        Assigning a collection of the same structure and shapes sets ``leaf.data`` of every leaf.
 
         >>> td = TensorDict({"a": torch.zeros(2, requires_grad=True)})
         >>> td.data["a"].requires_grad
@@ -142,7 +144,7 @@ class CastingMixin(DeviceMixin):
 
     @property
     def requires_grad(self) -> bool:
-        """Whether any leaf requires gradients.
+        """True if any leaf requires gradients.
 
         >>> TensorDict({"a": torch.zeros(2, requires_grad=True)}).requires_grad
         True
@@ -154,10 +156,11 @@ class CastingMixin(DeviceMixin):
         self.requires_grad_(value)
 
     def requires_grad_(self: SelfT, requires_grad: bool = True) -> SelfT:
-        """Record operations on the leaves for gradients, or stop to; return self.
+        """Set ``requires_grad`` of every leaf, in place; return self.
 
         Raises:
-            RuntimeError: a leaf cannot have a gradient, or cannot be without one; nothing was changed.
+            RuntimeError: a leaf cannot require gradients (an integer), or cannot stop to (not a leaf of the autograd graph); no
+                leaf is changed.
 
         >>> TensorDict({"a": torch.zeros(2)}).requires_grad_().requires_grad
         True
@@ -190,9 +193,9 @@ class CastingMixin(DeviceMixin):
 
     @property
     def grad(self: SelfT) -> SelfT | None:
-        """The gradients of the leaves that have one, or None where none has.
+        """Collection of the gradients of the leaves that have one, or None if no leaf has one.
 
-        Assigned, they are copied into the gradients that are there, and become those of the other leaves; None drops them.
+        Assigning a collection copies its leaves into existing gradients and sets the missing ones; None removes all.
 
         >>> td = TensorDict({"a": torch.ones(2, requires_grad=True)})
         >>> td["a"].sum().backward()
@@ -218,7 +221,7 @@ class CastingMixin(DeviceMixin):
                 leaf.grad.detach_().copy_(gradient)
 
     def zero_grad(self: SelfT, set_to_none: bool = True) -> SelfT:
-        """Drop the gradients of the leaves, or fill them with zeros; return self.
+        """Set the gradients of the leaves to None, or fill them with zeros; return self.
 
         >>> td = TensorDict({"a": torch.ones(2, requires_grad=True)})
         >>> td["a"].sum().backward()
@@ -240,16 +243,16 @@ class CastingMixin(DeviceMixin):
         create_graph: bool = False,
         inputs: Any = None,
     ) -> None:
-        """Compute the gradients of all leaves that require some, in one pass.
+        """Backpropagate from all leaves that require gradients, in one pass.
 
         Args:
-            gradient: a collection of the same structure; None only where those leaves are scalars.
+            gradient: gradients of the leaves, a collection of the same structure; may be None only if the leaves are scalars.
             retain_graph: keep the graph for another pass.
             create_graph: make the gradients differentiable.
-            inputs: a collection or sequence of tensors that receive gradients; None: all leaves of the graph.
+            inputs: a collection or sequence of tensors that accumulate gradients; None: all leaves of the autograd graph.
 
         Raises:
-            RuntimeError: no leaf requires gradients, or one is no scalar and there is no ``gradient``.
+            RuntimeError: no leaf requires gradients, or one is not a scalar and ``gradient`` is None.
 
         >>> x = torch.ones((), requires_grad=True)
         >>> TensorDict({"a": x * 2, "b": x * 3}).backward()
@@ -282,7 +285,7 @@ class CastingMixin(DeviceMixin):
         )
 
     def as_tensor(self: SelfT) -> SelfT:
-        """Return the leaves as plain tensors on the same memory, where they are subclasses (memory-mapped ones).
+        """Convert leaves of tensor subclasses, such as memory-mapped ones, to plain tensors on the same memory.
 
         >>> TensorDict({"a": torch.nn.Parameter(torch.zeros(2))}).as_tensor()["a"]
         Parameter containing:
@@ -300,16 +303,16 @@ class CastingMixin(DeviceMixin):
         pin_memory: bool | None = None,
         empty_lazy: bool = False,
     ) -> SelfT:
-        """Return a collection of the same structure and another batch size, filled with zeros.
+        """Create a collection of the same structure with another batch size, filled with zeros.
 
         Args:
             *size: the batch size.
-            dtype: of every leaf; by default each keeps its own.
-            device: of every leaf; by default each keeps its own.
-            requires_grad: whether the leaves require gradients.
-            layout: memory layout of the leaves.
-            pin_memory: whether the leaves are in pinned memory.
-            empty_lazy: give a lazy stack of empty collections where this one is a lazy stack, or a level of it is.
+            dtype: dtype of every leaf; by default that of the old leaf.
+            device: device of every leaf; by default that of the old leaf.
+            requires_grad: True if the new leaves require gradients.
+            layout: memory layout of the new leaves.
+            pin_memory: True to allocate the new leaves in pinned memory.
+            empty_lazy: replace each lazy stack, the root or below it, by a lazy stack of members without leaves.
 
         >>> TensorDict({"a": torch.ones(2, 3)}, batch_size=[2]).new_zeros(4)["a"].shape
         torch.Size([4, 3])
@@ -328,7 +331,7 @@ class CastingMixin(DeviceMixin):
         pin_memory: bool | None = None,
         empty_lazy: bool = False,
     ) -> SelfT:
-        """Return a collection of the same structure and another batch size, filled with ones; see :meth:`new_zeros`.
+        """Create a collection of the same structure with another batch size, filled with ones; see :meth:`new_zeros`.
 
         >>> TensorDict({"a": torch.zeros(2)}, batch_size=[2]).new_ones(3)["a"]
         tensor([1., 1., 1.])
@@ -345,7 +348,7 @@ class CastingMixin(DeviceMixin):
         pin_memory: bool | None = None,
         empty_lazy: bool = False,
     ) -> SelfT:
-        """Return a collection of the same structure and another batch size, uninitialised; see :meth:`new_zeros`.
+        """Create a collection of the same structure with another batch size, uninitialised; see :meth:`new_zeros`.
 
         >>> TensorDict({"a": torch.zeros(2, 3)}, batch_size=[2]).new_empty(0)["a"]
         tensor([], size=(0, 3))
@@ -366,9 +369,9 @@ class CastingMixin(DeviceMixin):
         pin_memory: bool | None = None,
         empty_lazy: bool = False,
     ) -> SelfT:
-        """Return a collection of the same structure and another batch size, filled with one value.
+        """Create a collection of the same structure with another batch size, filled with ``fill_value``.
 
-        ``fill_value`` is what every element gets; the other arguments are those of :meth:`new_zeros`.
+        The other arguments are those of :meth:`new_zeros`.
 
         >>> TensorDict({"a": torch.zeros(2)}, batch_size=[2]).new_full((3,), 7)["a"]
         tensor([7., 7., 7.])
@@ -395,15 +398,15 @@ class CastingMixin(DeviceMixin):
         requires_grad: bool = False,
         pin_memory: bool | None = None,
     ) -> SelfT:
-        """Return a collection of the same structure with copies of ``data``, in the dtypes of the leaves.
+        """Create a collection of the same structure from copies of ``data``, cast to the dtypes of the leaves.
 
         Args:
-            data: a tensor, array or sequence that every leaf becomes a copy of, its shape the batch size; or a
-                collection of the same structure, copied leaf by leaf.
-            dtype: of every leaf; by default each keeps its own.
-            device: of every leaf; by default each keeps its own.
-            requires_grad: whether the leaves require gradients.
-            pin_memory: whether the leaves are in pinned memory.
+            data: a tensor, array or sequence, copied to every leaf; its shape becomes the batch size. Or a collection of
+                the same structure, each leaf of which is copied.
+            dtype: dtype of every leaf; by default that of the old leaf.
+            device: device of every leaf; by default that of the old leaf.
+            requires_grad: True if the new leaves require gradients.
+            pin_memory: True to allocate the new leaves in pinned memory.
 
         >>> TensorDict({"a": torch.zeros(2, dtype=torch.int64)}).new_tensor([1.0, 2.0])["a"]
         tensor([1, 2])
@@ -427,7 +430,7 @@ class CastingMixin(DeviceMixin):
         for reference, value in zip(references, values, strict=True):
             leaf = value.detach().to(goal or reference.device, as_dtype(dtype) or reference.dtype, copy=True)
             leaf = leaf.pin_memory() if pin_memory else leaf
-            # What was detached requires none, and vmap allows nobody to say so.
+            # A detached leaf does not require gradients, and vmap forbids requires_grad_(False).
             made.append(leaf.requires_grad_() if requires_grad else leaf)
         result: Any = shape._unflatten(made)
         set_device_labels(result, goal)
@@ -435,19 +438,16 @@ class CastingMixin(DeviceMixin):
 
 
 def _keep_ties(node: Core, fn: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """Return a function of leaves that keeps one tensor under several keys one."""
+    """Wrap ``fn`` so that tied leaves (one tensor under several keys) are also tied in the result."""
     leaves = node._leaves()
     known: Any = leaves if torch.compiler.is_compiling() else map(id, leaves)
     return fn if len({*known}) == len(leaves) else call_once_per_leaf(fn)
 
 
 def _iter_pairs(node: Any, value: Any, name: str) -> list[tuple[Tensor, Tensor]]:
-    """Return each leaf of ``value``, and before it that of ``node`` under its key.
+    """Pair the leaves of ``node`` with those of ``value`` under the same keys.
 
-    Raises:
-        KeyPathError: ``node`` has no such entry.
-        StructureError: the shapes or, of gradients, the dtypes differ.
-        TypeError: ``value`` is no collection.
+    Raise StructureError if shapes (or dtypes of gradients) differ.
     """
     if not isinstance(value, Core):
         raise TypeError(f"{name} is a collection of the same structure; got {type(value).__name__}")
@@ -476,7 +476,7 @@ def _make_new(
     empty_lazy: bool,
     *filled: Any,
 ) -> SelfT:
-    """Return what the ``new_`` methods return; ``size`` is ints, or one sequence of them."""
+    """Create a collection with the method ``name`` of each leaf; ``size`` is ints, or one sequence of ints."""
     new = as_ints(size[0] if len(size) == 1 else size)
     dtype = as_dtype(dtype)
     label = node.device if device is NO_DEFAULT else device if device is None else as_device(device)
@@ -512,7 +512,7 @@ def _make_new(
 
 
 def _apart_from_stacks(node: Any) -> tuple[Any, list[tuple[tuple[str, ...], Any]]]:
-    """Return a shallow copy with empty levels for the lazy stacks below, and these with their keys."""
+    """Return a shallow copy with empty nodes instead of the lazy stacks below, and those stacks with their key paths."""
     stacks: list[tuple[tuple[str, ...], Any]] = []
     if not has_lazy_stack(node):
         return node, stacks
@@ -532,17 +532,17 @@ def _apart_from_stacks(node: Any) -> tuple[Any, list[tuple[tuple[str, ...], Any]
 
 
 def _empty_stack(stack: Any, size: torch.Size, device: torch.device | None) -> Any:
-    """Return a lazy stack of another size, of collections with the nested levels of the members and no leaf."""
+    """Create a lazy stack of another batch size whose members have the nested nodes of the old ones, without leaves."""
     members, dim = stack._members_and_dim()
     dim = min(dim, len(size) - 1)
     inner = torch.Size(size[:dim] + size[dim + 1 :])
-    # What the members have need not stack, and only its class matters.
+    # Do not stack the entries: members may be uneven, and only the kinds of the entries matter.
     levels = {key: members[0]._peek_child(key) for key in list(stack._children())}
     return make_lazy_stack([_strip_leaves(levels, inner, device) for _ in range(size[dim])], dim)
 
 
 def _strip_leaves(children: Mapping[str, Any], batch_size: torch.Size, device: torch.device | None) -> Any:
-    """Return a collection with the nested levels of ``children`` and no leaf."""
+    """Create a collection with the nested nodes of ``children``, without leaves."""
     root = make_dense({}, batch_size, device)
     todo = [(children, root)]
     while todo:
@@ -560,7 +560,7 @@ def _strip_leaves(children: Mapping[str, Any], batch_size: torch.Size, device: t
 
 def _plain(leaf: Tensor) -> Tensor:
     cls = type(leaf)
-    # A subclass that intercepts dispatch (a nested tensor) holds no memory of its own to show as a plain tensor.
+    # A subclass that intercepts dispatch, such as a nested tensor, has no single storage for a plain tensor.
     if (
         cls is Tensor
         or isinstance(leaf, Parameter)

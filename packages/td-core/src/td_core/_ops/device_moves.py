@@ -1,4 +1,4 @@
-"""Moving collections between devices and kinds of memory."""
+"""Move collections between devices and to pinned or shared memory."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from .shape import write_back
 SelfT = TypeVar("SelfT", bound="DeviceMixin")
 
 
-#: How many dims a leaf has that can be in these formats.
+#: Number of dims that a leaf must have for each memory format.
 _CHANNELS_LAST = {torch.channels_last: 4, torch.channels_last_3d: 5}
 
 
 class Target(NamedTuple):
-    """What ``to`` was asked for."""
+    """Parsed arguments of ``to``."""
 
     device: torch.device | None
     dtype: torch.dtype | None
@@ -49,13 +49,9 @@ def parse_target(
     non_blocking: bool | None,
     memory_format: torch.memory_format | None,
 ) -> Target:
-    """Return what the arguments of ``to`` ask for: ``(device)``, ``(dtype)``, ``(device, dtype)`` or ``(other)``.
+    """Parse the arguments of ``to``: ``(device)``, ``(dtype)``, ``(device, dtype)`` or ``(other)``.
 
-    Raises:
-        TypeError: an argument that is none of these, or given twice.
-
-    >>> parse_target(("cpu", torch.int8), None, None, None, None, None)[:2]
-    (device(type='cpu'), torch.int8)
+    Raise TypeError for any other argument, and for one that is given twice.
     """
     for arg in args:
         if arg is None:
@@ -86,13 +82,9 @@ def parse_target(
 
 
 def get_device_to_sync(source: torch.device, target: torch.device) -> torch.device | None:
-    """Return the device whose stream has to be waited for after an asynchronous copy to or from the host.
-
-    >>> get_device_to_sync(torch.device("cpu"), torch.device("cpu")) is None
-    True
-    """
+    """Return the CUDA device to synchronize after an asynchronous copy to or from the host, or None."""
     if source.type == target.type or "cpu" not in (source.type, target.type):
-        return None  # the order of one stream, or of torch's own events between devices, is enough
+        return None  # the stream, or torch's events between two devices, already order the copies
     device = source if target.type == "cpu" else target
     return device if device.type == "cuda" else None
 
@@ -100,10 +92,9 @@ def get_device_to_sync(source: torch.device, target: torch.device) -> torch.devi
 def move(
     leaves: list[Tensor], target: Target, *, pin: bool = False, threads: int | None = None
 ) -> list[Tensor]:
-    """Return the leaves on another device, in another dtype or memory format.
+    """Convert the leaves to the device, dtype and memory format of ``target``.
 
-    Unless ``non_blocking`` says otherwise the copies of all leaves overlap, and one wait at the end makes sure that the
-    host neither reads what has not arrived nor overwrites what has not been read.
+    By default (``non_blocking=None``) the copies run asynchronously, and the host waits once for all of them at the end.
     """
     device, dtype, non_blocking, memory_format, _ = target
     waiting: set[torch.device] = set()
@@ -111,7 +102,7 @@ def move(
         results = {leaf.device for leaf in leaves}
         if dtype is None and memory_format is None and results <= {device}:
             return leaves
-        if not torch.compiler.is_compiling():  # a graph has no host that reads in between
+        if not torch.compiler.is_compiling():  # a compiled graph orders the copies itself
             waiting = {
                 item
                 for item in [get_device_to_sync(source, device) for source in results]
@@ -119,7 +110,7 @@ def move(
             }
     to = _move_leaves(leaves, device, dtype, bool(waiting) if non_blocking is None else non_blocking)
     if pin and device is not None and device.type != "cpu":
-        # Without threads each leaf travels while the next one is copied to pinned memory.
+        # Without threads the map is lazy: one leaf is copied to the device while the next one is pinned.
         leaves = pin_leaves(leaves, threads) if threads else map(_pin, leaves)  # type: ignore[assignment]
     if memory_format is None:
         result = list(map(to, leaves))
@@ -140,13 +131,13 @@ def _move_leaves(
     if device is None:
         if dtype is None:
             return identity
-        # Of the methods that cast, subclasses that keep their class often know no other than to().
+        # Tensor subclasses often implement only to(), not the methods of single dtypes.
         return (PLAIN.issuperset(map(type, leaves)) and CASTS.get(dtype)) or methodcaller("to", dtype)
     return methodcaller("to", device, dtype, non_blocking=non_blocking)
 
 
 def pin_leaves(leaves: list[Tensor], threads: int | None) -> list[Tensor]:
-    """Return the leaves of the host in pinned memory; ``threads`` of them at a time."""
+    """Copy CPU leaves to pinned memory, with ``threads`` threads; other leaves are returned unchanged."""
     if not threads:
         return list(map(_pin, leaves))
     with ThreadPoolExecutor(threads) as pool:
@@ -158,10 +149,9 @@ def _pin(leaf: Tensor) -> Tensor:
 
 
 def write_moved_back(target: Any, source: Any) -> None:
-    """Make every leaf of ``source`` the leaf of ``target`` at the same place.
+    """Replace the leaves of ``target`` by those of ``source`` under the same keys.
 
-    Raises:
-        LockedError: ``target``, or a collection in it, is locked; nothing was replaced.
+    Raise LockedError, before any leaf is replaced, if a node of ``target`` is locked.
     """
     check_unlocked_below(target, "replace leaves")
     todo = [(target, source)]
@@ -186,7 +176,7 @@ def _write_moved(owner: Any, result: Any) -> None:
 
 
 class DeviceMixin(DtypeMixin):
-    """``to``, ``cpu``, ``cuda``, pinned and shared memory."""
+    """The methods ``to``, ``cpu``, ``cuda``, and those of pinned and shared memory."""
 
     __slots__ = ()
 
@@ -204,28 +194,29 @@ class DeviceMixin(DtypeMixin):
         num_threads: int | None = None,
         cast_filter: CastFilter | NoDefault | None = NO_DEFAULT,
     ) -> SelfT:
-        """Return the collection on another device or with another dtype; itself where nothing changes.
+        """Convert the leaves to another device or dtype; return this collection itself if no leaf changes.
 
-        As a context (``with td.to(device) as there:``) it moves what was written back on exit, in the dtypes of the entries.
+        As a context manager (``with td.to(device) as moved:``), the result is copied back into this collection on exit, in
+        the original dtypes.
 
         Args:
             *args: ``(device)``, ``(dtype)``, ``(device, dtype)`` or ``(other)``, then ``non_blocking``.
-            device: where every leaf goes; it becomes the device of the collection.
-            dtype: what every leaf becomes; a class of numbers is one too, as for a tensor: float is float64.
-            other: a tensor or collection whose device and dtype are taken (those that it has); or what :meth:`attrs`
-                returns, for the device and dtype of each leaf under its key. A device or dtype beside it comes first.
-            non_blocking: do not wait for copies, as in :meth:`torch.Tensor.to`. By default they overlap, and are
-                complete when this returns.
-            memory_format: of the leaves that have as many dims as it needs.
-            batch_size: of the result.
-            inplace: replace the leaves of this collection instead of returning another.
-            non_blocking_pin: copy leaves of the host to pinned memory first.
-            num_threads: how many are pinned at a time.
-            cast_filter: takes the key (a tuple) and the leaf; where it is false the leaf keeps its dtype. None casts all, also
-                those of a class that declares a filter.
+            device: device of every leaf and of the resulting collection.
+            dtype: dtype of every leaf; Python types are accepted as in torch, so ``float`` means float64.
+            other: a tensor or collection whose device and dtype are used, or the result of :meth:`attrs`, which has a device
+                and dtype per leaf. Explicit ``device`` and ``dtype`` arguments take precedence.
+            non_blocking: return before the copies are complete, as in :meth:`torch.Tensor.to`. By default they run
+                concurrently and are complete on return.
+            memory_format: applied to the leaves with the number of dims that the format requires.
+            batch_size: batch size of the result.
+            inplace: replace the leaves of this collection instead of returning a new one.
+            non_blocking_pin: copy CPU leaves to pinned memory first.
+            num_threads: number of threads that copy leaves to pinned memory.
+            cast_filter: takes the key path (a tuple) and the leaf; if it returns False, the leaf keeps its dtype. None casts
+                all leaves and overrides the filter that a class declares.
 
         Raises:
-            TypeError: an argument that is none of these.
+            TypeError: a positional argument has another type, or is given twice.
 
         >>> td = TensorDict({"a": torch.zeros(2)}).to("cpu", torch.float64)
         >>> td.device, td["a"].dtype, td.to("cpu") is td
@@ -268,7 +259,7 @@ class DeviceMixin(DtypeMixin):
         return result._undo_on_exit(do_nothing) if inplace else result._write_back_on_exit(self, _write_moved)  # type: ignore[no-any-return]
 
     def _cast_by_attrs(self: SelfT, attrs: Any, target: Target, accepts: CastFilter | None) -> SelfT:
-        """Return the collection with each leaf as its entry in ``attrs`` says, but for what ``target`` says itself."""
+        """Cast each leaf to the device and dtype of its entry in ``attrs``, unless ``target`` sets them."""
 
         def cast_entry(key: NestedKey, leaf: Tensor) -> Tensor:
             told = attrs.get(key, None)
@@ -295,11 +286,11 @@ class DeviceMixin(DtypeMixin):
         return result  # type: ignore[no-any-return]
 
     def _move(self: SelfT, device: torch.device, non_blocking: bool) -> SelfT:
-        """Return the collection on a device; what a collection with a device does to what it is given."""
+        """Move a collection to a device, as when it is stored in a collection that has a device."""
         return self.to(device, non_blocking=non_blocking or None)
 
     def cpu(self: SelfT, **kwargs: Any) -> SelfT:
-        """Return the collection in the memory of the host: ``to("cpu", **kwargs)``.
+        """Move the collection to CPU memory: ``to("cpu", **kwargs)``.
 
         >>> TensorDict({"a": 1}).cpu().device
         device(type='cpu')
@@ -307,7 +298,7 @@ class DeviceMixin(DtypeMixin):
         return self.to("cpu", **kwargs)
 
     def cuda(self: SelfT, device: DeviceType | None = None, **kwargs: Any) -> SelfT:
-        """Return the collection on a CUDA device, the current one by default: ``to(device, **kwargs)``.
+        """Move the collection to a CUDA device, by default the current one: ``to(device, **kwargs)``.
 
         >>> TensorDict({"a": 1}).cuda().device.type  # doctest: +SKIP
         'cuda'
@@ -317,11 +308,11 @@ class DeviceMixin(DtypeMixin):
         return self.to(f"cuda:{device}" if isinstance(device, int) else device, **kwargs)
 
     def pin_memory(self: SelfT, num_threads: int | None = None, inplace: bool = False) -> SelfT:
-        """Return the leaves in pinned memory, from which copies to a GPU are asynchronous.
+        """Copy the leaves to pinned memory, from which copies to a GPU can be asynchronous.
 
         Args:
-            num_threads: how many leaves are copied at a time; None or 0: one, in this thread.
-            inplace: replace the leaves of this collection instead of returning another.
+            num_threads: number of threads that copy leaves; None or 0: copy them in the calling thread.
+            inplace: replace the leaves of this collection instead of returning a new one.
 
         >>> TensorDict({"a": torch.zeros(2)}).pin_memory()["a"].is_pinned()  # doctest: +SKIP
         True
@@ -340,7 +331,7 @@ class DeviceMixin(DtypeMixin):
         return self
 
     def pin_memory_(self: SelfT, num_threads: int = 0) -> SelfT:
-        """Replace the leaves by copies in pinned memory; return self: ``pin_memory(num_threads, inplace=True)``.
+        """Replace the leaves by copies in pinned memory and return self: ``pin_memory(num_threads, inplace=True)``.
 
         >>> TensorDict({"a": torch.zeros(2)}).pin_memory_()["a"].is_pinned()  # doctest: +SKIP
         True
@@ -350,8 +341,8 @@ class DeviceMixin(DtypeMixin):
     def share_memory_(self: SelfT) -> SelfT:
         """Move the leaves to shared memory, in place, and lock the collection; return self.
 
-        Other processes that receive it see the same data, so its structure may not change. Values that are no tensors are
-        not shared: each process has those that it received and its own writes; ``memmap(share_non_tensor=True)`` shares them.
+        Processes that receive the collection share its data, so its structure is fixed. Values that are not tensors are not
+        shared: each process has its own copy. ``memmap(share_non_tensor=True)`` shares them as well.
 
         >>> td = TensorDict({"a": torch.zeros(2)}).share_memory_()
         >>> td.is_shared(), td.is_locked
@@ -359,7 +350,7 @@ class DeviceMixin(DtypeMixin):
         """
         for leaf in self._leaves():
             try:
-                # torch ends the process where there is no memory to share.
+                # torch aborts the process if a leaf has no memory to share.
                 if not leaf.is_nested and not has_memory(leaf):
                     raise RuntimeError(f"a {type(leaf).__name__} has no memory of its own")
                 leaf.share_memory_()
@@ -368,7 +359,7 @@ class DeviceMixin(DtypeMixin):
         return self.lock_()  # type: ignore[attr-defined, no-any-return]
 
     def record_stream(self: SelfT, stream: torch.cuda.Stream) -> SelfT:
-        """Tell the CUDA allocator that a stream uses the leaves; return self. See :meth:`torch.Tensor.record_stream`.
+        """Record in the CUDA allocator that a stream uses the leaves; return self. See :meth:`torch.Tensor.record_stream`.
 
         >>> td = TensorDict({"a": torch.zeros(2)}).cuda()  # doctest: +SKIP
         >>> td.record_stream(torch.cuda.current_stream()) is td  # doctest: +SKIP

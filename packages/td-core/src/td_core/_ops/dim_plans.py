@@ -1,4 +1,4 @@
-"""Plans of the operations that work along batch dims and need all of their elements: reductions and scans."""
+"""Shape plans of reductions and scans along batch dims."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from .._plans import Along, MultiPlan, Shape, ShapePlan, remove_size
 
 Leaf = Callable[[Any], Any]
 
-#: Replaces every leading dim there is: what comes out of a leaf has no dims of its own batch size left.
+#: Number of replaced leading dims of a full reduction: all dims of any leaf, feature dims included.
 ALL_DIMS = sys.maxsize
 
 
 class Scan(ShapePlan):
-    """An operation along one dim that keeps the shape; ``make(dim)`` is what is called on a leaf."""
+    """Operation along one dim that keeps the shape; ``make(dim)`` returns the function to call on a leaf."""
 
     __slots__ = ("_dim", "_make")
     creates_values = True
@@ -36,9 +36,9 @@ class Scan(ShapePlan):
 
 
 class Reduce(ShapePlan):
-    """An operation that reduces some batch dims, or all there is to a leaf (``dims`` None).
+    """Reduction over some batch dims, or over all dims of a leaf (``dims`` None).
 
-    ``make(dims)`` is what is called on a leaf. ``front`` is the size of a new first dim that it adds, or None.
+    ``make(dims)`` returns the function to call on a leaf. ``front`` is the size of a leading dim that it adds, or None.
     """
 
     __slots__ = ("_batch", "_dims", "_front", "_keepdim", "_kept", "_make")
@@ -80,7 +80,7 @@ class Reduce(ShapePlan):
 
 
 class Pair(MultiPlan):
-    """A scan or reduction that gives two results, values and indices."""
+    """Scan or reduction that returns two results, values and indices."""
 
     __slots__ = ("_plan",)
     creates_values = True
@@ -100,16 +100,12 @@ class Pair(MultiPlan):
 
 
 def flatten_features(leaf: Tensor, n: int) -> Tensor:
-    """Return a leaf with everything behind its first ``n`` dims as one dim, of size 1 where there is nothing.
-
-    >>> flatten_features(torch.zeros(2, 3, 4), 1).shape, flatten_features(torch.zeros(2), 1).shape
-    (torch.Size([2, 12]), torch.Size([2, 1]))
-    """
+    """Flatten all dims after the first ``n`` to one dim: (2, 3, 4) to (2, 12), and (2,) to (2, 1), for ``n=1``."""
     return leaf.flatten(n) if leaf.ndim > n else leaf.unsqueeze(-1)
 
 
 def make_call(name: str, keepdim: bool, options: dict[str, Any]) -> Callable[[tuple[int, ...] | None], Leaf]:
-    """Return ``make`` for a method of tensors that takes any number of dims."""
+    """Return a factory ``make(dims)`` of leaf functions for a tensor method that accepts several dims."""
 
     def make(dims: tuple[int, ...] | None) -> Leaf:
         if keepdim:
@@ -119,7 +115,7 @@ def make_call(name: str, keepdim: bool, options: dict[str, Any]) -> Callable[[tu
         where: Any = dims[0] if dims is not None and len(dims) == 1 else dims
         if options:
             return methodcaller(name, **options) if where is None else methodcaller(name, where, **options)
-        # Cheaper than a method that is looked up by its name for each leaf.
+        # Speed: look the method up once, not once per leaf.
         function = getattr(Tensor, name)
         return function if where is None else lambda leaf: function(leaf, where)
 
@@ -129,9 +125,9 @@ def make_call(name: str, keepdim: bool, options: dict[str, Any]) -> Callable[[tu
 def make_single_dim_call(
     call: Callable[[Tensor, int], Tensor], keepdim: bool, front: bool = False
 ) -> Callable[[tuple[int, ...] | None], Leaf]:
-    """Return ``make`` for a function that reduces one dim: several are merged into one first.
+    """Return a factory ``make(dims)`` for a function that reduces one dim; several dims are flattened to one first.
 
-    ``front`` tells that the function adds a first dim to what it returns.
+    ``front`` is True if the function adds a leading dim to its result.
     """
 
     def make(dims: tuple[int, ...] | None) -> Leaf:

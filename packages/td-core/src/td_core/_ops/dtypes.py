@@ -1,4 +1,4 @@
-"""The methods that cast every leaf, one for each dtype."""
+"""Methods that cast every leaf to a dtype, one method per dtype."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SelfT = TypeVar("SelfT", bound="DtypeMixin")
 T_co = TypeVar("T_co", covariant=True)
 CastFilter = Callable[[NestedKey, Tensor], bool]
 
-#: The method of a tensor that casts to a dtype parses its arguments faster than ``to`` does.
+#: Tensor methods per dtype: they parse their arguments faster than ``to``.
 CASTS: dict[torch.dtype, Callable[[Tensor], Tensor]] = {
     torch.float64: Tensor.double,
     torch.float32: Tensor.float,
@@ -35,37 +35,37 @@ CASTS: dict[torch.dtype, Callable[[Tensor], Tensor]] = {
 
 
 def _make_caster(dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
-    """Return what casts a leaf as ``to`` does, which many a subclass knows alone."""
+    """Return a function that casts a leaf to ``dtype``; it calls ``to`` for tensor subclasses, which may support only that."""
     fast = CASTS.get(dtype)
     if fast is None:
-        # torch.compile can trace a partial that was made before, a methodcaller not.
+        # torch.compile can trace a partial that was created outside the graph, but not a methodcaller.
         return partial(Tensor.to, dtype=dtype)
     return lambda leaf: fast(leaf) if type(leaf) in PLAIN else leaf.to(dtype)
 
 
 class BoundCast(Protocol[T_co]):
-    """A method that casts."""
+    """Type of a bound method that casts the leaves."""
 
     def __call__(self, *, cast_filter: CastFilter | None = None) -> T_co:
         """Cast the leaves that ``cast_filter`` accepts."""
 
 
 class Cast(Protocol):
-    """How type checkers see what :func:`make_cast` makes: the result has the type of the collection."""
+    """Descriptor type of the methods of :func:`make_cast`: their result has the type of the collection."""
 
     def __get__(self, instance: SelfT, owner: Any = None) -> BoundCast[SelfT]:
         """Bind the method."""
 
 
 def make_cast(name: str, dtype: torch.dtype) -> Cast:
-    """Return the method ``name`` that casts every leaf to ``dtype``."""
+    """Build the method ``name`` that casts every leaf to ``dtype``."""
     leaf: Callable[[Tensor], Tensor] = getattr(Tensor, name, None) or _make_caster(dtype)
 
     def method(self: SelfT, *, cast_filter: CastFilter | None = None) -> SelfT:
         return _cast(self, name, leaf, cast_filter)  # type: ignore[no-any-return]
 
     method.__name__ = name
-    # A quantized dtype also takes a scale, which a cast does not have, so torch refuses it; it warns of complex32.
+    # No example for quantized dtypes, to which torch refuses to cast, nor for complex32, of which it warns.
     outcome = f"""
         >>> TensorDict({{"a": torch.zeros(2)}}).{name}()["a"].dtype
         {dtype}
@@ -86,7 +86,7 @@ def _cast(node: Any, name: str, leaf: Callable[[Tensor], Tensor], cast_filter: C
 
 
 def cast_some(node: Any, leaf: Callable[[Tensor], Tensor], cast_filter: CastFilter) -> Any:
-    """Return the collection with ``leaf`` applied to the leaves that ``cast_filter`` accepts."""
+    """Apply ``leaf`` to the leaves for which ``cast_filter`` returns True."""
 
     def cast_entry(key: NestedKey, value: Tensor) -> Tensor:
         return leaf(value) if cast_filter((key,) if isinstance(key, str) else key, value) else value
@@ -95,11 +95,11 @@ def cast_some(node: Any, leaf: Callable[[Tensor], Tensor], cast_filter: CastFilt
 
 
 class DtypeMixin(Core):
-    """``float()``, ``int64()`` and the like, and ``type``."""
+    """The method ``type`` and the casts to one dtype, such as ``float()`` and ``int64()``."""
 
     __slots__ = ()
 
-    #: Which leaves a cast applies to where the call does not say; kinds that declare their fields may.
+    #: Default ``cast_filter`` of the class; a kind that declares fields may set it.
     _cast_filter: ClassVar[Any] = None  # a CastFilter; a class variable of a function type would be bound
 
     bfloat16 = make_cast("bfloat16", torch.bfloat16)
@@ -128,11 +128,11 @@ class DtypeMixin(Core):
     uint8 = make_cast("uint8", torch.uint8)
 
     def type(self: SelfT, dst_type: Any, *, cast_filter: CastFilter | None = None) -> SelfT:
-        """Return the leaves cast to a dtype.
+        """Cast the leaves to a dtype.
 
         Args:
-            dst_type: a dtype, or what else :meth:`torch.Tensor.type` takes.
-            cast_filter: takes the key (a tuple) and the leaf; where it is false the leaf stays as it is.
+            dst_type: a dtype, or another argument that :meth:`torch.Tensor.type` accepts.
+            cast_filter: takes the key path (a tuple) and the leaf; if it returns False, the leaf is not cast.
 
         >>> TensorDict({"a": torch.zeros(2)}).type(torch.int8)["a"].dtype
         torch.int8
