@@ -1,4 +1,4 @@
-"""``python -m td_memmap``: look at saves, verify them, pack and unpack archives."""
+"""Command line of ``python -m td_memmap``: inspect and verify saves, pack and unpack archives."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ._inspect import inspect
 from ._listing import make_printable
 from ._manifest import verify
 
-#: Exit codes: all is well; something is damaged; the command could not be carried out.
+#: Exit codes: success, a damaged save, a failed command.
 GOOD, DAMAGED, FAILED = 0, 1, 2
 
 
@@ -45,7 +45,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Carry out one command; return the exit code.
+    """Run one command and return its exit code.
 
     >>> main(["inspect", "nowhere"])
     2
@@ -62,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _print(text: str, stream: TextIO) -> None:
-    """Print keys and paths too that cannot be printed everywhere, or that a terminal would act on."""
+    """Print text; escape characters that the encoding lacks or that control a terminal."""
     encoding = stream.encoding or "utf-8"
     shown = "\n".join(map(make_printable, text.split("\n")))
     print(shown.encode(encoding, "backslashreplace").decode(encoding), file=stream)
@@ -94,6 +94,6 @@ _COMMANDS = {"inspect": _inspect, "verify": _verify, "pack": _pack, "unpack": _u
 
 
 if __name__ == "__main__":
-    # Who reads the output may stop early, as head does: this ends quietly then.
+    # Exit quietly on SIGPIPE, as other commands do when their output is piped into ``head``.
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     sys.exit(main())

@@ -1,4 +1,4 @@
-"""Files without a name: shared between processes by descriptor, gone with the last tensor on them."""
+"""Files without a name, which processes share by file descriptor and which are freed with the last tensor on them."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from td_core.errors import FormatError
 from . import _fs
 from ._mapped_memory import map_memory, view_elements
 
-#: Tensors that share one file start at multiples of this, so that every dtype is aligned.
+#: Alignment in bytes of the tensors in one file, which suits every dtype.
 ALIGNMENT = 64
 
 
 class AnonymousFile:
-    """An open file without a name, and its mapping.
+    """An open file without a name, with its mapping.
 
-    It can be sent to another process by the pickler of ``multiprocessing``, which duplicates the descriptor; to a plain
-    pickle there is nothing to write.
+    The pickler of ``multiprocessing`` sends it to another process as a duplicate of the file descriptor. A plain
+    pickle of it raises TypeError.
 
     >>> file = AnonymousFile.of_size(16)
     >>> file.elements(torch.int64, 2)
@@ -42,10 +42,10 @@ class AnonymousFile:
 
     @classmethod
     def of_size(cls, nbytes: int, *, sparse: bool = False) -> AnonymousFile:
-        """Create a file of zeros; a sparse one takes no space until it is written to.
+        """Create a file of ``nbytes`` zeros; a sparse one takes no space until it is written to.
 
         Raises:
-            OSError: there is no room for it.
+            OSError: the disk is full.
         """
         file = cls(_fs.open_anonymous(), nbytes)
         try:
@@ -55,14 +55,14 @@ class AnonymousFile:
             raise _fs.add_path(error, what, tempfile.gettempdir()) from error
         return file
 
-    # Bound here, since the globals of a module may be gone when the interpreter ends.
+    # Bind ``close`` as a default: at interpreter exit the module's globals may already be deleted.
     def __del__(self, close: Any = _fs.close) -> None:
         close(self.fd)
 
     def elements(self, dtype: torch.dtype, count: int, offset: int = 0) -> Tensor:
-        """Return ``count`` elements from byte ``offset`` on, mapped and shared with every process that has the file.
+        """Return ``count`` elements from byte ``offset``, mapped and shared with every process that has the file.
 
-        Each tensor has a storage of its own, so ``torch.save`` writes it alone, whatever else is in the file.
+        Each returned tensor has a separate storage, so ``torch.save`` writes only its elements.
 
         Raises:
             FormatError: the file is too short.
@@ -86,23 +86,19 @@ class AnonymousFile:
 
 
 def align(offset: int) -> int:
-    """Return the next offset at which a tensor may start.
-
-    >>> align(1), align(64)
-    (64, 64)
-    """
+    """Return the next multiple of the alignment at or after ``offset``."""
     return -(-offset // ALIGNMENT) * ALIGNMENT
 
 
 @set_module("td_memmap.memmap_pickles")
 def receive_anonymous_file(descriptor: Any, nbytes: int) -> AnonymousFile:
-    """Return the anonymous file that another process sent."""
+    """Rebuild the anonymous file that another process sent."""
     return AnonymousFile(descriptor.detach(), nbytes)
 
 
 @set_module("td_memmap.memmap_pickles")
 def remap_anonymous_storage(file: AnonymousFile, start: int, nbytes: int) -> torch.UntypedStorage:
-    """Return a storage on an anonymous file that another process sent."""
+    """Map a storage on an anonymous file that another process sent."""
     return file.elements(torch.uint8, nbytes, start).untyped_storage()
 
 

@@ -1,7 +1,8 @@
-"""Appending rows to a save.
+"""Append rows to a save.
 
-The rows are written behind the old ones, where the old metadata does not look; then a directory of the same files with
-new metadata takes the place of the old one. A reader, or a crash, sees the save with all the new rows or without any.
+New rows are written to the leaf files after the rows that the metadata lists. Then a directory that links to the
+same files, with new metadata, replaces the old one in one step. A reader, and a recovery after a crash, finds all
+new rows or none.
 """
 
 from __future__ import annotations
@@ -30,30 +31,31 @@ from ._meta import LeafEntry, format_manifest, has_level, is_view, parse_json, r
 from ._plan import LeafFile, Plan, encode_node, make_plan
 from ._read_node import read_node
 
-#: Where a leaf of the save is, its new rows, and how many bytes it has.
+#: Path of a leaf's file, the new rows for it, and its size in bytes before them.
 _Grown = tuple[Parts, LeafFile, int]
 
 
 def append_memmap(prefix: str | Path, rows: Core, *, allow_pickle: bool | None = None) -> None:
     """Append rows to a saved directory, along the first batch dim.
 
-    The directory is that of a whole save, or of a level of one below levels without batch dims.
+    ``prefix`` is the root of a save, or a node below it whose parents have no batch dims.
 
-    Collections that are mapped already keep their rows. Non-tensor values must be the saved ones, and dim names stay, as in
-    :meth:`update`; lazy stacks, stacks of values, nested tensors and levels in the general form (of a kind of another package, or
-    with a key such as ``"shape"``) cannot grow. A save with checksums is read whole, to be checked and to get new ones.
+    Collections that are mapped already keep their rows. Non-tensor values must equal the saved ones, and dim names
+    are kept. Lazy stacks, stacks of values, nested tensors and nodes in the general form (of another package, or
+    with a key such as ``"shape"``) cannot grow. A save with checksums is read completely, to verify it and to
+    compute new checksums.
 
     Args:
         prefix: the directory.
-        rows: a collection of the same structure, dtypes and trailing shapes.
+        rows: a collection with the same structure, dtypes and shapes after the first dim.
         allow_pickle: whether saved values may be unpickled to compare them; None means False.
 
     Raises:
-        AppendError: the rows do not fit, or the save is an archive; nothing was written.
+        AppendError: the rows do not fit the save, or it is an archive. Nothing was written.
         FormatError: the save is damaged.
-        FileNotFoundError: nothing is saved there.
-        OSError: there is no room; the save is as before.
-        TypeError: ``rows`` is no collection.
+        FileNotFoundError: ``prefix`` has no save.
+        OSError: the disk is full. The save is unchanged.
+        TypeError: ``rows`` is not a collection.
 
     >>> _ = TensorDict({"a": torch.arange(2)}, batch_size=[2]).memmap("save")
     >>> append_memmap("save", TensorDict({"a": torch.tensor([7])}, batch_size=[1]))
@@ -66,13 +68,13 @@ def append_memmap(prefix: str | Path, rows: Core, *, allow_pickle: bool | None =
     if _fs.is_file(path):
         raise AppendError(f"cannot append to {path}: an archive cannot grow; unpack_memmap() it first")
     _check_levels_match(_fs.resolve_path(path))
-    # Two processes that append must not write to the same place behind the same rows.
+    # Without the lock, two appending processes would write their rows to the same bytes of a file.
     with lock_prefix(path), DirectoryTree.at_path(path) as tree:
         _append(tree, rows, bool(allow_pickle))
 
 
 def _check_levels_match(path: str) -> None:
-    """Raise AppendError for a level that must have as many rows as the one above has, or as the stack that it is in."""
+    """Raise AppendError if a node's number of rows is fixed by the node or stack that contains it."""
     above, name = os.path.split(path)
     with contextlib.suppress(OSError, FormatError), DirectoryTree.at_path(above) as tree:
         if not has_level(tree):
@@ -90,7 +92,7 @@ def _check_levels_match(path: str) -> None:
                 f"cannot append to {path}: it is a part of what is saved at {above}, which {what}, and would not fit there "
                 "any more; append to the whole save"
             )
-        # What a class wraps is where the class is.
+        # A tensorclass keeps its entries in a subdirectory, so check the directory of the class too.
         _check_levels_match(above)
 
 
@@ -115,7 +117,7 @@ def _append(tree: DirectoryTree, rows: Core, allow_pickle: bool) -> None:
 
 
 class _Rows:
-    """The rows as a save would hold them: how many they are, and by path its files of elements, its texts and its nodes."""
+    """Planned files of the appended rows: leaf files, texts and nodes by path."""
 
     def __init__(self, plan: Plan, count: int) -> None:
         self.count = count
@@ -124,7 +126,7 @@ class _Rows:
         self.nodes = {parts: node for node, parts in plan.nodes}
 
     def shown(self, place: Parts) -> str:
-        """Return what is at a place for messages."""
+        """Describe the node or leaf at a path, for messages."""
         node = self.nodes.get(place)
         if node is not None:
             return _shown(type(node).__name__, encode_node(node).values)
@@ -132,12 +134,12 @@ class _Rows:
 
 
 def _get_rows_directory(node: Node) -> Parts:
-    """Return the directory of a node in the plan of the rows; the save may have its key as it stands."""
+    """Return the directory of a node in the plan of the rows, where keys are always encoded."""
     return tuple(map(_file_names.encode_key, node.key))
 
 
 def _make_meta(tree: DirectoryTree, node: Node, rows: _Rows) -> bytes:
-    """Return the metadata of a level with the new number of rows, after comparing it with that of the rows."""
+    """Check that the rows fit a node, and return its metadata with the new number of rows."""
     level = node.level
     where = show_path(node.key)
     meta = read_json(tree, node.parts, _file_names.META)
@@ -174,7 +176,7 @@ def _make_meta(tree: DirectoryTree, node: Node, rows: _Rows) -> bytes:
 
 
 def _make_sidecar(tree: DirectoryTree, node: Node, rows: _Rows) -> dict[Parts, bytes]:
-    """Return the file beside a value that has a batch size of its own, with the new number of rows."""
+    """Return the ``%values.json`` of a value that has a separate batch size, with the new number of rows."""
     if node.level.sized:
         return {}
     sidecar, right = _sidecars(tree, node, rows.texts)
@@ -194,11 +196,11 @@ def _make_sidecar(tree: DirectoryTree, node: Node, rows: _Rows) -> dict[Parts, b
 def _check_values(
     tree: DirectoryTree, node: Node, meta: dict[str, Any], right: dict[str, Any], rows: _Rows
 ) -> None:
-    """Refuse rows with other values than the saved ones: in the metadata, or in the files beside it."""
+    """Raise AppendError if the values of the rows differ from the saved ones."""
     pickled = rows.texts.get((*_get_rows_directory(node), _file_names.PICKLE))
     if pickled != read_if_there(tree, node.parts, _file_names.PICKLE):
-        # What is pickled is not in the metadata. This call made the pickle of the rows; one that was read is loaded only
-        # where the caller allowed it.
+        # Compare the unpickled values. The pickle of the rows was made by this call; the saved one is loaded only
+        # if the caller allowed it.
         meta = {**(node.values or {}), **meta}
         right = {**(pickle.loads(pickled) if pickled else {}), **right}
     pairs = {name: (meta.get(name), right.get(name)) for name in {*meta, *right}}
@@ -226,7 +228,7 @@ def _class_of(node: Node) -> str:
 
 
 def _shown(cls: str, values: Mapping[str, Any]) -> str:
-    """Return a node for messages: its class, and its value where it has one."""
+    """Describe a node for messages: its class, and its value if it has one."""
     return f"a {cls} of {_short(values['data'])}" if "data" in values else f"a {cls}"
 
 
@@ -236,7 +238,7 @@ def _short(value: Any) -> str:
 
 
 def _is_equal(left: Any, other: Any) -> bool:
-    """Tell whether two values are the same, as NaN is; what cannot be compared is not."""
+    """Return True if two values are equal, where NaN equals NaN. Values that cannot be compared are unequal."""
     try:
         return json.dumps(left, sort_keys=True) == json.dumps(other, sort_keys=True)
     except (TypeError, ValueError):
@@ -244,7 +246,7 @@ def _is_equal(left: Any, other: Any) -> bool:
 
 
 def _sidecars(tree: DirectoryTree, node: Node, texts: dict[Parts, bytes]) -> list[Any]:
-    """Return what stands beside a value in the save, and in the plan of the rows."""
+    """Return the parsed ``%values.json`` of a node in the save and in the plan of the rows."""
     result = (
         read_if_there(tree, node.parts, _file_names.VALUES),
         texts.get((*_get_rows_directory(node), _file_names.VALUES)),
@@ -285,7 +287,7 @@ def _publish(tree: DirectoryTree, nodes: list[Node], metas: dict[Parts, bytes], 
     places = [place for place, file, size in grown if size or file.nbytes]
     manifest = read_manifest(tree)
     if manifest is not None:
-        # Hashes of what is there now must not make good what was damaged before.
+        # Verify first: new hashes of a file that is already damaged would hide the damage.
         result = verify_tree(tree, manifest)
         if not result.ok:
             raise FormatError(str(result))
@@ -309,7 +311,7 @@ def _publish(tree: DirectoryTree, nodes: list[Node], metas: dict[Parts, bytes], 
             if manifest is not None:
                 _write_manifest(staging.tree, metas, [*sidecars, *places[:-1]], manifest.get("algorithm"))
         except BaseException:
-            # A disk that this filled has room again.
+            # Truncate the files, to free the space again if the disk is full.
             for place, length in before:
                 _shorten(tree, place, length)
             raise
@@ -320,7 +322,7 @@ def _publish(tree: DirectoryTree, nodes: list[Node], metas: dict[Parts, bytes], 
 def _write_manifest(
     tree: DirectoryTree, metas: dict[Parts, bytes], files: list[Parts], algorithm: Any
 ) -> None:
-    """List what the save has with its new rows, with hashes where it had hashes of what it had before."""
+    """Write the manifest of the grown save, with hashes if the old manifest had them."""
     sizes: dict[Parts, list[Any]] = {place: [len(text), None] for place, text in metas.items()}
     for place in files:
         status = tree.stat_path(place)
@@ -341,11 +343,11 @@ def _grow(
     size: int,
     before: list[tuple[Parts, int]],
 ) -> None:
-    """Write rows behind those of a leaf, in the same file where nothing else has it, whose length is noted ``before``."""
+    """Write rows after those of a leaf, to the same file unless it is tied, and add its old length to ``before``."""
     if not size and not file.nbytes:
         return
     result = tree.stat_path(place) if size else None
-    # A second name is that of a tied leaf, here or in another level, which does not grow with this one.
+    # A file with several hard links belongs to tied leaves, which must not grow along, so it is copied.
     own = result is not None and result.st_nlink == 1
     if result is not None and own:
         before.append((place, result.st_size))

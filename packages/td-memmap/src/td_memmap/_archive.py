@@ -1,7 +1,7 @@
-"""Archives: the files of a save in one zip file, its leaves aligned so that they can be mapped where they are.
+"""Archives: the files of a save in one zip file, with leaves aligned so that they can be mapped in place.
 
-Any zip tool reads them. An entry with a leaf is stored uncompressed by default and starts at a multiple of 64 bytes:
-an extra block ``td`` of zeros in its header moves it there.
+Any zip tool reads them. The entry of a leaf is stored uncompressed by default and starts at a multiple of 64 bytes:
+an extra block ``td`` of zeros in its header pads it.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ _PAD_BLOCK = 0x6474  # the bytes "td"
 _LOCAL_HEADER = 30
 _ZIP64_BLOCK = 20
 _LONGEST_NAME = (1 << 16) - 1
-#: An archive has no times that could be compared with those of a save.
+#: Times of entries of an archive: constant, since zip times cannot be compared with those of a save.
 _TIMELESS = {"st_mtime_ns": 0, "st_ctime_ns": 0}
 
-#: What ``zipfile`` raises for what it cannot read.
+#: Exceptions of ``zipfile`` for a file that is not a valid zip file.
 _BAD_ZIP = (zipfile.BadZipFile, ValueError, NotImplementedError, struct.error, EOFError, OverflowError)
 
-#: What reading a damaged entry raises, beside the exceptions of the decompressors.
+#: Exceptions of reading a damaged entry, apart from those of the decompressors.
 _BAD_ENTRY = (zipfile.BadZipFile, EOFError, OSError, RuntimeError, struct.error, UnicodeDecodeError)
 
 _METHODS = {
@@ -68,7 +68,7 @@ _METHODS = {
 
 
 def is_memmap_archive(path: str | Path) -> bool:
-    """Tell whether a path is an archive of a save: a zip file with a ``meta.json`` at its top.
+    """Return True if a path is an archive of a save: a zip file with a ``meta.json`` at its root.
 
     >>> is_memmap_archive("nowhere.tdz")
     False
@@ -83,7 +83,7 @@ def is_memmap_archive(path: str | Path) -> bool:
 
 
 def _is_foreign(path: str) -> bool:
-    """Tell whether a path is a zip file in which no save is."""
+    """Return True if a path is a zip file that does not contain a save."""
     if not _fs.is_file(path) or not zipfile.is_zipfile(path):
         return False
     try:
@@ -106,7 +106,7 @@ def _method(compression: str | int | None) -> int:
 def _write_atomically(
     path: str, compression: str | int | None, *, level: int | None = None, durable: bool = False
 ) -> Iterator[_ArchiveWriter]:
-    """Write an archive beside its place, which it takes when it is complete."""
+    """Write an archive to a temporary file next to ``path``, and rename it to ``path`` when it is complete."""
     method, path = _method(compression), _fs.resolve_path(path)
     if os.path.isdir(path):
         raise FileTakenError(
@@ -126,14 +126,14 @@ def _write_atomically(
             try:
                 yield packing
             except BaseException:
-                packing.zip.fp = None  # nothing more is written to it
+                packing.zip.fp = None  # keep ZipFile.close() from writing a directory
                 raise
             packing.zip.close()
         new.publish(durable=durable)
 
 
 class _ArchiveWriter:
-    """An archive that is being written to an open file."""
+    """Writer of a new archive to an open file."""
 
     def __init__(self, file: BinaryIO, method: int, level: int | None) -> None:
         self._file = file
@@ -142,11 +142,7 @@ class _ArchiveWriter:
         self.zip = zipfile.ZipFile(file, "w", zipfile.ZIP_STORED, allowZip64=True)
 
     def add(self, path: Parts, content: Iterable[Any], nbytes: int) -> None:
-        """Add a file of ``nbytes`` bytes, given in pieces.
-
-        Raises:
-            CodecError: its path is longer than an archive can hold.
-        """
+        """Add a file of ``nbytes`` bytes, given in chunks; raise CodecError if its path is too long."""
         name = "/".join(path)
         if len(name.encode()) > _LONGEST_NAME:
             raise CodecError(
@@ -169,26 +165,21 @@ class _ArchiveWriter:
 
     def _padding(self, name: str) -> bytes:
         raw = name.encode()
-        # zipfile appends its block of 64-bit sizes behind this one.
+        # zipfile appends its block of 64-bit sizes after this one, so count it in.
         start = self._file.tell() + _LOCAL_HEADER + len(raw) + 4 + _ZIP64_BLOCK
         size = -start % _ALIGNMENT
         return struct.pack("<HH", _PAD_BLOCK, size) + bytes(size)
 
 
 def _order(path: Parts) -> str:
-    """Sort a directory's metadata first, then its files by name, then its directories."""
-    # One string, for paths that are long: no name has the character that ends each.
+    """Return the sort key of a path: a directory's metadata first, then its files by name, then its directories."""
+    # The key is one string. Names contain no NUL, so NUL can end each part.
     *parts, name = path
     return "".join(f"2{part}\0" for part in parts) + ("0" if name == _file_names.META else f"1{name}")
 
 
 def save_archive(data: Core, path: str, options: Options) -> Callable[[], Any]:
-    """Plan an archive; return the function that writes it and gives the collection that is mapped from it.
-
-    Raises:
-        CodecError: something cannot be stored.
-        ValueError: the compression is unknown.
-    """
+    """Plan an archive and return the function that writes it and returns the collection mapped from it."""
     if not options.existsok and _fs.get_status(path) is not None:
         raise FileTakenError(f"the archive {path} exists; pass existsok=True to replace it")
     plan, _ = plan_save(data, options)
@@ -207,7 +198,7 @@ def save_archive(data: Core, path: str, options: Options) -> Callable[[], Any]:
 
 
 def _check_same_files(plan: Plan, path: str, options: Options) -> None:
-    """Raise FileTakenError for an archive that cannot be filled in the place of one of the plan."""
+    """Raise FileTakenError if the existing archive cannot be filled with the leaves of the plan."""
     try:
         with ArchiveTree(path) as tree:
             packed = [
@@ -258,13 +249,14 @@ def pack_memmap(
     Args:
         prefix: the directory.
         archive_path: the archive; an existing one is replaced in one step.
-        compression: of the leaves: ``"deflate"``, ``"bzip2"``, ``"lzma"``, a constant of ``zipfile``; None stores.
-        compresslevel: as in ``zipfile``.
+        compression: how to compress the leaves: ``"deflate"``, ``"bzip2"``, ``"lzma"`` or a constant of ``zipfile``;
+            None stores them uncompressed.
+        compresslevel: the level of compression, as in ``zipfile``.
         progress: show a progress bar, or call a function of (bytes done, bytes in all).
 
     Raises:
-        FormatError: the directory holds no save, or a damaged one.
-        FileNotFoundError: there is no such directory.
+        FormatError: the directory has no save, or a damaged one.
+        FileNotFoundError: the directory does not exist.
 
     >>> _ = TensorDict({"a": 1}).memmap("save")
     >>> pack_memmap("save", "save.tdz").name
@@ -290,7 +282,7 @@ def pack_memmap(
                 for path in sorted(left.files)
                 if (result := tree.stat_path(path)) is not None
             }
-            # The sizes and times in it are those of the directory; an archive has checksums of its own.
+            # Leave out the manifest: its times are those of the directory, and zip entries have checksums.
             sizes.pop((_file_names.MANIFEST,), None)
             report = make_reporter(progress, sum(sizes.values()), "pack")
             for path in sorted(sizes, key=_order):
@@ -309,24 +301,24 @@ def pack_memmap(
 def unpack_memmap(
     archive_path: str | Path, prefix: str | Path, *, checksums: bool = False, progress: Progress = False
 ) -> Path:
-    """Write the files of an archive into a directory, in one step.
+    """Write the files of an archive into a directory, which appears in one step.
 
     Args:
         archive_path: the archive.
-        prefix: the directory; a save that is there is replaced.
-        checksums: record the checksum that the archive has of each file, for ``td_memmap.verify``.
+        prefix: the directory; an existing save is replaced.
+        checksums: record the archive's CRC-32 of each file in the manifest, for ``td_memmap.verify``.
         progress: show a progress bar, or call a function of (bytes done, bytes in all).
 
     Raises:
-        FormatError: it is no archive of a save, or damaged.
-        FileNotFoundError: there is no such file.
+        FormatError: the file is not an archive of a save, or it is damaged.
+        FileNotFoundError: the file does not exist.
 
     >>> _ = TensorDict({"a": 1}).memmap("save.tdz")
     >>> unpack_memmap("save.tdz", "save").name
     'save'
     """
     with ArchiveTree(_fs.make_absolute(archive_path)) as archive:
-        # What is written says of itself what it is.
+        # Leave out the archive's manifest: unpacking writes a new one.
         ours = (_file_names.MANIFEST,), (_file_names.SAVING,)
         files = {path: info for path, info in archive.files.items() if path not in ours}
         left = sorted(files.keys() & find_save_files(archive).files)  # type: ignore[arg-type]
@@ -351,7 +343,7 @@ def unpack_memmap(
                 {path: rows[path] for path in left}, "crc32" if checksums else None, hashes
             )
             staging.tree.write((), _file_names.MANIFEST, text)
-            # Last, as in every save.
+            # Write the root metadata last, as in every save: it completes the save.
             staging.write_last(_file_names.META, b"".join(archive.contents(meta)))
             report(meta.file_size)
             staging.publish()
@@ -359,10 +351,10 @@ def unpack_memmap(
 
 
 class ArchiveTree:
-    """The files of an archive, as a tree that can be read like a directory.
+    """Files of an archive, with the interface of a DirectoryTree.
 
     Raises:
-        FormatError: the file is no archive of a save, or it is damaged.
+        FormatError: the file is not an archive of a save, or it is damaged.
     """
 
     def __init__(self, path: str) -> None:
@@ -396,7 +388,7 @@ class ArchiveTree:
             if info.flag_bits & 1:
                 raise FormatError(f"{self.path}: the entry {name!r} is encrypted")
             if name.endswith("/"):
-                # Other tools write them; every directory that matters has a file.
+                # Skip directory entries of other tools: the paths of files imply every directory.
                 continue
             if path in self.files:
                 raise FormatError(f"{self.path}: the entry {name!r} is there twice")
@@ -410,7 +402,7 @@ class ArchiveTree:
             )
 
     def _list(self, parts: Parts) -> dict[str, bool]:
-        """Return the listing of a directory, which those above it list."""
+        """Return the listing of a directory, and add the directory to the listings of its parents."""
         listing = self._listing.get(parts)
         if listing is None:
             listing = self._listing[parts] = {}
@@ -435,11 +427,11 @@ class ArchiveTree:
         return f"{self.path}/{inner}" if inner else self.path
 
     def entries(self, parts: Parts = ()) -> dict[str, bool]:
-        """Return the names in a directory, and whether each is a directory itself."""
+        """Map the names in a directory to True for subdirectories and False for files."""
         return self._listing.get((*self.base, *parts), {})
 
     def stat(self, parts: Parts, name: str) -> Any:
-        """Return an object with the size of a file; None where nothing is there."""
+        """Return an object with the size and mode of a file or directory, or None if it does not exist."""
         path = (*self.base, *parts, name)
         info = self.files.get(path)
         if info is not None:
@@ -447,15 +439,13 @@ class ArchiveTree:
         return SimpleNamespace(st_size=0, st_mode=0o040755, **_TIMELESS) if path in self._listing else None
 
     def stat_path(self, path: Parts) -> Any:
-        """Return an object with the size of a file; None where nothing is there."""
+        """Return an object with the size and mode at a path, or None if nothing exists there."""
         return self.stat(path[:-1], path[-1])
 
     def read(self, parts: Parts, name: str, limit: int) -> bytes:
-        """Return the content of a small file, its checksum verified.
+        """Return the content of a small file.
 
-        Raises:
-            FileNotFoundError: it is missing.
-            FormatError: it is damaged or too long.
+        Raises FormatError if its CRC-32 is wrong or it is longer than ``limit`` bytes.
         """
         info = self.find((*parts, name))
         if info is None:
@@ -467,10 +457,9 @@ class ArchiveTree:
         return b"".join(self.contents(info))
 
     def contents(self, info: zipfile.ZipInfo) -> Iterator[bytes]:
-        """Iterate over the content of an entry; never more than the size that it announces.
+        """Yield the content of an entry in chunks.
 
-        Raises:
-            FormatError: it is damaged.
+        Raises FormatError if it is damaged or its size is not the listed one.
         """
         where = f"{self.path}: the entry {info.filename!r}"
         total = 0
@@ -480,7 +469,7 @@ class ArchiveTree:
                     total += len(piece)
                     yield piece
         except Exception as error:
-            # The decompressors have exceptions of their own (zlib.error, lzma.LZMAError), some without a common base.
+            # The decompressors raise zlib.error and lzma.LZMAError, which have no common base class.
             decompressing = type(error).__module__ in ("zlib", "lzma", "_lzma", "_bz2")
             if not decompressing and not isinstance(error, _BAD_ENTRY):
                 raise
@@ -489,15 +478,11 @@ class ArchiveTree:
             raise FormatError(f"{where} has {total} bytes, its directory says {info.file_size}")
 
     def find(self, path: Parts) -> zipfile.ZipInfo | None:
-        """Return an entry below the base."""
+        """Return the entry at a path below the base, or None."""
         return self.files.get((*self.base, *path))
 
     def offset(self, info: zipfile.ZipInfo) -> int:
-        """Return where the content of a stored entry starts.
-
-        Raises:
-            FormatError: the entry's own header disagrees with the directory.
-        """
+        """Return the byte at which the content of a stored entry starts."""
         header = os.pread(self._fd, _LOCAL_HEADER, info.header_offset)
         where = f"{self.path}: the entry {info.filename!r}"
         if len(header) < _LOCAL_HEADER or header[:4] != b"PK\x03\x04":
@@ -514,7 +499,7 @@ class ArchiveTree:
         return start
 
     def map_whole(self, *, shared: bool) -> Any:
-        """Map the archive, for :func:`view_elements`."""
+        """Map the whole archive, for :func:`view_elements`."""
         size = _fs.get_open_status(self._fd).st_size
         if not shared:
             return map_memory(self._fd, size, False, self.path)
@@ -523,13 +508,13 @@ class ArchiveTree:
 
 
 class _ArchiveReader(Reader):
-    """Load from one mapping of the whole archive."""
+    """Reader that maps the whole archive once; leaves are views of that mapping."""
 
     _whole: Any = None
     _place: Place | None = None
 
     def _check_mappings(self, count: int) -> None:
-        """Allow any number of leaves: they are views on one mapping."""
+        """Do nothing: all leaves share one mapping, so the system's limit on mappings does not apply."""
 
     def map_file(
         self, parts: Parts, name: str, dtype: torch.dtype, shape: Any, nbytes: int | None = None
@@ -546,7 +531,7 @@ class _ArchiveReader(Reader):
         if info.compress_type != zipfile.ZIP_STORED:
             if writes:
                 raise self._unwritable(info, "it is compressed")
-            # It grows with what is really there, whatever size the archive announces.
+            # Append chunk by chunk: preallocating would trust the size that a damaged archive announces.
             content = bytearray()
             for piece in self.tree.contents(info):
                 content += piece
@@ -554,7 +539,7 @@ class _ArchiveReader(Reader):
         start = self.tree.offset(info)
         if self._whole is None:
             self._whole = self.tree.map_whole(shared=writes)
-        # Each has a storage of its own: what is done to a strided nested tensor, torch does to its whole storage.
+        # Give each leaf a separate storage: operations on a strided nested tensor act on its whole storage.
         if start % dtype.itemsize == 0:
             return reshape_flat(
                 view_elements(self._whole, dtype, nbytes // dtype.itemsize, self._source(writes), start),
@@ -567,7 +552,7 @@ class _ArchiveReader(Reader):
         )
 
     def _source(self, writes: bool) -> Place | None:
-        """Return where another process finds the whole archive, if what is written reaches it."""
+        """Return the Place of the whole archive if writes reach it, so that another process can map it too."""
         if not writes:
             return None
         if self._place is None:
@@ -598,12 +583,7 @@ class _ArchiveReader(Reader):
 
 
 def load_archive(path: str, options: LoadOptions, subpath: NestedKey | None) -> Any:
-    """Load the collection in an archive.
-
-    Raises:
-        FormatError: it is damaged, or no archive of a save.
-        ValueError: there is nothing under ``subpath``.
-    """
+    """Load the collection in an archive, or the one under ``subpath``."""
     with ArchiveTree(path) as tree:
         if subpath is not None:
             tree.base = find_directory(tree, subpath, robust_key=options.robust_key)
@@ -611,7 +591,7 @@ def load_archive(path: str, options: LoadOptions, subpath: NestedKey | None) -> 
 
 
 def refresh_archive_checksums(archive_path: str | Path) -> Path:
-    """Compute the checksums of an archive again, after its leaves were written to in place (mode ``"r+"``).
+    """Recompute the checksums of an archive after its leaves were written in place (mode ``"r+"``).
 
     >>> _ = TensorDict({"a": 1}).memmap("save.tdz")
     >>> _ = TensorDict.load_memmap("save.tdz", mode="r+")["a"].fill_(2)
@@ -625,7 +605,7 @@ def refresh_archive_checksums(archive_path: str | Path) -> Path:
 
 
 def _crc32(fd: int, start: int, nbytes: int) -> int:
-    """Return the CRC-32 of a part of an open file."""
+    """Return the CRC-32 of ``nbytes`` bytes of an open file from ``start``."""
     value = 0
     for position in range(start, start + nbytes, _fs.PIECE):
         value = zlib.crc32(os.pread(fd, min(_fs.PIECE, start + nbytes - position), position), value)
@@ -641,7 +621,7 @@ def _rewrite_checksums(tree: ArchiveTree, fd: int) -> None:
         if info.compress_type == zipfile.ZIP_STORED and not info.is_dir():
             value = struct.pack("<I", _crc32(fd, tree.offset(info), info.file_size))
             if info.flag_bits & 8:
-                # The sizes and the checksum stand behind the content, with or without a signature of their own.
+                # A data descriptor with checksum and sizes follows the content, with or without a signature.
                 behind = tree.offset(info) + info.file_size
                 signed = os.pread(fd, 4, behind) == b"PK\x07\x08"
                 _fs.write_at(fd, value, behind + (4 if signed else 0))

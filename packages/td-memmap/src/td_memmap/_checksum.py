@@ -1,4 +1,4 @@
-"""Checksums: xxh3 where the package xxhash is installed, CRC-32 everywhere."""
+"""Checksums: xxh3 if the package xxhash is installed, else CRC-32."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 class _Crc32:
-    """CRC-32 with the methods of a hash object of Python."""
+    """CRC-32 with the interface of a ``hashlib`` object."""
 
     def __init__(self) -> None:
         self._value = 0
@@ -28,25 +28,19 @@ except ImportError:
 
 
 def choose_algorithm() -> str:
-    """Return the name of the best checksum of this installation."""
+    """Return the name of the best installed checksum algorithm."""
     return "crc32" if xxh3_128 is None else "xxh3_128"
 
 
 def make_checksum(name: str) -> Any:
-    """Return the checksum of a name, to be fed piece by piece; None where this installation does not have it.
-
-    >>> crc = make_checksum("crc32")
-    >>> crc.update(b"123456789")
-    >>> crc.hexdigest()
-    'cbf43926'
-    """
+    """Return a new hash object for an algorithm, or None if the algorithm is not installed."""
     if name == "crc32":
         return _Crc32()
     return xxh3_128() if name == "xxh3_128" and xxh3_128 is not None else None
 
 
 def compute_digest(algorithm: str, content: Iterable[Any]) -> str:
-    """Return the hash of bytes that come piece by piece."""
+    """Return the hex digest of chunks of bytes."""
     hasher = make_checksum(algorithm)
     for piece in content:
         hasher.update(piece)

@@ -1,7 +1,7 @@
-"""The elements of a leaf, piece by piece: nothing is copied whole.
+"""Iterate over the bytes of a leaf in chunks, so that no leaf is copied as a whole.
 
-A contiguous CPU leaf is one piece, its own memory. Anything else is made contiguous in pieces of at most 8 MB. From a
-GPU the next piece travels into pinned memory while the caller writes the last one.
+A contiguous CPU leaf is one chunk: a buffer on its memory. Other leaves are made contiguous in chunks of at most 8
+MB. From a GPU the next chunk is copied to pinned memory while the caller writes the last one.
 """
 
 from __future__ import annotations
@@ -19,16 +19,12 @@ from . import _fs
 from ._mapped_memory import get_buffer
 
 CHUNK_SIZE = 8 << 20
-#: For so few bytes from a GPU to prepare pinned memory takes longer than to wait for them.
+#: Below this many bytes, preparing pinned memory takes longer than a synchronous copy.
 _SMALL = 1 << 16
 
 
 def iter_chunks(leaf: Tensor) -> Iterable[Any]:
-    """Return the bytes of a leaf in C order, in buffers; each is valid until the next is asked for.
-
-    >>> [piece.tolist() for piece in iter_chunks(torch.tensor([[1, 2], [3, 4]], dtype=torch.uint8).t())]
-    [[1, 3, 2, 4]]
-    """
+    """Yield the bytes of a leaf in C order, as buffers that are valid until the next one is requested."""
     if leaf.is_nested:
         return itertools.chain.from_iterable(map(iter_chunks, leaf.unbind()))
     if leaf.is_cuda and leaf.nbytes > _SMALL:
@@ -39,14 +35,14 @@ def iter_chunks(leaf: Tensor) -> Iterable[Any]:
 
 
 def write_chunks(fd: int, leaf: Tensor, offset: int) -> None:
-    """Write the bytes of a leaf to an open file, from byte ``offset`` on."""
+    """Write the bytes of a leaf to an open file from byte ``offset``."""
     for piece in iter_chunks(leaf):
         _fs.write_at(fd, piece, offset)
         offset += piece.nbytes
 
 
 def _split_blocks(leaf: Tensor) -> Iterator[Tensor]:
-    """Split along the leading dims into parts of at most ``CHUNK_SIZE`` bytes."""
+    """Split a tensor along its leading dims into parts of at most ``CHUNK_SIZE`` bytes."""
     nbytes = leaf.numel() * leaf.element_size()
     if nbytes <= CHUNK_SIZE:
         yield leaf
@@ -61,12 +57,12 @@ def _split_blocks(leaf: Tensor) -> Iterator[Tensor]:
 
 def _iter_cuda_chunks(leaf: Tensor) -> Iterator[Any]:
     room = min(CHUNK_SIZE, leaf.nbytes)
-    # Said, since the default device may be the GPU.
+    # Pass the device: the default device may be a GPU.
     buffers = [torch.empty(room, dtype=torch.uint8, device="cpu", pin_memory=True) for _ in range(2)]
     stream = torch.cuda.current_stream(leaf.device)
     waiting: tuple[Tensor, Any] | None = None
     for position, part in enumerate(_split_blocks(leaf.detach())):
-        # A contiguous part of at most PIECE bytes fits one buffer; a 1-d leaf is split to such parts too.
+        # Each part has at most CHUNK_SIZE bytes, so it fits into one buffer.
         source = as_bytes(part)
         target = buffers[position % 2][: source.numel()]
         target.copy_(source, non_blocking=True)

@@ -1,20 +1,20 @@
-"""Publishing a directory in one step.
+"""Publish a save in one step.
 
-A save is built in a directory beside its prefix, ``.<name>.td-new-<number>``. When it is complete, it is renamed to
-``.<name>.td-old-<number>`` and then exchanged with the prefix in one step; what was at the prefix, now under that other
-name, is removed. Whatever stops the process leaves a complete save at the prefix, the old one or the new one, and
-litter that the next save at that prefix removes: of a directory called ``new`` everything is ours, from one called
-``old`` files that belong to no save are first brought back to the prefix, which makes a ``new`` one of it.
+A save is built in the directory ``.<name>.td-new-<number>`` next to its prefix. When it is complete, it is renamed
+to ``.<name>.td-old-<number>`` and then exchanged with the prefix in one step. The replaced save, which now has that
+other name, is removed. Whatever stops the process leaves a complete save at the prefix, the old or the new one, and
+litter that the next save at that prefix removes. A ``new`` directory is removed as a whole. From an ``old`` one,
+files that belong to no save are first moved back to the prefix; then it is renamed to a ``new`` one.
 
-One process at a time looks for litter, replaces a save, and removes what it replaced: the one that holds the lock on
-``.<name>.td-lock``, a file that is there only meanwhile. Building needs no such lock, and two processes may do it at
-once; who builds holds a lock on its directory, so that nobody takes it for litter. What is called ``old`` is only in use
-while its user holds the first lock. Where nothing is at the prefix, the directory takes its place in one step and without
-that lock, which would be a third of the time that saving a few leaves takes.
+Removing litter, replacing a save and removing the replaced one require the lock on ``.<name>.td-lock``, a file that
+exists only while it is locked. Building does not require it, and two processes can build at once; each holds a lock
+on its directory, so that no other process removes it as litter. An ``old`` directory is in use only while its
+process holds the first lock. If nothing exists at the prefix, the directory is renamed to it in one step and
+without that lock, which would cost a third of the time of saving a few leaves.
 
-Where the prefix is itself a mount point, or its parent must not be written to, the save is built in place, the
-``meta.json`` of the root last, and the file ``%saving`` says what is unfinished. This is refused where a save is already
-there, since that one would be lost on failure.
+If the prefix is a mount point, or its parent is not writable, the save is built in place, with the ``meta.json`` of
+the root last, and the file ``%saving`` lists the unfinished files. This is refused if the prefix already has a
+save, because a failure would destroy it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _LITTER = re.compile(r"^\..*\.td-((new|old)-[0-9a-f]{8}|lock)$")
 
 @contextlib.contextmanager
 def lock_prefix(prefix: str) -> Iterator[None]:
-    """Keep other processes from replacing a save; a :class:`Staging` in this context is told so."""
+    """Prevent other processes from replacing a save. A :class:`Staging` in this context needs ``alone=True``."""
     parent, name = os.path.split(_fs.resolve_path(prefix))
     with (
         DirectoryTree.at_path(parent) as tree,
@@ -49,23 +49,24 @@ def lock_prefix(prefix: str) -> Iterator[None]:
 
 
 class Staging:
-    """A directory under construction, published as a whole.
+    """A directory that is built next to its prefix and published in one step.
 
     Args:
-        prefix: where it shall appear.
-        files: what will be written, as paths below the prefix.
-        durable: make everything durable, in order.
-        alone: whether the caller is :func:`lock_prefix` at the prefix.
-        own: which files below the prefix belong to the new save already; they must be carried over.
+        prefix: path of the published directory.
+        files: the files to write, as paths below the prefix.
+        durable: sync all files and directories to disk, in order.
+        alone: whether the caller holds :func:`lock_prefix` on the prefix.
+        own: returns the files below the prefix that already belong to the new save and are carried over.
 
     Raises:
-        FileTakenError: a file that belongs to no save is in the way, or a save that cannot be replaced in one step.
+        FileTakenError: a file that belongs to no save has a required name, or the existing save cannot be
+            replaced in one step.
         NotADirectoryError: the prefix is a file.
 
     Attributes:
-        tree: where to write.
+        tree: the directory to write to.
         prefix: the absolute prefix, links resolved.
-        previous: what is at the prefix now; None where nothing is.
+        previous: the directory at the prefix; None if it does not exist.
     """
 
     def __init__(
@@ -115,7 +116,7 @@ class Staging:
             raise
 
     def _reserve_fds(self, count: int) -> None:
-        """Keep so many files open in reserve: with fewer than are let go then, neither an end nor an abort can be completed."""
+        """Keep ``count`` spare file descriptors open, so that a publish or an abort can always open that many files."""
         while len(self._held) < count:
             self._held.append(self._parent.reopen(()))
 
@@ -129,9 +130,9 @@ class Staging:
         return _fs.lock_file(self._parent, f"{self._litter}lock")
 
     def _begin_first(self) -> bool:
-        """Begin without the lock, where nothing is at the prefix and nothing unfinished beside it; tell whether that was so.
+        """Begin without the lock if the prefix is new and has no litter. Return False if another process interferes.
 
-        Who looks for litter meanwhile may take the directory for some: then it is gone, or marked, before it is ours.
+        A process that removes litter may delete or lock the new directory before it is marked as in use.
         """
         parent = self._parent.root
         there = (_fs.is_name(name, parent) for name in (self._name, f"{self._litter}lock"))
@@ -140,7 +141,7 @@ class Staging:
         try:
             self.tree = self._make_temporary(next(_file_names.iter_numbers()))
         except OSError:
-            return False  # somebody was faster, or the other way says what is wrong
+            return False  # another process was faster, or the general path raises the error
         if _fs.is_named(self.tree.root, self._temporary, parent):
             return True
         self.tree.close()
@@ -169,7 +170,7 @@ class Staging:
             self.tree.share_fds(self.previous)
 
     def _open_previous(self) -> None:
-        """Open what is at the prefix now."""
+        """Open the directory that is at the prefix now."""
         if self.previous is not None:
             self.previous.close()
         self.previous = (
@@ -177,9 +178,9 @@ class Staging:
         )
 
     def _find_free_number(self, excluded: bool) -> str:
-        """Return what nothing unfinished at this prefix is called: the lowest number, which the next save looks at first.
+        """Return the lowest number without litter at this prefix, which the next save checks first.
 
-        Processes that cannot keep each other out take a random one.
+        Without the lock (``excluded=False``) it is a random one.
         """
         if not excluded:
             return secrets.token_hex(4)
@@ -190,14 +191,17 @@ class Staging:
         )
 
     def _make_temporary(self, token: str) -> DirectoryTree:
-        """Create the directory to build in, and mark it as in use; BlockingIOError where another process has it already."""
+        """Create the directory to build in and mark it as in use.
+
+        Raises BlockingIOError if another process is removing it as litter.
+        """
         self._token = token
         self._temporary = f"{self._litter}new-{self._token}"
         _fs.make_directory(self._temporary, self._parent.root)
         try:
             tree = DirectoryTree.at_path(self._temporary, self._parent.root)
         except OSError as error:
-            # In any other case it is no longer this one's.
+            # With any other error another process has already taken or removed the directory.
             if error.errno == errno.EMFILE:
                 self._parent.remove_directory((self._temporary,))
             raise
@@ -228,7 +232,7 @@ class Staging:
         self.tree.write((), _file_names.SAVING, _file_names.format_listing(self._files))
 
     def _find_save_files(self, previous: DirectoryTree) -> SaveFiles:
-        """Return what belongs to the save that is replaced, or to the one that replaces it."""
+        """Return the files of the save to replace, and those that the new save carries over."""
         result = find_save_files(previous, self._directories)
         if self._own is not None and not self.in_place:
             for path in self._own(previous):
@@ -237,7 +241,7 @@ class Staging:
 
     def _check_conflicts(self, previous: DirectoryTree, files: set[Parts]) -> None:
         others, folders = find_unknown_files(previous, self._find_save_files(previous), self._directories)
-        # To save in place takes one file more.
+        # A save in place also needs the name ``%saving``.
         taken = [path for path in (*others, *folders) if path in files or path == (_file_names.SAVING,)]
         taken += [path for path in others if path in self._directories]
         if taken:
@@ -256,14 +260,14 @@ class Staging:
                 raise
 
     def write_last(self, name: str, content: bytes) -> None:
-        """Write the metadata of the root, which makes the save complete."""
+        """Write the metadata of the root, which completes the save."""
         if self.in_place:
             self.tree.replace((), name, content, sync=self._durable, temporary=_file_names.UNFINISHED_META)
         else:
             self.tree.write((), name, content, sync=self._durable)
 
     def publish(self) -> None:
-        """Let the directory, which is complete but for nothing, take the place of the prefix."""
+        """Replace the prefix with the completed directory."""
         if self.in_place:
             self._finished = True
             self.tree.remove((), _file_names.SAVING)
@@ -276,13 +280,14 @@ class Staging:
             try:
                 self._publish(excluded)
             except BaseException:
-                # As long as nobody else can take the complete directory for a replaced one.
+                # Abort before the lock is released: another process would take the complete directory for a
+                # replaced one.
                 if not self._finished:
                     self._abort()
                 raise
 
     def _try_rename_new(self) -> bool:
-        """Take the prefix without the lock, where nothing is there; tell whether that was so."""
+        """Rename the directory to the prefix without the lock; return False if the prefix exists."""
         if self._durable:
             self.tree.sync()
         parent = self._parent.root
@@ -292,7 +297,7 @@ class Staging:
         except OSError as error:
             if error.errno != errno.ENOTEMPTY:
                 raise
-            return False  # where a name cannot be asked for and taken in one step, somebody was faster
+            return False  # without RENAME_NOREPLACE, another process can create the name first
         self._finished = True
         if self._durable:
             self._parent.sync()
@@ -309,7 +314,7 @@ class Staging:
             self.previous.close_spare()
         if self._durable:
             self.tree.sync()
-        # From here on nothing may be missing.
+        # Running out of file descriptors must not interrupt the following steps, so free the reserved ones now.
         self._reserve_fds(4)
         self._release_fds()
         complete = f"{self._litter}old-{self._token}"
@@ -327,7 +332,7 @@ class Staging:
                 self._remove_replaced(old, self._token, left or find_save_files(old))
 
     def _exchange(self, excluded: bool) -> bool:
-        """Take the place of the prefix; tell whether something was there, which now has the temporary name."""
+        """Move the new directory to the prefix; return True if it replaced one, which now has the temporary name."""
         parent = self._parent.root
         for _ in range(100):
             if _fs.rename_new(parent, self._temporary, parent, self._name):
@@ -337,8 +342,8 @@ class Staging:
                     return True
             except FileNotFoundError:
                 continue
-            # Without an exchange the prefix is missing for a moment; a process that dies in it leaves the old save
-            # under a name from which the next save restores it.
+            # Without RENAME_EXCHANGE the prefix is missing for a moment. If the process dies then, the next save
+            # restores the old save from its temporary name.
             token = self._find_free_number(excluded)
             aside = f"{self._litter}old-{token}"
             done = False
@@ -346,7 +351,7 @@ class Staging:
                 _fs.rename(parent, self._name, aside)
                 done = _fs.rename_new(parent, self._temporary, parent, self._name)
             finally:
-                # Its place is taken, by this save or another one, or it comes back.
+                # Move the old save back, unless the prefix now has this save or another one.
                 if not done:
                     _fs.rename_new(parent, aside, parent, self._name)
             if done:
@@ -355,7 +360,7 @@ class Staging:
         raise FileTakenError(f"cannot save at {self.prefix}: other processes replace it all the time")
 
     def _link_unknown(self, previous: DirectoryTree, left: SaveFiles) -> None:
-        """Link files that belong to no save into the new directory."""
+        """Hard-link the files that belong to no save into the new directory."""
         others, _ = find_unknown_files(previous, left, self._directories)
         for path in others:
             self.tree.make_parents(path)
@@ -364,31 +369,31 @@ class Staging:
             except FileNotFoundError:
                 continue
             except OSError as error:
-                # Without hard links it is moved over, like a directory, once the new save is in place.
+                # Without hard links the file is moved after the new save is published, as directories are.
                 if error.errno not in _fs.NO_LINKS:
                     raise
 
     def _remove_replaced(self, old: DirectoryTree, token: str, left: SaveFiles) -> None:
-        """Remove a replaced save."""
+        """Remove a replaced save, after moving the files that belong to no save back to the prefix."""
         parent, name, doomed = self._parent.root, f"{self._litter}old-{token}", f"{self._litter}new-{token}"
         with DirectoryTree.at_path(self.prefix) as now:
             now.share_fds(old)
             clean = _recover_all(old, now, left)
         if clean:
             _fs.rename(parent, name, doomed)
-        # The metadata goes last, so that it still says what is ours if this is interrupted.
+        # Remove the metadata last: after an interruption it still lists which files belong to the save.
         last = [
             path
             for path in left.files
             if path[-1] in (_file_names.META, _file_names.MANIFEST, _file_names.SAVING)
         ]
-        # What only its owner may remove is litter, which the next save of that owner removes.
+        # Files that this user may not delete stay as litter; the next save of their owner removes them.
         with contextlib.suppress(PermissionError):
             for path in (*sorted(left.files.difference(last)), *sorted(last, key=len, reverse=True)):
                 old.remove_path(path)
             old.remove_empty(left.directories)
         if not self._parent.remove_directory((doomed if clean else name,)) and clean:
-            # Somebody put a file there meanwhile.
+            # Another process added a file since; rename back, so that a later save recovers it.
             _fs.rename(parent, doomed, name)
 
     def _remove_stale(self) -> None:
@@ -425,7 +430,7 @@ class Staging:
             self.tree.remove_empty(self._directories)
             self.tree.remove((), _file_names.SAVING)
         elif not _fs.is_named(self.tree.root, self._name, self._parent.root):
-            # Else it was interrupted just when the directory had taken its place.
+            # Otherwise the interrupt came right after the directory was renamed to the prefix.
             self.tree.remove_all()
             self._parent.remove_directory((self._temporary,))
 
@@ -437,10 +442,10 @@ class Staging:
 
 
 def _recover_all(old: DirectoryTree, now: DirectoryTree, left: SaveFiles) -> bool:
-    """Bring what belongs to no save from a replaced directory to the prefix; tell whether that was all of it."""
+    """Move the files that belong to no save from a replaced directory to the prefix; return True if all moved."""
     others, folders = find_unknown_files(old, left)
     if folders:
-        # Directories that the new save has too are emptied, and go with those of the old one.
+        # Do not move directories that the new save also has: their files are moved one by one.
         left.directories |= find_save_files(now).directories
         others, folders = find_unknown_files(old, left)
     clean = True
@@ -456,7 +461,7 @@ def _recover_all(old: DirectoryTree, now: DirectoryTree, left: SaveFiles) -> boo
 
 
 def _recover(old: DirectoryTree, now: DirectoryTree, path: Parts) -> bool:
-    """Move something from a replaced directory to the prefix; False where its name is taken."""
+    """Move one file or directory from a replaced save to the prefix; return False if its name is taken."""
     try:
         now.make_parents(path)
         with _fs.closing(old.reopen(path[:-1])) as there:

@@ -1,4 +1,4 @@
-"""Dtypes: which can be stored, and under what name."""
+"""Dtypes that files can hold, and their names."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import Tensor
 from td_core._collection import show_path
 from td_core.errors import CodecError
 
-#: Dtype by the name that stands in files, ``str(dtype)``; quantised ones carry parameters that a file cannot hold.
+#: Dtypes by their name in files, ``str(dtype)``. Quantized dtypes have parameters that a file cannot hold.
 DTYPES: dict[str, torch.dtype] = {
     str(dtype): dtype
     for dtype in vars(torch).values()
@@ -19,12 +19,9 @@ _STORABLE = frozenset(DTYPES.values())
 
 
 def check_storable(leaf: Tensor, where: str | tuple[str, ...], *, content: bool = True) -> None:
-    """Check that a leaf, at a key or file for the message, can be stored; ``content``: its elements, not only its form.
+    """Raise CodecError if a leaf cannot be stored: sparse, quantized, or without elements in memory.
 
-    Raises:
-        CodecError: the leaf is sparse, quantised, or has no elements in memory (meta, fake, a wrapper of others).
-
-    >>> check_storable(torch.zeros(2), "a")
+    ``where`` is its key path or file, for the message. With ``content=False`` the leaf needs no elements.
     """
     there = not content or _has_memory(leaf)
     if leaf.layout is torch.strided and leaf.dtype in _STORABLE and there:
@@ -49,23 +46,19 @@ def check_storable(leaf: Tensor, where: str | tuple[str, ...], *, content: bool 
 
 
 def _has_memory(leaf: Tensor) -> bool:
-    """Tell whether the elements of a tensor are in memory: fakes and wrappers of other tensors have none of their own."""
+    """Return True if the elements of a tensor are in memory, unlike those of fake tensors and wrappers."""
     try:
-        # The storage of a fake is a meta one; to ask for its address would warn.
+        # data_ptr() of a FakeTensor warns, so check its storage's device instead.
         if type(leaf) is not Tensor and leaf.untyped_storage().device.type == "meta":
             return False
         return leaf.data_ptr() != 0 or (not leaf.is_meta and not leaf.numel())
     except RuntimeError:
-        # Inside vmap() and grad(), and where torch does not say where its elements are.
+        # Tensors inside vmap() and grad() have no address.
         return False
 
 
 def check_dtype(dtype: torch.dtype, where: str | tuple[str, ...]) -> None:
-    """Check that elements of a dtype can be stored.
-
-    Raises:
-        CodecError: it is a quantised one.
-    """
+    """Raise CodecError if elements of a dtype cannot be stored: quantized dtypes cannot."""
     if dtype not in _STORABLE:
         position = where if isinstance(where, str) else show_path(where)
         raise CodecError(f"cannot store the dtype {dtype} at {position}: convert it with dequantize() first")

@@ -1,7 +1,7 @@
-"""Changes of a live save: new entries, and reading again what others changed.
+"""Changes of a live save: add entries, and reload what other processes changed.
 
-The data is written first, then the ``meta.json`` of the level by one rename, so that a reader sees the level with or
-without the new entry.
+The data is written first, then one rename replaces the ``meta.json`` of the node, so a reader sees the node either
+with the new entry or without it.
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ def add(
     """Add a leaf to a mapped collection and to its save.
 
     Raises:
-        StructureError: the collection is not mapped or gets no entries, or the key is there already.
+        StructureError: the collection is not mapped or cannot have entries, or the key exists.
         KeyPathError: the key goes through a tensor, or a live save cannot hold it.
-        FileTakenError: another save stands under the name of a level that is to be made.
+        FileTakenError: a new node's directory already holds another save.
         BatchSizeError: the shape does not start with the batch size.
         CodecError: the content or its dtype cannot be stored.
     """
@@ -81,7 +81,7 @@ def add(
         raise StructureError(f"cannot add {show_path(path)}: a {type(node).__name__} gets no new entries")
     if path[depth] in record.entries:
         raise StructureError(f"cannot add {show_path(path)}: it is there already; delete it first")
-    # A class may know no such field, which must be found out before anything is written.
+    # Set the key on a copy first: a tensorclass may lack the field, and then nothing must be written.
     node._shallow_copy()._set_child(path[depth], torch.empty(0, device="cpu"))
     size, shape = node.batch_size, as_shape(shape)
     if not has_prefix(shape, size):
@@ -121,10 +121,10 @@ def add(
 
 
 def _is_free(name: str, wanted: list[str], siblings: Mapping[str, Any], robust_key: bool) -> bool:
-    """Tell whether a level can hold a new entry that takes the file names ``wanted``."""
+    """Return True if the files ``wanted`` by a new entry do not collide with those of its siblings."""
     taken = set(_file_names.RESERVED_STEMS)
     for key, child in siblings.items():
-        # Whichever way it was named: a reader tries both.
+        # Count both the encoded and the raw name of each sibling: a reader tries both.
         for stem in list_possible_names(key, True):
             taken.update(list_file_names(child, stem))
     safe = robust_key or _file_names.get_raw_name(name) is not None
@@ -137,7 +137,7 @@ def _is_free(name: str, wanted: list[str], siblings: Mapping[str, Any], robust_k
 
 
 def _add_level(node: Any, name: str) -> Any:
-    """Add an empty level below a mapped node, or take the one that another process added meanwhile."""
+    """Add an empty node below a mapped node, or load the one that another process added concurrently."""
     saved = _require_backend(node)
     child: Any = TensorDict._make({}, node.batch_size, node.device, node._names)
     where = None
@@ -150,7 +150,7 @@ def _add_level(node: Any, name: str) -> Any:
                 try:
                     tree.make((stem,))
                 except FileExistsError:
-                    # The metadata of an empty level and nothing else was left by a process that was killed.
+                    # A killed process may have left the directory with nothing but the metadata of an empty node.
                     inside = [
                         entry
                         for entry in tree.entries((stem,))
@@ -187,12 +187,9 @@ def _concurrent_add_error(directory: str, name: str) -> StructureError:
 def _declare_entry(
     directory: str, name: str, stem: str, entry: dict[str, Any]
 ) -> Iterator[tuple[DirectoryTree, Any]]:
-    """Add an entry to the metadata of a level, in one step, after the files that it describes, which the block writes.
+    """Add an entry to a node's metadata after the ``with`` block has written the entry's files.
 
-    Others add entries too, one at a time: what the metadata says already of the name is given, and then it stays.
-
-    Raises:
-        StructureError: the save has changed since it was mapped, so that the entry does not fit there.
+    Processes take turns. The block receives the entry that the metadata already has under this name, or None.
     """
     with DirectoryTree.at_path(directory) as tree, _fs.lock_directory(tree.root):
         meta = read_json(tree, (), _file_names.META)
@@ -212,7 +209,7 @@ def _declare_entry(
 
 
 def _check_fits(meta: Any, file: str, name: str) -> None:
-    """Raise StructureError unless the metadata of a level, which may have been saved again, takes its new entry."""
+    """Raise StructureError if a node, which may have been saved again since, cannot have the new entry."""
     try:
         if parse_level(meta, Location(file, ()), torch.Size(), robust_key=True, strict=False).sized:
             return
@@ -230,11 +227,7 @@ def _stale_save_error(name: str, what: str) -> StructureError:
 
 
 def refresh(data: Any, *, allow_pickle: bool = False) -> Any:
-    """Read a mapped collection again from its save.
-
-    Raises:
-        StructureError: it maps no save, or what is saved there now does not fit.
-    """
+    """Reload a mapped collection from its save; raise StructureError if it has none or it no longer fits."""
     saved = _require_backend(data)
     if saved.path is None:
         raise StructureError(

@@ -1,4 +1,4 @@
-"""Errors that only files bring about."""
+"""Errors specific to files."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from td_core.errors import FormatError, StructureError, TensorDictError
 
 @set_module("td_memmap")
 class FileTakenError(TensorDictError, RuntimeError, FileExistsError):
-    """A file is in the way of one that was to be written, or a tensor already has another file."""
+    """A target file already exists, or the tensor is already stored in another file."""
 
 
 @set_module("td_memmap")
 class NoFileError(TensorDictError, RuntimeError):
-    """A path was asked of something that is stored in no named file."""
+    """The path was requested of a tensor that has no named file."""
 
 
 @set_module("td_memmap")
 class PickleRefusedError(FormatError, RuntimeError):
-    """A save holds a pickled value, and ``allow_pickle=True`` was not given."""
+    """A save contains a pickled value and ``allow_pickle=True`` was not passed."""
 
 
 @set_module("td_memmap")
 class AppendError(StructureError, ValueError):
-    """Rows do not fit the save that they were to be appended to."""
+    """The rows do not fit the save to which they should be appended."""

@@ -1,9 +1,9 @@
-"""The file system: every call that reaches it is in this module.
+"""File system access: every system call on files is in this module.
 
-A :class:`DirectoryTree` is a directory that was opened once. Every name below it is resolved relative to that open directory,
-one component at a time and never through a link, so a tree that is replaced while it is read stays the one that was
-opened, and no name or link leads out of it. Files are written whole with ``write()``: a full disk is an error there,
-while a store into a mapping of a file without blocks kills the process.
+A :class:`DirectoryTree` is a directory that was opened once. Names below it are resolved relative to the open
+directory, one component at a time and never through a link. So a tree that is replaced during a read remains the
+one that was opened, and no name or link leaves it. Files are written with ``write()``, where a full disk is an
+OSError; a store into a mapping of a sparse file would kill the process with SIGBUS.
 """
 
 from __future__ import annotations
@@ -35,25 +35,25 @@ _FILE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _READ, _WRITE = os.O_RDONLY | _FILE, os.O_RDWR | _FILE
 _FD_DIRECTORY = "/proc/self/fd" if Path("/proc/self/fd").is_dir() else "/dev/fd"
 _OPEN_DIRECTORIES = 128
-#: Bytes that are read at once.
+#: Chunk size of reads, in bytes.
 PIECE = 16 << 20
-#: Errors of opening a file for writing that still let it be read.
+#: Errors of opening for writing after which the file may still be readable.
 NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ETXTBSY)
-#: Errors that say that a file system has no (more) hard links.
+#: Errors of a file system without hard links, or with no more links to one file.
 NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK, errno.ENOSYS)
-# Linux writes at most 2**31 - 4096 bytes a call; a smaller piece costs nothing and keeps the loop tested.
+# Linux writes at most 2**31 - 4096 bytes per call. A smaller limit costs nothing.
 _LONGEST_WRITE = 1 << 30
 
 
 def add_path(error: OSError, what: str, path: str) -> OSError:
-    """Return an error of the operating system that says what could not be done, and where."""
+    """Return an OSError with the failed action and the path in its message."""
     if error.errno is None:
         return error
     return OSError(error.errno, f"{what}: {os.strerror(error.errno)}", path)
 
 
 def _open_error(error: OSError, path: str) -> OSError:
-    """Return an error of opening a path that says which; what has a name that is too long is not there."""
+    """Return an error of opening a file with its path; a name that is too long counts as not found."""
     code = errno.ENOENT if error.errno == errno.ENAMETOOLONG else error.errno or 0
     return OSError(code, os.strerror(code), path)
 
@@ -74,38 +74,34 @@ def write_at(fd: int, data: Any, offset: int) -> None:
 
 
 def reserve(fd: int, nbytes: int) -> None:
-    """Give an open file ``nbytes`` bytes that are really there, so that no store into its mapping can fail."""
+    """Allocate ``nbytes`` bytes of disk space for an open file, so that no store into its mapping can fail."""
     if nbytes:
         os.posix_fallocate(fd, 0, nbytes)
 
 
 def open_anonymous() -> int:
-    """Open a file without a name, which vanishes when it is closed and unmapped."""
+    """Open a file without a name, which is freed when it is closed and unmapped."""
     try:
         return os.open(tempfile.gettempdir(), os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
     except (AttributeError, OSError):
-        # Not every platform and file system can; this takes longer.
+        # Some platforms and file systems lack O_TMPFILE; this fallback is slower.
         with tempfile.TemporaryFile(buffering=0) as file:
             return os.dup(file.fileno())
 
 
 def read_chunks(fd: int) -> Iterator[bytes]:
-    """Iterate over the content of an open file."""
+    """Yield the content of an open file in chunks."""
     while piece := os.read(fd, PIECE):
         yield piece
 
 
 def set_size(fd: int, nbytes: int) -> None:
-    """Set the size of an open file without giving it blocks."""
+    """Set the size of an open file without allocating disk space."""
     os.ftruncate(fd, nbytes)
 
 
 def open_path(path: str, writable: bool) -> int:
-    """Open one file by its path, for a tensor that is not part of a saved collection.
-
-    Raises:
-        FormatError: the path names something else than a regular file.
-    """
+    """Open a file by its path, for a tensor outside of a saved collection; raise FormatError if it is not regular."""
     fd = os.open(path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
@@ -117,12 +113,9 @@ def open_path(path: str, writable: bool) -> int:
 
 
 def open_in_mode(mode: str | None, opener: Callable[..., Opened], *name: Any) -> tuple[Opened, bool]:
-    """Open a file as the ``mode`` of :meth:`TensorDict.load_memmap` says; tell whether stores shall reach it.
+    """Open a file in a ``mode`` of ``load_memmap``; return the file and whether stores reach it.
 
-    The opener takes the name, and whether the file is to be writable.
-
-    Raises:
-        PermissionError: mode ``"r+"``, and it is not writable.
+    ``opener`` is called with the name and whether the file must be writable.
     """
     if mode != "r":
         try:
@@ -134,33 +127,33 @@ def open_in_mode(mode: str | None, opener: Callable[..., Opened], *name: Any) ->
 
 
 def open_new(path: str) -> int:
-    """Create a file, for reading and writing; FileExistsError where its name is taken."""
+    """Create a file for reading and writing; raise FileExistsError if the name is taken."""
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | _FILE, 0o666)
 
 
 def rename_path(source: str, target: str) -> None:
-    """Give a file another name, in place of the file that has it."""
+    """Rename a file, replacing the target."""
     os.replace(source, target)
 
 
 def link_path(source: str, target: str) -> None:
-    """Give a file a second name; FileExistsError where it is taken."""
+    """Create a hard link; raise FileExistsError if the name is taken."""
     os.link(source, target)
 
 
 def remove_path(path: str) -> None:
-    """Remove a file, if it is there."""
+    """Remove a file if it exists."""
     with contextlib.suppress(FileNotFoundError):
         os.unlink(path)
 
 
-#: Closes an open file.
+#: Close a file descriptor.
 close = os.close
 
 
 @contextlib.contextmanager
 def closing(fd: int) -> Iterator[int]:
-    """Close an open file behind a block."""
+    """Close a file descriptor at the end of the ``with`` block."""
     try:
         yield fd
     finally:
@@ -173,10 +166,10 @@ def get_open_status(fd: int) -> os.stat_result:
 
 
 class DirectoryTree:
-    """A directory, opened once, and what is below it.
+    """A directory that was opened once, with access to the files below it.
 
-    Names are given as ``parts``, the directories on the way down, and the last name. Reading raises
-    ``FileNotFoundError`` for what is missing and FormatError for what is there and must not be followed.
+    Paths are given as ``parts``, the directories on the way, and a name. Methods that read raise FileNotFoundError
+    if the file is missing and FormatError if it must not be followed.
     """
 
     def __init__(self, fd: int, path: str) -> None:
@@ -187,12 +180,7 @@ class DirectoryTree:
 
     @classmethod
     def at_path(cls, path: str, dir_fd: int | None = None) -> DirectoryTree:
-        """Open a directory by its path; links on the way are followed, as everywhere.
-
-        Raises:
-            FileNotFoundError: nothing is there.
-            NotADirectoryError: something else is there.
-        """
+        """Open a directory by its path, following links; raise NotADirectoryError if it is a file."""
         return cls(os.open(path, _DIRECTORY, dir_fd=dir_fd), path)
 
     def __enter__(self) -> DirectoryTree:
@@ -202,7 +190,7 @@ class DirectoryTree:
         self.close()
 
     def close(self) -> None:
-        """Close every directory that this tree holds open."""
+        """Close all directories that this tree holds open."""
         self._others = ()
         if self._open:
             self.close_spare()
@@ -210,11 +198,11 @@ class DirectoryTree:
         if root >= 0:
             os.close(root)
 
-    # An interrupt may come where no caller can catch it.
+    # An interrupt can arrive before a caller can close the tree.
     __del__ = close
 
     def close_spare(self, kept: int = -1) -> bool:
-        """Close the directories that are open only to save time, but for the one that is in use; tell whether there were any."""
+        """Close the cached directories except ``kept``; return True if any was open."""
         result = False
         for tree in (self, *self._others):
             for parts in [parts for parts, fd in tree._open.items() if fd != kept]:
@@ -223,7 +211,7 @@ class DirectoryTree:
         return result
 
     def share_fds(self, *others: DirectoryTree) -> None:
-        """Let this tree and others, which are used in turns, spare what the others hold open too."""
+        """Let trees that are used alternately free each other's cached file descriptors when they run out."""
         trees = (self, *others)
         for tree in trees:
             tree._others = trees
@@ -233,12 +221,12 @@ class DirectoryTree:
         return "/".join((self.path, *parts, name) if name else (self.path, *parts))
 
     def fd(self, parts: Parts) -> int:
-        """Return an open descriptor of a directory below, valid until the next call."""
+        """Return a file descriptor of a directory below the root, valid until the next call."""
         start, fd = len(parts), self._open.get(parts) if parts else self.root
         if fd is None:
             start, fd = start - 1, self._open.get(parts[:-1])
         if fd is None:
-            # From the deepest directory on the way that is open.
+            # Start at the deepest parent that is still open.
             above = (item for item in self._open if parts[: len(item)] == item)
             start = max(map(len, above), default=0)
             fd = self._open[parts[:start]] if start else self.root
@@ -263,17 +251,16 @@ class DirectoryTree:
         return below
 
     def _inside(self, parts: Parts) -> Parts | None:
-        """Return where a link inside the tree leads, or None where it leads out of it."""
+        """Return the target of a link as a path below the root, or None if it is outside."""
         top = os.path.realpath(f"{_FD_DIRECTORY}/{self.root}")
         target = Path(os.path.realpath(os.path.join(top, *parts)))
         return (target.relative_to(top).parts or None) if target.is_relative_to(top) else None
 
     def open(self, parts: Parts, name: str, writable: bool = False) -> tuple[int, os.stat_result]:
-        """Open a regular file; the caller closes it.
+        """Open a regular file, which the caller closes.
 
-        Raises:
-            FileNotFoundError: it is missing.
-            FormatError: it is a device, a pipe, a directory, or a link that leaves the tree.
+        Raises FileNotFoundError, or FormatError for a device, pipe or directory and for a link that leaves the
+        tree.
         """
         try:
             fd = os.open(name, _WRITE if writable else _READ, dir_fd=self.fd(parts))
@@ -298,12 +285,7 @@ class DirectoryTree:
         return fd, status
 
     def read(self, parts: Parts, name: str, limit: int) -> bytes:
-        """Return the content of a small file.
-
-        Raises:
-            FileNotFoundError: it is missing.
-            FormatError: it is longer than ``limit``, or not a regular file.
-        """
+        """Return the content of a small file; raise FormatError if it is longer than ``limit`` bytes."""
         fd, status = self.open(parts, name)
         try:
             if status.st_size > limit:
@@ -311,17 +293,17 @@ class DirectoryTree:
                     f"{self.show(parts, name)} is longer than a file of this kind can be: "
                     f"{status.st_size} bytes, at most {limit}"
                 )
-            # The file may have grown since its size was asked for; it is read as it was then.
+            # The file may grow during the read, so read only the size checked above.
             size = status.st_size
             content = os.read(fd, size)
             while len(content) < size and (piece := os.read(fd, size - len(content))):
                 content += piece
             return content
         finally:
-            os.close(fd)  # a context would take as long as the read
+            os.close(fd)  # a ``with`` block would take as long as the read
 
     def entries(self, parts: Parts = ()) -> dict[str, bool]:
-        """Return the names in a directory, and whether each is a directory itself."""
+        """Map the names in a directory to True for subdirectories and False for other files."""
         try:
             with os.scandir(self.fd(parts)) as listing:
                 return {entry.name: entry.is_dir(follow_symlinks=False) for entry in listing}
@@ -331,32 +313,32 @@ class DirectoryTree:
             return self.entries(parts)
 
     def stat(self, parts: Parts, name: str) -> os.stat_result | None:
-        """Return the status of a name, itself and not what it links to; None where nothing is there."""
+        """Return the status of a name without following links, or None if it does not exist."""
         try:
             return get_status(name, self.fd(parts), follow=False)
         except FileNotFoundError:
-            return None  # nor is the directory
+            return None  # the directory does not exist either
 
     def stat_path(self, path: Parts) -> os.stat_result | None:
-        """Return the status of a path below; None where nothing is there, or a directory on the way is missing."""
+        """Return the status at a path below the root, or None if it or a parent does not exist."""
         try:
             return self.stat(path[:-1], path[-1])
         except (FileNotFoundError, FormatError):
             return None
 
     def remove_path(self, path: Parts) -> None:
-        """Remove a file below, if it is there and a file."""
+        """Remove a file below the root if it exists and is not a directory."""
         with contextlib.suppress(FileNotFoundError, IsADirectoryError, FormatError):
             self.remove(path[:-1], path[-1])
 
     def open_below(self, parts: Parts) -> DirectoryTree:
-        """Return a directory below as a tree of its own, of the same version whatever happens to this one."""
+        """Open a directory below as a separate tree, which remains valid if this tree is replaced."""
         tree = DirectoryTree(self.reopen(parts), self.show(parts))
         self.close_spare()
         return tree
 
     def reopen(self, parts: Parts) -> int:
-        """Open a directory below once more; the caller closes it."""
+        """Duplicate the file descriptor of a directory below; the caller closes it."""
         fd = self.fd(parts)
         try:
             return os.dup(fd)
@@ -366,7 +348,7 @@ class DirectoryTree:
             return self.reopen(parts)
 
     def is_replaced(self) -> bool:
-        """Tell whether the path no longer names the directory that was opened."""
+        """Return True if the path now names another directory than the one that was opened."""
         try:
             return not is_same_file(os.stat(self.path), os.fstat(self.root))
         except FileNotFoundError:
@@ -377,7 +359,7 @@ class DirectoryTree:
         os.mkdir(parts[-1], dir_fd=self.fd(parts[:-1]))
 
     def make_parents(self, path: Parts) -> None:
-        """Create the directories that lead to a path below, where missing."""
+        """Create the missing parent directories of a path below the root."""
         start = len(path) - 1
         while start and self.stat_path(path[:start]) is None:
             start -= 1
@@ -385,7 +367,7 @@ class DirectoryTree:
             self.make(path[:depth])
 
     def create(self, parts: Parts, name: str) -> int:
-        """Create a file that must not be there yet, open for writing and mapping."""
+        """Create a file for writing and mapping; raise FileExistsError if it exists."""
         try:
             return os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | _FILE, 0o666, dir_fd=self.fd(parts))
         except OSError as error:
@@ -404,14 +386,15 @@ class DirectoryTree:
             raise add_path(error, "cannot write it", self.show(parts, name)) from error
 
     def replace(self, parts: Parts, name: str, data: Any, *, sync: bool = False, temporary: str = "") -> None:
-        """Write a small file in one step: readers see the old or the new content, complete."""
+        """Replace a small file in one step: readers see either the old or the new content."""
         temporary = temporary or f"{_file_names.TEMPORARY}{secrets.token_hex(4)}"
         try:
             self.write(parts, temporary, data, sync=sync)
             result, fd = self.stat(parts, name), self.fd(parts)
             if result is not None:
                 os.chmod(temporary, stat.S_IMODE(result.st_mode), dir_fd=fd)
-                # A file's own time is that of the last tick: right after its save, the new content would not be later.
+                # Set the time explicitly: file systems use the last clock tick, which may not be later than that of
+                # the save.
                 now = time.time_ns()
                 os.utime(temporary, ns=(now, now), dir_fd=fd)
             os.rename(temporary, name, src_dir_fd=fd, dst_dir_fd=fd)
@@ -422,19 +405,19 @@ class DirectoryTree:
             os.fsync(self.fd(parts))
 
     def link(self, source: DirectoryTree, old: Parts, new: Parts) -> None:
-        """Give the file at a path of another tree a path here; both are the same file."""
-        # To open the other directory may close this one: both can be of one tree.
+        """Hard-link a file of another tree into this one."""
+        # Duplicate the source's descriptor: opening ``new`` may close it, since both can be in one tree.
         with closing(source.reopen(old[:-1])) as there:
             here = self.fd(new[:-1])
             os.link(old[-1], new[-1], src_dir_fd=there, dst_dir_fd=here, follow_symlinks=False)
 
     def remove(self, parts: Parts, name: str) -> None:
-        """Remove a file, if it is there."""
+        """Remove a file if it exists."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(name, dir_fd=self.fd(parts))
 
     def remove_directory(self, parts: Parts) -> bool:
-        """Remove a directory if it is empty; tell whether it is gone."""
+        """Remove a directory if it is empty; return True if it no longer exists."""
         opened = self._open.pop(parts, None)
         if opened is not None:
             os.close(opened)
@@ -449,12 +432,12 @@ class DirectoryTree:
         return True
 
     def remove_empty(self, places: Iterable[Parts]) -> None:
-        """Remove those of the directories below that are empty, or hold only such."""
+        """Remove those of the directories that are empty or contain only empty ones."""
         for parts in sorted(filter(None, places), key=len, reverse=True):
             self.remove_directory(parts)
 
     def remove_all(self) -> None:
-        """Remove everything that is in the tree, all of which is known to be ours."""
+        """Remove all files and directories of the tree. All of them must be our own."""
         todo: list[Parts] = [()]
         seen: list[Parts] = []
         while todo:
@@ -468,12 +451,12 @@ class DirectoryTree:
         self.remove_empty(seen)
 
     def sync(self, parts: Parts = ()) -> None:
-        """Make the names in a directory durable."""
+        """Sync a directory to disk, which makes the names in it durable."""
         os.fsync(self.fd(parts))
 
 
 def sync_file(fd: int) -> None:
-    """Make the content of an open file durable."""
+    """Sync the content of an open file to disk."""
     os.fsync(fd)
 
 
@@ -491,7 +474,7 @@ def _renameat2() -> Callable[..., int] | None:
 
 
 def _rename_with(flag: int, source_fd: int, source: str, target_fd: int, target: str) -> bool:
-    """Rename with a flag of Linux; False where kernel or file system do not know it."""
+    """Rename with a flag of Linux's renameat2; return False if the kernel or file system does not support it."""
     function = _renameat2()
     if function is None:
         return False
@@ -504,12 +487,12 @@ def _rename_with(flag: int, source_fd: int, source: str, target_fd: int, target:
 
 
 def exchange(dir_fd: int, name: str, other: str) -> bool:
-    """Exchange two names of one directory in one step; False where the platform cannot."""
+    """Exchange two names in a directory in one step; return False if the platform cannot."""
     return _rename_with(_RENAME_EXCHANGE, dir_fd, name, dir_fd, other)
 
 
 def rename_new(source_fd: int, source: str, target_fd: int, target: str) -> bool:
-    """Rename to a name that must be free; False where it is taken."""
+    """Rename without replacing; return False if the target exists."""
     try:
         if _rename_with(_RENAME_NOREPLACE, source_fd, source, target_fd, target):
             return True
@@ -522,31 +505,31 @@ def rename_new(source_fd: int, source: str, target_fd: int, target: str) -> bool
 
 
 def rename(dir_fd: int, name: str, other: str) -> None:
-    """Rename in an open directory, replacing what has the other name."""
+    """Rename in an open directory, replacing the target."""
     os.rename(name, other, src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
 
 
 def make_directories(path: str) -> None:
-    """Create a directory and those above it, where missing."""
+    """Create a directory and its missing parents."""
     os.makedirs(path, exist_ok=True)
 
 
 def make_directory(name: str, dir_fd: int) -> None:
-    """Create a directory that must not be there yet."""
+    """Create a directory; raise FileExistsError if it exists."""
     os.mkdir(name, dir_fd=dir_fd)
 
 
 def copy_mode(fd: int, source: str | int) -> None:
-    """Give an open file or directory the permissions of another one, if there is one."""
+    """Copy the permissions of ``source``, if it exists, to an open file or directory."""
     result = get_status(source)
     if result is not None:
         os.fchmod(fd, stat.S_IMODE(result.st_mode))
 
 
 def mark_in_use(fd: int, *, without_locks: bool) -> bool:
-    """Mark an open file or directory as in use by this process; False where another one uses it.
+    """Lock an open file or directory for this process; return False if another process holds the lock.
 
-    The mark goes when the process ends, however it ends. A file system without such marks gives ``without_locks``.
+    The lock is released when the process ends. On a file system without locks the result is ``without_locks``.
     """
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -559,9 +542,9 @@ def mark_in_use(fd: int, *, without_locks: bool) -> bool:
 
 @contextlib.contextmanager
 def lock_file(folder: DirectoryTree, name: str) -> Iterator[bool]:
-    """Let one process (and thread) at a time in, by a lock on a file that is there only meanwhile.
+    """Hold an exclusive lock on a file that exists only while it is locked.
 
-    Others wait. Where the file system has no locks, or the directory must not be written to, all go in, with False.
+    Yields False without a lock if the file system has no locks or the directory is not writable.
     """
     dir_fd = folder.root
     while True:
@@ -574,7 +557,7 @@ def lock_file(folder: DirectoryTree, name: str) -> Iterator[bool]:
             return
         try:
             locked = _can_lock(fd)
-            # Who held the lock before has removed the file; it keeps nobody out any more.
+            # The previous holder has deleted the file, so this lock excludes no other process. Try again.
             if locked and not is_named(fd, name, dir_fd):
                 continue
             try:
@@ -583,7 +566,8 @@ def lock_file(folder: DirectoryTree, name: str) -> Iterator[bool]:
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(name, dir_fd=dir_fd)
                 if locked:
-                    # A process that was forked meanwhile has the file open too, so closing it here would not do.
+                    # Unlock explicitly: closing would not, since a process forked inside the block has the file
+                    # open too.
                     fcntl.flock(fd, fcntl.LOCK_UN)
             return
         finally:
@@ -592,7 +576,7 @@ def lock_file(folder: DirectoryTree, name: str) -> Iterator[bool]:
 
 @contextlib.contextmanager
 def lock_directory(dir_fd: int) -> Iterator[None]:
-    """Let one process (and thread) at a time change an open directory; where there are no locks, all go in."""
+    """Hold an exclusive lock on an open directory; without effect on file systems without locks."""
     locked = _can_lock(dir_fd)
     try:
         yield
@@ -610,46 +594,46 @@ def _can_lock(fd: int) -> bool:
 
 
 def is_named(fd: int, name: str, dir_fd: int) -> bool:
-    """Tell whether a name in an open directory is that of an open file or directory."""
+    """Return True if a name in an open directory refers to the open file or directory ``fd``."""
     result = get_status(name, dir_fd)
     return result is not None and is_same_file(result, os.fstat(fd))
 
 
 def make_absolute(path: str | Path) -> str:
-    """Return an absolute path, links and all; TypeError for what is neither a str nor an ``os.PathLike`` of one."""
+    """Return an absolute path. Links are kept, unless the path contains ``..``."""
     whole = Path(path).absolute()
-    # What is above a link is above where it leads to.
+    # ``link/..`` is the parent of the link's target, so resolve the links first.
     return os.path.realpath(whole) if ".." in whole.parts else str(whole)
 
 
 def resolve_path(path: str) -> str:
-    """Return an absolute path without links."""
+    """Return the absolute path with all links resolved."""
     return os.path.realpath(path)
 
 
 def is_same_file(left: os.stat_result, other: os.stat_result) -> bool:
-    """Tell whether two names are one file."""
+    """Return True if two statuses belong to one file."""
     return get_identity(left) == get_identity(other)
 
 
 def get_identity(actual: os.stat_result) -> tuple[int, int]:
-    """Return the device and the inode, which only the names of one file share."""
+    """Return the device and inode of a status, which identify a file."""
     return actual.st_dev, actual.st_ino
 
 
 def is_path_of(path: str | None, wanted: tuple[int, int] | None) -> bool:
-    """Tell whether a path leads to the file of this identity."""
+    """Return True if a path leads to the file with the identity ``wanted``."""
     result = None if path is None else get_status(path)
     return result is not None and get_identity(result) == wanted
 
 
 def is_link(actual: os.stat_result) -> bool:
-    """Tell whether a name is a symbolic link; its size is then not the one of the file."""
+    """Return True if a status belongs to a symbolic link, whose size is not that of its target."""
     return stat.S_ISLNK(actual.st_mode)
 
 
 def follow_cwd(old_fd: int, new_fd: int) -> None:
-    """Make the directory that took the place of another one the working directory, if the other one was it."""
+    """Change the working directory to ``new_fd`` if it was ``old_fd``, which the new directory replaced."""
     try:
         here = os.stat(".")
     except FileNotFoundError:
@@ -659,11 +643,11 @@ def follow_cwd(old_fd: int, new_fd: int) -> None:
 
 
 def is_mount(path: str) -> bool:
-    """Tell whether something is mounted at ``path``."""
+    """Return True if ``path`` is a mount point."""
     if os.path.ismount(path):
         return True
     try:
-        # A directory bound from the same file system looks like any other to stat().
+        # stat() cannot detect a bind mount from the same file system; the mount table lists it.
         table = Path("/proc/self/mountinfo").read_bytes()
     except OSError:
         return False
@@ -672,26 +656,29 @@ def is_mount(path: str) -> bool:
 
 
 def get_status(path: str | int, dir_fd: int | None = None, *, follow: bool = True) -> os.stat_result | None:
-    """Return the status of a path, of what it links to; None where nothing is there; FormatError for a circle of links."""
+    """Return the status of a path, or None if it does not exist.
+
+    Links are followed unless ``follow=False``; a cycle of links raises FormatError.
+    """
     try:
         return os.stat(path, dir_fd=dir_fd, follow_symlinks=follow)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
         if error.errno == errno.ENAMETOOLONG:
-            return None  # below a directory that is open there may be what no path leads to
+            return None  # a file can be reachable from an open directory only
         if error.errno == errno.ELOOP:
             raise FormatError(f"{path} is a link that leads back to itself") from error
         raise
 
 
 def is_file(path: str) -> bool:
-    """Tell whether a path is a regular file."""
+    """Return True if a path is a regular file."""
     return os.path.isfile(path)
 
 
 def is_name(name: str, dir_fd: int) -> bool:
-    """Tell whether there is anything of this name in an open directory."""
+    """Return True if a name exists in an open directory."""
     try:
         os.stat(name, dir_fd=dir_fd, follow_symlinks=False)
     except FileNotFoundError:
