@@ -1,4 +1,4 @@
-"""Copying into leaves: what has to hold before, and the fused copy."""
+"""Copy values into leaves: checks before a write, and the fused copy."""
 
 from __future__ import annotations
 
@@ -23,50 +23,39 @@ Path = tuple[str, ...]
 
 COPY = make_op("copy_", Tensor.copy_)
 
-#: What not every torch writes at positions.
+#: Dtypes for which some versions of torch cannot write at an index tensor or mask.
 RARELY_SCATTERED = frozenset({torch.uint16, torch.uint32, torch.uint64})
 
-#: Leaves that a fused call may copy into, and those that it may while autograd records nothing.
+#: Metadata of targets and values that passed can_fuse(), with grad mode on and off.
 _FUSED, _FUSED_UNRECORDED = KnownLooks(), KnownLooks()
 
-#: Values and leaves that they may be written into at positions.
+#: Metadata of values and targets that passed _can_scatter().
 _SCATTERED = KnownLooks()
 
 _REQUIRES_GRAD = attrgetter("requires_grad")
 
 _NO_DISPATCH = Tensor.__torch_dispatch__
 
-# To compare whole levels pays from about this many entries on.
+# Comparing all keys of two nodes at once is faster only above about this many entries.
 _FEW = 8
 
 
 def copy_all(targets: list[Tensor], values: list[Tensor], non_blocking: bool = False) -> None:
-    """Copy each value into its target, in their order where targets share memory."""
+    """Copy each value into its target; copy in list order if targets share memory."""
     foreach(COPY if is_order_free(targets) else Op(None, COPY.single), targets, values, non_blocking)
 
 
 def is_order_free(targets: list[Tensor]) -> bool:
-    """Tell whether it makes no difference which of some leaves is written first: a GPU writes all at once.
-
-    >>> is_order_free([torch.zeros(2), torch.zeros(2)])
-    True
-    """
-    # Leaves of several devices are not fused.
+    """Return True if the order of the writes does not matter: the targets do not overlap, or are not on a GPU."""
+    # The first leaf is enough: torch does not fuse a call with leaves of several devices.
     if not targets or not targets[0].is_cuda or torch.compiler.is_compiling():
         return True
     return not may_share_memory(targets) or not group_overlapping(targets)
 
 
 def clone_overlapping(targets: list[Tensor], values: list[Any]) -> list[Any]:
-    """Return values with copies of those that other values are written into before they are read.
-
-    A lazy stack shares its members with results that would be copies of a dense collection, such as those of ``flip``.
-
-    >>> a, b = torch.zeros(1), torch.ones(1)
-    >>> [value is leaf for value, leaf in zip(clone_overlapping([a, b], [b, b]), (b, b))]
-    [False, True]
-    """
-    if torch.compiler.is_compiling():  # which knows no memory
+    """Clone the values whose storage is also that of another target, which may be written before they are read."""
+    if torch.compiler.is_compiling():  # fake tensors have no addresses to compare
         return values
     written, read = {*get_storage_ids(targets)}, get_storage_ids(values)
     if written.isdisjoint(read):
@@ -78,7 +67,7 @@ def clone_overlapping(targets: list[Tensor], values: list[Any]) -> list[Any]:
 
 
 def get_storage_ids(leaves: list[Tensor]) -> list[int]:
-    """Return for each leaf what is the same for another one whose memory may be the same, in part."""
+    """Return one id per leaf; leaves that may overlap have equal ids."""
     if PLAIN.issuperset(map(type, leaves)):
         try:
             return [leaf.untyped_storage().data_ptr() for leaf in leaves]
@@ -92,22 +81,17 @@ def _get_storage_id(leaf: Tensor) -> int:
         try:
             return leaf.untyped_storage().data_ptr()
         except RuntimeError:
-            pass  # under a transform, or without one block of memory
+            pass  # the leaf is under a functorch transform, or has no single storage
     return id(leaf)
 
 
 def is_overlap_error(error: Exception) -> bool:
-    """Tell whether torch raised an error because what it was to write is in part the memory of an operand."""
+    """Return True if torch raised the error because the target partly overlaps an operand."""
     return "the input tensor and the written-to tensor" in str(error)
 
 
 def is_overlapping(leaf: Tensor, other: Any) -> bool:
-    """Tell whether torch refuses to write into a leaf what it computes of another tensor: they are one memory in part.
-
-    >>> both = torch.zeros(3)
-    >>> is_overlapping(both[1:], both[:-1]), is_overlapping(both, both), is_overlapping(both[1:], both[:1])
-    (True, False, False)
-    """
+    """Return True if two tensors partly overlap, so that torch refuses to write to one while it reads the other."""
     if not isinstance(other, Tensor) or not leaf.numel() or not other.numel():
         return False
     if _get_storage_id(leaf) != _get_storage_id(other) or not (_is_dense(leaf) and _is_dense(other)):
@@ -124,7 +108,7 @@ def _get_byte_range(leaf: Tensor) -> tuple[int, int]:
 
 
 def _is_dense(leaf: Tensor) -> bool:
-    """Tell whether the elements of a leaf follow each other in memory, in whatever order of its dims."""
+    """Return True if the elements of a leaf fill one memory range without gaps, in any order of the dims."""
     expected = 1
     for step, size in sorted((step, size) for step, size in zip(leaf.stride(), leaf.shape) if size > 1):
         if step != expected:
@@ -134,7 +118,7 @@ def _is_dense(leaf: Tensor) -> bool:
 
 
 def check_fits(value: Tensor | Core, shape: torch.Size, path: Path) -> None:
-    """Raise StructureError unless a value can be broadcast to the shape of its entry."""
+    """Raise StructureError if a value does not broadcast to the shape of its entry."""
     right: torch.Size = value.shape  # type: ignore[union-attr]
     if right == shape:
         return
@@ -149,7 +133,7 @@ def check_fits(value: Tensor | Core, shape: torch.Size, path: Path) -> None:
 
 
 def check_writable(target: Tensor, path: Path, value: Tensor | None = None) -> None:
-    """Raise StructureError where torch would refuse to write into an entry, or to copy this value into it."""
+    """Raise StructureError if torch cannot write into an entry, or cannot copy this value into it."""
     check_no_grad(target, path)
     check_not_expanded(target, path)
     if value is not None:
@@ -157,7 +141,7 @@ def check_writable(target: Tensor, path: Path, value: Tensor | None = None) -> N
 
 
 def check_content(target: Tensor, path: Path, value: Tensor) -> None:
-    """Raise StructureError where torch takes no elements of a value for those of an entry, whatever its shape."""
+    """Raise StructureError if torch cannot copy between these layouts, or the value is on meta or quantized."""
     if value.layout is not target.layout or value.is_nested != target.is_nested:
         raise StructureError(
             f"cannot write {show_path(path)} in place: it is {_get_form(target)}, the value {_get_form(value)}; "
@@ -169,11 +153,11 @@ def check_content(target: Tensor, path: Path, value: Tensor) -> None:
 
 
 def check_copied(target: Tensor, path: Path, value: Tensor) -> None:
-    """Raise StructureError where torch would refuse to copy this value, which it may broadcast, into an entry."""
+    """Raise StructureError if torch cannot copy this value into an entry, with broadcasting."""
     check_writable(target, path, value)
     if not target.is_nested:
         check_fits(value, target.shape, path)
-    # The ragged sizes of two nested tensors are equal only where they share their offsets.
+    # The shapes of nested tensors compare as unequal unless they share offsets, so compare components.
     elif not has_same_components(value, target):
         raise StructureError(
             f"cannot write {show_path(path)} in place: its components and those of the value have different shapes"
@@ -185,7 +169,7 @@ def _get_form(leaf: Tensor) -> str:
 
 
 def check_no_grad(target: Tensor, path: Path) -> None:
-    """Raise StructureError where autograd forbids to write into an entry."""
+    """Raise StructureError if autograd forbids in-place writes to an entry."""
     if is_sealed(target):
         raise StructureError(
             f"cannot write {show_path(path)} in place: it was made under torch.inference_mode(); write under that, or "
@@ -206,18 +190,14 @@ def check_no_grad(target: Tensor, path: Path) -> None:
 
 
 def is_sealed(leaf: Tensor) -> bool:
-    """Tell whether a leaf was made under ``torch.inference_mode``, and may not be written outside of it.
-
-    >>> is_sealed(torch.zeros(3))
-    False
-    """
+    """Return True if a leaf is an inference tensor and inference mode is off, so that torch refuses to write it."""
     if torch.compiler.is_compiling():
         return False
     return leaf.is_inference() and not torch.is_inference_mode_enabled()
 
 
 def check_not_expanded(target: Tensor, path: Path) -> None:
-    """Raise StructureError where several elements of an entry are one in memory."""
+    """Raise StructureError if an entry is expanded."""
     if is_expanded(target):
         raise StructureError(
             f"cannot write {show_path(path)} in place: it is expanded, so several of its elements are one in memory; "
@@ -226,11 +206,7 @@ def check_not_expanded(target: Tensor, path: Path) -> None:
 
 
 def is_expanded(leaf: Tensor) -> bool:
-    """Tell whether several elements of a leaf are one in memory.
-
-    >>> is_expanded(torch.zeros(1).expand(3)), is_expanded(torch.zeros(3))
-    (True, False)
-    """
+    """Return True if a leaf has a dim of stride zero and size above one."""
     if leaf.layout is not torch.strided or leaf.is_contiguous() or leaf.is_nested:
         return False
     return any(step == 0 and size > 1 for step, size in zip(leaf.stride(), leaf.shape, strict=True))
@@ -239,9 +215,9 @@ def is_expanded(leaf: Tensor) -> bool:
 def try_copy_whole(
     target: Core, source: Any, non_blocking: bool, view: Callable[[Tensor], Tensor] | None = None
 ) -> bool:
-    """Copy all leaves of a collection or dict in one fused call; False, with nothing written, where that takes more care.
+    """Copy all leaves of a collection or dict in one fused call. Return False if the slow path must copy them.
 
-    ``view`` gives the part of each leaf of ``target`` that is written.
+    ``view`` maps each target leaf to the view that is written. False means that nothing was written.
     """
     targets, values = _pair_leaves(target, source)
     if not targets:
@@ -249,7 +225,7 @@ def try_copy_whole(
     plain = False
     if view is not None:
         plain = is_all_contiguous(targets)
-        # What is read of a sparse layout is no view.
+        # Indexing a sparse tensor returns a copy, so a write to it would be lost.
         if not (plain or all(leaf.layout is torch.strided for leaf in targets)):
             return False
         try:
@@ -265,7 +241,7 @@ def try_copy_whole(
 
 
 def try_scatter_whole(target: Core, source: Any, plan: IndexPlan) -> bool:
-    """Write all leaves at positions or a mask; False, with nothing written, where that takes more care."""
+    """Write all leaves at an index tensor or mask. Return False if the slow path must write them all."""
     targets, values = _pair_leaves(target, source)
     if torch.compiler.is_compiling() or not targets or not _can_scatter(targets, values, plan):
         return False
@@ -275,17 +251,19 @@ def try_scatter_whole(target: Core, source: Any, plan: IndexPlan) -> bool:
         for leaf, value in zip(targets, values):
             leaf[place.move_to_device_of(leaf)] = value
     except RuntimeError:
-        return False  # torch moves and casts nothing that it scatters: the careful way does, and writes all of them
+        return (
+            False  # an indexed write neither moves nor casts; the slow path does, and writes every leaf again
+        )
     return True
 
 
 def _can_scatter(targets: list[Tensor], values: list[Any], plan: IndexPlan) -> bool:
-    """Tell whether torch writes each value at the positions of a plan, or refuses where the careful way does not."""
+    """Return True if torch can write each value at the plan's index, or raises where the slow path still succeeds."""
     if not PLAIN.issuperset(map(type, values)):
         return False
     lead, n = plan.lead, plan.n
-    both = [*values, *targets]  # asked in one call
-    # Of leaves that share their batch dims, and passed before, the first says whether the plan is such a one again.
+    both = [*values, *targets]  # one lookup for both
+    # Leaves with this metadata passed before and share their batch dims, so checking the first shape is enough.
     if _SCATTERED.of(both) is not None and values[0].shape == (*lead, *targets[0].shape[n:]):
         return True
     if (
@@ -299,7 +277,7 @@ def _can_scatter(targets: list[Tensor], values: list[Any], plan: IndexPlan) -> b
         if any(right != (*lead, *left[n:]) or dtype in RARELY_SCATTERED for right, left, dtype in looks):
             return False
     except RuntimeError:
-        return False  # a nested tensor of strided layout has no shape
+        return False  # reading the shape of a strided nested tensor raises
     if any(map(_is_odd, values)):
         return False
     if functorch_level() is None:
@@ -308,12 +286,12 @@ def _can_scatter(targets: list[Tensor], values: list[Any], plan: IndexPlan) -> b
 
 
 def _is_odd(value: Tensor) -> bool:
-    """Tell whether torch copies a value only into leaves of its own form."""
+    """Return True if a value is not strided, on the meta device or quantized: torch copies it only into its like."""
     return value.layout is not torch.strided or value.is_meta or value.is_quantized
 
 
 def _pair_leaves(target: Core, source: Any) -> tuple[list[Tensor], list[Any]]:
-    """Return the leaves of a collection that a collection or dict has values for, and these; none where all takes more care."""
+    """Pair the leaves of ``target`` with the values of ``source``. Return empty lists if the slow path is needed."""
     targets: list[Tensor] = []
     values: list[Any] = []
     add, add_value = targets.append, values.append
@@ -324,7 +302,7 @@ def _pair_leaves(target: Core, source: Any) -> tuple[list[Tensor], list[Any]]:
     while todo:
         node, right = todo.pop()
         left = node._children()
-        if type(right) is not dict:  # torch.compile takes a __class__ for that of its own stand-in
+        if type(right) is not dict:  # torch.compile returns its own proxy class for __class__, so use type()
             right = right._children()
         if type(left) is not dict or type(right) is not dict:
             return [], []
@@ -345,7 +323,7 @@ def _pair_leaves(target: Core, source: Any) -> tuple[list[Tensor], list[Any]]:
             elif type(entry) is kind is type(value) or _is_node_pair(entry, value):
                 todo.append((entry, value))
             elif type(value) in PLAIN and isinstance(entry, Tensor) and _is_written_as_plain(entry):
-                add(Tensor.detach(entry))  # the same elements, without what its class does to make views
+                add(Tensor.detach(entry))  # a plain view: views of a subclass cost its own view handling
                 add_value(value)
             else:
                 return [], []
@@ -353,7 +331,7 @@ def _pair_leaves(target: Core, source: Any) -> tuple[list[Tensor], list[Any]]:
 
 
 def _is_written_as_plain(leaf: Tensor) -> bool:
-    """Tell whether torch writes into a leaf of another class, such as a memory-mapped one, as into a plain one."""
+    """Return True if writing to a leaf of a subclass, such as a memory-mapped one, is the same as to a plain one."""
     kind = type(leaf)
     return (
         not torch.compiler.is_compiling()
@@ -366,34 +344,34 @@ def _is_written_as_plain(leaf: Tensor) -> bool:
 
 
 def _is_node_pair(entry: Any, value: Any) -> bool:
-    """Tell whether an entry is a collection with entries of its own, and a value such a collection or a dict."""
+    """Return True if ``entry`` is a node with entries, and ``value`` is such a node or a dict."""
     if not isinstance(entry, Core) or entry._is_value:
         return False
     return type(value) is dict or (isinstance(value, Core) and not value._is_value)
 
 
 def can_fuse(targets: list[Tensor], values: list[Tensor], plain: bool = False) -> bool:
-    """Tell whether one fused call copies each value into its plain target, or refuses before it writes the first.
+    """Return True if one fused call copies every value, or raises before it writes the first target.
 
-    ``plain`` says that the targets are known to be contiguous, or parts of such.
+    ``plain`` means that the targets are contiguous, or views of contiguous tensors.
     """
     if COPY.fused is None or functorch_level() is not None:
         return False
     if not is_order_free(targets):
         return False
     known = _FUSED if torch.is_grad_enabled() else _FUSED_UNRECORDED
-    both = [*targets, *values]  # asked in one call
+    both = [*targets, *values]  # one lookup for both
     if known.of(both) is not None:
         return True
     try:
         if not PLAIN.issuperset(map(type, values)) or not all(map(Tensor.is_same_size, targets, values)):
             return False
-        # torch would refuse them one by one, with those before written.
+        # torch would raise at the first of these values, after it wrote the targets before it.
         if any(map(_is_odd, values)):
             return False
     except (RuntimeError, ValueError):
-        return False  # a nested tensor beside one that is not
-    # torch would write them all, and raise then.
+        return False  # is_same_size raises for a nested tensor and a dense one
+    # torch would write all of them before it raises.
     if (
         not torch.compiler.is_compiling()
         and any(map(Tensor.is_inference, targets))
@@ -402,7 +380,7 @@ def can_fuse(targets: list[Tensor], values: list[Tensor], plain: bool = False) -
         return False
     if is_grad_needed(targets, values):
         return False
-    # What is contiguous is not expanded; to ask costs a tenth of looking at the strides.
+    # A contiguous leaf is not expanded, and is_contiguous() costs a tenth of reading the strides.
     if not (plain or is_all_contiguous(targets) or not any(map(_is_expanded_or_sparse, targets))):
         return False
     known.add(both)
@@ -410,11 +388,7 @@ def can_fuse(targets: list[Tensor], values: list[Tensor], plain: bool = False) -
 
 
 def is_all_contiguous(leaves: list[Tensor]) -> bool:
-    """Tell whether all leaves are contiguous; a sparse one is not.
-
-    >>> is_all_contiguous([torch.zeros(2, 3)]), is_all_contiguous([torch.zeros(2, 3).T])
-    (True, False)
-    """
+    """Return True if all leaves are contiguous; a sparse leaf is not."""
     try:
         return all(map(Tensor.is_contiguous, leaves))
     except RuntimeError:
@@ -426,10 +400,10 @@ def _is_expanded_or_sparse(leaf: Tensor) -> bool:
 
 
 def try_copy_fused(targets: list[Tensor], values: list[Tensor], non_blocking: bool = False) -> bool:
-    """Copy what :func:`can_fuse` allows; False, with nothing written, where autograd protects a target."""
+    """Copy leaves that passed :func:`can_fuse` in one call. Return False if autograd refuses; nothing is written then."""
     try:
         COPY.fused(targets, values, non_blocking)  # type: ignore[misc]
     except RuntimeError:
-        # torch looks at all targets first; the careful way says which it is.
+        # torch checks all targets before it writes one; the slow path raises with the key.
         return False
     return True

@@ -1,4 +1,4 @@
-"""Locking, and undoing the last operation when a ``with`` block ends."""
+"""Lock collections, and undo the last operation when a ``with`` block ends."""
 
 from __future__ import annotations
 
@@ -18,21 +18,17 @@ SelfT = TypeVar("SelfT", bound="LockMixin")
 
 
 def do_nothing(node: Core) -> None:
-    """Undo an operation that changed nothing."""
+    """Leave a collection unchanged: the undo function of an operation that changed nothing."""
 
 
-#: By the id of a collection: what the contexts that it has entered undo. A ``with`` keeps it alive.
+#: Stack of undo functions of the open ``with`` blocks per id of a collection. A ``with`` keeps the id valid.
 _entered: dict[int, list[Callable[[Any], Any] | None]] = {}
 
 
 def _write_into(
     source: weakref.ref[Any], write: Callable[..., None], args: tuple[Any, ...], result: Any
 ) -> None:
-    """Write a result into the collection that it was taken from.
-
-    Raises:
-        StructureError: that is gone.
-    """
+    """Write a result back into its source collection. Raise StructureError if the source was freed."""
     owner = source()
     if owner is None:
         raise StructureError(
@@ -43,13 +39,13 @@ def _write_into(
 
 
 class LockMixin(Core):
-    """``lock_``, ``unlock_`` and the context that undoes the operation which gave a collection."""
+    """Methods ``lock_`` and ``unlock_``, and the ``with`` block that undoes the last operation."""
 
     __slots__ = ()
 
     @property
     def is_locked(self) -> bool:
-        """Whether structural changes are refused, in a lazy stack those of every member; settable.
+        """Whether structural changes are refused; settable. A lazy stack is locked if every member is.
 
         >>> TensorDict(lock=True).is_locked
         True
@@ -64,9 +60,9 @@ class LockMixin(Core):
             self.unlock_()
 
     def lock_(self: SelfT) -> SelfT:
-        """Refuse structural changes from now on, here and in sub-collections; in-place writes stay legal.
+        """Lock this collection and its sub-collections: structural changes raise, in-place writes work.
 
-        As a context (``with td.lock_():``) it unlocks on exit.
+        As a context manager (``with td.lock_():``) it unlocks on exit.
 
         >>> td = TensorDict({"a": 1}).lock_()
         >>> td["b"] = 2
@@ -81,10 +77,10 @@ class LockMixin(Core):
     def unlock_(self: SelfT) -> SelfT:
         """Allow structural changes again.
 
-        As a context (``with td.unlock_():``) it locks again on exit.
+        As a context manager (``with td.unlock_():``) it locks again on exit.
 
         Raises:
-            LockedError: a locked collection holds this one.
+            LockedError: this collection is an entry of a locked one.
 
         >>> td = TensorDict(lock=True)
         >>> with td.unlock_():
@@ -98,18 +94,18 @@ class LockMixin(Core):
         return self
 
     def _undo_on_exit(self: SelfT, undo: Callable[[Any], Any]) -> SelfT:
-        """Remember what ``with self:`` does on exit; called on the fresh result of an operation."""
+        """Set the function that ``with self:`` calls on exit, and return ``self``."""
         self._undo = undo
         return self
 
     def _write_back_on_exit(self: SelfT, owner: Core, write: Callable[..., None], *args: Any) -> SelfT:
-        """Remember that ``with self:`` ends with ``write(owner, self, *args)``; called on what was taken from ``owner``."""
-        # Weakly: a chain of results must not keep its first one alive.
+        """Make ``with self:`` call ``write(owner, self, *args)`` on exit, and return ``self``."""
+        # A weak reference, so that a chain of results does not keep the first one alive.
         self._undo = partial(_write_into, weakref.ref(owner), write, args)
         return self
 
     def __enter__(self: SelfT) -> SelfT:
-        """Enter the context in which the operation that gave this collection holds."""
+        """Enter a block at whose end the operation that returned this collection is undone."""
         if not torch.compiler.is_compiling():
             _entered.setdefault(id(self), []).append(self._undo)
             self._undo = None
@@ -118,7 +114,7 @@ class LockMixin(Core):
     def __exit__(
         self: Any, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Undo the operation that gave this collection; what was written into it is kept.
+        """Undo the operation that returned this collection; values written inside the block are kept.
 
         Raises:
             StructureError: the last operation cannot be undone.
@@ -139,7 +135,7 @@ class LockMixin(Core):
             )
 
     def clear_refs_for_compile_(self: SelfT) -> SelfT:
-        """Forget which locked collections hold this one.
+        """Clear the references to locked collections that contain this one.
 
         >>> TensorDict().clear_refs_for_compile_().is_empty()
         True

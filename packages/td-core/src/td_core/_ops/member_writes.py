@@ -1,4 +1,4 @@
-"""Writing into a lazy stack at an index: each member gets the part of the value that lands in it."""
+"""Write into a lazy stack at an index: split the value into one part per member."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Path = tuple[str, ...]
 
 
 def unbind_members(value: Child, dim: int) -> tuple[Any, ...]:
-    """Return the parts of an entry along one of its batch dims; a lazy stack gives its members."""
+    """Unbind an entry along a batch dim; a lazy stack returns its members."""
     if isinstance(value, Tensor):
         return value.unbind(dim)
     parts: tuple[Any, ...] = value._transform_multi(unbind_plan(value.batch_size, dim))
@@ -43,12 +43,7 @@ def unbind_members(value: Child, dim: int) -> tuple[Any, ...]:
 
 
 def split_for_members(stack: Any, index: Any, value: Any, dims: int | None = None) -> Iterator[Part]:
-    """Iterate over what ``stack[index] = value`` writes: each time a member, the index in it, and its value.
-
-    Raises:
-        BatchSizeError: the value's batch size cannot be broadcast to the indexed one.
-        StructureError: the members' batch sizes differ, and the value does not say what each of them gets.
-    """
+    """Yield (member, index in the member, value) for each write of ``stack[index] = value``."""
     size = stack.batch_size
     result = stack._members_and_dim()
     if result is None:
@@ -60,11 +55,11 @@ def split_for_members(stack: Any, index: Any, value: Any, dims: int | None = Non
         return
     plan = plan_index(index, size)
     lead = torch.Size((*plan.lead, *size[plan.n :]))
-    # What a graph cannot ask it need not know: every member is written, some of them nowhere.
+    # A graph cannot read the index tensor, so it writes to every member, with an empty mask for some.
     unknown = torch.compiler.is_compiling() and plan.is_tensor_index(dim)
     along: Any = None if unknown else plan.along(dim)
     if along is None:
-        # The positions that the index names tell which member, and where in it, each element of the value belongs.
+        # Index a tensor of positions: the result gives the member, and the position in it, of each element.
         chosen = plan.leaf(torch.arange(size.numel(), device="cpu").view(size))
         yield from _split_scattered(
             members, dim, compute_coordinates(chosen, size), _split_broadcast(value, stack, lead, dims)
@@ -87,7 +82,7 @@ def _split_scattered(
     for value in values:
         for i, member in enumerate(members):
             here = places[dim] == i
-            # A graph cannot ask, and need not where the member itself is indexed: by no positions, if so.
+            # A graph cannot branch on data. If members have more batch dims, an empty index writes nothing.
             if (torch.compiler.is_compiling() and len(places) > 1) or bool(here.any()):
                 part = value._index(here) if isinstance(value, Core) else value
                 inner = tuple(where[here] for j, where in enumerate(places) if j != dim)
@@ -113,7 +108,7 @@ def _split_uneven(stack: Any, index: Any, value: Any) -> Iterator[Part]:
 
 
 def _split_broadcast(value: Any, stack: Any, lead: torch.Size, dims: int | None) -> Sequence[Any]:
-    """Return a value in parts: collections of the batch size that the index gives, and what suits any element."""
+    """Split a value into a collection of batch size ``lead`` and a dict of values that are equal for all elements."""
     if isinstance(value, Core):
         value = as_rows(value, lead)
     if isinstance(value, Core) or not isinstance(value, Mapping):
@@ -148,7 +143,7 @@ def _split_broadcast(value: Any, stack: Any, lead: torch.Size, dims: int | None)
 
 
 def _is_level(entry: Any, lead: torch.Size) -> bool:
-    """Tell whether the entries of a value are to be looked at one by one."""
+    """Return True if a value is a dict, or a node without ``lead`` as leading dims, whose entries are split singly."""
     if isinstance(entry, Core):
         return not entry._is_value and entry.batch_size[: len(lead)] != lead
     return isinstance(entry, Mapping)
@@ -159,7 +154,7 @@ def _entries(level: Any) -> Mapping[Any, Any]:
 
 
 def _peek_target(stack: Any, path: Path) -> Any:
-    """Return what a lazy stack has under a key, for looking at only; None where not all members have it."""
+    """Return the entry of a lazy stack for reading only, or None if a member lacks it."""
     node = stack
     for key in path:
         try:
@@ -170,7 +165,7 @@ def _peek_target(stack: Any, path: Path) -> Any:
 
 
 def _count_feature_dims(stack: Any, path: Path) -> int:
-    """Return how many dims a leaf of a lazy stack has behind the batch dims."""
+    """Return the number of feature dims of a leaf in a lazy stack."""
     node, dims = stack, -len(stack.batch_size)
     for key in path:
         while (stacked := node._members_and_dim()) is not None:
@@ -182,9 +177,9 @@ def _count_feature_dims(stack: Any, path: Path) -> int:
 def _expand_value(
     entry: Any, tail: int, lead: torch.Size, path: Path, actual: set[int | None]
 ) -> Tensor | None:
-    """Return the value of a leaf with the dims ``lead`` in front of ``tail`` others; None where it suits any element.
+    """Expand a leaf value to ``lead`` plus ``tail`` feature dims. Return None for a scalar, a node or a dict.
 
-    ``actual`` gets how many of its dims are in front.
+    The number of its leading dims is added to ``actual``.
     """
     if isinstance(entry, (Core, Mapping, *NUMBERS)):
         return None
@@ -193,7 +188,7 @@ def _expand_value(
         return None
     actual.add(count_leading_dims(leaf, tail))
     leaf = drop_leading_ones(leaf, len(lead) + tail)
-    # torch lines sizes up at the last dim.
+    # torch aligns shapes at the last dim, so insert the missing leading dims.
     leaf = leaf[(None,) * (len(lead) + tail - leaf.ndim)]
     wanted = lead + leaf.shape[len(lead) :]
     check_fits(leaf, wanted, path)
@@ -201,8 +196,8 @@ def _expand_value(
 
 
 def check_new_members(stack: Any, new: Sequence[Any]) -> None:
-    """Raise where one of some objects cannot be a member of a lazy stack; called before any of them is added."""
-    if stack.is_locked:  # also where it was made to read an entry of a locked stack
+    """Raise an error if one of ``new`` cannot become a member of a lazy stack."""
+    if stack.is_locked:  # also True for a stack that was built to read an entry of a locked stack
         check_unlocked(stack, "add a member")
     members = stack.tensordicts
     for item in new:

@@ -1,4 +1,4 @@
-"""What a collection says about itself: shape, device, dim names, and facts about its leaves."""
+"""Metadata of a collection: shape, device, dim names, and summaries of its leaves."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SelfT = TypeVar("SelfT", bound="MetadataMixin")
 
 
 class MetadataMixin(Core):
-    """What a collection says about itself."""
+    """Properties and methods for shape, device, dim names, and summaries of the leaves."""
 
     __slots__ = ()
 
@@ -75,7 +75,7 @@ class MetadataMixin(Core):
 
     @property
     def names(self) -> list[str | None]:
-        """Name of each batch dim, None for a dim without; settable.
+        """Name of each batch dim, or None for an unnamed dim; settable.
 
         >>> TensorDict(batch_size=[3, 4], names=["time", None]).names
         ['time', None]
@@ -87,7 +87,7 @@ class MetadataMixin(Core):
         self._set_names(check_names(names, len(self.batch_size)))
 
     def _set_names(self, names: Names | None) -> None:
-        """Store checked names here, and on the leading dims of every level below."""
+        """Store checked names on this node, and on the leading dims of every node below."""
         ndim = len(self.batch_size)
         todo: list[Any] = [self._inner()]
         while todo:
@@ -95,7 +95,7 @@ class MetadataMixin(Core):
             tail = (None,) * (len(node.batch_size) - ndim) if node._names is None else node._names[ndim:]
             full = (names or (None,) * ndim) + tail
             node._names = full if any(name is not None for name in full) else None
-            # A lazy stack has passed them on to its members, without the stack dim.
+            # The setter of a lazy stack already passed the names to its members, without the stack dim.
             if node._members_and_dim() is None:
                 todo.extend(child._inner() for child in node._iter_nested())
 
@@ -103,11 +103,11 @@ class MetadataMixin(Core):
         """Name dims that have no name yet, in place.
 
         Args:
-            *names: a name or None for each dim; one ``...`` stands for dims that stay as they are.
+            *names: a name or None per dim; one ``...`` stands for the dims that keep their names.
 
         Raises:
-            DimNamesError: their number does not fit.
-            StructureError: a dim has another name already.
+            DimNamesError: the number of names differs from the number of batch dims.
+            StructureError: a dim already has another name.
 
         >>> TensorDict(batch_size=[2, 3, 4]).refine_names(..., "time").names
         [None, None, 'time']
@@ -126,11 +126,11 @@ class MetadataMixin(Core):
         """Return a collection with other dim names; leaves are shared.
 
         Args:
-            *names: the new names, or a single None for none at all; one ``...`` stands for dims that stay as they are.
+            *names: the new names, or a single None to remove all; one ``...`` stands for dims that keep their names.
             **rename_map: old name -> new name.
 
         Raises:
-            DimNamesError: names and a map are given, or neither; a name is unknown or not unique.
+            DimNamesError: both names and a map are passed, or neither; or a name is unknown or not unique.
 
         >>> TensorDict(batch_size=[2, 3], names=["a", "b"]).rename(a="time").names
         ['time', 'b']
@@ -138,7 +138,7 @@ class MetadataMixin(Core):
         return self._shallow_copy().rename_(*names, **rename_map)
 
     def rename_(self: SelfT, *names: Any, **rename_map: str) -> SelfT:
-        """Change the dim names in place; arguments as for :meth:`rename`.
+        """Rename the dims in place; the arguments are those of :meth:`rename`.
 
         >>> TensorDict(batch_size=[2]).rename_("time").names
         ['time']
@@ -159,7 +159,7 @@ class MetadataMixin(Core):
 
     @property
     def depth(self) -> int:
-        """Number of levels above the deepest leaf; 0 where all leaves are entries of this collection.
+        """Number of nested nodes between this collection and its deepest leaf; 0 if no leaf is nested.
 
         >>> TensorDict({"a": 1, "b": {"c": 2}}).depth
         1
@@ -178,7 +178,7 @@ class MetadataMixin(Core):
 
     @property
     def dtype(self) -> torch.dtype | None:
-        """The dtype of every leaf, None where they differ or there is none.
+        """The dtype that all leaves share, or None if they differ or the collection has no leaves.
 
         >>> TensorDict({"a": 1, "b": 2}).dtype
         torch.int64
@@ -214,7 +214,7 @@ class MetadataMixin(Core):
         return self.device is not None and self.device.type == "meta"
 
     def is_floating_point(self) -> bool:
-        """Tell whether every leaf has a floating point dtype.
+        """Return True if every leaf has a floating point dtype.
 
         >>> TensorDict({"a": 1.0}).is_floating_point(), TensorDict({"a": 1}).is_floating_point()
         (True, False)
@@ -222,7 +222,7 @@ class MetadataMixin(Core):
         return all(leaf.is_floating_point() for leaf in self._leaves())
 
     def is_contiguous(self) -> bool:
-        """Tell whether every leaf is contiguous; a lazy stack never is.
+        """Return True if every leaf is contiguous; a lazy stack never is.
 
         >>> TensorDict({"a": torch.zeros(2, 3).T}).is_contiguous()
         False
@@ -230,7 +230,7 @@ class MetadataMixin(Core):
         return not has_lazy_stack(self) and all(leaf.is_contiguous() for leaf in self._leaves())
 
     def is_shared(self) -> bool:
-        """Tell whether every leaf is in shared memory, which CUDA memory is; False where there is none.
+        """Return True if every leaf is in shared memory, as CUDA leaves always are; False without leaves.
 
         >>> TensorDict({"a": 1}).is_shared()
         False
@@ -239,10 +239,10 @@ class MetadataMixin(Core):
         try:
             return bool(leaves) and all(leaf.is_shared() for leaf in leaves)
         except NotImplementedError:
-            return False  # a sparse leaf has no memory of its own to ask
+            return False  # torch cannot check a sparse leaf, which has no storage
 
     def is_empty(self) -> bool:
-        """Tell whether there is no leaf, at any depth.
+        """Return True if the collection has no leaf at any depth.
 
         >>> TensorDict({"a": {}}).is_empty()
         True
@@ -256,12 +256,12 @@ class MetadataMixin(Core):
         return True
 
     def data_ptr(self, *, storage: bool = False) -> Any:
-        """Return a collection of the addresses of the leaves, as int64 tensors without dims.
+        """Return a collection of the leaves' memory addresses, as int64 tensors of shape ().
 
-        A lazy stack gives those of its members, under the keys ``"0"``, ``"1"``, ...
+        The addresses of a lazy stack's members are under the keys ``"0"``, ``"1"``, ...
 
         Args:
-            storage: the addresses of their storages instead.
+            storage: return the addresses of the leaves' storages instead.
 
         >>> td = TensorDict({"a": torch.zeros(3)})
         >>> td.data_ptr()["a"].item() == td["a"].data_ptr()
@@ -270,27 +270,27 @@ class MetadataMixin(Core):
         return _addresses(self, storage)
 
     def bytes(self, *, count_duplicates: bool = True) -> int:
-        """Return the number of bytes of the leaves, offsets of jagged ones among them, and of their gradients.
+        """Return the size of the leaves and their gradients in bytes, with the offsets of jagged leaves.
 
         Args:
-            count_duplicates: count a tensor that stands under several keys each time.
+            count_duplicates: count a tensor under several keys once per key.
 
         >>> TensorDict({"a": torch.zeros(3)}).bytes()
         12
         """
         leaves = self._leaves() if count_duplicates else _drop_duplicates(self._leaves())
-        # Only leaves of the graph have a gradient; torch warns where others are asked for theirs.
+        # torch warns when .grad of a tensor that is not a leaf of the autograd graph is read.
         grads = [leaf.grad for leaf in leaves if leaf.is_leaf and leaf.requires_grad]
         parts = [part for leaf in (*leaves, *grads) if leaf is not None for part in get_parts(leaf)]
-        # Jagged leaves of the same lengths share their offsets.
+        # Jagged leaves with the same lengths may share their offsets, which count once.
         parts = parts if count_duplicates else _drop_duplicates(parts)
         return sum(part.numel() * part.element_size() for part in parts)
 
     def param_count(self, *, count_duplicates: bool = True) -> int:
-        """Return the number of elements of the leaves.
+        """Return the number of elements of all leaves.
 
         Args:
-            count_duplicates: count a tensor that stands under several keys each time.
+            count_duplicates: count a tensor under several keys once per key.
 
         >>> TensorDict({"a": torch.zeros(3), "b": torch.zeros(2, 2)}).param_count()
         7
@@ -300,9 +300,9 @@ class MetadataMixin(Core):
 
     @classmethod
     def declared_fields(cls) -> dict[str, Any] | None:
-        """Return the entries that the class declares, each with its type; None where it declares none.
+        """Return the declared fields of the class with their types, or None if it declares no fields.
 
-        A class that declares some makes an instance of a collection with ``from_tensordict``.
+        A class with declared fields has a classmethod ``from_tensordict`` that converts a collection.
 
         >>> TensorDict.declared_fields() is None
         True
@@ -313,7 +313,7 @@ class MetadataMixin(Core):
         """Return the class of an entry, without building it.
 
         Raises:
-            KeyPathError: there is no such entry.
+            KeyPathError: the collection has no such entry.
 
         >>> TensorDict({"a": 1}).entry_class("a")
         <class 'torch.Tensor'>
@@ -330,10 +330,10 @@ class MetadataMixin(Core):
         return type(unwrap_entry(node))
 
     def get_item_shape(self, key: NestedKey) -> torch.Size:
-        """Return the shape of an entry; -1 stands for a dim that differs between the members of a lazy stack.
+        """Return the shape of an entry, with -1 for a dim that differs between the members of a lazy stack.
 
         Raises:
-            KeyPathError: there is no such entry.
+            KeyPathError: the collection has no such entry.
 
         >>> TensorDict({"a": torch.zeros(3, 2)}, batch_size=[3]).get_item_shape("a")
         torch.Size([3, 2])
@@ -350,14 +350,14 @@ class MetadataMixin(Core):
     def auto_batch_size_(
         self: SelfT, batch_dims: int | None = None, keep_compliant_size: bool = False
     ) -> SelfT:
-        """Set the batch size of every level to the leading dims that all of its leaves share, in place.
+        """Set the batch size of every node to the leading dims that all its leaves share, in place.
 
         Args:
-            batch_dims: the number of dims at most.
-            keep_compliant_size: leave the batch size of a level below that has ``batch_dims`` or more dims as it is.
+            batch_dims: the maximum number of batch dims.
+            keep_compliant_size: keep the batch size of a nested node that has ``batch_dims`` or more dims.
 
         Raises:
-            BatchSizeError: this is a lazy stack, and its batch size is another; one further down keeps its own.
+            BatchSizeError: the root is a lazy stack of another batch size. A nested lazy stack keeps its batch size.
 
         >>> TensorDict({"a": torch.zeros(3, 4, 5), "b": torch.zeros(3, 4)}).auto_batch_size_().batch_size
         torch.Size([3, 4])
@@ -366,7 +366,7 @@ class MetadataMixin(Core):
         return self
 
     def auto_device_(self: SelfT) -> SelfT:
-        """Set the device of every level to that of its leaves, in place; None where they differ.
+        """Set the device label of every node to the device of its leaves, in place; None if they differ.
 
         >>> TensorDict({"a": 1}).auto_device_().device
         device(type='cpu')
@@ -381,7 +381,7 @@ class MetadataMixin(Core):
         return self
 
     def clear_device_(self: SelfT) -> SelfT:
-        """Forget the device of every level, in place; leaves stay where they are.
+        """Set the device label of every node to None, in place; leaves are not moved.
 
         >>> TensorDict({"a": 1}, device="cpu").clear_device_().device is None
         True
@@ -391,7 +391,7 @@ class MetadataMixin(Core):
 
     @property
     def sorted_keys(self) -> list[str]:
-        """The keys of this level in alphabetical order.
+        """The keys of this node, without nested keys, in alphabetical order.
 
         >>> TensorDict({"b": 1, "a": 2}).sorted_keys
         ['a', 'b']
@@ -400,7 +400,7 @@ class MetadataMixin(Core):
 
 
 def _fill_ellipsis(names: tuple[Any, ...], left: Sequence[str | None]) -> tuple[Any, ...]:
-    """Return names with those that the dims have for ``...``."""
+    """Replace ``...`` in new names by the current names of those dims."""
     if ... not in names:
         return names
     position = names.index(...)
@@ -409,16 +409,16 @@ def _fill_ellipsis(names: tuple[Any, ...], left: Sequence[str | None]) -> tuple[
 
 
 def _drop_duplicates(leaves: list[Tensor]) -> list[Tensor]:
-    """Return the leaves without those that are the same view of the same memory."""
+    """Return the leaves without duplicates: leaves with the same memory, dtype, shape and strides."""
     return list({_get_view_id(leaf): leaf for leaf in leaves}.values())
 
 
 def _get_view_id(leaf: Tensor) -> Any:
-    """Return what a leaf has in common with those that are the same view of the same memory, and no others."""
+    """Return an id that is equal for leaves with the same memory, dtype, shape and strides only."""
     if leaf.layout is torch.jagged:
         return tuple(map(_get_view_id, get_parts(leaf)))
     if leaf.layout is not torch.strided or leaf.is_nested:
-        return id(leaf)  # it has no memory of its own
+        return id(leaf)  # no single data_ptr() to compare
     return leaf.data_ptr(), leaf.dtype, leaf.shape, leaf.stride(), leaf.device
 
 

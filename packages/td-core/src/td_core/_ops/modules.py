@@ -1,4 +1,4 @@
-"""Collections as the parameters of a module: taken out with ``from_module``, put back with ``to_module``."""
+"""Read the parameters of a module into a collection with ``from_module``, and write them with ``to_module``."""
 
 from __future__ import annotations
 
@@ -30,15 +30,16 @@ from .leaf_writes import check_copied
 from .operands import describe_leaf
 from .shape import same_memory
 
-#: Slots of a module, key, new leaf or value, what the slot held, and what stands there: "p" for a parameter, "b" for a buffer
-#: ("B": one of a collection, which tells it by its mark), "" for whatever comes.
+#: One write: dict of slots, key, new leaf or value, old content, and role of the slot: "p" parameter, "b" buffer,
+#: "B" buffer of a collection (recognised by its mark), "" any.
 Move = tuple[dict[str, Any], str, Any, Any, str]
-#: Parameters of a module, its attributes, key, what is held, and whether that leaves the first for the second or comes back.
+#: A parameter that becomes a plain attribute or the reverse: the module's ``_parameters``, its ``__dict__``, key, old
+#: content, and True if the parameter becomes an attribute.
 Home = tuple[dict[str, Any], dict[str, Any], str, Any, bool]
 
 
 def _slots(owner: Any) -> tuple[Any, Any, Any]:
-    """Return where a module keeps parameters, buffers and modules; a collection keeps all in one place."""
+    """Return the dicts of parameters, buffers and submodules; a collection has one dict for all three."""
     if not isinstance(owner, Core):
         return owner._parameters, owner._buffers, owner._modules
     entries = owner._inner()._children()
@@ -46,7 +47,7 @@ def _slots(owner: Any) -> tuple[Any, Any, Any]:
 
 
 def _plain(leaf: Tensor) -> Tensor:
-    """Return a leaf as a plain tensor, through which gradients reach it."""
+    """Convert a leaf to a plain ``Tensor`` that passes gradients to it."""
     if type(leaf) in PLAIN or torch.compiler.is_compiling():
         return leaf
     with torch.enable_grad():
@@ -54,7 +55,7 @@ def _plain(leaf: Tensor) -> Tensor:
 
 
 def _make_empty_level(owner: Any) -> Any:
-    """Return a level for what the slots of a module or collection hold; a value, which has none, is its own."""
+    """Return an empty node for the old content of a module or collection; a value node is returned unchanged."""
     if isinstance(owner, Core) and owner._is_value:
         return owner
     if not isinstance(owner, Core) or owner._members_and_dim() is not None:
@@ -63,13 +64,13 @@ def _make_empty_level(owner: Any) -> Any:
 
 
 def _undo(moves: list[Move]) -> None:
-    # Backwards, so that a slot met twice (a shared submodule) ends with what it held first.
+    # In reverse order, so that a slot written twice (of a shared submodule) gets its original content back.
     for slots, key, _, held, _ in reversed(moves):
         slots[key] = held
 
 
 def _swap_in(slots: list[Home], undo: bool = False) -> None:
-    """Make plain attributes of parameters, whose places stay, or parameters of such attributes."""
+    """Convert parameters to plain attributes, leaving None in ``_parameters``, or such attributes to parameters."""
     for parameters, attributes, key, held, lowers in slots:
         if lowers is not undo:
             parameters[key], attributes[key] = None, held
@@ -81,10 +82,10 @@ def _swap_in(slots: list[Home], undo: bool = False) -> None:
 def _swap(
     owner: nn.Module, key: str, leaf: Tensor, copy: bool, plain: bool, slots: list[Home]
 ) -> tuple[dict[str, Any], Any]:
-    """Return where a leaf goes in the place of a parameter, which a plain attribute may have taken, and what is held there."""
+    """Return the dict that takes a leaf in place of a parameter (``_parameters`` or ``__dict__``), and its old content."""
     parameters, attributes = owner._parameters, owner.__dict__
     held: Any = parameters[key]
-    lowered = held is None  # by an earlier call, if there ever was a parameter
+    lowered = held is None  # an earlier call may have replaced the parameter by a plain attribute
     if lowered:
         held = attributes.get(key)
     lowers = lowered if copy else (lowered or plain) and not isinstance(leaf, nn.Parameter)
@@ -100,7 +101,7 @@ def _copy_back(moves: list[Move]) -> None:
 
 
 def _write(slots: dict[str, Any], key: str, value: Any, non_blocking: bool = False) -> None:
-    """Copy a leaf into what a slot holds; a value, which cannot be copied into another one, takes its place."""
+    """Copy a leaf into the tensor of a slot; replace the slot's content if ``value`` is a value node."""
     if isinstance(value, Tensor):
         slots[key].copy_(value, non_blocking=non_blocking)
     else:
@@ -108,7 +109,7 @@ def _write(slots: dict[str, Any], key: str, value: Any, non_blocking: bool = Fal
 
 
 def _run_all(undo: Callable[[], Any]) -> None:
-    """Undo to the end, also where a Ctrl-C comes in between: many a program catches it to save the module."""
+    """Call ``undo``, and call it again if Ctrl-C interrupts it, so that the module is whole if a program saves it then."""
     try:
         undo()
     except (KeyboardInterrupt, SystemExit):
@@ -117,14 +118,9 @@ def _run_all(undo: Callable[[], Any]) -> None:
 
 
 def _fit(value: Any, held: Any, slot: str, wrap: bool, made: dict[Any, Tensor]) -> Any:
-    """Return a leaf as what a slot holds, through which gradients reach it; tied leaves stay tied.
+    """Convert a leaf to the type that a slot holds (parameter or buffer); gradients still reach the leaf.
 
-    Args:
-        value: a leaf or value.
-        held: what the slot holds now.
-        slot: see :data:`Move`.
-        wrap: whether a parameter stays one.
-        made: what was made of leaves before, by their ids and slots, and last in the place of a parameter, by its id.
+    ``made`` caches converted leaves by id and slot, and by the id of the replaced parameter, so that tied leaves stay tied.
     """
     result = made.get((id(value), slot))
     if result is not None:
@@ -137,7 +133,7 @@ def _fit(value: Any, held: Any, slot: str, wrap: bool, made: dict[Any, Tensor]) 
         else:
             tied = made.get(
                 (id(held),)
-            )  # two views of one memory, as ``.data`` gives them, where one parameter stood
+            )  # .data of a tied parameter returns a new view at each read, so also match by memory
             if tied is not None and same_memory(tied, value):
                 return tied
             trained = held.requires_grad and is_differentiable(value)
@@ -159,15 +155,15 @@ def from_module(
     use_state_dict: bool = False,
     filter_empty: bool = True,
 ) -> Any:
-    """Return the parameters and buffers of a module, one level for each submodule.
+    """Return the parameters and buffers of a module, with one nested collection per submodule.
 
     Args:
-        module: any module; the leaves are its tensors, not copies. Its buffers are marked as such: each is an instance
-            of :class:`Buffer`, and a :class:`TensorDictParams` of the result keeps it one.
+        module: any module; the leaves are its tensors, not copies. Its buffers are marked: each becomes an instance
+            of :class:`Buffer`, which a :class:`TensorDictParams` of the result keeps as a buffer.
         as_module: return a :class:`TensorDictParams`.
         lock: lock the result.
-        use_state_dict: take the entries of ``module.state_dict()``, so that its hooks run.
-        filter_empty: leave out submodules that hold nothing.
+        use_state_dict: read the entries of ``module.state_dict()``, so that its hooks run.
+        filter_empty: leave out submodules without parameters and buffers.
 
     Returns:
         A TensorDict of empty batch size (or a TensorDictParams around one).
@@ -225,7 +221,7 @@ def _copy_slots(root: nn.Module, filter_empty: bool) -> Any:
             if child._modules:
                 todo.append((child, below, (*above, module)))
     if filter_empty:
-        # Levels were listed from the top, so backwards each is looked at after all below it.
+        # Parents were listed before their children, so the reverse order empties children first.
         for entries, key in reversed(levels):
             if not entries[key]._children():
                 del entries[key]
@@ -233,7 +229,7 @@ def _copy_slots(root: nn.Module, filter_empty: bool) -> Any:
 
 
 def _is_sharded(module: Any) -> bool:
-    """Tell whether ``torch.distributed.fsdp.fully_shard`` was applied to a module, without importing it."""
+    """Return True if ``fully_shard`` of torch.distributed.fsdp was applied to a module. Does not import fsdp."""
     fsdp = sys.modules.get("torch.distributed.fsdp")
     if fsdp is None:
         return False
@@ -242,7 +238,7 @@ def _is_sharded(module: Any) -> bool:
 
 
 def _mark_buffers(module: Any) -> None:
-    """Mark the buffers of a module, so that they are buffers wherever they go; a graph takes no marks."""
+    """Mark the buffers of a module as buffers, except in a graph, which cannot hold marks."""
     if not module._buffers or torch.compiler.is_compiling():
         return
     for key, leaf in module._buffers.items():
@@ -254,7 +250,7 @@ def _mark_buffers(module: Any) -> None:
 
 def _list_tensors(module: Any) -> dict[str, Child]:
     if _is_sharded(module):
-        # Between a forward and a backward pass a module may hold whole parameters, whose memory is soon taken away.
+        # Between forward and backward a module may hold unsharded parameters, whose memory FSDP frees later.
         module.reshard()
     _mark_buffers(module)
     tensors: dict[str, Child] = {**module._parameters, **module._buffers}
@@ -271,15 +267,15 @@ def from_modules(
     lazy_stack: bool = False,
     expand_identical: bool = False,
 ) -> Any:
-    """Return the stacked parameters of modules of one architecture, for an ensemble under ``vmap``.
+    """Stack the parameters of modules of one architecture, for an ensemble under ``vmap``.
 
     Args:
         *modules: at least one module.
         as_module: return a :class:`TensorDictParams`.
         lock: lock the result.
         use_state_dict: as in :func:`from_module`.
-        lazy_stack: keep the modules' own tensors, in a lazy stack.
-        expand_identical: a tensor that all modules share is expanded, not copied.
+        lazy_stack: return a lazy stack of the modules' own tensors, without copies.
+        expand_identical: expand a tensor that all modules share instead of copying it.
 
     Raises:
         StructureError: the modules' parameters differ in names or shapes.
@@ -318,7 +314,7 @@ def _stack_parameters(items: list[Any], expand_identical: bool) -> Any:
             continue
         try:
             value = torch.stack([leaf.detach() if isinstance(leaf, nn.Parameter) else leaf for leaf in row])
-        except (RuntimeError, ValueError) as error:  # a lazy module that was not called yet gives the latter
+        except (RuntimeError, ValueError) as error:  # an uninitialised lazy module raises ValueError
             raise StructureError(
                 f"cannot stack the modules: {describe_leaf(items[0], first)}: {error}"
             ) from error
@@ -333,13 +329,13 @@ def _stack_parameters(items: list[Any], expand_identical: bool) -> Any:
 
 
 class ModuleMixin(Core):
-    """``from_module``, ``from_modules``, ``to_module``."""
+    """Methods ``from_module``, ``from_modules`` and ``to_module``."""
 
     __slots__ = ()
 
     @classmethod
     def _of_module(cls, taken: Any) -> Any:
-        """Return what a module holds as what a classmethod of this class returns."""
+        """Convert a module's parameters to the type that classmethods of this class return."""
         return cls._wrap_dense(taken)
 
     @classmethod
@@ -351,7 +347,7 @@ class ModuleMixin(Core):
         use_state_dict: bool = False,
         filter_empty: bool = True,
     ) -> Any:
-        """Return the parameters and buffers of a module, one level for each submodule; see :func:`from_module`.
+        """Return the parameters and buffers of a module, nested by submodule; see :func:`td_core.from_module`.
 
         >>> TensorDict.from_module(nn.Linear(2, 3))["weight"].shape
         torch.Size([3, 2])
@@ -369,7 +365,7 @@ class ModuleMixin(Core):
         lazy_stack: bool = False,
         expand_identical: bool = False,
     ) -> Any:
-        """Return the stacked parameters of modules of one architecture; see :func:`td_core.from_modules`.
+        """Stack the parameters of modules of one architecture; see :func:`td_core.from_modules`.
 
         >>> TensorDict.from_modules(nn.Linear(2, 3), nn.Linear(2, 3)).batch_size
         torch.Size([2])
@@ -389,30 +385,30 @@ class ModuleMixin(Core):
         preserve_module_state: bool = True,
         memo: Any = None,
     ) -> Any:
-        """Write the leaves into the parameters and buffers of a module, and values where parameters in it hold values.
+        """Replace the parameters and buffers of a module by the leaves of this collection.
 
-        As a context (``with params.to_module(model):``) the module gets its own back on exit, also when the body raises.
+        As a context manager (``with params.to_module(model):``) it restores the module on exit, also if the body raises.
 
         Args:
-            module: a module with a parameter or buffer for each leaf; a level is a submodule.
-            inplace: copy the values into the module's tensors, instead of putting the leaves in their place.
-            return_swap: return what the module held before.
-            swap_dest: a collection that gets what the module held before, and is returned.
-            use_state_dict: go through ``module.load_state_dict``, so that its hooks run.
-            non_blocking: for the copies of ``inplace``.
-            preserve_module_state: a plain leaf becomes a ``Parameter`` (of the same storage) where the module holds
-                one; tensors that require grad, and all of them under ``torch.func`` and ``torch.compile``, are
-                put in as they are, and receive the gradients. With False a plain leaf takes the place of a parameter as a
-                plain attribute, which ``module.parameters()`` and ``module.state_dict()`` do not list. A parameter in the
-                place of a buffer is put in as a plain tensor of its storage, through which gradients reach it.
-            memo: kept for its name only; passing it raises.
+            module: a module with a parameter or buffer per leaf, and a submodule per nested collection.
+            inplace: copy the leaves into the module's tensors instead of replacing these.
+            return_swap: return the previous parameters and buffers of the module.
+            swap_dest: a collection that is updated with the previous parameters and buffers, and returned.
+            use_state_dict: call ``module.load_state_dict``, so that its hooks run.
+            non_blocking: passed to the copies of ``inplace=True``.
+            preserve_module_state: if True, a plain leaf that replaces a ``Parameter`` is wrapped in one that shares its
+                storage. Tensors that require grad, and all tensors under ``torch.func`` and ``torch.compile``, are set
+                unwrapped and receive the gradients. If False, a plain leaf replaces a parameter as a plain attribute,
+                which ``module.parameters()`` and ``module.state_dict()`` do not list. A parameter that replaces a
+                buffer is set as a plain tensor that shares its storage and passes gradients to it.
+            memo: only for compatibility of the signature; passing a value raises.
 
         Returns:
-            What the module held before (None if ``return_swap`` is False).
+            The previous parameters and buffers of the module, or None if ``return_swap`` is False.
 
         Raises:
             KeyPathError: the module has no such parameter, buffer, value or submodule; nothing was changed.
-            StructureError: a value does not fit where it is copied; nothing was changed.
+            StructureError: a leaf cannot be copied into its parameter or buffer; nothing was changed.
             StructureError: the module is under ``fully_shard``, which needs ``use_state_dict``; nothing was changed.
 
         >>> model = nn.Linear(2, 1)
@@ -465,16 +461,9 @@ class ModuleMixin(Core):
         return swap._undo_on_exit(lambda _: _run_all(undo))
 
     def _pair(self, module: nn.Module, copy: bool, plain: bool) -> tuple[list[Move], list[Home], Any]:
-        """Match leaves with the module's slots.
+        """Match leaves with the module's slots. Return the moves, the homes, and a collection of the old contents.
 
-        Args:
-            module: the module.
-            copy: the values of the slots will be overwritten.
-            plain: a leaf that is no parameter takes the place of one as a plain attribute.
-
-        Returns:
-            A move for each leaf, what changes between parameter and attribute before, and the collection of what the slots
-            hold (copies if ``copy``).
+        ``copy``: clone the old contents. ``plain``: leaves that are not parameters replace parameters as attributes.
         """
         moves: list[Move] = []
         slots_of: list[Home] = []
@@ -503,7 +492,7 @@ class ModuleMixin(Core):
                     if (plain or held is None) and slots is parameters and not collection:
                         slots, held = _swap(owner, key, child, copy, plain, slots_of)
                         slot = "p" if slots is parameters else ""
-                    # What a collection holds may be a level or a value.
+                    # The entry of a collection may be a node instead of a tensor.
                     if held is None or (not isinstance(held, Tensor) and modules is parameters):
                         raise KeyPathError(
                             f"{show_path((*path, key))}: {type(owner).__name__} has no parameter or buffer {key!r}"
@@ -539,7 +528,7 @@ class ModuleMixin(Core):
             if swap_dest is not None:
                 swap = swap_dest.update(swap)
         except BaseException:
-            # torch loads all that fits before it says what does not.
+            # load_state_dict() copies every entry that fits before it raises.
             module.load_state_dict(state)
             raise
         return swap._undo_on_exit(lambda _: _run_all(partial(module.load_state_dict, state)))

@@ -1,8 +1,8 @@
-"""Operands: what the leaves of a collection are combined with, and how an operation on them fails.
+"""Combine the leaves of a collection with operands, and name the key of a leaf on which an operation fails.
 
 An operand is a number, a tensor that broadcasts against the *batch dims* (not the trailing dims of each leaf), or a
-collection of the same structure whose batch size broadcasts. A leaf of the latter that has as many dims as the one beside
-it is taken to hold the batch dims, if it fits, whatever batch size its collection was told.
+collection of the same structure whose batch size broadcasts. If a leaf of the operand has as many dims as the matching
+leaf and broadcasts to it, its leading dims count as batch dims, whatever the operand's batch size is.
 """
 
 from __future__ import annotations
@@ -57,21 +57,21 @@ Operand = Any  # Core | Tensor | numpy array | number
 
 NUMBERS = (int, float, complex, np.generic, torch.SymInt, torch.SymFloat, torch.SymBool)
 
-#: What torch raises for a leaf that an operation cannot take; the message gets the key, the type stays.
+#: Errors that torch raises for an unsupported leaf; they are raised again with the key in the message.
 LEAF_ERRORS = (RuntimeError, TypeError, IndexError, ValueError, NotImplementedError)
 
 _SHAPE = attrgetter("shape")
 
-#: Leaves of one dtype that can be written in place.
+#: Metadata of leaves of one dtype that passed the checks of an in-place write.
 _WRITABLE = KnownLooks()
 
 
 def combine(
     node: Any, name: str, this: Op, other: Operand, default: Any = None, foreign: list[Core] | None = None
 ) -> Any:
-    """Return ``node`` combined with an operand, or NotImplemented where it is none.
+    """Apply a binary operation to ``node`` and an operand. Return NotImplemented if ``other`` cannot be an operand.
 
-    ``foreign`` collects what :meth:`Core._zip_leaves` does.
+    ``foreign`` is passed to :meth:`Core._zip_leaves`, which appends nodes to it.
     """
     leaves: list[Tensor] = []
     levels: Walked = None
@@ -100,11 +100,11 @@ def combine(
                 if size != node.batch_size:
                     node = node.expand(size)
             operand = []
-            if other.ndim:  # else all leaves get it as it is, below
+            if other.ndim:  # a 0-d tensor is passed to all leaves below
                 node._broadcast_to_leaves(other, operand)
     elif isinstance(other, np.generic):
         operand = other.item()
-    # What was not walked with the leaves, parts of a tensor, may have any class.
+    # Only operands from _zip_leaves have known types; parts of a tensor may be of any subclass.
     walked = len(leaves) > 0 or type(operand) is not list
     if not leaves:
         levels = node._flatten_leaves(leaves)
@@ -118,7 +118,7 @@ def combine(
 
 
 def combine_inplace(node: Any, name: str, this: Op, other: Operand) -> Any:
-    """Combine ``node`` with an operand in place, or return NotImplemented where it is none."""
+    """Apply a binary operation in place. Return NotImplemented if ``other`` cannot be an operand."""
     leaves: list[Tensor] = []
     if type(other) is type(node) and other.batch_size == node.batch_size:
         operand: Any = _operand_leaves(node, other, leaves)
@@ -132,7 +132,7 @@ def combine_inplace(node: Any, name: str, this: Op, other: Operand) -> Any:
 
 
 def operand_inplace(node: Any, name: str, other: Operand) -> Any:
-    """Return a number, or one tensor for each leaf; all must fit the batch size of ``node``."""
+    """Convert an operand to a number or to one tensor per leaf. Raise if it does not broadcast to the batch size."""
     if isinstance(other, np.generic):
         return other.item()
     if isinstance(other, NUMBERS):
@@ -167,28 +167,27 @@ def operand_inplace(node: Any, name: str, other: Operand) -> Any:
 
 
 def _beside_each(node: Any, scalar: Tensor, leaves: list[Tensor], levels: Walked) -> list[Tensor]:
-    """Return what stands beside each leaf in place of a tensor without dims."""
+    """Return the operand per leaf for a 0-d tensor."""
     if type(levels) is dict or type(levels) is list:
         return [scalar] * len(leaves)
-    operand: list[Tensor] = []  # there may be lazy stacks, which show what has no dims with some
+    operand: list[Tensor] = []  # a lazy stack may need the scalar in a shape of its own
     node._broadcast_to_leaves(scalar, operand, keep_scalar)
     return operand
 
 
 def _operand_leaves(node: Core, other: Core, leaves: list[Tensor]) -> list[Tensor]:
-    """Append the leaves of ``node`` to ``leaves``, and return what stands beside each in ``other``, apart from them."""
+    """Append the leaves of ``node`` to ``leaves``, and return the matching leaves of ``other``, cloned on overlap."""
     operand: list[Tensor] = []
     foreign: list[Core] = []
     node._zip_leaves(other, leaves, operand, foreign)
-    # A plain mapping shares nothing with itself in another order.
+    # Plain nodes match each leaf with the leaf of the same key, so no leaf reads another target's memory.
     return clone_overlapping(leaves, operand) if foreign else operand
 
 
 def write_leaves(name: str, node: Core, this: Op, leaves: list[Tensor], *operands: Any) -> None:
-    """Do an operation in place on every leaf; where it would fail on a later one, raise before the first is written.
+    """Apply an operation in place to every leaf. Raise before the first write if it would fail on any leaf.
 
-    Where all leaves have one dtype, and all operands, the first leaf tells; where they do not, each combination is tried
-    on empty tensors.
+    If leaves or operands have several dtypes, each combination is first tried on empty tensors.
     """
     known = False
     # Tracing runs on tensors without data, so it fails before anything is written.
@@ -197,7 +196,7 @@ def write_leaves(name: str, node: Core, this: Op, leaves: list[Tensor], *operand
         known = same is not None
         mixed = same is None and not _check_writable(name, node, this, leaves, operands)
         if same is None and len(set(map(id, leaves))) < len(leaves):
-            # A GPU writes all leaves of a fused call at once, of which one is to be written after it was written.
+            # A GPU writes all leaves of a fused call at once, but the second write to a leaf must follow the first.
             this = Op(None, this.single)
         for operand in operands:
             if type(operand) is not list:
@@ -210,7 +209,7 @@ def write_leaves(name: str, node: Core, this: Op, leaves: list[Tensor], *operand
                 mixed = mixed or len({other.dtype for other in operand}) > 1
         if mixed:
             _check_dtypes(name, node, this, leaves, operands)
-            # The autograd of fused kernels takes no integers beside leaves that require grad.
+            # Autograd of fused kernels fails if integer operands are mixed with leaves that require grad.
             if is_grad_shared(leaves, *operands):
                 this = Op(None, this.single)
     if this.single not in WRITES_ANEW and (
@@ -239,9 +238,9 @@ def write_leaves(name: str, node: Core, this: Op, leaves: list[Tensor], *operand
 
 
 def _finish_without_overlap(this: Op, leaves: list[Tensor], operands: tuple[Any, ...]) -> None:
-    """Do the rest of an operation in place, from the leaf on that shares memory with an operand: on copies of such.
+    """Finish an in-place operation that torch stopped at a leaf which overlaps its operand, on clones of such operands.
 
-    torch refuses to read what it writes at another place, and has written the leaves before.
+    torch has already written the leaves before that one, so they are skipped.
     """
     rows = list(zip(leaves, *expand_operands(leaves, operands), strict=True))
     begun = False
@@ -254,9 +253,9 @@ def _finish_without_overlap(this: Op, leaves: list[Tensor], operands: tuple[Any,
 
 
 def _check_writable(name: str, node: Core, this: Op, leaves: list[Tensor], operands: tuple[Any, ...]) -> bool:
-    """Raise where a leaf cannot be written; return whether all leaves have one dtype."""
+    """Raise StructureError if a leaf cannot be written in place. Return True if all leaves have one dtype."""
     item = len({leaf.dtype for leaf in leaves}) < 2
-    # A fused kernel asks autograd about all leaves before it writes one, and what is contiguous is not expanded.
+    # A fused kernel checks autograd for all leaves before it writes, and contiguous leaves are not expanded.
     needs_grad = any([leaf.requires_grad for leaf in leaves])  # noqa: C419
     sealed = any(map(Tensor.is_inference, leaves)) and not torch.is_inference_mode_enabled()
     odd = not is_all_contiguous(leaves) or any(leaf.is_nested for leaf in leaves)
@@ -277,17 +276,17 @@ def _check_shapes(
     name: str, node: Core, this: Op, leaves: list[Tensor], operands: tuple[Any, ...], operand: list[Tensor]
 ) -> None:
     try:
-        # Not Tensor.is_same_size, which wrappers of other tensors would have to know.
+        # Not Tensor.is_same_size: wrapper subclasses often do not implement it.
         if list(map(_SHAPE, leaves)) != list(map(_SHAPE, operand)):
             list(map(Tensor.expand_as, operand, leaves))
         return
     except (RuntimeError, ValueError):
-        pass  # found below, with its key
+        pass  # the loop below finds the leaf and raises with its key
     for i, (leaf, other) in enumerate(zip(leaves, operand, strict=True)):
         left, right = get_display_shape(leaf), get_display_shape(other)
         if leaf.is_nested and (leaf.layout is torch.strided or not other.is_nested):
             _try_leaf(name, node, this, leaf, leaf.detach().clone(), _get_operands_at(operands, i))
-        # What torch computes of a tensor and a nested one is nested, so it is not written.
+        # The result of a dense and a nested tensor is nested, so it cannot be written to a dense leaf.
         elif other.is_nested != leaf.is_nested or (left != right and broadcast_shape(left, right) != left):
             raise StructureError(
                 f"cannot compute {name} in place: {describe_leaf(node, leaf)} has shape {list(left)} "
@@ -318,7 +317,7 @@ def _get_operands_at(operands: tuple[Any, ...], i: int) -> list[Any]:
 
 
 def _try_leaf(name: str, node: Core, this: Op, leaf: Tensor, target: Tensor, others: list[Any]) -> None:
-    """Compute on ``target`` what is to be computed on ``leaf``; raise an error that names the leaf."""
+    """Try an operation on ``target``, a stand-in for ``leaf``. Raise with the key of ``leaf`` if it fails."""
     try:
         this.single(target, *others)
     except LEAF_ERRORS as error:
@@ -328,7 +327,7 @@ def _try_leaf(name: str, node: Core, this: Op, leaf: Tensor, target: Tensor, oth
 
 
 def write_out(name: str, result: Any, out: Any) -> Any:
-    """Copy a result into ``out``, a collection of the same structure, and return that."""
+    """Copy a result into ``out``, a collection of the same structure, and return ``out``."""
     leaves = result._leaves()
     targets: list[Tensor] = []
     out._flatten_like(result, targets)
@@ -337,7 +336,7 @@ def write_out(name: str, result: Any, out: Any) -> Any:
 
 
 def check_operand(result: Any, name: str, other: Any) -> Any:
-    """Return a result, or raise TypeError where it says that ``other`` is no operand."""
+    """Return ``result``, or raise TypeError if it is NotImplemented."""
     if result is NotImplemented:
         raise TypeError(
             f"{name}() takes a number, a tensor or a collection; got {type(other).__name__}: {other!r}"
@@ -346,7 +345,7 @@ def check_operand(result: Any, name: str, other: Any) -> Any:
 
 
 def _move_beside(node: Any, array: np.ndarray[Any, Any]) -> Tensor:
-    """Return an array as a tensor where a collection is, whatever torch's default device is."""
+    """Convert an array to a tensor on the device of a collection, not on torch's default device."""
     device = node.device
     if device is None:
         device = next((leaf.device for leaf in node._leaves()), None)
@@ -364,13 +363,13 @@ def _broadcast(name: str, shape: torch.Size, size: torch.Size) -> tuple[int, ...
 
 
 def describe_leaf(node: Any, leaf: Tensor) -> str:
-    """Return where a leaf stands, for messages."""
+    """Return the key path of a leaf as text for messages."""
     path = _path_of(node, leaf)
     return show_path(path) if path else "a leaf"
 
 
 def _path_of(node: Any, leaf: Tensor) -> tuple[str, ...]:
-    """Return the key of a leaf, the first one."""
+    """Return the first key path of a leaf, or () if it is not in the tree."""
     return next(_paths_of(node, leaf), ())
 
 
@@ -379,7 +378,7 @@ def _show_keys(node: Any, leaves: list[Tensor]) -> str:
 
 
 def _paths_of(node: Any, leaf: Tensor) -> Iterator[tuple[str, ...]]:
-    """Iterate over the keys of a leaf; that of a lazy stack is in one of its members, other than the stacked one."""
+    """Yield the key paths of a leaf; in a lazy stack the leaf belongs to a member, not to the stacked entry."""
     todo: list[tuple[Any, tuple[str, ...]]] = [(node, ())]
     while todo:
         level, path = todo.pop()
@@ -397,14 +396,14 @@ def _paths_of(node: Any, leaf: Tensor) -> Iterator[tuple[str, ...]]:
 
 
 def rephrase_error(error: Exception, message: str) -> Exception:
-    """Return an error of the same type, where that is a plain one, with the key in its message."""
+    """Return an error of the same type with a new message, or the error itself if it is of a subclass."""
     return type(error)(message) if type(error) in LEAF_ERRORS else error
 
 
 def copy_leaves(
     targets: list[Tensor], values: list[Tensor], name: Callable[[int], str], non_blocking: bool = False
 ) -> None:
-    """Copy each value into its target; for an error ``name`` tells which entry the target of a number is."""
+    """Copy each value into its target. ``name`` maps the position of a target to its key, for messages."""
     order = order_subclasses_first(targets)
     if type(order) is list:
         targets, values = [targets[i] for i in order], [values[i] for i in order]
@@ -413,7 +412,7 @@ def copy_leaves(
     except (RuntimeError, TypeError) as error:
         for i, target, value in zip(order, targets, values, strict=True):
             try:
-                # What was copied may be copied again. torch refuses to read what it writes at another place.
+                # Copying twice is harmless. torch refuses a value that partly overlaps its target, so clone it.
                 target.copy_(value.clone() if is_overlapping(target, value) else value, non_blocking)
             except (RuntimeError, TypeError) as again:
                 raise rephrase_error(again, f"cannot write {name(i)} in place: {again}") from error
@@ -424,7 +423,7 @@ def copy_leaves(
 def raise_at_leaf(
     error: Exception, name: str, node: Core, single: Callable[..., Any], leaves: list[Tensor], *operands: Any
 ) -> NoReturn:
-    """Raise the error that says at which leaf an operation fails."""
+    """Run an operation leaf by leaf, and raise its error with the key of the leaf that fails."""
     try:
         if any(type(operand) is list and len(operand) != len(leaves) for operand in operands):
             raise concurrent_change_error(node) from error
@@ -440,12 +439,12 @@ def raise_at_leaf(
                 raise rephrase_error(again, message) from error
         raise error
     finally:
-        # The traceback of what is raised knows this frame, which must not know what is raised.
+        # The traceback of the raised error refers to this frame: break the reference cycle.
         del error
 
 
 def run_each_leaf(name: str, node: Any, single: Callable[[Tensor], Tensor]) -> Any:
-    """Return the collection of ``single(leaf)``; an error says at which leaf it fails."""
+    """Apply ``single`` to each leaf. An error names the key of the leaf that fails."""
     try:
         return node._map(single)
     except LEAF_ERRORS as error:
@@ -453,7 +452,7 @@ def run_each_leaf(name: str, node: Any, single: Callable[[Tensor], Tensor]) -> A
 
 
 def raise_at_entry(error: Exception, name: str, node: Any, leaf: Callable[[Tensor], Any]) -> NoReturn:
-    """Raise the error that says at which entry a function of one leaf fails."""
+    """Run a function entry by entry, and raise its error with the key of the entry that fails."""
     try:
         if type(error) in LEAF_ERRORS:
             for key, entry in node.items(True, True):
@@ -469,7 +468,7 @@ def raise_at_entry(error: Exception, name: str, node: Any, leaf: Callable[[Tenso
 
 
 def transform(name: str, node: CoreT, plan: ShapePlan) -> CoreT:
-    """Return the result of a shape plan; an error says at which entry it fails."""
+    """Apply a shape plan to a collection. An error names the key of the entry that fails."""
     try:
         return node._transform(plan)
     except LEAF_ERRORS as error:
@@ -477,7 +476,7 @@ def transform(name: str, node: CoreT, plan: ShapePlan) -> CoreT:
 
 
 def _make_filler(default: Any) -> Callable[[Tensor], Tensor] | None:
-    """Return what stands for an entry that one of two collections lacks; None where such entries are dropped."""
+    """Return a function that makes the value of a missing entry, or None if such entries are dropped."""
     if not isinstance(default, str):
         filler = default if isinstance(default, Tensor) else torch.as_tensor(default, device="cpu")
         return lambda leaf: filler
@@ -489,13 +488,13 @@ def _make_filler(default: Any) -> Callable[[Tensor], Tensor] | None:
 def reorder_like(
     node: Any, ref: Any, fill: Callable[[Tensor], Tensor] | None, keeps_kinds: bool = False
 ) -> Any:
-    """Return a collection with what ``fill`` makes of the entries that only ``ref`` has; without it, with the common ones.
+    """Add ``fill(entry)`` for each entry that only ``ref`` has. Without ``fill``, keep only the common entries.
 
-    Where ``keeps_kinds``, a kind that does not take a key refuses it; else its level becomes a plain one.
+    ``keeps_kinds``: raise if a node's kind does not accept a new key; otherwise that node becomes a plain one.
     """
     stacked = node._members_and_dim() or ref._members_and_dim()
     if stacked is not None and node.batch_size == ref.batch_size:
-        # By member: a lazy stack hides what not all of them have.
+        # Go through the members: a lazy stack does not list entries that some members lack.
         kind = ref if node._members_and_dim() is None else node
         sides = zip(split_along(node, stacked[1]), split_along(ref, stacked[1]), strict=True)
         return kind._with_members(
@@ -531,7 +530,7 @@ def reorder_like(
 
 
 def compare_values(result: Any, first: Any, second: Any, single: Callable[..., Any]) -> Any:
-    """Return ``result`` with the comparison of the entries that hold a value and no tensors put in."""
+    """Compare the value nodes of two collections, and set the comparisons in ``result``, which has those of tensors."""
     size = result.batch_size
     first, second = [item if item.batch_size == size else item.expand(size) for item in (first, second)]
     if first._is_value:
@@ -559,6 +558,6 @@ def compare_values(result: Any, first: Any, second: Any, single: Callable[..., A
 
 
 def split_along(node: Any, dim: int) -> Sequence[Any]:
-    """Return what a collection is made of along a batch dim: its members, or slices."""
+    """Return the members of a lazy stack along its stack dim, or the slices of another node along ``dim``."""
     stacked = node._members_and_dim()
     return stacked[0] if stacked is not None and stacked[1] == dim else node.unbind(dim)  # type: ignore[no-any-return]

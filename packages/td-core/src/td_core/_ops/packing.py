@@ -1,4 +1,4 @@
-"""Packing all leaves into one tensor and back, and padding ragged entries to one shape."""
+"""Pack all leaves into one tensor and unpack them, and pad ragged entries to one shape."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ SelfT = TypeVar("SelfT", bound="PackMixin")
 @set_module("td_core")
 @dataclass(frozen=True)
 class PackLayout:
-    """Where each leaf stands in a packed tensor: what :meth:`TensorDict.pack` returns beside it.
+    """Positions and shapes of the leaves in a packed tensor; the second result of :meth:`TensorDict.pack`.
 
     Attributes:
         keys: the keys of the leaves, in the order in which they are packed.
-        shapes: for each leaf, its shape behind the batch dims.
+        shapes: the feature shape of each leaf.
         dim: the packed dim, negative.
-        nested: for each nested collection its key, its batch dims behind those of the root, and its class (None:
-            a plain collection).
+        nested: per nested collection its key, its batch dims after those of the root, and its class (None for a plain
+            collection).
         device: the device of the collection.
-        cls: the class of the root; None: a plain collection.
-        offsets: for each leaf, where it starts along the packed dim.
+        cls: the class of the root, or None for a plain collection.
+        offsets: the start of each leaf along the packed dim.
         numel: the size of the packed dim.
 
     >>> packed, layout = TensorDict({"a": torch.zeros(2, 3), "b": torch.ones(2)}, [2]).pack()
@@ -60,7 +60,10 @@ class PackLayout:
         object.__setattr__(self, "numel", numel)
 
     def unpack(self, tensor: Tensor) -> Any:
-        """Return the collection that a packed tensor holds; its batch size is that of the tensor without ``dim``.
+        """Unpack a tensor into a collection, whose batch size is the tensor's shape without the packed dim.
+
+        Args:
+            tensor: a tensor of size ``numel`` along ``dim``; the other dims become batch dims.
 
         Raises:
             ValueError: the packed dim has another size.
@@ -88,7 +91,7 @@ class PackLayout:
         for key, leaf in zip(self.keys, leaves, strict=True):
             *parents, last = unravel_key_to_tuple(key)
             nodes[tuple(parents)]._set_child(last, leaf)
-        # From the inside out, so that each class finds its entries in their own class.
+        # Innermost nodes first, so that a class is built from entries that already have their classes.
         for key, _, cls in reversed(self.nested):
             if cls is not None:
                 path = unravel_key_to_tuple(key)
@@ -97,18 +100,18 @@ class PackLayout:
 
 
 class PackMixin(ShapeMixin):
-    """``pack`` and ``to_padded_tensor``."""
+    """Methods ``pack`` and ``to_padded_tensor``."""
 
     __slots__ = ()
 
     def pack(self, dim: int = -1, *, layout: PackLayout | None = None) -> tuple[Tensor, PackLayout]:
-        """Return all leaves in one tensor of the batch size and one more dim, and where each of them is in it.
+        """Concatenate all leaves into one tensor of shape (*batch_size, numel), and return it with its layout.
 
-        Leaves stand in the order of their keys, each flattened behind the batch dims.
+        Leaves are in the order of their keys, with their feature dims flattened.
 
         Args:
-            dim: the place of the packed dim.
-            layout: one that an earlier ``pack`` returned; the leaves must be those it has.
+            dim: the position of the packed dim in the result.
+            layout: the layout of an earlier ``pack``; the leaves must have its keys and shapes.
 
         Raises:
             TypeError: leaves have different dtypes.
@@ -136,21 +139,21 @@ class PackMixin(ShapeMixin):
         if not leaves:
             packed = torch.zeros((*size, 0), device=self.device)
         else:
-            # A reshape to -1 would be ambiguous for a batch without elements.
+            # reshape(..., -1) raises for a batch without elements.
             packed = torch.cat(
                 [leaf.reshape(*size, math.prod(leaf.shape[len(size) :])) for leaf in leaves], -1
             )
         return packed.movedim(-1, position), left
 
     def to_padded_tensor(self, padding: float = 0.0, mask_key: NestedKey | None = None) -> Any:
-        """Return a dense collection in which ragged entries are padded to the largest shape.
+        """Pad ragged entries to the largest shape, and return a dense collection.
 
         Args:
-            padding: what the new elements are.
-            mask_key: an entry to add: True where the batch has elements, False where it was padded.
+            padding: the value of the padding elements.
+            mask_key: the key of a bool mask to add: True at elements of the batch, False at padding.
 
         Raises:
-            DepthError: the nesting is deeper than Python can call.
+            DepthError: the nesting is deeper than Python's recursion limit.
 
         >>> from td_core import LazyStackedTensorDict
         >>> members = [TensorDict({"a": torch.ones(n)}, [n]) for n in (1, 2)]
@@ -193,7 +196,7 @@ def _make_layout(root: PackMixin, dim: int) -> PackLayout:
 
 
 def _get_class(node: Core) -> type | None:
-    """Return the class that makes nodes from plain collections; None for those that are plain."""
+    """Return the class of a node if it has ``from_tensordict``, or None for a plain node."""
     return type(node) if hasattr(type(node), "from_tensordict") else None
 
 
@@ -213,7 +216,7 @@ def _check_layout(layout: PackLayout, left: PackLayout) -> None:
 
 
 def _pad_node(node: Any, padding: float) -> Any:
-    """Return a node without lazy stacks or nested tensors."""
+    """Convert a node to a dense one: pad and stack lazy stacks, and pad nested tensors."""
     if node._is_value:
         return node
     stacked = node._members_and_dim()
@@ -228,14 +231,14 @@ def _pad_node(node: Any, padding: float) -> Any:
             children[key] = torch.nested.to_padded_tensor(child, padding) if child.is_nested else child
     if -1 not in node.batch_size:
         return node._with_children(children)
-    # What densify() made of members of different batch sizes has its size from now on.
+    # densify() returns batch size -1 for members of different sizes; after padding the size is known.
     ndim = len(node.batch_size)
     leads = [child.shape[:ndim] for child in children.values() if child.ndim >= ndim]
     return node._with_children(children, batch_size=next((lead for lead in leads if -1 not in lead), None))
 
 
 def _pad_and_stack(nodes: Sequence[Any], dim: int, padding: float) -> Any:
-    """Return dense nodes of one number of batch dims stacked, with the keys that all of them have."""
+    """Pad and stack dense nodes with equal numbers of batch dims; keep only the keys that all have."""
     columns = [node._children() for node in nodes]
     children: dict[str, Child] = {}
     size = tuple([max(sizes) for sizes in zip(*[node.batch_size for node in nodes], strict=True)])
@@ -260,7 +263,7 @@ def _pad_and_stack(nodes: Sequence[Any], dim: int, padding: float) -> Any:
 
 
 def _make_mask(node: Any, key: NestedKey) -> Tensor:
-    """Return where the batch of a padded node has elements: what goes under ``key``."""
+    """Return the bool mask of a padded node: True at elements of the batch. ``key`` is for messages."""
     stacked = node._members_and_dim()
     if stacked is None:
         size = node.batch_size

@@ -1,4 +1,4 @@
-"""Running a function on parts of a collection, in worker processes."""
+"""Run a function on chunks of a collection in worker processes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SelfT = TypeVar("SelfT", bound="ParallelMixin")
 
 
 class ParallelMixin(Core):
-    """``map`` and ``map_iter``."""
+    """Methods ``map`` and ``map_iter``."""
 
     __slots__ = ()
 
@@ -40,30 +40,32 @@ class ParallelMixin(Core):
         pbar: bool = False,
         mp_start_method: str | None = None,
     ) -> Any:
-        """Return the concatenation of ``fn(chunk)`` over chunks along a batch dim, worked out in worker processes.
+        """Call ``fn`` on chunks along a batch dim in worker processes, and concatenate the results.
 
-        Task ``i`` runs with a seed that follows from ``generator`` and ``i`` alone. An exception in a worker is raised
-        here, with the worker's traceback as its cause.
+        The seed of task ``i`` depends only on ``generator`` and ``i``. An exception in a worker is raised in the caller,
+        with the worker's traceback as its cause.
 
         Args:
-            fn: gets a chunk and returns a collection or tensor with the same batch dim, or None for nothing. It must be
-                importable where workers are not forked.
+            fn: takes a chunk and returns a collection or tensor with the same batch dim, or None to drop the chunk. It
+                must be importable unless workers are forked.
             dim: a batch dim.
-            num_workers: how many processes; as many as CPUs by default, 0 for none, in this process.
-            out: written with the results; by the workers where it is in shared memory or memory-mapped.
-            chunksize: elements in a chunk; 0 for single elements without the dim, whose results are stacked.
-            num_chunks: number of chunks, instead of ``chunksize``; by default one for each worker.
-            pool: a ``multiprocessing.Pool`` to run in, instead of processes of this call's own.
-            generator: where seeds come from; torch's default generator if not given.
-            max_tasks_per_child: chunks that a process works on before another one takes its place.
-            worker_threads: the number of threads that torch uses in each worker.
-            index_with_generator: cut each chunk when a worker is free for it, rather than all of them first.
+            num_workers: the number of processes; the number of CPUs by default, 0 to run in this process.
+            out: a collection that the results are written into; the workers write to it if it is in shared memory or
+                memory-mapped.
+            chunksize: the number of elements per chunk; 0 for single elements without ``dim``, whose results are
+                stacked.
+            num_chunks: the number of chunks, instead of ``chunksize``; one per worker by default.
+            pool: a ``multiprocessing.Pool`` to run in, instead of starting processes.
+            generator: the source of the seeds; torch's default generator if None.
+            max_tasks_per_child: the number of chunks after which a worker process is replaced by a new one.
+            worker_threads: the number of torch threads per worker.
+            index_with_generator: index each chunk when a worker is free for it, instead of all chunks first.
             pbar: show a progress bar (needs tqdm).
-            mp_start_method: ``"fork"``, ``"spawn"`` or ``"forkserver"``; the platform's default if not given.
+            mp_start_method: ``"fork"``, ``"spawn"`` or ``"forkserver"``; the platform's default if None.
 
         Raises:
             WorkerError: a worker was killed.
-            IndexError: there is no such batch dim.
+            IndexError: ``dim`` is not a batch dim.
             KeyPathError: ``out`` lacks an entry of a result.
 
         >>> td = TensorDict({"a": torch.arange(4)}, batch_size=[4])
@@ -73,7 +75,7 @@ class ParallelMixin(Core):
         dim = _batch_dim(self, dim)
         workers = _count_workers(num_workers, pool)
         positions = _compute_chunks(self.batch_size[dim], chunksize, num_chunks, workers)
-        # What is no tensor is in no memory that a worker could write to.
+        # Value nodes are not in shared memory, so workers cannot write to them.
         in_workers = (
             out is not None
             and _is_shared(out)
@@ -118,10 +120,10 @@ class ParallelMixin(Core):
         pbar: bool = False,
         mp_start_method: str | None = None,
     ) -> Iterator[Any]:
-        """Iterate over ``fn(chunk)`` for chunks along a batch dim, in order, worked out in worker processes.
+        """Yield ``fn(chunk)`` for chunks along a batch dim, in order, computed in worker processes.
 
-        With ``shuffle`` the elements are taken in a random order, which ``generator`` makes. The other arguments are those
-        of :meth:`map`.
+        With ``shuffle``, the elements are permuted with ``generator`` first. The other arguments are those of
+        :meth:`map`.
 
         >>> td = TensorDict({"a": torch.arange(3)}, batch_size=[3])
         >>> [int(part["a"]) for part in td.map_iter(lambda part: part * 2, num_workers=0, chunksize=0)]
@@ -170,12 +172,12 @@ def _count_workers(num_workers: int | None, pool: Any) -> int:
 
 
 def _get_generator_device(generator: torch.Generator | None) -> Any:
-    """Return where random numbers are drawn: not on the device of ``torch.set_default_device``."""
+    """Return the device of a generator, or "cpu" for None instead of torch's default device."""
     return "cpu" if generator is None else generator.device
 
 
 def _compute_chunks(size: int, chunksize: int | None, num_chunks: int | None, workers: int) -> list[Any]:
-    """Return the index of each chunk along its dim."""
+    """Return the indices of the chunks along their dim: slices, or ints for ``chunksize=0``."""
     if chunksize is not None and num_chunks is not None:
         raise ValueError(f"give chunksize or num_chunks, not both; got {chunksize} and {num_chunks}")
     if chunksize == 0:
@@ -191,7 +193,7 @@ def _compute_chunks(size: int, chunksize: int | None, num_chunks: int | None, wo
 
 
 def _iter_chunks(td: Any, dim: int, positions: list[Any], one_by_one: bool) -> Any:
-    """Return the collections at some positions; cut when they are asked for, or all now."""
+    """Index a collection at each position along ``dim``, lazily if ``one_by_one``."""
     parts = (td._index(_index_at(dim, position)) for position in positions)
     return parts if one_by_one else list(parts)
 
@@ -241,23 +243,23 @@ def _run_locally(call: Callable[[Any], Any], tasks: Iterable[Any]) -> Iterator[A
     for task in tasks:
         with torch.random.fork_rng(devices=[]):
             result = call(task)
-        # Outside: what draws random numbers between the results has the state of its own.
+        # Yield outside of fork_rng, so that the caller draws from its own random state between results.
         yield result
 
 
 def _call_task(fn: Callable[[Any], Any], seed: int, task: tuple[int, tuple[Any, Any]]) -> Any:
-    """Run a function on one chunk: a function that a pool can be given, which seeds torch, and writes into a target."""
+    """Seed torch, run a function on one chunk and write the result into ``out``. Picklable, for use with a pool."""
     i, (chunk, out) = task
     return run_task(fn, (seed + i) % 2**63, chunk, out)
 
 
 def _detach_chunk(chunk: Any) -> Any:
-    """Return a chunk that can be sent: sending moves memory into shared memory, which is not done to the caller's."""
+    """Clone a chunk unless it is shared: sending it would move the caller's storage to shared memory."""
     return chunk if _is_shared(chunk) else chunk._map(clone_detached)
 
 
 def _is_shared(td: Any) -> bool:
-    """Tell whether other processes can see the leaves: in shared memory, or in files that are mapped."""
+    """Return True if all leaves are in shared memory or memory-mapped, so that other processes see writes."""
     return td.is_shared() or (hasattr(td, "is_memmap") and td.is_memmap())
 
 
