@@ -1,4 +1,4 @@
-"""Functions that are classmethods too."""
+"""Classmethods built from module-level functions."""
 
 from __future__ import annotations
 
@@ -16,17 +16,12 @@ R = TypeVar("R")
 def make_classmethod(
     function: Callable[P, R], *, dense: bool = False, with_class: Callable[..., Any] | None = None
 ) -> classmethod[Any, P, R]:
-    """Return a classmethod that calls ``function`` without the class, with its signature and documentation.
+    """Build a classmethod that calls ``function`` without the class, with its signature and docstring.
 
     Args:
-        function: what is called; the result says of which kind it is.
-        dense: let the class make its own of the result, where that is a collection.
-        with_class: what is called in its place, with the class before the other arguments.
-
-    >>> class Shape:
-    ...     parse = make_classmethod(lambda text: text.split())
-    >>> Shape.parse("3 4")
-    ['3', '4']
+        function: the function to call.
+        dense: convert a collection that ``function`` returns with ``cls._wrap_dense``.
+        with_class: called instead of ``function``, with the class as first argument.
     """
 
     @functools.wraps(function)

@@ -1,6 +1,6 @@
-"""Plans of the operations that repeat, reorder or choose elements within the batch dims.
+"""Plans of the operations that repeat, reorder or select elements within the batch dims.
 
-As in ``_shape_plans``: the functions named ``*_plan`` check the arguments and return a plan.
+As in ``_shape_plans``, the functions named ``*_plan`` check the arguments and return a plan.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .errors import BatchSizeError, DimError
 
 
 class Repeat(ShapePlan):
-    """Copies side by side; more repeats than dims make new dims at the front."""
+    """Repeat the batch along its dims; additional repeats make new leading dims."""
 
     __slots__ = ("_batch", "_repeats")
 
@@ -26,7 +26,7 @@ class Repeat(ShapePlan):
         n = len(batch)
 
         def leaf(value: Tensor) -> Tensor:
-            # Starring no ints at all would call the method without a size.
+            # With no ints to star, the method would be called without a size, so pass an empty tuple.
             return value.repeat(*(*repeats, *[1] * (value.ndim - n)) or ((),))
 
         added = len(repeats) - n
@@ -49,7 +49,7 @@ class Repeat(ShapePlan):
 
 
 class Flip(ShapePlan):
-    """Some dims in reverse."""
+    """Reverse some dims."""
 
     __slots__ = ("_dims",)
 
@@ -65,7 +65,7 @@ class Flip(ShapePlan):
 
 
 class Roll(ShapePlan):
-    """Some dims shifted; what leaves at one end comes in at the other."""
+    """Shift some dims; elements that leave at one end enter at the other."""
 
     __slots__ = ("_dims", "_shifts")
 
@@ -82,7 +82,7 @@ class Roll(ShapePlan):
         if rest:
             shifts, dims = zip(*rest, strict=True)
             inner = Roll(remove_size(self.lead, stack_dim), shifts, dims)
-        # torch lets a dim appear several times, and adds its shifts up.
+        # torch accepts repeated dims and adds their shifts.
         shift = sum(s for s, d in zip(self._shifts, self._dims, strict=True) if d == stack_dim)
         size = self.lead[stack_dim]
         picks = [(i - shift) % size for i in range(size)] if shift else None
@@ -90,7 +90,7 @@ class Roll(ShapePlan):
 
 
 class RollFlat(ShapePlan):
-    """The elements shifted as if the batch had one dim."""
+    """Shift the elements as if the batch were flattened to one dim."""
 
     __slots__ = ("_shift",)
 
@@ -112,7 +112,7 @@ class RollFlat(ShapePlan):
 
 
 class Take(ShapePlan):
-    """The elements at some positions of one dim, as ``index_select`` gives them; ``picks`` lists the positions."""
+    """Select positions of one dim, as ``index_select``; ``picks`` returns the list of positions."""
 
     __slots__ = ("_batch", "_dim", "_method", "_picks")
 
@@ -140,7 +140,7 @@ class Take(ShapePlan):
 
 
 class Narrow(Take):
-    """The elements at neighbouring positions of one dim: views."""
+    """Select a contiguous range of one dim, as a view."""
 
     __slots__ = ()
 
@@ -148,7 +148,7 @@ class Narrow(Take):
 
 
 class Gather(ShapePlan):
-    """Elements of one dim chosen for each position, as :meth:`torch.Tensor.gather`."""
+    """Select an element of one dim per position, as :meth:`torch.Tensor.gather`."""
 
     __slots__ = ("index",)
 
@@ -156,7 +156,7 @@ class Gather(ShapePlan):
         self.index = index
         n = len(batch)
         by_shape: dict[Shape, Tensor] = {}
-        keeps = not torch.compiler.is_compiling()  # a key of a dict is a constant of a graph
+        keeps = not torch.compiler.is_compiling()  # a graph would take a dict key for a constant
 
         def leaf(value: Tensor) -> Tensor:
             shape = value.shape
@@ -170,18 +170,18 @@ class Gather(ShapePlan):
         super().__init__(leaf, tuple(index.shape), n)
 
     def _along(self, stack_dim: int) -> None:
-        """Each position takes from its own member: they must be stacked first."""
+        """Return None: positions select from different members, so these must be stacked first."""
 
 
 class Pad(ShapePlan):
-    """Constant elements before and behind those of some dims; a negative number takes away instead."""
+    """Add constant elements before and after those of some dims; a negative amount removes elements."""
 
     __slots__ = ("_amounts", "_batch", "_value")
     creates_values = True
 
     def __init__(self, batch: Shape, amounts: Sequence[tuple[int, int]], value: float) -> None:
         n = len(batch)
-        # torch wants the last dim of the leaf first.
+        # torch.nn.functional.pad lists the last dim first.
         backwards = [side for amount in reversed(amounts) for side in amount]
 
         def leaf(tensor: Tensor) -> Tensor:
@@ -204,15 +204,15 @@ class Pad(ShapePlan):
 
 
 class Where(ShapePlan):
-    """The elements of one of two collections, as a condition says; joins without a new dim."""
+    """Select each element from one of two collections by a condition; a join without a new dim."""
 
     __slots__ = ()
 
-    #: As for :class:`~._shape_plans.Join`: neither a new dim, nor any that grows.
+    #: The attributes of :class:`~._shape_plans.Join`: this join adds no dim, and no dim grows.
     stacks: ClassVar[bool] = False
     dim: ClassVar[int] = -1
 
-    #: The first of the two says of which class the result is.
+    #: The operands may have different classes; the result has the class of the first.
     alike: ClassVar[bool] = False
 
     def __init__(self, condition: Tensor) -> None:
@@ -229,11 +229,11 @@ class Where(ShapePlan):
         super().__init__(leaf, (), 0)
 
     def along(self, stack_dim: int) -> None:
-        """Each member would need its part of the condition: they must be stacked first."""
+        """Return None: each member would need its part of the condition, so members must be stacked first."""
 
 
 def append_dims(prefix: Tensor, ndim: int) -> Tensor:
-    """Return a tensor of leading dims with as many dims of size one behind its own as make ``ndim``."""
+    """Append dims of size one to a tensor until it has ``ndim`` dims."""
     index: tuple[Any, ...] = (...,) + (None,) * (ndim - prefix.ndim)
     return prefix[index]
 
@@ -259,11 +259,11 @@ def repeat_interleave_plan(batch: Shape, repeats: int | Tensor, dim: int, output
                 f"repeat_interleave: repeats must have the size of batch dim {dim}, {batch[dim]}; "
                 f"got shape {list(repeats.shape)}"
             )
-        # The positions are worked out once, not once a leaf.
+        # Compute the positions once instead of once per leaf.
         index = torch.repeat_interleave(repeats, output_size=output_size)
 
         def order() -> Any:
-            # A graph may repeat copies of members as well as members.
+            # In a graph, repeating dense copies is correct, so no graph break is needed to read the positions.
             return None if torch.compiler.is_compiling() else read_positions(index)
 
         return Take(batch, dim, len(index), lambda d: methodcaller("index_select", d, index), order)
@@ -285,7 +285,7 @@ def repeat_interleave_plan(batch: Shape, repeats: int | Tensor, dim: int, output
 
 
 def narrow_plan(batch: Shape, dim: int, start: int | Tensor, length: int) -> Take:
-    """Plan ``narrow``: ``length`` elements of one dim from ``start``."""
+    """Plan ``narrow``: select ``length`` elements of one dim from ``start`` on."""
     dim = wrap_dim(dim, len(batch))
     start, length, size = int(start), as_int(length), batch[dim]
     if not -size <= start <= size:
@@ -331,7 +331,7 @@ def roll_plan(batch: Shape, shifts: int | Sequence[int], dims: int | Sequence[in
 
 
 def pad_plan(batch: Shape, pad_size: Sequence[int], value: float) -> Pad:
-    """Plan ``pad``: amounts before and behind, for the first batch dims."""
+    """Plan ``pad``: amounts before and after, listed from the first batch dim on."""
     pad_size = as_ints(pad_size)
     if len(pad_size) % 2:
         raise BatchSizeError(f"pad: pad_size has two numbers for each dim; got {list(pad_size)}")
@@ -349,7 +349,7 @@ def pad_plan(batch: Shape, pad_size: Sequence[int], value: float) -> Pad:
 
 
 def gather_plan(batch: Shape, dim: int, index: Tensor) -> Gather:
-    """Plan ``gather``: the index has one dim for each batch dim, and is broadcast over leaves' other dims."""
+    """Plan ``gather``: the index has one dim per batch dim and is broadcast over the feature dims."""
     dim = wrap_dim(dim, len(batch))
     if index.ndim != len(batch):
         raise BatchSizeError(

@@ -1,7 +1,8 @@
-"""One function that applies an operation to a list of leaves, fused by torch where that gives the same result.
+"""Apply an operation to a list of leaves, with torch's fused kernels where they give the same result.
 
-torch's foreach kernels take a list of tensors in one call. They know neither tensor subclasses (one among the leaves
-would turn every result into that subclass) nor the transforms of ``torch.func``, so a gate decides.
+The ``torch._foreach_*`` kernels take a list of tensors in one call. They do not support tensor subclasses (one
+subclass leaf would turn every result into that subclass) or the transforms of ``torch.func``, so ``foreach``
+checks for both and otherwise loops.
 """
 
 from __future__ import annotations
@@ -29,21 +30,21 @@ __all__ = [
 
 _REQUIRES_GRAD = attrgetter("requires_grad")
 
-#: The leaf types that torch's fused kernels handle as a loop would.
+#: The leaf types for which torch's fused kernels give the same results as a loop.
 PLAIN = frozenset({Tensor, Parameter})
 
 
-#: What the autograd of fused kernels says of integers; the second up to torch 2.4.
+#: Parts of the errors that fused kernels raise for integers under autograd; the second is of torch <= 2.4.
 _NO_AUTOGRAD = ("Autograd not support dtype", "isDifferentiableType")
 
 
 class Op(NamedTuple):
-    """An operation on leaves.
+    """A leaf operation in a fused and a single form.
 
     Attributes:
-        fused: takes a list of leaves, then a list of operands or one number; None if torch has no such kernel.
-        single: takes one leaf, then one operand.
-        alike: takes the leaves and operands, and tells whether the fused form does what the single one does; None: always.
+        fused: takes a list of leaves, then lists of operands or numbers; None if torch has no such kernel.
+        single: takes one leaf, then one operand each.
+        alike: predicate on leaves and operands: True if both forms give the same results; None: always.
     """
 
     fused: Callable[..., Any] | None
@@ -52,11 +53,7 @@ class Op(NamedTuple):
 
 
 def is_grad_needed(*tensors: Any) -> bool:
-    """Tell whether autograd records what is done to any of the tensors in some lists.
-
-    >>> is_grad_needed([torch.zeros(1), torch.zeros(1, requires_grad=True)])
-    True
-    """
+    """Return True if autograd records operations on any tensor of the given lists."""
     return torch.is_grad_enabled() and any(
         any(map(_REQUIRES_GRAD, tensor)) for tensor in tensors if type(tensor) is list
     )
@@ -70,9 +67,9 @@ def _disable_autocast(*tensors: Any) -> bool:
     return not torch.is_autocast_enabled()
 
 
-#: Fused kernels that are not always like the single ones. Of the first two torch has no derivative (of addcdiv, one that
-#: fails where there are more leaves than elements); the others are those that autocast computes in float32, leaf by leaf
-#: only (docs.pytorch.org, "CUDA Ops that can autocast to float32").
+#: Fused kernels whose results can differ from the single form. torch has no derivative of the first two (that of
+#: addcdiv fails with more leaves than elements). Autocast computes the others in float32, but only the single form
+#: (docs.pytorch.org, "CUDA Ops that can autocast to float32").
 _ALIKE: dict[str, Callable[..., bool]] = {
     **dict.fromkeys(["copy_", "addcdiv"], _pause_recording),
     **dict.fromkeys(
@@ -86,21 +83,14 @@ _ALIKE: dict[str, Callable[..., bool]] = {
 
 
 def make_op(name: str, single: Callable[..., Any]) -> Op:
-    """Return the operation whose fused form is the kernel ``name`` of torch, if it has that.
-
-    >>> make_op("exp", torch.exp).single(torch.zeros(()))
-    tensor(1.)
-    """
+    """Build the operation with torch's fused kernel ``name``, if torch has one."""
     return Op(foreach_kernel(name), single, _ALIKE.get(name))
 
 
 def foreach(op: Op, leaves: list[Tensor], *operands: Any, plain: bool = False) -> Sequence[Tensor]:
-    """Return ``make_op(leaf, ...)`` for every leaf; an operand is a list with one tensor per leaf, or a value that all share.
+    """Apply ``op`` to every leaf; an operand is a list with one tensor per leaf, or one value for all leaves.
 
-    ``plain`` says that all of them are known to be of the types that fused kernels handle.
-
-    >>> foreach(make_op("add", torch.add), [torch.tensor(1), torch.tensor(2)], 10)
-    (tensor(11), tensor(12))
+    ``plain=True`` skips the type check: the caller guarantees that all types are in :data:`PLAIN`.
     """
     fused = op.fused
     if (
@@ -113,10 +103,10 @@ def foreach(op: Op, leaves: list[Tensor], *operands: Any, plain: bool = False) -
         try:
             results: Sequence[Tensor] = fused(leaves, *operands)
         except NotImplementedError:
-            pass  # no kernel for this dtype or device: the loop has more of them, or says why not
+            pass  # no fused kernel for this dtype or device: the loop works or raises a clear error
         except RuntimeError as error:
-            # Fused kernels do not write to conjugate and negative views. Their autograd takes no integers beside leaves
-            # that require grad; in place it finds out after it wrote.
+            # Fused kernels do not write to conjugate and negative views, and their autograd rejects integers next to
+            # leaves that require grad. In place they raise that after writing, so the loop must not write again.
             if "mutable TensorLists" not in str(error) and (
                 not any(words in str(error) for words in _NO_AUTOGRAD) or _make_inplace(fused)
             ):
@@ -124,7 +114,7 @@ def foreach(op: Op, leaves: list[Tensor], *operands: Any, plain: bool = False) -
         else:
             if not results or not results[0].requires_grad or all(leaf.requires_grad for leaf in leaves):
                 return results
-            # Where one leaf requires grad, autograd takes all the results of one call for its own.
+            # If one leaf requires grad, all results of a fused call do; detach those whose operands do not.
             rows = zip(leaves, *expand_operands(leaves, operands))
             return [
                 result
@@ -137,29 +127,20 @@ def foreach(op: Op, leaves: list[Tensor], *operands: Any, plain: bool = False) -
 
 
 def _is_all_plain(*operands: Any) -> bool:
-    """Tell whether fused kernels handle the tensors in some lists as a loop would."""
-    for operand in operands:  # noqa: SIM110 -- a generator takes longer
+    """Return True if all tensors in the given lists have types that fused kernels support."""
+    for operand in operands:  # noqa: SIM110 -- a generator is slower
         if type(operand) is list and not PLAIN.issuperset(map(type, operand)):
             return False
     return True
 
 
 def expand_operands(leaves: list[Tensor], operands: tuple[Any, ...]) -> list[list[Any]]:
-    """Return the operands with one value for each leaf.
-
-    >>> expand_operands([torch.zeros(1)] * 2, (7, [1, 2]))
-    [[7, 7], [1, 2]]
-    """
+    """Expand each operand to a list with one value per leaf."""
     return [operand if type(operand) is list else [operand] * len(leaves) for operand in operands]
 
 
 def order_subclasses_first(leaves: list[Tensor]) -> Sequence[int]:
-    """Return the order in which to write leaves: those of another class first, which may refuse before anything is written.
-
-    >>> Other = type("Other", (torch.Tensor,), {})
-    >>> order_subclasses_first([torch.zeros(1), torch.zeros(1).as_subclass(Other)])
-    [1, 0]
-    """
+    """Return the write order of leaves: subclasses first, since they may raise before anything is written."""
     positions = range(len(leaves))
     if PLAIN.issuperset(map(type, leaves)):
         return positions
@@ -171,6 +152,6 @@ def _make_inplace(fused: Callable[..., Any]) -> bool:
 
 
 def is_grad_shared(*tensors: Any) -> bool:
-    """Tell whether a fused call would make tensors require grad that alone would not: some do, and others do not."""
+    """Return True if some tensors require grad and others do not: a fused call would mark all its results."""
     needs = {tensor.requires_grad for item in tensors if type(item) is list for tensor in item}
     return len(needs) > 1 and torch.is_grad_enabled()

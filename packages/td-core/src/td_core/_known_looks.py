@@ -1,4 +1,4 @@
-"""What leaves looked like that passed a check, so that such leaves need no check of their own."""
+"""Cache of the metadata (dtypes, shapes, devices) of leaf lists that passed a check, to skip the check next time."""
 
 from __future__ import annotations
 
@@ -18,18 +18,9 @@ _REMEMBERED = 256
 
 
 class KnownLooks:
-    """What lists of leaves looked like that passed a check; nothing of the leaves themselves.
+    """Cache of the metadata of leaf lists that passed a check; it holds no leaves.
 
-    To ask a list whether it looks like another takes as long as to ask each leaf for one thing, a check asks for several,
-    and programs write to the same leaves again and again.
-
-    >>> known = KnownLooks()
-    >>> leaves = [torch.zeros(2), torch.zeros(3)]
-    >>> known.add(leaves), known.add(leaves)
-    (None, None)
-    >>> same = known.of(leaves)
-    >>> same([torch.ones(2), torch.ones(3)]), same([torch.ones(2), torch.ones(1)]), known.of([torch.ones(3)])
-    (True, False, None)
+    One comparison of a whole list costs as much as reading one attribute per leaf, and a check reads several.
     """
 
     __slots__ = ("_looks",)
@@ -38,7 +29,7 @@ class KnownLooks:
         self._looks: dict[tuple[int, torch.Size], Callable[[list[Tensor]], bool] | None] = {}
 
     def of(self, leaves: list[Tensor]) -> Callable[[list[Tensor]], bool] | None:
-        """Return what tells whether as many other tensors look like leaves that passed; None where these do not."""
+        """Return a predicate that compares other lists with these leaves; None if these are not cached."""
         if torch.compiler.is_compiling() or not leaves:
             return None
         try:
@@ -48,15 +39,15 @@ class KnownLooks:
         return same if same is not None and same(leaves) else None
 
     def add(self, leaves: list[Tensor]) -> None:
-        """Take note that leaves passed; what they look like is remembered from the second time on."""
+        """Record that leaves passed the check; their metadata is cached from the second time on."""
         if torch.compiler.is_compiling() or not leaves or not PLAIN.issuperset(map(type, leaves)):
             return
         if len(set(map(id, leaves))) != len(leaves) or any(map(_IS_NESTED, leaves)):
-            return  # torch takes no list that has a tensor twice for known, and cannot describe a nested one
+            return  # the guards of torch support neither a repeated tensor nor a nested one
         key = len(leaves), leaves[0].shape
         if key not in self._looks and len(self._looks) >= _REMEMBERED:
             self._looks.clear()
-        # Where others came under one key, every second one is remembered.
+        # If different lists share a key, only every second one is cached.
         self._looks[key] = _looks_of(leaves) if self._looks.get(key, self) is None else None
 
 
@@ -64,8 +55,8 @@ def _looks_of(leaves: list[Tensor]) -> Callable[[list[Tensor]], bool]:
     check = looks(leaves)
 
     def same(others: list[Tensor]) -> bool:
-        # torch ends the process where it is asked about a nested tensor of strided layout. What has other classes has
-        # other looks; an attribute of Tensor is all that is asked of them before.
+        # The guards of torch abort the process on a nested tensor of strided layout, so test is_nested first.
+        # A value without that attribute is not a tensor and never matches.
         try:
             return not any(map(_IS_NESTED, others)) and check(*others)
         except AttributeError:

@@ -1,4 +1,4 @@
-"""``object.__new__`` in its fastest spelling, or in the one that ``torch.compile`` can follow where torch is older than 2.13."""
+"""``object.__new__``, wrapped in a function where torch (older than 2.13) cannot trace the builtin."""
 
 from __future__ import annotations
 

@@ -1,11 +1,10 @@
-"""What a plan is: one operation on the leading dims of every leaf, worked out once from the batch size.
+"""Plans: what an operation does to the leading dims of every leaf, computed once from the batch size.
 
-A plan is a pure function of shapes. It says what to call on a leaf (``leaf``), which leading dims come out
-(``lead``) and how many old ones they replace (``n``); every leaf and every sub-collection keeps its own tail
-behind them.
+A plan is a pure function of shapes. It holds the function to call on each leaf (``leaf``), the new leading dims
+(``lead``) and how many old dims they replace (``n``). Each leaf and each nested node keeps its remaining dims.
 
-A lazy stack applies a plan to its members: :meth:`ShapePlan.along` says which members remain, what happens to
-each of them, and where the stack dim goes.
+A lazy stack applies a plan to its members: :meth:`ShapePlan.along` returns which members remain, the plan for
+each of them, and the new stack dim.
 """
 
 from __future__ import annotations
@@ -28,13 +27,13 @@ P = TypeVar("P", bound="ShapePlan")
 
 
 class Along(NamedTuple):
-    """A plan seen from a stack of members along one batch dim.
+    """How a lazy stack applies a plan to its members.
 
     Attributes:
-        picks: which members the result has, in order; None: all of them. An int: the result is that one
-            member, no longer a stack. For an exploding plan a list with one of these for each part, or None.
-        plan: what happens to each member; None: nothing.
-        stack_dim: where the stack dim is afterwards; None where ``picks`` is an int.
+        picks: positions of the members in the result, in order; None: all members. An int: the result is that
+            member, no longer a stack. For a plan with several results, a list with one of these per result, or None.
+        plan: the plan to apply to each member; None: members are unchanged.
+        stack_dim: the new stack dim; None where ``picks`` is an int.
     """
 
     picks: Any
@@ -43,10 +42,9 @@ class Along(NamedTuple):
 
 
 def read_positions(index: Tensor) -> Any:
-    """Return the position, or the list of them, that a tensor holds; None where it cannot be known.
+    """Return the int or list of ints that a tensor holds; None under vmap and for fake and meta tensors.
 
-    That is so under vmap, and of fake and meta tensors. A graph ends here: to go on without the positions would copy
-    members that share their tensors outside it, and what is written to the copy would be lost.
+    Causes a graph break: in the graph, members would be copied, and writes to the copies would be lost.
     """
     if torch.compiler.is_compiling():
         break_graph(
@@ -60,15 +58,14 @@ def read_positions(index: Tensor) -> Any:
 
 
 class ShapePlan:
-    """Base of the plans that give one result.
+    """Base of the plans with one result.
 
     Attributes:
-        leaf: what is called on each leaf (on the list of leaves, for plans that join).
+        leaf: function called on each leaf (on the list of leaves, for plans that join).
         lead: the new leading dims.
-        n: how many leading dims they replace.
-        invents: whether elements of the result come from nowhere, so that values which are no numbers cannot
-            follow.
-        shares: whether the result is a view, as far as strides allow it.
+        n: number of old leading dims that ``lead`` replaces.
+        creates_values: True if the result has new (padding) elements, which only tensors can hold.
+        is_view: True if the result is a view wherever strides allow it.
     """
 
     __slots__ = ("lead", "leaf", "n")
@@ -82,37 +79,37 @@ class ShapePlan:
         self.n = n
 
     def dims(self) -> tuple[int | None, ...]:
-        """For each new leading dim, the old dim whose name it keeps; here every dim keeps its own."""
+        """Return, per new leading dim, the old dim whose name it keeps; the default keeps all."""
         return tuple(range(self.n))
 
     def resize_batch(self, size: torch.Size) -> torch.Size:
-        """Return what becomes of the batch size of a node."""
+        """Compute the batch size of the result from that of a node."""
         return torch.Size(self.lead + size[self.n :])
 
     def rename_dims(self, names: Names | None) -> Names | None:
-        """Return what becomes of the dim names of a node."""
+        """Compute the dim names of the result from those of a node."""
         if names is None:
             return None
         moved = tuple([None if dim is None else names[dim] for dim in self.dims()]) + names[self.n :]
         return moved if any(name is not None for name in moved) else None
 
     def along(self, stack_dim: int) -> Along | None:
-        """Say what a lazy stack does with its members; None: they must be stacked first."""
+        """Return how a lazy stack applies this plan to its members; None if it must be densified first."""
         if stack_dim >= self.n:
-            # A stack whose batch is longer than that of the root: each member has all the dims that are replaced.
+            # A nested stack can have more batch dims than the root: each member then has all the replaced dims.
             return Along(None, self, len(self.lead) + stack_dim - self.n)
         return self._along(stack_dim)
 
     def _along(self, stack_dim: int) -> Along | None:
-        """Say it for a stack dim that is among the dims that are replaced."""
+        """Implement :meth:`along` for a stack dim that the plan replaces."""
         raise NotImplementedError
 
     def with_fill_value(self, value: float) -> ShapePlan | None:
-        """Return the plan with ``value`` for the elements that come from nowhere, if it only adds such elements."""
+        """Return this plan with ``value`` as the padding value; None if the plan does not only pad."""
         return None
 
     def get_member_plan(self, stack_dim: int) -> tuple[ShapePlan | None, int] | None:
-        """Return the plan for the members and the new stack dim, where every member stays in its place."""
+        """Return the plan per member and the new stack dim; None if members are dropped or reordered."""
         along = self.along(stack_dim)
         if along is None or along.picks is not None or along.stack_dim is None:
             return None
@@ -120,7 +117,7 @@ class ShapePlan:
 
 
 class MultiPlan(ShapePlan):
-    """Base of the plans whose ``leaf`` gives one tensor for each part.
+    """Base of the plans whose ``leaf`` returns several tensors, one per part.
 
     Attributes:
         leads: the new leading dims of each part.
@@ -134,19 +131,14 @@ class MultiPlan(ShapePlan):
 
 
 _MAX_CACHED = 256
-#: Of such arguments, equal ones mean the same.
+#: Argument types for which equal values give equal plans, so that plans can be cached.
 REPEATING = frozenset({int, type(None), type(...)})
 
 
 def cache_plans(plan: Callable[..., P]) -> Callable[..., P]:
-    """Return a function that works out each plan once, for the batch sizes and arguments that came lately.
+    """Wrap a plan function with an LRU cache keyed by batch size and arguments.
 
-    Programs repeat their operations, and working out a plan takes as long as applying it to some leaves. Plans are kept for
-    ints, None, ``...`` and tuples of them; no other argument leaves anything behind. Ints of numpy become ints.
-
-    >>> plan = cache_plans(lambda batch, dim: object())
-    >>> plan((2, 3), 0) is plan((2, 3), 0), plan((2, 3), [0]) is plan((2, 3), [0])
-    (True, False)
+    Only ints, None, ``...`` and tuples of them are cached. NumPy ints are converted to int.
     """
 
     @functools.lru_cache(_MAX_CACHED, typed=True)
@@ -158,11 +150,11 @@ def cache_plans(plan: Callable[..., P]) -> Callable[..., P]:
 
     @functools.wraps(plan)
     def get_plan(*args: Any) -> P:
-        # The compiler does not see caches, and says so.
+        # torch.compile warns about lru_cache and ignores it.
         if not torch.compiler.is_compiling():
             try:
                 return make_plan(*args)
-            except TypeError:  # what is not kept, or wrong
+            except TypeError:  # uncacheable or invalid arguments
                 args = tuple(
                     [as_ints(arg) if isinstance(arg, (tuple, list)) else as_int(arg) for arg in args]
                 )
@@ -172,10 +164,9 @@ def cache_plans(plan: Callable[..., P]) -> Callable[..., P]:
 
 
 class Sizes(dict[Shape, tuple[Any, ...]]):
-    """For a leaf's shape, the sizes ``lead`` followed by those of the leaf from dim ``n`` on, to be starred.
+    """Cache from a leaf's shape to ``(*lead, *shape[n:])``, for calls with starred sizes.
 
-    Starred ints are three times as fast for torch to parse as a size that was put together; most leaves of a
-    collection share a few shapes, so each is put together once.
+    torch parses starred ints three times as fast as a concatenated size, and most leaves share a few shapes.
     """
 
     __slots__ = ("_lead", "_n")
@@ -191,21 +182,18 @@ class Sizes(dict[Shape, tuple[Any, ...]]):
         return sizes
 
     def of(self, shape: Shape) -> tuple[Any, ...]:
-        """Return the sizes for a shape without keeping them: a key of a dict is a constant of a graph."""
-        # Starring no ints at all would call the method without a size.
+        """Compute the sizes of a shape without caching: a graph would take a dict key for a constant."""
+        # With no ints to star, the method would be called without a size, so pass an empty tuple.
         return (*self._lead, *shape[self._n :]) or ((),)
 
 
 def broadcast_shape(*shapes: Shape) -> Shape | None:
-    """Return the shape that shapes broadcast to; None where they do not, or where one is uneven.
+    """Return the broadcast shape; None if the shapes do not broadcast or one has a size of -1.
 
-    The first call of :func:`torch.broadcast_shapes` imports sympy, which takes longer than importing the package.
-
-    >>> broadcast_shape((2, 1), (3,)), broadcast_shape((2,), (3,))
-    ((2, 3), None)
+    Replaces :func:`torch.broadcast_shapes`, whose first call imports sympy (slow).
     """
     if torch.compiler.is_compiling():
-        # It takes sizes that depend on data, of which a graph cannot tell whether they are one.
+        # torch.broadcast_shapes accepts symbolic sizes, which the comparisons below would guard on.
         try:
             return tuple(torch.broadcast_shapes(*shapes))
         except RuntimeError:
@@ -221,25 +209,22 @@ def broadcast_shape(*shapes: Shape) -> Shape | None:
     return tuple(result)
 
 
-#: What a slice may be made of that needs no conversion.
+#: Types of slice bounds that need no conversion.
 _ENDS = frozenset({int, type(None), torch.SymInt})
 
 
 def slice_length(item: slice, size: int) -> int:
-    """Return how many positions of a dim a slice has.
+    """Return the number of positions that a slice selects from a dim of ``size``.
 
     Raises:
-        ValueError: its step is not positive.
-
-    >>> slice_length(slice(1, None, 2), 4)
-    2
+        ValueError: the step is not positive.
     """
     start, stop, step = item.start, item.stop, item.step
     if step is not None and step <= 0:
         raise ValueError(f"the step of a slice must be greater than zero; got {item}")
     if type(start) not in _ENDS or type(stop) not in _ENDS or type(step) not in _ENDS:
         return len(range(size)[item])
-    # Faster than a range, which would also make a constant of a size that varies from call to call of a graph.
+    # Faster than len(range(...)), which also makes a dynamic size a constant of the graph.
     if start is None:
         start = 0
     elif start < 0:
@@ -255,12 +240,9 @@ def slice_length(item: slice, size: int) -> int:
 
 
 def compute_coordinates(position: Any, sizes: Sequence[int]) -> tuple[Any, ...]:
-    """Return where in a batch an element stands that has this position in the flattened one; ints or int tensors.
+    """Convert flat positions (ints or int tensors) to coordinates in a batch of ``sizes``.
 
-    The first call of :func:`torch.unravel_index` imports sympy too.
-
-    >>> compute_coordinates(5, (2, 3))
-    (1, 2)
+    Replaces :func:`torch.unravel_index`, whose first call imports sympy.
     """
     where = []
     for size in reversed(sizes):
@@ -270,18 +252,14 @@ def compute_coordinates(position: Any, sizes: Sequence[int]) -> tuple[Any, ...]:
 
 
 def as_int(value: Any) -> Any:
-    """Return an int of numpy, or a tensor that holds one, as the int for which torch takes it; anything else as it is."""
+    """Convert a NumPy int or a 0-d tensor to int; return any other value unchanged."""
     if isinstance(value, np.integer) or (isinstance(value, Tensor) and not value.ndim):
         return to_int(value)
     return value
 
 
 def as_ints(provided: Any) -> Shape:
-    """Return one int, or several, as a tuple.
-
-    >>> as_ints(2), as_ints([torch.tensor(2), 3])
-    ((2,), (2, 3))
-    """
+    """Convert one int or a sequence of ints to a tuple of ints."""
     provided = provided if type(provided) in (int, tuple, list) else as_int(provided)
     if isinstance(provided, (int, torch.SymInt)):
         return (provided,)  # type: ignore[return-value]
@@ -289,11 +267,11 @@ def as_ints(provided: Any) -> Shape:
 
 
 def wrap_dim(dim: int, ndim: int) -> int:
-    """Return a dim as a non-negative int.
+    """Convert a dim to a non-negative int.
 
     Raises:
-        DimError: out of range, in the words of torch.
-        TypeError: it is no int.
+        DimError: the dim is out of range; the message is torch's.
+        TypeError: the dim is not an int.
     """
     if type(dim) is not int:
         dim = as_int(dim)
@@ -307,7 +285,7 @@ def wrap_dim(dim: int, ndim: int) -> int:
     except TypeError:
         raise TypeError(f"a dim is an int here; got {dim!r}") from None
     if ndim == 0 and dim in (0, -1):
-        # torch lets 0-d tensors pass as 1-d here; a batch without dims has nothing to operate on.
+        # torch treats 0-d tensors as 1-d here; a batch without dims has nothing to operate on.
         raise DimError(f"Dimension specified as {dim} but the batch size [] has no dimensions")
     raise DimError(
         f"Dimension out of range (expected to be in range of [{-ndim}, {ndim - 1}], but got {dim})"

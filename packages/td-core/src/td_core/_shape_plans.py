@@ -1,7 +1,7 @@
-"""Plans of the operations that move whole dims, cut a collection along one, or join several.
+"""Plans of the operations that move whole dims, split a collection along a dim, or join several collections.
 
-The functions named ``*_plan`` check the arguments as torch does and return a plan; dims given to them count
-from the batch dims. Compositions of these operations (``rot90``, ``tile``) have no plan of their own.
+The functions named ``*_plan`` check the arguments as torch does and return a plan; their dims count from the
+batch dims. Compositions of these operations (``rot90``, ``tile``) have no separate plan.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from .errors import BatchSizeError, DimError
 
 
 class Reshape(ShapePlan):
-    """Other dims around the same elements in the same order; leaves are views where torch gives one.
+    """Change the batch dims and keep the order of elements; leaves are views where torch returns one.
 
-    ``kept`` says how many of the first and of the last dims keep their names.
+    ``kept`` holds how many of the first and of the last dims keep their names.
     """
 
     __slots__ = ("_copy", "_kept", "_old")
@@ -94,7 +94,7 @@ def _reshaper(old: Shape, new: Shape, copy: bool) -> Callable[[Tensor], Tensor]:
 
 
 class Dense(ShapePlan):
-    """The same dims, of a dense collection: lazy stacks are stacked first."""
+    """Keep the dims, but stack lazy stacks densely first."""
 
     __slots__ = ()
 
@@ -102,11 +102,11 @@ class Dense(ShapePlan):
         super().__init__(leaf, (), 0)
 
     def along(self, stack_dim: int) -> None:
-        """No member stays a member."""
+        """Return None: the members must be stacked first."""
 
 
 class Permute(ShapePlan):
-    """The same dims in another order."""
+    """Reorder the batch dims."""
 
     __slots__ = ("order",)
 
@@ -128,14 +128,14 @@ class Permute(ShapePlan):
 
 
 class Unsqueeze(ShapePlan):
-    """A new dim of size one."""
+    """Insert a dim of size one."""
 
     __slots__ = ("_batch", "_dim")
 
     is_view = True
 
     def __init__(self, batch: Shape, dim: int) -> None:
-        # Indexing with None is the cheaper spelling, at the front only.
+        # value[None] is faster than unsqueeze(0).
         leaf = itemgetter(None) if dim == 0 else methodcaller("unsqueeze", dim)
         super().__init__(leaf, (*batch[:dim], 1), dim)
         self._batch = batch
@@ -151,7 +151,7 @@ class Unsqueeze(ShapePlan):
 
 
 class Squeeze(ShapePlan):
-    """Without some dims, all of size one."""
+    """Remove some dims of size one."""
 
     __slots__ = ("_batch", "_dims")
 
@@ -176,7 +176,7 @@ class Squeeze(ShapePlan):
 
 
 class Expand(ShapePlan):
-    """Dims of size one, and new ones at the front, repeated without copying."""
+    """Expand dims of size one and add leading dims, without copying."""
 
     __slots__ = ("_old",)
 
@@ -202,7 +202,7 @@ class Expand(ShapePlan):
 
 
 class Unbind(MultiPlan):
-    """One part for each position of a dim, without it."""
+    """Split into one part per position of a dim, and remove that dim."""
 
     __slots__ = ("_batch", "_dim")
 
@@ -227,7 +227,7 @@ class Unbind(MultiPlan):
 
 
 class Split(MultiPlan):
-    """Consecutive parts of one dim."""
+    """Split one dim into consecutive parts."""
 
     __slots__ = ("_batch", "_dim", "_sizes")
 
@@ -251,15 +251,15 @@ class Split(MultiPlan):
 
 
 class Join(ShapePlan):
-    """The leaves of several collections side by side, along a new dim (``stacks``) or an old one.
+    """Stack (``stacks``) or concatenate several collections along ``dim``.
 
-    Seen from lazy stacks along one dim, all of as many members: members are joined one by one; ``along`` is
-    None where their dim is the joined one, so that the members are chained instead.
+    Lazy stacks with one stack dim and equal member counts are joined per member. ``along`` is None if their stack
+    dim is the concatenated dim: then the lists of members are concatenated.
     """
 
     __slots__ = ("_batch", "_sizes", "dim", "stacks")
 
-    #: Collections that are joined are of one class.
+    #: True if all operands must have one class.
     alike: ClassVar[bool] = True
 
     def __init__(self, batch: Shape, dim: int, sizes: Sequence[int], stacks: bool) -> None:
@@ -295,11 +295,7 @@ class Join(ShapePlan):
 
 @cache_plans
 def view_plan(batch: Shape, shape: Sequence[int]) -> Reshape:
-    """Plan ``view``; one size may be -1.
-
-    >>> view_plan((2, 3), (-1,)).lead
-    (6,)
-    """
+    """Plan ``view``; one size may be -1."""
     return _reshape(batch, shape, copy=False)
 
 
@@ -316,7 +312,7 @@ def _reshape(batch: Shape, shape: Sequence[int], *, copy: bool) -> Reshape:
 
 @cache_plans
 def flatten_plan(batch: Shape, start_dim: int, end_dim: int) -> Reshape:
-    """Plan ``flatten``: the dims from ``start_dim`` to ``end_dim`` become one."""
+    """Plan ``flatten``: merge the dims from ``start_dim`` to ``end_dim`` into one."""
     n = len(batch)
     if not n:
         for dim in (start_dim, end_dim):
@@ -333,7 +329,7 @@ def flatten_plan(batch: Shape, start_dim: int, end_dim: int) -> Reshape:
 
 @cache_plans
 def unflatten_plan(batch: Shape, dim: int, sizes: Sequence[int]) -> Reshape:
-    """Plan ``unflatten``: one dim becomes several; one size may be -1."""
+    """Plan ``unflatten``: split one dim into several; one size may be -1."""
     dim = wrap_dim(dim, len(batch))
     if not sizes:
         raise BatchSizeError("unflatten: sizes must be non-empty")
@@ -365,7 +361,7 @@ def permute_plan(batch: Shape, dims: Sequence[int]) -> Permute:
 
 @cache_plans
 def transpose_plan(batch: Shape, dim0: int, dim1: int) -> Permute:
-    """Plan ``transpose``: two dims swapped."""
+    """Plan ``transpose``: swap two dims."""
     n = len(batch)
     first, second = wrap_dim(dim0, n), wrap_dim(dim1, n)
     lead, order = list(batch), list(range(n))
@@ -375,7 +371,7 @@ def transpose_plan(batch: Shape, dim0: int, dim1: int) -> Permute:
 
 
 def _permuter(order: Shape) -> Callable[[Tensor], Tensor]:
-    """Return what gives the leading dims of a leaf another order."""
+    """Return a function that permutes the leading dims of a leaf."""
     n = len(order)
     moved = [i for i, dim in enumerate(order) if i != dim] if n != 2 or order[0] == 0 else order
     if len(moved) == 2:
@@ -395,7 +391,7 @@ def _permuter(order: Shape) -> Callable[[Tensor], Tensor]:
 
 @cache_plans
 def movedim_plan(batch: Shape, source: int | Sequence[int], destination: int | Sequence[int]) -> Permute:
-    """Plan ``movedim``: some dims at new places, the others in their order."""
+    """Plan ``movedim``: move some dims to new positions and keep the order of the others."""
     n = len(batch)
     provided = [as_ints(dims) for dims in (source, destination)]
     if len(provided[0]) != len(provided[1]):
@@ -420,7 +416,7 @@ def unsqueeze_plan(batch: Shape, dim: int) -> Unsqueeze:
 
 @cache_plans
 def squeeze_plan(batch: Shape, dim: int | Sequence[int] | None) -> Squeeze:
-    """Plan ``squeeze``: dims of another size than one stay."""
+    """Plan ``squeeze``: remove the given dims that have size one."""
     provided = range(len(batch)) if dim is None else as_ints(dim)
     dims = [wrap_dim(d, len(batch)) for d in provided]
     return Squeeze(batch, tuple([d for d in dims if batch[d] == 1]))
@@ -428,7 +424,7 @@ def squeeze_plan(batch: Shape, dim: int | Sequence[int] | None) -> Squeeze:
 
 @cache_plans
 def expand_plan(batch: Shape, shape: Sequence[int]) -> Expand:
-    """Plan ``expand``: a size of -1 leaves the dim as it is."""
+    """Plan ``expand``: a size of -1 keeps the size of that dim."""
     added = len(shape) - len(batch)
     if added < 0:
         raise BatchSizeError(
@@ -456,7 +452,7 @@ def unbind_plan(batch: Shape, dim: int) -> Unbind:
 
 @cache_plans
 def split_plan(batch: Shape, split_size: int | Sequence[int], dim: int) -> Split:
-    """Plan ``split``: parts of one size, the last one shorter where it must be, or of given sizes."""
+    """Plan ``split``: parts of ``split_size`` elements (the last may be smaller), or of the listed sizes."""
     dim = wrap_dim(dim, len(batch))
     size = batch[dim]
     if not isinstance(split_size, int):
@@ -476,7 +472,7 @@ def split_plan(batch: Shape, split_size: int | Sequence[int], dim: int) -> Split
 
 @cache_plans
 def chunk_plan(batch: Shape, chunks: int, dim: int) -> Split:
-    """Plan ``chunk``: at most ``chunks`` parts of one size."""
+    """Plan ``chunk``: at most ``chunks`` parts of equal size; the last may be smaller."""
     if chunks <= 0:
         raise ValueError(f"chunk: chunks must be greater than zero; got {chunks}")
     dim = wrap_dim(dim, len(batch))
@@ -486,7 +482,7 @@ def chunk_plan(batch: Shape, chunks: int, dim: int) -> Split:
 
 
 def tensor_split_plan(batch: Shape, indices_or_sections: int | Sequence[int] | Tensor, dim: int) -> Split:
-    """Plan ``tensor_split``: sections that differ by one at most, or the parts between given positions."""
+    """Plan ``tensor_split``: sections whose sizes differ by at most one, or the parts between positions."""
     dim = wrap_dim(dim, len(batch))
     size = batch[dim]
     if isinstance(indices_or_sections, Tensor):
@@ -511,18 +507,18 @@ def tensor_split_plan(batch: Shape, indices_or_sections: int | Sequence[int] | T
 
 @cache_plans
 def stack_plan(batch: Shape, dim: int, count: int) -> Join:
-    """Plan ``stack``: ``count`` collections of one batch size along a new dim."""
+    """Plan ``stack``: join ``count`` collections of one batch size along a new dim."""
     return Join(batch, wrap_dim(dim, len(batch) + 1), [1] * count, True)
 
 
 @cache_plans
 def cat_plan(batch: Shape, dim: int, sizes: Sequence[int]) -> Join:
-    """Plan ``cat``: collections whose dim ``dim`` has these sizes, one after the other."""
+    """Plan ``cat``: concatenate collections that have these sizes at ``dim``."""
     return Join(batch, wrap_dim(dim, len(batch)), sizes, False)
 
 
 def _infer(batch: Shape, shape: Sequence[int]) -> Shape:
-    """Return a shape with its -1 worked out, as many elements as the batch."""
+    """Return a shape with -1 replaced by the size that the batch's element count requires."""
     new = tuple(shape)
     numel, product = math.prod(batch), math.prod(new)
     if product == numel and (not new or min(new) >= 0):
