@@ -1,9 +1,9 @@
-"""Tensors as a few buffers of bytes, which pickle protocol 5 can keep out of band.
+"""Pack tensors into a few byte buffers, which pickle protocol 5 can keep out of band.
 
-torch pickles each tensor through a file of its own, in memory. Here the bytes go into the pickle as they lie in memory,
-or, out of band, not at all: the reader gets views on the buffers that it was given. Leaves that share a storage still
-share one afterwards. The pickler of :mod:`multiprocessing` gets the tensors themselves, since torch moves those between
-processes without copying them.
+torch pickles each tensor through a separate in-memory file. Here the bytes are written to the pickle unchanged, or
+out of band without a copy: the reader gets views on the buffers that it passed. Leaves that share a storage still
+share one afterwards. The pickler of :mod:`multiprocessing` gets the tensors themselves, since torch moves those
+between processes without a copy.
 """
 
 from __future__ import annotations
@@ -27,29 +27,25 @@ from ._torch_private import map_location
 
 __all__ = ["Leaves", "as_bytes", "has_memory"]
 
-#: Storages below this size are copied into one buffer for each dtype: a buffer costs more than the bytes.
+#: Storages of up to this many bytes are copied into one buffer per dtype: a separate buffer costs more.
 SMALL = 1 << 14
 _KIND = attrgetter("__class__", "layout", "is_cpu", "is_nested", "dtype")
 _REQUIRES_GRAD = attrgetter("requires_grad")
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
-#: dtype, positions, shapes: tensors that stand one after the other in the buffer of that number.
+#: dtype, positions and shapes of tensors that are concatenated in one buffer (row i describes buffer i).
 Row = tuple[torch.dtype, list[int], list[tuple[int, ...]]]
-#: position, buffer, dtype, shape, stride, first element of a tensor that shares a buffer with others.
+#: position, buffer number, dtype, shape, stride and first element of a tensor that shares its buffer.
 Place = tuple[int, int, torch.dtype, tuple[int, ...], tuple[int, ...], int]
 
 
 @set_module("td_core.pickles")
 class Leaves:
-    """Tensors on their way through a pickle.
+    """Container that pickles a list of tensors as byte buffers.
 
     Args:
         tensors: the tensors.
-        in_place: a reader may view memory that it must not write, if that is where its pickler put the bytes;
-            otherwise it copies them then.
-
-    >>> pickle.loads(pickle.dumps(Leaves([torch.ones(2)]))).tensors
-    [tensor([1., 1.])]
+        in_place: if the unpickler passes read-only buffers, view them instead of copying them.
     """
 
     __slots__ = ("in_place", "tensors")
@@ -59,7 +55,7 @@ class Leaves:
         self.in_place = in_place
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-        """Return the tensors as buffers, and how each lies in them."""
+        """Return the buffers, and the dtype, shape and offset of each tensor in them."""
         one_each = {id(tensor): tensor for tensor in self.tensors}
         tensors = list(one_each.values())
         order = None
@@ -73,13 +69,13 @@ class Leaves:
         }
         arrays: list[Any] = [buffer.numpy() for buffer in ranges]
         buffers = [pickle.PickleBuffer(a) if protocol >= 5 else a.tobytes() for a in arrays]
-        # Releases that know of no attributes read what has none.
+        # Omit an empty argument, so that older releases can read the pickle.
         more = (attributes,) if attributes else ()
         return unpack_leaves, (rows, places, others, grads, order, buffers, self.in_place, *more)
 
 
 def _reduce_for_process(leaves: Leaves) -> tuple[Any, ...]:
-    # torch hands over the memory of a tensor, and forgets that it is to be read as conjugate or negative.
+    # torch sends only the memory of a tensor; the conjugate and negative bits would be lost.
     tensors = [
         leaf.resolve_conj().resolve_neg() if leaf.is_conj() or leaf.is_neg() else leaf
         for leaf in leaves.tensors
@@ -91,13 +87,13 @@ ForkingPickler.register(Leaves, _reduce_for_process)
 
 
 def _pack(tensors: list[Tensor]) -> tuple[list[Row], list[Place], dict[int, Tensor], list[Tensor]]:
-    """Return what stands in the first buffers, what in the others, the tensors without buffer by position; the buffers."""
+    """Pack tensors into byte buffers. Return rows, places, unpacked tensors by position, and the buffers."""
     in_row, spans, others = _group_tensors(tensors)
     rows: list[Row] = []
     buffers: list[Tensor] = []
     for dtype, positions in in_row:
         same = [tensors[i] for i in positions]
-        known: dict[torch.Size, tuple[int, ...]] = {}  # a pickle holds an object once
+        known: dict[torch.Size, tuple[int, ...]] = {}  # reuse equal tuples: a pickle stores an object once
         shapes = [known.get(size) or known.setdefault(size, tuple(size)) for size in map(Tensor.size, same)]
         rows.append((dtype, positions, shapes))
         buffers.append(_concat_bytes(same, all(len(size) == 1 for size in known)))
@@ -114,9 +110,9 @@ def _pack(tensors: list[Tensor]) -> tuple[list[Row], list[Place], dict[int, Tens
 def _group_tensors(
     tensors: list[Tensor],
 ) -> tuple[list[tuple[torch.dtype, list[int]]], list[tuple[list[int], int, Tensor]], dict[int, Tensor]]:
-    """Return which tensors stand one after the other, by dtype; which share a span of one storage; the others, by position.
+    """Group tensors by dtype for concatenation and by storage span; return the remaining tensors by position.
 
-    A tensor that is more than its bytes (another class, device or layout) has no buffer.
+    A tensor of another class, device or layout is not only bytes, so it gets no buffer.
     """
     kinds: dict[Any, list[int]] = {}
     for i, kind in enumerate(map(_KIND, tensors)):
@@ -166,7 +162,7 @@ def _group_tensors(
 
 
 def _concat_bytes(tensors: list[Tensor], flat: bool) -> Tensor:
-    """Return the bytes of tensors of one dtype, ``flat`` if all are vectors, each C-contiguous, one after the other."""
+    """Concatenate the C-contiguous bytes of tensors of one dtype; ``flat``: all tensors are vectors."""
     with torch.no_grad():
         vectors = tensors if flat else list(map(Tensor.flatten, tensors))
         if len(vectors) > 1:
@@ -175,46 +171,38 @@ def _concat_bytes(tensors: list[Tensor], flat: bool) -> Tensor:
 
 
 def as_bytes(piece: Tensor) -> Tensor:
-    """Return the bytes of a dense tensor, C-contiguous, without a copy where there is no need.
-
-    >>> as_bytes(torch.tensor([[1, 2], [3, 4]], dtype=torch.uint8).t())
-    tensor([1, 3, 2, 4], dtype=torch.uint8)
-    """
+    """Return the C-contiguous bytes of a dense tensor as a uint8 vector; a view if possible."""
     plain = piece.detach().resolve_conj().resolve_neg()
     if not plain.is_contiguous():
-        # Some dtypes (sub-byte integers) cannot be copied; integers of the same size always can.
+        # torch cannot copy some dtypes (sub-byte integers); integers of the same size always can be copied.
         plain = plain.view(_INTEGERS.get(plain.itemsize, plain.dtype)).contiguous()
-    # Not view(-1): a tensor of one element is contiguous whatever its stride is, and keeps it.
+    # view(-1) would keep the stride of a one-element tensor, which may be any number; view(uint8) needs stride 1.
     return plain.as_strided((plain.numel(),), (1,)).view(torch.uint8)
 
 
 def has_memory(leaf: Tensor) -> bool:
-    """Tell whether the elements of a dense tensor are its own, or fakes; a wrapper of other tensors has none.
-
-    >>> has_memory(torch.zeros(2))
-    True
-    """
+    """Return True if a dense tensor has memory or is a fake tensor; a wrapper of other tensors has none."""
     if type(leaf) in PLAIN or not leaf.numel():
         return True
-    # To ask a fake for its address would warn; its storage is a meta one.
+    # data_ptr() of a FakeTensor warns, so check its storage's device instead.
     return leaf.untyped_storage().device.type == "meta" or leaf.data_ptr() != 0
 
 
 def _find_span(tensors: list[Tensor]) -> tuple[int, Tensor] | None:
-    """Return the bytes of one storage that tensors span, and the first; None where those are mostly others'."""
+    """Return the first byte and the byte view that tensors span in their storage; None if most of it is unused."""
     spans = []
     for tensor in tensors:
         start = int(tensor.storage_offset()) * tensor.itemsize
         last = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride()))
         spans.append((start, start + (last + 1) * tensor.itemsize))
     start, stop = min(span[0] for span in spans), max(span[1] for span in spans)
-    # A whole element of every dtype before the first byte, so that each is reached by counting elements.
+    # Align the start to 16 bytes, so that the offset of each tensor is a whole number of elements of any dtype.
     start -= start % 16
     used = sum(tensor.numel() * tensor.itemsize for tensor in tensors)
     if 2 * used < stop - start or any(tensor.is_conj() or tensor.is_neg() for tensor in tensors):
         return None
     storage = tensors[0].untyped_storage()
-    # And to the end, as far as the storage goes: torch.save() writes the whole of it, and cannot load half an element.
+    # Align the end too, within the storage: torch.save() writes the whole span and cannot load half an element.
     stop = min(stop + (start - stop) % 16, storage.nbytes())
     return start, torch.empty(0, dtype=torch.uint8, device=storage.device).set_(
         storage, start, (stop - start,), (1,)
@@ -232,7 +220,7 @@ def unpack_leaves(
     in_place: bool,
     attributes: dict[int, dict[str, Any]] | None = None,
 ) -> Leaves:
-    """Return the tensors that :meth:`Leaves.__reduce_ex__` wrote as buffers."""
+    """Rebuild the tensors that :meth:`Leaves.__reduce_ex__` packed into buffers."""
     storages = [_as_storage(buffer, in_place) for buffer in buffers]
     place = map_location()
     if place is not None:
@@ -253,12 +241,12 @@ def unpack_leaves(
     return Leaves([result[i] for i in (range(len(result)) if order is None else order)], in_place)
 
 
-#: The name in pickles of earlier releases.
+#: Alias for pickles of earlier releases.
 _unpack = unpack_leaves
 
 
 def _move_storage(storage: Tensor, place: Any) -> Tensor:
-    """Return bytes where ``torch.load(map_location=place)`` puts storages: it sees none in a pickle of a later protocol."""
+    """Apply ``map_location`` of ``torch.load`` to a buffer: torch does not see these storages itself."""
     if isinstance(place, Mapping):
         place = place.get("cpu", "cpu")
     if not callable(place):
@@ -272,16 +260,16 @@ def _move_storage(storage: Tensor, place: Any) -> Tensor:
 
 
 def _as_storage(buffer: Any, in_place: bool) -> Tensor:
-    """Return the bytes of a buffer as a tensor: a view, unless it is read-only or lies across elements."""
+    """Convert a buffer to a uint8 tensor: a view, unless the buffer is read-only or not aligned."""
     view = memoryview(buffer)
     if not view.nbytes:
         return torch.empty(0, dtype=torch.uint8, device="cpu")
-    # Bytes come out of the pickle itself, so nothing else knows them and they may be written after all; the
-    # interpreter shares those of one element.
+    # A bytes object was created by the unpickler and has no other reader, so writing to it is safe. CPython shares
+    # bytes objects of length one, so those are copied.
     if view.readonly and (view.nbytes < 2 if isinstance(buffer, bytes) else not in_place):
         buffer = bytearray(view)
     with warnings.catch_warnings():
-        # torch warns about memory that must not be written; ``in_place`` asked for it.
+        # torch warns about read-only memory, which ``in_place`` accepts.
         warnings.simplefilter("ignore", UserWarning)
         storage = torch.frombuffer(buffer, dtype=torch.uint8)
     return storage if storage.data_ptr() % 16 == 0 else storage.clone()

@@ -1,4 +1,4 @@
-"""Dtypes: the classes of Python that torch takes for one, and what two dtypes become beside each other."""
+"""Dtypes: Python types that torch accepts as dtypes, and type promotion with 0-d tensors."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ __all__ = [
     "dtype_beside",
 ]
 
-#: What returns what stands beside a leaf in place of a tensor without dims.
+#: A function (leaf, 0-d operand) -> operand with the dtype that promotes correctly with the leaf.
 ScalarBeside = Callable[[Tensor, Tensor], Tensor]
 
-#: What torch makes of a class of numbers that is given as a dtype, whatever its default dtype is.
+#: The dtypes to which torch converts Python types, whatever its default dtype is.
 PYTHON_DTYPES: dict[Any, torch.dtype] = {
     bool: torch.bool,
     complex: torch.complex128,
@@ -31,27 +31,19 @@ PYTHON_DTYPES: dict[Any, torch.dtype] = {
 
 
 def as_dtype(dtype: Any) -> Any:
-    """Return the dtype of a class of numbers, and anything else as it is.
-
-    >>> as_dtype(float), as_dtype(torch.int8), as_dtype(None)
-    (torch.float64, torch.int8, None)
-    """
+    """Convert a Python number type to a dtype; return any other value unchanged."""
     return PYTHON_DTYPES.get(dtype, dtype) if isinstance(dtype, type) else dtype
 
 
 def dtype_beside(dtype: torch.dtype, scalar: torch.dtype) -> torch.dtype:
-    """Return the dtype of a tensor of ``dtype`` that has dims together with one of ``scalar`` that has none.
+    """Return the result dtype of a tensor with dims and a 0-d tensor of dtype ``scalar``.
 
-    This is that of ``torch.result_type``, which a graph cannot compute. Only a higher category promotes: bool, integers,
-    real, complex numbers.
-
-    >>> dtype_beside(torch.float32, torch.float64), dtype_beside(torch.int8, torch.float64)
-    (torch.float32, torch.float64)
+    Equals ``torch.result_type``, which a graph cannot call: only a higher category (bool, int, float, complex) promotes.
     """
     if _category(scalar) <= _category(dtype):
         return dtype
     if dtype.is_floating_point:
-        scalar = torch.complex32  # the precision stays that of the tensor with dims
+        scalar = torch.complex32  # the lowest complex precision, so that the tensor with dims keeps its own
     return torch.promote_types(dtype, scalar)
 
 
@@ -60,26 +52,19 @@ def _category(dtype: torch.dtype) -> int:
 
 
 def keep_scalar(leaf: Tensor, scalar: Tensor) -> Tensor:
-    """Return a tensor without dims, to stand beside a leaf that is shown as it is."""
+    """Return the 0-d operand of a leaf unchanged."""
     return scalar
 
 
 def as_scalar(leaf: Tensor, scalar: Tensor) -> Tensor:
-    """Return a tensor without dims, to stand beside a leaf that is shown with more dims than it has.
+    """Convert the 0-d operand of a 0-d leaf that represents a tensor with dims.
 
-    torch would promote both to the larger dtype where neither has dims.
-
-    >>> as_scalar(torch.zeros(()), torch.tensor(0.5, dtype=torch.float64))
-    tensor(0.5000)
+    Without this, torch would promote both 0-d tensors to the larger dtype.
     """
     return scalar if leaf.ndim or leaf.dtype == scalar.dtype else cast_for_promotion(leaf.dtype, scalar)
 
 
 def cast_for_promotion(dtype: torch.dtype, scalar: Tensor) -> Tensor:
-    """Return a tensor without dims so that it promotes ``dtype`` as it does that of a tensor with dims.
-
-    >>> cast_for_promotion(torch.float32, torch.tensor(0.5, dtype=torch.float64)).dtype
-    torch.float32
-    """
+    """Cast a 0-d tensor so that it promotes ``dtype`` as it would promote a tensor with dims."""
     wanted = dtype_beside(dtype, scalar.dtype)
     return scalar if torch.promote_types(dtype, scalar.dtype) == wanted else scalar.to(wanted)

@@ -1,8 +1,8 @@
-"""LazyStackedTensorDict: collections kept side by side, stacked entry by entry when one is asked for.
+"""LazyStackedTensorDict: a node that keeps its members and stacks an entry when it is read.
 
-Members may differ in shapes and keys. A key that not all members have is hidden; an entry whose shapes differ raises
-when it is read as one tensor, and can be read as a nested or padded one. Pointwise operations run member by member; a
-shape plan that leaves the stack dim whole runs on the members, any other one on the dense stack.
+Members may differ in shapes and keys. A key that not all members have is hidden. An entry with different shapes
+raises when it is read as one tensor, and can be read as a nested or padded one. Pointwise operations run per
+member. A shape plan that keeps the stack dim runs on the members, any other plan on the dense stack.
 """
 
 from __future__ import annotations
@@ -55,19 +55,19 @@ class LazyStackedTensorDict(TensorDictBase):
 
     Args:
         *tensordicts: the members, with the same number of batch dims.
-        stack_dim: where the new dim stands in the batch size.
-        hook_out: applied to each stacked entry that is read. Copies, pickles and results on members keep it.
-        hook_in: applied to each value that is written; kept likewise. ``memmap`` leaves hooks out, other formats refuse them.
-        batch_size: checked against what the members give; for an empty stack, that of the members to come, or its own,
-            which is 0 at ``stack_dim``.
-        device: moves every member there; for an empty stack, its device.
+        stack_dim: position of the new dim in the batch size.
+        hook_out: function applied to each stacked entry that is read. Copies, pickles and results of operations keep it.
+        hook_in: function applied to each value that is written, kept like ``hook_out``; ``memmap`` drops hooks, others raise.
+        batch_size: compared with the batch size of the stack. For an empty stack, either the batch size of future members or
+            that of the stack, which has 0 at ``stack_dim``.
+        device: device that all members are moved to; for an empty stack, its device label.
         names: a name or None for each batch dim.
-        stack_dim_name: the name of the stack dim alone.
-        strict_shape: refuse members whose batch sizes differ (else such dims show as -1).
+        stack_dim_name: name of the stack dim only.
+        strict_shape: raise if the batch sizes of members differ (by default such dims have size -1).
 
     Raises:
-        BatchSizeError: the members' batch dims do not fit together.
-        DimNamesError: two dims would have one name, or ``names`` and ``stack_dim_name`` differ.
+        BatchSizeError: members have different numbers of batch dims, or another size than ``batch_size``.
+        DimNamesError: two dims would have the same name, or ``names`` and ``stack_dim_name`` differ.
 
     >>> stack = LazyStackedTensorDict(TensorDict({"a": torch.zeros(2)}), TensorDict({"a": torch.ones(2)}))
     >>> stack["a"]
@@ -147,7 +147,7 @@ class LazyStackedTensorDict(TensorDictBase):
 
     @classmethod
     def from_list(cls, input: Sequence[Any], *, lazy: bool | None = True, **kwargs: Any) -> Any:
-        """Return the stack of a list of mappings or collections, side by side; see :func:`td_core.from_list`.
+        """Stack a list of mappings or collections; see :func:`td_core.from_list`.
 
         >>> type(LazyStackedTensorDict.from_list([{"a": 1}, {"a": 2}])).__name__
         'LazyStackedTensorDict'
@@ -156,13 +156,13 @@ class LazyStackedTensorDict(TensorDictBase):
 
     @classmethod
     def _of(cls, members: Sequence[Any], stack_dim: int) -> Any:
-        """Return a new stack around checked members."""
+        """Build a stack of members that are already checked."""
         stack = object.__new__(cls)
         stack._init(list(members), stack_dim)
         return stack
 
     def _with_members(self: SelfT, members: Sequence[Any], stack_dim: int | None = None) -> SelfT:
-        """Return a new stack around other members, with the name and hooks of this one."""
+        """Build a stack of other members, with the dim name and hooks of this one."""
         stack = object.__new__(type(self))
         dim = self._stack_dim if stack_dim is None else stack_dim
         stack._init(list(members), dim, self._stack_dim_name, self._hook_in, self._hook_out)
@@ -170,11 +170,11 @@ class LazyStackedTensorDict(TensorDictBase):
         return stack
 
     def _members_and_dim(self) -> tuple[Sequence[Any], int] | None:
-        # A copy: another thread may add members between two looks.
+        # Copy the list: another thread may add members while the caller iterates.
         return (self._members.copy(), self._stack_dim) if self._members else None
 
     def _is_fully_locked(self) -> bool:
-        # The first member tells as a rule, so they are not copied: a loop that adds one by one would become quadratic.
+        # No copy of the members here: a loop that appends one by one would become quadratic.
         members = self._members
         return bool(self._locked) or (bool(members) and all(member.is_locked for member in members))
 
@@ -195,7 +195,7 @@ class LazyStackedTensorDict(TensorDictBase):
 
     @property
     def hook_in(self) -> Callable[[Any], Any] | None:
-        """What is applied to each value that is written."""
+        """Function applied to each value that is written."""
         return self._hook_in
 
     @property
@@ -204,12 +204,12 @@ class LazyStackedTensorDict(TensorDictBase):
 
     @property
     def hook_out(self) -> Callable[[Any], Any] | None:
-        """What is applied to each stacked entry that is read."""
+        """Function applied to each stacked entry that is read."""
         return self._hook_out
 
     @property
     def batch_size(self) -> torch.Size:
-        """The members' batch size with the stack dim in it; -1 where members differ."""
+        """Batch size of the members with the stack dim inserted; -1 for dims in which members differ."""
         members, dim = self._members, self._stack_dim
         if not members:
             return self._empty_size
@@ -259,12 +259,12 @@ class LazyStackedTensorDict(TensorDictBase):
 
     @property
     def device(self) -> torch.device | None:
-        """The members' device, None where they differ or have none."""
+        """Device of the members; None if they differ or have none."""
         devices = {member.device for member in self._members} or {self._empty_device}
         return devices.pop() if len(devices) == 1 else None
 
     def numel(self) -> int:
-        """Return the number of elements of the batch, of all members together; 1 without batch dims.
+        """Return the number of batch elements, summed over the members; 1 without batch dims.
 
         >>> LazyStackedTensorDict(TensorDict(batch_size=[2]), TensorDict(batch_size=[3])).numel()
         5
@@ -290,14 +290,14 @@ class LazyStackedTensorDict(TensorDictBase):
         self._set_stack_names(names)
 
     def _set_stack_names(self, names: Names | None) -> None:
-        # Called as a function where that is possible: torch.compile runs setters too late before 2.13.
+        # A method instead of the setter where possible: before 2.13, torch.compile delays setters.
         self._stack_dim_name = None if names is None else names[self._stack_dim]
         inner = self._get_member_names(names)
         for member in self._members:
             member._set_names(inner)
 
     def _get_member_names(self, names: Names | None) -> Names | None:
-        """Return what the names of a batch leave for the members."""
+        """Return the dim names of the members: ``names`` without the stack dim; None if all are None."""
         dim = self._stack_dim
         inner = () if names is None else names[:dim] + names[dim + 1 :]
         return inner if any(name is not None for name in inner) else None
@@ -334,7 +334,7 @@ class LazyStackedTensorDict(TensorDictBase):
         first, dim = entries[0], self._stack_dim
         if isinstance(first, Tensor):
             try:
-                # Without a dim argument, torch parses the call faster.
+                # Hot path: torch parses the call faster without a dim argument.
                 value: Child = torch.stack(entries, dim) if dim else torch.stack(entries)
             except (RuntimeError, TypeError) as error:
                 raise make_ragged_error(key, entries, error) from error
@@ -363,7 +363,7 @@ class LazyStackedTensorDict(TensorDictBase):
         return first._stack_lazily(entries, self._stack_dim)
 
     def _get_as(self, key: NestedKey, default: Any, **form: Any) -> Any:
-        """Return a ragged entry in the one form that is asked for, see :func:`convert_form`."""
+        """Return a ragged entry in the requested form, see :func:`convert_form`."""
         results = [get_member_entry(member, key, form) for member in self._members]
         missing = not results or any(entry is NO_DEFAULT for entry in results)
         return convert_form(key, None if missing else results, self._stack_dim, default, **form)
@@ -376,7 +376,7 @@ class LazyStackedTensorDict(TensorDictBase):
         Args:
             key: a string or nested tuple of strings.
             default: returned where a member lacks the key.
-            layout: ``torch.strided``, the default here, or ``torch.jagged``, that of ``get(key, as_nested_tensor=True)``.
+            layout: ``torch.strided`` (default) or ``torch.jagged`` (the layout of ``get(key, as_nested_tensor=True)``).
 
         Raises:
             KeyPathError: a member lacks the key and there is no default.
@@ -402,13 +402,13 @@ class LazyStackedTensorDict(TensorDictBase):
         return value
 
     def _split_for_members(self, key: str, value: Child) -> list[tuple[Any, Any]]:
-        """Return each member with its part of a value that is stored."""
+        """Pair each member with its part of a value that will be stored."""
         check_unlocked(self, f"set {show_path((key,))}")
         self._check_keys({key: None})
         shares = list(zip(self._members, self._split_value(value)))
         for member, part in () if isinstance(value, Tensor) else shares:
             if isinstance(part, Core) and -1 in part.batch_size:
-                # It was made for all members, of the batch size that shows -1 where theirs differ.
+                # The value has the stack's batch size, with -1 for uneven dims; each part needs the size of its member.
                 part._expand_batch_size(member.batch_size)
         return shares
 
@@ -448,7 +448,7 @@ class LazyStackedTensorDict(TensorDictBase):
         device: torch.device | NoDefault | None = NO_DEFAULT,
         names: Names | NoDefault | None = NO_DEFAULT,
     ) -> Any:
-        """Return a stack around parts of ``children``; a dense node where the batch size changes."""
+        """Build a stack from parts of ``children``; a dense node if the batch size changes."""
         size = self.batch_size if batch_size is None else batch_size
         dim, count = self._stack_dim, len(self._members)
         label = self.device if device is NO_DEFAULT else device
@@ -517,11 +517,11 @@ class LazyStackedTensorDict(TensorDictBase):
                     and not self._stack_dim
                     and len(plan.lead) == 1
                 ):
-                    # The elements of a ragged batch are in one order, whatever its shape is.
+                    # Flattening is defined for a ragged batch too: it keeps the order of the elements.
                     return self._of(
                         [row for member in self._members for row in member.reshape(-1).unbind(0)], 0
                     )
-                # Elements can be put side by side only where the plan moves those of the stack dim, and no others.
+                # Uneven elements can be rearranged only if the plan moves the stack dim and adds no elements.
                 if (
                     not self._members
                     or -1 in self.batch_size
@@ -548,7 +548,7 @@ class LazyStackedTensorDict(TensorDictBase):
         return result
 
     def _stack_members(self) -> Any:
-        """Return the dense stack; StructureError where members do not fit."""
+        """Build the dense stack; StructureError if the members differ."""
         if not self._members:
             return make_dense({}, self.batch_size, self.device, None)
         plan = stack_plan(self._members[0].batch_size, self._stack_dim, len(self._members))
@@ -563,7 +563,7 @@ class LazyStackedTensorDict(TensorDictBase):
             return self._stack_members()._transform_multi(plan)  # type: ignore[no-any-return]
         picks, inner, stack_dim = along
         if picks is not None:
-            # A part without members is made by the index that keeps the entries.
+            # An empty part is built by an empty slice, which keeps the entries.
             nothing = (slice(None),) * self._stack_dim + (slice(0, 0),)
             return tuple(
                 self._members[pick]
@@ -578,7 +578,7 @@ class LazyStackedTensorDict(TensorDictBase):
         return tuple(self._with_members(part, stack_dim) for part in zip(*columns))
 
     def _check_even(self, plan: Any) -> None:
-        """Raise StructureError where a plan for the whole stack does not fit each member."""
+        """Raise StructureError if a plan for the whole stack does not apply to each member."""
         if -1 in self.batch_size[: plan.n]:
             raise StructureError(
                 f"the members have different batch sizes, {[list(member.batch_size) for member in self._members]}: "
@@ -600,7 +600,7 @@ class LazyStackedTensorDict(TensorDictBase):
             return dense_items[0]._join(dense_items, plan, path)
         inner, stack_dim = kept
         columns = [list(column) for column in zip(*[item._members for item in left])]
-        # Members of different sizes are each joined by a plan of their own.
+        # If member sizes differ, each position needs a separate plan.
         plans = [inner] * len(columns)
         if any(-1 in item.batch_size[: plan.n] for item in left):
             plans = [inner.of([member.batch_size[: inner.n] for member in column]) for column in columns]
@@ -611,13 +611,13 @@ class LazyStackedTensorDict(TensorDictBase):
         return joined
 
     def __getitem__(self, index: Any) -> Any:
-        """Return an entry by key, or the collection at an index of the batch dims; an int gives the member itself."""
+        """Return an entry by key, or the collection at an index of the batch dims; an int returns the member itself."""
         if self._is_member_index(index):
             return self._members[index]
         return super().__getitem__(index)
 
     def _is_member_index(self, index: Any) -> bool:
-        """Tell whether an index is an int, of the stack dim: the other members need no look then."""
+        """Return True if an index is an int in range and the stack dim is 0: then one member is the result."""
         count = len(self._members)
         return type(index) is int and self._stack_dim == 0 and -count <= index < count
 
@@ -655,10 +655,10 @@ class LazyStackedTensorDict(TensorDictBase):
         )
 
     def append(self, tensordict: Any) -> None:
-        """Add a member at the end.
+        """Append a member.
 
         Raises:
-            BatchSizeError: its batch size does not fit.
+            BatchSizeError: the batch size of the member does not fit the stack.
             LockedError: the stack is locked.
 
         >>> stack = LazyStackedTensorDict(TensorDict({"a": 0}))
@@ -669,7 +669,7 @@ class LazyStackedTensorDict(TensorDictBase):
         self.insert(len(self._members), tensordict)
 
     def extend(self, tensordict: Any) -> None:
-        """Add the members of a list, or the parts of a collection along the stack dim, at the end.
+        """Append the members of a list, or the parts of a collection along the stack dim.
 
         >>> stack = LazyStackedTensorDict(TensorDict({"a": 0}))
         >>> stack.extend([TensorDict({"a": 1}), TensorDict({"a": 2})])
@@ -683,7 +683,7 @@ class LazyStackedTensorDict(TensorDictBase):
         self._members.extend(new)
 
     def insert(self, index: int, tensordict: Any) -> None:
-        """Add a member before position ``index``.
+        """Insert a member before position ``index``.
 
         >>> stack = LazyStackedTensorDict(TensorDict({"a": 0}))
         >>> stack.insert(0, TensorDict({"a": 1}))

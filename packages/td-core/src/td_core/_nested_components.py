@@ -1,4 +1,4 @@
-"""Nested tensors as leaves: torch cannot index, cut or join them, but their components can be put in another order."""
+"""Nested tensors as leaves: torch cannot index, split or join them, so their components are rearranged here."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from ._collection import show_path
 from ._torch_private import get_ragged_dim
 from .errors import StructureError
 
-#: Whether torch takes the least and the greatest length of a jagged tensor: from 2.5 on.
+#: Arguments for the minimum and maximum length of a jagged tensor, which exist from torch 2.5 on.
 _BOUNDS = ("min_seqlen", "max_seqlen")
 _TAKES_BOUNDS = _BOUNDS[1] in signature(torch.nested.nested_tensor_from_jagged).parameters
 
 
 def apply_to_components(plan: Any, key: str, leaf: Tensor, error: Exception) -> Any:
-    """Return what a plan gives for a leaf that torch refuses; unless it is nested, raise the error, with the key in it."""
+    """Apply a plan to the components of a nested leaf; for other leaves, re-raise ``error`` with the key."""
     if plan.creates_values or not leaf.is_nested:
         if type(error) in (RuntimeError, NotImplementedError, ValueError):
             shape = "" if leaf.is_nested else f" of shape {list(leaf.shape)}"
@@ -32,12 +32,7 @@ def apply_to_components(plan: Any, key: str, leaf: Tensor, error: Exception) -> 
 
 
 def map_components(leaf: Tensor, move: Callable[[Tensor], Any]) -> Any:
-    """Return a nested tensor with its components moved, copied or left out as ``move`` does it with elements.
-
-    >>> ragged = torch.nested.nested_tensor([torch.ones(1), torch.zeros(2)], layout=torch.jagged)
-    >>> [part.tolist() for part in map_components(ragged, lambda rows: rows.flip(0)).unbind()]
-    [[0.0, 0.0], [1.0]]
-    """
+    """Rearrange the components of a nested tensor as ``move`` rearranges the elements of a vector."""
     moved = move(torch.arange(leaf.size(0), device="cpu"))
     if isinstance(moved, (tuple, list)):
         return tuple(_select_components(leaf, moved))
@@ -74,7 +69,7 @@ def _by_offset(leaf: Any, values: Tensor) -> Callable[[Tensor], Tensor]:
     def choose(position: Tensor) -> Tensor:
         position = position.to(offsets.device)
         lengths = sizes[position]
-        # What each position along the ragged dim moves by, and so where its content comes from.
+        # Source row of each output row: the output position plus the shift of its component.
         steps = (ends[position] - lengths.cumsum(0)).repeat_interleave(lengths)
         rows = steps + torch.arange(len(steps), device=steps.device)
         return _make_jagged_like(leaf, values.index_select(dim, rows), lengths)
@@ -83,7 +78,7 @@ def _by_offset(leaf: Any, values: Tensor) -> Callable[[Tensor], Tensor]:
 
 
 def _get_compact_values(leaf: Any) -> Tensor | None:
-    """Return the values of a jagged tensor whose components stand one after the other; None for other nested ones."""
+    """Return the values of a jagged tensor whose components are contiguous; None for other nested tensors."""
     if leaf.layout is not torch.jagged or leaf.lengths() is not None:
         return None
     values, offsets = leaf.values(), leaf.offsets()
@@ -91,25 +86,20 @@ def _get_compact_values(leaf: Any) -> Tensor | None:
 
 
 def get_parts(leaf: Any) -> list[Tensor]:
-    """Return the tensors that a leaf consists of: the values, offsets and lengths of a jagged one, any other itself.
-
-    >>> ragged = torch.nested.nested_tensor([torch.ones(1), torch.zeros(2)], layout=torch.jagged)
-    >>> [part.tolist() for part in get_parts(ragged)]
-    [[1.0, 0.0, 0.0], [0, 1, 3]]
-    """
+    """Return the tensors of a leaf: values, offsets and lengths of a jagged one; any other leaf itself."""
     if leaf.layout is not torch.jagged:
         return [leaf]
     return [part for part in (leaf.values(), leaf.offsets(), leaf.lengths()) if part is not None]
 
 
 def _make_jagged_like(like: Tensor, values: Tensor, lengths: Tensor) -> Tensor:
-    """Return the jagged tensor whose components have these lengths; its ragged dim is that of ``like``."""
+    """Build a jagged tensor from values and component lengths, with the ragged dim of ``like``."""
     offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
     return make_jagged(get_ragged_dim(like), values, offsets, told=compute_min_max(lengths))
 
 
 def compute_min_max(lengths: Tensor) -> tuple[int | None, int | None]:
-    """Return the least and the greatest of the lengths of components; None where there are none."""
+    """Return the minimum and maximum of component lengths; (None, None) without components."""
     known = lengths.tolist()
     return (min(known), max(known)) if known else (None, None)
 
@@ -117,18 +107,15 @@ def compute_min_max(lengths: Tensor) -> tuple[int | None, int | None]:
 def compute_lengths(
     dim: int, values: Tensor, offsets: Tensor, lengths: Tensor | None = None
 ) -> Tensor | None:
-    """Return the lengths of the components that these parts make; None where one lies outside of the values.
+    """Compute the component lengths of a jagged tensor; None if a component exceeds the values.
 
-    torch itself does not look, so whoever takes parts from outside must.
-
-    >>> compute_lengths(1, torch.ones(3), torch.tensor([0, 1, 3])), compute_lengths(1, torch.ones(3), torch.tensor([0, 4]))
-    (tensor([1, 2]), None)
+    torch does not check this, so parts from files or messages must be checked here.
     """
     result = offsets.diff() if lengths is None else lengths
     if len(offsets) != len(result) + 1:
         return None
     starts = offsets[:-1]
-    # Not the sum of both, which could overflow.
+    # The sum starts + result could overflow.
     inside = (starts >= 0) & (result >= 0) & (starts <= values.size(dim - 1) - result)
     return result if bool(inside.all()) else None
 
@@ -141,21 +128,16 @@ def make_jagged(
     *,
     told: tuple[int | None, int | None] = (None, None),
 ) -> Tensor:
-    """Return the jagged tensor of these parts, ragged along ``dim``; see torch.nested.nested_tensor_from_jagged.
+    """Build a jagged tensor from its parts, ragged along ``dim``; ``told`` is (min, max) of the lengths.
 
-    It is told the least and the greatest length of its components, since torch pads one that was not told to the length of all
-    values.
-
-    >>> make_jagged(1, torch.ones(3), torch.tensor([0, 1, 3]), told=(1, 2)).to_padded_tensor(0)
-    tensor([[1., 0.],
-            [1., 1.]])
+    Without ``told``, torch pads to the length of all values.
     """
     bounds = dict(zip(_BOUNDS, told)) if _TAKES_BOUNDS else {}
     return torch.nested.nested_tensor_from_jagged(values, offsets, lengths, jagged_dim=dim, **bounds)
 
 
 def join_components(like: Tensor, parts: Sequence[Tensor]) -> Tensor:
-    """Return components as one nested tensor, whose layout and ragged dim are those of ``like``."""
+    """Build a nested tensor from components, with the layout and ragged dim of ``like``."""
     if like.layout is not torch.jagged:
         if not parts:
             raise StructureError("a nested tensor of strided layout has at least one component")
@@ -167,19 +149,14 @@ def join_components(like: Tensor, parts: Sequence[Tensor]) -> Tensor:
 
 
 def has_same_components(first: Tensor, second: Tensor) -> bool:
-    """Tell whether two nested tensors have components of the same shapes.
-
-    >>> ragged = [torch.nested.nested_tensor([torch.ones(n) for n in (1, 2)], layout=torch.jagged) for _ in range(2)]
-    >>> ragged[0].shape == ragged[1].shape, has_same_components(*ragged)
-    (False, True)
-    """
+    """Return True if two nested tensors have components of equal shapes."""
     if not (first.is_nested and second.is_nested) or first.layout is not second.layout:
         return False
     return [part.shape for part in first.unbind()] == [part.shape for part in second.unbind()]
 
 
 def cat_components(plan: Any, leaves: Sequence[Any]) -> Tensor | None:
-    """Return nested tensors one after the other, as a plan of ``cat`` asks for; None where it asks for something else."""
+    """Concatenate nested tensors along dim 0; None if the plan does another operation."""
     if (
         plan.stacks
         or plan.dim != 0

@@ -1,7 +1,7 @@
 """TensorDictParams: a collection whose leaves are the parameters and buffers of an ``nn.Module``.
 
-The collection is the one place where tensors are kept: what ``nn.Module`` reads as ``_parameters`` and ``_buffers`` is
-made from it when asked, so a write to any level shows up in ``parameters()`` and ``state_dict()`` at once.
+Only the collection stores tensors: ``_parameters`` and ``_buffers`` of the module are views computed from it, so a
+write to any node appears in ``parameters()`` and ``state_dict()`` at once.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ SelfT = TypeVar("SelfT", bound="TensorDictParams")
 MethodT = TypeVar("MethodT", bound=Callable[..., Any])
 
 
-#: Where the metadata of a part of a module has that of the levels with values below: torch hands it its own level only.
+#: Key of the state dict metadata for the value nodes below a module part: torch passes only the part's own metadata.
 _VALUES = "_values"
 
 
 class _Slots(MutableMapping[str, Any]):
-    """The parameters or the buffers of a collection, by dotted name; what a module writes there reaches the collection.
+    """Mutable mapping from dotted names to the parameters (or buffers) of a collection; writes reach the collection.
 
-    A name is looked up along its levels: a module asks for each by itself.
+    Lookup walks the key path without listing all leaves, since a module reads names one by one.
     """
 
     __slots__ = ("_parameters", "_root")
@@ -61,7 +61,7 @@ class _Slots(MutableMapping[str, Any]):
         self._parameters = parameters
 
     def items(self) -> Any:
-        """Return what there is now, which a module may go through while it writes."""
+        """Return a list, so that a module may write while it iterates."""
         entries = self._root.items(include_nested=True, leaves_only=True)
         return [
             (".".join(key) if isinstance(key, tuple) else key, leaf)
@@ -93,7 +93,7 @@ class _Slots(MutableMapping[str, Any]):
 
 
 def _find_slot(root: Any, name: str) -> tuple[Any, str]:
-    """Return the level that holds the leaf of a dotted name, and its key there; keys may have dots too."""
+    """Return the node and key of the leaf with a dotted name; keys may contain dots."""
     todo = [(root, name)]
     while todo:
         node, rest = todo.pop()
@@ -107,12 +107,12 @@ def _find_slot(root: Any, name: str) -> tuple[Any, str]:
 
 
 def _make_readonly(read: Callable[[Any], Any]) -> Any:
-    """Return a property that ignores what ``nn.Module.__init__`` sets: the collection is the one place where tensors are kept."""
+    """Return a property whose setter ignores assignments of ``nn.Module.__init__``: only the collection stores tensors."""
     return property(read, lambda self, value: None)
 
 
 def _disable_grad(method: MethodT) -> MethodT:
-    """Return a method that writes parameters in place, as an optimizer does: autograd does not record it."""
+    """Wrap an in-place method in ``no_grad``, so that it can write parameters as an optimizer does."""
 
     @functools.wraps(method)
     def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -126,26 +126,26 @@ def _disable_grad(method: MethodT) -> MethodT:
 class TensorDictParams(Wrapper, TensorDictBase, nn.Module):  # type: ignore[misc]  # both have state_dict and zero_grad
     """An ``nn.Module`` whose parameters and buffers are the leaves of a collection.
 
-    Floating-point leaves become ``nn.Parameter``, but for those that are buffers, and the others buffers. A plain tensor that
-    is set in the place of a parameter or a :class:`Buffer` becomes one. Operations on it give plain collections, except
-    ``clone``, ``to`` and their like, which give parameters again.
+    Floating-point leaves become ``nn.Parameter`` unless they are buffers; all other leaves become buffers. A plain tensor
+    that replaces a parameter or a :class:`Buffer` takes its role. Operations return plain collections, except ``clone``,
+    ``to`` and similar methods, which return parameters.
 
     Args:
         parameters: a collection or mapping of tensors; it is not changed.
-        no_convert: make no parameters: parameters stay parameters, everything else is a buffer.
+        no_convert: create no parameters: parameters stay parameters, all other leaves become buffers.
         lock: lock the collection.
         **kwargs: entries by keyword, instead of ``parameters``.
 
     Raises:
-        StructureError: there is a lazy stack in it, whose entries are made when they are read: an optimizer would
-            never meet them; or a leaf has a ``grad_fn``, and is to become a parameter.
+        StructureError: the collection contains a lazy stack, whose entries are created when they are read, so that an
+            optimizer would never see them; or a leaf that would become a parameter has a ``grad_fn``.
 
     >>> params = TensorDictParams(TensorDict({"w": torch.zeros(2), "n": {"b": torch.ones(1)}}))
     >>> [name for name, _ in params.named_parameters()]
     ['w', 'n.b']
     """
 
-    # Not in ``__dict__``, where torch.export would find a pytree, copy it, and put back the copy.
+    # A slot, because torch.export would find a pytree in ``__dict__``, copy it, and store the copy.
     __slots__ = ("_tensordict",)
 
     _grows = False
@@ -196,29 +196,29 @@ class TensorDictParams(Wrapper, TensorDictBase, nn.Module):  # type: ignore[misc
     )
 
     def __getattr__(self, name: str) -> Any:
-        """Return an entry as an attribute, as modules do, and a level as the module of its parameters.
+        """Return an entry as an attribute, as modules do; a nested node is returned as a module of its parameters.
 
-        Declared methods of absent packages raise their own error.
+        Methods of packages that are not installed raise an error that names the package.
         """
         for base in type(self).__mro__:
             if name in base.__dict__:
-                # Its own lookup raised, and its error says more than ours would.
+                # The property itself raised AttributeError; evaluate it again to show its error.
                 return base.__dict__[name].__get__(self, type(self))
         inner = getattr(self, "_tensordict", None)
         if inner is not None and name in inner._children():
             result = self.get(name)
             return self._from_inner(result) if isinstance(result, TensorDictBase) else result
-        if inner is not None and "." in name:  # as a module finds each of its ``_parameters``
+        if inner is not None and "." in name:  # nn.Module reads parameters by dotted name
             with suppress(KeyError):
                 node, key = _find_slot(inner, name)
                 return node._children()[key]
         return nn.Module.__getattr__(self, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Store a plain attribute, or a parameter in the place of another, as ``fully_shard`` does; entries are set by key.
+        """Set a plain attribute, or replace a parameter as ``fully_shard`` does; entries are set by key.
 
         Raises:
-            TypeError: the name is that of an entry, or the value a parameter or a module, which no module would find there.
+            TypeError: the name is a key, or the value is a parameter or module, which would not be registered.
         """
         if isinstance(value, nn.Parameter) and name in self._parameters:
             self._parameters[name] = value
@@ -229,7 +229,7 @@ class TensorDictParams(Wrapper, TensorDictBase, nn.Module):  # type: ignore[misc
         object.__setattr__(self, name, value)
 
     def register_parameter(self, name: str, *args: Any, **kwargs: Any) -> None:
-        """Refuse: entries are set by key.
+        """Raise TypeError: entries are set by key.
 
         Raises:
             TypeError: always.
@@ -242,19 +242,19 @@ class TensorDictParams(Wrapper, TensorDictBase, nn.Module):  # type: ignore[misc
     register_buffer = add_module = register_parameter
 
     def __repr__(self) -> str:
-        """Return the printed form, around that of the collection."""
+        """Return the class name around the ``repr`` of the collection."""
         return f"{type(self).__name__}(params={self._tensordict!r})"
 
     def _inner(self) -> Core:
         return self._tensordict._inner()  # type: ignore[no-any-return]
 
     def __getitem__(self, index: Any) -> Any:
-        """Return an entry by key, or the plain collection of all entries indexed along the batch dims."""
+        """Return an entry by key, or index the batch dims, which returns a plain collection."""
         result = super().__getitem__(index)
         return self._run_hooks(result) if self._get_hooks and is_key(index) else result
 
     def get(self, key: NestedKey, *args: Any, **kwargs: Any) -> Any:
-        """Return the entry ``key``, or a default where it is missing; see :meth:`TensorCollection.get`."""
+        """Return the entry ``key``, or a default if it is missing; see :meth:`TensorCollection.get`."""
         result = super().get(key, *args, **kwargs)
         return self._run_hooks(result) if self._get_hooks and isinstance(result, (Tensor, Core)) else result
 
@@ -305,7 +305,7 @@ class TensorDictParams(Wrapper, TensorDictBase, nn.Module):  # type: ignore[misc
 
     @contextmanager
     def _adopt_on_exit(self) -> Iterator[None]:
-        """Give what is stored in the levels below its role, which are plain; where that fails, nothing is stored."""
+        """Convert the leaves that the block stores to their roles; undo all writes if one fails."""
         held = {path: leaf for path, _, leaf in _iter_slots(self._tensordict)}
         with restore_on_error(self._tensordict):
             yield
@@ -322,7 +322,7 @@ class TensorDictParams(Wrapper, TensorDictBase, nn.Module):  # type: ignore[misc
         self: SelfT, input_dict_or_td: Any = None, clone: bool = False, inplace: bool = False, **kwargs: Any
     ) -> SelfT:
         """Store the entries of another collection or mapping; see :meth:`TensorCollection.update`."""
-        # Copies of parameters become parameters, so they have no past; in place, autograd has its say.
+        # Copies of parameters become parameters, which must be autograd leaves; in-place writes follow autograd's rules.
         with (
             self._adopt_on_exit(),
             torch.set_grad_enabled(torch.is_grad_enabled() and (inplace or not clone)),
@@ -338,7 +338,7 @@ class TensorDictParams(Wrapper, TensorDictBase, nn.Module):  # type: ignore[misc
         device: torch.device | NoDefault | None = NO_DEFAULT,
         names: Names | NoDefault | None = NO_DEFAULT,
     ) -> Any:
-        """Return a plain collection: parameters that were computed on are no longer parameters."""
+        """Return a plain collection: results of operations on parameters are not parameters."""
         return self._tensordict._with_children(children, batch_size=batch_size, device=device, names=names)
 
     def _shallow_copy(self: SelfT) -> SelfT:
@@ -347,11 +347,11 @@ class TensorDictParams(Wrapper, TensorDictBase, nn.Module):  # type: ignore[misc
     def _map(self, fn: Callable[[Tensor], Tensor]) -> Any:
         if not is_copying(fn):
             return super()._map(fn)
-        # Copies of parameters are parameters, which have no past.
+        # Copies of parameters are parameters, which must be autograd leaves.
         with torch.no_grad():
             return self._from_inner(self._tensordict._map(_cache_tied(fn)))
 
-    # As every other node, which is what it stays.
+    # Undo the overrides of Wrapper: these methods return parameters again.
     _clone_leaves = Core._clone_leaves
     _with_batch_size = Core._with_batch_size
     _get_as = TensorDictBase._get_as
@@ -374,7 +374,7 @@ class TensorDictParams(Wrapper, TensorDictBase, nn.Module):  # type: ignore[misc
     apply_ = _disable_grad(TensorDictBase.apply_)
 
     def clone(self: SelfT, recurse: bool = True, **kwargs: Any) -> Any:
-        """Return parameters of their own; with ``recurse=False`` a new collection of the same parameters.
+        """Copy the parameters; with ``recurse=False`` return a new collection of the same parameters.
 
         >>> type(TensorDictParams(TensorDict({"w": torch.zeros(2)})).clone()).__name__
         'TensorDictParams'
@@ -390,7 +390,7 @@ class TensorDictParams(Wrapper, TensorDictBase, nn.Module):  # type: ignore[misc
         return copied
 
     def to(self: SelfT, *args: Any, **kwargs: Any) -> Any:
-        """Return parameters on another device or of another dtype, tied where they were; as ``TensorDict.to``."""
+        """Move or cast the parameters, as ``TensorDict.to``; tied parameters stay tied."""
         inner, old = self._tensordict, self._tensordict._leaves()
         moved = inner.to(*args, **kwargs)
         if moved is not inner:
@@ -400,13 +400,13 @@ class TensorDictParams(Wrapper, TensorDictBase, nn.Module):  # type: ignore[misc
         return self
 
     def _rebuild_module(self: SelfT, inner: Any, old: list[Tensor]) -> Any:
-        """Return a module of what became of the leaves ``old``, each in its role; what was tied is."""
+        """Build a module from converted leaves, each in the role of its leaf in ``old``; tied leaves stay tied."""
         likes = iter(old)
         made: dict[Any, Tensor] = {}
 
         def parameter(leaf: Tensor) -> Tensor:
             like = next(likes)
-            place = id(like), leaf.dtype, leaf.device  # a filter may have let it go under one key only
+            place = id(like), leaf.dtype, leaf.device  # a filter may have converted it under one key only
             if place not in made:
                 made[place] = _in_role_of(leaf, like)
             return made[place]
@@ -417,23 +417,23 @@ class TensorDictParams(Wrapper, TensorDictBase, nn.Module):  # type: ignore[misc
             raise concurrent_change_error(self) from None
 
     def _from_inner(self: SelfT, inner: Any) -> SelfT:
-        """Return a module of this class around a collection of parameters."""
+        """Build a module of this class around a collection of parameters."""
         module = type(self)({}, no_convert=True)
-        # As it is, also what stands in the place of parameters only for a while.
+        # No conversion: tensors that temporarily replace parameters must stay.
         object.__setattr__(module, "_tensordict", inner)
         object.__setattr__(module, "_no_convert", self._no_convert)
         object.__setattr__(module, "_get_hooks", list(self._get_hooks))
         return module
 
     def _apply(self: SelfT, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> SelfT:
-        """Move or cast the parameters in place: what ``module.to()`` calls."""
+        """Move or cast the parameters in place; ``nn.Module.to`` calls this."""
         with torch.no_grad():
             for leaf in self._tensordict._leaves():
                 moved, grad = fn(leaf.data), leaf.grad
                 try:
                     leaf.data = moved
                 except RuntimeError:
-                    # To and from the meta device it becomes a tensor of another kind, which has to take its place.
+                    # ``leaf.data`` cannot be set across the meta device; swap the tensors instead.
                     torch.utils.swap_tensors(leaf, _in_role_of(moved, leaf))
                 if grad is not None:
                     leaf.grad = fn(grad)
@@ -450,7 +450,7 @@ class TensorDictParams(Wrapper, TensorDictBase, nn.Module):  # type: ignore[misc
         unexpected_keys: list[str],
         error_msgs: list[str],
     ) -> None:
-        """Copy, or with ``assign`` take, what a surrounding module's state dict holds for these parameters, values too."""
+        """Load (copy, or with ``assign`` store) the leaves and values of this part from a module's state dict."""
         for hook in self._load_state_dict_pre_hooks.values():
             hook(state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
         skipped = self._non_persistent_buffers_set
@@ -485,7 +485,7 @@ class TensorDictParams(Wrapper, TensorDictBase, nn.Module):  # type: ignore[misc
         held = TensorDictBase.state_dict(self)._metadata  # type: ignore[attr-defined]
         unexpected += [prefix + name for name in options if name not in held]
         state: Any = OrderedDict()
-        # A module takes what was saved on any device.
+        # A module can load values that were saved on any device.
         state._metadata = {name: {**meta, "device": None} for name, meta in options.items() if name in held}
         try:
             super().load_state_dict(state, strict=False)
@@ -524,7 +524,7 @@ class TensorDictParams(Wrapper, TensorDictBase, nn.Module):  # type: ignore[misc
     ) -> SelfT:
         """Copy a state dict into the leaves, in place; see :meth:`TensorCollection.load_state_dict`.
 
-        With ``assign``, as in a module, what was a parameter or a buffer stays one, and so does what requires no gradient.
+        With ``assign``, as in a module, parameters and buffers keep their roles, and frozen parameters stay frozen.
         """
         skipped = self._non_persistent_buffers_set
         if skipped and isinstance(state_dict, Mapping):
@@ -536,9 +536,9 @@ class TensorDictParams(Wrapper, TensorDictBase, nn.Module):  # type: ignore[misc
         return self
 
     def register_get_post_hook(self, hook: Callable[[Any, Any], Any]) -> None:
-        """Call ``hook(params, value)`` on every entry that is read; what it returns, if not None, is given instead.
+        """Register ``hook(params, value)``, called on every entry that is read; a result other than None replaces it.
 
-        Reading is by key, as an attribute, or from :meth:`values` and :meth:`items`; operations take what is stored.
+        Hooks run for reads by key, as an attribute, and through :meth:`values` and :meth:`items`, but not inside operations.
 
         >>> params = TensorDictParams(TensorDict({"w": torch.zeros(2)}))
         >>> params.register_get_post_hook(lambda params, value: value + 1)
@@ -557,7 +557,7 @@ def _refuse_lazy_stacks(root: Any) -> None:
 
 
 def _adopt_entry(value: Any, held: Any, converts: bool) -> Any:
-    """Return a leaf or a level as a collection of parameters keeps it, in the place of ``held``; what is tied stays tied."""
+    """Convert a leaf or node for storage in place of ``held``; tied leaves stay tied."""
     if isinstance(value, Tensor):
         return adopt(value, held, converts)
     leaves = value._leaves()
@@ -579,7 +579,7 @@ def _adopt_entry(value: Any, held: Any, converts: bool) -> Any:
 
 
 def _cache_tied(fn: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """Return a function that copies what stands under several keys once, each in its role; see :func:`is_copying`."""
+    """Wrap a copy function so that tied leaves are copied once, each in its role; see :func:`is_copying`."""
     made: dict[int, Tensor] = {}
 
     def copy(leaf: Tensor) -> Tensor:
@@ -596,7 +596,7 @@ def _in_role_of(leaf: Tensor, old: Tensor) -> Tensor:
 
 
 def _iter_slots(root: Core) -> Iterator[tuple[tuple[str, ...], Core, Tensor]]:
-    """Iterate over the leaves: key path, level, leaf; those of a level before those below it."""
+    """Yield (key path, node, leaf) per leaf; the leaves of a node come before those of its children."""
     todo: list[tuple[Core, tuple[str, ...]]] = [(root, ())]
     while todo:
         node, path = todo.pop()
@@ -608,16 +608,12 @@ def _iter_slots(root: Core) -> Iterator[tuple[tuple[str, ...], Core, Tensor]]:
 
 
 def get_roles(root: Core) -> str:
-    """Return a letter for each leaf: parameter, frozen parameter, buffer, non-persistent buffer or plain tensor."""
+    """Return the roles of all leaves as a string, one letter per leaf; see :func:`role`."""
     return "".join(role(leaf) for _, _, leaf in _iter_slots(root))
 
 
 def set_roles(root: Core, roles: str) -> None:
-    """Make of each leaf what :func:`get_roles` said.
-
-    Raises:
-        FormatError: they are no roles of these leaves.
-    """
+    """Convert each leaf to the role that :func:`get_roles` returned; FormatError if the roles do not match."""
     places = list(_iter_slots(root))
     if len(places) != len(roles) or not {*"pfbn-"} >= {*roles}:
         raise FormatError(f"{len(places)} leaves of parameters have the roles {roles!r:.100}")
@@ -628,7 +624,7 @@ def set_roles(root: Core, roles: str) -> None:
 
 def _register_params(cls: Any) -> None:
     def unflatten(children: Any, context: tuple[Any, ...]) -> Any:
-        # The plain collection: what came back is no longer the module's parameters.
+        # Return the plain collection: unflattened leaves are not the module's parameters.
         return next(iter(children))
 
     register(cls, lambda params: ([params._tensordict], ()), unflatten, lambda context: ("params",))

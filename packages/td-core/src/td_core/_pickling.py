@@ -1,7 +1,7 @@
-"""Pickling and copying, through the flat encoding: the depth of a tree does not matter.
+"""Pickle and copy collections through the flat encoding, so that deep trees do not recurse.
 
-A pickle holds bytes, JSON and the values of non-tensor data. A file of :func:`torch.save` holds tensors and names one
-function, and is read with ``weights_only=True`` where those values are plain.
+A pickle holds bytes, JSON and the values of non-tensor data. A file of :func:`torch.save` holds tensors and names
+one function, and can be read with ``weights_only=True`` if those values are plain.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ._torch_private import get_cached_seqlens, get_ragged_dim
 
 SelfT = TypeVar("SelfT", bound="PickleMixin")
 
-#: The layouts whose tensors have a method ``__deepcopy__`` that works.
+#: The layouts whose tensors have a working ``__deepcopy__``.
 _DEEP = frozenset({torch.strided, torch.jagged, torch.sparse_coo})
 
 
@@ -41,10 +41,10 @@ def rebuild_collection(
     attributes: dict[int, dict[str, Any]] | None = None,
     keepers: dict[int, Any] | None = None,
 ) -> Any:
-    """Return the collection that :meth:`PickleMixin.__reduce_ex__` took apart.
+    """Rebuild the collection that :meth:`PickleMixin.__reduce_ex__` encoded.
 
-    ``classes`` are those of nodes that name one; listing them makes pickle import them first, or make them. ``attributes`` are
-    those of the nodes below; those of the first are given to it when it is there, for they may refer to it.
+    ``classes`` lists the classes that nodes name, so that pickle imports or rebuilds them first. ``attributes`` are those of
+    the nodes below the root; pickle sets those of the root afterwards, since they may refer to it.
     """
     leaves = leaves.tensors if isinstance(leaves, Leaves) else leaves
     made = decode_all(Encoded(nodes, leaves, values, classes, attributes or {}), {})
@@ -56,7 +56,7 @@ def rebuild_collection(
 def encode_for_pickle(node: Core, protocol: int) -> tuple[Any, ...]:
     """Return the arguments of :func:`rebuild_collection`.
 
-    The files of :func:`torch.save`, which pickles with protocol 2, hold tensors as torch writes them.
+    :func:`torch.save` uses protocol 2; its files hold the tensors in torch's format.
     """
     encoded = encode(node, shared=True)
     leaves = Leaves(encoded.leaves) if protocol > 2 else _separate_storages(encoded.leaves)
@@ -69,13 +69,13 @@ def encode_for_pickle(node: Core, protocol: int) -> tuple[Any, ...]:
 
 
 def _make_state(encoded: Encoded, leaves: Any) -> tuple[Any, ...]:
-    # Releases that know of no attributes read what has none.
+    # Omit an empty argument, so that older releases can read the pickle.
     more = (encoded.attributes,) if encoded.attributes else ()
     return encoded.nodes, leaves, encoded.values, encoded.classes, *more
 
 
 class _ReducedClass:
-    """Stands for a class in a pickle."""
+    """Object that pickles as the reduced form of a class."""
 
     def __init__(self, parts: tuple[Any, ...]) -> None:
         self.parts = parts
@@ -85,9 +85,9 @@ class _ReducedClass:
 
 
 def reduce_classes(classes: Mapping[int, type]) -> dict[int, Any]:
-    """Return classes by position as a pickle takes them: those that :mod:`copyreg` reduces, reduced.
+    """Replace classes that :mod:`copyreg` can reduce by their reduced form.
 
-    cloudpickle does not ask it, and writes a class that has no name as a copy, which is another class where it is read.
+    cloudpickle ignores copyreg and would pickle an unnamed class by value, which makes another class on load.
     """
     result: dict[int, Any] = dict(classes)
     for position, cls in classes.items():
@@ -98,7 +98,7 @@ def reduce_classes(classes: Mapping[int, type]) -> dict[int, Any]:
 
 
 def _separate_storages(leaves: list[Tensor]) -> list[Tensor]:
-    """Return leaves as torch.save takes them: copies of those that share a storage with leaves of another dtype."""
+    """Clone leaves that share a storage with leaves of another dtype, which torch.save rejects."""
     kinds: dict[int, set[torch.dtype]] = {}
     parts = [_get_strided_parts(leaf) for leaf in leaves]
     for part in chain(*parts):
@@ -108,7 +108,7 @@ def _separate_storages(leaves: list[Tensor]) -> list[Tensor]:
     for leaf, own in zip(leaves, parts):
         if id(leaf) not in copies and any(part.untyped_storage().data_ptr() in mixed for part in own):
             for part in own:
-                if id(part) not in copies:  # jagged leaves of the same lengths share what tells them
+                if id(part) not in copies:  # jagged leaves of equal lengths share the offsets tensor
                     copies[id(part)] = part.detach().clone()
             copy = _assemble_like(leaf, [copies[id(part)] for part in own])
             grad = leaf.requires_grad
@@ -117,7 +117,7 @@ def _separate_storages(leaves: list[Tensor]) -> list[Tensor]:
 
 
 def _get_strided_parts(leaf: Any) -> list[Tensor]:
-    """Return the strided tensors that a leaf consists of: itself, or the values, offsets and lengths of a jagged one."""
+    """Return the strided tensors of a leaf: itself, or the values, offsets and lengths of a jagged one."""
     if leaf.layout is torch.jagged:
         return get_parts(leaf)
     plain = type(leaf) in PLAIN and leaf.layout is torch.strided and not leaf.is_nested
@@ -125,7 +125,7 @@ def _get_strided_parts(leaf: Any) -> list[Tensor]:
 
 
 def _assemble_like(leaf: Tensor, parts: list[Tensor]) -> Tensor:
-    """Return the leaf that consists of ``parts``, as ``leaf`` does of its own."""
+    """Build a leaf like ``leaf`` from ``parts``."""
     return (
         make_jagged(get_ragged_dim(leaf), *parts, told=get_cached_seqlens(leaf))
         if leaf.is_nested
@@ -134,15 +134,15 @@ def _assemble_like(leaf: Tensor, parts: list[Tensor]) -> Tensor:
 
 
 def copy_plain(leaves: list[Tensor], memo: dict[int, Any]) -> None:
-    """Put copies of the leaves that are nothing but a whole storage into ``memo``, and of their storages.
+    """Add clones of leaves that own a whole storage, and of those storages, to the deepcopy ``memo``.
 
-    They are what ``deepcopy`` makes, in a tenth of the time: torch copies the storage, and asks what else a tensor may be.
+    The clones equal those of ``deepcopy``, which takes ten times as long.
     """
     for leaf in leaves:
         if type(leaf) is not Tensor:
             continue
         if leaf.layout not in _DEEP or (leaf.is_nested and leaf.layout is torch.strided):
-            # torch cannot, for they have no storage of their own.
+            # deepcopy fails on these layouts, since they have no storage.
             if leaf.is_leaf and leaf.grad is None and not leaf.__dict__:
                 memo[id(leaf)] = leaf.detach().clone().requires_grad_(leaf.requires_grad)
             continue
@@ -159,7 +159,7 @@ def copy_plain(leaves: list[Tensor], memo: dict[int, Any]) -> None:
                     continue  # integers of less than a byte: deepcopy copies the storage
                 memo[id(leaf)] = copied
                 memo[id(storage)] = copied.untyped_storage()
-                # As deepcopy does: what lives keeps its id.
+                # Keep the storage alive, as deepcopy does: a freed object's id in the memo could be reused.
                 memo.setdefault(id(memo), []).append(storage)
 
 
@@ -167,22 +167,22 @@ _foreign: Callable[[type, Any], Any] | None = None
 
 
 def set_foreign_state(read: Callable[[type, Any], Any]) -> None:
-    """Store how a mapping of attributes, as pickles of the reference implementation hold, becomes a collection."""
+    """Register the function that decodes an attribute dict from a pickle of tensordict."""
     global _foreign
     _foreign = read
 
 
 class PickleMixin(Core):
-    """What pickle and copy ask for.
+    """The pickle and copy protocols.
 
-    Deep copies and pickles keep the attributes that were set on instances of subclasses, and on modules, at every level, and
-    :func:`copy.copy` those of the object itself; operations and other formats do not.
+    Deep copies and pickles keep the attributes that were set on instances of subclasses and on modules, in every node;
+    :func:`copy.copy` keeps those of the root. Operations and other formats drop them.
     """
 
     __slots__ = ()
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-        """Return the collection as a function and plain arguments, or as its class does in a way of its own."""
+        """Return a rebuild function and plain arguments, or the result of a ``__reduce__`` that the class defines."""
         cls: Any = type(self)
         if cls.__reduce__ is not object.__reduce__ or cls.__getstate__ is not PickleMixin.__getstate__:
             return object.__reduce_ex__(self, protocol)  # type: ignore[return-value]
@@ -194,12 +194,12 @@ class PickleMixin(Core):
         return (*reduced, (attributes,)) if attributes else reduced
 
     def __getstate__(self) -> tuple[Any, ...]:
-        """Return what ``__setstate__`` takes: the encoded tree."""
+        """Return the encoded tree for ``__setstate__``."""
         encoded = encode(self, shared=True)
         return _make_state(encoded, encoded.leaves)
 
     def __setstate__(self, state: Any) -> None:
-        """Become the collection that ``__getstate__`` took apart, or take the attributes of one."""
+        """Restore the collection that ``__getstate__`` encoded, or set the attributes of the root."""
         if len(state) == 1 and isinstance(state, tuple):
             KINDS.set_attributes(self, state[0])
             return
@@ -214,7 +214,7 @@ class PickleMixin(Core):
         KINDS.set_attributes(self, KINDS.attributes_of(decoded))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        """Return a copy with leaves and values of its own; what occurs twice stays one."""
+        """Copy the leaves and values; an object that occurs twice is copied once."""
         encoded = encode(self, shared=True)
         copy_plain(encoded.leaves, memo)
         leaves: list[Tensor] = []
@@ -225,7 +225,7 @@ class PickleMixin(Core):
             add_key_note(error, get_key_path(encoded.nodes, [len(leaves)]))
             raise
         values = deepcopy(encoded.values, memo)
-        # What a value refers to was copied with it, and so may be what a list that is copied holds.
+        # A value may refer to a node of this tree, which deepcopy then copied; reuse that copy.
         places = list(map(id, encoded.objects))
         made = {i: memo[place] for i, place in enumerate(places) if place in memo}
         if 0 in made:
@@ -239,7 +239,7 @@ class PickleMixin(Core):
         return copied[0]
 
     def __copy__(self: SelfT) -> SelfT:
-        """Return a shallow copy: new levels, the same leaves."""
+        """Return a shallow copy: new nodes, the same leaves."""
         copied = self._shallow_copy()
         if attributes := KINDS.attributes_of(self):
             KINDS.set_attributes(copied, attributes)
@@ -247,7 +247,7 @@ class PickleMixin(Core):
 
 
 def rebuild(*parts: Any) -> Any:
-    """Rebuild a collection from a file of an earlier release, which names this function."""
+    """Rebuild a collection; the alias that files of earlier releases name."""
     return rebuild_collection(*parts)
 
 

@@ -1,4 +1,4 @@
-"""What a lazy stack makes of members that differ: the shape it shows, and ragged leaves read as one tensor."""
+"""Lazy stacks with uneven members: the shape they show, and ragged leaves read as one tensor."""
 
 from __future__ import annotations
 
@@ -19,12 +19,9 @@ from .typing import NO_DEFAULT, NestedKey
 
 
 def get_display_shape(tensor: Tensor) -> tuple[Any, ...]:
-    """Return the shape of a tensor for messages; -1 stands for a ragged dim of a nested one of strided layout.
+    """Return the shape of a tensor for messages; -1 for the ragged dims of a strided nested tensor.
 
-    A parameter or buffer of a lazy module, which has no shape yet, shows as one dim of -1.
-
-    >>> get_display_shape(torch.zeros(2, 3))
-    (2, 3)
+    An uninitialized parameter or buffer of a lazy module has the shape (-1,).
     """
     try:
         return tuple(tensor.shape)
@@ -40,11 +37,7 @@ def _get_size(tensor: Tensor, dim: int) -> int:
 
 
 def merge_shapes(shapes: Sequence[Sequence[Any]], dim: int) -> tuple[Any, ...]:
-    """Return the shape of a stack along ``dim``: -1 where members differ, ``(-1,)`` where their numbers of dims do.
-
-    >>> merge_shapes([(2, 3), (2, 4)], 0)
-    (2, 2, -1)
-    """
+    """Return the shape of a stack along ``dim``: -1 where sizes differ, ``(-1,)`` if numbers of dims differ."""
     if len({len(shape) for shape in shapes}) != 1:
         return (-1,)
     merged = [sizes[0] if len(set(sizes)) == 1 else -1 for sizes in zip(*shapes, strict=True)]
@@ -52,7 +45,7 @@ def merge_shapes(shapes: Sequence[Sequence[Any]], dim: int) -> tuple[Any, ...]:
 
 
 def list_distinct_members(members: Sequence[Core]) -> list[Any]:
-    """Return the members of a stack, and those of the stacks among them, each of them once."""
+    """List the distinct members of a stack; nested stacks are replaced by their members."""
     flat: list[Any] = []
     todo = list(members)[::-1]
     while todo:
@@ -63,7 +56,7 @@ def list_distinct_members(members: Sequence[Core]) -> list[Any]:
         else:
             todo.extend(stacked[0][::-1])
     if torch.compiler.is_compiling():
-        # A graph that takes an id is of use for this very object only.
+        # A guard on id() would recompile the graph for every object, so compare by identity.
         return [
             item
             for position, item in enumerate(flat)
@@ -73,7 +66,7 @@ def list_distinct_members(members: Sequence[Core]) -> list[Any]:
 
 
 def check_no_hidden_keys(keys: Sequence[Collection[str]]) -> None:
-    """Raise KeyMismatchError where members have different keys, which are given."""
+    """Raise KeyMismatchError if the given key sets of the members differ."""
     hidden = [key for key in dict.fromkeys(chain(*keys)) if not all(key in left for left in keys)]
     if hidden:
         raise KeyMismatchError(
@@ -83,7 +76,7 @@ def check_no_hidden_keys(keys: Sequence[Collection[str]]) -> None:
 
 
 def make_ragged_error(key: str, entries: list[Child], error: Exception) -> StructureError:
-    """Return the error for entries that cannot be stacked, naming their shapes."""
+    """Build the error for entries that cannot be stacked, with their shapes."""
     shapes = [
         get_display_shape(entry) if isinstance(entry, Tensor) else type(entry).__name__ for entry in entries
     ]
@@ -96,7 +89,7 @@ def make_ragged_error(key: str, entries: list[Child], error: Exception) -> Struc
 
 
 def get_member_entry(member: Any, key: NestedKey, form: dict[str, Any]) -> Any:
-    """Return what a member of a stack has under a key, in the form that is asked for where that is in a stack again."""
+    """Read a member's entry; a nested stack returns it in the requested form."""
     node, path = member, unravel_key_to_tuple(key)
     while path and isinstance(node, Core) and node._members_and_dim() is None:
         node, path = node._children().get(path[0]), path[1:]
@@ -126,7 +119,7 @@ def convert_form(
     padding_side: str = "right",
     layout: torch.layout | None = None,
 ) -> Any:
-    """Return what the members have under a key as a list, a nested tensor or a padded one; None: the default."""
+    """Convert the members' entries to a list, a nested or a padded tensor; None returns the default."""
     if as_list + as_nested_tensor + as_padded_tensor != 1:
         raise TypeError("give exactly one of as_list, as_nested_tensor, as_padded_tensor")
     if entries is None:
@@ -143,7 +136,7 @@ def convert_form(
 
 
 def make_nested_tensor(key: NestedKey, leaves: list[Tensor], dim: int, layout: torch.layout | None) -> Tensor:
-    """Return leaves as one nested tensor: jagged where one dim at most is ragged, unless ``layout`` says otherwise."""
+    """Build a nested tensor from leaves; its layout defaults to jagged if at most one dim is ragged."""
     if dim != 0:
         raise StructureError(
             f"key {key!r}: a nested tensor stacks along dim 0, this stack is along dim {dim}"
@@ -160,7 +153,7 @@ def make_nested_tensor(key: NestedKey, leaves: list[Tensor], dim: int, layout: t
 def make_padded_tensor(
     key: NestedKey, leaves: list[Tensor], dim: int, value: float, side: str = "right"
 ) -> Tensor:
-    """Return leaves padded to one shape and stacked along ``dim``; ``side`` is where the padding goes."""
+    """Pad leaves to one shape and stack them along ``dim``; ``side`` is the padded side."""
     ndims = {leaf.ndim for leaf in leaves}
     if len(ndims) != 1:
         raise StructureError(f"key {key!r}: cannot pad leaves of {sorted(ndims)} dims to one shape")
@@ -169,7 +162,7 @@ def make_padded_tensor(
     alike = {(leaf.dtype, leaf.device, leaf.shape[1:]) for leaf in leaves}
     plain = PLAIN.issuperset(map(type, leaves)) and functorch_level() is None
     if plain and dim == 0 and side == "right" and len(alike) == 1 and leaves[0].ndim:
-        # One tensor is made and filled, where pad() makes one of each leaf for stack() to copy.
+        # Faster: pad_sequence fills one tensor; pad() would copy each leaf before stack() copies it again.
         return torch.nn.utils.rnn.pad_sequence(leaves, batch_first=True, padding_value=value)
     shape = [max(sizes) for sizes in zip(*[leaf.shape for leaf in leaves])]
     padded = []

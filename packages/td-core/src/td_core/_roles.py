@@ -1,7 +1,7 @@
-"""What a leaf is to a module: a parameter or a buffer.
+"""The role of a leaf in a module: parameter, buffer or plain tensor.
 
-A buffer is an ordinary tensor that carries a mark, the one of ``torch.nn.Buffer``: every operation takes it as it is, and
-what is computed from it has no mark.
+A buffer is an ordinary tensor with the mark of ``torch.nn.Buffer`` (an attribute). Every operation accepts it, and
+results of operations have no mark.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .errors import StructureError
 
 
 class _BufferMeta(type(Tensor)):  # type: ignore[misc]  # the metaclass of tensors has no name in public
-    """Take for a buffer what is marked as one, as the metaclass of ``torch.nn.Buffer`` does."""
+    """Metaclass that makes ``isinstance`` test the buffer mark, as that of ``torch.nn.Buffer`` does."""
 
     def __instancecheck__(cls, instance: Any) -> bool:
         return isinstance(instance, Tensor) and is_buffer(instance)
@@ -25,14 +25,13 @@ class _BufferMeta(type(Tensor)):  # type: ignore[misc]  # the metaclass of tenso
 
 @set_module("td_core")
 class Buffer(Tensor, metaclass=_BufferMeta):
-    """A tensor that a module keeps as a buffer, where a plain one would become a parameter.
+    """A tensor that a module registers as a buffer, where a plain one would become a parameter.
 
-    It is an ordinary tensor with a mark, which those of :class:`torch.nn.Buffer` have too, and those that
-    :func:`from_module` takes out of a module.
+    It is an ordinary tensor with a mark, as are :class:`torch.nn.Buffer` and the buffers that :func:`from_module` returns.
 
     Args:
-        data: the tensor; its storage is shared. An empty one if not given.
-        persistent: whether it is part of the module's state dict.
+        data: the tensor, whose storage is shared; an empty one by default.
+        persistent: True to include it in the module's state dict.
 
     >>> isinstance(Buffer(torch.zeros(2)), Tensor)
     True
@@ -45,81 +44,52 @@ class Buffer(Tensor, metaclass=_BufferMeta):
         return mark_buffer(source.detach().requires_grad_(source.requires_grad), persistent)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        # Older pickles have instances of this class.
+        # Older pickles hold instances of this class; convert them to marked tensors.
         self.__class__ = Tensor  # type: ignore[assignment]
         mark_buffer(self, state["persistent"])
 
 
 def is_parameter(leaf: Any) -> bool:
-    """Tell whether a leaf is a parameter.
-
-    >>> is_parameter(nn.Parameter(torch.zeros(2)))
-    True
-    """
-    # To look at the class of parameters takes longer than all else here.
+    """Return True if a leaf is a parameter."""
+    # Hot path: the exact type test is much faster than isinstance with the metaclass of Parameter.
     return type(leaf) is nn.Parameter or isinstance(leaf, nn.Parameter)
 
 
 def is_buffer(leaf: Any) -> bool:
-    """Tell whether a leaf is marked as a buffer.
-
-    >>> is_buffer(Buffer(torch.zeros(2))), is_buffer(torch.zeros(2))
-    (True, False)
-    """
+    """Return True if a leaf has the buffer mark."""
     return getattr(leaf, "_is_buffer", False)
 
 
 def is_differentiable(leaf: Tensor) -> bool:
-    """Tell whether a leaf can require grad.
-
-    >>> is_differentiable(torch.tensor(1.0)), is_differentiable(torch.tensor(1))
-    (True, False)
-    """
+    """Return True if the dtype of a leaf supports autograd (floating point or complex)."""
     return leaf.is_floating_point() or leaf.is_complex()
 
 
 def is_persistent(leaf: Any) -> bool:
-    """Tell whether a leaf is part of the state dict of its module.
-
-    >>> is_persistent(Buffer(torch.zeros(2), persistent=False))
-    False
-    """
+    """Return True if the state dict of the module contains the leaf."""
     return is_parameter(leaf) or getattr(leaf, "persistent", True)
 
 
 def mark_buffer(leaf: Any, persistent: bool = True) -> Any:
-    """Mark a tensor as a buffer, in place; return it.
-
-    >>> isinstance(mark_buffer(torch.zeros(2)), Buffer)
-    True
-    """
+    """Mark a tensor as a buffer, in place, and return it."""
     leaf.persistent, leaf._is_buffer = persistent, True
     return leaf
 
 
 def as_buffer(leaf: Tensor, persistent: bool = True) -> Tensor:
-    """Return a leaf as a buffer of the same memory, which passes its gradients on.
-
-    >>> tensor = torch.zeros(2)
-    >>> is_buffer(as_buffer(tensor)), is_buffer(tensor)
-    (True, False)
-    """
+    """Return a buffer that shares the memory of a leaf and passes gradients to it."""
     if torch.compiler.is_compiling():
-        return leaf  # a graph takes no marks
+        return leaf  # a graph cannot set attributes of tensors
     if is_parameter(leaf):
         leaf = unwrap_parameter(leaf)
     elif type(leaf) is Tensor and not leaf.requires_grad:
-        leaf = leaf.detach()  # the tensor of the caller stays what it is
+        leaf = leaf.detach()  # do not mark the caller's tensor
     marked: Tensor = mark_buffer(leaf, persistent)
     return marked
 
 
 def unwrap_parameter(leaf: Tensor) -> Tensor:
-    """Return a parameter as a plain tensor of the same memory, through which gradients reach it.
-
-    >>> unwrap_parameter(nn.Parameter(torch.zeros(2))).requires_grad
-    True
-    """
+    """Return a plain tensor that shares the memory of a parameter and passes gradients to it."""
     if not leaf.requires_grad:
         return leaf.detach()
     with torch.enable_grad():
@@ -127,37 +97,20 @@ def unwrap_parameter(leaf: Tensor) -> Tensor:
 
 
 def is_settled(leaf: Tensor) -> bool:
-    """Tell whether a leaf is a parameter or a buffer already.
-
-    >>> is_settled(Buffer(torch.zeros(2))), is_settled(torch.zeros(2))
-    (True, False)
-    """
-    # What a lazy module has yet to make is kept as it is, so that the module can.
+    """Return True if a leaf is already a parameter or a buffer."""
+    # An uninitialized leaf of a lazy module is kept, so that the module can materialize it.
     return is_parameter(leaf) or is_buffer(leaf) or is_lazy(leaf)
 
 
 def is_registered(leaf: Any) -> bool:
-    """Tell whether a leaf is one of the parameters: one, or a tensor that requires grad, which stands in the place of one.
-
-    >>> is_registered(torch.zeros(2, requires_grad=True)), is_registered(Buffer(torch.zeros(2)))
-    (True, False)
-    """
+    """Return True for a parameter, or a tensor that requires grad and replaces a parameter."""
     return is_parameter(leaf) or (isinstance(leaf, Tensor) and leaf.requires_grad and not is_buffer(leaf))
 
 
 def adopt(leaf: Tensor, held: Any = None, converts: bool = True) -> Tensor:
-    """Return what a collection of parameters keeps for a leaf.
+    """Convert a leaf to the parameter or buffer that a collection of parameters stores.
 
-    Args:
-        leaf: parameters and buffers are kept as they are.
-        held: what stood there: in the place of a parameter, or of a buffer that could be one, a plain tensor becomes one.
-        converts: whether a new leaf becomes a parameter where it can require grad; the others become buffers.
-
-    Raises:
-        StructureError: a tensor with a ``grad_fn`` would become a parameter.
-
-    >>> role(adopt(torch.zeros(2))), role(adopt(torch.zeros(2), Buffer())), role(adopt(torch.zeros(2), None, False))
-    ('p', 'b', 'b')
+    ``held`` is the previous leaf, whose role a plain tensor takes. ``converts``: new differentiable leaves become parameters.
     """
     if is_settled(leaf):
         return leaf
@@ -166,7 +119,7 @@ def adopt(leaf: Tensor, held: Any = None, converts: bool = True) -> Tensor:
     if not is_differentiable(leaf) or not (converts or is_parameter(held)):
         return as_buffer(leaf)
     if not converts and leaf.requires_grad:
-        return leaf  # in the place of a parameter, with what it was computed from
+        return leaf  # it replaces a parameter and keeps its autograd graph
     if leaf.grad_fn is not None:
         raise StructureError("a tensor with a grad_fn cannot become a parameter; detach() it first")
     trained = leaf.requires_grad or not is_parameter(held) or held.requires_grad
@@ -174,11 +127,7 @@ def adopt(leaf: Tensor, held: Any = None, converts: bool = True) -> Tensor:
 
 
 def role(leaf: Tensor) -> str:
-    """Return the letter for what a leaf is to a module, which stands for it where a storage holds the leaves.
-
-    >>> role(nn.Parameter(torch.zeros(2))), role(Buffer(torch.zeros(2))), role(torch.zeros(2))
-    ('p', 'b', '-')
-    """
+    """Return the role of a leaf as a letter: p(arameter), f(rozen), b(uffer), n(on-persistent buffer) or -."""
     if is_parameter(leaf):
         return "p" if leaf.requires_grad else "f"
     if is_buffer(leaf):
@@ -187,11 +136,7 @@ def role(leaf: Tensor) -> str:
 
 
 def in_role(leaf: Tensor, letter: str) -> Tensor:
-    """Return a leaf in the role of a letter that :func:`role` gave.
-
-    >>> type(in_role(torch.zeros(2), "p")).__name__
-    'Parameter'
-    """
+    """Convert a leaf to the role of a letter that :func:`role` returned."""
     if letter in "bn" and not is_buffer(leaf):
         return as_buffer(leaf, letter == "b")
     if letter in "pf" and not is_parameter(leaf):
