@@ -1,4 +1,4 @@
-"""Operations that repeat, reorder or choose elements within the batch dims."""
+"""Methods that repeat, reorder or select elements along batch dims."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ SelfT = TypeVar("SelfT", bound="ElementMixin")
 
 
 class ElementMixin(ShapeMixin):
-    """``repeat``, ``roll``, ``flip``, ``narrow`` and their kin."""
+    """The methods ``repeat``, ``tile``, ``roll``, ``flip``, ``rot90``, ``narrow`` and related ones."""
 
     __slots__ = ()
 
     def repeat(self: SelfT, *repeats: Any, inplace: bool = False) -> SelfT:
-        """Return copies of the collection side by side.
+        """Repeat the collection along each batch dim, as :meth:`torch.Tensor.repeat` does.
 
         Args:
-            *repeats: how often along each batch dim, as ints or one sequence.
+            *repeats: number of repeats per batch dim, as ints or one sequence.
             inplace: change this collection instead of returning a new one.
 
         Raises:
-            ValueError: there is not one number for each batch dim.
-            BatchSizeError: a number is negative.
+            ValueError: the number of repeats is not the number of batch dims.
+            BatchSizeError: a number of repeats is negative.
 
         >>> TensorDict({"a": torch.arange(2)}, [2]).repeat(2)["a"]
         tensor([0, 1, 0, 1])
@@ -52,16 +52,16 @@ class ElementMixin(ShapeMixin):
         output_size: int | None = None,
         inplace: bool = False,
     ) -> SelfT:
-        """Return each element repeated in its place.
+        """Repeat each element along a batch dim, as :func:`torch.repeat_interleave` does.
 
         Args:
-            repeats: how often; a tensor gives one number for each element of the dim.
-            dim: the batch dim; None flattens the batch first.
-            output_size: the size of the dim afterwards, if known; saves a read back from a device.
+            repeats: number of repeats; a tensor has one number per element of the dim.
+            dim: the batch dim; None flattens the batch dims first.
+            output_size: size of the dim in the result, if known; avoids a device synchronization.
             inplace: change this collection instead of returning a new one.
 
         Raises:
-            BatchSizeError: ``repeats`` do not fit the dim, or are negative.
+            BatchSizeError: ``repeats`` does not match the size of the dim, or is negative.
             RuntimeError: ``output_size`` is not the size of the result.
 
         >>> TensorDict({"a": torch.arange(2)}, [2]).repeat_interleave(2, dim=0)["a"]
@@ -73,7 +73,7 @@ class ElementMixin(ShapeMixin):
         return self._adopt_result(result, "repeat_interleave") if inplace else result
 
     def tile(self: SelfT, dims: int | Sequence[int]) -> SelfT:
-        """Return copies of the collection side by side; fewer numbers than batch dims apply to the last ones.
+        """Repeat the collection along batch dims; fewer numbers than batch dims apply to the last dims.
 
         >>> TensorDict({"a": torch.zeros(2, 3)}, [2, 3]).tile((2,)).batch_size
         torch.Size([2, 6])
@@ -89,18 +89,18 @@ class ElementMixin(ShapeMixin):
         *,
         inplace: bool = False,
     ) -> SelfT:
-        """Return the elements shifted along batch dims; what leaves at one end comes in at the other.
+        """Shift the elements along batch dims, as :func:`torch.roll` does: elements past the end reappear at the start.
 
-        As a context, what was written is written back on exit.
+        As a context manager, the result is written back into this collection on exit.
 
         Args:
-            shifts: by how many places, for each dim.
-            dims: the dims; None rolls the flattened batch.
+            shifts: number of positions per dim.
+            dims: the batch dims; None rolls the flattened batch.
             inplace: change this collection instead of returning a new one.
 
         Raises:
             DimError: a dim is out of range.
-            BatchSizeError: there are not as many shifts as dims.
+            BatchSizeError: the numbers of shifts and dims differ.
 
         >>> TensorDict({"a": torch.arange(3)}, [3]).roll(1, 0)["a"]
         tensor([2, 0, 1])
@@ -112,12 +112,12 @@ class ElementMixin(ShapeMixin):
         return result._write_back_on_exit(self, _write_inverse, methodcaller("roll", back, dims))
 
     def flip(self: SelfT, dims: int | Sequence[int]) -> SelfT:
-        """Return a copy with some batch dims in reverse.
+        """Return a copy with the order of elements reversed along some batch dims.
 
-        As a context, what was written is written back on exit.
+        As a context manager, the result is written back into this collection on exit.
 
         Raises:
-            DimError: a dim is out of range, or given twice.
+            DimError: a dim is out of range or repeated.
 
         >>> TensorDict({"a": torch.arange(3)}, [3]).flip(0)["a"]
         tensor([2, 1, 0])
@@ -126,10 +126,10 @@ class ElementMixin(ShapeMixin):
         return result._write_back_on_exit(self, _write_inverse, methodcaller("flip", dims))
 
     def fliplr(self: SelfT) -> SelfT:
-        """Return a copy with the second batch dim in reverse.
+        """Return a copy with the order of elements reversed along the second batch dim.
 
         Raises:
-            DimError: there are fewer than two batch dims.
+            DimError: the collection has fewer than two batch dims.
 
         >>> TensorDict({"a": torch.tensor([[0, 1]])}, [1, 2]).fliplr()["a"]
         tensor([[1, 0]])
@@ -137,10 +137,10 @@ class ElementMixin(ShapeMixin):
         return self.flip(1)
 
     def flipud(self: SelfT) -> SelfT:
-        """Return a copy with the first batch dim in reverse.
+        """Return a copy with the order of elements reversed along the first batch dim.
 
         Raises:
-            DimError: there is no batch dim.
+            DimError: the collection has no batch dims.
 
         >>> TensorDict({"a": torch.arange(2)}, [2]).flipud()["a"]
         tensor([1, 0])
@@ -150,10 +150,10 @@ class ElementMixin(ShapeMixin):
     def rot90(self: SelfT, k: int = 1, dims: tuple[int, int] = (0, 1)) -> SelfT:
         """Return a copy rotated by ``k`` quarter turns from the first towards the second of two batch dims.
 
-        As a context, what was written is written back on exit.
+        As a context manager, the result is written back into this collection on exit.
 
         Raises:
-            DimError: a dim is out of range, or the dims are not two different ones.
+            DimError: a dim is out of range, or ``dims`` is not two different dims.
 
         >>> TensorDict({"a": torch.tensor([[0, 1], [2, 3]])}, [2, 2]).rot90()["a"]
         tensor([[1, 3],
@@ -176,7 +176,7 @@ class ElementMixin(ShapeMixin):
 
         Raises:
             DimError: the dim or the start is out of range.
-            BatchSizeError: there are not so many elements.
+            BatchSizeError: the dim has fewer than ``start + length`` elements.
 
         >>> TensorDict({"a": torch.arange(5)}, [5]).narrow(0, 1, 3)["a"]
         tensor([1, 2, 3])

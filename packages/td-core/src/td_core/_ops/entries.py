@@ -1,4 +1,4 @@
-"""Reading and writing single entries, and the views of keys, values and items."""
+"""Methods that read and write single entries, and the views of keys, values and items."""
 
 from __future__ import annotations
 
@@ -34,28 +34,27 @@ NOT_GIVEN: Any = object()
 
 _FORMS = frozenset({"as_list", "as_nested_tensor", "as_padded_tensor"})
 
-#: So many rows are made at once while a collection is iterated over: that takes less time than one by one, and less memory
-#: than all.
+#: Number of rows that iteration creates at once: faster than one at a time, and needs less memory than all.
 _TOGETHER = 64
 
 
 class EntryMixin(Core):
-    """Entries by key: ``td["a"]``, ``td["a", "b"]``, ``get``, ``set``, ``pop`` and their kin."""
+    """Access to entries by key: ``td["a"]``, ``td["a", "b"]``, ``get``, ``set``, ``pop`` and related methods."""
 
     __slots__ = ()
 
     def get(self, key: NestedKey, *args: Any, **kwargs: Any) -> Any:
-        """Return the entry ``key``, or a default where it is missing.
+        """Return the entry ``key``, or a default if it is missing.
 
         Args:
             key: a string or nested tuple of strings.
-            *args: the default, None if not given (see ``set_get_defaults_to_none``).
-            **kwargs: ``default=``, instead of the positional one; entries of lazy stacks, nested ones too, are also
-                given ``as_list``, ``as_nested_tensor`` (with ``layout``) or ``as_padded_tensor`` (with ``padding_value``
-                and ``padding_side``). Of other entries, only nested tensors have anything to pad.
+            *args: the default; None if omitted (see ``set_get_defaults_to_none``).
+            **kwargs: ``default=``, or for an entry of a lazy stack the form of the result: ``as_list=True``,
+                ``as_nested_tensor=True`` (with ``layout``) or ``as_padded_tensor=True`` (with ``padding_value`` and
+                ``padding_side``). ``as_padded_tensor`` also applies to entries that are nested tensors.
 
         Raises:
-            KeyPathError: ``key`` is no key.
+            KeyPathError: ``key`` is not a string or a nested tuple of strings.
 
         >>> td = TensorDict({"a": {"b": 1}})
         >>> td.get(("a", "b")), td.get("c"), td.get("c", 0)
@@ -77,12 +76,12 @@ class EntryMixin(Core):
         return self._default(key) if default is NOT_GIVEN else default
 
     def _default(self, key: NestedKey) -> None:
-        """Return what ``get`` gives for a missing key without a default."""
+        """Return None for a missing key, or raise KeyPathError, as ``set_get_defaults_to_none`` sets."""
         if not SETTINGS.get_defaults_to_none:
             raise missing_key_error(self, key)
 
     def _get_as(self, key: NestedKey, default: Any, **kwargs: Any) -> Any:
-        """Return an entry in another form; only kinds with ragged entries, here or further down the path, have any."""
+        """Return an entry as a list, nested or padded tensor; TypeError unless the path leads to an uneven entry."""
         first, *rest = unravel_key_to_tuple(key)
         child = self._children().get(first) if rest else None
         if isinstance(child, Core) and not child._is_value:
@@ -94,7 +93,7 @@ class EntryMixin(Core):
         raise TypeError(f"{type(self).__name__}.get() takes no {', '.join(kwargs)}: only lazy stacks do")
 
     def _get_path(self, path: tuple[str, ...]) -> Child:
-        """Return the entry at a flat path, or raise KeyPathError saying where it ends."""
+        """Return the entry at a key path, or raise KeyPathError with the key at which the path ends."""
         node: Any = self
         for depth, part in enumerate(path):
             if isinstance(node, Tensor):
@@ -108,7 +107,7 @@ class EntryMixin(Core):
         return node
 
     def _get_parent(self, path: tuple[str, ...]) -> Any:
-        """Return the collection that is to have the last key of a path; KeyPathError where there is none."""
+        """Return the node that has, or is to get, the last key of a path; KeyPathError if a parent is missing."""
         node = self._get_path(path[:-1])
         return self._get_path(path) if isinstance(node, Tensor) else node
 
@@ -117,11 +116,11 @@ class EntryMixin(Core):
     @overload
     def __getitem__(self: SelfT, index: Any) -> SelfT: ...
     def __getitem__(self, index: Any) -> Any:
-        """Return an entry by key, or the collection of all entries indexed along the batch dims.
+        """Return an entry by key, or index all entries along the batch dims.
 
         Raises:
-            KeyPathError: no such key; the message names the closest ones.
-            CollectionIndexError: the index does not fit the batch dims.
+            KeyPathError: the key is missing; the message lists similar keys.
+            CollectionIndexError: the index is not valid for the batch dims.
 
         >>> td = TensorDict({"a": torch.arange(6).view(2, 3)}, batch_size=[2])
         >>> td[1]["a"]
@@ -141,19 +140,19 @@ class EntryMixin(Core):
         non_blocking: bool = False,
         **kwargs: Any,
     ) -> SelfT:
-        """Store an entry, making the nested levels it needs.
+        """Store an entry, and create missing nodes along its key path.
 
         Args:
             key: a string or nested tuple of strings.
             item: a tensor whose leading dims are the batch size, a collection, a mapping, a number, an array, or
-                anything else that a coercer takes.
-            inplace: copy into the entry where there is one.
-            non_blocking: as in :meth:`torch.Tensor.to`, where the entry has to change device.
-            **kwargs: no other argument exists; lets subclasses add some.
+                any other value that a registered coercer accepts.
+            inplace: if the entry exists, copy the value into it.
+            non_blocking: as in :meth:`torch.Tensor.to`, if the value is copied to another device.
+            **kwargs: reserved for subclasses; TypeError if given.
 
         Raises:
-            BatchSizeError: the leading dims do not match.
-            LockedError: the collection is locked and the entry is new.
+            BatchSizeError: the shape of the item does not start with the batch size.
+            LockedError: the collection is locked, and the call does not copy into an existing entry.
 
         >>> TensorDict().set(("a", "b"), torch.ones(2))["a", "b"]
         tensor([1., 1.])
@@ -175,7 +174,7 @@ class EntryMixin(Core):
     def _set_path(
         self, key: NestedKey, value: Any, prefix: tuple[str, ...] = (), *, non_blocking: bool = False
     ) -> None:
-        """Check ``value``, then store it under ``key``; ``prefix`` is where this node stands, for messages."""
+        """Check ``value``, then store it under ``key``; ``prefix`` is the key path of this node, for messages."""
         if type(key) is str:
             node: Any = self
             if self._locked:
@@ -205,7 +204,7 @@ class EntryMixin(Core):
     def _set_new(
         self, path: tuple[str, ...], value: Any, prefix: tuple[str, ...], non_blocking: bool
     ) -> None:
-        """Store a checked value under a path of several keys, the first of which is new."""
+        """Store a value under a path of several keys, the first of which is missing."""
         check_unlocked(self, f"set {show_path(prefix + path)}")
         if type(value) in (list, tuple) and self._set_rows(path, value, prefix, non_blocking):
             return
@@ -219,17 +218,17 @@ class EntryMixin(Core):
     def _set_rows(
         self, path: tuple[str, ...], value: Any, prefix: tuple[str, ...], non_blocking: bool
     ) -> bool:
-        """Store the rows of a list of tensors that do not stack in the members of a stack; False where it is none."""
+        """Store uneven tensors of a list in the members of a lazy stack, one per member; return False if that does not apply."""
         rows = self._rows_for_members(value)
         for member, row in rows or ():
             check_unlocked(member, f"set {show_path(prefix + path)}")
-            member._coerce(row, prefix + path, non_blocking)  # all are checked before the first is stored
+            member._coerce(row, prefix + path, non_blocking)  # check all rows before the first is stored
         for member, row in rows or ():
             member._set_path(path, row, prefix, non_blocking=non_blocking)
         return rows is not None
 
     def _coerce(self, value: Any, path: tuple[str, ...], non_blocking: bool) -> Child:
-        """Return ``value`` as an entry of this collection; a sub-collection takes its dim names."""
+        """Convert ``value`` to an entry of this collection; a nested collection inherits the dim names."""
         entry = coerce(value, self.batch_size, self.device, path, non_blocking=non_blocking)
         names = self._names
         return (
@@ -239,12 +238,12 @@ class EntryMixin(Core):
         )
 
     def set_(self: SelfT, key: NestedKey, item: Any, *, non_blocking: bool = False) -> SelfT:
-        """Copy a value into an existing entry, in place; legal on a locked collection.
+        """Copy a value into an existing entry, in place; allowed on a locked collection.
 
         Raises:
             KeyPathError: the entry does not exist.
-            BatchSizeError: the leading dims do not match.
-            StructureError: the value does not fit into the entry.
+            BatchSizeError: the shape of the value does not start with the batch size.
+            StructureError: the value cannot be copied into the entry: its kind or shape differs.
 
         >>> td = TensorDict({"a": torch.zeros(2)}).lock_()
         >>> td.set_("a", torch.ones(2))["a"]
@@ -274,9 +273,9 @@ class EntryMixin(Core):
         return self
 
     def setdefault(self, key: NestedKey, default: Any, inplace: bool = False) -> Any:
-        """Return the entry ``key``, storing ``default`` first where it is missing.
+        """Return the entry ``key``; if it is missing, store ``default`` first.
 
-        ``inplace`` makes no difference, since there is nothing to copy into where an entry is missing.
+        ``inplace`` has no effect: only a missing entry is written.
 
         >>> TensorDict().setdefault("a", 1)
         tensor(1)
@@ -289,7 +288,7 @@ class EntryMixin(Core):
         """Remove an entry.
 
         Raises:
-            KeyPathError: no such key.
+            KeyPathError: the key is missing.
             LockedError: the collection is locked.
 
         >>> list(TensorDict({"a": 1, "b": 2}).del_("a").keys())
@@ -305,16 +304,16 @@ class EntryMixin(Core):
         return self
 
     def __delitem__(self, key: NestedKey) -> None:
-        """Remove an entry; the index form of :meth:`del_`."""
+        """Remove an entry: ``del td[key]`` is ``td.del_(key)``."""
         if not is_key(key):
             raise KeyPathError(f"only keys can be deleted, not the index {key!r}")
         self.del_(key)
 
     def pop(self, key: NestedKey, default: Any = NO_DEFAULT) -> Any:
-        """Remove an entry and return it, as :meth:`get` does, or the default where it is missing.
+        """Remove an entry and return it, or return the default if it is missing.
 
         Raises:
-            KeyPathError: no such key, and no default.
+            KeyPathError: the key is missing, and ``default`` is not given.
 
         >>> TensorDict({"a": 1}).pop("a")
         tensor(1)
@@ -330,7 +329,7 @@ class EntryMixin(Core):
         """Remove the last entry and return its key and value.
 
         Raises:
-            KeyPathError: the collection is empty.
+            KeyPathError: the collection has no entries.
 
         >>> TensorDict({"a": 1}).popitem()
         ('a', tensor(1))
@@ -389,10 +388,10 @@ class EntryMixin(Core):
         """Return a live view of the keys, in insertion order.
 
         Args:
-            include_nested: also the keys below, as tuples; a parent comes before its children.
-            leaves_only: only the keys of leaves.
-            is_leaf: class -> whether entries of it are leaves; by default all that are not collections.
-            sort: sort each level by key.
+            include_nested: also yield the keys of nested entries, as tuples; a parent precedes its children.
+            leaves_only: yield only the keys of leaves.
+            is_leaf: takes the class of an entry, returns True if it is a leaf; by default all but collections.
+            sort: sort the keys of each node.
 
         >>> td = TensorDict({"a": {"b": 1}})
         >>> list(td.keys(include_nested=True)), ("a", "b") in td.keys(include_nested=True)
@@ -455,17 +454,17 @@ class EntryMixin(Core):
         return self._dict.items()
 
     def __contains__(self, key: object) -> bool:
-        """Tell whether there is an entry ``key``, nested or not."""
+        """Return True if the entry ``key``, a string or a key path, exists."""
         if type(key) is not str:
             return key in self.keys(include_nested=True)
         return key in (self._children() if self._dict is None else self._dict)
 
     def __len__(self) -> int:
-        """Return the first batch dim.
+        """Return the size of the first batch dim.
 
         Raises:
-            TypeError: there is no batch dim, as for a tensor without dims. A length of 0 would make an empty tensor of
-                each item of a list that is given to ``torch.tensor``.
+            TypeError: the collection has no batch dims. With a length of 0, ``torch.tensor`` would convert a list of
+                such collections to an empty tensor.
         """
         batch_size = self.batch_size
         if not batch_size:
@@ -480,7 +479,7 @@ class EntryMixin(Core):
         """Iterate over the first batch dim.
 
         Raises:
-            StructureError: there is no batch dim.
+            StructureError: the collection has no batch dims.
         """
         size = self.batch_size
         if not size:
@@ -491,7 +490,7 @@ class EntryMixin(Core):
 
     def _rows(self, count: int) -> Iterator[Any]:
         """Iterate over the elements of the first batch dim."""
-        # What torch cannot slice, a sparse leaf, it can take apart.
+        # torch cannot slice a sparse leaf, but it can unbind it.
         if count <= _TOGETHER or any(leaf.layout is not strided for leaf in self._leaves()):
             yield from self.unbind(0)  # type: ignore[attr-defined]
             return
@@ -503,11 +502,11 @@ class EntryMixin(Core):
         return iter(tuple(self)[::-1])
 
     def __getitems__(self, indices: list[int]) -> Any:
-        """Return the collection at these positions of the first batch dim: how a ``DataLoader`` reads a batch at once."""
+        """Index the first batch dim with a list of positions; a ``DataLoader`` calls this to read a whole batch."""
         return self._index(indices)
 
     def __bool__(self) -> bool:
-        """Refuse: what is meant may be emptiness or a comparison."""
+        """Raise StructureError: the truth value is ambiguous, as that of a tensor with several elements."""
         raise StructureError(
             f"the truth value of a {type(self).__name__} is ambiguous; use is_empty(), or (a == b).all()"
         )
@@ -520,13 +519,13 @@ def _get_default(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _has_default_forms(kwargs: dict[str, Any]) -> bool:
-    """Tell whether forms are given, none of which is asked for."""
+    """Return True if options for the form of the result are given, but all are false."""
     provided = _FORMS.intersection(kwargs)
     return bool(provided) and not any(kwargs[form] for form in provided)
 
 
 def check_cycle(target: Core, value: Core, path: tuple[str, ...]) -> None:
-    """Raise CycleError where ``value`` contains the collection it is to be set into, or its part for a member that member."""
+    """Raise CycleError if ``value`` contains ``target``; for a lazy stack, also if a part contains the member it is set into."""
     inner = target._inner()
     below = list_state_nodes(value)
     for node in below:
@@ -547,7 +546,7 @@ def _have_a_common_one(first: list[Core], second: list[Core]) -> bool:
 
 
 def list_state_nodes(value: Core) -> list[Core]:
-    """Return the nodes that hold the state of a collection, and of all below it."""
+    """List the nodes that hold the entries of a collection and of all nodes below it, without their wrappers."""
     results = [value._inner()]
     for node in results:
         results.extend(child._inner() for child in node._iter_nested())

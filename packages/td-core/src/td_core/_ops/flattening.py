@@ -1,6 +1,6 @@
-"""Nested keys as joined ones, and back.
+"""Flatten nested keys by joining them with a separator, and unflatten them.
 
-A level is read in one go, so that writers in other threads cannot disturb the walk.
+Each node's entries are copied before they are traversed, so that writes of other threads cannot break the iteration.
 """
 
 from __future__ import annotations
@@ -16,11 +16,9 @@ from ..errors import KeyTakenError
 
 
 def flatten_entries(root: Core, separator: str, is_leaf: IsLeaf | None) -> dict[str, Child]:
-    """Return the leaves of ``root`` under keys joined by ``separator``.
+    """Return the leaves of ``root`` by keys joined with ``separator``; KeyTakenError if two leaves get the same key.
 
-    Raises:
-        KeyTakenError: two leaves would have one key.
-        KeyMismatchError: a lazy stack hides entries, which would be lost.
+    Raise KeyMismatchError if a lazy stack has entries that only some members have, which would be lost.
     """
     flat: dict[str, Child] = {}
     count = 0
@@ -55,18 +53,18 @@ def _find_collision(root: Core, separator: str, is_leaf: IsLeaf | None) -> KeyTa
                 f"cannot flatten the keys: {other!r} and {key!r} would both be {joined!r}; use another separator than "
                 f"{separator!r}"
             )
-    # Only a writer in another thread can make a collision vanish.
+    # The collision was counted before: only a write of another thread can have removed it.
     return KeyTakenError(
         "cannot flatten the keys: another thread changed them meanwhile; lock_() the collection"
     )
 
 
 def unflatten_entries(root: Core, separator: str, *, own: bool) -> dict[str, Child]:
-    """Return the entries of ``root`` with keys split at ``separator``; new levels are of the canonical kind.
+    """Split the keys of ``root`` at ``separator`` and return the entries as nested nodes.
 
-    ``own`` copies the levels that are there already.
+    With ``own``, existing nested nodes are copied (shallowly) first.
     """
-    # Levels are plain dicts until all keys are placed: no entry of a collection is one.
+    # New nodes are plain dicts until all keys are placed. An entry is never a dict, so the type tells them apart.
     top: dict[str, Child] = {}
     levels: list[tuple[dict[str, Child], str, dict[str, Child], Core | None]] = []
     for key, child in dict(root._children()).items():

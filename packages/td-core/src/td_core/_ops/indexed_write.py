@@ -1,7 +1,7 @@
-"""The plan of ``td[index] = value``: every value is checked and listed first, then all are written.
+"""Plans of ``td[index] = value``: check and list all writes first, then run them.
 
-Entries that are missing are made, zero elsewhere; they join the collection after everything was written. A lazy stack
-is written through plans of its members.
+A missing entry is created with zeros at the other positions and added to its node after all writes. For a lazy stack, the
+plan contains one plan per member.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from .operands import copy_leaves, rephrase_error
 
 Path = tuple[str, ...]
 
-#: A level that is written, what is written there, its key path, and how many dims of new entries are batch dims, if known.
+#: Target node, value to write, key path of the node, and number of batch dims in values of new entries, if known.
 Level = tuple[Any, Any, Path, int | None]
 
-#: What says that new entries hold rows where they start with the batch dims, and one element for all rows where they do not.
+#: Instead of a number of batch dims: the value of a new entry has the batch dims if it starts with them, else it has none.
 ANY = -1
 
 _ARRAYS = (Tensor, np.ndarray, list, tuple, *NUMBERS)
@@ -45,11 +45,11 @@ _BASIC = {int, slice, type(None)}
 
 
 class Entries(dict[str, Any]):
-    """The entries of a collection without the batch size of what it is written to."""
+    """Entries of a value whose batch size is not that of the indexed target."""
 
 
 class IndexedWrite:
-    """The plan of one ``td[index] = value``."""
+    """Plan of one ``td[index] = value``."""
 
     def __init__(
         self, plan: IndexPlan, root: Core, value: Any, non_blocking: bool, dims: int | None = None
@@ -74,7 +74,7 @@ class IndexedWrite:
         self._read(root, value, dims)
 
     def _read(self, root: Core, value: Any, dims: int | None) -> None:
-        """Check ``value`` against ``root`` and list what is to be written."""
+        """Check ``value`` against ``root`` and list the writes."""
         if isinstance(value, np.ndarray) and not value.ndim:
             value = value[()]
         if isinstance(value, NUMBERS) or (isinstance(value, Tensor) and value.ndim == 0):
@@ -90,14 +90,14 @@ class IndexedWrite:
                 f"a collection takes a collection of entries, a mapping or a number at an index; got {what}"
             )
         lead, n = self.lead, self.n
-        # Leaves often follow leaves of their own shape. No set: a size that a mask gives has no hash while compiling.
+        # Skip the checks for a repeated pair of shapes. Not a set: symbolic sizes (of masks) have no hash while compiling.
         fitting: tuple[torch.Size, torch.Size] | None = None
         todo: list[Level] = [(root, value, (), dims)]
         new: list[Level] = []
         result: set[int | None] = set()
         while todo or new:
             if not todo:
-                # What is beside new entries, anywhere in the value, says how many batch dims they have.
+                # The values of existing entries determine the number of batch dims, so new entries are handled last.
                 node, entry, path, dims = new.pop(0)
                 self._make(node, entry, path, todo, find_common_dims(result, dims))
                 continue
@@ -171,7 +171,7 @@ class IndexedWrite:
                     todo.append((child, (*prefix, key)))
 
     def _list(self, target: Tensor, value: Any, path: Path) -> None:
-        """List one write into a leaf: into a view of it where the index gives one."""
+        """List one write into a leaf; for a basic index, into the view that it selects."""
         if target.requires_grad or (self.eager and target.is_inference()):
             check_no_grad(target, path)
         if target.layout is not torch.strided:
@@ -197,7 +197,7 @@ class IndexedWrite:
         self.values.append(value)
 
     def _list_components(self, target: Tensor, value: Any, path: Path) -> None:
-        """List the writes into the components of a nested tensor that the index names."""
+        """List the writes into the components of a nested tensor that the index selects."""
         check_no_grad(target, path)
         positions = torch.arange(target.size(0), device=target.device)[self.index]
         if positions.ndim > 1:
@@ -258,7 +258,7 @@ class IndexedWrite:
         return leaf
 
     def _make(self, node: Any, entry: Any, path: Path, todo: list[Level], dims: int | None) -> None:
-        """List a new entry: zeros of the whole batch size, or a new level to be filled."""
+        """Create and list a new entry: zeros of the whole batch size, or a new node whose entries are listed next."""
         key, batch, device = path[-1], node.batch_size, node.device
         lead = torch.Size((*self.lead, *batch[self.n :]))
         made: Any
@@ -284,7 +284,7 @@ class IndexedWrite:
         elif entry._is_value:
             try:
                 made = entry._with_children(entry._children(), batch_size=batch + tail, names=None)
-            except BatchSizeError:  # it has a value for each element: None elsewhere
+            except BatchSizeError:  # it holds one value per element, so the other positions become None
                 self.others.append((node, key, coerce(None, batch + tail, device, path), entry))
                 return
         else:
@@ -295,8 +295,8 @@ class IndexedWrite:
         self.made.append((node, key, made))
 
     def apply(self) -> None:
-        """Do what was listed."""
-        # What holds values says only now whether it takes them.
+        """Run the listed writes."""
+        # Value nodes first: only the write itself shows if it fails, and then no leaf is changed.
         for node, key, level, entry in self.others:
             written = level._index_put(self.index, entry)
             if written is not level:
@@ -308,13 +308,13 @@ class IndexedWrite:
             place = BoundIndex(() if self.basic else self.index)
             for i in order_subclasses_first(targets):
                 target, value = targets[i], values[i]
-                # torch casts and moves what it writes through a view, but not what it scatters.
+                # torch converts dtype and device when it writes through a view, but not when it scatters.
                 if isinstance(value, Tensor) and (
                     value.dtype != target.dtype or value.device != target.device
                 ):
                     value = value.to(target.device, target.dtype, non_blocking=self.non_blocking)
                 elif target.is_cuda and not self.basic and isinstance(value, NUMBERS):
-                    # torch would make it on the host, and wait for the copy.
+                    # torch would create the scalar on the CPU and synchronize for the copy.
                     value = torch.full((), value, dtype=target.dtype, device=target.device)  # type: ignore[arg-type]
                 position = place.move_to_device_of(target)
                 try:
@@ -335,9 +335,9 @@ class IndexedWrite:
 
 
 def run_writes(writes: list[IndexedWrite]) -> None:
-    """Do what plans list, and read no value after another one was written into it.
+    """Run plans, after cloning values that overlap a target that is written before they are read.
 
-    A value may show members of the very lazy stack that is written, in another order.
+    For example, the value of a lazy stack may be its own members in another order.
     """
     flat = list(writes)
     for write in flat:
@@ -364,12 +364,9 @@ def _clone_overlapping_values(writes: list[IndexedWrite]) -> None:
 
 
 def as_rows(value: Any, wanted: torch.Size) -> Any:
-    """Return a collection with the batch dims of what an index gives first, one element for all; or else its entries.
+    """Broadcast a collection to the batch size ``wanted`` of the indexed target; BatchSizeError if it cannot.
 
-    A collection without a batch size means what the mapping of its entries means: each is broadcast as torch does it.
-
-    Raises:
-        BatchSizeError: its batch size does not broadcast.
+    Return ``Entries``, which broadcast one by one, if it has no batch size or only the first dims of ``wanted``.
     """
     size = value.batch_size
     if size and size == wanted:
@@ -386,7 +383,7 @@ def as_rows(value: Any, wanted: torch.Size) -> Any:
         return value if size == wanted or not wanted else value.expand(wanted)
     except (RuntimeError, ValueError) as error:
         if size[: len(wanted)] == wanted:
-            return value  # the dims that the target does not count in its batch are dims of the leaves there
+            return value  # its additional batch dims are feature dims of the target
         raise BatchSizeError(
             f"the value has batch size {list(size)}, which does not broadcast to that of the indexed collection, "
             f"{list(wanted)}"
@@ -394,7 +391,7 @@ def as_rows(value: Any, wanted: torch.Size) -> Any:
 
 
 def _has_leading_size(value: Core, lead: torch.Size) -> bool:
-    """Tell whether all that a collection holds starts with a batch size."""
+    """Return True if the shapes of all entries start with ``lead``."""
     try:
         value._check_batch_size(lead)
     except BatchSizeError:
@@ -403,22 +400,18 @@ def _has_leading_size(value: Core, lead: torch.Size) -> bool:
 
 
 def drop_leading_ones(entry: Tensor, ndim: int) -> Tensor:
-    """Return a tensor without leading dims of one beyond so many dims, as torch writes it at an index.
-
-    >>> drop_leading_ones(torch.zeros(1, 1, 3), 1).shape
-    torch.Size([3])
-    """
+    """Remove leading dims of size one until ``ndim`` dims remain, as torch does for a value in ``x[i] = value``."""
     extra = entry.ndim - ndim
     return entry[(0,) * extra] if extra > 0 and entry.shape[:extra].numel() == 1 else entry
 
 
 def count_leading_dims(entry: Tensor, behind: int) -> int | None:
-    """Return how many dims a value has before those of an element of its entry; None where it is the same for all."""
+    """Return the number of dims of a value before its last ``behind`` dims; None if it has fewer or is a scalar."""
     return entry.ndim - behind if entry.ndim and entry.ndim >= behind else None
 
 
 def find_common_dims(actual: set[int | None], default: int | None) -> int | None:
-    """Return how many dims of new entries are batch dims: as many as the values beside them have before their elements."""
+    """Return the number of batch dims on which all values agree, or ``default`` if they do not."""
     told = actual - {None}
     return told.pop() if len(told) == 1 else default
 
@@ -426,12 +419,9 @@ def find_common_dims(actual: set[int | None], default: int | None) -> int | None
 def as_new_rows(
     entry: Any, lead: torch.Size, dims: int | None, device: torch.device | None, path: Path, more: int = 0
 ) -> Child:
-    """Return what is written to a new entry, with the batch dims ``lead`` first; so many ``dims`` of its own are batch dims.
+    """Broadcast the value of a new entry, of which ``dims`` dims are batch dims, to the batch dims ``lead``.
 
-    The level has ``more`` batch dims than the collection that is written to.
-
-    Raises:
-        BatchSizeError: its batch dims do not broadcast; or nothing says which they are, and it does not start with ``lead``.
+    ``more`` is the number of batch dims that the node has beyond the root's. Raise BatchSizeError if they do not broadcast.
     """
     leaf = coerce(entry, torch.Size(), device, path) if isinstance(entry, _ARRAYS) else entry
     if not isinstance(leaf, Tensor) or type(leaf) in WRAPPED or leaf.is_nested:
@@ -453,14 +443,14 @@ def as_new_rows(
 
 
 def check_broadcast(wanted: Sequence[Any], provided: Sequence[Any]) -> None:
-    """Tell the compiler that a selection has the sizes of what is written there: how much a mask selects is not known."""
+    """Add ``torch._check`` of the sizes of a value: the number of elements that a mask selects is unknown in a graph."""
     if len(wanted) == len(provided):
         for a, b in zip(wanted, provided):
             torch._check((a == b) | (b == 1))
 
 
 def _as_number(value: Any, dtype: torch.dtype, device: torch.device | None, path: Path) -> Tensor:
-    """Return a number as an element of a leaf; StructureError where its dtype cannot hold it."""
+    """Convert a number to a scalar tensor of the dtype of a leaf; StructureError if the dtype cannot represent it."""
     if isinstance(value, np.generic):
         value = value.item()
     try:
@@ -470,6 +460,6 @@ def _as_number(value: Any, dtype: torch.dtype, device: torch.device | None, path
 
 
 def is_basic(index: Any) -> bool:
-    """Tell whether an index gives views."""
+    """Return True if an index is basic: ints, slices and None, which select a view."""
     items = index if type(index) is tuple else (index,)
     return {*map(type, items)} <= _BASIC

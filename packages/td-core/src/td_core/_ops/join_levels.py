@@ -1,4 +1,4 @@
-"""The entries of levels that are joined, key by key."""
+"""Match and check the entries of nodes that are stacked or concatenated."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from ..errors import StructureError
 def zip_entries(
     columns: list[dict[str, Child]], path: tuple[str, ...]
 ) -> Iterator[tuple[str, Sequence[Child]]]:
-    """Return each key with the entry that each dict has under it; KeyMismatchError where one has none."""
+    """Zip several dicts by key; KeyMismatchError if their keys differ."""
     keys = list(columns[0])
     for column in columns:
         if list(column) != keys:
             break
     else:
-        # Mappings of one order, the usual case, need no look-ups. zip(strict=) would take as long as two leaves.
+        # Fast path: dicts with one order of keys need no look-ups. zip(strict=True) would take as long as two leaves.
         return zip(keys, zip(*map(dict.values, columns)))
     for column in columns:
         check_same_keys(columns[0], column, path)
@@ -30,14 +30,14 @@ def zip_entries(
 
 
 def unify_kinds(items: Sequence[Any], plan: Any) -> Sequence[Any]:
-    """Return what is to be joined, as lazy stacks where some items are some: what is uneven in them is kept by a ``cat``."""
+    """Convert dense items of a ``cat`` to lazy stacks if other items are lazy stacks, so that uneven entries are kept."""
     first = items[0]
     if (
         not isinstance(plan, Join)
         or plan.stacks
         or (first._inner() is first and len({*map(type, items)}) == 1)
     ):
-        return items  # all are lazy stacks, or none; what wraps one does not tell
+        return items  # all items are of one kind; not so for wrappers, which can hold different kinds
     stacks = [item._members_and_dim() for item in items]
     dims = {stack[1] for stack in stacks if stack is not None}
     dim = dims.pop() if len(dims) == 1 else None
@@ -47,7 +47,7 @@ def unify_kinds(items: Sequence[Any], plan: Any) -> Sequence[Any]:
 
 
 def check_even(values: Sequence[Any], n: int, path: tuple[str, ...]) -> None:
-    """Raise StructureError where the batch sizes of levels differ behind the ``n`` dims that are joined."""
+    """Raise StructureError if the batch sizes of nodes differ after the first ``n`` dims."""
     first = values[0].batch_size
     for i, value in enumerate(values):
         if value.batch_size[n:] != first[n:]:
@@ -58,7 +58,7 @@ def check_even(values: Sequence[Any], n: int, path: tuple[str, ...]) -> None:
 
 
 def join_error(values: Sequence[Child], path: tuple[str, ...], error: Exception) -> StructureError:
-    """Return the error that says why torch does not join the entries of a key."""
+    """Build the error for entries that torch cannot join: it states the kind, shape or device that differs."""
     first = values[0]
     for i, value in enumerate(values):
         if not isinstance(value, Tensor):

@@ -1,7 +1,7 @@
-"""Joining: several collections into one, and several entries into one.
+"""Join several collections, or several entries, by stacking or concatenation.
 
-``stack`` and ``cat`` are dense and need equal structures; ``lazy_stack`` keeps its members; ``maybe_dense_stack``
-keeps them only where they do not fit together.
+``stack`` and ``cat`` make new tensors and require equal structures. ``lazy_stack`` keeps its members unchanged.
+``maybe_dense_stack`` makes a lazy stack only if a dense one is impossible.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ ItemT = TypeVar("ItemT")
 
 
 def stack(input: Iterable[ItemT], dim: int = 0, *, out: Any = None) -> ItemT:
-    """Return collections of one structure stacked along a new batch dim, leaf by leaf.
+    """Stack the leaves of collections of equal structure along a new batch dim.
 
     Args:
         input: the collections (or tensors), with equal keys, batch sizes and leaf shapes.
-        dim: the place of the new dim.
-        out: a collection of the resulting batch size to write into, in place where it has the entry.
+        dim: position of the new dim.
+        out: a collection of the batch size of the result to write into; existing entries are written in place.
 
     Returns:
         The stack, or ``out``.
 
     Raises:
-        BatchSizeError: batch sizes differ.
+        BatchSizeError: the batch sizes differ.
         StructureError: keys or shapes differ; the message has the key path and both values.
         DimError: ``dim`` is out of range.
 
@@ -65,18 +65,18 @@ def stack(input: Iterable[ItemT], dim: int = 0, *, out: Any = None) -> ItemT:
 
 
 def cat(input: Iterable[ItemT], dim: int = 0, *, out: Any = None) -> ItemT:
-    """Return collections of one structure one after the other along a batch dim, leaf by leaf.
+    """Concatenate the leaves of collections of equal structure along a batch dim.
 
     Args:
-        input: the collections (or tensors), with equal keys, and batch sizes that differ along ``dim`` at most.
+        input: the collections (or tensors), with equal keys, and batch sizes that differ only along ``dim``.
         dim: the batch dim.
-        out: a collection of the resulting batch size to write into, in place where it has the entry.
+        out: a collection of the batch size of the result to write into; existing entries are written in place.
 
     Returns:
         The result, or ``out``.
 
     Raises:
-        BatchSizeError: batch sizes differ along another dim.
+        BatchSizeError: the batch sizes differ along another dim.
         StructureError: keys or shapes differ; the message has the key path and both values.
         DimError: ``dim`` is out of range.
 
@@ -99,7 +99,7 @@ def cat(input: Iterable[ItemT], dim: int = 0, *, out: Any = None) -> ItemT:
                     f"{list(other)}; only dim {position} may differ"
                 )
         if any(item._members_and_dim() is not None for item in items):
-            # What has no elements has no entries that a lazy stack hides, and shapes of its own choice.
+            # Drop items of size zero: their shapes need not match, and as lazy stacks they have no members with entries.
             items = [item for item, other in zip(items, sizes) if other[position]]
             sizes = [other for other in sizes if other[position]]
             size = sizes[0]
@@ -108,18 +108,18 @@ def cat(input: Iterable[ItemT], dim: int = 0, *, out: Any = None) -> ItemT:
 
 
 def lazy_stack(input: Iterable[Any], dim: int = 0, *, out: Any = None, **kwargs: Any) -> Any:
-    """Return a lazy stack: it keeps the collections as its members, and stacks an entry when it is read.
+    """Create a lazy stack, which keeps the collections as members and stacks an entry when it is read.
 
     Args:
-        input: the collections, with as many batch dims each; tensors are stacked, or put together as
-            ``as_padded_tensor``, ``as_nested_tensor`` or ``as_list`` say, see :meth:`TensorDict.get`.
-        dim: the place of the new dim.
-        out: a collection of the resulting batch size to write into, instead of making a stack.
-        **kwargs: ``strict_shape=True`` refuses members of different batch sizes; ``stack_dim_name=`` names the
-            new dim.
+        input: the collections, with equal numbers of batch dims. Tensors are stacked, or joined by ``as_padded_tensor``,
+            ``as_nested_tensor`` or ``as_list``, see :meth:`TensorDict.get`.
+        dim: position of the new dim.
+        out: a collection of the batch size of the result to write into; the call returns it instead of a lazy stack.
+        **kwargs: ``strict_shape=True`` raises if the batch sizes of members differ; ``stack_dim_name=`` sets the
+            name of the new dim.
 
     Raises:
-        BatchSizeError: the members have not as many batch dims, or, if strict, other sizes.
+        BatchSizeError: the numbers of batch dims differ; with ``strict_shape``, also if their sizes differ.
         DimError: ``dim`` is out of range.
 
     >>> both = lazy_stack([TensorDict({"a": 0, "b": 0}), TensorDict({"a": 1})])
@@ -165,17 +165,17 @@ def _set_dim_name(result: Any, dim: int, name: str | None) -> Any:
 def maybe_dense_stack(
     input: Iterable[ItemT], dim: int = 0, *, out: Any = None, strict: bool = False, **kwargs: Any
 ) -> ItemT:
-    """Return :func:`stack` where structures and shapes agree, else :func:`lazy_stack`.
+    """Stack collections densely if structures and shapes are equal, else as a lazy stack.
 
     Args:
-        input: the collections, with as many batch dims each.
-        dim: the place of the new dim.
-        out: a collection of the resulting batch size to write into.
-        strict: refuse an ``out`` that has not the keys of the collections.
+        input: the collections, with equal numbers of batch dims.
+        dim: position of the new dim.
+        out: a collection of the batch size of the result to write into.
+        strict: raise if the keys of ``out`` are not those of the collections.
         **kwargs: as for :func:`lazy_stack`.
 
     Raises:
-        KeyMismatchError: ``out`` has other keys, and ``strict`` is set.
+        KeyMismatchError: ``strict`` is True, and the keys of ``out`` differ.
 
     >>> zero, one, other = TensorDict({"a": 0}), TensorDict({"a": 1}), TensorDict({"b": 0})
     >>> type(maybe_dense_stack([zero, one])).__name__, type(maybe_dense_stack([zero, other])).__name__
@@ -199,14 +199,14 @@ def maybe_dense_stack(
 
 
 def dense_stack_tds(td_list: Sequence[Any] | Core, dim: int | None = None) -> Any:
-    """Return the dense stack of a list of collections, or of the members of a lazy stack.
+    """Stack a list of collections, or the members of a lazy stack, densely.
 
     Args:
         td_list: the collections, or a lazy stack.
-        dim: the place of the new dim; that of a lazy stack need not be given.
+        dim: position of the new dim; may be omitted for a lazy stack, where it is the stack dim.
 
     Raises:
-        ValueError: ``dim`` is missing, or is not that of the lazy stack.
+        ValueError: ``dim`` is missing for a list, or is not the stack dim of the lazy stack.
 
     >>> type(dense_stack_tds(lazy_stack([TensorDict({"a": 0}), TensorDict({"a": 1})]))).__name__
     'TensorDict'
@@ -227,34 +227,34 @@ def dense_stack_tds(td_list: Sequence[Any] | Core, dim: int | None = None) -> An
 
 
 class JoinMixin(ShapeMixin):
-    """``stack``, ``cat`` and their kin, as class methods, and the joining of entries."""
+    """``stack``, ``cat`` and the lazy stacks as class methods, and methods that join entries."""
 
     __slots__ = ()
 
     stack = make_classmethod(stack)
-    """Return collections stacked along a new batch dim; see :func:`td_core.stack`."""
+    """Stack collections along a new batch dim; see :func:`td_core.stack`."""
     cat = make_classmethod(cat)
-    """Return collections one after the other along a batch dim; see :func:`td_core.cat`."""
+    """Concatenate collections along a batch dim; see :func:`td_core.cat`."""
     lazy_stack = make_classmethod(lazy_stack)
-    """Return a lazy stack around collections; see :func:`td_core.lazy_stack`."""
+    """Create a lazy stack with collections as members; see :func:`td_core.lazy_stack`."""
     maybe_dense_stack = make_classmethod(maybe_dense_stack)
-    """Return a dense stack where the collections fit together, else a lazy one; see :func:`td_core.maybe_dense_stack`."""
+    """Stack collections densely if their structures are equal, else lazily; see :func:`td_core.maybe_dense_stack`."""
 
     def stack_tensors(
         self: SelfT, *keys: NestedKey, out_key: NestedKey, dim: int = 0, keep_entries: bool = False
     ) -> SelfT:
-        """Replace some entries by one, their stack.
+        """Replace several entries by one entry, their stack.
 
         Args:
-            *keys: the entries.
-            out_key: the new entry.
-            dim: the place of the new dim, among all dims of the entries.
-            keep_entries: keep the entries as well.
+            *keys: keys of the entries to stack.
+            out_key: key of the new entry.
+            dim: position of the new dim among all dims of the entries, batch dims included.
+            keep_entries: do not remove the stacked entries.
 
         Raises:
             KeyPathError: an entry is missing.
             LockedError: the collection is locked.
-            BatchSizeError: the result does not start with the batch size.
+            BatchSizeError: the shape of the result does not start with the batch size.
 
         >>> TensorDict({"a": 0, "b": 1}).stack_tensors("a", "b", out_key="c")["c"]
         tensor([0, 1])
@@ -264,9 +264,9 @@ class JoinMixin(ShapeMixin):
     def cat_tensors(
         self: SelfT, *keys: NestedKey, out_key: NestedKey, dim: int = 0, keep_entries: bool = False
     ) -> SelfT:
-        """Replace some entries by one, which has them one after the other along ``dim``.
+        """Replace several entries by one entry, their concatenation along ``dim``.
 
-        Arguments and errors as for :meth:`stack_tensors`.
+        Arguments and errors are those of :meth:`stack_tensors`.
 
         >>> TensorDict({"a": [0], "b": [1]}).cat_tensors("a", "b", out_key="c")["c"]
         tensor([0, 1])
@@ -284,7 +284,7 @@ class JoinMixin(ShapeMixin):
         paths = [unravel_key_to_tuple(key) for key in keys]
         target = unravel_key_to_tuple(out_key)
         entries = [self._get_path(path) for path in paths]
-        # What is below the new entry goes with what stood there.
+        # Entries at or below out_key are not removed one by one: setting the new entry replaces them.
         old = [] if keep_entries else [path for path in dict.fromkeys(paths) if path[: len(target)] != target]
         for path in old:
             check_unlocked(self._get_path(path[:-1]), f"remove {show_path(path)}")
@@ -293,7 +293,7 @@ class JoinMixin(ShapeMixin):
         except Exception as error:
             add_key_note(error, target)
             raise
-        # A level takes the place of an entry that goes.
+        # An old entry that is a prefix of out_key must be removed first, so that a node can take its key.
         above = [path for path in old if path == target[: len(path)]]
         with restore_on_error(self) if above else nullcontext():
             for path in above:
@@ -307,16 +307,15 @@ class JoinMixin(ShapeMixin):
     def stack_from_tensordict(
         self, dim: int = 0, *, sorted: bool | list[NestedKey] | None = None, out: Tensor | None = None
     ) -> Tensor:
-        """Return every leaf, stacked into one tensor.
+        """Stack all leaves to one tensor.
 
         Args:
-            dim: the place of the new dim, among all dims of the leaves.
-            sorted: in which order: that of insertion by default, True for the order of the keys, or all keys in
-                the wanted order.
+            dim: position of the new dim among all dims of the leaves, batch dims included.
+            sorted: order of the leaves: None or False for insertion order, True for sorted keys, or a list of all keys.
             out: a tensor to write into.
 
         Raises:
-            KeyMismatchError: ``sorted`` has other keys than the collection.
+            KeyMismatchError: the keys in ``sorted`` are not those of the leaves.
 
         >>> TensorDict({"b": 1, "a": 0}).stack_from_tensordict(sorted=True)
         tensor([0, 1])
@@ -326,9 +325,9 @@ class JoinMixin(ShapeMixin):
     def cat_from_tensordict(
         self, dim: int = 0, *, sorted: bool | list[NestedKey] | None = None, out: Tensor | None = None
     ) -> Tensor:
-        """Return every leaf, one after the other along ``dim`` of one tensor.
+        """Concatenate all leaves along ``dim`` to one tensor.
 
-        Arguments and errors as for :meth:`stack_from_tensordict`.
+        Arguments and errors are those of :meth:`stack_from_tensordict`.
 
         >>> TensorDict({"b": [1], "a": [0]}).cat_from_tensordict(sorted=["a", "b"])
         tensor([0, 1])
@@ -347,7 +346,7 @@ class JoinMixin(ShapeMixin):
         return [present[path] for path in wanted]
 
     def to_lazystack(self, dim: int = 0) -> Any:
-        """Return a lazy stack whose members are the parts of this collection along a batch dim.
+        """Convert this collection to a lazy stack of its slices along a batch dim, which share its memory.
 
         Raises:
             DimError: ``dim`` is out of range.
@@ -362,7 +361,7 @@ class JoinMixin(ShapeMixin):
 
 
 def _check_tensors(items: list[Any], what: str, out: Any = None) -> list[Tensor]:
-    """Return the items, the first of which is a tensor; none may be a collection, nor ``out``."""
+    """Return ``items``, whose first is a tensor; TypeError if another item or ``out`` is a collection."""
     if isinstance(out, Core):
         raise TypeError(f"cannot {what}: out= of tensors is a tensor; got a {type(out).__name__}")
     for i, item in enumerate(items):
@@ -372,13 +371,13 @@ def _check_tensors(items: list[Any], what: str, out: Any = None) -> list[Tensor]
 
 
 def _get_batch_sizes(items: Sequence[Any], what: str) -> list[torch.Size]:
-    """Return the batch size of each item; every one must be a collection, with entries where the first has some."""
+    """Return the batch size of each item; raise if an item is not a collection, or not of the kind of the first."""
     if not items:
         raise StructureError(f"cannot {what}: there is nothing in the list; give at least one collection")
     sizes: list[torch.Size] = []
     checked: type | None = None
     for item in items:
-        # Most items have the class of the first: asking an abstract class about each takes longer than the rest.
+        # Speed: isinstance() of an ABC is slow, so check each new class only once.
         if type(item) is not checked:
             if not isinstance(item, Core):
                 raise TypeError(
@@ -401,7 +400,7 @@ def _join_items(items: Sequence[Any], plan: Join, out: Any) -> Any:
 
 
 def write_result(out: Any, batch_size: torch.Size, result: Any, *, inplace: bool = True) -> Any:
-    """Write a result into ``out=``, in place where it has the entry (or only where it is locked), and return that."""
+    """Write a result into ``out`` and return ``out``; write in place if ``inplace`` or if ``out`` is locked."""
     if not isinstance(out, Core):
         raise TypeError(f"out= of collections is a collection; got a {type(out).__name__}")
     if out.batch_size != batch_size:

@@ -1,7 +1,7 @@
-"""Keys as trees: nested dicts in which None marks the end of a key.
+"""Represent nested keys as a tree: nested dicts in which None marks the end of a key path.
 
-Operations on many nested keys visit each level once, from the root down, and copy the visited levels from the deepest
-up, so that each is built once, complete, by its own kind.
+An operation on many nested keys visits each node once, from the root down. It then rebuilds the visited nodes from the
+deepest up, so that each is built once from all its entries.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from ..typing import NestedKey
 KeyTree = dict[str, Any]
 
 Row = tuple[Core, dict[str, Child], "dict[str, Child] | None", str]
-"""A level to copy: node, entries of the copy, entries of the parent's copy, key there."""
+"""A node to rebuild: the node, its new entries, the new entries of its parent (None for the root), its key."""
 
 
 class RequestedKeys(KeyTree):
-    """A level that was asked for by itself, too: what holds a leaf there keeps it, where missing keys are no error."""
+    """Subtree of a key that is also requested as a whole; if the entry is a leaf, non-strict operations keep it."""
 
 
 def build_key_tree(keys: Iterable[NestedKey], *, longest: bool) -> KeyTree:
-    """Return keys as a tree; of a key and a prefix of it the longer or the shorter one wins."""
+    """Convert keys to a tree. Of a key path and its prefix, keep the longer if ``longest``, else the shorter."""
     tree: KeyTree = {}
     for key in keys:
         parents: tuple[str, ...] = ()
@@ -58,7 +58,7 @@ def _make_level(node: Core, children: dict[str, Child]) -> Any:
 
 
 def build(rows: list[Row], make: Callable[[Core, dict[str, Child]], Any] = _make_level) -> Any:
-    """Return what ``make`` gives for the first row, after those of the others were put inside."""
+    """Build the nodes of ``rows`` with ``make``, the deepest first, and return that of the first row."""
     built: Any = None
     for node, children, parent, key in reversed(rows):
         built = make(node, children)
@@ -68,7 +68,7 @@ def build(rows: list[Row], make: Callable[[Core, dict[str, Child]], Any] = _make
 
 
 def restrict(root: Core, tree: KeyTree, strict: bool, as_tensordict: bool = False) -> Any:
-    """Return a copy of ``root`` with the entries of ``tree`` only."""
+    """Copy ``root`` with only the entries in ``tree``; if ``strict``, raise KeyPathError for a missing key."""
     stacked = root._members_and_dim()
     if stacked is not None:
         return root._with_members([restrict(member, tree, strict, as_tensordict) for member in stacked[0]])
@@ -105,7 +105,7 @@ def restrict(root: Core, tree: KeyTree, strict: bool, as_tensordict: bool = Fals
 
 
 def parse_requested_keys(keys: Sequence[NestedKey] | None) -> KeyTree | None:
-    """Return the tree of the keys that an argument like ``keys_to_update`` names; None stands for all of them."""
+    """Convert an argument such as ``keys_to_update`` to a key tree; None means all keys."""
     if keys is None:
         return None
     if isinstance(keys, str):
@@ -114,7 +114,7 @@ def parse_requested_keys(keys: Sequence[NestedKey] | None) -> KeyTree | None:
 
 
 def filter_entries(source: Any, tree: KeyTree) -> Any:
-    """Return the entries of a mapping or collection that a tree names."""
+    """Return the entries of a mapping or collection whose keys are in a tree."""
     if isinstance(source, Core):
         return restrict(source, tree, False)
     kept: dict[Any, Any] = {}
