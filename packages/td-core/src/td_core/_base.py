@@ -1,4 +1,4 @@
-"""The two public base classes: what every collection can do, and what mapping kinds are."""
+"""The public base classes: ``TensorCollection`` of every kind, ``TensorDictBase`` of the mapping kinds."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from .plugins.siblings import SiblingMethods
 
 
 class TensorCollection(
-    # torch looks for its protocol without the cache of the interpreter: class by class, at each call.
+    # First, since torch looks up __torch_function__ through the bases at each call, without a cache.
     TorchFunctionMixin,
     StructureMixin,
     ApplyMixin,
@@ -68,12 +68,12 @@ class TensorCollection(
         register_as_its_base(cls)
 
     def __hash__(self) -> int:
-        """Return the hash of the object's identity, as tensors do: ``==`` compares leaf by leaf."""
+        """Return the id of the object, as tensors do, because ``==`` compares leaf by leaf."""
         return id(self)
 
 
 def _claim_methods() -> None:
-    """Let errors, tracebacks and pickles find a method where users do, wherever it is written."""
+    """Set the module and qualified name of mixin methods to those of ``TensorCollection``, for pickles and messages."""
     for base in TensorCollection.__mro__[1:-2]:
         for name, member in vars(base).items():
             function = getattr(member, "__func__", member)

@@ -1,9 +1,9 @@
-"""Node kinds: how each kind of collection is taken apart and put together.
+"""Node kinds: how nodes of each kind are flattened and unflattened.
 
-A *transport* (pickle, a directory, one consolidated buffer, a message) never asks which kind a node is. It asks the
-node's :class:`NodeKind` for a :class:`Record` of names and values, and hands a record back to get a node. A format that
-treats some kinds specially reads and writes the kind's :class:`Layout` for that format instead; it is the same pair of
-functions. N kinds and M transports need N + M pieces of code.
+A *transport* (pickle, a directory, a consolidated storage, a message) does not depend on the kinds. The
+:class:`NodeKind` of a node flattens it into a :class:`Record` of names and values, and unflattens a record into a node.
+A format that stores some kinds differently uses the kind's :class:`Layout` for that format, which is the same pair of
+functions. N kinds and M transports need N + M implementations.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ __all__ = ["KINDS", "Encoded", "Layout", "NodeKind", "NodeKinds", "Record", "dec
 @set_module("td_core")
 @dataclass(slots=True)
 class Record:
-    """A node taken apart: names and values, no bytes.
+    """One flattened node.
 
     Attributes:
-        meta: what JSON can say about the node itself.
-        entries: tensors and collections under the user's keys, in order.
-        members: collections under names that the layout chose (``"0"``, ``"_tensordict"``).
-        values: Python values that only the value codec can store.
-        batch_size: when reading, the batch size of the parent, for kinds that do not store their own.
-        cls: when reading, the subclass of the kind's type that was stored, if this process has defined it.
-        complete: when reading, whether what the class declares and the record lacks gets its default.
+        meta: header of the node, which JSON can store.
+        entries: tensors and nodes under the user's keys, in order.
+        members: nodes under names that the layout chooses (``"0"``, ``"_tensordict"``).
+        values: Python values that need the value codec.
+        batch_size: only when reading: the batch size of the parent, for kinds that do not store their own.
+        cls: only when reading: the stored subclass of the kind's type, if this process has defined it.
+        complete: only when reading: whether declared fields that the record lacks get their defaults.
 
     >>> Record({"shape": [3]}).entries
     {}
@@ -60,12 +60,12 @@ class Record:
 @set_module("td_core")
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How one kind stands in one format.
+    """How one format stores one kind.
 
     Attributes:
-        flatten: node -> record, as the format lays this kind out.
-        unflatten: record -> node.
-        names: the class names by which the format knows this kind, the one to write first.
+        flatten: function from a node to the record that the format stores.
+        unflatten: function from such a record to a node.
+        names: class names of the kind in this format; the first one is written, all are read.
 
     >>> Layout(flatten=lambda node: Record({}), unflatten=lambda record: None, names=("TensorDict",)).names
     ('TensorDict',)
@@ -79,18 +79,19 @@ class Layout:
 @set_module("td_core")
 @dataclass(frozen=True, slots=True)
 class NodeKind:
-    """A kind of node: its tag, its class, and how it is taken apart and put together.
+    """A kind of node: its tag, its class, and its functions to flatten and unflatten.
 
     Attributes:
-        tag: unique and lasting, it is written into files: ``"TensorDict"``, ``"mypackage.Image"``.
-        type: the class; subclasses without a kind of their own are written as this one.
-        flatten: node -> record, complete: ``unflatten(flatten(node))`` equals the node.
-        unflatten: record -> node; ``record.meta`` came through JSON.
-        layouts: by format (``"memmap/1"``, ``"consolidated/1"``, ``"state_dict/2"``), where it is not the default.
-        with_class: the kind is registered when its class is defined, so a pickle has to import the class first.
-        attributes: node -> what copies and pickles keep of its ``__dict__`` beside the record; if not given, all that an
-            instance of a subclass has there, where those of the class itself have no ``__dict__``. What is in slots that a
-            subclass adds is always kept.
+        tag: unique name that files store, so it must never change: ``"TensorDict"``, ``"mypackage.Image"``.
+        type: the class; a subclass without a separate kind uses this one.
+        flatten: function from a node to a record; ``unflatten(flatten(node))`` equals the node.
+        unflatten: function from a record, whose ``meta`` was JSON, to a node.
+        layouts: layouts by format (``"memmap/1"``, ``"consolidated/1"``, ``"state_dict/2"``), for formats that do
+            not use ``flatten`` and ``unflatten``.
+        with_class: True if the definition of the class registers the kind: a pickle must import the class first.
+        attributes: function from a node to the part of its ``__dict__`` that copies and pickles keep in addition
+            to the record. Default: the whole ``__dict__`` of an instance of a subclass, if instances of the class
+            itself have no ``__dict__``. Slots that a subclass adds are always kept.
 
     >>> KINDS["TensorDict"].type.__name__
     'TensorDict'
@@ -105,10 +106,10 @@ class NodeKind:
     attributes: Callable[[Any], dict[str, Any]] | None = None
 
     def record_of(self, node: Any, format_name: str = "", path: tuple[str, ...] = ()) -> Record:
-        """Return a node of this kind, which is at ``path``, taken apart as a format lays it out.
+        """Flatten a node of this kind with the layout of a format; ``path`` is its key path, for messages.
 
         Raises:
-            PluginError: what the plugin's function gives is no :class:`Record`.
+            PluginError: the plugin's function does not return a :class:`Record`.
         """
         form: NodeKind | Layout = self.layouts.get(format_name, self)
         record = form.flatten(node)
@@ -121,7 +122,7 @@ class NodeKind:
         )
 
     def attributes_of(self, node: Core) -> dict[str, Any]:
-        """Return what was set on a node of this kind beside what the kind keeps there."""
+        """Return the attributes and slots of a node that the user or a subclass set."""
         own = type(node) is self.type
         if self.attributes is not None:
             held = self.attributes(node)
@@ -131,15 +132,15 @@ class NodeKind:
 
 
 def _read_slots(node: Core, base: type) -> dict[str, Any]:
-    """Return what a node has in the slots that its class adds to those of a base."""
+    """Return the values of the slots that the class of a node adds to those of ``base``."""
     result: dict[str, Any] = {}
     for name, slot in _list_added_slots(type(node), base).items():
-        with contextlib.suppress(AttributeError):  # nothing was stored
+        with contextlib.suppress(AttributeError):  # an empty slot
             result[name] = slot.__get__(node)
     return result
 
 
-@lru_cache(maxsize=256)  # asked for every node of a subclass that is copied
+@lru_cache(maxsize=256)  # each copy of a node of a subclass calls it
 def _list_added_slots(cls: type, base: type) -> dict[str, MemberDescriptorType]:
     return {
         name: member
@@ -151,20 +152,20 @@ def _list_added_slots(cls: type, base: type) -> dict[str, MemberDescriptorType]:
 
 
 class NodeKinds:
-    """The registered kinds, by tag, by class, and by the name that a format gives them."""
+    """The registry of kinds, by tag, by class, and by the name of the class in a format."""
 
     def __init__(self) -> None:
         self._by_tag: dict[str, NodeKind] = {}
         self._by_type: dict[type, NodeKind] = {}
         self._by_name: dict[tuple[str, str], NodeKind] = {}
-        #: By tag, ``distribution==version`` of the plugin that brought the kind; core's own are not there.
+        #: ``distribution==version`` of the plugin that registered a kind, by tag; kinds of core are not included.
         self.providers: dict[str, str] = {}
 
     def add(self, kind: NodeKind, *, replace: bool = False, provider: str | None = None) -> None:
-        """Register a kind; ``replace`` is for a class that was defined again (a notebook cell run twice).
+        """Register a kind. ``replace`` allows a class that is defined again, as by a notebook cell that runs twice.
 
         Raises:
-            PluginError: it is no kind of collection, or its tag, class or name in a format is taken.
+            PluginError: the kind is malformed, or its tag, class or name in a format is taken.
         """
         _check_kind(kind)
         names = [(format_name, name) for format_name, layout in kind.layouts.items() for name in layout.names]
@@ -186,7 +187,7 @@ class NodeKinds:
         self._by_name.update(dict.fromkeys(names, kind))
 
     def remove(self, tag: str) -> None:
-        """Forget a kind."""
+        """Unregister the kind of a tag."""
         kind = self._by_tag.pop(tag)
         self._by_type.pop(kind.type, None)
         self.providers.pop(tag, None)
@@ -203,7 +204,7 @@ class NodeKinds:
         return iter(self._by_tag.values())
 
     def of(self, node: Core | type) -> NodeKind:
-        """Return the kind of a node or class, following the class's bases."""
+        """Return the kind of a node or class: the kind of its nearest registered base class."""
         cls = node if isinstance(node, type) else type(node)
         if (kind := self._find_nearest(cls)) is not None:
             return kind
@@ -220,12 +221,12 @@ class NodeKinds:
         return None
 
     def attributes_of(self, node: Core) -> dict[str, Any]:
-        """Return what was set on a node beside what its kind keeps there, if it has a kind."""
+        """Return the attributes that the user set on a node; empty for a class without a kind."""
         kind = self._find_nearest(type(node))
         return {} if kind is None else kind.attributes_of(node)
 
     def set_attributes(self, node: Core, attributes: Mapping[str, Any]) -> None:
-        """Give a node what :meth:`attributes_of` found on another of its class."""
+        """Set the attributes that :meth:`attributes_of` returned for another node of the same class."""
         slots = _list_added_slots(type(node), self.of(node).type)
         more = {name: value for name, value in attributes.items() if name not in slots}
         for name in attributes.keys() - more.keys():
@@ -234,7 +235,7 @@ class NodeKinds:
             vars(node).update(more)
 
     def find_by_name(self, format_name: str, name: str) -> NodeKind | None:
-        """Return the kind that ``format_name`` calls ``name``."""
+        """Return the kind with the class name ``name`` in the format ``format_name``, or None."""
         return self._by_name.get((format_name, name))
 
 
@@ -261,13 +262,18 @@ KINDS = NodeKinds()
 @set_module("td_core")
 @dataclass(slots=True)
 class Encoded:
-    """A whole tree taken apart: a flat table of nodes, the tensors, the opaque values.
+    """An encoded tree: a flat table of nodes, the leaves, and the Python values.
 
-    ``nodes`` is JSON: each is ``{"kind", "meta", "entries", "members", "values"}``; an entry is ``[key, i]`` with ``i``
-    the position of a later node, or ``[key, [j]]`` with ``j`` the position of a leaf; a value is ``[name, position]``.
-    ``classes`` has the class of each node that names one, by position, where it is at hand: it counts more than a name, which
-    may be that of several, or another one where a pickle made the class. ``attributes`` has what was set on nodes, by position,
-    and ``objects`` the nodes themselves, both where nodes are shared.
+    Attributes:
+        nodes: JSON rows ``{"kind", "meta", "entries", "members", "values"}``, parents before children. An entry is
+            ``[key, i]`` with the position ``i`` of a node, or ``[key, [j]]`` with the position ``j`` of a leaf; a
+            value is ``[name, position]``.
+        leaves: the tensors.
+        values: the Python values.
+        classes: classes of nodes by position, if available. They take precedence over class names in the rows, which
+            can be ambiguous or differ from the name in a pickle.
+        attributes: attributes that users set on nodes, by position; only with ``shared``.
+        objects: the nodes themselves; only with ``shared``.
 
     >>> encoded = encode(TensorDict({"a": 1, "n": {"b": 2}}))
     >>> [node["entries"] for node in encoded.nodes], len(encoded.leaves)
@@ -283,14 +289,14 @@ class Encoded:
 
 
 def encode(tree: Core, *, shared: bool = False) -> Encoded:
-    """Take a tree apart into a flat table, however deep it is.
+    """Encode a tree of any depth as a flat table.
 
     Args:
         tree: any collection.
-        shared: a node that stands in several places has one row, else one for each.
+        shared: write one row for a node that occurs under several key paths, instead of one row per occurrence.
 
     Raises:
-        PluginError: a node has no registered kind, or its ``flatten`` gives no :class:`Record`.
+        PluginError: a node has no registered kind, or its ``flatten`` does not return a :class:`Record`.
     """
     nodes: list[dict[str, Any]] = [{}]
     leaves: list[Tensor] = []
@@ -299,14 +305,14 @@ def encode(tree: Core, *, shared: bool = False) -> Encoded:
     todo: list[tuple[int, Core]] = [(0, tree)]
     known: dict[int, int] = {}
     attributes: dict[int, dict[str, Any]] = {}
-    objects: list[Core] = [tree] if shared else []  # a node keeps its id while it lives
+    objects: list[Core] = [tree] if shared else []  # keeps the nodes alive, so that their ids stay unique
     ordered = True
     while todo:
         position, node = todo.pop()
         kind = KINDS.of(node)
         record = kind.flatten(node)
         if not isinstance(record, Record):
-            record = kind.record_of(node, path=get_key_path(nodes, position))  # which says what is wrong
+            record = kind.record_of(node, path=get_key_path(nodes, position))  # raises the error
         row = nodes[position]
         row.update(kind=kind.tag, meta=record.meta, entries=[], members=[])
         row["values"] = [[name, number] for number, name in enumerate(record.values, len(values))]
@@ -343,7 +349,7 @@ def encode(tree: Core, *, shared: bool = False) -> Encoded:
 
 
 def _sort_topologically(rows: list[dict[str, Any]]) -> list[int]:
-    """Return an order of nodes in which each stands behind all that refer to it, and make the rows refer to that."""
+    """Return an order in which parents precede children, and update the references in the rows to that order."""
     below = [
         [ref for group in ("entries", "members") for _, ref in row[group] if isinstance(ref, int)]
         for row in rows
@@ -363,11 +369,11 @@ def _sort_topologically(rows: list[dict[str, Any]]) -> list[int]:
 
 
 def decode(encoded: Encoded) -> Any:
-    """Put a tree together again; the inverse of :func:`encode`.
+    """Decode a tree; the inverse of :func:`encode`.
 
     Raises:
-        FormatError: a node names a kind that is not registered, or cannot be put together, or the table is inconsistent.
-        MissingPluginError: the kind belongs to a package that is not installed; the message names it.
+        FormatError: the table is damaged, the kind of a node is not registered, or a node cannot be unflattened.
+        MissingPluginError: a kind belongs to a package that is not installed; the message names it.
 
     >>> decode(encode(TensorDict({"a": 1})))["a"]
     tensor(1)
@@ -378,10 +384,9 @@ def decode(encoded: Encoded) -> Any:
 def decode_all(
     encoded: Encoded, made: Mapping[int, Core] | None = None, named: type | None = None
 ) -> list[Any]:
-    """Return all nodes of a tree put together again, with those at the positions in ``made`` as they are.
+    """Decode all nodes of a tree, and use the given nodes in ``made`` for their positions.
 
-    A class that is not known by its name, which may have moved, is the one that is ``named`` for the root, or the one that
-    the class above declares for the key.
+    For a class whose stored name does not exist, as after it moved, use ``named`` for the root, or the declared class.
     """
     if not encoded.nodes:
         raise FormatError("an encoded tree has at least one node; there is none")
@@ -394,7 +399,7 @@ def decode_all(
         )
     nodes: list[Any] = [None] * len(encoded.nodes)
     declared: list[type | None] | None = None
-    # Children stand behind their parent, so walking backwards meets every child first.
+    # Children follow their parent, so a walk from the end decodes every child first.
     for position in range(len(encoded.nodes) - 1, -1, -1):
         if made and position in made:
             nodes[position] = made[position]
@@ -444,7 +449,7 @@ def decode_all(
 
 
 def _is_known(row: Any) -> bool:
-    """Tell whether this process has the class of a node."""
+    """Return True if the class of a node is defined in this process."""
     tag = row["kind"]
     if type(tag) is not str or tag not in KINDS:
         return False
@@ -452,7 +457,7 @@ def _is_known(row: Any) -> bool:
 
 
 def _find_moved_class(row: Any, cls: type | None) -> type | None:
-    """Return the class that is declared for a node, if the node, whose own class is not known, can be one of it."""
+    """Return the declared class ``cls`` if it can replace the stored class of a node, which is not defined; else None."""
     if cls is None or "from" in row:
         return None
     kind = KINDS[row["kind"]] if type(row["kind"]) is str and row["kind"] in KINDS else None
@@ -461,10 +466,10 @@ def _find_moved_class(row: Any, cls: type | None) -> type | None:
 
 
 def _list_declared_classes(rows: Any, named: type | None) -> list[type | None]:
-    """Return for each node the class that is named for the root, or that the class above it declares."""
+    """List the declared class of each node: ``named`` for the root, or what the schema of its parent declares."""
     classes: list[type | None] = [named, *[None] * (len(rows) - 1)]
     owners: list[Any] = [None] * len(rows)
-    # What is damaged is found where it is put together.
+    # decode_all reports damaged rows.
     with contextlib.suppress(LookupError, TypeError, ValueError, AttributeError):
         for position, row in enumerate(rows):
             tag = row["kind"]
@@ -478,22 +483,21 @@ def _list_declared_classes(rows: Any, named: type | None) -> list[type | None]:
                     classes[ref] = owner._class_at(key)
             for _, ref in row["members"]:
                 owners[ref] = owner
-                # The members of a stack are what it is.
+                # Members of a lazy stack have its declared class.
                 classes[ref] = classes[position] if kind is not None and not kind.with_class else None
     return classes
 
 
 def user_class(cls: type | None) -> type | None:
-    """Return a class that users define, which may have moved since something of it was saved; None for any other."""
+    """Return ``cls`` if a user defined it, so that it may have moved since a save; otherwise None."""
     kind = None if cls is None else KINDS._find_nearest(cls)
     return cls if kind is not None and (kind.with_class or kind.type is not cls) else None
 
 
 def as_named(cls: type | None, saved: Any, what: str) -> Any:
-    """Return what was saved as an instance of the class that is named for it; ``what`` calls it so in messages.
+    """Convert a loaded node to the class that the caller named. ``what`` describes the node in messages.
 
-    Raises:
-        StructureError: it does not fit that class.
+    Raises StructureError if the node does not fit the class.
     """
     named: Any = user_class(cls)
     if named is None or isinstance(saved, named):
@@ -507,17 +511,16 @@ def as_named(cls: type | None, saved: Any, what: str) -> Any:
 
 
 def check_node(node: Any) -> Any:
-    """Return what ``unflatten`` of a kind gave; TypeError where that is no node."""
+    """Return the result of ``unflatten`` of a kind. Raise TypeError if it is not a node."""
     if not isinstance(node, Core):
         raise TypeError(f"a node is a collection; got {node!r}")
     return node
 
 
 def read_header_field(meta: Any, name: str, *types: type) -> Any:
-    """Return what a header says under a name, which may be missing where None is a type; TypeError if it is of none of them.
+    """Return a field of a header. It may be missing if NoneType is among ``types``.
 
-    >>> read_header_field({"names": None}, "names", list, type(None)), read_header_field({"batch_size": [3]}, "batch_size", list)
-    (None, [3])
+    Raises TypeError if the type of its value is not one of ``types``.
     """
     value = meta.get(name) if type(None) in types else meta[name]
     if type(value) not in types:
@@ -526,11 +529,7 @@ def read_header_field(meta: Any, name: str, *types: type) -> Any:
 
 
 def make_header(node: Any) -> dict[str, Any]:
-    """Return what most kinds say about a node itself: batch size, and device, names and its owner's lock where it has them.
-
-    >>> make_header(TensorDict({"a": 1}, lock=True))
-    {'batch_size': [], 'locked': True}
-    """
+    """Return the header of a node: batch size and, if set, device, dim names and the user's lock."""
     meta: dict[str, Any] = {"batch_size": list(node.batch_size)}
     if node.device is not None:
         meta["device"] = str(node.device)
@@ -542,23 +541,19 @@ def make_header(node: Any) -> dict[str, Any]:
 
 
 def get_class_name(cls: type) -> str:
-    """Return the name under which a class is written.
-
-    >>> get_class_name(NodeKind)
-    'td_core:NodeKind'
-    """
+    """Return the name of a class in files: ``"module:qualname"``."""
     return f"{get_module_name(cls)}:{cls.__qualname__}"
 
 
 def get_module_name(cls: type) -> str:
-    """Return the module of a class; a spawned process knows the classes of the main script under another one."""
+    """Return the module name of a class. In a spawned process the main script is ``__mp_main__``: return ``__main__``."""
     return "__main__" if cls.__module__ == "__mp_main__" else cls.__module__
 
 
 def find_subclass(base: type, name: Any) -> type | None:
-    """Return the subclass whose name :func:`get_class_name` or ``str`` writes so, if it is defined; nothing is imported.
+    """Return the subclass of ``base`` with a stored name, or None. Nothing is imported.
 
-    Of several, as where a notebook cell ran twice, it is that which its module has, or the one that was defined last.
+    Of several, as after a notebook cell ran twice, the one in its module is preferred, then the last defined.
     """
     results: list[Any] = []
     todo: list[Any] = [base]
@@ -581,11 +576,7 @@ def _is_in_its_module(cls: type) -> bool:
 
 
 def get_key_path(rows: list[dict[str, Any]], position: int | list[int]) -> tuple[str, ...]:
-    """Return the keys that lead to a node, or in a list to a leaf, as the rows of an encoded tree refer to them.
-
-    >>> get_key_path(encode(TensorDict({"a": 1, "n": {"b": 2}})).nodes, [1])
-    ('n', 'b')
-    """
+    """Return the key path of a node, or of a leaf if ``position`` is a list, in the rows of an encoded tree."""
     path: tuple[str, ...] = ()
     while position:
         above = [
@@ -601,14 +592,14 @@ def get_key_path(rows: list[dict[str, Any]], position: int | list[int]) -> tuple
 
 
 def _format_place(rows: list[dict[str, Any]], position: int | list[int]) -> str:
-    """Name a node or leaf by the keys that lead to it, or by its place where the rows above it are damaged."""
+    """Format the key path of a node or leaf, or its position if the rows above it are damaged."""
     with contextlib.suppress(LookupError, TypeError, ValueError, AttributeError):
         return show_path(get_key_path(rows, position))
     return f"leaf {position[0]}" if isinstance(position, list) else f"node {position}"
 
 
 def _check_row(row: Any, groups: list[dict[str, Any]]) -> None:
-    """Raise ValueError where a node says a key twice, or a place before the first, and TypeError for a key that is none."""
+    """Raise ValueError for a repeated key or a negative position, and TypeError for a key that is not a string."""
     for name, group in zip(("entries", "members", "values"), groups, strict=True):
         if len(group) != len(row[name]):
             raise ValueError(f"a key stands twice in its {name}")
