@@ -1,7 +1,7 @@
-"""Coercion: what happens to a value that is neither a tensor nor a collection when it is set.
+"""Coercion: how a value that is set becomes a leaf or a node.
 
-Core turns numbers, arrays and sequences of numbers into tensors and mappings into collections. Everything else is up to
-the coercers that plugins register, by type; an entry for ``object`` is tried last.
+Core converts numbers, arrays and sequences of numbers to tensors, and mappings to collections. For all other types,
+plugins register coercers by type; a coercer for ``object`` is tried last.
 """
 
 from __future__ import annotations
@@ -20,17 +20,19 @@ from ._missing import describe_missing_package
 from ._public_names import set_module
 from .errors import BatchSizeError, MissingPluginError, PluginError, StructureError
 
-#: How many dims an array may have.
+#: Maximal number of dims of a numpy array.
 _MAX_DIMS = 64
 
 
 @set_module("td_core")
 @dataclass(frozen=True, slots=True)
 class Coercer:
-    """Types, and a function that turns a value of one of them into a leaf or a collection.
+    """Types, and a function that converts values of these types to a tensor or a collection.
 
-    ``convert(value, batch_size, device)`` gets the batch size and device of the collection that the value enters;
-    what it returns is checked like any other entry.
+    Attributes:
+        types: classes whose instances are converted, including instances of subclasses.
+        convert: function ``convert(value, batch_size, device)``. It receives the batch size and device of the
+            collection that the value is set into, and its result is checked like any other entry.
 
     >>> Coercer((frozenset,), lambda value, batch_size, device: torch.tensor(sorted(value))).types
     (<class 'frozenset'>,)
@@ -40,21 +42,21 @@ class Coercer:
     convert: Callable[[Any, torch.Size, torch.device | None], Child]
 
 
-#: Classes of tensors that a coercer takes: they enter collections as nodes, not as leaves.
+#: Subclasses of Tensor with a coercer: they are stored as nodes, not as leaves.
 WRAPPED: set[type] = set()
 
 
 class Coercers:
-    """The registered coercers, by type."""
+    """The registry of coercers, by type."""
 
     def __init__(self) -> None:
         self._by_type: dict[type, Coercer] = {}
 
     def add(self, coercer: Coercer) -> None:
-        """Register a coercer; a type has one at most.
+        """Register a coercer.
 
         Raises:
-            PluginError: it is malformed, or one of its types is taken, or is what core turns into entries by itself.
+            PluginError: it is malformed, or one of its types has a coercer already or is converted by core.
         """
         if not callable(coercer.convert):
             raise PluginError(f"a coercer converts with a function; got {coercer.convert!r}")
@@ -73,16 +75,16 @@ class Coercers:
                 WRAPPED.add(kind)
 
     def remove(self, coercer: Coercer) -> None:
-        """Forget a coercer."""
+        """Unregister a coercer."""
         for kind in coercer.types:
             self._by_type.pop(kind, None)
             WRAPPED.discard(kind)
 
     def find(self, cls: type) -> Coercer | None:
-        """Return the coercer of the closest base of ``cls`` other than ``object``."""
+        """Return the coercer of the nearest base of ``cls`` except ``object``, or None."""
         exact = self._by_type.get(cls)
         if exact is not None or cls in _BUILTIN:
-            # torch.compile cannot walk the bases of a builtin, which has no other than object.
+            # torch.compile cannot iterate over the __mro__ of a builtin, whose only base is object.
             return exact
         for base in cls.__mro__[:-1]:
             coercer = self._by_type.get(base)
@@ -91,17 +93,17 @@ class Coercers:
         return None
 
     def get_fallback(self) -> Coercer | None:
-        """Return the coercer for ``object``, which fits everything and is tried last."""
+        """Return the coercer for ``object``, or None. It accepts every value and is tried last."""
         return self._by_type.get(object)
 
 
 _BUILTIN = frozenset({int, float, complex, str, bytes, list, tuple, dict, set, frozenset, type, type(None)})
 
-#: What a graph can make a tensor of.
+#: Number types for which torch.compile can trace ``torch.tensor``.
 _PLAIN_NUMBERS = (bool, int, float, complex)
 NUMBERS = (bool, int, float, complex, np.number, np.bool_)
 
-#: What becomes an entry without a coercer.
+#: Types that core converts without a coercer.
 _OWN = (Tensor, dict, np.ndarray, list, tuple, *NUMBERS)
 
 COERCERS = Coercers()
@@ -115,14 +117,9 @@ def coerce(
     *,
     non_blocking: bool = False,
 ) -> Child:
-    """Return a value as an entry, at the key path ``path``, of a collection with this batch size and device.
+    """Convert a value to a leaf or node for the key path ``path`` of a collection with this batch size and device.
 
-    It is a tensor, a collection, a mapping, a number, an array, a sequence, or any object a coercer takes.
-
-    Raises:
-        BatchSizeError: the leading dims do not match.
-        MissingPluginError: no coercer takes the value.
-        PluginError: what the coercer gave is no entry.
+    Raises BatchSizeError, MissingPluginError if no coercer accepts the value, or PluginError for a wrong coercer result.
     """
     entry = value
     if not isinstance(value, Tensor) or type(value) in WRAPPED:
@@ -192,18 +189,14 @@ def _convert(value: Any, batch_size: torch.Size, device: torch.device | None, pa
 
 
 def get_struct_fields(value: Any) -> dict[str, Any] | None:
-    """Return the fields of a structured array, or of one of its records; None for anything else.
-
-    >>> get_struct_fields(np.array([(1, "a")], dtype=[("x", "i4"), ("y", "U1")]))
-    {'x': array([1], dtype=int32), 'y': ['a']}
-    """
+    """Return the fields of a structured array or of one of its records, or None for any other object."""
     if not isinstance(value, (np.ndarray, np.void)) or value.dtype.names is None:
         return None
     return {name: _read_field(value[name]) for name in value.dtype.names}
 
 
 def _read_field(value: Any) -> Any:
-    """Return a field of a structured array as a list of strings or objects, or as an array."""
+    """Return a field of a structured array: strings and objects as a list, other dtypes as an array."""
     if value.dtype.names is not None:
         return value
     if value.dtype.kind in "USO":
@@ -212,33 +205,33 @@ def _read_field(value: Any) -> Any:
 
 
 def _convert_sequence(value: list[Any] | tuple[Any, ...]) -> Tensor | None:
-    """Return the tensor that a sequence of numbers, arrays or tensors stands for; None where it stands for values."""
+    """Convert a sequence of numbers, arrays or tensors to a tensor. Return None for a sequence of other values."""
     if any(isinstance(item, Tensor) for item in value):
-        # torch, not numpy, decides what dtype the numbers beside them have.
+        # torch, not numpy, has to choose the dtype of numbers in a list that also has tensors.
         return _stack_collections(value)
     if value and isinstance(value[0], (str, bytes, dict, type(None), Core)):
-        # No array of numbers starts like this, collections would be taken apart, and torch.compile cannot trace numpy's answer.
+        # Not numbers. numpy would iterate over a collection, and torch.compile cannot trace np.asarray.
         return None
     if torch.compiler.is_compiling() and value and all(type(item) in _PLAIN_NUMBERS for item in value):
-        return torch.tensor(value)  # which a graph can trace
+        return torch.tensor(value)  # traceable, unlike np.asarray
     first: Any = value if isinstance(value, list) else None
     for _ in range(_MAX_DIMS):  # a list may contain itself
         if not isinstance(first, list) or not first:
             break
         first = first[0]
     if isinstance(first, (tuple, range)):
-        # Values that are tuples are listed, not numbers.
+        # A list of tuples holds values, not rows of a tensor.
         return None
     try:
         array = np.asarray(value)
     except ValueError:
         return None
     except RuntimeError:
-        # There are tensors further down, of autograd or a transform, which numpy cannot have.
+        # Nested lists hold tensors of autograd or a transform, which numpy cannot convert.
         return _stack_collections(value)
     if array.dtype.kind not in "biufc":
         return None
-    # torch, not numpy, decides the dtype of Python floats.
+    # torch, not numpy, has to choose the dtype of Python floats.
     arrays = isinstance(first, np.ndarray) or any(isinstance(item, np.ndarray) for item in value)
     return as_tensor(array) if arrays else torch.tensor(value)
 
@@ -258,7 +251,7 @@ def _convert_row(item: Any) -> Tensor | None:
 
 
 def _is_uniform(items: list[Any]) -> bool:
-    """Tell whether these are collections of one kind and batch size, which are stacked as tensors of one shape are."""
+    """Return True if all items are collections of one kind and batch size, which can be stacked."""
     return (
         bool(items)
         and all(isinstance(item, Core) for item in items)
@@ -269,13 +262,13 @@ def _is_uniform(items: list[Any]) -> bool:
 def build_nested(
     source: Mapping[Any, Any], batch_size: torch.Size, device: torch.device | None, path: tuple[str, ...] = ()
 ) -> Any:
-    """Return a nested mapping as the canonical collection, every level with this batch size and device."""
+    """Build a TensorDict from a nested mapping. Every node gets this batch size and device."""
     entries: dict[str, Child] = {}
     root = make_dense(entries, batch_size, device)
     todo: list[tuple[Mapping[Any, Any], Any, dict[str, Child], tuple[str, ...]]] = [
         (source, root, entries, path)
     ]
-    # The tracer of torch.compile ends no less by a mapping that contains itself, and asks for no identities.
+    # torch.compile cannot trace id(), and its tracer itself stops at a mapping that contains itself.
     seen: set[int] | None = None if torch.compiler.is_compiling() else set()
     ndim = len(batch_size)
     fitting: torch.Size | None = None
@@ -294,7 +287,7 @@ def build_nested(
                 try:
                     shape = value.shape
                 except RuntimeError:
-                    shape = None  # a nested tensor of strided layout has none
+                    shape = None  # a strided nested tensor has no shape
                 if shape is not None and (shape == fitting or shape[:ndim] == batch_size):
                     entries[key] = value
                     fitting = shape
@@ -310,7 +303,7 @@ def build_nested(
 
 
 def has_cycle(container: Any, items: Callable[[Any], Iterable[Any]]) -> bool:
-    """Tell whether a container is among its own items, those of its items, and so on."""
+    """Return True if a container contains itself, directly or through nested items."""
     todo, seen = [container], set()
     while todo:
         for item in items(todo.pop()):

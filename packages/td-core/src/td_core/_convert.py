@@ -1,4 +1,4 @@
-"""Conversion between collections and Python objects, as methods."""
+"""Methods that convert between collections and Python objects."""
 
 from __future__ import annotations
 
@@ -29,26 +29,26 @@ ConvertTensors = bool | Literal["numpy"]
 
 
 class ConversionMixin(Core):
-    """``from_dict``, ``to_dict``, ``tolist``, ``numpy`` and their kin."""
+    """The methods ``from_dict``, ``to_dict``, ``tolist``, ``numpy`` and similar conversions."""
 
     __slots__ = ()
 
     from_any = make_classmethod(source.from_any, dense=True)
-    """Return a Python object as a collection, as far as it is one; see :func:`td_core.from_any`."""
+    """Convert a Python container to a collection; see :func:`td_core.from_any`."""
     from_list = make_classmethod(source.from_list, dense=True)
-    """Return the stack of a list of mappings or collections."""
+    """Stack a list of mappings or collections; see :func:`td_core.from_list`."""
     from_tuple = make_classmethod(source.from_tuple, dense=True)
-    """Return a tuple as a collection; see :func:`td_core.from_tuple`."""
+    """Convert a tuple to a collection; see :func:`td_core.from_tuple`."""
     from_namedtuple = make_classmethod(source.from_namedtuple, dense=True)
-    """Return a named tuple as a collection; see :func:`td_core.from_namedtuple`."""
+    """Convert a named tuple to a collection; see :func:`td_core.from_namedtuple`."""
     from_struct_array = make_classmethod(source.from_struct_array, dense=True)
-    """Return a structured array as a collection; see :func:`td_core.from_struct_array`."""
+    """Convert a structured array to a collection; see :func:`td_core.from_struct_array`."""
     from_pytree = make_classmethod(source.from_pytree)
-    """Return a pytree as a collection; see :func:`td_core.from_pytree`."""
+    """Convert a pytree to a collection; see :func:`td_core.from_pytree`."""
     fromkeys = make_classmethod(source.fromkeys, dense=True)
-    """Return a collection with the same value under each key; see :func:`td_core.fromkeys`."""
+    """Build a collection with the same value under each key; see :func:`td_core.fromkeys`."""
     from_schema = make_classmethod(source.from_schema, dense=True)
-    """Return a collection of zeros with the given keys, shapes and dtypes."""
+    """Build a collection of zeros with the given keys, shapes and dtypes; see :func:`td_core.from_schema`."""
 
     @classmethod
     def from_dict(
@@ -61,7 +61,7 @@ class ConversionMixin(Core):
         batch_dims: int | None = None,
         names: Sequence[str | None] | None = None,
     ) -> SelfT:
-        """Return a mapping as a collection; see :func:`td_core.from_dict`.
+        """Convert a mapping to a collection; see :func:`td_core.from_dict`.
 
         >>> TensorDict.from_dict({"a": torch.zeros(3, 2)}, batch_dims=1).batch_size
         torch.Size([3])
@@ -87,9 +87,10 @@ class ConversionMixin(Core):
         batch_dims: int | None = None,
         names: Sequence[str | None] | None = None,
     ) -> Any:
-        """Return a mapping as a collection whose levels are of the kinds that this one has under the same keys.
+        """Convert a mapping to a collection whose nodes have the kinds of this collection's nodes under the same keys.
 
-        Arguments as for :meth:`from_dict`. What this one holds as a value, or declares as one, stays a value.
+        The arguments are those of :meth:`from_dict`. Under a key where this collection holds or declares a non-tensor
+        value, the new value is stored as a non-tensor value too.
 
         >>> TensorDict({"a": 1}).from_dict_instance({"a": 2})["a"]
         tensor(2)
@@ -121,17 +122,17 @@ class ConversionMixin(Core):
     def to_dict(
         self, *, retain_none: bool = True, convert_tensors: ConvertTensors = False, tolist_first: bool = False
     ) -> dict[str, Any]:
-        """Return the entries as nested dicts; non-tensor data gives its values.
+        """Convert the collection to nested dicts; non-tensor data is converted to its values.
 
         Args:
             retain_none: keep the entries whose value is None.
-            convert_tensors: True gives numbers and lists for tensors, ``"numpy"`` arrays.
-            tolist_first: give each sub-collection with batch dims as a list, see :meth:`tolist`.
+            convert_tensors: True converts tensors to numbers and lists, ``"numpy"`` to arrays.
+            tolist_first: convert each nested collection with batch dims to a list, see :meth:`tolist`.
 
         >>> TensorDict({"a": 1, "b": {"c": [1, 2]}}).to_dict(convert_tensors=True)
         {'a': 1, 'b': {'c': [1, 2]}}
         """
-        # One copy in C for each level, then a look at what is no plain tensor.
+        # Hot path: copy the dict of each node in C, then replace only the entries that are not plain tensors.
         root: dict[str, Any] = dict(self._dict_entries())
         todo = [root]
         below: dict[str, Any]
@@ -142,7 +143,7 @@ class ConversionMixin(Core):
                     if convert_tensors:
                         out[key] = _convert_tree(self, child, convert_tensors)
                     continue
-                # A type check is several times faster than isinstance with an abstract class.
+                # Hot path: a type check is faster than isinstance with an abstract class.
                 if (type(child) is type(self) or isinstance(child, Core)) and not child._is_value:
                     if tolist_first and child.batch_size:
                         out[key] = child.tolist(convert_tensors=convert_tensors, tolist_first=True)  # type: ignore[attr-defined]
@@ -162,7 +163,7 @@ class ConversionMixin(Core):
         return root
 
     def _dict_entries(self) -> Mapping[str, Any]:
-        """Return the entries that ``to_dict`` shows; a kind may add plain values."""
+        """Return the entries that ``to_dict`` converts. A kind may include plain values."""
         return self._all_children()
 
     def tolist(
@@ -173,16 +174,16 @@ class ConversionMixin(Core):
         tolist_first: bool = False,
         as_linked_list: bool = False,
     ) -> Any:
-        """Return nested lists of the batch dims, of one dict for each element.
+        """Convert the collection to nested lists over the batch dims, with one dict per batch element.
 
         Args:
-            convert_nodes: False gives collections without batch dims instead of dicts.
+            convert_nodes: False returns collections without batch dims instead of dicts.
             convert_tensors: as for :meth:`to_dict`.
             tolist_first: as for :meth:`to_dict`.
-            as_linked_list: give a list that writes back, see :class:`td_core.LinkedList`.
+            as_linked_list: return a list that writes back, see :class:`td_core.LinkedList`.
 
         Raises:
-            TypeError: ``convert_tensors`` without ``convert_nodes``.
+            TypeError: ``convert_tensors`` is set and ``convert_nodes`` is False.
 
         >>> TensorDict({"a": [1, 2]}, batch_size=[2]).tolist(convert_tensors=True)
         [{'a': 1}, {'a': 2}]
@@ -202,7 +203,9 @@ class ConversionMixin(Core):
         return LinkedList(items, td=self) if as_linked_list else items
 
     def numpy(self) -> dict[str, Any]:
-        """Return the entries as nested dicts of arrays, which share memory with the leaves; a nested tensor is a tuple of them.
+        """Convert the collection to nested dicts of numpy arrays, which share memory with the leaves.
+
+        A nested tensor is converted to a tuple of arrays, one per component.
 
         >>> TensorDict({"a": [1, 2]}).numpy()
         {'a': array([1, 2])}
@@ -210,7 +213,7 @@ class ConversionMixin(Core):
         return self.to_dict(convert_tensors="numpy", retain_none=False)
 
     def __array__(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Refuse: numpy would make an array of a collection, or of a list of them, as of a sequence.
+        """Raise TypeError: otherwise ``numpy.asarray`` would treat a collection as a sequence.
 
         Raises:
             TypeError: always.
@@ -221,7 +224,7 @@ class ConversionMixin(Core):
         )
 
     def __dlpack__(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Refuse: ``torch.as_tensor`` and its like would take a collection for a sequence without elements.
+        """Raise TypeError: otherwise ``torch.as_tensor`` would treat a collection as a sequence without elements.
 
         Raises:
             TypeError: always.
@@ -233,17 +236,17 @@ class ConversionMixin(Core):
         )
 
     def __dlpack_device__(self) -> NoReturn:
-        """Refuse, as ``__dlpack__``."""
+        """Raise TypeError, as ``__dlpack__`` does."""
         self.__dlpack__()
 
     def to_namedtuple(self, dest_cls: type | None = None) -> Any:
-        """Return the entries as nested named tuples.
+        """Convert the collection to nested named tuples.
 
         Args:
-            dest_cls: the class of the outermost one, and of those with the same fields; a generic one if not given.
+            dest_cls: class of the outermost tuple and of nested ones with the same fields; by default a new class.
 
         Raises:
-            ValueError: a key is no Python identifier.
+            ValueError: a key is not a valid Python identifier.
 
         >>> TensorDict({"a": 1, "b": {"c": 2}}).to_namedtuple().b.c
         tensor(2)
@@ -265,9 +268,9 @@ class ConversionMixin(Core):
         return build(levels, make)
 
     def to_pytree(self) -> Any:
-        """Return the pytree from which :meth:`from_pytree` made this collection, with today's leaves.
+        """Convert the collection back to the pytree that :meth:`from_pytree` converted, with the current leaves.
 
-        A collection that was made in another way is returned as it is.
+        A collection that :meth:`from_pytree` did not make is returned unchanged.
 
         >>> td = TensorDict({"a": 1})
         >>> td.to_pytree() is td
@@ -286,10 +289,10 @@ class ConversionMixin(Core):
         return build(levels, lambda _, out: _make_container(out))
 
     def to_struct_array(self) -> np.ndarray[Any, Any]:
-        """Return a structured array of the shape of the batch, with a field for each entry; data is copied.
+        """Copy the entries into a structured array of shape ``batch_size``, with one field per entry.
 
         Raises:
-            DepthError: the nesting is deeper than numpy allows.
+            DepthError: the collection is nested deeper than numpy allows.
 
         >>> TensorDict({"a": [1, 2], "b": [0.5, 1.5]}, batch_size=[2]).to_struct_array()
         array([(1, 0.5), (2, 1.5)], dtype=[('a', '<i8'), ('b', '<f4')])
@@ -309,13 +312,13 @@ class ConversionMixin(Core):
         return result
 
     def to_tensordict(self, *, retain_none: bool | None = None) -> Any:
-        """Return a copy of plain TensorDicts all the way down: leaves are cloned, lazy stacks stacked, classes dropped.
+        """Copy the collection into plain TensorDicts at every node: clone leaves, make lazy stacks dense, drop classes.
 
         Args:
-            retain_none: True adds the fields of a tensorclass that are None, as such values.
+            retain_none: True adds the fields of a tensorclass that are None, as non-tensor data.
 
         Raises:
-            KeyMismatchError: a lazy stack hides entries, which would be lost.
+            KeyMismatchError: members of a lazy stack have different keys, so entries would be lost.
 
         >>> td = TensorDict({"a": 1})
         >>> td.to_tensordict()["a"] is td["a"]
@@ -342,7 +345,7 @@ class ConversionMixin(Core):
 
 
 def _with_values(mapping: Mapping[Any, Any], like: Core) -> dict[Any, Any]:
-    """Return a nested mapping in which stand the nodes that a collection would make of the values under its keys."""
+    """Replace the values of a nested mapping by value nodes under keys where ``like`` holds value nodes."""
     root: dict[Any, Any] = {}
     todo = [(mapping, like, root)]
     while todo:
@@ -364,13 +367,13 @@ def _make_namedtuple(fields: tuple[str, ...]) -> type:
 
 
 def _make_container(entries: dict[str, Any]) -> Any:
-    """Return a dict, list, tuple or named tuple of entries; a pair for a key that is no string."""
+    """Build the original container of the entries of one node; a pair for a key that was not a string."""
     cls = entries.pop(PYTREE_TYPE, None)
     if cls is None:
         return (entries["key"], entries["value"])
     if issubclass(cls, Mapping):
         pairs = [value if key.startswith(NON_STRING_KEY) else (key, value) for key, value in entries.items()]
-        # What makes missing entries is no entry, so it is not kept.
+        # from_pytree does not store the default_factory.
         return cls(None, pairs) if issubclass(cls, defaultdict) else cls(pairs)
     return cls(**entries) if hasattr(cls, "_fields") else cls(entries.values())
 
@@ -387,7 +390,7 @@ def _convert_tree(root: Core, leaf: Tensor, form: ConvertTensors) -> Any:
 def _columns(
     node: Core, ndim: int, path: tuple[str, ...] = ()
 ) -> tuple[list[Any], list[tuple[tuple[str, ...], Any]]]:
-    """Return the dtype of a structured array of ``node``, and its columns by path."""
+    """Return the field specs of the structured dtype of ``node``, and its columns as (path, array) pairs."""
     fields: list[Any] = []
     columns: list[tuple[tuple[str, ...], Any]] = []
     for key, child in dict(node._all_children()).items():

@@ -1,7 +1,7 @@
-"""The node kinds of core: how dense collections, lazy stacks and parameters stand in each format.
+"""The node kinds of core: how each format stores TensorDicts, lazy stacks and parameters.
 
-The layouts of ``"memmap/1"`` and ``"consolidated/1"`` write what the reference implementation reads, under the class
-names that it expects; keys of ours that it ignores start with an underscore.
+The layouts of ``"memmap/1"`` and ``"consolidated/1"`` write metadata that tensordict reads, with its class names.
+Additional keys, which tensordict ignores, start with an underscore.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def _dense_from_directory(record: Record) -> TensorDict:
 
 
 def _set_names_below(td: TensorDict) -> None:
-    """Give the names of a level to what has none in it: values have no names of their own in files."""
+    """Copy the dim names of a node to its value nodes without names, whose names the files do not store."""
     names = td._names
     if names is None:
         return
@@ -137,7 +137,7 @@ def _stack_to_directory(stack: LazyStackedTensorDict) -> Record:
         "_class": "tensordict:LazyStackedTensorDict",
         "stack_dim": stack._stack_dim,
         "stack_dim_name": stack._stack_dim_name,
-        # The reference counts the directories instead, and cannot tell a missing one.
+        # tensordict counts the directories instead, so it cannot detect a missing member.
         "_members": len(stack._members),
     }
     if not stack._members:
@@ -177,13 +177,13 @@ def _unflatten_params(record: Record) -> TensorDictParams:
     return params
 
 
-#: What any module has; the rest of the state of parameters is in their record.
+#: Attributes of every module, with their defaults; the record holds the remaining state of the parameters.
 _BARE = {**vars(torch.nn.Module()), "_get_hooks": []}
 _STATE = frozenset({"_compiled_call_impl", "_no_convert", "_tensordict", "training"})
 
 
 def _attributes_of_params(params: TensorDictParams) -> dict[str, Any]:
-    """Return the hooks of a module, in tables of their own, and what was set on it."""
+    """Return the hooks of a module, in copies of their dicts, and the attributes that the user set on it."""
     return {
         name: copy(value) if name in _BARE else value
         for name, value in vars(params).items()
@@ -219,7 +219,7 @@ def _dense_from_buffer(record: Record) -> TensorDict:
 
 
 def _stack_to_buffer(stack: LazyStackedTensorDict) -> Record:
-    record = _flatten_stack(stack)  # with hooks that the format cannot say, so it is not used for these
+    record = _flatten_stack(stack)  # stacks with hooks never get here: the format cannot store hooks
     record.meta.pop("locked", None)
     record.meta = {"stack_dim_name": None, **record.meta, "is_locked": stack._locked is True}
     return record
@@ -241,7 +241,7 @@ _STACK_LAYOUTS = {
     "memmap/1": Layout(_stack_to_directory, _stack_from_directory, _STACK),
     "consolidated/1": Layout(_stack_to_buffer, _stack_from_buffer, ("LazyStackedTensorDict",)),
 }
-# Nothing is read as parameters: a directory holds the collection.
+# No class names: parameters are saved as the collection they hold, so no file names this kind.
 _PARAMS_LAYOUTS = {"memmap/1": Layout(_params_to_directory, _unflatten_params)}
 for _kind in (
     NodeKind("TensorDict", TensorDict, _flatten_dense, _unflatten_dense, _DENSE_LAYOUTS),

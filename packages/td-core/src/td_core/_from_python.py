@@ -1,6 +1,6 @@
-"""Collections from Python objects: mappings, tuples, lists, structured arrays, pytrees, schemas.
+"""Construction of collections from Python objects: mappings, tuples, lists, structured arrays, pytrees, schemas.
 
-The objects are first brought into one form, nested plain dicts, without recursion; a collection is built from that.
+Each object is first converted to nested plain dicts, without recursion, from which a collection is built.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ __all__ = [
 ]  # fmt: skip
 
 PYTREE_TYPE = "_pytree_type"
-"""Key under which :func:`from_pytree` keeps the class of each container."""
+"""Key under which :func:`from_pytree` stores the class of each container."""
 
 NON_STRING_KEY = "<NON_NESTED>"
-"""Start of the keys that stand for dict keys which are no strings."""
+"""Prefix of the keys that replace dict keys which are not strings."""
 
 
 def from_any(
@@ -43,20 +43,20 @@ def from_any(
     device: DeviceType | None = None,
     batch_size: BatchSize | None = None,
 ) -> Any:
-    """Return a Python object as a collection, as far as it is one.
+    """Convert a Python container to a collection, and return any other object unchanged.
 
-    Mappings, tuples, named tuples, structured arrays and dataclasses become collections, lists become tensors or
-    non-tensor data; a collection, a tensor, a plain array, a number, a string or any other object is returned as it is.
+    Mappings, tuples, named tuples, structured arrays and dataclasses become collections. Lists become tensors or
+    non-tensor data. Collections, tensors, plain arrays, numbers and strings are returned unchanged.
 
     Args:
         obj: the object.
-        auto_batch_size: set the batch size of every level to the leading dims that its leaves share.
-        batch_dims: the number of those dims at most; implies ``auto_batch_size``.
-        device: where entries are moved.
+        auto_batch_size: set the batch size of every node to the leading dims that its leaves share.
+        batch_dims: the maximal number of these dims; implies ``auto_batch_size``.
+        device: the device to move entries to.
         batch_size: the batch size, instead of ``auto_batch_size``.
 
     Raises:
-        BatchSizeError: an entry does not start with ``batch_size``.
+        BatchSizeError: the shape of an entry does not start with ``batch_size``.
         ValueError: ``batch_size`` and ``batch_dims`` are both given.
 
     >>> from_any({"a": [1, 2], "b": (3, 4)})
@@ -80,25 +80,25 @@ def from_dict(
     batch_size: BatchSize | None = None,
     names: Sequence[str | None] | None = None,
 ) -> Any:
-    """Return a mapping as a collection; nested mappings and tuples become nested collections.
+    """Convert a mapping to a collection; nested mappings and tuples become nested collections.
 
     Args:
         d: the mapping.
-        auto_batch_size: set the batch size of every level to the leading dims that its leaves share.
-        batch_dims: the number of those dims at most; implies ``auto_batch_size``.
-        device: where entries are moved.
+        auto_batch_size: set the batch size of every node to the leading dims that its leaves share.
+        batch_dims: the maximal number of these dims; implies ``auto_batch_size``.
+        device: the device to move entries to.
         batch_size: the batch size, instead of ``batch_dims``.
         names: a name or None for each batch dim.
 
     Raises:
-        BatchSizeError: an entry does not start with ``batch_size``.
+        BatchSizeError: the shape of an entry does not start with ``batch_size``.
         ValueError: ``batch_size`` and ``batch_dims`` are both given.
 
     >>> from_dict({"a": torch.zeros(3, 2), "b": {"c": torch.zeros(3)}}, auto_batch_size=True).batch_size
     torch.Size([3])
     """
     own = None
-    # A type check is several times faster than isinstance with an abstract class.
+    # Hot path: a type check is faster than isinstance with an abstract class.
     if type(d) is not dict:
         own = d.batch_size if isinstance(d, Core) else None
         d = _entries("from_dict", d)
@@ -113,7 +113,7 @@ def from_tuple(
     device: DeviceType | None = None,
     batch_size: BatchSize | None = None,
 ) -> Any:
-    """Return a tuple as a collection with the keys ``"0"``, ``"1"`` and so on; arguments as for :func:`from_any`.
+    """Convert a tuple to a collection with the keys ``"0"``, ``"1"`` and so on; arguments as for :func:`from_any`.
 
     >>> from_tuple((torch.zeros(3), torch.ones(3)))
     TensorDict(batch_size=[], fields={0: f32[3], 1: f32[3]})
@@ -132,7 +132,7 @@ def from_namedtuple(
     device: DeviceType | None = None,
     batch_size: BatchSize | None = None,
 ) -> Any:
-    """Return a named tuple, or what functions as ``torch.max`` return, as a collection with its fields as keys.
+    """Convert a named tuple, such as the result of ``torch.max``, to a collection with its fields as keys.
 
     Arguments as for :func:`from_any`.
 
@@ -141,7 +141,7 @@ def from_namedtuple(
     TensorDict(batch_size=[], fields={x: i64[], y: i64[]})
     """
     kind = type(named_tuple)
-    # The classes of torch.return_types are made in C: their fields have names, but no _fields.
+    # The classes of torch.return_types are defined in C and lack _fields.
     fields = getattr(kind, "_fields", None) or (hasattr(kind, "n_fields") and kind.__match_args__)
     if not (isinstance(named_tuple, tuple) and fields):
         raise TypeError(f"from_namedtuple takes a named tuple; got {kind.__name__}")
@@ -157,15 +157,15 @@ def from_struct_array(
     device: DeviceType | None = None,
     batch_size: BatchSize | None = None,
 ) -> Any:
-    """Return a structured array as a collection with its fields as keys, which share its memory.
+    """Convert a structured array to a collection with its fields as keys. The leaves share its memory.
 
     Args:
-        struct_array: the array; fields of strings become non-tensor data. Fields that no tensor can express, because the
-            size of a record is no multiple of theirs, are copied.
+        struct_array: the array. Fields of strings become non-tensor data. A field is copied if the size of a record
+            is not a multiple of the size of its elements, because tensor strides cannot express that.
         auto_batch_size: as for :func:`from_any`.
         batch_dims: as for :func:`from_any`.
-        device: where entries are moved.
-        batch_size: the shape of the array if not given.
+        device: the device to move entries to.
+        batch_size: the batch size; by default the shape of the array.
 
     >>> import numpy
     >>> from_struct_array(numpy.array([(1, 2.0), (3, 4.0)], dtype=[("x", "i4"), ("y", "f8")]))
@@ -187,19 +187,20 @@ def from_list(
     names: Sequence[str | None] | None = None,
     lazy: bool | None = None,
 ) -> Any:
-    """Return the stack of a list of mappings or collections.
+    """Stack a list of mappings or collections along a new first dim.
 
     Args:
         input: the items.
         auto_batch_size: set the batch size of the stack to the leading dims that its leaves share.
         batch_size: the batch size of the stack, instead of ``auto_batch_size``.
-        device: where entries are moved.
-        batch_dims: the number of dims that ``auto_batch_size`` finds at most; implies it.
-        names: a name or None for each batch dim of the stack.
-        lazy: True keeps the items side by side, False stacks every leaf, None stacks if keys and shapes agree.
+        device: the device to move entries to.
+        batch_dims: the maximal number of dims for ``auto_batch_size``; implies it.
+        names: a name or None per batch dim of the stack.
+        lazy: True makes a lazy stack, False stacks every leaf, None stacks the leaves if keys and shapes agree
+            and makes a lazy stack otherwise.
 
     Raises:
-        StructureError: there is no item, or ``lazy`` is False and items differ.
+        StructureError: the list is empty, or ``lazy`` is False and the keys or shapes of items differ.
 
     >>> from_list([{"a": 1}, {"a": 2}])["a"]
     tensor([1, 2])
@@ -229,7 +230,7 @@ def from_list(
 
 
 def fromkeys(keys: Iterable[NestedKey], value: Any = 0) -> Any:
-    """Return a collection with the same value under each key.
+    """Build a collection with the same value under each key.
 
     >>> fromkeys(["a", ("b", "c")])
     TensorDict(batch_size=[], fields={a: i64[], b: {c: i64[]}})
@@ -248,18 +249,18 @@ def from_schema(
     device: DeviceType | None = None,
     **kwargs: Any,
 ) -> Any:
-    """Return a collection of zeros with the given keys, shapes and dtypes.
+    """Build a collection of zeros with the given keys, shapes and dtypes.
 
     Args:
-        schema: key -> (shape without the batch dims, dtype).
-        batch_size: the batch size, empty if not given.
+        schema: mapping from keys to pairs ``(shape without the batch dims, dtype)``.
+        batch_size: the batch size; empty by default.
         storage: None for memory, ``"shared"`` for shared memory, ``"memmap"`` for files (needs td-memmap).
-        device: where the leaves are.
-        **kwargs: passed to ``memmap_like`` (its ``prefix``, say); there are none for the other storages.
+        device: the device of the leaves.
+        **kwargs: arguments of ``memmap_like``, such as ``prefix``; only with ``storage="memmap"``.
 
     Raises:
-        ValueError: there is no such storage.
-        TypeError: an entry of the schema is no pair of shape and dtype.
+        ValueError: ``storage`` is none of these.
+        TypeError: an entry of the schema is not a pair of shape and dtype.
 
     >>> from_schema({"a": ([3], torch.float32)}, batch_size=[2])
     TensorDict(batch_size=[2], fields={a: f32[3]})
@@ -277,7 +278,7 @@ def from_schema(
         except (TypeError, ValueError):
             raise TypeError(f"key {key!r} of a schema is a pair of shape and dtype; got {entry!r}") from None
         if storage == "memmap":
-            # Files are made sparse from the shape alone; nothing of this size is allocated here.
+            # memmap_like needs only shape and dtype, so expand a scalar instead of allocating the full size.
             result.set(key, torch.zeros((), dtype=as_dtype(dtype)).expand(full))
         else:
             result.set(key, torch.zeros(full, dtype=as_dtype(dtype), device=device))
@@ -293,14 +294,14 @@ def make_tensordict(
     auto_batch_size: bool | None = None,
     **kwargs: Any,
 ) -> Any:
-    """Return a collection of the entries of a mapping and of keywords.
+    """Build a collection from a mapping and from keyword arguments.
 
     Args:
         input_dict: entries.
-        batch_size: the batch size, empty if not given.
-        device: where entries are moved.
-        auto_batch_size: set the batch size of every level to the leading dims that its leaves share.
-        **kwargs: more entries.
+        batch_size: the batch size; empty by default.
+        device: the device to move entries to.
+        auto_batch_size: set the batch size of every node to the leading dims that its leaves share.
+        **kwargs: more entries, which replace those of ``input_dict``.
 
     >>> make_tensordict(a=torch.zeros(3), batch_size=[3])
     TensorDict(batch_size=[3], fields={a: f32[]})
@@ -324,19 +325,19 @@ def from_pytree(
     auto_batch_size: bool = False,
     batch_dims: int | None = None,
 ) -> Any:
-    """Return a pytree of dicts, lists, tuples and named tuples as a collection; ``to_pytree`` is the inverse.
+    """Convert a pytree of dicts, lists, tuples and named tuples to a collection; ``to_pytree`` is the inverse.
 
-    The class of each container is kept as non-tensor data under ``"_pytree_type"`` (needs td-tensorclass). A tensor or
-    collection is returned as it is.
+    The class of each container is stored as non-tensor data under ``"_pytree_type"`` (needs td-tensorclass). A tensor
+    or collection is returned unchanged.
 
     Args:
         pytree: the tree; its leaves are tensors, collections, arrays or numbers.
-        batch_size: the batch size, empty if not given.
+        batch_size: the batch size; empty by default.
         auto_batch_size: as for :func:`from_any`.
         batch_dims: as for :func:`from_any`.
 
     Raises:
-        TypeError: a leaf is something else.
+        TypeError: a leaf has another type.
 
     >>> from_pytree(torch.ones(2))
     tensor([1., 1.])
@@ -380,7 +381,7 @@ def _tree_content(pytree: Any) -> dict[str, Any]:
 
 
 def _as_data(value: Any) -> Any:
-    """Return a value as non-tensor data, also where it would become a tensor."""
+    """Convert a value to non-tensor data, even if it is a number or a sequence."""
     coercer = COERCERS.get_fallback()
     return value if coercer is None else coercer.convert(value, torch.Size(), None)
 
@@ -394,7 +395,7 @@ def _build(
     batch_dims: int | None,
     own: BatchSize | None = None,
 ) -> Any:
-    """Return content as a collection; ``own`` is the batch size that it has where the caller says nothing of one."""
+    """Build a collection from nested content. ``own`` is the batch size if the caller specifies none."""
     _check_one_given(batch_size, batch_dims)
     inferred = batch_size is None and (auto_batch_size or batch_dims is not None)
     size = as_batch_size(own if batch_size is None and not inferred else batch_size)
@@ -412,7 +413,7 @@ def _check_one_given(batch_size: BatchSize | None, batch_dims: int | None) -> No
 
 
 def _to_plain_dict(content: Mapping[Any, Any]) -> dict[Any, Any]:
-    """Return nested content as nested plain dicts of leaves, without recursion."""
+    """Convert nested containers to nested plain dicts, without recursion."""
     root: dict[Any, Any] = {}
     todo: list[tuple[Mapping[Any, Any], dict[Any, Any]]] = [(content, root)]
     open_levels: set[int] = set()
@@ -426,7 +427,7 @@ def _to_plain_dict(content: Mapping[Any, Any]) -> dict[Any, Any]:
             if inner is None:
                 out[key] = value
                 continue
-            if not torch.compiler.is_compiling():  # before 2.13 it knows no identities
+            if not torch.compiler.is_compiling():  # it cannot trace id() before torch 2.13
                 if id(value) in open_levels and has_cycle(
                     value, lambda item: (_get_content(item) or {}).values()
                 ):
@@ -439,7 +440,7 @@ def _to_plain_dict(content: Mapping[Any, Any]) -> dict[Any, Any]:
 
 
 def _get_content(value: Any) -> Any:
-    """Return the entries of a container, or None for a leaf or a collection."""
+    """Return the items of a container as a mapping, or None for a leaf or a collection."""
     if isinstance(value, Core):
         return None
     if isinstance(value, Mapping):

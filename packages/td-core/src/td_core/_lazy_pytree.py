@@ -1,9 +1,8 @@
-"""Lazy stacks as torch pytrees.
+"""Registration of lazy stacks as torch pytree nodes.
 
-vmap removes a dim of every leaf, so leaves must show the stack dim where it stands: members that fit are stacked, the
-others, and those whose dtypes differ, which stacking would change, are the children themselves. Inside grad and vjp a
-stack that was flattened is dense from then on: they follow the very leaves that they were given, not what is cut out of
-them.
+vmap removes a dim of every leaf, so the leaves must include the stack dim. If the members have equal keys, shapes and
+dtypes, the only child is their dense stack; otherwise the members themselves are the children. Inside grad and vjp,
+unflattening returns the dense stack: these transforms differentiate with respect to its leaves, not to slices of them.
 """
 
 from __future__ import annotations
@@ -22,9 +21,9 @@ from .errors import StructureError
 
 
 class Whole(NamedTuple):
-    """The context of a stack whose one child is the dense stack."""
+    """Context of a lazy stack that was flattened into its dense stack."""
 
-    behind: int  # batch dims from the stack dim on
+    behind: int  # number of batch dims from the stack dim to the last
     name: str | None
     ndim: int
     depth: int
@@ -32,7 +31,7 @@ class Whole(NamedTuple):
 
 
 class Members(NamedTuple):
-    """The context of a stack whose members are the children."""
+    """Context of a lazy stack that was flattened into its members."""
 
     dim: int
     name: str | None
@@ -46,7 +45,7 @@ def _flatten(stack: LazyStackedTensorDict) -> tuple[list[Any], Whole | Members]:
     name, hooks = stack._stack_dim_name, (stack._hook_in, stack._hook_out)
     if all(isinstance(leaf, Tensor) for leaf in leaves) and _can_stack(stack._members):
         try:
-            # What a transform makes itself, it refuses to take as an argument.
+            # A transform rejects arguments that were created inside it, so stack outside.
             with exit_transforms(leaves):
                 whole = stack._stack_members()
         except StructureError:
@@ -60,7 +59,7 @@ def _flatten(stack: LazyStackedTensorDict) -> tuple[list[Any], Whole | Members]:
 
 
 def _has_same_dtypes(whole: Any, members: list[Any], leaves: list[Tensor]) -> bool:
-    """Tell whether members were stacked as they are: each has as many leaves of a dtype as the stack, in any order."""
+    """Return True if stacking kept all dtypes: each member has as many leaves of every dtype as the stack."""
     kinds = {leaf.dtype for leaf in leaves}
     if len(kinds) <= 1:
         return True
@@ -69,7 +68,7 @@ def _has_same_dtypes(whole: Any, members: list[Any], leaves: list[Tensor]) -> bo
 
 
 def _can_stack(members: list[Any]) -> bool:
-    """Tell whether members may have equal shapes: a graph keeps a stack that was tried, also where it failed."""
+    """Return True if all members can have equal shapes. A failed stack would remain in the graph."""
     if not torch.compiler.is_compiling():
         return True
     shapes = [[leaf.shape for leaf in leaves_below([member])] for member in members]
@@ -77,7 +76,7 @@ def _can_stack(members: list[Any]) -> bool:
 
 
 def _measure_depth(node: Any) -> int:
-    """Return how many levels there are down to the first leaf; 0 where there is none."""
+    """Return the depth of the first leaf, or 0 if there is no leaf."""
     todo = [(node, 0)]
     while todo:
         node, depth = todo.pop()
@@ -94,7 +93,7 @@ def _unflatten(cls: Any, children: Any, context: Whole | Members) -> Any:
         behind, name, ndim, depth, _ = context
         result = len(whole.batch_size) if isinstance(whole, Core) else 0
         leaves = [leaf for leaf in leaves_below(items) if isinstance(leaf, Tensor)]
-        # Below a leaf of a Jacobian stand collections, and the dims of their leaves come behind its own.
+        # A Jacobian replaces leaves by collections, whose dims follow those of the leaf, so the stack dim is not there.
         if behind > result or _measure_depth(whole) > depth or is_innermost_transform(leaves):
             return whole
         dim = result - behind

@@ -1,8 +1,8 @@
-"""Collections as torch pytrees: what makes vmap, grad, export and ``tree_map`` work on them.
+"""Registration of collections as torch pytree nodes, for vmap, grad, export and ``tree_map``.
 
-vmap hands leaves back with fewer dims, so a context holds no size that a leaf can tell: it says which child gives the
-batch size, and how many dims that child has beyond it. Any object may stand where a leaf stood (vmap passes ints,
-export passes dicts), so nothing is asked of leaves but ``shape``.
+vmap returns leaves with fewer dims, so a context does not store a size that a leaf can provide. It stores which child
+provides the batch size, and how many feature dims that child has. A leaf may be replaced by any object (vmap passes
+ints, export passes dicts), so only ``shape`` of a leaf is read.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from ._value_codec import is_same_value, join, split
 
 Context = tuple[Any, ...]
 
-#: What registers a class, by the base from which its subclasses have it too.
+#: Registrar functions by base class; a registrar also registers the subclasses of its base.
 _REGISTRARS: dict[type, Callable[[Any], None]] = {}
 
-#: Under this name a node keeps what its context said of the batch size, where there is no tensor to tell it.
+#: Key in ``_backends`` for the source of the batch size, for nodes in which no tensor provides it.
 _SIZES = "pytree"
 
 
@@ -40,15 +40,9 @@ def register(
     dump: Callable[[Any], Any] = tuple,
     load: Callable[[Any], Any] = tuple,
 ) -> None:
-    """Register a kind with torch's pytrees.
+    """Register one class as a torch pytree node. ``keys`` names the children of a context, for key paths.
 
-    Args:
-        cls: the class; :func:`register_with_subclasses` covers its subclasses.
-        flatten: node -> (children, context).
-        unflatten: (children, context) -> node.
-        keys: context -> a name for each child, for key paths.
-        dump: context -> what the value codec can store, for ``torch.export.save``.
-        load: the inverse.
+    For ``torch.export.save``, ``dump`` converts a context into a tuple for the value codec; ``load`` is its inverse.
     """
 
     def with_keys(node: Any) -> tuple[list[tuple[Any, Any]], Any]:
@@ -67,11 +61,9 @@ def register(
 
 
 def register_with_subclasses(base: type, registrar: Callable[[Any], None]) -> None:
-    """Register a class, the subclasses that it has and, as soon as they are defined, those to come.
+    """Register a class with all subclasses, including those that are defined later.
 
-    Args:
-        base: the class.
-        registrar: calls :func:`register` for a class, ``base`` or one derived from it.
+    ``registrar`` receives ``base`` or a subclass, and calls :func:`register` for it.
     """
     _REGISTRARS[base] = registrar
     todo = [base]
@@ -82,7 +74,7 @@ def register_with_subclasses(base: type, registrar: Callable[[Any], None]) -> No
 
 
 def register_as_its_base(cls: type) -> None:
-    """Register a class as the nearest of its bases wants it, if one does."""
+    """Register a class with the registrar of its nearest registered base."""
     if cls not in torch_pytree.SUPPORTED_NODES:
         registrar = next((_REGISTRARS[base] for base in cls.__mro__ if base in _REGISTRARS), None)
         if registrar is not None:
@@ -90,7 +82,7 @@ def register_as_its_base(cls: type) -> None:
 
 
 def has_leaves(node: Core) -> bool:
-    """Tell whether any leaf is below a node."""
+    """Return True if there is a leaf anywhere below a node."""
     todo: list[Any] = [node]
     while todo:
         for child in todo.pop()._tree_children():
@@ -101,7 +93,7 @@ def has_leaves(node: Core) -> bool:
 
 
 def leaves_below(nodes: list[Any]) -> list[Any]:
-    """Return the leaves below some nodes: tensors, and the objects that pytrees have in place of tensors and nodes."""
+    """Return the leaves below some nodes: tensors, and the objects that replaced tensors or nodes in a pytree."""
     result, todo = [], nodes[:]
     while todo:
         node = todo.pop()
@@ -113,18 +105,16 @@ def leaves_below(nodes: list[Any]) -> list[Any]:
 
 
 def encode_sizes(node: Core, children: list[Any]) -> tuple[Any, ...]:
-    """Return the part of a context from which :func:`infer_batch_size` tells the batch size again.
+    """Return ``(position, feature dims)`` of the child that provides the batch size, then the children without leaves.
 
-    The first item is ``(child, extra dims)``, of a leaf if there is one, or, where there is no leaf below, the batch size
-    itself; then come, for each child without leaves, its position and the dims it has beyond this node's. In ``children``
-    it has no other dims from here on, so that its own context says nothing of a batch size that may vary.
+    Those are ``(position, extra dims)``. Reduce them to the extra dims in ``children``: the batch dims may change.
     """
     ndim = len(node.batch_size)
     leaf: Any = _get_kept(node)
     level: Any = None
     empty = []
     for position, child in enumerate(children):
-        # A tensor is told at once; asking an abstract class takes longer.
+        # Hot path: a type check is faster than isinstance with an abstract class.
         if type(child) in PLAIN:
             leaf = leaf or (position, child.ndim - ndim)
         elif not isinstance(child, Core):
@@ -144,7 +134,7 @@ def _get_kept(node: Core) -> Any:
 
 
 def _keep(node: Core, children: list[Any], sizes: tuple[Any, ...]) -> None:
-    """Keep the way to the batch size where an object stands for the leaf that gave it: there is a next context."""
+    """Store the source of the batch size on a node if its leaf was replaced by an object, for the next flatten."""
     source = sizes[0]
     if not isinstance(source, torch.Size):
         child = children[source[0]]
@@ -154,7 +144,7 @@ def _keep(node: Core, children: list[Any], sizes: tuple[Any, ...]) -> None:
 
 
 def infer_batch_size(children: list[Any], sizes: tuple[Any, ...]) -> torch.Size:
-    """Return the batch size that ``children`` imply, and give it to those of them that have no leaves."""
+    """Compute the batch size from ``children``, and set it on the children without leaves."""
     source, *empty = sizes
     if isinstance(source, torch.Size):
         batch_size = source
@@ -164,8 +154,8 @@ def infer_batch_size(children: list[Any], sizes: tuple[Any, ...]) -> torch.Size:
         shape: Any = _get_shape(child) or ()
         batch_size = torch.Size(shape[:-extra] if extra else shape)
         if functorch_level() is not None or (type(child) not in PLAIN and isinstance(child, Core)):
-            # Collections may stand where leaves stood, as in a Jacobian, with a batch size of their own each, and vmap puts
-            # its dim behind all others where out_dims is -1.
+            # A Jacobian replaces leaves by collections with different batch sizes, and vmap with out_dims=-1 adds its dim
+            # after the others, so use only the leading dims that all children share.
             others = {position for position, _ in empty}
             for i, other in enumerate(children):
                 shape = _get_shape(other)
@@ -183,15 +173,15 @@ def infer_batch_size(children: list[Any], sizes: tuple[Any, ...]) -> torch.Size:
 
 
 def _leaf_of(node: Any) -> Any:
-    """Return the first leaf below a node, of those that pytrees have in place of tensors and nodes."""
+    """Return the first leaf below a node, or None: a tensor, or an object that replaced one in a pytree."""
     while isinstance(node, Core):
         node = next(iter(node._tree_children()), None)
     return node
 
 
 def _get_shape(child: Any) -> tuple[Any, ...] | None:
-    """Return the shape of a leaf, or the batch size of a collection; None for an object in their place."""
-    # A tensor is told at once; asking an abstract class takes longer.
+    """Return the shape of a leaf, the batch size of a node, or None for any other object."""
+    # Hot path: a type check is faster than isinstance with an abstract class.
     if type(child) in PLAIN and not child.is_nested:
         return child.shape  # type: ignore[no-any-return]
     if isinstance(child, Core):
@@ -200,13 +190,13 @@ def _get_shape(child: Any) -> tuple[Any, ...] | None:
 
 
 def _find_common_prefix(first: torch.Size, second: tuple[Any, ...]) -> torch.Size:
-    """Return the leading sizes that two shapes share."""
+    """Return the longest common prefix of two shapes."""
     same = [a == b for a, b in zip(first, second)]
     return first[: same.index(False) if False in same else len(same)]
 
 
 def _resize(root: Core, batch_size: torch.Size, hidden: int | None = None) -> None:
-    """Give a node without leaves another batch size, and those below; it lacks the dim ``hidden`` where vmap took that."""
+    """Set the batch size of a tree without leaves. ``hidden`` is the batch dim that vmap maps over, or None."""
     todo = [(root, batch_size)]
     while todo:
         node, size = todo.pop()
@@ -225,7 +215,7 @@ def _resize(root: Core, batch_size: torch.Size, hidden: int | None = None) -> No
 
 
 def register_mapping(cls: Any) -> None:
-    """Register a class whose nodes are made by ``cls._make(children, batch_size, device, names)``."""
+    """Register a class with the constructor ``cls._make(children, batch_size, device, names)``."""
 
     def flatten(node: Any) -> tuple[list[Any], Context]:
         children = dict(node._children())
@@ -243,7 +233,7 @@ def register_mapping(cls: Any) -> None:
         batch_size = infer_batch_size(children, sizes)
         named = get_names_after(names, batch_size, children)
         if named is not None:
-            # What has no leaves had no dims in the context, and so no names.
+            # Children without leaves were flattened without batch dims, and so without their names.
             for position, _ in sizes[1:]:
                 if isinstance(child := children[position], Core):
                     children[position] = inherit_names(child, named, show_path((keys[position],)))
@@ -255,7 +245,7 @@ def register_mapping(cls: Any) -> None:
 
 
 class Shell:
-    """A node without entries, in a context; two are equal where their kind says the same of both."""
+    """A node without its entries, for a context. Two shells are equal if their metadata and values are."""
 
     __slots__ = ("meta", "node", "values")
 
@@ -269,19 +259,19 @@ class Shell:
             return False
         return self.meta == other.meta and is_same_value(dict(self.values), dict(other.values))
 
-    # A header is JSON, which has no hash.
+    # A header is a dict, which is not hashable.
     __hash__ = None  # type: ignore[assignment]
 
 
 def register_kind(kind: NodeKind) -> None:
-    """Register the class of a kind whose package has not registered it by itself, and its subclasses."""
+    """Register the class of a kind and its subclasses, unless its package has registered it as a pytree already."""
     if kind.type not in torch_pytree.SUPPORTED_NODES:
         register_with_subclasses(kind.type, _register_as_kind)
 
 
 def _register_as_kind(cls: Any) -> None:
-    """Register a class as its kind takes it apart: the kind that it has then, for one of its own may come later."""
-    # What a leaf can tell is taken off, so that it is not compared.
+    """Register a class through its kind. The kind is looked up at each call, as a nearer one may be added later."""
+    # Remove the metadata that leaves provide or the context stores, so that shells compare equal without it.
     bare: dict[str, Any] = {"batch_size": torch.Size(), "device": None, "names": None}
 
     def flatten(node: Any) -> tuple[list[Any], Context]:
