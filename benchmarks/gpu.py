@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,11 @@ import torch
 import td_core
 import td_distributed  # noqa: F401 - it and the next give collections their methods
 import td_memmap  # noqa: F401
+import td_nn
 
 try:
     import tensordict
+    import tensordict.nn
 except ModuleNotFoundError:
     tensordict = None
 
@@ -80,6 +83,40 @@ def indices() -> dict[str, Any]:
     }
 
 
+def graphs() -> Iterator[tuple[str, list[Call | None], Call]]:
+    """Yield name, what each library calls, and the same by hand, of modules in CUDA graphs."""
+    network = torch.nn.Sequential(
+        *[layer for _ in range(4) for layer in (torch.nn.Linear(64, 64), torch.nn.ReLU())]
+    )
+    network = network.cuda().requires_grad_(False)
+    x = torch.randn(32, 64, device="cuda")
+    static = x.clone()
+    network(static)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = network(static)
+
+    def replay(_: Any) -> Any:
+        static.copy_(x)
+        graph.replay()
+        return result.clone()
+
+    pairs = [(td_core, td_nn)] if tensordict is None else [(td_core, td_nn), (tensordict, tensordict.nn)]
+    with_tensors: list[Call | None] = []
+    with_collections: list[Call | None] = []
+    for lib, modules in pairs:
+        data = lib.TensorDict({"x": x}, batch_size=[32])
+        on_tensors = modules.CudaGraphModule(network, warmup=3)
+        on_data = modules.CudaGraphModule(modules.TensorDictModule(network, ["x"], ["y"]), warmup=3)
+        for _ in range(4):
+            on_tensors(x), on_data(data)
+        with_tensors.append(lambda _, call=on_tensors: call(x))
+        with_collections.append(lambda _, call=on_data, data=data: call(data))
+    missing: list[Call | None] = [None] * (2 - len(pairs))
+    yield "a function of a tensor", with_tensors + missing, replay
+    yield "a module of a collection", with_collections + missing, replay
+
+
 def measured(calls: list[Callable[[], Any]], rounds: int) -> list[float]:
     """Return the median milliseconds of each call."""
     samples: list[list[float]] = [[] for _ in calls]
@@ -134,6 +171,16 @@ def main() -> None:
         show(f"read by {name}", [*calls, lambda: {k: v[index] for k, v in d.items()}], rounds)  # noqa: B023
         calls = [lambda x=x: x.__setitem__(index, 1.0) for x in made] + [None] * (2 - len(made))  # noqa: B023
         show(f"write by {name}", [*calls, None], rounds)
+    print("\nfour small layers in a CUDA graph")
+    for name, calls_of_graph, by_hand in graphs():
+        many = [None if call is None else partial(repeat, call) for call in calls_of_graph]
+        show(f"{name}, 100 times", [*many, partial(repeat, by_hand)], rounds)
+
+
+def repeat(call: Call) -> None:
+    """Call 100 times."""
+    for _ in range(100):
+        call(None)
 
 
 if __name__ == "__main__":

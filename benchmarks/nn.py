@@ -4,6 +4,8 @@ Everything is around an identity module with one tensor. The rows run interleave
 thread counts; each figure is the fastest of many rounds. ``above`` is what is left of a call without those of the modules
 inside; ``ref / ours`` compares whole calls. Nothing here passes or fails. Without tensordict its columns stay empty.
 
+A second table has modules beside the same torch calls by hand; ``ours / hand`` should not be above 1.25.
+
     python benchmarks/nn.py [--rounds 100] [--json FILE]
 """
 
@@ -17,11 +19,13 @@ import math
 import time
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
+from torch.func import functional_call, stack_module_state, vmap
 
 import td_core
 import td_nn
@@ -32,7 +36,7 @@ try:
         import tensordict
         import tensordict.nn as reference
 except ModuleNotFoundError:
-    tensordict = None
+    tensordict = reference = None
 
 #: The most that a row may add, in microseconds; None where only the comparison counts.
 LIMITS = {
@@ -44,6 +48,8 @@ LIMITS = {
     "function": None,
 }
 CALLS = 500
+#: Layers of the networks whose ensembles are measured.
+DEPTHS = (2, 4)
 
 
 def rows(lib: Any, modules: Any) -> dict[str, tuple[Callable[[], Any], int]]:
@@ -68,15 +74,48 @@ def rows(lib: Any, modules: Any) -> dict[str, tuple[Callable[[], Any], int]]:
     }
 
 
-def measure(calls: dict[Any, Callable[[], Any]], rounds: int) -> dict[Any, float]:
+def network(depth: int) -> nn.Sequential:
+    """Return linear layers with activations between them."""
+    return nn.Sequential(*[layer for _ in range(depth) for layer in (nn.Linear(8, 8), nn.ReLU())])
+
+
+def rows_beside_torch(lib: Any, modules: Any) -> dict[str, Callable[[], Any]]:
+    """Return the calls of one implementation that are compared with torch by hand."""
+    data = lib.TensorDict({"x": torch.ones(32, 8)}, batch_size=[32])
+    many = lib.TensorDict({"x": torch.ones(4, 32, 8)}, batch_size=[4, 32])
+    calls: dict[str, Callable[[], Any]] = {}
+    for depth in DEPTHS:
+        module = modules.TensorDictModule(network(depth), ["x"], ["y"])
+        same, each = modules.EnsembleModule(module, 4), modules.EnsembleModule(module, 4, expand_input=False)
+        calls[f"ensemble, {depth} layers"] = partial(same, data)
+        calls[f"ensemble, {depth} layers, an input each"] = partial(each, many)
+    return calls
+
+
+def rows_by_hand() -> dict[str, Callable[[], Any]]:
+    """Return the same calls in plain torch."""
+    calls: dict[str, Callable[[], Any]] = {}
+    for depth in DEPTHS:
+        skeleton = network(depth).to("meta")
+        state = stack_module_state([network(depth) for _ in range(4)])
+
+        def call(params: Any, buffers: Any, x: Any, skeleton: nn.Module = skeleton) -> Any:
+            return functional_call(skeleton, (params, buffers), (x,))
+
+        calls[f"ensemble, {depth} layers"] = partial(vmap(call, (0, 0, None)), *state, torch.ones(32, 8))
+        calls[f"ensemble, {depth} layers, an input each"] = partial(vmap(call), *state, torch.ones(4, 32, 8))
+    return calls
+
+
+def measure(calls: dict[Any, Callable[[], Any]], rounds: int, count: int = CALLS) -> dict[Any, float]:
     """Return the microseconds of each call, the fastest of many rounds in which they take turns."""
     best = dict.fromkeys(calls, math.inf)
     for _ in range(rounds):
         for key, call in calls.items():
             start = time.thread_time()
-            for _ in range(CALLS):
+            for _ in range(count):
                 call()
-            best[key] = min(best[key], (time.thread_time() - start) / CALLS * 1e6)
+            best[key] = min(best[key], (time.thread_time() - start) / count * 1e6)
     return best
 
 
@@ -114,6 +153,20 @@ def main() -> None:
         print(line)
     if ratios:
         print(f"\ngeometric mean of ref / ours: {math.exp(sum(map(math.log, ratios)) / len(ratios)):.2f}")
+    calls = {("hand", name): call for name, call in rows_by_hand().items()}
+    for side, libraries in {"ours": (td_core, td_nn), "ref": (tensordict, reference)}.items():
+        if libraries[0] is not None:
+            calls |= {(side, name): call for name, call in rows_beside_torch(*libraries).items()}
+    took = measure(calls, max(options.rounds // 2, 5), CALLS // 10)
+    print(f"\n{'row':34}{'hand us':>10}{'ours us':>10}{'ours / hand':>13}{'ref / ours':>12}")
+    for name in (name for side, name in calls if side == "hand"):
+        hand, ours = took["hand", name], took["ours", name]
+        found[name] = {"hand": hand, "ours": ours}
+        line = f"{name:34}{hand:10.1f}{ours:10.1f}{ours / hand:13.2f}"
+        if ("ref", name) in took:
+            found[name]["ratio"] = took["ref", name] / ours
+            line += f"{took['ref', name] / ours:12.2f}"
+        print(line)
     if options.json:
         options.json.write_text(json.dumps(found, indent=1))
 

@@ -12,8 +12,9 @@ import pytest
 MODULES = (
     "", ".base", ".functional", ".memmap", ".nn", ".nn.common", ".nn.distributions",
     ".nn.distributions.composite", ".nn.distributions.continuous", ".nn.distributions.discrete",
-    ".nn.distributions.truncated_normal", ".nn.params", ".nn.probabilistic", ".nn.utils", ".nn.sequence",
-    ".nn.tensorclass_module", ".tensorclass", ".tensordict", ".typedtensordict", ".utils",
+    ".nn.distributions.truncated_normal", ".nn.cudagraphs", ".nn.ensemble", ".nn.params",
+    ".nn.probabilistic", ".nn.utils", ".nn.sequence",
+    ".nn.tensorclass_module", ".prototype", ".prototype.fx", ".tensorclass", ".tensordict", ".typedtensordict", ".utils",
 )  # fmt: skip
 
 #: Persistent stores, files of other formats, and tools that are not about tensors.

@@ -9,14 +9,19 @@ import pickle
 import pytest
 import torch
 from torch import nn
+from torch.distributions import Normal
 
 from td_core import StructureError, TensorDict, TensorDictParams, lazy_stack
 from td_nn import (
     EnsembleModule,
+    NormalParamExtractor,
+    ProbabilisticTensorDictModule,
+    ProbabilisticTensorDictSequential,
     TensorDictModule,
     TensorDictModuleBase,
     TensorDictSequential,
     WrapModule,
+    set_interaction_type,
     set_skip_existing,
 )
 
@@ -312,6 +317,24 @@ def test_randomness_chooses_numbers_of_copies(randomness, equal):
     assert torch.equal(dropped[0], dropped[1]) is equal
 
 
+@pytest.mark.parametrize(("randomness", "equal"), [("same", True), ("different", False)])
+def test_randomness_chooses_samples_of_copies(randomness, equal):
+    policy = ProbabilisticTensorDictSequential(
+        TensorDictModule(nn.Sequential(nn.Linear(3, 4), NormalParamExtractor()), ["x"], ["loc", "scale"]),
+        ProbabilisticTensorDictModule(
+            ["loc", "scale"], ["a"], distribution_class=Normal, return_log_prob=True
+        ),
+    )
+    ensemble = EnsembleModule(policy, 2, randomness=randomness)
+    assert torch.equal(ensemble(collection())["a"], ensemble(collection())["a"])
+    with set_interaction_type("random"):
+        result = ensemble(collection())
+    noise = (result["a"] - result["loc"]) / result["scale"]
+    assert torch.allclose(noise[0], noise[1], atol=1e-4) is equal
+    expected = Normal(result["loc"], result["scale"]).log_prob(result["a"])
+    torch.testing.assert_close(result["a_log_prob"], expected)
+
+
 CLONES = {
     "deepcopy": copy.deepcopy,
     "pickle": lambda ensemble: pickle.loads(pickle.dumps(ensemble)),
@@ -449,6 +472,22 @@ def test_compile_in_one_graph_equals_eager(name):
         torch.testing.assert_close(compiled(collection()).to_dict(), ensemble(collection()).to_dict())
     torch.testing.assert_close(dict(other.state_dict()), dict(ensemble.state_dict()))
     torch._dynamo.reset()
+
+
+def test_compile_with_input_per_copy_equals_eager():
+    torch._dynamo.reset()
+    ensemble = EnsembleModule(MODULES["sequence"](), 2, expand_input=False)
+    td = TensorDict({"x": torch.stack([X, X * 2])}, [2, 5])
+    compiled = torch.compile(lambda td: ensemble(td), fullgraph=True, backend="eager")
+    torch.testing.assert_close(compiled(td).to_dict(), ensemble(td).to_dict())
+    torch._dynamo.reset()
+
+
+def test_result_keeps_the_entries_of_an_input_per_copy():
+    td = TensorDict({"x": torch.stack([X, X * 2]), "n": {"i": torch.arange(2)}}, [2])
+    result = EnsembleModule(module(nn.Linear(3, 2)), 2, expand_input=False)(td)
+    assert result["x"] is td["x"] and result["n", "i"] is td["n", "i"]
+    assert list(td.keys()) == ["x", "n"]
 
 
 def test_repr_shows_module_parameters_and_keys():

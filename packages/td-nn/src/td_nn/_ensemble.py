@@ -130,7 +130,8 @@ class EnsembleModule(TensorDictModuleBase[ResultT]):
         entries: list[Any] = []
         spec = None
         if not self.expand_input:
-            self._check_input(tensordict)
+            if tensordict.batch_size[:1] != (self.num_copies,):
+                self._check_input(tensordict)
             entries, spec = torch_pytree.tree_flatten(tensordict)
         elif not leaves:
             entries, spec = torch_pytree.tree_flatten(
@@ -146,12 +147,14 @@ class EnsembleModule(TensorDictModuleBase[ResultT]):
                 item = torch_pytree.tree_unflatten(tensors[len(leaves) :], spec)
             result, changed = self._call_copy(tensors[: len(leaves)], item, kwargs)
             flat, result_spec = torch_pytree.tree_flatten(result)
-            results[:] = result_spec, list(changed)
-            return (*flat, *changed.values())
+            same = {id(entry): position for position, entry in enumerate(tensors[len(leaves) :])}
+            provided = [same.get(id(leaf)) for leaf in flat]
+            results[:] = result_spec, provided, list(changed)
+            return (*[leaf for leaf, at in zip(flat, provided) if at is None], *changed.values())
 
         try:
             # Given and returning tensors alone, vmap does not flatten and rebuild collections several times.
-            flat = list(torch.vmap(call, randomness=self.randomness)(*leaves, *entries))
+            new = iter(torch.vmap(call, randomness=self.randomness)(*leaves, *entries))
         except RuntimeError as error:
             if self.randomness == "error" and "randomness" in str(error):
                 raise RuntimeError(
@@ -159,12 +162,13 @@ class EnsembleModule(TensorDictModuleBase[ResultT]):
                     "EnsembleModule randomness='different', or 'same' for the same numbers in every copy"
                 ) from error
             raise
-        result_spec, changed = results
-        count = len(flat) - len(changed)
-        with torch.no_grad():
-            for position, value in zip(changed, flat[count:]):
-                leaves[position].copy_(value)
-        result = torch_pytree.tree_unflatten(flat[:count], result_spec)
+        result_spec, provided, changed = results
+        flat = [next(new) if at is None else entries[at] for at in provided]
+        if changed:
+            with torch.no_grad():
+                for position, value in zip(changed, new):
+                    leaves[position].copy_(value)
+        result = torch_pytree.tree_unflatten(flat, result_spec)
         if tensordict_out is None:
             return result
         return tensordict_out.update(result.select(*self.out_keys_source))
@@ -174,22 +178,28 @@ class EnsembleModule(TensorDictModuleBase[ResultT]):
     ) -> tuple[Any, dict[int, Tensor]]:
         """Call the module with the parameters of a copy. Return its result, and the buffers that it replaced."""
         places = self._slots
-        held = [_slots_of(owner, name)[name] for owner, name in places]
+        slots = [_slots_of(owner, name) for owner, name in places]
+        held = [slot[name] for slot, (_, name) in zip(slots, places)]
         try:
-            for (owner, name), leaf in zip(places, leaves):
-                _slots_of(owner, name)[name] = leaf
+            for slot, (_, name), leaf in zip(slots, places, leaves):
+                slot[name] = leaf
             result = self.module(tensordict, **kwargs)
-            results = [_slots_of(owner, name)[name] for owner, name in places]
+            # In a collection of parameters, a plain tensor is among the buffers.
+            results = [
+                slot[name] if type(slot) is dict else _slots_of(owner, name)[name]
+                for slot, (owner, name) in zip(slots, places)
+            ]
         finally:
-            for (owner, name), value in zip(places, held):
-                _slots_of(owner, name)[name] = value
+            for slot, (_, name), value in zip(slots, places, held):
+                slot[name] = value
         changed = enumerate(zip(results, leaves))
         return result, {position: new for position, (new, old) in changed if new is not old}
 
     def _check_input(self, tensordict: TensorCollection) -> None:
+        """Raise ValueError unless a collection without batch dims has leaves with an entry per copy."""
         size = tensordict.batch_size
-        leading = [size[0]] if size else [leaf.shape[:1] for leaf in tensordict.values(True, True)]
-        if any(item not in (self.num_copies, (self.num_copies,)) for item in leading):
+        leading = [leaf.shape[:1] for leaf in tensordict.values(True, True)]
+        if size or any(item != (self.num_copies,) for item in leading):
             shown = f"batch size {list(size)}" if size else f"leaves of leading sizes {leading}"
             raise ValueError(
                 f"{show_module(self)} has {self.num_copies} copies and expand_input=False, so the first dim of its input "
