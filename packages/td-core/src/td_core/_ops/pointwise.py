@@ -1,6 +1,6 @@
-"""Pointwise operations: one assignment for each regular one, a plain method for each irregular one.
+"""Pointwise operations: factories make the regular methods, the irregular ones are written out.
 
-See :mod:`.operands` for what an operand is.
+:mod:`.operands` defines which values are operands.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 def _make_extreme(tensors: str, number: str) -> Op:
-    """Return one operation made of two: torch's maximum and minimum of a number have wrong forward derivatives."""
+    """Combine maximum (minimum) of tensors with clamp by a number: maximum of a number has wrong forward gradients."""
     of_tensor, of_number = getattr(torch, tensors), getattr(torch, number)
     of_tensors, of_numbers = foreach_kernel(tensors), foreach_kernel(number)
 
@@ -66,14 +66,14 @@ def _swap_operands(function: Callable[[Any, Any], Any]) -> Op:
     return Op(None, call_single)
 
 
-#: Operations that torch has under one name: as functions and in place, with kernels for lists; and as functions alone.
+#: Operations with a function, an in-place method and fused kernels of one name; and operations with a function only.
 _FUSED = ("add", "addcdiv", "addcmul", "clamp_max", "clamp_min", "div", "lerp", "mul", "pow", "sub")
 _SINGLE = (
     "bitwise_and", "bitwise_not", "bitwise_or", "bitwise_xor", "eq", "ge", "gt", "le", "lt", "ne", "rsub",
 )  # fmt: skip
 
-#: Every operation by name. Methods look theirs up here: torch.compile can trace what a global holds, but not an object
-#: that only the closure of a method knows.
+#: All operations by name. Methods read them from this global, since torch.compile cannot trace such an object in a
+#: closure.
 OPS: dict[str, Op] = {
     **{name: make_op(name, getattr(torch, name)) for name in _FUSED},
     **{f"{name}_": make_op(f"{name}_", getattr(Tensor, f"{name}_")) for name in _FUSED},
@@ -90,21 +90,21 @@ OPS: dict[str, Op] = {
 
 
 class BoundBinary(Protocol[T_co]):
-    """A method that takes an operand."""
+    """Type of a bound method that takes an operand."""
 
     def __call__(self, other: Operand, *, default: Any = None) -> T_co:
-        """Combine with ``other``."""
+        """Apply the operation to the collection and ``other``."""
 
 
 class Binary(Protocol):
-    """How type checkers see what :func:`binary` makes: the result has the type of the collection."""
+    """Type of a method made by :func:`binary`; its result has the type of the collection."""
 
     def __get__(self, instance: SelfT, owner: Any = None) -> BoundBinary[SelfT]:
-        """Bind the method."""
+        """Bind the method to a collection."""
 
 
 def _document(method: F, name: str, summary: str, example: str) -> F:
-    """Give a function made by a factory its name and documentation."""
+    """Set the name and docstring of a method made by a factory."""
     method.__name__ = name
     method.__doc__ = f"""{summary}
 
@@ -116,7 +116,7 @@ def _document(method: F, name: str, summary: str, example: str) -> F:
 
 
 def unary(name: str, what: str) -> Callable[[SelfT], SelfT]:
-    """Return the method ``name`` that gives a collection of ``torch.<name>(leaf)``."""
+    """Build the method ``name`` that returns a collection of ``torch.<name>(leaf)``."""
     OPS[name] = make_op(name, getattr(torch, name))
 
     def method(self: SelfT) -> SelfT:
@@ -135,7 +135,7 @@ def unary(name: str, what: str) -> Callable[[SelfT], SelfT]:
 
 
 def unary_inplace(name: str, what: str) -> Callable[[SelfT], SelfT]:
-    """Return the method ``name`` (ending in ``_``) that writes ``torch.<name>(leaf)`` into each leaf."""
+    """Build the method ``name`` (ending in ``_``) that calls ``leaf.<name>()`` on each leaf."""
     OPS[name] = make_op(name, getattr(Tensor, name))
 
     def method(self: SelfT) -> SelfT:
@@ -149,7 +149,7 @@ def unary_inplace(name: str, what: str) -> Callable[[SelfT], SelfT]:
 
 
 def binary(name: str, what: str, like: str | None = None) -> Binary:
-    """Return the method ``name`` that combines each leaf with an operand; ``like`` is what torch calls it."""
+    """Build the method ``name`` that combines each leaf with an operand; ``like`` is torch's name of the function."""
 
     def method(self: SelfT, other: Operand, *, default: Any = None) -> SelfT:
         return check_operand(combine(self, name, OPS[name], other, default), name, other)  # type: ignore[no-any-return]
@@ -171,7 +171,7 @@ def binary(name: str, what: str, like: str | None = None) -> Binary:
 
 
 def binary_inplace(name: str, what: str) -> Callable[[SelfT, Operand], SelfT]:
-    """Return the method ``name`` (ending in ``_``) that combines each leaf with an operand, in place."""
+    """Build the method ``name`` (ending in ``_``) that combines each leaf with an operand in place."""
 
     def method(self: SelfT, other: Operand) -> SelfT:
         return check_operand(combine_inplace(self, name, OPS[name], other), name, other)  # type: ignore[no-any-return]
@@ -190,7 +190,7 @@ def binary_inplace(name: str, what: str) -> Callable[[SelfT, Operand], SelfT]:
 
 
 def dunder(name: str, key: str, symbol: str) -> Callable[[SelfT, Operand], SelfT]:
-    """Return the special method ``name`` of an operator; ``symbol`` is an expression of ``td`` and ``x``."""
+    """Build the operator method ``name``; ``symbol`` is its expression in ``td`` and ``x``, such as "td + x"."""
 
     def method(self: SelfT, other: Operand) -> Any:
         return combine(self, symbol, OPS[key], other)
@@ -205,7 +205,7 @@ def dunder(name: str, key: str, symbol: str) -> Callable[[SelfT, Operand], SelfT
 
 
 def dunder_inplace(name: str, key: str, symbol: str) -> Callable[[SelfT, Operand], SelfT]:
-    """Return the special method ``name`` of an augmented assignment."""
+    """Build the augmented assignment method ``name``, such as ``__iadd__``."""
 
     def method(self: SelfT, other: Operand) -> Any:
         return combine_inplace(self, symbol, OPS[key], other)
@@ -216,7 +216,7 @@ def dunder_inplace(name: str, key: str, symbol: str) -> Callable[[SelfT, Operand
 
 
 def comparison(name: str, symbol: str) -> Callable[..., Any]:
-    """Return the special method ``name`` of a comparison, which gives a collection of bools."""
+    """Build the comparison method ``name``, such as ``__eq__``, which returns a collection of bools."""
     key = name.strip("_")
 
     def method(self: SelfT, other: Operand) -> Any:
@@ -234,13 +234,12 @@ def comparison(name: str, symbol: str) -> Callable[..., Any]:
 
 
 def _scale_operand(this: Op, alpha: float | None, other: Operand) -> tuple[Op, Operand]:
-    """Return an operation and operand that take ``alpha`` times ``other``."""
+    """Return an operation and operand that use ``alpha * other`` as operand."""
     if alpha is None:
         return this, other
     if type(other) is type(alpha) and type(other) in (int, float):
         return this, other * alpha
-    # The kernels of torch that take lists have no alpha for lists of tensors of different dtypes; a product of other
-    # numbers would have another dtype.
+    # Fused kernels reject alpha for mixed dtypes, and multiplying first can change the dtype: use the single op.
     return Op(None, partial(this.single, alpha=alpha)), other
 
 
@@ -249,17 +248,15 @@ class PointwiseMixin(Core):
 
     __slots__ = ()
 
-    #: numpy leaves operators with arrays and numpy scalars to us.
+    #: None makes numpy return NotImplemented, so that ``array + td`` calls ``td.__radd__``.
     __array_ufunc__ = None
 
     def _broadcast_to_leaves(
         self, value: Tensor, out: list[Tensor], scalar: ScalarBeside | None = None
     ) -> None:
-        """Append, for each leaf of ``_flatten_leaves``, ``value`` shaped so that it broadcasts along the batch dims.
+        """Append one view of ``value`` per leaf, in the order of ``_flatten_leaves``, aligned with the batch dims.
 
-        ``value`` broadcasts against the batch size. A lazy stack hands a slice of it to each member; what has no dims left
-        there gets those of the leaf, since torch promotes the dtype of a leaf less for a tensor without dims. For a value
-        that has none by itself, ``scalar`` gives what stands beside a leaf.
+        For a 0-d ``value``, ``scalar(leaf, value)`` is appended instead, to keep torch's dtype promotion.
         """
         inner: Any = self._inner()
         if inner is not self:
@@ -395,11 +392,11 @@ class PointwiseMixin(Core):
         return self.abs()
 
     def __invert__(self: SelfT) -> SelfT:
-        """Return the bitwise not of each element, the logical one of bools."""
+        """Return the bitwise not of each element; for bools the logical not."""
         return run_each_leaf("~td", self, torch.bitwise_not)  # type: ignore[no-any-return]
 
     def add(self: SelfT, other: Operand, *, alpha: float | None = None, default: Any = None) -> SelfT:
-        """Return the sum with ``alpha`` times ``other``; operands and errors as for :meth:`mul`.
+        """Return ``self + alpha * other``; operands and errors as for :meth:`mul`.
 
         >>> TensorDict({"a": torch.ones(2)}).add(1, alpha=2)["a"]
         tensor([3., 3.])
@@ -417,7 +414,7 @@ class PointwiseMixin(Core):
         return check_operand(combine_inplace(self, "add_", this, operand), "add_", other)  # type: ignore[no-any-return]
 
     def sub(self: SelfT, other: Operand, *, alpha: float | None = None, default: Any = None) -> SelfT:
-        """Return the difference with ``alpha`` times ``other``; operands and errors as for :meth:`mul`.
+        """Return ``self - alpha * other``; operands and errors as for :meth:`mul`.
 
         >>> TensorDict({"a": torch.ones(2)}).sub(1, alpha=2)["a"]
         tensor([-1., -1.])
@@ -435,7 +432,7 @@ class PointwiseMixin(Core):
         return check_operand(combine_inplace(self, "sub_", this, operand), "sub_", other)  # type: ignore[no-any-return]
 
     def rsub(self: SelfT, other: Operand, *, alpha: float | None = None, default: Any = None) -> SelfT:
-        """Return ``other`` minus ``alpha`` times each element; operands and errors as for :meth:`mul`.
+        """Return ``other - alpha * self``; operands and errors as for :meth:`mul`.
 
         >>> TensorDict({"a": torch.ones(2)}).rsub(3, alpha=2)["a"]
         tensor([1., 1.])
@@ -454,15 +451,15 @@ class PointwiseMixin(Core):
     def clamp(
         self: SelfT, min: Operand | None = None, max: Operand | None = None, *, out: Any = None
     ) -> SelfT:
-        """Return each element limited to an interval.
+        """Clamp each element to an interval.
 
         Args:
             min: lower limit: a number, a tensor that broadcasts against the batch size, a collection, or None.
-            max: upper limit, likewise; where the limits cross it wins.
-            out: a collection of the same structure that takes the result, in place.
+            max: upper limit, of the same types; it is used if it is below ``min``.
+            out: a collection of the same structure that the result is written into.
 
         Raises:
-            TypeError: there is no limit.
+            TypeError: both limits are None.
 
         >>> TensorDict({"a": torch.arange(4)}).clamp(1, 2)["a"]
         tensor([1, 1, 2, 2])
@@ -491,7 +488,7 @@ class PointwiseMixin(Core):
         return self._ternary("lerp", OPS["lerp"], end, weight, keep_number=True)
 
     def lerp_(self: SelfT, end: Operand, weight: Operand) -> SelfT:
-        """Move each element towards ``end`` in place; return self. Arguments as for :meth:`lerp`.
+        """Interpolate each element towards ``end`` in place; return self. Arguments as for :meth:`lerp`.
 
         >>> TensorDict({"a": torch.zeros(2)}).lerp_(TensorDict({"a": torch.ones(2)}), 0.25)["a"]
         tensor([0.2500, 0.2500])
@@ -537,7 +534,7 @@ class PointwiseMixin(Core):
     def _ternary(
         self: SelfT, name: str, this: Op, first: Operand, second: Operand, *, keep_number: bool = False
     ) -> SelfT:
-        """Apply an operation of three tensors; a name that ends in ``_`` works in place."""
+        """Apply an operation of three tensors, in place if ``name`` ends in ``_``."""
         operands = [check_operand(operand_inplace(self, name, item), name, item) for item in (first, second)]
         leaves = self._leaves()
         for i, operand in enumerate(operands):
@@ -555,7 +552,7 @@ class PointwiseMixin(Core):
 
 
 def _bind_value(this: Op, value: float | None) -> Op:
-    """Return the operation with ``value=`` given, where it is not the default."""
+    """Bind ``value`` to an operation, unless it is the default 1."""
     if value is None or value == 1:
         return this
     call_fused = partial(this.fused, value=value) if this.fused else None
@@ -563,6 +560,6 @@ def _bind_value(this: Op, value: float | None) -> Op:
 
 
 def _number_beside(leaf: Tensor, number: Any) -> Tensor:
-    """Return a number as a tensor, of the dtype that it has beside a leaf."""
+    """Convert a number to a tensor of the dtype that torch's promotion gives it with ``leaf``."""
     kind = torch.as_tensor(number, device="cpu").dtype
     return torch.as_tensor(number, dtype=dtype_beside(leaf.dtype, kind), device=leaf.device)

@@ -1,8 +1,8 @@
-"""Reductions and scans over batch dims, over the features of each element, or over everything.
+"""Reductions and scans over batch dims, over feature dims, or over all dims.
 
-All of them take ``dim`` alike: nothing or None reduces each leaf to one number (and the batch size to nothing); a
-dim, a tuple of dims or names of dims reduce batch dims; ``"feature"`` reduces what is behind the batch dims of each level.
-With ``reduce=True`` the leaves are reduced together, to one tensor.
+All take ``dim`` alike: without it, or with None, each leaf is reduced to one number, and the batch size becomes []; a
+dim, a tuple of dims or names of dims reduce batch dims; ``"feature"`` reduces the feature dims of each leaf.
+With ``reduce=True`` all leaves are reduced together to one tensor.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ KeyTransform = Callable[[NestedKey], NestedKey]
 
 
 def reduction(name: str, what: str) -> Callable[..., Any]:
-    """Return the method ``name`` of a reduction that takes ``dtype``."""
+    """Build the method ``name`` of a reduction with a ``dtype`` argument."""
 
     def method(
         self: Any,
@@ -59,7 +59,7 @@ def reduction(name: str, what: str) -> Callable[..., Any]:
 
 
 def deviation(name: str, what: str) -> Callable[..., Any]:
-    """Return the method ``name`` of a reduction that takes ``correction``."""
+    """Build the method ``name`` of a reduction with a ``correction`` argument."""
 
     def method(
         self: Any,
@@ -70,7 +70,7 @@ def deviation(name: str, what: str) -> Callable[..., Any]:
         reduce: bool | None = None,
         key_transform: KeyTransform | None = None,
     ) -> Any:
-        # What torch corrects by anyway is left unsaid: not every subclass takes it.
+        # Do not pass torch's default: some tensor subclasses reject the argument.
         options = {} if correction == 1 else {"correction": correction}
         return _reduce(self, name, dim, keepdim, reduce, key_transform, options)
 
@@ -78,7 +78,7 @@ def deviation(name: str, what: str) -> Callable[..., Any]:
 
 
 def extreme(name: str, what: str) -> Callable[..., Any]:
-    """Return the method ``name`` of a reduction that takes nothing more."""
+    """Build the method ``name`` of a reduction with ``dim``, ``keepdim`` and ``reduce`` only."""
 
     def method(
         self: Any, dim: Dims = NO_DEFAULT, keepdim: bool = False, *, reduce: bool | None = None
@@ -89,7 +89,7 @@ def extreme(name: str, what: str) -> Callable[..., Any]:
 
 
 def with_indices(name: str, what: str) -> Callable[..., Any]:
-    """Return the method ``name`` of a reduction that also tells where the result was found."""
+    """Build the method ``name`` of a reduction that returns values and indices."""
 
     def method(
         self: Any,
@@ -134,7 +134,7 @@ def with_indices(name: str, what: str) -> Callable[..., Any]:
 
 
 def scan(name: str, what: str) -> Callable[..., Any]:
-    """Return the method ``name`` of a cumulative operation with indices."""
+    """Build the method ``name`` of a cumulative operation that returns values and indices."""
 
     def method(self: Any, dim: int | str, *, reduce: bool | None = None, return_indices: bool = True) -> Any:
         place = _parse_dim(self, name, dim)
@@ -187,7 +187,7 @@ def _document(method: F, name: str, what: str, option: str | None) -> F:
 
 _NO_KEEPDIM = "{name}: dim='feature' has no keepdim=True, for leaves differ in how many dims that is"
 
-#: torch reduces one dim at a time with these.
+#: Reductions that take only one dim in torch.
 _ONE_DIM = frozenset({"prod"})
 
 
@@ -223,7 +223,7 @@ def _reduce(
 def _reduce_bools(
     node: Any, combine: Callable[[Iterable[Any]], bool], leaf: Callable[[Tensor], Any], dim: Any
 ) -> Any:
-    """Return what ``all`` and ``any`` do: one bool, or a collection of bools."""
+    """Compute ``all`` or ``any``: one bool, or a collection of bools if ``dim`` is not None."""
     name = combine.__name__
     if dim is not None:
         dims = _parse_dims(node, name, dim)
@@ -236,16 +236,16 @@ def _reduce_bools(
 
 
 def _make_norm(leaves: list[Tensor]) -> Callable[[Tensor], Tensor]:
-    """Return what gives the norm of a leaf: those of all of them are computed in one fused call, if that is possible."""
+    """Return a function from a leaf to its norm; all norms are computed in one fused call if torch can."""
     try:
         result = dict(zip(map(id, leaves), foreach(_NORM, leaves), strict=True))
     except LEAF_ERRORS:
-        return _NORM.single  # and find the leaf to name
+        return _NORM.single  # it fails again, on the leaf whose key the error will name
     return lambda leaf: result[id(leaf)] if id(leaf) in result else _NORM.single(leaf)
 
 
 def _reduce_pair(node: Any, name: str, plan: ShapePlan, joined: Any, result_type: Any) -> Any:
-    """Return values and indices, of tensors that were reduced together or of the collection."""
+    """Wrap ``joined``, a reduced pair of tensors, or else apply ``plan`` to get a pair of collections."""
     if joined is None:
         pair = Pair(plan)
         try:
@@ -256,16 +256,16 @@ def _reduce_pair(node: Any, name: str, plan: ShapePlan, joined: Any, result_type
 
 
 def _wrap_pair(pair: Any, result_type: Any) -> Any:
-    """Return values and indices as torch does, or the values alone where there is no type for both."""
+    """Wrap values and indices in ``result_type``, or return only the values if it is None."""
     return pair[0] if result_type is None else result_type(tuple(pair))
 
 
 def _reduce_features(node: Any, call: Callable[[Tensor], Any], count: int | None = None) -> list[Any]:
-    """Return the collections of what ``call`` makes of each leaf, whose dims behind those of its level are one.
+    """Apply ``call`` to each leaf with its feature dims flattened to one dim. Return one collection per result.
 
-    ``count`` tells how many tensors it gives; None: a single one.
+    ``count``: the number of tensors that ``call`` returns; None for a single one.
     """
-    results = [node._map(identity) for _ in range(count or 1)]  # copies, which of parameters are plain
+    results = [node._map(identity) for _ in range(count or 1)]  # a copy of parameters is a plain collection
     todo = [results]
     while todo:
         levels = todo.pop()
@@ -288,7 +288,7 @@ def _reduce_features(node: Any, call: Callable[[Tensor], Any], count: int | None
 
 
 def _parse_dims(node: Any, name: str, dim: Dims) -> tuple[int, ...] | None:
-    """Return batch dims as non-negative ints; None for everything."""
+    """Convert ``dim`` to non-negative batch dims, or to None for all dims of each leaf."""
     if type(dim) is int and 0 <= dim < len(node.batch_size):
         return (dim,)
     if dim is NO_DEFAULT or dim is None or (isinstance(dim, (tuple, list)) and not dim):
@@ -323,13 +323,13 @@ def _check_leaves(node: Any, name: str, leaves: list[Tensor]) -> list[Tensor]:
 
 
 def _concat_features(node: Any, name: str) -> Tensor:
-    """Return the features of all leaves in one last dim."""
+    """Flatten the feature dims of all leaves, and concatenate the leaves along that last dim."""
     n = len(node.batch_size)
     return torch.cat([flatten_features(leaf, n) for leaf in _list_tensors(node, name)], -1)
 
 
 def _concat_elements(node: Any, name: str, dim: int | None) -> Tensor:
-    """Return all elements of all leaves in one dim, or the leaves behind each other along ``dim``."""
+    """Concatenate the leaves along ``dim``, or all their elements in one dim if ``dim`` is None."""
     if dim is None:
         return torch.cat([leaf.flatten() for leaf in _check_leaves(node, name, node._leaves())])
     leaves = _list_tensors(node, name)
@@ -344,7 +344,7 @@ def _concat_elements(node: Any, name: str, dim: int | None) -> Tensor:
 
 
 def _with_keys(result: Any, key_transform: KeyTransform) -> Any:
-    """Return plain collections with every entry, nested ones too, under another key."""
+    """Rename every key, nested ones too, with ``key_transform``. Return plain collections."""
     renamed = make_dense({}, result.batch_size, result.device, result._names)
     todo = [(result, renamed)]
     while todo:
@@ -360,7 +360,7 @@ def _with_keys(result: Any, key_transform: KeyTransform) -> Any:
 
 
 class ReductionMixin(Core):
-    """``sum``, ``mean``, ``max``, ``all`` and their kin."""
+    """Reductions such as ``sum``, ``max``, ``all``, and scans such as ``cummax``."""
 
     __slots__ = ()
 
@@ -379,10 +379,10 @@ class ReductionMixin(Core):
     cummin = scan("cummin", "the smallest element so far")
 
     def all(self, dim: int | str | None = None) -> Any:
-        """Tell whether all elements are true, as one bool; with ``dim`` return a collection of bools.
+        """Return True if all elements are true; with ``dim`` return a collection of bools.
 
         Args:
-            dim: a batch dim or its name.
+            dim: a batch dim or its name; None to reduce all elements to one bool.
 
         >>> td = TensorDict({"a": torch.tensor([True, False])}, batch_size=[2])
         >>> td.all(), td.all(0)["a"]
@@ -391,7 +391,7 @@ class ReductionMixin(Core):
         return _reduce_bools(self, all, Tensor.all, dim)
 
     def any(self, dim: int | str | None = None) -> Any:
-        """Tell whether any element is true, as one bool; with ``dim`` return a collection of bools, as :meth:`all`.
+        """Return True if any element is true; with ``dim`` return a collection of bools, as :meth:`all`.
 
         >>> td = TensorDict({"a": torch.tensor([True, False])}, batch_size=[2])
         >>> td.any(), td.any(0)["a"]
@@ -406,12 +406,12 @@ class ReductionMixin(Core):
         dtype: DtypeLike | None = None,
         key_transform: KeyTransform | None = None,
     ) -> SelfT:
-        """Return the 2-norm of each leaf, over all its dims; the batch size is empty.
+        """Return the 2-norm of each leaf over all its dims; the batch size of the result is [].
 
         Args:
-            out: a collection of the same structure that takes the result, in place.
+            out: a collection of the same structure that the result is written into.
             dtype: the dtype to compute in.
-            key_transform: takes the key of an entry within its level, and gives its new key.
+            key_transform: a function from the key of an entry, without its parents, to its new key.
 
         >>> TensorDict({"a": torch.tensor([3.0, 4.0])}).norm()["a"]
         tensor(5.)
@@ -428,10 +428,10 @@ class ReductionMixin(Core):
         """Return the logarithm of the sum of exponentials, over batch dims.
 
         Args:
-            dim: a batch dim, its name or a tuple of them; None for all batch dims. Where there are none, each element is
-                the sum.
+            dim: a batch dim, its name or a tuple of them; None for all batch dims. Without batch dims nothing is
+                reduced.
             keepdim: keep the reduced dims, with size 1.
-            out: a collection of the same structure that takes the result, in place.
+            out: a collection of the same structure that the result is written into.
 
         >>> TensorDict({"a": torch.zeros(2)}, batch_size=[2]).logsumexp(0)["a"]
         tensor(0.6931)
@@ -442,7 +442,7 @@ class ReductionMixin(Core):
         if dims:
             make = make_call("logsumexp", keepdim, {})
             result = transform("logsumexp", self, Reduce(tuple(self.batch_size), dims, keepdim, make))
-        else:  # torch takes no dims for all of them
+        else:  # torch reads an empty dims tuple as all dims
             result = run_each_leaf("logsumexp", self, lambda leaf: leaf[None].logsumexp(0))
         return result if out is None else write_out("logsumexp", result, out)
 
@@ -456,17 +456,17 @@ class ReductionMixin(Core):
         reduce: bool | None = None,
         key_transform: KeyTransform | None = None,
     ) -> Any:
-        """Return quantiles.
+        """Return quantiles over batch dims, feature dims or all dims.
 
         Args:
-            q: a number between 0 and 1, or a 1-d tensor of them, which adds a first dim to every leaf (and to the batch
-                size, unless each leaf is reduced to one number).
-            dim: a batch dim, its name or a tuple of them; ``"feature"`` for what is behind the batch dims; nothing to
-                reduce each leaf to one number.
+            q: a number between 0 and 1, or a 1-d float tensor of them, which adds a first dim to every leaf (and to the
+                batch size, unless each leaf is reduced to one number).
+            dim: a batch dim, its name or a tuple of them; ``"feature"`` for the feature dims; omitted or None to reduce
+                each leaf to one number.
             keepdim: keep the reduced dims, with size 1.
             interpolation: as in :func:`torch.quantile`.
             reduce: reduce all leaves together, to one tensor.
-            key_transform: takes the key of an entry within its level, and gives its new key.
+            key_transform: a function from the key of an entry, without its parents, to its new key.
 
         >>> td = TensorDict({"a": torch.tensor([1.0, 2.0, 4.0])}, batch_size=[3])
         >>> td.quantile(0.5, 0)["a"]
@@ -492,7 +492,7 @@ class ReductionMixin(Core):
             make = make_single_dim_call(call, keep, many)
             if reduce:
                 return make(dims)(_concat_elements(self, "quantile", None if dims is None else dims[0]))
-            # Reduced to one number for each level, the leaves have a dim that is no batch dim.
+            # If leaves are reduced to one number per quantile, their first dim is not a batch dim.
             plan = Reduce(
                 tuple(self.batch_size), dims, keep, make, None if dims is None and not keep else front
             )

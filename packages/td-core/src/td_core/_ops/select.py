@@ -1,4 +1,4 @@
-"""Operations that choose or replace elements by an index, a mask or a condition, and padding."""
+"""Select or replace elements by an index, a mask or a condition, and pad batch dims."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ _WHERE = make_op("where", lambda leaf, mask, value: torch.where(mask, leaf, valu
 
 
 class SelectMixin(ShapeMixin):
-    """``gather``, ``masked_select``, ``masked_fill``, ``where`` and ``pad``."""
+    """Methods ``gather``, ``masked_select``, ``masked_fill``, ``where`` and ``pad``."""
 
     __slots__ = ()
 
     def gather(self: SelfT, dim: int, index: Tensor, out: Any = None, *, inplace: bool = False) -> SelfT:
-        """Return elements of a batch dim chosen for each position, as :func:`torch.gather` does.
+        """Gather elements along a batch dim, as :func:`torch.gather` does.
 
         Args:
             dim: the batch dim.
-            index: int64, one dim for each batch dim; broadcast over the other dims of each leaf.
+            index: an int64 tensor with as many dims as the batch; broadcast over the feature dims of each leaf.
             out: a collection of the shape of ``index`` to write into.
             inplace: change this collection instead of returning a new one.
 
         Raises:
-            BatchSizeError: ``index`` has not one dim for each batch dim.
-            ValueError: there are both ``out`` and ``inplace``.
+            BatchSizeError: the number of dims of ``index`` differs from the number of batch dims.
+            ValueError: both ``out`` and ``inplace`` are set.
 
         >>> td = TensorDict({"a": torch.tensor([[1, 2], [3, 4]])}, [2, 2])
         >>> td.gather(1, torch.tensor([[0], [1]]))["a"]
@@ -62,14 +62,14 @@ class SelectMixin(ShapeMixin):
         return self._adopt_result(result, "gather") if inplace else result
 
     def masked_select(self: SelfT, mask: Tensor, *, inplace: bool = False) -> SelfT:
-        """Return the elements where a mask is true, in one batch dim.
+        """Select the elements where a mask is true; the masked dims become one batch dim.
 
         Args:
-            mask: bool, of the shape of the first batch dims; a tensor, an array or a list.
+            mask: a bool tensor, array or list of the shape of the first batch dims.
             inplace: change this collection instead of returning a new one.
 
         Raises:
-            CollectionIndexError: the shape of the mask is another.
+            CollectionIndexError: the shape of the mask is not that of the first batch dims.
 
         >>> TensorDict({"a": torch.arange(3)}, [3]).masked_select(torch.tensor([True, False, True]))["a"]
         tensor([0, 2])
@@ -78,10 +78,10 @@ class SelectMixin(ShapeMixin):
         return self._adopt_result(result, "masked_select") if inplace else result
 
     def masked_fill(self: SelfT, mask: Tensor, value: float | bool) -> SelfT:
-        """Return a copy in which every leaf has ``value`` where a mask is true.
+        """Copy the collection and fill every leaf with ``value`` where a mask is true.
 
         Args:
-            mask: bool; its dims are the first batch dims, or of size one.
+            mask: a bool tensor; its dims are the first batch dims, or of size one.
             value: the number.
 
         Raises:
@@ -93,7 +93,7 @@ class SelectMixin(ShapeMixin):
         return _apply_masked("masked_fill", self, _FILLED, mask, value)  # type: ignore[no-any-return]
 
     def masked_fill_(self: SelfT, mask: Tensor, value: float | bool) -> SelfT:
-        """Write ``value`` into every leaf, in place, where a mask is true; arguments as for :meth:`masked_fill`.
+        """Fill every leaf with ``value`` in place where a mask is true; arguments as for :meth:`masked_fill`.
 
         Raises:
             BatchSizeError: the mask does not fit the batch.
@@ -115,18 +115,18 @@ class SelectMixin(ShapeMixin):
         pad: float | bool | None = None,
         update_batch_size: bool = False,
     ) -> SelfT:
-        """Return the elements of this collection where a condition is true, and those of another elsewhere.
+        """Select elements of this collection where a condition is true, and of ``other`` elsewhere.
 
         Args:
-            condition: bool; its dims are the first batch dims, or of size one.
+            condition: a bool tensor; its dims are the first batch dims, or of size one.
             other: a collection whose batch size broadcasts to this one's, a number, or a tensor that broadcasts with every
                 leaf.
-            out: a collection that gets the result: as its entries, or copied into them where it is locked.
-            pad: stands in for the entries that one of the collections lacks; without it they must not.
+            out: a collection whose entries are replaced by the result, or overwritten in place if it is locked.
+            pad: the value of entries that only the other collection has; None raises for such entries.
             update_batch_size: give ``out`` the batch size of the result.
 
         Raises:
-            KeyMismatchError: one collection has a key that the other lacks, and there is no ``pad``.
+            KeyMismatchError: one collection has a key that the other lacks, and ``pad`` is None.
             BatchSizeError: the batch size of ``other`` does not broadcast.
             BatchSizeError: the condition does not fit the batch.
 
@@ -164,17 +164,17 @@ class SelectMixin(ShapeMixin):
     def pad(
         self: SelfT, pad_size: Sequence[int], value: float = 0.0, inplace: bool = False, safe: bool = True
     ) -> SelfT:
-        """Return a copy with constant elements before and behind those of batch dims.
+        """Copy the collection and pad its batch dims with constant elements.
 
         Args:
-            pad_size: two numbers for each of the first batch dims: how many before, how many behind.
-            value: what the new elements are; those of non-tensor data with one value for each element are None.
+            pad_size: two numbers per batch dim, from the first dim on: elements to add at the start and at the end.
+            value: the value of the padding elements; padding of non-tensor data with one value per element is None.
             inplace: change this collection instead of returning a new one.
-            safe: in place, compute every entry before the first one is replaced, so that an error changes
-                nothing; otherwise old and new entries are never all in memory together.
+            safe: with ``inplace``, compute all entries before the first is replaced, so that an error changes nothing.
+                If False, entries are replaced one by one, which needs less memory.
 
         Raises:
-            BatchSizeError: there are not two numbers for each dim, or for more dims than there are.
+            BatchSizeError: ``pad_size`` has an odd length, or more pairs than the batch has dims.
 
         >>> TensorDict({"a": torch.arange(2)}, [2]).pad([1, 2], value=9)["a"]
         tensor([9, 0, 1, 9, 9])
@@ -195,7 +195,7 @@ class SelectMixin(ShapeMixin):
 def pad(
     tensordict: SelfT, pad_size: Sequence[int], value: float = 0.0, inplace: bool = False, safe: bool = True
 ) -> SelfT:
-    """Return a collection with constant elements added along its batch dims; see :meth:`TensorDict.pad`.
+    """Pad the batch dims of a collection with constant elements; see :meth:`TensorDict.pad`.
 
     >>> pad(TensorDict({"a": torch.arange(2)}, [2]), [1, 0], value=9)["a"]
     tensor([9, 0, 1])
@@ -204,7 +204,7 @@ def pad(
 
 
 def _apply_masked(name: str, node: Any, this: Op, mask: Tensor, value: float | complex) -> Any:
-    """Return what an operation of a leaf, a mask and a number makes of every leaf."""
+    """Apply an operation of a leaf, a mask and a number to every leaf."""
     leaves: list[Tensor] = []
     levels = node._flatten_leaves(leaves)
     masks = _broadcast_mask(node, mask)
@@ -215,7 +215,7 @@ def _apply_masked(name: str, node: Any, this: Op, mask: Tensor, value: float | c
 
 
 def _broadcast_mask(node: Any, mask: Tensor) -> list[Tensor]:
-    """Return a mask of the first batch dims as it broadcasts with each leaf, in the order of ``_flatten_leaves``."""
+    """Return the mask per leaf, with dims of size one for its feature dims, in the order of ``_flatten_leaves``."""
     size = node.batch_size
     masks: list[Tensor] = []
     node._broadcast_to_leaves(elements.append_dims(_expand_mask(mask, size), len(size)), masks)
@@ -223,7 +223,7 @@ def _broadcast_mask(node: Any, mask: Tensor) -> list[Tensor]:
 
 
 def _as_mask(mask: Any, **options: Any) -> Tensor:
-    """Return a mask as a tensor; torch would take a collection for an empty sequence."""
+    """Convert a mask to a tensor. Raise for a collection, which torch would read as an empty sequence."""
     if isinstance(mask, Core):
         raise TypeError(
             f"a mask is one tensor for all leaves; got a {type(mask).__name__}. With a mask for each leaf: "
@@ -233,7 +233,7 @@ def _as_mask(mask: Any, **options: Any) -> Tensor:
 
 
 def _expand_mask(mask: Tensor, batch_size: torch.Size) -> Tensor:
-    """Return a mask expanded to the first batch dims."""
+    """Expand a mask to the sizes of the first batch dims."""
     mask = _as_mask(mask)
     if mask.shape == batch_size:
         return mask
@@ -247,20 +247,20 @@ def _expand_mask(mask: Tensor, batch_size: torch.Size) -> Tensor:
 
 
 def _expand_to_leaf(leaf: Tensor, value: Any) -> Tensor:
-    """Return a number or tensor in the shape of a leaf, and the dtype of both together."""
-    if torch.compiler.is_compiling():  # which cannot trace torch.result_type
+    """Expand a number or tensor to the shape of a leaf, in the promoted dtype of both."""
+    if torch.compiler.is_compiling():  # torch.compile cannot trace torch.result_type
         return torch.where(torch.zeros_like(leaf, dtype=torch.bool), leaf, value)
     dtype = torch.result_type(leaf, value)
     return as_tensor(value, dtype=dtype, device=leaf.device).expand(leaf.shape)
 
 
 def _select_or_value(node: Any, value: Any, condition: Tensor) -> Any:
-    """Return the elements of ``node`` where ``condition`` is true, and those of a number or tensor elsewhere."""
+    """Select elements of ``node`` where ``condition`` is true, and of a number or tensor elsewhere."""
     if isinstance(value, (int, float, complex)):
         try:
             return _apply_masked("where", node, _WHERE, condition, value)
         except StructureError:
-            pass  # one tensor may stand for the whole batch, with nothing to choose: what fails is said with its key below
+            pass  # a node with one tensor for the whole batch takes no mask; the path below raises with its key
     if isinstance(value, Tensor) and value.ndim:
         node = node.contiguous()
     if isinstance(value, Tensor) and not value.ndim:
@@ -275,7 +275,7 @@ def _select_or_value(node: Any, value: Any, condition: Tensor) -> Any:
 
 
 def _select_nodes(chosen: Any, otherwise: Any, condition: Tensor) -> Any:
-    """Return the elements of ``chosen`` where ``condition`` is true; lazy stacks stay what they are."""
+    """Select elements of ``chosen`` where ``condition`` is true, of ``otherwise`` elsewhere; lazy stacks stay lazy."""
     stacked, other = chosen._members_and_dim(), otherwise._members_and_dim()
     if stacked is None or other is None or stacked[1] != other[1]:
         plan = elements.Where(condition)
@@ -287,7 +287,7 @@ def _select_nodes(chosen: Any, otherwise: Any, condition: Tensor) -> Any:
             try:
                 return chosen._unflatten(list(map(plan.leaf, zip(left, right))), levels)
             except (RuntimeError, ValueError):
-                pass  # a join says which entry it is
+                pass  # the join below raises with the key of the entry
         return chosen._join([chosen, otherwise], plan)
     members, dim = stacked
     return chosen._with_members(

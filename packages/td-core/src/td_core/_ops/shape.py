@@ -1,8 +1,8 @@
-"""Operations that move, cut or expand batch dims: each makes a plan and applies it.
+"""Reshape, permute, split and expand batch dims: each operation builds a plan and applies it.
 
-Arguments are parsed as torch does; dims count from the batch dims. Results are views where a tensor's would
-be. As contexts, the operations that move elements without losing any write back on exit what was written into
-their result; they refer to their source weakly, so a chain of results does not keep its first one alive.
+Arguments are parsed as torch does, with negative dims relative to the batch dims. Results are views if those of a
+tensor would be. Used as context managers, operations that keep all elements write changes of their result back to
+the source on exit. They refer to the source weakly, so a chain of results does not keep the first one alive.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SelfT = TypeVar("SelfT", bound="ShapeMixin")
 
 
 class ShapeMixin(EntryMixin, LockMixin):
-    """``view``, ``permute``, ``expand``, ``unbind`` and their kin, and indexing."""
+    """Indexing, and shape operations such as ``view``, ``permute``, ``expand`` and ``unbind``."""
 
     __slots__ = ()
 
@@ -49,9 +49,9 @@ class ShapeMixin(EntryMixin, LockMixin):
         batch_size: torch.Size | None = None,
         dtype: DtypeLike | None = None,
     ) -> SelfT:
-        """Return a view with other batch dims around the same elements.
+        """Return a view with another batch shape of the same number of elements.
 
-        As a context, what was written is written back on exit.
+        As a context manager, it writes changes of the result back to this collection on exit.
 
         Args:
             *shape: the new batch dims, as ints or one sequence; one may be -1. A dtype instead reinterprets
@@ -62,7 +62,7 @@ class ShapeMixin(EntryMixin, LockMixin):
 
         Raises:
             BatchSizeError: the batch has another number of elements.
-            RuntimeError: a leaf's strides allow no such view; use ``reshape``.
+            RuntimeError: a leaf's strides do not allow such a view; use ``reshape``.
 
         >>> TensorDict({"a": torch.zeros(2, 3, 4)}, [2, 3]).view(-1)["a"].shape
         torch.Size([6, 4])
@@ -84,7 +84,7 @@ class ShapeMixin(EntryMixin, LockMixin):
         )
 
     def reshape(self: SelfT, *args: Any, size: Sequence[int] | None = None, inplace: bool = False) -> SelfT:
-        """Return other batch dims around the same elements, as a view where possible.
+        """Reshape the batch dims; the result is a view if the strides allow it.
 
         Args:
             *args: the new batch dims, as ints or one sequence; one may be -1.
@@ -104,9 +104,9 @@ class ShapeMixin(EntryMixin, LockMixin):
     def flatten(
         self: SelfT, start_dim: int | None = None, end_dim: int | None = None, *, inplace: bool = False
     ) -> SelfT:
-        """Return the batch dims from ``start_dim`` to ``end_dim`` as one; all of them by default.
+        """Flatten the batch dims from ``start_dim`` to ``end_dim`` into one; all by default.
 
-        As a context, what was written is written back on exit.
+        As a context manager, it writes changes of the result back to this collection on exit.
 
         Args:
             start_dim: the first dim, 0 by default.
@@ -127,18 +127,18 @@ class ShapeMixin(EntryMixin, LockMixin):
         return result._write_back_on_exit(self, _write_reshaped)
 
     def unflatten(self: SelfT, dim: int, unflattened_size: Sequence[int], *, inplace: bool = False) -> SelfT:
-        """Return one batch dim as several.
+        """Split one batch dim into several.
 
-        As a context, what was written is written back on exit.
+        As a context manager, it writes changes of the result back to this collection on exit.
 
         Args:
             dim: the dim.
-            unflattened_size: what it becomes; one size may be -1.
+            unflattened_size: the sizes of the new dims; one may be -1.
             inplace: change this collection instead of returning a new one.
 
         Raises:
             DimError: ``dim`` is out of range.
-            BatchSizeError: the sizes do not multiply up to the dim.
+            BatchSizeError: the product of the sizes is not the size of the dim.
 
         >>> TensorDict({"a": torch.zeros(6, 4)}, [6]).unflatten(0, (2, 3))["a"].shape
         torch.Size([2, 3, 4])
@@ -149,12 +149,12 @@ class ShapeMixin(EntryMixin, LockMixin):
         return result._write_back_on_exit(self, _write_reshaped)
 
     def squeeze(self: SelfT, dim: int | Sequence[int] | None = None) -> SelfT:
-        """Return the collection without batch dims of size one.
+        """Remove batch dims of size one.
 
-        As a context, what was written is written back on exit.
+        As a context manager, it writes changes of the result back to this collection on exit.
 
         Args:
-            dim: the dim or a tuple of dims; those of another size stay. All dims by default.
+            dim: the dim or a tuple of dims; a dim of another size is kept. All dims by default.
 
         Raises:
             DimError: a dim is out of range.
@@ -167,12 +167,12 @@ class ShapeMixin(EntryMixin, LockMixin):
         )
 
     def unsqueeze(self: SelfT, dim: int) -> SelfT:
-        """Return the collection with a new batch dim of size one.
+        """Insert a batch dim of size one.
 
-        As a context, what was written is written back on exit.
+        As a context manager, it writes changes of the result back to this collection on exit.
 
         Args:
-            dim: the place of the new dim.
+            dim: the position of the new dim.
 
         Raises:
             DimError: the dim is out of range.
@@ -186,14 +186,14 @@ class ShapeMixin(EntryMixin, LockMixin):
     def permute(self: SelfT, *args: Any, dims: Sequence[int] | None = None) -> SelfT:
         """Return a view with the batch dims in another order.
 
-        As a context, what was written is written back on exit.
+        As a context manager, it writes changes of the result back to this collection on exit.
 
         Args:
-            *args: each batch dim once, as ints or one sequence; nothing leaves them in order.
+            *args: each batch dim once, as ints or one sequence; without arguments the order is kept.
             dims: the same by keyword.
 
         Raises:
-            DimError: a dim is out of range, missing, or given twice.
+            DimError: a dim is out of range, missing, or repeated.
 
         >>> TensorDict({"a": torch.zeros(2, 3, 4)}, [2, 3]).permute(1, 0)["a"].shape
         torch.Size([3, 2, 4])
@@ -205,7 +205,7 @@ class ShapeMixin(EntryMixin, LockMixin):
     def transpose(self: SelfT, dim0: int, dim1: int) -> SelfT:
         """Return a view with two batch dims swapped.
 
-        As a context, what was written is written back on exit.
+        As a context manager, it writes changes of the result back to this collection on exit.
 
         Raises:
             DimError: a dim is out of range.
@@ -216,7 +216,7 @@ class ShapeMixin(EntryMixin, LockMixin):
         return self._permute(shapes.transpose_plan(self.batch_size, dim0, dim1))
 
     def swapaxes(self: SelfT, axis0: int, axis1: int) -> SelfT:
-        """Return :meth:`transpose` of two batch dims, under the name that numpy gives it.
+        """Return a view with two batch dims swapped: numpy's name for :meth:`transpose`.
 
         >>> TensorDict({"a": torch.zeros(2, 3, 4)}, [2, 3]).swapaxes(0, 1).batch_size
         torch.Size([3, 2])
@@ -226,12 +226,12 @@ class ShapeMixin(EntryMixin, LockMixin):
     swapdims = swapaxes
 
     def movedim(self: SelfT, source: int | tuple[int, ...], destination: int | tuple[int, ...]) -> SelfT:
-        """Return a view with some batch dims at new places and the others in their order.
+        """Return a view with some batch dims at new positions; the others keep their order.
 
-        As a context, what was written is written back on exit.
+        As a context manager, it writes changes of the result back to this collection on exit.
 
         Raises:
-            DimError: a dim is out of range, or given twice, or there are not as many places as dims.
+            DimError: a dim is out of range or repeated, or ``source`` and ``destination`` differ in length.
 
         >>> TensorDict({"a": torch.zeros(2, 3, 4)}, [2, 3, 4]).movedim(0, -1).batch_size
         torch.Size([3, 4, 2])
@@ -244,14 +244,14 @@ class ShapeMixin(EntryMixin, LockMixin):
         return self._transform(plan)._write_back_on_exit(self, _write_permuted, plan.order)
 
     def expand(self: SelfT, *args: Any, size: Sequence[int] | None = None) -> SelfT:
-        """Return a view in which batch dims of size one, and new ones in front, repeat without a copy.
+        """Return a view with batch dims of size one, and new leading dims, expanded without a copy.
 
         Args:
-            *args: the new batch dims, as ints or one sequence; -1 leaves a dim as it is.
+            *args: the new batch dims, as ints or one sequence; -1 keeps the size of a dim.
             size: the same by keyword.
 
         Raises:
-            BatchSizeError: a dim of another size than one would change.
+            BatchSizeError: a dim that would change has a size other than one.
 
         >>> TensorDict({"a": torch.zeros(1, 3)}, [1]).expand(5, 2)["a"].shape
         torch.Size([5, 2, 3])
@@ -259,13 +259,14 @@ class ShapeMixin(EntryMixin, LockMixin):
         return self._transform(shapes.expand_plan(self.batch_size, parse_ints("expand", args, size)))
 
     def expand_as(self: SelfT, other: Core | Tensor) -> SelfT:
-        """Return the collection expanded to the shape of a tensor, or to the batch size of a collection.
+        """Expand the collection to the shape of a tensor, or to the batch size of a collection.
 
-        Where that has the same key, a leaf is expanded to the shape of the leaf there, and a level to its batch size.
+        If a collection has the same key, a leaf is expanded to the shape of that leaf, and a nested collection to that
+        batch size.
 
         Raises:
-            BatchSizeError: a dim of another size than one would change.
-            StructureError: a dim of a leaf would, behind the batch dims.
+            BatchSizeError: a batch dim that would change has a size other than one.
+            StructureError: a feature dim that would change has a size other than one.
 
         >>> TensorDict({"a": torch.zeros(1, 3)}, [1]).expand_as(torch.zeros(4)).batch_size
         torch.Size([4])
@@ -278,7 +279,7 @@ class ShapeMixin(EntryMixin, LockMixin):
         for key in list(result.keys(True)):
             level: Any = result.get(key)
             goal: Any = other.get(key, None)  # type: ignore[attr-defined]
-            # A tensorclass gives plain values for what is no tensor.
+            # A tensorclass returns bare Python values for value nodes, which are not expanded.
             nodes = all(isinstance(item, Core) for item in (level, goal))
             if not nodes or level.batch_size == goal.batch_size:
                 continue
@@ -290,7 +291,7 @@ class ShapeMixin(EntryMixin, LockMixin):
         return result.named_apply(_expand_leaf, other, nested_keys=True, default=None, filter_empty=False)  # type: ignore[no-any-return]
 
     def broadcast_to(self: SelfT, shape: Sequence[int]) -> SelfT:
-        """Return :meth:`expand` of the collection, under the name that numpy gives it.
+        """Return a view expanded to ``shape``: numpy's name for :meth:`expand`.
 
         >>> TensorDict({"a": torch.zeros(1, 3)}, [1]).broadcast_to((5, 2)).batch_size
         torch.Size([5, 2])
@@ -298,15 +299,15 @@ class ShapeMixin(EntryMixin, LockMixin):
         return self.expand(shape)
 
     def split(self: SelfT, split_size: int | Sequence[int], dim: int = 0) -> tuple[SelfT, ...]:
-        """Return views of consecutive parts of a batch dim.
+        """Split a batch dim into consecutive parts, which are views.
 
         Args:
-            split_size: the size of each part, the last one shorter where it must be; or a list of sizes.
+            split_size: the size of each part, where the last one may be smaller; or a list of sizes.
             dim: the dim.
 
         Raises:
             DimError: the dim is out of range.
-            BatchSizeError: the sizes do not sum to that of the dim.
+            BatchSizeError: the sum of the sizes is not the size of the dim.
 
         >>> [part["a"] for part in TensorDict({"a": torch.arange(3)}, [3]).split(2)]
         [tensor([0, 1]), tensor([2])]
@@ -314,7 +315,7 @@ class ShapeMixin(EntryMixin, LockMixin):
         return self._transform_multi(shapes.split_plan(self.batch_size, split_size, dim))
 
     def chunk(self: SelfT, chunks: int, dim: int = 0) -> tuple[SelfT, ...]:
-        """Return at most ``chunks`` views of parts of one size, the last one shorter where it must be.
+        """Split a batch dim into at most ``chunks`` views of equal size; the last one may be smaller.
 
         Raises:
             DimError: the dim is out of range.
@@ -328,11 +329,11 @@ class ShapeMixin(EntryMixin, LockMixin):
     def tensor_split(
         self: SelfT, indices_or_sections: int | Sequence[int] | Tensor, dim: int = 0
     ) -> tuple[SelfT, ...]:
-        """Return views of parts whose sizes differ by one at most, or of those between given positions.
+        """Split a batch dim into views of nearly equal size, or at given indices, as :func:`torch.tensor_split` does.
 
         Raises:
             DimError: the dim is out of range.
-            BatchSizeError: no section is asked for, or the positions decrease.
+            BatchSizeError: the number of sections is not positive, or the indices decrease.
 
         >>> [part["a"] for part in TensorDict({"a": torch.arange(3)}, [3]).tensor_split([1])]
         [tensor([0]), tensor([1, 2])]
@@ -340,7 +341,7 @@ class ShapeMixin(EntryMixin, LockMixin):
         return self._transform_multi(shapes.tensor_split_plan(self.batch_size, indices_or_sections, dim))
 
     def unbind(self: SelfT, dim: int) -> tuple[SelfT, ...]:
-        """Return one view for each position of a batch dim, without that dim.
+        """Return one view per index of a batch dim, without that dim.
 
         Raises:
             DimError: the dim is out of range.
@@ -351,7 +352,7 @@ class ShapeMixin(EntryMixin, LockMixin):
         return self._transform_multi(shapes.unbind_plan(self.batch_size, dim))
 
     def atleast_1d(self: SelfT) -> SelfT:
-        """Return the collection with one batch dim at least; new ones come first.
+        """Prepend batch dims of size one until the collection has at least one batch dim.
 
         >>> TensorDict({"a": 1}).atleast_1d().batch_size
         torch.Size([1])
@@ -359,7 +360,7 @@ class ShapeMixin(EntryMixin, LockMixin):
         return self._at_least(1)
 
     def atleast_2d(self: SelfT) -> SelfT:
-        """Return the collection with two batch dims at least; new ones come first.
+        """Prepend batch dims of size one until the collection has at least two batch dims.
 
         >>> TensorDict({"a": torch.zeros(3)}, [3]).atleast_2d().batch_size
         torch.Size([1, 3])
@@ -367,7 +368,7 @@ class ShapeMixin(EntryMixin, LockMixin):
         return self._at_least(2)
 
     def atleast_3d(self: SelfT) -> SelfT:
-        """Return the collection with three batch dims at least; new ones come first.
+        """Prepend batch dims of size one until the collection has at least three batch dims.
 
         >>> TensorDict({"a": torch.zeros(3)}, [3]).atleast_3d().batch_size
         torch.Size([1, 1, 3])
@@ -382,10 +383,10 @@ class ShapeMixin(EntryMixin, LockMixin):
         return result._write_back_on_exit(self, _write_reshaped)
 
     def contiguous(self: SelfT, *, canonical: bool = False, inplace: bool = False) -> SelfT:
-        """Return a dense collection whose leaves are contiguous; those that are already are shared.
+        """Return a dense collection whose leaves are contiguous; contiguous leaves are shared, not copied.
 
         Args:
-            canonical: also give dims of size one the strides of a fresh tensor; torch leaves them alone.
+            canonical: also set the strides of dims of size one to those of a new tensor, which torch does not.
             inplace: change this collection instead of returning a new one.
 
         Raises:
@@ -399,17 +400,17 @@ class ShapeMixin(EntryMixin, LockMixin):
         return self._adopt_result(result, "make contiguous") if inplace else result
 
     def densify(self: SelfT, layout: torch.layout = torch.strided) -> SelfT:
-        """Return the collection with every lazy stack stacked; ragged entries become nested tensors.
+        """Stack every lazy stack; ragged entries become nested tensors.
 
-        A tensor that some members of a stack lack, which the stack hides, becomes a nested tensor with a component
-        without elements for each of those.
+        A leaf that some members lack, which the lazy stack does not list, becomes a nested tensor with an empty
+        component per such member.
 
         Args:
             layout: the layout of those nested tensors: ``torch.strided`` or ``torch.jagged``.
 
         Raises:
-            DepthError: the nesting is deeper than Python can call.
-            KeyMismatchError: what some members lack is no tensor, or has no dims.
+            DepthError: the nesting is deeper than Python's recursion limit.
+            KeyMismatchError: an entry that some members lack is not a tensor, or has no dims.
 
         >>> from td_core import LazyStackedTensorDict
         >>> stack = LazyStackedTensorDict(TensorDict({"a": torch.zeros(1)}), TensorDict({"a": torch.zeros(2)}))
@@ -446,18 +447,13 @@ class ShapeMixin(EntryMixin, LockMixin):
         first = members[0]
         while (below := first._members_and_dim()) is not None:
             first = below[0][0]
-        # Of the class that the dense stack would have.
+        # Build from the first innermost member: a dense stack has the class of its members.
         return first._with_children(
             entries, batch_size=self.batch_size, device=self.device, names=self._names
         )
 
     def _adopt_result(self: SelfT, result: SelfT, what: str) -> SelfT:
-        """Take over the entries, batch size and names of a result of this structure.
-
-        Raises:
-            LockedError: the collection is locked.
-            StructureError: it is a lazy stack, whose members hold the entries.
-        """
+        """Replace the entries, batch size and names by those of a result. Raise if locked or a lazy stack."""
         check_unlocked(self, f"{what} in place")
         if self._members_and_dim() is not None:
             raise StructureError(
@@ -471,7 +467,7 @@ class ShapeMixin(EntryMixin, LockMixin):
 
 
 def parse_ints(what: str, args: tuple[Any, ...], named: Sequence[int] | None = None) -> tuple[int, ...]:
-    """Return ints given one by one, as one sequence, or by keyword."""
+    """Return ints that were passed as positional arguments, as one sequence, or by keyword."""
     if named is not None:
         if args:
             raise TypeError(
@@ -486,7 +482,7 @@ def _get_shape(entry: Any) -> Any:
 
 
 def _fill_gaps(key: str, members: Sequence[Core]) -> list[Tensor]:
-    """Return what members have under a key, with tensors without elements for those that lack it."""
+    """Return the entry of each member under a key, with empty tensors for members that lack it."""
     results = [member._children().get(key) for member in members]
     first = next((child for child in results if child is not None), None)
     if first is None:
@@ -511,10 +507,10 @@ def _write_permuted(owner: Any, result: Any, order: tuple[int, ...]) -> None:
 
 
 def write_back(owner: Any, result: Any) -> None:
-    """Write the entries that are no views of the owner's own leaves; a locked owner gets them in place."""
+    """Write entries of ``result`` back to ``owner``, in place if locked; skip leaves with the owner's own memory."""
     left, right = owner._members_and_dim(), result._members_and_dim()
     if left is not None and right is not None and left[1] == right[1] and len(left[0]) == len(right[0]):
-        # Entries of the members need not stack.
+        # Go through the members, since entries of different shapes cannot be read from the stack.
         for member, part in zip(left[0], right[0]):
             write_back(member, part)
         return
@@ -526,7 +522,7 @@ def write_back(owner: Any, result: Any) -> None:
         if isinstance(left, Tensor) and isinstance(value, Tensor) and same_memory(left, value):
             continue
         if left is not None and not isinstance(value, Tensor):
-            # A lazy stack gathers the values of its members, which stay as they are where nothing was written.
+            # A lazy stack builds a new value node on each read, so compare values, and keep equal ones.
             path = unravel_key_to_tuple(key)
             if owner._get_path(path)._has_equal_values(result._get_path(path)):
                 continue
@@ -537,25 +533,20 @@ def write_back(owner: Any, result: Any) -> None:
 
 
 def _is_written_whole(cls: type) -> bool:
-    """Tell whether entries of a class are leaves, values, or possibly lazy stacks, whose entries need not stack."""
+    """Return True if entries of a class are leaves or value nodes, or can be lazy stacks."""
     return is_leaf_or_value(cls) or cls._members_and_dim is not Core._members_and_dim  # type: ignore[attr-defined]
 
 
 def same_memory(left: Tensor, value: Tensor) -> bool:
-    """Tell whether two tensors are surely the same elements of the same memory, laid out alike.
-
-    >>> leaf = torch.zeros(2)
-    >>> same_memory(leaf, leaf.detach()), same_memory(leaf, leaf.clone())
-    (True, False)
-    """
+    """Return True if two tensors surely have the same storage, offset, shape, strides and dtype."""
     if left is value:
         return True
     if torch.compiler.is_compiling() or functorch_level() is not None:
-        return False  # neither knows the memory of a tensor
+        return False  # tensors have no real storage there
     try:
         same = left.is_set_to(value)
     except RuntimeError:
-        # There is no one block of memory: on the meta device, in nested tensors.
+        # Meta and nested tensors have no single storage, so compare their view bases.
         base, right = get_base(left), get_base(value)
         same = right is not None and right is (left if base is None else base)
         same = same and left.shape == value.shape and left.stride() == value.stride()
