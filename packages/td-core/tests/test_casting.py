@@ -59,12 +59,12 @@ OF_NAME = {"double": torch.float64, "float": torch.float32, "half": torch.float1
 CASTABLE = [name for name in SHORTHANDS if name != "complex32" and not name.startswith("q")]
 
 
-def test_the_table_is_found() -> None:
+def test_cast_table_lists_all_methods() -> None:
     assert len(SHORTHANDS) == 24
 
 
 @pytest.mark.parametrize("name", CASTABLE)
-def test_shorthands(name: str, td: TensorDict) -> None:
+def test_cast_methods_equal_torch_to(name: str, td: TensorDict) -> None:
     dtype = OF_NAME.get(name) or getattr(torch, name)
     expected = {key: leaf.to(dtype) for key, leaf in entries(td).items()}
     check(getattr(td, name)(), expected)
@@ -73,28 +73,28 @@ def test_shorthands(name: str, td: TensorDict) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:B?Complex")
-def test_complex32() -> None:
+def test_complex32_casts_leaves() -> None:
     assert TensorDict({"a": torch.zeros(1)}).complex32()["a"].dtype == torch.complex32
 
 
 @pytest.mark.parametrize("name", [name for name in SHORTHANDS if name.startswith("q")])
-def test_torch_refuses_to_cast_to_quantized_dtypes(name: str) -> None:
+def test_cast_quantized_dtype_raises(name: str) -> None:
     with pytest.raises(RuntimeError):
         getattr(TensorDict({"a": torch.zeros(1)}), name)()
 
 
 @pytest.mark.parametrize("dtype", CASTS, ids=str)
-def test_the_methods_of_the_table_cast_to_their_dtype(dtype: torch.dtype) -> None:
+def test_cast_table_methods_return_their_dtype(dtype: torch.dtype) -> None:
     assert CASTS[dtype](torch.ones(1, dtype=torch.int8)).dtype == dtype
 
 
-def test_leaves_of_the_right_dtype_stay_the_same() -> None:
+def test_cast_same_dtype_keeps_leaves() -> None:
     td = nested()
     assert td.float()["a"] is td["a"]
     assert td.float() is not td
 
 
-def test_cast_filter_gets_keys_and_leaves(td: TensorDict) -> None:
+def test_cast_filter_receives_key_and_leaf(td: TensorDict) -> None:
     seen: set[object] = set()
 
     def only_a(key: tuple[str, ...], leaf: Tensor) -> bool:
@@ -110,7 +110,7 @@ def test_cast_filter_gets_keys_and_leaves(td: TensorDict) -> None:
 
 
 @pytest.mark.parametrize("inplace", [False, True])
-def test_to_a_dtype_takes_a_cast_filter(td: TensorDict, inplace: bool) -> None:
+def test_to_cast_filter_casts_accepted_leaves(td: TensorDict, inplace: bool) -> None:
     seen: list[object] = []
 
     def accepts(key: object, leaf: Tensor) -> bool:
@@ -125,7 +125,7 @@ def test_to_a_dtype_takes_a_cast_filter(td: TensorDict, inplace: bool) -> None:
     assert td.to(torch.float16, cast_filter=None).dtype == torch.float16
 
 
-def test_clone_copies_leaves_and_keeps_everything_else(td: TensorDict) -> None:
+def test_clone_copies_leaves_and_is_unlocked(td: TensorDict) -> None:
     result = td.lock_().clone()
     check(result, entries(td))
     assert type(result) is type(td)
@@ -135,7 +135,7 @@ def test_clone_copies_leaves_and_keeps_everything_else(td: TensorDict) -> None:
 
 
 @pytest.mark.parametrize("call", [lambda td: td.clone(recurse=False), lambda td: td.copy()])
-def test_shallow_clones_share_leaves_but_no_node(call: object, td: TensorDict) -> None:
+def test_shallow_clone_shares_leaves_not_nodes(call: object, td: TensorDict) -> None:
     result = call(td.lock_())
     assert not result.is_locked
     assert all(new is old for new, old in zip(result._leaves(), td._leaves(), strict=True))
@@ -143,7 +143,7 @@ def test_shallow_clones_share_leaves_but_no_node(call: object, td: TensorDict) -
     assert "new" not in td
 
 
-def test_clone_takes_a_memory_format() -> None:
+def test_clone_memory_format_applies_to_leaves() -> None:
     td = TensorDict({"a": torch.zeros(2, 3, 4, 5)})
     result = td.clone(memory_format=torch.channels_last)
     assert result["a"].is_contiguous(memory_format=torch.channels_last)
@@ -151,7 +151,7 @@ def test_clone_takes_a_memory_format() -> None:
         td.clone(recurse=False, memory_format=torch.channels_last)
 
 
-def test_to_a_device_labels_every_level(td: TensorDict) -> None:
+def test_to_device_labels_every_node(td: TensorDict) -> None:
     result = td.to("cpu")
     assert result is not td
     assert result.device == torch.device("cpu")
@@ -166,7 +166,7 @@ def test_to_a_device_labels_every_level(td: TensorDict) -> None:
         todo.extend(node._iter_nested())
 
 
-def test_to_another_device() -> None:
+def test_to_other_device_moves_leaves() -> None:
     result = nested().to("meta")
     assert result.device == torch.device("meta")
     assert result["n", "b"].device == torch.device("meta")
@@ -175,7 +175,7 @@ def test_to_another_device() -> None:
     assert (both["a"].device, both["a"].dtype) == (torch.device("meta"), torch.float64)
 
 
-def test_to_forms() -> None:
+def test_to_argument_forms_give_equal_results() -> None:
     td = nested()
     double = torch.zeros(1, dtype=torch.float64)
     forms = [
@@ -197,21 +197,21 @@ def test_to_forms() -> None:
     assert td.to(TensorDict({"a": double, "b": torch.zeros(1)})) is td
 
 
-def test_to_can_change_the_batch_size_of_the_result_only() -> None:
+def test_to_batch_size_changes_only_result() -> None:
     td = nested()
     assert td.to(batch_size=[2]).batch_size == (2,)
     assert td.to(torch.float64, batch_size=[2]).batch_size == (2,)
     assert td.batch_size == (2, 3)
 
 
-def test_to_a_memory_format_changes_leaves_with_enough_dims() -> None:
+def test_to_memory_format_converts_leaves_of_right_ndim() -> None:
     td = TensorDict({"a": torch.zeros(2, 3, 4, 5), "b": torch.zeros(2)}, [2])
     for result in (td.to(memory_format=torch.channels_last), td.to(torch.channels_last)):
         assert result["a"].is_contiguous(memory_format=torch.channels_last)
         assert torch.equal(result["b"], td["b"])
 
 
-def test_to_in_place_replaces_leaves(td: TensorDict) -> None:
+def test_to_inplace_replaces_leaves(td: TensorDict) -> None:
     expected = {key: leaf.double() for key, leaf in entries(td).items()}
     assert td.to("cpu", torch.float64, inplace=True) is td
     check(td, expected)
@@ -221,7 +221,7 @@ def test_to_in_place_replaces_leaves(td: TensorDict) -> None:
     check(td, expected)
 
 
-def test_to_in_place_reaches_members_of_several_shapes() -> None:
+def test_to_inplace_uneven_members_casts_all() -> None:
     stack = LazyStackedTensorDict(
         TensorDict({"a": torch.ones(2)}), TensorDict({"a": torch.ones(3), "b": 1.0})
     )
@@ -233,7 +233,7 @@ def test_to_in_place_reaches_members_of_several_shapes() -> None:
 
 
 @pytest.mark.parametrize("stacked", [False, True])
-def test_what_is_locked_below_is_not_replaced_in_place(stacked: bool) -> None:
+def test_to_inplace_locked_node_replaces_nothing(stacked: bool) -> None:
     parts = [TensorDict({"a": torch.ones(2), "b": {"c": torch.zeros(2)}}, [2]) for _ in range(2)]
     td = TensorDict.lazy_stack(parts) if stacked else TensorDict({"n": parts[0], "x": torch.ones(2)}, [2])
     parts[0]["b"].lock_()
@@ -248,19 +248,19 @@ def test_what_is_locked_below_is_not_replaced_in_place(stacked: bool) -> None:
 @pytest.mark.parametrize(
     "arguments", [(3.5,), ("cpu", "cpu"), (torch.int8, torch.int8), ("cpu", True, True)], ids=str
 )
-def test_to_refuses_other_arguments(arguments: tuple[object, ...]) -> None:
+def test_to_bad_argument_raises(arguments: tuple[object, ...]) -> None:
     with pytest.raises(
         TypeError, match=r"to\(\) takes a device, a dtype, both, or another tensor or collection"
     ):
         nested().to(*arguments)
 
 
-def test_to_refuses_devices_that_do_not_exist() -> None:
+def test_to_unknown_device_raises() -> None:
     with pytest.raises(RuntimeError, match="nosuch"):
         nested().to("nosuch")
 
 
-def test_parsing_a_target() -> None:
+def test_parse_target_reads_other_and_dtype() -> None:
     target = parse_target((torch.zeros(1, device="meta"),), None, torch.int8, None, None, None)
     assert target[:3] == (torch.device("meta"), torch.int8, None)
 
@@ -275,7 +275,9 @@ def test_parsing_a_target() -> None:
         ("cpu", "meta", None),
     ],
 )
-def test_which_stream_a_copy_waits_for(source: str, target: str, expected: str | None) -> None:
+def test_get_device_to_sync_returns_cuda_device_or_none(
+    source: str, target: str, expected: str | None
+) -> None:
     found = get_device_to_sync(torch.device(source), torch.device(target))
     assert found == (None if expected is None else torch.device(expected))
 
@@ -290,7 +292,7 @@ def test_detach_and_data_share_memory(td: TensorDict) -> None:
     assert not td.requires_grad
 
 
-def test_requires_grad(td: TensorDict) -> None:
+def test_requires_grad_sets_all_leaves(td: TensorDict) -> None:
     assert td.requires_grad is False
     assert td.requires_grad_() is td
     assert all(leaf.requires_grad for leaf in td._leaves())
@@ -298,7 +300,7 @@ def test_requires_grad(td: TensorDict) -> None:
     assert td.requires_grad is False
 
 
-def test_requiring_gradients_of_integers_is_refused_before_anything_changes() -> None:
+def test_requires_grad_integer_leaf_changes_nothing() -> None:
     td = TensorDict({"a": torch.zeros(1), "n": {"b": torch.zeros(1, dtype=torch.int64)}})
     with pytest.raises(
         RuntimeError, match=r"cannot require gradients: key \('n', 'b'\) has dtype torch.int64"
@@ -307,7 +309,7 @@ def test_requiring_gradients_of_integers_is_refused_before_anything_changes() ->
     assert not td.requires_grad
 
 
-def test_gradients_that_cannot_start_or_stop_are_refused_before_anything_changes() -> None:
+def test_requires_grad_impossible_leaf_changes_nothing() -> None:
     with torch.inference_mode():
         sealed = torch.zeros(1)
     td = TensorDict({"a": torch.zeros(1), "b": sealed})
@@ -322,7 +324,7 @@ def test_gradients_that_cannot_start_or_stop_are_refused_before_anything_changes
     assert first.requires_grad
 
 
-def test_gradients(td: TensorDict) -> None:
+def test_grad_equals_torch_and_zero_grad_removes_it(td: TensorDict) -> None:
     td.requires_grad_()
     assert td.grad is None
     (td * td).sum(reduce=True).backward()
@@ -333,7 +335,7 @@ def test_gradients(td: TensorDict) -> None:
     assert td.grad is None
 
 
-def test_gradients_of_some_leaves() -> None:
+def test_grad_contains_only_leaves_with_gradient() -> None:
     td = TensorDict({"a": torch.ones(2, requires_grad=True), "n": {"b": torch.ones(2, requires_grad=True)}})
     td["n", "b"].sum().backward()
     check(td.grad, {("n", "b"): torch.ones(2)})
@@ -346,7 +348,7 @@ def test_gradients_of_some_leaves() -> None:
     ]  # without leaves there is nothing to have a gradient
 
 
-def test_gradients_are_assigned(td: TensorDict) -> None:
+def test_set_grad_copies_into_existing_gradients(td: TensorDict) -> None:
     td.requires_grad_()
     first, second = td.detach() * 2, td.detach() * 3
     td.grad = first
@@ -359,7 +361,7 @@ def test_gradients_are_assigned(td: TensorDict) -> None:
     assert td.grad is None
 
 
-def test_data_is_assigned(td: TensorDict) -> None:
+def test_set_data_shares_memory_of_value(td: TensorDict) -> None:
     td.requires_grad_()
     other = td.detach() * 2
     td.data = other
@@ -370,7 +372,7 @@ def test_data_is_assigned(td: TensorDict) -> None:
 
 
 @pytest.mark.parametrize("name", ["data", "grad"])
-def test_what_does_not_fit_is_assigned_to_no_leaf(name: str) -> None:
+def test_set_data_or_grad_mismatch_changes_nothing(name: str) -> None:
     td = TensorDict({"a": torch.ones(2), "n": {"b": torch.ones(3)}})
     for other, error, message in [
         (
@@ -389,7 +391,7 @@ def test_what_does_not_fit_is_assigned_to_no_leaf(name: str) -> None:
     assert not getattr(td, name)["n", "b"].any()
 
 
-def test_backward() -> None:
+def test_backward_equals_torch() -> None:
     x = torch.tensor([1.0, 2.0], requires_grad=True)
     td = TensorDict({"a": x * 2, "n": {"b": x * x, "c": torch.ones(2)}}, [2])
     gradient = TensorDict({"n": {"c": torch.ones(2), "b": torch.ones(2)}, "a": torch.full((2,), 10.0)}, [2])
@@ -402,7 +404,7 @@ def test_backward() -> None:
     torch.testing.assert_close(x.grad, 20 + 2 * x.detach())
 
 
-def test_backward_says_what_it_lacks() -> None:
+def test_backward_bad_gradient_raises() -> None:
     td = TensorDict({"n": {"a": torch.ones(2, requires_grad=True)}})
     with pytest.raises(RuntimeError, match=r"backward: key \('n', 'a'\) has shape \[2\].*give gradient="):
         td.backward()
@@ -416,7 +418,7 @@ class Marked(Tensor):
     pass
 
 
-def test_as_tensor_shows_subclasses_as_plain_tensors() -> None:
+def test_as_tensor_converts_subclass_leaves() -> None:
     marked = torch.zeros(2).as_subclass(Marked)
     jagged = torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)], layout=torch.jagged)
     td = TensorDict({"a": marked, "p": nn.Parameter(torch.zeros(2)), "j": jagged})
@@ -427,7 +429,7 @@ def test_as_tensor_shows_subclasses_as_plain_tensors() -> None:
     assert result["j"] is td["j"]
 
 
-def test_shared_memory(td: TensorDict) -> None:
+def test_share_memory_shares_and_locks(td: TensorDict) -> None:
     assert not td.is_shared()
     assert td.share_memory_() is td
     assert td.is_shared()
@@ -437,7 +439,7 @@ def test_shared_memory(td: TensorDict) -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="pinning works here")
-def test_pinning_without_an_accelerator_fails_and_changes_nothing(td: TensorDict) -> None:
+def test_pin_memory_without_accelerator_changes_nothing(td: TensorDict) -> None:
     before = td._leaves()
     for call in (td.pin_memory, td.pin_memory_, lambda: td.pin_memory(num_threads=2, inplace=True)):
         with pytest.raises(RuntimeError):
@@ -454,7 +456,7 @@ NEW = {
 
 @pytest.mark.parametrize("name", NEW)
 @pytest.mark.parametrize("size", [(4,), ((4, 5),), (4, 5), ([4],), ()], ids=str)
-def test_new_collections(name: str, size: tuple[object, ...], td: TensorDict) -> None:
+def test_new_methods_return_size_and_values(name: str, size: tuple[object, ...], td: TensorDict) -> None:
     batch = tuple(size[0]) if size and not isinstance(size[0], int) else size
     result = getattr(td, name)(*size)
     assert result.batch_size == batch
@@ -466,7 +468,7 @@ def test_new_collections(name: str, size: tuple[object, ...], td: TensorDict) ->
             assert torch.equal(leaf, NEW[name](leaf.shape))
 
 
-def test_new_full(td: TensorDict) -> None:
+def test_new_full_returns_fill_value(td: TensorDict) -> None:
     check(
         td.new_full((2,), 7),
         {key: torch.full((2, *leaf.shape[2:]), 7.0) for key, leaf in entries(td).items()},
@@ -477,7 +479,7 @@ def test_new_full(td: TensorDict) -> None:
     )
 
 
-def test_options_of_new_collections() -> None:
+def test_new_zeros_options_apply_to_leaves() -> None:
     td = TensorDict({"a": torch.zeros(2, 3)}, [2], names=["x"])
     result = td.new_zeros(4, dtype=torch.float64, device="meta", requires_grad=True)
     leaf = result["a"]
@@ -489,7 +491,7 @@ def test_options_of_new_collections() -> None:
     assert td.to("cpu").new_zeros(4, device=None).device is None
 
 
-def test_an_empty_lazy_stack_of_another_size() -> None:
+def test_new_zeros_empty_lazy_returns_lazy_stack() -> None:
     lazy = MAKE["lazy"]()
     result = lazy.new_zeros(4, 5, empty_lazy=True)
     assert type(result) is LazyStackedTensorDict
@@ -498,7 +500,7 @@ def test_an_empty_lazy_stack_of_another_size() -> None:
     assert type(lazy.new_zeros(4, 5)) is TensorDict
 
 
-def test_new_tensor(td: TensorDict) -> None:
+def test_new_tensor_copies_data_to_every_leaf(td: TensorDict) -> None:
     result = td.int().new_tensor([1.0, 2.0])
     assert result.batch_size == (2,)
     check(result, dict.fromkeys(entries(td), torch.tensor([1, 2], dtype=torch.int32)))
@@ -513,7 +515,7 @@ def test_new_tensor(td: TensorDict) -> None:
         td.new_tensor(TensorDict({"a": torch.zeros(2, 3)}, [2, 3]))
 
 
-def test_casting_compiles() -> None:
+def test_casts_compile_fullgraph() -> None:
     def program(td: TensorDict) -> TensorDict:
         return td.to(torch.float64).clone().detach().to("cpu").float().data.new_zeros(4)
 
@@ -521,13 +523,13 @@ def test_casting_compiles() -> None:
     check(torch.compile(program, fullgraph=True, backend="eager")(td), entries(program(td)))
 
 
-def test_casting_runs_under_vmap() -> None:
+def test_casts_under_vmap_equal_eager() -> None:
     td = nested()
     check(torch.func.vmap(lambda td: td.double().clone())(td), entries(td.double()))
     check(torch.func.vmap(lambda td: td.new_tensor(td * 2))(td), entries(td * 2))
 
 
-def test_parameters_stay_parameters_when_cast() -> None:
+def test_to_params_keeps_requires_grad() -> None:
     params = TensorDictParams(nested())
     assert all(leaf.requires_grad for leaf in params.to(torch.float64)._leaves())
 
@@ -537,7 +539,7 @@ def test_parameters_stay_parameters_when_cast() -> None:
     [nested, lambda: nested().to("cpu"), MAKE["lazy"]],
     ids=["none", "cpu", "lazy"],
 )
-def test_to_as_a_context_moves_what_was_written_back(make: Callable[[], TensorDict]) -> None:
+def test_to_context_writes_back_in_old_dtype(make: Callable[[], TensorDict]) -> None:
     td = make()
     before = entries(td.clone())
     with td.to(torch.float64) as there:
@@ -554,7 +556,7 @@ def test_to_as_a_context_moves_what_was_written_back(make: Callable[[], TensorDi
     torch.testing.assert_close(td["a"], before["a"] + 2)
 
 
-def test_a_move_that_changes_nothing_keeps_what_a_context_undoes() -> None:
+def test_to_noop_keeps_outer_context() -> None:
     td = nested().to("cpu")
     with td.flatten_keys(".") as flat:
         flat.to("cpu")["new"] = torch.zeros(td.batch_size)
@@ -565,7 +567,7 @@ CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 
 
 @CUDA
-def test_moving_there_and_back_never_shows_unfinished_data() -> None:
+def test_to_cuda_and_back_copies_complete_data() -> None:
     for _ in range(20):
         td = TensorDict({str(i): torch.randn(512, 512) for i in range(8)}, [512]).pin_memory()
         there = td.to("cuda")
@@ -577,7 +579,7 @@ def test_moving_there_and_back_never_shows_unfinished_data() -> None:
 
 
 @CUDA
-def test_cuda_forms() -> None:
+def test_cuda_argument_forms_move_to_device() -> None:
     td = nested()
     there = td.cuda()
     assert there.device == torch.device("cuda", torch.cuda.current_device())
@@ -588,7 +590,7 @@ def test_cuda_forms() -> None:
 
 
 @CUDA
-def test_pinned_memory() -> None:
+def test_pin_memory_pins_all_leaves() -> None:
     td = nested()
     assert all(leaf.is_pinned() for leaf in td.pin_memory(num_threads=2)._leaves())
     assert td.pin_memory_() is td

@@ -41,7 +41,7 @@ KINDS = {"dense": dense, "lazy0": lazy(0), "lazy1": lazy(1)}
 @pytest.mark.parametrize("first", KINDS)
 @pytest.mark.parametrize("second", KINDS)
 @pytest.mark.parametrize("dim", [0, 1, 2, -1, -3])
-def test_stack_stacks_each_leaf(first: str, second: str, dim: int) -> None:
+def test_stack_equals_torch(first: str, second: str, dim: int) -> None:
     result = stack([KINDS[first](0.0), KINDS[second](100.0)], dim)
     batch = torch.stack([torch.zeros(2, 3)] * 2, dim).shape
     at = dim if dim >= 0 else dim + 3
@@ -53,7 +53,7 @@ def test_stack_stacks_each_leaf(first: str, second: str, dim: int) -> None:
 @pytest.mark.parametrize("first", KINDS)
 @pytest.mark.parametrize("second", KINDS)
 @pytest.mark.parametrize("dim", [0, 1, -1, -2])
-def test_cat_concatenates_each_leaf(first: str, second: str, dim: int) -> None:
+def test_cat_equals_torch(first: str, second: str, dim: int) -> None:
     result = cat([KINDS[first](0.0), KINDS[second](100.0)], dim)
     at = dim % 2
     assert result.batch_size == result["n"].batch_size == torch.cat([torch.zeros(2, 3)] * 2, dim).shape
@@ -61,20 +61,20 @@ def test_cat_concatenates_each_leaf(first: str, second: str, dim: int) -> None:
     assert torch.equal(result["n", "y"], torch.cat([make(0.0)["n", "y"], make(100.0)["n", "y"]], at))
 
 
-def test_cat_takes_different_sizes_along_its_dim() -> None:
+def test_cat_different_sizes_along_dim_equals_torch() -> None:
     parts = [make(float(i), (i, 3)) for i in (0, 2, 1)]
     result = cat(parts)
     assert result.batch_size == (3, 3)
     assert torch.equal(result["x"], torch.cat([part["x"] for part in parts]))
 
 
-def test_keys_may_come_in_another_order() -> None:
+def test_stack_different_key_order_matches_by_key() -> None:
     a, b = TensorDict({"a": 0, "b": 1}), TensorDict({"b": 2, "a": 3})
     assert stack([a, b])["a"].tolist() == [0, 3]
     assert list(stack([a, b]).keys()) == ["a", "b"]
 
 
-def test_what_stack_and_cat_take() -> None:
+def test_stack_and_cat_accept_iterables_and_tensors() -> None:
     a, b = make(0.0), make(1.0)
     assert stack(iter((a, b))).batch_size == stack((a, b)).batch_size == (2, 2, 3)
     assert stack([a]).batch_size == (1, 2, 3)
@@ -87,7 +87,7 @@ def test_what_stack_and_cat_take() -> None:
     assert TensorDict.cat([a, b]).batch_size == (4, 3)
 
 
-def test_the_result_is_unlocked_and_shares_nothing() -> None:
+def test_stack_locked_items_returns_unlocked_copy() -> None:
     a, b = make(0.0).lock_(), make(1.0).lock_()
     result = stack([a, b])
     assert not result.is_locked
@@ -95,7 +95,7 @@ def test_the_result_is_unlocked_and_shares_nothing() -> None:
     assert a["x"].any()
 
 
-def test_names_and_device_are_kept_where_all_agree() -> None:
+def test_stack_and_cat_keep_equal_names_and_device() -> None:
     def named(*names: str) -> TensorDict:
         return TensorDict({}, [2, 3], names=names, device="cpu")
 
@@ -109,7 +109,7 @@ def test_names_and_device_are_kept_where_all_agree() -> None:
     ("join", "batch"),
     [(stack, (2, 2, 3)), (cat, (4, 3)), (lazy_stack, (2, 2, 3)), (maybe_dense_stack, (2, 2, 3))],
 )
-def test_out_is_written_in_place(join: Callable[..., Any], batch: tuple[int, ...]) -> None:
+def test_join_out_is_written_inplace(join: Callable[..., Any], batch: tuple[int, ...]) -> None:
     items = [make(0.0), make(100.0)]
     expected = cat(items) if join is cat else stack(items)
     out = make(-1.0, batch).lock_()
@@ -124,13 +124,13 @@ def test_out_is_written_in_place(join: Callable[..., Any], batch: tuple[int, ...
         join(items, out=TensorDict(batch_size=[7]))
 
 
-def test_out_may_be_a_lazy_stack() -> None:
+def test_stack_out_lazy_stack_writes_members() -> None:
     members = [make(-1.0), make(-1.0)]
     stack([make(0.0), make(100.0)], out=LazyStackedTensorDict(*members))
     assert torch.equal(members[1]["x"], make(100.0)["x"])
 
 
-def test_a_lazy_stack_keeps_its_members() -> None:
+def test_lazy_stack_keeps_members() -> None:
     a, b = make(0.0), make(1.0, extra=torch.zeros(2, 3))
     result = lazy_stack([a, b], -1)
     assert isinstance(result, LazyStackedTensorDict)
@@ -141,7 +141,7 @@ def test_a_lazy_stack_keeps_its_members() -> None:
     assert lazy_stack([a, b], 1, stack_dim_name="time").names == [None, "time", None]
 
 
-def test_a_dense_stack_is_chosen_where_everything_fits() -> None:
+def test_maybe_dense_stack_uneven_returns_lazy_stack() -> None:
     a = make(0.0)
     assert type(maybe_dense_stack([a, make(1.0)])) is TensorDict
     for other in (
@@ -161,7 +161,7 @@ def test_a_dense_stack_is_chosen_where_everything_fits() -> None:
         maybe_dense_stack([a, a], bogus=1)
 
 
-def test_the_dense_stack_of_members() -> None:
+def test_dense_stack_tds_equals_stack() -> None:
     a, b = make(0.0), make(1.0)
     assert torch.equal(dense_stack_tds(lazy_stack([a, b], 1))["x"], torch.stack([a["x"], b["x"]], 1))
     assert dense_stack_tds([a, b], 0).batch_size == (2, 2, 3)
@@ -173,7 +173,7 @@ def test_the_dense_stack_of_members() -> None:
         dense_stack_tds(a)
 
 
-def test_to_lazystack_shares_the_leaves() -> None:
+def test_to_lazystack_shares_memory() -> None:
     td = make(0.0)
     stacked = td.to_lazystack(-1)
     assert (stacked.stack_dim, stacked.batch_size) == (1, (2, 3))
@@ -183,7 +183,7 @@ def test_to_lazystack_shares_the_leaves() -> None:
 
 
 @pytest.mark.parametrize("dim", [0, 1, -1])
-def test_to_lazystack_keeps_the_names_of_dims(dim: int) -> None:
+def test_to_lazystack_keeps_dim_names(dim: int) -> None:
     for names in (["time", "env"], ["time", None], [None, "env"], None):
         td = TensorDict({"x": torch.zeros(2, 3), "n": {"y": torch.zeros(2, 3)}}, [2, 3], names=names)
         for stacked in (td.to_lazystack(dim), td.to_lazystack(0).to_lazystack(dim)):
@@ -245,9 +245,7 @@ def test_to_lazystack_keeps_the_names_of_dims(dim: int) -> None:
         ),
     ],
 )
-def test_what_cannot_be_joined_says_why(
-    call: Callable[[], object], error: type[Exception], message: str
-) -> None:
+def test_join_bad_items_raises(call: Callable[[], object], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         call()
 
@@ -259,7 +257,7 @@ def entries() -> TensorDict:
     return TensorDict(ENTRIES, [2])
 
 
-def test_entries_are_replaced_by_their_stack() -> None:
+def test_stack_tensors_replaces_entries() -> None:
     td = entries()
     assert td.stack_tensors("b", ("n", "c"), out_key=("n", "o"), dim=1) is td
     assert torch.equal(td["n", "o"], torch.stack([ENTRIES["b"], ENTRIES["n"]["c"]], 1))
@@ -272,20 +270,20 @@ def test_entries_are_replaced_by_their_stack() -> None:
     }
 
 
-def test_entries_are_replaced_by_their_concatenation() -> None:
+def test_cat_tensors_replaces_entries() -> None:
     td = entries().cat_tensors("a", "b", out_key="a", dim=-1)
     assert torch.equal(td["a"], torch.cat([ENTRIES["a"], ENTRIES["b"]], -1))
     assert set(td.keys()) == {"a", "n"}
 
 
-def test_entries_are_replaced_by_what_takes_the_place_of_their_level() -> None:
+def test_stack_tensors_out_key_of_parent_replaces_node() -> None:
     td = entries().stack_tensors("b", ("n", "c"), out_key="n", dim=1)
     assert torch.equal(td["n"], torch.stack([ENTRIES["b"], ENTRIES["n"]["c"]], 1))
     assert set(td.keys()) == {"a", "n"}
 
 
 @pytest.mark.parametrize("stacked", [False, True])
-def test_entries_are_replaced_by_what_is_below_one_of_them(stacked: bool) -> None:
+def test_join_entries_out_key_below_entry_replaces_it(stacked: bool) -> None:
     td = lazy_stack(list(entries().unbind(0))) if stacked else entries()
     td.stack_tensors("b", ("n", "c"), out_key=("n", "c", "o"), dim=1)
     assert torch.equal(td["n", "c", "o"], torch.stack([ENTRIES["b"], ENTRIES["n"]["c"]], 1))
@@ -294,7 +292,7 @@ def test_entries_are_replaced_by_what_is_below_one_of_them(stacked: bool) -> Non
     assert set(td.keys(True, True)) == {("a", "x"), ("n", "c", "o")}
 
 
-def test_a_failed_replacement_changes_nothing() -> None:
+def test_join_entries_failure_changes_nothing() -> None:
     for call, error in [
         (lambda td: td.cat_tensors("a", "b", out_key=("a", "o")), BatchSizeError),
         (
@@ -312,7 +310,7 @@ def test_a_failed_replacement_changes_nothing() -> None:
         assert list(td.keys(True, True)) == ["a", "b", ("n", "c")]
 
 
-def test_all_leaves_become_one_tensor() -> None:
+def test_join_all_leaves_returns_one_tensor() -> None:
     td = TensorDict({"b": torch.ones(3), "n": {"a": torch.zeros(3)}})
     assert td.stack_from_tensordict().tolist() == [[1, 1, 1], [0, 0, 0]]
     assert td.stack_from_tensordict(-1, sorted=[("n", "a"), "b"]).tolist() == [[0, 1]] * 3
@@ -326,7 +324,7 @@ def test_all_leaves_become_one_tensor() -> None:
         td.stack_from_tensordict(sorted=["b"])
 
 
-def test_stacking_compiles_without_breaks() -> None:
+def test_stack_and_cat_compile_fullgraph() -> None:
     def run(x: torch.Tensor) -> torch.Tensor:
         parts = TensorDict({"x": x, "n": {"y": x + 1}}, [x.shape[0]]).unbind(0)
         both = stack([cat([parts[0].unsqueeze(0), parts[1].unsqueeze(0)]), stack(parts[:2])], 1)
@@ -337,7 +335,7 @@ def test_stacking_compiles_without_breaks() -> None:
     assert torch.equal(torch.compile(run, fullgraph=True, backend="eager")(x), run(x))
 
 
-def test_maybe_dense_stack_can_insist_on_the_keys_of_out() -> None:
+def test_maybe_dense_stack_strict_out_keys_raises() -> None:
     items = [TensorDict({"a": torch.zeros(3)}, [3]), TensorDict({"a": torch.ones(3)}, [3])]
     for out in (
         TensorDict(batch_size=[2, 3]),
@@ -351,7 +349,7 @@ def test_maybe_dense_stack_can_insist_on_the_keys_of_out() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
-def test_lazy_stack_puts_tensors_together_in_the_form_that_is_asked_for() -> None:
+def test_lazy_stack_tensors_returns_requested_form() -> None:
     leaves = [torch.ones(1), torch.ones(2)]
     assert lazy_stack(leaves, as_padded_tensor=True, padding_value=5).tolist() == [[1, 5], [1, 1]]
     assert [one is other for one, other in zip(lazy_stack(leaves, as_list=True), leaves, strict=True)] == [
@@ -362,7 +360,7 @@ def test_lazy_stack_puts_tensors_together_in_the_form_that_is_asked_for() -> Non
     assert nested.is_nested and nested.layout is torch.strided
 
 
-def test_a_leaf_beside_a_level_is_named() -> None:
+def test_stack_leaf_and_node_raises() -> None:
     leaf, level = TensorDict({"a": torch.zeros(2)}, [2]), TensorDict({"a": {"b": torch.zeros(2)}}, [2])
     for items in ([leaf, level], [level, leaf]):
         with pytest.raises(StructureError, match="the structures differ at key 'a'"):

@@ -46,7 +46,7 @@ def right(mask: Tensor, leaf: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("mask", [MASK, ROWS, MASK[:, :1]])
-def test_masked_fill(kind: str, mask: Tensor) -> None:
+def test_masked_fill_equals_torch(kind: str, mask: Tensor) -> None:
     td = KINDS[kind](0.0)
     before = [leaf.clone() for leaf in leaves(td)]
     filled = td.masked_fill(mask, -1)
@@ -61,7 +61,7 @@ def test_masked_fill(kind: str, mask: Tensor) -> None:
 
 
 @pytest.mark.parametrize("form", [list, np.array])
-def test_a_mask_may_be_a_list_or_an_array(form: Callable[[Any], Any]) -> None:
+def test_masks_accept_list_and_array(form: Callable[[Any], Any]) -> None:
     td, mask = TensorDict({"a": torch.arange(3)}, [3]), form([True, False, True])
     assert td.masked_select(mask)["a"].tolist() == [0, 2]
     assert td.masked_fill(mask, 9)["a"].tolist() == [9, 1, 9]
@@ -69,7 +69,7 @@ def test_a_mask_may_be_a_list_or_an_array(form: Callable[[Any], Any]) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_masked_fill_takes_masks_that_vmap_maps_over(kind: str) -> None:
+def test_masked_fill_vmap_mask_equals_torch(kind: str) -> None:
     td, masks = KINDS[kind](0.0), torch.stack([MASK, ~MASK])
     filled = torch.vmap(lambda mask: td.masked_fill(mask, -1))(masks)
     for leaf, source in zip(leaves(filled), leaves(td), strict=True):
@@ -78,7 +78,7 @@ def test_masked_fill_takes_masks_that_vmap_maps_over(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("mask", [MASK, ROWS])
-def test_masked_select(kind: str, mask: Tensor) -> None:
+def test_masked_select_equals_torch(kind: str, mask: Tensor) -> None:
     td = KINDS[kind](0.0)
     for leaf, source in zip(leaves(td.masked_select(mask)), leaves(td), strict=True):
         assert torch.equal(leaf, source[mask])
@@ -86,7 +86,7 @@ def test_masked_select(kind: str, mask: Tensor) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dim", [0, -1])
-def test_gather(kind: str, dim: int) -> None:
+def test_gather_equals_torch(kind: str, dim: int) -> None:
     td = KINDS[kind](0.0)
     index = torch.tensor([[1, 0, 1]]) if dim == 0 else torch.tensor([[2, 0], [1, 1]])
     result = td.gather(dim, index)
@@ -102,7 +102,7 @@ def test_gather(kind: str, dim: int) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("condition", [MASK, ROWS, MASK[:, :1]])
 @pytest.mark.parametrize("other", ["collection", "number", "tensor"])
-def test_where(kind: str, condition: Tensor, other: str) -> None:
+def test_where_equals_torch(kind: str, condition: Tensor, other: str) -> None:
     td = KINDS[kind](0.0)
     value: Any = {"collection": KINDS[kind](100.0), "number": 0.5, "tensor": torch.tensor(3)}[other]
     values = leaves(value) if other == "collection" else [value] * len(leaves(td))
@@ -116,20 +116,20 @@ def test_where(kind: str, condition: Tensor, other: str) -> None:
 
 @pytest.mark.parametrize("shape", [(1,), (4,), (2, 3, 4)])
 @pytest.mark.parametrize("kind", KINDS)
-def test_where_takes_a_tensor_that_broadcasts_with_every_leaf(kind: str, shape: tuple[int, ...]) -> None:
+def test_where_tensor_broadcasts_to_every_leaf(kind: str, shape: tuple[int, ...]) -> None:
     td, value = KINDS[kind](0.0).select("x"), torch.full(shape, 0.5)
     (leaf,) = leaves(td)
     assert torch.equal(td.where(MASK, value)["x"], torch.where(right(MASK, leaf), leaf, value))
 
 
-def test_where_across_kinds() -> None:
+def test_where_mixed_kinds_equals_dense() -> None:
     expected = make().where(MASK, make(100.0))
     for first, second in [("dense", "lazy0"), ("lazy0", "dense"), ("lazy0", "lazy1")]:
         result = KINDS[first](0.0).where(MASK, KINDS[second](100.0))
         assert all(torch.equal(a, b) for a, b in zip(leaves(result), leaves(expected), strict=True))
 
 
-def test_where_pads_missing_entries() -> None:
+def test_where_pad_fills_missing_entries() -> None:
     more = make(100.0, z=torch.ones(BATCH), m={"q": torch.ones(BATCH)})
     assert make().where(MASK, more, pad=7)["z"].tolist() == [[7, 1, 7], [1, 1, 7]]
     assert more.where(MASK, make(), pad=7)["m", "q"].tolist() == [[1, 7, 1], [7, 7, 1]]
@@ -139,7 +139,7 @@ def test_where_pads_missing_entries() -> None:
 
 
 @pytest.mark.parametrize("kind", [lambda td: td, lambda td: lazy_stack(td.unbind(0))], ids=["dense", "lazy"])
-def test_where_broadcasts_the_batch_size_of_the_other_collection(kind: Any) -> None:
+def test_where_broadcasts_batch_size_of_other(kind: Any) -> None:
     td = kind(TensorDict({"a": torch.zeros(2, 3, 4), "n": {"b": torch.zeros(2, 3)}}, [2, 3]))
     mask = torch.tensor([True, False])
     for size in ([], [3], [1, 3], [2, 3]):
@@ -153,7 +153,7 @@ def test_where_broadcasts_the_batch_size_of_the_other_collection(kind: Any) -> N
 
 
 @pytest.mark.parametrize("kind", [lambda td: td, lambda td: lazy_stack(td.unbind(0))], ids=["dense", "lazy"])
-def test_where_broadcasts_what_is_behind_the_batch_dims(kind: Any) -> None:
+def test_where_broadcasts_feature_dims(kind: Any) -> None:
     td = kind(
         TensorDict(
             {"a": torch.zeros(2, 3, 3), "n": TensorDict({"b": torch.zeros(2, 3, 2, 2)}, [2, 3, 2])}, [2, 3]
@@ -169,7 +169,7 @@ def test_where_broadcasts_what_is_behind_the_batch_dims(kind: Any) -> None:
 
 
 @pytest.mark.parametrize("locked", [False, True])
-def test_where_writes_into_out(locked: bool) -> None:
+def test_where_out_stores_result(locked: bool) -> None:
     out = make(-1.0)
     leaf = out["x"]
     if locked:
@@ -191,7 +191,7 @@ def test_where_writes_into_out(locked: bool) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("pad_size", [[0, 1], [1, 0, 2, 3], [0, 0, 1, 1], [-1, 0], []])
-def test_pad(kind: str, pad_size: list[int]) -> None:
+def test_pad_equals_torch(kind: str, pad_size: list[int]) -> None:
     td = KINDS[kind](0.0)
     amounts = pad_size + [0] * (4 - len(pad_size))
     result = td.pad(pad_size, value=9)
@@ -202,7 +202,7 @@ def test_pad(kind: str, pad_size: list[int]) -> None:
 
 
 @pytest.mark.parametrize("safe", [True, False])
-def test_pad_in_place(safe: bool) -> None:
+def test_pad_inplace_changes_batch_size(safe: bool) -> None:
     td = make()
     assert pad(td, [0, 1], 9, True, safe) is td
     assert td.batch_size == td["n"].batch_size == (3, 3)
@@ -222,7 +222,9 @@ def test_pad_in_place(safe: bool) -> None:
         (lambda td: td.masked_select(MASK, inplace=True), (3,)),
     ],
 )
-def test_in_place_the_collection_itself_changes(call: Callable[[Any], Any], batch: tuple[int, ...]) -> None:
+def test_gather_and_select_inplace_change_batch_size(
+    call: Callable[[Any], Any], batch: tuple[int, ...]
+) -> None:
     td = make()
     assert call(td) is td
     assert td.batch_size == td["n"].batch_size == batch
@@ -275,7 +277,7 @@ def test_in_place_the_collection_itself_changes(call: Callable[[Any], Any], batc
         ),
     ],
 )
-def test_a_bad_argument_says_why(call: Callable[[Any], Any], error: type[Exception], message: str) -> None:
+def test_select_bad_argument_raises(call: Callable[[Any], Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         call(make())
 
@@ -289,7 +291,7 @@ def packable(batch: tuple[int, ...] = (2,)) -> TensorDict:
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 @pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
-def test_a_nested_tensor_cannot_be_packed(layout: torch.layout) -> None:
+def test_pack_nested_tensor_raises(layout: torch.layout) -> None:
     ragged = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=layout)
     with pytest.raises(StructureError, match=r"cannot pack key \('n', 'b'\)"):
         TensorDict({"a": torch.ones(2), "n": {"b": ragged}}).pack()
@@ -297,7 +299,7 @@ def test_a_nested_tensor_cannot_be_packed(layout: torch.layout) -> None:
 
 @pytest.mark.parametrize("batch", [(), (2,), (2, 3), (0,)])
 @pytest.mark.parametrize("at", ["first", "last"])
-def test_pack_and_unpack(batch: tuple[int, ...], at: str) -> None:
+def test_pack_unpack_round_trip(batch: tuple[int, ...], at: str) -> None:
     td = packable(batch)
     dim = 0 if at == "first" else -1
     packed, layout = td.pack(dim)
@@ -318,7 +320,7 @@ def test_pack_and_unpack(batch: tuple[int, ...], at: str) -> None:
         assert torch.equal(restored[key], td[key])
 
 
-def test_a_layout_is_a_value_and_packs_again() -> None:
+def test_pack_layout_is_comparable_and_reusable() -> None:
     packed, layout = packable().pack()
     assert layout == PackLayout(layout.keys, layout.shapes, nested=layout.nested)
     again, same = (packable() + 1).pack(layout=layout)
@@ -327,7 +329,7 @@ def test_a_layout_is_a_value_and_packs_again() -> None:
     assert layout.unpack(torch.zeros(5, 6, 8))["b", "d"].shape == (5, 6, 2, 2)
 
 
-def test_what_cannot_be_packed_says_why() -> None:
+def test_pack_bad_entries_raises() -> None:
     _, layout = packable().pack()
     with pytest.raises(KeyMismatchError, match=r"missing keys \[\('a',\)\], extra keys \[\]"):
         packable().exclude("a").pack(layout=layout)
@@ -345,7 +347,7 @@ def test_what_cannot_be_packed_says_why() -> None:
         packable().pack(2)
 
 
-def test_ragged_batches_are_padded_and_masked() -> None:
+def test_to_padded_tensor_uneven_batch_returns_mask() -> None:
     members = [TensorDict({"x": torch.ones(n, 2), "n": {"q": torch.ones(n)}}, [n]) for n in (1, 3, 2)]
     padded = LazyStackedTensorDict(*members).to_padded_tensor(padding=-1, mask_key=("n", "mask"))
     assert type(padded) is TensorDict
@@ -355,7 +357,7 @@ def test_ragged_batches_are_padded_and_masked() -> None:
     assert padded["x"].shape == (3, 3, 2)
 
 
-def test_ragged_entries_are_padded_wherever_they_are() -> None:
+def test_to_padded_tensor_pads_nested_uneven_entries() -> None:
     members = [TensorDict({"x": torch.ones(n), "same": torch.ones(2)}) for n in (1, 2)]
     inner = LazyStackedTensorDict(*members)
     outer = TensorDict({"in": LazyStackedTensorDict(inner, inner.clone(), stack_dim=1)})
@@ -368,7 +370,7 @@ def test_ragged_entries_are_padded_wherever_they_are() -> None:
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 @pytest.mark.parametrize("layout", [torch.strided, torch.jagged], ids=str)
-def test_padding_gives_a_ragged_batch_its_size(layout: torch.layout) -> None:
+def test_to_padded_tensor_nested_tensor_sets_batch_size(layout: torch.layout) -> None:
     members = [TensorDict({"n": {"a": torch.ones(n, 2)}}, [n]) for n in (1, 3)]
     ragged = LazyStackedTensorDict(*members)
     expected = ragged.to_padded_tensor(-1.0, mask_key=("n", "mask"))
@@ -378,7 +380,7 @@ def test_padding_gives_a_ragged_batch_its_size(layout: torch.layout) -> None:
     assert padded["n", "mask"].tolist() == [[True, False, False], [True, True, True]]
 
 
-def test_a_mask_stays_where_it_is_whatever_the_default_device() -> None:
+def test_where_and_masked_fill_ignore_default_device() -> None:
     td, mask = TensorDict({"a": torch.arange(3)}, [3]), torch.tensor([True, False, True])
     with torch.device("meta"):
         results = (

@@ -46,7 +46,7 @@ LAYOUTS = {
 @pytest.mark.parametrize("nested", [True, False])
 @pytest.mark.parametrize("flatten", [True, False])
 @pytest.mark.parametrize("assign", [True, False])
-def test_entries_named_as_the_sentinels_of_old_releases_are_entries(name, level, nested, flatten, assign):
+def test_load_old_sentinel_names_as_ordinary_keys(name, level, nested, flatten, assign):
     def made(value):
         td = TensorDict({name: {"a": value} if level else value, "b": value}, [2])
         return TensorDict({"n": td}, [2]) if nested else td
@@ -56,7 +56,7 @@ def test_entries_named_as_the_sentinels_of_old_releases_are_entries(name, level,
     assert (target == 1).all()
 
 
-def test_flat_layout_is_the_one_of_modules_with_metadata_of_every_level():
+def test_state_dict_flat_equals_module_layout():
     state = make().state_dict(prefix="p.")
     assert list(state) == ["p.a", "p.n.b"]
     size = torch.Size([3])
@@ -67,13 +67,13 @@ def test_flat_layout_is_the_one_of_modules_with_metadata_of_every_level():
     }
 
 
-def test_nested_layout_has_metadata_at_each_level():
+def test_state_dict_nested_has_metadata_per_node():
     state = make().state_dict(flatten=False)
     assert list(state) == ["a", "n"] and list(state["n"]) == ["b", "e"]
     assert state["n"]._metadata == {"": {"batch_size": torch.Size([3]), "device": None}}
 
 
-def test_keep_vars_and_destination():
+def test_state_dict_keep_vars_and_destination():
     td = TensorDict({"w": torch.zeros(2, requires_grad=True)})
     destination: OrderedDict = OrderedDict()
     assert td.state_dict(destination=destination) is destination
@@ -83,7 +83,7 @@ def test_keep_vars_and_destination():
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_every_layout_loads_in_place(layout):
+def test_load_any_layout_writes_inplace(layout):
     source = make()
     target = make().zero_()
     leaf = target["a"]
@@ -93,13 +93,13 @@ def test_every_layout_loads_in_place(layout):
 
 
 @pytest.mark.parametrize("layout", ["flat", "nested"])
-def test_batch_sizes_come_with_the_state(layout):
+def test_load_sets_batch_sizes_from_state(layout):
     target = TensorDict({"a": torch.zeros(3, 2), "n": {"b": torch.zeros(3, 4), "e": {}}})
     target.load_state_dict(LAYOUTS[layout](make()))
     assert target.batch_size == target["n"].batch_size == torch.Size([3])
 
 
-def test_strict_reports_missing_and_unexpected_keys_and_changes_nothing():
+def test_load_strict_key_mismatch_changes_nothing():
     target = make().zero_()
     state = make().state_dict()
     del state["n.b"]
@@ -123,7 +123,7 @@ def test_strict_reports_missing_and_unexpected_keys_and_changes_nothing():
         TensorDict(q=torch.ones(1)).load_state_dict({"n.b": torch.ones(1), "n.c.d": torch.ones(1)})
 
 
-def test_a_wrong_shape_changes_nothing():
+def test_load_wrong_shape_changes_nothing():
     target = make().zero_()
     state = make().state_dict()
     state["n.b"] = torch.ones(3, 5)
@@ -132,7 +132,7 @@ def test_a_wrong_shape_changes_nothing():
     assert target["a"].sum() == 0
 
 
-def test_assign_puts_the_tensors_in_and_is_refused_on_a_locked_collection():
+def test_load_assign_replaces_leaves_and_locked_raises():
     state = make().state_dict()
     target = make()
     target.load_state_dict(state, assign=True)
@@ -143,14 +143,14 @@ def test_assign_puts_the_tensors_in_and_is_refused_on_a_locked_collection():
     assert target["a"].sum() == 0
 
 
-def test_dotted_keys_are_told_from_nested_ones_by_the_target():
+def test_load_dotted_keys_resolves_by_target():
     td = TensorDict({"x.y": torch.ones(1), "n": {"p.q": torch.full((1,), 2.0)}})
     target = td.clone().zero_()
     target.load_state_dict(td.state_dict())
     assert target["x.y"] == 1 and target["n", "p.q"] == 2
 
 
-def test_a_collision_is_refused_in_the_flat_form_only():
+def test_state_dict_flat_key_collision_raises():
     td = TensorDict({"a.b": torch.ones(1), "a": {"b": torch.zeros(1)}})
     with pytest.raises(KeyPathError, match=r"dotted key 'a.b'; use flatten=False"):
         td.state_dict()
@@ -159,7 +159,7 @@ def test_a_collision_is_refused_in_the_flat_form_only():
     assert target["a.b"] == 1 and target["a", "b"] == 0
 
 
-def test_a_lazy_stack_saves_as_the_dense_one_and_loads_into_its_members():
+def test_state_dict_lazy_stack_loads_into_members():
     members = [TensorDict({"a": torch.full((2,), float(i))}) for i in range(3)]
     state = LazyStackedTensorDict(*members).state_dict()
     assert torch.equal(state["a"], torch.stack([member["a"] for member in members]))
@@ -169,7 +169,7 @@ def test_a_lazy_stack_saves_as_the_dense_one_and_loads_into_its_members():
     assert target.tensordicts[2]["a"] is leaf and leaf.tolist() == [2.0, 2.0]
 
 
-def test_it_is_interchangeable_with_a_module():
+def test_state_dict_loads_from_and_into_module():
     model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
     params = TensorDict.from_module(model)
     assert list(params.state_dict()) == list(model.state_dict())
@@ -179,13 +179,13 @@ def test_it_is_interchangeable_with_a_module():
 
 
 @pytest.mark.parametrize("td", [TensorDict(), TensorDict({"n": {}}, [3])])
-def test_what_has_no_leaf_loads(td):
+def test_load_without_leaves_returns_empty(td):
     assert td.load_state_dict(td.state_dict()).is_empty()
 
 
 @pytest.mark.parametrize("flatten", [True, False])
 @pytest.mark.parametrize("target", ["dense", "stack", "params", "locked"])
-def test_levels_without_leaves_are_added_with_the_extra_keys(target, flatten):
+def test_load_not_strict_adds_nodes_without_leaves(target, flatten):
     source = TensorDict({"a": torch.zeros(2), "e": {"f": {}}}, [2])
     td = TensorDict({"a": torch.ones(2)}, [2])
     td = {
@@ -201,12 +201,12 @@ def test_levels_without_leaves_are_added_with_the_extra_keys(target, flatten):
     assert td["a"].sum() == 0
 
 
-def test_what_is_no_mapping_is_refused():
+def test_load_not_a_mapping_raises():
     with pytest.raises(TypeError, match="a state dict is a mapping; got int"):
         make().load_state_dict(3)
 
 
-def test_a_batch_size_that_does_not_fit_is_found_before_anything_is_loaded():
+def test_load_batch_size_mismatch_writes_nothing():
     td = TensorDict({"a": torch.zeros(2, 2), "b": torch.zeros(3)})
     state = TensorDict({"a": torch.ones(2, 2), "b": torch.ones(3)}).state_dict()
     state._metadata[""]["batch_size"] = torch.Size([2])
@@ -226,7 +226,7 @@ def sealed() -> torch.Tensor:
     [(sealed, "inference_mode"), (lambda: torch.zeros(1, 4).expand(3, 4), "it is expanded")],
 )
 @pytest.mark.parametrize("flatten", [False, True])
-def test_a_leaf_that_cannot_be_written_is_found_before_anything_is_loaded(leaf, message, flatten, stacked):
+def test_load_unwritable_leaf_writes_nothing(leaf, message, flatten, stacked):
     def build():
         td = TensorDict({"a": torch.zeros(3), "n": {"b": leaf()}}, [3])
         return LazyStackedTensorDict(td, td.empty().update(td)) if stacked else td
@@ -243,7 +243,7 @@ def test_a_leaf_that_cannot_be_written_is_found_before_anything_is_loaded(leaf, 
 @pytest.mark.parametrize(
     "kind", [lambda td: td, lambda td: td.to_lazystack(0), lambda td: td.to_lazystack(1)]
 )
-def test_what_is_assigned_has_to_fit_the_batch_size(kind):
+def test_load_assign_batch_size_mismatch_raises(kind):
     td = kind(TensorDict({"a": torch.zeros(2, 3), "b": torch.zeros(2, 3)}, [2, 3]))
     wrong = {"a": torch.ones(2, 3), "b": torch.ones(1, 7)}
     with pytest.raises(StructureError, match=r"key 'b' has shape \(1, 7\), the batch size there is \(2, 3\)"):
@@ -252,7 +252,7 @@ def test_what_is_assigned_has_to_fit_the_batch_size(kind):
 
 
 @pytest.mark.parametrize("flatten", [False, True])
-def test_new_levels_have_to_fit_the_batch_size(flatten):
+def test_load_new_node_batch_size_mismatch_raises(flatten):
     source = TensorDict({"a": torch.ones(3), "n": {"m": {"c": torch.ones(3, 2)}}}, [3])
     target = TensorDict({"a": torch.zeros(3)}, [3])
     state = source.state_dict(flatten=flatten)
@@ -270,7 +270,7 @@ def test_new_levels_have_to_fit_the_batch_size(flatten):
     assert list(target.keys()) == ["a"] and not target["a"].any()
 
 
-def test_new_leaves_are_moved_to_the_device():
+def test_load_new_leaves_moves_them_to_device():
     state = TensorDict({"a": torch.ones(3), "n": {"b": torch.ones(3)}}).state_dict()
     found = TensorDict(device="meta").load_state_dict(state, strict=False)
     assert found["a"].device == found["n", "b"].device == torch.device("meta")

@@ -53,7 +53,9 @@ SELECTIONS = [
 
 class TestSelect:
     @pytest.mark.parametrize(("selected", "expected"), SELECTIONS)
-    def test_keeps_these_keys_in_this_order(self, td: Any, selected: list[Any], expected: list[Any]) -> None:
+    def test_select_keeps_keys_in_given_order(
+        self, td: Any, selected: list[Any], expected: list[Any]
+    ) -> None:
         result = td.select(*selected)
         assert keys(result) == expected
         assert type(result) is type(td)
@@ -62,13 +64,13 @@ class TestSelect:
         assert keys(td) == ["a", "b", ("b", "c"), ("b", "d")]
 
     @pytest.mark.parametrize(("selected", "expected"), SELECTIONS)
-    def test_in_place_keeps_the_order_of_the_collection(
+    def test_select_inplace_keeps_selected_keys(
         self, td: Any, selected: list[Any], expected: list[Any]
     ) -> None:
         assert td.select(*selected, inplace=True) is td
         assert sorted(map(str, keys(td))) == sorted(map(str, expected))
 
-    def test_shares_leaves_and_levels(self) -> None:
+    def test_select_shares_leaves_and_nodes(self) -> None:
         td = dense()
         assert td.select("b")["b"] is td["b"]
         assert td.select(("b", "c"))["b", "c"] is td["b", "c"]
@@ -83,14 +85,14 @@ class TestSelect:
             (3, KeyPathError, "a key is a string or a non-empty"),
         ],
     )
-    def test_a_missing_key_is_named(
+    def test_select_missing_key_raises(
         self, td: Any, key: Any, error: type, message: str, inplace: bool
     ) -> None:
         with pytest.raises(error, match=message):
             td.select("a", key, inplace=inplace)
         assert keys(td) == ["a", "b", ("b", "c"), ("b", "d")]
 
-    def test_not_strict_skips_missing_keys(self, td: Any) -> None:
+    def test_select_not_strict_skips_missing_keys(self, td: Any) -> None:
         assert keys(td.select("a", "zz", ("b", "zz"), strict=False)) == ["a", "b"]
         assert keys(td.select(("a", "q"), "b", strict=False)) == ["b", ("b", "c"), ("b", "d")]
 
@@ -104,12 +106,12 @@ class TestSelect:
             ([("b", "c", "q"), ("b", "c"), ("b", "d", "q")], ["b", ("b", "c")]),
         ],
     )
-    def test_not_strict_keeps_a_leaf_that_is_named_itself(
+    def test_select_not_strict_keeps_leaf_selected_as_whole(
         self, td: Any, selected: list[Any], expected: list[Any], inplace: bool
     ) -> None:
         assert keys(td.select(*selected, strict=False, inplace=inplace)) == expected
 
-    def test_ragged_and_exclusive_entries(self) -> None:
+    def test_select_uneven_stack_applies_to_members(self) -> None:
         stack = LazyStackedTensorDict(
             *[TensorDict({"a": torch.zeros(n), f"k{n}": torch.zeros(1)}) for n in (1, 2)]
         )
@@ -117,7 +119,7 @@ class TestSelect:
         with pytest.raises(KeyPathError, match="key 'k1' not found"):
             stack.select("k1")
 
-    def test_as_tensordict_gives_a_mapping_kind(self) -> None:
+    def test_select_as_tensordict_returns_tensordict(self) -> None:
         class Own(TensorDict):
             """A class of a user."""
 
@@ -126,13 +128,13 @@ class TestSelect:
         for source in (dense(), own, TensorDictParams(TensorDict({"a": torch.zeros(3)}))):
             assert type(source.select("a", as_tensordict=True)) is TensorDict
 
-    def test_locked(self, td: Any) -> None:
+    def test_select_locked_inplace_raises(self, td: Any) -> None:
         td.lock_()
         assert not td.select("a").is_locked
         with pytest.raises(LockedError, match="cannot select keys in place"):
             td.select("a", inplace=True)
 
-    def test_as_a_context_writes_the_selection_back(self, td: Any) -> None:
+    def test_select_context_writes_back_selected_keys(self, td: Any) -> None:
         with td.select("a") as part:
             part["a"] = part["a"] * 0
             part["z"] = torch.ones(3)
@@ -154,7 +156,7 @@ class TestExclude:
             ([], ["a", "b", ("b", "c"), ("b", "d")]),
         ],
     )
-    def test_leaves_out_these_keys(
+    def test_exclude_removes_keys(
         self, td: Any, excluded: list[Any], expected: list[Any], inplace: bool
     ) -> None:
         result = td.exclude(*excluded, inplace=inplace)
@@ -162,11 +164,11 @@ class TestExclude:
         assert (result is td) == inplace
         assert inplace or keys(td) == ["a", "b", ("b", "c"), ("b", "d")]
 
-    def test_refuses_what_is_no_key(self, td: Any) -> None:
+    def test_exclude_invalid_key_raises(self, td: Any) -> None:
         with pytest.raises(KeyPathError, match="got 3"):
             td.exclude(3)
 
-    def test_as_a_context(self, td: Any) -> None:
+    def test_exclude_context_writes_back_kept_keys(self, td: Any) -> None:
         with td.exclude("a") as part:
             part["b", "c"] = torch.zeros(3)
             part["z"] = torch.ones(3)
@@ -195,42 +197,44 @@ class TestSplit:
             ),
         ],
     )
-    def test_split_keys(self, td: Any, sets: list[Any], expected: list[Any], inplace: bool) -> None:
+    def test_split_keys_returns_one_part_per_set(
+        self, td: Any, sets: list[Any], expected: list[Any], inplace: bool
+    ) -> None:
         parts = td.split_keys(*sets, inplace=inplace)
         assert [keys(part) for part in parts] == expected
         assert {type(part) for part in parts} == {type(td)}
         assert (parts[-1] is td) == inplace
 
-    def test_empty_keeps_the_kind_of_every_level(self, td: Any) -> None:
+    def test_empty_recurse_keeps_kind_of_nodes(self, td: Any) -> None:
         empty = td.empty(recurse=True)
         assert keys(empty) == ["b"]
         assert (type(empty), type(empty["b"])) == (type(td), type(td["b"]))
 
-    def test_reproduce_struct_keeps_every_level(self, td: Any) -> None:
+    def test_split_keys_reproduce_struct_keeps_nodes(self, td: Any) -> None:
         first, _ = td.split_keys(["a"], reproduce_struct=True)
         assert sorted(map(str, keys(first))) == ["a", "b"]
         first, rest = td.split_keys([("b", "c"), ("b", "d")], reproduce_struct=True)
         assert keys(rest) == ["a", "b"]
 
-    def test_a_mapping_shares_the_leaves_that_it_renames(self, td: Any) -> None:
+    def test_split_keys_mapping_shares_renamed_leaves(self, td: Any) -> None:
         first, _ = td.split_keys({("b", "c"): ("b", "z")}, reproduce_struct=True)
         assert keys(first) == ["b", ("b", "z")]
         assert first["b", "z"].tolist() == td["b", "c"].tolist()
         first, _ = td.split_keys({"zz": "y"}, {"zz": "z"}, default=torch.ones(3), strict=False)[1:]
         assert first["z"].tolist() == [1.0] * 3
 
-    def test_a_mapping_that_would_lose_an_entry_changes_nothing(self, td: Any) -> None:
+    def test_split_keys_mapping_collision_changes_nothing(self, td: Any) -> None:
         with pytest.raises(KeyTakenError, match="two entries would have one key"):
             td.split_keys({"a": "z", ("b", "c"): "z"}, inplace=True)
         assert keys(td) == ["a", "b", ("b", "c"), ("b", "d")]
 
     @pytest.mark.parametrize("sets", [[["zz"]], [["a"], ["a"]], [["a", ("b", "zz")]], [{"zz": "a"}]])
-    def test_a_missing_key_changes_nothing(self, td: Any, sets: list[Any]) -> None:
+    def test_split_keys_missing_key_changes_nothing(self, td: Any, sets: list[Any]) -> None:
         with pytest.raises(KeyPathError, match="not found"):
             td.split_keys(*sets, inplace=True)
         assert keys(td) == ["a", "b", ("b", "c"), ("b", "d")]
 
-    def test_default_stands_for_missing_entries(self, td: Any) -> None:
+    def test_split_keys_default_fills_missing_entries(self, td: Any) -> None:
         first, second, _ = td.split_keys(["a", "zz"], ["zz"], default=torch.ones(3), strict=False)
         assert [keys(first), keys(second)] == [["a", "zz"], ["zz"]]
         assert second["zz"].tolist() == [1.0] * 3
@@ -247,13 +251,13 @@ class TestSplit:
             (["zz"], {"default": torch.zeros(3)}, ["zz"], ["a", "b", ("b", "c"), ("b", "d")]),
         ],
     )
-    def test_separates(
+    def test_separates_moves_entries_to_result(
         self, td: Any, separated: list[Any], kwargs: Any, out: list[Any], left: list[Any]
     ) -> None:
         assert keys(td.separates(*separated, **kwargs)) == out
         assert keys(td) == left
 
-    def test_separates_refuses(self, td: Any) -> None:
+    def test_separates_missing_key_or_locked_changes_nothing(self, td: Any) -> None:
         with pytest.raises(KeyPathError, match="key 'zz' not found"):
             td.separates("a", "zz")
         td.lock_()
@@ -261,7 +265,7 @@ class TestSplit:
             td.separates("a")
         assert keys(td) == ["a", "b", ("b", "c"), ("b", "d")]
 
-    def test_separates_leaves_what_was_empty_before(self) -> None:
+    def test_separates_keeps_nodes_empty_before(self) -> None:
         td = TensorDict({"a": {"b": {}}, "c": {"d": 1}})
         td["a"].lock_()
         td.separates(("a", "b", "x"), ("c", "d"), default=None)
@@ -269,23 +273,23 @@ class TestSplit:
 
 
 class TestEmpty:
-    def test_filter_empty(self) -> None:
+    def test_filter_empty_removes_empty_nodes(self) -> None:
         td = TensorDict({"a": {}, "b": {"c": {}}, "d": 1, "n": {"x": 1, "y": {}}})
         assert td.filter_empty_() is td
         assert keys(td) == ["d", "n", ("n", "x")]
 
-    def test_filter_empty_in_members(self) -> None:
+    def test_filter_empty_lazy_stack_applies_to_members(self) -> None:
         stack = LazyStackedTensorDict(*[TensorDict({"a": {"b": {}}, "c": 1}) for _ in range(2)])
         assert keys(stack.filter_empty_()) == ["c"]
         uneven = LazyStackedTensorDict(TensorDict({"only": {"b": {}}, "c": 1}), TensorDict({"c": 1}))
         assert [keys(member) for member in uneven.filter_empty_().tensordicts] == [["c"], ["c"]]
 
-    def test_filter_empty_needs_no_unlocking_where_nothing_goes(self) -> None:
+    def test_filter_empty_locked_noop_is_allowed(self) -> None:
         assert dense().lock_().filter_empty_().is_locked
         with pytest.raises(LockedError, match="cannot remove the empty key 'a'"):
             TensorDict({"a": {}}).lock_().filter_empty_()
 
-    def test_filter_empty_removes_nothing_where_a_level_is_locked(self) -> None:
+    def test_filter_empty_locked_node_removes_nothing(self) -> None:
         td = TensorDict({"a": {"b": {}}, "c": {"d": {}}, "e": {"f": {}}})
         td["c"].lock_()
         before = keys(td)
@@ -293,32 +297,32 @@ class TestEmpty:
             td.filter_empty_()
         assert keys(td) == before
 
-    def test_a_level_that_stands_in_two_places_is_emptied_once(self) -> None:
+    def test_filter_empty_shared_node_is_processed_once(self) -> None:
         shared = TensorDict({"x": {"y": 1}, "z": {}})
         td = TensorDict({"a": shared, "b": shared})
         assert td.separates(("a", "x", "y"), ("b", "x", "y"))["b", "x", "y"] == 1
         assert keys(td) == ["a", ("a", "z"), "b", ("b", "z")]
         assert keys(td.filter_empty_()) == []
 
-    def test_empty(self, td: Any) -> None:
+    def test_empty_keeps_batch_size_and_names(self, td: Any) -> None:
         assert keys(td.empty()) == []
         assert td.empty().batch_size == torch.Size([3])
         assert td.empty().names == ["time"]
         assert keys(td.empty(recurse=True)) == ["b"]
 
-    def test_empty_of_another_batch_size(self, td: Any) -> None:
+    def test_empty_new_batch_size_sets_every_node(self, td: Any) -> None:
         result = td.empty(recurse=True, batch_size=[5, 2], device="cpu", names=["x", "y"])
         assert result.batch_size == result["b"].batch_size == torch.Size([5, 2])
         assert result.names == ["x", "y"]
         assert result.device == torch.device("cpu")
 
-    def test_empty_keeps_the_names_that_fit(self) -> None:
+    def test_empty_new_batch_size_keeps_matching_names(self) -> None:
         assert dense().empty(batch_size=[5, 2]).names == ["time", None]
 
 
 class TestFlatten:
     @pytest.mark.parametrize("inplace", [False, True])
-    def test_joins_keys(self, td: Any, inplace: bool) -> None:
+    def test_flatten_keys_joins_key_paths(self, td: Any, inplace: bool) -> None:
         flat = td.flatten_keys("/", inplace=inplace)
         assert keys(flat) == ["a", "b/c", "b/d"]
         assert (flat is td) == inplace
@@ -326,26 +330,26 @@ class TestFlatten:
         assert flat.names == ["time"]
 
     @pytest.mark.parametrize("inplace", [False, True])
-    def test_unflatten_is_the_inverse(self, td: Any, inplace: bool) -> None:
+    def test_unflatten_keys_inverts_flatten_keys(self, td: Any, inplace: bool) -> None:
         again = td.flatten_keys().unflatten_keys(inplace=inplace)
         assert keys(again) == ["a", "b", ("b", "c"), ("b", "d")]
         assert again["b"].batch_size == torch.Size([3])
         assert again["b"].names == td["b"].names if "b" in td else True
 
-    def test_shares_leaves(self) -> None:
+    def test_flatten_keys_shares_leaves(self) -> None:
         td = dense()
         assert td.flatten_keys()["b.c"] is td["b", "c"]
         assert td.flatten_keys().unflatten_keys()["b", "c"] is td["b", "c"]
 
-    def test_is_leaf_keeps_a_level_whole(self) -> None:
+    def test_flatten_keys_is_leaf_keeps_node(self) -> None:
         td = dense()
         assert td.flatten_keys(is_leaf=lambda cls: True)["b"] is td["b"]
 
-    def test_levels_without_entries_vanish(self) -> None:
+    def test_flatten_keys_drops_empty_nodes(self) -> None:
         assert keys(TensorDict({"a": {"b": {"c": 1}, "e": {}}}).flatten_keys("/")) == ["a/b/c"]
 
     @pytest.mark.parametrize("inplace", [False, True])
-    def test_a_collision_names_both_keys(self, inplace: bool) -> None:
+    def test_flatten_keys_collision_raises(self, inplace: bool) -> None:
         td = TensorDict({"a.b": 1, "a": {"b": 2}})
         with pytest.raises(
             KeyTakenError, match=r"'a.b' and \('a', 'b'\) would both be 'a.b'; use another separator"
@@ -363,7 +367,7 @@ class TestFlatten:
             ({"n": {"a.b": 1}}, ["n", ("n", "a.b")]),
         ],
     )
-    def test_unflatten(self, source: Any, expected: list[Any]) -> None:
+    def test_unflatten_keys_splits_and_merges_nodes(self, source: Any, expected: list[Any]) -> None:
         td = TensorDict(source)
         before = keys(td)
         assert keys(td.unflatten_keys()) == expected
@@ -380,7 +384,7 @@ class TestFlatten:
             {"a.b": 1, "a.b.c": 1},
         ],
     )
-    def test_unflatten_collisions(self, source: Any, inplace: bool) -> None:
+    def test_unflatten_keys_collision_changes_nothing(self, source: Any, inplace: bool) -> None:
         td = TensorDict(source)
         before = keys(td)
         with pytest.raises(
@@ -391,17 +395,17 @@ class TestFlatten:
         assert keys(td) == before
 
     @pytest.mark.parametrize("separator", [3, None, ""])
-    def test_a_separator_is_a_string(self, separator: Any) -> None:
+    def test_unflatten_keys_invalid_separator_raises(self, separator: Any) -> None:
         with pytest.raises(TypeError, match="the separator is a non-empty string"):
             dense().unflatten_keys(separator)
 
-    def test_locked(self, td: Any) -> None:
+    def test_flatten_keys_locked_inplace_raises(self, td: Any) -> None:
         td.lock_()
         assert not td.flatten_keys().is_locked
         with pytest.raises(LockedError, match="cannot flatten the keys in place"):
             td.flatten_keys(inplace=True)
 
-    def test_as_a_context(self, td: Any) -> None:
+    def test_flatten_keys_context_writes_back(self, td: Any) -> None:
         with td.flatten_keys(".") as flat:
             flat["q"] = torch.ones(3)
             flat["b.c"] = flat["b.c"] + 5
@@ -409,20 +413,20 @@ class TestFlatten:
         assert keys(td) == ["a", "b", ("b", "c"), ("b", "d"), "q", "x", ("x", "y")]
         assert td["b", "c"].tolist() == [6.0] * 3
 
-    def test_as_a_context_on_a_locked_collection(self) -> None:
+    def test_flatten_keys_context_locked_writes_leaves(self) -> None:
         td = dense().lock_()
         with td.flatten_keys(".") as flat:
             flat["b.c"] = flat["b.c"] + 5
         assert td["b", "c"].tolist() == [6.0] * 3
         assert td.is_locked
 
-    def test_in_place_as_a_context(self) -> None:
+    def test_flatten_keys_inplace_context_restores_keys(self) -> None:
         td = dense()
         with td.flatten_keys(inplace=True):
             assert keys(td) == ["a", "b.c", "b.d"]
         assert keys(td) == ["a", "b", ("b", "c"), ("b", "d")]
 
-    def test_unflatten_as_a_context(self) -> None:
+    def test_unflatten_keys_context_writes_back(self) -> None:
         td = TensorDict({"a.b": torch.arange(6)}, batch_size=[6])
         with td.unflatten_keys(".") as nested:
             nested["a", "c"] = torch.ones(6)
@@ -437,7 +441,7 @@ class TestFlatten:
             max_leaves=8,
         ).filter(lambda tree: isinstance(tree, dict))
     )
-    def test_round_trip(self, tree: dict[str, Any]) -> None:
+    def test_flatten_keys_round_trip_keeps_keys(self, tree: dict[str, Any]) -> None:
         td = TensorDict(tree)
         assert keys(td.flatten_keys("/").unflatten_keys("/")) == keys(td)
 
@@ -456,11 +460,11 @@ class TestRename:
             (("b", "c"), "b", ["a", "b"]),
         ],
     )
-    def test_rename_key(self, td: Any, old: Any, new: Any, expected: list[Any]) -> None:
+    def test_rename_key_moves_entry(self, td: Any, old: Any, new: Any, expected: list[Any]) -> None:
         assert td.rename_key_(old, new) is td
         assert keys(td) == expected
 
-    def test_refusals_change_nothing(self, td: Any) -> None:
+    def test_rename_key_failure_changes_nothing(self, td: Any) -> None:
         with pytest.raises(KeyPathError, match="key 'zz' not found"):
             td.rename_key_("zz", "y")
         with pytest.raises(KeyTakenError, match="cannot rename key 'a': there is an entry key 'b' already"):
@@ -483,7 +487,9 @@ class TestRename:
             ),
         ],
     )
-    def test_refusals_below_name_the_whole_key(self, old: Any, new: Any, error: Any, message: str) -> None:
+    def test_rename_key_nested_failure_names_key_path(
+        self, old: Any, new: Any, error: Any, message: str
+    ) -> None:
         td = dense()
         with pytest.raises(error, match=message):
             td.rename_key_(old, new, safe=True)
@@ -492,7 +498,7 @@ class TestRename:
         assert keys(td) == keys(dense())
 
     @pytest.mark.parametrize("first", [True, False])
-    def test_an_entry_that_only_some_members_have_is_not_renamed(self, first: bool) -> None:
+    def test_rename_key_entry_of_some_members_raises(self, first: bool) -> None:
         members = [TensorDict({"a": 1, "b": 2}), TensorDict({"b": 2, "c": 3})]
         stack = LazyStackedTensorDict(*(members if first else reversed(members)))
         before = [keys(member) for member in members]
@@ -511,24 +517,24 @@ class TestRename:
             ({}, ["a", "b", ("b", "c"), ("b", "d")]),
         ],
     )
-    def test_rename_keys_all_at_once(self, td: Any, mapping: Any, expected: list[Any]) -> None:
+    def test_rename_keys_applies_all_at_once(self, td: Any, mapping: Any, expected: list[Any]) -> None:
         result = td.rename_keys(mapping)
         assert sorted(map(str, keys(result))) == sorted(map(str, expected))
         assert keys(td) == ["a", "b", ("b", "c"), ("b", "d")]
 
     @pytest.mark.parametrize("mapping", [{"a": "b"}, {"a": "n", "b": "n"}, {"a": ("b", "c")}])
-    def test_rename_keys_refuses_two_entries_under_one_key(self, td: Any, mapping: Any) -> None:
+    def test_rename_keys_duplicate_key_raises(self, td: Any, mapping: Any) -> None:
         with pytest.raises(KeyTakenError, match="cannot rename"):
             td.rename_keys(mapping)
 
-    def test_rename_keys_strict(self, td: Any) -> None:
+    def test_rename_keys_strict_missing_key_raises(self, td: Any) -> None:
         with pytest.raises(KeyPathError, match="key 'zz' not found"):
             td.rename_keys({"zz": "b"})
         assert keys(td.rename_keys({"zz": "b"}, strict=False)) == ["a", "b", ("b", "c"), ("b", "d")]
         assert keys(td.rename_keys({"zz": "x", "a": "x"}, strict=False)) == ["b", ("b", "c"), ("b", "d"), "x"]
 
 
-def test_depth() -> None:
+def test_structure_methods_deep_tree_do_not_recurse() -> None:
     td = TensorDict({"x": torch.zeros(2)}, [2])
     for _ in range(2000):
         td = TensorDict({"k": td}, [2])
@@ -559,7 +565,7 @@ def test_depth() -> None:
         lambda td: td.unflatten_keys(),
     ],
 )
-def test_levels_of_a_result_are_its_own(derive, stacked) -> None:
+def test_derived_collections_do_not_share_nodes(derive, stacked) -> None:
     td = TensorDict({"a": torch.zeros(2), "n": {"b": torch.zeros(2), "m": {"c": torch.zeros(2)}}}, [2])
     if stacked:
         td = td.to_lazystack()
@@ -574,27 +580,27 @@ def test_levels_of_a_result_are_its_own(derive, stacked) -> None:
 @pytest.mark.parametrize(
     ("old", "new"), [("a", ("a", "b")), ("n", ("n", "deep", "er")), (("n", "b"), ("n", "b", "c"))]
 )
-def test_an_entry_is_renamed_into_a_level_in_its_place(old, new) -> None:
+def test_rename_key_below_itself_creates_nodes(old, new) -> None:
     td = TensorDict({"a": torch.zeros(2), "n": {"b": torch.ones(2)}}, [2])
     entry = td[old]
     assert td.rename_key_(old, new).get(new) is entry
     assert td.batch_size == td[new[:-1]].batch_size == torch.Size([2])
 
 
-def test_an_entry_that_is_joined_twice_is_removed_once() -> None:
+def test_join_entries_repeated_key_removes_entry_once() -> None:
     td = TensorDict({"a": torch.zeros(2)})
     assert list(td.stack_tensors("a", "a", out_key="b").keys()) == ["b"]
     assert list(td.cat_tensors("b", "b", out_key="c").keys()) == ["c"]
 
 
-def test_a_level_that_fits_keeps_its_batch_size_when_emptied() -> None:
+def test_empty_keeps_compatible_batch_size_of_nodes() -> None:
     td = TensorDict({"n": TensorDict(batch_size=[2, 3]), "m": {}}, [2])
     empty = td.empty(recurse=True, batch_size=[2])
     assert empty["n"].batch_size == torch.Size([2, 3])
     assert td.empty(recurse=True, batch_size=[3])["n"].batch_size == torch.Size([3])
 
 
-def test_without_leaves_the_batch_size_stays() -> None:
+def test_auto_batch_size_without_leaves_keeps_batch_size() -> None:
     td = TensorDict({"n": {}}, [2, 3]).auto_batch_size_()
     assert td.batch_size == td["n"].batch_size == torch.Size([2, 3])
 
@@ -609,7 +615,7 @@ def test_without_leaves_the_batch_size_stays() -> None:
         lambda td: td.rename_key_(("n", "b"), ("n", "b", "z")),
     ],
 )
-def test_a_locked_level_of_an_unlocked_collection_keeps_its_entries(change):
+def test_structure_change_locked_node_changes_nothing(change):
     td = TensorDict({"a": 0, "n": TensorDict({"b": 1, "c": 2}, lock=True)})
     with pytest.raises(LockedError, match="key .*'[bc]'.*: the TensorDict is locked"):
         change(td)
@@ -617,7 +623,7 @@ def test_a_locked_level_of_an_unlocked_collection_keeps_its_entries(change):
 
 
 @pytest.mark.parametrize("locked", [False, True])
-def test_levels_that_no_key_was_split_into_stay_levels(locked) -> None:
+def test_unflatten_context_keeps_existing_nodes(locked) -> None:
     td = TensorDict({"n": {"a": torch.zeros(2)}, "m": {"a": torch.zeros(2)}, "m/c": torch.zeros(2)}, [2])
     before = list(td.keys(True))
     if locked:
@@ -636,12 +642,12 @@ def test_levels_that_no_key_was_split_into_stay_levels(locked) -> None:
         assert {("n", "new"), "o/new"} <= set(td.keys(True))
 
 
-def test_renaming_below_a_tensor_names_it() -> None:
+def test_rename_key_below_leaf_raises() -> None:
     with pytest.raises(KeyThroughLeafError, match="key 'a' is a tensor, so it has no entry 'b'"):
         TensorDict({"a": torch.zeros(2)}).rename_key_(("a", "b"), ("a", "c"))
 
 
-def test_locked_collections_that_are_gone_are_forgotten() -> None:
+def test_lock_drops_references_to_deleted_parents() -> None:
     shared = TensorDict({"a": torch.ones(1)})
     for _ in range(1000):
         TensorDict({"s": shared}).lock_()

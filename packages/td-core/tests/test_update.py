@@ -68,31 +68,31 @@ class TestUpdate:
             ({}, ["a", ("b", "c"), ("b", "d")]),
         ],
     )
-    def test_merges_levels(self, td: Any, source: Any, keys: list[Any]) -> None:
+    def test_update_merges_nodes(self, td: Any, source: Any, keys: list[Any]) -> None:
         assert td.update(source) is td
         assert list(td.keys(True, True)) == keys
 
-    def test_stores_the_leaves_themselves(self) -> None:
+    def test_update_stores_source_leaves(self) -> None:
         td, source = dense(), dense()
         td.update(source)
         assert td["a"] is source["a"]
         assert td["b", "c"] is source["b", "c"]
         assert td["b"] is not source["b"]
 
-    def test_clone_stores_copies(self) -> None:
+    def test_update_clone_stores_copies(self) -> None:
         td, source = dense(), dense()
         td.update(source, clone=True)
         assert td["a"] is not source["a"]
         td.update({"n": source["b"]}, clone=True)
         assert td["n", "c"] is not source["b", "c"]
 
-    def test_inplace_keeps_the_leaves(self, td: Any) -> None:
+    def test_update_inplace_keeps_dtype_of_leaves(self, td: Any) -> None:
         td.update({"a": torch.full((3, 2), 9.0), "n": torch.ones(3)}, inplace=True)
         assert td["a"].dtype == torch.int64
         assert td["a"].tolist() == [[9, 9]] * 3
         assert td["n"].tolist() == [1.0] * 3
 
-    def test_keywords_are_entries_too(self, td: Any) -> None:
+    def test_update_keywords_are_entries(self, td: Any) -> None:
         td.update({"a": torch.zeros(3)}, x=torch.ones(3))
         assert td["a"].tolist() == [0.0] * 3
         assert td["x"].tolist() == [1.0] * 3
@@ -109,7 +109,9 @@ class TestUpdate:
             ([("a", "zz"), ("b", "c", "zz"), ("b", "d")], [("b", "d")]),
         ],
     )
-    def test_keys_to_update(self, td: Any, keys: list[Any], changed: list[Any]) -> None:
+    def test_update_keys_to_update_changes_only_these(
+        self, td: Any, keys: list[Any], changed: list[Any]
+    ) -> None:
         before = snapshot(td)
         td.update(
             {"a": torch.full((3,), 5.0), "b": {"c": torch.full((3,), 5.0), "d": torch.full((3,), 5.0)}},
@@ -119,27 +121,27 @@ class TestUpdate:
             new = td.get(key)
             assert (new.shape == value.shape and bool((new == value).all())) != (key in changed)
 
-    def test_keys_to_update_refuses_a_single_key(self) -> None:
+    def test_update_single_key_to_update_raises(self) -> None:
         with pytest.raises(TypeError, match="a sequence of keys; got the single key 'a'"):
             dense().update({"a": torch.ones(3)}, keys_to_update="a")
 
-    def test_is_leaf_replaces_a_level_whole(self) -> None:
+    def test_update_is_leaf_replaces_node(self) -> None:
         td, source = dense(), TensorDict({"b": {"e": torch.zeros(3)}}, [3])
         td.update(source, is_leaf=lambda cls: True)
         assert list(td.keys(True, True)) == ["a", ("b", "e")]
 
-    def test_replace_takes_any_name_as_a_key(self) -> None:
+    def test_replace_accepts_any_keyword_as_key(self) -> None:
         td = TensorDict({"a": 1})
         result = td.replace(clone=2, inplace=3)
         assert list(result.keys()) == ["a", "clone", "inplace"] and list(td.keys()) == ["a"]
 
-    def test_takes_the_batch_size_of_the_source(self) -> None:
+    def test_update_batch_size_takes_that_of_source(self) -> None:
         td = TensorDict({"a": torch.zeros(4, 2)}, [4])
         td.update(TensorDict({"a": torch.zeros(3)}, [3]), update_batch_size=True)
         assert td.batch_size == torch.Size([3])
         assert td["a"].shape == torch.Size([3])
 
-    def test_refuses_a_batch_size_that_other_entries_contradict(self) -> None:
+    def test_update_batch_size_mismatch_changes_nothing(self) -> None:
         td = dense()
         before = snapshot(td)
         with pytest.raises(
@@ -151,9 +153,7 @@ class TestUpdate:
     @pytest.mark.parametrize("count", [1, 4])
     @pytest.mark.parametrize("dim", [0, 1])
     @pytest.mark.parametrize("join", [TensorDict.stack, TensorDict.lazy_stack], ids=["dense", "lazy"])
-    def test_a_lazy_stack_of_another_size_gets_copies_of_the_members(
-        self, count: int, dim: int, join: Any
-    ) -> None:
+    def test_update_lazy_stack_other_length_copies_members(self, count: int, dim: int, join: Any) -> None:
         items = [TensorDict({"a": torch.full((2,), float(i))}, [2]) for i in range(count)]
         source = join(items, dim)
         td = LazyStackedTensorDict(items[0].clone(), items[0].clone(), stack_dim=dim)
@@ -167,7 +167,7 @@ class TestUpdate:
         assert "b" not in source.keys()
         assert outer.batch_size == source.batch_size
 
-    def test_a_lazy_stack_that_would_lose_entries_keeps_its_members(self) -> None:
+    def test_update_lazy_stack_losing_entries_raises(self) -> None:
         td = LazyStackedTensorDict(TensorDict({"a": 0}), TensorDict({"a": 1, "b": 2}))
         source = LazyStackedTensorDict(*[TensorDict({"a": i}) for i in range(3)])
         for arguments in ({}, {"inplace": True}, {"keys_to_update": ["a"]}):
@@ -180,13 +180,13 @@ class TestUpdate:
         with pytest.raises(LockedError):
             td.lock_().update(source, update_batch_size=True)
 
-    def test_ignore_lock_unlocks_for_the_time_of_the_update(self) -> None:
+    def test_update_ignore_lock_stays_locked(self) -> None:
         td = dense().lock_()
         td.update({"n": {"x": torch.ones(3)}}, ignore_lock=True)
         assert td.is_locked
         assert td["n"].is_locked
 
-    def test_moves_to_the_device_of_the_collection(self) -> None:
+    def test_update_moves_values_to_device(self) -> None:
         td = TensorDict(device="meta").update({"a": torch.zeros(1), "b": {"c": torch.zeros(1)}})
         assert td["a"].device.type == td["b", "c"].device.type == "meta"
 
@@ -208,18 +208,18 @@ class TestUpdate:
             (5, TypeError, "from a mapping or a collection of entries; got int"),
         ],
     )
-    def test_a_refused_update_changes_nothing(self, td: Any, source: Any, error: type, message: str) -> None:
+    def test_update_bad_source_changes_nothing(self, td: Any, source: Any, error: type, message: str) -> None:
         before = snapshot(td)
         with pytest.raises(error, match=message):
             td.update(source)
         assert_same(td, before)
 
-    def test_refuses_a_collection_inside_itself(self) -> None:
+    def test_update_with_itself_as_entry_raises(self) -> None:
         td = dense()
         with pytest.raises(StructureError, match="contains the collection it is set into"):
             td.update({"n": td})
 
-    def test_refuses_a_locked_collection(self, td: Any) -> None:
+    def test_update_locked_raises_for_new_entries(self, td: Any) -> None:
         td.lock_()
         with pytest.raises(LockedError, match=r"cannot update: the .* is locked"):
             td.update({})
@@ -228,7 +228,7 @@ class TestUpdate:
         td.update({"a": torch.ones(3, 2)}, inplace=True)
         assert td["a"].sum() == 6
 
-    def test_lazy_members_are_updated_one_by_one(self) -> None:
+    def test_update_lazy_stack_updates_each_member(self) -> None:
         stack = LazyStackedTensorDict(*[TensorDict({"a": torch.zeros(n)}) for n in (1, 2)])
         stack.update(
             LazyStackedTensorDict(*[TensorDict({"a": torch.ones(n), "b": torch.ones(n)}) for n in (3, 4)])
@@ -241,13 +241,13 @@ class TestUpdate:
 
 
 class TestUpdateInPlace:
-    def test_writes_into_the_leaves(self, td: Any) -> None:
+    def test_update_inplace_locked_writes_leaves(self, td: Any) -> None:
         td.lock_()
         assert td.update_({"a": 7, "b": {"c": torch.full((3,), 2.0)}}) is td
         assert td["a"].tolist() == [[7, 7]] * 3
         assert td["b", "c"].tolist() == [2.0] * 3
 
-    def test_keeps_the_leaf_objects(self) -> None:
+    def test_update_inplace_keeps_leaf_objects(self) -> None:
         td = dense()
         leaf = td["a"]
         td.update_(dense().apply(lambda x: x + 1))
@@ -276,14 +276,14 @@ class TestUpdateInPlace:
             ({"a": torch.ones(3, 2), "b": torch.ones(3)}, StructureError, "key 'b' in place"),
         ],
     )
-    def test_a_refused_write_changes_nothing(self, source: Any, error: type, message: str) -> None:
+    def test_update_inplace_bad_source_changes_nothing(self, source: Any, error: type, message: str) -> None:
         td = dense()
         before = snapshot(td)
         with pytest.raises(error, match=message):
             td.update_(source)
         assert_same(td, before)
 
-    def test_refuses_a_leaf_that_requires_grad(self) -> None:
+    def test_update_inplace_leaf_requiring_grad_raises(self) -> None:
         td = TensorDict({"a": torch.zeros(1), "w": torch.zeros(1, requires_grad=True)})
         with pytest.raises(StructureError, match="key 'w' in place: it is a leaf that requires grad"):
             td.update_({"a": 1, "w": 1})
@@ -292,11 +292,11 @@ class TestUpdateInPlace:
             td.update_({"a": 1, "w": 1})
         assert td["w"] == 1
 
-    def test_copy_(self, td: Any) -> None:
+    def test_copy_writes_all_leaves(self, td: Any) -> None:
         td.copy_(dense().apply(torch.zeros_like))
         assert all(not value.any() for value in td.values(True, True))
 
-    def test_ragged_members(self) -> None:
+    def test_update_inplace_uneven_members_writes_each(self) -> None:
         stack = LazyStackedTensorDict(*[TensorDict({"a": torch.zeros(n)}) for n in (1, 2)])
         stack.update_(stack.apply(lambda x: x + 1))
         assert [member["a"].tolist() for member in stack.tensordicts] == [[1.0], [1.0, 1.0]]
@@ -334,7 +334,7 @@ class TestValuesOfFewerDims:
     @pytest.mark.parametrize("key", ["a", ("n", "a")])
     @pytest.mark.parametrize("stack_dim", [None, 0, 1])
     @pytest.mark.parametrize("write", SHORT.values(), ids=SHORT)
-    def test_the_batch_dims_are_those_of_the_entry(self, write: Any, stack_dim: Any, key: Any) -> None:
+    def test_write_fewer_dims_aligns_batch_dims(self, write: Any, stack_dim: Any, key: Any) -> None:
         td: Any = TensorDict({"a": torch.zeros(3, 3, 3), "n": {"a": torch.zeros(3, 3, 3)}}, [3, 3])
         if stack_dim is not None:
             td = LazyStackedTensorDict(*td.unbind(stack_dim), stack_dim=stack_dim)
@@ -343,7 +343,7 @@ class TestValuesOfFewerDims:
         assert torch.equal(td[key], value[..., None].expand(3, 3, 3))
 
     @pytest.mark.parametrize("write", SHORT.values(), ids=SHORT)
-    def test_all_members_are_checked_before_the_first_is_written(self, write: Any) -> None:
+    def test_write_bad_member_writes_nothing(self, write: Any) -> None:
         first, last = TensorDict({"a": torch.zeros(3, 2)}, [3]), TensorDict({"a": torch.zeros(3, 5)}, [3])
         with pytest.raises(StructureError, match=r"key 'a' in place: it has shape \[3, 5\] there"):
             write(LazyStackedTensorDict(first, last), "a", torch.ones(2, 3, 2))
@@ -392,7 +392,7 @@ ONE, TWO = torch.ones(3), torch.full((3,), 2.0)
     ],
     ids=str,
 )
-def test_entries_under_nested_keys_are_merged_in_their_order(source: Any) -> None:
+def test_update_nested_keys_applies_in_order(source: Any) -> None:
     td, expected = [TensorDict({"a": ONE, "n": {"b": ONE * 0, "m": {"b": ONE}}}, [3]) for _ in range(2)]
     for key, value in source.items():
         expected.update({key: value})
@@ -406,7 +406,7 @@ def test_entries_under_nested_keys_are_merged_in_their_order(source: Any) -> Non
 
 class TestAssign:
     @pytest.mark.parametrize("index", INDICES, ids=str)
-    def test_matches_torch_on_each_leaf(self, index: Any) -> None:
+    def test_setitem_equals_torch(self, index: Any) -> None:
         td = dense()
         value = dense()[index].apply(lambda leaf: leaf + 10)
         expected = snapshot(td)
@@ -417,7 +417,7 @@ class TestAssign:
 
     @pytest.mark.parametrize("index", INDICES, ids=str)
     @pytest.mark.parametrize("number", [7, 2.0, True, torch.tensor(5), np.array(3.0)])
-    def test_a_number_fills(self, index: Any, number: Any) -> None:
+    def test_setitem_number_fills_index(self, index: Any, number: Any) -> None:
         td = dense()
         expected = snapshot(td)
         for leaf in expected.values():
@@ -425,7 +425,7 @@ class TestAssign:
         td[index] = number
         assert_same(td, expected)
 
-    def test_a_mapping_writes_its_keys_only(self, td: Any) -> None:
+    def test_setitem_mapping_writes_only_its_keys(self, td: Any) -> None:
         before = snapshot(td)
         td[0] = {"b": {"c": torch.tensor(8.0)}, ("b", "d"): torch.full((4,), 3.0)}
         before["b", "c"][0] = 8
@@ -433,7 +433,7 @@ class TestAssign:
         assert_same(td, before)
 
     @pytest.mark.parametrize("size", [[], [1], [2]])
-    def test_the_batch_of_the_value_is_broadcast(self, td: Any, size: list[int]) -> None:
+    def test_setitem_broadcasts_batch_size_of_value(self, td: Any, size: list[int]) -> None:
         td[0:2] = TensorDict({"b": {"d": torch.full((*size, 4), 9.0)}}, size)
         assert td["b", "d"].sum(-1).tolist() == [36, 36, 0]
 
@@ -447,7 +447,7 @@ class TestAssign:
         ],
         ids=["empty", "dense", "lazy"],
     )
-    def test_a_value_may_have_more_batch_dims(self, make: Any, index: Any) -> None:
+    def test_setitem_accepts_value_with_more_batch_dims(self, make: Any, index: Any) -> None:
         td = make()
         expected = torch.zeros(3, 4)
         expected[index] = 2
@@ -457,14 +457,14 @@ class TestAssign:
         assert torch.equal(td["a"], expected)
         assert torch.equal(td["n", "b"], expected)
 
-    def test_another_dtype_is_cast(self, td: Any) -> None:
+    def test_setitem_casts_to_dtype_of_leaf(self, td: Any) -> None:
         td[torch.tensor([0, 2])] = {"a": torch.full((2, 2), 1.7)}
         assert td["a"].tolist() == [[1, 1], [2, 3], [1, 1]]
 
     @pytest.mark.parametrize(
         "indices", [[0], [1, 0], [(slice(None), 0), (2, 1)], [torch.tensor([True, False, True]), 1]], ids=str
     )
-    def test_missing_keys_are_made_zero_elsewhere(self, indices: list[Any]) -> None:
+    def test_setitem_new_keys_are_zero_elsewhere(self, indices: list[Any]) -> None:
         td = TensorDict(batch_size=[3, 2])
         expected = {
             "a": torch.zeros(3, 2, 5),
@@ -491,7 +491,7 @@ class TestAssign:
         td[1] = {"new": {"level": torch.ones(2)}}
         assert td["new", "level"].tolist() == [[0, 0], [1, 1], [0, 0]]
 
-    def test_a_locked_collection_gets_no_new_key(self) -> None:
+    def test_setitem_locked_new_key_raises(self) -> None:
         td = dense().lock_()
         before = snapshot(td)
         with pytest.raises(LockedError, match="cannot make key 'q'"):
@@ -536,7 +536,7 @@ class TestAssign:
             ),
         ],
     )
-    def test_a_refused_write_changes_nothing(
+    def test_setitem_bad_value_changes_nothing(
         self, td: Any, index: Any, value: Any, error: type, message: str
     ) -> None:
         before = snapshot(td)
@@ -555,7 +555,7 @@ class TestAssign:
             ({"a": torch.zeros(3)}, {"new": torch.ones(2)}, LockedError, "cannot make key 'new'"),
         ],
     )
-    def test_all_members_are_checked_before_the_first_is_written(
+    def test_setitem_bad_member_writes_nothing(
         self, index: Any, last: Any, value: Any, error: type, message: str
     ) -> None:
         first = TensorDict({"a": torch.zeros(3), "b": torch.zeros(3)})
@@ -568,7 +568,7 @@ class TestAssign:
 
     @pytest.mark.parametrize("index", INDICES, ids=str)
     @pytest.mark.parametrize("as_number", [True, False])
-    def test_a_lazy_stack_inside_is_written_along_its_own_dims(self, index: Any, as_number: bool) -> None:
+    def test_setitem_nested_lazy_stack_equals_torch(self, index: Any, as_number: bool) -> None:
         # As many members as elements: nothing but the order of the dims tells one from the other.
         members = [TensorDict({"a": torch.arange(3) + 3 * i}, [3]) for i in range(3)]
         td = TensorDict({"n": LazyStackedTensorDict(*members)}, [3])
@@ -588,7 +588,7 @@ class TestAssign:
             lambda td: td.__setitem__(slice(0, 2), td[0:2] + 1),
         ],
     )
-    def test_an_expanded_leaf_is_refused_before_anything_is_written(self, write: Any) -> None:
+    def test_write_expanded_leaf_writes_nothing(self, write: Any) -> None:
         td = TensorDict({"a": torch.zeros(3), "w": torch.zeros(1).expand(3)}, batch_size=[3])
         with pytest.raises(StructureError, match="key 'w' in place: it is expanded"):
             write(td)
@@ -597,9 +597,7 @@ class TestAssign:
     @pytest.mark.parametrize("write", IN_PLACE.values(), ids=IN_PLACE)
     @pytest.mark.parametrize("make", REFUSED_BY_TORCH.values(), ids=REFUSED_BY_TORCH)
     @pytest.mark.parametrize("before", [0, 4])
-    def test_what_torch_refuses_is_refused_before_anything_is_written(
-        self, before: int, make: Any, write: Any
-    ) -> None:
+    def test_write_unwritable_leaf_writes_nothing(self, before: int, make: Any, write: Any) -> None:
         source = TensorDict({"a": torch.ones(3), "n": {"w": torch.ones(3)}}, [3])
         # What leaves look like that were written before is known.
         for _ in range(before):
@@ -611,7 +609,7 @@ class TestAssign:
     @pytest.mark.parametrize(
         "name", ["update_", "a collection at an index", "a collection at positions", "add_"]
     )
-    def test_values_of_another_form_are_looked_at_after_many_of_one(self, name: str) -> None:
+    def test_write_rechecks_values_of_other_metadata(self, name: str) -> None:
         write, source = IN_PLACE[name], TensorDict({"a": torch.ones(3), "n": {"w": torch.ones(3)}}, [3])
         for _ in range(4):
             write(source.clone(), source)
@@ -626,9 +624,7 @@ class TestAssign:
 
     @pytest.mark.parametrize("write", IN_PLACE.values(), ids=IN_PLACE)
     @pytest.mark.parametrize("before", [0, 4])
-    def test_leaves_made_in_inference_mode_are_written_in_that_mode_only(
-        self, before: int, write: Any
-    ) -> None:
+    def test_write_inference_leaf_outside_mode_raises(self, before: int, write: Any) -> None:
         source = TensorDict({"a": torch.ones(3), "n": {"w": torch.ones(3)}}, [3])
         for _ in range(before):
             write(source.clone(), source)
@@ -645,7 +641,7 @@ class TestAssign:
         assert td["a"].any() and td["n", "w"].any()
 
     @pytest.mark.parametrize("index", [[2, 0], torch.tensor([True, False, True]), slice(0, 3, 2)], ids=str)
-    def test_each_value_is_cast_to_its_leaf_after_leaves_that_need_no_cast(self, index: Any) -> None:
+    def test_setitem_casts_each_value_to_its_leaf(self, index: Any) -> None:
         td = TensorDict({"a": torch.zeros(3), "n": {"b": torch.zeros(3, dtype=torch.int64)}}, [3])
         td[index] = TensorDict({"a": torch.ones(2), "n": {"b": torch.tensor([2.5, 3.5])}}, [2])
         expected = torch.zeros(3, dtype=torch.int64)
@@ -653,14 +649,14 @@ class TestAssign:
         assert td["n", "b"].tolist() == expected.tolist()
         assert td["a"].tolist() == [1, 0, 1]
 
-    def test_a_number_that_one_leaf_cannot_hold_is_written_to_none(self) -> None:
+    def test_setitem_number_overflow_writes_nothing(self) -> None:
         td = TensorDict({"a": torch.zeros(3), "b": torch.zeros(3, dtype=torch.uint8)}, batch_size=[3])
         with pytest.raises(StructureError, match="key 'b' at an index: .*overflow"):
             td[0] = 300
         assert not td["a"].any()
 
     @given(st.lists(st.integers(-4, 3), min_size=1, max_size=5), st.booleans())
-    def test_repeated_positions(self, positions: list[int], new: bool) -> None:
+    def test_setitem_repeated_writes_equal_torch(self, positions: list[int], new: bool) -> None:
         td = TensorDict(batch_size=[4]) if new else TensorDict({"a": torch.zeros(4)}, [4])
         expected = torch.zeros(4)
         for step, at in enumerate(positions, 1):
@@ -670,15 +666,15 @@ class TestAssign:
 
 
 class TestEntriesAtAnIndex:
-    def test_set_at_reaches_behind_the_batch_dims(self, td: Any) -> None:
+    def test_set_at_indexes_feature_dims(self, td: Any) -> None:
         td.set_at_("a", 5, (0, 1))
         assert td["a"].tolist() == [[0, 5], [2, 3], [4, 5]]
 
-    def test_set_at_on_a_level(self, td: Any) -> None:
+    def test_set_at_node_writes_its_leaves(self, td: Any) -> None:
         td.set_at_("b", {"c": torch.tensor(4.0)}, 0)
         assert td["b", "c"].tolist() == [4.0, 1.0, 1.0]
 
-    def test_set_at_names_the_missing_key(self, td: Any) -> None:
+    def test_set_at_missing_key_raises(self, td: Any) -> None:
         with pytest.raises(KeyPathError, match="key 'zz' not found"):
             td.set_at_("zz", 1, 0)
 
@@ -693,25 +689,25 @@ class TestEntriesAtAnIndex:
             (("b", "e"), lambda td: td.cat_tensors("a", ("b", "c"), out_key=("b", "e"))),
         ],
     )
-    def test_an_error_below_an_entry_tells_its_key(self, td: Any, key: Any, do: Any) -> None:
+    def test_entry_errors_note_key(self, td: Any, key: Any, do: Any) -> None:
         with pytest.raises((StructureError, IndexError, RuntimeError)) as caught:
             do(td)
         assert caught.value.__notes__ == [f"at key {key!r}"]
 
-    def test_get_at(self, td: Any) -> None:
+    def test_get_at_returns_indexed_entry_or_default(self, td: Any) -> None:
         assert td.get_at("a", (0, 1)) == 1
         assert td.get_at("b", 0).batch_size == torch.Size([])
         assert td.get_at("zz", 0) is None
         assert td.get_at("zz", 0, default=3) == td.get_at("zz", 0, 3) == 3
 
-    def test_update_at_refuses_new_keys(self) -> None:
+    def test_update_at_new_key_changes_nothing(self) -> None:
         td = dense()
         before = snapshot(td)
         with pytest.raises(KeyPathError, match="key 'zz' not found in key 'b'"):
             td.update_at_({"a": torch.ones(2), "b": {"zz": torch.ones(())}}, 0)
         assert_same(td, before)
 
-    def test_update_at_and_copy_at(self, td: Any) -> None:
+    def test_update_at_and_copy_at_write_index(self, td: Any) -> None:
         td.update_at_({"a": torch.ones(2), "b": {"c": torch.tensor(5.0)}}, 0, keys_to_update=["a"])
         assert td["a"][0].tolist() == [1, 1]
         assert td["b", "c"][0] == 1
@@ -720,7 +716,7 @@ class TestEntriesAtAnIndex:
 
 
 class TestFill:
-    def test_fill_and_zero(self, td: Any) -> None:
+    def test_fill_and_zero_write_all_leaves(self, td: Any) -> None:
         assert td.fill_("a", 3) is td
         assert td["a"].tolist() == [[3, 3]] * 3
         td.fill_("b", 2)
@@ -730,26 +726,26 @@ class TestFill:
         assert td.zero_() is td
         assert all(not value.any() for value in td.values(True, True))
 
-    def test_fill_names_the_missing_key(self, td: Any) -> None:
+    def test_fill_missing_key_raises(self, td: Any) -> None:
         with pytest.raises(KeyPathError, match="key 'zz' not found"):
             td.fill_("zz", 1)
 
 
 class TestReplace:
-    def test_leaves_the_original_as_it_was(self, td: Any) -> None:
+    def test_replace_keeps_original(self, td: Any) -> None:
         before = snapshot(td)
         new = td.replace({"b": {"c": torch.zeros(3)}}, x=torch.ones(3))
         assert_same(td, before)
         assert new["b", "c"].tolist() == [0.0] * 3
         assert list(new.keys()) == ["a", "b", "x"]
 
-    def test_without_entries_is_the_collection_itself(self) -> None:
+    def test_replace_without_entries_returns_self(self) -> None:
         td = dense()
         assert td.replace() is td
         assert td.replace({}) is td
 
 
-def test_depth() -> None:
+def test_update_deep_tree_does_not_recurse() -> None:
     def deep() -> TensorDict:
         td = TensorDict({"x": torch.zeros(2)}, [2])
         for _ in range(2000):
@@ -770,7 +766,7 @@ def test_depth() -> None:
 @pytest.mark.parametrize(
     "write", [TensorDict.update_, TensorDict.copy_, lambda td, other: td.__setitem__(..., other)]
 )
-def test_levels_of_any_size_are_copied_key_by_key(write: Any, outer: int, inner: int, reverse: bool) -> None:
+def test_copy_different_key_order_matches_by_key(write: Any, outer: int, inner: int, reverse: bool) -> None:
     def tree(value: int, reverse: bool = False) -> TensorDict:
         names = [[f"{level}{i}" for i in range(count)] for level, count in (("a", outer), ("b", inner))]
         flat, below = (list(reversed(each)) if reverse else each for each in names)
@@ -797,9 +793,7 @@ SEALED: dict[str, Callable[[], Tensor]] = {
 
 @pytest.mark.parametrize("sealed", SEALED)
 @pytest.mark.parametrize("write", [lambda td: td.zero_(), lambda td: td.fill_("n", 0)])
-def test_filling_checks_every_leaf_before_the_first_is_written(
-    write: Callable[[Any], Any], sealed: str
-) -> None:
+def test_fill_unwritable_leaf_writes_nothing(write: Callable[[Any], Any], sealed: str) -> None:
     td = TensorDict({"n": {"a": torch.ones(2), "b": SEALED[sealed](), "c": torch.ones(2)}})
     with pytest.raises((StructureError, RuntimeError), match="in place|in-place"):
         write(td)
@@ -807,7 +801,7 @@ def test_filling_checks_every_leaf_before_the_first_is_written(
     write(td.clone().detach())
 
 
-def test_renaming_a_key_to_itself_is_safe(td: Any) -> None:
+def test_rename_key_to_itself_keeps_keys(td: Any) -> None:
     before = list(td.keys(True))
     assert td.rename_key_("a", "a", safe=True) is td
     assert sorted(map(str, td.keys(True))) == sorted(map(str, before))
@@ -820,7 +814,7 @@ def test_renaming_a_key_to_itself_is_safe(td: Any) -> None:
     "index", [[0, 7], torch.tensor([0, -9]), (slice(None), torch.tensor([0, 5])), torch.arange(99)]
 )
 @pytest.mark.parametrize("value", [7, {"a": torch.ones(())}, "of its batch size"])
-def test_nothing_is_written_where_a_position_is_out_of_range(kind, index, value):
+def test_setitem_out_of_range_position_writes_nothing(kind, index, value):
     td = kind(TensorDict({"a": torch.zeros(3, 3), "n": {"b": torch.zeros(3, 3)}}, [3, 3]))
     if isinstance(value, str):
         size = (3, len(index[1])) if type(index) is tuple else (len(index), 3)
@@ -859,7 +853,7 @@ RECORDED = {
 @pytest.mark.parametrize("mine", [True, False])
 @pytest.mark.parametrize("theirs", [True, False])
 @pytest.mark.parametrize("write", RECORDED)
-def test_autograd_goes_back_through_what_is_written(write, theirs, mine, stacked) -> None:
+def test_write_gradients_equal_torch(write, theirs, mine, stacked) -> None:
     def leaves(start: float, grad: bool) -> list[Tensor]:
         shapes = [(3,), (3, 2), (3, 1)]
         return [(torch.rand(shape) + start).requires_grad_(grad) for shape in shapes]
@@ -898,7 +892,7 @@ def test_autograd_goes_back_through_what_is_written(write, theirs, mine, stacked
 
 @pytest.mark.parametrize("stacked", [False, True])
 @pytest.mark.parametrize("write", RECORDED)
-def test_what_was_written_unrecorded_is_recorded_afterwards(write, stacked) -> None:
+def test_write_after_no_grad_records_gradients(write, stacked) -> None:
     start = torch.ones(3, 2, requires_grad=True)
     td = TensorDict({"a": start * 1, "n": {"b": start * 1, "c": start * 1}}, [3])
     if stacked:
@@ -924,7 +918,7 @@ def test_what_was_written_unrecorded_is_recorded_afterwards(write, stacked) -> N
         lambda td, new: td.__setitem__(0, 1.0),
     ],
 )
-def test_one_of_several_views_that_requires_grad_is_refused_before_others_are_written(write, stacked) -> None:
+def test_write_view_requiring_grad_writes_nothing(write, stacked) -> None:
     whole = torch.ones(3, 3, 2, requires_grad=True) * 1
     parts = whole[0].unbind(0) if stacked else whole.unbind(0)[:1]
     members = [TensorDict({"a": torch.ones(3, 2)[: len(b)], "n": {"b": b}}, [len(b)]) for b in parts]
@@ -940,7 +934,7 @@ def test_one_of_several_views_that_requires_grad_is_refused_before_others_are_wr
     "source", [{"b": {"x": torch.ones(3)}}, TensorDict({"b": {"x": torch.ones(3)}}, [3])]
 )
 @pytest.mark.parametrize("inplace", [False, True])
-def test_a_level_stays_where_no_key_below_it_is_updated(inplace, source, is_leaf) -> None:
+def test_update_keys_to_update_keeps_other_entries(inplace, source, is_leaf) -> None:
     arguments = {"inplace": inplace, "is_leaf": is_leaf}
     td = dense().update(source, keys_to_update=[("b", "y")], **arguments)
     assert list(td.keys(True, True)) == list(dense().keys(True, True))
@@ -953,7 +947,7 @@ def test_a_level_stays_where_no_key_below_it_is_updated(inplace, source, is_leaf
 
 @pytest.mark.parametrize("dim", [0, 1, 2])
 @pytest.mark.parametrize("write", ["update", "update_", "copy_"])
-def test_a_lazy_stack_is_updated_from_leaves_of_fewer_batch_dims(write, dim) -> None:
+def test_update_lazy_stack_from_fewer_batch_dims(write, dim) -> None:
     stack = lazy_stack([TensorDict({"a": torch.zeros(3, 2)}, [3, 2]) for _ in range(4)], dim)
     value = torch.arange(24.0).view(stack.batch_size)
     for size in range(dim + 1):
@@ -967,7 +961,7 @@ def test_a_lazy_stack_is_updated_from_leaves_of_fewer_batch_dims(write, dim) -> 
 
 
 @pytest.mark.parametrize("locked", [False, True])
-def test_flat_keys_of_a_lazy_stack_below_are_written_back(locked) -> None:
+def test_flatten_keys_context_writes_nested_lazy_stack(locked) -> None:
     members = [TensorDict({"a": torch.zeros(3)}, [3]) for _ in range(2)]
     td = TensorDict({"z": lazy_stack(members, 1), "b": torch.zeros(3)}, [3])
     if locked:
@@ -983,7 +977,7 @@ def test_flat_keys_of_a_lazy_stack_below_are_written_back(locked) -> None:
     assert ("new" in members[0]) is not locked
 
 
-def test_is_leaf_of_no_level_merges_what_several_keys_say_of_one() -> None:
+def test_update_is_leaf_false_merges_nested_keys() -> None:
     td = TensorDict({}).update({("n", "a"): torch.ones(1), ("n", "b"): 2}, is_leaf=lambda cls: False)
     assert set(td["n"].keys()) == {"a", "b"}
 
@@ -1012,7 +1006,7 @@ SHIFTED: dict[str, Callable[[Any, Any], Any]] = {
 
 @pytest.mark.parametrize("write", SHIFTED.values(), ids=SHIFTED)
 @pytest.mark.parametrize("tail", [(), (2,)])
-def test_values_that_are_in_part_what_is_written_are_read_first(write: Any, tail: tuple[int, ...]) -> None:
+def test_write_overlapping_values_reads_before_writing(write: Any, tail: tuple[int, ...]) -> None:
     whole = torch.arange(4.0).view(4, *[1] * len(tail)).expand(4, *tail).clone()
     td = TensorDict({"o": torch.zeros(4, *tail), "n": {"a": whole}}, [4])
     source = TensorDict({"o": torch.ones(3, *tail), "n": {"a": whole[:3]}}, [3])
@@ -1023,7 +1017,7 @@ def test_values_that_are_in_part_what_is_written_are_read_first(write: Any, tail
 
 @pytest.mark.filterwarnings("ignore:.*quantize", "ignore:.*TypedStorage")
 @pytest.mark.parametrize("kind", REFUSED_VALUES)
-def test_update_in_place_writes_nothing_where_torch_refuses_one_value(kind: str) -> None:
+def test_update_inplace_unreadable_value_writes_nothing(kind: str) -> None:
     td = TensorDict({"c": torch.ones(3), "a": torch.ones(3)}, [3])
     with pytest.raises(StructureError, match="cannot write key 'a' in place"):
         td.update_({"c": torch.zeros(3), "a": REFUSED_VALUES[kind]()})
@@ -1046,7 +1040,7 @@ REFUSING: dict[str, Callable[[Any, Any], Any]] = {
 @pytest.mark.filterwarnings("ignore:.*quantize", "ignore:.*TypedStorage")
 @pytest.mark.parametrize("write", REFUSING.values(), ids=REFUSING)
 @pytest.mark.parametrize("kind", REFUSED_VALUES)
-def test_nothing_is_written_where_torch_refuses_one_value(kind: str, write: Any) -> None:
+def test_write_unreadable_value_writes_nothing(kind: str, write: Any) -> None:
     for _ in range(2):
         td = TensorDict({"c": torch.ones(3), "a": torch.ones(3)}, [3])
         with pytest.raises(StructureError, match="cannot write key 'a' in place"):
@@ -1057,7 +1051,7 @@ def test_nothing_is_written_where_torch_refuses_one_value(kind: str, write: Any)
         assert td["c"].tolist() == td["a"].tolist() == [0, 0, 0]
 
 
-def test_positions_of_leaves_that_were_written_before_are_checked() -> None:
+def test_setitem_repeated_positions_checks_every_write() -> None:
     for _ in range(3):
         td = TensorDict({"a": torch.zeros(4, 2), "b": torch.zeros(4, 2, 2)}, [4])
         td[[0, 1]] = TensorDict({"a": torch.ones(2, 2), "b": torch.ones(2, 2, 2)}, [2])
@@ -1074,7 +1068,7 @@ def test_positions_of_leaves_that_were_written_before_are_checked() -> None:
 
 
 @pytest.mark.parametrize("source", [{("n", "a"): 1, ("n", "b"): 2}, {"n": {"a": 1, "b": 2}}], ids=str)
-def test_nested_keys_are_picked_from_any_form_of_mapping(source: dict[Any, Any]) -> None:
+def test_update_keys_to_update_accepts_any_mapping_form(source: dict[Any, Any]) -> None:
     td = TensorDict({"n": {"a": 0, "b": 0}})
     td.update(source, keys_to_update=[("n", "a")])
     assert td.to_dict() == {"n": {"a": torch.tensor(1), "b": torch.tensor(0)}}
