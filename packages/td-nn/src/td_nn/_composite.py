@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, ItemsView, Iterator, KeysView, Mapping, ValuesView
 from typing import Any
 
 import torch
@@ -31,7 +31,7 @@ def add_suffix(key: Key, suffix: str) -> Key:
     return key + suffix if isinstance(key, str) else (*key[:-1], key[-1] + suffix)
 
 
-class CompositeDistribution(dist.Distribution, Mapping[Any, Any]):
+class CompositeDistribution(dist.Distribution):
     """Independent distributions, one per key, whose samples are collections.
 
     A mapping from sample keys to distributions.
@@ -164,9 +164,24 @@ class CompositeDistribution(dist.Distribution, Mapping[Any, Any]):
     def __len__(self) -> int:
         return len(self.dists)
 
-    # A distribution is compared and hashed by identity, not by its entries.
-    __eq__ = object.__eq__
-    __hash__ = object.__hash__
+    def __contains__(self, key: Any) -> bool:
+        return key in self.dists
+
+    def keys(self) -> KeysView[Key]:
+        """Return the sample keys."""
+        return self.dists.keys()
+
+    def values(self) -> ValuesView[Any]:
+        """Return the distributions."""
+        return self.dists.values()
+
+    def items(self) -> ItemsView[Key, Any]:
+        """Return the sample keys and the distributions."""
+        return self.dists.items()
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        """Return the distribution of a sample key, or the default."""
+        return self.dists.get(key, default)
 
     @property
     def has_rsample(self) -> bool:  # type: ignore[override]
@@ -383,6 +398,10 @@ class CompositeDistribution(dist.Distribution, Mapping[Any, Any]):
         return f"{type(self).__name__}({self.dists})"
 
 
+# Registered, not a base, because an instance check against an abstract class is slow.
+Mapping.register(CompositeDistribution)
+
+
 def _check_params(params: Any) -> None:
     if not isinstance(params, TensorCollection):
         raise TypeError(
@@ -427,11 +446,14 @@ def _arguments(params: TensorCollection, name: Key) -> Mapping[str, Any]:
             f"{list(node.shape)}"
         )
     if isinstance(node, TensorCollection):
-        keys = node.keys()
-        if not len(keys):  # a value that is not a tensor, such as a dict
-            node = params[name]
-            keys = node.keys()
-        return {key: node[key] for key in keys}
+        found = {
+            key: value if isinstance(value, Tensor) else node[key]  # a node may hold a value
+            for key, value in node.items()
+        }
+        if found:
+            return found
+        node = params[name]  # a value that is not a tensor, such as a dict
+        return dict(node)
     return node  # type: ignore[no-any-return]
 
 

@@ -45,12 +45,13 @@ class Delta(dist.Distribution):
         if not isinstance(param, Tensor):
             raise TypeError(f"the value of a Delta is a tensor; got {param!r}")
         shape = param.shape
-        if batch_shape is None:
-            event = shape[-1:] if event_shape is None else torch.Size(event_shape)
+        if batch_shape is None and event_shape is None:
+            batch, event = shape[:-1], shape[-1:]
+        elif batch_shape is None:
+            event = torch.Size(event_shape)  # type: ignore[arg-type]
             batch = shape[: len(shape) - len(event)]
         else:
-            batch = torch.Size(batch_shape)
-            event = torch.Size(() if event_shape is None else event_shape)
+            batch, event = torch.Size(batch_shape), torch.Size(event_shape or ())
         if batch + event != shape:
             raise ValueError(
                 f"the shape of a Delta is batch_shape and then event_shape; got a value of shape {list(shape)} with "
@@ -104,13 +105,15 @@ class Delta(dist.Distribution):
                 f"the last dims of a value of this Delta are {list(self._event_shape)}; "
                 f"got a value of shape {list(value.shape)}"
             )
-        dtype = torch.promote_types(value.dtype, self.param.dtype)
-        is_equal = torch.isclose(value.to(dtype), self.param.to(dtype), rtol=self.rtol, atol=self.atol)
+        param = self.param
+        if value.dtype is not param.dtype:
+            dtype = torch.promote_types(value.dtype, param.dtype)
+            value, param = value.to(dtype), param.to(dtype)
+        is_equal = torch.isclose(value, param, rtol=self.rtol, atol=self.atol)
         if events:
-            is_equal = is_equal.flatten(-events).all(-1)
-        dtype = value.dtype if value.is_floating_point() else torch.get_default_dtype()
-        infinity = torch.full((), torch.inf, dtype=dtype, device=value.device)
-        return torch.where(is_equal, infinity, -infinity)
+            is_equal = is_equal.flatten(-events).all(-1) if events > 1 else is_equal.all(-1)
+        found = torch.where(is_equal, torch.inf, -torch.inf)
+        return found.to(value.dtype) if value.is_floating_point() else found
 
     @property
     def mean(self) -> Tensor:

@@ -100,24 +100,15 @@ def deterministic_value(distribution: Any, n_draws: int | None = None) -> Any:
     Warns:
         UserWarning: the class is not known, so that its support decides.
     """
+    rule = _RULES.get(type(distribution))
+    if rule is not None:
+        return rule(distribution, n_draws)
     own = getattr(distribution, "deterministic_sample", None)
     if own is not None:
         return own
-    cls = type(distribution)
-    rule = _RULES.get(cls)
-    if rule is not None:
-        return rule(distribution, n_draws)
-    if isinstance(distribution, dist.TransformedDistribution) and not _defines_mean(cls):
+    if isinstance(distribution, dist.TransformedDistribution) and not _defines_mean(type(distribution)):
         return _transform_base(distribution, n_draws)
-    if cls in _BY_MODE:
-        return distribution.mode
-    if _is_of_torch(cls) and _defines_mean(cls):
-        return distribution.mean
     return _value_by_support(distribution, n_draws)
-
-
-def _is_of_torch(cls: type) -> bool:
-    return cls.__module__.startswith("torch.distributions.")
 
 
 def _defines_mean(cls: Any) -> bool:
@@ -165,9 +156,8 @@ def _independent_value(distribution: Any, n_draws: int | None) -> Any:
     """Return the value of the base, or the mode if the class of the base is not known."""
     base = distribution.base_dist
     is_known = (
-        hasattr(base, "deterministic_sample")
-        or type(base) in _RULES
-        or _is_of_torch(type(base))
+        type(base) in _RULES
+        or hasattr(base, "deterministic_sample")
         or isinstance(base, dist.TransformedDistribution)
     )
     value = None if is_known else _statistic(base, "mode")
@@ -201,7 +191,24 @@ def _one_hot_argmax(distribution: Any, n_draws: int | None) -> Any:
     return nn.functional.one_hot(logits.argmax(-1), logits.shape[-1]).to(logits.dtype)
 
 
-_RULES: dict[type, Callable[[Any, int | None], Any]] = {
+def _take_mode(distribution: Any, n_draws: int | None) -> Any:
+    return distribution.mode
+
+
+def _take_mean(distribution: Any, n_draws: int | None) -> Any:
+    return distribution.mean
+
+
+#: The rule of each class of torch; subclasses do not inherit it.
+_RULES: dict[Any, Callable[[Any, int | None], Any]] = {
+    **{
+        cls: _take_mean
+        for cls in vars(dist).values()
+        if isinstance(cls, type) and issubclass(cls, dist.Distribution) and _defines_mean(cls)
+    },
+    dist.TransformedDistribution: _transform_base,
+    dist.LogisticNormal: _transform_base,
+    **dict.fromkeys(_BY_MODE, _take_mode),
     dist.Independent: _independent_value,
     dist.RelaxedBernoulli: _round_probs,
     dist.RelaxedOneHotCategorical: _one_hot_argmax,

@@ -46,7 +46,8 @@ class NormalParamExtractor(nn.Module):
             raise RuntimeError(
                 "NormalParamExtractor splits the last dim of its input into location and scale; got a tensor without dims"
             )
-        loc, scale = tensor.tensor_split([(tensor.shape[-1] + 1) // 2], dim=-1)
+        size = tensor.shape[-1]
+        loc, scale = tensor.chunk(2, -1) if size > 1 else tensor.tensor_split([1], -1)
         return (loc, self.scale_mapping(scale).clamp_min(self.scale_lb), *others)
 
 

@@ -31,12 +31,16 @@ def rand_one_hot(values: Tensor, do_softmax: bool = True) -> Tensor:
     """
     if not values.ndim:
         raise ValueError("rand_one_hot() draws along the last dim of its input; got a tensor without dims")
-    probs = values.softmax(-1) if do_softmax else values
-    below = probs.cumsum(-1)
-    # A draw is scaled by the last sum, which rounding moves away from 1, so that it cannot exceed it.
-    drawn = torch.rand(below.shape[:-1], dtype=below.dtype, device=below.device).unsqueeze(-1)
-    index = (below <= drawn * below[..., -1:]).sum(-1).clamp_max(values.shape[-1] - 1)
-    return nn.functional.one_hot(index, values.shape[-1])
+    below = (values.softmax(-1) if do_softmax else values).cumsum(-1)
+    drawn = torch.rand((*values.shape[:-1], 1), dtype=below.dtype, device=below.device)
+    # Rounding may leave the last sum below a draw.
+    index = (below <= drawn).sum(-1).clamp_max(values.shape[-1] - 1)
+    return _one_hot(index, values.shape[-1])
+
+
+def _one_hot(index: Tensor, size: int) -> Tensor:
+    # That of torch reads the largest index back, which waits for a GPU.
+    return (torch.arange(size, device=index.device) == index.unsqueeze(-1)).long()
 
 
 class OneHotCategorical(dist.Categorical):
@@ -89,7 +93,7 @@ class OneHotCategorical(dist.Categorical):
     @property
     def mode(self) -> Tensor:
         """The one-hot vector of the most probable category; the first of equal ones."""
-        return self._one_hot(self._param.argmax(-1))
+        return _one_hot(self._param.argmax(-1), self._num_events)
 
     @property
     def deterministic_sample(self) -> Tensor:
@@ -108,7 +112,7 @@ class OneHotCategorical(dist.Categorical):
 
     def sample(self, sample_shape: Any = None) -> Tensor:
         """Draw one-hot vectors of dtype int64."""
-        return self._one_hot(super().sample(torch.Size(sample_shape or ())))
+        return _one_hot(super().sample(torch.Size(sample_shape or ())), self._num_events)
 
     def rsample(self, sample_shape: Any = None) -> Tensor:
         """Draw one-hot vectors with the gradients of a relaxed sample at temperature 1."""
@@ -131,14 +135,11 @@ class OneHotCategorical(dist.Categorical):
 
     def enumerate_support(self, expand: bool = True) -> Tensor:
         """Return all one-hot vectors, along a new first dim."""
-        return self._one_hot(super().enumerate_support(expand))
+        return _one_hot(super().enumerate_support(expand), self._num_events)
 
     def _validate_sample(self, value: Tensor) -> None:
         # Values come here as categories, because log_prob() of the base class takes those.
         pass
-
-    def _one_hot(self, category: Tensor) -> Tensor:
-        return nn.functional.one_hot(category, self._num_events)
 
 
 def _squeeze_last(param: Any) -> Any:

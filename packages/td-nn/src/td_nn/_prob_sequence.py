@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
 from typing import Any, TypeVar
 
 import torch
@@ -17,6 +19,7 @@ from ._module_base import show_module
 from ._module_keys import Key
 from ._probabilistic import ProbabilisticTensorDictModule
 from ._sequence import TensorDictSequential, has_keys, run_on_members
+from ._switches import STATE
 
 __all__ = ["ProbabilisticTensorDictSequential"]
 
@@ -56,6 +59,9 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
 
     #: The argument, or None; a class attribute, because subclasses elsewhere leave constructors out.
     _return_composite: bool | None = None
+
+    #: What a call needs of the members, computed at the first one.
+    _plan: tuple[bool, bool] | None = None
 
     def __init__(
         self,
@@ -187,38 +193,31 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
                 other members write them.
             **kwargs: more arguments of the members that are not distributions.
         """
-
-        def run(collection: TensorCollection) -> Any:
-            return self._run(collection, kwargs, _requires_sample)
-
+        run: Any = self._run
+        if kwargs or _requires_sample is not None:
+            run = functools.partial(self._run, kwargs=kwargs, requires_sample=_requires_sample)
         return self._store_results(tensordict, tensordict_out, run)
 
     def _run(
         self, tensordict: Any, kwargs: dict[str, Any] | None = None, requires_sample: bool | None = None
     ) -> Any:
         """Return what the last member returns."""
-        kind = interaction_type()
-        if kind is None and not self.return_composite and any(find_distributions(list(self)[:-1])):
-            kind = self.default_interaction_type  # earlier members take the type of the last distribution
-        if kind is None:
-            return self._run_members(tensordict, kwargs, requires_sample)
-        with set_interaction_type(kind):
-            return self._run_members(tensordict, kwargs, requires_sample)
-
-    def _run_members(
-        self, tensordict: Any, kwargs: dict[str, Any] | None, requires_sample: bool | None
-    ) -> Any:
-        members = list(self)
-        last = members[-1]
-        if requires_sample is None and isinstance(last, ProbabilisticTensorDictModule):
-            written = {key for module in members[:-1] for key in module.out_keys}
-            requires_sample = not written.issuperset(last.dist_sample_keys)
-        place = 0
+        plan = self._plan
+        if plan is None:
+            plan = self.__dict__["_plan"] = self._make_plan()
+        takes_last_type, is_written = plan
+        if takes_last_type and STATE.interaction_type is None:
+            with set_interaction_type(self.default_interaction_type):
+                return self._run(tensordict, kwargs, requires_sample)
+        if requires_sample is None and is_written:
+            requires_sample = False
+        members: Any = self._modules["module"]._modules  # type: ignore[union-attr]
+        place, end = 0, len(members) - 1
         try:
-            for module in members:
+            for module in members.values():
                 if self.partial_tolerant and not has_keys(tensordict, module.in_keys):
                     run_on_members(module, tensordict)
-                elif module is last and requires_sample is False and is_probabilistic(module):
+                elif requires_sample is False and place == end and is_probabilistic(module):
                     tensordict = module(tensordict, _requires_sample=False)
                 elif kwargs and not isinstance(module, ProbabilisticTensorDictModule):
                     tensordict = module(tensordict, **kwargs)
@@ -229,6 +228,20 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
             self._locate(error, place)
             raise
         return tensordict
+
+    def _make_plan(self) -> tuple[bool, bool]:
+        """Return whether earlier members take the type of the last, and whether they write all of its samples."""
+        *early, last = self
+        takes_last_type = not self.return_composite and any(find_distributions(early))
+        written = {key for module in early for key in module.out_keys}
+        is_written = isinstance(last, ProbabilisticTensorDictModule) and written.issuperset(
+            last.dist_sample_keys
+        )
+        return takes_last_type, is_written
+
+    def _take_members(self, container: Any, in_keys: list[Key], out_keys: list[Key]) -> None:
+        super()._take_members(container, in_keys, out_keys)
+        self.__dict__.pop("_plan", None)
 
     def get_dist(
         self, tensordict: TensorCollection, tensordict_out: TensorCollection | None = None, **kwargs: Any
@@ -255,9 +268,12 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
         >>> chain.get_dist(TensorDict(x=torch.zeros(()), s=torch.ones(()), a=torch.tensor(7.0)))["b"].loc
         tensor(7.)
         """
+        modules = self._require_distributions()
         if self.return_composite:
-            return self._build_composite(tensordict, tensordict_out, kwargs)
-        return self._build_last(self._run_before_last(tensordict, tensordict_out, kwargs))
+            return self._build_composite(modules, tensordict, tensordict_out, kwargs)
+        return self._build_last(
+            modules[0], self._run_before_last(modules, tensordict, tensordict_out, kwargs)
+        )
 
     def get_dist_params(
         self, tensordict: TensorCollection, tensordict_out: TensorCollection | None = None, **kwargs: Any
@@ -269,7 +285,7 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
             tensordict_out: where to store what the members write; ``tensordict`` stays as it is.
             **kwargs: more arguments of the members that are not distributions.
         """
-        result = self._run_before_last(tensordict, tensordict_out, kwargs)
+        result = self._run_before_last(self._require_distributions(), tensordict, tensordict_out, kwargs)
         return result if tensordict_out is None else tensordict_out
 
     def build_dist_from_params(self, tensordict: TensorCollection) -> Any:
@@ -278,8 +294,7 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
         Raises:
             RuntimeError: no member is a distribution.
         """
-        self._refuse_without_distribution()
-        return self._build_last(tensordict)
+        return self._build_last(self._require_distributions()[0], tensordict)
 
     def log_prob(
         self,
@@ -328,19 +343,20 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
         self, dist: Any, interaction_type: InteractionType | None = None, *, generator: Any = None
     ) -> Any:
         """Return a value of the last distribution; subclasses elsewhere call it."""
-        self._refuse_without_distribution()
-        return self._last_first()[0]._dist_sample(dist, interaction_type, generator=generator)
+        return self._require_distributions()[0]._dist_sample(dist, interaction_type, generator=generator)
 
-    def _refuse_without_distribution(self) -> None:
-        if not self._last_first():
+    def _require_distributions(self) -> list[ProbabilisticTensorDictModule[Any]]:
+        """Return the distributions, the last one first; raise if there are none."""
+        modules = self._last_first()
+        if not modules:
             raise RuntimeError(
                 f"no member of this {type(self).__name__} is a ProbabilisticTensorDictModule, so it has no distribution; "
                 f"it writes {self.out_keys}"
             )
+        return modules
 
-    def _build_last(self, tensordict: TensorCollection) -> Any:
+    def _build_last(self, last: ProbabilisticTensorDictModule[Any], tensordict: TensorCollection) -> Any:
         """Build the last distribution; an error notes which member it is."""
-        last = self._last_first()[0]
         try:
             return last.get_dist(tensordict)
         except Exception as error:
@@ -351,24 +367,33 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
             raise
 
     def _run_before_last(
-        self, tensordict: TensorCollection, tensordict_out: TensorCollection | None, kwargs: dict[str, Any]
+        self,
+        modules: list[ProbabilisticTensorDictModule[Any]],
+        tensordict: TensorCollection,
+        tensordict_out: TensorCollection | None,
+        kwargs: dict[str, Any],
     ) -> Any:
         """Return the collection that the last distribution reads, and store what is written."""
-        self._refuse_without_distribution()
-        is_copied = tensordict_out is not None or self.inplace in (False, "empty")
-        with set_interaction_type(interaction_type() or self.default_interaction_type):
-            result = self._condition(tensordict.copy() if is_copied else tensordict, kwargs, [])
-        self._store_written(result, tensordict_out)
+        if tensordict_out is not None or self.inplace in (False, "empty"):
+            tensordict = tensordict.copy()
+        kind = STATE.interaction_type or modules[0].default_interaction_type
+        with set_interaction_type(kind) if len(modules) > 1 else nullcontext():
+            result = _run_conditioned(self, tensordict, kwargs, [], len(modules))
+        self._store_written(modules[0], result, tensordict_out)
         return result
 
     def _build_composite(
-        self, tensordict: TensorCollection, tensordict_out: TensorCollection | None, kwargs: dict[str, Any]
+        self,
+        modules: list[ProbabilisticTensorDictModule[Any]],
+        tensordict: TensorCollection,
+        tensordict_out: TensorCollection | None,
+        kwargs: dict[str, Any],
     ) -> CompositeDistribution:
-        self._refuse_without_distribution()
         results: list[tuple[Any, Any]] = []
-        result = self._condition(tensordict.copy(), kwargs, results)
-        self._store_written(result, tensordict_out)
-        results[-1] = (results[-1][0], self._build_last(result))
+        last = modules[0]
+        result = _run_conditioned(self, tensordict.copy(), kwargs, results, len(modules))
+        self._store_written(last, result, tensordict_out)
+        results[-1] = (last, self._build_last(last, result))
         dists: dict[Key, Any] = {}
         for module, dist in results:
             if module is None:  # a skipped member
@@ -384,16 +409,17 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
                 )
         return CompositeDistribution.from_distributions(result, dists, aggregate=results[-1][0]._aggregate)
 
-    def _store_written(self, result: TensorCollection, tensordict_out: TensorCollection | None) -> None:
+    def _store_written(
+        self,
+        last: ProbabilisticTensorDictModule[Any],
+        result: TensorCollection,
+        tensordict_out: TensorCollection | None,
+    ) -> None:
         if tensordict_out is not None:
-            last, present = self._last_first()[0], result.keys(True)
+            present = result.keys(True)
             for key in self._all_out_keys:
                 if key in present and key not in (*last._out_keys, *last._log_prob_keys):
                     tensordict_out.set(key, result.get(key))
-
-    def _condition(self, tensordict: Any, kwargs: dict[str, Any], actual: list[tuple[Any, Any]]) -> Any:
-        """Run the members up to the last distribution, which ``actual`` ends with, and return the collection."""
-        return _run_conditioned(self, tensordict, kwargs, actual, len(self._last_first()))
 
 
 def _run_conditioned(

@@ -213,9 +213,10 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase[ResultT]):
     @property
     def distribution_kwargs(self) -> Any:
         """The keyword arguments that are not read from collections."""
-        trained = self._modules.get("distribution_kwargs")
-        if trained is not None or not self._kwarg_buffers:
-            return self._kwargs if trained is None else trained
+        if "distribution_kwargs" in self._modules:
+            return self._modules["distribution_kwargs"]
+        if not self._kwarg_buffers:
+            return self._kwargs
         kwargs = _copy_dicts(self._kwargs)
         for (*path, name), buffer in self._kwarg_buffers.items():
             functools.reduce(dict.__getitem__, path, kwargs)[name] = self._buffers[buffer]
@@ -320,11 +321,11 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase[ResultT]):
         >>> module.get_dist(TensorDict(mu=torch.zeros(2), std=torch.ones(2)))
         Normal(loc: torch.Size([2]), scale: torch.Size([2]))
         """
-        values = {}
+        values, get = {}, tensordict.get
         for name, key in zip(self.dist_keys, self._all_in_keys or ()):
-            value = tensordict.get(key, None)
-            if value is not None and not isinstance(value, Tensor):
-                value = tensordict[key]  # a node that holds a value, which is passed instead of the node
+            value = get(key, None)
+            if not isinstance(value, Tensor) and value is not None:
+                value = tensordict[key]  # a node may hold a value, which is passed instead of the node
             values[name] = value
         try:
             return self.distribution_class(**values, **self.distribution_kwargs)
@@ -543,6 +544,10 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase[ResultT]):
     def _write_sample(self, target: Any, sample: Any) -> None:
         keys = self._out_keys
         if isinstance(sample, Tensor):
+            if len(keys) == 1:
+                if keys[0] != SINK:
+                    target.set(keys[0], sample)
+                return
             sample = (sample,)
         elif isinstance(sample, TensorCollection):
             if any(key != SINK and key not in sample for key in keys):
@@ -559,7 +564,12 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase[ResultT]):
 
     def _write_scores(self, target: Any, dist: Any, scores: Any) -> None:
         keys = self._log_prob_keys
-        if isinstance(dist, CompositeDistribution):
+        if isinstance(scores, Tensor):
+            if len(keys) == 1:
+                target.set(keys[0], scores)
+                return
+            scores = (scores,)
+        elif isinstance(dist, CompositeDistribution):
             if not self._composite_lp_aggreate_at_init:
                 keys, scores = zip(*self._rename_scores(scores).items())
             else:
@@ -567,9 +577,7 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase[ResultT]):
                 if self._aggregate is None:
                     for key, value in scores.items():
                         target.set(add_suffix(key, "_log_prob"), value)
-                scores = total
-        if isinstance(scores, Tensor):
-            scores = (scores,)
+                scores = (total,)
         if len(scores) != len(keys):
             raise ModuleKeysError(
                 f"{show_module(self)} returned {len(scores)} log-probabilities for the {len(keys)} log_prob_keys {keys}"

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch import distributions as dist
 from torch.distributions import constraints
-from torch.distributions.utils import broadcast_all
+from torch.distributions.utils import broadcast_all, lazy_property
 from torch.special import erfc, log_ndtr, ndtri
 
 __all__ = ["TruncatedNormal", "TruncatedStandardNormal"]
@@ -28,11 +28,10 @@ def _ndtr(x: Tensor) -> Tensor:
     return 0.5 * erfc(-_SQRT_HALF * x)
 
 
-def _is_tiny(mass: Tensor) -> Tensor | None:
-    """Return where a probability underflows, or None if nowhere."""
-    is_tiny = mass < torch.finfo(mass.dtype).tiny
+def _find(mask: Tensor) -> Tensor | None:
+    """Return a mask, or None if it is False everywhere."""
     # A graph computes both cases, because it cannot depend on values.
-    return is_tiny if torch.compiler.is_compiling() or bool(is_tiny.any()) else None
+    return mask if torch.compiler.is_compiling() or bool(mask.any()) else None
 
 
 class TruncatedStandardNormal(dist.Distribution):
@@ -51,7 +50,8 @@ class TruncatedStandardNormal(dist.Distribution):
     (tensor(0.), tensor(0.5000))
     """
 
-    arg_constraints: dict[str, Any] = {"a": constraints.real, "b": constraints.real}  # noqa: RUF012
+    # The ends are checked together.
+    arg_constraints: dict[str, Any] = {"a": constraints.dependent, "b": constraints.dependent}  # noqa: RUF012
     has_rsample = True
     a: Tensor
     b: Tensor
@@ -70,17 +70,36 @@ class TruncatedStandardNormal(dist.Distribution):
         """The interval."""
         return constraints.interval(self.a, self.b)
 
-    @property
-    def _tail(self) -> tuple[Tensor, Tensor, Tensor]:
-        """The sign that mirrors an interval of positive numbers, and the interval: the left tail has more digits."""
-        is_mirrored = self.a > 0
-        sign = torch.where(is_mirrored, -1.0, 1.0).to(self.a.dtype)
-        return sign, torch.where(is_mirrored, -self.b, self.a), torch.where(is_mirrored, -self.a, self.b)
+    @lazy_property
+    def _is_mirrored(self) -> Tensor | None:
+        """Where the interval has positive numbers, or None if nowhere."""
+        return _find(self.a > 0)
 
-    @property
+    @lazy_property
+    def _low(self) -> Tensor:
+        # An interval of positive numbers is mirrored, because the left tail has more digits.
+        return self.a if self._is_mirrored is None else torch.where(self._is_mirrored, -self.b, self.a)
+
+    @lazy_property
+    def _high(self) -> Tensor:
+        return self.b if self._is_mirrored is None else torch.where(self._is_mirrored, -self.a, self.b)
+
+    @lazy_property
+    def _below(self) -> Tensor:
+        return _ndtr(self._low)
+
+    @lazy_property
+    def _mass(self) -> Tensor:
+        return _ndtr(self._high) - self._below
+
+    @lazy_property
+    def _is_tiny(self) -> Tensor | None:
+        """Where the probability of the interval underflows, or None if nowhere."""
+        return _find(self._mass < torch.finfo(self._mass.dtype).tiny)
+
+    @lazy_property
     def _log_auc(self) -> Tensor:
-        _, low, high = self._tail
-        log_low, log_high = log_ndtr(low), log_ndtr(high)
+        log_low, log_high = log_ndtr(self._low), log_ndtr(self._high)
         return log_high + torch.log1p(-(log_low - log_high).exp())
 
     @property
@@ -138,42 +157,43 @@ class TruncatedStandardNormal(dist.Distribution):
         return self._standard_cdf(value)
 
     def _standard_cdf(self, value: Tensor) -> Tensor:
-        sign, low, high = self._tail
-        value = (sign * value).clamp(low, high)
-        below = _ndtr(low)
-        mass = _ndtr(high) - below
-        share = (_ndtr(value) - below) / mass
-        is_tiny = _is_tiny(mass)
+        low, high, is_mirrored, is_tiny = self._low, self._high, self._is_mirrored, self._is_tiny
+        if is_mirrored is not None:
+            value = torch.where(is_mirrored, -value, value)
+        value = value.clamp(low, high)
+        share = (_ndtr(value) - self._below) / self._mass
         if is_tiny is not None:
             at_low = (high * (high - low)).exp()
             share = torch.where(is_tiny, ((high * (high - value)).exp() - at_low) / (1 - at_low), share)
-        return torch.where(sign < 0, 1 - share, share)
+        return share if is_mirrored is None else torch.where(is_mirrored, 1 - share, share)
 
     def icdf(self, value: Tensor) -> Tensor:
         """Return the value below which the probability is ``value``."""
         return self._standard_icdf(value)
 
     def _standard_icdf(self, value: Tensor) -> Tensor:
-        sign, low, high = self._tail
-        below = _ndtr(low)
-        mass = _ndtr(high) - below
-        share = torch.where(sign < 0, 1 - value, value)
-        found = ndtri(below + share * mass)
-        is_tiny = _is_tiny(mass)
+        low, high, is_mirrored, is_tiny = self._low, self._high, self._is_mirrored, self._is_tiny
+        share = value if is_mirrored is None else torch.where(is_mirrored, 1 - value, value)
+        found = ndtri(self._below + share * self._mass)
         if is_tiny is not None:  # so far in the tail, the density is exponential
             at_low = (high * (high - low)).exp()
             found = torch.where(is_tiny, high - (share * (1 - at_low) + at_low).log() / high, found)
-        return sign * found.clamp(low, high)
+        found = found.clamp(low, high)
+        return found if is_mirrored is None else torch.where(is_mirrored, -found, found)
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Return the log of the density, minus infinity outside the interval."""
-        if self._validate_args:
-            self._validate_sample(value)
-        return self._standard_log_prob(value)
+        return self._inside(value, self._standard_log_prob(value))
 
     def _standard_log_prob(self, value: Tensor) -> Tensor:
-        log_prob = -0.5 * value.square() - _LOG_SQRT_2PI - self._log_auc
-        return torch.where((value >= self.a) & (value <= self.b), log_prob, -torch.inf)
+        return -0.5 * value.square() - (self._log_auc + _LOG_SQRT_2PI)
+
+    def _inside(self, value: Tensor, log_prob: Tensor) -> Tensor:
+        """Return a log-probability, minus infinity outside the support, where a value is an error if validated."""
+        if self._validate_args:
+            self._validate_sample(value)
+            return log_prob
+        return torch.where(self.support.check(value), log_prob, -torch.inf)
 
     def rsample(self, sample_shape: Any = None) -> Tensor:
         """Draw values, with gradients of the parameters."""
@@ -221,8 +241,8 @@ class TruncatedNormal(TruncatedStandardNormal):
     arg_constraints: dict[str, Any] = {  # noqa: RUF012
         "loc": constraints.real,
         "scale": constraints.positive,
-        "a": constraints.real,
-        "b": constraints.real,
+        "a": constraints.dependent,
+        "b": constraints.dependent,
     }
     loc: Tensor
     scale: Tensor
@@ -269,7 +289,7 @@ class TruncatedNormal(TruncatedStandardNormal):
 
     def entropy(self) -> Tensor:
         """Return the entropy."""
-        return super().entropy() + self.scale.log()
+        return super().entropy() + self._log_scale
 
     def cdf(self, value: Tensor) -> Tensor:
         """Return the probability of smaller values: 0 below the interval and 1 above."""
@@ -282,10 +302,11 @@ class TruncatedNormal(TruncatedStandardNormal):
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Return the log of the density, minus infinity outside the interval."""
-        if self._validate_args:
-            self._validate_sample(value)
-        log_prob = self._standard_log_prob(self._standardize(value)) - self.scale.log()
-        return torch.where((value >= self._from) & (value <= self._to), log_prob, -torch.inf)
+        return self._inside(value, self._standard_log_prob(self._standardize(value)) - self._log_scale)
+
+    @lazy_property
+    def _log_scale(self) -> Tensor:
+        return self.scale.log()
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> TruncatedNormal:
         """Return the distribution with its batch dims expanded."""
