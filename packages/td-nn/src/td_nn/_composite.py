@@ -228,16 +228,19 @@ class CompositeDistribution(dist.Distribution):
 
     def sample_and_log_prob(self, shape: Any = None) -> tuple[TensorDict, Any]:
         """Draw without gradients, and return the samples and what ``log_prob()`` of them returns."""
-        samples, scores = self.draw_and_score("sample", _as_size(shape))
-        return samples, self._lay_out(scores, samples.batch_size)
+        return self._draw_and_lay_out("sample", _as_size(shape))
 
     def rsample_and_log_prob(self, shape: Any = None) -> tuple[TensorDict, Any]:
         """Draw with gradients, and return the samples and what ``log_prob()`` of them returns."""
-        samples, scores = self.draw_and_score("rsample", _as_size(shape))
-        return samples, self._lay_out(scores, samples.batch_size)
+        return self._draw_and_lay_out("rsample", _as_size(shape))
 
-    def draw_and_score(self, method: str, shape: torch.Size) -> tuple[TensorDict, dict[Key, Any]]:
-        """Draw by ``"sample"`` or ``"rsample"``, and return the samples and the log-probability of each component."""
+    def _draw_and_lay_out(self, method: str, shape: torch.Size) -> tuple[TensorDict, Any]:
+        values, scores = self.draw_and_score(method, shape)
+        size = shape + self._batch_shape
+        return TensorDict(values, batch_size=size), self._lay_out(scores, size)
+
+    def draw_and_score(self, method: str, shape: torch.Size) -> tuple[dict[Key, Any], dict[Key, Any]]:
+        """Draw by ``"sample"`` or ``"rsample"``, and return samples and log-probabilities by sample key."""
         values, scores = {}, {}
         for key, each in self.dists.items():
             both = getattr(each, f"{method}_and_log_prob", None)
@@ -246,7 +249,7 @@ class CompositeDistribution(dist.Distribution):
                 scores[key] = each.log_prob(values[key])
             else:
                 values[key], scores[key] = both(shape)
-        return TensorDict(values, batch_size=shape + self._batch_shape), scores
+        return values, scores
 
     def _lay_out(self, scores: dict[Key, Any], size: torch.Size) -> Any:
         """Return the sum of log-probabilities if they are aggregated, else a collection of them."""

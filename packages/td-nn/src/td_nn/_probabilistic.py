@@ -549,9 +549,10 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase[ResultT]):
                     target.set(keys[0], sample)
                 return
             sample = (sample,)
-        elif isinstance(sample, TensorCollection):
+        elif isinstance(sample, (dict, TensorCollection)):
             if any(key != SINK and key not in sample for key in keys):
-                self._refuse_unwritten(keys, list(sample.keys(True, True)))
+                written = sample if isinstance(sample, dict) else sample.keys(True, True)
+                self._refuse_unwritten(keys, list(written))
             target.update(sample)
             return
         if len(sample) != len(keys):

@@ -233,7 +233,7 @@ class TruncatedNormal(TruncatedStandardNormal):
 
     >>> bounded = TruncatedNormal(torch.tensor([0.0, 3.0]), torch.ones(2), -1.0, 1.0)
     >>> bounded.mean
-    tensor([0.0000, 0.6155])
+    tensor([0.0000, 0.6294])
     >>> TruncatedNormal(0.0, 1.0, -1.0, 1.0, validate_args=False).log_prob(torch.tensor(2.0))
     tensor(-inf)
     """
