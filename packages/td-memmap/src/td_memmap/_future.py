@@ -1,4 +1,4 @@
-"""The future of a collection that is being saved."""
+"""Future of a save in the background."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from td_core._locking import lock
 
 
 class TensorDictFuture:
-    """What ``return_early=True`` gives: the collection, once it is saved.
+    """Future returned by ``return_early=True``: its result is the mapped collection.
 
     Args:
-        futures: the work to wait for.
-        resulting_td: what to return then; None returns the result of the last future.
+        futures: the futures to wait for.
+        resulting_td: the result; None returns the result of the last future.
 
     >>> done = Future()
     >>> done.set_result(7)
@@ -29,13 +29,13 @@ class TensorDictFuture:
         self.resulting_td = resulting_td
 
     def result(self) -> Any:
-        """Wait for the save to be complete and return the collection; raise what it raised."""
+        """Wait until the save is complete and return the collection, or raise the exception of the save."""
         results = [future.result() for future in self.futures]
         return results[-1] if self.resulting_td is None and results else self.resulting_td
 
 
 def run_in_background(data: Any, work: Callable[[], Any]) -> TensorDictFuture:
-    """Run the save of a collection in a thread of its own."""
+    """Run the save of a collection in a new thread."""
     wait_for({leaf.device for leaf in data._leaves()})
     pool = ThreadPoolExecutor(1, "td-memmap-save")
     future = pool.submit(work)
@@ -44,7 +44,10 @@ def run_in_background(data: Any, work: Callable[[], Any]) -> TensorDictFuture:
 
 
 def lock_then_run(data: Any, work: Callable[[], Any]) -> Callable[[], Any]:
-    """Lock a collection at once, as it will be, so that it does not change while it is written."""
+    """Lock a collection immediately, so that it cannot change while ``work`` writes it.
+
+    The returned function unlocks it again if ``work`` fails.
+    """
     was_locked = data.is_locked
     lock(data, ATTACHED)
 

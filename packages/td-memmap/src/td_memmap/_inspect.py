@@ -1,4 +1,4 @@
-"""What is in a save, from its metadata alone: no leaf is opened, no class is needed, nothing is unpickled."""
+"""Inspect a save by its metadata alone: no leaf is opened, no class is required, nothing is unpickled."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from ._read_node import read_node
 @set_module("td_memmap")
 @dataclass(slots=True)
 class Tree:
-    """A collection or leaf of a save.
+    """A collection or leaf of a save, as its metadata describes it.
 
     Attributes:
-        name: its key, or the path for the root.
-        kind: class or kind of a collection, ``"leaf"`` for a leaf.
-        shape: of a leaf; the batch size of a collection that stores one.
-        dtype: of a leaf.
-        nbytes: bytes of the leaf, or of all leaves below.
+        name: key; of the root, the name of the file or directory.
+        kind: class or kind of a collection, or ``"leaf"``.
+        shape: shape of a leaf, or batch size of a collection; None if the metadata has neither.
+        dtype: dtype of a leaf; None for a collection.
+        nbytes: size in bytes of the leaf, or of all leaves below.
         provider: distribution and version of the plugin that wrote the node.
-        pickled: files that hold pickled values, which only ``allow_pickle=True`` would read.
-        values: plain values that the node holds.
-        children: what is below, by key.
+        pickled: files with pickled values, which only ``allow_pickle=True`` reads.
+        values: values of the node that are stored as JSON.
+        children: entries and members by key.
 
     >>> print(Tree("a", "leaf", [2], "torch.int8", 2))
     a: leaf [2] torch.int8, 2 bytes
@@ -68,7 +68,7 @@ class Tree:
         return "\n".join(lines)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the same as nested dicts, for JSON.
+        """Return the tree as nested dicts, for JSON.
 
         >>> Tree("a", "leaf", [2]).as_dict()["shape"]
         [2]
@@ -85,13 +85,13 @@ class Tree:
 
 
 def inspect(path: str | Path) -> Tree:
-    """Return what is saved at ``path``: names, kinds, shapes, dtypes, sizes, and which plugin wrote what.
+    """Return the tree of a save: names, kinds, shapes, dtypes, sizes and the plugins that wrote the nodes.
 
     Args:
         path: directory or archive of a save, or a directory inside one.
 
     Raises:
-        FileNotFoundError: nothing is there.
+        FileNotFoundError: ``path`` does not exist.
         FormatError: the metadata is damaged.
 
     >>> _ = TensorDict({"a": torch.zeros(3, 2), "n": {"b": 1}}).memmap("save")
@@ -119,7 +119,7 @@ def _inspect(files: Any, name: str) -> Tree:
         nodes.append((node, above))
         if above is not None:
             above.children[key] = node
-        # Reversed twice: children are added in the order of the file.
+        # The stack reverses the order, so push the children reversed.
         todo.extend((place, child, node) for child, place in reversed(below.items()))
     for node, above in reversed(nodes):
         if above is not None:

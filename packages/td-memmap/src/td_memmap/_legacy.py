@@ -1,8 +1,8 @@
-"""Reading the layout of releases 0.0.2 to 0.2: ``meta.pt`` for each level, ``<key>.meta.pt`` for each leaf.
+"""Load saves of releases 0.0.2 to 0.2, with a ``meta.pt`` per node and a ``<key>.meta.pt`` per leaf.
 
-The metadata files are read with ``torch.load(weights_only=True)``, which runs nothing. Keys stand in file names as they
-are. Classes and dim names were not stored. The stack dim of a nested lazy stack was overwritten by its parent and is
-found again from the batch sizes.
+The metadata files are read with ``torch.load(weights_only=True)``, which executes no code. File names are the raw
+keys. Classes and dim names were not stored. The stack dim of a nested lazy stack was overwritten by its parent; it
+is inferred from the batch sizes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _DAMAGE = (pickle.UnpicklingError, RuntimeError, ValueError, KeyError, EOFError,
 @dataclass(slots=True)
 class _Level:
     parts: Parts
-    place: dict[str, Any]  # where the level above takes what becomes of this one from
+    place: dict[str, Any]  # dict of the parent, which receives the loaded collection
     name: str
     meta: dict[str, Any]
     leaves: dict[str, Tensor] = field(default_factory=dict)
@@ -42,11 +42,7 @@ class _Level:
 
 
 def load_legacy(reader: Any) -> Any:
-    """Load a collection that releases 0.0.2 to 0.2 wrote; the reader of the directory maps its files.
-
-    Raises:
-        FormatError: something is missing or damaged.
-    """
+    """Load a collection that releases 0.0.2 to 0.2 wrote; ``reader`` maps the files."""
     tree: DirectoryTree = reader.tree
     levels: list[_Level] = []
     todo: list[tuple[Parts, dict[str, Any], str]] = [((), {}, "")]
@@ -60,14 +56,14 @@ def load_legacy(reader: Any) -> Any:
             elif name.endswith(LEAF_META):
                 key = name[: -len(LEAF_META)]
                 level.leaves[key] = _leaf(reader, parts, key)
-    # Children first.
+    # Build children before their parents.
     for level in reversed(levels):
         level.place[level.name] = _build(tree, level, reader.device)
     return levels[0].place[""]
 
 
 def is_old_level(tree: DirectoryTree, parts: Parts) -> bool:
-    """Tell whether a directory holds what these releases wrote for a level; other programs pickle a ``meta.pt`` too."""
+    """Return True if a directory has a ``meta.pt`` that these releases wrote, as opposed to another program's."""
     if tree.stat(parts, _file_names.OLD_META) is None:
         return False
     try:
@@ -138,7 +134,7 @@ def _stack(location: Location, level: _Level, children: dict[str, Any], dim: Any
 
 
 def _infer_stack_dim(children: dict[str, Any], size: torch.Size) -> int | None:
-    """Return the dim in which children named 0, 1, 2... of fewer batch dims make up ``size``; None where they do not."""
+    """Return the dim along which children named 0, 1, 2... stack to the batch size ``size``, or None."""
     if not children or set(children) != {str(i) for i in range(len(children))}:
         return None
     for dim in range(len(size)):

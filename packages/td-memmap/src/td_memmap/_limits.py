@@ -1,23 +1,17 @@
-"""How many files one process can map."""
+"""Limit on the number of files that one process can map."""
 
 from __future__ import annotations
 
 import errno
 from pathlib import Path
 
-# Below this many, counting what is mapped already costs more than it is worth.
+# Skip the check for fewer files: reading the limits would cost more than it is worth.
 _FEW = 10_000
 _SPARE = 500
 
 
 def check_mappings(count: int, what: str) -> None:
-    """Check that ``count`` more files can be mapped.
-
-    Raises:
-        OSError: (ENOMEM) they cannot, by the limit of the system on mappings per process.
-
-    >>> check_mappings(10, "load")
-    """
+    """Raise OSError (ENOMEM) if ``count`` more mappings exceed the system's limit per process."""
     if count < _FEW:
         return
     try:

@@ -1,4 +1,4 @@
-"""A directory as a tree of names."""
+"""Print the files of a directory as a tree."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ _UNITS = ("bytes", "KB", "MB", "GB", "TB", "PB")
 
 
 def print_directory_tree(path: str | Path, indent: str = "", display_metadata: bool = True) -> str:
-    """Print a directory and what is below it, and return what was printed.
+    """Print the tree of files of a directory, and return the printed text.
 
     Args:
         path: the directory.
-        indent: what each line starts with.
-        display_metadata: whether the size of all files comes first.
+        indent: prefix of each line.
+        display_metadata: whether to print the total size of the files first.
 
     >>> _ = TensorDict({"a": 1, "n": {"b": 2.5}}).memmap("save")
     >>> text = print_directory_tree("save", display_metadata=False)
@@ -54,20 +54,12 @@ def print_directory_tree(path: str | Path, indent: str = "", display_metadata: b
 
 
 def make_printable(text: str) -> str:
-    r"""Return a name for people, in one line and without what a terminal would act on.
-
-    >>> print(make_printable("a b"), make_printable("a\nb"), make_printable("\x1b[2J"))
-    a b a\nb \x1b[2J
-    """
+    """Escape a name for one line of terminal output, without line breaks and control characters."""
     return text if text.isprintable() else repr(text)[1:-1]
 
 
 def show_size(nbytes: int) -> str:
-    """Return a number of bytes for people.
-
-    >>> show_size(512), show_size(1_710_000)
-    ('512 bytes', '1.63 MB')
-    """
+    """Format a number of bytes for messages, such as ``1.63 MB``."""
     size, unit = float(nbytes), 0
     while size >= 1024 and unit < len(_UNITS) - 1:
         size, unit = size / 1024, unit + 1

@@ -1,10 +1,10 @@
-"""Loading: read and check all metadata, then check and map each file, then put together.
+"""Load a save: check all metadata, then check and map each file, then build the nodes.
 
-A file is opened once, and what is checked is what was opened. Nothing of a save is given out, or copied to a device,
-before every file of it has passed.
+Each file is opened once, and the checks apply to the open file. No part of a save is returned, or copied to a
+device, before all its files are checked.
 
-The directory is opened once. A save that is replaced while it is read goes on being readable as long as its files are
-there; when one is gone because the save was replaced, loading starts over on the new one.
+The directory is opened once. A save that is replaced during a load remains readable as long as its files exist; if
+one is missing because the save was replaced, loading starts over with the new save.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ from ._tensor import MemoryMappedTensor, Place, as_plain, map_file
 
 _CPU = torch.device("cpu")
 _ATTEMPTS = 1000
-# What building a node from data of the right form can raise when the content does not fit together.
+# Exceptions that building a node from well-formed but inconsistent data can raise.
 _MISFITS = (LookupError, TypeError, ValueError, RuntimeError, AttributeError, ArithmeticError)
 
 
 @dataclass(frozen=True, slots=True)
 class LoadOptions:
-    """How to load; see :meth:`TensorDict.load_memmap`."""
+    """Options of a load; see :meth:`TensorDict.load_memmap`."""
 
     device: torch.device | None = None
     non_blocking: bool = False
@@ -68,30 +68,30 @@ class LoadOptions:
     allow_pickle: bool = False
     strict: bool = True
     progress: Progress = False
-    #: The class that the call names, and whether entries that it declares and the save lacks get their defaults.
+    #: The class on which the load was called, and whether declared fields that the save lacks get their defaults.
     named: type | None = None
     complete: bool = True
-    #: Makes what keeps the values of a node in its directory; None where nothing does.
+    #: Factory of the object that writes changed values to a node's directory; None if values are not written back.
     keeper: Callable[..., Any] | None = None
 
 
 @dataclass(slots=True)
 class Node:
-    """A directory of a save.
+    """A directory of a save, while it is loaded.
 
     Attributes:
-        parts: where it is.
+        parts: path of the directory.
         key: key path.
-        above: batch size of the level above.
-        place: where the node above takes what becomes of this one from.
-        name: its key there.
+        above: batch size of the parent.
+        place: dict of the parent that receives the built node.
+        name: its key in ``place``.
         level: its checked metadata.
-        leaves: its leaves by key: those of the metadata, or of them those whose files were found.
-        entries: leaves and collections below, by key; None until each is there.
-        members: the members, by name, likewise; None for most nodes, which have none.
-        values: the Python values; None for most nodes.
-        parent: the node above.
-        outer: batch size of the level above, where the values say that they have one of their own; else None.
+        leaves: leaves by key; once the files were checked, only those with a file.
+        entries: leaves and child nodes by key; None until they are loaded.
+        members: members by name, likewise; None if the node has no members.
+        values: Python values; None if the node has no values.
+        parent: parent node.
+        outer: batch size of the parent, if the node stores a separate batch size; else None.
     """
 
     parts: Parts
@@ -107,7 +107,7 @@ class Node:
     parent: Node | None = None
 
     def find_named_class(self, root: type | None) -> type | None:
-        """Return the class that is named for the root, if it is this node, or that the class above declares for it."""
+        """Return the class declared for this node by its parent's class, or for the root the class of the call."""
         chain = [self]
         while chain[-1].parent is not None:
             chain.append(chain[-1].parent)
@@ -117,7 +117,7 @@ class Node:
             kind = above.level.kind
             owner = (user_class(above.level.cls or kind.type) if kind is not None else None) or owner or cls
             if below.place is above.members:
-                # The members of a stack are what it is.
+                # Members of a stack have the class that is declared for the stack.
                 cls = cls if kind is not None and not kind.with_class else None
             else:
                 cls, owner = None if owner is None else owner._class_at(below.name), None
@@ -127,19 +127,13 @@ class Node:
 
 
 def load_directory(prefix: str, options: LoadOptions, subpath: NestedKey | None = None) -> Any:
-    """Load the collection that is saved at ``prefix``, or the one under a key of it.
-
-    Raises:
-        FileNotFoundError: nothing is saved there.
-        FormatError: what is there is damaged.
-        ValueError: there is nothing under ``subpath``.
-    """
+    """Load the collection saved at ``prefix``, or the one under ``subpath``."""
 
     def load(tree: DirectoryTree) -> tuple[Any, bool]:
         reader = Reader(tree, options)
         if tree.stat((), _file_names.META) is None and tree.stat((), _file_names.OLD_META) is not None:
             return as_named(options.named, load_legacy(reader), f"what is saved at {tree.path}"), True
-        # What is optional may be missing because the save was just replaced.
+        # Optional files may be missing because the save was just replaced; then retry.
         return reader.load(), not reader.guessed
 
     place = (
@@ -153,13 +147,9 @@ def retry_on_replace(
     work: Callable[[DirectoryTree], tuple[Any, bool]],
     place: Callable[[DirectoryTree], Parts] | None = None,
 ) -> Any:
-    """Do something with a directory, and start over where another one took its place and the files were gone.
+    """Call ``work`` on a directory; start over if the directory was replaced and the call failed or is uncertain.
 
-    The work returns its result, and whether that is right even if the directory was replaced meanwhile; ``place`` tells
-    where the directory to work with is below this one.
-
-    Raises:
-        FormatError: it is replaced each time.
+    ``work`` returns its result and whether it is certain. ``place`` returns the path of the directory below to use.
     """
     for _ in range(_ATTEMPTS):
         trees = [DirectoryTree.at_path(path)]
@@ -179,19 +169,19 @@ def retry_on_replace(
 
 
 def check_target(out: Any) -> None:
-    """Raise TypeError where ``out`` is something else than a collection to load into, or None."""
+    """Raise TypeError unless ``out`` is a collection or None."""
     if not (out is None or isinstance(out, Core)):
         raise TypeError(f"out is a collection to load into, or None; got a {type(out).__name__}")
 
 
 def drop_missing(out: Any, loaded: Any) -> None:
-    """Remove from a collection what another one has not, which it was updated with."""
+    """Delete the entries of ``out`` that ``loaded`` does not have."""
     todo = [(out, loaded)]
     while todo:
         node, wanted = todo.pop()
         stacked = node._members_and_dim()
         if stacked is not None:
-            # A stack hides the entries that some members alone have.
+            # A stack does not list entries that only some members have, so visit each member.
             members, dim = stacked
             todo.extend(zip(members, wanted.unbind(dim), strict=True))
             continue
@@ -204,21 +194,21 @@ def drop_missing(out: Any, loaded: Any) -> None:
 
 
 class Reader:
-    """One attempt at loading one directory."""
+    """One attempt to load one directory or archive."""
 
     def __init__(self, tree: Any, options: LoadOptions) -> None:
-        self.tree = tree  # or an archive
+        self.tree = tree  # DirectoryTree or ArchiveTree
         self.options = options
         self.nodes: list[Node] = []
         self.linked: dict[tuple[int, int], torch.UntypedStorage] = {}
         self.guessed = self.keeps = False
         self.device = options.device or _CPU
         self._device_name = str(self.device)
-        # A mode that makes tensors of its own is FakeTensorMode.
+        # In FakeTensorMode, torch.empty() returns a subclass; then no files are mapped.
         self.imagine = self.device.type == "meta" or type(torch.empty(0, device="cpu")) is not Tensor
 
     def load(self) -> Any:
-        """Return the collection."""
+        """Load the collection."""
         imagine = self.imagine
         self.read(sizes=imagine or not self.options.strict)
         if not imagine:
@@ -230,7 +220,7 @@ class Reader:
         if not imagine and (self.device != _CPU or self.options.progress is not False):
             self._move()
         self.keeps = not imagine and self._keeps_values()
-        # Children first.
+        # Build children before their parents.
         for node in reversed(self.nodes):
             try:
                 node.place[node.name] = self._build(node)
@@ -240,7 +230,7 @@ class Reader:
         return as_named(self.options.named, self.nodes[0].place[""], f"what is saved at {self.tree.path}")
 
     def read(self, *, sizes: bool = True) -> None:
-        """Read all metadata; with ``sizes``, check the file of every leaf too, which mapping does in any case."""
+        """Read all metadata; with ``sizes=True`` also check the file of every leaf, which mapping checks anyway."""
         todo = [Node((), (), torch.Size(), {}, "")]
         while todo:
             node = todo.pop()
@@ -255,17 +245,17 @@ class Reader:
                 todo.extend(reversed(self._list_children(node)))
 
     def _skip_damaged(self, place: dict[str, Any], name: str) -> bool:
-        """Leave out what cannot be read; False with strictness, and for the root, without which there is nothing."""
+        """Drop an unreadable node or leaf from its parent. Return False in strict mode and for the root."""
         if self.options.strict or name not in place:
             return False
         del place[name]
         return True
 
     def _list_children(self, node: Node) -> list[Node]:
-        """Return what is to be read below a node."""
+        """Return the child nodes and members of a node that are still to be read."""
         level, below, there = node.level, [], partial(self.tree.stat, node.parts)
         for key, files in level.nodes.items():
-            # Where there is only one, reading it tells whether it is there.
+            # With only one possible name, skip the check: reading the directory detects if it is missing.
             path, file = (*node.key, key), files[0] if len(files) == 1 else next(filter(there, files), None)
             if file is not None:
                 place = (*node.parts, file)
@@ -281,11 +271,11 @@ class Reader:
         return below
 
     def _locate(self, node: Node, name: str = _file_names.META) -> Location:
-        """Return a file of a node, for messages."""
+        """Return the location of a file of a node, for messages."""
         return Location(self.tree.show(node.parts, name), node.key)
 
     def _read_one(self, node: Node, sizes: bool) -> None:
-        """Read the metadata of a node, and the files beside it."""
+        """Read the metadata of a node and the files next to it."""
         parts = node.parts
         try:
             content = self.tree.read(parts, _file_names.META, LIMIT)
@@ -309,7 +299,7 @@ class Reader:
         elif not level.sized:
             self._sidecars(node)
         elif level.version == 0 and not level.nodes:
-            # Releases 0.3 wrote collections without an entry.
+            # Release 0.3 did not list the child nodes in the metadata, so take the directories that hold nodes.
             self.guessed = True
             for name in list_subdirectories(self.tree, parts):
                 level.nodes[name] = (name,)
@@ -321,7 +311,7 @@ class Reader:
             self._find_leaves(node)
 
     def _as_named(self, node: Node, level: Level) -> Level:
-        """Return the level of the root with the class that is named for it, where another one of its name is found."""
+        """Return the root's metadata with the class of the call, if the save has another class of the same name."""
         named, kind = None if node.parent is not None else user_class(self.options.named), level.kind
         if named is None or kind is None or not kind.with_class or issubclass(kind.type, named):
             return level
@@ -329,7 +319,7 @@ class Reader:
         return replace(level, kind=KINDS.of(named)) if alike else level
 
     def _sidecars(self, node: Node) -> None:
-        """Read the files beside the metadata of a node that is not a mapping: members, values."""
+        """Read the files next to the metadata of a node without entries: its members and values."""
         level, tree = node.level, self.tree
         self.guessed = True
         listing = tree.entries(node.parts)
@@ -344,7 +334,7 @@ class Reader:
             values.update(self._load_pickled(node, listing))
 
     def _apply_types(self, node: Node, values: dict[str, Any], sidecar: Any) -> None:
-        """Take what the sidecar says about values that are still the ones it was written for."""
+        """Restore types, batch size and dim names from ``%values.json``, for values that still equal the recorded ones."""
         level, location = node.level, self._locate(node, _file_names.VALUES)
         typed = sidecar.get("values", {}) if isinstance(sidecar, dict) else None
         if not isinstance(typed, dict) or not all(isinstance(value, dict) for value in typed.values()):
@@ -356,7 +346,7 @@ class Reader:
             level.batch_size = check_shape(sidecar["batch_size"], location, "batch_size")
             node.outer, node.above = node.above, level.batch_size
             level.meta = {**level.meta, "batch_size": sidecar["batch_size"]}
-        # An entry that is loaded alone is without the batch size of its level, which they are for.
+        # The dim names belong to the parent's batch size, which an entry that is loaded alone does not have.
         if "names" in sidecar and (node.key or "batch_size" in sidecar):
             level.meta = {**level.meta, "_names": sidecar["names"]}
 
@@ -377,7 +367,7 @@ class Reader:
                 raise location.error(name, value, "a value")
 
     def _load_pickled(self, node: Node, listing: dict[str, bool]) -> dict[str, Any]:
-        """Return the values in ``other.pickle``: by their recorded names where they are container types."""
+        """Return the values in ``other.pickle``; container types are looked up by name without unpickling."""
         if _file_names.JSON_TYPES in listing:
             note = read_json(self.tree, node.parts, _file_names.JSON_TYPES)
             digest = hashlib.sha256(self.tree.read(node.parts, _file_names.PICKLE, LIMIT)).hexdigest()
@@ -407,7 +397,7 @@ class Reader:
             raise FormatError(f"{where} cannot be unpickled: {error}") from error
 
     def _find_leaves(self, node: Node) -> None:
-        """Find the file of every leaf; without strictness, those without one are left out."""
+        """Check the file of every leaf; unless in strict mode, drop leaves without a file."""
         node.leaves = {}
         for key, entry in node.level.leaves.items():
             try:
@@ -417,7 +407,7 @@ class Reader:
                     raise
 
     def find_leaf(self, node: Node, key: str, entry: LeafEntry) -> LeafEntry:
-        """Find the file of a leaf, and check its size; return what is known of the leaf then."""
+        """Check that the files of a leaf exist and have the right size; return its entry with the file name found."""
         if self.device.type == "meta":
             return entry
         for ending, dtype, shape in entry.parts():
@@ -430,7 +420,7 @@ class Reader:
     def _check_file(
         self, node: Node, key: tuple[str, ...], entry: LeafEntry, ending: str, nbytes: int
     ) -> str:
-        """Return the name, without ending, of a file that is there and long enough."""
+        """Return the stem of a leaf's file; raise FormatError if it is missing or too short."""
         for stem in entry.files:
             result = self.tree.stat(node.parts, stem + ending)
             if result is not None:
@@ -446,9 +436,9 @@ class Reader:
         return stem
 
     def _move(self) -> None:
-        """Copy the leaves to their device, once all of them are known to be good.
+        """Copy the leaves to their device, after all files were checked.
 
-        Only this is done in threads: to map a file takes less time than to hand it to a thread.
+        Only these copies run in threads: mapping a file takes less time than passing it to a thread.
         """
         options, moves = self.options, self.device != _CPU
         todo = [
@@ -469,7 +459,7 @@ class Reader:
             list(map(move, todo))
 
     def _make_meta_leaf(self, node: Node, key: str, entry: LeafEntry) -> Tensor:
-        """Return a leaf without content."""
+        """Return a leaf on the meta device, or a fake one, without reading its file."""
         device = self.device
         try:
             if entry.nested:
@@ -486,13 +476,13 @@ class Reader:
             ) from error
 
     def map_leaf(self, node: Node, key: str, entry: LeafEntry) -> Tensor:
-        """Map one leaf."""
+        """Map the files of one leaf."""
         parts, name = node.parts, entry.files[0] + ".memmap"
         if entry.jagged is None and not entry.nested:
             try:
                 return self.map_file(parts, name, entry.dtype, entry.shape, entry.nbytes)
             except FormatError:
-                # Missing or too short: it may have another name, and if not, this says what is wrong.
+                # The file may have another name; if not, this call raises the error with details.
                 entry = self.find_leaf(node, key, entry)
                 name = entry.files[0] + ".memmap"
                 return self.map_file(parts, name, entry.dtype, entry.shape, entry.nbytes)
@@ -502,7 +492,7 @@ class Reader:
         return self.map_file(parts, entry.files[0] + ".memmap", entry.dtype, table)
 
     def check_leaf(self, node: Node, key: str, entry: LeafEntry) -> tuple[LeafEntry, Any]:
-        """Check all files of a leaf; return what is known of it then, and its shape or table of component shapes."""
+        """Check all files of a leaf; return its entry, and its shape or table of component shapes."""
         entry = self.find_leaf(node, key, entry)
         if not entry.nested:
             return entry, entry.shape
@@ -513,7 +503,7 @@ class Reader:
         return entry, table
 
     def _read_shapes(self, node: Node, key: str, entry: LeafEntry) -> Tensor:
-        """Return the component shapes of a strided nested leaf."""
+        """Return the table of component shapes of a strided nested leaf."""
         count = element_count(entry.shape)
         if not count:
             return torch.empty(entry.shape, dtype=torch.int64, device="cpu")
@@ -536,7 +526,7 @@ class Reader:
     def map_file(
         self, parts: Parts, name: str, dtype: torch.dtype, shape: Any, nbytes: int | None = None
     ) -> Tensor:
-        """Map one file."""
+        """Map one file as a tensor."""
         mode, path = self.options.mode, self.tree.show(parts, name)
         if nbytes is None:
             nbytes = element_count(shape) * dtype.itemsize
@@ -568,13 +558,13 @@ class Reader:
         return make_jagged(ragged, *parts, told=compute_min_max(result))
 
     def _build(self, node: Node) -> Any:
-        """Put a node together, of what is below it."""
+        """Build a node from its metadata and its loaded children."""
         level, members = node.level, node.members or {}
         meta = dict(level.meta)
         if meta.get("device") not in (None, "None") or (level.sized and self.options.device is not None):
             meta["device"] = self._device_name
             for key in level.nodes:
-                # One value has no device of its own in files.
+                # A value is stored without a device, so set it here.
                 below = node.entries.get(key)
                 if below is not None and below._is_value and below.device is None:
                     below._set_device(self.device)
@@ -583,7 +573,7 @@ class Reader:
         values, complete = node.values or {}, self.options.complete
         record = Record(meta, node.entries, members, values, node.above, level.cls, complete)
         if len(members) < len(level.members or ()):
-            # Without one of them it is not a part of what was saved, but something else.
+            # A stack without one of its members has other rows than the saved one, so it counts as damaged.
             raise self._locate(node).error(
                 "the members", list(members)[:20], f"all {len(level.members or ())}"
             )
@@ -602,7 +592,7 @@ class Reader:
             raise FormatError(f"{self._locate(node)} cannot be put together: {what}") from error
 
     def _keeps_values(self) -> bool:
-        """Tell whether what is written to values reaches the save: where what is written to leaves does."""
+        """Return True if changed values are written to the save: under the same conditions as leaves."""
         if self.options.keeper is None or self.options.mode == "r" or self.device != _CPU:
             return False
         leaves = (leaf for node in self.nodes for leaf in node.entries.values())
@@ -610,7 +600,7 @@ class Reader:
         return not places or any(place.shared for place in places)
 
     def keeper(self, node: Node) -> Any:
-        """Return what keeps the values of a node in the save."""
+        """Return the object that writes changed values of a node to the save."""
         options: Any = self.options
         above, tree = node.above if node.outer is None else node.outer, self.tree
         folder = _fs.get_identity(_fs.get_open_status(tree.fd(node.parts)))
@@ -628,11 +618,10 @@ class Reader:
 
 
 def check_metadata(tree: Any) -> tuple[int, list[tuple[Parts, LeafEntry, FormatError]]]:
-    """Check a save by its metadata alone; no class is needed for it, and nothing is unpickled.
+    """Check a save by its metadata alone: no class is required and nothing is unpickled.
 
     Returns:
-        The number of its files; and each leaf that lacks a file or has one that is too short: its directory, what is known
-        of it, and the error.
+        The number of files; and per leaf whose file is missing or too short, its directory, entry and error.
 
     Raises:
         FormatError: the metadata is damaged.
@@ -648,7 +637,7 @@ def check_metadata(tree: Any) -> tuple[int, list[tuple[Parts, LeafEntry, FormatE
             location = Location(tree.show(parts, _file_names.META), path)
             raise location.error("the batch size", list(size), f"one that starts with {list(above)}")
         for key, place in below.items():
-            # What the members of a stack have to fit is known when it is put together.
+            # The batch size of members is checked when the stack is built.
             todo.append(
                 (place, (*path, key), size if level.sized or key == _file_names.INNER else torch.Size())
             )

@@ -1,4 +1,4 @@
-"""Verifying a save against its manifest: the size of every file, and its hash where hashes were recorded."""
+"""Verify a save against its manifest: the size of every file, and its hash if hashes were recorded."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from ._progress import Progress, make_reporter
 @set_module("td_memmap")
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One file that is not as it was saved.
+    """A file that differs from the saved one.
 
     Attributes:
-        file: its path below the save.
-        kind: ``"missing"``, ``"damaged"``, or ``"modified"``: written to in place since the save.
-        detail: what differs.
+        file: path below the root of the save.
+        kind: ``"missing"``, ``"damaged"``, ``"error"``, or ``"modified"`` (written in place since the save).
+        detail: the difference, for messages.
     """
 
     file: str
@@ -42,13 +42,13 @@ class Problem:
 @set_module("td_memmap")
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What :func:`verify` found.
+    """Result of :func:`verify`.
 
     Attributes:
-        path: the save.
-        files: how many files were checked.
-        hashed: how many of them against a hash.
-        problems: every file that differs.
+        path: path of the save.
+        files: number of files that were checked.
+        hashed: number of files whose hash was checked.
+        problems: the files that differ.
 
     >>> Report("save", 3, 0).ok
     True
@@ -61,7 +61,7 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Whether every file is as it was saved, or was modified in place since."""
+        """Whether all files are unchanged, or were only modified in place since the save."""
         return all(problem.kind == "modified" for problem in self.problems)
 
     def __str__(self) -> str:
@@ -70,17 +70,17 @@ class Report:
 
 
 def verify(path: str | Path, *, progress: Progress = False) -> Report:
-    """Check a save: every size, and every hash that was recorded (``checksums=True``).
+    """Check the size of every file of a save, and its hash if hashes were recorded (``checksums=True``).
 
     Args:
         path: directory or archive of the save.
         progress: show a progress bar, or call a function of (bytes done, bytes in all).
 
     Returns:
-        A report of every file that differs, not only the first.
+        A report that lists all files that differ.
 
     Raises:
-        FileNotFoundError: nothing is there.
+        FileNotFoundError: ``path`` does not exist.
         FormatError: the metadata itself is damaged.
 
     >>> _ = TensorDict({"a": torch.ones(2)}).memmap("save", checksums=True)
@@ -104,20 +104,20 @@ def verify(path: str | Path, *, progress: Progress = False) -> Report:
 
 
 def check(path: str) -> None:
-    """Raise FormatError for a save with damaged or missing files; the message names every one."""
+    """Raise FormatError if a save has damaged or missing files; the message lists all of them."""
     report = verify(path)
     if not report.ok:
         raise FormatError(str(report))
 
 
 def read_manifest(tree: DirectoryTree) -> Any:
-    """Return the manifest of a save; None where it has none."""
+    """Return the manifest of a save, or None if it has none."""
     content = read_if_there(tree, (), _file_names.MANIFEST)
     return None if content is None else parse_json(content, tree.show((), _file_names.MANIFEST))
 
 
 def verify_tree(tree: DirectoryTree, manifest: Any, progress: Progress = False) -> Report:
-    """Return what differs from a manifest."""
+    """Compare the files of a save with its manifest and return a report."""
     where = tree.show((), _file_names.MANIFEST)
     files = manifest.get("files") if isinstance(manifest, dict) else None
     if not isinstance(files, dict):
@@ -156,13 +156,13 @@ def _check_file(
     result = tree.stat_path(path)
     since = row[1] if type(row[1]) is int else saved.st_mtime_ns
     if result is None:
-        # The sidecars of a value go when another one is written in its place.
+        # A value that is written in place may no longer need the files next to its metadata.
         beside = tree.stat_path((*path[:-1], _file_names.META)) if path[-1] in _file_names.SIDECARS else None
         kind = "modified" if beside is not None and beside.st_mtime_ns > since else "missing"
         return Problem(name, kind, f"{row[0]} bytes were saved")
     kind = "modified" if result.st_mtime_ns > since else "damaged"
     if result.st_size != row[0]:
-        # Nothing that is legal makes a file shorter but a shorter text in its place, where values were written.
+        # Only a JSON text can legally become shorter: a value written in place.
         shorter = result.st_size < row[0] and (name.endswith(".memmap") or not _is_json(tree, path))
         return Problem(name, "damaged" if shorter else kind, f"{result.st_size} bytes, {row[0]} were saved")
     if wanted is not None:
@@ -181,18 +181,18 @@ def _is_json(tree: DirectoryTree, path: Parts) -> bool:
 
 
 def read_file_chunks(tree: DirectoryTree, path: Parts) -> Iterator[Any]:
-    """Yield the content of a file, piece by piece."""
+    """Yield the content of a file in chunks."""
     fd, _ = tree.open(path[:-1], path[-1])
     with _fs.closing(fd):
         yield from _fs.read_chunks(fd)
 
 
 def _find_unreadable(tree: Any, known: list[Problem]) -> list[Problem]:
-    """Return the problems that whoever loads a save meets, beyond those that are known of its files."""
+    """Return the problems that a load would encounter and that are not in ``known``."""
     try:
         result = _verify_levels(tree).problems
     except FormatError as error:
-        # Which file it is, the message says, if none is known to be damaged.
+        # The message names the file. Ignore the error if a damaged file is already known.
         damaged = any(problem.kind != "modified" for problem in known)
         return [] if damaged else [Problem(_file_names.META, "error", str(error))]
     files = {problem.file for problem in known}
@@ -200,7 +200,7 @@ def _find_unreadable(tree: Any, known: list[Problem]) -> list[Problem]:
 
 
 def _verify_levels(tree: Any) -> Report:
-    """Check a save by its metadata alone: whether every leaf has its file, which is long enough."""
+    """Check by the metadata alone that the file of every leaf exists and is long enough."""
     files, result = check_metadata(tree)
     problems = []
     for parts, entry, error in result:

@@ -1,8 +1,8 @@
-"""Memory that a file is mapped to, as a tensor; and the memory of a tensor, as a buffer.
+"""Map open files to tensors, and view the memory of a tensor as a buffer.
 
-torch maps a file by its name only, and creates, extends or follows whatever that name means by then. Here an open file
-is mapped, which has been checked, and torch is given the memory. To hand torch the open file as ``/proc/self/fd/<n>``
-would be as safe, but takes twice as long: it opens the file once more, through the slowest of all file systems.
+torch maps a file only by its name, and creates or extends whichever file has that name by then. This module maps an
+open file, which has been checked, and passes the memory to torch. Passing the path ``/proc/self/fd/<n>`` to torch
+would be as safe but takes twice as long.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from torch import Tensor
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _mmap, _munmap = _libc.mmap, _libc.munmap
-# The last is off_t, which is as wide; the offset is always 0.
+# The last argument is off_t, which has the same width; the offset is always 0.
 _mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_ssize_t]
 _mmap.restype = ctypes.c_void_p
 _munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 _FAILED = ctypes.c_void_p(-1).value
 _WRITABLE = mmap.PROT_READ | mmap.PROT_WRITE
 
-#: Up to torch 2.9, a garbage collection that begins while a storage of a class of Python is let go takes it for garbage,
-#: and torch ends the process. So the collector is not told of it, which holds nothing that leads back to it.
+#: Up to torch 2.9, a garbage collection during the deallocation of a storage of a Python subclass aborts the
+#: process. Untrack such storages: they hold no reference cycle.
 _untrack: Any = None
 if torch.__version__ < (2, 10):  # type: ignore[operator]
     _untrack = ctypes.pythonapi.PyObject_GC_UnTrack
@@ -33,10 +33,10 @@ if torch.__version__ < (2, 10):  # type: ignore[operator]
 
 
 class _Memory(ctypes.Array):  # type: ignore[type-arg]
-    """Memory from an address on; it is made of that alone, so whoever uses it says how long it is.
+    """Memory from an address. It has no length, so the caller limits the view.
 
     Attributes:
-        tensor: the tensor whose memory it is, if it is one's.
+        tensor: the tensor that owns the memory, if any.
     """
 
     __slots__ = ("tensor",)
@@ -46,34 +46,34 @@ class _Memory(ctypes.Array):  # type: ignore[type-arg]
 
 
 class _Mapping(_Memory):
-    """Mapped memory, which is unmapped when the last tensor on it is gone."""
+    """Mapped memory, which is unmapped when the last tensor on it is freed."""
 
     __slots__ = ("nbytes",)
     nbytes: int
 
-    # Bound here, since the globals of a module may be gone when the interpreter ends.
+    # Bind the functions as defaults: at interpreter exit the module's globals may already be deleted.
     def __del__(self, unmap: Any = _munmap, address: Any = ctypes.addressof) -> None:
         unmap(address(self), self.nbytes)
 
 
 class FileStorage(torch.UntypedStorage):
-    """The storage of mapped memory. Other processes share it through its file, so it is never moved to other memory.
+    """Storage on mapped memory. Other processes share it through its file, so it is never moved.
 
     Attributes:
-        source: what another process can map the same memory from: the :class:`Place` of a tensor, or a weak reference
-            to an :class:`AnonymousFile`; None where there is nothing.
-        start: byte of that file at which the storage starts.
+        source: the file, for other processes: the :class:`Place` of a tensor, or a weak reference to an
+            :class:`AnonymousFile`; None if they cannot map it.
+        start: offset of the storage in that file, in bytes.
     """
 
     source: Any = None
     start: int = 0
 
     def is_shared(self) -> bool:
-        """Return True."""
+        """Return True: the memory is shared through its file."""
         return True
 
     def share_memory_(self) -> FileStorage:
-        """Leave the storage where it is."""
+        """Return the storage unchanged: it is already shared."""
         return self
 
     def clone(self) -> torch.UntypedStorage:
@@ -87,15 +87,15 @@ class FileStorage(torch.UntypedStorage):
 
 
 def map_memory(fd: int, nbytes: int, shared: bool, path: str | None = None) -> _Mapping:
-    """Map the first bytes of an open file, for :func:`view_elements`; it may be closed afterwards.
+    """Map the first bytes of an open file, for :func:`view_elements`; the file may be closed afterwards.
 
-    The caller has checked that the file is long enough: loading from pages behind its end would end the process.
+    The caller has checked that the file is long enough: reading pages after its end would kill the process.
 
     Args:
         fd: the open file.
-        nbytes: how many, at least 1.
-        shared: stores reach the file; else they stay in this mapping (copy on write).
-        path: what the file is known as, for messages.
+        nbytes: number of bytes, at least 1.
+        shared: whether stores reach the file; if False, they stay in this mapping (copy on write).
+        path: path of the file, for messages.
 
     Raises:
         OSError: the file cannot be mapped.
@@ -110,7 +110,7 @@ def map_memory(fd: int, nbytes: int, shared: bool, path: str | None = None) -> _
 
 
 def view_elements(memory: _Mapping, dtype: torch.dtype, count: int, source: Any, start: int = 0) -> Tensor:
-    """Return elements from byte ``start`` on in mapped memory, as a tensor with a storage of its own, of this ``source``."""
+    """Return ``count`` elements of mapped memory from byte ``start``, as a tensor with a separate storage."""
     result = torch.frombuffer(memory, dtype=dtype, count=count, offset=start)
     storage: Any = result.untyped_storage()
     storage.__class__ = FileStorage
@@ -122,20 +122,19 @@ def view_elements(memory: _Mapping, dtype: torch.dtype, count: int, source: Any,
 
 
 def source_of(tensor: Tensor) -> Any:
-    """Return the source of the mapped memory that a tensor shows; None where it shows other memory, or none."""
+    """Return the source of the mapped memory that a tensor shows, or None for other tensors."""
     try:
         return getattr(tensor.untyped_storage(), "source", None)
     except RuntimeError:
-        return None  # inside a transform, and of tensors without memory of their own
+        return None  # tensors inside a transform, and wrapper subclasses, have no storage
 
 
 def map_elements_of(
     fd: int, dtype: torch.dtype, nbytes: int, place: Any, linked: dict[Any, torch.UntypedStorage] | None
 ) -> Tensor:
-    """Return the first elements of an open file, mapped as its ``place`` says.
+    """Map the first ``nbytes`` bytes of an open file as a flat tensor.
 
-    ``linked`` holds the memory of the files that have several names, by device and inode: such a file is mapped once, since
-    it has tied leaves, which are one tensor.
+    ``linked`` caches the storages of files with several hard links: tied leaves get one storage.
     """
     memory = None if linked is None else linked.get(place.identity)
     if memory is not None and memory.nbytes() >= nbytes:
@@ -149,13 +148,7 @@ def map_elements_of(
 
 
 def get_buffer(tensor: Tensor) -> memoryview:
-    r"""Return the elements of a contiguous CPU tensor, as they are in memory.
-
-    Every dtype is bytes here. torch needs four calls for it, which is most of the time that writing a small leaf takes.
-
-    >>> bytes(get_buffer(torch.tensor([1, 2], dtype=torch.int16)))
-    b'\x01\x00\x02\x00'
-    """
+    """Return the memory of a contiguous CPU tensor as a buffer of bytes; torch would need four slower calls."""
     nbytes = tensor.numel() * tensor.element_size()
     if not nbytes:
         return memoryview(b"")

@@ -1,4 +1,4 @@
-"""What a node of a mapped collection knows of its save, and how it keeps the save up to date."""
+"""State of a mapped collection's nodes: where each is saved, and how the save is kept up to date."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ._plan import encode_node
 from ._tensor import MemoryMappedTensor, is_backed_by_path
 from ._value_file import ValueFile
 
-#: Where a mapped collection keeps its :class:`MemmapBackend`.
+#: Key of the :class:`MemmapBackend` among a node's storage backends.
 ATTACHMENT = "memmap"
 
 _CPU = torch.device("cpu")
@@ -31,15 +31,15 @@ _CPU = torch.device("cpu")
 
 @dataclass(frozen=True, slots=True)
 class MemmapBackend(StorageBackend):
-    """What a node of a mapped collection knows of its save.
+    """Save of a node of a mapped collection.
 
     Attributes:
-        path: its directory; None for anonymous files.
-        robust_key: whether keys are encoded as file names there.
-        allow_pickle: whether values may be pickled, as when it was saved.
-        shared: whether values are read from the save each time it changes.
-        above: batch size of the level above.
-        form: batch size and names of the node in the save; None where they are not known.
+        path: directory of the node; None for anonymous files.
+        robust_key: whether keys are encoded as file names.
+        allow_pickle: whether values may be pickled, as passed to the save.
+        shared: whether values are reloaded whenever their file changes.
+        above: batch size of the parent.
+        form: batch size and dim names of the node in the save; None if unknown.
     """
 
     path: str | None
@@ -50,13 +50,13 @@ class MemmapBackend(StorageBackend):
     form: Any = None
 
     def get_folder(self, node: Core) -> str | None:
-        """Return the directory of a node, unless that now differs from the save, or another save has taken its place."""
+        """Return the directory of a node, or None if the node differs from the save there."""
         leaves = node._leaves()
         in_place = (isinstance(leaf, MemoryMappedTensor) and is_backed_by_path(leaf) for leaf in leaves)
         return get_directory(node, self) if self.is_current(node) and all(in_place) else None
 
     def is_current(self, node: Core) -> bool:
-        """Tell whether the save has the levels of a node, with their batch sizes and names, which a lock lets change."""
+        """Return True if batch sizes and dim names still equal those of the save; a lock lets them change."""
         if self.path is None:
             return False
         todo: list[Any] = [node]
@@ -73,7 +73,7 @@ class MemmapBackend(StorageBackend):
         return True
 
     def reduce(self, node: Core, protocol: int) -> tuple[Any, ...]:
-        """Return a mapped collection for pickle: it is mapped to the same files where it is unpickled."""
+        """Return the pickle reduction of a mapped collection, which maps the same files when it is unpickled."""
         parts = _pickling.encode_for_pickle(node, protocol)
         options = self.robust_key, self.allow_pickle, self.shared, self.is_current(node)
         return remap_collection, (parts, get_directory(node, self), *options)
@@ -88,20 +88,20 @@ def remap_collection(
     shared: bool = False,
     as_saved: bool = True,
 ) -> Any:
-    """Return the mapped collection that :meth:`MemmapBackend.pickled` took apart."""
+    """Rebuild a pickled mapped collection from :meth:`MemmapBackend.reduce`."""
     result = _pickling.rebuild_collection(*parts)
-    # Where torch.load(map_location="meta") asked for no elements, there are none in files either.
+    # With torch.load(map_location="meta") the leaves have no elements, so the result is not mapped.
     if any(leaf.is_meta for leaf in result._leaves()):
         return result
     return attach_backend(result, MemmapBackend(path, robust_key, allow_pickle, shared), as_saved=as_saved)
 
 
-#: The name in pickles of earlier releases.
+#: Name in the pickles of earlier releases.
 _again = remap_collection
 
 
 def get_backend(data: Any) -> MemmapBackend | None:
-    """Return what a collection knows of its save; None where it is not mapped."""
+    """Return the MemmapBackend of a collection, or None if it is not mapped."""
     attachments = data._inner()._backends
     return None if attachments is None else attachments.get(ATTACHMENT)
 
@@ -111,7 +111,7 @@ def _get_form(node: Any) -> Any:
 
 
 def get_directory(node: Core, saved: MemmapBackend) -> str | None:
-    """Return the directory of a node, whose attachments may be those of the node that it wraps."""
+    """Return the directory of a node; a wrapper shares the backend of the node that it wraps."""
     path = saved.path
     if path is None or node._inner() is node or os.path.basename(path) != _file_names.INNER:
         return path
@@ -119,7 +119,7 @@ def get_directory(node: Core, saved: MemmapBackend) -> str | None:
 
 
 def attach_backend(result: Any, saved: MemmapBackend, *, as_saved: bool = True) -> Any:
-    """Lock a mapped collection and tell every node of it where it is saved, and whether it is as it was saved."""
+    """Lock a mapped collection and attach a MemmapBackend to each of its nodes."""
     lock(result, ATTACHED)
     robust_key, allow_pickle, shared = saved.robust_key, saved.allow_pickle, saved.shared
     todo: list[tuple[Any, str | None, torch.Size]] = [(result, saved.path, saved.above)]
@@ -138,7 +138,7 @@ def attach_backend(result: Any, saved: MemmapBackend, *, as_saved: bool = True) 
             folder = None if match is None else _fs.get_identity(match)
             node._keep(ValueFile(path, above, allow_pickle, shared, folder))
         if inner is node and not node._is_value and next(node._iter_nested(), None) is None:
-            continue  # most levels: there is nothing below
+            continue  # fast path: most nodes have no child nodes
         record = encode_node(node)
         size = node.batch_size
         for key, child in record.entries.items():
@@ -158,7 +158,7 @@ def _find_below(path: str, key: str, robust_key: bool) -> str:
         or stem in _file_names.RESERVED_STEMS
         or not _file_names.is_valid_name(stem + ".lengths.memmap")
     ):
-        # It may have another name, which its save knows; if that was replaced already, no name is right.
+        # The key may be stored under another file name; only the metadata of the save has it.
         with contextlib.suppress(OSError, ValueError), DirectoryTree.at_path(path) as tree:
             return tree.show(find_directory(tree, (key,), robust_key=robust_key))
     return os.path.join(path, stem)

@@ -1,4 +1,4 @@
-"""Sparse files with the structure of a collection, to be filled later."""
+"""Create sparse files with the structure of a collection, to be filled later."""
 
 from __future__ import annotations
 
@@ -24,11 +24,7 @@ from ._tensor import MemoryMappedTensor
 
 
 def like_directory(tree: Core, prefix: str, options: Options) -> Callable[[], Any]:
-    """Return the function that creates the files, or maps those of a save of the same structure.
-
-    Raises:
-        FileTakenError: a save of another structure is at ``prefix``.
-    """
+    """Return the function that creates the files, or maps those of an existing save of the same structure."""
     if not options.existsok or _fs.get_status(os.path.join(prefix, _file_names.META)) is None:
         return save_directory(tree, prefix, options)
     plan, tree = plan_save(tree, options)
@@ -36,7 +32,7 @@ def like_directory(tree: Core, prefix: str, options: Options) -> Callable[[], An
 
 
 def _map_existing(tree: Core, plan: Plan, prefix: str, options: Options) -> Any:
-    """Map the leaves of the save at ``prefix``; see :func:`map_same_structure`."""
+    """Map the leaves of the save at ``prefix``, and replace its metadata if that differs."""
     with DirectoryTree.at_path(prefix) as files:
         mapped, same = map_same_structure(Reader(files, make_load_options(options)), plan, prefix)
     if same:
@@ -45,19 +41,15 @@ def _map_existing(tree: Core, plan: Plan, prefix: str, options: Options) -> Any:
 
 
 def make_load_options(options: Options) -> LoadOptions:
-    """Return how files that are to be filled are mapped."""
+    """Return the options for mapping files that will be filled."""
     return LoadOptions(robust_key=options.robust_key, allow_pickle=options.allow_pickle, mode="r+")
 
 
 def map_same_structure(reader: Reader, plan: Plan, prefix: str) -> tuple[dict[int, Tensor], bool]:
-    """Map the leaves of a save that is there already, after checking that they are those of a plan.
+    """Map the leaves of an existing save after checking that they match a plan.
 
-    Returns:
-        The leaf there for each of the plan, by its ``id``; and whether all else, batch sizes, names and values, is as
-        in the plan too. Where it is not, the save should get what the plan says and keep its leaves.
-
-    Raises:
-        FileTakenError: the leaves are others.
+    Returns the mapped leaves by the ``id`` of the plan's leaves, and whether batch sizes, names and values match
+    too.
     """
     mapped: dict[int, Tensor] = {}
     try:
@@ -99,7 +91,7 @@ def _get_identity(leaf: Tensor) -> Any:
 
 
 def _has_same_texts(files: DirectoryTree, plan: Plan) -> bool:
-    """Tell whether metadata and values are those of the plan, byte for byte."""
+    """Return True if the metadata and value files equal those of the plan, byte for byte."""
     texts = {(*parts, name): text for parts, name, text in plan.texts}
     for parts in ((), *plan.directories):
         for name in (_file_names.META, *_file_names.SIDECARS):

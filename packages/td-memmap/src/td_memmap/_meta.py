@@ -1,4 +1,4 @@
-"""Reading metadata: one ``meta.json`` becomes a checked :class:`Level`, or a FormatError that says what is wrong."""
+"""Read metadata: parse one ``meta.json`` into a checked :class:`Level`, or raise a FormatError with the cause."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ._dtypes import DTYPES
 from ._fs import Parts
 from ._plan import FORMAT, VERSION
 
-#: Longest ``meta.json`` that is read; a level of a million leaves has about 100 MB.
+#: Longest ``meta.json`` that is read, in bytes; that of a node with a million leaves has about 100 MB.
 LIMIT = 1 << 29
 
 _TOO_LARGE = 1 << 63
@@ -36,26 +36,27 @@ _DEFINED = (
     "that it is now, as in Record.load_memmap(path)"
 )
 _DENSE = re.compile(r"<class '[^']*\.TensorDict'>")
-#: What the metadata of a class without a shape of its own has, unless it wraps a collection.
+#: Fields that mark the metadata of a class without a shape, unless the class wraps a collection.
 _MARKS = frozenset({"stack_dim", "_is_non_tensor", "_format_version", "index", "custom_op"})
-#: What describes a level that has a shape, or a view on one; later releases may add names that start with an underscore.
+#: Fields that describe a node with a shape, or a view of one. Later releases may add fields that start with an
+#: underscore.
 _LEVEL = frozenset({"shape", "device", "custom_op", "inv_op", "custom_op_kwargs", "inv_op_kwargs"})
 _BELONGS_TO_LEVEL = ("_type", "_format_version", "_class")
 
 
 @dataclass(slots=True)
 class LeafEntry:
-    """A leaf as the metadata describes it.
+    """Metadata of a leaf.
 
     Attributes:
-        shape: shape of the leaf; of the table of component shapes for a strided nested one, of the values for a jagged
-            one.
-        dtype: element type.
-        files: names that its file may have, without endings, the likeliest first.
-        nbytes: bytes of the elements, of the table for a strided nested one.
-        nested: whether it is a strided nested tensor.
-        inner: the batch dims that each component of a strided nested one starts with.
-        jagged: the entry of a jagged tensor; None for others.
+        shape: shape of the leaf; for a strided nested tensor, of the table of component shapes; for a jagged
+            tensor, of its values.
+        dtype: dtype of the elements.
+        files: possible names of its file, without suffix, the likeliest first.
+        nbytes: size of the elements in bytes; for a strided nested tensor, of the table.
+        nested: whether the leaf is a strided nested tensor.
+        inner: leading dims that all components of a strided nested tensor share, from the batch size.
+        jagged: metadata of a jagged tensor; None for other tensors.
     """
 
     shape: torch.Size
@@ -67,7 +68,7 @@ class LeafEntry:
     jagged: dict[str, Any] | None = None
 
     def parts(self) -> list[tuple[str, torch.dtype, torch.Size]]:
-        """Return the ending, dtype and shape of each file whose size the metadata tells."""
+        """Return the suffix, dtype and shape of each file whose size follows from the metadata."""
         if self.nested:
             return [(".shape.memmap", torch.int64, self.shape)]
         results = [(".memmap", self.dtype, self.shape)]
@@ -81,21 +82,20 @@ class LeafEntry:
 
 @dataclass(slots=True)
 class Level:
-    """The content of one ``meta.json``, checked; directories with the same content may share it.
+    """Checked metadata of one node; nodes with equal metadata may share one object.
 
     Attributes:
-        kind: the kind that puts it together; None for the legacy views, which ``meta`` describes, and where it was not
-            asked for.
-        cls: the subclass of the kind's type that was stored.
-        meta: what the metadata says about the node itself.
-        keys: of leaves and collections, in order.
-        leaves: by key.
-        nodes: the names that the directory of a collection may have, by key.
-        members: collections under names of the layout; None: those that the directory holds.
-        values: plain values that stand in the metadata.
-        sized: whether ``batch_size`` is its own, and not the one of the level above.
-        batch_size: of this node, as far as the metadata says.
-        version: ``_format_version``; 0 where it is missing.
+        kind: the kind that builds the node; None for views of old releases, and if it was not looked up.
+        cls: the stored subclass of the kind's type; None if it is the type itself.
+        meta: fields that describe the node itself.
+        keys: keys of leaves and child nodes, in order.
+        leaves: metadata of the leaves by key.
+        nodes: possible directory names of the child nodes by key.
+        members: directory names of the members; None if they must be listed from the directory.
+        values: JSON values in the metadata.
+        sized: whether the metadata has a batch size; if not, ``batch_size`` is that of the parent.
+        batch_size: batch size of the node, as far as the metadata has it.
+        version: ``_format_version``, or 0 if it is missing.
     """
 
     kind: NodeKind | None = None
@@ -112,27 +112,19 @@ class Level:
 
     @property
     def general(self) -> bool:
-        """Whether it is in the general form."""
+        """Whether the metadata is in the general form."""
         return self.version == VERSION
 
 
-# Collections repeat their metadata, as layers of a model and episodes of a data set do; to check it once is half of the
-# time that loading one takes beyond mapping its files.
+# Cache checked metadata: layers of a model or episodes of a data set repeat it, and checking it takes half of the
+# load time apart from mapping the files.
 _KNOWN: dict[tuple[bytes, bool, bool], Level] = {}
 _MOST_KNOWN = 128
 _SHORT = 1 << 15
 
 
 class Location(NamedTuple):
-    """Where something stands, for messages.
-
-    Attributes:
-        file: its path.
-        key: key path.
-
-    >>> str(Location("save/meta.json", ("a",)))
-    "save/meta.json: key 'a'"
-    """
+    """File and key path of an error, for messages."""
 
     file: str
     key: tuple[str, ...]
@@ -141,7 +133,7 @@ class Location(NamedTuple):
         return f"{self.file}: {show_path(self.key)}"
 
     def error(self, fieldname: str, found: Any, expected: str, *below: str) -> FormatError:
-        """Return the error for one wrong field, here or of an entry below."""
+        """Return the FormatError for a wrong field of this node or of an entry below it."""
         shown = repr(found)
         shown = shown if len(shown) < 200 else shown[:200] + "..."
         return FormatError(
@@ -150,15 +142,7 @@ class Location(NamedTuple):
 
 
 def parse_json(content: bytes, where: str) -> Any:
-    """Return the content of a JSON file.
-
-    Raises:
-        FormatError: it is no JSON, is nested too deep, or says a key twice.
-
-    >>> parse_json(b'{"a": 1, "a": 2}', "meta.json")
-    Traceback (most recent call last):
-    td_core.errors.FormatError: meta.json is no valid metadata: the key 'a' stands there twice
-    """
+    """Parse a JSON file; raise FormatError if it is invalid, nested too deep or repeats a key."""
     try:
         return _value_codec.parse_json(content)
     except (ValueError, RecursionError) as error:
@@ -166,17 +150,12 @@ def parse_json(content: bytes, where: str) -> Any:
 
 
 def read_json(tree: Any, parts: Parts, name: str) -> Any:
-    """Return the content of a JSON file in a directory or an archive.
-
-    Raises:
-        FileNotFoundError: it is missing.
-        FormatError: as :func:`parse_json`.
-    """
+    """Parse a JSON file in a directory or an archive."""
     return parse_json(tree.read(parts, name, LIMIT), tree.show(parts, name))
 
 
 def read_if_there(tree: Any, parts: Parts, name: str) -> bytes | None:
-    """Return the content of a small file in a directory or an archive; None where it is missing."""
+    """Return the content of a small file in a directory or an archive, or None if it is missing."""
     try:
         return tree.read(parts, name, LIMIT)  # type: ignore[no-any-return]
     except FileNotFoundError:
@@ -184,7 +163,7 @@ def read_if_there(tree: Any, parts: Parts, name: str) -> bytes | None:
 
 
 def read_cached_level(content: bytes, *, robust_key: bool, strict: bool) -> Level | None:
-    """Return what :func:`read_level` gave for the same content, if its kind still goes by the name that stands there."""
+    """Return the cached result of :func:`read_level` for this content, if its kind is still the registered one."""
     level = _KNOWN.get((content, robust_key, strict))
     if level is None or level.kind is not KINDS.find_by_name(FORMAT, level.meta["_type"]):
         return None
@@ -200,28 +179,24 @@ def read_level(
     strict: bool,
     named: Callable[[], type | None] = lambda: None,
 ) -> Level:
-    """Check the ``meta.json`` of the node at a key path, whose level above has the batch size ``above``.
+    """Check the ``meta.json`` of a node whose parent has the batch size ``above``.
 
-    Keys are encoded as file names if ``robust_key``; what the format does not know is refused if ``strict``. A class that is
-    not known by its name, which may have moved, is the one that ``named`` tells.
-
-    Raises:
-        FormatError: something in it is wrong.
-        MissingPluginError: the package that provides the kind is not installed.
+    With ``strict=False`` unknown fields are ignored. ``named`` returns the class to use if the stored class is not
+    found.
     """
     known = _KNOWN.get((content, robust_key, strict))
     obj = parse_json(content, location.file) if known is None else known.meta
-    # A kind that is not here is said first: what it writes may look otherwise.
+    # Report a missing kind first: its metadata may differ from what is checked below.
     resolve = _general_kind if _version(obj, location) == VERSION else _kind
     kind, cls = resolve(obj, location, strict, named)
     level = known or parse_level(obj, location, above, robust_key=robust_key, strict=strict)
     if kind is KINDS["TensorDict"] and not (level.sized or level.general):
-        # Its entries would be taken for values, and be lost.
+        # Otherwise the node's entries would be read as values and lost.
         check_shape(obj.get("shape"), location, "shape")
         raise location.error("custom_op", obj["custom_op"], "none, or an entry of that name")
     if level.kind is not kind or level.cls is not cls:
         level = replace(level, kind=kind, cls=cls)
-    # Any other depends on more than its content: on the level above, or on what is in the directory beside it.
+    # Other metadata depends also on the parent or on files next to it, so it is not cached.
     if level.sized and not level.general and level.version and len(content) < _SHORT:
         if len(_KNOWN) >= _MOST_KNOWN:
             _KNOWN.clear()
@@ -243,13 +218,7 @@ def _version(obj: Any, location: Location) -> int:
 
 
 def parse_level(obj: Any, location: Location, above: torch.Size, *, robust_key: bool, strict: bool) -> Level:
-    """Check the content of one ``meta.json``, as far as no class is needed for it.
-
-    The arguments are those of :func:`read_level`.
-
-    Raises:
-        FormatError: something in it is wrong.
-    """
+    """Check the content of one ``meta.json`` without looking up its class; arguments as for :func:`read_level`."""
     version = _version(obj, location)
     if version == VERSION:
         return _general(obj, location)
@@ -268,19 +237,14 @@ def parse_level(obj: Any, location: Location, above: torch.Size, *, robust_key: 
 
 
 def is_view(obj: dict[str, Any]) -> bool:
-    """Tell whether metadata is that of a view; a level may have keys called like what describes one.
-
-    >>> is_view({"shape": [], "index": {"type": "TensorDict"}}), is_view({"index": ["ellipsis"]})
-    (False, True)
-    """
+    """Return True if metadata describes a view, as opposed to a node with a key such as ``"index"``."""
     return isinstance(obj.get("custom_op"), str) if isinstance(obj.get("shape"), list) else "index" in obj
 
 
 def is_written(meta: Any, beside: Collection[str]) -> bool:
-    """Tell whether a save wrote metadata, beside which these names stand; other programs call a file ``meta.json`` too.
+    """Return True if a save wrote this metadata, as opposed to another program's ``meta.json``.
 
-    >>> is_written({"_type": "<class 'tensordict._td.TensorDict'>", "shape": []}, ()), is_written({"name": "run 7"}, ())
-    (True, False)
+    ``beside`` holds the names of the files next to it.
     """
     if not isinstance(meta, dict):
         return False
@@ -289,7 +253,7 @@ def is_written(meta: Any, beside: Collection[str]) -> bool:
     name = meta.get("_type")
     if not isinstance(name, str) or _CLASS.fullmatch(name) is None:
         return False
-    # The class of a user is known by what every save writes for one.
+    # Metadata of a user's class is recognized by the fields that every save writes for one.
     known = name.startswith("<class 'tensordict.") or KINDS.find_by_name(FORMAT, name) is not None
     return (
         known
@@ -300,7 +264,7 @@ def is_written(meta: Any, beside: Collection[str]) -> bool:
 
 
 def has_level(tree: Any, parts: Parts = ()) -> bool:
-    """Tell whether a directory has metadata that a save wrote."""
+    """Return True if a directory has metadata that a save wrote."""
     try:
         meta = read_json(tree, parts, _file_names.META)
     except (FormatError, OSError):
@@ -327,7 +291,7 @@ def _kind(
     if _DENSE.fullmatch(name) or (not strict and isinstance(obj.get("shape"), list)):
         return KINDS["TensorDict"], None
     if name.startswith("<class 'tensordict.tensorclass."):
-        # MetaData[str] and its like: a class that is made when it is first written down.
+        # A generic class such as MetaData[str] exists only after its first use.
         generic = KINDS.find_by_name(FORMAT, name.partition("[")[0] + "'>")
         if "[" in name and generic is not None:
             title = name[:-2].rpartition(".")[2]
@@ -338,7 +302,7 @@ def _kind(
         )
     moved = named()
     if moved is not None and isinstance(obj.get("shape"), list):
-        # Its entries become those of another class once they are there.
+        # Load it as a TensorDict first; it is converted to the class once its entries are loaded.
         return KINDS["TensorDict"], moved if issubclass(moved, KINDS["TensorDict"].type) else None
     if moved is not None and KINDS.of(moved).with_class:
         return KINDS.of(moved), None
@@ -346,14 +310,14 @@ def _kind(
 
 
 def _mapping(level: Level, obj: dict[str, Any], location: Location, robust_key: bool, strict: bool) -> None:
-    """Read a level in the plain form: entries and metadata side by side."""
+    """Read metadata in the plain form, where entries and fields are items of one object."""
     level.batch_size = check_shape(obj["shape"], location, "shape")
     level.sized = True
     meta, leaves, nodes = level.meta, level.leaves, level.nodes
     likeliest = -1 if obj.get(_file_names.ROBUST_KEY) is False else 1
     for name, entry in obj.items():
         if type(entry) is not dict:
-            # What says that it is a value has entries of other kinds, which are looked at where it is put together.
+            # Fields of a value node are checked when the node is built.
             if strict and name not in _LEVEL and name[:1] != "_" and "_is_non_tensor" not in obj:
                 raise location.error("the entry", entry, "a leaf (shape, dtype) or a collection (type)", name)
             meta[name] = entry
@@ -395,7 +359,7 @@ def _general_kind(
 
 
 def _general(obj: dict[str, Any], location: Location) -> Level:
-    """Read a level in the general form."""
+    """Read metadata in the general form."""
     meta, members, values = obj.get("meta"), obj.get("members", []), obj.get("values", {})
     if not isinstance(meta, dict):
         raise location.error("meta", meta, "an object")
@@ -480,7 +444,7 @@ def _read_jagged(entry: dict[str, Any], location: Location, key: str) -> dict[st
 
 
 def list_possible_names(key: str, robust_key: bool) -> tuple[str, ...]:
-    """Return the names that the file or directory of a key may have, the likeliest first."""
+    """Return the possible names of the file or directory of a key, the likeliest first."""
     encoded = _file_names.encode_key(key)
     if robust_key and encoded == key:
         return (key,)
@@ -491,18 +455,14 @@ def list_possible_names(key: str, robust_key: bool) -> tuple[str, ...]:
 
 
 def check_shape(value: Any, location: Location, name: str, itemsize: int = 1, *below: str) -> torch.Size:
-    """Return a shape.
-
-    Raises:
-        FormatError: it is none, or no memory could hold it.
-    """
+    """Return a shape; raise FormatError if it is invalid or has more elements than memory can hold."""
     if type(value) is not list:
         raise location.error(name, value, "a list of sizes", *below)
     nbytes = itemsize
     for size in value:
         if type(size) is not int or not 0 <= size < _TOO_LARGE:
             raise location.error(name, value, "a list of sizes", *below)
-        # A dim of size 0 must not hide that the others are impossible.
+        # Skip sizes of 0, which would hide that the other sizes are impossible.
         nbytes *= size or 1
     if len(value) > _MOST_DIMS or (nbytes >= _TOO_LARGE and not _is_possible(value)):
         raise location.error(name, value, "a shape that a tensor can have", *below)
@@ -510,7 +470,7 @@ def check_shape(value: Any, location: Location, name: str, itemsize: int = 1, *b
 
 
 def _is_possible(shape: list[int]) -> bool:
-    """Tell whether a tensor can have a shape that no memory could hold: one without elements can."""
+    """Return True if torch accepts a shape with huge sizes, which it does only for tensors without elements."""
     if 0 not in shape:
         return False
     try:
@@ -521,11 +481,7 @@ def _is_possible(shape: list[int]) -> bool:
 
 
 def check_device(value: Any, location: Location) -> torch.device:
-    """Return a device.
-
-    Raises:
-        FormatError: torch knows no such device.
-    """
+    """Return a device; raise FormatError if torch does not support it."""
     try:
         if isinstance(value, str):
             return torch.device(value)
@@ -535,7 +491,7 @@ def check_device(value: Any, location: Location) -> torch.device:
 
 
 def format_manifest(sizes: dict[Parts, list[Any]], algorithm: str | None, hashes: dict[Parts, str]) -> bytes:
-    """Return the content of a manifest: by file its size and time, and its hash where there is an algorithm."""
+    """Return the content of a manifest: size and time of each file, and its hash if there is an algorithm."""
     content: dict[str, Any] = {"format": 1, "files": {"/".join(path): row for path, row in sizes.items()}}
     if algorithm is not None:
         content["algorithm"] = algorithm
@@ -544,19 +500,15 @@ def format_manifest(sizes: dict[Parts, list[Any]], algorithm: str | None, hashes
 
 
 def find_directory(tree: Any, subpath: NestedKey, *, robust_key: bool) -> Parts:
-    """Return where the sub-collection under a key is, in a directory or an archive.
-
-    Raises:
-        ValueError: there is none.
-    """
+    """Return the directory of the node under a key; raise ValueError if there is none."""
     parts: Parts = ()
     for key in subpath.split("/") if isinstance(subpath, str) else unravel_key_to_tuple(subpath):
         below = _names_below(tree, parts, key, robust_key)
-        # What a class wraps is no entry; an entry of that name is.
+        # A tensorclass keeps its entries in a subdirectory; an entry with that name takes precedence.
         if below is None and tree.stat((*parts, _file_names.INNER), _file_names.META) is not None:
             parts = (*parts, _file_names.INNER)
             below = _names_below(tree, parts, key, robust_key)
-        # The members of a stack are no entries either.
+        # Members of a stack are not entries, so use the key as a directory name.
         for name in (key,) if below is None else below:
             if _file_names.split_relative(name) == (name,) and any(
                 tree.stat((*parts, name), meta) is not None

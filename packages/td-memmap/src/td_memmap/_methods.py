@@ -1,6 +1,7 @@
-"""The methods of mapped collections, which are functions of the package too: memory mapping, saving, loading.
+"""Methods of mapped collections, also exported as functions: memory mapping, saving, loading.
 
-This module is imported with td-core, so it imports nothing of the project: the first call brings in what it needs.
+This module is imported together with td-core. So it imports nothing else of the project at import time; the first
+call does.
 """
 
 from __future__ import annotations
@@ -40,34 +41,36 @@ def memmap(
 ) -> Any:
     """Write every leaf to a file under ``prefix`` and return a locked collection that maps those files.
 
-    The save is complete or not there: it is built beside ``prefix`` and takes its place in one step. What was
-    mapped from an earlier save there stays as it was.
+    The save is atomic: it is built next to ``prefix`` and replaces it in one step. Collections that map an earlier
+    save at ``prefix`` keep their elements.
 
     Args:
         data: the collection.
-        prefix: directory of the save; None uses an anonymous file that vanishes with the result. What was loaded, and has
-            the leaves and values of its save, stays that save.
-        copy_existing: copy leaves that are mapped from another place, instead of raising.
-        num_threads: how many threads write; 0 writes in the calling thread.
+        prefix: directory of the save; None uses an anonymous file, which is freed with the result. A loaded
+            collection whose leaves and values are still those of its save remains mapped to that save.
+        copy_existing: copy leaves that are mapped from another file, instead of raising.
+        num_threads: number of threads that write; 0 writes in the calling thread.
         return_early: with threads, return a :class:`TensorDictFuture` at once, and write the collection as it is now in
-            the background; elements must not be written to meanwhile.
-        share_non_tensor: read each non-tensor value from its file whenever that was replaced, so that a value that
-            one process writes in place is seen by all that were given the result, however they were started.
-            Without it they see it after :meth:`memmap_refresh_`. It needs a ``prefix`` that is a directory.
-        existsok: False raises where a save is already there.
+            the background; its elements must not be written to until then.
+        share_non_tensor: reload a non-tensor value whenever its file was replaced, so that all processes that
+            have the result see a value that one of them writes in place. Without it they see the value after
+            :meth:`memmap_refresh_`. Requires a ``prefix`` that is a directory.
+        existsok: False raises if ``prefix`` already has a save.
         robust_key: encode keys that are not safe file names; None means True.
         archive: write one archive file instead of a directory; None decides by the suffix of ``prefix``.
-        compression: how the archive is compressed: ``"deflate"``, ``"bzip2"``, ``"lzma"``; None stores.
+        compression: compression of the archive: ``"deflate"``, ``"bzip2"``, ``"lzma"``; None for no compression.
         atomic: accepted for compatibility; every save is atomic.
-        durable: also sync the save to the disk before returning.
+        durable: sync the save to disk before returning.
         checksums: record a hash for each file, for ``td_memmap.verify``.
         progress: show a progress bar, or call a function of (bytes done, bytes in all).
-        allow_pickle: pickle the values that nothing else can store, instead of raising.
+        allow_pickle: pickle values that cannot be stored otherwise, instead of raising.
 
     Raises:
         CodecError: a leaf or value cannot be stored; nothing was written.
-        FileTakenError: a leaf is stored in another place, or something is in the way at ``prefix``.
-        OSError: there is no room, for instance; the message names key and file, and the old save is untouched.
+        FileTakenError: a leaf is mapped from another file, or ``prefix`` has a file that belongs to no save and
+            whose name the save needs.
+        OSError: a file cannot be written, for instance because the disk is full. The message has key and file;
+            the old save is unchanged.
 
     >>> saved = TensorDict({"a": torch.arange(3)}).memmap("save")
     >>> saved["a"]
@@ -98,9 +101,9 @@ def memmap_(
 ) -> Any:
     """Write every leaf to a file under ``prefix``, map it in place, and lock the collection.
 
-    The arguments are those of :meth:`memmap`. A level or value that stands under two keys is one of its own under each from
-    then on, as in the save. The leaves of a :class:`TensorDictParams` stay the objects that they are, and have
-    their elements in the files.
+    The arguments are those of :meth:`memmap`. A node or value under two keys becomes a separate object under each,
+    as in the save. The leaves of a :class:`TensorDictParams` remain the same objects, with their elements in the
+    files.
 
     >>> td = TensorDict({"a": torch.arange(3)})
     >>> td.memmap_() is td, td.is_memmap(), td["a"]
@@ -132,9 +135,9 @@ def memmap_like(
 ) -> Any:
     """Return a mapped, locked collection of the same structure whose files are sparse zeros, to be filled.
 
-    The files take no space until they are written to; filling them on a full disk is an error of the operating
-    system that Python cannot catch. Content of a save of the same structure at ``prefix`` is kept. The arguments
-    are those of :meth:`memmap`; ``copy_existing`` makes no difference, since no element is copied.
+    The files take no space until they are written to. Filling them on a full disk kills the process; Python cannot
+    catch that error. If ``prefix`` has a save of the same structure, its content is kept. The arguments are those
+    of :meth:`memmap`; ``copy_existing`` has no effect, since no element is copied.
 
     Raises:
         FileTakenError: a save of another structure is at ``prefix``.
@@ -164,32 +167,36 @@ def load_memmap(
 ) -> Any:
     """Return the collection saved at ``prefix``, mapped from its files.
 
-    Everything is checked before anything is mapped. Nothing is written, unpickled or imported. Called on a class with declared
-    entries, as ``Record.load_memmap(path)``, it gives an instance of that class, also of the files of a plain collection with
-    such entries, and of those of the class under another name: where it was defined in ``__main__``, renamed or moved.
+    All metadata is checked before any file is mapped. Nothing is written, unpickled or imported. Called on a class
+    with declared fields, as in ``Record.load_memmap(path)``, it returns an instance of that class. This works also
+    if the save is a plain collection with those entries, and if the class was defined in ``__main__``, renamed or
+    moved since.
 
     Args:
         prefix: directory or archive of the save.
-        device: move every leaf there; None keeps them mapped; ``"meta"`` reads no leaf at all.
+        device: copy every leaf to this device; None keeps them mapped; ``"meta"`` reads no leaf.
         non_blocking: as in ``Tensor.to``.
-        out: a collection to load into: its entries become those of the save, and it loses any others.
+        out: a collection to load into: it gets the entries of the save, and its other entries are deleted.
         robust_key: whether keys were encoded as file names; None means True.
-        subpath: load the sub-collection under this key alone: a nested key, or ``"a/b"``.
-        mode: None maps shared and writable where the file is, of an archive privately; ``"r"`` copies on write; ``"r+"``
-            is shared or raises. Values that are written in place reach the save where leaves do.
-        num_threads: how many threads copy to ``device``; 0 copies in the calling thread. Files are mapped there too.
-        allow_pickle: unpickle values of the save that were pickled; None means False.
+        subpath: load only the collection under this key: a nested key, or ``"a/b"``.
+        mode: ``"r+"`` maps files shared, so that writes reach them, or raises if they are not writable; ``"r"``
+            copies on write; None is as ``"r+"`` for writable files of a directory, else as ``"r"``. Values
+            written in place reach the save whenever leaves do.
+        num_threads: number of threads that copy to ``device``; 0 copies in the calling thread, which also maps
+            the files.
+        allow_pickle: unpickle pickled values of the save; None means False.
         verify: compare every file with its recorded size and hash first.
-        strict: False leaves out what this installation cannot read, instead of raising.
+        strict: False skips entries that cannot be read, instead of raising.
         progress: show a progress bar, or call a function of (bytes done, bytes in all).
 
     Raises:
-        FileNotFoundError: nothing is saved there.
-        FormatError: what is there is damaged, or no save.
-        StructureError: what is there does not fit the class on which this is called.
-        ValueError: nothing is saved under ``subpath``, there is no such ``mode``, or ``"r+"`` and another ``device``.
-        MissingPluginError: a package that is not installed wrote a part of it.
-        PermissionError: mode ``"r+"``, and a file is not writable, or is compressed in an archive.
+        FileNotFoundError: ``prefix`` has no save.
+        FormatError: the save is damaged, or ``prefix`` is not a save.
+        StructureError: the save does not fit the class on which this is called.
+        ValueError: the save has no collection under ``subpath``, ``mode`` is unknown, or it is ``"r+"`` with
+            another ``device`` than the CPU.
+        MissingPluginError: a part of the save was written by a package that is not installed.
+        PermissionError: ``mode`` is ``"r+"`` and a file is not writable, or is compressed in an archive.
 
     >>> _ = TensorDict({"a": torch.arange(3)}).memmap("save")
     >>> TensorDict.load_memmap("save")["a"]
@@ -215,12 +222,9 @@ def load_as(
     progress: Progress = False,
     complete: bool = True,
 ) -> Any:
-    """Return what :func:`load_memmap` does as an instance of a class, if that has declared entries.
+    """Load as :func:`load_memmap` does, as an instance of ``cls`` if that has declared fields.
 
-    Those that the save lacks have their defaults, if ``complete``.
-
-    Raises:
-        StructureError: what is saved does not fit the class.
+    With ``complete=True``, fields that the save lacks get their defaults.
     """
     from . import _fs
     from ._load import LoadOptions, check_target, drop_missing, load_directory
@@ -277,7 +281,7 @@ def load_memmap_(
     strict: bool = True,
     progress: Progress = False,
 ) -> Any:
-    """Copy the content of the save at ``prefix`` into this collection, in place; add the entries that it lacks.
+    """Copy the content of the save at ``prefix`` into this collection, in place; add entries that it lacks.
 
     The arguments are those of :meth:`load_memmap`.
 
@@ -288,7 +292,7 @@ def load_memmap_(
     loaded = load_as(
         type(data),
         prefix,
-        complete=False,  # what the save says nothing of stays
+        complete=False,  # entries that the save lacks are kept
         robust_key=robust_key,
         allow_pickle=allow_pickle,
         mode=mode,
@@ -296,15 +300,15 @@ def load_memmap_(
         strict=strict,
         progress=progress,
     )
-    with torch.no_grad():  # what comes from a file has no past
+    with torch.no_grad():  # loaded elements have no autograd history
         return data.update(loaded, inplace=True)
 
 
 def memmap_refresh_(data: Any, *, allow_pickle: bool | None = None) -> Any:
-    """Read again what another process changed in the save that this collection maps.
+    """Reload what other processes changed in the save that this collection maps.
 
     Raises:
-        StructureError: the collection maps no save.
+        StructureError: the collection does not map a save.
 
     >>> td = TensorDict({"a": torch.arange(3)}).memmap("save")
     >>> _ = TensorDict({"b": torch.ones(2)}).memmap("save")
@@ -327,7 +331,7 @@ def make_memmap(
     """Add an entry of zeros to the save that this collection maps, and return its mapped tensor.
 
     Raises:
-        StructureError: the key is there already, or the collection is not mapped.
+        StructureError: the key already exists, or the collection is not mapped.
         KeyPathError: a live save cannot hold the key; save the collection again with it.
 
     >>> td = TensorDict().memmap()
@@ -348,7 +352,7 @@ def make_memmap_from_storage(
     dtype: DtypeLike | None = None,
     robust_key: bool | None = True,
 ) -> Tensor:
-    """Add an entry with the elements of ``storage`` to the save, and return its mapped tensor.
+    """Add an entry with the elements of ``storage`` to the save that this collection maps; return its tensor.
 
     >>> td = TensorDict().memmap()
     >>> td.make_memmap_from_storage("a", torch.ones(2).untyped_storage(), (2,))
@@ -370,14 +374,14 @@ def make_memmap_from_tensor(
     existsok: bool = True,
     robust_key: bool | None = True,
 ) -> Tensor:
-    """Add an entry like ``tensor`` to the save that this collection maps, and return its mapped tensor.
+    """Add an entry with the elements of ``tensor`` to the save that this collection maps; return its tensor.
 
     Args:
         data: the collection.
         key: the new key.
-        tensor: shape, dtype and elements of the entry.
-        copy_data: False leaves zeros.
-        existsok: False raises where a file of that name is already there.
+        tensor: the tensor to copy.
+        copy_data: False creates zeros with the shape and dtype of ``tensor``.
+        existsok: False raises if the file of the entry already exists.
         robust_key: encode the key as a file name; None means True.
 
     >>> td = TensorDict().memmap()
@@ -392,7 +396,7 @@ def make_memmap_from_tensor(
 
 
 def is_memmap(data: Any) -> bool:
-    """Tell whether the collection was mapped to files, and has been locked since.
+    """Return True if the collection was mapped to files, and has been locked since.
 
     >>> TensorDict().is_memmap(), TensorDict().memmap().is_memmap()
     (False, True)
@@ -403,7 +407,7 @@ def is_memmap(data: Any) -> bool:
 
 
 def saved_path(data: Any) -> Path | None:
-    """Directory that this collection maps; None for one that is mapped to anonymous files.
+    """Directory that this collection maps, or None if it is mapped to anonymous files.
 
     Raises:
         AttributeError: the collection is not mapped.
@@ -418,7 +422,7 @@ def saved_path(data: Any) -> Path | None:
 
 
 def _collect_options(options: dict[str, Any], **more: bool) -> Options:
-    """Return the options among the arguments of a call, which gives its ``locals()`` before it has any others."""
+    """Build the Options of a call from its ``locals()``, which hold its arguments."""
     from ._save import Options
 
     prefix, archive, compression = (
@@ -447,7 +451,7 @@ def _collect_options(options: dict[str, Any], **more: bool) -> Options:
 
 
 def _plan_mapping(data: Any, prefix: str | Path | None, options: Options) -> Callable[[], Any]:
-    """Return the work of mapping a collection: to an archive or a directory, to its own files, or to anonymous ones."""
+    """Return the function that maps a collection: to an archive, a directory, its own files or an anonymous file."""
     if prefix is not None:
         from . import _fs
 

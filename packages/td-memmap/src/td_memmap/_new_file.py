@@ -1,4 +1,4 @@
-"""A file that appears under its name when it is complete: archives, and tensors with a file of their own."""
+"""Files that get their name when they are complete: archives, and tensors with a separate file."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from td_core.errors import FormatError
 from . import _file_names, _fs
 from ._fs import DirectoryTree
 
-#: So many processes may build at one prefix at once, all but the last end well, and the last be killed.
+#: Number of free names in a row after which iter_numbered() stops: as many concurrent processes as expected.
 _GAP = 4
 
 
 class NewFile:
-    """A file that appears under its name once it is complete, with an inode of its own.
+    """File that gets its name when it is complete, with a new inode.
 
     ``with NewFile(path, replace=False) as new: ...; new.publish()``
     """
@@ -44,7 +44,7 @@ class NewFile:
                 self.remove_stale()
                 continue
             try:
-                # Until it is locked, another process may take it for litter.
+                # Until the file is locked, another process may remove it as litter.
                 if _fs.mark_in_use(self.fd, without_locks=True) and _fs.get_open_status(self.fd).st_nlink:
                     self._temporary = temporary
                     return self
@@ -53,9 +53,9 @@ class NewFile:
                     _fs.close(self.fd)
 
     def remove_stale(self) -> None:
-        """Remove what processes that were killed left of this file."""
+        """Remove the temporary files of this path that killed processes left."""
         folder, start = os.path.split(self._start)
-        # What cannot be opened or removed is not ours.
+        # Files that cannot be opened or deleted are not our own.
         with contextlib.suppress(OSError), DirectoryTree.at_path(folder) as tree:
             for name in iter_numbered(tree.root, start):
                 with contextlib.suppress(OSError, FormatError):
@@ -65,7 +65,10 @@ class NewFile:
                             tree.remove((), name)
 
     def publish(self, *, durable: bool = False) -> None:
-        """Give the file its name, and the permissions of the one that it replaces; make content and name durable."""
+        """Rename the file to its path, with the permissions of the file that it replaces.
+
+        With ``durable=True``, content and name are synced to disk.
+        """
         if durable:
             _fs.sync_file(self.fd)
         if self._replace:
@@ -79,7 +82,7 @@ class NewFile:
                 tree.sync()
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
-        # As long as it is open it is locked, and its name nobody else's.
+        # Remove the name before closing: while the file is open, its lock keeps other processes from the name.
         try:
             if self._temporary:
                 _fs.remove_path(self._temporary)
@@ -90,10 +93,10 @@ class NewFile:
 
 
 def iter_numbered(dir_fd: int, *starts: str) -> Iterator[str]:
-    """Yield the names in an open directory that are one of ``starts`` and a number.
+    """Yield the names in an open directory that consist of one of ``starts`` and a number.
 
-    Each was made with the lowest number that was free, so after a gap there are no more: to list the directory would take
-    the longer, the more saves stand in it.
+    Each name was created with the lowest free number, so the search stops after a gap. Listing the directory would
+    take longer the more saves it contains.
     """
     gap = 0
     for number in _file_names.iter_numbers():

@@ -1,7 +1,7 @@
-"""Which save a collection is, that was loaded and is mapped again.
+"""Detect whether a collection still equals the save from which it was loaded.
 
-A loaded collection is free to change, and forgets nothing of its files: each leaf has its place. Where all leaves and
-values are those of a save, it is that save.
+A loaded collection can be changed, but each mapped leaf keeps the Place of its file. If all leaves and values are
+those of one save, mapping the collection again needs no new files.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ._value_file import ValueFile
 
 
 def origin(tree: Core) -> MemmapBackend | None:
-    """Return the save that a collection is; None where it is another, more or less."""
+    """Return the MemmapBackend of the save that a collection equals, or None."""
     path = _root(tree)
     if path is None:
         return None
@@ -48,7 +48,7 @@ def _load(files: Any) -> tuple[tuple[Any, bool], bool]:
 
 
 def _root(tree: Core) -> str | None:
-    """Return the directory that a save of this collection would have, by the place of one leaf or value."""
+    """Return the root directory of the save that one leaf or value comes from, or None."""
     todo: list[tuple[Core, KeyPath]] = [(tree, ())]
     while todo:
         node, path = todo.pop()
@@ -70,7 +70,7 @@ def _root(tree: Core) -> str | None:
 
 
 def _places(leaf: Any) -> list[Place]:
-    """Return the places of the tensors that a leaf is made of; none where not all are in files."""
+    """Return the Places of the tensors of a leaf; an empty list if any is not in a file."""
     parts = [leaf]
     if leaf.is_nested and leaf.layout is not torch.strided:
         parts = get_parts(leaf)
@@ -79,7 +79,7 @@ def _places(leaf: Any) -> list[Place]:
 
 
 def _is_same(tree: Core, loaded: Core) -> bool:
-    """Tell whether a collection has the levels, leaves and values of one that was loaded, and the leaves in the same files."""
+    """Return True if a collection has the same nodes and values as a loaded one, and its leaves are in the same files."""
     todo: list[tuple[Core, Core]] = [(tree, loaded)]
     while todo:
         left, right = todo.pop()

@@ -1,9 +1,9 @@
-"""Planning a save: the whole tree is taken apart, named and checked before the first file is written.
+"""Plan a save: encode the whole tree, choose file names and check everything before the first write.
 
-A level of the directory is written in one of two forms. The *plain form* is the one of the reference implementation,
-and the kind's ``"memmap/1"`` layout says what stands in it. The *general form* (``_format_version`` 2, which the
-reference refuses with a clear message) holds what the plain one cannot: keys that are names of its own, names that are
-too long, values that JSON cannot say, kinds without such a layout.
+A node is written in one of two forms. The *plain form* is that of tensordict; the kind's ``"memmap/1"`` layout
+defines its content. The *general form* (``_format_version`` 2, which tensordict refuses with a clear message)
+stores what the plain form cannot: keys that equal its field names, names that are too long, values that JSON cannot
+express, and kinds without such a layout.
 """
 
 from __future__ import annotations
@@ -30,33 +30,33 @@ from ._dtypes import check_storable
 from ._fs import Parts
 from ._shapes import component_shapes, element_count
 
-#: Name of the layouts of this format.
+#: Name of this format's layouts.
 FORMAT = "memmap/1"
 VERSION = 2
 
-#: What the codec says of a value that is the class of a container.
+#: Type tag of the value codec for a value that is a container class.
 _CLASS = "type"
 
 KeyPath = tuple[str, ...]
 
-#: A node to be planned: itself, its directory, its key path, and batch size and dim names of the level above.
+#: A node to plan: the node, its directory, its key path, and batch size and dim names of its parent.
 _Below = tuple[Core, Parts, KeyPath, torch.Size, "list[str | None] | None"]
 
 
 @dataclass(slots=True, eq=False)
 class LeafFile:
-    """One file of raw elements.
+    """One file of elements.
 
     Attributes:
-        parts: directories on the way down.
-        name: the file.
+        parts: path of its directory.
+        name: file name.
         key: key path, for messages.
-        tensor: what to write.
-        nbytes: size of the file.
-        shape: as it stands in the metadata; for a nested tensor the table of its component shapes.
-        leaf: the leaf that this file is the elements of; None for what gives them their shapes (offsets, component
-            shapes), which is written even where elements are not.
-        same_as: an earlier file of the same elements, to link to.
+        tensor: the elements to write.
+        nbytes: size of the file in bytes.
+        shape: shape of the tensor; for a nested tensor, the table of its component shapes.
+        leaf: the leaf whose elements the file stores; None for offsets, lengths and component shapes, which are
+            written even if elements are not.
+        same_as: an earlier file with the same elements, to hard-link to; None otherwise.
     """
 
     parts: Parts
@@ -70,20 +70,20 @@ class LeafFile:
 
     @property
     def path(self) -> Parts:
-        """Directories and name."""
+        """Path below the root of the save."""
         return (*self.parts, self.name)
 
 
 @dataclass(slots=True)
 class Plan:
-    """Everything that a save writes, in order: directories, leaves, then texts.
+    """All files of a save, in the order of writing: directories, leaves, then texts.
 
     Attributes:
-        directories: parents first.
+        directories: paths of the directories, parents first.
         leaves: files of elements.
-        texts: small files and their content; ``meta.json`` of the root is the last one.
-        nodes: every node and the directory that it is written to.
-        jagged: leaves that are made of several files: the leaf, its parts by role, and its ragged dim.
+        texts: small files as directory, name and content; the last one is the root's ``meta.json``.
+        nodes: every node with its directory.
+        jagged: jagged leaves, with their files by role and their ragged dim.
     """
 
     directories: list[Parts] = field(default_factory=list)
@@ -93,7 +93,7 @@ class Plan:
     jagged: list[tuple[Tensor, dict[str, LeafFile], int]] = field(default_factory=list)
 
     def files(self) -> list[Parts]:
-        """Return the path of every file."""
+        """Return the paths of all files."""
         leaves = [leaf.path for leaf in self.leaves if leaf.nbytes]
         return [*leaves, *((*parts, name) for parts, name, _ in self.texts)]
 
@@ -101,33 +101,26 @@ class Plan:
 def make_plan(
     tree: Core, *, robust_key: bool = True, allow_pickle: bool = False, content: bool = True
 ) -> Plan:
-    """Take a tree apart.
+    """Plan the files of a tree; raise CodecError if a leaf or value cannot be stored.
 
-    Args:
-        tree: any collection.
-        robust_key: encode keys as file names; else they stand as they are, where that is safe.
-        allow_pickle: pickle values that the value codec cannot store.
-        content: whether the elements are to be written too.
-
-    Raises:
-        CodecError: a leaf or value cannot be stored; the message names its key.
+    With ``content=False``, elements are not written, so leaves without memory are accepted.
     """
     planner = _Planner(robust_key, allow_pickle, content)
     todo: list[_Below] = [(tree, (), (), torch.Size(), None)]
     while todo:
-        # Children stand behind their parent, so the metadata can be written in reverse: the root last.
+        # Texts are collected parents first and written in reverse, so the root's metadata is the last.
         todo.extend(reversed(planner.level(todo.pop())))
     planner.plan.texts.reverse()
     return planner.plan
 
 
 def encode_node(node: Core, path: KeyPath = ()) -> Record:
-    """Return the record of a node at ``path`` in this format."""
+    """Encode a node as a record of this format."""
     return KINDS.of(node).record_of(node, FORMAT, path)
 
 
 def plan_anonymous(tree: Core, *, content: bool) -> Plan:
-    """Return the leaves and nodes of a tree as a plan without names, for files that have none."""
+    """Plan the leaves and nodes of a tree for an anonymous file, without file names."""
     planner = _Planner(True, False, content)
     todo: list[tuple[Core, KeyPath]] = [(tree, ())]
     while todo:
@@ -144,18 +137,14 @@ def plan_anonymous(tree: Core, *, content: bool) -> Plan:
 
 
 def plan_values(node: Core, above: torch.Size, *, allow_pickle: bool) -> dict[str, bytes]:
-    """Return the small files of one node of values below a batch size; it has no leaves, and no nodes below.
-
-    Raises:
-        CodecError: a value cannot be stored.
-    """
+    """Return the small files of one value node whose parent has the batch size ``above``, by name."""
     planner = _Planner(True, allow_pickle, True)
     planner.level((node, (), (), above, None))
     return {name: text for _, name, text in planner.plan.texts}
 
 
 def _extend_names(names: list[str | None], count: int) -> list[str | None]:
-    """Return the names of a level for what is in it, whose further dims have none."""
+    """Pad dim names with None to ``count`` dims."""
     return [*names, *[None] * (count - len(names))]
 
 
@@ -168,7 +157,7 @@ class _Planner:
         self.seen: dict[Any, LeafFile] = {}
 
     def level(self, this: _Below) -> list[_Below]:
-        """Plan one node; return the nodes below it."""
+        """Plan one node, and return its child nodes and members to plan."""
         node, parts, key, _, names = this
         if parts:
             self.plan.directories.append(parts)
@@ -208,27 +197,27 @@ class _Planner:
                 if value.types is not None:
                     types[name] = {"plain": value.plain, "types": value.types}
         if not self.robust_key and any(_file_names.encode_key(name) != name for name in record.entries):
-            # A leaf without elements has no file that would show it.
+            # Record it: a leaf without elements has no file whose name would show it.
             meta[_file_names.ROBUST_KEY] = False
         for name, item in meta.items():
             level.setdefault(name, item)
         sidecar: dict[str, Any] = {"values": types} if types else {}
         size = node.batch_size
         if "shape" not in meta and not record.members:
-            # Such an entry has no batch size and no dim names of its own there: it takes those of the level.
+            # In the plain form such a node has the batch size and dim names of its parent, so store different ones.
             if size != above:
                 sidecar["batch_size"] = list(size)
             if node._names is not None and [*node._names] != _extend_names(names or [], len(size)):
                 sidecar["names"] = [*node._names]
         file, content = _file_names.PICKLE, pickled
         if pickled and "stack_dim" in level:
-            # The layout of the reference for a stack of values: the whole list, in a file of its own.
+            # tensordict stores the whole list of a stack of values in one pickle.
             file, content = _file_names.STACK_PICKLE, pickled["data"]
             level["data"] = file
         self._text(parts, _file_names.META, level, key)
         text = self._pickle(parts, file, content, key)
         if classes and len(classes) == len(pickled):
-            # Readers take the classes from here, and nobody opens the pickle.
+            # Readers look the classes up by these names instead of unpickling.
             note = {"types": classes, "pickle_sha256": hashlib.sha256(text).hexdigest()}
             self._text(parts, _file_names.JSON_TYPES, note, key)
         if sidecar:
@@ -265,9 +254,9 @@ class _Planner:
     def _entries(
         self, this: _Below, record: Record, stems: dict[str, str], above: torch.Size, names: Any
     ) -> tuple[dict[str, Any], list[_Below]]:
-        """Plan what a node holds: return the entry of each key in the metadata, and the nodes below.
+        """Plan the entries and members of a node. Return the metadata of each entry, and the child nodes to plan.
 
-        Members stand below the batch size ``above``, the nodes under keys below the one of this node and these names.
+        ``above`` is the batch size for the members; ``names`` are the dim names for child nodes.
         """
         node, parts, key, *_ = this
         entries: dict[str, Any] = {}
@@ -284,13 +273,13 @@ class _Planner:
         return entries, below
 
     def _plain(self, node: Core, record: Record, values: Mapping[str, _Value], names: Any) -> bool:
-        """Tell whether the plain form can hold a node, as the reference would read it."""
+        """Return True if the plain form can store a node so that tensordict reads it correctly."""
         if any(
             value.types not in (None, _CLASS) and not is_readable(value.types) for value in values.values()
         ):
             return False
         if "stack_dim" in record.meta and "data" in values:
-            # Its batch size is read off the lists, of which empty ones say nothing.
+            # tensordict infers the batch size from the nesting of the lists, which empty lists do not show.
             size = node.batch_size
             if count_list_dims(values["data"].plain) != len(size) or 0 in size[1:]:
                 return False
@@ -316,12 +305,12 @@ class _Planner:
         wanted = list_file_names(child, stem)
         jagged = isinstance(child, Tensor) and child.layout == torch.jagged
         if jagged or not all(map(_file_names.is_valid_name, wanted)) or not taken.isdisjoint(wanted):
-            return f"%k{position}"  # which no key becomes
+            return f"%k{position}"  # not a possible encoded key
         taken.update(wanted)
         return stem
 
     def leaf(self, leaf: Tensor, parts: Parts, stem: str, key: KeyPath) -> dict[str, Any]:
-        """Plan the files of one leaf; return its entry."""
+        """Plan the files of one leaf, and return its metadata."""
         check_storable(leaf, key, content=self.content)
         device = "cpu" if leaf.is_cpu else str(leaf.device)
         entry: dict[str, Any] = {"device": device, "shape": [], "dtype": str(leaf.dtype)}
@@ -366,8 +355,8 @@ class _Planner:
         """Plan one file of elements."""
         file = LeafFile(parts, name, key, tensor, element_count(shape) * tensor.dtype.itemsize, shape, leaf)
         if file.nbytes and (self.content or leaf is not None):
-            # One leaf under two keys is one leaf where it is mapped. What shows the same memory in the same way has the
-            # same content, if that is stored; a view of other strides holds other elements.
+            # Link leaves that have the same elements: one tensor under two keys, or tensors on the same memory with
+            # the same strides.
             place: Any = id(leaf)
             if self.content and not tensor.is_nested:
                 place = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), tensor.device)
@@ -408,25 +397,21 @@ class _Planner:
         try:
             text = pickle.dumps(content)
         except Exception as error:
-            # A class may raise anything where it is pickled.
+            # __reduce__ of a user's class may raise any exception.
             raise CodecError(f"cannot pickle a value of {show_path(key)}: {error}") from error
         self.plan.texts.append((parts, name, text))
         return text
 
 
 def list_file_names(child: Any, stem: str) -> list[str]:
-    """Return the file names that an entry takes, which is not a jagged tensor."""
+    """Return the names of the files of an entry, unless it is a jagged tensor."""
     if not isinstance(child, Tensor):
         return [stem]
     return [stem + ".memmap", stem + ".shape.memmap"] if child.is_nested else [stem + ".memmap"]
 
 
 def count_list_dims(values: Any) -> int:
-    """Return how many batch dims the reference sees in the values of a stack.
-
-    >>> count_list_dims(["a", "b"]), count_list_dims([[1, 2], [3, 4]]), count_list_dims([[1], [3, 4]])
-    (1, 2, 1)
-    """
+    """Return the number of batch dims that tensordict infers from the nested lists of a stack of values."""
     depth = 0
     level = [values]
     while level and all(isinstance(item, list) and len(item) == len(level[0]) for item in level):

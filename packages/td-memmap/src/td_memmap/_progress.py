@@ -1,4 +1,4 @@
-"""Progress of long work: a bar, or a function of the caller."""
+"""Report the progress of a save or load with a progress bar or a callback."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-#: What a caller may pass: False, True for a bar, or a function of (bytes done, bytes in all).
+#: Type of ``progress``: False, True for a progress bar, or a function of (bytes done, bytes in total).
 Progress = bool | Callable[[int, int], Any]
 
 try:
@@ -17,12 +17,7 @@ except ImportError:
 
 
 def make_reporter(progress: Progress, total: int, what: str) -> Callable[[int], None]:
-    """Return a function that is told of every piece of work, from any thread.
-
-    >>> report = make_reporter(lambda done, total: print(done, "of", total), 30, "save")
-    >>> report(10)
-    10 of 30
-    """
+    """Return a thread-safe function that takes the number of bytes just processed."""
     if progress is False:
         return lambda amount: None
     lock = threading.Lock()

@@ -1,4 +1,4 @@
-"""Reading the metadata of one node of a save: no leaf is opened and no class is needed."""
+"""Read the metadata of one node of a save, without opening leaves or looking up classes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ._meta import Level, Location, parse_level, read_json
 
 
 def list_subdirectories(tree: Any, parts: Parts) -> list[str]:
-    """Return the directories that hold collections, sorted."""
+    """Return the names of the subdirectories that hold nodes, sorted."""
     return [
         name
         for name, is_directory in sorted(tree.entries(parts).items())
@@ -23,7 +23,7 @@ def list_subdirectories(tree: Any, parts: Parts) -> list[str]:
 
 
 def list_members(listing: dict[str, bool], location: Location) -> list[str]:
-    """Return the directories that hold members: ``_tensordict``, ``_source``, or 0, 1, 2... without a gap."""
+    """Return the directories of members: ``_tensordict``, ``_source``, or 0, 1, 2... without a gap."""
     named = [name for name in (_file_names.INNER, _file_names.SOURCE) if listing.get(name)]
     numbers = sorted(
         int(name)
@@ -39,13 +39,9 @@ def list_members(listing: dict[str, bool], location: Location) -> list[str]:
 
 
 def read_node(files: Any, parts: Parts) -> tuple[dict[str, Any], Level, dict[str, bool], dict[str, Parts]]:
-    """Return the metadata of a node as it stands there and checked, the names beside it, and the nodes below.
+    """Return a node's raw metadata, its checked metadata, the directory listing, and its child directories by key.
 
-    No class is needed for it, and nothing is unpickled.
-
-    Raises:
-        FileNotFoundError: the root has no metadata.
-        FormatError: the metadata is damaged.
+    No class is required and nothing is unpickled.
     """
     location = Location(files.show(parts, _file_names.META), parts)
     try:

@@ -1,4 +1,4 @@
-"""Saving: plan the whole tree, write it beside the prefix, map it, publish it."""
+"""Save a collection: plan the whole tree, write it next to the prefix, map it, and publish it."""
 
 from __future__ import annotations
 
@@ -34,15 +34,14 @@ from ._progress import Progress, make_reporter
 from ._shapes import element_count, make_empty, reshape_flat
 from ._tensor import MemoryMappedTensor, Place, as_plain, is_at_its_place, is_whole, map_file
 
-# A smaller file is written faster than it is handed to another thread (measured: even at 0.3 to 1 MB). Without being
-# asked no thread is used at all: a write goes to the page cache, which two threads fill hardly faster than one (measured
-# on two cores: 4 threads take 0.85 to 1.15 times as long, on 177 MB in 184 files and on 1 GB in 32).
+# Below this size, writing a file takes less time than passing it to a thread (measured up to 1 MB). By default no
+# threads are used: writes go to the page cache, and on two cores 4 threads took 0.85 to 1.15 times as long as one.
 _WORTH_A_THREAD = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How to save; see :meth:`TensorDict.memmap`."""
+    """Options of a save; see :meth:`TensorDict.memmap`."""
 
     copy_existing: bool = False
     num_threads: int = 0
@@ -60,12 +59,7 @@ class Options:
 
 
 def save_directory(tree: Core, prefix: str, options: Options) -> Callable[[], Any]:
-    """Plan and check a save; return the function that writes it and gives the mapped collection.
-
-    Raises:
-        CodecError: something cannot be stored.
-        FileTakenError: a leaf is mapped from another place, or something is in the way.
-    """
+    """Plan and check a save; return the function that writes it and returns the mapped collection."""
     plan, tree = plan_save(tree, options)
     check_mappings(sum(1 for file in plan.leaves if file.nbytes), f"save at {prefix} and map the result")
     _check_same_places(plan, prefix, options)
@@ -76,10 +70,9 @@ def save_directory(tree: Core, prefix: str, options: Options) -> Callable[[], An
 
 
 def plan_save(tree: Core, options: Options) -> tuple[Plan, Core]:
-    """Plan a save; return also what was planned: a collection with which no other thread goes on, unless it is saved in place.
+    """Plan a save; return the plan and the planned collection.
 
-    Raises:
-        CodecError: something cannot be stored.
+    Unless saved in place, that is a shallow copy, which no other thread can change.
     """
     if not options.inplace:
         tree = copy_nodes(tree)
@@ -90,7 +83,7 @@ def plan_save(tree: Core, options: Options) -> tuple[Plan, Core]:
 
 
 def copy_nodes(tree: Core) -> Core:
-    """Return a collection of the same leaves, with the same locks but for those of attachments."""
+    """Copy the nodes of a collection, without the leaves; keep locks, except those that attachments set."""
     result = tree._map(identity)
     todo = [(tree, result)]
     while todo:
@@ -123,7 +116,7 @@ def _check_same_places(plan: Plan, prefix: str, options: Options) -> None:
 
 
 def _refuse_archived(plan: Plan, options: Options) -> None:
-    """Raise FileTakenError where a collection that writes into an archive would be mapped to other files, in place."""
+    """Raise FileTakenError if mapping in place would detach leaves whose writes reach an archive."""
     for file in plan.leaves if options.inplace and not options.copy_existing else ():
         if type(file.tensor) is MemoryMappedTensor or file.tensor.is_nested or not file.nbytes:
             continue
@@ -136,7 +129,7 @@ def _refuse_archived(plan: Plan, options: Options) -> None:
 
 
 class _Writer:
-    """One save on its way to disk."""
+    """Writer of one save."""
 
     def __init__(self, plan: Plan, prefix: str, options: Options) -> None:
         self.plan = plan
@@ -148,7 +141,7 @@ class _Writer:
 
     def run(self, tree: Core) -> Any:
         plan, options = self.plan, self.options
-        # Files that are about to be filled have nothing yet that could be verified.
+        # Sparse files have no content yet that a manifest could describe.
         planned = plan.files() if options.like else [*plan.files(), (_file_names.MANIFEST,)]
         with Staging(
             self.prefix, planned, durable=options.durable, own=partial(_find_kept_files, plan)
@@ -203,7 +196,7 @@ class _Writer:
             try:
                 running.append(pool.submit(self._fill, *work))
             except RuntimeError:
-                # The interpreter ends, and waits for the save that a future stands for, but starts no threads for it.
+                # At interpreter exit, a background save is awaited but no new thread can start.
                 self._fill(*work)
 
     def _open(self, file: LeafFile, path: str, running: list[Future[Any]] | None = None) -> int:
@@ -213,7 +206,7 @@ class _Writer:
             except OSError as error:
                 if error.errno != errno.EMFILE or not running:
                     raise _add_leaf_name(error, file, path) from error
-            running.pop(0).result()  # which has a file open until then
+            running.pop(0).result()  # a running write holds an open file
 
     def _fill(self, file: LeafFile, fd: int, path: str) -> None:
         try:
@@ -246,7 +239,7 @@ class _Writer:
             self.hashes[file.path] = digest.hexdigest()
 
     def _link_existing(self, file: LeafFile) -> bool:
-        """Carry over a leaf that is mapped to this very file already."""
+        """Hard-link the file of a leaf that is already mapped to it; return False if it is not."""
         leaf, previous = file.tensor, self.staging.previous
         if previous is None or self.staging.in_place or not isinstance(leaf, MemoryMappedTensor):
             return False
@@ -262,7 +255,7 @@ class _Writer:
         try:
             self.staging.tree.link(source, path, file.path)
         except FileNotFoundError:
-            return False  # the save that had it was replaced meanwhile
+            return False  # the save with the file has been replaced since
         except OSError as error:
             if error.errno in _fs.NO_LINKS:
                 return False
@@ -270,7 +263,7 @@ class _Writer:
         return True
 
     def _link_tied(self, file: LeafFile, first: LeafFile) -> None:
-        """Give a leaf that shows the same memory as an earlier one the same file."""
+        """Hard-link a leaf to the file of an earlier leaf on the same memory."""
         path = "/".join((self.prefix, *file.path))
         if not self._link(self.staging.tree, first.path, file):
             self._fill(file, self._open(file, path), path)
@@ -292,7 +285,7 @@ class _Writer:
             self.hashes[path] = compute_digest(choose_algorithm(), content)
 
     def _write_manifest(self) -> None:
-        # The root's metadata is the last file; the manifest speaks of it before it is there.
+        # The manifest lists the root's metadata, although that is written later.
         self._note_text(*self.plan.texts[-1])
         text = format_manifest(
             self.sizes, choose_algorithm() if self.options.checksums else None, self.hashes
@@ -301,11 +294,11 @@ class _Writer:
 
 
 def _map_leaves(plan: Plan, files: dict[LeafFile, MemoryMappedTensor], like: bool) -> dict[int, Tensor]:
-    """Return what each leaf of a plan is mapped to, by its ``id``; of one under two keys the first file."""
+    """Return the mapped tensor of each leaf of a plan by its ``id``; for a tied leaf, that of its first file."""
     result = reversed(plan.leaves)
     mapped: dict[int, Tensor] = {id(file.leaf): files[file] for file in result if file.leaf is not None}
     for leaf, parts, ragged in plan.jagged:
-        # One without content gets components of other lengths.
+        # With ``like``, the component lengths will differ from the cached ones.
         told = (None, None) if like else get_cached_seqlens(leaf)
         made_of = {role: as_plain(files[file]) for role, file in parts.items()}
         mapped[id(leaf)] = make_jagged(ragged, **made_of, told=told)
@@ -313,12 +306,12 @@ def _map_leaves(plan: Plan, files: dict[LeafFile, MemoryMappedTensor], like: boo
 
 
 def _find_kept_files(plan: Plan, previous: DirectoryTree) -> list[Parts]:
-    """Return the files that leaves are mapped to already, where the save shall have them."""
+    """Return the files that leaves are already mapped to, at the paths that the save gives them."""
     return [file.path for file in plan.leaves if file.same_as is None and _find_mapped_file(previous, file)]
 
 
 def _find_mapped_file(tree: DirectoryTree, file: LeafFile) -> os.stat_result | None:
-    """Return the status of the file of a leaf in a directory, if the leaf is mapped to it, as a whole."""
+    """Return the status of a leaf's file if the leaf is mapped to it as a whole, else None."""
     leaf = file.tensor
     if not isinstance(leaf, MemoryMappedTensor) or not leaf._place.shared or not is_whole(leaf):
         return None
@@ -332,17 +325,14 @@ def _find_mapped_file(tree: DirectoryTree, file: LeafFile) -> os.stat_result | N
 
 
 def _add_leaf_name(error: OSError, file: LeafFile, path: str) -> OSError:
-    """Return an error of the operating system that says which leaf it met."""
+    """Return an OSError with the key, size and path of a leaf in its message."""
     return _fs.add_path(error, f"cannot write {show_path(file.key)}, {file.nbytes} bytes", path)
 
 
 def save_anonymous(tree: Core, options: Options) -> Any:
-    """Map a collection to one anonymous file, of zeros that take no space if ``options.like``.
+    """Map a collection to one anonymous file, which is sparse if ``options.like``.
 
-    Leaves that are mapped already stay where they are, if what is stored into them reaches their file.
-
-    Raises:
-        OSError: there is no room.
+    Leaves that are already mapped shared remain in their files.
     """
     like = options.like
     plan = plan_anonymous(tree, content=not like)
@@ -370,7 +360,7 @@ def save_anonymous(tree: Core, options: Options) -> Any:
 
 
 def _anonymous(file: LeafFile, shared: AnonymousFile | None, start: int, like: bool) -> MemoryMappedTensor:
-    """Write a leaf to its place in an anonymous file and map it."""
+    """Write a leaf at byte ``start`` of an anonymous file and map it."""
     if shared is None:
         return MemoryMappedTensor._on(make_empty(file.tensor.dtype, file.shape), Place(file.shape))
     if not like:
@@ -382,11 +372,11 @@ def _anonymous(file: LeafFile, shared: AnonymousFile | None, start: int, like: b
 
 
 def finish(tree: Core, plan: Plan, mapped: dict[int, Tensor], prefix: str | None, options: Options) -> Any:
-    """Return the collection around the mapped leaves: locked, on the CPU, and aware of its save."""
+    """Return the collection with its mapped leaves: locked, on the CPU, with MemmapBackends attached."""
     if options.inplace:
-        # A stack may have a member twice.
+        # A stack may contain a member twice; replace its leaves once.
         nodes = {id(node._inner()): node for node, _ in plan.nodes}
-        # What a module holds stays what it is to it and to optimizers.
+        # Keep the leaf objects of modules, to which optimizers hold references.
         kept = {id(leaf) for node, _ in plan.nodes if isinstance(node, nn.Module) for leaf in node._leaves()}
         for node in nodes.values():
             _replace_leaves(node, mapped, kept)
@@ -400,7 +390,7 @@ def finish(tree: Core, plan: Plan, mapped: dict[int, Tensor], prefix: str | None
 
 
 def _split_shared_nodes(tree: Core) -> None:
-    """Give each place of a save a node of its own; what is written to one of them later reaches that place alone."""
+    """Copy nodes that occur twice, so that each position of a save has a separate node."""
     seen: set[int] = set()
     todo = [tree]
     while todo:

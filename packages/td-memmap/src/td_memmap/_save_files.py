@@ -1,9 +1,9 @@
-"""Which files of a directory belong to a save: those that its metadata names.
+"""Determine which files of a directory belong to a save: those that its metadata lists.
 
-Everything else is somebody else's, and is kept: also a ``meta.json`` that no save wrote, and what stands beside it. The
-metadata is read leniently: what cannot be understood names nothing. Where it is damaged, the manifest helps, but anyone
-may have written one, and a file that it names may be one that was put there since: so a file is ours by the word of the
-manifest only if it is as the manifest recorded it, or if it is metadata that is not JSON any more.
+All other files are kept, including a ``meta.json`` that no save wrote and the files next to it. The metadata is
+read leniently: unreadable metadata lists no files. The manifest is used only if metadata is damaged. Anyone can
+write a manifest, and a listed file may have been replaced since. So a file that only the manifest lists belongs to
+the save if it is as recorded there, or if it is metadata that is no longer JSON.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from ._legacy import LEAF_META, is_old_level
 from ._meta import LIMIT, is_view, is_written
 
 _FIXED = (_file_names.META, *_file_names.SIDECARS)
-#: What a process that was killed may have left while it wrote a value, or a new leaf, to a live save.
+#: Temporary files that a killed process left while it wrote a value or a new leaf to a live save.
 _LITTER = re.compile(rf"{_file_names.TEMPORARY}[0-9a-f]{{8}}|\..*\.td-file-[0-9a-f]{{8}}")
 _LEAF_ENDINGS = (".memmap", ".shape.memmap", ".offsets.memmap", ".lengths.memmap")
 _OURS = (*_FIXED, _file_names.MANIFEST, _file_names.UNFINISHED_META)
 
 
 class SaveFiles:
-    """The files and directories of one save, as paths below its root."""
+    """Files and directories of one save, as paths below its root."""
 
     def __init__(self) -> None:
         self.files: set[Parts] = set()
         self.directories: set[Parts] = {()}
 
     def add(self, path: Parts) -> None:
-        """Add a file and the directories that lead to it."""
+        """Add a file and its parent directories."""
         self.files.add(path)
         while (path := path[:-1]) not in self.directories:
             self.directories.add(path)
@@ -46,7 +46,7 @@ _NO_JSON = object()
 
 
 def _read(tree: DirectoryTree, parts: Parts, name: str) -> Any:
-    """Return the content of a JSON file, or what says that it is none."""
+    """Parse a JSON file; return ``_NO_JSON`` if it cannot be read."""
     try:
         return json.loads(tree.read(parts, name, LIMIT))
     except (OSError, FormatError, ValueError, RecursionError):
@@ -54,12 +54,12 @@ def _read(tree: DirectoryTree, parts: Parts, name: str) -> Any:
 
 
 def find_save_files(tree: DirectoryTree, wanted: Collection[Parts] = ()) -> SaveFiles:
-    """Return what belongs to the save in ``tree``; nothing where there is no save.
+    """Return the files of the save in ``tree``; none if it has no save.
 
-    Of releases that do not list the levels below, those belong to it that have the names of ``wanted`` directories.
+    For releases that did not list child nodes, directories in ``wanted`` belong to the save.
     """
     result = SaveFiles()
-    # What cannot be read as a list is none of ours.
+    # A ``%saving`` that cannot be read lists no files.
     with contextlib.suppress(FileNotFoundError, FormatError):
         unfinished = _file_names.parse_listing(tree.read((), _file_names.SAVING, LIMIT))
         result.files.add((_file_names.SAVING,))
@@ -122,7 +122,7 @@ def _add_old(tree: DirectoryTree, result: SaveFiles) -> None:
 
 
 def _add_recorded(tree: DirectoryTree, result: SaveFiles, recorded: Mapping[str, Any]) -> None:
-    """Add what only the manifest names, and what is as it recorded."""
+    """Add files that only the manifest lists, if they are as it recorded them."""
     written = tree.stat((), _file_names.MANIFEST)
     if written is None:
         return
@@ -136,21 +136,22 @@ def _add_recorded(tree: DirectoryTree, result: SaveFiles, recorded: Mapping[str,
         if path[-1].endswith(".memmap"):
             same = match.st_mtime_ns == row[1]
         else:
-            # No time is recorded of texts; what was put there since changed its status after the manifest did.
+            # The manifest has no times of texts. A text that was replaced since has a later change time than the
+            # manifest.
             same = path[-1] in _FIXED and match.st_ctime_ns <= written.st_ctime_ns
         if same:
             result.add(path)
 
 
 def _is_member(name: str, count: Any) -> bool:
-    """Tell whether a directory is that of a member; releases of the reference do not say how many there are."""
+    """Return True if a directory name is that of a member; ``count`` is None if the save has no member count."""
     if name.isascii() and name.isdigit():
         return type(count) is not int or int(name) < count
     return name in (_file_names.INNER, _file_names.SOURCE)
 
 
 def _stems(meta: dict[str, Any]) -> tuple[set[str], set[str]]:
-    """Return the names, without endings, that the leaves of a level may have, and those of the directories below it."""
+    """Return the possible stems of a node's leaf files, and the possible names of its subdirectories."""
     leaves: set[str] = set()
     levels: set[str] = set()
     for key, entry in meta.items():
@@ -169,9 +170,9 @@ def _stems(meta: dict[str, Any]) -> tuple[set[str], set[str]]:
 def find_unknown_files(
     tree: DirectoryTree, left: SaveFiles, others: Collection[Parts] = ()
 ) -> tuple[list[Parts], list[Parts]]:
-    """Return the files, and the topmost directories, that belong neither to the save here nor to any other.
+    """Return the files, and the topmost directories, that do not belong to the save.
 
-    A directory that has the name of one of another save (``others``) is looked into, not taken as a whole.
+    Directories in ``others`` are searched, not returned as a whole.
     """
     files: list[Parts] = []
     directories: list[Parts] = []

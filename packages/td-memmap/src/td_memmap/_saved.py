@@ -1,4 +1,4 @@
-"""The old path of a function that pickles of earlier releases name."""
+"""Alias of a function under the module path in pickles of earlier releases."""
 
 from ._memmap_backend import _again
 

@@ -1,4 +1,4 @@
-"""Views that old releases could save: a source and how to look at it. They load as the dense collections they stand for."""
+"""Load saved views of old releases, stored as a source and an operation, as dense collections."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from td_core.errors import FormatError
 
 from . import _file_names
 
-#: The operations that a saved view may name, and the arguments of each.
+#: Operations that a saved view may have, and their argument names.
 _OPERATIONS = {
     "squeeze": {"dim"},
     "unsqueeze": {"dim"},
@@ -22,12 +22,7 @@ _OPERATIONS = {
 
 
 def rebuild(meta: Mapping[str, Any], members: Mapping[str, Any]) -> Any:
-    """Return what a saved view shows, by its metadata: an operation and its arguments, or an index.
-
-    Raises:
-        KeyError: the source is missing.
-        FormatError: the operation or the index is none that a view can have.
-    """
+    """Apply the operation or index of a saved view to its source."""
     source = members[_file_names.SOURCE]
     if "custom_op" not in meta:
         return source[decode_index(meta["index"], top=True)]
@@ -35,11 +30,7 @@ def rebuild(meta: Mapping[str, Any], members: Mapping[str, Any]) -> Any:
 
 
 def apply_view(source: Any, meta: Mapping[str, Any]) -> Any:
-    """Return a source as the operation of a saved view shows it.
-
-    Raises:
-        FormatError: it is no operation that a view can have.
-    """
+    """Apply the operation of a saved view to its source; raise FormatError if it is not allowed."""
     name, arguments = meta["custom_op"], meta.get("custom_op_kwargs")
     if (
         name not in _OPERATIONS
@@ -51,14 +42,7 @@ def apply_view(source: Any, meta: Mapping[str, Any]) -> Any:
 
 
 def decode_index(code: Any, *, top: bool = False) -> Any:
-    """Return the index that a tagged list stands for.
-
-    Raises:
-        FormatError: it stands for none.
-
-    >>> decode_index(["tuple", [["slice", {"start": 0, "stop": 2, "step": None}], 1]])
-    (slice(0, 2, None), 1)
-    """
+    """Decode an index from tagged lists; raise FormatError if it is invalid."""
     match code:
         case None | bool() | int():
             return code

@@ -1,8 +1,8 @@
 """MemoryMappedTensor: a tensor whose elements are the content of a file.
 
-It is a plain ``torch.Tensor`` to every operation: results are plain tensors, in-place operations write through to the
-file. What it adds is knowledge of where it is stored: indexing that gives a view gives another tensor on the same file,
-and pickling sends the place, not the elements.
+Operations treat it as a plain ``torch.Tensor``: their results are plain tensors, and in-place operations write to
+the file. In addition it keeps the Place where it is stored: a view by indexing is another MemoryMappedTensor on the
+same file, and pickling sends the path, not the elements.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ from ._shapes import Shape, as_shape, element_count, make_empty, reshape_flat, s
 
 @dataclass(slots=True, eq=False)
 class Place:
-    """Where the elements of a tensor are stored.
+    """File and offset where the elements of a tensor are stored.
 
     Attributes:
-        shape: shape of the whole tensor in the file; the table of component shapes of a nested one.
-        filename: absolute path; None for a file without a name.
-        file: the file without a name.
-        offset: byte at which the tensor starts.
-        mode: as given when it was mapped.
+        shape: shape of the whole tensor in the file; for a nested tensor, the table of component shapes.
+        filename: absolute path; None for an anonymous file.
+        file: the anonymous file; None for a named file.
+        offset: start of the tensor in the file, in bytes.
+        mode: mode with which the file was mapped.
         shared: whether stores reach the file.
-        identity: device and inode that were mapped, to notice a path that came to mean another file.
+        identity: device and inode of the mapped file, to detect that the path names another file now.
     """
 
     shape: Shape
@@ -62,22 +62,22 @@ class Place:
 
 
 class MemoryMappedTensor(Tensor):
-    """A tensor that lives in a file.
+    """A tensor whose elements are stored in a file.
 
-    Indexing with integers, slices, ``None`` and ``...`` gives a view, which is a ``MemoryMappedTensor`` on the same
-    file; results of everything else that makes a new tensor are plain tensors. Pickling sends the path. A tensor
-    without a path lives in an anonymous file that vanishes with it: ``multiprocessing`` passes it on by descriptor, a
-    plain pickle holds the elements.
+    Indexing with integers, slices, ``None`` and ``...`` returns a view, which is a ``MemoryMappedTensor`` on the
+    same file. All other operations that create a tensor return a plain one. Pickling sends the path. A tensor
+    without a path is stored in an anonymous file, which is freed with it: ``multiprocessing`` sends the file
+    descriptor, and a plain pickle contains the elements.
 
     Args:
-        source: a tensor or numpy array, whose elements are copied; a ``torch.Size``, for zeros; a list of numbers; an
-            ``UntypedStorage``, which is wrapped.
-        dtype: element type, for sources that have none.
+        source: a tensor, numpy array or list of numbers, whose elements are copied; a ``torch.Size``, for zeros;
+            or an ``UntypedStorage``, which is wrapped.
+        dtype: dtype of the result, for sources without one.
         shape: shape of the result.
-        index: which view of the result to return.
+        index: index of the view to return; None returns the whole tensor.
         device: only the CPU is possible.
-        handler: the anonymous file to map instead of creating one.
-        filename: where to store it; without it, in an anonymous file.
+        handler: an anonymous file to map instead of creating one.
+        filename: path of the file; None uses an anonymous file.
 
     Raises:
         FileTakenError: ``filename`` exists.
@@ -106,7 +106,7 @@ class MemoryMappedTensor(Tensor):
         handler: AnonymousFile | None = None,
         filename: str | Path | None = None,
     ) -> Any:
-        """Create a memory-mapped tensor; see the class."""
+        """Create a memory-mapped tensor; see the class for the arguments."""
         _check_device(device)
         wanted: torch.dtype | None = as_dtype(dtype)
         if handler is not None:
@@ -124,8 +124,8 @@ class MemoryMappedTensor(Tensor):
 
     @classmethod
     def _on(cls, data: Tensor, place: Place) -> MemoryMappedTensor:
-        """Return ``data``, which is mapped already, as a tensor that knows its place."""
-        # The same as as_subclass(), without a second tensor object: nobody else has this one.
+        """Convert a mapped tensor in place to a MemoryMappedTensor at ``place``."""
+        # Faster than as_subclass(), which creates a second tensor object; no other code holds this tensor.
         data.__class__ = cls
         data._place = place  # type: ignore[attr-defined]
         return data  # type: ignore[return-value]
@@ -144,17 +144,17 @@ class MemoryMappedTensor(Tensor):
         """Copy a tensor into a file.
 
         Args:
-            input: the tensor, of any device; it must not require gradients.
-            filename: the file; without it, an anonymous one.
-            existsok: whether a file that exists may be replaced. What is mapped from it stays as it is: the new
-                elements go to a new file of that name.
-            copy_existing: whether a tensor that is stored in a file already may be copied to another one.
-            copy_data: False leaves zeros, or what an existing file holds.
+            input: a tensor on any device that does not require gradients.
+            filename: path of the file; None uses an anonymous file.
+            existsok: whether to replace an existing file. Tensors that map the old file keep their elements: the new
+                ones go to a new file of that name.
+            copy_existing: whether to copy a tensor that is already stored in another file, instead of raising.
+            copy_data: False leaves zeros, or the content of an existing file.
             shape: shape of the result, to which ``input`` is expanded.
 
         Raises:
             FileTakenError: the file exists, or ``input`` is stored in another one.
-            OSError: there is no room for it.
+            OSError: the disk is full.
 
         >>> MemoryMappedTensor.from_tensor(torch.arange(3))
         MemoryMappedTensor([0, 1, 2])
@@ -194,7 +194,7 @@ class MemoryMappedTensor(Tensor):
         content: Tensor | None = None,
         keep: bool = False,
     ) -> MemoryMappedTensor:
-        """Create a file with the elements of ``content``, or zeros, and map it; ``keep`` what an existing one holds."""
+        """Create a file with the elements of ``content``, or zeros, and map it; ``keep`` maps an existing file instead."""
         check_dtype(dtype, path or "an anonymous file")
         count = element_count(shape)
         nbytes = count * dtype.itemsize
@@ -235,15 +235,15 @@ class MemoryMappedTensor(Tensor):
         """Map an existing file.
 
         Args:
-            filename: the file: C-contiguous elements from byte 0 on; it may be longer.
-            dtype: element type.
-            shape: shape of the whole tensor; for a nested tensor the table of its component shapes.
-            index: which view of it to return.
-            mode: ``None`` stores into the file where it is writable, ``"r+"`` always does, ``"r"`` never does.
+            filename: path of a file of C-contiguous elements from byte 0; it may be longer.
+            dtype: dtype of the elements.
+            shape: shape of the whole tensor; for a nested tensor, the table of its component shapes.
+            index: index of the view to return; None returns the whole tensor.
+            mode: ``"r+"`` writes to the file; ``"r"`` copies on write; None writes to the file if it is writable.
 
         Raises:
-            FileNotFoundError: there is no such file.
-            PermissionError: mode ``"r+"``, and the file is not writable.
+            FileNotFoundError: the file does not exist.
+            PermissionError: ``mode`` is ``"r+"`` and the file is not writable.
             FormatError: the file is too short.
 
         >>> MemoryMappedTensor.from_filename("nowhere", torch.int8, (2,))
@@ -263,7 +263,7 @@ class MemoryMappedTensor(Tensor):
 
     @classmethod
     def from_handler(cls, handler: AnonymousFile, dtype: DtypeLike, shape: Shape, index: Any = None) -> Any:
-        """Map an anonymous file, the one of another tensor for instance.
+        """Map an anonymous file, for instance that of another tensor.
 
         >>> tensor = MemoryMappedTensor.zeros(2)
         >>> other = MemoryMappedTensor.from_handler(tensor.handler, torch.float32, (2,))
@@ -287,16 +287,16 @@ class MemoryMappedTensor(Tensor):
         filename: Path | str | None = None,
         handler: AnonymousFile | None = None,
     ) -> Any:
-        """Wrap a storage that is mapped already.
+        """Wrap a storage that is already mapped.
 
         Args:
             storage: the storage.
-            shape: shape of the result; without it, one dim.
-            dtype: element type; torch's default without it.
+            shape: shape of the result; None for one dim.
+            dtype: dtype of the elements; None for torch's default dtype.
             device: only the CPU is possible.
-            index: which view to return.
-            filename: the file that the storage is mapped from, if it has one.
-            handler: the anonymous file that the storage is mapped from.
+            index: index of the view to return; None returns the whole tensor.
+            filename: path of the file that the storage maps, if it has one.
+            handler: the anonymous file that the storage maps, if any.
 
         >>> base = MemoryMappedTensor.zeros(4)
         >>> MemoryMappedTensor.from_storage(base.untyped_storage(), shape=(2, 2)).shape
@@ -317,7 +317,7 @@ class MemoryMappedTensor(Tensor):
 
     @classmethod
     def empty(cls, *args: Any, **kwargs: Any) -> MemoryMappedTensor:
-        """Create a tensor of zeros: the space is reserved, nothing is written. Arguments as for :meth:`zeros`.
+        """Create a tensor of zeros without writing them; disk space is reserved. Arguments as for :meth:`zeros`.
 
         >>> MemoryMappedTensor.empty(3, dtype=torch.bool).shape
         torch.Size([3])
@@ -329,7 +329,7 @@ class MemoryMappedTensor(Tensor):
         """Create a tensor of zeros.
 
         Args:
-            *args: the shape, as one tuple or as numbers; an integer table of component shapes for a nested tensor.
+            *args: the shape, as a tuple or as ints; for a nested tensor, the int64 table of component shapes.
             **kwargs: ``shape`` instead of the positional one, ``dtype``, ``device`` (only the CPU), ``filename`` and
                 ``existsok``.
 
@@ -362,7 +362,7 @@ class MemoryMappedTensor(Tensor):
 
     @classmethod
     def empty_like(cls, input: Tensor, *, filename: str | Path | None = None) -> MemoryMappedTensor:
-        """Create a tensor of zeros with the shape and dtype of ``input``; nothing is written.
+        """Create a tensor of zeros with the shape and dtype of ``input``, without writing them.
 
         >>> MemoryMappedTensor.empty_like(torch.ones(2)).shape
         torch.Size([2])
@@ -403,7 +403,7 @@ class MemoryMappedTensor(Tensor):
         """Absolute path of the file.
 
         Raises:
-            NoFileError: the tensor is in an anonymous file.
+            NoFileError: the tensor is stored in an anonymous file.
         """
         if self._place.filename is None:
             raise NoFileError("this MemoryMappedTensor is in an anonymous file: it has no filename")
@@ -411,10 +411,10 @@ class MemoryMappedTensor(Tensor):
 
     @property
     def handler(self) -> AnonymousFile:
-        """The anonymous file that the tensor is in.
+        """Anonymous file that stores the tensor.
 
         Raises:
-            NoFileError: the tensor is in a file with a name.
+            NoFileError: the tensor is stored in a named file.
         """
         if self._place.file is None:
             raise NoFileError("this MemoryMappedTensor is not in an anonymous file")
@@ -422,20 +422,20 @@ class MemoryMappedTensor(Tensor):
 
     @property
     def parent_shape(self) -> Any:
-        """Shape of the whole tensor in the file, of which this one may be a view."""
+        """Shape of the whole tensor in the file; this tensor may be a view of it."""
         return self._place.shape
 
     def __getitem__(self, index: Any) -> Tensor:
-        """Return a view on the same file for indices that give one, else a plain tensor."""
+        """Return a view on the same file if the index gives a view, else a plain tensor."""
         compiling = torch.compiler.is_compiling()
         kind = type(index)
         if kind is Tensor and index.dtype is torch.int64 and index.ndim == 1 <= self.ndim and not compiling:
-            # Selecting takes less time than indexing, as for the leaves of a collection.
+            # index_select() takes less time than indexing with a tensor.
             with contextlib.suppress(IndexError, RuntimeError):
                 if index.is_cpu and self.is_contiguous():
                     return self.index_select(0, index)
         result = Tensor.__getitem__(self, index)
-        # The likeliest are told by their type, which takes less time than to ask for the storages.
+        # Check the index's type first, which takes less time than comparing storages.
         if compiling or (kind is Tensor and index.ndim):
             return result
         if kind is int or kind is slice:
@@ -450,19 +450,19 @@ class MemoryMappedTensor(Tensor):
         return iter(self.unbind(0))
 
     def unbind(self, dim: int = 0) -> tuple[Tensor, ...]:
-        """Return the slices along a dim, each a view on the same file."""
+        """Split along a dim into slices without that dim, each a view on the same file."""
         return self._locate_parts(Tensor.unbind(self, dim))
 
     def split_with_sizes(self, split_sizes: Sequence[Any], dim: int = 0) -> tuple[Tensor, ...]:
-        """Return consecutive parts along a dim, each a view on the same file."""
+        """Split along a dim into parts of the given sizes, each a view on the same file."""
         return self._locate_parts(Tensor.split_with_sizes(self, split_sizes, dim))
 
     def split(self, split_size: Any, dim: int = 0) -> tuple[Tensor, ...]:
-        """Return consecutive parts along a dim, each a view on the same file."""
+        """Split along a dim into parts of one size or of given sizes, each a view on the same file."""
         return self._locate_parts(torch.split(self.detach(), split_size, dim))
 
     def chunk(self, chunks: int, dim: int = 0) -> tuple[Tensor, ...]:
-        """Return consecutive parts along a dim, each a view on the same file."""
+        """Split along a dim into ``chunks`` parts, each a view on the same file."""
         return self._locate_parts(Tensor.chunk(self, chunks, dim))
 
     def _locate_parts(self, parts: Sequence[Tensor]) -> tuple[Tensor, ...]:
@@ -474,26 +474,26 @@ class MemoryMappedTensor(Tensor):
         return self._on(self.detach(), self._place).requires_grad_(self.requires_grad)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
-        # A copy must not share its elements with the original, so it cannot be on the same file.
+        # A deep copy must not share elements with the original, so it cannot map the same file.
         copy = self.detach().clone().requires_grad_() if self.requires_grad and self.is_leaf else self.clone()
         memo[id(self)] = copy
         return copy
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         place = self._place
-        # A path that came to mean another file would give its elements.
+        # If the path names another file now, unpickling it would return wrong elements.
         moved = place.identity is not None and not _fs.is_path_of(place.filename, place.identity)
         if place.filename is None or moved or not is_at_its_place(self):
             return map_elements, (Tensor.clone(self),)
         return remap_tensor, (place.filename, self.dtype, place.shape, place.mode, _get_view(self))
 
 
-# A view made inside torch (a Parameter of a mapped tensor) has no place of its own.
+# Views that torch creates itself, such as a Parameter of a mapped tensor, have no instance attribute.
 MemoryMappedTensor._place = Place(torch.Size())
 
 
 def _reduce_for_process(tensor: MemoryMappedTensor) -> Any:
-    """Reduce a tensor for another process of this machine."""
+    """Reduce a tensor for another process on this machine."""
     place = tensor._place
     if place.file is None or not is_at_its_place(tensor):
         return tensor.__reduce_ex__(4)
@@ -504,7 +504,7 @@ ForkingPickler.register(MemoryMappedTensor, _reduce_for_process)
 
 
 def _reduce_storage(storage: FileStorage) -> Any:
-    """Reduce mapped memory, which a plain tensor shows, for another process of this machine: its file, or a copy."""
+    """Reduce mapped memory of a plain tensor for another process on this machine: its file, or a copy."""
     source = storage.source
     if isinstance(source, Place):
         if source.shared and _fs.is_path_of(source.filename, source.identity):
@@ -513,7 +513,7 @@ def _reduce_storage(storage: FileStorage) -> Any:
         return remap_anonymous_storage, (file, storage.start, storage.nbytes())
     copy = storage.clone()
     if (starting := get_spawning_popen()) is not None:
-        # A process that is being started gets the descriptor of the copy later, when its file must still be open.
+        # A spawned process receives the copy's file descriptor later, so the file must remain open until then.
         _COPIES.setdefault(starting, []).append(copy)
     return reduce_storage(copy)
 
@@ -523,7 +523,7 @@ _COPIES: WeakKeyDictionary[Any, list[torch.UntypedStorage]] = WeakKeyDictionary(
 
 @set_module("td_memmap.memmap_pickles")
 def remap_storage(filename: str, nbytes: int, start: int = 0) -> torch.UntypedStorage:
-    """Return the storage of so many bytes of a file, mapped by its path."""
+    """Map the first ``nbytes`` bytes of a file after ``start`` as a storage."""
     memory = MemoryMappedTensor.from_filename(filename, torch.uint8, (start + nbytes,)).untyped_storage()
     return memory[start:] if start else memory  # type: ignore[no-any-return]
 
@@ -531,7 +531,7 @@ def remap_storage(filename: str, nbytes: int, start: int = 0) -> torch.UntypedSt
 ForkingPickler.register(FileStorage, _reduce_storage)
 
 
-#: How a view looks at the elements of its place: size, strides and storage offset; None for all of them, in order.
+#: Size, strides and storage offset of a view on the elements at its Place; None for the whole tensor in order.
 _View = tuple[torch.Size, tuple[int, ...], Any] | None
 
 
@@ -540,30 +540,30 @@ def _get_view(tensor: MemoryMappedTensor) -> _View:
 
 
 def is_at_its_place(tensor: MemoryMappedTensor) -> bool:
-    """Tell whether a tensor shows the memory at its place: ``tensor.data = other`` gives it other memory."""
+    """Return True if a tensor still shows the memory at its Place, which assigning ``tensor.data`` changes."""
     place = tensor._place
     if place.file is None and place.identity is None:
         return True
     source = getattr(tensor.untyped_storage(), "source", None)
     if isinstance(source, Place):
-        # Equal numbers are not enough: a file that is gone, and mapped no more, leaves its inode to others.
+        # Compare objects: the inode of a deleted file that is no longer mapped can be reused.
         return source.identity is place.identity
     return source is not None and source() is place.file
 
 
 def is_whole(tensor: MemoryMappedTensor) -> bool:
-    """Tell whether a tensor shows everything at its place, as it stands there: views do not, nor one after ``t_()``."""
+    """Return True if a tensor shows all elements at its Place in their order, unlike a view or after ``t_()``."""
     place = tensor._place
     if not is_at_its_place(tensor):
         return False
     if tensor.is_nested or isinstance(place.shape, Tensor):
         return tensor.is_nested
-    # Its storage starts there, and holds nothing else.
+    # The storage starts at the Place and holds only this tensor.
     return tensor.shape == place.shape and tensor.is_contiguous() and tensor.storage_offset() == 0
 
 
 def is_backed_by_path(tensor: MemoryMappedTensor) -> bool:
-    """Tell whether who maps the path of a tensor now gets the elements that it shows."""
+    """Return True if mapping the tensor's path now would give the same elements."""
     place = tensor._place
     if not is_whole(tensor):
         return False
@@ -574,7 +574,7 @@ def is_backed_by_path(tensor: MemoryMappedTensor) -> bool:
 def remap_tensor(
     filename: str, dtype: torch.dtype, shape: Shape, mode: str | None, look: _View
 ) -> MemoryMappedTensor:
-    """Return a pickled tensor, mapped to the file of that path."""
+    """Map a pickled tensor from the file at its path."""
     return _open_view(
         lambda form: MemoryMappedTensor.from_filename(filename, dtype, form, mode=mode), shape, look
     )
@@ -584,14 +584,14 @@ def remap_tensor(
 def remap_anonymous_tensor(
     file: AnonymousFile, offset: int, dtype: torch.dtype, shape: Shape, look: _View
 ) -> MemoryMappedTensor:
-    """Return a tensor on an anonymous file that another process sent."""
+    """Map a tensor on an anonymous file that another process sent."""
     return _open_view(lambda form: _on_anonymous(MemoryMappedTensor, file, offset, dtype, form), shape, look)
 
 
 @set_module("td_memmap.memmap_pickles")
 def map_elements(values: Tensor) -> Tensor:
-    """Return a tensor on a new anonymous file, with the elements that a pickle holds."""
-    # torch.load(map_location="meta") asks for no elements.
+    """Map elements from a pickle on a new anonymous file."""
+    # With torch.load(map_location="meta") the tensor has no elements.
     return values if values.is_meta else MemoryMappedTensor.from_tensor(values)
 
 
@@ -622,7 +622,7 @@ def map_file(
     nbytes: int | None = None,
     linked: dict[tuple[int, int], torch.UntypedStorage] | None = None,
 ) -> MemoryMappedTensor:
-    """Map the tensor in an open file; ``linked`` has the memory of files with several names, which are mapped once."""
+    """Map the tensor in an open file. ``linked`` caches the storages of files with several hard links."""
     if nbytes is None:
         nbytes = element_count(shape) * dtype.itemsize
     if status is None:
@@ -644,7 +644,7 @@ def check_mode(mode: str | None) -> None:
 
 
 def as_plain(tensor: Tensor) -> Tensor:
-    """Return a tensor as a plain one on the same elements."""
+    """Return a plain tensor on the same elements."""
     return tensor.detach() if isinstance(tensor, MemoryMappedTensor) else tensor
 
 
@@ -668,7 +668,7 @@ _REQUIRED: Any = object()
 def _create_zeros(
     cls: type[MemoryMappedTensor], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[MemoryMappedTensor, Any]:
-    """Return the tensor of zeros that the arguments of a creation function describe, and its fill value."""
+    """Create the tensor of zeros for the arguments of a creation function; return it and the fill value."""
     dtype = as_dtype(kwargs.pop("dtype", None)) or torch.get_default_dtype()
     path = _make_absolute(kwargs.pop("filename", None))
     existsok = kwargs.pop("existsok", False)
@@ -690,5 +690,5 @@ def _create_zeros(
     return cls._create(as_shape(shape), dtype, path, existsok=existsok), value
 
 
-#: The names in pickles of earlier releases.
+#: Names in the pickles of earlier releases.
 _from_path, _from_elements = remap_tensor, map_elements

@@ -1,7 +1,7 @@
-"""Values that are written in place, and reach the save that they come from.
+"""Write non-tensor values that are changed in place back to their save.
 
-A leaf is the memory of its file. The values of a node are small files beside its ``meta.json``, written anew with each
-change: what describes them last, in one step.
+A leaf shares the memory of its file. The values of a node are small files next to its ``meta.json``; each change
+rewrites them, with one rename for the metadata at the end.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from ._plan import plan_values
 @set_module("td_memmap.memmap_pickles")
 @dataclass(slots=True, eq=False)
 class ValueFile(Keeper):
-    """The directory of a node of values in a save.
+    """Directory of a value node in a save.
 
     Attributes:
         path: the directory.
-        above: batch size of the level above.
+        above: batch size of the parent.
         allow_pickle: whether values may be pickled.
-        shared: whether values are read each time the file changes.
-        folder: device and inode of the directory: another one is that of another save.
-        refused: why the values cannot be written; None where they can.
-        seen: the file that they were read from last.
+        shared: whether values are reloaded whenever the file changes.
+        folder: device and inode of the directory, to detect that another save replaced it.
+        refused: why the values cannot be written; None if they can.
+        seen: inode and time of the file that was last read or written.
     """
 
     path: str
@@ -51,20 +51,20 @@ class ValueFile(Keeper):
     seen: Any = None
 
     def reload(self, node: Core, *, writes: bool = False) -> Core | None:
-        """Read the values again, if their file was replaced since the last time, and they are ``shared`` or to be written."""
+        """Reload the values if their file was replaced and they are ``shared`` or about to be written, else return None."""
         if self.refused is not None or not (self.shared or writes):
             return None
         file = self._file()
         if file is None or file == self.seen:
             return None
         loaded: Core = load_directory(self.path, LoadOptions(allow_pickle=self.allow_pickle))
-        # What could not be read, or is nothing that the node can take, is no better the next time.
+        # Mark the file as seen only if its values fit the node; otherwise the next call tries again.
         if type(loaded) is type(node):
             self.seen = file
         return loaded
 
     def check(self, node: Core, values: Sequence[Any]) -> None:
-        """Raise StructureError where nothing can be written, CodecError for a value that cannot be stored."""
+        """Raise StructureError if the values cannot be written, and CodecError for a value that cannot be stored."""
         if self.refused is not None:
             raise StructureError(self.refused)
         result = _fs.get_status(self.path)
@@ -78,17 +78,15 @@ class ValueFile(Keeper):
 
     @contextlib.contextmanager
     def lock(self, node: Core) -> Iterator[None]:
-        """Keep other processes from writing the values meanwhile."""
+        """Lock the values against writes of other processes inside the ``with`` block."""
         self.check(node, ())
         with DirectoryTree.at_path(self.path) as tree, _fs.lock_directory(tree.root):
             yield
 
     def write(self, node: Core) -> None:
-        """Write the values of a node, those that describe them last, in one step.
+        """Write the values of a node; the rename of the metadata comes last.
 
-        Raises:
-            CodecError: a value cannot be stored; the save is as before.
-            StructureError: something else is saved there by now.
+        Raises CodecError if a value cannot be stored, and StructureError if another node is saved there now.
         """
         try:
             texts: dict[str, Any] = plan_values(node, self.above, allow_pickle=self.allow_pickle)
@@ -111,11 +109,11 @@ class ValueFile(Keeper):
         self.seen = self._file()
 
     def of_each(self) -> ValueFile:
-        """Return what keeps one value for each element; who still shows one for the whole batch finds the file changed."""
+        """Return a copy for the per-element values; nodes that still show the one value detect the changed file."""
         return replace(self)
 
     def of_part(self) -> ValueFile:
-        """Return what refuses to write the one value of a batch through a part of it."""
+        """Return a copy that refuses writes, for a part of a batch that shares one value."""
         why = (
             f"cannot write the value that is saved at {self.path} through this view: it is one for the whole batch there; "
             "write through the collection that was loaded or mapped, or clone() the view first"

@@ -1,4 +1,4 @@
-"""The names that pickles of mapped collections and tensors hold: they stay importable from here in every release.
+"""Names in pickles of mapped collections and tensors, importable from here in every release.
 
 >>> from td_memmap import memmap_pickles
 >>> memmap_pickles.map_elements(torch.ones(2))

@@ -1,4 +1,4 @@
-"""What td-memmap registers with td-core."""
+"""Register the methods and the serializer of td-memmap with td-core."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from ._methods import (
 
 
 class DirectoryFormat(Serializer):
-    """A directory with one file for each leaf, or an archive of it; the default format.
+    """A directory with one file per leaf, or an archive of it; the default format.
 
     >>> DirectoryFormat().detect(Path("nowhere"))
     False
@@ -42,16 +42,16 @@ class DirectoryFormat(Serializer):
     load = staticmethod(load_memmap)  # type: ignore[assignment]
 
     def load_as(self, cls: type, path: Any, **options: Any) -> Any:
-        """Return what is saved at ``path`` as an instance of ``cls``, if that is a class with declared entries."""
+        """Load the collection at ``path`` as an instance of ``cls``, if that has declared fields."""
         return load_as(cls, path, **options)
 
     def load_(self, data: Any, path: Any, **options: Any) -> Any:
-        """Copy what is saved at ``path`` into ``data``, in place; what the save lacks stays as it is."""
+        """Copy the save at ``path`` into ``data`` in place; entries that the save lacks are kept."""
         with torch.no_grad():
             return data.update(load_as(type(data), path, complete=False, **options), inplace=True)
 
     def detect(self, path: Path) -> bool:
-        """Tell whether a save is at ``path``: a directory with metadata, or an archive."""
+        """Return True if ``path`` is a save: a directory with metadata, or an archive."""
         from . import _file_names, _fs
         from ._archive import is_memmap_archive
 
