@@ -1,4 +1,4 @@
-"""The old path of a function that pickles of earlier releases name."""
+"""Old import path of ``rebuild``: pickles of earlier releases refer to it."""
 
 from ._consolidated_backend import rebuild
 

@@ -1,7 +1,7 @@
 """Collections in ``torch.distributed.checkpoint``.
 
-That engine plans which rank writes and reads which part of each tensor, so what two ranks saved, any number of them can
-load. It keeps pickles beside the tensors: its files are to be trusted as pickles are.
+The checkpoint planner decides which rank writes and reads which part of each tensor, so any number of ranks can load
+a save of any other number. It stores pickles next to the tensors: load its files only if you trust their source.
 """
 
 from __future__ import annotations
@@ -16,22 +16,21 @@ from td_core._public_names import set_module
 from td_core._value_codec import join_at, split_at
 from td_core.errors import StructureError
 
-#: How the keys begin under which the values of non-tensor data stand: a text for each level, as :mod:`td_core` writes
-#: values into files.
+#: Prefix of the keys that hold non-tensor values: one JSON text per node, in the encoding that files use.
 VALUES = "<values>"
 
 
 @set_module("td_distributed")
 class DistributedStateful:
-    """What ``torch.distributed.checkpoint`` saves and loads in the place of a collection.
+    """Adapter that lets ``torch.distributed.checkpoint`` save and load a collection.
 
-    Leaves are entries under dotted keys, as in the checkpoint of a module; a ``DTensor`` is written and read by the ranks
-    that hold its parts, whatever its mesh and placements were when it was saved. Non-tensor data are entries too. What the
-    checkpoint lacks, and with a current torch what has another shape there, the engine refuses before it reads anything;
-    elements of another dtype it converts, as for a module.
+    Leaves are saved under dotted keys, as in the checkpoint of a module. Each rank writes and reads its own shards of a
+    ``DTensor``; mesh and placements may differ between saving and loading. Non-tensor data is saved too. Loading raises
+    before it reads anything if the checkpoint lacks a leaf or, with a current torch, holds it with another shape.
+    Other dtypes are converted, as for a module.
 
     Args:
-        collection: any collection; loading writes into its leaves.
+        collection: any collection; loading writes into its leaves in place.
 
     >>> import warnings
     >>> import torch.distributed.checkpoint as checkpoint
@@ -48,12 +47,12 @@ class DistributedStateful:
         self.collection = collection
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the leaves under dotted keys, and the values of non-tensor data as texts.
+        """Return the leaves under dotted keys, and non-tensor values as JSON texts.
 
         Raises:
-            StructureError: a leaf is a nested tensor, which the engine cannot take apart, or stands where a text does;
-                names its key.
-            CodecError: a value that no registered serializer stores; names its key.
+            StructureError: a leaf is a nested tensor, which a checkpoint cannot split, or its key starts with the
+                prefix of non-tensor values.
+            CodecError: no registered serializer can store a value; the message names its key.
         """
         state = self.collection.state_dict()
         for key, leaf in state.items():
@@ -75,12 +74,12 @@ class DistributedStateful:
         return {**state, **values}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Copy what :meth:`state_dict` gave into the collection.
+        """Load a state dict of the form that :meth:`state_dict` returns into the collection.
 
-        The engine has read into the leaves that it was given before it calls this, which then only writes the values.
+        ``torch.distributed.checkpoint`` reads leaves in place before it calls this, so only values change then.
 
         Raises:
-            StructureError: keys are missing or unexpected, or a shape differs; nothing was changed here.
+            StructureError: keys are missing or unexpected, or a shape differs; this call changed nothing.
         """
         state: Any = OrderedDict(state_dict)
         provided = [key for key in state if key.startswith(VALUES)]

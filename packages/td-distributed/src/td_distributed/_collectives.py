@@ -1,7 +1,7 @@
-"""Collections from one rank to all, from all to one, from all to all: the structure travels, so it may differ.
+"""Collective communication: broadcast, scatter, all_gather, gather_and_stack. Ranks may have different structures.
 
-Each exchange starts with numbers that say how much comes. A rank whose collection cannot be sent says so in their place
-and all ranks raise, so that none waits for it.
+Each exchange starts with the sizes of the messages. A rank whose collection cannot be sent sends an error instead, and
+all ranks raise, so that no rank hangs.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from . import _wire
 from ._group import FAILED, MARK, Group, check_mark, peer_error, text_to_bytes
 from ._memory import get_bytes
 
-#: What a rank says of its error takes no more bytes.
+#: Limit in bytes of the error text that a rank sends.
 LONGEST_TEXT = 1 << 16
 
 
 class Payload:
-    """A collection on its way: one vector of bytes, the storage first and then the header.
+    """The messages of one collection: a uint8 tensor of the storage followed by the header.
 
     Args:
-        make: returns the collection; what it raises is sent instead.
-        device: where the bytes have to lie.
-        apart: send a large one as its header, and then its storage in parts.
+        make: returns the collection; if it raises, the error is sent instead.
+        device: device of the messages.
+        apart: send a large collection as its header, followed by its storage in parts.
 
     Attributes:
-        front: the numbers that go first: the length of the header, and of header and storage.
-        data: the first message after them.
-        parts: those after that.
-        error: why something else is sent.
+        front: (bytes of the header, bytes of header and storage), sent first.
+        data: the first message after ``front``.
+        parts: the remaining messages.
+        error: the error that is sent in place of the collection, or None.
     """
 
     def __init__(self, make: Any, device: torch.device, *, apart: bool = False) -> None:
@@ -47,7 +47,7 @@ class Payload:
         self.parts: list[Tensor] = []
         try:
             length, size, (self.data, *self.parts) = _wire.split_message(make(), device, apart)
-        except Exception as error:  # whatever it is, the other ranks wait for a message
+        except Exception as error:  # catch all: the other ranks wait for a message
             self.error = error
             self.data = text_to_bytes(f"{type(error).__name__}: {error}")[:LONGEST_TEXT]
             length, size = FAILED, len(self.data)
@@ -55,11 +55,11 @@ class Payload:
 
 
 def unpack(front: list[int], data: Tensor, sender: int, device: Any = None, named: type | None = None) -> Any:
-    """Return the collection that arrived from a rank, of the class that is named for it.
+    """Decode the collection that a rank sent, as an instance of ``named`` if that is given.
 
     Raises:
         StructureError: the rank sent an error instead.
-        FormatError: it is damaged.
+        FormatError: the message is damaged.
     """
     length, size = front
     if length == FAILED:
@@ -76,10 +76,10 @@ def receive(
     take: Callable[..., None],
     named: type | None = None,
 ) -> Any:
-    """Return the collection that a rank sends to one or all, of which :class:`Payload` says how; errors of :func:`unpack`.
+    """Receive the messages of a :class:`Payload` and decode the collection; errors as in :func:`unpack`.
 
-    ``front`` is a mark and the numbers that came; ``take`` receives the next messages into the given memory. The device
-    None is where messages lie.
+    ``front`` is the received (mark, header bytes, total bytes). ``take`` receives the next messages into buffers.
+    With device None the result stays on the device of the messages.
     """
     mark, length, size = front
     check_mark(mark)
@@ -97,7 +97,7 @@ def receive(
             raise FormatError(
                 f"rank {sender} announced {size} bytes, its header {length + message.layout.nbytes}"
             )
-    except Exception:  # whatever it is, the next message waits behind these
+    except Exception:  # catch all: drain these messages, or the next exchange would receive them
         scratch = among.bytes(max(sizes, default=0))
         for item in sizes:
             take(scratch[:item])
@@ -113,7 +113,7 @@ def _assemble(message: _wire.Message, storage: Tensor, device: Any, named: type 
 
 
 def broadcast_from(src: int, group: Any, *messages: Tensor) -> None:
-    """Broadcast messages from a rank, side by side."""
+    """Broadcast several messages from a rank concurrently."""
     for work in [dist.broadcast(message, src, group=group, async_op=True) for message in messages]:
         work.wait()
 
@@ -121,17 +121,17 @@ def broadcast_from(src: int, group: Any, *messages: Tensor) -> None:
 def broadcast(
     self: Any, src: int, *, group: dist.ProcessGroup | None = None, device: DeviceType | None = None
 ) -> Any:
-    """Return the collection of the rank ``src`` on every rank.
+    """Broadcast the collection of the rank ``src`` and return it on every rank.
 
     Args:
-        self: what is sent, on the rank ``src``; elsewhere any collection, which stays as it is.
+        self: on the rank ``src`` the collection to send; on other ranks any collection, which is not changed.
         src: rank in the global group.
         group: the process group; None is the global one.
-        device: where the result lies on the other ranks; by default where messages of the backend do.
+        device: device of the result on the other ranks; by default the one that the backend uses for messages.
 
     Raises:
-        StructureError: the collection cannot be sent; on every rank.
-        CodecError: a value that no registered serializer stores, on the rank ``src``; StructureError on the others.
+        StructureError: the collection cannot be sent; raised on every rank.
+        CodecError: no registered serializer can store a value; raised on the rank ``src``, StructureError on the others.
 
     >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     >>> TensorDict({"a": torch.arange(3)}).broadcast(0)["a"]
@@ -160,18 +160,18 @@ def scatter(
     group: dist.ProcessGroup | None = None,
     device: DeviceType | None = None,
 ) -> Any:
-    """Return on each rank its item of the list that the rank ``src`` has.
+    """Scatter the list of collections of the rank ``src``: return the item of this rank.
 
     Args:
-        self: any collection, which stays as it is.
+        self: any collection, which is not changed.
         src: rank in the global group.
-        tensordicts: on the rank ``src``: one collection for each rank of the group, in their order.
+        tensordicts: on the rank ``src`` one collection per rank of the group, in the order of the ranks.
         group: the process group; None is the global one.
-        device: where the result lies; by default where messages of the backend do.
+        device: device of the result; by default the one that the backend uses for messages.
 
     Raises:
-        StructureError: an item cannot be sent; on every rank.
-        ValueError: the list has not one item for each rank, on the rank ``src``; StructureError on the others.
+        StructureError: an item cannot be sent; raised on every rank.
+        ValueError: the list does not have one item per rank; raised on the rank ``src``, StructureError on the others.
 
     >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     >>> TensorDict().scatter(0, [TensorDict({"a": torch.arange(3)})])["a"]
@@ -212,15 +212,15 @@ def _item(items: list[Any] | None, size: int, i: int) -> Any:
 
 
 def all_gather(self: Any, *, group: dist.ProcessGroup | None = None) -> list[Any]:
-    """Return the list of the collections of all ranks, in their order, on every rank.
+    """Gather the collections of all ranks. Return them as a list in the order of the ranks, on every rank.
 
     Args:
         self: the collection of this rank.
         group: the process group; None is the global one.
 
     Raises:
-        StructureError: a collection cannot be sent; on every rank.
-        CodecError: a value that no registered serializer stores, on its rank; StructureError on the others.
+        StructureError: a collection cannot be sent; raised on every rank.
+        CodecError: no registered serializer can store a value; raised on its rank, StructureError on the others.
 
     >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     >>> [item["a"] for item in TensorDict({"a": torch.arange(3)}).all_gather()]
@@ -238,11 +238,11 @@ def all_gather(self: Any, *, group: dist.ProcessGroup | None = None) -> list[Any
 def gather_and_stack(self: Any, dst: int, group: dist.ProcessGroup | None = None) -> Any:
     """Stack the collections of all other ranks into that of the rank ``dst``, in place.
 
-    On the rank ``dst`` this collection has room for one item for each other rank along its first dim; entries that it
-    lacks are added. The items may differ if it is a lazy stack.
+    On the rank ``dst`` the first dim of this collection has one position per other rank; missing entries are added.
+    The items may have different structures if this collection is a lazy stack.
 
     Args:
-        self: what is sent; on the rank ``dst`` what is written.
+        self: the collection to send; on the rank ``dst`` the collection to write.
         dst: rank in the global group.
         group: the process group; None is the global one.
 
@@ -250,9 +250,10 @@ def gather_and_stack(self: Any, dst: int, group: dist.ProcessGroup | None = None
         This collection on the rank ``dst``, None elsewhere.
 
     Raises:
-        StructureError: a collection cannot be sent; on every rank. Those that arrive do not fit; on the rank ``dst``,
-            where nothing was changed.
-        BatchSizeError: their number does not fit the first dim; there too, and nothing was changed.
+        StructureError: a collection cannot be sent (raised on every rank), or those that arrive do not fit (raised on the
+            rank ``dst``, where nothing was changed).
+        BatchSizeError: the first dim does not have one position per other rank; raised on the rank ``dst``, where
+            nothing was changed.
 
     >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     >>> room = TensorDict({"a": torch.zeros(0, 3)}, batch_size=[0])  # for no other rank
@@ -284,7 +285,7 @@ def gather_and_stack(self: Any, dst: int, group: dist.ProcessGroup | None = None
                         f"cannot take {len(items)} items: {show_path(unravel_key_to_tuple(key))} has shape {list(leaf.shape)}"
                     )
         join = self.stack if stacked is None or stacked[1] else self.lazy_stack
-        with torch.no_grad():  # parameters take what arrives, as those of a receiver do
+        with torch.no_grad():  # as in recv(): parameters can be written too
             self.update(join(items, 0), inplace=True)
     return self
 

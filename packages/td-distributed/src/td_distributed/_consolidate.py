@@ -1,8 +1,8 @@
-"""Consolidation: every leaf of a collection a view on one storage, with the encoding of the tree beside it.
+"""Consolidation: make every leaf of a collection a view of one storage.
 
-The storage is attached to the result, which is locked. What is read from a file or unpickled is locked only where its
-source was before it was consolidated; that the storage still holds all its leaves is looked at whenever it is to serve,
-so nothing stale is. Writing a leaf in place writes the storage.
+``consolidate`` locks its result and attaches the storage to it. A collection that is read from a file or unpickled is
+locked only if its source was. Every use of the storage first checks that all leaves are still views of it. Writing a
+leaf in place writes the storage.
 """
 
 from __future__ import annotations
@@ -44,33 +44,34 @@ def consolidate(
     metadata: bool = False,
     durable: bool = False,
 ) -> Any:
-    """Return a copy whose leaves are views on one storage, locked; this collection is not changed.
+    """Copy the collection into one storage: return a locked collection whose leaves are views of that storage.
 
-    A collection that is consolidated already is returned itself, if nothing else is asked for.
+    A collection that is already consolidated is returned itself if all options have their defaults.
 
     Args:
         self: the collection.
-        filename: also write the storage and the structure to a file, and map the result on it.
-        num_threads: threads that copy; 0 copies in the calling one.
-        device: where the storage lies; by default that of the leaves, if they share one, else the CPU.
+        filename: also write the storage and the structure to a file, and memory-map the result on it.
+        num_threads: number of threads that copy; 0 copies in the calling thread.
+        device: device of the storage; by default that of the leaves, if they share one, else the CPU.
         non_blocking: as in :meth:`torch.Tensor.to`.
         inplace: put the views into this collection, lock it and return it.
-        return_early: return a :class:`concurrent.futures.Future` of the result, made in the background of the collection
-            as it is now; elements must not be written to meanwhile, nor, with ``inplace``, entries.
+        return_early: consolidate in a background thread and return a :class:`concurrent.futures.Future` of the
+            result. Do not write to leaves before it is done nor, with ``inplace``, change entries.
         use_buffer: with ``filename``, gather in memory first, write once, and keep the result in memory.
         share_memory: put the storage in shared memory.
         pin_memory: put the storage in page-locked memory.
-        metadata: append the structure to the storage in memory, as it stands in a file, so that the storage alone
+        metadata: append the structure to the storage in memory, in the format of the file, so that the storage alone
             can be sent; :func:`from_buffer` reads it.
-        durable: with ``filename``, wait until the file and its name are on the disk, so that a loss of power leaves the old
-            file or the new one.
+        durable: with ``filename``, sync the file and its directory, so that a power loss leaves either the old file
+            or the new one.
 
     Raises:
         ValueError: ``durable`` without ``filename``.
-        StructureError: a leaf has no dense form (sparse, strided nested, quantized, on the meta device), or ``filename``
-            is given and ``device`` is the meta device; nothing was written.
+        StructureError: a leaf cannot be stored as bytes (sparse, strided nested, quantized, on the meta device), or
+            ``filename`` is given and ``device`` is the meta device; nothing was written.
         LockedError: with ``inplace``, this collection or one in it is locked; nothing was changed.
-        CodecError: with ``filename`` or ``metadata``, a value that no registered serializer stores; names its key.
+        CodecError: with ``filename`` or ``metadata``, no registered serializer can store a value; the message names
+            its key.
 
     >>> td = consolidate(TensorDict({"a": torch.ones(2), "n": {"b": torch.zeros(3)}}))
     >>> td["a"].untyped_storage().data_ptr() == td["n", "b"].untyped_storage().data_ptr()
@@ -113,14 +114,14 @@ def consolidate(
         pieces = _storage.Views(storage).pieces(layout)
         body = storage[: layout.nbytes]
         if len(devices) == 1 and where != shared and layout.nbytes <= _storage.SMALL * len(encoded.leaves):
-            # One copy between devices, not one for each small leaf.
+            # Gather first, so that small leaves cross devices in one copy.
             body.copy_(_storage.gather_leaves(layout, encoded.leaves), non_blocking=non_blocking)
         else:
             _storage.fill(body, layout, pieces, encoded.leaves, num_threads, non_blocking)
         if num_threads > 1 or (non_blocking and path is not None):
             for item in {where, *devices}:
                 if item.type == "cuda":
-                    torch.cuda.synchronize(item)  # threads have streams of their own
+                    torch.cuda.synchronize(item)  # each thread copies on its own stream
         if metadata:
             storage[layout.nbytes :] = make_vector(trailer)
         if path is not None:
@@ -138,7 +139,7 @@ _NO_OPTIONS = ("self", "filename", "inplace", "return_early")
 
 
 def is_consolidated(self: Any) -> bool:
-    """Tell whether the leaves are views on one storage, unchanged since they were consolidated.
+    """Return True if all leaves are still views of the storage that consolidation made.
 
     Args:
         self: the collection.
@@ -161,12 +162,12 @@ def _allocate(nbytes: int, device: torch.device, share_memory: bool, pin_memory:
 
 
 def from_consolidated(filename: str | Path) -> Any:
-    """Return the collection in a consolidated file, of any release of the reference implementation too.
+    """Load a collection from a consolidated file, written by td or by any release of tensordict.
 
-    The leaves are views on a private mapping of the file: writing them never reaches it.
+    The leaves are views of a private memory map of the file: writing them does not change the file.
 
     Raises:
-        FormatError: the file is damaged; nothing of it is returned.
+        FormatError: the file is damaged.
         FileNotFoundError: there is no such file.
 
     >>> _ = consolidate(TensorDict({"a": torch.arange(3)}), "td.bin")
@@ -177,25 +178,23 @@ def from_consolidated(filename: str | Path) -> Any:
 
 
 def read_as(cls: type | None, filename: str | Path) -> Any:
-    """Return what :func:`from_consolidated` does as an instance of a class, if that has declared entries.
+    """Load a consolidated file as an instance of ``cls``, if that is a class with declared entries.
 
-    Raises:
-        StructureError: what is in the file does not fit the class.
+    It raises StructureError if the content does not fit the class; see :func:`from_consolidated`.
     """
     tree, storage = _consolidated_file.read(filename, cls)
     return attach_backend(tree, ConsolidatedBackend(storage, Path(filename)))
 
 
 def from_buffer(buffer: Tensor) -> Any:
-    """Return the collection in the storage of one that was consolidated with ``metadata=True``.
+    """Decode the collection in a storage that was consolidated with ``metadata=True``.
 
     Args:
-        buffer: a vector of bytes. The leaves are views on it, if they follow each other and the first is where 16 divides
-            its address.
+        buffer: 1-D uint8 tensor. The leaves are views of it if it is contiguous and aligned to 16 bytes; else copies.
 
     Raises:
-        TypeError: it is no vector of bytes.
-        FormatError: the buffer holds no collection, or a damaged one.
+        TypeError: ``buffer`` is not a 1-D uint8 tensor.
+        FormatError: the buffer does not hold a collection, or it is damaged.
 
     >>> from td_distributed import storage_of
     >>> td = TensorDict({"a": torch.arange(3)}).consolidate(metadata=True)

@@ -1,4 +1,4 @@
-"""What consolidation attaches to a collection: its storage, and what one storage makes faster."""
+"""The storage backend of consolidated collections: moves, copies and pickles them as one buffer."""
 
 from __future__ import annotations
 
@@ -35,20 +35,21 @@ _REQUIRES_GRAD = attrgetter("requires_grad")
 
 
 class EncodedCache:
-    """A consolidated collection taken apart, and what was made of that.
+    """Cached encoding of a consolidated collection, with the messages and pickle header derived from it.
 
-    It serves for as long as nothing but the content of leaves changes. A lock stops neither ``td.batch_size = ...`` nor
-    ``leaf.data = ...``, so :meth:`holds` compares all that could have changed. ``find`` tells where leaves lie.
+    It is valid while only the contents of leaves change. A lock prevents neither ``td.batch_size = ...`` nor
+    ``leaf.data = ...``, so :meth:`is_unchanged` compares everything that could have changed. ``find`` returns the
+    layout of the leaves in the storage.
 
     Attributes:
-        encoded: the tree.
-        loses_grad: whether a leaf requires grad, and would not as a view on the storage; parameters of a module would.
-        layout: where its leaves lie in the storage; None if one of them does not.
-        planned: whether that is the layout on the wire of the reference; None before someone looked.
-        sent: the message that announces it.
-        received: the last message that was checked to have its structure and its layout.
-        spare: memory in which a message like the last one can arrive.
-        schema: nodes and :data:`_storage.Columns` as they stand in a pickle, as JSON.
+        encoded: the encoded tree.
+        loses_grad: True if a leaf requires grad and a view on the storage in its position would not.
+        layout: the spans of the leaves in the storage; None if a leaf is outside of it.
+        planned: True if that is the layout of the tensordict wire; None until it was compared.
+        sent: the message that announces this collection.
+        received: the last received message whose structure and layout were checked to be the same.
+        spare: buffers for receiving a message like the last one.
+        schema: the nodes and :data:`_storage.Columns` as JSON, as pickles hold them.
     """
 
     __slots__ = (
@@ -66,9 +67,9 @@ class EncodedCache:
         self.schema: str | None = None
         takes_grad = list(map(_REQUIRES_GRAD, self.encoded.leaves))
         self.loses_grad = any(takes_grad) and list(map(_REQUIRES_GRAD, self._view_leaves())) != takes_grad
-        #: Of each node itself, its class, header, keys and what stands under them; the root does not hold itself.
+        #: Per node: the node (None for the root, to avoid a reference cycle), its class, header, keys and children.
         self._rows: list[tuple[Any, type, Any, list[str], list[Any]]] = []
-        # What else a collection consists of, could change unseen.
+        # Values and nested tensors could change without notice, so no rows are kept and the cache is never valid.
         if self.layout is None or self.encoded.values or any(leaf.is_nested for leaf in self.encoded.leaves):
             return
         self._leaves = list({id(leaf): leaf for leaf in self.encoded.leaves}.values())
@@ -83,16 +84,16 @@ class EncodedCache:
             todo += (child for child in children if not isinstance(child, Tensor))
 
     def _view_leaves(self) -> list[Tensor]:
-        """Return what the leaves would be as views on a storage."""
+        """Rebuild the tree with detached leaves and return its leaves, to see which would still require grad."""
         plain = [leaf.detach() for leaf in self.encoded.leaves]
         return encode(self.rebuild_with(plain)).leaves
 
     def rebuild_with(self, leaves: list[Tensor]) -> Any:
-        """Return the tree with other leaves."""
+        """Decode the tree with other leaves."""
         return decode(replace(self.encoded, leaves=leaves))
 
     def is_unchanged(self, root: Any) -> bool:
-        """Tell whether this collection is still what was taken apart, for less than taking it apart costs."""
+        """Return True if the collection is the same as when it was encoded. Cheaper than encoding it again."""
         for node, cls, meta, keys, children in self._rows:
             item = root if node is None else node
             result = _parts(item)
@@ -107,9 +108,9 @@ class EncodedCache:
 
 
 def _parts(node: Any) -> tuple[Any, Iterable[str], Collection[Any]]:
-    """Return the header of a node, the names of all that it holds, and the tensors and nodes among that."""
+    """Return the header of a node, its keys, and its child tensors and nodes."""
     if type(node) is TensorDict:
-        # What its header is made of, so that nothing is made: this is asked before every message.
+        # Hot path, run before every message: compare the attributes of the header without building it.
         held = node._children()
         return (node.batch_size, node.device, node._names, node._locked), held, held.values()
     record = KINDS.of(node).record_of(node)
@@ -118,13 +119,14 @@ def _parts(node: Any) -> tuple[Any, Iterable[str], Collection[Any]]:
 
 
 class ConsolidatedBackend(StorageBackend):
-    """The storage of a consolidated collection, one vector of bytes, and the file behind it, if there is one.
+    """The storage of a consolidated collection, and the file that it was read from or written to, if any.
 
     Attributes:
-        storage: the vector of bytes.
+        storage: 1-D uint8 tensor that all leaves are views of.
         filename: the file.
-        memory: of the storage.
-        users: how many referred to the memory when the leaves were found in it as the reference lays them out; None before.
+        memory: the ``UntypedStorage`` of ``storage``.
+        users: number of references to ``memory`` when the layout was last compared with that of the tensordict
+            wire; None before.
     """
 
     __slots__ = ("_encoded", "filename", "memory", "storage", "users")
@@ -137,17 +139,17 @@ class ConsolidatedBackend(StorageBackend):
         self._encoded: EncodedCache | None = None
 
     def encode_cached(self, node: Any) -> EncodedCache:
-        """Return the collection taken apart: as last time, if it still is that."""
+        """Return the encoding of ``node``, cached while the collection is unchanged."""
         if self._encoded is None or not self._encoded.is_unchanged(node):
             self._encoded = EncodedCache(node, self._find)
         return self._encoded
 
     def get_received(self) -> Any:
-        """Return the last message that was received into the collection as it was then."""
+        """Return the last message that was received into the collection, or None."""
         return None if self._encoded is None else self._encoded.received
 
     def is_valid_for(self, node: Any) -> bool:
-        """Tell whether all leaves lie in the storage: not where it is not aligned, nor after ``leaf.data = ...``."""
+        """Return True if all leaves are views of the storage; ``leaf.data = ...`` or an unaligned storage makes it False."""
         return self.storage.is_meta or self.encode_cached(node).layout is not None
 
     def _find(self, leaves: Sequence[Tensor]) -> Layout | None:
@@ -168,7 +170,7 @@ class ConsolidatedBackend(StorageBackend):
                     return None
                 spans.append(Span(piece.dtype, piece.shape, start, start + nbytes, 0))
             results.append(Leaf(tuple(spans), ragged))
-        # What shows a part of another leaf, or all of it in another way, has a place of its own where it goes.
+        # Leaves that overlap without being tied get separate spans when they are sent, so this is not their layout.
         return None if _storage.overlap(results) else Layout(results, size)
 
     def _copy_storage(self, node: Any, move: Any) -> Any:
@@ -181,14 +183,14 @@ class ConsolidatedBackend(StorageBackend):
         return attach_backend(result, ConsolidatedBackend(storage), node._locked)
 
     def clone(self, node: Any) -> Any:
-        """Return an unlocked copy of ``node``; in the memory of the host one call for each leaf is as fast."""
+        """Return an unlocked copy of ``node``; None on the CPU, where cloning leaf by leaf is as fast."""
         if self.storage.device.type == "cpu":
             return None
         result = self._copy_storage(node, torch.clone)
         return result if result is None else result.unlock_()
 
     def move(self, node: Any, device: torch.device, non_blocking: bool | None) -> Any:
-        """Return ``node`` on another device, with one copy."""
+        """Move ``node`` to another device with a single copy of its storage."""
         target = Target(device, None, non_blocking, None)
         result = self._copy_storage(node, lambda storage: move([storage], target)[0])
         if result is not None:
@@ -196,13 +198,13 @@ class ConsolidatedBackend(StorageBackend):
         return result
 
     def pin(self, node: Any) -> Any:
-        """Return ``node`` in pinned memory, with one copy."""
+        """Copy ``node`` to pinned memory with a single copy of its storage."""
         return None if self.storage.is_cuda else self._copy_storage(node, Tensor.pin_memory)
 
     def write(
         self, node: Any, source: Any, targets: Sequence[Tensor], values: Sequence[Tensor], non_blocking: bool
     ) -> bool | None:
-        """Copy the storage of ``source`` if its leaves lie in it as ours do; between host memory it saves nothing."""
+        """Copy the storage of ``source`` if both layouts are the same; None where that gains nothing (CPU to CPU)."""
         other = get_backend(source)
         if other is None or len(other.storage) != len(self.storage):
             return None
@@ -221,19 +223,19 @@ class ConsolidatedBackend(StorageBackend):
         return True
 
     def reduce(self, node: Any, protocol: int) -> tuple[Any, ...] | None:
-        """Return ``node`` as its structure, which is JSON, and one buffer."""
+        """Pickle ``node`` as its structure in JSON and one buffer; None if it must be pickled leaf by leaf."""
         taken = self.encode_cached(node)
         if taken.layout is None or taken.loses_grad:
             return None
         attributes = _encode_attributes(node)
         if attributes and len(attributes.nodes) != len(taken.encoded.nodes):
-            return None  # a level in two places would get them twice
+            return None  # a node under two keys would get its attributes twice
         if taken.schema is None:
             nodes = taken.encoded.nodes
             taken.schema = _consolidated_file.as_json([nodes, _storage.to_columns(taken.layout)], nodes)
-        # torch.save asks for protocol 2, and writes tensors itself.
+        # torch.save pickles with protocol 2 and writes tensors itself.
         storage = [self.storage] if protocol <= 2 else Leaves([self.storage], in_place=True)
-        # Releases that know of no attributes read what has none.
+        # Earlier releases take no attributes, so pass them only if there are some.
         more = (attributes.attributes,) if attributes else ()
         return rebuild_consolidated, (
             taken.schema,
@@ -245,7 +247,7 @@ class ConsolidatedBackend(StorageBackend):
 
 
 def _encode_attributes(root: Any) -> Encoded | None:
-    """Return a collection taken apart with what was set on the levels below it; None where nothing was."""
+    """Encode a collection with the attributes that were set on nodes below the root; None if there are none."""
     todo = [root]
     while todo:
         node = todo.pop()
@@ -265,12 +267,12 @@ def rebuild_consolidated(
     classes: dict[int, type],
     attributes: dict[int, dict[str, Any]] | None = None,
 ) -> Any:
-    """Return the consolidated collection that :meth:`ConsolidatedBackend.pickled` took apart.
+    """Rebuild the consolidated collection that :meth:`ConsolidatedBackend.reduce` pickled.
 
-    ``attributes`` are those of the levels below.
+    ``attributes`` are those of the nodes below the root, by position of the node.
 
     Raises:
-        FormatError: a file of :func:`torch.save` is damaged.
+        FormatError: the pickle was written by :func:`torch.save` and is damaged.
     """
     if isinstance(storage, Leaves):
         nodes, columns = json.loads(schema)
@@ -279,7 +281,7 @@ def rebuild_consolidated(
         encoded = Encoded(nodes, leaves, values, classes, attributes or {})
         result = fix_decoded_devices(decode(encoded), nodes, leaves)
     else:
-        # torch.load() calls this for a file that anyone may have written.
+        # torch.load() calls this with untrusted data, so check all of it.
         (data,) = storage
         with _consolidated_file.convert_damage("the pickle"):
             nodes, columns = parse_json(schema)
@@ -291,7 +293,7 @@ def rebuild_consolidated(
 
 @set_module("td_distributed._attachment")
 def rebuild(*parts: Any) -> Any:
-    """Rebuild a collection from a file of an earlier release, which names this function."""
+    """Rebuild a collection from a pickle of an earlier release, which refers to this function."""
     return rebuild_consolidated(*parts)
 
 
@@ -299,7 +301,7 @@ torch.serialization.add_safe_globals([rebuild_consolidated, rebuild])
 
 
 def attach_backend(collection: Any, state: ConsolidatedBackend, locked: bool | str = False) -> Any:
-    """Attach its storage to a collection, lock it if asked to, and return it."""
+    """Attach a storage backend to a collection, lock it if ``locked``, and return the collection."""
     if locked:
         lock(collection, locked)
     node = collection._inner()
@@ -308,13 +310,13 @@ def attach_backend(collection: Any, state: ConsolidatedBackend, locked: bool | s
 
 
 def get_backend(collection: Any) -> ConsolidatedBackend | None:
-    """Return what consolidation attached to a collection, if it still holds."""
+    """Return the consolidated backend of a collection, or None."""
     result: ConsolidatedBackend | None = (collection._inner()._backends or {}).get(KEY)
     return result
 
 
 def storage_of(collection: Any) -> Tensor:
-    """Return the storage of a consolidated collection: one vector of bytes, on which all its leaves are views.
+    """Return the storage of a consolidated collection: a 1-D uint8 tensor that all its leaves are views of.
 
     Raises:
         StructureError: the collection is not consolidated.

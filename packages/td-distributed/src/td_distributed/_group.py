@@ -1,4 +1,4 @@
-"""A process group: what is the same for every exchange in it, and how its ranks agree that something went wrong."""
+"""Helpers around a process group: devices of messages, gathered numbers and bytes, and errors of peers."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ MARK = 0x74645F77697265  # "td_wire"
 FAILED = -1
 
 _HOST = torch.device("cpu")
-#: Groups that are known to take messages from the memory of the host: to ask a group costs more than to send.
+#: Cache of groups whose backend takes CPU messages: querying the group takes longer than sending.
 _ON_HOST: WeakSet[Any] = WeakSet()
 
 
 def device_of(group: Any) -> torch.device:
-    """Return where messages have to lie for the backend of a group."""
+    """Return the device on which the backend of a group needs its messages."""
     asked = dist.group.WORLD if group is None else group
     if asked in _ON_HOST:
         return _HOST
     if group is not None and not isinstance(group, dist.ProcessGroup):
-        # A group that was made by hand is a backend, which torch.distributed does not know.
+        # A group constructed directly is a Backend, not a ProcessGroup: torch.distributed has no config for it.
         return as_device("cuda" if group.name() == "nccl" else "cpu")
     served = _backends(group)
     if "cpu" not in served:
@@ -40,7 +40,7 @@ def device_of(group: Any) -> torch.device:
 
 
 def _backends(group: Any) -> dict[str, str]:
-    """Return the backend for each type of device; where none was asked for, the machine decides."""
+    """Return the backend name per device type, such as ``{"cpu": "gloo", "cuda": "nccl"}``."""
     parts = dist.get_backend_config(group).split(",")  # such as "cpu:gloo,cuda:nccl"
     return dict(part.split(":")[:2] for part in parts)
 
@@ -52,9 +52,9 @@ class Group:
         group: the process group; None is the global one.
 
     Attributes:
-        rank: of this process in the group.
+        rank: rank of this process in the group.
         size: number of processes.
-        device: where messages have to lie.
+        device: device of the messages.
     """
 
     def __init__(self, group: Any) -> None:
@@ -66,10 +66,10 @@ class Group:
         self.device = device_of(group)
 
     def rank_of(self, rank: int) -> int:
-        """Return the rank in the group of a rank in the global one.
+        """Convert a global rank to a rank in this group.
 
         Raises:
-            ValueError: it is not part of the group.
+            ValueError: the rank is not part of the group.
         """
         if self.group is not None:
             return dist.get_group_rank(self.group, rank)
@@ -78,11 +78,11 @@ class Group:
         return rank
 
     def numbers(self, *values: int) -> Tensor:
-        """Return int64 numbers where messages have to lie."""
+        """Build an int64 tensor of ``values`` on the device of the messages."""
         return torch.tensor(values, dtype=torch.int64, device=self.device)
 
     def own_device(self) -> torch.device:
-        """Return the accelerator for which the group has a backend of its own, else where messages have to lie."""
+        """Return the accelerator that has a separate backend in this group, else the device of the messages."""
         served = _backends(self.group)
         for kind, backend in served.items():
             if backend != served.get("cpu", backend):
@@ -90,14 +90,16 @@ class Group:
         return self.device
 
     def bytes(self, size: int) -> Tensor:
-        """Return room for a message."""
+        """Allocate an uninitialised message of ``size`` bytes."""
         return allocate(size, self.device)
 
     def all_numbers(self, call: str, *values: int) -> list[list[int]]:
-        """Return the numbers of every rank, at most six.
+        """Gather up to six ints from every rank.
+
+        All calls send the same number of bytes: gloo aborts a process that receives more than it expects.
 
         Raises:
-            FormatError: a rank is in another call; they all send as much, since gloo ends a process that gets more.
+            FormatError: a rank is in another call.
         """
         left = self.numbers(MARK + crc32(call.encode()), *values, *[0] * (6 - len(values)))
         every = [torch.empty_like(left) for _ in range(self.size)]
@@ -108,14 +110,14 @@ class Group:
         return [front[1 : len(values) + 1] for front in fronts]
 
     def all_bytes(self, data: Tensor, sizes: Sequence[int]) -> list[Tensor]:
-        """Return the bytes of every rank, whose sizes are known; they travel padded to the largest."""
+        """Gather the bytes of every rank, given their sizes; messages are padded to the largest."""
         largest = max(sizes)
         every = [self.bytes(largest) for _ in sizes]
         dist.all_gather(every, self.pad_bytes(data, largest), group=self.group)
         return [item[:size] for item, size in zip(every, sizes, strict=True)]
 
     def pad_bytes(self, data: Tensor, size: int) -> Tensor:
-        """Return bytes at the start of a message of ``size`` bytes."""
+        """Pad ``data`` at the end to ``size`` bytes, on the device of the messages."""
         if len(data) == size:
             return data.to(self.device)
         message = self.bytes(size)
@@ -124,22 +126,22 @@ class Group:
 
 
 def text_to_bytes(text: str) -> Tensor:
-    """Return a text that is not empty as a tensor of bytes."""
+    """Encode a non-empty text as a uint8 tensor."""
     return make_vector(text.encode(errors="replace"))
 
 
 def bytes_to_text(data: Tensor) -> str:
-    """Return what :func:`text_to_bytes` took."""
+    """Decode a uint8 tensor that :func:`text_to_bytes` made."""
     return bytes(get_bytes(data)).decode(errors="replace")
 
 
 def peer_error(rank: int, data: Tensor) -> StructureError:
-    """Return the error for a rank that could not take part, from the text it sent."""
+    """Build the error for a rank that failed, from the error text that it sent."""
     return StructureError(f"rank {rank} could not take part, so no rank did: {bytes_to_text(data)}")
 
 
 def check_mark(mark: int, wanted: int = MARK) -> None:
-    """Raise FormatError unless a message starts as ours do."""
+    """Raise FormatError if a message does not start with the expected mark."""
     if mark != wanted:
         raise FormatError(
             "what arrived belongs to another exchange; do all ranks make the same calls, with the same arguments, in one order?"

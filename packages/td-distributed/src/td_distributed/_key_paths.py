@@ -1,4 +1,4 @@
-"""Key paths of an encoded tree, for messages and for matching two trees; and whether a table of nodes is a tree."""
+"""Key paths of an encoded tree, for error messages and for matching two trees; and a check of untrusted tables."""
 
 from __future__ import annotations
 
@@ -13,12 +13,7 @@ Path = tuple[str, ...]
 
 
 def walk(nodes: list[dict[str, Any]]) -> Iterator[tuple[Path, dict[str, Any] | int]]:
-    """Yield (key path, node) for every node and (key path, position) for every leaf; parents come first.
-
-    >>> from td_core import encode
-    >>> [path for path, _ in walk(encode(TensorDict({"a": 1, "n": {"b": 2}})).nodes)]
-    [(), ('a',), ('n',), ('n', 'b')]
-    """
+    """Yield (key path, node) per node and (key path, position) per leaf; parents come first."""
     todo: list[tuple[Any, Path]] = [(0, ())]
     while todo:
         position, path = todo.pop()
@@ -31,7 +26,7 @@ def walk(nodes: list[dict[str, Any]]) -> Iterator[tuple[Path, dict[str, Any] | i
 
 
 def leaves(nodes: list[dict[str, Any]]) -> list[int]:
-    """Return the positions of the leaves in the order of :func:`walk`."""
+    """Return the positions of all leaves, in the order of :func:`walk`."""
     results: list[int] = []
     todo: list[Any] = [0]
     while todo:
@@ -46,12 +41,12 @@ def leaves(nodes: list[dict[str, Any]]) -> list[int]:
 
 
 def format_leaf_path(encoded: Encoded, leaf: int) -> str:
-    """Return the key path of a leaf as it stands in messages."""
+    """Format the key path of a leaf for an error message."""
     return next((show_path(path) for path, result in walk(encoded.nodes) if result == leaf), "a leaf")
 
 
 def format_value_path(nodes: list[dict[str, Any]], value: int) -> str:
-    """Return the key path of the node that holds a value, as it stands in messages."""
+    """Format the key path of the node that holds a value, for an error message."""
     for path, node in walk(nodes):
         if isinstance(node, dict) and any(position == value for _, position in node["values"]):
             return show_path(path)
@@ -59,11 +54,9 @@ def format_value_path(nodes: list[dict[str, Any]], value: int) -> str:
 
 
 def check_tree(nodes: Any, leaves: int, values: int) -> None:
-    """Raise FormatError unless a table of nodes from outside is one tree that holds each leaf and value once.
+    """Raise FormatError unless an untrusted table of nodes is a tree in which each leaf and value occurs once.
 
-    Without it a short table could stand for a tree of any size, since a node could occur many times.
-
-    >>> check_tree([{"kind": "TensorDict", "meta": {}, "entries": [["a", [0]]], "members": [], "values": []}], 1, 0)
+    Otherwise a short table whose nodes refer to each other repeatedly could expand to a tree of any size.
     """
     result: dict[str, list[int]] = {"node": [0], "leaf": [], "value": []}
     for position, node in enumerate(nodes):

@@ -9,24 +9,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-#: The size of the largest element.
+#: Size in bytes of the largest element (complex128).
 WHOLE = 16
-#: Smaller memory has too few huge pages to matter, and is often memory whose pages are there already.
+#: Below this many bytes huge pages gain nothing: there are too few, and the memory is often already mapped.
 LARGE = 1 << 22
 _HUGE_PAGES = getattr(mmap, "MADV_HUGEPAGE", None)
 
 
 def allocate(nbytes: int, device: torch.device | None = None, *, pin_memory: bool = False) -> Tensor:
-    """Return a vector of bytes whose content is undefined.
+    """Allocate an uninitialised 1-D uint8 tensor of ``nbytes``, with huge pages on Linux if it is large.
 
-    A new page of memory costs an interrupt when it is first written to, which takes longer than writing it. Linux gives
-    pages of 2 MB instead of 4 kB where it is asked to: filling 177 MB took 40 ms instead of 110.
-
-    Elements of every dtype fill the memory behind it: ``torch.save`` writes that with each leaf, and cannot load an element
-    that is cut off.
-
-    >>> allocate(3).shape
-    torch.Size([3])
+    Its ``UntypedStorage`` is padded to a multiple of 16 bytes: ``torch.load`` fails on a cut-off element.
     """
     storage = torch.empty(nbytes + -nbytes % WHOLE, dtype=torch.uint8, device=device, pin_memory=pin_memory)
     if nbytes % WHOLE:
@@ -37,7 +30,7 @@ def allocate(nbytes: int, device: torch.device | None = None, *, pin_memory: boo
     if _HUGE_PAGES is not None:
         start = storage.data_ptr()
         first = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
-        # It is advice: where the system cannot follow it, nothing changes.
+        # A page fault per 4 kB takes longer than writing the page; madvise is a hint, so its failure is harmless.
         ctypes.CDLL(None).madvise(
             ctypes.c_void_p(first), ctypes.c_size_t(start + nbytes - first), ctypes.c_int(_HUGE_PAGES)
         )
@@ -45,11 +38,11 @@ def allocate(nbytes: int, device: torch.device | None = None, *, pin_memory: boo
 
 
 def make_vector(data: bytes) -> Tensor:
-    """Return bytes, at least one, as a tensor of its own."""
+    """Copy at least one byte into a new uint8 tensor."""
     return torch.frombuffer(bytearray(data), dtype=torch.uint8)
 
 
 def get_bytes(part: Tensor) -> memoryview:
-    """Return the memory of a vector of bytes, of a copy where that lies elsewhere."""
+    """Return a memoryview of a uint8 tensor; of a CPU copy if it is on another device."""
     array: Any = part.cpu().numpy()
     return memoryview(array)

@@ -1,4 +1,4 @@
-"""Writing what has arrived into a collection that exists: all of it, or nothing."""
+"""Write a received message into an existing collection: all of it, or nothing."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from . import _consolidated_file, _key_paths, _memory, _storage, _wire
 from ._consolidated_backend import get_backend
 from ._wire import Message
 
-#: Up to this many bytes of a storage may lie between leaves, beyond as many as those have.
+#: A storage may be this many bytes larger than twice the bytes of its leaves and header; a larger one is refused.
 SLACK = 1 << 26
-#: Up to this many bytes a consolidated collection keeps the memory in which a message arrived, for the next one.
+#: A consolidated collection reuses the memory of a received message for the next one, up to this many bytes.
 KEPT = 1 << 26
-#: Up to this many bytes of a header it is remembered what the last ones like it announced.
+#: Headers of up to this many bytes are parsed through a cache.
 SHORT = 1 << 16
 
 
 class ReceiveTarget:
-    """A collection that is being received into, as it is before anything arrives.
+    """A collection to receive into, with its encoding before any message arrives.
 
     Attributes:
-        last: the last message that was delivered to it.
+        last: the last message that was written into it.
     """
 
     def __init__(self, collection: Any) -> None:
@@ -46,9 +46,9 @@ class ReceiveTarget:
         self._checked: tuple[Encoded, _storage.Layout, list[Any]] | None = None
 
     def prepare(self) -> None:
-        """Do what :meth:`check` would do before it looks at a message, where no earlier one is expected again."""
+        """Encode the collection ahead of :meth:`check`, unless the previous message is expected again."""
         if self.last is None:
-            with contextlib.suppress(Exception):  # which says so when there is a message to refuse
+            with contextlib.suppress(Exception):  # check() raises the same error once there is a message
                 self._apart = self._encode_target()
 
     def _encode_target(self) -> tuple[Encoded, _storage.Layout]:
@@ -56,37 +56,37 @@ class ReceiveTarget:
         return encoded, (None if self.cache is None else self.cache.layout) or _storage.plan(encoded)
 
     def get_expected(self) -> Message | None:
-        """Return the last message that was delivered, if one like it comes in one piece."""
+        """Return the last delivered message, if it is small enough to arrive as a single message."""
         return self.last if self.last is not None and self.last.is_small() else None
 
     def allocate(self, message: Message, device: torch.device) -> Tensor:
-        """Return memory in which the storage of a message can arrive."""
+        """Return a uint8 buffer for the storage of a message, reusing a spare one if possible."""
         if self.cache is not None and self.last is message and self.cache.spare and device.type == "cpu":
             return self.cache.spare.pop()
         return _memory.allocate(message.layout.nbytes, device)
 
     def parse_header(self, header: bytes) -> Message:
-        """Return the message that a header announces.
+        """Parse a header into a :class:`Message`; reuse the last one if the header is the same.
 
         Raises:
             FormatError: the header is damaged.
         """
         if self.last is not None and self.last.header == header:
             return self.last
-        # With values the nodes are put together, by kinds that may change what they get.
+        # Decoding nodes that hold values may modify them, so a cached message is used only without values.
         if len(header) > SHORT or (same := _parse_cached(header)).values:
             return _wire.parse_message(header)
         return Message(header, same.layout, same.nodes, [], same.together)
 
     def check(self, message: Message) -> None:
-        """Raise what says that a message cannot be taken, as far as that is known before its storage arrives.
+        """Raise if a message does not fit the collection, before memory is allocated for its storage.
 
-        What fits takes no more memory than the collection itself does, whatever its header announces.
+        This bounds that memory by the size of the collection, whatever the header announces.
 
         Raises:
-            StructureError: the structure differs; names the first key.
+            StructureError: the structure differs; the message names the first key.
             FormatError: the storage is far larger than its leaves, or a value is damaged.
-            MissingPluginError: a value is of a type of a plugin that is not installed.
+            MissingPluginError: the type of a value needs a plugin that is not installed.
         """
         if self.last is message:
             return
@@ -104,25 +104,25 @@ class ReceiveTarget:
         self._checked = encoded, layout, values
 
     def deliver(self, message: Message, storage: Tensor) -> None:
-        """Copy what has arrived into the leaves of the collection, for which the message was checked.
+        """Copy the received storage into the leaves of the collection; :meth:`check` must have accepted the message.
 
         Raises:
-            StructureError: a leaf cannot be written in place, is ragged in another way, or was replaced by one that does
-                not fit; names the first key. Nothing was written.
+            StructureError: a leaf cannot be written in place, has other row lengths, or was replaced by one that
+                does not fit; the message names the first key. Nothing was written.
         """
         if self._checked is None:
-            # This structure was checked for an earlier message, and lies in both storages in the same way.
+            # An earlier message with this header was checked, and both storages have the same layout: one copy suffices.
             assert self.state is not None
             assert self.cache is not None
             self.state.storage.detach().copy_(storage)
-            # What came in a first message lies in memory of that.
+            # The storage of a small message is a slice of the first message's buffer, so it cannot be kept alone.
             kept = message.is_small() or self.cache.spare
             if storage.is_cpu and not kept and 0 < len(storage) <= KEPT:
                 self.cache.spare.append(storage)
             return
         held, now = self._checked[0].leaves, encode(self.collection).leaves
         if len(held) != len(now) or not all(map(is_, held, now)):
-            # Somebody replaced leaves while the message was on its way.
+            # The caller replaced leaves while the message was in transit, so check again.
             self.cache = None if self.state is None else self.state.encode_cached(self.collection)
             self._apart = None
             self.check(message)
@@ -143,7 +143,7 @@ class ReceiveTarget:
 
 
 def deliver_files(collection: Any, saved: Any) -> None:
-    """Copy a collection that was loaded from files into one of its structure; errors as for :meth:`ReceiveTarget.deliver`."""
+    """Copy a collection loaded from files into one of the same structure; errors as in :meth:`ReceiveTarget.deliver`."""
     encoded, right = encode(collection), encode(saved)
     message = Message(b"", _storage.plan(right), right.nodes, [], True)
     layout = _storage.plan(encoded)
@@ -160,10 +160,9 @@ def _write(
     values: list[Any],
     pieces: Sequence[_storage.Pieces],
 ) -> list[tuple[int, int]]:
-    """Write the leaves and values of a message of the same structure, whose leaves consist of ``pieces``, if they fit.
+    """Write the values and leaves (given as ``pieces``) of a message with the same structure, if they fit.
 
-    Returns:
-        (our position, theirs) of every leaf.
+    Return (own position, position in the message) of every leaf.
     """
     jobs, order = _match(encoded, layout, message, pieces)
     source: Any = None
@@ -174,7 +173,7 @@ def _write(
         with _consolidated_file.convert_damage("a message"):
             source = decode(Encoded(message.nodes, leaves, values))
     with torch.no_grad():
-        # What holds values says only now whether it takes them.
+        # Write the values first: a node that holds values may still refuse them here.
         if source is not None:
             collection.update_(source)
         copy_all([target for target, _ in jobs], [piece for _, piece in jobs])
@@ -209,7 +208,7 @@ def _parse_cached(header: bytes) -> Message:
 def _match(
     encoded: Encoded, layout: _storage.Layout, message: Message, pieces: Sequence[_storage.Pieces]
 ) -> tuple[list[tuple[Tensor, Tensor]], list[tuple[int, int]]]:
-    """Return (what is written, with what) and (our position, theirs) of every leaf."""
+    """Return the (target, source) tensors to copy, and (own position, position in the message) of every leaf."""
     order = _order(encoded.nodes, message.nodes)
     tied = len({*layout.leaves}) < len(layout.leaves)
     leaves = [encoded.leaves[left] for left, _ in order]
@@ -240,7 +239,7 @@ def _match(
 
 
 def _order(left: list[dict[str, Any]], right: list[dict[str, Any]]) -> list[tuple[int, int]]:
-    """Return (our position, theirs) of every leaf of two trees with the same key paths."""
+    """Match the leaves of two trees by key path. Return (position in ``left``, position in ``right``) pairs."""
     if left == right:
         return [(position, position) for position in _key_paths.leaves(left)]
     places = {path: result for path, result in _key_paths.walk(right) if isinstance(result, int)}

@@ -1,7 +1,7 @@
-"""A memory-mapped collection sent as a path, over a file system that both processes see.
+"""Send a memory-mapped collection as a path on a file system that both processes share.
 
-The sender asks, the receiver answers with the folder it gave as ``root=``, or with nothing. Only where the save lies in
-that folder does its path go out, relative to it; otherwise the bytes do.
+The sender requests the receiver's ``root=`` folder and receives its path, or nothing. If the save is below that folder,
+the sender sends the relative path; otherwise it sends the bytes.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from td_core.errors import FormatError
 
 from ._memory import allocate, get_bytes, make_vector
 
-#: The mark of a question: "td_root".
+#: Mark of a message that requests the receiver's root: "td_root" in ASCII.
 ASKS = 0x74645F726F6F74
 LONGEST = 1 << 16
 
 
 def get_folder(collection: Any) -> str | None:
-    """Return the folder that can be named instead of sending the bytes of a collection."""
+    """Return the folder of a memory-mapped collection, whose path can be sent instead of its bytes; else None."""
     for backend in get_backends(collection):
         if result := backend.get_folder(collection):
             return result
@@ -36,7 +36,7 @@ def get_folder(collection: Any) -> str | None:
 
 
 def make_path_header(folder: str, peer: Any) -> bytes | None:
-    """Take the root that a peer answers with, and return the header that names a folder below it; None if it is not there."""
+    """Receive the peer's root. Return the header with the path of ``folder`` below it, or None if it is elsewhere."""
     device = peer.device()
     length = int(peer.recv(torch.zeros(1, dtype=torch.int64, device=device)).item())
     if not 0 <= length <= LONGEST:
@@ -51,7 +51,7 @@ def make_path_header(folder: str, peer: Any) -> bytes | None:
 
 
 def answer_root(root: str | Path | None, peer: Any) -> None:
-    """Answer a question with the root of this process."""
+    """Send the root of this process to the peer; empty if it has none."""
     text = b"" if root is None else os.fsencode(Path(root).resolve())
     peer.send(torch.tensor([len(text)], device="cpu"))
     if text:
@@ -59,7 +59,7 @@ def answer_root(root: str | Path | None, peer: Any) -> None:
 
 
 def parse_path(header: bytes) -> Any:
-    """Return what a header names as a path; None if it announces bytes."""
+    """Parse the path from a header; None if the header announces bytes."""
     with contextlib.suppress(ValueError):
         provided = parse_json(header)
         return provided.get("path") if isinstance(provided, dict) else None
@@ -67,10 +67,10 @@ def parse_path(header: bytes) -> Any:
 
 
 def load(root: str | Path | None, path: Any, cls: type | None = None) -> Any:
-    """Return the save that a message names, mapped so that nothing written to it reaches the files.
+    """Load the save at a received path, memory-mapped without writing back to its files.
 
     Raises:
-        FormatError: no root was given, or the path leaves it; nothing was opened.
+        FormatError: this process has no root, or the path is outside of it; no file was opened.
         MissingPluginError: td-memmap is not installed.
     """
     if root is None:

@@ -1,4 +1,4 @@
-"""The name that pickles of consolidated collections hold: it stays importable from here in every release.
+"""Import path that pickles of consolidated collections refer to; it must stay valid in every release.
 
 >>> import pickle
 >>> b"td_distributed.consolidated_pickles" in pickle.dumps(TensorDict({"a": torch.ones(2)}).consolidate())

@@ -1,4 +1,4 @@
-"""What td-distributed registers with td-core."""
+"""The methods that td-distributed registers with td-core."""
 
 from __future__ import annotations
 
