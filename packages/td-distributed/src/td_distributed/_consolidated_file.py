@@ -1,10 +1,10 @@
 """The consolidated file: the storage, the structure as JSON, and the JSON's length as a little-endian int64.
 
-The structure has one of two forms. The *plain form* is that of the reference implementation: nested objects, one for
-each level, written by the ``"consolidated/1"`` layouts of the kinds. What it cannot say (types of values that JSON
-simplifies, names of classes) is under the root key ``size``, which the reference skips. The *general form* holds what
-the plain one cannot: the flat table of ``td_core.encode`` under the root key ``td``. Its ``cls`` is no class of the
-reference, which therefore refuses it clearly.
+The structure has one of two forms. The *plain form* is that of tensordict: nested JSON objects, one per node, written
+by the ``"consolidated/1"`` layouts of the kinds. What this form cannot represent (value types that JSON simplifies, names
+of classes) is under the root key ``size``, which tensordict skips. The *general form* is used for trees that the plain
+form cannot hold: the flat table of ``td_core.encode`` under the root key ``td``. Its ``cls`` is not a tensordict class,
+so tensordict raises when it reads such a file.
 """
 
 from __future__ import annotations
@@ -47,16 +47,16 @@ FORMAT = "consolidated/1"
 GENERAL = "td:general"
 FIELDS = frozenset(("cls", "non_tensors", "leaves", "cls_metadata"))
 RESERVED = FIELDS | {"size"}
-#: The reference leaves these in the structure of what it has sent, and writes them with it.
+#: Keys that tensordict adds to the structure when it sends a collection, and also writes to files.
 SENT = frozenset(("_total_bytes", "_storage_device", "_tensorclass_type"))
-#: Kinds that a level lists with its values.
+#: Kinds of value nodes that the plain form lists under ``non_tensors`` of their parent.
 VALUES = ("NonTensorData", "MetaData")
 JAGGED = ("<NJT_VALUES>", "<NJT_OFFSETS>", "<NJT_LENGTHS>")
 MARKS = (*JAGGED, "<NJT>")
-# The order in which the reference expects the pieces of a jagged tensor, by number of pieces.
+# tensordict's order of the pieces (values, offsets, lengths) of a jagged tensor, by number of pieces.
 JAGGED_ORDER = {2: (0, 1), 3: (0, 2, 1)}
 LARGEST_JSON = 1 << 30
-#: What stumbling over JSON of another shape than expected raises.
+#: Exceptions that decoding raises on JSON of an unexpected form.
 DAMAGE = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, AssertionError, RuntimeError)
 
 
@@ -65,25 +65,27 @@ class NotRepresentableError(Exception):
 
 
 def make_trailer(tree: Any, encoded: Encoded, layout: Layout) -> bytes:
-    """Return the structure as it stands at the end of a file, the length included.
+    """Encode the structure as the end of a file: JSON in the plain form if possible, and its length.
 
     Raises:
-        CodecError: a value that no registered serializer stores; names its key.
+        CodecError: no registered serializer can store a value; the message names its key.
     """
     try:
         text = json.dumps(_plain(tree, encoded, layout)).encode()
     except (NotRepresentableError, RecursionError, TypeError):
         text = as_json({"cls": GENERAL, "td": describe(encoded, layout)}, encoded.nodes).encode()
-    text += b" " * (-(layout.nbytes + len(text) + 8) % WHOLE)  # as room() says
+    text += b" " * (
+        -(layout.nbytes + len(text) + 8) % WHOLE
+    )  # pad the file to whole 16-byte elements, see _align_bytes()
     check_length(text, LARGEST_JSON)
     return text + len(text).to_bytes(8, "little", signed=True)
 
 
 def as_json(table: Any, nodes: list[dict[str, Any]]) -> str:
-    """Return a table with encoded nodes as JSON.
+    """Encode a table that contains encoded nodes as JSON.
 
     Raises:
-        CodecError: the header of a node is none; names its key and kind.
+        CodecError: the header of a node is not JSON; the message names its key and kind.
     """
     try:
         return json.dumps(table, separators=(",", ":"))
@@ -100,7 +102,7 @@ def as_json(table: Any, nodes: list[dict[str, Any]]) -> str:
 
 
 def check_length(text: bytes, largest: int) -> None:
-    """Raise StructureError where structure and values are more than a reader takes."""
+    """Raise StructureError if the encoded structure is longer than readers accept."""
     if len(text) > largest:
         raise StructureError(f"structure and values take {len(text)} bytes as JSON; a reader takes {largest}")
 
@@ -113,16 +115,15 @@ def write(
     num_threads: int = 0,
     durable: bool = False,
 ) -> Tensor:
-    """Write a file next to its place, then move it there: the old one stays whole until the new one is.
+    """Write a consolidated file atomically: write a temporary file next to it, then rename that over the old one.
 
-    With ``durable`` its content is on the disk before, and its name after that.
-
-    It has a storage of so many bytes, zeros where no part (first byte, bytes) is, and then ``end``, and the permissions of
-    the old one. What was written is returned as :func:`map_file` gives it; another writer may have replaced the file since.
+    The file holds ``nbytes`` of storage with ``parts`` as (first byte, bytes) and zeros between them, then ``end``. It
+    keeps the permissions of the old file. With ``durable``, the content is synced before the rename and the directory
+    after it. Return a private map of what was written, even if another writer has replaced the file since.
     """
-    path = Path(os.path.realpath(path))  # a link goes on leading there
+    path = Path(os.path.realpath(path))  # replace the target of a symlink, not the link
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Not longer than the longest name, and not that of another thread that writes the same file.
+    # A short name, because names have a length limit; unique per thread, because two may write the same file.
     temporary = path.with_name(f".{os.getpid()}.{get_ident()}.td-tmp")
     whole = [*parts, (nbytes, make_vector(end))]
     try:
@@ -148,7 +149,7 @@ def write(
 
 
 def _sync_directory(path: Path) -> None:
-    """Make the names in a directory durable; where a directory cannot be opened, the system does so itself."""
+    """Sync a directory, so that a rename in it is durable. No-op on systems that cannot open directories."""
     if not hasattr(os, "O_DIRECTORY"):
         return
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
@@ -165,7 +166,7 @@ def _write_part(file: BinaryIO, part: tuple[int, Tensor]) -> None:
 
 
 def _write_part_at(fd: int, part: tuple[int, Tensor]) -> None:
-    """Write a part as threads can that share one open file, of which a process may not have many."""
+    """Write a part at its offset without seeking, so that threads can share one file descriptor."""
     start, data = part
     view = get_bytes(data)
     while len(view):
@@ -174,8 +175,8 @@ def _write_part_at(fd: int, part: tuple[int, Tensor]) -> None:
 
 
 def map_file(path: Path) -> Tensor:
-    """Return a file as a private mapping: writes to it never reach the file."""
-    # torch.from_file() gives what torch takes for shared memory: share_memory_() would do nothing, and a queue fail.
+    """Memory-map a file privately (copy-on-write) as a uint8 tensor: writes do not change the file."""
+    # torch treats the result of torch.from_file() as shared memory: share_memory_() would be a no-op and queues would fail.
     with open(path, "rb", buffering=0) as file:
         try:
             memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
@@ -186,10 +187,10 @@ def map_file(path: Path) -> Tensor:
 
 
 def read(path: str | Path, cls: type | None = None) -> tuple[Any, Tensor]:
-    """Return (collection, storage) of a file, checked before anything is built; of the class that is named for it.
+    """Read (collection, storage) from a file; the collection is an instance of ``cls`` if that is given.
 
     Raises:
-        FormatError: the file is damaged or no consolidated file; the message says where.
+        FormatError: the file is damaged or is not a consolidated file; the message states where.
     """
     path = Path(path)
     if path.is_dir() or not path.exists():
@@ -202,7 +203,7 @@ def read(path: str | Path, cls: type | None = None) -> tuple[Any, Tensor]:
 
 
 def parse(data: Tensor, name: str, cls: type | None = None) -> tuple[Any, Tensor]:
-    """Return what :func:`read` does, from the bytes of a file."""
+    """Parse (collection, storage) from the bytes of a consolidated file; see :func:`read`."""
     length = int.from_bytes(bytes(data[-8:].tolist()), "little", signed=True)
     if not 0 < length <= min(len(data) - 8, LARGEST_JSON):
         raise FormatError(
@@ -229,7 +230,7 @@ def parse(data: Tensor, name: str, cls: type | None = None) -> tuple[Any, Tensor
 
 @contextmanager
 def convert_damage(name: str) -> Iterator[None]:
-    """Turn what reading something damaged raises into a FormatError that says what was damaged."""
+    """Convert exceptions raised by decoding damaged data into a FormatError that names the damaged object."""
     try:
         yield
     except MissingPluginError as error:
@@ -241,7 +242,7 @@ def convert_damage(name: str) -> Iterator[None]:
 
 
 def _align_bytes(data: Tensor) -> Tensor:
-    """Return bytes that are a memory of their own, in which no element is cut off: see :func:`._memory.room`."""
+    """Return bytes whose storage is a multiple of 16 bytes, or rewrap them; see :func:`._memory.allocate`."""
     if (
         not data.untyped_storage().nbytes() % WHOLE
         or len(data) < WHOLE
@@ -261,11 +262,11 @@ def assemble_table(
     attributes: dict[int, dict[str, Any]] | None = None,
     named: type | None = None,
 ) -> Any:
-    """Return the collection of a table that came from outside and is a tree.
+    """Decode an untrusted table, already checked to be a tree, into a collection, and check its shapes.
 
     Raises:
-        FormatError: leaves lie outside of the storage, or a node cannot be put together.
-        BatchSizeError: a leaf or a level contradicts the batch size of the level that it is in.
+        FormatError: a leaf is outside of the storage, or a node cannot be decoded.
+        BatchSizeError: a leaf or node contradicts the batch size of its parent.
     """
     _storage.check(layout, len(storage))
     leaves = Views(storage).leaves(layout)
@@ -276,14 +277,14 @@ def assemble_table(
 
 
 def _check_shapes(tree: Any) -> None:
-    """Raise BatchSizeError where a leaf or a level contradicts the batch size of the level that it is in."""
+    """Raise BatchSizeError if a leaf or node contradicts the batch size of its parent."""
     todo = [tree]
     while todo:
         node = todo.pop()
         size, below = node.batch_size, list(node._iter_nested())
         todo.extend(below)
         if not size or -1 in size:
-            continue  # of uneven members, each of which is checked
+            continue  # a stack of uneven members: each member is checked by itself
         node._check_batch_size(size)
         for child in below if node._members_and_dim() is None else ():
             if child.batch_size[: len(size)] != size:
@@ -293,10 +294,10 @@ def _check_shapes(tree: Any) -> None:
 
 
 def describe(encoded: Encoded, layout: Layout) -> dict[str, Any]:
-    """Return an encoded tree as JSON: its nodes, where each leaf lies, its values.
+    """Convert an encoded tree to JSON objects: its nodes, the spans of its leaves, its values.
 
     Raises:
-        CodecError: a value that no registered serializer stores; names its key.
+        CodecError: no registered serializer can store a value; the message names its key.
     """
     nodes = encoded.nodes
     values = [
@@ -307,17 +308,17 @@ def describe(encoded: Encoded, layout: Layout) -> dict[str, Any]:
 
 
 def from_description(table: Any) -> tuple[Layout, list[dict[str, Any]], list[Any]]:
-    """Return (where each leaf lies, nodes, what :func:`join_values` takes) of what :func:`describe` gave."""
+    """Parse the result of :func:`describe` into (layout, nodes, values for :func:`join_values`)."""
     layout = _storage.from_columns(table["leaves"])
     _key_paths.check_tree(table["nodes"], len(layout.leaves), len(table["values"]))
     return layout, table["nodes"], table["values"]
 
 
 def join_values(values: list[tuple[Any, Any]], nodes: list[dict[str, Any]]) -> list[Any]:
-    """Return the values of a tree that :func:`describe` took apart.
+    """Decode the values that :func:`describe` encoded.
 
     Raises:
-        MissingPluginError: one is of a type of a plugin that is not installed; names its key.
+        MissingPluginError: the type of a value needs a plugin that is not installed; the message names its key.
     """
     return [join_at(value, partial(_key_paths.format_value_path, nodes, i)) for i, value in enumerate(values)]
 
@@ -329,7 +330,7 @@ def _span(dtype: Any, shape: Any, start: Any, stop: Any, pad: Any) -> Span:
 
 
 def _plain(tree: Any, encoded: Encoded, layout: Layout) -> dict[str, Any]:
-    """Return the structure in the form of the reference implementation."""
+    """Build the structure in the plain form, which tensordict reads. Raise NotRepresentableError if that is impossible."""
     places = {id(leaf): place for leaf, place in zip(encoded.leaves, layout.leaves)}
     kept: dict[str, Any] = {}
     orders: dict[str, list[str]] = {}
@@ -371,7 +372,7 @@ def _plain(tree: Any, encoded: Encoded, layout: Layout) -> dict[str, Any]:
                 ranks.append(2)
                 todo.append((child, level[key], (*path, key), pointer + _step(key)))
         if ranks != sorted(ranks):
-            # Readers of this form list values first, then tensors, then levels.
+            # Readers of this form list values first, then tensors, then nodes, so store any other order.
             orders[pointer] = [*record.entries, *record.members]
     if kept or orders or absent:
         root["size"] = {"td": {"values": kept, "order": orders, **({"absent": absent} if absent else {})}}
@@ -379,7 +380,7 @@ def _plain(tree: Any, encoded: Encoded, layout: Layout) -> dict[str, Any]:
 
 
 def _step(key: str) -> str:
-    """Return what a key adds to a JSON pointer (RFC 6901)."""
+    """Escape a key as one step of a JSON pointer (RFC 6901)."""
     return "/" + key.replace("~", "~0").replace("/", "~1")
 
 
@@ -402,7 +403,7 @@ def _plain_leaf(key: str, leaf: Leaf) -> dict[str, Any]:
 
 
 class _Reader:
-    """Builds the tree of the plain form."""
+    """Builds a tree from a structure in the plain form."""
 
     def __init__(self, views: Views, root: dict[str, Any], named: type | None = None) -> None:
         self.views = views
@@ -416,7 +417,7 @@ class _Reader:
         self.absent: dict[str, list[str]] = {**ours.get("absent", {})}
 
     def node(self, level: dict[str, Any]) -> Any:
-        """Return the node of the root level; built from the deepest up."""
+        """Build the root node from its JSON object, children before parents."""
         order: list[tuple[dict[str, Any], tuple[str, ...], str, list[tuple[str, dict[str, Any]]]]] = []
         todo: list[tuple[dict[str, Any], tuple[str, ...], str]] = [(level, (), "")]
         while todo:
@@ -495,12 +496,12 @@ class _Reader:
         return kind.layouts[FORMAT].unflatten(record)
 
     def _find_moved_kind(self, path: tuple[str, ...]) -> Any:
-        """Return the kind of the class that is named for the root, or that the class above declares, if it is a tensorclass."""
+        """Return the kind of the tensorclass that was requested for the root, or that the parent's class declares here."""
         level, cls, owner = self.root, self.named, None
         for key in path:
             kind = KINDS.find_by_name(FORMAT, level["cls"])
             owner = (None if kind is None else user_class(kind.type)) or owner or cls
-            # The members of a stack are what it is.
+            # The members of a stack have the class of the stack.
             if "stack_dim" not in level["cls_metadata"]:
                 cls, owner = None if owner is None else owner._class_at(key), None  # type: ignore[attr-defined]
             level = level[key]
@@ -508,7 +509,7 @@ class _Reader:
         return kind if kind is not None and kind.with_class else None
 
     def _value(self, entry: Any, path: tuple[str, ...], pointer: str) -> Any:
-        # Releases 0.5 and 0.6 wrote no device.
+        # tensordict 0.5 and 0.6 did not store the device.
         data, size, device = entry if len(entry) == 3 else (*entry, None)
         name, types = self.kept.get(pointer, ("NonTensorData", None))
         kind = KINDS.find_by_name(FORMAT, name) if name in VALUES else None
@@ -522,7 +523,7 @@ class _Reader:
 
 
 def _levels(level: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
-    """Return what stands below a level; under ``size`` that is what the plain form cannot say, unless it is a level."""
+    """Return the child nodes of a JSON object. ``size`` is one only if it has a ``cls``; else it holds td's additions."""
     return [
         (key, below)
         for key, below in level.items()
@@ -533,7 +534,7 @@ def _levels(level: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
 
 
 def _by_last_name(name: Any) -> Any:
-    """Return the kind of a class that releases 0.5 and 0.6 named without its module, if only one fits."""
+    """Find the kind of a class by its unqualified name, as tensordict 0.5 and 0.6 wrote it; None if not unique."""
     fits = [
         kind
         for kind in KINDS

@@ -1,4 +1,4 @@
-"""Sending a collection to one peer, and receiving one into a collection of the same structure."""
+"""Point-to-point communication: send a collection to a peer, receive into a collection of the same structure."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ WIRES = ("td", "reference")
 
 @dataclass(slots=True)
 class Channel:
-    """One end of a point-to-point exchange: who, in which group, under which tags.
+    """One end of a point-to-point exchange: the peer, the group and the message tags.
 
     Attributes:
         rank: rank of the peer in the global group, or None.
@@ -36,8 +36,8 @@ class Channel:
         group_rank: rank of the peer in ``group``, instead of ``rank``.
         tags: the tags of the messages, in order.
         last: the last tag that was used.
-        asked: the group itself.
-        place: where messages have to lie, once someone asked.
+        asked: the resolved group object.
+        place: device of the messages; None until it is first needed.
     """
 
     rank: int | None
@@ -54,7 +54,7 @@ class Channel:
                 "give the peer's rank in the global group, or its rank in the given group: one of the two; got "
                 f"{self.rank} and {self.group_rank}"
             )
-        # Asked directly, a group that was made by hand serves as well as one that torch.distributed knows.
+        # Call the group's own methods: they also work for groups that were not created by torch.distributed.
         self.asked = dist.group.WORLD if self.group is None else self.group
         known = isinstance(self.asked, dist.ProcessGroup)
         size = self.asked.size() if known else dist.get_world_size(self.group)
@@ -63,7 +63,7 @@ class Channel:
         if self.group_rank is None:
             assert self.rank is not None
             self.group_rank = self.rank if self.group is None else dist.get_group_rank(self.group, self.rank)
-        # The backend would look outside of its table.
+        # The backend would read out of bounds.
         if not 0 <= self.group_rank < size:
             raise ValueError(f"there is no rank {self.group_rank} in a group of {size}")
         if known and self.group_rank == self.asked.rank():
@@ -71,7 +71,7 @@ class Channel:
             raise ValueError(f"rank {own} is this process itself; give that of the peer")
 
     def send(self, *tensors: Tensor) -> None:
-        """Send messages, which may lie anywhere, and wait until they are out."""
+        """Send messages from any device, and wait until they are sent."""
         device = self.device()
         for work in [self.isend(tensor.to(device)) for tensor in tensors]:
             work.wait()
@@ -87,7 +87,7 @@ class Channel:
         return tensor
 
     def take(self, *tensors: Tensor) -> None:
-        """Receive messages into ``tensors``, side by side."""
+        """Receive one message per tensor, concurrently."""
         for work in [self.irecv(tensor) for tensor in tensors]:
             work.wait()
 
@@ -97,7 +97,7 @@ class Channel:
         return self.asked.recv([tensor], self.group_rank, self.last)
 
     def device(self) -> torch.device:
-        """Return where messages have to lie for the backend."""
+        """Return the device on which the backend needs its messages."""
         if self.place is None:
             self.place = device_of(self.group)
         return self.place
@@ -105,15 +105,14 @@ class Channel:
 
 @dataclass(slots=True)
 class SendWork:
-    """A message on its way: wait on it before the process ends; it keeps the bytes alive.
+    """Handle of an asynchronous send, which keeps the sent bytes alive. Call ``wait()`` before the process ends.
 
-    Where the handle of torch.distributed is dropped earlier, gloo loses the connection; so a thread waits with that of one
-    that was dropped.
+    gloo loses the connection if a ``Work`` object is freed before it completes, so a thread waits for dropped ones.
 
     Attributes:
         work: the handle of torch.distributed.
-        data: what is being sent.
-        waited: somebody waited for it.
+        data: the bytes to send.
+        waited: True once ``wait()`` was called.
     """
 
     work: Any
@@ -121,41 +120,41 @@ class SendWork:
     waited: bool = False
 
     def wait(self) -> None:
-        """Block until the message is out."""
+        """Block until the message is sent."""
         self.waited = True
         self.work.wait()
 
     def __del__(self) -> None:
-        """Let the message go out, if nobody waited for it."""
+        """Finish sending in a background thread, if ``wait()`` was not called."""
         if not self.waited:
-            with contextlib.suppress(RuntimeError):  # the process ends
+            with contextlib.suppress(RuntimeError):  # threads cannot start at interpreter shutdown
                 Thread(target=_keep_alive, args=(self.work, self.data), name="td-isend", daemon=True).start()
 
     def is_completed(self) -> bool:
-        """Tell whether the message is out."""
+        """Return True if the message is sent."""
         return bool(self.work.is_completed())
 
 
 def _keep_alive(work: Any, data: Tensor) -> None:
-    """Keep a handle and what it sends until that is out, or fails, which nobody wants to know."""
+    """Hold references to a handle and its data until the send completes; ignore its errors."""
     with contextlib.suppress(RuntimeError):
         work.wait()
 
 
-#: What takes messages in the background, by group, rank of the peer and first tag: they are taken in the order of the calls.
+#: The last receiving thread per (group, peer rank, first tag): receives with one key run in the order of the calls.
 _TAKING: WeakValueDictionary[tuple[Any, int | None, int], Thread] = WeakValueDictionary()
 
 
 class RecvWork:
-    """A collection that is being received: nothing but leaves on the wire of the reference is written before ``wait``.
+    """Handle of an asynchronous receive. ``wait()`` writes the leaves; on the tensordict wire they are written earlier.
 
-    Its messages are taken in the background: a peer may wait for that before it sends what this process waits for first.
-    nccl works in the order of the calls, whoever waits: there they are taken in ``wait``.
+    A background thread receives the messages, because a peer may block until they are received. With nccl, which runs
+    operations in the order of the calls, ``wait()`` receives them.
 
     Args:
-        steps: take the messages, then write them.
-        peer: from whom.
-        tag: the first one.
+        steps: iterator whose first step receives the messages and whose second step writes them.
+        peer: the channel to the sender.
+        tag: tag of the first message.
     """
 
     def __init__(self, steps: Iterator[None], peer: Channel, tag: int) -> None:
@@ -178,7 +177,7 @@ class RecvWork:
             self.error = error
 
     def wait(self) -> None:
-        """Block until everything has arrived, then write it."""
+        """Block until all messages have arrived, then write them into the collection."""
         if self.thread is not None:
             self.thread.join()
         error, self.error = self.error, None
@@ -189,7 +188,7 @@ class RecvWork:
         self.written = True
 
     def is_completed(self) -> bool:
-        """Tell whether everything has arrived; :meth:`wait` writes it."""
+        """Return True if all messages have arrived; :meth:`wait` writes them."""
         return self.written if self.thread is None else not self.thread.is_alive()
 
 
@@ -206,25 +205,25 @@ def send(
 ) -> None:
     """Send this collection to a process that calls :meth:`recv`.
 
-    Of a memory-mapped collection only the path is sent, if it lies below the ``root`` that the receiver gave.
+    For a memory-mapped collection below the receiver's ``root``, only the path of its files is sent.
 
     Args:
         self: the collection.
         dst: rank of the receiver in the global group.
         group: the process group; None is the global one.
         group_dst: rank of the receiver in ``group``, instead of ``dst``.
-        init_tag: tag of the first message; each following one has the next.
+        init_tag: tag of the first message; each following message has the next tag.
         pseudo_rand: draw the tags from a generator seeded with ``init_tag`` instead.
         consolidated: send one payload message for all leaves.
-        wire: ``"td"`` announces the structure first, so that a receiver whose structure differs raises; with
-            ``"reference"`` the peer may be tensordict itself, and a mismatch goes unnoticed or hangs. A consolidated
-            collection is then looked at leaf by leaf only if another number of tensors refers to its storage than before,
-            as after ``leaf.data = ...``. What leaves that number as it is goes unnoticed too, and the storage is sent as it
-            lies: ``leaf.t_()``, leaves that exchange ``data``, ``leaf.data = ...`` while somebody keeps the old ``data``.
+        wire: ``"td"`` sends the structure first, so that a receiver with another structure raises. ``"reference"`` is
+            the protocol of tensordict: the peer may use that library, and a mismatch hangs or is not detected. On
+            this wire the storage of a consolidated collection is sent without checking each leaf, unless its number
+            of references changed, as after ``leaf.data = ...``. Changes that keep this number are not detected:
+            ``leaf.t_()``, swapping the ``data`` of leaves, ``leaf.data = ...`` while the old ``data`` is referenced.
 
     Raises:
         StructureError: a leaf cannot be sent (sparse, strided nested); nothing was sent.
-        CodecError: a value that no registered serializer stores; names its key; nothing was sent.
+        CodecError: no registered serializer can store a value; the message names its key; nothing was sent.
 
     >>> TensorDict({"a": torch.ones(3)}).send(dst=1)  # doctest: +SKIP
     """
@@ -257,8 +256,8 @@ def isend(
 ) -> Any:
     """Start to send this collection; arguments as for :meth:`send`.
 
-    With ``return_early`` return a list of handles to ``wait()`` on; otherwise wait, and return the last tag. A handle that
-    is dropped is waited for in the background. The bytes of a memory-mapped collection are sent.
+    With ``return_early``, return a list of handles with ``wait()``; otherwise wait and return the last tag. A background
+    thread waits for handles that are dropped. A memory-mapped collection is sent as bytes, not as a path.
     """
     peer = Channel(dst, group, group_dst, _make_tags(init_tag, pseudo_rand))
     if _check_wire(wire) == "reference":
@@ -287,31 +286,32 @@ def recv(
     wire: str = "td",
     root: str | Path | None = None,
 ) -> int:
-    """Receive into this collection, in place, what a process sent with :meth:`send`.
+    """Receive a collection that a process sent with :meth:`send`, into this collection in place.
 
-    Everything arrives beside the collection first, so a peer that dies leaves it as it was. A consolidated collection
-    keeps that memory for the next message, up to 64 MB.
+    All messages are received into a buffer first, so a peer that dies leaves the collection unchanged. A consolidated
+    collection keeps a buffer of up to 64 MiB for the next message.
 
     Args:
         self: the collection.
         src: rank of the sender in the global group.
         group: the process group; None is the global one.
         group_src: rank of the sender in ``group``, instead of ``src``.
-        init_tag: tag of the first message, the sender's.
-        pseudo_rand: as the sender.
-        consolidated: needed with ``wire="reference"`` only; otherwise the message says it.
-        wire: as the sender; with ``"reference"`` the same changes go unnoticed.
-        root: folder, seen by both processes, below which the sender of a memory-mapped collection may name its files
-            instead of sending their bytes; they are read from there.
+        init_tag: tag of the first message, the same as for the sender.
+        pseudo_rand: the same as for the sender.
+        consolidated: the same as for the sender; needed with ``wire="reference"`` only.
+        wire: the same as for the sender; with ``"reference"``, :meth:`send` lists the changes that are not detected.
+        root: folder that both processes can read. The sender of a memory-mapped collection below it sends the path
+            instead of the bytes, and this process reads the files.
 
     Returns:
         The last tag.
 
     Raises:
-        StructureError: the announced structure differs, or leaves that are one tensor here have different elements there;
-            names the first key. The collection is unchanged, and the announced bytes were taken off the wire.
-        FormatError: what arrived is no message of :meth:`send`, or names files elsewhere than below ``root``.
-        MissingPluginError: it names files, and td-memmap is not installed.
+        StructureError: the structure of the message differs, or leaves that are tied here have different elements in
+            the message; the message of the error names the first key. The collection is unchanged, and the message
+            was received completely, so the next ``recv`` works.
+        FormatError: the received bytes are not a message of :meth:`send`, or a path is outside of ``root``.
+        MissingPluginError: the message contains a path, and td-memmap is not installed.
 
     >>> TensorDict({"a": torch.zeros(3)}).recv(src=0)  # doctest: +SKIP
     0
@@ -341,9 +341,9 @@ def irecv(
 ) -> Any:
     """Start to receive into this collection; arguments as for :meth:`recv`.
 
-    With ``return_premature`` return a list with one handle: everything arrives in the background, which ``is_completed()``
-    tells, and ``wait()`` writes it: keep the structure of the collection until then. Where the handle is dropped, so is what
-    arrives. Otherwise receive at once.
+    With ``return_premature``, return a list with one handle. The messages arrive in the background; ``is_completed()``
+    returns True once they have, and ``wait()`` writes them. Do not change the structure of the collection before that.
+    If the handle is dropped, the received data is discarded. Otherwise receive before returning.
     """
     peer = Channel(src, group, group_src, _make_tags(init_tag, pseudo_rand))
     handle = RecvWork(_steps(self, peer, consolidated, wire, root), peer, init_tag)
@@ -354,7 +354,7 @@ def irecv(
 
 
 def _send_path(collection: Any, peer: Channel) -> bool:
-    """Send the name of the files of a mapped collection instead of its bytes, if the receiver wants that."""
+    """Send the path of a memory-mapped collection, if it is below the receiver's root. Return True if it was sent."""
     folder = _send_paths.get_folder(collection)
     if folder is None:
         return False
@@ -373,16 +373,18 @@ def _steps(collection: Any, peer: Channel, consolidated: bool, wire: str, root: 
 
 
 def _receive(collection: Any, peer: Channel, root: str | Path | None) -> Iterator[None]:
-    """Take what comes; the second step writes it."""
+    """Receive a message in two steps: the iterator yields once all bytes have arrived, then writes them."""
     device = peer.device()
     state = get_backend(collection)
     likely = None if state is None or device.type != "cpu" else state.get_received()
     arrival = likely.arrivals.pop() if likely is not None and likely.arrivals else None
     first = allocate(_wire.FIRST, device) if arrival is None else arrival[0]
     if arrival is not None:
-        arrival[1][:] = _wire.NOTHING  # gloo takes a shorter message, which would leave the last one here
+        arrival[1][:] = (
+            _wire.NOTHING
+        )  # gloo accepts a shorter message, which would leave the previous header in the buffer
     coming = peer.irecv(first)
-    # All that needs no message is done while it comes.
+    # Encode the collection while the message is in transit.
     target = ReceiveTarget(collection)
     known = target.get_expected()
     if known is not None and arrival is None:
@@ -404,16 +406,18 @@ def _receive(collection: Any, peer: Channel, root: str | Path | None) -> Iterato
     inside_first = stop + nbytes <= _wire.FIRST
     try:
         message = target.parse_header(header)
-    except FormatError:  # with a newer torch, say, the sender has other dtypes
+    except FormatError:  # for example, the sender's torch has a newer dtype
         if not inside_first and device.type == "cpu":
-            _drain(peer, min(nbytes, _wire.PIECE), repeat(_wire.PIECE, count))  # gloo takes shorter ones
+            _drain(
+                peer, min(nbytes, _wire.PIECE), repeat(_wire.PIECE, count)
+            )  # gloo accepts messages shorter than the buffer
         raise
     parts = message.parts()
     if len(parts) != count or sum(stop - start for start, stop in parts) != nbytes:
         raise FormatError(f"a message announced {count} parts of {nbytes} bytes, its header {parts!r:.100}")
     try:
         target.check(message)
-    except Exception:  # whatever it is, the next message waits behind this one
+    except Exception:  # catch all: drain this message, or the next recv would receive it
         if not inside_first:
             sizes = [end - begin for begin, end in parts]
             _drain(peer, max(sizes, default=0), sizes)
@@ -430,10 +434,9 @@ def _receive(collection: Any, peer: Channel, root: str | Path | None) -> Iterato
 
 
 def _parse_first(first: Tensor, peer: Channel, root: str | Path | None) -> tuple[bytes, int, int]:
-    """Return (header, number of payload messages, their bytes) of what the first message begins; answer a question first.
+    """Parse the first message into (header, number of payload messages, their bytes); send the root if requested.
 
-    Raises:
-        FormatError: it is no message of :func:`send`.
+    It raises FormatError if that is not a message of :func:`send`.
     """
     data = get_bytes(first)
     mark, length, count, nbytes, _ = _wire.FRONT.unpack_from(data)
@@ -452,7 +455,7 @@ def _parse_first(first: Tensor, peer: Channel, root: str | Path | None) -> tuple
 
 
 def _drain(peer: Channel, largest: int, sizes: Iterable[int]) -> None:
-    """Take what was announced off the wire, in the memory of one message."""
+    """Receive and discard messages of the given sizes, in one buffer."""
     scratch = allocate(largest, peer.device())
     for size in sizes:
         peer.recv(scratch[:size])

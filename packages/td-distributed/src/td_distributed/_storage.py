@@ -1,8 +1,8 @@
-"""One storage for many leaves: where each leaf lies in it, and the leaves as views on it.
+"""One storage for many leaves: the layout of leaves in it, and the leaves as views of it.
 
-Leaves stand in the order in which they are given, each C-contiguous, each padded with zeros to a multiple of 8 bytes
-(16 before a leaf of 16-byte elements). Leaves that are one tensor (tied weights) share one place. A jagged nested
-tensor is stored as its values, its offsets and, where it has them, its lengths.
+Leaves are stored in the given order, C-contiguous, each padded with zeros to a multiple of 8 bytes (16 before a leaf of
+16-byte elements). Tied leaves share one span. A jagged nested tensor is stored as its values, its offsets and, if it
+has them, its lengths.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ from . import _key_paths
 from ._memory import allocate
 
 ALIGNMENT = 8
-#: Up to this many bytes for each leaf, clearing a storage is faster than clearing the gaps between its leaves.
+#: Up to this many bytes per leaf, zeroing a whole storage is faster than zeroing the gaps between leaves.
 SMALL = 1 << 13
-#: Pieces of this size travel from where they are; smaller ones are copied together first.
+#: Pieces of at least this many bytes are sent without a copy; smaller ones are first gathered into one buffer.
 LARGE = 1 << 16
 
 
 _KIND = attrgetter("__class__", "layout", "is_nested", "is_meta", "is_quantized")
 _ORDINARY = {(cls, torch.strided, False, False, False) for cls in PLAIN}
-_NEW = tuple.__new__  # twice as fast as the constructor of a named tuple
+_NEW = tuple.__new__  # twice as fast as the constructor of a NamedTuple
 
 
 class Span(NamedTuple):
-    """Where one piece of a leaf lies.
+    """Byte range of one piece of a leaf in a storage.
 
     Attributes:
-        dtype: of the elements.
-        shape: of the piece.
+        dtype: dtype of the elements.
+        shape: shape of the piece.
         start: first byte.
         stop: one past the last byte, padding included.
-        pad: how many of these bytes are padding.
+        pad: number of padding bytes at the end.
     """
 
     dtype: torch.dtype
@@ -59,10 +59,10 @@ class Span(NamedTuple):
 
 
 class Leaf(NamedTuple):
-    """How a leaf is put together from its spans.
+    """The spans of one leaf.
 
     Attributes:
-        spans: one, or (values, offsets[, lengths]) of a jagged tensor.
+        spans: one span, or those of (values, offsets[, lengths]) of a jagged tensor.
         ragged_idx: the ragged dim of a jagged tensor; None for an ordinary one.
     """
 
@@ -71,11 +71,11 @@ class Leaf(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """Where all leaves lie.
+    """The spans of all leaves in one storage.
 
     Attributes:
-        leaves: in order.
-        nbytes: size of the storage.
+        leaves: the leaves, in order.
+        nbytes: size of the storage in bytes.
     """
 
     leaves: list[Leaf]
@@ -84,17 +84,13 @@ class Layout(NamedTuple):
 
 Pieces = tuple[Tensor, ...]
 
-#: A layout without padding, as JSON: dtypes; of the spans of all leaves the number of the dtype, the shape, the first byte;
-#: (position, number of spans, ragged dim) of each jagged leaf; the size.
+#: A layout without padding, as JSON columns: dtypes; per span its dtype number, shape and first byte;
+#: (position, number of spans, ragged dim) per jagged leaf; the size of the storage.
 Columns = tuple[list[str], list[int], list[Sequence[int]], list[int], list[tuple[int, int, int]], int]
 
 
 def to_columns(layout: Layout) -> Columns:
-    """Return where leaves lie in a form that is short as JSON.
-
-    >>> to_columns(plan_leaves([torch.zeros(3), torch.zeros(2)]))
-    (['torch.float32'], [0, 0], [(3,), (2,)], [0, 16], [], 24)
-    """
+    """Convert a layout to columns, which are short as JSON; see :data:`Columns`."""
     spans = [span for leaf in layout.leaves for span in leaf.spans]
     kinds = {span.dtype: None for span in spans}
     numbers = {kind: i for i, kind in enumerate(kinds)}
@@ -113,7 +109,7 @@ def to_columns(layout: Layout) -> Columns:
 
 
 def from_columns(columns: Any) -> Layout:
-    """Return what :func:`to_columns` took.
+    """Convert the result of :func:`to_columns` back to a layout.
 
     Raises:
         FormatError: an entry has another type, or a jagged leaf lacks pieces.
@@ -148,15 +144,8 @@ def from_columns(columns: Any) -> Layout:
 
 @lru_cache(64)
 def parse_dtype(name: str) -> torch.dtype:
-    """Return the dtype of a name, with or without ``torch.``.
-
-    Raises:
-        FormatError: there is none.
-
-    >>> parse_dtype("torch.int64")
-    torch.int64
-    """
-    # To ask torch for the attribute would import the module of that name.
+    """Parse the name of a dtype, with or without ``torch.``. Raise FormatError if it is unknown."""
+    # vars() instead of getattr(): torch imports a submodule of that name lazily.
     result = vars(torch).get(name.removeprefix("torch."))
     if not isinstance(result, torch.dtype):
         raise FormatError(f"unknown dtype {name!r}")
@@ -164,7 +153,7 @@ def parse_dtype(name: str) -> torch.dtype:
 
 
 class Views:
-    """Typed views on one storage, a vector of bytes; pieces whose bytes are not aligned to their dtype are copies."""
+    """Typed views of a uint8 storage; pieces that are not aligned to their dtype are copied."""
 
     def __init__(self, storage: Tensor) -> None:
         self.storage = storage
@@ -175,7 +164,7 @@ class Views:
         self._shared: dict[Span, Tensor] = {}
 
     def of(self, span: Span) -> Tensor:
-        """Return a piece as a view on the storage, or as a copy."""
+        """Return the piece at ``span`` as a view of the storage, or as a copy if it is not aligned."""
         dtype, shape, start, stop, pad = span
         if not self._aligned or start % dtype.itemsize:
             return self.storage[start : stop - pad].clone().view(dtype).view(shape)
@@ -186,7 +175,7 @@ class Views:
         return base.as_strided(shape, strides(shape), int(base.storage_offset()) + start // dtype.itemsize)
 
     def pieces(self, layout: Layout) -> list[Pieces]:
-        """Return the pieces of each leaf; those of tied leaves are the same tuple."""
+        """Return the pieces of each leaf; tied leaves share the same tuple."""
         places: list[tuple[Span, ...]] = []
         known: dict[int, int] = {}
         order = []
@@ -201,7 +190,7 @@ class Views:
         return [made[position] for position in order]
 
     def _iter_pieces(self, places: list[tuple[Span, ...]]) -> Iterator[Pieces]:
-        """Yield what lies at each place; one call makes all vectors that follow each other."""
+        """Yield the pieces of each leaf; one split call creates all adjacent 1-D pieces of one dtype."""
         run: list[Span] = []
         for spans in places:
             dtype, shape, start, _, _ = spans[0]
@@ -217,7 +206,7 @@ class Views:
             yield from self._vectors(run)
 
     def _rows(self, span: Span) -> Tensor:
-        """Return offsets or lengths: torch takes jagged tensors to be of one shape only if they share these."""
+        """Return offsets or lengths, cached: torch gives jagged tensors the same shape only if they share these."""
         result = self._shared.get(span)
         if result is None:
             result = self._shared[span] = self.of(span)
@@ -228,22 +217,19 @@ class Views:
             return [(self.of(run[0]),)]
         (dtype, _, start, _, _), stop = run[0], run[-1].stop - run[-1].pad
         whole = self.of(Span(dtype, ((stop - start) // dtype.itemsize,), start, stop, 0))
-        # The safe spelling refuses that a gradient is written into one of several views.
+        # Autograd forbids in-place writes to the outputs of split(), but not to those of unsafe_split().
         return zip(whole.unsafe_split_with_sizes([span[1][0] for span in run]))
 
     def leaves(self, layout: Layout, like: Sequence[Tensor] = ()) -> list[Tensor]:
-        """Return all leaves as views on the storage; arguments and errors as for :func:`join_pieces`."""
+        """Return all leaves as views of the storage; arguments and errors as for :func:`join_pieces`."""
         return join_pieces(layout, self.pieces(layout), like)
 
 
 def join_pieces(layout: Layout, pieces: list[Pieces], like: Sequence[Tensor] = ()) -> list[Tensor]:
-    """Return the leaves that pieces make; tied leaves are one tensor.
+    """Build leaves from their pieces; tied leaves become one tensor.
 
-    They are copies of those of ``like``, which may still be on their way; without those they come from outside, are there,
-    and are checked.
-
-    Raises:
-        FormatError: the rows of a jagged tensor from outside lie outside of its values.
+    ``like`` are the source leaves if the pieces are copies of them, possibly still in progress. Without ``like`` the
+    pieces are untrusted, and FormatError is raised if the rows of a jagged tensor are outside of its values.
     """
     known: dict[int, Tensor] = {}
     result = []
@@ -262,11 +248,7 @@ def join_pieces(layout: Layout, pieces: list[Pieces], like: Sequence[Tensor] = (
 
 @lru_cache(1024)
 def strides(shape: Sequence[int]) -> tuple[int, ...]:
-    """Return the strides of a C-contiguous tensor.
-
-    >>> strides((2, 3, 4))
-    (12, 4, 1)
-    """
+    """Compute the strides of a C-contiguous tensor."""
     steps, step = [], 1
     for size in reversed(shape):
         steps.append(step)
@@ -275,10 +257,10 @@ def strides(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def pieces_of(leaf: Tensor) -> tuple[Pieces, int | None]:
-    """Return the dense tensors that make a leaf, and the ragged dim of a jagged one.
+    """Split a leaf into dense tensors. Return them and the ragged dim of a jagged leaf.
 
     Raises:
-        StructureError: no dense pieces (sparse, strided nested, quantized, meta, DTensor).
+        StructureError: the leaf has no dense pieces (sparse, strided nested, quantized, meta, DTensor).
     """
     if _KIND(leaf) in _ORDINARY:
         return (leaf,), None
@@ -307,26 +289,15 @@ def pieces_of(leaf: Tensor) -> tuple[Pieces, int | None]:
 
 
 def is_all_plain(leaves: Sequence[Tensor]) -> bool:
-    """Tell whether each leaf is one dense piece, of no class of its own.
-
-    >>> is_all_plain([torch.zeros(3), torch.zeros(2, 2).t()]), is_all_plain([torch.zeros(3).to_sparse()])
-    (True, False)
-    """
+    """Return True if all leaves are plain strided tensors: no subclasses, nested, meta or quantized ones."""
     return _ORDINARY.issuperset(map(_KIND, leaves))
 
 
 def plan(encoded: Encoded, *, tie: bool = True) -> Layout:
-    """Return where each leaf of a tree goes: depth first, a level's leaves where the level is.
-
-    Leaves that are one tensor have one place, if they are to be tied.
+    """Plan the layout of a tree's leaves in one storage, depth first. With ``tie``, tied leaves share one span.
 
     Raises:
-        StructureError: a leaf has no dense form; names its key.
-
-    >>> from td_core import encode
-    >>> layout = plan(encode(TensorDict({"a": torch.zeros(3), "b": torch.zeros(2, dtype=torch.uint8)})))
-    >>> [(leaf.spans[0].start, leaf.spans[0].pad) for leaf in layout.leaves], layout.nbytes
-    ([(0, 4), (16, 6)], 24)
+        StructureError: a leaf has no dense pieces; the message names its key.
     """
     name = partial(_key_paths.format_leaf_path, encoded)
     if len(encoded.nodes) == 1:
@@ -342,10 +313,10 @@ def plan(encoded: Encoded, *, tie: bool = True) -> Layout:
 def plan_leaves(
     leaves: Sequence[Tensor], name: Callable[[int], str] = "leaf {}".format, tie: bool = True
 ) -> Layout:
-    """Return where each of some leaves goes, in the order in which they are given.
+    """Plan the layout of leaves in one storage, in the given order.
 
     Raises:
-        StructureError: a leaf has no dense form.
+        StructureError: a leaf has no dense pieces; the message contains its ``name``.
     """
     if is_all_plain(leaves):
         spans, nbytes = _spans(leaves, tie)
@@ -369,7 +340,7 @@ def _spans(pieces: Sequence[Tensor], tie: bool) -> tuple[list[Span], int]:
     for i, (address, dtype, shape, count) in enumerate(zip(*(map(look, pieces) for look in looks))):
         itemsize = dtype.itemsize
         size = count * itemsize
-        # What has no memory, as fake tensors, is not tied: all of it is at address 0.
+        # Tensors without memory, such as fake tensors, all have address 0 and are not tied.
         tied = known.setdefault(address, i) if size and tie and address else i
         if tied != i and _is_same_view(pieces[tied], pieces[i]):
             spans.append(spans[tied])
@@ -398,7 +369,7 @@ def fill(
     num_threads: int = 0,
     non_blocking: bool = False,
 ) -> None:
-    """Copy leaves into the pieces of a storage; what lies between them becomes zeros."""
+    """Copy leaves into the pieces of a storage; zero the bytes between them."""
     if len(storage) <= SMALL * len(leaves):
         storage.zero_()
     else:
@@ -407,7 +378,7 @@ def fill(
             if end < start:
                 storage[end:start].zero_()
             end = stop
-    # Tied leaves have the same tuple of pieces.
+    # Tied leaves share a tuple of pieces, so each tuple is copied once.
     chosen = {id(parts): i for i, parts in enumerate(pieces)}.values()
     targets = [piece for i in chosen for piece in pieces[i]]
     sources = [
@@ -423,7 +394,7 @@ def fill(
 
 
 def list_used_spans(layout: Layout) -> list[tuple[int, int]]:
-    """Return (first byte, one past the last) of each piece that has bytes, once, by where it lies; without padding."""
+    """Return the sorted, distinct (first byte, one past the last) of all non-empty pieces, without padding."""
     return sorted(
         {
             (span[2], span[3] - span[4])
@@ -435,7 +406,7 @@ def list_used_spans(layout: Layout) -> list[tuple[int, int]]:
 
 
 def list_runs(layout: Layout) -> list[list[tuple[int, int]]]:
-    """Return the pieces of a layout as they travel: each large one alone, neighbouring small ones together."""
+    """Group the byte ranges of a layout into messages: each large piece alone, adjacent small ones together."""
     results: list[list[tuple[int, int]]] = []
     small = False
     for start, stop in list_used_spans(layout):
@@ -448,9 +419,9 @@ def list_runs(layout: Layout) -> list[list[tuple[int, int]]]:
 
 
 def payload(layout: Layout, leaves: Sequence[Tensor]) -> list[tuple[int, Tensor]]:
-    """Return (first byte, bytes) of each run: those of a large piece as they lie, or copies of small ones."""
+    """Return (first byte, bytes) per message of :func:`list_runs`: views of large pieces, copies of small ones."""
     match = list_runs(layout)
-    # Where all are small they stand in the message as in the layout, in which they can be put in one go.
+    # If all pieces are small, the message has the bytes of the layout, so gather all leaves at once.
     if len(match) == 1 and len(match[0]) > 1:
         start, stop = match[0][0][0], match[0][-1][1]
         return [(start, gather_leaves(layout, leaves)[start:stop])]
@@ -465,7 +436,7 @@ def payload(layout: Layout, leaves: Sequence[Tensor]) -> list[tuple[int, Tensor]
             result.append((first, as_bytes(placed[run[0]][1])))
             continue
         spans, pieces = zip(*(placed[place] for place in run), strict=True)
-        skipped = first - first % 16  # where every dtype is aligned
+        skipped = first - first % 16  # keep a multiple of 16, so that every dtype stays aligned
         moved = [
             Leaf((span._replace(start=span.start - skipped, stop=span.stop - skipped),)) for span in spans
         ]
@@ -475,7 +446,7 @@ def payload(layout: Layout, leaves: Sequence[Tensor]) -> list[tuple[int, Tensor]
 
 
 def gather_leaves(layout: Layout, leaves: Sequence[Tensor]) -> Tensor:
-    """Return a new storage that holds leaves."""
+    """Copy leaves into a new storage."""
     device = leaves[0].device if leaves else None
     storage = allocate(layout.nbytes, device)
     fill(storage, layout, Views(storage).pieces(layout), leaves)
@@ -483,24 +454,19 @@ def gather_leaves(layout: Layout, leaves: Sequence[Tensor]) -> Tensor:
 
 
 def is_plain(leaf: Tensor) -> bool:
-    """Tell whether the bytes of a dense leaf, as they lie in memory, are its elements in order.
-
-    >>> is_plain(torch.ones(2)), is_plain(torch.ones(2, dtype=torch.complex64).conj())
-    (True, False)
-    """
+    """Return True if a dense leaf is contiguous and has no conj or neg bit, so its bytes are its elements in order."""
     return leaf.is_contiguous() and not leaf.is_conj() and not leaf.is_neg()
 
 
 def _copy(non_blocking: bool, inference: bool, target: Tensor, source: Tensor) -> None:
-    with torch.inference_mode(inference), torch.no_grad():  # switches of each thread
+    with torch.inference_mode(inference), torch.no_grad():  # both modes are thread-local
         target.copy_(source, non_blocking=non_blocking)
 
 
 def check(layout: Layout, nbytes: int) -> None:
-    """Raise FormatError unless every span lies in the storage, has the size of its shape, and overlaps no other.
+    """Raise FormatError unless every span is in the storage, has the size of its shape, and overlaps no other span.
 
-    Raises:
-        FormatError: naming the leaf by position, what was found and what was expected.
+    The message names the position of the leaf, the found and the expected values.
     """
     for i, leaf in enumerate(layout.leaves):
         for dtype, shape, start, stop, pad in leaf.spans:
@@ -519,11 +485,7 @@ def check(layout: Layout, nbytes: int) -> None:
 
 
 def overlap(leaves: Iterable[Leaf]) -> tuple[int, int, int, int] | None:
-    """Return (start, stop, start, stop) of two pieces that share bytes, but not as one tensor under two keys does.
-
-    >>> overlap([Leaf((Span(torch.int64, (2,), 0, 16, 0),)), Leaf((Span(torch.int64, (2,), 8, 24, 0),))])
-    (0, 16, 8, 24)
-    """
+    """Find two pieces that overlap without being tied. Return (start, stop, start, stop) of both, or None."""
     spans = {
         (span.start, span.stop - span.pad, span.dtype, tuple(span.shape))
         for leaf in leaves
@@ -541,10 +503,9 @@ def overlap(leaves: Iterable[Leaf]) -> tuple[int, int, int, int] | None:
 def _compute_min_max(
     dim: int, values: Tensor, offsets: Tensor, *rest: Tensor
 ) -> tuple[int | None, int | None]:
-    """Return the least and the greatest length of the components of a jagged tensor that was read.
+    """Compute the minimum and maximum row length of an untrusted jagged tensor.
 
-    Raises:
-        FormatError: they lie outside of its values.
+    It raises FormatError if rows are outside of its values.
     """
     if values.is_meta:
         return None, None
