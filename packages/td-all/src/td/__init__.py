@@ -1,6 +1,6 @@
 """td-core with all of its siblings under one import.
 
-Every public name of ``td_core``, ``td_memmap``, ``td_tensorclass``, ``td_distributed`` and ``td_nn`` is here; each is
+It has every public name of ``td_core``, ``td_memmap``, ``td_tensorclass``, ``td_distributed`` and ``td_nn``; each name is
 loaded when it is first used.
 
 >>> import torch, td
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
 
 __version__ = _td_core.__version__
 
-# Where two packages have one name (save, load), the more general one of core counts, so it comes last.
+# If two packages have the same name (save, load), the last one wins, so the more general one of core comes last.
 _PACKAGES = (_td_nn, _td_distributed, _td_memmap, _td_tensorclass, _td_core)
 __getattr__, __dir__ = _lazy_names(
     __name__,
     {"._alias": ["install_as_tensordict"], **{package.__name__: package.__all__ for package in _PACKAGES}},
 )
 
-if not TYPE_CHECKING:  # a checker knows the names from the imports above, and could not read this list
+if not TYPE_CHECKING:  # type checkers use the imports above and cannot evaluate this list
     __all__ = __dir__()

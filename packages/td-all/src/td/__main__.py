@@ -1,4 +1,4 @@
-"""``python -m td``: print an environment report, or run a program written for the reference implementation."""
+"""``python -m td``: print an environment report, or run a program written for tensordict with td."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from ._alias import install_as_tensordict
 PACKAGES = ("td-core", "td-memmap", "td-tensorclass", "td-distributed", "td-nn", "td-all")
 BESIDE = ("numpy", "pluggy", "xxhash", "tqdm", "tensordict")
 
-#: Holds the module ``tensordict`` that child processes find.
+#: Folder on the import path of child processes, with a module ``tensordict`` that installs the alias.
 STAND_IN = Path(__file__).parent / "_stand_in"
 
 
 def report() -> str:
-    """Return the versions, plugins and devices of this environment, ready to be pasted."""
+    """Format the versions, plugins and devices of this environment as text, for bug reports."""
     devices = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     cuda = f"{torch.version.cuda}, {', '.join(devices) or 'no device'}" if torch.version.cuda else "-"
     rows = [(name, _version(name)) for name in PACKAGES]
@@ -56,7 +56,7 @@ def _version(distribution: str) -> str:
 
 
 def run(arguments: list[str]) -> None:
-    """Run ``script.py [args]`` or ``-m module [args]`` with td in the place of the reference implementation."""
+    """Run ``script.py [args]`` or ``-m module [args]`` with td in place of tensordict."""
     is_module = arguments[:1] == ["-m"]
     words = arguments[1:] if is_module else arguments
     if not words or words[0].startswith("-"):
@@ -64,7 +64,7 @@ def run(arguments: list[str]) -> None:
     if not is_module and not Path(words[0]).exists():
         raise SystemExit(f"python -m td run: there is no file {words[0]}")
     install_as_tensordict()
-    # A child process takes the import path of its parent, or what the environment says.
+    # Spawned children take sys.path of the parent, other child processes take PYTHONPATH: set both.
     inherited = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join([str(STAND_IN), *([inherited] if inherited else [])])
     sys.argv = words
@@ -84,7 +84,7 @@ def run(arguments: list[str]) -> None:
 
 
 def _module_spec(name: str) -> Any:
-    """Return the spec of the module that ``-m`` runs: of a package its ``__main__``."""
+    """Find the spec of the module that ``-m name`` runs: ``name``, or ``name.__main__`` for a package."""
     try:
         spec = find_spec(name)
     except (ImportError, ValueError) as error:
@@ -95,7 +95,7 @@ def _module_spec(name: str) -> Any:
 
 
 def _run_file(path: str) -> None:
-    """Run a script."""
+    """Run a script, source or compiled, as the main module."""
     compiled = path.endswith(".pyc")
     loader = (SourcelessFileLoader if compiled else SourceFileLoader)("__main__", path)
     if isinstance(loader, SourceFileLoader):
@@ -106,7 +106,7 @@ def _run_file(path: str) -> None:
 
 
 def _run_spec(spec: Any, is_module: bool) -> None:
-    """Run a module that was found."""
+    """Run the module of an import spec as the main module."""
     sys.argv[0] = spec.origin if is_module else sys.argv[0]
     code = spec.loader.get_code(spec.name)
     told = {"__file__": spec.origin, "__loader__": spec.loader, "__spec__": spec, "__package__": spec.parent}
@@ -114,9 +114,9 @@ def _run_spec(spec: Any, is_module: bool) -> None:
 
 
 def _become_main(code: Any, **told: Any) -> None:
-    """Run code as the main module, which it stays for threads and for what is pickled when the program ends.
+    """Run code as ``__main__``, which stays in ``sys.modules`` for threads and for pickles at exit.
 
-    A child process that was spawned calls that module ``__mp_main__`` in what it sends.
+    It is also registered as ``__mp_main__``, the name that pickles from spawned child processes use.
     """
     module = ModuleType("__main__")
     vars(module).update(told, __builtins__=builtins)
@@ -125,7 +125,7 @@ def _become_main(code: Any, **told: Any) -> None:
 
 
 def main(arguments: list[str]) -> None:
-    """Act on the words of the command line."""
+    """Parse the command line: print the report, or run a program."""
     if arguments[:1] == ["run"]:
         run(arguments[1:])
         return

@@ -1,7 +1,7 @@
-"""The alias: ``import tensordict`` gives what td has, under the module names of the reference implementation.
+"""The alias: ``import tensordict`` imports td under the module names of tensordict.
 
-The modules stand in ``sys.modules`` and look names up in ``td`` when they are asked. A finder behind them answers for
-what is not there, so that the import of a name that td lacks says that it is td which lacks it.
+Alias modules in ``sys.modules`` look up each attribute in ``td`` when it is first accessed. A finder on
+``sys.meta_path`` raises for submodules that td does not have, with a message that names td.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ __all__ = ["install_as_tensordict"]
 
 ROOT = "tensordict"
 
-#: The release whose interface and files the packages follow; programs ask for it to choose what they call.
+#: The tensordict release whose interface and files td follows; programs compare it to choose what they call.
 RELEASE = "0.15.3"
 
-#: The modules, the root first, and what a star import from each gives. Asked by name, each gives every name of td.
+#: Per module, the root first, the names of a star import. By attribute, every module provides all names of td.
 MODULES: dict[str, tuple[str, ...]] = {
     "": (
         "KEY_SEPARATOR", "LazyStackedTensorDict", "MemoryMappedTensor", "MetaData", "NestedKey", "NonTensorData",
@@ -120,7 +120,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     ),
 }  # fmt: skip
 
-#: Names that td has elsewhere, or that only pickles ask for: module and name, and where it is here.
+#: Names that td has in another module or that only pickles refer to: (module, name) -> (module, name) in td.
 ELSEWHERE = {
     ("_reductions", "_make_td"): ("td._foreign_pickles", "make"),
     ("_reductions", "_rebuild_tensordict_files_consolidated"): ("td._foreign_pickles", "make_consolidated"),
@@ -146,7 +146,7 @@ ELSEWHERE = {
 
 
 def unravel_key(key: Any) -> Any:
-    """Return what td does, but ``()`` for a tuple that is no key: programs tell an index from a key by that."""
+    """Unravel a key like td, but return ``()`` for a tuple that is not a key, as tensordict does: callers test for it."""
     try:
         return td.unravel_key(key)
     except td.KeyPathError:
@@ -156,7 +156,7 @@ def unravel_key(key: Any) -> Any:
 
 
 class Alias(ModuleType):
-    """A module of the alias."""
+    """A module named after one of tensordict, whose attributes are those of td."""
 
     def __init__(self, name: str, home: str, names: Sequence[str]) -> None:
         super().__init__(name, f"Names of td under {name}, see td.install_as_tensordict.")
@@ -182,10 +182,10 @@ class Alias(ModuleType):
 
 
 class Absences:
-    """The finder that the import system asks for what the alias lacks, with ``from tensordict import ...`` too."""
+    """Import finder that raises a clear ImportError for names that the alias does not have."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
-        """Raise ImportError for every name below the alias; leave other names to other finders."""
+        """Raise ImportError for every module below the alias; return None for others."""
         parent, _, last = name.rpartition(".")
         if isinstance(sys.modules.get(parent), Alias):
             raise ImportError(_absent(parent, last))
@@ -199,16 +199,15 @@ def _absent(module: str, name: str) -> str:
 
 
 def install_as_tensordict() -> None:
-    r"""Let ``import tensordict`` and the imports of its documented submodules give td, in this process.
+    r"""Make ``import tensordict`` and the imports of its documented submodules return td, in this process.
 
-    Programs written for the reference implementation then run unchanged, and pickles that name its import paths load,
-    with ``torch.load(weights_only=True)`` where they hold no class of a user. Call it before anything imports
-    ``tensordict``; calling it again changes nothing. ``tensordict.__version__`` is that of the release whose
-    interface td follows. From then on ``isinstance(collection, Mapping)`` is true, as it is there: programs, and the
-    libraries that they give a batch, read its entries where it is.
+    Programs written for tensordict then run unchanged, and its pickles load, also with
+    ``torch.load(weights_only=True)`` if they contain no user-defined class. Call it before anything imports
+    ``tensordict``; calling it again is a no-op. ``tensordict.__version__`` is the release whose interface td follows.
+    Afterwards ``isinstance(collection, Mapping)`` is True, as in tensordict: libraries that receive a batch rely on it.
 
     Raises:
-        ImportError: the reference implementation is imported already.
+        ImportError: tensordict is already imported.
 
     >>> import subprocess, sys
     >>> program = "import td; td.install_as_tensordict(); from tensordict import TensorDict; print(TensorDict(a=1))"
@@ -232,12 +231,12 @@ def install_as_tensordict() -> None:
             continue
         modules[f"{ROOT}.{home}"] = module = Alias(f"{ROOT}.{home}", home, names)
         parent, _, last = module.__name__.rpartition(".")
-        # memmap and tensorclass are also functions, and a function is what the attribute gives.
+        # memmap and tensorclass are also functions, and the attribute of the parent is the function.
         if last not in modules[parent].__all__:
             modules[parent].__dict__[last] = module
     sys.modules.update(modules)
     sys.meta_path.insert(0, Absences())
-    # Lightning and accelerate find the size of a batch among the values of a mapping, and nowhere else.
+    # Lightning and accelerate infer the batch size only from the values of a Mapping.
     for kind in (td.TensorDict, td.LazyStackedTensorDict, td.TensorDictParams):
         MutableMapping.register(kind)
     _foreign_pickles.accept()

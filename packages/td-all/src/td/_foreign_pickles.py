@@ -1,6 +1,6 @@
-"""Pickles of the reference implementation: what they call, and how an instance takes the state they hold.
+"""Load pickles of tensordict: the functions that they call, and the conversion of the state that they hold.
 
-They name classes by the import paths of :mod:`td._alias` and store the attributes of the instances.
+They refer to classes by the import paths of :mod:`td._alias`, and store the attributes of the instances.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from td_tensorclass import MetaData, NonTensorDataBase, NonTensorStack, Unbatche
 
 
 class LockedSchema:
-    """Stand for what a locked collection of the reference remembers, which is not needed."""
+    """Placeholder for an attribute of locked tensordict collections that td does not need."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         pass
@@ -29,15 +29,15 @@ class LockedSchema:
 
 
 def accept() -> None:
-    """Let instances take the states of such pickles from now on."""
+    """Register :func:`make` as the converter of states in tensordict pickles."""
     set_foreign_state(make)
 
 
 def make(cls: Any, state: Mapping[str, Any]) -> Any:
-    """Return an instance of ``cls`` from the attributes that a pickle holds of it.
+    """Build an instance of ``cls`` from the attributes in a tensordict pickle.
 
     Raises:
-        FormatError: the attributes are those of no known class.
+        FormatError: the attributes match no known class.
     """
     if "_param_td" in state:
         return cls(state["_param_td"], no_convert=state["no_convert"], lock=bool(state.get("_lock_content")))
@@ -82,19 +82,19 @@ def _stack(cls: Any, state: Mapping[str, Any]) -> Any:
 
 
 def make_consolidated(metadata: dict[str, Any], storage: Tensor) -> Any:
-    """Return a consolidated collection from its structure and its storage."""
+    """Build a consolidated collection from its structure and its storage."""
     text = json.dumps(metadata, default=str).encode()
     end = text + len(text).to_bytes(8, "little", signed=True)
     return from_buffer(torch.cat([storage, torch.frombuffer(bytearray(end), dtype=torch.uint8)]))
 
 
 def make_unbatched(data: Tensor, batch_size: Any = None) -> UnbatchedTensor:
-    """Return one tensor for a whole batch; the reference takes the batch size by position."""
+    """Build an :class:`UnbatchedTensor`; tensordict pickles pass the batch size by position."""
     return UnbatchedTensor(data, batch_size=batch_size)
 
 
 def make_metadata(type_: Any, data: Any, state: Mapping[str, Any]) -> MetaData[Any]:
-    """Return a typed piece of metadata."""
+    """Build an instance of ``MetaData[type_]``."""
     inner = state["_tensordict"]
     made: MetaData[Any] = MetaData[type_](data, batch_size=inner.batch_size, device=inner.device)
     return made

@@ -1,4 +1,4 @@
-"""Sums and other reductions over ranks: all leaves together in a few buckets, after all ranks agreed on the structure."""
+"""Reductions over ranks: check that all ranks have the same structure, then reduce the leaves in a few buckets."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from td_core.errors import StructureError
 from . import _consolidated_file, _key_paths, _storage, _wire
 from ._group import Group, bytes_to_text, peer_error, text_to_bytes
 
-#: Leaves of one dtype travel together up to this size.
+#: Leaves of one dtype are reduced together in buckets of up to this many bytes.
 BUCKET_BYTES = 1 << 25
-#: From this size on a leaf is reduced where it lies: copying it into a bucket and back costs more than one call.
+#: A leaf of at least this many bytes is reduced alone: copying it to a bucket and back takes longer than one call.
 ALONE = 1 << 20
-#: What gloo adds up.
+#: Dtypes that gloo can sum.
 GLOO_DTYPES = {
     torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int8, torch.uint8,
     torch.bool, torch.complex64, torch.complex128,
@@ -33,12 +33,12 @@ GLOO_DTYPES = {
 
 
 class ReduceWork:
-    """A bucket that is being reduced: ``wait`` before reading the leaves.
+    """Handle of a bucket that is reduced asynchronously: call ``wait`` before reading the leaves.
 
     Args:
         work: the handle of torch.distributed.
-        flat: what is being reduced.
-        leaves: where the result goes; empty where it is reduced in place, or on a rank that gets none.
+        flat: 1-D tensor of the bucket's elements.
+        leaves: leaves to write the result to; empty if ``flat`` is a view of its leaf, or this rank gets no result.
     """
 
     def __init__(self, work: Any, flat: Tensor, leaves: list[Tensor]) -> None:
@@ -59,7 +59,7 @@ class ReduceWork:
             self.leaves = []
 
     def is_completed(self) -> bool:
-        """Tell whether the result has arrived; ``wait`` writes it."""
+        """Return True if the result has arrived; ``wait`` writes it."""
         return bool(self.work.is_completed())
 
 
@@ -71,19 +71,19 @@ def all_reduce(
     async_op: bool = False,
     bucket_bytes: int | None = None,
 ) -> list[ReduceWork] | None:
-    """Reduce every leaf over all ranks, in place; non-tensor data stays as it is.
+    """Reduce every leaf over all ranks, in place; non-tensor data is not changed.
 
     Args:
         self: the collection of this rank.
         op: a ``torch.distributed.ReduceOp``; a sum by default.
         group: the process group; None is the global one.
         async_op: return a list of handles to ``wait()`` on.
-        bucket_bytes: how much of the leaves below 1 MiB travels together; 32 MiB by default.
+        bucket_bytes: largest size in bytes of a bucket of leaves below 1 MiB; 32 MiB by default.
 
     Raises:
-        StructureError: the structures of the ranks differ, or one has a leaf that cannot be reduced; on every rank, and
+        StructureError: the structures of the ranks differ, or a leaf cannot be reduced; raised on every rank, and
             nothing was changed.
-        FormatError: the ranks make different calls, or with different arguments; on every rank too.
+        FormatError: the ranks make different calls, or pass different arguments; raised on every rank.
 
     >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     >>> td = TensorDict({"a": torch.arange(3)})
@@ -111,7 +111,7 @@ def reduce(
     *,
     bucket_bytes: int | None = None,
 ) -> list[ReduceWork] | None:
-    """Reduce every leaf over all ranks into the collection of the rank ``dst``, in place; the others stay as they are.
+    """Reduce every leaf over all ranks into the collection of the rank ``dst``, in place; other ranks keep theirs.
 
     Args:
         self: the collection of this rank.
@@ -120,10 +120,10 @@ def reduce(
         async_op: start all buckets before waiting for the first.
         return_premature: with ``async_op``, return a list of handles to ``wait()`` on instead of waiting.
         group: the process group; None is the global one.
-        bucket_bytes: how much of the leaves below 1 MiB travels together; 32 MiB by default.
+        bucket_bytes: largest size in bytes of a bucket of leaves below 1 MiB; 32 MiB by default.
 
     Raises:
-        StructureError: as for :func:`all_reduce`, and so FormatError.
+        StructureError, FormatError: as for :func:`all_reduce`.
 
     >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     >>> td = TensorDict({"a": torch.arange(3)})
@@ -145,7 +145,7 @@ def reduce(
 
 
 def _handles(buckets: list[ReduceWork], wanted: bool) -> list[ReduceWork] | None:
-    """Return the handles if they are wanted, else wait for them."""
+    """Return the handles if ``wanted``, else wait for all of them."""
     if wanted:
         return buckets
     for bucket in buckets:
@@ -156,7 +156,7 @@ def _handles(buckets: list[ReduceWork], wanted: bool) -> list[ReduceWork] | None
 def _iter_flat(
     leaves: list[Tensor], limit: int | None, place: torch.device, receives: bool
 ) -> Iterable[tuple[Tensor, list[Tensor]]]:
-    """Yield what is reduced in one go, and the leaves that the result goes to, unless they are that already."""
+    """Yield per bucket a flat tensor, and the leaves to copy the result to; none if it is a view of its leaf."""
     overlap = _has_overlap(leaves)
 
     def flat(bucket: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
@@ -167,12 +167,12 @@ def _iter_flat(
         return torch.cat([leaf.flatten().to(place) for leaf in bucket]), bucket
 
     flats = map(flat, _buckets(leaves, limit))
-    # What two leaves show is read for both before it is written.
+    # If leaves overlap, read all of them before the first result is written.
     return list(flats) if overlap else flats
 
 
 def _has_overlap(leaves: list[Tensor]) -> bool:
-    """Tell whether some leaves may show the same memory."""
+    """Return True if the address ranges of two leaves overlap."""
     end = 0
     for start, leaf in sorted(((leaf.data_ptr(), leaf) for leaf in leaves), key=itemgetter(0)):
         if start < end:
@@ -185,7 +185,7 @@ def _has_overlap(leaves: list[Tensor]) -> bool:
 
 
 def _buckets(leaves: list[Tensor], limit: int | None) -> Iterator[list[Tensor]]:
-    """Yield lists of leaves of one dtype, as many as fit into ``limit`` bytes, and large ones alone."""
+    """Group leaves by dtype into buckets of at most ``limit`` bytes; large leaves are alone in theirs."""
     limit = BUCKET_BYTES if limit is None else limit
     groups: dict[torch.dtype, list[Tensor]] = {}
     for leaf in leaves:
@@ -208,10 +208,10 @@ def _buckets(leaves: list[Tensor], limit: int | None) -> Iterator[list[Tensor]]:
 
 
 def _agree(collection: Any, among: Group, op: Any, call: str) -> tuple[list[Tensor], torch.device]:
-    """Return the leaves in an order that is the same on all ranks, once all ranks know that it is, and where to reduce them.
+    """Check that all ranks have the same structure. Return the leaves in an order common to all ranks, and the device.
 
     Raises:
-        StructureError: on every rank, naming the first key that differs.
+        StructureError: structures differ; raised on every rank, naming the first key that differs.
         FormatError: a rank makes another call.
     """
     by = getattr(op, "op", op).name
@@ -220,7 +220,7 @@ def _agree(collection: Any, among: Group, op: Any, call: str) -> tuple[list[Tens
     leaves, words = _digest_order(collection)
     fronts = among.all_numbers(call, _ready(leaves, own), 0, *words)
     if not any(words) or any(front[2:] != words for front in fronts):
-        # Ranks that have the same keys in another order agree all the same.
+        # The ranks may still have the same keys in another order, so compare them sorted by key.
         leaves, fronts = _agree_by_key(collection, among, own, call)
     place = own if all(front[0] == 2 for front in fronts) else among.device
     if place.type == "cpu" and not all(
@@ -239,8 +239,8 @@ def _ready(leaves: list[Tensor], place: torch.device) -> int:
 
 
 def _digest_order(collection: Any) -> tuple[list[Tensor], list[int]]:
-    """Return the leaves in their order, tied ones once, and a digest of that order; zeros where it takes a closer look."""
-    with contextlib.suppress(Exception):  # which is met again there
+    """Return the leaves, tied ones once, and a digest of structure and order; zeros if some leaf is not plain."""
+    with contextlib.suppress(Exception):  # _agree_by_key() raises it again and reports it to all ranks
         encoded = encode(collection)
         if _storage.is_all_plain(encoded.leaves) and all(map(Tensor.is_contiguous, encoded.leaves)):
             layout = _storage.plan(encoded)
@@ -262,17 +262,17 @@ def _digest(text: str) -> list[int]:
 def _agree_by_key(
     collection: Any, among: Group, place: torch.device, call: str
 ) -> tuple[list[Tensor], list[list[int]]]:
-    """Return the leaves sorted by key path, and what each rank says of where they are and of its structure.
+    """Check that all ranks have the same structure, in any order of keys.
 
-    Raises:
-        StructureError: on every rank, naming the first key that differs.
+    Return the leaves sorted by key path, and the numbers that each rank sent. It raises StructureError on every rank,
+    naming the first key that differs.
     """
     leaves: dict[_key_paths.Path, Tensor] = {}
     outline: _wire.Outline = {}
     problem = None
     try:
         outline, leaves = _describe_structure(collection)
-    except Exception as error:  # whatever it is, the other ranks wait for a message
+    except Exception as error:  # catch all: the other ranks wait for a message
         problem = str(error)
     text = json.dumps({json.dumps(path): result for path, result in outline.items()}, sort_keys=True)
     words = _digest(text)
@@ -289,7 +289,7 @@ def _agree_by_key(
 
 
 def _structure_error(every: list[Tensor]) -> StructureError:
-    """Return the error that names the first key at which the structures of the ranks differ."""
+    """Build the error that names the first key at which the structures of the ranks differ."""
     with _consolidated_file.convert_damage("what a rank says of its structure"):
         first, *others = (
             {
@@ -309,7 +309,7 @@ def _structure_error(every: list[Tensor]) -> StructureError:
 
 
 def _describe_structure(collection: Any) -> tuple[_wire.Outline, dict[_key_paths.Path, Tensor]]:
-    """Return what the ranks must agree on, and the leaves sorted by key path, tied ones once."""
+    """Return the description of the structure that ranks compare, and the leaves by key path, tied ones once."""
     encoded = encode(collection)
     layout = _storage.plan(encoded)
     outline = _wire.describe_structure(encoded.nodes, layout)

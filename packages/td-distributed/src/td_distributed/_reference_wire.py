@@ -1,7 +1,7 @@
-"""The wire of the reference implementation: the leaves alone, in an order that both sides know.
+"""The wire of tensordict: one message per leaf, in an order that both sides derive from their collection.
 
-Keys are sorted as strings at each level, nested collections are expanded in place, a lazy stack sends member after
-member, non-tensor data sends nothing. No message says what comes, so a mismatch cannot be seen.
+Keys are sorted as strings in each node, nested collections are traversed depth first, a lazy stack sends its members in
+order, and non-tensor data is not sent. No message describes the structure, so a mismatch cannot be detected.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ._memory import allocate
 
 
 def pseudo_random_tags(seed: int) -> Iterator[int]:
-    """Yield the tags that both sides draw from one seed.
+    """Yield the pseudo-random tags that tensordict derives from a seed, the same for sender and receiver.
 
     >>> from itertools import islice
     >>> list(islice(pseudo_random_tags(5), 4))
@@ -39,10 +39,10 @@ def pseudo_random_tags(seed: int) -> Iterator[int]:
 
 
 def sort_leaves(collection: Any) -> list[Tensor]:
-    """Return the leaves in the order in which they travel.
+    """Return the leaves in the order in which they are sent.
 
     Raises:
-        StructureError: a leaf is no one message; names its key.
+        StructureError: a leaf cannot be sent as one dense message; the message names its key.
     """
     leaves: list[Tensor] = []
     todo: list[tuple[Any, tuple[str, ...]]] = [(collection, ())]
@@ -62,12 +62,12 @@ def sort_leaves(collection: Any) -> list[Tensor]:
     return leaves
 
 
-#: Where the reference puts each leaf: tied ones apart.
+#: Plan a storage as tensordict does: tied leaves get separate spans.
 _plan = partial(_storage.plan, tie=False)
 
 
 def make_messages(collection: Any, consolidated: bool, device: torch.device) -> list[Tensor]:
-    """Return the messages of a collection."""
+    """Encode a collection as its messages: one per leaf, or one storage if ``consolidated``."""
     if not consolidated:
         return [leaf.resolve_conj().resolve_neg().contiguous().to(device) for leaf in sort_leaves(collection)]
     storage = _get_wire_storage(collection)
@@ -78,7 +78,7 @@ def make_messages(collection: Any, consolidated: bool, device: torch.device) -> 
 
 
 def receive(collection: Any, consolidated: bool, peer: Any) -> Iterator[None]:
-    """Receive into the leaves of a collection; the second step writes those that a storage came for."""
+    """Receive into the leaves of a collection; a storage that needs a buffer is copied in the iterator's second step."""
     device = peer.device()
     if not consolidated:
         for leaf in sort_leaves(collection):
@@ -100,10 +100,10 @@ def receive(collection: Any, consolidated: bool, peer: Any) -> Iterator[None]:
 
 
 def _get_wire_storage(collection: Any) -> Tensor | None:
-    """Return the storage of a consolidated collection if its leaves lie in it as the reference lays them out.
+    """Return the storage of a consolidated collection if its layout is that of tensordict, else None.
 
-    While it is locked, that is looked up again only once another number of tensors refers to its memory, as after
-    ``leaf.data = ...``: to look at all leaves takes longer than to send them.
+    If it is locked, the layout is checked again only when the number of references to the storage has changed, as
+    after ``leaf.data = ...``: checking all leaves takes longer than sending them.
     """
     state = get_backend(collection)
     if state is None:

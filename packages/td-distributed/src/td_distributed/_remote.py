@@ -1,4 +1,4 @@
-"""A collection for a process that knows nothing about it, with the receiver's word before the bytes go out."""
+"""Send a collection to a process that has none to receive into; the receiver accepts the size before the bytes are sent."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ._group import FAILED, MARK, Group, check_mark, device_of
 from ._memory import get_bytes, make_vector
 from ._p2p import Channel
 
-#: Bytes that a receiver takes unless it says otherwise.
+#: Default limit of a receiver, in bytes.
 LIMIT = 1 << 36
 
 
@@ -31,18 +31,18 @@ def init_remote(
 ) -> None:
     """Send structure and content to a process that calls :func:`from_remote_init`.
 
-    Of a memory-mapped collection only the path is sent, if it lies below the ``root`` that the one receiver gave.
+    For a memory-mapped collection below the receiver's ``root``, only the path of its files is sent.
 
     Args:
         self: the collection.
         dst: rank of the receiver in the global group; with ``use_broadcast`` any of the receivers, or None.
         group: the process group; None is the global one.
-        device: move the collection there first.
+        device: move the collection to this device before sending.
         use_broadcast: send to all other ranks of the group, which all call :func:`from_remote_init`.
 
     Raises:
         StructureError: a leaf cannot be sent, or the receiver refused the size.
-        ValueError: there is no such rank in the group.
+        ValueError: ``dst`` is not a rank of the group.
 
     >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     >>> TensorDict({"a": torch.arange(3)}).init_remote(use_broadcast=True)  # to no other rank
@@ -75,25 +75,24 @@ def from_remote_init(
     *,
     root: str | Path | None = None,
 ) -> Any:
-    """Return the collection that the rank ``src`` sends with :func:`init_remote`.
+    """Receive the collection that the rank ``src`` sends with :func:`init_remote`, and return it.
 
-    Nothing is unpickled or imported: classes are those that this process has defined.
+    Nothing is unpickled or imported: only classes that this process has defined are used.
 
     Args:
         src: rank of the sender in the global group.
         group: the process group; None is the global one.
-        device: where the result lies; by default where messages of the backend do.
-        use_broadcast: as the sender.
-        limit: refuse more bytes than this; the sender raises too.
-        root: folder, seen by both processes, below which the sender of a memory-mapped collection may name its files
-            instead of sending their bytes; the result is mapped on them, and what is written to it never reaches them.
-            Not with ``use_broadcast``.
+        device: device of the result; by default the one that the backend uses for messages.
+        use_broadcast: the same as for the sender.
+        limit: largest accepted size in bytes; if it is exceeded, the sender raises too.
+        root: folder that both processes can read. The sender of a memory-mapped collection below it sends the path
+            instead of the bytes; the result maps the files privately, so writing it does not change them. It cannot
+            be combined with ``use_broadcast``.
 
     Raises:
-        FormatError: more bytes than ``limit`` are announced, what arrives is damaged, or names files elsewhere than
-            below ``root``.
-        StructureError: the sender could not send it.
-        MissingPluginError: it names files, and td-memmap is not installed.
+        FormatError: the announced size exceeds ``limit``, the message is damaged, or a path is outside of ``root``.
+        StructureError: the sender could not send the collection.
+        MissingPluginError: the message contains a path, and td-memmap is not installed.
 
     >>> from_remote_init(src=0)["a"]  # doctest: +SKIP
     tensor([0, 1, 2])
@@ -111,10 +110,9 @@ def receive_as(
     *,
     root: str | Path | None = None,
 ) -> Any:
-    """Return what :func:`from_remote_init` does as an instance of a class, if that has declared entries.
+    """Receive like :func:`from_remote_init`, as an instance of ``cls`` if that is a class with declared entries.
 
-    Raises:
-        StructureError: what arrived does not fit the class.
+    It raises StructureError if the received collection does not fit the class.
     """
     link = _Link(group, src, use_broadcast, src)
     if use_broadcast and root is not None:
@@ -145,7 +143,7 @@ def _from_files(length: int, link: _Link, root: str | Path | None, device: Any, 
 
 
 class _Link:
-    """From one rank to another, or from one to all; each takes the same steps."""
+    """Connection from one rank to a peer or, with ``use_broadcast``, to all ranks, with the same methods."""
 
     def __init__(self, group: Any, peer: int | None, use_broadcast: bool, src: int) -> None:
         self.group = Group(group)
@@ -173,7 +171,7 @@ class _Link:
         return room
 
     def is_accepted(self, fits: bool) -> bool:
-        """Tell whether every receiver takes what was announced."""
+        """Return True if every receiver accepts the announced size."""
         if self.peer is None:
             return all(answer for (answer,) in self.group.all_numbers("init_remote", int(fits)))
         word = self.group.numbers(int(fits))

@@ -1,11 +1,11 @@
-"""The header that travels before the leaves: what will come, so that the receiver can refuse it and stay in step.
+"""The td wire: a header that describes the collection, followed by the bytes of its leaves.
 
-What travels is: four int64 (a mark, the length of the header, the number of payload messages, their bytes), a digest of
-the header (a receiver knows by it what came before), the header as JSON (the encoded tree, where each piece of each leaf
-lies in one storage, the values), then the payload: the storage as plain bytes, in one part, or in one for each large leaf
-and one for each run of small leaves, and each part in pieces of bounded size, so that a receiver drops what it cannot take
-in bounded memory. The first message has a fixed size and holds as much of it as fits. Nothing in it is executed, imported
-or looked up but registered node kinds.
+A message consists of four int64 (a mark, the length of the header, the number of payload messages, their bytes), a
+digest of the header (by which the receiver recognises a repeated one), the header as JSON (the encoded tree, the spans
+of all leaves in one storage, the values), and the payload: the storage as plain bytes, either in one part, or in one
+part per large leaf and per run of small leaves. Parts are split into pieces of bounded size, so that a receiver can
+discard a message in bounded memory. The first message has a fixed size and holds as much as fits in it. Decoding
+executes and imports nothing; it only looks up registered node kinds.
 """
 
 from __future__ import annotations
@@ -31,30 +31,30 @@ from ._memory import get_bytes, make_vector
 from ._storage import Layout
 
 LARGEST_HEADER = 1 << 28
-#: Size of the first message: a small collection fits in it, so that it costs one latency.
+#: Size in bytes of the first message: a small collection fits in it and needs only one round of latency.
 FIRST = 1 << 15
-#: A collective sends up to this many bytes in one vector, and more in parts: then a copy costs more than a latency.
+#: A collective sends up to this many bytes as one message, and more as parts: then a copy takes longer than a message.
 APART = 1 << 20
-#: The largest message of a payload.
+#: Largest size in bytes of one payload message.
 PIECE = 1 << 28
-#: A mark, the length of the header, the number of payload messages, their bytes, the digest of the header.
+#: Mark, bytes of the header, number of payload messages, bytes of the payload, digest of the header.
 FRONT = struct.Struct("<4q16s")
 NOTHING = bytes(FRONT.size)
 
 
 @dataclass(slots=True)
 class Message:
-    """One collection, ready to be sent or as it was announced.
+    """The description of one collection to send or to receive.
 
     Attributes:
-        header: the JSON.
-        layout: where each leaf lies in one storage.
+        header: the description as JSON.
+        layout: the spans of the leaves in one storage.
         nodes: the encoded tree.
-        values: (plain, types) of each value of non-tensor data.
-        together: the storage comes in one part.
-        spare: first messages that carried the whole of it and are out, to be filled and sent again, where in them the
-            payload stands, and where it comes from; None for what is sent once, or in several messages.
-        arrivals: memory of the host in which first messages like this one have arrived, for the next ones.
+        values: (plain, types) of each non-tensor value.
+        together: True if the storage is sent as one part.
+        spare: sent first messages to reuse, as (message, view of the payload in it, view of the storage that is
+            copied there); None if the collection is not consolidated or does not fit in the first message.
+        arrivals: CPU buffers of received first messages to reuse, as returned by :meth:`arrival`.
     """
 
     header: bytes
@@ -67,26 +67,26 @@ class Message:
     _front: bytes | None = None
 
     def front(self) -> bytes:
-        """Return what stands before the header."""
+        """Return the bytes that precede the header, computed once."""
         if self._front is None:
             sizes = [stop - start for start, stop in self.parts()]
             self._front = make_front(MARK, self.header, sizes)
         return self._front
 
     def arrival(self, first: Tensor) -> tuple[Tensor, memoryview, Tensor] | None:
-        """Return memory of the host for a first message, what stands there before the header, and the storage."""
+        """Split a received first message into (message, bytes before the header, storage); None if not on the CPU."""
         if not first.is_cpu:
             return None
         start = FRONT.size + len(self.header)
         return first, get_bytes(first)[: FRONT.size], first[start : start + self.layout.nbytes]
 
     def is_small(self) -> bool:
-        """Tell whether the first message carries one storage beside the header."""
+        """Return True if header and storage fit in the first message."""
         size = self.layout.nbytes
         return self.together and 0 < size <= FIRST - FRONT.size - len(self.header)
 
     def whole(self, storage: Tensor) -> tuple[Tensor, memoryview, memoryview]:
-        """Return a first message that carries all, to be put back into ``spare``."""
+        """Build a first message with the current storage, reusing a spare one; append it to ``spare`` after sending."""
         if not self.spare:
             first = pack_message(MARK, self.header, [storage])[0]
             return (
@@ -99,7 +99,7 @@ class Message:
         return whole
 
     def parts(self) -> list[tuple[int, int]]:
-        """Return (first byte, one past the last) of each piece of the storage that travels."""
+        """Return (first byte, one past the last) of the storage per payload message."""
         if self.together:
             whole = [(0, self.layout.nbytes)]
         else:
@@ -112,13 +112,13 @@ class Message:
 
 
 def make_front(mark: int, header: bytes, sizes: Sequence[int]) -> bytes:
-    """Return what stands before a header, for payload messages of some sizes."""
+    """Encode the bytes that precede a header, for payload messages of the given sizes."""
     digest = blake2b(header, digest_size=16).digest()
     return FRONT.pack(mark, len(header), len(sizes), sum(sizes), digest)
 
 
 def pack_message(mark: int, header: bytes, payload: Sequence[Tensor]) -> list[Tensor]:
-    """Return the messages that carry a header and a payload: a first one of a fixed size, and what does not fit in it."""
+    """Pack header and payload into messages: a first one of fixed size, and more for what does not fit in it."""
     sizes, stop = list(map(len, payload)), FRONT.size + len(header)
     inside, fits = stop <= FIRST, stop + sum(sizes) <= FIRST
     parts = [
@@ -136,11 +136,11 @@ def pack_message(mark: int, header: bytes, payload: Sequence[Tensor]) -> list[Te
 
 
 def make_message(collection: Any, together: bool) -> tuple[Message, list[Tensor]]:
-    """Return a collection as a message and its payload, checked completely before anything is sent.
+    """Encode a collection as a message and its payload; all checks happen here, before anything is sent.
 
     Raises:
-        StructureError: a leaf has no dense form.
-        CodecError: a value that no registered serializer stores; names its key.
+        StructureError: a leaf has no dense pieces.
+        CodecError: no registered serializer can store a value; the message names its key.
     """
     message, encoded, storage = _make_message(collection, together)
     return message, _payload(message, encoded, storage)
@@ -157,11 +157,11 @@ def _payload(message: Message, encoded: Encoded, storage: Tensor | None) -> list
 
 
 def split_message(collection: Any, device: torch.device, apart: bool) -> tuple[int, int, list[Tensor]]:
-    """Return (length of the header, bytes of header and storage, messages) of a collection; errors as for :func:`make_message`.
+    """Encode a collection for a collective. Return (bytes of the header, bytes of header and storage, messages).
 
-    There is one message, the storage and then the header; but of a large collection, with ``apart``, there are the header,
-    before which the number and the sizes of the parts of the payload stand, and then each part, of which nothing large is
-    copied.
+    Normally there is one message: the storage followed by the header. With ``apart``, a large collection becomes a
+    header message, prefixed by the number and sizes of the parts, and one message per part, without copying large
+    leaves. Errors are those of :func:`make_message`.
     """
     message, encoded, storage = _make_message(collection, get_backend(collection) is not None)
     header, nbytes = make_vector(message.header), message.layout.nbytes
@@ -182,10 +182,10 @@ def split_message(collection: Any, device: torch.device, apart: bool) -> tuple[i
 
 
 def parts_of(header: bytes, most: int) -> tuple[list[int], bytes]:
-    """Return (sizes of the parts of a payload of at most so many bytes, header) of what stands before that payload.
+    """Parse a header message of :func:`split_message` into (sizes of the parts, header).
 
     Raises:
-        FormatError: the sizes make no sense.
+        FormatError: the sizes are invalid, or their sum is larger than ``most``.
     """
     with _consolidated_file.convert_damage("the header of a message"):
         numbers = memoryview(header)[: len(header) // 8 * 8].cast("q")
@@ -196,7 +196,7 @@ def parts_of(header: bytes, most: int) -> tuple[list[int], bytes]:
 
 
 def _make_message(collection: Any, together: bool) -> tuple[Message, Encoded, Tensor | None]:
-    """Return a collection as a message, its tree, and its storage if that can be sent as it is."""
+    """Encode a collection as (message, encoded tree, storage); the storage is None unless it can be sent unchanged."""
     state = get_backend(collection)
     taken = state.encode_cached(collection) if state is not None and together else None
     if state is None or taken is None or taken.layout is None:
@@ -216,7 +216,7 @@ def _announce(encoded: Encoded, layout: Layout, together: bool) -> Message:
 
 
 def parse_message(header: bytes) -> Message:
-    """Return the message that a header announces.
+    """Parse a received header into a :class:`Message`.
 
     Raises:
         FormatError: the header is damaged.
@@ -229,10 +229,10 @@ def parse_message(header: bytes) -> Message:
 
 
 def assemble(message: Message, storage: Tensor, named: type | None = None) -> Any:
-    """Return the collection of a message whose storage has arrived.
+    """Decode the collection from a message and its received storage, as an instance of ``named`` if that is given.
 
     Raises:
-        FormatError: the storage is shorter than announced, or leaves contradict batch sizes.
+        FormatError: the storage is shorter than announced, or a leaf contradicts a batch size.
     """
     with _consolidated_file.convert_damage("a message"):
         values = _consolidated_file.join_values(message.values, message.nodes)
@@ -244,7 +244,7 @@ Outline = dict[_key_paths.Path, str]
 
 
 def describe_structure(nodes: list[dict[str, Any]], layout: Layout) -> Outline:
-    """Return what two peers must agree on: by key path, the description of a node or leaf."""
+    """Describe each node and leaf as text, by key path, to compare the structures of two peers."""
     result: Outline = {}
     for path, match in _key_paths.walk(nodes):
         if isinstance(match, int):

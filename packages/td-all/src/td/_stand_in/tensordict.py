@@ -1,4 +1,4 @@
-"""What ``import tensordict`` finds in a program that ``python -m td run`` started, and in its child processes."""
+"""Module that ``import tensordict`` loads in programs run with ``python -m td run``, and in their child processes."""
 
 from __future__ import annotations
 
@@ -7,5 +7,7 @@ import sys
 from td import install_as_tensordict
 
 if __name__ == "tensordict":
-    del sys.modules[__name__]  # the alias takes the place; an import returns what stands there
+    del sys.modules[
+        __name__
+    ]  # an import returns the entry of sys.modules, which the next line sets to the alias
     install_as_tensordict()
