@@ -304,7 +304,7 @@ class _Walk:
                     entries[key] = result
 
     def unwrap_child(self, child: Any, node: Any, key: str, path: Path, others: tuple[Any, ...]) -> Any:
-        """Apply ``fn`` to the tensor that a proxy node wraps. Return the result as such a node, or None if it is dropped."""
+        """Apply ``fn`` to the tensor that a proxy node wraps. Return a node of the same kind, or None if it is dropped."""
         results = [child, *[self.other(other, key, path, child) for other in others]]
         tensors = [item._unwrap() if isinstance(item, Core) else item for item in results]
         name = [(*path, key) if self.nested_keys and path else key] if self.named else []

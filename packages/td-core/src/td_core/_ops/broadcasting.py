@@ -45,6 +45,7 @@ def expand_to_match(item: Any, beside: Any, size: tuple[int, ...]) -> Any:
                 if isinstance(other, Core) and not leaf._is_value and not leaf._is_tensor_proxy:
                     todo.append((leaf, other, level._get_child(key)))
                 continue
+            # A 0-dim leaf has a lower priority in type promotion than its expanded copy, so cast it first.
             if not leaf.ndim:
                 other = right._peek_child(key)
                 if (
@@ -62,7 +63,7 @@ def expand_to_match(item: Any, beside: Any, size: tuple[int, ...]) -> Any:
 
 
 def _has_batch_dims(level: Any, beside: Any, size: Shape) -> bool:
-    """Return True if all leaves broadcast to ``size`` by their leading dims, and one leaf has as many dims as its operand."""
+    """Return True if the leading dims of all leaves broadcast to ``size``, and one leaf broadcasts with its operand as is."""
     result = False
     todo = [(level, beside)]
     while todo:

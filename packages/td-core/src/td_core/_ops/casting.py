@@ -476,7 +476,7 @@ def _make_new(
     empty_lazy: bool,
     *filled: Any,
 ) -> SelfT:
-    """Create a collection with the method ``name`` of each leaf; ``size`` is ints, or one sequence of ints."""
+    """Create a collection of the same structure by calling the method ``name``, such as ``new_zeros``, of each leaf."""
     new = as_ints(size[0] if len(size) == 1 else size)
     dtype = as_dtype(dtype)
     label = node.device if device is NO_DEFAULT else device if device is None else as_device(device)

@@ -13,12 +13,12 @@ from .._plans import Along, MultiPlan, Shape, ShapePlan, remove_size
 
 Leaf = Callable[[Any], Any]
 
-#: Number of replaced leading dims of a full reduction: all dims of any leaf, feature dims included.
+#: Number of leading dims that a full reduction removes: more than any leaf has, so that feature dims are included.
 ALL_DIMS = sys.maxsize
 
 
 class Scan(ShapePlan):
-    """Operation along one dim that keeps the shape; ``make(dim)`` returns the function to call on a leaf."""
+    """Plan of an operation along one dim that keeps the shape; ``make(dim)`` returns the function to call on a leaf."""
 
     __slots__ = ("_dim", "_make")
     creates_values = True
@@ -36,7 +36,7 @@ class Scan(ShapePlan):
 
 
 class Reduce(ShapePlan):
-    """Reduction over some batch dims, or over all dims of a leaf (``dims`` None).
+    """Plan of a reduction over some batch dims, or over all dims of a leaf (``dims`` None).
 
     ``make(dims)`` returns the function to call on a leaf. ``front`` is the size of a leading dim that it adds, or None.
     """
@@ -80,7 +80,7 @@ class Reduce(ShapePlan):
 
 
 class Pair(MultiPlan):
-    """Scan or reduction that returns two results, values and indices."""
+    """Plan of a scan or reduction that returns two results, values and indices."""
 
     __slots__ = ("_plan",)
     creates_values = True

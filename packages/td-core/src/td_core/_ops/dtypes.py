@@ -54,7 +54,7 @@ class Cast(Protocol):
     """Descriptor type of the methods of :func:`make_cast`: their result has the type of the collection."""
 
     def __get__(self, instance: SelfT, owner: Any = None) -> BoundCast[SelfT]:
-        """Bind the method."""
+        """Return the method bound to ``instance``."""
 
 
 def make_cast(name: str, dtype: torch.dtype) -> Cast:
@@ -100,7 +100,7 @@ class DtypeMixin(Core):
     __slots__ = ()
 
     #: Default ``cast_filter`` of the class; a kind that declares fields may set it.
-    _cast_filter: ClassVar[Any] = None  # a CastFilter; a class variable of a function type would be bound
+    _cast_filter: ClassVar[Any] = None  # Any, not CastFilter: mypy binds class variables of callable types
 
     bfloat16 = make_cast("bfloat16", torch.bfloat16)
     bool = make_cast("bool", torch.bool)

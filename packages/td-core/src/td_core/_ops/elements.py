@@ -172,7 +172,7 @@ class ElementMixin(ShapeMixin):
         return result._write_back_on_exit(self, _write_inverse, methodcaller("rot90", -k, dims))
 
     def narrow(self: SelfT, dim: int, start: int | Tensor, length: int) -> SelfT:
-        """Return a view of ``length`` elements of a batch dim, from ``start``.
+        """Return a view of ``length`` elements of a batch dim, starting at ``start``.
 
         Raises:
             DimError: the dim or the start is out of range.

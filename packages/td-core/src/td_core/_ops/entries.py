@@ -76,7 +76,7 @@ class EntryMixin(Core):
         return self._default(key) if default is NOT_GIVEN else default
 
     def _default(self, key: NestedKey) -> None:
-        """Return None for a missing key, or raise KeyPathError, as ``set_get_defaults_to_none`` sets."""
+        """Return None for a missing key, or raise KeyPathError, depending on ``set_get_defaults_to_none``."""
         if not SETTINGS.get_defaults_to_none:
             raise missing_key_error(self, key)
 
@@ -476,7 +476,7 @@ class EntryMixin(Core):
         return batch_size[0]
 
     def __iter__(self: SelfT) -> Iterator[SelfT]:
-        """Iterate over the first batch dim.
+        """Iterate over the slices along the first batch dim.
 
         Raises:
             StructureError: the collection has no batch dims.
@@ -489,7 +489,7 @@ class EntryMixin(Core):
         return self._rows(size[0])
 
     def _rows(self, count: int) -> Iterator[Any]:
-        """Iterate over the elements of the first batch dim."""
+        """Yield the slices along the first batch dim, created in groups of up to ``_TOGETHER``."""
         # torch cannot slice a sparse leaf, but it can unbind it.
         if count <= _TOGETHER or any(leaf.layout is not strided for leaf in self._leaves()):
             yield from self.unbind(0)  # type: ignore[attr-defined]
@@ -498,7 +498,7 @@ class EntryMixin(Core):
             yield from self._index(slice(start, start + _TOGETHER)).unbind(0)
 
     def __reversed__(self) -> Iterator[Any]:
-        """Iterate over the first batch dim, from the last element to the first."""
+        """Iterate over the slices along the first batch dim, from the last to the first."""
         return iter(tuple(self)[::-1])
 
     def __getitems__(self, indices: list[int]) -> Any:
@@ -540,7 +540,7 @@ def check_cycle(target: Core, value: Core, path: tuple[str, ...]) -> None:
 
 
 def _have_a_common_one(first: list[Core], second: list[Core]) -> bool:
-    if torch.compiler.is_compiling():  # a graph compares no ids
+    if torch.compiler.is_compiling():  # id() of a node cannot be traced in a graph
         return any(a is b for a in first for b in second)
     return not {*map(id, first)}.isdisjoint(map(id, second))
 

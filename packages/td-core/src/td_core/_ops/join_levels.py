@@ -37,7 +37,7 @@ def unify_kinds(items: Sequence[Any], plan: Any) -> Sequence[Any]:
         or plan.stacks
         or (first._inner() is first and len({*map(type, items)}) == 1)
     ):
-        return items  # all items are of one kind; not so for wrappers, which can hold different kinds
+        return items  # all items are of one kind; two wrappers of one class may hold different kinds
     stacks = [item._members_and_dim() for item in items]
     dims = {stack[1] for stack in stacks if stack is not None}
     dim = dims.pop() if len(dims) == 1 else None
