@@ -1,4 +1,4 @@
-"""``python -m td_core plugins``: print what is registered."""
+"""``python -m td_core plugins``: print the installed plugins."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from .plugins.manager import plugins
 
 
 def main() -> None:
-    """Print one line for each installed plugin: id, distribution, version, state, hooks, import time."""
+    """Print one line per installed plugin: id, distribution, version, state, hooks, import time."""
     parser = argparse.ArgumentParser(prog="python -m td_core")
     parser.add_subparsers(dest="command", required=True).add_parser(
         "plugins", help="print the installed plugins"

@@ -1,4 +1,4 @@
-"""Arrays of numpy as tensors."""
+"""Convert NumPy arrays to tensors."""
 
 from __future__ import annotations
 
@@ -10,12 +10,9 @@ from torch import Tensor
 
 
 def as_tensor(value: Any, dtype: torch.dtype | None = None, device: Any = None) -> Tensor:
-    """Return what ``torch.as_tensor`` gives, of an array that torch cannot share the memory of a copy.
+    """Convert a value with ``torch.as_tensor``; copy an array whose memory torch cannot share.
 
-    Such are reversed arrays, those of the other byte order, and those that may not be written.
-
-    >>> as_tensor(np.arange(3)[::-1]), as_tensor(np.array([1, 2], ">i2"))
-    (tensor([2, 1, 0]), tensor([1, 2], dtype=torch.int16))
+    Such arrays have negative strides, a foreign byte order, or are read-only.
     """
     if isinstance(value, np.ndarray) and not torch.compiler.is_compiling() and not _can_share(value):
         value = np.array(value, value.dtype.newbyteorder("="), order="C")
@@ -23,11 +20,7 @@ def as_tensor(value: Any, dtype: torch.dtype | None = None, device: Any = None) 
 
 
 def tensors_in(index: Any) -> Any:
-    """Return an index of a tensor with tensors for the arrays in it.
-
-    >>> tensors_in((np.arange(2)[::-1], 0))
-    (tensor([1, 0]), 0)
-    """
+    """Replace the arrays in an index by tensors."""
     if isinstance(index, tuple):
         return tuple(map(tensors_in, index))
     return as_tensor(index) if isinstance(index, np.ndarray) else index
@@ -35,6 +28,6 @@ def tensors_in(index: Any) -> Any:
 
 def _can_share(array: np.ndarray[Any, Any]) -> bool:
     flags, dtype = array.flags, array.dtype
-    # A tensor counts its steps in items; those of a field of records may be others.
+    # Strides of a tensor count elements; those of a field of a structured array may not be multiples of its size.
     in_items = all(step >= 0 and step % dtype.itemsize == 0 for step in array.strides)
     return in_items and flags.writeable and flags.aligned and dtype.isnative

@@ -1,4 +1,4 @@
-"""Pausing the cyclic garbage collector: for the import, and for tests of what is freed without it."""
+"""Pause the cyclic garbage collector: for the import, and for tests of freed memory."""
 
 from __future__ import annotations
 
@@ -11,14 +11,9 @@ __all__ = ["paused"]
 
 @contextmanager
 def paused() -> Iterator[None]:
-    """Pause the collector for the length of a ``with`` block.
+    """Context manager that pauses the garbage collector.
 
-    All that the import creates lives on, so there is nothing to find; but ``import torch`` leaves the collector
-    so near to its next full pass that the pass, twice as long as the import itself, would fall into it.
-
-    >>> with paused():
-    ...     gc.isenabled()
-    False
+    After ``import torch`` a full collection is near; it would take twice as long as the import itself and free nothing.
     """
     enabled = gc.isenabled()
     gc.disable()

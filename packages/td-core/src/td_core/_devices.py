@@ -1,4 +1,4 @@
-"""Devices: one spelling for each."""
+"""Normalise devices, and wait for them."""
 
 from __future__ import annotations
 
@@ -10,25 +10,19 @@ from .typing import DeviceType
 
 
 def as_device(device: DeviceType) -> torch.device:
-    """Return a torch device; an accelerator without an index gets the current one, as its tensors do.
-
-    >>> as_device("cpu")
-    device(type='cpu')
-    """
+    """Convert a value to a torch device; ``cuda`` without an index gets the current index."""
     result = torch.device(device)
     if result.index is None and result.type == "cuda":
-        # To ask whether there is a GPU takes longer than most uses of it.
+        # is_available() is slow, so test is_initialized() first.
         if torch.cuda.is_initialized() or torch.cuda.is_available():
             return torch.device("cuda", torch.cuda.current_device())
     return result
 
 
 def wait_for(devices: Iterable[torch.device]) -> None:
-    """Wait until the current streams of the GPUs among some devices have done what they were told to.
+    """Synchronize the current streams of the GPUs among ``devices``.
 
-    What other threads do next does not wait for these streams by itself.
-
-    >>> wait_for([torch.device("cpu")])
+    Other threads use other streams and do not wait for these.
     """
     for device in devices:
         if device.type == "cuda":

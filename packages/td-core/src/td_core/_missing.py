@@ -1,4 +1,4 @@
-"""What a message says about a package that provides nothing: not installed, switched off, or broken."""
+"""Messages about a package that provides nothing: not installed, switched off, or broken."""
 
 from __future__ import annotations
 
@@ -11,28 +11,20 @@ __all__ = ["UNAVAILABLE", "describe_missing_package", "missing_writer_error"]
 
 _PROVIDER = re.compile(r"([A-Za-z0-9](?:[A-Za-z0-9._\-]*[A-Za-z0-9])?)==([A-Za-z0-9.+!_\-]*)\Z")
 
-#: Why an installed distribution provides nothing, by name; the plugin manager fills it.
+#: Reason why an installed distribution provides nothing, by name; filled by the plugin manager.
 UNAVAILABLE: dict[str, str] = {}
 
 
 def describe_missing_package(distribution: str) -> str:
-    """Return the end of a message: which package is missing, and what to do about it.
-
-    >>> describe_missing_package("td-example")
-    "the package 'td-example', which is not installed: pip install td-example"
-    """
+    """Return the part of a message that names the missing package and the remedy."""
     why = UNAVAILABLE.get(distribution, f"not installed: pip install {distribution}")
     return f"the package {distribution!r}, which is {why}"
 
 
 def missing_writer_error(what: str, provider: Any) -> MissingPluginError | None:
-    """Return the error for something that a package wrote which is not here to read it.
+    """Build the error for content whose provider (``distribution==version``, from the file) is missing.
 
-    The provider is ``distribution==version`` as the file says it; it may say anything, and gives None if it names no
-    package.
-
-    >>> print(missing_writer_error("node 3", "td-example==1.2"))
-    node 3 was written by 'td-example' 1.2, which is not installed: pip install td-example
+    Return None if the provider does not name a package: the file may hold any value.
     """
     result = _PROVIDER.match(provider) if isinstance(provider, str) else None
     if result is None:

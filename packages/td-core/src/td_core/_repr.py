@@ -1,6 +1,6 @@
-"""How collections are printed: the compact form, the long form, the tree for notebooks, and reading them back.
+"""Print collections: the compact form, the long form, and the HTML tree for notebooks.
 
-Nothing is stacked or copied to be printed: a lazy stack is described from its members.
+Printing stacks and copies nothing: a lazy stack is described from its members.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from .errors import StructureError
 
 _WIDTH = 80
 
-#: What stands for a declared field without an entry; these come last, as they were declared.
+#: Printed for a declared field without an entry; such fields come last, in order of declaration.
 ABSENT = "None"
 
 
 class Ragged(NamedTuple):
-    """What is known of an entry of a lazy stack without stacking it; -1 stands for a dim that differs.
+    """Metadata of an entry of a lazy stack, read without stacking it; -1 for dims that differ between members.
 
-    The same is known of what a lazy module has yet to make.
+    An uninitialized parameter of a lazy module is described in the same way.
     """
 
     shape: tuple[Any, ...]
@@ -39,12 +39,12 @@ class Ragged(NamedTuple):
 
 
 class PrintedLeaf(NamedTuple):
-    """One entry as it is printed.
+    """One entry to print.
 
     Attributes:
         key: its key.
-        entry: a tensor, what is known of one, a collection, or the text itself.
-        name: what to call ``entry`` in the compact form, where that is not its own name.
+        entry: a tensor, the metadata of one, a node, or the text to print.
+        name: class name of ``entry`` in the compact form, if it is not that of its type.
     """
 
     key: str
@@ -57,25 +57,25 @@ class ReprMixin(Core):
 
     __slots__ = ()
 
-    #: Whether the long form shows entries as attributes (a class with declared fields) rather than under ``fields``.
+    #: True if the long form prints entries as attributes (a class with declared fields) instead of under ``fields``.
     _prints_attributes = False
 
     def __repr__(self) -> str:
-        """Return the compact form, or the long one where :class:`td_core.set_printoptions` asks for it."""
+        """Return the compact form, or the long form if :class:`td_core.set_printoptions` selects it."""
         options = SETTINGS.print_options
         if options["compact"]:
             return _compact(self, options)
         return _render((self, 0, options), _long)
 
     def _repr_html_(self) -> str | None:
-        """Return a collapsible tree for notebooks, with the bytes of each level; None where that is turned off."""
+        """Return a collapsible HTML tree with the size of each node in bytes; None if that option is off."""
         if not SETTINGS.print_options["html"]:
             return None
         text = html.escape(repr(self)) if self._is_value else _render((None, self, None), _html)
         return f'<div style="font-family:monospace;line-height:1.4">{text}</div>'
 
     def _print_entry(self) -> str:
-        """Return what stands for this node in its parent; only for kinds that hold a value."""
+        """Return the text for this node inside its parent; only value nodes override it."""
         return type(self).__name__
 
     def _print_fields(self) -> list[PrintedLeaf]:
@@ -87,7 +87,7 @@ class ReprMixin(Core):
 
 
 def _entry(key: str, child: Any) -> PrintedLeaf:
-    # Anything may stand where a leaf stood: torch's pytrees put there what a function gave.
+    # The pytree functions of torch may store a result of any type in place of a leaf.
     if isinstance(child, Tensor):
         return PrintedLeaf(key, _describe_leaf(child) if is_lazy(child) else child)
     return PrintedLeaf(key, child if isinstance(child, Core) else type(child).__name__)
@@ -99,7 +99,7 @@ def _format_stacked_entry(node: Any, key: str, stacked: Any) -> PrintedLeaf:
     first = entries[0]
     inner = [member._members_and_dim() for member in members]
     if all(isinstance(entry, Tensor) for entry in entries):
-        # A member may be a stack of ragged leaves itself.
+        # A member may be a lazy stack with ragged leaves.
         leaves = [
             _describe_leaf(entry) if stack is None else _format_stacked_entry(member, key, stack).entry
             for member, entry, stack in zip(members, entries, inner, strict=True)
@@ -111,7 +111,7 @@ def _format_stacked_entry(node: Any, key: str, stacked: Any) -> PrintedLeaf:
     try:
         stack = node._peek_child(key) if all(isinstance(entry, Core) for entry in entries) else None
     except StructureError:
-        stack = None  # of members that are not of one kind
+        stack = None  # the members have different kinds
     if stack is None:
         names = [type(entry).__name__ for entry in entries]
         return PrintedLeaf(key, names[0] if len(set(names)) == 1 else f"[{', '.join(names)}]")
@@ -124,7 +124,7 @@ def _describe_leaf(leaf: Tensor) -> Ragged:
 
 
 def _exclusive(node: Any) -> list[tuple[int, Any, list[PrintedLeaf]]]:
-    """Return position and node of the members of a lazy stack that have entries which others lack, and these."""
+    """Return, per member with keys that other members lack, its position, the member and these entries."""
     stacked = node._members_and_dim()
     if stacked is None:
         return []
@@ -137,7 +137,7 @@ def _exclusive(node: Any) -> list[tuple[int, Any, list[PrintedLeaf]]]:
 
 
 def _tail(entry: Any, node: Any) -> str:
-    """Return the dims of a leaf behind the batch dims."""
+    """Format the feature dims of a leaf (those after the batch dims)."""
     shape = _shape(entry)
     return _dims(shape if shape == (-1,) else shape[len(node.batch_size) :])
 
@@ -147,11 +147,7 @@ def _dims(shape: Any) -> str:
 
 
 def format_short_dtype(dtype: torch.dtype | None) -> str:
-    """Return a dtype as the compact form shows it.
-
-    >>> format_short_dtype(torch.bfloat16), format_short_dtype(torch.uint8)
-    ('bf16', 'u8')
-    """
+    """Abbreviate a dtype for the compact form: ``bf16``, ``u8``."""
     name = str(dtype).removeprefix("torch.")
     for long, short in (("bfloat", "bf"), ("float", "f"), ("complex", "c"), ("uint", "u"), ("int", "i")):
         if long in name:
@@ -166,14 +162,14 @@ def _sort_fields(fields: list[PrintedLeaf], options: dict[str, Any]) -> list[Pri
 
 
 class _Line:
-    """A piece of the compact form: a text, and the pieces in braces behind it, if any."""
+    """A part of the compact form: a text, and the nested parts in braces after it, if any."""
 
     __slots__ = ("parts", "short", "text")
 
     def __init__(self, text: str, parts: list[_Line] | None = None) -> None:
         self.text = text
         self.parts = parts
-        self.short: str | None = text  # on one line; None where that is too long for any line
+        self.short: str | None = text  # the part on one line; None if it is too long for one line
 
 
 def _compact(root: Any, options: dict[str, Any]) -> str:
@@ -214,7 +210,7 @@ def _compact(root: Any, options: dict[str, Any]) -> str:
 
 
 def _lay_out(groups: list[_Line]) -> str:
-    """Return the groups of the compact form on one line, or each broken where it does not fit."""
+    """Join the groups of the compact form on one line, or break those that do not fit."""
     total = "".join(group.short or " " * _WIDTH for group in groups) + ")"
     if len(total) <= _WIDTH and all(group.short is not None for group in groups):
         return total
@@ -270,7 +266,7 @@ def _join(line: _Line) -> str | None:
 
 
 def _break_lines(group: _Line, closer: str) -> Iterator[str]:
-    """Yield the parts of a group, one a line, and what closes it."""
+    """Yield the parts of a group, one per line, and the closing brackets."""
     todo: list[tuple[_Line, int, str]] = []
 
     def open_(line: _Line, indent: int, close: str) -> None:
@@ -290,7 +286,7 @@ def _break_lines(group: _Line, closer: str) -> Iterator[str]:
 
 
 def _render(root: Any, pieces_of: Callable[..., list[Any]]) -> str:
-    """Return the text of a node, whose pieces are texts and other nodes, each with what its own pieces depend on."""
+    """Render a tree without recursion; ``pieces_of`` returns texts and argument tuples of nested nodes."""
     out: list[str] = []
     todo: list[Any] = [root]
     while todo:
@@ -374,10 +370,10 @@ def _moments(leaf: Tensor) -> str:
         values = leaf.detach().double()
         return f"mean={values.mean().item():.4g}, std={values.std().item() if leaf.numel() > 1 else float('nan'):.4g}"
     except (RuntimeError, TypeError, ValueError):
-        return unknown  # torch cannot say: of nested, quantized and fake tensors
+        return unknown  # unsupported for nested, quantized and fake tensors
 
 
-#: What the long form says of a leaf, by option.
+#: Functions that format one detail of a leaf for the long form, by print option.
 _DETAILS: dict[str, Callable[[Any], str]] = {
     "show_shape": lambda leaf: f"shape=torch.Size([{', '.join(map(str, _shape(leaf)))}])",
     "show_field_device": lambda leaf: f"device={leaf.device}",
@@ -397,7 +393,7 @@ _LIST = '<ul style="list-style:none;margin:0;padding-left:1.5em">'
 
 
 def _html(field: PrintedLeaf | None, node: Any, parent: Any) -> list[Any]:
-    """Return the pieces of a node, which is an entry of another one or, without, the root."""
+    """Return the HTML pieces of a node; ``field`` is its entry in the parent, None for the root."""
     options, plain = SETTINGS.print_options, type(make_dense({}, torch.Size()))
     name = html.escape((field and field.name) or type(node).__name__)
     fields = _sort_fields(node._print_fields(), options)
@@ -425,7 +421,7 @@ _END = "</ul></details>"
 
 
 def _summary(head: str, about: str, state: str = "") -> str:
-    """Return the beginning of what can be collapsed."""
+    """Return the opening tags of a collapsible block."""
     return f"<details{state}><summary>{head} <span {_MUTED}>{html.escape(about)}</span></summary>{_LIST}"
 
 
@@ -455,6 +451,6 @@ def _html_entry(entry: Any, node: Any) -> str:
 
 
 def _leaves(root: Any) -> list[Tensor]:
-    """Return the leaves; none where anything else stands in the place of one."""
+    """Return the leaves; an empty list if any leaf is not an initialized tensor."""
     leaves = leaves_below([root])
     return leaves if all(isinstance(leaf, Tensor) and not is_lazy(leaf) for leaf in leaves) else []

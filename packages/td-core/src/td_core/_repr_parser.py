@@ -1,4 +1,4 @@
-"""Reading a printed collection back, as zeros of the printed shapes."""
+"""Parse a printed collection into zeros of the printed shapes."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ _DTYPES = {
 
 
 def parse_tensor_dict_string(s: str) -> Any:
-    """Return a TensorDict of zeros with the structure of a printed collection.
+    """Build a TensorDict of zeros with the structure of a printed collection.
 
     Args:
-        s: what ``repr`` gives, in its compact or its long form, with the options it has by default. A lazy stack is
-            read as the dense collection that it stands for.
+        s: the result of ``repr``, in the compact or long form with the default print options. A lazy stack is
+            parsed as a dense collection.
 
     Raises:
-        ValueError: ``s`` is no printed collection, or has an entry that is not a tensor.
+        ValueError: ``s`` is not a printed collection, or has an entry that is not a tensor.
 
     >>> parse_tensor_dict_string("TensorDict(batch_size=[3], fields={a: i64[2], b: {c: f32[]}})")["a"].shape
     torch.Size([3, 2])
@@ -54,7 +54,7 @@ def parse_tensor_dict_string(s: str) -> Any:
         raise ValueError(f"no batch size found: this is not a printed collection: {text[:80]!r}")
     as_node, as_leaf = (_LONG_NODE, _LONG_LEAF) if head is None else (_COMPACT_NODE, _COMPACT_LEAF)
     size, device = ((), None) if head is None else (_ints(head[1]), head[2])
-    # One frame for each open level: its entries, its batch size, and where it stands in its parent.
+    # One frame per open node: its entries, its batch size, and its key in the parent.
     stack: list[tuple[dict[str, Any], tuple[int, ...], str]] = [({}, size, "")]
     position = start.end()
     while True:
@@ -97,7 +97,7 @@ def _ints(dims: str) -> tuple[int, ...]:
 
 
 def _long_leaf(leaf: re.Match[str]) -> torch.Tensor:
-    # To ask torch for the attribute would import the module of that name.
+    # getattr(torch, name) would import a submodule of that name, so read vars().
     dtype = vars(torch).get(leaf[3])
     if not isinstance(dtype, torch.dtype):
         raise ValueError(f"cannot read {leaf[0]!r}: torch.{leaf[3]} is no dtype")

@@ -1,7 +1,7 @@
-"""Saving and loading whole collections: one table of formats, and the functions that dispatch on it.
+"""Save and load whole collections: the registry of formats, and the functions that dispatch on it.
 
-Core knows no format. A plugin registers a :class:`Serializer`; saving finds it by name, loading by asking
-each one whether it recognises the path. td-memmap registers the default, ``"memmap"``.
+Core defines no format. A plugin registers a :class:`Serializer`. Saving selects it by name; loading calls ``detect``
+of each one on the path. td-memmap registers the default, ``"memmap"``.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ SelfT = TypeVar("SelfT", bound="SaveMixin")
 class Serializer(ABC):
     """A format for whole collections.
 
-    ``save`` and ``load`` declare their options as keyword parameters: what they do not declare is refused
+    ``save`` and ``load`` declare their options as keyword parameters: any other option raises TypeError
     before they are called.
 
     Attributes:
-        name: what ``save(format=...)`` calls the format.
-        needs_path: False for a format that can save without being given a path.
+        name: the name of the format for ``save(format=...)``.
+        needs_path: False for a format that can save without a path.
 
     >>> class TorchFile(Serializer):
     ...     name = "torch-file"
@@ -58,42 +58,38 @@ class Serializer(ABC):
 
     @abstractmethod
     def save(self, data: Any, path: Any, *args: Any, **options: Any) -> Any:
-        """Write ``data`` to ``path`` and return what stands for it: ``data``, a mapped copy, a future."""
+        """Write ``data`` to ``path``; return ``data``, a mapped copy or a future."""
 
     @abstractmethod
     def load(self, path: Any, *args: Any, **options: Any) -> Any:
-        """Return the collection saved at ``path``."""
+        """Load the collection at ``path``."""
 
     def load_as(self, cls: type, path: Any, **options: Any) -> Any:
-        """Return what is saved at ``path`` as an instance of ``cls``, if that is a class with declared entries.
+        """Load the collection at ``path`` as an instance of ``cls``, if that class has declared entries.
 
         Raises:
-            StructureError: it does not fit the class.
+            StructureError: the entries do not match the declarations of the class.
         """
         return as_named(cls, self.load(path, **options), f"what is saved at {path}")
 
     @abstractmethod
     def detect(self, path: Path) -> bool:
-        """Tell whether ``path`` holds a save of this format; never raise for one of another format."""
+        """Return True if ``path`` holds a save of this format; do not raise for other formats."""
 
     def load_(self, data: Any, path: Any, **options: Any) -> Any:
-        """Copy what is saved at ``path`` into ``data``, in place, add what it lacks, and return ``data``."""
-        with torch.no_grad():  # what comes from a file has no past
+        """Copy the save at ``path`` into ``data``, in place, add missing entries, and return ``data``."""
+        with torch.no_grad():  # loaded tensors have no autograd graph
             return data.update(self.load(path, **options), inplace=True)
 
 
 class Serializers:
-    """The registered formats, by name."""
+    """Registry of formats by name."""
 
     def __init__(self) -> None:
         self._by_name: dict[str, Serializer] = {}
 
     def add(self, serializer: Serializer) -> None:
-        """Register a format.
-
-        Raises:
-            PluginError: the name is taken or is no name.
-        """
+        """Register a format; PluginError if its name is taken or missing."""
         name = getattr(serializer, "name", None)
         if not isinstance(name, str) or not name:
             raise PluginError(
@@ -104,7 +100,7 @@ class Serializers:
         self._by_name[name] = serializer
 
     def remove(self, name: str) -> None:
-        """Forget a format."""
+        """Unregister a format."""
         del self._by_name[name]
 
     def __contains__(self, name: object) -> bool:
@@ -114,11 +110,7 @@ class Serializers:
         return iter(self._by_name.values())
 
     def for_saving(self, name: str | None) -> Serializer:
-        """Return the format ``name``; None is the default one.
-
-        Raises:
-            MissingPluginError: it is not registered; the message lists what is.
-        """
+        """Return the format ``name`` (None: the default); MissingPluginError if it is not registered."""
         name = DEFAULT_FORMAT if name is None else name
         if name in self._by_name:
             return self._by_name[name]
@@ -133,13 +125,9 @@ class Serializers:
         )
 
     def for_loading(self, path: Path, name: str | None) -> Serializer:
-        """Return the format ``name``; None asks each one whether it recognises ``path``.
+        """Return the format ``name``, or with None the only format whose ``detect`` accepts ``path``.
 
-        Raises:
-            FileNotFoundError: there is nothing at ``path``.
-            MissingPluginError: no format of this name, or none at all, is registered.
-            FormatError: no format, or more than one, recognises ``path``.
-            PluginError: a format failed to tell.
+        FileNotFoundError, MissingPluginError, FormatError (no or several formats match) or PluginError (``detect`` failed).
         """
         if name is not None or not self._by_name:
             return self.for_saving(name)
@@ -158,7 +146,7 @@ class Serializers:
         raise FormatError(message)
 
     def _names(self) -> str:
-        """Return what is registered, and which packages might add to it."""
+        """Format the names of the registered formats and of inactive packages for a message."""
         idle = ", ".join(repr(name) for name in UNAVAILABLE if name != _DEFAULT_PROVIDER)
         return (", ".join(map(repr, self._by_name)) or "none") + (
             f"; installed but not active: {idle} (python -m td_core plugins says why)" if idle else ""
@@ -174,7 +162,7 @@ def _is_recognised(serializer: Serializer, path: Path) -> bool:
     except (OSError, TensorDictError):
         raise
     except Exception as error:
-        # It concerns everybody who loads anything, and the traceback alone does not say what to do about it.
+        # A faulty plugin breaks every load, and the traceback alone does not show how to avoid it.
         raise PluginError(
             f"the format {serializer.name!r} failed to tell whether it recognises {str(path)!r}: "
             f"{type(error).__name__}: {error}; pass format= to leave it out"
@@ -187,13 +175,13 @@ def _check_options(
     options: Mapping[str, Any],
     instead: Callable[..., Any] | None = None,
 ) -> None:
-    """Raise TypeError for an option that ``method`` does not declare, or ``instead`` where it takes any."""
+    """Raise TypeError for an option that ``method`` (or ``instead``, if it takes any) does not declare."""
     parameters = inspect.signature(method).parameters.values()
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         if instead is not None:
             _check_options(serializer, instead, options)
         return
-    # The leading ones are data and path, which are given by position.
+    # Skip data and path, which are passed by position.
     known = [
         parameter.name
         for parameter in parameters
@@ -212,12 +200,12 @@ def save(data: Core, path: str | Path | None, *, format: str | None = None, **op
 
     Args:
         data: the collection.
-        path: where to; None only for formats that can do without.
+        path: target path; None only for formats that need none.
         format: name of a registered format; None is ``"memmap"``.
         **options: options of the format.
 
     Returns:
-        What the format gives: ``data`` itself, a collection mapped from the files, or a future.
+        The result of the format: ``data``, a collection mapped from the files, or a future.
 
     Raises:
         MissingPluginError: the format is not registered.
@@ -239,8 +227,8 @@ def load(path: str | Path, *, format: str | None = None, **options: Any) -> Any:
     """Load a collection.
 
     Args:
-        path: where it was saved.
-        format: name of a registered format; None finds the one that recognises ``path``.
+        path: path of the save.
+        format: name of a registered format; None selects the format that recognises ``path``.
         **options: options of the format.
 
     Raises:
@@ -285,8 +273,8 @@ class SaveMixin(Core):
     ) -> SelfT:
         """Save the collection at ``prefix``; see :func:`td_core.save`.
 
-        The arguments from ``copy_existing`` to ``atomic`` are options of the default format (see :meth:`memmap`). One that
-        is not left at its default is passed on, as ``options`` are, and refused by a format that does not have it.
+        The arguments from ``copy_existing`` to ``atomic`` are options of the default format (see :meth:`memmap`). Those that
+        differ from their defaults are passed to the format like ``options``; a format without such an option raises TypeError.
         """
         provided = {
             "copy_existing": (copy_existing, False),
@@ -308,31 +296,31 @@ class SaveMixin(Core):
     def load(
         cls: type[SelfT], prefix: str | Path, *args: Any, format: str | None = None, **kwargs: Any
     ) -> SelfT:
-        """Return the collection saved at ``prefix``; see :func:`td_core.load`.
+        """Load the collection saved at ``prefix``; see :func:`td_core.load`.
 
-        Of the options ``device`` and ``non_blocking`` may be given by position. A class with declared entries gives an instance
-        of itself, whatever the class was called when it was saved.
+        The options ``device`` and ``non_blocking`` can be passed by position. A class with declared entries returns an instance
+        of itself, whatever class was saved.
         """
         options = _bind_options(args, kwargs, ("device", "non_blocking"))
         loaded: SelfT = _load(cls, Path(prefix), format, options)
         return loaded
 
     def load_(self: SelfT, prefix: str | Path, *args: Any, format: str | None = None, **kwargs: Any) -> SelfT:
-        """Copy what is saved at ``prefix`` into this collection, in place; errors as for :func:`td_core.load`.
+        """Copy the save at ``prefix`` into this collection, in place; raises as :func:`td_core.load`.
 
-        Of the options of the format ``robust_key`` may be given by position.
+        The option ``robust_key`` can be passed by position.
         """
         path = Path(prefix)
         options = _bind_options(args, kwargs, ("robust_key",))
         serializer = SERIALIZERS.for_loading(path, format)
-        # One that takes any options hands them to load, so those are the ones that count.
+        # load_() with **options passes them to load(), so load() defines which are valid.
         _check_options(serializer, serializer.load_, options, serializer.load)
         serializer.load_(self, path, **options)
         return self
 
 
 def _bind_options(args: tuple[Any, ...], kwargs: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
-    """Return positional and keyword options together, by name."""
+    """Merge positional and keyword options into one dict."""
     if len(args) > len(names):
         raise TypeError(f"at most {len(names)} options by position, {', '.join(names)}; got {len(args)}")
     options = dict(zip(names, args, strict=False))

@@ -1,15 +1,13 @@
-"""The value codec: Python values as JSON, and back with the types they had.
+"""The value codec: convert Python values to JSON and back, with their types.
 
-``split`` gives two pieces of JSON. *plain* is the value as Python's ``json`` would say it, so a reader that
-knows nothing of this module still sees it; *types* is a sidecar, None where plain alone is exact, that says
-what plain cannot: that a list was a tuple, a number a ``numpy.float32``. ``join`` is the inverse. Neither
-pickles, and neither imports or looks up a name that a file gives: a type is found in one table by tag, which
-plugins extend with a :class:`LeafSerializer`.
+``split`` returns two pieces of JSON. *plain* is the value as Python's ``json`` writes it, so any JSON reader can show
+it. *types* is a sidecar, None if *plain* alone is exact; it records what JSON cannot: that a list was a tuple, or a
+number a ``numpy.float32``. ``join`` is the inverse. Neither function pickles, imports or resolves a name from a file:
+types are looked up by tag in one table, which plugins extend with a :class:`LeafSerializer`.
 
-A sidecar is a tree beside the plain one. A node is None (exact), ``"tag"``, or ``{"t": [tags], "c":
-children}``: the children are converted first, then the tags apply from the last to the first. Children are
-keyed by position or key; ``"*"`` stands for every item of a list. The tag of a plugin is written
-``tag@distribution==version``.
+A sidecar is a tree of the same structure as *plain*. A node is None (exact), ``"tag"``, or ``{"t": [tags], "c":
+children}``: the children are converted first, then the tags from last to first. Children have positions or keys as
+names; ``"*"`` means every item of a list. The tag of a plugin is written as ``tag@distribution==version``.
 """
 
 from __future__ import annotations
@@ -30,27 +28,19 @@ from .errors import CodecError, FormatError, MissingPluginError
 
 __all__ = ["MAX_DEPTH", "join", "join_at", "parse_json", "is_readable", "is_same_value", "split", "split_at"]
 
-#: Deepest nesting of a value, each conversion to a simpler value counting as a level. Python's own json gives
-#: up at about a thousand levels, and a sidecar has two for each.
+#: Maximum nesting of a value; each conversion to a simpler value counts as one level. Python's json fails at about
+#: a thousand levels, and a sidecar needs two per level of the value.
 MAX_DEPTH = 200
 
-# Python refuses to turn integers of more than 4300 digits into decimal strings, hence into JSON.
+# int() and str() reject integers of more than 4300 decimal digits, so JSON cannot hold them.
 _LARGE = 1 << 12_000
 
 
-Path = tuple[Any, ...]  # linked: (path of the parent, key), so that going one level down costs nothing
+Path = tuple[Any, ...]  # linked list (path of the parent, key): extending it is O(1)
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Return what JSON says.
-
-    Raises:
-        ValueError: it is not JSON, or says a key twice.
-
-    >>> parse_json('{"a": 1, "a": 2}')
-    Traceback (most recent call last):
-    ValueError: the key 'a' stands there twice
-    """
+    """Parse JSON; ValueError if it is malformed or an object repeats a key."""
     return _DECODER.decode(text if isinstance(text, str) else text.decode())
 
 
@@ -62,18 +52,18 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return result
 
 
-# json.loads() would make a decoder for each text.
+# json.loads() would create a decoder per call.
 _DECODER = json.JSONDecoder(object_pairs_hook=_unique)
 
 
 def split(value: Any) -> tuple[Any, Any]:
-    """Take a value apart into plain JSON and a sidecar of types.
+    """Split a value into plain JSON and a sidecar of types.
 
     Returns:
-        ``(plain, types)``; ``types`` is None where ``plain`` alone is exact.
+        ``(plain, types)``; ``types`` is None if ``plain`` alone is exact.
 
     Raises:
-        CodecError: a value of a type that is not registered, or nested too deep; the message says where.
+        CodecError: a type is not registered, or the value is nested too deep; the message has the path.
 
     >>> split({"a": [1, 2.5], "b": None})
     ({'a': [1, 2.5], 'b': None}, None)
@@ -84,11 +74,11 @@ def split(value: Any) -> tuple[Any, Any]:
 
 
 def join(plain: Any, types: Any) -> Any:
-    """Put a value together again; the inverse of :func:`split`, safe on data that anyone may have written.
+    """Join plain JSON and types to a value; the inverse of :func:`split`, safe for untrusted data.
 
     Raises:
-        FormatError: plain and types do not fit together; the message says where.
-        MissingPluginError: a type of a plugin that is not installed; the message names it.
+        FormatError: ``plain`` and ``types`` do not match; the message has the path.
+        MissingPluginError: a type belongs to a plugin that is not installed; the message names it.
 
     >>> join([[1, 2], [3, 4]], {"c": {"*": "tuple"}})
     [(1, 2), (3, 4)]
@@ -97,7 +87,7 @@ def join(plain: Any, types: Any) -> Any:
 
 
 def split_at(value: Any, where: Callable[[], str]) -> tuple[Any, Any]:
-    """Take a value apart; an error says where it is."""
+    """Split a value; errors start with ``where()``."""
     try:
         return split(value)
     except CodecError as error:
@@ -105,7 +95,7 @@ def split_at(value: Any, where: Callable[[], str]) -> tuple[Any, Any]:
 
 
 def join_at(value: tuple[Any, Any], where: Callable[[], str]) -> Any:
-    """Return what :func:`split_at` took apart; an error says where it is."""
+    """Join a value that :func:`split_at` split; errors start with ``where()``."""
     plain, types = value
     try:
         return join(plain, types)
@@ -114,13 +104,9 @@ def join_at(value: tuple[Any, Any], where: Callable[[], str]) -> Any:
 
 
 def is_readable(types: Any) -> bool:
-    """Tell whether a reader that ignores the sidecar still sees the value, with some types simplified.
+    """Return True if a JSON reader without the sidecar can show the value, with simplified types.
 
-    A tuple is then a list and a ``numpy.float32`` a number; bytes would be unreadable text, so they are not
-    readable.
-
-    >>> is_readable(split((1, 2))[1]), is_readable(split(b"12")[1])
-    (True, False)
+    A tuple is then a list and a ``numpy.float32`` a number; bytes are base64 text, so they are not readable.
     """
     todo = [types]
     while todo:
@@ -178,7 +164,7 @@ def _split(value: Any, path: Path, depth: int) -> tuple[Any, Any]:
 
 def _types_of_items(types: list[Any]) -> Any:
     first = types[0] if types else None
-    # One node for a column of equals keeps the sidecar of a million tuples small.
+    # One node for equal types keeps the sidecar of a million tuples small.
     if first is not None and len(types) > 1 and all(node == first for node in types):
         return {"c": {"*": first}}
     children = {str(position): node for position, node in enumerate(types) if node is not None}
@@ -227,7 +213,7 @@ def _join_children(plain: Any, children: dict[Any, Any], path: Path, depth: int)
         ]
     items = list(plain)
     for name, types in children.items():
-        # Decimal digits only: int() would also take signs, spaces, underscores and numbers beyond any list.
+        # Accept decimal digits only: int() also accepts signs, spaces, underscores and huge numbers.
         if type(name) is not str or not name.isascii() or not name.isdigit() or len(name) > 18:
             raise _damage_error(path, children)
         position = int(name)
@@ -273,14 +259,9 @@ def _shorten(value: Any) -> str:
 
 
 def is_same_value(a: Any, b: Any) -> bool:
-    """Tell whether two values are one object, or equal values of one type; NaN equals NaN.
+    """Return True if two values are the same object, or equal values of one type; NaN equals NaN.
 
-    Where ``==`` raises, or gives no bool, only one object is the same.
-
-    >>> is_same_value("a", "a"), is_same_value(1, True), is_same_value([1.0], [1])
-    (True, False, False)
-    >>> is_same_value(torch.tensor([1.0, torch.nan]), torch.tensor([1.0, torch.nan]))
-    True
+    If ``==`` raises or does not return a bool, only the same object is equal.
     """
     if a is b:
         return True
@@ -288,7 +269,7 @@ def is_same_value(a: Any, b: Any) -> bool:
         return False
     try:
         return _is_equal(a, b)
-    except Exception:  # the ``==`` of any class runs here
+    except Exception:  # ``==`` of a user-defined class may raise anything
         return False
 
 
@@ -296,7 +277,7 @@ def _is_equal(a: Any, b: Any) -> bool:
     if isinstance(a, torch.Tensor):
         if a.shape != b.shape or a.dtype != b.dtype:
             return False
-        equal = a == b  # torch.equal refuses float8
+        equal = a == b  # torch.equal does not support float8
         return bool(equal.all()) or bool((equal | ((a != a) & (b != b))).all())
     if isinstance(a, (np.ndarray, np.generic)):
         if a.dtype != b.dtype or a.shape != b.shape:

@@ -1,6 +1,6 @@
-"""The types of values: the table of serializers by type and by tag, and the types that core stores by itself.
+"""The types of values: the registry of serializers by type and tag, and the serializers that core registers.
 
-Every ``load`` here takes only what its ``dump`` can have given, and says what is wrong with anything else.
+Every ``load`` here accepts only what its ``dump`` can return, and raises a clear error for anything else.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["CONTAINERS", "VALUES", "LeafSerializer", "enum_serializer"]
 
 _TAG = re.compile(r"[A-Za-z_][A-Za-z0-9_.\-]*\Z")
 
-# What JSON says by itself; integers and dicts are in the table for those that JSON cannot say.
+# Types that JSON represents exactly. int and dict are in the registry, for values that JSON cannot represent.
 _JSON = (str, float, bool, type(None), list)
 
 _DTYPES = {str(value): value for value in vars(torch).values() if isinstance(value, torch.dtype)}
@@ -38,13 +38,13 @@ _ARRAY_DTYPE = re.compile(r"[<>|]([biufcSU][0-9]{1,9}|[mM]8(\[[0-9]{0,9}[a-zA-ZÎ
 @set_module("td_core")
 @dataclass(frozen=True, slots=True)
 class LeafSerializer:
-    """How values of one foreign type are stored, in every format at once.
+    """Functions that store values of one Python type, in every format.
 
     Attributes:
-        tag: unique and lasting, it is written into files: ``"mypackage.Image"``.
-        type: the class, matched exactly: an instance of a subclass is refused, not stored as its base.
-        dump: value -> a simpler value that the codec can store: JSON, bytes, tuples, other registered types.
-        load: the inverse; raises ValueError or TypeError for what ``dump`` cannot have given.
+        tag: unique, stable name that is written to files, such as ``"mypackage.Image"``.
+        type: the class, matched exactly: an instance of a subclass raises instead of being stored as its base.
+        dump: converts a value to one that the codec can store: JSON, bytes, tuples, other registered types.
+        load: the inverse; raises ValueError or TypeError for input that ``dump`` cannot return.
 
     >>> from fractions import Fraction
     >>> fractions = LeafSerializer("fractions.Fraction", Fraction, str, Fraction)
@@ -59,11 +59,11 @@ class LeafSerializer:
 
 
 def enum_serializer(cls: type[Enum], tag: str | None = None) -> LeafSerializer:
-    """Return the serializer that stores the members of an enum by name (of a flag, by value).
+    """Build the serializer that stores the members of an enum by name (members of a flag by value).
 
     Args:
         cls: the enum.
-        tag: what files call it; its module and name if None.
+        tag: name of the type in files; None uses its module and name.
 
     >>> Color = Enum("Color", ["RED", "BLUE"])
     >>> enum_serializer(Color, "Color").dump(Color.RED)
@@ -76,7 +76,7 @@ def enum_serializer(cls: type[Enum], tag: str | None = None) -> LeafSerializer:
 
 
 class Values:
-    """The registered types, by class and by tag."""
+    """Registry of value types by class and by tag."""
 
     def __init__(self) -> None:
         self.by_type: dict[type, LeafSerializer] = {}
@@ -85,16 +85,9 @@ class Values:
         self.natural: set[str] = set()
 
     def add(self, serializer: LeafSerializer, *, provider: str | None = None, natural: bool = False) -> None:
-        """Register a serializer.
+        """Register a serializer of ``provider`` (``distribution==version``); PluginError if tag or type is taken.
 
-        Args:
-            serializer: tag, type and functions.
-            provider: ``distribution==version`` of the plugin; None for core's own.
-            natural: what it dumps reads well without the sidecar: the items of a tuple, the value of a
-                number.
-
-        Raises:
-            PluginError: the tag is malformed, or the tag or the type is taken.
+        ``natural``: the dumped value is readable without the sidecar, such as the items of a tuple.
         """
         tag, cls = serializer.tag, serializer.type
         if not isinstance(tag, str) or not _TAG.match(tag):
@@ -112,7 +105,7 @@ class Values:
             self.natural.add(tag)
 
     def remove(self, tag: str) -> None:
-        """Forget a serializer."""
+        """Unregister a serializer."""
         del self.by_type[self.by_tag.pop(tag).type]
         del self.written[tag]
         self.natural.discard(tag)
@@ -128,7 +121,7 @@ def _exactly(cls: type, value: Any) -> Any:
 
 
 def _items(value: Any, *types: type) -> list[Any]:
-    """Return a list whose items have exactly these types."""
+    """Check that a value is a list whose items have exactly these types, and return it."""
     if len(_exactly(list, value)) != len(types):
         raise ValueError(f"expected {len(types)} items, found {len(value)}")
     return [_exactly(cls, item) for cls, item in zip(types, value, strict=True)]
@@ -150,7 +143,7 @@ def _load_set(value: Any) -> set[Any]:
 
 
 def _sort_items(value: set[Any] | frozenset[Any]) -> list[Any]:
-    # Iteration order of strings differs from process to process; files should not.
+    # The iteration order of sets of strings differs between processes; files must not.
     return sorted(value, key=repr)
 
 
@@ -184,7 +177,7 @@ def _load_moment(cls: type[datetime] | type[time]) -> Callable[[Any], datetime |
     return load
 
 
-#: Classes that can be values: those of the containers of a pytree.
+#: Classes that can be stored as values: the container classes of pytrees.
 CONTAINERS: dict[str, type] = {cls.__name__: cls for cls in (dict, OrderedDict, list, tuple)}
 
 
@@ -240,12 +233,12 @@ def _load_array(value: Any) -> np.ndarray[Any, Any]:
         np.frombuffer(content, dtype.byteorder.replace("|", "=") + "u4") > 0x10FFFF
     ):
         raise ValueError("text that is not Unicode")
-    # numpy makes no array of an empty buffer.
+    # np.frombuffer rejects an empty buffer.
     return np.frombuffer(content, dtype).reshape(shape) if content else np.zeros(shape, dtype)
 
 
 def _scalar(cls: type, dump: Callable[[Any], Any], accepts: type) -> LeafSerializer:
-    """Return the serializer of a numpy scalar type that is made from what ``dump`` gives."""
+    """Build the serializer of a NumPy scalar type; ``accepts`` is the type that ``dump`` returns."""
 
     def load(value: Any) -> Any:
         with np.errstate(over="ignore"):
@@ -265,7 +258,7 @@ def _complex(cls: Any, part: type, accepts: type) -> LeafSerializer:
         real, imag = _items(value, accepts, accepts)
         scalar = np.empty((), cls)
         with np.errstate(over="ignore"):
-            # Assigned apart: a sum with an imaginary infinity would turn the real part into NaN.
+            # Assign the parts separately: real + 1j * inf would turn the real part into NaN.
             scalar.real, scalar.imag = part(real), part(imag)
         return scalar[()]
 
@@ -289,7 +282,7 @@ def _path(cls: type[PurePath], loaded: type[PurePath]) -> LeafSerializer:
     return LeafSerializer(cls.__name__, cls, str, lambda value: loaded(_exactly(str, value)))
 
 
-# On some platforms two of these names are one type.
+# On some platforms two of these names are the same type.
 _SIGNED = (np.int8, np.int16, np.int32, np.int64, np.longlong)
 _UNSIGNED = (np.uint8, np.uint16, np.uint32, np.uint64, np.ulonglong)
 
@@ -298,7 +291,7 @@ _NATURAL = [
     LeafSerializer("OrderedDict", OrderedDict, dict, lambda value: OrderedDict(_exactly(dict, value))),
     LeafSerializer("torch.Size", torch.Size, list, _load_size),
     _scalar(np.bool_, bool, bool),
-    # str() would drop trailing null characters.
+    # str() would drop trailing null characters, so call str.__str__.
     _scalar(np.str_, str.__str__, str),
     *(_scalar(cls, int, int) for cls in dict.fromkeys((*_SIGNED, *_UNSIGNED))),
     *(_scalar(cls, float, float) for cls in (np.float16, np.float32, np.float64)),
@@ -329,7 +322,7 @@ _OTHER = [
     ),
     _path(PurePosixPath, PurePosixPath),
     _path(PureWindowsPath, PureWindowsPath),
-    # A concrete path of the other system cannot be made here; its pure form says the same.
+    # A concrete path of the other operating system cannot be created here; use its pure form.
     _path(PosixPath, PosixPath if os.name == "posix" else PurePosixPath),
     _path(WindowsPath, WindowsPath if os.name == "nt" else PureWindowsPath),
     LeafSerializer("type", type, _dump_class, _load_class),

@@ -1,4 +1,4 @@
-"""The names that pickles and files of :func:`torch.save` hold: they stay importable from here in every release.
+"""The names that pickles and files of :func:`torch.save` refer to: they stay importable from here in every release.
 
 >>> import pickle, pickletools
 >>> from td_core import pickles
