@@ -1,7 +1,7 @@
-"""``in_dims`` and ``out_dims`` of ``torch.vmap`` for collections: they count the batch dims, from the last one where negative.
+"""``in_dims`` and ``out_dims`` of ``torch.vmap`` for collections: negative dims count from the last batch dim.
 
-torch would count the dims of each leaf, of which those behind the batch are no dims of a collection. Its functions have no
-place to say so, so those that read the dims are wrapped. The first dim needs no counting, and goes through as it is.
+torch would count the dims of each leaf, including its feature dims. vmap has no extension point for this, so the
+functions that read the dims are wrapped. Dim 0 needs no conversion and is passed unchanged.
 """
 
 from __future__ import annotations
@@ -17,15 +17,9 @@ from ._torch_private import wrap_vmap
 
 
 def normalize_dims(dims: Any, provided: Any, count: Callable[[int, Core], int]) -> Any:
-    """Return the dims for what vmap is given, or gives, with a non-negative int for each collection in it.
+    """Convert vmap dims to non-negative ints for the collections in ``provided``.
 
-    Args:
-        dims: an int or None, or a pytree of them whose structure is that of ``provided``, or of its upper levels.
-        provided: a pytree of tensors and collections.
-        count: what gives the int for a dim of a collection.
-
-    >>> normalize_dims(-1, (TensorDict({"a": torch.zeros(2, 3, 4)}, [2, 3]), torch.zeros(2)), get_argument_dim)
-    (1, -1)
+    ``dims``: int, None or a pytree prefix of ``provided``; ``count`` converts the dim of one collection.
     """
     if dims is None or dims == 0:
         return dims
@@ -35,7 +29,7 @@ def normalize_dims(dims: Any, provided: Any, count: Callable[[int, Core], int]) 
     try:
         parts = spec.flatten_up_to(provided)
     except ValueError:
-        return dims  # which torch refuses, and says what does not fit
+        return dims  # torch raises an error that shows the mismatch
     results = [_count_in(part, dim, count) for dim, part in zip(wanted, parts, strict=True)]
     return torch_pytree.tree_unflatten(results, spec)
 
@@ -51,27 +45,13 @@ def _count_in(part: Any, dim: Any, count: Callable[[int, Core], int]) -> Any:
 
 
 def get_argument_dim(dim: int, node: Core) -> int:
-    """Return the batch dim of a collection that vmap maps over; one without batch dims has those of its leaves.
-
-    Raises:
-        ValueError: it has no such dim.
-
-    >>> get_argument_dim(-1, TensorDict({"a": torch.zeros(2, 3, 4)}, [2, 3]))
-    1
-    """
+    """Convert an ``in_dims`` value to a batch dim, or ValueError; without batch dims it counts the dims of the leaves."""
     ndim = len(node.batch_size)
     return _dim_of(dim, ndim, node, f"in_dims={dim}") if ndim else dim
 
 
 def get_result_dim(dim: int, node: Core) -> int:
-    """Return where vmap puts its dim among the batch dims of a collection, which is told so.
-
-    Raises:
-        ValueError: it cannot have such a dim.
-
-    >>> get_result_dim(-1, TensorDict({"a": torch.zeros(2, 3, 4)}, [2, 3]))
-    2
-    """
+    """Convert an ``out_dims`` value to the position of the new batch dim (or ValueError), and record it in every node."""
     result = _dim_of(dim, len(node.batch_size) + 1, node, f"out_dims={dim}")
     todo = [node]
     while todo:

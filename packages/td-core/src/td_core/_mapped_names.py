@@ -1,7 +1,7 @@
-"""Names of dims under vmap, which takes a dim from each leaf and puts one back without saying which.
+"""Dim names under vmap, which removes a dim from each leaf and inserts one later without naming it.
 
-Inside the map a leaf shows which of its dims is mapped. Behind it, a result is a view in which that dim stands somewhere
-else, so the context of a pytree keeps how the leaf lies in memory, and the view is compared with that.
+Inside the map a leaf shows which of its dims is mapped. After it, a result is a view with that dim in another position.
+So the pytree context keeps the shape and strides of the first leaf, and the view is compared with them.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ __all__ = ["get_names_after", "get_names_before"]
 
 
 class Layout(NamedTuple):
-    """How a leaf lies in memory, with the dim that is mapped; ``at`` is None where none is."""
+    """Sizes and strides of a leaf, and its mapped dim ``at`` (None if none is mapped)."""
 
     dims: list[tuple[int, int]]
     at: int | None
 
 
 class PlacedNames(tuple[Any, ...]):
-    """Names in a context, with the layout of the first leaf; as equal as the names."""
+    """Dim names in a pytree context, with the layout of the first leaf; equality compares the names only."""
 
     layout: Layout
 
 
 def get_names_before(names: Names | None, children: Iterable[Any]) -> Names | None:
-    """Return the names of a node for the context of a pytree."""
+    """Return the dim names of a node for its pytree context."""
     if names is None or functorch_level() is None or torch.compiler.is_compiling():
         return names
     leaf = _first_leaf(children)
@@ -45,7 +45,7 @@ def get_names_before(names: Names | None, children: Iterable[Any]) -> Names | No
 
 
 def get_names_after(names: Names | None, batch_size: torch.Size, children: Iterable[Any]) -> Names | None:
-    """Return the names of a node made of ``children``, which may have a dim more or less than the context had."""
+    """Return the dim names of a node built from ``children``, which may have one dim more or fewer than the context."""
     if names is None:
         return None
     ndim = len(batch_size)
@@ -53,7 +53,7 @@ def get_names_after(names: Names | None, batch_size: torch.Size, children: Itera
         return tuple(names)
     leaf = None if torch.compiler.is_compiling() else _first_leaf(children)
     if leaf is None:
-        # Levels have the names of those above.
+        # Nested nodes start with the dim names of their parents.
         below = next((child._names for child in children if isinstance(child, Core) and child._names), None)
         result = below and below[:ndim]
     elif len(names) == ndim + 1:
@@ -80,7 +80,7 @@ def _dims_of(leaf: Tensor) -> list[tuple[int, int]]:
 
 
 def _with_new_dim(names: PlacedNames, leaf: Tensor) -> Names | None:
-    """Return the names with None where the leaf has the mapped dim, or where that may be."""
+    """Insert None at the position of the mapped dim in a leaf; unclear positions become None too."""
     before, position = names.layout
     after = _dims_of(leaf)
     rest = before if position is None else before[:position] + before[position + 1 :]

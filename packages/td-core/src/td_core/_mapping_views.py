@@ -1,10 +1,10 @@
-"""Live views of keys, values and items, nested or not.
+"""Live views of keys, values and items, flat or nested.
 
-A parent comes before its children in all three views. Non-tensor entries are no leaves by default (give
-``is_leaf=is_leaf_nontensor`` to see them), and nothing descends into them.
+A node comes before its children in all three views. Non-tensor entries are not leaves by default (pass
+``is_leaf=is_leaf_nontensor`` to include them), and the views do not descend into them.
 """
 
-# ruff: noqa: RUF005 -- to add tuples takes less time than to unpack them, for every entry of a walk
+# ruff: noqa: RUF005 -- adding tuples is faster than unpacking them, for every entry of a walk
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
@@ -20,12 +20,12 @@ from .errors import StructureError
 
 IsLeaf = Callable[[type], bool]
 
-#: The classes that show a tensor and of which there was an instance; without any, dicts need no look at their values.
+#: Tensor proxy classes with at least one instance; while empty, readers skip the search for proxies.
 PROXY_KINDS: set[type] = set()
 
 
 class StackedEntries(Mapping[str, Any]):
-    """The entries that all members of a lazy stack have; each is stacked when it is read."""
+    """Mapping of the entries that all members of a lazy stack have; each is stacked when it is read."""
 
     __slots__ = ("_stack",)
 
@@ -47,7 +47,7 @@ class StackedEntries(Mapping[str, Any]):
 
 
 def default_is_leaf(cls: type) -> bool:
-    """Tell whether entries of a class are leaves: everything that is not a collection.
+    """Return True if a class is a leaf: every class except collections.
 
     >>> default_is_leaf(torch.Tensor)
     True
@@ -56,24 +56,20 @@ def default_is_leaf(cls: type) -> bool:
 
 
 def is_leaf_or_value(cls: type) -> bool:
-    """Tell whether entries of a class are leaves or values: everything that has no entries of its own.
-
-    >>> is_leaf_or_value(Tensor), is_leaf_or_value(TensorDict)
-    (True, False)
-    """
+    """Return True if a class is a leaf or a value node: every class without entries."""
     return not issubclass(cls, Core) or cls._is_value
 
 
 def _level(node: Core) -> Iterator[tuple[str, Child]]:
     children = node._children()
-    # A dict is the storage itself, read in one go: a writer in another thread does not disturb the walk.
+    # Copy a dict at once, so that a writer in another thread cannot disturb the iteration.
     if type(children) is dict:
         return iter(children.copy().items())
     return _peek_entries(node, children)
 
 
 def _peek_entries(node: Core, keys: Iterable[str]) -> Iterator[tuple[str, Child]]:
-    """Yield entries of a mapping that may build each that it is asked for, without those that another thread removes."""
+    """Yield entries of a mapping that builds them on access; skip those that another thread removes."""
     for key in keys:
         try:
             child = node._peek_child(key)
@@ -111,22 +107,14 @@ def _list_keys(node: Core, nested: bool, leaves_only: bool) -> Iterable[Any]:
 
 
 def has_plain_entries(children: dict[str, Child] | None) -> bool:
-    """Tell whether readers get the very values of a dict of entries.
-
-    >>> has_plain_entries({"a": torch.zeros(1)})
-    True
-    """
+    """Return True if a dict of entries has no tensor proxies, so that its values can be returned unchanged."""
     return children is not None and (
         not PROXY_KINDS or PROXY_KINDS.isdisjoint(map(type, list(children.values())))
     )
 
 
 def unwrap_entry(child: Child) -> Child:
-    """Return what readers get for an entry: the tensor that it stands for, or itself.
-
-    >>> unwrap_entry(torch.zeros(1))
-    tensor([0.])
-    """
+    """Return the tensor of a tensor proxy; any other entry unchanged."""
     return child if isinstance(child, Tensor) or not child._is_tensor_proxy else child._unwrap()
 
 
@@ -205,7 +193,7 @@ def _count(node: Core, nested: bool, leaves_only: bool) -> int:
 
 
 class _Walk:
-    """One way to go through a collection: what the three views share."""
+    """Base of the three views: a collection with the options of its traversal."""
 
     __slots__ = ("_how", "_node", "_plain")
 
@@ -217,7 +205,7 @@ class _Walk:
         self._plain = is_leaf is None and not sort
 
     def _walk(self, *, values: bool) -> Iterator[tuple[Any, Child]]:
-        """Yield (key, entry); where ``values`` is False an entry may be any stand-in of its class."""
+        """Yield (key, entry); if ``values`` is False, an entry may be any object of the same class."""
         nested, leaves_only, is_leaf, _ = self._how
         stack: list[tuple[tuple[str, ...], Iterator[tuple[str, Child]]]] = [
             ((), self._sort_entries(self._node, values))
@@ -251,7 +239,7 @@ class _Walk:
 
 
 class CollectionKeys(_Walk, Set[Any]):
-    """Keys of a collection; ``in`` looks a key up without building a list."""
+    """Keys of a collection; ``in`` resolves a key path without building a list."""
 
     __slots__ = ()
 
@@ -262,7 +250,7 @@ class CollectionKeys(_Walk, Set[Any]):
         return (key for key, _ in self._walk(values=False))
 
     def __len__(self) -> int:
-        # list() asks too, to know how much memory it needs.
+        # list() calls len() to preallocate, so counting must be cheap.
         if self._plain:
             nested, leaves_only, _, _ = self._how
             return _count(self._node, nested, leaves_only)
@@ -289,7 +277,7 @@ class CollectionKeys(_Walk, Set[Any]):
 
 
 class LevelKeys(CollectionKeys):
-    """The keys of one level that is a dict: looking at them costs what it costs there."""
+    """Keys of one node whose entries are a dict; all operations are as fast as those of the dict."""
 
     __slots__ = ("_level",)
 
@@ -307,7 +295,7 @@ class LevelKeys(CollectionKeys):
 
 
 class CollectionValues(_Walk):
-    """Entries of a collection. It has no length: to count is to walk."""
+    """Entries of a collection, without ``len``, which would need a full traversal."""
 
     __slots__ = ()
 
@@ -325,7 +313,7 @@ class CollectionValues(_Walk):
 
 
 class CollectionItems(_Walk):
-    """(key, entry) pairs of a collection. It has no length: to count is to walk."""
+    """(key, entry) pairs of a collection, without ``len``, which would need a full traversal."""
 
     __slots__ = ()
 

@@ -1,13 +1,13 @@
 """Worker processes that run one function on many inputs.
 
-Unlike ``multiprocessing.Pool``, the parent watches each worker: one that is killed is an error, not a hang. Each task
-seeds torch with a number of its own, so that results do not depend on which worker ran it.
+Unlike ``multiprocessing.Pool``, the parent monitors each worker: a killed worker is an error, not a hang. Each task
+seeds torch with a separate number, so that results do not depend on which worker ran it.
 """
 
 from __future__ import annotations
 
-# The thread that shares tensors imports it when the first worker asks for one. A worker that is forked meanwhile would wait
-# for the end of that import forever.
+# torch's thread for shared tensors imports hmac when the first worker requests a tensor. A worker forked during that
+# import would wait forever for the import lock.
 import hmac  # noqa: F401
 import traceback
 from collections.abc import Callable, Iterable, Iterator
@@ -20,18 +20,18 @@ import torch.multiprocessing as mp
 from .errors import WorkerError
 
 Task = tuple[Any, Any]
-"""An input, and where to write the result instead of sending it back (or None)."""
+"""An input, and the collection to write the result into (None: send the result back)."""
 
 
-class RemoteTraceback(Exception):  # noqa: N818  it is shown as a cause, not raised
-    """The traceback of an exception in a worker, as text; the cause of the exception that the parent raises."""
+class RemoteTraceback(Exception):  # noqa: N818  it is only shown as a cause, never raised
+    """Text of a traceback in a worker; the cause of the exception that the parent raises."""
 
     def __str__(self) -> str:
         return f"\n\nin the worker:\n{self.args[0]}"
 
 
 def run_task(fn: Callable[[Any], Any], seed: int, item: Any, target: Any) -> Any:
-    """Return ``fn(item)`` with torch seeded; where there is a target, write the result into it and return True."""
+    """Seed torch and return ``fn(item)``; with a target, write the result into it and return True."""
     torch.manual_seed(seed)
     result = fn(item)
     if target is None or result is None:
@@ -41,7 +41,7 @@ def run_task(fn: Callable[[Any], Any], seed: int, item: Any, target: Any) -> Any
 
 
 def _work(connection: Connection, parents: Connection, fn: Callable[[Any], Any], threads: int) -> None:
-    # A forked process has the parent's end too, and would never see it closed by the parent's death.
+    # Close the parent's end of the pipe: otherwise a fork never sees EOF when the parent dies.
     parents.close()
     torch.set_num_threads(threads)
     while True:
@@ -53,7 +53,7 @@ def _work(connection: Connection, parents: Connection, fn: Callable[[Any], Any],
             return
         position, seed, item, target = task
         answer: tuple[int, Any, str | None]
-        # Whatever goes wrong in the user's function belongs to the parent, which decides what happens.
+        # Send any exception of the user's function to the parent, which raises it.
         try:
             answer = (position, run_task(fn, seed, item, target), None)
         except Exception as error:
@@ -68,7 +68,7 @@ def _work(connection: Connection, parents: Connection, fn: Callable[[Any], Any],
 
 
 class _Worker:
-    """One process, its end of the pipe, and what it is doing."""
+    """A worker process, the parent's end of its pipe, and its state."""
 
     def __init__(self, context: Any, fn: Callable[[Any], Any], threads: int) -> None:
         self.connection, right = context.Pipe()
@@ -101,9 +101,9 @@ def run(
     worker_threads: int = 1,
     start_method: str | None = None,
 ) -> Iterator[Any]:
-    """Yield ``fn(item)`` for each task, in order; arguments as for ``ParallelMixin.map``.
+    """Yield ``fn(item)`` per task, in order; arguments as in ``ParallelMixin.map``.
 
-    Tasks are read as workers become free, at most a few ahead of what was yielded; task ``i`` runs with
+    Tasks are read when workers become free, at most ``2 * num_workers`` ahead of the results; task ``i`` runs with
     ``torch.manual_seed(seed + i)``.
 
     Raises:
@@ -117,7 +117,7 @@ def run(
     workers: list[_Worker] = []
     try:
         while True:
-            # Feeding is bounded, so that one slow task does not pile up the results behind it.
+            # Bound the tasks in flight, so that results do not accumulate behind one slow task.
             while not exhausted and sent - following < 2 * num_workers:
                 worker = next((worker for worker in workers if not worker.busy), None)
                 if worker is None and len(workers) >= num_workers:
@@ -148,7 +148,7 @@ def run(
 
 
 def _receive(workers: list[_Worker], results: dict[int, Any], max_tasks_per_child: int | None) -> None:
-    """Wait until a worker has answered, or died."""
+    """Wait until a worker sends a result; WorkerError if one died."""
     busy = [worker for worker in workers if worker.busy]
     ready = wait([*(worker.connection for worker in busy), *(worker.process.sentinel for worker in busy)])
     for worker in busy:

@@ -1,4 +1,4 @@
-"""Making batches of samples, for a ``DataLoader``."""
+"""Collate samples into batches, for a ``DataLoader``."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ def collate(
     nested_keys: Sequence[NestedKey] | None = None,
     mask_key: NestedKey | None = None,
 ) -> Any:
-    """Return samples as one batch; a ``collate_fn`` for :class:`torch.utils.data.DataLoader`.
+    """Collate samples into one batch; a ``collate_fn`` for :class:`torch.utils.data.DataLoader`.
 
-    Collections are stacked, lazily where their keys or shapes differ; tuples and mappings of samples are collated item
-    by item; everything else goes to :func:`torch.utils.data.default_collate`.
+    Collections are stacked, lazily if their keys or shapes differ; tuples and mappings of samples are collated item
+    by item; all other samples are passed to :func:`torch.utils.data.default_collate`.
 
     Args:
-        batch: a sequence of samples; a collection is a batch already, and returned as it is.
-        pad_keys: key -> value: entries of different shapes that are padded with this value.
-        nested_keys: entries that become jagged nested tensors.
-        mask_key: where the masks of the entries in ``pad_keys`` go, True where there is data.
+        batch: a sequence of samples; a collection is already a batch and is returned unchanged.
+        pad_keys: padding value by key, for entries of different shapes.
+        nested_keys: keys of entries that become jagged nested tensors.
+        mask_key: key for the masks of the entries in ``pad_keys`` (bool tensors, True for data).
 
     Raises:
-        KeyPathError: a sample lacks an entry that is to be padded or nested.
-        ValueError: there is a ``mask_key``, and nothing to pad.
+        KeyPathError: a sample lacks an entry of ``pad_keys`` or ``nested_keys``.
+        ValueError: ``mask_key`` is set without ``pad_keys``.
 
     >>> collate([TensorDict({"a": 1}), TensorDict({"a": 2})])["a"]
     tensor([1, 2])

@@ -1,4 +1,4 @@
-"""Comparing collections in tests."""
+"""Compare collections in tests."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def assert_close(
     Args:
         actual: a collection.
         expected: a collection.
-        rtol: relative tolerance, given with ``atol`` or not at all.
+        rtol: relative tolerance; pass both or neither of ``rtol`` and ``atol``.
         atol: absolute tolerance.
-        equal_nan: whether nan equals nan.
-        intersection: compare the keys that both have only.
-        msg: put before the message of a failure.
-        prefix: where the two stand, for messages.
+        equal_nan: treat nan as equal to nan.
+        intersection: compare only the keys that both have.
+        msg: prefix of the message of a failure.
+        prefix: key path of both collections, for messages.
 
     Returns:
         True.
@@ -104,7 +104,7 @@ def _check_leaf(
     value: Tensor, reference: Tensor, path: tuple[str, ...], check: Callable[..., None], msg: str
 ) -> None:
     try:
-        # Nested tensors of the same components have different shapes where they do not share their offsets.
+        # Nested tensors with equal components have different symbolic shapes if they do not share their offsets.
         if has_same_components(value, reference):
             check(list(value.unbind()), list(reference.unbind()))
         else:

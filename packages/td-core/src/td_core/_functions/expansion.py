@@ -1,4 +1,4 @@
-"""Expanding to the right: new dims come after the existing ones."""
+"""Expand to the right: new dims come after the existing ones."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ __all__ = ["expand_as_right", "expand_right"]
 
 
 def expand_right(tensor: Tensor, shape: Sequence[int]) -> Tensor:
-    """Return a tensor expanded to a shape that starts with its own.
+    """Expand a tensor to a shape that starts with its own shape.
 
     Args:
         tensor: the tensor.
         shape: the shape to expand to.
 
     Raises:
-        RuntimeError: a dim is neither 1 nor that of ``shape``.
+        RuntimeError: a size is neither 1 nor that in ``shape``.
 
     >>> expand_right(torch.zeros(2), (2, 3)).shape
     torch.Size([2, 3])
@@ -37,14 +37,14 @@ def expand_right(tensor: Tensor, shape: Sequence[int]) -> Tensor:
 
 
 def expand_as_right(tensor: Any, dest: Any) -> Any:
-    """Return a tensor or collection expanded to the shape of another one, which starts with its own.
+    """Expand a tensor or collection to the shape of another one, which starts with its own shape.
 
     Args:
-        tensor: a tensor, or a collection whose leaves are expanded behind its batch dims.
+        tensor: a tensor, or a collection, whose leaves are expanded after their batch dims.
         dest: a tensor or collection.
 
     Raises:
-        RuntimeError: the shapes do not fit.
+        RuntimeError: the shape of ``dest`` does not start with that of ``tensor``.
 
     >>> expand_as_right(torch.zeros(2), torch.zeros(2, 3)).shape
     torch.Size([2, 3])

@@ -1,4 +1,4 @@
-"""Rows that are equal: groups, duplicates, membership."""
+"""Find equal rows: groups, duplicates, membership."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ __all__ = ["group_by", "isin", "remove_duplicates"]
 
 
 def group_by(tensordict: Any, key: NestedKey) -> tuple[Tensor | list[Any], tuple[Any, ...]]:
-    """Return the distinct values of an entry along the first batch dim, and the rows that have each.
+    """Group rows along the first batch dim by an entry; return the distinct values and the rows of each.
 
     Args:
         tensordict: a collection with a batch dim.
-        key: a tensor, whose distinct rows come sorted, or non-tensor data, whose values come in order of appearance.
+        key: a tensor entry (distinct rows are sorted) or non-tensor data (values keep their order of appearance).
 
     Raises:
         KeyPathError: there is no such entry.
         ValueError: there is no batch dim.
-        TypeError: the entry is a sub-collection, or its values, such as arrays, are not simply equal or different.
+        TypeError: the entry is a node, or ``==`` of its values does not return a bool (arrays).
 
     >>> values, groups = group_by(TensorDict({"a": [1, 0, 1]}, batch_size=[3]), "a")
     >>> values, [len(group) for group in groups]
@@ -52,7 +52,7 @@ def group_by(tensordict: Any, key: NestedKey) -> tuple[Tensor | list[Any], tuple
 
 
 def _find_or_add(row: Any, values: list[Any], known: dict[Any, int], key: NestedKey) -> int:
-    """Return where a value stands among the distinct ones, to which it is added; ``known`` tells of those with a hash."""
+    """Return the position of a value among the distinct ones, adding it if new; ``known`` maps hashable values."""
     try:
         position = known.setdefault(row, len(values))
     except TypeError:
@@ -69,19 +69,19 @@ def _find_or_add(row: Any, values: list[Any], known: dict[Any, int], key: Nested
 
 
 def isin(input: Any, reference: Any, key: NestedKey, dim: int = 0) -> Tensor:
-    """Tell for each position along a batch dim whether what ``input`` has there is also in ``reference``.
+    """Return, per position along a batch dim, True if the entry of ``input`` also occurs in ``reference``.
 
     Args:
         input: a collection.
-        reference: a collection with the same entry; its shape may differ along ``dim`` only.
+        reference: a collection with the same entry, whose shape may differ only along ``dim``.
         key: a tensor entry.
         dim: a batch dim.
 
     Returns:
-        a bool tensor with ``input.shape[dim]`` elements.
+        A bool tensor of shape ``(input.shape[dim],)``.
 
     Raises:
-        KeyPathError: one of them has no such tensor.
+        KeyPathError: one of the collections has no such tensor.
         ValueError: there is no such batch dim.
 
     >>> isin(TensorDict({"a": [1, 0, 2]}, [3]), TensorDict({"a": [2, 1]}, [2]), "a")
@@ -98,16 +98,16 @@ def isin(input: Any, reference: Any, key: NestedKey, dim: int = 0) -> Tensor:
 
 
 def remove_duplicates(input: Any, key: NestedKey, dim: int = 0, *, return_indices: bool = False) -> Any:
-    """Return the positions along a batch dim at which an entry has a value for the first time.
+    """Keep the first row of each distinct value of an entry along a batch dim.
 
     Args:
         input: a collection.
         key: a tensor entry.
         dim: a batch dim.
-        return_indices: also return, for each original position, which distinct value it has, in sorted order.
+        return_indices: also return, per original position, the index of its value in the result.
 
     Returns:
-        the collection, its rows in the sorted order of the distinct values; with ``return_indices`` also a tensor.
+        The collection, sorted by the distinct values; with ``return_indices`` also an int64 tensor.
 
     Raises:
         KeyPathError: there is no such tensor.
@@ -125,7 +125,7 @@ def remove_duplicates(input: Any, key: NestedKey, dim: int = 0, *, return_indice
 
 
 def _rows(td: Any, key: NestedKey, dim: int) -> Tensor:
-    """Return the tensor entry ``key`` as one flat row for each position along ``dim``."""
+    """Flatten the tensor entry ``key`` to one row per position along ``dim``."""
     if not -td.batch_dims <= dim < td.batch_dims:
         raise ValueError(f"dim {dim} is no batch dim of a collection of batch size {list(td.batch_size)}")
     entry = td.get(key, None)

@@ -1,4 +1,4 @@
-"""Merging collections."""
+"""Merge collections."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ def merge_tensordicts(
     *tensordicts: Any,
     callback_exist: Callable[..., Any] | Mapping[NestedKey, Callable[..., Any]] | None = None,
 ) -> Any:
-    """Return a collection with the entries of all collections; leaves are shared.
+    """Merge the entries of several collections into a new one; leaves are shared.
 
     Args:
-        *tensordicts: two or more; the result is like the first one.
-        callback_exist: gets the entries of a key that each and every collection has, in order, and returns the one to keep; or
-            such a callable for each key. Without one, and of what some of them lack, the first is kept.
+        *tensordicts: two or more collections; the result has the class and batch size of the first.
+        callback_exist: called with the entries of a key that all collections have, in order; returns the entry to keep. Or a
+            mapping from keys to such functions. Without it, and for keys that some collections lack, the first entry is kept.
 
     Raises:
-        StructureError: fewer than two collections; or a key holds a leaf in one and a level in another.
+        StructureError: fewer than two collections; or a key has a leaf in one collection and a node in another.
 
     >>> merge_tensordicts(TensorDict(a=1, n={"b": 1}), TensorDict(n={"c": 2}))
     TensorDict(batch_size=[], fields={a: i64[], n: {b: i64[], c: i64[]}})
@@ -56,7 +56,7 @@ def merge_tensordicts(
                 else:
                     levels.setdefault(path, child)
                     todo.append((path, child))
-    result = tensordicts[0]._map(identity)  # a copy, which of parameters is plain
+    result = tensordicts[0]._map(identity)  # a shallow copy; for TensorDictParams a plain collection
     for path, level in levels.items():
         if path not in result.keys(True):
             result._set_path(path, level._with_children({}))

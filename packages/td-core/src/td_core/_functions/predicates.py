@@ -1,4 +1,4 @@
-"""Questions about objects and dtypes."""
+"""Predicates on objects and dtypes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["is_bool", "is_floating", "is_inexact", "is_integer", "is_tensor_coll
 
 
 def is_tensor_collection(datatype: Any) -> bool:
-    """Tell whether an object, or a class, is a collection.
+    """Return True if an object or a class is a collection.
 
     >>> is_tensor_collection(TensorDict), is_tensor_collection(TensorDict()), is_tensor_collection(torch.zeros(1))
     (True, True, False)
@@ -22,9 +22,9 @@ def is_tensor_collection(datatype: Any) -> bool:
 
 
 def is_inexact(*args: Any) -> bool:
-    """Tell whether the last argument has a floating point or complex dtype.
+    """Return True if the last argument has a floating point or complex dtype.
 
-    Like its kin it can be a ``cast_filter``, which gets a key and a leaf.
+    Like the other dtype predicates, it can be a ``cast_filter``, which is called with a key and a leaf.
 
     Args:
         *args: anything, then a tensor or a dtype.
@@ -37,7 +37,7 @@ def is_inexact(*args: Any) -> bool:
 
 
 def is_floating(*args: Any) -> bool:
-    """Tell whether the last argument has a floating point dtype; see :func:`is_inexact`.
+    """Return True if the last argument has a floating point dtype; see :func:`is_inexact`.
 
     >>> is_floating(torch.zeros(1)), is_floating(torch.complex64)
     (True, False)
@@ -46,7 +46,7 @@ def is_floating(*args: Any) -> bool:
 
 
 def is_integer(*args: Any) -> bool:
-    """Tell whether the last argument has an integer dtype, which bool is not; see :func:`is_inexact`.
+    """Return True if the last argument has an integer dtype (not bool); see :func:`is_inexact`.
 
     >>> is_integer(torch.zeros(1).int()), is_integer(torch.bool)
     (True, False)
@@ -56,7 +56,7 @@ def is_integer(*args: Any) -> bool:
 
 
 def is_bool(*args: Any) -> bool:
-    """Tell whether the last argument has the bool dtype; see :func:`is_inexact`.
+    """Return True if the last argument has the bool dtype; see :func:`is_inexact`.
 
     >>> is_bool(torch.tensor(True)), is_bool(torch.int8)
     (True, False)

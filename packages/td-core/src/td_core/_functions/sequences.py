@@ -1,4 +1,4 @@
-"""Padding collections of different lengths to one, and back."""
+"""Pad collections of different lengths to one length, and remove the padding."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ..typing import NestedKey
 __all__ = ["pad_sequence", "unpad_sequence"]
 
 MASKS = "masks"
-"""Where the masks go when no other key is given."""
+"""Default key of the masks."""
 
 Path = tuple[str, ...]
 
@@ -35,21 +35,21 @@ def pad_sequence(
     return_mask: bool | NestedKey = False,
     padding_side: str = "right",
 ) -> ItemT:
-    """Return a stack of collections whose leaves are padded to the same length along a dim.
+    """Pad the leaves of collections to equal length along a dim, and stack them.
 
     Args:
-        list_of_tensordicts: the items; keys that not all of them have are left out.
-        pad_dim: the dim of each leaf that is padded.
-        padding_value: what is filled in, for all leaves or by key; None for non-tensor data.
-        out: written with the result, and returned.
-        return_mask: True, or a key: store masks there (``"masks"`` by default), True where an item has data.
+        list_of_tensordicts: the items; keys that not all items have are dropped.
+        pad_dim: the dim of each leaf to pad.
+        padding_value: padding value of all leaves, or a mapping by key; non-tensor data is padded with None.
+        out: collection that the result is written to and that is returned.
+        return_mask: True or a key: store bool masks under that key (``"masks"`` for True), True for data.
         padding_side: ``"right"`` or ``"left"``.
 
     Returns:
-        a collection of batch size ``[len(items), *batch_size]``.
+        A collection of batch size ``[len(items), *batch_size]``.
 
     Raises:
-        StructureError: there is no item, or leaves differ in other dims.
+        StructureError: the list is empty, or leaves differ in other dims.
         KeyPathError: ``padding_value`` names an entry that does not exist.
 
     >>> items = [TensorDict({"a": torch.ones(n)}, [n]) for n in (1, 2)]
@@ -71,7 +71,9 @@ def pad_sequence(
     levels: list[tuple[list[Any], dict[str, Child], Path, Any, str]] = [(items, {}, (), None, "")]
     used: set[Path] = set()
     done = 0
-    while done < len(levels):  # torch.compile of torch 2.9 goes through what a list had at first
+    while done < len(
+        levels
+    ):  # torch.compile of torch 2.9 does not iterate over items that are appended in the loop
         nodes, out_entries, prefix, _, _ = levels[done]
         done += 1
         columns = [node._children() for node in nodes]
@@ -155,7 +157,7 @@ def _make_mask(leaves: list[Tensor], pad_dim: int, left: bool, batch_dims: int) 
 
 
 def _pad_values(entries: list[Any], left: bool) -> Any:
-    """Return non-tensor entries, filled with None to one batch size, stacked."""
+    """Pad non-tensor entries with None to one batch size and stack them."""
     size = _compute_padded_size(entries)[1:]
     coercer = COERCERS.get_fallback()
     padded = []
@@ -172,16 +174,16 @@ def _pad_values(entries: list[Any], left: bool) -> Any:
 
 
 def unpad_sequence(padded: Any, mask: Any = None, *, pad_dim: int = 0) -> Any:
-    """Return the items that :func:`pad_sequence` padded, as a lazy stack.
+    """Remove the padding of :func:`pad_sequence` and return the items as a lazy stack.
 
     Args:
         padded: the padded collection.
         mask: a bool tensor of shape ``[len(padded), length]``, or a collection of masks under the keys of the leaves;
-            by default what ``padded`` has under ``"masks"``.
+            by default the entry ``"masks"`` of ``padded``.
         pad_dim: the dim of each leaf that was padded.
 
     Raises:
-        ValueError: there is no mask; or a row of it has data in more than one place.
+        ValueError: there is no mask; or the data of a row is not contiguous.
 
     >>> items = [TensorDict({"a": torch.ones(n)}, [n]) for n in (1, 2)]
     >>> [len(item["a"]) for item in unpad_sequence(pad_sequence(items, return_mask=True)).tensordicts]
@@ -207,7 +209,7 @@ def _unpad_row(row: Any, mask: Any, pad_dim: int) -> Any:
     for node, entries, masks, above, _, _, prefix in rows:
         size = list(node.batch_size)
         batched = -len(size) <= pad_dim < len(size)
-        # What has no mask of its own goes along with its level, and that with the one above.
+        # An entry without a mask uses the run of its node, and that node the run of its parent.
         run = _find_level_run(masks, pad_dim, len(size), prefix) or above
         if run is not None and batched:
             size[pad_dim] = run[1]
@@ -231,14 +233,14 @@ def _unpad_row(row: Any, mask: Any, pad_dim: int) -> Any:
 
 
 def _find_level_run(masks: Any, pad_dim: int, batch_dims: int, path: Path) -> tuple[int, int] | None:
-    """Return the run of a level: that of its first mask."""
+    """Return the run of a node: that of its first mask."""
     while isinstance(masks, Core):
         masks = next(iter(masks._children().values()), None)
     return None if masks is None else _find_run(masks, pad_dim, max(batch_dims, masks.ndim), path)
 
 
 def _find_run(mask: Tensor, pad_dim: int, ndim: int, path: Path) -> tuple[int, int]:
-    """Return start and length of the run of True in a mask along ``pad_dim``."""
+    """Return start and length of the run of True values in a mask along ``pad_dim``."""
     dim = min(pad_dim % ndim, mask.ndim - 1)
     others = [i for i in range(mask.ndim) if i != dim]
     present = (mask.any(dim=others) if others else mask).nonzero().flatten()
