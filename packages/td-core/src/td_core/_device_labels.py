@@ -1,4 +1,4 @@
-"""Device labels: what a collection says about where its leaves lie."""
+"""Device labels: the device that a node states for its leaves."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _IS_CPU = attrgetter("is_cpu")
 
 
 def set_device_labels(node: Core, device: torch.device | None) -> None:
-    """Store the device label at every level."""
+    """Set the device label of every node of a tree."""
     for level in iter_nodes(node):
         level._set_device(device)
 
 
 def fix_decoded_devices(result: T, nodes: Iterable[dict[str, Any]], leaves: Iterable[Tensor]) -> T:
-    """Return a collection that was taken apart elsewhere, into encoded nodes and all its leaves, its labels made true."""
+    """Correct the device labels of a decoded collection, which came from encoded ``nodes`` and ``leaves``."""
     labels = {node["meta"].get("device") for node in nodes} - {None}
     if labels and (labels != {"cpu"} or not all(map(_IS_CPU, leaves))):
         fix_device_metadata(result)
@@ -31,10 +31,9 @@ def fix_decoded_devices(result: T, nodes: Iterable[dict[str, Any]], leaves: Iter
 
 
 def fix_device_metadata(result: Any) -> None:
-    """Make the labels of a collection true.
+    """Set device labels that differ from the devices of the leaves to the common device of the leaves, or None.
 
-    Leaves may lie on another device than where they were taken apart: ``torch.load`` takes a ``map_location``, a message comes
-    to where the backend receives, a file is mapped.
+    Decoded leaves may be on a new device: ``map_location`` of ``torch.load``, a receiving process, a mapped file.
     """
     todo = [result]
     while todo:

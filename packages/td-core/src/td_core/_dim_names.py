@@ -1,4 +1,4 @@
-"""Dimension names: None or str for each batch dim, kept only when one is set."""
+"""Dim names: a str or None per batch dim, stored only if at least one dim is named."""
 
 from __future__ import annotations
 
@@ -11,13 +11,9 @@ Names = tuple["str | None", ...]
 
 
 def check_names(names: Sequence[str | None] | str | None, ndim: int) -> Names | None:
-    """Return names as a tuple, or None where no dim is named.
+    """Check dim names and return them as a tuple, or None if no dim is named.
 
-    Raises:
-        DimNamesError: their number is not ``ndim``, one is not a string, or two are equal.
-
-    >>> check_names(["time", None], 2)
-    ('time', None)
+    Raises DimNamesError if their number is not ``ndim``, one is not a string, or two are equal.
     """
     if names is None:
         return None
@@ -38,10 +34,9 @@ def check_names(names: Sequence[str | None] | str | None, ndim: int) -> Names | 
 
 
 def names_of_stack(names: Sequence[str | None], ndim: int, dim: int, name: str | None) -> Names | None:
-    """Return the names of a lazy stack, checked, whose stack dim may have been given a name besides.
+    """Check the dim names of a lazy stack. ``name`` is the separately given name of its stack dim, or None.
 
-    Raises:
-        DimNamesError: see :func:`check_names`; or the name of the stack dim is another one.
+    Raises DimNamesError as :func:`check_names` does, or if ``names`` has another name for the stack dim.
     """
     result = check_names(names, ndim)
     if name is not None and (result is None or result[dim] != name):
@@ -50,11 +45,7 @@ def names_of_stack(names: Sequence[str | None], ndim: int, dim: int, name: str |
 
 
 def refuse_repeated(name: str | None, members: Iterable[Any]) -> None:
-    """Raise where a stack dim is to have the name of a dim of a member, or of a level below one.
-
-    Raises:
-        DimNamesError: it has, or the name is not a string.
-    """
+    """Raise DimNamesError if the name of a stack dim is not a string, or a member or a node below one uses it."""
     if name is None:
         return
     check_names([name], 1)
@@ -70,15 +61,14 @@ def refuse_repeated(name: str | None, members: Iterable[Any]) -> None:
 
 
 def resize_names(names: Names | None, ndim: int) -> Names | None:
-    """Return the names of as many dims: those of the first ones stay, new ones have none."""
+    """Truncate names to ``ndim`` dims, or extend them with None."""
     return None if names is None else check_names(names[:ndim] + (None,) * (ndim - len(names)), ndim)
 
 
 def inherit_names(entry: Any, names: Names, path: str) -> Any:
-    """Return a collection whose leading dims have the names of the parent it is set into.
+    """Return a collection whose leading dims have the dim names of its new parent.
 
-    Raises:
-        StructureError: a dim has another name already.
+    Raises StructureError if the entry has other names for these dims, or repeats one of them.
     """
     ndim = len(names)
     left = entry._names

@@ -1,7 +1,7 @@
-"""Keys: what is one, and how a nested one is flattened.
+"""Validation and flattening of keys.
 
-A key is a ``str`` or a non-empty, possibly nested tuple of ``str``; every nested form has one flat form, in which a
-member of an enumeration or another instance of a subclass of ``str`` is the plain ``str`` that it is equal to.
+A key is a ``str`` or a non-empty, possibly nested tuple of ``str``. Its flat form is a tuple of plain ``str``: an
+instance of a subclass of ``str``, such as a member of an enumeration, is converted to the equal plain ``str``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ KEY_SEPARATOR = "."
 
 
 def unravel_key_to_tuple(key: NestedKey) -> tuple[str, ...]:
-    """Return the flat tuple of strings of a key.
+    """Flatten a key to a tuple of strings.
 
     Raises:
         KeyPathError: ``key`` is not a string or a non-empty nested tuple of strings.
@@ -28,7 +28,7 @@ def unravel_key_to_tuple(key: NestedKey) -> tuple[str, ...]:
     if type(key) is str:
         return (key,)
     if isinstance(key, str):
-        return ("".join((key,)),)  # str() of a member of an enumeration is its name
+        return ("".join((key,)),)  # str() of a member of an enumeration returns its name, not its value
     if isinstance(key, tuple) and key:
         for part in key:
             if type(part) is not str:
@@ -51,7 +51,7 @@ def unravel_key_to_tuple(key: NestedKey) -> tuple[str, ...]:
 
 
 def unravel_key(key: NestedKey) -> str | tuple[str, ...]:
-    """Return the shortest form of a key: a string, or a flat tuple of strings.
+    """Flatten a key: return a string for a key of one part, otherwise a flat tuple of strings.
 
     >>> unravel_key(("a",)), unravel_key(("a", ("b",)))
     ('a', ('a', 'b'))
@@ -63,7 +63,7 @@ def unravel_key(key: NestedKey) -> str | tuple[str, ...]:
 
 
 def unravel_key_list(keys: Iterable[NestedKey]) -> list[str | tuple[str, ...]]:
-    """Return the shortest form of each key.
+    """Flatten each key, as :func:`unravel_key` does.
 
     >>> unravel_key_list([("a",), ("b", ("c",))])
     ['a', ('b', 'c')]
@@ -74,14 +74,14 @@ def unravel_key_list(keys: Iterable[NestedKey]) -> list[str | tuple[str, ...]]:
 
 
 def is_key(index: object) -> bool:
-    """Tell whether an argument of ``[]`` is a key rather than an index."""
+    """Return True if an argument of ``[]`` is a key, and not an index."""
     while type(index) is tuple and index:
         index = index[0]
     return isinstance(index, str)
 
 
 def suggest_keys(key: str, existing: Iterable[str]) -> str:
-    """Say which existing keys resemble ``key``: the tail of an error message."""
+    """Format the existing keys that resemble ``key``, as the end of an error message."""
     names = [str(name) for name in list(existing)]
     near = difflib.get_close_matches(key, names, n=3)
     if near:

@@ -14,14 +14,14 @@ __all__ = ["LinkedList"]
 
 @set_module("td_core")
 class LinkedList(list[Any]):
-    """A list of what a collection holds, element by element; assigning an item writes it back.
+    """A list of the batch elements of a collection; assigning an item also writes it to the collection.
 
-    The collection decides what can be written: an item assignment becomes ``td[index] = value``. Operations that would
-    change the length change this list only. To ``tree_map`` it is a list, and so is what that makes of it.
+    ``items[index] = value`` calls ``td[index] = value``. Operations that change the length, such as ``append``, change
+    only this list. ``tree_map`` treats it as a list and returns a plain list.
 
     Args:
         values: the items.
-        td: the collection that they come from.
+        td: the collection that the items come from; None for a list that writes nothing back.
 
     >>> td = TensorDict({"a": [1, 2]}, batch_size=[2])
     >>> items = td.tolist(as_linked_list=True)
@@ -48,7 +48,7 @@ class LinkedList(list[Any]):
         self._show(index, value)
 
     def _show(self, index: SupportsIndex | slice, value: Any) -> None:
-        """Put a value where it was written to; a list there that writes back stays, with other items."""
+        """Store a written value in this list. A nested LinkedList is kept, and its items are replaced."""
         if isinstance(index, slice):
             for place, item in zip(range(len(self))[index], value):
                 self._show(place, item)
@@ -60,7 +60,7 @@ class LinkedList(list[Any]):
             super().__setitem__(index, value)
 
     def tolist(self) -> list[Any]:
-        """Return the items as plain lists, which write nothing back.
+        """Convert to nested plain lists, which write nothing back.
 
         >>> type(LinkedList([1, 2]).tolist())
         <class 'list'>
@@ -79,7 +79,7 @@ def _flatten_with_keys(items: LinkedList) -> tuple[list[tuple[Any, Any]], None]:
     return [(torch_pytree.SequenceKey(place), item) for place, item in enumerate(items)], None
 
 
-# A function of what a collection holds gives a list of its own, which writes nothing back.
+# unflatten returns a plain list: results of tree_map must not write back to the collection.
 torch_pytree.register_pytree_node(
     LinkedList,
     _flatten,

@@ -1,8 +1,8 @@
-"""Locks: a locked collection refuses structural change, and its sub-collections lock with it.
+"""Locks: a locked node refuses changes of structure, and locks the nodes below it.
 
-A child remembers who locked it by weak reference only: dropping the parent frees the child to be unlocked.
+A node references the locked parents that hold it weakly: after the last of them is freed, the node can be unlocked.
 
-The owner of a collection locks it, or a sibling does, around what it attaches: of that lock no copy knows.
+The user locks a collection, or a sibling locks it when it attaches a storage backend. Copies keep only a user's lock.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import Any
 from ._collection import Core, iter_nodes
 from .errors import LockedError
 
-# So many parents, and each time twice as many, are looked through for those that are gone.
+# Dead weak references to parents are removed at this length of the list and at each doubling: amortized O(1).
 _MANY = 32
 
 
 def lock(root: Core, how: bool | str = True) -> None:
-    """Lock a collection and everything below it; ``how`` is ``ATTACHED`` where not the owner does."""
+    """Lock a node and all nodes below it. ``how`` is ``ATTACHED`` for the lock of a storage backend."""
     if root._locked:
         return
     todo: list[tuple[Any, weakref.ref[Core] | None]] = [(root._inner(), None)]
@@ -27,11 +27,11 @@ def lock(root: Core, how: bool | str = True) -> None:
         while todo:
             node, parent = todo.pop()
             if parent is not None:
-                # Read once: another thread may unlock the node meanwhile.
+                # Read once: another thread may unlock the node concurrently.
                 parents = node._lock_parents
                 if parents is None:
                     node._lock_parents = [parent]
-                # == would compare the collections, and torch.compile does not compare references.
+                # Compare by identity: == of weak references compares collections, and torch.compile cannot trace it.
                 elif not any(parent() is known() for known in parents):
                     _prune_dead_parents(parents)
                     parents.append(parent)
@@ -44,27 +44,26 @@ def lock(root: Core, how: bool | str = True) -> None:
                     this = weakref.ref(node)
                 todo.append((child._inner(), this))
     except BaseException:
-        # A Ctrl-C too: what is locked is taken to be locked as a whole.
+        # Also after Ctrl-C: a partly locked tree would count as locked.
         unlock(root)
         raise
 
 
 def _prune_dead_parents(parents: list[weakref.ref[Core]]) -> None:
-    """Remove the parents that are gone, whenever there are twice as many again."""
+    """Remove dead references if the length of the list is a power of two and at least ``_MANY``."""
     count = len(parents)
     if count < _MANY or count & (count - 1):
         return
     for dead in [known for known in parents if known() is None]:
-        # One by one, since other threads append meanwhile. Dead references are compared by identity.
+        # Remove single items, since other threads append concurrently. Dead references compare by identity.
         with contextlib.suppress(ValueError):
             parents.remove(dead)
 
 
 def unlock(root: Core) -> None:
-    """Unlock a collection and what no other locked collection holds.
+    """Unlock a node and all nodes below it that no other locked node holds.
 
-    Raises:
-        LockedError: a locked collection holds ``root``.
+    Raises LockedError if a locked node holds ``root``.
     """
     inner: Any = root._inner()
     if _is_part(inner):
@@ -83,7 +82,7 @@ def unlock(root: Core) -> None:
 
 
 def _is_part(node: Any) -> bool:
-    """Tell whether a locked collection holds a node, or members of a stack that was made to read an entry."""
+    """Return True if a locked node holds this node, or a member of it, if it is a lazy stack made to show an entry."""
     if _is_held(node):
         return True
     stacked = None if node._locked else node._members_and_dim()
@@ -91,7 +90,7 @@ def _is_part(node: Any) -> bool:
 
 
 def _is_held(node: Core) -> bool:
-    """Tell whether a locked collection holds a node."""
+    """Return True if a locked node holds this node."""
     for held_by in node._lock_parents or ():
         parent = held_by()
         if parent is not None and parent._locked:
@@ -100,7 +99,7 @@ def _is_held(node: Core) -> bool:
 
 
 def check_unlocked(node: Core, what: str) -> None:
-    """Raise LockedError naming the change that was tried; a change of a stack is one of each of its members."""
+    """Raise LockedError if a node, or a member of a lazy stack, is locked. ``what`` describes the refused change."""
     if (stacked := node._members_and_dim()) is not None:
         for member in stacked[0]:
             check_unlocked(member, what)
@@ -112,7 +111,7 @@ def check_unlocked(node: Core, what: str) -> None:
 
 
 def check_unlocked_below(root: Core, what: str) -> None:
-    """Raise LockedError naming the change that was tried, if this collection or one in it is locked."""
+    """Raise LockedError if a node or a node below it is locked. ``what`` describes the refused change."""
     for level in iter_nodes(root):
         if level is root or not level._is_value:
             check_unlocked(level, what)

@@ -1,4 +1,4 @@
-"""Public names of a package: imported at first use, and written into pickles instead of private ones."""
+"""Public names of a package: lazy imports, and public module names for pickles."""
 
 from __future__ import annotations
 
@@ -15,16 +15,9 @@ DefinedT = TypeVar("DefinedT")
 def lazy_names(
     package: str, modules: Mapping[str, Iterable[str]]
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Return the functions ``__getattr__`` and ``__dir__`` of a package.
+    """Build ``__getattr__`` and ``__dir__`` of a package that imports its public names at their first use.
 
-    Args:
-        package: its name.
-        modules: the names that each module has, which is said relative to the package (``"._module"``) or not; of a name
-            that several have, that of the last counts.
-
-    >>> find, names = lazy_names("math", {"fractions": ["Fraction"]})
-    >>> find("Fraction")(1, 2), names()
-    (Fraction(1, 2), ['Fraction'])
+    ``modules`` maps relative or absolute module names to names in them. The last module wins for a repeated name.
     """
     homes = {name: module for module, names in modules.items() for name in names}
 
@@ -39,12 +32,9 @@ def lazy_names(
 
 
 def set_module(name: str) -> Callable[[DefinedT], DefinedT]:
-    """Return a decorator that sets the module under which a pickle names a class or function.
+    """Return a decorator that sets ``__module__`` of a class or function to a public module.
 
-    Files outlive private modules, so what they name is imported from a public one.
-
-    >>> set_module("fractions")(type("Fraction", (), {}))
-    <class 'fractions.Fraction'>
+    Pickles store this name, and must remain loadable after private modules are renamed.
     """
 
     def decorate(defined: DefinedT) -> DefinedT:

@@ -1,7 +1,7 @@
-"""What a sibling keeps beside a collection, and how it makes operations on the whole of it faster.
+"""Storage backends: objects that a sibling attaches to a node to speed up operations on the whole tree.
 
-``node._backends`` is a dict until the node is unlocked. What stands in it under a sibling's name may be an
-:class:`StorageBackend`; core asks it before it takes the general way.
+``node._backends`` maps names of siblings to attached objects; unlocking the node removes them. Core calls a
+:class:`StorageBackend` among them before the general path.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["StorageBackend", "Keeper", "get_backends"]
 
 
 class StorageBackend:
-    """Shortcuts through an operation, given by a sibling; each that returns something returns None for the general way.
+    """Fast paths of a sibling for operations on a whole tree. A method returns None to request the general path.
 
     >>> StorageBackend().move(None, torch.device("cpu"), False) is None
     True
@@ -44,17 +44,17 @@ class StorageBackend:
         values: Sequence[Tensor],
         non_blocking: bool,
     ) -> bool | None:
-        """Copy ``values``, the leaves of ``source``, into ``targets``, leaves of ``node``; True if it was done."""
+        """Copy ``values``, the leaves of ``source``, into ``targets``, the leaves of ``node``. Return True on success."""
 
     def reduce(self, node: Core, protocol: int) -> tuple[Any, ...] | None:
-        """Return ``node`` as ``__reduce_ex__`` does."""
+        """Return the result of ``node.__reduce_ex__(protocol)``."""
 
     def get_folder(self, node: Core) -> str | None:
-        """Return the folder whose files hold the leaves of ``node`` as they are."""
+        """Return the directory whose files currently hold the leaves of ``node``."""
 
 
 class Keeper:
-    """Where a sibling keeps the values of a node beside its memory; all nodes that show these values share it.
+    """Storage of the Python values of a node outside its memory, such as a file. Nodes that share values share it.
 
     >>> Keeper().reload(None) is None
     True
@@ -63,32 +63,32 @@ class Keeper:
     __slots__ = ()
 
     def reload(self, node: Core, *, writes: bool = False) -> Core | None:
-        """Return a node with the values that another process wrote meanwhile; None where ``node`` has them.
+        """Return a node with the values that another process has written, or None if ``node`` is up to date.
 
-        One who is to write values needs those of others in any case, which would be overwritten.
+        ``writes`` is True before a write, which must not overwrite values of other processes.
         """
 
     def check(self, node: Core, values: Sequence[Any]) -> None:
-        """Raise where these values cannot be written there, for ``node``."""
+        """Raise an error if the values of ``node`` cannot be stored here."""
 
     def lock(self, node: Core) -> AbstractContextManager[Any]:
-        """Keep others from writing meanwhile."""
+        """Return a context manager that excludes writes of other processes."""
         return nullcontext()
 
     def write(self, node: Core) -> None:
-        """Write the values of ``node``."""
+        """Store the values of ``node``."""
 
     def of_each(self) -> Keeper:
-        """Return what keeps one value for each element in the place of the one for the whole batch."""
+        """Return the keeper of one value per batch element, to replace this keeper of one value for the batch."""
         return self
 
     def of_part(self) -> Keeper:
-        """Return what keeps the value of a part of the batch that a node of one value stands for."""
+        """Return the keeper for a part of the batch of a node that holds one value for the batch."""
         return self
 
 
 def get_backends(node: Core) -> Sequence[StorageBackend]:
-    """Return what siblings attached to a collection and can take part.
+    """Return the storage backends that are attached to a collection.
 
     >>> get_backends(TensorDict())
     ()

@@ -1,8 +1,8 @@
-"""TensorDict: the canonical kind, a dict of tensors and collections with a batch size.
+"""TensorDict: the dense kind, a dict of tensors and nodes with a batch size.
 
-Walks are iterative over nodes that are exactly TensorDicts, so that nesting may be as deep as memory allows; nodes of
-another kind are asked to walk themselves. Each level is read in one go, from a copy of its dict, so that a writer in
-another thread does not disturb the walk; where there is a result, the copy becomes a level of it.
+Tree walks iterate over nodes that are exactly TensorDicts, so the depth of nesting is limited only by memory. For a
+node of another kind they call its own method. A walk copies the dict of each node first, so that a concurrent writer
+cannot disturb it; the copy is reused as the dict of the result.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def _make_node(
     device: torch.device | None,
     names: Names | None,
 ) -> SelfT:
-    """Return a new node of a class around checked entries, not copied; walks call no class method, which takes longer."""
+    """Build a node that holds the dict ``data`` itself, without checks. A function is faster than a classmethod."""
     node = new_object(cls)
     node._dict = data
     node._batch_size = batch_size
@@ -67,17 +67,17 @@ class TensorDict(TensorDictBase):
     """A batched, nested ``dict[str, Tensor]`` that behaves like one tensor.
 
     Args:
-        source: a mapping or collection; nested mappings become nested collections. Excludes keyword entries.
-        batch_size: leading dims that every entry shares; empty if not given.
-        device: where every entry is moved; None leaves each where it is.
-        names: a name or None for each batch dim.
+        source: a mapping or collection of the entries; nested mappings become nested collections.
+        batch_size: leading dims that every entry shares; empty by default.
+        device: device to which every entry is moved; None keeps the device of each entry.
+        names: a name or None per batch dim.
         non_blocking: as in :meth:`torch.Tensor.to`, for entries that change device.
         lock: lock the new collection.
-        **kwargs: entries by keyword, instead of ``source``.
+        **kwargs: entries as keywords, instead of ``source``.
 
     Raises:
-        BatchSizeError: an entry's leading dims are not the batch size.
-        ValueError: ``source`` is no mapping, or there are keywords beside it.
+        BatchSizeError: the leading dims of an entry differ from the batch size.
+        ValueError: ``source`` is not a mapping, or is combined with keyword entries.
 
     >>> td = TensorDict({"a": torch.zeros(3, 4), "b": {"c": torch.ones(3)}}, batch_size=[3])
     >>> td
@@ -111,7 +111,7 @@ class TensorDict(TensorDictBase):
             raise ValueError(
                 f"give the entries as a mapping or as keywords, not both; got keywords {list(kwargs)}"
             )
-        # A type check is several times faster than isinstance with an abstract class.
+        # Hot path: a type check is faster than isinstance with an abstract class.
         if type(source) is dict:
             pass
         elif isinstance(source, Core) and not source._is_value:
@@ -133,7 +133,7 @@ class TensorDict(TensorDictBase):
             self.lock_()
 
     def _fill(self, source: Mapping[Any, Any], non_blocking: bool) -> None:
-        """Store the entries of a mapping, checked; plain tensors under plain keys take a path of their own."""
+        """Check and store the entries of a mapping, with a fast path for plain tensors under string keys."""
         data, size, device, names = self._dict, self._batch_size, self._device, self._names
         ndim = len(size)
         fitting: torch.Size | None = None
@@ -146,12 +146,11 @@ class TensorDict(TensorDictBase):
                     if ndim == 0:
                         data[key] = value
                         continue
-                    # Leaves often follow leaves of their own shape, and to compare two sizes is cheaper than to slice
-                    # one.
+                    # Consecutive leaves often have equal shapes, and comparing two sizes is cheaper than slicing one.
                     try:
                         shape = value.shape
                     except RuntimeError:
-                        pass  # a nested tensor of strided layout has none
+                        pass  # a strided nested tensor has no shape
                     else:
                         if shape == fitting or shape[:ndim] == size:
                             data[key] = value
@@ -160,11 +159,11 @@ class TensorDict(TensorDictBase):
                 elif type(value) is dict and names is None:
                     data[key] = build_nested(value, size, None, (key,))
                     continue
-            # Nothing can contain a node that is being made, so no search for cycles.
+            # No check for cycles: no other node can contain one that is under construction.
             data[key] = self._coerce(value, (key,), non_blocking)
 
     def _fill_nested(self, source: Mapping[Any, Any], key: Any, value: Any, non_blocking: bool) -> None:
-        """Store an entry of the constructor under a nested key, unless the mapping has its first part as a key too."""
+        """Store an entry under a nested key. Raise KeyTakenError if the mapping also has the first part as a key."""
         path = unravel_key_to_tuple(key)
         if len(path) > 1 and path[0] in source:
             raise KeyTakenError(
@@ -182,7 +181,7 @@ class TensorDict(TensorDictBase):
 
     @property
     def batch_size(self) -> torch.Size:
-        """Leading dims that all entries share; settable where every entry agrees.
+        """Leading dims that all entries share; settable if the shape of every entry starts with the new value.
 
         >>> td = TensorDict({"a": torch.zeros(3, 4)})
         >>> td.batch_size = [3]
@@ -195,13 +194,13 @@ class TensorDict(TensorDictBase):
     def batch_size(self, batch_size: BatchSize) -> None:
         size = as_batch_size(batch_size)
         if size == self._batch_size[: len(size)]:
-            self._set_batch_size(size)  # every entry starts with it already
+            self._set_batch_size(size)  # a prefix of the old batch size fits every entry
         else:
             self._change_batch_size(size)
 
     @property
     def device(self) -> torch.device | None:
-        """Device of every entry, or None where entries keep their own."""
+        """Device of every entry, or None if entries may be on different devices."""
         return self._device
 
     def _set_batch_size(self, batch_size: torch.Size) -> None:
@@ -216,7 +215,7 @@ class TensorDict(TensorDictBase):
 
     def _get_child(self, key: str) -> Child:
         child: Any = self._dict.get(key, NO_DEFAULT)
-        if child is NO_DEFAULT:  # also where another thread removed it after this one listed the keys
+        if child is NO_DEFAULT:  # maybe another thread removed it after this one listed the keys
             raise KeyPathError(f"key {key!r} not found in {type(self).__name__}")
         return child
 
@@ -256,7 +255,7 @@ class TensorDict(TensorDictBase):
     @overload
     def __getitem__(self: SelfT, index: Any) -> SelfT: ...
     def __getitem__(self, index: Any) -> Any:
-        """Return an entry by key, or the collection of all entries indexed along the batch dims."""
+        """Return an entry by key, or index all entries along the batch dims and return a collection."""
         if type(index) is str:
             try:
                 entry = self._dict[index]
@@ -272,7 +271,7 @@ class TensorDict(TensorDictBase):
         return super().__getitem__(index)
 
     def _get_nested(self, path: tuple[Any, ...]) -> Child | None:
-        """Return the entry that a flat path leads to through nodes of this class; None sends the caller the long way."""
+        """Return the entry at a flat key path through TensorDicts. None: the caller has to use the general path."""
         node: Any = self
         for part in path:
             if type(part) is not str or not isinstance(node, TensorDict):
@@ -281,7 +280,7 @@ class TensorDict(TensorDictBase):
         return None if node is self else node
 
     def get(self, key: NestedKey, *args: Any, **kwargs: Any) -> Any:
-        """Return the entry ``key``, or a default where it is missing; see :meth:`TensorCollection.get`."""
+        """Return the entry ``key``, or a default if it is missing; see :meth:`TensorCollection.get`."""
         if not kwargs:
             result = (
                 self._dict.get(key)
@@ -307,7 +306,7 @@ class TensorDict(TensorDictBase):
                     held.copy_(item, non_blocking)  # type: ignore[union-attr]
                     return self
             except RuntimeError:
-                pass  # the general way says which entry it is
+                pass  # the general path raises an error that names the entry
         return super().set_(key, item, non_blocking=non_blocking)
 
     def __setitem__(self, index: Any, value: Any) -> None:
@@ -322,7 +321,7 @@ class TensorDict(TensorDictBase):
     def _set_path(
         self, key: NestedKey, value: Any, prefix: tuple[str, ...] = (), *, non_blocking: bool = False
     ) -> None:
-        # What an entry mostly is: a tensor that needs no conversion, under a key that needs no parsing.
+        # Fast path for the common case: a plain tensor under a flat key.
         if isinstance(value, Tensor) and type(value) not in WRAPPED:
             node: Any = self
             name: Any = key
@@ -339,7 +338,7 @@ class TensorDict(TensorDictBase):
                         node._dict[name] = value
                         return
                 except RuntimeError:
-                    pass  # a nested tensor of strided layout has no shape
+                    pass  # a strided nested tensor has no shape
         super()._set_path(key, value, prefix, non_blocking=non_blocking)
 
     def _flatten_leaves(self, out: list[Tensor]) -> Walked:
@@ -462,7 +461,7 @@ class TensorDict(TensorDictBase):
                 treedef.append(level)
                 continue
             break
-        # The walk that keeps track of key paths says what is wrong, or that only values or kinds differ.
+        # The general walk tracks key paths: it names the difference, or accepts trees that differ only in values or kinds.
         del left[start:], right[start:]
         super()._zip_leaves(other, left, right, values)
         return None
@@ -483,7 +482,7 @@ class TensorDict(TensorDictBase):
                 if isinstance(child, Tensor):
                     level[key] = next(provided)
                 elif type(child) is TensorDict:
-                    # Its entries come when the walk gets to it.
+                    # The walk sets its dict when it pops this node from the stack.
                     level[key] = node = _make_node(
                         TensorDict, level, child._batch_size, child._device, child._names
                     )
@@ -525,13 +524,13 @@ class TensorDict(TensorDictBase):
     def _clone_leaves(self: SelfT) -> SelfT:
         leaves: list[Tensor] = []
         levels = self._flatten_leaves(leaves)
-        if type(levels) is tuple:  # other nodes know themselves what their copy is
+        if type(levels) is tuple:  # nodes of other kinds copy themselves
             return self._map(copy_leaf)
         return self._unflatten(foreach(_CLONE, leaves, plain=type(levels) is dict), levels)
 
     def _transform(self: SelfT, plan: ShapePlan) -> SelfT:
         leaf, lead, n, old = plan.leaf, plan.lead, plan.n, self._batch_size
-        # Slicing a Size and putting one together are among the dearest steps of a small operation.
+        # Hot path: slicing and building a torch.Size dominate the time of a small operation, so avoid both.
         size = torch.Size(lead) if n == len(old) else torch.Size((*lead, *old[n:])) if lead else old[n:]
         names = None if self._names is None else plan.rename_dims(self._names)
         level = {**self._dict}
@@ -586,13 +585,15 @@ class TensorDict(TensorDictBase):
         return tuple(roots)
 
     def _make_empty_parts(self: SelfT, plan: Any) -> list[SelfT]:
-        """Return one empty node for each part of an exploding plan."""
+        """Build one empty node per part of a plan that splits leaves."""
         cls, device, n = type(self), self._device, plan.n
         tail = self._batch_size[n:]
         names = None if self._names is None else plan.rename_dims(self._names)
         leads = plan.leads
         if leads and len(leads[0]) < n:
-            sizes = [torch.Size(leads[0] + tail)] * len(leads)  # the parts of an unbind share one
+            sizes = [torch.Size(leads[0] + tail)] * len(
+                leads
+            )  # all parts of an unbind have the same batch size
         else:
             sizes = [torch.Size(lead + tail) for lead in leads]
         return [_make_node(cls, {}, size, device, names) for size in sizes]
@@ -606,7 +607,7 @@ class TensorDict(TensorDictBase):
             {**item._dict} if type(item) is TensorDict else item._get_join_entries(self, plan, path)
             for item in items
         ]
-        # The copy of the first becomes the result, entry by entry.
+        # Reuse the copied dict of the first item for the result, and replace its entries one by one.
         target = columns[0]
         root, prefix = _make_node(type(self), target, size, self._device, names), path
         todo: list[tuple[list[dict[str, Child]], tuple[str, ...]]] = []
@@ -623,7 +624,7 @@ class TensorDict(TensorDictBase):
                         target[key] = chained
                 elif _DENSE.issuperset(map(type, values)):
                     below = [{**value._dict} for value in values]
-                    if not below[0]:  # else the leaves tell
+                    if not below[0]:  # otherwise joining the leaves detects it
                         check_even(values, n, (*prefix, key))
                     target[key] = _make_node(
                         TensorDict,
@@ -635,7 +636,7 @@ class TensorDict(TensorDictBase):
                     todo.append((below, (*prefix, key)))
                 else:
                     for value in values:
-                        # What a node without entries holds, would be lost in a level without any.
+                        # Joining a value node with an empty node would lose the value.
                         if isinstance(value, Tensor) or value._is_value != child._is_value:
                             raise leaf_node_mismatch_error(child, value, (*prefix, key))
                     values = unify_kinds(values, plan)
@@ -647,8 +648,8 @@ class TensorDict(TensorDictBase):
 
 
 def _copy_node(node: SelfT) -> SelfT:
-    """Return a new, unlocked node with the metadata and the entries of another, for a walk to replace one by one."""
-    # Of what copy() gives, a graph remembers the old entries too, which then leave a region that is compiled once.
+    """Return an unlocked shallow copy of one node, whose entries a walk then replaces one by one."""
+    # Not dict.copy(): torch.compile would keep the old entries as outputs of a region that is compiled once.
     return _make_node(type(node), {**node._dict}, node._batch_size, node._device, node._names)
 
 

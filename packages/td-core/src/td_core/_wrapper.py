@@ -1,8 +1,8 @@
-"""Wrapper: a collection that holds another one, of any kind, and hands every primitive to it.
+"""Wrapper: a collection that holds another collection and delegates every primitive to it.
 
-What a collection can do is inherited, and rests on the primitives; each is given to the collection inside, and a class
-says what becomes of the result. So a class that puts it into itself again is kept by every operation, and no list of
-operations exists.
+The public methods are inherited and use only the primitives of ``Core``. Each primitive calls that of the wrapped
+collection, and a subclass defines in ``_wrap`` how results are wrapped. So every operation keeps the subclass, without
+a list of operations.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from .typing import BatchSize, NestedKey
 
 
 class Wrapper(TensorCollection):
-    """Base of classes around one collection."""
+    """Base of the classes that wrap one collection."""
 
     _tensordict: Any
 
     @classmethod
     def _wrap(cls, td: Any) -> Any:
-        """Return what the class makes of a result of the collection inside: that itself."""
+        """Wrap a result of the wrapped collection in this class. The default returns it unchanged."""
         return td
 
     @classmethod
     def _wrap_stack(cls, td: Any) -> Any:
-        """Return what the class makes of a lazy stack of what its own instances hold."""
+        """Wrap a lazy stack of wrapped collections in this class."""
         return cls._wrap(td)
 
     @property
     def batch_size(self) -> torch.Size:
-        """Leading dims that all entries share; settable where every entry agrees."""
+        """Leading dims that all entries share; settable if the shape of every entry starts with the new value."""
         return self._tensordict.batch_size  # type: ignore[no-any-return]
 
     @batch_size.setter
@@ -49,7 +49,7 @@ class Wrapper(TensorCollection):
         return self._tensordict.device  # type: ignore[no-any-return]
 
     @property
-    def _locked(self) -> bool:  # type: ignore[override]  # nothing writes it here: locks go to what _inner() gives
+    def _locked(self) -> bool:  # type: ignore[override]  # never set here: lock() sets it on _inner()
         return self._tensordict._locked  # type: ignore[no-any-return]
 
     @property
@@ -110,7 +110,7 @@ class Wrapper(TensorCollection):
 
     def _with_members(self, members: Sequence[Core], *args: Any) -> Any:
         inner = self._tensordict._with_members([member._inner() for member in members], *args)
-        # Members that an operation took out of the class, for their keys are no fields, stay out of it.
+        # An operation may have unwrapped members whose keys are not fields of the class: then wrap nothing.
         return self._wrap_stack(inner) if all(isinstance(member, type(self)) for member in members) else inner
 
     def _flatten_leaves(self, out: list[Tensor]) -> Any:
