@@ -1,7 +1,7 @@
-"""Switches, kept for each thread on its own.
+"""Settings per thread, and the context managers that change them.
 
-A switch is read where a value enters or is shown, never per leaf. They are ``threading.local`` rather than context
-variables, which ``torch.compile`` cannot trace.
+A setting is read once per call, never per leaf. Settings are in a ``threading.local`` and not in context variables,
+which ``torch.compile`` cannot trace.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _PRINT_OPTIONS: dict[str, Any] = {
     "html": True,
 }
 
-# The compact form has no room for these: asking for one asks for the long form.
+# The compact form does not show these options, so setting one of them selects the long form.
 _LONG_ONLY = {
     "show_is_shared", "show_shape", "show_field_device", "show_field_is_shared", "show_grad", "show_is_contiguous",
     "show_is_view", "show_storage_size", "plain",
@@ -50,11 +50,7 @@ _TERSE = dict.fromkeys(
 
 
 class Settings(threading.local):
-    """What a module keeps for each thread.
-
-    Attributes:
-        entered: the switches that are entered, each with what it found.
-    """
+    """Settings of one thread. ``entered`` lists the active switches, each with the value to restore."""
 
     def __init__(self) -> None:
         self.entered: list[tuple[Any, Any]] = []
@@ -71,9 +67,10 @@ SETTINGS = _Settings()
 
 
 class Switch:
-    """A context manager and decorator that changes one setting of this thread; a sibling keeps its own in ``_settings``.
+    """Base of context managers and decorators that change one setting of the current thread.
 
-    What a generator or a coroutine does is changed too, and nothing that runs while it is suspended.
+    A decorated generator or coroutine runs with the changed setting; other code that runs while it is suspended does
+    not. A subclass in a sibling replaces ``_settings``.
 
     >>> with set_printoptions(sort_keys=None):
     ...     get_printoptions()["sort_keys"] is None
@@ -87,7 +84,7 @@ class Switch:
         self._value = value
 
     def set(self) -> None:
-        """Change the setting until it is changed again."""
+        """Change the setting permanently."""
         setattr(self._settings, self._name, self._value)
 
     def __enter__(self) -> None:
@@ -104,10 +101,10 @@ class Switch:
         setattr(self._settings, self._name, entered.pop(position)[1])
 
     def __call__(self, fn: FnT) -> FnT:
-        """Return ``fn`` with the setting changed while it runs.
+        """Wrap ``fn`` so that the setting is changed while it runs.
 
         Raises:
-            TypeError: it makes asynchronous generators.
+            TypeError: ``fn`` is an asynchronous generator function.
         """
         if inspect.isasyncgenfunction(fn):
             raise TypeError(
@@ -135,7 +132,7 @@ class Switch:
         return made
 
     def _wrap_function(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        # Not ``with self``, which torch.compile takes in a graph only where the switch is made in it.
+        # Not ``with self``: torch.compile traces it only if the switch is created inside the graph.
         before = getattr(self._settings, self._name)
         self.set()
         try:
@@ -144,7 +141,7 @@ class Switch:
             setattr(self._settings, self._name, before)
 
     def _run_steps(self, running: Any) -> Any:
-        """Run a generator or coroutine with the setting changed in each of its steps."""
+        """Run a generator or coroutine, and change the setting during each step."""
         step, provided = running.send, None
         while True:
             try:
@@ -153,20 +150,20 @@ class Switch:
                 return end.value
             try:
                 step, provided = running.send, (yield result)
-            except BaseException as error:  # GeneratorExit too: what it does then is a step
+            except BaseException as error:  # also GeneratorExit: the cleanup code is a step too
                 step, provided = running.throw, error
 
 
-class set_printoptions(Switch):  # noqa: N801  the reference implementation's spelling
-    """Change how collections are printed; a context manager, a decorator, or ``.set()`` for good.
+class set_printoptions(Switch):  # noqa: N801  the spelling of tensordict
+    """Change how collections are printed, as a context manager or decorator, or permanently with ``.set()``.
 
     Args:
-        verbose: False turns the device, dtype and sharing details off, unless they are given.
-        **kwargs: options of :func:`get_printoptions`; one that only the long form shows selects it, unless ``compact``
-            is given.
+        verbose: False turns off device, dtype and sharing details that ``kwargs`` does not set.
+        **kwargs: options of :func:`get_printoptions`. An option that only the long form shows selects the long form,
+            unless ``compact`` is given.
 
     Raises:
-        TypeError: there is no such option.
+        TypeError: an option does not exist.
 
     >>> with set_printoptions(compact=False, show_is_shared=False):
     ...     print(TensorDict())
@@ -189,12 +186,12 @@ class set_printoptions(Switch):  # noqa: N801  the reference implementation's sp
         super().__init__(changes)
 
     def set(self) -> None:
-        """Change the options until they are changed again."""
+        """Change the options permanently."""
         SETTINGS.print_options = {**SETTINGS.print_options, **self._value}
 
 
 def get_printoptions() -> dict[str, Any]:
-    """Return the options that this thread prints with.
+    """Return a copy of the print options of this thread.
 
     >>> get_printoptions()["compact"]
     True
@@ -202,13 +199,13 @@ def get_printoptions() -> dict[str, Any]:
     return dict(SETTINGS.print_options)
 
 
-class set_get_defaults_to_none(Switch):  # noqa: N801  the reference implementation's spelling
-    """Choose what ``td.get(key)`` does where the key is missing and no default is given.
+class set_get_defaults_to_none(Switch):  # noqa: N801  the spelling of tensordict
+    """Choose whether ``td.get(key)`` returns None or raises for a missing key without a default.
 
-    Takes effect at once; as a context manager or decorator, for the time of the block or call.
+    A plain call changes the setting permanently; a context manager or decorator changes it for the block or call.
 
     Args:
-        set_to_none: True gives None (how a thread starts), False raises ``KeyPathError``.
+        set_to_none: True returns None (the initial setting of a thread), False raises ``KeyPathError``.
 
     >>> with set_get_defaults_to_none(False):
     ...     TensorDict().get("a")
@@ -220,7 +217,7 @@ class set_get_defaults_to_none(Switch):  # noqa: N801  the reference implementat
 
     def __init__(self, set_to_none: bool = True) -> None:
         super().__init__(set_to_none)
-        #: What was set before the call, and in which thread: each has a list of its own.
+        #: The previous setting, with the list ``entered`` of the current thread, which identifies the thread.
         self._at_call: Any = (SETTINGS.entered, SETTINGS.get_defaults_to_none)
         self.set()
 
@@ -229,21 +226,21 @@ class set_get_defaults_to_none(Switch):  # noqa: N801  the reference implementat
         super().__enter__()
 
     def _undo_call(self) -> None:
-        """Restore what was before the call of the class, which took effect already in the thread that made it."""
+        """Restore the setting from before the constructor, which has changed it in the thread that called it."""
         if self._at_call is not None and self._at_call[0] is SETTINGS.entered:
             SETTINGS.get_defaults_to_none = self._at_call[1]
             self._at_call = None
 
     def __call__(self, fn: FnT) -> FnT:
-        """Return ``fn`` with the setting changed while it runs, and only then."""
+        """Wrap ``fn`` so that the setting is changed only while it runs."""
         self._undo_call()
         return super().__call__(fn)
 
 
 def get_defaults_to_none() -> bool:
-    """Tell whether ``td.get(key)`` gives None where the key is missing and no default is given.
+    """Return True if ``td.get(key)`` returns None for a missing key without a default.
 
-    The argument ``set_to_none`` of the reference is left out: it changes nothing there.
+    tensordict's argument ``set_to_none`` is not supported: it has no effect there.
 
     >>> get_defaults_to_none()
     True
@@ -251,11 +248,11 @@ def get_defaults_to_none() -> bool:
     return SETTINGS.get_defaults_to_none
 
 
-class set_lazy_legacy(nullcontext[None]):  # noqa: N801  the reference implementation's spelling
-    """Accept the switch to the lazy views of early releases, which do not exist here.
+class set_lazy_legacy(nullcontext[None]):  # noqa: N801  the spelling of tensordict
+    """Accept the switch of tensordict to legacy lazy views, which td does not have; only False is supported.
 
     Raises:
-        NotImplementedError: ``mode`` is True: shape operations return collections whose leaves are views.
+        NotImplementedError: ``mode`` is True.
 
     >>> with set_lazy_legacy(False):
     ...     lazy_legacy()
@@ -271,18 +268,18 @@ class set_lazy_legacy(nullcontext[None]):  # noqa: N801  the reference implement
             )
 
     def set(self) -> None:
-        """Keep things as they are."""
+        """Do nothing: the setting is always False."""
 
     def __call__(self, fn: FnT) -> FnT:
-        """Return ``fn``."""
+        """Return ``fn`` unchanged."""
         return fn
 
 
 def lazy_legacy(allow_none: bool = False) -> bool | None:
-    """Tell whether shape operations give lazy views: never.
+    """Return False: shape operations never return lazy views.
 
     Args:
-        allow_none: return None for "never chosen" instead of False.
+        allow_none: return None instead, which means that the switch was never set.
 
     >>> lazy_legacy()
     False

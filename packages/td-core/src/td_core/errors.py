@@ -1,25 +1,25 @@
-"""Every error that the packages raise on purpose.
+"""The exception classes of the packages.
 
-Each class also subclasses the builtin that people already catch for that situation::
+Each class also derives from the builtin exceptions that callers usually catch in that situation::
 
     TensorDictError
-    ├── KeyPathError (KeyError)             a key is missing, malformed or already taken
-    │   ├── KeyThroughLeafError (ValueError)    a nested key goes through a tensor
-    │   └── KeyTakenError (ValueError)          two entries would have one key
-    ├── BatchSizeError (RuntimeError)       a shape disagrees with the batch size
-    ├── CollectionIndexError (IndexError)   an index does not fit the batch dimensions
-    ├── DimError (IndexError, RuntimeError, ValueError) a dim that is out of range, or given twice
-    ├── DimNamesError (ValueError)          dimension names that are not unique or too many
-    ├── LockedError (RuntimeError)          a structural change of a locked collection
-    ├── StructureError (RuntimeError)       two structures that had to agree do not
-    │   ├── KeyMismatchError (KeyError)         their keys differ
+    ├── KeyPathError (KeyError)             a key is missing, malformed or already used
+    │   ├── KeyThroughLeafError (ValueError)    a nested key has a tensor as one of its parents
+    │   └── KeyTakenError (ValueError)          two entries would have the same key
+    ├── BatchSizeError (RuntimeError)       a shape does not match the batch size
+    ├── CollectionIndexError (IndexError)   an index does not fit the batch dims
+    ├── DimError (IndexError, RuntimeError, ValueError) a dim is out of range or repeated
+    ├── DimNamesError (ValueError)          dim names are repeated, not strings, or of a wrong number
+    ├── LockedError (RuntimeError)          a change of the structure of a locked collection
+    ├── StructureError (RuntimeError)       two structures that have to match differ
+    │   ├── KeyMismatchError (KeyError)         the keys of two structures differ
     │   └── CycleError (ValueError)             a collection would contain itself
-    ├── DepthError (RecursionError)         nesting deeper than an engine of torch can walk
-    ├── FormatError (ValueError)            a file or message that is damaged or not ours
-    ├── CodecError (TypeError)              a value that no format can store
-    ├── PluginError (RuntimeError)          a plugin that breaks the rules of registration
-    ├── WorkerError (RuntimeError)          a worker process that died, or failed in a way it could not send
-    └── MissingPluginError (AttributeError) a method whose package is not installed
+    ├── DepthError (RecursionError)         nesting is too deep for torch, numpy or Python
+    ├── FormatError (ValueError)            a file or message is damaged or has another format
+    ├── CodecError (TypeError)              no serializer can store a Python value
+    ├── PluginError (RuntimeError)          a plugin breaks the rules of registration
+    ├── WorkerError (RuntimeError)          a worker process died or could not send its error
+    └── MissingPluginError (AttributeError) the package of a method is not installed
 
 >>> issubclass(KeyPathError, KeyError) and issubclass(FormatError, ValueError)
 True
@@ -36,69 +36,69 @@ __all__ = [
 
 
 class TensorDictError(Exception):
-    """Base of every error that these packages raise on purpose."""
+    """Base of the exceptions of all td packages."""
 
 
 class KeyPathError(TensorDictError, KeyError):
-    """A key is missing, malformed or already taken."""
+    """A key is missing, malformed or already used."""
 
     def __str__(self) -> str:
-        # KeyError shows the repr of its argument, which would quote a whole sentence.
+        # str() of a KeyError is the repr of its argument, which would put the message in quotes.
         return str(self.args[0]) if self.args else ""
 
 
 class KeyThroughLeafError(KeyPathError, ValueError):
-    """A nested key goes through an entry that is a tensor."""
+    """A nested key has a tensor as one of its parents."""
 
 
 class KeyTakenError(KeyPathError, ValueError):
-    """Two entries would have one key."""
+    """Two entries would have the same key."""
 
 
 class BatchSizeError(TensorDictError, RuntimeError):
-    """A shape disagrees with the batch size."""
+    """A shape does not match the batch size."""
 
 
 class CollectionIndexError(TensorDictError, IndexError):
-    """An index does not fit the batch dimensions."""
+    """An index does not fit the batch dims."""
 
 
 class DimError(TensorDictError, IndexError, RuntimeError, ValueError):
-    """A dim is out of range or given twice; torch and people's code know each of these builtins for it."""
+    """A dim is out of range or repeated. torch raises different builtin exceptions for this; it derives from each."""
 
 
 class DimNamesError(TensorDictError, ValueError):
-    """Dimension names that are not unique, not strings or of the wrong number."""
+    """Dim names are repeated, not strings, or of a wrong number."""
 
 
 class LockedError(TensorDictError, RuntimeError):
-    """A structural change of a locked collection was refused."""
+    """A change of the structure of a locked collection was refused."""
 
 
 class StructureError(TensorDictError, RuntimeError):
-    """Two structures that had to agree do not."""
+    """Two structures that have to match differ."""
 
 
 class KeyMismatchError(StructureError, KeyError):
-    """Two collections that had to have the same keys do not."""
+    """Two collections that must have the same keys have different keys."""
 
     __str__ = KeyPathError.__str__
 
 
 class CycleError(StructureError, ValueError):
-    """A collection was set into itself."""
+    """A collection would contain itself."""
 
 
 class DepthError(TensorDictError, RecursionError):
-    """Nesting is deeper than an engine of torch or Python can walk."""
+    """Nesting is too deep for a recursive function of torch, numpy or Python."""
 
 
 class FormatError(TensorDictError, ValueError):
-    """A file or message is damaged, or not in the format it claims."""
+    """A file or message is damaged or has another format."""
 
 
 class CodecError(TensorDictError, TypeError):
-    """A Python value cannot be stored without being asked to pickle it."""
+    """A Python value has no serializer, and pickling it was not allowed."""
 
 
 class PluginError(TensorDictError, RuntimeError):
@@ -106,8 +106,8 @@ class PluginError(TensorDictError, RuntimeError):
 
 
 class WorkerError(TensorDictError, RuntimeError):
-    """A worker process died, or failed in a way that it could not send."""
+    """A worker process died, or raised an error that it could not send."""
 
 
 class MissingPluginError(TensorDictError, AttributeError):
-    """A method belongs to a package that is not installed."""
+    """A method is provided by a package that is not installed or not active."""

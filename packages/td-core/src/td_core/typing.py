@@ -1,4 +1,4 @@
-"""Types and sentinels that the signatures of the packages share."""
+"""Type aliases and sentinels for the signatures of the packages."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["NO_DEFAULT", "DeviceType", "DtypeLike", "NestedKey", "NoDefault"]
 
 
 class NoDefault(enum.Enum):
-    """Mark an argument whose absence differs from None.
+    """Type of the sentinel ``NO_DEFAULT``, the default of arguments for which None is a valid value.
 
     >>> NO_DEFAULT
     NO_DEFAULT
@@ -27,11 +27,11 @@ class NoDefault(enum.Enum):
 NO_DEFAULT: Final = NoDefault.NO_DEFAULT
 
 if TYPE_CHECKING:
-    NestedKey = Union[str, tuple[Any, ...]]  # noqa: UP007  what a checker can narrow
+    NestedKey = Union[str, tuple[Any, ...]]  # noqa: UP007  a type that checkers can narrow
 else:
 
     class _Keys(type):
-        """Tells of an object whether it is a key."""
+        """Metaclass that implements ``isinstance(key, NestedKey)``."""
 
         def __instancecheck__(cls, key: object) -> bool:
             parts = [key]
@@ -43,13 +43,13 @@ else:
             return True
 
         def __subclasscheck__(cls, other: type) -> bool:
-            # All that torch.compile asks about a string or a tuple.
+            # torch.compile calls only this for a string or a tuple.
             return issubclass(other, (str, tuple)) or other is cls
 
     class NestedKey(metaclass=_Keys):
         """A key: a string, or a non-empty, possibly nested tuple of strings.
 
-        For annotations and ``isinstance``; there are no instances but strings and tuples.
+        For annotations and ``isinstance``; it cannot be instantiated.
 
         >>> isinstance("a", NestedKey), isinstance(("a", ("b",)), NestedKey), isinstance((), NestedKey)
         (True, True, False)
@@ -57,9 +57,9 @@ else:
 
 
 DeviceType = Union[torch.device, str, int]  # noqa: UP007
-"""What torch accepts as a device."""
+"""Device arguments that torch accepts."""
 
 DtypeLike = Union[torch.dtype, type[bool], type[int], type[float], type[complex]]  # noqa: UP007
-"""What torch accepts as a dtype."""
+"""Dtype arguments that torch accepts."""
 
 BatchSize = Union[torch.Size, Sequence[int], int]  # noqa: UP007

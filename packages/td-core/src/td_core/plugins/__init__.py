@@ -1,1 +1,1 @@
-"""The plugin registry: the hooks, the manager that calls them, and the methods of the siblings."""
+"""The plugin registry: the hooks, the manager that calls them, and the declared methods of siblings."""

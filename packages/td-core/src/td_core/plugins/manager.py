@@ -1,9 +1,8 @@
-"""The plugin manager: finds plugins, selects them before importing them, and fills core's tables.
+"""The plugin manager: selects, imports and registers the installed plugins.
 
-pluggy discovers and checks hook implementations; each is called once, here, and never on a path that
-computes. Whatever a plugin adds is undone when any part of it is refused, so a plugin is registered as a
-whole or not at all. A broken third-party plugin costs one warning; a broken plugin of the project itself
-raises.
+pluggy checks the hook implementations. The manager calls each of them once, at registration. If any part of a plugin is
+refused, all its parts are unregistered, so registration is atomic. A broken third-party plugin causes a warning, a
+broken plugin of the project an error.
 """
 
 from __future__ import annotations
@@ -38,22 +37,22 @@ FIRST_PARTY = ("td-memmap", "td-tensorclass", "td-distributed", "td-nn")
 
 
 class PluginWarning(UserWarning):
-    """A plugin was not registered, or ``TD_PLUGINS`` names one that is not installed."""
+    """A plugin could not be registered, or ``TD_PLUGINS`` names one that is not installed."""
 
 
 @dataclass(frozen=True, slots=True)
 class PluginRecord:
-    """What is known of one plugin.
+    """State and origin of one plugin.
 
     Attributes:
-        id: name of its entry point, by which ``TD_PLUGINS`` selects it.
-        distribution: the package that brings it, None for one registered by hand.
+        id: name of its entry point, which ``TD_PLUGINS`` uses.
+        distribution: the package that provides it, or None if it was registered manually.
         version: version of that package.
         state: ``"active"``, ``"blocked"`` by ``TD_PLUGINS``, or ``"failed"``.
-        reason: why it is not active, empty if it is.
+        reason: why it is not active; empty if it is active.
         hooks: the hooks that it implements.
-        seconds: how long importing and registering it took.
-        entry_point: the object that the entry point names.
+        seconds: time to import and register it, in seconds.
+        entry_point: value of the entry point, such as ``"package.module"``.
     """
 
     id: str
@@ -74,7 +73,7 @@ class PluginRecord:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Which plugins ``TD_PLUGINS`` allows: all, none, only some, or all but some.
+    """The plugins that ``TD_PLUGINS`` selects: all, none, only the listed ones, or all except the listed ones.
 
     >>> Selection.parse("a, b").allows("c"), Selection.parse("-c").allows("c")
     (False, False)
@@ -87,10 +86,10 @@ class Selection:
 
     @classmethod
     def parse(cls, text: str) -> Selection:
-        """Return the selection that ``none``, ``a,b`` or ``-c`` means.
+        """Parse a value of ``TD_PLUGINS``: ``none``, names to select (``a,b``) or names to exclude (``-c``).
 
         Raises:
-            PluginError: names to keep and names to leave out are mixed.
+            PluginError: names to select and names to exclude are mixed.
         """
         names = [name.strip() for name in text.split(",") if name.strip()]
         if names == ["none"]:
@@ -106,12 +105,12 @@ class Selection:
         return cls(only=frozenset(names))
 
     def allows(self, name: str) -> bool:
-        """Tell whether a plugin may be imported."""
+        """Return True if the plugin ``name`` is selected."""
         return name not in self.without and (self.only is None or name in self.only)
 
 
 class PluginManager:
-    """The registered plugins and what each of them added."""
+    """The registered plugins, each with a function that removes its additions."""
 
     def __init__(self, *, trace: bool = False) -> None:
         self.pluggy = pluggy.PluginManager(GROUP)
@@ -121,14 +120,14 @@ class PluginManager:
         self._undo: dict[str, ExitStack] = {}
 
     def records(self) -> list[PluginRecord]:
-        """Return what is known of every plugin, those of the project first."""
+        """Return the record of every plugin, those of the project first."""
         return sorted(self._records.values(), key=_rank)
 
     def load(self, found: Iterable[EntryPoint], select: Selection) -> None:
-        """Register the plugins of entry points, except those that are not selected.
+        """Import and register the selected plugins of some entry points.
 
         Warns:
-            PluginWarning: a third-party plugin is broken, or ``select`` names one that is not there.
+            PluginWarning: a third-party plugin is broken, or ``select`` names one that is not installed.
 
         Raises:
             PluginError: a plugin of the project itself is broken.
@@ -149,25 +148,25 @@ class PluginManager:
                 f"TD_PLUGINS names {', '.join(map(repr, missing))}, which is not installed; "
                 f"installed: {names}"
             )
-        # Last, so that a filter that turns the warning into an error leaves the registry complete.
+        # Warn at the end: a filter may turn the warning into an error, after all other plugins are registered.
         for problem in problems:
             warnings.warn(problem, PluginWarning, stacklevel=2)
 
     def _load_one(self, record: PluginRecord, point: EntryPoint) -> str | None:
-        """Import and register one plugin; return the warning that a broken one deserves."""
+        """Import and register one plugin. Return the text of a warning if it is broken, otherwise None."""
         start = time.perf_counter()
         try:
             plugin = point.load()
             if getattr(getattr(sys.modules.get(point.module), "__spec__", None), "_initializing", False):
-                # It imports td_core itself, and has no hooks yet.
+                # The plugin module imports td_core before it has defined its hooks.
                 raise ImportError(f"no hooks yet in the partially initialized module {point.module!r}")
             self.register(plugin, record, start=start)
         except (Exception, SystemExit) as error:
-            # A plugin can fail in any way while it is imported or asked; what does not need it must go on.
+            # A plugin can raise any error; users who do not need the plugin must not be affected.
             reason = f"{type(error).__name__}: {error}"
             if isinstance(error, PluginError):
                 reason = str(error).removeprefix(str(record)).lstrip(",: ")
-            reason = " ".join(reason.split())  # of one line
+            reason = " ".join(reason.split())  # joined into one line
             failed = replace(record, state="failed", reason=reason, seconds=time.perf_counter() - start)
             if record.id not in self._records:
                 self._note(failed)
@@ -182,15 +181,15 @@ class PluginManager:
         return None
 
     def register(self, plugin: object, record: PluginRecord, *, start: float | None = None) -> PluginRecord:
-        """Register a plugin and everything that its hooks return, or nothing at all.
+        """Register a plugin and all objects that its hooks return, atomically.
 
         Args:
             plugin: a module or object with hook implementations.
-            record: what is known of it.
-            start: when it began to be imported, on the clock ``time.perf_counter``.
+            record: the record of the plugin.
+            start: time when its import began, from ``time.perf_counter()``.
 
         Raises:
-            PluginError: the id is taken, or something that the plugin adds is refused.
+            PluginError: the id is taken, or an addition of the plugin is refused; nothing is registered.
         """
         other = self._records.get(record.id)
         if other is not None and other.state == "active":
@@ -220,22 +219,22 @@ class PluginManager:
         return record
 
     def unregister(self, id: str) -> None:
-        """Undo everything that an active plugin added, and forget it."""
+        """Remove an active plugin and all its additions."""
         del self._records[id]
         self._undo.pop(id).close()
 
     def _admit(self, plugin: object, record: PluginRecord) -> None:
-        """Let pluggy check and store the hook implementations."""
+        """Register the hook implementations with pluggy, which checks them."""
         try:
             self.pluggy.register(plugin, name=record.id)
         except (pluggy.PluginValidationError, ValueError) as error:
-            # pluggy stores the implementations one by one, and stops at the first wrong one.
+            # On an error pluggy keeps the plugin and the hooks before the wrong one, so unregister them.
             if self.pluggy.get_plugin(record.id) is plugin:
                 self.pluggy.unregister(plugin)
             raise PluginError(f"{record}: {' '.join(str(error).split())}") from error
 
     def _additions(self, hook: str, plugin: object, record: PluginRecord) -> list[Addition]:
-        """Return what the results of a hook of this plugin alone add, all checked to be of the right type."""
+        """Call one hook of this plugin only, check the types of the results, and return them as additions."""
         caller = getattr(self.pluggy.hook, hook)
         left = [hookimpl for hookimpl in caller.get_hookimpls() if hookimpl.plugin is plugin]
         if not caller.has_spec() and not all(item.optionalhook for item in left):
@@ -265,19 +264,19 @@ class PluginManager:
             print(f"td: {record} is {record.state}{shown}", file=sys.stderr)
 
 
-#: Who added what, by hook and name, over all managers: the tables that they fill are shared.
+#: The plugin that made each addition, by hook and name. All managers share it, as they share the registries.
 _OWNERS: dict[tuple[str, object], PluginRecord] = {}
 
 
 def _rank(record: PluginRecord) -> tuple[int, str, str]:
-    """Order plugins: those of the project first, then by id; nothing depends on the order on disk."""
+    """Return a sort key: plugins of the project first, then by id, so that the order on disk has no effect."""
     distribution = record.distribution or ""
     order = FIRST_PARTY.index(distribution) if distribution in FIRST_PARTY else len(FIRST_PARTY)
     return order, record.id, distribution
 
 
 def _record_of(point: EntryPoint) -> PluginRecord:
-    # Each look at it parses the file.
+    # Each access to .metadata parses the file again, so read it once.
     metadata: Any = {} if point.dist is None else point.dist.metadata
     name = metadata.get("Name")
     return PluginRecord(
@@ -288,7 +287,7 @@ def _record_of(point: EntryPoint) -> PluginRecord:
     )
 
 
-#: The names that something takes, and a function that adds it and returns the one that undoes it.
+#: The names that an addition occupies, and a function that adds it and returns the function that removes it.
 Addition = tuple[tuple[object, ...], Callable[[], Callable[[], None]]]
 
 
@@ -380,12 +379,12 @@ manager = PluginManager(trace=os.environ.get("TD_TRACE_PLUGINS", "0") not in (""
 
 
 def load_plugins() -> None:
-    """Register the installed plugins that ``TD_PLUGINS`` selects; ``import td_core`` ends with it."""
+    """Register the installed plugins that ``TD_PLUGINS`` selects, as the last step of ``import td_core``."""
     manager.load(entry_points(group=GROUP), Selection.parse(os.environ.get("TD_PLUGINS", "")))
 
 
 def plugins() -> list[PluginRecord]:
-    """Return what is known of every installed plugin.
+    """Return the record of every installed plugin.
 
     >>> all(plugin.state in ("active", "blocked", "failed") for plugin in plugins())
     True
@@ -397,16 +396,16 @@ def plugins() -> list[PluginRecord]:
 def installed(
     plugin: object, *, id: str = "test-plugin", distribution: str | None = None, version: str = "0"
 ) -> Iterator[PluginRecord]:
-    """Register a plugin for the length of a ``with`` block.
+    """Register a plugin during a ``with`` block.
 
     Args:
         plugin: a module or object with hook implementations.
-        id: the id it has meanwhile.
-        distribution: the package that it pretends to come from.
+        id: the id of the plugin during the block.
+        distribution: the package that the record names as its provider.
         version: the version of that package.
 
     Raises:
-        PluginError: something that the plugin adds is refused; nothing stays registered.
+        PluginError: an addition of the plugin is refused; nothing stays registered.
 
     >>> from td_core import hookimpl
     >>> class Shine:

@@ -1,11 +1,11 @@
-"""The methods that a sibling package adds to every collection, declared here and implemented there.
+"""Declarations of the methods that sibling packages add to every collection.
 
-A declaration carries the full signature, so editors and type checkers see the method whether or not the package is
-installed; the package's own function documents the arguments. Until the package registers, looking the method up
-raises :class:`~td_core.errors.MissingPluginError`, an ``AttributeError``, so ``hasattr`` is False. Registration
-replaces the declaration by that function: the call is then an ordinary method call.
+A declaration has the full signature, so editors and type checkers see the method even if the package is not installed.
+The function in the package documents the arguments. Before the package is registered, access to the method raises
+:class:`~td_core.errors.MissingPluginError`, an ``AttributeError``, so ``hasattr`` returns False. Registration replaces
+the declaration by the function, so a call has no overhead.
 """
-# A declaration has no body: what runs is the function that replaces it.
+# The bodies are empty, since registration replaces the declarations.
 # mypy: disable-error-code="empty-body"
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ F = TypeVar("F")
 
 
 class Declaration:
-    """A method that a package has not provided yet.
+    """Placeholder of a method whose package is not registered.
 
     Attributes:
         distribution: the package that provides the method.
@@ -89,14 +89,9 @@ def provided_by(distribution: str) -> Callable[[F], F]:
 
 
 def attach(name: str, member: Any, distribution: str) -> Callable[[], None]:
-    """Make ``member`` a method of every collection, and return the function that undoes it.
+    """Add a function, classmethod or property to every collection, and return a function that removes it.
 
-    It is a function, classmethod or property that a distribution provides. A declared name takes the place of its
-    declaration; any other name is new.
-
-    Raises:
-        PluginError: the name is not a public identifier, is declared for another package or with another
-            signature, or shadows a member of a collection.
+    Raises PluginError if the name is not public, shadows a member, or is declared for another package or signature.
     """
     declaration = DECLARATIONS.get(name)
     if declaration is not None:
@@ -150,10 +145,10 @@ def _function(member: Any) -> Any:
 
 
 def _shape(member: Any) -> tuple[Any, ...]:
-    """Return what a call can see: kind of member, and each parameter's name, kind and default."""
+    """Return the parts of a signature that callers depend on: type of member, and name, kind, default of parameters."""
     kind = type(member).__name__ if isinstance(member, (classmethod, staticmethod, property)) else "method"
     parameters = inspect.signature(_function(member)).parameters.values()
-    # What stands before the dot comes first, whatever its name.
+    # Ignore the name of the first parameter, self or cls.
     return (
         kind,
         *(
@@ -164,7 +159,7 @@ def _shape(member: Any) -> tuple[Any, ...]:
 
 
 def _spell(member: Any) -> str:
-    """Return the signature of a member without its annotations."""
+    """Format the signature of a member without annotations."""
     kind, *_ = _shape(member)
     signature = inspect.signature(_function(member))
     plain = [
@@ -198,7 +193,7 @@ class SiblingMethods:
         progress: bool = False,
         allow_pickle: bool = False,
     ) -> Self:
-        """Return a locked collection that maps files under ``prefix``, one for each leaf; see :func:`td_memmap.memmap`."""
+        """Save every leaf to a file under ``prefix`` and return a locked, mapped collection; see :func:`td_memmap.memmap`."""
 
     @provided_by("td-memmap")
     def memmap_(
@@ -238,10 +233,9 @@ class SiblingMethods:
         progress: bool = False,
         allow_pickle: bool = False,
     ) -> Self:
-        """Return a mapped, locked collection of the same structure on sparse files, to be filled.
+        """Create sparse files for leaves of the same shapes and dtypes, and return a mapped, locked collection.
 
-        Content of a save of the same structure at ``prefix`` is kept. The arguments are those of
-        :meth:`memmap`.
+        If ``prefix`` has a save of the same structure, its content is kept. The arguments are those of :meth:`memmap`.
         """
 
     @provided_by("td-memmap")
@@ -262,7 +256,7 @@ class SiblingMethods:
         strict: bool = True,
         progress: bool = False,
     ) -> Self:
-        """Return the collection saved at ``prefix``, mapped from its files; see :func:`td_memmap.load_memmap`."""
+        """Load the collection saved at ``prefix``, mapped from its files; see :func:`td_memmap.load_memmap`."""
 
     @provided_by("td-memmap")
     def load_memmap_(
@@ -276,14 +270,14 @@ class SiblingMethods:
         strict: bool = True,
         progress: bool = False,
     ) -> Self:
-        """Copy the content of the save at ``prefix`` into this collection, in place; add the entries that it lacks.
+        """Copy the content of the save at ``prefix`` into this collection, in place, and add missing entries.
 
         The arguments are those of :meth:`load_memmap`.
         """
 
     @provided_by("td-memmap")
     def memmap_refresh_(self, *, allow_pickle: bool | None = None) -> Self:
-        """Read again what another process changed in the save that this collection maps."""
+        """Reload changes that another process made to the save that this collection maps."""
 
     @provided_by("td-memmap")
     def make_memmap(
@@ -306,7 +300,7 @@ class SiblingMethods:
         dtype: DtypeLike | None = None,
         robust_key: bool | None = True,
     ) -> Tensor:
-        """Add an entry with the elements of ``storage`` to the save, and return its mapped tensor."""
+        """Add an entry with the elements of ``storage`` to the mapped save, and return its mapped tensor."""
 
     @provided_by("td-memmap")
     def make_memmap_from_tensor(
@@ -322,7 +316,7 @@ class SiblingMethods:
 
     @provided_by("td-memmap")
     def is_memmap(self) -> bool:
-        """Tell whether the collection was mapped to files, and has been locked since."""
+        """Return True if the collection is mapped to files, and was not unlocked since."""
 
     @provided_by("td-memmap")  # type: ignore[prop-decorator]
     @property
@@ -333,11 +327,11 @@ class SiblingMethods:
     def attrs(
         self, *, fields: Sequence[str] = ("device", "dtype", "shape"), num_threads: int | None = None
     ) -> Self:
-        """Return the same structure with the attributes ``fields`` of each leaf in place of the leaf."""
+        """Replace each leaf by a node of its attributes ``fields``, and return the new collection."""
 
     @provided_by("td-tensorclass")
     def get_non_tensor(self, key: NestedKey, default: Any = NO_DEFAULT) -> Any:
-        """Return the value of a non-tensor entry: one value, or a list of one for each batch element."""
+        """Return the value of a non-tensor entry: one value for the batch, or a list with one per batch element."""
 
     @provided_by("td-tensorclass")
     def set_non_tensor(self, key: NestedKey, value: Any) -> Self:
@@ -345,7 +339,7 @@ class SiblingMethods:
 
     @provided_by("td-tensorclass")
     def is_non_tensor(self, key: NestedKey) -> bool:
-        """Tell whether ``key`` holds non-tensor data."""
+        """Return True if ``key`` holds non-tensor data."""
 
     @provided_by("td-tensorclass")
     def non_tensor_items(self, include_nested: bool = False) -> tuple[tuple[Any, Any], ...]:
@@ -353,7 +347,7 @@ class SiblingMethods:
 
     @provided_by("td-tensorclass")
     def filter_non_tensor_data(self) -> Self:
-        """Return the collection without its non-tensor entries, at every level."""
+        """Return a collection without the non-tensor entries of all nodes."""
 
     @provided_by("td-tensorclass")
     @classmethod
@@ -368,7 +362,7 @@ class SiblingMethods:
         device: DeviceType | None = None,
         batch_size: BatchSize | None = None,
     ) -> Self:
-        """Return a collection of the fields of a dataclass instance; see :func:`td_tensorclass.from_dataclass`."""
+        """Convert a dataclass instance to a collection of its fields; see :func:`td_tensorclass.from_dataclass`."""
 
     @provided_by("td-distributed")
     def consolidate(
@@ -386,16 +380,16 @@ class SiblingMethods:
         metadata: bool = False,
         durable: bool = False,
     ) -> Self:
-        """Return a copy whose leaves are views on one storage; see :func:`td_distributed.consolidate`."""
+        """Copy all leaves into one storage and return a collection of views on it; see :func:`td_distributed.consolidate`."""
 
     @provided_by("td-distributed")
     def is_consolidated(self) -> bool:
-        """Tell whether the leaves are views on one consolidated storage."""
+        """Return True if the leaves are views on one consolidated storage."""
 
     @provided_by("td-distributed")
     @classmethod
     def from_consolidated(cls, filename: str | Path) -> Self:
-        """Return the collection that :meth:`consolidate` wrote to ``filename``."""
+        """Load the collection that :meth:`consolidate` wrote to ``filename``."""
 
     @provided_by("td-distributed")
     def send(
@@ -424,10 +418,10 @@ class SiblingMethods:
         wire: str = "td",
         root: str | Path | None = None,
     ) -> int:
-        """Receive into this collection, in place, what a process sent with :meth:`send`.
+        """Receive a collection that a process sends with :meth:`send` into this collection, in place.
 
-        The arguments are those of :meth:`send`, the sender being ``src`` or ``group_src``. A peer may name a
-        file only below ``root``.
+        The arguments are those of :meth:`send`; ``src`` or ``group_src`` is the rank of the sender. The sender may
+        refer only to files below ``root``.
         """
 
     @provided_by("td-distributed")
@@ -443,7 +437,7 @@ class SiblingMethods:
         consolidated: bool = False,
         wire: str = "td",
     ) -> int | list[Work] | None:
-        """Start to send; wait for it, unless ``return_early`` asks for the handles to wait for."""
+        """Send this collection asynchronously. ``return_early`` returns the handles; otherwise wait for them."""
 
     @provided_by("td-distributed")
     def irecv(
@@ -459,7 +453,7 @@ class SiblingMethods:
         wire: str = "td",
         root: str | Path | None = None,
     ) -> tuple[int, list[Any]] | list[Any] | None:
-        """Start to receive; wait for it, unless ``return_premature`` asks for the handles to wait for."""
+        """Receive asynchronously. ``return_premature`` returns the handles; otherwise wait for them."""
 
     @provided_by("td-distributed")
     def init_remote(
@@ -471,7 +465,7 @@ class SiblingMethods:
     ) -> None:
         """Send structure and content to a process that calls :meth:`from_remote_init`.
 
-        The class travels with the structure, so there is no argument ``_tensorclass_type`` for it.
+        The structure includes the class, so tensordict's argument ``_tensorclass_type`` is not needed.
         """
 
     @provided_by("td-distributed")
@@ -486,18 +480,19 @@ class SiblingMethods:
         *,
         root: str | Path | None = None,
     ) -> Self:
-        """Return the collection that the process ``src`` sends with :meth:`init_remote`.
+        """Receive and return the collection that the process ``src`` sends with :meth:`init_remote`.
 
-        More bytes than ``limit`` are refused, on both sides. A memory-mapped collection below ``root`` comes as its path.
+        Both sides refuse more than ``limit`` bytes. A memory-mapped collection below ``root`` is sent as its path.
         """
 
     @provided_by("td-distributed")
     def broadcast(
         self, src: int, *, group: ProcessGroup | None = None, device: DeviceType | None = None
     ) -> Self:
-        """Return the collection of the process ``src`` on every process; structures may differ before.
+        """Send the collection of the process ``src`` to all processes and return it on each.
 
-        The class travels with the structure, so there is no argument ``_tensorclass_type`` for it.
+        The structures may differ before the call. The structure includes the class, so tensordict's argument
+        ``_tensorclass_type`` is not needed.
         """
 
     @provided_by("td-distributed")
@@ -509,18 +504,18 @@ class SiblingMethods:
         group: ProcessGroup | None = None,
         device: DeviceType | None = None,
     ) -> Self:
-        """Return this process's item of the list ``tensordicts`` of the process ``src``."""
+        """Send one item of the list ``tensordicts`` of the process ``src`` to each process, and return it there."""
 
     @provided_by("td-distributed")
     def gather_and_stack(self, dst: int, group: ProcessGroup | None = None) -> Self | None:
         """Stack the collections of all other processes into that of the process ``dst``, in place.
 
-        Returns it there, and None elsewhere.
+        The process ``dst`` returns the collection, all others return None.
         """
 
     @provided_by("td-distributed")
     def all_gather(self, *, group: ProcessGroup | None = None) -> list[Any]:
-        """Return on every process the list of the collections of all processes."""
+        """Gather the collections of all processes into a list, on every process."""
 
     @provided_by("td-distributed")
     def all_reduce(
@@ -531,7 +526,7 @@ class SiblingMethods:
         async_op: bool = False,
         bucket_bytes: int | None = None,
     ) -> Any:
-        """Reduce every leaf over all processes, in place; ``async_op`` returns the handles to wait for."""
+        """Reduce every leaf over all processes, in place. ``async_op`` returns handles instead of waiting."""
 
     @provided_by("td-distributed")
     def reduce(
