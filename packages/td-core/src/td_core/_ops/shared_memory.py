@@ -1,11 +1,11 @@
-"""Leaves that are one memory, as tied weights are, and operations in place that change it once.
+"""Apply in-place operations once to leaves that share memory, such as tied weights.
 
-Such leaves are one tensor under two keys, views of one tensor (``.data``, slices that overlap), a level that stands twice,
-or a member that is in a lazy stack twice. What an operation makes of each is computed of what was there before it, so each
-element is changed once. Where two keys of one tensor have operands that differ there is no such result, and the operation
-is refused before anything is written. Plain copies, as those of ``update_``, are written in the order of the keys.
+Leaves share memory if one tensor is under two keys, if they are views of one tensor (``.data``, overlapping slices), or
+if a node or a member of a lazy stack occurs twice. All results are computed from the old values, so each element changes
+once. If two keys of one tensor have different operands, the operation raises before it writes anything. Plain copies, as
+in ``update_``, are written in the order of the keys.
 
-In a graph of ``torch.compile``, which has no memory to look at, leaves are the same where they are the same object.
+A graph of ``torch.compile`` has no addresses to compare, so there only identical objects count as shared.
 """
 
 from __future__ import annotations
@@ -22,27 +22,23 @@ from .._foreach import PLAIN, Op, expand_operands
 from .._torch_private import batch_dim, functorch_level, unwrap_transforms
 from ..errors import StructureError
 
-#: Operations that write what they are given, so that it makes no difference how often they are done.
+#: Operations whose result does not depend on the old values, so that applying them twice is harmless.
 WRITES_ANEW = frozenset({Tensor.copy_, Tensor.fill_, Tensor.masked_fill_, Tensor.zero_})
 
 _STORAGE = Tensor.untyped_storage
 
 
 def may_share_memory(leaves: list[Tensor], plain: bool = False) -> bool:
-    """Tell whether some leaves are in one storage; also True where torch does not tell, as of nested tensors.
+    """Return True if two leaves have one storage, or if torch cannot compare them, as for nested tensors.
 
-    ``plain`` says that the leaves are known to be of plain types.
-
-    >>> rows = torch.zeros(2, 3)
-    >>> may_share_memory([rows, torch.zeros(2)]), may_share_memory([rows[0], rows[1]])
-    (False, True)
+    ``plain`` means that all leaves are of plain types.
     """
     try:
         if plain or PLAIN.issuperset(map(type, leaves)):
             return len({*map(_STORAGE, leaves)}) < len(leaves)
         kinds: set[Any] = {*map(type, leaves)}
         if all(kind.__torch_dispatch__ is Tensor.__torch_dispatch__ for kind in kinds):
-            # Mapped tensors have storages of their own in one memory.
+            # Two mapped tensors of one file have different storage objects at one address, so compare both.
             return min(len({*map(read, leaves)}) for read in (_STORAGE, Tensor.data_ptr)) < len(leaves)
     except RuntimeError:
         pass
@@ -50,12 +46,7 @@ def may_share_memory(leaves: list[Tensor], plain: bool = False) -> bool:
 
 
 def group_overlapping(leaves: Sequence[Tensor]) -> list[list[int]]:
-    """Return the positions of leaves that have elements in common with others, in groups.
-
-    >>> rows = torch.zeros(3, 4)
-    >>> group_overlapping([rows[:2], rows[2:], rows[1:]]), group_overlapping([rows[:, :1], rows[:, 1:]])
-    ([[0, 1, 2]], [])
-    """
+    """Return groups of positions of leaves that overlap; leaves without overlap are in no group."""
     groups: list[list[int]] = []
     last, reach = None, 0
     for block, begin, end, i in sorted((*_place(leaf), i) for i, leaf in enumerate(leaves)):
@@ -73,23 +64,14 @@ def group_overlapping(leaves: Sequence[Tensor]) -> list[list[int]]:
 
 
 def is_same_view(first: Tensor, second: Tensor) -> bool:
-    """Tell whether two tensors have the same elements at the same places of one memory.
-
-    >>> leaf = torch.zeros(2, 3)
-    >>> is_same_view(leaf, leaf.data), is_same_view(leaf, leaf.view(3, 2)), is_same_view(leaf, leaf.clone())
-    (True, False, False)
-    """
+    """Return True if two tensors have the same memory, shape, strides and dtype."""
     return first is second or (_place(first) == _place(second) and _form(first) == _form(second))
 
 
 def get_memory_key(leaf: Tensor | Core, any_shape: bool = True) -> Any:
-    """Return what is the same for two leaves that have all elements in common; of a collection what is so for itself.
+    """Return a key that is equal for two leaves with the same memory; for a node, a key of its identity.
 
-    Without ``any_shape`` they are at the same places, too.
-
-    >>> leaf = torch.zeros(2, 3)
-    >>> get_memory_key(leaf) == get_memory_key(leaf.data.view(3, 2)), get_memory_key(leaf) == get_memory_key(leaf[0])
-    (True, False)
+    With ``any_shape`` False, keys are equal only if shapes and strides are equal too.
     """
     if isinstance(leaf, Core):
         return id(leaf._inner())
@@ -105,12 +87,9 @@ def change_distinct(
     operands: tuple[Any, ...],
     show: Callable[[list[Tensor]], str],
 ) -> tuple[list[Tensor], tuple[Any, ...]]:
-    """Return what is left to be changed in place: each memory once; leaves that overlap in part are changed here.
+    """Apply the operation to partly overlapping leaves, and return the remaining leaves and operands, each memory once.
 
-    ``show`` names the keys of leaves.
-
-    Raises:
-        StructureError: leaves of one memory would become different; nothing was written.
+    ``show`` formats the keys of leaves. Raises StructureError, with nothing written, if shared leaves would differ.
     """
     if torch.compiler.is_compiling():
         first: dict[Tensor, int] = {}
@@ -141,11 +120,7 @@ def change_distinct(
 
 
 def are_equal(first: Any, second: Any) -> bool:
-    """Tell whether two operands are surely equal; NaN equals NaN.
-
-    >>> are_equal(torch.tensor([1.0, float("nan")]), torch.tensor([1.0, float("nan")]))
-    True
-    """
+    """Return True if two operands are surely equal; NaN equals NaN."""
     if isinstance(first, Core) and isinstance(second, Core):
         return all(map(are_equal, first._leaves(), second._leaves()))
     if not isinstance(first, Tensor) or not isinstance(second, Tensor):
@@ -159,7 +134,7 @@ def are_equal(first: Any, second: Any) -> bool:
         return False
     try:
         if _STORAGE(first).device.type == "meta":
-            return True  # there is nothing to differ
+            return True  # meta tensors have no data that can differ
         with torch.no_grad():
             return bool(((first == second) | ((first != first) & (second != second))).all())
     except RuntimeError:
@@ -169,7 +144,7 @@ def are_equal(first: Any, second: Any) -> bool:
 def _change_apart(
     name: str, this: Op, leaves: list[Tensor], operands: tuple[Any, ...], show: Callable[[list[Tensor]], str]
 ) -> None:
-    """Change leaves that overlap: what each becomes is computed before the first one is written."""
+    """Apply an operation to overlapping leaves: compute all results before the first write; undo if they conflict."""
     before = [leaf.clone() for leaf in leaves]
     after = [
         this.single(leaf.clone(), *others)
@@ -198,10 +173,10 @@ def _only(
 
 
 def _is_twin(first: Tensor, second: Tensor, operands: tuple[Any, ...]) -> bool:
-    """Tell whether what changes one of two leaves changes the other, too."""
+    """Return True if applying the operation to one of two leaves also applies it to the other."""
     if is_same_view(first, second):
         return True
-    # Whatever their shapes are: every element is changed in one way.
+    # Without operands per leaf every element changes alike, so different shapes of one memory are twins too.
     return (
         not any(type(operand) is list for operand in operands)
         and first.dtype == second.dtype
@@ -211,7 +186,7 @@ def _is_twin(first: Tensor, second: Tensor, operands: tuple[Any, ...]) -> bool:
 
 
 def _is_full(leaf: Tensor) -> bool:
-    """Tell whether a leaf has all elements from its first to its last in memory, and reads them as they are."""
+    """Return True if a leaf covers its memory range without gaps, and is not a conjugate or negative view."""
     leaf = unwrap_transforms(leaf)
     if leaf.layout is not torch.strided or leaf.is_nested or leaf.is_conj() or leaf.is_neg():
         return False
@@ -220,9 +195,9 @@ def _is_full(leaf: Tensor) -> bool:
 
 
 def _place(leaf: Tensor) -> tuple[int, int, int]:
-    """Return which memory a leaf is in, and its first and last byte there.
+    """Return an id of the leaf's memory block, and its first and end byte there.
 
-    A sparse one is its own: what torch writes to it may take the place of its values.
+    A sparse leaf gets a unique id, since an in-place write may replace its values tensor.
     """
     leaf = unwrap_transforms(leaf)
     if leaf.layout is torch.jagged:
@@ -238,7 +213,7 @@ def _place(leaf: Tensor) -> tuple[int, int, int]:
     try:
         address = storage.data_ptr()
     except RuntimeError:
-        address = 0  # of a fake tensor
+        address = 0  # a fake tensor has no address
     block = leaf.get_device() if address else id(storage)
     return block, address + begin, address + begin + span * size
 
@@ -254,9 +229,9 @@ def _form(leaf: Tensor) -> tuple[Any, ...]:
 
 
 def _is_disjoint(leaves: list[Tensor]) -> bool:
-    """Tell whether leaves of one memory surely have no element in common: they are columns beside each other.
+    """Return True if interleaved leaves surely do not overlap, as disjoint columns of one matrix.
 
-    Each is looked at as pieces that begin every so many bytes, a step that some stride gives.
+    For each stride of the first leaf as row size, check that the leaves use disjoint byte ranges of the row.
     """
     if any(leaf.layout is not torch.strided or leaf.is_nested for leaf in map(unwrap_transforms, leaves)):
         return False

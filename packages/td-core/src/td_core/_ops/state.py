@@ -1,12 +1,12 @@
-"""state_dict and load_state_dict, laid out as the reference implementation does since 0.12; its older ones are read.
+"""Write state dicts in the layout of tensordict 0.12 and later; load these and older layouts.
 
-Flat (the default): dotted keys; the batch size and device of each level are in the ``_metadata`` attribute of the
-OrderedDict, under its dotted key. Nested (``flatten=False``): an OrderedDict with a ``_metadata`` for each level.
-Releases 0.1 to 0.11 had no ``_metadata`` but sentinel entries ``__batch_size`` and ``__device``, and wrote a tensorclass
+Flat (the default): dotted keys; the batch size and device of each node are in the ``_metadata`` attribute of the
+OrderedDict, under its dotted key. Nested (``flatten=False``): an OrderedDict with a ``_metadata`` per node.
+tensordict 0.1 to 0.11 wrote no ``_metadata`` but sentinel entries ``__batch_size`` and ``__device``, and a tensorclass
 as the pair ``_tensordict``, ``_non_tensordict``.
 
-A kind that holds values brings the layout ``"state_dict/2"``: its record's ``meta`` and ``values`` go into the level's
-metadata (``values`` under ``_non_tensor``), its ``entries`` are the level's entries.
+A kind that holds values registers the layout ``"state_dict/2"``: its record's ``meta`` and ``values`` are written into
+the node's metadata (``values`` under ``_non_tensor``), and its ``entries`` are the node's entries.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ _SENTINELS = ("__batch_size", "__device")
 
 @dataclass(slots=True)
 class _Level:
-    """One level of a state dict that was read: metadata, and entries (tensors, levels)."""
+    """One node of a parsed state dict: its metadata, and its entries (tensors or nodes)."""
 
     meta: dict[str, Any] = field(default_factory=dict)
     entries: dict[str, Any] = field(default_factory=dict)
 
 
 class StateDictMixin(Core):
-    """``state_dict`` and ``load_state_dict``."""
+    """Methods ``state_dict`` and ``load_state_dict``."""
 
     __slots__ = ()
 
@@ -58,10 +58,10 @@ class StateDictMixin(Core):
         """Return the leaves in an OrderedDict, as :meth:`torch.nn.Module.state_dict` does.
 
         Args:
-            destination: an OrderedDict that gets the entries and is returned.
-            prefix: put before every key (of the top level, if nested).
-            keep_vars: return the leaves as they are, not detached.
-            flatten: dotted keys; False nests an OrderedDict for each level.
+            destination: an OrderedDict that the entries are written into, and that is returned.
+            prefix: a prefix of every key (of the keys of the root only, if nested).
+            keep_vars: do not detach the leaves.
+            flatten: use dotted keys; False writes a nested OrderedDict per nested collection.
 
         Raises:
             KeyPathError: two leaves have the same dotted key.
@@ -110,11 +110,11 @@ class StateDictMixin(Core):
         """Copy a state dict into the leaves, in place.
 
         Args:
-            state_dict: flat or nested, of any release; batch sizes are taken over where it has them.
-            strict: raise unless the keys are exactly those of the collection; else extra keys are added, to parameters
-                none, as to no module.
-            assign: put the state dict's own tensors and values in, instead of copies.
-            from_flatten: whether the keys are dotted; None tells by the metadata.
+            state_dict: flat or nested, of any version of tensordict; its batch sizes, if any, are set on the collection.
+            strict: raise if keys are missing or unexpected. If False, unexpected keys are added, except to parameters,
+                which ignore them.
+            assign: store the tensors and values of the state dict itself instead of copying them.
+            from_flatten: True if the keys are dotted; None to detect it from the metadata.
 
         Raises:
             StructureError: keys are missing or unexpected, or a shape differs; nothing was changed.
@@ -134,7 +134,7 @@ class StateDictMixin(Core):
             steps, levels = _compare(self, root, strict, assign)
         targets: list[Tensor] = []
         values: list[Tensor] = []
-        # Values that are kept in files may be refused, which is said before a leaf is written.
+        # Sort writes of value nodes first: those kept in files may raise, which must precede writes to leaves.
         steps.sort(key=lambda step: isinstance(step[2], Tensor) or step[1] not in step[0]._children())
         for node, key, value in steps:
             held = None if assign or not isinstance(value, Tensor) else _find_leaf(node, key)
@@ -145,7 +145,7 @@ class StateDictMixin(Core):
                 values.append(value)
         with torch.no_grad():
             copy_leaves(targets, values, lambda i: describe_leaf(self, targets[i]))
-        # Deepest first: a level's batch size must not outgrow those below it.
+        # Deepest nodes first: the batch size of a node must be a prefix of those of its nested nodes.
         for node, meta in reversed(levels):
             size = meta.get("batch_size")
             if size is not None and tuple(node.batch_size) != tuple(size):
@@ -154,7 +154,7 @@ class StateDictMixin(Core):
 
 
 def _try_load_whole(root: Core, state_dict: Mapping[str, Any]) -> bool:
-    """Load what ``root.state_dict()`` would give now; False, with nothing written, where the layout is another."""
+    """Load a state dict with the keys and metadata of ``root.state_dict()`` in one call. Return False for any other."""
     metadata = getattr(state_dict, "_metadata", None) or {}
     targets: dict[str, Tensor] = {}
     leaves = 0
@@ -177,7 +177,7 @@ def _try_load_whole(root: Core, state_dict: Mapping[str, Any]) -> bool:
                 leaves += 1
             else:
                 levels.append((child, prefix + key))
-    # Two leaves of one dotted name, or two levels, would not be told apart.
+    # The counts differ if two leaves or two nodes have one dotted name.
     if not leaves == len(targets) == len(state_dict) or len(levels) != len(metadata):
         return False
     held, values = list(targets.values()), [state_dict.get(name) for name in targets]
@@ -186,7 +186,7 @@ def _try_load_whole(root: Core, state_dict: Mapping[str, Any]) -> bool:
 
 
 def _write_level(node: Core, out: Any, level: str) -> Iterator[tuple[str, Any]]:
-    """Write the metadata of a level and return its entries."""
+    """Write the metadata of a node, and return an iterator over its entries."""
     meta: dict[str, Any] = {"batch_size": node.batch_size, "device": node.device}
     out._metadata[level] = meta
     record = _record(node)
@@ -199,7 +199,7 @@ def _write_level(node: Core, out: Any, level: str) -> Iterator[tuple[str, Any]]:
 
 
 def _record(node: Core) -> Record | None:
-    """Return how a node stands in a state dict, None where its entries say all."""
+    """Return the record of a node for a state dict, or None if its entries describe it completely."""
     kind = KINDS.of(node)
     return kind.record_of(node, FORMAT) if FORMAT in kind.layouts or node._is_value else None
 
@@ -211,7 +211,7 @@ def _entries(node: Core) -> Mapping[str, Any]:
 
 
 def _parse(target: Core, state_dict: Mapping[str, Any], from_flatten: bool | None) -> _Level:
-    """Return a state dict of any layout as levels."""
+    """Parse a state dict of any layout into a tree of ``_Level``."""
     metadata = getattr(state_dict, "_metadata", None)
     if from_flatten is None:
         provided = {key for key, value in state_dict.items() if not _is_sentinel(key, value)}
@@ -219,7 +219,7 @@ def _parse(target: Core, state_dict: Mapping[str, Any], from_flatten: bool | Non
         nested = any(
             not isinstance(value, Tensor) and isinstance(value, Mapping) for value in state_dict.values()
         )
-        # Levels below are named in the metadata of the flat form only.
+        # Only the flat layout has metadata under the keys of nested nodes.
         from_flatten = any(metadata or ()) or (
             differ and not nested and (metadata is not None or any("." in key for key in state_dict))
         )
@@ -245,7 +245,7 @@ def _parse(target: Core, state_dict: Mapping[str, Any], from_flatten: bool | Non
 
 
 def _parse_flat(target: Core, state_dict: Mapping[str, Any], metadata: Any) -> _Level:
-    # Keys of the target may hold dots themselves, so its own dotted names are tried before splitting.
+    # Keys of the target may contain dots, so match its dotted names before splitting a name at dots.
     known: dict[str, tuple[str, ...]] = {}
     todo: list[tuple[Core, tuple[str, ...]]] = [(target, ())]
     while todo:
@@ -266,7 +266,7 @@ def _parse_flat(target: Core, state_dict: Mapping[str, Any], metadata: Any) -> _
         if path[-1] in level.entries:
             raise StructureError(f"the state dict has both a leaf and a level {name!r}")
         level.entries[path[-1]] = _check_tensor(value, path)
-    # The leaves come first, so that their order is that of the levels.
+    # Metadata comes last, so that the nodes have the order of the leaves.
     for name, meta in (metadata or {}).items():
         level = _descend(root, known.get(name) or tuple(name.split(".")) if name else (), name)
         level.meta.update(meta)
@@ -274,7 +274,7 @@ def _parse_flat(target: Core, state_dict: Mapping[str, Any], metadata: Any) -> _
 
 
 def _is_sentinel(key: str, value: Any) -> bool:
-    """Tell a batch size or device of the legacy form from an entry of that name, which is a leaf or a level."""
+    """Return True if an item is a batch size or device of the legacy layout, not an entry of that name."""
     return key in _SENTINELS and not isinstance(value, (Tensor, Mapping))
 
 
@@ -296,7 +296,7 @@ def _check_tensor(value: Any, path: tuple[str, ...]) -> Tensor:
 def _compare(
     target: Core, root: _Level, strict: bool, assign: bool
 ) -> tuple[list[tuple[Core, str, Any]], list[tuple[Core, dict[str, Any]]]]:
-    """Check everything, and return what to write where, (node, key, tensor, level or value), and what is said of each node."""
+    """Check a state dict against a collection. Return the writes (node, key, value) and the metadata per node."""
     steps: list[tuple[Core, str, Any]] = []
     levels: list[tuple[Core, dict[str, Any]]] = []
     missing: list[str] = []
@@ -322,7 +322,7 @@ def _compare(
         for key, child in entries.items():
             prefix = (*path, key)
             if key not in level.entries:
-                # One value may be among those of the level, where this side holds one for each element.
+                # The state dict may have one value for the batch where the collection has one per element.
                 if (
                     key not in values
                     or isinstance(child, Tensor)
@@ -358,7 +358,7 @@ def _compare(
         if grows and not strict:
             node._check_keys(level.entries)
         for key, provided in level.entries.items():
-            # In the legacy form a value of a class is a level of its own; a column is one in every form.
+            # A value per element is a nested node in every layout, any value of a tensorclass in the legacy one.
             if record is not None and key in record.values and "data" in _get_values(provided):
                 steps.append(
                     (node, key, provided if _find_kind(provided) else (_get_values(provided)["data"],))
@@ -366,7 +366,7 @@ def _compare(
             elif key not in entries:
                 names = _leaf_names(provided, (*path, key))
                 unexpected.extend(names if grows or strict else ())
-                # An empty level is no key that is unexpected, but one that is added, unless that is asked of a locked node.
+                # An empty node is never an unexpected key, but is added unless strict or locked.
                 if grows if names else not (strict or node._locked):
                     steps.append((node, key, provided))
         held = entries if record is None else {*entries, *record.values}
@@ -383,7 +383,7 @@ def _compare(
 
 
 def _find_mismatch(entry: Any, size: tuple[int, ...], path: tuple[str, ...]) -> list[str]:
-    """Say what does not start with the batch size in an entry of a state dict."""
+    """Return messages about leaves and nodes of an entry whose leading dims are not the batch size."""
     wrong: list[str] = []
     todo = [(entry, size, path)]
     while todo:
@@ -401,12 +401,12 @@ def _find_mismatch(entry: Any, size: tuple[int, ...], path: tuple[str, ...]) -> 
 
 
 def _get_values(provided: Any) -> Mapping[str, Any]:
-    """Return what a level says that is no tensor."""
+    """Return the non-tensor values in the metadata of a parsed node."""
     return (provided.meta.get("_non_tensor") or {}) if isinstance(provided, _Level) else {}
 
 
 def _check_writable(root: Core, path: tuple[str, ...], value: Tensor) -> None:
-    """Raise StructureError where a value could not be copied into an entry; each member of a stack has its own."""
+    """Raise StructureError if a value cannot be copied into an entry, checking each member of a lazy stack."""
     for node in list_distinct_members([root]):
         held = _find_leaf(node, path[-1])
         if held is not None:
@@ -414,7 +414,7 @@ def _check_writable(root: Core, path: tuple[str, ...], value: Tensor) -> None:
 
 
 def _find_leaf(node: Core, key: str) -> Tensor | None:
-    """Return the leaf that a write has to reach; None where the kind keeps its leaves elsewhere."""
+    """Return the leaf that a node stores under ``key``, or None if the kind stores its leaves elsewhere."""
     children = node._children()
     result: Any = children.get(key) if type(children) is dict else None
     if isinstance(result, Core) and result._is_tensor_proxy:
@@ -433,10 +433,10 @@ def _apply(node: Core, key: str, value: Any, assign: bool) -> None:
         held = node._children().get(key)
         built = _build_value(held, value, assign, node)
         if isinstance(held, Core) and len(held.batch_size) == len(built.batch_size):
-            built._set_names(held._names)  # which a state dict does not say
+            built._set_names(held._names)  # a state dict does not contain dim names
         stacked = node._members_and_dim() is not None and isinstance(held, Core) and held._is_value
         if not assign and (stacked or _is_kept(held)):
-            node._write_child(key, built)  # the members may each hold one value
+            node._write_child(key, built)  # writes through to members that store one value each
         else:
             node._set_child(key, node._wrap_child(key, built))
     elif assign or key not in node._children():
@@ -450,19 +450,19 @@ def _apply(node: Core, key: str, value: Any, assign: bool) -> None:
 
 
 def _is_kept(held: Any) -> bool:
-    """Tell whether an entry holds values that are kept in files too, which a write in place reaches."""
+    """Return True if an entry's values are also stored in files, which an in-place write updates."""
     return isinstance(held, Core) and held._keeper() is not None
 
 
 def _new_leaf(value: Tensor, node: Core, assign: bool) -> Child:
-    """Return a checked leaf, or a copy of it, as an entry on the device of its level, whose batch size may still change."""
+    """Convert a tensor of the state dict, cloned unless ``assign``, to an entry on the device of ``node``."""
     value = value if assign else clone_detached(value)
     size = node.batch_size if type(value) in WRAPPED else torch.Size()
     return coerce(value, size, node.device, ())
 
 
 def _make_value(value: Any, node: Core, held: Any, assign: bool) -> Any:
-    """Return a value as the node that stores it: set bare, a number or a list would become a tensor."""
+    """Wrap a value in a value node, since a bare number or list would be converted to a tensor."""
     level = _Level({"_type": "NonTensorData", "_non_tensor": {"data": value}})
     if _find_kind(level) is None:
         return value if assign else _copy_value(value)
@@ -470,7 +470,7 @@ def _make_value(value: Any, node: Core, held: Any, assign: bool) -> Any:
 
 
 def _copy_value(value: Any) -> Any:
-    """Return a copy of a value; what cannot be copied, as a lock or an open file, itself."""
+    """Copy a value deeply; return the value itself if it cannot be copied, such as a lock or an open file."""
     try:
         return copy.deepcopy(value)
     except (TypeError, RuntimeError, copy.Error, pickle.PicklingError):
@@ -478,7 +478,7 @@ def _copy_value(value: Any) -> Any:
 
 
 def _build_value(held: Any, level: _Level, assign: bool, parent: Any = None) -> Any:
-    """Return the node that a level of the state dict describes, in the place of another value or of none."""
+    """Build the node that a parsed node describes; ``held`` is the old value node under the key, or None."""
     above = held if parent is None else parent
     size = torch.Size(level.meta.get("batch_size", above.batch_size))
     kind = _find_kind(level) or (KINDS.of(held) if "_non_tensor" in level.meta and held is not None else None)
@@ -506,14 +506,14 @@ def _build_value(held: Any, level: _Level, assign: bool, parent: Any = None) -> 
 
 
 def _find_kind(level: _Level) -> NodeKind | None:
-    """Return the kind whose value a level holds; None for a level of entries, and where the kind is not known."""
+    """Return the value kind that a parsed node names, or None if it has entries or an unknown kind."""
     name = str(level.meta.get("_type")).partition("[")[0]
     kind = KINDS.find_by_name(FORMAT, name) if "_non_tensor" in level.meta else None
     return kind if kind is not None and kind.type._is_value else None  # type: ignore[attr-defined]
 
 
 def _leaf_names(child: Any, path: tuple[str, ...]) -> list[str]:
-    """Return the dotted names of the leaves of an entry, of a collection or of a state dict."""
+    """Return the dotted names of the leaves of an entry; the entry is of a collection or of a parsed state dict."""
     names: list[str] = []
     todo = [(child, path)]
     while todo:

@@ -1,6 +1,6 @@
-"""Selecting, splitting, flattening and renaming keys.
+"""Select, split, flatten and rename keys.
 
-Operations on nested keys work level by level, see :mod:`.key_trees`.
+Operations on nested keys process one node at a time; see :mod:`.key_trees`.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ SelfT = TypeVar("SelfT", bound="StructureMixin")
 
 _STRINGS = frozenset({str})
 
-# What a key tree gives for a key that it does not have; it gives None for one that is wanted whole.
+# Default for keys that are not in a key tree; the tree maps a key to None if its whole entry is requested.
 _UNWANTED: Any = object()
 
 
 class StructureMixin(UpdateMixin):
-    """``select``, ``exclude``, ``split_keys``, ``flatten_keys``, ``rename_key_`` and their kin."""
+    """Methods on keys, such as ``select``, ``exclude``, ``split_keys``, ``flatten_keys`` and ``rename_key_``."""
 
     __slots__ = ()
 
@@ -47,13 +47,13 @@ class StructureMixin(UpdateMixin):
     ) -> SelfT:
         """Return a collection with only these entries; leaves are shared.
 
-        As a context (``with td.select("a") as part:``), what was written to these entries is written back on exit.
+        As a context manager (``with td.select("a") as part:``), it writes changes of these entries back on exit.
 
         Args:
-            *keys: the entries to keep, in the order in which the result has them; a longer key wins over its prefix.
+            *keys: the entries to keep, in the order of the result; with a key and its prefix, only the longer key counts.
             inplace: remove the other entries from this collection instead.
-            strict: raise where a key is missing; otherwise skip it.
-            as_tensordict: return a mapping kind, also from a class with declared fields.
+            strict: raise if a key is missing; otherwise skip it.
+            as_tensordict: return a TensorDict, also from a class with declared fields.
 
         Raises:
             KeyPathError: a key is missing.
@@ -76,7 +76,7 @@ class StructureMixin(UpdateMixin):
             try:
                 result = self._with_children({key: children[key] for key in keys})  # type: ignore[misc]
             except KeyError:
-                result = None  # the other way says which keys there are
+                result = None  # the slow path raises with the existing keys
         if result is None:
             result = restrict(self, build_key_tree(keys, longest=True), strict, as_tensordict)
         return result._write_back_on_exit(self, _write_back_selection, keys)  # type: ignore[no-any-return]
@@ -84,10 +84,10 @@ class StructureMixin(UpdateMixin):
     def exclude(self: SelfT, *keys: NestedKey, inplace: bool = False) -> SelfT:
         """Return a collection without these entries; leaves are shared, missing keys are skipped.
 
-        As a context (``with td.exclude("a") as part:``) what was written to the other entries is written back on exit.
+        As a context manager (``with td.exclude("a") as part:``), it writes changes of the other entries back on exit.
 
         Args:
-            *keys: the entries to leave out.
+            *keys: the entries to exclude.
             inplace: remove them from this collection instead.
 
         Raises:
@@ -118,18 +118,18 @@ class StructureMixin(UpdateMixin):
         strict: bool = True,
         reproduce_struct: bool = False,
     ) -> tuple[SelfT, ...]:
-        """Return one collection for each set of keys, and one with the rest; leaves are shared.
+        """Split the entries into one collection per set of keys, and one with the remaining entries; leaves are shared.
 
         Args:
-            *key_sets: sequences or sets of keys; mappings of keys to the keys of the result; or functions of a key, a tuple
-                of strings, and its leaf that say which tensors to take. An entry belongs to one set at most.
-            inplace: let this collection be the rest.
-            default: where ``strict`` is False, what stands for a missing entry; None and no default leave it out.
-            strict: raise where a key is missing.
-            reproduce_struct: give every result all the levels of this collection, empty where it has no entry.
+            *key_sets: sequences or sets of keys; mappings from keys to the keys of the result; or predicates of a key (a
+                tuple of strings) and its leaf. An entry belongs to at most one set.
+            inplace: keep the remaining entries in this collection, instead of a new one.
+            default: the value of a missing entry if ``strict`` is False; without it, or with None, the entry is skipped.
+            strict: raise if a key is missing.
+            reproduce_struct: give every result all nested collections of this one, possibly empty.
 
         Raises:
-            KeyPathError: a key is missing, or stands in an earlier set.
+            KeyPathError: a key is missing, or is also in an earlier set.
 
         >>> a, z, rest = TensorDict({"a": 1, "b": 2, "c": 3}).split_keys(["a"], {"b": "z"})
         >>> list(a.keys()), list(z.keys()), list(rest.keys())
@@ -162,7 +162,7 @@ class StructureMixin(UpdateMixin):
                 _remove_in_place(self, tree, prune=not reproduce_struct)
             rest = self
         else:
-            # Levels are not shared, so that to change a result changes nothing else.
+            # Copy the nodes, so that setting an entry in one result changes no other collection.
             parts, rest = [part._shallow_copy() for part in parts], rest._shallow_copy()
         if reproduce_struct:
             parts = [shell.update(part) for shell, part in zip(shells, parts, strict=True)]
@@ -175,13 +175,13 @@ class StructureMixin(UpdateMixin):
         strict: bool = True,
         filter_empty: bool = True,
     ) -> SelfT:
-        """Remove these entries and return them as a collection of their own.
+        """Remove these entries and return them as a new collection.
 
         Args:
             *keys: the entries to move.
-            default: what stands for a missing entry; None leaves it out.
-            strict: without a default, raise where a key is missing.
-            filter_empty: drop the levels that became empty.
+            default: the value of a missing entry; None skips it.
+            strict: without a default, raise if a key is missing.
+            filter_empty: remove nested collections that became empty.
 
         Raises:
             KeyPathError: a key is missing.
@@ -197,7 +197,7 @@ class StructureMixin(UpdateMixin):
         return part
 
     def filter_empty_(self: SelfT) -> SelfT:
-        """Remove the sub-collections without entries, from the deepest up.
+        """Remove nested collections without entries, including those that become empty thereby.
 
         >>> list(TensorDict({"a": {"b": {}}, "c": 1}).filter_empty_().keys())
         ['c']
@@ -228,13 +228,13 @@ class StructureMixin(UpdateMixin):
         """Return a collection of this kind without entries.
 
         Args:
-            recurse: keep the levels, without tensors; non-tensor values stay, too.
-            batch_size: of the result, this one's if not given.
-            device: of the result, this one's if not given.
-            names: of the result, this one's if not given.
+            recurse: keep nested collections, without their tensors, and non-tensor values.
+            batch_size: the batch size of the result; that of this collection by default.
+            device: the device of the result; that of this collection by default.
+            names: the dim names of the result; those of this collection by default.
 
         Raises:
-            BatchSizeError: the values of a stack, one for each element, do not fit ``batch_size``.
+            BatchSizeError: ``batch_size`` does not fit a NonTensorStack, which has one value per element.
 
         >>> TensorDict({"a": 1, "b": {"c": 2}}, batch_size=[]).empty(recurse=True)
         TensorDict(batch_size=[], fields={b: {}})
@@ -249,15 +249,15 @@ class StructureMixin(UpdateMixin):
     def flatten_keys(
         self: SelfT, separator: str = ".", inplace: bool = False, is_leaf: IsLeaf | None = None
     ) -> SelfT:
-        """Return a collection of one level, whose keys are the nested ones joined by ``separator``.
+        """Return a collection without nested collections, whose keys are key paths joined by ``separator``.
 
-        Levels without entries vanish. As a context (``with td.flatten_keys() as flat:``) what was written is written
-        back on exit, new keys too.
+        Empty nested collections are dropped. As a context manager (``with td.flatten_keys() as flat:``), it writes
+        changes back on exit, including new keys.
 
         Args:
-            separator: what stands between the parts of a key.
+            separator: the string between the parts of a key.
             inplace: change this collection instead.
-            is_leaf: class -> whether entries of it are kept whole.
+            is_leaf: a predicate of a class; nested collections for whose class it is True are not flattened.
 
         Raises:
             KeyTakenError: two entries would have the same key.
@@ -284,16 +284,17 @@ class StructureMixin(UpdateMixin):
         return result._write_back_on_exit(self, _write_back_flat, separator)  # type: ignore[no-any-return]
 
     def unflatten_keys(self: SelfT, separator: str = ".", inplace: bool = False) -> SelfT:
-        """Return a collection whose keys of this level are split at ``separator`` into nested ones.
+        """Return a collection whose keys are split at ``separator`` into nested keys.
 
-        As a context (``with td.unflatten_keys() as nested:``) what was written is written back on exit, new keys too.
+        Only keys of the root are split. As a context manager (``with td.unflatten_keys() as nested:``), it writes
+        changes back on exit, including new keys.
 
         Args:
-            separator: where keys are split.
+            separator: the string at which keys are split.
             inplace: change this collection instead.
 
         Raises:
-            KeyTakenError: two entries would have the same key, or one would be above the other.
+            KeyTakenError: two entries would have the same key, or one key would be a prefix of another.
             LockedError: ``inplace`` on a locked collection.
 
         >>> TensorDict({"a.b": 1, "c": 2}).unflatten_keys()
@@ -310,16 +311,16 @@ class StructureMixin(UpdateMixin):
         return result._write_back_on_exit(self, _write_back_deep, separator)  # type: ignore[no-any-return]
 
     def rename_key_(self: SelfT, old_key: NestedKey, new_key: NestedKey, safe: bool = False) -> SelfT:
-        """Move an entry to another key, in place; it becomes the last of its level.
+        """Rename a key in place; the entry becomes the last one of its collection.
 
         Args:
-            old_key: where the entry is.
-            new_key: where it goes; an entry there is replaced.
-            safe: raise where there is one already.
+            old_key: the key of the entry.
+            new_key: its new key; an entry under this key is replaced.
+            safe: raise if ``new_key`` exists.
 
         Raises:
             KeyPathError: ``old_key`` is missing.
-            KeyTakenError: ``safe``, and there is an entry under ``new_key``.
+            KeyTakenError: ``safe`` is True and ``new_key`` exists.
             LockedError: the collection is locked.
 
         >>> list(TensorDict({"a": 1, "b": 2}).rename_key_("a", "c").keys())
@@ -341,7 +342,7 @@ class StructureMixin(UpdateMixin):
             return self
         parent: Any = self._get_path(old[:-1])
         if old[:-1] == new[:-1] and not isinstance(parent, Tensor) and parent._members_and_dim() is not None:
-            # A lazy stack below renames in its members, whose entries may not stack.
+            # Rename in the members of a nested lazy stack, since entries of different shapes cannot be read from it.
             parent.rename_key_(old[-1], new[-1], safe)
             return self
         entry = self._get_path(old)
@@ -351,7 +352,7 @@ class StructureMixin(UpdateMixin):
             raise KeyTakenError(f"cannot rename {show_path(old)}: there is an entry {show_path(new)} already")
         check_unlocked(parent, f"rename {show_path(old)}")
         if new[: len(old)] == old:
-            # The entry makes room for the level that it goes into.
+            # The old key is a prefix of the new one, so remove the entry before its new parent is created.
             try:
                 parent._del_child(old[-1])
                 self._set_path(new, entry)
@@ -364,13 +365,13 @@ class StructureMixin(UpdateMixin):
         return self
 
     def rename_keys(self: SelfT, mapping: Mapping[NestedKey, NestedKey], *, strict: bool = True) -> SelfT:
-        """Return a collection whose entries have other keys, all renamed at once; leaves are shared.
+        """Return a collection with renamed keys, all renamed at once, so that keys can be swapped; leaves are shared.
 
-        A level all of whose entries went elsewhere is gone.
+        A nested collection that becomes empty is dropped.
 
         Args:
-            mapping: old key -> new key; renamed entries become the last of their level.
-            strict: raise where an old key is missing; otherwise skip it.
+            mapping: old key -> new key; renamed entries become the last ones of their collection.
+            strict: raise if an old key is missing; otherwise skip it.
 
         Raises:
             KeyPathError: an old key is missing.
@@ -404,7 +405,7 @@ class StructureMixin(UpdateMixin):
 
 
 def _unflatten_root(root: Core, separator: str, *, own: bool) -> Any:
-    """Return ``root`` with split keys; ``own`` copies the levels that are there already."""
+    """Copy ``root`` with its keys split at ``separator``; ``own`` also copies the existing nested nodes."""
     stacked = root._members_and_dim()
     if stacked is not None:
         return root._with_members([_unflatten_root(member, separator, own=own) for member in stacked[0]])
@@ -412,7 +413,7 @@ def _unflatten_root(root: Core, separator: str, *, own: bool) -> Any:
 
 
 def _copy_without(root: Core, tree: KeyTree, *, prune: bool) -> Any:
-    """Return a copy of ``root`` without the entries of ``tree``; ``prune`` drops the levels that became empty."""
+    """Copy ``root`` without the entries of ``tree``; ``prune`` drops nodes that became empty."""
     stacked = root._members_and_dim()
     if stacked is not None:
         return root._with_members([_copy_without(member, tree, prune=prune) for member in stacked[0]])
@@ -494,31 +495,31 @@ def _remove_in_place(root: Core, tree: KeyTree, *, prune: bool) -> None:
 
 
 def _drop_empty(levels: list[tuple[Core, Core | None, str]]) -> None:
-    """Remove the levels without entries from their parents, the deepest first."""
+    """Remove nodes without entries from their parents, the deepest first."""
     for node, parent, key in reversed(levels):
-        # A level may stand in two places.
+        # A node with two keys may have been removed from this parent already.
         if parent is not None and _is_empty_node(node) and key in parent._children():
             check_unlocked(parent, f"remove the empty key {key!r}")
             parent._del_child(key)
 
 
 def _remove_all(entries: list[tuple[Core, str]]) -> None:
-    """Remove entries of nodes; none, where one of them is locked."""
+    """Remove entries of nodes. Raise before the first removal if one of the nodes is locked."""
     for node, key in entries:
         check_unlocked(node, f"remove {show_path((key,))}")
     for node, key in entries:
-        if key in node._children():  # a stack may have a member twice
+        if key in node._children():  # a node that is a member twice is listed twice
             node._del_child(key)
 
 
 def _is_empty_node(node: Core) -> bool:
-    """Tell whether a level has no entries, and hides none as lazy stacks do."""
+    """Return True if a node has no entries; for a lazy stack, if no member has entries."""
     stacked = node._members_and_dim()
     return not node._children() if stacked is None else all(map(_is_empty_node, stacked[0]))
 
 
 def _make_empty(root: Any, recurse: bool, batch_size: torch.Size | None = None, values: bool = True) -> Any:
-    """Return a collection without entries, or with levels that have none, and maybe values without tensors."""
+    """Copy a collection without leaves; ``recurse`` keeps nested nodes, ``values`` also value nodes in them."""
     stacked = root._members_and_dim()
     if stacked is not None and batch_size is None:
         return root._with_members([_make_empty(member, recurse, None, values) for member in stacked[0]])
@@ -563,7 +564,7 @@ def _empty_entries(root: Any, batch_size: torch.Size | None, values: bool) -> di
 
 
 def _replace_all(root: Core, other: Core) -> None:
-    """Give a node the entries of another one; a lazy stack has as many members."""
+    """Replace the entries of a node by those of another; lazy stacks must have equally many members."""
     with restore_on_error(root):
         todo: list[tuple[Core, Core]] = [(root, other)]
         for node, source in todo:
@@ -576,15 +577,15 @@ def _replace_all(root: Core, other: Core) -> None:
 
 @contextmanager
 def restore_on_error(root: Core) -> Iterator[None]:
-    """Give every level its entries back where what is done in between raises."""
-    # A wrapper would wrap what it gets back anew.
+    """Restore the entries of every node if the ``with`` block raises."""
+    # Only nodes that hold entries: restoring a wrapper would wrap its entries again.
     levels = [
         node for node in list_state_nodes(root) if not node._is_value and node._members_and_dim() is None
     ]
     before = [(node, dict(node._children())) for node in levels]
     try:
         yield
-    except BaseException:  # a Ctrl-C too: no entry is lost
+    except BaseException:  # includes KeyboardInterrupt, which must not lose entries either
         for node, entries in before:
             _refill(node, entries)
         raise
@@ -617,7 +618,7 @@ def _write_back_flat(owner: Any, result: Any, separator: str) -> None:
 
 
 def _write_back_deep(owner: Any, result: Any, separator: str) -> None:
-    # Levels that were there already stay levels, but for what they took up of the flat keys.
+    # Nested nodes of the owner stay nested, except for entries that came from its flat keys.
     keys = owner.keys()
     levels = [key for key in keys if not is_leaf_or_value(type(owner._peek_child(key)))]
     below = result.select(*levels, strict=False)

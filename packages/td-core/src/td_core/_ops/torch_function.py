@@ -1,7 +1,7 @@
-"""What ``torch.*`` functions do with collections: a table from the function to the method that stands for it.
+"""Dispatch ``torch.*`` functions on collections: a table from each function to the method that implements it.
 
-torch hands a call here when one of its tensor arguments is a collection (the protocol ``__torch_function__``).
-A function that is not in the table has no meaning for a collection of leaves of different shapes, or none yet.
+torch calls ``__torch_function__`` if one of the tensor arguments of a function is a collection. A function that is not
+in the table raises TypeError: it is not defined for leaves of different shapes, or not implemented.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .operands import run_each_leaf
 
 Handler = Callable[..., Any]
 
-#: torch functions with the name of the method.
+#: torch functions that have the same name as the method.
 _SAME_NAME = [
     "abs", "abs_", "acos", "acos_", "addcdiv", "addcmul", "all", "amax", "amin", "any", "asin", "asin_", "atan",
     "atan_", "atleast_1d", "atleast_2d", "atleast_3d", "broadcast_to", "ceil", "ceil_", "chunk", "clamp", "clamp_max",
@@ -39,7 +39,7 @@ _SAME_NAME = [
     "tile", "transpose", "trunc", "trunc_", "unflatten", "unsqueeze", "var",
 ]  # fmt: skip
 
-#: Other names that torch has for the same function.
+#: torch functions that have another name than the method.
 _OTHER_NAME = {
     "absolute": "abs",
     "arccos": "acos",
@@ -51,7 +51,7 @@ _OTHER_NAME = {
     "bitwise_not": "__invert__",
 }
 
-#: Functions and methods of two operands: method, and method of the second operand where only that is a collection.
+#: Functions of two operands: the method, and the method called on the second operand if only that is a collection.
 _TWO_OPERANDS = {
     "add": ("add", "__radd__"),
     "bitwise_and": ("bitwise_and", "__rand__"),
@@ -109,11 +109,11 @@ def _two_operands(name: str, method: str, reflected: str | None) -> Handler:
 
 
 def _like(function: Callable[..., Tensor], input: Any, *args: Any, **kwargs: Any) -> Any:
-    """Return a new collection of the same structure, made leaf by leaf."""
+    """Call a ``*_like`` function on each leaf, and return a collection of the same structure."""
     if not isinstance(input, Core):
         raise TypeError(f"torch.{function.__name__}() takes a collection as its first argument only")
     if "dtype" in kwargs:
-        kwargs["dtype"] = as_dtype(kwargs["dtype"])  # torch.compile does not trace a class in its place
+        kwargs["dtype"] = as_dtype(kwargs["dtype"])  # torch.compile cannot trace a Python class as dtype
     leaf = (lambda leaf: function(leaf, *args, **kwargs)) if args else partial(function, **kwargs)
     result = run_each_leaf(function.__name__, input, leaf if args or kwargs else function)
     device = kwargs.get("device")
@@ -135,7 +135,7 @@ def _where(condition: Any, input: Any = None, other: Any = None, *, out: Any = N
 
 
 def _grad(outputs: Any, inputs: Any, grad_outputs: Any = None, *args: Any, **kwargs: Any) -> Any:
-    """Return the gradients of a collection, or of a tensor, by key where ``inputs`` is a collection: those that are used."""
+    """Compute torch.autograd.grad of collections; if ``inputs`` is a collection, so is the result."""
     outputs, inputs, grad_outputs = map(_get_single, (outputs, inputs, grad_outputs))
     gradients = grad_outputs
     if isinstance(grad_outputs, Core):
@@ -153,7 +153,7 @@ def _grad(outputs: Any, inputs: Any, grad_outputs: Any = None, *args: Any, **kwa
 
 
 def _get_single(provided: Any) -> Any:
-    """Return the collection in a tuple, in which torch puts what is none."""
+    """Unwrap a collection from the one-item tuple that torch puts it in; raise if there are several."""
     if not isinstance(provided, (tuple, list)) or not any(isinstance(item, Core) for item in provided):
         return provided
     if len(provided) > 1:
@@ -187,10 +187,10 @@ def _make_table() -> dict[Any, Handler]:
     return table
 
 
-#: What each function of torch does with collections.
+#: Implementation per torch function.
 TABLE = _make_table()
 
-#: Keywords of torch's functions that the methods have under another name.
+#: Keyword names of torch functions that differ from those of the methods: torch's name -> method's name.
 _KEYWORDS = {
     torch.broadcast_to: {"size": "shape"},
     torch.cat: {"tensors": "input"},
@@ -205,7 +205,7 @@ _KEYWORDS = {
 
 
 class TorchFunctionMixin(Core):
-    """The protocol by which torch functions take collections."""
+    """The ``__torch_function__`` protocol, which lets torch functions take collections."""
 
     __slots__ = ()
 
@@ -213,17 +213,17 @@ class TorchFunctionMixin(Core):
     def __torch_function__(
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Do what a torch function does, on collections.
+        """Call the implementation of a torch function for collections.
 
         Raises:
-            TypeError: this function takes no collections.
+            TypeError: the function is not supported on collections.
 
         >>> torch.exp(TensorDict({"a": torch.zeros(2)}))["a"]
         tensor([1., 1.])
         """
         handler = TABLE.get(func)
         if handler is None:
-            if is_caller(func):  # an eager call never asks, torch.compile does
+            if is_caller(func):  # only torch.compile dispatches such functions here, eager mode never does
                 with torch._C.DisableTorchFunctionSubclass():
                     return func(*args, **(kwargs or {}))
             name = torch.overrides.resolve_name(func) or repr(func)

@@ -1,4 +1,4 @@
-"""Indexing and reshaping a lazy stack whose members have different batch sizes or cannot be stacked."""
+"""Index and reshape lazy stacks whose members have different batch sizes or cannot be stacked."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..errors import CollectionIndexError, StructureError
 
 
 def uneven_index(stack: Any, index: Any) -> Any:
-    """Return what an index gives: one member, or a stack of those that it picks; errors as for :func:`uneven_plans`."""
+    """Index a lazy stack: return one indexed member, or a lazy stack of several; errors as in :func:`uneven_plans`."""
     picks, plans, stack_dim = uneven_plans(stack, index)
     members = stack._members_and_dim()[0]
     if isinstance(picks, int):
@@ -29,9 +29,9 @@ def uneven_index(stack: Any, index: Any) -> Any:
 
 
 def make_empty_like(stack: Any, size: torch.Size) -> Any:
-    """Return a collection of a batch size without elements; its keys are those that all members have.
+    """Return a collection of an empty batch size, with the keys that all members have.
 
-    A stack without members would forget them. Shapes in which members differ are those of the first.
+    A lazy stack without members would lose its keys. Where members differ in shape, the first one's is used.
     """
     members, dim = stack._members_and_dim()
     item = members[0].select(*stack.keys(True)).unsqueeze(dim)
@@ -42,7 +42,7 @@ def make_empty_like(stack: Any, size: torch.Size) -> Any:
 
 
 def transform_uneven(stack: Any, plan: Any) -> Any:
-    """Return the result of a plan on members that cannot be stacked: their elements, in nested lazy stacks."""
+    """Apply a shape plan to members that cannot be stacked: arrange their elements in nested lazy stacks."""
     old = stack.batch_size[: plan.n]
     if 0 in plan.lead:
         result = make_empty_like(stack, plan.resize_batch(stack.batch_size))
@@ -55,7 +55,7 @@ def transform_uneven(stack: Any, plan: Any) -> Any:
 
 
 def _gather_elements(stack: Any, positions: Any, size: torch.Size) -> Any:
-    """Return the elements at some positions, in nested lists, of a batch of ``size``."""
+    """Build nested lazy stacks of the elements at flat ``positions`` (nested lists) of a batch of ``size``."""
     if isinstance(positions, list):
         return stack._of([_gather_elements(stack, row, size) for row in positions], 0)
     where = list(compute_coordinates(positions, size))
@@ -69,13 +69,9 @@ def _index_member(member: Core, plan: Any) -> Any:
 
 
 def uneven_plans(stack: Any, index: Any) -> tuple[Any, dict[int, Any], Any]:
-    """Return what an index says to members of different batch sizes: which it picks, their plans, the new stack dim.
+    """Split an index over members of different batch sizes. Return the picked members, a plan each, and the stack dim.
 
-    Each plan, None where nothing happens to the member, is made for the member's own batch size.
-
-    Raises:
-        CollectionIndexError: the index does not fit a member that it picks.
-        StructureError: the index mixes the elements of members.
+    A plan of None keeps the member whole. Raises if the index does not fit a picked member, or mixes their elements.
     """
     members, dim = stack._members_and_dim()
 
@@ -83,7 +79,7 @@ def uneven_plans(stack: Any, index: Any) -> tuple[Any, dict[int, Any], Any]:
         size = members[i].batch_size
         return plan_index(index, (*size[:dim], len(members), *size[dim:])).along(dim)
 
-    # A member that the index does not pick need not have room for it; the first that has tells which it picks.
+    # The index may be out of range for members that it does not pick, so plan with the first that it fits.
     errors = []
     for i in range(len(members)):
         try:
@@ -105,11 +101,7 @@ def uneven_plans(stack: Any, index: Any) -> tuple[Any, dict[int, Any], Any]:
 
 
 def rows_of_members(value: Any, dim: int, count: int) -> list[Any] | None:
-    """Return the rows of a list for the members of a stack along ``dim``; None where they are not tensors of uneven shapes.
-
-    >>> rows_of_members([[torch.zeros(1), torch.zeros(2)], [torch.zeros(3), torch.zeros(4)]], 1, 2)[1][0].shape
-    torch.Size([2])
-    """
+    """Split a nested list along ``dim`` into a row per member. Return None unless it has tensors of different shapes."""
     shapes = set()
     todo = [value]
     while todo:

@@ -1,7 +1,7 @@
-"""Writing many entries at once: ``update``, ``update_``, writing at an index, filling.
+"""Write many entries at once: ``update``, ``update_``, writes at an index, and fills.
 
-A write has two phases. The first walks both structures, checks every value and lists what is to be done; the second
-does it. So a refused write leaves the collection as it was.
+A write has two phases: the first traverses both trees, checks every value and lists the writes; the second executes
+them. So a write that raises a check's error leaves the collection unchanged.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ ZERO = make_op("zero_", Tensor.zero_)
 
 
 class UpdateMixin(EntryMixin):
-    """``update``, ``update_``, ``td[index] = value`` and their kin."""
+    """Methods that write entries, such as ``update``, ``update_``, ``update_at_``, ``set_at_`` and ``fill_``."""
 
     __slots__ = ()
 
@@ -58,27 +58,28 @@ class UpdateMixin(EntryMixin):
         ignore_lock: bool = False,
         **kwargs: Any,
     ) -> SelfT:
-        """Store the entries of another collection or mapping; levels that both have are merged.
+        """Set the entries of another collection or mapping; nested collections that both have are merged.
 
-        Everything is checked before anything is stored. A dense level that is merged with a lazy stack becomes one, unless
-        it is written in place.
+        All values are checked before the first is stored. A dense nested collection that is merged with a lazy stack
+        becomes a lazy stack, unless it is written in place.
 
         Args:
-            input_dict_or_td: where the entries come from.
-            clone: store copies of them.
-            inplace: copy into the entries that exist.
-            non_blocking: as in :meth:`torch.Tensor.to`, where entries change device.
-            keys_to_update: only these keys.
-            is_leaf: class -> whether values of it replace an existing level whole instead of being merged into it.
-            update_batch_size: take the batch size of the source; entries that stay must fit it. A lazy stack of another
-                one gets copies of the members of the source.
-            ignore_lock: unlock a locked collection for the time of the update.
+            input_dict_or_td: the source of the entries.
+            clone: store copies of the entries.
+            inplace: copy into existing entries instead of replacing them.
+            non_blocking: as in :meth:`torch.Tensor.to`, for entries that change device.
+            keys_to_update: update only these keys.
+            is_leaf: a predicate of a class; a value for whose class it is True replaces an existing nested collection
+                instead of being merged into it.
+            update_batch_size: set the batch size to that of the source; entries that are not updated must fit it. A lazy
+                stack whose length differs gets copies of the source's members.
+            ignore_lock: unlock a locked collection during the update.
             **kwargs: more entries.
 
         Raises:
             BatchSizeError: the leading dims of a value do not match.
-            LockedError: the collection is locked, and an entry would be new or replaced.
-            KeyMismatchError: a dense collection would lose what not all members of a lazy stack have.
+            LockedError: the collection is locked, and an entry would be added or replaced.
+            KeyMismatchError: a dense collection cannot store an entry that only some members of a lazy stack have.
 
         >>> td = TensorDict({"a": 1, "b": {"c": 2}})
         >>> td.update({"b": {"d": 3}})
@@ -120,19 +121,19 @@ class UpdateMixin(EntryMixin):
     ) -> SelfT:
         """Copy the entries of another collection or mapping into the existing ones, in place.
 
-        Everything is checked before anything is written. Legal on a locked collection.
+        All values are checked before the first is written. Works on a locked collection.
 
         Args:
-            input_dict_or_td: where the entries come from; a number fills the entry.
-            clone: makes no difference, since copying into an entry never shares memory.
+            input_dict_or_td: the source of the entries; a number fills the entry.
+            clone: has no effect, since copying into an entry never shares memory.
             non_blocking: as in :meth:`torch.Tensor.copy_`.
-            keys_to_update: only these keys.
+            keys_to_update: update only these keys.
             **kwargs: more entries.
 
         Raises:
-            KeyPathError: an entry does not exist here.
+            KeyPathError: the collection lacks an entry of the source.
             BatchSizeError: the leading dims of a value do not match.
-            StructureError: a value does not fit into its entry.
+            StructureError: a value cannot be copied into its entry.
 
         >>> td = TensorDict({"a": torch.zeros(2), "b": torch.zeros(2)})
         >>> td.update_({"a": torch.ones(2)})["a"]
@@ -167,18 +168,18 @@ class UpdateMixin(EntryMixin):
     ) -> SelfT:
         """Write the entries of another collection or mapping into the existing ones, at an index.
 
-        Everything is checked before anything is written. Legal on a locked collection.
+        All values are checked before the first is written. Works on a locked collection.
 
         Args:
-            input_dict_or_td: where the entries come from; its batch size is that of ``self[idx]``.
+            input_dict_or_td: the source of the entries; its batch size is that of ``self[idx]``.
             idx: an index of the batch dims.
-            clone: makes no difference, since writing into an entry never shares memory.
+            clone: has no effect, since writing into an entry never shares memory.
             non_blocking: as in :meth:`torch.Tensor.copy_`.
-            keys_to_update: only these keys.
+            keys_to_update: update only these keys.
 
         Raises:
-            KeyPathError: an entry does not exist here.
-            StructureError: a value does not fit into its entry.
+            KeyPathError: the collection lacks an entry of the source.
+            StructureError: a value cannot be written into its entry.
 
         >>> td = TensorDict({"a": torch.zeros(2)}, batch_size=[2])
         >>> td.update_at_({"a": torch.ones(())}, 0)["a"]
@@ -198,10 +199,10 @@ class UpdateMixin(EntryMixin):
         """Write the entries of another collection into the existing ones, at an index; see :meth:`update_at_`.
 
         Args:
-            tensordict: where the entries come from.
+            tensordict: the source of the entries.
             idx: an index of the batch dims.
             non_blocking: as in :meth:`torch.Tensor.copy_`.
-            fast: makes no difference: the fused copy runs wherever it gives the same result.
+            fast: has no effect; the fused copy runs whenever its result is the same.
 
         >>> td = TensorDict({"a": torch.zeros(2)}, batch_size=[2])
         >>> td.copy_at_(TensorDict({"a": 1.0}), 0)["a"]
@@ -213,9 +214,9 @@ class UpdateMixin(EntryMixin):
         """Write a value into an existing entry, at an index of that entry.
 
         Args:
-            key: the entry.
-            value: what is written; broadcast as in ``tensor[index] = value``.
-            index: an index of the entry, which may reach behind the batch dims.
+            key: the key of the entry.
+            value: the value to write; broadcast as in ``tensor[index] = value``.
+            index: an index of the entry, which may also index feature dims.
             non_blocking: as in :meth:`torch.Tensor.copy_`.
 
         Raises:
@@ -231,7 +232,7 @@ class UpdateMixin(EntryMixin):
         try:
             entry = self._get_path(path)
         except StructureError:
-            # The members' entries do not stack: each is written by itself, as far as the index stays in the batch dims.
+            # The entries of the members cannot be stacked, so write to each; the index then covers batch dims only.
             parent._assign(index, {path[-1]: value}, non_blocking=non_blocking)
             return self
         if not isinstance(entry, Tensor):
@@ -257,7 +258,7 @@ class UpdateMixin(EntryMixin):
         changed = entry if parent._members_and_dim() is None else entry.clone()
         check_no_grad(changed, path)
         try:
-            # torch casts what it writes through a view, but not what it scatters.
+            # torch casts a value that it writes through a view, but not one that it writes at an index tensor.
             if isinstance(value, Tensor) and (
                 value.device != entry.device or (value.dtype != entry.dtype and not is_basic(index))
             ):
@@ -270,17 +271,17 @@ class UpdateMixin(EntryMixin):
                 ) from error
             changed[index] = value.clone()
         if changed is not entry:
-            # A lazy stack reads entries by stacking, so what it gave is no view of its members.
+            # An entry read from a lazy stack is a copy, so write it back to the members.
             parent._write_child(path[-1], changed)
         return self
 
     def get_at(self, key: NestedKey, index: Any, default: Any = NOT_GIVEN) -> Any:
-        """Return an entry at an index of that entry, or a default where there is no such entry.
+        """Return an entry at an index of that entry, or a default if the key is missing.
 
         Args:
-            key: the entry.
-            index: any index of a tensor.
-            default: returned where the entry is missing, None if not given (see ``set_get_defaults_to_none``).
+            key: the key of the entry.
+            index: an index of the entry, such as of a tensor.
+            default: returned if the key is missing; None if omitted (see ``set_get_defaults_to_none``).
 
         >>> TensorDict({"a": torch.arange(3)}).get_at("a", 1)
         tensor(1)
@@ -295,7 +296,7 @@ class UpdateMixin(EntryMixin):
         return self._default(key) if default is NOT_GIVEN else default
 
     def replace(self: SelfT, *args: Any, **kwargs: Any) -> SelfT:
-        """Return a shallow copy, updated; this collection stays as it is.
+        """Return a shallow copy with updated entries; this collection is unchanged.
 
         Args:
             *args: at most one mapping or collection, as for :meth:`update`.
@@ -317,11 +318,11 @@ class UpdateMixin(EntryMixin):
         return self._replace_entries(source, **kwargs)
 
     def _replace_entries(self: SelfT, source: Any, **kwargs: Any) -> SelfT:
-        """Return a shallow copy, updated."""
+        """Return a shallow copy, updated with ``source`` and ``kwargs``."""
         return self._shallow_copy().update(source, **kwargs)
 
     def fill_(self: SelfT, key: NestedKey, value: float | bool) -> SelfT:
-        """Fill an entry, or all leaves of a sub-collection, with one number, in place.
+        """Fill an entry, or all leaves of a nested collection, with one number in place.
 
         Raises:
             KeyPathError: the entry does not exist.
@@ -332,7 +333,7 @@ class UpdateMixin(EntryMixin):
         """
         path = unravel_key_to_tuple(key)
         leaves: list[Tensor] = []
-        # What a lazy stack gives is a copy, so its members are filled.
+        # An entry read from a lazy stack is a copy, so fill those of its members.
         for node in list_distinct_members([self._get_parent(path)]):
             entry = node._get_path(path[-1:])
             if isinstance(entry, Tensor):
@@ -356,7 +357,7 @@ class UpdateMixin(EntryMixin):
         return self
 
     def _assign(self, index: Any, value: Any, *, non_blocking: bool = False) -> None:
-        """Write ``value`` into all entries at an index; entries that are missing are made, zero elsewhere."""
+        """Write ``value`` into all entries at an index; create missing entries, with zeros at the other positions."""
         size = self.batch_size
         plan = plan_index(index, size)
         if torch.compiler.is_compiling() and isinstance(value, Core) and not is_basic(plan.index):
@@ -378,9 +379,9 @@ class UpdateMixin(EntryMixin):
     def _plan_writes(
         self, index: Any, value: Any, non_blocking: bool, dims: int | None = None
     ) -> list[IndexedWrite]:
-        """Return the checked plans of ``self[index] = value``: one, or one for each member of a lazy stack.
+        """Check ``self[index] = value``, and return its writes: one, or one per member of a lazy stack.
 
-        ``dims`` is how many dims of new entries are batch dims, where what is beside them says so.
+        ``dims``: the number of leading batch dims of new entries, if other entries of ``value`` determine it.
         """
         if self._members_and_dim() is not None:
             parts = split_for_members(self, index, value, dims)
@@ -393,7 +394,7 @@ class UpdateMixin(EntryMixin):
 
 
 def _check_no_new_keys(root: Core, index: Any, source: Any, above: Path = ()) -> None:
-    """Raise KeyPathError where ``source`` has an entry that ``root`` lacks, or the member of it that the index names."""
+    """Raise KeyPathError if ``root``, or an indexed member of it, lacks an entry of ``source``."""
     if root._members_and_dim() is not None:
         for member, inner, part in split_for_members(root, index, source):
             _check_no_new_keys(member, inner, part, above)
@@ -414,7 +415,7 @@ def _check_no_new_keys(root: Core, index: Any, source: Any, above: Path = ()) ->
             if isinstance(entry, Tensor) or entry._is_value or isinstance(value, Tensor):
                 continue
             if entry._members_and_dim() is not None and isinstance(value, (Core, Mapping)):
-                # What ``...`` stands for is known where the index is given.
+                # Expand ``...`` with the root's batch size: the nested stack may have more batch dims.
                 _check_no_new_keys(entry, plan_index(index, root.batch_size).index, value, prefix + path)
             else:
                 todo.append((entry, value, prefix + path))

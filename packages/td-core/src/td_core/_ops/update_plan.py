@@ -1,6 +1,6 @@
-"""The plan of an update: every value is checked and listed first, then all are stored.
+"""Plan an update: check and list all writes first, then execute them.
 
-Levels that both sides have are merged; a lazy stack is updated member by member, and so is a level updated from one.
+Nodes that both trees have are merged. A lazy stack is updated per member.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ Path = tuple[str, ...]
 
 
 class _Through(dict[str, Any]):
-    """One entry under a nested key, as a mapping; a leaf in its way is an error, not replaced."""
+    """A nested key as a one-entry dict. Unlike a dict value, it raises instead of replacing a leaf on its path."""
 
 
 @dataclass(slots=True)
 class UpdatePlan:
-    """The plan of one update: what to store where."""
+    """The listed writes of one update."""
 
     root: Core
     clone: bool
@@ -53,14 +53,14 @@ class UpdatePlan:
     is_leaf: IsLeaf | None
     resize: bool
     strict: bool = False
-    #: Where, the entry, and whether it is a level that joins one which another thread has made there meanwhile.
+    #: (node, key, entry, joins); joins: merge into a node that another thread may have stored under the key since.
     stores: list[tuple[Core, str, Child, bool]] = field(default_factory=list, init=False)
     copies: list[tuple[Any, str, Any, Path]] = field(default_factory=list, init=False)
     sizes: list[tuple[Core, torch.Size]] = field(default_factory=list, init=False)
     refills: list[tuple[Any, list[Any]]] = field(default_factory=list, init=False)
 
     def read(self, source: Mapping[Any, Any] | Core, keys: Sequence[NestedKey] | None) -> None:
-        """Check the entries of ``source`` that ``keys`` names (None: all), and list what is to be done with them."""
+        """Check the entries of ``source`` under ``keys`` (None for all), and list their writes."""
         if source._is_value if isinstance(source, Core) else not isinstance(source, Mapping):
             raise TypeError(
                 f"a collection is updated from a mapping or a collection of entries; got {type(source).__name__}"
@@ -74,7 +74,7 @@ class UpdatePlan:
             trusted = False
             if isinstance(source, Core):
                 stacked = node._members_and_dim()
-                # A source without the stack dim is read like a mapping: its leaves may well have that dim.
+                # Read a source without the stack dim like a mapping, since its leaves may have that dim.
                 if (
                     stacked is not None
                     and not node._changes_values
@@ -109,7 +109,7 @@ class UpdatePlan:
                         continue
                     below = wanted[key]
                     if below is not None and not _is_node(value):
-                        continue  # there is nothing below it
+                        continue  # a leaf has no entries under the requested nested key
                 if plain and isinstance(value, Tensor) and type(value) not in WRAPPED:
                     if not trusted:
                         value = coerce(value, size, device, (*path, key), non_blocking=self.non_blocking)
@@ -118,11 +118,11 @@ class UpdatePlan:
                     level = self._read_entry(node, key, value, below, path, size)
                     if level is not None:
                         levels.append((level, value, below, (*path, key)))
-            # In their order: of several values for one entry the last is kept.
+            # Reversed, since todo is a stack: for several values of one key the last must be written last.
             todo += levels[::-1]
 
     def _read_entry(self, node: Any, key: str, value: Any, below: Any, prefix: Path, size: torch.Size) -> Any:
-        """List what is to be done with one entry, or return the level that it is to be merged into."""
+        """List the write of one entry, or return the existing node that it is merged into."""
         path = (*prefix, key)
         if type(value) in (list, tuple):
             rows = node._rows_for_members(value)
@@ -143,7 +143,7 @@ class UpdatePlan:
                 f"{show_path(path)} is not a collection, so it has no entry {next(iter(value))!r} to update"
             )
         if _is_node(value):
-            # What is named below a level is no reason to replace all that is there.
+            # A requested nested key updates only that entry, so merge even if is_leaf would replace the node.
             if current is not None and not leaf_here and (below is not None or not self._whole(value)):
                 result = node._get_writable(key)
                 if isinstance(result, Tensor):
@@ -186,7 +186,7 @@ class UpdatePlan:
         )
 
     def _make_stack(self, actual: Any, value: Any) -> Any:
-        """Return a dense level as a lazy stack, updated from one: a dense one would not hold what the members do not share."""
+        """Convert a dense node to a lazy stack and update its members, since a dense node needs equal members."""
         members, dim = value._members_and_dim()
         parts = actual.unbind(dim)
         for part, member in zip(parts, members, strict=True):
@@ -210,7 +210,7 @@ class UpdatePlan:
         self.sizes.append((node, size))
 
     def _plan_refill(self, node: Any, stacked: Any, source: Any, wanted: Any, path: Path) -> None:
-        """List that a lazy stack gets other members, copies of those of a source that has more or fewer."""
+        """List the replacement of a lazy stack's members by copies of the source's, whose number differs."""
         members, dim = stacked
         right = source._children()
         kept = sorted({key for member in members for key in member._children() if key not in right})
@@ -228,7 +228,7 @@ class UpdatePlan:
         self.refills.append((node._inner(), parts))
 
     def apply(self) -> None:
-        """Do what was listed."""
+        """Execute the listed writes."""
         targets: list[Tensor] = []
         values: list[Tensor] = []
         paths: list[Path] = []
@@ -273,7 +273,7 @@ class UpdatePlan:
             others = [(node, key, value._clone_leaves()) for node, key, value in others]
         for node, key, value in others:
             node._get_child(key)._check_index_put((), value)
-        # What holds values says only now whether it takes them.
+        # Write value nodes before leaves: they may still raise, and then no leaf was written.
         for node, key, value in others:
             node._write_child(key, value, non_blocking=self.non_blocking)
         for refilled, members in self.refills:
@@ -299,14 +299,14 @@ def _split_source(stacked: Any, source: Any, path: Path) -> list[tuple[Any, Any]
 
 
 def _is_node(value: Any) -> bool:
-    # A tensor is told at once; asking an abstract class takes longer.
+    # Check the most common type first: isinstance with the abstract class Mapping is slow.
     if isinstance(value, Tensor):
         return False
     return isinstance(value, Mapping) or (isinstance(value, Core) and not value._is_value)
 
 
 def try_merge(root: Core, source: Any) -> bool:
-    """Store the entries of ``source`` where none needs conversion; False, with nothing stored, where one does."""
+    """Store the entries of ``source`` if none needs conversion. Otherwise return False and store nothing."""
     levels: list[tuple[Core, dict[str, Child]]] = []
     todo: list[tuple[Core, Any]] = [(root, source)]
     below: list[str] = []
@@ -315,7 +315,7 @@ def try_merge(root: Core, source: Any) -> bool:
         if node._locked or node._has_schema or node.device is not None or node._members_and_dim() is not None:
             return False
         if not node._grows:
-            return False  # what is below is stored in its own way
+            return False  # such a node does not accept new entries directly
         size = node.batch_size
         ndim = len(size)
         known = ndim == 0
@@ -331,7 +331,7 @@ def try_merge(root: Core, source: Any) -> bool:
         leaves = dict(right)
         for key, value in leaves.items():
             if type(key) is not str:
-                # A leaf one level below, which no other entry of the source is about.
+                # Only a leaf under a key of two parts is supported here, if the source does not also have its parent.
                 if type(key) is not tuple or len(key) != 2 or type(key[1]) is not str or key[0] in leaves:
                     return False
                 if not isinstance(value, Tensor):
