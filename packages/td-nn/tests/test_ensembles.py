@@ -28,6 +28,11 @@ from td_nn import (
 X = torch.arange(15.0).view(5, 3) / 10
 
 
+@pytest.fixture(autouse=True)
+def _fixed_seed():
+    torch.manual_seed(0)
+
+
 class Tied(nn.Module):
     """Two layers of one weight, a frozen bias, and a buffer that is replaced in each call."""
 
@@ -105,7 +110,7 @@ MODULES = {
     "convolution": lambda: module(nn.Unflatten(-1, (1, 3)), nn.Conv1d(1, 2, 2), nn.Flatten(-2)),
     "batch norm in eval mode": lambda: module(nn.Linear(3, 2), nn.BatchNorm1d(2)).eval(),
     "batch norm": lambda: module(nn.Linear(3, 2), nn.BatchNorm1d(2)),
-    "layer norm": lambda: module(nn.Linear(3, 2), nn.LayerNorm(2)),
+    "layer norm": lambda: module(nn.Linear(3, 8), nn.LayerNorm(8)),
     "tied": lambda: module(Tied()),
     "keyed": Keyed,
     "base": Base,
