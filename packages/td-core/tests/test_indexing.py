@@ -117,7 +117,7 @@ def cases(draw: st.DrawFn) -> tuple[tuple[int, ...], object]:
 
 @settings(max_examples=600, deadline=None)
 @given(cases())
-def test_every_index_gives_the_batch_size_and_the_values_of_torch(
+def test_plan_index_equals_torch(
     case: tuple[tuple[int, ...], object],
 ) -> None:
     batch, index = case
@@ -137,7 +137,7 @@ def test_every_index_gives_the_batch_size_and_the_values_of_torch(
 
 @settings(max_examples=600, deadline=None)
 @given(cases(), st.data())
-def test_a_lazy_stack_indexes_its_members(case: tuple[tuple[int, ...], object], data: st.DataObject) -> None:
+def test_lazy_stack_index_equals_torch(case: tuple[tuple[int, ...], object], data: st.DataObject) -> None:
     batch, index = case
     if not batch:
         return
@@ -183,7 +183,7 @@ def test_a_lazy_stack_indexes_its_members(case: tuple[tuple[int, ...], object], 
         (None, 0, None, 1),
     ],
 )
-def test_members_are_picked_without_stacking_them(
+def test_along_index_returns_picks_and_stack_dim(
     index: object, stack_dim: int, picks: object, new_dim: object
 ) -> None:
     along = plan_index(index, (3, 4, 5)).along(stack_dim)
@@ -192,7 +192,7 @@ def test_members_are_picked_without_stacking_them(
 
 
 @pytest.mark.parametrize("index", [(..., slice(2), ...), (..., 0, ...), (0, ..., ...)])
-def test_of_two_ellipses_the_first_takes_all_dims_that_are_left(index: object) -> None:
+def test_index_two_ellipses_equals_torch(index: object) -> None:
     leaf = torch.zeros(2, 3, 4)
     assert TensorDict({"a": leaf}, batch_size=[2, 3, 4])[index].batch_size == leaf[index].shape  # type: ignore[index]
 
@@ -200,7 +200,7 @@ def test_of_two_ellipses_the_first_takes_all_dims_that_are_left(index: object) -
 @pytest.mark.parametrize(
     "index", [torch.ones(3, 4, dtype=torch.bool), ([0, 1], [0, 1]), torch.zeros(2, 2).long()]
 )
-def test_an_index_over_several_dims_at_once_needs_a_dense_stack(index: object) -> None:
+def test_along_multi_dim_index_returns_none(index: object) -> None:
     assert plan_index(index, (3, 4, 5)).along(0) is None
 
 
@@ -221,21 +221,21 @@ def test_an_index_over_several_dims_at_once_needs_a_dense_stack(index: object) -
         ((slice(None), [0, 1]), (0, 1)),
     ],
 )
-def test_a_dim_keeps_its_name_where_it_survives(index: object, dims: tuple[int | None, ...]) -> None:
+def test_plan_index_dims_keep_names(index: object, dims: tuple[int | None, ...]) -> None:
     plan = plan_index(index, (2, 3))
     assert plan.dims() + tuple(range(plan.n, 2)) == dims
 
 
-def test_a_mask_is_searched_once() -> None:
+def test_plan_index_mask_becomes_integer_tensors() -> None:
     plan = plan_index(torch.tensor([[True, False], [True, True]]), (2, 2))
     assert [item.tolist() for item in plan.index] == [[0, 1, 1], [0, 0, 1]]
 
 
-def test_a_nested_list_is_one_array_as_in_numpy() -> None:
+def test_plan_index_nested_list_is_one_array() -> None:
     assert plan_index([[0, 1], [1, 1]], (2, 3)).lead == (2, 2)
 
 
-def test_the_parsed_index_writes_too() -> None:
+def test_plan_index_supports_writes() -> None:
     leaf = torch.zeros(2, 3, 4)
     leaf[plan_index((..., [True, False, True]), (2, 3)).index] = 1
     assert leaf.sum((0, 2)).tolist() == [8.0, 0.0, 8.0]
@@ -269,19 +269,19 @@ def test_the_parsed_index_writes_too() -> None:
         (([0, 1], [0, 1, 2]), (2, 3), r"cannot be broadcast together: got shapes \[\[2\], \[3\]\]"),
     ],
 )
-def test_a_bad_index_says_why(index: object, batch: tuple[int, ...], message: str) -> None:
+def test_plan_index_bad_index_raises(index: object, batch: tuple[int, ...], message: str) -> None:
     with pytest.raises(CollectionIndexError, match=message):
         plan_index(index, torch.Size(batch))
 
 
-def test_a_slice_with_a_negative_step_is_refused_as_torch_does() -> None:
+def test_slice_negative_step_raises_as_torch() -> None:
     with pytest.raises(
         ValueError, match=r"step of a slice must be greater than zero; got slice\(None, None, -1\)"
     ):
         plan_index(slice(None, None, -1), (3,))
 
 
-def test_a_tensor_index_without_dims_works_under_vmap() -> None:
+def test_plan_index_scalar_tensor_works_under_vmap() -> None:
     leaf = leaf_of((3,))
     picked = torch.vmap(lambda i: plan_index(i, (3,)).leaf(leaf))(torch.tensor([2, 0]))
     assert torch.equal(picked, leaf[[2, 0]])
@@ -308,7 +308,7 @@ LEAVES = {
 
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("kind", LEAVES)
-def test_rows_are_those_that_torch_picks(kind: str, rows: str) -> None:
+def test_getitem_rows_equals_torch(kind: str, rows: str) -> None:
     leaf = LEAVES[kind]()
     index = torch.tensor(ROWS[rows], dtype=torch.bool if rows == "mask" else torch.int64)
     td = TensorDict({"a": leaf, "b": {"c": torch.arange(4)}}, [4])
@@ -337,9 +337,7 @@ LARGE = {
 @pytest.mark.parametrize("covered", [2, 3])
 @pytest.mark.parametrize("some", [True, False])
 @pytest.mark.parametrize("kind", LARGE)
-def test_a_mask_of_several_dims_picks_from_large_leaves_what_torch_picks(
-    kind: str, some: bool, covered: int
-) -> None:
+def test_getitem_multi_dim_mask_equals_torch(kind: str, some: bool, covered: int) -> None:
     leaf = LARGE[kind]()
     mask = (torch.arange(24).view(4, 3, 2) % 5 == 0) & some if covered == 3 else torch.eye(4, 3).bool() & some
     picked = TensorDict({"a": leaf, "b": torch.arange(24).view(4, 3, 2)}, mask.shape)[mask]
@@ -355,7 +353,7 @@ def test_a_mask_of_several_dims_picks_from_large_leaves_what_torch_picks(
 
 
 @pytest.mark.parametrize("missing", [4, -5])
-def test_a_row_that_is_not_there_is_an_error_of_torch(missing: int) -> None:
+def test_getitem_row_out_of_range_raises_as_torch(missing: int) -> None:
     td = TensorDict({"a": torch.zeros(4, 2)}, [4])
     with pytest.raises(IndexError, match=f"index {missing} is out of bounds for dimension 0 with size 4"):
         td[torch.tensor([0, missing])]

@@ -55,13 +55,13 @@ def same(result, expected) -> None:
 
 
 @pytest.mark.parametrize("dim", [0, 1, -1])
-def test_entries_are_those_of_the_dense_stack(dim):
+def test_getitem_entries_equal_dense_stack(dim):
     lazy = stack(dim)
     same(lazy, torch.stack([member(i) for i in range(4)], dim))
     assert lazy["n"].batch_size == lazy.batch_size
 
 
-def test_keys_that_not_all_members_have_are_hidden():
+def test_keys_of_some_members_are_hidden():
     lazy = ragged()
     assert list(lazy.keys()) == ["a"] and "only0" not in lazy
     assert lazy.get("only0") is None
@@ -70,7 +70,7 @@ def test_keys_that_not_all_members_have_are_hidden():
     assert list(lazy[0].keys()) == ["a", "only0"]
 
 
-def test_a_ragged_entry_says_its_shapes_and_how_to_read_it():
+def test_get_ragged_entry_raises_or_returns_requested_form():
     with pytest.raises(StructureError, match=r"\[\(1,\), \(2,\), \(3,\)\].*as_nested_tensor=True"):
         ragged()["a"]
     nested = ragged().get("a", as_nested_tensor=True)
@@ -83,7 +83,7 @@ def test_a_ragged_entry_says_its_shapes_and_how_to_read_it():
 
 
 @pytest.mark.parametrize("view", [TensorDict.values, TensorDict.items])
-def test_a_walk_that_stops_before_a_ragged_entry_does_not_read_it(view):
+def test_iterate_until_ragged_entry_does_not_read_it(view):
     walk = iter(view(TensorDict({"x": torch.zeros(1), "s": ragged()}), True))
     next(walk), next(walk)
     with pytest.raises(StructureError, match="cannot stack key 'a'"):
@@ -92,7 +92,7 @@ def test_a_walk_that_stops_before_a_ragged_entry_does_not_read_it(view):
 
 @pytest.mark.parametrize("keys", [None, [("s", "a"), ("s", "only0"), ("s", "only1"), ("s", "only2")]])
 @pytest.mark.parametrize("source", [lambda: {"s": ragged()}, lambda: TensorDict({"s": ragged()}, [3])])
-def test_a_dense_level_becomes_a_stack_when_it_is_updated_from_one(source, keys):
+def test_update_dense_node_from_stack_becomes_stack(source, keys):
     td = TensorDict({"s": {"a": torch.zeros(3), "b": torch.arange(3)}}, [3])
     level = td["s"]
     assert td.update(source(), keys_to_update=keys) is td
@@ -105,7 +105,7 @@ def test_a_dense_level_becomes_a_stack_when_it_is_updated_from_one(source, keys)
 
 
 @pytest.mark.parametrize("how", [{}, {"inplace": True}, {"keys_to_update": ["only1"]}], ids=str)
-def test_an_update_of_a_dense_collection_from_a_stack_loses_nothing_that_it_hides(how):
+def test_update_dense_from_stack_with_hidden_keys_raises(how):
     source = lazy_stack([TensorDict({"b": torch.tensor(i), f"only{i}": torch.zeros(1)}) for i in range(3)])
     td = TensorDict({"b": torch.zeros(3)}, [3])
     with pytest.raises(KeyMismatchError, match="'only1'"):
@@ -114,7 +114,7 @@ def test_an_update_of_a_dense_collection_from_a_stack_loses_nothing_that_it_hide
     assert td.update(source, keys_to_update=["b"])["b"].tolist() == [0, 1, 2]
 
 
-def test_an_update_in_place_from_a_stack_keeps_the_dense_level():
+def test_update_inplace_from_stack_keeps_dense_node():
     td = TensorDict({"s": {"a": torch.zeros(2)}}, [2])
     leaf = td["s", "a"]
     td.update({"s": lazy_stack([TensorDict({"a": torch.tensor(i)}) for i in range(2)])}, inplace=True)
@@ -123,7 +123,7 @@ def test_an_update_in_place_from_a_stack_keeps_the_dense_level():
 
 @pytest.mark.parametrize("dim", [0, 1])
 @pytest.mark.parametrize("path", [("a",), ("s", "a")])
-def test_entries_of_stacks_of_stacks_are_read_in_every_form(path, dim):
+def test_get_form_of_nested_stacks_equals_torch(path, dim):
     stack = LazyStackedTensorDict(ragged(), ragged(), stack_dim=dim)
     if len(path) == 2:
         stack = LazyStackedTensorDict(*[TensorDict({"s": ragged()}) for _ in range(2)])
@@ -141,7 +141,7 @@ def test_entries_of_stacks_of_stacks_are_read_in_every_form(path, dim):
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
-def test_a_form_of_an_entry_that_is_in_no_stack():
+def test_get_form_of_dense_entry_returns_it():
     td = TensorDict(
         {"a": torch.ones(2, 3), "r": torch.nested.nested_tensor([torch.ones(1), torch.ones(2)])}, [2]
     )
@@ -153,7 +153,7 @@ def test_a_form_of_an_entry_that_is_in_no_stack():
         assert collection.get("a", as_list=False, as_padded_tensor=False).shape == collection["a"].shape
 
 
-def test_what_is_no_nested_tensor_says_why():
+def test_get_nestedtensor_unsupported_raises():
     mixed = LazyStackedTensorDict(TensorDict({"a": torch.ones(2)}), TensorDict({"a": {"b": 1}}))
     with pytest.raises(StructureError, match="key 'a' is not a tensor in every member"):
         mixed.get_nestedtensor("a")
@@ -162,7 +162,7 @@ def test_what_is_no_nested_tensor_says_why():
         lazy_stack(rows, 1).get("a", as_nested_tensor=True)
 
 
-def test_get_takes_one_form_at_a_time():
+def test_get_two_forms_raises():
     with pytest.raises(TypeError, match="exactly one of"):
         ragged().get("a", as_list=True, as_nested_tensor=True)
     with pytest.raises(TypeError, match="only lazy stacks do"):
@@ -195,7 +195,7 @@ INDICES = [
 
 @pytest.mark.parametrize("dim", [0, 1])
 @pytest.mark.parametrize("index", INDICES, ids=str)
-def test_indexing_equals_that_of_the_dense_stack(dim, index):
+def test_getitem_equals_dense_stack(dim, index):
     lazy = lazy_stack([member(i)[:3] for i in range(3 if dim else 4)], dim)
     if isinstance(index, torch.Tensor) and index.dtype == torch.bool:
         index = index[: lazy.batch_size[0]]
@@ -223,7 +223,7 @@ SCATTERED = [
 
 @pytest.mark.parametrize("dim", range(4))
 @pytest.mark.parametrize("index", SCATTERED, ids=str)
-def test_several_tensors_in_an_index_mean_what_they_mean_to_torch(dim, index):
+def test_index_with_several_tensors_equals_torch(dim, index):
     leaf = torch.arange(3.0**5).view(3, 3, 3, 3, 3)
     lazy = lazy_stack([TensorDict({"a": part}, [3] * 3) for part in leaf.clone().unbind(dim)], dim)
     assert torch.equal(lazy[index]["a"], leaf[index])
@@ -233,14 +233,14 @@ def test_several_tensors_in_an_index_mean_what_they_mean_to_torch(dim, index):
     assert torch.equal(lazy["a"], leaf)
 
 
-def test_an_index_along_the_stack_dim_copies_no_leaf():
+def test_index_along_stack_dim_shares_leaves():
     lazy = stack()
     assert lazy[2] is lazy.tensordicts[2]
     assert lazy[1:].tensordicts[0]["a"] is lazy.tensordicts[1]["a"]
 
 
 @pytest.mark.parametrize("index", [4, -5, (0, 0, 0), (slice(None), 3)])
-def test_a_bad_index_is_refused(index):
+def test_getitem_bad_index_raises(index):
     with pytest.raises(CollectionIndexError):
         stack()[index]
 
@@ -249,7 +249,7 @@ def test_a_bad_index_is_refused(index):
 @pytest.mark.parametrize(
     "index", [0, slice(0, 2), (slice(None), 1), torch.tensor([2, 0]), (1, 1), ...], ids=str
 )
-def test_writing_at_an_index_reaches_the_members(dim, index):
+def test_setitem_writes_members(dim, index):
     lazy = lazy_stack([member(i) for i in range(3)], dim)
     expected = dense(lazy)
     value = expected[index].apply(lambda leaf: leaf + 100)
@@ -261,7 +261,7 @@ def test_writing_at_an_index_reaches_the_members(dim, index):
 
 
 @pytest.mark.parametrize("index", [lambda i: i, lambda i: (i, ...), lambda i: slice(i, i + 1), lambda i: [i]])
-def test_a_new_key_at_an_index_is_made_in_the_members_that_it_names(index):
+def test_setitem_new_key_creates_it_in_indexed_members(index):
     lazy = stack(count=3)
     for i in (2, 0, 1):
         assert "new" not in lazy and "new" not in lazy[i]
@@ -286,7 +286,7 @@ def test_a_new_key_at_an_index_is_made_in_the_members_that_it_names(index):
         (lambda t: t.flatten_keys("."), 0),
     ],
 )
-def test_operations_that_keep_the_stack_dim_keep_the_members(operation, stack_dim):
+def test_shape_op_keeping_stack_dim_keeps_members(operation, stack_dim):
     lazy = stack()
     result = operation(lazy)
     assert isinstance(result, LazyStackedTensorDict) and result.stack_dim == stack_dim
@@ -296,12 +296,12 @@ def test_operations_that_keep_the_stack_dim_keep_the_members(operation, stack_di
 @pytest.mark.parametrize(
     "operation", [lambda t: t.reshape(-1), lambda t: t.flatten(0, 1), lambda t: t.contiguous()]
 )
-def test_operations_that_break_the_stack_dim_give_the_dense_result(operation):
+def test_shape_op_changing_stack_dim_returns_dense(operation):
     lazy = stack()
     same(operation(lazy), operation(dense(lazy)))
 
 
-def test_what_cannot_be_made_dense_says_how_it_can():
+def test_contiguous_ragged_stack_raises():
     with pytest.raises(
         StructureError, match=r"key 'a' has shape \(1,\) in item 0 and \(2,\).*densify\(\) a lazy stack"
     ):
@@ -323,7 +323,7 @@ def test_what_cannot_be_made_dense_says_how_it_can():
     ],
 )
 @pytest.mark.parametrize("dim", [0, 1])
-def test_a_stack_along_a_dim_behind_the_batch_of_its_parent(dim, operation, ndim):
+def test_nested_stack_dim_after_parent_batch_equals_dense(dim, operation, ndim):
     lazy = stack(dim)
     batch = lazy.batch_size[:ndim]
     result = operation(TensorDict({"inner": lazy}, batch_size=batch))["inner"]
@@ -331,7 +331,7 @@ def test_a_stack_along_a_dim_behind_the_batch_of_its_parent(dim, operation, ndim
 
 
 @pytest.mark.parametrize("dim", [0, 1, 2])
-def test_stacks_of_lazy_stacks_stay_lazy(dim):
+def test_stack_lazy_stacks_returns_lazy_stack(dim):
     lazy = stack()
     result = torch.stack([lazy, lazy], dim)
     assert isinstance(result, LazyStackedTensorDict)
@@ -339,7 +339,7 @@ def test_stacks_of_lazy_stacks_stay_lazy(dim):
 
 
 @pytest.mark.parametrize("dim", [0, 1])
-def test_cat_of_lazy_stacks_stays_lazy(dim):
+def test_cat_lazy_stacks_returns_lazy_stack(dim):
     lazy = stack()
     result = torch.cat([lazy, lazy], dim)
     assert isinstance(result, LazyStackedTensorDict)
@@ -347,7 +347,7 @@ def test_cat_of_lazy_stacks_stays_lazy(dim):
 
 
 @pytest.mark.parametrize("dim", [0, 1])
-def test_unbind_and_split(dim):
+def test_unbind_and_split_equal_dense_stack(dim):
     lazy = stack()
     for part, expected in zip(lazy.unbind(dim), dense(lazy).unbind(dim), strict=True):
         same(part, expected)
@@ -355,7 +355,7 @@ def test_unbind_and_split(dim):
         same(part, expected)
 
 
-def test_setting_an_entry_gives_each_member_its_part():
+def test_set_entry_writes_part_to_each_member():
     lazy = stack(1)
     value = torch.arange(12.0).view(3, 4)
     lazy["new"] = value
@@ -366,14 +366,14 @@ def test_setting_an_entry_gives_each_member_its_part():
     assert "new" not in lazy.tensordicts[0]
 
 
-def test_extending_with_what_does_not_fit_adds_nothing():
+def test_extend_bad_member_adds_nothing():
     lazy = LazyStackedTensorDict()
     with pytest.raises(BatchSizeError, match=r"the members have batch size \[\], the new one has \[2\]"):
         lazy.extend([TensorDict(), TensorDict(batch_size=[2])])
     assert lazy.tensordicts == []
 
 
-def test_append_insert_and_extend():
+def test_append_insert_and_extend_add_members():
     lazy = stack(count=1)
     lazy.append(member(7))
     lazy.insert(0, member(8))
@@ -387,7 +387,7 @@ def test_append_insert_and_extend():
         lazy.lock_().append(member(0))
 
 
-def test_members_are_added_beside_locked_ones_but_not_to_what_a_locked_stack_gives():
+def test_append_locked_member_adds_but_locked_stack_raises():
     lazy = stack()
     lazy.tensordicts[0].lock_()
     lazy.append(member(7))
@@ -397,7 +397,7 @@ def test_members_are_added_beside_locked_ones_but_not_to_what_a_locked_stack_giv
         levels.append(TensorDict({"x": torch.zeros(2)}))
 
 
-def test_one_member_is_reached_without_a_look_at_the_others(monkeypatch):
+def test_access_one_member_does_not_read_others(monkeypatch):
     asked = []
     whole = TensorDict.batch_size
     counted = property(lambda td: asked.append(td) or whole.fget(td), whole.fset)
@@ -414,7 +414,7 @@ def test_one_member_is_reached_without_a_look_at_the_others(monkeypatch):
 @pytest.mark.parametrize(
     "lazy", [stack(), stack(1), lazy_stack([stack(), stack()], 1)], ids=["0", "1", "both"]
 )
-def test_a_level_that_a_locked_stack_gives_is_locked_with_it(lazy):
+def test_node_of_locked_stack_is_locked(lazy):
     level = lazy.lock_()["n"]
     assert level.is_locked
     with pytest.raises(LockedError, match="part of a locked collection"):
@@ -428,19 +428,19 @@ def test_a_level_that_a_locked_stack_gives_is_locked_with_it(lazy):
 
 @pytest.mark.parametrize("position", [4, -5])
 @pytest.mark.parametrize("form", [torch.tensor, lambda i: torch.tensor([i]), lambda i: [0, i]])
-def test_an_index_beyond_the_members_is_named(position, form):
+def test_index_out_of_bounds_raises_with_position(position, form):
     message = rf"index {position} is out of bounds for batch dim 0 of size 4"
     with pytest.raises(CollectionIndexError, match=message):
         stack()[form(position)]
 
 
-def test_empty_of_another_size_is_a_stack_where_that_has_its_members():
+def test_empty_other_batch_size_is_stack_if_members_match():
     assert isinstance(stack().empty(batch_size=[4]), LazyStackedTensorDict)
     assert isinstance(stack().empty(recurse=True, batch_size=[4])["n"], LazyStackedTensorDict)
     assert isinstance(stack().empty(batch_size=[5]), TensorDict)
 
 
-def test_locking_reaches_the_members():
+def test_lock_stack_locks_members():
     lazy = stack().lock_()
     with pytest.raises(LockedError, match="locked"):
         lazy.tensordicts[0]["z"] = torch.zeros(3)
@@ -450,7 +450,7 @@ def test_locking_reaches_the_members():
     lazy.tensordicts[0]["z"] = torch.zeros(3)
 
 
-def test_members_of_different_batch_sizes_show_minus_one():
+def test_batch_size_uneven_members_is_minus_one():
     lazy = lazy_stack([TensorDict({"a": torch.zeros(n, 2)}, [n]) for n in (1, 2)])
     assert lazy.batch_size == torch.Size([2, -1])
     assert lazy[1].batch_size == torch.Size([2])
@@ -467,14 +467,14 @@ def test_members_of_different_batch_sizes_show_minus_one():
         lambda stack: stack.update({"n": {"x": {}}}),
     ],
 )
-def test_levels_get_the_batch_size_of_each_member(write):
+def test_set_nested_uses_batch_size_of_each_member(write):
     stack = LazyStackedTensorDict(TensorDict(batch_size=[2]), TensorDict(batch_size=[3]))
     write(stack)
     for item, size in zip(stack.tensordicts, (2, 3), strict=True):
         assert item["n"].batch_size == item["n", "x"].batch_size == (size,)
 
 
-def test_names_of_the_stack_dim_and_of_the_members():
+def test_names_include_stack_dim_name():
     lazy = LazyStackedTensorDict(
         *[TensorDict({"a": torch.zeros(3)}, [3], names=["time"]) for _ in range(2)], stack_dim_name="env"
     )
@@ -485,7 +485,7 @@ def test_names_of_the_stack_dim_and_of_the_members():
     assert lazy.tensordicts[0].names == ["y"]
 
 
-def test_hooks_see_what_is_read_and_written():
+def test_hooks_apply_to_reads_and_writes():
     lazy = LazyStackedTensorDict(
         *[TensorDict({"a": torch.zeros(2)}) for _ in range(2)],
         hook_out=lambda value: value + 1,
@@ -510,14 +510,14 @@ def test_hooks_see_what_is_read_and_written():
         lambda td: torch.utils._pytree.tree_map(torch.clone, td),
     ],
 )
-def test_copies_keep_the_hooks(copied, odd, wrap):
+def test_copy_keeps_hooks(copied, odd, wrap):
     stack = LazyStackedTensorDict(*map(TensorDict, [{"a": 1.0}, odd]), hook_out=torch.exp, hook_in=torch.log)
     again = copied(wrap(stack))
     again = again if wrap(stack) is stack else again["n"]
     assert again.hook_out is torch.exp and again.hook_in is torch.log
 
 
-def test_a_hook_without_a_name_is_refused_by_pickle_and_copied_in_memory():
+def test_pickle_unnamed_hook_raises_but_deepcopy_works():
     stack = LazyStackedTensorDict(TensorDict({"a": 1}), hook_out=lambda value: value + 1)
     assert copy.deepcopy(stack)["a"].tolist() == [2]
     with pytest.raises((AttributeError, pickle.PicklingError), match="lambda"):
@@ -525,7 +525,7 @@ def test_a_hook_without_a_name_is_refused_by_pickle_and_copied_in_memory():
 
 
 @pytest.mark.parametrize("values", [{"hook_in": 3}, {"_members": list}])
-def test_what_is_no_hook_is_refused(values):
+def test_decode_bad_hook_raises(values):
     encoded = encode(lazy_stack([TensorDict({"a": 1})]))
     encoded.nodes[0]["values"] = [[name, i] for i, name in enumerate(values)]
     with pytest.raises(FormatError, match=f"a lazy stack has no {next(iter(values))} that is"):
@@ -547,7 +547,7 @@ def test_what_is_no_hook_is_refused(values):
         lambda td, value: TensorDict({"n": td}, [2]).update_({"n": value}),
     ],
 )
-def test_every_whole_write_goes_through_the_hook(write):
+def test_write_all_entries_applies_hook_in(write):
     lazy = LazyStackedTensorDict(
         *[TensorDict({"a": torch.zeros(2)}) for _ in range(2)], hook_in=lambda value: value * 10
     )
@@ -555,14 +555,14 @@ def test_every_whole_write_goes_through_the_hook(write):
     assert [member["a"].tolist() for member in lazy.tensordicts] == [[10, 10], [10, 10]]
 
 
-def test_an_empty_stack():
+def test_empty_stack_accepts_first_member():
     lazy = LazyStackedTensorDict()
     assert lazy.batch_size == torch.Size([0]) and list(lazy.keys()) == []
     lazy.append(TensorDict({"a": 1}))
     assert lazy["a"].tolist() == [1]
 
 
-def test_an_empty_stack_has_the_device_that_it_was_given():
+def test_empty_stack_keeps_device():
     lazy = LazyStackedTensorDict(batch_size=[0, 3], device="meta")
     for each in (lazy, lazy.clone(), pickle.loads(pickle.dumps(lazy)), lazy.contiguous(), lazy[:, 0]):
         assert each.device == torch.device("meta")
@@ -570,7 +570,7 @@ def test_an_empty_stack_has_the_device_that_it_was_given():
 
 
 @given(st.integers(0, 2), st.lists(st.integers(0, 3), min_size=1, max_size=3))
-def test_a_program_of_indices_equals_the_dense_one(dim, picks):
+def test_repeated_indexing_equals_dense_stack(dim, picks):
     lazy = lazy_stack([TensorDict({"a": torch.randn(4, 4)}, [4, 4]) for _ in range(4)], dim)
     expected = dense(lazy)
     for pick in picks:
@@ -578,7 +578,7 @@ def test_a_program_of_indices_equals_the_dense_one(dim, picks):
     same(lazy, expected)
 
 
-def test_unequal_members_are_rearranged_element_by_element():
+def test_view_uneven_members_rearranges_elements():
     lazy = lazy_stack([TensorDict({"a": torch.full((2, n), float(n))}, [2]) for n in (2, 3)])
     result = lazy.view(4)
     assert result.batch_size == torch.Size([4])
@@ -586,7 +586,7 @@ def test_unequal_members_are_rearranged_element_by_element():
     assert lazy[torch.tensor([[0, 1], [1, 0]])].batch_size == torch.Size([2, 2, 2])
 
 
-def test_an_empty_selection_keeps_the_other_batch_dims():
+def test_empty_index_keeps_other_batch_dims():
     assert stack()[0:0].batch_size == torch.Size([0, 3])
 
 
@@ -610,7 +610,7 @@ def test_an_empty_selection_keeps_the_other_batch_dims():
         lambda stack: stack.separates("a"),
     ],
 )
-def test_a_locked_member_is_not_changed_through_the_stack(change):
+def test_change_stack_with_locked_member_raises(change):
     members = [TensorDict({"a": torch.zeros(3), "n": {"b": torch.zeros(3)}}, [3]) for _ in range(2)]
     members[1].lock_()
     leaf = members[0]["a"]
@@ -622,7 +622,7 @@ def test_a_locked_member_is_not_changed_through_the_stack(change):
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
-def test_the_layout_of_nested_tensors():
+def test_get_nested_tensor_returns_requested_layout():
     stack = LazyStackedTensorDict(TensorDict({"a": torch.zeros(1)}), TensorDict({"a": torch.zeros(2)}))
     assert stack.get("a", as_nested_tensor=True).layout is torch.jagged
     assert stack.get_nestedtensor("a").layout is torch.strided
@@ -638,12 +638,12 @@ def test_the_layout_of_nested_tensors():
         lambda td: td.split_keys([("s", "a")])[1],
     ],
 )
-def test_what_a_nested_stack_hides_is_not_taken_for_nothing(change):
+def test_change_keeps_hidden_keys_of_nested_stack(change):
     hidden = LazyStackedTensorDict(TensorDict({"a": 0, "b": 1}), TensorDict({"a": 0}))
     assert change(TensorDict({"s": hidden}))["s"][0]["b"] == 1
 
 
-def test_no_member_can_lose_a_stack_dim():
+def test_set_batch_size_without_stack_dim_raises():
     inner = LazyStackedTensorDict(TensorDict({"a": 0}), TensorDict({"a": 0}))
     stack = LazyStackedTensorDict(inner, TensorDict({"a": torch.zeros(2)}, [2]))
     for size in ([], [2]):
@@ -654,7 +654,7 @@ def test_no_member_can_lose_a_stack_dim():
     assert stack.batch_size == (2, 2)
 
 
-def test_the_batch_size_of_a_level_above_fits_the_stack_dim():
+def test_set_parent_batch_size_mismatching_stack_dim_raises():
     td = TensorDict({"n": {"s": LazyStackedTensorDict(TensorDict({"a": 0}), TensorDict({"a": 0}))}})
     with pytest.raises(
         BatchSizeError, match=r"\[3\] does not fit key \('n', 's'\), a lazy stack of 2 along dim 0"
@@ -664,7 +664,7 @@ def test_the_batch_size_of_a_level_above_fits_the_stack_dim():
     assert td["n"].batch_size == (2,)
 
 
-def test_a_batch_size_may_be_one_int():
+def test_set_batch_size_accepts_int():
     stack = LazyStackedTensorDict(*[TensorDict({"a": torch.zeros(3)}, [3]) for _ in range(2)])
     stack.batch_size = 2
     assert stack.batch_size == (2,)
@@ -693,7 +693,7 @@ def loss(params):
     ],
 )
 @FORWARD_MODE
-def test_transforms_see_the_dense_stack(transform):
+def test_func_transforms_equal_dense_stack(transform):
     stack = LazyStackedTensorDict(weights(1.0), weights(2.0))
     expected, found = transform(stack.to_tensordict()), transform(stack)
     if isinstance(expected, torch.Tensor):
@@ -735,7 +735,7 @@ def plain(result):
     ],
 )
 @FORWARD_MODE
-def test_derivatives_are_those_of_the_dense_stack(transform, fn, dim):
+def test_derivatives_equal_dense_stack(transform, fn, dim):
     members = [torch.stack([weights(i), weights(2 * i)]) for i in (1.0, 2.0, 3.0)]
     expected = plain(transform(fn, torch.stack(members, dim)))
     found = plain(transform(fn, LazyStackedTensorDict(*members, stack_dim=dim)))
@@ -744,7 +744,7 @@ def test_derivatives_are_those_of_the_dense_stack(transform, fn, dim):
         torch.testing.assert_close(one, other, rtol=0, atol=0)
 
 
-def test_the_batch_size_of_a_jacobian_fits_every_entry():
+def test_jacobian_batch_size_fits_every_entry():
     td = TensorDict({"n": {"b": torch.ones(2)}, "w": torch.ones(2, 3)}, [2])
     jacobian = torch.func.jacrev(lambda params: params * 2)(td)
     for entry in jacobian.values():
@@ -756,7 +756,7 @@ def test_the_batch_size_of_a_jacobian_fits_every_entry():
     "outer", [lambda stack: stack, lambda stack: TensorDict({"s": stack, "z": torch.ones(3)})]
 )
 @pytest.mark.parametrize("odd", [{"a": torch.ones(3), "b": torch.ones(3)}, {"a": torch.ones(3, 2)}])
-def test_transforms_of_unequal_members(outer, odd):
+def test_transforms_of_uneven_members_work_or_raise(outer, odd):
     stack = outer(LazyStackedTensorDict(TensorDict({"a": torch.ones(3)}), TensorDict(odd)))
     grads = torch.func.grad(lambda td: sum((leaf**2).sum() for leaf in td._leaves()))(stack)
     assert all(
@@ -772,7 +772,7 @@ def test_transforms_of_unequal_members(outer, odd):
 @pytest.mark.parametrize("change", [lambda leaf: leaf, torch.clone, lambda leaf: leaf.flip(0)])
 @pytest.mark.parametrize("dim", [0, 1])
 @pytest.mark.parametrize("dtype", [torch.bool, torch.int64, torch.float64, torch.float16])
-def test_a_pytree_keeps_the_dtypes_of_members(dtype, dim, change):
+def test_tree_map_keeps_dtypes_of_members(dtype, dim, change):
     first, second = (
         TensorDict({"a": torch.ones(3), "b": torch.ones(3, dtype=torch.int64)}, [3]),
         TensorDict({}, [3]),
@@ -787,7 +787,7 @@ def test_a_pytree_keeps_the_dtypes_of_members(dtype, dim, change):
         assert found.dtype == leaf.dtype and found.equal(change(leaf))
 
 
-def test_vmap_goes_over_members_of_equal_dtypes_in_any_order():
+def test_vmap_members_in_any_key_order():
     first = TensorDict({"a": torch.ones(3), "b": torch.ones(3, dtype=torch.int64)})
     second = TensorDict({"b": torch.ones(3, dtype=torch.int64), "a": torch.ones(3)})
     result = torch.vmap(lambda td: td + 1)(LazyStackedTensorDict(first, second))
@@ -805,13 +805,13 @@ def test_vmap_goes_over_members_of_equal_dtypes_in_any_order():
         lambda x: torch.utils._pytree.tree_map(torch.neg, x),
     ],
 )
-def test_a_stack_without_members_has_the_batch_size_of_a_tensor(operation):
+def test_empty_stack_shape_ops_equal_torch(operation):
     empty = LazyStackedTensorDict(batch_size=[0, 3], names=["a", None])
     assert empty.names == ["a", None]
     assert operation(empty).batch_size == operation(torch.zeros(0, 3)).shape
 
 
-def test_the_batch_size_of_a_stack_without_members_can_be_set():
+def test_empty_stack_set_batch_size():
     empty = LazyStackedTensorDict(stack_dim=0)
     empty.batch_size = [0, 3]
     assert empty.batch_size == (0, 3)
@@ -822,7 +822,7 @@ def test_the_batch_size_of_a_stack_without_members_can_be_set():
 
 
 @pytest.mark.parametrize("inplace", [True, False])
-def test_keys_that_members_lack_are_treated_alike_in_place_and_not(inplace):
+def test_select_missing_keys_inplace_equals_out_of_place(inplace):
     def members():
         return LazyStackedTensorDict(TensorDict({"n": {"a": 0, "b": 1}, "c": 2}), TensorDict({"n": {"a": 0}}))
 
@@ -856,14 +856,14 @@ def test_keys_that_members_lack_are_treated_alike_in_place_and_not(inplace):
         lambda td: TensorDict({"outer": td}, [2]).sum(0),
     ],
 )
-def test_entries_that_a_stack_hides_are_not_lost_silently(read):
+def test_read_stack_with_hidden_keys_raises(read):
     members = TensorDict({"a": torch.zeros(1)}), TensorDict({"a": torch.ones(1), "b": torch.ones(1)})
     with pytest.raises(KeyMismatchError, match="'b'"):
         read(LazyStackedTensorDict(*members))
 
 
 @pytest.mark.parametrize("index", [0, (0, ...), slice(0, 1), [0, 1], ...])
-def test_updating_at_an_index_reaches_what_is_hidden(index):
+def test_update_at_writes_hidden_keys(index):
     stack = LazyStackedTensorDict(
         TensorDict({"a": torch.zeros(2, 3), "only": torch.zeros(2)}, [2]),
         TensorDict({"a": torch.zeros(2, 4)}, [2]),
@@ -874,7 +874,7 @@ def test_updating_at_an_index_reaches_what_is_hidden(index):
         stack.update_at_(stack[0], 1)
 
 
-def test_rearranged_elements_keep_what_their_stack_hid():
+def test_rearranged_elements_keep_hidden_keys():
     inner = LazyStackedTensorDict(TensorDict({"a": 0, "b": 1}), TensorDict({"a": 0}))
     stack = LazyStackedTensorDict(inner, TensorDict({"a": torch.zeros(2)}, [2]))
     for flat in (
@@ -886,7 +886,7 @@ def test_rearranged_elements_keep_what_their_stack_hid():
 
 
 @pytest.mark.parametrize("dim", [0, 1, 2])
-def test_a_nested_entry_has_the_names_of_the_stack(dim):
+def test_nested_entry_has_dim_names_of_stack(dim):
     members = [TensorDict({"n": {"a": torch.zeros(2, 3)}}, [2, 3], names=["x", "y"]) for _ in range(4)]
     lazy = lazy_stack(members, dim, stack_dim_name="s")
     expected = ["x", "y"]
@@ -896,7 +896,7 @@ def test_a_nested_entry_has_the_names_of_the_stack(dim):
 
 @pytest.mark.parametrize("dim", [0, 1])
 @pytest.mark.parametrize("positions", [torch.tensor([1, 0]), torch.tensor([[1, 0], [1, 1]])])
-def test_positions_that_vmap_maps_over_index_a_stack(dim: int, positions: torch.Tensor) -> None:
+def test_index_with_vmapped_positions_equals_torch(dim: int, positions: torch.Tensor) -> None:
     stack = LazyStackedTensorDict(*[TensorDict({"a": torch.arange(2) + i}, [2]) for i in (0, 5)])
     found = torch.vmap(lambda at: stack[(slice(None),) * dim + (at,)]["a"])(positions)
     assert torch.equal(found, torch.stack([stack["a"][(slice(None),) * dim + (at,)] for at in positions]))
@@ -916,7 +916,7 @@ def test_positions_that_vmap_maps_over_index_a_stack(dim: int, positions: torch.
     ],
 )
 @pytest.mark.parametrize("nest", [False, True])
-def test_a_member_that_stands_in_a_stack_twice_changes_once(change, keys, nest):
+def test_change_stack_with_repeated_member_applies_once(change, keys, nest):
     one = TensorDict({"a": torch.zeros(2), "n": {"b": torch.zeros(2)}}, [2])
     stack = lazy_stack([one, one])
     if nest:
@@ -926,7 +926,7 @@ def test_a_member_that_stands_in_a_stack_twice_changes_once(change, keys, nest):
 
 
 @pytest.mark.parametrize("make", [TensorDict, TensorDict.from_dict])
-def test_what_is_hidden_is_not_lost_in_a_dense_collection(make):
+def test_make_dense_with_hidden_keys_raises(make):
     with pytest.raises(KeyMismatchError, match=r"\['only0'\], which some lack, would be lost"):
         make(lazy_stack([TensorDict({"a": 1, "only0": 1}), TensorDict({"a": 2})]))
 
@@ -980,7 +980,7 @@ def leaf_for_level(last):
         lambda stack: stack[:].set_at_(("n", "b"), torch.ones(3), (slice(None), 0)),
     ],
 )
-def test_what_fails_at_a_later_member_leaves_all_as_they_were(change):
+def test_failing_change_of_later_member_changes_nothing(change):
     change(stack(count=3))
     refused = 0
     for spoil in (lock_level, lock_member_of_level, lock_member, leaf_for_level):
@@ -994,7 +994,7 @@ def test_what_fails_at_a_later_member_leaves_all_as_they_were(change):
     assert refused
 
 
-def test_a_jagged_member_refuses_a_plain_value_before_the_others_are_written():
+def test_set_inplace_jagged_member_rejects_dense_value():
     leaves = [
         torch.zeros(2),
         torch.nested.nested_tensor([torch.zeros(1), torch.zeros(1)], layout=torch.jagged),
@@ -1014,7 +1014,7 @@ def test_a_jagged_member_refuses_a_plain_value_before_the_others_are_written():
         ([0, 3], 0, [0, 3]), ([3, 0], -1, [3, 0]), ([3, 0, 4], 1, [3, 0, 4]),
     ],
 )  # fmt: skip
-def test_an_empty_stack_has_no_element_along_its_dim(size, dim, expected):
+def test_empty_stack_has_size_zero_at_stack_dim(size, dim, expected):
     stack = LazyStackedTensorDict(batch_size=size, stack_dim=dim)
     assert list(stack.batch_size) == expected and stack.batch_size[stack.stack_dim] == 0
     member = [n for at, n in enumerate(expected) if at != stack.stack_dim]
@@ -1025,7 +1025,7 @@ def test_an_empty_stack_has_no_element_along_its_dim(size, dim, expected):
 @pytest.mark.parametrize(
     "call", [lambda td: td.reshape(-1), lambda td: td.flatten(), lambda td: td.flatten(0, -1)]
 )
-def test_the_elements_of_a_ragged_batch_stand_in_one_row(call):
+def test_flatten_ragged_batch_keeps_element_order(call):
     members = [TensorDict({"a": torch.arange(n * 2).view(n, 2) + 10 * n}, [n, 2]) for n in (1, 3)]
     ragged = LazyStackedTensorDict(*members)
     rows = call(ragged)
@@ -1058,7 +1058,7 @@ HOLDERS = {
 @pytest.mark.parametrize("write", WRITES_OF_ITSELF.values(), ids=WRITES_OF_ITSELF)
 @pytest.mark.parametrize("holder", HOLDERS.values(), ids=HOLDERS)
 @pytest.mark.parametrize("change", [lambda x: x[ORDER], lambda x: x.flip(0), lambda x: x.roll(1, 0)])
-def test_a_stack_is_written_from_its_own_members_in_another_order(write, holder, change):
+def test_write_stack_from_own_members_equals_torch(write, holder, change):
     wanted = torch.arange(6.0).view(3, 2)
     stack = holder([TensorDict({"a": row.clone(), "m": {"b": row.clone()}}) for row in wanted])
     write(wanted, change(wanted))
@@ -1066,14 +1066,14 @@ def test_a_stack_is_written_from_its_own_members_in_another_order(write, holder,
     assert torch.equal(stack["a"], wanted) and torch.equal(stack["m", "b"], wanted)
 
 
-def test_a_collection_is_written_from_the_members_below_it_in_another_order():
+def test_write_collection_from_own_nested_members():
     td = TensorDict({"n": lazy_stack([TensorDict({"a": float(i)}) for i in range(3)])}, [3])
     assert td.add_(td[ORDER])["n", "a"].tolist() == [2, 1, 3]
     td[:] = td.flip(0)
     assert td["n", "a"].tolist() == [3, 1, 2]
 
 
-def test_members_move_by_one():
+def test_setitem_shifted_members_equals_torch():
     stack = lazy_stack([TensorDict({"a": i}) for i in range(4)])
     stack[1:] = stack[:-1]
     assert stack["a"].tolist() == [0, 0, 1, 2]
@@ -1091,7 +1091,7 @@ def _columns() -> LazyStackedTensorDict:
 @pytest.mark.parametrize(
     ("index", "source"), [(0, 0), (1, 1), (slice(0, 2), slice(1, 3)), (slice(1, 3), slice(1, 3))]
 )
-def test_a_stack_takes_its_own_members_in_another_order(index: Any, source: Any, wrapped: bool) -> None:
+def test_setitem_own_members_reordered_equals_torch(index: Any, source: Any, wrapped: bool) -> None:
     stack, wanted = _columns(), _columns()["a"].clone()
     wanted[index] = wanted[source].flip(-1)
     flipped = stack[source].flip(-1)
@@ -1102,13 +1102,13 @@ def test_a_stack_takes_its_own_members_in_another_order(index: Any, source: Any,
     assert stack["a"].tolist() == wanted.tolist()
 
 
-def test_what_is_updated_with_members_of_its_own_in_another_order_reads_them_first() -> None:
+def test_update_inplace_own_members_reads_before_writing() -> None:
     stack = _columns()
     stack[0:2].update_(stack[1:3].flip(1))
     assert stack["a"].tolist() == [[3, 2], [5, 4], [4, 5]]
 
 
-def test_stacks_below_take_their_own_members_in_another_order() -> None:
+def test_setitem_nested_stacks_from_own_members() -> None:
     stack = _columns()
     outer = LazyStackedTensorDict(*[TensorDict({"n": m}, [3]) for m in stack.tensordicts], stack_dim=1)
     outer[:] = TensorDict({"n": outer["n"].flip(1)}, [3, 2])
@@ -1116,7 +1116,7 @@ def test_stacks_below_take_their_own_members_in_another_order() -> None:
 
 
 @pytest.mark.parametrize("nested", [False, True])
-def test_a_mapping_may_hold_members_in_another_order(nested: bool) -> None:
+def test_setitem_mapping_of_own_members(nested: bool) -> None:
     stack = _columns()
     if nested:
         outer = LazyStackedTensorDict(*[TensorDict({"n": m}, [3]) for m in stack.tensordicts], stack_dim=1)
@@ -1126,14 +1126,14 @@ def test_a_mapping_may_hold_members_in_another_order(nested: bool) -> None:
     assert stack["a"].tolist() == [[0, 1], [3, 2], [5, 4]]
 
 
-def test_members_may_be_parts_of_what_is_written_to_them() -> None:
+def test_setitem_members_that_view_the_value() -> None:
     td = TensorDict({"a": torch.arange(4), "n": {"b": torch.arange(4)}}, [4])
     stack = td.to_lazystack()
     stack[1:] = td[:-1]
     assert td["a"].tolist() == td["n", "b"].tolist() == [0, 0, 1, 2]
 
 
-def test_leaves_of_other_classes_are_read_before_they_are_written() -> None:
+def test_setitem_subclass_leaves_reads_before_writing() -> None:
     class Leaf(torch.Tensor):
         pass
 
@@ -1144,13 +1144,13 @@ def test_leaves_of_other_classes_are_read_before_they_are_written() -> None:
     assert stack["a"].tolist() == [[0, 1], [3, 2], [5, 4]]
 
 
-def test_results_in_place_may_be_members_in_another_order() -> None:
+def test_apply_inplace_results_are_own_members() -> None:
     stack = _columns()
     stack[0:2].apply_(lambda leaf, other: other, stack[1:3].flip(1))
     assert stack["a"].tolist() == [[3, 2], [5, 4], [4, 5]]
 
 
-def test_the_dense_form_has_the_class_of_the_members() -> None:
+def test_densify_returns_class_of_members() -> None:
     class Own(TensorDict):
         pass
 
@@ -1161,7 +1161,7 @@ def test_the_dense_form_has_the_class_of_the_members() -> None:
         assert dense.batch_size == stack.batch_size
 
 
-def test_a_subclass_is_a_pytree_and_stays_itself() -> None:
+def test_tree_map_subclass_returns_subclass() -> None:
     class Own(LazyStackedTensorDict):
         pass
 
@@ -1173,6 +1173,6 @@ def test_a_subclass_is_a_pytree_and_stays_itself() -> None:
         assert [leaf.item() for leaf in doubled._leaves()] == [2, 4]
 
 
-def test_what_is_not_there_is_the_default() -> None:
+def test_get_missing_key_returns_default() -> None:
     assert LazyStackedTensorDict(stack_dim=0).get("a", 5) == 5
     assert lazy_stack([TensorDict({"a": torch.zeros(2)})]).get_nestedtensor("b", 5) == 5

@@ -79,7 +79,7 @@ DEEP = {
 
 
 @pytest.mark.parametrize("name", DEEP)
-def test_two_thousand_levels(name):
+def test_deep_tree_operation_succeeds(name):
     result = DEEP[name](chain(DEPTH))
     assert isinstance(bottom(result), torch.Tensor)
 
@@ -111,7 +111,7 @@ def test_two_thousand_levels(name):
         lambda td: td.__setitem__(0, td[1]),
     ],
 )
-def test_two_thousand_levels_work_or_raise_one_clear_error(operation):
+def test_deep_tree_operation_succeeds_or_raises_depth_error(operation):
     try:
         operation(chain(DEPTH))
     except RecursionError as error:
@@ -141,7 +141,7 @@ def test_two_thousand_levels_work_or_raise_one_clear_error(operation):
         lambda td, key, value: td.update(TensorDict({key: value})),
     ],
 )
-def test_a_collection_cannot_contain_itself_at_any_depth(put, key, inside):
+def test_set_cycle_raises(put, key, inside):
     td = TensorDict({"n": {"m": {}}})
     with pytest.raises(StructureError, match="contains the collection it is set into"):
         put(td, key, inside(td))
@@ -155,7 +155,7 @@ def test_a_collection_cannot_contain_itself_at_any_depth(put, key, inside):
 @pytest.mark.parametrize(
     "put", [lambda td, key, value: td.set(key, value), lambda td, key, value: td.update({key: value})]
 )
-def test_no_member_of_a_lazy_stack_can_contain_itself(put, key, inside):
+def test_set_cycle_in_member_raises(put, key, inside):
     members = [TensorDict({"n": {"m": {}}, "i": i}) for i in range(2)]
     stack = lazy_stack(members)
     with suppress(StructureError):
@@ -175,7 +175,7 @@ def test_no_member_of_a_lazy_stack_can_contain_itself(put, key, inside):
 @pytest.mark.parametrize(
     "inside", [lambda stack: stack, lambda stack: {"m": stack}, lambda stack: lazy_stack([stack])[0]]
 )
-def test_no_member_that_contains_a_stack_is_added_to_it(add, inside):
+def test_add_member_containing_stack_raises(add, inside):
     stack = lazy_stack([TensorDict({"a": 0}) for _ in range(2)])
     with pytest.raises(CycleError, match="cannot add a member: it contains the stack"):
         add(stack, TensorDict({"a": 1, "x": inside(stack)}))
@@ -184,7 +184,7 @@ def test_no_member_that_contains_a_stack_is_added_to_it(add, inside):
     assert sorted(stack["a"].tolist()) == [0, 0, 1]
 
 
-def test_a_refused_cycle_below_a_lazy_stack_leaves_all_as_it_was():
+def test_set_cycle_below_stack_changes_nothing():
     deep = lazy_stack([lazy_stack([TensorDict({"a": 0, "n": {}}) for _ in range(2)]) for _ in range(2)])
     with pytest.raises(CycleError, match=r"cannot set key \('n', 'x'\)"):
         deep.update({"a": torch.ones(2, 2), "n": {"x": deep}})
@@ -193,13 +193,13 @@ def test_a_refused_cycle_below_a_lazy_stack_leaves_all_as_it_was():
     assert deep["a"].tolist() == [[0, 0], [0, 0]] and not list(deep["n"].keys())
 
 
-def test_members_may_hold_other_members():
+def test_set_member_inside_other_member_works():
     stack = lazy_stack([TensorDict({"i": i}) for i in range(3)])
     lazy_stack([stack[0], stack[1]]).set("next", lazy_stack([stack[1], stack[2]]))
     assert stack[0]["next", "next", "i"] == 2
 
 
-def test_a_hundred_thousand_keys():
+def test_index_hundred_thousand_keys():
     leaf = torch.zeros(1)
     td = TensorDict({str(i): leaf for i in range(100_000)}, batch_size=[1])
     assert len(td.keys()) == 100_000 and len(list(td[0].keys())) == 100_000
@@ -245,7 +245,7 @@ def let_others_run(phase: str, info: dict[str, int]) -> None:
     time.sleep(0)
 
 
-def test_threads_that_set_distinct_keys_lose_none_and_readers_raise_nothing_obscure():
+def test_concurrent_set_of_distinct_keys_loses_none():
     td = TensorDict({f"t{i}": {} for i in range(8)}, batch_size=[2])
     failures: list[str] = []
     start = threading.Barrier(10)
@@ -314,7 +314,7 @@ RESULTS = {
 
 
 @pytest.mark.parametrize("name", RESULTS)
-def test_dropping_a_result_frees_it_by_reference_count_alone(name):
+def test_drop_result_frees_it_without_gc(name):
     td = TensorDict({"a": torch.zeros(3), "n": {"b": torch.zeros(3)}}, batch_size=[3])
     RESULTS[name](td)
     with paused():
@@ -326,7 +326,7 @@ def test_dropping_a_result_frees_it_by_reference_count_alone(name):
 
 
 @pytest.mark.parametrize("operation", [lambda td: td.view(-1), lambda td: td.sum(0)], ids=["done", "refused"])
-def test_what_members_do_one_by_one_keeps_nothing_alive(operation):
+def test_member_operation_keeps_nothing_alive(operation):
     with paused():
         td = LazyStackedTensorDict(*[TensorDict({"a": torch.zeros(2, n)}, [2]) for n in (1, 2)])
         alive = weakref.ref(td)
@@ -387,7 +387,7 @@ def stack_of_nests():
     ],
     ids=["lock", "lock a stack", "share", "flatten", "unflatten", "extend"],
 )
-def test_an_interrupted_change_is_done_or_undone(make, operation):
+def test_interrupt_change_is_done_or_undone(make, operation):
     def interrupt():
         raise KeyboardInterrupt
 
@@ -409,7 +409,7 @@ def test_an_interrupted_change_is_done_or_undone(make, operation):
 
 
 @pytest.mark.parametrize("how", [{}, {"inplace": True}], ids=str)
-def test_an_interrupt_leaves_no_module_with_parameters_of_two_collections(how):
+def test_interrupt_to_module_leaves_one_set_of_parameters(how):
     def interrupt():
         raise KeyboardInterrupt
 
@@ -433,7 +433,7 @@ def test_an_interrupt_leaves_no_module_with_parameters_of_two_collections(how):
 
 
 @pytest.mark.parametrize("first", ["lock_", "unlock_"])
-def test_locking_while_another_thread_unlocks_raises_nothing_obscure(first):
+def test_lock_during_concurrent_unlock_raises_clear_error(first):
     number = 0
     while True:
         number += 1
@@ -467,7 +467,7 @@ PLACES = {
 
 @pytest.mark.parametrize("make", PLACES.values(), ids=PLACES)
 @pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
-def test_threads_that_make_one_level_both_keep_what_they_set(write, make):
+def test_concurrent_creation_of_node_keeps_both_entries(write, make):
     number = 0
     while True:
         number += 1
@@ -479,7 +479,7 @@ def test_threads_that_make_one_level_both_keep_what_they_set(write, make):
     assert number > 5
 
 
-def test_a_level_that_becomes_a_leaf_while_it_is_written_is_no_obscure_error():
+def test_write_node_that_becomes_leaf_raises_clear_error():
     refused = number = 0
     written = True
     while written:

@@ -45,7 +45,9 @@ TARGETS: dict[str, Callable[[], Any]] = {
 @pytest.mark.parametrize("flatten", [False, True])
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("source", SOURCES)
-def test_load_not_strict_copies_every_entry(source: str, target: str, flatten: bool, keep_vars: bool) -> None:
+def test_load_state_dict_not_strict_copies_every_entry(
+    source: str, target: str, flatten: bool, keep_vars: bool
+) -> None:
     given, loaded = SOURCES[source](), TARGETS[target]()
     assert (
         loaded.load_state_dict(given.state_dict(flatten=flatten, keep_vars=keep_vars), strict=False) is loaded
@@ -58,7 +60,7 @@ def test_load_not_strict_copies_every_entry(source: str, target: str, flatten: b
 
 
 @pytest.mark.parametrize("flatten", [False, True])
-def test_load_with_assign_takes_the_tensors_themselves(flatten: bool) -> None:
+def test_load_state_dict_assign_stores_same_tensors(flatten: bool) -> None:
     given, loaded = make(1), TensorDict()
     loaded.load_state_dict(given.state_dict(flatten=flatten, keep_vars=True), strict=False, assign=True)
     assert loaded["a"] is given["a"] and loaded["n", "m", "c"] is given["n", "m", "c"]
@@ -83,7 +85,7 @@ def load_in_a_collection(params: Any, state: Any, **options: Any) -> None:
 @pytest.mark.parametrize("assign", [False, True])
 @pytest.mark.parametrize("load", [load_directly, load_in_a_module, load_in_a_collection])
 @pytest.mark.parametrize("no_convert", [False, True])
-def test_load_not_strict_adds_nothing_to_parameters(no_convert: bool, load: Any, assign: bool) -> None:
+def test_load_state_dict_not_strict_adds_nothing_to_params(no_convert: bool, load: Any, assign: bool) -> None:
     entries = {
         "w": nn.Parameter(torch.zeros(2)),
         "n": {"b": nn.Parameter(torch.zeros(2)), "mean": Buffer(torch.zeros(2))},
@@ -99,7 +101,7 @@ def test_load_not_strict_adds_nothing_to_parameters(no_convert: bool, load: Any,
     ]
 
 
-def test_load_strict_refuses_extra_entries_of_parameters() -> None:
+def test_load_state_dict_strict_extra_entries_raises() -> None:
     params = TensorDictParams(TensorDict({"w": torch.zeros(2)}))
     with pytest.raises(
         StructureError, match=r"unexpected keys: \['n.x', 'x'\]|unexpected keys: \['x', 'n.x'\]"
@@ -108,7 +110,7 @@ def test_load_strict_refuses_extra_entries_of_parameters() -> None:
     assert params["w"].tolist() == [0, 0]
 
 
-def test_load_not_strict_refuses_wrong_shapes_of_parameters() -> None:
+def test_load_state_dict_not_strict_wrong_shape_raises() -> None:
     params = TensorDictParams(TensorDict({"w": torch.zeros(2)}))
     with pytest.raises(StructureError, match=r"key 'w' has shape \(2,\), given \(3,\)"):
         params.load_state_dict({"w": torch.ones(3), "x": torch.ones(5)}, strict=False)

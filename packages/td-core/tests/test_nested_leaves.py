@@ -75,7 +75,7 @@ MOVES = [
 
 @pytest.mark.parametrize("leaf", LEAVES)
 @pytest.mark.parametrize("move", MOVES)
-def test_components_follow_the_other_entries(move, leaf):
+def test_rearrange_components_matches_other_entries(move, leaf):
     td = data(LEAVES[leaf])
     result = move(td)
     before = components(td)
@@ -87,7 +87,7 @@ def test_components_follow_the_other_entries(move, leaf):
 
 @pytest.mark.parametrize("leaf", LEAVES)
 @pytest.mark.parametrize("move", [lambda td: td[1:], lambda td: td[[2, 0]], lambda td: torch.cat([td, td])])
-def test_components_that_were_moved_stand_in_order_and_know_the_longest(move, leaf):
+def test_rearranged_components_are_contiguous_and_cache_max(move, leaf):
     rows = move(data(LEAVES[leaf]))["rows"]
     assert rows.is_contiguous()
     if hasattr(torch.nested.nested_tensor([torch.ones(1)], layout=torch.jagged), "_max_seqlen_tensor"):
@@ -97,7 +97,7 @@ def test_components_that_were_moved_stand_in_order_and_know_the_longest(move, le
 
 
 @pytest.mark.parametrize("move", [lambda td: td.unsqueeze(0), lambda td: td[None], lambda td: td[[[0, 1]]]])
-def test_a_second_batch_dim_is_refused(move):
+def test_add_batch_dim_raises(move):
     with pytest.raises(StructureError, match="a nested tensor has one batch dim, of its 3 components"):
         move(data())
 
@@ -105,12 +105,12 @@ def test_a_second_batch_dim_is_refused(move):
 @pytest.mark.parametrize(
     "compute", [lambda td: td.sum(0), lambda td: td.pad([0, 1]), lambda td: td.softmax(0)]
 )
-def test_what_is_no_move_is_left_to_torch(compute):
+def test_unsupported_operation_raises_error_of_torch(compute):
     with pytest.raises(RuntimeError):
         compute(data())
 
 
-def test_gradients_reach_the_components():
+def test_index_components_passes_gradients():
     td = data()
     td["rows"] = td["rows"].detach().requires_grad_()
     td[[2, 0]]["rows"].sum().backward()
@@ -129,7 +129,7 @@ WRITES = [
 
 
 @pytest.mark.parametrize(("index", "value", "changed"), WRITES)
-def test_components_are_written_at_an_index(index, value, changed):
+def test_setitem_writes_components(index, value, changed):
     td = data()
     held, expected = td["rows"], components(td)
     td[index] = value(td)
@@ -146,7 +146,7 @@ def test_components_are_written_at_an_index(index, value, changed):
         (slice(0, 2), lambda td: {"n": {"at": 9}, "rows": td["rows"]}),
     ],
 )
-def test_what_does_not_fit_is_refused_before_anything_is_written(index, value):
+def test_setitem_mismatched_components_writes_nothing(index, value):
     td = data()
     with pytest.raises(StructureError, match="cannot write key 'rows'"):
         td[index] = value(td)
@@ -165,7 +165,7 @@ WHOLE = [
 
 
 @pytest.mark.parametrize("write", WHOLE)
-def test_nested_tensors_of_the_same_components_fit(write):
+def test_write_equal_components_keeps_leaf(write):
     td, other = data(), TensorDict({"rows": ragged(5.0), "n": {"at": torch.arange(3)}}, [3])
     held = td["rows"]
     write(td, other)
@@ -174,14 +174,14 @@ def test_nested_tensors_of_the_same_components_fit(write):
 
 
 @pytest.mark.parametrize("write", WHOLE)
-def test_nested_tensors_of_other_components_do_not_fit(write):
+def test_write_other_components_raises(write):
     td = data()
     with pytest.raises(StructureError, match="key 'rows'"):
         write(td, td[[1, 0, 2]])
     assert components(td) == components(data()) and td["n", "at"].tolist() == [0, 1, 2]
 
 
-def test_what_differs_in_a_nested_tensor_is_found():
+def test_assert_close_different_components_raises():
     with pytest.raises(AssertionError, match="key 'rows' differs"):
         assert_close(data(), TensorDict({"rows": ragged(0.5), "n": {"at": torch.arange(3)}}, [3]))
 
@@ -198,7 +198,7 @@ CHANGES = [
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_leaf_of_strided_layout_is_computed_on_by_component(change) -> None:
+def test_pointwise_strided_layout_applies_per_component(change) -> None:
     # What densify() makes by default. It has no shape, and torch cannot describe it.
     parts = [torch.arange(float(n)) for n in LENGTHS]
     rows, other = torch.nested.nested_tensor(parts), torch.arange(3.0)
@@ -213,7 +213,7 @@ def test_a_leaf_of_strided_layout_is_computed_on_by_component(change) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
-def test_a_ragged_dim_of_a_leaf_of_strided_layout_shows_as_minus_one() -> None:
+def test_item_shape_strided_ragged_dim_is_minus_one() -> None:
     td = TensorDict({"n": {"rows": torch.nested.nested_tensor([torch.zeros(n, 4) for n in LENGTHS])}})
     assert td.get_item_shape(("n", "rows")) == (3, -1, 4)
     assert td.auto_batch_size_().batch_size == (3,)
@@ -241,7 +241,7 @@ COMBINED = {
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("nested_first", [True, False])
 @pytest.mark.parametrize(("change", "combined"), COMBINED.values(), ids=COMBINED)
-def test_a_nested_and_a_plain_leaf_are_combined_or_left_as_they_are(layout, nested_first, change, combined):
+def test_combine_nested_and_dense_leaf_works_or_changes_nothing(layout, nested_first, change, combined):
     rows = torch.nested.nested_tensor([torch.ones(n) for n in LENGTHS], layout=LAYOUTS[layout])
     nested = TensorDict({"x": torch.full((3, 2), 7.0), "n": {"rows": rows}}, [3])
     plain = TensorDict({"x": torch.ones(3, 2), "n": {"rows": torch.full((3, 3), 2.0)}}, [3])
@@ -258,7 +258,7 @@ def test_a_nested_and_a_plain_leaf_are_combined_or_left_as_they_are(layout, nest
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_what_torch_does_not_do_to_a_nested_leaf_is_done_to_no_other(layout):
+def test_masked_fill_nested_leaf_changes_nothing(layout):
     rows = torch.nested.nested_tensor([torch.ones(n) for n in LENGTHS], layout=LAYOUTS[layout])
     td = TensorDict({"x": torch.zeros(3, 2), "n": {"rows": rows}}, [3])
     with pytest.raises(NotImplementedError, match=r"masked_fill_ in place: key \('n', 'rows'\)"):
@@ -266,14 +266,14 @@ def test_what_torch_does_not_do_to_a_nested_leaf_is_done_to_no_other(layout):
     assert not td["x"].any()
 
 
-def test_a_factor_for_each_component_is_multiplied_in_place():
+def test_mul_inplace_scales_each_component():
     td = data().mul_(torch.tensor([1, 10, 100]))
     assert components(td) == [[0, 1], [0, 10, 20], [0]]
     assert td["n", "at"].tolist() == [0, 10, 200]
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
-def test_components_of_strided_layout_follow_an_index_that_leaves_some() -> None:
+def test_index_strided_components_keeps_selected_or_raises() -> None:
     td = TensorDict({"rows": torch.nested.as_nested_tensor([*ragged().unbind()], layout=torch.strided)}, [3])
     assert components(td[[2, 0]]) == [[0], [0, 1]]
     with pytest.raises(
@@ -283,7 +283,7 @@ def test_components_of_strided_layout_follow_an_index_that_leaves_some() -> None
 
 
 @pytest.mark.parametrize("layout", [torch.jagged, torch.strided])
-def test_a_write_at_an_index_makes_no_nested_tensor(layout: torch.layout) -> None:
+def test_setitem_new_nested_tensor_raises(layout: torch.layout) -> None:
     leaf = torch.nested.nested_tensor([torch.zeros(1), torch.zeros(2)], layout=layout)
     td = TensorDict({"n": {"at": torch.arange(2)}}, [2])
     with pytest.raises(
@@ -311,12 +311,12 @@ def test_a_write_at_an_index_makes_no_nested_tensor(layout: torch.layout) -> Non
         lambda td: td.chunk(1)[0], lambda td: td.split(2)[0],
     ],
 )  # fmt: skip
-def test_components_that_stay_in_place_are_no_copies(change, make):
+def test_unchanged_components_keep_leaf(change, make):
     leaf = make()
     assert change(TensorDict({"n": leaf}, [2]))["n"] is leaf
 
 
-def test_the_bytes_of_jagged_leaves_are_those_of_all_that_they_consist_of() -> None:
+def test_bytes_count_all_parts_of_jagged_leaves() -> None:
     values, offsets, lengths = torch.ones(10, 3), torch.tensor([0, 4, 10]), torch.tensor([2, 5])
     holes = torch.nested.nested_tensor_from_jagged(values, offsets, lengths)
     ragged = torch.nested.nested_tensor_from_jagged(values * 2, offsets)

@@ -58,7 +58,7 @@ LISTS: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("function", OF_TORCH)
-def test_torch_refuses_collection(function: str, kind: str) -> None:
+def test_torch_function_with_collection_raises(function: str, kind: str) -> None:
     td = KINDS[kind]()
     with pytest.raises(TypeError, match=rf"a {type(td).__name__} is not one tensor.*td\[\"key\"\]"):
         OF_TORCH[function](td)
@@ -67,7 +67,7 @@ def test_torch_refuses_collection(function: str, kind: str) -> None:
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ("no rows", "two batch dims")])
 @pytest.mark.parametrize("function", OF_TORCH)
 @pytest.mark.parametrize("form", LISTS)
-def test_torch_refuses_list_of_collections(form: str, function: str, kind: str) -> None:
+def test_torch_function_with_list_of_collections_raises(form: str, function: str, kind: str) -> None:
     value = LISTS[form](KINDS[kind]())
     with pytest.raises(TypeError, match=r"has no length and is not a sequence.*torch\.stack\(\)"):
         OF_TORCH[function](value)
@@ -76,7 +76,7 @@ def test_torch_refuses_list_of_collections(form: str, function: str, kind: str) 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("function", OF_NUMPY)
 @pytest.mark.parametrize("form", ["alone", *LISTS])
-def test_numpy_refuses_collections(form: str, function: str, kind: str) -> None:
+def test_numpy_with_collections_raises(form: str, function: str, kind: str) -> None:
     td = KINDS[kind]()
     value = td if form == "alone" else LISTS[form](td)
     with pytest.raises(
@@ -86,18 +86,18 @@ def test_numpy_refuses_collections(form: str, function: str, kind: str) -> None:
 
 
 @pytest.mark.parametrize("function", [torch.from_dlpack, np.from_dlpack])
-def test_dlpack_refuses_collection(function: Callable[[Any], Any]) -> None:
+def test_dlpack_of_collection_raises(function: Callable[[Any], Any]) -> None:
     with pytest.raises(TypeError, match="is not one tensor"):
         function(rows())
 
 
-def test_indexing_a_tensor_with_collection_raises() -> None:
+def test_index_tensor_with_collection_raises() -> None:
     with pytest.raises(TypeError, match="takes no collections"):
         torch.zeros(3)[rows()]
 
 
 @pytest.mark.parametrize("make", [torch.as_tensor, torch.tensor])
-def test_compiled_function_refuses_collection(make: Callable[[Any], Any]) -> None:
+def test_compiled_function_with_collection_raises(make: Callable[[Any], Any]) -> None:
     with pytest.raises(TypeError, match="is not one tensor"):
         torch.compile(lambda td: make(td), backend="eager")(rows())
 
@@ -111,7 +111,7 @@ def test_len_without_batch_dims_raises(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["rows", "no rows", "two batch dims", "lazy", "lazy along 1", "params"])
-def test_iteration_over_batch_is_as_long_as_it(kind: str) -> None:
+def test_iterate_yields_one_item_per_batch_element(kind: str) -> None:
     td = KINDS[kind]()
     assert len(td) == td.batch_size[0] == len(list(td)) == len(list(reversed(td)))
 
@@ -123,7 +123,7 @@ def test_object_array_holds_collections() -> None:
 
 
 @pytest.mark.parametrize("make", [one, rows])
-def test_data_loader_leaves_collections_whole(make: Callable[[], TensorDict]) -> None:
+def test_data_loader_keeps_collections_whole(make: Callable[[], TensorDict]) -> None:
     items = [make(), make()]
     assert default_convert(items[0]) is items[0]
     assert default_collate(items)["a"].shape == (2, *items[0]["a"].shape)

@@ -76,7 +76,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("leaf", "do"), REFUSED)
-def test_what_torch_refuses_names_the_key_and_changes_nothing(leaf, do):
+def test_unsupported_operation_names_key_and_changes_nothing(leaf, do):
     x, y = torch.rand(4, 3, requires_grad=True) * 2, LEAVES[leaf]()
     td = TensorDict({"x": x.detach(), "n": {"y": y}}, [4])
     before = x.tolist(), td["n", "y"]._version if leaf != "inference" else 0, repr(y)
@@ -86,7 +86,7 @@ def test_what_torch_refuses_names_the_key_and_changes_nothing(leaf, do):
 
 
 @pytest.mark.parametrize("leaf", LEAVES)
-def test_every_leaf_goes_through_a_pytree(leaf):
+def test_tree_map_passes_every_leaf(leaf):
     td = TensorDict({"n": {"y": LEAVES[leaf]()}}, [4])
     seen = []
     result = tree_map(lambda value: seen.append(value) or value, td)
@@ -95,7 +95,7 @@ def test_every_leaf_goes_through_a_pytree(leaf):
 
 
 @pytest.mark.parametrize("leaf", LEAVES)
-def test_the_elements_of_every_leaf_are_iterated_over(leaf):
+def test_iterate_yields_elements_of_every_leaf(leaf):
     y = LEAVES[leaf]()
     td = TensorDict({"n": {"y": y}}, [4])
     assert [row["n", "y"].shape for row in td] == [row["n", "y"].shape for row in reversed(td)][::-1]
@@ -103,24 +103,24 @@ def test_the_elements_of_every_leaf_are_iterated_over(leaf):
 
 
 @pytest.mark.parametrize("sparse", [torch.Tensor.to_sparse, torch.Tensor.to_sparse_csr])
-def test_many_sparse_elements_are_iterated_over(sparse):
+def test_iterate_sparse_leaf_yields_every_element(sparse):
     td = TensorDict({"y": sparse(torch.eye(3) * torch.arange(1.0, 201)[:, None, None])}, [200])
     assert [row["y"].to_dense()[0, 0].item() for row in td] == list(range(1, 201))
 
 
-def test_detach_in_place_detaches_nothing_where_one_leaf_is_a_view():
+def test_detach_inplace_with_view_detaches_nothing():
     td = TensorDict({"a": torch.ones(2, requires_grad=True) * 2, "b": torch.ones(3)[1:]})
     with pytest.raises(RuntimeError, match="key 'b' in place: it is a view"):
         td.detach_()
     assert td["a"].requires_grad
 
 
-def test_the_error_of_a_nested_leaf_is_that_of_a_structure():
+def test_unsqueeze_nested_leaf_raises_structure_error():
     with pytest.raises(StructureError, match=r"key 'y': a nested tensor has one batch dim"):
         TensorDict({"y": nested(torch.jagged)}, [4]).unsqueeze(0)
 
 
-def test_what_a_lazy_module_has_yet_to_make_is_kept_and_shown():
+def test_uninitialized_leaves_are_kept_and_printed():
     net = nn.Sequential(nn.LazyLinear(3), nn.LazyBatchNorm1d())
     params = TensorDictParams(TensorDict.from_module(net))
     buffers = ["1.running_mean", "1.running_var", "1.num_batches_tracked"]

@@ -38,14 +38,14 @@ class Holder(nn.Module):
         self.layer = nn.Linear(1, 1)
 
 
-def test_floating_leaves_are_parameters_the_others_buffers():
+def test_init_converts_floating_leaves_to_parameters():
     params = make()
     assert [name for name, _ in params.named_parameters()] == ["w", "n.b"]
     assert [name for name, _ in params.named_buffers()] == ["n.i"]
     assert all(parameter.requires_grad for parameter in params.parameters())
 
 
-def test_no_convert_keeps_leaves_as_they_are():
+def test_init_no_convert_keeps_leaves():
     params = make(no_convert=True)
     assert repr(TensorDictParams(params, no_convert=True)) == repr(params)
     assert list(params.parameters()) == [] and len(list(params.buffers())) == 3
@@ -53,7 +53,7 @@ def test_no_convert_keeps_leaves_as_they_are():
     assert type(params["z"]) is torch.Tensor
 
 
-def test_an_explicit_buffer_stays_one():
+def test_init_keeps_buffers():
     params = TensorDictParams(
         TensorDict({"a": Buffer(torch.zeros(2)), "b": Buffer(torch.zeros(2), persistent=False)})
     )
@@ -75,7 +75,7 @@ def test_an_explicit_buffer_stays_one():
 
 
 @pytest.mark.skipif(not hasattr(nn, "Buffer"), reason="this torch has no nn.Buffer")
-def test_a_buffer_of_torch_is_one():
+def test_init_keeps_torch_buffer():
     params = TensorDictParams(TensorDict({"a": nn.Buffer(torch.zeros(2), persistent=False)}))
     assert [name for name, _ in params.named_buffers()] == ["a"]
     assert list(params.state_dict()) == []
@@ -88,7 +88,7 @@ def in_a_module():
     return holder
 
 
-def test_functional_call_puts_tensors_of_every_level_in_and_the_parameters_back():
+def test_functional_call_replaces_and_restores_parameters():
     holder = in_a_module()
     before = list(holder.parameters())
 
@@ -103,7 +103,7 @@ def test_functional_call_puts_tensors_of_every_level_in_and_the_parameters_back(
     assert holder.get_parameter("p.n.m.b") is before[1]
 
 
-def test_a_module_finds_one_leaf_without_a_walk_over_all(monkeypatch):
+def test_lookup_by_dotted_name_does_not_list_leaves(monkeypatch):
     params = TensorDictParams(
         TensorDict({"w": torch.zeros(2), "n": {"b.c": torch.ones(1), "i": torch.arange(2)}})
     )
@@ -117,7 +117,7 @@ def test_a_module_finds_one_leaf_without_a_walk_over_all(monkeypatch):
         params._parameters["x"] = torch.zeros(2)
 
 
-def test_a_module_takes_the_tensors_of_a_state_dict():
+def test_load_state_dict_assign_into_meta_module():
     with torch.device("meta"):
         holder = in_a_module()
     holder.load_state_dict(
@@ -132,7 +132,7 @@ def test_a_module_takes_the_tensors_of_a_state_dict():
 @pytest.mark.parametrize("flatten", [True, False])
 @pytest.mark.parametrize("no_convert", [True, False])
 @pytest.mark.parametrize("trained", [True, False])
-def test_assigned_tensors_are_what_was_there_before(trained, no_convert, flatten):
+def test_assign_keeps_roles_of_leaves(trained, no_convert, flatten):
     def made(value):
         return {
             "w": torch.full((2,), value),
@@ -157,7 +157,7 @@ def test_assigned_tensors_are_what_was_there_before(trained, no_convert, flatten
 @pytest.mark.skipif(
     not hasattr(nn.Module, "register_load_state_dict_pre_hook"), reason="torch before 2.5 has no such hooks"
 )
-def test_hooks_of_state_dicts_run():
+def test_state_dict_hooks_run():
     holder, seen = in_a_module(), []
     holder.p.register_state_dict_pre_hook(lambda module, prefix, keep_vars: seen.append(("save", prefix)))
     holder.p.register_state_dict_post_hook(lambda module, state, prefix, meta: state.pop(prefix + "w"))
@@ -171,7 +171,7 @@ def test_hooks_of_state_dicts_run():
     assert holder() == 4
 
 
-def test_an_average_of_a_model_follows_its_parameters():
+def test_averaged_model_follows_parameters():
     holder = in_a_module()
     average = torch.optim.swa_utils.AveragedModel(holder)
     average.update_parameters(holder)
@@ -189,7 +189,7 @@ def test_an_average_of_a_model_follows_its_parameters():
         lambda params: setattr(params, "q", nn.Linear(1, 1)),
     ],
 )
-def test_what_a_module_registers_is_set_by_key(change):
+def test_register_parameter_raises(change):
     with pytest.raises(TypeError, match=r"set 'q' by key: params\['q'\] = "):
         change(in_a_module().p)
 
@@ -203,7 +203,7 @@ def test_what_a_module_registers_is_set_by_key(change):
         lambda module, name: nn.utils.spectral_norm(module, name),
     ],
 )
-def test_what_puts_something_in_the_place_of_a_parameter_takes_no_entry(change):
+def test_pruning_entry_raises(change):
     holder = Holder()
     holder.layer = nn.Linear(3, 3)
     with pytest.raises(TypeError, match="pruning and parametrizations do, needs it in a module of its own"):
@@ -213,7 +213,7 @@ def test_what_puts_something_in_the_place_of_a_parameter_takes_no_entry(change):
     assert "layer.weight" not in dict(holder.named_parameters())
 
 
-def test_an_attribute_that_is_deleted_is_an_entry():
+def test_delattr_removes_entry():
     params = in_a_module().p
     del params.w
     assert list(params.keys(True, True)) == [("n", "m", "b")]
@@ -222,7 +222,7 @@ def test_an_attribute_that_is_deleted_is_an_entry():
         del params.n.m.b
 
 
-def test_entries_set_at_any_level_show_up_in_the_module():
+def test_set_entries_appear_in_named_parameters():
     params = make()
     params["new"] = torch.zeros(1)
     params["n", "x"] = nn.Parameter(torch.zeros(1))
@@ -230,7 +230,7 @@ def test_entries_set_at_any_level_show_up_in_the_module():
     assert isinstance(params["new"], nn.Parameter)
 
 
-def test_it_registers_in_a_module_and_its_state_dict_round_trips():
+def test_state_dict_of_parent_module_round_trips():
     holder, other = Holder(), Holder()
     state = holder.state_dict()
     assert list(state) == ["p.w", "p.n.b", "p.n.i", "layer.weight", "layer.bias"]
@@ -243,7 +243,7 @@ def test_it_registers_in_a_module_and_its_state_dict_round_trips():
         other.load_state_dict(state)
 
 
-def test_an_optimizer_updates_it_and_casts_move_it():
+def test_optimizer_and_cast_update_parameters():
     holder = Holder()
     optimizer = torch.optim.SGD(holder.parameters(), lr=1.0)
     holder.p["w"].sum().backward()
@@ -260,7 +260,7 @@ def test_an_optimizer_updates_it_and_casts_move_it():
     assert holder.p["w"].grad is None
 
 
-def test_a_module_that_moves_tells_of_every_level_where_it_is() -> None:
+def test_module_to_device_updates_every_node() -> None:
     module = nn.Module()
     module.p = TensorDictParams(TensorDict({"n": {"a": torch.zeros(2)}}, device="cpu"))
     module.to("meta")
@@ -268,7 +268,7 @@ def test_a_module_that_moves_tells_of_every_level_where_it_is() -> None:
 
 
 @pytest.mark.parametrize("device", [None, "cpu"])
-def test_a_module_on_the_meta_device_is_given_memory(device):
+def test_module_to_empty_allocates_parameters(device):
     module = nn.Module()
     module.p = TensorDictParams(TensorDict({"a": torch.ones(2), "i": torch.arange(2)}, [2], device=device))
     leaf = module.p["a"]
@@ -282,14 +282,14 @@ def test_a_module_on_the_meta_device_is_given_memory(device):
     assert [name for name, _ in module.named_parameters()] == ["p.a"]
 
 
-def test_results_of_operations_are_plain_collections():
+def test_operations_return_plain_collections():
     params = make()
     assert type(params.detach()) is TensorDict
     assert type(params.unsqueeze(0)) is TensorDict
     assert type(params["n"]) is TensorDict
 
 
-def test_stacks_of_it_have_the_plain_collections_for_members():
+def test_lazy_stack_of_params_has_plain_members():
     held = [TensorDictParams(TensorDict({"a": torch.ones(2)})) for _ in range(2)]
     stack = lazy_stack([TensorDict({"p": each}) for each in held])
     for found in (stack["p"], lazy_stack(held)):
@@ -297,7 +297,7 @@ def test_stacks_of_it_have_the_plain_collections_for_members():
         assert found.tensordicts[1]["a"] is held[1]["a"]
 
 
-def test_copies_are_parameters_again():
+def test_copies_are_parameters():
     params = make()
     for again in (params.clone(), copy.deepcopy(params), pickle.loads(pickle.dumps(params))):
         assert type(again) is TensorDictParams
@@ -305,7 +305,7 @@ def test_copies_are_parameters_again():
         assert torch.equal(again["n", "i"], params["n", "i"])
 
 
-def test_a_shallow_copy_is_a_module_of_the_same_parameters():
+def test_shallow_copy_shares_parameters():
     params = make()
     again = copy.copy(params)
     assert type(again) is TensorDictParams and again is not params
@@ -315,7 +315,7 @@ def test_a_shallow_copy_is_a_module_of_the_same_parameters():
     assert "w" in params
 
 
-def test_a_shallow_copy_of_a_collection_keeps_the_parameters_in_it():
+def test_shallow_copy_of_parent_keeps_parameters():
     params = make()
     td = TensorDict({"p": params, "x": torch.zeros(1)})
     for again in (td.copy(), copy.copy(td), td.clone(recurse=False)):
@@ -342,7 +342,7 @@ COPIES = {
 
 @pytest.mark.parametrize("copied", COPIES.values(), ids=COPIES)
 @pytest.mark.parametrize("no_convert", [False, True])
-def test_a_copy_of_a_collection_copies_the_parameters_in_it_as_such(copied, no_convert):
+def test_deep_copy_of_parent_copies_parameters(copied, no_convert):
     leaves = {
         "w": nn.Parameter(torch.ones(2)),
         "b": Buffer(torch.zeros(1), persistent=False),
@@ -361,13 +361,13 @@ def test_a_copy_of_a_collection_copies_the_parameters_in_it_as_such(copied, no_c
     assert type((again + 1)["p"]) is TensorDict
 
 
-def test_a_copy_of_parameters_takes_a_memory_format():
+def test_clone_accepts_memory_format():
     params = TensorDictParams(TensorDict({"w": torch.zeros(3, 2).t()}))
     assert params.clone()["w"].stride() == (1, 2)
     assert params.clone(memory_format=torch.contiguous_format)["w"].stride() == (3, 1)
 
 
-def test_copies_of_parameters_can_be_stored():
+def test_update_with_clone_stores_parameters():
     params, other = make(), make()
     params.update(other, clone=True)
     assert isinstance(params["w"], nn.Parameter) and params["w"].is_leaf
@@ -376,7 +376,7 @@ def test_copies_of_parameters_can_be_stored():
         params.update({"w": other["w"] * 2})
 
 
-def test_locks_reach_the_collection_inside():
+def test_lock_reaches_inner_collection():
     params = make(lock=True)
     with pytest.raises(LockedError, match="locked"):
         params["z"] = torch.zeros(1)
@@ -385,13 +385,13 @@ def test_locks_reach_the_collection_inside():
     assert params.is_locked and params["n"].is_locked
 
 
-def test_declared_methods_and_unknown_attributes_speak_for_themselves():
+def test_getattr_unknown_name_raises():
     with pytest.raises(AttributeError, match="no attribute 'nope'"):
         _ = make().nope
     assert make().w.shape == (3,)
 
 
-def test_a_get_hook_sees_every_entry_that_is_read():
+def test_get_hook_runs_for_every_read():
     params = make()
     seen = []
     params.register_get_post_hook(lambda owner, value: seen.append((owner, value)))
@@ -415,7 +415,7 @@ def test_a_get_hook_sees_every_entry_that_is_read():
         lambda params: params.update({("n", "new"): torch.zeros(2)}),
     ],
 )
-def test_what_is_stored_at_any_level_becomes_a_parameter(store):
+def test_store_at_any_depth_creates_parameter(store):
     params = make()
     store(params)
     assert "n.new" in dict(params.named_parameters())
@@ -425,7 +425,7 @@ def test_what_is_stored_at_any_level_becomes_a_parameter(store):
 
 
 @pytest.mark.parametrize("no_convert", [False, True])
-def test_a_lazy_stack_cannot_be_parameters(no_convert):
+def test_lazy_stack_as_parameters_raises(no_convert):
     stack = LazyStackedTensorDict(TensorDict({"w": torch.zeros(3)}), TensorDict({"w": torch.ones(3)}))
     for source in (stack, {"n": {"m": stack}}):
         with pytest.raises(StructureError, match="they cannot be parameters of a module"):
@@ -437,7 +437,7 @@ def test_a_lazy_stack_cannot_be_parameters(no_convert):
     assert "stack" not in params and "stack" not in params["n"]
 
 
-def test_a_parameter_takes_the_place_of_another_as_in_a_module():
+def test_setattr_parameter_replaces_entry():
     holder = in_a_module()
     for name, key in (("w", "w"), ("n.m.b", ("n", "m", "b"))):
         assert getattr(holder.p, name) is holder.p[key]
@@ -451,7 +451,7 @@ def test_a_parameter_takes_the_place_of_another_as_in_a_module():
             setattr(holder.p, name, torch.nn.Parameter(torch.zeros(2)))
 
 
-def test_an_attribute_hides_no_entry():
+def test_setattr_entry_name_raises():
     params = make()
     for name, value in (("w", torch.zeros(2)), ("new", torch.nn.Parameter(torch.zeros(2)))):
         with pytest.raises(TypeError, match=f"set '{name}' by key"):
@@ -460,7 +460,7 @@ def test_an_attribute_hides_no_entry():
     assert params.note == "kept"
 
 
-def test_a_module_with_parameters_compiles():
+def test_compile_module_with_params_equals_eager():
     holder = Holder()
 
     def call(x):
@@ -492,7 +492,7 @@ def test_a_module_with_parameters_compiles():
         (lambda: LazyStackedTensorDict(TensorDict(), TensorDict()), "they cannot be parameters of a module"),
     ],
 )
-def test_what_cannot_be_a_parameter_changes_nothing(change, bad, message):
+def test_store_invalid_parameter_changes_nothing(change, bad, message):
     params = make()
     before = dict(params.items(True))
     with pytest.raises(StructureError, match=message):
@@ -501,7 +501,7 @@ def test_what_cannot_be_a_parameter_changes_nothing(change, bad, message):
     assert all(entry is before[key] for key, entry in params.items(True))
 
 
-def test_parameters_of_integers_have_no_gradient():
+def test_cast_to_integers_disables_grad():
     params = TensorDictParams(TensorDict({"w": torch.ones(2), "c": torch.ones(2)}))
     cast = params.to(torch.int32)
     assert isinstance(cast, TensorDictParams)
@@ -509,7 +509,7 @@ def test_parameters_of_integers_have_no_gradient():
     assert all(p.requires_grad for p in params.to(torch.complex64).parameters())
 
 
-def test_entries_by_keyword():
+def test_init_accepts_entries_as_keywords():
     params = TensorDictParams(w=torch.ones(2), n={"i": torch.arange(2)})
     assert [name for name, _ in params.named_parameters()] == ["w"] and list(params._parameters) == ["w"]
     assert [name for name, _ in params.named_buffers()] == ["n.i"] and len(params._buffers) == 1
@@ -517,7 +517,7 @@ def test_entries_by_keyword():
         TensorDictParams({"a": torch.ones(1)}, w=torch.ones(2))
 
 
-def test_a_module_says_what_a_state_dict_lacks():
+def test_load_state_dict_mismatch_raises():
     module = Holder()
     state = module.state_dict()
     wrong = {**state, "p.w": torch.zeros(7)}
@@ -540,20 +540,20 @@ def test_a_module_says_what_a_state_dict_lacks():
         lambda td: td.select("p"),
     ],
 )
-def test_what_leaves_the_leaves_alone_leaves_parameters_below_in_their_module(operation):
+def test_operation_without_leaf_changes_keeps_params(operation):
     td = TensorDict({"x": torch.zeros(2), "p": TensorDictParams(TensorDict({"w": torch.zeros(2)}))})
     found = operation(td)["p"]
     assert type(found) is TensorDictParams and found["w"] is td["p", "w"]
 
 
-def test_replaced_parameters_are_parameters():
+def test_replace_returns_parameters():
     params = TensorDictParams(TensorDict({"w": torch.zeros(2), "n": {"b": torch.zeros(2)}}))
     found = params.replace({("n", "b"): torch.ones(2)}, c=torch.ones(3))
     assert [name for name, _ in found.named_parameters()] == ["w", "n.b", "c"]
     assert found["w"] is params["w"] and "c" not in params and not params["n", "b"].any()
 
 
-def test_plain_leaves_become_again_what_they_were() -> None:
+def test_decode_plain_leaves_restores_roles() -> None:
     frozen, w = nn.Parameter(torch.ones(2), requires_grad=False), nn.Parameter(torch.ones(2))
     passing, plain, kept = Buffer(torch.ones(2), persistent=False), torch.arange(2), Buffer(torch.ones(2))
     tree = {"frozen": frozen, "n": {"w": w, "passing": passing}, "plain": plain, "kept": kept}
@@ -570,7 +570,7 @@ def test_plain_leaves_become_again_what_they_were() -> None:
 
 
 @pytest.mark.parametrize("roles", ["pp", "", "x", 3])
-def test_roles_of_other_leaves_are_refused(roles: Any) -> None:
+def test_decode_bad_roles_raises(roles: Any) -> None:
     encoded = encode(TensorDictParams(TensorDict({"w": torch.ones(2)})))
     (meta,) = [node["meta"] for node in encoded.nodes if "roles" in node["meta"]]
     meta["roles"] = roles
@@ -579,7 +579,7 @@ def test_roles_of_other_leaves_are_refused(roles: Any) -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"memory_format": torch.contiguous_format}])
-def test_a_clone_ties_what_is_tied(options: dict[str, Any]) -> None:
+def test_clone_keeps_tied_leaves(options: dict[str, Any]) -> None:
     weight = nn.Parameter(torch.ones(2))
     params = TensorDictParams(TensorDict({"x": weight, "y": weight, "n": {"z": weight}}))
     clone = params.clone(**options)
@@ -596,7 +596,7 @@ MOVES = {
 
 
 @pytest.mark.parametrize("move", MOVES.values(), ids=MOVES)
-def test_what_is_moved_or_cast_stays_tied(move: Any) -> None:
+def test_move_or_cast_keeps_tied_leaves(move: Any) -> None:
     weight, ids = nn.Parameter(torch.ones(2)), Buffer(torch.arange(2))
     moved = move(TensorDictParams(TensorDict({"x": weight, "y": ids, "n": {"x": weight, "y": ids}})))
     assert moved["x"] is moved["n", "x"] is not weight and moved["y"] is moved["n", "y"] is not ids
@@ -604,14 +604,14 @@ def test_what_is_moved_or_cast_stays_tied(move: Any) -> None:
     assert [name for name, _ in moved.named_buffers()] == ["y"]
 
 
-def test_what_is_cast_under_one_of_its_keys_is_no_longer_tied() -> None:
+def test_cast_filter_unties_leaves() -> None:
     weight = nn.Parameter(torch.ones(2))
     params = TensorDictParams(TensorDict({"x": weight, "y": weight}))
     cast = params.to(torch.float64, cast_filter=lambda key, leaf: key == ("x",))
     assert [cast[key].dtype for key in "xy"] == [torch.float64, torch.float32]
 
 
-def test_a_subclass_is_a_pytree_as_its_base_is():
+def test_subclass_is_pytree():
     class Own(TensorDictParams):
         pass
 

@@ -34,7 +34,7 @@ TWINS: list[tuple[Callable[..., Any], tuple[Any, ...], tuple[Any, ...]]] = [
 
 
 @pytest.mark.parametrize(("operation", "right", "wrong"), TWINS)
-def test_a_wrong_argument_leaves_nothing_behind_for_the_right_one(
+def test_wrong_argument_does_not_poison_cache(
     operation: Callable[..., Any], right: tuple[Any, ...], wrong: tuple[Any, ...]
 ) -> None:
     remembered_before = operation(*right)
@@ -113,7 +113,7 @@ TAKES_INTS: dict[str, Callable[[Any, Any], Any]] = {
 @pytest.mark.parametrize("one", [np.int64(1), np.int32(1), torch.tensor(1)], ids=["int64", "int32", "tensor"])
 @pytest.mark.parametrize("operation", TAKES_INTS)
 @pytest.mark.parametrize("make", [td, lambda: td().to_lazystack(0), lambda: td().to_lazystack(1)])
-def test_ints_of_numpy_and_tensors_are_ints(make: Callable[[], Any], operation: str, one: Any) -> None:
+def test_numpy_and_tensor_ints_equal_int(make: Callable[[], Any], operation: str, one: Any) -> None:
     take = TAKES_INTS[operation]
     result, expected = take(make(), one), take(make(), 1)
     assert result.batch_size == expected.batch_size
@@ -122,12 +122,12 @@ def test_ints_of_numpy_and_tensors_are_ints(make: Callable[[], Any], operation: 
 
 
 @pytest.mark.parametrize("name", ["sum", "std", "unsqueeze", "unbind", "flip", "softmax", "amax"])
-def test_a_bool_is_no_dim(name: str) -> None:
+def test_bool_as_dim_raises(name: str) -> None:
     with pytest.raises(TypeError, match=r"a dim is an int.*; got True"):
         getattr(td().double(), name)(True)
 
 
-def test_true_and_one_are_different_indices() -> None:
+def test_index_true_differs_from_one() -> None:
     for _ in range(2):
         assert td()[1, ...].batch_size == (3,)
         assert td()[True, ...].batch_size == (1, 2, 3)
@@ -135,7 +135,7 @@ def test_true_and_one_are_different_indices() -> None:
         assert td()[False, None].batch_size == (0, 1, 2, 3)
 
 
-def test_the_same_operation_follows_the_batch_size_and_the_leaf() -> None:
+def test_cached_plan_depends_on_batch_size_and_leaf() -> None:
     for sizes in ((2, 3), (3, 2), (6, 1), (2, 3)):
         for tail in ((), (4,), (1, 2)):
             leaf = torch.arange(torch.Size([*sizes, *tail]).numel()).view(*sizes, *tail)
@@ -145,14 +145,14 @@ def test_the_same_operation_follows_the_batch_size_and_the_leaf() -> None:
             assert torch.equal(collection[..., 0]["a"], leaf[:, 0])
 
 
-def test_shapes_that_never_repeat_do_not_fill_the_memory() -> None:
+def test_sizes_cache_is_bounded() -> None:
     sizes = Sizes((6,), 2)
     for i in range(2000):
         assert sizes[2, 3, i] == (6, i)
     assert len(sizes) <= 256
 
 
-def test_what_cannot_be_kept_is_worked_out() -> None:
+def test_uncacheable_arguments_are_computed() -> None:
     calls: list[Any] = []
 
     @cache_plans
@@ -184,7 +184,7 @@ USUAL: list[tuple[Callable[[TensorDict], Any], str]] = [
 
 
 @pytest.mark.parametrize(("operation", "name"), USUAL, ids=[name for _, name in USUAL])
-def test_the_plans_of_usual_operations_are_kept(
+def test_common_operations_cache_plans(
     operation: Callable[[TensorDict], Any], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given: list[Any] = []

@@ -136,12 +136,12 @@ COMPACT: list[tuple[Any, str]] = [
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 @pytest.mark.parametrize(("make", "printed"), COMPACT)
-def test_compact(make: Any, printed: str) -> None:
+def test_repr_compact(make: Any, printed: str) -> None:
     assert repr(make()) == str(make()) == printed
 
 
 @pytest.mark.parametrize(("short", "dtype"), DTYPES.items())
-def test_dtypes(short: str, dtype: torch.dtype) -> None:
+def test_repr_dtype_abbreviation(short: str, dtype: torch.dtype) -> None:
     assert (
         repr(TensorDict({"a": torch.empty(1, dtype=dtype)}))
         == f"TensorDict(batch_size=[], fields={{a: {short}[1]}})"
@@ -149,7 +149,7 @@ def test_dtypes(short: str, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("length", range(20, 58))
-def test_a_line_has_eighty_characters_at_most(length: int) -> None:
+def test_repr_lines_have_at_most_80_characters(length: int) -> None:
     for td in (
         TensorDict({"k" * length: 1}),
         TensorDict({"n": {"k" * length: 1}, "m": {"x": {"k" * length: 1}}}),
@@ -207,7 +207,7 @@ TensorDict(
     ("make", "printed"),
     [(dense, LONG), (ragged, LONG_RAGGED), (lambda: TensorDict({"e": {}}, [2]), LONG_EMPTY)],
 )
-def test_long(make: Any, printed: str) -> None:
+def test_repr_long(make: Any, printed: str) -> None:
     with set_printoptions(compact=False):
         assert repr(make()) == printed
 
@@ -222,12 +222,12 @@ class TestOptions:
             ({"verbose": True}, "TensorDict(batch_size=[3], fields={a: i64[2], b: {c: f32[], d: f32[4]}})"),
         ],
     )
-    def test_of_the_compact_form(self, options: dict[str, Any], printed: str) -> None:
+    def test_compact_form_follows_options(self, options: dict[str, Any], printed: str) -> None:
         with set_printoptions(**options):
             assert repr(dense()) == printed
 
     @pytest.mark.parametrize("options", [{"sort_keys": "insertion"}, {"sort_keys": None}])
-    def test_order_of_insertion(self, options: dict[str, Any]) -> None:
+    def test_sort_keys_none_keeps_insertion_order(self, options: dict[str, Any]) -> None:
         with set_printoptions(**options):
             assert (
                 repr(TensorDict({"b": 1, "a": 1})) == "TensorDict(batch_size=[], fields={b: i64[], a: i64[]})"
@@ -256,23 +256,23 @@ class TestOptions:
             ({"plain": True}, "is_shared=False, mean=0, std=nan)"),
         ],
     )
-    def test_details_select_the_long_form(self, options: dict[str, Any], leaf: str) -> None:
+    def test_detail_options_select_long_form(self, options: dict[str, Any], leaf: str) -> None:
         with set_printoptions(**options):
             assert leaf in repr(TensorDict({"a": torch.zeros(1, requires_grad=True)}))
 
-    def test_compact_may_be_insisted_on(self) -> None:
+    def test_compact_option_overrides_detail_options(self) -> None:
         with set_printoptions(compact=True, show_grad=True):
             assert repr(TensorDict()) == "TensorDict(batch_size=[], fields={})"
 
-    def test_details_of_levels(self) -> None:
+    def test_long_form_without_node_details(self) -> None:
         with set_printoptions(compact=False, show_device=False, show_is_shared=False, show_batch_size=False):
             assert repr(TensorDict()) == "TensorDict(\n    fields={\n    },\n    )"
 
-    def test_an_unknown_option_is_named(self) -> None:
+    def test_unknown_option_raises(self) -> None:
         with pytest.raises(TypeError, match=r"no option \['nosuch'\]; there are \['compact', 'html'"):
             set_printoptions(nosuch=1)
 
-    def test_a_decorator_and_nesting(self) -> None:
+    def test_decorator_and_nested_contexts(self) -> None:
         printed = set_printoptions(sort_keys=None)(lambda: repr(TensorDict({"b": 1, "a": 1})))
         assert printed() == printed() == "TensorDict(batch_size=[], fields={b: i64[], a: i64[]})"
         with set_printoptions(sort_keys=None), set_printoptions(compact=False):
@@ -280,7 +280,7 @@ class TestOptions:
             assert not get_printoptions()["compact"]
         assert get_printoptions()["sort_keys"] == "alphabetical"
 
-    def test_options_belong_to_a_thread(self) -> None:
+    def test_options_are_thread_local(self) -> None:
         seen: list[bool] = []
         with set_printoptions(compact=False):
             thread = threading.Thread(target=lambda: seen.append(get_printoptions()["compact"]))
@@ -288,7 +288,7 @@ class TestOptions:
             thread.join()
         assert seen == [True]
 
-    def test_a_decorated_function_may_run_in_two_threads_at_once(self) -> None:
+    def test_decorated_function_in_two_threads(self) -> None:
         inside, both, left = threading.Event(), threading.Event(), threading.Event()
         after: list[Any] = []
 
@@ -310,7 +310,7 @@ class TestOptions:
         thread.join()
         assert [*after, get_printoptions()["sort_keys"]] == [None, "alphabetical"]
 
-    def test_one_switch_may_be_entered_in_two_threads_at_once(self) -> None:
+    def test_context_manager_entered_in_two_threads(self) -> None:
         inside, both, left = threading.Event(), threading.Event(), threading.Event()
         switches = set_printoptions(sort_keys="mine"), set_get_defaults_to_none(False)
         after: list[Any] = []
@@ -338,7 +338,7 @@ class TestOptions:
         assert after == ["mine", False, None, True]
         assert state() == ["alphabetical", True]
 
-    def test_switches_may_be_left_in_another_order(self) -> None:
+    def test_contexts_exit_in_other_order(self) -> None:
         outer, inner = set_printoptions(sort_keys=None), set_get_defaults_to_none(False)
         outer.__enter__()
         inner.__enter__()
@@ -347,7 +347,7 @@ class TestOptions:
         inner.__exit__(None, None, None)
         assert get_defaults_to_none()
 
-    def test_a_decorated_generator_has_the_setting_while_it_runs(self) -> None:
+    def test_decorated_generator_uses_options(self) -> None:
         seen: list[Any] = []
 
         def look(*names: Any) -> None:
@@ -388,7 +388,7 @@ class TestOptions:
         assert seen[1:] == [(None, False, "end")]
         assert get_defaults_to_none()
 
-    def test_a_decorated_coroutine_has_the_setting_while_it_runs(self) -> None:
+    def test_decorated_coroutine_uses_options(self) -> None:
         seen: list[Any] = []
 
         async def look(name: str) -> None:
@@ -403,7 +403,7 @@ class TestOptions:
         assert asyncio.run(both()) == [None, None]
         assert sorted(seen) == sorted([("inside", None), ("outside", "alphabetical")] * 2)
 
-    def test_an_asynchronous_generator_is_refused(self) -> None:
+    def test_decorate_async_generator_raises(self) -> None:
         async def steps() -> Any:
             yield
 
@@ -412,7 +412,7 @@ class TestOptions:
         ):
             set_printoptions(sort_keys=None)(steps)
 
-    def test_set_lasts(self) -> None:
+    def test_set_persists(self) -> None:
         set_printoptions(compact=False).set()
         try:
             assert not get_printoptions()["compact"]
@@ -421,7 +421,7 @@ class TestOptions:
 
 
 class TestHtml:
-    def test_is_a_tree_with_shapes_dtypes_devices_and_bytes(self) -> None:
+    def test_html_shows_shapes_dtypes_devices_and_bytes(self) -> None:
         shown = dense()._repr_html_()
         assert shown is not None
         for part in (
@@ -436,21 +436,21 @@ class TestHtml:
         assert shown.count("<details") == shown.count("</details>") == 2
         assert "<script" not in shown
 
-    def test_keys_are_escaped(self) -> None:
+    def test_html_escapes_keys(self) -> None:
         shown = TensorDict({"<script>alert(1)</script>": {"<b>": 1}})._repr_html_()
         assert shown is not None
         assert "<script" not in shown
         assert "&lt;script&gt;" in shown
         assert "<b>:" not in shown
 
-    def test_lazy_stacks(self) -> None:
+    def test_html_lazy_stack(self) -> None:
         shown = ragged()._repr_html_()
         assert shown is not None
         assert "f32[-1] cpu" in shown
         assert "stack_dim=0" in shown
 
     @pytest.mark.parametrize("wrap", [lambda stack: stack, lambda stack: TensorDict({"n": stack})])
-    def test_entries_that_some_members_lack(self, wrap: Any) -> None:
+    def test_html_shows_exclusive_fields(self, wrap: Any) -> None:
         rows = [{"a": 1, "<x>": 1.5}, {"a": 1}, {"a": 1, "y": {"z": True}}]
         shown = wrap(lazy_stack([TensorDict(row) for row in rows]))._repr_html_()
         assert "a: <span" in shown
@@ -462,7 +462,7 @@ class TestHtml:
         assert shown.count("<li") == shown.count("</li>")
         assert shown.count("<ul") == shown.count("</ul>")
 
-    def test_may_be_turned_off(self) -> None:
+    def test_html_option_false_returns_none(self) -> None:
         with set_printoptions(html=False):
             assert dense()._repr_html_() is None
 
@@ -483,7 +483,7 @@ class TestParse:
             ),
         ],
     )
-    def test_gives_the_same_structure(self, make: Any, compact: bool) -> None:
+    def test_parse_inverts_repr(self, make: Any, compact: bool) -> None:
         td = make()
         with set_printoptions(compact=compact):
             parsed = parse_tensor_dict_string(repr(td))
@@ -497,7 +497,7 @@ class TestParse:
             (not leaf.is_meta and not leaf.any()) or leaf.is_meta for leaf in parsed.values(True, True)
         )
 
-    def test_a_lazy_stack_is_read_as_dense(self) -> None:
+    def test_parse_lazy_stack_returns_dense(self) -> None:
         parsed = parse_tensor_dict_string(repr(lazy()))
         assert parsed.batch_size == torch.Size([3, 2])
         assert parsed["n", "m"].shape == torch.Size([3, 2])
@@ -520,12 +520,12 @@ class TestParse:
             ),
         ],
     )
-    def test_anything_else_is_refused(self, text: str) -> None:
+    def test_parse_other_text_raises(self, text: str) -> None:
         with pytest.raises(ValueError, match=r"cannot read|not a printed collection"):
             parse_tensor_dict_string(text)
 
 
-def test_depth() -> None:
+def test_repr_deep_tree_does_not_recurse() -> None:
     td = TensorDict({"x": torch.zeros(1)})
     for _ in range(2000):
         td = TensorDict({"k": td})
@@ -550,7 +550,7 @@ def test_depth() -> None:
         ),
     ],
 )
-def test_leaves_that_pytrees_mapped_to_other_objects_print_their_class(make: Any, value: Any) -> None:
+def test_repr_mapped_object_prints_its_class(make: Any, value: Any) -> None:
     mapped = torch.utils._pytree.tree_map(lambda leaf: value, make())
     name = f"a: {type(value).__name__}}}"
     assert name in repr(mapped)
@@ -559,7 +559,7 @@ def test_leaves_that_pytrees_mapped_to_other_objects_print_their_class(make: Any
     assert type(value).__name__ in mapped._repr_html_()
 
 
-def test_members_with_other_objects_than_each_other_print_both_classes() -> None:
+def test_repr_different_mapped_objects_prints_both_classes() -> None:
     members = [TensorDict({"a": torch.zeros(2)}), TensorDict({"a": torch.zeros(3)})]
     values = iter([1, "text"])
     mapped = torch.utils._pytree.tree_map(lambda leaf: next(values), lazy_stack(members))
@@ -577,7 +577,7 @@ def test_members_with_other_objects_than_each_other_print_both_classes() -> None
     ],
     ids=["sparse", "quantized", "strided", "jagged"],
 )
-def test_odd_leaves_have_moments_or_none_and_are_not_shared(leaf: Any) -> None:
+def test_repr_odd_leaf_prints_moments(leaf: Any) -> None:
     td = TensorDict({"a": leaf()})
     assert td.is_shared() is False
     with set_printoptions(plain=True, show_is_shared=False, show_field_is_shared=False):

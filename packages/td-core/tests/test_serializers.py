@@ -78,9 +78,7 @@ def data() -> TensorDict:
     return TensorDict({"a": torch.zeros(3, dtype=torch.int64)}, batch_size=[3])
 
 
-def test_a_format_is_saved_by_name_and_loaded_by_its_content(
-    recorder: Recorder, data: TensorDict, tmp_path: Path
-) -> None:
+def test_save_by_name_and_load_by_detection(recorder: Recorder, data: TensorDict, tmp_path: Path) -> None:
     saved = td_core.save(data, tmp_path / "x", format="recorder", level=2)
     assert saved is data
     assert td_core.load(str(tmp_path / "x"), device="cpu")["a"].tolist() == [0, 1, 2]
@@ -90,9 +88,7 @@ def test_a_format_is_saved_by_name_and_loaded_by_its_content(
     ]
 
 
-def test_the_methods_dispatch_like_the_functions(
-    recorder: Recorder, data: TensorDict, tmp_path: Path
-) -> None:
+def test_methods_dispatch_as_functions(recorder: Recorder, data: TensorDict, tmp_path: Path) -> None:
     path = tmp_path / "x"
     assert isinstance(data.save(path, format="recorder", num_threads=2, level=1), TensorDict)
     assert TensorDict.load(path, "cpu", True)["a"].tolist() == [0, 1, 2]
@@ -106,7 +102,7 @@ def test_the_methods_dispatch_like_the_functions(
     assert TensorDict.dumps is TensorDict.save
 
 
-def test_the_default_format_gets_only_options_that_differ_from_their_defaults(
+def test_save_default_format_passes_only_changed_options(
     default: Default, data: TensorDict, tmp_path: Path
 ) -> None:
     data.save(tmp_path, robust_key=None)
@@ -132,7 +128,7 @@ def test_the_default_format_gets_only_options_that_differ_from_their_defaults(
     ]
 
 
-def test_a_format_may_load_in_place_by_itself(default: Default, data: TensorDict, tmp_path: Path) -> None:
+def test_load_inplace_calls_serializer(default: Default, data: TensorDict, tmp_path: Path) -> None:
     assert data.load_(tmp_path, False) is data
     assert default.calls == [("load_", tmp_path, {"robust_key": False})]
 
@@ -182,7 +178,7 @@ def test_a_format_may_load_in_place_by_itself(default: Default, data: TensorDict
         ),
     ],
 )
-def test_options_that_a_format_does_not_have(
+def test_unknown_option_raises(
     action: Any, message: str, recorder: Recorder, data: TensorDict, tmp_path: Path
 ) -> None:
     with pytest.raises(TypeError) as caught:
@@ -194,7 +190,7 @@ def test_options_that_a_format_does_not_have(
 MISSING = "the package 'td-memmap', which is not installed: pip install td-memmap"
 
 
-def test_without_any_format(data: TensorDict, tmp_path: Path) -> None:
+def test_without_formats_raises(data: TensorDict, tmp_path: Path) -> None:
     for action in (
         lambda: data.save(tmp_path),
         lambda: td_core.save(data, tmp_path),
@@ -207,7 +203,7 @@ def test_without_any_format(data: TensorDict, tmp_path: Path) -> None:
         assert str(caught.value) == f"the format 'memmap' is provided by {MISSING}"
 
 
-def test_without_the_default_format(recorder: Recorder, data: TensorDict, tmp_path: Path) -> None:
+def test_without_default_format_raises(recorder: Recorder, data: TensorDict, tmp_path: Path) -> None:
     with pytest.raises(MissingPluginError) as caught:
         data.save(tmp_path)
     assert str(caught.value) == (
@@ -222,7 +218,9 @@ def test_without_the_default_format(recorder: Recorder, data: TensorDict, tmp_pa
     )
 
 
-def test_an_unknown_format(recorder: Recorder, default: Default, data: TensorDict, tmp_path: Path) -> None:
+def test_save_unknown_format_raises(
+    recorder: Recorder, default: Default, data: TensorDict, tmp_path: Path
+) -> None:
     with pytest.raises(MissingPluginError) as caught:
         data.save(tmp_path, format="zip")
     assert str(caught.value) == (
@@ -230,7 +228,7 @@ def test_an_unknown_format(recorder: Recorder, default: Default, data: TensorDic
     )
 
 
-def test_a_package_that_might_have_the_format_is_named(
+def test_unknown_format_names_inactive_packages(
     default: Default, data: TensorDict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(UNAVAILABLE, "td-zip", "installed but not active: TD_PLUGINS leaves it out")
@@ -242,7 +240,7 @@ def test_a_package_that_might_have_the_format_is_named(
         assert str(caught.value).endswith(idle)
 
 
-def test_a_format_that_cannot_tell_is_named(
+def test_detect_failure_raises_with_format_name(
     recorder: Recorder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def raises(error: Exception) -> None:
@@ -261,7 +259,9 @@ def test_a_format_that_cannot_tell_is_named(
         td_core.load(tmp_path)
 
 
-def test_nothing_to_load(recorder: Recorder, default: Default, tmp_path: Path) -> None:
+def test_load_missing_or_unrecognised_path_raises(
+    recorder: Recorder, default: Default, tmp_path: Path
+) -> None:
     path = tmp_path / "gone"
     with pytest.raises(FileNotFoundError) as caught:
         td_core.load(path)
@@ -274,7 +274,7 @@ def test_nothing_to_load(recorder: Recorder, default: Default, tmp_path: Path) -
     )
 
 
-def test_more_than_one_format_recognises_a_path(default: Default, tmp_path: Path) -> None:
+def test_load_ambiguous_path_raises(default: Default, tmp_path: Path) -> None:
     class Twin(Default):
         name = "twin"
 
@@ -287,7 +287,7 @@ def test_more_than_one_format_recognises_a_path(default: Default, tmp_path: Path
     assert td_core.load(tmp_path, format="twin")["a"].tolist() == [0, 1, 2]
 
 
-def test_a_format_has_a_unique_name() -> None:
+def test_add_format_without_unique_name_raises() -> None:
     class Nameless(Recorder):
         name = ""
 

@@ -247,7 +247,7 @@ PARTS = [unbinds, splits, chunks, tensor_splits]
 
 
 @pytest.mark.parametrize("cases", ONE_RESULT, ids=lambda cases: cases.__name__)
-def test_a_plan_does_to_the_batch_dims_what_torch_does(cases: Callable[[], st.SearchStrategy[Case]]) -> None:
+def test_shape_plan_equals_torch(cases: Callable[[], st.SearchStrategy[Case]]) -> None:
     @settings(max_examples=120, deadline=None)
     @given(cases())
     def check(case: Case) -> None:
@@ -298,7 +298,7 @@ def check_members(batch: Batch, plan: Any, expected: Tensor) -> None:
 
 
 @pytest.mark.parametrize("cases", PARTS, ids=lambda cases: cases.__name__)
-def test_a_plan_cuts_the_batch_dims_as_torch_does(cases: Callable[[], st.SearchStrategy[Case]]) -> None:
+def test_multi_plan_equals_torch(cases: Callable[[], st.SearchStrategy[Case]]) -> None:
     @settings(max_examples=120, deadline=None)
     @given(cases())
     def check(case: Case) -> None:
@@ -332,7 +332,7 @@ def test_a_plan_cuts_the_batch_dims_as_torch_does(cases: Callable[[], st.SearchS
 
 @settings(max_examples=150, deadline=None)
 @given(NON_EMPTY, st.data())
-def test_a_plan_joins_as_torch_does(batch: Batch, data: st.DataObject) -> None:
+def test_join_plan_equals_torch(batch: Batch, data: st.DataObject) -> None:
     stacks = data.draw(st.booleans())
     if stacks:
         dim = data.draw(st.integers(-len(batch) - 1, len(batch)))
@@ -378,11 +378,11 @@ def test_a_plan_joins_as_torch_does(batch: Batch, data: st.DataObject) -> None:
         (shapes.cat_plan((2, 3), 0, [2, 2]), (0, 1)),
     ],
 )
-def test_a_dim_keeps_its_name_where_it_survives(plan: Any, dims: tuple[int | None, ...]) -> None:
+def test_plan_dims_keep_names(plan: Any, dims: tuple[int | None, ...]) -> None:
     assert plan.dims() == dims
 
 
-def test_views_stay_views() -> None:
+def test_view_plans_return_views() -> None:
     leaf = leaf_of((2, 1, 3), (2,))
     batch = (2, 1, 3)
     for plan in [
@@ -494,6 +494,6 @@ def test_views_stay_views() -> None:
         (lambda: shapes.cat_plan((2, 3), 2, [1, 1]), DimError, r"range of \[-2, 1\], but got 2"),
     ],
 )
-def test_a_bad_argument_says_why(plan: Callable[[], object], error: type[Exception], message: str) -> None:
+def test_plan_bad_argument_raises(plan: Callable[[], object], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         plan()

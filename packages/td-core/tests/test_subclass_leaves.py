@@ -105,7 +105,7 @@ def content(leaf):
 
 @pytest.mark.parametrize(("kind", "operation"), CASES)
 @pytest.mark.parametrize("around", COLLECTIONS)
-def test_a_leaf_has_the_class_that_the_operation_gives_it(around, kind, operation):
+def test_operation_returns_same_class_as_torch(around, kind, operation):
     of_td, of_leaf = OPERATIONS[operation]
     leaf = LEAVES[kind]()
     found, wanted = leaf_of(of_td(COLLECTIONS[around](leaf))), of_leaf(leaf)
@@ -116,7 +116,7 @@ def test_a_leaf_has_the_class_that_the_operation_gives_it(around, kind, operatio
 
 
 @pytest.mark.parametrize("options", [{}, {"memory_format": torch.preserve_format}])
-def test_a_clone_is_what_the_method_of_the_class_makes(options):
+def test_clone_calls_clone_of_subclass(options):
     td = TensorDict({"x": torch.zeros(2).as_subclass(Cloned)})
     assert td.clone(**options)["x"].cloned
 
@@ -129,14 +129,14 @@ def test_a_clone_is_what_the_method_of_the_class_makes(options):
         lambda td: td.add_(TensorDict({"n": {"x": td["n", "x"].clone()}}, [4])),
     ],
 )
-def test_what_is_written_asks_a_wrapper_for_nothing_that_the_operation_does_not(write):
+def test_write_inplace_uses_no_extra_operations_of_wrapper(write):
     inner = torch.full((4, 3), 2.0)
     td = TensorDict({"n": {"x": Wrapper(inner)}}, [4])
     assert write(td) is td and torch.equal(inner, torch.full((4, 3), 4.0))
 
 
 @pytest.mark.parametrize("ndim", [1, 2, 3])
-def test_what_has_the_dims_stays_the_parameters_that_it_was(ndim):
+def test_atleast_nd_keeps_parameters(ndim):
     td = TensorDict({"x": nn.Parameter(torch.zeros(2, 3, 4))}, [2, 3, 4])
     with getattr(td, f"atleast_{ndim}d")() as same:
         assert same is td and isinstance(same["x"], nn.Parameter)
@@ -144,7 +144,7 @@ def test_what_has_the_dims_stays_the_parameters_that_it_was(ndim):
 
 
 @pytest.mark.parametrize("protocol", [2, 4, 5])
-def test_attributes_of_leaves_go_through_a_pickle(protocol):
+def test_pickle_keeps_attributes_of_leaves(protocol):
     whole = torch.arange(4.0)
     whole.tag = "whole"
     part = whole[1:]
@@ -160,21 +160,21 @@ def test_attributes_of_leaves_go_through_a_pickle(protocol):
 
 
 @pytest.mark.skipif(not hasattr(nn, "Buffer"), reason="this torch has no torch.nn.Buffer")
-def test_a_buffer_of_torch_is_one_after_a_pickle():
+def test_pickle_keeps_torch_buffer():
     td = TensorDict({"b": nn.Buffer(torch.zeros(2), persistent=False)})
     found = pickle.loads(pickle.dumps(td))["b"]
     assert isinstance(found, nn.Buffer) and not found.persistent
 
 
 @pytest.mark.skipif(not hasattr(torch, "uint4"), reason="this torch has no integers of less than a byte")
-def test_integers_of_less_than_a_byte_are_copied_deeply():
+def test_deepcopy_sub_byte_integers():
     leaf = torch.arange(4, dtype=torch.uint8).view(torch.uint4)
     copied = copy.deepcopy(TensorDict({"x": leaf}))["x"]
     assert copied.dtype is torch.uint4 and copied.data_ptr() != leaf.data_ptr()
     assert torch.equal(copied.view(torch.uint8), leaf.view(torch.uint8))
 
 
-def test_a_wrapper_that_has_no_memory_is_not_shared():
+def test_share_memory_of_wrapper_raises():
     td = TensorDict({"x": Wrapper(torch.zeros(3))})
     with pytest.raises(RuntimeError, match="cannot share key 'x': a Wrapper has no memory of its own"):
         td.share_memory_()
@@ -201,7 +201,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("do", REFUSED.values(), ids=REFUSED)
-def test_what_a_wrapper_does_not_know_is_refused_with_its_key(do):
+def test_unsupported_operation_of_wrapper_names_key(do):
     td = TensorDict({"plain": torch.ones(4, 3), "n": {"x": Wrapper(torch.ones(4, 3))}}, [4])
     with pytest.raises(NotImplementedError, match=r"\('n', 'x'\).* of a wrapper"):
         do(td)
@@ -209,7 +209,7 @@ def test_what_a_wrapper_does_not_know_is_refused_with_its_key(do):
 
 
 @pytest.mark.skipif(not hasattr(torch, "uint4"), reason="this torch has no integers of less than a byte")
-def test_what_torch_cannot_clone_is_named():
+def test_clone_unsupported_dtype_names_key():
     td = TensorDict({"n": {"x": torch.arange(4, dtype=torch.uint8).view(torch.uint4)}})
     with pytest.raises(NotImplementedError, match=r"cannot compute clone: key \('n', 'x'\): .*UInt4"):
         td.clone()

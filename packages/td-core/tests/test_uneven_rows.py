@@ -46,7 +46,7 @@ SETS: dict[str, tuple[Any, Callable[[Any, Any], Any]]] = {
     "rows", [ROWS, tuple(ROWS), [row.numpy() for row in ROWS]], ids=["list", "tuple", "arrays"]
 )
 @pytest.mark.parametrize("way", SETS)
-def test_set_uneven_rows_are_those_of_the_members(way: str, rows: Any) -> None:
+def test_set_uneven_rows_stores_row_in_each_member(way: str, rows: Any) -> None:
     key, write = SETS[way]
     td = write(stack(), rows)
     assert td.get(key, as_padded_tensor=True).tolist() == [[2, 2], [1, 0]]
@@ -55,7 +55,7 @@ def test_set_uneven_rows_are_those_of_the_members(way: str, rows: Any) -> None:
 
 
 @pytest.mark.parametrize("dim", [0, 1])
-def test_set_uneven_rows_of_stacks_of_stacks(dim: int) -> None:
+def test_set_uneven_rows_in_nested_stacks(dim: int) -> None:
     sizes = (2, 3)
     members = [lazy_stack([TensorDict() for _ in range(sizes[1 - dim])]) for _ in range(sizes[dim])]
     td = lazy_stack(members, dim)
@@ -86,7 +86,7 @@ def test_set_uneven_rows_members_with_batch_dims() -> None:
         lambda td, rows: td.update({"b": rows}, inplace=True),
     ],
 )
-def test_write_uneven_rows_in_place(write: Any) -> None:
+def test_set_inplace_uneven_rows_writes_members(write: Any) -> None:
     td = stack()
     td["b"] = ROWS
     leaves = [member["b"] for member in td.tensordicts]
@@ -103,7 +103,7 @@ def test_set_uneven_rows_locked_or_missing_raises() -> None:
         td.lock_()["b"] = ROWS
 
 
-def test_set_even_rows_are_stacked() -> None:
+def test_set_even_rows_stacks_them() -> None:
     td = stack()
     td["b"] = [torch.ones(2), torch.zeros(2)]
     assert td["b"].tolist() == [[1, 1], [0, 0]]

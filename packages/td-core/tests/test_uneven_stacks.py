@@ -84,21 +84,21 @@ BY_MEMBER = {
 
 @pytest.mark.parametrize("stack", STACKS)
 @pytest.mark.parametrize("operation", BY_MEMBER)
-def test_every_member_gets_its_part(operation, stack):
+def test_operation_applies_to_each_member(operation, stack):
     on_stack, on_member = BY_MEMBER[operation]
     td = STACKS[stack]()
     check(on_stack(td), [on_member(member, i) for i, member in enumerate(td.tensordicts)])
 
 
 @pytest.mark.parametrize("dim", [1, -1])
-def test_members_of_different_batch_sizes_are_concatenated_one_by_one(dim):
+def test_cat_uneven_members_concatenates_per_member(dim):
     td = uneven_sizes()
     check(torch.cat([td, td], dim), [torch.cat([member, member], 0) for member in td.tensordicts])
 
 
 @pytest.mark.parametrize("stack", STACKS)
 @pytest.mark.parametrize("name", ["sum", "mean", "std", "prod", "amax", "nansum"])
-def test_all_elements_are_reduced_together_though_they_do_not_stack(name, stack):
+def test_reduce_all_equals_torch_on_all_elements(name, stack):
     td = STACKS[stack]()
     together = torch.cat([leaf.flatten() for member in td.tensordicts for leaf in member.values(True, True)])
     torch.testing.assert_close(getattr(td, name)(reduce=True), getattr(together, name)())
@@ -113,12 +113,12 @@ def test_all_elements_are_reduced_together_though_they_do_not_stack(name, stack)
         (["n"], lambda td: list(td.new_zeros(2, 4, empty_lazy=True).keys(True))),
     ],
 )
-def test_sizes_of_what_does_not_stack(read, size):
+def test_sizes_of_uneven_stack(read, size):
     assert read(uneven_sizes()) == size
 
 
 @pytest.mark.parametrize("stack", STACKS)
-def test_addresses_are_those_of_the_members(stack):
+def test_data_ptr_returns_addresses_of_members(stack):
     td = STACKS[stack]()
     addresses = td.data_ptr()
     for i, member in enumerate(td.tensordicts):
@@ -138,28 +138,28 @@ def test_addresses_are_those_of_the_members(stack):
         lambda td: td.flip(1),
     ],
 )
-def test_a_dim_that_differs_between_members_is_refused(operation):
+def test_operation_on_uneven_dim_raises(operation):
     with pytest.raises(StructureError, match=r"different batch sizes, \[\[2\], \[3\]\]"):
         operation(uneven_sizes())
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
 @pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
-def test_densify_keeps_what_the_stack_hides(layout):
+def test_densify_keeps_hidden_keys(layout):
     dense = uneven_keys().densify(layout)
     assert [part.tolist() for part in dense["only"].unbind()] == [[1, 1, 1], []]
     assert [part.tolist() for part in dense["n", "rare"].unbind()] == [[], [1]]
 
 
 @pytest.mark.parametrize("hidden", [torch.tensor(1.0), TensorDict({"b": torch.ones(2)})])
-def test_densify_refuses_what_cannot_be_empty(hidden):
+def test_densify_hidden_value_without_empty_form_raises(hidden):
     stack = LazyStackedTensorDict(TensorDict({"only": hidden}), TensorDict())
     with pytest.raises(KeyMismatchError, match="'only'"):
         stack.densify()
 
 
 @pytest.mark.parametrize("dim", [0, 1])
-def test_a_level_of_a_locked_stack_is_not_unlocked_by_itself(dim):
+def test_unlock_node_of_locked_stack_raises(dim):
     stack = TensorDict({"n": {"b": torch.zeros(2, 3)}}, [2, 3]).to_lazystack(dim).lock_()
     with pytest.raises(LockedError, match="part of a locked collection"):
         stack["n"].unlock_()
@@ -168,7 +168,7 @@ def test_a_level_of_a_locked_stack_is_not_unlocked_by_itself(dim):
 
 
 @pytest.mark.parametrize("outer", [lambda td: {"s": td}, lambda td: {"x": {"s": td}}])
-def test_the_form_of_an_entry_is_asked_through_the_levels_above_its_stack(outer):
+def test_get_form_of_nested_stack_returns_it(outer):
     stack = uneven_shapes()
     td = TensorDict(outer(stack), [2])
     path = next(key for key in td.keys(True) if key[-1] == "s")
@@ -187,7 +187,7 @@ def test_the_form_of_an_entry_is_asked_through_the_levels_above_its_stack(outer)
 @pytest.mark.parametrize(
     "index", [slice(0, 0), [], (slice(5, None), slice(0, 1)), torch.zeros(2, dtype=torch.bool)]
 )
-def test_an_empty_selection_of_uneven_members_keeps_the_number_of_dims(index):
+def test_empty_index_of_uneven_members_keeps_ndim(index):
     empty = uneven_sizes()[index]
     assert empty.batch_size[0] == 0 and empty.ndim == 2 and empty.numel() == 0
 
@@ -207,7 +207,7 @@ UNEVEN_INDICES = [
 
 
 @pytest.mark.parametrize(("index", "meaning"), UNEVEN_INDICES)
-def test_an_index_is_one_of_the_members_that_it_picks(index, meaning):
+def test_index_equals_index_of_selected_members(index, meaning):
     td = uneven_sizes()
     if meaning is None:
         with pytest.raises(StructureError, match="cannot be indexed together"):
@@ -221,7 +221,7 @@ def test_an_index_is_one_of_the_members_that_it_picks(index, meaning):
 
 @pytest.mark.parametrize(("index", "meaning"), [case for case in UNEVEN_INDICES if case[1] is not None])
 @pytest.mark.parametrize("value", [lambda td: -1, lambda td: td.apply(lambda leaf: leaf * 0 - 1)])
-def test_what_an_index_picks_is_written(index, meaning, value):
+def test_setitem_writes_selected_elements(index, meaning, value):
     td, expected = uneven_sizes(), uneven_sizes()
     for i, inner in meaning.items():
         expected.tensordicts[i]["a"][inner] = -1
@@ -232,7 +232,7 @@ def test_what_an_index_picks_is_written(index, meaning, value):
 
 @pytest.mark.parametrize("index", [(0, 2), (slice(None), 2), ([0, 1], -3), (2, 0)])
 @pytest.mark.parametrize("use", [lambda td, index: td[index], lambda td, index: td.__setitem__(index, 0)])
-def test_an_index_that_a_member_lacks_is_refused(index, use):
+def test_index_out_of_range_for_member_raises(index, use):
     td = uneven_sizes()
     with pytest.raises(CollectionIndexError, match="out of bounds"):
         use(td, index)
@@ -240,7 +240,7 @@ def test_an_index_that_a_member_lacks_is_refused(index, use):
 
 
 @pytest.mark.parametrize("value", [{"a": torch.zeros(2)}, TensorDict({"a": torch.zeros(3, 1, 2)}, [3, 1])])
-def test_a_value_that_does_not_say_what_each_member_gets_is_refused(value):
+def test_setitem_ambiguous_value_raises(value):
     td = uneven_sizes()
     with pytest.raises(StructureError, match="members of different batch sizes are written one at a time"):
         td[:] = value
@@ -267,14 +267,14 @@ def with_keys_of_their_own() -> LazyStackedTensorDict:
         ((slice(2, None), None), (0, 1, 3)),
     ],
 )
-def test_an_empty_selection_has_the_keys_that_all_members_have(index, size):
+def test_empty_index_has_common_keys(index, size):
     found = with_keys_of_their_own()[index]
     assert found.batch_size == size
     assert list(found.keys(True)) == ["a", "n", ("n", "b")]
     assert found["a"].shape == (*size, 1) and found["n", "b"].shape == size
 
 
-def test_parts_are_joined_again_where_some_are_empty():
+def test_cat_with_empty_parts_keeps_members():
     stack = with_keys_of_their_own()
     mask = torch.tensor([False, False])
     again = torch.cat([stack[mask], stack[~mask], stack[2:]])
@@ -293,7 +293,7 @@ def test_parts_are_joined_again_where_some_are_empty():
         (lambda td: td.gather(0, torch.zeros(2, 2, 3, dtype=torch.int64)), ["x", "y", "z"]),
     ],
 )
-def test_elements_that_are_put_side_by_side_keep_the_names_of_dims_that_stay(move, names, below):
+def test_rearranged_elements_keep_dim_names(move, names, below):
     unlike = [TensorDict({"a": torch.zeros(2, 3, i), "n": {"b": torch.zeros(2, 3)}}, [2, 3]) for i in (1, 2)]
     stack = lazy_stack(unlike, 1)
     td = TensorDict({"s": stack}, [2, 2, 3], names=["x", "y", "z"])
@@ -303,7 +303,7 @@ def test_elements_that_are_put_side_by_side_keep_the_names_of_dims_that_stay(mov
     assert stack.names == ["x", "y", "z"] and stack.tensordicts[0].names == ["x", "z"]
 
 
-def test_an_empty_selection_keeps_names():
+def test_empty_index_keeps_dim_names():
     stack = with_keys_of_their_own()
     stack.names = ["x", "y"]
     assert stack[0:0].names == ["x", "y"]
@@ -323,7 +323,7 @@ def test_an_empty_selection_keeps_names():
         lambda td: td.flatten_keys(),
     ],
 )
-def test_what_a_context_gave_is_written_back_to_uneven_members(change, dim, locked) -> None:
+def test_context_writes_back_to_uneven_members(change, dim, locked) -> None:
     stack = lazy_stack(
         [TensorDict({"a": torch.zeros(3, i + 1), f"only {i}": torch.zeros(3)}, [3]) for i in range(2)], dim
     )
@@ -341,7 +341,7 @@ def test_what_a_context_gave_is_written_back_to_uneven_members(change, dim, lock
         assert ("new" in member) is not locked
 
 
-def test_a_key_of_some_members_is_no_key_of_the_stack() -> None:
+def test_keys_of_some_members_are_not_in_keys() -> None:
     for members in ([{"x": 1, "only": 1}, {"x": 1}], [{"x": 1}, {"x": 1, "only": 1}]):
         stack = LazyStackedTensorDict(*map(TensorDict, members))
         assert list(stack.keys()) == ["x"] and "x" in stack.keys()
@@ -362,7 +362,7 @@ def test_a_key_of_some_members_is_no_key_of_the_stack() -> None:
     ],
 )
 @pytest.mark.parametrize("locked", [False, True])
-def test_a_context_around_an_uneven_stack_below_writes_back(operation, locked):
+def test_context_on_parent_writes_back_to_uneven_stack(operation, locked):
     below = [TensorDict({"x": torch.zeros(1)}), TensorDict({"x": torch.zeros(2), "y": torch.zeros(())})]
     td = TensorDict({"a": torch.zeros(2), "n": {"l": lazy_stack(below)}}, [2])
     if locked:
@@ -376,7 +376,7 @@ def test_a_context_around_an_uneven_stack_below_writes_back(operation, locked):
 
 
 @pytest.mark.parametrize("dense_first", [False, True])
-def test_cat_of_an_uneven_stack_and_a_dense_collection_keeps_both(dense_first: bool) -> None:
+def test_cat_uneven_stack_and_dense_keeps_both(dense_first: bool) -> None:
     stack = lazy_stack([TensorDict({"a": torch.zeros(2, n)}, [2]) for n in (3, 4)], 1)
     dense = TensorDict({"a": torch.ones(2, 2, 3)}, [2, 2])
     items = [dense, stack] if dense_first else [stack, dense]
@@ -394,7 +394,7 @@ def test_cat_of_an_uneven_stack_and_a_dense_collection_keeps_both(dense_first: b
 
 @pytest.mark.parametrize("index", [0, -1, slice(0, 1), slice(None), (), [0], (..., 0)])
 @pytest.mark.parametrize("stacked", [False, True])
-def test_levels_that_are_uneven_are_updated_at_an_index(index: Any, stacked: bool) -> None:
+def test_setitem_uneven_nodes_equals_members(index: Any, stacked: bool) -> None:
     def make(start: float) -> Any:
         members = [
             TensorDict({"a": torch.full((2, 3), start), "b": torch.full((2, 1), start)}, [2]),

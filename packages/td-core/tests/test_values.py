@@ -151,7 +151,7 @@ JSON_VALUE = st.recursive(
 
 @given(JSON_VALUE)
 @settings(deadline=None)
-def test_what_json_can_say_needs_no_types(value: Any) -> None:
+def test_split_json_value_returns_no_types(value: Any) -> None:
     plain, types = split(value)
     assert types is None
     assert json.dumps(plain) == json.dumps(value)
@@ -160,7 +160,7 @@ def test_what_json_can_say_needs_no_types(value: Any) -> None:
 
 @given(JSON_VALUE, JSON_VALUE)
 @settings(deadline=None)
-def test_arbitrary_json_is_joined_or_refused(plain: Any, types: Any) -> None:
+def test_join_any_json_returns_or_raises_format_error(plain: Any, types: Any) -> None:
     with suppress(errors.FormatError):
         join(plain, types)
 
@@ -176,7 +176,7 @@ SIDECARS = st.recursive(
 
 @given(JSON_VALUE, SIDECARS)
 @settings(max_examples=300, deadline=None)
-def test_wrong_sidecars_are_joined_or_refused(plain: Any, types: Any) -> None:
+def test_join_wrong_types_returns_or_raises_format_error(plain: Any, types: Any) -> None:
     with suppress(errors.FormatError):
         join(plain, types)
 
@@ -196,7 +196,7 @@ def test_wrong_sidecars_are_joined_or_refused(plain: Any, types: Any) -> None:
         (slice(1, None, (2,)), [1, None, [2]], {"t": ["slice"], "c": {"2": "tuple"}}),
     ],
 )
-def test_layout_of_plain_and_types(value: Any, plain: Any, types: Any) -> None:
+def test_split_returns_plain_and_types(value: Any, plain: Any, types: Any) -> None:
     assert split(value) == (plain, types)
     assert same(join(plain, types), value)
 
@@ -228,11 +228,11 @@ def test_layout_of_plain_and_types(value: Any, plain: Any, types: Any) -> None:
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_corner_values(value: Any) -> None:
+def test_split_and_join_edge_values(value: Any) -> None:
     assert same(through_json(value), value)
 
 
-def test_set_order_does_not_depend_on_hashing() -> None:
+def test_split_set_is_sorted() -> None:
     assert split({"b", "a", "c"})[0] == ["a", "b", "c"]
 
 
@@ -247,7 +247,7 @@ def test_set_order_does_not_depend_on_hashing() -> None:
         ({1}, False),
     ],
 )
-def test_readable_without_the_sidecar(value: Any, expected: bool) -> None:
+def test_is_readable_returns_expected(value: Any, expected: bool) -> None:
     assert is_readable(split(value)[1]) is expected
 
 
@@ -273,13 +273,13 @@ class Access(IntFlag):
     [object(), Point(1), Word("x"), Color.RED, torch.zeros(1), np.array([None]), lambda: 0, int],
     ids=lambda value: type(value).__name__,
 )
-def test_unregistered_types_are_refused_with_their_place(value: Any) -> None:
+def test_split_unregistered_type_raises_with_path(value: Any) -> None:
     with pytest.raises(errors.CodecError, match=r"cannot store the value at \['a'\]\[1\]: ") as caught:
         split({"a": [0, value]})
     assert isinstance(caught.value, TypeError)
 
 
-def test_message_names_type_and_remedy() -> None:
+def test_split_error_names_type_and_remedy() -> None:
     with pytest.raises(errors.CodecError) as caught:
         split(Word("x"))
     assert str(caught.value) == (
@@ -300,19 +300,19 @@ MAKERS = [lambda v: [v], lambda v: (v,), lambda v: {"k": v}, lambda v: {1: v}, l
 
 
 @pytest.mark.parametrize("make", MAKERS)
-def test_depth_is_limited_by_a_clear_error(make: Any) -> None:
+def test_split_too_deep_raises(make: Any) -> None:
     with pytest.raises(errors.CodecError, match=f"nested deeper than {MAX_DEPTH} levels, or contains itself"):
         split(nested(make, 10_000))
 
 
 @pytest.mark.parametrize("make", MAKERS[:3])
-def test_the_deepest_value_passes_through_json(make: Any) -> None:
+def test_split_deepest_value_survives_json(make: Any) -> None:
     # A tuple counts twice: it is stored as a list.
     value = nested(make, MAX_DEPTH // 2)
     assert through_json(value) == value
 
 
-def test_a_value_that_contains_itself() -> None:
+def test_split_self_containing_value_raises() -> None:
     value: list[Any] = []
     value.append(value)
     with pytest.raises(errors.CodecError, match="contains itself"):
@@ -356,7 +356,7 @@ def test_a_value_that_contains_itself() -> None:
         ("9" * 10_000, "int", "not a hexadecimal integer"),
     ],
 )
-def test_hostile_input(plain: Any, types: Any, message: str | None) -> None:
+def test_join_hostile_types_raises(plain: Any, types: Any, message: str | None) -> None:
     if message is None:
         assert join(plain, types) == int(plain, 16)
         return
@@ -364,7 +364,7 @@ def test_hostile_input(plain: Any, types: Any, message: str | None) -> None:
         join(plain, types)
 
 
-def test_hostile_depth() -> None:
+def test_join_hostile_depth_raises() -> None:
     with pytest.raises(errors.FormatError, match=f"nested deeper than {MAX_DEPTH} levels"):
         join(nested(lambda v: [v], 10_000), nested(lambda v: {"c": {"0": v}}, 10_000))
 
@@ -388,13 +388,13 @@ def celsius() -> Any:
         VALUES.remove("test.Celsius")
 
 
-def test_a_registered_type(celsius: None) -> None:
+def test_split_and_join_registered_type(celsius: None) -> None:
     plain, types = split([Celsius(1.5)])
     assert (plain, types) == ([[1.5]], {"c": {"0": {"t": ["test.Celsius@td-test==1.2", "tuple"]}}})
     assert join(plain, types) == [Celsius(1.5)]
 
 
-def test_a_type_whose_plugin_is_gone(celsius: None) -> None:
+def test_join_type_of_missing_plugin_raises(celsius: None) -> None:
     stored = split({"t": Celsius(1.5)})
     VALUES.remove("test.Celsius")
     with pytest.raises(errors.MissingPluginError) as caught:
@@ -405,7 +405,7 @@ def test_a_type_whose_plugin_is_gone(celsius: None) -> None:
     )
 
 
-def test_registered_enums() -> None:
+def test_enum_serializer_round_trips_members() -> None:
     for serializer, members in [
         (enum_serializer(Color, "test.Color"), [Color.RED]),
         (enum_serializer(Access), [Access.READ, Access.READ | Access.WRITE, Access(0)]),
@@ -432,6 +432,6 @@ def test_registered_enums() -> None:
         (LeafSerializer("a@b", Celsius, repr, repr), "the value tag 'a@b' is not a name"),
     ],
 )
-def test_registration_is_checked(serializer: LeafSerializer, message: str) -> None:
+def test_add_bad_serializer_raises(serializer: LeafSerializer, message: str) -> None:
     with pytest.raises(errors.PluginError, match=message):
         VALUES.add(serializer)

@@ -34,7 +34,7 @@ from ._locking import check_unlocked
 from ._ops.device_moves import write_moved_back
 from ._ops.structure import restore_on_error
 from ._pytree import register, register_with_subclasses
-from ._roles import Buffer as Buffer  # where older pickles look for it
+from ._roles import Buffer as Buffer  # the import path in older pickles
 from ._roles import adopt, in_role, is_persistent, is_registered, is_settled, role
 from ._wrapper import Wrapper
 from .errors import FormatError, StructureError
