@@ -1,7 +1,7 @@
-"""What a plugin is tested with: conformance suites for kinds and formats, and registration for one test.
+"""Tools to test plugins: conformance suites for kinds and formats, and temporary registration.
 
-Needs the extra ``testing`` (pytest, hypothesis). Subclass :class:`CollectionTests` and give ``make``, or
-:class:`SerializerTests` and give ``serializer``, in a test module: pytest then runs every promise against it.
+Needs the extra ``testing`` (pytest, hypothesis). In a test module, subclass :class:`CollectionTests` and define
+``make``, or subclass :class:`SerializerTests` and define ``serializer``. pytest then runs all tests of the suite.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import pytest
 
 from ..plugins.manager import installed
 
-# For what asserts say to be shown, as in test modules.
+# Enables pytest's detailed assertion messages, which it otherwise enables only in test modules.
 pytest.register_assert_rewrite(f"{__name__}._collections", f"{__name__}._serializers")
 
 from ._collections import CollectionTests  # noqa: E402

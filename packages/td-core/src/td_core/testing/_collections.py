@@ -1,4 +1,4 @@
-"""Every promise that a kind of collection keeps, checked against torch on the plain leaves."""
+"""Conformance suite for kinds of collections. Results are compared with torch on the plain leaves."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = ["CollectionTests"]
 
 Leaves = dict[Any, Tensor]
 
-# Every form of index, for a batch of at least two dims of at least two elements each.
+# Every type of index, valid for a batch of at least two dims of size at least two.
 INDICES: dict[str, Any] = {
     "int": 0,
     "negative": -1,
@@ -61,7 +61,7 @@ POINTWISE: dict[str, Callable[[Any], Any]] = {
     "isnan": lambda x: x.isnan(),
 }
 
-# The dims are positive, so that they mean the same for a leaf as for the batch.
+# Only nonnegative dims, which refer to the same dim of a leaf and of the batch.
 SHAPES: dict[str, Callable[[Any], Any]] = {
     "unsqueeze": lambda x: x.unsqueeze(1),
     "unsqueeze and squeeze": lambda x: x.unsqueeze(0).squeeze(0),
@@ -95,7 +95,7 @@ RESULTS: dict[str, Callable[[Any], Any]] = {
     "lock": lambda x: x.clone().lock_(),
 }
 
-#: What is the same in a node that is made again, and how it is read.
+#: Metadata that a copy must keep, each with the function that reads it.
 TOLD: dict[str, Callable[[Any], Any]] = {
     "class": type,
     "batch size": lambda x: x.batch_size,
@@ -105,7 +105,7 @@ TOLD: dict[str, Callable[[Any], Any]] = {
     "lock": lambda x: x.is_locked,
 }
 
-# There and back, so that everything is as it was.
+# Each operation returns a collection equal to its input (up to copies), so all metadata must be kept.
 KEEPING: dict[str, Callable[[Any], Any]] = {
     "(-x).neg()": lambda x: (-x).neg(),
     "x.clone()": lambda x: x.clone(),
@@ -119,21 +119,21 @@ KEEPING: dict[str, Callable[[Any], Any]] = {
 }
 
 
-#: Makes classes that have a name of their own, by which they are found.
+#: Numbers for unique class names, since decoding finds a class by name.
 _NUMBERS = itertools.count()
 
 
 def _adds_nothing(namespace: dict[str, Any]) -> None:
-    # Of the same layout, so that an instance of the base can become one.
+    # Without slots, since assigning __class__ needs classes with the same memory layout.
     namespace.update(__slots__=(), __module__=__name__)
 
 
 class CollectionTests:
-    """The conformance suite of a kind: subclass it and give :meth:`make`.
+    """Conformance suite of a kind of collection. A subclass defines :meth:`make`.
 
     Attributes:
-        new_key: a key that the kind can take in addition; None where its keys are fixed.
-        keeps_kind: whether results of operations are of the same class.
+        new_key: a key that can be added to the collection, or None if the keys of the kind are fixed.
+        keeps_kind: whether operations return instances of the same class.
 
     >>> from td_core import TensorDict
     >>> class TestTensorDict(CollectionTests):
@@ -147,22 +147,22 @@ class CollectionTests:
     keeps_kind: ClassVar[bool] = True
 
     def make(self) -> Any:
-        """Return a new, unlocked collection: at least two batch dims of size 2 or more, floating leaves.
+        """Build a new, unlocked collection with at least two batch dims of size 2 or more and floating-point leaves.
 
-        Every call returns the same structure and the same shapes; the leaves are not shared.
+        Every call returns the same structure and shapes, with new leaves.
         """
         raise NotImplementedError(f"{type(self).__name__} must define make()")
 
     def state(self, collection: Any) -> Any:
-        """Return what the kind holds, to be compared with ``==``: what its ``flatten`` tells beside entries and members.
+        """Return the state to compare with ``==``: by default header and values of the record from ``flatten``.
 
-        Override it to say what that leaves out.
+        Override it to include state that the record does not have.
         """
         record = KINDS.of(collection).flatten(collection)
         return record.meta, dict(record.values)
 
     def labelled(self) -> Any:
-        """Return what :meth:`make` does, with a device and a name for each dim, and :attr:`new_key` as its last key."""
+        """Return a collection of :meth:`make` with device and dim names set, and :attr:`new_key` as its last key."""
         collection = self.make()
         leaf = next(iter(self.leaves(collection).values()))
         if self.new_key is not None:
@@ -175,7 +175,7 @@ class CollectionTests:
         return collection
 
     def check_same(self, again: Any, collection: Any, how: str) -> None:
-        """Assert that ``again``, made from a collection in the way that ``how`` says, is the same in all respects."""
+        """Assert that ``again``, a copy of a collection, equals it. ``how`` names the way of copying in messages."""
         for what, read in TOLD.items():
             result, wanted = read(again), read(collection)
             assert result == wanted, f"{how} changes the {what}: {result!r} instead of {wanted!r}"
@@ -183,7 +183,7 @@ class CollectionTests:
         self.check(again, self.leaves(collection))
 
     def check_state(self, again: Any, collection: Any, how: str) -> None:
-        """Assert that ``again`` is of the class of the collection and holds what that does, beside entries."""
+        """Assert that ``again`` has the class and the :meth:`state` of the collection."""
         assert type(again) is type(collection), (
             f"{how} gives a {type(again)!r} instead of a {type(collection)!r}"
         )
@@ -197,7 +197,7 @@ class CollectionTests:
         return {key: value for key, value in result.items() if isinstance(value, Tensor)}
 
     def check(self, result: Any, expected: Leaves, batch_size: torch.Size | None = None) -> None:
-        """Assert that ``result`` has these leaves, this batch size and this kind."""
+        """Assert that ``result`` has the expected leaves, batch size and kind."""
         match = self.leaves(result)
         assert list(match) == list(expected), f"the keys are {list(match)} instead of {list(expected)}"
         for key, leaf in expected.items():
@@ -210,7 +210,7 @@ class CollectionTests:
             assert type(result) is type(self.make())
 
     def test_make_gives_what_the_suite_needs(self) -> None:
-        """The collection can be tested at all."""
+        """``make`` returns a collection that meets the requirements of the suite."""
         collection = self.make()
         assert isinstance(self.make(), Core)
         assert len(collection.batch_size) >= 2
@@ -222,7 +222,7 @@ class CollectionTests:
         assert not collection.is_locked
 
     def test_children_make_the_same_node_again(self) -> None:
-        """``_with_children`` keeps all but what it is given: kind, batch size, device, names, the very children in order."""
+        """``_with_children`` sets the given children and metadata, and keeps the kind and all other metadata."""
         collection = self.labelled()
         children = dict(collection._children())
         assert all(isinstance(child, (Tensor, Core)) for child in children.values())
@@ -241,14 +241,14 @@ class CollectionTests:
 
     @pytest.mark.parametrize("operation", KEEPING.values(), ids=KEEPING)
     def test_operations_keep_what_the_kind_holds(self, operation: Callable[[Any], Any]) -> None:
-        """Results hold what ``flatten`` tells of the collection."""
+        """Results of operations have the same :meth:`state` as the collection."""
         if not self.keeps_kind:
             pytest.skip("results may be of another kind")
         collection = self.make()
         self.check_state(operation(collection), collection, "the operation")
 
     def test_the_batch_size_can_be_changed(self) -> None:
-        """A batch size that fits the leaves is stored, unless the kind refuses to lose a dim; any other one is refused."""
+        """Setting a valid batch size stores it, unless the kind refuses to drop dims; an invalid one raises."""
         collection = self.labelled()
         size, names = collection.batch_size, collection.names
         with pytest.raises(BatchSizeError):
@@ -268,7 +268,7 @@ class CollectionTests:
         )
 
     def test_children_can_be_set_and_deleted(self) -> None:
-        """A new entry comes last, and is gone when it is deleted."""
+        """A new entry is the last one, and deleting it removes it."""
         if self.new_key is None:
             pytest.skip("the keys of this kind are fixed")
         collection = self.make()
@@ -283,7 +283,7 @@ class CollectionTests:
             collection[self.new_key]
 
     def test_walks_visit_leaves_in_one_order(self) -> None:
-        """``_flatten_leaves``, ``_flatten_like``, ``_unflatten_iter`` and ``_map`` agree."""
+        """``_flatten_leaves``, ``_flatten_like``, ``_unflatten_iter`` and ``_map`` visit leaves in the same order."""
         collection = self.make()
         first = collection._leaves()
         like: list[Tensor] = []
@@ -294,7 +294,7 @@ class CollectionTests:
         self.check(collection._map(torch.neg), {key: -leaf for key, leaf in self.leaves(collection).items()})
 
     def test_a_missing_key_is_named(self) -> None:
-        """``[]`` raises KeyPathError, ``get`` gives the default."""
+        """For a missing key ``[]`` raises KeyPathError that names it, and ``get`` returns the default."""
         collection = self.make()
         with pytest.raises(KeyPathError, match="no such key"):
             collection["no such key"]
@@ -302,7 +302,7 @@ class CollectionTests:
 
     @pytest.mark.parametrize("index", INDICES.values(), ids=INDICES)
     def test_indexing_is_that_of_a_tensor(self, index: Any) -> None:
-        """Every leaf and the batch size are indexed as torch does."""
+        """Indexing a collection equals torch's indexing of every leaf and of the batch size."""
         collection = self.make()
         plain = list(index) if isinstance(index, range) else index
         expected = {
@@ -311,7 +311,7 @@ class CollectionTests:
         self.check(collection[index], expected, torch.empty(collection.batch_size)[plain].shape)
 
     def _index(self, leaf: Tensor, index: Any, collection: Any) -> Tensor:
-        """Index a leaf along the batch dims only: an ellipsis stands for batch dims."""
+        """Index a leaf along the batch dims only: an ellipsis expands to batch dims, not to feature dims."""
         index = index if isinstance(index, tuple) else (index,)
         if any(item is ... for item in index):
             index = (*index, *[slice(None)] * (leaf.ndim - collection.batch_dims))
@@ -327,13 +327,13 @@ class CollectionTests:
             self.check(collection[mask], expected, torch.empty(batch)[mask].shape)
 
     def test_too_many_indices_are_refused(self) -> None:
-        """An index never reaches into a leaf."""
+        """An index with more items than batch dims raises IndexError."""
         collection = self.make()
         with pytest.raises(IndexError):
             collection[(0,) * (collection.batch_dims + 1)]
 
     def test_writing_by_index(self) -> None:
-        """Assignment writes in place, leaf by leaf."""
+        """Assignment to an index writes into every leaf in place."""
         collection = self.make()
         leaves = self.leaves(collection)
         expected = {key: leaf.clone() for key, leaf in leaves.items()}
@@ -348,20 +348,20 @@ class CollectionTests:
 
     @pytest.mark.parametrize("operation", POINTWISE.values(), ids=POINTWISE)
     def test_pointwise_operations(self, operation: Callable[[Any], Any]) -> None:
-        """They act on each leaf alone."""
+        """Pointwise operations equal the operation of torch on each leaf."""
         collection = self.make()
         expected = {key: operation(leaf) for key, leaf in self.leaves(collection).items()}
         self.check(operation(collection), expected, collection.batch_size)
 
     @pytest.mark.parametrize("operation", SHAPES.values(), ids=SHAPES)
     def test_shape_operations(self, operation: Callable[[Any], Any]) -> None:
-        """They act on the batch dims of each leaf."""
+        """Shape operations equal those of torch on the batch dims of each leaf."""
         collection = self.make()
         expected = {key: operation(leaf) for key, leaf in self.leaves(collection).items()}
         self.check(operation(collection), expected, operation(torch.empty(collection.batch_size)).shape)
 
     def test_reshaping(self) -> None:
-        """The event dims of each leaf stay as they are."""
+        """``permute``, ``reshape`` and ``expand`` keep the feature dims of each leaf."""
         collection = self.make()
         batch = collection.batch_size
         leaves = self.leaves(collection).items()
@@ -382,21 +382,21 @@ class CollectionTests:
 
     @pytest.mark.parametrize("join", JOINS.values(), ids=JOINS)
     def test_joining(self, join: Callable[[list[Any]], Any]) -> None:
-        """``torch.stack`` and ``torch.cat`` join leaf by leaf."""
+        """``torch.stack`` and ``torch.cat`` join the leaves under each key."""
         items = [self.make(), self.make(), self.make()]
         columns = [self.leaves(item) for item in items]
         expected = {key: join([column[key] for column in columns]) for key in columns[0]}
         self.check(join(items), expected, join([torch.empty(item.batch_size) for item in items]).shape)
 
     def test_unbinding_undoes_stacking(self) -> None:
-        """The parts are the items, in order."""
+        """``unbind`` of a stack returns the stacked items, in order."""
         items = [self.make(), self.make()]
         for dim in (0, 1):
             for part, item in zip(torch.stack(items, dim).unbind(dim), items, strict=True):
                 self.check(part, self.leaves(item), item.batch_size)
 
     def test_stacking_other_keys_is_refused(self) -> None:
-        """The message names the key."""
+        """Stacking items with different keys raises StructureError that names a differing key."""
         if self.new_key is None:
             pytest.skip("the keys of this kind are fixed")
         other = self.make()
@@ -405,7 +405,7 @@ class CollectionTests:
             torch.stack([self.make(), other])
 
     def test_cloning(self) -> None:
-        """A clone has memory of its own, a shallow one shares the leaves but not the structure."""
+        """A clone has new leaves. A shallow clone shares the leaves, but not the structure."""
         collection = self.make()
         clone = collection.clone()
         self.check(clone, self.leaves(collection), collection.batch_size)
@@ -418,7 +418,7 @@ class CollectionTests:
             assert self.new_key not in list(collection.keys())
 
     def test_casting_and_moving(self) -> None:
-        """``to`` changes every leaf, and the device label with them."""
+        """``to`` changes the dtype or device of every leaf, and sets the device label."""
         collection = self.make()
         self.check(
             collection.to(torch.float64),
@@ -432,13 +432,13 @@ class CollectionTests:
         assert moved.clear_device_().device is None, "_set_device does not store the device"
 
     def test_applying_a_function(self) -> None:
-        """``apply`` calls the function on each leaf and keeps the kind."""
+        """``apply`` replaces each leaf by the result of the function and keeps the kind."""
         collection = self.make()
         expected = {key: leaf * 2 for key, leaf in self.leaves(collection).items()}
         self.check(collection.apply(lambda leaf: leaf * 2), expected, collection.batch_size)
 
     def test_locking(self) -> None:
-        """A locked collection keeps its structure, and lets its leaves be written."""
+        """A locked collection refuses changes of structure, but allows in-place writes of leaves."""
         collection = self.make().lock_()
         assert collection.is_locked
         key = next(iter(self.leaves(collection)))
@@ -452,7 +452,7 @@ class CollectionTests:
         assert not collection.unlock_().is_locked
 
     def test_names_follow_the_dims(self) -> None:
-        """Indexing and shape operations move dim names as they move dims."""
+        """Indexing and shape operations move dim names together with their dims."""
         collection = self.make()
         names = [f"dim {number}" for number in range(collection.batch_dims)]
         collection.names = names
@@ -465,9 +465,9 @@ class CollectionTests:
         assert stacked.names == [names[0], None, *names[1:]]
 
     def test_pytree(self) -> None:
-        """Flattening and unflattening give the same collection, and any object may be a leaf meanwhile.
+        """Unflattening a flattened collection restores it, also with a spec that ``torch.export.save`` serialized.
 
-        What ``torch.export.save`` writes of the structure gives it too.
+        Any object may replace a leaf in between.
         """
         collection = self.labelled()
         leaves, spec = pytree.tree_flatten(collection)
@@ -483,7 +483,7 @@ class CollectionTests:
         self.check(doubled, {key: leaf * 2 for key, leaf in self.leaves(collection).items()})
 
     def test_vmap(self) -> None:
-        """A function over one element maps over the first dim and over the second."""
+        """``torch.vmap`` maps a function over the first and over the second batch dim."""
         collection = self.make()
         expected = {key: leaf + 1 for key, leaf in self.leaves(collection).items()}
         self.check(torch.vmap(lambda item: item + 1)(collection), expected, collection.batch_size)
@@ -491,7 +491,7 @@ class CollectionTests:
         self.check(moved, expected, collection.batch_size)
 
     def test_encoding(self) -> None:
-        """``decode`` inverts ``encode``, whose header is JSON, for a locked collection too."""
+        """``decode`` inverts ``encode`` after a JSON round trip of the rows, also for a locked collection."""
         for collection in (self.labelled(), self.labelled().lock_(), self.make()):
             encoded = encode(collection)
             assert encoded.nodes[0]["kind"] == KINDS.of(collection).tag
@@ -500,7 +500,7 @@ class CollectionTests:
             self.check_same(again, collection, "decode(encode(...))")
 
     def test_a_subclass_comes_back_as_itself(self) -> None:
-        """``unflatten`` makes a node of ``record.cls`` where that is given."""
+        """``unflatten`` returns an instance of ``record.cls`` if it is set."""
         collection = self.labelled()
         kind = KINDS.of(collection)
         cls = types.new_class(f"Subclass{next(_NUMBERS)}", (type(collection),), exec_body=_adds_nothing)
@@ -512,12 +512,12 @@ class CollectionTests:
 
     @pytest.mark.parametrize("protocol", [2, pickle.HIGHEST_PROTOCOL])
     def test_pickling(self, protocol: int) -> None:
-        """A pickle restores kind, leaves, batch size, names and lock."""
+        """Pickling and unpickling keeps kind, leaves, batch size, names and lock."""
         for collection in (self.labelled(), self.labelled().lock_()):
             self.check_same(pickle.loads(pickle.dumps(collection, protocol)), collection, "a pickle")
 
     def test_copying(self) -> None:
-        """``copy.deepcopy`` copies the memory and keeps the lock, ``copy.copy`` shares the memory."""
+        """``copy.deepcopy`` copies the leaves and keeps the lock; ``copy.copy`` shares the leaves."""
         collection = self.labelled()
         deep = copy.deepcopy(collection)
         self.check_same(deep, collection, "copy.deepcopy")
@@ -528,7 +528,7 @@ class CollectionTests:
         self.check_same(copy.deepcopy(collection.lock_()), collection, "copy.deepcopy")
 
     def test_state_dict(self) -> None:
-        """Another collection of the same structure takes over the values."""
+        """``load_state_dict`` restores the leaves in another collection of the same structure."""
         collection, other = self.make(), self.make()
         other.zero_()
         other.load_state_dict(collection.state_dict())
@@ -536,12 +536,12 @@ class CollectionTests:
 
     @pytest.mark.parametrize("operation", RESULTS.values(), ids=RESULTS)
     def test_results_are_freed_by_reference_count(self, operation: Callable[[Any], Any]) -> None:
-        """Dropping a result frees it without the garbage collector."""
+        """Results have no reference cycles: they are freed without the garbage collector."""
         collection = self.make()
         with paused():
             result = operation(collection)
             leaves = [weakref.ref(leaf) for leaf in result._leaves()]
-            # An index of a lazy stack may give one of its members, which lives on with the stack.
+            # An index of a lazy stack may return a member, which the stack keeps alive.
             kept = {id(leaf) for leaf in collection._leaves()} | {
                 id(node) for node in collection._iter_nested()
             }
@@ -551,7 +551,7 @@ class CollectionTests:
             assert [item() for item in watched] == [None] * len(watched)
 
     def test_repr(self) -> None:
-        """It names the class and every entry."""
+        """``repr`` contains the name of the class and every key."""
         collection = self.make()
         text = repr(collection)
         assert text.startswith(type(collection).__name__)

@@ -1,4 +1,4 @@
-"""Every promise that a format for whole collections keeps."""
+"""Conformance suite for serializers, the formats of whole collections."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ __all__ = ["SerializerTests"]
 
 
 class _Holder(TensorDict):
-    """A kind of node with a value of its own."""
+    """A kind of node with an additional Python value."""
 
     value: Any = None
 
 
 class _Version(tuple):  # type: ignore[type-arg]
-    """A type that only a plugin can store."""
+    """A type that is storable only with the serializer of a plugin."""
 
     def __repr__(self) -> str:
         return ".".join(map(str, self))
@@ -55,13 +55,13 @@ class _Plugin:
 
 
 class SerializerTests:
-    """The conformance suite of a format: subclass it and give :meth:`serializer`.
+    """Conformance suite of a file format. A subclass defines :meth:`serializer`.
 
-    The format must be registered while the tests run: installed, or through :func:`installed` in a fixture.
+    The format must be registered while the tests run, by an installed package or by :func:`installed` in a fixture.
 
     Attributes:
-        suffix: what file names of this format end with.
-        one_file: whether a save is one file, which the suite may damage.
+        suffix: suffix of file names of this format.
+        one_file: whether a save is a single file, which the suite truncates to test damaged files.
 
     >>> SerializerTests().collections()["flat"]["a"]
     tensor([0., 1., 2.])
@@ -71,11 +71,11 @@ class SerializerTests:
     one_file: ClassVar[bool] = True
 
     def serializer(self) -> Serializer:
-        """Return the format."""
+        """Return the serializer under test."""
         raise NotImplementedError(f"{type(self).__name__} must define serializer()")
 
     def collections(self) -> dict[str, Any]:
-        """Return the collections that the format must store, by name; override it to add your own kinds."""
+        """Return the collections to save and load, by name. Override it to add other kinds."""
         return {
             "flat": TensorDict({"a": torch.arange(3.0), "b": torch.ones(3, 2)}, batch_size=[3]),
             "nested": TensorDict({"a": {"b": {"c": torch.zeros(2, 4)}, "d": torch.ones(2)}}, batch_size=[2]),
@@ -110,13 +110,13 @@ class SerializerTests:
                 self.check(result.get(key), leaf)
 
     def test_the_format_is_registered(self) -> None:
-        """``save(format=...)`` finds it."""
+        """The format is registered, so that ``save(format=...)`` selects it."""
         serializer = self.serializer()
         assert serializer.name in SERIALIZERS
         assert type(SERIALIZERS.for_saving(serializer.name)) is type(serializer)
 
     def test_round_trip(self, tmp_path: Path) -> None:
-        """What is loaded equals what was saved, which is left as it was."""
+        """Loading returns an equal collection, and saving does not change the collection."""
         for name, collection in self.collections().items():
             before = collection.clone()
             path = tmp_path / (name + self.suffix)
@@ -125,7 +125,7 @@ class SerializerTests:
             self.check(load(path, format=self.serializer().name), before)
 
     def test_kinds_and_values_that_it_has_never_seen(self, tmp_path: Path) -> None:
-        """They come back with their types; what no plugin can store is an error when it is saved, not when it is loaded."""
+        """Kinds and values of plugins keep their types; saving a value without a serializer raises CodecError."""
         holder = _Holder({"a": torch.ones(2)}, [2])
         with installed(_Plugin(), id="td_core.testing"):
             for i, value in enumerate(["text", None, (1, [2.5]), {"k": b"\x00"}, [_Version((1, 2))]]):
@@ -144,7 +144,7 @@ class SerializerTests:
                 )
 
     def test_a_save_is_recognised(self, tmp_path: Path) -> None:
-        """``load`` needs no ``format``."""
+        """``detect`` recognises a save, so that ``load`` needs no argument ``format``."""
         collection = self.collections()["flat"]
         path = tmp_path / ("x" + self.suffix)
         save(collection, path, format=self.serializer().name)
@@ -153,7 +153,7 @@ class SerializerTests:
         self.check(type(collection).load(path), collection)
 
     def test_nothing_else_is_recognised(self, tmp_path: Path) -> None:
-        """Other files, folders and missing paths are none of its business."""
+        """``detect`` returns False for other files, directories and missing paths."""
         serializer = self.serializer()
         for name, content in [("empty", b""), ("text", b"hello"), ("binary", bytes(range(256)))]:
             (tmp_path / name).write_bytes(content)
@@ -163,7 +163,7 @@ class SerializerTests:
         assert not serializer.detect(tmp_path / "missing")
 
     def test_saving_again_replaces(self, tmp_path: Path) -> None:
-        """Nothing of the older save is left over."""
+        """Saving to an existing path replaces the old save completely."""
         collections = self.collections()
         path = tmp_path / ("x" + self.suffix)
         for name in ("nested", "flat"):
@@ -171,7 +171,7 @@ class SerializerTests:
         self.check(load(path), collections["flat"])
 
     def test_loading_in_place(self, tmp_path: Path) -> None:
-        """``load_`` writes into the leaves that are there."""
+        """``load_`` writes into the existing leaves."""
         collection = self.collections()["flat"]
         path = tmp_path / ("x" + self.suffix)
         save(collection, path, format=self.serializer().name)
@@ -182,7 +182,7 @@ class SerializerTests:
         self.check(target, collection)
 
     def test_an_unknown_option_is_refused(self, tmp_path: Path) -> None:
-        """The message names the format."""
+        """An unknown option raises TypeError that names the format, and writes no file."""
         serializer = self.serializer()
         path = tmp_path / ("x" + self.suffix)
         with pytest.raises(TypeError, match=serializer.name):
@@ -190,7 +190,7 @@ class SerializerTests:
         assert not path.exists()
 
     def test_a_damaged_save_is_an_error(self, tmp_path: Path) -> None:
-        """A file cut anywhere raises FormatError, and never gives wrong data."""
+        """Loading a truncated file raises FormatError and never returns wrong data."""
         if not self.one_file:
             pytest.skip("a save of this format is not one file")
         path = tmp_path / ("x" + self.suffix)
