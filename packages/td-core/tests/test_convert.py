@@ -59,18 +59,20 @@ class TestFromDict:
             ({"auto_batch_size": True, "batch_size": [3]}, [3], [3]),
         ],
     )
-    def test_batch_size(self, kwargs: Any, size: list[int], inner: list[int]) -> None:
+    def test_from_dict_batch_size_options_set_sizes(
+        self, kwargs: Any, size: list[int], inner: list[int]
+    ) -> None:
         for result in (TensorDict.from_dict(self.SOURCE, **kwargs), td_core.from_dict(self.SOURCE, **kwargs)):
             assert type(result) is TensorDict
             assert result.batch_size == torch.Size(size)
             assert result["b"].batch_size == torch.Size(inner)
 
-    def test_names_and_device(self) -> None:
+    def test_from_dict_sets_names_and_device(self) -> None:
         result = TensorDict.from_dict(self.SOURCE, names=["n"], batch_dims=1, device="meta")
         assert result.names == result["b"].names == ["n"]
         assert result["b", "c"].device.type == "meta"
 
-    def test_containers_become_levels(self) -> None:
+    def test_from_dict_nested_containers_become_nodes(self) -> None:
         @dataclasses.dataclass
         class Point:
             x: float
@@ -83,7 +85,7 @@ class TestFromDict:
             ("r", "i"), ("r", "f"), "l",
         ]  # fmt: skip
 
-    def test_a_collection_is_read_like_a_mapping(self) -> None:
+    def test_from_dict_collection_keeps_batch_size(self) -> None:
         assert TensorDict.from_dict(dense()).batch_size == torch.Size([3])
 
     @pytest.mark.parametrize(
@@ -100,22 +102,24 @@ class TestFromDict:
             ({1: torch.zeros(2)}, {}, KeyPathError, "a key is a string"),
         ],
     )
-    def test_refusals(self, source: Any, kwargs: Any, error: type, message: str) -> None:
+    def test_from_dict_invalid_arguments_raises(
+        self, source: Any, kwargs: Any, error: type, message: str
+    ) -> None:
         with pytest.raises(error, match=message):
             td_core.from_dict(source, **kwargs)
 
-    def test_a_mapping_inside_itself(self) -> None:
+    def test_from_dict_mapping_containing_itself_raises(self) -> None:
         source: dict[str, Any] = {"a": 1}
         source["self"] = {"again": source}
         with pytest.raises(StructureError, match="a mapping that contains itself"):
             td_core.from_dict(source)
 
-    def test_from_dict_instance(self, td: Any) -> None:
+    def test_from_dict_instance_sets_entries_and_batch_size(self, td: Any) -> None:
         result = td.from_dict_instance({"a": torch.ones(3), "b": {"c": torch.ones(3)}}, batch_size=[3])
         assert keys(result) == ["a", ("b", "c")]
         assert result.batch_size == result["b"].batch_size == torch.Size([3])
 
-    def test_from_dict_instance_makes_levels_of_the_same_kinds(self) -> None:
+    def test_from_dict_instance_keeps_classes_of_nodes(self) -> None:
         class Own(TensorDict):
             """A class of a user."""
 
@@ -131,7 +135,7 @@ class TestFromDict:
         assert set(kinds.values()) == {TensorDict}  # a mapping is no list of members
         assert result["own", "deep", "x"] == 2 and result["x", "y"] == 4
 
-    def test_make_tensordict(self) -> None:
+    def test_make_tensordict_combines_mapping_and_keywords(self) -> None:
         assert td_core.make_tensordict(
             {"a": torch.zeros(3)}, b=torch.zeros(3), batch_size=[3]
         ).batch_size == (3,)
@@ -144,13 +148,13 @@ class TestFromDict:
 
 class TestFromAny:
     @pytest.mark.parametrize("value", [3, 2.5, "x", None, torch.zeros(2), np.zeros(3), dense()])
-    def test_leaves_are_returned_as_they_are(self, value: Any) -> None:
+    def test_from_any_leaf_returns_it_unchanged(self, value: Any) -> None:
         assert TensorDict.from_any(value) is value
 
-    def test_lists_become_tensors(self) -> None:
+    def test_from_any_list_of_numbers_returns_tensor(self) -> None:
         assert td_core.from_any([1, 2]).tolist() == [1, 2]
 
-    def test_lists_of_collections_become_their_stack(self) -> None:
+    def test_set_list_of_collections_stores_stack(self) -> None:
         items = [TensorDict({"a": torch.zeros(3)}, [3]), TensorDict({"a": torch.ones(3)}, [3])]
         td = TensorDict({"b": items}, batch_size=[2])
         assert td["b"].batch_size == (2, 3)
@@ -169,12 +173,14 @@ class TestFromAny:
             (np.array([(1, 2.0)], dtype=[("x", "i4"), ("y", "f8")]), ["x", "y"], [1]),
         ],
     )
-    def test_containers(self, value: Any, expected: list[Any], size: list[int]) -> None:
+    def test_from_any_container_returns_collection(
+        self, value: Any, expected: list[Any], size: list[int]
+    ) -> None:
         result = td_core.from_any(value)
         assert keys(result) == expected
         assert result.batch_size == torch.Size(size)
 
-    def test_batch_size(self) -> None:
+    def test_from_any_batch_size_options_set_size(self) -> None:
         value = Pair(torch.zeros(3, 2), torch.zeros(3, 2))
         assert td_core.from_any(value, auto_batch_size=True).batch_size == (3, 2)
         assert td_core.from_any(value, auto_batch_size=True, batch_dims=1).batch_size == (3,)
@@ -184,13 +190,13 @@ class TestFromAny:
 
 
 class TestFromTuplesAndLists:
-    def test_from_tuple(self) -> None:
+    def test_from_tuple_numbers_keys_by_position(self) -> None:
         assert keys(TensorDict.from_tuple((1, (2, {"a": 3})))) == ["0", ("1", "0"), ("1", "1", "a")]
         assert TensorDict.from_tuple((torch.zeros(3), torch.ones(3)), batch_size=[3]).batch_size == (3,)
         with pytest.raises(TypeError, match="takes a tuple; got int"):
             td_core.from_tuple(3)
 
-    def test_from_namedtuple(self) -> None:
+    def test_from_namedtuple_uses_fields_as_keys(self) -> None:
         assert keys(TensorDict.from_namedtuple(Pair(1, Pair(2, 3)))) == ["a", ("b", "a"), ("b", "b")]
         with pytest.raises(TypeError, match="takes a named tuple; got tuple"):
             td_core.from_namedtuple((1, 2))
@@ -199,7 +205,7 @@ class TestFromTuplesAndLists:
         ("kwargs", "kind"),
         [({}, LazyStackedTensorDict), ({"lazy": None}, TensorDict), ({"lazy": False}, TensorDict)],
     )
-    def test_from_list_of_the_lazy_class_keeps_members(self, kwargs: Any, kind: type) -> None:
+    def test_from_list_on_lazy_class_keeps_members(self, kwargs: Any, kind: type) -> None:
         items = [TensorDict({"a": torch.tensor(i)}) for i in range(2)]
         result = LazyStackedTensorDict.from_list(items, batch_size=[2], names=["time"], **kwargs)
         assert type(result) is kind
@@ -219,13 +225,15 @@ class TestFromTuplesAndLists:
             ([dense(), dense()], {"names": ["n", None]}, TensorDict, [2, 3]),
         ],
     )
-    def test_from_list(self, items: Any, kwargs: Any, kind: type, size: list[int]) -> None:
+    def test_from_list_returns_stack_of_expected_kind(
+        self, items: Any, kwargs: Any, kind: type, size: list[int]
+    ) -> None:
         result = TensorDict.from_list(items, **kwargs)
         assert type(result) is kind
         assert result.batch_size == torch.Size(size)
         assert result.names == kwargs.get("names", [None] * len(size))
 
-    def test_a_list_of_collections_is_left_as_it_is(self) -> None:
+    def test_from_list_does_not_change_items(self) -> None:
         items = [TensorDict({"a": torch.zeros(2, 3), "b": {"c": torch.zeros(2)}}) for _ in range(2)]
         result = TensorDict.from_list(items, auto_batch_size=True, device="meta")
         assert result.batch_size == (2, 2)
@@ -243,13 +251,15 @@ class TestFromTuplesAndLists:
             ([{"a": torch.zeros(2)}, {"a": torch.zeros(3)}], {"lazy": False}, StructureError, "key 'a'"),
         ],
     )
-    def test_from_list_refuses(self, items: Any, kwargs: Any, error: type, message: str) -> None:
+    def test_from_list_invalid_arguments_raises(
+        self, items: Any, kwargs: Any, error: type, message: str
+    ) -> None:
         with pytest.raises(error, match=message):
             TensorDict.from_list(items, **kwargs)
 
 
 class TestStructArrays:
-    def test_round_trip(self, td: Any) -> None:
+    def test_to_struct_array_round_trip_keeps_leaves(self, td: Any) -> None:
         array = td.to_struct_array()
         assert array.shape == (3,)
         assert array.dtype == np.dtype([("a", "<i8", (2,)), ("b", [("c", "<f4"), ("d", "<f4", (4,))])])
@@ -258,24 +268,24 @@ class TestStructArrays:
         for key, leaf in td.items(True, True):
             torch.testing.assert_close(again[key], leaf)
 
-    def test_without_batch_dims(self) -> None:
+    def test_to_struct_array_without_batch_dims_round_trips(self) -> None:
         array = TensorDict({"a": torch.arange(2)}).to_struct_array()
         assert array.shape == ()
         assert array["a"].tolist() == [0, 1]
         assert TensorDict.from_struct_array(array[()])["a"].tolist() == [0, 1]
 
-    def test_only_structured_arrays(self) -> None:
+    def test_from_struct_array_plain_array_raises(self) -> None:
         with pytest.raises(TypeError, match="takes a structured array; got ndarray"):
             td_core.from_struct_array(np.zeros(3))
 
 
 class TestFromKeysAndSchemas:
-    def test_fromkeys(self) -> None:
+    def test_fromkeys_sets_value_under_each_key(self) -> None:
         td = TensorDict.fromkeys(["a", ("b", "c")], 3)
         assert td["b", "c"] == 3
         assert keys(td_core.fromkeys([])) == []
 
-    def test_from_schema(self) -> None:
+    def test_from_schema_makes_zeros_of_shapes_and_dtypes(self) -> None:
         schema = {"a": ([3], torch.float32), ("n", "b"): ([], torch.int64)}
         td = TensorDict.from_schema(schema, batch_size=[2], device="cpu")
         assert td["a"].shape == (2, 3)
@@ -283,10 +293,10 @@ class TestFromKeysAndSchemas:
         assert not td["a"].any()
         assert td.device == torch.device("cpu")
 
-    def test_shared(self) -> None:
+    def test_from_schema_shared_storage_is_shared(self) -> None:
         assert TensorDict.from_schema({"a": ([3], torch.float32)}, storage="shared").is_shared()
 
-    def test_refusals(self) -> None:
+    def test_from_schema_invalid_arguments_raises(self) -> None:
         with pytest.raises(ValueError, match="storage is None, 'shared' or 'memmap'; got 'bad'"):
             TensorDict.from_schema({}, storage="bad")
         with pytest.raises(TypeError, match="takes no prefix with storage=None"):
@@ -314,7 +324,7 @@ ROWS = np.zeros(3, dtype=[("a", "f4")])
         ("from_modules", [nn.Linear(1, 2) for _ in range(3)], {}),
     ],
 )
-def test_classmethods_make_the_class_they_are_called_on(kind: Any, name: str, args: Any, kwargs: Any) -> None:
+def test_from_classmethods_return_the_calling_class(kind: Any, name: str, args: Any, kwargs: Any) -> None:
     result = getattr(kind, name)(*args, **kwargs)
     expected = getattr(TensorDict, name)(*args, **kwargs)
     assert type(result) is kind and type(expected) is TensorDict
@@ -324,7 +334,7 @@ def test_classmethods_make_the_class_they_are_called_on(kind: Any, name: str, ar
 
 
 class TestToDict:
-    def test_nests(self, td: Any) -> None:
+    def test_to_dict_returns_nested_dicts(self, td: Any) -> None:
         result = td.to_dict()
         assert list(result) == ["a", "b"]
         assert torch.equal(result["b"]["c"], td["b", "c"])
@@ -332,42 +342,42 @@ class TestToDict:
     @pytest.mark.parametrize(
         ("convert", "kind"), [(False, torch.Tensor), (True, list), ("numpy", np.ndarray)]
     )
-    def test_convert_tensors(self, td: Any, convert: Any, kind: type) -> None:
+    def test_to_dict_convert_tensors_returns_type(self, td: Any, convert: Any, kind: type) -> None:
         result = td.to_dict(convert_tensors=convert)
         assert type(result["a"]) is type(result["b"]["c"]) is kind
         assert np.asarray(result["a"]).tolist() == td["a"].tolist()
 
-    def test_tolist_first(self) -> None:
+    def test_to_dict_tolist_first_converts_nested_nodes(self) -> None:
         td = TensorDict({"n": TensorDict({"b": torch.zeros(2, 1)}, [2])})
         assert td.to_dict(convert_tensors=True, tolist_first=True) == {"n": [{"b": [0.0]}, {"b": [0.0]}]}
 
-    def test_numpy_shares_memory(self) -> None:
+    def test_numpy_arrays_share_memory(self) -> None:
         td = dense()
         td.numpy()["b"]["c"][0] = 5
         assert td["b", "c"][0] == 5
 
-    def test_ragged_entries_raise(self) -> None:
+    def test_to_dict_uneven_entry_raises(self) -> None:
         with pytest.raises(StructureError, match="key 'a'"):
             LazyStackedTensorDict(*[TensorDict({"a": torch.zeros(n)}) for n in (1, 2)]).to_dict()
 
 
 class TestToList:
-    def test_one_dict_for_each_element(self, td: Any) -> None:
+    def test_tolist_returns_one_dict_per_element(self, td: Any) -> None:
         result = td.tolist(convert_tensors=True)
         assert [item["a"] for item in result] == td["a"].tolist()
         assert result[0]["b"] == {"c": 1.0, "d": [0.0] * 4}
 
-    def test_batch_dims_nest(self) -> None:
+    def test_tolist_two_batch_dims_returns_nested_lists(self) -> None:
         td = TensorDict({"a": torch.arange(4).view(2, 2)}, [2, 2])
         assert td.tolist(convert_tensors=True) == [[{"a": 0}, {"a": 1}], [{"a": 2}, {"a": 3}]]
         assert TensorDict({"a": 1}).tolist(convert_tensors=True) == {"a": 1}
 
-    def test_convert_nodes(self, td: Any) -> None:
+    def test_tolist_convert_nodes_false_keeps_collections(self, td: Any) -> None:
         assert [item.batch_size for item in td.tolist(convert_nodes=False)] == [torch.Size([])] * 3
         with pytest.raises(TypeError, match="convert_tensors needs convert_nodes"):
             td.tolist(convert_nodes=False, convert_tensors=True)
 
-    def test_a_linked_list_writes_back(self) -> None:
+    def test_linked_list_setitem_writes_to_collection(self) -> None:
         td = TensorDict({"a": torch.arange(3)}, [3])
         items = td.tolist(as_linked_list=True)
         assert isinstance(items, LinkedList)
@@ -382,7 +392,7 @@ class TestToList:
         with pytest.raises(StructureError, match="at an index"):
             items[0] = "x"
 
-    def test_a_linked_list_is_a_list_to_tree_map(self) -> None:
+    def test_tree_map_linked_list_returns_plain_list(self) -> None:
         items = TensorDict({"a": torch.arange(2)}, [2]).tolist(as_linked_list=True, convert_tensors=True)
         tree = LinkedList([items, 5])
         result = pytree.tree_map(lambda leaf: leaf + 1, {"x": tree})
@@ -395,28 +405,28 @@ class TestToList:
 
 
 class TestToNamedTuple:
-    def test_nests(self, td: Any) -> None:
+    def test_to_namedtuple_returns_nested_tuples(self, td: Any) -> None:
         result = td.to_namedtuple()
         assert result._fields == ("a", "b")
         assert type(result).__name__ == type(result.b).__name__ == "GenericDict"
         assert torch.equal(result.b.c, td["b", "c"])
 
-    def test_dest_cls(self) -> None:
+    def test_to_namedtuple_dest_cls_returns_its_instance(self) -> None:
         result = TensorDict({"b": 1, "a": 2}).to_namedtuple(Pair)
         assert isinstance(result, Pair)
         assert (result.a, result.b) == (2, 1)
 
-    def test_round_trip(self) -> None:
+    def test_to_namedtuple_round_trip_keeps_keys(self) -> None:
         td = TensorDict({"a": 1, "b": {"c": 2}})
         assert keys(TensorDict.from_namedtuple(td.to_namedtuple())) == keys(td)
 
-    def test_keys_are_identifiers(self) -> None:
+    def test_to_namedtuple_invalid_identifier_raises(self) -> None:
         with pytest.raises(ValueError, match="valid identifiers"):
             TensorDict({"a b": 1}).to_namedtuple()
 
 
 class TestToTensorDict:
-    def test_is_a_dense_copy(self, td: Any) -> None:
+    def test_to_tensordict_returns_dense_unlocked_copy(self, td: Any) -> None:
         result = td.lock_().to_tensordict()
         assert type(result) is type(result["b"]) is TensorDict
         assert not result.is_locked
@@ -424,7 +434,7 @@ class TestToTensorDict:
             assert result[key].data_ptr() != leaf.data_ptr()
             torch.testing.assert_close(result[key], leaf)
 
-    def test_keeps_sizes_names_and_device(self) -> None:
+    def test_to_tensordict_keeps_sizes_names_and_device(self) -> None:
         td = TensorDict(dense(), [3], names=["t"], device="cpu").to_tensordict()
         assert td.names == td["b"].names == ["t"]
         assert td["b"].batch_size == (3,)
@@ -432,12 +442,12 @@ class TestToTensorDict:
 
 
 class TestPytrees:
-    def test_tensors_and_collections_are_returned_as_they_are(self) -> None:
+    def test_from_pytree_collection_returns_it_unchanged(self) -> None:
         td = dense()
         assert TensorDict.from_pytree(td) is td
         assert td.to_pytree() is td
 
-    def test_leaves(self) -> None:
+    def test_from_pytree_invalid_leaf_raises(self) -> None:
         with pytest.raises(TypeError, match="the leaf '0' of a pytree is a str"):
             td_core.from_pytree(["x"])
         with pytest.raises(TypeError, match="a pytree is made of dicts, lists and tuples; got int"):
@@ -452,11 +462,11 @@ TREES = st.recursive(
 
 
 @given(TREES)
-def test_dicts_round_trip(tree: dict[str, Any]) -> None:
+def test_from_dict_to_dict_round_trip_keeps_tree(tree: dict[str, Any]) -> None:
     assert TensorDict.from_dict(tree).to_dict(convert_tensors=True) == tree
 
 
-def test_depth() -> None:
+def test_conversions_at_depth_two_thousand_keep_leaves() -> None:
     tree: dict[str, Any] = {"x": [1, 2]}
     for _ in range(2000):
         tree = {"k": tree}
@@ -471,7 +481,7 @@ def test_depth() -> None:
         td.to_struct_array()
 
 
-def test_a_structured_array_is_a_level_of_its_shape() -> None:
+def test_set_structured_array_stores_node_of_its_shape() -> None:
     array = np.array([((1, 2.0), 3), ((4, 5.0), 6)], dtype=[("n", [("x", "i8"), ("y", "f8")]), ("z", "i8")])
     for td in (TensorDict({"k": array}), TensorDict(batch_size=[2]).set("k", array)):
         assert td.get("k").batch_size == td.get(("k", "n")).batch_size == (2,)
@@ -483,19 +493,19 @@ def test_a_structured_array_is_a_level_of_its_shape() -> None:
         TensorDict({"k": array}, [3])
 
 
-def test_a_leaf_that_numpy_cannot_take_is_named() -> None:
+def test_numpy_unsupported_leaf_error_names_key() -> None:
     td = TensorDict({"n": {"b": torch.zeros(2, dtype=torch.bfloat16)}}, batch_size=[2])
     with pytest.raises(TypeError, match=r"cannot convert key \('n', 'b'\): .*BFloat16"):
         td.to_struct_array()
 
 
 @pytest.mark.parametrize("entry", [{"b": ([2], torch.float32)}, (2, torch.float32), ([2],), 3])
-def test_an_entry_of_a_schema_that_is_no_pair_is_named(entry):
+def test_from_schema_entry_not_a_pair_raises(entry):
     with pytest.raises(TypeError, match="key 'a' of a schema is a pair of shape and dtype"):
         TensorDict.from_schema({"a": entry})
 
 
-def test_a_collection_is_a_source_of_make_tensordict():
+def test_make_tensordict_accepts_collection():
     td = TensorDict({"a": torch.ones(2)}, [2])
     made = td_core.make_tensordict(td, batch_size=[2], b=torch.zeros(2))
     assert list(made.keys()) == ["a", "b"] and made["a"] is td["a"] and list(td.keys()) == ["a"]
@@ -504,7 +514,7 @@ def test_a_collection_is_a_source_of_make_tensordict():
 @pytest.mark.parametrize(
     "value", [lambda x: [x, 2.5], lambda x: [[x, 1], (0.5, x)], lambda x: (1, x, np.float64(2))]
 )
-def test_a_list_of_tensors_and_numbers_keeps_dtype_and_graph(value: Callable[[Any], Any]) -> None:
+def test_set_list_of_tensors_and_numbers_keeps_dtype_and_grad(value: Callable[[Any], Any]) -> None:
     x = torch.tensor(3.0, requires_grad=True)
     made = TensorDict({"a": value(x)})["a"]
     assert torch.equal(made, torch.tensor(value(3.0)))
@@ -515,7 +525,7 @@ def test_a_list_of_tensors_and_numbers_keeps_dtype_and_graph(value: Callable[[An
 
 
 @pytest.mark.parametrize("name", ["max", "sort", "topk"])
-def test_what_torch_returns_is_a_named_tuple(name: str) -> None:
+def test_from_namedtuple_torch_return_type_uses_fields(name: str) -> None:
     given = (
         torch.topk(torch.tensor([3, 1, 2]), 2)
         if name == "topk"
@@ -526,14 +536,14 @@ def test_what_torch_returns_is_a_named_tuple(name: str) -> None:
     assert torch.equal(td["values"], given.values) and torch.equal(td["indices"], given.indices)
 
 
-def test_named_tuples_of_the_same_fields_are_of_one_class() -> None:
+def test_to_namedtuple_same_fields_share_one_class() -> None:
     cls = namedtuple("Pair", "x y")
     made = TensorDict({"x": 1, "y": {"x": 2, "y": {"z": 3}}}).to_namedtuple(cls)
     assert (type(made), type(made.y)) == (cls, cls)
     assert made.y.y.z == 3 and type(made.y.y) is not cls
 
 
-def test_a_structured_array_and_its_collection_share_memory() -> None:
+def test_from_struct_array_shares_memory() -> None:
     dtype = [("a", "f4", (2,)), ("n", [("b", "i4"), ("c", "?", (4,))])]
     array = np.zeros((2, 3), dtype=dtype)
     td = td_core.from_struct_array(array)
@@ -549,7 +559,7 @@ def test_a_structured_array_and_its_collection_share_memory() -> None:
     [lambda array: array, lambda array: array[::-1], lambda array: array[::2]],
     ids=["packed", "back", "step"],
 )
-def test_fields_that_no_tensor_can_express_are_copied(make: Any) -> None:
+def test_from_struct_array_misaligned_fields_copies(make: Any) -> None:
     array = np.zeros(4, dtype=[("a", "i8"), ("b", "f4")])
     array["a"], array["b"] = range(4), range(4)
     td = td_core.from_struct_array(make(array))
@@ -560,7 +570,7 @@ def test_fields_that_no_tensor_can_express_are_copied(make: Any) -> None:
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 @pytest.mark.parametrize("layout", [torch.strided, torch.jagged], ids=str)
-def test_a_nested_tensor_is_a_tuple_of_arrays(layout: torch.layout) -> None:
+def test_numpy_nested_tensor_returns_tuple_of_arrays(layout: torch.layout) -> None:
     leaf = torch.nested.nested_tensor([torch.ones(1, 2), torch.ones(3, 2)], layout=layout)
     arrays = TensorDict({"n": {"a": leaf}}).numpy()["n"]["a"]
     assert [array.shape for array in arrays] == [(1, 2), (3, 2)]

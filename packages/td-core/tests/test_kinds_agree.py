@@ -152,7 +152,7 @@ STATEMENTS = [
 
 
 @pytest.mark.parametrize("statement", STATEMENTS)
-def test_every_kind_gives_what_the_dense_one_gives(statement: str) -> None:
+def test_statement_result_equals_dense_kind(statement: str) -> None:
     expected = outcome(statement, dense)
     assert isinstance(expected, type) == (
         statement.endswith(REFUSED) or statement.startswith("3 in x.keys")
@@ -174,7 +174,7 @@ IN_PLACE = [
 
 
 @pytest.mark.parametrize("statement", IN_PLACE)
-def test_the_default_device_is_one_for_new_tensors(statement: str) -> None:
+def test_default_device_does_not_affect_existing_leaves(statement: str) -> None:
     uneven = dense().unbind(0)
     uneven[1]["only here"] = torch.zeros(3)
     for make in (dense, lambda: stacked(dense(), 0), lambda: LazyStackedTensorDict(*uneven)):

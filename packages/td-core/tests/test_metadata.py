@@ -39,7 +39,7 @@ def sizes(node: Any) -> dict[Any, list[int]]:
 
 
 class TestShape:
-    def test_is_the_batch_size(self, td: Any) -> None:
+    def test_shape_size_and_dim_equal_batch_size(self, td: Any) -> None:
         assert td.shape == td.size() == td.batch_size == torch.Size([3])
         assert td.size(0) == td.size(-1) == td.numel() == len(td) == 3
         assert td.dim() == td.ndim == td.ndimension() == td.batch_dims == 1
@@ -48,28 +48,28 @@ class TestShape:
         with pytest.raises(TypeError, match="a dim is an int here; got 'x'"):
             td.unbind("x")
 
-    def test_one_dim_may_be_named_by_a_string(self) -> None:
+    def test_construct_names_string_names_one_dim(self) -> None:
         assert TensorDict(batch_size=[3], names="time").names == ["time"]
 
     @pytest.mark.parametrize(("size", "count"), [([], 1), ([0], 0), ([3, 4], 12)])
-    def test_numel(self, size: list[int], count: int) -> None:
+    def test_numel_equals_product_of_batch_size(self, size: list[int], count: int) -> None:
         assert TensorDict(batch_size=size).numel() == count
 
 
 class TestLeaves:
-    def test_counts(self, td: Any) -> None:
+    def test_bytes_param_count_and_depth_count_leaves(self, td: Any) -> None:
         assert td.bytes() == 108
         assert td.param_count() == 21
         assert td.depth == 1
 
-    def test_duplicates(self) -> None:
+    def test_bytes_without_duplicates_counts_storage_once(self) -> None:
         x = torch.zeros(4)
         td = TensorDict({"a": x, "b": x, "c": {"d": x[:2]}})
         assert td.bytes() == 40
         assert td.bytes(count_duplicates=False) == 24
         assert td.param_count(count_duplicates=False) == 6
 
-    def test_bytes_of_gradients_count_too(self) -> None:
+    def test_bytes_includes_gradients(self) -> None:
         x = torch.zeros(4, requires_grad=True)
         td = TensorDict({"a": x, "b": x, "computed": x * 2, "without": torch.zeros(4, requires_grad=True)})
         assert td.bytes() == 64
@@ -80,38 +80,38 @@ class TestLeaves:
         ("source", "depth"),
         [({}, 0), ({"a": {"b": {}}}, 0), ({"a": {"b": {"c": 1}}}, 2), ({"a": {"b": {}}, "c": 1}, 0)],
     )
-    def test_depth_is_that_of_the_leaves(self, source: Any, depth: int) -> None:
+    def test_depth_counts_nodes_above_leaves(self, source: Any, depth: int) -> None:
         assert TensorDict(source).depth == depth
 
-    def test_depth_of_uneven_members_is_that_of_the_deepest(self) -> None:
+    def test_depth_uneven_members_is_the_deepest(self) -> None:
         uneven = LazyStackedTensorDict(TensorDict({"a": torch.zeros(2)}), TensorDict({"a": {"b": {"c": 1}}}))
         assert uneven.depth == 2 and TensorDict({"s": uneven}).depth == 3
 
-    def test_dtype(self, td: Any) -> None:
+    def test_dtype_is_common_dtype_or_none(self, td: Any) -> None:
         assert td.dtype is None
         assert td.select("b").dtype == torch.float32
         assert TensorDict().dtype is None
         assert not td.is_floating_point()
         assert td.select("b").is_floating_point()
 
-    def test_contiguity(self) -> None:
+    def test_is_contiguous_checks_every_leaf(self) -> None:
         assert dense().is_contiguous()
         assert not lazy().is_contiguous()
         assert not TensorDict({"n": {"a": torch.zeros(2, 3).T}}).is_contiguous()
 
-    def test_is_shared(self) -> None:
+    def test_is_shared_requires_every_leaf(self) -> None:
         td = TensorDict({"a": torch.zeros(3).share_memory_(), "n": {"b": torch.zeros(3)}})
         assert not td.is_shared()
         assert td.select("a").is_shared()
 
-    def test_data_ptr(self) -> None:
+    def test_data_ptr_returns_address_per_leaf(self) -> None:
         td = TensorDict({"a": torch.zeros(4)[1:], "n": {"b": torch.zeros(3)}}, [3])
         addresses = td.data_ptr()
         assert addresses.batch_size == torch.Size([])
         assert addresses["n", "b"].item() == td["n", "b"].data_ptr()
         assert td.data_ptr(storage=True)["a"] == addresses["a"] - 4
 
-    def test_entry_class(self, td: Any) -> None:
+    def test_entry_class_returns_type_of_entry(self, td: Any) -> None:
         assert td.entry_class(("b", "c")) is torch.Tensor
         assert td.entry_class("b") is type(td["b"])
         with pytest.raises(KeyPathError, match="key 'zz' not found in key 'b'"):
@@ -119,18 +119,18 @@ class TestLeaves:
         with pytest.raises(KeyPathError, match="not found"):
             td.entry_class(("a", "zz"))
 
-    def test_get_item_shape(self, td: Any) -> None:
+    def test_get_item_shape_returns_shape_of_entry(self, td: Any) -> None:
         assert td.get_item_shape("a") == torch.Size([3, 2])
         assert td.get_item_shape("b") == torch.Size([3])
         assert td.get_item_shape(("b", "d")) == torch.Size([3, 4])
         with pytest.raises(KeyPathError, match="key 'zz' not found"):
             td.get_item_shape("zz")
 
-    def test_the_shape_of_a_ragged_entry(self) -> None:
+    def test_get_item_shape_uneven_entry_uses_minus_one(self) -> None:
         stack = LazyStackedTensorDict(*[TensorDict({"a": torch.zeros(2, n)}) for n in (1, 2)])
         assert stack.get_item_shape("a") == torch.Size([2, 2, -1])
 
-    def test_sorted_keys(self) -> None:
+    def test_sorted_keys_returns_sorted_list(self) -> None:
         assert TensorDict({"b": 1, "a": {"z": 1}}).sorted_keys == ["a", "b"]
 
 
@@ -140,7 +140,7 @@ class TestNames:
             {"a": torch.zeros(2, 3), "b": {"c": torch.zeros(2, 3, 2)}}, [2, 3], names=["u", "v"]
         )
 
-    def test_rename(self) -> None:
+    def test_rename_returns_collection_with_new_names(self) -> None:
         td = self.named()
         assert td.rename("x", "y").names == ["x", "y"]
         assert td.rename(u="x")["b"].names == ["x", "v"]
@@ -153,7 +153,7 @@ class TestNames:
             td.rename("x", ..., "y", "z")
         assert td.names == td["b"].names == ["u", "v"]
 
-    def test_rename_in_place(self) -> None:
+    def test_rename_inplace_changes_names_of_all_nodes(self) -> None:
         td = self.named()
         assert td.rename_(u="z") is td
         assert td.names == td["b"].names == ["z", "v"]
@@ -169,7 +169,9 @@ class TestNames:
             ((), {"u": "v"}, "must be unique"),
         ],
     )
-    def test_rename_refuses(self, names: tuple[str, ...], mapping: dict[str, str], message: str) -> None:
+    def test_rename_inplace_invalid_names_raises(
+        self, names: tuple[str, ...], mapping: dict[str, str], message: str
+    ) -> None:
         td = self.named()
         with pytest.raises(DimNamesError, match=message):
             td.rename_(*names, **mapping)
@@ -185,12 +187,12 @@ class TestNames:
             ((...,), [None, None, None]),
         ],
     )
-    def test_refine_names(self, names: Any, expected: list[str | None]) -> None:
+    def test_refine_names_sets_unnamed_dims(self, names: Any, expected: list[str | None]) -> None:
         td = TensorDict(batch_size=[2, 3, 4])
         assert td.refine_names(*names) is td
         assert td.names == expected
 
-    def test_refine_names_refuses(self) -> None:
+    def test_refine_names_conflicting_name_raises(self) -> None:
         with pytest.raises(DimNamesError, match="got 1 names"):
             TensorDict(batch_size=[2, 3]).refine_names("q")
         with pytest.raises(StructureError, match="the dim 'v' has its name"):
@@ -204,7 +206,7 @@ class TestNames:
             TensorDict({"q": torch.zeros(2, 3, 4)}, [2, 3, 4], names=[None, "v", "w"]),
         ],
     )
-    def test_a_sub_collection_takes_the_names_of_its_parent(self, value: Any) -> None:
+    def test_set_node_inherits_names_of_parent(self, value: Any) -> None:
         for write in (
             lambda td: td.set("n", value),
             lambda td: td.set(("m", "n"), value),
@@ -217,7 +219,7 @@ class TestNames:
             assert node.names[2:] == ["w"] * (len(node.batch_size) - 2)
         assert isinstance(value, dict) or value.names[0] is None
 
-    def test_contradicting_names_are_refused(self) -> None:
+    def test_set_node_with_conflicting_names_raises(self) -> None:
         td = self.named()
         with pytest.raises(
             StructureError, match=r"cannot set key 'n': its dim names \['s', 'v'\] contradict .* \['u', 'v'\]"
@@ -227,20 +229,20 @@ class TestNames:
 
 
 class TestDevice:
-    def test_auto_device(self) -> None:
+    def test_auto_device_sets_common_device(self) -> None:
         td = TensorDict({"a": torch.zeros(1), "n": {"b": torch.zeros(1)}})
         assert td.auto_device_().device == td["n"].device == torch.device("cpu")
 
-    def test_auto_device_where_devices_differ(self) -> None:
+    def test_auto_device_mixed_devices_sets_none(self) -> None:
         td = TensorDict({"a": torch.zeros(1), "n": {"b": torch.zeros(1, device="meta")}}).auto_device_()
         assert td.device is None
         assert td["n"].device == torch.device("meta")
 
-    def test_clear_device(self) -> None:
+    def test_clear_device_sets_none_in_all_nodes(self) -> None:
         td = TensorDict({"a": torch.zeros(1), "n": {"b": torch.zeros(1)}}, device="cpu").lock_()
         assert td.clear_device_().device is td["n"].device is None
 
-    def test_predicates(self) -> None:
+    def test_is_cpu_and_is_meta_follow_device_label(self) -> None:
         assert TensorDict(device="cpu").is_cpu
         assert TensorDict(device="meta").is_meta
         assert not TensorDict().is_cpu
@@ -262,13 +264,15 @@ class TestAutoBatchSize:
             ({"e": {}}, None, {(): [], "e": []}),
         ],
     )
-    def test_is_what_the_leaves_share(self, source: Any, batch_dims: int | None, expected: Any) -> None:
+    def test_auto_batch_size_equals_shared_leading_dims(
+        self, source: Any, batch_dims: int | None, expected: Any
+    ) -> None:
         td = TensorDict(source)
         assert td.auto_batch_size_(batch_dims) is td
         assert sizes(td) == expected
 
     @pytest.mark.parametrize(("keep", "inner"), [(False, [3]), (True, [3, 4, 5])])
-    def test_keep_compliant_size(self, keep: bool, inner: list[int]) -> None:
+    def test_auto_batch_size_keep_compliant_size_keeps_nested(self, keep: bool, inner: list[int]) -> None:
         td = TensorDict({"a": torch.zeros(3, 4, 5), "b": TensorDict({"c": torch.zeros(3, 4, 5)}, [3, 4, 5])})
         for batch_size in ([], [3, 4]):
             td.batch_size = batch_size
@@ -276,15 +280,15 @@ class TestAutoBatchSize:
             assert sizes(td) == {(): [3], "b": inner}
             td["b"].batch_size = [3, 4, 5]
 
-    def test_names_follow(self) -> None:
+    def test_auto_batch_size_keeps_names_of_remaining_dims(self) -> None:
         td = TensorDict({"a": torch.zeros(2, 3)}, [2, 3], names=["a", "b"])
         assert td.auto_batch_size_(1).names == ["a"]
 
-    def test_a_negative_number_is_refused(self) -> None:
+    def test_auto_batch_size_negative_dims_raises(self) -> None:
         with pytest.raises(BatchSizeError, match="the number of batch dims; got -1"):
             dense().auto_batch_size_(-1)
 
-    def test_a_lazy_stack_says_that_it_has_the_batch_size_of_its_members(self) -> None:
+    def test_auto_batch_size_lazy_stack_other_size_raises(self) -> None:
         stack = LazyStackedTensorDict(*[TensorDict({"a": torch.zeros(3)}), TensorDict({"a": torch.zeros(3)})])
         assert stack.auto_batch_size_(1).batch_size == torch.Size([2])
         for batch_dims in (None, 0, 2):
@@ -297,18 +301,18 @@ class TestAutoBatchSize:
         "members", [[{"a": torch.zeros(3)}] * 2, [{"n": {"a": torch.zeros(3)}}] * 2, [{}] * 2]
     )
     @pytest.mark.parametrize("batch_dims", [None, 2, 5])
-    def test_a_lazy_stack_that_has_the_size_already_stays(self, members: Any, batch_dims: int | None) -> None:
+    def test_auto_batch_size_lazy_stack_same_size_is_noop(self, members: Any, batch_dims: int | None) -> None:
         stack = LazyStackedTensorDict(*[TensorDict(member, [3]) for member in members])
         assert stack.auto_batch_size_(batch_dims) is stack
         assert stack.batch_size == torch.Size([2, 3])
 
-    def test_a_lazy_stack_below_bounds_what_is_shared(self) -> None:
+    def test_auto_batch_size_nested_lazy_stack_limits_dims(self) -> None:
         stack = LazyStackedTensorDict(*[TensorDict({"a": torch.zeros(3)}) for _ in range(2)])
         td = TensorDict({"s": stack, "n": {"s": stack}, "b": torch.zeros(2, 3)}).auto_batch_size_()
         assert td.batch_size == td["n"].batch_size == td["s"].batch_size == torch.Size([2])
 
 
-def test_depth() -> None:
+def test_metadata_methods_at_depth_two_thousand_succeed() -> None:
     td = TensorDict({"x": torch.zeros(2)})
     for _ in range(2000):
         td = TensorDict({"k": td})

@@ -211,7 +211,7 @@ ALL = {
 }
 
 
-def test_there_are_four_hooks_and_each_is_documented() -> None:
+def test_hookspecs_has_four_documented_hooks() -> None:
     functions = {
         name: value
         for name, value in vars(hookspecs).items()
@@ -223,7 +223,7 @@ def test_there_are_four_hooks_and_each_is_documented() -> None:
         assert len(function.__doc__ or "") > 200, name
 
 
-def test_a_plugin_adds_through_every_hook_and_is_undone() -> None:
+def test_installed_all_hooks_adds_and_removes_everything() -> None:
     before = tables()
     with installed(plugin(**ALL)) as record:
         assert record.state == "active"
@@ -241,7 +241,7 @@ def test_a_plugin_adds_through_every_hook_and_is_undone() -> None:
     assert not hasattr(TensorDict(), "shine")
 
 
-def test_installed_undoes_when_the_block_raises() -> None:
+def test_installed_block_raises_removes_additions() -> None:
     before = tables()
     with pytest.raises(ZeroDivisionError), installed(plugin(**ALL)):
         1 / 0  # noqa: B018
@@ -249,14 +249,14 @@ def test_installed_undoes_when_the_block_raises() -> None:
 
 
 @pytest.mark.parametrize("hook", sorted(HOOKS))
-def test_a_hook_may_return_nothing(hook: str) -> None:
+def test_register_empty_hook_result_adds_nothing(hook: str) -> None:
     before = tables()
     with installed(plugin(**{hook: {} if hook == "td_methods" else []})) as record:
         assert record.hooks == (hook,)
         assert tables() == before
 
 
-def test_a_hook_may_be_a_generator() -> None:
+def test_register_generator_hook_adds_its_items() -> None:
     def kinds() -> Iterable[NodeKind]:
         yield kind()
 
@@ -326,7 +326,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("hook", "result", "message"), REFUSED)
-def test_a_wrong_addition_is_refused_and_everything_undone(hook: str, result: Any, message: str) -> None:
+def test_register_invalid_addition_raises_and_removes_all(hook: str, result: Any, message: str) -> None:
     before = tables()
     others = {name: value for name, value in ALL.items() if name != hook}
     with pytest.raises(PluginError) as caught, installed(plugin(**{**others, hook: result})):
@@ -368,7 +368,7 @@ DUPLICATES = [
 
 
 @pytest.mark.parametrize(("hook", "result", "signature", "message"), DUPLICATES)
-def test_a_duplicate_names_both_owners_the_hook_and_its_signature(
+def test_register_duplicate_error_names_owners_and_hook(
     hook: str, result: Any, signature: str, message: str
 ) -> None:
     with installed(plugin(**ALL), id="first", distribution="one", version="1.0"):
@@ -387,7 +387,7 @@ def test_a_duplicate_names_both_owners_the_hook_and_its_signature(
     assert text.endswith("; it belongs to plugin 'first' (distribution 'one' 1.0, entry point None)")
 
 
-def test_an_id_is_unique() -> None:
+def test_register_duplicate_id_raises() -> None:
     with (
         installed(plugin(), id="a"),
         pytest.raises(PluginError, match="the plugin id 'a' is taken by plugin 'a'"),
@@ -396,7 +396,7 @@ def test_an_id_is_unique() -> None:
         pass
 
 
-def test_an_argument_that_the_hook_does_not_have_is_refused() -> None:
+def test_register_hook_with_unknown_argument_raises() -> None:
     before = tables()
 
     class Wrong:
@@ -418,7 +418,7 @@ def test_an_argument_that_the_hook_does_not_have_is_refused() -> None:
         pass
 
 
-def test_an_unknown_hook_is_refused_with_the_known_ones() -> None:
+def test_register_unknown_hook_error_lists_known_hooks() -> None:
     with pytest.raises(PluginError) as caught, installed(plugin(td_kinds=[])):
         pass
     assert str(caught.value).startswith(
@@ -427,7 +427,7 @@ def test_an_unknown_hook_is_refused_with_the_known_ones() -> None:
     )
 
 
-def test_an_optional_hook_of_an_absent_package_is_fine() -> None:
+def test_register_unknown_optional_hook_is_accepted() -> None:
     @hookimpl(optionalhook=True)
     def td_elsewhere() -> None: ...
 
@@ -435,7 +435,7 @@ def test_an_optional_hook_of_an_absent_package_is_fine() -> None:
         assert record.hooks == ("td_elsewhere",)
 
 
-def test_a_declared_method_takes_the_place_of_its_declaration() -> None:
+def test_register_declared_method_replaces_declaration() -> None:
     declared = vars(SiblingMethods)["is_consolidated"]
     if declared is not DECLARATIONS["is_consolidated"]:
         pytest.skip("td-distributed is installed, so the method is provided")
@@ -467,7 +467,7 @@ def with_wrong_name(self: TensorDict, *, pg: Any = None) -> list[Any]:
         (classmethod(lambda self, *, group=None: []), "classmethod (self, *, group=None)"),
     ],
 )
-def test_the_signature_of_a_declared_method_is_checked(member: Any, got: str) -> None:
+def test_register_declared_method_wrong_signature_raises(member: Any, got: str) -> None:
     if vars(SiblingMethods)["all_gather"] is not DECLARATIONS["all_gather"]:
         pytest.skip("td-distributed is installed, so the method is provided")
     with (
@@ -478,7 +478,7 @@ def test_the_signature_of_a_declared_method_is_checked(member: Any, got: str) ->
     assert f"the method 'all_gather' is declared as (self, *, group=None); got {got}" in str(caught.value)
 
 
-def test_loading_registers_what_is_found(fakes: Fakes, manager: PluginManager) -> None:
+def test_load_entry_point_registers_plugin(fakes: Fakes, manager: PluginManager) -> None:
     fakes.add("one-plugin", GOOD.format(name="first_light"))
     manager.load(fakes.points(), EVERYTHING)
     (record,) = manager.records()
@@ -538,9 +538,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("what", BROKEN)
-def test_a_broken_plugin_is_left_out_with_one_warning(
-    what: str, fakes: Fakes, manager: PluginManager
-) -> None:
+def test_load_broken_plugin_warns_once(what: str, fakes: Fakes, manager: PluginManager) -> None:
     code, reason = BROKEN[what]
     fakes.add("broken", code, version="3.2", points={"bad": "broken"})
     fakes.add("healthy", GOOD.format(name="still_here"))
@@ -561,7 +559,7 @@ def test_a_broken_plugin_is_left_out_with_one_warning(
     assert tables() == before
 
 
-def test_a_package_that_imports_its_plugin_too_early_is_told_so(fakes: Fakes) -> None:
+def test_import_plugin_before_hooks_exist_warns_with_advice(fakes: Fakes) -> None:
     fakes.add("early", GOOD.format(name="is_early"), points={"early": "early_plugin"})
     (fakes.folder / "early.py").write_text("from td_core import hookimpl\nword = 1\n")
     (fakes.folder / "early_plugin.py").write_text("from early import word\n")
@@ -570,7 +568,7 @@ def test_a_package_that_imports_its_plugin_too_early_is_told_so(fakes: Fakes) ->
     assert "; import td_core before any of its modules, or first in its __init__.py; update it" in done.stderr
 
 
-def test_a_plugin_module_that_is_imported_before_td_core_is_told_so(fakes: Fakes) -> None:
+def test_import_plugin_before_td_core_warns_with_advice(fakes: Fakes) -> None:
     fakes.add("early", GOOD.format(name="is_early"))
     code = "import early, td_core; print([each.state for each in td_core.plugins() if each.id == 'early'])"
     done = fakes.python(code, TD_PLUGINS="early")
@@ -582,7 +580,7 @@ def test_a_plugin_module_that_is_imported_before_td_core_is_told_so(fakes: Fakes
     assert (done.returncode, done.stdout, done.stderr) == (0, "['active']\n", "")
 
 
-def test_the_time_of_the_hooks_counts(manager: PluginManager, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_register_seconds_include_hook_calls(manager: PluginManager, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [1.0]
     monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
 
@@ -595,14 +593,14 @@ def test_the_time_of_the_hooks_counts(manager: PluginManager, monkeypatch: pytes
     assert [record.seconds for record in manager.records()] == [2.0]
 
 
-def test_an_entry_point_without_a_module(fakes: Fakes, manager: PluginManager) -> None:
+def test_load_entry_point_without_module_warns(fakes: Fakes, manager: PluginManager) -> None:
     fakes.add("gone", "", points={"gone": "no_such_module:thing"})
     with pytest.warns(PluginWarning, match="No module named 'no_such_module'"):
         manager.load(fakes.points(), EVERYTHING)
 
 
 @pytest.mark.parametrize("distribution", ["td-memmap", "td-tensorclass", "td-distributed", "td-nn"])
-def test_a_broken_plugin_of_the_project_raises(
+def test_load_broken_first_party_plugin_raises(
     distribution: str, fakes: Fakes, manager: PluginManager
 ) -> None:
     fakes.add(distribution, "import no_such_module_anywhere", points={"x": f"fake_{distribution[3:]}"})
@@ -615,7 +613,7 @@ def test_a_broken_plugin_of_the_project_raises(
     assert isinstance(caught.value.__cause__, ModuleNotFoundError)
 
 
-def test_two_distributions_with_one_id(fakes: Fakes, manager: PluginManager) -> None:
+def test_load_two_plugins_same_id_keeps_first(fakes: Fakes, manager: PluginManager) -> None:
     fakes.add("one", GOOD.format(name="from_one"), points={"same": "one"})
     fakes.add("two", GOOD.format(name="from_two"), points={"same": "two"})
     with pytest.warns(
@@ -630,7 +628,7 @@ def test_two_distributions_with_one_id(fakes: Fakes, manager: PluginManager) -> 
     assert not hasattr(TensorDict, "from_two")
 
 
-def test_two_distributions_with_one_method(fakes: Fakes, manager: PluginManager) -> None:
+def test_load_two_plugins_same_method_warns(fakes: Fakes, manager: PluginManager) -> None:
     fakes.add("one", GOOD.format(name="same_method"))
     fakes.add("two", GOOD.format(name="same_method"), version="2.0")
     with pytest.warns(PluginWarning) as caught:
@@ -642,7 +640,7 @@ def test_two_distributions_with_one_method(fakes: Fakes, manager: PluginManager)
     assert "it belongs to plugin 'one' (distribution 'one' 1.0, entry point 'one')" in text
 
 
-def test_a_plugin_that_is_not_selected_is_never_imported(fakes: Fakes, manager: PluginManager) -> None:
+def test_load_unselected_plugin_is_not_imported(fakes: Fakes, manager: PluginManager) -> None:
     fakes.add("secret", "raise SystemExit('imported')")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -652,7 +650,7 @@ def test_a_plugin_that_is_not_selected_is_never_imported(fakes: Fakes, manager: 
     assert (record.state, record.reason, record.hooks) == ("blocked", "TD_PLUGINS leaves it out", ())
 
 
-def test_a_blocked_package_is_not_called_missing(fakes: Fakes, manager: PluginManager) -> None:
+def test_call_method_of_blocked_package_error_says_inactive(fakes: Fakes, manager: PluginManager) -> None:
     fakes.add("td-distributed", "", points={"distributed": "td_distributed"})
     manager.load(fakes.points(), Selection.parse("none"))
     if vars(SiblingMethods)["send"] is not DECLARATIONS["send"]:
@@ -678,20 +676,20 @@ def test_a_blocked_package_is_not_called_missing(fakes: Fakes, manager: PluginMa
         ("x", ""),
     ],
 )
-def test_selection(text: str, allowed: str) -> None:
+def test_selection_parse_allows_selected_plugins(text: str, allowed: str) -> None:
     selection = Selection.parse(text)
     assert "".join(name for name in "abc" if selection.allows(name)) == allowed
 
 
 @pytest.mark.parametrize("text", ["a,-b", "none,a", "none,-a"])
-def test_a_mixed_selection_is_refused(text: str) -> None:
+def test_selection_parse_mixed_names_raises(text: str) -> None:
     with pytest.raises(
         PluginError, match=rf"^TD_PLUGINS is 'none', .* not a mixture; got {re.escape(repr(text))}$"
     ):
         Selection.parse(text)
 
 
-def test_selecting_an_absent_plugin_warns(fakes: Fakes, manager: PluginManager) -> None:
+def test_load_selected_plugin_not_installed_warns(fakes: Fakes, manager: PluginManager) -> None:
     fakes.add("here", GOOD.format(name="is_here"))
     with pytest.warns(PluginWarning) as caught:
         manager.load(fakes.points(), Selection.parse("here,typo"))
@@ -701,7 +699,7 @@ def test_selecting_an_absent_plugin_warns(fakes: Fakes, manager: PluginManager) 
         PluginManager().load([], Selection.parse("-absent"))
 
 
-def test_tracing_prints_each_registration(fakes: Fakes, capsys: pytest.CaptureFixture[str]) -> None:
+def test_load_with_trace_prints_each_plugin(fakes: Fakes, capsys: pytest.CaptureFixture[str]) -> None:
     manager = PluginManager(trace=True)
     fakes.add("one", GOOD.format(name="traced"))
     fakes.add("two", "")
@@ -713,7 +711,7 @@ def test_tracing_prints_each_registration(fakes: Fakes, capsys: pytest.CaptureFi
     manager.unregister("one")
 
 
-def test_fifty_plugins_with_every_fifth_broken(fakes: Fakes, manager: PluginManager) -> None:
+def test_load_fifty_plugins_ten_broken_registers_forty(fakes: Fakes, manager: PluginManager) -> None:
     for number in range(50):
         broken = number % 5 == 0
         fakes.add(f"fake-{number:02}", "1 / 0" if broken else GOOD.format(name=f"fake_method_{number}"))
@@ -730,7 +728,7 @@ def test_fifty_plugins_with_every_fifth_broken(fakes: Fakes, manager: PluginMana
     assert tables() == before
 
 
-def test_a_broken_plugin_does_not_break_import(fakes: Fakes) -> None:
+def test_import_td_core_with_broken_plugin_warns_once(fakes: Fakes) -> None:
     fakes.add("broken", "1 / 0", version="3.2")
     fakes.add("healthy", GOOD.format(name="still_here"))
     done = fakes.python(
@@ -745,7 +743,7 @@ def test_a_broken_plugin_does_not_break_import(fakes: Fakes) -> None:
     assert "ZeroDivisionError: division by zero" in done.stderr
 
 
-def test_the_command_lists_every_plugin(fakes: Fakes) -> None:
+def test_main_plugins_prints_every_plugin(fakes: Fakes) -> None:
     fakes.add("broken", "1 / 0", version="3.2")
     fakes.add("healthy", GOOD.format(name="still_here"))
     fakes.add("unwanted", GOOD.format(name="never"))
@@ -761,7 +759,7 @@ def test_the_command_lists_every_plugin(fakes: Fakes) -> None:
     )
 
 
-def test_the_command_says_that_there_is_no_plugin(
+def test_main_plugins_without_plugins_prints_message(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(td_core.__main__, "plugins", list)
@@ -770,7 +768,7 @@ def test_the_command_says_that_there_is_no_plugin(
     assert capsys.readouterr().out == "no plugins are installed\n"
 
 
-def test_the_registered_plugins_are_public() -> None:
+def test_plugins_returns_plugin_records() -> None:
     assert all(isinstance(record, PluginRecord) for record in td_core.plugins())
 
 
@@ -784,7 +782,7 @@ WRAPPED = {
 
 
 @pytest.mark.parametrize("wrap", WRAPPED)
-def test_an_encoded_node_says_which_package_wrote_it(wrap: str) -> None:
+def test_decode_kind_of_missing_package_names_package(wrap: str) -> None:
     with installed(plugin(td_node_kinds=[kind()]), distribution="td-foreign", version="1.5"):
         encoded = td_core.encode(WRAPPED[wrap](Foreign({"a": 1})))
         assert [row.get("from") for row in encoded.nodes if row["kind"] == "test.Foreign"] == [
@@ -799,7 +797,7 @@ def test_an_encoded_node_says_which_package_wrote_it(wrap: str) -> None:
     )
 
 
-def test_a_node_below_a_damaged_one_is_named_by_its_place() -> None:
+def test_decode_below_damaged_row_error_names_position() -> None:
     encoded = td_core.encode(TensorDict({"n": {"b": 1}}))
     encoded.nodes[0]["entries"] = None
     encoded.nodes[1]["kind"] = "nope"
@@ -821,7 +819,7 @@ def test_a_node_below_a_damaged_one_is_named_by_its_place() -> None:
         ({"kind": ["x"]}, {}, r"the root is of the kind \['x'\], which no"),
     ],
 )
-def test_a_table_that_contradicts_itself_is_refused(row: Any, meta: Any, message: str) -> None:
+def test_decode_inconsistent_table_raises(row: Any, meta: Any, message: str) -> None:
     encoded = td_core.encode(TensorDict({"a": torch.zeros(2)}, [2]))
     encoded.nodes[0]["meta"].update(meta)
     encoded.nodes[0].update(row)
@@ -832,7 +830,7 @@ def test_a_table_that_contradicts_itself_is_refused(row: Any, meta: Any, message
 
 
 @pytest.mark.parametrize("nodes", [3, {"a": 1}, "ab"])
-def test_nodes_that_are_no_list_are_refused(nodes: Any) -> None:
+def test_decode_nodes_not_a_list_raises(nodes: Any) -> None:
     with pytest.raises(
         FormatError, match=f"nodes of an encoded tree are a list; got a {type(nodes).__name__}"
     ):
@@ -841,7 +839,7 @@ def test_nodes_that_are_no_list_are_refused(nodes: Any) -> None:
 
 @pytest.mark.parametrize("entry", [None, 3, np.ones(3), [1.0], {"a": torch.ones(3)}])
 @pytest.mark.parametrize("batch_size", [[], [3]])
-def test_a_coercer_that_gives_no_entry_is_named(entry: Any, batch_size: list[int]) -> None:
+def test_set_coercer_returns_wrong_type_raises(entry: Any, batch_size: list[int]) -> None:
     wrong = Coercer((Other,), lambda value, batch_size, device: entry)
     message = f"^key 'x': the coercer of Other gave no tensor or collection, but a {type(entry).__name__}$"
     with installed(plugin(td_coercers=[wrong])):
@@ -851,7 +849,7 @@ def test_a_coercer_that_gives_no_entry_is_named(entry: Any, batch_size: list[int
         assert not td.keys()
 
 
-def test_a_node_that_cannot_be_put_together_names_its_writer() -> None:
+def test_decode_unflatten_fails_error_names_writer() -> None:
     wrong = NodeKind("test.Foreign", Foreign, lambda node: Record({}), lambda record: record.meta["unit"])
     with installed(plugin(td_node_kinds=[wrong]), distribution="td-foreign", version="1.5"):
         encoded = td_core.encode(TensorDict({"x": Foreign()}))
@@ -874,7 +872,7 @@ def test_a_node_that_cannot_be_put_together_names_its_writer() -> None:
         (lambda node: Record({}), lambda record: 3, FormatError, "a node is a collection; got 3"),
     ],
 )
-def test_a_kind_that_gives_something_else_is_named(
+def test_encode_or_decode_wrong_kind_result_raises(
     flatten: Any, unflatten: Any, error: type, message: str
 ) -> None:
     wrong = NodeKind("test.Foreign", Foreign, flatten, unflatten or str)
@@ -884,7 +882,7 @@ def test_a_kind_that_gives_something_else_is_named(
 
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda td: pickle.loads(pickle.dumps(td))])
 @pytest.mark.parametrize("chosen", [True, False])
-def test_a_kind_with_a_state_says_which_attributes_copies_keep(chosen: bool, copied: Any) -> None:
+def test_copy_keeps_attributes_that_kind_selects(chosen: bool, copied: Any) -> None:
     def attributes(node: Any) -> dict[str, Any]:
         return {"note": node.note}
 
@@ -906,7 +904,7 @@ def test_a_kind_with_a_state_says_which_attributes_copies_keep(chosen: bool, cop
 
 @pytest.mark.parametrize("given", [None, ({}, {})])
 @pytest.mark.parametrize("take", [td_core.encode, copy.deepcopy, pickle.dumps, TensorDict.state_dict])
-def test_a_kind_that_gives_no_record_is_named_with_its_plugin(given: Any, take: Any) -> None:
+def test_encode_flatten_not_a_record_error_names_plugin(given: Any, take: Any) -> None:
     layout = Layout(lambda node: given, str)
     wrong = NodeKind("test.Foreign", Foreign, lambda node: given, str, {"state_dict/2": layout})
     message = (
@@ -921,14 +919,14 @@ def test_a_kind_that_gives_no_record_is_named_with_its_plugin(given: Any, take: 
 
 
 @pytest.mark.parametrize("leaf", [3, None, [1.0], TensorDict()])
-def test_a_leaf_of_an_encoded_tree_is_a_tensor(leaf: Any) -> None:
+def test_decode_leaf_not_a_tensor_raises(leaf: Any) -> None:
     encoded = td_core.encode(TensorDict({"a": 1, "n": {"b": 2}}))
     encoded.leaves[1] = leaf
     with pytest.raises(FormatError, match=r"^key \('n', 'b'\) of the encoded tree is a tensor; got "):
         td_core.decode(encoded)
 
 
-def test_tree_specs_of_kinds_that_hold_arrays_are_compared() -> None:
+def test_shell_equality_compares_array_values() -> None:
     def shell(*values: Any) -> Shell:
         named = {str(i): np.array(value) for i, value in enumerate(values)}
         return Shell(TensorDict(), Record({}, values=named))

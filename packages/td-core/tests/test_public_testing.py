@@ -31,7 +31,7 @@ class LossyTests(CollectionTests):
         return Lossy({"a": torch.ones(3, 2), "b": torch.ones(3, 2)}, batch_size=[3, 2])
 
 
-def test_a_kind_that_loses_an_entry_is_noticed() -> None:
+def test_collection_tests_lost_entry_fails() -> None:
     with pytest.raises(AssertionError):
         LossyTests().test_children_make_the_same_node_again()
 
@@ -149,7 +149,7 @@ CLASSES: list[tuple[dict[str, Any], str, str]] = [
 
 
 @pytest.mark.parametrize(("members", "test", "message"), CLASSES, ids=[message for *_, message in CLASSES])
-def test_a_class_that_breaks_a_promise_is_noticed(members: Any, test: str, message: str) -> None:
+def test_collection_tests_broken_primitive_fails(members: Any, test: str, message: str) -> None:
     with (
         suite_of(members, unflatten) as suite,
         pytest.raises((AssertionError, pytest.fail.Exception), match=message),
@@ -169,7 +169,7 @@ READINGS: dict[str, tuple[Any, str]] = {
 
 @pytest.mark.parametrize("test", ["test_encoding", "test_pickling", "test_copying"])
 @pytest.mark.parametrize("name", READINGS)
-def test_an_unflatten_that_loses_something_is_noticed(name: str, test: str) -> None:
+def test_collection_tests_lossy_unflatten_fails(name: str, test: str) -> None:
     value, message = READINGS[name]
 
     def lossy(cls: type[Length], record: Record) -> Length:
@@ -179,7 +179,7 @@ def test_an_unflatten_that_loses_something_is_noticed(name: str, test: str) -> N
         getattr(suite, test)(*([2] if test == "test_pickling" else []))
 
 
-def test_an_unflatten_that_sorts_or_forgets_the_class_is_noticed() -> None:
+def test_collection_tests_sorting_or_base_unflatten_fails() -> None:
     def sorting(cls: type[Length], record: Record) -> Length:
         return unflatten(cls, replace(record, entries=dict(sorted(record.entries.items()))))
 
@@ -199,7 +199,7 @@ def test_an_unflatten_that_sorts_or_forgets_the_class_is_noticed() -> None:
         suite.test_a_subclass_comes_back_as_itself()
 
 
-def test_an_operation_that_loses_what_the_kind_holds_is_noticed() -> None:
+def test_collection_tests_operation_losing_state_fails() -> None:
     made = {"_from_dense": lambda self, made: type(self)(made._children(), "inch", made.batch_size)}
     with (
         suite_of(made, unflatten) as suite,
@@ -238,12 +238,12 @@ def run(suite: CollectionTests) -> Iterator[Any]:
                 yield test(value) if marks else test()
 
 
-def test_a_kind_that_keeps_every_promise_passes() -> None:
+def test_collection_tests_correct_kind_passes() -> None:
     with suite_of({}, unflatten) as suite:
         assert len(list(run(suite))) > 80
 
 
-def test_a_suite_without_make_says_so() -> None:
+def test_suite_without_factory_raises() -> None:
     with pytest.raises(NotImplementedError, match=r"^CollectionTests must define make\(\)$"):
         CollectionTests().make()
     with pytest.raises(NotImplementedError, match=r"^SerializerTests must define serializer\(\)$"):
@@ -285,11 +285,11 @@ class Plugin:
         lambda suite, path: suite.test_nothing_else_is_recognised(path),
     ],
 )
-def test_a_format_that_claims_everything_is_noticed(test: Any, tmp_path: Path) -> None:
+def test_serializer_tests_detect_everything_fails(test: Any, tmp_path: Path) -> None:
     with installed(Plugin()), pytest.raises(AssertionError):
         test(EverythingTests(), tmp_path)
 
 
-def test_a_damage_that_goes_unnoticed_is_noticed(tmp_path: Path) -> None:
+def test_serializer_tests_undetected_damage_fails(tmp_path: Path) -> None:
     with installed(Plugin()), pytest.raises(pytest.fail.Exception, match="DID NOT RAISE FormatError"):
         EverythingTests().test_a_damaged_save_is_an_error(tmp_path)

@@ -37,7 +37,7 @@ def subclasses(cls: type) -> Iterator[type]:
 
 
 @pytest.mark.parametrize("name", DECLARATIONS)
-def test_a_missing_method_says_what_to_install(name: str) -> None:
+def test_call_missing_method_error_names_package(name: str) -> None:
     declaration = DECLARATIONS[name]
     call = "" if isinstance(declaration.declared, property) else "()"
     for cls in subclasses(SiblingMethods):
@@ -52,7 +52,7 @@ def test_a_missing_method_says_what_to_install(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", DECLARATIONS)
-def test_a_declaration_is_documented_and_typed(name: str) -> None:
+def test_declaration_has_docstring_and_annotations(name: str) -> None:
     declaration = DECLARATIONS[name]
     declared: Any = declaration.declared
     function = declared.fget if isinstance(declared, property) else getattr(declared, "__func__", declared)
@@ -64,13 +64,13 @@ def test_a_declaration_is_documented_and_typed(name: str) -> None:
     assert [each for each in own if each not in function.__annotations__] == []
 
 
-def test_nothing_in_the_class_is_left_undeclared() -> None:
+def test_sibling_methods_are_all_declarations() -> None:
     public = {name: value for name, value in vars(SiblingMethods).items() if not name.startswith("__")}
     assert all(isinstance(value, Declaration) for value in public.values())
     assert public.keys() == DECLARATIONS.keys()
 
 
-def test_the_plain_error_while_compiling(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_call_missing_method_compiling_raises_attribute_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
     with pytest.raises(
         AttributeError, match=r"^TensorDict.memmap\(\) is provided by .* pip install td-memmap$"
@@ -80,7 +80,7 @@ def test_the_plain_error_while_compiling(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.slow
-def test_hasattr_does_not_break_a_graph() -> None:
+def test_compile_hasattr_missing_method_is_false() -> None:
     def double(td: TensorDict) -> torch.Tensor:
         return td["a"] * 2 if hasattr(td, "memmap_") else td["a"] * 3
 
@@ -88,7 +88,7 @@ def test_hasattr_does_not_break_a_graph() -> None:
     assert compiled(TensorDict({"a": torch.ones(2)})).tolist() == [3.0, 3.0]
 
 
-def test_a_kind_with_its_own_getattr_lets_the_declaration_speak() -> None:
+def test_call_missing_method_custom_getattr_names_package() -> None:
     class Wrapper(TensorDict):
         def __getattr__(self, name: str) -> Any:
             declaration = DECLARATIONS.get(name)

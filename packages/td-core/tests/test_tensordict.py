@@ -50,18 +50,18 @@ from td_core.errors import (
         ([torch.ones(2), torch.zeros(2)], torch.tensor([[1.0, 1.0], [0.0, 0.0]])),
     ],
 )
-def test_numbers_arrays_and_sequences_become_tensors(value, expected):
+def test_construct_number_array_or_sequence_stores_tensor(value, expected):
     entry = TensorDict({"a": value})["a"]
     assert entry.dtype == expected.dtype and torch.equal(entry, expected)
 
 
-def test_nested_mappings_become_collections_of_the_same_batch_size_and_device():
+def test_construct_nested_mapping_inherits_batch_size_and_device():
     td = TensorDict({"a": {"b": {"c": torch.zeros(3)}}, ("d", "e"): torch.ones(3)}, [3], device="cpu")
     assert td["a", "b"].batch_size == torch.Size([3]) and td["d"].device == torch.device("cpu")
     assert list(td.keys(True, True)) == [("a", "b", "c"), ("d", "e")]
 
 
-def test_a_source_with_a_key_and_a_nested_key_below_it_is_refused_either_way_round():
+def test_construct_key_and_nested_key_below_it_raises():
     for source in ({("a", "b"): 1, "a": {"c": 2}}, {"a": {"c": 2}, ("a", "b"): 1}):
         with pytest.raises(KeyError, match="both the key 'a' and the nested key"):
             TensorDict(source)
@@ -81,19 +81,19 @@ def test_a_source_with_a_key_and_a_nested_key_below_it_is_refused_either_way_rou
         (({(): torch.zeros(3)},), KeyPathError, "a key is a string"),
     ],
 )
-def test_bad_input_is_refused_with_key_and_values(arguments, error, message):
+def test_construct_invalid_arguments_raises(arguments, error, message):
     with pytest.raises(error, match=message):
         TensorDict(*arguments)
 
 
-def test_a_collection_as_source_is_copied_by_level_and_its_batch_size_is_not_taken():
+def test_construct_from_collection_drops_its_batch_size():
     source = TensorDict({"a": torch.zeros(3), "n": {"b": torch.zeros(3)}}, [3], names=["t"])
     td = TensorDict(source)
     assert td.batch_size == torch.Size([]) and td["a"] is source["a"]
     assert TensorDict(source, [3]).names == ["t"]
 
 
-def test_a_missing_key_names_the_closest():
+def test_getitem_missing_key_error_suggests_closest_key():
     td = TensorDict({"observation": 1, "n": {"reward": 2}})
     with pytest.raises(
         KeyPathError, match="key 'observatoin' not found in TensorDict: did you mean 'observation'"
@@ -110,7 +110,7 @@ def test_a_missing_key_names_the_closest():
     "key", ["a", "", ("a",), ("a", "b"), ("a", ("b", ("c",))), (), ["a"], ("a", ["b"]), ("a", ()), ("a", 1), 1, None, NestedKey],
     ids=repr,
 )  # fmt: skip
-def test_what_is_a_key_is_an_instance_of_nested_key(key):
+def test_isinstance_nested_key_agrees_with_unravel_key(key):
     try:
         unravel_key(key)
     except KeyPathError:
@@ -119,7 +119,7 @@ def test_what_is_a_key_is_an_instance_of_nested_key(key):
         assert isinstance(key, NestedKey)
 
 
-def test_nested_tuples_are_one_key():
+def test_set_nested_tuple_key_equals_flat_key():
     td = TensorDict()
     td["a", ("b", ("c",))] = 1
     assert td[("a",), "b", (("c",),)] == 1 and (("a",), ("b", "c")) in td.keys(True)
@@ -157,14 +157,14 @@ def written(td: Any, index: Any, value: Any) -> Any:
 
 
 @pytest.mark.parametrize("make", NAMED.values(), ids=NAMED)
-def test_a_key_of_a_subclass_of_str_is_stored_as_the_str_that_it_is(make: Callable[[], Any]) -> None:
+def test_set_str_subclass_key_stores_plain_str(make: Callable[[], Any]) -> None:
     td = make()
     assert Name.A in td and td[Name.A].shape == td.get("a").shape
     parts = [part for key in td.keys(True) for part in (key if isinstance(key, tuple) else (key,))]
     assert {type(part) for part in parts} == {str}
 
 
-def test_set_validates_before_it_changes_anything():
+def test_set_invalid_value_leaves_collection_unchanged():
     td = TensorDict({"a": torch.zeros(3)}, [3])
     with pytest.raises(BatchSizeError, match=r"key \('x', 'y'\)"):
         td["x", "y"] = torch.zeros(2)
@@ -173,7 +173,7 @@ def test_set_validates_before_it_changes_anything():
     assert list(td.keys(True)) == ["a"]
 
 
-def test_a_locked_collection_takes_in_place_writes_only():
+def test_lock_refuses_structural_changes_but_not_writes():
     td = TensorDict({"a": torch.zeros(3), "n": {"b": torch.zeros(3)}}, [3], lock=True)
     td.set_("a", torch.ones(3))
     td.set(("n", "b"), torch.ones(3), inplace=True)
@@ -189,7 +189,7 @@ def test_a_locked_collection_takes_in_place_writes_only():
             change()
 
 
-def test_locks_of_sub_collections():
+def test_unlock_child_of_locked_parent_raises():
     inner = TensorDict({"b": torch.zeros(1)})
     outer, other = TensorDict({"n": inner}, lock=True), TensorDict({"m": inner}, lock=True)
     with pytest.raises(LockedError, match="part of a locked collection"):
@@ -202,7 +202,7 @@ def test_locks_of_sub_collections():
 
 
 @pytest.mark.parametrize("locked", [False, True])
-def test_contexts_restore_the_lock(locked):
+def test_lock_context_exit_restores_lock(locked):
     td = TensorDict(lock=locked)
     with td.unlock_():
         td["a"] = 1
@@ -212,7 +212,7 @@ def test_contexts_restore_the_lock(locked):
     assert td.is_locked is locked
 
 
-def test_contexts_of_one_collection_nest() -> None:
+def test_lock_context_nested_restores_lock() -> None:
     td = TensorDict({"a": torch.zeros(2)}).lock_()
     with td.unlock_():
         with td.unlock_():
@@ -229,12 +229,12 @@ def test_contexts_of_one_collection_nest() -> None:
     assert td.is_locked
 
 
-def test_leaving_a_context_that_nothing_opened_is_an_error():
+def test_exit_context_without_operation_raises():
     with pytest.raises(StructureError, match="no undoable operation"), TensorDict():
         pass
 
 
-def test_the_device_moves_every_entry():
+def test_construct_with_device_moves_every_entry():
     td = TensorDict({"a": torch.zeros(2), "n": {"b": torch.zeros(2)}}, device="meta")
     td["c"] = torch.zeros(3)
     td["m"] = TensorDict({"d": torch.zeros(1)})
@@ -242,7 +242,7 @@ def test_the_device_moves_every_entry():
     assert td["m"].device == torch.device("meta")
 
 
-def test_nested_collections_may_have_longer_batch_sizes_and_shorter_ones_grow():
+def test_set_nested_extends_shorter_batch_size():
     td = TensorDict(
         {
             "long": TensorDict({"a": torch.zeros(3, 4)}, [3, 4]),
@@ -258,7 +258,7 @@ def test_nested_collections_may_have_longer_batch_sizes_and_shorter_ones_grow():
         td["x"] = TensorDict({"b": {"c": torch.zeros(2)}})
 
 
-def test_the_batch_size_can_be_set_where_every_leaf_agrees():
+def test_set_batch_size_shape_mismatch_raises():
     td = TensorDict({"a": torch.zeros(3, 4), "n": {"b": torch.zeros(3, 4, 2)}}, [3])
     td.batch_size = [3, 4]
     assert td["n"].batch_size == torch.Size([3, 4])
@@ -267,7 +267,7 @@ def test_the_batch_size_can_be_set_where_every_leaf_agrees():
     assert td.batch_size == torch.Size([3, 4])
 
 
-def test_views_are_live_and_parents_come_first():
+def test_keys_view_shows_later_changes_parents_first():
     td = TensorDict({"a": {"b": 1}})
     keys, items = td.keys(True), td.items(True, True)
     td["a", "c"] = 2
@@ -280,7 +280,7 @@ def test_views_are_live_and_parents_come_first():
 
 
 @pytest.mark.parametrize("make", [lambda td: td, lambda td: LazyStackedTensorDict(td, td.clone())])
-def test_views_go_backwards_too(make: Callable[[TensorDict], Any]) -> None:
+def test_reversed_views_return_reverse_order(make: Callable[[TensorDict], Any]) -> None:
     td = make(TensorDict({"a": 1, "n": {"b": 2}, "c": 3}))
     assert list(reversed(td.keys())) == ["c", "n", "a"]
     assert list(reversed(td.keys(True, True))) == ["c", ("n", "b"), "a"]
@@ -288,7 +288,7 @@ def test_views_go_backwards_too(make: Callable[[TensorDict], Any]) -> None:
     assert [value.max().item() for value in reversed(td.values(True, True))] == [3, 2, 1]
 
 
-def test_truth_and_length():
+def test_len_bool_and_iter_follow_batch_size():
     assert len(TensorDict(batch_size=[3])) == 3
     with pytest.raises(RuntimeError, match="is ambiguous"):
         bool(TensorDict())
@@ -297,7 +297,7 @@ def test_truth_and_length():
     assert [int(row["a"]) for row in TensorDict({"a": torch.arange(3)}, [3])] == [0, 1, 2]
 
 
-def test_set_in_place_refuses_a_tensor_for_a_collection():
+def test_set_inplace_tensor_over_node_raises():
     td = TensorDict({"a": {"b": torch.zeros(3)}}, [3])
     with pytest.raises(
         StructureError, match="cannot write key 'a' in place: it is a TensorDict, the value a Tensor"
@@ -306,7 +306,7 @@ def test_set_in_place_refuses_a_tensor_for_a_collection():
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
-def test_a_nested_tensor_of_strided_layout_is_an_entry():
+def test_set_strided_nested_tensor_stores_it():
     rows = torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)])
     td = TensorDict({"a": rows}, [2])
     td["b"] = rows
@@ -315,14 +315,14 @@ def test_a_nested_tensor_of_strided_layout_is_an_entry():
 
 
 @pytest.mark.parametrize("cls", [TensorCollection, TensorDict, LazyStackedTensorDict, TensorDictParams])
-def test_methods_are_found_where_users_find_them(cls):
+def test_pickle_public_method_returns_same_method(cls):
     methods = {name: inspect.getattr_static(cls, name) for name in dir(cls)}
     functions = {name: method for name, method in methods.items() if inspect.isfunction(method)}
     assert len(functions) > 200
     assert [name for name, each in functions.items() if pickle.loads(pickle.dumps(each)) is not each] == []
 
 
-def test_an_unknown_option_names_the_public_class():
+def test_to_unknown_option_error_names_public_class():
     for call in (TensorDict().cpu, TensorDict().cuda, TensorDict().to):
         with pytest.raises(
             TypeError, match=r"^TensorCollection.to\(\) got an unexpected keyword argument 'bogus'"
@@ -409,7 +409,7 @@ RECURSIVE.again = RECURSIVE
 
 
 @pytest.mark.parametrize(("call", "error", "message"), WRONG.values(), ids=WRONG)
-def test_a_wrong_call_says_what_is_wrong_and_changes_nothing(
+def test_invalid_call_raises_and_changes_nothing(
     call: Callable[[TensorDict], Any], error: type[Exception], message: str
 ) -> None:
     td = TensorDict({"a": torch.arange(4.0).view(2, 2), "n": {"b": torch.arange(2.0)}}, [2])
@@ -419,7 +419,7 @@ def test_a_wrong_call_says_what_is_wrong_and_changes_nothing(
     assert list(td.keys(True)) == list(before.keys(True)) and (td == before).all()
 
 
-def test_is_locked_can_be_set() -> None:
+def test_set_is_locked_locks_and_unlocks_tree() -> None:
     td = TensorDict({"n": {"a": 0}})
     td.is_locked = True
     assert td.is_locked and td["n"].is_locked
@@ -427,12 +427,12 @@ def test_is_locked_can_be_set() -> None:
     assert not td.is_locked and not td["n"].is_locked
 
 
-def test_many_rows_are_iterated_over_in_order() -> None:
+def test_iter_many_rows_keeps_order() -> None:
     td = TensorDict({"a": torch.arange(150), "n": {"b": torch.arange(150)}}, [150])
     assert [(int(row["a"]), int(row["n", "b"])) for row in td] == [(i, i) for i in range(150)]
 
 
-def test_a_mapping_may_stand_under_two_keys() -> None:
+def test_construct_same_mapping_under_two_keys_stores_both() -> None:
     shared = {"x": 1}
     td = TensorDict({"n": {"a": shared, "b": shared}})
     assert list(td.keys(True, True)) == [("n", "a", "x"), ("n", "b", "x")]
