@@ -129,7 +129,7 @@ def fresh():
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_one_graph_with_the_same_result_and_no_recompilation(name):
+def test_compile_program_makes_one_graph_and_equals_eager(name):
     program = PROGRAMS[name]
     expected = program(make())
     counter = CompileCounter()
@@ -144,13 +144,13 @@ def test_one_graph_with_the_same_result_and_no_recompilation(name):
 
 
 @pytest.mark.skipif(not hasattr(torch.compiler, "nested_compile_region"), reason="this torch has no regions")
-def test_a_compiled_region_takes_and_gives_collections():
+def test_nested_region_takes_and_returns_td():
     region = torch.compiler.nested_compile_region(lambda td: TensorDict({"a": td["a"] + 1}, td.batch_size))
     compiled = torch.compile(lambda td: region(region(td))["a"], fullgraph=True, backend=CompileCounter())
     torch.testing.assert_close(compiled(make()), make()["a"] + 2)
 
 
-def test_gradients_through_aot_autograd():
+def test_compile_aot_backward_sets_grad():
     def program(td):
         return (td * 2).exp().sum(dim=0)["n", "b"]
 
@@ -183,7 +183,7 @@ SIZED = {
 
 
 @pytest.mark.parametrize("name", SIZED)
-def test_batch_sizes_make_at_most_two_graphs(name):
+def test_compile_varying_batch_size_makes_at_most_two_graphs(name):
     program = SIZED[name]
     counter = CompileCounter()
     compiled = torch.compile(program, fullgraph=True, backend=counter)
@@ -194,7 +194,7 @@ def test_batch_sizes_make_at_most_two_graphs(name):
 
 
 @pytest.mark.parametrize("mode", ["real", "fake"])
-def test_a_traced_graph_takes_and_returns_collections(mode):
+def test_make_fx_graph_takes_and_returns_td(mode):
     traced = make_fx(lambda td: (td + 1, td[0], td.view(2, 2)), tracing_mode=mode)(make())
     td = make() * 2
     for found, expected in zip(traced(td), (td + 1, td[0], td.view(2, 2)), strict=True):
@@ -203,7 +203,7 @@ def test_a_traced_graph_takes_and_returns_collections(mode):
 
 
 @pytest.mark.parametrize("strict", [False, True])
-def test_export_leaves_the_batch_size_open(strict):
+def test_export_dynamic_batch_size_equals_eager(strict):
     class Model(torch.nn.Module):
         def forward(self, td):
             return td[1:].reshape(-1, 1)
@@ -214,7 +214,7 @@ def test_export_leaves_the_batch_size_open(strict):
     assert_close(program(make(7)), make(7)[1:].reshape(-1, 1))
 
 
-def test_removing_from_other_members_compiles_nothing():
+def test_compile_del_in_other_members_does_not_recompile():
     counter = CompileCounter()
     compiled = torch.compile(lambda stack: stack.del_(("n", "b"))["a"] + 1, fullgraph=True, backend=counter)
     for _ in range(3):
@@ -226,7 +226,7 @@ def test_removing_from_other_members_compiles_nothing():
 
 
 @pytest.mark.parametrize("strict", [False, True])
-def test_export_takes_and_returns_uneven_stacks(strict):
+def test_export_uneven_lazy_stack_equals_eager(strict):
     class Model(torch.nn.Module):
         def forward(self, stack):
             return stack * 2
@@ -238,7 +238,7 @@ def test_export_takes_and_returns_uneven_stacks(strict):
     assert [member["a"].tolist() for member in result.tensordicts] == [[[2.0] * n] * 2 for n in (1, 3)]
 
 
-def test_export_takes_and_returns_collections():
+def test_export_takes_and_returns_td():
     class Model(torch.nn.Module):
         def forward(self, td):
             return td.set("y", td["a"].sum(-1))
@@ -249,7 +249,7 @@ def test_export_takes_and_returns_collections():
     torch.testing.assert_close(result["y"], make()["a"].sum(-1))
 
 
-def test_fake_tensors_go_through_every_level():
+def test_fake_tensor_mode_shape_ops_return_shapes():
     from torch._subclasses import FakeTensorMode
 
     with FakeTensorMode():
@@ -258,7 +258,7 @@ def test_fake_tensors_go_through_every_level():
     assert result["n", "c", "d"].shape == (2, 2, 2)
 
 
-def test_an_exported_program_runs_in_another_process(tmp_path):
+def test_export_saved_program_runs_in_other_process(tmp_path):
     class Model(torch.nn.Module):
         def forward(self, td, stack, ragged):
             return {"td": td * 2, "stacks": [stack + td["a"].sum(), ragged * 2]}

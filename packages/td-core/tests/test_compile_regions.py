@@ -51,7 +51,7 @@ def leaves(result: Any) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", CALLS)
-def test_region_gives_what_the_function_gives(name: str, kind: str) -> None:
+def test_nested_region_equals_eager(name: str, kind: str) -> None:
     torch.compiler.reset()
     function, td = CALLS[name], KINDS[kind]()
     if kind == "lazy below" and name == "select":
@@ -64,7 +64,7 @@ def test_region_gives_what_the_function_gives(name: str, kind: str) -> None:
         torch.testing.assert_close(found, leaf)
 
 
-def test_two_regions_give_gradients() -> None:
+def test_nested_region_twice_sets_grad() -> None:
     torch.compiler.reset()
     td = nested().requires_grad_()
     region = torch.compiler.nested_compile_region(lambda x: x.sin())
@@ -111,7 +111,7 @@ WRITTEN = [
 
 @pytest.mark.parametrize("kind", STACKS)
 @pytest.mark.parametrize(("name", "value"), WRITTEN)
-def test_graph_writes_into_lazy_stack(name: str, value: str, kind: str) -> None:
+def test_compile_write_into_lazy_stack_equals_eager(name: str, value: str, kind: str) -> None:
     torch.compiler.reset()
     written, expected = STACKS[kind](), STACKS[kind]()
     given = VALUES[value]
@@ -125,7 +125,7 @@ def test_graph_writes_into_lazy_stack(name: str, value: str, kind: str) -> None:
     assert (written == expected).all() and (copied == expected).all()
 
 
-def test_graph_refuses_cycle_in_lazy_stack() -> None:
+def test_compile_set_cycle_in_lazy_stack_raises() -> None:
     torch.compiler.reset()
     stack = LazyStackedTensorDict(*members())
     with pytest.raises(Exception, match="contains the collection"):

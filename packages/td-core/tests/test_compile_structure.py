@@ -104,7 +104,7 @@ PROGRAMS: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("make", [dense, lazy])
 @pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS)
-def test_compiles_without_a_break(program: Callable[[Any], Any], make: Callable[[], Any]) -> None:
+def test_compile_program_has_no_graph_break(program: Callable[[Any], Any], make: Callable[[], Any]) -> None:
     torch._dynamo.reset()
     expected = program(make())
     result = torch.compile(program, backend="eager", fullgraph=True)(make())
@@ -144,13 +144,13 @@ UNKNOWN: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("index", KNOWN.values(), ids=KNOWN)
-def test_the_members_at_known_positions_are_no_copies(index: Any) -> None:
+def test_compile_constant_index_returns_members_not_copies(index: Any) -> None:
     torch._dynamo.reset()
     compiled = torch.compile(written, backend="eager", fullgraph=True)
     torch.testing.assert_close(compiled(uneven(), index), written(uneven(), index))
 
 
-def test_the_members_of_members_are_no_copies() -> None:
+def test_compile_nested_stack_index_returns_members_not_copies() -> None:
     def program(stack: Any) -> Any:
         stack[:2, [1]].zero_()
         return [member["a"] for inner in stack.tensordicts for member in inner.tensordicts]
@@ -165,7 +165,7 @@ def test_the_members_of_members_are_no_copies() -> None:
 
 
 @pytest.mark.parametrize("index", UNKNOWN.values(), ids=UNKNOWN)
-def test_the_members_that_a_tensor_selects_end_the_graph(index: Any) -> None:
+def test_compile_tensor_index_of_members_breaks_graph(index: Any) -> None:
     torch._dynamo.reset()
     compiled = torch.compile(written, backend="eager")
     torch.testing.assert_close(compiled(uneven(), index), written(uneven(), index))
@@ -175,13 +175,13 @@ def test_the_members_that_a_tensor_selects_end_the_graph(index: Any) -> None:
 
 
 @pytest.mark.parametrize("index", UNKNOWN.values(), ids=UNKNOWN)
-def test_what_a_tensor_selects_is_written_in_one_graph(index: Any) -> None:
+def test_compile_write_at_tensor_index_has_no_graph_break(index: Any) -> None:
     torch._dynamo.reset()
     compiled = torch.compile(write, backend="eager", fullgraph=True)
     assert_close(compiled(lazy().unsqueeze(1), index, 0), write(lazy().unsqueeze(1), index, 0))
 
 
-def test_the_members_that_a_tensor_selects_are_not_exported() -> None:
+def test_export_tensor_index_of_members_raises() -> None:
     class Model(torch.nn.Module):
         def forward(self, stack: Any, index: Any) -> Any:
             return stack[index]["a"]

@@ -79,7 +79,7 @@ OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
 @CUDA
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_nothing_waits_for_the_gpu(name: str, no_waiting: Callable[[], None]) -> None:
+def test_operation_on_gpu_does_not_synchronize(name: str, no_waiting: Callable[[], None]) -> None:
     td, rows = sample(), HOST.cuda()
     OPERATIONS[name](td.clone(), rows)  # the first call loads kernels
     torch.cuda.synchronize()
@@ -95,7 +95,7 @@ def test_nothing_waits_for_the_gpu(name: str, no_waiting: Callable[[], None]) ->
 
 @CUDA
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode")
-def test_a_functional_call_waits_for_nothing(no_waiting: Callable[[], None]) -> None:
+def test_to_module_call_on_gpu_does_not_synchronize(no_waiting: Callable[[], None]) -> None:
     module = nn.Linear(4, 2).cuda()
     params, x = TensorDict.from_module(module).data * 2, torch.ones(3, 4, device="cuda")
     module(x)
@@ -123,7 +123,7 @@ INDICES: dict[str, Any] = {
 @CUDA
 @pytest.mark.parametrize("on_gpu", [False, True])
 @pytest.mark.parametrize("name", INDICES)
-def test_indices_of_host_and_gpu_agree(name: str, on_gpu: bool) -> None:
+def test_index_on_gpu_equals_cpu(name: str, on_gpu: bool) -> None:
     def moved(item: Any) -> Any:
         if isinstance(item, tuple):
             return tuple(map(moved, item))
@@ -143,7 +143,7 @@ def test_indices_of_host_and_gpu_agree(name: str, on_gpu: bool) -> None:
 
 @CUDA
 @pytest.mark.parametrize("index", [[5], torch.tensor([0, -4]), ([0], [2])])
-def test_an_index_out_of_range_is_refused_before_the_gpu_sees_it(index: Any) -> None:
+def test_index_out_of_range_raises_before_gpu_kernel(index: Any) -> None:
     td = TensorDict({"a": torch.zeros(3, 2)}, [3, 2]).cuda()
     for use in (lambda: td[index], lambda: td.__setitem__(index, 1)):
         with pytest.raises(CollectionIndexError, match="out of bounds for batch dim"):
@@ -152,7 +152,7 @@ def test_an_index_out_of_range_is_refused_before_the_gpu_sees_it(index: Any) -> 
 
 
 @CUDA
-def test_a_program_is_captured_by_a_cuda_graph() -> None:
+def test_cuda_graph_replay_equals_eager() -> None:
     td, other = sample(), sample() + 1
 
     def step() -> Any:
@@ -177,7 +177,7 @@ def test_a_program_is_captured_by_a_cuda_graph() -> None:
 
 
 @CUDA
-def test_memory_is_freed_at_once() -> None:
+def test_del_td_frees_gpu_memory_at_once() -> None:
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
     for make in (
@@ -193,7 +193,7 @@ def test_memory_is_freed_at_once() -> None:
 
 
 @CUDA
-def test_leaves_of_host_and_gpu_side_by_side() -> None:
+def test_pointwise_cpu_and_gpu_leaves_keeps_devices() -> None:
     td = TensorDict({"a": torch.ones(2), "b": torch.ones(2, device="cuda")}, [2])
     assert td.device is None
     for result in (
@@ -208,7 +208,7 @@ def test_leaves_of_host_and_gpu_side_by_side() -> None:
 
 
 @CUDA
-def test_what_was_saved_on_the_gpu_is_loaded_where_it_is_wanted() -> None:
+def test_torch_load_map_location_moves_gpu_td() -> None:
     for td in (sample(), lazy_stack([sample(), sample()]), TensorDictParams(sample())):
         file = io.BytesIO()
         torch.save(td, file)
@@ -220,7 +220,7 @@ def test_what_was_saved_on_the_gpu_is_loaded_where_it_is_wanted() -> None:
 
 
 @pytest.mark.parametrize("weights_only", [False, True])
-def test_a_device_label_follows_the_leaves_that_are_loaded(weights_only: bool) -> None:
+def test_torch_load_sets_device_label_of_loaded_leaves(weights_only: bool) -> None:
     there = torch.device("cuda", 0)  # only the label: this machine may have none
     for td in (sample("cpu"), lazy_stack([sample("cpu"), sample("cpu")]), TensorDict({"n": sample("cpu")})):
         set_device_labels(td, there)
@@ -233,7 +233,7 @@ def test_a_device_label_follows_the_leaves_that_are_loaded(weights_only: bool) -
 
 
 @CUDA
-def test_the_default_device_changes_nothing() -> None:
+def test_index_under_default_cuda_device_equals_cpu() -> None:
     with torch.device("cuda"):
         td = TensorDict({"a": [1.0, 2.0], "n": {"b": torch.ones(2)}}, [2])
         assert td["a"].device.type == "cuda" and td.device is None
@@ -244,7 +244,7 @@ def test_the_default_device_changes_nothing() -> None:
 
 @CUDA
 @pytest.mark.parametrize("name", ["exp", "log", "reciprocal", "tan", "abs", "sqrt"])
-def test_autocast_chooses_dtypes_as_for_single_leaves(name: str) -> None:
+def test_unary_autocast_dtypes_equal_torch_per_leaf(name: str) -> None:
     td = TensorDict({"a": torch.ones(3, dtype=torch.float16), "b": torch.ones(2)}).cuda()
     with torch.autocast("cuda"):
         result = getattr(td, name)()
@@ -254,7 +254,7 @@ def test_autocast_chooses_dtypes_as_for_single_leaves(name: str) -> None:
 
 
 @CUDA
-def test_a_leaf_under_two_keys_is_written_twice() -> None:
+def test_mul_inplace_leaf_under_two_keys_writes_twice() -> None:
     leaf = torch.ones(1 << 20, device="cuda")
     td = TensorDict({"a": leaf, "b": {"c": leaf}})
     for _ in range(3):

@@ -28,7 +28,7 @@ class Tied(nn.Module):
         return self.second(self.first(x)) + self.weight.sum()
 
 
-def test_from_module_gives_the_tensors_themselves():
+def test_from_module_returns_same_tensors():
     model = net()
     params = TensorDict.from_module(model)
     assert params["0", "weight"] is model[0].weight
@@ -38,18 +38,18 @@ def test_from_module_gives_the_tensors_themselves():
 
 
 @pytest.mark.parametrize(("function", "locked"), [(from_module, True), (TensorDict.from_module, False)])
-def test_the_function_locks_and_the_method_does_not(function, locked):
+def test_from_module_function_locks_and_method_does_not(function, locked):
     assert function(nn.Linear(1, 1)).is_locked is locked
 
 
-def test_use_state_dict_runs_the_hooks_of_the_module():
+def test_from_module_use_state_dict_runs_hooks():
     model = nn.Linear(1, 1)
     model.register_state_dict_post_hook(lambda module, state, prefix, _: state.update(extra=torch.ones(1)))
     assert "extra" in TensorDict.from_module(model, use_state_dict=True)
 
 
 @pytest.mark.parametrize("raises", [False, True])
-def test_the_context_restores_the_very_parameters(raises):
+def test_to_module_context_restores_same_parameters(raises):
     model = net()
     before = dict(model.named_parameters()) | dict(model.named_buffers())
     zeros = TensorDict.from_module(model).data.clone().zero_()
@@ -66,7 +66,7 @@ def test_the_context_restores_the_very_parameters(raises):
     assert all(before[name] is after[name] for name in before)
 
 
-def test_the_swap_puts_back_by_hand():
+def test_to_module_returned_swap_restores_parameters():
     model = nn.Linear(2, 1)
     weight = model.weight
     swap = TensorDict.from_module(model).data.clone().to_module(model)
@@ -75,7 +75,7 @@ def test_the_swap_puts_back_by_hand():
     assert model.weight is weight
 
 
-def test_inplace_keeps_the_parameters_and_the_context_brings_the_values_back():
+def test_to_module_inplace_context_restores_values():
     model = nn.Linear(2, 1)
     weight, values = model.weight, model.weight.detach().clone()
     zeros = TensorDict.from_module(model).data.clone().zero_()
@@ -85,7 +85,7 @@ def test_inplace_keeps_the_parameters_and_the_context_brings_the_values_back():
     assert torch.equal(weight, values)
 
 
-def test_swap_dest_gets_what_the_module_held():
+def test_to_module_swap_dest_receives_old_parameters():
     model = nn.Linear(2, 1)
     weight = model.weight
     dest = TensorDict()
@@ -94,7 +94,7 @@ def test_swap_dest_gets_what_the_module_held():
 
 
 @pytest.mark.parametrize("how", [{}, {"inplace": True}, {"use_state_dict": True}], ids=str)
-def test_a_swap_dest_that_refuses_leaves_the_module_as_it_was(how):
+def test_to_module_locked_swap_dest_leaves_module_unchanged(how):
     model = nn.Linear(2, 1)
     before = {name: (value, value.detach().clone()) for name, value in model.named_parameters()}
     zeros = TensorDict.from_module(model).data.clone().zero_()
@@ -109,7 +109,7 @@ class Weights(TensorDict):
 
 
 @pytest.mark.parametrize("kind", [Weights, TensorDictParams])
-def test_a_class_takes_what_a_module_holds_as_its_own(kind):
+def test_from_module_subclass_returns_subclass(kind):
     model = nn.BatchNorm1d(2)
     made = kind.from_module(model)
     assert type(made) is kind
@@ -118,13 +118,13 @@ def test_a_class_takes_what_a_module_holds_as_its_own(kind):
     assert set(made.keys()) == set(held) and all(made[key] is held[key] for key in held)
 
 
-def test_the_module_around_a_class_holds_an_instance():
+def test_from_module_subclass_as_module_wraps_subclass():
     module = Weights.from_module(nn.Linear(1, 2), as_module=True)
     assert type(module) is TensorDictParams and type(module.data) is Weights
     assert [name for name, _ in module.named_parameters()] == ["weight", "bias"]
 
 
-def test_preserve_module_state_false_puts_plain_tensors_in():
+def test_to_module_without_preserve_sets_plain_tensors():
     model = nn.Linear(2, 1)
     before = dict(model.named_parameters())
     data = TensorDict.from_module(model).data.clone()
@@ -136,7 +136,7 @@ def test_preserve_module_state_false_puts_plain_tensors_in():
     assert list(after) == list(before) and all(map(operator.is_, after.values(), before.values()))
 
 
-def test_plain_tensors_make_room_for_parameters_again():
+def test_to_module_replaces_plain_tensors_by_parameters():
     layer = nn.Linear(2, 1)
     model = nn.Sequential(layer, nn.BatchNorm1d(1), layer)
     params = TensorDict.from_module(model, as_module=True)
@@ -161,7 +161,7 @@ def test_plain_tensors_make_room_for_parameters_again():
     assert next(model.parameters()) is params["0", "weight"] and layer(x).device.type == "cpu"
 
 
-def test_gradients_flow_through_computed_parameters():
+def test_to_module_computed_parameters_pass_gradients():
     model = nn.Linear(2, 1, bias=False)
     scaled = TensorDict.from_module(model).apply(lambda p: p * 2)
     with scaled.to_module(model):
@@ -169,7 +169,7 @@ def test_gradients_flow_through_computed_parameters():
     assert model.weight.grad.tolist() == [[2.0, 2.0]]
 
 
-def test_tied_modules_and_weights_stay_tied():
+def test_to_module_tied_weights_stay_tied():
     model = Tied()
     params = TensorDict.from_module(model)
     assert params["first", "weight"] is params["second", "weight"] is params["weight"]
@@ -185,7 +185,7 @@ def test_tied_modules_and_weights_stay_tied():
 
 @pytest.mark.parametrize("inplace", [False, True])
 @pytest.mark.parametrize("root", [False, True])
-def test_parameters_that_a_module_holds_as_a_collection_are_swapped_too(root, inplace):
+def test_to_module_swaps_tensordict_params_submodule(root, inplace):
     model = nn.Module()
     model.held = TensorDictParams(TensorDict({"a": torch.ones(2), "n": {"b": torch.ones(3)}}))
     module = model.held if root else model
@@ -200,7 +200,7 @@ def test_parameters_that_a_module_holds_as_a_collection_are_swapped_too(root, in
         TensorDict({"c": torch.ones(2)}).to_module(model.held)
 
 
-def test_a_key_that_the_module_lacks_is_refused_before_anything_changes():
+def test_to_module_unknown_key_raises_and_changes_nothing():
     model = net()
     weight = model[0].weight
     with pytest.raises(KeyPathError, match=r"key \('3', 'nope'\): Linear has no parameter or buffer 'nope'"):
@@ -210,7 +210,7 @@ def test_a_key_that_the_module_lacks_is_refused_before_anything_changes():
         TensorDict({"9": {"weight": torch.zeros(1)}}).to_module(model)
 
 
-def test_memo_and_inplace_with_use_state_dict_are_refused():
+def test_to_module_unsupported_arguments_raise():
     params = TensorDict.from_module(nn.Linear(1, 1))
     with pytest.raises(StructureError, match="memo is no argument"):
         params.to_module(nn.Linear(1, 1), memo={})
@@ -218,7 +218,7 @@ def test_memo_and_inplace_with_use_state_dict_are_refused():
         params.to_module(nn.Linear(1, 1), use_state_dict=True, inplace=True)
 
 
-def test_use_state_dict_loads_and_the_context_restores():
+def test_to_module_use_state_dict_context_restores_values():
     model = net()
     values = model[0].weight.detach().clone()
     with TensorDict.from_module(model).data.clone().zero_().to_module(model, use_state_dict=True):
@@ -227,7 +227,7 @@ def test_use_state_dict_loads_and_the_context_restores():
 
 
 @pytest.mark.parametrize("lazy", [False, True])
-def test_an_ensemble_under_vmap_equals_the_models_one_by_one(lazy):
+def test_from_modules_vmap_equals_single_models(lazy):
     models = [nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)) for _ in range(4)]
     x = torch.randn(5, 3)
     expected = torch.stack([model(x) for model in models])
@@ -241,7 +241,7 @@ def test_an_ensemble_under_vmap_equals_the_models_one_by_one(lazy):
     torch.testing.assert_close(vmap(call, (0, None))(params, x), expected)
 
 
-def test_grad_with_respect_to_parameters():
+def test_to_module_func_grad_returns_parameter_gradients():
     model = nn.Linear(2, 1, bias=False)
     params = TensorDict.from_module(model).data.clone()
 
@@ -252,7 +252,7 @@ def test_grad_with_respect_to_parameters():
     assert grad(loss)(params)["weight"].tolist() == [[1.0, 2.0]]
 
 
-def test_from_modules_stacks_into_parameters_and_expands_what_is_shared():
+def test_from_modules_stacks_parameters_and_expands_shared():
     layer = nn.Linear(2, 3)
     stacked = from_modules(nn.Linear(2, 3), nn.Linear(2, 3))
     assert stacked.batch_size == torch.Size([2]) and isinstance(stacked["weight"], nn.Parameter)
@@ -267,7 +267,7 @@ def test_from_modules_stacks_into_parameters_and_expands_what_is_shared():
         from_modules()
 
 
-def test_the_functional_call_compiles_without_breaks():
+def test_compile_to_module_call_has_no_graph_break():
     model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
     params = TensorDict.from_module(model).data.clone()
 
@@ -280,7 +280,7 @@ def test_the_functional_call_compiles_without_breaks():
     torch.testing.assert_close(compiled(params, x), call(params, x))
 
 
-def test_a_value_that_does_not_fit_is_found_before_the_first_is_copied():
+def test_to_module_inplace_wrong_shape_changes_nothing():
     model = nn.Linear(2, 2)
     before = model.weight.detach().clone()
     values = TensorDict({"weight": torch.zeros(2, 2), "bias": torch.zeros(3)})
@@ -291,7 +291,7 @@ def test_a_value_that_does_not_fit_is_found_before_the_first_is_copied():
     assert torch.equal(model.weight, before)
 
 
-def test_a_state_that_does_not_fit_changes_nothing():
+def test_to_module_use_state_dict_wrong_shape_changes_nothing():
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     before = {key: value.clone() for key, value in model.state_dict().items()}
     wrong = TensorDict.from_module(model).data.clone().zero_()

@@ -59,7 +59,7 @@ def way(request: pytest.FixtureRequest) -> Any:
 
 
 class TestMap:
-    def test_results_are_concatenated_in_order(self, way: Any) -> None:
+    def test_map_concatenates_results_in_order(self, way: Any) -> None:
         td = make()
         result = td.map(plus_one, chunksize=3, **way)
         assert type(result) is TensorDict
@@ -77,16 +77,16 @@ class TestMap:
             ({"chunksize": 4, "index_with_generator": True}, [4] * 8 + [2] * 2),
         ],
     )
-    def test_chunks(self, kwargs: Any, sizes: list[int]) -> None:
+    def test_map_chunk_arguments_set_chunk_sizes(self, kwargs: Any, sizes: list[int]) -> None:
         assert make().map(with_size, **FORK, **kwargs)["size"].tolist() == sizes
 
-    def test_another_dim(self, way: Any) -> None:
+    def test_map_dim_argument_splits_that_dim(self, way: Any) -> None:
         td = TensorDict({"a": torch.arange(12).view(3, 4)}, [3, 4])
         for dim in (1, -1):
             assert torch.equal(td.map(plus_one, dim, chunksize=3, **way)["a"], td["a"] + 1)
             assert torch.equal(td.map(plus_one, dim, chunksize=0, **way)["a"], td["a"] + 1)
 
-    def test_none_is_nothing(self, way: Any) -> None:
+    def test_map_none_results_are_dropped(self, way: Any) -> None:
         assert make().map(lambda td: td if td["a"][0] else None, chunksize=5, **way)["a"].tolist() == [
             5,
             6,
@@ -96,15 +96,15 @@ class TestMap:
         ]
         assert make().map(lambda td: None, **way) is None
 
-    def test_lazy_stacks(self) -> None:
+    def test_map_lazy_stack_equals_dense(self) -> None:
         stack = LazyStackedTensorDict(*make().unbind(0))
         assert stack.map(plus_one, **FORK)["a"].tolist() == list(range(1, 11))
 
-    def test_an_empty_batch(self) -> None:
+    def test_map_empty_batch_returns_empty(self) -> None:
         assert TensorDict({"a": torch.zeros(0)}, [0]).map(plus_one, **FORK)["a"].shape == (0,)
 
     @pytest.mark.parametrize("shared", [True, False])
-    def test_out(self, way: Any, shared: bool) -> None:
+    def test_map_out_is_written_in_place(self, way: Any, shared: bool) -> None:
         out = make().zero_()
         if shared:
             out.share_memory_()
@@ -113,7 +113,7 @@ class TestMap:
         assert out["a"] is leaf
         assert leaf.tolist() == list(range(1, 11))
 
-    def test_a_pool_of_the_caller(self) -> None:
+    def test_map_pool_argument_uses_its_processes(self) -> None:
         with multiprocessing.get_context("fork").Pool(2) as pool:
             assert make().map(plus_one, pool=pool)["a"].tolist() == list(range(1, 11))
             pids = make().map(with_pid, pool=pool)["pid"]
@@ -121,7 +121,7 @@ class TestMap:
             with pytest.raises(ValueError, match="give pool or num_workers, not both; got 2"):
                 make().map(plus_one, pool=pool, num_workers=2)
 
-    def test_max_tasks_per_child(self) -> None:
+    def test_map_max_tasks_per_child_replaces_workers(self) -> None:
         result = make().map(
             with_pid,
             chunksize=2,
@@ -130,7 +130,7 @@ class TestMap:
         )
         assert len(set(result["pid"].tolist())) == 5
 
-    def test_worker_threads(self) -> None:
+    def test_map_worker_threads_sets_torch_threads(self) -> None:
         result = make().map(
             lambda td: td.set("threads", torch.full(td.batch_size, torch.get_num_threads())),
             worker_threads=2,
@@ -139,7 +139,7 @@ class TestMap:
         assert result["threads"].tolist() == [2] * 10
 
     @pytest.mark.slow
-    def test_spawned_workers(self) -> None:
+    def test_map_spawned_workers_equals_torch(self) -> None:
         assert make().map(torch.neg, num_workers=1, mp_start_method="spawn")["a"].tolist() == list(
             range(0, -10, -1)
         )
@@ -154,11 +154,11 @@ class TestMap:
             ({"num_chunks": 0}, ValueError, "got 0"),
         ],
     )
-    def test_refusals(self, kwargs: Any, error: type, message: str) -> None:
+    def test_map_invalid_arguments_raise(self, kwargs: Any, error: type, message: str) -> None:
         with pytest.raises(error, match=message):
             make().map(plus_one, **kwargs)
 
-    def test_a_progress_bar(self, way: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_map_pbar_calls_tqdm_with_total(self, way: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         totals: list[int] = []
 
         def tqdm(results: Any, total: int) -> Any:
@@ -169,14 +169,14 @@ class TestMap:
         assert len(make().map(plus_one, chunksize=2, pbar=True, **way)) == 10
         assert totals == [5]
 
-    def test_a_progress_bar_without_tqdm(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_map_pbar_without_tqdm_raises(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "tqdm", None)
         with pytest.raises(ImportError, match="pip install tqdm"):
             make().map(plus_one, pbar=True, num_workers=0)
 
 
 class TestSeeds:
-    def test_results_depend_on_the_generator_alone(self) -> None:
+    def test_map_same_generator_gives_same_results(self) -> None:
         results = [
             make()
             .map(with_noise, chunksize=2, generator=torch.Generator().manual_seed(0), **way)["noise"]
@@ -186,14 +186,14 @@ class TestSeeds:
         assert results[0] == results[1] == results[2]
         assert len(set(results[0])) == 10
 
-    def test_the_generator_moves_on(self) -> None:
+    def test_map_advances_generator(self) -> None:
         generator = torch.Generator().manual_seed(0)
         first, second = (
             make().map(with_noise, num_workers=0, generator=generator)["noise"].tolist() for _ in range(2)
         )
         assert first != second
 
-    def test_this_process_keeps_its_random_state(self) -> None:
+    def test_map_keeps_random_state_of_caller(self) -> None:
         generator = torch.Generator().manual_seed(0)
         torch.manual_seed(5)
         expected = torch.rand(1)
@@ -203,14 +203,14 @@ class TestSeeds:
 
 
 class TestMapIter:
-    def test_yields_in_order(self, way: Any) -> None:
+    def test_map_iter_yields_in_order(self, way: Any) -> None:
         parts = list(make().map_iter(plus_one, chunksize=4, **way))
         assert [part["a"].tolist() for part in parts] == [[1, 2, 3, 4], [5, 6, 7, 8], [9, 10]]
 
-    def test_yields_none_too(self, way: Any) -> None:
+    def test_map_iter_yields_none_results(self, way: Any) -> None:
         assert list(make().map_iter(lambda td: None, chunksize=5, **way)) == [None, None]
 
-    def test_shuffle(self, way: Any) -> None:
+    def test_map_iter_shuffle_permutes_by_generator(self, way: Any) -> None:
         def order(seed: int) -> list[int]:
             generator = torch.Generator().manual_seed(seed)
             parts = make().map_iter(plus_one, chunksize=3, shuffle=True, generator=generator, **way)
@@ -219,14 +219,14 @@ class TestMapIter:
         assert sorted(order(0)) == list(range(1, 11))
         assert order(0) == order(0) != order(1)
 
-    def test_what_runs_between_the_results_has_the_random_numbers_of_its_own(self) -> None:
+    def test_map_iter_keeps_random_state_between_results(self) -> None:
         torch.manual_seed(5)
         parts = make().map_iter(with_noise, num_workers=0, chunksize=2, generator=torch.Generator())
         drawn = [torch.rand(()) for _ in parts]
         torch.manual_seed(5)
         assert drawn == [torch.rand(()) for _ in drawn]
 
-    def test_may_be_left_early(self) -> None:
+    def test_map_iter_close_ends_workers(self) -> None:
         iterator = make().map_iter(plus_one, chunksize=1, **FORK)
         assert next(iterator)["a"].tolist() == [1]
         iterator.close()  # type: ignore[attr-defined]
@@ -234,7 +234,7 @@ class TestMapIter:
 
 
 class TestFailures:
-    def test_an_exception_arrives_with_its_traceback(self) -> None:
+    def test_map_worker_exception_keeps_traceback(self) -> None:
         with pytest.raises(KeyError, match="no seven") as caught:
             make().map(fail, chunksize=2, **FORK)
         assert "in fail" in str(caught.value.__cause__)
@@ -242,7 +242,7 @@ class TestFailures:
         assert not multiprocessing.active_children()
 
     @pytest.mark.parametrize("size", [1, 10**6], ids=["waiting", "sending"])
-    def test_workers_end_with_a_killed_parent(self, size: int) -> None:
+    def test_map_iter_killed_parent_ends_workers(self, size: int) -> None:
         source = f"""
 import os, time, torch
 from td_core import TensorDict
@@ -263,7 +263,7 @@ for _ in TensorDict({{"a": torch.zeros(2)}}, [2]).map_iter(slow, num_workers=2, 
             # Its end comes when nobody can write there any more.
             parent.communicate(timeout=30)
 
-    def test_workers_are_forked_while_no_module_is_being_imported(self) -> None:
+    def test_map_fork_during_import_does_not_deadlock(self) -> None:
         source = """
 import sys, time
 from importlib.machinery import PathFinder
@@ -296,16 +296,16 @@ print(td.map(lambda part: part + 1, num_workers=2, chunksize=1, mp_start_method=
         )
         assert done.stdout.strip() == b"[1, 2, 3, 4]"
 
-    def test_a_killed_worker_is_an_error(self) -> None:
+    def test_map_killed_worker_raises(self) -> None:
         with pytest.raises(WorkerError, match=r"a worker process \(pid \d+\) died with exit code -9"):
             make().map(die, chunksize=2, **FORK)
         assert not multiprocessing.active_children()
 
-    def test_what_cannot_be_sent_is_an_error(self) -> None:
+    def test_map_iter_unpicklable_result_raises(self) -> None:
         with pytest.raises(WorkerError, match="cannot send what it has"):
             list(make().map_iter(lambda td: lambda: td, chunksize=5, **FORK))
 
-    def test_a_result_that_does_not_fit_out(self) -> None:
+    def test_map_out_wrong_shape_raises(self) -> None:
         out = make().share_memory_()
         with pytest.raises(StructureError, match="key 'a' in place"):
             make().map(lambda td: td.set("a", torch.zeros(5, 3)), out=out, **FORK)

@@ -89,12 +89,12 @@ BOOLEAN = ["and_", "or_", "xor"]
 COMPARISONS = ["eq", "ne", "lt", "le", "gt", "ge"]
 
 
-def test_the_tables_are_found() -> None:
+def test_method_tables_list_all_methods() -> None:
     assert (len(UNARY), len(UNARY_INPLACE), len(BINARY), len(BINARY_INPLACE)) == (34, 29, 7, 7)
 
 
 @pytest.mark.parametrize("name", UNARY)
-def test_unary(name: str, td: TensorDict) -> None:
+def test_unary_each_name_equals_torch(name: str, td: TensorDict) -> None:
     expected = {key: getattr(torch, name)(leaf) for key, leaf in entries(td).items()}
     result = getattr(td, name)()
     check(result, expected)
@@ -103,7 +103,7 @@ def test_unary(name: str, td: TensorDict) -> None:
 
 
 @pytest.mark.parametrize("name", UNARY_INPLACE)
-def test_unary_inplace(name: str, td: TensorDict) -> None:
+def test_unary_inplace_each_name_equals_torch(name: str, td: TensorDict) -> None:
     expected = {key: getattr(torch, name[:-1])(leaf) for key, leaf in entries(td).items()}
     before = td._leaves()
     assert getattr(td, name)() is td
@@ -119,13 +119,13 @@ def reference(name: str, leaf: Tensor, other: object) -> Tensor:
 
 @pytest.mark.parametrize("name", [*BINARY, "add", "sub", "clamp_min"])
 @pytest.mark.parametrize("other", [2, 0.5, np.float32(0.25)], ids=str)
-def test_binary_with_a_number(name: str, other: float, td: TensorDict) -> None:
+def test_binary_number_operand_equals_torch(name: str, other: float, td: TensorDict) -> None:
     expected = {key: reference(name, leaf, float(other)) for key, leaf in entries(td).items()}
     check(getattr(td, name)(other), expected)
 
 
 @pytest.mark.parametrize("name", [*BINARY, "add", "sub", "rsub", "clamp_min"])
-def test_binary_with_a_collection(name: str, td: TensorDict) -> None:
+def test_binary_collection_operand_equals_torch(name: str, td: TensorDict) -> None:
     other = td.cos()
     expected = {key: reference(name, leaf, leaf.cos()) for key, leaf in entries(td).items()}
     check(getattr(td, name)(other), expected)
@@ -133,7 +133,7 @@ def test_binary_with_a_collection(name: str, td: TensorDict) -> None:
 
 @pytest.mark.parametrize("name", [*BINARY, "add", "sub", "rsub", "clamp_min"])
 @pytest.mark.parametrize("shape", [(), (3,), (1,), (2, 3), (2, 1)], ids=str)
-def test_binary_with_a_tensor_broadcasts_on_the_batch_dims(
+def test_binary_tensor_operand_broadcasts_on_batch_dims(
     name: str, shape: tuple[int, ...], td: TensorDict
 ) -> None:
     other = torch.rand(shape) + 0.5
@@ -146,7 +146,7 @@ def test_binary_with_a_tensor_broadcasts_on_the_batch_dims(
 
 @pytest.mark.parametrize("name", [*BINARY_INPLACE, "add_", "sub_"])
 @pytest.mark.parametrize("kind", ["number", "tensor", "collection"])
-def test_binary_inplace(name: str, kind: str, td: TensorDict) -> None:
+def test_binary_inplace_each_name_equals_torch(name: str, kind: str, td: TensorDict) -> None:
     other = {"number": 0.5, "tensor": torch.full((3,), 0.5), "collection": td * 0 + 0.5}[kind]
     expected = {key: reference(name[:-1], leaf, 0.5) for key, leaf in entries(td).items()}
     before = td._leaves()
@@ -156,7 +156,7 @@ def test_binary_inplace(name: str, kind: str, td: TensorDict) -> None:
 
 
 @pytest.mark.parametrize("name", DUNDERS)
-def test_operators(name: str, td: TensorDict) -> None:
+def test_operator_each_symbol_equals_torch(name: str, td: TensorDict) -> None:
     function = getattr(operator, name)
     for other in (1.5, td.cos()):
         expected = {
@@ -167,13 +167,13 @@ def test_operators(name: str, td: TensorDict) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in DUNDERS if name != "mod"])
-def test_reflected_operators(name: str, td: TensorDict) -> None:
+def test_reflected_operator_number_on_left_equals_torch(name: str, td: TensorDict) -> None:
     function = getattr(operator, name)
     check(function(1.5, td), {key: function(1.5, leaf) for key, leaf in entries(td).items()})
 
 
 @pytest.mark.parametrize("name", [name for name in DUNDERS if name != "mod"])
-def test_a_tensor_or_array_on_the_left(name: str, td: TensorDict) -> None:
+def test_operator_tensor_or_array_on_left_equals_torch(name: str, td: TensorDict) -> None:
     function = getattr(operator, name)
     left = torch.rand(2, 3) + 0.5
     expected = {
@@ -184,7 +184,7 @@ def test_a_tensor_or_array_on_the_left(name: str, td: TensorDict) -> None:
 
 
 @pytest.mark.parametrize("name", ["iadd", "isub", "imul", "itruediv", "ipow"])
-def test_augmented_assignment_keeps_the_object(name: str, td: TensorDict) -> None:
+def test_augmented_assignment_returns_same_object(name: str, td: TensorDict) -> None:
     function = getattr(operator, name)
     expected = {key: function(leaf.clone(), 2.0) for key, leaf in entries(td).items()}
     assert function(td, 2.0) is td
@@ -192,7 +192,7 @@ def test_augmented_assignment_keeps_the_object(name: str, td: TensorDict) -> Non
 
 
 @pytest.mark.parametrize("name", BOOLEAN)
-def test_boolean_operators(name: str, td: TensorDict) -> None:
+def test_bitwise_operator_bool_leaves_equals_torch(name: str, td: TensorDict) -> None:
     function = getattr(operator, name)
     low, high = td > 0.3, td < 0.7
     check(function(low, high), {key: function(leaf > 0.3, leaf < 0.7) for key, leaf in entries(td).items()})
@@ -207,7 +207,7 @@ def test_boolean_operators(name: str, td: TensorDict) -> None:
 
 
 @pytest.mark.parametrize("name", COMPARISONS)
-def test_comparisons(name: str, td: TensorDict) -> None:
+def test_comparison_each_symbol_equals_torch(name: str, td: TensorDict) -> None:
     function = getattr(operator, name)
     for other in (0.5, td.cos()):
         expected = {
@@ -218,7 +218,7 @@ def test_comparisons(name: str, td: TensorDict) -> None:
     check(function(0.5, td), {key: function(0.5, leaf) for key, leaf in entries(td).items()})
 
 
-def test_comparing_with_a_mapping() -> None:
+def test_comparison_with_mapping_compares_entries() -> None:
     result = TensorDict({"a": torch.arange(2), "n": {"b": torch.zeros(2)}}, [2]) == {
         "a": torch.tensor([0, 0]),
         "n": {"b": torch.zeros(2)},
@@ -227,7 +227,7 @@ def test_comparing_with_a_mapping() -> None:
     assert result["n", "b"].tolist() == [True, True]
 
 
-def test_comparing_with_something_else_is_false_and_ordering_it_is_refused() -> None:
+def test_eq_unsupported_type_is_false_and_lt_raises() -> None:
     td = TensorDict({"a": 1})
     assert (td == None) is False  # noqa: E711
     assert (td != "x") is True
@@ -235,13 +235,13 @@ def test_comparing_with_something_else_is_false_and_ordering_it_is_refused() -> 
         td < "x"  # noqa: B015
 
 
-def test_neg_and_abs(td: TensorDict) -> None:
+def test_neg_abs_operators_equal_torch(td: TensorDict) -> None:
     check(-td, {key: -leaf for key, leaf in entries(td).items()})
     check(abs(-td), entries(td))
 
 
 @pytest.mark.parametrize("name", ["add", "sub", "rsub"])
-def test_alpha(name: str, td: TensorDict) -> None:
+def test_add_sub_rsub_alpha_equals_torch(name: str, td: TensorDict) -> None:
     for other in (2.0, td.cos(), torch.tensor(2.0)):
         expected = {
             key: getattr(torch, name)(leaf, leaf.cos() if isinstance(other, type(td)) else 2.0, alpha=3)
@@ -253,7 +253,7 @@ def test_alpha(name: str, td: TensorDict) -> None:
 
 
 @pytest.mark.parametrize("limits", [(0.2, 0.6), (0.2, None), (None, 0.6)], ids=str)
-def test_clamp(limits: tuple[float | None, float | None], td: TensorDict) -> None:
+def test_clamp_each_limit_equals_torch(limits: tuple[float | None, float | None], td: TensorDict) -> None:
     expected = {key: leaf.clamp(*limits) for key, leaf in entries(td).items()}
     check(td.clamp(*limits), expected)
     tensors = [None if limit is None else torch.full((3,), limit) for limit in limits]
@@ -265,13 +265,13 @@ def test_clamp(limits: tuple[float | None, float | None], td: TensorDict) -> Non
     check(out, expected)
 
 
-def test_clamp_without_limits_is_refused() -> None:
+def test_clamp_without_limits_raises() -> None:
     with pytest.raises(TypeError, match=r"clamp\(\) needs min, max or both"):
         TensorDict({"a": 1}).clamp()
 
 
 @pytest.mark.parametrize("name", ["lerp", "addcmul", "addcdiv"])
-def test_operations_of_three(name: str, td: TensorDict) -> None:
+def test_lerp_addcmul_addcdiv_equal_torch(name: str, td: TensorDict) -> None:
     one, two = td.cos(), td + 1
     function = getattr(torch, name)
     expected = {key: function(leaf, leaf.cos(), leaf + 1) for key, leaf in entries(td).items()}
@@ -297,7 +297,7 @@ def test_operations_of_three(name: str, td: TensorDict) -> None:
         )
 
 
-def test_the_batch_sizes_of_collections_broadcast() -> None:
+def test_add_collections_broadcasts_batch_sizes() -> None:
     td = nested()
     for other in (td[0], td[:1]):
         check(td + other, {key: leaf + leaf[0] for key, leaf in entries(td).items()})
@@ -306,14 +306,14 @@ def test_the_batch_sizes_of_collections_broadcast() -> None:
     assert (td[0] + td).batch_size == (2, 3)
 
 
-def test_a_larger_tensor_gives_a_larger_batch_size() -> None:
+def test_add_larger_tensor_expands_batch_size() -> None:
     td = nested()
     result = td + torch.ones(4, 2, 3)
     assert result.batch_size == (4, 2, 3)
     check(result, {key: (leaf + 1).expand(4, *leaf.shape) for key, leaf in entries(td).items()})
 
 
-def test_default_stands_for_missing_keys() -> None:
+def test_add_default_replaces_missing_keys() -> None:
     a, b, c = torch.rand(2), torch.rand(2, 3), torch.rand(2)
     first = TensorDict({"a": a, "n": {"b": b}}, [2])
     second = TensorDict({"n": {"b": b, "d": c}, "m": {"c": c}}, [2])
@@ -326,7 +326,7 @@ def test_default_stands_for_missing_keys() -> None:
 
 
 @pytest.mark.parametrize("call", ["add", "add_", "__eq__", "__lt__", "maximum"])
-def test_different_keys_are_named(call: str) -> None:
+def test_binary_different_keys_raises_with_keys(call: str) -> None:
     td = nested()
     other = nested()
     del other["n", "m", "c"]
@@ -335,7 +335,7 @@ def test_different_keys_are_named(call: str) -> None:
 
 
 @pytest.mark.parametrize("call", ["add", "add_", "__eq__", "__lt__", "maximum"])
-def test_different_keys_below_a_lazy_stack_are_named(call: str) -> None:
+def test_binary_different_keys_in_lazy_stack_raises_with_path(call: str) -> None:
     td, other = (
         TensorDict({"n": {"l": LazyStackedTensorDict(TensorDict({"m": {key: torch.ones(1)}}))}})
         for key in "ac"
@@ -346,7 +346,7 @@ def test_different_keys_below_a_lazy_stack_are_named(call: str) -> None:
         getattr(td, call)(other)
 
 
-def test_a_failing_leaf_is_named_and_its_error_keeps_its_type() -> None:
+def test_binary_failing_leaf_raises_same_type_with_key() -> None:
     td = TensorDict({"a": torch.ones(2, 3), "n": {"b": torch.ones(2, 4)}}, [2])
     other = TensorDict({"a": torch.ones(2, 3), "n": {"b": torch.ones(2, 5)}}, [2])
     with pytest.raises(
@@ -357,7 +357,7 @@ def test_a_failing_leaf_is_named_and_its_error_keeps_its_type() -> None:
         td.bitwise_and(td)
 
 
-def test_wrong_operands_are_refused() -> None:
+def test_binary_invalid_operand_raises() -> None:
     td = nested()
     with pytest.raises(TypeError, match=r"add\(\) takes a number, a tensor or a collection; got str: 'x'"):
         td.add("x")
@@ -385,14 +385,14 @@ def test_wrong_operands_are_refused() -> None:
         (lambda td: td.mul_(1j), "cannot compute mul_ in place: key 'a': .*can't be cast"),
     ],
 )
-def test_a_failed_operation_in_place_changes_nothing(make: object, message: str) -> None:
+def test_inplace_failing_operand_changes_nothing(make: object, message: str) -> None:
     td = TensorDict({"a": torch.ones(2, 3), "b": torch.ones(2, 4)}, [2])
     with pytest.raises(RuntimeError, match=message):
         make(td)
     check(td, {"a": torch.ones(2, 3), "b": torch.ones(2, 4)})
 
 
-def test_an_operation_in_place_that_a_later_dtype_refuses_changes_nothing() -> None:
+def test_inplace_later_leaf_wrong_dtype_changes_nothing() -> None:
     td = TensorDict({"a": torch.ones(2), "b": torch.ones(2, dtype=torch.int64)}, [2])
     with pytest.raises(RuntimeError, match=r"cannot compute exp_ in place: key 'b': .*can't be cast"):
         td.exp_()
@@ -402,7 +402,7 @@ def test_an_operation_in_place_that_a_later_dtype_refuses_changes_nothing() -> N
 
 
 @pytest.mark.parametrize("before", [0, 4])
-def test_an_operation_in_place_that_the_dtype_of_a_later_operand_refuses_changes_nothing(before: int) -> None:
+def test_inplace_later_operand_wrong_dtype_changes_nothing(before: int) -> None:
     td = TensorDict({"a": torch.ones(2), "b": torch.ones(2)}, [2])
     for _ in range(before):
         td.mul_(td.clone())
@@ -417,9 +417,7 @@ def test_an_operation_in_place_that_the_dtype_of_a_later_operand_refuses_changes
 @pytest.mark.parametrize(
     "name", [*UNARY_INPLACE, *BINARY_INPLACE, "sub_ alpha", "masked_fill_", "lerp_", "addcmul_"]
 )
-def test_an_operation_in_place_that_a_later_leaf_refuses_changes_nothing(
-    name: str, last: str, stacked: bool
-) -> None:
+def test_inplace_later_leaf_not_writable_changes_nothing(name: str, last: str, stacked: bool) -> None:
     bad = (
         torch.full((1, 2), 0.5).expand(2, 2)
         if last == "expanded"
@@ -446,7 +444,7 @@ def test_an_operation_in_place_that_a_later_leaf_refuses_changes_nothing(
         assert (leaf == 0.5).all()
 
 
-def test_a_default_stands_for_what_a_lazy_stack_hides() -> None:
+def test_add_default_fills_keys_that_some_members_lack() -> None:
     members = TensorDict({"a": torch.zeros(1)}), TensorDict({"a": torch.ones(1), "b": torch.ones(1)})
     stack = LazyStackedTensorDict(*members)
     for outer in (stack, TensorDict({"s": stack})):
@@ -474,7 +472,7 @@ VIEWS_IN_PLACE = {
 
 
 @pytest.mark.parametrize("name", VIEWS_IN_PLACE)
-def test_operations_in_place_write_conjugate_and_negative_views(name: str) -> None:
+def test_inplace_conj_and_neg_views_keeps_view_bits(name: str) -> None:
     bases = {"c": torch.tensor([1 + 2j, 3j]), "n": torch.tensor([1.0, 2.0]), "p": torch.ones(2)}
     td = TensorDict({"c": bases["c"].conj(), "n": torch._neg_view(bases["n"]), "p": bases["p"]}, [2])
     plain = td.clone()
@@ -486,21 +484,21 @@ def test_operations_in_place_write_conjugate_and_negative_views(name: str) -> No
     assert torch.equal(bases["c"].conj().resolve_conj(), plain["c"]) and torch.equal(-bases["n"], plain["n"])
 
 
-def test_results_are_unlocked_and_operations_in_place_are_legal_on_locked_ones() -> None:
+def test_add_locked_td_result_unlocked_and_inplace_allowed() -> None:
     td = nested().lock_()
     assert not (td + 1).is_locked
     assert not td.exp().is_locked
     td.add_(1)
 
 
-def test_names_and_device_stay() -> None:
+def test_pointwise_result_keeps_names_and_device() -> None:
     td = TensorDict({"a": torch.rand(2, 3)}, [2, 3], names=["x", None], device="cpu")
     for result in (td.exp(), td + 1, td == td, td + torch.ones(3)):
         assert result.names == ["x", None]
         assert result.device == torch.device("cpu")
 
 
-def test_depth_is_no_limit() -> None:
+def test_pointwise_3000_nested_nodes_does_not_recurse() -> None:
     td = TensorDict({"x": torch.ones(1)})
     for _ in range(3000):
         td = TensorDict({"n": td})
@@ -512,7 +510,7 @@ def test_depth_is_no_limit() -> None:
     "dtype", [torch.float64, torch.float16, torch.int64, torch.uint8, torch.bool, torch.complex64]
 )
 @pytest.mark.parametrize("name", UNARY + BINARY)
-def test_the_fused_kernel_and_the_loop_agree(name: str, dtype: torch.dtype) -> None:
+def test_foreach_fused_kernel_equals_single_op(name: str, dtype: torch.dtype) -> None:
     function = getattr(torch, TORCH_NAME.get(name, name))
     arguments = [torch.tensor([0, 1, 2]).to(dtype)] * (2 if name in BINARY else 1)
 
@@ -534,7 +532,7 @@ class Marked(Tensor):
     pass
 
 
-def test_one_subclass_among_the_leaves_marks_its_own_result_only() -> None:
+def test_pointwise_subclass_leaf_keeps_types_of_other_leaves() -> None:
     td = TensorDict({"a": torch.rand(2), "b": torch.rand(2).as_subclass(Marked)}, [2])
     for result in (td.exp(), td + 1, td + TensorDict({"a": torch.rand(2), "b": torch.rand(2)}, [2])):
         assert [type(leaf) for leaf in entries(result).values()] == [Tensor, Marked]
@@ -542,12 +540,12 @@ def test_one_subclass_among_the_leaves_marks_its_own_result_only() -> None:
     assert [type(leaf) for leaf in entries(plain + td).values()] == [Tensor, Marked]
 
 
-def test_without_a_kernel_the_loop_runs() -> None:
+def test_foreach_without_fused_kernel_runs_loop() -> None:
     assert foreach_kernel("no_such_kernel") is None
     assert foreach(Op(None, torch.exp), [torch.zeros(())]) == [torch.ones(())]
 
 
-def test_the_level_of_functorch() -> None:
+def test_functorch_level_inside_vmap_is_not_none() -> None:
     assert functorch_level() is None
     seen = []
     torch.func.vmap(lambda x: seen.append(functorch_level()) or x)(torch.zeros(2))
@@ -560,13 +558,13 @@ def program(td: TensorDict) -> TensorDict:
     return other.sqrt() + torch.ones(other.batch_size)
 
 
-def test_compiles_without_a_break(td: TensorDict) -> None:
+def test_compile_pointwise_has_no_graph_break(td: TensorDict) -> None:
     torch.compiler.reset()
     compiled = torch.compile(program, fullgraph=True, backend="eager")
     check(compiled(td), entries(program(td)))
 
 
-def test_compiled_operations_in_place() -> None:
+def test_compile_inplace_equals_eager() -> None:
     def step(td: TensorDict, other: TensorDict) -> TensorDict:
         return td.add_(other, alpha=2).mul_(0.5)
 
@@ -575,20 +573,20 @@ def test_compiled_operations_in_place() -> None:
     check(torch.compile(step, fullgraph=True, backend="eager")(td, td.clone()), expected)
 
 
-def test_runs_under_vmap_and_grad() -> None:
+def test_pointwise_vmap_and_grad_equal_eager() -> None:
     td = nested()
     check(torch.func.vmap(program)(td), entries(program(td)))
     grads = torch.func.grad(lambda td: (td * td).sum(reduce=True))(td)
     check(grads, {key: 2 * leaf for key, leaf in entries(td).items()})
 
 
-def test_is_differentiable() -> None:
+def test_backward_pointwise_sets_grad() -> None:
     td = nested().requires_grad_()
     (td.exp() + td * td).sum(reduce=True).backward()
     check(td.grad, {key: leaf.detach().exp() + 2 * leaf.detach() for key, leaf in entries(td).items()})
 
 
-def test_parameters_compute() -> None:
+def test_pointwise_tensordict_params_equals_torch() -> None:
     params = TensorDictParams(nested())
     expected = {key: (leaf.detach() + 1).exp() for key, leaf in entries(nested()).items()}
     check((params + 1).exp().detach(), expected)
@@ -603,7 +601,7 @@ NUMBERS = st.floats(-2, 2, allow_nan=False, width=32)
     st.sampled_from(sorted(MAKE)),
     st.data(),
 )
-def test_random_programs_equal_torch_on_the_leaves(names: list[str], kind: str, data: st.DataObject) -> None:
+def test_random_programs_equal_torch_on_leaves(names: list[str], kind: str, data: st.DataObject) -> None:
     td = MAKE[kind]()
     expected = entries(td)
     for name in names:
@@ -639,7 +637,7 @@ def test_random_programs_equal_torch_on_the_leaves(names: list[str], kind: str, 
 @pytest.mark.parametrize(
     "names", [("grad", "int"), ("int", "grad"), ("grad", "float"), ("float", "int", "grad")]
 )
-def test_each_leaf_has_an_autograd_of_its_own(operation, names):
+def test_pointwise_mixed_requires_grad_is_kept_per_leaf(operation, names):
     leaves = {
         "grad": torch.tensor([1.0, 2.0], requires_grad=True),
         "int": torch.tensor([3, 4]),
@@ -667,7 +665,7 @@ def test_each_leaf_has_an_autograd_of_its_own(operation, names):
     ],
 )
 @pytest.mark.parametrize("result_needs_grad", [True, False])
-def test_writing_gives_each_leaf_an_autograd_of_its_own(write, result_needs_grad):
+def test_inplace_mixed_requires_grad_is_tracked_per_leaf(write, result_needs_grad):
     def made(value):
         leaf = torch.tensor([value, value], requires_grad=True)
         return TensorDict(
@@ -701,7 +699,7 @@ def test_writing_gives_each_leaf_an_autograd_of_its_own(write, result_needs_grad
 )
 @pytest.mark.parametrize("stacked", [False, True])
 @pytest.mark.parametrize("what", ["leaf", "view of a leaf"])
-def test_in_place_the_key_of_a_leaf_that_requires_grad_is_named(write, stacked, what):
+def test_inplace_leaf_requires_grad_raises_with_key(write, stacked, what):
     def refused(*shape):
         return (
             torch.ones(shape).requires_grad_()
@@ -730,7 +728,7 @@ MIXED = [torch.uint8, torch.int64, torch.bfloat16, torch.float32, torch.float64]
 @pytest.mark.parametrize("shape", [(4,), (4, 3), (4, 1, 2)])
 @pytest.mark.parametrize("other", MIXED)
 @pytest.mark.parametrize("mine", MIXED)
-def test_dtypes_are_promoted_as_those_of_the_whole_leaf(mine, other, shape, stacked):
+def test_binary_mixed_dtypes_promotes_as_torch(mine, other, shape, stacked):
     x, each = torch.arange(1, torch.Size(shape).numel() + 1).view(shape).to(mine), torch.arange(4).to(other)
     td = TensorDict({"x": x}, [4])
     if stacked:
@@ -792,7 +790,7 @@ with warnings.catch_warnings():
 
 
 @pytest.mark.parametrize(("name", "operands", "expected"), DERIVATIVES.values(), ids=DERIVATIVES)
-def test_autograd_goes_through_fused_kernels_as_through_single_ones(name, operands, expected):
+def test_foreach_gradients_equal_single_op_gradients(name, operands, expected):
     found = derivatives(partial(foreach, OPS[name]), operands, name.endswith("_"))
     for kind, mine, theirs in zip(("gradient", "tangent"), found, expected, strict=True):
         for a, b in zip(mine, theirs, strict=True):
@@ -801,7 +799,7 @@ def test_autograd_goes_through_fused_kernels_as_through_single_ones(name, operan
 
 
 @pytest.mark.parametrize("name", ["exp", "log1p", "pow", "reciprocal", "tan"])
-def test_under_autocast_each_leaf_is_computed_by_itself(name, monkeypatch):
+def test_unary_autocast_calls_single_op_per_leaf(name, monkeypatch):
     # Only there does torch choose the dtype; it does so for some of the operations, on a GPU.
     this = OPS[name]
     calls = []
@@ -817,7 +815,7 @@ def test_under_autocast_each_leaf_is_computed_by_itself(name, monkeypatch):
 
 
 @pytest.mark.parametrize("number", [np.float32(2), np.array([2.0, 3.0]), np.array(2.0)], ids=repr)
-def test_numbers_and_arrays_of_numpy_are_operands(number: Any) -> None:
+def test_add_numpy_operand_equals_torch(number: Any) -> None:
     leaf = torch.arange(4.0).view(2, 2)
     td, wide = TensorDict({"a": leaf.clone()}, [2]), torch.as_tensor(number).float()
     expected = leaf + (wide.unsqueeze(-1) if wide.ndim else wide)
@@ -830,7 +828,7 @@ def test_numbers_and_arrays_of_numpy_are_operands(number: Any) -> None:
         assert td["a"].tolist() == [[7, 7], expected[1].tolist()]
 
 
-def test_numbers_beside_integers_stay_what_they_are() -> None:
+def test_addcmul_float_with_int_leaf_promotes_to_float() -> None:
     td = TensorDict({"a": torch.arange(3)})
     assert td.addcmul(0.5, td)["a"].tolist() == [0, 1.5, 3]
     with pytest.raises(RuntimeError, match="addcmul_ in place: key 'a': result type Float can't be cast"):
@@ -843,7 +841,7 @@ TERNARY = ["lerp_", "addcmul_", "addcdiv_"]
 
 @pytest.mark.parametrize("mixed", [False, True])
 @pytest.mark.parametrize("name", [*BINARY_INPLACE, "add_", "sub_", *TERNARY])
-def test_operands_that_are_in_part_what_is_written_are_read_first(name: str, mixed: bool) -> None:
+def test_inplace_overlapping_operand_is_read_before_write(name: str, mixed: bool) -> None:
     dtype = torch.float64 if mixed else torch.float32
     whole = [torch.rand(8), torch.rand(8, 2, dtype=dtype), torch.rand(4, 4)]
     expected = [each.clone() for each in whole]
@@ -867,13 +865,13 @@ def test_operands_that_are_in_part_what_is_written_are_read_first(name: str, mix
     assert all(map(torch.equal, whole, expected))
 
 
-def test_a_part_of_itself_that_autograd_would_record_is_refused() -> None:
+def test_add_inplace_overlap_with_autograd_raises() -> None:
     whole = torch.rand(8, requires_grad=True).clone()
     with pytest.raises(RuntimeError, match="the input tensor and the written-to tensor"):
         TensorDict({"a": whole[1:]}).add_(TensorDict({"a": whole[:-1]}))
 
 
-def test_leaves_of_a_collection_without_batch_dims_stand_beside_the_dims_behind_the_batch() -> None:
+def test_binary_operand_without_batch_dims_matches_feature_dims() -> None:
     td = TensorDict({"a": torch.ones(2, 3), "b": {"c": torch.ones(2, 1, 4)}}, [2])
     for c in (torch.tensor(4.0), torch.full((4,), 4.0)):
         other = TensorDict({"a": torch.tensor(2.0), "b": {"c": c}})
@@ -888,7 +886,7 @@ def test_leaves_of_a_collection_without_batch_dims_stand_beside_the_dims_behind_
 
 @pytest.mark.parametrize("stacked", [False, True])
 @pytest.mark.parametrize("shape", [(3,), (3, 2), (3, 1), (3, 3)])
-def test_leaves_of_a_collection_that_was_not_told_its_batch_size_stand_beside_equal_ones(
+def test_binary_operand_without_batch_size_matches_equal_shapes(
     shape: tuple[int, ...], stacked: bool
 ) -> None:
     td = TensorDict({"a": torch.rand(3, *shape[1:]), "b": {"c": torch.rand(3, 3)}}, [3])
@@ -910,7 +908,7 @@ def test_leaves_of_a_collection_that_was_not_told_its_batch_size_stand_beside_eq
 
 @pytest.mark.parametrize("stacked", [False, True])
 @pytest.mark.parametrize("told", [[3], [3, 2]])
-def test_levels_with_batch_dims_of_their_own_stand_beside_equal_ones(told: list[int], stacked: bool) -> None:
+def test_binary_nested_larger_batch_size_matches_equal_shapes(told: list[int], stacked: bool) -> None:
     deep = {"d": torch.rand(3, 2, 4), "e": torch.rand(3, 2)}
     leaves = {"c": torch.rand(3, 2), **deep}
     td = TensorDict(
@@ -929,7 +927,7 @@ def test_levels_with_batch_dims_of_their_own_stand_beside_equal_ones(told: list[
 
 
 @pytest.mark.parametrize("size", [(4, 3), (4, 1), ()])
-def test_leaves_of_levels_stand_beside_each_other_from_the_batch_dims_of_these_on(
+def test_binary_nested_batch_dims_align_before_feature_dims(
     size: tuple[int, ...],
 ) -> None:
     td = TensorDict({"b": TensorDict({"c": torch.rand(3, 2, 2)}, [3, 2])}, [3])
@@ -942,9 +940,7 @@ def test_leaves_of_levels_stand_beside_each_other_from_the_batch_dims_of_these_o
 
 @pytest.mark.parametrize("dim", [0, 1])
 @pytest.mark.parametrize("size", [(3,), (1, 3), (4, 1), (1, 1), ()])
-def test_leaves_of_lazy_stacks_stand_beside_others_from_the_batch_dims_on(
-    size: tuple[int, ...], dim: int
-) -> None:
+def test_binary_lazy_stack_aligns_after_batch_dims(size: tuple[int, ...], dim: int) -> None:
     td = TensorDict({"a": torch.rand(4, 3, 3), "n": {"b": torch.rand(4, 3)}}, [4, 3])
     other = TensorDict({"a": torch.rand(*size, 1)[..., 0], "n": {"b": torch.rand(*size, 4)}}, size)
     wanted = {"a": td["a"] + other["a"][..., None], "b": td["n", "b"][..., None] + other["n", "b"]}
@@ -961,7 +957,7 @@ def test_leaves_of_lazy_stacks_stand_beside_others_from_the_batch_dims_on(
     torch.testing.assert_close(td.lerp(other, 1.0)["n", "b"], other["n", "b"].expand(4, 3, 4))
 
 
-def test_a_leaf_beside_a_level_is_an_error_whatever_the_batch_sizes_are() -> None:
+def test_binary_leaf_with_node_raises_with_key() -> None:
     td = TensorDict({"a": torch.zeros(3)}, [3])
     other = TensorDict({"a": {"b": torch.zeros(3)}})
     for first, second in ((td, other), (other, td)):
@@ -970,7 +966,7 @@ def test_a_leaf_beside_a_level_is_an_error_whatever_the_batch_sizes_are() -> Non
 
 
 @pytest.mark.parametrize("name", ["lerp", "lerp_"])
-def test_a_leaf_that_three_tensors_fail_at_is_named(name: str) -> None:
+def test_lerp_failing_leaf_raises_with_key(name: str) -> None:
     td = TensorDict({"a": torch.ones(2), "b": torch.ones(2, dtype=torch.int64)}, [2])
     with pytest.raises(RuntimeError, match=f"cannot compute {name}.*: key 'b'"):
         getattr(td, name)(td, 0.5)

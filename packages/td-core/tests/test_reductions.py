@@ -78,7 +78,7 @@ SCANS = table("dim", "reduce", "return_indices")
 REGULAR = WITH_DTYPE + DEVIATIONS + EXTREMES
 
 
-def test_the_tables_are_found() -> None:
+def test_method_tables_list_all_methods() -> None:
     assert WITH_DTYPE == ["sum", "mean", "prod", "nansum", "nanmean"]
     assert (DEVIATIONS, EXTREMES) == (["std", "var"], ["amax", "amin"])
     assert (WITH_INDICES, SCANS) == (["max", "min"], ["cummax", "cummin"])
@@ -95,7 +95,9 @@ def reduced(name: str, leaf: Tensor, dims: tuple[int, ...], keepdim: bool = Fals
 @pytest.mark.parametrize("keepdim", [False, True])
 @pytest.mark.parametrize("dim", [0, 1, -1, -2, (0,), (0, 1), (-1, 0)], ids=str)
 @pytest.mark.parametrize("name", REGULAR)
-def test_reducing_batch_dims(name: str, dim: int | tuple[int, ...], keepdim: bool, td: TensorDict) -> None:
+def test_reduce_batch_dims_equals_torch(
+    name: str, dim: int | tuple[int, ...], keepdim: bool, td: TensorDict
+) -> None:
     dims = tuple(one % 2 for one in ((dim,) if isinstance(dim, int) else dim))
     result = getattr(td, name)(dim, keepdim)
     check(result, {key: reduced(name, leaf, dims, keepdim) for key, leaf in entries(td).items()})
@@ -104,7 +106,7 @@ def test_reducing_batch_dims(name: str, dim: int | tuple[int, ...], keepdim: boo
 
 @pytest.mark.parametrize("keepdim", [False, True])
 @pytest.mark.parametrize("name", REGULAR)
-def test_reducing_each_leaf(name: str, keepdim: bool, td: TensorDict) -> None:
+def test_reduce_without_dim_equals_torch_per_leaf(name: str, keepdim: bool, td: TensorDict) -> None:
     for arguments in ({}, {"dim": None}):
         result = getattr(td, name)(**arguments, keepdim=keepdim)
         check(
@@ -115,7 +117,7 @@ def test_reducing_each_leaf(name: str, keepdim: bool, td: TensorDict) -> None:
 
 
 @pytest.mark.parametrize("name", WITH_DTYPE + EXTREMES)
-def test_reducing_features(name: str, td: TensorDict) -> None:
+def test_reduce_feature_dims_equals_torch(name: str, td: TensorDict) -> None:
     result = getattr(td, name)("feature")
     check(result, {key: reduced(name, leaf, (leaf.ndim - 1,)) for key, leaf in behind(td).items()})
     assert result.batch_size == td.batch_size
@@ -125,7 +127,7 @@ def test_reducing_features(name: str, td: TensorDict) -> None:
 
 
 @pytest.mark.parametrize("name", REGULAR)
-def test_reducing_all_leaves_together(name: str, td: TensorDict) -> None:
+def test_reduce_all_leaves_returns_one_tensor(name: str, td: TensorDict) -> None:
     everything = torch.cat([leaf.flatten() for leaf in entries(td).values()])
     torch.testing.assert_close(getattr(td, name)(reduce=True), reduced(name, everything, (0,)))
     features = torch.cat([leaf.reshape(2, 3, -1) for leaf in entries(td).values()], -1)
@@ -133,31 +135,31 @@ def test_reducing_all_leaves_together(name: str, td: TensorDict) -> None:
 
 
 @pytest.mark.parametrize("name", REGULAR)
-def test_reducing_equal_shapes_together_along_a_dim(name: str) -> None:
+def test_reduce_all_leaves_along_dim_equals_torch_cat(name: str) -> None:
     td = TensorDict({"a": torch.rand(3, 2), "b": torch.rand(3, 2)}, [3])
     both = torch.cat([td["a"], td["b"]])
     torch.testing.assert_close(getattr(td, name)(0, reduce=True), reduced(name, both, (0,)))
 
 
-def test_reducing_different_shapes_together_along_a_dim_is_refused() -> None:
+def test_reduce_all_leaves_different_shapes_raises() -> None:
     with pytest.raises(StructureError, match=r"sum\(dim=0, reduce=True\).*differ: \[\[2, 3\], \[2, 3, 4\]"):
         nested().sum(0, reduce=True)
 
 
-def test_reducing_nothing_together_is_refused() -> None:
+def test_reduce_all_leaves_of_empty_td_raises() -> None:
     with pytest.raises(ValueError, match=r"sum\(reduce=True\) needs a leaf; this TensorDict has none"):
         TensorDict().sum(reduce=True)
 
 
 @pytest.mark.parametrize("name", WITH_DTYPE)
-def test_dtype(name: str) -> None:
+def test_reduce_dtype_argument_sets_dtype(name: str) -> None:
     td = TensorDict({"a": torch.arange(1.0, 4.0)}, [3])
     for result in (getattr(td, name)(0, dtype=torch.float64), getattr(td, name)(dtype=torch.float64)):
         check(result, {"a": getattr(td["a"].double(), name)()})
 
 
 @pytest.mark.parametrize("name", DEVIATIONS)
-def test_correction(name: str, td: TensorDict) -> None:
+def test_std_var_correction_equals_torch(name: str, td: TensorDict) -> None:
     check(
         getattr(td, name)(0, correction=0),
         {key: getattr(leaf, name)(0, correction=0) for key, leaf in entries(td).items()},
@@ -167,7 +169,7 @@ def test_correction(name: str, td: TensorDict) -> None:
 @pytest.mark.parametrize("keepdim", [False, True])
 @pytest.mark.parametrize("dim", [0, 1, -1])
 @pytest.mark.parametrize("name", WITH_INDICES)
-def test_values_and_indices(name: str, dim: int, keepdim: bool, td: TensorDict) -> None:
+def test_max_min_dim_returns_values_and_indices(name: str, dim: int, keepdim: bool, td: TensorDict) -> None:
     place = dim % 2
     expected = {key: getattr(leaf, name)(place, keepdim) for key, leaf in entries(td).items()}
     result = getattr(td, name)(dim, keepdim)
@@ -179,14 +181,14 @@ def test_values_and_indices(name: str, dim: int, keepdim: bool, td: TensorDict) 
 
 
 @pytest.mark.parametrize("name", WITH_INDICES)
-def test_extremes_of_everything_have_no_indices(name: str, td: TensorDict) -> None:
+def test_max_min_without_dim_returns_values_only(name: str, td: TensorDict) -> None:
     check(getattr(td, name)(), {key: getattr(leaf, name)() for key, leaf in entries(td).items()})
     everything = torch.cat([leaf.flatten() for leaf in entries(td).values()])
     assert getattr(td, name)(reduce=True) == getattr(everything, name)()
 
 
 @pytest.mark.parametrize("name", WITH_INDICES)
-def test_extremes_of_features(name: str, td: TensorDict) -> None:
+def test_max_min_feature_dims_equals_torch(name: str, td: TensorDict) -> None:
     expected = {key: getattr(leaf, name)(-1) for key, leaf in behind(td).items()}
     result = getattr(td, name)("feature")
     check(result.values, {key: value.values for key, value in expected.items()})
@@ -197,7 +199,7 @@ def test_extremes_of_features(name: str, td: TensorDict) -> None:
 
 @pytest.mark.parametrize("dim", [0, 1, -1])
 @pytest.mark.parametrize("name", SCANS)
-def test_scans(name: str, dim: int, td: TensorDict) -> None:
+def test_cummax_cummin_equals_torch(name: str, dim: int, td: TensorDict) -> None:
     expected = {key: getattr(leaf, name)(dim % 2) for key, leaf in entries(td).items()}
     result = getattr(td, name)(dim)
     check(result.values, {key: value.values for key, value in expected.items()})
@@ -208,7 +210,7 @@ def test_scans(name: str, dim: int, td: TensorDict) -> None:
     )
 
 
-def test_a_scan_of_the_leaves_behind_each_other() -> None:
+def test_cummax_reduce_concatenates_leaves() -> None:
     td = TensorDict({"a": torch.tensor([1, 3]), "b": torch.tensor([2, 4])}, [2])
     assert td.cummax(0, reduce=True).values.tolist() == [1, 3, 3, 4]
 
@@ -216,7 +218,9 @@ def test_a_scan_of_the_leaves_behind_each_other() -> None:
 @pytest.mark.parametrize("dim", [0, 1, (0, 1)], ids=str)
 @pytest.mark.parametrize("keepdim", [False, True])
 @pytest.mark.parametrize("q", [0.3, [0.25, 0.5]], ids=str)
-def test_quantile(q: float | list[float], dim: int | tuple[int, ...], keepdim: bool, td: TensorDict) -> None:
+def test_quantile_batch_dims_equals_torch(
+    q: float | list[float], dim: int | tuple[int, ...], keepdim: bool, td: TensorDict
+) -> None:
     level = torch.tensor(q) if isinstance(q, list) else q
     dims = (dim,) if isinstance(dim, int) else dim
 
@@ -233,7 +237,7 @@ def test_quantile(q: float | list[float], dim: int | tuple[int, ...], keepdim: b
     assert result.batch_size == (*front, *torch.empty(2, 3).sum(dims, keepdim=keepdim).shape)
 
 
-def test_quantile_of_everything(td: TensorDict) -> None:
+def test_quantile_without_dim_equals_torch_per_leaf(td: TensorDict) -> None:
     q = torch.tensor([0.25, 0.5])
     result = td.quantile(q)
     assert result.batch_size == ()
@@ -247,7 +251,7 @@ def test_quantile_of_everything(td: TensorDict) -> None:
     check(td.quantile(0.4, 0, interpolation="nearest"), nearest)
 
 
-def test_norm(td: TensorDict) -> None:
+def test_norm_equals_torch(td: TensorDict) -> None:
     check(td.norm(), {key: leaf.norm() for key, leaf in entries(td).items()})
     assert td.norm().batch_size == ()
     check(td.norm(dtype=torch.float64), {key: leaf.double().norm() for key, leaf in entries(td).items()})
@@ -258,7 +262,7 @@ def test_norm(td: TensorDict) -> None:
 
 @pytest.mark.parametrize("keepdim", [False, True])
 @pytest.mark.parametrize("dim", [0, 1, (0, 1), None], ids=str)
-def test_logsumexp(dim: object, keepdim: bool, td: TensorDict) -> None:
+def test_logsumexp_batch_dims_equals_torch(dim: object, keepdim: bool, td: TensorDict) -> None:
     dims = (0, 1) if dim is None else dim
     expected = {key: leaf.logsumexp(dims, keepdim=keepdim) for key, leaf in entries(td).items()}
     check(td.logsumexp(dim, keepdim), expected)
@@ -269,7 +273,7 @@ def test_logsumexp(dim: object, keepdim: bool, td: TensorDict) -> None:
 
 @pytest.mark.parametrize("keepdim", [False, True])
 @pytest.mark.parametrize("dim", [None, ()])
-def test_logsumexp_over_no_dims_is_each_element(dim: object, keepdim: bool) -> None:
+def test_logsumexp_without_batch_dims_returns_elements(dim: object, keepdim: bool) -> None:
     td = TensorDict({"a": torch.rand(2, 3), "n": TensorDict({"b": torch.arange(3)}, [3])})
     result = td.logsumexp(dim, keepdim)
     assert (result.batch_size, result["n"].batch_size) == ((), (3,))
@@ -279,7 +283,7 @@ def test_logsumexp_over_no_dims_is_each_element(dim: object, keepdim: bool) -> N
 
 
 @pytest.mark.parametrize("dim", [0, 1, -1])
-def test_softmax(dim: int, td: TensorDict) -> None:
+def test_softmax_batch_dim_equals_torch(dim: int, td: TensorDict) -> None:
     check(td.softmax(dim), {key: leaf.softmax(dim % 2) for key, leaf in entries(td).items()})
     check(
         td.softmax(dim, torch.float64), {k: v.softmax(dim % 2, torch.float64) for k, v in entries(td).items()}
@@ -289,7 +293,7 @@ def test_softmax(dim: int, td: TensorDict) -> None:
 
 
 @pytest.mark.parametrize("name", ["all", "any"])
-def test_truth(name: str, td: TensorDict) -> None:
+def test_all_any_equal_torch(name: str, td: TensorDict) -> None:
     bools = td > 0.5
     assert getattr(bools, name)() is (name == "any")
     assert getattr(td > -1, name)() is True
@@ -299,12 +303,12 @@ def test_truth(name: str, td: TensorDict) -> None:
         check(getattr(bools, name)(dim), expected)
 
 
-def test_truth_of_nothing() -> None:
+def test_all_any_of_empty_td_equal_python() -> None:
     assert TensorDict().all() is True
     assert TensorDict().any() is False
 
 
-def test_dims_by_name() -> None:
+def test_reduce_dim_name_equals_dim_number() -> None:
     td = nested()
     td.names = ["time", "agent"]
     check(td.sum("time"), entries(td.sum(0)))
@@ -338,12 +342,12 @@ def test_dims_by_name() -> None:
         (lambda td: td.cummax(7), IndexError, "Dimension out of range"),
     ],
 )
-def test_wrong_dims_are_refused(call: object, error: type[Exception], message: str) -> None:
+def test_reduce_invalid_dim_raises(call: object, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         call(nested())
 
 
-def test_key_transform_renames_every_level() -> None:
+def test_reduce_key_transform_renames_nested_keys() -> None:
     td = nested()
     result = td.sum(0, key_transform=lambda key: (key, "sum"))
     assert set(entries(result)) == {
@@ -357,7 +361,7 @@ def test_key_transform_renames_every_level() -> None:
     assert set(entries(td.quantile(0.5, key_transform=str.upper))) == {"A", ("N", "B"), ("N", "M", "C")}
 
 
-def test_a_dense_result_comes_from_reducing_the_stack_dim_and_a_lazy_one_from_another() -> None:
+def test_sum_over_stack_dim_is_dense_over_other_dim_lazy() -> None:
     td = MAKE["lazy along 1"]()
     assert type(td.sum(1)) is TensorDict
     assert type(td.sum(0)) is LazyStackedTensorDict
@@ -365,7 +369,7 @@ def test_a_dense_result_comes_from_reducing_the_stack_dim_and_a_lazy_one_from_an
     assert td.quantile(torch.tensor([0.1, 0.2]), 0).stack_dim == 1
 
 
-def test_different_members_reduce_where_the_stack_dim_stays() -> None:
+def test_sum_uneven_members_keeps_lazy_stack() -> None:
     td = LazyStackedTensorDict(
         TensorDict({"a": torch.ones(2, 3)}, [2]), TensorDict({"a": torch.ones(2, 5)}, [2]), stack_dim=1
     )
@@ -373,7 +377,7 @@ def test_different_members_reduce_where_the_stack_dim_stays() -> None:
     assert [member["a"].tolist() for member in result.tensordicts] == [[2.0] * 3, [2.0] * 5]
 
 
-def test_compiles_and_maps() -> None:
+def test_reduce_compile_and_vmap_equal_eager() -> None:
     def program(td: TensorDict) -> TensorDict:
         return td.sum(0) + td.mean(0) + td.max(0).values + td.amax((0,)) + td.prod(0)
 
@@ -386,7 +390,7 @@ def test_compiles_and_maps() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(st.sampled_from(REGULAR), st.data())
-def test_any_shape_and_dims(name: str, data: st.DataObject) -> None:
+def test_reduce_random_shape_and_dims_equals_torch(name: str, data: st.DataObject) -> None:
     batch = data.draw(st.lists(st.integers(1, 3), min_size=1, max_size=3))
     tail = data.draw(st.lists(st.integers(1, 2), max_size=2))
     dims = data.draw(st.lists(st.integers(0, len(batch) - 1), min_size=1, unique=True))
@@ -413,7 +417,7 @@ def test_any_shape_and_dims(name: str, data: st.DataObject) -> None:
         lambda td: td[:, :0].max(1),
     ],
 )
-def test_an_error_names_the_entry(call, make):
+def test_reduce_failing_leaf_raises_with_key(call, make):
     td = TensorDict({"a": torch.ones(3), "n": {"i": torch.ones(3, dtype=torch.int64)}}, [3])
     with pytest.raises(
         (RuntimeError, IndexError, NotImplementedError), match=r"cannot compute \w+: key .*shape"
@@ -422,21 +426,21 @@ def test_an_error_names_the_entry(call, make):
 
 
 @pytest.mark.parametrize("name", ["mean", "std", "var", "nanmean"])
-def test_a_leaf_whose_features_cannot_be_reduced_is_named(name):
+def test_reduce_feature_dims_failing_leaf_raises_with_key(name):
     td = TensorDict({"fine": torch.ones(2, 3), "n": {"whole": torch.ones(2, 3).int()}}, [2])
     with pytest.raises(RuntimeError, match=r"key 'whole' of shape \[2, 3\]"):
         getattr(td, name)(dim="feature")
 
 
 @pytest.mark.parametrize("name", ["sum", "mean", "prod", "all", "any"])
-def test_no_dims_are_all_dims_in_a_list_as_in_a_tuple(name: str) -> None:
+def test_reduce_empty_dims_reduces_all_dims(name: str) -> None:
     td = TensorDict({"a": torch.ones(3, 4)}, [3, 4])
     for dim in [], ():
         result = getattr(td, name)(dim=dim)
         assert (result.batch_size, result["a"].shape) == ((), ())
 
 
-def test_quantiles_of_the_features_of_all_leaves() -> None:
+def test_quantile_feature_dims_of_all_leaves_equals_torch() -> None:
     td = TensorDict({"a": torch.rand(2, 3), "n": {"b": torch.rand(2)}}, [2])
     both = torch.cat([td["a"], td["n", "b"][:, None]], 1)
     torch.testing.assert_close(td.quantile(0.3, "feature", reduce=True), both.quantile(0.3, 1))

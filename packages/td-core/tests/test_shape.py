@@ -122,7 +122,7 @@ def check(result: Any, expected: Any) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_every_leaf_becomes_what_torch_makes_of_it(kind: str, name: str) -> None:
+def test_shape_op_each_kind_equals_torch(kind: str, name: str) -> None:
     operation = OPERATIONS[name]
     check(operation(KINDS[kind]()), operation(make()["x"]))
 
@@ -132,11 +132,11 @@ def test_every_leaf_becomes_what_torch_makes_of_it(kind: str, name: str) -> None
     "name",
     ["permute", "transpose", "unsqueeze", "movedim", "flip", "roll", "slice", "ellipsis", "repeat", "tensor"],
 )
-def test_a_lazy_stack_stays_one_where_the_stack_dim_survives(stack_dim: int, name: str) -> None:
+def test_shape_op_lazy_stack_keeps_kind(stack_dim: int, name: str) -> None:
     assert isinstance(OPERATIONS[name](lazy(stack_dim)()), LazyStackedTensorDict)
 
 
-def test_a_lazy_stack_of_ragged_members_moves_its_dims_without_stacking() -> None:
+def test_transpose_flip_ragged_members_does_not_stack() -> None:
     members = [TensorDict({"x": torch.full((2, i + 1), i)}, [2]) for i in range(3)]
     moved = LazyStackedTensorDict(*members, stack_dim=0).transpose(0, 1).flip(1)
     assert [part["x"].tolist() for part in moved[0].unbind(0)] == [[2, 2, 2], [1, 1], [0]]
@@ -164,12 +164,14 @@ def test_a_lazy_stack_of_ragged_members_moves_its_dims_without_stacking() -> Non
         (lambda td: td[:, [0, 1]], ["a", "b", "c"]),
     ],
 )
-def test_names_follow_their_dims(call: Callable[[TensorDict], TensorDict], names: list[str | None]) -> None:
+def test_shape_op_names_follow_dims(
+    call: Callable[[TensorDict], TensorDict], names: list[str | None]
+) -> None:
     result = call(make((2, 3, 4), ["a", "b", "c"]))
     assert (result.names, result["n"].names) == (names, names)
 
 
-def test_a_sub_collection_keeps_the_batch_dims_that_its_parent_lacks() -> None:
+def test_shape_op_nested_td_keeps_extra_batch_dims() -> None:
     td = TensorDict({"n": TensorDict({"x": torch.zeros(2, 3, 4, 5)}, [2, 3, 4])}, [2, 3])
     assert td.flatten()["n"].batch_size == (6, 4)
     assert td.unsqueeze(-1)["n"].batch_size == (2, 3, 1, 4)
@@ -177,7 +179,7 @@ def test_a_sub_collection_keeps_the_batch_dims_that_its_parent_lacks() -> None:
     assert td[0]["n"].batch_size == (3, 4)
 
 
-def test_a_batch_without_dims_can_grow_some() -> None:
+def test_shape_op_empty_batch_size_adds_dims() -> None:
     td = TensorDict({"x": torch.arange(5)})
     for grown in [
         td.view(1),
@@ -196,7 +198,7 @@ def test_a_batch_without_dims_can_grow_some() -> None:
         assert torch.equal(same["x"], torch.arange(5))
 
 
-def test_a_leaf_that_ends_with_the_batch_dims_can_lose_them_all() -> None:
+def test_view_to_no_dims_without_feature_dims_is_scalar() -> None:
     td = TensorDict({"x": torch.ones(1, 1)}, [1, 1])
     assert td.view(())["x"].shape == td.reshape(())["x"].shape == td.squeeze()["x"].shape == ()
 
@@ -218,13 +220,13 @@ def test_a_leaf_that_ends_with_the_batch_dims_can_lose_them_all() -> None:
         "none",
     ],
 )
-def test_a_view_shares_memory(name: str) -> None:
+def test_shape_op_view_shares_memory(name: str) -> None:
     td = make()
     OPERATIONS[name](td)["n", "y"].fill_(7)
     assert (td["n", "y"] == 7).any()
 
 
-def test_at_least_some_dims() -> None:
+def test_atleast_nd_prepends_dims() -> None:
     td = make((3,))
     assert [td.atleast_1d().batch_size, td.atleast_2d().batch_size, td.atleast_3d().batch_size] == [
         (3,),
@@ -234,7 +236,7 @@ def test_at_least_some_dims() -> None:
     assert make((2, 1, 4)).atleast_2d().batch_size == (2, 1, 4)
 
 
-def test_view_with_a_dtype_reinterprets_the_bits() -> None:
+def test_view_dtype_reinterprets_bits() -> None:
     td = TensorDict({"x": torch.ones(2, 4)}, [2])
     assert td.view(torch.int32)["x"].tolist() == [[0x3F800000] * 4] * 2
     assert td.view(torch.uint8, batch_size=(2, 16)).batch_size == (2, 16)
@@ -244,7 +246,7 @@ def test_view_with_a_dtype_reinterprets_the_bits() -> None:
 @pytest.mark.parametrize(
     "kind", [lambda td: td, lambda td: td.to_lazystack(0), lambda td: td.to_lazystack(1).clone()]
 )
-def test_a_view_of_another_dtype_has_to_fit_the_batch(kind):
+def test_view_dtype_changing_batch_dim_raises(kind):
     td = kind(TensorDict({"n": {"x": torch.zeros(2, 3, dtype=torch.int64)}}, batch_size=[2, 3]))
     with pytest.raises(BatchSizeError, match=r"key \('n', 'x'\) has shape \[.*\], which does not start with"):
         td.view(torch.int32)
@@ -253,7 +255,7 @@ def test_a_view_of_another_dtype_has_to_fit_the_batch(kind):
     assert viewed["n", "x"].shape == (2, 6)
 
 
-def test_contiguous_gives_dense_leaves() -> None:
+def test_contiguous_returns_contiguous_leaves() -> None:
     td = TensorDict({"x": torch.arange(6).view(2, 3).T}, [3])
     assert td.contiguous()["x"].is_contiguous()
     assert torch.equal(td.contiguous()["x"], td["x"])
@@ -274,7 +276,9 @@ def test_contiguous_gives_dense_leaves() -> None:
         (lambda td: td.contiguous(inplace=True), (2, 1, 4)),
     ],
 )
-def test_in_place_the_collection_itself_changes(call: Callable[[Any], Any], batch: tuple[int, ...]) -> None:
+def test_shape_op_inplace_returns_self_and_locked_raises(
+    call: Callable[[Any], Any], batch: tuple[int, ...]
+) -> None:
     td = make()
     assert call(td) is td
     assert td.batch_size == td["n"].batch_size == td["x"].shape == batch
@@ -284,7 +288,7 @@ def test_in_place_the_collection_itself_changes(call: Callable[[Any], Any], batc
     assert locked.batch_size == BATCH
 
 
-def test_a_lazy_stack_cannot_change_its_shape_in_place() -> None:
+def test_flatten_inplace_lazy_stack_raises() -> None:
     with pytest.raises(
         StructureError, match=r"cannot flatten in place: the members of a LazyStackedTensorDict hold"
     ):
@@ -293,7 +297,7 @@ def test_a_lazy_stack_cannot_change_its_shape_in_place() -> None:
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 @pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
-def test_densify_stacks_and_nests_ragged_entries(layout: torch.layout) -> None:
+def test_densify_ragged_entries_become_nested_tensors(layout: torch.layout) -> None:
     members = [TensorDict({"x": torch.full((i + 1, 2), i), "n": {"y": torch.ones(3)}}) for i in range(3)]
     outer = TensorDict({"stack": LazyStackedTensorDict(*members)})
     dense = outer.densify(layout)["stack"]
@@ -328,7 +332,7 @@ UNDOABLE = [
 
 
 @pytest.mark.parametrize("name", UNDOABLE)
-def test_what_is_written_in_the_context_is_written_back(name: str) -> None:
+def test_shape_op_context_writes_changes_back(name: str) -> None:
     td = make()
     x, y = td["x"], td["n", "y"]
     reference = make()["x"]
@@ -343,7 +347,7 @@ def test_what_is_written_in_the_context_is_written_back(name: str) -> None:
     assert torch.equal(x, reference), "a replaced leaf replaces, it does not write into the old one"
 
 
-def test_a_leaf_that_was_not_replaced_stays_the_same_object() -> None:
+def test_view_context_inplace_write_keeps_leaf_object() -> None:
     td = make()
     leaf = td["x"]
     with td.view(8) as flat:
@@ -353,7 +357,7 @@ def test_a_leaf_that_was_not_replaced_stays_the_same_object() -> None:
 
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])
-def test_a_parameter_that_was_not_replaced_stays_one(device: str) -> None:
+def test_view_context_unchanged_parameter_is_kept(device: str) -> None:
     params = TensorDictParams(TensorDict({"x": torch.zeros(2, 4, device=device)}, [2, 4]))
     leaf = params["x"]
     with params.view(8), params.permute(1, 0):
@@ -373,7 +377,7 @@ def test_a_parameter_that_was_not_replaced_stays_one(device: str) -> None:
     ],
     ids=["transposed", "conjugated", "jagged"],
 )
-def test_a_leaf_of_the_same_memory_but_other_values_is_written_back(
+def test_view_context_other_view_of_same_memory_is_written_back(
     leaf: Tensor, change: Callable[[Tensor], Tensor]
 ) -> None:
     td = TensorDict({"x": leaf}, [4])
@@ -384,7 +388,7 @@ def test_a_leaf_of_the_same_memory_but_other_values_is_written_back(
 
 
 @pytest.mark.parametrize("transform", [torch.vmap, lambda fn: lambda td: torch.func.vjp(fn, td)[0]])
-def test_written_back_inside_transforms(transform: Any) -> None:
+def test_view_context_under_vmap_and_vjp_writes_back(transform: Any) -> None:
     def program(td: TensorDict) -> TensorDict:
         with td.view(-1) as flat:
             flat["y"] = flat["x"] + 1
@@ -394,7 +398,7 @@ def test_written_back_inside_transforms(transform: Any) -> None:
     assert torch.equal(transform(program)(td)["y"], td["x"] + 1)
 
 
-def test_a_locked_collection_is_written_back_in_place() -> None:
+def test_view_context_locked_td_writes_in_place() -> None:
     td = make().lock_()
     leaf = td["x"]
     with td.view(8) as flat:
@@ -405,7 +409,7 @@ def test_a_locked_collection_is_written_back_in_place() -> None:
         flat["new"] = torch.zeros(8)
 
 
-def test_a_result_does_not_keep_its_source_alive() -> None:
+def test_view_result_does_not_keep_source_alive() -> None:
     with paused():
         td = make()
         source = weakref.ref(td)
@@ -416,7 +420,7 @@ def test_a_result_does_not_keep_its_source_alive() -> None:
     assert td["x"].tolist() == list(range(1, 9))
 
 
-def test_writing_through_an_entry_that_a_lazy_stack_made_for_the_call_is_no_silent_loss() -> None:
+def test_view_context_temporary_entry_of_lazy_stack_raises() -> None:
     stack = LazyStackedTensorDict(make(), make())
     with pytest.raises(StructureError, match="is gone"), stack["n"].view(-1) as flat:
         flat["new"] = flat["y"]
@@ -453,17 +457,19 @@ def test_writing_through_an_entry_that_a_lazy_stack_made_for_the_call_is_no_sile
         (lambda td: td[2], CollectionIndexError, "index 2 is out of bounds for batch dim 0 of size 2"),
     ],
 )
-def test_a_bad_argument_says_why(call: Callable[[Any], Any], error: type[Exception], message: str) -> None:
+def test_shape_op_invalid_argument_raises(
+    call: Callable[[Any], Any], error: type[Exception], message: str
+) -> None:
     with pytest.raises(error, match=message):
         call(make())
 
 
-def test_permute_without_dims_changes_nothing() -> None:
+def test_permute_without_dims_keeps_order() -> None:
     assert make().permute().batch_size == BATCH
 
 
 @pytest.mark.parametrize("dynamic", [None, True])
-def test_indices_are_compiled_without_breaks(dynamic: bool | None) -> None:
+def test_compile_index_has_no_graph_break(dynamic: bool | None) -> None:
     def run(x: Tensor, where: Tensor) -> Tensor:
         td = TensorDict({"x": x, "n": {"y": x + 1}}, [x.shape[0], 2])
         parts = [
@@ -486,7 +492,7 @@ def test_indices_are_compiled_without_breaks(dynamic: bool | None) -> None:
         assert torch.equal(compiled(x, where), run(x, where))
 
 
-def test_results_are_compiled_without_breaks() -> None:
+def test_compile_shape_ops_have_no_graph_break() -> None:
     def run(x: Tensor) -> Tensor:
         td = TensorDict({"x": x, "n": {"y": x + 1}}, [x.shape[0], 2])
         flat = td.view(-1).unsqueeze(0).transpose(0, 1)
@@ -507,14 +513,14 @@ def test_results_are_compiled_without_breaks() -> None:
         (lambda td: td.split(1), torch.zeros(2, 3).to_sparse()),
     ],
 )
-def test_what_torch_refuses_names_the_key(operation, leaf):
+def test_shape_op_unsupported_leaf_raises_with_key(operation, leaf):
     td = TensorDict({"fine": torch.zeros(2, 3), "n": {"odd": leaf}}, [2, 3])
     with pytest.raises(RuntimeError, match=r"key 'odd' of shape \[2, 3\]: "):
         operation(td)
 
 
 @pytest.mark.parametrize("join", [TensorDict.stack, TensorDict.lazy_stack], ids=["dense", "lazy"])
-def test_expand_as_a_collection_expands_each_leaf_to_that_of_its_key(join: Any) -> None:
+def test_expand_as_td_expands_leaf_to_matching_leaf(join: Any) -> None:
     def make(*tail: int) -> TensorDict:
         level = TensorDict({"c": torch.rand(3, *tail, 2)}, [3, *tail])
         return TensorDict({"a": torch.rand(3, *tail, 4), "b": level}, [3])
@@ -528,7 +534,7 @@ def test_expand_as_a_collection_expands_each_leaf_to_that_of_its_key(join: Any) 
     assert td.expand_as(other)["b"].batch_size == (2, 3)
 
 
-def test_expand_as_a_collection_of_other_keys_expands_the_batch() -> None:
+def test_expand_as_td_other_keys_expands_batch_only() -> None:
     td = TensorDict({"a": torch.rand(3, 4), "b": {"c": torch.rand(3)}}, [3])
     other = TensorDict({"a": {"x": torch.rand(2, 3, 5)}, "z": torch.rand(2, 3, 7)}, [2, 3])
     result = td.expand_as(other)
@@ -537,7 +543,7 @@ def test_expand_as_a_collection_of_other_keys_expands_the_batch() -> None:
         td.expand_as(TensorDict({"a": torch.rand(3, 5)}, [3]))
 
 
-def test_reshape_in_place() -> None:
+def test_reshape_inplace_returns_self() -> None:
     td = TensorDict({"a": torch.arange(12).view(3, 4), "n": {"b": torch.zeros(3, 4, 5)}}, [3, 4])
     assert td.reshape(2, -1, inplace=True) is td
     assert td.batch_size == td["n"].batch_size == (2, 6)

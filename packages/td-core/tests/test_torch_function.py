@@ -102,7 +102,7 @@ NAMES = sorted({*torch_function._SAME_NAME, *torch_function._OTHER_NAME} - ELSEW
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in ON_BATCH_DIMS])
-def test_functions_of_one_collection(name: str, td: TensorDict) -> None:
+def test_torch_function_one_td_equals_torch_per_leaf(name: str, td: TensorDict) -> None:
     function = getattr(torch, name)
     arguments = ARGUMENTS.get(name, ())
     leaves = {key: leaf.clone() for key, leaf in entries(td).items()}
@@ -118,7 +118,7 @@ def test_functions_of_one_collection(name: str, td: TensorDict) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(ON_BATCH_DIMS))
-def test_functions_that_take_a_shape_of_batch_dims(name: str, td: TensorDict) -> None:
+def test_torch_function_shape_argument_applies_to_batch_dims(name: str, td: TensorDict) -> None:
     function = getattr(torch, name)
     (shape,) = ARGUMENTS[name]
     result = function(td, shape)
@@ -135,7 +135,7 @@ def test_functions_that_take_a_shape_of_batch_dims(name: str, td: TensorDict) ->
 
 
 @pytest.mark.parametrize("name", ["addcdiv", "addcmul", "lerp"])
-def test_functions_of_three_collections(name: str, td: TensorDict) -> None:
+def test_torch_function_three_tds_equals_torch_per_leaf(name: str, td: TensorDict) -> None:
     function = getattr(torch, name)
     result = function(td, td + 1, td + 2)
     for key, leaf in entries(td).items():
@@ -147,7 +147,7 @@ def reshaped(value: Tensor, leaf: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("name", torch_function._TWO_OPERANDS)
-def test_functions_of_two_operands(name: str, td: TensorDict) -> None:
+def test_torch_function_two_operands_equals_torch_per_leaf(name: str, td: TensorDict) -> None:
     function = getattr(torch, name)
     left = torch.rand(2, 3) + 0.1
     if name.startswith(("bitwise", "logical")):
@@ -172,7 +172,7 @@ def test_functions_of_two_operands(name: str, td: TensorDict) -> None:
             torch.testing.assert_close(result[key], value)
 
 
-def test_methods_of_tensors_with_a_collection_as_operand(td: TensorDict) -> None:
+def test_tensor_method_td_operand_equals_torch_per_leaf(td: TensorDict) -> None:
     left = torch.rand(2, 3)
     for key, leaf in entries(td).items():
         torch.testing.assert_close(left.add(td)[key], reshaped(left, leaf) + leaf)
@@ -180,7 +180,7 @@ def test_methods_of_tensors_with_a_collection_as_operand(td: TensorDict) -> None
 
 
 @pytest.mark.parametrize("name", torch_function._LIKE)
-def test_functions_named_like(name: str, td: TensorDict) -> None:
+def test_like_functions_return_same_structure(name: str, td: TensorDict) -> None:
     function = getattr(torch, name)
     arguments = {"full_like": (2.0,), "randint_like": (5,)}.get(name, ())
     result = function(td, *arguments, dtype=torch.float64)
@@ -194,7 +194,7 @@ def test_functions_named_like(name: str, td: TensorDict) -> None:
     assert function(td, *arguments, device="meta").device == torch.device("meta")
 
 
-def test_joining() -> None:
+def test_torch_stack_and_cat_equal_torch_per_leaf() -> None:
     td = nested()
     for dim in (0, 1, -1):
         joined = torch.stack([td, td + 1], dim)
@@ -213,13 +213,13 @@ def test_joining() -> None:
         torch.cat([torch.zeros(2, 3), td])
 
 
-def test_unbind(td: TensorDict) -> None:
+def test_torch_unbind_equals_torch_per_leaf(td: TensorDict) -> None:
     for parts, dim in ((torch.unbind(td), 0), (torch.unbind(td, 1), 1)):
         for key, leaf in entries(td).items():
             compare(parts, torch.unbind(leaf, dim), key)
 
 
-def test_where_gather_and_masks(td: TensorDict) -> None:
+def test_torch_where_gather_masked_equal_torch_per_leaf(td: TensorDict) -> None:
     condition = torch.tensor([[True, False, True], [False, False, True]])
     for key, leaf in entries(td).items():
         where = torch.where(reshaped(condition, leaf), leaf, -leaf)
@@ -237,13 +237,13 @@ def test_where_gather_and_masks(td: TensorDict) -> None:
         torch.testing.assert_close(torch.gather(td, 1, index)[key], leaf.gather(1, full))
 
 
-def test_atleast_3d_adds_leading_dims_only_so_that_a_batch_of_any_leaf_stays_one(td: TensorDict) -> None:
+def test_torch_atleast_3d_prepends_batch_dims(td: TensorDict) -> None:
     result = torch.atleast_3d(td)
     for key, leaf in entries(td).items():
         assert torch.equal(result[key], leaf.unsqueeze(0))
 
 
-def test_questions(td: TensorDict) -> None:
+def test_torch_numel_all_and_detach_equal_methods(td: TensorDict) -> None:
     assert torch.numel(td) == td.numel()
     assert torch.is_floating_point(td) is True
     assert torch.all(td > -1) is True
@@ -260,21 +260,21 @@ def test_questions(td: TensorDict) -> None:
         (lambda td: torch.zeros(2, 3).add_(td), "torch.Tensor.add_"),
     ],
 )
-def test_other_functions_are_refused_with_what_to_do(call: object, name: str) -> None:
+def test_torch_function_unsupported_raises_with_advice(call: object, name: str) -> None:
     with pytest.raises(
         TypeError, match=rf"^{name} takes no collections; call it on each leaf, td.apply\({name}\)"
     ):
         call(nested())
 
 
-def test_functions_of_the_table_are_functions_of_torch() -> None:
+def test_table_functions_are_overridable_in_torch() -> None:
     # torch does not list the one that takes collections apart itself.
     assert all(
         torch.overrides.resolve_name(function) for function in TABLE if function is not torch.autograd.grad
     )
 
 
-def test_compiles() -> None:
+def test_compile_torch_functions_equals_eager() -> None:
     def program(td: TensorDict) -> TensorDict:
         stacked = torch.stack([td, torch.zeros_like(td)])
         left, right = torch.unbind(torch.exp(stacked), 0)
@@ -302,7 +302,7 @@ def test_compiles() -> None:
         lambda x: torch.unflatten(input=x, dim=1, sizes=(3, 1)),
     ],
 )
-def test_functions_take_the_keywords_of_torch(call):
+def test_torch_function_keywords_equal_torch(call):
     td = TensorDict({"a": nested()["a"]}, (2, 3))
     compare(call(td), call(td["a"]), "a")
 
@@ -328,25 +328,25 @@ TD = TensorDict({"a": torch.zeros(2)}, [2])
         (lambda: TD.masked_select(TD > 0), "one tensor for all leaves; got a TensorDict"),
     ],
 )
-def test_a_collection_where_a_function_takes_none_is_refused(call, message):
+def test_torch_function_td_in_wrong_argument_raises(call, message):
     with pytest.raises(TypeError, match=message):
         call()
 
 
-def test_a_mask_for_each_leaf_goes_through_apply():
+def test_apply_torch_where_uses_mask_per_leaf():
     assert (TD > 0).apply(torch.where, TD, TD + 1)["a"].tolist() == [1.0, 1.0]
 
 
 @pytest.mark.filterwarnings("ignore:where received a uint8 condition")
 @pytest.mark.parametrize("dtype", [torch.bool, torch.uint8])
-def test_where_takes_the_conditions_of_torch(dtype: torch.dtype) -> None:
+def test_torch_where_uint8_condition_equals_bool(dtype: torch.dtype) -> None:
     condition = torch.tensor([1, 0], dtype=dtype)
     td = TensorDict({"a": torch.full((2,), 2.0)}, [2])
     assert torch.where(condition, torch.zeros(2), td)["a"].tolist() == [0, 2]
     assert torch.where(condition, td, torch.zeros(2))["a"].tolist() == [2, 0]
 
 
-def test_gradients_of_collections() -> None:
+def test_autograd_grad_td_inputs_returns_td() -> None:
     x = TensorDict(
         {"a": torch.ones(3, requires_grad=True), "n": {"b": torch.ones(3, requires_grad=True)}}, [3]
     )
