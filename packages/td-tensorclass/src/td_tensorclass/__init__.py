@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-# First, whichever of the two packages a program imports first: core loads the plugin of this one as its last statement.
+# Import core first: its last statement loads the plugin of this package.
 import td_core as _td_core
 from td_core._public_names import lazy_names as _lazy_names
 

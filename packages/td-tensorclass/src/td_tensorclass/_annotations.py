@@ -1,4 +1,4 @@
-"""The annotations of a class, of which some may name what is not defined yet."""
+"""Read the annotations of a class, some of which may contain undefined names."""
 
 from __future__ import annotations
 
@@ -8,13 +8,9 @@ from typing import Any
 
 
 def annotations_of(cls: type) -> dict[str, Any]:
-    """Return the annotations that a class itself has; one with an undefined name is a string or a ``ForwardRef``.
+    """Return the annotations of a class without inherited ones; undefined names remain strings or ``ForwardRef``.
 
-    Python 3.14 evaluates them when they are asked for (`PEP 649 <https://peps.python.org/pep-0649/>`_), and would raise for
-    such a name.
-
-    >>> annotations_of(type("Empty", (), {}))
-    {}
+    Python 3.14 evaluates annotations on access (PEP 649) and would raise NameError for undefined names.
     """
     if sys.version_info >= (3, 14):
         from annotationlib import Format

@@ -1,4 +1,4 @@
-"""TensorAttrs: what can be said about a tensor without its data."""
+"""TensorAttrs: device, dtype and shape of a tensor, without its data."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from td_core._ops.key_trees import Row, build
 
 from ._tensorclass import TensorClass
 
-#: The attributes of a tensor that can be asked for.
+#: The supported attributes of a tensor.
 KNOWN = ("device", "dtype", "shape")
 
 
 class TensorAttrs(TensorClass, autocast=True):
-    """Device, dtype and shape of a tensor; None for what is not known.
+    """Device, dtype and shape of a tensor; None for attributes that are not recorded.
 
     Args:
         tgt_device: the device.
@@ -37,14 +37,14 @@ class TensorAttrs(TensorClass, autocast=True):
 
     @classmethod
     def from_tensor(cls, tensor: Tensor, *, fields: Sequence[str] = KNOWN) -> TensorAttrs:
-        """Return what is known of a tensor.
+        """Record attributes of a tensor.
 
         Args:
             tensor: the tensor.
-            fields: the attributes to take, of ``"device"``, ``"dtype"`` and ``"shape"``.
+            fields: the attributes to record, out of ``"device"``, ``"dtype"`` and ``"shape"``.
 
         Raises:
-            ValueError: another field.
+            ValueError: ``fields`` contains another name.
 
         >>> TensorAttrs.from_tensor(torch.zeros(3), fields=["dtype"]).tgt_dtype
         torch.float32
@@ -59,7 +59,7 @@ class TensorAttrs(TensorClass, autocast=True):
 
 
 def make_attrs(root: Any, fields: Sequence[str], num_threads: int | None) -> Any:
-    """Return the structure of a collection, without batch dims, with TensorAttrs in place of its leaves."""
+    """Copy the structure of a collection, without batch dims, with TensorAttrs in place of its leaves."""
     levels: list[Row] = [(root, {}, None, "")]
     leaves: list[Tensor] = []
     places: list[tuple[dict[str, Any], str]] = []

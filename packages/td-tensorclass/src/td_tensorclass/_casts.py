@@ -1,7 +1,7 @@
-"""What an attribute write does to a value before the collection coerces it: the casts of a tensorclass.
+"""The casts of a tensorclass: convert a value that is written to a field, before td-core coerces it.
 
-A cast returns what is stored: a tensor, a node, or a value for core to coerce. One that must not become a tensor comes
-back as non-tensor data.
+A cast returns a tensor, a node, or a value for td-core to coerce. It wraps a value that must not become a tensor as
+non-tensor data.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _NUMBERS = (bool, int, float, complex, np.number, np.bool_, np.ndarray)
 
 
 def make_cast(schema: Schema) -> Callable[[str, Any], Any]:
-    """Return the cast of a class: ``cast(field, value)``, called for values that are not None.
+    """Build the cast of a class: a function ``cast(field, value)``, which is called for values that are not None.
 
     Raises:
-        TypeError: ``tensor_only`` and a field that is annotated as something else than a tensor or a collection.
+        TypeError: the class is ``tensor_only``, and a field is annotated as neither a tensor nor a collection.
     """
     options = schema.options
     if options.tensor_only:
@@ -55,7 +55,7 @@ def make_cast(schema: Schema) -> Callable[[str, Any], Any]:
 
     def autocast(name: str, value: Any) -> Any:
         hint = schema.hint(name)
-        # What another collection gave for a key has one value for each element, as the node there.
+        # A value node or list read from another collection already has one value per element, so keep it.
         if (isinstance(value, Core) and value._is_value) or (
             isinstance(value, LinkedList) and not _is_tensor_hint(hint)
         ):
@@ -81,23 +81,23 @@ def make_cast(schema: Schema) -> Callable[[str, Any], Any]:
 
 
 def is_batch_number(hint: Any, value: Any) -> bool:
-    """Tell whether a number in a field annotated as one stands for the whole batch, where it cannot be a tensor."""
+    """Return True if a number in a field annotated as a number is one value for the whole batch, not a tensor."""
     return isinstance(value, (bool, int, float, complex)) and hint in (bool, int, float, complex)
 
 
 def _is_tensor_hint(hint: Any) -> bool:
-    # torch.LongTensor and its like are classes of their own.
+    # torch.LongTensor and similar types are not subclasses of Tensor.
     return isinstance(hint, type) and (issubclass(hint, Tensor) or isinstance(hint, type(torch.LongTensor)))
 
 
 def collection_class(hint: Any) -> Any:
-    """Return the class of collections that an annotation asks for, or None; a class of values is none."""
+    """Return the collection class in an annotation; None if it is not one, or a class of value nodes."""
     cls = get_origin(hint) or hint
     return cls if isinstance(cls, type) and issubclass(cls, Core) and not cls._is_value else None
 
 
 def _from_mapping(hint: Any, value: Mapping[Any, Any]) -> Any:
-    """Return a mapping as the collection that the annotation asks for, else as one value."""
+    """Convert a mapping to the annotated collection class, or else wrap it as one non-tensor value."""
     cls = collection_class(hint)
     if cls is None:
         return NonTensorData(value)
@@ -108,7 +108,7 @@ def _from_mapping(hint: Any, value: Mapping[Any, Any]) -> Any:
 
 def _as_type(hint: Any, name: str, value: Any) -> Any:
     cls: Any = get_origin(hint) or hint
-    # Any and the union int | str are classes too, in newer versions of Python.
+    # Newer versions of Python implement Any and int | str as classes, too.
     if not isinstance(cls, type) or cls in (Any, object, UnionType):
         if isinstance(value, Mapping) and not isinstance(value, Core):
             return _from_mapping(hint, value)

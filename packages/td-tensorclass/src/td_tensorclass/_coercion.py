@@ -1,4 +1,4 @@
-"""What a value that is no tensor becomes when it is set into a collection."""
+"""Coerce values that are not tensors to nodes when they are set into a collection."""
 
 from __future__ import annotations
 
@@ -16,28 +16,23 @@ from ._value_settings import list_to_stack
 
 
 def to_data(value: Any, batch_size: torch.Size, device: torch.device | None) -> NonTensorData:
-    """Return a value as one for the whole batch.
-
-    >>> to_data("a", torch.Size([2]), None)
-    NonTensorData(data=a, batch_size=torch.Size([2]), device=None)
-    """
+    """Wrap a value as one :class:`NonTensorData` for the whole batch."""
     data = NonTensorData(value, device=device)
-    # No check: that of a lazy stack shows -1 where its members differ, and each of them gets its own.
+    # Skip the check of as_batch_size(): the batch size of an uneven lazy stack contains -1.
     data._set_batch_size(batch_size)
     return data
 
 
 def to_node(value: Any, batch_size: torch.Size, device: torch.device | None) -> Any:
-    """Return a list as one value for each element of the batch, and any other value as one for the whole batch.
+    """Convert a list to one value per batch element, and any other value to one for the whole batch.
 
     Raises:
         BatchSizeError: the list does not have the shape of the batch.
-
-    >>> to_node(["a", "b"], torch.Size([2]), None).tolist()
-    ['a', 'b']
     """
     if isinstance(value, LinkedList):
-        value = value.tolist()  # its rows would be values that write to where they were read
+        value = (
+            value.tolist()
+        )  # nested LinkedLists would write back to the collection that they were read from
     if not isinstance(value, list) or not list_to_stack():
         return to_data(value, batch_size, device)
     uneven = None
@@ -54,8 +49,7 @@ def to_node(value: Any, batch_size: torch.Size, device: torch.device | None) -> 
     return stack
 
 
-#: One for the types that must never be looked into, one for tensors that enter as nodes, and one for everything that
-#: nothing else takes.
+#: For types that are never inspected, for tensors that become nodes, and for everything that no other coercer takes.
 COERCERS = (
     Coercer((str, bytes, bytearray, type(None)), to_data),
     Coercer((UnbatchedTensor,), to_unbatched),

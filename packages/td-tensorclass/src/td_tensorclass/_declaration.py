@@ -1,4 +1,4 @@
-"""How a subclass of TensorClass becomes one: from its annotations to a schema, casts and properties."""
+"""Turn a subclass of TensorClass into a tensorclass: build schema, casts and properties from its annotations."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ from ._schema import ALLOWED, RESERVED, Options, Schema, get_local_names
 
 
 def declare(cls: Any, root: Any, provided: Mapping[str, Any], frame: Any) -> None:
-    """Make a tensorclass out of an unfinished class's annotations, in the frame that defines it; None inherits an option."""
+    """Add schema, cast, properties and constructor to a new subclass; options that are None are inherited.
+
+    ``frame`` is the caller that defines the class, for annotations with local names.
+    """
     base = next((item for item in cls.__mro__[1:] if "_schema" in item.__dict__), None)
     options = (Options() if base is None else base._schema.options).merge(provided)
     _keep_defaults(cls, root)
@@ -40,7 +43,7 @@ def declare(cls: Any, root: Any, provided: Mapping[str, Any], frame: Any) -> Non
     cls._has_post_init_for_results = (
         cls._has_post_init and not options.skip_post_init_on_rebuild and not schema.init_vars
     )
-    # As for a dataclass, fields that are frozen are not assigned.
+    # A frozen class does not assign its fields with __setattr__, as for a dataclass.
     cls._sets_fields = cls.__setattr__ is not root.__setattr__ and not options.frozen
     cls._has_finish = options.frozen or cls._has_post_init_for_results
     for name in schema.names:
@@ -48,7 +51,7 @@ def declare(cls: Any, root: Any, provided: Mapping[str, Any], frame: Any) -> Non
     if "__init__" in cls.__dict__:
         cls.__init__ = _wrap_init(cls.__init__)
     else:
-        # Fields are what it takes, as for a dataclass, not what a plain base takes.
+        # Use the constructor of the nearest tensorclass: one of a plain base may come first in the MRO.
         maker = next(item for item in cls.__mro__ if issubclass(item, root) and "__init__" in item.__dict__)
         cls.__init__ = maker.__init__
     if cls.__init__ is root.__init__:
@@ -59,7 +62,7 @@ def declare(cls: Any, root: Any, provided: Mapping[str, Any], frame: Any) -> Non
 
 
 def _keep_defaults(cls: Any, root: Any) -> None:
-    """Show ``dataclass`` the defaults of the fields that are annotated, not what else the bases have by their names."""
+    """Set explicit defaults for annotated fields, so that ``dataclass`` ignores base attributes of the same name."""
     inherited = getattr(cls, "__dataclass_fields__", {})
     for name in annotations_of(cls):
         if name in cls.__dict__:
@@ -68,12 +71,12 @@ def _keep_defaults(cls: Any, root: Any) -> None:
             default = inherited[name].default
             setattr(cls, name, dataclasses.field() if default is MISSING else default)
         elif hasattr(root, name):
-            # A method of collections, such as ``data``, is no default of the field.
+            # A member of collections, such as ``data``, is not the default of the field.
             setattr(cls, name, dataclasses.field())
 
 
 def _wrap_init(init: Callable[..., None]) -> Callable[..., None]:
-    """Let a constructor that a class brings take what that of every tensorclass takes beside the fields."""
+    """Wrap a user-defined ``__init__`` so that it also accepts batch_size, device, names and lock."""
     parameters = inspect.signature(init).parameters
     passed_on = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
     own = {"batch_size", "device", "names", "lock"} - parameters.keys()
@@ -84,7 +87,7 @@ def _wrap_init(init: Callable[..., None]) -> Callable[..., None]:
         if not passed_on:
             kwargs = {name: value for name, value in kwargs.items() if name not in own}
         if provided:
-            # Fields that are set one by one find the batch; a constructor above may put another in its place.
+            # Create the collection first, so that field assignments use this batch; super().__init__() may replace it.
             size = as_batch_size(provided.get("batch_size"))
             device = as_device(provided["device"]) if "device" in provided else None
             object.__setattr__(self, "_tensordict", make_dense({}, size, device))
@@ -102,7 +105,7 @@ def _wrap_init(init: Callable[..., None]) -> Callable[..., None]:
 
 
 def _drop_generated(cls: Any, root: Any) -> None:
-    """Put the methods of a tensorclass before those that ``dataclass`` generated for a plain base."""
+    """Restore the tensorclass ``__repr__`` and ``__eq__`` where ``dataclass`` generated them for a plain base."""
     for base in cls.__mro__[1:]:
         if "__dataclass_params__" in base.__dict__ and not issubclass(base, root):
             for name in ("__repr__", "__eq__"):

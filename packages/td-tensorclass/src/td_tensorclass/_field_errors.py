@@ -1,4 +1,4 @@
-"""The error that this package adds to the tree of :mod:`td_core.errors`."""
+"""The error class that this package adds to the hierarchy of :mod:`td_core.errors`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["UnknownFieldError"]
 
 @set_module("td_tensorclass")
 class UnknownFieldError(TensorDictError, AttributeError, TypeError, ValueError):
-    """A tensorclass was given an attribute, an argument or a key that is none of its fields.
+    """An attribute, argument or key of a tensorclass is not one of its fields.
 
     >>> all(issubclass(UnknownFieldError, each) for each in (AttributeError, TypeError, ValueError))
     True

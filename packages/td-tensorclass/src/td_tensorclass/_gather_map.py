@@ -1,8 +1,8 @@
-"""Where a plan puts the elements of a batch, in plain Python: what torch.compile and FakeTensorMode can follow.
+"""Compute gather maps of shape plans in plain Python, which works under torch.compile and FakeTensorMode.
 
-A plan acts on tensors. The values of a stack go where the elements of a leaf go, so the plan is applied to their
-positions: member by member along the first dim, as a lazy stack does, or, where only a tensor can say, to a tensor
-of positions.
+A plan acts on tensors. To rearrange the values of a stack like the elements of a leaf, the plan is applied to their
+positions: recursively per member of the first dim, as for a lazy stack, or, if the plan does not support that, to a
+tensor of positions.
 """
 
 from __future__ import annotations
@@ -17,19 +17,12 @@ from torch import Tensor
 from td_core._plans import MultiPlan
 from td_core._shape_plans import Reshape
 
-#: For each element of a result, in order, its position in the batch that it comes from; and the size of the result.
+#: Per element of a result, in order, its position in the source batch; and the size of the result.
 GatherMap = tuple[Sequence[int], tuple[int, ...]]
 
 
 def make_gather_maps(plan: Any, size: tuple[int, ...], device: torch.device | None) -> list[GatherMap]:
-    """Return where the elements of a batch of ``size`` go: one arrangement, or one for each part of an exploding plan.
-
-    >>> from td_core._shape_plans import transpose_plan, unbind_plan
-    >>> make_gather_maps(transpose_plan((2, 3), 0, 1), (2, 3), None)
-    [([0, 3, 1, 4, 2, 5], (3, 2))]
-    >>> make_gather_maps(unbind_plan((2, 3), 0), (2, 3), None)
-    [(range(0, 3), (3,)), (range(3, 6), (3,))]
-    """
+    """Compute the gather maps of a plan for a batch of ``size``: one, or one per result of a plan with several."""
     result = _map_by_members(plan, size)
     if result is not None:
         return result
@@ -39,22 +32,14 @@ def make_gather_maps(plan: Any, size: tuple[int, ...], device: torch.device | No
 
 
 def take_values(values: Sequence[Any], places: Sequence[int]) -> Sequence[Any]:
-    """Return what a sequence has at some places, which for a range of them is a slice.
-
-    >>> take_values("abcd", [2, 0]), take_values([1, 2, 3, 4], range(1, 4, 2))
-    (['c', 'a'], [2, 4])
-    """
+    """Gather the values at ``places``; a range of places is read as a slice, which is faster."""
     if type(places) is range and places.step > 0:
         return values[places.start : places.stop : places.step]
     return [values[i] for i in places]
 
 
 def permute_positions(size: Sequence[int], order: Sequence[int]) -> list[int]:
-    """Return where the elements of a batch come from whose dims are put into another order.
-
-    >>> permute_positions((2, 3), (1, 0))
-    [0, 3, 1, 4, 2, 5]
-    """
+    """Compute the source position of each element after permuting the dims of a batch."""
     results = [0]
     for dim in order:
         step = prod(size[dim + 1 :])
@@ -63,19 +48,14 @@ def permute_positions(size: Sequence[int], order: Sequence[int]) -> list[int]:
 
 
 def make_positions(size: tuple[int, ...], device: torch.device | None) -> Tensor:
-    """Return the position of each element of a batch, in the shape of the batch.
-
-    >>> make_positions((2, 2), None)
-    tensor([[0, 1],
-            [2, 3]])
-    """
-    # Values have no device, and the meta device no positions.
+    """Return the flat position of each element of a batch, as an int64 tensor of the shape of the batch."""
+    # The positions are read, which the meta device does not support.
     place = "cpu" if device is None or device.type == "meta" else device
     return torch.arange(prod(size), device=place).view(size)
 
 
 def _map_by_members(plan: Any, size: tuple[int, ...]) -> list[GatherMap] | None:
-    """Return the arrangements; None where only a tensor can say."""
+    """Compute gather maps per member of the first dim; None if the plan can only be applied to a tensor."""
     if isinstance(plan, Reshape):
         return [(range(prod(size)), (*plan.lead, *size[plan.n :]))]
     if not plan.n:
@@ -89,14 +69,14 @@ def _map_by_members(plan: Any, size: tuple[int, ...]) -> list[GatherMap] | None:
         return None
     several = isinstance(plan, MultiPlan) and along.picks is not None
     picked = along.picks if several else [along.picks]
-    if several and along.stack_dim is None and along.plan is None:  # one of the members each
+    if several and along.stack_dim is None and along.plan is None:  # each result is one member
         step = prod(rest)
         return [(range(i * step, i * step + step), rest) for i in picked]
     return [_stack_maps(member, size, picks, along.stack_dim) for picks in picked for member in members]
 
 
 def _stack_maps(member: GatherMap, size: tuple[int, ...], picks: Any, dim: int | None) -> GatherMap:
-    """Return some members, each arranged in the same way, as a stack along ``dim``; or the one that is picked."""
+    """Combine the gather map of each picked member into one of their stack along ``dim``; an int picks one member."""
     inner, shape = member
     step = prod(size[1:])
     if isinstance(picks, int):
@@ -118,7 +98,7 @@ def _stack_maps(member: GatherMap, size: tuple[int, ...], picks: Any, dim: int |
 
 
 def _get_device(plan: Any) -> torch.device | None:
-    """Return the device of the tensors of an index, where the positions must be too."""
+    """Return the device of the tensors in an index, which the positions must share; None if it has none."""
     index = getattr(plan, "index", None)
     for item in index if type(index) is tuple else (index,):
         if isinstance(item, Tensor):

@@ -1,4 +1,4 @@
-"""MetaData: one object for the whole batch, recognised by identity when it is stacked."""
+"""MetaData: one object for the whole batch, compared by identity when it is stacked."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ SelfT = TypeVar("SelfT", bound="MetaData[Any]")
 
 
 class _MetaDataType(ABCMeta):
-    """The class of MetaData, for pickle to know ``MetaData[T]`` by: it has no name that could be imported."""
+    """Metaclass of MetaData, so that copyreg can pickle ``MetaData[T]``, which has no importable name."""
 
 
 @set_module("td_tensorclass")
 class MetaData(NonTensorDataBase, Generic[T], metaclass=_MetaDataType):
-    """One object for the whole batch: a stack of the same object (``is``) stays one, of different ones it does not.
+    """One object for the whole batch. Stacking nodes of the same object (``is``) keeps one; else one per element.
 
     ``MetaData[T]`` is a subclass that accepts instances of ``T`` only.
 
     Args:
         data: the object.
-        batch_size: the batch that the object stands for.
+        batch_size: batch size that the object applies to.
         device: a label only.
-        names: a name or None for each batch dim.
+        names: a name or None per batch dim.
 
     Raises:
-        TypeError: the object is no instance of ``T``.
+        TypeError: the object is not an instance of ``T``.
 
     >>> config = {"lr": 0.1}
     >>> torch.stack([MetaData(config), MetaData(config)])
@@ -72,14 +72,14 @@ class MetaData(NonTensorDataBase, Generic[T], metaclass=_MetaDataType):
             )
 
     def __class_getitem__(cls, wanted: Any) -> Any:
-        """Return the subclass for objects of one class; a type variable makes the class generic."""
+        """Return the cached subclass for objects of one class; a type variable gives a generic alias."""
         if not isinstance(wanted, type):
             return super().__class_getitem__(wanted)
         if wanted not in cls._typed_classes:
             name = f"{cls.__name__}[{wanted.__name__}]"
             namespace = {
                 "__slots__": (),
-                "__module__": __name__,  # which headers in files hold
+                "__module__": __name__,  # the headers of files contain it
                 "__qualname__": name,
                 "_expected_type": wanted,
             }

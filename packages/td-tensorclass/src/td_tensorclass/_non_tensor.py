@@ -1,7 +1,7 @@
 """NonTensorData: one Python value for a whole batch, as a node without tensors.
 
-It has no leaves, so every pointwise operation is right as it stands, and a shape plan changes nothing but its batch
-size. What may not be lost is in :mod:`._non_tensor_stack`: joining values gives one for each batch element.
+It has no leaves, so pointwise operations leave it unchanged, and shape operations change only its batch size. Joining
+different values gives a :mod:`._non_tensor_stack`, with one value per batch element.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ class NonTensorDataBase(NonTensorNode, TensorCollection):
     """Base of the nodes that hold one Python value for a whole batch.
 
     Args:
-        data: the value; a node of this kind gives its own.
-        batch_size: the batch that the value stands for.
+        data: the value; if it is a node of this kind, the value of that node.
+        batch_size: batch size that the value applies to.
         device: a label only, a value has no device.
-        names: a name or None for each batch dim.
+        names: a name or None per batch dim.
 
     >>> issubclass(NonTensorData, NonTensorDataBase)
     True
@@ -93,12 +93,12 @@ class NonTensorDataBase(NonTensorNode, TensorCollection):
         non_tensordict: Mapping[str, Any] | None = None,
         safe: bool | None = None,
     ) -> SelfT:
-        """Return a value for the batch of a collection.
+        """Build a node with the batch size, device and names of a collection.
 
         Args:
-            tensordict: gives batch size, device and names; it has no entries.
-            non_tensordict: the value, under ``"data"``.
-            safe: False skips the check that there are no entries.
+            tensordict: collection without entries.
+            non_tensordict: mapping with the value under ``"data"``.
+            safe: False skips the check that ``tensordict`` has no entries.
 
         Raises:
             StructureError: the collection has entries.
@@ -117,7 +117,7 @@ class NonTensorDataBase(NonTensorNode, TensorCollection):
 
     @classmethod
     def fields(cls) -> tuple[dataclasses.Field[Any], ...]:
-        """Return what the class declares, as :func:`dataclasses.fields` does.
+        """Return the fields of the class, as :func:`dataclasses.fields` does.
 
         >>> [field.name for field in NonTensorData.fields()]
         ['data', '_metadata', '_is_non_tensor']
@@ -125,7 +125,7 @@ class NonTensorDataBase(NonTensorNode, TensorCollection):
         return dataclasses.fields(_Fields)
 
     def extend(self, tensordict: Any) -> None:
-        """Refuse: one value has no elements to add to.
+        """Raise StructureError: one value for the whole batch has no elements to extend.
 
         Raises:
             StructureError: always.
@@ -143,7 +143,7 @@ class NonTensorDataBase(NonTensorNode, TensorCollection):
     def _copy_with(
         self: SelfT, batch_size: torch.Size, device: torch.device | None, names: Names | None
     ) -> SelfT:
-        """Return a node with the same value."""
+        """Build a node with the same value and another batch size, device and names."""
         node = new_object(type(self))
         node._store_new([self._value])
         node._metadata = self._metadata
@@ -152,14 +152,14 @@ class NonTensorDataBase(NonTensorNode, TensorCollection):
 
     @classmethod
     def _of_stack(cls: type[SelfT], stack: Any, places: Sequence[int]) -> list[SelfT]:
-        """Return a node for each of some places, that shows the value which a stack has there."""
+        """Build one node per position in ``places``, each a view of the value of a stack at that position."""
         size, device, cells = torch.Size(), stack._device, stack._cells
         root = stack if stack._root is None else stack._root
         if stack._places is not None:
             places = take_values(stack._places, places)
         nodes: list[SelfT] = []
         for place in places:
-            # As _show and _start do, without a call for each of many elements.
+            # Hot path: set the slots as _show() and _start() do, without a call per element.
             node = new_object(cls)
             node._cells, node._places, node._root = cells, (place,), root
             node._batch_size, node._device, node._locked = size, device, False
@@ -169,7 +169,7 @@ class NonTensorDataBase(NonTensorNode, TensorCollection):
 
     @property
     def data(self) -> Any:
-        """The value; settable.
+        """The value for the whole batch; settable.
 
         >>> NonTensorData("a", batch_size=[3]).data
         'a'
@@ -182,7 +182,7 @@ class NonTensorDataBase(NonTensorNode, TensorCollection):
         self._replace_value(value)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the value, as a collection of functions does through ``td.apply(lambda leaf, fn: fn(leaf), functions)``.
+        """Call the value, so that ``td.apply(lambda leaf, fn: fn(leaf), functions)`` works on a collection of functions.
 
         >>> NonTensorData(str.upper)("a")
         'A'
@@ -207,7 +207,7 @@ class NonTensorDataBase(NonTensorNode, TensorCollection):
         return node
 
     def _shown_stack(self) -> Any:
-        """Return the part of a stack that this node shows as one value, as a stack that shows it; None where it shows none."""
+        """Return a stack view of the elements that this node shows as one value; None if it shows fewer than two."""
         if self._places is None or len(self._places) < 2:
             return None
         stack = self._stack._of([], self._batch_size, self._device, self._names)
@@ -223,7 +223,8 @@ class NonTensorDataBase(NonTensorNode, TensorCollection):
             plan.resize_batch(self._batch_size), self._device, plan.rename_dims(self._names)
         )
         root = self if self._root is None else self._root
-        # Of one value for a whole batch, there is nothing that a part of the batch could write to; one of a stack is whole.
+        # A view shares the cells of a stack or of a node without batch dims; a part of a batch gets separate cells,
+        # because a write to it must not change the whole batch.
         if plan.is_view:
             if not root._batch_size or type(root) is not type(self):
                 node._show(self, (0,))
@@ -244,7 +245,7 @@ class NonTensorDataBase(NonTensorNode, TensorCollection):
         return parts
 
     def _stay_part_of(self, other: NonTensorDataBase) -> None:
-        """Take notice that this is the value of a part of another node, which may be kept elsewhere as a whole."""
+        """Mark this node as a part of ``other``, whose value a sibling package may store for the whole batch."""
         keeper = other._cells[2]
         if keeper is not None:
             self._cells[2] = keeper.of_part()
@@ -253,7 +254,7 @@ class NonTensorDataBase(NonTensorNode, TensorCollection):
         return [self._value] * size.numel()
 
     def maybe_to_stack(self) -> Any:
-        """Return one value for each element of the batch; without batch dims, the node itself.
+        """Convert to a :class:`NonTensorStack` with one value per batch element; without batch dims, return the node.
 
         >>> NonTensorData("a", batch_size=[2]).maybe_to_stack().tolist()
         ['a', 'a']
@@ -280,17 +281,17 @@ class NonTensorDataBase(NonTensorNode, TensorCollection):
         if type(index) is tuple and not index:
             if isinstance(value, NonTensorDataBase):
                 return self._replace_value(value._value)
-            # One value for each element that is this one everywhere changes nothing.
+            # Writing a stack whose elements all equal this value is a no-op.
             if isinstance(value, self._stack) and self._expand_value()._has_equal_values(value):
                 return self
         self._check_index_put(index, value)
         keeper, shown = self._cells[2], self._shown_stack()
         stack = self._expand_value() if shown is None else shown
         if shown is None and self._root is not None and self._batch_size.numel() == 1:
-            # One value is shown in two places, and stays one.
+            # This view has one element, so write that and keep the node one value.
             stack._assign(index, value)
             return self._replace_value(stack._values[0])
-        # It takes the place of this node in a collection that may be locked, or mapped to files.
+        # The stack replaces this node in its collection, so it takes over the lock and the storage backends.
         stack._locked, stack._lock_parents = self._locked, self._lock_parents
         stack._backends = self._backends
         if keeper is not None and shown is None:
@@ -299,7 +300,7 @@ class NonTensorDataBase(NonTensorNode, TensorCollection):
         return stack
 
     def _replace_value(self: SelfT, value: Any) -> SelfT:
-        """Store another value, here and where siblings keep it."""
+        """Write another value to this node, its views, and the storage of siblings."""
         places = self._places or (0,)
         self._owner()._store(self._cells, places, [value] * len(places))
         return self
@@ -320,7 +321,7 @@ class NonTensorDataBase(NonTensorNode, TensorCollection):
         self._replace_value(source._value)
 
     def get(self, key: Any, *args: Any, **kwargs: Any) -> Any:
-        """Return the value for the key ``"data"``; there are no entries.
+        """Return the value if the key is ``"data"``, else the default: the node has no entries.
 
         >>> NonTensorData("a").get("data")
         'a'
@@ -355,13 +356,13 @@ register_with_subclasses(NonTensorDataBase, register_data)
 
 
 class NonTensorData(NonTensorDataBase):
-    """One Python value for a whole batch; stacking gives one value for each element.
+    """One Python value for a whole batch; stacking several gives one value per element.
 
     Args:
-        data: the value, of any type; a node of this kind gives its own.
-        batch_size: the batch that the value stands for.
+        data: the value, of any type; if it is a node of this kind, the value of that node.
+        batch_size: batch size that the value applies to.
         device: a label only, a value has no device.
-        names: a name or None for each batch dim.
+        names: a name or None per batch dim.
 
     >>> td = TensorDict({"name": "run 1"}, batch_size=[3])
     >>> td[0]["name"], td.get("name")
@@ -373,7 +374,7 @@ class NonTensorData(NonTensorDataBase):
     __slots__ = ()
 
     def _is_single_after_join(self, items: Sequence[Core], stacks: bool) -> bool:
-        # One concatenated value needs no choice of a batch dim to stand for; a stacked one is captured on demand only.
+        # Concatenating equal values keeps one value; stacking them does so only if set_capture_non_tensor_stack(True).
         if stacks and not capture_non_tensor_stack():
             return False
         return all(type(item) is type(self) and is_same_value(item._value, self._value) for item in items)

@@ -1,4 +1,4 @@
-"""The methods of non-tensor data, and ``attrs`` and ``from_dataclass``, that every collection gets."""
+"""Methods that td-tensorclass adds to every collection: non-tensor data, ``attrs`` and ``from_dataclass``."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from ._value_nodes import NonTensorNode
 
 
 class NonTensorMethods:
-    """The members of this class become methods of every collection."""
+    """Namespace whose members td-core adds as methods to every collection."""
 
     def get_non_tensor(self: Any, key: NestedKey, default: Any = NO_DEFAULT) -> Any:
-        """Return the value of a non-tensor entry: one value, or the list of one value for each batch element.
+        """Return the value of a non-tensor entry: one value, or a list with one value per batch element.
 
-        An entry that is a tensor or a collection is returned as it is.
+        An entry that is a tensor or a collection is returned unchanged.
 
         Raises:
-            KeyPathError: no such key, and no default.
+            KeyPathError: the key does not exist, and no default was given.
 
         >>> TensorDict({"a": "x"}, batch_size=[2]).get_non_tensor("a")
         'x'
@@ -46,10 +46,10 @@ class NonTensorMethods:
         return self.set(key, NonTensorData(value))
 
     def is_non_tensor(self: Any, key: NestedKey) -> bool:
-        """Tell whether ``key`` holds non-tensor data.
+        """Return True if the entry ``key`` is non-tensor data.
 
         Raises:
-            KeyPathError: no such key.
+            KeyPathError: the key does not exist.
 
         >>> TensorDict({"a": "x"}).is_non_tensor("a")
         True
@@ -60,7 +60,7 @@ class NonTensorMethods:
         """Return the ``(key, node)`` pairs of the non-tensor entries.
 
         Args:
-            include_nested: also those below, under tuples of keys.
+            include_nested: also return entries of nested collections, with tuples as keys.
 
         >>> TensorDict({"a": "x", "b": 1}).non_tensor_items()
         (('a', NonTensorData(data=x, batch_size=torch.Size([]), device=None)),)
@@ -68,27 +68,27 @@ class NonTensorMethods:
         return tuple((key, _entry(self, key)) for key in self.keys(include_nested) if self.is_non_tensor(key))
 
     def filter_non_tensor_data(self: Any) -> Any:
-        """Return the collection without its non-tensor entries, at every level.
+        """Return the collection without the non-tensor entries of all its nodes.
 
         >>> TensorDict({"a": "x", "n": {"b": 1, "c": "y"}}).filter_non_tensor_data()
         TensorDict(batch_size=[], fields={n: {b: i64[]}})
         """
         stacked = self._members_and_dim()
-        if stacked is not None:  # whose members may have entries that others lack
+        if stacked is not None:  # members may have entries that other members lack
             return self._with_members([member.filter_non_tensor_data() for member in stacked[0]])
         return self.exclude(*filter(self.is_non_tensor, self.keys(True)))
 
     def attrs(
         self: Any, *, fields: Sequence[str] = ("device", "dtype", "shape"), num_threads: int | None = None
     ) -> Any:
-        """Return the same structure, without batch dims, with a :class:`TensorAttrs` in place of each leaf.
+        """Copy the structure, without batch dims, with a :class:`TensorAttrs` in place of each leaf.
 
         Args:
-            fields: what to take of each leaf, of ``"device"``, ``"dtype"`` and ``"shape"``.
-            num_threads: how many threads look at the leaves; by default none but this one.
+            fields: the attributes to record per leaf, out of ``"device"``, ``"dtype"`` and ``"shape"``.
+            num_threads: number of threads that read the leaves; by default only the calling thread.
 
         Raises:
-            ValueError: another field.
+            ValueError: ``fields`` contains another name.
 
         >>> TensorDict({"a": torch.zeros(3)}).attrs()["a"].tgt_shape
         torch.Size([3])
@@ -107,21 +107,21 @@ class NonTensorMethods:
         device: DeviceType | None = None,
         batch_size: BatchSize | None = None,
     ) -> Any:
-        """Return a collection of the fields of a dataclass instance; dataclasses in them become nested collections.
+        """Convert a dataclass instance to a collection; dataclass instances in its fields become nested collections.
 
-        On a tensorclass, an instance of it.
+        Called on a tensorclass, it returns an instance of that class.
 
         Args:
             dataclass: the instance.
             dest_cls: tensorclass of the result.
-            auto_batch_size: work out the longest batch size that the leaves share.
-            batch_dims: how many dims it may have at most.
-            as_tensorclass: make a tensorclass of the dataclass.
+            auto_batch_size: use the longest batch size that all leaves share.
+            batch_dims: maximum number of dims of that batch size.
+            as_tensorclass: convert the dataclass to a tensorclass, and return an instance of that.
             device: device of the result.
             batch_size: batch size of the result.
 
         Raises:
-            TypeError: not an instance of a dataclass.
+            TypeError: ``dataclass`` is not an instance of a dataclass.
 
         >>> from dataclasses import dataclass
         >>> @dataclass

@@ -1,4 +1,4 @@
-"""Plain classes as tensorclasses: the decorator form of TensorClass, and dataclasses with their instances."""
+"""Convert plain classes to tensorclasses: the decorator, and the conversion of dataclasses and their instances."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from ._typing import dataclass_transform
 T = TypeVar("T")
 
 _DOCUMENTED = (types.FunctionType, classmethod, staticmethod, property)
-#: What ``dataclass`` may have made for a plain class.
+#: Methods that ``dataclass`` may have generated for a plain class.
 _GENERATED = ("__init__", "__repr__", "__eq__")
 
 _made: dict[tuple[Any, ...], type] = {}
 
 
 def make_class(plain: Any, options: Mapping[str, Any], name: str) -> Any:
-    """Return a subclass of a plain class that is a tensorclass with its fields."""
+    """Derive a tensorclass named ``name`` from a plain class and its fields."""
     if issubclass(plain, TensorClass) and not any(options.values()):
         return plain
     generated = _GENERATED if "__dataclass_fields__" in plain.__dict__ else ()
-    # Its methods as its own too: help(), doctest and documentation tools look for them there.
+    # Copy the methods, because help(), doctest and documentation tools only list those in the class's own __dict__.
     namespace: dict[str, Any] = {
         key: value
         for key, value in plain.__dict__.items()
@@ -43,7 +43,7 @@ def make_class(plain: Any, options: Mapping[str, Any], name: str) -> Any:
         namespace["__annotations__"] = dict(annotations)
         namespace.update({key: plain.__dict__[key] for key in annotations if key in plain.__dict__})
     bases = (plain,) if issubclass(plain, TensorClass) else (plain, TensorClass)
-    # The plain class stays the first base, so that its methods' super() finds it.
+    # The plain class must be a base, because super() in its methods refers to it.
     made = types.new_class(name, bases, dict(options), lambda body: body.update(namespace))
     made.__annotations__ = dict(annotations_of(plain))
     if hasattr(plain, "__parameters__"):
@@ -81,21 +81,21 @@ def tensorclass(
     cast_filter: Callable[[Any, Any], bool] | None = None,
     kw_only: bool = False,
 ) -> Any:
-    """Make a tensorclass of a class with annotated fields; the decorator form of :class:`TensorClass`.
+    """Convert a class with annotated fields to a tensorclass; the decorator form of :class:`TensorClass`.
 
-    ``__post_init__`` is called for constructed instances and for results of operations: for each new member where the
-    result is a lazy stack, and not where no entry is left, as in :meth:`TensorCollection.empty`.
+    ``__post_init__`` is called for constructed instances and for results of operations: for a lazy stack once per new
+    member, and not for results without entries, as of :meth:`TensorCollection.empty`.
 
     Args:
-        cls: the class, when the decorator stands without parentheses.
-        autocast: convert what is written to the annotated type.
-        frozen: refuse every write but those in place.
+        cls: the class, if the decorator is used without parentheses.
+        autocast: convert written values to the annotated type.
+        frozen: forbid all writes except in-place writes to leaves.
         nocast: keep numbers and arrays as they are, rather than as tensors.
         shadow: allow fields that hide members of a collection.
-        tensor_only: accept tensors and collections only, and what ``torch.as_tensor`` makes one of.
+        tensor_only: accept only tensors, collections, and values that ``torch.as_tensor`` can convert.
         skip_post_init_on_rebuild: call ``__post_init__`` for constructed instances only, not for results of operations.
-        cast_filter: ``(key, tensor) -> bool``: which tensors a change of dtype applies to.
-        kw_only: take fields by keyword only.
+        cast_filter: ``(key, tensor) -> bool``; a change of dtype applies only to tensors for which it returns True.
+        kw_only: accept fields by keyword only.
 
     Raises:
         AttributeError: a field hides a member of a collection.
@@ -132,18 +132,18 @@ def from_dataclass(
     tensor_only: bool = False,
     device: DeviceType | None = None,
 ) -> Any:
-    """Return a dataclass as a tensorclass, or an instance of one as an instance of it.
+    """Convert a dataclass to a tensorclass, or an instance of a dataclass to an instance of a tensorclass.
 
     Args:
-        obj: the dataclass, or an instance; instances in its fields are converted alike.
-        dest_cls: the tensorclass of the result, for an instance; by default one is made from its class.
-        auto_batch_size: work out the longest batch size that the leaves share.
-        batch_dims: how many dims it may have at most.
+        obj: the dataclass, or an instance; dataclass instances in its fields are converted too.
+        dest_cls: tensorclass of the result, for an instance; by default it is derived from the class of ``obj``.
+        auto_batch_size: use the longest batch size that all leaves share.
+        batch_dims: maximum number of dims of that batch size.
         batch_size: batch size of the result.
-        frozen: an option of the class that is made, as those below; see :func:`tensorclass`.
-        autocast: convert what is written to the annotated type.
-        nocast: keep numbers and arrays as they are.
-        inplace: refused: a class cannot become another one; use the result.
+        frozen: option of the new class, like those below; see :func:`tensorclass`.
+        autocast: convert written values to the annotated type.
+        nocast: keep numbers and arrays as they are, rather than as tensors.
+        inplace: must be False; a class cannot be converted in place.
         shadow: allow fields that hide members of a collection.
         tensor_only: accept tensors and collections only.
         device: device of the result.
@@ -180,7 +180,7 @@ def convert_dataclass(
     batch_size: BatchSize | None,
     device: DeviceType | None,
 ) -> Any:
-    """Return an instance of a dataclass as one of a tensorclass; as a TensorDict where there are no options for a class."""
+    """Convert a dataclass instance to a tensorclass instance, or to a TensorDict if ``options`` is None."""
     if auto_batch_size and batch_size is not None:
         raise TypeError(f"give a batch size or auto_batch_size=True, not both; got {batch_size!r}")
     if options is None:
@@ -191,7 +191,7 @@ def convert_dataclass(
 
 
 def _class_for(cls: type, options: dict[str, bool]) -> type:
-    """Return the tensorclass of a dataclass; the same one each time."""
+    """Derive a tensorclass from a dataclass, cached per class and options."""
     if issubclass(cls, TensorClass):
         return cls
     key = (cls, *options.items())
@@ -210,7 +210,7 @@ def _as_mapping(obj: Any) -> dict[str, Any]:
 
 
 def _values(obj: Any, convert: Callable[[Any], Any]) -> dict[str, Any]:
-    """Return what the fields of a dataclass hold, with the dataclasses among that converted."""
+    """Return the field values of a dataclass instance by name; ``convert`` is applied to dataclass instances in them."""
     values = {field.name: getattr(obj, field.name) for field in dataclasses.fields(obj)}
     for name, value in values.items():
         if dataclasses.is_dataclass(value) and not isinstance(value, (type, TensorClass)):

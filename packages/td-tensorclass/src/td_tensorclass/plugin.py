@@ -1,4 +1,4 @@
-"""What td-core finds under the entry point ``td``: node kinds, coercers and methods of non-tensor data."""
+"""The plugin of the entry point ``td``: node kinds, coercers and methods of non-tensor data."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ def td_node_kinds() -> Iterable[NodeKind]:
 
 @hookimpl
 def td_coercers() -> Iterable[Coercer]:
-    """Return how strings, bytes, None, lists and any other object become non-tensor data."""
+    """Return the coercers that convert strings, bytes, None, lists and any other object to non-tensor data."""
     return COERCERS
 
 
 @hookimpl
 def td_methods() -> type:
-    """Return the methods that every collection gets."""
+    """Return the class whose members become methods of every collection."""
     return NonTensorMethods
