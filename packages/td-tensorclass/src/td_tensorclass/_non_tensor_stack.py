@@ -1,8 +1,9 @@
-"""NonTensorStack: one Python value for each element of a batch.
+"""NonTensorStack: one Python value per element of a batch.
 
-The values stand in one flat list, in the order of the batch. A shape plan acts on tensors, so it is applied to
-the tensor of their positions, and the values are picked by what comes out: whatever is right for a leaf is right
-for them. What is a view for a leaf is a view for them: it has the cells of the stack, and places in them.
+The values are in one flat list, in C order of the batch. A shape plan acts on tensors, so it is applied to the positions
+of the values, which are then gathered: values are rearranged exactly like the elements of a leaf. An operation that
+returns a view of a leaf returns a view of the stack, too: a node with the same cells (the list of values) and with the
+positions of its values in them.
 """
 
 from __future__ import annotations
@@ -38,21 +39,22 @@ SelfT = TypeVar("SelfT", bound="NonTensorStack")
 
 
 class NonTensorStack(NonTensorNode, TensorDictBase):
-    """One Python value for each element of a batch.
+    """One Python value per element of a batch.
 
-    As for tensors, ``stack[1:]`` and other views share the values: what is written to one is written to both. So does a
-    stack that a lazy stack of collections gives for a key: it writes to the members.
+    As for tensors, ``stack[1:]`` and other views share the values of the stack: a write to a view changes both. A stack
+    that is read from a lazy stack of collections writes to the members.
 
     Args:
-        *args: the values along the new dim. Nodes of non-tensor data of one batch size give their values; anything
-            else, lists included, is a value. Where the batch sizes of nodes differ, lists stand for the dims from there on.
-        stack_dim: where the new dim stands in the batch size.
-        batch_size: checked against what the values give; for a stack without values, its batch size.
+        *args: the items along the new dim. A node of non-tensor data contributes the values of its batch; anything
+            else, lists included, is one value. If the batch sizes of nodes differ from some dim on, that dim and
+            those after it become lists.
+        stack_dim: position of the new dim in the batch size.
+        batch_size: the expected batch size, checked against the values; for a stack without values, its batch size.
         device: the device to report; None: that of the nodes.
-        names: a name or None for each batch dim.
+        names: a name or None per batch dim.
 
     Raises:
-        BatchSizeError: the batch sizes of the nodes differ before ``stack_dim``, or do not give ``batch_size``.
+        BatchSizeError: the batch sizes of the nodes differ before ``stack_dim``, or do not match ``batch_size``.
 
     >>> stack = NonTensorStack("a", "b", "c")
     >>> stack[1:].tolist()
@@ -66,12 +68,12 @@ class NonTensorStack(NonTensorNode, TensorDictBase):
 
     __slots__ = ("_emerges", "_hidden", "_joints", "_origin", "_values_size")
 
-    #: The lazy stack, and the key, that the values were read from: it gathered them from its members.
+    #: The lazy stack and the key from whose members the values were gathered, so that writes reach them; else None.
     _origin: tuple[Core, str] | None
-    #: The batch size, and behind it the sizes of the dims that vmap maps over, as many as are hidden.
+    #: The batch size, followed by the sizes of the ``_hidden`` dims that vmap maps over.
     _values_size: torch.Size
     _hidden: int
-    #: Where the dim that vmap hid last comes back.
+    #: Position at which vmap will insert the most recently hidden dim.
     _emerges: int
 
     def _store(self, cells: list[Any], places: Sequence[int], new: Sequence[Any]) -> None:
@@ -80,7 +82,7 @@ class NonTensorStack(NonTensorNode, TensorDictBase):
             for place, value in zip(places, new, strict=True):
                 prefix, node = compute_coordinates(place, self._values_size), as_node(value)
                 if isinstance(value, list) and (size := stack._index(prefix)._get_child(key).batch_size):
-                    # The member has one for each of its elements: read together, they were too uneven for a batch.
+                    # The member has one value per element; uneven members were read as lists, so convert back.
                     node = self.from_list(value, len(size))
                 stack._assign(prefix, {key: node})  # type: ignore[attr-defined]
         super()._store(cells, places, new)
@@ -137,7 +139,7 @@ class NonTensorStack(NonTensorNode, TensorDictBase):
         device: torch.device | None = None,
         names: Names | None = None,
     ) -> SelfT:
-        """Return a stack of checked values in the order of the batch."""
+        """Build a stack from values in C order of the batch, without checks."""
         node = new_object(cls)
         node._fill(values, batch_size, device, names)
         return node
@@ -151,7 +153,7 @@ class NonTensorStack(NonTensorNode, TensorDictBase):
         names: Names | None,
         joints: Joints | None,
     ) -> Any:
-        """Return a stack of checked values, or the one value of a batch without dims."""
+        """Build a stack without checks; for a batch without dims, a NonTensorData of the single value."""
         if batch_size:
             node = cls._of(values, batch_size, device, names)
             node._joints = joints
@@ -160,7 +162,7 @@ class NonTensorStack(NonTensorNode, TensorDictBase):
 
     @classmethod
     def from_nontensordata(cls: type[SelfT], non_tensor: NonTensorDataBase) -> SelfT:
-        """Return one value repeated for each element of its batch.
+        """Convert a :class:`NonTensorData` to a stack that repeats its value per batch element.
 
         >>> NonTensorStack.from_nontensordata(NonTensorData("a", batch_size=[2])).tolist()
         ['a', 'a']
@@ -170,15 +172,16 @@ class NonTensorStack(NonTensorNode, TensorDictBase):
 
     @classmethod
     def from_list(cls: type[SelfT], values: list[Any], ndim: int | None = None) -> SelfT:  # type: ignore[override]
-        """Return the values of a nested list.
+        """Build a stack from a nested list.
 
         Args:
-            values: lists of one length at each level; nodes of non-tensor data in them give their values.
-            ndim: how many levels are dims of the batch, deeper lists are values; None: all but those whose lists differ
-                in length.
+            values: nested lists, of equal length at each depth; nodes of non-tensor data in them contribute the
+                values of their batch.
+            ndim: number of depths that are batch dims; deeper lists are values. None: all depths at which the lists
+                have equal lengths.
 
         Raises:
-            BatchSizeError: lists of one of ``ndim`` levels differ in length.
+            BatchSizeError: lists at one of the first ``ndim`` depths differ in length.
 
         >>> NonTensorStack.from_list([["a", "b"], ["c", "d"]]).batch_size
         torch.Size([2, 2])
@@ -205,7 +208,7 @@ class NonTensorStack(NonTensorNode, TensorDictBase):
 
     @property
     def stack_dim(self) -> int:
-        """The dim along which ``tensordicts``, ``append`` and ``insert`` count: the first.
+        """The dim along which ``tensordicts``, ``append`` and ``insert`` work: always 0.
 
         >>> NonTensorStack("a").stack_dim
         0
@@ -214,7 +217,7 @@ class NonTensorStack(NonTensorNode, TensorDictBase):
 
     @property
     def tensordicts(self) -> list[Any]:
-        """The parts along the first dim, as nodes.
+        """The nodes along the first dim, as of ``unbind(0)``.
 
         >>> NonTensorStack("a").tensordicts
         [NonTensorData(data=a, batch_size=torch.Size([]), device=None)]
@@ -223,10 +226,10 @@ class NonTensorStack(NonTensorNode, TensorDictBase):
 
     @property  # type: ignore[misc]
     def data(self) -> Any:
-        """The value that all elements have.
+        """The value that all elements share.
 
         Raises:
-            AttributeError: they differ.
+            AttributeError: the values differ, or there are none.
 
         >>> NonTensorStack("a", "a").data
         'a'
@@ -267,7 +270,7 @@ class NonTensorStack(NonTensorNode, TensorDictBase):
         self._emerges = dim
 
     def _reorder(self, order: Sequence[int], hidden: int) -> None:
-        """Put the dims of the values into another order, of which the last ones are hidden."""
+        """Permute the dims of the values; the last ``hidden`` dims of the new order are not part of the batch size."""
         size = self._values_size
         self._store_new(list(take_values(self._values, permute_positions(size, order))))
         self._values_size = torch.Size([size[dim] for dim in order])
@@ -290,7 +293,7 @@ class NonTensorStack(NonTensorNode, TensorDictBase):
     def _with_batch_size(self: SelfT, batch_size: torch.Size) -> SelfT:
         ndim = len(self._batch_size)
         if len(batch_size) > ndim and batch_size[:ndim] == self._batch_size:
-            # Values that are lists, all of the right length, are those of the inner elements.
+            # If all values are lists of the right length, their items become the values of the new dims.
             return self._add_dims(batch_size)
         self._check_batch_size(batch_size)
         return self
@@ -309,13 +312,13 @@ class NonTensorStack(NonTensorNode, TensorDictBase):
         return self._of(values, torch.Size(batch_size), self._device)
 
     def _view(self: SelfT, places: Sequence[int], size: tuple[int, ...]) -> SelfT:
-        """Return a node that shows some of the values of this one: what is written to one is written to both."""
+        """Build a view of the values at ``places``, with batch size ``size``: writes change both nodes."""
         node = self._make_sized([], size)
         node._show(self, places)
         return node
 
     def _make_sized(self: SelfT, values: list[Any], size: tuple[int, ...]) -> SelfT:
-        """Return a stack of values, behind whose batch dims come those that are hidden here."""
+        """Build a stack of ``size``, whose last dims are hidden from the batch size if this node has hidden dims."""
         node = self._of(values, torch.Size(size), self._device)
         if self._hidden:
             node._hidden, node._batch_size = self._hidden, node._values_size[: -self._hidden]
@@ -334,7 +337,7 @@ class NonTensorStack(NonTensorNode, TensorDictBase):
         return _LinkedEntry(self).read(self._values, self._batch_size)
 
     def _check_whole(self) -> None:
-        """Raise StructureError where vmap took a dim of the batch away, so that no order is known."""
+        """Raise StructureError if vmap hides a dim of the batch, so that values cannot be read in order."""
         if self._hidden or self._batch_size != self._values_size:
             raise StructureError(
                 f"one value for each element of {list(self._values_size)} cannot be shown as {list(self._batch_size)}: "
@@ -347,16 +350,16 @@ class NonTensorStack(NonTensorNode, TensorDictBase):
         return make_gather_maps(plan, self._values_size, self._device)
 
     def _gather_parts(self, plan: Any) -> list[Any]:
-        """Return the parts that a plan gives: stacks, or one value each where no dim is left."""
+        """Apply a plan. Return its results: stacks, or NonTensorData for results without batch dims."""
         names = plan.rename_dims(self._names)
-        # What was expanded has values that stand in several places, and is a copy where torch makes one too.
+        # Reshaping an expanded stack, whose positions repeat, makes a copy, as in torch.
         known = self._places if isinstance(plan, Reshape) and self._places is not None else ()
         shares = plan.is_view and len(set(known)) == len(known)
         arranged = self._gather(plan)
         if not shares:
             values = self._values
             parts = [self._make_sized(list(take_values(values, places)), size) for places, size in arranged]
-        elif arranged and not arranged[0][1]:  # most are made here, one for each element
+        elif arranged and not arranged[0][1]:  # hot path: unbinding into single elements
             return NonTensorData._of_stack(self, [places[0] for places, _ in arranged])
         else:
             parts = [self._view(places, size) for places, size in arranged]
@@ -370,7 +373,7 @@ class NonTensorStack(NonTensorNode, TensorDictBase):
         return result
 
     def _dims_after(self, plan: Any) -> tuple[int, ...] | None:
-        """Return where a plan leaves the dims along which nodes were joined; None where it mixes them with others."""
+        """Map the dims along which values vary through a plan; None if the plan merges them with other dims."""
         if not (plan.n or plan.lead):
             return self._get_varying_dims()
         dims = []
@@ -383,7 +386,7 @@ class NonTensorStack(NonTensorNode, TensorDictBase):
         return tuple(sorted(dims))
 
     def _regroup(self: SelfT, part: Any, places: Sequence[int], dims: tuple[int, ...] | None) -> Any:
-        """Return a part that has these dims of the joined ones: one value where it has none of them, and values of one node."""
+        """Set the varying dims of a result; convert it to NonTensorData if it has none and all values are equal."""
         if dims is None or len(dims) == len(part._batch_size) or self._joints is None:
             return part
         ones = self._joints[1]
@@ -392,7 +395,7 @@ class NonTensorStack(NonTensorNode, TensorDictBase):
         if dims or not values or not all(part._joints[1] or ()):
             return part
         if not all(is_same_value(value, values[0]) for value in values):
-            return part  # it was written to since, through another view
+            return part  # another view has written to it since
         node = NonTensorData(values[0], batch_size=part._batch_size, device=self._device)
         if part._root is not None:
             node._show(part, range(len(values)))
@@ -430,17 +433,16 @@ class NonTensorStack(NonTensorNode, TensorDictBase):
         return tuple(self._gather_parts(plan))
 
     def _pad_values(self: SelfT, plan: Any) -> SelfT:
-        """Return the values, and None where the plan fills a position with -1."""
+        """Apply a padding plan, with -1 as its fill value, to the positions; padding elements become None."""
         self._check_whole()
         places = plan.leaf(make_positions(self._batch_size, self._device))
         values = [None if i < 0 else self._values[i] for i in places.flatten().tolist()]
         return self._of(values, places.shape, self._device, self._names)
 
     def _kept(self: SelfT, plan: Any, lead: tuple[int, ...]) -> SelfT:
-        """Return the same values, if an operation that makes new numbers leaves each element in its place.
+        """Copy the stack for an operation that computes new numbers, such as a reduction.
 
-        Raises:
-            StructureError: it does not.
+        It raises StructureError if the operation changes the batch size.
         """
         size = torch.Size(lead + self._batch_size[plan.n :])
         if size != self._batch_size:
@@ -468,7 +470,7 @@ class NonTensorStack(NonTensorNode, TensorDictBase):
         root, left, joints = self._owner(), self._places, self._joints
         position = places if left is None else take_values(left, places)
         new = repeat_value(value, torch.Size(size))
-        if joints is not None:  # siblings read them where they keep the values
+        if joints is not None:  # set first, because a sibling that stores the values also stores the joints
             self._joints = joints[0], self._ones_with(places, value)
         try:
             root._store(self._cells, position, new)
@@ -477,7 +479,7 @@ class NonTensorStack(NonTensorNode, TensorDictBase):
             raise
 
     def _ones_with(self, places: Sequence[int], value: Any) -> list[bool]:
-        """Return which elements hold the one value of a node, after ``value`` was written to some places."""
+        """Return the per-element flags of :data:`Joints` after writing ``value`` at ``places``."""
         _, known = self._joints or ((), None)
         new = [not isinstance(value, (list, NonTensorStack))] * len(places)
         if (
@@ -501,7 +503,7 @@ class NonTensorStack(NonTensorNode, TensorDictBase):
         return self._unwrap() if linked else nest_values(self._values, self._batch_size)
 
     def maybe_to_stack(self: SelfT) -> SelfT:
-        """Return this stack; the counterpart of :meth:`NonTensorData.maybe_to_stack`.
+        """Return the stack itself; see :meth:`NonTensorData.maybe_to_stack`.
 
         >>> NonTensorStack("a").maybe_to_stack().tolist()
         ['a']
@@ -509,10 +511,10 @@ class NonTensorStack(NonTensorNode, TensorDictBase):
         return self
 
     def append(self, tensordict: Any) -> None:
-        """Add a value at the end of the first dim.
+        """Append a value along the first dim.
 
         Raises:
-            BatchSizeError: its batch size is not that of an element.
+            BatchSizeError: the value is a node whose batch size differs from the dims after the first.
             LockedError: the stack is locked.
 
         >>> stack = NonTensorStack("a")
@@ -523,7 +525,7 @@ class NonTensorStack(NonTensorNode, TensorDictBase):
         self.insert(self._batch_size[0], tensordict)
 
     def insert(self, index: int, tensordict: Any) -> None:
-        """Add a value before position ``index`` of the first dim.
+        """Insert a value before position ``index`` of the first dim.
 
         >>> stack = NonTensorStack("b")
         >>> stack.insert(0, "a")
@@ -533,7 +535,7 @@ class NonTensorStack(NonTensorNode, TensorDictBase):
         self._splice(index, [as_node(tensordict)])
 
     def extend(self, tensordict: Any) -> None:
-        """Add the values of a list, or of another stack, at the end of the first dim.
+        """Append the values of a list or of another stack along the first dim.
 
         >>> stack = NonTensorStack("a")
         >>> stack.extend(["b", "c"])
@@ -560,7 +562,7 @@ class NonTensorStack(NonTensorNode, TensorDictBase):
         self._values_size = self._batch_size = torch.Size((self._batch_size[0] + len(items), *tail))
 
     def get_nestedtensor(self, key: NestedKey, default: Any = NO_DEFAULT, *, layout: Any = None) -> Any:
-        """Return the default: there is no tensor.
+        """Return the default: a stack of values has no entries.
 
         Raises:
             KeyPathError: no default was given.
@@ -574,7 +576,7 @@ class NonTensorStack(NonTensorNode, TensorDictBase):
         return default
 
     valid_keys = TensorDictBase.keys
-    """Return the keys: none."""
+    """Return the keys, of which a stack of values has none."""
 
     def __repr__(self) -> str:
         values = str(self.tolist())
@@ -587,7 +589,7 @@ class NonTensorStack(NonTensorNode, TensorDictBase):
 
 
 class _LinkedEntry:
-    """One place in a stack, to which a list that was read from there writes back."""
+    """A position in a stack to which a LinkedList that was read there writes its changes."""
 
     __slots__ = ("_at", "_stack")
 
@@ -599,7 +601,7 @@ class _LinkedEntry:
         self._stack._assign((*self._at, index), value)
 
     def read(self, values: list[Any], size: Sequence[int]) -> Any:
-        """Return values as nested lists of this size, each of which writes back."""
+        """Convert values to nested LinkedLists of this size, which write changes back to the stack."""
         if not size:
             return values[0]
         step = torch.Size(size[1:]).numel()
@@ -613,18 +615,14 @@ class _LinkedEntry:
 
 
 def as_node(value: Any) -> Any:
-    """Return non-tensor data as it is, and any other value as one without batch dims."""
+    """Wrap a value as NonTensorData without batch dims, unless it is a node of non-tensor data."""
     return value if isinstance(value, NonTensorNode) else NonTensorData(value)
 
 
 def repeat_value(value: Any, size: torch.Size) -> list[Any]:
-    """Return one value for each element of ``size``.
+    """Expand ``value`` to a list with one value per element of ``size``; nodes and nested lists are broadcast.
 
-    It is given as non-tensor data whose batch size can be expanded to ``size``; as a list of lists of that shape, where
-    lists stand for one value each element; or as any one value.
-
-    Raises:
-        BatchSizeError: the shapes do not fit.
+    It raises BatchSizeError if the shapes do not match. With :func:`list_to_stack` off, a list is one value.
     """
     if isinstance(value, list) and size and list_to_stack():
         value = NonTensorStack.from_list(value, len(size))

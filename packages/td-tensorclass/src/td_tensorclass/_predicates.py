@@ -1,4 +1,4 @@
-"""Questions about values and classes."""
+"""Predicates on values and classes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ._value_nodes import NonTensorNode
 
 
 def is_non_tensor(data: Any) -> bool:
-    """Tell whether a value is non-tensor data: one value for a batch, or one for each element.
+    """Return True if ``data`` is a node of non-tensor data: NonTensorData, NonTensorStack or MetaData.
 
     >>> from td_tensorclass import NonTensorData
     >>> is_non_tensor(NonTensorData("a")), is_non_tensor("a")
@@ -23,9 +23,9 @@ def is_non_tensor(data: Any) -> bool:
 
 
 def is_tensorclass(obj: Any) -> bool:
-    """Tell whether an instance or a class is a tensorclass.
+    """Return True if an instance or a class is a tensorclass.
 
-    Non-tensor data for a whole batch counts: it is declared as a class with the field ``data``.
+    NonTensorData and its subclasses count as tensorclasses with the field ``data``, as in tensordict.
 
     >>> is_tensorclass(TensorClass), is_tensorclass({})
     (True, False)
@@ -35,11 +35,11 @@ def is_tensorclass(obj: Any) -> bool:
 
 
 def is_leaf_nontensor(cls: type) -> bool:
-    """Tell whether entries of a class are leaves, non-tensor data included: for ``is_leaf=`` of ``keys`` and the like.
+    """Return True if entries of ``cls`` are leaves, counting non-tensor data: an ``is_leaf=`` for ``keys`` and others.
 
     >>> td = TensorDict({"a": "x", "b": {"c": 1}})
     >>> list(td.keys(True, True, is_leaf=is_leaf_nontensor))
     ['a', ('b', 'c')]
     """
-    # A mapping becomes a level wherever it is stored.
+    # A mapping is stored as a node, not as a leaf.
     return getattr(cls, "_is_value", False) or (default_is_leaf(cls) and not issubclass(cls, Mapping))

@@ -1,4 +1,4 @@
-"""What is registered when a tensorclass is defined: its node kind with its layouts, and its pytree node."""
+"""Register a new tensorclass: its node kind with its layouts, and its pytree node."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ MEMBER = "_tensordict"
 
 
 def register_class(cls: Any) -> None:
-    """Register a tensorclass; one that is defined again (a notebook cell run twice) takes the place of the old one.
+    """Register a tensorclass; a class that is defined again (a notebook cell that runs twice) replaces the old one.
 
-    A pickle by value, as cloudpickle writes for a class of the main program, makes a class without fields first, even where
-    the class is there: it takes the name of one with fields when it has got its own, and the first instance.
+    Unpickling a class by value (cloudpickle) first creates it without fields. Such a class does not replace one with
+    fields until it has its own, when its first instance is decoded.
     """
 
     def absent(node: Any) -> list[str]:
-        """Return the fields that are None though they have defaults, which those have that were declared later."""
+        """Return the fields that are None although they have defaults; decoding would else set the defaults."""
         return node._absent_fields() if cls._schema.defaulted else []
 
     def flatten(node: Any) -> Record:
@@ -49,7 +49,7 @@ def register_class(cls: Any) -> None:
         if cls._schema.defaulted and record.complete:
             inner = cls._add_defaults(inner, record.values)
         node = cls._wrap_unchecked(inner)
-        # Old files keep plain values, and None for missing fields, beside the collection.
+        # Old files store plain values, and None for missing fields, next to the collection.
         for name, value in record.values.items():
             if value is not None:
                 node._set_path(name, value)
@@ -58,7 +58,7 @@ def register_class(cls: Any) -> None:
         return node
 
     def flatten_state(node: Any) -> Record:
-        # The format keeps values beside the tensors, and says no more of them than what they are.
+        # The state_dict format stores bare values next to the tensors, without batch size or device.
         children = dict(node._children())
         values = {name: None for name in cls._schema.names if name not in children}
         values.update(

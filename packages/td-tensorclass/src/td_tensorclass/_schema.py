@@ -1,7 +1,7 @@
-"""What a tensorclass declares: its options, its fields, and how constructor arguments fill them.
+"""The schema of a tensorclass: its options, its fields, and the binding of constructor arguments to them.
 
 The standard library's ``dataclass`` reads the annotations, so fields, defaults, ``ClassVar``, ``InitVar``, ``KW_ONLY``
-and inheritance mean here what they mean there.
+and inheritance have the same meaning as in a dataclass.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from td_core._keys import suggest_keys
 from ._annotations import annotations_of
 from ._field_errors import UnknownFieldError
 
-#: Names that are never fields: the other arguments of the constructor, and what a class and its instances consist of.
+#: Names that cannot be fields: the other constructor arguments, and internal attributes of classes and instances.
 RESERVED = frozenset({"batch_size", "device", "names", "lock", "_tensordict", "_undo", "_schema", "_cast"})
 
-#: Names of collection members that may be fields all the same.
+#: Names of collection members that may be fields without ``shadow=True``.
 ALLOWED = frozenset({"data"})
 
 
@@ -44,13 +44,10 @@ class Options:
     kw_only: bool = False
 
     def merge(self, given: Mapping[str, Any]) -> Options:
-        """Return these options of a base class with those of a subclass on top; None inherits.
+        """Merge the options of a subclass into these of its base class; None inherits.
 
         Raises:
             TypeError: an option is unknown, or two of them exclude each other.
-
-        >>> Options(frozen=True).merge({"autocast": True}).frozen
-        True
         """
         unknown = [name for name in given if name not in OPTIONS]
         if unknown:
@@ -87,11 +84,11 @@ class Schema:
         options: its options.
         names: its fields, in order.
         slots: its fields and ``InitVar`` arguments, in order.
-        all_given: whether the arguments are the fields, all of them and no other.
-        positional: the names of arguments that may be given by position.
-        init_vars: the names that ``__post_init__`` gets.
-        unprinted: its fields that are declared with ``repr=False``.
-        defaulted: its fields that are not None where they are not given.
+        all_given: True if the constructor arguments are exactly the fields.
+        positional: names of the arguments that may be passed by position.
+        init_vars: names of the ``InitVar`` arguments, which are passed to ``__post_init__``.
+        unprinted: fields that are declared with ``repr=False``.
+        defaulted: fields whose default is not None.
     """
 
     __slots__ = (
@@ -104,7 +101,7 @@ class Schema:
         self.options = options
         declared: dict[str, Any] = cls.__dataclass_fields__  # type: ignore[attr-defined]
         fields = {field.name for field in dataclasses.fields(cls)}
-        # What is left beside fields and class variables are the arguments of __post_init__.
+        # Entries that are neither fields nor class variables are InitVar arguments.
         kept = [item for item in declared.values() if item._field_type.name != "_FIELD_CLASSVAR"]
         self.slots = tuple(
             [
@@ -126,12 +123,12 @@ class Schema:
         self._hints: dict[str, Any] = {}
         self._locals = dict(local_names)
         self._check(kept)
-        # At once: torch.compile cannot follow how names are looked up.
+        # Resolve all hints now: torch.compile cannot trace get_type_hints().
         for name in self.names:
             self.hint(name)
 
     def __getstate__(self) -> Any:
-        """Return what a pickle by value of the class holds: where it is read, no module has the names in annotations."""
+        """Resolve all hints before a class is pickled by value: the unpickling process may lack the names in them."""
         for name in self.names:
             self.hint(name)
         return None, {name: getattr(self, name) for name in self.__slots__}
@@ -150,7 +147,7 @@ class Schema:
                 )
 
     def signature(self) -> inspect.Signature:
-        """Return the signature of the constructor."""
+        """Build the signature of the constructor."""
         kinds = inspect.Parameter
         annotations = {name: item.type for name, item in self.cls.__dataclass_fields__.items()}  # type: ignore[attr-defined]
         results: list[inspect.Parameter] = []
@@ -165,10 +162,10 @@ class Schema:
         return inspect.Signature(sorted(results, key=lambda item: item.kind))
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-        """Return positional and keyword arguments as keywords.
+        """Convert positional and keyword arguments to keyword arguments.
 
         Raises:
-            TypeError: too many, or one given twice.
+            TypeError: there are too many, or one is passed twice.
         """
         if len(args) > len(self.positional):
             raise TypeError(
@@ -182,11 +179,11 @@ class Schema:
         return {**provided, **kwargs}
 
     def fill(self, given: Mapping[str, Any]) -> tuple[dict[str, Any], list[Any]]:
-        """Return a value for each field, None for those without, and the ``InitVar`` arguments.
+        """Fill in defaults. Return the value per field (None if it has none) and the ``InitVar`` arguments.
 
         Raises:
-            TypeError: an argument without a default was not given.
-            UnknownFieldError: an argument is none of the class.
+            TypeError: an argument without a default is missing.
+            UnknownFieldError: an argument is not one of the class.
         """
         values: dict[str, Any] = {}
         init_vars: list[Any] = []
@@ -220,7 +217,7 @@ class Schema:
         return values, init_vars
 
     def defaults(self, given: Container[str]) -> dict[str, Any]:
-        """Return the defaults, fresh ones of factories, of the fields that are not given and are not None then."""
+        """Return the defaults that are not None of the fields not in ``given``; factories are called."""
         result = {
             slot.name: slot.default if slot.factory is MISSING else slot.factory()
             for slot in self.defaulted
@@ -229,21 +226,21 @@ class Schema:
         return {name: value for name, value in result.items() if value is not None}
 
     def unknown_field_error(self, names: Iterable[Any]) -> UnknownFieldError:
-        """Return the error for keys that are no fields."""
+        """Build the error for keys that are not fields."""
         listed = [str(name) for name in names]
         return UnknownFieldError(
             f"{self.cls.__name__} has no field {', '.join(map(repr, listed))}: {suggest_keys(listed[0], self.names)}"
         )
 
     def is_resolved(self, name: str) -> bool:
-        """Tell whether the names in the annotation of a field are defined."""
+        """Return True if all names in the annotation of a field are defined."""
         self.hint(name)
         return name in self._hints
 
     def hint(self, name: str) -> Any:
-        """Return the resolved annotation of a field; Any where a name in it is not defined (yet), or it is no type.
+        """Return the resolved annotation of a field; Any if a name in it is undefined or it is not a type.
 
-        ``Optional[X]`` is X: None is always allowed.
+        ``Optional[X]`` gives X, because None is always allowed.
         """
         if name in self._hints:
             return self._hints[name]
@@ -260,32 +257,28 @@ class Schema:
         except (NameError, AttributeError):
             return Any
         except (SyntaxError, TypeError):
-            result = Any  # words, not a type
+            result = Any  # the annotation is not a type, such as a string with a description
         rest = get_choices(result)
         result = rest[0] if len(rest) == 1 else result
         try:
             isinstance(None, typing.get_origin(result) or result)
-        except TypeError:  # a protocol or a TypedDict, say
+        except TypeError:  # isinstance() rejects it, such as a protocol or a TypedDict
             result = Any if isinstance(result, type) else result
         self._hints[name] = result
         return result
 
 
 def get_choices(hint: Any) -> tuple[Any, ...]:
-    """Return what a union consists of, without None; of anything else, that alone.
-
-    >>> get_choices(int | str | None), get_choices(int)
-    ((<class 'int'>, <class 'str'>), (<class 'int'>,))
-    """
+    """Return the members of a union without None; for any other hint, a tuple of that hint."""
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
         return tuple(arg for arg in typing.get_args(hint) if arg is not type(None))
     return (hint,)
 
 
 def get_local_names(cls: type, frame: types.FrameType | None) -> dict[str, Any]:
-    """Return what the names in a class's annotations mean where it is defined inside a function.
+    """Return the local variables named in the annotations of a class that is defined in a function.
 
-    Module level names are found when they are needed; those of a function are gone by then.
+    Module-level names can be resolved later, but local variables no longer exist then.
     """
     while frame is not None and frame.f_globals.get("__name__") != cls.__module__:
         frame = frame.f_back

@@ -1,4 +1,4 @@
-"""Non-tensor data in torch's pytrees: nodes without children, whose values travel in the context."""
+"""Register non-tensor data as torch pytree nodes without children, whose values are in the context."""
 
 from __future__ import annotations
 
@@ -13,11 +13,7 @@ _CONSTANTS = (str, int, bool, type(None))
 
 
 class StaticValue:
-    """A value in a context: contexts are compared with ``==``, and values may answer with anything.
-
-    >>> StaticValue([1]) == StaticValue([1])
-    True
-    """
+    """Wrapper of a value in a pytree context: torch compares contexts with ``==``, whose result here is always a bool."""
 
     __slots__ = ("value",)
 
@@ -27,35 +23,24 @@ class StaticValue:
     def __eq__(self, other: object) -> bool:
         return isinstance(other, StaticValue) and is_same_value(self.value, other.value)
 
-    # Equal values may hash differently, or not at all.
+    # Equal values may have different hashes, or be unhashable.
     __hash__ = None  # type: ignore[assignment]
 
 
 def make_static(value: Any) -> Any:
-    """Return a value as a context has it; what torch takes for a constant remains one, for ``torch.export(strict=True)``.
-
-    >>> make_static("a") == make_static("a"), make_static(1) == make_static(True)
-    (True, False)
-    """
+    """Wrap a value for a context. ``torch.export(strict=True)`` needs constants such as str and int to stay bare."""
     return (type(value).__name__, value) if type(value) in _CONSTANTS else StaticValue(value)
 
 
 def get_static(holder: Any) -> Any:
-    """Return the value that :func:`make_static` was given.
-
-    >>> get_static(make_static("a")), get_static(make_static([1]))
-    ('a', [1])
-    """
+    """Unwrap a value that :func:`make_static` wrapped."""
     return holder[1] if type(holder) is tuple else holder.value
 
 
 def register_static(cls: Any, names: Sequence[str], made_of: Callable[..., Any]) -> None:
-    """Register a class of nodes without children.
+    """Register a class as a pytree node without children, whose context is the attributes ``names``.
 
-    Args:
-        cls: the class.
-        names: the attributes that the context has, of which the first is held.
-        made_of: what returns a node of these.
+    The first attribute is wrapped by :func:`make_static`. ``made_of`` builds a node from the attributes.
     """
 
     def flatten(node: Any) -> tuple[list[Any], tuple[Any, ...]]:
@@ -76,7 +61,7 @@ def register_static(cls: Any, names: Sequence[str], made_of: Callable[..., Any])
 
 
 def register_data(cls: Any) -> None:
-    """Register a class of nodes that hold one value."""
+    """Register a subclass of NonTensorDataBase as a pytree node."""
 
     def made_of(value: Any, metadata: Any, batch_size: Any, device: Any, names: Any) -> Any:
         node = cls(value, metadata, batch_size=batch_size, device=device)
@@ -87,7 +72,7 @@ def register_data(cls: Any) -> None:
 
 
 def register_stack(cls: Any) -> None:
-    """Register a class of nodes that hold one value for each element of their batch."""
+    """Register NonTensorStack or a subclass as a pytree node."""
 
     def made_of(
         values: Any,
