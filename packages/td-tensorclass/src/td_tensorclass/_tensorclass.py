@@ -1,6 +1,6 @@
 """TensorClass: a dataclass whose fields are the entries of one collection.
 
-The instance holds that collection and nothing else; fields are properties, made when the class is defined.
+An instance holds only that collection; its fields are properties that are added when the class is defined.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ from ._value_nodes import NonTensorNode
 
 SelfT = TypeVar("SelfT", bound="TensorClass")
 
-#: The attributes of an instance that are no fields.
+#: Attributes of an instance that are not fields.
 _STATE = frozenset({"_tensordict", "_undo"})
 
 
 class TensorClass(Wrapper, metaclass=FieldsMeta):
     """Base of data classes whose fields are tensors that share their leading dims.
 
-    A subclass declares fields as a dataclass does; the options of :func:`tensorclass` are class arguments, or stand in
+    A subclass declares fields as a dataclass does. The options of :func:`tensorclass` are class arguments or are given in
     brackets: ``class Point(TensorClass, frozen=True)``, ``class Point(TensorClass["frozen", "nocast"])``.
 
     The constructor takes the fields, and ``batch_size``, ``device``, ``names`` and ``lock`` as
@@ -67,7 +67,7 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
     """
 
     if TYPE_CHECKING:
-        # For type checkers the arguments that are no fields are fields too, read and written as different types.
+        # Declare the other constructor arguments for type checkers; their types differ between writing and reading.
         batch_size: BatchSizeArgument = dataclasses.field(default=None, kw_only=True)  # type: ignore[arg-type,override]
         device: DeviceArgument = dataclasses.field(default=None, kw_only=True)  # type: ignore[arg-type]
         names: NamesArgument = dataclasses.field(default=None, kw_only=True)  # type: ignore[arg-type,override]
@@ -76,10 +76,10 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
     _schema: ClassVar[Schema]
     _cast: ClassVar[Callable[[str, Any], Any]]
     _has_post_init: ClassVar[bool] = False
-    #: Whether the class has a ``__setattr__`` of its own, which a constructor calls for each field.
+    #: True if the class overrides ``__setattr__``, which the constructor then calls for each field.
     _sets_fields: ClassVar[bool] = False
     _has_post_init_for_results: ClassVar[bool] = False
-    #: Whether a result of an operation needs :meth:`_finish`.
+    #: True if :meth:`_finish` must run on results of operations.
     _has_finish: ClassVar[bool] = False
     _prints_attributes = True
     _bracketed: ClassVar[dict[Any, type]] = {}
@@ -102,7 +102,7 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
         declare(cls, TensorClass, provided, sys._getframe(1))
 
     def __class_getitem__(cls, parameters: Any) -> Any:
-        """Return the class with options switched on by name; other parameters are those of a generic class."""
+        """Return a cached subclass with the named options set to True; other parameters give a generic alias."""
         names = parameters if isinstance(parameters, tuple) else (parameters,)
         if not all(isinstance(name, str) for name in names):
             return super().__class_getitem__(parameters)
@@ -149,8 +149,8 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
                 try:
                     shape = value.shape
                 except RuntimeError:
-                    shape = None  # a nested tensor of strided layout has none
-                # To compare two sizes is cheaper than to slice one, and most leaves follow one of their shape.
+                    shape = None  # a strided nested tensor has no shape
+                # Hot path: comparing sizes is cheaper than slicing one, and adjacent leaves often have equal shapes.
                 if shape is not None and (shape == fitting or shape[:ndim] == size):
                     data[name] = value
                     fitting = shape
@@ -167,7 +167,7 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
     def _store(
         self, td: Any, name: str, value: Any, prefix: tuple[str, ...] = (), *, non_blocking: bool = False
     ) -> None:
-        """Cast, check and store a value that is not None."""
+        """Cast, check and store a value, which must not be None, as a field of ``td``."""
         if not isinstance(value, Tensor) or self._has_schema:
             value = type(self)._cast(name, value)
             if td.batch_size and is_batch_number(self._schema.hint(name), value):
@@ -176,14 +176,14 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
 
     @classmethod
     def _wrap_unchecked(cls: type[SelfT], td: Any) -> SelfT:
-        """Return an instance around anything, as it was: nothing is checked, locked or run."""
+        """Wrap a collection as an instance without checks, lock or ``__post_init__``."""
         node = new_object(cls)
         object.__setattr__(node, "_tensordict", td)
         return node
 
     @classmethod
     def _wrap(cls: type[SelfT], td: Any) -> SelfT:
-        """Return an instance around a collection whose keys are fields, unchecked."""
+        """Wrap the result of an operation, whose keys must be fields: lock it if frozen, and run ``__post_init__``."""
         node = new_object(cls)
         object.__setattr__(node, "_tensordict", td)
         if cls._has_finish:
@@ -192,17 +192,17 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
 
     @classmethod
     def _wrap_stack(cls: type[SelfT], td: Any) -> SelfT:
-        # ``__post_init__`` ran when the members were made.
+        # ``__post_init__`` already ran for the members.
         node = cls._wrap_unchecked(td)
         if cls._schema.options.frozen:
             lock_nodes(td)
         return node
 
     def _finish(self, *, without_entries: bool = False) -> None:
-        """Lock a frozen result, and run the ``__post_init__`` of a class that wants it for results too.
+        """Lock the result of a frozen class, and run ``__post_init__`` if the class does so for results.
 
-        It is written for one instance, so a lazy stack has it run for each member; and it may read any field, so where
-        an operation left no entry it is not run, unless ``without_entries``.
+        For a lazy stack it runs per member. For a result without entries it runs only if ``without_entries``, because
+        it may read any field.
         """
         td = self._tensordict
         if self._schema.options.frozen:
@@ -222,17 +222,18 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
         non_tensordict: Mapping[str, Any] | None = None,
         safe: bool | None = None,
     ) -> SelfT:
-        """Return an instance around a collection, which is not copied.
+        """Wrap a collection as an instance, without copying it.
 
-        In a TensorDict, one below becomes the tensorclass that its field is annotated with, if its keys are fields of that.
+        A nested TensorDict becomes an instance of the tensorclass that its field is annotated with, if its keys are
+        fields of that class.
 
         Args:
-            tensordict: its keys are fields; fields that it lacks have their defaults, or are None.
-            non_tensordict: more fields, which are set as attributes are.
+            tensordict: the collection, whose keys are fields; missing fields get their defaults, or are None.
+            non_tensordict: more fields, which are set like attributes.
             safe: False skips the check of the keys.
 
         Raises:
-            UnknownFieldError: a key is no field.
+            UnknownFieldError: a key is not a field.
 
         >>> class Point(TensorClass):
         ...     xy: torch.Tensor
@@ -269,7 +270,7 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
 
     @classmethod
     def _add_defaults(cls, inner: Any, provided: Iterable[str]) -> Any:
-        """Return a collection with the defaults of the fields that it lacks and that are not given beside it."""
+        """Add the defaults of the fields that are neither in ``inner`` nor in ``provided``, to a shallow copy."""
         values = cls._schema.defaults({*provided, *_keys_anywhere(inner)})
         if not values:
             return inner
@@ -279,7 +280,7 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
             try:
                 node._store(inner, name, value)
             except BatchSizeError:
-                # A default is not made for this batch: it stands for all of it.
+                # The shape of a default does not fit every batch: then it is one value for the whole batch.
                 whole = UnbatchedTensor(value) if isinstance(value, Tensor) else NonTensorData(value)
                 inner._set_path(name, whole)
         if locked:
@@ -297,9 +298,9 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
 
     @classmethod
     def _wrap_dense(cls, result: Any, absent: Iterable[str] = ()) -> Any:
-        """Return a collection as an instance, nested levels as the classes that their fields are annotated with.
+        """Convert a collection to an instance, and nested collections to the annotated classes of their fields.
 
-        Fields that are said to be absent are None. Anything else comes back as it is.
+        Fields in ``absent`` are None. A ``result`` that is not a collection of entries is returned unchanged.
         """
         if not isinstance(result, TensorDictBase) or result._is_value:
             return result
@@ -334,13 +335,13 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
 
     @classmethod
     def from_dict(cls: type[SelfT], input_dict: Mapping[Any, Any] | Core, **kwargs: Any) -> SelfT:
-        """Return an instance with the entries of a mapping; options as for :meth:`TensorCollection.from_dict`.
+        """Build an instance from a mapping; options as for :meth:`TensorCollection.from_dict`.
 
-        A mapping in a field that is not annotated as a collection is one value, as it is for the constructor. Fields that the
-        mapping lacks have their defaults, or are None.
+        As for the constructor, a nested mapping is one value unless its field is annotated as a collection. Missing
+        fields get their defaults, or are None.
 
         Raises:
-            UnknownFieldError: a key is no field.
+            UnknownFieldError: a key is not a field.
 
         >>> class Point(TensorClass):
         ...     xy: torch.Tensor
@@ -365,7 +366,7 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
         result, options = super()._as_entry(key, value), self._schema.options
         if result is not value or value is None or isinstance(value, (Tensor, Core, Mapping)):
             return result
-        # What the options say of values holds for those of a mapping, too.
+        # The options autocast and nocast also apply to the values of a mapping.
         return self._coerce_to_schema(key, value) if options.autocast or options.nocast else value
 
     def _of_level(self, level: Any) -> Any:
@@ -393,7 +394,7 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
 
     @classmethod
     def declared_fields(cls) -> dict[str, Any] | None:
-        """Return the fields, each with its type; that of an optional one without the None.
+        """Return the type per field; ``Optional[X]`` is given as X.
 
         >>> class Point(TensorClass):
         ...     xy: torch.Tensor
@@ -435,7 +436,7 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
         names: Names | NoDefault | None = NO_DEFAULT,
     ) -> SelfT:
         inner = self._tensordict._with_children(children, batch_size=batch_size, device=device, names=names)
-        # Entries that are no fields (flattened or renamed keys, say) cannot be in the class; they are not lost.
+        # If keys are not fields (for example flattened or renamed), return a plain collection so that no entry is lost.
         return self._wrap(inner) if children.keys() <= self._schema.names.keys() else inner
 
     def _stack_lazily(self, items: Sequence[Core], dim: int) -> Core:
@@ -445,7 +446,7 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
 
     def _members_and_dim(self) -> tuple[Sequence[Any], int] | None:
         stacked = self._tensordict._members_and_dim()
-        # The members are what they were, and no results.
+        # The members are not results of an operation, so __post_init__ does not run again.
         return (
             None if stacked is None else ([self._wrap_unchecked(member) for member in stacked[0]], stacked[1])
         )
@@ -457,7 +458,7 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
 
     def _map(self: SelfT, fn: Callable[[Tensor], Tensor]) -> SelfT:
         mapped = self._tensordict._map(fn)
-        # Around the very leaves that it had, it is what it was, and no result.
+        # With the same leaves it is not a new result, so __post_init__ does not run again.
         return self._wrap_unchecked(mapped) if fn is identity else self._wrap(mapped)
 
     def _join(self: SelfT, items: Sequence[Core], plan: Any, path: tuple[str, ...] = ()) -> SelfT:
@@ -472,7 +473,7 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
         return super()._get_join_entries(first, plan, path)
 
     def get(self, key: NestedKey, *args: Any, **kwargs: Any) -> Any:
-        """Return a field, or the default where it is None: a tensor, a collection, or the value of non-tensor data.
+        """Return the tensor, collection or non-tensor value of a field, or the default if it is None.
 
         >>> class Point(TensorClass):
         ...     xy: torch.Tensor
@@ -500,33 +501,33 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
             self._store(self._tensordict, name, value, prefix, non_blocking=non_blocking)
 
     def _replace_entries(self: SelfT, source: Any, **kwargs: Any) -> SelfT:
-        # Neither __post_init__ nor the lock of a frozen class comes before the new values.
+        # __post_init__ and the lock of a frozen class must come after the new values are set.
         copy = self._wrap_unchecked(self._tensordict._shallow_copy())
         return self._wrap(copy.update(source, **kwargs)._tensordict)
 
     @property
     def stack_dim(self) -> int:
-        """The dim along which the lazy stack that the instance holds is stacked; else no such attribute."""
+        """The stack dim of an instance that is a lazy stack; AttributeError for other instances."""
         return self._tensordict.stack_dim  # type: ignore[no-any-return]
 
     @property
     def tensordicts(self) -> list[Any]:
-        """The members of the lazy stack that the instance holds, in this class; else no such attribute."""
+        """The members of an instance that is a lazy stack, as instances of this class; else AttributeError."""
         return [self._wrap_unchecked(member) for member in self._tensordict.tensordicts]
 
     def append(self, tensordict: Any) -> None:
-        """Add a member at the end of the lazy stack that the instance holds; as :meth:`insert`."""
+        """Append a member to an instance that is a lazy stack; see :meth:`insert`."""
         self._get_growable_stack([tensordict]).append(tensordict._inner())
 
     def insert(self, index: int, tensordict: Any) -> None:
-        """Add a member to the lazy stack that the instance holds.
+        """Insert a member into an instance that is a lazy stack.
 
         Args:
-            index: the member that it comes before.
+            index: position of the member before which the new one is inserted.
             tensordict: an instance of this class.
 
         Raises:
-            StructureError: the instance holds no lazy stack, or the member is of another class.
+            StructureError: the instance is not a lazy stack, or the member is of another class.
 
         >>> class Point(TensorClass):
         ...     xy: torch.Tensor
@@ -538,10 +539,10 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
         self._get_growable_stack([tensordict]).insert(index, tensordict._inner())
 
     def extend(self, tensordict: Any) -> None:
-        """Add members at the end of the lazy stack that the instance holds; as :meth:`insert`.
+        """Append members to an instance that is a lazy stack; see :meth:`insert`.
 
         Args:
-            tensordict: instances of this class, or one whose parts along the stack dim are added.
+            tensordict: instances of this class, or one instance that is unbound along the stack dim.
 
         >>> class Point(TensorClass):
         ...     xy: torch.Tensor
@@ -555,8 +556,8 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
         self._get_growable_stack(items).extend(inner[0] if isinstance(tensordict, Core) else inner)
 
     def _get_growable_stack(self, items: Sequence[Any]) -> Any:
-        """Return the lazy stack inside, to which ``items`` may be added."""
-        # Asking for the members would copy them, each time that one is added.
+        """Return the lazy stack of this instance; raise StructureError if there is none or ``items`` do not fit."""
+        # hasattr() instead of _members_and_dim(), which would copy the list of members on every append.
         if not hasattr(self._tensordict, "tensordicts"):
             raise StructureError(
                 f"only a lazy stack can be extended; this {type(self).__name__} holds a "
@@ -595,18 +596,18 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
         return {**present, **{name: None for name in self._schema.names if name not in present}}
 
     def _get_missing(self, name: str) -> Any:
-        """Return what a field without an entry shows: None; where only some members of a stack have it, a list."""
+        """Return the value of a field without an entry: None, or a list if only some members of a stack have it."""
         stacked = self._members_and_dim()
         values = [] if stacked is None else [getattr(member, name) for member in stacked[0]]
         return None if all(value is None for value in values) else values
 
     def _absent_fields(self) -> list[str]:
-        """Return the fields that are None though they have defaults."""
+        """Return the fields that are None although they have defaults."""
         present = _keys_anywhere(self._tensordict)
         return [slot.name for slot in self._schema.defaulted if slot.name not in present]
 
     def _clear_field(self, name: str) -> None:
-        """Make a field None."""
+        """Set a field to None, by removing its entry from the collection or from all members of a lazy stack."""
         todo: list[Any] = [self._tensordict]
         holders = []
         while todo:
@@ -619,10 +620,10 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
         for td in holders:
             td._del_child(name)
 
-    if not TYPE_CHECKING:  # which know the attributes, and so find the misspelt ones
+    if not TYPE_CHECKING:  # hidden from type checkers, which could not report misspelt attributes otherwise
 
         def __setattr__(self, name: str, value: Any) -> None:
-            """Write a field, or a settable property; there are no other attributes."""
+            """Set a field or a settable property; raise UnknownFieldError for any other name."""
             schema = self._schema
             if name in _STATE:
                 object.__setattr__(self, name, value)
@@ -632,7 +633,7 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
                         f"cannot assign to field {name!r}: {type(self).__name__} is frozen"
                     )
                 if isinstance(value, Tensor) and not self._has_schema:
-                    # What a field mostly is: a tensor that needs no cast.
+                    # Hot path: a tensor that needs no cast.
                     self._tensordict._set_path(name, value)
                 else:
                     self._set_path(name, value)
@@ -644,7 +645,7 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
                 raise schema.unknown_field_error([name])
 
         def __delattr__(self, name: str) -> None:
-            """Make a field None."""
+            """Set a field to None."""
             if name not in self._schema.names:
                 raise self._schema.unknown_field_error([name])
             if self._schema.options.frozen:
@@ -652,22 +653,22 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
             self._clear_field(name)
 
         def __getattr__(self, name: str) -> Any:
-            """Explain which attribute is missing."""
+            """Raise UnknownFieldError with a suggestion; called only for attributes that were not found."""
             if name == "_tensordict":
-                # The constructor that a class brings may set fields one by one.
+                # A user-defined __init__ may set fields before the collection exists.
                 self._tensordict = make_dense({}, torch.Size())
                 return self._tensordict
             if any(name in base.__dict__ for base in type(self).__mro__):
-                # A property or a declaration raised: asking again gives its own words.
+                # A property raised AttributeError: read it again to raise the original error.
                 return object.__getattribute__(self, name)
             if torch.compiler.is_compiling():
-                # hasattr() and getattr() with a default are traced for the plain class only.
+                # torch.compile traces hasattr() and getattr() with a default only for a plain AttributeError.
                 raise AttributeError(f"{type(self).__name__} has no field {name!r}")
             raise self._schema.unknown_field_error([name])
 
 
 def _keys_anywhere(td: Core) -> set[str]:
-    """Return the keys of a collection, of a lazy stack those that any member has."""
+    """Return the keys of a collection; for a lazy stack, the union of the keys of its members."""
     stacked = td._members_and_dim()
     if stacked is None:
         return {*td._children()}
@@ -675,7 +676,7 @@ def _keys_anywhere(td: Core) -> set[str]:
 
 
 def _with_none(items: list[Any]) -> list[Any]:
-    """Return collections in which None is the value of those that lack an entry which is a value in all others."""
+    """Add None to collections that lack a key, if its entries in all others are non-tensor data."""
     children = [item._children() for item in items]
     if all(child.keys() == children[0].keys() for child in children):
         return items

@@ -23,13 +23,13 @@ from ._typing import BatchSizeArgument, DeviceArgument, NamesArgument, dataclass
 
 SelfT = TypeVar("SelfT", bound="TypedTensorDict")
 
-#: The classes that options in brackets made.
+#: Cache of the classes made by options in brackets.
 _bracketed: dict[tuple[Any, ...], type] = {}
 
 
 @dataclass_transform(kw_only_default=True, field_specifiers=(dataclasses.field,))
 class _TypedMeta(ABCMeta):
-    """Leaves instances without ``__dict__``, so that a misspelt attribute is an error."""
+    """Metaclass that creates classes without ``__dict__``, so that setting a misspelt attribute raises."""
 
     def __new__(mcs, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **kwargs: Any) -> Any:
         namespace.setdefault("__slots__", ())
@@ -39,16 +39,16 @@ class _TypedMeta(ABCMeta):
 class TypedTensorDict(TensorDict, metaclass=_TypedMeta):
     """A TensorDict whose subclasses declare keys, which are attributes too.
 
-    A declared key is required, unless it is annotated as ``NotRequired`` or has a default, or a default factory as
-    :func:`dataclasses.field` takes it: that, fresh each time, is what the attribute gives where the entry is missing. Other
+    A declared key is required, unless it is annotated as ``NotRequired`` or has a default or default factory, as in
+    :func:`dataclasses.field`. If the entry is missing, the attribute returns the default, or calls the factory. Other
     keys may be added later.
 
-    The options are class arguments, or stand in brackets: ``class Data(TypedTensorDict, frozen=True)``,
-    ``class Data(TypedTensorDict["frozen", "shadow"])``. Instances of a ``frozen`` class are locked and stay so, results of
-    operations on them are not; the keys of a ``shadow`` class may hide members of a TensorDict.
+    The options are class arguments or are given in brackets: ``class Data(TypedTensorDict, frozen=True)``,
+    ``class Data(TypedTensorDict["frozen", "shadow"])``. Instances of a ``frozen`` class are locked and cannot be unlocked,
+    but results of operations on them are not locked. Keys of a ``shadow`` class may hide members of a TensorDict.
 
     Args:
-        source: a mapping or collection of entries, to which ``kwargs`` are added.
+        source: a mapping or collection with the entries, to which ``kwargs`` are added.
         batch_size, device, names, lock: as for :class:`TensorDict`.
         **kwargs: the entries.
 
@@ -64,7 +64,7 @@ class TypedTensorDict(TensorDict, metaclass=_TypedMeta):
     """
 
     if TYPE_CHECKING:
-        # For type checkers the arguments that are no keys are fields too, read and written as different types.
+        # Declare the other constructor arguments for type checkers; their types differ between writing and reading.
         batch_size: BatchSizeArgument = dataclasses.field(default=None)  # type: ignore[arg-type,override]
         device: DeviceArgument = dataclasses.field(default=None)  # type: ignore[arg-type]
         names: NamesArgument = dataclasses.field(default=None)  # type: ignore[arg-type,override]
@@ -84,7 +84,7 @@ class TypedTensorDict(TensorDict, metaclass=_TypedMeta):
         cls._shadow = cls._shadow if shadow is None else shadow
         required, optional = set(cls.__required_keys__), set(cls.__optional_keys__)
         for name, hint in annotations_of(cls).items():
-            # A qualifier of typing, or of typing_extensions; in words where the annotation is.
+            # The qualifier may come from typing or typing_extensions, and the annotation may be a string.
             qualifier = str(hint if isinstance(hint, str) else get_origin(hint)).partition("[")[0]
             qualifier = qualifier.rpartition(".")[2]
             if qualifier == "ClassVar":
@@ -107,7 +107,7 @@ class TypedTensorDict(TensorDict, metaclass=_TypedMeta):
         cls.__required_keys__, cls.__optional_keys__ = frozenset(required), frozenset(optional)
 
     def __class_getitem__(cls, parameters: Any) -> Any:
-        """Return the class with options switched on by name; other parameters are those of a generic class."""
+        """Return a cached subclass with the named options set to True; other parameters give a generic alias."""
         names = parameters if isinstance(parameters, tuple) else (parameters,)
         if not all(isinstance(name, str) for name in names):
             return GenericAlias(cls, parameters)
@@ -167,7 +167,7 @@ class TypedTensorDict(TensorDict, metaclass=_TypedMeta):
 
     @classmethod
     def from_tensordict(cls: type[SelfT], tensordict: Core) -> SelfT:
-        """Return a typed collection of the entries of another one, which are not copied.
+        """Build a typed collection with the entries of another one, without copying them.
 
         Raises:
             TypeError: a required key is missing.
@@ -204,7 +204,7 @@ class TypedTensorDict(TensorDict, metaclass=_TypedMeta):
         try:
             result: type | None = collection_class(get_type_hints(cls).get(key))
         except (NameError, TypeError, AttributeError):
-            return None  # a name in it is not defined
+            return None  # the annotation contains an undefined name
         return result
 
     @classmethod

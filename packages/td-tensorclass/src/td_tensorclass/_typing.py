@@ -1,4 +1,4 @@
-"""What only type checkers look at."""
+"""Declarations for type checkers, without effect at run time."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ if TYPE_CHECKING:
 
     @dataclass_transform(field_specifiers=(dataclasses.field,))
     class FieldsMeta(ABCMeta):
-        """Makes constructors of annotations, frozen ones or not, as the subclass says; a decorated base could not."""
+        """Metaclass with dataclass_transform: unlike a decorated base, it lets each subclass choose ``frozen``."""
 else:
     FieldsMeta = ABCMeta
 
     def dataclass_transform(**kwargs: Any) -> Callable[[Any], Any]:
-        """Mark nothing at run time."""
+        """Return a decorator that does nothing, in place of the one of typing_extensions."""
         return lambda decorated: decorated
 
 
 class Argument(Generic[Given, Read]):
-    """What is given in one form, and read in another."""
+    """Descriptor of a constructor argument that is written as ``Given`` and read as ``Read``."""
 
     def __get__(self, instance: Any, owner: Any = None) -> Read:
-        """Read it."""
+        """Declare the type that is read."""
         raise NotImplementedError
 
     def __set__(self, instance: Any, value: Given) -> None:
-        """Write it."""
+        """Declare the type that may be written."""
 
 
 BatchSizeArgument = Argument[BatchSize | None, torch.Size]

@@ -1,7 +1,7 @@
-"""UnbatchedTensor: one tensor for the whole batch, which shape operations leave alone.
+"""UnbatchedTensor: one tensor for the whole batch, which shape operations do not change.
 
-In a collection it stands as a node with one leaf: pointwise operations and moves reach the leaf, and a shape plan
-changes nothing but the batch size of the node.
+A collection stores it as a node with one leaf: pointwise operations and moves apply to the leaf, and a shape operation
+changes only the batch size of the node.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ SelfT = TypeVar("SelfT", bound="UnbatchedNode")
 
 @set_module("td_tensorclass")
 class UnbatchedTensor(Tensor):
-    """A tensor that belongs to a whole batch: every element has the same one.
+    """A tensor that all elements of a batch share.
 
-    Set into a collection, it needs no leading dims of the batch size, and indexing, reshaping, stacking and the like
-    leave it as it is. Pointwise operations, casts and moves apply to it as to any leaf, and so does autograd: where it
-    requires grad, the entry is the tensor that has the ``grad``.
+    Its shape does not start with the batch size of its collection, and indexing, reshaping, stacking and other shape
+    operations do not change it. Pointwise operations, casts and moves apply to it as to any leaf. So does autograd: if
+    it requires grad, the entry is the tensor that accumulates ``grad``.
 
     Args:
-        data: the tensor, whose memory is shared, or what ``torch.as_tensor`` makes one of.
-        batch_size: the batch that it stands for; a collection sets its own.
+        data: the tensor, whose memory is shared, or a value that ``torch.as_tensor`` can convert.
+        batch_size: batch size that it applies to; a collection sets its own.
 
     >>> td = TensorDict({"scale": UnbatchedTensor([1.0, 2.0, 3.0]), "x": torch.zeros(4)}, batch_size=[4])
     >>> td[0]["scale"].tolist(), td[0]["scale"].batch_size, td.view(2, 2)["scale"].batch_size
@@ -57,26 +57,26 @@ class UnbatchedTensor(Tensor):
 
     @staticmethod
     def __new__(cls: Any, data: Any, *, batch_size: BatchSize | None = None) -> Any:
-        """Return the tensor as one of this class."""
+        """Convert ``data`` to this class, sharing its memory and its autograd history."""
         source = data if isinstance(data, Tensor) else as_tensor(data)
         if not source.requires_grad and type(source) in PLAIN and not torch.compiler.is_compiling():
             result: Any = source.detach()
-            result.__class__ = cls  # no view, which could not be detached in place
+            result.__class__ = cls  # change the class instead of taking a view: detach_() fails on views
         else:
             with torch.enable_grad():
                 result = source.as_subclass(cls)
             if source.requires_grad and source.is_leaf and not _is_traced():
-                result.retain_grad()  # as the leaf does, so that an optimizer takes either
+                result.retain_grad()  # keep grad as a leaf does, so that an optimizer accepts the tensor
         result._size = as_batch_size(batch_size)
         return result
 
-    # Nothing is left for the constructor of torch.Tensor, which takes no batch size; torch.compile calls this without any.
+    # Tensor.__init__ does not accept batch_size; torch.compile calls this method without arguments.
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         pass
 
     @property
     def batch_size(self) -> torch.Size:
-        """The batch that the tensor stands for; settable.
+        """The batch size that the tensor applies to; settable.
 
         >>> UnbatchedTensor(torch.zeros(3)).batch_size
         torch.Size([])
@@ -88,7 +88,7 @@ class UnbatchedTensor(Tensor):
         self._size = as_batch_size(batch_size)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        # torch makes a view of what it loads, which is no leaf where it requires grad.
+        # torch loads a subclass as a view, which is not a leaf if it requires grad, so set requires_grad afterwards.
         state = {**vars(self), "requires_grad": self.requires_grad}
         return type(self), (_plain(self.detach()),), state
 
@@ -99,7 +99,7 @@ class UnbatchedTensor(Tensor):
             self.requires_grad_()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        # torch makes the copy of a subclass by new_empty(), which gives a plain tensor here.
+        # Tensor.__deepcopy__ uses new_empty(), which returns a plain tensor for this class.
         plain = copy.deepcopy(_plain(self.detach() if self.is_leaf else self), memo)
         copied = type(self)(plain).requires_grad_(self.requires_grad)
         vars(copied).update(copy.deepcopy(vars(self), memo))
@@ -109,25 +109,21 @@ class UnbatchedTensor(Tensor):
         return copied
 
 
-# A state dict holds the tensor as it is.
+# A state dict contains the tensor itself, so torch.load(weights_only=True) must accept the class.
 torch.serialization.add_safe_globals([UnbatchedTensor])
 add_safe_name(UnbatchedTensor, f"{__name__}.{UnbatchedTensor.__name__}")
 
 
 class UnbatchedNode(ValueNode, TensorCollection):
-    """What stands in a collection for an :class:`UnbatchedTensor`.
-
-    >>> TensorDict({"a": UnbatchedTensor(torch.zeros(3))}, batch_size=[2]).get("a")
-    UnbatchedTensor([0., 0., 0.])
-    """
+    """Node that a collection stores for an :class:`UnbatchedTensor`."""
 
     __slots__ = ("_kept", "_shown")
 
     _is_tensor_proxy: ClassVar[bool] = True
 
-    #: What operations take: a plain tensor, which they fuse with others, until it requires grad.
+    #: The tensor that operations read: a plain one, so that they can be fused, until it requires grad.
     _kept: Tensor
-    #: What readers got, around the same memory.
+    #: The UnbatchedTensor that readers received, with the same memory; None until the first read.
     _shown: Any
 
     def __init__(self, payload: Tensor, batch_size: torch.Size, device: torch.device | None = None) -> None:
@@ -138,14 +134,14 @@ class UnbatchedNode(ValueNode, TensorCollection):
 
     @property
     def _payload(self) -> Tensor:
-        # A reader may have it require grad, and then it is what autograd knows.
+        # A reader may have called requires_grad_() on the shown tensor: then autograd tracks that one.
         shown = self._shown
         if shown is not None and shown.requires_grad:
             self._kept = shown
         return self._kept
 
     def _with(self: SelfT, payload: Tensor, batch_size: torch.Size | None = None) -> SelfT:
-        """Return a node around another payload, or for another batch around the same one."""
+        """Build a node with another payload, or with the same payload and another batch size."""
         node = new_object(type(self))
         size = self._batch_size if batch_size is None else batch_size
         shown = None
@@ -153,7 +149,7 @@ class UnbatchedNode(ValueNode, TensorCollection):
             if size == self._batch_size:
                 shown = self._shown
             elif payload.requires_grad and not torch.compiler.is_compiling():
-                payload = payload.as_subclass(Tensor)  # a view, as of any leaf
+                payload = payload.as_subclass(Tensor)  # a separate view per node, as for any leaf
         elif isinstance(payload, UnbatchedTensor) and not _is_own(payload):
             payload = _plain(payload)
         UnbatchedNode.__init__(node, payload, size, self._device)
@@ -161,7 +157,7 @@ class UnbatchedNode(ValueNode, TensorCollection):
         return node
 
     def _set_names(self, names: Names | None) -> None:
-        """Ignore names: a tensor that has no batch dims has none of their names."""
+        """Ignore names: the tensor has no batch dims that they could refer to."""
 
     def _with_children(
         self: SelfT,
@@ -177,7 +173,7 @@ class UnbatchedNode(ValueNode, TensorCollection):
         return node
 
     def _set_child(self, key: str, value: Child) -> None:
-        # Under this name formats write the tensor, and put another one in its place.
+        # Formats store the tensor under the key "data", and replace it by a loaded one.
         if key != "data" or not isinstance(value, Tensor):
             super()._set_child(key, value)
         else:
@@ -203,7 +199,7 @@ class UnbatchedNode(ValueNode, TensorCollection):
 
     def _map(self: SelfT, fn: Callable[[Tensor], Tensor]) -> SelfT:
         mapped = fn(self._payload)
-        # A function that writes in place, or would drop the entry, may return nothing.
+        # A function that writes in place may return None.
         return self._with(self._payload if mapped is None else mapped)
 
     def _broadcast_to_leaves(
@@ -259,7 +255,7 @@ class UnbatchedNode(ValueNode, TensorCollection):
         return self._with(single(self._payload, self._get_counterpart(other)._payload))
 
     def _get_counterpart(self, other: Any, path: tuple[str, ...] = ()) -> UnbatchedNode:
-        """Return the node of another collection that stands where this one does, which must be of this kind."""
+        """Return the matching node of another collection; raise StructureError if it is of another kind."""
         if not isinstance(other, UnbatchedNode):
             raise kind_mismatch_error(self, other, path)
         return other
@@ -275,12 +271,12 @@ class UnbatchedNode(ValueNode, TensorCollection):
 
 
 def _is_traced() -> bool:
-    """Tell whether a transform or a graph has the tensors, which keeps no gradients."""
+    """Return True under torch.compile or a functorch transform, where retain_grad() is not possible."""
     return torch.compiler.is_compiling() or functorch_level() is not None
 
 
 def _show(payload: Tensor) -> Any:
-    """Return what readers get: the very tensor where autograd or a module knows it, another one around its memory elsewhere."""
+    """Convert a payload to an UnbatchedTensor: the same object if autograd or a module refers to it, else an alias."""
     if type(payload) is UnbatchedTensor:
         return payload
     if type(payload) not in PLAIN or torch.compiler.is_compiling():
@@ -290,39 +286,37 @@ def _show(payload: Tensor) -> Any:
     is_parameter = isinstance(payload, nn.Parameter)
     shown.__class__ = UnbatchedTensor
     if is_parameter:
-        shown._is_param = True  # by which torch knows a parameter of another class
+        shown._is_param = True  # torch recognises Parameters of other classes by this attribute
     return shown
 
 
 def _is_own(tensor: Tensor) -> bool:
-    """Tell whether autograd or a module knows this very tensor."""
+    """Return True if the tensor object must be kept: a leaf that requires grad, or a parameter."""
     return (tensor.requires_grad and tensor.is_leaf) or isinstance(tensor, nn.Parameter)
 
 
 def _plain(tensor: Tensor) -> Tensor:
-    """Return a tensor of this class as a plain one, around the same memory."""
+    """Convert an UnbatchedTensor to a plain tensor with the same memory."""
     if not torch.compiler.is_compiling():
         return tensor.as_subclass(Tensor)
-    # A graph cannot take the class away from a tensor, but an operation can give a plain one.
+    # torch.compile cannot trace as_subclass(Tensor), but an operation without __torch_function__ gives a plain tensor.
     with torch._C.DisableTorchFunctionSubclass():
         return tensor.view(tensor.shape)
 
 
 def to_unbatched(value: Any, batch_size: torch.Size, device: torch.device | None) -> UnbatchedNode:
-    """Return what stands in a collection for a tensor of this class.
-
-    >>> to_unbatched(UnbatchedTensor(torch.zeros(3)), torch.Size([2]), None).batch_size
-    torch.Size([2])
-    """
+    """Convert an :class:`UnbatchedTensor` to the node that a collection stores."""
     if torch.compiler.is_compiling():
         payload = _plain(value)
         return UnbatchedNode(payload if device is None else payload.to(device), batch_size, device)
     payload = value if value.requires_grad else _plain(value).detach()
     node = UnbatchedNode(payload if device is None else payload.to(device), batch_size, device)
     if node._kept is payload and value.batch_size in (batch_size, torch.Size()):
-        node._shown = value  # unless it stands for another batch, too
+        node._shown = (
+            value  # not if it has another batch size, because reading changes that of the shown tensor
+        )
     return node
 
 
-# Not as a child, of which vmap would take a dim: this tensor has no dim of the batch.
+# Register the tensor as static: as a pytree child, vmap would map over one of its dims, none of which is a batch dim.
 register_static(UnbatchedNode, ("_payload", "_batch_size", "_device"), UnbatchedNode)

@@ -1,4 +1,4 @@
-"""When two Python values are equal."""
+"""Equality of two Python values."""
 
 from __future__ import annotations
 
@@ -10,12 +10,9 @@ from td_core._value_codec import is_same_value
 
 
 def is_equal_value(a: Any, b: Any) -> bool:
-    """Tell whether two values are equal in the sense of ``==``; arrays where all of their elements are.
+    """Return True if two values compare equal with ``==``; arrays, if they have one shape and all elements are equal.
 
-    Where ``==`` raises, or gives something without a truth, they are not.
-
-    >>> is_equal_value(1, True), is_equal_value("a", "b")
-    (True, False)
+    Return False if ``==`` raises or its result has no truth value.
     """
     if is_same_value(a, b):
         return True
@@ -23,7 +20,7 @@ def is_equal_value(a: Any, b: Any) -> bool:
         equal = a == b
         if isinstance(equal, (bool, np.bool_)):
             return bool(equal)
-        # Arrays of different shapes are compared as repeated.
+        # == broadcasts arrays, so compare their shapes, too.
         return np.shape(a) == np.shape(b) and bool(np.asarray(equal).all())
-    except Exception:  # the ``==`` of any class runs here
+    except Exception:  # a user-defined == may raise anything
         return False

@@ -1,4 +1,4 @@
-"""The node kinds of non-tensor data: how each format writes values, under the names that readers expect."""
+"""The node kinds of non-tensor data: how each format stores values, under the class names that tensordict uses."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from ._non_tensor import NonTensorData, NonTensorDataBase
 from ._non_tensor_stack import NonTensorStack
 from ._unbatched import UnbatchedNode
 
-_MODULE = "tensordict.tensorclass"  # where the names in files come from
+_MODULE = "tensordict.tensorclass"  # files contain the class names of tensordict
 _STACK = f"<class '{_MODULE}.NonTensorStack'>"
 _NONE = type(None)
-#: What the metadata of one value in a directory may hold; a level that is taken for a value has more.
+#: Allowed keys in the metadata of one value in a directory; other keys mean that the node is not a value.
 _ONE_VALUE = frozenset(
     {"data", "_metadata", "_is_non_tensor", "_names", "batch_size", "_type", "_class", "_format_version"}
 )
 
 
 def _apply_header(node: Any, meta: dict[str, Any]) -> Any:
-    """Give a node the device, names and lock of its header."""
+    """Set the device, names and lock of a node from its header."""
     if read_header_field(meta, "device", str, _NONE) is not None:
         node._device = torch.device(meta["device"])
     if read_header_field(meta, "names", list, _NONE) is not None:
@@ -56,7 +56,7 @@ def _flatten_stack(node: NonTensorStack) -> Record:
 
 
 def _joints_of(node: NonTensorStack) -> dict[str, Any]:
-    """Return what a header says of the dims along which nodes were joined, if it has to."""
+    """Encode the joints of a stack as a header field; an empty dict if it has none."""
     if node._joints is None:
         return {}
     dims, ones = node._joints
@@ -64,7 +64,7 @@ def _joints_of(node: NonTensorStack) -> dict[str, Any]:
 
 
 def _join_as(stack: NonTensorStack, meta: dict[str, Any]) -> None:
-    """Give a stack the dims along which nodes were joined, as its header says."""
+    """Set the joints of a stack from its header."""
     told, ndim = read_header_field(meta, "joints", dict, _NONE), len(stack.batch_size)
     if told is None:
         return
@@ -96,7 +96,7 @@ def _data_to_directory(node: NonTensorDataBase) -> Record:
 
 
 def _data_from_values(cls: type[NonTensorDataBase], record: Record) -> NonTensorDataBase:
-    # The formats take the batch size of the level above.
+    # These formats do not store the batch size of a value, so it has that of its parent.
     values, size = record.values, record.batch_size
     if "data" not in values:
         raise FormatError(f"a {cls.__name__} has no data")
@@ -127,7 +127,7 @@ def _stack_from_directory(record: Record) -> NonTensorStack:
     data = record.values.get("data")
     if not isinstance(data, list):
         raise FormatError(f"the values of a NonTensorStack are a list; got {data!r}")
-    # Where the batch size is not stored, each level of lists of one length is a dim.
+    # If the batch size is not stored, each depth at which the lists have equal lengths is a dim.
     size = record.meta.get("batch_size")
     stack = (record.cls or NonTensorStack).from_list(data, None if size is None else len(size))
     _join_as(stack, record.meta)
@@ -177,13 +177,13 @@ def _from_state_stack(record: Record) -> NonTensorStack:
     cls = record.cls or NonTensorStack
     node = cls.from_list(record.values["data"], len(record.batch_size))
     told = node.batch_size[: node.batch_size.index(0) + 1] if 0 in node.batch_size else None
-    # Lists do not tell the sizes behind a dim without elements.
+    # Nested lists lose the sizes of the dims after one of size 0.
     return node if told is None or record.batch_size[: len(told)] != told else cls._of([], record.batch_size)
 
 
 def _flatten_unbatched(node: UnbatchedNode) -> Record:
     meta = make_header(node)
-    # Not under the name by which formats know that entries start with it.
+    # Not "batch_size": formats check that the shapes of entries start with that.
     meta["stands_for"] = meta.pop("batch_size")
     return Record(meta, {"data": node._payload})
 

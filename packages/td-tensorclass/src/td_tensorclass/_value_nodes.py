@@ -1,4 +1,4 @@
-"""What the kinds without entries share: nodes that hold values, or that stand for one tensor."""
+"""Base classes of the nodes without entries: they hold values, or one tensor for the whole batch."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from ._value_equality import is_equal_value
 NodeT = TypeVar("NodeT", bound="ValueNode")
 SelfT = TypeVar("SelfT", bound="NonTensorNode")
 
-#: The batch dims along which nodes were joined, where those had one value for their other dims: what stands there is one value.
-#: Where some had one for each element, a bool for each element too.
+#: (dims, ones) of a stack made by joining nodes that had one value for a whole batch: ``dims`` are the batch dims along
+#: which the values vary. ``ones`` is None if all joined nodes were so, else a bool per element.
 Joints = tuple[tuple[int, ...], "list[bool] | None"]
 
 
@@ -45,7 +45,7 @@ class ValueNode(Core):
     _device: torch.device | None
 
     def _start(self, batch_size: torch.Size, device: torch.device | None, names: Names | None = None) -> None:
-        """Set what every new node has."""
+        """Initialise the attributes that all value nodes have."""
         self._batch_size = batch_size
         self._device = device
         self._names = names
@@ -54,7 +54,7 @@ class ValueNode(Core):
 
     @property
     def batch_size(self) -> torch.Size:
-        """The batch that this node stands for; settable."""
+        """The batch size of this node; settable."""
         return self._batch_size
 
     @batch_size.setter
@@ -95,18 +95,18 @@ class ValueNode(Core):
 
 
 class NonTensorNode(ValueNode):
-    """Base of the nodes that hold values and no tensors: one for a whole batch, or one for each element of it."""
+    """Base of the nodes that hold Python values: one for a whole batch, or one per element."""
 
     __slots__ = ("_cells", "_places", "_root")
 
-    #: The class of one value for each element: its module, which needs this one, puts it here.
+    #: NonTensorStack; its module sets this attribute, because it imports this module.
     _stack: ClassVar[Any]
 
-    #: The list of the values, whether a write made it for these cells alone, and what keeps them beside it. Views share the
-    #: cells, copies the list: a write puts another list into the cells, and those that follow write into that one until it
-    #: is shared too.
+    #: [list of the values, True if only these cells refer to that list, keeper of the values in a sibling or None].
+    #: Views share the cells, copies share the list. The first write replaces a shared list by a copy (copy-on-write);
+    #: later writes go to that copy until it is shared, too.
     _cells: list[Any]
-    #: Of a view: where its values stand in the cells, and whose they are.
+    #: Only for views: the positions of its values in the cells, and (``_root``) the node that owns the cells.
     _places: Sequence[int] | None
     _joints: Joints | None
     _hidden: int
@@ -121,22 +121,22 @@ class NonTensorNode(ValueNode):
     def _value(self) -> Any:
         cells = self._cells
         if self._root is None and cells[2] is None:
-            return cells[0][0]  # what is read most is no view, and nobody else writes it
+            return cells[0][0]  # hot path: not a view, and not stored by a sibling
         return self._values[0]
 
     @property
     def _snapshot(self) -> list[Any]:
-        """The values for one who keeps the list: no write changes it from now on."""
+        """The list of the values, which no later write changes."""
         if self._root is None:
             self._cells[1] = False
         return self._values
 
     def _owner(self) -> NonTensorNode:
-        """Return the node that this is a view of, or itself."""
+        """Return the node that owns the cells this node shows: itself, unless it is a view."""
         return self if self._root is None else self._root
 
     def _read(self, cells: list[Any], *, writes: bool = False) -> list[Any]:
-        """Return what is in cells: of this node, and written by another process meanwhile, or older ones."""
+        """Return the values in ``cells``, reloaded first if another process has written them since."""
         if cells[2] is not None:
             result: list[Any] = reload_values(self, cells[2], writes=writes)._cells[0]
             if len(result) == len(cells[0]):
@@ -145,7 +145,7 @@ class NonTensorNode(ValueNode):
         return values
 
     def _store_new(self, values: list[Any]) -> None:
-        """Store values in cells that no other node has."""
+        """Store values in new cells, which no other node shares."""
         self._cells = [values, False, None]
         self._places = self._root = None
 
@@ -156,7 +156,7 @@ class NonTensorNode(ValueNode):
         return keeper.of_part()
 
     def _is_whole(self) -> bool:
-        """Tell whether this node shows all values of its cells, in order, as the node does that they are kept for."""
+        """Return True if this node shows all values of its cells in order, and has the kind of the owner."""
         root, places = self._root, self._places
         if root is None or places is None:
             return True
@@ -175,7 +175,7 @@ class NonTensorNode(ValueNode):
             self._owner()._read(self._cells, writes=True)
 
     def _store(self, cells: list[Any], places: Sequence[int], new: Sequence[Any]) -> None:
-        """Write values into cells: of this node, and to where a sibling keeps them, or older ones."""
+        """Write values into ``cells`` at ``places``, and to the storage of a sibling if that has a keeper for them."""
         keeper = cells[2]
         if keeper is not None:
             with keeper.lock(self):
@@ -197,16 +197,15 @@ class NonTensorNode(ValueNode):
             raise
 
     def _show(self, source: NonTensorNode, places: Sequence[int]) -> None:
-        """Show some of the values of another node: what is written to one is written to both."""
+        """Make this node a view of the values of ``source`` at ``places``: they share the cells."""
         self._cells = source._cells
         self._places = places if source._places is None else take_values(source._places, places)
         self._root = source if source._root is None else source._root
 
     def _expand_values(self, size: torch.Size) -> list[Any]:
-        """Return one value for each element of a batch, to which the batch of this node can be expanded.
+        """Return a list with one value per element of ``size``, to which the batch of this node is expanded.
 
-        Raises:
-            BatchSizeError: it cannot.
+        It raises BatchSizeError if that is not possible.
         """
         raise NotImplementedError
 
@@ -221,11 +220,9 @@ class NonTensorNode(ValueNode):
         return all(map(is_same_value, self._expand_values(size), other._expand_values(size)))
 
     def _is_single_after_join(self, items: Sequence[Core], stacks: bool) -> bool:
-        """Tell whether joining ``items``, this node first, gives one value for the whole batch.
+        """Return True if joining ``items``, of which this node is the first, gives one value for the whole batch.
 
-        Args:
-            items: the nodes to join.
-            stacks: a stack, rather than a concatenation.
+        ``stacks`` is True for a stack, False for a concatenation.
         """
         return False
 
@@ -234,13 +231,13 @@ class NonTensorNode(ValueNode):
         if sizes == [self._batch_size] * len(items):
             return super()._stack_lazily(items, dim)
         if self._is_single_after_join(items, True):
-            # What is the same for all members needs no even batch.
+            # One value for all members fits any batch, so their batch sizes may differ.
             return self._copy_with(torch.Size(merge_shapes(sizes, dim)), self._device, None)  # type: ignore[attr-defined]
         even = pad_to_even(items, dim)
         return even[0]._join(even, stack_plan(even[0].batch_size, dim, len(even)))
 
     def _nest_values(self, ndim: int) -> Any:
-        """Return this node with lists for values, in place of all dims of the batch but the first ``ndim``."""
+        """Convert the batch dims after the first ``ndim`` to nested lists, which become the values."""
         size, inner = self._batch_size[:ndim], self._batch_size[ndim:]
         values, step = self._expand_values(self._batch_size), inner.numel()
         lists = [nest_values(values[i * step : (i + 1) * step], inner) for i in range(size.numel())]
@@ -269,7 +266,7 @@ class NonTensorNode(ValueNode):
         return made._make_stack_or_value(values, size, self._device, names, find_joints(items, plan))
 
     def _compare(self, other: Any, single: Callable[..., Any]) -> Tensor:
-        """Return which values are equal (which differ, for ``torch.ne``), as a tensor of the batch size."""
+        """Compare values elementwise with ``torch.eq`` or ``torch.ne``. Return a bool tensor of the batch size."""
         if not isinstance(other, NonTensorNode):
             raise kind_mismatch_error(self, other, ())
         size = self._batch_size
@@ -322,12 +319,12 @@ class NonTensorNode(ValueNode):
         ignore_lock: bool = False,
         **kwargs: Any,
     ) -> SelfT:
-        """Take what other non-tensor data holds; options that concern entries make no difference.
+        """Copy the values of other non-tensor data; options that concern entries have no effect.
 
         Raises:
             LockedError: this node is locked, and neither ``inplace`` nor ``ignore_lock`` is True.
-            StructureError: the source is no non-tensor data.
-            TypeError: there are other keywords, which would be entries.
+            StructureError: the source is not non-tensor data.
+            TypeError: other keyword arguments are passed, which would be entries.
 
         >>> from td_tensorclass import NonTensorData
         >>> NonTensorData("a").update(NonTensorData("b")).data
@@ -346,11 +343,11 @@ class NonTensorNode(ValueNode):
         keys_to_update: Any = None,
         **kwargs: Any,
     ) -> SelfT:
-        """Take what other non-tensor data holds, also where this node is locked.
+        """Copy the values of other non-tensor data, even if this node is locked.
 
         Raises:
-            StructureError: the source is no non-tensor data.
-            TypeError: there are other keywords, which would be entries.
+            StructureError: the source is not non-tensor data.
+            TypeError: other keyword arguments are passed, which would be entries.
 
         >>> from td_tensorclass import NonTensorData
         >>> NonTensorData("a").lock_().update_(NonTensorData("b")).data
@@ -364,7 +361,7 @@ class NonTensorNode(ValueNode):
         return self
 
     def _take(self, source: Any) -> None:
-        """Store what ``source`` holds; what :meth:`update_` does."""
+        """Copy the values of ``source``; implements :meth:`update_`."""
         raise NotImplementedError
 
     def tolist(
@@ -375,14 +372,14 @@ class NonTensorNode(ValueNode):
         tolist_first: bool = False,
         as_linked_list: bool = False,
     ) -> Any:
-        """Return the values in nested lists of the shape of the batch.
+        """Convert the values to nested lists of the shape of the batch.
 
         Args:
-            convert_nodes: changes nothing.
-            convert_tensors: changes nothing.
-            tolist_first: changes nothing.
-            as_linked_list: give lists that write back, as ``td[key]`` does; those of one value for the whole batch
-                refuse to.
+            convert_nodes: has no effect on values.
+            convert_tensors: has no effect on values.
+            tolist_first: has no effect on values.
+            as_linked_list: return lists that write changes back, as ``td[key]`` does; for one value for the whole
+                batch, a write to them raises.
 
         >>> from td_tensorclass import NonTensorData, NonTensorStack
         >>> NonTensorData("a", batch_size=[2]).tolist(), NonTensorStack("a", "b").unsqueeze(-1).tolist()
@@ -391,11 +388,11 @@ class NonTensorNode(ValueNode):
         return self._to_nested_lists(as_linked_list)
 
     def _to_nested_lists(self, linked: bool) -> Any:
-        """Return the values in nested lists of the shape of the batch, which write back where they are ``linked``."""
+        """Convert the values to nested lists of the shape of the batch; ``linked`` ones write changes back."""
         raise NotImplementedError
 
     def is_empty(self) -> bool:
-        """Tell whether there is nothing inside: never, there are values, and a batch without elements has a kind.
+        """Return False: a node of values always counts as content, even for a batch without elements.
 
         >>> from td_tensorclass import NonTensorData
         >>> NonTensorData("a").is_empty()
@@ -406,7 +403,7 @@ class NonTensorNode(ValueNode):
     def to_dict(
         self, *, retain_none: bool = True, convert_tensors: Any = False, tolist_first: bool = False
     ) -> Any:
-        """Return what stands for this node in the dict of its parent; options that concern entries change nothing.
+        """Convert to a value or nested lists, as ``to_dict`` of the parent does; options have no effect.
 
         >>> from td_tensorclass import NonTensorStack
         >>> NonTensorStack("a", "b").to_dict()
@@ -426,20 +423,18 @@ class NonTensorNode(ValueNode):
 
 
 def _written(values: list[Any], places: Sequence[int], new: Sequence[Any], own: bool) -> list[Any]:
-    """Return values with new ones at some places; the list itself, which is changed, where it is ``own``."""
+    """Write ``new`` at ``places`` into a copy of ``values``, or into the list itself if ``own``. Return the list."""
     result = values if own else values.copy()
-    # What is written may be the list itself, in another order.
+    # ``new`` may be the list itself, in another order, so copy it.
     for place, value in zip(places, list(new) if new is values else new, strict=True):
         result[place] = value
     return result
 
 
 def reload_values(node: Any, keeper: Keeper, *, writes: bool = False) -> Any:
-    """Return a node with the values that other processes wrote to it meanwhile: mostly the node itself.
+    """Reload a node if another process has written its stored values since. Return the node itself if not.
 
-    Raises:
-        StructureError: one value for the batch became one for each element, in another process; or, for one who
-            ``writes``, there are more or fewer by now.
+    It raises StructureError if the stored node is of another kind or, with ``writes``, has another number of values.
     """
     result: Any = keeper.reload(node, writes=writes)
     if result is None:
@@ -454,11 +449,7 @@ def reload_values(node: Any, keeper: Keeper, *, writes: bool = False) -> Any:
 
 
 def nest_values(values: list[Any], size: Sequence[int], made: Callable[..., Any] = list) -> Any:
-    """Return values in the order of a batch as nested lists of its shape.
-
-    >>> nest_values([1, 2, 3, 4], (2, 2)), nest_values([1], ())
-    ([[1, 2], [3, 4]], 1)
-    """
+    """Convert a flat list of values to nested lists of shape ``size``; ``made`` is the class of the lists."""
     if len(size) < 2:
         return made(values) if size else values[0]
     step = torch.Size(size[1:]).numel()
@@ -466,7 +457,7 @@ def nest_values(values: list[Any], size: Sequence[int], made: Callable[..., Any]
 
 
 def _check_even(items: Sequence[Any], plan: Join, path: tuple[str, ...]) -> None:
-    """Raise StructureError where values of uneven number would be joined, of which some would be lost."""
+    """Raise StructureError if the batch sizes of nodes to join do not match."""
     dim, first = plan.dim, items[0]._batch_size
     for i, item in enumerate(items):
         size = item._batch_size
@@ -483,9 +474,9 @@ def _check_even(items: Sequence[Any], plan: Join, path: tuple[str, ...]) -> None
 
 
 def pad_to_even(items: Sequence[Any], dim: int) -> Sequence[Any]:
-    """Return nodes to be stacked along ``dim`` with one batch size: where theirs differ, lists stand for the dims from there on.
+    """Make batch sizes equal for stacking along ``dim``: convert the first dim that differs and later ones to lists.
 
-    Nodes that differ before ``dim`` or in their number of dims, and others than of values, are returned as they are.
+    Nodes that differ in a dim before ``dim`` or in their number of dims, or hold no values, are returned unchanged.
     """
     sizes = [item.batch_size for item in items]
     if not all(isinstance(item, NonTensorNode) for item in items) or len(set(map(len, sizes))) > 1:
@@ -495,7 +486,7 @@ def pad_to_even(items: Sequence[Any], dim: int) -> Sequence[Any]:
 
 
 def find_hidden_size(items: Sequence[Any]) -> torch.Size:
-    """Return the sizes of the dims that vmap hides from nodes that are joined."""
+    """Return the sizes of the dims that vmap hides from the nodes to join; empty if there are none."""
     tail = torch.Size()
     for item in items:
         if item._hidden > len(tail):
@@ -504,7 +495,7 @@ def find_hidden_size(items: Sequence[Any]) -> torch.Size:
 
 
 def expand_to_tail(item: Any, tail: torch.Size) -> list[Any]:
-    """Return the values of a node, for each place in dims behind those of its batch."""
+    """Return the values of a node, expanded to its batch size followed by the dims of ``tail``."""
     size = torch.Size((*item.batch_size, *tail))
     if not tail or item._hidden == len(tail):
         return item._expand_values(size)  # type: ignore[no-any-return]
@@ -519,13 +510,9 @@ def concat_values(
     tail: torch.Size = torch.Size(),
     of: Callable[[Any], list[Any]] | None = None,
 ) -> list[Any]:
-    """Return the values of a stack or concatenation along ``dim``, in order; without tensors, for torch.compile.
+    """Join the values of nodes along ``dim``, in C order; in plain Python, because torch.compile traces it.
 
-    Args:
-        items: the nodes.
-        dim: where they are joined.
-        tail: the sizes of the dims that vmap hides.
-        of: what gives something else for each element of a node than its values.
+    ``tail`` are the sizes of the dims that vmap hides. ``of`` maps a node to other per-element items than its values.
     """
     if tail or of:
         columns = [of(item) if of else expand_to_tail(item, tail) for item in items]
@@ -544,7 +531,7 @@ def concat_values(
 
 
 def find_joints(items: Sequence[Any], plan: Any) -> Joints | None:
-    """Return what a stack or concatenation remembers of nodes that hold one value for several elements; None for others."""
+    """Compute the :data:`Joints` of a stack or concatenation; None if the values vary along all of its dims."""
     ndim = len(items[0].batch_size)
     if not isinstance(plan, Join) or (plan.stacks and not ndim):
         return None
@@ -567,7 +554,7 @@ def find_joints(items: Sequence[Any], plan: Any) -> Joints | None:
 
 
 def _select_values(items: Sequence[Any], plan: Any) -> list[Any]:
-    """Return the values that a plan picks from several items of one batch size."""
+    """Gather the values that a plan with several inputs, such as ``where``, selects from nodes of one batch size."""
     values: list[Any] = []
     places: list[Tensor] = []
     for item in items:
@@ -577,7 +564,7 @@ def _select_values(items: Sequence[Any], plan: Any) -> list[Any]:
 
 
 def kind_mismatch_error(value: Core, other: Any, path: tuple[str, ...]) -> StructureError:
-    """Return the error for a node without entries that faces another kind, at a key path that is () where it is not known."""
+    """Build the error for a value node that is matched with a node of another kind; ``path`` is () if unknown."""
     position = f" at {show_path(path)}" if path else ""
     return StructureError(
         f"the structures differ{position}: a {type(value).__name__} there, a {type(other).__name__} here"

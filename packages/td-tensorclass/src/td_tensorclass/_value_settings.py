@@ -1,6 +1,6 @@
-"""The two switches of non-tensor data: thread-local, read where a value enters a collection or is stacked.
+"""The two thread-local settings of non-tensor data, read when a value is set into a collection or stacked.
 
-A switch is a context manager, a decorator and, through ``set()``, a setting for the rest of the thread.
+A setting is used as a context manager, as a decorator or, with ``set()``, for the remaining life of the thread.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ class _Switch(Switch):
 
 
 class set_list_to_stack(_Switch):  # noqa: N801  (a context manager is called like a function)
-    """Decide whether a list of non-numbers set into a collection gives one value for each batch element.
+    """Set whether a list that is set into a collection becomes one value per batch element; lists of numbers never do.
 
     Args:
-        mode: True, the default of the process: ``td["k"] = ["a", "b"]`` stores a ``NonTensorStack``. False: the list is
-            one value for the whole batch.
+        mode: True (the default): ``td["k"] = ["a", "b"]`` stores a ``NonTensorStack``. False: the list is one value
+            for the whole batch.
 
     >>> with set_list_to_stack(False):
     ...     td = TensorDict({"k": ["a", "b"]}, batch_size=[3])
@@ -44,10 +44,10 @@ class set_list_to_stack(_Switch):  # noqa: N801  (a context manager is called li
 
 
 class set_capture_non_tensor_stack(_Switch):  # noqa: N801
-    """Decide whether stacking equal non-tensor values gives one value for the whole batch.
+    """Set whether stacking equal non-tensor values gives one value for the whole batch.
 
     Args:
-        mode: False, the default of the process: always one value for each element. True: equal values are kept once.
+        mode: False (the default): stacking gives one value per element. True: equal values are kept as one value.
 
     >>> from td_tensorclass import NonTensorData
     >>> with set_capture_non_tensor_stack(True):
@@ -62,7 +62,7 @@ def list_to_stack(allow_none: bool = False) -> bool | None:
     """Return the setting of :class:`set_list_to_stack`.
 
     Args:
-        allow_none: return None where nothing was set, rather than the default.
+        allow_none: return None if nothing was set, rather than the default.
 
     >>> list_to_stack(), list_to_stack(allow_none=True)
     (True, None)
@@ -75,7 +75,7 @@ def capture_non_tensor_stack(allow_none: bool = False) -> bool | None:
     """Return the setting of :class:`set_capture_non_tensor_stack`.
 
     Args:
-        allow_none: return None where nothing was set, rather than the default.
+        allow_none: return None if nothing was set, rather than the default.
 
     >>> capture_non_tensor_stack(), capture_non_tensor_stack(allow_none=True)
     (False, None)
