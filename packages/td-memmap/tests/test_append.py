@@ -31,7 +31,7 @@ def rows(start: int, count: int) -> TensorDict:
     )
 
 
-def test_rows_are_appended(prefix: Path, tmp_path: Path, same: Any) -> None:
+def test_append_rows_extends_every_leaf(prefix: Path, tmp_path: Path, same: Any) -> None:
     saved = rows(0, 3).memmap(prefix)
     mapped = TensorDict.load_memmap(prefix)
     append_memmap(prefix, rows(3, 2))
@@ -45,7 +45,7 @@ def test_rows_are_appended(prefix: Path, tmp_path: Path, same: Any) -> None:
 
 
 @pytest.mark.parametrize("checksums", [False, True])
-def test_the_manifest_grows_too(checksums: bool, prefix: Path) -> None:
+def test_append_updates_manifest_sizes_and_hashes(checksums: bool, prefix: Path) -> None:
     tied = torch.arange(3)
     TensorDict({"t": tied, "u": tied, "n": rows(0, 3)}, [3]).memmap(prefix, checksums=checksums)
     files = td_memmap.verify(prefix).files
@@ -65,7 +65,7 @@ def test_the_manifest_grows_too(checksums: bool, prefix: Path) -> None:
         append_memmap(prefix, TensorDict({"t": new, "u": new, "n": rows(7, 2)}, [2]))
 
 
-def test_a_manifest_of_an_unknown_algorithm_is_refused(tmp_path: Path, same: Any) -> None:
+def test_append_unknown_hash_algorithm_raises(tmp_path: Path, same: Any) -> None:
     rows(0, 3).memmap(tmp_path)
     manifest = json.loads((tmp_path / "%manifest.json").read_text())
     (tmp_path / "%manifest.json").write_text(json.dumps({**manifest, "algorithm": "md5"}))
@@ -74,7 +74,7 @@ def test_a_manifest_of_an_unknown_algorithm_is_refused(tmp_path: Path, same: Any
     same(TensorDict.load_memmap(tmp_path), rows(0, 3))
 
 
-def test_a_save_without_a_manifest_stays_without_one(tmp_path: Path) -> None:
+def test_append_without_manifest_creates_no_manifest(tmp_path: Path) -> None:
     rows(0, 3).memmap(tmp_path)
     (tmp_path / "%manifest.json").unlink()
     append_memmap(tmp_path, rows(3, 2))
@@ -82,7 +82,7 @@ def test_a_save_without_a_manifest_stays_without_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("key", ["index", "custom_op", "stack_dim"])
-def test_keys_that_describe_other_kinds_grow_too(key: str, tmp_path: Path, same: Any) -> None:
+def test_append_keys_named_like_metadata_fields_grow(key: str, tmp_path: Path, same: Any) -> None:
     td = TensorDict({key: torch.arange(2), "n": TensorDict({key: TensorDict({}, [2])}, [2])}, [2])
     td.memmap(tmp_path / "save")
     append_memmap(tmp_path / "save", td)
@@ -90,14 +90,14 @@ def test_keys_that_describe_other_kinds_grow_too(key: str, tmp_path: Path, same:
 
 
 @pytest.mark.parametrize("robust_key", [False, True])
-def test_keys_that_are_no_safe_names_grow(robust_key: bool, tmp_path: Path, same: Any) -> None:
+def test_append_keys_unsafe_as_file_names_grow(robust_key: bool, tmp_path: Path, same: Any) -> None:
     td = TensorDict({"a b": torch.arange(2), "n%n": TensorDict({"c:d": torch.arange(2)}, [2])}, [2])
     td.memmap(tmp_path / "save", robust_key=robust_key)
     append_memmap(tmp_path / "save", td)
     same(TensorDict.load_memmap(tmp_path / "save", robust_key=robust_key), torch.cat([td, td]))
 
 
-def test_leaves_without_rows_get_the_file_names_of_their_save(prefix: Path, same: Any) -> None:
+def test_append_to_empty_leaves_keeps_raw_file_names(prefix: Path, same: Any) -> None:
     def make(start: int, count: int) -> TensorDict:
         values = torch.arange(start, start + count)
         below = TensorDict({"c:d": values + 2, "e": values + 3}, [count])
@@ -113,7 +113,7 @@ def test_leaves_without_rows_get_the_file_names_of_their_save(prefix: Path, same
         same(TensorDict.load_memmap(prefix, robust_key=robust_key), make(0, 3))
 
 
-def test_a_value_that_is_not_equal_to_itself_stays(tmp_path: Path) -> None:
+def test_append_nan_value_is_accepted(tmp_path: Path) -> None:
     NonTensorData = pytest.importorskip("td_tensorclass").NonTensorData
     td = TensorDict({"a": torch.ones(2), "value": NonTensorData(float("nan"), batch_size=[2])}, [2])
     td.memmap(tmp_path / "save")
@@ -125,7 +125,7 @@ def test_a_value_that_is_not_equal_to_itself_stays(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("saved", [None, 3, complex, {"a": {complex}}], ids=str)
 @pytest.mark.parametrize("given", [None, 3, complex, {"a": {complex}}, {"a": {float}}], ids=str)
-def test_values_that_only_pickle_stores_stay(saved: Any, given: Any, prefix: Path) -> None:
+def test_append_pickled_values_must_be_equal(saved: Any, given: Any, prefix: Path) -> None:
     NonTensorData = pytest.importorskip("td_tensorclass").NonTensorData
     old, new = (
         TensorDict({"a": torch.ones(2), "value": NonTensorData(value, batch_size=[2])}, [2])
@@ -144,20 +144,20 @@ def test_values_that_only_pickle_stores_stay(saved: Any, given: Any, prefix: Pat
 
 
 @pytest.mark.parametrize("names", [None, ["b"]])
-def test_dim_names_stay(names: Any, prefix: Path) -> None:
+def test_append_keeps_dim_names(names: Any, prefix: Path) -> None:
     TensorDict({"a": torch.ones(2), "n": {}}, [2], names=["t"]).memmap(prefix)
     append_memmap(prefix, TensorDict({"a": torch.ones(1), "n": {}}, [1], names=names))
     loaded = TensorDict.load_memmap(prefix)
     assert loaded.names == loaded["n"].names == ["t"] and loaded.batch_size == (3,)
 
 
-def test_rows_of_an_empty_save(prefix: Path, same: Any) -> None:
+def test_append_to_save_without_rows_adds_rows(prefix: Path, same: Any) -> None:
     rows(0, 0).memmap(prefix)
     append_memmap(prefix, rows(0, 2))
     same(TensorDict.load_memmap(prefix), rows(0, 2))
 
 
-def test_tied_leaves_grow_apart(prefix: Path) -> None:
+def test_append_tied_leaves_unties_them(prefix: Path) -> None:
     tied = torch.arange(3)
     TensorDict({"a": tied, "b": tied}, batch_size=[3]).memmap(prefix)
     append_memmap(prefix, TensorDict({"a": torch.tensor([3]), "b": torch.tensor([4])}, batch_size=[1]))
@@ -187,7 +187,7 @@ WRONG = {
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 @pytest.mark.parametrize(("change", "message"), WRONG.values(), ids=WRONG)
-def test_rows_that_do_not_fit(change: Any, message: str, prefix: Path, same: Any) -> None:
+def test_append_mismatched_rows_raises(change: Any, message: str, prefix: Path, same: Any) -> None:
     rows(0, 3).memmap(prefix)
     with pytest.raises(AppendError, match=message):
         append_memmap(prefix, change(rows(3, 2)))
@@ -196,7 +196,7 @@ def test_rows_that_do_not_fit(change: Any, message: str, prefix: Path, same: Any
     same(TensorDict.load_memmap(prefix), rows(0, 3))
 
 
-def test_what_cannot_grow(tmp_path: Path) -> None:
+def test_append_to_stack_archive_or_missing_path_raises(tmp_path: Path) -> None:
     stack = LazyStackedTensorDict(TensorDict({"a": torch.ones(2)}), TensorDict({"a": torch.ones(3)}))
     stack.memmap(tmp_path / "stack")
     with pytest.raises(AppendError, match="the root is of a kind that cannot grow"):
@@ -210,7 +210,7 @@ def test_what_cannot_grow(tmp_path: Path) -> None:
         append_memmap(tmp_path / "nowhere", {"a": torch.ones(2)})  # type: ignore[arg-type]
 
 
-def test_a_failure_leaves_the_save_as_it_was(
+def test_append_write_failure_keeps_save(
     prefix: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, same: Any
 ) -> None:
     rows(0, 3).memmap(prefix)
@@ -237,7 +237,7 @@ def test_a_failure_leaves_the_save_as_it_was(
 
 
 @pytest.mark.slow
-def test_processes_that_append_take_turns(prefix: Path) -> None:
+def test_append_concurrent_processes_take_turns(prefix: Path) -> None:
     rows(0, 1).memmap(prefix)
     children = []
     for start in (100, 200):
@@ -257,7 +257,7 @@ def test_processes_that_append_take_turns(prefix: Path) -> None:
     assert found["n", "b"].tolist() == found["a"][:, 0].tolist()
 
 
-def test_leaves_that_are_tied_across_levels_grow_apart(prefix: Path) -> None:
+def test_append_leaves_tied_across_nodes_unties_them(prefix: Path) -> None:
     tied = torch.arange(3)
     TensorDict({key: TensorDict({"a": tied}, [3]) for key in ("x", "y")}).memmap(prefix)
     for key, new in ("x", 10), ("y", 20):
@@ -266,7 +266,7 @@ def test_leaves_that_are_tied_across_levels_grow_apart(prefix: Path) -> None:
     assert [loaded[key, "a"].tolist() for key in ("x", "y")] == [[0, 1, 2, 10], [0, 1, 2, 20]]
 
 
-def test_an_append_that_fails_gives_its_room_back(prefix: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_append_failure_truncates_grown_files(prefix: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     TensorDict({"a": torch.arange(3), "b": torch.arange(3)}, [3]).memmap(prefix)
     written = []
 
@@ -290,7 +290,7 @@ def test_an_append_that_fails_gives_its_room_back(prefix: Path, monkeypatch: pyt
         (lazy_stack([rows(0, 3), rows(3, 3)]), "1", "is put together of its members"),
     ],
 )
-def test_a_part_that_would_not_fit_its_save_any_more_stays(
+def test_append_to_node_of_larger_save_raises(
     data: Any, part: str, what: str, prefix: Path, same: Any
 ) -> None:
     data.memmap(prefix)
@@ -302,7 +302,7 @@ def test_a_part_that_would_not_fit_its_save_any_more_stays(
     assert td_memmap.verify(prefix).problems == []
 
 
-def test_a_part_of_a_class_stays_where_the_class_must(prefix: Path, same: Any) -> None:
+def test_append_to_tensorclass_directory_checks_parent(prefix: Path, same: Any) -> None:
     tensorclass = pytest.importorskip("td_tensorclass").tensorclass
 
     @tensorclass
@@ -326,7 +326,7 @@ def test_a_part_of_a_class_stays_where_the_class_must(prefix: Path, same: Any) -
         assert TensorDict.load_memmap(prefix)["c"].batch_size == (2 if size else 4,)
 
 
-def test_a_save_that_only_stands_in_the_directory_of_another_one_grows(prefix: Path, same: Any) -> None:
+def test_append_to_unrelated_save_in_save_directory_works(prefix: Path, same: Any) -> None:
     TensorDict({"a": torch.ones(3)}, [3]).memmap(prefix)
     rows(0, 3).memmap(prefix / "mine")
     append_memmap(prefix / "mine", rows(3, 2))
@@ -334,7 +334,7 @@ def test_a_save_that_only_stands_in_the_directory_of_another_one_grows(prefix: P
 
 
 @pytest.mark.parametrize("leaves", [{}, {"a": torch.zeros(0).expand(1 << 62, 0)}])
-def test_a_save_gets_no_more_rows_than_a_tensor_can_have(leaves: Any, prefix: Path) -> None:
+def test_append_more_rows_than_int64_raises(leaves: Any, prefix: Path) -> None:
     TensorDict({"n": TensorDict(leaves, [1 << 62])}, [1 << 62]).memmap(prefix)
     rows = TensorDict({"n": TensorDict(leaves, [1 << 62])}, [1 << 62])
     with pytest.raises(

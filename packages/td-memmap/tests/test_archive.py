@@ -23,7 +23,7 @@ from td_memmap import FileTakenError, pack_memmap
 from td_memmap._new_file import NewFile
 
 
-def test_an_archive_round_trips(nest: Any, tmp_path: Path, same: Any) -> None:
+def test_load_archive_returns_saved_values(nest: Any, tmp_path: Path, same: Any) -> None:
     path = tmp_path / "new" / "save.tdz"
     saved = nest.memmap(path)
     same(saved, nest)
@@ -37,7 +37,7 @@ def test_an_archive_round_trips(nest: Any, tmp_path: Path, same: Any) -> None:
     assert os.listdir(path.parent) == ["save.tdz"]
 
 
-def test_the_layout(nest: Any, tmp_path: Path) -> None:
+def test_memmap_archive_orders_and_aligns_entries(nest: Any, tmp_path: Path) -> None:
     path = tmp_path / "save.tdz"
     nest.memmap(path)
     with zipfile.ZipFile(path) as archive:
@@ -71,7 +71,9 @@ def test_the_layout(nest: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "compression", ["stored", "deflate", "deflated", "bzip2", "lzma", zipfile.ZIP_DEFLATED]
 )
-def test_compression(compression: Any, nest: Any, tmp_path: Path, same: Any) -> None:
+def test_memmap_archive_compression_applies_to_leaves(
+    compression: Any, nest: Any, tmp_path: Path, same: Any
+) -> None:
     path = tmp_path / "save"
     nest.memmap(path, archive=True, compression=compression)
     same(TensorDict.load_memmap(path), nest)
@@ -84,7 +86,7 @@ def test_compression(compression: Any, nest: Any, tmp_path: Path, same: Any) -> 
     same(TensorDict.load_memmap(path), nest)
 
 
-def test_modes(tmp_path: Path) -> None:
+def test_load_archive_mode_decides_whether_writes_reach_file(tmp_path: Path) -> None:
     path = tmp_path / "save.tdz"
     TensorDict({"a": torch.zeros(4)}).memmap(path)
     for mode in (None, "r"):
@@ -99,7 +101,7 @@ def test_modes(tmp_path: Path) -> None:
         assert archive.testzip() is None
 
 
-def test_the_suffix_and_the_argument_decide(nest: Any, tmp_path: Path) -> None:
+def test_memmap_archive_follows_suffix_or_argument(nest: Any, tmp_path: Path) -> None:
     nest.memmap(tmp_path / "directory.tdz", archive=False)
     assert (tmp_path / "directory.tdz").is_dir()
     with pytest.raises(FileTakenError, match="it is a directory; memmap\\(archive=False"):
@@ -119,13 +121,13 @@ def test_the_suffix_and_the_argument_decide(nest: Any, tmp_path: Path) -> None:
         nest.memmap(tmp_path / "archive", archive=True, existsok=False)
 
 
-def test_sparse_archives(tmp_path: Path) -> None:
+def test_memmap_like_archive_is_zeros(tmp_path: Path) -> None:
     like = TensorDict({"a": torch.ones(1000)}).memmap_like(tmp_path / "save.tdz")
     assert (like["a"] == 0).all()
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
-def test_sparse_archives_are_filled_and_filled_again(tmp_path: Path) -> None:
+def test_memmap_like_archive_keeps_filled_content(tmp_path: Path) -> None:
     path, parts = tmp_path / "save.tdz", [torch.zeros(1), torch.zeros(2)]
     jagged = torch.nested.nested_tensor(parts, layout=torch.jagged)
     td = TensorDict({"a": torch.ones(3), "j": jagged, "n": torch.nested.nested_tensor(parts)})
@@ -146,7 +148,7 @@ def test_sparse_archives_are_filled_and_filled_again(tmp_path: Path) -> None:
         (TensorDict({"a": torch.ones(3)}, [3]), "batch sizes, names or values are others"),
     ],
 )
-def test_sparse_archives_take_the_place_of_no_other(other: TensorDict, message: str, tmp_path: Path) -> None:
+def test_memmap_like_over_different_archive_raises(other: TensorDict, message: str, tmp_path: Path) -> None:
     path = tmp_path / "save.tdz"
     TensorDict({"a": torch.ones(3)}).memmap(path)
     with pytest.raises(FileTakenError, match=message):
@@ -154,7 +156,7 @@ def test_sparse_archives_take_the_place_of_no_other(other: TensorDict, message: 
     assert TensorDict.load_memmap(path)["a"].tolist() == [1, 1, 1]
 
 
-def test_what_cannot_be_a_sparse_archive(tmp_path: Path) -> None:
+def test_memmap_like_over_compressed_archive_raises(tmp_path: Path) -> None:
     td, path = TensorDict({"a": torch.ones(3)}), tmp_path / "save.tdz"
     td.memmap(path, compression="deflate")
     with pytest.raises(FileTakenError, match=r"a\.memmap is compressed"):
@@ -164,7 +166,7 @@ def test_what_cannot_be_a_sparse_archive(tmp_path: Path) -> None:
         td.memmap_like(path)
 
 
-def test_paths_that_no_archive_holds(tmp_path: Path) -> None:
+def test_memmap_archive_too_long_path_raises(tmp_path: Path) -> None:
     deep = (*["k" * 240] * 280, "a")
     with pytest.raises(CodecError, match="paths of more than 65535 bytes"):
         TensorDict({deep: torch.ones(1)}).memmap(tmp_path / "save.tdz")
@@ -178,9 +180,7 @@ def _sum(td: TensorDict, queue: Any) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 @pytest.mark.parametrize("mode", [None, "r+"])
-def test_what_an_archive_holds_is_given_to_a_new_process(
-    mode: str | None, method: str, tmp_path: Path
-) -> None:
+def test_load_archive_leaves_pass_to_new_process(mode: str | None, method: str, tmp_path: Path) -> None:
     TensorDict({"a": torch.ones(3), "b": torch.ones(5)}).memmap(tmp_path / "save.tdz")
     loaded = TensorDict.load_memmap(tmp_path / "save.tdz", mode=mode)
     context = multiprocessing.get_context(method)
@@ -191,7 +191,7 @@ def test_what_an_archive_holds_is_given_to_a_new_process(
     process.join()
 
 
-def test_pack_and_unpack(nest: Any, tmp_path: Path, same: Any) -> None:
+def test_pack_then_unpack_restores_save(nest: Any, tmp_path: Path, same: Any) -> None:
     nest.memmap(tmp_path / "save")
     (tmp_path / "save" / "notes.txt").write_text("mine")
     done = []
@@ -249,7 +249,7 @@ def _batch(save: Path) -> None:
         (_batch, r"n/meta.json: key 'n': the batch size is \[2\], expected one that starts with \[3\]"),
     ],
 )
-def test_a_damaged_directory_is_not_packed(damage: Any, message: str, tmp_path: Path) -> None:
+def test_pack_damaged_directory_raises(damage: Any, message: str, tmp_path: Path) -> None:
     strided = torch.nested.nested_tensor([torch.ones(i) for i in (0, 1, 2)])
     lazy = lazy_stack([TensorDict({"a": torch.ones(i)}) for i in range(3)])
     n = TensorDict({"i": torch.arange(3)}, [3])
@@ -265,7 +265,7 @@ def test_a_damaged_directory_is_not_packed(damage: Any, message: str, tmp_path: 
 
 
 @pytest.mark.parametrize("compression", [None, "deflate"])
-def test_a_longer_file_is_packed_for_its_leaf(compression: Any, tmp_path: Path, same: Any) -> None:
+def test_pack_file_longer_than_leaf_keeps_values(compression: Any, tmp_path: Path, same: Any) -> None:
     td = TensorDict({"a": torch.arange(3)})
     td.memmap(tmp_path / "save")
     os.truncate(tmp_path / "save" / "a.memmap", 100)
@@ -274,7 +274,7 @@ def test_a_longer_file_is_packed_for_its_leaf(compression: Any, tmp_path: Path, 
     same(TensorDict.load_memmap(tmp_path / "save.tdz"), td)
 
 
-def test_what_was_unpacked_can_be_verified(nest: Any, tmp_path: Path) -> None:
+def test_unpack_checksums_can_be_verified(nest: Any, tmp_path: Path) -> None:
     nest["value"] = torch.ones(3)
     nest.memmap(tmp_path / "save.tdz", compression="deflate")
     unpacked = td_memmap.unpack_memmap(tmp_path / "save.tdz", tmp_path / "out")
@@ -291,7 +291,7 @@ def test_what_was_unpacked_can_be_verified(nest: Any, tmp_path: Path) -> None:
     assert (problem.file, problem.kind) == ("n/i.memmap", "damaged")
 
 
-def test_what_an_archive_says_of_files_that_it_does_not_hold_is_not_believed(tmp_path: Path) -> None:
+def test_unpack_ignores_archived_manifest_and_listing(tmp_path: Path) -> None:
     TensorDict({"a": torch.ones(2)}).memmap(tmp_path / "save.tdz")
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "mine.memmap").write_text("mine")
@@ -307,7 +307,7 @@ def test_what_an_archive_says_of_files_that_it_does_not_hold_is_not_believed(tmp
         (tmp_path / "out" / "notes.txt").unlink()
 
 
-def test_archives_of_other_tools(nest: Any, tmp_path: Path, same: Any) -> None:
+def test_load_archive_of_other_zip_tool_returns_values(nest: Any, tmp_path: Path, same: Any) -> None:
     nest.memmap(tmp_path / "save")
     packed = shutil.make_archive(str(tmp_path / "other"), "zip", tmp_path / "save")
     with zipfile.ZipFile(packed) as archive:
@@ -330,7 +330,7 @@ class Stream(io.RawIOBase):
         return int(self.file.write(data))
 
 
-def test_checksums_behind_the_content_are_refreshed_too(tmp_path: Path) -> None:
+def test_refresh_checksums_updates_data_descriptors(tmp_path: Path) -> None:
     td = TensorDict({"b": torch.ones(2), "n": {"a": torch.zeros(4, dtype=torch.uint8)}})
     td.memmap(tmp_path / "save")
     packed = tmp_path / "streamed.tdz"
@@ -349,7 +349,7 @@ def test_checksums_behind_the_content_are_refreshed_too(tmp_path: Path) -> None:
     assert TensorDict.load_memmap(packed)["n", "a"].tolist() == [7] * 4
 
 
-def test_archives_of_other_tools_without_the_metadata_of_a_level(nest: Any, tmp_path: Path) -> None:
+def test_verify_archive_without_node_metadata_reports_it(nest: Any, tmp_path: Path) -> None:
     nest.memmap(tmp_path / "save")
     (tmp_path / "save" / "n" / "meta.json").unlink()
     packed = shutil.make_archive(str(tmp_path / "other"), "zip", tmp_path / "save")
@@ -363,7 +363,7 @@ def test_archives_of_other_tools_without_the_metadata_of_a_level(nest: Any, tmp_
 
 
 @pytest.mark.parametrize("shift", range(8))
-def test_a_leaf_may_start_anywhere(shift: int, tmp_path: Path, same: Any) -> None:
+def test_load_archive_unaligned_leaf_returns_values(shift: int, tmp_path: Path, same: Any) -> None:
     td = TensorDict({"a": torch.arange(3), "b": torch.ones(3, dtype=torch.complex128)})
     td.memmap(tmp_path / "save")
     with zipfile.ZipFile(tmp_path / "other.zip", "w") as archive:
@@ -383,9 +383,7 @@ def test_a_leaf_may_start_anywhere(shift: int, tmp_path: Path, same: Any) -> Non
 
 @pytest.mark.parametrize("more", [-1, 1])
 @pytest.mark.parametrize("compression", [None, "deflate", "bzip2", "lzma"])
-def test_an_entry_that_is_not_as_long_as_it_says_is_damaged(
-    compression: str | None, more: int, tmp_path: Path
-) -> None:
+def test_load_archive_entry_of_wrong_size_raises(compression: str | None, more: int, tmp_path: Path) -> None:
     path = tmp_path / "save.tdz"
     TensorDict({"a": torch.arange(300)}).memmap(path, compression=compression)
     content = bytearray(path.read_bytes())
@@ -401,7 +399,7 @@ def test_an_entry_that_is_not_as_long_as_it_says_is_damaged(
     assert not td_memmap.verify(path).ok
 
 
-def test_a_damaged_archive_unpacks_to_nothing(nest: Any, tmp_path: Path) -> None:
+def test_unpack_damaged_archive_writes_nothing(nest: Any, tmp_path: Path) -> None:
     path = tmp_path / "save.tdz"
     nest.memmap(path)
     with zipfile.ZipFile(path) as archive:
@@ -417,7 +415,7 @@ def test_a_damaged_archive_unpacks_to_nothing(nest: Any, tmp_path: Path) -> None
     assert [str(problem)[:24] for problem in report.problems] == ["n/i.memmap is damaged: /"]
 
 
-def test_an_archive_is_replaced_in_one_step(
+def test_memmap_archive_failure_keeps_old_archive(
     nest: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, same: Any
 ) -> None:
     path = tmp_path / "save.tdz"
@@ -437,9 +435,7 @@ def test_an_archive_is_replaced_in_one_step(
     assert list(TensorDict.load_memmap(path).keys()) == ["z"]
 
 
-def test_a_durable_archive_is_synced_whole_before_it_has_its_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_memmap_durable_archive_syncs_before_rename(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "save.tdz"
     log: list[Any] = []
 
@@ -461,7 +457,7 @@ def test_a_durable_archive_is_synced_whole_before_it_has_its_name(
     assert log == [os.stat(path).st_size, "save.tdz", "names"]
 
 
-def test_litter_of_a_killed_process_is_removed_and_of_a_running_one_kept(tmp_path: Path) -> None:
+def test_memmap_archive_removes_only_stale_litter(tmp_path: Path) -> None:
     path = tmp_path / "save.tdz"
     (tmp_path / ".save.tdz.td-file-00000001").write_text("killed")
     (tmp_path / ".save.tdz.td-file-mine").write_text("no litter")
@@ -475,7 +471,7 @@ def test_litter_of_a_killed_process_is_removed_and_of_a_running_one_kept(tmp_pat
     assert sorted(os.listdir(tmp_path)) == [".save.tdz.td-file-mine", "save.tdz"]
 
 
-def test_any_number_of_leaves_is_one_mapping(tmp_path: Path) -> None:
+def test_load_archive_many_leaves_needs_one_mapping(tmp_path: Path) -> None:
     td = TensorDict({str(i): torch.tensor([i]) for i in range(500)})
     loaded = td.memmap(tmp_path / "save.tdz")
     before = Path("/proc/self/maps").read_text().count("\n")

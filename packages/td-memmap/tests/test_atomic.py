@@ -194,7 +194,7 @@ def foreign_is_there(folder: Path) -> set[str]:
     ids=["save", "threads", "unpack"],
 )
 @pytest.mark.parametrize("over", [False, True], ids=["fresh", "over"])
-def test_killed_at_any_call_it_leaves_the_old_save_or_the_new_one(
+def test_commit_killed_at_any_call_leaves_complete_save(
     work: Any,
     over: bool,
     prefix: Path,
@@ -239,7 +239,7 @@ def test_killed_at_any_call_it_leaves_the_old_save_or_the_new_one(
 
 
 @pytest.mark.parametrize("call", ["write", "open", "mkdir", "renameat2", "rename", "fsync", "link"])
-def test_a_call_that_fails_leaves_the_old_save_and_no_litter(call: str, prefix: Path, tmp_path: Path) -> None:
+def test_commit_failed_call_keeps_old_save_without_litter(call: str, prefix: Path, tmp_path: Path) -> None:
     make(1, more=True).memmap(prefix)
     put_foreign(prefix)
     failures = 0
@@ -295,7 +295,7 @@ INTERRUPTED = {"mkdir", "rename", "renameat2", "replace", "link", "unlink", "flo
     ],
     ids=["save", "save without exchange", "unpack", "pack", "load", "load archive", "verify"],
 )
-def test_an_interrupt_leaves_nothing_behind(
+def test_commit_interrupted_leaves_no_litter(
     work: Any, ends: set[int], prefix: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make(1, more=True).memmap(prefix, checksums=True)
@@ -330,7 +330,7 @@ def test_an_interrupt_leaves_nothing_behind(
     assert seen == ends
 
 
-def test_a_full_disk_names_key_and_file(
+def test_memmap_full_disk_error_has_key_and_file(
     prefix: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("td_memmap._save._WORTH_A_THREAD", 0)
@@ -356,7 +356,7 @@ def test_a_full_disk_names_key_and_file(
 
 
 @pytest.mark.parametrize("limit", [50_000, 2_000, 100, 30, 10, 0])
-def test_a_limit_on_file_sizes_is_an_error(limit: int, prefix: Path, tmp_path: Path) -> None:
+def test_memmap_file_size_limit_raises(limit: int, prefix: Path, tmp_path: Path) -> None:
     """Of the leaves, of the metadata of a level, of the first file: whatever is larger."""
     make(1, more=True).memmap(prefix)
 
@@ -377,9 +377,7 @@ def test_a_limit_on_file_sizes_is_an_error(limit: int, prefix: Path, tmp_path: P
     assert os.listdir(tmp_path) == ["save"]
 
 
-def test_a_process_that_may_open_few_more_files_saves_and_loads_many_levels(
-    prefix: Path, tmp_path: Path
-) -> None:
+def test_memmap_few_descriptors_saves_many_nodes(prefix: Path, tmp_path: Path) -> None:
     td = TensorDict({f"g{i}": {"x": torch.ones(2), "y": {"z": torch.ones(3)}} for i in range(50)})
 
     def check(loaded: Any) -> None:
@@ -399,7 +397,7 @@ def test_a_process_that_may_open_few_more_files_saves_and_loads_many_levels(
 
 
 @pytest.mark.parametrize("durable", [False, True])
-def test_threads_wait_for_a_file_where_a_process_may_open_few_more(durable: bool, prefix: Path) -> None:
+def test_memmap_few_descriptors_threads_wait(durable: bool, prefix: Path) -> None:
     td = TensorDict({f"g{i}": {"x": torch.full((1 << 20,), i, dtype=torch.uint8)} for i in range(30)})
 
     def work() -> None:
@@ -442,7 +440,7 @@ def _rows() -> TensorDict:
 
 
 @pytest.mark.parametrize("work", WITH_FEW_FILES.values(), ids=WITH_FEW_FILES)
-def test_however_few_files_a_process_may_open_it_is_done_or_nothing_is_left(
+def test_commit_few_descriptors_completes_or_leaves_nothing(
     work: Callable[[Path, Any], Any], tmp_path: Path
 ) -> None:
     def set_up(here: Path) -> Any:
@@ -482,9 +480,7 @@ def test_however_few_files_a_process_may_open_it_is_done_or_nothing_is_left(
 
 
 @pytest.mark.parametrize("archive", [False, True])
-def test_a_file_for_which_there_are_no_addresses_is_named(
-    archive: bool, prefix: Path, tmp_path: Path
-) -> None:
+def test_load_without_address_space_error_has_file(archive: bool, prefix: Path, tmp_path: Path) -> None:
     path = tmp_path / "save.tdz" if archive else prefix
     TensorDict({"a": {"big": torch.zeros(64 << 20, dtype=torch.uint8)}}).memmap(path)
     named = str(path if archive else prefix / "a" / "big.memmap")
@@ -514,7 +510,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "--lazy", disk], check=True)
 
 
-def test_a_really_full_disk(small_disk: Path) -> None:
+def test_memmap_full_disk_keeps_old_save(small_disk: Path) -> None:
     prefix = small_disk / "save"
     make(1, more=True).memmap(prefix)
     for call in ("memmap", "memmap_"):
@@ -526,7 +522,7 @@ def test_a_really_full_disk(small_disk: Path) -> None:
         assert os.listdir(small_disk) == ["save"]
 
 
-def test_a_full_disk_names_the_file_whatever_is_written(small_disk: Path) -> None:
+def test_write_full_disk_error_has_file(small_disk: Path) -> None:
     small = TensorDict({"a": torch.zeros(2, 2)}, batch_size=[2])
     large = TensorDict({"a": torch.rand(2, 200_000)}, batch_size=[2])
     saved, outside = small.memmap(small_disk / "save"), small_disk.parent / "outside"
@@ -551,7 +547,7 @@ def test_a_full_disk_names_the_file_whatever_is_written(small_disk: Path) -> Non
     assert list(TensorDict.load_memmap(small_disk / "save").keys()) == list(saved.keys()) == ["a"]
 
 
-def test_a_mount_point_is_written_in_place_once(small_disk: Path) -> None:
+def test_memmap_mount_point_saves_in_place_only_once(small_disk: Path) -> None:
     (small_disk / "mine.txt").write_text("mine")
     make(2).memmap(small_disk)
     assert content(small_disk) == 2
@@ -565,7 +561,7 @@ def test_a_mount_point_is_written_in_place_once(small_disk: Path) -> None:
 
 
 @pytest.mark.parametrize("num_threads", [0, 4])
-def test_killed_in_place_it_leaves_no_save_and_the_next_one_cleans_up(
+def test_save_in_place_killed_leaves_litter_for_next_save(
     num_threads: int, prefix: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(_fs, "is_mount", lambda path: True)
@@ -586,7 +582,7 @@ def test_killed_in_place_it_leaves_no_save_and_the_next_one_cleans_up(
     assert n > 30
 
 
-def test_killed_while_it_cleans_up_in_place_the_next_one_goes_on(
+def test_save_in_place_killed_in_cleanup_is_recovered(
     prefix: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make(1, more=True).memmap(unfinished := tmp_path / "unfinished")
@@ -610,7 +606,7 @@ def test_killed_while_it_cleans_up_in_place_the_next_one_goes_on(
     assert n > 20
 
 
-def test_of_two_writers_in_place_the_second_is_refused(prefix: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_save_in_place_second_writer_raises(prefix: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_fs, "is_mount", lambda path: True)
     prefix.mkdir()
     with (
@@ -622,7 +618,7 @@ def test_of_two_writers_in_place_the_second_is_refused(prefix: Path, monkeypatch
     assert content(prefix) == 2
 
 
-def test_a_value_that_cannot_be_stored_writes_nothing(prefix: Path, tmp_path: Path) -> None:
+def test_memmap_unstorable_value_writes_nothing(prefix: Path, tmp_path: Path) -> None:
     make(1, more=True).memmap(prefix)
     td = make(2)
     td["zzz"] = torch.eye(2).to_sparse()
@@ -633,7 +629,7 @@ def test_a_value_that_cannot_be_stored_writes_nothing(prefix: Path, tmp_path: Pa
     assert os.listdir(tmp_path) == ["save"]
 
 
-def test_files_of_others_stay_and_stale_ones_of_ours_go(prefix: Path, tmp_path: Path) -> None:
+def test_commit_keeps_unknown_files_and_removes_stale_ones(prefix: Path, tmp_path: Path) -> None:
     make(1, more=True).memmap(prefix)
     put_foreign(prefix)
     os.symlink("nowhere", prefix / "link")
@@ -648,7 +644,7 @@ def test_files_of_others_stay_and_stale_ones_of_ours_go(prefix: Path, tmp_path: 
     assert os.listdir(tmp_path) == ["save"]
 
 
-def test_members_of_a_level_of_the_general_form_go_with_it(prefix: Path) -> None:
+def test_commit_removes_members_of_general_node(prefix: Path) -> None:
     lazy_stack([TensorDict({"a": 1}), TensorDict({"b": 2})]).memmap(prefix)
     (prefix / "meta.json").write_text(
         '{"_format_version": 2, "kind": "x", "entries": [], "members": ["0", "1"]}'
@@ -659,7 +655,7 @@ def test_members_of_a_level_of_the_general_form_go_with_it(prefix: Path) -> None
 
 
 @pytest.mark.parametrize("file", ["more/mine", "more/deep/mine", None])
-def test_a_directory_of_others_may_have_the_name_of_a_level(
+def test_commit_merges_unknown_directory_with_node_name(
     file: str | None, prefix: Path, tmp_path: Path
 ) -> None:
     (prefix / "more" / "empty").mkdir(parents=True)
@@ -674,7 +670,7 @@ def test_a_directory_of_others_may_have_the_name_of_a_level(
         assert os.listdir(tmp_path) == ["save"]
 
 
-def test_the_root_of_a_file_system_is_no_place() -> None:
+def test_memmap_to_file_system_root_raises() -> None:
     with pytest.raises(FileTakenError, match="the root of a file system cannot be replaced"):
         make(1).memmap(Path(os.sep))
 
@@ -694,7 +690,7 @@ LATER = {
 
 @pytest.mark.parametrize("damage", [False, True])
 @pytest.mark.parametrize("what", LATER)
-def test_a_manifest_makes_no_later_file_ours(what: str, damage: bool, prefix: Path) -> None:
+def test_commit_manifest_listing_later_file_keeps_it(what: str, damage: bool, prefix: Path) -> None:
     make(1, more=True).memmap(prefix)
     name, row = LATER[what]
     mine = prefix / name
@@ -711,7 +707,7 @@ def test_a_manifest_makes_no_later_file_ours(what: str, damage: bool, prefix: Pa
     assert not (prefix / "more").exists()
 
 
-def test_a_text_that_was_put_there_after_the_manifest_is_not_ours(prefix: Path) -> None:
+def test_commit_text_newer_than_manifest_is_kept(prefix: Path) -> None:
     make(1).memmap(prefix)
     manifest = json.loads((prefix / "%manifest.json").read_text())
     manifest["files"]["mine/meta.json"] = [2, None]
@@ -729,9 +725,7 @@ def test_a_text_that_was_put_there_after_the_manifest_is_not_ours(prefix: Path) 
 
 @pytest.mark.parametrize("key", ["a", "shape"])
 @pytest.mark.parametrize("place", ["{key}", "l/3", "l/1/b"])
-def test_a_save_under_the_name_of_a_leaf_or_beside_the_members_of_a_stack_is_none_of_ours(
-    place: str, key: str, prefix: Path, same: Any
-) -> None:
+def test_commit_keeps_unrelated_save_in_directory(place: str, key: str, prefix: Path, same: Any) -> None:
     stack = lazy_stack([TensorDict({"b": torch.full((2,), i)}) for i in range(3)])
     td = TensorDict({key: torch.ones(3), "l": stack}, [3])
     td.memmap(prefix)
@@ -745,7 +739,7 @@ def test_a_save_under_the_name_of_a_leaf_or_beside_the_members_of_a_stack_is_non
         same(TensorDict.load_memmap(within), mine)
 
 
-def test_a_list_of_what_is_unfinished_makes_no_other_file_ours(prefix: Path) -> None:
+def test_commit_saving_list_keeps_unknown_files(prefix: Path) -> None:
     make(1).memmap(prefix)
     put_foreign(prefix)
     (prefix / "%saving").write_bytes(bytes(1).join(name.encode() for name in (*FOREIGN, "stale.memmap")))
@@ -770,7 +764,7 @@ NO_LISTS = {
 @pytest.mark.parametrize("in_place", [False, True])
 @pytest.mark.parametrize("old", [False, True])
 @pytest.mark.parametrize("what", NO_LISTS)
-def test_what_is_no_list_of_what_is_unfinished_is_in_the_way(
+def test_commit_invalid_saving_list_raises(
     what: str, old: bool, in_place: bool, prefix: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "outside").write_text("mine.memmap")
@@ -804,7 +798,9 @@ def test_what_is_no_list_of_what_is_unfinished_is_in_the_way(
     ],
     ids=["garbage", "nothing", "other places"],
 )
-def test_a_list_of_what_is_unfinished_may_say_anything(listed: bytes, prefix: Path, tmp_path: Path) -> None:
+def test_commit_hostile_saving_list_removes_no_unknown_file(
+    listed: bytes, prefix: Path, tmp_path: Path
+) -> None:
     (tmp_path / "outside.memmap").write_text("mine")
     put_foreign(prefix)
     (prefix / "%saving").write_bytes(listed)
@@ -816,9 +812,7 @@ def test_a_list_of_what_is_unfinished_may_say_anything(listed: bytes, prefix: Pa
 
 
 @pytest.mark.parametrize("place", ["meta.json", "n/meta.json"])
-def test_a_save_whose_metadata_is_damaged_is_replaced_as_a_whole(
-    place: str, prefix: Path, tmp_path: Path
-) -> None:
+def test_commit_replaces_save_with_damaged_metadata(place: str, prefix: Path, tmp_path: Path) -> None:
     make(1, more=True).memmap(prefix)
     put_foreign(prefix)
     (prefix / place).write_text("{")
@@ -833,7 +827,7 @@ def test_a_save_whose_metadata_is_damaged_is_replaced_as_a_whole(
     assert keeps_foreign(prefix)
 
 
-def test_files_of_others_in_the_way_are_never_overwritten(prefix: Path, tmp_path: Path) -> None:
+def test_commit_unknown_file_with_needed_name_raises(prefix: Path, tmp_path: Path) -> None:
     for name in ("a.memmap", "n/b.memmap", "n", "n/meta.json", "%manifest.json"):
         prefix.mkdir()
         (prefix / name).parent.mkdir(exist_ok=True)
@@ -849,7 +843,7 @@ def test_files_of_others_in_the_way_are_never_overwritten(prefix: Path, tmp_path
 
 @pytest.mark.parametrize("known", [False, True])
 @pytest.mark.parametrize("taken", ["", "d", "f", "d/f"])
-def test_what_cannot_be_brought_back_is_told(taken: str, known: bool, tmp_path: Path) -> None:
+def test_recover_all_returns_whether_all_files_moved(taken: str, known: bool, tmp_path: Path) -> None:
     mine = _save_files.SaveFiles()
     if known:
         mine.add(("d", "meta.json"))
@@ -870,7 +864,7 @@ def test_what_cannot_be_brought_back_is_told(taken: str, known: bool, tmp_path: 
         assert (tmp_path / "now" / "d" / "f").read_text() == ("taken" if taken == "d/f" else "mine")
 
 
-def test_what_may_not_be_removed_is_left_for_a_save_that_may(
+def test_commit_undeletable_litter_is_left_for_later_save(
     prefix: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*args: Any) -> None:
@@ -886,7 +880,7 @@ def test_what_may_not_be_removed_is_left_for_a_save_that_may(
     assert os.listdir(tmp_path) == ["save"]
 
 
-def test_where_the_parent_must_not_be_written_to_it_is_written_in_place_once(
+def test_memmap_readonly_parent_saves_in_place_only_once(
     prefix: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*args: Any) -> None:
@@ -914,7 +908,7 @@ def test_where_the_parent_must_not_be_written_to_it_is_written_in_place_once(
 @pytest.mark.parametrize(
     "litter", [["new-00000002"], ["old-00000003"], ["new-00000000", "old-00000001", "new-00000004"]]
 )
-def test_litter_of_processes_that_built_at_once_is_found(tmp_path: Path, litter: list[str]) -> None:
+def test_commit_removes_litter_of_concurrent_processes(tmp_path: Path, litter: list[str]) -> None:
     for name in litter:
         make(1).memmap(tmp_path / "other")
         os.rename(tmp_path / "other", tmp_path / f".save.td-{name}")
@@ -937,7 +931,7 @@ def saved_with_value(prefix: Path) -> tuple[Any, list[Path]]:
         (lambda td: td["n"].set_("value", "new"), "rename"),
     ],
 )
-def test_litter_of_a_change_of_a_live_save_is_removed(change: Any, call: str, prefix: Path) -> None:
+def test_commit_removes_litter_of_live_edit(change: Any, call: str, prefix: Path) -> None:
     td, files = saved_with_value(prefix)
 
     def kill(name: str, args: tuple[Any, ...], kwargs: Any) -> None:
@@ -958,7 +952,7 @@ def test_litter_of_a_change_of_a_live_save_is_removed(change: Any, call: str, pr
 
 
 @pytest.mark.parametrize("call", ["write", "rename"])
-def test_a_change_of_a_live_save_that_fails_leaves_it_as_it_was(call: str, prefix: Path) -> None:
+def test_edit_failure_keeps_live_save(call: str, prefix: Path) -> None:
     td, files = saved_with_value(prefix)
 
     def fail(name: str, args: tuple[Any, ...], kwargs: Any) -> None:
@@ -973,7 +967,7 @@ def test_a_change_of_a_live_save_that_fails_leaves_it_as_it_was(call: str, prefi
     assert TensorDict.load_memmap(prefix)["n", "value"] == "old"
 
 
-def test_saves_do_not_look_at_all_their_siblings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commit_does_not_list_parent_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[str] = []
 
     def watched(listing: Callable[[Any], Any], where: Any) -> Any:
@@ -991,7 +985,7 @@ def test_saves_do_not_look_at_all_their_siblings(tmp_path: Path, monkeypatch: py
     assert seen
 
 
-def test_a_file_system_without_hard_links_can_be_saved_to(
+def test_commit_without_hard_links_saves(
     prefix: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*args: Any, **kwargs: Any) -> None:
@@ -1009,7 +1003,7 @@ def test_a_file_system_without_hard_links_can_be_saved_to(
         assert os.listdir(tmp_path) == ["save"]
 
 
-def test_litter_that_is_in_use_or_not_ours_is_left_alone(prefix: Path, tmp_path: Path) -> None:
+def test_commit_keeps_litter_in_use_and_unknown_files(prefix: Path, tmp_path: Path) -> None:
     for name in (".save.td-new-zzzzzzzz", ".save.td-something", ".save.other.td-new-00000000"):
         (tmp_path / name).mkdir()
     (tmp_path / ".save.td-new-00000000").write_text("a file")
@@ -1024,7 +1018,7 @@ def test_litter_that_is_in_use_or_not_ours_is_left_alone(prefix: Path, tmp_path:
 
 
 @pytest.mark.slow
-def test_without_an_exchange_the_old_save_comes_back(prefix: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commit_without_exchange_restores_old_save(prefix: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_fs, "_renameat2", lambda: None)
     make(1, more=True).memmap(prefix)
     put_foreign(prefix)
@@ -1042,9 +1036,7 @@ def test_without_an_exchange_the_old_save_comes_back(prefix: Path, monkeypatch: 
     assert keeps_foreign(prefix)
 
 
-def test_what_is_put_into_a_replaced_save_at_the_last_moment_is_not_lost(
-    prefix: Path, tmp_path: Path
-) -> None:
+def test_commit_recovers_file_added_during_replacement(prefix: Path, tmp_path: Path) -> None:
     make(1, more=True).memmap(prefix)
     late: list[str] = []
 
@@ -1062,7 +1054,7 @@ def test_what_is_put_into_a_replaced_save_at_the_last_moment_is_not_lost(
     assert os.listdir(tmp_path) == ["save"] and content(prefix) == 3
 
 
-def test_durable_saves_sync_before_they_are_published(prefix: Path, tmp_path: Path) -> None:
+def test_commit_durable_syncs_before_publishing(prefix: Path, tmp_path: Path) -> None:
     make(1, more=True).memmap(prefix)
     log: list[tuple[str, str]] = []
 
@@ -1181,7 +1173,7 @@ def write_out(item: Any, path: Path) -> None:
 
 
 @pytest.mark.parametrize("old", ["a save", "nothing", "a mount point"])
-def test_durable_saves_survive_a_power_failure_at_any_call(
+def test_commit_durable_survives_power_failure_at_any_call(
     old: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "disk").mkdir()
@@ -1228,7 +1220,7 @@ def test_durable_saves_survive_a_power_failure_at_any_call(
 
 
 @pytest.mark.slow
-def test_a_reader_sees_one_version_while_a_writer_replaces_it(prefix: Path) -> None:
+def test_load_during_replacements_returns_one_version(prefix: Path) -> None:
     make(1, more=True).memmap(prefix)
 
     def write() -> None:
@@ -1262,7 +1254,7 @@ READERS: dict[str, Callable[[Path], bool]] = {
 
 
 @pytest.mark.parametrize("reader", READERS.values(), ids=READERS)
-def test_what_reads_sees_one_version_whenever_it_is_replaced(
+def test_read_replaced_at_any_open_returns_one_version(
     reader: Callable[[Path], bool], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prefix, real = tmp_path / "save", _fs.DirectoryTree.open
@@ -1285,7 +1277,7 @@ def test_what_reads_sees_one_version_whenever_it_is_replaced(
 
 @pytest.mark.parametrize("delays", [False, True], ids=["fast", "delayed"])
 @pytest.mark.parametrize("values", [(2, 3), (2, 3, 4)], ids=["two", "three"])
-def test_of_several_writers_one_wins_completely(
+def test_memmap_concurrent_writers_leave_one_complete_save(
     values: tuple[int, ...], delays: bool, prefix: Path, tmp_path: Path
 ) -> None:
     make(1, more=True).memmap(prefix)
@@ -1315,7 +1307,7 @@ def test_of_several_writers_one_wins_completely(
 
 @pytest.mark.parametrize("behind", [False, True], ids=["before", "behind"])
 @pytest.mark.parametrize("exchange", [False, True], ids=["plain", "renameat2"])
-def test_of_two_first_saves_one_wins_whenever_the_other_comes(
+def test_memmap_two_first_saves_leave_one_complete_save(
     exchange: bool, behind: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not exchange:
@@ -1341,20 +1333,20 @@ def test_of_two_first_saves_one_wins_whenever_the_other_comes(
     assert n > 15
 
 
-def test_threads_that_save_at_one_prefix_take_turns(prefix: Path, tmp_path: Path) -> None:
+def test_memmap_threads_at_one_prefix_take_turns(prefix: Path, tmp_path: Path) -> None:
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda value: make(value, more=value % 2 == 1).memmap(prefix), range(40)))
     assert content(prefix) in range(40)
     assert os.listdir(tmp_path) == ["save"]
 
 
-def test_a_lock_file_that_a_killed_save_left_keeps_nobody_out(tmp_path: Path) -> None:
+def test_commit_stale_lock_file_does_not_block(tmp_path: Path) -> None:
     (tmp_path / ".save.td-lock").touch()
     make(1, more=True).memmap(tmp_path / "save")
     assert os.listdir(tmp_path) == ["save"]
 
 
-def test_a_fork_in_the_middle_of_a_save_keeps_nobody_out(prefix: Path) -> None:
+def test_commit_fork_during_save_does_not_block(prefix: Path) -> None:
     make(1, more=True).memmap(prefix)
     ready, go = os.pipe()
     forked: list[int] = []
@@ -1380,7 +1372,7 @@ def test_a_fork_in_the_middle_of_a_save_keeps_nobody_out(prefix: Path) -> None:
     assert content(prefix) == 3
 
 
-def test_file_systems_without_locks_can_be_saved_to(
+def test_commit_without_file_locks_saves(
     prefix: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def flock(fd: int, how: int) -> None:

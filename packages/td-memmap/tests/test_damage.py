@@ -184,7 +184,7 @@ ROWS = [
         lambda meta: [],
     ],
 )
-def test_wrong_metadata_is_an_error_to_all_that_read_it(change: Any, save: Path) -> None:
+def test_read_wrong_metadata_raises_in_every_reader(change: Any, save: Path) -> None:
     edit(save / "meta.json", change)
     packed = save.with_name("save.tdz")
     with zipfile.ZipFile(packed, "w") as archive:
@@ -199,13 +199,13 @@ def test_wrong_metadata_is_an_error_to_all_that_read_it(change: Any, save: Path)
             TensorDict.load_memmap(place, subpath="n")
 
 
-def test_only_entries_of_the_general_form_are_rows(save: Path) -> None:
+def test_load_subpath_plain_key_entries_is_ignored(save: Path) -> None:
     edit(save / "meta.json", change(entries=[[]]))
     assert TensorDict.load_memmap(save, subpath="n")["b"].tolist() == [1, 1, 1]
 
 
 @pytest.mark.parametrize("name", ["n", "x" * 300, "\ud800"])
-def test_a_manifest_of_impossible_files_stops_neither_verify_nor_save(name: str, save: Path) -> None:
+def test_verify_manifest_of_impossible_files_does_not_raise(name: str, save: Path) -> None:
     edit(save / "%manifest.json", lambda manifest: manifest["files"].update({name: [8, None]}))
     assert [problem.file for problem in verify(save).problems] == [name]
     TensorDict({"n": {"c": torch.ones(2)}}).memmap(save)
@@ -214,7 +214,7 @@ def test_a_manifest_of_impossible_files_stops_neither_verify_nor_save(name: str,
 
 
 @pytest.mark.parametrize(("change", "message"), EDITS.values(), ids=EDITS)
-def test_wrong_metadata(change: Any, message: str, save: Path) -> None:
+def test_load_wrong_metadata_raises(change: Any, message: str, save: Path) -> None:
     edit(save / "meta.json", change)
     before = snapshot(save)
     with pytest.raises(FormatError, match=message) as found:
@@ -235,7 +235,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("content", BROKEN.values(), ids=BROKEN)
-def test_broken_json(content: bytes, save: Path) -> None:
+def test_load_broken_json_raises(content: bytes, save: Path) -> None:
     for name in ("meta.json", "n/meta.json", "stack/1/meta.json"):
         copy = save.with_name(name.replace("/", "-"))
         shutil.copytree(save, copy)
@@ -307,7 +307,7 @@ FILES = {
 
 @pytest.mark.parametrize(("damage", "message"), FILES.values(), ids=FILES)
 @pytest.mark.parametrize("mode", [None, "r", "r+"])
-def test_wrong_files(damage: Any, message: str, mode: str | None, save: Path) -> None:
+def test_load_wrong_files_raises(damage: Any, message: str, mode: str | None, save: Path) -> None:
     damage(save)
     before, files = snapshot(save.parent), os.listdir("/proc/self/fd")
     with pytest.raises(FormatError, match=message):
@@ -318,7 +318,7 @@ def test_wrong_files(damage: Any, message: str, mode: str | None, save: Path) ->
 
 @pytest.mark.parametrize("offsets", [[-1, 2, 3], [1, 2, 4], [0, 3, 2], [0, -1, 3], [0, 2, 1 << 62]])
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
-def test_wrong_offsets(offsets: list[int], tmp_path: Path) -> None:
+def test_load_wrong_offsets_raises(offsets: list[int], tmp_path: Path) -> None:
     parts = [torch.ones(2, 2), torch.ones(1, 2)]
     TensorDict({"j": torch.nested.nested_tensor(parts, layout=torch.jagged)}).memmap(tmp_path / "save")
     (file,) = (tmp_path / "save").glob("*.offsets.memmap")
@@ -329,7 +329,7 @@ def test_wrong_offsets(offsets: list[int], tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("lengths", [[-1, 2], [13, 1], [1, 1 << 62], [1, -(1 << 62)], [3, 6]])
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
-def test_wrong_lengths(lengths: list[int], tmp_path: Path) -> None:
+def test_load_wrong_lengths_raises(lengths: list[int], tmp_path: Path) -> None:
     leaf = torch.nested.narrow(
         torch.arange(12).view(2, 6), 1, torch.tensor([1, 2]), torch.tensor([3, 2]), layout=torch.jagged
     )
@@ -340,7 +340,7 @@ def test_wrong_lengths(lengths: list[int], tmp_path: Path) -> None:
         TensorDict.load_memmap(tmp_path / "save")
 
 
-def test_what_is_legal(save: Path) -> None:
+def test_load_unusual_but_legal_files_returns_values(save: Path) -> None:
     (save / "stray.memmap").write_text("x")
     (save / "stray").mkdir()
     with open(save / "a.memmap", "ab") as file:
@@ -359,7 +359,7 @@ def test_what_is_legal(save: Path) -> None:
     assert os.stat(save / "a.memmap").st_size == 24 + 18
 
 
-def test_without_strictness_the_rest_is_loaded(save: Path) -> None:
+def test_load_not_strict_skips_damaged_entries(save: Path) -> None:
     (save / "a.memmap").unlink()
     (save / "stack" / "meta.json").write_text('{"_type": "<class \'gone.Gone\'>"}')
     edit(save / "meta.json", change(new={"what": 1}))
@@ -371,7 +371,7 @@ def test_without_strictness_the_rest_is_loaded(save: Path) -> None:
 
 
 @pytest.mark.parametrize("key", ["n", "n n"])
-def test_a_level_that_is_gone_is_left_out(key: str, tmp_path: Path) -> None:
+def test_load_not_strict_skips_missing_node(key: str, tmp_path: Path) -> None:
     TensorDict({"a": torch.ones(3), key: {"b": torch.ones(3)}}).memmap(tmp_path)
     shutil.rmtree(tmp_path / key.replace(" ", "%20"))
     refused(tmp_path, f"key '{key}' is missing")
@@ -379,7 +379,7 @@ def test_a_level_that_is_gone_is_left_out(key: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("lost", [0, 1, 2])
-def test_a_stack_that_lost_a_member_is_left_out_as_a_whole(lost: int, tmp_path: Path) -> None:
+def test_load_not_strict_skips_stack_without_member(lost: int, tmp_path: Path) -> None:
     stack = lazy_stack([TensorDict({"q": torch.full((1,), i)}) for i in range(3)])
     stack.memmap(tmp_path / "stack")
     TensorDict({"a": torch.ones(3), "n": {"l": stack, "b": torch.ones(3)}}, [3]).memmap(tmp_path / "save")
@@ -390,14 +390,14 @@ def test_a_stack_that_lost_a_member_is_left_out_as_a_whole(lost: int, tmp_path: 
         TensorDict.load_memmap(tmp_path / "stack", strict=False)
 
 
-def test_a_level_that_something_else_was_saved_over_is_left_out(tmp_path: Path) -> None:
+def test_load_not_strict_skips_overwritten_node(tmp_path: Path) -> None:
     TensorDict({"a": torch.ones(3), "n": TensorDict({"b": torch.ones(3)}, [3])}, [3]).memmap(tmp_path)
     TensorDict({"c": torch.ones(2)}).memmap(tmp_path / "n")
     refused(tmp_path, r"key 'n': the batch size is \[\], expected one that starts with \[3\]")
     assert list(TensorDict.load_memmap(tmp_path, strict=False).keys()) == ["a"]
 
 
-def test_nothing_is_there(tmp_path: Path) -> None:
+def test_load_missing_save_raises(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="nowhere"):
         TensorDict.load_memmap(tmp_path / "nowhere")
     with pytest.raises(FileNotFoundError, match="meta.json"):
@@ -424,7 +424,7 @@ VALUE = {"plain": "1/3", "types": "images.Ratio@td-images==1.2"}
         ),
     ],
 )
-def test_a_missing_plugin_is_named_with_the_command(
+def test_load_missing_plugin_error_has_install_command(
     meta: dict[str, Any], what: str, save: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     edit(save / "n" / "meta.json", lambda _: meta)
@@ -442,7 +442,7 @@ class Bomb:
         return os.mkdir, (str(Path(os.environ["TD_BOMB"]) / "exploded"),)
 
 
-def test_loading_never_unpickles(save: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_load_pickled_value_is_refused(save: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TD_BOMB", str(save.parent))
     shutil.rmtree(save / "n")
     (save / "n").mkdir()
@@ -474,7 +474,7 @@ FIELDS = ["shape", "device", "_type", "_class", "_format_version", "_names", "a"
 
 @given(data=st.data())
 @settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
-def test_nothing_but_a_format_error_escapes(data: st.DataObject, save: Path) -> None:
+def test_load_random_damage_raises_only_format_error(data: st.DataObject, save: Path) -> None:
     copy = save.with_name("copy")
     shutil.rmtree(copy, ignore_errors=True)
     shutil.copytree(save, copy)
@@ -514,7 +514,7 @@ def archive(save: Path) -> Path:
 
 @given(data=st.data())
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
-def test_nothing_but_a_format_error_escapes_from_an_archive(data: st.DataObject, archive: Path) -> None:
+def test_load_random_archive_raises_only_format_error(data: st.DataObject, archive: Path) -> None:
     content = bytearray(archive.read_bytes())
     for _ in range(data.draw(st.integers(1, 5))):
         content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
@@ -534,7 +534,7 @@ def rewrite(archive: Path, entries: list[tuple[Any, bytes]]) -> None:
             file.writestr(name, content)
 
 
-def test_hostile_archives(archive: Path) -> None:
+def test_load_hostile_archive_raises(archive: Path) -> None:
     with zipfile.ZipFile(archive) as file:
         entries: list[tuple[Any, bytes]] = [(name, file.read(name)) for name in file.namelist()]
     rewrite(archive, [*entries, ("../evil", b"x")])
@@ -569,9 +569,7 @@ def test_hostile_archives(archive: Path) -> None:
         ({"file_size": 200, "compress_size": 200}, "the entry 'a.memmap' ends at byte .*, the files at"),
     ],
 )
-def test_a_directory_of_an_archive_is_not_believed(
-    damage: dict[str, int], message: str, archive: Path
-) -> None:
+def test_load_archive_wrong_directory_raises(damage: dict[str, int], message: str, archive: Path) -> None:
     meta = {"a": {**ENTRY, "shape": [200]}, "shape": [], "_type": "<class 'tensordict._td.TensorDict'>"}
     with zipfile.ZipFile(archive, "w") as file:
         file.writestr("meta.json", json.dumps(meta))
@@ -584,7 +582,7 @@ def test_a_directory_of_an_archive_is_not_believed(
         unpack_memmap(archive, archive.with_name("unpacked"))
 
 
-def test_what_zipfile_cannot_read_is_no_archive(archive: Path) -> None:
+def test_load_unreadable_zip_raises(archive: Path) -> None:
     content = bytearray(archive.read_bytes())
     content[content.rindex(b"PK\x01\x02") + 6] = 99  # the version that is needed to read it
     archive.write_bytes(content)
@@ -593,7 +591,7 @@ def test_what_zipfile_cannot_read_is_no_archive(archive: Path) -> None:
         TensorDict.load_memmap(archive)
 
 
-def test_an_encrypted_leaf_is_not_taken_for_its_content(archive: Path) -> None:
+def test_load_archive_encrypted_leaf_raises(archive: Path) -> None:
     content = bytearray(archive.read_bytes())
     content[content.rindex(b"PK\x01\x02") + 8] |= 1
     archive.write_bytes(content)
@@ -601,7 +599,7 @@ def test_an_encrypted_leaf_is_not_taken_for_its_content(archive: Path) -> None:
         TensorDict.load_memmap(archive)
 
 
-def test_a_compressed_leaf_is_not_believed_its_size(archive: Path) -> None:
+def test_load_archive_compressed_leaf_wrong_size_raises(archive: Path) -> None:
     meta = {"a": {**ENTRY, "shape": [1 << 60]}, "shape": [], "_type": "<class 'tensordict._td.TensorDict'>"}
     leaf = zipfile.ZipInfo("a.memmap")
     leaf.compress_type = zipfile.ZIP_DEFLATED
@@ -613,7 +611,7 @@ def test_a_compressed_leaf_is_not_believed_its_size(archive: Path) -> None:
         TensorDict.load_memmap(archive)
 
 
-def test_what_a_kind_refuses_is_said_with_its_place(save: Path) -> None:
+def test_load_node_refused_by_kind_error_has_file(save: Path) -> None:
     edit(save / "stack" / "meta.json", change(stack_dim=7))
     with pytest.raises(
         FormatError, match="stack/meta.json: key 'stack' cannot be put together: .*stack_dim 7"
@@ -621,7 +619,7 @@ def test_what_a_kind_refuses_is_said_with_its_place(save: Path) -> None:
         TensorDict.load_memmap(save)
 
 
-def test_a_stack_of_more_members_than_a_directory_has_room_for_is_not_counted(save: Path) -> None:
+def test_load_stack_huge_member_count_raises(save: Path) -> None:
     edit(save / "stack" / "meta.json", change(_members=1 << 24))
     with pytest.raises(FormatError, match="_members is 16777216, expected a number of members, at most"):
         TensorDict.load_memmap(save)
@@ -636,7 +634,7 @@ def test_a_stack_of_more_members_than_a_directory_has_room_for_is_not_counted(sa
         ('{"values": {"data": 3}}', "expected an object of values"),
     ],
 )
-def test_wrong_types_of_values_are_told_with_their_file(content: str, message: str, tmp_path: Path) -> None:
+def test_load_wrong_value_types_error_has_file(content: str, message: str, tmp_path: Path) -> None:
     pytest.importorskip("td_tensorclass")
     TensorDict({"v": (1, "a")}).memmap(tmp_path / "save")
     (tmp_path / "save" / "v" / "%values.json").write_text(content)
@@ -645,7 +643,7 @@ def test_wrong_types_of_values_are_told_with_their_file(content: str, message: s
 
 
 @pytest.mark.parametrize("content", [["f"], {"g": 1}])
-def test_a_pickle_without_the_values_that_it_should_have_is_damage(content: Any, tmp_path: Path) -> None:
+def test_load_pickle_without_values_raises(content: Any, tmp_path: Path) -> None:
     pytest.importorskip("td_tensorclass")
     prefix = tmp_path / "save"
     TensorDict({"v": len, "shape": {"shape": torch.ones(1)}}).memmap(prefix, allow_pickle=True)
@@ -654,7 +652,7 @@ def test_a_pickle_without_the_values_that_it_should_have_is_damage(content: Any,
         TensorDict.load_memmap(prefix, allow_pickle=True)
 
 
-def test_a_missing_member_is_noticed_where_nobody_counted_them(save: Path) -> None:
+def test_load_stack_missing_member_raises(save: Path) -> None:
     edit(save / "stack" / "meta.json", lambda meta: {k: v for k, v in meta.items() if k != "_members"})
     assert TensorDict.load_memmap(save).batch_size == TensorDict.load_memmap(save)["stack"].batch_size[:1]
     shutil.rmtree(save / "stack" / "1")
@@ -664,14 +662,14 @@ def test_a_missing_member_is_noticed_where_nobody_counted_them(save: Path) -> No
 
 
 @pytest.mark.parametrize("damage", ["a leaf is missing", "a leaf is short"])
-def test_files_are_looked_for_though_fake_tensors_need_none(damage: str, save: Path) -> None:
+def test_load_fake_tensors_missing_file_raises(damage: str, save: Path) -> None:
     break_it, message = FILES[damage]
     break_it(save)
     with FakeTensorMode(), pytest.raises(FormatError, match=message):
         TensorDict.load_memmap(save)
 
 
-def test_levels_without_an_entry_are_in_order(save: Path) -> None:
+def test_load_unlisted_nodes_sorts_keys(save: Path) -> None:
     td = TensorDict({key: {"x": torch.ones(1)} for key in "cab"})
     td.memmap(save)
     edit(save / "meta.json", lambda meta: {name: meta[name] for name in ("shape", "_type")})
@@ -679,7 +677,7 @@ def test_levels_without_an_entry_are_in_order(save: Path) -> None:
 
 
 @pytest.mark.parametrize("which", ["0", "1", "2"])
-def test_levels_of_the_same_metadata_have_files_of_their_own(tmp_path: Path, which: str) -> None:
+def test_load_nodes_of_equal_metadata_finds_each_file(tmp_path: Path, which: str) -> None:
     prefix, key = tmp_path / "save", "x y"
     td = TensorDict({str(i): {key: torch.full((2,), i)} for i in range(3)})
     td.memmap(prefix)
@@ -728,7 +726,7 @@ def ragged(layout: torch.layout) -> TensorDict:
     ],
 )
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
-def test_jagged_leaves(fields: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_load_wrong_jagged_metadata_raises(fields: dict[str, Any], message: str, tmp_path: Path) -> None:
     ragged(torch.jagged).memmap(tmp_path / "save")
     edit(tmp_path / "save" / "meta.json", lambda meta: dict(meta["entries"])["j"].update(fields))
     refused(tmp_path / "save", message)
@@ -747,14 +745,14 @@ def test_jagged_leaves(fields: dict[str, Any], message: str, tmp_path: Path) -> 
     ],
 )
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
-def test_tables_of_component_shapes(table: list[int], message: str, tmp_path: Path) -> None:
+def test_load_wrong_component_shapes_raises(table: list[int], message: str, tmp_path: Path) -> None:
     ragged(torch.strided).memmap(tmp_path / "save")
     (tmp_path / "save" / "j.shape.memmap").write_bytes(torch.tensor(table).numpy().tobytes())
     refused(tmp_path / "save", message)
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
-def test_components_are_as_many_as_the_batch_size_says(tmp_path: Path) -> None:
+def test_load_wrong_component_count_raises(tmp_path: Path) -> None:
     ragged(torch.strided).memmap(tmp_path / "save")
     edit(tmp_path / "save" / "meta.json", lambda meta: meta["j"].update(shape=[3, 2]))
     refused(
@@ -779,7 +777,7 @@ def test_components_are_as_many_as_the_batch_size_says(tmp_path: Path) -> None:
         ({"class": "x:Y"}, "class is 'x:Y', expected a subclass of TensorDict that this process has defined"),
     ],
 )
-def test_the_general_form(fields: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_load_wrong_general_metadata_raises(fields: dict[str, Any], message: str, tmp_path: Path) -> None:
     save = tmp_path / "save"
     TensorDict({"a": torch.ones(2, dtype=torch.int8)}).memmap(save)
     level = {"_format_version": 2, "kind": "TensorDict", "meta": {"batch_size": []}, "entries": [["a", LEAF]]}
@@ -798,7 +796,7 @@ def test_the_general_form(fields: dict[str, Any], message: str, tmp_path: Path) 
         (pickle.dumps({"w": 1}), "v is {'w': 1}, expected a value in other.pickle"),
     ],
 )
-def test_pickles_of_the_general_form(content: bytes, message: str, tmp_path: Path) -> None:
+def test_load_wrong_general_pickle_raises(content: bytes, message: str, tmp_path: Path) -> None:
     save = tmp_path / "save"
     TensorDict().memmap(save)
     level = {"_format_version": 2, "kind": "TensorDict", "meta": {"batch_size": []}}
@@ -823,7 +821,7 @@ def test_pickles_of_the_general_form(content: bytes, message: str, tmp_path: Pat
         ({"files": {"a.memmap": [8]}}, r"the row of 'a.memmap' is \[8\], expected size and time"),
     ],
 )
-def test_manifests(change: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_verify_wrong_manifest_raises(change: dict[str, Any], message: str, tmp_path: Path) -> None:
     save = tmp_path / "save"
     TensorDict({"a": torch.ones(2)}).memmap(save, checksums=True)
     edit(save / "%manifest.json", lambda manifest: manifest.update(change))
@@ -876,7 +874,7 @@ def saved(value: Any) -> bytes:
         ("a.meta.pt", saved({"shape": (99,), "dtype": torch.int8}), "a.memmap is too short"),
     ],
 )
-def test_old_releases(file: str, content: bytes, message: str, tmp_path: Path) -> None:
+def test_load_damaged_old_release_raises(file: str, content: bytes, message: str, tmp_path: Path) -> None:
     save = tmp_path / "save"
     as_old(save)
     assert TensorDict.load_memmap(save)["a"].tolist() == [0, 0]
@@ -891,7 +889,7 @@ def test_old_releases(file: str, content: bytes, message: str, tmp_path: Path) -
         (b"a.memmap", 0, "is called 'b.memmap' in its own header|called b'b.memmap'"),
     ],
 )
-def test_archives_that_contradict_themselves(at: bytes, change: int, message: str, tmp_path: Path) -> None:
+def test_load_contradictory_archive_raises(at: bytes, change: int, message: str, tmp_path: Path) -> None:
     TensorDict({"a": torch.ones(200)}).memmap(tmp_path / "save")
     packed = pack_memmap(tmp_path / "save", tmp_path / "save.tdz")
     with zipfile.ZipFile(packed) as file:
@@ -913,7 +911,7 @@ def test_archives_that_contradict_themselves(at: bytes, change: int, message: st
         (None, "_source"),
     ],
 )
-def test_views_of_old_releases(change: dict[str, Any] | None, message: str, tmp_path: Path) -> None:
+def test_load_damaged_saved_view_raises(change: dict[str, Any] | None, message: str, tmp_path: Path) -> None:
     save = tmp_path / "save"
     shutil.copytree(Path(__file__).parent / "fixtures" / "memmap" / "lazy_view_unsqueeze", save)
     if change is None:
@@ -936,7 +934,9 @@ def test_views_of_old_releases(change: dict[str, Any] | None, message: str, tmp_
         (["slice", {"start": 1}], slice(1, None)),
     ],
 )
-def test_indices_of_old_views(code: Any, index: Any, tmp_path: Path, same: Any) -> None:
+def test_load_saved_view_index_equals_indexed_source(
+    code: Any, index: Any, tmp_path: Path, same: Any
+) -> None:
     save = tmp_path / "save"
     shutil.copytree(Path(__file__).parent / "fixtures" / "memmap" / "sub_td_slice", save)
     edit(save / "meta.json", lambda meta: meta.update(index=code))
@@ -944,7 +944,7 @@ def test_indices_of_old_views(code: Any, index: Any, tmp_path: Path, same: Any) 
 
 
 @pytest.mark.parametrize("code", ["x", ["x"], ["list", 1], ["tuple", [[1]]], {}])
-def test_what_is_no_index_of_an_old_view(code: Any, tmp_path: Path) -> None:
+def test_load_saved_view_invalid_index_raises(code: Any, tmp_path: Path) -> None:
     save = tmp_path / "save"
     shutil.copytree(Path(__file__).parent / "fixtures" / "memmap" / "sub_td_slice", save)
     edit(save / "meta.json", lambda meta: meta.update(index=code))
@@ -953,7 +953,7 @@ def test_what_is_no_index_of_an_old_view(code: Any, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("checksums", [False, True])
 @pytest.mark.parametrize("content", [lambda n: bytes(n), lambda n: bytes(4096), lambda n: b"{" * (n + 1)])
-def test_what_cannot_be_loaded_is_not_verified(content: Any, checksums: bool, tmp_path: Path) -> None:
+def test_verify_unloadable_save_is_not_ok(content: Any, checksums: bool, tmp_path: Path) -> None:
     TensorDict({"a": torch.arange(3), "n": {"b": 1}}).memmap(tmp_path / "save", checksums=checksums)
     for meta in tmp_path / "save/n/meta.json", tmp_path / "save/meta.json":
         meta.write_bytes(content(meta.stat().st_size))
@@ -962,7 +962,7 @@ def test_what_cannot_be_loaded_is_not_verified(content: Any, checksums: bool, tm
             TensorDict.load_memmap(tmp_path / "save")
 
 
-def test_files_of_entries_that_were_added_are_verified_too(tmp_path: Path) -> None:
+def test_verify_checks_files_of_added_entries(tmp_path: Path) -> None:
     mapped = TensorDict({"a": torch.arange(3)}).memmap(tmp_path / "save")
     mapped.make_memmap("z", (3,))
     assert verify(tmp_path / "save").ok
@@ -973,7 +973,7 @@ def test_files_of_entries_that_were_added_are_verified_too(tmp_path: Path) -> No
     ]
 
 
-def test_an_archive_without_the_file_of_a_leaf_is_not_verified(tmp_path: Path) -> None:
+def test_verify_archive_missing_leaf_is_not_ok(tmp_path: Path) -> None:
     TensorDict({"a": torch.arange(3), "b": 1}).memmap(tmp_path / "save.tdz")
     with zipfile.ZipFile(tmp_path / "save.tdz") as old, zipfile.ZipFile(tmp_path / "other.tdz", "w") as new:
         for info in old.infolist():

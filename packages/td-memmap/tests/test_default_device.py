@@ -57,7 +57,7 @@ TENSORS = {
 
 
 @pytest.mark.parametrize("make", COLLECTIONS)
-def test_a_collection_stays_on_the_host(make: str, tmp_path: Path) -> None:
+def test_memmap_under_default_device_stays_on_cpu(make: str, tmp_path: Path) -> None:
     td = collection()
     with torch.device("meta"):
         result = COLLECTIONS[make](td, tmp_path)
@@ -68,7 +68,7 @@ def test_a_collection_stays_on_the_host(make: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("make", TENSORS)
-def test_a_tensor_stays_on_the_host(make: str, tmp_path: Path) -> None:
+def test_create_tensor_under_default_device_stays_on_cpu(make: str, tmp_path: Path) -> None:
     with torch.device("meta"):
         result = TENSORS[make](tmp_path)
     assert result.device == HOST and type(result) is MemoryMappedTensor

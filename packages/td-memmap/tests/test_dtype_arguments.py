@@ -14,7 +14,7 @@ MADE_OF = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: to
 
 
 @pytest.mark.parametrize("number", MADE_OF)
-def test_class_of_numbers_is_its_dtype(number: type, tmp_path: Path) -> None:
+def test_create_with_python_number_type_sets_dtype(number: type, tmp_path: Path) -> None:
     cls = MemoryMappedTensor
     file = cls.ones(2, dtype=number, filename=tmp_path / "a")
     anonymous = cls.zeros(2, dtype=number)

@@ -71,7 +71,7 @@ def files_below(folder: Path) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("content", CONTENTS.values(), ids=CONTENTS.keys())
-def test_memmap_over_foreign_metadata_is_refused(content: bytes, place: str, prefix: Path) -> None:
+def test_memmap_over_foreign_metadata_raises(content: bytes, place: str, prefix: Path) -> None:
     (prefix / place).parent.mkdir(parents=True)
     (prefix / place).write_bytes(content)
     (prefix / "notes.txt").write_text("mine")
@@ -85,7 +85,7 @@ def test_memmap_over_foreign_metadata_is_refused(content: bytes, place: str, pre
 
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS.keys())
-def test_every_way_to_save_keeps_foreign_metadata(
+def test_save_methods_over_foreign_metadata_keep_it(
     way: Callable[[Path], Any], place: str, prefix: Path
 ) -> None:
     (prefix / place).parent.mkdir(parents=True)
@@ -96,7 +96,7 @@ def test_every_way_to_save_keeps_foreign_metadata(
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_memmap_over_a_save_that_got_foreign_metadata_is_refused(place: str, prefix: Path) -> None:
+def test_memmap_over_save_with_foreign_metadata_raises(place: str, prefix: Path) -> None:
     make().memmap(prefix)
     (prefix / place).write_bytes(CONTENTS["object"])
     before = files_below(prefix)
@@ -105,7 +105,7 @@ def test_memmap_over_a_save_that_got_foreign_metadata_is_refused(place: str, pre
     assert files_below(prefix) == before
 
 
-def test_memmap_without_a_level_carries_its_foreign_metadata_over(prefix: Path) -> None:
+def test_memmap_without_node_keeps_its_foreign_metadata(prefix: Path) -> None:
     make().memmap(prefix)
     (prefix / "n" / "meta.json").write_bytes(CONTENTS["list"])
     TensorDict({"a": torch.zeros(2)}).memmap(prefix)
@@ -114,7 +114,7 @@ def test_memmap_without_a_level_carries_its_foreign_metadata_over(prefix: Path) 
 
 
 @pytest.mark.parametrize("content", CONTENTS.values(), ids=CONTENTS.keys())
-def test_append_to_foreign_metadata_is_refused(content: bytes, prefix: Path) -> None:
+def test_append_to_foreign_metadata_raises(content: bytes, prefix: Path) -> None:
     prefix.mkdir()
     (prefix / "meta.json").write_bytes(content)
     with pytest.raises(FormatError):
@@ -122,7 +122,7 @@ def test_append_to_foreign_metadata_is_refused(content: bytes, prefix: Path) -> 
     assert files_below(prefix) == {"meta.json": content}
 
 
-def test_append_below_foreign_metadata_works(prefix: Path) -> None:
+def test_append_below_foreign_metadata_adds_rows(prefix: Path) -> None:
     TensorDict({"a": torch.zeros(3)}, batch_size=[3]).memmap(prefix / "0")
     (prefix / "meta.json").write_bytes(CONTENTS["object"])
     td_memmap.append_memmap(prefix / "0", TensorDict({"a": torch.ones(1)}, batch_size=[1]))
@@ -141,7 +141,7 @@ EDITS: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("content", CONTENTS.values(), ids=CONTENTS.keys())
 @pytest.mark.parametrize("edit", EDITS.values(), ids=EDITS.keys())
-def test_edit_of_a_save_that_got_foreign_metadata_is_refused(
+def test_make_memmap_in_save_with_foreign_metadata_raises(
     edit: Callable[[Any], Any], content: bytes, prefix: Path
 ) -> None:
     saved = TensorDict({"a": torch.ones(2)}).memmap(prefix)
@@ -153,7 +153,7 @@ def test_edit_of_a_save_that_got_foreign_metadata_is_refused(
 
 
 @pytest.mark.parametrize("content", CONTENTS.values(), ids=CONTENTS.keys())
-def test_make_memmap_of_a_level_over_foreign_metadata_is_refused(content: bytes, prefix: Path) -> None:
+def test_make_memmap_new_node_over_foreign_metadata_raises(content: bytes, prefix: Path) -> None:
     saved = TensorDict({"a": torch.ones(2)}).memmap(prefix)
     (prefix / "mine").mkdir()
     (prefix / "mine" / "meta.json").write_bytes(content)
@@ -175,7 +175,7 @@ def test_make_memmap_of_a_level_over_foreign_metadata_is_refused(content: bytes,
     ids=["memmap", "memmap_like", "pack"],
 )
 @pytest.mark.parametrize("files", [{"meta.json": CONTENTS["object"]}, {"meta.json": b"["}, {"a.txt": b"x"}])
-def test_an_archive_over_a_zip_of_another_program_is_refused(
+def test_memmap_archive_over_foreign_zip_raises(
     files: dict[str, bytes], write: Callable[[Path], Any], tmp_path: Path
 ) -> None:
     make().memmap(tmp_path / "directory")
@@ -191,7 +191,7 @@ def test_an_archive_over_a_zip_of_another_program_is_refused(
     assert path.read_bytes() == before
 
 
-def test_pack_of_foreign_metadata_is_refused(prefix: Path) -> None:
+def test_pack_foreign_metadata_raises(prefix: Path) -> None:
     prefix.mkdir()
     (prefix / "meta.json").write_bytes(CONTENTS["object"])
     with pytest.raises(FormatError, match="no save is at .*/save"):
@@ -206,7 +206,7 @@ RELEASES = sorted(path.stem for path in (FIXTURES / "legacy").glob("*.zip"))
 @pytest.mark.parametrize(
     "name", sorted(path.name for path in (FIXTURES / "memmap").iterdir() if path.is_dir())
 )
-def test_memmap_replaces_a_save_of_the_reference(name: str, tmp_path: Path) -> None:
+def test_memmap_over_tensordict_save_replaces_it(name: str, tmp_path: Path) -> None:
     shutil.copytree(FIXTURES / "memmap" / name, tmp_path / name)
     TensorDict({"a": torch.zeros(3)}).memmap(tmp_path / name)
     if name == "keys_reserved":  # its metadata hides these leaves
@@ -216,7 +216,7 @@ def test_memmap_replaces_a_save_of_the_reference(name: str, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("release", RELEASES)
-def test_memmap_replaces_a_save_of_an_old_release(release: str, tmp_path: Path) -> None:
+def test_memmap_over_old_release_save_replaces_it(release: str, tmp_path: Path) -> None:
     with zipfile.ZipFile(FIXTURES / "legacy" / f"{release}.zip") as archive:
         archive.extractall(tmp_path)
     saves = [path for path in sorted(tmp_path.iterdir()) if path.is_dir()]
@@ -230,7 +230,7 @@ def test_memmap_replaces_a_save_of_an_old_release(release: str, tmp_path: Path) 
         assert not (save / "meta.pt").exists()
 
 
-def test_a_pickled_meta_of_another_program_is_kept(prefix: Path) -> None:
+def test_memmap_over_foreign_meta_pt_raises(prefix: Path) -> None:
     prefix.mkdir()
     torch.save({"epoch": 3, "batch_size": 32}, prefix / "meta.pt")
     torch.save({"dtype": torch.int64}, prefix / "a.meta.pt")
@@ -241,7 +241,7 @@ def test_a_pickled_meta_of_another_program_is_kept(prefix: Path) -> None:
     assert files_below(prefix) == before
 
 
-def test_a_class_of_a_user_is_known_by_what_it_wraps(prefix: Path) -> None:
+def test_memmap_over_user_class_save_replaces_it(prefix: Path) -> None:
     TensorDict({"x": torch.ones(2)}).memmap(prefix / "_tensordict")
     (prefix / "_tensordict" / "%manifest.json").unlink()
     (prefix / "meta.json").write_text(json.dumps({"_type": "<class 'lab.Run'>"}))

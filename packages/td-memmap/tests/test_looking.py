@@ -43,7 +43,7 @@ def damage(file: Path, *, when: int | None = None) -> None:
     os.utime(file, ns=(stamp, stamp))
 
 
-def test_a_good_save_verifies(hashed: Path) -> None:
+def test_verify_unchanged_save_is_ok(hashed: Path) -> None:
     report = verify(hashed)
     assert report.ok
     assert report.problems == []
@@ -51,7 +51,7 @@ def test_a_good_save_verifies(hashed: Path) -> None:
     TensorDict.load_memmap(hashed, verify=True)
 
 
-def test_a_tied_leaf_has_its_hash(prefix: Path) -> None:
+def test_verify_tied_leaf_checks_hash(prefix: Path) -> None:
     tied = torch.ones(3)
     TensorDict({"a": tied, "b": tied}).memmap(prefix, checksums=True)
     assert os.stat(prefix / "a.memmap").st_nlink == 2
@@ -59,7 +59,7 @@ def test_a_tied_leaf_has_its_hash(prefix: Path) -> None:
     assert (report.files, report.hashed) == (3, 3)
 
 
-def test_every_bad_file_is_reported(hashed: Path) -> None:
+def test_verify_reports_every_bad_file(hashed: Path) -> None:
     damage(hashed / "a.memmap")
     damage(hashed / "n" / "i.memmap", when=time.time_ns() + 10**9)
     (hashed / "n" / "deep" / "b.memmap").unlink()
@@ -78,7 +78,7 @@ def test_every_bad_file_is_reported(hashed: Path) -> None:
         TensorDict.load_memmap(hashed, verify=True)
 
 
-def test_a_write_through_the_mapping_is_a_modification(hashed: Path) -> None:
+def test_verify_mapped_write_reports_modified(hashed: Path) -> None:
     loaded = TensorDict.load_memmap(hashed)
     time.sleep(0.05)
     loaded["a"].fill_(5)
@@ -91,14 +91,14 @@ def test_a_write_through_the_mapping_is_a_modification(hashed: Path) -> None:
 
 
 @pytest.mark.parametrize("key", ["new", ("n", "new"), ("new", "below")], ids=str)
-def test_an_entry_added_right_after_the_save_is_a_modification(nest: Any, prefix: Path, key: Any) -> None:
+def test_verify_entry_added_after_save_reports_modified(nest: Any, prefix: Path, key: Any) -> None:
     for attempt in range(5):
         save = prefix / str(attempt)
         nest.memmap(save, checksums=True).make_memmap(key, nest.batch_size)
         assert {problem.kind for problem in verify(save).problems} == {"modified"}
 
 
-def test_without_hashes_sizes_are_verified(nest: Any, prefix: Path) -> None:
+def test_verify_without_hashes_checks_sizes(nest: Any, prefix: Path) -> None:
     nest.memmap(prefix)
     assert verify(prefix).hashed == 0
     damage(prefix / "a.memmap")
@@ -116,9 +116,7 @@ def test_without_hashes_sizes_are_verified(nest: Any, prefix: Path) -> None:
         verify(prefix)
 
 
-def test_a_save_without_a_manifest_needs_no_class_and_no_pickle_to_be_verified(
-    nest: Any, prefix: Path
-) -> None:
+def test_verify_without_manifest_needs_no_class_or_pickle(nest: Any, prefix: Path) -> None:
     nest.memmap(prefix)
     (prefix / "%manifest.json").unlink()
     files = verify(prefix).files
@@ -133,14 +131,14 @@ def test_a_save_without_a_manifest_needs_no_class_and_no_pickle_to_be_verified(
     assert problems == [("a.memmap", "missing"), ("n/i.memmap", "damaged")]
 
 
-def test_carried_over_leaves_keep_their_hashes(hashed: Path) -> None:
+def test_memmap_same_prefix_keeps_hashes_of_linked_leaves(hashed: Path) -> None:
     TensorDict.load_memmap(hashed).memmap(hashed, checksums=True)
     report = verify(hashed)
     assert report.problems == []
     assert report.hashed == 12
 
 
-def test_inspect(nest: Any, prefix: Path) -> None:
+def test_inspect_returns_tree_without_reading_leaves(nest: Any, prefix: Path) -> None:
     nest.memmap(prefix)
     for file in prefix.rglob("*.memmap"):
         file.chmod(0)
@@ -168,7 +166,7 @@ def test_inspect(nest: Any, prefix: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 @pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
-def test_inspect_of_nested_leaves(layout: torch.layout, tmp_path: Path) -> None:
+def test_inspect_nested_leaves_shows_sizes(layout: torch.layout, tmp_path: Path) -> None:
     leaf = torch.nested.nested_tensor([torch.ones(2, 2), torch.ones(1, 2)], layout=layout)
     for name in "save", "save.tdz":
         TensorDict({"leaf": leaf}).memmap(tmp_path / name)
@@ -177,7 +175,7 @@ def test_inspect_of_nested_leaves(layout: torch.layout, tmp_path: Path) -> None:
         )
 
 
-def test_inspect_tells_who_wrote_what_without_needing_it(prefix: Path) -> None:
+def test_inspect_unknown_kind_shows_provider(prefix: Path) -> None:
     TensorDict({"shape": torch.ones(2), "n": {"a": 1}}).memmap(prefix)
     meta = json.loads((prefix / "n" / "meta.json").read_text())
     (prefix / "n" / "meta.json").write_text(
@@ -199,7 +197,7 @@ def test_inspect_tells_who_wrote_what_without_needing_it(prefix: Path) -> None:
     assert inspect(prefix).children["shape"].shape == [2]
 
 
-def test_print_directory_tree(prefix: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_print_directory_tree_returns_printed_text(prefix: Path, capsys: pytest.CaptureFixture[str]) -> None:
     TensorDict({"a": torch.ones(2), "n": {"b": 1}}).memmap(prefix)
     text = print_directory_tree(prefix, indent="  ")
     assert capsys.readouterr().out == text + "\n"
@@ -210,7 +208,9 @@ def test_print_directory_tree(prefix: Path, capsys: pytest.CaptureFixture[str]) 
     ]  # fmt: skip
 
 
-def test_the_command_line(nest: Any, prefix: Path, capsys: pytest.CaptureFixture[str], same: Any) -> None:
+def test_main_commands_print_results_and_exit_codes(
+    nest: Any, prefix: Path, capsys: pytest.CaptureFixture[str], same: Any
+) -> None:
     nest.memmap(prefix, checksums=True)
     archive = str(prefix) + ".tdz"
     assert main(["inspect", str(prefix)]) == 0
@@ -246,7 +246,7 @@ def test_the_command_line(nest: Any, prefix: Path, capsys: pytest.CaptureFixture
 
 
 @pytest.mark.slow
-def test_the_module_runs(nest: Any, prefix: Path) -> None:
+def test_python_m_td_memmap_runs(nest: Any, prefix: Path) -> None:
     nest.memmap(prefix)
     command = [sys.executable, "-m", "td_memmap"]
     done = subprocess.run(
@@ -256,7 +256,7 @@ def test_the_module_runs(nest: Any, prefix: Path) -> None:
     assert done.stdout == f"{prefix}: 12 files, 0 hashes, 0 problems\n"
 
 
-def test_a_reader_that_stops_early_ends_the_command_quietly(tmp_path: Path) -> None:
+def test_main_closed_pipe_exits_quietly(tmp_path: Path) -> None:
     TensorDict({"a": torch.zeros(2)}).memmap(tmp_path / "save")
     command = [sys.executable, "-m", "td_memmap", "inspect", str(tmp_path / "save")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
@@ -281,7 +281,9 @@ class Bar:
         self.steps.append("closed")
 
 
-def test_progress(prefix: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_calls_function_with_bytes_done(
+    prefix: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     td = TensorDict({str(i): torch.zeros(1000, dtype=torch.uint8) for i in range(3)})
     steps: list[tuple[int, int]] = []
     td.memmap(prefix, progress=lambda done, total: steps.append((done, total)))
@@ -300,7 +302,7 @@ def test_progress(prefix: Path, capsys: pytest.CaptureFixture[str], monkeypatch:
     assert capsys.readouterr().err.endswith("save: 2000 of 3000 bytes\rsave: 3000 of 3000 bytes\n")
 
 
-def test_progress_ends_with_all(prefix: Path) -> None:
+def test_progress_last_call_has_total_bytes(prefix: Path) -> None:
     tied = torch.ones(3)
     last: list[tuple[int, int]] = []
 
@@ -327,9 +329,7 @@ def test_progress_ends_with_all(prefix: Path) -> None:
     assert nbytes["pack"] == nbytes["unpack"]
 
 
-def test_nothing_that_is_printed_controls_a_terminal(
-    prefix: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_print_escapes_terminal_control_characters(prefix: Path, capsys: pytest.CaptureFixture[str]) -> None:
     key = "\x1b[2J\x9b2J\n\u202ea"
     TensorDict({key: torch.ones(1)}).memmap(prefix)
     manifest = json.loads((prefix / "%manifest.json").read_text())
@@ -345,7 +345,7 @@ def test_nothing_that_is_printed_controls_a_terminal(
     assert (shown.out + shown.err).count("\\x1b[2J\\x9b2J\\n\\u202ea") == 3
 
 
-def test_what_is_too_deep_for_json_is_told(prefix: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_main_json_too_deep_prints_error(prefix: Path, capsys: pytest.CaptureFixture[str]) -> None:
     td = TensorDict()
     for _ in range(1000):
         td = TensorDict({"n": td})
@@ -356,7 +356,7 @@ def test_what_is_too_deep_for_json_is_told(prefix: Path, capsys: pytest.CaptureF
     assert (code, shown.out[:1], shown.err[:14]) in [(2, "", "RecursionError"), (0, "{", "")]
 
 
-def test_keys_that_cannot_be_printed_are_escaped(
+def test_main_unprintable_keys_are_escaped(
     prefix: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     TensorDict({"\ud800": torch.ones(1), "é": torch.ones(1)}).memmap(prefix)
@@ -369,9 +369,7 @@ def test_keys_that_cannot_be_printed_are_escaped(
     assert b"\\xe9: leaf" in ascii_only.buffer.getvalue()  # type: ignore[attr-defined]
 
 
-def test_more_leaves_than_mappings_is_an_error_in_advance(
-    prefix: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_memmap_more_leaves_than_mappings_raises_first(prefix: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     td = TensorDict({str(i): torch.zeros(1) for i in range(50)})
     td.memmap(prefix)
     monkeypatch.setattr("td_memmap._limits._FEW", 10)
@@ -385,7 +383,7 @@ def test_more_leaves_than_mappings_is_an_error_in_advance(
     td.memmap(prefix.with_name("save.tdz"))
 
 
-def test_a_save_without_a_pickle_of_ours_loads_anywhere(nest: Any, prefix: Path) -> None:
+def test_load_moved_save_returns_values(nest: Any, prefix: Path) -> None:
     nest.memmap(prefix)
     assert not [file for file in prefix.rglob("*") if file.suffix in (".pickle", ".pkl", ".pt")]
     moved = prefix.with_name("moved")

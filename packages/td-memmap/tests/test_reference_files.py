@@ -104,7 +104,9 @@ def classes() -> None:
 
 
 @pytest.mark.parametrize(("name", "spec"), cases())
-def test_reads_a_file_of_the_reference(name: str, spec: dict[str, Any], unpacked: Any, classes: None) -> None:
+def test_load_tensordict_file_returns_expected_tree(
+    name: str, spec: dict[str, Any], unpacked: Any, classes: None
+) -> None:
     tree = spec["tree"]
     if not HAS_TENSORCLASS and not kinds(tree) <= WITHOUT_TENSORCLASS:
         pytest.skip("holds non-tensor data, which needs td-tensorclass")
@@ -116,7 +118,7 @@ def test_reads_a_file_of_the_reference(name: str, spec: dict[str, Any], unpacked
 
 
 @pytest.mark.parametrize("release", ["v0.2.1", "v0.3.2"])
-def test_levels_that_the_metadata_does_not_list_are_found_everywhere(release: str, unpacked: Any) -> None:
+def test_load_unlisted_nodes_works_in_every_reader(release: str, unpacked: Any) -> None:
     path = unpacked(f"legacy/{release}/nested", {"data": "nested"})
     assert set(TensorDict.load_memmap(path, subpath="n").keys()) == {"b", "m"}
     with FakeTensorMode():
@@ -130,7 +132,7 @@ def test_levels_that_the_metadata_does_not_list_are_found_everywhere(release: st
         assert verify(path).files == 8
 
 
-def test_finds_the_raw_names_that_the_reference_gives_up(unpacked: Any) -> None:
+def test_load_raw_file_names_finds_leaves(unpacked: Any) -> None:
     path = unpacked("memmap/keys_not_robust_colon", {"data": "keys_not_robust_colon"})
     for robust_key in (None, False):
         loaded = TensorDict.load_memmap(path, mode="r", robust_key=robust_key)

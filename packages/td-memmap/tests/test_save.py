@@ -49,7 +49,7 @@ def tree_under(path: Path) -> set[str]:
     return {str(file.relative_to(path)) for file in path.rglob("*") if file.is_file()}
 
 
-def test_writes_one_file_a_leaf_and_one_metadata_a_level(prefix: Path) -> None:
+def test_memmap_writes_file_per_leaf_and_metadata_per_node(prefix: Path) -> None:
     td = TensorDict({"a": torch.arange(10), "b": {"c": torch.arange(10.0)}}, batch_size=[10])
     td.memmap(prefix)
     assert tree_under(prefix) == {"a.memmap", "b/c.memmap", "b/meta.json", "meta.json", "%manifest.json"}
@@ -66,9 +66,7 @@ def test_writes_one_file_a_leaf_and_one_metadata_a_level(prefix: Path) -> None:
     assert os.listdir(prefix.parent) == [prefix.name]
 
 
-def test_the_result_is_mapped_locked_on_the_cpu_and_knows_its_place(
-    nest: Any, prefix: Path, same: Any
-) -> None:
+def test_memmap_returns_locked_mapped_collection_on_cpu(nest: Any, prefix: Path, same: Any) -> None:
     saved = nest.memmap(prefix)
     same(saved, nest)
     assert type(saved["a"]) is MemoryMappedTensor
@@ -88,7 +86,7 @@ def test_the_result_is_mapped_locked_on_the_cpu_and_knows_its_place(
     assert nest.device is None
 
 
-def test_loads_what_was_saved(nest: Any, prefix: Path, same: Any) -> None:
+def test_load_memmap_returns_saved_values(nest: Any, prefix: Path, same: Any) -> None:
     nest.memmap(prefix)
     loaded = TensorDict.load_memmap(prefix)
     same(loaded, nest)
@@ -98,7 +96,7 @@ def test_loads_what_was_saved(nest: Any, prefix: Path, same: Any) -> None:
     same(TensorDict.load(prefix), nest)
 
 
-def test_in_place(nest: Any, prefix: Path, same: Any) -> None:
+def test_memmap_inplace_maps_same_collection(nest: Any, prefix: Path, same: Any) -> None:
     before = nest.clone()
     assert nest.memmap_(prefix) is nest
     same(nest, before)
@@ -107,7 +105,7 @@ def test_in_place(nest: Any, prefix: Path, same: Any) -> None:
     assert (TensorDict.load_memmap(prefix)["n", "i"] == 0).all()
 
 
-def test_without_prefix_the_files_vanish_with_the_collection(nest: Any, same: Any) -> None:
+def test_memmap_without_prefix_frees_files_with_collection(nest: Any, same: Any) -> None:
     saved = nest.memmap()
     same(saved, nest)
     assert saved.is_memmap()
@@ -123,9 +121,7 @@ def test_without_prefix_the_files_vanish_with_the_collection(nest: Any, same: An
     assert nest.memmap_() is nest
 
 
-def test_saving_what_is_mapped_there_links_it_and_elsewhere_is_refused(
-    nest: Any, prefix: Path, same: Any
-) -> None:
+def test_memmap_mapped_leaves_links_or_refuses_other_prefix(nest: Any, prefix: Path, same: Any) -> None:
     saved = nest.memmap(prefix)
     inode = os.stat(prefix / "a.memmap").st_ino
     again = saved.memmap(prefix)
@@ -147,7 +143,7 @@ def test_saving_what_is_mapped_there_links_it_and_elsewhere_is_refused(
 
 @pytest.mark.parametrize("inplace", [False, True])
 @pytest.mark.parametrize("links", [True, False])
-def test_files_that_the_leaves_made_where_the_save_shall_have_them_become_its_own(
+def test_memmap_leaves_already_at_prefix_are_linked(
     inplace: bool, links: bool, prefix: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (prefix / "n").mkdir(parents=True)
@@ -174,7 +170,7 @@ def test_files_that_the_leaves_made_where_the_save_shall_have_them_become_its_ow
     assert os.listdir(prefix.parent) == ["save"]
 
 
-def test_files_of_other_leaves_stay_in_the_way(prefix: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memmap_over_files_of_other_leaves_raises(prefix: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     prefix.mkdir()
     a = MemoryMappedTensor.from_tensor(torch.arange(4), filename=prefix / "a.memmap")
     in_the_way = pytest.raises(FileTakenError, match="'a.memmap' is in the way and belongs to no save")
@@ -189,7 +185,7 @@ def test_files_of_other_leaves_stay_in_the_way(prefix: Path, monkeypatch: pytest
     assert MemoryMappedTensor.from_filename(prefix / "a.memmap", torch.int64, (4,)).tolist() == [0, 1, 2, 3]
 
 
-def test_what_was_turned_in_place_is_no_longer_what_the_file_holds(prefix: Path) -> None:
+def test_memmap_leaf_transposed_in_place_needs_copy(prefix: Path) -> None:
     saved = TensorDict({"a": torch.arange(9).view(3, 3)}).memmap(prefix)
     saved["a"].t_()
     wanted = torch.arange(9).view(3, 3).t()
@@ -200,7 +196,7 @@ def test_what_was_turned_in_place_is_no_longer_what_the_file_holds(prefix: Path)
     assert torch.equal(TensorDict.load_memmap(prefix)["a"], wanted)
 
 
-def test_a_longer_file_is_cut_to_its_leaf(prefix: Path) -> None:
+def test_memmap_file_longer_than_leaf_is_truncated(prefix: Path) -> None:
     TensorDict({"a": torch.ones(2)}).memmap(prefix)
     with open(prefix / "a.memmap", "ab") as file:
         file.write(b"more")
@@ -209,7 +205,7 @@ def test_a_longer_file_is_cut_to_its_leaf(prefix: Path) -> None:
     assert td_memmap.verify(prefix).problems == []
 
 
-def test_a_slice_saved_onto_its_own_files(prefix: Path) -> None:
+def test_memmap_slice_to_own_prefix_writes_slice(prefix: Path) -> None:
     td = TensorDict({"a": torch.arange(100_000), "b": {"c": torch.arange(100_000.0)}}, batch_size=[100_000])
     td.memmap(prefix)
     loaded = TensorDict.load_memmap(prefix)
@@ -220,14 +216,14 @@ def test_a_slice_saved_onto_its_own_files(prefix: Path) -> None:
     assert torch.equal(loaded["a"], td["a"])
 
 
-def test_a_stale_mapping_is_written_not_linked(prefix: Path) -> None:
+def test_memmap_stale_mapping_is_copied(prefix: Path) -> None:
     first = TensorDict({"a": torch.zeros(3)}).memmap(prefix)
     TensorDict({"a": torch.ones(3)}).memmap(prefix)
     first.memmap(prefix)
     assert TensorDict.load_memmap(prefix)["a"].tolist() == [0, 0, 0]
 
 
-def test_changes_of_a_private_mapping_are_written(prefix: Path) -> None:
+def test_memmap_private_mapping_writes_changes(prefix: Path) -> None:
     TensorDict({"a": torch.zeros(3)}).memmap(prefix)
     private = TensorDict.load_memmap(prefix, mode="r")
     private["a"].fill_(1)
@@ -236,7 +232,7 @@ def test_changes_of_a_private_mapping_are_written(prefix: Path) -> None:
     assert TensorDict.load_memmap(prefix)["a"].tolist() == [1, 1, 1]
 
 
-def test_what_is_mapped_survives_that_its_save_is_replaced(nest: Any, prefix: Path, same: Any) -> None:
+def test_memmap_replacing_save_keeps_mapped_elements(nest: Any, prefix: Path, same: Any) -> None:
     wanted = nest.clone()
     saved, loaded = nest.memmap(prefix), TensorDict.load_memmap(prefix)
     TensorDict({"z": torch.zeros(2)}).memmap(prefix)
@@ -245,7 +241,7 @@ def test_what_is_mapped_survives_that_its_save_is_replaced(nest: Any, prefix: Pa
     assert tree_under(prefix) == {"z.memmap", "meta.json", "%manifest.json"}
 
 
-def test_existsok(nest: Any, prefix: Path) -> None:
+def test_memmap_existsok_false_over_save_raises(nest: Any, prefix: Path) -> None:
     nest.memmap(prefix, existsok=False)
     for call in (nest.memmap, nest.memmap_like, nest.memmap_):
         with pytest.raises(FileTakenError, match="a save exists at .*; pass existsok=True to replace it"):
@@ -253,7 +249,7 @@ def test_existsok(nest: Any, prefix: Path) -> None:
 
 
 @pytest.mark.parametrize("num_threads", [-1, 0, 1, 4])
-def test_threads(num_threads: int, prefix: Path, same: Any) -> None:
+def test_memmap_num_threads_writes_same_values(num_threads: int, prefix: Path, same: Any) -> None:
     td = TensorDict({str(i): torch.arange(i * 200_000) for i in range(6)})
     same(td.memmap(prefix, num_threads=num_threads), td)
     same(TensorDict.load_memmap(prefix, num_threads=num_threads), td)
@@ -271,7 +267,7 @@ def test_threads(num_threads: int, prefix: Path, same: Any) -> None:
     ids=lambda leaf: str(list(leaf.shape)),
 )
 @pytest.mark.parametrize("limit", [16, 1 << 20])
-def test_what_is_not_contiguous_is_copied_in_small_pieces(
+def test_iter_chunks_non_contiguous_limits_chunk_size(
     leaf: torch.Tensor, limit: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(_chunks, "CHUNK_SIZE", limit)
@@ -280,7 +276,7 @@ def test_what_is_not_contiguous_is_copied_in_small_pieces(
     assert max(map(len, found)) <= limit
 
 
-def test_threads_hold_few_files_open(prefix: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memmap_threads_hold_few_files_open(prefix: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("td_memmap._save._WORTH_A_THREAD", 0)
     opened, threads = [], set()
 
@@ -295,7 +291,7 @@ def test_threads_hold_few_files_open(prefix: Path, monkeypatch: pytest.MonkeyPat
     assert threads == {"td-memmap"}
 
 
-def test_return_early_gives_a_future(nest: Any, prefix: Path, same: Any) -> None:
+def test_memmap_return_early_returns_future(nest: Any, prefix: Path, same: Any) -> None:
     future = nest.memmap(prefix, num_threads=2, return_early=True)
     assert type(future) is TensorDictFuture
     same(future.result(), nest)
@@ -318,7 +314,7 @@ CHANGES = {
 )
 @pytest.mark.parametrize("call", ["memmap", "memmap_", "memmap_like"])
 @pytest.mark.parametrize("named", [True, False])
-def test_what_changes_meanwhile_is_not_of_a_save_in_the_background(
+def test_memmap_return_early_ignores_later_changes(
     change: str, call: str, named: bool, prefix: Path, same: Any
 ) -> None:
     td = TensorDict({"a": torch.zeros(3), "n": {"b": torch.zeros(3)}}, batch_size=[3])
@@ -341,7 +337,7 @@ def test_what_changes_meanwhile_is_not_of_a_save_in_the_background(
         same(TensorDict.load_memmap(prefix), wanted)
 
 
-def test_a_collection_that_could_not_be_saved_in_the_background_is_unlocked(prefix: Path) -> None:
+def test_memmap_inplace_background_failure_unlocks(prefix: Path) -> None:
     def fail(done: int, total: int) -> None:
         raise KeyError("progress")
 
@@ -370,13 +366,13 @@ td.memmap(sys.argv[1], num_threads=2, return_early=True, progress=until_the_end)
 """
 
 
-def test_a_save_in_the_background_is_finished_before_the_interpreter_ends(prefix: Path) -> None:
+def test_memmap_return_early_completes_at_interpreter_exit(prefix: Path) -> None:
     subprocess.run([sys.executable, "-c", ENDING, prefix], check=True, timeout=120)
     assert (TensorDict.load_memmap(prefix)["last"] == 1).all()
     assert os.listdir(prefix.parent) == [prefix.name]
 
 
-def test_a_future_raises_what_went_wrong(nest: Any, prefix: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_future_result_raises_error_of_save(nest: Any, prefix: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*args: Any) -> None:
         raise OSError(28, "No space left on device")
 
@@ -387,7 +383,7 @@ def test_a_future_raises_what_went_wrong(nest: Any, prefix: Path, monkeypatch: p
 
 
 @pytest.mark.parametrize("key", ODD_KEYS, ids=ascii)
-def test_every_key_survives(key: str, prefix: Path, same: Any) -> None:
+def test_memmap_odd_key_round_trips(key: str, prefix: Path, same: Any) -> None:
     td = TensorDict({"first": torch.ones(1)})
     td[key] = torch.arange(3)
     td["below", key] = torch.arange(2)
@@ -397,7 +393,7 @@ def test_every_key_survives(key: str, prefix: Path, same: Any) -> None:
     assert all(file.resolve().is_relative_to(prefix.resolve()) for file in prefix.parent.rglob("*"))
 
 
-def test_every_key_survives_beside_the_others(prefix: Path, same: Any) -> None:
+def test_memmap_all_odd_keys_round_trip_together(prefix: Path, same: Any) -> None:
     td = TensorDict({key: torch.tensor([i]) for i, key in enumerate(ODD_KEYS)}, names=None)
     nested = TensorDict({key: TensorDict({"v": torch.tensor([i])}) for i, key in enumerate(ODD_KEYS)})
     both = TensorDict({"leaves": td, "nodes": nested})
@@ -405,7 +401,7 @@ def test_every_key_survives_beside_the_others(prefix: Path, same: Any) -> None:
     same(TensorDict.load_memmap(prefix), both)
 
 
-def test_key_collisions_of_file_names(prefix: Path, same: Any) -> None:
+def test_memmap_keys_with_colliding_file_names_round_trip(prefix: Path, same: Any) -> None:
     td = TensorDict(
         {"a": torch.ones(1), "a.memmap": TensorDict({"b": torch.zeros(1)}), "meta.json": TensorDict()}
     )
@@ -413,7 +409,7 @@ def test_key_collisions_of_file_names(prefix: Path, same: Any) -> None:
     same(TensorDict.load_memmap(prefix), td)
 
 
-def test_robust_key_false_stores_keys_as_they_are(prefix: Path, same: Any) -> None:
+def test_memmap_robust_key_false_writes_raw_names(prefix: Path, same: Any) -> None:
     td = TensorDict({"a b": torch.ones(1), "n%n": {"c:d": torch.zeros(1)}})
     saved = td.memmap(prefix, robust_key=False)
     assert saved["n%n"].saved_path == prefix / "n%n"
@@ -425,7 +421,7 @@ def test_robust_key_false_stores_keys_as_they_are(prefix: Path, same: Any) -> No
 
 
 @pytest.mark.filterwarnings("ignore:B?Complex", "ignore:The PyTorch API of nested tensors")
-def test_every_dtype(prefix: Path, same: Any) -> None:
+def test_memmap_every_dtype_round_trips(prefix: Path, same: Any) -> None:
     content = torch.arange(64, dtype=torch.uint8) % 2
     td = TensorDict({name: content.view(dtype) for name, dtype in DTYPES.items()})
     td.memmap(prefix)
@@ -434,7 +430,7 @@ def test_every_dtype(prefix: Path, same: Any) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.float64])
 @pytest.mark.parametrize("shape", [(0, 1 << 60), (0, (1 << 63) - 1), (1 << 40, 0, 1 << 40), (1 << 62, 0)])
-def test_tensors_without_elements_have_any_size(
+def test_memmap_empty_tensors_of_any_size_round_trip(
     shape: tuple[int, ...], dtype: torch.dtype, prefix: Path, same: Any
 ) -> None:
     td = TensorDict({"a": torch.empty(shape, dtype=dtype)}, shape[:1])
@@ -445,7 +441,7 @@ def test_tensors_without_elements_have_any_size(
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
-def test_nested_tensors(prefix: Path) -> None:
+def test_memmap_nested_tensors_round_trip(prefix: Path) -> None:
     parts = [torch.arange(6.0).view(2, 3), torch.arange(4.0).view(1, 4)]
     wide = [torch.arange(6.0).view(2, 3), torch.arange(3.0).view(1, 3)]
     td = TensorDict(
@@ -480,9 +476,7 @@ def test_nested_tensors(prefix: Path) -> None:
     assert os.stat(prefix / "strided.memmap").st_ino == inode
 
 
-def test_leaves_are_tied_across_more_directories_than_are_held_open(
-    prefix: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_memmap_ties_leaves_across_many_directories(prefix: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_fs, "_OPEN_DIRECTORIES", 3)
     tied, files = torch.arange(3), os.listdir("/proc/self/fd")
     TensorDict({str(i): {"a": tied} for i in range(9)}).memmap(prefix)
@@ -491,7 +485,7 @@ def test_leaves_are_tied_across_more_directories_than_are_held_open(
     assert all((leaf == tied).all() for leaf in TensorDict.load_memmap(prefix)._leaves())
 
 
-def test_expanded_leaves_are_written_in_full_and_tied_ones_once(prefix: Path) -> None:
+def test_memmap_writes_expanded_leaves_full_and_tied_once(prefix: Path) -> None:
     base = torch.arange(4.0)
     td = TensorDict({"row": base.expand(3, 4), "one": base, "two": base, "view": base.view(2, 2)})
     saved = td.memmap(prefix)
@@ -507,7 +501,7 @@ def test_expanded_leaves_are_written_in_full_and_tied_ones_once(prefix: Path) ->
     assert TensorDict.load_memmap(prefix)["two"].tolist() == [7, 7, 7, 7]
 
 
-def test_names_batch_sizes_locks_and_stacks_come_back(prefix: Path, same: Any) -> None:
+def test_load_memmap_restores_names_sizes_locks_and_stacks(prefix: Path, same: Any) -> None:
     td = TensorDict(
         {"n": TensorDict({"a": torch.zeros(2, 3, 4)}, batch_size=[2, 3], names=["x", "y"])},
         batch_size=[2],
@@ -551,7 +545,7 @@ DEPARTURES = {
 
 @pytest.mark.parametrize("change", [None, *DEPARTURES])
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
-def test_a_mapped_collection_knows_whether_its_files_hold_it(change: str | None, prefix: Path) -> None:
+def test_get_folder_changed_collection_returns_none(change: str | None, prefix: Path) -> None:
     td = TensorDict({"a": torch.ones(2), "empty": torch.ones(2, 0), "n": {"b": torch.ones(2)}}, [2])
     td["n", "nested"] = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
     saved = td.memmap(prefix)
@@ -565,7 +559,7 @@ class Sub(TensorDict):
     __slots__ = ()
 
 
-def test_a_subclass_comes_back(prefix: Path) -> None:
+def test_load_memmap_returns_subclass(prefix: Path) -> None:
     for key in ("shape", "a"):  # the first makes the level one of the general form
         Sub({key: torch.ones(2)}).memmap(prefix)
         assert type(TensorDict.load_memmap(prefix)) is Sub
@@ -579,13 +573,13 @@ def test_a_subclass_comes_back(prefix: Path) -> None:
         TensorDict.load_memmap(prefix)
 
 
-def test_a_class_that_was_defined_again_is_the_last_one(prefix: Path) -> None:
+def test_load_memmap_redefined_class_returns_latest(prefix: Path) -> None:
     one, other = (type("Twice", (TensorDict,), {"__module__": __name__}) for _ in range(2))
     one({"a": torch.ones(2)}).memmap(prefix)
     assert type(TensorDict.load_memmap(prefix)) is other
 
 
-def test_parameters_are_saved_as_plain_tensors(prefix: Path) -> None:
+def test_memmap_parameters_load_as_plain_tensors(prefix: Path) -> None:
     params = TensorDictParams(TensorDict({"w": torch.ones(2)}))
     saved = params.memmap(prefix)
     assert type(saved) is TensorDict
@@ -597,9 +591,7 @@ def test_parameters_are_saved_as_plain_tensors(prefix: Path) -> None:
 
 @pytest.mark.parametrize("around", [lambda params: params, lambda params: TensorDict({"p": params})])
 @pytest.mark.parametrize("saved", [False, True])
-def test_parameters_that_are_mapped_in_place_stay_those_of_their_module(
-    saved: bool, around: Any, prefix: Path
-) -> None:
+def test_memmap_inplace_keeps_parameters_of_module(saved: bool, around: Any, prefix: Path) -> None:
     model = torch.nn.Sequential(torch.nn.Linear(2, 1), torch.nn.BatchNorm1d(1))
     params = TensorDict.from_module(model, as_module=True)
     wanted = {name: tensor.clone() for name, tensor in model.state_dict().items()}
@@ -620,7 +612,7 @@ def test_parameters_that_are_mapped_in_place_stay_those_of_their_module(
         assert torch.equal(loaded["1", "running_mean"], model[1].running_mean)
 
 
-def test_a_model_goes_to_disk_and_back(prefix: Path) -> None:
+def test_memmap_module_state_round_trips(prefix: Path) -> None:
     model = torch.nn.Transformer(
         d_model=8, nhead=2, num_encoder_layers=1, num_decoder_layers=1, batch_first=True
     )
@@ -636,7 +628,7 @@ def test_a_model_goes_to_disk_and_back(prefix: Path) -> None:
     assert all(torch.equal(one, other) for one, other in zip(model.parameters(), before, strict=True))
 
 
-def test_devices(nest: Any, prefix: Path) -> None:
+def test_load_memmap_device_moves_leaves(nest: Any, prefix: Path) -> None:
     nest.memmap(prefix)
     on_cpu = TensorDict.load_memmap(prefix, device="cpu")
     assert type(on_cpu["a"]) is MemoryMappedTensor
@@ -649,7 +641,7 @@ def test_devices(nest: Any, prefix: Path) -> None:
     assert TensorDict.load_memmap(prefix, device="meta")["a"].shape == (3, 2)
 
 
-def test_fake_tensors(nest: Any, prefix: Path) -> None:
+def test_load_memmap_fake_mode_returns_fake_tensors(nest: Any, prefix: Path) -> None:
     from torch._subclasses import FakeTensorMode
 
     nest.memmap(prefix)
@@ -659,7 +651,7 @@ def test_fake_tensors(nest: Any, prefix: Path) -> None:
     assert fake["n", "i"].shape == (3, 4)
 
 
-def test_jagged_leaves_are_padded_to_their_longest(prefix: Path) -> None:
+def test_memmap_jagged_leaf_pads_to_longest(prefix: Path) -> None:
     rows = torch.nested.nested_tensor([torch.ones(1, 2), torch.ones(3, 2)], layout=torch.jagged)
     td = TensorDict({"n": rows, "t": rows.transpose(1, 2)}, [2])
     for found in (td.memmap(prefix), TensorDict.load_memmap(prefix), td.memmap()):
@@ -671,7 +663,7 @@ def test_jagged_leaves_are_padded_to_their_longest(prefix: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
-def test_nested_tensors_without_content(prefix: Path) -> None:
+def test_load_memmap_nested_tensors_on_meta_device(prefix: Path) -> None:
     from torch._subclasses import FakeTensorMode
 
     parts = [torch.ones(2, 3), torch.ones(1, 3)]
@@ -688,7 +680,7 @@ def test_nested_tensors_without_content(prefix: Path) -> None:
         TensorDict.load_memmap(prefix)
 
 
-def test_out_and_in_place_loading(nest: Any, prefix: Path, same: Any) -> None:
+def test_load_memmap_out_and_inplace_write_target(nest: Any, prefix: Path, same: Any) -> None:
     nest.memmap(prefix)
     out = TensorDict(batch_size=[3])
     assert TensorDict.load_memmap(prefix, out=out) is out
@@ -711,7 +703,7 @@ def test_out_and_in_place_loading(nest: Any, prefix: Path, same: Any) -> None:
     assert torch.equal(leaf, nest["a"])
 
 
-def test_loading_into_a_stack_drops_what_one_member_alone_has(prefix: Path, same: Any) -> None:
+def test_load_memmap_out_stack_drops_member_only_entries(prefix: Path, same: Any) -> None:
     saved = lazy_stack([TensorDict({"a": torch.ones(2)}), TensorDict({"a": torch.ones(3)})])
     saved.memmap(prefix)
     one = TensorDict({"a": torch.zeros(2), "c": torch.zeros(1)})
@@ -723,7 +715,7 @@ def test_loading_into_a_stack_drops_what_one_member_alone_has(prefix: Path, same
 
 @pytest.mark.parametrize("method", ["load_memmap_", "load_"])
 @pytest.mark.parametrize("as_module", [False, True])
-def test_loading_into_parameters_writes_them_in_place(prefix: Path, method: str, as_module: bool) -> None:
+def test_load_memmap_inplace_writes_parameters(prefix: Path, method: str, as_module: bool) -> None:
     model = torch.nn.Linear(2, 3)
     params = TensorDict.from_module(model, as_module=as_module)
     wanted = params.data * 2
@@ -736,9 +728,7 @@ def test_loading_into_parameters_writes_them_in_place(prefix: Path, method: str,
 
 
 @pytest.mark.parametrize("method", ["load_memmap_", "load_"])
-def test_loading_into_a_collection_adds_what_it_lacks(
-    nest: Any, prefix: Path, same: Any, method: str
-) -> None:
+def test_load_memmap_inplace_adds_missing_entries(nest: Any, prefix: Path, same: Any, method: str) -> None:
     nest.memmap(prefix)
     same(getattr(TensorDict(batch_size=nest.batch_size), method)(prefix), nest)
     target = nest.clone().zero_()
@@ -775,7 +765,7 @@ def test_loading_into_a_collection_adds_what_it_lacks(
         lambda path: MemoryMappedTensor.from_tensor(torch.ones(2), filename=path),
     ],
 )
-def test_a_path_is_a_str_or_a_path(
+def test_memmap_path_of_wrong_type_raises(
     work: Any, path: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -786,7 +776,7 @@ def test_a_path_is_a_str_or_a_path(
     assert sorted(os.listdir()) == ["save", "save.tdz"]
 
 
-def test_subpaths(nest: Any, prefix: Path, same: Any) -> None:
+def test_load_memmap_subpath_returns_node(nest: Any, prefix: Path, same: Any) -> None:
     nest["n", "a/b"] = TensorDict({"c": torch.ones(3)}, batch_size=[3])
     nest.memmap(prefix)
     same(TensorDict.load_memmap(prefix, subpath="n"), nest["n"])
@@ -798,7 +788,7 @@ def test_subpaths(nest: Any, prefix: Path, same: Any) -> None:
             TensorDict.load_memmap(prefix, subpath=wrong)
 
 
-def test_a_subpath_beside_a_key_that_is_called_like_what_a_class_wraps(prefix: Path, same: Any) -> None:
+def test_load_memmap_subpath_with_key_tensordict_returns_node(prefix: Path, same: Any) -> None:
     td = TensorDict({"_tensordict": {"_tensordict": {"a": torch.ones(1)}}, "n": {"b": torch.ones(2)}})
     for place in (prefix, prefix.with_name("save.tdz")):
         td.memmap(place)
@@ -806,7 +796,7 @@ def test_a_subpath_beside_a_key_that_is_called_like_what_a_class_wraps(prefix: P
             same(TensorDict.load_memmap(place, subpath=path), td[path])
 
 
-def test_reads_and_writes_may_be_short(
+def test_memmap_short_reads_and_writes_complete(
     nest: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, same: Any
 ) -> None:
     real = {name: getattr(os, name) for name in ("read", "write", "pwrite")}
@@ -818,7 +808,7 @@ def test_reads_and_writes_may_be_short(
     same(TensorDict.load_memmap(tmp_path / "save"), nest)
 
 
-def test_like_creates_sparse_files(tmp_path: Path) -> None:
+def test_memmap_like_creates_sparse_files(tmp_path: Path) -> None:
     datum = TensorDict({"image": torch.zeros(3, 64, 64, dtype=torch.uint8), "label": 0})
     data = datum.expand(1_000_000).memmap_like(tmp_path / "data")
     assert data["image"].shape == (1_000_000, 3, 64, 64)
@@ -831,9 +821,7 @@ def test_like_creates_sparse_files(tmp_path: Path) -> None:
     assert loaded["image"][500_000].sum() == 12_288
 
 
-def test_like_keeps_a_save_of_the_same_structure_and_refuses_another(
-    nest: Any, prefix: Path, same: Any
-) -> None:
+def test_memmap_like_keeps_same_structure_refuses_other(nest: Any, prefix: Path, same: Any) -> None:
     nest.memmap(prefix)
     again = nest.memmap_like(prefix)
     same(again, nest)
@@ -855,7 +843,7 @@ def test_like_keeps_a_save_of_the_same_structure_and_refuses_another(
     {}, {"batch_size": [3, 2]}, {"names": ["t"]},
     *[pytest.param({"value": value}, marks=needs_values) for value in ("b", ["a"])],
 ], ids=str)  # fmt: skip
-def test_like_gives_a_save_the_batch_sizes_names_and_values_of_the_collection(
+def test_memmap_like_over_save_updates_names_and_values(
     changes: dict[str, Any], prefix: Path, same: Any
 ) -> None:
     def make(number: int, value: Any = ("a",), batch_size: Any = (3,), **options: Any) -> Any:
@@ -876,7 +864,7 @@ def test_like_gives_a_save_the_batch_sizes_names_and_values_of_the_collection(
 @pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
 @pytest.mark.parametrize("where", ["save", "save.tdz", None])
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
-def test_like_keeps_the_shapes_of_nested_tensors(
+def test_memmap_like_keeps_nested_tensor_shapes(
     where: str | None, layout: torch.layout, tmp_path: Path
 ) -> None:
     td = TensorDict({"x": torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(1, 3)], layout=layout)})
@@ -891,7 +879,7 @@ def test_like_keeps_the_shapes_of_nested_tensors(
 
 @pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
-def test_like_over_nested_tensors_needs_the_same_shapes(layout: torch.layout, prefix: Path) -> None:
+def test_memmap_like_other_nested_shapes_raises(layout: torch.layout, prefix: Path) -> None:
     parts = [torch.ones(2, 3), torch.ones(1, 3)]
     td = TensorDict({"x": torch.nested.nested_tensor(parts, layout=layout)})
     td.memmap(prefix)
@@ -909,7 +897,7 @@ def nested(layout: torch.layout) -> Tensor:
     return torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)], layout=layout)
 
 
-def test_names_come_back_where_a_level_has_more_of_them_than_the_one_above(prefix: Path, same: Any) -> None:
+def test_load_memmap_restores_names_of_longer_child(prefix: Path, same: Any) -> None:
     inner = TensorDict({"x": torch.zeros(2, 2)}, [2, 2], names=[None, "q"])
     td = TensorDict({"m": TensorDict({"c": inner}, [2, 2])}, [2])
     td.names = ["d"]
@@ -935,7 +923,7 @@ def test_names_come_back_where_a_level_has_more_of_them_than_the_one_above(prefi
     ],
     ids=["plain", "strided", "jagged"],
 )
-def test_one_leaf_under_two_keys_is_one_leaf_where_it_is_mapped(
+def test_memmap_tied_leaf_maps_one_tensor(
     make: Any, fill: Any, elements: Any, method: str, saved: bool, prefix: Path
 ) -> None:
     leaf = make()
@@ -946,14 +934,14 @@ def test_one_leaf_under_two_keys_is_one_leaf_where_it_is_mapped(
         assert [elements(found[other]).tolist() for other in "ab"] == [[value] * 5] * 2
 
 
-def test_like_refuses_a_save_that_has_two_files_for_one_leaf(prefix: Path) -> None:
+def test_memmap_like_tied_leaf_over_two_files_raises(prefix: Path) -> None:
     leaf = torch.ones(2)
     TensorDict({"a": torch.ones(2), "b": torch.ones(2)}).memmap(prefix)
     with pytest.raises(FileTakenError, match="key 'b' is the same tensor as another leaf here"):
         TensorDict({"a": leaf, "b": leaf}).memmap_like(prefix)
 
 
-def test_without_prefix_what_was_mapped_privately_is_shared_from_then_on(prefix: Path) -> None:
+def test_memmap_without_prefix_copies_private_mapping(prefix: Path) -> None:
     TensorDict({"a": torch.zeros(3)}).memmap(prefix)
     private = TensorDict.load_memmap(prefix, mode="r")
     private["a"].fill_(3)
@@ -962,13 +950,13 @@ def test_without_prefix_what_was_mapped_privately_is_shared_from_then_on(prefix:
     assert TensorDict.load_memmap(prefix)["a"].tolist() == [0, 0, 0]
 
 
-def test_like_takes_tensors_without_content(prefix: Path) -> None:
+def test_memmap_like_accepts_meta_tensors(prefix: Path) -> None:
     like = TensorDict({"a": torch.zeros(3, device="meta")}).memmap_like(prefix)
     assert like["a"].tolist() == [0, 0, 0]
     assert TensorDict({"a": torch.ones(3)}).memmap_like()["a"].tolist() == [0, 0, 0]
 
 
-def test_new_entries_of_a_live_save(nest: Any, prefix: Path) -> None:
+def test_make_memmap_adds_entries_to_save(nest: Any, prefix: Path) -> None:
     saved = nest.memmap(prefix)
     leaf = saved.make_memmap("new", (3, 4), dtype=torch.int32)
     assert leaf.filename == str(prefix / "new.memmap")
@@ -1006,7 +994,7 @@ UNFIT = [
 
 
 @pytest.mark.parametrize("key", UNFIT, ids=str)
-def test_keys_that_a_live_save_cannot_hold_change_nothing(key: Any, prefix: Path) -> None:
+def test_make_memmap_unstorable_key_changes_nothing(key: Any, prefix: Path) -> None:
     saved = TensorDict({"node.memmap": {"a": torch.ones(1)}, "leaf": torch.ones(1)}).memmap(prefix)
     files = tree_under(prefix)
     with pytest.raises(KeyError, match="a live save cannot hold this key"):
@@ -1015,7 +1003,7 @@ def test_keys_that_a_live_save_cannot_hold_change_nothing(key: Any, prefix: Path
     assert set(TensorDict.load_memmap(prefix).keys()) == set(saved.keys()) == {"node.memmap", "leaf"}
 
 
-def test_a_save_that_has_changed_gets_no_entry_that_does_not_fit(prefix: Path, same: Any) -> None:
+def test_make_memmap_in_changed_save_raises(prefix: Path, same: Any) -> None:
     mapped = TensorDict({"a": torch.zeros(3)}, [3]).memmap(prefix)
     td_memmap.append_memmap(prefix, TensorDict({"a": torch.ones(2)}, [2]))
     files = tree_under(prefix)
@@ -1030,7 +1018,7 @@ def test_a_save_that_has_changed_gets_no_entry_that_does_not_fit(prefix: Path, s
 @pytest.mark.parametrize("first", ["a b", "shape"])
 @pytest.mark.parametrize("saved_robust", [True, False])
 @pytest.mark.parametrize("robust", [True, False])
-def test_entries_that_are_named_otherwise_than_those_of_the_save(
+def test_make_memmap_other_robust_key_keeps_entries_apart(
     first: str, saved_robust: bool, robust: bool, prefix: Path
 ) -> None:
     mapped = TensorDict({first: torch.ones(2)}).memmap(prefix, robust_key=saved_robust)
@@ -1044,7 +1032,7 @@ def test_entries_that_are_named_otherwise_than_those_of_the_save(
     assert loaded[first].tolist() == [1, 1]
 
 
-def test_what_is_replaced_keeps_its_permissions(tmp_path: Path) -> None:
+def test_memmap_replacing_save_keeps_permissions(tmp_path: Path) -> None:
     td = TensorDict({"a": torch.ones(2)})
     saved = td.memmap(tmp_path / "save")
     for name, write in (
@@ -1060,7 +1048,7 @@ def test_what_is_replaced_keeps_its_permissions(tmp_path: Path) -> None:
         assert (tmp_path / name).stat().st_mode & 0o777 == 0o740
 
 
-def test_entries_that_are_added_at_once_are_all_kept(prefix: Path) -> None:
+def test_make_memmap_concurrent_entries_are_all_kept(prefix: Path) -> None:
     saved = TensorDict({"n": {}}).memmap(prefix)
     keys = [(*level, str(number)) for level in ((), ("n",)) for number in range(30)]
     with ThreadPoolExecutor(6) as pool:
@@ -1071,7 +1059,7 @@ def test_entries_that_are_added_at_once_are_all_kept(prefix: Path) -> None:
 
 
 @pytest.mark.parametrize("key", ["n", "a/b"])
-def test_processes_add_to_the_levels_that_others_added(key: str, prefix: Path) -> None:
+def test_make_memmap_processes_share_new_nodes(key: str, prefix: Path) -> None:
     saved = TensorDict({"a": torch.zeros(3), "s": {}}).memmap(prefix)
     one, other, third = (pickle.loads(pickle.dumps(saved)) for _ in range(3))
     one.make_memmap((key, "x"), (3,)).fill_(1)
@@ -1103,7 +1091,7 @@ def quantized() -> torch.Tensor:
     (quantized, True), (quantized, False), (lambda: torch.eye(2).to_sparse(), True),
     (lambda: torch.empty(2, device="meta"), True),
 ])  # fmt: skip
-def test_tensors_that_a_live_save_cannot_hold_change_nothing(
+def test_make_memmap_unstorable_tensor_changes_nothing(
     make: Callable[[], torch.Tensor], content: bool, prefix: Path
 ) -> None:
     saved = TensorDict({"leaf": torch.ones(1)}).memmap(prefix)
@@ -1115,7 +1103,7 @@ def test_tensors_that_a_live_save_cannot_hold_change_nothing(
     assert tree_under(prefix) == files
 
 
-def test_stacks_get_no_new_entries(nest: Any, prefix: Path) -> None:
+def test_make_memmap_in_stack_raises(nest: Any, prefix: Path) -> None:
     saved = nest.memmap(prefix)
     files = tree_under(prefix)
     for key in ("lazy", "new"), ("lazy", "new", "x"):
@@ -1125,7 +1113,7 @@ def test_stacks_get_no_new_entries(nest: Any, prefix: Path) -> None:
 
 
 @pytest.mark.parametrize("key", ["k" * 300, "meta.json", "leaf.memmap", "\ud800"], ids=ascii)
-def test_levels_under_a_spare_name_know_their_place(key: str, prefix: Path, same: Any) -> None:
+def test_memmap_node_with_fallback_name_has_saved_path(key: str, prefix: Path, same: Any) -> None:
     saved = TensorDict({"leaf": torch.ones(1), key: {"n": {"a": torch.ones(1)}}}).memmap(prefix)
     for mapped in (saved, pickle.loads(pickle.dumps(saved)) if key != "\ud800" else saved):
         assert mapped[key, "n"].saved_path.parent == mapped[key].saved_path
@@ -1137,7 +1125,7 @@ def test_levels_under_a_spare_name_know_their_place(key: str, prefix: Path, same
 
 
 @pytest.mark.parametrize("keys", [("entries",), ("kind",), ("entries", "kind"), ("shape",)])
-def test_new_entries_beside_any_keys(keys: tuple[str, ...], prefix: Path) -> None:
+def test_make_memmap_next_to_odd_keys_adds_entry(keys: tuple[str, ...], prefix: Path) -> None:
     saved = TensorDict(dict.fromkeys(keys, torch.ones(2))).memmap(prefix)
     saved.make_memmap("new", (2,)).fill_(7)
     loaded = TensorDict.load_memmap(prefix)
@@ -1145,7 +1133,7 @@ def test_new_entries_beside_any_keys(keys: tuple[str, ...], prefix: Path) -> Non
     assert loaded["new"].tolist() == [7, 7]
 
 
-def test_a_new_level_overwrites_no_other_save(prefix: Path, same: Any) -> None:
+def test_make_memmap_new_node_over_other_save_raises(prefix: Path, same: Any) -> None:
     mine = TensorDict({"z": torch.arange(5)})
     mine.memmap(prefix / "mine")
     saved = TensorDict({"a": torch.ones(2)}).memmap(prefix)
@@ -1167,7 +1155,7 @@ def test_a_new_level_overwrites_no_other_save(prefix: Path, same: Any) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
-def test_new_nested_entries_of_a_live_save(prefix: Path) -> None:
+def test_make_memmap_nested_tensor_adds_entry(prefix: Path) -> None:
     parts = [torch.arange(6.0).view(2, 3), torch.arange(4.0).view(1, 4)]
     shapes = torch.tensor([[2, 3], [1, 4]])
     saved = TensorDict({"s.shape": torch.ones(2)}, batch_size=[2]).memmap(prefix)
@@ -1188,7 +1176,7 @@ def test_new_nested_entries_of_a_live_save(prefix: Path) -> None:
     assert TensorDict.load_memmap(prefix)["s.shape"].tolist() == [1, 1]
 
 
-def test_refresh(nest: Any, prefix: Path) -> None:
+def test_memmap_refresh_reloads_replaced_save(nest: Any, prefix: Path) -> None:
     saved = nest.memmap(prefix)
     TensorDict({"z": torch.zeros(2)}, batch_size=[2]).memmap(prefix)
     assert saved.memmap_refresh_() is saved
@@ -1201,7 +1189,7 @@ def test_refresh(nest: Any, prefix: Path) -> None:
         nest.memmap().memmap_refresh_()
 
 
-def test_refresh_takes_names_and_refuses_another_kind(prefix: Path) -> None:
+def test_memmap_refresh_updates_names_refuses_other_kind(prefix: Path) -> None:
     mapped = TensorDict({"a": torch.zeros(2)}, [2], names=["x"]).memmap(prefix)
     TensorDict({"a": torch.zeros(2, 3)}, [2, 3], names=["u", "v"]).memmap(prefix)
     assert mapped.memmap_refresh_().names == ["u", "v"]
@@ -1212,9 +1200,7 @@ def test_refresh_takes_names_and_refuses_another_kind(prefix: Path) -> None:
 
 
 @pytest.mark.parametrize("added", [False, True])
-def test_refresh_of_a_level_that_would_not_fit_its_collection_is_refused(
-    added: bool, prefix: Path, same: Any
-) -> None:
+def test_memmap_refresh_node_of_other_batch_size_raises(added: bool, prefix: Path, same: Any) -> None:
     def make(count: int, value: int) -> TensorDict:
         return TensorDict({"n": TensorDict({"b": torch.full((count,), value)}, [count])}, [count])
 
@@ -1233,13 +1219,13 @@ def test_refresh_of_a_level_that_would_not_fit_its_collection_is_refused(
     same(mapped.memmap_refresh_(), make(3, 3))
 
 
-def test_pickling_what_another_save_replaced_sends_the_elements(prefix: Path) -> None:
+def test_pickle_replaced_save_contains_elements(prefix: Path) -> None:
     mapped = TensorDict({"a": torch.zeros(3)}).memmap(prefix)
     TensorDict({"a": torch.ones(3)}).memmap(prefix)
     assert pickle.loads(pickle.dumps(mapped))["a"].tolist() == [0, 0, 0]
 
 
-def test_pickling_a_mapped_collection_sends_paths(prefix: Path, same: Any) -> None:
+def test_pickle_mapped_collection_contains_paths(prefix: Path, same: Any) -> None:
     td = TensorDict({"a": torch.zeros(100_000), "n": {"b": torch.ones(100_000)}})
     saved = td.memmap(prefix)
     content = pickle.dumps(saved)
@@ -1258,7 +1244,7 @@ def test_pickling_a_mapped_collection_sends_paths(prefix: Path, same: Any) -> No
 
 
 @pytest.mark.parametrize("protocol", [2, pickle.HIGHEST_PROTOCOL])
-def test_a_load_without_elements_is_of_no_file(protocol: int) -> None:
+def test_torch_load_meta_map_location_is_not_mapped(protocol: int) -> None:
     mapped = TensorDict({"a": torch.ones(3), "n": {"b": torch.ones(2)}}, device="cpu").memmap()
     torch.save(mapped, file := io.BytesIO(), pickle_protocol=protocol)
     file.seek(0)
@@ -1271,7 +1257,7 @@ def test_a_load_without_elements_is_of_no_file(protocol: int) -> None:
     assert not found.is_memmap() and not found.is_locked
 
 
-def test_unknown_options_are_refused(nest: Any, prefix: Path) -> None:
+def test_memmap_incompatible_options_raise(nest: Any, prefix: Path) -> None:
     for where in (None, prefix.with_name("save.tdz")):
         with pytest.raises(ValueError, match="share_non_tensor=True needs a prefix that is a directory"):
             nest.memmap(where, share_non_tensor=True)
@@ -1290,7 +1276,7 @@ def test_unknown_options_are_refused(nest: Any, prefix: Path) -> None:
         nest.memmap(prefix, atomic="yes")
 
 
-def test_nothing_is_written_when_a_leaf_cannot_be_stored(nest: Any, prefix: Path) -> None:
+def test_memmap_unstorable_leaf_writes_nothing(nest: Any, prefix: Path) -> None:
     nest.memmap(prefix)
     files = {name: os.stat(prefix / name).st_mtime_ns for name in tree_under(prefix)}
     nest["n", "deep", "bad"] = torch.eye(3).to_sparse()
@@ -1317,9 +1303,7 @@ def masked() -> torch.Tensor:
 
 
 @pytest.mark.parametrize("make", [fake, masked])
-def test_tensors_without_memory_of_their_own_are_refused(
-    make: Callable[[], torch.Tensor], tmp_path: Path
-) -> None:
+def test_memmap_tensor_without_memory_raises(make: Callable[[], torch.Tensor], tmp_path: Path) -> None:
     td = TensorDict({"n": {"a": make()}})
     for prefix in (tmp_path / "save", tmp_path / "save.tdz", None):
         with pytest.raises(
@@ -1339,7 +1323,7 @@ def test_tensors_without_memory_of_their_own_are_refused(
 
 
 @pytest.mark.parametrize("link", ["save", "save/meta.json"])
-def test_a_link_in_a_circle_is_named(nest: Any, tmp_path: Path, link: str) -> None:
+def test_memmap_cyclic_link_error_has_path(nest: Any, tmp_path: Path, link: str) -> None:
     (tmp_path / link).parent.mkdir(exist_ok=True)
     (tmp_path / link).symlink_to((tmp_path / link).name)
     for create in (nest.memmap_like, partial(nest.memmap, existsok=False)):
@@ -1347,7 +1331,7 @@ def test_a_link_in_a_circle_is_named(nest: Any, tmp_path: Path, link: str) -> No
             create(tmp_path / "save")
 
 
-def test_a_prefix_that_is_a_link_or_relative(
+def test_memmap_prefix_may_be_link_or_relative(
     nest: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, same: Any
 ) -> None:
     (tmp_path / "real").mkdir()
@@ -1368,9 +1352,7 @@ def test_a_prefix_that_is_a_link_or_relative(
         nest.memmap(tmp_path / "file")
 
 
-def test_what_is_above_a_link_is_above_where_it_leads(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_load_through_symlink_resolves_parent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "real/in").mkdir(parents=True)
     (tmp_path / "link").symlink_to(tmp_path / "real/in")
     monkeypatch.chdir(tmp_path)
@@ -1379,7 +1361,7 @@ def test_what_is_above_a_link_is_above_where_it_leads(
     assert TensorDict.load_memmap(os.path.join("link", "..", "save"))["a"] == 1
 
 
-def test_depth(prefix: Path) -> None:
+def test_memmap_deep_tree_round_trips(prefix: Path) -> None:
     td = leaf = TensorDict({"x": torch.ones(1)})
     for _ in range(300):
         td = TensorDict({"n": td})
@@ -1390,7 +1372,7 @@ def test_depth(prefix: Path) -> None:
     assert torch.equal(found["x"], leaf["x"])
 
 
-def test_files_that_no_path_leads_to_are_pickled_and_saved_again(prefix: Path, same: Any) -> None:
+def test_memmap_path_over_limit_pickles_and_saves_again(prefix: Path, same: Any) -> None:
     td = TensorDict({"x": torch.ones(1)})
     for _ in range(30):
         td = TensorDict({"k" * 200: td})
@@ -1402,7 +1384,7 @@ def test_files_that_no_path_leads_to_are_pickled_and_saved_again(prefix: Path, s
 
 
 @pytest.mark.slow
-def test_a_save_copies_nothing_whole(tmp_path: Path) -> None:
+def test_memmap_does_not_copy_whole_leaves(tmp_path: Path) -> None:
     """Contiguous leaves are written as they are, others in pieces: memory grows by little."""
     code = f"""
 import resource, torch
@@ -1421,7 +1403,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-def test_leaves_on_a_gpu(prefix: Path, same: Any) -> None:
+def test_memmap_cuda_leaves_round_trip(prefix: Path, same: Any) -> None:
     td = TensorDict(
         {"a": torch.arange(10_000_000), "b": torch.arange(12).view(3, 4).t(), "c": torch.tensor(2.5)}
     )
@@ -1436,7 +1418,7 @@ def test_leaves_on_a_gpu(prefix: Path, same: Any) -> None:
 @pytest.mark.parametrize(
     "options", [{}, {"num_threads": 4}, {"num_threads": 4, "return_early": True}], ids=str
 )
-def test_a_save_waits_for_the_stream_of_its_caller(tmp_path: Path, options: dict[str, Any]) -> None:
+def test_memmap_waits_for_cuda_stream_of_caller(tmp_path: Path, options: dict[str, Any]) -> None:
     side = torch.cuda.Stream()
     for number in (3.0, 5.0):
         big = torch.randn(4096, 4096, device="cuda")
@@ -1452,7 +1434,7 @@ def test_a_save_waits_for_the_stream_of_its_caller(tmp_path: Path, options: dict
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-def test_leaves_on_a_gpu_are_saved_where_it_is_the_default_device(prefix: Path, same: Any) -> None:
+def test_memmap_cuda_leaves_under_cuda_default_device(prefix: Path, same: Any) -> None:
     with torch.device("cuda"):
         td = TensorDict({"a": torch.arange(10), "b": torch.ones(3, 4).t()})
         same(td.memmap(prefix), td.cpu())
@@ -1522,28 +1504,30 @@ def stacks(draw: st.DrawFn, batch: tuple[int, ...], depth: int) -> Any:
     ],
 )
 @pytest.mark.filterwarnings("ignore:B?Complex", "ignore:The PyTorch API of nested tensors")
-def test_any_tree_round_trips(tree: Any, tmp_path_factory: pytest.TempPathFactory, same: Any) -> None:
+def test_memmap_random_tree_round_trips(
+    tree: Any, tmp_path_factory: pytest.TempPathFactory, same: Any
+) -> None:
     folder = tmp_path_factory.mktemp("trees")
     for name in ("directory", "archive.tdz"):
         same(tree.memmap(folder / name), tree)
         same(TensorDict.load_memmap(folder / name), tree)
 
 
-def test_tied_leaves_without_elements_are_saved_again(tmp_path: Path) -> None:
+def test_memmap_empty_tied_leaves_save_again(tmp_path: Path) -> None:
     leaf = torch.zeros(0, 2)
     saved = TensorDict({"a": leaf, "b": leaf}).memmap(tmp_path / "save")
     for found in (saved.memmap(tmp_path / "save"), saved.memmap(tmp_path / "other")):
         assert found["b"].shape == (0, 2)
 
 
-def test_early_saves_keep_the_lock(tmp_path):
+def test_memmap_return_early_keeps_lock(tmp_path):
     td = TensorDict({"a": torch.zeros(2)}).lock_()
     td.memmap(tmp_path / "save", num_threads=1, return_early=True).result()
     assert TensorDict.load_memmap(tmp_path / "save").is_locked
 
 
 @pytest.mark.parametrize("path", [(), ("n",), ("n", "m")])
-def test_a_save_keeps_the_locks_of_the_owner_and_not_those_of_mapping(path, tmp_path):
+def test_memmap_saves_user_locks_not_mapping_locks(path, tmp_path):
     td = TensorDict({"n": {"m": {"a": torch.zeros(2)}}})
     (td[path] if path else td).lock_()
     mapped = td.memmap(tmp_path / "first")
@@ -1555,7 +1539,7 @@ def test_a_save_keeps_the_locks_of_the_owner_and_not_those_of_mapping(path, tmp_
     assert not second.is_locked
 
 
-def test_a_save_takes_what_was_there_when_it_began_while_another_thread_writes(tmp_path):
+def test_memmap_during_thread_writes_saves_initial_entries(tmp_path):
     td = TensorDict({"n": {f"k{i}": torch.full((2,), i) for i in range(20)}}, [2])
     done = threading.Event()
 
@@ -1581,7 +1565,7 @@ def test_a_save_takes_what_was_there_when_it_began_while_another_thread_writes(t
         sys.setswitchinterval(interval)
 
 
-def test_a_member_that_stands_in_a_stack_twice_is_mapped_once() -> None:
+def test_memmap_inplace_repeated_stack_member_maps_once() -> None:
     one = TensorDict({"a": torch.ones(2)}, [2])
     stack = lazy_stack([one, one]).memmap_()
     assert stack.is_memmap() and stack["a"].tolist() == [[1.0, 1.0]] * 2
@@ -1595,7 +1579,7 @@ def _set_value(node: Any) -> None:
     "change", [_set_value, lambda node: node.make_memmap("new", ())], ids=["value", "entry"]
 )
 @pytest.mark.parametrize("locked", [False, True])
-def test_a_level_under_two_keys_is_one_for_each_in_a_save(
+def test_memmap_inplace_node_under_two_keys_is_split(
     change: Any, locked: bool, prefix: Path, same: Any
 ) -> None:
     level = TensorDict({"b": torch.ones(2), "v": pytest.importorskip("td_tensorclass").NonTensorData("old")})

@@ -82,7 +82,7 @@ def _array(value: list[Any], schema: dict[str, Any], where: str) -> list[str]:
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
-def test_what_is_written_fits_the_schema(nest: Any, prefix: Path) -> None:
+def test_memmap_metadata_matches_schema(nest: Any, prefix: Path) -> None:
     parts = [torch.ones(2), torch.ones(3)]
     nest["named"] = TensorDict({"a": torch.zeros(3, 2)}, batch_size=[3, 2], names=["x", None])
     nest["odd"] = TensorDict({"shape": torch.ones(3), "k" * 300: {"b": torch.ones(3)}}, batch_size=[3])
@@ -106,7 +106,7 @@ def test_what_is_written_fits_the_schema(nest: Any, prefix: Path) -> None:
         assert problems(json.loads(file.read_text()), SCHEMA) == [], file
 
 
-def test_the_check_itself_refuses() -> None:
+def test_schema_check_rejects_wrong_metadata() -> None:
     good = {
         "shape": [2],
         "device": "cpu",

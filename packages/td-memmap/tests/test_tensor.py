@@ -67,7 +67,7 @@ def mapped(source: Tensor, tmp_path: Path) -> MemoryMappedTensor:
 
 
 @pytest.mark.parametrize("index", VIEWS.values(), ids=VIEWS)
-def test_an_index_that_gives_a_view_gives_a_tensor_on_the_same_file(
+def test_getitem_view_returns_tensor_on_same_file(
     index: Any, mapped: MemoryMappedTensor, source: Tensor, tmp_path: Path
 ) -> None:
     view = mapped[index]
@@ -84,9 +84,7 @@ def test_an_index_that_gives_a_view_gives_a_tensor_on_the_same_file(
 
 
 @pytest.mark.parametrize("index", COPIES.values(), ids=COPIES)
-def test_an_index_that_copies_gives_a_plain_tensor(
-    index: Any, mapped: MemoryMappedTensor, source: Tensor
-) -> None:
+def test_getitem_copy_returns_plain_tensor(index: Any, mapped: MemoryMappedTensor, source: Tensor) -> None:
     result = mapped[index]
     assert type(result) is Tensor
     assert torch.equal(result, source[index])
@@ -94,7 +92,7 @@ def test_an_index_that_copies_gives_a_plain_tensor(
 
 @given(data=st.data())
 @settings(max_examples=60, deadline=None)
-def test_views_of_views_pickle_as_what_they_show(data: st.DataObject) -> None:
+def test_pickle_view_of_view_keeps_elements(data: st.DataObject) -> None:
     source = torch.arange(60).view(3, 4, 5)
     tensor: Any = MemoryMappedTensor.from_tensor(source)
     plain = source
@@ -112,9 +110,7 @@ def test_views_of_views_pickle_as_what_they_show(data: st.DataObject) -> None:
     assert torch.equal(pickle.loads(pickle.dumps(tensor)), plain)
 
 
-def test_operations_give_plain_tensors_and_in_place_ones_write_through(
-    mapped: MemoryMappedTensor, source: Tensor
-) -> None:
+def test_operations_return_plain_and_inplace_writes_file(mapped: MemoryMappedTensor, source: Tensor) -> None:
     for result in (
         mapped + 1,
         mapped.clone(),
@@ -128,7 +124,7 @@ def test_operations_give_plain_tensors_and_in_place_ones_write_through(
     assert torch.equal(again, source + 1)
 
 
-def test_parts_stay_on_the_file(mapped: MemoryMappedTensor, source: Tensor) -> None:
+def test_split_and_unbind_return_views_on_file(mapped: MemoryMappedTensor, source: Tensor) -> None:
     for dim in (0, 1, -1):
         for parts, plain in (
             (mapped.unbind(dim), source.unbind(dim)),
@@ -147,7 +143,7 @@ def test_parts_stay_on_the_file(mapped: MemoryMappedTensor, source: Tensor) -> N
 
 
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
-def test_every_storable_dtype_round_trips(dtype: torch.dtype, tmp_path: Path) -> None:
+def test_from_tensor_every_dtype_round_trips(dtype: torch.dtype, tmp_path: Path) -> None:
     content = torch.arange(64, dtype=torch.uint8) % (2 if dtype == torch.bool else 200)
     source = content.view(dtype).view(2, -1)
     tensor = MemoryMappedTensor.from_tensor(source, filename=tmp_path / "t")
@@ -169,7 +165,7 @@ def test_every_storable_dtype_round_trips(dtype: torch.dtype, tmp_path: Path) ->
         lambda: torch.zeros(0, 3),
     ],
 )
-def test_the_elements_are_written_in_c_order_whatever_the_strides(make: Any, tmp_path: Path) -> None:
+def test_from_tensor_any_strides_writes_c_order(make: Any, tmp_path: Path) -> None:
     source = make()
     tensor = MemoryMappedTensor.from_tensor(source, filename=tmp_path / "t")
     assert tensor.shape == source.shape
@@ -177,14 +173,14 @@ def test_the_elements_are_written_in_c_order_whatever_the_strides(make: Any, tmp
     assert torch.equal(tensor, source.resolve_conj().resolve_neg())
 
 
-def test_a_tensor_without_elements_has_no_file(tmp_path: Path) -> None:
+def test_from_tensor_empty_creates_no_file(tmp_path: Path) -> None:
     tensor = MemoryMappedTensor.zeros(0, 3, filename=tmp_path / "t")
     assert not (tmp_path / "t").exists()
     assert pickle.loads(pickle.dumps(tensor)).shape == (0, 3)
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
-def test_nested_tensors_round_trip(tmp_path: Path) -> None:
+def test_from_tensor_nested_round_trips(tmp_path: Path) -> None:
     parts = [torch.arange(6.0).view(2, 3), torch.arange(4.0).view(1, 4)]
     tensor = MemoryMappedTensor.from_tensor(torch.nested.nested_tensor(parts), filename=tmp_path / "t")
     assert tensor.is_nested
@@ -202,7 +198,9 @@ CREATORS = {
 
 
 @pytest.mark.parametrize(("create", "value", "extra"), CREATORS.values(), ids=CREATORS)
-def test_creation(create: Any, value: float, extra: dict[str, Any], tmp_path: Path) -> None:
+def test_create_functions_return_filled_tensors(
+    create: Any, value: float, extra: dict[str, Any], tmp_path: Path
+) -> None:
     expected = torch.full((2, 3), value, dtype=torch.int16)
     for args, kwargs in (((2, 3), {}), (((2, 3),), {}), ((torch.Size([2, 3]),), {}), ((), {"shape": (2, 3)})):
         tensor = create(*args, dtype=torch.int16, **kwargs, **extra)
@@ -221,7 +219,7 @@ def test_creation(create: Any, value: float, extra: dict[str, Any], tmp_path: Pa
         create(2, dtype=torch.qint8, **extra)
 
 
-def test_impossible_sizes(tmp_path: Path) -> None:
+def test_create_impossible_size_raises(tmp_path: Path) -> None:
     for shape, message in ((-1, 2), "negative dimension -1"), ((1 << 40, 1 << 40), "overflow"):
         with pytest.raises(RuntimeError, match=message):
             MemoryMappedTensor.zeros(shape)
@@ -233,7 +231,7 @@ def test_impossible_sizes(tmp_path: Path) -> None:
     assert not os.listdir(tmp_path)
 
 
-def test_creation_like_another_tensor(tmp_path: Path) -> None:
+def test_like_functions_return_filled_tensors(tmp_path: Path) -> None:
     like = torch.full((2,), 5, dtype=torch.int8)
     for name, expected in (("zeros_like", 0), ("ones_like", 1), ("empty_like", 0)):
         tensor = getattr(MemoryMappedTensor, name)(like, filename=tmp_path / name)
@@ -243,7 +241,7 @@ def test_creation_like_another_tensor(tmp_path: Path) -> None:
     assert MemoryMappedTensor.full_like(like, 3).tolist() == [3, 3]
 
 
-def test_the_constructor_takes_what_torch_tensor_takes(tmp_path: Path) -> None:
+def test_constructor_accepts_sources_of_torch_tensor(tmp_path: Path) -> None:
     assert torch.equal(MemoryMappedTensor(torch.ones(3)), torch.ones(3))
     assert MemoryMappedTensor(torch.Size([2])).tolist() == [0, 0]
     assert MemoryMappedTensor([1, 2], dtype=torch.int8).dtype == torch.int8
@@ -257,7 +255,7 @@ def test_the_constructor_takes_what_torch_tensor_takes(tmp_path: Path) -> None:
     assert base[0] == 9
 
 
-def test_storages_are_let_go_while_garbage_is_collected(tmp_path: Path) -> None:
+def test_storage_deallocation_during_gc_does_not_abort(tmp_path: Path) -> None:
     """Older releases of torch end the process where the collector knows of them."""
     MemoryMappedTensor.from_tensor(torch.arange(3), filename=tmp_path / "x.memmap")
     before = gc.get_threshold()
@@ -269,7 +267,7 @@ def test_storages_are_let_go_while_garbage_is_collected(tmp_path: Path) -> None:
     assert all(each.tolist() == [0, 1, 2] for each in kept)
 
 
-def test_replacing_a_file_leaves_what_is_mapped_alone(mapped: MemoryMappedTensor, source: Tensor) -> None:
+def test_from_tensor_replacing_file_keeps_mapped_elements(mapped: MemoryMappedTensor, source: Tensor) -> None:
     new = MemoryMappedTensor.from_tensor(torch.zeros(3, 4), filename=mapped.filename, existsok=True)
     assert torch.equal(mapped, source)
     assert torch.equal(new, torch.zeros(3, 4))
@@ -286,7 +284,7 @@ def test_replacing_a_file_leaves_what_is_mapped_alone(mapped: MemoryMappedTensor
     assert longer.tolist() == [[2.0] * 4] * 3 + [[0.0] * 4]
 
 
-def test_a_file_that_is_there_is_refused_before_another_is_written(
+def test_from_tensor_existing_file_raises_before_writing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "t").touch()
@@ -295,7 +293,7 @@ def test_a_file_that_is_there_is_refused_before_another_is_written(
         MemoryMappedTensor.from_tensor(torch.ones(2), filename=tmp_path / "t")
 
 
-def test_a_slice_can_be_written_onto_its_own_file(mapped: MemoryMappedTensor, source: Tensor) -> None:
+def test_from_tensor_slice_to_own_file_writes_slice(mapped: MemoryMappedTensor, source: Tensor) -> None:
     new = MemoryMappedTensor.from_tensor(
         mapped[1:], filename=mapped.filename, existsok=True, copy_existing=True
     )
@@ -303,7 +301,7 @@ def test_a_slice_can_be_written_onto_its_own_file(mapped: MemoryMappedTensor, so
     assert os.path.getsize(mapped.filename) == 32
 
 
-def test_copying_to_another_file_must_be_asked_for(mapped: MemoryMappedTensor, tmp_path: Path) -> None:
+def test_from_tensor_mapped_needs_copy_existing(mapped: MemoryMappedTensor, tmp_path: Path) -> None:
     assert MemoryMappedTensor.from_tensor(mapped, filename=mapped.filename) is mapped
     with pytest.raises(FileTakenError, match="pass copy_existing=True to copy it to"):
         MemoryMappedTensor.from_tensor(mapped, filename=tmp_path / "other")
@@ -314,7 +312,9 @@ def test_copying_to_another_file_must_be_asked_for(mapped: MemoryMappedTensor, t
     assert MemoryMappedTensor.from_tensor(other) is not other
 
 
-def test_modes(mapped: MemoryMappedTensor, source: Tensor) -> None:
+def test_from_filename_mode_decides_whether_writes_reach_file(
+    mapped: MemoryMappedTensor, source: Tensor
+) -> None:
     private = MemoryMappedTensor.from_filename(mapped.filename, torch.float32, (3, 4), mode="r")
     private.fill_(-1)
     assert torch.equal(mapped, source)
@@ -326,7 +326,7 @@ def test_modes(mapped: MemoryMappedTensor, source: Tensor) -> None:
 
 
 @pytest.mark.parametrize("code", [errno.EACCES, errno.EPERM, errno.EROFS, errno.ETXTBSY, errno.EIO])
-def test_a_file_that_is_not_writable(
+def test_from_filename_readonly_file_follows_mode(
     code: int, source: Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     TensorDict({"t": source}).memmap(tmp_path)
@@ -357,7 +357,7 @@ def test_a_file_that_is_not_writable(
             assert torch.equal(load("r"), source)
 
 
-def test_a_file_is_never_extended(mapped: MemoryMappedTensor) -> None:
+def test_from_filename_short_file_raises_unextended(mapped: MemoryMappedTensor) -> None:
     with pytest.raises(
         FormatError, match=r"too short for shape \[4, 4\] of torch.float32: it has 48 bytes, 64 are needed"
     ):
@@ -367,7 +367,7 @@ def test_a_file_is_never_extended(mapped: MemoryMappedTensor) -> None:
         MemoryMappedTensor.from_filename(mapped.filename + "x", torch.float32, (4, 4))
 
 
-def test_special_files_are_refused(tmp_path: Path) -> None:
+def test_from_filename_pipe_raises(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     files = os.listdir("/proc/self/fd")
     with pytest.raises(FormatError, match="pipe: it is not a regular file"):
@@ -384,12 +384,12 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("make", "error", "message"), REFUSED.values(), ids=REFUSED)
-def test_what_cannot_be_stored(make: Any, error: type[Exception], message: str) -> None:
+def test_from_tensor_unstorable_raises(make: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         MemoryMappedTensor.from_tensor(make())
 
 
-def test_an_anonymous_file_vanishes_with_its_tensors() -> None:
+def test_anonymous_file_is_freed_with_tensors() -> None:
     gc.collect()
     before = len(os.listdir("/proc/self/fd"))
     tensor = MemoryMappedTensor.from_tensor(torch.arange(5))
@@ -404,9 +404,7 @@ def test_an_anonymous_file_vanishes_with_its_tensors() -> None:
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_anonymous_files_where_the_file_system_makes_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_anonymous_file_without_o_tmpfile_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = os.open
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
@@ -421,7 +419,7 @@ def test_anonymous_files_where_the_file_system_makes_none(
     assert os.listdir(tmp_path) == []
 
 
-def test_one_file_of_several_tensors_is_sent_with_the_place_of_each() -> None:
+def test_send_tensors_of_one_file_keeps_offsets() -> None:
     saved = TensorDict({"a": torch.arange(3), "b": torch.arange(6.0).view(2, 3)}).memmap()
     for tensor in (saved["a"], saved["b"], saved["b"][1], saved["b"][:, 1:]):
         other = pickle.loads(ForkingPickler.dumps(tensor))
@@ -430,7 +428,7 @@ def test_one_file_of_several_tensors_is_sent_with_the_place_of_each() -> None:
         assert torch.equal(other, tensor)
 
 
-def test_tensors_of_one_anonymous_file_have_storages_of_their_own() -> None:
+def test_memmap_anonymous_leaves_have_separate_storages() -> None:
     source = {
         "a": torch.arange(1000),
         "n": {"b": torch.ones(3)},
@@ -451,7 +449,7 @@ def test_tensors_of_one_anonymous_file_have_storages_of_their_own() -> None:
     assert len(file.getvalue()) < 4000
 
 
-def test_a_file_of_torch_is_read_without_the_elements() -> None:
+def test_torch_load_meta_map_location_reads_no_elements() -> None:
     file = io.BytesIO()
     torch.save(TensorDict({"a": torch.arange(3), "n": {"b": torch.ones(3, 2)}}).memmap(), file)
     file.seek(0)
@@ -465,7 +463,7 @@ def test_a_file_of_torch_is_read_without_the_elements() -> None:
 @pytest.mark.parametrize(
     "shown", [lambda leaf: leaf, lambda leaf: leaf[1:], lambda leaf: leaf.detach()[:, 1]]
 )
-def test_tensors_of_one_anonymous_file_are_shared_with_other_processes(
+def test_send_anonymous_leaves_shares_memory(
     shown: Callable[[Any], Tensor],
 ) -> None:
     saved = TensorDict({"a": torch.arange(100), "c": torch.arange(6).view(2, 3)}).memmap()
@@ -475,7 +473,7 @@ def test_tensors_of_one_anonymous_file_are_shared_with_other_processes(
     assert (shown(saved["c"]) == 7).all() and saved["a"].equal(torch.arange(100))
 
 
-def test_a_plain_pickle_of_an_anonymous_tensor_holds_the_elements() -> None:
+def test_pickle_anonymous_tensor_contains_elements() -> None:
     tensor = MemoryMappedTensor.from_tensor(torch.arange(5))
     other = pickle.loads(pickle.dumps(tensor[1:]))
     assert other.tolist() == [1, 2, 3, 4]
@@ -483,7 +481,7 @@ def test_a_plain_pickle_of_an_anonymous_tensor_holds_the_elements() -> None:
     assert tensor.tolist() == [0, 1, 2, 3, 4]
 
 
-def test_copies(mapped: MemoryMappedTensor) -> None:
+def test_deepcopy_returns_plain_tensor(mapped: MemoryMappedTensor) -> None:
     deep = copy.deepcopy([mapped, mapped])
     assert type(deep[0]) is Tensor
     assert deep[0] is deep[1]
@@ -491,7 +489,7 @@ def test_copies(mapped: MemoryMappedTensor) -> None:
     assert mapped[0, 1] == 1
 
 
-def test_a_shallow_copy_is_on_the_same_file_and_a_deep_one_is_a_leaf_too(mapped: MemoryMappedTensor) -> None:
+def test_copy_shares_file_and_deepcopy_is_autograd_leaf(mapped: MemoryMappedTensor) -> None:
     shallow = copy.copy(mapped)
     assert type(shallow) is MemoryMappedTensor
     assert shallow.filename == mapped.filename
@@ -501,20 +499,20 @@ def test_a_shallow_copy_is_on_the_same_file_and_a_deep_one_is_a_leaf_too(mapped:
         assert (each.is_leaf, each.requires_grad) == (True, True)
 
 
-def test_a_file_is_as_long_as_what_is_mapped_from_it() -> None:
+def test_from_handler_short_file_raises() -> None:
     handler = MemoryMappedTensor.zeros(2).handler
     with pytest.raises(FormatError, match="the file is too short: 3 elements .* need 12 bytes, it has 8"):
         MemoryMappedTensor.from_handler(handler, torch.float32, (3,))
 
 
-def test_an_index_may_be_batched() -> None:
+def test_getitem_vmapped_index_equals_torch() -> None:
     mapped = MemoryMappedTensor.from_tensor(torch.arange(6).view(3, 2))
     assert torch.vmap(lambda i: mapped[i])(torch.tensor([0, 2])).tolist() == [[0, 1], [4, 5]]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["spawn", "fork"])
-def test_processes_share_the_file(method: str, mapped: MemoryMappedTensor, source: Tensor) -> None:
+def test_send_tensor_to_process_shares_file(method: str, mapped: MemoryMappedTensor, source: Tensor) -> None:
     anonymous = MemoryMappedTensor.from_tensor(source)
     with multiprocessing.get_context(method).Pool(1) as pool:
         for tensor in (mapped, mapped[1], anonymous, anonymous[1]):
@@ -527,7 +525,7 @@ def test_processes_share_the_file(method: str, mapped: MemoryMappedTensor, sourc
     assert torch.equal(anonymous, expected)
 
 
-def test_transforms_and_compilation_see_a_plain_tensor(mapped: MemoryMappedTensor, source: Tensor) -> None:
+def test_transforms_and_compile_return_plain_tensors(mapped: MemoryMappedTensor, source: Tensor) -> None:
     assert torch.equal(torch.vmap(lambda row: row[0] + 1)(mapped), source[:, 0] + 1)
     assert torch.equal(torch.func.grad(lambda x: (x * x).sum())(mapped), 2 * source)
 
@@ -546,7 +544,7 @@ def test_transforms_and_compilation_see_a_plain_tensor(mapped: MemoryMappedTenso
     assert torch.equal(mapped, source + 1)
 
 
-def test_a_parameter_on_it_is_saved_with_its_elements(
+def test_pickle_parameter_on_mapped_tensor_has_elements(
     mapped: MemoryMappedTensor, source: Tensor, tmp_path: Path
 ) -> None:
     model = torch.nn.Module()
@@ -561,7 +559,7 @@ def test_a_parameter_on_it_is_saved_with_its_elements(
 
 
 @pytest.mark.parametrize("named", [True, False])
-def test_memory_of_a_file_is_never_moved_away_from_it(named: bool, source: Tensor, tmp_path: Path) -> None:
+def test_share_memory_mapped_tensor_stays_on_file(named: bool, source: Tensor, tmp_path: Path) -> None:
     mapped = MemoryMappedTensor.from_tensor(source, filename=tmp_path / "t" if named else None)
     plain = mapped.view(-1)
     assert type(plain) is Tensor
@@ -578,9 +576,7 @@ def test_memory_of_a_file_is_never_moved_away_from_it(named: bool, source: Tenso
 
 
 @pytest.mark.parametrize("named", [True, False])
-def test_a_tensor_that_was_given_other_data_is_no_longer_its_file(
-    named: bool, source: Tensor, tmp_path: Path
-) -> None:
+def test_pickle_after_data_assignment_sends_new_elements(named: bool, source: Tensor, tmp_path: Path) -> None:
     saved = TensorDict({"a": source}).memmap(tmp_path / "save" if named else None)
     leaf, wanted = saved["a"], -source
     leaf.data = wanted.clone()
@@ -603,9 +599,7 @@ def sent(tensor: Tensor) -> Any:
 
 
 @pytest.mark.parametrize("named", [True, False])
-def test_plain_tensors_on_its_memory_are_sent_as_that_memory(
-    named: bool, source: Tensor, tmp_path: Path
-) -> None:
+def test_send_plain_view_shares_mapped_memory(named: bool, source: Tensor, tmp_path: Path) -> None:
     mapped = MemoryMappedTensor.from_tensor(source, filename=tmp_path / "t" if named else None)
     turned = mapped[1:].t()
     received = sent(turned)
@@ -619,9 +613,7 @@ def test_plain_tensors_on_its_memory_are_sent_as_that_memory(
 
 
 @pytest.mark.parametrize("change", ["replaced", "removed", "private", "archive"])
-def test_memory_whose_file_does_not_hold_it_is_sent_as_a_copy(
-    change: str, source: Tensor, tmp_path: Path
-) -> None:
+def test_send_memory_not_in_file_sends_copy(change: str, source: Tensor, tmp_path: Path) -> None:
     mapped = MemoryMappedTensor.from_tensor(source, filename=tmp_path / "t")
     if change == "replaced":
         MemoryMappedTensor.from_tensor(-source, filename=tmp_path / "t", existsok=True)
@@ -641,7 +633,7 @@ def test_memory_whose_file_does_not_hold_it_is_sent_as_a_copy(
     assert (mapped[0] == 7).all()
 
 
-def test_a_copy_of_its_storage_is_ordinary_memory(mapped: MemoryMappedTensor) -> None:
+def test_clone_storage_returns_ordinary_memory(mapped: MemoryMappedTensor) -> None:
     storage = mapped.untyped_storage()
     for copied in (storage.clone(), copy.deepcopy(storage)):
         assert type(copied) is torch.UntypedStorage
@@ -649,7 +641,7 @@ def test_a_copy_of_its_storage_is_ordinary_memory(mapped: MemoryMappedTensor) ->
         assert copied.tolist() == storage.tolist()
 
 
-def test_the_memory_stays_mapped_as_long_as_a_view_is_left(source: Tensor, tmp_path: Path) -> None:
+def test_memory_stays_mapped_while_view_exists(source: Tensor, tmp_path: Path) -> None:
     def mappings() -> int:
         return Path("/proc/self/maps").read_text().count(f"{tmp_path}/t")
 
@@ -665,7 +657,7 @@ def test_the_memory_stays_mapped_as_long_as_a_view_is_left(source: Tensor, tmp_p
     assert mappings() == 0
 
 
-def test_a_full_disk_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_from_tensor_full_disk_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from td_memmap import _fs
 
     def full(fd: int, data: Any) -> int:
@@ -677,15 +669,13 @@ def test_a_full_disk_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert os.listdir(tmp_path) == []
 
 
-def test_nothing_is_said_about_a_file_that_is_open_when_the_interpreter_ends():
+def test_exit_with_open_file_prints_nothing():
     program = "import torch, td_memmap; torch.kept = td_memmap.MemoryMappedTensor.from_tensor(torch.ones(3))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stderr == ""
 
 
-def test_litter_of_a_file_that_was_not_finished_is_removed_by_the_next_one(
-    source: Tensor, tmp_path: Path
-) -> None:
+def test_from_tensor_removes_stale_litter(source: Tensor, tmp_path: Path) -> None:
     (tmp_path / ".x.td-file-00000000").touch()
     for existsok in (False, True):
         MemoryMappedTensor.from_tensor(source, filename=tmp_path / "x", existsok=existsok)
@@ -706,7 +696,7 @@ def test_litter_of_a_file_that_was_not_finished_is_removed_by_the_next_one(
     ],
     ids=str,
 )
-def test_indexed_writes_of_a_collection_reach_the_files(index: Any, grad: bool, tmp_path: Path) -> None:
+def test_setitem_mapped_collection_writes_files(index: Any, grad: bool, tmp_path: Path) -> None:
     plain = TensorDict({"a": torch.zeros(4, 2), "n": {"b": torch.zeros(4, dtype=torch.int64)}}, [4])
     mapped = plain.memmap(tmp_path)
     value = (plain[index] + torch.tensor(2)).apply(
@@ -723,7 +713,7 @@ def test_indexed_writes_of_a_collection_reach_the_files(index: Any, grad: bool, 
     assert (TensorDict.load_memmap(tmp_path) == plain).all()
 
 
-def test_writes_at_an_index_refuse_mapped_leaves_that_require_grad(tmp_path: Path) -> None:
+def test_setitem_mapped_leaf_requiring_grad_raises(tmp_path: Path) -> None:
     mapped = TensorDict({"a": torch.zeros(4), "b": torch.zeros(4)}, [4]).memmap(tmp_path)
     mapped["b"].requires_grad_()
     with pytest.raises(RuntimeError, match="'b'"):
@@ -731,7 +721,7 @@ def test_writes_at_an_index_refuse_mapped_leaves_that_require_grad(tmp_path: Pat
     assert not TensorDict.load_memmap(tmp_path)["a"].any()
 
 
-def test_shapes_and_values_by_position() -> None:
+def test_create_functions_take_positional_arguments() -> None:
     full = MemoryMappedTensor.full((2, 3), 5, dtype=torch.int8)
     assert full.shape == (2, 3) and full.tolist() == [[5] * 3] * 2
     with pytest.raises(TypeError, match=r"full\(\) takes a shape and a fill_value"):
@@ -746,7 +736,7 @@ def test_shapes_and_values_by_position() -> None:
     assert row.tolist() == [[7, 7], [0, 1], [0, 1]]
 
 
-def test_memory_that_is_there_is_taken_as_it_is(tmp_path: Path) -> None:
+def test_constructor_handler_maps_existing_memory(tmp_path: Path) -> None:
     whole = MemoryMappedTensor.zeros(4)
     part = MemoryMappedTensor(None, handler=whole.handler, dtype=torch.float32, shape=(4,), index=slice(1, 3))
     part.fill_(1)

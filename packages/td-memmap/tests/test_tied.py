@@ -48,14 +48,16 @@ MAPPED: dict[str, Callable[[Path], Any]] = {
         lambda td: td.data.mul_(2),
     ],
 )
-def test_change_tied_leaves_in_place_once(kind: str, change: Callable[[Any], Any], tmp_path: Path) -> None:
+def test_inplace_op_on_tied_leaves_applies_once(
+    kind: str, change: Callable[[Any], Any], tmp_path: Path
+) -> None:
     td = MAPPED[kind](tmp_path / "td")
     change(td)
     for key in ("a", ("n", "b"), "c"):
         assert td[key].tolist() == [0, 2, 4, 6]
 
 
-def test_write_through_one_key_of_tied_leaves_shows_at_the_other(tmp_path: Path) -> None:
+def test_set_tied_leaf_inplace_changes_other_key(tmp_path: Path) -> None:
     tied().memmap(tmp_path / "td")
     for mode in (None, "r", "r+"):
         td = TensorDict.load_memmap(tmp_path / "td", mode=mode)
