@@ -1,4 +1,4 @@
-"""The public conformance suite, on the kinds of core."""
+"""The public conformance suite, applied to the kinds of core."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from td_core.testing import CollectionTests
 
 
 def sample() -> TensorDict:
-    """Return the same values every time: every kind below holds them."""
+    """Build a TensorDict with the same values at every call; every kind below holds these values."""
     generator = torch.Generator().manual_seed(0)
     return TensorDict(
         {
@@ -35,7 +35,7 @@ class TestLockedCopy(CollectionTests):
 
 
 def stacked(dim: int) -> LazyStackedTensorDict:
-    """Return the same values as a lazy stack of members of their own."""
+    """Build a lazy stack with the values of ``sample``, whose members share no memory."""
     source = sample()
     return LazyStackedTensorDict(
         *(source[(slice(None),) * dim + (at,)].clone() for at in range(source.shape[dim])), stack_dim=dim
@@ -43,7 +43,7 @@ def stacked(dim: int) -> LazyStackedTensorDict:
 
 
 class TestLazyStack(CollectionTests):
-    keeps_kind = False  # a shape operation across the stack dim has to make it dense
+    keeps_kind = False  # shape operations across the stack dim return a dense collection
 
     def make(self) -> LazyStackedTensorDict:
         return stacked(0)
@@ -57,11 +57,11 @@ class TestLazyStackAlongTheSecondDim(CollectionTests):
 
 
 class TestParams(CollectionTests):
-    keeps_kind = False  # what is computed from parameters holds no parameters
+    keeps_kind = False  # results of operations on parameters are plain tensors
 
     @pytest.fixture(autouse=True)
     def _no_grad(self) -> Iterator[None]:
-        """Let the tests write into parameters."""
+        """Disable grad mode, so that tests can write into parameters in place."""
         with torch.no_grad():
             yield
 

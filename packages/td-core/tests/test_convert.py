@@ -1,4 +1,4 @@
-"""Conversion from and to Python objects, without any sibling: tensors all the way."""
+"""Tests of conversion from and to Python objects, without siblings: all entries are tensors."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ class TestFromDict:
 
     def test_from_dict_instance_keeps_classes_of_nodes(self) -> None:
         class Own(TensorDict):
-            """A class of a user."""
+            """A user-defined subclass."""
 
         member = TensorDict({"c": torch.zeros(2)}, [2])
         instance = Own(
@@ -132,7 +132,7 @@ class TestFromDict:
         )
         kinds = {key: type(result[key]) for key in ("own", ("own", "deep"), ("own", "new"), "stack", "x")}
         assert kinds.pop(("own", "deep")) is kinds.pop("own") is type(result) is Own
-        assert set(kinds.values()) == {TensorDict}  # a mapping is no list of members
+        assert set(kinds.values()) == {TensorDict}  # a mapping never becomes a lazy stack
         assert result["own", "deep", "x"] == 2 and result["x", "y"] == 4
 
     def test_make_tensordict_combines_mapping_and_keywords(self) -> None:
@@ -304,7 +304,7 @@ class TestFromKeysAndSchemas:
 
 
 class Steps(TensorDict):
-    """A subclass without anything of its own."""
+    """A subclass without changes."""
 
 
 ROWS = np.zeros(3, dtype=[("a", "f4")])

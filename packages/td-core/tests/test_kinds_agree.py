@@ -1,4 +1,4 @@
-"""Every arrangement of the same elements gives the same results: lazy stacks, also below and inside one another."""
+"""All kinds with the same elements give the same results: dense, strided, lazy stacks, nested lazy stacks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from td_core import LazyStackedTensorDict, TensorCollection, TensorDict
 
 
 def dense() -> TensorDict:
-    # A level comes before a leaf: walks that visit them in another order than each other mix the two up.
+    # A node precedes a leaf, so that walks with different orders of leaves give wrong results.
     leaves = {"b": {"c": torch.arange(9).view(3, 3) + 1}, "a": torch.arange(36.0).view(3, 3, 4)}
     return TensorDict(leaves, [3, 3])
 
@@ -32,7 +32,7 @@ def below(dim: int, inner: int | None = None) -> TensorDict:
     return td
 
 
-# As many members as elements in each: nothing but the order of the dims tells one dim from the other.
+# All batch dims have the same size, so that exchanged dims give wrong values and not only errors.
 KINDS: dict[str, Callable[[], Any]] = {
     "stack of dim 0": lambda: stacked(dense(), 0),
     "stack of dim 1": lambda: stacked(dense(), 1),
@@ -83,7 +83,7 @@ READS = [
 
 
 def plain(result: Any) -> Any:
-    """Return a result as tensors and sizes in plain containers."""
+    """Convert a result to plain containers of tensors and sizes."""
     if isinstance(result, tuple):
         return [plain(part) for part in result]
     if isinstance(result, TensorCollection):
@@ -93,7 +93,7 @@ def plain(result: Any) -> Any:
 
 
 def outcome(statement: str, make: Callable[[], Any]) -> Any:
-    """Return what an expression gives, what a statement leaves behind, or the class of the error."""
+    """Return the result of an expression, ``x`` after a statement, or the class of the raised error."""
     mask = torch.arange(9).view(3, 3) % 4 == 1
     x = make()
     x.names = ["u", "v"]
@@ -122,7 +122,7 @@ def assert_same(one: Any, other: Any) -> None:
         assert one == other
 
 
-# What is written at an index, however much or little of an entry it is.
+# Values to write at an index: numbers, arrays and mappings of all or some entries.
 VALUES = [
     "3", "2.5", "True", "np.float32(3)", "torch.tensor(3)", "{'a': 7, ('b', 'c'): 2}", "{'b': 2}", "{'a': torch.ones(4)}",
     "{'a': torch.tensor(3)}", "{'a': [1, 2, 3, 4]}", "{'a': np.ones((1, 4))}", "{'b': TensorDict({'c': torch.tensor(5)})}",
@@ -165,7 +165,7 @@ def test_statement_result_equals_dense_kind(statement: str) -> None:
                 raise AssertionError(f"{name}: {error}") from error
 
 
-# Those that make nothing new, though some of them make positions on the way.
+# Statements that create no new leaves, although some create index tensors internally.
 IN_PLACE = [
     "x[[0, 2]]", "x[:, range(2)]", "x[np.array([1, 0])]", "x[[[0, 1], [2, 2]]]", "x.masked_select([True, False, True])",
     "x[[2, 0]] = 5", "x[:, [0, 2]] = x.clone()[:, :2]", "x.add(x.select('a'), default=2)", "x.view(-1)", "x == x.clone()",

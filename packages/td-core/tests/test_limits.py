@@ -1,4 +1,4 @@
-"""Depth, size, threads and memory: what must hold far from the everyday case."""
+"""Tests of extreme depth, many keys, concurrent threads, interrupts and memory."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def bottom(td) -> torch.Tensor:
 
 
 def grown(td: TensorDict) -> TensorDict:
-    """Give all levels a batch size that none of them has."""
+    """Set a batch size on the root after removing those of all nodes."""
     td.batch_size = []
     for node in td.values(True):
         if isinstance(node, TensorDict):
@@ -255,7 +255,7 @@ def test_concurrent_set_of_distinct_keys_loses_none():
         for j in range(KEYS):
             td[f"t{i}", f"k{j}"] = torch.zeros(2)
             td[f"r{i}", f"k{j}"] = torch.zeros(2)
-        # Keys come and go for as long as there are readers.
+        # Add and remove keys while readers are running.
         while i < 2 and any(reader.is_alive() for reader in readers):
             td[f"gone{i}"] = td["t0", f"gone{i}"] = torch.zeros(2)
             del td[f"gone{i}"], td["t0", f"gone{i}"]
@@ -267,13 +267,13 @@ def test_concurrent_set_of_distinct_keys_loses_none():
                 try:
                     READS[name](td)
                 except TensorDictError:
-                    pass  # says that another thread changed the structure
+                    pass  # reports a concurrent change of the structure
                 except Exception as error:
                     failures.append(f"{name}: {error!r}")
 
     interval, thresholds = sys.getswitchinterval(), gc.get_threshold()
     sys.setswitchinterval(1e-5)
-    # A collection of garbage may start wherever a tuple is made, and lets other threads run where it calls Python.
+    # The garbage collector can start at any allocation, and its Python callback lets other threads run.
     gc.callbacks.append(let_others_run)
     gc.set_threshold(50, 10**6)
     try:
@@ -337,7 +337,7 @@ def test_member_operation_keeps_nothing_alive(operation):
 
 
 def at_line(number, call, do):
-    """Run ``call``, and ``do`` as its line ``number`` in td_core begins; tell whether there is such a line."""
+    """Run ``call``, and run ``do`` before its ``number``-th line in td_core. Return False if it has fewer lines."""
     passed = 0
 
     def trace(frame, event, arg):
@@ -361,7 +361,7 @@ def at_line(number, call, do):
 
 
 def outline(td):
-    """Return what a change of structure changes, of a collection and of those in it."""
+    """Return keys, lock and batch size of a collection and of all nodes in it."""
     nested = [entry for entry in td.values() if not isinstance(entry, torch.Tensor)]
     below = [outline(node) for node in (*getattr(td, "tensordicts", ()), *nested)]
     return list(td.keys()), td.is_locked, td.batch_size, below
@@ -425,7 +425,7 @@ def test_interrupt_to_module_leaves_one_set_of_parameters(how):
             nn.init.ones_(parameter)
         zeros = TensorDict.from_module(net).data.clone().zero_()
         number += 1
-        # At the end of a "with" an interrupt comes before what that puts back.
+        # An interrupt at the end of a with block in td_core skips its __exit__, so restore the grad mode here.
         with suppress(KeyboardInterrupt), torch.enable_grad():
             interrupted = at_line(number, lambda zeros=zeros, net=net: use(zeros, net), interrupt)
         assert len({value.item() for value in net.state_dict().values()}) == 1

@@ -1,4 +1,4 @@
-"""Shape, device, dim names, and facts about the leaves."""
+"""Tests of shape, device, dim names, and properties of the leaves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The plugin manager: selection, validation, quarantine, undo. Fake distributions on disk bring plugins."""
+"""Tests of the plugin manager: selection, validation, errors, removal. Fake distributions on disk provide plugins."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ GOOD = """
 
 
 class Fakes:
-    """Distributions made up in one folder."""
+    """Fake distributions in one directory."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -79,7 +79,7 @@ class Fakes:
         return [point for each in found for point in each.entry_points.select(group="td")]
 
     def python(self, code: str, **environ: str) -> subprocess.CompletedProcess[str]:
-        """Run a program in a fresh interpreter that finds the fake distributions and no sibling."""
+        """Run a program in a new interpreter with the fake distributions installed, and no sibling."""
         env = {**os.environ, "PYTHONPATH": str(self.folder), "OMP_NUM_THREADS": "1", **environ}
         return subprocess.run(
             [sys.executable, *(["-c", code] if " " in code else ["-m", code, "plugins"])],
@@ -113,7 +113,7 @@ def manager() -> Iterator[PluginManager]:
 
 
 def tables() -> tuple[Any, ...]:
-    """Return a copy of everything that a plugin can change."""
+    """Return a copy of all registries that a plugin can change."""
     return (
         dict(KINDS._by_tag),
         dict(KINDS._by_type),
@@ -128,11 +128,11 @@ def tables() -> tuple[Any, ...]:
 
 
 class Foreign(TensorDict):
-    """A kind of its own."""
+    """A class with a node kind of a plugin."""
 
 
 class Other:
-    """A type that core never heard of."""
+    """A type without a coercer or serializer in core."""
 
 
 class Nameless(Serializer):
@@ -191,7 +191,7 @@ class Methods:
 
 
 def plugin(**hooks: Any) -> SimpleNamespace:
-    """Return a plugin whose hooks return these things."""
+    """Return a plugin whose hooks return the given results."""
 
     def implementation(name: str, result: Any) -> Callable[[], Any]:
         def hook() -> Any:
@@ -414,7 +414,7 @@ def test_register_hook_with_unknown_argument_raises() -> None:
     ):
         pass
     assert tables() == before
-    with installed(plugin(**ALL)):  # the id is free again
+    with installed(plugin(**ALL)):  # the refused plugin does not occupy its id
         pass
 
 
@@ -772,7 +772,7 @@ def test_plugins_returns_plugin_records() -> None:
     assert all(isinstance(record, PluginRecord) for record in td_core.plugins())
 
 
-#: A collection with a node in it, by how messages name the place of the node.
+#: Functions that put a node into a collection, by the key path of the node in messages.
 WRAPPED = {
     "the root": lambda node: node,
     "key 'x'": lambda node: TensorDict({"a": 1, "n": {}, "x": node}),

@@ -1,4 +1,4 @@
-"""The public suites notice a kind or a format that breaks a promise."""
+"""Tests that the public conformance suites fail for a faulty kind or format."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from td_core.testing import CollectionTests, SerializerTests, installed
 
 
 class Lossy(TensorDict):
-    """Forgets its last entry whenever it is rebuilt."""
+    """A faulty kind: ``_with_children`` drops the last entry."""
 
     def _with_children(self, children: Any, **kwargs: Any) -> Any:
         return super()._with_children(dict(list(children.items())[:-1]), **kwargs)
@@ -37,7 +37,7 @@ def test_collection_tests_lost_entry_fails() -> None:
 
 
 class Length(TensorDictBase):
-    """Numbers with a unit: a kind that keeps every promise, for those below to break one each."""
+    """Numbers with a unit: a correct kind, from which the faulty kinds below derive."""
 
     def __init__(
         self, entries: Any, unit: str, batch_size: Any, device: Any = None, names: Any = None
@@ -103,7 +103,7 @@ def unflatten(cls: type[Length], record: Record) -> Length:
 
 
 def given(self: Length, children: Any, *, drop: str = "", change: Any = None, **kwargs: Any) -> Length:
-    """Do as ``_with_children``, but without one argument, or with a change of the result."""
+    """Call ``_with_children`` without the argument ``drop``, and apply ``change`` to the result."""
     kwargs.pop(drop, None)
     made = Length._with_children(self, children, **kwargs)
     if change is not None:
@@ -124,7 +124,7 @@ def sort(node: Length) -> None:
 
 
 CHILDREN, SIZE = "test_children_make_the_same_node_again", "test_the_batch_size_can_be_changed"
-#: What is wrong with a class, and the test that says so.
+#: Faulty members of a class, the test that has to fail, and its message.
 CLASSES: list[tuple[dict[str, Any], str, str]] = [
     (broken(change=lambda node: setattr(node, "_names", None)), CHILDREN, "_with_children loses the names"),
     (broken(change=lambda node: setattr(node, "_device", None)), CHILDREN, "_with_children loses the device"),
@@ -157,7 +157,7 @@ def test_collection_tests_broken_primitive_fails(members: Any, test: str, messag
         getattr(suite, test)()
 
 
-#: A wrong reading of what the header says, and what the suite says of that.
+#: Wrong values for fields of the header, and the expected message of the suite.
 READINGS: dict[str, tuple[Any, str]] = {
     "names": (None, "changes the names"),
     "device": (None, "changes the device"),
@@ -210,7 +210,7 @@ def test_collection_tests_operation_losing_state_fails() -> None:
 
 @contextmanager
 def suite_of(members: dict[str, Any], unflatten: Any) -> Iterator[CollectionTests]:
-    """Register a class derived from ``Length`` as a kind, and return its suite."""
+    """Register a class derived from ``Length`` as a kind, and yield its suite."""
     cls: Any = type("Broken", (Length,), {"__module__": __name__, **members})
     kind = NodeKind("test.Broken", cls, flatten, partial(unflatten, cls))
 
@@ -251,7 +251,7 @@ def test_suite_without_factory_raises() -> None:
 
 
 class Everything(Serializer):
-    """Claims every path, and gives the same collection for all of them."""
+    """A faulty format: detects every path, and loads the same collection from it."""
 
     name = "everything"
 

@@ -1,4 +1,4 @@
-"""The declarations of the siblings' methods: what a user sees while the package is absent."""
+"""Tests of the declared methods of siblings while their packages are not installed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DISTRIBUTIONS = {"td-memmap", "td-tensorclass", "td-distributed"}
 
 @pytest.fixture(autouse=True)
 def _nothing_registered(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Put every declaration back, whatever is installed."""
+    """Restore every declaration during a test, even if the siblings are installed."""
     for distribution in DISTRIBUTIONS:
         monkeypatch.delitem(UNAVAILABLE, distribution, raising=False)
     provided = {name: vars(SiblingMethods)[name] for name in DECLARATIONS}

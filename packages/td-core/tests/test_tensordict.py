@@ -1,4 +1,4 @@
-"""The constructor of TensorDict, and entries by key."""
+"""Tests of the constructor of TensorDict and of access by key."""
 
 from __future__ import annotations
 

@@ -190,7 +190,7 @@ class Core(ABC):
         return self
 
     def _get_writable(self, key: str) -> Child:
-        """Return ``_get_child(key)`` in a form whose writes are stored in this node."""
+        """Return ``_get_child(key)``, wrapped so that entries set in it are converted as in this node."""
         return self._get_child(key)
 
     def _keep_shown(self) -> None:  # noqa: B027  # most kinds need no change
