@@ -1,4 +1,4 @@
-"""The index parser, against torch on plain tensors."""
+"""The index parser, compared with torch on plain tensors."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def slices(size: int) -> st.SearchStrategy[slice]:
 
 @st.composite
 def indices(draw: st.DrawFn, batch: tuple[int, ...]) -> object:
-    """Any index that torch takes on a tensor of shape ``batch``."""
+    """Generate any index that torch accepts for a tensor of shape ``batch``."""
     stop = draw(st.integers(0, len(batch)))
     items: list[object] = []
     dim = 0
@@ -98,11 +98,11 @@ def indices(draw: st.DrawFn, batch: tuple[int, ...]) -> object:
 
 
 def torch_index(index: object) -> object:
-    """The same index in the forms that every torch takes alike."""
+    """Convert an index to a form that all supported versions of torch accept."""
     if isinstance(index, tuple):
         return tuple(torch_index(item) for item in index)
     if isinstance(index, np.ndarray):
-        return torch.from_numpy(index)  # torch takes an empty array for integers, whatever its dtype
+        return torch.from_numpy(index)  # torch accepts an empty array of any dtype as an index
     if isinstance(index, (list, range)):
         tensor = torch.tensor(list(index))
         return tensor if tensor.dtype == torch.bool else tensor.long()
@@ -150,7 +150,7 @@ def test_lazy_stack_index_equals_torch(case: tuple[tuple[int, ...], object], dat
     try:
         along = plan.along(stack_dim)
     except IndexError:
-        assert not expected.numel()  # torch does not check the indices of what has no elements
+        assert not expected.numel()  # torch does not check indices of a tensor without elements
         return
     if along is None:
         return

@@ -1,4 +1,4 @@
-"""Lazy stacks: members kept, entries stacked when read, unequal shapes and keys."""
+"""Lazy stacks: members, stacked entries, uneven shapes and keys."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from td_core.errors import (
     StructureError,
 )
 
-#: torch 2.14 compiles decompositions the first time that forward mode is used, in a way that it calls deprecated itself.
+#: torch 2.14 calls its own deprecated functions when it compiles decompositions on the first use of forward mode.
 FORWARD_MODE = pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:FutureWarning")
 
 
@@ -764,7 +764,7 @@ def test_transforms_of_uneven_members_work_or_raise(outer, odd):
     )
     doubled = torch.utils._pytree.tree_map(lambda leaf: leaf * 2, stack)
     assert [leaf.tolist() for leaf in doubled._leaves()] == [(leaf * 2).tolist() for leaf in stack._leaves()]
-    # Every leaf has three rows, none of which is a member.
+    # The leaves have three rows, which are not members, so vmap cannot split the stack.
     with pytest.raises(StructureError, match=r"torch\.vmap.* cannot take a dim from a lazy stack"):
         torch.vmap(lambda td: sum(leaf.sum() for leaf in td._leaves()))(stack)
 
@@ -777,7 +777,7 @@ def test_tree_map_keeps_dtypes_of_members(dtype, dim, change):
         TensorDict({"a": torch.ones(3), "b": torch.ones(3, dtype=torch.int64)}, [3]),
         TensorDict({}, [3]),
     )
-    # The other order, and as many leaves of each dtype where the second is of the first's.
+    # The second member has the other key order, and equally many leaves of each dtype if its dtypes match.
     second["b"] = torch.full((3,), 2**53 + 1)
     second["a"] = torch.full((3,), 2**53 + 1).to(dtype)
     stack = TensorDict({"s": LazyStackedTensorDict(first, second, stack_dim=dim)})
@@ -932,7 +932,7 @@ def test_make_dense_with_hidden_keys_raises(make):
 
 
 def state_of(node):
-    """What a change changes: entries and what is in them, of every level."""
+    """Return the entries of every node and their values, to detect changes."""
     if isinstance(node, torch.Tensor):
         return id(node), node.tolist()
     stacked = node._members_and_dim()

@@ -1,4 +1,4 @@
-"""What a state dict brings is copied, and adds nothing to parameters."""
+"""load_state_dict copies tensors and adds no entries to parameters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nested tensors as leaves: their components follow the elements of the other leaves."""
+"""Nested tensors as leaves: components are rearranged like the elements of other leaves."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def transposed() -> torch.Tensor:
 
 
 def marked() -> torch.Tensor:
-    """What verl makes of position ids: the ragged dim is said afterwards, and the shape still tells another one."""
+    """A jagged tensor whose ragged dim is set after construction, as in verl, so that its shape shows another dim."""
     parts = [torch.arange(4.0 * n).view(4, n) for n in LENGTHS]
     offsets = torch.tensor([0, *torch.tensor(LENGTHS).cumsum(0).tolist()])
     tensor = torch.nested.nested_tensor_from_jagged(torch.cat(parts, 1), offsets)
@@ -42,7 +42,7 @@ def components(td: TensorDict) -> list[list]:
     return [part.tolist() for part in td["rows"].unbind()]
 
 
-#: Each gives a collection whose other entry says which component is where.
+#: Operations that rearrange a collection; its entry ("n", "at") holds the original position of each component.
 MOVES = [
     lambda td: td[1:],
     lambda td: td[::2],
@@ -199,14 +199,14 @@ CHANGES = [
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 @pytest.mark.parametrize("change", CHANGES)
 def test_pointwise_strided_layout_applies_per_component(change) -> None:
-    # What densify() makes by default. It has no shape, and torch cannot describe it.
+    # The default result of densify(); it has no shape, and the guards of torch cannot describe it.
     parts = [torch.arange(float(n)) for n in LENGTHS]
     rows, other = torch.nested.nested_tensor(parts), torch.arange(3.0)
     td = TensorDict({"rows": rows, "x": other.clone()}, [3])
     expected = change(
         TensorDict({**{str(i): part.clone() for i, part in enumerate(parts)}, "x": other.clone()})
     )
-    for _ in range(3):  # what was written before is known
+    for _ in range(3):  # repeat, to use the cached metadata of earlier writes
         result = change(td.clone())
         assert components(result) == [expected[str(i)].tolist() for i in range(3)]
         assert torch.equal(result["x"], expected["x"])
@@ -225,7 +225,7 @@ def test_item_shape_strided_ragged_dim_is_minus_one() -> None:
 
 LAYOUTS = {"jagged": torch.jagged, "strided": torch.strided}
 
-#: What changes a collection in place by another; what torch makes of a jagged tensor of ones and a plain one of twos.
+#: In-place operations with a second collection, and torch's result for a jagged tensor of ones and a dense one of twos.
 COMBINED = {
     "update_": (lambda td, other: td.update_(other), None),
     "update": (lambda td, other: td.update(other, inplace=True), None),

@@ -1,4 +1,4 @@
-"""Functions that make one tensor or array refuse a collection, and a list of collections, and say what to call."""
+"""Functions that need a tensor or array raise for collections and lists of them, and name the right method."""
 
 from __future__ import annotations
 

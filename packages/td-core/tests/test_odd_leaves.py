@@ -1,4 +1,4 @@
-"""Leaves for which torch has few operations: what it refuses is refused with the key, before anything is written."""
+"""Leaves with few supported operations: others raise with the key before anything is written."""
 
 from __future__ import annotations
 

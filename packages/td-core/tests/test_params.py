@@ -1,4 +1,4 @@
-"""TensorDictParams: a collection that modules and optimizers take for one of theirs."""
+"""TensorDictParams: a collection whose leaves modules and optimizers accept as parameters."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_init_keeps_buffers():
         params.to(torch.float64),
         copy.deepcopy(holder).p,
     ):
-        copied.update({"n": {}})  # looks at what is there already
+        copied.update({"n": {}})  # reads the existing entries
         assert list(copied.parameters()) == [] and [name for name, _ in copied.named_buffers()] == ["a", "b"]
         assert list(copied.state_dict()) == ["a"]
     assert list(holder.state_dict()) == ["p.a"]
@@ -357,7 +357,7 @@ def test_deep_copy_of_parent_copies_parameters(copied, no_convert):
         held = again["p", key]
         assert type(held) is type(leaf) and held.is_leaf and held.requires_grad == leaf.requires_grad
         assert torch.equal(held, leaf) and held.data_ptr() != leaf.data_ptr()
-    # What is computed of them is no parameter.
+    # Results of operations on parameters are not parameters.
     assert type((again + 1)["p"]) is TensorDict
 
 

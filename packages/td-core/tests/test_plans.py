@@ -1,4 +1,4 @@
-"""Plans that are kept: what was given before must not change what comes out."""
+"""Cached plans: earlier arguments must not change later results."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def td() -> TensorDict:
     return TensorDict({"a": torch.arange(24).view(2, 3, 4), "n": {"b": torch.arange(6).view(2, 3)}}, [2, 3])
 
 
-#: An operation, and arguments that are equal to its own without meaning the same.
+#: An operation with valid arguments, and invalid arguments that equal them (6.0 == 6), so that a cache could mix them up.
 TWINS: list[tuple[Callable[..., Any], tuple[Any, ...], tuple[Any, ...]]] = [
     (lambda *args: td().view(*args), (6,), (6.0,)),
     (lambda *args: td().reshape(*args), (3, 2), (3.0, 2.0)),
@@ -51,7 +51,7 @@ def test_wrong_argument_does_not_poison_cache(
             assert (mine == theirs).all()
 
 
-#: Operations that take dims or sizes, each with 1 for one of them.
+#: Operations that accept dims or sizes; one argument of each is the given int.
 TAKES_INTS: dict[str, Callable[[Any, Any], Any]] = {
     "[..., 1]": lambda td, one: td[..., one],
     "[1, None]": lambda td, one: td[one, None],

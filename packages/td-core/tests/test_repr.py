@@ -1,4 +1,4 @@
-"""Printing: the compact form, the long form, the notebook tree, options, and reading printed forms back."""
+"""Printing: the compact form, the long form, the notebook tree, options, and parsing."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ DTYPES = {
     "u8": torch.uint8,
 }
 
-# What the reference implementation prints for the same collections.
+# tensordict prints these texts for the same collections.
 COMPACT: list[tuple[Any, str]] = [
     (lambda: TensorDict(), "TensorDict(batch_size=[], fields={})"),
     (lambda: TensorDict(batch_size=[3], device="cpu"), "TensorDict(batch_size=[3], device=cpu, fields={})"),

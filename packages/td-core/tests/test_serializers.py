@@ -1,4 +1,4 @@
-"""Saving and loading by format: which serializer is asked, and what is said where none fits."""
+"""Saving and loading by format: the selected serializer, and the errors if none matches."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from td_core.errors import FormatError, PluginError
 
 
 class Recorder(Serializer):
-    """A format that writes down what it was called with."""
+    """A format that records its calls."""
 
     name = "recorder"
 
@@ -55,7 +55,7 @@ class Default(Recorder):
 
 @pytest.fixture(autouse=True)
 def _no_format(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Take away every format and every reason for an absence, whatever is installed."""
+    """Remove all registered formats and reasons for missing packages."""
     monkeypatch.setattr(SERIALIZERS, "_by_name", {})
     monkeypatch.delitem(UNAVAILABLE, "td-memmap", raising=False)
     return

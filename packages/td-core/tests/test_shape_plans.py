@@ -1,4 +1,4 @@
-"""Shape plans, against torch on plain tensors, and member by member for lazy stacks."""
+"""Shape plans, compared with torch on plain tensors, and per member for lazy stacks."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def a_dim(draw: st.DrawFn, batch: Batch) -> int:
     return draw(st.integers(-len(batch), len(batch) - 1))
 
 
-# A case is (batch, plan, what torch does with a tensor of exactly that shape).
+# A case is (batch, plan, torch operation on a tensor of shape ``batch``).
 Case = tuple[Batch, Any, Callable[[Tensor], Any]]
 
 
@@ -259,7 +259,7 @@ def test_shape_plan_equals_torch(cases: Callable[[], st.SearchStrategy[Case]]) -
         for dim in plan.dims():
             assert dim is None or dim < plan.n, "a new dim is not named after one that the plan left alone"
         assert torch.equal(plan.leaf(leaf_of(batch)), expected)
-        # What stands behind the batch dims is left alone, for several shapes in turn.
+        # Feature dims are unchanged; one plan is used for several shapes in turn.
         for tail in [(2,), (1, 3), (2,), ()]:
             columns = [leaf_of(batch) * (i + 2) for i in range(math.prod(tail))]
             wide = torch.stack(columns, -1).view((*batch, *tail))

@@ -1,4 +1,4 @@
-"""Leaves of subclasses of Tensor: an operation gives what the same one gives on each leaf, of the same class."""
+"""Leaves of Tensor subclasses: results have the values and class of torch's result on each leaf."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ KEPT = {Tensor.clone, Tensor.to, Tensor.detach}
 
 
 class Everywhere(Tensor):
-    """What torch makes of a class that says nothing: each result has it."""
+    """A subclass without overrides: torch keeps the class in every result."""
 
 
 class Kept(Tensor):
-    """As the image classes of torchvision: few methods keep the class."""
+    """A subclass like the image classes of torchvision: few methods keep the class."""
 
     @classmethod
     def __torch_function__(cls, func, types, args=(), kwargs=None):
@@ -30,7 +30,7 @@ class Kept(Tensor):
 
 
 class Cloned(Tensor):
-    """A class with a method of its own."""
+    """A subclass that overrides ``clone``."""
 
     def clone(self, **options):
         copied = super().clone(**options)
@@ -39,7 +39,7 @@ class Cloned(Tensor):
 
 
 class Wrapper(Tensor):
-    """A tensor around another one, which knows few operations, as those with quantized values."""
+    """A wrapper subclass that supports few operations, like quantized tensors."""
 
     known = ("add", "add_", "alias", "clone", "detach", "mul", "mul_", "new_zeros", "prod", "stack")
 
@@ -71,7 +71,7 @@ COLLECTIONS = {
     "params": lambda leaf: TensorDictParams(TensorDict({"n": {"x": leaf}}, [4]), no_convert=True),
     "member": lambda leaf: lazy_stack([TensorDict({"n": {"x": leaf}}, [4])]),
 }
-#: Operations on a collection, and what is to come of the leaf; those that a wrapper here does not know stand last.
+#: Operations on a collection and on a leaf; those that Wrapper does not support are last.
 OPERATIONS = {
     "clone": (lambda td: td.clone(), Tensor.clone),
     "torch.clone": (torch.clone, Tensor.clone),

@@ -1,4 +1,4 @@
-"""Lists of tensors that do not stack, set on a lazy stack: each member gets its row."""
+"""Lists of uneven tensors, set on a lazy stack: each member gets its row."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lazy stacks whose members differ, in keys, shapes or batch sizes: each operation does to every member what it says."""
+"""Lazy stacks whose members differ in keys, shapes or batch sizes: operations apply per member."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def check(result, expected) -> None:
             assert torch.equal(leaf, wanted[key])
 
 
-#: What an operation on a stack does, and what it does to a member.
+#: An operation on a stack, and the equivalent operation on each member.
 BY_MEMBER = {
     "stack": (lambda td: torch.stack([td, td.clone()], 1), lambda td, i: torch.stack([td, td], 0)),
     "stack at the front": (lambda td: torch.stack([td, td]), lambda td, i: torch.stack([td, td])),
@@ -192,7 +192,7 @@ def test_empty_index_of_uneven_members_keeps_ndim(index):
     assert empty.batch_size[0] == 0 and empty.ndim == 2 and empty.numel() == 0
 
 
-#: An index, and for each member that it picks, what it means there.
+#: An index of the stack, and the equivalent index per selected member.
 UNEVEN_INDICES = [
     ((1, 2), {1: 2}),
     ((0, -1), {0: -1}),

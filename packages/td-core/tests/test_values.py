@@ -1,4 +1,4 @@
-"""The value codec: exact round trips, plain JSON that reads well, and errors that say where."""
+"""The value codec: exact round trips, readable JSON, and errors with the path."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from td_core._value_types import VALUES, LeafSerializer, enum_serializer
 
 
 def same(a: Any, b: Any) -> bool:
-    """Compare values and types, at every level, with NaN equal to itself."""
+    """Compare values and types recursively; NaN equals NaN."""
     if type(a) is not type(b):
         return False
     if isinstance(a, dict):
@@ -50,7 +50,7 @@ def same(a: Any, b: Any) -> bool:
 
 
 def canonical(value: Any) -> Any:
-    """Return a hashable form of a hashable value that differs where a type does."""
+    """Return a hashable key that also distinguishes the types of equal values."""
     if isinstance(value, (set, frozenset)):
         return type(value), frozenset(map(canonical, value))
     return type(value), tuple(map(canonical, value)) if isinstance(value, tuple) else value
@@ -114,7 +114,7 @@ SCALARS = st.one_of(
     st.lists(st.integers(0, 2**40)).map(torch.Size),
     NUMPY,
 )
-# Without NaN, which is no key that can be found again.
+# No NaN: as a key it does not equal itself.
 HASHABLE = st.recursive(
     st.one_of(
         st.integers(), st.text(), st.binary(), st.dates(), st.booleans(), st.integers(0, 9).map(np.int16)

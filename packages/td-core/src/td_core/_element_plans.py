@@ -18,7 +18,7 @@ from .errors import BatchSizeError, DimError
 
 
 class Repeat(ShapePlan):
-    """Repeat the batch along its dims; additional repeats make new leading dims."""
+    """Plan that repeats the batch along its dims; additional repeats make new leading dims."""
 
     __slots__ = ("_batch", "_repeats")
 
@@ -49,7 +49,7 @@ class Repeat(ShapePlan):
 
 
 class Flip(ShapePlan):
-    """Reverse some dims."""
+    """Plan that reverses some dims."""
 
     __slots__ = ("_dims",)
 
@@ -65,7 +65,7 @@ class Flip(ShapePlan):
 
 
 class Roll(ShapePlan):
-    """Shift some dims; elements that leave at one end enter at the other."""
+    """Plan that shifts some dims; elements that leave at one end enter at the other."""
 
     __slots__ = ("_dims", "_shifts")
 
@@ -90,7 +90,7 @@ class Roll(ShapePlan):
 
 
 class RollFlat(ShapePlan):
-    """Shift the elements as if the batch were flattened to one dim."""
+    """Plan that shifts the elements as if the batch were flattened to one dim."""
 
     __slots__ = ("_shift",)
 
@@ -112,7 +112,7 @@ class RollFlat(ShapePlan):
 
 
 class Take(ShapePlan):
-    """Select positions of one dim, as ``index_select``; ``picks`` returns the list of positions."""
+    """Plan that selects positions of one dim, as ``index_select``; ``picks`` returns the list of positions."""
 
     __slots__ = ("_batch", "_dim", "_method", "_picks")
 
@@ -140,7 +140,7 @@ class Take(ShapePlan):
 
 
 class Narrow(Take):
-    """Select a contiguous range of one dim, as a view."""
+    """Plan that selects a contiguous range of one dim, as a view."""
 
     __slots__ = ()
 
@@ -148,7 +148,7 @@ class Narrow(Take):
 
 
 class Gather(ShapePlan):
-    """Select an element of one dim per position, as :meth:`torch.Tensor.gather`."""
+    """Plan that selects an element of one dim per position, as :meth:`torch.Tensor.gather`."""
 
     __slots__ = ("index",)
 
@@ -174,7 +174,7 @@ class Gather(ShapePlan):
 
 
 class Pad(ShapePlan):
-    """Add constant elements before and after those of some dims; a negative amount removes elements."""
+    """Plan that adds constant elements before and after those of some dims; negative amounts remove elements."""
 
     __slots__ = ("_amounts", "_batch", "_value")
     creates_values = True
@@ -204,7 +204,7 @@ class Pad(ShapePlan):
 
 
 class Where(ShapePlan):
-    """Select each element from one of two collections by a condition; a join without a new dim."""
+    """Plan that selects each element from one of two collections by a condition; a join without a new dim."""
 
     __slots__ = ()
 

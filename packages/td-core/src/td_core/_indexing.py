@@ -84,7 +84,7 @@ class IndexPlan(ShapePlan):
             dim += item is not None and type(item) is not bool
 
     def _list_items(self) -> tuple[Any, ...]:
-        """Return the items of the index; in a graph, positions that are known appear as lists."""
+        """Return the items of the index, as lists where a graph can read their positions."""
         return _items(self.index)
 
     def _find_item(self, dim: int) -> int:

@@ -1,4 +1,4 @@
-"""Cache of the metadata (dtypes, shapes, devices) of leaf lists that passed a check, to skip the check next time."""
+"""Cache of the metadata (dtypes, shapes, devices) of leaf lists that passed a check, so that it can be skipped."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ class LazyStackedTensorDict(TensorDictBase):
         *tensordicts: the members, with the same number of batch dims.
         stack_dim: position of the new dim in the batch size.
         hook_out: function applied to each stacked entry that is read. Copies, pickles and results of operations keep it.
-        hook_in: function applied to each value that is written, kept like ``hook_out``; ``memmap`` drops hooks, others raise.
+        hook_in: function applied to each written value, kept like ``hook_out``; ``memmap`` drops hooks, other formats raise.
         batch_size: compared with the batch size of the stack. For an empty stack, either the batch size of future members or
             that of the stack, which has 0 at ``stack_dim``.
         device: device that all members are moved to; for an empty stack, its device label.
@@ -375,11 +375,11 @@ class LazyStackedTensorDict(TensorDictBase):
 
         Args:
             key: a string or nested tuple of strings.
-            default: returned where a member lacks the key.
+            default: returned if a member lacks the key.
             layout: ``torch.strided`` (default) or ``torch.jagged`` (the layout of ``get(key, as_nested_tensor=True)``).
 
         Raises:
-            KeyPathError: a member lacks the key and there is no default.
+            KeyPathError: a member lacks the key and no default is passed.
 
         >>> items = LazyStackedTensorDict(*[TensorDict({"a": torch.zeros(n)}) for n in (1, 2)])
         >>> [part.shape for part in items.get_nestedtensor("a", layout=torch.jagged).unbind()]
@@ -622,7 +622,7 @@ class LazyStackedTensorDict(TensorDictBase):
         return type(index) is int and self._stack_dim == 0 and -count <= index < count
 
     def __len__(self) -> int:
-        """Return the first batch dim."""
+        """Return the size of the first batch dim."""
         return super().__len__() if self._stack_dim else len(self._members)
 
     def _rows(self, count: int) -> Iterator[Any]:

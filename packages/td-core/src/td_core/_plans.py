@@ -44,7 +44,7 @@ class Along(NamedTuple):
 def read_positions(index: Tensor) -> Any:
     """Return the int or list of ints that a tensor holds; None under vmap and for fake and meta tensors.
 
-    Causes a graph break: in the graph, members would be copied, and writes to the copies would be lost.
+    Break the graph under torch.compile: there, members would be copied, and writes to the copies would be lost.
     """
     if torch.compiler.is_compiling():
         break_graph(

@@ -175,7 +175,7 @@ def _check_options(
     options: Mapping[str, Any],
     instead: Callable[..., Any] | None = None,
 ) -> None:
-    """Raise TypeError for an option that ``method`` (or ``instead``, if it takes any) does not declare."""
+    """Raise TypeError for an undeclared option of ``method``; one with ``**options`` passes them to ``instead``."""
     parameters = inspect.signature(method).parameters.values()
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         if instead is not None:
@@ -232,7 +232,7 @@ def load(path: str | Path, *, format: str | None = None, **options: Any) -> Any:
         **options: options of the format.
 
     Raises:
-        FileNotFoundError: there is nothing at ``path``.
+        FileNotFoundError: ``path`` does not exist.
         MissingPluginError: the format is not registered.
         FormatError: no registered format, or more than one, recognises ``path``.
         TypeError: the format has no such option.

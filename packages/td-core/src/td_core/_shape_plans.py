@@ -33,7 +33,7 @@ from .errors import BatchSizeError, DimError
 
 
 class Reshape(ShapePlan):
-    """Change the batch dims and keep the order of elements; leaves are views where torch returns one.
+    """Plan that changes the batch dims and keeps the order of elements; leaves are views where torch returns one.
 
     ``kept`` holds how many of the first and of the last dims keep their names.
     """
@@ -94,7 +94,7 @@ def _reshaper(old: Shape, new: Shape, copy: bool) -> Callable[[Tensor], Tensor]:
 
 
 class Dense(ShapePlan):
-    """Keep the dims, but stack lazy stacks densely first."""
+    """Plan that keeps the dims, but stacks lazy stacks densely first."""
 
     __slots__ = ()
 
@@ -106,7 +106,7 @@ class Dense(ShapePlan):
 
 
 class Permute(ShapePlan):
-    """Reorder the batch dims."""
+    """Plan that reorders the batch dims."""
 
     __slots__ = ("order",)
 
@@ -128,7 +128,7 @@ class Permute(ShapePlan):
 
 
 class Unsqueeze(ShapePlan):
-    """Insert a dim of size one."""
+    """Plan that inserts a dim of size one."""
 
     __slots__ = ("_batch", "_dim")
 
@@ -151,7 +151,7 @@ class Unsqueeze(ShapePlan):
 
 
 class Squeeze(ShapePlan):
-    """Remove some dims of size one."""
+    """Plan that removes some dims of size one."""
 
     __slots__ = ("_batch", "_dims")
 
@@ -176,7 +176,7 @@ class Squeeze(ShapePlan):
 
 
 class Expand(ShapePlan):
-    """Expand dims of size one and add leading dims, without copying."""
+    """Plan that expands dims of size one and adds leading dims, without copying."""
 
     __slots__ = ("_old",)
 
@@ -202,7 +202,7 @@ class Expand(ShapePlan):
 
 
 class Unbind(MultiPlan):
-    """Split into one part per position of a dim, and remove that dim."""
+    """Plan that splits into one part per position of a dim, and removes that dim."""
 
     __slots__ = ("_batch", "_dim")
 
@@ -227,7 +227,7 @@ class Unbind(MultiPlan):
 
 
 class Split(MultiPlan):
-    """Split one dim into consecutive parts."""
+    """Plan that splits one dim into consecutive parts."""
 
     __slots__ = ("_batch", "_dim", "_sizes")
 
@@ -251,7 +251,7 @@ class Split(MultiPlan):
 
 
 class Join(ShapePlan):
-    """Stack (``stacks``) or concatenate several collections along ``dim``.
+    """Plan that stacks (``stacks``) or concatenates several collections along ``dim``.
 
     Lazy stacks with one stack dim and equal member counts are joined per member. ``along`` is None if their stack
     dim is the concatenated dim: then the lists of members are concatenated.

@@ -23,8 +23,8 @@ def group_by(tensordict: Any, key: NestedKey) -> tuple[Tensor | list[Any], tuple
         key: a tensor entry (distinct rows are sorted) or non-tensor data (values keep their order of appearance).
 
     Raises:
-        KeyPathError: there is no such entry.
-        ValueError: there is no batch dim.
+        KeyPathError: the collection has no such entry.
+        ValueError: the collection has no batch dims.
         TypeError: the entry is a node, or ``==`` of its values does not return a bool (arrays).
 
     >>> values, groups = group_by(TensorDict({"a": [1, 0, 1]}, batch_size=[3]), "a")
@@ -82,7 +82,7 @@ def isin(input: Any, reference: Any, key: NestedKey, dim: int = 0) -> Tensor:
 
     Raises:
         KeyPathError: one of the collections has no such tensor.
-        ValueError: there is no such batch dim.
+        ValueError: ``dim`` is not a batch dim.
 
     >>> isin(TensorDict({"a": [1, 0, 2]}, [3]), TensorDict({"a": [2, 1]}, [2]), "a")
     tensor([ True, False,  True])
@@ -110,8 +110,8 @@ def remove_duplicates(input: Any, key: NestedKey, dim: int = 0, *, return_indice
         The collection, sorted by the distinct values; with ``return_indices`` also an int64 tensor.
 
     Raises:
-        KeyPathError: there is no such tensor.
-        ValueError: there is no such batch dim.
+        KeyPathError: the collection has no such tensor.
+        ValueError: ``dim`` is not a batch dim.
 
     >>> remove_duplicates(TensorDict({"a": [1, 0, 1], "b": [4, 5, 6]}, [3]), "a")["b"]
     tensor([5, 4])

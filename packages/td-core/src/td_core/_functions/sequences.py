@@ -183,7 +183,7 @@ def unpad_sequence(padded: Any, mask: Any = None, *, pad_dim: int = 0) -> Any:
         pad_dim: the dim of each leaf that was padded.
 
     Raises:
-        ValueError: there is no mask; or the data of a row is not contiguous.
+        ValueError: no mask is passed or stored; or the data of a row is not contiguous.
 
     >>> items = [TensorDict({"a": torch.ones(n)}, [n]) for n in (1, 2)]
     >>> [len(item["a"]) for item in unpad_sequence(pad_sequence(items, return_mask=True)).tensordicts]
