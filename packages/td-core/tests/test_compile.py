@@ -1,4 +1,4 @@
-"""torch.compile(fullgraph=True): no break over the documented operations, no recompilation for the same structure."""
+"""Test torch.compile(fullgraph=True): no graph break in documented operations, no recompilation per structure."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def test_compile_aot_backward_sets_grad():
     torch.testing.assert_close(leaf.grad, 2 * (2 * leaf).exp().detach())
 
 
-#: What a batch size goes through, on its way to a result, that could make it a constant of the graph.
+#: Operations that compute with the batch size, and could specialise the graph to its value.
 SIZED = {
     "int": lambda td: td[0] + 1,
     "slices": lambda td: [td[1:3], td[-2:], td[:-1:2]],

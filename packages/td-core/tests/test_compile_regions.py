@@ -1,4 +1,4 @@
-"""Compiled regions of nested collections, and values written into lazy stacks in a graph."""
+"""Test nested compile regions on collections, and writes into lazy stacks inside a graph."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ STACKS: dict[str, Callable[[], Any]] = {
     "lazy": lambda: LazyStackedTensorDict(*members()),
     "below": lambda: TensorDict({"l": LazyStackedTensorDict(*members())}, batch_size=[2]),
 }
-#: Values that core alone takes.
+#: Values that td-core can store without a plugin.
 VALUES: dict[str, Any] = {
     "tuple": (1, 2),
     "list": [1.5, 2],
@@ -102,7 +102,7 @@ WRITES: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
-#: Every write of one value, and every value in one write.
+#: All writes with one value, and one write with all values, to limit the number of compilations.
 WRITTEN = [
     *[(name, "tensor") for name in WRITES],
     *[("update", value) for value in VALUES if value != "tensor"],

@@ -1,4 +1,4 @@
-"""torch.compile(fullgraph=True) over update, structure, mapping and conversion, on dense collections and lazy stacks."""
+"""Test torch.compile(fullgraph=True) on updates, key operations and conversions of dense and lazy collections."""
 
 from __future__ import annotations
 

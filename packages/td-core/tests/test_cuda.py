@@ -1,4 +1,4 @@
-"""What only a GPU shows: who waits for whom, what is sent how often, and that results lie where they should."""
+"""Test on a GPU: synchronisation, indices, CUDA graphs, memory, devices and autocast."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def same(found: Any, expected: Any, device: str = "cuda") -> None:
 
 @pytest.fixture
 def no_waiting() -> Iterator[Callable[[], None]]:
-    """Return a function after which every wait for the GPU is an error."""
+    """Return a function that makes torch raise at every synchronisation with the GPU."""
     yield lambda: torch.cuda.set_sync_debug_mode("error")
     torch.cuda.set_sync_debug_mode("default")
 
 
 HOST = torch.tensor([2, 0])
-# No operation on the content has to wait, and a mask only if it is turned into positions.
+# None of these may synchronise; only the conversion of a mask to positions, which is not listed, has to.
 OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
     "number": lambda td, rows: td + 1,
     "two": lambda td, rows: td * td,
@@ -81,7 +81,7 @@ OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_operation_on_gpu_does_not_synchronize(name: str, no_waiting: Callable[[], None]) -> None:
     td, rows = sample(), HOST.cuda()
-    OPERATIONS[name](td.clone(), rows)  # the first call loads kernels
+    OPERATIONS[name](td.clone(), rows)  # the first call loads kernels, which synchronises
     torch.cuda.synchronize()
     no_waiting()
     found = OPERATIONS[name](td, rows)
@@ -148,7 +148,7 @@ def test_index_out_of_range_raises_before_gpu_kernel(index: Any) -> None:
     for use in (lambda: td[index], lambda: td.__setitem__(index, 1)):
         with pytest.raises(CollectionIndexError, match="out of bounds for batch dim"):
             use()
-    assert td.sum(reduce=True).item() == 0  # the GPU still works
+    assert td.sum(reduce=True).item() == 0  # a failed device assert would break all later calls
 
 
 @CUDA
@@ -221,7 +221,7 @@ def test_torch_load_map_location_moves_gpu_td() -> None:
 
 @pytest.mark.parametrize("weights_only", [False, True])
 def test_torch_load_sets_device_label_of_loaded_leaves(weights_only: bool) -> None:
-    there = torch.device("cuda", 0)  # only the label: this machine may have none
+    there = torch.device("cuda", 0)  # only a label, so the test needs no GPU
     for td in (sample("cpu"), lazy_stack([sample("cpu"), sample("cpu")]), TensorDict({"n": sample("cpu")})):
         set_device_labels(td, there)
         file = io.BytesIO()

@@ -1,4 +1,4 @@
-"""Parameters taken out of modules and put back."""
+"""Test from_module, from_modules and to_module."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_to_module_locked_swap_dest_leaves_module_unchanged(how):
 
 
 class Weights(TensorDict):
-    """A subclass without anything of its own."""
+    """Subclass of TensorDict without additions."""
 
 
 @pytest.mark.parametrize("kind", [Weights, TensorDictParams])
@@ -114,7 +114,7 @@ def test_from_module_subclass_returns_subclass(kind):
     made = kind.from_module(model)
     assert type(made) is kind
     held = {**model._parameters, **model._buffers}
-    # No buffer becomes a parameter.
+    # TensorDictParams must keep buffers instead of converting them to parameters.
     assert set(made.keys()) == set(held) and all(made[key] is held[key] for key in held)
 
 
@@ -130,7 +130,7 @@ def test_to_module_without_preserve_sets_plain_tensors():
     data = TensorDict.from_module(model).data.clone()
     with data.to_module(model, preserve_module_state=False):
         assert model.weight is data["weight"]
-        # Neither an optimizer nor a checkpoint may take them for parameters.
+        # Plain attributes must not reach an optimizer or a checkpoint.
         assert not list(model.parameters()) and not model.state_dict()
     after = dict(model.named_parameters())
     assert list(after) == list(before) and all(map(operator.is_, after.values(), before.values()))

@@ -1,4 +1,4 @@
-"""map and map_iter: order, chunks, seeds, and what happens when a worker fails or dies."""
+"""Test map and map_iter: order, chunks, seeds, and errors of workers that raise or are killed."""
 
 from __future__ import annotations
 
@@ -260,7 +260,7 @@ for _ in TensorDict({{"a": torch.zeros(2)}}, [2]).map_iter(slow, num_workers=2, 
             parent.stdout.read(2)
             time.sleep(0 if size > 1 else 2)
             parent.kill()
-            # Its end comes when nobody can write there any more.
+            # communicate() returns only when the workers, which inherited stdout, have ended too.
             parent.communicate(timeout=30)
 
     def test_map_fork_during_import_does_not_deadlock(self) -> None:

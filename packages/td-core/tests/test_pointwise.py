@@ -1,4 +1,4 @@
-"""Pointwise operations, against torch on the plain leaves, for every entry of the tables."""
+"""Compare every pointwise method of the tables with torch on plain leaves."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def check(result: TensorDict, expected: dict[object, Tensor]) -> None:
 
 
 def made(parameters: int, inplace: bool) -> list[str]:
-    """Return the names of the methods of the tables with this many parameters, self included."""
+    """Return the names of the methods made by a factory that have this many parameters, with ``self``."""
     return [
         name
         for name, method in vars(PointwiseMixin).items()
@@ -745,7 +745,7 @@ LISTS = {"none": 1, "number": 1, "one": 2, "two": 3}
 
 
 def derivatives(operation, operands: str, inplace: bool) -> tuple[list, list]:
-    """Return gradients and tangents of an operation on lists of leaves, more leaves than each has elements."""
+    """Compute gradients and forward tangents of an operation on lists of four leaves."""
     generator = torch.Generator().manual_seed(0)
     lists = [
         [torch.rand(n, generator=generator) / 2 + 0.25 for n in (2, 1, 2, 1)] for _ in range(LISTS[operands])
@@ -764,7 +764,7 @@ def derivatives(operation, operands: str, inplace: bool) -> tuple[list, list]:
 
 
 def with_derivative(name: str, operands: str) -> tuple[list, list] | None:
-    """Return the derivatives of an operation, leaf by leaf; None where torch has none, or no such operation."""
+    """Compute the derivatives with the single operation per leaf; return None if torch cannot."""
 
     def one_by_one(*given):
         *lists, last = given
@@ -780,7 +780,7 @@ def with_derivative(name: str, operands: str) -> tuple[list, list] | None:
 with warnings.catch_warnings():
     warnings.simplefilter(
         "ignore", FutureWarning
-    )  # of torch 2.14, about what it imports for the first dual tensor
+    )  # torch 2.14 warns about an import of its own at the first dual tensor
     DERIVATIVES = {
         f"{name}, {operands}": (name, operands, expected)
         for name in OPS
@@ -800,7 +800,7 @@ def test_foreach_gradients_equal_single_op_gradients(name, operands, expected):
 
 @pytest.mark.parametrize("name", ["exp", "log1p", "pow", "reciprocal", "tan"])
 def test_unary_autocast_calls_single_op_per_leaf(name, monkeypatch):
-    # Only there does torch choose the dtype; it does so for some of the operations, on a GPU.
+    # Autocast chooses the dtype in single operations only, and on a GPU only: so count calls instead of dtypes.
     this = OPS[name]
     calls = []
     monkeypatch.setitem(
@@ -820,7 +820,7 @@ def test_add_numpy_operand_equals_torch(number: Any) -> None:
     td, wide = TensorDict({"a": leaf.clone()}, [2]), torch.as_tensor(number).float()
     expected = leaf + (wide.unsqueeze(-1) if wide.ndim else wide)
     assert torch.equal((td + number)["a"], expected)
-    with torch.device("meta"):  # they go where the leaves are
+    with torch.device("meta"):  # an array is moved to the device of the leaves, not to the default device
         assert torch.equal((td + number)["a"], expected)
         assert torch.equal(td.add_(number)["a"], expected)
     if not wide.ndim:
@@ -848,7 +848,7 @@ def test_inplace_overlapping_operand_is_read_before_write(name: str, mixed: bool
 
     def leaves_of(tensors: list[Tensor], shift: int) -> list[Tensor]:
         first, second, third = tensors
-        one = torch.full((7,), 0.5)  # which is written before torch refuses the next
+        one = torch.full((7,), 0.5)  # torch writes this leaf before it raises at the next one
         return [one, first[shift : 7 + shift], second[shift : 7 + shift], third.t() if shift else third]
 
     def td_of(leaves: list[Tensor]) -> TensorDict:
@@ -901,7 +901,7 @@ def test_binary_operand_without_batch_size_matches_equal_shapes(
     ):
         assert result.batch_size == (3,)
         torch.testing.assert_close(result["a"], td["a"] - leaves["a"])
-        # Fewer dims than the leaf: what stands behind the batch dims.
+        # The operand has fewer dims than the leaf, so it matches the feature dims.
         torch.testing.assert_close(result["b", "c"], td["b", "c"] - leaves["b"]["c"])
     assert (named == TensorDict({"a": td["a"], "b": {"c": td["b", "c"]}})).all()
 

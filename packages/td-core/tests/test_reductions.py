@@ -1,4 +1,4 @@
-"""Reductions and scans, against torch on the plain leaves, for every entry of the tables."""
+"""Compare every reduction and scan with torch on plain leaves."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def entries(td: TensorDict) -> dict[object, Tensor]:
 
 
 def behind(td: TensorDict) -> dict[object, Tensor]:
-    """Return each leaf with what is behind the batch dims of its level as the last dim."""
+    """Return each leaf with its feature dims flattened to one last dim."""
     sizes = {key: td.batch_size if isinstance(key, str) else td[key[:-1]].batch_size for key in entries(td)}
     return {key: leaf.reshape(*sizes[key], -1) for key, leaf in entries(td).items()}
 
@@ -60,7 +60,7 @@ def check(result: TensorDict, expected: dict[object, Tensor]) -> None:
 
 
 def table(*parameters: str) -> list[str]:
-    """Return the methods of the tables that have exactly these parameters."""
+    """Return the names of the methods made by a factory that have exactly these parameters."""
     return [
         name
         for name, method in vars(ReductionMixin).items()
@@ -396,7 +396,7 @@ def test_reduce_random_shape_and_dims_equals_torch(name: str, data: st.DataObjec
     dims = data.draw(st.lists(st.integers(0, len(batch) - 1), min_size=1, unique=True))
     keepdim = data.draw(st.booleans())
     leaf = torch.rand(*batch, *tail, dtype=torch.float64)
-    # The deviation of one element is nan, with a warning.
+    # torch warns about the standard deviation of a single element, which is nan.
     assume(name not in DEVIATIONS or math.prod(batch[dim] for dim in dims) > 1)
     result = getattr(TensorDict({"a": leaf}, batch), name)(tuple(dims), keepdim)
     check(result, {"a": reduced(name, leaf, tuple(dims), keepdim)})

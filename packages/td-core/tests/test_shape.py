@@ -1,4 +1,4 @@
-"""Shape operations and indexing on collections: leaf by leaf what torch does, on dense and lazy ones alike."""
+"""Compare shape operations and indexing with torch per leaf, on dense collections and lazy stacks."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ KINDS = {"dense": make, "lazy0": lazy(0), "lazy1": lazy(1), "lazy2": lazy(2)}
 
 INDEX = torch.tensor([[[3, 0, 1, 1]], [[0, 0, 2, 3]]])
 
-# Each operation is called alike on a collection and on a tensor of the batch's shape.
+# Each operation works on a collection and on a tensor of the same batch shape, so that results can be compared.
 OPERATIONS: dict[str, Callable[[Any], Any]] = {
     "view": lambda t: t.view(8),
     "view many": lambda t: t.view(2, 2, 2),

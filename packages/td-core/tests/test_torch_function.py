@@ -1,4 +1,4 @@
-"""Functions of torch on collections: every one in the table, against the plain leaves."""
+"""Compare every torch function of the dispatch table with the function on plain leaves."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def entries(td: TensorDict) -> dict[object, Tensor]:
 
 
 def compare(result: object, expected: object, key: object) -> None:
-    """Compare a result for collections, at one key, with the result for that leaf."""
+    """Check one key of a function's result on a collection against its result on that leaf."""
     if isinstance(expected, (tuple, list)):
         assert len(result) == len(expected)
         for part, value in zip(result, expected, strict=True):
@@ -44,7 +44,7 @@ def compare(result: object, expected: object, key: object) -> None:
         assert result == expected
 
 
-#: The arguments behind the first, where there are some.
+#: Arguments after the first one, per function that needs them.
 ARGUMENTS: dict[str, tuple[object, ...]] = {
     "amax": (0,),
     "amin": (0,),
@@ -92,7 +92,7 @@ ARGUMENTS: dict[str, tuple[object, ...]] = {
     "unsqueeze": (0,),
     "var": (0,),
 }
-#: What needs the dims behind the batch dims spelled out for a plain leaf.
+#: Functions whose shape argument has to include the feature dims for a plain leaf.
 ON_BATCH_DIMS = {"broadcast_to", "permute", "reshape", "tile"}
 ELSEWHERE = {
     "addcdiv", "addcmul", "lerp", "gather", "masked_fill", "masked_select", "is_floating_point", "numel",
@@ -268,7 +268,7 @@ def test_torch_function_unsupported_raises_with_advice(call: object, name: str) 
 
 
 def test_table_functions_are_overridable_in_torch() -> None:
-    # torch does not list the one that takes collections apart itself.
+    # torch.overrides does not list torch.autograd.grad, which dispatches by itself.
     assert all(
         torch.overrides.resolve_name(function) for function in TABLE if function is not torch.autograd.grad
     )

@@ -258,7 +258,7 @@ def try_scatter_whole(target: Core, source: Any, plan: IndexPlan) -> bool:
 
 
 def _can_scatter(targets: list[Tensor], values: list[Any], plan: IndexPlan) -> bool:
-    """Return True if torch can write each value at the plan's index, or raises where the slow path still succeeds."""
+    """Return True if an indexed write is right for all leaves or raises, so that the slow path can take over."""
     if not PLAIN.issuperset(map(type, values)):
         return False
     lead, n = plan.lead, plan.n
@@ -286,7 +286,7 @@ def _can_scatter(targets: list[Tensor], values: list[Any], plan: IndexPlan) -> b
 
 
 def _is_odd(value: Tensor) -> bool:
-    """Return True if a value is not strided, on the meta device or quantized: torch copies it only into its like."""
+    """Return True if a value is not strided, on meta, or quantized: torch copies it only into a leaf of that form."""
     return value.layout is not torch.strided or value.is_meta or value.is_quantized
 
 

@@ -105,7 +105,7 @@ class LockMixin(Core):
         return self
 
     def __enter__(self: SelfT) -> SelfT:
-        """Enter a block at whose end the operation that returned this collection is undone."""
+        """Start a ``with`` block that undoes the operation which returned this collection on exit."""
         if not torch.compiler.is_compiling():
             _entered.setdefault(id(self), []).append(self._undo)
             self._undo = None

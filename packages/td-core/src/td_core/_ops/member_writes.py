@@ -108,7 +108,7 @@ def _split_uneven(stack: Any, index: Any, value: Any) -> Iterator[Part]:
 
 
 def _split_broadcast(value: Any, stack: Any, lead: torch.Size, dims: int | None) -> Sequence[Any]:
-    """Split a value into a collection of batch size ``lead`` and a dict of values that are equal for all elements."""
+    """Split a value into a collection of batch size ``lead`` and a dict of the scalars, equal for all elements."""
     if isinstance(value, Core):
         value = as_rows(value, lead)
     if isinstance(value, Core) or not isinstance(value, Mapping):
@@ -143,7 +143,7 @@ def _split_broadcast(value: Any, stack: Any, lead: torch.Size, dims: int | None)
 
 
 def _is_level(entry: Any, lead: torch.Size) -> bool:
-    """Return True if a value is a dict, or a node without ``lead`` as leading dims, whose entries are split singly."""
+    """Return True for a dict, and for a node whose batch size does not start with ``lead``: split their entries."""
     if isinstance(entry, Core):
         return not entry._is_value and entry.batch_size[: len(lead)] != lead
     return isinstance(entry, Mapping)

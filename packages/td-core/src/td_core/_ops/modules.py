@@ -109,7 +109,7 @@ def _write(slots: dict[str, Any], key: str, value: Any, non_blocking: bool = Fal
 
 
 def _run_all(undo: Callable[[], Any]) -> None:
-    """Call ``undo``, and call it again if Ctrl-C interrupts it, so that the module is whole if a program saves it then."""
+    """Call ``undo``; call it again if Ctrl-C interrupts it, so that the module is never half restored."""
     try:
         undo()
     except (KeyboardInterrupt, SystemExit):
@@ -449,7 +449,7 @@ class ModuleMixin(Core):
                 made: dict[Any, Tensor] = {}
                 wrap, parameter = eager and preserve_module_state, nn.Parameter
                 for slots, key, value, held, slot in moves:
-                    fits = slot == "p" and type(value) is parameter  # mostly
+                    fits = slot == "p" and type(value) is parameter  # the common case needs no conversion
                     slots[key] = value if fits else _fit(value, held, slot, wrap, made)
             if not return_swap:
                 return None

@@ -71,7 +71,7 @@ def combine(
 ) -> Any:
     """Apply a binary operation to ``node`` and an operand. Return NotImplemented if ``other`` cannot be an operand.
 
-    ``foreign`` is passed to :meth:`Core._zip_leaves`, which appends nodes to it.
+    ``foreign`` is passed to :meth:`Core._zip_leaves`, which appends the nodes that may hold values.
     """
     leaves: list[Tensor] = []
     levels: Walked = None
@@ -170,7 +170,7 @@ def _beside_each(node: Any, scalar: Tensor, leaves: list[Tensor], levels: Walked
     """Return the operand per leaf for a 0-d tensor."""
     if type(levels) is dict or type(levels) is list:
         return [scalar] * len(leaves)
-    operand: list[Tensor] = []  # a lazy stack may need the scalar in a shape of its own
+    operand: list[Tensor] = []  # 0-d leaves of a lazy stack's members need a cast scalar, see as_scalar()
     node._broadcast_to_leaves(scalar, operand, keep_scalar)
     return operand
 
@@ -238,7 +238,7 @@ def write_leaves(name: str, node: Core, this: Op, leaves: list[Tensor], *operand
 
 
 def _finish_without_overlap(this: Op, leaves: list[Tensor], operands: tuple[Any, ...]) -> None:
-    """Finish an in-place operation that torch stopped at a leaf which overlaps its operand, on clones of such operands.
+    """Finish an in-place operation after torch raised at a leaf that overlaps its operand: clone such operands.
 
     torch has already written the leaves before that one, so they are skipped.
     """
@@ -530,7 +530,7 @@ def reorder_like(
 
 
 def compare_values(result: Any, first: Any, second: Any, single: Callable[..., Any]) -> Any:
-    """Compare the value nodes of two collections, and set the comparisons in ``result``, which has those of tensors."""
+    """Compare the value nodes of two collections, and set the bools in ``result``, which already has those of leaves."""
     size = result.batch_size
     first, second = [item if item.batch_size == size else item.expand(size) for item in (first, second)]
     if first._is_value:

@@ -42,7 +42,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 def _make_extreme(tensors: str, number: str) -> Op:
-    """Combine maximum (minimum) of tensors with clamp by a number: maximum of a number has wrong forward gradients."""
+    """Build maximum or minimum: of tensors, or a clamp by a number, since maximum with a number has wrong tangents."""
     of_tensor, of_number = getattr(torch, tensors), getattr(torch, number)
     of_tensors, of_numbers = foreach_kernel(tensors), foreach_kernel(number)
 

@@ -260,7 +260,7 @@ def _select_or_value(node: Any, value: Any, condition: Tensor) -> Any:
         try:
             return _apply_masked("where", node, _WHERE, condition, value)
         except StructureError:
-            pass  # a node with one tensor for the whole batch takes no mask; the path below raises with its key
+            pass  # a node with one tensor for the whole batch cannot be masked; the path below raises with its key
     if isinstance(value, Tensor) and value.ndim:
         node = node.contiguous()
     if isinstance(value, Tensor) and not value.ndim:

@@ -87,7 +87,7 @@ def change_distinct(
     operands: tuple[Any, ...],
     show: Callable[[list[Tensor]], str],
 ) -> tuple[list[Tensor], tuple[Any, ...]]:
-    """Apply the operation to partly overlapping leaves, and return the remaining leaves and operands, each memory once.
+    """Apply the operation to partly overlapping leaves. Return the remaining leaves and operands without duplicates.
 
     ``show`` formats the keys of leaves. Raises StructureError, with nothing written, if shared leaves would differ.
     """

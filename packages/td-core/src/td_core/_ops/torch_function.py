@@ -205,7 +205,7 @@ _KEYWORDS = {
 
 
 class TorchFunctionMixin(Core):
-    """The ``__torch_function__`` protocol, which lets torch functions take collections."""
+    """The ``__torch_function__`` protocol, through which torch functions accept collections."""
 
     __slots__ = ()
 
