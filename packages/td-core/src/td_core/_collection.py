@@ -48,7 +48,7 @@ class Core(ABC):
     #: True for value nodes that wrap one tensor: ``_unwrap`` returns the tensor, which counts as a leaf.
     _is_tensor_proxy: ClassVar[bool] = False
 
-    #: False if ``load_state_dict`` must not add entries, as in a module, whose entries are fixed.
+    #: False for kinds to which ``load_state_dict`` adds no entries: those of parameters are fixed, as in a module.
     _grows: bool = True
 
     #: True for kinds whose ``_coerce_to_schema`` also converts tensors.
@@ -75,7 +75,7 @@ class Core(ABC):
     @property
     @abstractmethod
     def device(self) -> torch.device | None:
-        """Device of every entry, or None where entries keep their own."""
+        """Device of every entry, or None if entries may be on different devices."""
 
     @abstractmethod
     def _children(self) -> Mapping[str, Child]:

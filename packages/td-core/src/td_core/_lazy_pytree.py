@@ -93,7 +93,7 @@ def _unflatten(cls: Any, children: Any, context: Whole | Members) -> Any:
         behind, name, ndim, depth, _ = context
         result = len(whole.batch_size) if isinstance(whole, Core) else 0
         leaves = [leaf for leaf in leaves_below(items) if isinstance(leaf, Tensor)]
-        # A Jacobian replaces leaves by collections, whose dims follow those of the leaf, so the stack dim is not there.
+        # In a Jacobian, collections replace leaves and add their own dims, so the result is not split along the stack dim.
         if behind > result or _measure_depth(whole) > depth or is_innermost_transform(leaves):
             return whole
         dim = result - behind

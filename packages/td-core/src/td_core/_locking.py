@@ -82,7 +82,7 @@ def unlock(root: Core) -> None:
 
 
 def _is_part(node: Any) -> bool:
-    """Return True if a locked node holds this node, or a member of it, if it is a lazy stack made to show an entry."""
+    """Return True if a locked node holds this node or, for an unlocked lazy stack, one of its members."""
     if _is_held(node):
         return True
     stacked = None if node._locked else node._members_and_dim()

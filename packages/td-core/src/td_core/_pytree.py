@@ -105,9 +105,9 @@ def leaves_below(nodes: list[Any]) -> list[Any]:
 
 
 def encode_sizes(node: Core, children: list[Any]) -> tuple[Any, ...]:
-    """Return ``(position, feature dims)`` of the child that provides the batch size, then the children without leaves.
+    """Return the source of the batch size, then ``(position, extra dims)`` of each child without leaves.
 
-    Those are ``(position, extra dims)``. Reduce them to the extra dims in ``children``: the batch dims may change.
+    The source is ``(position, feature dims)`` of a child, or the batch size itself if no child has leaves.
     """
     ndim = len(node.batch_size)
     leaf: Any = _get_kept(node)

@@ -45,7 +45,7 @@ class Wrapper(TensorCollection):
 
     @property
     def device(self) -> torch.device | None:
-        """Device of every entry, or None where entries keep their own."""
+        """Device of every entry, or None if entries may be on different devices."""
         return self._tensordict.device  # type: ignore[no-any-return]
 
     @property
