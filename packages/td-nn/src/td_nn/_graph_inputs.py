@@ -18,8 +18,8 @@ __all__ = ["GraphInputs", "Place", "copy_inputs", "read_entries", "read_inputs"]
 #: Where an input is: the key path of an entry, or the position of a leaf among the other arguments.
 Place = tuple[str, ...] | int
 
-#: Stands for the batch size of the collection among the values.
-BATCH_SIZE = ("batch_size",)
+#: Stands for the batch size of the collection among the values; no entry has this path.
+BATCH_SIZE = ()
 
 
 #: Types of arguments that hold no others, so that a call with no others is read without torch's pytrees, which are slow.
@@ -86,6 +86,7 @@ def read_inputs(args: tuple[Any, ...], kwargs: dict[str, Any], in_keys: list[Any
     """Return the inputs of a call; of a collection that comes first, those at the keys, or all if there are none."""
     tensors: dict[Place, Tensor] = {}
     values: dict[Any, Any] = {}
+    kwargs = dict(sorted(kwargs.items()))
     others: Any = (args, kwargs)
     spec: Any = None
     if args and isinstance(args[0], TensorCollection):
