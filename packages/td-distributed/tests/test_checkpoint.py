@@ -67,7 +67,7 @@ if HAS_TENSORCLASS:
 
 
 @pytest.mark.parametrize("name", TREES)
-def test_every_kind_loads_into_the_leaves_of_another(name: str, tmp_path: Path) -> None:
+def test_load_every_kind_fills_leaves_of_other_kind(name: str, tmp_path: Path) -> None:
     source, target = TREES[name](1), TREES[name](0)
     before = target._leaves()
     checkpoint.save({"td": DistributedStateful(source)}, checkpoint_id=tmp_path)
@@ -77,7 +77,7 @@ def test_every_kind_loads_into_the_leaves_of_another(name: str, tmp_path: Path) 
     assert repr(target.to_dict()) == repr(source.to_dict())
 
 
-def test_elements_of_another_dtype_are_converted(tmp_path: Path) -> None:
+def test_load_other_dtype_converts_elements(tmp_path: Path) -> None:
     target = TensorDict({"a": torch.zeros(2, dtype=torch.int64)})
     checkpoint.save(
         {"td": DistributedStateful(TensorDict({"a": torch.tensor([1.5, 3])}))}, checkpoint_id=tmp_path
@@ -106,9 +106,7 @@ def test_elements_of_another_dtype_are_converted(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_state_of_another_structure_is_refused_and_nothing_changes(
-    make: Any, state: Any, message: str
-) -> None:
+def test_load_other_structure_raises_and_changes_nothing(make: Any, state: Any, message: str) -> None:
     target = make()
     with pytest.raises(StructureError, match=message):
         DistributedStateful(target).load_state_dict(state)
@@ -132,7 +130,7 @@ if HAS_TENSORCLASS:
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_the_engine_refuses_another_structure_before_it_reads(name: str, tmp_path: Path) -> None:
+def test_dcp_load_other_structure_raises_before_reading(name: str, tmp_path: Path) -> None:
     text = {"s": "text"} if HAS_TENSORCLASS else {}
     source = TensorDict({"a": torch.ones(3), "b": torch.ones(2), **text})
     checkpoint.save({"td": DistributedStateful(source)}, checkpoint_id=tmp_path)
@@ -143,7 +141,7 @@ def test_the_engine_refuses_another_structure_before_it_reads(name: str, tmp_pat
     assert target["b"].tolist() == [0.0, 0.0]
 
 
-def test_what_a_checkpoint_cannot_hold_is_named() -> None:
+def test_state_dict_unsupported_leaf_raises_naming_key() -> None:
     jagged = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
     with pytest.raises(StructureError, match="key 'j' is a nested tensor"):
         DistributedStateful(TensorDict({"j": jagged})).state_dict()
@@ -185,7 +183,7 @@ def loads(rank: int, folder: str) -> None:
     assert not HAS_TENSORCLASS or target["s"] == "value 1"
 
 
-def test_two_ranks_save_what_two_four_and_one_load(two: Any, four: Any, tmp_path: Path) -> None:
+def test_load_save_of_two_ranks_with_other_rank_counts(two: Any, four: Any, tmp_path: Path) -> None:
     pytest.importorskip("torch.distributed.tensor", reason="this torch has no public DTensor")
     folder = str(tmp_path)
     assert two.run(saves, folder) == [None, None]

@@ -124,7 +124,7 @@ PARTS = pytest.mark.parametrize("parts", [False, True], ids=["in one", "in parts
 @PARTS
 @pytest.mark.parametrize("src", [0, 1])
 @pytest.mark.parametrize("name", TREES)
-def test_broadcast(two: Any, name: str, src: int, parts: bool) -> None:
+def test_broadcast_every_kind_returns_equal_collection(two: Any, name: str, src: int, parts: bool) -> None:
     assert two.run(broadcasts, name, src, parts) == [None, None]
 
 
@@ -136,7 +136,7 @@ def scatters(rank: int, name: str, src: int) -> None:
 
 
 @pytest.mark.parametrize("name", TREES)
-def test_scatter(four: Any, name: str) -> None:
+def test_scatter_every_kind_returns_item_of_rank(four: Any, name: str) -> None:
     assert four.run(scatters, name, 2) == [None] * 4
 
 
@@ -151,7 +151,7 @@ def gathers_all(rank: int, name: str, parts: bool) -> None:
 
 @PARTS
 @pytest.mark.parametrize("name", TREES)
-def test_all_gather(four: Any, name: str, parts: bool) -> None:
+def test_all_gather_every_kind_returns_all_ranks(four: Any, name: str, parts: bool) -> None:
     assert four.run(gathers_all, name, parts) == [None] * 4
 
 
@@ -169,7 +169,7 @@ def gathers(rank: int, dst: int, lazy: bool) -> Any:
 
 
 @pytest.mark.parametrize("lazy", [False, True])
-def test_gather_and_stack(four: Any, lazy: bool) -> None:
+def test_gather_and_stack_writes_items_of_other_ranks(four: Any, lazy: bool) -> None:
     assert four.run(gathers, 2, lazy) == [None, None, ([0.0, 1.0, 3.0], [0, 1, 3]), None]
 
 
@@ -183,7 +183,7 @@ def gathers_parameters(rank: int) -> Any:
     return parameter.tolist()
 
 
-def test_parameters_take_what_is_gathered(two: Any) -> None:
+def test_gather_and_stack_into_parameters_writes_them(two: Any) -> None:
     assert two.run(gathers_parameters) == [[[5.0, 5.0, 5.0]], None]
 
 
@@ -199,7 +199,7 @@ def gathers_what_does_not_fit(rank: int, lazy: bool) -> Any:
 
 
 @pytest.mark.parametrize("lazy", [False, True])
-def test_gather_and_stack_changes_nothing_where_one_does_not_fit(four: Any, lazy: bool) -> None:
+def test_gather_and_stack_misfit_raises_and_changes_nothing(four: Any, lazy: bool) -> None:
     assert four.run(gathers_what_does_not_fit, lazy) == ["StructureError", None, None, None]
 
 
@@ -209,7 +209,7 @@ def gathers_into_another_number(rank: int) -> Any:
     return message, target["a"].tolist()
 
 
-def test_gather_and_stack_takes_as_many_items_as_there_are(four: Any) -> None:
+def test_gather_and_stack_wrong_first_dim_raises(four: Any) -> None:
     message, kept = four.run(gathers_into_another_number)[0]
     assert message == "BatchSizeError: cannot take 3 items: key 'a' has shape [2, 2]"
     assert kept == [[0, 0], [0, 0]]
@@ -221,7 +221,7 @@ def gathers_into_nothing(rank: int) -> Any:
     return None if result is None else result["a"].tolist()
 
 
-def test_gather_and_stack_adds_what_is_missing(four: Any) -> None:
+def test_gather_and_stack_adds_missing_entries(four: Any) -> None:
     assert four.run(gathers_into_nothing)[0] == [[1, 1], [2, 2], [3, 3]]
 
 
@@ -242,7 +242,9 @@ def reduces_all(rank: int, name: str, options: dict[str, Any], early: bool) -> N
 @pytest.mark.parametrize("early", [False, True])
 @pytest.mark.parametrize("options", [{}, {"bucket_bytes": 8}])
 @pytest.mark.parametrize("name", ["nested", "lazy", "jagged", "params", "empty", "consolidated"])
-def test_all_reduce(four: Any, name: str, options: dict[str, Any], early: bool) -> None:
+def test_all_reduce_every_kind_equals_torch(
+    four: Any, name: str, options: dict[str, Any], early: bool
+) -> None:
     assert four.run(reduces_all, name, options, early) == [None] * 4
 
 
@@ -262,7 +264,7 @@ def reduces_kinds(rank: int) -> Any:
     return {key: value.tolist() for key, value in tree.items()}, other["i"].item()
 
 
-def test_all_reduce_of_strided_leaves_and_several_dtypes(two: Any) -> None:
+def test_all_reduce_strided_and_mixed_dtypes_equals_torch(two: Any) -> None:
     values = {
         "t": [[0, 6], [2, 8], [4, 10]],
         "i": 1,
@@ -281,7 +283,7 @@ def reduces_large(rank: int) -> Any:
     return [leaf.unique().tolist() for leaf in tree.values()]
 
 
-def test_large_leaves_are_reduced_beside_small_ones(two: Any) -> None:
+def test_all_reduce_large_and_small_leaves_equals_torch(two: Any) -> None:
     reduced, kept = two.run(reduces_large)
     assert reduced == [[2.0], [4.0], [4.0], [2.0]]
     assert kept == [[1.0], [2.0], [2.0], [1.0]]
@@ -298,7 +300,7 @@ def test_large_leaves_are_reduced_beside_small_ones(two: Any) -> None:
         (None, [[4], [0, 1, 2], [3, 5]]),
     ],
 )
-def test_leaves_of_one_dtype_fill_buckets(limit: int | None, found: list[list[int]]) -> None:
+def test_all_reduce_groups_leaves_of_one_dtype_in_buckets(limit: int | None, found: list[list[int]]) -> None:
     leaves = [
         torch.ones(1), torch.ones(1), torch.ones(1), torch.ones(1, dtype=torch.int64), torch.ones(1 << 18),
         torch.ones(1, dtype=torch.int64),
@@ -314,7 +316,7 @@ def order(rank: int) -> Any:
     return tree["x"].tolist(), tree["y"].tolist()
 
 
-def test_the_order_of_keys_does_not_matter(two: Any) -> None:
+def test_all_reduce_other_key_order_equals_torch(two: Any) -> None:
     assert two.run(order) == [([2, 2], [20, 20])] * 2
 
 
@@ -328,7 +330,7 @@ def looks_again(rank: int, leaf: str) -> Any:
 
 
 @pytest.mark.parametrize("leaf", ["plain", "strided", "empty"])
-def test_ranks_agree_where_only_some_can_be_told_at_a_glance(two: Any, leaf: str) -> None:
+def test_all_reduce_plain_and_other_leaves_agree_by_key(two: Any, leaf: str) -> None:
     assert two.run(looks_again, leaf) == [([1, 1], 12.0, [] if leaf == "empty" else [2.0])] * 2
 
 
@@ -350,7 +352,7 @@ def reduces(rank: int, dst: int, options: dict[str, Any]) -> Any:
         ({"bucket_bytes": 1}, True),
     ],
 )
-def test_reduce_writes_one_rank_only(four: Any, options: dict[str, Any], waits: bool) -> None:
+def test_reduce_writes_only_dst(four: Any, options: dict[str, Any], waits: bool) -> None:
     assert four.run(reduces, 1, options) == [
         (waits, [1, 1], 1),
         (waits, [10, 10], 10),
@@ -381,9 +383,7 @@ def reduces_views(rank: int, name: str, size: int, call: str) -> Any:
 @pytest.mark.parametrize("call", ["all_reduce", "reduce"])
 @pytest.mark.parametrize("size", [3, 1 << 18])
 @pytest.mark.parametrize("name", VIEWS)
-def test_leaves_that_are_views_are_reduced_once_and_written(
-    two: Any, name: str, size: int, call: str
-) -> None:
+def test_all_reduce_views_reduces_once(two: Any, name: str, size: int, call: str) -> None:
     assert two.run(reduces_views, name, size, call)[0] == [{value} for value in VIEWS[name][1]]
 
 
@@ -393,7 +393,7 @@ def ties_other_leaves(rank: int) -> str:
     return caught(tree.all_reduce)
 
 
-def test_ranks_that_tie_other_leaves_raise(two: Any) -> None:
+def test_all_reduce_other_tied_leaves_raises(two: Any) -> None:
     one = "torch.float32 of shape [2]"
     message = (
         f"cannot reduce: key 'b' is {one} on rank 0, {one}, the same tensor as key 'a' on rank 1; nothing was changed "
@@ -408,7 +408,7 @@ def stacks_along_another_dim(rank: int) -> Any:
     )
 
 
-def test_ranks_that_stack_along_another_dim_raise(two: Any) -> None:
+def test_all_reduce_other_stack_dim_raises(two: Any) -> None:
     message = (
         "cannot reduce: the root is a LazyStackedTensorDict along dim 0 on rank 0, a LazyStackedTensorDict along dim 1 "
         "on rank 1; nothing was changed on any rank"
@@ -450,7 +450,7 @@ def disagrees(rank: int, name: str, call: str) -> Any:
 
 @pytest.mark.parametrize("call", ["all_reduce", "reduce"])
 @pytest.mark.parametrize("name", DIFFERENT)
-def test_ranks_that_disagree_all_raise_and_nothing_changes(four: Any, name: str, call: str) -> None:
+def test_all_reduce_other_structure_raises_on_all_ranks(four: Any, name: str, call: str) -> None:
     message = f"StructureError: cannot reduce: {DIFFERENT[name][1]}; nothing was changed on any rank"
     assert four.run(disagrees, name, call) == [message] * 4
 
@@ -488,7 +488,7 @@ def cannot(rank: int, what: str, call: str) -> Any:
 
 @pytest.mark.parametrize("call", exchanges(0, None, None))
 @pytest.mark.parametrize("what", UNSENDABLE)
-def test_what_cannot_be_sent_raises_on_every_rank(two: Any, what: str, call: str) -> None:
+def test_collective_unsendable_collection_raises_on_all_ranks(two: Any, what: str, call: str) -> None:
     if what == "value" and call == "all_reduce":
         pytest.skip("values are not reduced")
     other, own = two.run(cannot, what, call)
@@ -509,7 +509,7 @@ def tries_to_reduce(rank: int) -> list[tuple[str, torch.dtype]]:
     return wrong
 
 
-def test_what_gloo_can_reduce_is_known(two: Any) -> None:
+def test_can_gloo_reduce_matches_gloo(two: Any) -> None:
     assert two.run(tries_to_reduce) == [[], []]
 
 
@@ -519,7 +519,7 @@ def reduces_other_rows(rank: int) -> str:
     return caught(TensorDict({"x": rows}).all_reduce)
 
 
-def test_ranks_whose_rows_have_other_lengths_raise(two: Any) -> None:
+def test_all_reduce_jagged_other_row_lengths_raises(two: Any) -> None:
     own, other = two.run(reduces_other_rows)
     assert own == other
     assert "with rows at [[0, 1, 4]] on rank 0, " in own and "with rows at [[0, 2, 4]] on rank 1" in own
@@ -530,7 +530,7 @@ def reduces_expanded(rank: int) -> str:
     return caught((bad if rank else TensorDict({"x": torch.zeros(3)})).all_reduce)
 
 
-def test_an_expanded_leaf_is_not_reduced(two: Any) -> None:
+def test_all_reduce_expanded_leaf_raises(two: Any) -> None:
     message = "rank 1 could not take part, so no rank did: key 'x' is expanded, so its elements share memory"
     assert [found[: len(message) + 16] for found in two.run(reduces_expanded)] == [
         f"StructureError: {message}"
@@ -554,7 +554,7 @@ def cannot_read(rank: int, call: str, parts: bool) -> str:
 
 @PARTS
 @pytest.mark.parametrize("call", [call for call in exchanges(0, None, None) if call != "all_reduce"])
-def test_what_a_rank_cannot_read_raises_there_and_keeps_step(two: Any, call: str, parts: bool) -> None:
+def test_broadcast_unreadable_message_raises_and_next_works(two: Any, call: str, parts: bool) -> None:
     assert two.run(cannot_read, call, parts, limit=20) == [
         "FormatError: the header of a message is damaged: unknown dtype 'torch.float32'",
         "nothing was raised",
@@ -567,7 +567,7 @@ def cannot_move(rank: int) -> str:
     return caught(lambda: TensorDict.from_remote_init(1))
 
 
-def test_an_error_of_torch_on_one_rank_is_one_on_the_other_too(two: Any) -> None:
+def test_collective_torch_error_raises_on_all_ranks(two: Any) -> None:
     other, own = two.run(cannot_move)
     # Which class it is, the build of torch decides.
     assert own != "nothing was raised"
@@ -581,7 +581,7 @@ def outside(rank: int) -> list[str]:
     return [caught(partial(call, group=group)) for call in calls]
 
 
-def test_a_process_that_is_not_part_of_the_group_is_told(two: Any) -> None:
+def test_collective_outside_group_raises(two: Any) -> None:
     assert two.run(outside, ranks=[0]) == [["ValueError: this process is not part of the group"] * 4]
 
 
@@ -592,7 +592,7 @@ def too_few(rank: int, items: int | None) -> Any:
 
 
 @pytest.mark.parametrize("items", [1, 3, None])
-def test_scatter_needs_one_item_for_each_rank(two: Any, items: int | None) -> None:
+def test_scatter_wrong_number_of_items_raises(two: Any, items: int | None) -> None:
     own, other = two.run(too_few, items)
     assert own == f"ValueError: scatter() takes one collection for each of the 2 ranks; got {items}"
     assert other.endswith(f"so no rank did: {own}")
@@ -609,12 +609,14 @@ def remote(rank: int, name: str, use_broadcast: bool, parts: bool, dst: int | No
 @PARTS
 @pytest.mark.parametrize("use_broadcast", [False, True])
 @pytest.mark.parametrize("name", TREES)
-def test_a_receiver_that_knows_nothing(two: Any, name: str, use_broadcast: bool, parts: bool) -> None:
+def test_from_remote_init_every_kind_returns_equal_collection(
+    two: Any, name: str, use_broadcast: bool, parts: bool
+) -> None:
     assert two.run(remote, name, use_broadcast, parts) == [None, None]
 
 
 @pytest.mark.parametrize("dst", [None, 0])
-def test_the_rank_that_a_message_for_all_names_makes_no_difference(two: Any, dst: int | None) -> None:
+def test_init_remote_broadcast_ignores_dst(two: Any, dst: int | None) -> None:
     assert two.run(remote, "nested", True, False, dst) == [None, None]
 
 
@@ -629,7 +631,7 @@ def no_such_rank(rank: int, other: int) -> Any:
 
 
 @pytest.mark.parametrize("other", [2, 9, -1])
-def test_a_rank_that_the_group_does_not_have_is_told(two: Any, other: int) -> None:
+def test_init_remote_unknown_rank_raises(two: Any, other: int) -> None:
     message = f"ValueError: there is no rank {other} in a group of 2"
     assert two.run(no_such_rank, other, limit=20) == [[message] * 9] * 2
 
@@ -649,7 +651,7 @@ def saves_what_arrives(rank: int) -> list[float]:
     return found
 
 
-def test_what_arrives_can_be_saved_and_loaded_by_torch(two: Any) -> None:
+def test_from_remote_init_result_survives_torch_save_and_load(two: Any) -> None:
     assert two.run(saves_what_arrives) == [[3.0] * 16] * 2
 
 
@@ -661,7 +663,7 @@ def limited(rank: int, use_broadcast: bool) -> Any:
 
 
 @pytest.mark.parametrize("use_broadcast", [False, True])
-def test_a_receiver_refuses_more_than_its_limit_and_both_sides_raise(two: Any, use_broadcast: bool) -> None:
+def test_from_remote_init_over_limit_raises_on_both_ranks(two: Any, use_broadcast: bool) -> None:
     sender, receiver = two.run(limited, use_broadcast)
     assert sender.startswith("StructureError: the receiver refused 4")
     assert receiver.startswith("FormatError: rank 0 announced 4") and "limit= allows 1000" in receiver
@@ -690,7 +692,7 @@ def announces(rank: int, length: int, size: int) -> Any:
         ),
     ],
 )
-def test_a_receiver_refuses_what_makes_no_sense(two: Any, length: int, size: int, message: str) -> None:
+def test_from_remote_init_invalid_sizes_raise(two: Any, length: int, size: int, message: str) -> None:
     answer = None if length == FAILED else 0
     assert two.run(announces, length, size, limit=20) == [answer, f"FormatError: {message}"]
 
@@ -712,7 +714,7 @@ def in_a_group(rank: int) -> Any:
     )
 
 
-def test_groups_of_some_ranks(four: Any) -> None:
+def test_collective_in_subgroup_uses_ranks_of_group(four: Any) -> None:
     results = four.run(in_a_group)
     assert results[0] is results[2] is None
     assert results[1] == (4.0, 7.0, [1.0, 3.0], 1.0)
@@ -750,7 +752,7 @@ def alone(rank: int, dies: bool) -> Any:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dies", [True, False], ids=["dead", "absent"])
-def test_a_rank_that_died_or_never_joins_is_an_error_within_the_timeout(fragile: Any, dies: bool) -> None:
+def test_collective_missing_rank_raises_within_timeout(fragile: Any, dies: bool) -> None:
     messages, _ = fragile.run(alone, dies)
     for name, message in messages.items():
         assert message.startswith(("RuntimeError", "DistBackendError")), (name, message)
@@ -784,7 +786,7 @@ COUNTED: list[Any] = []
 @pytest.mark.parametrize(
     "call", ["broadcast", "scatter", "all_gather", "gather_and_stack", "all_reduce", "reduce"]
 )
-def test_a_peer_that_dies_within_a_collective_is_an_error(fragile: Any, call: str) -> None:
+def test_collective_peer_dies_midway_raises(fragile: Any, call: str) -> None:
     message, dead = fragile.run(dies_within, call, 1)
     assert dead.kind == "Exit"
     assert message.startswith(("RuntimeError", "DistBackendError")) and "onnect" in message, message
@@ -803,7 +805,7 @@ def out_of_step(rank: int) -> Any:
     return caught(lambda: nested(0).broadcast(0))
 
 
-def test_a_call_that_belongs_to_another_exchange_is_refused(two: Any) -> None:
+def test_collective_foreign_message_raises(two: Any) -> None:
     assert two.run(out_of_step)[1] == ANOTHER
 
 
@@ -827,7 +829,7 @@ def makes_another_call(rank: int) -> Any:
     return {*found}
 
 
-def test_ranks_that_make_different_calls_all_raise(two: Any) -> None:
+def test_collective_different_calls_raise_on_all_ranks(two: Any) -> None:
     assert two.run(makes_another_call) == [{ANOTHER}] * 2
 
 
@@ -848,12 +850,12 @@ def reduces_wrongly(rank: int, op: str) -> Any:
 
 
 @pytest.mark.parametrize("op", UNREDUCED)
-def test_what_gloo_cannot_reduce_is_said_before_anything_changes(two: Any, op: str) -> None:
+def test_all_reduce_gloo_unsupported_raises_and_changes_nothing(two: Any, op: str) -> None:
     message = f"StructureError: key 'b' is of dtype {UNREDUCED[op].dtype}, which gloo cannot reduce"
     assert two.run(reduces_wrongly, op) == [(message, 1)] * 2
 
 
-def test_a_header_that_contradicts_what_was_announced_is_refused_and_the_rest_dropped() -> None:
+def test_receive_contradictory_header_raises_and_drains() -> None:
     length, size, messages = _wire.split_message(
         TensorDict({"a": torch.zeros(1 << 18)}), torch.device("cpu"), True
     )
@@ -881,7 +883,7 @@ def test_a_header_that_contradicts_what_was_announced_is_refused_and_the_rest_dr
         ([2, 5, 5], r"2 parts of \[5, 5\] bytes, of 8 at most"),
     ],
 )
-def test_parts_whose_sizes_make_no_sense_are_refused(
+def test_receive_invalid_part_sizes_raise(
     numbers: list[int], found: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     header = torch.tensor(numbers).numpy().tobytes()
@@ -894,7 +896,7 @@ def test_parts_whose_sizes_make_no_sense_are_refused(
 
 
 @pytest.mark.parametrize("more", [-1, 0, 1])
-def test_both_sides_agree_on_what_comes_in_parts(more: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_broadcast_around_part_limit_arrives(more: int, monkeypatch: pytest.MonkeyPatch) -> None:
     tree = TensorDict({"a": torch.arange(5), "b": torch.ones(1)})
     _, size, _ = _wire.split_message(tree, torch.device("cpu"), True)
     monkeypatch.setattr(_wire, "APART", size + more)
@@ -914,12 +916,12 @@ def test_both_sides_agree_on_what_comes_in_parts(more: int, monkeypatch: pytest.
     ("length", "size"),
     [(FAILED, 1 << 45), (FAILED, 0), (FAILED, -3), (5, -3), (9, 8), (0, 8), (-7, 8), (1 << 40, 1 << 41)],
 )
-def test_sizes_that_make_no_sense_are_refused_before_memory_is_taken(length: int, size: int) -> None:
+def test_receive_invalid_sizes_raise_before_allocating(length: int, size: int) -> None:
     with pytest.raises(FormatError, match=f"rank 1 announced {size} bytes, {length} of them a header"):
         receive([MARK, length, size], 1, None, None, None)  # type: ignore[arg-type]
 
 
-def test_the_text_of_an_error_is_cut_and_always_sayable() -> None:
+def test_send_error_text_is_truncated_and_encodable() -> None:
     def make() -> Any:
         raise ValueError("\ud800" + "x" * (1 << 17))
 
@@ -931,7 +933,7 @@ def test_the_text_of_an_error_is_cut_and_always_sayable() -> None:
         unpack(list(parcel.front), parcel.data, 1)
 
 
-def test_more_structure_than_a_reader_takes_is_refused_where_it_is(
+def test_check_length_too_long_structure_raises_on_sender(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     td = TensorDict({str(i): torch.zeros(1) for i in range(100)})
@@ -959,6 +961,6 @@ def says(rank: int, text: str) -> Any:
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "5", '{"x": 1}', '{"5": 1}'])
-def test_what_is_no_structure_is_refused(two: Any, text: str) -> None:
+def test_all_reduce_invalid_structure_text_raises(two: Any, text: str) -> None:
     message = "FormatError: what a rank says of its structure is damaged"
     assert message in two.run(says, text)[0]

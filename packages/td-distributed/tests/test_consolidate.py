@@ -271,7 +271,7 @@ def storages(collection: Any) -> set[int]:
 
 
 @pytest.mark.parametrize("name", TREES)
-def test_in_memory(name: str) -> None:
+def test_consolidate_in_memory_keeps_content(name: str) -> None:
     tree = TREES[name]()
     locked = tree.is_locked
     result = tree.consolidate()
@@ -283,7 +283,7 @@ def test_in_memory(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", TREES)
-def test_through_a_file(name: str, tmp_path: Path) -> None:
+def test_consolidate_to_file_and_read_keeps_content(name: str, tmp_path: Path) -> None:
     tree = TREES[name]()
     mapped = tree.consolidate(tmp_path / "td")
     same(mapped, tree)
@@ -296,7 +296,7 @@ def test_through_a_file(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", TREES)
-def test_through_a_buffer(name: str) -> None:
+def test_from_buffer_of_storage_keeps_content(name: str) -> None:
     tree = TREES[name]()
     result = tree.consolidate(metadata=True)
     same(result, tree)
@@ -311,7 +311,7 @@ UNSAYABLE = {
 
 
 @pytest.mark.parametrize("name", TREES)
-def test_what_the_form_of_the_reference_can_say_is_written_in_it(name: str) -> None:
+def test_consolidate_uses_plain_form_if_representable(name: str) -> None:
     structure = written(TREES[name]())
     assert (structure["cls"] == "td:general") == (name in UNSAYABLE)
     # What stands beside is for what it says in another way: orders of keys, types of values.
@@ -345,7 +345,7 @@ def unpadded(tree: Any, path: Path) -> Path:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.complex128])
 @pytest.mark.parametrize("way", CONSOLIDATED)
-def test_leaves_that_torch_saves_can_be_loaded(way: str, dtype: torch.dtype, tmp_path: Path) -> None:
+def test_torch_save_leaves_of_storage_loads(way: str, dtype: torch.dtype, tmp_path: Path) -> None:
     tree = TensorDict({"a": torch.arange(3).to(dtype), "b": torch.ones(1, dtype=torch.uint8)}, lock=True)
     found = CONSOLIDATED[way](tree, tmp_path / "td")
     for each in (found["a"], found):
@@ -354,7 +354,7 @@ def test_leaves_that_torch_saves_can_be_loaded(way: str, dtype: torch.dtype, tmp
         assert torch.equal(back if isinstance(back, torch.Tensor) else back["a"], tree["a"])
 
 
-def test_torch_saves_views_of_several_dtypes_on_one_storage(tmp_path: Path) -> None:
+def test_torch_save_views_of_several_dtypes_loads(tmp_path: Path) -> None:
     parameter = torch.nn.Parameter(torch.ones(2))
     source = {"a": torch.ones(2), "b": torch.arange(3), "n": {"c": torch.arange(2)}, "p": parameter}
     tree = TensorDict({**source, "tied": source["a"]})
@@ -378,7 +378,7 @@ def test_torch_saves_views_of_several_dtypes_on_one_storage(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     "change", [copy.deepcopy, lambda tree: tree.unlock_(), lambda tree: tree.clone(False)]
 )
-def test_torch_saves_jagged_leaves_on_the_storage_of_others(change: Any, tmp_path: Path) -> None:
+def test_torch_save_jagged_leaves_on_shared_storage_loads(change: Any, tmp_path: Path) -> None:
     rows, turned, holes = jagged(), jagged().transpose(1, 2), with_lengths()
     tree = change(TensorDict({"a": torch.ones(2), "r": rows, "t": turned, "h": holes}, [2]).consolidate())
     torch.save(tree, tmp_path / "saved")
@@ -388,13 +388,13 @@ def test_torch_saves_jagged_leaves_on_the_storage_of_others(change: Any, tmp_pat
         assert [part.tolist() for part in back[key].unbind()] == [part.tolist() for part in leaf.unbind()]
 
 
-def test_writes_to_a_loaded_file_do_not_reach_it(tmp_path: Path) -> None:
+def test_write_to_loaded_collection_keeps_file(tmp_path: Path) -> None:
     TREES["flat"]().consolidate(tmp_path / "td")
     from_consolidated(tmp_path / "td")["a"].zero_()
     assert from_consolidated(tmp_path / "td")["a"].tolist() == [1, 1]
 
 
-def test_a_file_can_be_written_over_while_it_is_mapped(tmp_path: Path) -> None:
+def test_consolidate_over_mapped_file_works(tmp_path: Path) -> None:
     loaded = TREES["flat"]().consolidate(tmp_path / "td")
     (loaded + 1).consolidate(tmp_path / "td")
     assert loaded["a"].tolist() == [1, 1]
@@ -403,13 +403,13 @@ def test_a_file_can_be_written_over_while_it_is_mapped(tmp_path: Path) -> None:
     assert from_consolidated(tmp_path / "td")["a"].tolist() == [1, 1]
 
 
-def test_a_file_may_have_the_longest_name(tmp_path: Path) -> None:
+def test_consolidate_to_file_with_longest_name_works(tmp_path: Path) -> None:
     path = tmp_path / ("x" * 255)
     TREES["flat"]().consolidate(path)
     same(from_consolidated(path), TREES["flat"]())
 
 
-def test_what_is_written_over_keeps_its_permissions_and_the_links_to_it(tmp_path: Path) -> None:
+def test_consolidate_over_file_keeps_mode_and_symlinks(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("real/td")
     for _ in range(2):
         TREES["flat"]().consolidate(tmp_path / "link")
@@ -421,7 +421,7 @@ def test_what_is_written_over_keeps_its_permissions_and_the_links_to_it(tmp_path
     assert os.listdir(tmp_path / "real") == ["td"]
 
 
-def test_threads_that_write_one_file_write_whole_ones(
+def test_consolidate_threads_to_one_path_write_whole_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     meeting = Barrier(2)
@@ -447,7 +447,7 @@ def test_threads_that_write_one_file_write_whole_ones(
 
 
 @pytest.mark.skipif(not hasattr(os, "pwrite"), reason="the parts are written one by one")
-def test_threads_that_write_one_file_open_it_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_consolidate_num_threads_opens_file_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def in_small_steps(fd: int, data: Any, start: int) -> int:
         meeting.wait(10)
         opened.add(fd)
@@ -461,7 +461,7 @@ def test_threads_that_write_one_file_open_it_once(tmp_path: Path, monkeypatch: p
     assert (tmp_path / "td").read_bytes() == one.numpy().tobytes() + end and len(opened) == 1
 
 
-def test_a_failed_write_keeps_the_old_file(tmp_path: Path) -> None:
+def test_consolidate_failed_write_keeps_old_file(tmp_path: Path) -> None:
     if not HAS_TENSORCLASS:
         pytest.skip("needs td-tensorclass")
     TREES["flat"]().consolidate(tmp_path / "td")
@@ -471,7 +471,7 @@ def test_a_failed_write_keeps_the_old_file(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["td"]
 
 
-def test_hooks_are_kept_in_memory_and_refused_in_a_file(tmp_path: Path) -> None:
+def test_consolidate_hooks_kept_in_memory_raise_for_file(tmp_path: Path) -> None:
     stack = LazyStackedTensorDict(*[TensorDict({"a": torch.ones(2)})] * 2, hook_out=torch.exp)
     held = stack.consolidate()
     assert held.hook_out is pickle.loads(pickle.dumps(held)).hook_out is torch.exp
@@ -500,27 +500,27 @@ def test_hooks_are_kept_in_memory_and_refused_in_a_file(tmp_path: Path) -> None:
     ],
 )
 @pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor", "ignore:The PyTorch API of MaskedTensors")
-def test_what_has_no_dense_form_is_refused(leaf: Any, message: str, tmp_path: Path) -> None:
+def test_consolidate_leaf_without_dense_form_raises(leaf: Any, message: str, tmp_path: Path) -> None:
     with pytest.raises(StructureError, match=message):
         TensorDict({"a": torch.ones(1), "n": {"bad": leaf()}}).consolidate(tmp_path / "td")
     assert not list(tmp_path.iterdir())
 
 
-def test_nothing_on_the_meta_device_is_written_to_a_file(tmp_path: Path) -> None:
+def test_consolidate_meta_device_to_file_raises(tmp_path: Path) -> None:
     with pytest.raises(StructureError, match="on the meta device has no data to write into a file"):
         TREES["flat"]().consolidate(tmp_path / "td", device="meta")
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")
-def test_fake_leaves_have_places_of_their_own() -> None:
+def test_consolidate_fake_leaves_get_separate_spans() -> None:
     with FakeTensorMode():
         tree = TensorDict({key: torch.ones(3) for key in "abc"}).consolidate()
         assert len(storage_of(tree)) == 3 * 16
         assert tree["a"] is not tree["b"]
 
 
-def test_threads_copy_in_the_inference_mode_of_the_caller() -> None:
+def test_consolidate_threads_inherit_inference_mode() -> None:
     with torch.inference_mode():
         assert (
             TensorDict({"a": torch.ones(3), "b": torch.ones(2)}).consolidate(num_threads=2)["a"].tolist()
@@ -528,7 +528,7 @@ def test_threads_copy_in_the_inference_mode_of_the_caller() -> None:
         )
 
 
-def test_jagged_leaves_that_share_their_offsets_go_on_to() -> None:
+def test_consolidate_jagged_shared_offsets_stay_shared() -> None:
     rows = torch.nested.nested_tensor([torch.ones(2), torch.ones(4)], layout=torch.jagged)
     tree = TensorDict({"x": rows, "y": rows * 2}, [2]).consolidate()
     assert (tree["x"] + tree["y"]).values().tolist() == [3] * 6
@@ -538,20 +538,20 @@ def test_jagged_leaves_that_share_their_offsets_go_on_to() -> None:
     "change", [lambda td: td, torch.clone, copy.deepcopy, lambda td: pickle.loads(pickle.dumps(td))]
 )
 @pytest.mark.parametrize("way", CONSOLIDATED)
-def test_jagged_leaves_are_padded_to_their_longest(way: str, change: Any, tmp_path: Path) -> None:
+def test_consolidate_jagged_pads_to_max_length(way: str, change: Any, tmp_path: Path) -> None:
     tree = TensorDict({"n": jagged(), "t": jagged().transpose(1, 2), "a": torch.ones(2)}, [2])
     found = change(CONSOLIDATED[way](tree, tmp_path / "td"))
     assert {key: found[key].to_padded_tensor(0).shape[1:] for key in ("n", "t")} == {"n": (4, 3), "t": (3, 4)}
 
 
-def test_leaves_stand_in_order_and_padded() -> None:
+def test_plan_orders_and_pads_leaves() -> None:
     tree = TensorDict({"a": torch.ones(3, dtype=torch.uint8), "n": {"b": torch.ones(1)}, "c": torch.ones(1)})
     data = storage_of(tree.consolidate())
     one = torch.ones(1).view(torch.uint8).tolist()
     assert data.tolist() == [1, 1, 1, 0, 0, 0, 0, 0, *one, 0, 0, 0, 0, *one, 0, 0, 0, 0]
 
 
-def test_gaps_between_large_leaves_are_cleared() -> None:
+def test_consolidate_zeroes_gaps_between_large_leaves() -> None:
     leaves = [torch.full((size,), size % 7, dtype=torch.uint8) for size in (20_001, 20_002, 20_008, 20_003)]
     layout = _storage.plan_leaves(leaves)
     storage = torch.full((layout.nbytes + 24,), 255, dtype=torch.uint8)
@@ -560,7 +560,7 @@ def test_gaps_between_large_leaves_are_cleared() -> None:
     assert torch.equal(storage, torch.cat([*wanted, torch.zeros(24, dtype=torch.uint8)]))
 
 
-def test_tied_leaves_are_stored_once_and_stay_tied(tmp_path: Path) -> None:
+def test_consolidate_tied_leaves_stay_tied(tmp_path: Path) -> None:
     tree = tied()
     result = tree.consolidate(tmp_path / "td")
     assert len(storage_of(result)) == 32
@@ -570,7 +570,7 @@ def test_tied_leaves_are_stored_once_and_stay_tied(tmp_path: Path) -> None:
         assert one["c"].tolist() == [0, 1, 2, 3]
 
 
-def test_writing_a_leaf_in_place_writes_the_storage() -> None:
+def test_write_leaf_inplace_changes_storage() -> None:
     result = TREES["flat"]().consolidate()
     result.set_("a", torch.tensor([5.0, 6.0]))
     result["b"].zero_()
@@ -579,7 +579,7 @@ def test_writing_a_leaf_in_place_writes_the_storage() -> None:
     assert storage_of(result)[48:].view(torch.float32).tolist() == [5, 6]
 
 
-def test_a_structural_change_ends_consolidation() -> None:
+def test_is_consolidated_after_structural_change_is_false() -> None:
     result = TREES["flat"]().consolidate()
     with pytest.raises(LockedError, match="unlock_"):
         result["new"] = torch.ones(2)
@@ -590,7 +590,7 @@ def test_a_structural_change_ends_consolidation() -> None:
     assert sorted(again.keys()) == ["a", "b", "new"]
 
 
-def test_derived_collections_are_not_consolidated() -> None:
+def test_is_consolidated_of_derived_collection_is_false() -> None:
     result = TREES["flat"]().consolidate()
     assert not result[0].is_consolidated()
     assert not (result + 1).is_consolidated()
@@ -598,33 +598,33 @@ def test_derived_collections_are_not_consolidated() -> None:
 
 
 @pytest.mark.parametrize("num_threads", [0, 1, 3])
-def test_threads_change_nothing(num_threads: int) -> None:
+def test_consolidate_num_threads_equals_single_thread(num_threads: int) -> None:
     tree = TREES["dtypes"]()
     same(tree.consolidate(num_threads=num_threads), tree)
 
 
 @pytest.mark.parametrize("name", ["large and odd places", "dtypes", "nothing"])
-def test_threads_write_the_same_file(name: str, tmp_path: Path) -> None:
+def test_consolidate_num_threads_writes_same_file(name: str, tmp_path: Path) -> None:
     tree = TREES[name]()
     tree.consolidate(tmp_path / "one")
     same(tree.consolidate(tmp_path / "many", num_threads=2), tree)
     assert (tmp_path / "one").read_bytes() == (tmp_path / "many").read_bytes()
 
 
-def test_return_early_gives_a_future(tmp_path: Path) -> None:
+def test_consolidate_return_early_returns_future(tmp_path: Path) -> None:
     tree = TREES["flat"]()
     future = tree.consolidate(tmp_path / "td", return_early=True)
     same(future.result(), tree)
     same(from_consolidated(tmp_path / "td"), tree)
 
 
-def test_return_early_in_place_gives_the_collection_itself() -> None:
+def test_consolidate_return_early_inplace_returns_self() -> None:
     tree = TREES["flat"]()
     assert tree.consolidate(return_early=True, inplace=True).result() is tree
     assert tree.is_consolidated()
 
 
-def test_what_is_consolidated_is_made_anew_where_more_is_asked(tmp_path: Path) -> None:
+def test_consolidate_again_with_options_makes_new_storage(tmp_path: Path) -> None:
     tree = TREES["flat"]().consolidate()
     assert tree.consolidate() is tree
     same(from_buffer(storage_of(tree.consolidate(metadata=True))), tree)
@@ -635,7 +635,7 @@ def test_what_is_consolidated_is_made_anew_where_more_is_asked(tmp_path: Path) -
     same(from_consolidated(tmp_path / "shared"), tree)
 
 
-def test_return_early_takes_the_collection_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_consolidate_return_early_ignores_later_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     late = SimpleNamespace(
         submit=lambda function, *args, **options: SimpleNamespace(result=partial(function, *args, **options)),
         shutdown=lambda wait: None,
@@ -651,7 +651,7 @@ def test_return_early_takes_the_collection_as_it_is(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("skipped", [0, 1, 8, 16])
 @pytest.mark.parametrize("memory", ["a tensor", "foreign"])
-def test_leaves_of_a_buffer_are_views_where_it_is_aligned(skipped: int, memory: str) -> None:
+def test_from_buffer_aligned_returns_views(skipped: int, memory: str) -> None:
     buffer = storage_of(TREES["locked"]().consolidate(metadata=True))
     data = torch.cat([buffer[:skipped], buffer])
     part = data[skipped:]
@@ -660,13 +660,13 @@ def test_leaves_of_a_buffer_are_views_where_it_is_aligned(skipped: int, memory: 
     assert back.is_locked and back.is_consolidated() == (not skipped % 16)
 
 
-def test_a_buffer_may_lie_apart() -> None:
+def test_from_buffer_strided_returns_copies() -> None:
     buffer = storage_of(TREES["locked"]().consolidate(metadata=True))
     same(from_buffer(buffer.repeat_interleave(2)[::2]), TREES["locked"]())
 
 
 @pytest.mark.parametrize("name", [name for name in TREES if not name.startswith("locked")])
-def test_inplace_replaces_the_leaves(name: str) -> None:
+def test_consolidate_inplace_replaces_leaves(name: str) -> None:
     tree = TREES[name]()
     if tree.is_locked:
         pytest.skip("a frozen one stays as it is")
@@ -679,7 +679,7 @@ def test_inplace_replaces_the_leaves(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in TREES if name.startswith("locked")])
-def test_what_is_locked_is_not_consolidated_in_place(name: str, tmp_path: Path) -> None:
+def test_consolidate_inplace_locked_raises(name: str, tmp_path: Path) -> None:
     tree = TREES[name]()
     before, locked = storages(tree), tree.is_locked
     with pytest.raises(LockedError, match="cannot consolidate it in place: the TensorDict is locked"):
@@ -688,7 +688,7 @@ def test_what_is_locked_is_not_consolidated_in_place(name: str, tmp_path: Path) 
     assert tree.is_locked == locked and not (tmp_path / "td").exists()
 
 
-def test_a_tree_deeper_than_json_may_be(tmp_path: Path) -> None:
+def test_consolidate_nesting_beyond_json_limit_reads_back(tmp_path: Path) -> None:
     tree = TensorDict({"a": torch.ones(1)})
     for _ in range(2000):
         tree = TensorDict({"n": tree})
@@ -699,7 +699,7 @@ def test_a_tree_deeper_than_json_may_be(tmp_path: Path) -> None:
     assert found["a"].item() == 1
 
 
-def test_a_buffer_instead_of_a_mapping(tmp_path: Path) -> None:
+def test_consolidate_use_buffer_keeps_result_in_memory(tmp_path: Path) -> None:
     tree = TREES["flat"]()
     result = tree.consolidate(tmp_path / "td", use_buffer=True)
     same(result, tree)
@@ -708,13 +708,13 @@ def test_a_buffer_instead_of_a_mapping(tmp_path: Path) -> None:
     same(result, tree)
 
 
-def test_shared_memory() -> None:
+def test_consolidate_share_memory_is_shared() -> None:
     result = TREES["flat"]().consolidate(share_memory=True)
     assert result.is_shared()
     same(result, TREES["flat"]())
 
 
-def test_a_device_becomes_that_of_the_collection() -> None:
+def test_consolidate_device_sets_device_label() -> None:
     result = TREES["flat"]().consolidate(device="cpu")
     assert result.device == torch.device("cpu")
     for option in ("share_memory", "pin_memory"):
@@ -722,12 +722,12 @@ def test_a_device_becomes_that_of_the_collection() -> None:
             TREES["flat"]().consolidate(device="meta", **{option: True})
 
 
-def test_gradients_stay_with_the_original() -> None:
+def test_consolidate_keeps_gradients_on_original() -> None:
     tree = TensorDict({"a": torch.ones(2, requires_grad=True)})
     assert not tree.consolidate()["a"].requires_grad
 
 
-def test_a_plain_tree_is_written_in_the_form_of_the_reference(tmp_path: Path) -> None:
+def test_consolidate_plain_tree_writes_plain_form(tmp_path: Path) -> None:
     TREES["named"]().consolidate(tmp_path / "td")
     data = (tmp_path / "td").read_bytes()
     length = int.from_bytes(data[-8:], "little")
@@ -761,7 +761,7 @@ structures = st.recursive(
 
 
 @given(structures, st.booleans())
-def test_any_tree_comes_back(structure: dict[str, Any], locked: bool) -> None:
+def test_consolidate_random_tree_reads_back_equal(structure: dict[str, Any], locked: bool) -> None:
     tree = TensorDict(structure, lock=locked)
     result = tree.consolidate(metadata=True)
     same(result, tree)
@@ -770,7 +770,7 @@ def test_any_tree_comes_back(structure: dict[str, Any], locked: bool) -> None:
     assert back.is_locked == locked
 
 
-def test_a_class_of_the_same_name_takes_no_place() -> None:
+def test_pickle_classes_of_same_name_keep_their_class() -> None:
     one, other = (type("Twice", (TensorDict,), {"__module__": __name__}) for _ in range(2))
     td = TensorDict({"a": one({"x": torch.ones(2)}), "b": other({"x": torch.ones(2)})})
     consolidated = td.consolidate()

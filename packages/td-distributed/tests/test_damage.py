@@ -155,7 +155,7 @@ EDITS: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize("name", EDITS)
-def test_an_edited_structure_is_refused(name: str, tmp_path: Path) -> None:
+def test_read_edited_structure_raises(name: str, tmp_path: Path) -> None:
     change, message = EDITS[name]
     with pytest.raises(FormatError, match=message) as caught:
         read(edited(change), tmp_path)
@@ -182,7 +182,7 @@ def put(structure: Any, path: tuple[Any, ...], value: Any) -> None:
         ("general", ("td", "leaves", 1, 0), -2, "or one of a dtype is negative"),
     ],
 )
-def test_a_wrong_field_is_refused(name: str, path: tuple[Any, ...], value: Any, message: str) -> None:
+def test_read_wrong_field_raises(name: str, path: tuple[Any, ...], value: Any, message: str) -> None:
     if name not in TREES:
         pytest.skip("needs td-tensorclass")
     storage, structure = parts(TREES[name])
@@ -209,7 +209,7 @@ def test_a_wrong_field_is_refused(name: str, path: tuple[Any, ...], value: Any, 
         ("no type", FormatError, "of the unknown type 'no type'"),
     ],
 )
-def test_a_value_of_an_unknown_type_is_told_with_its_key_and_file(
+def test_read_unknown_value_type_raises_naming_key_and_file(
     name: str, path: Any, key: str, types: str, error: Any, message: str, tmp_path: Path
 ) -> None:
     if name not in TREES:
@@ -237,12 +237,12 @@ def test_a_value_of_an_unknown_type_is_told_with_its_key_and_file(
         (join(b"", {"cls": "td:general"}), "KeyError: 'td'"),
     ],
 )
-def test_a_damaged_trailer_is_refused(data: bytes, message: str, tmp_path: Path) -> None:
+def test_read_damaged_trailer_raises(data: bytes, message: str, tmp_path: Path) -> None:
     with pytest.raises(FormatError, match=message):
         read(data, tmp_path)
 
 
-def test_a_missing_file_and_a_folder(tmp_path: Path) -> None:
+def test_read_missing_file_or_folder_raises(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="no consolidated file at"):
         from_consolidated(tmp_path / "nothing")
     with pytest.raises(FileNotFoundError, match="no consolidated file at"):
@@ -250,7 +250,7 @@ def test_a_missing_file_and_a_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="the system has no named pipes")
-def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+def test_read_pipe_raises_without_blocking(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "td")
     with pytest.raises(FormatError, match="td is not a regular file"):
         from_consolidated(tmp_path / "td")
@@ -258,7 +258,7 @@ def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.complex128, torch.float64, torch.float32, torch.int16, torch.uint8])
 @pytest.mark.parametrize("skipped", [8, 4, 3])
-def test_leaves_of_another_writer_may_lie_anywhere(dtype: torch.dtype, skipped: int) -> None:
+def test_read_leaves_at_any_offset_returns_them(dtype: torch.dtype, skipped: int) -> None:
     leaf = torch.arange(1, 4).to(dtype)
     data = bytes(skipped) + bytes(leaf.view(torch.uint8).tolist())
     _, structure = parts(PLAIN)
@@ -269,7 +269,7 @@ def test_leaves_of_another_writer_may_lie_anywhere(dtype: torch.dtype, skipped: 
 
 
 @pytest.mark.parametrize("data", TREES.values(), ids=TREES)
-def test_every_truncation_is_refused(data: bytes, tmp_path: Path) -> None:
+def test_read_truncated_file_raises(data: bytes, tmp_path: Path) -> None:
     for stop in range(len(data)):
         with pytest.raises(FormatError):
             read(data[:stop], tmp_path)
@@ -288,7 +288,7 @@ def use(tree: Any) -> None:
 @pytest.mark.parametrize("data", TREES.values(), ids=TREES)
 @given(where=st.integers(0, 1 << 20), value=st.integers(0, 255))
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=300)
-def test_a_flipped_byte_is_refused_or_harmless(data: bytes, where: int, value: int) -> None:
+def test_read_flipped_byte_raises_or_is_harmless(data: bytes, where: int, value: int) -> None:
     changed = bytearray(data)
     changed[where % len(data)] = value
     try:
@@ -317,7 +317,7 @@ def spots(structure: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 @given(pick=st.integers(0, 1 << 20), value=anything)
 @settings(max_examples=400)
 @example(pick=3, value={})
-def test_a_replaced_part_is_refused_or_harmless(data: bytes, pick: int, value: Any) -> None:
+def test_read_replaced_json_part_raises_or_is_harmless(data: bytes, pick: int, value: Any) -> None:
     storage, structure = parts(data)
     choices = spots(structure)[1:]
     put(structure, choices[pick % len(choices)], value)
@@ -331,7 +331,7 @@ def test_a_replaced_part_is_refused_or_harmless(data: bytes, pick: int, value: A
 @pytest.mark.parametrize("name", [name for name in TREES if name != "plain"] + ["flat"])
 @given(pick=st.integers(0, 1 << 20), value=anything)
 @settings(max_examples=200)
-def test_a_replaced_part_of_a_message_is_refused_or_harmless(name: str, pick: int, value: Any) -> None:
+def test_recv_replaced_json_part_raises_or_is_harmless(name: str, pick: int, value: Any) -> None:
     tree = TensorDict({"a": torch.ones(2)}) if name == "flat" else read_buffer(TREES[name])
     message, parts = _wire.make_message(tree, True)
     header = json.loads(message.header)
@@ -376,7 +376,7 @@ RAGGED = whole(
         *((RAGGED, "<NJT_LENGTHS>j", lengths) for lengths in ([1, -3], [1, 5], [7, 1], [1, 1 << 62])),
     ],
 )
-def test_rows_outside_of_the_values_are_refused(
+def test_read_jagged_rows_outside_values_raises(
     data: bytes, mark: str, numbers: list[int], tmp_path: Path
 ) -> None:
     storage, structure = parts(data)
@@ -406,7 +406,7 @@ def test_rows_outside_of_the_values_are_refused(
         ("<NJT_OFFSETS>j", 1, [], "IndexError|needs 8 bytes"),
     ],
 )
-def test_an_edited_jagged_tensor_is_refused(mark: str, at: int, value: Any, message: str) -> None:
+def test_read_edited_jagged_tensor_raises(mark: str, at: int, value: Any, message: str) -> None:
     storage, structure = parts(RAGGED)
     put(structure, ("leaves", mark, at), value)
     put(structure, ("cls_metadata", "batch_size"), [])
@@ -415,7 +415,7 @@ def test_an_edited_jagged_tensor_is_refused(mark: str, at: int, value: Any, mess
         read_buffer(join(storage, structure))
 
 
-def test_offsets_that_are_no_vector_are_refused(tmp_path: Path) -> None:
+def test_read_jagged_offsets_not_vector_raises(tmp_path: Path) -> None:
     storage, structure = parts(JAGGED)
     place = structure["leaves"]["<NJT_OFFSETS>j"]
     place[1], place[3] = [], place[2] + 8  # a number instead of a vector
@@ -426,18 +426,18 @@ def test_offsets_that_are_no_vector_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("header", [b"", b"{", b"[" * 100_000, b"\xff\xfe", b"[]", b"{}", b"null"])
-def test_a_damaged_header_of_a_message_is_refused(header: bytes) -> None:
+def test_parse_message_damaged_header_raises(header: bytes) -> None:
     with pytest.raises(FormatError, match="the header of a message is damaged"):
         _wire.parse_message(header)
 
 
 @pytest.mark.parametrize("buffer", [torch.zeros(9), torch.zeros(9, 9, dtype=torch.uint8)])
-def test_what_is_no_vector_of_bytes_is_refused(buffer: torch.Tensor) -> None:
+def test_from_buffer_not_uint8_vector_raises(buffer: torch.Tensor) -> None:
     with pytest.raises(TypeError, match="a vector of bytes is needed; got torch"):
         from_buffer(buffer)
 
 
-def test_deep_nesting_is_no_crash(tmp_path: Path) -> None:
+def test_read_deep_nesting_raises_without_crash(tmp_path: Path) -> None:
     meta = {"device": None, "names": [], "batch_size": [], "is_locked": False}
     level: dict[str, Any] = {"cls": "TensorDict", "non_tensors": {}, "leaves": {}, "cls_metadata": meta}
     text, end = json.dumps(level).encode(), b"}"
@@ -446,7 +446,7 @@ def test_deep_nesting_is_no_crash(tmp_path: Path) -> None:
         read(join(b"", deep), tmp_path)
 
 
-def test_tied_leaves_may_share_all_their_bytes_but_not_some(tmp_path: Path) -> None:
+def test_check_partly_overlapping_leaves_raises(tmp_path: Path) -> None:
     storage, structure = parts(PLAIN)
     structure["leaves"]["c"] = structure["leaves"]["a"]
     tied = read(join(storage, structure), tmp_path)
@@ -457,7 +457,7 @@ def test_tied_leaves_may_share_all_their_bytes_but_not_some(tmp_path: Path) -> N
         read(join(storage, structure), tmp_path)
 
 
-def test_a_file_names_no_class_that_gets_imported(tmp_path: Path) -> None:
+def test_read_class_name_imports_nothing(tmp_path: Path) -> None:
     import sys
 
     storage, structure = parts(PLAIN)
@@ -467,7 +467,7 @@ def test_a_file_names_no_class_that_gets_imported(tmp_path: Path) -> None:
     assert "antigravity" not in sys.modules
 
 
-def test_a_file_names_no_dtype_that_gets_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_read_dtype_name_imports_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
     monkeypatch.setattr(torch, "__getattr__", asked.append, raising=False)
     with pytest.raises(FormatError, match=r"unknown dtype 'torch\._inductor_of_a_file'"):
@@ -508,7 +508,9 @@ def places(count: int) -> list[Any]:
         ([row([], kind="Nope")], 0, "'Nope', which no installed package provides"),
     ],
 )
-def test_a_table_that_is_no_tree_is_refused(nodes: Any, leaves: int, message: str, tmp_path: Path) -> None:
+def test_check_tree_table_with_cycle_or_sharing_raises(
+    nodes: Any, leaves: int, message: str, tmp_path: Path
+) -> None:
     table = {"nodes": nodes, "leaves": places(leaves), "values": []}
     with pytest.raises(FormatError, match=message):
         read(join(bytes(4), {"cls": "td:general", "td": table}), tmp_path)
@@ -534,7 +536,7 @@ def test_a_table_that_is_no_tree_is_refused(nodes: Any, leaves: int, message: st
         (5, "8", "not all ints"),
     ],
 )
-def test_damaged_places_of_leaves_are_refused(at: int, value: Any, message: str) -> None:
+def test_from_columns_damaged_raises(at: int, value: Any, message: str) -> None:
     table = places(2)
     table[at] = value
     header = {"nodes": [row([["a", [0]], ["b", [1]]])], "leaves": table, "values": []}
@@ -542,7 +544,7 @@ def test_damaged_places_of_leaves_are_refused(at: int, value: Any, message: str)
         _wire.parse_message(json.dumps({**header, "together": True, "consolidated": False}).encode())
 
 
-def test_a_file_that_cannot_be_mapped_is_named(tmp_path, monkeypatch):
+def test_read_unmappable_file_raises_naming_it(tmp_path, monkeypatch):
     file = tmp_path / "one.td"
     TensorDict({"a": torch.zeros(3)}).consolidate(file)
 

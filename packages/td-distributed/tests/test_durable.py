@@ -45,7 +45,7 @@ OPTIONS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_consolidate_durable_syncs_the_file_and_then_its_name(
+def test_consolidate_durable_syncs_file_then_directory(
     options: dict[str, Any], calls: list[str], tmp_path: Path
 ) -> None:
     made = TensorDict({"a": torch.arange(3), "n": {"b": torch.ones(2)}}).consolidate(
@@ -58,9 +58,7 @@ def test_consolidate_durable_syncs_the_file_and_then_its_name(
 
 
 @pytest.mark.parametrize("consolidated", [False, True])
-def test_consolidate_again_durable_writes_the_file(
-    consolidated: bool, calls: list[str], tmp_path: Path
-) -> None:
+def test_consolidate_again_durable_writes_file(consolidated: bool, calls: list[str], tmp_path: Path) -> None:
     data = TensorDict({"a": torch.arange(3)})
     data = data.consolidate() if consolidated else data
     data.consolidate(tmp_path / "file")
@@ -69,7 +67,7 @@ def test_consolidate_again_durable_writes_the_file(
     assert calls[1:] == [f"file of {(tmp_path / 'file').stat().st_size}", "name file", "directory"]
 
 
-def test_consolidate_durable_without_a_file_is_an_error() -> None:
+def test_consolidate_durable_without_filename_raises() -> None:
     for data in (TensorDict({"a": 1}), TensorDict({"a": 1}).consolidate()):
         with pytest.raises(ValueError, match="durable=True needs a filename: without one nothing is saved"):
             data.consolidate(durable=True)

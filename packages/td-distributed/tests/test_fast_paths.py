@@ -101,7 +101,7 @@ WAYS: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", TREES)
 @pytest.mark.parametrize("consolidated", [False, True])
-def test_pickling(name: str, way: str, consolidated: bool) -> None:
+def test_pickle_consolidated_keeps_content(name: str, way: str, consolidated: bool) -> None:
     if name == "float8" and way == "protocol 2" and not consolidated:
         pytest.skip("torch writes such leaves, and cannot read them")
     tree = TREES[name]()
@@ -120,7 +120,7 @@ def test_pickling(name: str, way: str, consolidated: bool) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_member_that_requires_grad_comes_back_so(way: str) -> None:
+def test_pickle_leaf_requiring_grad_keeps_it(way: str) -> None:
     tree = TensorDict.lazy_stack([TensorDict({"a": torch.ones(2)}) for _ in range(2)]).consolidate()
     tree[1]["a"].requires_grad_()
     back = WAYS[way](tree)
@@ -128,7 +128,7 @@ def test_a_member_that_requires_grad_comes_back_so(way: str) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_what_consolidation_locked_is_not_locked_where_it_is_unpickled(way: str) -> None:
+def test_unpickle_consolidated_restores_locks_of_source(way: str) -> None:
     tree = TensorDict({"a": torch.ones(2), "n": {"b": torch.ones(2)}, "m": TensorDict(c=1, lock=True)})
     back = WAYS[way](tree.consolidate())
     assert [back.is_locked, back["n"].is_locked, back["m"].is_locked] == [False, False, True]
@@ -139,7 +139,7 @@ def test_what_consolidation_locked_is_not_locked_where_it_is_unpickled(way: str)
     assert back.consolidate().is_consolidated()
 
 
-def test_torch_save_and_load_with_weights_only() -> None:
+def test_torch_load_weights_only_keeps_content() -> None:
     same(torch_save(nested()), nested())
     back = torch_save(nested().consolidate())
     same(back, nested())
@@ -177,7 +177,7 @@ class Calls:
         ),
     ],
 )
-def test_a_hostile_file_of_torch_is_refused(change: Any, message: str) -> None:
+def test_torch_load_hostile_file_raises(change: Any, message: str) -> None:
     rows = torch.nested.nested_tensor_from_jagged(torch.arange(6.0), torch.tensor([0, 2, 6]))
     reduced: Any = TensorDict({"j": rows, "a": torch.ones(2)}, [2]).consolidate().__reduce_ex__(2)
     function, (schema, (data,), values, classes) = reduced
@@ -188,11 +188,11 @@ def test_a_hostile_file_of_torch_is_refused(change: Any, message: str) -> None:
         torch_save(Calls(*call))
 
 
-def test_a_pickled_slice_holds_its_own_bytes_only() -> None:
+def test_pickle_slice_contains_only_its_bytes() -> None:
     assert len(pickle.dumps(TREES["slice"]())) < 2000
 
 
-def test_the_buffer_of_a_consolidated_collection_is_out_of_band_and_not_copied() -> None:
+def test_pickle_protocol_5_storage_is_out_of_band() -> None:
     tree = TREES["large"]().consolidate()
     buffers: list[Any] = []
     data = pickle.dumps(tree, 5, buffer_callback=buffers.append)
@@ -201,7 +201,7 @@ def test_the_buffer_of_a_consolidated_collection_is_out_of_band_and_not_copied()
     assert storage_of(back).data_ptr() == storage_of(tree).data_ptr()
 
 
-def test_large_leaves_are_out_of_band_and_small_ones_together() -> None:
+def test_pickle_protocol_5_large_leaves_are_out_of_band() -> None:
     tree = TensorDict(
         {"a": torch.ones(10_000), "b": torch.ones(10_000), **{str(i): torch.ones(1) for i in range(50)}}
     )
@@ -211,7 +211,7 @@ def test_large_leaves_are_out_of_band_and_small_ones_together() -> None:
     assert back["a"].data_ptr() == tree["a"].data_ptr()
 
 
-def test_shared_storages_stay_shared() -> None:
+def test_pickle_shared_storages_stay_shared() -> None:
     base = torch.arange(10.0)
     tree = TensorDict({"a": base[:6], "b": base[2:], "c": base[:6]})
     for way in (way for name, way in WAYS.items() if name != "protocol 2"):
@@ -223,9 +223,7 @@ def test_shared_storages_stay_shared() -> None:
 
 @pytest.mark.parametrize("skipped", [0, 1])
 @pytest.mark.parametrize("consolidated", [False, True])
-def test_buffers_that_must_not_be_written_are_copied_unless_consolidated(
-    consolidated: bool, skipped: int
-) -> None:
+def test_unpickle_readonly_buffers_copies_unless_consolidated(consolidated: bool, skipped: int) -> None:
     tree = TREES["large"]()
     tree = tree.consolidate() if consolidated else tree
     buffers: list[Any] = []
@@ -242,7 +240,7 @@ def test_buffers_that_must_not_be_written_are_copied_unless_consolidated(
             leaf.zero_()
 
 
-def test_results_of_a_pickle_may_be_written() -> None:
+def test_unpickle_result_is_writable() -> None:
     for protocol in (3, 4, 5):
         data = pickle.dumps(nested(), protocol)
         first = pickle.loads(data)
@@ -259,7 +257,7 @@ queue.get()
 
 
 @pytest.mark.parametrize("consolidated", [False, True])
-def test_queues_share_memory_between_processes(consolidated: bool) -> None:
+def test_queue_between_processes_shares_memory(consolidated: bool) -> None:
     context = multiprocessing.get_context("spawn")
     queue, answer = context.Queue(), context.Queue()
     # A spawned process cannot import a test file.
@@ -274,7 +272,7 @@ def test_queues_share_memory_between_processes(consolidated: bool) -> None:
     assert tree["a"].tolist() == [[0, 2, 4], [6, 8, 10]]
 
 
-def test_clone_gives_a_collection_of_its_own() -> None:
+def test_clone_consolidated_shares_no_memory() -> None:
     tree = nested().consolidate()
     copied = tree.clone()
     assert not copied.is_locked and not copied.is_consolidated()
@@ -282,14 +280,14 @@ def test_clone_gives_a_collection_of_its_own() -> None:
     same(tree, nested())
 
 
-def test_sharing_moves_the_storage_at_once() -> None:
+def test_share_memory_consolidated_moves_storage() -> None:
     tree = nested().consolidate().share_memory_()
     assert tree.is_shared() and tree.is_consolidated()
     assert storage_of(tree).is_shared()
 
 
 @pytest.mark.parametrize("shares", [False, True])
-def test_what_lies_in_a_file_can_be_shared_with_other_processes(tmp_path: Path, shares: bool) -> None:
+def test_share_memory_of_file_reaches_other_processes(tmp_path: Path, shares: bool) -> None:
     path = tmp_path / "file"
     for tree in (nested().consolidate(path), from_consolidated(path)):
         if shares:
@@ -300,14 +298,14 @@ def test_what_lies_in_a_file_can_be_shared_with_other_processes(tmp_path: Path, 
         same(from_consolidated(path), nested())
 
 
-def test_consolidating_again_gives_the_same_object() -> None:
+def test_consolidate_again_returns_self() -> None:
     tree = nested().consolidate()
     assert tree.consolidate() is tree
     assert tree.consolidate(share_memory=True) is not tree
 
 
 @pytest.mark.parametrize("number", [0, 1, 2])
-def test_copying_between_equal_and_unequal_layouts(number: int) -> None:
+def test_update_equal_and_unequal_layouts_equals_torch(number: int) -> None:
     tree = nested().consolidate()
     plain = nested() + 1
     source = [plain.consolidate(), plain.select("n", "a").consolidate(), plain][number]
@@ -316,7 +314,7 @@ def test_copying_between_equal_and_unequal_layouts(number: int) -> None:
     assert tree.is_consolidated()
 
 
-def test_moving_to_another_device_is_one_copy() -> None:
+def test_to_device_consolidated_copies_once() -> None:
     tree = nested().consolidate()
     moved = tree.to("meta")
     assert moved.device == torch.device("meta") and moved["n"].device == torch.device("meta")
@@ -327,7 +325,7 @@ def test_moving_to_another_device_is_one_copy() -> None:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
-def test_on_a_gpu() -> None:
+def test_consolidate_on_cuda_equals_cpu() -> None:
     tree = nested().consolidate()
     pinned = tree.pin_memory()
     assert pinned.is_consolidated() and storage_of(pinned).is_pinned()
@@ -353,7 +351,7 @@ def test_on_a_gpu() -> None:
 @pytest.mark.parametrize(
     "options", [{}, {"num_threads": 4}, {"return_early": True}, {"device": "cpu", "num_threads": 4}], ids=str
 )
-def test_consolidating_waits_for_the_stream_of_its_caller(options: dict[str, Any]) -> None:
+def test_consolidate_waits_for_current_cuda_stream(options: dict[str, Any]) -> None:
     side = torch.cuda.Stream()
     for number in (3.0, 5.0):
         big = torch.randn(4096, 4096, device="cuda")

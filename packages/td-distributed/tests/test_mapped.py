@@ -79,16 +79,14 @@ def transmits(rank: int, name: str, folder: str, root: Any, how: str) -> Any:
 @needs_memmap
 @pytest.mark.parametrize("how", ["recv", "irecv"])
 @pytest.mark.parametrize("name", TREES)
-def test_below_the_root_of_the_receiver_only_the_path_travels(
-    two: Any, name: str, how: str, tmp_path: Path
-) -> None:
+def test_send_mapped_below_root_sends_only_path(two: Any, name: str, how: str, tmp_path: Path) -> None:
     folder = tmp_path / "deep" / "save"
     sent, _ = two.run(transmits, name, str(folder), str(tmp_path), how)
     assert sent == ["question", "path"]
 
 
 @needs_memmap
-def test_a_root_may_have_a_name_that_is_no_text(two: Any, tmp_path: Path) -> None:
+def test_send_mapped_root_with_non_utf8_name_sends_path(two: Any, tmp_path: Path) -> None:
     root = tmp_path / "\udcff"
     sent, _ = two.run(transmits, "nested", str(root / "deep" / "save"), str(root), "recv")
     assert sent == ["question", "path"]
@@ -96,7 +94,7 @@ def test_a_root_may_have_a_name_that_is_no_text(two: Any, tmp_path: Path) -> Non
 
 @needs_memmap
 @pytest.mark.parametrize("how", ["no root", "another root", "isend"])
-def test_otherwise_the_bytes_travel(two: Any, how: str, tmp_path: Path) -> None:
+def test_send_mapped_outside_root_sends_bytes(two: Any, how: str, tmp_path: Path) -> None:
     roots = {"no root": None, "another root": str(tmp_path / "other"), "isend": str(tmp_path)}
     sent, _ = two.run(transmits, "nested", str(tmp_path / "save"), roots[how], how)
     assert sent == (["bytes"] if how == "isend" else ["question", "bytes"])
@@ -116,7 +114,7 @@ def is_moved(tree: Any, folder: Path) -> None:
 
 @needs_memmap
 @pytest.mark.parametrize("change", [takes_memory, is_saved_over, is_moved])
-def test_files_that_hold_something_else_by_now_are_not_named(change: Any, tmp_path: Path) -> None:
+def test_send_mapped_replaced_files_sends_bytes(change: Any, tmp_path: Path) -> None:
     saved = TREES["nested"]().memmap(tmp_path / "save")
     assert _send_paths.get_folder(saved) == str(tmp_path / "save")
     assert _send_paths.get_folder(saved["n"]) == str(tmp_path / "save" / "n")
@@ -149,9 +147,7 @@ def has_a_level_elsewhere(tree: Any, folder: Path) -> None:
     [gets_another_batch_size, has_a_level_of_another_batch_size, gets_names, has_a_level_elsewhere],
 )
 @pytest.mark.parametrize("loaded", [False, True])
-def test_files_that_describe_another_structure_by_now_are_not_named(
-    change: Any, loaded: bool, tmp_path: Path
-) -> None:
+def test_send_mapped_changed_structure_sends_bytes(change: Any, loaded: bool, tmp_path: Path) -> None:
     saved = TensorDict({"a": torch.ones(3, 2), "n": {"b": torch.ones(3, 2)}}, [3]).memmap(tmp_path / "save")
     if loaded:
         saved = TensorDict.load_memmap(tmp_path / "save").memmap_(tmp_path / "save")
@@ -166,7 +162,7 @@ def test_files_that_describe_another_structure_by_now_are_not_named(
 
 @needs_memmap
 @pytest.mark.parametrize("name", TREES)
-def test_every_kind_is_named_as_long_as_it_is_as_saved(name: str, tmp_path: Path) -> None:
+def test_send_mapped_every_kind_unchanged_sends_path(name: str, tmp_path: Path) -> None:
     saved = TREES[name]().memmap(tmp_path / "save")
     for each in (saved, pickle.loads(pickle.dumps(saved)), saved.memmap()):
         assert _send_paths.get_folder(each) == str(tmp_path / "save")
@@ -199,15 +195,13 @@ def initialises(rank: int, name: str, folder: str, root: Any) -> Any:
 
 @needs_memmap
 @pytest.mark.parametrize("name", TREES)
-def test_a_process_that_has_nothing_maps_what_lies_below_its_root(
-    two: Any, name: str, tmp_path: Path
-) -> None:
+def test_from_remote_init_below_root_maps_files(two: Any, name: str, tmp_path: Path) -> None:
     assert two.run(initialises, name, str(tmp_path / "deep" / "save"), str(tmp_path)) == [None, True]
 
 
 @needs_memmap
 @pytest.mark.parametrize("root", [None, "other"])
-def test_a_process_that_has_nothing_gets_the_bytes_otherwise(two: Any, root: Any, tmp_path: Path) -> None:
+def test_from_remote_init_outside_root_receives_bytes(two: Any, root: Any, tmp_path: Path) -> None:
     root = None if root is None else str(tmp_path / root)
     assert two.run(initialises, "nested", str(tmp_path / "save"), root) == [None, False]
 
@@ -249,20 +243,20 @@ def names_to_nothing(rank: int, path: Any, root: Any, announced: int | None) -> 
         ),
     ],
 )
-def test_a_process_that_has_nothing_looks_nowhere_else(
+def test_from_remote_init_refused_path_raises(
     two: Any, path: Any, rooted: bool, announced: int | None, message: str, tmp_path: Path
 ) -> None:
     assert message in two.run(names_to_nothing, path, str(tmp_path) if rooted else None, announced)[1]
 
 
 @pytest.mark.parametrize("length", [-1, (1 << 16) + 1, 1 << 62])
-def test_a_root_of_an_impossible_length_is_refused(length: int) -> None:
+def test_make_path_header_invalid_root_length_raises(length: int) -> None:
     peer = SimpleNamespace(device=lambda: torch.device("cpu"), recv=lambda room: room.fill_(length))
     with pytest.raises(FormatError, match=f"the peer answered with a root of {length} bytes"):
         _send_paths.make_path_header("save", peer)
 
 
-def test_there_is_no_root_for_a_message_to_all() -> None:
+def test_from_remote_init_broadcast_with_root_raises() -> None:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         with pytest.raises(ValueError, match="so there is no root to look below"):
@@ -304,7 +298,7 @@ def names(rank: int, path: Any, root: Any) -> Any:
         ("nothing", "FileNotFoundError" if HAS_MEMMAP else "MissingPluginError"),
     ],
 )
-def test_a_path_must_not_leave_the_root(two: Any, path: Any, message: str, tmp_path: Path) -> None:
+def test_load_path_leaving_root_raises(two: Any, path: Any, message: str, tmp_path: Path) -> None:
     for name in ("root", "outside"):
         (tmp_path / name).mkdir()
     if HAS_MEMMAP:
@@ -314,7 +308,7 @@ def test_a_path_must_not_leave_the_root(two: Any, path: Any, message: str, tmp_p
     assert message in two.run(names, path, str(tmp_path / "root"))[1]
 
 
-def test_without_a_root_a_path_is_refused(two: Any, tmp_path: Path) -> None:
+def test_recv_path_without_root_raises(two: Any, tmp_path: Path) -> None:
     message = (
         f"FormatError: the message names files at '{tmp_path}', but this process gave no root= to look below"
     )
@@ -322,7 +316,7 @@ def test_without_a_root_a_path_is_refused(two: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(HAS_MEMMAP, reason="td-memmap is installed")
-def test_without_the_package_that_reads_it_a_path_is_refused(tmp_path: Path) -> None:
+def test_recv_path_without_td_memmap_raises(tmp_path: Path) -> None:
     with pytest.raises(AttributeError, match="pip install td-memmap"):
         _send_paths.load(tmp_path, "save")
 
@@ -345,7 +339,7 @@ def mismatches(rank: int, folder: str) -> Any:
 
 
 @needs_memmap
-def test_files_of_another_structure_are_refused(two: Any, tmp_path: Path) -> None:
+def test_recv_path_other_structure_raises(two: Any, tmp_path: Path) -> None:
     assert two.run(mismatches, str(tmp_path))[1] == (
         "cannot receive: key ('n', 'b') is torch.float32 of shape [3] here, torch.float32 of shape [2] in the message; "
         "nothing was changed"

@@ -11,7 +11,7 @@ from td_distributed import _memory
 
 
 @pytest.mark.parametrize("nbytes", [0, 1, _memory.LARGE - 1, _memory.LARGE, _memory.LARGE + 1])
-def test_room_can_be_written_to_its_end(nbytes: int) -> None:
+def test_allocate_is_writable_to_end(nbytes: int) -> None:
     room = _memory.allocate(nbytes)
     room.fill_(7)
     assert room.shape == (nbytes,)
@@ -20,13 +20,13 @@ def test_room_can_be_written_to_its_end(nbytes: int) -> None:
     assert room.untyped_storage().nbytes() % 16 == 0
 
 
-def test_a_large_collection_is_consolidated() -> None:
+def test_consolidate_large_collection_keeps_content() -> None:
     td = TensorDict({"a": torch.arange(_memory.LARGE // 8), "b": {"c": torch.ones(3)}})
     found = td.consolidate()
     assert (found == td).all()
 
 
-def test_fake_memory_is_not_advised() -> None:
+def test_allocate_fake_tensor_skips_madvise() -> None:
     with FakeTensorMode():
         room = _memory.allocate(_memory.LARGE)
     assert isinstance(room, FakeTensor)

@@ -46,7 +46,7 @@ def collectives(rank: int) -> None:
     assert on_the_host["a"].tolist() == [total] * 3 and on_the_host["a"].device.type == "cpu"
 
 
-def test_collectives(gpus: Any) -> None:
+def test_collectives_nccl_keep_content(gpus: Any) -> None:
     assert gpus.run(collectives) == [None] * gpus.world
 
 
@@ -64,7 +64,7 @@ def ring(rank: int) -> None:
         same(target, previous)
 
 
-def test_point_to_point(gpus: Any) -> None:
+def test_send_recv_nccl_keeps_content(gpus: Any) -> None:
     if gpus.world % 2:
         pytest.skip("needs an even number of GPUs")
     assert gpus.run(ring) == [None] * gpus.world
@@ -95,7 +95,7 @@ def over_gloo(rank: int) -> None:
         same(make(rank).broadcast(1, device="cuda"), 1)
 
 
-def test_leaves_on_a_gpu_travel_over_gloo(two: Any) -> None:
+def test_send_cuda_leaves_over_gloo_keeps_content(two: Any) -> None:
     if not torch.cuda.is_available():
         pytest.skip("needs CUDA")
     assert two.run(over_gloo) == [None, None]
@@ -103,7 +103,7 @@ def test_leaves_on_a_gpu_travel_over_gloo(two: Any) -> None:
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 @pytest.mark.parametrize("backend", [None, "cpu:gloo,cuda:nccl"])
-def test_a_group_of_several_backends_or_of_none_that_was_named(backend: str | None) -> None:
+def test_device_of_mixed_or_default_backends_returns_device(backend: str | None) -> None:
     store = dist.HashStore()
     dist.init_process_group(backend, store=store, rank=0, world_size=1)
     try:

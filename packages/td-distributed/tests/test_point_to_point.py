@@ -188,16 +188,14 @@ def exchange(rank: int, name: str, options: dict[str, Any], early: bool) -> Any:
 
 @pytest.mark.parametrize("consolidated", [False, True])
 @pytest.mark.parametrize("name", TREES)
-def test_every_kind_arrives(two: Any, name: str, consolidated: bool) -> None:
+def test_send_recv_every_kind_keeps_content(two: Any, name: str, consolidated: bool) -> None:
     assert two.run(exchange, name, {"consolidated": consolidated}, False) == [None, None]
 
 
 @pytest.mark.parametrize("consolidated", [False, True])
 @pytest.mark.parametrize("wire", WIRES)
 @pytest.mark.parametrize("name", ["nested", "lazy"])
-def test_the_handles_of_isend_and_irecv_finish_the_exchange(
-    two: Any, name: str, wire: str, consolidated: bool
-) -> None:
+def test_isend_irecv_handles_wait_finishes(two: Any, name: str, wire: str, consolidated: bool) -> None:
     assert two.run(exchange, name, {"wire": wire, "consolidated": consolidated}, True) == [None, None]
 
 
@@ -213,7 +211,7 @@ def at_once(rank: int, wire: str) -> Any:
 
 
 @pytest.mark.parametrize(("wire", "last"), [("td", 4), ("reference", 6)])
-def test_isend_and_irecv_may_wait_themselves(two: Any, wire: str, last: int) -> None:
+def test_isend_irecv_without_handles_waits(two: Any, wire: str, last: int) -> None:
     assert two.run(at_once, wire, limit=20) == [(last, last), (None, last)]
 
 
@@ -234,7 +232,7 @@ def dropped(rank: int, size: int) -> None:
 
 
 @pytest.mark.parametrize("size", [10, 1 << 22])
-def test_handles_that_are_dropped_finish_the_exchange(two: Any, size: int) -> None:
+def test_isend_dropped_handles_still_sends(two: Any, size: int) -> None:
     assert two.run(dropped, size) == [None, None]
 
 
@@ -259,7 +257,7 @@ def replaces_while_it_comes(rank: int, fits: bool) -> Any:
 
 
 @pytest.mark.parametrize("fits", [True, False])
-def test_what_replaces_a_leaf_while_a_message_comes_takes_it(two: Any, fits: bool) -> None:
+def test_irecv_leaf_replaced_in_transit_writes_new_leaf(two: Any, fits: bool) -> None:
     first, second, error = two.run(replaces_while_it_comes, fits)[1]
     if fits:
         assert (first, second, error) == ([1.0] * 3, [1.0] * 2, None)
@@ -283,7 +281,7 @@ def crosswise(rank: int, consolidated: bool) -> None:
 
 
 @pytest.mark.parametrize("consolidated", [False, True])
-def test_two_ranks_send_to_each_other_at_once(two: Any, consolidated: bool) -> None:
+def test_isend_irecv_both_ways_does_not_deadlock(two: Any, consolidated: bool) -> None:
     assert two.run(crosswise, consolidated) == [None, None]
 
 
@@ -302,7 +300,7 @@ def awaited(rank: int, size: int, options: dict[str, Any]) -> Any:
 
 @pytest.mark.parametrize("options", [{}, {"consolidated": True}, {"wire": "reference"}])
 @pytest.mark.parametrize("size", [2, 1 << 20])
-def test_each_rank_may_wait_for_a_message_before_it_sends_one(
+def test_irecv_before_send_on_both_ranks_does_not_deadlock(
     two: Any, size: int, options: dict[str, Any]
 ) -> None:
     assert two.run(awaited, size, options, limit=20) == [0, 0]
@@ -331,7 +329,7 @@ def in_turn(rank: int, last: str) -> Any:
 
 
 @pytest.mark.parametrize("last", ["recv", "irecv"])
-def test_messages_are_taken_in_the_order_of_the_calls(two: Any, last: str) -> None:
+def test_irecv_several_keeps_order_of_calls(two: Any, last: str) -> None:
     assert two.run(in_turn, last, limit=20) == [None, None]
 
 
@@ -354,7 +352,7 @@ def refused_later(rank: int) -> Any:
     return None
 
 
-def test_what_was_awaited_and_does_not_fit_raises_in_wait(two: Any) -> None:
+def test_irecv_misfit_raises_in_wait(two: Any) -> None:
     message, unchanged = two.run(refused_later, limit=20)[1]
     assert unchanged and message.startswith("cannot receive: key 'd' is torch.float32 of shape [3] here")
 
@@ -373,7 +371,7 @@ def awaited_by_nobody(rank: int, wire: str) -> None:
 
 
 @pytest.mark.parametrize("wire", WIRES)
-def test_what_nobody_waits_for_is_taken_nevertheless(two: Any, wire: str) -> None:
+def test_irecv_dropped_handle_still_receives(two: Any, wire: str) -> None:
     assert two.run(awaited_by_nobody, wire, limit=20) == [None, None]
 
 
@@ -399,9 +397,7 @@ def mismatch(rank: int, name: str, consolidated: bool) -> Any:
 
 @pytest.mark.parametrize("consolidated", [False, True])
 @pytest.mark.parametrize("name", MISMATCHES)
-def test_a_mismatch_raises_leaves_the_collection_alone_and_keeps_step(
-    two: Any, name: str, consolidated: bool
-) -> None:
+def test_recv_other_structure_raises_and_next_recv_works(two: Any, name: str, consolidated: bool) -> None:
     sender, receiver = two.run(mismatch, name, consolidated)
     assert sender is None
     assert isinstance(receiver, str), receiver
@@ -435,7 +431,7 @@ def repeated(rank: int) -> Any:
     return errors
 
 
-def test_messages_of_one_header_arrive_in_collections_of_every_form(two: Any) -> None:
+def test_recv_same_header_into_other_layouts_keeps_content(two: Any) -> None:
     expanded, missing = two.run(repeated)[1]
     assert "key 'a' is expanded" in expanded
     assert "key 'n' is missing here" in missing
@@ -462,9 +458,7 @@ def receives_into_one_tensor(rank: int, first: float, consolidated: bool) -> Any
 
 @pytest.mark.parametrize("consolidated", [False, True])
 @pytest.mark.parametrize("first", [1.0, 2.0])
-def test_one_tensor_takes_what_comes_for_it_twice_only_if_that_is_the_same(
-    two: Any, first: float, consolidated: bool
-) -> None:
+def test_recv_tied_leaves_with_different_elements_raises(two: Any, first: float, consolidated: bool) -> None:
     one = "cannot receive: key 'b' is the same tensor as key 'a' here"
     message = f"{one}, and has other elements in the message; nothing was changed"
     wanted = message if first == 1.0 else None
@@ -503,7 +497,7 @@ def unsendable(rank: int, what: str, wire: str) -> Any:
         ("value", "td", "CodecError: key 'bad'"),
     ],
 )
-def test_what_cannot_be_sent_raises_before_anything_is(two: Any, what: str, wire: str, message: str) -> None:
+def test_send_unsendable_raises_before_sending(two: Any, what: str, wire: str, message: str) -> None:
     if what == "value" and not HAS_TENSORCLASS:
         pytest.skip("needs td-tensorclass")
     sender, receiver = two.run(unsendable, what, wire)
@@ -527,7 +521,7 @@ def receives_a_value_of_another_type(rank: int) -> Any:
 
 
 @pytest.mark.skipif(not HAS_TENSORCLASS, reason="needs td-tensorclass")
-def test_a_value_that_does_not_fit_is_found_before_leaves_are_written(two: Any) -> None:
+def test_recv_misfit_value_raises_before_writing_leaves(two: Any) -> None:
     message, kept, value = two.run(receives_a_value_of_another_type)[1]
     assert message == "MetaData[int] takes a int; got 'x' of type str"
     assert (kept, value) == ([0, 0], 3)
@@ -580,7 +574,7 @@ def reference_wire(rank: int, name: str, options: dict[str, Any]) -> Any:
         ),
     ],
 )
-def test_the_wire_of_the_reference(
+def test_send_recv_reference_wire_keeps_content(
     two: Any, name: str, options: dict[str, Any], messages: list[Any], last: int
 ) -> None:
     assert two.run(reference_wire, name, options) == [messages, last]
@@ -601,7 +595,7 @@ def tagged(rank: int) -> Any:
     return tags
 
 
-def test_groups_and_tags(two: Any) -> None:
+def test_send_recv_with_groups_and_tags_keeps_content(two: Any) -> None:
     sender, tags = two.run(tagged)
     assert sender is None
     assert tags == [30, 1262]
@@ -610,7 +604,7 @@ def test_groups_and_tags(two: Any) -> None:
 ONE_PEER = "give the peer's rank in the global group, or its rank in the given group: one of the two"
 
 
-def test_a_group_that_was_made_by_hand() -> None:
+def test_send_recv_manual_process_group_keeps_content() -> None:
     store = dist.HashStore()
     answers: list[Any] = []
 
@@ -655,7 +649,7 @@ def peers(rank: int) -> Any:
     return errors
 
 
-def test_arguments_that_make_no_sense(two: Any) -> None:
+def test_send_invalid_arguments_raise(two: Any) -> None:
     assert two.run(peers, ranks=[0]) == [
         [
             f"{ONE_PEER}; got None and None",
@@ -681,18 +675,18 @@ def to_oneself(rank: int) -> Any:
     return errors
 
 
-def test_no_process_sends_to_itself(two: Any) -> None:
+def test_send_to_self_raises(two: Any) -> None:
     for rank, errors in enumerate(two.run(to_oneself)):
         assert errors == [f"rank {rank} is this process itself; give that of the peer"] * 12
 
 
 @pytest.mark.parametrize("call", ["send", "recv", "isend", "irecv", "broadcast", "init_remote"])
-def test_without_a_process_group_torch_says_so(call: str) -> None:
+def test_send_without_process_group_raises(call: str) -> None:
     with pytest.raises(ValueError, match="Default process group has not been initialized"):
         getattr(TensorDict({"a": torch.zeros(1)}), call)(0)
 
 
-def test_a_process_without_a_group_is_told() -> None:
+def test_send_outside_group_raises() -> None:
     td = TensorDict()
     for call in (lambda: td.send(1), lambda: td.recv(1), td.all_reduce, td.all_gather):
         with pytest.raises(ValueError, match="process group has not been initialized"):
@@ -710,7 +704,7 @@ def no_message(rank: int) -> Any:
         return type(error).__name__, str(error), target["a"].tolist()
 
 
-def test_what_is_no_message_is_refused(two: Any) -> None:
+def test_recv_foreign_message_raises(two: Any) -> None:
     assert two.run(no_message)[1] == (
         "FormatError",
         "what arrived is no message of send(); does the peer use the same wire= and init_tag=?",
@@ -739,9 +733,7 @@ def of_another_torch(rank: int, size: int, consolidated: bool) -> Any:
 
 @pytest.mark.parametrize("consolidated", [False, True])
 @pytest.mark.parametrize("size", [1, 1 << 18])
-def test_what_a_header_announces_that_cannot_be_read_is_taken_off_the_wire(
-    two: Any, size: int, consolidated: bool
-) -> None:
+def test_recv_unreadable_header_raises_and_drains(two: Any, size: int, consolidated: bool) -> None:
     message = two.run(of_another_torch, size, consolidated, limit=20)[1]
     assert message == "the header of a message is damaged: unknown dtype 'torch.float99'"
 
@@ -769,7 +761,7 @@ def dies(rank: int, after: int) -> Any:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("after", [0, 1, 2, 4])
-def test_a_peer_that_dies_is_an_error_and_changes_nothing(fragile: Any, after: int) -> None:
+def test_recv_peer_dies_raises_and_changes_nothing(fragile: Any, after: int) -> None:
     sender, receiver = fragile.run(dies, after)
     assert sender.kind == "Exit"
     message, sums = receiver
@@ -799,7 +791,7 @@ def waits_in_vain(rank: int, how: str) -> Any:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["nothing is sent", "another tag", "irecv"])
-def test_what_never_comes_is_an_error_within_the_timeout(fragile: Any, how: str) -> None:
+def test_recv_without_send_raises_within_timeout(fragile: Any, how: str) -> None:
     message, unchanged = fragile.run(waits_in_vain, how)[1]
     # Where both sides wait for as long, the one that gives up first closes the connection of the other.
     assert ("imed out" in message or "Connection closed" in message) and unchanged

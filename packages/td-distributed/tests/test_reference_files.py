@@ -36,14 +36,14 @@ def needs_tensorclass(tree: Any) -> bool:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_reads_a_file_of_the_reference(name: str, request: pytest.FixtureRequest) -> None:
+def test_from_consolidated_tensordict_file_returns_content(name: str, request: pytest.FixtureRequest) -> None:
     tree = expected(name)["tree"]
     if needs_tensorclass(tree):
         request.getfixturevalue("fixture_classes")
     check(TensorDict.from_consolidated(FIXTURES / f"{name}.bin"), tree, name)
 
 
-def test_a_locked_file_gives_a_locked_collection() -> None:
+def test_from_consolidated_locked_file_is_locked() -> None:
     locked = TensorDict.from_consolidated(FIXTURES / "device_locked.bin")
     assert locked.is_locked
     assert locked.is_consolidated()
@@ -51,7 +51,7 @@ def test_a_locked_file_gives_a_locked_collection() -> None:
     assert not TensorDict.from_consolidated(FIXTURES / "plain.bin").is_locked
 
 
-def test_levels_that_the_reference_loses_are_read(tmp_path: Path) -> None:
+def test_from_consolidated_nodes_tensordict_loses_are_read(tmp_path: Path) -> None:
     """It skips a level named ``size``, and writes what it added to the structure of a collection that it has sent."""
     meta = {"device": None, "names": [], "batch_size": [], "is_locked": False}
     level = {"cls": "TensorDict", "non_tensors": {}, "cls_metadata": meta}
@@ -68,7 +68,7 @@ def test_levels_that_the_reference_loses_are_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["Once", "nce", "Twice", None])
-def test_a_class_without_its_module_is_found_if_only_one_has_the_name(
+def test_from_consolidated_unqualified_class_name_is_found(
     name: Any, fixture_classes: Any, tmp_path: Path
 ) -> None:
     """Releases 0.5 and 0.6 wrote tensorclasses so."""
@@ -95,7 +95,7 @@ def test_a_class_without_its_module_is_found_if_only_one_has_the_name(
         TensorDict.from_consolidated(tmp_path / "td")
 
 
-def test_a_file_without_its_package_says_what_is_missing() -> None:
+def test_from_consolidated_missing_package_raises_naming_it() -> None:
     if HAS_TENSORCLASS:
         pytest.skip("td-tensorclass is installed")
     with pytest.raises(ValueError, match="pip install td-tensorclass"):

@@ -61,7 +61,7 @@ def computes(rank: int) -> None:
         close(whole(result), whole(change(plain)))
 
 
-def test_operations_keep_a_leaf_distributed(two: Any) -> None:
+def test_operations_on_dtensor_leaf_keep_dtensor(two: Any) -> None:
     assert two.run(computes) == [None, None]
 
 
@@ -82,7 +82,7 @@ def swaps(rank: int) -> None:
     assert all(one is other for one, other in zip(module.parameters(), held, strict=True))
 
 
-def test_distributed_parameters_pass_through_modules(two: Any) -> None:
+def test_module_with_dtensor_parameters_round_trips(two: Any) -> None:
     assert two.run(swaps) == [None, None]
 
 
@@ -119,7 +119,7 @@ def trains(rank: int) -> Any:
     return message
 
 
-def test_parameters_under_fully_shard(two: Any) -> None:
+def test_from_module_fully_shard_keeps_dtensors(two: Any) -> None:
     if not hasattr(pytest.importorskip("torch.distributed.fsdp"), "fully_shard"):
         pytest.skip("needs torch 2.6")
     message = (
@@ -160,7 +160,7 @@ def trains_a_collection(rank: int) -> None:
     close(whole(TensorDict.from_module(module)), whole(TensorDict.from_module(plain)))
 
 
-def test_a_collection_of_parameters_under_fully_shard(two: Any) -> None:
+def test_tensordict_params_fully_shard_keeps_dtensors(two: Any) -> None:
     if not hasattr(pytest.importorskip("torch.distributed.fsdp"), "fully_shard"):
         pytest.skip("needs torch 2.6")
     assert two.run(trains_a_collection) == [None, None]
@@ -188,7 +188,7 @@ def refused(rank: int) -> Any:
     return messages
 
 
-def test_what_needs_the_bytes_of_a_leaf_names_one_that_is_distributed(two: Any) -> None:
+def test_consolidate_or_send_dtensor_raises_naming_key(two: Any) -> None:
     for messages, received in zip(two.run(refused), ("", "key ('n', 'w')"), strict=True):
         *messages, last = messages
         for message in messages:

@@ -175,7 +175,7 @@ def emptied(td: Any) -> Any:
 
 @pytest.mark.parametrize("consolidated", [False, True])
 @pytest.mark.parametrize("change", CHANGES)
-def test_every_way_out_follows_a_change(change: str, consolidated: bool) -> None:
+def test_output_after_change_has_new_content(change: str, consolidated: bool) -> None:
     td = tree().consolidate()
     for _ in range(2):
         pickle.dumps(td)
@@ -225,7 +225,7 @@ def test_every_way_out_follows_a_change(change: str, consolidated: bool) -> None
         "names below",
     ],
 )
-def test_every_way_out_follows_a_change_of_a_member(change: str) -> None:
+def test_output_after_member_change_has_new_content(change: str) -> None:
     td = pickle.loads(pickle.dumps(TensorDict.lazy_stack([tree(), tree() + 1], 0).consolidate()))
     members = td.tensordicts
     pickle.dumps(td)
@@ -238,7 +238,7 @@ def test_every_way_out_follows_a_change_of_a_member(change: str) -> None:
 
 @pytest.mark.parametrize("consolidated", [False, True])
 @pytest.mark.parametrize("change", [each for each in CHANGES if each not in UNSEEN])
-def test_the_wire_of_the_reference_looks_again_after_a_change(change: str, consolidated: bool) -> None:
+def test_reference_wire_after_change_sends_new_content(change: str, consolidated: bool) -> None:
     td = tree().consolidate()
     for _ in range(2):
         sent(td, td, wire="reference")
@@ -262,7 +262,7 @@ def keep_and_replace(leaf: torch.Tensor, kept: list[torch.Tensor]) -> None:
     ],
     ids=["exchanged", "exchanged with another collection", "replaced, and kept by someone"],
 )
-def test_the_wire_of_the_reference_misses_what_leaves_as_many_users(change: Any) -> None:
+def test_reference_wire_same_user_count_sends_old_storage(change: Any) -> None:
     td, kept = tree().consolidate(), [(tree() + 1).consolidate()]
     sent(td, td, wire="reference")
     before = td.clone()
@@ -276,7 +276,7 @@ def test_the_wire_of_the_reference_misses_what_leaves_as_many_users(change: Any)
 
 
 @pytest.mark.parametrize("wire", ["td", "reference"])
-def test_what_is_not_locked_is_sent_as_it_is_after_an_entry_was_replaced(wire: str) -> None:
+def test_reference_wire_unlocked_after_replace_sends_new_content(wire: str) -> None:
     td = pickle.loads(pickle.dumps(tree().consolidate()))
     assert td.is_consolidated() and not td.is_locked
     for _ in range(2):
@@ -287,7 +287,7 @@ def test_what_is_not_locked_is_sent_as_it_is_after_an_entry_was_replaced(wire: s
     same(sent(td, emptied(td), wire=wire), td)
 
 
-def test_where_users_of_memory_cannot_be_counted_the_wire_of_the_reference_looks_at_every_leaf(
+def test_reference_wire_uncountable_users_checks_every_leaf(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(_reference_wire, "count_users", lambda memory: None)
@@ -297,7 +297,7 @@ def test_where_users_of_memory_cannot_be_counted_the_wire_of_the_reference_looks
     same(sent(td, emptied(td), wire="reference"), td)
 
 
-def test_a_message_that_differs_in_a_key_alone_is_not_taken_for_the_known_one() -> None:
+def test_recv_other_key_only_is_not_cached_message() -> None:
     td = tree().consolidate()
     for _ in range(3):
         sent(tree().consolidate(), td)
@@ -311,9 +311,7 @@ def test_a_message_that_differs_in_a_key_alone_is_not_taken_for_the_known_one() 
 @pytest.mark.parametrize("more", [-1, 0, 1])
 @pytest.mark.parametrize("part", ["header", "whole"])
 @pytest.mark.parametrize("consolidated", [False, True])
-def test_both_sides_agree_on_what_fits_into_the_first_message(
-    part: str, more: int, consolidated: bool
-) -> None:
+def test_send_recv_around_first_message_size_arrives(part: str, more: int, consolidated: bool) -> None:
     def trees() -> Iterator[Any]:
         for size in range(_wire.FIRST - 600, _wire.FIRST):
             if part == "header":
@@ -336,7 +334,7 @@ def test_both_sides_agree_on_what_fits_into_the_first_message(
         target.zero_()
 
 
-def test_a_message_without_bytes_is_not_taken_for_the_last_one() -> None:
+def test_recv_empty_message_is_not_cached_message() -> None:
     td, loop = tree().consolidate(), Loop()
     for _ in range(3):
         sent(tree().consolidate(), td)
@@ -348,7 +346,7 @@ def test_a_message_without_bytes_is_not_taken_for_the_last_one() -> None:
 @pytest.mark.parametrize(
     "change", ["a leaf less", "data of another dtype", "resize_", "the batch size", "unsqueeze_"]
 )
-def test_what_was_received_before_the_change_is_refused_afterwards(change: str) -> None:
+def test_recv_after_structure_change_raises(change: str) -> None:
     td, source = tree().consolidate(), emptied(tree()).consolidate()
     for _ in range(2):
         sent(source, td)
@@ -359,7 +357,7 @@ def test_what_was_received_before_the_change_is_refused_afterwards(change: str) 
     same(td, before)
 
 
-def test_what_cannot_be_received_is_taken_off_the_wire_nevertheless() -> None:
+def test_recv_misfit_drains_message() -> None:
     td, loop = tree().consolidate(), Loop()
     replace(td, "a", torch.eye(3).to_sparse())
     tree().consolidate().send(group=loop, group_dst=0, consolidated=True)
@@ -369,7 +367,7 @@ def test_what_cannot_be_received_is_taken_off_the_wire_nevertheless() -> None:
 
 
 @pytest.mark.parametrize("less", [0, 8])
-def test_a_message_that_contradicts_its_header_is_refused(less: int) -> None:
+def test_recv_contradictory_header_raises(less: int) -> None:
     td, loop = tree(), Loop()
     message, (storage,) = _wire.make_message((tree() + 1).consolidate(), True)
     payload = [storage[less:]] if less else [storage[:8], storage[8:]]
@@ -393,7 +391,7 @@ LAYOUTS: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("held", [name for name in LAYOUTS if name != "another order"])
 @pytest.mark.parametrize("layout", [name for name in LAYOUTS if name != "another order"])
-def test_the_wire_of_the_reference_has_one_layout(layout: str, held: str) -> None:
+def test_reference_wire_other_layouts_send_same_bytes(layout: str, held: str) -> None:
     source = TensorDict({"a": torch.arange(5), "b": torch.ones(3)})
     found = sent(LAYOUTS[layout](source), LAYOUTS[held](source.apply(torch.zeros_like)), wire="reference")
     assert found["a"].tolist() == source["a"].tolist()
@@ -401,7 +399,7 @@ def test_the_wire_of_the_reference_has_one_layout(layout: str, held: str) -> Non
 
 @pytest.mark.parametrize("size", [5, 50_000])
 @pytest.mark.parametrize("held", ["storage", "with its structure"])
-def test_one_structure_laid_out_in_several_ways_arrives(held: str, size: int) -> None:
+def test_recv_same_structure_other_layout_keeps_content(held: str, size: int) -> None:
     def make(first: int) -> Any:
         return TensorDict({key: torch.arange(first + i, first + i + size) for i, key in enumerate("abc")})
 
@@ -428,7 +426,7 @@ def rows(*lengths: int) -> torch.Tensor:
         ),
     ],
 )
-def test_what_cannot_be_written_is_told_before_anything_is(
+def test_recv_unwritable_leaf_raises_before_writing(
     held: dict[str, torch.Tensor], message: str, consolidated: bool
 ) -> None:
     td = TensorDict(held)
@@ -440,7 +438,7 @@ def test_what_cannot_be_written_is_told_before_anything_is(
 
 @pytest.mark.skipif(not HAS_TENSORCLASS, reason="needs td-tensorclass")
 @pytest.mark.parametrize("consolidated", [False, True])
-def test_values_arrive(consolidated: bool) -> None:
+def test_send_recv_values_keeps_them(consolidated: bool) -> None:
     from td_tensorclass import NonTensorStack
 
     def values(word: str) -> Any:
@@ -474,7 +472,7 @@ def ragged_along(dim: int) -> Any:
         (ragged_along, "key 'a' is jagged along dim 2: .* here, jagged along dim 1: .* in"),
     ],
 )  # fmt: skip
-def test_what_lies_along_another_dim_is_refused(make: Any, message: str, consolidated: bool) -> None:
+def test_recv_other_stack_or_ragged_dim_raises(make: Any, message: str, consolidated: bool) -> None:
     dims = (0, 1) if make is stacked_along else (1, 2)
     source, target = map(make, dims)
     if consolidated:
@@ -507,7 +505,7 @@ def large() -> Any:
 
 
 @pytest.mark.parametrize("consolidated", [False, True])
-def test_large_leaves_arrive_in_pieces(
+def test_send_large_leaves_arrive_in_pieces(
     small_pieces: list[int], consolidated: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for source in (large(), large().consolidate()):
@@ -527,7 +525,7 @@ def test_large_leaves_arrive_in_pieces(
 
 @pytest.mark.parametrize("consolidated", [False, True])
 @pytest.mark.parametrize("held", [{"a": torch.zeros(3)}, {"a": torch.eye(3).to_sparse()}, {}])
-def test_what_does_not_fit_is_dropped_in_the_memory_of_one_message(
+def test_recv_misfit_drains_in_memory_of_one_message(
     small_pieces: list[int], held: dict[str, Any], consolidated: bool
 ) -> None:
     loop, target = Loop(), TensorDict(held)
@@ -539,7 +537,7 @@ def test_what_does_not_fit_is_dropped_in_the_memory_of_one_message(
     assert not loop.messages
 
 
-def test_a_storage_that_is_mostly_gaps_is_dropped(
+def test_recv_storage_with_large_gaps_raises_and_drains(
     small_pieces: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(_receive, "SLACK", 0)
@@ -559,7 +557,7 @@ def test_a_storage_that_is_mostly_gaps_is_dropped(
 
 
 @pytest.mark.skipif(not HAS_TENSORCLASS, reason="needs td-tensorclass")
-def test_a_value_of_a_type_that_only_the_sender_knows_is_dropped() -> None:
+def test_recv_unknown_value_type_raises_and_drains() -> None:
     loop, target = Loop(), large().set("v", ("x",))
     source = large().set("v", ("y",))
     source.send(group=loop, group_dst=0)
@@ -572,7 +570,7 @@ def test_a_value_of_a_type_that_only_the_sender_knows_is_dropped() -> None:
     assert target["v"] == ("x",)
 
 
-def test_a_message_of_equal_structure_and_other_values_is_never_mistaken_for_the_last_one() -> None:
+def test_recv_other_values_is_not_cached_message() -> None:
     td = tree().consolidate()
     for step in range(3):
         source = (tree() + step).consolidate()
@@ -580,7 +578,7 @@ def test_a_message_of_equal_structure_and_other_values_is_never_mistaken_for_the
         assert torch.equal(storage_of(td), storage_of(source))
 
 
-def test_the_next_large_message_arrives_in_the_memory_of_the_last_one() -> None:
+def test_recv_next_large_message_reuses_buffer() -> None:
     td = TensorDict({"a": torch.ones(10_000)}).consolidate()
     rooms = []
     for _ in range(3):
@@ -595,7 +593,7 @@ def test_the_next_large_message_arrives_in_the_memory_of_the_last_one() -> None:
     assert rooms[0] is not rooms[1] is rooms[2]
 
 
-def test_a_message_that_was_known_when_it_arrived_is_written_after_another_one() -> None:
+def test_irecv_cached_message_written_after_other_one() -> None:
     td, loop = tree().consolidate(), Loop()
     for _ in range(2):
         sent(tree().consolidate(), td)
@@ -609,7 +607,7 @@ def test_a_message_that_was_known_when_it_arrived_is_written_after_another_one()
     same(td, last)
 
 
-def test_no_memory_is_kept_for_messages_without_bytes() -> None:
+def test_recv_empty_message_keeps_no_buffer() -> None:
     td = TensorDict({"a": torch.ones(0, 3)}).consolidate()
     for _ in range(3):
         sent(td.clone().consolidate(), td)
@@ -618,7 +616,7 @@ def test_no_memory_is_kept_for_messages_without_bytes() -> None:
     assert state.encode_cached(td).spare == []
 
 
-def test_memory_of_the_host_is_not_offered_to_a_group_whose_messages_lie_elsewhere(
+def test_recv_cuda_group_does_not_reuse_cpu_buffer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     td = tree().consolidate()
@@ -637,7 +635,7 @@ def test_memory_of_the_host_is_not_offered_to_a_group_whose_messages_lie_elsewhe
     assert offered == ["meta"]
 
 
-def test_messages_that_arrive_side_by_side_leave_the_memory_of_one() -> None:
+def test_irecv_concurrent_messages_keep_one_buffer() -> None:
     td, loop = TensorDict({"a": torch.ones(10_000)}).consolidate(), Loop()
     for step in range(4):
         (td + step).consolidate().send(group=loop, group_dst=0, consolidated=True)
@@ -649,21 +647,21 @@ def test_messages_that_arrive_side_by_side_leave_the_memory_of_one() -> None:
     assert state is not None and len(state.encode_cached(td).spare) == 1
 
 
-def test_the_reference_wire_copies_no_storage_that_lies_as_it_travels() -> None:
+def test_reference_wire_same_layout_sends_without_copy() -> None:
     td = tree().consolidate()
     for _ in range(2):
         assert _reference_wire.make_messages(td, True, torch.device("cpu"))[0] is storage_of(td)
 
 
 @pytest.mark.skipif(not HAS_TENSORCLASS, reason="needs td-tensorclass")
-def test_values_that_change_in_place_are_seen() -> None:
+def test_output_after_inplace_value_change_has_new_value() -> None:
     td = TensorDict({"a": torch.ones(2), "v": NonTensorData(["x"])}).consolidate()
     for step in range(3):
         assert carried(td)["v"] == pickle.loads(pickle.dumps(td))["v"] == ["x", *range(step)]
         td["v"].append(step)
 
 
-def test_dropping_a_collection_frees_what_is_remembered_of_it() -> None:
+def test_delete_collection_frees_encoded_cache() -> None:
     gc.collect()
     gc.disable()
     try:
@@ -689,7 +687,7 @@ class Slotted(TensorDict):
 
 
 @pytest.mark.parametrize("protocol", [2, 5])
-def test_a_pickle_keeps_what_was_set_on_every_level(protocol: int) -> None:
+def test_pickle_keeps_attributes_of_every_node(protocol: int) -> None:
     level = Noted({"b": torch.ones(2)})
     td = Noted({"a": torch.zeros(3), "n": level, "s": Slotted({"c": torch.ones(1)})}).consolidate()
     for each, note in ((td, "root"), (td["n"], "level"), (td["s"], "slot")):
@@ -705,7 +703,7 @@ def test_a_pickle_keeps_what_was_set_on_every_level(protocol: int) -> None:
     assert pickle.loads(pickle.dumps(twice, protocol))["x"].note == 1
 
 
-def test_attributes_of_a_level_that_takes_none_are_refused() -> None:
+def test_unpickle_attributes_for_other_kind_raises() -> None:
     rebuild, (schema, storage, values, classes) = tree().consolidate().__reduce_ex__(2)
     for attributes in ({9: {"note": 1}}, {0: {"_batch_size": torch.Size([7])}}, {0: 1}):
         with pytest.raises(FormatError, match=r"the attributes of node \d cannot be set"):
