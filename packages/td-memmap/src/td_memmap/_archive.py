@@ -252,7 +252,7 @@ def pack_memmap(
         compression: how to compress the leaves: ``"deflate"``, ``"bzip2"``, ``"lzma"`` or a constant of ``zipfile``;
             None stores them uncompressed.
         compresslevel: the level of compression, as in ``zipfile``.
-        progress: show a progress bar, or call a function of (bytes done, bytes in all).
+        progress: show a progress bar, or call a function of (bytes done, total bytes).
 
     Raises:
         FormatError: the directory has no save, or a damaged one.
@@ -307,7 +307,7 @@ def unpack_memmap(
         archive_path: the archive.
         prefix: the directory; an existing save is replaced.
         checksums: record the archive's CRC-32 of each file in the manifest, for ``td_memmap.verify``.
-        progress: show a progress bar, or call a function of (bytes done, bytes in all).
+        progress: show a progress bar, or call a function of (bytes done, total bytes).
 
     Raises:
         FormatError: the file is not an archive of a save, or it is damaged.

@@ -130,10 +130,7 @@ class Staging:
         return _fs.lock_file(self._parent, f"{self._litter}lock")
 
     def _begin_first(self) -> bool:
-        """Begin without the lock if the prefix is new and has no litter. Return False if another process interferes.
-
-        A process that removes litter may delete or lock the new directory before it is marked as in use.
-        """
+        """Begin without the lock. Return False if the prefix exists or has litter, or if another process interferes."""
         parent = self._parent.root
         there = (_fs.is_name(name, parent) for name in (self._name, f"{self._litter}lock"))
         if any(there) or next(iter_numbered(parent, *self._unfinished), None) is not None:
@@ -142,6 +139,8 @@ class Staging:
             self.tree = self._make_temporary(next(_file_names.iter_numbers()))
         except OSError:
             return False  # another process was faster, or the general path raises the error
+
+        # A process that removes litter may have deleted the directory before it was marked as in use.
         if _fs.is_named(self.tree.root, self._temporary, parent):
             return True
         self.tree.close()
@@ -178,10 +177,7 @@ class Staging:
         )
 
     def _find_free_number(self, excluded: bool) -> str:
-        """Return the lowest number without litter at this prefix, which the next save checks first.
-
-        Without the lock (``excluded=False``) it is a random one.
-        """
+        """Return the lowest number without litter at this prefix; a random one without the lock."""
         if not excluded:
             return secrets.token_hex(4)
         return next(
@@ -191,10 +187,7 @@ class Staging:
         )
 
     def _make_temporary(self, token: str) -> DirectoryTree:
-        """Create the directory to build in and mark it as in use.
-
-        Raises BlockingIOError if another process is removing it as litter.
-        """
+        """Create the directory to build in and mark it as in use; BlockingIOError if another process removes it."""
         self._token = token
         self._temporary = f"{self._litter}new-{self._token}"
         _fs.make_directory(self._temporary, self._parent.root)

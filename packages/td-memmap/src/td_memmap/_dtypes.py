@@ -19,10 +19,7 @@ _STORABLE = frozenset(DTYPES.values())
 
 
 def check_storable(leaf: Tensor, where: str | tuple[str, ...], *, content: bool = True) -> None:
-    """Raise CodecError if a leaf cannot be stored: sparse, quantized, or without elements in memory.
-
-    ``where`` is its key path or file, for the message. With ``content=False`` the leaf needs no elements.
-    """
+    """Raise CodecError if a leaf is sparse, quantized or, with ``content=True``, has no elements in memory."""
     there = not content or _has_memory(leaf)
     if leaf.layout is torch.strided and leaf.dtype in _STORABLE and there:
         return

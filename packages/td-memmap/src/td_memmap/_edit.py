@@ -55,15 +55,7 @@ def add(
     *,
     existsok: bool = True,
 ) -> MemoryMappedTensor:
-    """Add a leaf to a mapped collection and to its save.
-
-    Raises:
-        StructureError: the collection is not mapped or cannot have entries, or the key exists.
-        KeyPathError: the key goes through a tensor, or a live save cannot hold it.
-        FileTakenError: a new node's directory already holds another save.
-        BatchSizeError: the shape does not start with the batch size.
-        CodecError: the content or its dtype cannot be stored.
-    """
+    """Add a leaf to a mapped collection and to its save."""
     path, robust_key = unravel_key_to_tuple(key), robust_key is not False
     element: torch.dtype = as_dtype(dtype)
     check_dtype(element, path)
@@ -187,10 +179,7 @@ def _concurrent_add_error(directory: str, name: str) -> StructureError:
 def _declare_entry(
     directory: str, name: str, stem: str, entry: dict[str, Any]
 ) -> Iterator[tuple[DirectoryTree, Any]]:
-    """Add an entry to a node's metadata after the ``with`` block has written the entry's files.
-
-    Processes take turns. The block receives the entry that the metadata already has under this name, or None.
-    """
+    """Add an entry to a node's metadata, under a lock, after the ``with`` block has written the entry's files."""
     with DirectoryTree.at_path(directory) as tree, _fs.lock_directory(tree.root):
         meta = read_json(tree, (), _file_names.META)
         if not is_written(meta, tree.entries()):

@@ -113,10 +113,7 @@ def open_path(path: str, writable: bool) -> int:
 
 
 def open_in_mode(mode: str | None, opener: Callable[..., Opened], *name: Any) -> tuple[Opened, bool]:
-    """Open a file in a ``mode`` of ``load_memmap``; return the file and whether stores reach it.
-
-    ``opener`` is called with the name and whether the file must be writable.
-    """
+    """Open a file in a ``mode`` of ``load_memmap``; return the file and whether stores reach it."""
     if mode != "r":
         try:
             return opener(*name, True), True
@@ -527,10 +524,7 @@ def copy_mode(fd: int, source: str | int) -> None:
 
 
 def mark_in_use(fd: int, *, without_locks: bool) -> bool:
-    """Lock an open file or directory for this process; return False if another process holds the lock.
-
-    The lock is released when the process ends. On a file system without locks the result is ``without_locks``.
-    """
+    """Lock a file or directory until this process ends; return False if another process holds the lock."""
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -542,10 +536,7 @@ def mark_in_use(fd: int, *, without_locks: bool) -> bool:
 
 @contextlib.contextmanager
 def lock_file(folder: DirectoryTree, name: str) -> Iterator[bool]:
-    """Hold an exclusive lock on a file that exists only while it is locked.
-
-    Yields False without a lock if the file system has no locks or the directory is not writable.
-    """
+    """Hold an exclusive lock on a file that exists only while locked; yield False if locking is not possible."""
     dir_fd = folder.root
     while True:
         try:
@@ -656,10 +647,7 @@ def is_mount(path: str) -> bool:
 
 
 def get_status(path: str | int, dir_fd: int | None = None, *, follow: bool = True) -> os.stat_result | None:
-    """Return the status of a path, or None if it does not exist.
-
-    Links are followed unless ``follow=False``; a cycle of links raises FormatError.
-    """
+    """Return the status of a path or None if it does not exist; raise FormatError for a cycle of links."""
     try:
         return os.stat(path, dir_fd=dir_fd, follow_symlinks=follow)
     except (FileNotFoundError, NotADirectoryError):

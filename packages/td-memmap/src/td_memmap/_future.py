@@ -44,10 +44,7 @@ def run_in_background(data: Any, work: Callable[[], Any]) -> TensorDictFuture:
 
 
 def lock_then_run(data: Any, work: Callable[[], Any]) -> Callable[[], Any]:
-    """Lock a collection immediately, so that it cannot change while ``work`` writes it.
-
-    The returned function unlocks it again if ``work`` fails.
-    """
+    """Lock a collection now, and return a function that runs ``work`` and unlocks again if it fails."""
     was_locked = data.is_locked
     lock(data, ATTACHED)
 

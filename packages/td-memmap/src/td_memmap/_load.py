@@ -147,10 +147,7 @@ def retry_on_replace(
     work: Callable[[DirectoryTree], tuple[Any, bool]],
     place: Callable[[DirectoryTree], Parts] | None = None,
 ) -> Any:
-    """Call ``work`` on a directory; start over if the directory was replaced and the call failed or is uncertain.
-
-    ``work`` returns its result and whether it is certain. ``place`` returns the path of the directory below to use.
-    """
+    """Call ``work`` on a directory, again if the directory was replaced and the result is an error or uncertain."""
     for _ in range(_ATTEMPTS):
         trees = [DirectoryTree.at_path(path)]
         try:
@@ -436,10 +433,7 @@ class Reader:
         return stem
 
     def _move(self) -> None:
-        """Copy the leaves to their device, after all files were checked.
-
-        Only these copies run in threads: mapping a file takes less time than passing it to a thread.
-        """
+        """Copy the leaves to their device; only this runs in threads, since mapping a file takes too little time."""
         options, moves = self.options, self.device != _CPU
         todo = [
             (node.entries, key, entry.nbytes) for node in self.nodes for key, entry in node.leaves.items()
@@ -618,14 +612,7 @@ class Reader:
 
 
 def check_metadata(tree: Any) -> tuple[int, list[tuple[Parts, LeafEntry, FormatError]]]:
-    """Check a save by its metadata alone: no class is required and nothing is unpickled.
-
-    Returns:
-        The number of files; and per leaf whose file is missing or too short, its directory, entry and error.
-
-    Raises:
-        FormatError: the metadata is damaged.
-    """
+    """Check a save by its metadata alone. Return the number of files, and the damaged leaves with their errors."""
     reader = Reader(tree, LoadOptions())
     result, files = [], 0
     todo: list[tuple[Parts, KeyPath, torch.Size]] = [((), (), torch.Size())]

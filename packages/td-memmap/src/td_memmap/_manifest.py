@@ -74,7 +74,7 @@ def verify(path: str | Path, *, progress: Progress = False) -> Report:
 
     Args:
         path: directory or archive of the save.
-        progress: show a progress bar, or call a function of (bytes done, bytes in all).
+        progress: show a progress bar, or call a function of (bytes done, total bytes).
 
     Returns:
         A report that lists all files that differ.

@@ -87,19 +87,7 @@ class FileStorage(torch.UntypedStorage):
 
 
 def map_memory(fd: int, nbytes: int, shared: bool, path: str | None = None) -> _Mapping:
-    """Map the first bytes of an open file, for :func:`view_elements`; the file may be closed afterwards.
-
-    The caller has checked that the file is long enough: reading pages after its end would kill the process.
-
-    Args:
-        fd: the open file.
-        nbytes: number of bytes, at least 1.
-        shared: whether stores reach the file; if False, they stay in this mapping (copy on write).
-        path: path of the file, for messages.
-
-    Raises:
-        OSError: the file cannot be mapped.
-    """
+    """Map the first ``nbytes`` bytes of an open file, which must be long enough: reading past its end kills the process."""
     address = _mmap(None, nbytes, _WRITABLE, mmap.MAP_SHARED if shared else mmap.MAP_PRIVATE, fd, 0)
     if address == _FAILED:
         code = ctypes.get_errno()
@@ -132,10 +120,7 @@ def source_of(tensor: Tensor) -> Any:
 def map_elements_of(
     fd: int, dtype: torch.dtype, nbytes: int, place: Any, linked: dict[Any, torch.UntypedStorage] | None
 ) -> Tensor:
-    """Map the first ``nbytes`` bytes of an open file as a flat tensor.
-
-    ``linked`` caches the storages of files with several hard links: tied leaves get one storage.
-    """
+    """Map the first ``nbytes`` bytes of a file as a flat tensor; ``linked`` caches storages of hard-linked files."""
     memory = None if linked is None else linked.get(place.identity)
     if memory is not None and memory.nbytes() >= nbytes:
         shape = (nbytes // dtype.itemsize,)

@@ -46,11 +46,7 @@ def make_load_options(options: Options) -> LoadOptions:
 
 
 def map_same_structure(reader: Reader, plan: Plan, prefix: str) -> tuple[dict[int, Tensor], bool]:
-    """Map the leaves of an existing save after checking that they match a plan.
-
-    Returns the mapped leaves by the ``id`` of the plan's leaves, and whether batch sizes, names and values match
-    too.
-    """
+    """Map the leaves of an existing save; return them by ``id``, and whether its texts equal those of the plan."""
     mapped: dict[int, Tensor] = {}
     try:
         reader.read()

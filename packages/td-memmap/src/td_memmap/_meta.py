@@ -179,11 +179,7 @@ def read_level(
     strict: bool,
     named: Callable[[], type | None] = lambda: None,
 ) -> Level:
-    """Check the ``meta.json`` of a node whose parent has the batch size ``above``.
-
-    With ``strict=False`` unknown fields are ignored. ``named`` returns the class to use if the stored class is not
-    found.
-    """
+    """Check the ``meta.json`` of a node; ``named()`` returns the class to use if the stored class is not found."""
     known = _KNOWN.get((content, robust_key, strict))
     obj = parse_json(content, location.file) if known is None else known.meta
     # Report a missing kind first: its metadata may differ from what is checked below.
@@ -242,10 +238,7 @@ def is_view(obj: dict[str, Any]) -> bool:
 
 
 def is_written(meta: Any, beside: Collection[str]) -> bool:
-    """Return True if a save wrote this metadata, as opposed to another program's ``meta.json``.
-
-    ``beside`` holds the names of the files next to it.
-    """
+    """Return True if a save wrote this metadata, as opposed to another program's ``meta.json``."""
     if not isinstance(meta, dict):
         return False
     if meta.get("_format_version") == VERSION:

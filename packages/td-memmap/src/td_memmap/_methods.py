@@ -51,7 +51,7 @@ def memmap(
         copy_existing: copy leaves that are mapped from another file, instead of raising.
         num_threads: number of threads that write; 0 writes in the calling thread.
         return_early: with threads, return a :class:`TensorDictFuture` at once, and write the collection as it is now in
-            the background; its elements must not be written to until then.
+            the background; do not write to its elements until the future is done.
         share_non_tensor: reload a non-tensor value whenever its file was replaced, so that all processes that
             have the result see a value that one of them writes in place. Without it they see the value after
             :meth:`memmap_refresh_`. Requires a ``prefix`` that is a directory.
@@ -62,7 +62,7 @@ def memmap(
         atomic: accepted for compatibility; every save is atomic.
         durable: sync the save to disk before returning.
         checksums: record a hash for each file, for ``td_memmap.verify``.
-        progress: show a progress bar, or call a function of (bytes done, bytes in all).
+        progress: show a progress bar, or call a function of (bytes done, total bytes).
         allow_pickle: pickle values that cannot be stored otherwise, instead of raising.
 
     Raises:
@@ -167,10 +167,10 @@ def load_memmap(
 ) -> Any:
     """Return the collection saved at ``prefix``, mapped from its files.
 
-    All metadata is checked before any file is mapped. Nothing is written, unpickled or imported. Called on a class
-    with declared fields, as in ``Record.load_memmap(path)``, it returns an instance of that class. This works also
-    if the save is a plain collection with those entries, and if the class was defined in ``__main__``, renamed or
-    moved since.
+    All metadata is checked before any file is mapped. Nothing is written or imported, and values are unpickled only
+    with ``allow_pickle=True``. Called on a class with declared fields, as in ``Record.load_memmap(path)``, it
+    returns an instance of that class. This works also if the save is a plain collection with those entries, and if
+    the class was defined in ``__main__``, renamed or moved since.
 
     Args:
         prefix: directory or archive of the save.
@@ -187,7 +187,7 @@ def load_memmap(
         allow_pickle: unpickle pickled values of the save; None means False.
         verify: compare every file with its recorded size and hash first.
         strict: False skips entries that cannot be read, instead of raising.
-        progress: show a progress bar, or call a function of (bytes done, bytes in all).
+        progress: show a progress bar, or call a function of (bytes done, total bytes).
 
     Raises:
         FileNotFoundError: ``prefix`` has no save.
@@ -222,10 +222,7 @@ def load_as(
     progress: Progress = False,
     complete: bool = True,
 ) -> Any:
-    """Load as :func:`load_memmap` does, as an instance of ``cls`` if that has declared fields.
-
-    With ``complete=True``, fields that the save lacks get their defaults.
-    """
+    """Load as an instance of ``cls`` if that has declared fields; ``complete`` sets missing fields to their defaults."""
     from . import _fs
     from ._load import LoadOptions, check_target, drop_missing, load_directory
     from ._tensor import check_mode

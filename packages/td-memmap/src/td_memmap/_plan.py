@@ -101,10 +101,7 @@ class Plan:
 def make_plan(
     tree: Core, *, robust_key: bool = True, allow_pickle: bool = False, content: bool = True
 ) -> Plan:
-    """Plan the files of a tree; raise CodecError if a leaf or value cannot be stored.
-
-    With ``content=False``, elements are not written, so leaves without memory are accepted.
-    """
+    """Plan the files of a tree; raise CodecError if a leaf or, with ``content=True``, its elements cannot be stored."""
     planner = _Planner(robust_key, allow_pickle, content)
     todo: list[_Below] = [(tree, (), (), torch.Size(), None)]
     while todo:
@@ -254,10 +251,7 @@ class _Planner:
     def _entries(
         self, this: _Below, record: Record, stems: dict[str, str], above: torch.Size, names: Any
     ) -> tuple[dict[str, Any], list[_Below]]:
-        """Plan the entries and members of a node. Return the metadata of each entry, and the child nodes to plan.
-
-        ``above`` is the batch size for the members; ``names`` are the dim names for child nodes.
-        """
+        """Plan entries and members of a node. Return the metadata of each entry, and the child nodes to plan."""
         node, parts, key, *_ = this
         entries: dict[str, Any] = {}
         below: list[_Below] = []

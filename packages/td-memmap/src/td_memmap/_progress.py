@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-#: Type of ``progress``: False, True for a progress bar, or a function of (bytes done, bytes in total).
+#: Type of ``progress``: False, True for a progress bar, or a function of (bytes done, total bytes).
 Progress = bool | Callable[[int, int], Any]
 
 try:

@@ -39,10 +39,7 @@ def list_members(listing: dict[str, bool], location: Location) -> list[str]:
 
 
 def read_node(files: Any, parts: Parts) -> tuple[dict[str, Any], Level, dict[str, bool], dict[str, Parts]]:
-    """Return a node's raw metadata, its checked metadata, the directory listing, and its child directories by key.
-
-    No class is required and nothing is unpickled.
-    """
+    """Return a node's raw metadata, its checked metadata, its directory listing, and its child directories by key."""
     location = Location(files.show(parts, _file_names.META), parts)
     try:
         meta = read_json(files, parts, _file_names.META)

@@ -70,10 +70,7 @@ def save_directory(tree: Core, prefix: str, options: Options) -> Callable[[], An
 
 
 def plan_save(tree: Core, options: Options) -> tuple[Plan, Core]:
-    """Plan a save; return the plan and the planned collection.
-
-    Unless saved in place, that is a shallow copy, which no other thread can change.
-    """
+    """Plan a save; return the plan and the planned collection, a copy of the nodes unless saved in place."""
     if not options.inplace:
         tree = copy_nodes(tree)
     plan = make_plan(
@@ -83,7 +80,7 @@ def plan_save(tree: Core, options: Options) -> tuple[Plan, Core]:
 
 
 def copy_nodes(tree: Core) -> Core:
-    """Copy the nodes of a collection, without the leaves; keep locks, except those that attachments set."""
+    """Copy the nodes of a collection, which share the leaves; keep locks of the user, not those of mapping."""
     result = tree._map(identity)
     todo = [(tree, result)]
     while todo:
@@ -330,10 +327,7 @@ def _add_leaf_name(error: OSError, file: LeafFile, path: str) -> OSError:
 
 
 def save_anonymous(tree: Core, options: Options) -> Any:
-    """Map a collection to one anonymous file, which is sparse if ``options.like``.
-
-    Leaves that are already mapped shared remain in their files.
-    """
+    """Map a collection to one anonymous file; leaves that are already mapped shared remain in their files."""
     like = options.like
     plan = plan_anonymous(tree, content=not like)
     _refuse_archived(plan, options)

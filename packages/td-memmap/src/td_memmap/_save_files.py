@@ -54,10 +54,7 @@ def _read(tree: DirectoryTree, parts: Parts, name: str) -> Any:
 
 
 def find_save_files(tree: DirectoryTree, wanted: Collection[Parts] = ()) -> SaveFiles:
-    """Return the files of the save in ``tree``; none if it has no save.
-
-    For releases that did not list child nodes, directories in ``wanted`` belong to the save.
-    """
+    """Return the files of the save in ``tree``; ``wanted`` names child directories for releases that did not list them."""
     result = SaveFiles()
     # A ``%saving`` that cannot be read lists no files.
     with contextlib.suppress(FileNotFoundError, FormatError):
@@ -170,10 +167,7 @@ def _stems(meta: dict[str, Any]) -> tuple[set[str], set[str]]:
 def find_unknown_files(
     tree: DirectoryTree, left: SaveFiles, others: Collection[Parts] = ()
 ) -> tuple[list[Parts], list[Parts]]:
-    """Return the files, and the topmost directories, that do not belong to the save.
-
-    Directories in ``others`` are searched, not returned as a whole.
-    """
+    """Return the files, and the topmost directories, that do not belong to the save; search those in ``others``."""
     files: list[Parts] = []
     directories: list[Parts] = []
     todo: list[Parts] = [()]
