@@ -16,12 +16,9 @@ R = TypeVar("R")
 def make_classmethod(
     function: Callable[P, R], *, dense: bool = False, with_class: Callable[..., Any] | None = None
 ) -> classmethod[Any, P, R]:
-    """Build a classmethod that calls ``function`` without the class, with its signature and docstring.
+    """Build a classmethod that calls ``function`` (or ``with_class(cls, ...)``), with its signature and docstring.
 
-    Args:
-        function: the function to call.
-        dense: convert a collection that ``function`` returns with ``cls._wrap_dense``.
-        with_class: called instead of ``function``, with the class as first argument.
+    ``dense``: convert a collection that ``function`` returns to the class, with ``cls._wrap_dense``.
     """
 
     @functools.wraps(function)

@@ -58,8 +58,7 @@ class LazyStackedTensorDict(TensorDictBase):
         stack_dim: position of the new dim in the batch size.
         hook_out: function applied to each stacked entry that is read. Copies, pickles and results of operations keep it.
         hook_in: function applied to each written value, kept like ``hook_out``; ``memmap`` drops hooks, other formats raise.
-        batch_size: compared with the batch size of the stack. For an empty stack, either the batch size of future members or
-            that of the stack, which has 0 at ``stack_dim``.
+        batch_size: expected batch size; for an empty stack, its own (0 at ``stack_dim``) or that of future members.
         device: device that all members are moved to; for an empty stack, its device label.
         names: a name or None for each batch dim.
         stack_dim_name: name of the stack dim only.
@@ -69,7 +68,8 @@ class LazyStackedTensorDict(TensorDictBase):
         BatchSizeError: members have different numbers of batch dims, or another size than ``batch_size``.
         DimNamesError: two dims would have the same name, or ``names`` and ``stack_dim_name`` differ.
 
-    >>> stack = LazyStackedTensorDict(TensorDict({"a": torch.zeros(2)}), TensorDict({"a": torch.ones(2)}))
+    >>> members = [TensorDict({"a": torch.zeros(2)}), TensorDict({"a": torch.ones(2)})]
+    >>> stack = LazyStackedTensorDict(*members)
     >>> stack["a"]
     tensor([[0., 0.],
             [1., 1.]])
@@ -266,7 +266,7 @@ class LazyStackedTensorDict(TensorDictBase):
     def numel(self) -> int:
         """Return the number of batch elements, summed over the members; 1 without batch dims.
 
-        >>> LazyStackedTensorDict(TensorDict(batch_size=[2]), TensorDict(batch_size=[3])).numel()
+        >>> LazyStackedTensorDict(*[TensorDict(batch_size=[n]) for n in (2, 3)]).numel()
         5
         """
         size = self.batch_size

@@ -140,7 +140,8 @@ class TensorDictParams(Wrapper, TensorDictBase, nn.Module):  # type: ignore[misc
         StructureError: the collection contains a lazy stack, whose entries are created when they are read, so that an
             optimizer would never see them; or a leaf that would become a parameter has a ``grad_fn``.
 
-    >>> params = TensorDictParams(TensorDict({"w": torch.zeros(2), "n": {"b": torch.ones(1)}}))
+    >>> td = TensorDict({"w": torch.zeros(2), "n": {"b": torch.ones(1)}})
+    >>> params = TensorDictParams(td)
     >>> [name for name, _ in params.named_parameters()]
     ['w', 'n.b']
     """

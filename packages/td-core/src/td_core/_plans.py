@@ -214,11 +214,7 @@ _ENDS = frozenset({int, type(None), torch.SymInt})
 
 
 def slice_length(item: slice, size: int) -> int:
-    """Return the number of positions that a slice selects from a dim of ``size``.
-
-    Raises:
-        ValueError: the step is not positive.
-    """
+    """Return the number of positions that a slice selects from a dim; ValueError if its step is not positive."""
     start, stop, step = item.start, item.stop, item.step
     if step is not None and step <= 0:
         raise ValueError(f"the step of a slice must be greater than zero; got {item}")
@@ -267,12 +263,7 @@ def as_ints(provided: Any) -> Shape:
 
 
 def wrap_dim(dim: int, ndim: int) -> int:
-    """Convert a dim to a non-negative int.
-
-    Raises:
-        DimError: the dim is out of range; the message is torch's.
-        TypeError: the dim is not an int.
-    """
+    """Convert a dim to a non-negative int; DimError if it is out of range, TypeError if it is not an int."""
     if type(dim) is not int:
         dim = as_int(dim)
         if isinstance(dim, bool):
@@ -293,5 +284,5 @@ def wrap_dim(dim: int, ndim: int) -> int:
 
 
 def remove_size(sizes: Sequence[int], dim: int) -> Shape:
-    """Return sizes without the one at ``dim``."""
+    """Remove the size at ``dim`` from a shape."""
     return (*sizes[:dim], *sizes[dim + 1 :])

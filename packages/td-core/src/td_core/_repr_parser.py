@@ -44,7 +44,8 @@ def parse_tensor_dict_string(s: str) -> Any:
     Raises:
         ValueError: ``s`` is not a printed collection, or has an entry that is not a tensor.
 
-    >>> parse_tensor_dict_string("TensorDict(batch_size=[3], fields={a: i64[2], b: {c: f32[]}})")["a"].shape
+    >>> text = "TensorDict(batch_size=[3], fields={a: i64[2], b: {c: f32[]}})"
+    >>> parse_tensor_dict_string(text)["a"].shape
     torch.Size([3, 2])
     """
     text = s.strip()

@@ -1,4 +1,4 @@
-"""Find equal rows: groups, duplicates, membership."""
+"""Compare rows of collections: group equal rows, remove duplicates, test membership."""
 
 from __future__ import annotations
 

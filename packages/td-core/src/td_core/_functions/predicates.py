@@ -15,8 +15,10 @@ __all__ = ["is_bool", "is_floating", "is_inexact", "is_integer", "is_tensor_coll
 def is_tensor_collection(datatype: Any) -> bool:
     """Return True if an object or a class is a collection.
 
-    >>> is_tensor_collection(TensorDict), is_tensor_collection(TensorDict()), is_tensor_collection(torch.zeros(1))
-    (True, True, False)
+    >>> is_tensor_collection(TensorDict), is_tensor_collection(TensorDict())
+    (True, True)
+    >>> is_tensor_collection(torch.zeros(1))
+    False
     """
     return issubclass(datatype if isinstance(datatype, type) else type(datatype), Core)
 
@@ -29,8 +31,10 @@ def is_inexact(*args: Any) -> bool:
     Args:
         *args: anything, then a tensor or a dtype.
 
-    >>> is_inexact("key", torch.zeros(1)), is_inexact(torch.complex64), is_inexact(torch.int8)
-    (True, True, False)
+    >>> is_inexact("key", torch.zeros(1)), is_inexact(torch.complex64)
+    (True, True)
+    >>> is_inexact(torch.int8)
+    False
     """
     dtype = _dtype(args)
     return dtype.is_floating_point or dtype.is_complex

@@ -186,7 +186,8 @@ def unpad_sequence(padded: Any, mask: Any = None, *, pad_dim: int = 0) -> Any:
         ValueError: no mask is passed or stored; or the data of a row is not contiguous.
 
     >>> items = [TensorDict({"a": torch.ones(n)}, [n]) for n in (1, 2)]
-    >>> [len(item["a"]) for item in unpad_sequence(pad_sequence(items, return_mask=True)).tensordicts]
+    >>> padded = pad_sequence(items, return_mask=True)
+    >>> [len(item["a"]) for item in unpad_sequence(padded).tensordicts]
     [1, 2]
     """
     if mask is None:
