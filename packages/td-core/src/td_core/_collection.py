@@ -277,10 +277,7 @@ class Core(ABC):
         """Record that this node shows the entry ``key`` of a lazy stack, so that writes to it reach the stack."""
 
     def _with_batch_size(self: SelfT, batch_size: torch.Size) -> SelfT:
-        """Return this node if its batch size starts with ``batch_size``, else a shallow copy with that batch size.
-
-        Raises BatchSizeError if an entry cannot have this batch size.
-        """
+        """Return this node if its batch size starts with ``batch_size``, else a shallow copy with that batch size."""
         if self.batch_size[: len(batch_size)] == batch_size:
             return self
         fitted = self._shallow_copy()
@@ -292,10 +289,7 @@ class Core(ABC):
         return None
 
     def _change_batch_size(self, batch_size: torch.Size) -> None:
-        """Store ``batch_size`` here and in nested nodes whose own batch size is too short.
-
-        Raises BatchSizeError before any change if the shape of an entry does not start with ``batch_size``.
-        """
+        """Check that all leaves start with ``batch_size``, then store it here and in nested nodes with a shorter one."""
         self._check_batch_size(batch_size)
         self._expand_batch_size(batch_size)
 
@@ -346,10 +340,7 @@ class Core(ABC):
         return out
 
     def _flatten_like(self, ref: Core, out: list[Tensor]) -> None:
-        """Append the leaves of this node to ``out``, in the order of ``ref._flatten_leaves``.
-
-        Raises StructureError that names the first difference if the structures differ.
-        """
+        """Append the leaves of this node to ``out`` in the order of ``ref``. Raise StructureError if the structures differ."""
         ref._flatten_other(self, out)
 
     def _flatten_other(self, other: Core, out: list[Tensor], path: tuple[str, ...] = ()) -> None:
@@ -359,10 +350,7 @@ class Core(ABC):
     def _zip_leaves(
         self, other: Core, left: list[Tensor], right: list[Tensor], values: list[Core] | None = None
     ) -> Walked:
-        """Append the leaves to ``left`` and the matching leaves of ``other`` to ``right``; return the treedef.
-
-        Nodes that may hold values are appended to ``values``. Raises StructureError if the structures differ.
-        """
+        """Append leaves to ``left``, those of ``other`` to ``right``, nodes that may hold values to ``values``."""
         if values is not None:
             values.append(self)
         treedef = self._flatten_leaves(left)
@@ -374,10 +362,7 @@ class Core(ABC):
         return self._map(lambda _: next(leaves))
 
     def _unflatten(self: SelfT, leaves: Sequence[Tensor], treedef: Walked = None) -> SelfT:
-        """Return the same structure with new leaves. ``treedef``, from ``_flatten_leaves`` of this node, is consumed.
-
-        Raises StructureError if the number of leaves is wrong because another thread changed the structure.
-        """
+        """Return the same structure with new leaves. ``treedef``, from ``_flatten_leaves`` of this node, is consumed."""
         provided = iter(leaves)
         try:
             result = self._unflatten_iter(provided)
@@ -408,10 +393,7 @@ class Core(ABC):
         return tuple(map(self._from_dense, self._as_dense()._transform_multi(plan)))
 
     def _join(self: SelfT, items: Sequence[Core], plan: ShapePlan, path: tuple[str, ...] = ()) -> SelfT:
-        """Join ``items``, this node first: ``plan.leaf`` joins the list of leaves under each key.
-
-        Raises StructureError that names the first differing key if the keys of the items differ.
-        """
+        """Join ``items``, this node first, with ``plan.leaf`` per key. Raise StructureError if their keys differ."""
         return self._from_dense(self._as_dense()._join(items, plan, path))
 
 

@@ -11,10 +11,7 @@ Names = tuple["str | None", ...]
 
 
 def check_names(names: Sequence[str | None] | str | None, ndim: int) -> Names | None:
-    """Check dim names and return them as a tuple, or None if no dim is named.
-
-    Raises DimNamesError if their number is not ``ndim``, one is not a string, or two are equal.
-    """
+    """Check number, type and uniqueness of dim names, and return them as a tuple, or None if no dim is named."""
     if names is None:
         return None
     if isinstance(names, str):
@@ -34,10 +31,7 @@ def check_names(names: Sequence[str | None] | str | None, ndim: int) -> Names | 
 
 
 def names_of_stack(names: Sequence[str | None], ndim: int, dim: int, name: str | None) -> Names | None:
-    """Check the dim names of a lazy stack. ``name`` is the separately given name of its stack dim, or None.
-
-    Raises DimNamesError as :func:`check_names` does, or if ``names`` has another name for the stack dim.
-    """
+    """Check dim names of a lazy stack, whose stack dim must have the name ``name``, unless ``name`` is None."""
     result = check_names(names, ndim)
     if name is not None and (result is None or result[dim] != name):
         raise DimNamesError(f"stack_dim_name {name!r} is not the name of dim {dim} in {list(names)}")
@@ -66,10 +60,7 @@ def resize_names(names: Names | None, ndim: int) -> Names | None:
 
 
 def inherit_names(entry: Any, names: Names, path: str) -> Any:
-    """Return a collection whose leading dims have the dim names of its new parent.
-
-    Raises StructureError if the entry has other names for these dims, or repeats one of them.
-    """
+    """Return an entry with the dim names of its new parent. Raise StructureError if its own names conflict."""
     ndim = len(names)
     left = entry._names
     if left is not None:

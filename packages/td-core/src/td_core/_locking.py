@@ -61,10 +61,7 @@ def _prune_dead_parents(parents: list[weakref.ref[Core]]) -> None:
 
 
 def unlock(root: Core) -> None:
-    """Unlock a node and all nodes below it that no other locked node holds.
-
-    Raises LockedError if a locked node holds ``root``.
-    """
+    """Unlock a node and the nodes below that no other locked node holds. Raise LockedError if one holds ``root``."""
     inner: Any = root._inner()
     if _is_part(inner):
         raise LockedError(

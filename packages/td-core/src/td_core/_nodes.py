@@ -384,10 +384,7 @@ def decode(encoded: Encoded) -> Any:
 def decode_all(
     encoded: Encoded, made: Mapping[int, Core] | None = None, named: type | None = None
 ) -> list[Any]:
-    """Decode all nodes of a tree, and use the given nodes in ``made`` for their positions.
-
-    For a class whose stored name does not exist, as after it moved, use ``named`` for the root, or the declared class.
-    """
+    """Decode all nodes except those in ``made``, by position. ``named`` replaces a class of the root that was moved."""
     if not encoded.nodes:
         raise FormatError("an encoded tree has at least one node; there is none")
     if not isinstance(encoded.nodes, (list, tuple)):
@@ -495,10 +492,7 @@ def user_class(cls: type | None) -> type | None:
 
 
 def as_named(cls: type | None, saved: Any, what: str) -> Any:
-    """Convert a loaded node to the class that the caller named. ``what`` describes the node in messages.
-
-    Raises StructureError if the node does not fit the class.
-    """
+    """Convert a loaded node to the class that the caller named, or raise StructureError. Messages call it ``what``."""
     named: Any = user_class(cls)
     if named is None or isinstance(saved, named):
         return saved
@@ -518,10 +512,7 @@ def check_node(node: Any) -> Any:
 
 
 def read_header_field(meta: Any, name: str, *types: type) -> Any:
-    """Return a field of a header. It may be missing if NoneType is among ``types``.
-
-    Raises TypeError if the type of its value is not one of ``types``.
-    """
+    """Return a field of a header, whose type must be one of ``types``. With NoneType it may be missing."""
     value = meta.get(name) if type(None) in types else meta[name]
     if type(value) not in types:
         raise TypeError(f"its header says that {name} is {value!r}")
@@ -551,10 +542,7 @@ def get_module_name(cls: type) -> str:
 
 
 def find_subclass(base: type, name: Any) -> type | None:
-    """Return the subclass of ``base`` with a stored name, or None. Nothing is imported.
-
-    Of several, as after a notebook cell ran twice, the one in its module is preferred, then the last defined.
-    """
+    """Return the subclass of ``base`` with a stored name or None. Prefer the current one if a class was redefined."""
     results: list[Any] = []
     todo: list[Any] = [base]
     while todo:

@@ -32,10 +32,7 @@ def lazy_names(
 
 
 def set_module(name: str) -> Callable[[DefinedT], DefinedT]:
-    """Return a decorator that sets ``__module__`` of a class or function to a public module.
-
-    Pickles store this name, and must remain loadable after private modules are renamed.
-    """
+    """Return a decorator that sets ``__module__`` to a public name, so that pickles do not name private modules."""
 
     def decorate(defined: DefinedT) -> DefinedT:
         defined.__module__ = name

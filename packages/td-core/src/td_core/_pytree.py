@@ -61,10 +61,7 @@ def register(
 
 
 def register_with_subclasses(base: type, registrar: Callable[[Any], None]) -> None:
-    """Register a class with all subclasses, including those that are defined later.
-
-    ``registrar`` receives ``base`` or a subclass, and calls :func:`register` for it.
-    """
+    """Call ``registrar`` for a class and all its subclasses, including those that are defined later."""
     _REGISTRARS[base] = registrar
     todo = [base]
     while todo:
