@@ -56,7 +56,7 @@ class MemmapBackend(StorageBackend):
         return get_directory(node, self) if self.is_current(node) and all(in_place) else None
 
     def is_current(self, node: Core) -> bool:
-        """Return True if batch sizes and dim names still equal those of the save; a lock lets them change."""
+        """Return True if the nodes below have the batch sizes and dim names of the save, which can change despite the lock."""
         if self.path is None:
             return False
         todo: list[Any] = [node]

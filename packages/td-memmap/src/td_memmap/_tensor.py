@@ -64,9 +64,9 @@ class Place:
 class MemoryMappedTensor(Tensor):
     """A tensor whose elements are stored in a file.
 
-    Indexing with integers, slices, ``None`` and ``...`` returns a view, which is a ``MemoryMappedTensor`` on the
-    same file. All other operations that create a tensor return a plain one. Pickling sends the path. A tensor
-    without a path is stored in an anonymous file, which is freed with it: ``multiprocessing`` sends the file
+    Indexing with integers, slices, ``None`` and ``...``, and splitting along a dim, return views, which are
+    ``MemoryMappedTensor`` on the same file. All other operations return plain tensors. Pickling sends the path. A
+    tensor without a path is stored in an anonymous file, which is freed with it: ``multiprocessing`` sends the file
     descriptor, and a plain pickle contains the elements.
 
     Args:
