@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import distributions as dist
 from torch import nn
 from torch.func import functional_call, stack_module_state, vmap
 
@@ -89,7 +90,100 @@ def rows_beside_torch(lib: Any, modules: Any) -> dict[str, Callable[[], Any]]:
         same, each = modules.EnsembleModule(module, 4), modules.EnsembleModule(module, 4, expand_input=False)
         calls[f"ensemble, {depth} layers"] = partial(same, data)
         calls[f"ensemble, {depth} layers, an input each"] = partial(each, many)
-    return calls
+    return calls | rows_of_distributions(lib, modules)
+
+
+def rows_of_distributions(lib: Any, modules: Any) -> dict[str, Callable[[], Any]]:
+    """Return the calls of one implementation that build distributions, draw from them and score."""
+    loc, scale, logits = torch.zeros(256, 8), torch.ones(256, 8), torch.zeros(256, 8)
+    prob, sequence = modules.ProbabilisticTensorDictModule, modules.ProbabilisticTensorDictSequential
+    data = lib.TensorDict({"x": torch.ones(256, 32), "loc": loc, "scale": scale, "y": loc}, batch_size=[256])
+    normal = prob(
+        ["loc", "scale"], ["y"], distribution_class=dist.Normal, default_interaction_type="random",
+        return_log_prob=True,
+    )  # fmt: skip
+    policy = sequence(
+        modules.TensorDictModule(policy_network(), ["x"], ["mu", "sigma"]),
+        prob(
+            {"loc": "mu", "scale": "sigma"}, ["y"], distribution_class=dist.Normal,
+            default_interaction_type="random", return_log_prob=True,
+        ),
+    )  # fmt: skip
+    params = lib.TensorDict({"a": {"loc": loc, "scale": scale}, "b": {"logits": logits}}, batch_size=[256])
+    components = {"a": dist.Normal, "b": dist.Categorical}
+    composite = modules.CompositeDistribution
+
+    def compose() -> Any:
+        both = composite(params, components)
+        return both.log_prob(both.sample())
+
+    def draw_one_hot() -> Any:
+        choice = modules.OneHotCategorical(logits=logits)
+        return choice.log_prob(choice.sample())
+
+    def draw_truncated() -> Any:
+        return modules.TruncatedNormal(loc, scale, -1.0, 1.0).rsample()
+
+    extract = modules.NormalParamExtractor()
+    scored = data.clone()  # what a policy draws has a history, which would make scores slower
+    return {
+        "normal: draw and score": lambda: normal(data),
+        "normal: score": lambda: normal.log_prob(scored),
+        "policy: network, draw and score": lambda: policy(data),
+        "policy: network and score": lambda: policy.log_prob(scored),
+        "composite: build, draw and score": compose,
+        "one-hot: build, draw and score": draw_one_hot,
+        "truncated normal: build and draw": draw_truncated,
+        "one-hot draws": lambda: modules.rand_one_hot(logits),
+        "extractor": lambda: extract(data["x"]),
+    }
+
+
+def policy_network() -> nn.Module:
+    """Return a network that makes a location and a scale."""
+    layers = [nn.Linear(32, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 16)]
+    return nn.Sequential(*layers, td_nn.NormalParamExtractor())
+
+
+def distributions_by_hand() -> dict[str, Callable[[], Any]]:
+    """Return the same calls of distributions in plain torch."""
+    x, loc, scale, logits = torch.ones(256, 32), torch.zeros(256, 8), torch.ones(256, 8), torch.zeros(256, 8)
+    network = policy_network()
+    bias = td_nn.inv_softplus(0.99)
+
+    def draw_and_score(loc: Any, scale: Any) -> Any:
+        made = dist.Normal(loc, scale)
+        drawn = made.rsample()
+        return drawn, made.log_prob(drawn)
+
+    def compose() -> Any:
+        one, other = dist.Normal(loc, scale), dist.Categorical(logits=logits)
+        return one.log_prob(one.sample()), other.log_prob(other.sample())
+
+    def draw_one_hot() -> Any:
+        made = dist.OneHotCategorical(logits=logits)
+        return made.log_prob(made.sample())
+
+    def draw_truncated() -> Any:
+        made = dist.Normal(loc, scale)
+        low, high = made.cdf(torch.full_like(loc, -1.0)), made.cdf(torch.full_like(loc, 1.0))
+        return made.icdf(low + torch.rand_like(loc) * (high - low)).clamp(-1.0, 1.0)
+
+    def extract() -> Any:
+        loc, raw = x.chunk(2, -1)
+        return loc, (nn.functional.softplus(raw + bias) + 0.01).clamp_min(1e-4)
+
+    return {
+        "normal: draw and score": lambda: draw_and_score(loc, scale),
+        "normal: score": lambda: dist.Normal(loc, scale).log_prob(loc),
+        "policy: network, draw and score": lambda: draw_and_score(*network(x)),
+        "policy: network and score": lambda: dist.Normal(*network(x)).log_prob(loc),
+        "composite: build, draw and score": compose,
+        "one-hot: build, draw and score": draw_one_hot,
+        "truncated normal: build and draw": draw_truncated,
+        "one-hot draws": lambda: nn.functional.one_hot(logits.softmax(-1).multinomial(1).squeeze(-1), 8),
+        "extractor": extract,
+    }
 
 
 def rows_by_hand() -> dict[str, Callable[[], Any]]:
@@ -104,7 +198,7 @@ def rows_by_hand() -> dict[str, Callable[[], Any]]:
 
         calls[f"ensemble, {depth} layers"] = partial(vmap(call, (0, 0, None)), *state, torch.ones(32, 8))
         calls[f"ensemble, {depth} layers, an input each"] = partial(vmap(call), *state, torch.ones(4, 32, 8))
-    return calls
+    return calls | distributions_by_hand()
 
 
 def measure(calls: dict[Any, Callable[[], Any]], rounds: int, count: int = CALLS) -> dict[Any, float]:

@@ -29,7 +29,7 @@ AGGREGATION = _Aggregation()
 
 
 class _AggregateBlock(ModuleSwitch):
-    _settings = AGGREGATION
+    _settings: Any = AGGREGATION
     _name = "composite_lp_aggregate"
 
 

@@ -307,7 +307,7 @@ class CompositeDistribution(dist.Distribution):
             return _write(sample, found)
         return TensorDict(found, batch_size=sample.batch_size)
 
-    def entropy(self, samples_mc: int = 1, *, include_sum: bool | None = None) -> Any:  # type: ignore[override]
+    def entropy(self, samples_mc: int = 1, *, include_sum: bool | None = None) -> Any:
         """Return the entropy.
 
         The argument ``aggregate_probabilities`` of tensordict is left out: build the composite with ``aggregate=``.

@@ -52,7 +52,7 @@ def _state_functions(device: torch.device) -> tuple[Any, Any]:
     """Return the functions that read and write the global random state of a device."""
     if device.type == "cpu":
         return torch.get_rng_state, torch.set_rng_state
-    module = getattr(torch, device.type, None)
+    module: Any = getattr(torch, device.type, None)
     if not hasattr(module, "set_rng_state"):
         raise RuntimeError(
             f"cannot draw with a generator on {device}: torch has no random state to set there"

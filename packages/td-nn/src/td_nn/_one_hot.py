@@ -81,8 +81,11 @@ class OneHotCategorical(dist.Categorical):
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> OneHotCategorical:
         """Return the distribution with its batch dims expanded."""
-        new: Any = self._get_checked_instance(OneHotCategorical, _instance)
-        return super().expand(batch_shape, new)  # type: ignore[return-value]
+        base: Any = super()
+        new: OneHotCategorical = base.expand(
+            batch_shape, base._get_checked_instance(OneHotCategorical, _instance)
+        )
+        return new
 
     @property
     def event_shape(self) -> torch.Size:
@@ -112,7 +115,8 @@ class OneHotCategorical(dist.Categorical):
 
     def sample(self, sample_shape: Any = None) -> Tensor:
         """Draw one-hot vectors of dtype int64."""
-        return _one_hot(super().sample(torch.Size(sample_shape or ())), self._num_events)
+        base: Any = super()
+        return _one_hot(base.sample(torch.Size(sample_shape or ())), self._num_events)
 
     def rsample(self, sample_shape: Any = None) -> Tensor:
         """Draw one-hot vectors with the gradients of a relaxed sample at temperature 1."""
@@ -131,11 +135,14 @@ class OneHotCategorical(dist.Categorical):
                 f"got a value of shape {list(value.shape)}"
             )
         value = value.to(torch.int8) if value.dtype is torch.bool else value
-        return super().log_prob(value.argmax(-1))
+        base: Any = super()
+        log_prob: Tensor = base.log_prob(value.argmax(-1))
+        return log_prob
 
     def enumerate_support(self, expand: bool = True) -> Tensor:
         """Return all one-hot vectors, along a new first dim."""
-        return _one_hot(super().enumerate_support(expand), self._num_events)
+        base: Any = super()
+        return _one_hot(base.enumerate_support(expand), self._num_events)
 
     def _validate_sample(self, value: Tensor) -> None:
         # Values come here as categories, because log_prob() of the base class takes those.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -152,7 +152,7 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase[ResultT]):
             return keys
         if is_composite and names is None:
             raise MissingKeyError(
-                type(self).__name__,
+                show_module(self),
                 "has no out_keys: the sample keys of a CompositeDistribution are read from distribution_map in "
                 "distribution_kwargs; give one of the two",
                 ["distribution_map"],
@@ -234,7 +234,8 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase[ResultT]):
             if isinstance(value, Tensor):
                 buffer = f"_kwarg_{len(self._kwarg_buffers)}"
                 self.register_buffer(buffer, value, persistent=False)
-                self._kwarg_buffers[(*path, name)] = buffer
+                full = (*path, name)
+                self._kwarg_buffers[full] = buffer
             nested = type(value) is dict
             kept[name] = self._register_tensors(value, (*path, name)) if nested else value
         return kept
@@ -258,7 +259,7 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase[ResultT]):
         return self.distribution_class
 
     @property
-    def out_keys(self) -> list[Key]:  # type: ignore[override]
+    def out_keys(self) -> list[Key]:
         """Keys of the samples, and of the log-probabilities if they are returned."""
         if not self.return_log_prob:
             return list(self._out_keys)
@@ -506,7 +507,7 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase[ResultT]):
                     raise
         generator, writeback = self._resolve_generator(tensordict)
         result = draw_with(generator, lambda: self._take_value(dist, kind))
-        if writeback is not None:
+        if generator is not None and writeback is not None:
             writeback(generator)
         return result
 
@@ -564,7 +565,7 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase[ResultT]):
                 target.set(key, value)
 
     def _write_scores(self, target: Any, dist: Any, scores: Any) -> None:
-        keys = self._log_prob_keys
+        keys: Sequence[Key] = self._log_prob_keys
         if isinstance(scores, Tensor):
             if len(keys) == 1:
                 target.set(keys[0], scores)

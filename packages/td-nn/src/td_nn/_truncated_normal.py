@@ -25,7 +25,7 @@ _MIN_SCALE = 1e-6
 
 def _ndtr(x: Tensor) -> Tensor:
     """Return the normal cdf; that of torch loses the digits of small probabilities."""
-    return 0.5 * erfc(-_SQRT_HALF * x)
+    return erfc(-_SQRT_HALF * x).mul(0.5)  # type: ignore[no-any-return]
 
 
 def _find(mask: Tensor) -> Tensor | None:
@@ -100,7 +100,8 @@ class TruncatedStandardNormal(dist.Distribution):
     @lazy_property
     def _log_auc(self) -> Tensor:
         log_low, log_high = log_ndtr(self._low), log_ndtr(self._high)
-        return log_high + torch.log1p(-(log_low - log_high).exp())
+        log_auc: Tensor = log_high + torch.log1p(-(log_low - log_high).exp())
+        return log_auc
 
     @property
     def auc(self) -> Tensor:
@@ -202,7 +203,7 @@ class TruncatedStandardNormal(dist.Distribution):
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> TruncatedStandardNormal:
         """Return the distribution with its batch dims expanded."""
-        new: Any = self._get_checked_instance(TruncatedStandardNormal, _instance)
+        new: Any = self._get_checked_instance(TruncatedStandardNormal, _instance)  # type: ignore[no-untyped-call]
         for name in self._expanded_names:
             setattr(new, name, getattr(self, name).expand(torch.Size(batch_shape)))
         dist.Distribution.__init__(new, torch.Size(batch_shape), validate_args=False)
@@ -255,7 +256,7 @@ class TruncatedNormal(TruncatedStandardNormal):
         b: Tensor | float,
         validate_args: bool | None = None,
     ) -> None:
-        if isinstance(a, Number) and isinstance(b, Number) and a >= b:  # type: ignore[operator]
+        if isinstance(a, Number) and isinstance(b, Number) and a >= b:
             raise ValueError(
                 f"the interval of a truncated normal runs from a to a greater b; got a = {a} and b = {b}"
             )
@@ -310,7 +311,7 @@ class TruncatedNormal(TruncatedStandardNormal):
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> TruncatedNormal:
         """Return the distribution with its batch dims expanded."""
-        new: Any = self._get_checked_instance(TruncatedNormal, _instance)
+        new: Any = self._get_checked_instance(TruncatedNormal, _instance)  # type: ignore[no-untyped-call]
         return super().expand(batch_shape, new)  # type: ignore[return-value]
 
     _expanded_names = ("a", "b", "loc", "scale", "_from", "_to")
