@@ -58,7 +58,7 @@ def defined(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     return module
 
 
-def test_names_in_annotations_may_be_defined_later(defined: Any) -> None:
+def test_declare_annotation_defined_later_is_resolved(defined: Any) -> None:
     given = {"value": torch.arange(3)}
     holder = defined.Holder(value=torch.zeros(3), again=given, later=given, batch_size=[3])
     assert type(holder.again) is defined.Holder
@@ -66,6 +66,6 @@ def test_names_in_annotations_may_be_defined_later(defined: Any) -> None:
     assert holder[1].later.value == 1
 
 
-def test_keys_are_declared_with_names_that_are_defined_nowhere(defined: Any) -> None:
+def test_typed_annotation_with_undefined_name_declares_key(defined: Any) -> None:
     assert defined.Keys.__required_keys__ == {"value", "later"}
     assert defined.Keys(value=torch.zeros(3), later=torch.ones(3), batch_size=[3])[1].later == 1

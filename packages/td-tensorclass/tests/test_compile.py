@@ -155,7 +155,7 @@ def same(a: Any, b: Any) -> None:
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_one_graph(name: str) -> None:
+def test_compile_tensorclass_is_one_graph(name: str) -> None:
     if name == "write properties" and TORCH < (2, 13):
         pytest.skip("this torch sets properties before the attributes that they read")
     program = PROGRAMS[name]
@@ -164,7 +164,7 @@ def test_one_graph(name: str) -> None:
     same(compiled(point()), program(point()))
 
 
-def test_one_graph_with_values_that_two_locked_ones_hold() -> None:
+def test_compile_locked_values_is_one_graph() -> None:
     torch._dynamo.reset()
     frozen = Frozen(torch.arange(3.0), batch_size=[3])
     compiled = torch.compile(lambda p: p.select("s"), fullgraph=True, backend="eager")
@@ -172,7 +172,7 @@ def test_one_graph_with_values_that_two_locked_ones_hold() -> None:
 
 
 @pytest.mark.parametrize("name", COLUMN_PROGRAMS)
-def test_one_graph_with_one_value_for_each_element(name: str) -> None:
+def test_compile_value_stack_is_one_graph(name: str) -> None:
     program = COLUMN_PROGRAMS[name]
     torch._dynamo.reset()
     compiled = torch.compile(program, fullgraph=True, backend="eager")
@@ -181,7 +181,7 @@ def test_one_graph_with_one_value_for_each_element(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", COLUMN_PROGRAMS)
-def test_values_are_real_where_tensors_are_fake(name: str) -> None:
+def test_fake_mode_keeps_real_values(name: str) -> None:
     program = COLUMN_PROGRAMS[name]
     with FakeTensorMode():
         results = program(columns())
@@ -189,13 +189,13 @@ def test_values_are_real_where_tensors_are_fake(name: str) -> None:
         assert (result.batch_size, result["s"]) == (wanted.batch_size, wanted["s"])
 
 
-def test_an_index_that_only_the_data_knows_breaks_the_graph_and_is_right() -> None:
+def test_compile_data_dependent_index_breaks_graph() -> None:
     torch._dynamo.reset()
     compiled = torch.compile(lambda td: td[torch.tensor([1, 0])] + 1, backend="eager")
     same(compiled(columns()), columns()[torch.tensor([1, 0])] + 1)
 
 
-def test_another_batch_size_compiles_once_more() -> None:
+def test_compile_other_batch_size_recompiles_once() -> None:
     torch._dynamo.reset()
     graphs = []
 
@@ -209,7 +209,7 @@ def test_another_batch_size_compiles_once_more() -> None:
     assert len(graphs) <= 2
 
 
-def test_vmap_keeps_the_class_and_its_values() -> None:
+def test_vmap_tensorclass_keeps_class_and_values() -> None:
     seen = []
 
     def inside(p: Point) -> Point:
@@ -224,21 +224,21 @@ def test_vmap_keeps_the_class_and_its_values() -> None:
     assert result.x.equal(point().x * 2)
 
 
-def test_vmap_carries_values_of_each_element_past_the_function() -> None:
+def test_vmap_value_stack_returns_same_values() -> None:
     td = TensorDict({"x": torch.zeros(3), "s": NonTensorStack("a", "b", "c")}, batch_size=[3])
     assert torch.vmap(lambda part: part + 1)(td)["s"] == ["a", "b", "c"]
     with pytest.raises(RuntimeError, match="vmap took a dim away"):
         torch.vmap(lambda part: part["x"] + len(part["s"]))(td)
 
 
-def test_grad() -> None:
+def test_func_grad_of_tensorclass_returns_tensorclass() -> None:
     p = Point(torch.ones(3))
     grad = torch.func.grad(lambda q: (q.x**2).sum())(p)
     assert type(grad) is Point
     assert grad.x.tolist() == [2, 2, 2]
 
 
-def test_a_frozen_one_is_frozen_again() -> None:
+def test_compile_frozen_class_returns_frozen() -> None:
     frozen = Frozen(torch.ones(3), batch_size=[3])
     for result in (torch.utils._pytree.tree_map(torch.neg, frozen), torch.vmap(torch.neg)(frozen)):
         with pytest.raises(LockedError):
@@ -246,7 +246,7 @@ def test_a_frozen_one_is_frozen_again() -> None:
 
 
 @pytest.mark.parametrize("strict", [False, True])
-def test_an_exported_program_takes_values_and_any_batch_size(strict: bool) -> None:
+def test_export_with_values_accepts_any_batch_size(strict: bool) -> None:
     class Model(torch.nn.Module):
         def forward(self, p: Any) -> Any:
             return p * 2
@@ -265,7 +265,7 @@ def test_an_exported_program_takes_values_and_any_batch_size(strict: bool) -> No
 
 
 @pytest.mark.parametrize("strict", [False, True])
-def test_export_takes_and_returns_tensorclasses(strict: bool) -> None:
+def test_export_tensorclass_input_and_output(strict: bool) -> None:
     class Model(torch.nn.Module):
         def forward(self, p: Any) -> Any:
             return p * 2
@@ -277,7 +277,7 @@ def test_export_takes_and_returns_tensorclasses(strict: bool) -> None:
 @pytest.mark.parametrize(
     "change", [torch.utils._pytree.tree_map, lambda fn, td: torch.func.grad(lambda td: td["x"].sum())(td)]
 )
-def test_what_has_no_leaves_keeps_its_names_in_a_pytree(change: Any) -> None:
+def test_tree_map_value_node_keeps_dim_names(change: Any) -> None:
     entries = {
         "x": torch.ones(3),
         "v": "word",
@@ -291,14 +291,14 @@ def test_what_has_no_leaves_keeps_its_names_in_a_pytree(change: Any) -> None:
         assert result.get(key).names == ["t"]
 
 
-def test_tree_map() -> None:
+def test_tree_map_tensorclass_returns_tensorclass() -> None:
     result = torch.utils._pytree.tree_map(lambda leaf: leaf + 1, point())
     assert type(result) is Point
     assert result.s == "hi"
     assert result.x.equal(point().x + 1)
 
 
-def test_a_switch_in_a_graph_or_around_its_function() -> None:
+def test_compile_set_list_to_stack_inside_and_outside() -> None:
     def make(x: Tensor) -> Any:
         return TensorDict({"x": x, "k": ["a", "b"]}, batch_size=[2]).get("k")
 

@@ -39,7 +39,7 @@ class Spot:
         lambda cls, x, y: cls.from_dict({"x": x, "y": y}, batch_size=[3]),
     ],
 )
-def test_conversions_of_the_class_give_instances(make: Any) -> None:
+def test_from_any_constructor_of_class_returns_instance(make: Any) -> None:
     class Inner(TensorClass):
         a: Tensor
 
@@ -60,7 +60,7 @@ class Affine(TensorClass):
     bias: Tensor
 
 
-def test_the_parameters_of_a_module_are_an_instance() -> None:
+def test_from_module_of_class_returns_instance() -> None:
     models = [nn.Linear(1, 2), nn.Linear(1, 2)]
     one, two = Affine.from_module(models[0]), Affine.from_modules(*models)
     assert (type(one), type(two), two.batch_size) == (Affine, Affine, (2,))
@@ -79,7 +79,7 @@ class Held(TensorClass):
 
 
 @pytest.mark.parametrize("value", [torch.zeros(3), "s", 3, ["a", "b"]])
-def test_from_any_leaves_what_is_no_level_alone(value: Any) -> None:
+def test_from_any_other_value_returns_it_unchanged(value: Any) -> None:
     result = Held.from_any(value)
     assert result is value or result.tolist() == value
     held = Held(1)
@@ -131,7 +131,7 @@ STATES = {
 @pytest.mark.parametrize("assign", [True, False])
 @pytest.mark.parametrize("nested", [True, False])
 @pytest.mark.parametrize("release", STATES)
-def test_state_dicts_of_old_releases_have_the_values_of_fields(
+def test_load_state_dict_of_old_release_sets_values(
     release: str, nested: bool, assign: bool, strict: bool
 ) -> None:
     wanted = torch.arange(3.0)
@@ -154,7 +154,7 @@ class Kept(TensorClass):
 
 @pytest.mark.parametrize("depth", range(3))
 @pytest.mark.parametrize("flatten", [True, False])
-def test_the_values_of_fields_are_added_where_nothing_is_yet(flatten: bool, depth: int) -> None:
+def test_load_state_dict_into_empty_adds_values(flatten: bool, depth: int) -> None:
     source: Any = Kept(torch.ones(2), "word", batch_size=[2])
     for _ in range(depth):
         source = TensorDict({"k": source}, [2])
@@ -169,7 +169,7 @@ def test_the_values_of_fields_are_added_where_nothing_is_yet(flatten: bool, dept
 @pytest.mark.parametrize("locked", [True, False])
 @pytest.mark.parametrize("held", [5, None, "word"])
 @pytest.mark.parametrize("data", [3, 1.5, True, [1, 2], (1, 2), {"a": [1]}, "s", b"b", {1}, None])
-def test_the_values_of_fields_are_in_the_metadata_of_a_state_dict_and_come_back(
+def test_state_dict_metadata_round_trips_values(
     data: Any, held: Any, locked: bool, flatten: bool, options: Any
 ) -> None:
     class Options(Kept, **options):
@@ -190,13 +190,13 @@ def test_the_values_of_fields_are_in_the_metadata_of_a_state_dict_and_come_back(
 
 @pytest.mark.parametrize("flatten", [True, False])
 @pytest.mark.parametrize("given", ["word", None])
-def test_one_value_is_loaded_where_there_is_one_for_each_element(given: Any, flatten: bool) -> None:
+def test_load_state_dict_one_value_replaces_value_stack(given: Any, flatten: bool) -> None:
     target = Kept(torch.zeros(2), ["a", "b"], batch_size=[2])
     target.load_state_dict(Kept(torch.ones(2), given, batch_size=[2]).state_dict(flatten=flatten))
     assert (target.v, target.x.tolist()) == (given, [1, 1])
 
 
-def test_a_value_is_not_loaded_in_the_place_of_a_tensor() -> None:
+def test_load_state_dict_value_for_tensor_raises() -> None:
     target = Kept(torch.zeros(2), torch.zeros(2), batch_size=[2])
     with pytest.raises(StructureError, match=r"missing keys: \['v'\]"):
         target.load_state_dict(Kept(torch.ones(2), "word", batch_size=[2]).state_dict())
@@ -204,7 +204,7 @@ def test_a_value_is_not_loaded_in_the_place_of_a_tensor() -> None:
 
 
 @pytest.mark.parametrize("flatten", [True, False])
-def test_levels_that_a_state_dict_adds_are_what_their_fields_are_annotated_with(flatten: bool) -> None:
+def test_load_state_dict_new_node_has_annotated_class(flatten: bool) -> None:
     class Middle(TensorClass):
         x: Tensor
         kept: Kept = None
@@ -225,7 +225,7 @@ def test_levels_that_a_state_dict_adds_are_what_their_fields_are_annotated_with(
 
 
 @pytest.mark.parametrize("below", [lambda node: node, lambda node: TensorDict({"n": node}, [3])])
-def test_where_takes_a_collection_of_the_same_entries(below: Any) -> None:
+def test_where_with_tensordict_of_same_keys_works(below: Any) -> None:
     class Labelled(TensorClass):
         x: Tensor
         label: str
@@ -247,7 +247,7 @@ class Weights(TensorClass):
 
 
 @pytest.mark.parametrize("below", [False, True])
-def test_a_module_that_holds_an_instance_gives_and_takes_one(below: bool) -> None:
+def test_module_holding_instance_round_trips(below: bool) -> None:
     held: Any = Weights(torch.ones(2), "k", batch_size=[2])
     module = torch.nn.Module()
     module.p = TensorDictParams(TensorDict({"t": held, "s": "hi"}) if below else held)

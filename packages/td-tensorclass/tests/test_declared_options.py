@@ -40,7 +40,7 @@ def test_typed_options_in_each_form_take_effect(cls: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ["frozzen", "autocast", "nocast", "tensor_only", "kw_only"])
-def test_typed_unknown_option_is_refused(name: str) -> None:
+def test_typed_unknown_option_raises(name: str) -> None:
     message = rf"a TypedTensorDict has no option '{name}'; options: \['frozen', 'shadow'\]"
     with pytest.raises(TypeError, match=message):
         TypedTensorDict[name]
@@ -48,13 +48,13 @@ def test_typed_unknown_option_is_refused(name: str) -> None:
         type("Wrong", (TypedTensorDict,), {}, **{name: True})
 
 
-def test_typed_brackets_give_one_class() -> None:
+def test_typed_brackets_return_cached_class() -> None:
     assert TypedTensorDict["frozen"] is TypedTensorDict["frozen"]
     assert TypedTensorDict[int].__origin__ is TypedTensorDict
 
 
 @pytest.mark.parametrize("name", ["batch_size", "names", "device", "lock", "_dict"])
-def test_typed_reserved_key_is_refused_with_shadow(name: str) -> None:
+def test_typed_reserved_key_with_shadow_raises(name: str) -> None:
     with pytest.raises(AttributeError, match="would hide"):
         type("Wrong", (TypedTensorDict,), {"__annotations__": {name: torch.Tensor}}, shadow=True)
 
@@ -89,13 +89,13 @@ JOINS = {
 
 
 @pytest.mark.parametrize("join", JOINS)
-def test_join_none_and_a_value_keeps_both(join: str) -> None:
+def test_join_none_and_value_keeps_both(join: str) -> None:
     result = JOINS[join]()
     assert list(result.note) == [None, "a"]
     assert [each.note for each in result.unbind(0)] == [None, "a"]
 
 
-def test_join_none_and_values_of_each_element_keeps_all() -> None:
+def test_join_none_and_value_stack_keeps_all() -> None:
     each = Sample(x=torch.zeros(2), note=NonTensorStack("a", "b"), batch_size=[2])
     assert list(torch.cat([sample(None, (2,)), each]).note) == [None, None, "a", "b"]
     assert [part.note for part in torch.stack([sample(None, (2,)), sample("a", (2,))])] == [None, "a"]
@@ -104,7 +104,7 @@ def test_join_none_and_values_of_each_element_keeps_all() -> None:
     assert "note" not in first._tensordict.keys()
 
 
-def test_stack_none_and_a_tensor_names_the_key() -> None:
+def test_stack_none_and_tensor_raises_naming_key() -> None:
     other = Sample(x=torch.zeros(()), mask=torch.zeros(()))
     with pytest.raises(KeyMismatchError, match=r"extra keys \['mask'\]"):
         torch.stack([sample(), other])
@@ -120,7 +120,7 @@ class Doubling(TensorClass):
         super().__setattr__(name, value.upper() if isinstance(value, str) else value)
 
 
-def test_constructor_calls_setattr_of_the_class() -> None:
+def test_init_calls_overridden_setattr() -> None:
     made = Doubling(torch.ones(2), batch_size=[2])
     assert made.x.tolist() == [2, 2]
     assert made.name == "A"
@@ -143,7 +143,7 @@ class Kept:
     count: int = None
 
 
-def test_from_dict_instance_of_declared_numbers_keeps_their_types() -> None:
+def test_from_dict_declared_numbers_keep_types() -> None:
     data = TensorDict(
         {"step": Step(x=torch.zeros(()), count=1, inner=Step(count=2, rate=0.5)), "kept": Kept(count=3)}
     )
@@ -156,7 +156,7 @@ def test_from_dict_instance_of_declared_numbers_keeps_their_types() -> None:
     assert (type(other.rate), type(other.inner.count), other.x) == (float, int, torch.ones(()))
 
 
-def test_from_dict_instance_of_values_keeps_them() -> None:
+def test_from_dict_values_are_kept() -> None:
     data = TensorDict(
         {
             "v": NonTensorData(3),

@@ -55,7 +55,7 @@ both = pytest.mark.parametrize("decorated", [True, False], ids=["decorator", "ba
 
 @both
 class TestConstruction:
-    def test_arguments(self, decorated: bool) -> None:
+    def test_init_by_position_and_keyword_sets_fields(self, decorated: bool) -> None:
         cls = declare({"x": Tensor, "y": Tensor, "s": str}, decorated, {"y": None, "s": "hi"})
         point = cls(torch.zeros(3, 2), batch_size=[3], device="cpu", names=["time"])
         assert point.x.shape == (3, 2)
@@ -67,7 +67,7 @@ class TestConstruction:
         assert is_tensorclass(point)
         assert is_tensorclass(cls)
 
-    def test_values_become_tensors(self, decorated: bool) -> None:
+    def test_init_numbers_and_arrays_become_tensors(self, decorated: bool) -> None:
         cls = declare({"x": Any}, decorated)
         assert cls(1).x.equal(torch.tensor(1))
         assert cls([1, 2]).x.equal(torch.tensor([1, 2]))
@@ -78,7 +78,7 @@ class TestConstruction:
         assert cls((1, 2)).x == (1, 2)
         assert cls(None).x is None
 
-    def test_a_number_stands_for_the_batch_where_it_cannot_be_a_tensor(self, decorated: bool) -> None:
+    def test_init_number_with_batch_size_is_one_value(self, decorated: bool) -> None:
         cls = declare({"x": Tensor, "n": int}, decorated, {"n": 3})
         assert cls(torch.zeros(2)).n.equal(torch.tensor(3))
         point = cls(torch.zeros(2), batch_size=[2])
@@ -98,14 +98,14 @@ class TestConstruction:
             ((torch.zeros(3),), {"batch_size": [4]}, BatchSizeError, r"key 'x' has shape \[3\]"),
         ],
     )
-    def test_wrong_arguments(
+    def test_init_wrong_arguments_raise(
         self, decorated: bool, args: Any, kwargs: Any, error: type[Exception], message: str
     ) -> None:
         cls = declare({"x": Any, "y": Any}, decorated, {"y": None})
         with pytest.raises(error, match=message):
             cls(*args, **kwargs)
 
-    def test_defaults(self, decorated: bool) -> None:
+    def test_init_missing_fields_have_defaults(self, decorated: bool) -> None:
         body = {
             "x": field(default_factory=lambda: torch.ones(2)),
             "n": 3,
@@ -128,22 +128,22 @@ class TestConstruction:
             with pytest.raises(UnknownFieldError, match="^X has no field 'quite': did you mean 'quiet'"):
                 cls(quiet="r", quite="s", **more)
 
-    def test_kw_only(self, decorated: bool) -> None:
+    def test_kw_only_positional_argument_raises(self, decorated: bool) -> None:
         cls = declare({"x": Tensor, "y": Tensor, "z": Tensor}, decorated, {"x": None}, kw_only=True)
         assert cls(y=torch.zeros(1), z=torch.ones(1)).z.item() == 1
         with pytest.raises(TypeError, match="takes 0 positional arguments"):
             cls(torch.zeros(1))
 
-    def test_a_field_without_default_after_one_with(self, decorated: bool) -> None:
+    def test_declare_field_without_default_after_default_raises(self, decorated: bool) -> None:
         with pytest.raises(TypeError, match="the field 'y' without a default follows 'x'"):
             declare({"x": Tensor, "y": Tensor}, decorated, {"x": None})
 
-    def test_the_signature_and_the_doc_show_the_fields(self, decorated: bool) -> None:
+    def test_signature_and_doc_contain_fields(self, decorated: bool) -> None:
         cls = declare({"x": "Tensor", "s": "str"}, decorated, {"s": "hi"})
         assert list(inspect.signature(cls).parameters) == ["x", "s", "batch_size", "device", "names", "lock"]
         assert cls.__doc__.startswith("X(x: 'Tensor', s: 'str' = 'hi', *, batch_size=None")
 
-    def test_lock(self, decorated: bool) -> None:
+    def test_init_lock_is_locked(self, decorated: bool) -> None:
         point = declare({"x": Tensor}, decorated)(torch.zeros(1), lock=True)
         with pytest.raises(LockedError, match="cannot set key 'x'"):
             point.x = torch.ones(1)
@@ -151,7 +151,7 @@ class TestConstruction:
 
 @both
 class TestPostInit:
-    def test_it_runs_for_constructed_instances_and_for_results(self, decorated: bool) -> None:
+    def test_post_init_runs_for_instances_and_results(self, decorated: bool) -> None:
         seen: list[Any] = []
         cls = declare(
             {"x": Tensor}, decorated, {"__post_init__": lambda self: seen.append(tuple(self.x.shape))}
@@ -163,14 +163,14 @@ class TestPostInit:
         cls.from_tensordict(TensorDict({"x": torch.zeros(1)}))
         assert seen == [(3,), (2,), (1,)]
 
-    def test_it_can_be_kept_to_constructed_instances(self, decorated: bool) -> None:
+    def test_post_init_skip_on_rebuild_runs_only_on_init(self, decorated: bool) -> None:
         seen: list[Any] = []
         body = {"__post_init__": lambda self: seen.append(1)}
         cls = declare({"x": Tensor}, decorated, body, skip_post_init_on_rebuild=True)
         _ = cls(torch.zeros(3), batch_size=[3])[0] + 1
         assert seen == [1]
 
-    def test_it_may_set_fields_and_gets_init_vars(self, decorated: bool) -> None:
+    def test_post_init_receives_init_vars_and_sets_fields(self, decorated: bool) -> None:
         def post_init(self: Any, scale: float) -> None:
             self.y = self.x * scale
 
@@ -180,7 +180,7 @@ class TestPostInit:
         assert cls(torch.ones(1), scale=3.0).y.item() == 3
         assert list(cls(torch.ones(1)).keys()) == ["x", "y"]
 
-    def test_replace_runs_it_on_the_new_values_alone(self, decorated: bool) -> None:
+    def test_replace_runs_post_init_on_new_values(self, decorated: bool) -> None:
         seen: list[Any] = []
 
         def post_init(self: Any) -> None:
@@ -194,7 +194,7 @@ class TestPostInit:
         assert point.x.tolist() == [1]
         assert point.replace() is point
 
-    def test_it_runs_for_the_members_of_a_lazy_stack(self, decorated: bool) -> None:
+    def test_post_init_of_lazy_stack_runs_per_member(self, decorated: bool) -> None:
         seen: list[Any] = []
         cls = declare(
             {"x": Tensor}, decorated, {"__post_init__": lambda self: seen.append(tuple(self.x.shape))}
@@ -217,7 +217,7 @@ class TestPostInit:
         assert torch.stack([*even]).x.shape == even.contiguous().x.shape == (2, 2)
         assert seen == [(2,)] * 4 + [(2, 2)] * 2
 
-    def test_what_it_writes_is_written_once_to_a_member(self, decorated: bool) -> None:
+    def test_post_init_of_lazy_stack_runs_once_per_member(self, decorated: bool) -> None:
         cls = declare(
             {"x": Tensor}, decorated, {"__post_init__": lambda self: setattr(self, "x", self.x + 1)}
         )
@@ -226,7 +226,7 @@ class TestPostInit:
             assert [member.x.tolist() for member in stack.tensordicts] == [[1, 1], [1, 1, 1]]
         assert [member.x.tolist() for member in (stack * 2).tensordicts] == [[3, 3], [3, 3, 3]]
 
-    def test_it_does_not_run_where_an_operation_left_no_entry(self, decorated: bool) -> None:
+    def test_post_init_of_empty_result_is_not_run(self, decorated: bool) -> None:
         seen: list[Any] = []
 
         def post_init(self: Any) -> None:
@@ -247,13 +247,13 @@ class TestPostInit:
         cls.from_tensordict(TensorDict())
         assert seen == [(3,), None]
 
-    def test_a_frozen_stack_is_locked(self, decorated: bool) -> None:
+    def test_lazy_stack_of_frozen_class_is_locked(self, decorated: bool) -> None:
         cls = declare({"x": Tensor}, decorated, {"__post_init__": lambda self: None}, frozen=True)
         stack = lazy_stack([cls(torch.zeros(2)), cls(torch.zeros(3))])
         for each in (stack, stack.clone(), stack.empty(), *stack.tensordicts, *(stack + 1).tensordicts):
             assert each.is_locked
 
-    def test_an_unknown_attribute_is_refused(self, decorated: bool) -> None:
+    def test_setattr_unknown_name_raises(self, decorated: bool) -> None:
         cls = declare({"x": Tensor}, decorated, {"__post_init__": lambda self: setattr(self, "xx", 1)})
         with pytest.raises(UnknownFieldError, match="X has no field 'xx': did you mean 'x'"):
             cls(torch.zeros(1))
@@ -261,7 +261,7 @@ class TestPostInit:
 
 @both
 class TestAttributes:
-    def test_writes_are_checked(self, decorated: bool) -> None:
+    def test_set_field_checks_shape(self, decorated: bool) -> None:
         point = declare({"x": Tensor, "y": Any}, decorated, {"y": None})(torch.zeros(3), batch_size=[3])
         point.x = torch.ones(3, 5)
         assert point.x.shape == (3, 5)
@@ -276,7 +276,7 @@ class TestAttributes:
         assert point.x is None
 
     @pytest.mark.parametrize("write", ["attribute", "item", "set", "update", "nested"])
-    def test_unknown_fields_are_refused(self, decorated: bool, write: str) -> None:
+    def test_set_unknown_field_raises(self, decorated: bool, write: str) -> None:
         inner = declare({"xy": Tensor}, decorated)
         point = declare({"inner": inner}, decorated)(inner(torch.zeros(3), batch_size=[3]), batch_size=[3])
         steps = {
@@ -290,7 +290,7 @@ class TestAttributes:
             steps[write]()
         assert list(point.inner.keys()) == ["xy"]
 
-    def test_a_write_at_an_index_refuses_what_is_no_field(self, decorated: bool) -> None:
+    def test_setitem_index_unknown_field_raises(self, decorated: bool) -> None:
         cls = declare({"x": Tensor, "s": str}, decorated)
         other = declare({"x": Tensor, "w": Tensor}, decorated)
         point = cls(torch.zeros(2), s="a", batch_size=[2])
@@ -303,19 +303,19 @@ class TestAttributes:
         assert point.x.tolist() == [1, 2]
         assert point.s == ["a", "b"]
 
-    def test_a_missing_attribute_names_the_closest(self, decorated: bool) -> None:
+    def test_getattr_unknown_name_suggests_closest(self, decorated: bool) -> None:
         point = declare({"colour": Tensor}, decorated)(torch.zeros(1))
         with pytest.raises(AttributeError, match="X has no field 'color': did you mean 'colour'"):
             _ = point.color
         assert not hasattr(point, "color")
 
-    def test_an_error_in_a_property_is_its_own(self, decorated: bool) -> None:
+    def test_property_raising_attribute_error_keeps_message(self, decorated: bool) -> None:
         body = {"bad": property(lambda self: self.x.nothing)}
         point = declare({"x": Tensor}, decorated, body)(torch.zeros(1))
         with pytest.raises(AttributeError, match="'Tensor' object has no attribute 'nothing'"):
             _ = point.bad
 
-    def test_get_and_set_with_nested_keys(self, decorated: bool) -> None:
+    def test_get_set_nested_key_works(self, decorated: bool) -> None:
         inner = declare({"x": Tensor, "s": str}, decorated, {"s": None})
         outer = declare({"p": inner}, decorated)(inner(torch.zeros(3), batch_size=[3]), batch_size=[3])
         outer.set(("p", "s"), "text")
@@ -325,7 +325,7 @@ class TestAttributes:
 
 
 class TestMembers:
-    def test_methods_properties_and_super(self) -> None:
+    def test_declare_methods_properties_and_super_work(self) -> None:
         @tensorclass
         class Base:
             x: Tensor
@@ -360,12 +360,12 @@ class TestMembers:
         assert (child[0].x, child[0].y) == (torch.tensor(1), None)
 
     @pytest.mark.parametrize("hint", ["the image", "Missing", "torch.missing", "Tensor[", "3", 3, None])
-    def test_annotations_that_are_no_types_are_let_pass(self, hint: Any) -> None:
+    def test_declare_annotation_not_a_type_is_accepted(self, hint: Any) -> None:
         cls = declare({"x": hint, "y": hint}, True)
         point = cls(torch.zeros(2), "text", batch_size=[2])
         assert (point[0].x, point[0].y) == (torch.tensor(0.0), "text")
 
-    def test_a_decorated_subclass_is_the_class_itself(self) -> None:
+    def test_decorate_tensorclass_returns_same_class(self) -> None:
         @tensorclass
         class Base:
             x: Tensor
@@ -380,7 +380,7 @@ class TestMembers:
             assert list(inspect.get_annotations(cls)) == ["y"]
         assert list(inspect.get_annotations(Base)) == ["x"]
 
-    def test_a_constructor_of_its_own_may_set_fields(self) -> None:
+    def test_user_init_setting_fields_works(self) -> None:
         @tensorclass
         class Point:
             x: Tensor
@@ -403,7 +403,7 @@ class TestMembers:
             Point(2, bogus=1)
 
     @pytest.mark.parametrize("how", ["named", "passed on", "left out"])
-    def test_a_constructor_of_its_own_may_call_that_above(self, how: str) -> None:
+    def test_user_init_calling_super_works(self, how: str) -> None:
         class Base(TensorClass):
             x: Tensor
             y: Tensor
@@ -426,7 +426,7 @@ class TestMembers:
         assert cls(torch.ones(3)).batch_size == ()
 
     @pytest.mark.parametrize("how", ["decorated", "inherited", "decorated dataclass"])
-    def test_a_constructor_of_a_plain_base_gives_way_to_the_fields(self, how: str) -> None:
+    def test_declare_with_plain_base_ignores_its_init(self, how: str) -> None:
         class Plain:
             def __init__(self) -> None:
                 raise AssertionError("is not called")
@@ -448,7 +448,7 @@ class TestMembers:
         assert (point.batch_size, (point + 1)[0].x) == ((3,), 2)
         assert "x" in inspect.signature(cls).parameters
 
-    def test_a_constructor_of_a_tensorclass_is_inherited(self) -> None:
+    def test_subclass_inherits_user_init(self) -> None:
         class Plain:
             def __init__(self) -> None:
                 raise AssertionError("is not called")
@@ -465,7 +465,7 @@ class TestMembers:
         child: Any = Child(2, batch_size=[2])  # type: ignore[call-arg]
         assert (child.batch_size, child[0].x, child.y) == ((2,), 0, None)
 
-    def test_inheritance_redefines_fields(self) -> None:
+    def test_subclass_redefines_fields(self) -> None:
         class Base(TensorClass, nocast=True):
             x: Any
             y: Any = "base"
@@ -477,7 +477,7 @@ class TestMembers:
         assert [f.name for f in Child.fields()] == ["x", "y", "z"]
         assert (Child(1).x, Child(1).y, Child(1).z) == (1, "base", 3)
 
-    def test_generics(self) -> None:
+    def test_generic_class_keeps_fields(self) -> None:
         class Base(TensorClass, Generic[V]):
             x: V
 
@@ -493,7 +493,7 @@ class TestMembers:
 
         assert Child(1).y.item() == 2
 
-    def test_dataclass_functions(self) -> None:
+    def test_dataclasses_functions_work_on_tensorclass(self) -> None:
         class Point(TensorClass):
             x: Tensor
             s: str = "hi"
@@ -504,7 +504,7 @@ class TestMembers:
         assert dataclasses.asdict(point)["s"] == "hi"
         assert dataclasses.replace(point, s="b").s == "b"
 
-    def test_a_dataclass_can_be_decorated(self) -> None:
+    def test_decorate_dataclass_makes_tensorclass(self) -> None:
         @tensorclass
         @dataclass
         class Point:
@@ -515,7 +515,7 @@ class TestMembers:
         assert repr(point) == "Point(batch_size=[], fields={tags: NonTensorStack, x: f32[2]})"
         assert (point == point).x.all()
 
-    def test_class_attributes_cannot_be_written_through_an_instance(self) -> None:
+    def test_setattr_class_attribute_raises(self) -> None:
         class Point(TensorClass):
             x: Tensor
             q = 3
@@ -544,7 +544,7 @@ class TestCasts:
             (torch.dtype, torch.float32, torch.float32),
         ],
     )
-    def test_autocast_keeps_the_declared_type(self, hint: Any, given: Any, wanted: Any) -> None:
+    def test_autocast_value_has_declared_type(self, hint: Any, given: Any, wanted: Any) -> None:
         point = declare({"x": hint}, False, autocast=True)(given)
         assert point.x == wanted
         assert type(point.x) is type(wanted)
@@ -555,7 +555,7 @@ class TestCasts:
 
     @pytest.mark.parametrize("options", [{}, {"nocast": True}, {"autocast": True}], ids=str)
     @pytest.mark.parametrize("hint", [str, list, Any, "list | None"])
-    def test_values_that_were_read_are_one_for_each_element(self, hint: Any, options: Any) -> None:
+    def test_autocast_linked_list_stays_one_value_per_element(self, hint: Any, options: Any) -> None:
         cls = declare({"x": hint}, False, **options)
         given = cls(NonTensorStack("a", "b"), batch_size=[2])
         points = cls(given.x, batch_size=[2])
@@ -564,27 +564,27 @@ class TestCasts:
         assert [point.x for point in points] == ["b", "a"]
 
     @pytest.mark.parametrize("hint", [Tensor, "Tensor", Optional[Tensor]])  # noqa: UP045
-    def test_autocast_makes_tensors(self, hint: Any) -> None:
+    def test_autocast_number_becomes_tensor(self, hint: Any) -> None:
         assert declare({"x": hint}, False, autocast=True)([1.0]).x.equal(torch.tensor([1.0]))
         with pytest.raises(TypeError, match="the field 'x' is declared as a tensor; got 'a'"):
             declare({"x": hint}, False, autocast=True)("a")
 
     @pytest.mark.parametrize("hint", [nn.Parameter, UnbatchedTensor, Optional[UnbatchedTensor]])  # noqa: UP045
-    def test_autocast_makes_tensors_of_the_declared_class(self, hint: Any) -> None:
+    def test_autocast_tensor_has_declared_subclass(self, hint: Any) -> None:
         made = declare({"x": hint}, False, autocast=True)([1.0, 2.0]).get("x")
         assert type(made) is (nn.Parameter if hint is nn.Parameter else UnbatchedTensor)
         assert made.tolist() == [1.0, 2.0]
 
     @pytest.mark.parametrize("hint", [NonTensorData, MetaData])
     @pytest.mark.parametrize("given", [[1, 2], (1, 2), {"a": 1}, "s", 3, torch.ones(2)], ids=repr)
-    def test_autocast_makes_one_value_of_the_declared_class(self, hint: Any, given: Any) -> None:
+    def test_autocast_value_node_has_declared_class(self, hint: Any, given: Any) -> None:
         for wanted in (hint, hint | None):
             point = declare({"x": wanted}, False, autocast=True)(given, batch_size=[2])
             assert type(point._tensordict.get("x")) is hint
             assert point.x is given and point[0].x is given
 
     @pytest.mark.parametrize("hint", [NonTensorData, MetaData, NonTensorStack])
-    def test_a_mapping_is_one_value_where_a_class_of_values_is_declared(self, hint: Any) -> None:
+    def test_autocast_mapping_for_value_class_is_one_value(self, hint: Any) -> None:
         point = declare({"x": hint}, False)({"a": 1}, batch_size=[2])
         assert point.x == {"a": 1} and point[0].x == {"a": 1}
 
@@ -593,34 +593,34 @@ class TestCasts:
         [Any, "Any", Any | None, object, V, int | list, Union[int, list], "undefined", Sized, Rows],  # noqa: UP007
     )
     @pytest.mark.parametrize("given", [[1, 2], (1, 2), {"a": 1}, "s", len, int])
-    def test_autocast_keeps_what_any_type_allows(self, hint: Any, given: Any) -> None:
+    def test_autocast_any_keeps_value(self, hint: Any, given: Any) -> None:
         point = declare({"x": hint}, False, autocast=True)(given, batch_size=[3])
         assert point.x == given
         assert type(point.x) is type(given)
         assert point[0].x == given
 
     @pytest.mark.parametrize("hint", [Any, object, V])
-    def test_autocast_makes_tensors_of_numbers_of_any_type(self, hint: Any) -> None:
+    def test_autocast_any_number_becomes_tensor(self, hint: Any) -> None:
         cls = declare({"x": hint}, False, autocast=True)
         assert cls(np.arange(3)).x.equal(torch.arange(3))
         assert cls(torch.ones(3)).x.equal(torch.ones(3))
         assert cls(2).x.equal(torch.tensor(2))
 
     @pytest.mark.parametrize("given", [[1, 2], np.array([1, 2]), torch.tensor([1, 2])])
-    def test_autocast_makes_arrays_of_the_values_given(self, given: Any) -> None:
+    def test_autocast_list_for_array_becomes_array(self, given: Any) -> None:
         point = declare({"x": np.ndarray}, False, autocast=True)(given)
         assert type(point.x) is np.ndarray
         assert point.x.tolist() == [1, 2]
 
-    def test_autocast_refuses_a_collection_for_a_tensor(self) -> None:
+    def test_autocast_collection_for_tensor_raises(self) -> None:
         with pytest.raises(TypeError, match="the field 'x' is declared as a tensor; got TensorDict"):
             declare({"x": Tensor}, False, autocast=True)(TensorDict({"a": 1}))
 
-    def test_autocast_that_fails_names_the_field(self) -> None:
+    def test_autocast_failure_names_field(self) -> None:
         with pytest.raises(ValueError, match="the field 'x' is declared as int; got 'z'"):
             declare({"x": int}, False, autocast=True)("z")
 
-    def test_autocast_makes_nested_collections(self) -> None:
+    def test_autocast_mapping_becomes_nested_collection(self) -> None:
         class Inner(TensorClass):
             a: Tensor
 
@@ -636,9 +636,7 @@ class TestCasts:
         assert type(again.inner) is Inner
 
     @pytest.mark.parametrize("optional", [False, True])
-    def test_autocast_keeps_a_collection_whose_keys_are_no_fields_of_the_declared_class(
-        self, optional: bool
-    ) -> None:
+    def test_autocast_collection_with_other_keys_is_kept(self, optional: bool) -> None:
         class Inner(TensorClass):
             a: Tensor
 
@@ -650,7 +648,7 @@ class TestCasts:
             outer = cls(given)
             assert type(outer.inner) is type(given) and outer.inner["b"] is given["b"]
 
-    def test_nocast_keeps_numbers_and_arrays(self) -> None:
+    def test_nocast_numbers_and_arrays_are_kept(self) -> None:
         cls = declare({"x": Any}, False, nocast=True)
         assert cls(1).x == 1
         assert isinstance(cls(np.zeros(2)).x, np.ndarray)
@@ -658,7 +656,7 @@ class TestCasts:
         assert cls(1).update({"x": 2}).x == 2
         assert cls(1).update({"x": {"a": 1}}).x == {"a": 1}
 
-    def test_tensor_only(self) -> None:
+    def test_tensor_only_other_value_raises(self) -> None:
         cls = declare({"x": Tensor, "y": Optional[Tensor]}, False, {"y": None}, tensor_only=True)  # noqa: UP045
         assert cls([1, 2]).x.tolist() == [1, 2]
         assert cls(1).y is None
@@ -678,7 +676,7 @@ class TestCasts:
         [TensorDict, TensorDict | None, Tensor | TensorDict, TensorDictBase, "NotDefinedHere"],
         ids=str,
     )
-    def test_tensor_only_takes_collections(self, hint: Any) -> None:
+    def test_tensor_only_collection_is_accepted(self, hint: Any) -> None:
         cls = declare({"x": torch.LongTensor, "d": hint}, False, tensor_only=True)
         for given in (
             {"a": torch.ones(3)},
@@ -693,16 +691,16 @@ class TestCasts:
         with pytest.raises(TypeError, match="the field 'd' takes tensors only"):
             cls(torch.arange(3), NonTensorData("a"))
 
-    def test_options_exclude_each_other(self) -> None:
+    def test_declare_exclusive_options_raise(self) -> None:
         with pytest.raises(TypeError, match="the options 'autocast' and 'nocast' exclude each other"):
             declare({"x": Any}, True, autocast=True, nocast=True)
 
-    def test_a_value_wrapped_by_hand_is_left_alone(self) -> None:
+    def test_set_non_tensor_data_keeps_its_value(self) -> None:
         assert declare({"x": Tensor}, False)(NonTensorData([1, 2])).x == [1, 2]
 
 
 class TestOptions:
-    def test_brackets(self) -> None:
+    def test_bracket_options_take_effect(self) -> None:
         class Point(TensorClass["frozen", "nocast"]):  # type: ignore[misc]
             x: Any
 
@@ -713,7 +711,7 @@ class TestOptions:
         with pytest.raises(TypeError, match="has no option 'nope'; options: "):
             TensorClass["nope"]
 
-    def test_options_are_inherited(self) -> None:
+    def test_subclass_inherits_options(self) -> None:
         class Base(TensorClass, autocast=True):
             x: int
 
@@ -722,7 +720,7 @@ class TestOptions:
 
         assert Child("3").x == 3
 
-    def test_frozen(self) -> None:
+    def test_frozen_instance_write_raises(self) -> None:
         class Point(TensorClass, frozen=True):
             x: Tensor
             y: Tensor = None
@@ -749,16 +747,16 @@ class TestOptions:
     @pytest.mark.parametrize(
         "name", ["batch_size", "device", "get", "shape", "names", "to", "grad", "keys", "_tensordict"]
     )
-    def test_reserved_names(self, name: str) -> None:
+    def test_declare_reserved_field_raises(self, name: str) -> None:
         with pytest.raises(AttributeError, match=f"the field {name!r} would hide"):
             declare({name: Tensor}, True)
 
     @pytest.mark.parametrize("name", ["batch_size", "device", "names", "lock", "_tensordict", "_schema"])
-    def test_names_that_nothing_may_hide(self, name: str) -> None:
+    def test_declare_reserved_field_with_shadow_raises(self, name: str) -> None:
         with pytest.raises(AttributeError, match=f"the field {name!r} would hide .* rename it$"):
             declare({name: Tensor}, True, shadow=True)
 
-    def test_shadow(self) -> None:
+    def test_shadow_field_hides_collection_member(self) -> None:
         with pytest.raises(
             AttributeError, match="the field 'mean' would hide the 'mean' of a collection; rename it"
         ):
@@ -766,14 +764,14 @@ class TestOptions:
         point = declare({"mean": Tensor}, False, shadow=True)(torch.zeros(3), batch_size=[3])
         assert (point + 1)[0].mean.item() == 1
 
-    def test_data_may_be_a_field(self) -> None:
+    def test_declare_field_named_data_works(self) -> None:
         point = declare({"data": Tensor}, False)(torch.zeros(3), batch_size=[3])
         assert point.data.shape == (3,)
         assert (point + 1).data.tolist() == [1, 1, 1]
         with pytest.raises(TypeError, match=r"misses the arguments \['data'\]"):
             declare({"data": Tensor}, False)()
 
-    def test_cast_filter(self) -> None:
+    def test_cast_filter_limits_dtype_changes(self) -> None:
         cls = declare({"x": Tensor, "y": Tensor}, False, cast_filter=lambda key, leaf: key != ("x",))
         point = cls(torch.zeros(2), torch.zeros(2))
         for result in (point.double(), point.to(torch.float64), point.type(torch.float64)):
@@ -781,7 +779,7 @@ class TestOptions:
 
 
 @both
-def test_fields_that_are_not_printed(decorated: bool) -> None:
+def test_repr_omits_fields_with_repr_false(decorated: bool) -> None:
     fields = {"x": Tensor, "y": Any, "z": Any}
     cls = declare(fields, decorated, {"y": field(default=None, repr=False), "z": None})
     assert repr(cls(torch.zeros(3))) == "X(batch_size=[], fields={x: f32[3], z: None})"
@@ -791,7 +789,7 @@ def test_fields_that_are_not_printed(decorated: bool) -> None:
     assert dataclasses.fields(cls)[1].repr is False
 
 
-def test_from_tensordict() -> None:
+def test_from_tensordict_wraps_collection() -> None:
     class Point(TensorClass):
         x: Tensor
         y: Tensor = None
@@ -821,7 +819,7 @@ class Journey(TensorClass):
     other: TensorDict | None = None
 
 
-def test_classes_of_equal_fields_are_not_joined() -> None:
+def test_stack_classes_of_equal_fields_raises() -> None:
     class Step(TensorClass):
         x: Tensor
 
@@ -837,7 +835,7 @@ def test_classes_of_equal_fields_are_not_joined() -> None:
 
 
 @pytest.mark.parametrize("join", [torch.stack, torch.cat])
-def test_a_class_and_a_collection_without_one_are_not_joined_in_either_order(join: Any) -> None:
+def test_stack_class_and_tensordict_raises_in_both_orders(join: Any) -> None:
     class Slotted(TensorDict):
         pass
 
@@ -858,7 +856,7 @@ def test_a_class_and_a_collection_without_one_are_not_joined_in_either_order(joi
 
 
 @pytest.mark.parametrize("locked", [False, True])
-def test_from_tensordict_gives_nested_levels_the_classes_of_their_fields(locked: bool) -> None:
+def test_from_tensordict_nested_nodes_get_annotated_class(locked: bool) -> None:
     journey = Journey(
         Leg(torch.ones(3, 2)), Leg(torch.zeros(3, 2)), TensorDict({"x": torch.ones(3)}, [3]), batch_size=[3]
     )
@@ -878,7 +876,7 @@ def test_from_tensordict_gives_nested_levels_the_classes_of_their_fields(locked:
     assert Journey.from_tensordict(unknown, safe=False).get(("third", "x")) is unknown["third", "x"]
 
 
-def test_nested_keys_are_written_at_an_index() -> None:
+def test_setitem_index_nested_keys_are_written() -> None:
     class Point(TensorClass):
         x: Tensor
         y: TensorDict
@@ -890,7 +888,7 @@ def test_nested_keys_are_written_at_an_index() -> None:
         point[0] = {("w", "c"): 1.0}
 
 
-def test_tools_find_the_methods_of_a_decorated_class_as_its_own() -> None:
+def test_decorate_copies_methods_into_class_dict() -> None:
     class Named:
         def name(self) -> str:
             return "named"
@@ -929,7 +927,7 @@ class Labelled(TensorClass):
     label: str | None = None
 
 
-def test_a_field_is_emptied_in_all_members_of_a_stack_or_in_none() -> None:
+def test_delattr_on_stack_clears_all_members_or_none() -> None:
     members = [Labelled(torch.zeros(2), "a"), Labelled(torch.zeros(2), "b")]
     stack = lazy_stack(members)
     members[1].lock_()
@@ -956,12 +954,12 @@ def bare_class_of(cls: Any) -> Any:
 class TestAClassThatAPickleMakes:
     kept = ByValue(x=torch.ones(2), label="a", batch_size=[2])
 
-    def test_that_is_thrown_away_leaves_the_name_to_the_class_that_has_it(self) -> None:
+    def test_unpickled_class_discarded_keeps_registered_class(self) -> None:
         bare_class_of(ByValue)
         assert type(decode(replace(encode(self.kept), classes={}))) is ByValue
         assert type(ByValue.from_dict(self.kept.to_dict(), batch_size=[2]).clone()) is ByValue
 
-    def test_takes_the_name_with_its_first_instance(self) -> None:
+    def test_unpickled_class_is_registered_with_first_instance(self) -> None:
         made = bare_class_of(ByValue)
         for name, value in vars(ByValue).items():
             if name not in {"__dict__", "__weakref__"}:
@@ -975,7 +973,7 @@ class TestAClassThatAPickleMakes:
         finally:
             KINDS.add(KINDS.of(ByValue), replace=True)
 
-    def test_counts_more_than_the_name_under_which_it_was_written(self) -> None:
+    def test_decode_prefers_encoded_class_over_its_name(self) -> None:
         class Local(TensorClass):
             x: Tensor
 
@@ -989,7 +987,7 @@ class TestAClassThatAPickleMakes:
         with pytest.raises(FormatError, match="gone', which no installed package provides"):
             decode(replace(encoded, classes={}))
 
-    def test_takes_what_the_names_in_its_annotations_mean(self) -> None:
+    def test_pickle_class_by_value_resolves_annotations(self) -> None:
         class Early(TensorClass):
             below: DefinedLater  # type: ignore[name-defined]  # noqa: F821
 
@@ -1004,7 +1002,7 @@ class TestAClassThatAPickleMakes:
             setattr(schema, name, value)
         assert schema.hint("below") is ByValue
 
-    def test_is_kept_by_what_takes_a_collection_apart(self) -> None:
+    def test_copy_redefined_classes_keeps_each_class(self) -> None:
         made = [dataclass_again() for _ in range(2)]
         td = TensorDict({str(i): cls(x=torch.ones(2), batch_size=[2]) for i, cls in enumerate(made)})
         for copied in (deepcopy(td), pickle_like(td), decode(encode(td))):
@@ -1023,7 +1021,7 @@ def pickle_like(td: Any) -> Any:
     return rebuild(*arguments)
 
 
-def test_declared_fields_lists_names_and_types() -> None:
+def test_declared_fields_returns_names_and_types() -> None:
     class Pair(TensorClass):
         a: Tensor
         n: int = 0

@@ -277,7 +277,7 @@ def check_class(result: Any, plain: Any, cls: type) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("sort", SORTS)
-def test_a_tensorclass_does_what_its_collection_does(sort: str, name: str) -> None:
+def test_every_method_of_tensorclass_equals_tensordict(sort: str, name: str) -> None:
     instance = SORTS[sort]()
     plain = SORTS[sort]()._tensordict
     if sort == "frozen":

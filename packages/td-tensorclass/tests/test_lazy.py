@@ -38,7 +38,7 @@ def captions(stack: Sample) -> list[int]:
     return [int(caption.split()[1]) for caption in stack.caption]
 
 
-def test_growing() -> None:
+def test_append_insert_extend_lazy_stack_adds_members() -> None:
     stack = samples(1, 2)
     stack.append(sample(3))
     stack.insert(0, sample(0))
@@ -52,7 +52,7 @@ def test_growing() -> None:
         torch.stack([sample(1), sample(1)]).append(sample(1))
 
 
-def test_members() -> None:
+def test_tensordicts_of_lazy_stack_are_instances() -> None:
     stack = samples(1, 2)
     assert stack.stack_dim == 0
     assert [type(member) for member in stack.tensordicts] == [Sample, Sample]
@@ -61,7 +61,7 @@ def test_members() -> None:
     assert not hasattr(sample(1), "tensordicts")
 
 
-def test_a_field_that_only_some_members_have_shows_each_of_them() -> None:
+def test_get_field_of_some_members_returns_list() -> None:
     stack = samples(0, 2)
     for boxes in (stack.boxes, stack.get("boxes")):
         assert boxes[0] is None
@@ -74,7 +74,7 @@ def test_a_field_that_only_some_members_have_shows_each_of_them() -> None:
 
 
 @pytest.mark.parametrize("index", [1, slice(1, None), [2, 0], torch.tensor([True, False, True]), (None, 1)])
-def test_indexing(index: object) -> None:
+def test_index_lazy_stack_returns_class(index: object) -> None:
     stack = samples(1, 2, 3)
     wanted = torch.arange(1, 4)[index]
     found = stack[index]
@@ -84,7 +84,7 @@ def test_indexing(index: object) -> None:
         assert (part.caption, part.image.tolist()) == (f"caption {i}", sample(i).image.tolist())
 
 
-def test_a_value_for_members_of_other_batch_sizes() -> None:
+def test_set_value_for_uneven_members_works() -> None:
     stack = lazy_stack([TensorDict({}, [2]), TensorDict({}, [3])])
     stack["a"] = "x"
     stack.update({"n": {"b": "y"}})
@@ -103,7 +103,7 @@ def nested() -> Nested:
     return lazy_stack([Nested(torch.zeros(2, 3), below, batch_size=[2]) for _ in range(3)])
 
 
-def test_flat_keys_are_no_fields() -> None:
+def test_flatten_keys_of_lazy_stack_is_plain_collection() -> None:
     stack = nested()
     with stack.flatten_keys() as flat:
         assert type(flat) is LazyStackedTensorDict
@@ -121,12 +121,12 @@ def test_flat_keys_are_no_fields() -> None:
         lambda stack: stack.empty(recurse=True, batch_size=[5]),
     ],
 )
-def test_the_class_is_kept_where_the_members_are_not(operation) -> None:
+def test_operation_on_lazy_stack_keeps_class(operation) -> None:
     assert type(operation(nested())) is Nested
 
 
 @pytest.mark.parametrize("size", [[], [2], [2, 2]])
-def test_the_stack_dim_stays_in_the_batch_size(size) -> None:
+def test_set_batch_size_without_stack_dim_raises(size) -> None:
     stack = nested()
     with pytest.raises(BatchSizeError, match="does not fit a stack of 3 along dim 0: the stack dim stays"):
         stack.batch_size = size
@@ -136,7 +136,7 @@ def test_the_stack_dim_stays_in_the_batch_size(size) -> None:
 @pytest.mark.parametrize(
     "entry", [{("no field", "x"): torch.ones(3, 2)}, {"no field": {"x": torch.ones(3, 2)}}]
 )
-def test_nothing_is_updated_where_an_entry_is_no_field(entry) -> None:
+def test_update_unknown_field_changes_nothing(entry) -> None:
     for stack in (nested(), torch.stack(list(nested().tensordicts))):
         with pytest.raises(UnknownFieldError, match="Nested has no field .*no field"):
             stack.update({"image": torch.ones(3, 2, 3), **entry})
@@ -154,7 +154,7 @@ def test_nothing_is_updated_where_an_entry_is_no_field(entry) -> None:
         lambda stack: stack.__setitem__(slice(None), {"image": torch.ones(2, 3), "z": torch.ones(2, 3)}),
     ],
 )
-def test_an_entry_that_is_no_field_of_one_member_is_stored_in_none(change) -> None:
+def test_set_unknown_field_of_one_member_changes_none(change) -> None:
     members = [TensorDict({"image": torch.zeros(3)}, [3]), Other(torch.zeros(3), batch_size=[3])]
     images = [member.get("image") for member in members]
     with pytest.raises(UnknownFieldError, match="Other has no field 'z'"):
@@ -163,12 +163,12 @@ def test_an_entry_that_is_no_field_of_one_member_is_stored_in_none(change) -> No
         assert list(member.keys()) == ["image"] and member.get("image") is image and not image.any()
 
 
-def test_entries_of_several_kinds_are_printed() -> None:
+def test_repr_entries_of_several_kinds_works() -> None:
     class_first = lazy_stack([TensorDict({"s": sample(1)}), TensorDict({"s": sample(1).to_tensordict()})])
     assert "s: [Sample, TensorDict]" in repr(class_first)
 
 
-def test_values_that_only_some_members_have_are_filtered() -> None:
+def test_filter_non_tensor_data_of_some_members_works() -> None:
     stack = lazy_stack([TensorDict({"a": 1}), TensorDict({"a": 1, "hidden": "x", "n": {"b": 1, "c": "y"}})])
     filtered = stack.filter_non_tensor_data()
     assert [list(member.keys(True, True)) for member in filtered.tensordicts] == [["a"], ["a", ("n", "b")]]
@@ -177,7 +177,7 @@ def test_values_that_only_some_members_have_are_filtered() -> None:
 
 @pytest.mark.parametrize("key", ["caption", ("n", "caption")])
 @pytest.mark.parametrize("stacked", [False, True])
-def test_grouping_by_a_field_that_is_no_tensor(stacked, key) -> None:
+def test_group_by_non_tensor_field_works(stacked, key) -> None:
     items = [Sample(torch.ones(()), caption) for caption in "xyx"]
     data = (lazy_stack if stacked else torch.stack)(items)
     if isinstance(key, tuple):
@@ -189,7 +189,7 @@ def test_grouping_by_a_field_that_is_no_tensor(stacked, key) -> None:
 
 
 @pytest.mark.parametrize("nested", [False, True])
-def test_expanding_as_a_tensorclass(nested) -> None:
+def test_expand_as_tensorclass_works(nested) -> None:
     data = Sample(torch.ones(2, 1), "a", batch_size=[2])
     goal = Sample(torch.zeros(3, 2, 4), "b", batch_size=[3, 2])
     if nested:
@@ -218,7 +218,7 @@ def leave_flat(stack) -> None:
         lambda stack: stack.copy_(stack.apply(torch.ones_like).to_tensordict()),
     ],
 )
-def test_members_keep_the_one_value_that_they_have(write, locked, nested) -> None:
+def test_write_to_lazy_stack_keeps_value_of_each_member(write, locked, nested) -> None:
     members = [Sample(torch.zeros(2), caption, batch_size=[2]) for caption in "ab"]
     stack = lazy_stack([TensorDict({"n": member}, [2]) if nested else member for member in members])
     if locked:
@@ -229,7 +229,7 @@ def test_members_keep_the_one_value_that_they_have(write, locked, nested) -> Non
     assert all(member.image.tolist() == [1, 1] for member in kept)
 
 
-def test_members_get_the_values_that_differ() -> None:
+def test_load_state_dict_of_stack_writes_value_per_member() -> None:
     stack = lazy_stack([Sample(torch.zeros(2), caption, batch_size=[2]) for caption in "ab"])
     state = lazy_stack([Sample(torch.zeros(2), caption, batch_size=[2]) for caption in "cb"]).state_dict()
     stack.lock_().load_state_dict(state)
@@ -248,7 +248,7 @@ def test_members_get_the_values_that_differ() -> None:
     ],
 )
 @pytest.mark.parametrize("leaves", [False, True])
-def test_values_are_written_from_members_in_another_order(write, leaves) -> None:
+def test_update_from_permuted_members_writes_values(write, leaves) -> None:
     def member(i: int) -> TensorDict:
         td = TensorDict({"label": NonTensorData(str(i))})
         return td.set("x", torch.tensor(i)) if leaves else td
@@ -268,7 +268,7 @@ COPIES = {
 
 
 @pytest.mark.parametrize("copied", COPIES.values(), ids=COPIES)
-def test_a_copy_copies_the_parameters_in_a_field_as_such(copied) -> None:
+def test_deepcopy_parameters_field_stays_parameters(copied) -> None:
     params = TensorDictParams(TensorDict({"w": torch.ones(2)}))
     again = copied(Agent(params, "left"))
     assert type(again) is Agent and again.name == "left"
@@ -278,7 +278,7 @@ def test_a_copy_copies_the_parameters_in_a_field_as_such(copied) -> None:
     assert torch.equal(again.params["w"], params["w"])
 
 
-def test_members_are_added_without_a_look_at_those_that_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_append_does_not_read_existing_members(monkeypatch: pytest.MonkeyPatch) -> None:
     stack, more = samples(1), [sample(2), sample(0)]
     with monkeypatch.context() as patch:
         patch.setattr(LazyStackedTensorDict, "_members_and_dim", None)  # which copies them

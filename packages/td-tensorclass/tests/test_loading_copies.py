@@ -39,7 +39,7 @@ VALUES: dict[str, tuple[Callable[[], Any], Callable[[Any], Any], Callable[[Any],
 @pytest.mark.parametrize("strict", [False, True])
 @pytest.mark.parametrize("flatten", [False, True])
 @pytest.mark.parametrize("name", VALUES)
-def test_values_that_are_loaded_are_copies(name: str, flatten: bool, strict: bool) -> None:
+def test_load_state_dict_copies_values(name: str, flatten: bool, strict: bool) -> None:
     make, change, show = VALUES[name]
     value = make()
     source = TensorDict({"x": torch.ones(2), "n": {"v": NonTensorData(value, batch_size=[2])}}, [2])
@@ -51,7 +51,7 @@ def test_values_that_are_loaded_are_copies(name: str, flatten: bool, strict: boo
 
 
 @pytest.mark.parametrize("strict", [False, True])
-def test_lists_of_values_that_are_loaded_are_copies(strict: bool) -> None:
+def test_load_state_dict_copies_value_lists(strict: bool) -> None:
     source = TensorDict({"n": {"v": NonTensorStack([1], [2])}, "s": NonTensorStack("a", "b")}, [2])
     target = source.clone() if strict else TensorDict(batch_size=[2])
     target.load_state_dict(source.state_dict(), strict=strict)
@@ -60,20 +60,20 @@ def test_lists_of_values_that_are_loaded_are_copies(strict: bool) -> None:
     assert target["s"] == ["a", "b"] and [list(value) for value in target["n", "v"]] == [[1], [2]]
 
 
-def test_a_value_by_itself_that_is_loaded_is_a_copy() -> None:
+def test_load_state_dict_single_node_copies_value() -> None:
     value = [1]
     loaded = NonTensorData([0]).load_state_dict(NonTensorData(value).state_dict())
     value.append(2)
     assert list(loaded.data) == [1]
 
 
-def test_a_value_that_cannot_be_copied_is_shared() -> None:
+def test_load_state_dict_uncopyable_value_is_shared() -> None:
     lock = threading.Lock()
     source = TensorDict({"v": NonTensorData(lock)})
     assert TensorDict().load_state_dict(source.state_dict(), strict=False)["v"] is lock
 
 
-def test_values_are_shared_with_assign() -> None:
+def test_load_state_dict_assign_shares_values() -> None:
     value = {"k": 1}
     source = TensorDict({"v": NonTensorData(value)})
     assert TensorDict().load_state_dict(source.state_dict(), strict=False, assign=True)["v"] is value
@@ -81,7 +81,7 @@ def test_values_are_shared_with_assign() -> None:
 
 @pytest.mark.parametrize("flatten", [False, True])
 @pytest.mark.parametrize("strict", [False, True])
-def test_a_tensorclass_that_is_loaded_is_a_copy(strict: bool, flatten: bool) -> None:
+def test_load_state_dict_copies_tensorclass(strict: bool, flatten: bool) -> None:
     source = make_point()
     target = Point(torch.zeros(2), tags={}, n=TensorDict({"y": torch.zeros(2)}, [2]), batch_size=[2])
     if not strict:
@@ -96,7 +96,7 @@ def test_a_tensorclass_that_is_loaded_is_a_copy(strict: bool, flatten: bool) -> 
         assert loaded.x.tolist() == loaded.n["y"].tolist() == [1, 1] and loaded.tags == {"k": ["a"]}
 
 
-def test_an_unbatched_tensor_that_is_loaded_is_a_copy() -> None:
+def test_load_state_dict_copies_unbatched_tensor() -> None:
     source = TensorDict({"n": {"u": UnbatchedTensor(torch.ones(3))}, "x": torch.ones(2)}, [2])
     members = [TensorDict({"x": torch.zeros(())}) for _ in range(2)]
     for target in (TensorDict(batch_size=[2]), lazy_stack(members)):
@@ -106,7 +106,7 @@ def test_an_unbatched_tensor_that_is_loaded_is_a_copy() -> None:
         source["n", "u"].fill_(1)
 
 
-def test_load_not_strict_adds_no_values_to_parameters() -> None:
+def test_load_state_dict_not_strict_adds_no_values_to_params() -> None:
     params = TensorDictParams(TensorDict({"w": torch.zeros(2), "v": "old", "n": {"b": torch.zeros(2)}}))
     given = TensorDict({"w": torch.ones(2), "v": "new", "z": "more", "n": {"z": "more", "b": torch.ones(2)}})
     params.load_state_dict(given.state_dict(), strict=False)

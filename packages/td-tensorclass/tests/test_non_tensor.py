@@ -71,7 +71,7 @@ VALUES: list[Any] = [
 
 
 @pytest.mark.parametrize("value", VALUES, ids=lambda value: type(value).__name__)
-def test_any_object_is_one_value_for_the_batch(value: Any) -> None:
+def test_set_object_is_one_value_for_batch(value: Any) -> None:
     td = TensorDict({"a": value}, batch_size=[3])
     assert td["a"] is value
     entry = td.get("a")
@@ -98,7 +98,7 @@ def test_any_object_is_one_value_for_the_batch(value: Any) -> None:
         ([NonTensorStack("a", "b"), NonTensorStack("c", "d")], [2, 2], [["a", "b"], ["c", "d"]]),
     ],
 )
-def test_a_list_is_one_value_for_each_element(value: Any, batch_size: list[int], wanted: Any) -> None:
+def test_set_list_is_one_value_per_element(value: Any, batch_size: list[int], wanted: Any) -> None:
     td = TensorDict({"a": value}, batch_size=batch_size)
     assert type(td.get("a")) is NonTensorStack
     assert td["a"] == wanted
@@ -109,7 +109,7 @@ def test_a_list_is_one_value_for_each_element(value: Any, batch_size: list[int],
 @pytest.mark.parametrize(
     "value", [[(1, 2), (3, 4)], [(1,), ()], [range(2), range(2)], [torch.Size([1]), (2,)]]
 )
-def test_a_list_of_tuples_is_a_list_of_values(value: Any) -> None:
+def test_set_list_of_tuples_is_one_value_per_element(value: Any) -> None:
     assert TensorDict({"k": value}, batch_size=[2])["k"] == value
 
 
@@ -126,7 +126,7 @@ VALUE_AND_TENSOR: dict[str, Callable[[Any, Any], Any]] = {
 
 @pytest.mark.parametrize("operation", VALUE_AND_TENSOR.values(), ids=VALUE_AND_TENSOR)
 @pytest.mark.parametrize("lazy", [False, True])
-def test_values_that_one_side_lacks_take_no_part_in_arithmetic(operation: Any, lazy: bool) -> None:
+def test_arithmetic_values_missing_on_one_side_are_ignored(operation: Any, lazy: bool) -> None:
     def make(**values: Any) -> Any:
         members = [
             TensorDict({"n": TensorDict({"x": torch.ones(2) + i, **values}, [2])}, [2]) for i in range(2)
@@ -145,18 +145,18 @@ def test_values_that_one_side_lacks_take_no_part_in_arithmetic(operation: Any, l
         operation(make(), TensorDict({"n": TensorDict({"y": torch.ones(2, 2)}, [2, 2])}, [2, 2]))
 
 
-def test_comparing_needs_the_same_values_on_both_sides() -> None:
+def test_compare_values_missing_on_one_side_raises() -> None:
     first, second = TensorDict({"x": 1, "s": "q"}), TensorDict({"x": 1})
     for a, b in ((first, second), (second, first)):
         with pytest.raises(StructureError, match="keys"):
             a.__eq__(b)
 
 
-def test_arrays_have_no_none() -> None:
+def test_numpy_omits_none() -> None:
     assert list(TensorDict({"a": None, "b": "x"}).numpy()) == ["b"]
 
 
-def test_a_list_of_another_length_is_refused() -> None:
+def test_set_list_of_other_length_raises() -> None:
     with pytest.raises(
         BatchSizeError, match="a list of 2 values gives one for each element of a batch, whose size is"
     ):
@@ -177,7 +177,7 @@ def test_a_list_of_another_length_is_refused() -> None:
     ids=str,
 )
 @pytest.mark.parametrize("nested", [True, False])
-def test_one_value_each_is_written_where_there_were_none(index: Any, nested: bool) -> None:
+def test_setitem_index_new_values_are_added(index: Any, nested: bool) -> None:
     expected = np.full((3, 2), None, dtype=object)
     size = torch.zeros(3, 2)[index].shape
     values = np.arange(size.numel()).astype(str).astype(object).reshape(size)
@@ -190,12 +190,12 @@ def test_one_value_each_is_written_where_there_were_none(index: Any, nested: boo
 
 
 @pytest.mark.parametrize("values", [["x", "y"], [["x"], ["y", "z"]], [["x", "y"], "z"]], ids=str)
-def test_a_list_that_is_not_nested_as_the_batch_is_refused_with_a_way_out(values: list[Any]) -> None:
+def test_set_list_nested_unlike_batch_raises_with_advice(values: list[Any]) -> None:
     with pytest.raises(BatchSizeError, match=r"whose size is \[2, 2\]; wrap the list in NonTensorData"):
         TensorDict({"a": values}, batch_size=[2, 2])
 
 
-def test_lists_as_one_value() -> None:
+def test_set_list_to_stack_false_keeps_list() -> None:
     with set_list_to_stack(False):
         assert TensorDict({"a": ["x", "y"]}, batch_size=[3])["a"] == ["x", "y"]
         assert list_to_stack() is False
@@ -203,7 +203,7 @@ def test_lists_as_one_value() -> None:
     assert TensorDict({}, batch_size=[3]).set_non_tensor("a", [1, 2])["a"] == [1, 2]
 
 
-def test_switches_nest_decorate_and_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_nest_decorate_and_persist(monkeypatch: pytest.MonkeyPatch) -> None:
     @set_capture_non_tensor_stack(True)
     def inside() -> bool | None:
         with set_capture_non_tensor_stack(False):
@@ -220,7 +220,7 @@ def test_switches_nest_decorate_and_stay(monkeypatch: pytest.MonkeyPatch) -> Non
         set_list_to_stack(1)  # type: ignore[arg-type]
 
 
-def test_stacking_gives_one_value_for_each_element() -> None:
+def test_stack_values_returns_value_per_element() -> None:
     items = [TensorDict({"a": "x"}), TensorDict({"a": "x"})]
     for stacked in (torch.stack(items), LazyStackedTensorDict(*items)):
         assert stacked["a"] == ["x", "x"]
@@ -230,7 +230,7 @@ def test_stacking_gives_one_value_for_each_element() -> None:
         assert torch.stack([items[0], TensorDict({"a": "y"})])["a"] == ["x", "y"]
 
 
-def test_concatenating_one_value_keeps_it() -> None:
+def test_cat_equal_values_keeps_one_value() -> None:
     def td(value: Any, n: int) -> TensorDict:
         return TensorDict({"a": value}, batch_size=[n])
 
@@ -241,7 +241,7 @@ def test_concatenating_one_value_keeps_it() -> None:
 
 
 class TestWriting:
-    def test_at_an_index(self) -> None:
+    def test_setitem_index_writes_value(self) -> None:
         td = TensorDict({"a": "x", "b": torch.zeros(2)}, batch_size=[2])
         td[0] = TensorDict({"a": "x", "b": 1})
         assert td["a"] == "x"
@@ -252,7 +252,7 @@ class TestWriting:
         td[1] = {"a": "w", "b": 1}
         assert td["a"] == ["z", "w"]
 
-    def test_in_place(self) -> None:
+    def test_set_inplace_writes_value(self) -> None:
         td = TensorDict({"a": "x", "b": torch.zeros(2)}, batch_size=[2]).lock_()
         td.set_("a", "y")
         assert td["a"] == "y"
@@ -269,7 +269,7 @@ class TestWriting:
         with pytest.raises(LockedError):
             td["a"] = "x"
 
-    def test_in_a_lazy_stack(self) -> None:
+    def test_set_in_lazy_stack_writes_members(self) -> None:
         stack = LazyStackedTensorDict(TensorDict({"a": "x"}), TensorDict({"a": "x"}))
         stack["a"] = "y"
         assert stack["a"] == ["y", "y"]
@@ -278,20 +278,20 @@ class TestWriting:
         stack[0] = {"a": "r"}
         assert stack["a"] == ["r", "q"]
 
-    def test_a_tensor_takes_the_place_of_a_value_and_back(self) -> None:
+    def test_set_replaces_value_by_tensor_and_back(self) -> None:
         td = TensorDict({"a": "x"}, batch_size=[2])
         td["a"] = torch.zeros(2)
         assert td["a"].shape == (2,)
         td.update({"a": "x"})
         assert td["a"] == "x"
 
-    def test_one_element_of_one_value_alone_is_refused(self) -> None:
+    def test_setitem_on_single_value_node_raises(self) -> None:
         with pytest.raises(
             StructureError, match=r"holds one value for the whole batch, so 0 alone cannot be set"
         ):
             NonTensorData("a", batch_size=[2])[0] = "b"
 
-    def test_the_node_itself(self) -> None:
+    def test_set_data_of_node_replaces_value(self) -> None:
         node = NonTensorData("a")
         node.data = "b"
         node.set("data", "c")
@@ -311,7 +311,7 @@ class TestWriting:
         [(NonTensorData("a"), NonTensorData("b")), (NonTensorStack("a", "c"), NonTensorStack("b", "d"))],
         ids=repr,
     )
-    def test_a_locked_one_is_updated_in_place_only(self, node: Any, new: Any) -> None:
+    def test_update_locked_node_only_inplace_works(self, node: Any, new: Any) -> None:
         td = TensorDict({"v": node}, batch_size=node.batch_size).lock_()
         with pytest.raises(LockedError, match="cannot replace the values"):
             td.get("v").update(new)
@@ -320,14 +320,14 @@ class TestWriting:
 
     @pytest.mark.parametrize("node", [NonTensorData("a"), NonTensorStack("a")], ids=repr)
     @pytest.mark.parametrize("method", ["update", "update_"])
-    def test_entries_by_keyword_are_refused(self, node: Any, method: str) -> None:
+    def test_update_with_keyword_entries_raises(self, node: Any, method: str) -> None:
         with pytest.raises(TypeError, match=r"has no entries, so none can be updated; got \['bogus'\]"):
             getattr(node, method)(node, bogus=1)
         with pytest.raises(TypeError, match="unexpected keyword argument 'bogus'"):
             node.tolist(bogus=1)
 
 
-def test_a_list_that_was_read_writes_back() -> None:
+def test_linked_list_write_changes_collection() -> None:
     td = TensorDict({"a": NonTensorStack.from_list([["p", "q"], ["r", "s"]], 2)}, batch_size=[2])
     td["a"][0][1] = "x"
     td["a"][1][:] = ["y", "z"]
@@ -336,7 +336,7 @@ def test_a_list_that_was_read_writes_back() -> None:
 
 
 class TestMethods:
-    def test_get_and_set(self) -> None:
+    def test_get_set_non_tensor_work(self) -> None:
         td = TensorDict({"a": "x", "b": 1, "s": NonTensorStack("p", "q")})
         assert td.get_non_tensor("a") == "x"
         assert td.get_non_tensor("s") == ["p", "q"]
@@ -347,7 +347,7 @@ class TestMethods:
         assert td.set_non_tensor(("n", "m"), torch.zeros(3))["n", "m"].shape == (3,)
         assert td.is_non_tensor(("n", "m"))
 
-    def test_questions(self) -> None:
+    def test_is_non_tensor_and_non_tensor_items_return_entries(self) -> None:
         td = TensorDict({"a": "x", "b": 1, "n": {"c": "y"}})
         assert td.is_non_tensor("a")
         assert not td.is_non_tensor("b")
@@ -358,12 +358,12 @@ class TestMethods:
         assert list(td.filter_non_tensor_data().keys(True)) == ["b", "n"]
         assert not TensorDict({"a": "x"}).is_empty()
 
-    def test_keys(self) -> None:
+    def test_keys_is_leaf_nontensor_includes_values(self) -> None:
         td = TensorDict({"a": "x", "b": 1, "s": NonTensorStack("p")})
         assert list(td.keys(True, True)) == ["b"]
         assert list(td.keys(True, True, is_leaf=is_leaf_nontensor)) == ["a", "b", "s"]
 
-    def test_predicates(self) -> None:
+    def test_predicates_of_value_nodes(self) -> None:
         data, stack, meta = NonTensorData("a"), NonTensorStack("a"), MetaData("a")
         assert [is_non_tensor(each) for each in (data, stack, meta, "a", TensorDict())] == [
             True,
@@ -388,7 +388,7 @@ class TestMethods:
 
 
 class TestNode:
-    def test_construction(self) -> None:
+    def test_init_non_tensor_data_sets_attributes(self) -> None:
         assert NonTensorData(NonTensorData("a")).data == "a"
         node = NonTensorData("a", batch_size=2, device="cpu", names=["t"])
         assert (node.batch_size, node.device, node.names) == ((2,), torch.device("cpu"), ["t"])
@@ -399,7 +399,7 @@ class TestNode:
         with pytest.raises(ValueError, match="_is_non_tensor=False has no meaning"):
             NonTensorData("a", None, False)
 
-    def test_it_takes_the_batch_size_of_its_place(self) -> None:
+    def test_set_node_takes_batch_size_of_collection(self) -> None:
         for node in (NonTensorData("x"), NonTensorData("x", batch_size=[2])):
             assert TensorDict({"a": node}, batch_size=[3]).get("a").batch_size == (3,)
         assert TensorDict({"a": NonTensorData("x", batch_size=[3, 4])}, batch_size=[3]).get(
@@ -410,7 +410,7 @@ class TestNode:
         assert td.get("a").batch_size == (3, 4)
         assert td.to("cpu").get("a").device == torch.device("cpu")
 
-    def test_lists(self) -> None:
+    def test_tolist_repeats_value_per_element(self) -> None:
         assert NonTensorData("a", batch_size=[2, 3]).tolist() == [["a"] * 3] * 2
         assert NonTensorData(["a"], batch_size=[2]).tolist() == [["a"], ["a"]]
         linked = NonTensorData("a", batch_size=[2, 2]).tolist(as_linked_list=True)
@@ -421,7 +421,7 @@ class TestNode:
         assert NonTensorData("a").maybe_to_stack().data == "a"
         assert NonTensorStack.from_nontensordata(NonTensorData("a", batch_size=[2])).tolist() == ["a", "a"]
 
-    def test_a_linked_list_keeps_its_size(self) -> None:
+    def test_linked_list_slice_write_of_other_size_raises(self) -> None:
         stack = NonTensorStack("a", "b", "c")
         linked = stack.tolist(as_linked_list=True)
         linked[::2] = iter("xy")
@@ -433,7 +433,7 @@ class TestNode:
     @pytest.mark.parametrize(
         ("value", "other"), [("x", "y"), (np.ones(2), np.zeros(2)), ({"a": 1}, {"a": 2}), (None, 0)]
     )
-    def test_assert_close(self, value: Any, other: Any) -> None:
+    def test_assert_close_of_values(self, value: Any, other: Any) -> None:
         def make(value: Any) -> TensorDict:
             return TensorDict({"n": {"v": NonTensorData(value)}, "s": NonTensorStack(value)})
 
@@ -442,7 +442,7 @@ class TestNode:
             with pytest.raises(AssertionError, match=r"key '?(\('n', 'v'\)|s'?) differs"):
                 assert_close(make(value).select(key), make(other).select(key))
 
-    def test_comparison(self) -> None:
+    def test_eq_of_values_compares_each(self) -> None:
         first = TensorDict({"a": "x", "b": torch.zeros(2), "s": NonTensorStack("p", "q")}, batch_size=[2])
         second = TensorDict({"a": "y", "b": torch.zeros(2), "s": NonTensorStack("p", "r")}, batch_size=[2])
         assert (first == first).all()
@@ -452,7 +452,7 @@ class TestNode:
         assert compared["s"].tolist() == [True, False]
         assert (first != second)["s"].tolist() == [False, True]
 
-    def test_printing(self) -> None:
+    def test_repr_of_value_nodes(self) -> None:
         assert (
             repr(NonTensorData("a", batch_size=[3]))
             == "NonTensorData(data=a, batch_size=torch.Size([3]), device=None)"
@@ -463,7 +463,7 @@ class TestNode:
             "TensorDict(batch_size=[], fields={a: str, b: NoneType, c: MetaData})"
         )
 
-    def test_values_are_shown_in_notebooks(self) -> None:
+    def test_repr_html_contains_values(self) -> None:
         td = TensorDict({"a": "<script>", "s": NonTensorStack("p", "q")}, batch_size=[2])
         shown = td._repr_html_() + td.get("a")._repr_html_() + td.get("s")._repr_html_()
         assert shown.count("NonTensorData(data=&lt;script&gt;, batch_size=torch.Size([2])") == 2
@@ -473,7 +473,7 @@ class TestNode:
     @pytest.mark.parametrize(
         "copied", [copy.deepcopy, copy.copy, lambda node: pickle.loads(pickle.dumps(node))]
     )
-    def test_copies(self, copied: Any) -> None:
+    def test_copy_of_values_equals_original(self, copied: Any) -> None:
         td = TensorDict(
             {
                 "a": NonTensorData({"k": [1]}, batch_size=[2]),
@@ -492,7 +492,7 @@ class TestNode:
     @pytest.mark.parametrize(
         ("copied", "same"), [(torch.clone, True), (copy.copy, True), (copy.deepcopy, False)]
     )
-    def test_only_a_deep_copy_copies_values(self, copied: Any, same: bool) -> None:
+    def test_deepcopy_copies_values_clone_does_not(self, copied: Any, same: bool) -> None:
         value: list[Any] = [1]
         td = TensorDict({"a": NonTensorData(value), "n": {"s": NonTensorStack(value, {"k": value})}})
         again = copied(td)
@@ -501,7 +501,7 @@ class TestNode:
 
 
 class TestMetaData:
-    def test_one_object_stays_one(self) -> None:
+    def test_join_metadata_of_same_object_keeps_one(self) -> None:
         value = [1]
         first, second = MetaData(value, batch_size=[2]), MetaData([1], batch_size=[2])
         assert type(torch.stack([first, first])) is MetaData
@@ -511,7 +511,7 @@ class TestMetaData:
         assert torch.cat([first, second])[0].data is value
         assert first[0].data is first.unsqueeze(0).data is value
 
-    def test_typed(self) -> None:
+    def test_metadata_typed_wrong_type_raises(self) -> None:
         assert MetaData[str] is MetaData[str]
         assert MetaData[str]("a").data == "a"
         assert repr(MetaData[str]("a")) == "MetaData[str](data=a, batch_size=torch.Size([]), device=None)"
@@ -519,9 +519,7 @@ class TestMetaData:
             MetaData[str](3)
 
     @pytest.mark.parametrize("protocol", [2, pickle.HIGHEST_PROTOCOL])
-    def test_what_is_typed_is_so_for_a_pickler_that_copies_classes_without_a_name(
-        self, protocol: int
-    ) -> None:
+    def test_cloudpickle_typed_metadata_keeps_class(self, protocol: int) -> None:
         class ByValue(pickle.Pickler):
             def reducer_override(self, obj: Any) -> Any:
                 if isinstance(obj, type) and "[" in obj.__name__:
@@ -534,7 +532,7 @@ class TestMetaData:
         assert type(again["n"]._children()["m"]) is type(alone) is MetaData[Thing]
         assert type(again._children()["plain"]) is MetaData
 
-    def test_what_is_typed_is_written_with_its_type_only(self) -> None:
+    def test_typed_metadata_write_of_other_type_raises(self) -> None:
         td = TensorDict({"m": MetaData[int](3)}, [2])
         with pytest.raises(TypeError, match=r"MetaData\[int\] takes a int; got 'x' of type str"):
             td.update_(TensorDict({"m": MetaData("x")}, [2]))
@@ -554,7 +552,7 @@ HOLDERS: dict[str, Callable[[], Any]] = {
 
 @pytest.mark.parametrize("index", [0, -1, slice(1), torch.tensor([True, False]), ...])
 @pytest.mark.parametrize("name", HOLDERS)
-def test_a_value_is_written_at_an_index(name: str, index: Any) -> None:
+def test_set_at_index_writes_value(name: str, index: Any) -> None:
     td = HOLDERS[name]()
     wanted = np.array(td.get("k").tolist())
     wanted[index.numpy() if isinstance(index, torch.Tensor) else index] = "z"
@@ -562,7 +560,7 @@ def test_a_value_is_written_at_an_index(name: str, index: Any) -> None:
     assert td["k"] == wanted.tolist()
 
 
-def test_numpy_scalars_are_equal_values() -> None:
+def test_compare_numpy_scalars_by_value() -> None:
     values = [np.float64(1.5), np.int64(3), np.datetime64("2020-01-01"), np.str_("a")]
     for value in values:
         twice = [TensorDict({"k": NonTensorData(type(value)(value)), "x": torch.ones(1)}) for _ in range(2)]
@@ -594,7 +592,7 @@ class TestStateDicts:
     @pytest.mark.parametrize("flatten", [True, False])
     @pytest.mark.parametrize("given", [name for name in ENTRIES if name not in LEVELS])
     @pytest.mark.parametrize("held", [name for name in ENTRIES if name not in LEVELS])
-    def test_the_target_takes_what_the_state_dict_holds(self, held: str, given: str, flatten: bool) -> None:
+    def test_load_state_dict_replaces_values(self, held: str, given: str, flatten: bool) -> None:
         source = holding(given)
         target = holding(held).load_state_dict(source.state_dict(flatten=flatten))
         assert target["k"] == source["k"]
@@ -606,12 +604,12 @@ class TestStateDicts:
 
     @pytest.mark.parametrize("strict", [True, False])
     @pytest.mark.parametrize("other", ["tensor", "level"])
-    def test_a_value_is_no_tensor_and_no_level(self, other: str, strict: bool) -> None:
+    def test_load_state_dict_value_for_tensor_or_node_raises(self, other: str, strict: bool) -> None:
         for held, given in ((other, "one"), ("one", other)):
             with pytest.raises(StructureError, match="key 'k' is a .* on one side and a"):
                 holding(held).load_state_dict(holding(given).state_dict(), strict=strict)
 
-    def test_strict_names_values_that_are_missing_or_unexpected(self) -> None:
+    def test_load_state_dict_strict_names_missing_values(self) -> None:
         with pytest.raises(StructureError, match=r"missing keys: \['k'\]"):
             holding("one").load_state_dict(holding("nothing").state_dict())
         with pytest.raises(StructureError, match=r"unexpected keys: \['k'\]"):
@@ -657,7 +655,7 @@ OLD, NEW = ("a", "b", ["c", "d"], "e"), ("f", b"7", ["g", "h"], "i")
 class TestModules:
     @pytest.mark.parametrize("assign", [False, True])
     @pytest.mark.parametrize("locked", [False, True])
-    def test_a_module_loads_the_values_in_its_parameters(self, assign: bool, locked: bool) -> None:
+    def test_module_load_state_dict_loads_values_in_params(self, assign: bool, locked: bool) -> None:
         file = io.BytesIO()
         torch.save(in_a_module(*NEW).state_dict(), file)
         file.seek(0)
@@ -674,7 +672,7 @@ class TestModules:
             assert values_in(module) == [*OLD]
 
     @pytest.mark.parametrize("inplace", [False, True])
-    def test_the_values_in_parameters_go_to_a_module_and_come_back(self, inplace: bool) -> None:
+    def test_module_state_dict_values_in_params_round_trip(self, inplace: bool) -> None:
         module, given = in_a_module(*OLD), TensorDict.from_module(in_a_module(*NEW))
         with given.to_module(module, inplace=inplace) as held:
             assert values_in(module) == [*NEW]
@@ -703,7 +701,7 @@ class TestModules:
             ("x", "key 'params': Module has no value 'params'"),
         ],
     )
-    def test_what_parameters_hold_otherwise_is_refused_before_anything_changes(
+    def test_load_params_of_other_kinds_raises_and_changes_nothing(
         self, entry: Any, missing: str, inplace: bool
     ) -> None:
         module = in_a_module(*OLD)
@@ -716,19 +714,19 @@ class TestModules:
             given.to_module(module, inplace=inplace)
         assert values_in(module) == [*OLD] and not module.params["w"].any()
 
-    def test_values_that_a_state_dict_has_not_stay(self) -> None:
+    def test_load_state_dict_missing_values_stay(self) -> None:
         module = in_a_module(*OLD)
         module.load_state_dict(dict(in_a_module(*NEW).state_dict()))
         assert values_in(module) == [*OLD]
 
-    def test_values_of_which_a_module_has_none_are_unexpected(self) -> None:
+    def test_module_load_unknown_values_are_unexpected(self) -> None:
         module, state = in_a_module(*OLD), in_a_module(*NEW, more="j").state_dict()
         with pytest.raises(RuntimeError, match='Unexpected key.*"params.more"'):
             module.load_state_dict(state)
         assert module.load_state_dict(state, strict=False).unexpected_keys == ["params.more"]
         assert values_in(module) == [*NEW] and "more" not in module.params
 
-    def test_a_level_in_the_place_of_a_value_is_named(self) -> None:
+    def test_load_state_dict_node_for_value_raises_naming_key(self) -> None:
         module = in_a_module(*OLD, more={"x": torch.zeros(2)})
         with pytest.raises(RuntimeError, match="params: .* key 'more' is a value on one side"):
             module.load_state_dict(in_a_module(*NEW, more="j").state_dict(), strict=False)
@@ -743,7 +741,7 @@ class TestModules:
         (NonTensorStack("a", "b"), NonTensorStack("c", "d")),
     ],
 )
-def test_a_value_alone_loads_a_state_dict(held: Any, given: Any, flatten: bool) -> None:
+def test_non_tensor_data_load_state_dict_sets_value(held: Any, given: Any, flatten: bool) -> None:
     held = held.clone()
     assert held.load_state_dict(given.state_dict(flatten=flatten)) is held
     assert held.tolist() == given.tolist()
@@ -752,13 +750,13 @@ def test_a_value_alone_loads_a_state_dict(held: Any, given: Any, flatten: bool) 
     assert held.tolist() == given.tolist()
 
 
-def test_collections_in_a_list_that_are_unlike_are_values() -> None:
+def test_set_list_of_unlike_collections_stores_values() -> None:
     first, second = TensorDict({"a": [1, 2]}, [2]), TensorDict({"a": 1})
     td = TensorDict({"items": [first, second]}, [2])
     assert td["items"][0] is first and td["items"][1] is second
 
 
-def test_an_entry_is_popped_as_get_gives_it() -> None:
+def test_pop_value_equals_get() -> None:
     td = TensorDict({"t": torch.zeros(2), "one": "x", "each": ["a", "b"], "n": {"one": "y"}}, [2])
     assert td.pop(("n", "one")).data == "y"
     assert td.pop("each").tolist() == ["a", "b"]
@@ -784,7 +782,7 @@ CONTEXTS: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("name", CONTEXTS)
 @pytest.mark.parametrize("kind", ["dense", "lazy", "locked"])
-def test_a_context_writes_values_back(name: str, kind: str) -> None:
+def test_context_manager_writes_values_back(name: str, kind: str) -> None:
     rows = [TensorDict({"k": "a", "each": each, "n": {"k": "b"}, "x": torch.zeros(2)}) for each in "wxyz"]
     td: Any = lazy_stack(rows)
     if kind != "lazy":
@@ -807,7 +805,7 @@ def renamed(td: Any) -> Any:
 
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("workers", [{"num_workers": 0}, {"num_workers": 1, "mp_start_method": "fork"}])
-def test_map_writes_values_where_they_are_wanted(shared: bool, workers: dict[str, Any]) -> None:
+def test_map_out_writes_returned_values(shared: bool, workers: dict[str, Any]) -> None:
     td = TensorDict({"k": "old", "each": NonTensorStack("a", "b", "c"), "x": torch.arange(3)}, [3])
     out = td.clone()
     if shared:
@@ -818,7 +816,7 @@ def test_map_writes_values_where_they_are_wanted(shared: bool, workers: dict[str
 
 
 @pytest.mark.parametrize("value", [NonTensorData("x", batch_size=[2]), NonTensorStack("x", "y")])
-def test_a_value_is_no_collection_of_entries(value):
+def test_init_from_value_node_raises(value):
     class Field(TensorClass):
         a: object = None
 
@@ -827,7 +825,7 @@ def test_a_value_is_no_collection_of_entries(value):
             make(value)
 
 
-def test_values_are_found_in_every_kind():
+def test_get_value_from_every_kind_works():
     class Sample(TensorClass):
         a: torch.Tensor
         s: str
@@ -862,14 +860,14 @@ def test_values_are_found_in_every_kind():
         lambda td, value: TensorDict(value),
     ],
 )
-def test_a_value_has_no_entries_to_take(operation, value):
+def test_operation_with_value_node_as_collection_raises(operation, value):
     td = TensorDict({"a": torch.zeros(2), "n": {"b": torch.zeros(2)}}, [2])
     with pytest.raises((TypeError, ValueError, StructureError), match="mapping|collections? of entries"):
         operation(td, value)
 
 
 @pytest.mark.parametrize("value", [NonTensorData("x"), NonTensorStack("x", "y"), MetaData("x")])
-def test_a_state_dict_leaves_the_names_of_values(value: Any) -> None:
+def test_load_state_dict_keeps_names_of_values(value: Any) -> None:
     td = TensorDict({"v": value, "n": {"v": value}}, [2], names=["t"])
     td.load_state_dict(td.state_dict())
     assert td.get("v").names == td.get(("n", "v")).names == ["t"]
@@ -878,13 +876,13 @@ def test_a_state_dict_leaves_the_names_of_values(value: Any) -> None:
 
 @pytest.mark.parametrize("value", [NonTensorData("x"), NonTensorStack("x", "y"), MetaData("x")])
 @pytest.mark.parametrize("flatten", [True, False])
-def test_a_state_dict_leaves_the_device_of_values(value: Any, flatten: bool) -> None:
+def test_load_state_dict_keeps_device_of_values(value: Any, flatten: bool) -> None:
     td = TensorDict({"v": value, "n": {"v": value}}, [2], device="cpu")
     td.load_state_dict(td.state_dict(flatten=flatten))
     assert td.get("v").device == td.get(("n", "v")).device == torch.device("cpu")
 
 
-def test_a_value_whose_dotted_key_is_that_of_a_level_is_not_lost() -> None:
+def test_state_dict_value_with_dotted_key_of_node_is_kept() -> None:
     td = TensorDict({"": "x", "a": torch.ones(2)})
     with pytest.raises(KeyError, match="two levels have the dotted key ''; use flatten=False"):
         td.state_dict()
@@ -893,7 +891,7 @@ def test_a_value_whose_dotted_key_is_that_of_a_level_is_not_lost() -> None:
     assert target[""] == "x"
 
 
-def test_a_collection_of_functions_is_applied_leaf_by_leaf() -> None:
+def test_apply_with_collection_of_functions_calls_each() -> None:
     td = TensorDict({"a": torch.ones(3), "n": {"b": torch.ones(3)}}, batch_size=[3])
     functions = TensorDict({"a": torch.neg, "n": {"b": lambda leaf: leaf * 2}}, batch_size=[3])
     for target in (td, TensorDict.lazy_stack(list(td.unbind(0)))):
@@ -904,22 +902,22 @@ def test_a_collection_of_functions_is_applied_leaf_by_leaf() -> None:
 
 
 @pytest.mark.parametrize("wrap", [lambda value: value, lambda value: [value], lambda value: {"k": (value,)}])
-def test_values_that_are_nan_are_one_value(wrap: Any) -> None:
+def test_cat_nan_values_keeps_one_value(wrap: Any) -> None:
     parts = [TensorDict({"v": NonTensorData(wrap(float("nan")), batch_size=[2])}, [2]) for _ in range(2)]
     assert type(torch.cat(parts).get("v")) is NonTensorData
 
 
-def test_values_cannot_be_packed() -> None:
+def test_pack_with_values_raises() -> None:
     with pytest.raises(StructureError, match=r"cannot pack key \('n', 's'\): it is non-tensor data"):
         TensorDict({"a": torch.zeros(2), "n": {"s": "x"}}).pack()
 
 
-def test_values_are_filtered_that_only_some_members_have() -> None:
+def test_filter_values_of_some_members_works() -> None:
     stack = LazyStackedTensorDict(TensorDict({"a": 1, "s": "x"}), TensorDict({"a": 1}))
     assert [list(member.keys()) for member in stack.filter_non_tensor_data().tensordicts] == [["a"], ["a"]]
 
 
-def test_a_pickle_keeps_the_names_and_the_lock_of_a_value() -> None:
+def test_pickle_value_keeps_names_and_lock() -> None:
     node = NonTensorData("x", batch_size=[2])
     node.names = ["t"]
     back = pickle.loads(pickle.dumps(node.lock_()))
@@ -930,9 +928,7 @@ def test_a_pickle_keeps_the_names_and_the_lock_of_a_value() -> None:
     "masks", [lambda r: None, lambda r: r["masks"].select("x"), lambda r: r["masks", "x"]]
 )
 @pytest.mark.parametrize("side", ["left", "right"])
-def test_values_are_padded_with_none_and_cut_again_at_every_level(
-    side: str, masks: Callable[[Any], Any]
-) -> None:
+def test_pad_and_unpad_sequence_values_use_none(side: str, masks: Callable[[Any], Any]) -> None:
     def item(n: int) -> TensorDict:
         names = list("abc"[:n])
         deep = {"t": names, "z": torch.arange(float(n))}
@@ -958,7 +954,7 @@ def test_values_are_padded_with_none_and_cut_again_at_every_level(
         lambda x, y: torch.cat([x.unsqueeze(0), y.unsqueeze(0)]),
     ],
 )
-def test_values_of_uneven_number_are_not_joined(join: Any) -> None:
+def test_stack_uneven_value_stacks_raises(join: Any) -> None:
     first, second = TensorDict({"s": ["a", "b"]}), TensorDict({"s": ["d", "e", "f"]})
     with pytest.raises(
         StructureError, match=r"item 0 has values for a batch of \[(1, )?2\] and item 1 for one of"
@@ -993,12 +989,12 @@ READS: list[Callable[[Any], Any]] = [
 
 @pytest.mark.parametrize("batched", [False, True])
 @pytest.mark.parametrize("read", READS)
-def test_values_of_uneven_number_are_read_from_a_lazy_stack_as_lists(read: Any, batched: bool) -> None:
+def test_lazy_stack_uneven_values_are_read_as_lists(read: Any, batched: bool) -> None:
     assert read(conversations(batched)) == [["hi", "ho", "bye"], ["yes"], []]
 
 
 @pytest.mark.parametrize("batched", [False, True])
-def test_lists_that_stand_for_uneven_members_are_written_to_them(batched: bool) -> None:
+def test_lazy_stack_write_lists_to_uneven_members(batched: bool) -> None:
     td = conversations(batched)
     td["n", "s"][0] = ["a", "b", "c"]
     td.get(("n", "s"))[1] = NonTensorData("z")
@@ -1010,7 +1006,7 @@ def test_lists_that_stand_for_uneven_members_are_written_to_them(batched: bool) 
     assert td["n", "s"] == [["a", "b", "c"], ["z"], []]
 
 
-def test_a_stack_of_uneven_stacks_has_lists_for_values() -> None:
+def test_non_tensor_stack_of_uneven_stacks_holds_lists() -> None:
     parts = [NonTensorStack.from_list([[1, 2], [3, 4]]), NonTensorStack.from_list([[5], [6]])]
     for made in (NonTensorStack(*parts), lazy_stack(parts)):
         assert made.batch_size == (2, 2)
@@ -1020,7 +1016,7 @@ def test_a_stack_of_uneven_stacks_has_lists_for_values() -> None:
         NonTensorStack(*parts, stack_dim=2)
 
 
-def test_uneven_values_are_padded_with_none() -> None:
+def test_pad_sequence_uneven_values_uses_none() -> None:
     padded = conversations(True).to_padded_tensor()
     assert padded.batch_size == padded["n"].batch_size == padded.get(("n", "s")).batch_size == (3, 3)
     assert padded["n", "s"] == [["hi", "ho", "bye"], ["yes", None, None], [None, None, None]]
@@ -1037,14 +1033,14 @@ def test_uneven_values_are_padded_with_none() -> None:
         lambda td: TensorDict({"k": copy.deepcopy(td["k"])}, [3]),
     ],
 )
-def test_a_column_that_was_read_is_written_as_a_column(write: Any) -> None:
+def test_write_linked_list_of_column_keeps_values(write: Any) -> None:
     td = write(TensorDict({"k": NonTensorStack("a", "b", "c")}, [3]))
     assert [td[i]["k"] for i in range(3)] == ["a", "b", "c"]
 
 
 @pytest.mark.parametrize("condition", [False, True])
 @pytest.mark.parametrize("value", [NonTensorData, MetaData])
-def test_one_value_that_was_chosen_is_one_value(value: Any, condition: bool) -> None:
+def test_where_scalar_condition_returns_one_value(value: Any, condition: bool) -> None:
     first, second = TensorDict({"n": {"k": value("a")}}), TensorDict({"n": {"k": value("b")}})
     chosen = first.where(torch.tensor(condition), second)
     assert isinstance(chosen.get(("n", "k")), NonTensorData)
@@ -1062,7 +1058,7 @@ def test_one_value_that_was_chosen_is_one_value(value: Any, condition: bool) -> 
     ],
 )
 @pytest.mark.parametrize("index", [0, ..., slice(None), [0]])
-def test_a_value_that_is_shown_with_more_dims_is_written_through(show: Any, index: Any) -> None:
+def test_view_with_more_dims_write_reaches_value(show: Any, index: Any) -> None:
     td = TensorDict({"n": {"k": "a"}, "x": torch.zeros(())})
     view = show(td)
     view[index] = TensorDict({"n": {"k": "z"}, "x": 1.0}).expand(view[index].batch_size)
@@ -1070,14 +1066,14 @@ def test_a_value_that_is_shown_with_more_dims_is_written_through(show: Any, inde
 
 
 @pytest.mark.parametrize("capture", [False, True])
-def test_one_object_for_members_of_different_batch_sizes_is_shown_as_one(capture: bool) -> None:
+def test_lazy_stack_same_metadata_uneven_members_is_one(capture: bool) -> None:
     thing = NonTensorData("a") if capture else MetaData("a")
     lazy = lazy_stack([TensorDict({"k": thing}, [n]) for n in (2, 3)])
     with set_capture_non_tensor_stack(capture):
         assert (lazy["k"], lazy.get("k").batch_size) == ("a", (2, -1))
 
 
-def test_one_object_is_not_joined_for_batches_of_different_sizes() -> None:
+def test_stack_same_metadata_uneven_batches_raises() -> None:
     items = [TensorDict({"k": MetaData("a", batch_size=[1, n])}, [1]) for n in (2, 3)]
     for join in (torch.stack, torch.cat):
         with pytest.raises(
@@ -1091,7 +1087,7 @@ class Owner:
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda each: pickle.loads(pickle.dumps(each))])
-def test_a_value_that_refers_to_its_collection_refers_to_the_copy(copied: Any) -> None:
+def test_deepcopy_value_referring_to_collection_is_remapped(copied: Any) -> None:
     td = TensorDict({"a": torch.ones(2), "owner": Owner()})
     td["owner"].parts = [td]
     found = copied(td)
@@ -1101,7 +1097,7 @@ def test_a_value_that_refers_to_its_collection_refers_to_the_copy(copied: Any) -
     assert owner.parts[0]["owner"] is owner
 
 
-def test_levels_without_tensors_keep_their_values() -> None:
+def test_node_without_tensors_keeps_values() -> None:
     def make(i: int) -> TensorDict:
         level = TensorDict({"x": torch.zeros(2), "w": NonTensorData(i, batch_size=[2])}, [2])
         return TensorDict({"a": torch.zeros(2), "s": NonTensorStack("p", "q"), "n": level}, [2])

@@ -71,7 +71,7 @@ shapes = array_shapes(min_dims=1, max_dims=3, min_side=1, max_side=4)
 
 
 @given(st.data())
-def test_basic_indices(data: st.DataObject) -> None:
+def test_index_with_ints_and_slices_equals_numpy(data: st.DataObject) -> None:
     shape = data.draw(array_shapes(min_dims=1, max_dims=3, min_side=0, max_side=4))
     array = things(shape)
     index = indices(data, shape, allow_newaxis=True)
@@ -79,7 +79,7 @@ def test_basic_indices(data: st.DataObject) -> None:
 
 
 @given(st.data())
-def test_integer_arrays_and_masks(data: st.DataObject) -> None:
+def test_index_with_arrays_and_masks_equals_numpy(data: st.DataObject) -> None:
     shape = data.draw(shapes)
     array = things(shape)
     stack = stack_of(array)
@@ -127,7 +127,7 @@ OPERATIONS = {
 
 @pytest.mark.parametrize("name", OPERATIONS)
 @given(shape=shapes)
-def test_operations(name: str, shape: tuple[int, ...]) -> None:
+def test_shape_operations_equal_numpy(name: str, shape: tuple[int, ...]) -> None:
     ours, numpys = OPERATIONS[name]
     array = things(shape)
     check(ours(stack_of(array)), numpys(array))
@@ -139,7 +139,7 @@ def test_operations(name: str, shape: tuple[int, ...]) -> None:
 
 
 @given(shape=shapes, data=st.data())
-def test_gather(shape: tuple[int, ...], data: st.DataObject) -> None:
+def test_gather_equals_numpy(shape: tuple[int, ...], data: st.DataObject) -> None:
     array = things(shape)
     dim = data.draw(st.integers(0, len(shape) - 1))
     size = [data.draw(st.integers(1, side)) for side in shape]
@@ -153,7 +153,7 @@ def test_gather(shape: tuple[int, ...], data: st.DataObject) -> None:
 
 
 @given(shape=shapes, data=st.data())
-def test_parts(shape: tuple[int, ...], data: st.DataObject) -> None:
+def test_unbind_split_chunk_equal_numpy(shape: tuple[int, ...], data: st.DataObject) -> None:
     array = things(shape)
     dim = data.draw(st.integers(0, len(shape) - 1))
     stack = stack_of(array)
@@ -167,7 +167,7 @@ def test_parts(shape: tuple[int, ...], data: st.DataObject) -> None:
 
 
 @given(shape=shapes, data=st.data())
-def test_joined(shape: tuple[int, ...], data: st.DataObject) -> None:
+def test_stack_and_cat_equal_numpy(shape: tuple[int, ...], data: st.DataObject) -> None:
     dim = data.draw(st.integers(0, len(shape) - 1))
     count = data.draw(st.integers(1, 3))
     arrays = [things(shape, 100 * i) for i in range(count)]
@@ -187,7 +187,7 @@ def test_joined(shape: tuple[int, ...], data: st.DataObject) -> None:
 
 
 @given(st.data())
-def test_writes(data: st.DataObject) -> None:
+def test_setitem_equals_numpy(data: st.DataObject) -> None:
     shape = data.draw(shapes)
     array = things(shape)
     index = indices(data, shape)
@@ -219,7 +219,7 @@ VIEWS: list[tuple[Callable[..., Any], Callable[..., Any]]] = [
 
 
 @given(st.data())
-def test_a_view_and_what_it_shows_are_written_together(data: st.DataObject) -> None:
+def test_write_to_view_changes_base(data: st.DataObject) -> None:
     array = things(data.draw(shapes))
     stack = stack_of(array)
     view, seen = stack, array
@@ -242,7 +242,7 @@ def test_a_view_and_what_it_shows_are_written_together(data: st.DataObject) -> N
     "copy",
     [lambda s: s.reshape(4), lambda s: s.flatten(), lambda s: s.contiguous(), lambda s: s.clone()],
 )
-def test_what_was_expanded_gets_values_of_its_own_where_leaves_do(copy: Callable[..., Any]) -> None:
+def test_reshape_of_expanded_stack_copies_like_leaves(copy: Callable[..., Any]) -> None:
     stack = NonTensorStack("a", "b")
     made = copy(stack.expand(2, 2))
     made[0] = "z"
@@ -250,7 +250,7 @@ def test_what_was_expanded_gets_values_of_its_own_where_leaves_do(copy: Callable
     assert made.flatten().tolist() == (["z", "z", "a", "b"] if made.ndim > 1 else ["z", "b", "a", "b"])
 
 
-def test_a_row_or_a_slice_that_is_written_costs_no_copy_of_the_column() -> None:
+def test_write_to_row_or_slice_copies_no_column() -> None:
     td = TensorDict({"k": NonTensorStack.from_list(["a"] * 100_000), "x": torch.zeros(100_000)}, [100_000])
     row, rows = TensorDict({"k": "z", "x": 1}), TensorDict({"k": ["y", "w"], "x": torch.ones(2)}, [2])
     td[0] = row
@@ -277,7 +277,7 @@ def test_a_row_or_a_slice_that_is_written_costs_no_copy_of_the_column() -> None:
         lambda s: s[[0, 1]],
     ],
 )
-def test_snapshots_between_writes_stay(snapshot: Callable[..., Any]) -> None:
+def test_snapshot_is_unchanged_by_later_writes(snapshot: Callable[..., Any]) -> None:
     stack = NonTensorStack("a", "b")
     stack[0] = "z"
     first = snapshot(stack)
@@ -288,14 +288,14 @@ def test_snapshots_between_writes_stay(snapshot: Callable[..., Any]) -> None:
     assert (*found, stack.tolist()) == (["z", "b"], ["z", "y"], ["x", "y"])
 
 
-def test_a_stack_is_written_to_itself_in_another_order() -> None:
+def test_write_stack_to_itself_permuted_works() -> None:
     stack = NonTensorStack("a", "b", "c")
     for wanted in (["c", "b", "a"], ["a", "b", "c"]):
         stack[[2, 1, 0]] = stack
         assert stack.tolist() == wanted
 
 
-def test_a_flat_view_is_written_through() -> None:
+def test_write_to_flat_view_changes_base() -> None:
     stack = NonTensorStack.from_list([["a", "b"], ["c", "d"]])
     stack.flatten()[2] = "z"
     stack.reshape(4)[3] = "y"
@@ -303,7 +303,7 @@ def test_a_flat_view_is_written_through() -> None:
     assert stack.tolist() == [["x", "b"], ["z", "y"]]
 
 
-def test_views_keep_what_a_stack_had_before_it_grew() -> None:
+def test_view_after_append_keeps_old_values() -> None:
     stack = NonTensorStack("a", "b", "c")
     view = stack[1:]
     stack.insert(0, "n")
@@ -313,7 +313,7 @@ def test_views_keep_what_a_stack_had_before_it_grew() -> None:
 
 @pytest.mark.parametrize("dims", [1, 2])
 @pytest.mark.parametrize("locked", [False, True])
-def test_what_a_lazy_stack_gives_writes_to_the_members(dims: int, locked: bool) -> None:
+def test_write_to_stack_from_lazy_stack_changes_members(dims: int, locked: bool) -> None:
     rows = [TensorDict({"n": {"k": name}, "x": torch.zeros(3)}, [3][: dims - 1]) for name in "abc"]
     lazy = lazy_stack(rows, dims - 1)
     if locked:
@@ -339,7 +339,7 @@ def test_what_a_lazy_stack_gives_writes_to_the_members(dims: int, locked: bool) 
         lambda td: td.narrow(0, 0, 2),
     ],
 )
-def test_what_shares_leaves_shares_values(kind: Callable[..., Any], share: Callable[..., Any]) -> None:
+def test_operation_sharing_leaves_shares_values(kind: Callable[..., Any], share: Callable[..., Any]) -> None:
     td = kind([TensorDict({"n": {"k": name}, "x": torch.zeros(2)}) for name in "ab"])
     nest = TensorDict({"td": td}, [2])
     shared = share(nest)
@@ -351,7 +351,7 @@ def test_what_shares_leaves_shares_values(kind: Callable[..., Any], share: Calla
     assert td["n", "k"] == ["z", "y"]
 
 
-def test_rows_that_were_written_still_write_back() -> None:
+def test_linked_list_row_after_write_still_writes_back() -> None:
     td = TensorDict({"k": NonTensorStack.from_list([["a", "b"], ["c", "d"], ["e", "f"]])}, [3, 2])
     shown = td["k"]
     shown[0] = ["p", "q"]
@@ -381,7 +381,7 @@ def held(kind: str = "dense") -> Any:
     ],
 )
 @pytest.mark.parametrize("kind", ["dense", "lazy"])
-def test_values_that_were_read_are_one_for_each_element(
+def test_set_linked_list_stores_value_per_element(
     kind: str, write: Callable[..., Any], taken: Callable[[Any], Any]
 ) -> None:
     written = write(held(kind), taken(held()["k"]))
@@ -390,14 +390,14 @@ def test_values_that_were_read_are_one_for_each_element(
     assert written[0]["k"] == "z"
 
 
-def test_rows_that_were_read_are_stored_as_plain_lists() -> None:
+def test_set_linked_list_rows_are_stored_as_lists() -> None:
     td = TensorDict({"k": NonTensorStack.from_list([["a", "b"], ["c", "d"]])}, [2])
     again = TensorDict({"k": td["k"]}, [2])
     td["k"][0][0] = "z"
     assert again["k"] == [["a", "b"], ["c", "d"]] and type(again[0]["k"]) is list
 
 
-def test_a_lazy_stack_takes_its_own_values_in_another_order() -> None:
+def test_lazy_stack_write_own_values_permuted_works() -> None:
     lazy = lazy_stack([TensorDict({"k": list(names)}, [3]) for names in ("ace", "bdf")], 1)
     lazy[1:] = lazy[1:].flip(1)
     assert lazy["k"] == [["a", "b"], ["d", "c"], ["f", "e"]]
@@ -405,7 +405,7 @@ def test_a_lazy_stack_takes_its_own_values_in_another_order() -> None:
     assert lazy["k"] == [["a", "b"], ["a", "b"], ["d", "c"]]
 
 
-def test_parts_of_a_lazy_stack_write_to_the_members() -> None:
+def test_write_to_part_of_lazy_stack_changes_members() -> None:
     lazy = lazy_stack([TensorDict({"k": name, "x": torch.zeros(2)}) for name in "abcd"])
     lazy[1:]["k"][0] = "y"
     lazy[2:][0] = TensorDict({"k": "p", "x": torch.ones(2)})
@@ -413,7 +413,7 @@ def test_parts_of_a_lazy_stack_write_to_the_members() -> None:
     assert lazy["k"] == ["a", "y", "p", "z"]
 
 
-def test_one_value_for_a_batch_is_no_storage_that_a_part_could_write_to() -> None:
+def test_write_to_part_of_single_value_keeps_whole() -> None:
     td = TensorDict({"k": "a"}, batch_size=[3])
     part, whole = td[1:], td.clone(recurse=False)
     part.set_("k", "b")
@@ -422,7 +422,7 @@ def test_one_value_for_a_batch_is_no_storage_that_a_part_could_write_to() -> Non
     assert (td["k"], part["k"], whole["k"]) == ("c", "b", "c")
 
 
-def test_a_raw_value_is_written_to_each_element() -> None:
+def test_setitem_plain_value_writes_each_element() -> None:
     stack = NonTensorStack("a", "b", "c")
     stack[0] = "z"
     assert stack.tolist() == ["z", "b", "c"]
@@ -434,7 +434,7 @@ def test_a_raw_value_is_written_to_each_element() -> None:
         stack[:] = ["a", "b"]
 
 
-def test_construction() -> None:
+def test_init_non_tensor_stack_sets_values() -> None:
     assert NonTensorStack().batch_size == (0,)
     assert NonTensorStack("a", ["b"]).tolist() == ["a", ["b"]]
     assert NonTensorStack(NonTensorStack("a", "b"), NonTensorStack("c", "d"), stack_dim=1).tolist() == [
@@ -459,14 +459,14 @@ def test_construction() -> None:
         ([[[1], [2, 3]], [[4], [5]]], [2, 2]),
     ],
 )
-def test_how_deep_a_list_is(values: list[Any], size: list[int]) -> None:
+def test_from_list_ndim_limits_batch_dims(values: list[Any], size: list[int]) -> None:
     stack = NonTensorStack.from_list(values)
     assert list(stack.batch_size) == size
     assert stack.tolist() == values
     assert NonTensorStack.from_list(values, 1).batch_size == (len(values),)
 
 
-def test_nodes_in_a_list_give_their_values() -> None:
+def test_from_list_with_nodes_uses_their_values() -> None:
     values = [[], [0.5], {"a": 1}, "x"]
     assert NonTensorStack.from_list([NonTensorData(value) for value in values]).tolist() == values
     assert NonTensorStack.from_list([[NonTensorData("a")], ["b"]]).tolist() == [["a"], ["b"]]
@@ -476,14 +476,14 @@ def test_nodes_in_a_list_give_their_values() -> None:
         NonTensorStack.from_list([NonTensorStack("a", "b"), "c"])
 
 
-def test_the_value_that_all_elements_have() -> None:
+def test_data_of_equal_values_returns_value() -> None:
     assert NonTensorStack("a", "a").data == "a"
     assert not hasattr(NonTensorStack(), "data")
     with pytest.raises(AttributeError, match="read them with tolist"):
         assert NonTensorStack("a", "b").data
 
 
-def test_growing() -> None:
+def test_append_insert_extend_add_values() -> None:
     stack = NonTensorStack("a", "b")
     stack.append("c")
     stack.insert(0, NonTensorData("z"))
@@ -496,7 +496,7 @@ def test_growing() -> None:
         stack.lock_().append("x")
 
 
-def test_a_batch_size_that_does_not_fit_is_refused() -> None:
+def test_set_batch_size_misfit_raises() -> None:
     with pytest.raises(BatchSizeError, match=r"batch size \[3\] does not fit"):
         TensorDict({"a": NonTensorStack("a", "b")}, batch_size=[3])
     td = TensorDict({"a": NonTensorStack("a", "b")})
@@ -506,7 +506,7 @@ def test_a_batch_size_that_does_not_fit_is_refused() -> None:
         NonTensorStack("a").batch_size = []
 
 
-def test_a_stack_is_told_its_batch_size_device_and_names() -> None:
+def test_init_checks_batch_size_and_sets_device_and_names() -> None:
     stack = NonTensorStack("a", "b", batch_size=[2], device="cpu", names=["t"])
     assert (stack.batch_size, stack.device, stack.names) == ((2,), torch.device("cpu"), ["t"])
     assert NonTensorStack(batch_size=[0, 2]).batch_size == (0, 2)
@@ -529,7 +529,7 @@ def test_a_stack_is_told_its_batch_size_device_and_names() -> None:
         ({"a": "x", "n": torch.zeros(3, 4)}, None, [3, 4]),
     ],
 )
-def test_the_inferred_batch_size_is_shared_by_the_values(entries, batch_dims, expected) -> None:
+def test_auto_batch_size_includes_values(entries, batch_dims, expected) -> None:
     for td in (
         TensorDict.from_dict(entries, auto_batch_size=True, batch_dims=batch_dims),
         TensorDict(entries).auto_batch_size_(batch_dims),
@@ -538,7 +538,7 @@ def test_the_inferred_batch_size_is_shared_by_the_values(entries, batch_dims, ex
         assert td["a" if "a" in entries else ("b", "a")] == entries.get("a", entries.get("b", {}).get("a"))
 
 
-def test_lists_become_the_elements_of_further_dims() -> None:
+def test_set_batch_size_more_dims_splits_lists() -> None:
     values = [["a", "b"], ["c", "d"]]
     td = TensorDict.from_dict({"a": values, "x": torch.zeros(2, 2)}, auto_batch_size=True)
     assert td.batch_size == td.get("a").batch_size == (2, 2)
@@ -547,7 +547,7 @@ def test_lists_become_the_elements_of_further_dims() -> None:
         NonTensorStack(["a"], ["b", "c"])._with_batch_size(torch.Size([2, 2]))
 
 
-def test_there_are_no_entries() -> None:
+def test_non_tensor_stack_has_no_entries() -> None:
     stack = NonTensorStack("a")
     assert list(stack.keys(True, True)) == []
     with pytest.raises(KeyPathError):
@@ -558,7 +558,7 @@ def test_there_are_no_entries() -> None:
         )
 
 
-def test_printing() -> None:
+def test_repr_of_non_tensor_stack() -> None:
     assert repr(NonTensorStack("a", "b")) == (
         "NonTensorStack(\n    ['a', 'b'],\n    batch_size=torch.Size([2]),\n    device=None)"
     )
@@ -570,7 +570,7 @@ def test_printing() -> None:
     )
 
 
-def test_comparison() -> None:
+def test_eq_of_stacks_compares_elements() -> None:
     first, second = NonTensorStack("a", "b"), NonTensorStack("a", "c")
     assert (first == second).tolist() == [True, False]
     assert (first != second).tolist() == [False, True]
@@ -580,21 +580,21 @@ def test_comparison() -> None:
 @pytest.mark.parametrize(
     "reduce", [lambda td: td.sum(0), lambda td: td.sum(), lambda td: td.all(0), lambda td: td.new_zeros(5)]
 )
-def test_what_cannot_be_right_raises(reduce: Any) -> None:
+def test_reduction_with_values_raises(reduce: Any) -> None:
     td = TensorDict({"a": NonTensorStack("x", "y"), "b": torch.ones(2)}, batch_size=[2])
     with pytest.raises(StructureError, match="take them out with filter_non_tensor_data"):
         reduce(td)
     assert reduce(td.filter_non_tensor_data()) is not None
 
 
-def test_operations_that_leave_each_element_in_its_place() -> None:
+def test_elementwise_operation_keeps_values() -> None:
     td = TensorDict({"a": NonTensorStack("x", "y"), "b": torch.ones(2)}, batch_size=[2])
     for result in (td.exp(), td.zero_(), torch.zeros_like(td), td.new_zeros(2)):
         assert result["a"] == ["x", "y"]
 
 
 @given(shape=shapes, data=st.data())
-def test_where(shape: tuple[int, ...], data: st.DataObject) -> None:
+def test_where_equals_numpy(shape: tuple[int, ...], data: st.DataObject) -> None:
     first, second = things(shape), things(shape, 100)
     mask = np.array(data.draw(st.lists(st.booleans(), min_size=first.size, max_size=first.size))).reshape(
         shape
@@ -607,7 +607,7 @@ def test_where(shape: tuple[int, ...], data: st.DataObject) -> None:
 
 
 @given(shape=shapes, data=st.data())
-def test_pad(shape: tuple[int, ...], data: st.DataObject) -> None:
+def test_pad_fills_none(shape: tuple[int, ...], data: st.DataObject) -> None:
     amounts = [data.draw(st.tuples(st.integers(-1, 2), st.integers(0, 2))) for _ in shape]
     numbers = torch.arange(1, 1 + int(np.prod(shape))).view(shape)
     td = TensorDict({"a": stack_of(things(shape, 1)), "b": numbers}, batch_size=shape)
@@ -617,7 +617,7 @@ def test_pad(shape: tuple[int, ...], data: st.DataObject) -> None:
     assert padded.get("a").batch_size == padded.batch_size
 
 
-def test_values_have_no_device() -> None:
+def test_to_device_of_values_changes_label_only() -> None:
     td = TensorDict({"a": NonTensorStack("x", "y"), "b": torch.ones(2)}, batch_size=[2]).to("meta")
     assert td.device == torch.device("meta")
     assert td[1]["a"] == "y"
@@ -625,7 +625,7 @@ def test_values_have_no_device() -> None:
     assert td.pad([1, 0])["a"] == [None, "x", "y"]
 
 
-def test_indices_from_another_device(device: torch.device) -> None:
+def test_index_from_other_device_works(device: torch.device) -> None:
     td = TensorDict({"a": NonTensorStack("x", "y", "z"), "b": torch.ones(3, device=device)}, batch_size=[3])
     for source in (td, td.to(device)):
         assert source[torch.tensor([2, 0], device=device)]["a"] == ["z", "x"]
@@ -636,14 +636,14 @@ def test_indices_from_another_device(device: torch.device) -> None:
 @pytest.mark.parametrize(
     "index", [[7], torch.tensor([-4]), torch.tensor(3), np.array([0, 9]), (slice(None), [2])]
 )
-def test_no_position_beyond_the_end_is_read(index: Any) -> None:
+def test_index_out_of_bounds_raises(index: Any) -> None:
     with pytest.raises(
         CollectionIndexError, match=r"index -?\d is out of bounds for batch dim 0 of size [23]"
     ):
         NonTensorStack.from_list([["a", "b"], ["c", "d"], ["e", "f"]])[index]
 
 
-def test_empty_has_a_value_for_each_element_too() -> None:
+def test_empty_keeps_value_per_element() -> None:
     with pytest.raises(
         BatchSizeError, match=r"one value for each element of \[2\] cannot have the batch size \[\]"
     ):
@@ -653,7 +653,7 @@ def test_empty_has_a_value_for_each_element_too() -> None:
 @pytest.mark.parametrize(
     "write", [lambda td, new: td.update_(new), lambda td, new: td.update(new, inplace=True)]
 )
-def test_values_that_do_not_fill_an_entry_keep_the_leaves_beside_it_as_they_are(write: Any) -> None:
+def test_update_misfit_values_raises_and_changes_nothing(write: Any) -> None:
     td = TensorDict({"a": torch.zeros(1, 2), "s": "old"}, [1])
     values = NonTensorStack.from_list([["x", "y"]], 2)
     with pytest.raises(BatchSizeError, match=r"values of batch size \[1, 2\] do not fill \[1\]"):
@@ -670,21 +670,21 @@ def test_values_that_do_not_fill_an_entry_keep_the_leaves_beside_it_as_they_are(
         ([None, None, 0], [[0, 1], [2]]),
     ],
 )
-def test_grouping_by_values(values, groups) -> None:
+def test_group_by_values_works(values, groups) -> None:
     td = TensorDict({"t": NonTensorStack(*values), "i": torch.arange(3)}, [3])
     distinct, found = group_by(td, "t")
     assert distinct == [values[group[0]] for group in groups]
     assert [group["i"].tolist() for group in found] == groups
 
 
-def test_arrays_are_refused_as_values_to_group_by() -> None:
+def test_group_by_array_values_raises() -> None:
     td = TensorDict({"t": NonTensorStack(*[np.zeros(2), np.ones(2)])}, [2])
     with pytest.raises(TypeError, match="the values of 't' cannot be told apart, ndarray among them"):
         group_by(td, "t")
 
 
 @pytest.mark.parametrize("size", [(0,), (0, 3), (2, 0, 3)])
-def test_a_state_dict_keeps_the_batch_size_of_a_stack_without_values(size) -> None:
+def test_state_dict_empty_stack_keeps_batch_size(size) -> None:
     whole = torch.Size(1 if n == 0 else n for n in size)
     stack = lazy_stack([NonTensorData("x", batch_size=whole[1:])] * whole[0])
     empty = stack[tuple(slice(n) for n in size)]
@@ -699,7 +699,7 @@ class Tagged(TensorClass):
 
 
 @pytest.mark.parametrize("held", [None, NonTensorData("k"), ["1", "2", "3"]])
-def test_a_state_dict_of_a_class_gives_a_column_back_as_one(held: Any) -> None:
+def test_state_dict_of_tensorclass_restores_stack(held: Any) -> None:
     source = Tagged(torch.zeros(3), ["u", "v", "w"], batch_size=[3])
     target = Tagged(torch.zeros(3), held, batch_size=[3])
     target.load_state_dict(source.state_dict())
@@ -710,12 +710,12 @@ class Labels(NonTensorStack):
     pass
 
 
-def test_what_is_joined_keeps_its_subclass() -> None:
+def test_join_keeps_subclass() -> None:
     for joined in torch.cat([Labels("x"), Labels("y")]), torch.stack([Labels("x"), Labels("y")]):
         assert type(joined) is Labels
 
 
-def test_a_subclass_is_a_pytree_and_stays_itself() -> None:
+def test_tree_map_keeps_subclass() -> None:
     class Own(NonTensorStack):
         pass
 
@@ -726,7 +726,7 @@ def test_a_subclass_is_a_pytree_and_stays_itself() -> None:
     assert doubled["own"] == ["x", "y"]
 
 
-def test_apply_keeps_the_elements_of_a_stack_where_it_gives_another_batch_size() -> None:
+def test_apply_with_batch_size_keeps_values() -> None:
     stack = NonTensorStack(NonTensorStack("p", "q"), NonTensorStack("r", "s"))
     td = TensorDict({"a": torch.ones(2, 2), "v": stack, "n": {"v": stack}}, [2, 2])
     for size in ([], [2], [2, 2]):

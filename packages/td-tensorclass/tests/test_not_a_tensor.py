@@ -33,7 +33,7 @@ TORCH = [torch.as_tensor, torch.tensor, torch.asarray]
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("function", TORCH)
-def test_torch_refuses_kind(function: Callable[[Any], Any], kind: str) -> None:
+def test_torch_function_on_value_node_raises(function: Callable[[Any], Any], kind: str) -> None:
     node = KINDS[kind]()
     with pytest.raises(TypeError, match=rf"a {type(node).__name__} is not one tensor.*tolist\(\)"):
         function(node)
@@ -44,7 +44,7 @@ def test_torch_refuses_kind(function: Callable[[Any], Any], kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("function", [np.asarray, np.array])
-def test_numpy_refuses_kind(function: Callable[[Any], Any], kind: str) -> None:
+def test_numpy_function_on_value_node_raises(function: Callable[[Any], Any], kind: str) -> None:
     node = KINDS[kind]()
     for value in (node, [node, node], [[node]]):
         with pytest.raises(TypeError, match=rf"a {type(node).__name__} is not one array.*tolist\(\)"):
@@ -58,7 +58,7 @@ def test_unbatched_tensor_is_a_tensor(function: Callable[[Any], Any]) -> None:
     assert np.asarray(value).tolist() == [0.0, 1.0, 2.0]
 
 
-def test_field_of_tensors_refuses_collection() -> None:
+def test_tensor_field_with_collection_raises() -> None:
     class Strict(TensorClass, autocast=True):
         a: torch.Tensor
 

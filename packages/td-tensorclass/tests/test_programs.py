@@ -146,7 +146,7 @@ STEPS: dict[str, Callable[[Any, Callable[[Any], Any]], Any]] = {
 
 @pytest.mark.parametrize("kind", KINDS)
 @given(st.data())
-def test_every_value_stays_beside_its_number(kind: str, data: st.DataObject) -> None:
+def test_random_program_moves_values_like_leaves(kind: str, data: st.DataObject) -> None:
     shape = data.draw(st.lists(st.integers(1, 3), min_size=1, max_size=3))
     node = KINDS[kind](torch.arange(torch.Size(shape).numel()).view(shape))
     check(node)

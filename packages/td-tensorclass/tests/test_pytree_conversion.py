@@ -35,23 +35,23 @@ def assert_same(tree: Any, other: Any) -> None:
 
 
 @pytest.mark.parametrize("tree", TREES, ids=str)
-def test_round_trip(tree: Any) -> None:
+def test_pytree_round_trip_returns_equal_tree(tree: Any) -> None:
     td = TensorDict.from_pytree(tree)
     assert_same(td.to_pytree(), tree)
 
 
 @pytest.mark.parametrize("tree", TREES[:4], ids=str)
-def test_operations_in_between(tree: Any) -> None:
+def test_pytree_operations_before_conversion_back_equal_torch(tree: Any) -> None:
     td = TensorDict.from_pytree(tree, auto_batch_size=True).apply(lambda leaf: leaf + 1)
     assert_same(td[:2].to_pytree(), torch_pytree.tree_map(lambda leaf: (leaf + 1)[:2], tree))
 
 
-def test_collections_are_leaves() -> None:
+def test_from_pytree_keeps_collections_as_leaves() -> None:
     inner = TensorDict({"x": 1})
     assert TensorDict.from_pytree({"a": inner}).to_pytree()["a"] is inner
 
 
-def test_strings_in_structured_arrays() -> None:
+def test_struct_array_strings_round_trip() -> None:
     array = np.array([(1, "ab"), (2, "c")], dtype=[("x", "i4"), ("s", "U2")])
     td = from_struct_array(array)
     assert td["s"] == ["ab", "c"]
@@ -59,12 +59,12 @@ def test_strings_in_structured_arrays() -> None:
     assert td.to_struct_array().tolist() == array.tolist()
 
 
-def test_lists_become_values() -> None:
+def test_from_pytree_list_becomes_value() -> None:
     assert from_any(["a", "b"]).tolist() == ["a", "b"]
     assert TensorDict.from_dict({"a": [{"b": 1}, {"b": 2}]})["a"] == [{"b": 1}, {"b": 2}]
 
 
-def test_values_in_dicts() -> None:
+def test_to_dict_returns_values() -> None:
     td = TensorDict({"a": 1, "s": "x", "n": {"m": None}})
     assert td.to_dict() == {"a": torch.tensor(1), "s": "x", "n": {"m": None}}
     assert td.to_dict(retain_none=False) == {"a": torch.tensor(1), "s": "x", "n": {}}
@@ -72,7 +72,7 @@ def test_values_in_dicts() -> None:
     assert td.to_namedtuple().s == "x"
 
 
-def test_none_in_copies() -> None:
+def test_copy_keeps_none() -> None:
     class Point(TensorClass):
         x: torch.Tensor
         y: torch.Tensor = None
@@ -88,13 +88,13 @@ def test_none_in_copies() -> None:
     assert TensorDict({"a": None}).to_tensordict(retain_none=False)["a"] is None
 
 
-def test_a_defaultdict_comes_back() -> None:
+def test_pytree_defaultdict_round_trips() -> None:
     tree = defaultdict(list, a=torch.ones(1), b=defaultdict(int, c=torch.zeros(1)))
     back = TensorDict.from_pytree(tree).to_pytree()
     assert type(back) is type(back["b"]) is defaultdict
     assert (back["a"], back["b"]["c"]) == (tree["a"], tree["b"]["c"])
 
 
-def test_objects_in_structured_arrays() -> None:
+def test_struct_array_objects_round_trip() -> None:
     td = TensorDict({"a": torch.arange(2), "v": NonTensorStack({"k": 1}, {"k": 2})}, [2])
     assert td.to_struct_array().tolist() == [(0, {"k": 1}), (1, {"k": 2})]

@@ -41,7 +41,7 @@ class TestTyped(CollectionTests):
         )
 
 
-def test_keys_are_attributes() -> None:
+def test_getattr_declared_key_returns_entry() -> None:
     data = Data(obs=torch.zeros(3), act=torch.ones(3), batch_size=[3])
     assert data.obs is data["obs"]
     data.obs = torch.ones(3)
@@ -56,7 +56,7 @@ def test_keys_are_attributes() -> None:
         _ = data.obs
 
 
-def test_required_and_optional_keys() -> None:
+def test_init_missing_required_key_raises() -> None:
     with pytest.raises(TypeError, match=r"Data misses the required keys \['act'\]"):
         Data(obs=torch.zeros(3))
     with pytest.raises(
@@ -70,7 +70,7 @@ def test_required_and_optional_keys() -> None:
     assert More.__optional_keys__ == {"reward", "name"}
 
 
-def test_a_key_that_is_not_required_may_be_missing() -> None:
+def test_init_without_not_required_key_works() -> None:
     assert Partial.__required_keys__ == {"obs"} and Partial.__optional_keys__ == {"act"}
     assert Partial(obs=torch.zeros(3), act=torch.ones(3)).act.tolist() == [1, 1, 1]
     with pytest.raises(AttributeError, match="the Partial has no entry 'act'"):
@@ -90,14 +90,14 @@ def test_a_key_that_is_not_required_may_be_missing() -> None:
         lambda entries: Partial.from_dict(entries, batch_size=[3]),
     ],
 )
-def test_typed_from_a_mapping(make: Any) -> None:
+def test_init_from_mapping_sets_entries(make: Any) -> None:
     made = make({"obs": torch.zeros(3)})
     assert type(made) is Partial and made.batch_size == (3,) and made.obs.tolist() == [0, 0, 0]
     with pytest.raises(TypeError, match=r"Partial misses the required keys \['obs'\]"):
         make({"act": torch.zeros(3)})
 
 
-def test_typed_from_a_tensordict() -> None:
+def test_from_tensordict_returns_typed() -> None:
     td = TensorDict({"obs": torch.zeros(3), "act": torch.zeros(3), "zz": torch.ones(3)}, batch_size=[3])
     data = Data.from_tensordict(td)
     assert data.obs is td["obs"]
@@ -106,14 +106,14 @@ def test_typed_from_a_tensordict() -> None:
         Data.from_tensordict(TensorDict())
 
 
-def test_a_key_that_hides_a_method_is_refused() -> None:
+def test_declare_key_hiding_method_raises() -> None:
     with pytest.raises(AttributeError, match="the key 'keys' would hide the 'keys' of a TensorDict"):
 
         class Bad(TypedTensorDict):
             keys: Tensor
 
 
-def test_attrs() -> None:
+def test_attrs_returns_tensor_attrs() -> None:
     td = TensorDict({"a": torch.zeros(3, 2), "b": {"c": torch.ones(3).int(), "s": "x"}}, batch_size=[3])
     for attrs in (td.attrs(), td.attrs(num_threads=2)):
         assert attrs.batch_size == ()
@@ -155,7 +155,7 @@ def outer() -> Any:
     return Outer(Inner(torch.zeros(3, 5), "s"), torch.zeros(3, 4))
 
 
-def test_a_dataclass_as_a_tensorclass() -> None:
+def test_from_dataclass_class_returns_tensorclass() -> None:
     cls = from_dataclass(Inner)
     assert cls is from_dataclass(Inner)
     assert (cls.__name__, is_tensorclass(cls), issubclass(cls, Inner)) == ("Inner_tc", True, True)
@@ -167,7 +167,7 @@ def test_a_dataclass_as_a_tensorclass() -> None:
         from_dataclass(3)
 
 
-def test_an_instance_of_a_dataclass_as_one_of_a_tensorclass() -> None:
+def test_from_dataclass_instance_returns_tensorclass_instance() -> None:
     result = from_dataclass(outer(), device="cpu")
     assert type(result.x) is from_dataclass(Inner)
     assert (result.x.b, result.x.c.item()) == ("s", 3)
@@ -182,7 +182,7 @@ def test_an_instance_of_a_dataclass_as_one_of_a_tensorclass() -> None:
         from_dataclass(outer(), auto_batch_size=True, batch_size=[3])
 
 
-def test_an_instance_of_a_dataclass_as_a_collection() -> None:
+def test_from_dataclass_of_tensordict_returns_tensordict() -> None:
     td = TensorDict.from_dataclass(outer())
     assert type(td["x"]) is TensorDict
     assert (td["x", "b"], td["x", "c"].item()) == ("s", 3)

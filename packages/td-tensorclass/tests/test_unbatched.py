@@ -49,7 +49,7 @@ SHAPES: dict[str, tuple[Callable[[Any], Any], list[int]]] = {
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_shape_operations_leave_it_alone(name: str) -> None:
+def test_shape_operation_keeps_unbatched_tensor(name: str) -> None:
     operation, batch_size = SHAPES[name]
     result = operation(make())
     assert result.batch_size == torch.Size(batch_size)
@@ -59,7 +59,7 @@ def test_shape_operations_leave_it_alone(name: str) -> None:
     assert shown.batch_size == result.batch_size
 
 
-def test_pointwise_operations_and_casts_apply() -> None:
+def test_pointwise_and_cast_apply_to_unbatched_tensor() -> None:
     td = make()
     assert (td + 1)["u"].tolist() == [2, 3, 4]
     assert (td * td)["u"].tolist() == [1, 4, 9]
@@ -71,7 +71,7 @@ def test_pointwise_operations_and_casts_apply() -> None:
         make() + torch.ones(2, 3)
 
 
-def test_assert_close() -> None:
+def test_assert_close_of_unbatched_tensors() -> None:
     td = TensorDict({"u": UnbatchedTensor(torch.ones(3))}, [2])
     near, far = (TensorDict({"u": UnbatchedTensor(torch.ones(3) + by)}, [2]) for by in (1e-8, 1e-2))
     assert assert_close(td, near)
@@ -88,7 +88,7 @@ def test_assert_close() -> None:
     "value", [NonTensorStack("a", "b"), NonTensorData("a"), UnbatchedTensor(torch.ones(3))], ids=repr
 )
 @pytest.mark.parametrize("join", [torch.stack, torch.cat])
-def test_nothing_is_lost_in_a_level_without_entries(join: Any, value: Any) -> None:
+def test_empty_and_exclude_keep_unbatched_node(join: Any, value: Any) -> None:
     pair = [TensorDict({"n": {"v": entry}}, [2]) for entry in (value, TensorDict({}, [2]))]
     for items in (pair, pair[::-1]):
         with pytest.raises(
@@ -104,7 +104,7 @@ def test_nothing_is_lost_in_a_level_without_entries(join: Any, value: Any) -> No
 @pytest.mark.parametrize(
     "other", [NonTensorStack("a", "b"), TensorDict({}, [2])], ids=lambda node: type(node).__name__
 )
-def test_another_kind_in_its_place_is_told_with_its_key(other: Any) -> None:
+def test_operation_with_other_kind_raises_naming_key(other: Any) -> None:
     first, second = (
         TensorDict({"n": {"u": u}, "x": torch.ones(2)}, [2]) for u in (UnbatchedTensor(torch.ones(3)), other)
     )
@@ -116,7 +116,7 @@ def test_another_kind_in_its_place_is_told_with_its_key(other: Any) -> None:
             operation(first, second)
 
 
-def test_comparison() -> None:
+def test_eq_of_unbatched_tensors_compares_elements() -> None:
     other = make()
     other["u"][0] = 7
     assert (make() == make()).all()
@@ -142,7 +142,7 @@ READERS: dict[str, Callable[[TensorDict], Any]] = {
 
 
 @pytest.mark.parametrize("name", READERS)
-def test_readers_get_the_tensor(name: str) -> None:
+def test_get_returns_unbatched_tensor(name: str) -> None:
     td = make()
     payload = td["u"]
     shown = READERS[name](td)
@@ -150,7 +150,7 @@ def test_readers_get_the_tensor(name: str) -> None:
     assert shown.data_ptr() == payload.data_ptr()
 
 
-def test_it_counts_as_a_leaf() -> None:
+def test_keys_leaves_only_includes_unbatched_tensor() -> None:
     td = TensorDict({"n": make()}, [2, 3])
     assert list(td.keys(True, True)) == [("n", "u"), ("n", "x")]
     assert list(make().keys(leaves_only=True)) == ["u", "x"]
@@ -160,7 +160,7 @@ def test_it_counts_as_a_leaf() -> None:
     assert repr(make()) == "TensorDict(batch_size=[2,3], fields={u: f32[3], x: f32[]})"
 
 
-def test_functions_of_leaves_get_it() -> None:
+def test_apply_passes_unbatched_tensor() -> None:
     named = make().named_apply(lambda key, leaf: leaf + 1 if key == "u" else leaf)
     assert named["u"].tolist() == [2, 3, 4]
     assert make().apply(torch.add, make())["u"].tolist() == [2, 4, 6]
@@ -171,7 +171,7 @@ def test_functions_of_leaves_get_it() -> None:
     assert td["u"].tolist() == [2, 4, 6]
 
 
-def test_state_dict() -> None:
+def test_state_dict_unbatched_tensor_round_trips() -> None:
     state = (make() + 1).state_dict()
     assert list(state) == ["u", "x"]
     td = make()
@@ -190,7 +190,7 @@ def test_state_dict() -> None:
         make().load_state_dict({**state, "u": torch.zeros(4)})
 
 
-def test_reading_and_writing() -> None:
+def test_get_set_unbatched_tensor_works() -> None:
     td = make()
     assert not is_non_tensor(td.get("u"))
     assert not td.is_non_tensor("u")
@@ -224,7 +224,7 @@ IN_PLACE: dict[str, tuple[Callable[[Any], Any], Any]] = {
 
 
 @pytest.mark.parametrize("name", IN_PLACE)
-def test_what_changes_leaves_in_place_reaches_it(name: str) -> None:
+def test_inplace_operation_changes_unbatched_tensor(name: str) -> None:
     change, (attribute, wanted) = IN_PLACE[name]
     td = TensorDict({"n": make()}, [2, 3])
     assert change(td) is td
@@ -234,20 +234,20 @@ def test_what_changes_leaves_in_place_reaches_it(name: str) -> None:
 
 
 @pytest.mark.skipif(not hasattr(TensorDict, "memmap_"), reason="needs td-memmap")
-def test_it_is_mapped_in_place(tmp_path: Any) -> None:
+def test_memmap_maps_unbatched_tensor_in_place(tmp_path: Any) -> None:
     td = TensorDict({"n": make()}, [2, 3]).memmap_(tmp_path)
     td["n", "u"].fill_(7)
     assert TensorDict.load_memmap(tmp_path)["n", "u"].tolist() == [7, 7, 7]
 
 
-def test_different_ones_are_not_joined() -> None:
+def test_stack_different_unbatched_tensors_raises() -> None:
     other = make()
     other["u"] = UnbatchedTensor(torch.zeros(3))
     with pytest.raises(StructureError, match="differs between items 0 and 1"):
         torch.stack([make(), other])
 
 
-def test_in_a_tensorclass() -> None:
+def test_tensorclass_field_holds_unbatched_tensor() -> None:
     class Model(TensorClass):
         scale: Tensor
         x: Tensor
@@ -257,7 +257,7 @@ def test_in_a_tensorclass() -> None:
     assert type(model[0].scale) is UnbatchedTensor
 
 
-def test_the_tensor_itself() -> None:
+def test_unbatched_tensor_has_tensor_behaviour() -> None:
     tensor = UnbatchedTensor([1, 2])
     tensor.batch_size = [7]
     assert isinstance(tensor, Tensor)
@@ -266,14 +266,14 @@ def test_the_tensor_itself() -> None:
     assert tensor[0] == 1
 
 
-def test_a_view_of_another_dtype_reaches_the_tensor() -> None:
+def test_view_dtype_of_unbatched_tensor_shares_memory() -> None:
     td = TensorDict({"u": UnbatchedTensor(torch.ones(3)), "x": torch.zeros(2)}, [2])
     assert torch.equal(td.view(torch.int32)["u"], torch.ones(3).view(torch.int32))
 
 
 @pytest.mark.parametrize("assign", [False, True])
 @pytest.mark.parametrize("flatten", [False, True])
-def test_a_state_dict_fills_what_is_empty(flatten: bool, assign: bool) -> None:
+def test_load_state_dict_into_empty_adds_unbatched_tensor(flatten: bool, assign: bool) -> None:
     td = TensorDict({"u": UnbatchedTensor(PAYLOAD), "n": {"u": UnbatchedTensor(PAYLOAD)}}, [4])
     for empty in (TensorDict(), TensorDict(batch_size=[4])):
         found = empty.load_state_dict(td.state_dict(flatten=flatten), strict=False, assign=assign)
@@ -285,20 +285,20 @@ def test_a_state_dict_fills_what_is_empty(flatten: bool, assign: bool) -> None:
 @pytest.mark.parametrize(
     "operation", [TensorDict.floor, TensorDict.floor_, TensorDict.qint8, partial(torch.randint_like, high=5)]
 )
-def test_errors_name_the_key(operation: Callable[..., Any]) -> None:
+def test_error_on_unbatched_tensor_names_key(operation: Callable[..., Any]) -> None:
     td = TensorDict({"n": {"u": UnbatchedTensor(torch.ones(5) + 0j)}}, [3])
     with pytest.raises(RuntimeError, match=r"key \('n', 'u'\)"):
         operation(td)
 
 
-def test_a_write_at_an_index_that_is_refused_changes_nothing() -> None:
+def test_setitem_index_misfit_changes_nothing() -> None:
     td = TensorDict({"a": torch.zeros(3), "u": UnbatchedTensor(torch.zeros(2))}, [3])
     with pytest.raises(StructureError, match="is the same for the whole batch"):
         td[0] = TensorDict({"a": torch.ones(()), "u": UnbatchedTensor(torch.ones(2))})
     assert td["a"].tolist() == [0, 0, 0]
 
 
-def test_a_write_to_members_that_one_of_them_refuses_changes_none() -> None:
+def test_setitem_refused_by_one_member_changes_none() -> None:
     members = [
         TensorDict(
             {"k": NonTensorStack("a", "b"), "a": torch.zeros(2), "u": UnbatchedTensor(torch.tensor(u))}, [2]
@@ -312,7 +312,7 @@ def test_a_write_to_members_that_one_of_them_refuses_changes_none() -> None:
     assert [member["k"] for member in members] == [["a", "b"], ["a", "b"]]
 
 
-def test_the_tensor_by_itself_is_copied_deeply() -> None:
+def test_deepcopy_unbatched_tensor_copies_it() -> None:
     td = TensorDict({"u": UnbatchedTensor(torch.ones(2))}, [3])
     shown = td["u"]
     for holder in (shown, td.state_dict()["u"], dict(td.items())["u"]):

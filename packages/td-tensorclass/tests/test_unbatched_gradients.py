@@ -69,7 +69,7 @@ def require_grad_of_entries(td: Any) -> Any:
 
 
 @pytest.mark.parametrize("made", MADE)
-def test_backward_gives_the_entry_its_gradient(made: str) -> None:
+def test_backward_sets_grad_of_entry(made: str) -> None:
     td = MADE[made]()
     out = td * 2
     out.backward(torch.ones_like(out))
@@ -85,7 +85,7 @@ def test_backward_gives_the_entry_its_gradient(made: str) -> None:
 
 
 @pytest.mark.parametrize("made", MADE)
-def test_autograd_grad_gives_the_gradient_of_the_entry(made: str) -> None:
+def test_autograd_grad_of_entry_equals_torch(made: str) -> None:
     td = MADE[made]()
     out = td * 2
     found = torch.autograd.grad(out, td, torch.ones_like(out), retain_graph=True)
@@ -100,7 +100,7 @@ def test_autograd_grad_gives_the_gradient_of_the_entry(made: str) -> None:
 
 @pytest.mark.parametrize("made", MADE)
 @pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adam], ids=lambda cls: cls.__name__)
-def test_an_optimizer_trains_the_entry(optimizer: Any, made: str) -> None:
+def test_optimizer_step_changes_entry(optimizer: Any, made: str) -> None:
     td = MADE[made]()
     plain = [torch.ones(n, dtype=td.get("a").dtype, requires_grad=True) for n in (4, 3)]
     trained = [td.get("a"), td.get("u")]
@@ -132,7 +132,7 @@ SHAPED: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("shaped", SHAPED)
-def test_gradients_pass_through_shape_operations(shaped: str) -> None:
+def test_backward_through_shape_operations_reaches_entry(shaped: str) -> None:
     td = make().requires_grad_()
     part = SHAPED[shaped](td)
     key = "n.u" if shaped == "flatten_keys" else "u"
@@ -144,7 +144,7 @@ def test_gradients_pass_through_shape_operations(shaped: str) -> None:
     assert td["u"].grad.tolist() == [2, 2, 2]
 
 
-def test_the_entry_is_the_tensor_that_was_set() -> None:
+def test_get_requiring_grad_returns_same_object() -> None:
     tensor = UnbatchedTensor(torch.ones(3)).requires_grad_()
     td = TensorDict({"n": {"u": tensor}}, [4])
     assert td["n", "u"] is td.get(("n", "u")) is tensor
@@ -154,7 +154,7 @@ def test_the_entry_is_the_tensor_that_was_set() -> None:
 
 @pytest.mark.parametrize("whose", ["given", "read"])
 @pytest.mark.parametrize("require", ["tensor", "collection"])
-def test_a_tensor_given_or_read_before_is_the_leaf(require: str, whose: str) -> None:
+def test_requires_grad_marks_tensors_set_or_read_before(require: str, whose: str) -> None:
     given = UnbatchedTensor(torch.ones(3))
     td = TensorDict({"n": {"u": given}}, [4])
     tensor = given if whose == "given" else td["n", "u"]
@@ -165,7 +165,7 @@ def test_a_tensor_given_or_read_before_is_the_leaf(require: str, whose: str) -> 
     assert tensor.grad is None
 
 
-def test_new_data_of_the_collection_is_shown() -> None:
+def test_get_after_new_data_returns_new_tensor() -> None:
     td = make()
     read = td["u"]
     td.data = TensorDict({"a": torch.zeros(4), "u": UnbatchedTensor(torch.zeros(3))}, [4])
@@ -174,7 +174,7 @@ def test_new_data_of_the_collection_is_shown() -> None:
     assert (td + 1)["u"].tolist() == [3, 3, 3] and read.shape == (3,)
 
 
-def test_gradients_reach_the_leaf_around_which_the_tensor_is() -> None:
+def test_backward_reaches_wrapped_leaf() -> None:
     leaf = torch.ones(3, requires_grad=True)
     with torch.no_grad():
         td = TensorDict({"u": UnbatchedTensor(leaf)}, [4])
@@ -183,14 +183,14 @@ def test_gradients_reach_the_leaf_around_which_the_tensor_is() -> None:
     assert type(leaf) is Tensor
 
 
-def test_requires_grad_of_a_part_leaves_the_whole_alone() -> None:
+def test_requires_grad_of_part_does_not_change_whole() -> None:
     td = make()
     part = td[0].requires_grad_()
     assert part["u"].requires_grad and not td["u"].requires_grad
     assert td.requires_grad_().requires_grad_(False)["u"].requires_grad is False
 
 
-def test_parameters_have_it_among_them() -> None:
+def test_tensordict_params_lists_unbatched_tensor() -> None:
     td = make()
     td["i"] = UnbatchedTensor(torch.tensor(1))
     params = TensorDictParams(td)
@@ -209,7 +209,7 @@ def test_parameters_have_it_among_them() -> None:
         ]
 
 
-def test_a_module_takes_it_for_a_whole_ensemble() -> None:
+def test_to_module_ensemble_uses_unbatched_tensor() -> None:
     net = nn.Linear(2, 1)
     weights = TensorDict(
         {"weight": torch.ones(3, 1, 2), "bias": UnbatchedTensor(torch.ones(1))}, [3]
@@ -228,7 +228,7 @@ def test_a_module_takes_it_for_a_whole_ensemble() -> None:
         assert type(net.bias) is nn.Parameter and net.bias.item() == 0
 
 
-def test_func_grad_gives_its_gradient() -> None:
+def test_func_grad_of_unbatched_tensor_equals_torch() -> None:
     def compute(td: Any) -> Tensor:
         return (td * 3)["u"].sum() + td["a"].sum()
 
@@ -236,7 +236,7 @@ def test_func_grad_gives_its_gradient() -> None:
     assert found.tolist() == [3, 3, 3]
 
 
-def test_compiled_functions_pass_gradients_on() -> None:
+def test_compile_backward_reaches_unbatched_tensor() -> None:
     td = make().requires_grad_()
     td["u"]
     out = torch.compile(lambda td: td * 2, backend="eager", fullgraph=True)(td)

@@ -102,14 +102,14 @@ ROUND_TRIPS = {
 
 @pytest.mark.parametrize("item", ITEMS)
 @pytest.mark.parametrize("trip", ROUND_TRIPS)
-def test_item_of_a_stack_shows_what_the_item_showed(trip: str, item: str) -> None:
+def test_index_stacked_nodes_returns_their_value(trip: str, item: str) -> None:
     tasks = ("reach", "push", "walk")
     parts = ROUND_TRIPS[trip]([ITEMS[item](task) for task in tasks])
     assert [shown(part) for part in parts] == [shown(ITEMS[item](task)) for task in tasks]
     assert {part.batch_size for part in parts} == {(4,)}
 
 
-def test_slice_of_a_stack_shows_lists_whatever_its_length() -> None:
+def test_slice_stacked_nodes_returns_list_of_any_length() -> None:
     stack = torch.stack([plain("reach"), plain("push")])
     assert stack[1:]["task"] == [["push"] * 4]
     assert stack[:, 0]["task"] == ["reach", "push"]
@@ -118,7 +118,7 @@ def test_slice_of_a_stack_shows_lists_whatever_its_length() -> None:
     assert stack[1, :2]["task"] == "push"
 
 
-def test_write_to_a_part_reaches_the_stack() -> None:
+def test_write_to_part_changes_stack() -> None:
     stack = torch.stack([plain("reach"), plain("push")])
     stack[1].update_(plain("walk"))
     assert stack["task"] == [["reach"] * 4, ["walk"] * 4]
@@ -134,7 +134,7 @@ def test_write_to_a_part_reaches_the_stack() -> None:
     assert stack[0]["task"] == "run"
 
 
-def test_part_of_a_part_shows_its_own_place() -> None:
+def test_index_part_of_part_returns_its_value() -> None:
     stack = torch.stack([plain("reach"), plain("push")])
     stack[1][3].update_(TensorDict({"task": "last"}))
     assert stack["task"][1] == ["push", "push", "push", "last"]
@@ -208,9 +208,7 @@ def test_vmap_over_values_reads_tensors(kind: str, shape: tuple[int, ...], dim: 
 
 @pytest.mark.parametrize(("shape", "dim"), DIMS)
 @pytest.mark.parametrize("kind", MAPPED)
-def test_vmap_over_values_gives_them_back_in_their_places(
-    kind: str, shape: tuple[int, ...], dim: int
-) -> None:
+def test_vmap_over_values_returns_them_in_order(kind: str, shape: tuple[int, ...], dim: int) -> None:
     data, ndim = MAPPED[kind](shape), len(shape)
     for out in range(-ndim, ndim):
         moved = record(shape).movedim(dim % ndim, out % ndim)
@@ -225,7 +223,7 @@ def test_vmap_over_values_gives_them_back_in_their_places(
         assert len(stacked.batch_size) == ndim + 1
 
 
-def test_nested_vmap_gives_values_back_in_their_places() -> None:
+def test_nested_vmap_returns_values_in_order() -> None:
     data = record((3, 3))
     for inner in (-1, 0):
         result = torch.vmap(torch.vmap(lambda each: each + 0, inner, inner), 1, 1)(data)
@@ -234,7 +232,7 @@ def test_nested_vmap_gives_values_back_in_their_places() -> None:
     assert swapped["task"] == data.transpose(0, 1)["task"]
 
 
-def test_vmap_in_dims_of_pytrees_counts_collections_alone() -> None:
+def test_vmap_in_dims_of_pytree_treats_collection_as_leaf() -> None:
     data, other = record((2, 3)), torch.zeros(5, 3)
     both = torch.vmap(lambda given: given["td"]["x"].sum() + given["x"], ({"td": -1, "x": -1},), -1)
     expected = data["x"].sum((0, 2)) + other
@@ -248,7 +246,7 @@ def test_vmap_in_dims_of_pytrees_counts_collections_alone() -> None:
     assert torch.vmap(lambda td: td["w"], -1)(without).shape == (5, 2)
 
 
-def test_vmap_in_chunks_joins_them_along_the_batch_dim() -> None:
+def test_vmap_chunk_size_joins_values_along_batch_dim() -> None:
     td = TensorDict({"x": torch.arange(24.0).view(4, 3, 2)}, [4, 3])
     result = torch.vmap(lambda each: each + 0, 0, -1, chunk_size=2)(td)
     assert result.batch_size == (3, 4)
@@ -264,12 +262,12 @@ def test_vmap_in_chunks_joins_them_along_the_batch_dim() -> None:
         ((0, -3), r"out_dims=-3 is out of range for a TensorDict of batch size \[3\]"),
     ],
 )
-def test_vmap_dims_behind_the_batch_are_refused(dims: tuple[int, int], message: str) -> None:
+def test_vmap_over_feature_dim_raises(dims: tuple[int, int], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         torch.vmap(lambda td: td, *dims)(record((2, 3)))
 
 
-def test_read_values_that_vmap_maps_over_is_refused() -> None:
+def test_read_values_inside_vmap_raises() -> None:
     with pytest.raises(StructureError, match="vmap took a dim away"):
         torch.vmap(lambda td: td["x"] + len(td["task"]))(record((2, 3)))
     assert torch.vmap(lambda td: td["x"] + len(td["one"]))(record((2, 3))).shape == (2, 3, 4)

@@ -159,7 +159,7 @@ def _values(td: Any) -> list[Any]:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("operation", OPERATIONS)
-def test_operation_on_values_without_equality_keeps_each(operation: str, kind: str) -> None:
+def test_operation_on_incomparable_values_keeps_each(operation: str, kind: str) -> None:
     apply, expected = OPERATIONS[operation]
     for value in VALUES:
         a, b = VALUES[value]()
@@ -168,7 +168,7 @@ def test_operation_on_values_without_equality_keeps_each(operation: str, kind: s
 
 
 @pytest.mark.parametrize("value", VALUES)
-def test_compare_of_values_without_equality_goes_by_identity(value: str) -> None:
+def test_compare_incomparable_values_uses_identity(value: str) -> None:
     a, b = VALUES[value]()
     same, other = plain(a) == plain(a), plain(a) == plain(b)
     assert same["v"].tolist() == [True, True]
@@ -177,12 +177,12 @@ def test_compare_of_values_without_equality_goes_by_identity(value: str) -> None
     assert assert_close(plain(a), plain(a))
 
 
-def test_assert_close_of_other_values_names_the_key() -> None:
+def test_assert_close_different_values_raises_naming_key() -> None:
     with pytest.raises(AssertionError, match="key 'v' differs"):
         assert_close(plain(Raising()), plain(Raising()))
 
 
-def test_capture_of_values_without_equality_goes_by_identity() -> None:
+def test_capture_stack_incomparable_values_uses_identity() -> None:
     from td_tensorclass import set_capture_non_tensor_stack
 
     a, b = Raising(), Raising()
@@ -193,7 +193,7 @@ def test_capture_of_values_without_equality_goes_by_identity() -> None:
     assert not hasattr(NonTensorStack(a, b), "data")
 
 
-def test_set_list_that_contains_itself_stores_one_value() -> None:
+def test_set_self_referencing_list_stores_one_value() -> None:
     value = contain_itself()
     assert TensorDict({"v": NonTensorData(value)})["v"] is value
     assert TensorDict({"v": value}, [1]).batch_size == (1,)
@@ -232,7 +232,7 @@ def test_same_value_of_two_values_returns_expected(a: Any, b: Any, expected: boo
     assert is_same_value(a, a)
 
 
-def test_equal_values_of_comparable_objects_uses_their_equality() -> None:
+def test_compare_comparable_objects_uses_their_equality() -> None:
     class Answer:
         def __eq__(self, other: object) -> Any:
             return np.bool_(True)
@@ -289,6 +289,6 @@ def test_set_at_equal_unbatched_tensor_is_accepted() -> None:
         td.set_at_("l", UnbatchedTensor(torch.tensor([0.0, 1.0])), 0)
 
 
-def test_deepcopy_of_values_without_equality_copies_them() -> None:
+def test_deepcopy_incomparable_values_copies_them() -> None:
     td = plain(Raising())
     assert isinstance(copy.deepcopy(td)["v"], Raising)
