@@ -59,7 +59,7 @@ def test_struct_array_strings_round_trip() -> None:
     assert td.to_struct_array().tolist() == array.tolist()
 
 
-def test_from_pytree_list_becomes_value() -> None:
+def test_from_any_list_becomes_value() -> None:
     assert from_any(["a", "b"]).tolist() == ["a", "b"]
     assert TensorDict.from_dict({"a": [{"b": 1}, {"b": 2}]})["a"] == [{"b": 1}, {"b": 2}]
 

@@ -88,7 +88,7 @@ def test_assert_close_of_unbatched_tensors() -> None:
     "value", [NonTensorStack("a", "b"), NonTensorData("a"), UnbatchedTensor(torch.ones(3))], ids=repr
 )
 @pytest.mark.parametrize("join", [torch.stack, torch.cat])
-def test_empty_and_exclude_keep_unbatched_node(join: Any, value: Any) -> None:
+def test_join_value_and_collection_raises_naming_key(join: Any, value: Any) -> None:
     pair = [TensorDict({"n": {"v": entry}}, [2]) for entry in (value, TensorDict({}, [2]))]
     for items in (pair, pair[::-1]):
         with pytest.raises(
@@ -266,7 +266,7 @@ def test_unbatched_tensor_has_tensor_behaviour() -> None:
     assert tensor[0] == 1
 
 
-def test_view_dtype_of_unbatched_tensor_shares_memory() -> None:
+def test_view_dtype_of_unbatched_tensor_equals_torch() -> None:
     td = TensorDict({"u": UnbatchedTensor(torch.ones(3)), "x": torch.zeros(2)}, [2])
     assert torch.equal(td.view(torch.int32)["u"], torch.ones(3).view(torch.int32))
 

@@ -262,7 +262,7 @@ def test_vmap_chunk_size_joins_values_along_batch_dim() -> None:
         ((0, -3), r"out_dims=-3 is out of range for a TensorDict of batch size \[3\]"),
     ],
 )
-def test_vmap_over_feature_dim_raises(dims: tuple[int, int], message: str) -> None:
+def test_vmap_dims_outside_batch_raise(dims: tuple[int, int], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         torch.vmap(lambda td: td, *dims)(record((2, 3)))
 
