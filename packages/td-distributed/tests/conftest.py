@@ -21,7 +21,7 @@ import torch
 from hypothesis import settings
 from torch import Tensor
 
-# A test that is slow once, while torch warms up, is no failure.
+# torch is slow in the first test that uses it, which must not fail a hypothesis deadline.
 settings.register_profile("td", deadline=None)
 settings.load_profile("td")
 
@@ -105,7 +105,7 @@ class Ranks:
             stdin.flush()
         results = self.replies(ranks, limit)
         if any(isinstance(result, RankError) for result in results):
-            # What one rank did not take is still on its way: the next function gets new processes.
+            # Messages that a rank did not receive are still in transit, so start new processes for the next function.
             self.stop()
         return results
 

@@ -30,7 +30,7 @@ DTYPES = (
     torch.bool,
     torch.float8_e5m2,
 )
-#: Built for a number, so that what was loaded can be told from what was there.
+#: Builders that take a number, so that loaded elements differ from the existing ones.
 TREES: dict[str, Callable[[int], Any]] = {
     "nested": lambda n: TensorDict({"a": torch.full((3,), n), "n": {"b": torch.full((2, 2), n), "e": {}}}),
     "dtypes": lambda n: TensorDict({str(dtype): torch.full((3,), n).to(dtype) for dtype in DTYPES}),
@@ -113,7 +113,7 @@ def test_load_other_structure_raises_and_changes_nothing(make: Any, state: Any, 
     assert target["a"].sum() == 0
 
 
-#: What a checkpoint of {"a": ones of [3], "s": "text"} is loaded into, and what the engine says.
+#: Targets that do not match a checkpoint of {"a": ones of [3], "s": "text"}, and the expected error of the planner.
 OTHERS: dict[str, tuple[Callable[[], dict[str, Any]], str]] = {
     "a leaf more": (lambda: {"x": torch.zeros(3)}, "Missing key in checkpoint state_dict: td.x"),
     "a level for a leaf": (
@@ -157,7 +157,7 @@ def sharded(value: float) -> Any:
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    rows = torch.arange(21.0).view(7, 3) * value  # no number of ranks but one divides them evenly
+    rows = torch.arange(21.0).view(7, 3) * value  # 7 rows are not divisible by the number of ranks
     leaves = {
         "rows": distribute_tensor(rows, mesh, [Shard(0)]),
         "n": {"columns": distribute_tensor(rows.clone(), mesh, [Shard(1)])},

@@ -361,7 +361,7 @@ def test_reduce_writes_only_dst(four: Any, options: dict[str, Any], waits: bool)
     ]
 
 
-#: What stands for one tensor with another one, or with other bits; and what it becomes when two ranks are added up.
+#: Collections with views, tied leaves or conj and neg bits, and their expected sum over two ranks.
 VIEWS: dict[str, tuple[Callable[[int], list[torch.Tensor]], list[complex]]] = {
     "tied": (lambda size: [torch.ones(size)] * 2, [2, 2]),
     "of one tensor": (lambda size: [one := torch.ones(size), one.view(-1, 1)], [2, 2]),
@@ -416,7 +416,7 @@ def test_all_reduce_other_stack_dim_raises(two: Any) -> None:
     assert two.run(stacks_along_another_dim) == [f"StructureError: {message}"] * 2
 
 
-#: What rank 1 holds instead of ``nested(1)``, and what every rank says.
+#: The collection of rank 1 instead of ``nested(1)``, and the expected error on every rank.
 DIFFERENT: dict[str, tuple[Callable[[], Any], str]] = {
     "key": (
         lambda: nested(1).rename_key_("a", "z"),
@@ -569,7 +569,7 @@ def cannot_move(rank: int) -> str:
 
 def test_collective_torch_error_raises_on_all_ranks(two: Any) -> None:
     other, own = two.run(cannot_move)
-    # Which class it is, the build of torch decides.
+    # The class of the error depends on the build of torch.
     assert own != "nothing was raised"
     assert other == f"StructureError: rank 1 could not take part, so no rank did: {own}"
 
@@ -638,7 +638,7 @@ def test_init_remote_unknown_rank_raises(two: Any, other: int) -> None:
 
 def saves_what_arrives(rank: int) -> list[float]:
     found = []
-    for length in range(1, 5):  # so that headers are of all sizes
+    for length in range(1, 5):  # vary the size of the header
         tree = TensorDict({"k" * length: torch.ones(3)})
         for each in (
             *tree.all_gather(),
@@ -721,7 +721,7 @@ def test_collective_in_subgroup_uses_ranks_of_group(four: Any) -> None:
     assert results[3] == (4.0, 8.0, [1.0, 3.0], 1.0)
 
 
-#: Each is called where rank 1 is missing.
+#: Calls that rank 0 makes while rank 1 is missing.
 CALLS: dict[str, Callable[[Any, Any], Any]] = {
     "broadcast": lambda tree, group: tree.broadcast(1, group=group),
     "scatter": lambda tree, group: tree.scatter(1, group=group),
@@ -740,7 +740,7 @@ CALLS: dict[str, Callable[[Any, Any], Any]] = {
 
 def alone(rank: int, dies: bool) -> Any:
     """Return for each call what rank 0 says and whether its collection stayed as it was."""
-    # Long enough for the ranks to connect on a busy machine.
+    # The timeout must be long enough for the ranks to connect on a busy machine.
     groups = [dist.new_group([0, 1], timeout=timedelta(seconds=3)) for _ in CALLS]
     if rank == 1:
         return os._exit(3) if dies else None
@@ -833,7 +833,7 @@ def test_collective_different_calls_raise_on_all_ranks(two: Any) -> None:
     assert two.run(makes_another_call) == [{ANOTHER}] * 2
 
 
-#: Leaves of which the second cannot be reduced in this way.
+#: Leaves of which gloo cannot reduce the second with the given operation.
 UNREDUCED = {
     "AVG": torch.ones(2, dtype=torch.int64),
     "BAND": torch.ones(2),
@@ -955,7 +955,7 @@ def says(rank: int, text: str) -> Any:
         return caught(tree.all_reduce)
     among, message = Group(None), text_to_bytes(text)
     call = "all_reduce with bucket_bytes=None by SUM"
-    among.all_numbers(call, 1, 0, 1, 2, 3, 4)  # a structure in another order, as far as one can tell
+    among.all_numbers(call, 1, 0, 1, 2, 3, 4)  # another digest, as of a structure with another order of keys
     sizes = among.all_numbers(call, 1, len(message), 1, 2, 3, 4)
     return among.all_bytes(message, [size for _, size, *_ in sizes])
 

@@ -303,7 +303,7 @@ def test_from_buffer_of_storage_keeps_content(name: str) -> None:
     same(from_buffer(storage_of(result)), tree)
 
 
-#: What the form of the reference cannot say.
+#: Trees that the plain form cannot represent.
 UNSAYABLE = {
     "a mark in a key", "dtypes", "float8", "odd keys", "params", "reserved", "reserved cls_metadata", "reserved size",
     "rich values", "roles", "subclass", "unbatched", "value",
@@ -314,7 +314,7 @@ UNSAYABLE = {
 def test_consolidate_uses_plain_form_if_representable(name: str) -> None:
     structure = written(TREES[name]())
     assert (structure["cls"] == "td:general") == (name in UNSAYABLE)
-    # What stands beside is for what it says in another way: orders of keys, types of values.
+    # The root key "size" holds what the plain form cannot represent: orders of keys, types of values.
     assert "size" not in structure or name not in ("flat", "named", "lazy", "deep stack")
 
 
@@ -324,7 +324,7 @@ def written(tree: Any) -> Any:
     return json.loads(data[-8 - int.from_bytes(data[-8:], "little") : -8])
 
 
-#: What is loaded, or mapped, and consists of leaves on one storage.
+#: Functions that load or map a collection whose leaves share one storage.
 CONSOLIDATED: dict[str, Callable[[Any, Path], Any]] = {
     "in memory": lambda tree, path: tree.consolidate(),
     "with its structure": lambda tree, path: tree.consolidate(metadata=True),

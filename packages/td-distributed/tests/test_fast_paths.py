@@ -232,7 +232,7 @@ def test_unpickle_readonly_buffers_copies_unless_consolidated(consolidated: bool
     back = pickle.loads(data, buffers=frozen)
     same(back, tree)
     starts = [np.frombuffer(buffer, np.uint8).ctypes.data for buffer in frozen]
-    # Nor can there be a view where bytes are not aligned.
+    # Bytes that are not aligned cannot be viewed as the dtype, either.
     assert (back._leaves()[0].data_ptr() == starts[0]) == (consolidated and not skipped)
     assert back.is_consolidated() == consolidated and not back.is_locked
     if not consolidated:
@@ -260,7 +260,7 @@ queue.get()
 def test_queue_between_processes_shares_memory(consolidated: bool) -> None:
     context = multiprocessing.get_context("spawn")
     queue, answer = context.Queue(), context.Queue()
-    # A spawned process cannot import a test file.
+    # A spawned process cannot import a test file, so it executes the source text in DOUBLE.
     process = context.Process(target=exec, args=(DOUBLE, {"queue": queue, "answer": answer}), daemon=True)
     process.start()
     tree = nested()
@@ -344,7 +344,7 @@ def test_consolidate_on_cuda_equals_cpu() -> None:
     direct = nested().consolidate(device="cuda")
     assert direct.device == direct["a"].device and direct.device.type == "cuda"
     same(direct.cpu(), tree)
-    assert moved.pin_memory()["a"].device.type == "cuda"  # as of a tree that is not consolidated
+    assert moved.pin_memory()["a"].device.type == "cuda"  # as for a collection that is not consolidated
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")

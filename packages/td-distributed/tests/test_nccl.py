@@ -82,7 +82,7 @@ def over_gloo(rank: int) -> None:
                 target = tree(-1)
                 target.recv(0, **options)
                 same(target, 7)
-        # Messages of gloo lie on the host, and what arrives says so.
+        # gloo messages are on the CPU, so the received collection is, too.
         found = [*make(rank).all_gather(), TensorDict().scatter(0, [make(0), make(1)] if rank == 0 else None)]
         found += [make(rank).broadcast(1)] if rank == 0 else [make(rank).broadcast(1).cpu()]
         if rank == 0:
@@ -108,7 +108,7 @@ def test_device_of_mixed_or_default_backends_returns_device(backend: str | None)
     dist.init_process_group(backend, store=store, rank=0, world_size=1)
     try:
         mine = tree(3)
-        assert Group(None).own_device() == mine["a"].device  # not by way of the host
+        assert Group(None).own_device() == mine["a"].device  # without a copy through the CPU
         mine.all_reduce()
         same(mine, 3)
         mixed = TensorDict({"gpu": torch.ones(2, device="cuda"), "host": torch.ones(2)})

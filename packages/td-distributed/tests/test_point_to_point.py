@@ -97,7 +97,7 @@ TREES: dict[str, Callable[[], Any]] = {
 if HAS_TENSORCLASS:
     TREES["values"] = with_values
 
-#: What a receiver of TREES["flat"] may hold instead, and what the message says.
+#: Structures of a receiver that do not match TREES["flat"], and the expected error.
 MISMATCHES: dict[str, tuple[Callable[[], Any], str]] = {
     "shape": (
         lambda: TensorDict({"b": torch.zeros(2, 4), "a": torch.zeros(2)}, batch_size=[2]),
@@ -222,7 +222,7 @@ def dropped(rank: int, size: int) -> None:
         gc.collect()
         following.send(1)
         return
-    time.sleep(1)  # the handles are gone before anything is taken
+    time.sleep(1)  # the handles are freed before the peer receives anything
     target = TensorDict({"a": torch.zeros(size), "b": torch.zeros(3)})
     target.recv(0)
     assert target["a"].sum().item() == size
@@ -244,7 +244,7 @@ def replaces_while_it_comes(rank: int, fits: bool) -> Any:
     target = TensorDict({"a": torch.zeros(3), "b": torch.zeros(2)})
     old = target["a"]
     (handle,) = target.irecv(0, return_premature=True)
-    time.sleep(0.2)  # it has looked at the collection by then
+    time.sleep(0.2)  # time for the thread to encode the collection
     target["a"] = torch.zeros(3 if fits else 4)
     dist.barrier()
     error = None
@@ -267,7 +267,7 @@ def test_irecv_leaf_replaced_in_transit_writes_new_leaf(two: Any, fits: bool) ->
 
 
 def crosswise(rank: int, consolidated: bool) -> None:
-    # More than a socket holds, so that a blocking send would wait for ever.
+    # Larger than the buffer of a socket, so that two blocking sends would deadlock.
     mine, theirs = (
         TensorDict({"a": torch.full((1 << 22,), i), "b": torch.ones(i + 1)}) for i in (rank, 1 - rank)
     )
@@ -294,7 +294,7 @@ def awaited(rank: int, size: int, options: dict[str, Any]) -> Any:
     coming.wait()
     assert coming.is_completed()
     same(target, theirs)
-    coming.wait()  # once more changes nothing
+    coming.wait()  # a second wait() is a no-op
     return written
 
 
@@ -770,7 +770,7 @@ def test_recv_peer_dies_raises_and_changes_nothing(fragile: Any, after: int) -> 
 
 
 def waits_in_vain(rank: int, how: str) -> Any:
-    # Long enough for the ranks to connect on a busy machine.
+    # The timeout must be long enough for the ranks to connect on a busy machine.
     group = dist.new_group([0, 1], timeout=timedelta(seconds=4))
     target = TREES["flat"]()
     if rank == 0:
@@ -793,5 +793,5 @@ def waits_in_vain(rank: int, how: str) -> Any:
 @pytest.mark.parametrize("how", ["nothing is sent", "another tag", "irecv"])
 def test_recv_without_send_raises_within_timeout(fragile: Any, how: str) -> None:
     message, unchanged = fragile.run(waits_in_vain, how)[1]
-    # Where both sides wait for as long, the one that gives up first closes the connection of the other.
+    # With equal timeouts, the first rank that times out would close the connection of the other.
     assert ("imed out" in message or "Connection closed" in message) and unchanged

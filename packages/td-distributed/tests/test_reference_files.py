@@ -74,7 +74,7 @@ def test_from_consolidated_unqualified_class_name_is_found(
     """Releases 0.5 and 0.6 wrote tensorclasses so."""
     from td_tensorclass import tensorclass
 
-    # Like the one in the file, whose name other tests give to classes of theirs.
+    # Classes with the fields of the one in the file, but other names: other tests define classes with that name.
     fields = {"__annotations__": {"x": Tensor, "y": Any, "tag": str}, "y": None, "tag": "none"}
     classes = [
         tensorclass(type(name, (), {**fields, "__module__": module}))

@@ -102,7 +102,7 @@ def trains(rank: int) -> Any:
             leaves.data.sub_(leaves.grad * 1e-3)
     close(whole(params.data), whole(other.data))
 
-    # A forward pass leaves the outermost module with whole parameters; what is taken and saved is sharded.
+    # After a forward pass the outermost module holds unsharded parameters; saving needs the sharded ones.
     module(inputs)
     assert kinds(TensorDict.from_module(module)) == {"DTensor"}
     assert kinds(TensorDict.from_module(module, use_state_dict=True)) == {"DTensor"}

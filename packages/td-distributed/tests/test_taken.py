@@ -138,7 +138,7 @@ CHANGES: dict[str, Callable[[Any], Any]] = {
     "names below": lambda td: setattr(td["n"], "names", ["time"]),
     "the device": lambda td: td.clear_device_(),
 }
-#: After these as many tensors refer to the storage as before, and that is all that the wire of the reference looks at.
+#: Changes that keep the number of references to the storage, which is all that the tensordict wire checks.
 UNSEEN = {each for each in CHANGES if each.endswith("in spite of the lock")} | {
     "data of another dtype", "the same data transposed", "data exchanged", "resize_", "t_", "unsqueeze_",
 }  # fmt: skip
@@ -380,7 +380,7 @@ def test_recv_contradictory_header_raises(less: int) -> None:
     same(td, tree())
 
 
-#: Ways to lay out one structure; leaves, or the whole, lie elsewhere in each.
+#: Collections of one structure with different layouts of the leaves in storages.
 LAYOUTS: dict[str, Callable[[Any], Any]] = {
     "storage": lambda td: td.consolidate(),
     "with its structure": lambda td: td.consolidate(metadata=True),
@@ -589,7 +589,7 @@ def test_recv_next_large_message_reuses_buffer() -> None:
         rooms.append(target.allocate(known, torch.device("cpu")))
         target.deliver(known, rooms[-1].copy_(storage + 1))
         assert torch.equal(storage_of(td), rooms[-1])
-    # The first one was only remembered after it had arrived.
+    # The first message was cached only after it had arrived.
     assert rooms[0] is not rooms[1] is rooms[2]
 
 
@@ -692,7 +692,7 @@ def test_pickle_keeps_attributes_of_every_node(protocol: int) -> None:
     td = Noted({"a": torch.zeros(3), "n": level, "s": Slotted({"c": torch.ones(1)})}).consolidate()
     for each, note in ((td, "root"), (td["n"], "level"), (td["s"], "slot")):
         each.note = [note]
-    for _ in range(2):  # taken apart, and as it was taken apart
+    for _ in range(2):  # first without the cached encoding, then with it
         again = pickle.loads(pickle.dumps(td, protocol))
         assert [each.note for each in (again, again["n"], again["s"])] == [["root"], ["level"], ["slot"]]
         assert len(storage_of(again)) == len(storage_of(td))

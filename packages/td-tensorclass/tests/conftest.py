@@ -4,6 +4,6 @@ from __future__ import annotations
 
 from hypothesis import settings
 
-# A test that is slow once, while torch warms up, is no failure.
+# torch is slow in the first test that uses it, which must not fail a hypothesis deadline.
 settings.register_profile("td", deadline=None)
 settings.load_profile("td")

@@ -115,7 +115,7 @@ def written(td: Any) -> Any:
     return td
 
 
-#: On one value for each element; all that say without looking at tensors where the values go.
+#: Operations on one value per element whose gather map needs no tensor data.
 COLUMN_PROGRAMS: dict[str, Callable[[Any], list[Any]]] = {
     "indices": lambda td: [td[0], td[1, -1], td[:, 1:], td[None], td[..., 0]],
     "parts": lambda td: [

@@ -47,7 +47,7 @@ WRITES: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
-#: Every write of a string, and every value in one write.
+#: All kinds of writes with a string, and all kinds of values with one write.
 WRITTEN = [
     *[(name, "string") for name in WRITES],
     *[("update", value) for value in VALUES if value != "string"],

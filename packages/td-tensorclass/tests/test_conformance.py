@@ -71,7 +71,7 @@ class TestMixed(CollectionTests):
     new_key = None
 
     def leaves(self, collection: Any) -> dict[Any, Tensor]:
-        # A comparison gives tensors for the values too.
+        # A comparison returns tensors also for values.
         return {"a": collection.a}
 
     def make(self) -> Mixed:

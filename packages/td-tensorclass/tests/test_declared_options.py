@@ -189,4 +189,4 @@ def test_read_unknown_attribute_raises_attribute_error(make: Any) -> None:
         node.attr  # noqa: B018
     assert caught.value.name == "attr" and caught.value.obj is node
     assert not hasattr(node, "attr") and getattr(node, "attr", 1) == 1
-    assert "__getattr__" not in dir(node)  # it would make every read of an attribute slower
+    assert "__getattr__" not in dir(node)  # __getattr__ would slow down every attribute read

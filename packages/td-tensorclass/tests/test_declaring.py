@@ -200,7 +200,7 @@ class TestPostInit:
             {"x": Tensor}, decorated, {"__post_init__": lambda self: seen.append(tuple(self.x.shape))}
         )
         stack = lazy_stack([cls(torch.zeros(2)), cls(torch.zeros(3))])
-        # What is put together was made before, and so was what is looked at.
+        # Stacking and reading members create no instances, so __post_init__ does not run again.
         assert [member.x.shape for member in stack.tensordicts] == [(2,), (3,)]
         assert seen == [(2,), (3,)]
         assert (stack + 1)[1].x.tolist() == [1, 1, 1]
@@ -243,7 +243,7 @@ class TestPostInit:
             assert type(empty) is cls
             assert empty.x is None
         assert seen == [(3,)]
-        # To make an instance of nothing is no operation on one.
+        # Constructing an instance without entries is not an operation on one.
         cls.from_tensordict(TensorDict())
         assert seen == [(3,), None]
 
@@ -966,7 +966,7 @@ class TestAClassThatAPickleMakes:
                 setattr(made, name, value)
         try:
             encoded = encode(self.kept)
-            assert type(decode(encoded)) is ByValue  # the class that a pickle brings counts, not its name
+            assert type(decode(encoded)) is ByValue  # the class in the pickle has priority over its name
             first = decode(replace(encoded, classes={0: made}))
             assert type(first) is made and first.label == "a"
             assert type(decode(replace(encoded, classes={}))) is made
@@ -979,9 +979,8 @@ class TestAClassThatAPickleMakes:
 
         node = Local(x=torch.ones(2), batch_size=[2])
         encoded = encode(TensorDict({"a": node}))
-        for row in (
-            encoded.nodes
-        ):  # cloudpickle leaves the function out of the name, another process has no such kind
+        # cloudpickle omits the function from the name, and another process has no such kind.
+        for row in encoded.nodes:
             row["kind"] = row["kind"].replace("<locals>.Local", "gone")
         assert type(decode(encoded)["a"]) is Local
         with pytest.raises(FormatError, match="gone', which no installed package provides"):

@@ -62,7 +62,7 @@ class Decorated:
 
 
 def leaf(*tail: int) -> Tensor:
-    # Between 0.1 and 0.9: every function below is defined there.
+    # Elements between 0.1 and 0.9, where all tested functions are defined.
     return torch.rand(2, 3, *tail, generator=torch.Generator().manual_seed(len(tail))) * 0.8 + 0.1
 
 
@@ -86,7 +86,7 @@ SORTS: dict[str, Callable[[], Any]] = {
 MASK = torch.tensor([[True, False, True], [False, True, True]])
 SCALAR = torch.tensor(0.5)
 
-#: The arguments of methods that need some; a function gets the collection. Everything else is called without any.
+#: Arguments per method, or a function of the collection that returns them; other methods are called without any.
 ARGUMENTS: dict[str, Any] = {
     "add": (1,),
     "add_": (1,),
@@ -196,8 +196,8 @@ ARGUMENTS: dict[str, Any] = {
     "logsumexp": (0,),
 }
 
-#: What is not called on an instance here: constructors from other objects, joins of several collections, what moves to
-#: devices or files, and what other packages provide.
+#: Methods that this test skips: constructors from other objects, joins of several collections, moves to devices or
+#: files, and methods of other packages.
 ELSEWHERE = {
     name for name in dir(TensorCollection) if name.startswith(("from_", "qint", "quint"))
 } | {
@@ -207,10 +207,10 @@ ELSEWHERE = {
 }  # fmt: skip
 ELSEWHERE |= {name for name, each in DECLARATIONS.items() if each.distribution != "td-tensorclass"}
 
-#: These leave the class on purpose: what they give is another structure.
+#: Methods whose result is intentionally not of the class, because it has another structure.
 LEAVES_THE_CLASS = {"to_tensordict", "attrs", "numpy"}
 
-#: What a class with declared fields, or a frozen one, refuses where a plain collection does not.
+#: Expected errors of methods that raise for a class with declared fields or a frozen one only.
 REFUSED: dict[tuple[str, str], type[Exception]] = {
     ("any", "rename_key_"): UnknownFieldError,
     ("frozen", "rename_key_"): LockedError,
@@ -225,7 +225,7 @@ def run(node: Any, name: str) -> Any:
     given = ARGUMENTS.get(name, ())
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # torch's own, of casts that lose something
+            warnings.simplefilter("ignore", UserWarning)  # torch warns about lossy casts
             member = getattr(node, name)
             if not callable(member):
                 return member
@@ -288,7 +288,7 @@ def test_every_method_of_tensorclass_equals_tensordict(sort: str, name: str) -> 
         return
     result, wanted = run(instance, name), run(plain, name)
     assert shown(result) == shown(wanted), (result, wanted)
-    # The collection itself must be left alike too: some methods write.
+    # Some methods write in place, so compare the collections afterwards, too.
     assert shown(instance._tensordict) == shown(plain)
     if name not in LEAVES_THE_CLASS:
         check_class(result, wanted, type(instance))

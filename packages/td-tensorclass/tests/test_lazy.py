@@ -281,7 +281,7 @@ def test_deepcopy_parameters_field_stays_parameters(copied) -> None:
 def test_append_does_not_read_existing_members(monkeypatch: pytest.MonkeyPatch) -> None:
     stack, more = samples(1), [sample(2), sample(0)]
     with monkeypatch.context() as patch:
-        patch.setattr(LazyStackedTensorDict, "_members_and_dim", None)  # which copies them
+        patch.setattr(LazyStackedTensorDict, "_members_and_dim", None)  # it copies the list of members
         stack.append(more[0])
         stack.insert(0, more[1])
     assert captions(stack) == [0, 1, 2]

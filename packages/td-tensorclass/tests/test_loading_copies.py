@@ -25,7 +25,7 @@ def make_point() -> Point:
     return Point(torch.ones(2), tags={"k": ["a"]}, n=TensorDict({"y": torch.ones(2)}, [2]), batch_size=[2])
 
 
-#: A value, what changes it in place, and how the value that was loaded is shown.
+#: A value, a function that changes it in place, and the expected repr of the loaded value.
 VALUES: dict[str, tuple[Callable[[], Any], Callable[[Any], Any], Callable[[Any], Any]]] = {
     "list": (lambda: [1, 2], lambda value: value.append(3), list),
     "nested list": (lambda: [[1], 2], lambda value: value[0].append(3), lambda value: next(iter(value))),

@@ -539,7 +539,7 @@ class TestMetaData:
         assert td["m"] == 3
 
 
-#: Two elements with the values "a" and "b", or "a" for both, and whether each has a value of its own.
+#: Collections of two elements with the values "a" and "b", or with one value "a" for both.
 HOLDERS: dict[str, Callable[[], Any]] = {
     "one value": lambda: TensorDict({"k": "a"}, [2]),
     "locked": lambda: TensorDict({"k": "a"}, [2], lock=True),
@@ -790,7 +790,7 @@ def test_context_manager_writes_values_back(name: str, kind: str) -> None:
     if kind == "locked":
         td.lock_()
     with CONTEXTS[name](td) as part:
-        # What is replaced there is written here, however the context lays it out.
+        # A value that is replaced in the context is written back to this collection.
         part.set("k", "z")
         part.set_(("n", "k"), "y")
         part["each"] = part.get("each").flatten().reshape(part.batch_size)

@@ -131,7 +131,7 @@ def test_shape_operations_equal_numpy(name: str, shape: tuple[int, ...]) -> None
     ours, numpys = OPERATIONS[name]
     array = things(shape)
     check(ours(stack_of(array)), numpys(array))
-    # Beside a tensor in a collection, the values go where the tensor's elements go.
+    # In a collection, values move like the elements of a tensor next to them.
     numbers = torch.arange(array.size).view(shape)
     td = ours(TensorDict({"thing": stack_of(array), "number": numbers}, batch_size=shape))
     shown = np.vectorize(lambda thing: thing.number, otypes=[int])(np.array(td["thing"], dtype=object))

@@ -102,7 +102,7 @@ def chosen(node: Any, draw: Callable[[Any], Any]) -> Any:
     return torch.where(mask, node, node.flip(0))
 
 
-#: Each takes a node of at least one element and dim, and a function that draws.
+#: Operations by name; each takes a node with at least one element and dim, and hypothesis' draw function.
 STEPS: dict[str, Callable[[Any, Callable[[Any], Any]], Any]] = {
     "int": lambda node, draw: node[draw(st.integers(0, len(node) - 1))],
     "slice": lambda node, draw: node[draw(st.integers(0, len(node) - 1)) :],
@@ -156,6 +156,6 @@ def test_random_program_moves_values_like_leaves(kind: str, data: st.DataObject)
         name = data.draw(st.sampled_from(sorted(STEPS)))
         node = STEPS[name](node, data.draw)
         if not node.numel() and "number" not in node.keys():
-            # A stack without members knows no entries.
+            # A stack without members has no entries.
             break
         check(node)

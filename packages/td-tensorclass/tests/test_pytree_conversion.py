@@ -84,7 +84,7 @@ def test_copy_keeps_none() -> None:
         copy = source.to_tensordict(retain_none=True)
         assert copy["y"] is None or set(copy["y"]) == {None}
         assert copy.get("y").batch_size == source.batch_size
-    # What is set to None in a plain collection is a value like any other.
+    # In a plain collection, None is a value like any other.
     assert TensorDict({"a": None}).to_tensordict(retain_none=False)["a"] is None
 
 

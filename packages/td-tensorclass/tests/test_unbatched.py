@@ -214,7 +214,7 @@ def test_get_set_unbatched_tensor_works() -> None:
     assert td.load_state_dict(make().state_dict())["u"].tolist() == [1, 2, 3]
 
 
-#: What changes the leaves of a collection, and what becomes of the tensor by that.
+#: In-place operations on the leaves of a collection, and the expected elements of the tensor.
 IN_PLACE: dict[str, tuple[Callable[[Any], Any], Any]] = {
     "to": (lambda td: td.to(torch.float64, inplace=True), ("dtype", torch.float64)),
     "share_memory_": (lambda td: td.share_memory_(), ("is_shared", True)),

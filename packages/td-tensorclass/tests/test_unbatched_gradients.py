@@ -93,7 +93,7 @@ def test_autograd_grad_of_entry_equals_torch(made: str) -> None:
     entries = [td.get("a"), td.get("u")]
     for gradient in torch.autograd.grad([out.get("a").sum(), out.get("u").sum()], entries, retain_graph=True):
         assert (gradient == 2).all()
-    # Entries that were computed have gradients too.
+    # Entries that are not autograd leaves also have a grad.
     (gradient,) = torch.autograd.grad((out * 3).get("u").sum(), [out.get("u")])
     assert gradient.tolist() == [3, 3, 3]
 

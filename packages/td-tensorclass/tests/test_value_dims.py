@@ -56,7 +56,7 @@ def _changed(stack: Any, write: Any) -> Any:
     return stack
 
 
-#: What stacks three items and takes them apart again.
+#: Round trips that join three items and split the result again.
 ROUND_TRIPS = {
     "index": lambda items: [torch.stack(items)[i] for i in range(3)],
     "index with ...": lambda items: [torch.stack(items)[i, ...] for i in range(3)],

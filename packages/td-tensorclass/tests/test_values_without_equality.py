@@ -58,7 +58,7 @@ def contain_itself() -> list[Any]:
     return value
 
 
-#: Two values that must not be taken for one another, of which neither may be asked.
+#: Pairs of different values whose == raises or returns no bool.
 VALUES = {
     "dataclass of tensors": lambda: (Boxes(torch.zeros(3, 4)), Boxes(torch.zeros(2, 4))),
     "dataclass of equal tensors": lambda: (Boxes(torch.zeros(3, 4)), Boxes(torch.zeros(3, 4))),
@@ -102,7 +102,7 @@ def _written(a: Any, index: Any, value: Any) -> Any:
     return a
 
 
-#: What is done with ``a`` and ``b``, and whose value each element of the result has.
+#: Operation on ``a`` and ``b``, and the operand whose value each element of the result has.
 OPERATIONS = {
     "cat": (lambda a, b: torch.cat([a, b]), "aabb"),
     "cat with out": (lambda a, b: torch.cat([a, b], out=torch.cat([b, a])), "aabb"),
@@ -201,7 +201,7 @@ def test_set_self_referencing_list_stores_one_value() -> None:
 
 NAN = float("nan")
 
-#: Values, and whether they are the same.
+#: Two values, and whether is_same_value() returns True.
 SAME = [
     (NAN, float("nan"), True),
     (complex(NAN, 0), complex(NAN, 0), True),

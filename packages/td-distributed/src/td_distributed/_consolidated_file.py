@@ -74,9 +74,8 @@ def make_trailer(tree: Any, encoded: Encoded, layout: Layout) -> bytes:
         text = json.dumps(_plain(tree, encoded, layout)).encode()
     except (NotRepresentableError, RecursionError, TypeError):
         text = as_json({"cls": GENERAL, "td": describe(encoded, layout)}, encoded.nodes).encode()
-    text += b" " * (
-        -(layout.nbytes + len(text) + 8) % WHOLE
-    )  # pad the file to whole 16-byte elements, see _align_bytes()
+    # Pad the file to whole 16-byte elements, see _align_bytes().
+    text += b" " * (-(layout.nbytes + len(text) + 8) % WHOLE)
     check_length(text, LARGEST_JSON)
     return text + len(text).to_bytes(8, "little", signed=True)
 

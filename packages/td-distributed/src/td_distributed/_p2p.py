@@ -380,9 +380,8 @@ def _receive(collection: Any, peer: Channel, root: str | Path | None) -> Iterato
     arrival = likely.arrivals.pop() if likely is not None and likely.arrivals else None
     first = allocate(_wire.FIRST, device) if arrival is None else arrival[0]
     if arrival is not None:
-        arrival[1][:] = (
-            _wire.NOTHING
-        )  # gloo accepts a shorter message, which would leave the previous header in the buffer
+        # gloo accepts a shorter message, which would leave the previous header in the buffer.
+        arrival[1][:] = _wire.NOTHING
     coming = peer.irecv(first)
     # Encode the collection while the message is in transit.
     target = ReceiveTarget(collection)
@@ -408,9 +407,8 @@ def _receive(collection: Any, peer: Channel, root: str | Path | None) -> Iterato
         message = target.parse_header(header)
     except FormatError:  # for example, the sender's torch has a newer dtype
         if not inside_first and device.type == "cpu":
-            _drain(
-                peer, min(nbytes, _wire.PIECE), repeat(_wire.PIECE, count)
-            )  # gloo accepts messages shorter than the buffer
+            # gloo accepts messages shorter than the buffer, so their exact sizes are not needed.
+            _drain(peer, min(nbytes, _wire.PIECE), repeat(_wire.PIECE, count))
         raise
     parts = message.parts()
     if len(parts) != count or sum(stop - start for start, stop in parts) != nbytes:

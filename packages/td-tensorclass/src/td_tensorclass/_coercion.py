@@ -30,9 +30,8 @@ def to_node(value: Any, batch_size: torch.Size, device: torch.device | None) -> 
         BatchSizeError: the list does not have the shape of the batch.
     """
     if isinstance(value, LinkedList):
-        value = (
-            value.tolist()
-        )  # nested LinkedLists would write back to the collection that they were read from
+        # Nested LinkedLists would write back to the collection that they were read from.
+        value = value.tolist()
     if not isinstance(value, list) or not list_to_stack():
         return to_data(value, batch_size, device)
     uneven = None

@@ -7,7 +7,6 @@ import sys
 from td import install_as_tensordict
 
 if __name__ == "tensordict":
-    del sys.modules[
-        __name__
-    ]  # an import returns the entry of sys.modules, which the next line sets to the alias
+    # An import returns the entry of sys.modules, which install_as_tensordict() sets to the alias.
+    del sys.modules[__name__]
     install_as_tensordict()
