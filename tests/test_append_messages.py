@@ -10,8 +10,14 @@ import torch
 from torch import Tensor
 
 from td_core import TensorDict
-from td_memmap import AppendError, append_memmap
-from td_tensorclass import MetaData, NonTensorData, NonTensorStack, TensorClass
+
+td_memmap: Any = pytest.importorskip("td_memmap")
+td_tensorclass: Any = pytest.importorskip("td_tensorclass")
+AppendError, append_memmap = td_memmap.AppendError, td_memmap.append_memmap
+MetaData = td_tensorclass.MetaData
+NonTensorData = td_tensorclass.NonTensorData
+NonTensorStack = td_tensorclass.NonTensorStack
+TensorClass = td_tensorclass.TensorClass
 
 
 class Point(TensorClass):

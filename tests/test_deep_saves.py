@@ -13,9 +13,10 @@ import pytest
 import torch
 from torch import Tensor
 
-import td_memmap
 from td_core import TensorDict, lazy_stack
-from td_tensorclass import TensorClass
+
+td_memmap: Any = pytest.importorskip("td_memmap")
+TensorClass: Any = pytest.importorskip("td_tensorclass").TensorClass
 
 
 class Link(TensorClass):

@@ -14,11 +14,20 @@ import pytest
 import torch
 from torch import Tensor
 
-import td_memmap
 from td_core import TensorDict, lazy_stack
 from td_core.errors import FormatError, MissingPluginError
-from td_distributed import _wire, from_buffer, storage_of
-from td_tensorclass import MetaData, NonTensorData, NonTensorStack, TensorClass, UnbatchedTensor
+
+td_memmap: Any = pytest.importorskip("td_memmap")
+td_distributed: Any = pytest.importorskip("td_distributed")
+td_tensorclass: Any = pytest.importorskip("td_tensorclass")
+_wire: Any = pytest.importorskip("td_distributed._wire")
+from_buffer = td_distributed.from_buffer
+storage_of = td_distributed.storage_of
+MetaData = td_tensorclass.MetaData
+NonTensorData = td_tensorclass.NonTensorData
+NonTensorStack = td_tensorclass.NonTensorStack
+TensorClass = td_tensorclass.TensorClass
+UnbatchedTensor = td_tensorclass.UnbatchedTensor
 
 
 class Record(TensorClass):

@@ -17,8 +17,15 @@ import td_core
 from td_core import StructureError, TensorDict, lazy_stack
 from td_core._nodes import KINDS
 from td_core.errors import FormatError
-from td_distributed._collectives import Payload, unpack
-from td_tensorclass import NonTensorData, NonTensorStack, TensorClass, TypedTensorDict
+
+td_tensorclass: Any = pytest.importorskip("td_tensorclass")
+pytest.importorskip("td_memmap")
+_collectives: Any = pytest.importorskip("td_distributed._collectives")
+Payload, unpack = _collectives.Payload, _collectives.unpack
+NonTensorData = td_tensorclass.NonTensorData
+NonTensorStack = td_tensorclass.NonTensorStack
+TensorClass = td_tensorclass.TensorClass
+TypedTensorDict = td_tensorclass.TypedTensorDict
 
 X = torch.arange(3.0)
 

@@ -135,9 +135,9 @@ print(utils.unravel_keys(("a", ("b",))), utils.unravel_keys(("a",)))
 @pytest.mark.parametrize(
     ("line", "name"),
     [
-        ("from tensordict.nn import EnsembleModule", "tensordict.nn.EnsembleModule"),
+        ("from tensordict.nn import SafeModule", "tensordict.nn.SafeModule"),
         ("from tensordict import PersistentTensorDict", "tensordict.PersistentTensorDict"),
-        ("import tensordict.nn.distributions", "tensordict.nn.distributions"),
+        ("import tensordict.nn.planners", "tensordict.nn.planners"),
     ],
 )
 def test_an_import_of_what_is_not_there_says_so(line, name, tmp_path):

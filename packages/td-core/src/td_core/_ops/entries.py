@@ -220,9 +220,14 @@ class EntryMixin(Core):
     ) -> bool:
         """Store uneven tensors of a list in the members of a lazy stack, one per member; return False if that does not apply."""
         rows = self._rows_for_members(value)
-        for member, row in rows or ():
+        todo = list(rows or ())
+        while todo:  # check all rows before the first is stored
+            member, row = todo.pop()
             check_unlocked(member, f"set {show_path(prefix + path)}")
-            member._coerce(row, prefix + path, non_blocking)  # check all rows before the first is stored
+            nested = member._rows_for_members(row) if type(row) in (list, tuple) else None
+            if nested is None:
+                member._coerce(row, prefix + path, non_blocking)
+            todo.extend(nested or ())
         for member, row in rows or ():
             member._set_path(path, row, prefix, non_blocking=non_blocking)
         return rows is not None
