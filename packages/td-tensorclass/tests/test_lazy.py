@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -285,3 +287,14 @@ def test_append_does_not_read_existing_members(monkeypatch: pytest.MonkeyPatch) 
         stack.append(more[0])
         stack.insert(0, more[1])
     assert captions(stack) == [0, 1, 2]
+
+
+def test_from_tensordict_uneven_stack_with_values_stays_lazy() -> None:
+    class Noted(TensorClass):
+        x: torch.Tensor
+        note: Any = None
+
+    stack = lazy_stack([TensorDict({"x": torch.arange(float(n))}) for n in (2, 3)])
+    noted = Noted.from_tensordict(stack, {"note": "north"})
+    assert [member.x.tolist() for member in noted] == [[0, 1], [0, 1, 2]]
+    assert [member.note for member in noted] == ["north", "north"] and "note" not in stack

@@ -253,8 +253,10 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
                 declared[name] = level
         if non_tensordict:
             cls._check_keys(non_tensordict)
-        if non_tensordict or declared:
+        if declared:
             inner = inner._with_children({**children, **declared})
+        elif non_tensordict:
+            inner = inner._shallow_copy()
         if cls._schema.defaulted:
             inner = cls._add_defaults(inner, {*non_tensordict} if non_tensordict else ())
         node = cls._wrap_unchecked(inner)
