@@ -1,4 +1,4 @@
-"""What the tests of this package share: tensorclasses for files, and processes that form a group over gloo."""
+"""Shared fixtures: tensorclasses that files refer to, and groups of processes over gloo or nccl."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ HAS_TENSORCLASS = importlib.util.find_spec("td_tensorclass") is not None
 
 @pytest.fixture(scope="session")
 def fixture_classes() -> Any:
-    """Define the tensorclasses that the files of the reference implementation name, in a module of their name."""
+    """Define the tensorclasses that the tensordict files refer to, in a module of the same name."""
     if not HAS_TENSORCLASS:
         pytest.skip("needs td-tensorclass")
     if "fixture_classes" in sys.modules:
@@ -56,9 +56,9 @@ class RankError(Exception):
 
 
 class Ranks:
-    """Processes that form one group and run functions of test files, told by name.
+    """Processes that form one group and run functions of test files, which are passed by name.
 
-    A function that takes longer than its limit fails, and the processes are started anew for the next one.
+    A function that exceeds its time limit fails, and new processes are started for the next one.
     """
 
     def __init__(self, world: int, folder: Path, backend: str = "gloo") -> None:

@@ -1,4 +1,4 @@
-"""Collections among two and four processes: every collective, its faults, and what each rank sees of them."""
+"""Collectives among two and four processes: results, and the errors that each rank raises."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def caught(call: Callable[[], Any]) -> str:
 
 @contextmanager
 def apart(always: bool) -> Iterator[None]:
-    """Send each collection in parts, however small."""
+    """Send every collection in parts, also small ones."""
     with pytest.MonkeyPatch.context() as patch:
         if always:
             patch.setattr(_wire, "APART", 0)
@@ -321,7 +321,7 @@ def test_all_reduce_other_key_order_equals_torch(two: Any) -> None:
 
 
 def looks_again(rank: int, leaf: str) -> Any:
-    """Reduce collections of one structure, of which only one can be told at a glance."""
+    """Reduce collections of the same structure, of which only one has plain leaves."""
     other = {"plain": torch.ones(2, 3), "strided": torch.ones(3, 2).t(), "empty": torch.ones(2, 3)}[leaf]
     more = torch.ones(0) if leaf == "empty" else torch.ones(1)
     td = TensorDict({"z": torch.full((2,), rank), "a": other if rank else torch.ones(2, 3), "m": more})
@@ -464,7 +464,7 @@ if HAS_TENSORCLASS:
 
 
 def exchanges(rank: int, mine: Any, item: Any) -> dict[str, Callable[[], Any]]:
-    """Return calls in which rank 1 sends ``mine``, or in a list ``item``; rank 0 sends too where all do."""
+    """Return all calls in which rank 1 sends ``mine``, or a list with ``item``."""
     everyone = {"use_broadcast": True}
     return {
         "broadcast": lambda: mine.broadcast(1),
@@ -498,7 +498,7 @@ def test_collective_unsendable_collection_raises_on_all_ranks(two: Any, what: st
 
 
 def tries_to_reduce(rank: int) -> list[tuple[str, torch.dtype]]:
-    """Return where gloo itself is of another opinion about what it can reduce."""
+    """Return the (operation, dtype) pairs for which gloo and ``_can_gloo_reduce`` disagree."""
     others = {torch.uint16, torch.uint64, torch.int16, torch.float8_e5m2}
     dtypes = sorted(GLOO_DTYPES | others, key=str)
     wrong = []
@@ -538,7 +538,7 @@ def test_all_reduce_expanded_leaf_raises(two: Any) -> None:
 
 
 def cannot_read(rank: int, call: str, parts: bool) -> str:
-    """Exchange what another torch sent, of which this one does not know a dtype."""
+    """Exchange a collection with a dtype that the torch of the receiver does not have."""
 
     def unknown(name: str) -> Any:
         raise FormatError(f"unknown dtype {name!r}")
@@ -671,7 +671,7 @@ def test_from_remote_init_over_limit_raises_on_both_ranks(two: Any, use_broadcas
 
 
 def announces(rank: int, length: int, size: int) -> Any:
-    """Announce to a receiver what makes no sense, and return what it answers."""
+    """Send invalid sizes to a receiver, and return its error."""
     if rank == 1:
         return caught(lambda: TensorDict.from_remote_init(0))
     peer, among = Channel(1, None, None, iter(range(9))), Group(None)
@@ -739,7 +739,7 @@ CALLS: dict[str, Callable[[Any, Any], Any]] = {
 
 
 def alone(rank: int, dies: bool) -> Any:
-    """Return for each call what rank 0 says and whether its collection stayed as it was."""
+    """Return per call the error on rank 0, and whether its collection is unchanged."""
     # The timeout must be long enough for the ranks to connect on a busy machine.
     groups = [dist.new_group([0, 1], timeout=timedelta(seconds=3)) for _ in CALLS]
     if rank == 1:
@@ -949,7 +949,7 @@ def test_check_length_too_long_structure_raises_on_sender(
 
 
 def says(rank: int, text: str) -> Any:
-    """Take part in a reduction on rank 0, and on rank 1 as a process that says anything of its structure."""
+    """Reduce on rank 0; on rank 1 send an arbitrary text as the description of its structure."""
     tree = TensorDict({"a": torch.ones(2)})
     if rank == 0:
         return caught(tree.all_reduce)

@@ -1,4 +1,4 @@
-"""Consolidation in memory and in files: values, identity, and what is never served stale."""
+"""Consolidation in memory and in files: values, identity of leaves, and no stale results after changes."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def tied() -> Any:
 
 
 def looks(vector: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Return tensors that begin where a vector does, and are not it."""
+    """Return tensors that start at the address of a vector, with other sizes, strides, dtypes or a neg bit."""
     square = vector.view(2, 2)
     negative = torch._neg_view(vector)
     return {
@@ -91,7 +91,7 @@ def looks(vector: torch.Tensor) -> dict[str, torch.Tensor]:
 
 
 class OwnDict(TensorDict):
-    """A class of a user."""
+    """A user-defined class."""
 
 
 TREES: dict[str, Callable[[], Any]] = {
@@ -220,7 +220,7 @@ if HAS_TENSORCLASS:
 
 
 def same(found: Any, wanted: Any, where: str = "") -> None:
-    """Fail unless two collections agree in everything but locks."""
+    """Assert that two collections are equal in everything except locks."""
     assert type(found) is type(wanted), where
     assert found.batch_size == wanted.batch_size, where
     assert found.names == wanted.names, where
@@ -319,7 +319,7 @@ def test_consolidate_uses_plain_form_if_representable(name: str) -> None:
 
 
 def written(tree: Any) -> Any:
-    """Return the structure of a collection as it stands in a file."""
+    """Consolidate a collection to a file, and return the structure in it."""
     data = bytes(storage_of(tree.consolidate(metadata=True)).numpy())
     return json.loads(data[-8 - int.from_bytes(data[-8:], "little") : -8])
 
@@ -336,7 +336,7 @@ CONSOLIDATED: dict[str, Callable[[Any, Path], Any]] = {
 
 
 def unpadded(tree: Any, path: Path) -> Path:
-    """Write the file of a collection again as other writers do, so that its size is odd."""
+    """Rewrite a consolidated file without padding, as other writers do, so that its size is odd."""
     storage, text = storage_of(tree), path.read_bytes()[len(storage_of(tree)) : -8].rstrip()
     text += b" " * (len(text) % 2 == 0)
     path.write_bytes(bytes(storage.tolist()) + text + len(text).to_bytes(8, "little"))

@@ -1,4 +1,4 @@
-"""Damaged and hostile consolidated files: always a FormatError, before anything is returned."""
+"""Damaged and hostile consolidated files: reading always raises FormatError and returns nothing."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def test_read_edited_structure_raises(name: str, tmp_path: Path) -> None:
 
 
 def put(structure: Any, path: tuple[Any, ...], value: Any) -> None:
-    """Replace what stands at a path in a structure."""
+    """Replace the value at a path of a JSON structure."""
     *above, last = path
     reduce(operator.getitem, above, structure)[last] = value
 
@@ -276,7 +276,7 @@ def test_read_truncated_file_raises(data: bytes, tmp_path: Path) -> None:
 
 
 def use(tree: Any) -> None:
-    """Do with a collection what would stumble over wrong sizes."""
+    """Run operations that fail if sizes or shapes of a collection are wrong."""
     assert isinstance(tree.batch_size, torch.Size)
     assert isinstance(repr(tree), str)
     copied = tree.clone()
@@ -306,7 +306,7 @@ anything = st.recursive(
 
 
 def spots(structure: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """Return where something can be replaced in a structure."""
+    """Return the paths of all values in a JSON structure that can be replaced."""
     items: Any = enumerate(structure) if isinstance(structure, list) else ()
     if isinstance(structure, dict):
         items = structure.items()
@@ -487,7 +487,7 @@ def row(entries: Any, **changes: Any) -> dict[str, Any]:
 
 
 def places(count: int) -> list[Any]:
-    """Return where as many leaves lie."""
+    """Return the JSON columns of a layout with this number of leaves."""
     return [["torch.float32"], [0] * count, [[1]] * count, [0] * count, [], 8]
 
 

@@ -1,4 +1,4 @@
-"""``consolidate(durable=True)``: the file is on the disk before it has its name, and its name after that."""
+"""``consolidate(durable=True)`` syncs the file before the rename, and the directory after it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from td_distributed import from_consolidated
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What was asked of the system, in order."""
+    """Record the system calls, in order."""
     found: list[str] = []
     sync, move = os.fsync, os.replace
 

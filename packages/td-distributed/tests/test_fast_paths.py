@@ -1,4 +1,4 @@
-"""Pickling, and what one storage makes faster: the same values, identity and locks as the general way."""
+"""Pickling and other fast paths of one storage: same values, identity and locks as the general path."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def test_torch_load_weights_only_keeps_content() -> None:
 
 
 class Calls:
-    """What pickle stores as a call."""
+    """Object that pickles as a call of a function."""
 
     def __init__(self, *call: Any) -> None:
         self.call = call

@@ -1,4 +1,4 @@
-"""Memory-mapped collections sent as a path below a root, and what a path must not do."""
+"""Memory-mapped collections sent as a path below a root, and paths that must be refused."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ if HAS_TENSORCLASS:
 
 
 def transmits(rank: int, name: str, folder: str, root: Any, how: str) -> Any:
-    """Return what went out."""
+    """Send a collection, and return the messages that were sent."""
     tree = TREES[name]()
     if rank == 1:
         target = tree.clone().zero_()
@@ -178,7 +178,7 @@ def on_files(tree: Any) -> bool:
 
 
 def initialises(rank: int, name: str, folder: str, root: Any) -> Any:
-    """Return whether a process that knows nothing gets something mapped."""
+    """Return whether ``from_remote_init`` returns a memory-mapped collection."""
     if rank == 0:
         TREES[name]().memmap(folder).init_remote(1)
         TREES[name]().init_remote(1)
@@ -207,7 +207,7 @@ def test_from_remote_init_outside_root_receives_bytes(two: Any, root: Any, tmp_p
 
 
 def names_to_nothing(rank: int, path: Any, root: Any, announced: int | None) -> Any:
-    """Name a path as a hostile peer might; return what the receiver says."""
+    """Send a path like a hostile peer; return the error of the receiver."""
     if rank == 0:
         link = _remote._Link(None, 1, False, 0)
         header = json.dumps({"path": path}).encode()
@@ -266,7 +266,7 @@ def test_from_remote_init_broadcast_with_root_raises() -> None:
 
 
 def names(rank: int, path: Any, root: Any) -> Any:
-    """Send a path as a hostile peer might, unasked; return what the receiver says and has then."""
+    """Send a path that was not requested; return the error of the receiver and its collection afterwards."""
     if rank == 0:
         header = json.dumps({"path": path}).encode()
         dist.send(_wire.pack_message(_group.MARK, header, [])[0], 1)

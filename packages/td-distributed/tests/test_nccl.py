@@ -1,4 +1,4 @@
-"""Collections among processes over nccl: one for each GPU, so that a single one takes part in every collective alone."""
+"""Collectives over nccl, with one process per GPU; with one GPU, a group of one process."""
 
 from __future__ import annotations
 

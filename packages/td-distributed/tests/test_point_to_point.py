@@ -1,4 +1,4 @@
-"""Collections between two processes: values, mismatches, and what may never happen on a wire."""
+"""Sending between two processes: values, mismatches, dead peers, and no deadlocks."""
 
 from __future__ import annotations
 

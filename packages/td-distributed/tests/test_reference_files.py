@@ -1,4 +1,4 @@
-"""Consolidated files that every release of the reference implementation wrote, read back and compared."""
+"""Consolidated files of every tensordict release, read and compared with the expected content."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_from_consolidated_locked_file_is_locked() -> None:
 
 
 def test_from_consolidated_nodes_tensordict_loses_are_read(tmp_path: Path) -> None:
-    """It skips a level named ``size``, and writes what it added to the structure of a collection that it has sent."""
+    """tensordict skips a node named ``size``, and its files contain keys that sending added to the structure."""
     meta = {"device": None, "names": [], "batch_size": [], "is_locked": False}
     level = {"cls": "TensorDict", "non_tensors": {}, "cls_metadata": meta}
     below = {**level, "leaves": {"q": ["torch.int64", [2], 0, 16, 0]}}
@@ -71,7 +71,7 @@ def test_from_consolidated_nodes_tensordict_loses_are_read(tmp_path: Path) -> No
 def test_from_consolidated_unqualified_class_name_is_found(
     name: Any, fixture_classes: Any, tmp_path: Path
 ) -> None:
-    """Releases 0.5 and 0.6 wrote tensorclasses so."""
+    """tensordict 0.5 and 0.6 wrote the names of tensorclasses without their module."""
     from td_tensorclass import tensorclass
 
     # Classes with the fields of the one in the file, but other names: other tests define classes with that name.

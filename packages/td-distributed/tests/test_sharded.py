@@ -1,4 +1,4 @@
-"""Leaves that are parts of a tensor on each rank: DTensor, and the parameters of modules under fully_shard."""
+"""Leaves that are sharded over ranks: DTensor, and the parameters of modules under fully_shard."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_from_module_fully_shard_keeps_dtensors(two: Any) -> None:
 
 
 class Scaled(nn.Module):
-    """A module some of whose parameters are a collection."""
+    """A module that holds some of its parameters in a collection."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What is remembered of a consolidated collection serves only while it is true: after every change, every way out is right."""
+"""The cached encoding of a consolidated collection: after any change, every output has the new content."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ HAS_TENSORCLASS = importlib.util.find_spec("td_tensorclass") is not None
 
 
 class Done:
-    """A finished exchange."""
+    """A finished ``Work`` handle."""
 
     def wait(self) -> None:
         """Return at once."""
 
 
 class Loop:
-    """A group of one process: what is sent to it is received from it."""
+    """A loopback process group: recv returns the messages that were sent."""
 
     def __init__(self) -> None:
         self.messages: deque[torch.Tensor] = deque()
 
     def name(self) -> str:
-        """Return the backend that it stands for."""
+        """Return the name of the backend."""
         return "gloo"
 
     def size(self) -> int:
@@ -48,12 +48,12 @@ class Loop:
         return 1
 
     def send(self, tensors: list[torch.Tensor], rank: int, tag: int) -> Done:
-        """Take a message."""
+        """Store a message."""
         self.messages.append(tensors[0].clone())
         return Done()
 
     def recv(self, tensors: list[torch.Tensor], rank: int, tag: int) -> Done:
-        """Give a message back; it has exactly the size that was asked for."""
+        """Copy the next stored message into the tensor, and check that their sizes are equal."""
         message = self.messages.popleft()
         assert len(message) == len(tensors[0])
         tensors[0].copy_(message)
@@ -61,7 +61,7 @@ class Loop:
 
 
 def sent(source: Any, target: Any, **options: Any) -> Any:
-    """Return ``target`` once it has received ``source``."""
+    """Send ``source`` to ``target``, and return ``target``."""
     loop = Loop()
     source.send(group=loop, group_dst=0, consolidated=True, **options)
     target.recv(group=loop, group_src=0, consolidated=True, **options)
@@ -76,7 +76,7 @@ def tree() -> Any:
 
 
 def replace(node: Any, key: str, value: Any) -> None:
-    """Replace an entry as nothing public can while the collection is locked."""
+    """Replace an entry of a locked collection, through private attributes."""
     node._children()[key] = value
 
 
@@ -96,7 +96,7 @@ def reorder(td: Any) -> None:
 
 
 def unlocked(change: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Return a change that needs an unlock."""
+    """Wrap a change so that it unlocks the collection first."""
 
     def run(td: Any) -> None:
         td.unlock_()
@@ -163,7 +163,7 @@ def same(found: Any, wanted: Any) -> None:
 
 
 def carried(td: Any) -> Any:
-    """Return what a process that knows nothing about a collection would get."""
+    """Encode a collection as a Payload of a collective, and return the decoded copy."""
     parcel = Payload(lambda: td, torch.device("cpu"))
     return unpack(list(parcel.front), parcel.data, 0)
 
@@ -489,7 +489,7 @@ def test_recv_other_stack_or_ragged_dim_raises(make: Any, message: str, consolid
 
 @pytest.fixture
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Let messages have at most 40,000 bytes; return the sizes of all memory that messages arrive in."""
+    """Limit messages to 40,000 bytes; return the list of the sizes of all receive buffers."""
     sizes: list[int] = []
     for module in (_p2p, _memory):
         make = module.allocate
@@ -675,13 +675,13 @@ def test_delete_collection_frees_encoded_cache() -> None:
 
 
 class Noted(TensorDict):
-    """Its instances have attributes."""
+    """A class whose instances have attributes."""
 
     note: Any
 
 
 class Slotted(TensorDict):
-    """Its instances have attributes in a slot."""
+    """A class whose instances have an attribute in a slot."""
 
     __slots__ = ("note",)
 

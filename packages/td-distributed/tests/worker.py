@@ -1,4 +1,4 @@
-"""One rank of a process group: runs the functions that the tests name, until its input ends."""
+"""One rank of a process group: run functions by name as read from stdin, until it is closed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tests of this package share."""
+"""Shared settings of the tests of td-tensorclass."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Annotations that name what is defined later."""
+"""Annotations with names that are defined later."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ class Keys(TypedTensorDict):
 
 
 def written(annotation: str) -> str:
-    """Return an annotation as it has to be written: older Pythons look its names up at once."""
+    """Quote an annotation for versions of Python that evaluate it immediately."""
     return annotation if sys.version_info >= (3, 14) else repr(annotation)
 
 
 @pytest.fixture(params=MAKERS)
 def defined(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
-    """Return a module that defines a class with each maker, without ``from __future__ import annotations``."""
+    """Execute a module that defines a class per maker, without ``from __future__ import annotations``."""
     decorator, bases = MAKERS[request.param]
     module = types.ModuleType("module_of_later_names")
     monkeypatch.setitem(sys.modules, module.__name__, module)

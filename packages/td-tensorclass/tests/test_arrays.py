@@ -1,4 +1,4 @@
-"""Arrays that torch cannot share the memory of, as fields."""
+"""Fields set to arrays whose memory torch cannot share."""
 
 from __future__ import annotations
 

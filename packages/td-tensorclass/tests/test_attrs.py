@@ -1,4 +1,4 @@
-"""``to`` with descriptions of leaves: alone, and beside every other argument."""
+"""``to`` with a collection of TensorAttrs: alone, and combined with every other argument."""
 
 from __future__ import annotations
 

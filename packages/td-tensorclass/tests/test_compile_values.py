@@ -1,4 +1,4 @@
-"""Values written in a graph: into lazy stacks as into dense collections; regions of collections with values."""
+"""Values written under torch.compile, into lazy stacks and dense collections; nested compile regions."""
 
 from __future__ import annotations
 

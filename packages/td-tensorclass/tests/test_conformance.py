@@ -1,4 +1,4 @@
-"""The public conformance suite of td-core, on tensorclasses of every sort."""
+"""The public conformance suite of td-core, run on all kinds of tensorclasses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the constructors ``from_...`` of a class give, and what state dicts of old releases load."""
+"""Constructors ``from_...`` of a class, and loading state dicts of old releases."""
 
 from __future__ import annotations
 
@@ -99,13 +99,13 @@ class Outer(TensorClass):
 
 
 def legacy(entries: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
-    """Return the state dict of a tensorclass as releases 0.1 to 0.11 wrote it."""
+    """Build the state dict of a tensorclass as tensordict 0.1 to 0.11 wrote it."""
     level = OrderedDict(entries, __batch_size=torch.Size([3]), __device=None)
     return {"_tensordict": level, "_non_tensordict": values}
 
 
 def value(data: Any, **more: Any) -> dict[str, Any]:
-    """Return a value in a tensorclass as releases 0.5 to 0.11 wrote it."""
+    """Build the state dict entry of a value in a tensorclass as tensordict 0.5 to 0.11 wrote it."""
     return legacy({}, {"data": data, "_metadata": None, **more})
 
 

@@ -1,4 +1,4 @@
-"""What a declaration promises: options of typed collections, fields that are None in some, setters, declared numbers."""
+"""Declarations: options of TypedTensorDict, joining fields that are None, setters, declared numbers."""
 
 from __future__ import annotations
 

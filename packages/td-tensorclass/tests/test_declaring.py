@@ -1,4 +1,4 @@
-"""What a tensorclass declares, in both spellings."""
+"""Declaration of tensorclasses, by decorator and by inheritance."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Rows(TypedDict):
 def declare(
     fields: dict[str, Any], decorated: bool, body: dict[str, Any] | None = None, **options: Any
 ) -> Any:
-    """Return a tensorclass of these annotations, by decorator or by inheritance."""
+    """Define a tensorclass with these annotations, by decorator or by inheritance."""
     namespace = {"__annotations__": fields, "__module__": __name__, "__qualname__": "X", **(body or {})}
     if decorated:
         cls = type("X", (), namespace)
@@ -945,7 +945,7 @@ class ByValue(TensorClass):
 
 
 def bare_class_of(cls: Any) -> Any:
-    """Return what cloudpickle makes first of a class that it pickled by value, even where that is here already."""
+    """Build the class without fields that cloudpickle creates first when it loads a class by value."""
     return type(cls)(
         cls.__name__, (TensorClass,), {"__module__": cls.__module__, "__qualname__": cls.__qualname__}
     )

@@ -1,7 +1,7 @@
-"""Every public method of a collection, on every sort of tensorclass: the same result as on the plain collection,
+"""Every public method of a collection, on all kinds of tensorclasses: the same result as on the plain collection,
 and the same class wherever all entries are fields.
 
-The methods are listed by looking, not by hand: a new one fails here until it works, or needs arguments and gets some.
+The methods are listed by introspection: a new method fails here until it works, or until its arguments are added.
 """
 
 from __future__ import annotations
@@ -221,7 +221,7 @@ NAMES = sorted(name for name in dir(TensorCollection) if not name.startswith("_"
 
 
 def run(node: Any, name: str) -> Any:
-    """Return what a method or property gives, or the error that it raises."""
+    """Call a method or read a property. Return its result, or the error that it raises."""
     given = ARGUMENTS.get(name, ())
     try:
         with warnings.catch_warnings():
@@ -235,7 +235,7 @@ def run(node: Any, name: str) -> Any:
 
 
 def shown(value: Any) -> Any:
-    """Return anything as plain Python, for comparison."""
+    """Convert any result to plain Python objects, for comparison."""
     if isinstance(value, BaseException):
         bases = (KeyError, IndexError, TypeError, RuntimeError, ValueError)
         return ("error", next((base for base in bases if isinstance(value, base)), type(value)))

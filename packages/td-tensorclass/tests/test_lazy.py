@@ -1,4 +1,4 @@
-"""Tensorclasses around a lazy stack: members of different shapes, fields that only some of them have."""
+"""Tensorclasses that hold a lazy stack: members of different shapes, fields that only some members have."""
 
 from __future__ import annotations
 

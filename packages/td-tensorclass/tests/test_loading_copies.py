@@ -1,4 +1,4 @@
-"""Values that a state dict brings are copied, as tensors are."""
+"""load_state_dict copies non-tensor values, as it copies tensors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One value for the whole batch, and what becomes of values set into collections."""
+"""NonTensorData: one value for the whole batch, and values set into collections."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Color(enum.Enum):
 
 
 class Thing:
-    """A value that equals nothing but itself."""
+    """A value that is equal only to itself."""
 
 
 THING = Thing()

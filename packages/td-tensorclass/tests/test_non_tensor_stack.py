@@ -1,4 +1,4 @@
-"""Every operation on a NonTensorStack, against the same operation on a numpy array of the same objects."""
+"""Operations on a NonTensorStack, compared with the same operation on a numpy array of objects."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from td_tensorclass import NonTensorData, NonTensorStack, TensorClass
 
 
 class Thing:
-    """A value that equals nothing but itself."""
+    """A value that is equal only to itself."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -43,7 +43,7 @@ def stack_of(array: np.ndarray) -> NonTensorStack:
 
 
 def indices(data: st.DataObject, shape: tuple[int, ...], **kwargs: Any) -> Any:
-    """Draw what numpy and torch both take: torch has no negative steps."""
+    """Draw an index that numpy and torch both accept; torch has no negative steps."""
 
     def forward(index: Any) -> bool:
         items = index if isinstance(index, tuple) else (index,)

@@ -1,4 +1,4 @@
-"""Functions that make one tensor or array refuse tensorclasses and values, and say what to call."""
+"""torch and numpy functions raise for tensorclasses and value nodes, with a message that names an alternative."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Random programs of operations, after each of which every value stands beside the number that it stood beside."""
+"""Random programs of shape operations: each value must move together with the number at its position."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Row(TensorClass):
 
 
 def values_for(numbers: Tensor) -> Any:
-    """Return non-tensor data with one string for each number."""
+    """Build non-tensor data with one string per number."""
     if not numbers.ndim:
         return NonTensorData(f"v{numbers.item()}")
     return NonTensorStack.from_list([f"v{number}" for number in numbers.flatten().tolist()], 1).reshape(
@@ -56,7 +56,7 @@ KINDS = {"dense": dense, "lazy": lazy, "tensorclass": tensorclass, "lazy tensorc
 
 
 def elements(column: Any, ndim: int) -> list[Any]:
-    """Return the values of non-tensor data, one for each element of its batch, in order."""
+    """Return the values of non-tensor data, one per batch element, in C order."""
     found = [column.tolist()]
     for _ in range(ndim):
         found = [value for values in found for value in values]

@@ -1,4 +1,4 @@
-"""from_pytree and to_pytree, which keep the classes of containers as non-tensor data."""
+"""from_pytree and to_pytree, which store the classes of containers as non-tensor data."""
 
 from __future__ import annotations
 

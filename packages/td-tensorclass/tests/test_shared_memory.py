@@ -1,4 +1,4 @@
-"""Tensors that stand in several fields or nodes are changed once by operations in place."""
+"""In-place operations change a tensor once if it is tied to several fields or nodes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A tensor that stands for a whole batch takes part in autograd as any leaf does."""
+"""Autograd through an UnbatchedTensor in a collection."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Values of whole batches through stacks, and values of each element through vmap."""
+"""Stacking of values for whole batches, and vmap over values per element."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ ITEMS = {
 
 
 def shown(item: Any) -> Any:
-    """Return what an item shows for its task, lists as they are printed."""
+    """Return the value of the key "task" of an item; lists as their repr."""
     if isinstance(item, (NonTensorData, NonTensorStack)):
         value = item._unwrap()
     else:

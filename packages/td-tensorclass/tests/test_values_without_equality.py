@@ -1,4 +1,4 @@
-"""Values whose ``==`` raises, or gives something other than a bool: identity decides, and none is lost."""
+"""Values whose ``==`` raises or returns no bool: they are compared by identity, and none is lost."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Raising:
 
 
 class Elementwise:
-    """A frame, say: ``==`` gives an array, and there is no truth."""
+    """A value like a data frame: ``==`` returns an array, which has no truth value."""
 
     def __eq__(self, other: object) -> Any:
         return np.array([True, False])
