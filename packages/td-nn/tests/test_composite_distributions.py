@@ -81,6 +81,7 @@ def test_extra_kwargs_are_added():
 
 
 def test_params_hold_values_that_are_not_tensors():
+    pytest.importorskip("td_tensorclass")
     given = TensorDict({"a": TensorDict(total_count=4, probs=torch.tensor([0.5]))})
     given["a"].set_non_tensor("total_count", 4)
     made = CompositeDistribution(given, {"a": dist.Binomial})
