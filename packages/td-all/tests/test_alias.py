@@ -1,4 +1,4 @@
-"""The alias: programs and pickles that name tensordict get td. Each test runs in a process of its own."""
+"""The alias: programs and pickles of tensordict use td. Each test runs in a separate process."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ def run(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 
 def output(code: str, cwd: Path) -> list[str]:
-    """Return the lines that a program prints, with the alias installed."""
+    """Run a program with the alias installed, and return the lines that it prints."""
     done = run("-c", ALIAS + code, cwd=cwd)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 
 
 def error(code: str, cwd: Path) -> str:
-    """Return the last line of the traceback of a program."""
+    """Run a program that raises, and return the last line of its traceback."""
     done = run("-c", code, cwd=cwd)
     assert done.returncode == 1, done.stdout
     return done.stderr.splitlines()[-1]
 
 
-def test_every_name_is_that_of_td(tmp_path):
+def test_alias_every_name_is_object_of_td(tmp_path):
     code = f"""
 from importlib import import_module
 import tensordict
@@ -57,7 +57,7 @@ print("done")
     assert output(code, tmp_path) == ["done"]
 
 
-def test_a_tuple_that_is_no_key_is_told_from_one(tmp_path):
+def test_unravel_key_of_tuple_not_a_key_returns_empty(tmp_path):
     code = """
 from tensordict import unravel_key
 import tensordict.utils
@@ -70,7 +70,7 @@ unravel_key(3)
     assert done.stderr.splitlines()[-1].startswith("td_core.errors.KeyPathError: a key is a string")
 
 
-def test_a_star_import_takes_no_name_that_programs_have_for_something_else(tmp_path):
+def test_star_import_excludes_common_names(tmp_path):
     code = """
 import inspect
 from functools import reduce
@@ -80,7 +80,7 @@ print(reduce(lambda a, b: a + b, [1, 2, 3]), inspect.__name__, TensorDict.__name
     assert output(code, tmp_path) == ["6 inspect TensorDict"]
 
 
-def test_collections_count_as_mappings_where_programs_look_for_one(tmp_path):
+def test_isinstance_mapping_after_install_is_true(tmp_path):
     code = """
 from collections.abc import Mapping, MutableMapping
 import torch
@@ -89,7 +89,7 @@ td = TensorDict({"a": torch.arange(4), "n": {"b": torch.zeros(4, 2)}}, [4])
 class Mine(TensorDict): pass
 print([isinstance(x, Mapping) for x in (td, lazy_stack([td, td]), Mine(), TensorDictParams(TensorDict(w=torch.ones(2))))])
 print(issubclass(TensorDict, MutableMapping), issubclass(TensorClass, Mapping), issubclass(NonTensorData, Mapping))
-def sizes(batch):  # how Lightning finds the size of a batch
+def sizes(batch):  # Lightning infers the batch size like this
     if isinstance(batch, torch.Tensor):
         yield len(batch)
     else:
@@ -115,7 +115,7 @@ except RuntimeError as error:
     ]
 
 
-def test_a_name_that_is_a_function_and_a_module_stays_both(tmp_path):
+def test_import_function_named_like_module_keeps_both(tmp_path):
     code = """
 import tensordict.memmap, tensordict.tensorclass
 from tensordict.memmap import MemoryMappedTensor
@@ -140,7 +140,7 @@ print(utils.unravel_keys(("a", ("b",))), utils.unravel_keys(("a",)))
         ("import tensordict.nn.planners", "tensordict.nn.planners"),
     ],
 )
-def test_an_import_of_what_is_not_there_says_so(line, name, tmp_path):
+def test_import_missing_name_raises_naming_td(line, name, tmp_path):
     assert error(ALIAS + line, tmp_path) == (
         f"ImportError: {name} is not provided by td, which stands in for tensordict here "
         f"(td.install_as_tensordict()); it has the names in dir({name.rpartition('.')[0]}), and programs that need "
@@ -148,11 +148,11 @@ def test_an_import_of_what_is_not_there_says_so(line, name, tmp_path):
     )
 
 
-def test_asking_for_an_attribute_that_is_not_there_is_no_import_error(tmp_path):
+def test_getattr_missing_name_raises_attribute_error(tmp_path):
     assert output("import tensordict; print(hasattr(tensordict, 'nope'))", tmp_path) == ["False"]
 
 
-def test_it_is_refused_once_another_one_is_imported(tmp_path):
+def test_install_after_import_of_tensordict_raises(tmp_path):
     (tmp_path / "tensordict.py").write_text("")
     assert error("import tensordict\n" + ALIAS, tmp_path) == (
         "ImportError: td cannot stand in for tensordict: the module tensordict is imported already, from "
@@ -160,7 +160,7 @@ def test_it_is_refused_once_another_one_is_imported(tmp_path):
     )
 
 
-def test_installing_it_twice_changes_nothing(tmp_path):
+def test_install_twice_is_noop(tmp_path):
     code = "import tensordict; td.install_as_tensordict(); import tensordict as t; print(t is tensordict)"
     assert output(code, tmp_path) == ["True"]
 
@@ -172,7 +172,7 @@ def test_installing_it_twice_changes_nothing(tmp_path):
         ("consolidated", ["['s', 'a', 'n'] [3] [None] None", "[0.0, 1.0, 2.0]", "abc", "[3]", "True"]),
     ],
 )
-def test_a_file_of_torch_save_loads_with_weights_only(name, shown, tmp_path):
+def test_torch_load_weights_only_loads_tensordict_file(name, shown, tmp_path):
     code = f"""
 import torch
 x = torch.load({str(FIXTURES / name)!r} + ".pt", weights_only=True)
@@ -185,7 +185,7 @@ if {name == "consolidated"}: print(x["a"].untyped_storage().data_ptr() == x["n",
     assert output(code, tmp_path) == shown
 
 
-def test_other_kinds_in_files_of_torch_save_load(tmp_path):
+def test_torch_load_other_kinds_returns_them(tmp_path):
     (tmp_path / "fixture_classes.py").write_text(
         "import torch\nfrom typing import Any\nfrom tensordict import tensorclass\n\n"
         "@tensorclass\nclass Point:\n    x: torch.Tensor\n    y: Any = None\n    tag: str = 'none'\n"
@@ -208,7 +208,7 @@ print(unbatched["u"].shape, unbatched[0]["u"].shape, unbatched[0]["a"].shape)
     assert lines[0].endswith("[2]")
 
 
-def test_plain_pickles_load(tmp_path):
+def test_pickle_load_tensordict_pickle_works(tmp_path):
     code = f"""
 import pickle
 from pathlib import Path
@@ -249,25 +249,25 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize("words", [["program.py"], ["-m", "program"]], ids=["script", "module"])
-def test_a_program_runs_unchanged_and_so_do_its_children(words, tmp_path):
+def test_run_program_and_its_child_processes_use_td(words, tmp_path):
     (tmp_path / "program.py").write_text(PROGRAM)
     done = run("-m", "td", "run", *words, "--flag", "x", cwd=tmp_path)
     assert done.stdout == "['--flag', 'x'] td_core [1.0, 1.0]\n", done.stderr
 
 
 @pytest.mark.parametrize("words", [[], ["-m"], ["--help"]], ids=str)
-def test_run_without_a_program_says_what_it_needs(words, tmp_path):
+def test_run_without_program_raises(words, tmp_path):
     done = run("-m", "td", "run", *words, cwd=tmp_path)
     assert done.returncode == 1
     assert done.stderr == "python -m td run: needs a script or -m and a module, then their arguments\n"
 
 
-def test_run_names_a_script_that_is_not_there(tmp_path):
+def test_run_missing_script_raises_naming_it(tmp_path):
     done = run("-m", "td", "run", "absent.py", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (1, "python -m td run: there is no file absent.py\n")
 
 
-def test_the_report_names_versions_plugins_and_devices(tmp_path):
+def test_report_contains_versions_plugins_and_devices(tmp_path):
     import torch
 
     done = run("-m", "td", cwd=tmp_path)

@@ -1,4 +1,4 @@
-"""``import td`` gives every public name of the five packages."""
+"""``import td`` provides every public name of the five packages."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ PACKAGES = ("td_core", "td_memmap", "td_tensorclass", "td_distributed", "td_nn")
 
 
 @pytest.mark.parametrize("package", PACKAGES)
-def test_every_public_name_is_there(package):
+def test_td_has_every_public_name(package):
     module = import_module(package)
     missing = [name for name in module.__all__ if not hasattr(td, name)]
     assert missing == []
 
 
-def test_core_wins_where_two_packages_have_one_name():
+def test_name_in_two_packages_is_that_of_core():
     import td_core
 
     assert td.save is td_core.save and td.load is td_core.load
 
 
-def test_an_unknown_name_is_an_error():
+def test_getattr_unknown_name_raises():
     with pytest.raises(AttributeError, match="module 'td' has no attribute 'nope'"):
         td.nope  # noqa: B018
 
 
-def test_importing_it_leaves_the_memory_mapped_tensors_alone_until_used():
+def test_import_td_does_not_import_memmap_tensors():
     loaded = "print('td_memmap._tensor' in sys.modules)"
     code = f"import td, sys; {loaded}; td.MemoryMappedTensor; {loaded}"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

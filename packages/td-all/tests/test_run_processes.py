@@ -1,4 +1,4 @@
-"""``python -m td run``: a program is the main module, so what it starts sends back objects of its own classes."""
+"""``python -m td run``: the program is the main module, so child processes can send it objects of its classes."""
 
 from __future__ import annotations
 
@@ -128,14 +128,14 @@ def run(*words: str, cwd: Path) -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("way", "shown"), WAYS, ids=[way for way, _ in WAYS])
-def test_run_a_script_receives_its_classes_back(way: str, shown: str, tmp_path: Path) -> None:
+def test_run_script_receives_its_classes_from_children(way: str, shown: str, tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(PROGRAM)
     assert run("program.py", *way.split(), cwd=tmp_path) == shown
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ["queue spawn plain", "executor spawn plain"])
-def test_run_a_module_receives_its_classes_back(way: str, tmp_path: Path) -> None:
+def test_run_module_receives_its_classes_from_children(way: str, tmp_path: Path) -> None:
     (tmp_path / "package").mkdir()
     (tmp_path / "package" / "program.py").write_text(PROGRAM)
     assert run("-m", "package.program", *way.split(), cwd=tmp_path).startswith(SHOWN)
@@ -157,7 +157,7 @@ def written(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("way", ["script", "folder", "zip", "package"])
-def test_run_names_the_main_module_as_python_does(way: str, tmp_path: Path) -> None:
+def test_run_main_module_has_same_attributes_as_in_python(way: str, tmp_path: Path) -> None:
     folder = written(tmp_path / "program")
     words = {
         "script": ["program/__main__.py"],
@@ -177,7 +177,7 @@ def test_run_names_the_main_module_as_python_does(way: str, tmp_path: Path) -> N
     assert run(*words, "x", cwd=tmp_path) == plain.stdout
 
 
-def test_run_a_script_writes_no_bytecode(tmp_path: Path) -> None:
+def test_run_script_writes_no_bytecode(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text("print(__file__)")
     assert run("program.py", cwd=tmp_path) == f"{tmp_path / 'program.py'}\n"
     assert [path.name for path in tmp_path.iterdir()] == ["program.py"]
@@ -191,7 +191,7 @@ def test_run_a_script_writes_no_bytecode(tmp_path: Path) -> None:
         (["folder"], "there is no __main__.py in folder"),
     ],
 )
-def test_run_names_a_program_that_is_not_there(words: list[str], message: str, tmp_path: Path) -> None:
+def test_run_missing_program_raises_naming_it(words: list[str], message: str, tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     done = subprocess.run(
         [sys.executable, "-m", "td", "run", *words], cwd=tmp_path, capture_output=True, text=True
