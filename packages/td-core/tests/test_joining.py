@@ -198,8 +198,8 @@ def test_to_lazystack_keeps_dim_names(dim: int) -> None:
         (lambda: cat([]), StructureError, "cannot concatenate: there is nothing in the list"),
         (lambda: lazy_stack([]), StructureError, "cannot stack: there is nothing in the list"),
         (lambda: maybe_dense_stack([]), StructureError, "nothing in the list"),
-        (lambda: stack([make(0.0), torch.zeros(2, 3)]), TypeError, "item 1 is no collection but a Tensor"),
-        (lambda: stack([{"a": 1}]), TypeError, "item 0 is no collection but a dict"),
+        (lambda: stack([make(0.0), torch.zeros(2, 3)]), TypeError, "item 1 is a Tensor, not a collection"),
+        (lambda: stack([{"a": 1}]), TypeError, "item 0 is a dict, not a collection"),
         (
             lambda: stack([make(0.0), make(0.0, (2,))]),
             BatchSizeError,

@@ -207,9 +207,9 @@ def test_torch_stack_and_cat_equal_torch_per_leaf() -> None:
     out = torch.stack([td, td])
     assert torch.stack([td, td + 1], out=out) is out
     torch.testing.assert_close(out[1]["a"], td["a"] + 1)
-    with pytest.raises(TypeError, match="cannot stack: item 1 is no collection but a Tensor"):
+    with pytest.raises(TypeError, match="cannot stack: item 1 is a Tensor, not a collection"):
         torch.stack([td, torch.zeros(2, 3)])
-    with pytest.raises(TypeError, match="item 0 is no collection but item 1 is a TensorDict"):
+    with pytest.raises(TypeError, match="item 0 is a Tensor, item 1 a TensorDict"):
         torch.cat([torch.zeros(2, 3), td])
 
 

@@ -774,7 +774,7 @@ def test_commit_invalid_saving_list_raises(
     (prefix / "mine.memmap").write_text("mine")
     NO_LISTS[what](prefix / "%saving")
     monkeypatch.setattr(_fs, "is_mount", lambda path: in_place)
-    with pytest.raises(FileTakenError, match="'%saving' is in the way and belongs to no save; move it away"):
+    with pytest.raises(FileTakenError, match="'%saving' exists and is not part of a save; move it away"):
         make(2).memmap(prefix)
     assert content(prefix) == (1 if old else None)
     assert keeps_foreign(prefix)
@@ -833,7 +833,7 @@ def test_commit_unknown_file_with_needed_name_raises(prefix: Path, tmp_path: Pat
         (prefix / name).parent.mkdir(exist_ok=True)
         (prefix / name).write_text("mine")
         with pytest.raises(
-            FileTakenError, match=f"cannot save at .*/save: '{name}' is in the way and belongs to no save"
+            FileTakenError, match=f"cannot save at .*/save: '{name}' exists and is not part of a save"
         ):
             make(2).memmap(prefix)
         assert (prefix / name).read_text() == "mine"

@@ -546,7 +546,7 @@ def test_load_hostile_archive_raises(archive: Path) -> None:
             unpack_memmap(archive, archive.with_name("unpacked"))
     with pytest.warns(UserWarning, match="Duplicate name"):
         rewrite(archive, [*entries, entries[-1]])
-    with pytest.raises(FormatError, match=f"the entry '{entries[-1][0]}' is there twice"):
+    with pytest.raises(FormatError, match=f"duplicate entry '{entries[-1][0]}'"):
         TensorDict.load_memmap(archive)
     rewrite(archive, [(name, content[:-1] if name == "a.memmap" else content) for name, content in entries])
     with pytest.raises(FormatError, match="the size is 23, expected"):

@@ -77,7 +77,7 @@ def test_memmap_over_foreign_metadata_raises(content: bytes, place: str, prefix:
     (prefix / "notes.txt").write_text("mine")
     before = files_below(prefix.parent)
     with pytest.raises(
-        FileTakenError, match=f"cannot save at .*/save: '{place}' is in the way and belongs to no save"
+        FileTakenError, match=f"cannot save at .*/save: '{place}' exists and is not part of a save"
     ):
         make().memmap(prefix)
     assert files_below(prefix.parent) == before
@@ -100,7 +100,7 @@ def test_memmap_over_save_with_foreign_metadata_raises(place: str, prefix: Path)
     make().memmap(prefix)
     (prefix / place).write_bytes(CONTENTS["object"])
     before = files_below(prefix)
-    with pytest.raises(FileTakenError, match="is in the way and belongs to no save"):
+    with pytest.raises(FileTakenError, match="exists and is not part of a save"):
         make().memmap(prefix)
     assert files_below(prefix) == before
 
@@ -236,7 +236,7 @@ def test_memmap_over_foreign_meta_pt_raises(prefix: Path) -> None:
     torch.save({"dtype": torch.int64}, prefix / "a.meta.pt")
     (prefix / "a.memmap").write_bytes(b"mine")
     before = files_below(prefix)
-    with pytest.raises(FileTakenError, match="'a.memmap' is in the way"):
+    with pytest.raises(FileTakenError, match="'a.memmap' exists and is not part of a save"):
         make().memmap(prefix)
     assert files_below(prefix) == before
 

@@ -173,7 +173,7 @@ def test_memmap_leaves_already_at_prefix_are_linked(
 def test_memmap_over_files_of_other_leaves_raises(prefix: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     prefix.mkdir()
     a = MemoryMappedTensor.from_tensor(torch.arange(4), filename=prefix / "a.memmap")
-    in_the_way = pytest.raises(FileTakenError, match="'a.memmap' is in the way and belongs to no save")
+    in_the_way = pytest.raises(FileTakenError, match="'a.memmap' exists and is not part of a save")
     with in_the_way:
         TensorDict(a=torch.zeros(4)).memmap(prefix)
     with in_the_way:

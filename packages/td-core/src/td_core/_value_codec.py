@@ -48,7 +48,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     result = dict(pairs)
     if len(result) != len(pairs):
         ((key, _),) = Counter(key for key, _ in pairs).most_common(1)
-        raise ValueError(f"the key {key!r} stands there twice")
+        raise ValueError(f"duplicate key {key!r}")
     return result
 
 

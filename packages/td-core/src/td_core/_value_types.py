@@ -131,14 +131,14 @@ def _load_pairs(value: Any) -> dict[Any, Any]:
     pairs = [_exactly(list, pair) for pair in _exactly(list, value)]
     loaded = dict(pairs)
     if len(loaded) != len(pairs):
-        raise ValueError("a key is there twice")
+        raise ValueError("duplicate key")
     return loaded
 
 
 def _load_set(value: Any) -> set[Any]:
     loaded = set(_exactly(list, value))
     if len(loaded) != len(value):
-        raise ValueError("an item is there twice")
+        raise ValueError("duplicate item")
     return loaded
 
 

@@ -443,7 +443,7 @@ class _Reader:
             name = key if mark is None else key[len(mark) :]
             role = "<NJT_VALUES>" if mark == "<NJT>" else mark
             if name in result and (name not in parts or role is None or role in parts[name]):
-                raise FormatError(f"{show_path((*path, name))} stands there twice")
+                raise FormatError(f"duplicate {show_path((*path, name))}")
             if role is None:
                 result[key] = Leaf((_span(*entry[:5]),))
             else:

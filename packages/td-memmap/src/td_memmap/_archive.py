@@ -114,7 +114,7 @@ def _write_atomically(
         )
     if _is_foreign(path):
         raise FileTakenError(
-            f"cannot write the archive {path}: a zip file that belongs to no save is in the way; move it away, or choose "
+            f"cannot write the archive {path}: it exists and is not an archive of a save; move it away, or choose "
             "another path"
         )
     _fs.make_directories(os.path.dirname(path))
@@ -391,7 +391,7 @@ class ArchiveTree:
                 # Skip directory entries of other tools: the paths of files imply every directory.
                 continue
             if path in self.files:
-                raise FormatError(f"{self.path}: the entry {name!r} is there twice")
+                raise FormatError(f"{self.path}: duplicate entry {name!r}")
             self._list(path[:-1])[path[-1]] = False
             self.files[path] = info
         for path in self.files.keys() & self._listing.keys():

@@ -240,7 +240,7 @@ class Staging:
         if taken:
             shown = ", ".join(repr("/".join(path)) for path in sorted(taken)[:5])
             raise FileTakenError(
-                f"cannot save at {self.prefix}: {shown} is in the way and belongs to no save; move it away, or choose "
+                f"cannot save at {self.prefix}: {shown} exists and is not part of a save; move it away, or choose "
                 "another prefix"
             )
 
@@ -350,7 +350,7 @@ class Staging:
             if done:
                 self._token = token
                 return True
-        raise FileTakenError(f"cannot save at {self.prefix}: other processes replace it all the time")
+        raise FileTakenError(f"cannot save at {self.prefix}: other processes keep replacing it")
 
     def _link_unknown(self, previous: DirectoryTree, left: SaveFiles) -> None:
         """Hard-link the files that belong to no save into the new directory."""

@@ -162,7 +162,7 @@ def retry_on_replace(
         finally:
             for tree in trees:
                 tree.close()
-    raise FormatError(f"cannot load {path}: other processes replace it all the time")
+    raise FormatError(f"cannot load {path}: other processes keep replacing it")
 
 
 def check_target(out: Any) -> None:

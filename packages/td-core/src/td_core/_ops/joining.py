@@ -366,7 +366,9 @@ def _check_tensors(items: list[Any], what: str, out: Any = None) -> list[Tensor]
         raise TypeError(f"cannot {what}: out= of tensors is a tensor; got a {type(out).__name__}")
     for i, item in enumerate(items):
         if isinstance(item, Core):
-            raise TypeError(f"cannot {what}: item 0 is no collection but item {i} is a {type(item).__name__}")
+            raise TypeError(
+                f"cannot {what}: item 0 is a {type(items[0]).__name__}, item {i} a {type(item).__name__}"
+            )
     return items
 
 
@@ -381,7 +383,7 @@ def _get_batch_sizes(items: Sequence[Any], what: str) -> list[torch.Size]:
         if type(item) is not checked:
             if not isinstance(item, Core):
                 raise TypeError(
-                    f"cannot {what}: item {len(sizes)} is no collection but a {type(item).__name__}"
+                    f"cannot {what}: item {len(sizes)} is a {type(item).__name__}, not a collection"
                 )
             if item._is_value != items[0]._is_value:
                 raise leaf_node_mismatch_error(items[0], item, ())
