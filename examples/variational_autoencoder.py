@@ -4,7 +4,7 @@
 
 The sequence reads an image, draws a latent code and gives the distribution of the image. ``get_dist`` builds that
 distribution, and the prior scores the code: the loss takes both from one collection. The program ends with a non-zero
-status unless reconstructions beat the mean image and the codes tell the shapes apart. FIGURE, if given, receives images,
+status unless reconstructions beat the mean image and the codes separate the shapes. FIGURE, if given, receives images,
 reconstructions and images of codes that are drawn from the prior.
 """
 

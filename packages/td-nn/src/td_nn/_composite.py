@@ -12,7 +12,7 @@ from torch import distributions as dist
 from td_core import TensorCollection, TensorDict, unravel_key
 
 from ._aggregate import composite_lp_aggregate
-from ._distribution_values import deterministic_value, rsample
+from ._distribution_values import compute_deterministic_value, rsample
 from ._module import missing_keys, show_missing
 from ._module_keys import Key
 from .module_errors import MissingKeyError, ModuleKeysError
@@ -82,10 +82,10 @@ class CompositeDistribution(dist.Distribution):
         extra = {unravel_key(name): kwargs for name, kwargs in (extra_kwargs or {}).items()}
         _refuse_unknown(extra, classes, "extra_kwargs")
         dists = {
-            name: _build(name, cls, _arguments(params, name), extra.get(name))
+            name: _build(name, cls, _read_arguments(params, name), extra.get(name))
             for name, cls in classes.items()
         }
-        self._take(params, rename_components(dists, name_map), log_prob_key, entropy_key, aggregate)
+        self._set_up(params, rename_components(dists, name_map), log_prob_key, entropy_key, aggregate)
 
     @classmethod
     def from_distributions(
@@ -117,10 +117,10 @@ class CompositeDistribution(dist.Distribution):
         _check_params(params)
         new = cls.__new__(cls)
         named = {unravel_key(name): each for name, each in distributions.items()}
-        new._take(params, rename_components(named, name_map), log_prob_key, entropy_key, aggregate)
+        new._set_up(params, rename_components(named, name_map), log_prob_key, entropy_key, aggregate)
         return new
 
-    def _take(
+    def _set_up(
         self,
         params: TensorCollection,
         dists: dict[Key, Any],
@@ -210,12 +210,12 @@ class CompositeDistribution(dist.Distribution):
     @property
     def mode(self) -> TensorDict:  # type: ignore[override]
         """The mode of each component."""
-        return self._collect(lambda each: _attribute(each, "mode"))
+        return self._collect(lambda each: _read_statistic(each, "mode"))
 
     @property
     def mean(self) -> TensorDict:  # type: ignore[override]
         """The mean of each component."""
-        return self._collect(lambda each: _attribute(each, "mean"))
+        return self._collect(lambda each: _read_statistic(each, "mean"))
 
     @property
     def deterministic_sample(self) -> TensorDict:
@@ -224,7 +224,7 @@ class CompositeDistribution(dist.Distribution):
         Raises:
             NotImplementedError: a component has none.
         """
-        return self._collect(deterministic_value)
+        return self._collect(compute_deterministic_value)
 
     def sample_and_log_prob(self, shape: Any = None) -> tuple[TensorDict, Any]:
         """Draw without gradients, and return the samples and what ``log_prob()`` of them returns."""
@@ -255,7 +255,7 @@ class CompositeDistribution(dist.Distribution):
         """Return the sum of log-probabilities if they are aggregated, else a collection of them."""
         if self._is_aggregating():
             return sum_scores(scores.values(), size)
-        return _suffixed(scores, "_log_prob", size)
+        return _add_suffixes(scores, "_log_prob", size)
 
     def score(self, sample: TensorCollection) -> dict[Key, Any]:
         """Return the log-probability of each component, by sample key.
@@ -320,10 +320,10 @@ class CompositeDistribution(dist.Distribution):
             A tensor of the batch shape if entropies are aggregated, else a TensorDict of one entry per component, with the
             suffix ``_entropy``.
         """
-        entropies = self._entropies(samples_mc)
+        entropies = self._compute_entropies(samples_mc)
         if self._is_aggregating():
             return sum_scores(entropies.values(), self._batch_shape)
-        return self._entropy_entries(entropies, bool(include_sum))
+        return self._lay_out_entropies(entropies, bool(include_sum))
 
     def entropy_composite(self, samples_mc: int = 1, *, include_sum: bool | None = None) -> TensorDict:
         """Return the entropy of each component, at its sample key with the suffix ``_entropy``.
@@ -332,16 +332,16 @@ class CompositeDistribution(dist.Distribution):
             samples_mc: number of draws that estimate the entropy of a component without a closed form.
             include_sum: also return the sum, at ``entropy_key``; if not given, if entropies are aggregated.
         """
-        entropies = self._entropies(samples_mc)
-        return self._entropy_entries(
+        entropies = self._compute_entropies(samples_mc)
+        return self._lay_out_entropies(
             entropies, self._is_aggregating() if include_sum is None else include_sum
         )
 
-    def _entropies(self, samples_mc: int) -> dict[Key, Any]:
-        return {key: _entropy(each, samples_mc) for key, each in self.dists.items()}
+    def _compute_entropies(self, samples_mc: int) -> dict[Key, Any]:
+        return {key: _compute_entropy(each, samples_mc) for key, each in self.dists.items()}
 
-    def _entropy_entries(self, entropies: dict[Key, Any], has_sum: bool) -> TensorDict:
-        found = _suffixed(entropies, "_entropy", self._batch_shape)
+    def _lay_out_entropies(self, entropies: dict[Key, Any], has_sum: bool) -> TensorDict:
+        found = _add_suffixes(entropies, "_entropy", self._batch_shape)
         if has_sum:
             found.set(self.entropy_key, sum_scores(entropies.values(), self._batch_shape))
         return found
@@ -350,7 +350,7 @@ class CompositeDistribution(dist.Distribution):
         """Write the cumulative probability of each component into ``sample``, with the suffix ``_cdf``, and return it."""
         found = {}
         for key, each in self.dists.items():
-            found[add_suffix(key, "_cdf")] = each.cdf(_value(self, sample, key))
+            found[add_suffix(key, "_cdf")] = each.cdf(_read_value(self, sample, key))
         return _write(sample, found)
 
     def icdf(self, sample: TensorCollection) -> TensorCollection:  # type: ignore[override]
@@ -367,11 +367,11 @@ class CompositeDistribution(dist.Distribution):
             share_key = add_suffix(key, "_cdf")
             share = sample.get(share_key, None)
             if share is None:
-                share = each.cdf(_value(self, sample, key, share_key))
+                share = each.cdf(_read_value(self, sample, key, share_key))
             found[add_suffix(key, "_icdf")] = each.icdf(share)
         return _write(sample, found)
 
-    def _no_statistic(self, name: str) -> NotImplementedError:
+    def _statistic_error(self, name: str) -> NotImplementedError:
         return NotImplementedError(
             f"a CompositeDistribution has no {name}; read it from a component, composite[key].{name}"
         )
@@ -379,17 +379,17 @@ class CompositeDistribution(dist.Distribution):
     @property
     def median(self) -> Any:
         """Not defined."""
-        raise self._no_statistic("median")
+        raise self._statistic_error("median")
 
     @property
     def variance(self) -> Any:
         """Not defined."""
-        raise self._no_statistic("variance")
+        raise self._statistic_error("variance")
 
     @property
     def support(self) -> Any:
         """Not defined."""
-        raise self._no_statistic("support")
+        raise self._statistic_error("support")
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> Any:
         """Raise NotImplementedError: expand the parameters instead."""
@@ -437,7 +437,7 @@ def rename_components(dists: Mapping[Key, Any], name_map: Mapping[Any, Any] | No
     return renamed
 
 
-def _arguments(params: TensorCollection, name: Key) -> Mapping[str, Any]:
+def _read_arguments(params: TensorCollection, name: Key) -> Mapping[str, Any]:
     """Return the keyword arguments at a name."""
     node: Any = params.get(name, None)
     if node is None:
@@ -473,7 +473,9 @@ def _build(
     return cls(**arguments, **extra)
 
 
-def _value(composite: CompositeDistribution, sample: TensorCollection, key: Key, other: Key = None) -> Any:
+def _read_value(
+    composite: CompositeDistribution, sample: TensorCollection, key: Key, other: Key = None
+) -> Any:
     value = sample.get(key, None)
     if value is None:
         missing = [key] if other is None else [other, key]
@@ -487,7 +489,7 @@ def _as_size(shape: Any) -> torch.Size:
     return torch.Size([shape]) if isinstance(shape, int) else torch.Size(shape)
 
 
-def _attribute(each: Any, name: str) -> Any:
+def _read_statistic(each: Any, name: str) -> Any:
     """Return a statistic of a component."""
     try:
         return getattr(each, name)
@@ -497,7 +499,7 @@ def _attribute(each: Any, name: str) -> Any:
         ) from None
 
 
-def _suffixed(values: Mapping[Key, Any], suffix: str, size: torch.Size) -> TensorDict:
+def _add_suffixes(values: Mapping[Key, Any], suffix: str, size: torch.Size) -> TensorDict:
     return TensorDict({add_suffix(key, suffix): value for key, value in values.items()}, batch_size=size)
 
 
@@ -512,7 +514,7 @@ def sum_scores(values: Any, size: torch.Size) -> Tensor:
     return total  # type: ignore[no-any-return]
 
 
-def _entropy(each: Any, samples_mc: int) -> Any:
+def _compute_entropy(each: Any, samples_mc: int) -> Any:
     """Return the entropy of a component, estimated from draws if it has no closed form."""
     try:
         return each.entropy()

@@ -12,7 +12,7 @@ from torch import nn
 
 from ._interaction import InteractionType
 
-__all__ = ["average_draws", "deterministic_value", "draw", "rsample", "value_of"]
+__all__ = ["average_draws", "compute_deterministic_value", "draw", "rsample", "take_value"]
 
 #: The torch distributions whose deterministic value is the mode; that of the others is the mean.
 _BY_MODE = {
@@ -24,7 +24,7 @@ _BY_MODE = {
 }
 
 
-def value_of(
+def take_value(
     distribution: Any, kind: InteractionType, n_draws: int | None, shape: torch.Size = torch.Size()
 ) -> Any:
     """Return the value that an interaction type selects, repeated to ``shape`` unless it is drawn.
@@ -35,11 +35,11 @@ def value_of(
     if kind is InteractionType.RANDOM:
         return draw(distribution, shape)
     if kind is InteractionType.DETERMINISTIC:
-        value = deterministic_value(distribution, n_draws)
+        value = compute_deterministic_value(distribution, n_draws)
     elif kind is InteractionType.MEAN:
-        value = _mean(distribution, n_draws)
+        value = _compute_mean(distribution, n_draws)
     else:
-        value = _statistic(distribution, kind.value)
+        value = _read_statistic(distribution, kind.value)
         if value is None:
             raise NotImplementedError(
                 f"{type(distribution).__name__} has no {kind.value}; choose another interaction type"
@@ -84,7 +84,7 @@ def average_draws(distribution: Any, n_draws: int) -> Any:
     return drawn.mean(0)
 
 
-def deterministic_value(distribution: Any, n_draws: int | None = None) -> Any:
+def compute_deterministic_value(distribution: Any, n_draws: int | None = None) -> Any:
     """Return the value that stands for a distribution where nothing is drawn.
 
     Args:
@@ -106,16 +106,16 @@ def deterministic_value(distribution: Any, n_draws: int | None = None) -> Any:
     own = getattr(distribution, "deterministic_sample", None)
     if own is not None:
         return own
-    if isinstance(distribution, dist.TransformedDistribution) and not _defines_mean(type(distribution)):
+    if isinstance(distribution, dist.TransformedDistribution) and not _has_mean(type(distribution)):
         return _transform_base(distribution, n_draws)
-    return _value_by_support(distribution, n_draws)
+    return _choose_by_support(distribution, n_draws)
 
 
-def _defines_mean(cls: Any) -> bool:
+def _has_mean(cls: Any) -> bool:
     return cls.mean is not dist.Distribution.mean
 
 
-def _statistic(distribution: Any, name: str) -> Any:
+def _read_statistic(distribution: Any, name: str) -> Any:
     """Return the attribute of a distribution, or None if it is not implemented."""
     try:
         return getattr(distribution, name, None)
@@ -123,9 +123,9 @@ def _statistic(distribution: Any, name: str) -> Any:
         return None
 
 
-def _mean(distribution: Any, n_draws: int | None) -> Any:
+def _compute_mean(distribution: Any, n_draws: int | None) -> Any:
     """Return the mean, or that of draws if it is not implemented."""
-    value = _statistic(distribution, "mean")
+    value = _read_statistic(distribution, "mean")
     if value is not None:
         return value
     if n_draws is None or isinstance(distribution, dist.LKJCholesky):
@@ -136,13 +136,13 @@ def _mean(distribution: Any, n_draws: int | None) -> Any:
     return average_draws(distribution, n_draws)
 
 
-def _value_by_support(distribution: Any, n_draws: int | None) -> Any:
+def _choose_by_support(distribution: Any, n_draws: int | None) -> Any:
     """Return the mode of a discrete distribution and the mean of another one, with a warning."""
-    support = _statistic(distribution, "support")
+    support = _read_statistic(distribution, "support")
     is_discrete = support is not None and support.is_discrete
-    value = _statistic(distribution, "mode") if is_discrete else None
+    value = _read_statistic(distribution, "mode") if is_discrete else None
     if value is None:
-        is_discrete, value = False, _mean(distribution, n_draws)
+        is_discrete, value = False, _compute_mean(distribution, n_draws)
     warnings.warn(
         f"{type(distribution).__name__} does not define deterministic_sample; its deterministic value is its "
         f"{'mode' if is_discrete else 'mean'}, because its support is {'' if is_discrete else 'not '}discrete. "
@@ -152,7 +152,7 @@ def _value_by_support(distribution: Any, n_draws: int | None) -> Any:
     return value
 
 
-def _independent_value(distribution: Any, n_draws: int | None) -> Any:
+def _follow_base(distribution: Any, n_draws: int | None) -> Any:
     """Return the value of the base, or the mode if the class of the base is not known."""
     base = distribution.base_dist
     is_known = (
@@ -160,9 +160,9 @@ def _independent_value(distribution: Any, n_draws: int | None) -> Any:
         or hasattr(base, "deterministic_sample")
         or isinstance(base, dist.TransformedDistribution)
     )
-    value = None if is_known else _statistic(base, "mode")
+    value = None if is_known else _read_statistic(base, "mode")
     if value is None:
-        return deterministic_value(base, n_draws)
+        return compute_deterministic_value(base, n_draws)
     warnings.warn(
         f"{type(base).__name__}, the base of an Independent, does not define deterministic_sample; the deterministic value "
         "is its mode. Define deterministic_sample to choose",
@@ -174,9 +174,9 @@ def _independent_value(distribution: Any, n_draws: int | None) -> Any:
 def _transform_base(distribution: Any, n_draws: int | None) -> Any:
     """Return the transform of the deterministic value of the base, or the mean of draws if the base has none."""
     try:
-        value = deterministic_value(distribution.base_dist)
+        value = compute_deterministic_value(distribution.base_dist)
     except NotImplementedError:
-        return _mean(distribution, n_draws)
+        return _compute_mean(distribution, n_draws)
     for transform in distribution.transforms:
         value = transform(value)
     return value
@@ -186,7 +186,7 @@ def _round_probs(distribution: Any, n_draws: int | None) -> Any:
     return (distribution.probs > 0.5).to(distribution.probs.dtype)
 
 
-def _one_hot_argmax(distribution: Any, n_draws: int | None) -> Any:
+def _mark_argmax(distribution: Any, n_draws: int | None) -> Any:
     logits = distribution.logits
     return nn.functional.one_hot(logits.argmax(-1), logits.shape[-1]).to(logits.dtype)
 
@@ -204,13 +204,13 @@ _RULES: dict[Any, Callable[[Any, int | None], Any]] = {
     **{
         cls: _take_mean
         for cls in vars(dist).values()
-        if isinstance(cls, type) and issubclass(cls, dist.Distribution) and _defines_mean(cls)
+        if isinstance(cls, type) and issubclass(cls, dist.Distribution) and _has_mean(cls)
     },
     dist.TransformedDistribution: _transform_base,
     dist.LogisticNormal: _transform_base,
     **dict.fromkeys(_BY_MODE, _take_mode),
-    dist.Independent: _independent_value,
+    dist.Independent: _follow_base,
     dist.RelaxedBernoulli: _round_probs,
-    dist.RelaxedOneHotCategorical: _one_hot_argmax,
-    dist.LKJCholesky: _mean,
+    dist.RelaxedOneHotCategorical: _mark_argmax,
+    dist.LKJCholesky: _compute_mean,
 }

@@ -38,7 +38,7 @@ def draw_with(generator: torch.Generator | None, draw: Callable[[], DrawnT]) -> 
 
 @contextmanager
 def _swap_state(generator: torch.Generator) -> Iterator[None]:
-    read, write = _state_functions(generator.device)
+    read, write = _find_state_functions(generator.device)
     before = read()
     write(generator.get_state())
     try:
@@ -48,7 +48,7 @@ def _swap_state(generator: torch.Generator) -> Iterator[None]:
         write(before)
 
 
-def _state_functions(device: torch.device) -> tuple[Any, Any]:
+def _find_state_functions(device: torch.device) -> tuple[Any, Any]:
     """Return the functions that read and write the global random state of a device."""
     if device.type == "cpu":
         return torch.get_rng_state, torch.set_rng_state

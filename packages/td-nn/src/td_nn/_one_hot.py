@@ -35,10 +35,10 @@ def rand_one_hot(values: Tensor, do_softmax: bool = True) -> Tensor:
     drawn = torch.rand((*values.shape[:-1], 1), dtype=below.dtype, device=below.device)
     # Rounding may leave the last sum below a draw.
     index = (below <= drawn).sum(-1).clamp_max(values.shape[-1] - 1)
-    return _one_hot(index, values.shape[-1])
+    return _make_one_hot(index, values.shape[-1])
 
 
-def _one_hot(index: Tensor, size: int) -> Tensor:
+def _make_one_hot(index: Tensor, size: int) -> Tensor:
     # That of torch reads the largest index back, which waits for a GPU.
     return (torch.arange(size, device=index.device) == index.unsqueeze(-1)).long()
 
@@ -96,7 +96,7 @@ class OneHotCategorical(dist.Categorical):
     @property
     def mode(self) -> Tensor:
         """The one-hot vector of the most probable category; the first of equal ones."""
-        return _one_hot(self._param.argmax(-1), self._num_events)
+        return _make_one_hot(self._param.argmax(-1), self._num_events)
 
     @property
     def deterministic_sample(self) -> Tensor:
@@ -116,7 +116,7 @@ class OneHotCategorical(dist.Categorical):
     def sample(self, sample_shape: Any = None) -> Tensor:
         """Draw one-hot vectors of dtype int64."""
         base: Any = super()
-        return _one_hot(base.sample(torch.Size(sample_shape or ())), self._num_events)
+        return _make_one_hot(base.sample(torch.Size(sample_shape or ())), self._num_events)
 
     def rsample(self, sample_shape: Any = None) -> Tensor:
         """Draw one-hot vectors with the gradients of a relaxed sample at temperature 1."""
@@ -142,7 +142,7 @@ class OneHotCategorical(dist.Categorical):
     def enumerate_support(self, expand: bool = True) -> Tensor:
         """Return all one-hot vectors, along a new first dim."""
         base: Any = super()
-        return _one_hot(base.enumerate_support(expand), self._num_events)
+        return _make_one_hot(base.enumerate_support(expand), self._num_events)
 
     def _validate_sample(self, value: Tensor) -> None:
         # Values come here as categories, because log_prob() of the base class takes those.

@@ -100,23 +100,23 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
         count = sum(isinstance(module, ProbabilisticTensorDictModule) for module in members)
         return count > 1 or not is_probabilistic(members[-1])
 
-    def _last_first(self) -> list[ProbabilisticTensorDictModule[Any]]:
+    def _list_distributions(self) -> list[ProbabilisticTensorDictModule[Any]]:
         return list(find_distributions(self))[::-1]
 
     @property
     def dist_sample_keys(self) -> list[Key]:
         """Keys of the samples of all distributions, the last one first."""
-        return [key for module in self._last_first() for key in module.dist_sample_keys]
+        return [key for module in self._list_distributions() for key in module.dist_sample_keys]
 
     @property
     def dist_params_keys(self) -> list[Key]:
         """Keys of the parameters of all distributions, the last one first."""
-        return [key for module in self._last_first() for key in module.dist_params_keys]
+        return [key for module in self._list_distributions() for key in module.dist_params_keys]
 
     @property
     def log_prob_keys(self) -> list[Key]:
         """Keys of the log-probabilities of all distributions, the last one first."""
-        return [key for module in self._last_first() for key in module.log_prob_keys]
+        return [key for module in self._list_distributions() for key in module.log_prob_keys]
 
     @property
     def log_prob_key(self) -> Key:
@@ -142,13 +142,13 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
     @property
     def num_samples(self) -> torch.Size:
         """Leading batch dims that a call adds: the ``num_samples`` of all distributions, the last one first."""
-        sizes = [module.num_samples or () for module in self._last_first()]
+        sizes = [module.num_samples or () for module in self._list_distributions()]
         return torch.Size([size for item in sizes for size in item])
 
     @property
     def default_interaction_type(self) -> InteractionType | None:
         """The default of the last distribution, or :func:`interaction_type` if there is none."""
-        for module in self._last_first():
+        for module in self._list_distributions():
             return module.default_interaction_type
         return interaction_type()
 
@@ -324,7 +324,7 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
         """
         if dist is None:
             dist = self.get_dist(tensordict, tensordict_out, **kwargs)
-        modules = self._last_first()
+        modules = self._list_distributions()
         if not self.return_composite or not isinstance(dist, CompositeDistribution):
             source = tensordict if tensordict_out is None else tensordict.copy()
             return modules[0].log_prob(source, dist=dist)
@@ -347,7 +347,7 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
 
     def _require_distributions(self) -> list[ProbabilisticTensorDictModule[Any]]:
         """Return the distributions, the last one first; raise if there are none."""
-        modules = self._last_first()
+        modules = self._list_distributions()
         if not modules:
             raise RuntimeError(
                 f"no member of this {type(self).__name__} is a ProbabilisticTensorDictModule, so it has no distribution; "

@@ -16,7 +16,7 @@ from ._aggregate import composite_lp_aggregate
 from ._composite import CompositeDistribution, add_suffix, rename_components, sum_scores
 from ._delta import Delta
 from ._dispatch import dispatch
-from ._distribution_values import value_of
+from ._distribution_values import take_value
 from ._generators import as_generator, draw_seed, draw_with, use_generator
 from ._interaction import InteractionType
 from ._module import missing_keys, show_missing
@@ -124,7 +124,7 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase[ResultT]):
             self.dist_keys = [key if isinstance(key, str) else key[-1] for key in self.in_keys]
         self.distribution_class = distribution_class
         self.distribution_kwargs = {} if distribution_kwargs is None else distribution_kwargs
-        self._out_keys = self._sample_keys(out_keys)
+        self._out_keys = self._choose_sample_keys(out_keys)
         self.default_interaction_type = InteractionType(default_interaction_type)
         self.return_log_prob = return_log_prob
         self.cache_dist = False
@@ -132,12 +132,12 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase[ResultT]):
         if isinstance(num_samples, int):
             num_samples = (num_samples,)
         self.num_samples = None if num_samples is None else torch.Size(num_samples)
-        self.generator = self._as_source(generator)
+        self.generator = self._convert_generator(generator)
         self._aggregate = aggregate
         self._composite_lp_aggreate_at_init = composite_lp_aggregate() if aggregate is None else aggregate
         self._log_prob_keys = self._choose_log_prob_keys(log_prob_key, log_prob_keys)
 
-    def _sample_keys(self, out_keys: Any) -> list[Key]:
+    def _choose_sample_keys(self, out_keys: Any) -> list[Key]:
         """Return the keys of the samples, and refuse those that a composite would not write."""
         cls, kwargs = self.distribution_class, self.distribution_kwargs
         is_composite = isinstance(cls, type) and issubclass(cls, CompositeDistribution)
@@ -241,7 +241,7 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase[ResultT]):
         return kept
 
     @staticmethod
-    def _as_source(generator: Any) -> Any:
+    def _convert_generator(generator: Any) -> Any:
         """Return a generator, a key or None."""
         if generator is None or isinstance(generator, torch.Generator):
             return generator
@@ -352,7 +352,7 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase[ResultT]):
             raise MissingKeyError(show_module(self), problem + raised, missing) from error
         provided = dict(zip(self.dist_keys, self._all_in_keys or ()))
         twice = sorted(values.keys() & set(self.distribution_kwargs.keys()))
-        known = _parameters(self.distribution_class)
+        known = _list_parameters(self.distribution_class)
         unknown = [name for name in values if known and name not in known]
         if isinstance(error, TypeError) and (twice or unknown):
             why = (
@@ -467,9 +467,9 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase[ResultT]):
         if not requires_sample:
             sample = self._read_sample(tensordict, dist)
         elif self.generator is None:
-            sample, scores = self._take_value(dist, self._current_type())
+            sample, scores = self._take_value(dist, self._read_interaction_type())
         else:
-            sample, scores = self._draw_with_generator(tensordict, dist, self._current_type())
+            sample, scores = self._draw_with_generator(tensordict, dist, self._read_interaction_type())
         target: Any = tensordict if tensordict_out is None else tensordict_out
         if self.num_samples is not None and requires_sample:
             target = target.expand(self.num_samples + target.batch_size)
@@ -478,7 +478,7 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase[ResultT]):
             self._write_scores(target, dist, self._score(dist, sample) if scores is None else scores)
         return target
 
-    def _current_type(self) -> InteractionType:
+    def _read_interaction_type(self) -> InteractionType:
         chosen: InteractionType | None = STATE.interaction_type
         return self.default_interaction_type if chosen is None else chosen
 
@@ -492,7 +492,7 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase[ResultT]):
             both = getattr(dist, f"{method}_and_log_prob", None)
             if both is not None:
                 return both(shape)  # type: ignore[no-any-return]
-        return value_of(dist, kind, self.n_empirical_estimate, shape), None
+        return take_value(dist, kind, self.n_empirical_estimate, shape), None
 
     def _draw_with_generator(
         self, tensordict: TensorCollection, dist: Any, kind: InteractionType
@@ -501,7 +501,7 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase[ResultT]):
         if kind is not InteractionType.RANDOM:
             shape = NO_SHAPE if self.num_samples is None else self.num_samples
             try:
-                return value_of(dist, kind, None, shape), None
+                return take_value(dist, kind, None, shape), None
             except NotImplementedError:
                 if kind in (InteractionType.MODE, InteractionType.MEDIAN):
                     raise
@@ -537,10 +537,10 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase[ResultT]):
         self, dist: Any, interaction_type: InteractionType | None = None, *, generator: Any = None
     ) -> Any:
         """Return a value of a distribution; subclasses elsewhere call it."""
-        kind = self._current_type() if interaction_type is None else interaction_type
+        kind = self._read_interaction_type() if interaction_type is None else interaction_type
         shape = NO_SHAPE if self.num_samples is None else self.num_samples
         with use_generator(generator):
-            return value_of(dist, kind, self.n_empirical_estimate, shape)
+            return take_value(dist, kind, self.n_empirical_estimate, shape)
 
     def _write_sample(self, target: Any, sample: Any) -> None:
         keys = self._out_keys
@@ -601,7 +601,7 @@ def _copy_dicts(kwargs: dict[str, Any]) -> dict[str, Any]:
     return {name: _copy_dicts(value) if type(value) is dict else value for name, value in kwargs.items()}
 
 
-def _parameters(cls: Callable[..., Any]) -> list[str]:
+def _list_parameters(cls: Callable[..., Any]) -> list[str]:
     """Return the parameters of a function, none if it takes any keyword or has no signature."""
     try:
         parameters = inspect.signature(cls).parameters.values()

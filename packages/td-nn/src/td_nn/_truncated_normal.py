@@ -23,12 +23,12 @@ _SQRT_HALF = math.sqrt(0.5)
 _MIN_SCALE = 1e-6
 
 
-def _ndtr(x: Tensor) -> Tensor:
+def _compute_ndtr(x: Tensor) -> Tensor:
     """Return the normal cdf; that of torch loses the digits of small probabilities."""
     return erfc(-_SQRT_HALF * x).mul(0.5)  # type: ignore[no-any-return]
 
 
-def _find(mask: Tensor) -> Tensor | None:
+def _drop_empty_mask(mask: Tensor) -> Tensor | None:
     """Return a mask, or None if it is False everywhere."""
     # A graph computes both cases, because it cannot depend on values.
     return mask if torch.compiler.is_compiling() or bool(mask.any()) else None
@@ -71,31 +71,31 @@ class TruncatedStandardNormal(dist.Distribution):
         return constraints.interval(self.a, self.b)
 
     @lazy_property
-    def _is_mirrored(self) -> Tensor | None:
+    def _mirrored_mask(self) -> Tensor | None:
         """Where the interval has positive numbers, or None if nowhere."""
-        return _find(self.a > 0)
+        return _drop_empty_mask(self.a > 0)
 
     @lazy_property
     def _low(self) -> Tensor:
         # An interval of positive numbers is mirrored, because the left tail has more digits.
-        return self.a if self._is_mirrored is None else torch.where(self._is_mirrored, -self.b, self.a)
+        return self.a if self._mirrored_mask is None else torch.where(self._mirrored_mask, -self.b, self.a)
 
     @lazy_property
     def _high(self) -> Tensor:
-        return self.b if self._is_mirrored is None else torch.where(self._is_mirrored, -self.a, self.b)
+        return self.b if self._mirrored_mask is None else torch.where(self._mirrored_mask, -self.a, self.b)
 
     @lazy_property
     def _below(self) -> Tensor:
-        return _ndtr(self._low)
+        return _compute_ndtr(self._low)
 
     @lazy_property
     def _mass(self) -> Tensor:
-        return _ndtr(self._high) - self._below
+        return _compute_ndtr(self._high) - self._below
 
     @lazy_property
-    def _is_tiny(self) -> Tensor | None:
+    def _tiny_mask(self) -> Tensor | None:
         """Where the probability of the interval underflows, or None if nowhere."""
-        return _find(self._mass < torch.finfo(self._mass.dtype).tiny)
+        return _drop_empty_mask(self._mass < torch.finfo(self._mass.dtype).tiny)
 
     @lazy_property
     def _log_auc(self) -> Tensor:
@@ -118,9 +118,9 @@ class TruncatedStandardNormal(dist.Distribution):
     @property
     def mean(self) -> Tensor:
         """The mean."""
-        return self._standard_mean()
+        return self._compute_standard_mean()
 
-    def _standard_mean(self) -> Tensor:
+    def _compute_standard_mean(self) -> Tensor:
         at_a, at_b = self._densities
         return at_a - at_b
 
@@ -133,9 +133,9 @@ class TruncatedStandardNormal(dist.Distribution):
     @property
     def variance(self) -> Tensor:
         """The variance."""
-        return self._standard_variance()
+        return self._compute_standard_variance()
 
-    def _standard_variance(self) -> Tensor:
+    def _compute_standard_variance(self) -> Tensor:
         at_a, at_b = self._densities
         return 1 + self._end_terms - (at_a - at_b).square()
 
@@ -155,14 +155,14 @@ class TruncatedStandardNormal(dist.Distribution):
 
     def cdf(self, value: Tensor) -> Tensor:
         """Return the probability of smaller values: 0 below the interval and 1 above."""
-        return self._standard_cdf(value)
+        return self._compute_standard_cdf(value)
 
-    def _standard_cdf(self, value: Tensor) -> Tensor:
-        low, high, is_mirrored, is_tiny = self._low, self._high, self._is_mirrored, self._is_tiny
+    def _compute_standard_cdf(self, value: Tensor) -> Tensor:
+        low, high, is_mirrored, is_tiny = self._low, self._high, self._mirrored_mask, self._tiny_mask
         if is_mirrored is not None:
             value = torch.where(is_mirrored, -value, value)
         value = value.clamp(low, high)
-        share = (_ndtr(value) - self._below) / self._mass
+        share = (_compute_ndtr(value) - self._below) / self._mass
         if is_tiny is not None:
             at_low = (high * (high - low)).exp()
             share = torch.where(is_tiny, ((high * (high - value)).exp() - at_low) / (1 - at_low), share)
@@ -170,10 +170,10 @@ class TruncatedStandardNormal(dist.Distribution):
 
     def icdf(self, value: Tensor) -> Tensor:
         """Return the value below which the probability is ``value``."""
-        return self._standard_icdf(value)
+        return self._compute_standard_icdf(value)
 
-    def _standard_icdf(self, value: Tensor) -> Tensor:
-        low, high, is_mirrored, is_tiny = self._low, self._high, self._is_mirrored, self._is_tiny
+    def _compute_standard_icdf(self, value: Tensor) -> Tensor:
+        low, high, is_mirrored, is_tiny = self._low, self._high, self._mirrored_mask, self._tiny_mask
         share = value if is_mirrored is None else torch.where(is_mirrored, 1 - value, value)
         found = ndtri(self._below + share * self._mass)
         if is_tiny is not None:  # so far in the tail, the density is exponential
@@ -184,12 +184,12 @@ class TruncatedStandardNormal(dist.Distribution):
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Return the log of the density, minus infinity outside the interval."""
-        return self._inside(value, self._standard_log_prob(value))
+        return self._restrict_log_prob(value, self._compute_standard_log_prob(value))
 
-    def _standard_log_prob(self, value: Tensor) -> Tensor:
+    def _compute_standard_log_prob(self, value: Tensor) -> Tensor:
         return -0.5 * value.square() - (self._log_auc + _LOG_SQRT_2PI)
 
-    def _inside(self, value: Tensor, log_prob: Tensor) -> Tensor:
+    def _restrict_log_prob(self, value: Tensor, log_prob: Tensor) -> Tensor:
         """Return a log-probability, minus infinity outside the support, where a value is an error if validated."""
         if self._validate_args:
             self._validate_sample(value)
@@ -276,12 +276,12 @@ class TruncatedNormal(TruncatedStandardNormal):
     @property
     def mean(self) -> Tensor:
         """The mean."""
-        return (self.loc + self.scale * self._standard_mean()).clamp(self._from, self._to)
+        return (self.loc + self.scale * self._compute_standard_mean()).clamp(self._from, self._to)
 
     @property
     def variance(self) -> Tensor:
         """The variance."""
-        return self.scale.square() * self._standard_variance()
+        return self.scale.square() * self._compute_standard_variance()
 
     @property
     def mode(self) -> Tensor:
@@ -294,16 +294,18 @@ class TruncatedNormal(TruncatedStandardNormal):
 
     def cdf(self, value: Tensor) -> Tensor:
         """Return the probability of smaller values: 0 below the interval and 1 above."""
-        return self._standard_cdf(self._standardize(value))
+        return self._compute_standard_cdf(self._standardize(value))
 
     def icdf(self, value: Tensor) -> Tensor:
         """Return the value below which the probability is ``value``."""
         # Rounding may leave the interval by one step of the last digit.
-        return (self.loc + self.scale * self._standard_icdf(value)).clamp(self._from, self._to)
+        return (self.loc + self.scale * self._compute_standard_icdf(value)).clamp(self._from, self._to)
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Return the log of the density, minus infinity outside the interval."""
-        return self._inside(value, self._standard_log_prob(self._standardize(value)) - self._log_scale)
+        return self._restrict_log_prob(
+            value, self._compute_standard_log_prob(self._standardize(value)) - self._log_scale
+        )
 
     @lazy_property
     def _log_scale(self) -> Tensor:
