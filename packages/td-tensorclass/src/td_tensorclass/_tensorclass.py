@@ -50,8 +50,7 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
     A subclass declares fields as a dataclass does. The options of :func:`tensorclass` are class arguments or are given in
     brackets: ``class Point(TensorClass, frozen=True)``, ``class Point(TensorClass["frozen", "nocast"])``.
 
-    The constructor takes the fields, and ``batch_size``, ``device``, ``names`` and ``lock`` as
-    :class:`TensorDict` does.
+    The constructor takes the fields, and ``batch_size``, ``device``, ``names`` and ``lock`` as :class:`TensorDict` does.
 
     >>> class Point(TensorClass):
     ...     xy: torch.Tensor
