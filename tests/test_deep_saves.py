@@ -16,6 +16,7 @@ from torch import Tensor
 from td_core import TensorDict, lazy_stack
 
 td_memmap: Any = pytest.importorskip("td_memmap")
+pytest.importorskip("td_distributed")
 TensorClass: Any = pytest.importorskip("td_tensorclass").TensorClass
 
 
