@@ -60,8 +60,9 @@ def work(step):
     data = TensorDict({"value": NonTensorData(Row(step))})
     return [Report(step), Row(step), Pair(step), Color.RED, Report.Part(), record, data, Failure(step), work]
 
-def put(queue, step):
+def put(queue, done, step):
     queue.put(work(step))
+    done.wait(100)  # torch fetches the memory of a tensor from the process that sent it
 
 def show(found):
     report, row, pair, color, part, record, data, failure, function = found
@@ -77,10 +78,11 @@ def pool(context):
             print("raised", repr(error))
 
 def queue(context):
-    queue = context.Queue()
-    process = context.Process(target=put, args=(queue, 7))
+    queue, done = context.Queue(), context.Event()
+    process = context.Process(target=put, args=(queue, done, 7))
     process.start()
     show(queue.get(timeout=100))
+    done.set()
     process.join()
 
 def executor(context):
