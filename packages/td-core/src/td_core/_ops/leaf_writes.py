@@ -17,7 +17,7 @@ from .._nested_components import has_same_components
 from .._storage_backends import get_backends
 from .._torch_private import functorch_level, get_base, is_read_only_view, plain_results
 from ..errors import StructureError
-from .shared_memory import group_overlapping, may_share_memory
+from .shared_memory import group_overlapping, is_dense, may_share_memory
 
 Path = tuple[str, ...]
 
@@ -94,7 +94,7 @@ def is_overlapping(leaf: Tensor, other: Any) -> bool:
     """Return True if two tensors partly overlap, so that torch refuses to write to one while it reads the other."""
     if not isinstance(other, Tensor) or not leaf.numel() or not other.numel():
         return False
-    if _get_storage_id(leaf) != _get_storage_id(other) or not (_is_dense(leaf) and _is_dense(other)):
+    if _get_storage_id(leaf) != _get_storage_id(other) or not (is_dense(leaf) and is_dense(other)):
         return False
     begin, end, first, last = *_get_byte_range(leaf), *_get_byte_range(other)
     if (begin, end) == (first, last):
@@ -105,16 +105,6 @@ def is_overlapping(leaf: Tensor, other: Any) -> bool:
 def _get_byte_range(leaf: Tensor) -> tuple[int, int]:
     begin = leaf.data_ptr()
     return begin, begin + leaf.numel() * leaf.element_size()
-
-
-def _is_dense(leaf: Tensor) -> bool:
-    """Return True if the elements of a leaf fill one memory range without gaps, in any order of the dims."""
-    expected = 1
-    for step, size in sorted((step, size) for step, size in zip(leaf.stride(), leaf.shape) if size > 1):
-        if step != expected:
-            return False
-        expected *= size
-    return True
 
 
 def check_fits(value: Tensor | Core, shape: torch.Size, path: Path) -> None:

@@ -68,6 +68,16 @@ def is_same_view(first: Tensor, second: Tensor) -> bool:
     return first is second or (_place(first) == _place(second) and _form(first) == _form(second))
 
 
+def is_dense(leaf: Tensor) -> bool:
+    """Return True if the elements of a leaf fill one memory range without gaps, in any order of the dims."""
+    expected = 1
+    for step, size in sorted((step, size) for step, size in zip(leaf.stride(), leaf.shape) if size > 1):
+        if step != expected:
+            return False
+        expected *= size
+    return True
+
+
 def get_memory_key(leaf: Tensor | Core, any_shape: bool = True) -> Any:
     """Return a key that is equal for two leaves with the same memory; for a node, a key of its identity.
 
@@ -186,12 +196,10 @@ def _is_twin(first: Tensor, second: Tensor, operands: tuple[Any, ...]) -> bool:
 
 
 def _is_full(leaf: Tensor) -> bool:
-    """Return True if a leaf covers its memory range without gaps, and is not a conjugate or negative view."""
+    """Return True if a leaf is dense, and is not a conjugate or negative view."""
     leaf = unwrap_transforms(leaf)
-    if leaf.layout is not torch.strided or leaf.is_nested or leaf.is_conj() or leaf.is_neg():
-        return False
-    _, begin, end = _place(leaf)
-    return end - begin == leaf.numel() * leaf.itemsize
+    is_plain = leaf.layout is torch.strided and not (leaf.is_nested or leaf.is_conj() or leaf.is_neg())
+    return is_plain and is_dense(leaf)
 
 
 def _place(leaf: Tensor) -> tuple[int, int, int]:
