@@ -97,7 +97,7 @@ def from_remote_init(
     >>> from_remote_init(src=0)["a"]  # doctest: +SKIP
     tensor([0, 1, 2])
     """
-    return receive_as(None, **locals())
+    return receive_as(None, src, group, device, use_broadcast, limit, root=root)
 
 
 def receive_as(

@@ -202,7 +202,21 @@ def load_memmap(
     >>> TensorDict.load_memmap("save")["a"]
     MemoryMappedTensor([0, 1, 2])
     """
-    return load_as(None, **locals())
+    return load_as(
+        None,
+        prefix,
+        device,
+        non_blocking,
+        out=out,
+        robust_key=robust_key,
+        subpath=subpath,
+        mode=mode,
+        num_threads=num_threads,
+        allow_pickle=allow_pickle,
+        verify=verify,
+        strict=strict,
+        progress=progress,
+    )
 
 
 def load_as(

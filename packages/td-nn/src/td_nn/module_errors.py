@@ -97,11 +97,6 @@ def note_place(error: BaseException, text: str) -> None:
         _write_note(error, place)
 
 
-def is_placed(error: BaseException) -> bool:
-    """Tell whether it is known of an error which module raised it."""
-    return isinstance(error, MissingKeyError) or _place_of(error) is not None
-
-
 def step_out(error: BaseException, step: str) -> None:
     """Put a step before the path of the module that raised an error."""
     if isinstance(error, MissingKeyError):
