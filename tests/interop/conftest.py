@@ -159,3 +159,12 @@ def libraries() -> tuple[Any, Any]:
     import td
 
     return td, tensordict
+
+
+@pytest.fixture(scope="session")
+def both(libraries: tuple[Any, Any]) -> list[tuple[Any, Any]]:
+    """Return (root module, module of neural networks) of our packages and of the reference implementation."""
+    import tensordict.nn
+
+    ours, theirs = libraries
+    return [(ours, ours), (theirs, tensordict.nn)]

@@ -14,7 +14,6 @@ import os
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -144,14 +143,6 @@ def run(lib: Any, nn: Any, program: Program) -> Any:
             if key in result.keys(True):
                 result = result.exclude(key)
         return [keys, detach(module.log_prob(result)), detach(result)]
-
-
-@pytest.fixture(scope="module")
-def both(libraries: tuple[Any, Any]) -> list[tuple[Any, Any]]:
-    import tensordict.nn
-
-    ours, theirs = libraries
-    return [(ours, ours), (theirs, tensordict.nn)]
 
 
 @settings(

@@ -18,7 +18,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
-import pytest
 import torch
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
@@ -192,14 +191,6 @@ def differs_on_purpose(recipe: Any, call: Call, nn: Any, attempt: Callable[..., 
         return True
     every = {*call.present, *getattr(module, "out_keys_source", ())}
     return any(isinstance(key, tuple) and key[0] in levels and key not in written for key in every)
-
-
-@pytest.fixture(scope="module")
-def both(libraries: tuple[Any, Any]) -> list[tuple[Any, Any]]:
-    import tensordict.nn
-
-    ours, theirs = libraries
-    return [(ours, ours), (theirs, tensordict.nn)]
 
 
 @settings(
