@@ -114,10 +114,9 @@ def _run_spec(spec: Any, is_module: bool) -> None:
 
 
 def _become_main(code: Any, **told: Any) -> None:
-    """Run code as ``__main__``, which stays in ``sys.modules`` for threads and for pickles at exit.
-
-    It is also registered as ``__mp_main__``, the name that pickles from spawned child processes use.
-    """
+    """Run code as ``__main__``."""
+    # The module stays in sys.modules for threads and for pickles at exit, also as __mp_main__, its name in pickles of
+    # spawned child processes.
     module = ModuleType("__main__")
     vars(module).update(told, __builtins__=builtins)
     sys.modules["__main__"] = sys.modules["__mp_main__"] = module

@@ -120,7 +120,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     ),
 }  # fmt: skip
 
-#: Names that td has in another module or that only pickles refer to: (module, name) -> (module, name) in td.
+#: Names that td defines in another module, or that only pickles refer to: (module, name) -> (module, name) in td.
 ELSEWHERE = {
     ("_reductions", "_make_td"): ("td._foreign_pickles", "make"),
     ("_reductions", "_rebuild_tensordict_files_consolidated"): ("td._foreign_pickles", "make_consolidated"),
@@ -146,7 +146,7 @@ ELSEWHERE = {
 
 
 def unravel_key(key: Any) -> Any:
-    """Unravel a key like td, but return ``()`` for a tuple that is not a key, as tensordict does: callers test for it."""
+    """Unravel a key. As in tensordict, return ``()`` for a tuple that is not a key, since callers test for that."""
     try:
         return td.unravel_key(key)
     except td.KeyPathError:
@@ -156,7 +156,7 @@ def unravel_key(key: Any) -> Any:
 
 
 class Alias(ModuleType):
-    """A module named after one of tensordict, whose attributes are those of td."""
+    """A module with the name of a tensordict module and the attributes of td."""
 
     def __init__(self, name: str, home: str, names: Sequence[str]) -> None:
         super().__init__(name, f"Names of td under {name}, see td.install_as_tensordict.")
@@ -231,7 +231,7 @@ def install_as_tensordict() -> None:
             continue
         modules[f"{ROOT}.{home}"] = module = Alias(f"{ROOT}.{home}", home, names)
         parent, _, last = module.__name__.rpartition(".")
-        # memmap and tensorclass are also functions, and the attribute of the parent is the function.
+        # memmap and tensorclass are modules and functions; the attribute of the parent must be the function.
         if last not in modules[parent].__all__:
             modules[parent].__dict__[last] = module
     sys.modules.update(modules)

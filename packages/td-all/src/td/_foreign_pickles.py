@@ -1,6 +1,6 @@
-"""Load pickles of tensordict: the functions that they call, and the conversion of the state that they hold.
+"""Load pickles of tensordict: the functions that these pickles call, and the conversion of the state in them.
 
-They refer to classes by the import paths of :mod:`td._alias`, and store the attributes of the instances.
+These pickles refer to classes by the import paths of :mod:`td._alias`, and store the attributes of instances.
 """
 
 from __future__ import annotations
@@ -34,11 +34,7 @@ def accept() -> None:
 
 
 def make(cls: Any, state: Mapping[str, Any]) -> Any:
-    """Build an instance of ``cls`` from the attributes in a tensordict pickle.
-
-    Raises:
-        FormatError: the attributes match no known class.
-    """
+    """Build an instance of ``cls`` from the attributes in a tensordict pickle; raise FormatError for unknown ones."""
     if "_param_td" in state:
         return cls(state["_param_td"], no_convert=state["no_convert"], lock=bool(state.get("_lock_content")))
     if "_source" in state:

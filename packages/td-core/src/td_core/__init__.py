@@ -1,4 +1,4 @@
-"""A batched, nested dict[str, Tensor] that behaves like one tensor, and the plugin registry its siblings join.
+"""A batched, nested dict[str, Tensor] that behaves like one tensor, and the registry of its plugins.
 
 >>> import torch
 >>> from td_core import TensorDict

@@ -10,10 +10,8 @@ from torch import Tensor
 
 
 def as_tensor(value: Any, dtype: torch.dtype | None = None, device: Any = None) -> Tensor:
-    """Convert a value with ``torch.as_tensor``; copy an array whose memory torch cannot share.
-
-    Such arrays have negative strides, a foreign byte order, or are read-only.
-    """
+    """Convert a value with ``torch.as_tensor``; copy an array whose memory torch cannot share."""
+    # torch cannot share arrays with negative strides or a foreign byte order, and warns about read-only arrays.
     if isinstance(value, np.ndarray) and not torch.compiler.is_compiling() and not _can_share(value):
         value = np.array(value, value.dtype.newbyteorder("="), order="C")
     return torch.as_tensor(value, dtype=dtype, device=device)
@@ -28,6 +26,6 @@ def tensors_in(index: Any) -> Any:
 
 def _can_share(array: np.ndarray[Any, Any]) -> bool:
     flags, dtype = array.flags, array.dtype
-    # Strides of a tensor count elements; those of a field of a structured array may not be multiples of its size.
+    # Tensor strides count elements, but strides of a field in a structured array may not be multiples of the element size.
     in_items = all(step >= 0 and step % dtype.itemsize == 0 for step in array.strides)
     return in_items and flags.writeable and flags.aligned and dtype.isnative

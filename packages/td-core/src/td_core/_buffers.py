@@ -1,9 +1,9 @@
 """Pack tensors into a few byte buffers, which pickle protocol 5 can keep out of band.
 
 torch pickles each tensor through a separate in-memory file. Here the bytes are written to the pickle unchanged, or
-out of band without a copy: the reader gets views on the buffers that it passed. Leaves that share a storage still
-share one afterwards. The pickler of :mod:`multiprocessing` gets the tensors themselves, since torch moves those
-between processes without a copy.
+out of band without a copy; unpickled tensors are then views on the buffers that ``pickle.loads`` receives. Leaves that
+share a storage still share one after unpickling. The pickler of :mod:`multiprocessing` gets the tensors themselves,
+since torch moves tensors between processes without a copy.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def _pack(tensors: list[Tensor]) -> tuple[list[Row], list[Place], dict[int, Tens
     buffers: list[Tensor] = []
     for dtype, positions in in_row:
         same = [tensors[i] for i in positions]
-        known: dict[torch.Size, tuple[int, ...]] = {}  # reuse equal tuples: a pickle stores an object once
+        known: dict[torch.Size, tuple[int, ...]] = {}  # share equal tuples: pickle stores an object once
         shapes = [known.get(size) or known.setdefault(size, tuple(size)) for size in map(Tensor.size, same)]
         rows.append((dtype, positions, shapes))
         buffers.append(_concat_bytes(same, all(len(size) == 1 for size in known)))
@@ -110,13 +110,11 @@ def _pack(tensors: list[Tensor]) -> tuple[list[Row], list[Place], dict[int, Tens
 def _group_tensors(
     tensors: list[Tensor],
 ) -> tuple[list[tuple[torch.dtype, list[int]]], list[tuple[list[int], int, Tensor]], dict[int, Tensor]]:
-    """Group tensors by dtype for concatenation and by storage span; return the remaining tensors by position.
-
-    A tensor of another class, device or layout is not only bytes, so it gets no buffer.
-    """
+    """Group tensors by dtype for concatenation and by storage span; return the remaining tensors by position."""
     kinds: dict[Any, list[int]] = {}
     for i, kind in enumerate(map(_KIND, tensors)):
         kinds.setdefault(kind, []).append(i)
+    # Bytes cannot describe a tensor subclass, or a tensor of another device or layout, so these get no buffer.
     others: dict[int, Tensor] = {}
     plain: list[tuple[torch.dtype, list[int], list[int], list[int]]] = []
     sharing: Counter[int] = Counter()
@@ -181,7 +179,7 @@ def as_bytes(piece: Tensor) -> Tensor:
 
 
 def has_memory(leaf: Tensor) -> bool:
-    """Return True if a dense tensor has memory or is a fake tensor; a wrapper of other tensors has none."""
+    """Return True if a dense tensor has memory or is a fake tensor; False for a subclass that only wraps other tensors."""
     if type(leaf) in PLAIN or not leaf.numel():
         return True
     # data_ptr() of a FakeTensor warns, so check its storage's device instead.
@@ -189,7 +187,7 @@ def has_memory(leaf: Tensor) -> bool:
 
 
 def _find_span(tensors: list[Tensor]) -> tuple[int, Tensor] | None:
-    """Return the first byte and the byte view that tensors span in their storage; None if most of it is unused."""
+    """Return start and bytes of the part of a storage that tensors use; None if they use less than half of that part."""
     spans = []
     for tensor in tensors:
         start = int(tensor.storage_offset()) * tensor.itemsize
@@ -246,7 +244,7 @@ _unpack = unpack_leaves
 
 
 def _move_storage(storage: Tensor, place: Any) -> Tensor:
-    """Apply ``map_location`` of ``torch.load`` to a buffer: torch does not see these storages itself."""
+    """Apply the ``map_location`` of ``torch.load`` to a buffer; torch applies it only to storages that it loads itself."""
     if isinstance(place, Mapping):
         place = place.get("cpu", "cpu")
     if not callable(place):

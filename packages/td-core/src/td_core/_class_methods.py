@@ -16,10 +16,8 @@ R = TypeVar("R")
 def make_classmethod(
     function: Callable[P, R], *, dense: bool = False, with_class: Callable[..., Any] | None = None
 ) -> classmethod[Any, P, R]:
-    """Build a classmethod that calls ``function`` (or ``with_class(cls, ...)``), with its signature and docstring.
-
-    ``dense``: convert a collection that ``function`` returns to the class, with ``cls._wrap_dense``.
-    """
+    """Build a classmethod that calls ``function`` (or ``with_class(cls, ...)``), with its signature and docstring."""
+    # With ``dense``, ``cls._wrap_dense`` converts a collection that ``function`` returns to the class.
 
     @functools.wraps(function)
     def method(cls: Any, /, *args: P.args, **kwargs: P.kwargs) -> R:

@@ -117,10 +117,8 @@ def coerce(
     *,
     non_blocking: bool = False,
 ) -> Child:
-    """Convert a value to a leaf or node for the key path ``path`` of a collection with this batch size and device.
-
-    Raises BatchSizeError, MissingPluginError if no coercer accepts the value, or PluginError for a wrong coercer result.
-    """
+    """Convert a value to a leaf or node for the key path ``path`` of a collection with this batch size and device."""
+    # Raises BatchSizeError, MissingPluginError without a coercer, or PluginError for a wrong result of a coercer.
     entry = value
     if not isinstance(value, Tensor) or type(value) in WRAPPED:
         if not isinstance(value, Core):

@@ -11,10 +11,8 @@ __all__ = ["paused"]
 
 @contextmanager
 def paused() -> Iterator[None]:
-    """Context manager that pauses the garbage collector.
-
-    After ``import torch`` a full collection is near; it would take twice as long as the import itself and free nothing.
-    """
+    """Context manager that pauses the garbage collector."""
+    # After ``import torch``, a full collection is due, which would take longer than the import of td_core and free nothing.
     enabled = gc.isenabled()
     gc.disable()
     try:

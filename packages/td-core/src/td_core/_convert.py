@@ -270,7 +270,7 @@ class ConversionMixin(Core):
     def to_pytree(self) -> Any:
         """Convert the collection back to the pytree that :meth:`from_pytree` converted, with the current leaves.
 
-        A collection that :meth:`from_pytree` did not make is returned unchanged.
+        A collection that :meth:`from_pytree` did not create is returned unchanged.
 
         >>> td = TensorDict({"a": 1})
         >>> td.to_pytree() is td
@@ -367,7 +367,7 @@ def _make_namedtuple(fields: tuple[str, ...]) -> type:
 
 
 def _make_container(entries: dict[str, Any]) -> Any:
-    """Build the original container of the entries of one node; a pair for a key that was not a string."""
+    """Build the container that ``from_pytree`` converted to ``entries``; a (key, value) pair for a non-string key."""
     cls = entries.pop(PYTREE_TYPE, None)
     if cls is None:
         return (entries["key"], entries["value"])

@@ -177,7 +177,7 @@ def _unflatten_params(record: Record) -> TensorDictParams:
     return params
 
 
-#: Attributes of every module, with their defaults; the record holds the remaining state of the parameters.
+#: Attributes of a new module with their defaults, and the attributes that a record omits or stores in another form.
 _BARE = {**vars(torch.nn.Module()), "_get_hooks": []}
 _STATE = frozenset({"_compiled_call_impl", "_no_convert", "_tensordict", "training"})
 

@@ -31,7 +31,7 @@ def fix_decoded_devices(result: T, nodes: Iterable[dict[str, Any]], leaves: Iter
 
 
 def fix_device_metadata(result: Any) -> None:
-    """Set wrong device labels to the common device of the leaves or None, as after ``torch.load(map_location=...)``."""
+    """Correct device labels that differ from the devices of the leaves, as after ``torch.load(map_location=...)``."""
     todo = [result]
     while todo:
         level = todo.pop()

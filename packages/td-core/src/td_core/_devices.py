@@ -1,4 +1,4 @@
-"""Normalise devices, and wait for them."""
+"""Normalise device arguments, and synchronize GPUs."""
 
 from __future__ import annotations
 
@@ -20,10 +20,8 @@ def as_device(device: DeviceType) -> torch.device:
 
 
 def wait_for(devices: Iterable[torch.device]) -> None:
-    """Synchronize the current streams of the GPUs among ``devices``.
-
-    Other threads use other streams and do not wait for these.
-    """
+    """Synchronize the current streams of the GPUs among ``devices``."""
+    # Kernels of other threads run on other streams, which do not wait for these.
     for device in devices:
         if device.type == "cuda":
             torch.cuda.current_stream(device).synchronize()

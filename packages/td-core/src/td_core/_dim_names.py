@@ -31,7 +31,7 @@ def check_names(names: Sequence[str | None] | str | None, ndim: int) -> Names | 
 
 
 def names_of_stack(names: Sequence[str | None], ndim: int, dim: int, name: str | None) -> Names | None:
-    """Check dim names of a lazy stack, whose stack dim must have the name ``name``, unless ``name`` is None."""
+    """Check the dim names of a lazy stack; the name of the stack dim must be ``name``, unless that is None."""
     result = check_names(names, ndim)
     if name is not None and (result is None or result[dim] != name):
         raise DimNamesError(f"stack_dim_name {name!r} is not the name of dim {dim} in {list(names)}")
@@ -60,7 +60,7 @@ def resize_names(names: Names | None, ndim: int) -> Names | None:
 
 
 def inherit_names(entry: Any, names: Names, path: str) -> Any:
-    """Return an entry with the dim names of its new parent. Raise StructureError if its own names conflict."""
+    """Return an entry with the dim names of its new parent. Raise StructureError if the names conflict."""
     ndim = len(names)
     left = entry._names
     if left is not None:

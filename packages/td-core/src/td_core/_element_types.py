@@ -36,14 +36,12 @@ def as_dtype(dtype: Any) -> Any:
 
 
 def dtype_beside(dtype: torch.dtype, scalar: torch.dtype) -> torch.dtype:
-    """Return the result dtype of a tensor with dims and a 0-d tensor of dtype ``scalar``.
-
-    Equals ``torch.result_type``, which a graph cannot call: only a higher category (bool, int, float, complex) promotes.
-    """
+    """Return the result dtype of a tensor with dims and a 0-d tensor of dtype ``scalar``, as ``torch.result_type`` does."""
+    # A graph cannot call torch.result_type. Only a higher category (bool, int, float, complex) promotes.
     if _category(scalar) <= _category(dtype):
         return dtype
     if dtype.is_floating_point:
-        scalar = torch.complex32  # the lowest complex precision, so that the tensor with dims keeps its own
+        scalar = torch.complex32  # the lowest precision, so that the tensor with dims determines the result
     return torch.promote_types(dtype, scalar)
 
 
@@ -57,10 +55,8 @@ def keep_scalar(leaf: Tensor, scalar: Tensor) -> Tensor:
 
 
 def as_scalar(leaf: Tensor, scalar: Tensor) -> Tensor:
-    """Convert the 0-d operand of a 0-d leaf that represents a tensor with dims.
-
-    Without this, torch would promote both 0-d tensors to the larger dtype.
-    """
+    """Convert the 0-d operand of a 0-d leaf that represents a tensor with dims."""
+    # Without the cast, torch would promote both 0-d tensors to the larger dtype.
     return scalar if leaf.ndim or leaf.dtype == scalar.dtype else cast_for_promotion(leaf.dtype, scalar)
 
 

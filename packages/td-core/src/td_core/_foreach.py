@@ -34,17 +34,17 @@ _REQUIRES_GRAD = attrgetter("requires_grad")
 PLAIN = frozenset({Tensor, Parameter})
 
 
-#: Parts of the errors that fused kernels raise for integers under autograd; the second is of torch <= 2.4.
+#: Texts in the errors that fused kernels raise for integer leaves under autograd; torch <= 2.4 raises the second.
 _NO_AUTOGRAD = ("Autograd not support dtype", "isDifferentiableType")
 
 
 class Op(NamedTuple):
-    """A leaf operation in a fused and a single form.
+    """An operation on leaves in two forms: one call for a list of leaves (fused), and one call per leaf (single).
 
     Attributes:
         fused: takes a list of leaves, then lists of operands or numbers; None if torch has no such kernel.
         single: takes one leaf, then one operand each.
-        alike: predicate on leaves and operands: True if both forms give the same results; None: always.
+        alike: predicate on leaves and operands, True if both forms give the same results; None if they always do.
     """
 
     fused: Callable[..., Any] | None
@@ -67,9 +67,9 @@ def _disable_autocast(*tensors: Any) -> bool:
     return not torch.is_autocast_enabled()
 
 
-#: Fused kernels whose results can differ from the single form. torch has no derivative of the first two (that of
-#: addcdiv fails with more leaves than elements). Autocast computes the others in float32, but only the single form
-#: (docs.pytorch.org, "CUDA Ops that can autocast to float32").
+#: Predicates of fused kernels whose results can differ from the single form. Autograd does not support the first two
+#: (the backward of addcdiv fails with more leaves than elements). Autocast computes the others in float32, but only in
+#: the single form (docs.pytorch.org, "CUDA Ops that can autocast to float32").
 _ALIKE: dict[str, Callable[..., bool]] = {
     **dict.fromkeys(["copy_", "addcdiv"], _pause_recording),
     **dict.fromkeys(
@@ -88,10 +88,8 @@ def make_op(name: str, single: Callable[..., Any]) -> Op:
 
 
 def foreach(op: Op, leaves: list[Tensor], *operands: Any, plain: bool = False) -> Sequence[Tensor]:
-    """Apply ``op`` to every leaf; an operand is a list with one tensor per leaf, or one value for all leaves.
-
-    ``plain=True`` skips the type check: the caller guarantees that all types are in :data:`PLAIN`.
-    """
+    """Apply ``op`` to every leaf; an operand is a list with one tensor per leaf, or one value for all leaves."""
+    # ``plain=True`` skips the type check: the caller guarantees that all types are in PLAIN.
     fused = op.fused
     if (
         fused is not None
@@ -105,8 +103,8 @@ def foreach(op: Op, leaves: list[Tensor], *operands: Any, plain: bool = False) -
         except NotImplementedError:
             pass  # no fused kernel for this dtype or device: the loop works or raises a clear error
         except RuntimeError as error:
-            # Fused kernels do not write to conjugate and negative views, and their autograd rejects integers next to
-            # leaves that require grad. In place they raise that after writing, so the loop must not write again.
+            # Fused kernels cannot write to conjugate or negative views, and autograd rejects integers next to leaves that
+            # require grad: use the loop. In-place kernels raise the second error after writing: do not write twice.
             if "mutable TensorLists" not in str(error) and (
                 not any(words in str(error) for words in _NO_AUTOGRAD) or _make_inplace(fused)
             ):
@@ -114,7 +112,7 @@ def foreach(op: Op, leaves: list[Tensor], *operands: Any, plain: bool = False) -
         else:
             if not results or not results[0].requires_grad or all(leaf.requires_grad for leaf in leaves):
                 return results
-            # If one leaf requires grad, all results of a fused call do; detach those whose operands do not.
+            # If one leaf requires grad, all results of a fused call do; detach those whose operands do not require it.
             rows = zip(leaves, *expand_operands(leaves, operands))
             return [
                 result
@@ -152,6 +150,6 @@ def _make_inplace(fused: Callable[..., Any]) -> bool:
 
 
 def is_grad_shared(*tensors: Any) -> bool:
-    """Return True if some tensors require grad and others do not: a fused call would mark all its results."""
+    """Return True if some tensors require grad and others do not: all results of a fused call would."""
     needs = {tensor.requires_grad for item in tensors if type(item) is list for tensor in item}
     return len(needs) > 1 and torch.is_grad_enabled()

@@ -427,7 +427,7 @@ def _to_plain_dict(content: Mapping[Any, Any]) -> dict[Any, Any]:
             if inner is None:
                 out[key] = value
                 continue
-            if not torch.compiler.is_compiling():  # it cannot trace id() before torch 2.13
+            if not torch.compiler.is_compiling():  # torch.compile cannot trace id() before torch 2.13
                 if id(value) in open_levels and has_cycle(
                     value, lambda item: (_get_content(item) or {}).values()
                 ):

@@ -1,4 +1,4 @@
-"""Cache of the metadata (dtypes, shapes, devices) of leaf lists that passed a check, so that it can be skipped."""
+"""Cache of the metadata (dtypes, shapes, devices) of leaf lists that passed a check: equal lists skip the check."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _REMEMBERED = 256
 class KnownLooks:
     """Cache of the metadata of leaf lists that passed a check; it holds no leaves.
 
-    One comparison of a whole list costs as much as reading one attribute per leaf, and a check reads several.
+    Comparing the metadata of a list takes one call, as fast as reading one attribute per leaf; a check reads several.
     """
 
     __slots__ = ("_looks",)
@@ -29,7 +29,7 @@ class KnownLooks:
         self._looks: dict[tuple[int, torch.Size], Callable[[list[Tensor]], bool] | None] = {}
 
     def of(self, leaves: list[Tensor]) -> Callable[[list[Tensor]], bool] | None:
-        """Return a predicate that compares other lists with these leaves; None if these are not cached."""
+        """Return a predicate, True for lists with the metadata of ``leaves``; None if that metadata is not cached."""
         if torch.compiler.is_compiling() or not leaves:
             return None
         try:
@@ -39,15 +39,15 @@ class KnownLooks:
         return same if same is not None and same(leaves) else None
 
     def add(self, leaves: list[Tensor]) -> None:
-        """Record that leaves passed the check; their metadata is cached from the second time on."""
+        """Record that ``leaves`` passed the check; the second call caches their metadata."""
         if torch.compiler.is_compiling() or not leaves or not PLAIN.issuperset(map(type, leaves)):
             return
         if len(set(map(id, leaves))) != len(leaves) or any(map(_IS_NESTED, leaves)):
-            return  # the guards of torch support neither a repeated tensor nor a nested one
+            return  # TensorGuards of torch supports neither repeated nor nested tensors
         key = len(leaves), leaves[0].shape
         if key not in self._looks and len(self._looks) >= _REMEMBERED:
             self._looks.clear()
-        # If different lists share a key, only every second one is cached.
+        # Building a predicate is slow, so build one only at every second call with the same key.
         self._looks[key] = _looks_of(leaves) if self._looks.get(key, self) is None else None
 
 

@@ -23,7 +23,7 @@ from .errors import StructureError
 class Whole(NamedTuple):
     """Context of a lazy stack that was flattened into its dense stack."""
 
-    behind: int  # number of batch dims from the stack dim to the last
+    behind: int  # number of batch dims from the stack dim on
     name: str | None
     ndim: int
     depth: int
@@ -76,7 +76,7 @@ def _can_stack(members: list[Any]) -> bool:
 
 
 def _measure_depth(node: Any) -> int:
-    """Return the depth of the first leaf, or 0 if there is no leaf."""
+    """Return the depth of the first leaf, or 0 without leaves."""
     todo = [(node, 0)]
     while todo:
         node, depth = todo.pop()

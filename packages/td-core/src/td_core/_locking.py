@@ -2,7 +2,7 @@
 
 A node references the locked parents that hold it weakly: after the last of them is freed, the node can be unlocked.
 
-The user locks a collection, or a sibling locks it when it attaches a storage backend. Copies keep only a user's lock.
+The user locks a collection, or a sibling package locks it with a storage backend. Copies keep only the lock of the user.
 """
 
 from __future__ import annotations

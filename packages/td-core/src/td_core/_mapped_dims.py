@@ -1,7 +1,7 @@
 """``in_dims`` and ``out_dims`` of ``torch.vmap`` for collections: negative dims count from the last batch dim.
 
-torch would count the dims of each leaf, including its feature dims. vmap has no extension point for this, so the
-functions that read the dims are wrapped. Dim 0 needs no conversion and is passed unchanged.
+torch would count the dims of each leaf, including its feature dims. vmap has no extension point for this, so this
+module wraps the internal functions of torch that read the dims. Dim 0 is passed unchanged.
 """
 
 from __future__ import annotations
@@ -17,10 +17,8 @@ from ._torch_private import wrap_vmap
 
 
 def normalize_dims(dims: Any, provided: Any, count: Callable[[int, Core], int]) -> Any:
-    """Convert vmap dims to non-negative ints for the collections in ``provided``.
-
-    ``dims``: int, None or a pytree prefix of ``provided``; ``count`` converts the dim of one collection.
-    """
+    """Convert vmap dims to non-negative ints for the collections in ``provided``; ``count`` converts one dim."""
+    # ``dims`` is an int, None or a pytree prefix of ``provided``.
     if dims is None or dims == 0:
         return dims
     wanted, spec = torch_pytree.tree_flatten(dims)
@@ -45,13 +43,13 @@ def _count_in(part: Any, dim: Any, count: Callable[[int, Core], int]) -> Any:
 
 
 def get_argument_dim(dim: int, node: Core) -> int:
-    """Convert an ``in_dims`` value to a batch dim, or ValueError; without batch dims it counts the dims of the leaves."""
+    """Convert an ``in_dims`` value to a batch dim, or raise ValueError; return it unchanged without batch dims."""
     ndim = len(node.batch_size)
     return _dim_of(dim, ndim, node, f"in_dims={dim}") if ndim else dim
 
 
 def get_result_dim(dim: int, node: Core) -> int:
-    """Convert an ``out_dims`` value to the position of the new batch dim (or ValueError), and record it in every node."""
+    """Convert an ``out_dims`` value to the position of the new batch dim or raise ValueError; record it in every node."""
     result = _dim_of(dim, len(node.batch_size) + 1, node, f"out_dims={dim}")
     todo = [node]
     while todo:

@@ -1,7 +1,7 @@
 """Dim names under vmap, which removes a dim from each leaf and inserts one later without naming it.
 
-Inside the map a leaf shows which of its dims is mapped. After it, a result is a view with that dim in another position.
-So the pytree context keeps the shape and strides of the first leaf, and the view is compared with them.
+Inside vmap, a leaf states which of its dims is mapped. After vmap, a result is a view with that dim in another position.
+So the pytree context keeps shape and strides of the first leaf, to compare them with those of the result.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def _dims_of(leaf: Tensor) -> list[tuple[int, int]]:
 
 
 def _with_new_dim(names: PlacedNames, leaf: Tensor) -> Names | None:
-    """Insert None at the position of the mapped dim in a leaf; unclear positions become None too."""
+    """Insert None at the position of the mapped dim of a leaf; dims whose name is ambiguous get None too."""
     before, position = names.layout
     after = _dims_of(leaf)
     rest = before if position is None else before[:position] + before[position + 1 :]

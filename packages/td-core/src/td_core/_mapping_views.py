@@ -4,7 +4,7 @@ A node comes before its children in all three views. Non-tensor entries are not 
 ``is_leaf=is_leaf_nontensor`` to include them), and the views do not descend into them.
 """
 
-# ruff: noqa: RUF005 -- adding tuples is faster than unpacking them, for every entry of a walk
+# ruff: noqa: RUF005 -- hot path: concatenating tuples is faster than unpacking them
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
@@ -20,7 +20,7 @@ from .errors import StructureError
 
 IsLeaf = Callable[[type], bool]
 
-#: Tensor proxy classes with at least one instance; while empty, readers skip the search for proxies.
+#: Classes of tensor proxies (nodes read as one tensor) that have an instance; if empty, readers skip the search for them.
 PROXY_KINDS: set[type] = set()
 
 

@@ -1,4 +1,4 @@
-"""Messages about a package that provides nothing: not installed, switched off, or broken."""
+"""Messages about packages that are not installed, switched off, or broken."""
 
 from __future__ import annotations
 
@@ -22,10 +22,7 @@ def describe_missing_package(distribution: str) -> str:
 
 
 def missing_writer_error(what: str, provider: Any) -> MissingPluginError | None:
-    """Build the error for content whose provider (``distribution==version``, from the file) is missing.
-
-    Return None if the provider does not name a package: the file may hold any value.
-    """
+    """Build the error for content whose ``provider`` is missing; None if it does not have the form ``name==version``."""
     result = _PROVIDER.match(provider) if isinstance(provider, str) else None
     if result is None:
         return None

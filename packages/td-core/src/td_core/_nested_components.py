@@ -107,10 +107,8 @@ def compute_min_max(lengths: Tensor) -> tuple[int | None, int | None]:
 def compute_lengths(
     dim: int, values: Tensor, offsets: Tensor, lengths: Tensor | None = None
 ) -> Tensor | None:
-    """Compute the component lengths of a jagged tensor; None if a component exceeds the values.
-
-    torch does not check this, so parts from files or messages must be checked here.
-    """
+    """Compute the component lengths of a jagged tensor; None if a component exceeds the values."""
+    # torch does not check this, so parts from files and messages must be checked here.
     result = offsets.diff() if lengths is None else lengths
     if len(offsets) != len(result) + 1:
         return None
@@ -128,10 +126,8 @@ def make_jagged(
     *,
     told: tuple[int | None, int | None] = (None, None),
 ) -> Tensor:
-    """Build a jagged tensor from its parts, ragged along ``dim``; ``told`` is (min, max) of the lengths.
-
-    Without ``told``, torch pads to the length of all values.
-    """
+    """Build a jagged tensor from its parts, ragged along ``dim``; ``told`` is (min, max) of the lengths."""
+    # Without the maximum length, torch pads each component to the length of all values.
     bounds = dict(zip(_BOUNDS, told)) if _TAKES_BOUNDS else {}
     return torch.nested.nested_tensor_from_jagged(values, offsets, lengths, jagged_dim=dim, **bounds)
 
@@ -156,7 +152,7 @@ def has_same_components(first: Tensor, second: Tensor) -> bool:
 
 
 def cat_components(plan: Any, leaves: Sequence[Any]) -> Tensor | None:
-    """Concatenate nested tensors along dim 0; None if the plan does another operation."""
+    """Concatenate nested tensors along dim 0; return None for other plans or leaves."""
     if (
         plan.stacks
         or plan.dim != 0

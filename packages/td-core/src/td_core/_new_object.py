@@ -1,4 +1,4 @@
-"""``object.__new__``, wrapped in a function where torch (older than 2.13) cannot trace the builtin."""
+"""``object.__new__``, wrapped in a function for torch before 2.13, which cannot trace the builtin."""
 
 from __future__ import annotations
 

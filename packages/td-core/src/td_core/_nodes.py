@@ -312,7 +312,7 @@ def encode(tree: Core, *, shared: bool = False) -> Encoded:
         kind = KINDS.of(node)
         record = kind.flatten(node)
         if not isinstance(record, Record):
-            record = kind.record_of(node, path=get_key_path(nodes, position))  # raises the error
+            record = kind.record_of(node, path=get_key_path(nodes, position))  # raises PluginError
         row = nodes[position]
         row.update(kind=kind.tag, meta=record.meta, entries=[], members=[])
         row["values"] = [[name, number] for number, name in enumerate(record.values, len(values))]
@@ -446,7 +446,7 @@ def decode_all(
 
 
 def _is_known(row: Any) -> bool:
-    """Return True if the class of a node is defined in this process."""
+    """Return True if this process has defined the class that a row of an encoded tree names."""
     tag = row["kind"]
     if type(tag) is not str or tag not in KINDS:
         return False
@@ -580,7 +580,7 @@ def get_key_path(rows: list[dict[str, Any]], position: int | list[int]) -> tuple
 
 
 def _format_place(rows: list[dict[str, Any]], position: int | list[int]) -> str:
-    """Format the key path of a node or leaf, or its position if the rows above it are damaged."""
+    """Format the key path of a node or leaf, or its position in the table if the rows of its parents are damaged."""
     with contextlib.suppress(LookupError, TypeError, ValueError, AttributeError):
         return show_path(get_key_path(rows, position))
     return f"leaf {position[0]}" if isinstance(position, list) else f"node {position}"

@@ -41,11 +41,9 @@ def rebuild_collection(
     attributes: dict[int, dict[str, Any]] | None = None,
     keepers: dict[int, Any] | None = None,
 ) -> Any:
-    """Rebuild the collection that :meth:`PickleMixin.__reduce_ex__` encoded.
-
-    ``classes`` lists the classes that nodes name, so that pickle imports or rebuilds them first. ``attributes`` are those of
-    the nodes below the root; pickle sets those of the root afterwards, since they may refer to it.
-    """
+    """Rebuild the collection that :meth:`PickleMixin.__reduce_ex__` encoded."""
+    # ``classes`` makes pickle import or rebuild the classes of nodes before this call. ``attributes`` holds the attributes
+    # of all nodes but the root: those of the root may refer to the root, so pickle sets them afterwards.
     leaves = leaves.tensors if isinstance(leaves, Leaves) else leaves
     made = decode_all(Encoded(nodes, leaves, values, classes, attributes or {}), {})
     for position, keeper in (keepers or {}).items():
@@ -54,10 +52,8 @@ def rebuild_collection(
 
 
 def encode_for_pickle(node: Core, protocol: int) -> tuple[Any, ...]:
-    """Return the arguments of :func:`rebuild_collection`.
-
-    :func:`torch.save` uses protocol 2; its files hold the tensors in torch's format.
-    """
+    """Return the arguments of :func:`rebuild_collection`."""
+    # torch.save uses protocol 2, and its files hold the tensors in the format of torch.
     encoded = encode(node, shared=True)
     leaves = Leaves(encoded.leaves) if protocol > 2 else _separate_storages(encoded.leaves)
     encoded.attributes.pop(0, None)
@@ -85,10 +81,8 @@ class _ReducedClass:
 
 
 def reduce_classes(classes: Mapping[int, type]) -> dict[int, Any]:
-    """Replace classes that :mod:`copyreg` can reduce by their reduced form.
-
-    cloudpickle ignores copyreg and would pickle an unnamed class by value, which makes another class on load.
-    """
+    """Replace classes that :mod:`copyreg` can reduce by their reduced form."""
+    # cloudpickle ignores copyreg and would pickle a class without an import path by value, as a new class on load.
     result: dict[int, Any] = dict(classes)
     for position, cls in classes.items():
         reduce = copyreg.dispatch_table.get(type(cls))
@@ -125,7 +119,7 @@ def _get_strided_parts(leaf: Any) -> list[Tensor]:
 
 
 def _assemble_like(leaf: Tensor, parts: list[Tensor]) -> Tensor:
-    """Build a leaf like ``leaf`` from ``parts``."""
+    """Build a leaf with the layout of ``leaf`` from the parts of a jagged tensor, or from one plain tensor."""
     return (
         make_jagged(get_ragged_dim(leaf), *parts, told=get_cached_seqlens(leaf))
         if leaf.is_nested
@@ -134,10 +128,8 @@ def _assemble_like(leaf: Tensor, parts: list[Tensor]) -> Tensor:
 
 
 def copy_plain(leaves: list[Tensor], memo: dict[int, Any]) -> None:
-    """Add clones of leaves that own a whole storage, and of those storages, to the deepcopy ``memo``.
-
-    The clones equal those of ``deepcopy``, which takes ten times as long.
-    """
+    """Add clones of leaves that fill their storage, and of these storages, to the ``memo`` of deepcopy."""
+    # deepcopy would create equal clones, but takes ten times as long.
     for leaf in leaves:
         if type(leaf) is not Tensor:
             continue
@@ -156,7 +148,7 @@ def copy_plain(leaves: list[Tensor], memo: dict[int, Any]) -> None:
                 try:
                     copied = leaf.clone()
                 except NotImplementedError:
-                    continue  # integers of less than a byte: deepcopy copies the storage
+                    continue  # clone() does not support integers of less than a byte; deepcopy copies the storage
                 memo[id(leaf)] = copied
                 memo[id(storage)] = copied.untyped_storage()
                 # Keep the storage alive, as deepcopy does: a freed object's id in the memo could be reused.
@@ -225,7 +217,7 @@ class PickleMixin(Core):
             add_key_note(error, get_key_path(encoded.nodes, [len(leaves)]))
             raise
         values = deepcopy(encoded.values, memo)
-        # A value may refer to a node of this tree, which deepcopy then copied; reuse that copy.
+        # deepcopy of a value has also copied the nodes of this tree that the value refers to; reuse these copies.
         places = list(map(id, encoded.objects))
         made = {i: memo[place] for i, place in enumerate(places) if place in memo}
         if 0 in made:
@@ -247,7 +239,7 @@ class PickleMixin(Core):
 
 
 def rebuild(*parts: Any) -> Any:
-    """Rebuild a collection; the alias that files of earlier releases name."""
+    """Rebuild a collection. Files of earlier releases refer to this alias of ``rebuild_collection``."""
     return rebuild_collection(*parts)
 
 

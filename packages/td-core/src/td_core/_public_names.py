@@ -15,10 +15,8 @@ DefinedT = TypeVar("DefinedT")
 def lazy_names(
     package: str, modules: Mapping[str, Iterable[str]]
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Build ``__getattr__`` and ``__dir__`` of a package that imports its public names at their first use.
-
-    ``modules`` maps relative or absolute module names to names in them. The last module wins for a repeated name.
-    """
+    """Build ``__getattr__`` and ``__dir__`` of a package that imports its public names at their first use."""
+    # ``modules`` maps relative or absolute module names to names in them. The last module wins for a repeated name.
     homes = {name: module for module, names in modules.items() for name in names}
 
     def find(name: str) -> Any:

@@ -1,6 +1,6 @@
 """Registration of collections as torch pytree nodes, for vmap, grad, export and ``tree_map``.
 
-vmap returns leaves with fewer dims, so a context does not store a size that a leaf can provide. It stores which child
+vmap returns leaves with fewer dims, so a pytree context stores no size that a leaf can provide. It stores which child
 provides the batch size, and how many feature dims that child has. A leaf may be replaced by any object (vmap passes
 ints, export passes dicts), so only ``shape`` of a leaf is read.
 """
@@ -40,10 +40,8 @@ def register(
     dump: Callable[[Any], Any] = tuple,
     load: Callable[[Any], Any] = tuple,
 ) -> None:
-    """Register one class as a torch pytree node. ``keys`` names the children of a context, for key paths.
-
-    For ``torch.export.save``, ``dump`` converts a context into a tuple for the value codec; ``load`` is its inverse.
-    """
+    """Register one class as a torch pytree node. ``keys`` returns the names of the children from a context."""
+    # torch.export.save stores a context as ``dump(context)``, which the value codec writes; ``load`` is the inverse.
 
     def with_keys(node: Any) -> tuple[list[tuple[Any, Any]], Any]:
         children, context = flatten(node)
@@ -79,7 +77,7 @@ def register_as_its_base(cls: type) -> None:
 
 
 def has_leaves(node: Core) -> bool:
-    """Return True if there is a leaf anywhere below a node."""
+    """Return True if at least one leaf is below a node."""
     todo: list[Any] = [node]
     while todo:
         for child in todo.pop()._tree_children():
@@ -102,10 +100,8 @@ def leaves_below(nodes: list[Any]) -> list[Any]:
 
 
 def encode_sizes(node: Core, children: list[Any]) -> tuple[Any, ...]:
-    """Return the source of the batch size, then ``(position, extra dims)`` of each child without leaves.
-
-    The source is ``(position, feature dims)`` of a child, or the batch size itself if no child has leaves.
-    """
+    """Return the source of the batch size, then ``(position, extra dims)`` of each child without leaves."""
+    # The source is (position, feature dims) of a child, or the batch size itself if no child has leaves.
     ndim = len(node.batch_size)
     leaf: Any = _get_kept(node)
     level: Any = None
@@ -131,7 +127,7 @@ def _get_kept(node: Core) -> Any:
 
 
 def _keep(node: Core, children: list[Any], sizes: tuple[Any, ...]) -> None:
-    """Store the source of the batch size on a node if its leaf was replaced by an object, for the next flatten."""
+    """Store the source of the batch size on a node for the next flatten, if an object replaced the leaf that provides it."""
     source = sizes[0]
     if not isinstance(source, torch.Size):
         child = children[source[0]]
@@ -230,7 +226,7 @@ def register_mapping(cls: Any) -> None:
         batch_size = infer_batch_size(children, sizes)
         named = get_names_after(names, batch_size, children)
         if named is not None:
-            # Children without leaves were flattened without batch dims, and so without their names.
+            # Children without leaves were flattened without batch dims, so they lost their dim names.
             for position, _ in sizes[1:]:
                 if isinstance(child := children[position], Core):
                     children[position] = inherit_names(child, named, show_path((keys[position],)))
@@ -242,7 +238,7 @@ def register_mapping(cls: Any) -> None:
 
 
 class Shell:
-    """A node without its entries, for a context. Two shells are equal if their metadata and values are."""
+    """A node without its entries, part of a pytree context. Shells are equal if their headers and values are equal."""
 
     __slots__ = ("meta", "node", "values")
 
@@ -267,7 +263,7 @@ def register_kind(kind: NodeKind) -> None:
 
 
 def _register_as_kind(cls: Any) -> None:
-    """Register a class through its kind. The kind is looked up at each call, as a nearer one may be added later."""
+    """Register a class whose kind flattens it. Each call looks up the kind, since a nearer one may be added later."""
     # Remove the metadata that leaves provide or the context stores, so that shells compare equal without it.
     bare: dict[str, Any] = {"batch_size": torch.Size(), "device": None, "names": None}
 

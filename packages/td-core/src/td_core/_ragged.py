@@ -1,4 +1,4 @@
-"""Lazy stacks with uneven members: the shape they show, and ragged leaves read as one tensor."""
+"""Lazy stacks with uneven members: their shapes, and ragged leaves read as one nested or padded tensor."""
 
 from __future__ import annotations
 
@@ -19,10 +19,7 @@ from .typing import NO_DEFAULT, NestedKey
 
 
 def get_display_shape(tensor: Tensor) -> tuple[Any, ...]:
-    """Return the shape of a tensor for messages; -1 for the ragged dims of a strided nested tensor.
-
-    An uninitialized parameter or buffer of a lazy module has the shape (-1,).
-    """
+    """Return the shape for messages: -1 for ragged dims of a strided nested tensor, (-1,) for an uninitialized parameter."""
     try:
         return tuple(tensor.shape)
     except RuntimeError:
@@ -89,7 +86,7 @@ def make_ragged_error(key: str, entries: list[Child], error: Exception) -> Struc
 
 
 def get_member_entry(member: Any, key: NestedKey, form: dict[str, Any]) -> Any:
-    """Read a member's entry; a nested stack returns it in the requested form."""
+    """Read an entry of a member; if the path leads through a lazy stack, that stack returns it in the form ``form``."""
     node, path = member, unravel_key_to_tuple(key)
     while path and isinstance(node, Core) and node._members_and_dim() is None:
         node, path = node._children().get(path[0]), path[1:]
@@ -119,7 +116,7 @@ def convert_form(
     padding_side: str = "right",
     layout: torch.layout | None = None,
 ) -> Any:
-    """Convert the members' entries to a list, a nested or a padded tensor; None returns the default."""
+    """Convert the entries of members to a list, nested or padded tensor; return ``default`` if ``entries`` is None."""
     if as_list + as_nested_tensor + as_padded_tensor != 1:
         raise TypeError("give exactly one of as_list, as_nested_tensor, as_padded_tensor")
     if entries is None:

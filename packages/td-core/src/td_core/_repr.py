@@ -44,7 +44,7 @@ class PrintedLeaf(NamedTuple):
     Attributes:
         key: its key.
         entry: a tensor, the metadata of one, a node, or the text to print.
-        name: class name of ``entry`` in the compact form, if it is not that of its type.
+        name: class name of ``entry`` in the compact form; None prints the name of its type.
     """
 
     key: str
@@ -124,7 +124,7 @@ def _describe_leaf(leaf: Tensor) -> Ragged:
 
 
 def _exclusive(node: Any) -> list[tuple[int, Any, list[PrintedLeaf]]]:
-    """Return, per member with keys that other members lack, its position, the member and these entries."""
+    """Return (position, member, entries) of each member with entries that other members lack."""
     stacked = node._members_and_dim()
     if stacked is None:
         return []
@@ -210,7 +210,7 @@ def _compact(root: Any, options: dict[str, Any]) -> str:
 
 
 def _lay_out(groups: list[_Line]) -> str:
-    """Join the groups of the compact form on one line, or break those that do not fit."""
+    """Join the groups of the compact form on one line, or break those that are too long."""
     total = "".join(group.short or " " * _WIDTH for group in groups) + ")"
     if len(total) <= _WIDTH and all(group.short is not None for group in groups):
         return total

@@ -16,8 +16,8 @@ from ._public_names import set_module
 from .errors import StructureError
 
 
-class _BufferMeta(type(Tensor)):  # type: ignore[misc]  # the metaclass of tensors has no name in public
-    """Metaclass that makes ``isinstance`` test the buffer mark, as that of ``torch.nn.Buffer`` does."""
+class _BufferMeta(type(Tensor)):  # type: ignore[misc]  # torch does not export the metaclass of Tensor
+    """Metaclass that makes ``isinstance`` test the buffer mark, as the metaclass of ``torch.nn.Buffer`` does."""
 
     def __instancecheck__(cls, instance: Any) -> bool:
         return isinstance(instance, Tensor) and is_buffer(instance)
@@ -98,7 +98,7 @@ def unwrap_parameter(leaf: Tensor) -> Tensor:
 
 def is_settled(leaf: Tensor) -> bool:
     """Return True if a leaf is already a parameter or a buffer."""
-    # An uninitialized leaf of a lazy module is kept, so that the module can materialize it.
+    # An uninitialized leaf of a lazy module must stay the same object, so that the module can materialize it.
     return is_parameter(leaf) or is_buffer(leaf) or is_lazy(leaf)
 
 
@@ -108,10 +108,8 @@ def is_registered(leaf: Any) -> bool:
 
 
 def adopt(leaf: Tensor, held: Any = None, converts: bool = True) -> Tensor:
-    """Convert a leaf to the parameter or buffer that a collection of parameters stores.
-
-    ``held`` is the previous leaf, whose role a plain tensor takes. ``converts``: new differentiable leaves become parameters.
-    """
+    """Convert a leaf to the parameter or buffer that a collection of parameters stores in place of ``held``."""
+    # A plain tensor takes the role of ``held``. With ``converts``, new differentiable leaves become parameters.
     if is_settled(leaf):
         return leaf
     if is_buffer(held) and (is_differentiable(held) or not converts):

@@ -89,7 +89,7 @@ class Serializers:
         self._by_name: dict[str, Serializer] = {}
 
     def add(self, serializer: Serializer) -> None:
-        """Register a format; PluginError if its name is taken or missing."""
+        """Register a format, or raise PluginError if its name is taken or missing."""
         name = getattr(serializer, "name", None)
         if not isinstance(name, str) or not name:
             raise PluginError(
@@ -110,7 +110,7 @@ class Serializers:
         return iter(self._by_name.values())
 
     def for_saving(self, name: str | None) -> Serializer:
-        """Return the format ``name`` (None: the default); MissingPluginError if it is not registered."""
+        """Return the format ``name`` (None: the default), or raise MissingPluginError if it is not registered."""
         name = DEFAULT_FORMAT if name is None else name
         if name in self._by_name:
             return self._by_name[name]
@@ -127,7 +127,7 @@ class Serializers:
     def for_loading(self, path: Path, name: str | None) -> Serializer:
         """Return the format ``name``, or with None the only format whose ``detect`` accepts ``path``.
 
-        FileNotFoundError, MissingPluginError, FormatError (no or several formats match) or PluginError (``detect`` failed).
+        Raises FileNotFoundError, MissingPluginError, FormatError if no or several formats match, PluginError if ``detect`` fails.
         """
         if name is not None or not self._by_name:
             return self.for_saving(name)
@@ -175,7 +175,7 @@ def _check_options(
     options: Mapping[str, Any],
     instead: Callable[..., Any] | None = None,
 ) -> None:
-    """Raise TypeError for an undeclared option of ``method``; one with ``**options`` passes them to ``instead``."""
+    """Raise TypeError for an option that ``method`` does not declare; if it declares ``**options``, check ``instead``."""
     parameters = inspect.signature(method).parameters.values()
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         if instead is not None:
@@ -313,7 +313,7 @@ class SaveMixin(Core):
         path = Path(prefix)
         options = _bind_options(args, kwargs, ("robust_key",))
         serializer = SERIALIZERS.for_loading(path, format)
-        # load_() with **options passes them to load(), so load() defines which are valid.
+        # A load_() with **options passes them to load(), so the signature of load() defines the valid options.
         _check_options(serializer, serializer.load_, options, serializer.load)
         serializer.load_(self, path, **options)
         return self

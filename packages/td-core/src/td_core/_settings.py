@@ -69,8 +69,8 @@ SETTINGS = _Settings()
 class Switch:
     """Base of context managers and decorators that change one setting of the current thread.
 
-    A decorated generator or coroutine runs with the changed setting; other code that runs while it is suspended does
-    not. A subclass in a sibling replaces ``_settings``.
+    A decorated generator or coroutine runs with the changed setting; code that runs while it is suspended sees the
+    previous one. A subclass in another package sets its own ``_settings``.
 
     >>> with set_printoptions(sort_keys=None):
     ...     get_printoptions()["sort_keys"] is None
@@ -226,7 +226,7 @@ class set_get_defaults_to_none(Switch):  # noqa: N801  the spelling of tensordic
         super().__enter__()
 
     def _undo_call(self) -> None:
-        """Restore the setting from before the constructor, which has changed it in the thread that called it."""
+        """Restore the setting that the constructor replaced, if the current thread called the constructor."""
         if self._at_call is not None and self._at_call[0] is SETTINGS.entered:
             SETTINGS.get_defaults_to_none = self._at_call[1]
             self._at_call = None
@@ -249,7 +249,7 @@ def get_defaults_to_none() -> bool:
 
 
 class set_lazy_legacy(nullcontext[None]):  # noqa: N801  the spelling of tensordict
-    """Accept the switch of tensordict to legacy lazy views, which td does not have; only False is supported.
+    """Accept the switch of tensordict for legacy lazy views; only False is supported, since td has no lazy views.
 
     Raises:
         NotImplementedError: ``mode`` is True.

@@ -54,7 +54,7 @@ class StorageBackend:
 
 
 class Keeper:
-    """Storage of the Python values of a node outside its memory, such as a file. Nodes that share values share it.
+    """Store of the Python values of a node outside of memory, such as a file. Nodes that share values share a keeper.
 
     >>> Keeper().reload(None) is None
     True
@@ -79,7 +79,7 @@ class Keeper:
         """Store the values of ``node``."""
 
     def of_each(self) -> Keeper:
-        """Return the keeper of one value per batch element, to replace this keeper of one value for the batch."""
+        """Return the keeper to use when one value for the batch is replaced by one value per batch element."""
         return self
 
     def of_part(self) -> Keeper:
@@ -88,10 +88,6 @@ class Keeper:
 
 
 def get_backends(node: Core) -> Sequence[StorageBackend]:
-    """Return the storage backends that are attached to a collection.
-
-    >>> get_backends(TensorDict())
-    ()
-    """
+    """Return the storage backends that are attached to a collection."""
     held = node._inner()._backends
     return [item for item in held.values() if isinstance(item, StorageBackend)] if held else ()

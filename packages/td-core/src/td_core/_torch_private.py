@@ -37,7 +37,7 @@ def foreach_kernel(name: str) -> Callable[..., Any] | None:
 
 
 def map_location() -> Any:
-    """Return the ``map_location`` of the ``torch.load`` call that runs in this thread; None if there is none."""
+    """Return the ``map_location`` of the ``torch.load`` call that runs in this thread, or None outside of one."""
     return getattr(_LOADING, "map_location", None)
 
 
@@ -125,7 +125,7 @@ def wrap_vmap(name: str, wrap: Callable[[Callable[..., Any]], Callable[..., Any]
 
 
 def break_graph(why: str) -> None:
-    """Break the graph of ``torch.compile``; StructureError under ``torch.export``, which allows no breaks."""
+    """Break the graph of ``torch.compile``, or raise StructureError under ``torch.export``, which allows no breaks."""
     if torch.compiler.is_dynamo_compiling():
         torch._dynamo.graph_break(msg=why)
     elif torch.compiler.is_compiling():
@@ -142,7 +142,7 @@ _DEFAULT: Any = _find("_C._autograd.CreationMeta.DEFAULT")
 
 
 def is_read_only_view(tensor: Tensor) -> bool:
-    """Return True if autograd forbids in-place writes to a view: one of several outputs, as of unbind and split."""
+    """Return True if autograd forbids in-place writes to a view, such as one of the views that unbind or split returns."""
     return get_base(tensor) is not None and _creation_of is not None and _creation_of(tensor) != _DEFAULT
 
 
@@ -160,7 +160,7 @@ def is_caller(func: Any) -> bool:
 
 
 def _as_plain(cls: type, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
-    """Call a torch function with subclass tensors as plain ones; the slow fallback of torch's own."""
+    """Call a torch function with plain tensors instead of subclass tensors; slow fallback for the function of torch."""
     plain: list[Any] = [arg.as_subclass(Tensor) if isinstance(arg, cls) else arg for arg in args]  # type: ignore[attr-defined]
     return func(*plain, **(kwargs or {}))
 
@@ -201,10 +201,8 @@ _GUARDS: Any = _find("_C._dynamo.guards.TensorGuards", _Looks)
 
 
 def looks(tensors: Iterable[Tensor]) -> Callable[..., bool]:
-    """Return a predicate: True if tensors have the class, dtype, device, shape, strides etc. of these tensors.
-
-    It may return False too often (``torch.inference_mode`` is a difference) and ignores content and memory.
-    """
+    """Return a predicate: True if tensors have the class, dtype, device, shape, strides etc. of these tensors."""
+    # The predicate ignores content and memory, and may be False too often, as for tensors made in inference mode.
     check: Callable[..., bool] = _GUARDS(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
     return check
 

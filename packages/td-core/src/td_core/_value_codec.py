@@ -40,7 +40,7 @@ Path = tuple[Any, ...]  # linked list (path of the parent, key): extending it is
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Parse JSON; ValueError if it is malformed or an object repeats a key."""
+    """Parse JSON, or raise ValueError if it is malformed or an object repeats a key."""
     return _DECODER.decode(text if isinstance(text, str) else text.decode())
 
 
@@ -104,10 +104,8 @@ def join_at(value: tuple[Any, Any], where: Callable[[], str]) -> Any:
 
 
 def is_readable(types: Any) -> bool:
-    """Return True if a JSON reader without the sidecar can show the value, with simplified types.
-
-    A tuple is then a list and a ``numpy.float32`` a number; bytes are base64 text, so they are not readable.
-    """
+    """Return True if a JSON reader without the sidecar can show the value, with simplified types."""
+    # A tuple is readable as a list, and a numpy.float32 as a number; bytes are base64 text, so they are not readable.
     todo = [types]
     while todo:
         node = todo.pop()
@@ -259,10 +257,8 @@ def _shorten(value: Any) -> str:
 
 
 def is_same_value(a: Any, b: Any) -> bool:
-    """Return True if two values are the same object, or equal values of one type; NaN equals NaN.
-
-    If ``==`` raises or does not return a bool, only the same object is equal.
-    """
+    """Return True if two values are the same object, or equal values of one type; NaN equals NaN."""
+    # If ``==`` raises or does not return a bool, only the same object is equal.
     if a is b:
         return True
     if type(a) is not type(b):

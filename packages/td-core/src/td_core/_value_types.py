@@ -27,7 +27,7 @@ __all__ = ["CONTAINERS", "VALUES", "LeafSerializer", "enum_serializer"]
 
 _TAG = re.compile(r"[A-Za-z_][A-Za-z0-9_.\-]*\Z")
 
-# Types that JSON represents exactly. int and dict are in the registry, for values that JSON cannot represent.
+# Types that JSON represents exactly. int and dict have serializers, for large ints and keys that are not strings.
 _JSON = (str, float, bool, type(None), list)
 
 _DTYPES = {str(value): value for value in vars(torch).values() if isinstance(value, torch.dtype)}
@@ -85,7 +85,7 @@ class Values:
         self.natural: set[str] = set()
 
     def add(self, serializer: LeafSerializer, *, provider: str | None = None, natural: bool = False) -> None:
-        """Register a serializer of ``provider`` (``distribution==version``); PluginError if tag or type is taken.
+        """Register a serializer of ``provider`` (``distribution==version``), or raise PluginError if tag or type is taken.
 
         ``natural``: the dumped value is readable without the sidecar, such as the items of a tuple.
         """
@@ -322,7 +322,7 @@ _OTHER = [
     ),
     _path(PurePosixPath, PurePosixPath),
     _path(PureWindowsPath, PureWindowsPath),
-    # A concrete path of the other operating system cannot be created here; use its pure form.
+    # pathlib cannot create a concrete path of another operating system; use the pure class.
     _path(PosixPath, PosixPath if os.name == "posix" else PurePosixPath),
     _path(WindowsPath, WindowsPath if os.name == "nt" else PureWindowsPath),
     LeafSerializer("type", type, _dump_class, _load_class),

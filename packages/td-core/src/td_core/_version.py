@@ -1,3 +1,3 @@
-"""The one version of all the packages: their build files read it from here."""
+"""The version of all packages; their build files read it from this module."""
 
 __version__ = "0.1.0"

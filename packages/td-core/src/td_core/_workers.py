@@ -23,7 +23,7 @@ Task = tuple[Any, Any]
 """An input, and the collection to write the result into (None: send the result back)."""
 
 
-class RemoteTraceback(Exception):  # noqa: N818  it is only shown as a cause, never raised
+class RemoteTraceback(Exception):  # noqa: N818  only the cause of other exceptions, never raised
     """Text of a traceback in a worker; the cause of the exception that the parent raises."""
 
     def __str__(self) -> str:
@@ -101,14 +101,8 @@ def run(
     worker_threads: int = 1,
     start_method: str | None = None,
 ) -> Iterator[Any]:
-    """Yield ``fn(item)`` per task, in order; arguments as in ``ParallelMixin.map``.
-
-    Tasks are read when workers become free, at most ``2 * num_workers`` ahead of the results; task ``i`` runs with
-    ``torch.manual_seed(seed + i)``.
-
-    Raises:
-        WorkerError: a worker died.
-    """
+    """Yield ``fn(item)`` per task, in order; arguments as in ``ParallelMixin.map``. Raise WorkerError if a worker dies."""
+    # Task i runs with torch.manual_seed(seed + i), whichever worker runs it.
     context = mp.get_context(start_method)
     numbered = enumerate(tasks)
     results: dict[int, Any] = {}
@@ -148,7 +142,7 @@ def run(
 
 
 def _receive(workers: list[_Worker], results: dict[int, Any], max_tasks_per_child: int | None) -> None:
-    """Wait until a worker sends a result; WorkerError if one died."""
+    """Wait until a worker sends a result, or raise WorkerError if one died."""
     busy = [worker for worker in workers if worker.busy]
     ready = wait([*(worker.connection for worker in busy), *(worker.process.sentinel for worker in busy)])
     for worker in busy:

@@ -49,7 +49,7 @@ class Wrapper(TensorCollection):
         return self._tensordict.device  # type: ignore[no-any-return]
 
     @property
-    def _locked(self) -> bool:  # type: ignore[override]  # never set here: lock() sets it on _inner()
+    def _locked(self) -> bool:  # type: ignore[override]  # read-only: lock() sets it on _inner()
         return self._tensordict._locked  # type: ignore[no-any-return]
 
     @property
@@ -61,7 +61,7 @@ class Wrapper(TensorCollection):
         self._tensordict._names = names
 
     @property
-    def _grows(self) -> bool:  # type: ignore[override]  # read only, as _locked
+    def _grows(self) -> bool:  # type: ignore[override]  # read-only: set on _inner()
         return self._tensordict._grows  # type: ignore[no-any-return]
 
     def _inner(self) -> Core:
@@ -110,7 +110,7 @@ class Wrapper(TensorCollection):
 
     def _with_members(self, members: Sequence[Core], *args: Any) -> Any:
         inner = self._tensordict._with_members([member._inner() for member in members], *args)
-        # An operation may have unwrapped members whose keys are not fields of the class: then wrap nothing.
+        # An operation may return unwrapped members, whose keys are not fields of the class: keep the result unwrapped.
         return self._wrap_stack(inner) if all(isinstance(member, type(self)) for member in members) else inner
 
     def _flatten_leaves(self, out: list[Tensor]) -> Any:

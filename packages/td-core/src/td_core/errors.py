@@ -7,9 +7,9 @@ Each class also derives from the builtin exceptions that callers usually catch i
     │   ├── KeyThroughLeafError (ValueError)    a nested key has a tensor as one of its parents
     │   └── KeyTakenError (ValueError)          two entries would have the same key
     ├── BatchSizeError (RuntimeError)       a shape does not match the batch size
-    ├── CollectionIndexError (IndexError)   an index does not fit the batch dims
+    ├── CollectionIndexError (IndexError)   an index is invalid for the batch dims
     ├── DimError (IndexError, RuntimeError, ValueError) a dim is out of range or repeated
-    ├── DimNamesError (ValueError)          dim names are repeated, not strings, or of a wrong number
+    ├── DimNamesError (ValueError)          dim names are repeated, not strings, or not one per dim
     ├── LockedError (RuntimeError)          a change of the structure of a locked collection
     ├── StructureError (RuntimeError)       two structures that have to match differ
     │   ├── KeyMismatchError (KeyError)         the keys of two structures differ
@@ -60,7 +60,7 @@ class BatchSizeError(TensorDictError, RuntimeError):
 
 
 class CollectionIndexError(TensorDictError, IndexError):
-    """An index does not fit the batch dims."""
+    """An index is invalid for the batch dims."""
 
 
 class DimError(TensorDictError, IndexError, RuntimeError, ValueError):
@@ -68,7 +68,7 @@ class DimError(TensorDictError, IndexError, RuntimeError, ValueError):
 
 
 class DimNamesError(TensorDictError, ValueError):
-    """Dim names are repeated, not strings, or of a wrong number."""
+    """Dim names are repeated, not strings, or not one per batch dim."""
 
 
 class LockedError(TensorDictError, RuntimeError):

@@ -27,7 +27,7 @@ class NoDefault(enum.Enum):
 NO_DEFAULT: Final = NoDefault.NO_DEFAULT
 
 if TYPE_CHECKING:
-    NestedKey = Union[str, tuple[Any, ...]]  # noqa: UP007  a type that checkers can narrow
+    NestedKey = Union[str, tuple[Any, ...]]  # noqa: UP007  type checkers can narrow this form
 else:
 
     class _Keys(type):
@@ -43,7 +43,7 @@ else:
             return True
 
         def __subclasscheck__(cls, other: type) -> bool:
-            # torch.compile calls only this for a string or a tuple.
+            # torch.compile calls this method, not __instancecheck__, for a string or a tuple.
             return issubclass(other, (str, tuple)) or other is cls
 
     class NestedKey(metaclass=_Keys):

@@ -124,7 +124,7 @@ _NUMBERS = itertools.count()
 
 
 def _adds_nothing(namespace: dict[str, Any]) -> None:
-    # Without slots, since assigning __class__ needs classes with the same memory layout.
+    # Empty slots keep the memory layout, which an assignment to __class__ requires.
     namespace.update(__slots__=(), __module__=__name__)
 
 
@@ -318,7 +318,7 @@ class CollectionTests:
         return leaf[index]
 
     def test_indexing_by_masks(self) -> None:
-        """Masks over one dim and over all of them select as torch does."""
+        """Masks over the first dim and over all batch dims select as in torch."""
         collection = self.make()
         batch = collection.batch_size
         masks = [torch.arange(batch[0]) % 2 == 0, torch.arange(batch.numel()).view(batch) % 2 == 0]
