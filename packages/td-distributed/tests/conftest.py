@@ -25,6 +25,10 @@ from torch import Tensor
 settings.register_profile("td", deadline=None)
 settings.load_profile("td")
 
+# Test files, here and in the processes of a group, import the helper modules next to this file.
+sys.path.append(str(Path(__file__).parent))
+pytest.register_assert_rewrite("collective_trees", "consolidation_trees", "loopback", "message_trees")
+
 HAS_TENSORCLASS = importlib.util.find_spec("td_tensorclass") is not None
 
 

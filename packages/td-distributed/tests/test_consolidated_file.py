@@ -1,0 +1,306 @@
+"""Consolidated files: write, read, replace, and torch.save of leaves that share a storage."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from threading import Barrier
+from typing import Any
+
+import pytest
+import torch
+from consolidation_trees import HAS_TENSORCLASS, TREES, jagged, same, with_lengths
+from torch.masked import masked_tensor
+
+from td_core import LazyStackedTensorDict, TensorDict
+from td_core.errors import CodecError, StructureError
+from td_distributed import (
+    _consolidated_file,
+    from_consolidated,
+    storage_of,
+)
+
+pytestmark = pytest.mark.filterwarnings("ignore:B?Complex")
+
+
+@pytest.mark.parametrize("name", TREES)
+def test_consolidate_to_file_and_read_keeps_content(name: str, tmp_path: Path) -> None:
+    tree = TREES[name]()
+    mapped = tree.consolidate(tmp_path / "td")
+    same(mapped, tree)
+    assert mapped.is_consolidated()
+    loaded = TensorDict.from_consolidated(tmp_path / "td")
+    same(loaded, tree)
+    assert loaded.is_locked == tree.is_locked
+    assert loaded.is_consolidated()
+    assert [path.name for path in tmp_path.iterdir()] == ["td"]
+
+
+#: Trees that the plain form cannot represent.
+UNSAYABLE = {
+    "a mark in a key", "dtypes", "float8", "odd keys", "params", "reserved", "reserved cls_metadata", "reserved size",
+    "rich values", "roles", "subclass", "unbatched", "value",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TREES)
+def test_consolidate_uses_plain_form_if_representable(name: str) -> None:
+    structure = written(TREES[name]())
+    assert (structure["cls"] == "td:general") == (name in UNSAYABLE)
+    # The root key "size" holds what the plain form cannot represent: orders of keys, types of values.
+    assert "size" not in structure or name not in ("flat", "named", "lazy", "deep stack")
+
+
+def written(tree: Any) -> Any:
+    """Consolidate a collection to a file, and return the structure in it."""
+    data = bytes(storage_of(tree.consolidate(metadata=True)).numpy())
+    return json.loads(data[-8 - int.from_bytes(data[-8:], "little") : -8])
+
+
+#: Functions that load or map a collection whose leaves share one storage.
+CONSOLIDATED: dict[str, Callable[[Any, Path], Any]] = {
+    "in memory": lambda tree, path: tree.consolidate(),
+    "with its structure": lambda tree, path: tree.consolidate(metadata=True),
+    "mapped": lambda tree, path: tree.consolidate(path),
+    "buffered": lambda tree, path: tree.consolidate(path, use_buffer=True),
+    "loaded": lambda tree, path: [tree.consolidate(path), from_consolidated(path)][1],
+    "loaded, of another writer": lambda tree, path: from_consolidated(unpadded(tree.consolidate(path), path)),
+}
+
+
+def unpadded(tree: Any, path: Path) -> Path:
+    """Rewrite a consolidated file without padding, as other writers do, so that its size is odd."""
+    storage, text = storage_of(tree), path.read_bytes()[len(storage_of(tree)) : -8].rstrip()
+    text += b" " * (len(text) % 2 == 0)
+    path.write_bytes(bytes(storage.tolist()) + text + len(text).to_bytes(8, "little"))
+    return path
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex128])
+@pytest.mark.parametrize("way", CONSOLIDATED)
+def test_torch_save_leaves_of_storage_loads(way: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    tree = TensorDict({"a": torch.arange(3).to(dtype), "b": torch.ones(1, dtype=torch.uint8)}, lock=True)
+    found = CONSOLIDATED[way](tree, tmp_path / "td")
+    for each in (found["a"], found):
+        torch.save(each, tmp_path / "saved")
+        back = torch.load(tmp_path / "saved")
+        assert torch.equal(back if isinstance(back, torch.Tensor) else back["a"], tree["a"])
+
+
+def test_torch_save_views_of_several_dtypes_loads(tmp_path: Path) -> None:
+    parameter = torch.nn.Parameter(torch.ones(2))
+    source = {"a": torch.ones(2), "b": torch.arange(3), "n": {"c": torch.arange(2)}, "p": parameter}
+    tree = TensorDict({**source, "tied": source["a"]})
+    tree.consolidate(tmp_path / "td")
+    for each in (from_consolidated(tmp_path / "td"), tree.consolidate().unlock_()):
+        torch.save(each, tmp_path / "saved")
+        back = torch.load(tmp_path / "saved")
+        same(back, each)
+        assert back["a"] is back["tied"] and back["b"].dtype is torch.int64
+    storage = torch.zeros(4, dtype=torch.int32)
+    mixed = TensorDict(
+        {"a": storage, "p": torch.nn.Parameter(storage.view(torch.float32), requires_grad=False)}
+    )
+    mixed["g"] = storage.view(torch.float32)[1:3].requires_grad_()
+    torch.save(mixed, tmp_path / "saved")
+    back = torch.load(tmp_path / "saved")
+    assert [type(leaf) for leaf in back.values()] == [torch.Tensor, torch.nn.Parameter, torch.Tensor]
+    assert [leaf.requires_grad for leaf in back.values()] == [False, False, True]
+
+
+@pytest.mark.parametrize(
+    "change", [copy.deepcopy, lambda tree: tree.unlock_(), lambda tree: tree.clone(False)]
+)
+def test_torch_save_jagged_leaves_on_shared_storage_loads(change: Any, tmp_path: Path) -> None:
+    rows, turned, holes = jagged(), jagged().transpose(1, 2), with_lengths()
+    tree = change(TensorDict({"a": torch.ones(2), "r": rows, "t": turned, "h": holes}, [2]).consolidate())
+    torch.save(tree, tmp_path / "saved")
+    back = torch.load(tmp_path / "saved", weights_only=False)
+    assert torch.equal(back["a"], tree["a"])
+    for key, leaf in {"r": rows, "t": turned, "h": holes}.items():
+        assert [part.tolist() for part in back[key].unbind()] == [part.tolist() for part in leaf.unbind()]
+
+
+def test_write_to_loaded_collection_keeps_file(tmp_path: Path) -> None:
+    TREES["flat"]().consolidate(tmp_path / "td")
+    from_consolidated(tmp_path / "td")["a"].zero_()
+    assert from_consolidated(tmp_path / "td")["a"].tolist() == [1, 1]
+
+
+def test_consolidate_over_mapped_file_works(tmp_path: Path) -> None:
+    loaded = TREES["flat"]().consolidate(tmp_path / "td")
+    (loaded + 1).consolidate(tmp_path / "td")
+    assert loaded["a"].tolist() == [1, 1]
+    assert from_consolidated(tmp_path / "td")["a"].tolist() == [2, 2]
+    loaded.consolidate(tmp_path / "td")
+    assert from_consolidated(tmp_path / "td")["a"].tolist() == [1, 1]
+
+
+def test_consolidate_to_file_with_longest_name_works(tmp_path: Path) -> None:
+    path = tmp_path / ("x" * 255)
+    TREES["flat"]().consolidate(path)
+    same(from_consolidated(path), TREES["flat"]())
+
+
+def test_consolidate_over_file_keeps_mode_and_symlinks(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to("real/td")
+    for _ in range(2):
+        TREES["flat"]().consolidate(tmp_path / "link")
+        (tmp_path / "real" / "td").chmod(0o640)
+    assert os.readlink(tmp_path / "link") == "real/td"
+    TREES["flat"]().consolidate(tmp_path / "link", use_buffer=True)
+    assert (tmp_path / "real" / "td").stat().st_mode & 0o777 == 0o640
+    same(from_consolidated(tmp_path / "link"), TREES["flat"]())
+    assert os.listdir(tmp_path / "real") == ["td"]
+
+
+def test_consolidate_threads_to_one_path_write_whole_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    meeting = Barrier(2)
+    put = _consolidated_file._write_part
+
+    def put_together(*args: Any) -> None:
+        meeting.wait(10)
+        put(*args)
+
+    def replace_together(*args: Any) -> None:
+        replace(*args)
+        meeting.wait(10)
+
+    replace = os.replace
+    monkeypatch.setattr(_consolidated_file, "_write_part", put_together)
+    monkeypatch.setattr(_consolidated_file.os, "replace", replace_together)
+    trees = [TensorDict({"a": torch.full((1000,), i)}) for i in range(2)]
+    writing = [tree.consolidate(tmp_path / "td", return_early=True) for tree in trees]
+    for tree, each in zip(trees, writing, strict=True):
+        same(each.result(), tree)
+    assert from_consolidated(tmp_path / "td")["a"].unique().numel() == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["td"]
+
+
+@pytest.mark.skipif(not hasattr(os, "pwrite"), reason="the parts are written one by one")
+def test_consolidate_num_threads_opens_file_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def in_small_steps(fd: int, data: Any, start: int) -> int:
+        meeting.wait(10)
+        opened.add(fd)
+        return int(pwrite(fd, data[:3001], start))
+
+    meeting, pwrite, opened = Barrier(2), os.pwrite, set()
+    monkeypatch.setattr(_consolidated_file.os, "pwrite", in_small_steps)
+    one, other = torch.randint(256, (2, 6000), dtype=torch.uint8)
+    end = other.numpy().tobytes()
+    _consolidated_file.write(tmp_path / "td", 6000, [(0, one)], end, num_threads=2)
+    assert (tmp_path / "td").read_bytes() == one.numpy().tobytes() + end and len(opened) == 1
+
+
+def test_consolidate_failed_write_keeps_old_file(tmp_path: Path) -> None:
+    if not HAS_TENSORCLASS:
+        pytest.skip("needs td-tensorclass")
+    TREES["flat"]().consolidate(tmp_path / "td")
+    with pytest.raises(CodecError, match="key 'bad': cannot store"):
+        TensorDict({"bad": object()}).consolidate(tmp_path / "td")
+    assert from_consolidated(tmp_path / "td")["a"].tolist() == [1, 1]
+    assert [path.name for path in tmp_path.iterdir()] == ["td"]
+
+
+def test_consolidate_hooks_kept_in_memory_raise_for_file(tmp_path: Path) -> None:
+    stack = LazyStackedTensorDict(*[TensorDict({"a": torch.ones(2)})] * 2, hook_out=torch.exp)
+    held = stack.consolidate()
+    assert held.hook_out is pickle.loads(pickle.dumps(held)).hook_out is torch.exp
+    with pytest.raises(
+        CodecError, match=r"key 's': cannot store .* no serializer is registered for its type"
+    ):
+        TensorDict({"s": stack}).consolidate(tmp_path / "file")
+
+
+@pytest.mark.parametrize(
+    ("leaf", "message"),
+    [
+        (lambda: torch.eye(3).to_sparse(), r"key \('n', 'bad'\): a tensor of layout torch.sparse_coo"),
+        (
+            lambda: torch.zeros(3, device="meta"),
+            r"key \('n', 'bad'\): a tensor on the meta device has no data",
+        ),
+        (
+            lambda: torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.quint8),
+            r"key \('n', 'bad'\): a quantized tensor cannot be consolidated; call dequantize\(\)",
+        ),
+        (
+            lambda: masked_tensor(torch.zeros(3), torch.ones(3) > 0),
+            r"key \('n', 'bad'\): a MaskedTensor has no bytes of its own",
+        ),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor", "ignore:The PyTorch API of MaskedTensors")
+def test_consolidate_leaf_without_dense_form_raises(leaf: Any, message: str, tmp_path: Path) -> None:
+    with pytest.raises(StructureError, match=message):
+        TensorDict({"a": torch.ones(1), "n": {"bad": leaf()}}).consolidate(tmp_path / "td")
+    assert not list(tmp_path.iterdir())
+
+
+def test_consolidate_meta_device_to_file_raises(tmp_path: Path) -> None:
+    with pytest.raises(StructureError, match="on the meta device has no data to write into a file"):
+        TREES["flat"]().consolidate(tmp_path / "td", device="meta")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "change", [lambda td: td, torch.clone, copy.deepcopy, lambda td: pickle.loads(pickle.dumps(td))]
+)
+@pytest.mark.parametrize("way", CONSOLIDATED)
+def test_consolidate_jagged_pads_to_max_length(way: str, change: Any, tmp_path: Path) -> None:
+    tree = TensorDict({"n": jagged(), "t": jagged().transpose(1, 2), "a": torch.ones(2)}, [2])
+    found = change(CONSOLIDATED[way](tree, tmp_path / "td"))
+    assert {key: found[key].to_padded_tensor(0).shape[1:] for key in ("n", "t")} == {"n": (4, 3), "t": (3, 4)}
+
+
+@pytest.mark.parametrize("name", ["large and odd places", "dtypes", "nothing"])
+def test_consolidate_num_threads_writes_same_file(name: str, tmp_path: Path) -> None:
+    tree = TREES[name]()
+    tree.consolidate(tmp_path / "one")
+    same(tree.consolidate(tmp_path / "many", num_threads=2), tree)
+    assert (tmp_path / "one").read_bytes() == (tmp_path / "many").read_bytes()
+
+
+def test_consolidate_nesting_beyond_json_limit_reads_back(tmp_path: Path) -> None:
+    tree = TensorDict({"a": torch.ones(1)})
+    for _ in range(2000):
+        tree = TensorDict({"n": tree})
+    tree.consolidate(tmp_path / "td")
+    found = from_consolidated(tmp_path / "td")
+    for _ in range(2000):
+        found = found["n"]
+    assert found["a"].item() == 1
+
+
+def test_consolidate_use_buffer_keeps_result_in_memory(tmp_path: Path) -> None:
+    tree = TREES["flat"]()
+    result = tree.consolidate(tmp_path / "td", use_buffer=True)
+    same(result, tree)
+    same(from_consolidated(tmp_path / "td"), tree)
+    (tmp_path / "td").write_bytes(bytes((tmp_path / "td").stat().st_size))
+    same(result, tree)
+
+
+def test_consolidate_plain_tree_writes_plain_form(tmp_path: Path) -> None:
+    TREES["named"]().consolidate(tmp_path / "td")
+    data = (tmp_path / "td").read_bytes()
+    length = int.from_bytes(data[-8:], "little")
+    meta = {"device": None, "names": ["t"], "batch_size": [2], "is_locked": False}
+    assert json.loads(data[-8 - length : -8]) == {
+        "cls": "TensorDict",
+        "non_tensors": {},
+        "leaves": {"a": ["torch.float32", [2, 3], 0, 24, 0]},
+        "cls_metadata": meta,
+        "n": {
+            "cls": "TensorDict",
+            "non_tensors": {},
+            "leaves": {"b": ["torch.float32", [2], 24, 32, 0]},
+            "cls_metadata": meta,
+        },
+    }

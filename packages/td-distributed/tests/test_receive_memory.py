@@ -1,0 +1,286 @@
+"""Memory of received messages: buffers, pieces of large messages, and messages that do not match."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from loopback import Done, Loop, emptied, replace, same, sent, tree
+
+from td_core import TensorDict
+from td_core.errors import FormatError, StructureError
+from td_distributed import _memory, _p2p, _receive, _wire, storage_of
+from td_distributed._collectives import Payload
+from td_distributed._consolidated_backend import get_backend
+from td_distributed._group import MARK
+from td_distributed._receive import ReceiveTarget
+
+HAS_TENSORCLASS = importlib.util.find_spec("td_tensorclass") is not None
+
+
+@pytest.mark.parametrize("more", [-1, 0, 1])
+@pytest.mark.parametrize("part", ["header", "whole"])
+@pytest.mark.parametrize("consolidated", [False, True])
+def test_send_recv_around_first_message_size_arrives(part: str, more: int, consolidated: bool) -> None:
+    def trees() -> Iterator[Any]:
+        for size in range(_wire.FIRST - 600, _wire.FIRST):
+            if part == "header":
+                yield TensorDict({"k" * size: torch.ones(3)})
+            else:
+                leaf = torch.ones(size, dtype=torch.uint8)
+                yield from (TensorDict({"k" * length: leaf}) for length in range(1, 9))
+
+    def size(td: Any) -> int:
+        message, payload = _wire.make_message(td, consolidated)
+        front = _wire.FRONT.size + len(message.header)
+        return front if part == "header" else front + sum(map(len, payload))
+
+    source = next(td for td in trees() if size(td) == _wire.FIRST + more)
+    source = source.consolidate() if consolidated else source
+    target = source.apply(torch.zeros_like)
+    target = target.consolidate() if consolidated else target
+    for _ in range(3):
+        same(sent(source, target), source)
+        target.zero_()
+
+
+def test_recv_misfit_drains_message() -> None:
+    td, loop = tree().consolidate(), Loop()
+    replace(td, "a", torch.eye(3).to_sparse())
+    tree().consolidate().send(group=loop, group_dst=0, consolidated=True)
+    with pytest.raises(StructureError, match=r"key 'a': a tensor of layout torch.sparse_coo"):
+        td.recv(group=loop, group_src=0)
+    assert not loop.messages
+
+
+@pytest.mark.parametrize("less", [0, 8])
+def test_recv_contradictory_header_raises(less: int) -> None:
+    td, loop = tree(), Loop()
+    message, (storage,) = _wire.make_message((tree() + 1).consolidate(), True)
+    payload = [storage[less:]] if less else [storage[:8], storage[8:]]
+    for each in _wire.pack_message(MARK, message.header, payload):
+        loop.send([each], 0, 0)
+    with pytest.raises(
+        FormatError, match=rf"announced {len(payload)} parts of {len(storage) - less} bytes, its"
+    ):
+        td.recv(group=loop, group_src=0)
+    same(td, tree())
+
+
+def rows(*lengths: int) -> torch.Tensor:
+    parts = [torch.full((length, 2), float(length)) for length in lengths]
+    return torch.nested.nested_tensor(parts, layout=torch.jagged)
+
+
+@pytest.mark.parametrize("consolidated", [False, True])
+@pytest.mark.parametrize(
+    ("held", "message"),
+    [
+        ({"a": rows(2, 2), "b": torch.zeros(3)}, "the rows of key 'a' have other lengths in the message"),
+        (
+            {"a": rows(1, 3), "b": torch.zeros(1).expand(3)},
+            "key 'b' is expanded, so its elements share memory",
+        ),
+    ],
+)
+def test_recv_unwritable_leaf_raises_before_writing(
+    held: dict[str, torch.Tensor], message: str, consolidated: bool
+) -> None:
+    td = TensorDict(held)
+    source = TensorDict({"a": rows(1, 3), "b": torch.ones(3)})
+    with pytest.raises(StructureError, match=f"cannot receive: {message}"):
+        sent(source.consolidate() if consolidated else source, td)
+    assert not td["b"].any() and td["a"].values().sum() == sum(each.sum() for each in held["a"].unbind())
+
+
+@pytest.mark.skipif(not HAS_TENSORCLASS, reason="needs td-tensorclass")
+@pytest.mark.parametrize("consolidated", [False, True])
+def test_send_recv_values_keeps_them(consolidated: bool) -> None:
+    from td_tensorclass import NonTensorStack
+
+    def values(word: str) -> Any:
+        stack = NonTensorStack(word, (word, 1))
+        td = TensorDict({"s": word, "a": torch.ones(2), "n": {"l": stack, "d": (word, 2)}}, [2])
+        return td.consolidate() if consolidated else td
+
+    target = values("old")
+    for word in ("new", "newer"):
+        found = sent(values(word), target)
+        assert found["s"] == word and found["n", "d"] == (word, 2)
+        assert found["n"].get("l").tolist() == [word, (word, 1)]
+
+
+def stacked_along(dim: int) -> Any:
+    return TensorDict.lazy_stack([TensorDict({"a": torch.full((3,), float(i))}, [3]) for i in range(3)], dim)
+
+
+def ragged_along(dim: int) -> Any:
+    offsets = torch.tensor([0, 1, 4])
+    return TensorDict(
+        {"a": torch.nested.nested_tensor_from_jagged(torch.ones(4, 4), offsets, jagged_dim=dim)}, [2]
+    )
+
+
+@pytest.mark.parametrize("consolidated", [False, True])
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (stacked_along, "the root is a LazyStackedTensorDict along dim 1 here, a LazyStackedTensorDict along dim 0 in"),
+        (ragged_along, "key 'a' is jagged along dim 2: .* here, jagged along dim 1: .* in"),
+    ],
+)  # fmt: skip
+def test_recv_other_stack_or_ragged_dim_raises(make: Any, message: str, consolidated: bool) -> None:
+    dims = (0, 1) if make is stacked_along else (1, 2)
+    source, target = map(make, dims)
+    if consolidated:
+        source, target = source.consolidate(), target.consolidate()
+    before = target.clone()
+    with pytest.raises(StructureError, match=message):
+        sent(source, target)
+    assert (
+        bool((target == before).all())
+        if make is stacked_along
+        else torch.equal(target["a"].values(), before["a"].values())
+    )
+
+
+@pytest.fixture
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Limit messages to 40,000 bytes; return the list of the sizes of all receive buffers."""
+    sizes: list[int] = []
+    for module in (_p2p, _memory):
+        make = module.allocate
+        monkeypatch.setattr(
+            module, "allocate", lambda n, *a, make=make, **k: (sizes.append(n), make(n, *a, **k))[1]
+        )
+    monkeypatch.setattr(_wire, "PIECE", 40_000)
+    return sizes
+
+
+def large() -> Any:
+    return TensorDict({"a": torch.arange(50_000.0), "b": torch.arange(3), "n": {"c": torch.ones(30_000)}})
+
+
+@pytest.mark.parametrize("consolidated", [False, True])
+def test_send_large_leaves_arrive_in_pieces(
+    small_pieces: list[int], consolidated: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for source in (large(), large().consolidate()):
+        loop, target = Loop(), emptied(large())
+        source.send(group=loop, group_dst=0, consolidated=consolidated)
+        assert {len(message) <= 40_000 for message in loop.messages} == {True}
+        target.recv(group=loop, group_src=0)
+        same(target, source)
+        assert not loop.messages
+        monkeypatch.setattr(_wire, "APART", 0)
+        parcel = Payload(lambda source=source: source, torch.device("cpu"), apart=True)
+        sizes, header = _wire.parts_of(bytes(parcel.data.tolist()), parcel.front[1])
+        parts = _wire.parse_message(header).parts()
+        assert [stop - start for start, stop in parts] == sizes == [*map(len, parcel.parts)]
+        assert len(sizes) > 2 and max(sizes) <= 40_000
+
+
+@pytest.mark.parametrize("consolidated", [False, True])
+@pytest.mark.parametrize("held", [{"a": torch.zeros(3)}, {"a": torch.eye(3).to_sparse()}, {}])
+def test_recv_misfit_drains_in_memory_of_one_message(
+    small_pieces: list[int], held: dict[str, Any], consolidated: bool
+) -> None:
+    loop, target = Loop(), TensorDict(held)
+    large().send(group=loop, group_dst=0, consolidated=consolidated)
+    small_pieces.clear()
+    with pytest.raises(StructureError):
+        target.recv(group=loop, group_src=0)
+    assert max(small_pieces) <= 40_000
+    assert not loop.messages
+
+
+def test_recv_storage_with_large_gaps_raises_and_drains(
+    small_pieces: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_receive, "SLACK", 0)
+    loop, target = Loop(), TensorDict({"a": torch.zeros(3)})
+    message = _wire.make_message(TensorDict({"a": torch.ones(3)}), True)[0]
+    header = json.loads(message.header)
+    header["leaves"][5] = 1 << 17
+    for each in _wire.pack_message(
+        MARK, json.dumps(header).encode(), torch.ones(1 << 17, dtype=torch.uint8).split(40_000)
+    ):
+        loop.send([each], 0, 0)
+    with pytest.raises(FormatError, match="a storage of 131072 bytes was announced for leaves of 12"):
+        target.recv(group=loop, group_src=0)
+    assert max(small_pieces) <= 40_000
+    assert not loop.messages
+    assert target["a"].tolist() == [0.0, 0.0, 0.0]
+
+
+@pytest.mark.skipif(not HAS_TENSORCLASS, reason="needs td-tensorclass")
+def test_recv_unknown_value_type_raises_and_drains() -> None:
+    loop, target = Loop(), large().set("v", ("x",))
+    source = large().set("v", ("y",))
+    source.send(group=loop, group_dst=0)
+    first = loop.messages[0]
+    data = bytes(first.tolist()).replace(b'"tuple"', b'"other"')
+    loop.messages[0] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+    with pytest.raises(FormatError, match="of the unknown type 'other'"):
+        target.recv(group=loop, group_src=0)
+    assert not loop.messages
+    assert target["v"] == ("x",)
+
+
+def test_recv_next_large_message_reuses_buffer() -> None:
+    td = TensorDict({"a": torch.ones(10_000)}).consolidate()
+    rooms = []
+    for _ in range(3):
+        message, (storage,) = _wire.make_message(td, True)
+        target = ReceiveTarget(td)
+        known = target.parse_header(message.header)
+        target.check(known)
+        rooms.append(target.allocate(known, torch.device("cpu")))
+        target.deliver(known, rooms[-1].copy_(storage + 1))
+        assert torch.equal(storage_of(td), rooms[-1])
+    # The first message was cached only after it had arrived.
+    assert rooms[0] is not rooms[1] is rooms[2]
+
+
+def test_recv_empty_message_keeps_no_buffer() -> None:
+    td = TensorDict({"a": torch.ones(0, 3)}).consolidate()
+    for _ in range(3):
+        sent(td.clone().consolidate(), td)
+    state = get_backend(td)
+    assert state is not None and state.encode_cached(td).received is not None
+    assert state.encode_cached(td).spare == []
+
+
+def test_recv_cuda_group_does_not_reuse_cpu_buffer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    td = tree().consolidate()
+    for _ in range(2):
+        sent(tree().consolidate(), td)
+    offered: list[str] = []
+
+    class Elsewhere(Loop):
+        def recv(self, tensors: list[torch.Tensor], rank: int, tag: int) -> Done:
+            offered.append(tensors[0].device.type)
+            raise RuntimeError("that is all")
+
+    monkeypatch.setattr(_p2p, "device_of", lambda group: torch.device("meta"))
+    with pytest.raises(RuntimeError, match="that is all"):
+        td.recv(group=Elsewhere(), group_src=0)
+    assert offered == ["meta"]
+
+
+def test_irecv_concurrent_messages_keep_one_buffer() -> None:
+    td, loop = TensorDict({"a": torch.ones(10_000)}).consolidate(), Loop()
+    for step in range(4):
+        (td + step).consolidate().send(group=loop, group_dst=0, consolidated=True)
+    sent(td.clone().consolidate(), td)
+    for handle in [td.irecv(group=loop, group_src=0, return_premature=True)[0] for _ in range(4)]:
+        handle.wait()
+    assert td["a"].unique().tolist() == [4.0]
+    state = get_backend(td)
+    assert state is not None and len(state.encode_cached(td).spare) == 1
