@@ -1,8 +1,13 @@
-"""What the tests that cross packages know about the installation."""
+"""Fixtures of the tests that cross packages: the installed distributions, and a checked location for saves."""
 
 from __future__ import annotations
 
+import importlib.util
+import json
+from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -45,3 +50,25 @@ def without(request: pytest.FixtureRequest) -> str:
     if is_installed(request.param):
         pytest.skip(f"{request.param} is installed")
     return str(request.param)
+
+
+def load_schema() -> Any:
+    """Load the test module of td-memmap that has the schema of saves and its checker."""
+    path = Path(__file__).parents[1] / "packages" / "td-memmap" / "tests" / "test_schema.py"
+    spec = importlib.util.spec_from_file_location("td_memmap_schema", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(params=["directory", "archive.tdz"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
+    """Return the path of a save to write; after the test, its metadata is checked against the shipped schema."""
+    td_memmap, schema = pytest.importorskip("td_memmap"), load_schema()
+    folder = tmp_path / str(request.param)
+    yield folder
+    if folder.is_file():
+        folder = td_memmap.unpack_memmap(folder, tmp_path / "unpacked")
+    for file in folder.rglob("meta.json"):
+        assert schema.problems(json.loads(file.read_text()), schema.SCHEMA) == [], file

@@ -1,19 +1,15 @@
-"""Saving what the siblings add: non-tensor values, tensorclasses, plugins' values, through directory and archive."""
+"""Saves of values, tensorclasses and parameters, as a directory and as an archive."""
 
 from __future__ import annotations
 
 import datetime
 import hashlib
-import importlib.util
 import json
 import math
-import multiprocessing
 import pickle
 import sys
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator
-from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +20,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from td_core import Layout, LeafSerializer, NodeKind, TensorDict, TensorDictParams, hookimpl
-from td_core._nodes import Record
-from td_core.errors import CodecError, FormatError, MissingPluginError, PluginError, StructureError
-from td_core.plugins.manager import installed
+from td_core import TensorDict, TensorDictParams
+from td_core.errors import CodecError, FormatError
+
+td_tensorclass = pytest.importorskip("td_tensorclass")
+
 
 td_memmap = pytest.importorskip("td_memmap")
 td_tensorclass = pytest.importorskip("td_tensorclass")
@@ -88,29 +85,6 @@ def same_value(found: Any, wanted: Any) -> bool:
     if isinstance(wanted, np.ndarray):
         return type(found) is np.ndarray and found.dtype == wanted.dtype and np.array_equal(found, wanted)
     return type(found) is type(wanted) and bool(found == wanted)
-
-
-@pytest.fixture(params=["directory", "archive.tdz"])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
-    """Where to save; whatever a test leaves there is compared with the schema that the package ships."""
-    folder = tmp_path / str(request.param)
-    yield folder
-    if folder.is_file():
-        folder = td_memmap.unpack_memmap(folder, tmp_path / "unpacked")
-    for file in folder.rglob("meta.json"):
-        assert schema.problems(json.loads(file.read_text()), schema.SCHEMA) == [], file
-
-
-def _checker() -> Any:
-    path = Path(__file__).parents[1] / "packages" / "td-memmap" / "tests" / "test_schema.py"
-    spec = importlib.util.spec_from_file_location("td_memmap_schema", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-schema = _checker()
 
 
 @pytest.mark.parametrize("value", VALUES.values(), ids=VALUES)
@@ -446,123 +420,6 @@ def test_a_stacked_tensorclass(place: Path) -> None:
     assert [loaded[i].x.shape for i in range(2)] == [(2,), (3,)]
 
 
-class Colour(Enum):
-    RED = 1
-
-
-class Colours:
-    @hookimpl
-    def td_serializers(self) -> Any:
-        return [LeafSerializer("test.Colour", Colour, lambda colour: colour.name, Colour.__getitem__)]
-
-
-def test_values_of_a_plugin_name_it_when_it_is_missing(place: Path) -> None:
-    with installed(Colours(), id="colours", distribution="td-colours", version="1.2"):
-        TensorDict({"a": torch.ones(1), "c": NonTensorData(Colour.RED)}).memmap(place)
-        assert TensorDict.load_memmap(place)["c"] is Colour.RED
-    with pytest.raises(MissingPluginError, match="'td-colours' 1.2, .*: pip install td-colours"):
-        TensorDict.load_memmap(place)
-    assert list(TensorDict.load_memmap(place, strict=False).keys()) == ["a"]
-
-
-class Masked(TensorDict):
-    """A kind of a plugin, with what each record can hold: metadata, entries, members and values."""
-
-    __slots__ = ("note", "spare")
-
-    def _map(self, fn: Any) -> Masked:
-        node: Masked = super()._map(fn)
-        node.spare, node.note = self.spare._map(fn), self.note
-        return node
-
-
-def _flatten_masked(node: Any) -> Record:
-    return Record(
-        {"batch_size": list(node.batch_size)}, node._children(), {"spare": node.spare}, {"note": node.note}
-    )
-
-
-def _unflatten_masked(record: Record) -> Masked:
-    node = Masked(dict(record.entries), batch_size=record.meta["batch_size"])
-    node.spare, node.note = record.members["spare"], record.values["note"]
-    return node
-
-
-class Masks:
-    @hookimpl
-    def td_node_kinds(self) -> Any:
-        return [NodeKind("test.Masked", Masked, _flatten_masked, _unflatten_masked)]
-
-
-def test_a_node_kind_of_a_plugin_is_saved_and_named_when_it_is_missing(place: Path) -> None:
-    node = Masked({"shape": torch.arange(3), "n": {"x": torch.ones(3)}}, batch_size=[3])
-    node.spare, node.note = TensorDict({"y": torch.zeros(2)}), (1, b"x")
-    with installed(Masks(), id="masks", distribution="td-masks", version="1.2"):
-        td = TensorDict({"a": torch.ones(3), "m": node}, batch_size=[3])
-        for mapped in (td.memmap(), td.memmap_like(), td.memmap().memmap()):
-            assert mapped["m"].spare.keys() == {"y"}
-        td.memmap(place)
-        loaded = TensorDict.load_memmap(place)["m"]
-        assert type(loaded) is Masked
-        assert loaded.batch_size == (3,)
-        assert loaded["shape"].tolist() == [0, 1, 2]
-        assert loaded["n", "x"].tolist() == [1, 1, 1]
-        assert loaded.spare["y"].tolist() == [0, 0]
-        assert loaded.note == (1, b"x")
-        assert TensorDict.load_memmap(place, device="meta")["m"].spare["y"].is_meta
-    with pytest.raises(
-        MissingPluginError,
-        match="key 'm', of the kind 'test.Masked', was written by 'td-masks' 1.2, .*: pip install td-masks",
-    ):
-        TensorDict.load_memmap(place)
-    assert list(TensorDict.load_memmap(place, strict=False).keys()) == ["a"]
-    assert "m: test.Masked [3], 44 bytes, by td-masks==1.2" in str(td_memmap.inspect(place))
-
-
-class Faulty(TensorDict):
-    """A node of a plugin with a mistake."""
-
-
-def faulty(flatten: Any, *formats: str) -> Any:
-    def unflatten(record: Record) -> Any:
-        return Faulty(dict(record.entries))
-
-    layouts = {name: Layout(flatten, unflatten, ("Faulty",)) for name in formats}
-    kinds = [NodeKind("test.Faulty", Faulty, flatten, unflatten, layouts)]
-    return type("Plugin", (), {"td_node_kinds": hookimpl(lambda self: kinds)})()
-
-
-@pytest.mark.parametrize("formats", [(), ("memmap/1", "consolidated/1")])
-@pytest.mark.parametrize("taken", [None, ({}, {})])
-def test_a_kind_that_gives_no_record_is_named_with_its_key(
-    taken: Any, formats: tuple[str, ...], tmp_path: Path
-) -> None:
-    td = TensorDict({"n": {"x": Faulty({"a": 1})}})
-    with installed(faulty(lambda node: taken, *formats), distribution="td-faulty", version="1.5"):
-        for save in (td.memmap, td.memmap_like, td.memmap_, getattr(td, "consolidate", td.memmap)):
-            for place in (None, tmp_path / "a"):
-                with pytest.raises(
-                    PluginError, match=r"^key \('n', 'x'\): .*'test.Faulty', of td-faulty==1.5, gives"
-                ):
-                    save(place)  # type: ignore[operator]
-
-
-def test_a_header_that_is_no_json_is_named_with_its_key(tmp_path: Path) -> None:
-    pytest.importorskip("td_distributed")
-    td = TensorDict({"a": 1, "n": {"x": Faulty({"a": 1})}})
-    with installed(faulty(lambda node: Record({"u": {1}}, dict(node._children())))):
-        whole = td.consolidate()
-        for save in (
-            lambda: td.memmap(tmp_path / "a"),
-            lambda: td.consolidate(tmp_path / "b"),
-            lambda: pickle.dumps(whole),
-        ):
-            with pytest.raises(
-                CodecError, match=r"the metadata of key \('n', 'x'\).* set is not JSON serial"
-            ):
-                save()
-
-
 def test_a_class_is_never_imported(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "hostile.py").write_text("raise SystemExit('imported')")
     monkeypatch.syspath_prepend(tmp_path)
@@ -657,110 +514,6 @@ def test_a_mapped_collection_with_values_pickles(tmp_path: Path) -> None:
     other = pickle.loads(pickle.dumps(saved))
     assert other["v"] == "x"
     assert type(other["a"]) is type(saved["a"])
-
-
-def test_a_value_that_a_live_save_cannot_hold_is_refused_by_its_place(tmp_path: Path) -> None:
-    saved = TensorDict({"n": {"v": "a"}}).memmap(tmp_path / "save")
-    with pytest.raises(CodecError, match=r"what is saved at .*/save/n/v: .*no serializer is registered"):
-        saved.set_(("n", "v"), NonTensorData(object()))
-    assert saved["n", "v"] == TensorDict.load_memmap(tmp_path / "save")["n", "v"] == "a"
-
-
-def test_values_are_not_written_over_what_was_saved_there_since(tmp_path: Path) -> None:
-    saved = TensorDict({"v": "a"}, batch_size=[2]).memmap(tmp_path / "save")
-    TensorDict({"v": {"x": torch.ones(2)}}).memmap(tmp_path / "save")
-    with pytest.raises(
-        StructureError, match="cannot write a NonTensorData: .*/v holds something else by now"
-    ):
-        saved.set_("v", "b")
-    assert saved["v"] == "a"
-    assert TensorDict.load_memmap(tmp_path / "save")["v", "x"].tolist() == [1, 1]
-
-
-def test_values_written_in_place_reach_the_save(tmp_path: Path) -> None:
-    td = TensorDict(
-        {
-            "n": TensorDict({"v": NonTensorData("a", batch_size=[2])}, batch_size=[2]),
-            "column": NonTensorStack(NonTensorData("p"), NonTensorData("q")),
-            "x": torch.zeros(2),
-        },
-        batch_size=[2],
-    )
-    saved = td.memmap(tmp_path / "save")
-
-    def now(key: Any) -> Any:
-        return TensorDict.load_memmap(tmp_path / "save")[key]
-
-    saved.set_(("n", "v"), "b")
-    assert saved["n", "v"] == now(("n", "v")) == "b"
-    saved.set_(("n", "v"), (1, b"x"))
-    assert saved["n", "v"] == now(("n", "v")) == (1, b"x")
-    saved.set_(("n", "v"), "c")
-    assert now(("n", "v")) == "c"
-    assert [file.name for file in (tmp_path / "save" / "n" / "v").iterdir()] == ["meta.json"]
-    saved.set_("column", ["r", "s"])
-    assert now("column") == ["r", "s"]
-    saved[0] = TensorDict({"n": {"v": "one"}, "column": "t", "x": torch.ones(())})
-    assert now("column") == ["t", "s"]
-    assert now(("n", "v")) == saved["n", "v"] == ["one", "c"]
-    assert now("x").tolist() == [1, 0]
-    with pytest.raises(CodecError):
-        saved.set_("column", [Opaque(1), "s"])
-    assert saved["column"] == now("column") == ["t", "s"]
-    td.memmap()["n"].set_("v", "anonymous")
-    for key in ("k" * 300, "meta.json"):
-        TensorDict({key: NonTensorData("a")}).memmap(tmp_path / "save").set_(key, "b")
-        assert now(key) == "b"
-
-
-def _write_values(saved: Any) -> None:
-    assert saved["v"] == (1, "parent")
-    assert saved["column"] == ["p", "second"]
-    saved.set_("v", "child")
-    saved.set_("column", ["first", "second"])
-
-
-@pytest.mark.parametrize("method", ["spawn", "fork"])
-def test_values_are_shared_between_processes(method: str, tmp_path: Path) -> None:
-    td = TensorDict(
-        {"v": NonTensorData("a", batch_size=[2]), "column": NonTensorStack("p", "q")}, batch_size=[2]
-    )
-    saved = td.memmap(tmp_path / "save", share_non_tensor=True)
-    alone = TensorDict.load_memmap(tmp_path / "save")
-    context = multiprocessing.get_context(method)
-    child = context.Process(target=_write_values, args=(saved,))
-    saved.set_("v", (1, "parent"))
-    saved.set_("column", ["p", "second"])
-    child.start()
-    child.join()
-    assert child.exitcode == 0
-    entry = saved.get("v")
-    assert saved["v"] == entry.data == saved[0]["v"] == "child"
-    assert entry.tolist() == ["child", "child"]
-    assert saved["column"] == saved.get("column").tolist() == ["first", "second"]
-    assert torch.stack([saved, saved])["column"] == [["first", "second"]] * 2
-    assert alone["v"] == "a"
-    TensorDict.load_memmap(tmp_path / "save")
-    other = pickle.loads(pickle.dumps(saved))
-    other[0] = TensorDict({"v": "one", "column": "x"})
-    for _ in range(2):
-        with pytest.raises(
-            RuntimeError, match=r"by a NonTensorStack: call memmap_refresh_\(\) on the collection"
-        ):
-            saved["v"]
-    assert saved["column"] == ["x", "second"]
-    assert saved.memmap_refresh_()["v"] == ["one", "child"]
-
-
-def test_what_is_written_to_a_shared_stack_goes_over_what_others_wrote_since_it_was_read(
-    tmp_path: Path,
-) -> None:
-    td = TensorDict({"column": NonTensorStack("p", "q")}, batch_size=[2])
-    saved = td.memmap(tmp_path / "save", share_non_tensor=True)
-    other = pickle.loads(pickle.dumps(saved))
-    saved.set_("column", ["x", "y"])
-    other[0] = TensorDict({"column": "z"})
-    assert other["column"] == saved["column"] == ["z", "y"]
 
 
 ANY_VALUE = st.recursive(

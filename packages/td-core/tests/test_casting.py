@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -15,39 +15,9 @@ from td_core._ops.dtypes import CASTS, DtypeMixin
 from td_core.errors import LockedError, StructureError
 
 
-def nested(shape: tuple[int, ...] = (2, 3)) -> TensorDict:
-    generator = torch.Generator().manual_seed(5)
-
-    def leaf(*tail: int) -> Tensor:
-        return torch.rand(*shape, *tail, generator=generator)
-
-    return TensorDict({"a": leaf(), "n": {"b": leaf(4), "m": {"c": leaf(1, 2)}}}, shape)
-
-
-MAKE = {
-    "nested": nested,
-    "lazy": lambda: LazyStackedTensorDict(nested((3,)), nested((3,)) + 0.05, stack_dim=0),
-    "nested lazy": lambda: TensorDict(
-        {"a": torch.rand(2, 3), "l": LazyStackedTensorDict(nested((3,)), nested((3,)), stack_dim=0)}, [2, 3]
-    ),
-}
-
-
-@pytest.fixture(params=MAKE)
-def td(request: pytest.FixtureRequest) -> TensorDict:
-    return MAKE[request.param]()
-
-
-def entries(td: TensorDict) -> dict[object, Tensor]:
-    return dict(td.items(include_nested=True, leaves_only=True))
-
-
-def check(result: TensorDict, expected: dict[object, Tensor]) -> None:
-    found = entries(result)
-    assert list(found) == list(expected)
-    for key, value in expected.items():
-        assert found[key].dtype == value.dtype
-        torch.testing.assert_close(found[key], value)
+@pytest.fixture(params=["nested", "lazy", "nested lazy"])
+def td(request: pytest.FixtureRequest, make_collection: Any) -> Any:
+    return make_collection(request.param)
 
 
 SHORTHANDS = [
@@ -64,12 +34,12 @@ def test_cast_table_lists_all_methods() -> None:
 
 
 @pytest.mark.parametrize("name", CASTABLE)
-def test_cast_methods_equal_torch_to(name: str, td: TensorDict) -> None:
+def test_cast_methods_equal_torch_to(name: str, td: TensorDict, assert_leaves_equal: Any) -> None:
     dtype = OF_NAME.get(name) or getattr(torch, name)
-    expected = {key: leaf.to(dtype) for key, leaf in entries(td).items()}
-    check(getattr(td, name)(), expected)
-    check(td.to(dtype), expected)
-    check(td.type(dtype), expected)
+    expected = {key: leaf.to(dtype) for key, leaf in td.items(True, True)}
+    assert_leaves_equal(getattr(td, name)(), expected)
+    assert_leaves_equal(td.to(dtype), expected)
+    assert_leaves_equal(td.type(dtype), expected)
 
 
 @pytest.mark.filterwarnings("ignore:B?Complex")
@@ -88,8 +58,8 @@ def test_cast_table_methods_return_their_dtype(dtype: torch.dtype) -> None:
     assert CASTS[dtype](torch.ones(1, dtype=torch.int8)).dtype == dtype
 
 
-def test_cast_same_dtype_keeps_leaves() -> None:
-    td = nested()
+def test_cast_same_dtype_keeps_leaves(make_nested: Any) -> None:
+    td = make_nested()
     assert td.float()["a"] is td["a"]
     assert td.float() is not td
 
@@ -104,7 +74,7 @@ def test_cast_filter_receives_key_and_leaf(td: TensorDict) -> None:
 
     result = td.double(cast_filter=only_a)
     assert seen == {key if isinstance(key, tuple) else (key,) for key in td.keys(True, True)}
-    for key, leaf in entries(result).items():
+    for key, leaf in result.items(True, True):
         assert leaf.dtype == (torch.float64 if key == "a" else torch.float32)
     assert td.type(torch.int8, cast_filter=only_a)["a"].dtype == torch.int8
 
@@ -117,17 +87,17 @@ def test_to_cast_filter_casts_accepted_leaves(td: TensorDict, inplace: bool) -> 
         seen.append(key)
         return key[-1] == "a" and "n" not in key
 
-    names = {key for key in entries(td) if "a" in key}
+    names = {key for key in td.keys(True, True) if "a" in key}
     result = td.to("cpu", torch.float64, cast_filter=accepts, inplace=inplace)
     assert all(isinstance(key, tuple) for key in seen)
-    assert {key for key, leaf in entries(result).items() if leaf.dtype == torch.float64} == names
+    assert {key for key, leaf in result.items(True, True) if leaf.dtype == torch.float64} == names
     assert (result is td, result.device.type) == (inplace, "cpu")
     assert td.to(torch.float16, cast_filter=None).dtype == torch.float16
 
 
-def test_clone_copies_leaves_and_is_unlocked(td: TensorDict) -> None:
+def test_clone_copies_leaves_and_is_unlocked(td: TensorDict, assert_leaves_equal: Any) -> None:
     result = td.lock_().clone()
-    check(result, entries(td))
+    assert_leaves_equal(result, dict(td.items(True, True)))
     assert type(result) is type(td)
     assert not result.is_locked
     pointers = {leaf.data_ptr() for leaf in td._leaves()}
@@ -151,14 +121,14 @@ def test_clone_memory_format_applies_to_leaves() -> None:
         td.clone(recurse=False, memory_format=torch.channels_last)
 
 
-def test_to_device_labels_every_node(td: TensorDict) -> None:
+def test_to_device_labels_every_node(td: TensorDict, assert_leaves_equal: Any) -> None:
     result = td.to("cpu")
     assert result is not td
     assert result.device == torch.device("cpu")
     assert td.device is None
     assert result.to("cpu") is result
     assert result.cpu() is result
-    check(result, entries(td))
+    assert_leaves_equal(result, dict(td.items(True, True)))
     todo = [result]
     while todo:
         node = todo.pop()
@@ -166,17 +136,17 @@ def test_to_device_labels_every_node(td: TensorDict) -> None:
         todo.extend(node._iter_nested())
 
 
-def test_to_other_device_moves_leaves() -> None:
-    result = nested().to("meta")
+def test_to_other_device_moves_leaves(make_nested: Any) -> None:
+    result = make_nested().to("meta")
     assert result.device == torch.device("meta")
     assert result["n", "b"].device == torch.device("meta")
     assert result["n"].device == torch.device("meta")
-    both = nested().to("meta", torch.float64)
+    both = make_nested().to("meta", torch.float64)
     assert (both["a"].device, both["a"].dtype) == (torch.device("meta"), torch.float64)
 
 
-def test_to_argument_forms_give_equal_results() -> None:
-    td = nested()
+def test_to_argument_forms_give_equal_results(make_nested: Any) -> None:
+    td = make_nested()
     double = torch.zeros(1, dtype=torch.float64)
     forms = [
         td.to("cpu", torch.float64),
@@ -197,8 +167,8 @@ def test_to_argument_forms_give_equal_results() -> None:
     assert td.to(TensorDict({"a": double, "b": torch.zeros(1)})) is td
 
 
-def test_to_batch_size_changes_only_result() -> None:
-    td = nested()
+def test_to_batch_size_changes_only_result(make_nested: Any) -> None:
+    td = make_nested()
     assert td.to(batch_size=[2]).batch_size == (2,)
     assert td.to(torch.float64, batch_size=[2]).batch_size == (2,)
     assert td.batch_size == (2, 3)
@@ -211,14 +181,14 @@ def test_to_memory_format_converts_leaves_of_right_ndim() -> None:
         assert torch.equal(result["b"], td["b"])
 
 
-def test_to_inplace_replaces_leaves(td: TensorDict) -> None:
-    expected = {key: leaf.double() for key, leaf in entries(td).items()}
+def test_to_inplace_replaces_leaves(td: TensorDict, assert_leaves_equal: Any) -> None:
+    expected = {key: leaf.double() for key, leaf in td.items(True, True)}
     assert td.to("cpu", torch.float64, inplace=True) is td
-    check(td, expected)
+    assert_leaves_equal(td, expected)
     assert td.device == torch.device("cpu")
     with pytest.raises(LockedError, match="cannot replace leaves"):
         td.lock_().to(torch.float32, inplace=True)
-    check(td, expected)
+    assert_leaves_equal(td, expected)
 
 
 def test_to_inplace_uneven_members_casts_all() -> None:
@@ -248,16 +218,16 @@ def test_to_inplace_locked_node_replaces_nothing(stacked: bool) -> None:
 @pytest.mark.parametrize(
     "arguments", [(3.5,), ("cpu", "cpu"), (torch.int8, torch.int8), ("cpu", True, True)], ids=str
 )
-def test_to_bad_argument_raises(arguments: tuple[object, ...]) -> None:
+def test_to_bad_argument_raises(arguments: tuple[object, ...], make_nested: Any) -> None:
     with pytest.raises(
         TypeError, match=r"to\(\) takes a device, a dtype, both, or another tensor or collection"
     ):
-        nested().to(*arguments)
+        make_nested().to(*arguments)
 
 
-def test_to_unknown_device_raises() -> None:
+def test_to_unknown_device_raises(make_nested: Any) -> None:
     with pytest.raises(RuntimeError, match="nosuch"):
-        nested().to("nosuch")
+        make_nested().to("nosuch")
 
 
 def test_parse_target_reads_other_and_dtype() -> None:
@@ -324,21 +294,21 @@ def test_requires_grad_impossible_leaf_changes_nothing() -> None:
     assert first.requires_grad
 
 
-def test_grad_equals_torch_and_zero_grad_removes_it(td: TensorDict) -> None:
+def test_grad_equals_torch_and_zero_grad_removes_it(td: TensorDict, assert_leaves_equal: Any) -> None:
     td.requires_grad_()
     assert td.grad is None
     (td * td).sum(reduce=True).backward()
-    check(td.grad, {key: 2 * leaf.detach() for key, leaf in entries(td).items()})
+    assert_leaves_equal(td.grad, {key: 2 * leaf.detach() for key, leaf in td.items(True, True)})
     assert td.zero_grad(set_to_none=False) is td
     assert (td.grad == 0).all()
     td.zero_grad()
     assert td.grad is None
 
 
-def test_grad_contains_only_leaves_with_gradient() -> None:
+def test_grad_contains_only_leaves_with_gradient(assert_leaves_equal: Any) -> None:
     td = TensorDict({"a": torch.ones(2, requires_grad=True), "n": {"b": torch.ones(2, requires_grad=True)}})
     td["n", "b"].sum().backward()
-    check(td.grad, {("n", "b"): torch.ones(2)})
+    assert_leaves_equal(td.grad, {("n", "b"): torch.ones(2)})
     td["a"].grad = torch.ones_like(td["a"])
     td["empty"] = {}
     assert list(td.grad.keys(True)) == [
@@ -348,24 +318,24 @@ def test_grad_contains_only_leaves_with_gradient() -> None:
     ]  # without leaves there is nothing to have a gradient
 
 
-def test_set_grad_copies_into_existing_gradients(td: TensorDict) -> None:
+def test_set_grad_copies_into_existing_gradients(td: TensorDict, assert_leaves_equal: Any) -> None:
     td.requires_grad_()
     first, second = td.detach() * 2, td.detach() * 3
     td.grad = first
-    check(td.grad, entries(first))
+    assert_leaves_equal(td.grad, dict(first.items(True, True)))
     kept = [leaf.grad for leaf in td._leaves()]
     td.grad = second
-    check(td.grad, entries(second))
+    assert_leaves_equal(td.grad, dict(second.items(True, True)))
     assert all(leaf.grad is one for leaf, one in zip(td._leaves(), kept, strict=True))
     td.grad = None
     assert td.grad is None
 
 
-def test_set_data_shares_memory_of_value(td: TensorDict) -> None:
+def test_set_data_shares_memory_of_value(td: TensorDict, assert_leaves_equal: Any) -> None:
     td.requires_grad_()
     other = td.detach() * 2
     td.data = other
-    check(td.detach(), entries(other))
+    assert_leaves_equal(td.detach(), dict(other.items(True, True)))
     assert td.requires_grad
     other.zero_()
     assert not td.any()
@@ -460,22 +430,22 @@ def test_new_methods_return_size_and_values(name: str, size: tuple[object, ...],
     batch = tuple(size[0]) if size and not isinstance(size[0], int) else size
     result = getattr(td, name)(*size)
     assert result.batch_size == batch
-    assert list(entries(result)) == list(entries(td))
-    for key, leaf in entries(result).items():
+    assert list(result.keys(True, True)) == list(td.keys(True, True))
+    for key, leaf in result.items(True, True):
         assert leaf.shape == (*batch, *td[key].shape[2:])
         assert leaf.dtype == td[key].dtype
         if name != "new_empty":
             assert torch.equal(leaf, NEW[name](leaf.shape))
 
 
-def test_new_full_returns_fill_value(td: TensorDict) -> None:
-    check(
+def test_new_full_returns_fill_value(td: TensorDict, assert_leaves_equal: Any) -> None:
+    assert_leaves_equal(
         td.new_full((2,), 7),
-        {key: torch.full((2, *leaf.shape[2:]), 7.0) for key, leaf in entries(td).items()},
+        {key: torch.full((2, *leaf.shape[2:]), 7.0) for key, leaf in td.items(True, True)},
     )
-    check(
+    assert_leaves_equal(
         td.new_full(2, 7, dtype=torch.int8),
-        {key: leaf.to(torch.int8) for key, leaf in entries(td.new_full((2,), 7)).items()},
+        {key: leaf.to(torch.int8) for key, leaf in td.new_full((2,), 7).items(True, True)},
     )
 
 
@@ -491,8 +461,8 @@ def test_new_zeros_options_apply_to_leaves() -> None:
     assert td.to("cpu").new_zeros(4, device=None).device is None
 
 
-def test_new_zeros_empty_lazy_returns_lazy_stack() -> None:
-    lazy = MAKE["lazy"]()
+def test_new_zeros_empty_lazy_returns_lazy_stack(make_collection: Any) -> None:
+    lazy = make_collection("lazy")
     result = lazy.new_zeros(4, 5, empty_lazy=True)
     assert type(result) is LazyStackedTensorDict
     assert result.batch_size == (4, 5)
@@ -500,13 +470,15 @@ def test_new_zeros_empty_lazy_returns_lazy_stack() -> None:
     assert type(lazy.new_zeros(4, 5)) is TensorDict
 
 
-def test_new_tensor_copies_data_to_every_leaf(td: TensorDict) -> None:
+def test_new_tensor_copies_data_to_every_leaf(td: TensorDict, assert_leaves_equal: Any) -> None:
     result = td.int().new_tensor([1.0, 2.0])
     assert result.batch_size == (2,)
-    check(result, dict.fromkeys(entries(td), torch.tensor([1, 2], dtype=torch.int32)))
+    assert_leaves_equal(
+        result, dict.fromkeys(dict(td.items(True, True)), torch.tensor([1, 2], dtype=torch.int32))
+    )
     assert result.device == torch.device("cpu")
     copied = td.new_tensor(td.double())
-    check(copied, entries(td))
+    assert_leaves_equal(copied, dict(td.items(True, True)))
     assert copied._leaves()[0].data_ptr() != td._leaves()[0].data_ptr()
     other = td.new_tensor(torch.zeros(3), dtype=torch.float64, device="meta", requires_grad=True)
     assert all((leaf.dtype, leaf.requires_grad) == (torch.float64, True) for leaf in other._leaves())
@@ -515,40 +487,45 @@ def test_new_tensor_copies_data_to_every_leaf(td: TensorDict) -> None:
         td.new_tensor(TensorDict({"a": torch.zeros(2, 3)}, [2, 3]))
 
 
-def test_casts_compile_fullgraph() -> None:
+def test_casts_compile_fullgraph(make_nested: Any, assert_leaves_equal: Any) -> None:
     def program(td: TensorDict) -> TensorDict:
         return td.to(torch.float64).clone().detach().to("cpu").float().data.new_zeros(4)
 
-    td = nested()
-    check(torch.compile(program, fullgraph=True, backend="eager")(td), entries(program(td)))
+    td = make_nested()
+    assert_leaves_equal(
+        torch.compile(program, fullgraph=True, backend="eager")(td), dict(program(td).items(True, True))
+    )
 
 
-def test_casts_under_vmap_equal_eager() -> None:
-    td = nested()
-    check(torch.func.vmap(lambda td: td.double().clone())(td), entries(td.double()))
-    check(torch.func.vmap(lambda td: td.new_tensor(td * 2))(td), entries(td * 2))
+def test_casts_under_vmap_equal_eager(make_nested: Any, assert_leaves_equal: Any) -> None:
+    td = make_nested()
+    assert_leaves_equal(
+        torch.func.vmap(lambda td: td.double().clone())(td), dict(td.double().items(True, True))
+    )
+    assert_leaves_equal(
+        torch.func.vmap(lambda td: td.new_tensor(td * 2))(td), dict((td * 2).items(True, True))
+    )
 
 
-def test_to_params_keeps_requires_grad() -> None:
-    params = TensorDictParams(nested())
+def test_to_params_keeps_requires_grad(make_nested: Any) -> None:
+    params = TensorDictParams(make_nested())
     assert all(leaf.requires_grad for leaf in params.to(torch.float64)._leaves())
 
 
-@pytest.mark.parametrize(
-    "make",
-    [nested, lambda: nested().to("cpu"), MAKE["lazy"]],
-    ids=["none", "cpu", "lazy"],
-)
-def test_to_context_writes_back_in_old_dtype(make: Callable[[], TensorDict]) -> None:
-    td = make()
-    before = entries(td.clone())
+@pytest.mark.parametrize(("structure", "device"), [("nested", None), ("nested", "cpu"), ("lazy", None)])
+def test_to_context_writes_back_in_old_dtype(
+    structure: str, device: str | None, make_collection: Any
+) -> None:
+    td = make_collection(structure)
+    td = td if device is None else td.to(device)
+    before = dict(td.clone().items(True, True))
     with td.to(torch.float64) as there:
         there["a"] = there["a"] + 1
         there["n", "b"] = there["n", "b"] + 1
         there["new"] = torch.ones(there.batch_size, dtype=torch.int8)
     assert td["new"].dtype == torch.int8
     td.del_("new")
-    for key, leaf in entries(td).items():
+    for key, leaf in td.items(True, True):
         assert leaf.dtype == before[key].dtype
         torch.testing.assert_close(leaf, before[key] + (key in ("a", ("n", "b"))))
     with td.to("cpu" if td.device else td.dtype) as same:
@@ -556,8 +533,8 @@ def test_to_context_writes_back_in_old_dtype(make: Callable[[], TensorDict]) -> 
     torch.testing.assert_close(td["a"], before["a"] + 2)
 
 
-def test_to_noop_keeps_outer_context() -> None:
-    td = nested().to("cpu")
+def test_to_noop_keeps_outer_context(make_nested: Any) -> None:
+    td = make_nested().to("cpu")
     with td.flatten_keys(".") as flat:
         flat.to("cpu")["new"] = torch.zeros(td.batch_size)
     assert "new" in td.keys()
@@ -579,19 +556,19 @@ def test_to_cuda_and_back_copies_complete_data() -> None:
 
 
 @CUDA
-def test_cuda_argument_forms_move_to_device() -> None:
-    td = nested()
+def test_cuda_argument_forms_move_to_device(make_nested: Any, assert_leaves_equal: Any) -> None:
+    td = make_nested()
     there = td.cuda()
     assert there.device == torch.device("cuda", torch.cuda.current_device())
     assert there.cuda(0) is there
     assert td.cuda("cuda:0").device == torch.device("cuda:0")
     assert there.record_stream(torch.cuda.current_stream()) is there
-    check(there.cpu(), entries(td))
+    assert_leaves_equal(there.cpu(), dict(td.items(True, True)))
 
 
 @CUDA
-def test_pin_memory_pins_all_leaves() -> None:
-    td = nested()
+def test_pin_memory_pins_all_leaves(make_nested: Any) -> None:
+    td = make_nested()
     assert all(leaf.is_pinned() for leaf in td.pin_memory(num_threads=2)._leaves())
     assert td.pin_memory_() is td
     assert all(leaf.is_pinned() for leaf in td._leaves())

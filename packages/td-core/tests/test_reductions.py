@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -16,47 +17,17 @@ from td_core._ops.reductions import ReductionMixin
 from td_core.errors import DimNamesError, StructureError
 
 
-def nested(shape: tuple[int, ...] = (2, 3)) -> TensorDict:
-    generator = torch.Generator().manual_seed(3)
-
-    def leaf(*tail: int) -> Tensor:
-        return torch.rand(*shape, *tail, generator=generator)
-
-    return TensorDict({"a": leaf(), "n": {"b": leaf(4), "m": {"c": leaf(1, 2)}}}, shape)
+@pytest.fixture(params=["nested", "lazy", "lazy along 1", "nested lazy", "longer batch size"])
+def td(request: pytest.FixtureRequest, make_collection: Any) -> Any:
+    return make_collection(request.param)
 
 
-MAKE = {
-    "nested": nested,
-    "lazy": lambda: LazyStackedTensorDict(nested((3,)), nested((3,)) + 0.05, stack_dim=0),
-    "lazy along 1": lambda: LazyStackedTensorDict(*[nested((2,)) + 0.01 * i for i in range(3)], stack_dim=1),
-    "nested lazy": lambda: TensorDict(
-        {"a": torch.rand(2, 3), "l": LazyStackedTensorDict(nested((3,)), nested((3,)) + 1, stack_dim=0)},
-        [2, 3],
-    ),
-    "longer": lambda: TensorDict({"a": torch.rand(2, 3), "n": nested((2, 3, 2))}, [2, 3]),
-}
-
-
-@pytest.fixture(params=MAKE)
-def td(request: pytest.FixtureRequest) -> TensorDict:
-    return MAKE[request.param]()
-
-
-def entries(td: TensorDict) -> dict[object, Tensor]:
-    return dict(td.items(include_nested=True, leaves_only=True))
-
-
-def behind(td: TensorDict) -> dict[object, Tensor]:
+def flatten_features(td: TensorDict) -> dict[object, Tensor]:
     """Return each leaf with its feature dims flattened to one last dim."""
-    sizes = {key: td.batch_size if isinstance(key, str) else td[key[:-1]].batch_size for key in entries(td)}
-    return {key: leaf.reshape(*sizes[key], -1) for key, leaf in entries(td).items()}
-
-
-def check(result: TensorDict, expected: dict[object, Tensor]) -> None:
-    found = entries(result)
-    assert list(found) == list(expected)
-    for key, value in expected.items():
-        torch.testing.assert_close(found[key], value, equal_nan=True)
+    sizes = {
+        key: td.batch_size if isinstance(key, str) else td[key[:-1]].batch_size for key in td.keys(True, True)
+    }
+    return {key: leaf.reshape(*sizes[key], -1) for key, leaf in td.items(True, True)}
 
 
 def table(*parameters: str) -> list[str]:
@@ -96,30 +67,39 @@ def reduced(name: str, leaf: Tensor, dims: tuple[int, ...], keepdim: bool = Fals
 @pytest.mark.parametrize("dim", [0, 1, -1, -2, (0,), (0, 1), (-1, 0)], ids=str)
 @pytest.mark.parametrize("name", REGULAR)
 def test_reduce_batch_dims_equals_torch(
-    name: str, dim: int | tuple[int, ...], keepdim: bool, td: TensorDict
+    name: str, dim: int | tuple[int, ...], keepdim: bool, td: TensorDict, assert_leaves_equal: Any
 ) -> None:
     dims = tuple(one % 2 for one in ((dim,) if isinstance(dim, int) else dim))
     result = getattr(td, name)(dim, keepdim)
-    check(result, {key: reduced(name, leaf, dims, keepdim) for key, leaf in entries(td).items()})
+    assert_leaves_equal(
+        result, {key: reduced(name, leaf, dims, keepdim) for key, leaf in td.items(True, True)}
+    )
     assert result.batch_size == torch.empty(2, 3).sum(dims, keepdim=keepdim).shape
 
 
 @pytest.mark.parametrize("keepdim", [False, True])
 @pytest.mark.parametrize("name", REGULAR)
-def test_reduce_without_dim_equals_torch_per_leaf(name: str, keepdim: bool, td: TensorDict) -> None:
+def test_reduce_without_dim_equals_torch_per_leaf(
+    name: str, keepdim: bool, td: TensorDict, assert_leaves_equal: Any
+) -> None:
     for arguments in ({}, {"dim": None}):
         result = getattr(td, name)(**arguments, keepdim=keepdim)
-        check(
+        assert_leaves_equal(
             result,
-            {key: reduced(name, leaf, tuple(range(leaf.ndim)), keepdim) for key, leaf in entries(td).items()},
+            {
+                key: reduced(name, leaf, tuple(range(leaf.ndim)), keepdim)
+                for key, leaf in td.items(True, True)
+            },
         )
         assert result.batch_size == ((1, 1) if keepdim else ())
 
 
 @pytest.mark.parametrize("name", WITH_DTYPE + EXTREMES)
-def test_reduce_feature_dims_equals_torch(name: str, td: TensorDict) -> None:
+def test_reduce_feature_dims_equals_torch(name: str, td: TensorDict, assert_leaves_equal: Any) -> None:
     result = getattr(td, name)("feature")
-    check(result, {key: reduced(name, leaf, (leaf.ndim - 1,)) for key, leaf in behind(td).items()})
+    assert_leaves_equal(
+        result, {key: reduced(name, leaf, (leaf.ndim - 1,)) for key, leaf in flatten_features(td).items()}
+    )
     assert result.batch_size == td.batch_size
     assert [node.batch_size for node in result._iter_nested()] == [
         node.batch_size for node in td._iter_nested()
@@ -128,9 +108,9 @@ def test_reduce_feature_dims_equals_torch(name: str, td: TensorDict) -> None:
 
 @pytest.mark.parametrize("name", REGULAR)
 def test_reduce_all_leaves_returns_one_tensor(name: str, td: TensorDict) -> None:
-    everything = torch.cat([leaf.flatten() for leaf in entries(td).values()])
+    everything = torch.cat([leaf.flatten() for leaf in td.values(True, True)])
     torch.testing.assert_close(getattr(td, name)(reduce=True), reduced(name, everything, (0,)))
-    features = torch.cat([leaf.reshape(2, 3, -1) for leaf in entries(td).values()], -1)
+    features = torch.cat([leaf.reshape(2, 3, -1) for leaf in td.values(True, True)], -1)
     torch.testing.assert_close(getattr(td, name)("feature", reduce=True), reduced(name, features, (2,)))
 
 
@@ -141,9 +121,9 @@ def test_reduce_all_leaves_along_dim_equals_torch_cat(name: str) -> None:
     torch.testing.assert_close(getattr(td, name)(0, reduce=True), reduced(name, both, (0,)))
 
 
-def test_reduce_all_leaves_different_shapes_raises() -> None:
+def test_reduce_all_leaves_different_shapes_raises(make_nested: Any) -> None:
     with pytest.raises(StructureError, match=r"sum\(dim=0, reduce=True\).*differ: \[\[2, 3\], \[2, 3, 4\]"):
-        nested().sum(0, reduce=True)
+        make_nested().sum(0, reduce=True)
 
 
 def test_reduce_all_leaves_of_empty_td_raises() -> None:
@@ -152,60 +132,66 @@ def test_reduce_all_leaves_of_empty_td_raises() -> None:
 
 
 @pytest.mark.parametrize("name", WITH_DTYPE)
-def test_reduce_dtype_argument_sets_dtype(name: str) -> None:
+def test_reduce_dtype_argument_sets_dtype(name: str, assert_leaves_equal: Any) -> None:
     td = TensorDict({"a": torch.arange(1.0, 4.0)}, [3])
     for result in (getattr(td, name)(0, dtype=torch.float64), getattr(td, name)(dtype=torch.float64)):
-        check(result, {"a": getattr(td["a"].double(), name)()})
+        assert_leaves_equal(result, {"a": getattr(td["a"].double(), name)()})
 
 
 @pytest.mark.parametrize("name", DEVIATIONS)
-def test_std_var_correction_equals_torch(name: str, td: TensorDict) -> None:
-    check(
+def test_std_var_correction_equals_torch(name: str, td: TensorDict, assert_leaves_equal: Any) -> None:
+    assert_leaves_equal(
         getattr(td, name)(0, correction=0),
-        {key: getattr(leaf, name)(0, correction=0) for key, leaf in entries(td).items()},
+        {key: getattr(leaf, name)(0, correction=0) for key, leaf in td.items(True, True)},
     )
 
 
 @pytest.mark.parametrize("keepdim", [False, True])
 @pytest.mark.parametrize("dim", [0, 1, -1])
 @pytest.mark.parametrize("name", WITH_INDICES)
-def test_max_min_dim_returns_values_and_indices(name: str, dim: int, keepdim: bool, td: TensorDict) -> None:
+def test_max_min_dim_returns_values_and_indices(
+    name: str, dim: int, keepdim: bool, td: TensorDict, assert_leaves_equal: Any
+) -> None:
     place = dim % 2
-    expected = {key: getattr(leaf, name)(place, keepdim) for key, leaf in entries(td).items()}
+    expected = {key: getattr(leaf, name)(place, keepdim) for key, leaf in td.items(True, True)}
     result = getattr(td, name)(dim, keepdim)
     assert type(result) is getattr(torch.return_types, name)
     for part, field in ((result.values, "values"), (result.indices, "indices")):
-        check(part, {key: getattr(value, field) for key, value in expected.items()})
+        assert_leaves_equal(part, {key: getattr(value, field) for key, value in expected.items()})
         assert part.batch_size == torch.empty(2, 3).sum(place, keepdim=keepdim).shape
-    check(getattr(td, name)(dim, keepdim, return_indices=False), {k: v.values for k, v in expected.items()})
+    assert_leaves_equal(
+        getattr(td, name)(dim, keepdim, return_indices=False), {k: v.values for k, v in expected.items()}
+    )
 
 
 @pytest.mark.parametrize("name", WITH_INDICES)
-def test_max_min_without_dim_returns_values_only(name: str, td: TensorDict) -> None:
-    check(getattr(td, name)(), {key: getattr(leaf, name)() for key, leaf in entries(td).items()})
-    everything = torch.cat([leaf.flatten() for leaf in entries(td).values()])
+def test_max_min_without_dim_returns_values_only(name: str, td: TensorDict, assert_leaves_equal: Any) -> None:
+    assert_leaves_equal(
+        getattr(td, name)(), {key: getattr(leaf, name)() for key, leaf in td.items(True, True)}
+    )
+    everything = torch.cat([leaf.flatten() for leaf in td.values(True, True)])
     assert getattr(td, name)(reduce=True) == getattr(everything, name)()
 
 
 @pytest.mark.parametrize("name", WITH_INDICES)
-def test_max_min_feature_dims_equals_torch(name: str, td: TensorDict) -> None:
-    expected = {key: getattr(leaf, name)(-1) for key, leaf in behind(td).items()}
+def test_max_min_feature_dims_equals_torch(name: str, td: TensorDict, assert_leaves_equal: Any) -> None:
+    expected = {key: getattr(leaf, name)(-1) for key, leaf in flatten_features(td).items()}
     result = getattr(td, name)("feature")
-    check(result.values, {key: value.values for key, value in expected.items()})
-    check(result.indices, {key: value.indices for key, value in expected.items()})
-    together = torch.cat([leaf.reshape(2, 3, -1) for leaf in entries(td).values()], -1)
+    assert_leaves_equal(result.values, {key: value.values for key, value in expected.items()})
+    assert_leaves_equal(result.indices, {key: value.indices for key, value in expected.items()})
+    together = torch.cat([leaf.reshape(2, 3, -1) for leaf in td.values(True, True)], -1)
     assert torch.equal(getattr(td, name)("feature", reduce=True).indices, getattr(together, name)(-1).indices)
 
 
 @pytest.mark.parametrize("dim", [0, 1, -1])
 @pytest.mark.parametrize("name", SCANS)
-def test_cummax_cummin_equals_torch(name: str, dim: int, td: TensorDict) -> None:
-    expected = {key: getattr(leaf, name)(dim % 2) for key, leaf in entries(td).items()}
+def test_cummax_cummin_equals_torch(name: str, dim: int, td: TensorDict, assert_leaves_equal: Any) -> None:
+    expected = {key: getattr(leaf, name)(dim % 2) for key, leaf in td.items(True, True)}
     result = getattr(td, name)(dim)
-    check(result.values, {key: value.values for key, value in expected.items()})
-    check(result.indices, {key: value.indices for key, value in expected.items()})
+    assert_leaves_equal(result.values, {key: value.values for key, value in expected.items()})
+    assert_leaves_equal(result.indices, {key: value.indices for key, value in expected.items()})
     assert result.values.batch_size == td.batch_size
-    check(
+    assert_leaves_equal(
         getattr(td, name)(dim, return_indices=False), {key: value.values for key, value in expected.items()}
     )
 
@@ -219,7 +205,11 @@ def test_cummax_reduce_concatenates_leaves() -> None:
 @pytest.mark.parametrize("keepdim", [False, True])
 @pytest.mark.parametrize("q", [0.3, [0.25, 0.5]], ids=str)
 def test_quantile_batch_dims_equals_torch(
-    q: float | list[float], dim: int | tuple[int, ...], keepdim: bool, td: TensorDict
+    q: float | list[float],
+    dim: int | tuple[int, ...],
+    keepdim: bool,
+    td: TensorDict,
+    assert_leaves_equal: Any,
 ) -> None:
     level = torch.tensor(q) if isinstance(q, list) else q
     dims = (dim,) if isinstance(dim, int) else dim
@@ -232,43 +222,47 @@ def test_quantile_batch_dims_equals_torch(
         return result
 
     result = td.quantile(level, dim, keepdim)
-    check(result, {key: expected(leaf) for key, leaf in entries(td).items()})
+    assert_leaves_equal(result, {key: expected(leaf) for key, leaf in td.items(True, True)})
     front = (2,) if isinstance(q, list) else ()
     assert result.batch_size == (*front, *torch.empty(2, 3).sum(dims, keepdim=keepdim).shape)
 
 
-def test_quantile_without_dim_equals_torch_per_leaf(td: TensorDict) -> None:
+def test_quantile_without_dim_equals_torch_per_leaf(td: TensorDict, assert_leaves_equal: Any) -> None:
     q = torch.tensor([0.25, 0.5])
     result = td.quantile(q)
     assert result.batch_size == ()
-    check(result, {key: leaf.quantile(q) for key, leaf in entries(td).items()})
-    everything = torch.cat([leaf.flatten() for leaf in entries(td).values()])
+    assert_leaves_equal(result, {key: leaf.quantile(q) for key, leaf in td.items(True, True)})
+    everything = torch.cat([leaf.flatten() for leaf in td.values(True, True)])
     torch.testing.assert_close(td.quantile(q, reduce=True), everything.quantile(q))
     for level in (0.5, q):
-        expected = {key: leaf.quantile(level, -1) for key, leaf in behind(td).items()}
-        check(td.quantile(level, "feature"), expected)
-    nearest = {key: leaf.quantile(0.4, 0, interpolation="nearest") for key, leaf in entries(td).items()}
-    check(td.quantile(0.4, 0, interpolation="nearest"), nearest)
+        expected = {key: leaf.quantile(level, -1) for key, leaf in flatten_features(td).items()}
+        assert_leaves_equal(td.quantile(level, "feature"), expected)
+    nearest = {key: leaf.quantile(0.4, 0, interpolation="nearest") for key, leaf in td.items(True, True)}
+    assert_leaves_equal(td.quantile(0.4, 0, interpolation="nearest"), nearest)
 
 
-def test_norm_equals_torch(td: TensorDict) -> None:
-    check(td.norm(), {key: leaf.norm() for key, leaf in entries(td).items()})
+def test_norm_equals_torch(td: TensorDict, assert_leaves_equal: Any) -> None:
+    assert_leaves_equal(td.norm(), {key: leaf.norm() for key, leaf in td.items(True, True)})
     assert td.norm().batch_size == ()
-    check(td.norm(dtype=torch.float64), {key: leaf.double().norm() for key, leaf in entries(td).items()})
+    assert_leaves_equal(
+        td.norm(dtype=torch.float64), {key: leaf.double().norm() for key, leaf in td.items(True, True)}
+    )
     out = td.norm() * 0
     assert td.norm(out=out) is out
-    check(out, {key: leaf.norm() for key, leaf in entries(td).items()})
+    assert_leaves_equal(out, {key: leaf.norm() for key, leaf in td.items(True, True)})
 
 
 @pytest.mark.parametrize("keepdim", [False, True])
 @pytest.mark.parametrize("dim", [0, 1, (0, 1), None], ids=str)
-def test_logsumexp_batch_dims_equals_torch(dim: object, keepdim: bool, td: TensorDict) -> None:
+def test_logsumexp_batch_dims_equals_torch(
+    dim: object, keepdim: bool, td: TensorDict, assert_leaves_equal: Any
+) -> None:
     dims = (0, 1) if dim is None else dim
-    expected = {key: leaf.logsumexp(dims, keepdim=keepdim) for key, leaf in entries(td).items()}
-    check(td.logsumexp(dim, keepdim), expected)
+    expected = {key: leaf.logsumexp(dims, keepdim=keepdim) for key, leaf in td.items(True, True)}
+    assert_leaves_equal(td.logsumexp(dim, keepdim), expected)
     out = td.logsumexp(dim, keepdim) * 0
     assert td.logsumexp(dim, keepdim, out=out) is out
-    check(out, expected)
+    assert_leaves_equal(out, expected)
 
 
 @pytest.mark.parametrize("keepdim", [False, True])
@@ -283,24 +277,25 @@ def test_logsumexp_without_batch_dims_returns_elements(dim: object, keepdim: boo
 
 
 @pytest.mark.parametrize("dim", [0, 1, -1])
-def test_softmax_batch_dim_equals_torch(dim: int, td: TensorDict) -> None:
-    check(td.softmax(dim), {key: leaf.softmax(dim % 2) for key, leaf in entries(td).items()})
-    check(
-        td.softmax(dim, torch.float64), {k: v.softmax(dim % 2, torch.float64) for k, v in entries(td).items()}
+def test_softmax_batch_dim_equals_torch(dim: int, td: TensorDict, assert_leaves_equal: Any) -> None:
+    assert_leaves_equal(td.softmax(dim), {key: leaf.softmax(dim % 2) for key, leaf in td.items(True, True)})
+    assert_leaves_equal(
+        td.softmax(dim, torch.float64),
+        {k: v.softmax(dim % 2, torch.float64) for k, v in td.items(True, True)},
     )
     with pytest.raises(IndexError, match="Dimension out of range"):
         td.softmax(2)
 
 
 @pytest.mark.parametrize("name", ["all", "any"])
-def test_all_any_equal_torch(name: str, td: TensorDict) -> None:
+def test_all_any_equal_torch(name: str, td: TensorDict, assert_leaves_equal: Any) -> None:
     bools = td > 0.5
     assert getattr(bools, name)() is (name == "any")
     assert getattr(td > -1, name)() is True
     assert getattr(td > 9, name)() is False
     for dim in (0, 1, -1):
-        expected = {key: getattr(leaf > 0.5, name)(dim % 2) for key, leaf in entries(td).items()}
-        check(getattr(bools, name)(dim), expected)
+        expected = {key: getattr(leaf > 0.5, name)(dim % 2) for key, leaf in td.items(True, True)}
+        assert_leaves_equal(getattr(bools, name)(dim), expected)
 
 
 def test_all_any_of_empty_td_equal_python() -> None:
@@ -308,17 +303,17 @@ def test_all_any_of_empty_td_equal_python() -> None:
     assert TensorDict().any() is False
 
 
-def test_reduce_dim_name_equals_dim_number() -> None:
-    td = nested()
+def test_reduce_dim_name_equals_dim_number(make_nested: Any, assert_leaves_equal: Any) -> None:
+    td = make_nested()
     td.names = ["time", "agent"]
-    check(td.sum("time"), entries(td.sum(0)))
+    assert_leaves_equal(td.sum("time"), dict(td.sum(0).items(True, True)))
     assert td.sum("time").names == ["agent"]
     assert td.sum("agent", keepdim=True).names == ["time", "agent"]
-    check(td.mean(("time", "agent")), entries(td.mean((0, 1))))
-    check(td.max("agent").values, entries(td.max(1).values))
-    check(td.cummin("agent").values, entries(td.cummin(1).values))
-    check(td.all("agent"), entries(td.all(1)))
-    check(td.softmax("agent"), entries(td.softmax(1)))
+    assert_leaves_equal(td.mean(("time", "agent")), dict(td.mean((0, 1)).items(True, True)))
+    assert_leaves_equal(td.max("agent").values, dict(td.max(1).values.items(True, True)))
+    assert_leaves_equal(td.cummin("agent").values, dict(td.cummin(1).values.items(True, True)))
+    assert_leaves_equal(td.all("agent"), dict(td.all(1).items(True, True)))
+    assert_leaves_equal(td.softmax("agent"), dict(td.softmax(1).items(True, True)))
     assert td.quantile(torch.tensor([0.5]), "time").names == [None, "agent"]
     with pytest.raises(
         DimNamesError, match=r"sum: no batch dim is named 'x'; the names are \['time', 'agent'\]"
@@ -342,27 +337,33 @@ def test_reduce_dim_name_equals_dim_number() -> None:
         (lambda td: td.cummax(7), IndexError, "Dimension out of range"),
     ],
 )
-def test_reduce_invalid_dim_raises(call: object, error: type[Exception], message: str) -> None:
+def test_reduce_invalid_dim_raises(
+    call: object, error: type[Exception], message: str, make_nested: Any
+) -> None:
     with pytest.raises(error, match=message):
-        call(nested())
+        call(make_nested())
 
 
-def test_reduce_key_transform_renames_nested_keys() -> None:
-    td = nested()
+def test_reduce_key_transform_renames_nested_keys(make_nested: Any) -> None:
+    td = make_nested()
     result = td.sum(0, key_transform=lambda key: (key, "sum"))
-    assert set(entries(result)) == {
+    assert set(dict(result.items(True, True))) == {
         ("a", "sum"),
         ("n", "sum", "b", "sum"),
         ("n", "sum", "m", "sum", "c", "sum"),
     }
     assert torch.equal(result["n", "sum", "b", "sum"], td["n", "b"].sum(0))
     assert result.batch_size == result["n"].batch_size == (3,)
-    assert set(entries(td.norm(key_transform=str.upper))) == {"A", ("N", "B"), ("N", "M", "C")}
-    assert set(entries(td.quantile(0.5, key_transform=str.upper))) == {"A", ("N", "B"), ("N", "M", "C")}
+    assert set(dict(td.norm(key_transform=str.upper).items(True, True))) == {"A", ("N", "B"), ("N", "M", "C")}
+    assert set(dict(td.quantile(0.5, key_transform=str.upper).items(True, True))) == {
+        "A",
+        ("N", "B"),
+        ("N", "M", "C"),
+    }
 
 
-def test_sum_over_stack_dim_is_dense_over_other_dim_lazy() -> None:
-    td = MAKE["lazy along 1"]()
+def test_sum_over_stack_dim_is_dense_over_other_dim_lazy(make_collection: Any) -> None:
+    td = make_collection("lazy along 1")
     assert type(td.sum(1)) is TensorDict
     assert type(td.sum(0)) is LazyStackedTensorDict
     assert td.sum(0).stack_dim == 0
@@ -377,20 +378,24 @@ def test_sum_uneven_members_keeps_lazy_stack() -> None:
     assert [member["a"].tolist() for member in result.tensordicts] == [[2.0] * 3, [2.0] * 5]
 
 
-def test_reduce_compile_and_vmap_equal_eager() -> None:
+def test_reduce_compile_and_vmap_equal_eager(make_nested: Any, assert_leaves_equal: Any) -> None:
     def program(td: TensorDict) -> TensorDict:
         return td.sum(0) + td.mean(0) + td.max(0).values + td.amax((0,)) + td.prod(0)
 
-    td = nested()
-    check(torch.compile(program, fullgraph=True, backend="eager")(td), entries(program(td)))
+    td = make_nested()
+    assert_leaves_equal(
+        torch.compile(program, fullgraph=True, backend="eager")(td), dict(program(td).items(True, True))
+    )
     stacked = torch.stack([td["n", "b"], td["n", "b"]])
     mapped = torch.func.vmap(program)(TensorDict({"b": stacked}, [2, 2, 3]))
-    check(mapped[1], entries(program(td["n"].select("b"))))
+    assert_leaves_equal(mapped[1], dict(program(td["n"].select("b")).items(True, True)))
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.sampled_from(REGULAR), st.data())
-def test_reduce_random_shape_and_dims_equals_torch(name: str, data: st.DataObject) -> None:
+@given(name=st.sampled_from(REGULAR), data=st.data())
+def test_reduce_random_shape_and_dims_equals_torch(
+    name: str, data: st.DataObject, assert_leaves_equal: Any
+) -> None:
     batch = data.draw(st.lists(st.integers(1, 3), min_size=1, max_size=3))
     tail = data.draw(st.lists(st.integers(1, 2), max_size=2))
     dims = data.draw(st.lists(st.integers(0, len(batch) - 1), min_size=1, unique=True))
@@ -399,7 +404,7 @@ def test_reduce_random_shape_and_dims_equals_torch(name: str, data: st.DataObjec
     # torch warns about the standard deviation of a single element, which is nan.
     assume(name not in DEVIATIONS or math.prod(batch[dim] for dim in dims) > 1)
     result = getattr(TensorDict({"a": leaf}, batch), name)(tuple(dims), keepdim)
-    check(result, {"a": reduced(name, leaf, tuple(dims), keepdim)})
+    assert_leaves_equal(result, {"a": reduced(name, leaf, tuple(dims), keepdim)})
     assert result.batch_size == torch.empty(batch).sum(dims, keepdim=keepdim).shape
 
 

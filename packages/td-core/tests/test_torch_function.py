@@ -2,34 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
 
-from td_core import LazyStackedTensorDict, TensorDict
+from td_core import TensorDict
 from td_core._ops import torch_function
 from td_core._ops.torch_function import TABLE
 from td_core.errors import KeyMismatchError
 
 
-def nested(shape: tuple[int, ...] = (2, 3)) -> TensorDict:
-    generator = torch.Generator().manual_seed(11)
-
-    def leaf(*tail: int) -> Tensor:
-        return torch.rand(*shape, *tail, generator=generator)
-
-    return TensorDict({"a": leaf(), "n": {"b": leaf(4)}}, shape)
-
-
 @pytest.fixture(params=["nested", "lazy"])
-def td(request: pytest.FixtureRequest) -> TensorDict:
-    if request.param == "nested":
-        return nested()
-    return LazyStackedTensorDict(nested((3,)), nested((3,)) + 0.05, stack_dim=0)
-
-
-def entries(td: TensorDict) -> dict[object, Tensor]:
-    return dict(td.items(include_nested=True, leaves_only=True))
+def td(request: pytest.FixtureRequest, make_collection: Any) -> Any:
+    return make_collection(request.param)
 
 
 def compare(result: object, expected: object, key: object) -> None:
@@ -105,7 +92,7 @@ NAMES = sorted({*torch_function._SAME_NAME, *torch_function._OTHER_NAME} - ELSEW
 def test_torch_function_one_td_equals_torch_per_leaf(name: str, td: TensorDict) -> None:
     function = getattr(torch, name)
     arguments = ARGUMENTS.get(name, ())
-    leaves = {key: leaf.clone() for key, leaf in entries(td).items()}
+    leaves = {key: leaf.clone() for key, leaf in td.items(True, True)}
     if name in ("all", "any"):
         td, leaves = td > 0.5, {key: leaf > 0.5 for key, leaf in leaves.items()}
     if name == "squeeze":
@@ -123,7 +110,7 @@ def test_torch_function_shape_argument_applies_to_batch_dims(name: str, td: Tens
     (shape,) = ARGUMENTS[name]
     result = function(td, shape)
     assert result.batch_size == function(torch.empty(2, 3), shape).shape
-    for key, leaf in entries(td).items():
+    for key, leaf in td.items(True, True):
         tail = (
             range(2, leaf.ndim)
             if name == "permute"
@@ -138,7 +125,7 @@ def test_torch_function_shape_argument_applies_to_batch_dims(name: str, td: Tens
 def test_torch_function_three_tds_equals_torch_per_leaf(name: str, td: TensorDict) -> None:
     function = getattr(torch, name)
     result = function(td, td + 1, td + 2)
-    for key, leaf in entries(td).items():
+    for key, leaf in td.items(True, True):
         torch.testing.assert_close(result[key], function(leaf, leaf + 1, leaf + 2))
 
 
@@ -153,7 +140,7 @@ def test_torch_function_two_operands_equals_torch_per_leaf(name: str, td: Tensor
     if name.startswith(("bitwise", "logical")):
         td, left = td > 0.5, left > 0.5
     other = td.clone()
-    pairs = {key: (leaf, other[key]) for key, leaf in entries(td).items()}
+    pairs = {key: (leaf, other[key]) for key, leaf in td.items(True, True)}
     results = [function(td, other), function(td, left)]
     expected = [
         {k: function(*v) for k, v in pairs.items()},
@@ -174,7 +161,7 @@ def test_torch_function_two_operands_equals_torch_per_leaf(name: str, td: Tensor
 
 def test_tensor_method_td_operand_equals_torch_per_leaf(td: TensorDict) -> None:
     left = torch.rand(2, 3)
-    for key, leaf in entries(td).items():
+    for key, leaf in td.items(True, True):
         torch.testing.assert_close(left.add(td)[key], reshaped(left, leaf) + leaf)
         torch.testing.assert_close(left.sub(td)[key], reshaped(left, leaf) - leaf)
 
@@ -187,22 +174,22 @@ def test_like_functions_return_same_structure(name: str, td: TensorDict) -> None
     assert type(result) is type(td)
     assert result.batch_size == td.batch_size
     assert all(leaf.dtype == torch.float64 for leaf in result._leaves())
-    for key, leaf in entries(function(td, *arguments)).items():
+    for key, leaf in function(td, *arguments).items(True, True):
         assert leaf.shape == td[key].shape
         if name in ("full_like", "ones_like", "zeros_like"):
             assert torch.equal(leaf, function(td[key], *arguments))
     assert function(td, *arguments, device="meta").device == torch.device("meta")
 
 
-def test_torch_stack_and_cat_equal_torch_per_leaf() -> None:
-    td = nested()
+def test_torch_stack_and_cat_equal_torch_per_leaf(make_nested: Any) -> None:
+    td = make_nested()
     for dim in (0, 1, -1):
         joined = torch.stack([td, td + 1], dim)
-        for key, leaf in entries(td).items():
+        for key, leaf in td.items(True, True):
             place = dim % 3
             torch.testing.assert_close(joined[key], torch.stack([leaf, leaf + 1], place))
     for function in (torch.cat, torch.concat, torch.concatenate):
-        for key, leaf in entries(td).items():
+        for key, leaf in td.items(True, True):
             torch.testing.assert_close(function((td, td + 1), dim=1)[key], torch.cat([leaf, leaf + 1], 1))
     out = torch.stack([td, td])
     assert torch.stack([td, td + 1], out=out) is out
@@ -215,13 +202,13 @@ def test_torch_stack_and_cat_equal_torch_per_leaf() -> None:
 
 def test_torch_unbind_equals_torch_per_leaf(td: TensorDict) -> None:
     for parts, dim in ((torch.unbind(td), 0), (torch.unbind(td, 1), 1)):
-        for key, leaf in entries(td).items():
+        for key, leaf in td.items(True, True):
             compare(parts, torch.unbind(leaf, dim), key)
 
 
 def test_torch_where_gather_masked_equal_torch_per_leaf(td: TensorDict) -> None:
     condition = torch.tensor([[True, False, True], [False, False, True]])
-    for key, leaf in entries(td).items():
+    for key, leaf in td.items(True, True):
         where = torch.where(reshaped(condition, leaf), leaf, -leaf)
         torch.testing.assert_close(torch.where(condition, td, -td)[key], where)
         torch.testing.assert_close(
@@ -232,14 +219,14 @@ def test_torch_where_gather_masked_equal_torch_per_leaf(td: TensorDict) -> None:
         )
         torch.testing.assert_close(torch.masked_select(td, condition)[key], leaf[condition])
     index = torch.tensor([[0, 1], [2, 0]])
-    for key, leaf in entries(td).items():
+    for key, leaf in td.items(True, True):
         full = reshaped(index, leaf).expand(2, 2, *leaf.shape[2:])
         torch.testing.assert_close(torch.gather(td, 1, index)[key], leaf.gather(1, full))
 
 
 def test_torch_atleast_3d_prepends_batch_dims(td: TensorDict) -> None:
     result = torch.atleast_3d(td)
-    for key, leaf in entries(td).items():
+    for key, leaf in td.items(True, True):
         assert torch.equal(result[key], leaf.unsqueeze(0))
 
 
@@ -260,11 +247,11 @@ def test_torch_numel_all_and_detach_equal_methods(td: TensorDict) -> None:
         (lambda td: torch.zeros(2, 3).add_(td), "torch.Tensor.add_"),
     ],
 )
-def test_torch_function_unsupported_raises_with_advice(call: object, name: str) -> None:
+def test_torch_function_unsupported_raises_with_advice(call: object, name: str, make_nested: Any) -> None:
     with pytest.raises(
         TypeError, match=rf"^{name} takes no collections; call it on each leaf, td.apply\({name}\)"
     ):
-        call(nested())
+        call(make_nested())
 
 
 def test_table_functions_are_overridable_in_torch() -> None:
@@ -274,16 +261,16 @@ def test_table_functions_are_overridable_in_torch() -> None:
     )
 
 
-def test_compile_torch_functions_equals_eager() -> None:
+def test_compile_torch_functions_equals_eager(make_nested: Any) -> None:
     def program(td: TensorDict) -> TensorDict:
         stacked = torch.stack([td, torch.zeros_like(td)])
         left, right = torch.unbind(torch.exp(stacked), 0)
         return torch.cat([torch.add(left, right), torch.clamp(left, 0, 1)], 1)
 
-    td = nested()
+    td = make_nested()
     expected = program(td)
     result = torch.compile(program, fullgraph=True, backend="eager")(td)
-    for key, leaf in entries(expected).items():
+    for key, leaf in expected.items(True, True):
         torch.testing.assert_close(result[key], leaf)
 
 
@@ -302,8 +289,8 @@ def test_compile_torch_functions_equals_eager() -> None:
         lambda x: torch.unflatten(input=x, dim=1, sizes=(3, 1)),
     ],
 )
-def test_torch_function_keywords_equal_torch(call):
-    td = TensorDict({"a": nested()["a"]}, (2, 3))
+def test_torch_function_keywords_equal_torch(call, make_nested):
+    td = TensorDict({"a": make_nested()["a"]}, (2, 3))
     compare(call(td), call(td["a"]), "a")
 
 

@@ -1,0 +1,124 @@
+"""Writes of values into a mapped collection: the files, the other processes and refused writes."""
+
+from __future__ import annotations
+
+import multiprocessing
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from td_core import TensorDict
+from td_core.errors import CodecError, StructureError
+
+td_memmap = pytest.importorskip("td_memmap")
+
+NonTensorData = pytest.importorskip("td_tensorclass").NonTensorData
+
+NonTensorStack = pytest.importorskip("td_tensorclass").NonTensorStack
+
+
+def test_a_value_that_a_live_save_cannot_hold_is_refused_by_its_place(tmp_path: Path) -> None:
+    saved = TensorDict({"n": {"v": "a"}}).memmap(tmp_path / "save")
+    with pytest.raises(CodecError, match=r"what is saved at .*/save/n/v: .*no serializer is registered"):
+        saved.set_(("n", "v"), NonTensorData(object()))
+    assert saved["n", "v"] == TensorDict.load_memmap(tmp_path / "save")["n", "v"] == "a"
+
+
+def test_values_are_not_written_over_what_was_saved_there_since(tmp_path: Path) -> None:
+    saved = TensorDict({"v": "a"}, batch_size=[2]).memmap(tmp_path / "save")
+    TensorDict({"v": {"x": torch.ones(2)}}).memmap(tmp_path / "save")
+    with pytest.raises(
+        StructureError, match="cannot write a NonTensorData: .*/v holds something else by now"
+    ):
+        saved.set_("v", "b")
+    assert saved["v"] == "a"
+    assert TensorDict.load_memmap(tmp_path / "save")["v", "x"].tolist() == [1, 1]
+
+
+def test_values_written_in_place_reach_the_save(tmp_path: Path) -> None:
+    td = TensorDict(
+        {
+            "n": TensorDict({"v": NonTensorData("a", batch_size=[2])}, batch_size=[2]),
+            "column": NonTensorStack(NonTensorData("p"), NonTensorData("q")),
+            "x": torch.zeros(2),
+        },
+        batch_size=[2],
+    )
+    saved = td.memmap(tmp_path / "save")
+
+    def now(key: Any) -> Any:
+        return TensorDict.load_memmap(tmp_path / "save")[key]
+
+    saved.set_(("n", "v"), "b")
+    assert saved["n", "v"] == now(("n", "v")) == "b"
+    saved.set_(("n", "v"), (1, b"x"))
+    assert saved["n", "v"] == now(("n", "v")) == (1, b"x")
+    saved.set_(("n", "v"), "c")
+    assert now(("n", "v")) == "c"
+    assert [file.name for file in (tmp_path / "save" / "n" / "v").iterdir()] == ["meta.json"]
+    saved.set_("column", ["r", "s"])
+    assert now("column") == ["r", "s"]
+    saved[0] = TensorDict({"n": {"v": "one"}, "column": "t", "x": torch.ones(())})
+    assert now("column") == ["t", "s"]
+    assert now(("n", "v")) == saved["n", "v"] == ["one", "c"]
+    assert now("x").tolist() == [1, 0]
+    with pytest.raises(CodecError):
+        saved.set_("column", [object(), "s"])
+    assert saved["column"] == now("column") == ["t", "s"]
+    td.memmap()["n"].set_("v", "anonymous")
+    for key in ("k" * 300, "meta.json"):
+        TensorDict({key: NonTensorData("a")}).memmap(tmp_path / "save").set_(key, "b")
+        assert now(key) == "b"
+
+
+def _write_values(saved: Any) -> None:
+    assert saved["v"] == (1, "parent")
+    assert saved["column"] == ["p", "second"]
+    saved.set_("v", "child")
+    saved.set_("column", ["first", "second"])
+
+
+@pytest.mark.parametrize("method", ["spawn", "fork"])
+def test_values_are_shared_between_processes(method: str, tmp_path: Path) -> None:
+    td = TensorDict(
+        {"v": NonTensorData("a", batch_size=[2]), "column": NonTensorStack("p", "q")}, batch_size=[2]
+    )
+    saved = td.memmap(tmp_path / "save", share_non_tensor=True)
+    alone = TensorDict.load_memmap(tmp_path / "save")
+    context = multiprocessing.get_context(method)
+    child = context.Process(target=_write_values, args=(saved,))
+    saved.set_("v", (1, "parent"))
+    saved.set_("column", ["p", "second"])
+    child.start()
+    child.join()
+    assert child.exitcode == 0
+    entry = saved.get("v")
+    assert saved["v"] == entry.data == saved[0]["v"] == "child"
+    assert entry.tolist() == ["child", "child"]
+    assert saved["column"] == saved.get("column").tolist() == ["first", "second"]
+    assert torch.stack([saved, saved])["column"] == [["first", "second"]] * 2
+    assert alone["v"] == "a"
+    TensorDict.load_memmap(tmp_path / "save")
+    other = pickle.loads(pickle.dumps(saved))
+    other[0] = TensorDict({"v": "one", "column": "x"})
+    for _ in range(2):
+        with pytest.raises(
+            RuntimeError, match=r"by a NonTensorStack: call memmap_refresh_\(\) on the collection"
+        ):
+            saved["v"]
+    assert saved["column"] == ["x", "second"]
+    assert saved.memmap_refresh_()["v"] == ["one", "child"]
+
+
+def test_what_is_written_to_a_shared_stack_goes_over_what_others_wrote_since_it_was_read(
+    tmp_path: Path,
+) -> None:
+    td = TensorDict({"column": NonTensorStack("p", "q")}, batch_size=[2])
+    saved = td.memmap(tmp_path / "save", share_non_tensor=True)
+    other = pickle.loads(pickle.dumps(saved))
+    saved.set_("column", ["x", "y"])
+    other[0] = TensorDict({"column": "z"})
+    assert other["column"] == saved["column"] == ["z", "y"]
