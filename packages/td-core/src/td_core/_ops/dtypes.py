@@ -51,7 +51,7 @@ class BoundCast(Protocol[T_co]):
 
 
 class Cast(Protocol):
-    """Descriptor type of the methods of :func:`make_cast`: their result has the type of the collection."""
+    """Type of the methods that :func:`make_cast` builds: they return the type of the collection."""
 
     def __get__(self, instance: SelfT, owner: Any = None) -> BoundCast[SelfT]:
         """Return the method bound to ``instance``."""
@@ -65,15 +65,17 @@ def make_cast(name: str, dtype: torch.dtype) -> Cast:
         return _cast(self, name, leaf, cast_filter)  # type: ignore[no-any-return]
 
     method.__name__ = name
-    # No example for quantized dtypes, to which torch refuses to cast, nor for complex32, of which it warns.
+    # torch cannot cast to quantized dtypes and warns about complex32, so these have no example.
     outcome = f"""
         >>> TensorDict({{"a": torch.zeros(2)}}).{name}()["a"].dtype
         {dtype}
         """
-    method.__doc__ = f"""Return the leaves as ``{dtype}``; those that are already stay the same tensors.
+    method.__doc__ = f"""Cast every leaf to ``{dtype}`` and return the collection of the results.
+
+        Leaves that already have this dtype are not copied. Values that are not tensors are kept.
 
         Args:
-            cast_filter: takes the key (a tuple) and the leaf; where it is false the leaf stays as it is.
+            cast_filter: takes the key path (a tuple) and the leaf; if it returns False, the leaf is not cast.
 {outcome if name != "complex32" and not name.startswith("q") else ""}"""
     return method
 

@@ -1,4 +1,4 @@
-"""Pointwise operations: factories make the regular methods, the irregular ones are written out.
+"""Pointwise operations. Factories build the methods that follow a pattern; the others are written out.
 
 :mod:`.operands` defines which values are operands.
 """
@@ -42,7 +42,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 def _make_extreme(tensors: str, number: str) -> Op:
-    """Build maximum or minimum: of tensors, or a clamp by a number, since maximum with a number has wrong tangents."""
+    """Build ``maximum`` or ``minimum``. A number clamps instead: forward-mode gradients of torch's maximum would be wrong."""
     of_tensor, of_number = getattr(torch, tensors), getattr(torch, number)
     of_tensors, of_numbers = foreach_kernel(tensors), foreach_kernel(number)
 
@@ -66,7 +66,7 @@ def _swap_operands(function: Callable[[Any, Any], Any]) -> Op:
     return Op(None, call_single)
 
 
-#: Operations with a function, an in-place method and fused kernels of one name; and operations with a function only.
+#: Names of operations with a function, an in-place method and fused kernels; then names of those with a function only.
 _FUSED = ("add", "addcdiv", "addcmul", "clamp_max", "clamp_min", "div", "lerp", "mul", "pow", "sub")
 _SINGLE = (
     "bitwise_and", "bitwise_not", "bitwise_or", "bitwise_xor", "eq", "ge", "gt", "le", "lt", "ne", "rsub",
@@ -97,14 +97,14 @@ class BoundBinary(Protocol[T_co]):
 
 
 class Binary(Protocol):
-    """Type of a method made by :func:`binary`; its result has the type of the collection."""
+    """Type of the methods that :func:`binary` builds; their result has the type of the collection."""
 
     def __get__(self, instance: SelfT, owner: Any = None) -> BoundBinary[SelfT]:
         """Bind the method to a collection."""
 
 
 def _document(method: F, name: str, summary: str, example: str) -> F:
-    """Set the name and docstring of a method made by a factory."""
+    """Set the name and docstring of a method that a factory builds."""
     method.__name__ = name
     method.__doc__ = f"""{summary}
 
@@ -131,7 +131,10 @@ def unary(name: str, what: str) -> Callable[[SelfT], SelfT]:
             raise_at_leaf(error, name, self, this.single, self._leaves())
 
     example = f'torch.equal(td.{name}()["a"], torch.{name}(td["a"]))'
-    return _document(method, name, f"Return, for each element, {what}.", example)
+    summary = f"""Return {what}; see :func:`torch.{name}`.
+
+        The result is a new collection of the same structure. Values that are not tensors are kept."""
+    return _document(method, name, summary, example)
 
 
 def unary_inplace(name: str, what: str) -> Callable[[SelfT], SelfT]:
@@ -145,7 +148,13 @@ def unary_inplace(name: str, what: str) -> Callable[[SelfT], SelfT]:
         return self
 
     example = f'torch.equal(td.clone().{name}()["a"], td["a"].{name[:-1]}())'
-    return _document(method, name, f"Replace each element by its {what}, in place; return self.", example)
+    summary = f"""Replace each element by {what}, in place; return self.
+
+        A tensor under several keys is changed once. Values that are not tensors are kept.
+
+        Raises:
+            StructureError: a leaf cannot be written in place; nothing was written."""
+    return _document(method, name, summary, example)
 
 
 def binary(name: str, what: str, like: str | None = None) -> Binary:
@@ -157,13 +166,17 @@ def binary(name: str, what: str, like: str | None = None) -> Binary:
     summary = f"""Return {what}.
 
         Args:
-            other: a number, a tensor that broadcasts against the batch size, or a collection.
-            default: stands for an entry that one of two collections lacks; ``"intersection"`` drops such entries.
+            other: a number; a tensor whose dims broadcast against the batch dims, not the last dims of each leaf; or a
+                collection with the same keys, whose batch size broadcasts.
+            default: value of an entry that only one of two collections has; ``"intersection"`` drops such entries.
+
+        Returns:
+            A new collection of the same structure.
 
         Raises:
-            StructureError: the keys differ and there is no ``default``.
-            BatchSizeError: ``other`` does not broadcast.
-"""
+            StructureError: the keys differ, and ``default`` is None.
+            BatchSizeError: ``other`` does not broadcast against the batch size.
+            TypeError: ``other`` is not a number, a tensor or a collection."""
     example = f'torch.equal(td.{name}(td)["a"], torch.{like or name}(td["a"], td["a"]))'
     if name.startswith(("bitwise", "logical")):
         example = f'torch.equal((td > 0).{name}(td > 0.3)["a"], torch.{name}(td["a"] > 0, td["a"] > 0.3))'
@@ -179,12 +192,13 @@ def binary_inplace(name: str, what: str) -> Callable[[SelfT, Operand], SelfT]:
     summary = f"""Replace each element by {what}, in place; return self.
 
         Args:
-            other: a number, a tensor that broadcasts to the batch size, or a collection.
+            other: a number; a tensor whose dims broadcast to the batch dims, not to the last dims of each leaf; or a
+                collection with the same keys, whose batch size broadcasts to this one.
 
         Raises:
-            StructureError: the keys or shapes differ; nothing was written.
-            BatchSizeError: ``other`` does not fit the batch size; nothing was written.
-"""
+            StructureError: the keys differ, or a leaf cannot be written in place; nothing was written.
+            BatchSizeError: ``other`` does not broadcast to the batch size; nothing was written.
+            TypeError: ``other`` is not a number, a tensor or a collection."""
     example = f'torch.equal(td.clone().{name}(td)["a"], td.{name[:-1]}(td)["a"])'
     return _document(method, name, summary, example)
 
@@ -201,7 +215,10 @@ def dunder(name: str, key: str, symbol: str) -> Callable[[SelfT, Operand], SelfT
         )
     else:
         example = f'(lambda x: torch.equal(({symbol})["a"], (lambda td: {symbol})(td["a"])))(2.0)'
-    return _document(method, name, f"Return ``{symbol}`` for each element.", example)
+    summary = f"""Return ``{symbol}``, element by element.
+
+        ``x`` is a number, a tensor that broadcasts against the batch dims, or a collection; see :meth:`mul`."""
+    return _document(method, name, summary, example)
 
 
 def dunder_inplace(name: str, key: str, symbol: str) -> Callable[[SelfT, Operand], SelfT]:
@@ -210,9 +227,10 @@ def dunder_inplace(name: str, key: str, symbol: str) -> Callable[[SelfT, Operand
     def method(self: SelfT, other: Operand) -> Any:
         return combine_inplace(self, symbol, OPS[key], other)
 
-    return _document(
-        method, name, f"Compute ``{symbol}`` on each element, in place.", f"td.{name}(2.0) is td"
-    )
+    summary = f"""Compute ``{symbol}`` in place, element by element; return self.
+
+        ``x`` is a number, a tensor that broadcasts to the batch dims, or a collection; see :meth:`mul_`."""
+    return _document(method, name, summary, f"td.{name}(2.0) is td")
 
 
 def comparison(name: str, symbol: str) -> Callable[..., Any]:
@@ -230,11 +248,15 @@ def comparison(name: str, symbol: str) -> Callable[..., Any]:
         return result
 
     example = f'(lambda x: torch.equal(({symbol})["a"], (lambda td: {symbol})(td["a"])))(0.3)'
-    return _document(method, name, f"Return a collection of bools: ``{symbol}`` for each element.", example)
+    summary = f"""Return ``{symbol}``, element by element, as a collection of bools.
+
+        ``x`` is a number, a tensor that broadcasts against the batch dims, a collection with the same keys, or a
+        dict of entries; see :meth:`mul`."""
+    return _document(method, name, summary, example)
 
 
 def _scale_operand(this: Op, alpha: float | None, other: Operand) -> tuple[Op, Operand]:
-    """Return an operation and operand that use ``alpha * other`` as operand."""
+    """Return an operation and an operand that together apply ``alpha * other``."""
     if alpha is None:
         return this, other
     if type(other) is type(alpha) and type(other) in (int, float):
@@ -254,10 +276,7 @@ class PointwiseMixin(Core):
     def _broadcast_to_leaves(
         self, value: Tensor, out: list[Tensor], scalar: ScalarBeside | None = None
     ) -> None:
-        """Append one view of ``value`` per leaf, in the order of ``_flatten_leaves``, aligned with the batch dims.
-
-        For a 0-d ``value``, ``scalar(leaf, value)`` is appended instead, to keep torch's dtype promotion.
-        """
+        """Append a view of ``value`` per leaf, aligned with the batch dims, or ``scalar(leaf, value)`` if that is passed."""
         inner: Any = self._inner()
         if inner is not self:
             inner._broadcast_to_leaves(value, out, scalar)
@@ -269,88 +288,90 @@ class PointwiseMixin(Core):
         more = value.ndim - len(self.batch_size)
         out.extend(append_dims(value, leaf.ndim + more) for leaf in leaves)
 
-    abs = unary("abs", "the absolute value")
-    acos = unary("acos", "the arc cosine")
-    asin = unary("asin", "the arc sine")
-    atan = unary("atan", "the arc tangent")
-    ceil = unary("ceil", "the smallest integer not below the value")
-    cos = unary("cos", "the cosine")
-    cosh = unary("cosh", "the hyperbolic cosine")
-    erf = unary("erf", "the error function")
-    erfc = unary("erfc", "the complementary error function")
-    exp = unary("exp", "the exponential")
-    expm1 = unary("expm1", "the exponential minus one")
-    floor = unary("floor", "the largest integer not above the value")
-    frac = unary("frac", "the fractional part")
-    isfinite = unary("isfinite", "whether it is finite")
-    isnan = unary("isnan", "whether it is not a number")
-    isneginf = unary("isneginf", "whether it is minus infinity")
-    isposinf = unary("isposinf", "whether it is plus infinity")
-    isreal = unary("isreal", "whether its imaginary part is zero")
-    lgamma = unary("lgamma", "the logarithm of the gamma function")
-    log = unary("log", "the natural logarithm")
-    log10 = unary("log10", "the logarithm to base 10")
-    log1p = unary("log1p", "the natural logarithm of one plus the value")
-    log2 = unary("log2", "the logarithm to base 2")
-    neg = unary("neg", "the negative")
-    reciprocal = unary("reciprocal", "the reciprocal")
-    round = unary("round", "the nearest integer (halves to even)")
-    sigmoid = unary("sigmoid", "the logistic function")
-    sign = unary("sign", "the sign")
-    sin = unary("sin", "the sine")
-    sinh = unary("sinh", "the hyperbolic sine")
-    sqrt = unary("sqrt", "the square root")
-    tan = unary("tan", "the tangent")
-    tanh = unary("tanh", "the hyperbolic tangent")
-    trunc = unary("trunc", "the integer part")
+    abs = unary("abs", "the absolute value of each element")
+    acos = unary("acos", "the arc cosine of each element")
+    asin = unary("asin", "the arc sine of each element")
+    atan = unary("atan", "the arc tangent of each element")
+    ceil = unary("ceil", "the smallest integer not below each element")
+    cos = unary("cos", "the cosine of each element")
+    cosh = unary("cosh", "the hyperbolic cosine of each element")
+    erf = unary("erf", "the error function of each element")
+    erfc = unary("erfc", "the complementary error function of each element")
+    exp = unary("exp", "the exponential of each element")
+    expm1 = unary("expm1", "the exponential of each element, minus one")
+    floor = unary("floor", "the largest integer not above each element")
+    frac = unary("frac", "the fractional part of each element")
+    isfinite = unary("isfinite", "whether each element is finite")
+    isnan = unary("isnan", "whether each element is NaN")
+    isneginf = unary("isneginf", "whether each element is minus infinity")
+    isposinf = unary("isposinf", "whether each element is plus infinity")
+    isreal = unary("isreal", "whether the imaginary part of each element is zero")
+    lgamma = unary("lgamma", "the logarithm of the gamma function of each element")
+    log = unary("log", "the natural logarithm of each element")
+    log10 = unary("log10", "the logarithm to base 10 of each element")
+    log1p = unary("log1p", "the natural logarithm of one plus each element")
+    log2 = unary("log2", "the logarithm to base 2 of each element")
+    neg = unary("neg", "the negative of each element")
+    reciprocal = unary("reciprocal", "the reciprocal of each element")
+    round = unary("round", "each element rounded to the nearest integer (halves to even)")
+    sigmoid = unary("sigmoid", "the logistic function of each element")
+    sign = unary("sign", "the sign of each element")
+    sin = unary("sin", "the sine of each element")
+    sinh = unary("sinh", "the hyperbolic sine of each element")
+    sqrt = unary("sqrt", "the square root of each element")
+    tan = unary("tan", "the tangent of each element")
+    tanh = unary("tanh", "the hyperbolic tangent of each element")
+    trunc = unary("trunc", "the integer part of each element")
 
-    abs_ = unary_inplace("abs_", "absolute value")
-    acos_ = unary_inplace("acos_", "arc cosine")
-    asin_ = unary_inplace("asin_", "arc sine")
-    atan_ = unary_inplace("atan_", "arc tangent")
-    ceil_ = unary_inplace("ceil_", "ceiling")
-    cos_ = unary_inplace("cos_", "cosine")
-    cosh_ = unary_inplace("cosh_", "hyperbolic cosine")
-    erf_ = unary_inplace("erf_", "error function")
-    erfc_ = unary_inplace("erfc_", "complementary error function")
-    exp_ = unary_inplace("exp_", "exponential")
-    expm1_ = unary_inplace("expm1_", "exponential minus one")
-    floor_ = unary_inplace("floor_", "floor")
-    frac_ = unary_inplace("frac_", "fractional part")
-    lgamma_ = unary_inplace("lgamma_", "logarithm of the gamma function")
-    log_ = unary_inplace("log_", "natural logarithm")
-    log10_ = unary_inplace("log10_", "logarithm to base 10")
-    log1p_ = unary_inplace("log1p_", "natural logarithm of one plus the value")
-    log2_ = unary_inplace("log2_", "logarithm to base 2")
-    neg_ = unary_inplace("neg_", "negative")
-    reciprocal_ = unary_inplace("reciprocal_", "reciprocal")
-    round_ = unary_inplace("round_", "nearest integer")
-    sigmoid_ = unary_inplace("sigmoid_", "logistic function")
-    sign_ = unary_inplace("sign_", "sign")
-    sin_ = unary_inplace("sin_", "sine")
-    sinh_ = unary_inplace("sinh_", "hyperbolic sine")
-    sqrt_ = unary_inplace("sqrt_", "square root")
-    tan_ = unary_inplace("tan_", "tangent")
-    tanh_ = unary_inplace("tanh_", "hyperbolic tangent")
-    trunc_ = unary_inplace("trunc_", "integer part")
+    abs_ = unary_inplace("abs_", "its absolute value")
+    acos_ = unary_inplace("acos_", "its arc cosine")
+    asin_ = unary_inplace("asin_", "its arc sine")
+    atan_ = unary_inplace("atan_", "its arc tangent")
+    ceil_ = unary_inplace("ceil_", "the smallest integer not below it")
+    cos_ = unary_inplace("cos_", "its cosine")
+    cosh_ = unary_inplace("cosh_", "its hyperbolic cosine")
+    erf_ = unary_inplace("erf_", "the value of the error function")
+    erfc_ = unary_inplace("erfc_", "the value of the complementary error function")
+    exp_ = unary_inplace("exp_", "its exponential")
+    expm1_ = unary_inplace("expm1_", "its exponential minus one")
+    floor_ = unary_inplace("floor_", "the largest integer not above it")
+    frac_ = unary_inplace("frac_", "its fractional part")
+    lgamma_ = unary_inplace("lgamma_", "the logarithm of its gamma function")
+    log_ = unary_inplace("log_", "its natural logarithm")
+    log10_ = unary_inplace("log10_", "its logarithm to base 10")
+    log1p_ = unary_inplace("log1p_", "the natural logarithm of one plus its value")
+    log2_ = unary_inplace("log2_", "its logarithm to base 2")
+    neg_ = unary_inplace("neg_", "its negative")
+    reciprocal_ = unary_inplace("reciprocal_", "its reciprocal")
+    round_ = unary_inplace("round_", "the nearest integer (halves to even)")
+    sigmoid_ = unary_inplace("sigmoid_", "the value of the logistic function")
+    sign_ = unary_inplace("sign_", "its sign")
+    sin_ = unary_inplace("sin_", "its sine")
+    sinh_ = unary_inplace("sinh_", "its hyperbolic sine")
+    sqrt_ = unary_inplace("sqrt_", "its square root")
+    tan_ = unary_inplace("tan_", "its tangent")
+    tanh_ = unary_inplace("tanh_", "its hyperbolic tangent")
+    trunc_ = unary_inplace("trunc_", "its integer part")
 
-    bitwise_and = binary("bitwise_and", "the bitwise and")
-    clamp_max = binary("clamp_max", "the smaller of the element and ``other``")
-    div = binary("div", "the quotient")
-    logical_and = binary("logical_and", "the logical and")
-    maximum = binary("maximum", "the larger of the element and ``other``")
-    minimum = binary("minimum", "the smaller of the element and ``other``")
-    mod = binary("mod", "the remainder, with the sign of ``other``", like="remainder")
-    mul = binary("mul", "the product")
-    pow = binary("pow", "the element to the power of ``other``")
+    bitwise_and = binary("bitwise_and", "the bitwise and of each element and ``other``")
+    clamp_max = binary("clamp_max", "the smaller of each element and ``other``")
+    div = binary("div", "``self / other``, element by element")
+    logical_and = binary("logical_and", "the logical and of each element and ``other``, as bools")
+    maximum = binary("maximum", "the larger of each element and ``other``")
+    minimum = binary("minimum", "the smaller of each element and ``other``")
+    mod = binary(
+        "mod", "the remainder of ``self / other`` per element, with the sign of ``other``", like="remainder"
+    )
+    mul = binary("mul", "``self * other``, element by element")
+    pow = binary("pow", "``self ** other``, element by element")
 
     clamp_max_ = binary_inplace("clamp_max_", "the smaller of it and ``other``")
     clamp_min_ = binary_inplace("clamp_min_", "the larger of it and ``other``")
-    div_ = binary_inplace("div_", "the quotient")
+    div_ = binary_inplace("div_", "its quotient with ``other``")
     maximum_ = binary_inplace("maximum_", "the larger of it and ``other``")
     minimum_ = binary_inplace("minimum_", "the smaller of it and ``other``")
-    mul_ = binary_inplace("mul_", "the product")
-    pow_ = binary_inplace("pow_", "its power")
+    mul_ = binary_inplace("mul_", "its product with ``other``")
+    pow_ = binary_inplace("pow_", "its power with the exponent ``other``")
 
     __add__ = dunder("__add__", "add", "td + x")
     __radd__ = dunder("__radd__", "add", "x + td")
@@ -396,7 +417,21 @@ class PointwiseMixin(Core):
         return run_each_leaf("~td", self, torch.bitwise_not)  # type: ignore[no-any-return]
 
     def add(self: SelfT, other: Operand, *, alpha: float | None = None, default: Any = None) -> SelfT:
-        """Return ``self + alpha * other``; operands and errors as for :meth:`mul`.
+        """Return ``self + alpha * other``, element by element.
+
+        Args:
+            other: a number; a tensor whose dims broadcast against the batch dims, not the last dims of each leaf; or a
+                collection with the same keys, whose batch size broadcasts.
+            alpha: the factor of ``other``; None for 1.
+            default: value of an entry that only one of two collections has; ``"intersection"`` drops such entries.
+
+        Returns:
+            A new collection of the same structure.
+
+        Raises:
+            StructureError: the keys differ, and ``default`` is None.
+            BatchSizeError: ``other`` does not broadcast against the batch size.
+            TypeError: ``other`` is not a number, a tensor or a collection.
 
         >>> TensorDict({"a": torch.ones(2)}).add(1, alpha=2)["a"]
         tensor([3., 3.])
@@ -405,7 +440,9 @@ class PointwiseMixin(Core):
         return check_operand(combine(self, "add", this, operand, default), "add", other)  # type: ignore[no-any-return]
 
     def add_(self: SelfT, other: Operand, *, alpha: float | None = None) -> SelfT:
-        """Add ``alpha`` times ``other`` in place; return self.
+        """Add ``alpha * other`` in place; return self.
+
+        Operands and errors are those of :meth:`mul_`.
 
         >>> TensorDict({"a": torch.ones(2)}).add_(1)["a"]
         tensor([2., 2.])
@@ -414,7 +451,9 @@ class PointwiseMixin(Core):
         return check_operand(combine_inplace(self, "add_", this, operand), "add_", other)  # type: ignore[no-any-return]
 
     def sub(self: SelfT, other: Operand, *, alpha: float | None = None, default: Any = None) -> SelfT:
-        """Return ``self - alpha * other``; operands and errors as for :meth:`mul`.
+        """Return ``self - alpha * other``, element by element.
+
+        Arguments and errors are those of :meth:`add`.
 
         >>> TensorDict({"a": torch.ones(2)}).sub(1, alpha=2)["a"]
         tensor([-1., -1.])
@@ -423,7 +462,9 @@ class PointwiseMixin(Core):
         return check_operand(combine(self, "sub", this, operand, default), "sub", other)  # type: ignore[no-any-return]
 
     def sub_(self: SelfT, other: Operand, alpha: float | None = None) -> SelfT:
-        """Subtract ``alpha`` times ``other`` in place; return self.
+        """Subtract ``alpha * other`` in place; return self.
+
+        Operands and errors are those of :meth:`mul_`.
 
         >>> TensorDict({"a": torch.ones(2)}).sub_(1)["a"]
         tensor([0., 0.])
@@ -432,7 +473,9 @@ class PointwiseMixin(Core):
         return check_operand(combine_inplace(self, "sub_", this, operand), "sub_", other)  # type: ignore[no-any-return]
 
     def rsub(self: SelfT, other: Operand, *, alpha: float | None = None, default: Any = None) -> SelfT:
-        """Return ``other - alpha * self``; operands and errors as for :meth:`mul`.
+        """Return ``other - alpha * self``, element by element.
+
+        Arguments and errors are those of :meth:`add`.
 
         >>> TensorDict({"a": torch.ones(2)}).rsub(3, alpha=2)["a"]
         tensor([1., 1.])
@@ -441,7 +484,9 @@ class PointwiseMixin(Core):
         return check_operand(combine(self, "rsub", this, other, default), "rsub", other)  # type: ignore[no-any-return]
 
     def clamp_min(self: SelfT, other: Operand, default: Any = None) -> SelfT:
-        """Return the larger of the element and ``other``; operands and errors as for :meth:`mul`.
+        """Return the larger of each element and ``other``.
+
+        Arguments and errors are those of :meth:`mul`.
 
         >>> TensorDict({"a": torch.arange(3)}).clamp_min(1)["a"]
         tensor([1, 1, 2])
@@ -496,7 +541,7 @@ class PointwiseMixin(Core):
         return self._ternary("lerp_", OPS["lerp_"], end, weight, keep_number=True)
 
     def addcmul(self: SelfT, other1: Operand, other2: Operand, *, value: float | None = 1) -> SelfT:
-        """Return ``self + value * other1 * other2``, leaf by leaf.
+        """Return ``self + value * other1 * other2``, leaf by leaf; operands are those of :meth:`lerp`.
 
         >>> td = TensorDict({"a": torch.ones(2)})
         >>> td.addcmul(td, td, value=2)["a"]
@@ -505,7 +550,7 @@ class PointwiseMixin(Core):
         return self._ternary("addcmul", _bind_value(OPS["addcmul"], value), other1, other2)
 
     def addcmul_(self: SelfT, other1: Operand, other2: Operand, *, value: float | None = 1) -> SelfT:
-        """Add ``value * other1 * other2`` in place; return self.
+        """Add ``value * other1 * other2`` in place; return self. Operands are those of :meth:`lerp`.
 
         >>> td = TensorDict({"a": torch.ones(2)})
         >>> td.addcmul_(td.clone(), td.clone())["a"]
@@ -514,7 +559,7 @@ class PointwiseMixin(Core):
         return self._ternary("addcmul_", _bind_value(OPS["addcmul_"], value), other1, other2)
 
     def addcdiv(self: SelfT, other1: Operand, other2: Operand, value: float | None = 1) -> SelfT:
-        """Return ``self + value * other1 / other2``, leaf by leaf.
+        """Return ``self + value * other1 / other2``, leaf by leaf; operands are those of :meth:`lerp`.
 
         >>> td = TensorDict({"a": torch.ones(2)})
         >>> td.addcdiv(td, td * 2)["a"]
@@ -523,7 +568,7 @@ class PointwiseMixin(Core):
         return self._ternary("addcdiv", _bind_value(OPS["addcdiv"], value), other1, other2)
 
     def addcdiv_(self: SelfT, other1: Operand, other2: Operand, *, value: float | None = 1) -> SelfT:
-        """Add ``value * other1 / other2`` in place; return self.
+        """Add ``value * other1 / other2`` in place; return self. Operands are those of :meth:`lerp`.
 
         >>> td = TensorDict({"a": torch.ones(2)})
         >>> td.addcdiv_(td.clone(), td * 2)["a"]
@@ -560,6 +605,6 @@ def _bind_value(this: Op, value: float | None) -> Op:
 
 
 def _number_beside(leaf: Tensor, number: Any) -> Tensor:
-    """Convert a number to a tensor of the dtype that torch's promotion gives it with ``leaf``."""
+    """Convert a number to a scalar tensor, in the dtype that torch uses to combine it with ``leaf``."""
     kind = torch.as_tensor(number, device="cpu").dtype
     return torch.as_tensor(number, dtype=dtype_beside(leaf.dtype, kind), device=leaf.device)

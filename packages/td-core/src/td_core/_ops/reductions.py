@@ -1,8 +1,8 @@
 """Reductions and scans over batch dims, over feature dims, or over all dims.
 
-All take ``dim`` alike: without it, or with None, each leaf is reduced to one number, and the batch size becomes []; a
-dim, a tuple of dims or names of dims reduce batch dims; ``"feature"`` reduces the feature dims of each leaf.
-With ``reduce=True`` all leaves are reduced together to one tensor.
+All methods read ``dim`` in the same way. If it is omitted or None, each leaf is reduced to one number, and the batch size
+becomes []. A dim, a name or a tuple of these reduces batch dims. ``"feature"`` reduces the feature dims of each leaf.
+``reduce=True`` reduces all leaves together to one tensor.
 """
 
 from __future__ import annotations
@@ -74,7 +74,9 @@ def deviation(name: str, what: str) -> Callable[..., Any]:
         options = {} if correction == 1 else {"correction": correction}
         return _reduce(self, name, dim, keepdim, reduce, key_transform, options)
 
-    return _document(method, name, what, "correction: what is subtracted from the number of elements.")
+    return _document(
+        method, name, what, "correction: the divisor is the number of elements minus this number."
+    )
 
 
 def extreme(name: str, what: str) -> Callable[..., Any]:
@@ -117,14 +119,21 @@ def with_indices(name: str, what: str) -> Callable[..., Any]:
         )
 
     method.__name__ = name
-    method.__doc__ = f"""Return {what}, and where it was found.
+    method.__doc__ = f"""Return {what} along a batch dim or the feature dims, with its indices.
 
         Args:
-            dim: a batch dim or its name; ``"feature"`` for what is behind the batch dims; nothing to reduce each
-                leaf to one number, without indices.
+            dim: a batch dim or its name; ``"feature"`` for the feature dims of each leaf; omitted or None to reduce
+                each leaf to one number, without indices.
             keepdim: keep the reduced dim, with size 1.
-            reduce: reduce all leaves together, to tensors.
-            return_indices: give ``torch.return_types.{name}`` of values and indices; otherwise only the values.
+            reduce: reduce all leaves together; the values and indices are tensors instead of collections.
+            return_indices: False to return only the values.
+
+        Returns:
+            A ``torch.return_types.{name}`` of two collections, ``values`` and ``indices``, or only the values.
+
+        Raises:
+            IndexError: the dim is out of range.
+            DimNamesError: no dim has this name.
 
         >>> td = TensorDict({{"a": torch.tensor([[1.0, 2.0], [3.0, 0.0]])}}, batch_size=[2])
         >>> torch.equal(td.{name}(0).values["a"], td["a"].{name}(0).values)
@@ -144,12 +153,19 @@ def scan(name: str, what: str) -> Callable[..., Any]:
         return _reduce_pair(self, name, plan, joined, result_type)
 
     method.__name__ = name
-    method.__doc__ = f"""Return {what} along a batch dim, and where it was found.
+    method.__doc__ = f"""Return {what} along a batch dim, with its indices.
 
         Args:
             dim: a batch dim or its name.
-            reduce: put the leaves behind each other along ``dim`` first, and give tensors.
-            return_indices: give ``torch.return_types.{name}`` of values and indices; otherwise only the values.
+            reduce: concatenate the leaves along ``dim`` first; the values and indices are tensors.
+            return_indices: False to return only the values.
+
+        Returns:
+            A ``torch.return_types.{name}`` of two collections, ``values`` and ``indices``, or only the values.
+
+        Raises:
+            IndexError: the dim is out of range.
+            DimNamesError: no dim has this name.
 
         >>> td = TensorDict({{"a": torch.tensor([1, 3, 2])}}, batch_size=[3])
         >>> torch.equal(td.{name}(0).values["a"], td["a"].{name}(0).values)
@@ -162,17 +178,20 @@ def _document(method: F, name: str, what: str, option: str | None) -> F:
     method.__name__ = name
     more = f"\n            {option}" if option else ""
     transform = (
-        "\n            key_transform: takes the key of an entry within its level, and gives its new key."
+        "\n            key_transform: a function from the key of an entry, without its parents, to its new key."
         if option
         else ""
     )
-    method.__doc__ = f"""Return {what}.
+    method.__doc__ = f"""Return {what} along batch dims, feature dims or all dims.
 
         Args:
-            dim: a batch dim, its name or a tuple of them; ``"feature"`` for what is behind the batch dims; nothing to
-                reduce each leaf to one number.
+            dim: a batch dim, its name or a tuple of these; ``"feature"`` for the feature dims of each leaf; omitted or
+                None to reduce each leaf to one number.
             keepdim: keep the reduced dims, with size 1.{more}
             reduce: reduce all leaves together, to one tensor.{transform}
+
+        Returns:
+            A collection without the reduced dims, or one tensor if ``reduce`` is True.
 
         Raises:
             IndexError: a dim is out of range.
@@ -240,12 +259,12 @@ def _make_norm(leaves: list[Tensor]) -> Callable[[Tensor], Tensor]:
     try:
         result = dict(zip(map(id, leaves), foreach(_NORM, leaves), strict=True))
     except LEAF_ERRORS:
-        return _NORM.single  # it fails again, on the leaf whose key the error will name
+        return _NORM.single  # the call per leaf fails again, and its error has the key of the leaf
     return lambda leaf: result[id(leaf)] if id(leaf) in result else _NORM.single(leaf)
 
 
 def _reduce_pair(node: Any, name: str, plan: ShapePlan, joined: Any, result_type: Any) -> Any:
-    """Wrap ``joined``, a reduced pair of tensors, or else apply ``plan`` to get a pair of collections."""
+    """Return ``joined``, a pair of tensors; if it is None, the pair of collections that ``plan`` computes."""
     if joined is None:
         pair = Pair(plan)
         try:
@@ -261,11 +280,10 @@ def _wrap_pair(pair: Any, result_type: Any) -> Any:
 
 
 def _reduce_features(node: Any, call: Callable[[Tensor], Any], count: int | None = None) -> list[Any]:
-    """Apply ``call`` to each leaf with its feature dims flattened to one dim. Return one collection per result.
-
-    ``count``: the number of tensors that ``call`` returns; None for a single one.
-    """
-    results = [node._map(identity) for _ in range(count or 1)]  # a copy of parameters is a plain collection
+    """Apply ``call`` to the flattened feature dims of each leaf. Return one collection per tensor it returns (``count``)."""
+    results = [
+        node._map(identity) for _ in range(count or 1)
+    ]  # the copies of a TensorDictParams are plain collections
     todo = [results]
     while todo:
         levels = todo.pop()
@@ -367,16 +385,16 @@ class ReductionMixin(Core):
     sum = reduction("sum", "the sum")
     mean = reduction("mean", "the mean")
     prod = reduction("prod", "the product")
-    nansum = reduction("nansum", "the sum of the elements that are numbers")
-    nanmean = reduction("nanmean", "the mean of the elements that are numbers")
+    nansum = reduction("nansum", "the sum of the elements that are not NaN")
+    nanmean = reduction("nanmean", "the mean of the elements that are not NaN")
     std = deviation("std", "the standard deviation")
     var = deviation("var", "the variance")
     amax = extreme("amax", "the largest element")
     amin = extreme("amin", "the smallest element")
     max = with_indices("max", "the largest element")
     min = with_indices("min", "the smallest element")
-    cummax = scan("cummax", "the largest element so far")
-    cummin = scan("cummin", "the smallest element so far")
+    cummax = scan("cummax", "the cumulative maximum")
+    cummin = scan("cummin", "the cumulative minimum")
 
     def all(self, dim: int | str | None = None) -> Any:
         """Return True if all elements are true; with ``dim`` return a collection of bools.
