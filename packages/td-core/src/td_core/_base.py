@@ -30,7 +30,7 @@ from .plugins.siblings import SiblingMethods
 
 
 class TensorCollection(
-    # First, since torch looks up __torch_function__ through the bases at each call, without a cache.
+    # This mixin is first, since torch looks up __torch_function__ through the bases at each call, without a cache.
     TorchFunctionMixin,
     StructureMixin,
     ApplyMixin,
@@ -61,7 +61,7 @@ class TensorCollection(
 
     __slots__ = ()
 
-    __class_getitem__: Any = classmethod(GenericAlias)  # annotations such as TensorDict["obs"]
+    __class_getitem__: Any = classmethod(GenericAlias)  # allow annotations such as TensorDict["obs"]
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

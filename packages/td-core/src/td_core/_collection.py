@@ -90,7 +90,7 @@ class Core(ABC):
         device: torch.device | NoDefault | None = NO_DEFAULT,
         names: Names | NoDefault | None = NO_DEFAULT,
     ) -> SelfT:
-        """Return a new, unlocked node of this kind with unchecked ``children``. Omitted metadata is that of this node."""
+        """Return a new, unlocked node of this kind with unchecked ``children``. Omitted metadata is copied from this node."""
 
     @abstractmethod
     def _set_child(self, key: str, value: Child) -> None:
@@ -285,7 +285,7 @@ class Core(ABC):
         return fitted
 
     def _max_batch_size(self) -> torch.Size | None:
-        """Return the longest batch size that ``_with_batch_size`` accepts for this value node. None is any."""
+        """Return the longest batch size that ``_with_batch_size`` accepts for this value node; None means any."""
         return None
 
     def _change_batch_size(self, batch_size: torch.Size) -> None:
@@ -350,7 +350,7 @@ class Core(ABC):
     def _zip_leaves(
         self, other: Core, left: list[Tensor], right: list[Tensor], values: list[Core] | None = None
     ) -> Walked:
-        """Append leaves to ``left``, those of ``other`` to ``right``, nodes that may hold values to ``values``."""
+        """Append this node's leaves to ``left``, those of ``other`` to ``right``, nodes that may hold values to ``values``."""
         if values is not None:
             values.append(self)
         treedef = self._flatten_leaves(left)

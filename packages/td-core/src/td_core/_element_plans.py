@@ -156,7 +156,7 @@ class Gather(ShapePlan):
         self.index = index
         n = len(batch)
         by_shape: dict[Shape, Tensor] = {}
-        keeps = not torch.compiler.is_compiling()  # a graph would take a dict key for a constant
+        keeps = not torch.compiler.is_compiling()  # a graph would treat a dict key as a constant
 
         def leaf(value: Tensor) -> Tensor:
             shape = value.shape
@@ -208,7 +208,7 @@ class Where(ShapePlan):
 
     __slots__ = ()
 
-    #: The attributes of :class:`~._shape_plans.Join`: this join adds no dim, and no dim grows.
+    #: Attributes as in :class:`~._shape_plans.Join`: this join adds no dim and enlarges none.
     stacks: ClassVar[bool] = False
     dim: ClassVar[int] = -1
 
@@ -263,7 +263,7 @@ def repeat_interleave_plan(batch: Shape, repeats: int | Tensor, dim: int, output
         index = torch.repeat_interleave(repeats, output_size=output_size)
 
         def order() -> Any:
-            # In a graph, repeating dense copies is correct, so no graph break is needed to read the positions.
+            # In a graph, densify the stack instead: reading the positions would break the graph.
             return None if torch.compiler.is_compiling() else read_positions(index)
 
         return Take(batch, dim, len(index), lambda d: methodcaller("index_select", d, index), order)

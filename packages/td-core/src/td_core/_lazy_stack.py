@@ -58,8 +58,8 @@ class LazyStackedTensorDict(TensorDictBase):
         stack_dim: position of the new dim in the batch size.
         hook_out: function applied to each stacked entry that is read. Copies, pickles and results of operations keep it.
         hook_in: function applied to each written value, kept like ``hook_out``; ``memmap`` drops hooks, other formats raise.
-        batch_size: expected batch size; for an empty stack, its own (0 at ``stack_dim``) or that of future members.
-        device: device that all members are moved to; for an empty stack, its device label.
+        batch_size: expected batch size; without members, that of the stack (0 at ``stack_dim``) or of future members.
+        device: device that all members are moved to; without members, the device label of the stack.
         names: a name or None for each batch dim.
         stack_dim_name: name of the stack dim only.
         strict_shape: raise if the batch sizes of members differ (by default such dims have size -1).
@@ -290,7 +290,7 @@ class LazyStackedTensorDict(TensorDictBase):
         self._set_stack_names(names)
 
     def _set_stack_names(self, names: Names | None) -> None:
-        # A method instead of the setter where possible: before 2.13, torch.compile delays setters.
+        # Callers use this method, not the setter: before torch 2.13, torch.compile runs setters too late.
         self._stack_dim_name = None if names is None else names[self._stack_dim]
         inner = self._get_member_names(names)
         for member in self._members:
@@ -448,7 +448,7 @@ class LazyStackedTensorDict(TensorDictBase):
         device: torch.device | NoDefault | None = NO_DEFAULT,
         names: Names | NoDefault | None = NO_DEFAULT,
     ) -> Any:
-        """Build a stack from parts of ``children``; a dense node if the batch size changes."""
+        """Build a stack whose members hold parts of ``children``, or a dense node if the batch size does not fit them."""
         size = self.batch_size if batch_size is None else batch_size
         dim, count = self._stack_dim, len(self._members)
         label = self.device if device is NO_DEFAULT else device

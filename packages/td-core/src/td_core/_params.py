@@ -34,7 +34,7 @@ from ._locking import check_unlocked
 from ._ops.device_moves import write_moved_back
 from ._ops.structure import restore_on_error
 from ._pytree import register, register_with_subclasses
-from ._roles import Buffer as Buffer  # the import path in older pickles
+from ._roles import Buffer as Buffer  # older pickles import Buffer from this module
 from ._roles import adopt, in_role, is_persistent, is_registered, is_settled, role
 from ._wrapper import Wrapper
 from .errors import FormatError, StructureError
@@ -44,7 +44,7 @@ SelfT = TypeVar("SelfT", bound="TensorDictParams")
 MethodT = TypeVar("MethodT", bound=Callable[..., Any])
 
 
-#: Key of the state dict metadata for the value nodes below a module part: torch passes only the part's own metadata.
+#: Metadata key under which nested value nodes are saved: torch passes only the top-level metadata to a submodule.
 _VALUES = "_values"
 
 
@@ -61,7 +61,7 @@ class _Slots(MutableMapping[str, Any]):
         self._parameters = parameters
 
     def items(self) -> Any:
-        """Return a list, so that a module may write while it iterates."""
+        """Return (name, leaf) pairs as a list, so that a module may write while it iterates."""
         entries = self._root.items(include_nested=True, leaves_only=True)
         return [
             (".".join(key) if isinstance(key, tuple) else key, leaf)
@@ -407,7 +407,11 @@ class TensorDictParams(Wrapper, TensorDictBase, nn.Module):  # type: ignore[misc
 
         def parameter(leaf: Tensor) -> Tensor:
             like = next(likes)
-            place = id(like), leaf.dtype, leaf.device  # a filter may have converted it under one key only
+            place = (
+                id(like),
+                leaf.dtype,
+                leaf.device,
+            )  # a cast_filter may convert a tied leaf under one key only
             if place not in made:
                 made[place] = _in_role_of(leaf, like)
             return made[place]
@@ -420,7 +424,7 @@ class TensorDictParams(Wrapper, TensorDictBase, nn.Module):  # type: ignore[misc
     def _from_inner(self: SelfT, inner: Any) -> SelfT:
         """Build a module of this class around a collection of parameters."""
         module = type(self)({}, no_convert=True)
-        # No conversion: tensors that temporarily replace parameters must stay.
+        # Do not convert: tensors that temporarily replace parameters must stay.
         object.__setattr__(module, "_tensordict", inner)
         object.__setattr__(module, "_no_convert", self._no_convert)
         object.__setattr__(module, "_get_hooks", list(self._get_hooks))
@@ -451,7 +455,7 @@ class TensorDictParams(Wrapper, TensorDictBase, nn.Module):  # type: ignore[misc
         unexpected_keys: list[str],
         error_msgs: list[str],
     ) -> None:
-        """Load (copy, or with ``assign`` store) the leaves and values of this part from a module's state dict."""
+        """Copy (with ``assign``: store) the leaves and values of this submodule from the state dict of a module."""
         for hook in self._load_state_dict_pre_hooks.values():
             hook(state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
         skipped = self._non_persistent_buffers_set

@@ -42,10 +42,8 @@ class Along(NamedTuple):
 
 
 def read_positions(index: Tensor) -> Any:
-    """Return the int or list of ints that a tensor holds; None under vmap and for fake and meta tensors.
-
-    Break the graph under torch.compile: there, members would be copied, and writes to the copies would be lost.
-    """
+    """Return the int or list of ints that a tensor holds; None under vmap and for fake and meta tensors."""
+    # Break the graph: in a graph, members would be copied, and writes to the copies would be lost.
     if torch.compiler.is_compiling():
         break_graph(
             "which members of a lazy stack a tensor selects is not known in a graph: index with a list, a range, a slice or "
@@ -136,10 +134,7 @@ REPEATING = frozenset({int, type(None), type(...)})
 
 
 def cache_plans(plan: Callable[..., P]) -> Callable[..., P]:
-    """Wrap a plan function with an LRU cache keyed by batch size and arguments.
-
-    Only ints, None, ``...`` and tuples of them are cached. NumPy ints are converted to int.
-    """
+    """Wrap a plan function with an LRU cache, used if all arguments are ints, None, ``...`` or tuples of these."""
 
     @functools.lru_cache(_MAX_CACHED, typed=True)
     def make_plan(*args: Any) -> P:
@@ -164,7 +159,7 @@ def cache_plans(plan: Callable[..., P]) -> Callable[..., P]:
 
 
 class Sizes(dict[Shape, tuple[Any, ...]]):
-    """Cache from a leaf's shape to ``(*lead, *shape[n:])``, for calls with starred sizes.
+    """Cache from a leaf's shape to ``(*lead, *shape[n:])``, the arguments of a call such as ``leaf.view(*sizes)``.
 
     torch parses starred ints three times as fast as a concatenated size, and most leaves share a few shapes.
     """
@@ -182,22 +177,20 @@ class Sizes(dict[Shape, tuple[Any, ...]]):
         return sizes
 
     def of(self, shape: Shape) -> tuple[Any, ...]:
-        """Compute the sizes of a shape without caching: a graph would take a dict key for a constant."""
+        """Compute the sizes of a shape without caching: a graph would treat a dict key as a constant."""
         # With no ints to star, the method would be called without a size, so pass an empty tuple.
         return (*self._lead, *shape[self._n :]) or ((),)
 
 
 def broadcast_shape(*shapes: Shape) -> Shape | None:
-    """Return the broadcast shape; None if the shapes do not broadcast or one has a size of -1.
-
-    Replaces :func:`torch.broadcast_shapes`, whose first call imports sympy (slow).
-    """
+    """Return the broadcast shape; None if the shapes do not broadcast or one has a size of -1."""
     if torch.compiler.is_compiling():
         # torch.broadcast_shapes accepts symbolic sizes, which the comparisons below would guard on.
         try:
             return tuple(torch.broadcast_shapes(*shapes))
         except RuntimeError:
             return None
+    # The first call of torch.broadcast_shapes imports sympy, which is slow, so compute the shape here.
     ndim = max(map(len, shapes))
     result = [1] * ndim
     for shape in shapes:
@@ -220,7 +213,7 @@ def slice_length(item: slice, size: int) -> int:
         raise ValueError(f"the step of a slice must be greater than zero; got {item}")
     if type(start) not in _ENDS or type(stop) not in _ENDS or type(step) not in _ENDS:
         return len(range(size)[item])
-    # Faster than len(range(...)), which also makes a dynamic size a constant of the graph.
+    # This is faster than len(range(...)), which would also turn a dynamic size into a constant of the graph.
     if start is None:
         start = 0
     elif start < 0:
@@ -236,10 +229,8 @@ def slice_length(item: slice, size: int) -> int:
 
 
 def compute_coordinates(position: Any, sizes: Sequence[int]) -> tuple[Any, ...]:
-    """Convert flat positions (ints or int tensors) to coordinates in a batch of ``sizes``.
-
-    Replaces :func:`torch.unravel_index`, whose first call imports sympy.
-    """
+    """Convert flat positions (ints or int tensors) to coordinates in a batch of ``sizes``."""
+    # The first call of torch.unravel_index imports sympy, which is slow.
     where = []
     for size in reversed(sizes):
         where.append(position % size)

@@ -253,8 +253,8 @@ class Split(MultiPlan):
 class Join(ShapePlan):
     """Plan that stacks (``stacks``) or concatenates several collections along ``dim``.
 
-    Lazy stacks with one stack dim and equal member counts are joined per member. ``along`` is None if their stack
-    dim is the concatenated dim: then the lists of members are concatenated.
+    Lazy stacks with one stack dim and equal member counts are joined per member. ``along`` returns None if
+    their stack dim is the concatenated dim: then the lists of members are concatenated.
     """
 
     __slots__ = ("_batch", "_sizes", "dim", "stacks")

@@ -1,7 +1,7 @@
 """TensorDict: the dense kind, a dict of tensors and nodes with a batch size.
 
 Tree walks iterate over nodes that are exactly TensorDicts, so the depth of nesting is limited only by memory. For a
-node of another kind they call its own method. A walk copies the dict of each node first, so that a concurrent writer
+node of another kind, a walk calls the method of the node. A walk copies the dict of each node first, so that a concurrent writer
 cannot disturb it; the copy is reused as the dict of the result.
 """
 
@@ -215,7 +215,7 @@ class TensorDict(TensorDictBase):
 
     def _get_child(self, key: str) -> Child:
         child: Any = self._dict.get(key, NO_DEFAULT)
-        if child is NO_DEFAULT:  # maybe another thread removed it after this one listed the keys
+        if child is NO_DEFAULT:  # another thread may have removed the key after it was listed
             raise KeyPathError(f"key {key!r} not found in {type(self).__name__}")
         return child
 
@@ -271,7 +271,7 @@ class TensorDict(TensorDictBase):
         return super().__getitem__(index)
 
     def _get_nested(self, path: tuple[Any, ...]) -> Child | None:
-        """Return the entry at a flat key path through TensorDicts. None: the caller has to use the general path."""
+        """Return the entry at a flat key path through TensorDicts. None if the general path is needed."""
         node: Any = self
         for part in path:
             if type(part) is not str or not isinstance(node, TensorDict):
@@ -482,7 +482,7 @@ class TensorDict(TensorDictBase):
                 if isinstance(child, Tensor):
                     level[key] = next(provided)
                 elif type(child) is TensorDict:
-                    # The walk sets its dict when it pops this node from the stack.
+                    # The loop sets the dict of this node when it pops the node from the stack.
                     level[key] = node = _make_node(
                         TensorDict, level, child._batch_size, child._device, child._names
                     )
@@ -624,7 +624,7 @@ class TensorDict(TensorDictBase):
                         target[key] = chained
                 elif _DENSE.issuperset(map(type, values)):
                     below = [{**value._dict} for value in values]
-                    if not below[0]:  # otherwise joining the leaves detects it
+                    if not below[0]:  # else joining the leaves detects a mismatch
                         check_even(values, n, (*prefix, key))
                     target[key] = _make_node(
                         TensorDict,

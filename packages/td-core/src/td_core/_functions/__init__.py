@@ -1,1 +1,1 @@
-"""Functions over collections, one concept a module."""
+"""Functions on collections, one concept per module."""

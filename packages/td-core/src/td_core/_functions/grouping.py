@@ -52,7 +52,7 @@ def group_by(tensordict: Any, key: NestedKey) -> tuple[Tensor | list[Any], tuple
 
 
 def _find_or_add(row: Any, values: list[Any], known: dict[Any, int], key: NestedKey) -> int:
-    """Return the position of a value among the distinct ones, adding it if new; ``known`` maps hashable values."""
+    """Return the position of a value in ``values``, and append it if it is new; ``known`` caches hashable values."""
     try:
         position = known.setdefault(row, len(values))
     except TypeError:
@@ -69,7 +69,7 @@ def _find_or_add(row: Any, values: list[Any], known: dict[Any, int], key: Nested
 
 
 def isin(input: Any, reference: Any, key: NestedKey, dim: int = 0) -> Tensor:
-    """Return, per position along a batch dim, True if the entry of ``input`` also occurs in ``reference``.
+    """Check for each position along a batch dim whether its entry in ``input`` also occurs in ``reference``.
 
     Args:
         input: a collection.

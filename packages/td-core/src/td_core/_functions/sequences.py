@@ -210,7 +210,7 @@ def _unpad_row(row: Any, mask: Any, pad_dim: int) -> Any:
     for node, entries, masks, above, _, _, prefix in rows:
         size = list(node.batch_size)
         batched = -len(size) <= pad_dim < len(size)
-        # An entry without a mask uses the run of its node, and that node the run of its parent.
+        # An entry without a mask has the data range (run) of its node, and a node without masks that of its parent.
         run = _find_level_run(masks, pad_dim, len(size), prefix) or above
         if run is not None and batched:
             size[pad_dim] = run[1]
@@ -234,7 +234,7 @@ def _unpad_row(row: Any, mask: Any, pad_dim: int) -> Any:
 
 
 def _find_level_run(masks: Any, pad_dim: int, batch_dims: int, path: Path) -> tuple[int, int] | None:
-    """Return the run of a node: that of its first mask."""
+    """Return start and length of the data of a node according to its first mask; None without a mask."""
     while isinstance(masks, Core):
         masks = next(iter(masks._children().values()), None)
     return None if masks is None else _find_run(masks, pad_dim, max(batch_dims, masks.ndim), path)

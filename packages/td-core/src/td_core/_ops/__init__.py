@@ -1,1 +1,1 @@
-"""The public behaviour of collections, in stateless mixins that see only the core of :mod:`td_core._collection`."""
+"""Mixins with the public methods of collections. They have no state and use only :mod:`td_core._collection`."""

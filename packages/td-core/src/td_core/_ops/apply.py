@@ -162,7 +162,7 @@ class _Walk:
     device: Any = NO_DEFAULT
     names: Any = NO_DEFAULT
     writes: list[tuple[Any, str, Child, Child, Path]] = field(default_factory=list)
-    #: Used in place if leaves may share memory: maps the memory of a changed leaf to its key path and the other operands.
+    #: Set if ``apply`` works in place and leaves may share memory: maps a changed memory to its key path and operands.
     changed: dict[Any, tuple[Path, Sequence[Any]]] | None = None
 
     def run(
@@ -181,7 +181,7 @@ class _Walk:
                 raise TypeError(f"apply() goes through collections side by side; got {type(other).__name__}")
         if self.inplace and out is not None:
             raise ValueError("apply() writes into out= or, with inplace=True, into this collection; got both")
-        if self.inplace:  # in place the batch size and names of the collection cannot change
+        if self.inplace:  # an in-place call cannot change the batch size and names
             if torch.compiler.is_compiling() or may_share_memory(root._leaves()):
                 self.changed = {}
         elif batch_size is not None:
@@ -268,7 +268,7 @@ class _Walk:
                         if kept is None:
                             continue
                     if self.size is not None:
-                        # A single value accepts any batch size; a stack of values only a prefix of its own.
+                        # A single value accepts any batch size; a stack of values only a prefix of its batch size.
                         if kept._max_batch_size() is None:
                             kept = kept._with_children(kept._children(), batch_size=size)
                         else:
@@ -369,7 +369,7 @@ class _Walk:
         return result
 
     def is_changed(self, child: Child, path: Path, rest: Sequence[Any]) -> bool:
-        """Return True if this memory was changed under another key. Raise StructureError if the other operands differ there."""
+        """Return True if an earlier key changed this memory; StructureError if the operands of the two keys differ."""
         assert self.changed is not None
         first, beside = self.changed.setdefault(get_memory_key(child, not rest), (path, rest))
         if beside is rest:

@@ -37,9 +37,9 @@ def as_batch_size(batch_size: BatchSize | None) -> torch.Size:
 
 
 def fit_batch_size(value: Any, batch_size: torch.Size, path: tuple[str, ...]) -> Any:
-    """Return a value node with a batch size that starts with ``batch_size``: itself if it already has one.
+    """Give a value node a batch size that starts with ``batch_size``; a node that has one is returned unchanged.
 
-    Raise BatchSizeError, with the key path ``path``, if it holds one value per element of another batch size.
+    Raise BatchSizeError, with the key path ``path``, if the node holds one value per element of another batch size.
     """
     try:
         return value._with_batch_size(batch_size)
@@ -61,7 +61,7 @@ def infer_batch_sizes(root: Any, batch_dims: int | None, keep_compliant_size: bo
                 f"{list(result)} that its entries share: call auto_batch_size_() on them before stacking, or set batch_size"
             )
     kept = batch_dims if keep_compliant_size else None
-    # Compute sizes from the deepest node up and set them from the root down: a child must start with its parent's size.
+    # Compute sizes from the deepest node up and set them from the root down: the size of a child must start with its parent's.
     levels: list[tuple[Any, int]] = [(root, -1)]
     for position, (node, _) in enumerate(levels):
         if node._members_and_dim() is None:

@@ -19,9 +19,9 @@ from .._ragged import get_display_shape
 
 
 def expand_to_match(item: Any, beside: Any, size: tuple[int, ...]) -> Any:
-    """Expand ``item`` to the batch size ``size``, the broadcast of its own and that of ``beside``.
+    """Expand ``item`` to ``size``, the common batch size of ``item`` and ``beside`` after broadcasting.
 
-    A leaf that has as many dims as its operand in ``beside`` already includes the batch dims and gets no new ones.
+    A leaf with as many dims as its operand in ``beside`` already has all batch dims, so no dims are inserted.
     """
     if item.batch_size == size:
         return item
@@ -63,7 +63,7 @@ def expand_to_match(item: Any, beside: Any, size: tuple[int, ...]) -> Any:
 
 
 def _has_batch_dims(level: Any, beside: Any, size: Shape) -> bool:
-    """Return True if the leading dims of all leaves broadcast to ``size``, and one leaf broadcasts with its operand as is."""
+    """Return True if all leading dims broadcast to ``size``, and a leaf broadcasts with its operand without new dims."""
     result = False
     todo = [(level, beside)]
     while todo:
@@ -84,14 +84,14 @@ def _has_batch_dims(level: Any, beside: Any, size: Shape) -> bool:
 
 
 def _get_shape(level: Any, key: str) -> Shape:
-    """Return the shape of an entry; that of a lazy stack is computed without stacking."""
+    """Return the shape of an entry. For a lazy stack, compute it without stacking."""
     if level._members_and_dim() is not None:
         return level.get_item_shape(key)  # type: ignore[no-any-return]
     return get_display_shape(level._children()[key])
 
 
 def _restore_entries(level: Any, expanded: Any, size: Shape) -> None:
-    """Put the entries of a node back into its expanded copy, expanded only where a batch dim has size one."""
+    """Replace the entries of an expanded copy by the original ones, expanded only along batch dims of size one."""
     todo = [(level, expanded)]
     while todo:
         left, copy = todo.pop()
@@ -104,7 +104,7 @@ def _restore_entries(level: Any, expanded: Any, size: Shape) -> None:
 
 
 def _expand_lead(leaf: Tensor, size: tuple[int, ...]) -> Tensor:
-    """Expand the leading dims of a leaf to ``size``, since a lazy stack unbinds them."""
+    """Expand the leading dims of a leaf to ``size``."""
     lead = len(size)
     return leaf if leaf.shape[:lead] == size else leaf.expand(*size, *leaf.shape[lead:])
 
@@ -127,7 +127,7 @@ def align_pairs(
 
 
 def align_collections(node: Any, other: Any) -> tuple[Any, Any]:
-    """Align the leaves of two collections of equal keys and batch size, so that their feature dims broadcast."""
+    """Align the leaves of two collections with equal keys and batch sizes, so that their feature dims broadcast."""
     ndim = len(node.batch_size)
     return _align_leaves(node, other, ndim), _align_leaves(other, node, ndim)
 
@@ -159,7 +159,7 @@ def align_columns(node: Core, leaves: list[Tensor], *operands: Any) -> list[Any]
 
 
 def _map_batch_dims(root: Core) -> dict[int, int]:
-    """Map the id of each leaf to the number of batch dims of its node, the smallest if it is in several nodes."""
+    """Map the id of each leaf to the number of batch dims of its node, or the smallest number if several nodes hold it."""
     result: dict[int, int] = {}
     todo: list[Any] = [root]
     while todo:

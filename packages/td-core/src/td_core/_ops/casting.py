@@ -55,7 +55,7 @@ class NewBatch(ShapePlan):
 
 
 class CastingMixin(DeviceMixin):
-    """The methods ``clone``, ``detach``, ``new_*`` and those of gradients."""
+    """The methods ``clone``, ``detach`` and ``new_*``, and those for gradients."""
 
     __slots__ = ()
 
@@ -159,8 +159,8 @@ class CastingMixin(DeviceMixin):
         """Set ``requires_grad`` of every leaf, in place; return self.
 
         Raises:
-            RuntimeError: a leaf cannot require gradients (an integer), or cannot stop to (not a leaf of the autograd graph); no
-                leaf is changed.
+            RuntimeError: a leaf cannot require gradients (integer dtype), or cannot stop requiring them (it is not a leaf of
+                the autograd graph); no leaf is changed.
 
         >>> TensorDict({"a": torch.zeros(2)}).requires_grad_().requires_grad
         True
@@ -286,6 +286,8 @@ class CastingMixin(DeviceMixin):
 
     def as_tensor(self: SelfT) -> SelfT:
         """Convert leaves of tensor subclasses, such as memory-mapped ones, to plain tensors on the same memory.
+
+        Parameters and nested tensors are returned unchanged.
 
         >>> TensorDict({"a": torch.nn.Parameter(torch.zeros(2))}).as_tensor()["a"]
         Parameter containing:
@@ -445,10 +447,7 @@ def _keep_ties(node: Core, fn: Callable[[Tensor], Tensor]) -> Callable[[Tensor],
 
 
 def _iter_pairs(node: Any, value: Any, name: str) -> list[tuple[Tensor, Tensor]]:
-    """Pair the leaves of ``node`` with those of ``value`` under the same keys.
-
-    Raise StructureError if shapes (or dtypes of gradients) differ.
-    """
+    """Pair the leaves of ``node`` and ``value`` by key; StructureError if shapes, or the dtypes of gradients, differ."""
     if not isinstance(value, Core):
         raise TypeError(f"{name} is a collection of the same structure; got {type(value).__name__}")
     target = node.select(*value.keys(True, True))  # type: ignore[attr-defined]
@@ -512,7 +511,7 @@ def _make_new(
 
 
 def _apart_from_stacks(node: Any) -> tuple[Any, list[tuple[tuple[str, ...], Any]]]:
-    """Return a shallow copy with empty nodes instead of the lazy stacks below, and those stacks with their key paths."""
+    """Return a shallow copy with empty nodes in place of nested lazy stacks, and these stacks with their key paths."""
     stacks: list[tuple[tuple[str, ...], Any]] = []
     if not has_lazy_stack(node):
         return node, stacks
@@ -532,7 +531,7 @@ def _apart_from_stacks(node: Any) -> tuple[Any, list[tuple[tuple[str, ...], Any]
 
 
 def _empty_stack(stack: Any, size: torch.Size, device: torch.device | None) -> Any:
-    """Create a lazy stack of another batch size whose members have the nested nodes of the old ones, without leaves."""
+    """Create a lazy stack of batch size ``size`` whose members have the nested nodes of ``stack`` but no leaves."""
     members, dim = stack._members_and_dim()
     dim = min(dim, len(size) - 1)
     inner = torch.Size(size[:dim] + size[dim + 1 :])
@@ -542,7 +541,7 @@ def _empty_stack(stack: Any, size: torch.Size, device: torch.device | None) -> A
 
 
 def _strip_leaves(children: Mapping[str, Any], batch_size: torch.Size, device: torch.device | None) -> Any:
-    """Create a collection with the nested nodes of ``children``, without leaves."""
+    """Create a collection with the nested nodes of ``children`` but no leaves."""
     root = make_dense({}, batch_size, device)
     todo = [(children, root)]
     while todo:

@@ -176,7 +176,7 @@ def _write_moved(owner: Any, result: Any) -> None:
 
 
 class DeviceMixin(DtypeMixin):
-    """The methods ``to``, ``cpu``, ``cuda``, and those of pinned and shared memory."""
+    """The methods ``to``, ``cpu`` and ``cuda``, and those for pinned and shared memory."""
 
     __slots__ = ()
 
@@ -286,7 +286,7 @@ class DeviceMixin(DtypeMixin):
         return result  # type: ignore[no-any-return]
 
     def _move(self: SelfT, device: torch.device, non_blocking: bool) -> SelfT:
-        """Move a collection to a device, as when it is stored in a collection that has a device."""
+        """Move this collection to the device of the collection that it is stored in."""
         return self.to(device, non_blocking=non_blocking or None)
 
     def cpu(self: SelfT, **kwargs: Any) -> SelfT:

@@ -38,7 +38,7 @@ class Scan(ShapePlan):
 class Reduce(ShapePlan):
     """Plan of a reduction over some batch dims, or over all dims of a leaf (``dims`` None).
 
-    ``make(dims)`` returns the function to call on a leaf. ``front`` is the size of a leading dim that it adds, or None.
+    ``make(dims)`` returns the function to call on a leaf. ``front`` is the size of the leading dim that it adds, or None.
     """
 
     __slots__ = ("_batch", "_dims", "_front", "_keepdim", "_kept", "_make")
@@ -105,7 +105,7 @@ def flatten_features(leaf: Tensor, n: int) -> Tensor:
 
 
 def make_call(name: str, keepdim: bool, options: dict[str, Any]) -> Callable[[tuple[int, ...] | None], Leaf]:
-    """Return a factory ``make(dims)`` of leaf functions for a tensor method that accepts several dims."""
+    """Return a function ``make(dims)`` that builds the leaf function of a tensor method that accepts several dims."""
 
     def make(dims: tuple[int, ...] | None) -> Leaf:
         if keepdim:
@@ -125,9 +125,9 @@ def make_call(name: str, keepdim: bool, options: dict[str, Any]) -> Callable[[tu
 def make_single_dim_call(
     call: Callable[[Tensor, int], Tensor], keepdim: bool, front: bool = False
 ) -> Callable[[tuple[int, ...] | None], Leaf]:
-    """Return a factory ``make(dims)`` for a function that reduces one dim; several dims are flattened to one first.
+    """Return a function ``make(dims)`` that builds the leaf function of a ``call`` that reduces only one dim.
 
-    ``front`` is True if the function adds a leading dim to its result.
+    The leaf function flattens several dims to one first. ``front``: ``call`` adds a leading dim to its result.
     """
 
     def make(dims: tuple[int, ...] | None) -> Leaf:

@@ -73,7 +73,7 @@ class ElementMixin(ShapeMixin):
         return self._adopt_result(result, "repeat_interleave") if inplace else result
 
     def tile(self: SelfT, dims: int | Sequence[int]) -> SelfT:
-        """Repeat the collection along batch dims; fewer numbers than batch dims apply to the last dims.
+        """Repeat the collection along batch dims; if ``dims`` is shorter than the batch size, it applies to the last dims.
 
         >>> TensorDict({"a": torch.zeros(2, 3)}, [2, 3]).tile((2,)).batch_size
         torch.Size([2, 6])
@@ -91,7 +91,7 @@ class ElementMixin(ShapeMixin):
     ) -> SelfT:
         """Shift the elements along batch dims, as :func:`torch.roll` does: elements past the end reappear at the start.
 
-        As a context manager, the result is written back into this collection on exit.
+        In a ``with`` block, changes of the result are written back to this collection on exit.
 
         Args:
             shifts: number of positions per dim.
@@ -114,7 +114,7 @@ class ElementMixin(ShapeMixin):
     def flip(self: SelfT, dims: int | Sequence[int]) -> SelfT:
         """Return a copy with the order of elements reversed along some batch dims.
 
-        As a context manager, the result is written back into this collection on exit.
+        In a ``with`` block, changes of the result are written back to this collection on exit.
 
         Raises:
             DimError: a dim is out of range or repeated.
@@ -150,7 +150,7 @@ class ElementMixin(ShapeMixin):
     def rot90(self: SelfT, k: int = 1, dims: tuple[int, int] = (0, 1)) -> SelfT:
         """Return a copy rotated by ``k`` quarter turns from the first towards the second of two batch dims.
 
-        As a context manager, the result is written back into this collection on exit.
+        In a ``with`` block, changes of the result are written back to this collection on exit.
 
         Raises:
             DimError: a dim is out of range, or ``dims`` is not two different dims.

@@ -34,7 +34,7 @@ NOT_GIVEN: Any = object()
 
 _FORMS = frozenset({"as_list", "as_nested_tensor", "as_padded_tensor"})
 
-#: Number of rows that iteration creates at once: faster than one at a time, and needs less memory than all.
+#: Number of slices that iteration creates at once: one at a time is slower, and all at once need more memory.
 _TOGETHER = 64
 
 
@@ -81,7 +81,7 @@ class EntryMixin(Core):
             raise missing_key_error(self, key)
 
     def _get_as(self, key: NestedKey, default: Any, **kwargs: Any) -> Any:
-        """Return an entry as a list, nested or padded tensor; TypeError unless the path leads to an uneven entry."""
+        """Return an entry as a list, nested or padded tensor; TypeError if the entry is not uneven."""
         first, *rest = unravel_key_to_tuple(key)
         child = self._children().get(first) if rest else None
         if isinstance(child, Core) and not child._is_value:
@@ -107,7 +107,7 @@ class EntryMixin(Core):
         return node
 
     def _get_parent(self, path: tuple[str, ...]) -> Any:
-        """Return the node that has, or is to get, the last key of a path; KeyPathError if a parent is missing."""
+        """Return the node of the last key of a path, whose entry need not exist; KeyPathError if a parent is missing."""
         node = self._get_path(path[:-1])
         return self._get_path(path) if isinstance(node, Tensor) else node
 
@@ -511,7 +511,7 @@ class EntryMixin(Core):
         return self._index(indices)
 
     def __bool__(self) -> bool:
-        """Raise StructureError: the truth value is ambiguous, as that of a tensor with several elements."""
+        """Raise StructureError: like a tensor with several elements, a collection has no single truth value."""
         raise StructureError(
             f"the truth value of a {type(self).__name__} is ambiguous; use is_empty(), or (a == b).all()"
         )
@@ -530,7 +530,7 @@ def _has_default_forms(kwargs: dict[str, Any]) -> bool:
 
 
 def check_cycle(target: Core, value: Core, path: tuple[str, ...]) -> None:
-    """Raise CycleError if ``value`` contains ``target``; for a lazy stack, also if a part contains the member it is set into."""
+    """Raise CycleError if ``value`` contains ``target`` or, for a lazy stack, if the part for a member contains that member."""
     inner = target._inner()
     below = list_state_nodes(value)
     for node in below:
@@ -545,13 +545,13 @@ def check_cycle(target: Core, value: Core, path: tuple[str, ...]) -> None:
 
 
 def _have_a_common_one(first: list[Core], second: list[Core]) -> bool:
-    if torch.compiler.is_compiling():  # id() of a node cannot be traced in a graph
+    if torch.compiler.is_compiling():  # torch.compile cannot trace id() of a node
         return any(a is b for a in first for b in second)
     return not {*map(id, first)}.isdisjoint(map(id, second))
 
 
 def list_state_nodes(value: Core) -> list[Core]:
-    """List the nodes that hold the entries of a collection and of all nodes below it, without their wrappers."""
+    """List a collection and all nodes below it; a wrapper is replaced by the node that holds its entries."""
     results = [value._inner()]
     for node in results:
         results.extend(child._inner() for child in node._iter_nested())

@@ -53,7 +53,7 @@ def _find_collision(root: Core, separator: str, is_leaf: IsLeaf | None) -> KeyTa
                 f"cannot flatten the keys: {other!r} and {key!r} would both be {joined!r}; use another separator than "
                 f"{separator!r}"
             )
-    # The collision was counted before: only a write of another thread can have removed it.
+    # The caller found a collision, so only a concurrent write can have removed it.
     return KeyTakenError(
         "cannot flatten the keys: another thread changed them meanwhile; lock_() the collection"
     )
@@ -64,7 +64,7 @@ def unflatten_entries(root: Core, separator: str, *, own: bool) -> dict[str, Chi
 
     With ``own``, existing nested nodes are copied (shallowly) first.
     """
-    # New nodes are plain dicts until all keys are placed. An entry is never a dict, so the type tells them apart.
+    # New nodes are plain dicts until all keys are set: an entry is never a dict, so the type marks a new node.
     top: dict[str, Child] = {}
     levels: list[tuple[dict[str, Child], str, dict[str, Child], Core | None]] = []
     for key, child in dict(root._children()).items():

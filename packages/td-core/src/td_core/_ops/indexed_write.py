@@ -36,7 +36,7 @@ Path = tuple[str, ...]
 #: Target node, value to write, key path of the node, and number of batch dims in values of new entries, if known.
 Level = tuple[Any, Any, Path, int | None]
 
-#: Instead of a number of batch dims: the value of a new entry has the batch dims if it starts with them, else it has none.
+#: Replaces a number of batch dims: a new entry's value has the batch dims if its shape starts with them, else none.
 ANY = -1
 
 _ARRAYS = (Tensor, np.ndarray, list, tuple, *NUMBERS)
@@ -45,7 +45,7 @@ _BASIC = {int, slice, type(None)}
 
 
 class Entries(dict[str, Any]):
-    """Entries of a value whose batch size is not that of the indexed target."""
+    """Entries of a collection whose batch size differs from that of the indexed target."""
 
 
 class IndexedWrite:
@@ -90,7 +90,7 @@ class IndexedWrite:
                 f"a collection takes a collection of entries, a mapping or a number at an index; got {what}"
             )
         lead, n = self.lead, self.n
-        # Skip the checks for a repeated pair of shapes. Not a set: symbolic sizes (of masks) have no hash while compiling.
+        # Last pair of shapes that passed: skip the checks if it repeats. A set would hash symbolic sizes, which raises.
         fitting: tuple[torch.Size, torch.Size] | None = None
         todo: list[Level] = [(root, value, (), dims)]
         new: list[Level] = []
@@ -258,7 +258,7 @@ class IndexedWrite:
         return leaf
 
     def _make(self, node: Any, entry: Any, path: Path, todo: list[Level], dims: int | None) -> None:
-        """Create and list a new entry: zeros of the whole batch size, or a new node whose entries are listed next."""
+        """Create a new entry and list its write: zeros of the full batch size, or a new node whose entries are read next."""
         key, batch, device = path[-1], node.batch_size, node.device
         lead = torch.Size((*self.lead, *batch[self.n :]))
         made: Any
@@ -296,7 +296,7 @@ class IndexedWrite:
 
     def apply(self) -> None:
         """Run the listed writes."""
-        # Value nodes first: only the write itself shows if it fails, and then no leaf is changed.
+        # Write value nodes first: these writes were not checked, and if one fails, no leaf is changed.
         for node, key, level, entry in self.others:
             written = level._index_put(self.index, entry)
             if written is not level:
@@ -335,9 +335,9 @@ class IndexedWrite:
 
 
 def run_writes(writes: list[IndexedWrite]) -> None:
-    """Run plans, after cloning values that overlap a target that is written before they are read.
+    """Run plans. First clone the values that an earlier write would overwrite before they are read.
 
-    For example, the value of a lazy stack may be its own members in another order.
+    For example, a lazy stack may be assigned its own members in another order.
     """
     flat = list(writes)
     for write in flat:
@@ -366,7 +366,7 @@ def _clone_overlapping_values(writes: list[IndexedWrite]) -> None:
 def as_rows(value: Any, wanted: torch.Size) -> Any:
     """Broadcast a collection to the batch size ``wanted`` of the indexed target; BatchSizeError if it cannot.
 
-    Return ``Entries``, which broadcast one by one, if it has no batch size or only the first dims of ``wanted``.
+    If its batch size is empty or a prefix of ``wanted``, return ``Entries``, which broadcast one by one.
     """
     size = value.batch_size
     if size and size == wanted:
@@ -421,7 +421,7 @@ def as_new_rows(
 ) -> Child:
     """Broadcast the value of a new entry, of which ``dims`` dims are batch dims, to the batch dims ``lead``.
 
-    ``more`` is the number of batch dims that the node has beyond the root's. Raise BatchSizeError if they do not broadcast.
+    ``more`` is the number of batch dims that the node has beyond the root's. Raise BatchSizeError if it cannot broadcast.
     """
     leaf = coerce(entry, torch.Size(), device, path) if isinstance(entry, _ARRAYS) else entry
     if not isinstance(leaf, Tensor) or type(leaf) in WRAPPED or leaf.is_nested:
@@ -443,7 +443,7 @@ def as_new_rows(
 
 
 def check_broadcast(wanted: Sequence[Any], provided: Sequence[Any]) -> None:
-    """Add ``torch._check`` of the sizes of a value: the number of elements that a mask selects is unknown in a graph."""
+    """Assert with ``torch._check`` that a value broadcasts: a graph cannot read how many elements a mask selects."""
     if len(wanted) == len(provided):
         for a, b in zip(wanted, provided):
             torch._check((a == b) | (b == 1))

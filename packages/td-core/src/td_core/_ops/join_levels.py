@@ -22,7 +22,7 @@ def zip_entries(
         if list(column) != keys:
             break
     else:
-        # Fast path: dicts with one order of keys need no look-ups. zip(strict=True) would take as long as two leaves.
+        # Fast path: dicts with keys in one order need no look-ups. zip(strict=True) would be measurably slower.
         return zip(keys, zip(*map(dict.values, columns)))
     for column in columns:
         check_same_keys(columns[0], column, path)
@@ -37,7 +37,7 @@ def unify_kinds(items: Sequence[Any], plan: Any) -> Sequence[Any]:
         or plan.stacks
         or (first._inner() is first and len({*map(type, items)}) == 1)
     ):
-        return items  # all items are of one kind; two wrappers of one class may hold different kinds
+        return items  # all items are of one kind; wrappers are excluded, since they may wrap different kinds
     stacks = [item._members_and_dim() for item in items]
     dims = {stack[1] for stack in stacks if stack is not None}
     dim = dims.pop() if len(dims) == 1 else None

@@ -36,7 +36,7 @@ def stack(input: Iterable[ItemT], dim: int = 0, *, out: Any = None) -> ItemT:
     Args:
         input: the collections (or tensors), with equal keys, batch sizes and leaf shapes.
         dim: position of the new dim.
-        out: a collection of the batch size of the result to write into; existing entries are written in place.
+        out: a collection to write into, with the batch size of the result; existing entries are written in place.
 
     Returns:
         The stack, or ``out``.
@@ -70,7 +70,7 @@ def cat(input: Iterable[ItemT], dim: int = 0, *, out: Any = None) -> ItemT:
     Args:
         input: the collections (or tensors), with equal keys, and batch sizes that differ only along ``dim``.
         dim: the batch dim.
-        out: a collection of the batch size of the result to write into; existing entries are written in place.
+        out: a collection to write into, with the batch size of the result; existing entries are written in place.
 
     Returns:
         The result, or ``out``.
@@ -99,7 +99,7 @@ def cat(input: Iterable[ItemT], dim: int = 0, *, out: Any = None) -> ItemT:
                     f"{list(other)}; only dim {position} may differ"
                 )
         if any(item._members_and_dim() is not None for item in items):
-            # Drop items of size zero: their shapes need not match, and as lazy stacks they have no members with entries.
+            # Drop items of size zero: their shapes need not match, and as lazy stacks they would have no members.
             items = [item for item, other in zip(items, sizes) if other[position]]
             sizes = [other for other in sizes if other[position]]
             size = sizes[0]
@@ -114,7 +114,7 @@ def lazy_stack(input: Iterable[Any], dim: int = 0, *, out: Any = None, **kwargs:
         input: the collections, with equal numbers of batch dims. Tensors are stacked, or joined by ``as_padded_tensor``,
             ``as_nested_tensor`` or ``as_list``, see :meth:`TensorDict.get`.
         dim: position of the new dim.
-        out: a collection of the batch size of the result to write into; the call returns it instead of a lazy stack.
+        out: a collection to write into, with the batch size of the result; the call returns it instead of a lazy stack.
         **kwargs: ``strict_shape=True`` raises if the batch sizes of members differ; ``stack_dim_name=`` sets the
             name of the new dim.
 
@@ -170,7 +170,7 @@ def maybe_dense_stack(
     Args:
         input: the collections, with equal numbers of batch dims.
         dim: position of the new dim.
-        out: a collection of the batch size of the result to write into.
+        out: a collection to write into, with the batch size of the result.
         strict: raise if the keys of ``out`` are not those of the collections.
         **kwargs: as for :func:`lazy_stack`.
 
@@ -227,7 +227,7 @@ def dense_stack_tds(td_list: Sequence[Any] | Core, dim: int | None = None) -> An
 
 
 class JoinMixin(ShapeMixin):
-    """``stack``, ``cat`` and the lazy stacks as class methods, and methods that join entries."""
+    """``stack``, ``cat``, ``lazy_stack`` and ``maybe_dense_stack`` as class methods, and methods that join entries."""
 
     __slots__ = ()
 
@@ -373,7 +373,7 @@ def _check_tensors(items: list[Any], what: str, out: Any = None) -> list[Tensor]
 
 
 def _get_batch_sizes(items: Sequence[Any], what: str) -> list[torch.Size]:
-    """Return the batch size of each item; raise if an item is not a collection, or not of the kind of the first."""
+    """Return the batch size of each item; raise if an item is not a collection, or if only some items are value nodes."""
     if not items:
         raise StructureError(f"cannot {what}: there is nothing in the list; give at least one collection")
     sizes: list[torch.Size] = []

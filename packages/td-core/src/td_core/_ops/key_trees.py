@@ -23,7 +23,7 @@ Row = tuple[Core, dict[str, Child], "dict[str, Child] | None", str]
 
 
 class RequestedKeys(KeyTree):
-    """Subtree of a key that is also requested as a whole; if the entry is a leaf, non-strict operations keep it."""
+    """Subtree of a key that is also requested itself; if its entry is a leaf, non-strict operations keep it."""
 
 
 def build_key_tree(keys: Iterable[NestedKey], *, longest: bool) -> KeyTree:
@@ -58,7 +58,7 @@ def _make_level(node: Core, children: dict[str, Child]) -> Any:
 
 
 def build(rows: list[Row], make: Callable[[Core, dict[str, Child]], Any] = _make_level) -> Any:
-    """Build the nodes of ``rows`` with ``make``, the deepest first, and return that of the first row."""
+    """Build the nodes of ``rows`` with ``make``, the deepest first, and return the node of the first row."""
     built: Any = None
     for node, children, parent, key in reversed(rows):
         built = make(node, children)
@@ -114,7 +114,7 @@ def parse_requested_keys(keys: Sequence[NestedKey] | None) -> KeyTree | None:
 
 
 def filter_entries(source: Any, tree: KeyTree) -> Any:
-    """Return the entries of a mapping or collection whose keys are in a tree."""
+    """Return the entries of a mapping or collection whose keys are in a key tree."""
     if isinstance(source, Core):
         return restrict(source, tree, False)
     kept: dict[Any, Any] = {}

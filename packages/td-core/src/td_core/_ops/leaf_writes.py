@@ -54,7 +54,7 @@ def is_order_free(targets: list[Tensor]) -> bool:
 
 
 def clone_overlapping(targets: list[Tensor], values: list[Any]) -> list[Any]:
-    """Clone the values whose storage is also that of another target, which may be written before they are read."""
+    """Clone each value that shares its storage with another target: that target may be written before the value is read."""
     if torch.compiler.is_compiling():  # fake tensors have no addresses to compare
         return values
     written, read = {*get_storage_ids(targets)}, get_storage_ids(values)
@@ -71,7 +71,7 @@ def get_storage_ids(leaves: list[Tensor]) -> list[int]:
     if PLAIN.issuperset(map(type, leaves)):
         try:
             return [leaf.untyped_storage().data_ptr() for leaf in leaves]
-        except RuntimeError:  # also NotImplementedError
+        except RuntimeError:  # torch has no storage for such a leaf; NotImplementedError is a subclass
             pass
     return [*map(_get_storage_id, leaves)]
 
@@ -131,7 +131,7 @@ def check_writable(target: Tensor, path: Path, value: Tensor | None = None) -> N
 
 
 def check_content(target: Tensor, path: Path, value: Tensor) -> None:
-    """Raise StructureError if torch cannot copy between these layouts, or the value is on meta or quantized."""
+    """Raise StructureError if torch cannot copy between the two layouts, or if the value is a meta or quantized tensor."""
     if value.layout is not target.layout or value.is_nested != target.is_nested:
         raise StructureError(
             f"cannot write {show_path(path)} in place: it is {_get_form(target)}, the value {_get_form(value)}; "
@@ -207,7 +207,7 @@ def try_copy_whole(
 ) -> bool:
     """Copy all leaves of a collection or dict in one fused call. Return False if the slow path must copy them.
 
-    ``view`` maps each target leaf to the view that is written. False means that nothing was written.
+    ``view`` maps each target leaf to the view that is written. If the result is False, nothing was written.
     """
     targets, values = _pair_leaves(target, source)
     if not targets:
@@ -248,11 +248,11 @@ def try_scatter_whole(target: Core, source: Any, plan: IndexPlan) -> bool:
 
 
 def _can_scatter(targets: list[Tensor], values: list[Any], plan: IndexPlan) -> bool:
-    """Return True if an indexed write is right for all leaves or raises, so that the slow path can take over."""
+    """Return True if ``leaf[index] = value`` writes all leaves correctly, or raises so that the slow path takes over."""
     if not PLAIN.issuperset(map(type, values)):
         return False
     lead, n = plan.lead, plan.n
-    both = [*values, *targets]  # one lookup for both
+    both = [*values, *targets]  # one cache lookup for targets and values
     # Leaves with this metadata passed before and share their batch dims, so checking the first shape is enough.
     if _SCATTERED.of(both) is not None and values[0].shape == (*lead, *targets[0].shape[n:]):
         return True
@@ -276,7 +276,7 @@ def _can_scatter(targets: list[Tensor], values: list[Any], plan: IndexPlan) -> b
 
 
 def _is_odd(value: Tensor) -> bool:
-    """Return True if a value is not strided, on meta, or quantized: torch copies it only into a leaf of that form."""
+    """Return True if a value is not strided, on meta, or quantized: torch copies it only into a leaf of the same form."""
     return value.layout is not torch.strided or value.is_meta or value.is_quantized
 
 
@@ -313,7 +313,9 @@ def _pair_leaves(target: Core, source: Any) -> tuple[list[Tensor], list[Any]]:
             elif type(entry) is kind is type(value) or _is_node_pair(entry, value):
                 todo.append((entry, value))
             elif type(value) in PLAIN and isinstance(entry, Tensor) and _is_written_as_plain(entry):
-                add(Tensor.detach(entry))  # a plain view: views of a subclass cost its own view handling
+                add(
+                    Tensor.detach(entry)
+                )  # a plain view: indexing a tensor subclass would also run the code of the subclass
                 add_value(value)
             else:
                 return [], []
@@ -350,18 +352,18 @@ def can_fuse(targets: list[Tensor], values: list[Tensor], plain: bool = False) -
     if not is_order_free(targets):
         return False
     known = _FUSED if torch.is_grad_enabled() else _FUSED_UNRECORDED
-    both = [*targets, *values]  # one lookup for both
+    both = [*targets, *values]  # one cache lookup for targets and values
     if known.of(both) is not None:
         return True
     try:
         if not PLAIN.issuperset(map(type, values)) or not all(map(Tensor.is_same_size, targets, values)):
             return False
-        # torch would raise at the first of these values, after it wrote the targets before it.
+        # torch raises at the first such value, after it wrote the targets that precede it.
         if any(map(_is_odd, values)):
             return False
     except (RuntimeError, ValueError):
         return False  # is_same_size raises for a nested tensor and a dense one
-    # torch would write all of them before it raises.
+    # torch raises only after it wrote all inference tensors.
     if (
         not torch.compiler.is_compiling()
         and any(map(Tensor.is_inference, targets))

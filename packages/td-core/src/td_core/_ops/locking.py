@@ -21,7 +21,7 @@ def do_nothing(node: Core) -> None:
     """Leave a collection unchanged: the undo function of an operation that changed nothing."""
 
 
-#: Stack of undo functions of the open ``with`` blocks per id of a collection. A ``with`` keeps the id valid.
+#: Undo functions of the open ``with`` blocks, by id of the collection; a ``with`` block keeps it alive.
 _entered: dict[int, list[Callable[[Any], Any] | None]] = {}
 
 
@@ -105,7 +105,7 @@ class LockMixin(Core):
         return self
 
     def __enter__(self: SelfT) -> SelfT:
-        """Start a ``with`` block that undoes the operation which returned this collection on exit."""
+        """Start a ``with`` block; its exit undoes the operation that returned this collection."""
         if not torch.compiler.is_compiling():
             _entered.setdefault(id(self), []).append(self._undo)
             self._undo = None

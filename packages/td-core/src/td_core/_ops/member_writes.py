@@ -82,7 +82,7 @@ def _split_scattered(
     for value in values:
         for i, member in enumerate(members):
             here = places[dim] == i
-            # A graph cannot branch on data. If members have more batch dims, an empty index writes nothing.
+            # A graph cannot branch on data, so it writes every member that has batch dims: an empty index writes nothing.
             if (torch.compiler.is_compiling() and len(places) > 1) or bool(here.any()):
                 part = value._index(here) if isinstance(value, Core) else value
                 inner = tuple(where[here] for j, where in enumerate(places) if j != dim)
@@ -108,7 +108,7 @@ def _split_uneven(stack: Any, index: Any, value: Any) -> Iterator[Part]:
 
 
 def _split_broadcast(value: Any, stack: Any, lead: torch.Size, dims: int | None) -> Sequence[Any]:
-    """Split a value into a collection of batch size ``lead`` and a dict of the scalars, equal for all elements."""
+    """Split a value into a collection of batch size ``lead`` and a dict of scalars that apply to all elements."""
     if isinstance(value, Core):
         value = as_rows(value, lead)
     if isinstance(value, Core) or not isinstance(value, Mapping):
@@ -143,7 +143,7 @@ def _split_broadcast(value: Any, stack: Any, lead: torch.Size, dims: int | None)
 
 
 def _is_level(entry: Any, lead: torch.Size) -> bool:
-    """Return True for a dict, and for a node whose batch size does not start with ``lead``: split their entries."""
+    """Return True for a dict, and for a node whose batch size does not start with ``lead``: its entries are split one by one."""
     if isinstance(entry, Core):
         return not entry._is_value and entry.batch_size[: len(lead)] != lead
     return isinstance(entry, Mapping)
@@ -177,10 +177,7 @@ def _count_feature_dims(stack: Any, path: Path) -> int:
 def _expand_value(
     entry: Any, tail: int, lead: torch.Size, path: Path, actual: set[int | None]
 ) -> Tensor | None:
-    """Expand a leaf value to ``lead`` plus ``tail`` feature dims. Return None for a scalar, a node or a dict.
-
-    The number of its leading dims is added to ``actual``.
-    """
+    """Expand a value to ``lead`` plus ``tail`` feature dims; None for scalars and nodes. Add its lead dim count to ``actual``."""
     if isinstance(entry, (Core, Mapping, *NUMBERS)):
         return None
     leaf = coerce(entry, torch.Size(), None, path)

@@ -103,7 +103,7 @@ class MetadataMixin(Core):
         """Name dims that have no name yet, in place.
 
         Args:
-            *names: a name or None per dim; one ``...`` stands for the dims that keep their names.
+            *names: a name or None per dim; one ``...`` represents the dims that keep their names.
 
         Raises:
             DimNamesError: the number of names differs from the number of batch dims.
@@ -126,7 +126,7 @@ class MetadataMixin(Core):
         """Return a collection with other dim names; leaves are shared.
 
         Args:
-            *names: the new names, or a single None to remove all; one ``...`` stands for dims that keep their names.
+            *names: the new names, or a single None to remove all; one ``...`` represents the dims that keep their names.
             **rename_map: old name -> new name.
 
         Raises:
@@ -414,7 +414,7 @@ def _drop_duplicates(leaves: list[Tensor]) -> list[Tensor]:
 
 
 def _get_view_id(leaf: Tensor) -> Any:
-    """Return an id that is equal for leaves with the same memory, dtype, shape and strides only."""
+    """Return an id that is equal for leaves only if they have the same memory, dtype, shape and strides."""
     if leaf.layout is torch.jagged:
         return tuple(map(_get_view_id, get_parts(leaf)))
     if leaf.layout is not torch.strided or leaf.is_nested:

@@ -70,7 +70,7 @@ def _undo(moves: list[Move]) -> None:
 
 
 def _swap_in(slots: list[Home], undo: bool = False) -> None:
-    """Convert parameters to plain attributes, leaving None in ``_parameters``, or such attributes to parameters."""
+    """Convert parameters to plain attributes (``_parameters`` keeps None) or back, as listed; ``undo`` reverses each."""
     for parameters, attributes, key, held, lowers in slots:
         if lowers is not undo:
             parameters[key], attributes[key] = None, held
@@ -118,10 +118,7 @@ def _run_all(undo: Callable[[], Any]) -> None:
 
 
 def _fit(value: Any, held: Any, slot: str, wrap: bool, made: dict[Any, Tensor]) -> Any:
-    """Convert a leaf to the type that a slot holds (parameter or buffer); gradients still reach the leaf.
-
-    ``made`` caches converted leaves by id and slot, and by the id of the replaced parameter, so that tied leaves stay tied.
-    """
+    """Convert a leaf to a slot's type; gradients still reach it. ``made`` caches results, so that tied leaves stay tied."""
     result = made.get((id(value), slot))
     if result is not None:
         return result
@@ -391,7 +388,7 @@ class ModuleMixin(Core):
 
         Args:
             module: a module with a parameter or buffer per leaf, and a submodule per nested collection.
-            inplace: copy the leaves into the module's tensors instead of replacing these.
+            inplace: copy the leaves into the module's tensors instead of replacing them.
             return_swap: return the previous parameters and buffers of the module.
             swap_dest: a collection that is updated with the previous parameters and buffers, and returned.
             use_state_dict: call ``module.load_state_dict``, so that its hooks run.
@@ -407,7 +404,7 @@ class ModuleMixin(Core):
             The previous parameters and buffers of the module, or None if ``return_swap`` is False.
 
         Raises:
-            KeyPathError: the module has no such parameter, buffer, value or submodule; nothing was changed.
+            KeyPathError: the module has no parameter, buffer, value or submodule for an entry; nothing was changed.
             StructureError: a leaf cannot be copied into its parameter or buffer; nothing was changed.
             StructureError: the module is under ``fully_shard``, which needs ``use_state_dict``; nothing was changed.
 
@@ -461,10 +458,7 @@ class ModuleMixin(Core):
         return swap._undo_on_exit(lambda _: _run_all(undo))
 
     def _pair(self, module: nn.Module, copy: bool, plain: bool) -> tuple[list[Move], list[Home], Any]:
-        """Match leaves with the module's slots. Return the moves, the homes, and a collection of the old contents.
-
-        ``copy``: clone the old contents. ``plain``: leaves that are not parameters replace parameters as attributes.
-        """
+        """Match leaves with the module's slots. Return moves, homes, and a collection of old contents (cloned if ``copy``)."""
         moves: list[Move] = []
         slots_of: list[Home] = []
         swap = make_dense({}, torch.Size())

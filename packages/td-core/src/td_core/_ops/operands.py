@@ -100,11 +100,11 @@ def combine(
                 if size != node.batch_size:
                     node = node.expand(size)
             operand = []
-            if other.ndim:  # a 0-d tensor is passed to all leaves below
+            if other.ndim:  # _beside_each() pairs a 0-d tensor with the leaves
                 node._broadcast_to_leaves(other, operand)
     elif isinstance(other, np.generic):
         operand = other.item()
-    # Only operands from _zip_leaves have known types; parts of a tensor may be of any subclass.
+    # Views of a tensor operand may be of any subclass; numbers and operands from _zip_leaves need no type check.
     walked = len(leaves) > 0 or type(operand) is not list
     if not leaves:
         levels = node._flatten_leaves(leaves)
@@ -190,7 +190,7 @@ def write_leaves(name: str, node: Core, this: Op, leaves: list[Tensor], *operand
     If leaves or operands have several dtypes, each combination is first tried on empty tensors.
     """
     known = False
-    # Tracing runs on tensors without data, so it fails before anything is written.
+    # torch.compile traces with fake tensors, so an error occurs before anything is written.
     if not torch.compiler.is_compiling():
         same = _WRITABLE.of(leaves)
         known = same is not None
@@ -238,10 +238,7 @@ def write_leaves(name: str, node: Core, this: Op, leaves: list[Tensor], *operand
 
 
 def _finish_without_overlap(this: Op, leaves: list[Tensor], operands: tuple[Any, ...]) -> None:
-    """Finish an in-place operation after torch raised at a leaf that overlaps its operand: clone such operands.
-
-    torch has already written the leaves before that one, so they are skipped.
-    """
+    """Finish an in-place operation from the leaf on that overlaps its operand, where torch raised: clone such operands."""
     rows = list(zip(leaves, *expand_operands(leaves, operands), strict=True))
     begun = False
     for i in order_subclasses_first(leaves):
@@ -255,7 +252,7 @@ def _finish_without_overlap(this: Op, leaves: list[Tensor], operands: tuple[Any,
 def _check_writable(name: str, node: Core, this: Op, leaves: list[Tensor], operands: tuple[Any, ...]) -> bool:
     """Raise StructureError if a leaf cannot be written in place. Return True if all leaves have one dtype."""
     item = len({leaf.dtype for leaf in leaves}) < 2
-    # A fused kernel checks autograd for all leaves before it writes, and contiguous leaves are not expanded.
+    # Skip checks that cannot fail: fused kernels check autograd before they write, contiguous leaves are not expanded.
     needs_grad = any([leaf.requires_grad for leaf in leaves])  # noqa: C419
     sealed = any(map(Tensor.is_inference, leaves)) and not torch.is_inference_mode_enabled()
     odd = not is_all_contiguous(leaves) or any(leaf.is_nested for leaf in leaves)
@@ -317,7 +314,7 @@ def _get_operands_at(operands: tuple[Any, ...], i: int) -> list[Any]:
 
 
 def _try_leaf(name: str, node: Core, this: Op, leaf: Tensor, target: Tensor, others: list[Any]) -> None:
-    """Try an operation on ``target``, a stand-in for ``leaf``. Raise with the key of ``leaf`` if it fails."""
+    """Try an operation on ``target``, a substitute for ``leaf``. If it fails, raise an error with the key of ``leaf``."""
     try:
         this.single(target, *others)
     except LEAF_ERRORS as error:
@@ -378,7 +375,7 @@ def _show_keys(node: Any, leaves: list[Tensor]) -> str:
 
 
 def _paths_of(node: Any, leaf: Tensor) -> Iterator[tuple[str, ...]]:
-    """Yield the key paths of a leaf; in a lazy stack the leaf belongs to a member, not to the stacked entry."""
+    """Yield the key paths of a leaf. In a lazy stack, search the members, which hold the leaves."""
     todo: list[tuple[Any, tuple[str, ...]]] = [(node, ())]
     while todo:
         level, path = todo.pop()
@@ -396,7 +393,7 @@ def _paths_of(node: Any, leaf: Tensor) -> Iterator[tuple[str, ...]]:
 
 
 def rephrase_error(error: Exception, message: str) -> Exception:
-    """Return an error of the same type with a new message, or the error itself if it is of a subclass."""
+    """Return an error of the same type with a new message, or the error itself if its type is not in ``LEAF_ERRORS``."""
     return type(error)(message) if type(error) in LEAF_ERRORS else error
 
 
@@ -476,7 +473,7 @@ def transform(name: str, node: CoreT, plan: ShapePlan) -> CoreT:
 
 
 def _make_filler(default: Any) -> Callable[[Tensor], Tensor] | None:
-    """Return a function that makes the value of a missing entry, or None if such entries are dropped."""
+    """Return a function that builds the value of a missing entry, or None if such entries are dropped."""
     if not isinstance(default, str):
         filler = default if isinstance(default, Tensor) else torch.as_tensor(default, device="cpu")
         return lambda leaf: filler
@@ -490,7 +487,7 @@ def reorder_like(
 ) -> Any:
     """Add ``fill(entry)`` for each entry that only ``ref`` has. Without ``fill``, keep only the common entries.
 
-    ``keeps_kinds``: raise if a node's kind does not accept a new key; otherwise that node becomes a plain one.
+    ``keeps_kinds``: raise if a node's kind does not accept a new key; if False, such a node becomes a plain one.
     """
     stacked = node._members_and_dim() or ref._members_and_dim()
     if stacked is not None and node.batch_size == ref.batch_size:
@@ -530,7 +527,7 @@ def reorder_like(
 
 
 def compare_values(result: Any, first: Any, second: Any, single: Callable[..., Any]) -> Any:
-    """Compare the value nodes of two collections, and set the bools in ``result``, which already has those of leaves."""
+    """Compare the value nodes of two collections, and add the bools to ``result``, which holds those of the leaves."""
     size = result.batch_size
     first, second = [item if item.batch_size == size else item.expand(size) for item in (first, second)]
     if first._is_value:

@@ -238,7 +238,7 @@ def _pad_node(node: Any, padding: float) -> Any:
 
 
 def _pad_and_stack(nodes: Sequence[Any], dim: int, padding: float) -> Any:
-    """Pad and stack dense nodes with equal numbers of batch dims; keep only the keys that all have."""
+    """Pad and stack dense nodes with equal numbers of batch dims; keep only the keys that all nodes have."""
     columns = [node._children() for node in nodes]
     children: dict[str, Child] = {}
     size = tuple([max(sizes) for sizes in zip(*[node.batch_size for node in nodes], strict=True)])

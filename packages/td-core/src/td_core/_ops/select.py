@@ -85,7 +85,7 @@ class SelectMixin(ShapeMixin):
             value: the number.
 
         Raises:
-            BatchSizeError: the mask does not fit the batch.
+            BatchSizeError: the mask does not broadcast to the first batch dims.
 
         >>> TensorDict({"a": torch.arange(3)}, [3]).masked_fill(torch.tensor([True, False, True]), -1)["a"]
         tensor([-1,  1, -1])
@@ -96,7 +96,7 @@ class SelectMixin(ShapeMixin):
         """Fill every leaf with ``value`` in place where a mask is true; arguments as for :meth:`masked_fill`.
 
         Raises:
-            BatchSizeError: the mask does not fit the batch.
+            BatchSizeError: the mask does not broadcast to the first batch dims.
             StructureError: a leaf cannot be written in place; nothing was written.
 
         >>> TensorDict({"a": torch.arange(3)}, [3]).masked_fill_(torch.tensor([True, False, True]), -1)["a"]
@@ -128,7 +128,7 @@ class SelectMixin(ShapeMixin):
         Raises:
             KeyMismatchError: one collection has a key that the other lacks, and ``pad`` is None.
             BatchSizeError: the batch size of ``other`` does not broadcast.
-            BatchSizeError: the condition does not fit the batch.
+            BatchSizeError: the condition does not broadcast to the first batch dims.
 
         >>> td = TensorDict({"a": torch.arange(3)}, [3])
         >>> td.where(torch.tensor([True, False, True]), -1)["a"]
@@ -204,7 +204,7 @@ def pad(
 
 
 def _apply_masked(name: str, node: Any, this: Op, mask: Tensor, value: float | complex) -> Any:
-    """Apply an operation of a leaf, a mask and a number to every leaf."""
+    """Apply ``this(leaf, mask, value)`` to every leaf, with the mask aligned to the batch dims."""
     leaves: list[Tensor] = []
     levels = node._flatten_leaves(leaves)
     masks = _broadcast_mask(node, mask)

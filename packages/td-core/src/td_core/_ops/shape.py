@@ -51,7 +51,7 @@ class ShapeMixin(EntryMixin, LockMixin):
     ) -> SelfT:
         """Return a view with another batch shape of the same number of elements.
 
-        As a context manager, it writes changes of the result back to this collection on exit.
+        In a ``with`` block, changes of the result are written back to this collection on exit.
 
         Args:
             *shape: the new batch dims, as ints or one sequence; one may be -1. A dtype instead reinterprets
@@ -106,7 +106,7 @@ class ShapeMixin(EntryMixin, LockMixin):
     ) -> SelfT:
         """Flatten the batch dims from ``start_dim`` to ``end_dim`` into one; all by default.
 
-        As a context manager, it writes changes of the result back to this collection on exit.
+        In a ``with`` block, changes of the result are written back to this collection on exit.
 
         Args:
             start_dim: the first dim, 0 by default.
@@ -129,10 +129,10 @@ class ShapeMixin(EntryMixin, LockMixin):
     def unflatten(self: SelfT, dim: int, unflattened_size: Sequence[int], *, inplace: bool = False) -> SelfT:
         """Split one batch dim into several.
 
-        As a context manager, it writes changes of the result back to this collection on exit.
+        In a ``with`` block, changes of the result are written back to this collection on exit.
 
         Args:
-            dim: the dim.
+            dim: the batch dim to split.
             unflattened_size: the sizes of the new dims; one may be -1.
             inplace: change this collection instead of returning a new one.
 
@@ -151,7 +151,7 @@ class ShapeMixin(EntryMixin, LockMixin):
     def squeeze(self: SelfT, dim: int | Sequence[int] | None = None) -> SelfT:
         """Remove batch dims of size one.
 
-        As a context manager, it writes changes of the result back to this collection on exit.
+        In a ``with`` block, changes of the result are written back to this collection on exit.
 
         Args:
             dim: the dim or a tuple of dims; a dim of another size is kept. All dims by default.
@@ -169,7 +169,7 @@ class ShapeMixin(EntryMixin, LockMixin):
     def unsqueeze(self: SelfT, dim: int) -> SelfT:
         """Insert a batch dim of size one.
 
-        As a context manager, it writes changes of the result back to this collection on exit.
+        In a ``with`` block, changes of the result are written back to this collection on exit.
 
         Args:
             dim: the position of the new dim.
@@ -186,7 +186,7 @@ class ShapeMixin(EntryMixin, LockMixin):
     def permute(self: SelfT, *args: Any, dims: Sequence[int] | None = None) -> SelfT:
         """Return a view with the batch dims in another order.
 
-        As a context manager, it writes changes of the result back to this collection on exit.
+        In a ``with`` block, changes of the result are written back to this collection on exit.
 
         Args:
             *args: each batch dim once, as ints or one sequence; without arguments the order is kept.
@@ -205,7 +205,7 @@ class ShapeMixin(EntryMixin, LockMixin):
     def transpose(self: SelfT, dim0: int, dim1: int) -> SelfT:
         """Return a view with two batch dims swapped.
 
-        As a context manager, it writes changes of the result back to this collection on exit.
+        In a ``with`` block, changes of the result are written back to this collection on exit.
 
         Raises:
             DimError: a dim is out of range.
@@ -228,7 +228,7 @@ class ShapeMixin(EntryMixin, LockMixin):
     def movedim(self: SelfT, source: int | tuple[int, ...], destination: int | tuple[int, ...]) -> SelfT:
         """Return a view with some batch dims at new positions; the others keep their order.
 
-        As a context manager, it writes changes of the result back to this collection on exit.
+        In a ``with`` block, changes of the result are written back to this collection on exit.
 
         Raises:
             DimError: a dim is out of range or repeated, or ``source`` and ``destination`` differ in length.
@@ -244,7 +244,7 @@ class ShapeMixin(EntryMixin, LockMixin):
         return self._transform(plan)._write_back_on_exit(self, _write_permuted, plan.order)
 
     def expand(self: SelfT, *args: Any, size: Sequence[int] | None = None) -> SelfT:
-        """Return a view with batch dims of size one, and new leading dims, expanded without a copy.
+        """Return a view with batch dims of size one expanded, and new leading dims added, without a copy.
 
         Args:
             *args: the new batch dims, as ints or one sequence; -1 keeps the size of a dim.
@@ -303,7 +303,7 @@ class ShapeMixin(EntryMixin, LockMixin):
 
         Args:
             split_size: the size of each part, where the last one may be smaller; or a list of sizes.
-            dim: the dim.
+            dim: the batch dim to split.
 
         Raises:
             DimError: the dim is out of range.
@@ -453,7 +453,7 @@ class ShapeMixin(EntryMixin, LockMixin):
         )
 
     def _adopt_result(self: SelfT, result: SelfT, what: str) -> SelfT:
-        """Replace the entries, batch size and names by those of a result. Raise if locked or a lazy stack."""
+        """Replace the entries, batch size and names by those of ``result``. A locked node or lazy stack raises."""
         check_unlocked(self, f"{what} in place")
         if self._members_and_dim() is not None:
             raise StructureError(
@@ -507,7 +507,7 @@ def _write_permuted(owner: Any, result: Any, order: tuple[int, ...]) -> None:
 
 
 def write_back(owner: Any, result: Any) -> None:
-    """Write entries of ``result`` back to ``owner``, in place if locked; skip leaves with the owner's own memory."""
+    """Write entries of ``result`` back to ``owner``, in place if locked; skip leaves that share the owner's memory."""
     left, right = owner._members_and_dim(), result._members_and_dim()
     if left is not None and right is not None and left[1] == right[1] and len(left[0]) == len(right[0]):
         # Go through the members, since entries of different shapes cannot be read from the stack.
@@ -542,7 +542,7 @@ def same_memory(left: Tensor, value: Tensor) -> bool:
     if left is value:
         return True
     if torch.compiler.is_compiling() or functorch_level() is not None:
-        return False  # tensors have no real storage there
+        return False  # tensors have no real storage in a graph or under functorch
     try:
         same = left.is_set_to(value)
     except RuntimeError:

@@ -79,7 +79,7 @@ def is_dense(leaf: Tensor) -> bool:
 
 
 def get_memory_key(leaf: Tensor | Core, any_shape: bool = True) -> Any:
-    """Return a key that is equal for two leaves with the same memory; for a node, a key of its identity.
+    """Return a key that is equal for two leaves with the same memory; for a node, its id.
 
     With ``any_shape`` False, keys are equal only if shapes and strides are equal too.
     """
@@ -203,10 +203,7 @@ def _is_full(leaf: Tensor) -> bool:
 
 
 def _place(leaf: Tensor) -> tuple[int, int, int]:
-    """Return an id of the leaf's memory block, and its first and end byte there.
-
-    A sparse leaf gets a unique id, since an in-place write may replace its values tensor.
-    """
+    """Return the id of a leaf's memory block, and its byte range. A sparse leaf, whose values may move, has its own id."""
     leaf = unwrap_transforms(leaf)
     if leaf.layout is torch.jagged:
         leaf = leaf.values()
@@ -237,10 +234,7 @@ def _form(leaf: Tensor) -> tuple[Any, ...]:
 
 
 def _is_disjoint(leaves: list[Tensor]) -> bool:
-    """Return True if interleaved leaves surely do not overlap, as disjoint columns of one matrix.
-
-    For each stride of the first leaf as row size, check that the leaves use disjoint byte ranges of the row.
-    """
+    """Return True if interleaved leaves, such as columns of a matrix, use disjoint byte ranges of a row of any stride."""
     if any(leaf.layout is not torch.strided or leaf.is_nested for leaf in map(unwrap_transforms, leaves)):
         return False
     plain = [unwrap_transforms(leaf) for leaf in leaves]

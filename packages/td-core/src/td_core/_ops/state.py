@@ -134,7 +134,7 @@ class StateDictMixin(Core):
             steps, levels = _compare(self, root, strict, assign)
         targets: list[Tensor] = []
         values: list[Tensor] = []
-        # Sort writes of value nodes first: those kept in files may raise, which must precede writes to leaves.
+        # Write value nodes first: the write of a node that is kept in a file may raise, and then no leaf is changed.
         steps.sort(key=lambda step: isinstance(step[2], Tensor) or step[1] not in step[0]._children())
         for node, key, value in steps:
             held = None if assign or not isinstance(value, Tensor) else _find_leaf(node, key)
@@ -322,7 +322,7 @@ def _compare(
         for key, child in entries.items():
             prefix = (*path, key)
             if key not in level.entries:
-                # The state dict may have one value for the batch where the collection has one per element.
+                # Not missing if the metadata has one value for the whole batch where the collection has one per element.
                 if (
                     key not in values
                     or isinstance(child, Tensor)
@@ -358,7 +358,7 @@ def _compare(
         if grows and not strict:
             node._check_keys(level.entries)
         for key, provided in level.entries.items():
-            # A value per element is a nested node in every layout, any value of a tensorclass in the legacy one.
+            # Every layout stores values per element as a nested node; the legacy one does so for all values of a tensorclass.
             if record is not None and key in record.values and "data" in _get_values(provided):
                 steps.append(
                     (node, key, provided if _find_kind(provided) else (_get_values(provided)["data"],))
@@ -383,7 +383,7 @@ def _compare(
 
 
 def _find_mismatch(entry: Any, size: tuple[int, ...], path: tuple[str, ...]) -> list[str]:
-    """Return messages about leaves and nodes of an entry whose leading dims are not the batch size."""
+    """Return an error message per leaf or node of an entry whose leading dims are not the batch size."""
     wrong: list[str] = []
     todo = [(entry, size, path)]
     while todo:
@@ -513,7 +513,7 @@ def _find_kind(level: _Level) -> NodeKind | None:
 
 
 def _leaf_names(child: Any, path: tuple[str, ...]) -> list[str]:
-    """Return the dotted names of the leaves of an entry; the entry is of a collection or of a parsed state dict."""
+    """Return the dotted names of the leaves of an entry of a collection or of a parsed state dict."""
     names: list[str] = []
     todo = [(child, path)]
     while todo:

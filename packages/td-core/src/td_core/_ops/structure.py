@@ -33,7 +33,7 @@ SelfT = TypeVar("SelfT", bound="StructureMixin")
 
 _STRINGS = frozenset({str})
 
-# Default for keys that are not in a key tree; the tree maps a key to None if its whole entry is requested.
+# Marks a key that is not in a key tree: there, None means that the whole entry is requested.
 _UNWANTED: Any = object()
 
 
@@ -47,7 +47,7 @@ class StructureMixin(UpdateMixin):
     ) -> SelfT:
         """Return a collection with only these entries; leaves are shared.
 
-        As a context manager (``with td.select("a") as part:``), it writes changes of these entries back on exit.
+        In ``with td.select("a") as part:``, changes of these entries are written back on exit.
 
         Args:
             *keys: the entries to keep, in the order of the result; with a key and its prefix, only the longer key counts.
@@ -84,7 +84,7 @@ class StructureMixin(UpdateMixin):
     def exclude(self: SelfT, *keys: NestedKey, inplace: bool = False) -> SelfT:
         """Return a collection without these entries; leaves are shared, missing keys are skipped.
 
-        As a context manager (``with td.exclude("a") as part:``), it writes changes of the other entries back on exit.
+        In ``with td.exclude("a") as part:``, changes of the other entries are written back on exit.
 
         Args:
             *keys: the entries to exclude.
@@ -197,7 +197,7 @@ class StructureMixin(UpdateMixin):
         return part
 
     def filter_empty_(self: SelfT) -> SelfT:
-        """Remove nested collections without entries, including those that become empty thereby.
+        """Remove nested collections without entries, and then those that have become empty.
 
         >>> list(TensorDict({"a": {"b": {}}, "c": 1}).filter_empty_().keys())
         ['c']
@@ -251,8 +251,8 @@ class StructureMixin(UpdateMixin):
     ) -> SelfT:
         """Return a collection without nested collections, whose keys are key paths joined by ``separator``.
 
-        Empty nested collections are dropped. As a context manager (``with td.flatten_keys() as flat:``), it writes
-        changes back on exit, including new keys.
+        Empty nested collections are dropped. In ``with td.flatten_keys() as flat:``, changes, including new keys, are
+        written back on exit.
 
         Args:
             separator: the string between the parts of a key.
@@ -286,8 +286,8 @@ class StructureMixin(UpdateMixin):
     def unflatten_keys(self: SelfT, separator: str = ".", inplace: bool = False) -> SelfT:
         """Return a collection whose keys are split at ``separator`` into nested keys.
 
-        Only keys of the root are split. As a context manager (``with td.unflatten_keys() as nested:``), it writes
-        changes back on exit, including new keys.
+        Only keys of the root are split. In ``with td.unflatten_keys() as nested:``, changes, including new keys, are
+        written back on exit.
 
         Args:
             separator: the string at which keys are split.
@@ -578,7 +578,7 @@ def _replace_all(root: Core, other: Core) -> None:
 @contextmanager
 def restore_on_error(root: Core) -> Iterator[None]:
     """Restore the entries of every node if the ``with`` block raises."""
-    # Only nodes that hold entries: restoring a wrapper would wrap its entries again.
+    # Save only nodes that hold entries: restoring a wrapper would wrap its entries again.
     levels = [
         node for node in list_state_nodes(root) if not node._is_value and node._members_and_dim() is None
     ]

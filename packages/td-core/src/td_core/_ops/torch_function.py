@@ -51,7 +51,7 @@ _OTHER_NAME = {
     "bitwise_not": "__invert__",
 }
 
-#: Functions of two operands: the method, and the method called on the second operand if only that is a collection.
+#: Functions of two operands: method of the first operand, and method of the second one if only that is a collection.
 _TWO_OPERANDS = {
     "add": ("add", "__radd__"),
     "bitwise_and": ("bitwise_and", "__rand__"),

@@ -29,9 +29,9 @@ def uneven_index(stack: Any, index: Any) -> Any:
 
 
 def make_empty_like(stack: Any, size: torch.Size) -> Any:
-    """Return a collection of an empty batch size, with the keys that all members have.
+    """Build a dense collection of the empty batch size ``size``, with the keys that all members have.
 
-    A lazy stack without members would lose its keys. Where members differ in shape, the first one's is used.
+    A lazy stack without members would have no keys. If members differ in shape, the shapes of the first are used.
     """
     members, dim = stack._members_and_dim()
     item = members[0].select(*stack.keys(True)).unsqueeze(dim)
@@ -71,7 +71,7 @@ def _index_member(member: Core, plan: Any) -> Any:
 def uneven_plans(stack: Any, index: Any) -> tuple[Any, dict[int, Any], Any]:
     """Split an index over members of different batch sizes. Return the picked members, a plan each, and the stack dim.
 
-    A plan of None keeps the member whole. Raises if the index does not fit a picked member, or mixes their elements.
+    A plan of None selects the whole member. Raise if the index is out of range for a picked member, or mixes members.
     """
     members, dim = stack._members_and_dim()
 
@@ -79,7 +79,7 @@ def uneven_plans(stack: Any, index: Any) -> tuple[Any, dict[int, Any], Any]:
         size = members[i].batch_size
         return plan_index(index, (*size[:dim], len(members), *size[dim:])).along(dim)
 
-    # The index may be out of range for members that it does not pick, so plan with the first that it fits.
+    # The index may be out of range for members that it does not pick, so plan with the first member for which it is in range.
     errors = []
     for i in range(len(members)):
         try:

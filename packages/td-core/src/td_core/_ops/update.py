@@ -1,7 +1,7 @@
 """Write many entries at once: ``update``, ``update_``, writes at an index, and fills.
 
 A write has two phases: the first traverses both trees, checks every value and lists the writes; the second executes
-them. So a write that raises a check's error leaves the collection unchanged.
+them. So if a check raises, the collection is unchanged.
 """
 
 from __future__ import annotations
@@ -71,13 +71,13 @@ class UpdateMixin(EntryMixin):
             keys_to_update: update only these keys.
             is_leaf: a predicate of a class; a value for whose class it is True replaces an existing nested collection
                 instead of being merged into it.
-            update_batch_size: set the batch size to that of the source; entries that are not updated must fit it. A lazy
+            update_batch_size: set the batch size to that of the source; other entries must start with it. A lazy
                 stack whose length differs gets copies of the source's members.
             ignore_lock: unlock a locked collection during the update.
             **kwargs: more entries.
 
         Raises:
-            BatchSizeError: the leading dims of a value do not match.
+            BatchSizeError: the leading dims of a value are not the batch size.
             LockedError: the collection is locked, and an entry would be added or replaced.
             KeyMismatchError: a dense collection cannot store an entry that only some members of a lazy stack have.
 
@@ -132,7 +132,7 @@ class UpdateMixin(EntryMixin):
 
         Raises:
             KeyPathError: the collection lacks an entry of the source.
-            BatchSizeError: the leading dims of a value do not match.
+            BatchSizeError: the leading dims of a value are not the batch size.
             StructureError: a value cannot be copied into its entry.
 
         >>> td = TensorDict({"a": torch.zeros(2), "b": torch.zeros(2)})
@@ -280,7 +280,7 @@ class UpdateMixin(EntryMixin):
 
         Args:
             key: the key of the entry.
-            index: an index of the entry, such as of a tensor.
+            index: an index of the entry, as for a tensor.
             default: returned if the key is missing; None if omitted (see ``set_get_defaults_to_none``).
 
         >>> TensorDict({"a": torch.arange(3)}).get_at("a", 1)
@@ -379,10 +379,7 @@ class UpdateMixin(EntryMixin):
     def _plan_writes(
         self, index: Any, value: Any, non_blocking: bool, dims: int | None = None
     ) -> list[IndexedWrite]:
-        """Check ``self[index] = value``, and return its writes: one, or one per member of a lazy stack.
-
-        ``dims``: the number of leading batch dims of new entries, if other entries of ``value`` determine it.
-        """
+        """Check ``self[index] = value`` and list its writes; ``dims``: number of batch dims of new values, if known."""
         if self._members_and_dim() is not None:
             parts = split_for_members(self, index, value, dims)
             return [

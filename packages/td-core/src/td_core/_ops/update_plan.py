@@ -53,7 +53,7 @@ class UpdatePlan:
     is_leaf: IsLeaf | None
     resize: bool
     strict: bool = False
-    #: (node, key, entry, joins); joins: merge into a node that another thread may have stored under the key since.
+    #: (node, key, entry, joins). ``joins``: merge with a node that another thread stores under the key concurrently.
     stores: list[tuple[Core, str, Child, bool]] = field(default_factory=list, init=False)
     copies: list[tuple[Any, str, Any, Path]] = field(default_factory=list, init=False)
     sizes: list[tuple[Core, torch.Size]] = field(default_factory=list, init=False)
@@ -74,7 +74,7 @@ class UpdatePlan:
             trusted = False
             if isinstance(source, Core):
                 stacked = node._members_and_dim()
-                # Read a source without the stack dim like a mapping, since its leaves may have that dim.
+                # A source without the stack dim is read as a mapping: its leaves may have that dim.
                 if (
                     stacked is not None
                     and not node._changes_values
@@ -210,7 +210,7 @@ class UpdatePlan:
         self.sizes.append((node, size))
 
     def _plan_refill(self, node: Any, stacked: Any, source: Any, wanted: Any, path: Path) -> None:
-        """List the replacement of a lazy stack's members by copies of the source's, whose number differs."""
+        """List the replacement of a lazy stack's members by copies of the slices of ``source``, whose number differs."""
         members, dim = stacked
         right = source._children()
         kept = sorted({key for member in members for key in member._children() if key not in right})
