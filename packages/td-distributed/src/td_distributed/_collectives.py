@@ -55,12 +55,7 @@ class Payload:
 
 
 def unpack(front: list[int], data: Tensor, sender: int, device: Any = None, named: type | None = None) -> Any:
-    """Decode the collection that a rank sent, as an instance of ``named`` if that is given.
-
-    Raises:
-        StructureError: the rank sent an error instead.
-        FormatError: the message is damaged.
-    """
+    """Decode the collection that a rank sent, as an instance of ``named`` if given; raise StructureError if it failed."""
     length, size = front
     if length == FAILED:
         raise peer_error(sender, data[:size])
@@ -76,11 +71,8 @@ def receive(
     take: Callable[..., None],
     named: type | None = None,
 ) -> Any:
-    """Receive the messages of a :class:`Payload` and decode the collection; errors as in :func:`unpack`.
-
-    ``front`` is the received (mark, header bytes, total bytes). ``take`` receives the next messages into buffers.
-    With device None the result stays on the device of the messages.
-    """
+    """Receive the messages of a :class:`Payload` with ``take``, and decode the collection; errors as in :func:`unpack`."""
+    # ``front`` was received before: (mark, bytes of the header, bytes of header and storage).
     mark, length, size = front
     check_mark(mark)
     if not (0 < size <= LONGEST_TEXT if length == FAILED else 0 < length <= min(size, _wire.LARGEST_HEADER)):
@@ -236,7 +228,7 @@ def all_gather(self: Any, *, group: dist.ProcessGroup | None = None) -> list[Any
 
 
 def gather_and_stack(self: Any, dst: int, group: dist.ProcessGroup | None = None) -> Any:
-    """Stack the collections of all other ranks into that of the rank ``dst``, in place.
+    """Stack the collections of all other ranks into the collection of the rank ``dst``, in place.
 
     On the rank ``dst`` the first dim of this collection has one position per other rank; missing entries are added.
     The items may have different structures if this collection is a lazy stack.
@@ -285,7 +277,7 @@ def gather_and_stack(self: Any, dst: int, group: dist.ProcessGroup | None = None
                         f"cannot take {len(items)} items: {show_path(unravel_key_to_tuple(key))} has shape {list(leaf.shape)}"
                     )
         join = self.stack if stacked is None or stacked[1] else self.lazy_stack
-        with torch.no_grad():  # as in recv(): parameters can be written too
+        with torch.no_grad():  # no_grad() allows in-place writes to parameters
             self.update(join(items, 0), inplace=True)
     return self
 

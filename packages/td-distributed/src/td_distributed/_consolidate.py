@@ -168,7 +168,7 @@ def from_consolidated(filename: str | Path) -> Any:
 
     Raises:
         FormatError: the file is damaged.
-        FileNotFoundError: there is no such file.
+        FileNotFoundError: the file does not exist.
 
     >>> _ = consolidate(TensorDict({"a": torch.arange(3)}), "td.bin")
     >>> from_consolidated("td.bin")["a"]
@@ -178,10 +178,7 @@ def from_consolidated(filename: str | Path) -> Any:
 
 
 def read_as(cls: type | None, filename: str | Path) -> Any:
-    """Load a consolidated file as an instance of ``cls``, if that is a class with declared entries.
-
-    It raises StructureError if the content does not fit the class; see :func:`from_consolidated`.
-    """
+    """Load a consolidated file as an instance of ``cls``, if that is a class with declared entries."""
     tree, storage = _consolidated_file.read(filename, cls)
     return attach_backend(tree, ConsolidatedBackend(storage, Path(filename)))
 

@@ -235,7 +235,7 @@ class ConsolidatedBackend(StorageBackend):
             taken.schema = _consolidated_file.as_json([nodes, _storage.to_columns(taken.layout)], nodes)
         # torch.save pickles with protocol 2 and writes tensors itself.
         storage = [self.storage] if protocol <= 2 else Leaves([self.storage], in_place=True)
-        # Earlier releases take no attributes, so pass them only if there are some.
+        # Earlier releases cannot load attributes, so pass them only if there are some.
         more = (attributes.attributes,) if attributes else ()
         return rebuild_consolidated, (
             taken.schema,
@@ -247,7 +247,7 @@ class ConsolidatedBackend(StorageBackend):
 
 
 def _encode_attributes(root: Any) -> Encoded | None:
-    """Encode a collection with the attributes that were set on nodes below the root; None if there are none."""
+    """Encode a collection with the attributes that were set on nodes below the root; None if no node has one."""
     todo = [root]
     while todo:
         node = todo.pop()
@@ -267,13 +267,8 @@ def rebuild_consolidated(
     classes: dict[int, type],
     attributes: dict[int, dict[str, Any]] | None = None,
 ) -> Any:
-    """Rebuild the consolidated collection that :meth:`ConsolidatedBackend.reduce` pickled.
-
-    ``attributes`` are those of the nodes below the root, by position of the node.
-
-    Raises:
-        FormatError: the pickle was written by :func:`torch.save` and is damaged.
-    """
+    """Rebuild the collection that :meth:`ConsolidatedBackend.reduce` pickled; raise FormatError if the pickle is damaged."""
+    # ``attributes`` are those of the nodes below the root, by position of the node.
     if isinstance(storage, Leaves):
         nodes, columns = json.loads(schema)
         (data,) = storage.tensors

@@ -65,11 +65,7 @@ class NotRepresentableError(Exception):
 
 
 def make_trailer(tree: Any, encoded: Encoded, layout: Layout) -> bytes:
-    """Encode the structure as the end of a file: JSON in the plain form if possible, and its length.
-
-    Raises:
-        CodecError: no registered serializer can store a value; the message names its key.
-    """
+    """Encode the structure as the end of a file: JSON, in the plain form if possible, followed by its length."""
     try:
         text = json.dumps(_plain(tree, encoded, layout)).encode()
     except (NotRepresentableError, RecursionError, TypeError):
@@ -81,11 +77,7 @@ def make_trailer(tree: Any, encoded: Encoded, layout: Layout) -> bytes:
 
 
 def as_json(table: Any, nodes: list[dict[str, Any]]) -> str:
-    """Encode a table that contains encoded nodes as JSON.
-
-    Raises:
-        CodecError: the header of a node is not JSON; the message names its key and kind.
-    """
+    """Encode a table of nodes as JSON; raise CodecError with the key path if the header of a node is not JSON."""
     try:
         return json.dumps(table, separators=(",", ":"))
     except TypeError:
@@ -114,16 +106,12 @@ def write(
     num_threads: int = 0,
     durable: bool = False,
 ) -> Tensor:
-    """Write a consolidated file atomically: write a temporary file next to it, then rename that over the old one.
-
-    The file holds ``nbytes`` of storage with ``parts`` as (first byte, bytes) and zeros between them, then ``end``. It
-    keeps the permissions of the old file. With ``durable``, the content is synced before the rename and the directory
-    after it. Return a private map of what was written, even if another writer has replaced the file since.
-    """
+    """Write storage and trailer to a temporary file, then rename it over ``path``. Return a private map of the new file."""
     path = Path(os.path.realpath(path))  # replace the target of a symlink, not the link
     path.parent.mkdir(parents=True, exist_ok=True)
     # A short name, because names have a length limit; unique per thread, because two may write the same file.
     temporary = path.with_name(f".{os.getpid()}.{get_ident()}.td-tmp")
+    # ``parts`` are (first byte, bytes) in the storage, with zeros between them.
     whole = [*parts, (nbytes, make_vector(end))]
     try:
         with open(temporary, "wb") as file:
@@ -134,9 +122,12 @@ def write(
                 for part in whole:
                     _write_part(file, part)
             if durable:
+                # Without a sync before the rename, a power loss could leave a renamed file without content.
                 file.flush()
                 os.fsync(file.fileno())
+        # Map before the rename: another writer may replace the file right after it.
         mapped = map_file(temporary)
+        # The new file keeps the permissions of the old one.
         with suppress(FileNotFoundError):
             shutil.copymode(path, temporary)
         os.replace(temporary, path)
@@ -186,11 +177,7 @@ def map_file(path: Path) -> Tensor:
 
 
 def read(path: str | Path, cls: type | None = None) -> tuple[Any, Tensor]:
-    """Read (collection, storage) from a file; the collection is an instance of ``cls`` if that is given.
-
-    Raises:
-        FormatError: the file is damaged or is not a consolidated file; the message states where.
-    """
+    """Read (collection, storage) from a consolidated file; the collection is an instance of ``cls`` if that is given."""
     path = Path(path)
     if path.is_dir() or not path.exists():
         raise FileNotFoundError(f"no consolidated file at {path}")
@@ -241,7 +228,7 @@ def convert_damage(name: str) -> Iterator[None]:
 
 
 def _align_bytes(data: Tensor) -> Tensor:
-    """Return bytes whose storage is a multiple of 16 bytes, or rewrap them; see :func:`._memory.allocate`."""
+    """Rewrap ``data`` on a storage of whole 16-byte elements, unless it has one; see :func:`._memory.allocate`."""
     if (
         not data.untyped_storage().nbytes() % WHOLE
         or len(data) < WHOLE
@@ -261,12 +248,7 @@ def assemble_table(
     attributes: dict[int, dict[str, Any]] | None = None,
     named: type | None = None,
 ) -> Any:
-    """Decode an untrusted table, already checked to be a tree, into a collection, and check its shapes.
-
-    Raises:
-        FormatError: a leaf is outside of the storage, or a node cannot be decoded.
-        BatchSizeError: a leaf or node contradicts the batch size of its parent.
-    """
+    """Decode an untrusted table, already checked to be a tree, into a collection; raise if its spans or shapes do not match."""
     _storage.check(layout, len(storage))
     leaves = Views(storage).leaves(layout)
     encoded = Encoded(nodes, leaves, values, classes or {}, attributes or {})
@@ -283,7 +265,7 @@ def _check_shapes(tree: Any) -> None:
         size, below = node.batch_size, list(node._iter_nested())
         todo.extend(below)
         if not size or -1 in size:
-            continue  # a stack of uneven members: each member is checked by itself
+            continue  # a lazy stack of uneven members: each member is checked separately
         node._check_batch_size(size)
         for child in below if node._members_and_dim() is None else ():
             if child.batch_size[: len(size)] != size:
@@ -293,11 +275,7 @@ def _check_shapes(tree: Any) -> None:
 
 
 def describe(encoded: Encoded, layout: Layout) -> dict[str, Any]:
-    """Convert an encoded tree to JSON objects: its nodes, the spans of its leaves, its values.
-
-    Raises:
-        CodecError: no registered serializer can store a value; the message names its key.
-    """
+    """Convert an encoded tree to JSON objects: its nodes, the spans of its leaves, and its values."""
     nodes = encoded.nodes
     values = [
         split_at(value, partial(_key_paths.format_value_path, nodes, i))
@@ -314,11 +292,7 @@ def from_description(table: Any) -> tuple[Layout, list[dict[str, Any]], list[Any
 
 
 def join_values(values: list[tuple[Any, Any]], nodes: list[dict[str, Any]]) -> list[Any]:
-    """Decode the values that :func:`describe` encoded.
-
-    Raises:
-        MissingPluginError: the type of a value needs a plugin that is not installed; the message names its key.
-    """
+    """Decode the values that :func:`describe` encoded; raise MissingPluginError with the key path if a plugin is missing."""
     return [join_at(value, partial(_key_paths.format_value_path, nodes, i)) for i, value in enumerate(values)]
 
 

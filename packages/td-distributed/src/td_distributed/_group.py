@@ -16,7 +16,8 @@ from td_core.errors import FormatError, StructureError
 
 from ._memory import allocate, get_bytes, make_vector
 
-MARK = 0x74645F77697265  # "td_wire"
+#: The first number of every message: "td_wire" in ASCII.
+MARK = 0x74645F77697265
 FAILED = -1
 
 _HOST = torch.device("cpu")
@@ -41,7 +42,7 @@ def device_of(group: Any) -> torch.device:
 
 def _backends(group: Any) -> dict[str, str]:
     """Return the backend name per device type, such as ``{"cpu": "gloo", "cuda": "nccl"}``."""
-    parts = dist.get_backend_config(group).split(",")  # such as "cpu:gloo,cuda:nccl"
+    parts = dist.get_backend_config(group).split(",")  # the config is a string such as "cpu:gloo,cuda:nccl"
     return dict(part.split(":")[:2] for part in parts)
 
 

@@ -54,10 +54,8 @@ def format_value_path(nodes: list[dict[str, Any]], value: int) -> str:
 
 
 def check_tree(nodes: Any, leaves: int, values: int) -> None:
-    """Raise FormatError unless an untrusted table of nodes is a tree in which each leaf and value occurs once.
-
-    Otherwise a short table whose nodes refer to each other repeatedly could expand to a tree of any size.
-    """
+    """Raise FormatError unless an untrusted table of nodes is a tree in which each leaf and value occurs once."""
+    # A short table whose nodes refer to each other repeatedly could expand to a tree of any size.
     result: dict[str, list[int]] = {"node": [0], "leaf": [], "value": []}
     for position, node in enumerate(nodes):
         for group in ("entries", "members"):

@@ -17,10 +17,8 @@ _HUGE_PAGES = getattr(mmap, "MADV_HUGEPAGE", None)
 
 
 def allocate(nbytes: int, device: torch.device | None = None, *, pin_memory: bool = False) -> Tensor:
-    """Allocate an uninitialised 1-D uint8 tensor of ``nbytes``, with huge pages on Linux if it is large.
-
-    Its ``UntypedStorage`` is padded to a multiple of 16 bytes: ``torch.load`` fails on a cut-off element.
-    """
+    """Allocate an uninitialised 1-D uint8 tensor of ``nbytes``; a large one uses huge pages on Linux."""
+    # torch.load() fails if a storage ends within an element, so pad it to whole 16-byte elements.
     storage = torch.empty(nbytes + -nbytes % WHOLE, dtype=torch.uint8, device=device, pin_memory=pin_memory)
     if nbytes % WHOLE:
         storage[nbytes:] = 0

@@ -63,7 +63,7 @@ class Channel:
         if self.group_rank is None:
             assert self.rank is not None
             self.group_rank = self.rank if self.group is None else dist.get_group_rank(self.group, self.rank)
-        # The backend would read out of bounds.
+        # Backends do not check the rank and would read out of bounds.
         if not 0 <= self.group_rank < size:
             raise ValueError(f"there is no rank {self.group_rank} in a group of {size}")
         if known and self.group_rank == self.asked.rank():
@@ -432,10 +432,7 @@ def _receive(collection: Any, peer: Channel, root: str | Path | None) -> Iterato
 
 
 def _parse_first(first: Tensor, peer: Channel, root: str | Path | None) -> tuple[bytes, int, int]:
-    """Parse the first message into (header, number of payload messages, their bytes); send the root if requested.
-
-    It raises FormatError if that is not a message of :func:`send`.
-    """
+    """Parse the first message into (header, number of payload messages, their bytes); send the root if the peer requests it."""
     data = get_bytes(first)
     mark, length, count, nbytes, _ = _wire.FRONT.unpack_from(data)
     if mark == _send_paths.ASKS:

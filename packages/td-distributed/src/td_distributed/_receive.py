@@ -160,10 +160,7 @@ def _write(
     values: list[Any],
     pieces: Sequence[_storage.Pieces],
 ) -> list[tuple[int, int]]:
-    """Write the values and leaves (given as ``pieces``) of a message with the same structure, if they fit.
-
-    Return (own position, position in the message) of every leaf.
-    """
+    """Write the values and leaves of a message, if they fit. Return (own position, position in the message) per leaf."""
     jobs, order = _match(encoded, layout, message, pieces)
     source: Any = None
     if values:

@@ -208,12 +208,7 @@ def _buckets(leaves: list[Tensor], limit: int | None) -> Iterator[list[Tensor]]:
 
 
 def _agree(collection: Any, among: Group, op: Any, call: str) -> tuple[list[Tensor], torch.device]:
-    """Check that all ranks have the same structure. Return the leaves in an order common to all ranks, and the device.
-
-    Raises:
-        StructureError: structures differ; raised on every rank, naming the first key that differs.
-        FormatError: a rank makes another call.
-    """
+    """Check that all ranks have the same structure. Return the leaves in one order for all ranks, and the device to use."""
     by = getattr(op, "op", op).name
     call = f"{call} by {by}"
     own = among.own_device()
@@ -262,11 +257,7 @@ def _digest(text: str) -> list[int]:
 def _agree_by_key(
     collection: Any, among: Group, place: torch.device, call: str
 ) -> tuple[list[Tensor], list[list[int]]]:
-    """Check that all ranks have the same structure, in any order of keys.
-
-    Return the leaves sorted by key path, and the numbers that each rank sent. It raises StructureError on every rank,
-    naming the first key that differs.
-    """
+    """Check that all ranks have the same keys, in any order. Return the leaves sorted by key path, and each rank's numbers."""
     leaves: dict[_key_paths.Path, Tensor] = {}
     outline: _wire.Outline = {}
     problem = None

@@ -26,12 +26,7 @@ from ._memory import allocate
 
 
 def pseudo_random_tags(seed: int) -> Iterator[int]:
-    """Yield the pseudo-random tags that tensordict derives from a seed, the same for sender and receiver.
-
-    >>> from itertools import islice
-    >>> list(islice(pseudo_random_tags(5), 4))
-    [1262, 841, 4077, 6859]
-    """
+    """Yield the pseudo-random tags that tensordict derives from a seed, the same for sender and receiver."""
     while True:
         tag = int.from_bytes(np.random.default_rng(seed).bytes(8), "big") % 10_000
         yield tag
@@ -39,11 +34,7 @@ def pseudo_random_tags(seed: int) -> Iterator[int]:
 
 
 def sort_leaves(collection: Any) -> list[Tensor]:
-    """Return the leaves in the order in which they are sent.
-
-    Raises:
-        StructureError: a leaf cannot be sent as one dense message; the message names its key.
-    """
+    """Return the leaves in the order in which they are sent; raise StructureError if one is nested, sparse or on meta."""
     leaves: list[Tensor] = []
     todo: list[tuple[Any, tuple[str, ...]]] = [(collection, ())]
     while todo:
@@ -100,14 +91,12 @@ def receive(collection: Any, consolidated: bool, peer: Any) -> Iterator[None]:
 
 
 def _get_wire_storage(collection: Any) -> Tensor | None:
-    """Return the storage of a consolidated collection if its layout is that of tensordict, else None.
-
-    If it is locked, the layout is checked again only when the number of references to the storage has changed, as
-    after ``leaf.data = ...``: checking all leaves takes longer than sending them.
-    """
+    """Return the storage of a consolidated collection if its layout is that of tensordict, else None."""
     state = get_backend(collection)
     if state is None:
         return None
+    # Checking all leaves takes longer than sending them. So a locked collection is checked again only if the number of
+    # references to its storage changed, as after ``leaf.data = ...``.
     users = count_users(state.memory) if collection.is_locked else None
     if users is not None and state.users == users:
         return state.storage

@@ -110,10 +110,7 @@ def receive_as(
     *,
     root: str | Path | None = None,
 ) -> Any:
-    """Receive like :func:`from_remote_init`, as an instance of ``cls`` if that is a class with declared entries.
-
-    It raises StructureError if the received collection does not fit the class.
-    """
+    """Receive like :func:`from_remote_init`, as an instance of ``cls`` if that is a class with declared entries."""
     link = _Link(group, src, use_broadcast, src)
     if use_broadcast and root is not None:
         raise ValueError(

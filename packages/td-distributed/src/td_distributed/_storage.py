@@ -109,11 +109,7 @@ def to_columns(layout: Layout) -> Columns:
 
 
 def from_columns(columns: Any) -> Layout:
-    """Convert the result of :func:`to_columns` back to a layout.
-
-    Raises:
-        FormatError: an entry has another type, or a jagged leaf lacks pieces.
-    """
+    """Convert the result of :func:`to_columns` back to a layout; raise FormatError if it is damaged."""
     names, numbers, shapes, starts, ragged, nbytes = columns
     kinds = list(map(parse_dtype, map(str, names)))
     if (
@@ -145,7 +141,7 @@ def from_columns(columns: Any) -> Layout:
 @lru_cache(64)
 def parse_dtype(name: str) -> torch.dtype:
     """Parse the name of a dtype, with or without ``torch.``. Raise FormatError if it is unknown."""
-    # vars() instead of getattr(): torch imports a submodule of that name lazily.
+    # vars() instead of getattr(), which would import a submodule of torch if one has this name.
     result = vars(torch).get(name.removeprefix("torch."))
     if not isinstance(result, torch.dtype):
         raise FormatError(f"unknown dtype {name!r}")
@@ -221,16 +217,12 @@ class Views:
         return zip(whole.unsafe_split_with_sizes([span[1][0] for span in run]))
 
     def leaves(self, layout: Layout, like: Sequence[Tensor] = ()) -> list[Tensor]:
-        """Return all leaves as views of the storage; arguments and errors as for :func:`join_pieces`."""
+        """Return all leaves as views of the storage; ``like`` are the leaves that it was filled from."""
         return join_pieces(layout, self.pieces(layout), like)
 
 
 def join_pieces(layout: Layout, pieces: list[Pieces], like: Sequence[Tensor] = ()) -> list[Tensor]:
-    """Build leaves from their pieces; tied leaves become one tensor.
-
-    ``like`` are the source leaves if the pieces are copies of them, possibly still in progress. Without ``like`` the
-    pieces are untrusted, and FormatError is raised if the rows of a jagged tensor are outside of its values.
-    """
+    """Build leaves from their pieces; tied leaves become one tensor. The pieces are copies of ``like``, or untrusted."""
     known: dict[int, Tensor] = {}
     result = []
     for i, (leaf, parts) in enumerate(zip(layout.leaves, pieces, strict=True)):
@@ -240,6 +232,7 @@ def join_pieces(layout: Layout, pieces: list[Pieces], like: Sequence[Tensor] = (
             continue
         made = known.get(id(parts))
         if made is None:
+            # Without ``like`` the pieces are untrusted, so check that the rows are inside of the values.
             told = get_cached_seqlens(like[i]) if like else _compute_min_max(dim, *parts)
             made = known[id(parts)] = make_jagged(dim, *parts, told=told)
         result.append(made)
@@ -257,11 +250,7 @@ def strides(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def pieces_of(leaf: Tensor) -> tuple[Pieces, int | None]:
-    """Split a leaf into dense tensors. Return them and the ragged dim of a jagged leaf.
-
-    Raises:
-        StructureError: the leaf has no dense pieces (sparse, strided nested, quantized, meta, DTensor).
-    """
+    """Split a leaf into dense tensors, returned with its ragged dim; raise StructureError if it is sparse, meta or similar."""
     if _KIND(leaf) in _ORDINARY:
         return (leaf,), None
     if leaf.is_nested:
@@ -294,11 +283,7 @@ def is_all_plain(leaves: Sequence[Tensor]) -> bool:
 
 
 def plan(encoded: Encoded, *, tie: bool = True) -> Layout:
-    """Plan the layout of a tree's leaves in one storage, depth first. With ``tie``, tied leaves share one span.
-
-    Raises:
-        StructureError: a leaf has no dense pieces; the message names its key.
-    """
+    """Plan the layout of a tree's leaves in one storage, depth first. With ``tie``, tied leaves share one span."""
     name = partial(_key_paths.format_leaf_path, encoded)
     if len(encoded.nodes) == 1:
         return plan_leaves(encoded.leaves, name, tie)
@@ -313,11 +298,7 @@ def plan(encoded: Encoded, *, tie: bool = True) -> Layout:
 def plan_leaves(
     leaves: Sequence[Tensor], name: Callable[[int], str] = "leaf {}".format, tie: bool = True
 ) -> Layout:
-    """Plan the layout of leaves in one storage, in the given order.
-
-    Raises:
-        StructureError: a leaf has no dense pieces; the message contains its ``name``.
-    """
+    """Plan the layout of leaves in one storage, in the given order; ``name`` returns the name of a leaf for errors."""
     if is_all_plain(leaves):
         spans, nbytes = _spans(leaves, tie)
         return Layout([_NEW(Leaf, ((span,), None)) for span in spans], nbytes)
@@ -464,10 +445,7 @@ def _copy(non_blocking: bool, inference: bool, target: Tensor, source: Tensor) -
 
 
 def check(layout: Layout, nbytes: int) -> None:
-    """Raise FormatError unless every span is in the storage, has the size of its shape, and overlaps no other span.
-
-    The message names the position of the leaf, the found and the expected values.
-    """
+    """Raise FormatError unless every span is in the storage, has the size of its shape, and overlaps no other span."""
     for i, leaf in enumerate(layout.leaves):
         for dtype, shape, start, stop, pad in leaf.spans:
             if min(shape, default=0) < 0:
@@ -503,10 +481,7 @@ def overlap(leaves: Iterable[Leaf]) -> tuple[int, int, int, int] | None:
 def _compute_min_max(
     dim: int, values: Tensor, offsets: Tensor, *rest: Tensor
 ) -> tuple[int | None, int | None]:
-    """Compute the minimum and maximum row length of an untrusted jagged tensor.
-
-    It raises FormatError if rows are outside of its values.
-    """
+    """Compute the minimum and maximum row length of an untrusted jagged tensor; raise FormatError if it is damaged."""
     if values.is_meta:
         return None, None
     if any(piece.dim() != 1 or piece.dtype not in (torch.int64, torch.int32) for piece in (offsets, *rest)):

@@ -33,7 +33,7 @@ from ._storage import Layout
 LARGEST_HEADER = 1 << 28
 #: Size in bytes of the first message: a small collection fits in it and needs only one round of latency.
 FIRST = 1 << 15
-#: A collective sends up to this many bytes as one message, and more as parts: then a copy takes longer than a message.
+#: A collective sends a collection of more bytes in parts: copying it into one message would take longer.
 APART = 1 << 20
 #: Largest size in bytes of one payload message.
 PIECE = 1 << 28
@@ -136,12 +136,7 @@ def pack_message(mark: int, header: bytes, payload: Sequence[Tensor]) -> list[Te
 
 
 def make_message(collection: Any, together: bool) -> tuple[Message, list[Tensor]]:
-    """Encode a collection as a message and its payload; all checks happen here, before anything is sent.
-
-    Raises:
-        StructureError: a leaf has no dense pieces.
-        CodecError: no registered serializer can store a value; the message names its key.
-    """
+    """Encode a collection as a message and its payload; all checks happen here, before anything is sent."""
     message, encoded, storage = _make_message(collection, together)
     return message, _payload(message, encoded, storage)
 
@@ -157,15 +152,11 @@ def _payload(message: Message, encoded: Encoded, storage: Tensor | None) -> list
 
 
 def split_message(collection: Any, device: torch.device, apart: bool) -> tuple[int, int, list[Tensor]]:
-    """Encode a collection for a collective. Return (bytes of the header, bytes of header and storage, messages).
-
-    Normally there is one message: the storage followed by the header. With ``apart``, a large collection becomes a
-    header message, prefixed by the number and sizes of the parts, and one message per part, without copying large
-    leaves. Errors are those of :func:`make_message`.
-    """
+    """Encode a collection for a collective. Return (bytes of the header, bytes of header and storage, messages)."""
     message, encoded, storage = _make_message(collection, get_backend(collection) is not None)
     header, nbytes = make_vector(message.header), message.layout.nbytes
     size = len(header) + nbytes
+    # Parts avoid a copy of large leaves. The header message starts with the number and the sizes of the parts.
     if apart and size >= APART:
         parts = _payload(message, encoded, storage)
         sizes = torch.tensor([len(parts), *map(len, parts)], device="cpu").view(torch.uint8)
@@ -182,11 +173,7 @@ def split_message(collection: Any, device: torch.device, apart: bool) -> tuple[i
 
 
 def parts_of(header: bytes, most: int) -> tuple[list[int], bytes]:
-    """Parse a header message of :func:`split_message` into (sizes of the parts, header).
-
-    Raises:
-        FormatError: the sizes are invalid, or their sum is larger than ``most``.
-    """
+    """Parse a header message of :func:`split_message` into (sizes of the parts, header); the sizes sum to at most ``most``."""
     with _consolidated_file.convert_damage("the header of a message"):
         numbers = memoryview(header)[: len(header) // 8 * 8].cast("q")
         sizes = numbers[1 : numbers[0] + 1].tolist()
@@ -216,11 +203,7 @@ def _announce(encoded: Encoded, layout: Layout, together: bool) -> Message:
 
 
 def parse_message(header: bytes) -> Message:
-    """Parse a received header into a :class:`Message`.
-
-    Raises:
-        FormatError: the header is damaged.
-    """
+    """Parse a received header into a :class:`Message`; raise FormatError if it is damaged."""
     with _consolidated_file.convert_damage("the header of a message"):
         provided = parse_json(header)
         layout, nodes, values = _consolidated_file.from_description(provided)
@@ -229,11 +212,7 @@ def parse_message(header: bytes) -> Message:
 
 
 def assemble(message: Message, storage: Tensor, named: type | None = None) -> Any:
-    """Decode the collection from a message and its received storage, as an instance of ``named`` if that is given.
-
-    Raises:
-        FormatError: the storage is shorter than announced, or a leaf contradicts a batch size.
-    """
+    """Decode the collection from a message and its received storage, as an instance of ``named`` if that is given."""
     with _consolidated_file.convert_damage("a message"):
         values = _consolidated_file.join_values(message.values, message.nodes)
         tree = _consolidated_file.assemble_table(message.nodes, message.layout, values, storage, named=named)

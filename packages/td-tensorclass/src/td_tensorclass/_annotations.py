@@ -8,10 +8,8 @@ from typing import Any
 
 
 def annotations_of(cls: type) -> dict[str, Any]:
-    """Return the annotations of a class without inherited ones; undefined names remain strings or ``ForwardRef``.
-
-    Python 3.14 evaluates annotations on access (PEP 649) and would raise NameError for undefined names.
-    """
+    """Return the annotations of a class without inherited ones; undefined names remain strings or ``ForwardRef``."""
+    # Python 3.14 evaluates annotations on access (PEP 649), which raises NameError for undefined names.
     if sys.version_info >= (3, 14):
         from annotationlib import Format
 

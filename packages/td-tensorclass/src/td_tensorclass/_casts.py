@@ -26,11 +26,7 @@ _NUMBERS = (bool, int, float, complex, np.number, np.bool_, np.ndarray)
 
 
 def make_cast(schema: Schema) -> Callable[[str, Any], Any]:
-    """Build the cast of a class: a function ``cast(field, value)``, which is called for values that are not None.
-
-    Raises:
-        TypeError: the class is ``tensor_only``, and a field is annotated as neither a tensor nor a collection.
-    """
+    """Build the function ``cast(field, value)`` that converts a value, other than None, to the type of a field."""
     options = schema.options
     if options.tensor_only:
         for name in schema.names:
@@ -81,7 +77,7 @@ def make_cast(schema: Schema) -> Callable[[str, Any], Any]:
 
 
 def is_batch_number(hint: Any, value: Any) -> bool:
-    """Return True if a number in a field annotated as a number is one value for the whole batch, not a tensor."""
+    """Return True if a value and its annotation are numbers: the value is then stored once for the whole batch."""
     return isinstance(value, (bool, int, float, complex)) and hint in (bool, int, float, complex)
 
 
@@ -91,7 +87,7 @@ def _is_tensor_hint(hint: Any) -> bool:
 
 
 def collection_class(hint: Any) -> Any:
-    """Return the collection class in an annotation; None if it is not one, or a class of value nodes."""
+    """Return the collection class that an annotation names; None for other types and for non-tensor data."""
     cls = get_origin(hint) or hint
     return cls if isinstance(cls, type) and issubclass(cls, Core) and not cls._is_value else None
 
@@ -131,7 +127,7 @@ def _as_type(hint: Any, name: str, value: Any) -> Any:
             return maker.from_tensordict(value) if fits else value
         return _from_mapping(hint, value) if isinstance(value, Mapping) else value
     try:
-        made: Any = np.asarray if cls is np.ndarray else cls  # its constructor takes a shape
+        made: Any = np.asarray if cls is np.ndarray else cls  # np.ndarray() would take the value as a shape
         return NonTensorData(made(value))
     except (TypeError, ValueError) as error:
         raise type(error)(

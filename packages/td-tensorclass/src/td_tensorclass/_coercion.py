@@ -24,11 +24,7 @@ def to_data(value: Any, batch_size: torch.Size, device: torch.device | None) -> 
 
 
 def to_node(value: Any, batch_size: torch.Size, device: torch.device | None) -> Any:
-    """Convert a list to one value per batch element, and any other value to one for the whole batch.
-
-    Raises:
-        BatchSizeError: the list does not have the shape of the batch.
-    """
+    """Convert a list to a NonTensorStack with one value per batch element, and any other value to one NonTensorData."""
     if isinstance(value, LinkedList):
         # Nested LinkedLists would write back to the collection that they were read from.
         value = value.tolist()
@@ -48,7 +44,7 @@ def to_node(value: Any, batch_size: torch.Size, device: torch.device | None) -> 
     return stack
 
 
-#: For types that are never inspected, for tensors that become nodes, and for everything that no other coercer takes.
+#: Coercers for text, bytes and None; for UnbatchedTensor; and for all objects that no other coercer accepts.
 COERCERS = (
     Coercer((str, bytes, bytearray, type(None)), to_data),
     Coercer((UnbatchedTensor,), to_unbatched),

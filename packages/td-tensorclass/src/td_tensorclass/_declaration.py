@@ -22,16 +22,14 @@ from ._schema import ALLOWED, RESERVED, Options, Schema, get_local_names
 
 
 def declare(cls: Any, root: Any, provided: Mapping[str, Any], frame: Any) -> None:
-    """Add schema, cast, properties and constructor to a new subclass; options that are None are inherited.
-
-    ``frame`` is the caller that defines the class, for annotations with local names.
-    """
+    """Add schema, cast, properties and constructor to a new TensorClass subclass; options that are None are inherited."""
     base = next((item for item in cls.__mro__[1:] if "_schema" in item.__dict__), None)
     options = (Options() if base is None else base._schema.options).merge(provided)
     _keep_defaults(cls, root)
     written_doc = cls.__dict__.get("__doc__")
     dataclasses.dataclass(init=False, repr=False, eq=False, kw_only=options.kw_only)(cls)
     _drop_generated(cls, root)
+    # ``frame`` runs the class statement: annotations may contain its local variables.
     schema = Schema(cls, options, get_local_names(cls, frame))
     _check_names(cls, root, schema)
     cls._schema = schema
@@ -71,7 +69,7 @@ def _keep_defaults(cls: Any, root: Any) -> None:
             default = inherited[name].default
             setattr(cls, name, dataclasses.field() if default is MISSING else default)
         elif hasattr(root, name):
-            # A member of collections, such as ``data``, is not the default of the field.
+            # dataclass would take a member of collections, such as ``data``, as the default of the field.
             setattr(cls, name, dataclasses.field())
 
 

@@ -17,12 +17,12 @@ from torch import Tensor
 from td_core._plans import MultiPlan
 from td_core._shape_plans import Reshape
 
-#: Per element of a result, in order, its position in the source batch; and the size of the result.
+#: (source position of each element of the result, in order; size of the result)
 GatherMap = tuple[Sequence[int], tuple[int, ...]]
 
 
 def make_gather_maps(plan: Any, size: tuple[int, ...], device: torch.device | None) -> list[GatherMap]:
-    """Compute the gather maps of a plan for a batch of ``size``: one, or one per result of a plan with several."""
+    """Compute the gather map of each result of a plan that is applied to a batch of ``size``."""
     result = _map_by_members(plan, size)
     if result is not None:
         return result
@@ -49,7 +49,7 @@ def permute_positions(size: Sequence[int], order: Sequence[int]) -> list[int]:
 
 def make_positions(size: tuple[int, ...], device: torch.device | None) -> Tensor:
     """Return the flat position of each element of a batch, as an int64 tensor of the shape of the batch."""
-    # The positions are read, which the meta device does not support.
+    # Callers read the positions, and tensors on the meta device cannot be read.
     place = "cpu" if device is None or device.type == "meta" else device
     return torch.arange(prod(size), device=place).view(size)
 
@@ -69,14 +69,14 @@ def _map_by_members(plan: Any, size: tuple[int, ...]) -> list[GatherMap] | None:
         return None
     several = isinstance(plan, MultiPlan) and along.picks is not None
     picked = along.picks if several else [along.picks]
-    if several and along.stack_dim is None and along.plan is None:  # each result is one member
+    if several and along.stack_dim is None and along.plan is None:  # each result is a single member
         step = prod(rest)
         return [(range(i * step, i * step + step), rest) for i in picked]
     return [_stack_maps(member, size, picks, along.stack_dim) for picks in picked for member in members]
 
 
 def _stack_maps(member: GatherMap, size: tuple[int, ...], picks: Any, dim: int | None) -> GatherMap:
-    """Combine the gather map of each picked member into one of their stack along ``dim``; an int picks one member."""
+    """Repeat the gather map of one member for each picked member, stacked along ``dim``; an int picks a single member."""
     inner, shape = member
     step = prod(size[1:])
     if isinstance(picks, int):
@@ -98,7 +98,7 @@ def _stack_maps(member: GatherMap, size: tuple[int, ...], picks: Any, dim: int |
 
 
 def _get_device(plan: Any) -> torch.device | None:
-    """Return the device of the tensors in an index, which the positions must share; None if it has none."""
+    """Return the device of the tensors in the index of a plan, or None: positions must be on the same device."""
     index = getattr(plan, "index", None)
     for item in index if type(index) is tuple else (index,):
         if isinstance(item, Tensor):

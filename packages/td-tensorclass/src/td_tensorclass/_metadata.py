@@ -79,7 +79,7 @@ class MetaData(NonTensorDataBase, Generic[T], metaclass=_MetaDataType):
             name = f"{cls.__name__}[{wanted.__name__}]"
             namespace = {
                 "__slots__": (),
-                "__module__": __name__,  # the headers of files contain it
+                "__module__": __name__,  # file headers contain this module name
                 "__qualname__": name,
                 "_expected_type": wanted,
             }

@@ -288,7 +288,7 @@ class NonTensorDataBase(NonTensorNode, TensorCollection):
         keeper, shown = self._cells[2], self._shown_stack()
         stack = self._expand_value() if shown is None else shown
         if shown is None and self._root is not None and self._batch_size.numel() == 1:
-            # This view has one element, so write that and keep the node one value.
+            # This view shows one element: write that element, and keep a node with one value.
             stack._assign(index, value)
             return self._replace_value(stack._values[0])
         # The stack replaces this node in its collection, so it takes over the lock and the storage backends.

@@ -68,7 +68,7 @@ class NonTensorStack(NonTensorNode, TensorDictBase):
 
     __slots__ = ("_emerges", "_hidden", "_joints", "_origin", "_values_size")
 
-    #: The lazy stack and the key from whose members the values were gathered, so that writes reach them; else None.
+    #: (lazy stack, key) if the values were read from the members of a lazy stack, so that writes reach the members.
     _origin: tuple[Core, str] | None
     #: The batch size, followed by the sizes of the ``_hidden`` dims that vmap maps over.
     _values_size: torch.Size
@@ -82,7 +82,7 @@ class NonTensorStack(NonTensorNode, TensorDictBase):
             for place, value in zip(places, new, strict=True):
                 prefix, node = compute_coordinates(place, self._values_size), as_node(value)
                 if isinstance(value, list) and (size := stack._index(prefix)._get_child(key).batch_size):
-                    # The member has one value per element; uneven members were read as lists, so convert back.
+                    # The values of uneven members were read as lists, so convert a list back to one value per element.
                     node = self.from_list(value, len(size))
                 stack._assign(prefix, {key: node})  # type: ignore[attr-defined]
         super()._store(cells, places, new)
@@ -217,7 +217,7 @@ class NonTensorStack(NonTensorNode, TensorDictBase):
 
     @property
     def tensordicts(self) -> list[Any]:
-        """The nodes along the first dim, as of ``unbind(0)``.
+        """The nodes along the first dim, as ``unbind(0)`` returns them.
 
         >>> NonTensorStack("a").tensordicts
         [NonTensorData(data=a, batch_size=torch.Size([]), device=None)]
@@ -229,7 +229,7 @@ class NonTensorStack(NonTensorNode, TensorDictBase):
         """The value that all elements share.
 
         Raises:
-            AttributeError: the values differ, or there are none.
+            AttributeError: the values differ, or the stack is empty.
 
         >>> NonTensorStack("a", "a").data
         'a'
@@ -241,12 +241,12 @@ class NonTensorStack(NonTensorNode, TensorDictBase):
 
     @property
     def hook_in(self) -> None:
-        """None: values are stored as they are."""
+        """None: values are not converted when they are stored."""
         return None
 
     @property
     def hook_out(self) -> None:
-        """None: values are returned as they are."""
+        """None: values are not converted when they are read."""
         return None
 
     def _set_batch_size(self, batch_size: torch.Size) -> None:
@@ -352,7 +352,7 @@ class NonTensorStack(NonTensorNode, TensorDictBase):
     def _gather_parts(self, plan: Any) -> list[Any]:
         """Apply a plan. Return its results: stacks, or NonTensorData for results without batch dims."""
         names = plan.rename_dims(self._names)
-        # Reshaping an expanded stack, whose positions repeat, makes a copy, as in torch.
+        # As in torch, reshaping makes a copy of an expanded stack, in which positions repeat.
         known = self._places if isinstance(plan, Reshape) and self._places is not None else ()
         shares = plan.is_view and len(set(known)) == len(known)
         arranged = self._gather(plan)
@@ -395,7 +395,7 @@ class NonTensorStack(NonTensorNode, TensorDictBase):
         if dims or not values or not all(part._joints[1] or ()):
             return part
         if not all(is_same_value(value, values[0]) for value in values):
-            return part  # another view has written to it since
+            return part  # a write to another view has changed a value since
         node = NonTensorData(values[0], batch_size=part._batch_size, device=self._device)
         if part._root is not None:
             node._show(part, range(len(values)))
@@ -440,10 +440,7 @@ class NonTensorStack(NonTensorNode, TensorDictBase):
         return self._of(values, places.shape, self._device, self._names)
 
     def _kept(self: SelfT, plan: Any, lead: tuple[int, ...]) -> SelfT:
-        """Copy the stack for an operation that computes new numbers, such as a reduction.
-
-        It raises StructureError if the operation changes the batch size.
-        """
+        """Copy the stack for an operation that computes new numbers, such as a sum. Raise if it changes the batch size."""
         size = torch.Size(lead + self._batch_size[plan.n :])
         if size != self._batch_size:
             raise StructureError(
@@ -589,7 +586,7 @@ class NonTensorStack(NonTensorNode, TensorDictBase):
 
 
 class _LinkedEntry:
-    """A position in a stack to which a LinkedList that was read there writes its changes."""
+    """Position in a stack that a LinkedList was read from, and to which it writes its changes."""
 
     __slots__ = ("_at", "_stack")
 
@@ -620,10 +617,7 @@ def as_node(value: Any) -> Any:
 
 
 def repeat_value(value: Any, size: torch.Size) -> list[Any]:
-    """Expand ``value`` to a list with one value per element of ``size``; nodes and nested lists are broadcast.
-
-    It raises BatchSizeError if the shapes do not match. With :func:`list_to_stack` off, a list is one value.
-    """
+    """Expand a value, list or node to one value per element of ``size``; a list is one value if list_to_stack() is off."""
     if isinstance(value, list) and size and list_to_stack():
         value = NonTensorStack.from_list(value, len(size))
     return value._expand_values(size) if isinstance(value, NonTensorNode) else [value] * size.numel()

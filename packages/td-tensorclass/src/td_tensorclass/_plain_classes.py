@@ -84,13 +84,13 @@ def tensorclass(
     """Convert a class with annotated fields to a tensorclass; the decorator form of :class:`TensorClass`.
 
     ``__post_init__`` is called for constructed instances and for results of operations: for a lazy stack once per new
-    member, and not for results without entries, as of :meth:`TensorCollection.empty`.
+    member, and not for results without entries, such as those of :meth:`TensorCollection.empty`.
 
     Args:
         cls: the class, if the decorator is used without parentheses.
         autocast: convert written values to the annotated type.
         frozen: forbid all writes except in-place writes to leaves.
-        nocast: keep numbers and arrays as they are, rather than as tensors.
+        nocast: store numbers and arrays unchanged instead of converting them to tensors.
         shadow: allow fields that hide members of a collection.
         tensor_only: accept only tensors, collections, and values that ``torch.as_tensor`` can convert.
         skip_post_init_on_rebuild: call ``__post_init__`` for constructed instances only, not for results of operations.
@@ -142,7 +142,7 @@ def from_dataclass(
         batch_size: batch size of the result.
         frozen: option of the new class, like those below; see :func:`tensorclass`.
         autocast: convert written values to the annotated type.
-        nocast: keep numbers and arrays as they are, rather than as tensors.
+        nocast: store numbers and arrays unchanged instead of converting them to tensors.
         inplace: must be False; a class cannot be converted in place.
         shadow: allow fields that hide members of a collection.
         tensor_only: accept tensors and collections only.

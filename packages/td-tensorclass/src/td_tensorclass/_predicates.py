@@ -35,7 +35,7 @@ def is_tensorclass(obj: Any) -> bool:
 
 
 def is_leaf_nontensor(cls: type) -> bool:
-    """Return True if entries of ``cls`` are leaves, counting non-tensor data: an ``is_leaf=`` for ``keys`` and others.
+    """Return True if ``cls`` is a class of leaves or of non-tensor data; pass this function as ``is_leaf=`` to ``keys``.
 
     >>> td = TensorDict({"a": "x", "b": {"c": 1}})
     >>> list(td.keys(True, True, is_leaf=is_leaf_nontensor))

@@ -19,14 +19,10 @@ MEMBER = "_tensordict"
 
 
 def register_class(cls: Any) -> None:
-    """Register a tensorclass; a class that is defined again (a notebook cell that runs twice) replaces the old one.
-
-    Unpickling a class by value (cloudpickle) first creates it without fields. Such a class does not replace one with
-    fields until it has its own, when its first instance is decoded.
-    """
+    """Register a tensorclass as node kind and pytree node; a class defined again, as in a notebook, replaces the old one."""
 
     def absent(node: Any) -> list[str]:
-        """Return the fields that are None although they have defaults; decoding would else set the defaults."""
+        """Return the fields that are None although they have defaults: decoding would otherwise set the defaults."""
         return node._absent_fields() if cls._schema.defaulted else []
 
     def flatten(node: Any) -> Record:
@@ -93,9 +89,10 @@ def register_class(cls: Any) -> None:
         "consolidated/1": Layout(flatten_buffer, unflatten_buffer, (shown,)),
         "state_dict/2": Layout(flatten_state, unflatten, (cls.__qualname__,)),
     }
-    before: Any = KINDS[tag] if tag in KINDS else None  # noqa: SIM401  it is no dict
+    before: Any = KINDS[tag] if tag in KINDS else None  # noqa: SIM401  KINDS is not a dict
     kind = NodeKind(tag, cls, flatten, unflatten, layouts, with_class=True)
     KINDS.add(kind, replace=True)
+    # cloudpickle first creates a class without fields. It replaces the registered class when its first instance is decoded.
     if before is not None and before.type._schema.names and not cls._schema.names:
         KINDS.add(before, replace=True)
 

@@ -44,7 +44,7 @@ class Options:
     kw_only: bool = False
 
     def merge(self, given: Mapping[str, Any]) -> Options:
-        """Merge the options of a subclass into these of its base class; None inherits.
+        """Combine the options of a base class with those passed for a subclass; None keeps the inherited value.
 
         Raises:
             TypeError: an option is unknown, or two of them exclude each other.
@@ -183,7 +183,7 @@ class Schema:
 
         Raises:
             TypeError: an argument without a default is missing.
-            UnknownFieldError: an argument is not one of the class.
+            UnknownFieldError: an argument is neither a field nor an ``InitVar`` of the class.
         """
         values: dict[str, Any] = {}
         init_vars: list[Any] = []
@@ -276,10 +276,8 @@ def get_choices(hint: Any) -> tuple[Any, ...]:
 
 
 def get_local_names(cls: type, frame: types.FrameType | None) -> dict[str, Any]:
-    """Return the local variables named in the annotations of a class that is defined in a function.
-
-    Module-level names can be resolved later, but local variables no longer exist then.
-    """
+    """Return the local variables that the annotations of a class contain, if it is defined in a function."""
+    # Names of a module can be looked up later; local variables exist only now.
     while frame is not None and frame.f_globals.get("__name__") != cls.__module__:
         frame = frame.f_back
     if frame is None or frame.f_locals is frame.f_globals:

@@ -38,10 +38,7 @@ def get_static(holder: Any) -> Any:
 
 
 def register_static(cls: Any, names: Sequence[str], made_of: Callable[..., Any]) -> None:
-    """Register a class as a pytree node without children, whose context is the attributes ``names``.
-
-    The first attribute is wrapped by :func:`make_static`. ``made_of`` builds a node from the attributes.
-    """
+    """Register a class as a pytree node without children; ``made_of`` rebuilds a node from its attributes ``names``."""
 
     def flatten(node: Any) -> tuple[list[Any], tuple[Any, ...]]:
         return [], load(tuple([getattr(node, name) for name in names]))
@@ -54,6 +51,7 @@ def register_static(cls: Any, names: Sequence[str], made_of: Callable[..., Any])
         return (get_static(holder), *rest)
 
     def load(dumped: tuple[Any, ...]) -> tuple[Any, ...]:
+        # The first attribute is the value, which torch compares when it compares contexts.
         value, *rest = dumped
         return (make_static(value), *rest)
 

@@ -198,11 +198,7 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
         return node
 
     def _finish(self, *, without_entries: bool = False) -> None:
-        """Lock the result of a frozen class, and run ``__post_init__`` if the class does so for results.
-
-        For a lazy stack it runs per member. For a result without entries it runs only if ``without_entries``, because
-        it may read any field.
-        """
+        """Lock the result of an operation if the class is frozen; run ``__post_init__`` if the class does so for results."""
         td = self._tensordict
         if self._schema.options.frozen:
             lock_nodes(td)
@@ -212,6 +208,7 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
                 for member in stacked[0]:
                     self._wrap_unchecked(member)._finish(without_entries=without_entries)
             elif without_entries or td._children():
+                # It may read any field, so for a result without entries it runs only on request.
                 self.__post_init__()  # type: ignore[attr-defined]
 
     @classmethod
@@ -281,7 +278,7 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
             try:
                 node._store(inner, name, value)
             except BatchSizeError:
-                # The shape of a default does not fit every batch: then it is one value for the whole batch.
+                # A default whose shape does not start with the batch size becomes one value for the whole batch.
                 whole = UnbatchedTensor(value) if isinstance(value, Tensor) else NonTensorData(value)
                 inner._set_path(name, whole)
         if locked:
@@ -299,10 +296,7 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
 
     @classmethod
     def _wrap_dense(cls, result: Any, absent: Iterable[str] = ()) -> Any:
-        """Convert a collection to an instance, and nested collections to the annotated classes of their fields.
-
-        Fields in ``absent`` are None. A ``result`` that is not a collection of entries is returned unchanged.
-        """
+        """Convert a collection to an instance, nested ones to the classes of their fields; fields in ``absent`` are None."""
         if not isinstance(result, TensorDictBase) or result._is_value:
             return result
         levels = {}
@@ -557,7 +551,7 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
         self._get_growable_stack(items).extend(inner[0] if isinstance(tensordict, Core) else inner)
 
     def _get_growable_stack(self, items: Sequence[Any]) -> Any:
-        """Return the lazy stack of this instance; raise StructureError if there is none or ``items`` do not fit."""
+        """Return the lazy stack of this instance; raise StructureError if it is not one, or if ``items`` do not fit."""
         # hasattr() instead of _members_and_dim(), which would copy the list of members on every append.
         if not hasattr(self._tensordict, "tensordicts"):
             raise StructureError(

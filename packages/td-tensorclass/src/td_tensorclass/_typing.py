@@ -26,7 +26,7 @@ else:
     FieldsMeta = ABCMeta
 
     def dataclass_transform(**kwargs: Any) -> Callable[[Any], Any]:
-        """Return a decorator that does nothing, in place of the one of typing_extensions."""
+        """Return a decorator that does nothing, because typing_extensions may be missing at run time."""
         return lambda decorated: decorated
 
 
@@ -34,11 +34,11 @@ class Argument(Generic[Given, Read]):
     """Descriptor of a constructor argument that is written as ``Given`` and read as ``Read``."""
 
     def __get__(self, instance: Any, owner: Any = None) -> Read:
-        """Declare the type that is read."""
+        """Declare the type that reading the attribute returns."""
         raise NotImplementedError
 
     def __set__(self, instance: Any, value: Given) -> None:
-        """Declare the type that may be written."""
+        """Declare the type that the attribute accepts."""
 
 
 BatchSizeArgument = Argument[BatchSize | None, torch.Size]

@@ -312,7 +312,7 @@ def to_unbatched(value: Any, batch_size: torch.Size, device: torch.device | None
     payload = value if value.requires_grad else _plain(value).detach()
     node = UnbatchedNode(payload if device is None else payload.to(device), batch_size, device)
     if node._kept is payload and value.batch_size in (batch_size, torch.Size()):
-        # Not if it has another batch size, because reading sets the batch size of the shown tensor.
+        # Readers receive the same object, unless its batch size differs: reading sets that of the shown tensor.
         node._shown = value
     return node
 

@@ -10,10 +10,7 @@ from td_core._value_codec import is_same_value
 
 
 def is_equal_value(a: Any, b: Any) -> bool:
-    """Return True if two values compare equal with ``==``; arrays, if they have one shape and all elements are equal.
-
-    Return False if ``==`` raises or its result has no truth value.
-    """
+    """Return True if two values are equal by ``==``, or are arrays of one shape with equal elements; False if ``==`` raises."""
     if is_same_value(a, b):
         return True
     try:

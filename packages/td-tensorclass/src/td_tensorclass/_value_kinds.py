@@ -56,7 +56,7 @@ def _flatten_stack(node: NonTensorStack) -> Record:
 
 
 def _joints_of(node: NonTensorStack) -> dict[str, Any]:
-    """Encode the joints of a stack as a header field; an empty dict if it has none."""
+    """Encode the batch dims along which a stack varies (:data:`Joints`) as a header field; empty if all dims do."""
     if node._joints is None:
         return {}
     dims, ones = node._joints
@@ -64,7 +64,7 @@ def _joints_of(node: NonTensorStack) -> dict[str, Any]:
 
 
 def _join_as(stack: NonTensorStack, meta: dict[str, Any]) -> None:
-    """Set the joints of a stack from its header."""
+    """Set the batch dims along which a stack varies (:data:`Joints`) from its header."""
     told, ndim = read_header_field(meta, "joints", dict, _NONE), len(stack.batch_size)
     if told is None:
         return
@@ -96,7 +96,7 @@ def _data_to_directory(node: NonTensorDataBase) -> Record:
 
 
 def _data_from_values(cls: type[NonTensorDataBase], record: Record) -> NonTensorDataBase:
-    # These formats do not store the batch size of a value, so it has that of its parent.
+    # These formats do not store the batch size of a value, so use the batch size of its parent.
     values, size = record.values, record.batch_size
     if "data" not in values:
         raise FormatError(f"a {cls.__name__} has no data")

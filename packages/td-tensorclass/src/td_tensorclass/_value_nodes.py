@@ -26,8 +26,8 @@ from ._value_equality import is_equal_value
 NodeT = TypeVar("NodeT", bound="ValueNode")
 SelfT = TypeVar("SelfT", bound="NonTensorNode")
 
-#: (dims, ones) of a stack made by joining nodes that had one value for a whole batch: ``dims`` are the batch dims along
-#: which the values vary. ``ones`` is None if all joined nodes were so, else a bool per element.
+#: (dims, ones) of a stack made by joining nodes of which some had one value for a whole batch. ``dims`` are the batch dims
+#: along which the values vary. ``ones`` is None if all of the nodes had one value, else it has a bool per element.
 Joints = tuple[tuple[int, ...], "list[bool] | None"]
 
 
@@ -175,7 +175,7 @@ class NonTensorNode(ValueNode):
             self._owner()._read(self._cells, writes=True)
 
     def _store(self, cells: list[Any], places: Sequence[int], new: Sequence[Any]) -> None:
-        """Write values into ``cells`` at ``places``, and to the storage of a sibling if that has a keeper for them."""
+        """Write values into ``cells`` at ``places``, and into the storage of a sibling package that saved them."""
         keeper = cells[2]
         if keeper is not None:
             with keeper.lock(self):
@@ -203,10 +203,7 @@ class NonTensorNode(ValueNode):
         self._root = source if source._root is None else source._root
 
     def _expand_values(self, size: torch.Size) -> list[Any]:
-        """Return a list with one value per element of ``size``, to which the batch of this node is expanded.
-
-        It raises BatchSizeError if that is not possible.
-        """
+        """Expand the batch to ``size`` and return one value per element; raise BatchSizeError if that is impossible."""
         raise NotImplementedError
 
     def _get_varying_dims(self) -> tuple[int, ...]:
@@ -220,10 +217,7 @@ class NonTensorNode(ValueNode):
         return all(map(is_same_value, self._expand_values(size), other._expand_values(size)))
 
     def _is_single_after_join(self, items: Sequence[Core], stacks: bool) -> bool:
-        """Return True if joining ``items``, of which this node is the first, gives one value for the whole batch.
-
-        ``stacks`` is True for a stack, False for a concatenation.
-        """
+        """Return True if stacking (``stacks``) or concatenating ``items`` gives one value for the whole batch."""
         return False
 
     def _stack_lazily(self, items: Sequence[Core], dim: int) -> Any:
@@ -432,10 +426,7 @@ def _written(values: list[Any], places: Sequence[int], new: Sequence[Any], own: 
 
 
 def reload_values(node: Any, keeper: Keeper, *, writes: bool = False) -> Any:
-    """Reload a node if another process has written its stored values since. Return the node itself if not.
-
-    It raises StructureError if the stored node is of another kind or, with ``writes``, has another number of values.
-    """
+    """Return a node, reloaded if another process wrote its stored values. Raise StructureError if its kind or size changed."""
     result: Any = keeper.reload(node, writes=writes)
     if result is None:
         return node
@@ -474,10 +465,8 @@ def _check_even(items: Sequence[Any], plan: Join, path: tuple[str, ...]) -> None
 
 
 def pad_to_even(items: Sequence[Any], dim: int) -> Sequence[Any]:
-    """Make batch sizes equal for stacking along ``dim``: convert the first dim that differs and later ones to lists.
-
-    Nodes that differ in a dim before ``dim`` or in their number of dims, or hold no values, are returned unchanged.
-    """
+    """Make batch sizes equal for stacking: the first dim that differs between nodes, and all after it, become lists."""
+    # Nodes that differ before ``dim``, or in their number of dims, are returned unchanged: joining them raises.
     sizes = [item.batch_size for item in items]
     if not all(isinstance(item, NonTensorNode) for item in items) or len(set(map(len, sizes))) > 1:
         return items
@@ -486,7 +475,7 @@ def pad_to_even(items: Sequence[Any], dim: int) -> Sequence[Any]:
 
 
 def find_hidden_size(items: Sequence[Any]) -> torch.Size:
-    """Return the sizes of the dims that vmap hides from the nodes to join; empty if there are none."""
+    """Return the sizes of the dims that vmap hides from the nodes to join; empty if it hides none."""
     tail = torch.Size()
     for item in items:
         if item._hidden > len(tail):
@@ -510,10 +499,9 @@ def concat_values(
     tail: torch.Size = torch.Size(),
     of: Callable[[Any], list[Any]] | None = None,
 ) -> list[Any]:
-    """Join the values of nodes along ``dim``, in C order; in plain Python, because torch.compile traces it.
-
-    ``tail`` are the sizes of the dims that vmap hides. ``of`` maps a node to other per-element items than its values.
-    """
+    """Concatenate the values of nodes along ``dim``, in C order of the result."""
+    # ``tail``: sizes of the dims that vmap hides. ``of``: returns other per-element items of a node than its values.
+    # This is plain Python, because torch.compile traces it.
     if tail or of:
         columns = [of(item) if of else expand_to_tail(item, tail) for item in items]
     else:
