@@ -239,7 +239,7 @@ def append_dims(prefix: Tensor, ndim: int) -> Tensor:
 
 
 def repeat_plan(batch: Shape, repeats: Sequence[int]) -> Repeat:
-    """Plan ``repeat``."""
+    """Build the plan of ``repeat``."""
     if len(repeats) < len(batch):
         raise ValueError(
             "repeat: the number of repeats must not be smaller than the number of batch dims; "
@@ -251,7 +251,7 @@ def repeat_plan(batch: Shape, repeats: Sequence[int]) -> Repeat:
 
 
 def repeat_interleave_plan(batch: Shape, repeats: int | Tensor, dim: int, output_size: int | None) -> Take:
-    """Plan ``repeat_interleave`` along one dim."""
+    """Build the plan of ``repeat_interleave`` along one dim."""
     dim = wrap_dim(dim, len(batch))
     if isinstance(repeats, Tensor) and repeats.numel() != 1:
         if repeats.ndim != 1 or len(repeats) != batch[dim]:
@@ -285,7 +285,7 @@ def repeat_interleave_plan(batch: Shape, repeats: int | Tensor, dim: int, output
 
 
 def narrow_plan(batch: Shape, dim: int, start: int | Tensor, length: int) -> Take:
-    """Plan ``narrow``: select ``length`` elements of one dim from ``start`` on."""
+    """Build the plan of ``narrow``: select ``length`` elements of one dim from ``start`` on."""
     dim = wrap_dim(dim, len(batch))
     start, length, size = int(start), as_int(length), batch[dim]
     if not -size <= start <= size:
@@ -307,7 +307,7 @@ def narrow_plan(batch: Shape, dim: int, start: int | Tensor, length: int) -> Tak
 
 
 def flip_plan(batch: Shape, dims: int | Sequence[int]) -> Flip:
-    """Plan ``flip``."""
+    """Build the plan of ``flip``."""
     provided = as_ints(dims)
     wrapped = tuple([wrap_dim(dim, len(batch)) for dim in provided])
     if len(set(wrapped)) != len(wrapped):
@@ -316,7 +316,7 @@ def flip_plan(batch: Shape, dims: int | Sequence[int]) -> Flip:
 
 
 def roll_plan(batch: Shape, shifts: int | Sequence[int], dims: int | Sequence[int] | None) -> Roll | RollFlat:
-    """Plan ``roll`` along some dims; None rolls the flattened batch."""
+    """Build the plan of ``roll`` along some dims; None rolls the flattened batch."""
     by = as_ints(shifts)
     if dims is None:
         if len(by) != 1:
@@ -331,7 +331,7 @@ def roll_plan(batch: Shape, shifts: int | Sequence[int], dims: int | Sequence[in
 
 
 def pad_plan(batch: Shape, pad_size: Sequence[int], value: float) -> Pad:
-    """Plan ``pad``: amounts before and after, listed from the first batch dim on."""
+    """Build the plan of ``pad``: amounts before and after, listed from the first batch dim on."""
     pad_size = as_ints(pad_size)
     if len(pad_size) % 2:
         raise BatchSizeError(f"pad: pad_size has two numbers for each dim; got {list(pad_size)}")
@@ -349,7 +349,7 @@ def pad_plan(batch: Shape, pad_size: Sequence[int], value: float) -> Pad:
 
 
 def gather_plan(batch: Shape, dim: int, index: Tensor) -> Gather:
-    """Plan ``gather``: the index has one dim per batch dim and is broadcast over the feature dims."""
+    """Build the plan of ``gather``: the index has one dim per batch dim and is broadcast over the feature dims."""
     dim = wrap_dim(dim, len(batch))
     if index.ndim != len(batch):
         raise BatchSizeError(

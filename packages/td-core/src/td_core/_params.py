@@ -162,7 +162,7 @@ class TensorDictParams(Wrapper, TensorDictBase, nn.Module):  # type: ignore[misc
         lock: bool = False,
         **kwargs: Any,
     ) -> None:
-        super().__init__()  # not nn.Module.__init__, which torch.compile cannot trace
+        super().__init__()  # skips nn.Module.__init__, which torch.compile cannot trace
         if parameters is None:
             parameters = kwargs
         elif kwargs:

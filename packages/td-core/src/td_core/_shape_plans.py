@@ -295,13 +295,13 @@ class Join(ShapePlan):
 
 @cache_plans
 def view_plan(batch: Shape, shape: Sequence[int]) -> Reshape:
-    """Plan ``view``; one size may be -1."""
+    """Build the plan of ``view``; one size may be -1."""
     return _reshape(batch, shape, copy=False)
 
 
 @cache_plans
 def reshape_plan(batch: Shape, shape: Sequence[int]) -> Reshape:
-    """Plan ``reshape``; one size may be -1."""
+    """Build the plan of ``reshape``; one size may be -1."""
     return _reshape(batch, shape, copy=True)
 
 
@@ -312,7 +312,7 @@ def _reshape(batch: Shape, shape: Sequence[int], *, copy: bool) -> Reshape:
 
 @cache_plans
 def flatten_plan(batch: Shape, start_dim: int, end_dim: int) -> Reshape:
-    """Plan ``flatten``: merge the dims from ``start_dim`` to ``end_dim`` into one."""
+    """Build the plan of ``flatten``: merge the dims from ``start_dim`` to ``end_dim`` into one."""
     n = len(batch)
     if not n:
         for dim in (start_dim, end_dim):
@@ -329,7 +329,7 @@ def flatten_plan(batch: Shape, start_dim: int, end_dim: int) -> Reshape:
 
 @cache_plans
 def unflatten_plan(batch: Shape, dim: int, sizes: Sequence[int]) -> Reshape:
-    """Plan ``unflatten``: split one dim into several; one size may be -1."""
+    """Build the plan of ``unflatten``: split one dim into several; one size may be -1."""
     dim = wrap_dim(dim, len(batch))
     if not sizes:
         raise BatchSizeError("unflatten: sizes must be non-empty")
@@ -347,7 +347,7 @@ def unflatten_plan(batch: Shape, dim: int, sizes: Sequence[int]) -> Reshape:
 
 @cache_plans
 def permute_plan(batch: Shape, dims: Sequence[int]) -> Permute:
-    """Plan ``permute``."""
+    """Build the plan of ``permute``."""
     n = len(batch)
     order = tuple(dims)
     if sorted(order) != list(range(n)):
@@ -361,7 +361,7 @@ def permute_plan(batch: Shape, dims: Sequence[int]) -> Permute:
 
 @cache_plans
 def transpose_plan(batch: Shape, dim0: int, dim1: int) -> Permute:
-    """Plan ``transpose``: swap two dims."""
+    """Build the plan of ``transpose``: swap two dims."""
     n = len(batch)
     first, second = wrap_dim(dim0, n), wrap_dim(dim1, n)
     lead, order = list(batch), list(range(n))
@@ -391,7 +391,7 @@ def _permuter(order: Shape) -> Callable[[Tensor], Tensor]:
 
 @cache_plans
 def movedim_plan(batch: Shape, source: int | Sequence[int], destination: int | Sequence[int]) -> Permute:
-    """Plan ``movedim``: move some dims to new positions and keep the order of the others."""
+    """Build the plan of ``movedim``: move some dims to new positions and keep the order of the others."""
     n = len(batch)
     provided = [as_ints(dims) for dims in (source, destination)]
     if len(provided[0]) != len(provided[1]):
@@ -410,13 +410,13 @@ def movedim_plan(batch: Shape, source: int | Sequence[int], destination: int | S
 
 @cache_plans
 def unsqueeze_plan(batch: Shape, dim: int) -> Unsqueeze:
-    """Plan ``unsqueeze``."""
+    """Build the plan of ``unsqueeze``."""
     return Unsqueeze(batch, wrap_dim(dim, len(batch) + 1))
 
 
 @cache_plans
 def squeeze_plan(batch: Shape, dim: int | Sequence[int] | None) -> Squeeze:
-    """Plan ``squeeze``: remove the given dims that have size one."""
+    """Build the plan of ``squeeze``: remove the given dims that have size one."""
     provided = range(len(batch)) if dim is None else as_ints(dim)
     dims = [wrap_dim(d, len(batch)) for d in provided]
     return Squeeze(batch, tuple([d for d in dims if batch[d] == 1]))
@@ -424,7 +424,7 @@ def squeeze_plan(batch: Shape, dim: int | Sequence[int] | None) -> Squeeze:
 
 @cache_plans
 def expand_plan(batch: Shape, shape: Sequence[int]) -> Expand:
-    """Plan ``expand``: a size of -1 keeps the size of that dim."""
+    """Build the plan of ``expand``: a size of -1 keeps the size of that dim."""
     added = len(shape) - len(batch)
     if added < 0:
         raise BatchSizeError(
@@ -446,13 +446,13 @@ def expand_plan(batch: Shape, shape: Sequence[int]) -> Expand:
 
 @cache_plans
 def unbind_plan(batch: Shape, dim: int) -> Unbind:
-    """Plan ``unbind``."""
+    """Build the plan of ``unbind``."""
     return Unbind(batch, wrap_dim(dim, len(batch)))
 
 
 @cache_plans
 def split_plan(batch: Shape, split_size: int | Sequence[int], dim: int) -> Split:
-    """Plan ``split``: parts of ``split_size`` elements (the last may be smaller), or of the listed sizes."""
+    """Build the plan of ``split``: parts of ``split_size`` elements (the last may be smaller), or of the listed sizes."""
     dim = wrap_dim(dim, len(batch))
     size = batch[dim]
     if not isinstance(split_size, int):
@@ -472,7 +472,7 @@ def split_plan(batch: Shape, split_size: int | Sequence[int], dim: int) -> Split
 
 @cache_plans
 def chunk_plan(batch: Shape, chunks: int, dim: int) -> Split:
-    """Plan ``chunk``: at most ``chunks`` parts of equal size; the last may be smaller."""
+    """Build the plan of ``chunk``: at most ``chunks`` parts of equal size; the last may be smaller."""
     if chunks <= 0:
         raise ValueError(f"chunk: chunks must be greater than zero; got {chunks}")
     dim = wrap_dim(dim, len(batch))
@@ -482,7 +482,7 @@ def chunk_plan(batch: Shape, chunks: int, dim: int) -> Split:
 
 
 def tensor_split_plan(batch: Shape, indices_or_sections: int | Sequence[int] | Tensor, dim: int) -> Split:
-    """Plan ``tensor_split``: sections whose sizes differ by at most one, or the parts between positions."""
+    """Build the plan of ``tensor_split``: sections whose sizes differ by at most one, or the parts between positions."""
     dim = wrap_dim(dim, len(batch))
     size = batch[dim]
     if isinstance(indices_or_sections, Tensor):
@@ -507,13 +507,13 @@ def tensor_split_plan(batch: Shape, indices_or_sections: int | Sequence[int] | T
 
 @cache_plans
 def stack_plan(batch: Shape, dim: int, count: int) -> Join:
-    """Plan ``stack``: join ``count`` collections of one batch size along a new dim."""
+    """Build the plan of ``stack``: join ``count`` collections of one batch size along a new dim."""
     return Join(batch, wrap_dim(dim, len(batch) + 1), [1] * count, True)
 
 
 @cache_plans
 def cat_plan(batch: Shape, dim: int, sizes: Sequence[int]) -> Join:
-    """Plan ``cat``: concatenate collections that have these sizes at ``dim``."""
+    """Build the plan of ``cat``: concatenate collections that have these sizes at ``dim``."""
     return Join(batch, wrap_dim(dim, len(batch)), sizes, False)
 
 

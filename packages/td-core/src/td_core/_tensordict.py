@@ -271,7 +271,7 @@ class TensorDict(TensorDictBase):
         return super().__getitem__(index)
 
     def _get_nested(self, path: tuple[Any, ...]) -> Child | None:
-        """Return the entry at a flat key path through TensorDicts. None if the general path is needed."""
+        """Return the entry at a key path that crosses only TensorDicts, or None if the general path must be used."""
         node: Any = self
         for part in path:
             if type(part) is not str or not isinstance(node, TensorDict):
@@ -524,7 +524,7 @@ class TensorDict(TensorDictBase):
     def _clone_leaves(self: SelfT) -> SelfT:
         leaves: list[Tensor] = []
         levels = self._flatten_leaves(leaves)
-        if type(levels) is tuple:  # nodes of other kinds copy themselves
+        if type(levels) is tuple:  # nodes of other kinds have their own _map
             return self._map(copy_leaf)
         return self._unflatten(foreach(_CLONE, leaves, plain=type(levels) is dict), levels)
 
@@ -624,7 +624,7 @@ class TensorDict(TensorDictBase):
                         target[key] = chained
                 elif _DENSE.issuperset(map(type, values)):
                     below = [{**value._dict} for value in values]
-                    if not below[0]:  # else joining the leaves detects a mismatch
+                    if not below[0]:  # joining leaves would detect different sizes
                         check_even(values, n, (*prefix, key))
                     target[key] = _make_node(
                         TensorDict,

@@ -22,7 +22,7 @@ def expand_right(tensor: Tensor, shape: Sequence[int]) -> Tensor:
         shape: the shape to expand to.
 
     Raises:
-        RuntimeError: a size is neither 1 nor that in ``shape``.
+        RuntimeError: a size is neither 1 nor the size in ``shape``.
 
     >>> expand_right(torch.zeros(2), (2, 3)).shape
     torch.Size([2, 3])

@@ -162,7 +162,7 @@ class _Walk:
     device: Any = NO_DEFAULT
     names: Any = NO_DEFAULT
     writes: list[tuple[Any, str, Child, Child, Path]] = field(default_factory=list)
-    #: Set if ``apply`` works in place and leaves may share memory: maps a changed memory to its key path and operands.
+    #: For in-place calls on leaves that may share memory: memory that was changed -> its key path and operands.
     changed: dict[Any, tuple[Path, Sequence[Any]]] | None = None
 
     def run(
@@ -398,7 +398,7 @@ class _Walk:
         return self.filter_empty is True or (self.filter_empty is None and len(node._children()) > 0)
 
     def build(self, node: Any, entries: dict[str, Child]) -> Any:
-        """Build the node that holds the results."""
+        """Build a node like ``node`` that holds the results."""
         return node._with_children(entries, batch_size=self.size, device=self.device, names=self.names)
 
     def write(self) -> None:

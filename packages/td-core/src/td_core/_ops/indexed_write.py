@@ -36,7 +36,7 @@ Path = tuple[str, ...]
 #: Target node, value to write, key path of the node, and number of batch dims in values of new entries, if known.
 Level = tuple[Any, Any, Path, int | None]
 
-#: Replaces a number of batch dims: a new entry's value has the batch dims if its shape starts with them, else none.
+#: Unknown number of batch dims: a new value has all of them if its shape starts with the batch size, else none.
 ANY = -1
 
 _ARRAYS = (Tensor, np.ndarray, list, tuple, *NUMBERS)
@@ -308,7 +308,7 @@ class IndexedWrite:
             place = BoundIndex(() if self.basic else self.index)
             for i in order_subclasses_first(targets):
                 target, value = targets[i], values[i]
-                # torch converts dtype and device when it writes through a view, but not when it scatters.
+                # torch converts dtype and device when it writes through a view, but not when it writes at an index tensor.
                 if isinstance(value, Tensor) and (
                     value.dtype != target.dtype or value.device != target.device
                 ):

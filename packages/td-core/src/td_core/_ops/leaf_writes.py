@@ -241,9 +241,7 @@ def try_scatter_whole(target: Core, source: Any, plan: IndexPlan) -> bool:
         for leaf, value in zip(targets, values):
             leaf[place.move_to_device_of(leaf)] = value
     except RuntimeError:
-        return (
-            False  # an indexed write neither moves nor casts; the slow path does, and writes every leaf again
-        )
+        return False  # an indexed write cannot change device or dtype; the slow path can, and writes every leaf again
     return True
 
 

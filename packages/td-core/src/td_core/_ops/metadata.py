@@ -418,7 +418,7 @@ def _get_view_id(leaf: Tensor) -> Any:
     if leaf.layout is torch.jagged:
         return tuple(map(_get_view_id, get_parts(leaf)))
     if leaf.layout is not torch.strided or leaf.is_nested:
-        return id(leaf)  # no single data_ptr() to compare
+        return id(leaf)  # such a tensor has no single data_ptr() to compare
     return leaf.data_ptr(), leaf.dtype, leaf.shape, leaf.stride(), leaf.device
 
 

@@ -30,7 +30,7 @@ from .leaf_writes import check_copied
 from .operands import describe_leaf
 from .shape import same_memory
 
-#: One write: dict of slots, key, new leaf or value, old content, and role of the slot: "p" parameter, "b" buffer,
+#: One write into a module: dict of slots, key, new leaf or value, old content, and role of the slot: "p" parameter, "b" buffer,
 #: "B" buffer of a collection (recognised by its mark), "" any.
 Move = tuple[dict[str, Any], str, Any, Any, str]
 #: A parameter that becomes a plain attribute or the reverse: the module's ``_parameters``, its ``__dict__``, key, old
@@ -70,7 +70,7 @@ def _undo(moves: list[Move]) -> None:
 
 
 def _swap_in(slots: list[Home], undo: bool = False) -> None:
-    """Convert parameters to plain attributes (``_parameters`` keeps None) or back, as listed; ``undo`` reverses each."""
+    """Turn each listed parameter into a plain attribute (leaving None in ``_parameters``) or back; ``undo`` reverses this."""
     for parameters, attributes, key, held, lowers in slots:
         if lowers is not undo:
             parameters[key], attributes[key] = None, held

@@ -100,7 +100,7 @@ def combine(
                 if size != node.batch_size:
                     node = node.expand(size)
             operand = []
-            if other.ndim:  # _beside_each() pairs a 0-d tensor with the leaves
+            if other.ndim:  # _beside_each() handles a 0-d tensor, see below
                 node._broadcast_to_leaves(other, operand)
     elif isinstance(other, np.generic):
         operand = other.item()
@@ -167,7 +167,7 @@ def operand_inplace(node: Any, name: str, other: Operand) -> Any:
 
 
 def _beside_each(node: Any, scalar: Tensor, leaves: list[Tensor], levels: Walked) -> list[Tensor]:
-    """Return the operand per leaf for a 0-d tensor."""
+    """Convert a 0-d tensor to one operand per leaf."""
     if type(levels) is dict or type(levels) is list:
         return [scalar] * len(leaves)
     operand: list[Tensor] = []  # 0-d leaves of a lazy stack's members need a cast scalar, see as_scalar()
@@ -180,7 +180,7 @@ def _operand_leaves(node: Core, other: Core, leaves: list[Tensor]) -> list[Tenso
     operand: list[Tensor] = []
     foreign: list[Core] = []
     node._zip_leaves(other, leaves, operand, foreign)
-    # Plain nodes match each leaf with the leaf of the same key, so no leaf reads another target's memory.
+    # Other kinds, such as lazy stacks, may be combined with their own members in another order, so clone operands.
     return clone_overlapping(leaves, operand) if foreign else operand
 
 
@@ -238,7 +238,7 @@ def write_leaves(name: str, node: Core, this: Op, leaves: list[Tensor], *operand
 
 
 def _finish_without_overlap(this: Op, leaves: list[Tensor], operands: tuple[Any, ...]) -> None:
-    """Finish an in-place operation from the leaf on that overlaps its operand, where torch raised: clone such operands."""
+    """Resume an in-place operation at the leaf where torch raised, since it overlaps its operand; clone such operands."""
     rows = list(zip(leaves, *expand_operands(leaves, operands), strict=True))
     begun = False
     for i in order_subclasses_first(leaves):
@@ -485,7 +485,7 @@ def _make_filler(default: Any) -> Callable[[Tensor], Tensor] | None:
 def reorder_like(
     node: Any, ref: Any, fill: Callable[[Tensor], Tensor] | None, keeps_kinds: bool = False
 ) -> Any:
-    """Add ``fill(entry)`` for each entry that only ``ref`` has. Without ``fill``, keep only the common entries.
+    """Copy ``node``, with ``fill(entry)`` for each entry that only ``ref`` has; without ``fill``, keep the common entries.
 
     ``keeps_kinds``: raise if a node's kind does not accept a new key; if False, such a node becomes a plain one.
     """

@@ -500,7 +500,7 @@ class PointwiseMixin(Core):
 
         Args:
             min: lower limit: a number, a tensor that broadcasts against the batch size, a collection, or None.
-            max: upper limit, of the same types; it is used if it is below ``min``.
+            max: upper limit, of the same types; if it is below ``min``, every element becomes ``max``.
             out: a collection of the same structure that the result is written into.
 
         Raises:

@@ -280,7 +280,7 @@ def _wrap_pair(pair: Any, result_type: Any) -> Any:
 
 
 def _reduce_features(node: Any, call: Callable[[Tensor], Any], count: int | None = None) -> list[Any]:
-    """Apply ``call`` to the flattened feature dims of each leaf. Return one collection per tensor it returns (``count``)."""
+    """Apply ``call`` to each leaf's flattened feature dims; return ``count`` collections of its results (None: a single one)."""
     results = [
         node._map(identity) for _ in range(count or 1)
     ]  # the copies of a TensorDictParams are plain collections

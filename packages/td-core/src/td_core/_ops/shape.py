@@ -453,7 +453,7 @@ class ShapeMixin(EntryMixin, LockMixin):
         )
 
     def _adopt_result(self: SelfT, result: SelfT, what: str) -> SelfT:
-        """Replace the entries, batch size and names by those of ``result``. A locked node or lazy stack raises."""
+        """Replace the entries, batch size and names by those of ``result``. Raise for a locked node or a lazy stack."""
         check_unlocked(self, f"{what} in place")
         if self._members_and_dim() is not None:
             raise StructureError(

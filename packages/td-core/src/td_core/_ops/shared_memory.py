@@ -234,7 +234,7 @@ def _form(leaf: Tensor) -> tuple[Any, ...]:
 
 
 def _is_disjoint(leaves: list[Tensor]) -> bool:
-    """Return True if interleaved leaves, such as columns of a matrix, use disjoint byte ranges of a row of any stride."""
+    """Return True if interleaved leaves, such as columns of a matrix, use disjoint byte ranges within each row."""
     if any(leaf.layout is not torch.strided or leaf.is_nested for leaf in map(unwrap_transforms, leaves)):
         return False
     plain = [unwrap_transforms(leaf) for leaf in leaves]

@@ -322,7 +322,7 @@ def _compare(
         for key, child in entries.items():
             prefix = (*path, key)
             if key not in level.entries:
-                # Not missing if the metadata has one value for the whole batch where the collection has one per element.
+                # The key is not missing if the metadata has one value for the batch and the collection one per element.
                 if (
                     key not in values
                     or isinstance(child, Tensor)

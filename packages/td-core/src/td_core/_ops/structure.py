@@ -33,7 +33,7 @@ SelfT = TypeVar("SelfT", bound="StructureMixin")
 
 _STRINGS = frozenset({str})
 
-# Marks a key that is not in a key tree: there, None means that the whole entry is requested.
+# Default for keys that are not in a key tree. It cannot be None, which marks a requested entry.
 _UNWANTED: Any = object()
 
 
@@ -225,7 +225,7 @@ class StructureMixin(UpdateMixin):
         device: Any = NO_DEFAULT,
         names: Any = NO_DEFAULT,
     ) -> SelfT:
-        """Return a collection of this kind without entries.
+        """Return a collection of the same kind without entries.
 
         Args:
             recurse: keep nested collections, without their tensors, and non-tensor values.

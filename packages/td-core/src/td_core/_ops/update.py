@@ -71,8 +71,8 @@ class UpdateMixin(EntryMixin):
             keys_to_update: update only these keys.
             is_leaf: a predicate of a class; a value for whose class it is True replaces an existing nested collection
                 instead of being merged into it.
-            update_batch_size: set the batch size to that of the source; other entries must start with it. A lazy
-                stack whose length differs gets copies of the source's members.
+            update_batch_size: set the batch size to that of the source; the shapes of other entries must start with
+                it. A lazy stack whose length differs gets copies of the source's members.
             ignore_lock: unlock a locked collection during the update.
             **kwargs: more entries.
 
@@ -333,7 +333,7 @@ class UpdateMixin(EntryMixin):
         """
         path = unravel_key_to_tuple(key)
         leaves: list[Tensor] = []
-        # An entry read from a lazy stack is a copy, so fill those of its members.
+        # An entry read from a lazy stack is a copy, so fill the entries of its members.
         for node in list_distinct_members([self._get_parent(path)]):
             entry = node._get_path(path[-1:])
             if isinstance(entry, Tensor):

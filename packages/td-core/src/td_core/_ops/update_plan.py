@@ -44,7 +44,7 @@ class _Through(dict[str, Any]):
 
 @dataclass(slots=True)
 class UpdatePlan:
-    """The listed writes of one update."""
+    """Plan of one ``update``: the writes to execute after all checks."""
 
     root: Core
     clone: bool
