@@ -33,7 +33,7 @@ def same_leaf(found: Tensor, wanted: Tensor, where: str) -> None:
             same_leaf(one, other, f"{where}[{i}]")
         return
     assert found.shape == wanted.shape, where
-    # Bytes, so that NaN equals NaN and dtypes without arithmetic can be compared.
+    # Compare bytes: then NaN equals NaN, and dtypes without arithmetic are comparable.
     assert torch.equal(as_bytes(found), as_bytes(wanted)), where
 
 

@@ -1,4 +1,4 @@
-"""Appending rows: all of them or none."""
+"""append_memmap adds all rows to a save, or raises and adds none."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_append_without_manifest_creates_no_manifest(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("key", ["index", "custom_op", "stack_dim"])
-def test_append_keys_named_like_metadata_fields_grow(key: str, tmp_path: Path, same: Any) -> None:
+def test_append_to_keys_named_like_fields_adds_rows(key: str, tmp_path: Path, same: Any) -> None:
     td = TensorDict({key: torch.arange(2), "n": TensorDict({key: TensorDict({}, [2])}, [2])}, [2])
     td.memmap(tmp_path / "save")
     append_memmap(tmp_path / "save", td)
@@ -90,7 +90,7 @@ def test_append_keys_named_like_metadata_fields_grow(key: str, tmp_path: Path, s
 
 
 @pytest.mark.parametrize("robust_key", [False, True])
-def test_append_keys_unsafe_as_file_names_grow(robust_key: bool, tmp_path: Path, same: Any) -> None:
+def test_append_to_keys_unsafe_as_file_names_adds_rows(robust_key: bool, tmp_path: Path, same: Any) -> None:
     td = TensorDict({"a b": torch.arange(2), "n%n": TensorDict({"c:d": torch.arange(2)}, [2])}, [2])
     td.memmap(tmp_path / "save", robust_key=robust_key)
     append_memmap(tmp_path / "save", td)
@@ -113,7 +113,7 @@ def test_append_to_empty_leaves_keeps_raw_file_names(prefix: Path, same: Any) ->
         same(TensorDict.load_memmap(prefix, robust_key=robust_key), make(0, 3))
 
 
-def test_append_nan_value_is_accepted(tmp_path: Path) -> None:
+def test_append_equal_nan_value_adds_rows(tmp_path: Path) -> None:
     NonTensorData = pytest.importorskip("td_tensorclass").NonTensorData
     td = TensorDict({"a": torch.ones(2), "value": NonTensorData(float("nan"), batch_size=[2])}, [2])
     td.memmap(tmp_path / "save")
@@ -125,7 +125,7 @@ def test_append_nan_value_is_accepted(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("saved", [None, 3, complex, {"a": {complex}}], ids=str)
 @pytest.mark.parametrize("given", [None, 3, complex, {"a": {complex}}, {"a": {float}}], ids=str)
-def test_append_pickled_values_must_be_equal(saved: Any, given: Any, prefix: Path) -> None:
+def test_append_unequal_pickled_values_raises(saved: Any, given: Any, prefix: Path) -> None:
     NonTensorData = pytest.importorskip("td_tensorclass").NonTensorData
     old, new = (
         TensorDict({"a": torch.ones(2), "value": NonTensorData(value, batch_size=[2])}, [2])
@@ -144,7 +144,7 @@ def test_append_pickled_values_must_be_equal(saved: Any, given: Any, prefix: Pat
 
 
 @pytest.mark.parametrize("names", [None, ["b"]])
-def test_append_keeps_dim_names(names: Any, prefix: Path) -> None:
+def test_append_other_dim_names_keeps_saved_names(names: Any, prefix: Path) -> None:
     TensorDict({"a": torch.ones(2), "n": {}}, [2], names=["t"]).memmap(prefix)
     append_memmap(prefix, TensorDict({"a": torch.ones(1), "n": {}}, [1], names=names))
     loaded = TensorDict.load_memmap(prefix)
@@ -157,7 +157,7 @@ def test_append_to_save_without_rows_adds_rows(prefix: Path, same: Any) -> None:
     same(TensorDict.load_memmap(prefix), rows(0, 2))
 
 
-def test_append_tied_leaves_unties_them(prefix: Path) -> None:
+def test_append_to_tied_leaves_unties_them(prefix: Path) -> None:
     tied = torch.arange(3)
     TensorDict({"a": tied, "b": tied}, batch_size=[3]).memmap(prefix)
     append_memmap(prefix, TensorDict({"a": torch.tensor([3]), "b": torch.tensor([4])}, batch_size=[1]))
@@ -173,15 +173,17 @@ WRONG = {
         r"cannot append to key 'a': it has the shape \[3, 3\] of torch.int64",
     ),
     "shape": (lambda td: td.update({"a": td["a"][:, :2]}), r"the rows have \[2, 2\] of torch.int64"),
-    "no batch": (lambda td: TensorDict(), "the rows have no batch dim"),
-    "batch": (lambda td: TensorDict(td, batch_size=[2]).update({"n": TensorDict({"b": torch.ones(2, 3)}, batch_size=[2, 3])}),
+    "no batch dim": (lambda td: TensorDict(), "the rows have no batch dim"),
+    "batch sizes": (
+        lambda td: TensorDict(td, batch_size=[2]).update({"n": TensorDict({"b": torch.ones(2, 3)}, batch_size=[2, 3])}),
               r"cannot append to key \('n', 'b'\): it has the shape \[3\] .*the rows have \[2, 3\]"),
-    "a leaf for a level": (lambda td: td.update({"n": torch.ones(2)}), "key 'n' is a TensorDict, the rows have a tensor there"),
-    "a level for a leaf": (lambda td: td.update({"a": TensorDict({}, [2])}),
+    "a leaf for a node": (lambda td: td.update({"n": torch.ones(2)}),
+                          "key 'n' is a TensorDict, the rows have a tensor there"),
+    "a node for a leaf": (lambda td: td.update({"a": TensorDict({}, [2])}),
                            "key 'a': it is a tensor, the rows have a TensorDict there"),
     "a stack": (lambda td: td.set("n", lazy_stack(td["n"].unbind(0))), "key 'n' is a plain collection, the rows have"),
     "nested": (lambda td: td.set("a", torch.nested.nested_tensor([torch.ones(1)] * 2)), "key 'a': nested tensors cannot"),
-    "batch of a level": (lambda td: td.set("n", td["n"].unsqueeze(1)), r"batch size \[3\], the rows have \[2, 1\]"),
+    "batch size of a node": (lambda td: td.set("n", td["n"].unsqueeze(1)), r"batch size \[3\], the rows have \[2, 1\]"),
 }  # fmt: skip
 
 
@@ -237,7 +239,7 @@ def test_append_write_failure_keeps_save(
 
 
 @pytest.mark.slow
-def test_append_concurrent_processes_take_turns(prefix: Path) -> None:
+def test_append_concurrent_processes_keeps_all_rows(prefix: Path) -> None:
     rows(0, 1).memmap(prefix)
     children = []
     for start in (100, 200):
@@ -257,7 +259,7 @@ def test_append_concurrent_processes_take_turns(prefix: Path) -> None:
     assert found["n", "b"].tolist() == found["a"][:, 0].tolist()
 
 
-def test_append_leaves_tied_across_nodes_unties_them(prefix: Path) -> None:
+def test_append_to_leaves_tied_across_nodes_unties_them(prefix: Path) -> None:
     tied = torch.arange(3)
     TensorDict({key: TensorDict({"a": tied}, [3]) for key in ("x", "y")}).memmap(prefix)
     for key, new in ("x", 10), ("y", 20):
@@ -290,7 +292,7 @@ def test_append_failure_truncates_grown_files(prefix: Path, monkeypatch: pytest.
         (lazy_stack([rows(0, 3), rows(3, 3)]), "1", "is put together of its members"),
     ],
 )
-def test_append_to_node_of_larger_save_raises(
+def test_append_to_node_with_fixed_row_count_raises(
     data: Any, part: str, what: str, prefix: Path, same: Any
 ) -> None:
     data.memmap(prefix)
@@ -302,7 +304,7 @@ def test_append_to_node_of_larger_save_raises(
     assert td_memmap.verify(prefix).problems == []
 
 
-def test_append_to_tensorclass_directory_checks_parent(prefix: Path, same: Any) -> None:
+def test_append_to_tensorclass_inside_batched_save_raises(prefix: Path, same: Any) -> None:
     tensorclass = pytest.importorskip("td_tensorclass").tensorclass
 
     @tensorclass
@@ -326,7 +328,7 @@ def test_append_to_tensorclass_directory_checks_parent(prefix: Path, same: Any) 
         assert TensorDict.load_memmap(prefix)["c"].batch_size == (2 if size else 4,)
 
 
-def test_append_to_unrelated_save_in_save_directory_works(prefix: Path, same: Any) -> None:
+def test_append_to_unrelated_save_in_subdirectory_adds_rows(prefix: Path, same: Any) -> None:
     TensorDict({"a": torch.ones(3)}, [3]).memmap(prefix)
     rows(0, 3).memmap(prefix / "mine")
     append_memmap(prefix / "mine", rows(3, 2))
@@ -334,7 +336,7 @@ def test_append_to_unrelated_save_in_save_directory_works(prefix: Path, same: An
 
 
 @pytest.mark.parametrize("leaves", [{}, {"a": torch.zeros(0).expand(1 << 62, 0)}])
-def test_append_more_rows_than_int64_raises(leaves: Any, prefix: Path) -> None:
+def test_append_row_count_over_int64_raises(leaves: Any, prefix: Path) -> None:
     TensorDict({"n": TensorDict(leaves, [1 << 62])}, [1 << 62]).memmap(prefix)
     rows = TensorDict({"n": TensorDict(leaves, [1 << 62])}, [1 << 62])
     with pytest.raises(

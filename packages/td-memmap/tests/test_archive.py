@@ -1,4 +1,4 @@
-"""Archives: one zip file that is mapped as it is."""
+"""Archives: a save in one zip file, whose leaves are mapped in place."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_load_archive_returns_saved_values(nest: Any, tmp_path: Path, same: Any)
     assert os.listdir(path.parent) == ["save.tdz"]
 
 
-def test_memmap_archive_orders_and_aligns_entries(nest: Any, tmp_path: Path) -> None:
+def test_memmap_archive_writes_metadata_first_and_aligns_leaves(nest: Any, tmp_path: Path) -> None:
     path = tmp_path / "save.tdz"
     nest.memmap(path)
     with zipfile.ZipFile(path) as archive:
@@ -62,7 +62,7 @@ def test_memmap_archive_orders_and_aligns_entries(nest: Any, tmp_path: Path) -> 
             name_length, extra_length = struct.unpack("<HH", header[26:30])
             start = info.header_offset + 30 + name_length + extra_length
             assert header[4:6] == b"\x2d\x00", "zip64"
-            assert content[start - 20 : start - 16] == b"\x01\x00\x10\x00", "the sizes stand last"
+            assert content[start - 20 : start - 16] == b"\x01\x00\x10\x00", "the block of sizes is last"
             assert info.flag_bits & 8 == 0, "no data descriptor"
             if info.filename.endswith(".memmap"):
                 assert start % 64 == 0
@@ -71,7 +71,7 @@ def test_memmap_archive_orders_and_aligns_entries(nest: Any, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     "compression", ["stored", "deflate", "deflated", "bzip2", "lzma", zipfile.ZIP_DEFLATED]
 )
-def test_memmap_archive_compression_applies_to_leaves(
+def test_memmap_archive_compresses_only_leaves(
     compression: Any, nest: Any, tmp_path: Path, same: Any
 ) -> None:
     path = tmp_path / "save"
@@ -101,7 +101,7 @@ def test_load_archive_mode_decides_whether_writes_reach_file(tmp_path: Path) -> 
         assert archive.testzip() is None
 
 
-def test_memmap_archive_follows_suffix_or_argument(nest: Any, tmp_path: Path) -> None:
+def test_memmap_suffix_or_argument_selects_archive(nest: Any, tmp_path: Path) -> None:
     nest.memmap(tmp_path / "directory.tdz", archive=False)
     assert (tmp_path / "directory.tdz").is_dir()
     with pytest.raises(FileTakenError, match="it is a directory; memmap\\(archive=False"):
@@ -121,13 +121,13 @@ def test_memmap_archive_follows_suffix_or_argument(nest: Any, tmp_path: Path) ->
         nest.memmap(tmp_path / "archive", archive=True, existsok=False)
 
 
-def test_memmap_like_archive_is_zeros(tmp_path: Path) -> None:
+def test_memmap_like_archive_returns_zeros(tmp_path: Path) -> None:
     like = TensorDict({"a": torch.ones(1000)}).memmap_like(tmp_path / "save.tdz")
     assert (like["a"] == 0).all()
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
-def test_memmap_like_archive_keeps_filled_content(tmp_path: Path) -> None:
+def test_memmap_like_over_same_archive_keeps_elements(tmp_path: Path) -> None:
     path, parts = tmp_path / "save.tdz", [torch.zeros(1), torch.zeros(2)]
     jagged = torch.nested.nested_tensor(parts, layout=torch.jagged)
     td = TensorDict({"a": torch.ones(3), "j": jagged, "n": torch.nested.nested_tensor(parts)})
@@ -166,26 +166,28 @@ def test_memmap_like_over_compressed_archive_raises(tmp_path: Path) -> None:
         td.memmap_like(path)
 
 
-def test_memmap_archive_too_long_path_raises(tmp_path: Path) -> None:
+def test_memmap_archive_path_over_zip_limit_raises(tmp_path: Path) -> None:
     deep = (*["k" * 240] * 280, "a")
     with pytest.raises(CodecError, match="paths of more than 65535 bytes"):
         TensorDict({deep: torch.ones(1)}).memmap(tmp_path / "save.tdz")
     assert not list(tmp_path.iterdir())
 
 
-def _sum(td: TensorDict, queue: Any) -> None:
+def put_sums(td: TensorDict, queue: Any) -> None:
     queue.put([leaf.sum().item() for leaf in td.values()])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 @pytest.mark.parametrize("mode", [None, "r+"])
-def test_load_archive_leaves_pass_to_new_process(mode: str | None, method: str, tmp_path: Path) -> None:
+def test_send_leaves_of_archive_to_new_process_keeps_values(
+    mode: str | None, method: str, tmp_path: Path
+) -> None:
     TensorDict({"a": torch.ones(3), "b": torch.ones(5)}).memmap(tmp_path / "save.tdz")
     loaded = TensorDict.load_memmap(tmp_path / "save.tdz", mode=mode)
     context = multiprocessing.get_context(method)
     queue = context.Queue()
-    process = context.Process(target=_sum, args=(loaded, queue))
+    process = context.Process(target=put_sums, args=(loaded, queue))
     process.start()
     assert queue.get(timeout=120) == [3, 5]
     process.join()
@@ -216,12 +218,12 @@ def test_pack_then_unpack_restores_save(nest: Any, tmp_path: Path, same: Any) ->
     assert not (tmp_path / "x.tdz").exists()
 
 
-def _cut(save: Path, *files: str) -> None:
+def truncate_files(save: Path, *files: str) -> None:
     for file in files:
         os.truncate(save / file, (save / file).stat().st_size - 1)
 
 
-def _batch(save: Path) -> None:
+def shrink_batch_size(save: Path) -> None:
     meta = json.loads((save / "n" / "meta.json").read_text())
     (save / "n" / "meta.json").write_text(
         json.dumps({**meta, "shape": [2], "i": {**meta["i"], "shape": [2]}})
@@ -233,7 +235,7 @@ def _batch(save: Path) -> None:
     ("damage", "message"),
     [
         (
-            lambda save: _cut(save, "n/i.memmap"),
+            lambda save: truncate_files(save, "n/i.memmap"),
             r"n/i.memmap: key \('n', 'i'\): the size is 23, expected at least 24",
         ),
         (
@@ -241,12 +243,15 @@ def _batch(save: Path) -> None:
             r"the file of key \('n', 'i'\) is missing: .* 24 bytes are exp",
         ),
         (
-            lambda save: _cut(save, "s.memmap"),
+            lambda save: truncate_files(save, "s.memmap"),
             "s.memmap: key 's': the size is 11, expected at least 12 bytes",
         ),
         (lambda save: (save / "n" / "meta.json").unlink(), "n/meta.json is missing"),
         (lambda save: (save / "lazy" / "0" / "meta.json").unlink(), "lazy/0/meta.json is missing"),
-        (_batch, r"n/meta.json: key 'n': the batch size is \[2\], expected one that starts with \[3\]"),
+        (
+            shrink_batch_size,
+            r"n/meta.json: key 'n': the batch size is \[2\], expected one that starts with \[3\]",
+        ),
     ],
 )
 def test_pack_damaged_directory_raises(damage: Any, message: str, tmp_path: Path) -> None:
@@ -274,7 +279,7 @@ def test_pack_file_longer_than_leaf_keeps_values(compression: Any, tmp_path: Pat
     same(TensorDict.load_memmap(tmp_path / "save.tdz"), td)
 
 
-def test_unpack_checksums_can_be_verified(nest: Any, tmp_path: Path) -> None:
+def test_unpack_with_checksums_lets_verify_find_damage(nest: Any, tmp_path: Path) -> None:
     nest["value"] = torch.ones(3)
     nest.memmap(tmp_path / "save.tdz", compression="deflate")
     unpacked = td_memmap.unpack_memmap(tmp_path / "save.tdz", tmp_path / "out")
@@ -318,7 +323,7 @@ def test_load_archive_of_other_zip_tool_returns_values(nest: Any, tmp_path: Path
 
 
 class Stream(io.RawIOBase):
-    """A file in which nobody can go back."""
+    """File that cannot seek, so that zipfile appends a data descriptor to each entry."""
 
     def __init__(self, file: Any) -> None:
         self.file = file
@@ -330,7 +335,7 @@ class Stream(io.RawIOBase):
         return int(self.file.write(data))
 
 
-def test_refresh_checksums_updates_data_descriptors(tmp_path: Path) -> None:
+def test_refresh_checksums_with_data_descriptors_updates_crc(tmp_path: Path) -> None:
     td = TensorDict({"b": torch.ones(2), "n": {"a": torch.zeros(4, dtype=torch.uint8)}})
     td.memmap(tmp_path / "save")
     packed = tmp_path / "streamed.tdz"
@@ -376,7 +381,7 @@ def test_load_archive_unaligned_leaf_returns_values(shift: int, tmp_path: Path, 
     if starts["a.memmap"] % 8 == starts["b.memmap"] % 16 == 0:
         same(TensorDict.load_memmap(tmp_path / "other.zip", mode="r+"), td)
     else:
-        # What is copied to where its dtype may start would not reach the file.
+        # An unaligned leaf is copied, so writes to it would not reach the file.
         with pytest.raises(PermissionError, match=r"it starts at byte \d+, which is no place for"):
             TensorDict.load_memmap(tmp_path / "other.zip", mode="r+")
 
@@ -387,7 +392,7 @@ def test_load_archive_entry_of_wrong_size_raises(compression: str | None, more: 
     path = tmp_path / "save.tdz"
     TensorDict({"a": torch.arange(300)}).memmap(path, compression=compression)
     content = bytearray(path.read_bytes())
-    # The size stands 24 bytes into the entry's row of the directory, whose name stands 46 bytes into it.
+    # In a row of the zip directory, the size starts at byte 24 and the name at byte 46.
     place = content.rindex(b"a.memmap") - 46 + 24
     assert int.from_bytes(content[place : place + 4], "little") == 2400
     content[place : place + 4] = (2400 + more).to_bytes(4, "little")
@@ -466,12 +471,12 @@ def test_memmap_archive_removes_only_stale_litter(tmp_path: Path) -> None:
         assert len(os.listdir(tmp_path)) == 3
         busy.publish()
     assert sorted(os.listdir(tmp_path)) == [".save.tdz.td-file-mine", "save.tdz"]
-    (tmp_path / ".save.tdz.td-file-00000001").write_text("killed, unlike the one beside it")
+    (tmp_path / ".save.tdz.td-file-00000001").write_text("killed later")
     TensorDict({"a": torch.ones(4)}).memmap(path)
     assert sorted(os.listdir(tmp_path)) == [".save.tdz.td-file-mine", "save.tdz"]
 
 
-def test_load_archive_many_leaves_needs_one_mapping(tmp_path: Path) -> None:
+def test_load_archive_many_leaves_uses_one_mapping(tmp_path: Path) -> None:
     td = TensorDict({str(i): torch.tensor([i]) for i in range(500)})
     loaded = td.memmap(tmp_path / "save.tdz")
     before = Path("/proc/self/maps").read_text().count("\n")

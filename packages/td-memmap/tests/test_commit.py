@@ -26,7 +26,7 @@ from td_memmap import (
 from td_memmap._meta import LIMIT
 
 
-def test_commit_keeps_unknown_files_and_removes_stale_ones(
+def test_commit_over_save_keeps_only_files_of_user(
     prefix: Path, tmp_path: Path, make_tree: Any, read_value: Any, put_user_files: Any, has_user_files: Any
 ) -> None:
     make_tree(1, more=True).memmap(prefix)
@@ -43,7 +43,7 @@ def test_commit_keeps_unknown_files_and_removes_stale_ones(
     assert os.listdir(tmp_path) == ["save"]
 
 
-def test_commit_removes_members_of_general_node(prefix: Path, make_tree: Any) -> None:
+def test_commit_over_general_node_removes_its_members(prefix: Path, make_tree: Any) -> None:
     lazy_stack([TensorDict({"a": 1}), TensorDict({"b": 2})]).memmap(prefix)
     (prefix / "meta.json").write_text(
         '{"_format_version": 2, "kind": "x", "entries": [], "members": ["0", "1"]}'
@@ -54,7 +54,7 @@ def test_commit_removes_members_of_general_node(prefix: Path, make_tree: Any) ->
 
 
 @pytest.mark.parametrize("file", ["more/mine", "more/deep/mine", None])
-def test_commit_merges_unknown_directory_with_node_name(
+def test_commit_user_directory_with_name_of_node_is_kept(
     file: str | None, prefix: Path, tmp_path: Path, make_tree: Any, read_value: Any
 ) -> None:
     (prefix / "more" / "empty").mkdir(parents=True)
@@ -74,8 +74,8 @@ def test_memmap_to_file_system_root_raises(make_tree: Any) -> None:
         make_tree(1).memmap(Path(os.sep))
 
 
-#: A file that was put into a save later: its name, and what a manifest that knew of it would say.
-LATER = {
+#: A user file added after the save: its name, and the row by which the manifest claims it.
+LATER_FILES = {
     "any": ("notes.txt", lambda file: [file.st_size, file.st_mtime_ns]),
     "below": ("n/deeper/notes.txt", lambda file: [file.st_size, None]),
     "elements": ("mine.memmap", lambda file: [file.st_size, file.st_mtime_ns - 1]),
@@ -83,17 +83,17 @@ LATER = {
     "elements of another size": ("mine.memmap", lambda file: [file.st_size + 1, file.st_mtime_ns]),
     "metadata": ("mine/meta.json", lambda file: [file.st_size + 1, None]),
     "values": ("mine/%values.json", lambda file: [file.st_size + 1, None]),
-    "no row": ("mine.memmap", lambda file: file.st_size),
+    "not a row": ("mine.memmap", lambda file: file.st_size),
 }
 
 
 @pytest.mark.parametrize("damage", [False, True])
-@pytest.mark.parametrize("what", LATER)
-def test_commit_manifest_listing_later_file_keeps_it(
+@pytest.mark.parametrize("what", LATER_FILES)
+def test_commit_user_file_listed_in_manifest_is_kept(
     what: str, damage: bool, prefix: Path, make_tree: Any, read_value: Any
 ) -> None:
     make_tree(1, more=True).memmap(prefix)
-    name, row = LATER[what]
+    name, row = LATER_FILES[what]
     mine = prefix / name
     mine.parent.mkdir(parents=True, exist_ok=True)
     mine.write_text("mine")
@@ -108,14 +108,14 @@ def test_commit_manifest_listing_later_file_keeps_it(
     assert not (prefix / "more").exists()
 
 
-def test_commit_text_newer_than_manifest_is_kept(prefix: Path, make_tree: Any, read_value: Any) -> None:
+def test_commit_user_metadata_newer_than_manifest_is_kept(
+    prefix: Path, make_tree: Any, read_value: Any
+) -> None:
     make_tree(1).memmap(prefix)
     manifest = json.loads((prefix / "%manifest.json").read_text())
     manifest["files"]["mine/meta.json"] = [2, None]
     (prefix / "%manifest.json").write_text(json.dumps(manifest))
-    os.utime(
-        prefix / "%manifest.json", (1 << 32, 1 << 32)
-    )  # a copy keeps such a time, but says when it was made
+    os.utime(prefix / "%manifest.json", (1 << 32, 1 << 32))  # in the future: only the change time may decide
     time.sleep(0.05)
     (prefix / "mine").mkdir()
     (prefix / "mine" / "meta.json").write_text("{}")
@@ -126,7 +126,7 @@ def test_commit_text_newer_than_manifest_is_kept(prefix: Path, make_tree: Any, r
 
 @pytest.mark.parametrize("key", ["a", "shape"])
 @pytest.mark.parametrize("place", ["{key}", "l/3", "l/1/b"])
-def test_commit_keeps_unrelated_save_in_directory(place: str, key: str, prefix: Path, same: Any) -> None:
+def test_commit_unrelated_save_in_subdirectory_is_kept(place: str, key: str, prefix: Path, same: Any) -> None:
     stack = lazy_stack([TensorDict({"b": torch.full((2,), i)}) for i in range(3)])
     td = TensorDict({key: torch.ones(3), "l": stack}, [3])
     td.memmap(prefix)
@@ -140,7 +140,7 @@ def test_commit_keeps_unrelated_save_in_directory(place: str, key: str, prefix: 
         same(TensorDict.load_memmap(within), mine)
 
 
-def test_commit_saving_list_keeps_unknown_files(
+def test_commit_after_unfinished_save_keeps_user_files(
     prefix: Path, make_tree: Any, read_value: Any, put_user_files: Any, has_user_files: Any, user_files: Any
 ) -> None:
     make_tree(1).memmap(prefix)
@@ -153,7 +153,7 @@ def test_commit_saving_list_keeps_unknown_files(
     assert not (prefix / "stale.memmap").exists()
 
 
-#: What may stand where a save in place says what is unfinished, and is no list of ours.
+#: Files named ``%saving`` that are not the list of unfinished files of a save in place.
 INVALID_LISTS = {
     "a fifo": os.mkfifo,
     "a directory": Path.mkdir,
@@ -167,7 +167,7 @@ INVALID_LISTS = {
 @pytest.mark.parametrize("in_place", [False, True])
 @pytest.mark.parametrize("old", [False, True])
 @pytest.mark.parametrize("what", INVALID_LISTS)
-def test_commit_invalid_saving_list_raises(
+def test_commit_over_user_file_named_saving_raises(
     what: str,
     old: bool,
     in_place: bool,
@@ -210,7 +210,7 @@ def test_commit_invalid_saving_list_raises(
     ],
     ids=["garbage", "nothing", "other places"],
 )
-def test_commit_hostile_saving_list_removes_no_unknown_file(
+def test_commit_hostile_list_of_unfinished_files_keeps_user_files(
     listed: bytes,
     prefix: Path,
     tmp_path: Path,
@@ -254,7 +254,7 @@ def test_commit_replaces_save_with_damaged_metadata(
     assert has_user_files(prefix)
 
 
-def test_commit_unknown_file_with_needed_name_raises(prefix: Path, tmp_path: Path, make_tree: Any) -> None:
+def test_commit_user_file_with_required_name_raises(prefix: Path, tmp_path: Path, make_tree: Any) -> None:
     for name in ("a.memmap", "n/b.memmap", "n", "n/meta.json", "%manifest.json"):
         prefix.mkdir()
         (prefix / name).parent.mkdir(exist_ok=True)
@@ -268,7 +268,7 @@ def test_commit_unknown_file_with_needed_name_raises(prefix: Path, tmp_path: Pat
         subprocess.run(["rm", "-rf", prefix], check=True)
 
 
-def test_memmap_readonly_parent_saves_in_place_only_once(
+def test_memmap_readonly_parent_second_save_raises(
     prefix: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make_tree: Any
 ) -> None:
     def refuse(*args: Any) -> None:
@@ -313,7 +313,7 @@ def test_commit_does_not_list_parent_directory(
     assert seen
 
 
-def test_commit_without_hard_links_saves(
+def test_commit_without_hard_links_keeps_user_files(
     prefix: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

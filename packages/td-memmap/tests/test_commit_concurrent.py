@@ -81,7 +81,7 @@ READERS: dict[str, Callable[[Path], bool]] = {
 
 
 @pytest.mark.parametrize("reader", READERS.values(), ids=READERS)
-def test_read_replaced_at_any_open_returns_one_version(
+def test_read_save_replaced_at_any_open_returns_one_version(
     reader: Callable[[Path], bool], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make_tree: Any
 ) -> None:
     prefix, real = tmp_path / "save", _fs.DirectoryTree.open
@@ -124,7 +124,7 @@ def test_memmap_concurrent_writers_leave_one_complete_save(
         chance = random.Random(value)
 
         def see(name: str, args: tuple[Any, ...], kwargs: Any) -> None:
-            # So that each writer stands still at every place of the protocol while the others go on.
+            # Random delays stop each writer at any system call while the others continue.
             if delays and chance.random() < 0.05:
                 time.sleep(chance.random() * 0.005)
 
@@ -137,7 +137,7 @@ def test_memmap_concurrent_writers_leave_one_complete_save(
     while children:
         assert read_value(prefix) in (1, *values)
         children = [pid for pid in children if is_running(pid)]
-    # Nobody but the last of them cleans up, so there is nothing left to do for the next save.
+    # The last writer removes all temporary files, so none is left for the next save.
     assert os.listdir(tmp_path) == ["save"]
     assert has_user_files(prefix)
 
@@ -176,7 +176,7 @@ def test_memmap_two_first_saves_leave_one_complete_save(
     assert n > 15
 
 
-def test_memmap_threads_at_one_prefix_take_turns(
+def test_memmap_threads_at_one_prefix_leave_complete_save(
     prefix: Path, tmp_path: Path, make_tree: Any, read_value: Any
 ) -> None:
     with ThreadPoolExecutor(4) as pool:
@@ -185,13 +185,13 @@ def test_memmap_threads_at_one_prefix_take_turns(
     assert os.listdir(tmp_path) == ["save"]
 
 
-def test_commit_stale_lock_file_does_not_block(tmp_path: Path, make_tree: Any) -> None:
+def test_commit_stale_lock_file_is_removed(tmp_path: Path, make_tree: Any) -> None:
     (tmp_path / ".save.td-lock").touch()
     make_tree(1, more=True).memmap(tmp_path / "save")
     assert os.listdir(tmp_path) == ["save"]
 
 
-def test_commit_fork_during_save_does_not_block(
+def test_commit_process_forked_during_save_keeps_no_lock(
     prefix: Path, make_tree: Any, read_value: Any, watch_calls: Any, fork_child: Any
 ) -> None:
     make_tree(1, more=True).memmap(prefix)
@@ -201,10 +201,10 @@ def test_commit_fork_during_save_does_not_block(
 
     def see(name: str, args: tuple[Any, ...], kwargs: Any) -> None:
         if name == "renameat2" and not forked:
-            # It has the lock file open, and lives on until the pipe is closed.
+            # The forked process has the lock file open and runs until the pipe is closed.
             forked.append(fork_child(lambda: (os.close(go), os.read(ready, 1))))
             waiting.append(pool.submit(lambda: make_tree(3, more=True).memmap(prefix)))
-            time.sleep(0.2)  # until it waits for the lock
+            time.sleep(0.2)  # time for the other save to wait for the lock
 
     with ThreadPoolExecutor(1) as pool:
         try:
@@ -219,7 +219,7 @@ def test_commit_fork_during_save_does_not_block(
     assert read_value(prefix) == 3
 
 
-def test_commit_without_file_locks_saves(
+def test_commit_without_file_locks_replaces_save(
     prefix: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -238,7 +238,7 @@ def test_commit_without_file_locks_saves(
         assert read_value(prefix) == value
         assert os.listdir(tmp_path) == ["save"]
     assert has_user_files(prefix)
-    # Nobody can tell whether these are in use.
+    # Without locks no process can detect whether these files are in use, so they are kept.
     (tmp_path / ".save.td-new-00000000").mkdir()
     (tmp_path / ".t.td-file-00000000").touch()
     rows = TensorDict({"a": torch.ones(1)}, batch_size=[1])

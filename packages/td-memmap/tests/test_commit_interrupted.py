@@ -51,7 +51,7 @@ def test_commit_killed_at_any_call_leaves_complete_save(
 ) -> None:
     old, archive = make_tree(1, more=True), tmp_path_factory.mktemp("archive") / "save.tdz"
     make_tree(2).memmap(archive)
-    # Threads only write large leaves; here they shall write all.
+    # By default threads write only large leaves; let them write all.
     monkeypatch.setattr("td_memmap._save._WORTH_A_THREAD", 0)
     seen = set()
     for n in range(10_000):
@@ -68,7 +68,7 @@ def test_commit_killed_at_any_call_leaves_complete_save(
         if not unfinished:
             break
         if n % 7 == 0:
-            # The next save removes the litter, and brings back what is not ours.
+            # The next save removes the temporary files and moves user files back.
             make_tree(1, more=True).memmap(prefix)
             assert os.listdir(tmp_path) == ["save"], f"killed at call {n}"
             if over:
@@ -86,7 +86,7 @@ def test_commit_killed_at_any_call_leaves_complete_save(
 
 
 @pytest.mark.parametrize("call", ["write", "open", "mkdir", "renameat2", "rename", "fsync", "link"])
-def test_commit_failed_call_keeps_old_save_without_litter(
+def test_commit_failing_system_call_keeps_old_save(
     call: str,
     prefix: Path,
     tmp_path: Path,
@@ -134,7 +134,7 @@ def save_without_exchange(make_tree: Any, prefix: Path) -> None:
         make_tree(2).memmap(prefix)
 
 
-#: The calls after which the test interrupts: they change names, lock files or follow the opening of a file.
+#: Calls after which the test raises KeyboardInterrupt: they change names, lock a file or follow its opening.
 INTERRUPTED = {"mkdir", "rename", "renameat2", "replace", "link", "unlink", "flock", "fstat"}
 
 
@@ -151,7 +151,7 @@ INTERRUPTED = {"mkdir", "rename", "renameat2", "replace", "link", "unlink", "flo
     ],
     ids=["save", "save without exchange", "unpack", "pack", "load", "load archive", "verify"],
 )
-def test_commit_interrupted_leaves_no_litter(
+def test_commit_interrupted_leaves_complete_save(
     work: Any,
     ends: set[int],
     prefix: Path,
@@ -186,7 +186,7 @@ def test_commit_interrupted_leaves_no_litter(
         if count <= n:
             break
         if read_value(prefix) != 1 or n % 7 == 0 or len(os.listdir(tmp_path)) > 2:
-            # Whatever is left is no more in use, though this process goes on.
+            # The temporary files are no longer in use, although this process still runs.
             make_tree(1, more=True).memmap(prefix, checksums=True)
             make_tree(2).memmap(f"{prefix}.tdz")
             assert sorted(os.listdir(tmp_path)) == ["save", "save.tdz"], f"interrupted at call {n}"
@@ -209,7 +209,7 @@ def test_memmap_unstorable_value_writes_nothing(
 
 
 @pytest.mark.slow
-def test_commit_without_exchange_restores_old_save(
+def test_commit_killed_without_exchange_restores_old_save(
     prefix: Path,
     monkeypatch: pytest.MonkeyPatch,
     make_tree: Any,
@@ -226,7 +226,7 @@ def test_commit_without_exchange_restores_old_save(
             break
         assert read_value(prefix) in (None, 1, 2)
         if read_value(prefix) is None:
-            # The next save finds what was moved aside, and would restore it before it did anything else.
+            # The next save first restores the old save from its temporary name.
             with Staging(str(prefix), [("x",)]):
                 assert read_value(prefix) in (1, 2)
         if read_value(prefix) == 2:
@@ -274,17 +274,17 @@ def test_commit_durable_syncs_before_publishing(
         else:
             dirty.update({path, os.path.dirname(path)})
             if kind == "create" and Path(path).name == "tied.memmap":
-                dirty.discard(path)  # a link to a file that is synced under its other name
+                dirty.discard(path)  # a hard link to a file that is synced under its other name
     assert dirty <= {str(tmp_path)}, "written, and not synced before it was published"
     assert ("sync", str(tmp_path)) in after
     assert renamed.startswith(str(tmp_path / ".save.td-new-"))
 
 
 class Disk:
-    """What of a directory a power failure leaves: a model that follows the calls of a save.
+    """Model of a disk that follows the system calls of a save and loses unsynced changes in a power failure.
 
-    A file has the content that it had when it was last synced, a directory the names. Directories are dicts, files
-    lists of their pieces.
+    A file then has the content, and a directory the names, of its last sync. Directories are dicts, files are lists
+    of chunks.
     """
 
     def __init__(self, root: Path) -> None:
@@ -306,7 +306,7 @@ class Disk:
         return item
 
     def sync(self, item: Any) -> None:
-        # With the item itself, so that its id is not given to another one.
+        # Keep the item alive, so that no other object gets its id.
         self.synced[id(item)] = (item, item.copy())
 
     def see(self, name: str, args: tuple[Any, ...], kwargs: Any) -> None:
@@ -335,8 +335,8 @@ class Disk:
         elif name == "fsync":
             self.sync(folder(args[0]))
 
-    def after_a_failure(self, *, renamed: bool) -> dict[str, Any]:
-        """Return what is left, with the names beside the save as they were synced, or as they are."""
+    def get_state_after_failure(self, *, renamed: bool) -> dict[str, Any]:
+        """Return the disk after a power failure; with ``renamed``, renames next to the save survive without a sync."""
 
         def left(item: Any) -> Any:
             _, kept = self.synced.get(id(item), (None, {} if isinstance(item, dict) else []))
@@ -377,7 +377,7 @@ def test_commit_durable_survives_power_failure_at_any_call(
 
     def see(name: str, args: tuple[Any, ...], kwargs: Any) -> None:
         for renamed in (False, True):
-            states.append(disk.after_a_failure(renamed=renamed))
+            states.append(disk.get_state_after_failure(renamed=renamed))
         disk.see(name, args, kwargs)
 
     with pytest.MonkeyPatch.context() as patch:
@@ -390,10 +390,10 @@ def test_commit_durable_survives_power_failure_at_any_call(
             found.append(read_value(tmp_path / str(i) / "save"))
     assert set(found) == {before, 2}
     assert found[-1] == 2
-    # The model is worth nothing if it follows something else than what happens.
+    # Check the model itself: without a failure it has the complete save.
     write_directory({name: disk.now[name] for name in disk.now}, tmp_path / "all")
     assert read_value(tmp_path / "all" / "save") == 2
-    last = disk.after_a_failure(renamed=False)
+    last = disk.get_state_after_failure(renamed=False)
     write_directory(last, tmp_path / "last")
     assert read_value(tmp_path / "last" / "save") == 2
     monkeypatch.undo()
@@ -402,6 +402,6 @@ def test_commit_durable_survives_power_failure_at_any_call(
         disk = Disk(tmp_path / "disk")
         watch_calls(patch, see)
         make_tree(3, more=True).memmap(prefix)
-    write_directory(disk.after_a_failure(renamed=True), tmp_path / "not durable")
+    write_directory(disk.get_state_after_failure(renamed=True), tmp_path / "not durable")
     with pytest.raises((FormatError, FileNotFoundError, AssertionError)):
         assert read_value(tmp_path / "not durable" / "save") in (2, 3)

@@ -27,7 +27,7 @@ from td_memmap import (
 )
 
 
-def test_memmap_full_disk_error_has_key_and_file(
+def test_memmap_full_disk_raises_with_key_and_path(
     prefix: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -61,7 +61,6 @@ def test_memmap_full_disk_error_has_key_and_file(
 def test_memmap_file_size_limit_raises(
     limit: int, prefix: Path, tmp_path: Path, make_tree: Any, read_value: Any, run_in_child: Any
 ) -> None:
-    """Of the leaves, of the metadata of a level, of the first file: whatever is larger."""
     make_tree(1, more=True).memmap(prefix)
 
     def save() -> None:
@@ -81,7 +80,9 @@ def test_memmap_file_size_limit_raises(
     assert os.listdir(tmp_path) == ["save"]
 
 
-def test_memmap_few_descriptors_saves_many_nodes(prefix: Path, tmp_path: Path, run_in_child: Any) -> None:
+def test_memmap_few_file_descriptors_saves_many_nodes(
+    prefix: Path, tmp_path: Path, run_in_child: Any
+) -> None:
     td = TensorDict({f"g{i}": {"x": torch.ones(2), "y": {"z": torch.ones(3)}} for i in range(50)})
 
     def check(loaded: Any) -> None:
@@ -90,7 +91,7 @@ def test_memmap_few_descriptors_saves_many_nodes(prefix: Path, tmp_path: Path, r
     def work() -> None:
         soft = len(os.listdir("/proc/self/fd")) + 10
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
-        for num_threads in (0, 0, 2):  # the second and the third over a save
+        for num_threads in (0, 0, 2):  # the second and third save replace the first one
             td.memmap(prefix, num_threads=num_threads)
             check(TensorDict.load_memmap(prefix))
         assert verify(prefix).ok
@@ -101,7 +102,9 @@ def test_memmap_few_descriptors_saves_many_nodes(prefix: Path, tmp_path: Path, r
 
 
 @pytest.mark.parametrize("durable", [False, True])
-def test_memmap_few_descriptors_threads_wait(durable: bool, prefix: Path, run_in_child: Any) -> None:
+def test_memmap_few_file_descriptors_many_threads_saves(
+    durable: bool, prefix: Path, run_in_child: Any
+) -> None:
     td = TensorDict({f"g{i}": {"x": torch.full((1 << 20,), i, dtype=torch.uint8)} for i in range(30)})
 
     def work() -> None:
@@ -120,14 +123,14 @@ def test_memmap_few_descriptors_threads_wait(durable: bool, prefix: Path, run_in
     assert run_in_child(work) == 0
 
 
-#: What is done in the directory ``here``, which has saves of ``make(1)``: ``old``, which ``mapped`` maps, and ``old.tdz``.
-WITH_FEW_FILES: dict[str, Callable[[Any, Path, Any], Any]] = {
+#: Operations in the directory ``here``, which has the saves ``old`` (mapped as ``mapped``), ``old.tdz`` and ``rows``.
+OPERATIONS: dict[str, Callable[[Any, Path, Any], Any]] = {
     "save": lambda make_tree, here, mapped: make_tree(2).memmap(here / "new"),
     "save over": lambda make_tree, here, mapped: make_tree(2).memmap(here / "old"),
-    "save what is mapped": lambda make_tree, here, mapped: mapped.memmap(here / "old"),
+    "save mapped collection": lambda make_tree, here, mapped: mapped.memmap(here / "old"),
     "like": lambda make_tree, here, mapped: make_tree(2).memmap_like(here / "new"),
     "load": lambda make_tree, here, mapped: TensorDict.load_memmap(here / "old"),
-    "load a part": lambda make_tree, here, mapped: TensorDict.load_memmap(here / "old", subpath="n/deep"),
+    "load subpath": lambda make_tree, here, mapped: TensorDict.load_memmap(here / "old", subpath="n/deep"),
     "append": lambda make_tree, here, mapped: append_memmap(here / "rows", make_rows()),
     "pack": lambda make_tree, here, mapped: pack_memmap(here / "old", here / "new.tdz"),
     "unpack": lambda make_tree, here, mapped: unpack_memmap(here / "old.tdz", here / "new"),
@@ -143,8 +146,8 @@ def make_rows() -> TensorDict:
     )
 
 
-@pytest.mark.parametrize("work", WITH_FEW_FILES.values(), ids=WITH_FEW_FILES)
-def test_commit_few_descriptors_completes_or_leaves_nothing(
+@pytest.mark.parametrize("work", OPERATIONS.values(), ids=OPERATIONS)
+def test_commit_few_file_descriptors_succeeds_or_keeps_old_save(
     work: Callable[[Any, Path, Any], Any],
     tmp_path: Path,
     make_tree: Any,
@@ -189,7 +192,7 @@ def test_commit_few_descriptors_completes_or_leaves_nothing(
 
 
 @pytest.mark.parametrize("archive", [False, True])
-def test_load_without_address_space_error_has_file(
+def test_load_without_address_space_raises_with_path(
     archive: bool, prefix: Path, tmp_path: Path, run_in_child: Any
 ) -> None:
     path = tmp_path / "save.tdz" if archive else prefix
@@ -217,7 +220,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     if mounted.returncode:
         pytest.skip(f"mounting is not allowed here: {mounted.stderr.decode().strip()}")
     yield disk
-    # At once, even where a mapping is still alive: what stays mounted, no later run of pytest could remove.
+    # Unmount lazily, even with live mappings: pytest could not delete a mounted directory.
     subprocess.run(["umount", "--lazy", disk], check=True)
 
 
@@ -233,7 +236,7 @@ def test_memmap_full_disk_keeps_old_save(small_disk: Path, make_tree: Any, read_
         assert os.listdir(small_disk) == ["save"]
 
 
-def test_write_full_disk_error_has_file(small_disk: Path) -> None:
+def test_write_full_disk_raises_with_path(small_disk: Path) -> None:
     small = TensorDict({"a": torch.zeros(2, 2)}, batch_size=[2])
     large = TensorDict({"a": torch.rand(2, 200_000)}, batch_size=[2])
     saved, outside = small.memmap(small_disk / "save"), small_disk.parent / "outside"
@@ -258,9 +261,7 @@ def test_write_full_disk_error_has_file(small_disk: Path) -> None:
     assert list(TensorDict.load_memmap(small_disk / "save").keys()) == list(saved.keys()) == ["a"]
 
 
-def test_memmap_mount_point_saves_in_place_only_once(
-    small_disk: Path, make_tree: Any, read_value: Any
-) -> None:
+def test_memmap_to_mount_point_second_save_raises(small_disk: Path, make_tree: Any, read_value: Any) -> None:
     (small_disk / "mine.txt").write_text("mine")
     make_tree(2).memmap(small_disk)
     assert read_value(small_disk) == 2

@@ -23,7 +23,7 @@ ENTRY = {"device": "cpu", "shape": [], "dtype": "torch.int8", "is_nested": False
 
 
 @pytest.mark.parametrize("name", ["n", "x" * 300, "\ud800"])
-def test_verify_manifest_of_impossible_files_does_not_raise(
+def test_verify_manifest_with_impossible_names_reports_them(
     name: str, save: Path, edit_metadata: Any
 ) -> None:
     edit_metadata(save / "%manifest.json", lambda manifest: manifest["files"].update({name: [8, None]}))
@@ -40,11 +40,11 @@ FILES = {
         "the size is 23, expected at least 24 bytes",
     ),
     "a leaf is empty": (lambda save: os.truncate(save / "a.memmap", 0), "the size is 0"),
-    "a level is missing": (
+    "a node is missing": (
         lambda save: shutil.rmtree(save / "n"),
         "key 'n' is missing: the directory 'n' is not there",
     ),
-    "metadata of a level is missing": (
+    "metadata of a node is missing": (
         lambda save: (save / "n/meta.json").unlink(),
         "key 'n' has no metadata",
     ),
@@ -52,7 +52,7 @@ FILES = {
         lambda save: shutil.rmtree(save / "stack/1"),
         r"key \('stack', '1'\) is missing: the directory '1' is not there",
     ),
-    "a level is a file": (
+    "a node is a file": (
         lambda save: (shutil.rmtree(save / "n"), (save / "n").write_text("x")),
         "n is a file or a link where a directory should be",
     ),
@@ -68,7 +68,7 @@ FILES = {
         lambda save: ((save / "meta.json").unlink(), os.mkfifo(save / "meta.json")),
         "meta.json is not a regular file",
     ),
-    "a leaf is a link to the outside": (
+    "a leaf is a link that leaves the save": (
         lambda save: ((save / "a.memmap").rename(save.parent / "x"), (save / "a.memmap").symlink_to("../x")),
         "a.memmap is a link that leaves",
     ),
@@ -76,11 +76,11 @@ FILES = {
         lambda save: ((save / "a.memmap").unlink(), (save / "a.memmap").symlink_to("/etc/passwd")),
         "a.memmap is a link that leaves",
     ),
-    "a level is a link": (
+    "a node is a link": (
         lambda save: ((save / "n").rename(save.parent / "n"), (save / "n").symlink_to("../n")),
         "n is a file or a link where a directory should be",
     ),
-    "a link in a circle": (
+    "a leaf is a link to itself": (
         lambda save: ((save / "a.memmap").unlink(), (save / "a.memmap").symlink_to("a.memmap")),
         "a.memmap is a link that leaves",
     ),
@@ -96,7 +96,7 @@ FILES = {
 
 @pytest.mark.parametrize(("damage", "message"), FILES.values(), ids=FILES)
 @pytest.mark.parametrize("mode", [None, "r", "r+"])
-def test_load_wrong_files_raises(
+def test_load_missing_or_wrong_files_raises(
     damage: Any, message: str, mode: str | None, save: Path, list_stats: Any
 ) -> None:
     damage(save)
@@ -107,7 +107,7 @@ def test_load_wrong_files_raises(
     assert os.listdir("/proc/self/fd") == files
 
 
-def test_load_unusual_but_legal_files_returns_values(save: Path, list_stats: Any, edit_metadata: Any) -> None:
+def test_load_extra_files_and_fields_ignores_them(save: Path, list_stats: Any, edit_metadata: Any) -> None:
     (save / "stray.memmap").write_text("x")
     (save / "stray").mkdir()
     with open(save / "a.memmap", "ab") as file:
@@ -229,7 +229,7 @@ def test_load_hostile_archive_raises(archive: Path) -> None:
         ({"file_size": 200, "compress_size": 200}, "the entry 'a.memmap' ends at byte .*, the files at"),
     ],
 )
-def test_load_archive_wrong_directory_raises(damage: dict[str, int], message: str, archive: Path) -> None:
+def test_load_archive_wrong_zip_directory_raises(damage: dict[str, int], message: str, archive: Path) -> None:
     meta = {"a": {**ENTRY, "shape": [200]}, "shape": [], "_type": "<class 'tensordict._td.TensorDict'>"}
     with zipfile.ZipFile(archive, "w") as file:
         file.writestr("meta.json", json.dumps(meta))
@@ -242,9 +242,9 @@ def test_load_archive_wrong_directory_raises(damage: dict[str, int], message: st
         unpack_memmap(archive, archive.with_name("unpacked"))
 
 
-def test_load_unreadable_zip_raises(archive: Path) -> None:
+def test_load_archive_of_unknown_zip_version_raises(archive: Path) -> None:
     content = bytearray(archive.read_bytes())
-    content[content.rindex(b"PK\x01\x02") + 6] = 99  # the version that is needed to read it
+    content[content.rindex(b"PK\x01\x02") + 6] = 99  # the field with the required zip version
     archive.write_bytes(content)
     assert not is_memmap_archive(archive)
     with pytest.raises(FormatError, match="is no archive of a save: .*version 9.9"):
@@ -291,7 +291,7 @@ def test_load_fake_tensors_missing_file_raises(damage: str, save: Path) -> None:
 
 
 @pytest.mark.parametrize("which", ["0", "1", "2"])
-def test_load_nodes_of_equal_metadata_finds_each_file(tmp_path: Path, which: str) -> None:
+def test_load_equal_metadata_with_other_file_names_finds_files(tmp_path: Path, which: str) -> None:
     prefix, key = tmp_path / "save", "x y"
     td = TensorDict({str(i): {key: torch.full((2,), i)} for i in range(3)})
     td.memmap(prefix)
@@ -340,7 +340,7 @@ def test_verify_wrong_manifest_raises(
         (b"a.memmap", 0, "is called 'b.memmap' in its own header|called b'b.memmap'"),
     ],
 )
-def test_load_contradictory_archive_raises(
+def test_load_archive_with_wrong_local_header_raises(
     at: bytes, change: int, message: str, tmp_path: Path, assert_load_fails: Any
 ) -> None:
     TensorDict({"a": torch.ones(200)}).memmap(tmp_path / "save")
@@ -353,7 +353,7 @@ def test_load_contradictory_archive_raises(
     assert_load_fails(Path(packed), message)
 
 
-def test_verify_checks_files_of_added_entries(tmp_path: Path) -> None:
+def test_verify_missing_file_of_added_entry_reports_it(tmp_path: Path) -> None:
     mapped = TensorDict({"a": torch.arange(3)}).memmap(tmp_path / "save")
     mapped.make_memmap("z", (3,))
     assert verify(tmp_path / "save").ok

@@ -61,7 +61,7 @@ EDITS = {
     "negative": (set_leaf_fields(shape=[3, -2]), "expected a list of sizes"),
     "bool size": (set_leaf_fields(shape=[3, True]), "expected a list of sizes"),
     "float size": (set_leaf_fields(shape=[3, 2.0]), "expected a list of sizes"),
-    "no list": (set_leaf_fields(shape="3,2"), "expected a list of sizes"),
+    "not a list": (set_leaf_fields(shape="3,2"), "expected a list of sizes"),
     "dtype": (
         set_leaf_fields(dtype="torch.float7"),
         "dtype is 'torch.float7', expected a dtype that this torch knows",
@@ -83,7 +83,7 @@ EDITS = {
         set_fields(custom_op="view"),
         "custom_op is 'view', expected none, or an entry of that name",
     ),
-    "batch size of a level": (set_fields(shape=[3, 2]), "key '(n|stack)': the (batch size|shape) is"),
+    "batch size of a child node": (set_fields(shape=[3, 2]), "key '(n|stack)': the (batch size|shape) is"),
     "device": (set_fields(device="gpu7"), "device is 'gpu7', expected the name of a device"),
     "null device": (set_fields(device=None), "device is None, expected the name of a device"),
     "names": (set_fields(_names=["x", "x"]), "cannot be put together: .*1 batch dims"),
@@ -92,15 +92,15 @@ EDITS = {
         lambda meta: meta.update(new=meta["a"]),
         "the file of key 'new' is missing: none of .*'new.memmap'",
     ),
-    "missing level": (
+    "missing node": (
         set_fields(new={"type": "TensorDict"}),
         "key 'new' is missing: the directory 'new' is not there",
     ),
-    "missing leaf of a long name": (
+    "missing leaf with a long name": (
         lambda meta: meta.update({"k" * 300: meta["a"]}),
         "the file of key 'k{300}' is missing: none of",
     ),
-    "missing level of a long name": (
+    "missing node with a long name": (
         set_fields(**{"k" * 300: {"type": "TensorDict"}}),
         "key 'k{300}' is missing: the directory 'k{300}' is not there",
     ),
@@ -173,7 +173,7 @@ def test_read_wrong_metadata_raises_in_every_reader(change: Any, save: Path, edi
             TensorDict.load_memmap(place, subpath="n")
 
 
-def test_load_subpath_plain_key_entries_is_ignored(save: Path, edit_metadata: Any) -> None:
+def test_load_subpath_unknown_metadata_field_is_ignored(save: Path, edit_metadata: Any) -> None:
     edit_metadata(save / "meta.json", set_fields(entries=[[]]))
     assert TensorDict.load_memmap(save, subpath="n")["b"].tolist() == [1, 1, 1]
 
@@ -217,7 +217,7 @@ def test_load_not_strict_skips_damaged_entries(save: Path, edit_metadata: Any) -
     edit_metadata(save / "meta.json", set_fields(new={"what": 1}))
     loaded = TensorDict.load_memmap(save, strict=False)
     assert list(loaded.keys()) == ["n"]
-    # What was read leniently before is no less wrong.
+    # The metadata that a lenient load has cached must still fail a strict load.
     with pytest.raises(FormatError, match="key 'new': the entry is"):
         TensorDict.load_memmap(save)
 
@@ -238,7 +238,7 @@ VALUE = {"plain": "1/3", "types": "images.Ratio@td-images==1.2"}
         ),
     ],
 )
-def test_load_missing_plugin_error_has_install_command(
+def test_load_node_of_missing_plugin_raises_with_command(
     meta: dict[str, Any], what: str, save: Path, monkeypatch: pytest.MonkeyPatch, edit_metadata: Any
 ) -> None:
     edit_metadata(save / "n" / "meta.json", lambda _: meta)
@@ -256,7 +256,7 @@ class Bomb:
         return os.mkdir, (str(Path(os.environ["TD_BOMB"]) / "exploded"),)
 
 
-def test_load_pickled_value_is_refused(save: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_load_pickled_value_without_permission_raises(save: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TD_BOMB", str(save.parent))
     shutil.rmtree(save / "n")
     (save / "n").mkdir()
@@ -322,7 +322,7 @@ def test_load_random_damage_raises_only_format_error(data: st.DataObject, save: 
         pass
 
 
-def test_load_node_refused_by_kind_error_has_file(save: Path, edit_metadata: Any) -> None:
+def test_load_node_with_invalid_stack_dim_raises_with_path(save: Path, edit_metadata: Any) -> None:
     edit_metadata(save / "stack" / "meta.json", set_fields(stack_dim=7))
     with pytest.raises(
         FormatError, match="stack/meta.json: key 'stack' cannot be put together: .*stack_dim 7"
@@ -345,7 +345,7 @@ def test_load_stack_huge_member_count_raises(save: Path, edit_metadata: Any) -> 
         ('{"values": {"data": 3}}', "expected an object of values"),
     ],
 )
-def test_load_wrong_value_types_error_has_file(content: str, message: str, tmp_path: Path) -> None:
+def test_load_wrong_value_types_raises_with_path(content: str, message: str, tmp_path: Path) -> None:
     pytest.importorskip("td_tensorclass")
     TensorDict({"v": (1, "a")}).memmap(tmp_path / "save")
     (tmp_path / "save" / "v" / "%values.json").write_text(content)
@@ -354,7 +354,7 @@ def test_load_wrong_value_types_error_has_file(content: str, message: str, tmp_p
 
 
 @pytest.mark.parametrize("content", [["f"], {"g": 1}])
-def test_load_pickle_without_values_raises(content: Any, tmp_path: Path) -> None:
+def test_load_pickle_of_other_values_raises(content: Any, tmp_path: Path) -> None:
     pytest.importorskip("td_tensorclass")
     prefix = tmp_path / "save"
     TensorDict({"v": len, "shape": {"shape": torch.ones(1)}}).memmap(prefix, allow_pickle=True)
@@ -363,7 +363,7 @@ def test_load_pickle_without_values_raises(content: Any, tmp_path: Path) -> None
         TensorDict.load_memmap(prefix, allow_pickle=True)
 
 
-def test_load_unlisted_nodes_sorts_keys(save: Path, edit_metadata: Any) -> None:
+def test_load_metadata_without_child_nodes_sorts_keys(save: Path, edit_metadata: Any) -> None:
     td = TensorDict({key: {"x": torch.ones(1)} for key in "cab"})
     td.memmap(save)
     edit_metadata(save / "meta.json", lambda meta: {name: meta[name] for name in ("shape", "_type")})
@@ -424,7 +424,7 @@ def test_load_wrong_general_pickle_raises(
 
 
 def write_old_release(save: Path, **leaf: Any) -> None:
-    """Write what releases up to 0.2 wrote: a file with the shape and dtype of each leaf beside it."""
+    """Write a save as tensordict 0.2 did: next to each leaf a file with its shape and dtype."""
     save.mkdir()
     torch.save({"batch_size": torch.Size([2]), "device": None}, save / "meta.pt")
     (save / "a.memmap").write_bytes(bytes(8))
@@ -520,7 +520,7 @@ def test_load_damaged_saved_view_raises(
         (["slice", {"start": 1}], slice(1, None)),
     ],
 )
-def test_load_saved_view_index_equals_indexed_source(
+def test_load_saved_view_equals_indexed_source(
     code: Any, index: Any, tmp_path: Path, same: Any, edit_metadata: Any
 ) -> None:
     save = tmp_path / "save"
@@ -541,7 +541,7 @@ def test_load_saved_view_invalid_index_raises(
 
 @pytest.mark.parametrize("checksums", [False, True])
 @pytest.mark.parametrize("content", [lambda n: bytes(n), lambda n: bytes(4096), lambda n: b"{" * (n + 1)])
-def test_verify_unloadable_save_is_not_ok(content: Any, checksums: bool, tmp_path: Path) -> None:
+def test_verify_damaged_metadata_is_not_ok(content: Any, checksums: bool, tmp_path: Path) -> None:
     TensorDict({"a": torch.arange(3), "n": {"b": 1}}).memmap(tmp_path / "save", checksums=checksums)
     for meta in tmp_path / "save/n/meta.json", tmp_path / "save/meta.json":
         meta.write_bytes(content(meta.stat().st_size))

@@ -1,4 +1,4 @@
-"""Classes of numbers given as dtypes of mapped tensors, as torch takes them."""
+"""MemoryMappedTensor accepts Python types such as float as dtypes, as torch does."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import torch
 from td_core import TensorDict
 from td_memmap import MemoryMappedTensor
 
-MADE_OF = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}
+DTYPES_OF_TYPES = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}
 
 
-@pytest.mark.parametrize("number", MADE_OF)
-def test_create_with_python_number_type_sets_dtype(number: type, tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", DTYPES_OF_TYPES)
+def test_create_with_python_type_as_dtype_sets_dtype(number: type, tmp_path: Path) -> None:
     cls = MemoryMappedTensor
     file = cls.ones(2, dtype=number, filename=tmp_path / "a")
     anonymous = cls.zeros(2, dtype=number)
@@ -30,5 +30,5 @@ def test_create_with_python_number_type_sets_dtype(number: type, tmp_path: Path)
         TensorDict().memmap().make_memmap("a", (2,), dtype=number),
         TensorDict().memmap().make_memmap_from_storage("a", file.untyped_storage(), (2,), dtype=number),
     ]
-    assert [tensor.dtype for tensor in made] == [MADE_OF[number]] * len(made)
+    assert [tensor.dtype for tensor in made] == [DTYPES_OF_TYPES[number]] * len(made)
     assert [tuple(tensor.shape) for tensor in made] == [(2,)] * len(made)

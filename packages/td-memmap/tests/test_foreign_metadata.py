@@ -1,4 +1,4 @@
-"""A ``meta.json`` that no save wrote belongs to another program: it is kept, whatever it holds."""
+"""A ``meta.json`` of another program is never overwritten, whatever its content."""
 
 from __future__ import annotations
 
@@ -40,32 +40,32 @@ CONTENTS = {
     "huge": b'{"text": "' + b"x" * 5_000_000 + b'"}',
     "huge number": b"1" * 10_000,
 }
-#: Where it is, below the prefix.
+#: Paths of the foreign metadata below the prefix.
 PLACES = ["meta.json", "n/meta.json", "lazy/meta.json", "lazy/1/meta.json"]
 
 
-def make() -> TensorDict:
+def make_tree() -> TensorDict:
     lazy = LazyStackedTensorDict(TensorDict({"x": torch.ones(2)}), TensorDict({"x": torch.ones(3)}))
     return TensorDict({"a": torch.arange(3), "n": TensorDict({"b": torch.ones(2)}), "lazy": lazy})
 
 
-def pack(prefix: Path) -> None:
-    make().memmap(archive := prefix.with_name("other.tdz"))
+def unpack_tree(prefix: Path) -> None:
+    make_tree().memmap(archive := prefix.with_name("other.tdz"))
     td_memmap.unpack_memmap(archive, prefix)
 
 
-WAYS: dict[str, Callable[[Path], Any]] = {
-    "memmap": lambda prefix: make().memmap(prefix),
-    "memmap in threads": lambda prefix: make().memmap(prefix, num_threads=2, return_early=True).result(),
-    "memmap_": lambda prefix: make().memmap_(prefix),
-    "memmap_like": lambda prefix: make().memmap_like(prefix),
-    "save": lambda prefix: make().save(prefix),
-    "function": lambda prefix: td_core.save(make(), prefix),
-    "unpack": pack,
+SAVE_METHODS: dict[str, Callable[[Path], Any]] = {
+    "memmap": lambda prefix: make_tree().memmap(prefix),
+    "memmap in threads": lambda prefix: make_tree().memmap(prefix, num_threads=2, return_early=True).result(),
+    "memmap_": lambda prefix: make_tree().memmap_(prefix),
+    "memmap_like": lambda prefix: make_tree().memmap_like(prefix),
+    "save": lambda prefix: make_tree().save(prefix),
+    "function": lambda prefix: td_core.save(make_tree(), prefix),
+    "unpack": unpack_tree,
 }
 
 
-def files_below(folder: Path) -> dict[str, bytes]:
+def read_files(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
@@ -75,38 +75,38 @@ def test_memmap_over_foreign_metadata_raises(content: bytes, place: str, prefix:
     (prefix / place).parent.mkdir(parents=True)
     (prefix / place).write_bytes(content)
     (prefix / "notes.txt").write_text("mine")
-    before = files_below(prefix.parent)
+    before = read_files(prefix.parent)
     with pytest.raises(
         FileTakenError, match=f"cannot save at .*/save: '{place}' exists and is not part of a save"
     ):
-        make().memmap(prefix)
-    assert files_below(prefix.parent) == before
+        make_tree().memmap(prefix)
+    assert read_files(prefix.parent) == before
 
 
 @pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS.keys())
-def test_save_methods_over_foreign_metadata_keep_it(
+@pytest.mark.parametrize("way", SAVE_METHODS.values(), ids=SAVE_METHODS.keys())
+def test_save_methods_over_foreign_metadata_raise(
     way: Callable[[Path], Any], place: str, prefix: Path
 ) -> None:
     (prefix / place).parent.mkdir(parents=True)
     (prefix / place).write_bytes(CONTENTS["object"])
     with pytest.raises(FileTakenError, match="cannot (save at|create files at) "):
         way(prefix)
-    assert files_below(prefix) == {place: CONTENTS["object"]}
+    assert read_files(prefix) == {place: CONTENTS["object"]}
 
 
 @pytest.mark.parametrize("place", PLACES)
 def test_memmap_over_save_with_foreign_metadata_raises(place: str, prefix: Path) -> None:
-    make().memmap(prefix)
+    make_tree().memmap(prefix)
     (prefix / place).write_bytes(CONTENTS["object"])
-    before = files_below(prefix)
+    before = read_files(prefix)
     with pytest.raises(FileTakenError, match="exists and is not part of a save"):
-        make().memmap(prefix)
-    assert files_below(prefix) == before
+        make_tree().memmap(prefix)
+    assert read_files(prefix) == before
 
 
 def test_memmap_without_node_keeps_its_foreign_metadata(prefix: Path) -> None:
-    make().memmap(prefix)
+    make_tree().memmap(prefix)
     (prefix / "n" / "meta.json").write_bytes(CONTENTS["list"])
     TensorDict({"a": torch.zeros(2)}).memmap(prefix)
     assert (prefix / "n" / "meta.json").read_bytes() == CONTENTS["list"]
@@ -119,7 +119,7 @@ def test_append_to_foreign_metadata_raises(content: bytes, prefix: Path) -> None
     (prefix / "meta.json").write_bytes(content)
     with pytest.raises(FormatError):
         td_memmap.append_memmap(prefix, TensorDict({"a": torch.zeros(3)}, batch_size=[3]))
-    assert files_below(prefix) == {"meta.json": content}
+    assert read_files(prefix) == {"meta.json": content}
 
 
 def test_append_below_foreign_metadata_adds_rows(prefix: Path) -> None:
@@ -146,10 +146,10 @@ def test_make_memmap_in_save_with_foreign_metadata_raises(
 ) -> None:
     saved = TensorDict({"a": torch.ones(2)}).memmap(prefix)
     (prefix / "meta.json").write_bytes(content)
-    before = files_below(prefix)
+    before = read_files(prefix)
     with pytest.raises((StructureError, FormatError), match="save/meta.json"):
         edit(saved)
-    assert files_below(prefix) == before
+    assert read_files(prefix) == before
 
 
 @pytest.mark.parametrize("content", CONTENTS.values(), ids=CONTENTS.keys())
@@ -157,19 +157,19 @@ def test_make_memmap_new_node_over_foreign_metadata_raises(content: bytes, prefi
     saved = TensorDict({"a": torch.ones(2)}).memmap(prefix)
     (prefix / "mine").mkdir()
     (prefix / "mine" / "meta.json").write_bytes(content)
-    before = files_below(prefix)
+    before = read_files(prefix)
     with pytest.raises(
         FileTakenError, match="cannot add key 'mine': another program has metadata that is in the way"
     ):
         saved.make_memmap(("mine", "x"), (2,))
-    assert files_below(prefix) == before
+    assert read_files(prefix) == before
 
 
 @pytest.mark.parametrize(
     "write",
     [
-        lambda path: make().memmap(path),
-        lambda path: make().memmap_like(path),
+        lambda path: make_tree().memmap(path),
+        lambda path: make_tree().memmap_like(path),
         lambda path: td_memmap.pack_memmap(path.with_name("directory"), path),
     ],
     ids=["memmap", "memmap_like", "pack"],
@@ -178,7 +178,7 @@ def test_make_memmap_new_node_over_foreign_metadata_raises(content: bytes, prefi
 def test_memmap_archive_over_foreign_zip_raises(
     files: dict[str, bytes], write: Callable[[Path], Any], tmp_path: Path
 ) -> None:
-    make().memmap(tmp_path / "directory")
+    make_tree().memmap(tmp_path / "directory")
     path = tmp_path / "archive.tdz"
     with zipfile.ZipFile(path, "w") as archive:
         for name, content in files.items():
@@ -209,10 +209,10 @@ RELEASES = sorted(path.stem for path in (FIXTURES / "legacy").glob("*.zip"))
 def test_memmap_over_tensordict_save_replaces_it(name: str, tmp_path: Path) -> None:
     shutil.copytree(FIXTURES / "memmap" / name, tmp_path / name)
     TensorDict({"a": torch.zeros(3)}).memmap(tmp_path / name)
-    if name == "keys_reserved":  # its metadata hides these leaves
+    if name == "keys_reserved":  # its metadata does not list these leaves
         for hidden in ("_type", "device", "shape"):
             (tmp_path / name / f"{hidden}.memmap").unlink()
-    assert sorted(files_below(tmp_path / name)) == ["%manifest.json", "a.memmap", "meta.json"]
+    assert sorted(read_files(tmp_path / name)) == ["%manifest.json", "a.memmap", "meta.json"]
 
 
 @pytest.mark.parametrize("release", RELEASES)
@@ -235,15 +235,15 @@ def test_memmap_over_foreign_meta_pt_raises(prefix: Path) -> None:
     torch.save({"epoch": 3, "batch_size": 32}, prefix / "meta.pt")
     torch.save({"dtype": torch.int64}, prefix / "a.meta.pt")
     (prefix / "a.memmap").write_bytes(b"mine")
-    before = files_below(prefix)
+    before = read_files(prefix)
     with pytest.raises(FileTakenError, match="'a.memmap' exists and is not part of a save"):
-        make().memmap(prefix)
-    assert files_below(prefix) == before
+        make_tree().memmap(prefix)
+    assert read_files(prefix) == before
 
 
 def test_memmap_over_user_class_save_replaces_it(prefix: Path) -> None:
     TensorDict({"x": torch.ones(2)}).memmap(prefix / "_tensordict")
     (prefix / "_tensordict" / "%manifest.json").unlink()
     (prefix / "meta.json").write_text(json.dumps({"_type": "<class 'lab.Run'>"}))
-    make().memmap(prefix)
+    make_tree().memmap(prefix)
     assert not (prefix / "_tensordict").exists()

@@ -66,7 +66,7 @@ def test_make_memmap_unstorable_key_changes_nothing(key: Any, prefix: Path, list
     assert set(TensorDict.load_memmap(prefix).keys()) == set(saved.keys()) == {"node.memmap", "leaf"}
 
 
-def test_make_memmap_in_changed_save_raises(prefix: Path, same: Any, list_files: Any) -> None:
+def test_make_memmap_in_save_with_appended_rows_raises(prefix: Path, same: Any, list_files: Any) -> None:
     mapped = TensorDict({"a": torch.zeros(3)}, [3]).memmap(prefix)
     td_memmap.append_memmap(prefix, TensorDict({"a": torch.ones(2)}, [2]))
     files = list_files(prefix)
@@ -81,7 +81,7 @@ def test_make_memmap_in_changed_save_raises(prefix: Path, same: Any, list_files:
 @pytest.mark.parametrize("first", ["a b", "shape"])
 @pytest.mark.parametrize("saved_robust", [True, False])
 @pytest.mark.parametrize("robust", [True, False])
-def test_make_memmap_other_robust_key_keeps_entries_apart(
+def test_make_memmap_other_robust_key_maps_separate_files(
     first: str, saved_robust: bool, robust: bool, prefix: Path
 ) -> None:
     mapped = TensorDict({first: torch.ones(2)}).memmap(prefix, robust_key=saved_robust)
@@ -95,7 +95,7 @@ def test_make_memmap_other_robust_key_keeps_entries_apart(
     assert loaded[first].tolist() == [1, 1]
 
 
-def test_make_memmap_concurrent_entries_are_all_kept(prefix: Path) -> None:
+def test_make_memmap_concurrent_threads_keeps_all_entries(prefix: Path) -> None:
     saved = TensorDict({"n": {}}).memmap(prefix)
     keys = [(*level, str(number)) for level in ((), ("n",)) for number in range(30)]
     with ThreadPoolExecutor(6) as pool:
@@ -106,11 +106,11 @@ def test_make_memmap_concurrent_entries_are_all_kept(prefix: Path) -> None:
 
 
 @pytest.mark.parametrize("key", ["n", "a/b"])
-def test_make_memmap_processes_share_new_nodes(key: str, prefix: Path) -> None:
+def test_make_memmap_in_two_processes_shares_new_nodes(key: str, prefix: Path) -> None:
     saved = TensorDict({"a": torch.zeros(3), "s": {}}).memmap(prefix)
     one, other, third = (pickle.loads(pickle.dumps(saved)) for _ in range(3))
     one.make_memmap((key, "x"), (3,)).fill_(1)
-    # What a process that was killed leaves is no entry.
+    # An empty directory that a killed process left is not an entry.
     (prefix / "s" / "left").mkdir()
     other.make_memmap(("s", "left", "z"), (3,))
     other.make_memmap((key, "m", "y"), (3,)).fill_(2)
@@ -160,7 +160,7 @@ def test_make_memmap_in_stack_raises(nest: Any, prefix: Path, list_files: Any) -
 
 
 @pytest.mark.parametrize("key", ["k" * 300, "meta.json", "leaf.memmap", "\ud800"], ids=ascii)
-def test_memmap_node_with_fallback_name_has_saved_path(key: str, prefix: Path, same: Any) -> None:
+def test_memmap_key_unusable_as_file_name_has_saved_path(key: str, prefix: Path, same: Any) -> None:
     saved = TensorDict({"leaf": torch.ones(1), key: {"n": {"a": torch.ones(1)}}}).memmap(prefix)
     for mapped in (saved, pickle.loads(pickle.dumps(saved)) if key != "\ud800" else saved):
         assert mapped[key, "n"].saved_path.parent == mapped[key].saved_path
@@ -172,7 +172,7 @@ def test_memmap_node_with_fallback_name_has_saved_path(key: str, prefix: Path, s
 
 
 @pytest.mark.parametrize("keys", [("entries",), ("kind",), ("entries", "kind"), ("shape",)])
-def test_make_memmap_next_to_odd_keys_adds_entry(keys: tuple[str, ...], prefix: Path) -> None:
+def test_make_memmap_next_to_keys_named_like_fields_adds_entry(keys: tuple[str, ...], prefix: Path) -> None:
     saved = TensorDict(dict.fromkeys(keys, torch.ones(2))).memmap(prefix)
     saved.make_memmap("new", (2,)).fill_(7)
     loaded = TensorDict.load_memmap(prefix)
@@ -190,7 +190,7 @@ def test_make_memmap_new_node_over_other_save_raises(prefix: Path, same: Any) ->
         saved.make_memmap(("mine", "x"), ())
     same(TensorDict.load_memmap(prefix / "mine"), mine)
     same(TensorDict.load_memmap(prefix), saved)
-    # What a process that was killed left is not in the way, and neither is what belongs to no save.
+    # Files of a killed process and directories without a save do not prevent the entry.
     TensorDict().memmap(prefix / "left")
     (prefix / "left" / "%manifest.json").unlink()
     (prefix / "left" / "%new-0123abcd").touch()
@@ -236,7 +236,7 @@ def test_memmap_refresh_reloads_replaced_save(nest: Any, prefix: Path) -> None:
         nest.memmap().memmap_refresh_()
 
 
-def test_memmap_refresh_updates_names_refuses_other_kind(prefix: Path) -> None:
+def test_memmap_refresh_other_kind_raises(prefix: Path) -> None:
     mapped = TensorDict({"a": torch.zeros(2)}, [2], names=["x"]).memmap(prefix)
     TensorDict({"a": torch.zeros(2, 3)}, [2, 3], names=["u", "v"]).memmap(prefix)
     assert mapped.memmap_refresh_().names == ["u", "v"]

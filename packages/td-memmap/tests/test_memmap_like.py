@@ -32,7 +32,7 @@ def test_memmap_like_creates_sparse_files(tmp_path: Path) -> None:
     assert loaded["image"][500_000].sum() == 12_288
 
 
-def test_memmap_like_keeps_same_structure_refuses_other(nest: Any, prefix: Path, same: Any) -> None:
+def test_memmap_like_over_save_keeps_elements_or_raises(nest: Any, prefix: Path, same: Any) -> None:
     nest.memmap(prefix)
     again = nest.memmap_like(prefix)
     same(again, nest)
@@ -68,7 +68,7 @@ def test_memmap_like_over_save_updates_names_and_values(
     same(loaded, make(7, **changes))
     like["a"].fill_(1)
     assert (loaded["a"] == 1).all()
-    # Without a difference nothing is written.
+    # The metadata is rewritten only if it differs.
     assert (os.stat(prefix / "meta.json").st_ino == metadata) == (not changes)
 
 
@@ -104,7 +104,7 @@ def test_memmap_like_other_nested_shapes_raises(layout: torch.layout, prefix: Pa
         td.memmap_like(prefix)
 
 
-def test_memmap_like_tied_leaf_over_two_files_raises(prefix: Path) -> None:
+def test_memmap_like_tied_leaf_saved_as_two_files_raises(prefix: Path) -> None:
     leaf = torch.ones(2)
     TensorDict({"a": torch.ones(2), "b": torch.ones(2)}).memmap(prefix)
     with pytest.raises(FileTakenError, match="key 'b' is the same tensor as another leaf here"):

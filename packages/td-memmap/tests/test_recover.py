@@ -23,7 +23,7 @@ from td_memmap._commit import Staging
 
 
 @pytest.mark.parametrize("num_threads", [0, 4])
-def test_save_in_place_killed_leaves_litter_for_next_save(
+def test_save_in_place_killed_is_cleaned_up_by_next_save(
     num_threads: int,
     prefix: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -82,7 +82,7 @@ def test_save_in_place_killed_in_cleanup_is_recovered(
 
 @pytest.mark.parametrize("known", [False, True])
 @pytest.mark.parametrize("taken", ["", "d", "f", "d/f"])
-def test_recover_all_returns_whether_all_files_moved(taken: str, known: bool, tmp_path: Path) -> None:
+def test_recover_all_taken_name_returns_false(taken: str, known: bool, tmp_path: Path) -> None:
     mine = _save_files.SaveFiles()
     if known:
         mine.add(("d", "meta.json"))
@@ -103,7 +103,7 @@ def test_recover_all_returns_whether_all_files_moved(taken: str, known: bool, tm
         assert (tmp_path / "now" / "d" / "f").read_text() == ("taken" if taken == "d/f" else "mine")
 
 
-def test_commit_undeletable_litter_is_left_for_later_save(
+def test_commit_undeletable_files_are_removed_by_later_save(
     prefix: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*args: Any) -> None:
@@ -122,7 +122,7 @@ def test_commit_undeletable_litter_is_left_for_later_save(
 @pytest.mark.parametrize(
     "litter", [["new-00000002"], ["old-00000003"], ["new-00000000", "old-00000001", "new-00000004"]]
 )
-def test_commit_removes_litter_of_concurrent_processes(
+def test_commit_over_litter_of_several_processes_removes_it(
     tmp_path: Path, litter: list[str], make_tree: Any
 ) -> None:
     for name in litter:
@@ -147,7 +147,7 @@ def save_with_value(make_tree: Any, prefix: Path) -> tuple[Any, list[Path]]:
         (lambda td: td["n"].set_("value", "new"), "rename"),
     ],
 )
-def test_commit_removes_litter_of_live_edit(
+def test_commit_after_killed_edit_removes_temporary_files(
     change: Any, call: str, prefix: Path, make_tree: Any, watch_calls: Any, run_in_child: Any
 ) -> None:
     td, files = save_with_value(make_tree, prefix)
@@ -185,7 +185,7 @@ def test_edit_failure_keeps_live_save(call: str, prefix: Path, make_tree: Any, w
     assert TensorDict.load_memmap(prefix)["n", "value"] == "old"
 
 
-def test_commit_keeps_litter_in_use_and_unknown_files(prefix: Path, tmp_path: Path, make_tree: Any) -> None:
+def test_commit_temporary_files_in_use_are_kept(prefix: Path, tmp_path: Path, make_tree: Any) -> None:
     for name in (".save.td-new-zzzzzzzz", ".save.td-something", ".save.other.td-new-00000000"):
         (tmp_path / name).mkdir()
     (tmp_path / ".save.td-new-00000000").write_text("a file")
@@ -199,7 +199,7 @@ def test_commit_keeps_litter_in_use_and_unknown_files(prefix: Path, tmp_path: Pa
         make_tree(2).memmap(tmp_path / ".save.td-old-00000000")
 
 
-def test_commit_recovers_file_added_during_replacement(
+def test_commit_file_added_during_replacement_is_recovered(
     prefix: Path, tmp_path: Path, make_tree: Any, read_value: Any, watch_calls: Any
 ) -> None:
     make_tree(1, more=True).memmap(prefix)

@@ -1,4 +1,4 @@
-"""Files that every release of the reference implementation wrote, read back and compared with what was saved."""
+"""Files of every release of tensordict load with the values that were saved."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ HAS_TENSORCLASS = importlib.util.find_spec("td_tensorclass") is not None
 
 WITHOUT_TENSORCLASS = {"tensordict", "tensor", "nested_tensor", "lazy_stack", "", "view"}
 
-#: The classes of the files, in a module of the name that these know.
+#: Definitions of the tensorclasses in the files, for the module name that the files refer to.
 CLASSES = """
 from typing import Any
 from torch import Tensor
@@ -47,10 +47,10 @@ class Segment:
     meta: Any = None
 """
 
-#: Traps: what was saved is not what the files say, and the reason.
+#: Files that tensordict wrote incompletely, with the reason why the saved values cannot be restored.
 LOST = {
     "memmap/keys_reserved": "the entries of three keys were overwritten when the file was written",
-    "memmap/keys_not_robust_colon": "the reference does not find two of the files, which are there",
+    "memmap/keys_not_robust_colon": "tensordict itself cannot find two of the files",
     "memmap/non_tensor_stack_lists": "the batch size of a stack of equally long lists is not in the file",
 }
 
@@ -118,7 +118,7 @@ def test_load_tensordict_file_returns_expected_tree(
 
 
 @pytest.mark.parametrize("release", ["v0.2.1", "v0.3.2"])
-def test_load_unlisted_nodes_works_in_every_reader(release: str, unpacked: Any) -> None:
+def test_read_metadata_without_child_nodes_finds_them(release: str, unpacked: Any) -> None:
     path = unpacked(f"legacy/{release}/nested", {"data": "nested"})
     assert set(TensorDict.load_memmap(path, subpath="n").keys()) == {"b", "m"}
     with FakeTensorMode():
@@ -132,7 +132,7 @@ def test_load_unlisted_nodes_works_in_every_reader(release: str, unpacked: Any) 
         assert verify(path).files == 8
 
 
-def test_load_raw_file_names_finds_leaves(unpacked: Any) -> None:
+def test_load_files_named_by_raw_keys_finds_leaves(unpacked: Any) -> None:
     path = unpacked("memmap/keys_not_robust_colon", {"data": "keys_not_robust_colon"})
     for robust_key in (None, False):
         loaded = TensorDict.load_memmap(path, mode="r", robust_key=robust_key)
@@ -182,7 +182,7 @@ def check_mapping(found: Any, tree: dict[str, Any], where: str, name: str) -> No
         return check(found._tensordict, tree["inner"], where, name)
     entries = tree["entries"]
     if tree["kind"] == "tensorclass" and is_old(name):
-        # These releases stored the tensor fields alone, as a plain collection.
+        # These releases stored only the tensor fields of a tensorclass, as a plain collection.
         entries = {
             key: value for key, value in entries.items() if value["kind"] not in ("none", "non_tensor")
         }
@@ -222,7 +222,7 @@ def same_value(found: Any, spec: Any, where: str, name: str) -> None:
             same_value(found[key], value, f"{where}[{key!r}]", name)
     elif "float" in spec:
         wanted = float(spec["float"])
-        # Some releases turn these numbers into null when they write.
+        # Some releases write NaN and infinity as null.
         assert found is None or found == wanted or (math.isnan(found) and math.isnan(wanted)), where
     elif "bytes_hex" in spec:
         assert found == bytes.fromhex(spec["bytes_hex"]), where

@@ -77,7 +77,7 @@ def test_memmap_inplace_maps_same_collection(nest: Any, prefix: Path, same: Any)
     assert (TensorDict.load_memmap(prefix)["n", "i"] == 0).all()
 
 
-def test_memmap_without_prefix_frees_files_with_collection(nest: Any, same: Any) -> None:
+def test_memmap_without_prefix_maps_anonymous_file(nest: Any, same: Any) -> None:
     saved = nest.memmap()
     same(saved, nest)
     assert saved.is_memmap()
@@ -122,8 +122,8 @@ class UserTensorDict(TensorDict):
     __slots__ = ()
 
 
-def test_load_memmap_returns_subclass(prefix: Path) -> None:
-    for key in ("shape", "a"):  # the first makes the level one of the general form
+def test_load_memmap_save_of_subclass_returns_subclass(prefix: Path) -> None:
+    for key in ("shape", "a"):  # the key "shape" requires the general form
         UserTensorDict({key: torch.ones(2)}).memmap(prefix)
         assert type(TensorDict.load_memmap(prefix)) is UserTensorDict
     meta = json.loads((prefix / "meta.json").read_text())
@@ -136,7 +136,7 @@ def test_load_memmap_returns_subclass(prefix: Path) -> None:
         TensorDict.load_memmap(prefix)
 
 
-def test_load_memmap_redefined_class_returns_latest(prefix: Path) -> None:
+def test_load_memmap_redefined_class_returns_latest_class(prefix: Path) -> None:
     one, other = (type("Twice", (TensorDict,), {"__module__": __name__}) for _ in range(2))
     one({"a": torch.ones(2)}).memmap(prefix)
     assert type(TensorDict.load_memmap(prefix)) is other
@@ -191,7 +191,7 @@ def test_memmap_module_state_round_trips(prefix: Path) -> None:
     assert all(torch.equal(one, other) for one, other in zip(model.parameters(), before, strict=True))
 
 
-def test_memmap_short_reads_and_writes_complete(
+def test_memmap_short_system_calls_transfers_all_bytes(
     nest: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, same: Any
 ) -> None:
     real = {name: getattr(os, name) for name in ("read", "write", "pwrite")}
@@ -203,7 +203,7 @@ def test_memmap_short_reads_and_writes_complete(
     same(TensorDict.load_memmap(tmp_path / "save"), nest)
 
 
-def test_load_memmap_restores_names_of_longer_child(prefix: Path, same: Any) -> None:
+def test_load_memmap_child_with_more_dims_restores_names(prefix: Path, same: Any) -> None:
     inner = TensorDict({"x": torch.zeros(2, 2)}, [2, 2], names=[None, "q"])
     td = TensorDict({"m": TensorDict({"c": inner}, [2, 2])}, [2])
     td.names = ["d"]
@@ -224,7 +224,7 @@ def test_memmap_deep_tree_round_trips(prefix: Path) -> None:
     assert torch.equal(found["x"], leaf["x"])
 
 
-def test_memmap_path_over_limit_pickles_and_saves_again(prefix: Path, same: Any) -> None:
+def test_memmap_path_over_system_limit_round_trips(prefix: Path, same: Any) -> None:
     td = TensorDict({"x": torch.ones(1)})
     for _ in range(30):
         td = TensorDict({"k" * 200: td})
@@ -236,7 +236,7 @@ def test_memmap_path_over_limit_pickles_and_saves_again(prefix: Path, same: Any)
 
 
 @pytest.mark.parametrize("path", [(), ("n",), ("n", "m")])
-def test_memmap_saves_user_locks_not_mapping_locks(path, tmp_path):
+def test_memmap_records_locks_of_user_not_of_mapping(path, tmp_path):
     td = TensorDict({"n": {"m": {"a": torch.zeros(2)}}})
     (td[path] if path else td).lock_()
     mapped = td.memmap(tmp_path / "first")

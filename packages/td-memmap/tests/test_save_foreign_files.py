@@ -18,7 +18,7 @@ from td_core.errors import CodecError, FormatError
 from td_memmap import FileTakenError, MemoryMappedTensor, _fs
 
 
-def test_memmap_over_files_of_other_leaves_raises(prefix: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memmap_over_file_of_other_leaf_raises(prefix: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     prefix.mkdir()
     a = MemoryMappedTensor.from_tensor(torch.arange(4), filename=prefix / "a.memmap")
     in_the_way = pytest.raises(FileTakenError, match="'a.memmap' exists and is not part of a save")
@@ -130,7 +130,7 @@ def test_memmap_tensor_without_memory_raises(make: Callable[[], torch.Tensor], t
 
 
 @pytest.mark.parametrize("link", ["save", "save/meta.json"])
-def test_memmap_cyclic_link_error_has_path(nest: Any, tmp_path: Path, link: str) -> None:
+def test_memmap_cyclic_symlink_raises_with_path(nest: Any, tmp_path: Path, link: str) -> None:
     (tmp_path / link).parent.mkdir(exist_ok=True)
     (tmp_path / link).symlink_to((tmp_path / link).name)
     for create in (nest.memmap_like, partial(nest.memmap, existsok=False)):
@@ -138,7 +138,7 @@ def test_memmap_cyclic_link_error_has_path(nest: Any, tmp_path: Path, link: str)
             create(tmp_path / "save")
 
 
-def test_memmap_prefix_may_be_link_or_relative(
+def test_memmap_to_symlink_or_relative_path_saves(
     nest: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, same: Any
 ) -> None:
     (tmp_path / "real").mkdir()

@@ -34,7 +34,9 @@ def test_memmap_num_threads_writes_same_values(num_threads: int, prefix: Path, s
     same(TensorDict.load_memmap(prefix, num_threads=num_threads), td)
 
 
-def test_memmap_threads_hold_few_files_open(prefix: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memmap_many_leaves_in_threads_keeps_few_files_open(
+    prefix: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("td_memmap._save._WORTH_A_THREAD", 0)
     opened, threads = [], set()
 
@@ -75,7 +77,7 @@ CHANGES = {
 )
 @pytest.mark.parametrize("call", ["memmap", "memmap_", "memmap_like"])
 @pytest.mark.parametrize("named", [True, False])
-def test_memmap_return_early_ignores_later_changes(
+def test_memmap_return_early_saves_entries_of_call(
     change: str, call: str, named: bool, prefix: Path, same: Any
 ) -> None:
     td = TensorDict({"a": torch.zeros(3), "n": {"b": torch.zeros(3)}}, batch_size=[3])
@@ -87,7 +89,7 @@ def test_memmap_return_early_ignores_later_changes(
         assert released.wait(60)
 
     future = getattr(td, call)(prefix if named else None, num_threads=1, return_early=True, progress=wait)
-    # Nothing is reported where files have no names, or nothing is written.
+    # Progress is reported only if elements are written to named files.
     if named and call != "memmap_like":
         assert watched.wait(60)
     with pytest.raises(LockedError) if call == "memmap_" else contextlib.nullcontext():
@@ -98,7 +100,7 @@ def test_memmap_return_early_ignores_later_changes(
         same(TensorDict.load_memmap(prefix), wanted)
 
 
-def test_memmap_inplace_background_failure_unlocks(prefix: Path) -> None:
+def test_memmap_inplace_failure_in_background_unlocks(prefix: Path) -> None:
     def fail(done: int, total: int) -> None:
         raise KeyError("progress")
 
@@ -178,7 +180,7 @@ def test_load_memmap_fake_mode_returns_fake_tensors(nest: Any, prefix: Path) -> 
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
-def test_load_memmap_nested_tensors_on_meta_device(prefix: Path) -> None:
+def test_load_memmap_nested_tensor_to_meta_loads_only_jagged(prefix: Path) -> None:
     from torch._subclasses import FakeTensorMode
 
     parts = [torch.ones(2, 3), torch.ones(1, 3)]
@@ -195,7 +197,7 @@ def test_load_memmap_nested_tensors_on_meta_device(prefix: Path) -> None:
         TensorDict.load_memmap(prefix)
 
 
-def test_load_memmap_out_and_inplace_write_target(nest: Any, prefix: Path, same: Any) -> None:
+def test_load_memmap_out_gets_entries_of_save(nest: Any, prefix: Path, same: Any) -> None:
     nest.memmap(prefix)
     out = TensorDict(batch_size=[3])
     assert TensorDict.load_memmap(prefix, out=out) is out
@@ -218,7 +220,7 @@ def test_load_memmap_out_and_inplace_write_target(nest: Any, prefix: Path, same:
     assert torch.equal(leaf, nest["a"])
 
 
-def test_load_memmap_out_stack_drops_member_only_entries(prefix: Path, same: Any) -> None:
+def test_load_memmap_out_stack_drops_entries_of_one_member(prefix: Path, same: Any) -> None:
     saved = lazy_stack([TensorDict({"a": torch.ones(2)}), TensorDict({"a": torch.ones(3)})])
     saved.memmap(prefix)
     one = TensorDict({"a": torch.zeros(2), "c": torch.zeros(1)})
@@ -269,7 +271,7 @@ def test_load_memmap_subpath_returns_node(nest: Any, prefix: Path, same: Any) ->
             TensorDict.load_memmap(prefix, subpath=wrong)
 
 
-def test_load_memmap_subpath_with_key_tensordict_returns_node(prefix: Path, same: Any) -> None:
+def test_load_memmap_subpath_key_tensordict_returns_node(prefix: Path, same: Any) -> None:
     td = TensorDict({"_tensordict": {"_tensordict": {"a": torch.ones(1)}}, "n": {"b": torch.ones(2)}})
     for place in (prefix, prefix.with_name("save.tdz")):
         td.memmap(place)
@@ -296,13 +298,13 @@ def test_memmap_incompatible_options_raise(nest: Any, prefix: Path) -> None:
         nest.memmap(prefix, atomic="yes")
 
 
-def test_memmap_return_early_keeps_lock(tmp_path):
+def test_memmap_return_early_of_locked_collection_saves_lock(tmp_path):
     td = TensorDict({"a": torch.zeros(2)}).lock_()
     td.memmap(tmp_path / "save", num_threads=1, return_early=True).result()
     assert TensorDict.load_memmap(tmp_path / "save").is_locked
 
 
-def test_memmap_during_thread_writes_saves_initial_entries(tmp_path):
+def test_memmap_during_writes_of_other_thread_saves_or_raises(tmp_path):
     td = TensorDict({"n": {f"k{i}": torch.full((2,), i) for i in range(20)}}, [2])
     done = threading.Event()
 
@@ -317,7 +319,7 @@ def test_memmap_during_thread_writes_saves_initial_entries(tmp_path):
     writer.start()
     try:
         for _ in range(50):
-            with contextlib.suppress(StructureError):  # says that it was changed right then
+            with contextlib.suppress(StructureError):  # raised if a write interferes with the planning
                 saved = td.memmap(tmp_path / "save")
                 keys = list(saved.keys(True, True))
                 assert sorted(TensorDict.load_memmap(tmp_path / "save").keys(True, True)) == sorted(keys)

@@ -20,7 +20,7 @@ from td_core._storage_backends import get_backends
 from td_memmap import FileTakenError, MemoryMappedTensor, _fs
 
 
-def test_memmap_mapped_leaves_links_or_refuses_other_prefix(nest: Any, prefix: Path, same: Any) -> None:
+def test_memmap_mapped_leaves_to_other_prefix_raises(nest: Any, prefix: Path, same: Any) -> None:
     saved = nest.memmap(prefix)
     inode = os.stat(prefix / "a.memmap").st_ino
     again = saved.memmap(prefix)
@@ -69,7 +69,7 @@ def test_memmap_leaves_already_at_prefix_are_linked(
     assert os.listdir(prefix.parent) == ["save"]
 
 
-def test_memmap_leaf_transposed_in_place_needs_copy(prefix: Path) -> None:
+def test_memmap_leaf_transposed_in_place_raises(prefix: Path) -> None:
     saved = TensorDict({"a": torch.arange(9).view(3, 3)}).memmap(prefix)
     saved["a"].t_()
     wanted = torch.arange(9).view(3, 3).t()
@@ -100,14 +100,14 @@ def test_memmap_slice_to_own_prefix_writes_slice(prefix: Path) -> None:
     assert torch.equal(loaded["a"], td["a"])
 
 
-def test_memmap_stale_mapping_is_copied(prefix: Path) -> None:
+def test_memmap_leaf_of_replaced_save_is_copied(prefix: Path) -> None:
     first = TensorDict({"a": torch.zeros(3)}).memmap(prefix)
     TensorDict({"a": torch.ones(3)}).memmap(prefix)
     first.memmap(prefix)
     assert TensorDict.load_memmap(prefix)["a"].tolist() == [0, 0, 0]
 
 
-def test_memmap_private_mapping_writes_changes(prefix: Path) -> None:
+def test_memmap_privately_mapped_leaf_saves_its_changes(prefix: Path) -> None:
     TensorDict({"a": torch.zeros(3)}).memmap(prefix)
     private = TensorDict.load_memmap(prefix, mode="r")
     private["a"].fill_(1)
@@ -127,7 +127,9 @@ def test_memmap_replacing_save_keeps_mapped_elements(
     assert list_files(prefix) == {"z.memmap", "meta.json", "%manifest.json"}
 
 
-def test_memmap_ties_leaves_across_many_directories(prefix: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memmap_tied_leaves_in_many_directories_links_files(
+    prefix: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(_fs, "_OPEN_DIRECTORIES", 3)
     tied, files = torch.arange(3), os.listdir("/proc/self/fd")
     TensorDict({str(i): {"a": tied} for i in range(9)}).memmap(prefix)
@@ -136,7 +138,7 @@ def test_memmap_ties_leaves_across_many_directories(prefix: Path, monkeypatch: p
     assert all((leaf == tied).all() for leaf in TensorDict.load_memmap(prefix)._leaves())
 
 
-def test_memmap_writes_expanded_leaves_full_and_tied_once(prefix: Path) -> None:
+def test_memmap_expanded_leaf_writes_all_elements(prefix: Path) -> None:
     base = torch.arange(4.0)
     td = TensorDict({"row": base.expand(3, 4), "one": base, "two": base, "view": base.view(2, 2)})
     saved = td.memmap(prefix)
@@ -160,15 +162,15 @@ def replace_components(td: Any) -> None:
     td["n", "nested"].data = torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)])
 
 
-#: How what is mapped ceases to be what is saved.
+#: Changes after which a mapped collection differs from its save.
 CHANGES_AFTER_SAVE = {
     "a name": lambda td: setattr(td, "names", ["t"]),
-    "a name below": lambda td: setattr(td["n"], "names", ["t"]),
+    "a name of a child": lambda td: setattr(td["n"], "names", ["t"]),
     "a batch size": lambda td: setattr(td, "batch_size", []),
     "other memory": replace_memory,
     "other components": replace_components,
     "another file": lambda td: td.clone().memmap(td.saved_path),
-    "no file": lambda td: (td.saved_path / "a.memmap").unlink(),
+    "a missing file": lambda td: (td.saved_path / "a.memmap").unlink(),
 }
 
 
@@ -269,7 +271,7 @@ def test_memmap_empty_tied_leaves_save_again(tmp_path: Path) -> None:
         assert found["b"].shape == (0, 2)
 
 
-def test_memmap_inplace_repeated_stack_member_maps_once() -> None:
+def test_memmap_inplace_repeated_member_maps_once() -> None:
     one = TensorDict({"a": torch.ones(2)}, [2])
     stack = lazy_stack([one, one]).memmap_()
     assert stack.is_memmap() and stack["a"].tolist() == [[1.0, 1.0]] * 2

@@ -20,7 +20,7 @@ from td_core._lazy_stack import LazyStackedTensorDict
 from td_memmap import _chunks
 from td_memmap._dtypes import DTYPES
 
-ODD_KEYS = [
+UNUSUAL_KEYS = [
     "shape", "device", "_type", "_class", "_format_version", "_names", "_locked", "_members", "type", "dtype", "size",
     "cls", "leaves", "entries", "meta", "meta.json", "a.memmap", ".", "..", "", " ", "a/b", "a\\b", "../x", "%", "%k0",
     "%41", "é中", "😀", "\ud800", "\x00", "\n", "k" * 1000, "é" * 200, "Case", "case", "x", "x.shape", "0", "_tensordict",
@@ -49,8 +49,8 @@ def test_iter_chunks_non_contiguous_limits_chunk_size(
     assert max(map(len, found)) <= limit
 
 
-@pytest.mark.parametrize("key", ODD_KEYS, ids=ascii)
-def test_memmap_odd_key_round_trips(key: str, prefix: Path, same: Any) -> None:
+@pytest.mark.parametrize("key", UNUSUAL_KEYS, ids=ascii)
+def test_memmap_unusual_key_round_trips(key: str, prefix: Path, same: Any) -> None:
     td = TensorDict({"first": torch.ones(1)})
     td[key] = torch.arange(3)
     td["below", key] = torch.arange(2)
@@ -60,9 +60,9 @@ def test_memmap_odd_key_round_trips(key: str, prefix: Path, same: Any) -> None:
     assert all(file.resolve().is_relative_to(prefix.resolve()) for file in prefix.parent.rglob("*"))
 
 
-def test_memmap_all_odd_keys_round_trip_together(prefix: Path, same: Any) -> None:
-    td = TensorDict({key: torch.tensor([i]) for i, key in enumerate(ODD_KEYS)}, names=None)
-    nested = TensorDict({key: TensorDict({"v": torch.tensor([i])}) for i, key in enumerate(ODD_KEYS)})
+def test_memmap_all_unusual_keys_together_round_trip(prefix: Path, same: Any) -> None:
+    td = TensorDict({key: torch.tensor([i]) for i, key in enumerate(UNUSUAL_KEYS)}, names=None)
+    nested = TensorDict({key: TensorDict({"v": torch.tensor([i])}) for i, key in enumerate(UNUSUAL_KEYS)})
     both = TensorDict({"leaves": td, "nodes": nested})
     both.memmap(prefix)
     same(TensorDict.load_memmap(prefix), both)
@@ -132,20 +132,19 @@ def test_memmap_nested_tensors_round_trip(prefix: Path) -> None:
     assert os.stat(prefix / "strided.memmap").st_ino == inode
 
 
-def test_memmap_jagged_leaf_pads_to_longest(prefix: Path) -> None:
+def test_memmap_jagged_leaf_keeps_longest_length(prefix: Path) -> None:
     rows = torch.nested.nested_tensor([torch.ones(1, 2), torch.ones(3, 2)], layout=torch.jagged)
     td = TensorDict({"n": rows, "t": rows.transpose(1, 2)}, [2])
     for found in (td.memmap(prefix), TensorDict.load_memmap(prefix), td.memmap()):
         assert {key: found[key].to_padded_tensor(0).shape[1:] for key in "nt"} == {"n": (3, 2), "t": (2, 3)}
-    # What is filled later may have other lengths than what it is like.
+    # The lengths of the result may change when it is filled, so they are not cached.
     like = td.memmap_like(prefix.with_name("like"))["n"]
     like.offsets().copy_(torch.tensor([0, 4, 4]))
     assert like.to_padded_tensor(0).shape[1] >= 4
 
 
 @pytest.mark.slow
-def test_memmap_does_not_copy_whole_leaves(tmp_path: Path) -> None:
-    """Contiguous leaves are written as they are, others in pieces: memory grows by little."""
+def test_memmap_large_leaves_uses_little_memory(tmp_path: Path) -> None:
     code = f"""
 import resource, torch
 from td_core import TensorDict
@@ -178,7 +177,7 @@ def test_memmap_cuda_leaves_round_trip(prefix: Path, same: Any) -> None:
 @pytest.mark.parametrize(
     "options", [{}, {"num_threads": 4}, {"num_threads": 4, "return_early": True}], ids=str
 )
-def test_memmap_waits_for_cuda_stream_of_caller(tmp_path: Path, options: dict[str, Any]) -> None:
+def test_memmap_on_cuda_side_stream_waits_for_stream(tmp_path: Path, options: dict[str, Any]) -> None:
     side = torch.cuda.Stream()
     for number in (3.0, 5.0):
         big = torch.randn(4096, 4096, device="cuda")
@@ -210,7 +209,7 @@ def draw_leaf(draw: st.DrawFn, batch: tuple[int, ...]) -> Any:
     leaf = torch.randint(0, 2, (*shape, dtype.itemsize), dtype=torch.uint8).view(dtype).view(shape)
     form = draw(st.sampled_from(["plain", "strided", "expanded", "nested"]))
     if form == "nested" and not batch:
-        # Whole rows of it, so that the first dim is the ragged one for both layouts.
+        # Components have equal rows, so that the first dim is the ragged dim in both layouts.
         sizes = draw(st.lists(st.integers(1, 3), min_size=1, max_size=3))
         layout = draw(st.sampled_from([torch.strided, torch.jagged]))
         parts = [torch.arange(2.0 * size).view(size, 2) for size in sizes]
@@ -224,7 +223,7 @@ def draw_leaf(draw: st.DrawFn, batch: tuple[int, ...]) -> Any:
 def draw_dense(draw: st.DrawFn, batch: tuple[int, ...], depth: int) -> Any:
     td = TensorDict(batch_size=batch)
     for key in draw(
-        st.lists(st.one_of(st.sampled_from(ODD_KEYS), st.text(max_size=5)), max_size=4, unique=True)
+        st.lists(st.one_of(st.sampled_from(UNUSUAL_KEYS), st.text(max_size=5)), max_size=4, unique=True)
     ):
         kind = draw(st.sampled_from(["leaf", "tied", "dense", "stack"])) if depth < 2 else "leaf"
         if kind == "dense":
@@ -242,7 +241,7 @@ def draw_dense(draw: st.DrawFn, batch: tuple[int, ...], depth: int) -> Any:
 
 @st.composite
 def draw_stack(draw: st.DrawFn, batch: tuple[int, ...], depth: int) -> Any:
-    """A stack whose batch size starts with ``batch``: stacked behind it, or along one of its dims."""
+    """Draw a lazy stack whose batch size starts with ``batch``, with any stack dim."""
     dim = draw(st.integers(0, len(batch)))
     count = batch[dim] if dim < len(batch) else draw(st.integers(1, 3))
     inner = batch[:dim] + batch[dim + 1 :]

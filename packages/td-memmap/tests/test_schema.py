@@ -1,4 +1,4 @@
-"""Every ``meta.json`` that is written agrees with the schema that the package ships."""
+"""Every written ``meta.json`` is valid under the JSON schema in the package."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ TYPES = {
 }
 
 
-def problems(value: Any, schema: Any, where: str = "$") -> list[str]:
-    """Return what of a value disagrees with a schema; the keywords that the shipped schema uses are known."""
+def find_errors(value: Any, schema: Any, where: str = "$") -> list[str]:
+    """Return the errors of a value under a JSON schema; supports only the keywords of the schema in the package."""
     if isinstance(schema, bool):
         return [] if schema else [f"{where} must not be there"]
     unknown = set(schema) - KEYWORDS
     assert not unknown, unknown
     if "$ref" in schema:
-        return problems(value, SCHEMA["$defs"][schema["$ref"].rpartition("/")[2]], where)
+        return find_errors(value, SCHEMA["$defs"][schema["$ref"].rpartition("/")[2]], where)
     if "anyOf" in schema:
-        choices = [problems(value, choice, where) for choice in schema["anyOf"]]
+        choices = [find_errors(value, choice, where) for choice in schema["anyOf"]]
         return [] if [] in choices else [f"{where} fits none: {choices}"]
     if "const" in schema and (value != schema["const"] or type(value) is not type(schema["const"])):
         return [f"{where} is {value!r}, not {schema['const']!r}"]
@@ -50,9 +50,9 @@ def problems(value: Any, schema: Any, where: str = "$") -> list[str]:
     if "pattern" in schema and not re.search(schema["pattern"], value):
         found.append(f"{where} is {value!r}, not {schema['pattern']}")
     if isinstance(value, dict):
-        found += _object(value, schema, where)
+        found += check_object(value, schema, where)
     if isinstance(value, list):
-        found += _array(value, schema, where)
+        found += check_array(value, schema, where)
     return found
 
 
@@ -62,22 +62,22 @@ KEYWORDS = {
 }  # fmt: skip
 
 
-def _object(value: dict[str, Any], schema: dict[str, Any], where: str) -> list[str]:
+def check_object(value: dict[str, Any], schema: dict[str, Any], where: str) -> list[str]:
     found = [f"{where} lacks {name!r}" for name in schema.get("required", ()) if name not in value]
     declared = schema.get("properties", {})
     for name, item in value.items():
         rule = declared.get(name, schema.get("additionalProperties", True))
-        found += problems(item, rule, f"{where}.{name}")
+        found += find_errors(item, rule, f"{where}.{name}")
     return found
 
 
-def _array(value: list[Any], schema: dict[str, Any], where: str) -> list[str]:
+def check_array(value: list[Any], schema: dict[str, Any], where: str) -> list[str]:
     found = []
     if not schema.get("minItems", 0) <= len(value) <= schema.get("maxItems", len(value)):
         found.append(f"{where} has {len(value)} items")
     first = schema.get("prefixItems", [])
     for i, item in enumerate(value):
-        found += problems(item, first[i] if i < len(first) else schema.get("items", True), f"{where}[{i}]")
+        found += find_errors(item, first[i] if i < len(first) else schema.get("items", True), f"{where}[{i}]")
     return found
 
 
@@ -103,7 +103,7 @@ def test_memmap_metadata_matches_schema(nest: Any, prefix: Path) -> None:
     files = list(prefix.rglob("meta.json"))
     assert len(files) > 25
     for file in files:
-        assert problems(json.loads(file.read_text()), SCHEMA) == [], file
+        assert find_errors(json.loads(file.read_text()), SCHEMA) == [], file
 
 
 def test_schema_check_rejects_wrong_metadata() -> None:
@@ -114,7 +114,7 @@ def test_schema_check_rejects_wrong_metadata() -> None:
         "_format_version": 1,
         "_class": "x:y",
     }
-    assert problems(good, SCHEMA) == []
+    assert find_errors(good, SCHEMA) == []
     for wrong in (
         {"shape": [-1]},
         {"device": None},
@@ -122,5 +122,5 @@ def test_schema_check_rejects_wrong_metadata() -> None:
         {"_type": 3},
         {"_format_version": 2},
     ):
-        assert problems({**good, **wrong}, SCHEMA), wrong
-    assert problems([], SCHEMA)
+        assert find_errors({**good, **wrong}, SCHEMA), wrong
+    assert find_errors([], SCHEMA)

@@ -76,7 +76,7 @@ def test_getitem_copy_returns_plain_tensor(index: Any, mapped: MemoryMappedTenso
     assert torch.equal(result, source[index])
 
 
-def test_operations_return_plain_and_inplace_writes_file(mapped: MemoryMappedTensor, source: Tensor) -> None:
+def test_operations_return_plain_tensors_or_write_file(mapped: MemoryMappedTensor, source: Tensor) -> None:
     for result in (
         mapped + 1,
         mapped.clone(),
@@ -131,7 +131,7 @@ def test_from_tensor_every_dtype_round_trips(dtype: torch.dtype, tmp_path: Path)
         lambda: torch.zeros(0, 3),
     ],
 )
-def test_from_tensor_any_strides_writes_c_order(make: Any, tmp_path: Path) -> None:
+def test_from_tensor_noncontiguous_writes_c_order(make: Any, tmp_path: Path) -> None:
     source = make()
     tensor = MemoryMappedTensor.from_tensor(source, filename=tmp_path / "t")
     assert tensor.shape == source.shape
@@ -207,7 +207,7 @@ def test_like_functions_return_filled_tensors(tmp_path: Path) -> None:
     assert MemoryMappedTensor.full_like(like, 3).tolist() == [3, 3]
 
 
-def test_constructor_accepts_sources_of_torch_tensor(tmp_path: Path) -> None:
+def test_constructor_tensor_list_array_or_size_creates_tensor(tmp_path: Path) -> None:
     assert torch.equal(MemoryMappedTensor(torch.ones(3)), torch.ones(3))
     assert MemoryMappedTensor(torch.Size([2])).tolist() == [0, 0]
     assert MemoryMappedTensor([1, 2], dtype=torch.int8).dtype == torch.int8
@@ -221,8 +221,8 @@ def test_constructor_accepts_sources_of_torch_tensor(tmp_path: Path) -> None:
     assert base[0] == 9
 
 
-def test_storage_deallocation_during_gc_does_not_abort(tmp_path: Path) -> None:
-    """Older releases of torch end the process where the collector knows of them."""
+def test_gc_during_storage_deallocation_keeps_process_alive(tmp_path: Path) -> None:
+    """Up to torch 2.9, collecting a storage of a Python subclass aborted the process."""
     MemoryMappedTensor.from_tensor(torch.arange(3), filename=tmp_path / "x.memmap")
     before = gc.get_threshold()
     gc.set_threshold(50, 1 << 30)
@@ -267,7 +267,7 @@ def test_from_tensor_slice_to_own_file_writes_slice(mapped: MemoryMappedTensor, 
     assert os.path.getsize(mapped.filename) == 32
 
 
-def test_from_tensor_mapped_needs_copy_existing(mapped: MemoryMappedTensor, tmp_path: Path) -> None:
+def test_from_tensor_mapped_elsewhere_raises(mapped: MemoryMappedTensor, tmp_path: Path) -> None:
     assert MemoryMappedTensor.from_tensor(mapped, filename=mapped.filename) is mapped
     with pytest.raises(FileTakenError, match="pass copy_existing=True to copy it to"):
         MemoryMappedTensor.from_tensor(mapped, filename=tmp_path / "other")
@@ -278,9 +278,7 @@ def test_from_tensor_mapped_needs_copy_existing(mapped: MemoryMappedTensor, tmp_
     assert MemoryMappedTensor.from_tensor(other) is not other
 
 
-def test_from_filename_mode_decides_whether_writes_reach_file(
-    mapped: MemoryMappedTensor, source: Tensor
-) -> None:
+def test_from_filename_mode_r_keeps_writes_private(mapped: MemoryMappedTensor, source: Tensor) -> None:
     private = MemoryMappedTensor.from_filename(mapped.filename, torch.float32, (3, 4), mode="r")
     private.fill_(-1)
     assert torch.equal(mapped, source)
@@ -292,7 +290,7 @@ def test_from_filename_mode_decides_whether_writes_reach_file(
 
 
 @pytest.mark.parametrize("code", [errno.EACCES, errno.EPERM, errno.EROFS, errno.ETXTBSY, errno.EIO])
-def test_from_filename_readonly_file_follows_mode(
+def test_from_filename_readonly_file_raises_only_in_mode_r_plus(
     code: int, source: Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     TensorDict({"t": source}).memmap(tmp_path)
@@ -323,7 +321,7 @@ def test_from_filename_readonly_file_follows_mode(
             assert torch.equal(load("r"), source)
 
 
-def test_from_filename_short_file_raises_unextended(mapped: MemoryMappedTensor) -> None:
+def test_from_filename_short_file_raises_and_keeps_size(mapped: MemoryMappedTensor) -> None:
     with pytest.raises(
         FormatError, match=r"too short for shape \[4, 4\] of torch.float32: it has 48 bytes, 64 are needed"
     ):
@@ -345,7 +343,7 @@ REFUSED = {
     "sparse": (lambda: torch.eye(2).to_sparse(), CodecError, "layout torch.sparse_coo"),
     "meta": (lambda: torch.empty(2, device="meta"), CodecError, "elements of a meta tensor"),
     "grad": (lambda: torch.ones(2, requires_grad=True), RuntimeError, "cannot require gradients"),
-    "no tensor": (lambda: [1, 2], TypeError, r"convert the list with torch.as_tensor\(\)"),
+    "not a tensor": (lambda: [1, 2], TypeError, r"convert the list with torch.as_tensor\(\)"),
 }
 
 
@@ -415,7 +413,7 @@ def test_transforms_and_compile_return_plain_tensors(mapped: MemoryMappedTensor,
     assert torch.equal(mapped, source + 1)
 
 
-def test_memory_stays_mapped_while_view_exists(source: Tensor, tmp_path: Path) -> None:
+def test_memory_with_view_stays_mapped(source: Tensor, tmp_path: Path) -> None:
     def mappings() -> int:
         return Path("/proc/self/maps").read_text().count(f"{tmp_path}/t")
 
@@ -443,7 +441,7 @@ def test_from_tensor_full_disk_raises(tmp_path: Path, monkeypatch: pytest.Monkey
     assert os.listdir(tmp_path) == []
 
 
-def test_exit_with_open_file_prints_nothing():
+def test_interpreter_exit_with_mapped_tensor_prints_nothing():
     program = "import torch, td_memmap; torch.kept = td_memmap.MemoryMappedTensor.from_tensor(torch.ones(3))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stderr == ""
@@ -495,7 +493,7 @@ def test_setitem_mapped_leaf_requiring_grad_raises(tmp_path: Path) -> None:
     assert not TensorDict.load_memmap(tmp_path)["a"].any()
 
 
-def test_create_functions_take_positional_arguments() -> None:
+def test_create_functions_wrong_arguments_raise() -> None:
     full = MemoryMappedTensor.full((2, 3), 5, dtype=torch.int8)
     assert full.shape == (2, 3) and full.tolist() == [[5] * 3] * 2
     with pytest.raises(TypeError, match=r"full\(\) takes a shape and a fill_value"):

@@ -43,7 +43,7 @@ def test_pickle_view_of_view_keeps_elements(data: st.DataObject) -> None:
     assert torch.equal(pickle.loads(pickle.dumps(tensor)), plain)
 
 
-def test_send_tensors_of_one_file_keeps_offsets() -> None:
+def test_send_tensors_of_one_anonymous_file_keeps_values() -> None:
     saved = TensorDict({"a": torch.arange(3), "b": torch.arange(6.0).view(2, 3)}).memmap()
     for tensor in (saved["a"], saved["b"], saved["b"][1], saved["b"][:, 1:]):
         other = pickle.loads(ForkingPickler.dumps(tensor))
@@ -60,7 +60,7 @@ def test_memmap_anonymous_leaves_have_separate_storages() -> None:
     }
     saved = TensorDict(source).memmap()
     assert saved["a"].handler is saved["c"].handler
-    # torch.save takes no two dtypes in one storage, and writes storages whole.
+    # torch.save rejects two dtypes on one storage, and writes complete storages.
     file = io.BytesIO()
     torch.save(saved.state_dict(), file)
     file.seek(0)

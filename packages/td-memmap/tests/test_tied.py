@@ -1,4 +1,4 @@
-"""Tied leaves of a save: one file under several names, mapped once, and changed once."""
+"""Tied leaves of a save have one file, and in-place operations change it once."""
 
 from __future__ import annotations
 
@@ -12,29 +12,31 @@ import torch
 from td_core import TensorDict
 
 
-def tied() -> TensorDict:
+def make_tied() -> TensorDict:
     leaf = torch.arange(4.0)
     return TensorDict({"a": leaf, "n": {"b": leaf}, "c": torch.arange(4.0)})
 
 
-def saved(path: Path) -> Path:
-    tied().memmap(path)
+def save(path: Path) -> Path:
+    make_tied().memmap(path)
     return path
 
 
-def packed(path: Path) -> Path:
-    tied().memmap(path.with_suffix(".tdz"))
+def save_archive(path: Path) -> Path:
+    make_tied().memmap(path.with_suffix(".tdz"))
     return path.with_suffix(".tdz")
 
 
 MAPPED: dict[str, Callable[[Path], Any]] = {
-    "memmap": lambda path: tied().memmap(path),
-    "memmap_": lambda path: tied().memmap_(path),
-    "memmap_like": lambda path: tied().memmap(path).memmap_like(path.with_name("like")).copy_(tied()),
-    "load": lambda path: TensorDict.load_memmap(saved(path)),
-    "load to write": lambda path: TensorDict.load_memmap(saved(path), mode="r+"),
-    "load to keep": lambda path: TensorDict.load_memmap(saved(path), mode="r"),
-    "archive": lambda path: TensorDict.load_memmap(packed(path)),
+    "memmap": lambda path: make_tied().memmap(path),
+    "memmap_": lambda path: make_tied().memmap_(path),
+    "memmap_like": lambda path: (
+        make_tied().memmap(path).memmap_like(path.with_name("like")).copy_(make_tied())
+    ),
+    "load": lambda path: TensorDict.load_memmap(save(path)),
+    "load with mode r+": lambda path: TensorDict.load_memmap(save(path), mode="r+"),
+    "load with mode r": lambda path: TensorDict.load_memmap(save(path), mode="r"),
+    "archive": lambda path: TensorDict.load_memmap(save_archive(path)),
 }
 
 
@@ -58,7 +60,7 @@ def test_inplace_op_on_tied_leaves_applies_once(
 
 
 def test_set_tied_leaf_inplace_changes_other_key(tmp_path: Path) -> None:
-    tied().memmap(tmp_path / "td")
+    make_tied().memmap(tmp_path / "td")
     for mode in (None, "r", "r+"):
         td = TensorDict.load_memmap(tmp_path / "td", mode=mode)
         td["a"].fill_(7)

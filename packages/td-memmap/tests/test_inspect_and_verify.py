@@ -1,4 +1,4 @@
-"""Looking at saves: verify, inspect, the command line, the schema, progress."""
+"""verify, inspect, the command line, and progress reports."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ from td_memmap.__main__ import main
 
 
 @pytest.fixture(params=["xxh3_128", "crc32"])
-def hashed(request: pytest.FixtureRequest, nest: Any, prefix: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def hashed_save(
+    request: pytest.FixtureRequest, nest: Any, prefix: Path, monkeypatch: pytest.MonkeyPatch
+) -> Path:
     if request.param == "crc32":
         monkeypatch.setattr("td_memmap._checksum.xxh3_128", None)
     else:
@@ -43,15 +45,15 @@ def damage(file: Path, *, when: int | None = None) -> None:
     os.utime(file, ns=(stamp, stamp))
 
 
-def test_verify_unchanged_save_is_ok(hashed: Path) -> None:
-    report = verify(hashed)
+def test_verify_unchanged_save_is_ok(hashed_save: Path) -> None:
+    report = verify(hashed_save)
     assert report.ok
     assert report.problems == []
     assert report.files == report.hashed == 12
-    TensorDict.load_memmap(hashed, verify=True)
+    TensorDict.load_memmap(hashed_save, verify=True)
 
 
-def test_verify_tied_leaf_checks_hash(prefix: Path) -> None:
+def test_verify_tied_leaves_checks_hashes(prefix: Path) -> None:
     tied = torch.ones(3)
     TensorDict({"a": tied, "b": tied}).memmap(prefix, checksums=True)
     assert os.stat(prefix / "a.memmap").st_nlink == 2
@@ -59,12 +61,12 @@ def test_verify_tied_leaf_checks_hash(prefix: Path) -> None:
     assert (report.files, report.hashed) == (3, 3)
 
 
-def test_verify_reports_every_bad_file(hashed: Path) -> None:
-    damage(hashed / "a.memmap")
-    damage(hashed / "n" / "i.memmap", when=time.time_ns() + 10**9)
-    (hashed / "n" / "deep" / "b.memmap").unlink()
-    os.truncate(hashed / "lazy" / "2" / "x.memmap", 3)
-    report = verify(hashed)
+def test_verify_reports_every_bad_file(hashed_save: Path) -> None:
+    damage(hashed_save / "a.memmap")
+    damage(hashed_save / "n" / "i.memmap", when=time.time_ns() + 10**9)
+    (hashed_save / "n" / "deep" / "b.memmap").unlink()
+    os.truncate(hashed_save / "lazy" / "2" / "x.memmap", 3)
+    report = verify(hashed_save)
     assert {problem.file: problem.kind for problem in report.problems} == {
         "a.memmap": "damaged",
         "n/i.memmap": "modified",
@@ -75,19 +77,19 @@ def test_verify_reports_every_bad_file(hashed: Path) -> None:
     with pytest.raises(
         FormatError, match=r"(?s)a.memmap is damaged: its hash is .*n/deep/b.memmap is missing"
     ):
-        TensorDict.load_memmap(hashed, verify=True)
+        TensorDict.load_memmap(hashed_save, verify=True)
 
 
-def test_verify_mapped_write_reports_modified(hashed: Path) -> None:
-    loaded = TensorDict.load_memmap(hashed)
+def test_verify_leaf_written_in_place_reports_modified(hashed_save: Path) -> None:
+    loaded = TensorDict.load_memmap(hashed_save)
     time.sleep(0.05)
     loaded["a"].fill_(5)
     del loaded
     os.sync()
-    report = verify(hashed)
+    report = verify(hashed_save)
     assert [(problem.file, problem.kind) for problem in report.problems] == [("a.memmap", "modified")]
     assert report.ok
-    TensorDict.load_memmap(hashed, verify=True)
+    TensorDict.load_memmap(hashed_save, verify=True)
 
 
 @pytest.mark.parametrize("key", ["new", ("n", "new"), ("new", "below")], ids=str)
@@ -116,7 +118,7 @@ def test_verify_without_hashes_checks_sizes(nest: Any, prefix: Path) -> None:
         verify(prefix)
 
 
-def test_verify_without_manifest_needs_no_class_or_pickle(nest: Any, prefix: Path) -> None:
+def test_verify_without_manifest_ignores_classes_and_pickles(nest: Any, prefix: Path) -> None:
     nest.memmap(prefix)
     (prefix / "%manifest.json").unlink()
     files = verify(prefix).files
@@ -131,9 +133,9 @@ def test_verify_without_manifest_needs_no_class_or_pickle(nest: Any, prefix: Pat
     assert problems == [("a.memmap", "missing"), ("n/i.memmap", "damaged")]
 
 
-def test_memmap_same_prefix_keeps_hashes_of_linked_leaves(hashed: Path) -> None:
-    TensorDict.load_memmap(hashed).memmap(hashed, checksums=True)
-    report = verify(hashed)
+def test_memmap_to_same_prefix_records_hashes_of_leaves(hashed_save: Path) -> None:
+    TensorDict.load_memmap(hashed_save).memmap(hashed_save, checksums=True)
+    report = verify(hashed_save)
     assert report.problems == []
     assert report.hashed == 12
 
@@ -246,7 +248,7 @@ def test_main_commands_print_results_and_exit_codes(
 
 
 @pytest.mark.slow
-def test_python_m_td_memmap_runs(nest: Any, prefix: Path) -> None:
+def test_run_module_td_memmap_prints_report(nest: Any, prefix: Path) -> None:
     nest.memmap(prefix)
     command = [sys.executable, "-m", "td_memmap"]
     done = subprocess.run(
@@ -256,7 +258,7 @@ def test_python_m_td_memmap_runs(nest: Any, prefix: Path) -> None:
     assert done.stdout == f"{prefix}: 12 files, 0 hashes, 0 problems\n"
 
 
-def test_main_closed_pipe_exits_quietly(tmp_path: Path) -> None:
+def test_main_closed_pipe_exits_without_error(tmp_path: Path) -> None:
     TensorDict({"a": torch.zeros(2)}).memmap(tmp_path / "save")
     command = [sys.executable, "-m", "td_memmap", "inspect", str(tmp_path / "save")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
@@ -267,7 +269,7 @@ def test_main_closed_pipe_exits_quietly(tmp_path: Path) -> None:
 
 
 class Bar:
-    """What is used of a progress bar of tqdm."""
+    """Replacement of a tqdm progress bar that records its calls."""
 
     def __init__(self) -> None:
         self.n = 0
@@ -329,7 +331,9 @@ def test_progress_last_call_has_total_bytes(prefix: Path) -> None:
     assert nbytes["pack"] == nbytes["unpack"]
 
 
-def test_print_escapes_terminal_control_characters(prefix: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_main_key_with_control_characters_is_escaped(
+    prefix: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     key = "\x1b[2J\x9b2J\n\u202ea"
     TensorDict({key: torch.ones(1)}).memmap(prefix)
     manifest = json.loads((prefix / "%manifest.json").read_text())
@@ -345,14 +349,16 @@ def test_print_escapes_terminal_control_characters(prefix: Path, capsys: pytest.
     assert (shown.out + shown.err).count("\\x1b[2J\\x9b2J\\n\\u202ea") == 3
 
 
-def test_main_json_too_deep_prints_error(prefix: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_main_json_of_deep_tree_prints_tree_or_error(
+    prefix: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     td = TensorDict()
     for _ in range(1000):
         td = TensorDict({"n": td})
     td.memmap(f"{prefix}.tdz")
     code = main(["inspect", f"{prefix}.tdz", "--json"])
     shown = capsys.readouterr()
-    # It depends on the release of Python how deep that is.
+    # The limit on nesting differs between releases of Python.
     assert (code, shown.out[:1], shown.err[:14]) in [(2, "", "RecursionError"), (0, "{", "")]
 
 
@@ -369,7 +375,9 @@ def test_main_unprintable_keys_are_escaped(
     assert b"\\xe9: leaf" in ascii_only.buffer.getvalue()  # type: ignore[attr-defined]
 
 
-def test_memmap_more_leaves_than_mappings_raises_first(prefix: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memmap_more_leaves_than_mappings_raises_before_write(
+    prefix: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     td = TensorDict({str(i): torch.zeros(1) for i in range(50)})
     td.memmap(prefix)
     monkeypatch.setattr("td_memmap._limits._FEW", 10)
@@ -383,7 +391,7 @@ def test_memmap_more_leaves_than_mappings_raises_first(prefix: Path, monkeypatch
     td.memmap(prefix.with_name("save.tdz"))
 
 
-def test_load_moved_save_returns_values(nest: Any, prefix: Path) -> None:
+def test_load_renamed_directory_returns_values(nest: Any, prefix: Path) -> None:
     nest.memmap(prefix)
     assert not [file for file in prefix.rglob("*") if file.suffix in (".pickle", ".pkl", ".pt")]
     moved = prefix.with_name("moved")
