@@ -4,8 +4,8 @@
 >>> from td_core import TensorDict
 >>> from td_nn import TensorDictModule, TensorDictSequential
 >>> model = TensorDictSequential(
-...     TensorDictModule(torch.nn.Linear(3, 4), in_keys=["obs"], out_keys=["hidden"]),
-...     TensorDictModule(torch.nn.Linear(4, 2), in_keys=["hidden"], out_keys=["action"]),
+...     TensorDictModule(torch.nn.Linear(3, 4), ["obs"], ["hidden"]),
+...     TensorDictModule(torch.nn.Linear(4, 2), ["hidden"], ["action"]),
 ... )
 >>> model(TensorDict({"obs": torch.ones(5, 3)}, batch_size=[5]))["action"].shape
 torch.Size([5, 2])
@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-# First, whichever of the two packages a program imports first: core loads the plugin of this one as its last statement.
+# td_core must be imported before this package's modules: its last statement loads the plugin of this package.
 import td_core as _td_core
 from td_core._public_names import lazy_names as _lazy_names
 

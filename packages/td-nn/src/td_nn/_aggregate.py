@@ -16,7 +16,7 @@ FnT = TypeVar("FnT", bound=Callable[..., Any])
 
 
 class _Aggregation(Settings):
-    """Mode of this thread, or None outside of blocks, where the default of the process applies."""
+    """Mode of the current thread; None outside of blocks, where the default of the process applies."""
 
     default: ClassVar[bool] = _is_on("COMPOSITE_LP_AGGREGATE", False)
 
@@ -36,12 +36,12 @@ class _AggregateBlock(ModuleSwitch):
 class set_composite_lp_aggregate:  # noqa: N801  tensordict's spelling
     """Choose whether log-probabilities and entropies of several components are summed.
 
-    A context manager and a decorator, both for this thread. ``set()`` changes the default of the process, which applies
+    A context manager and a decorator, both for the current thread. ``set()`` changes the default of the process, which applies
     outside of blocks. Modules read the mode when they are built.
 
     Args:
         mode: True sums over the components and their event dims; False, and None, keeps one entry per component.
-        thread_local: accepted for either value: a block never changes another thread.
+        thread_local: has no effect: a block never changes another thread.
 
     >>> with set_composite_lp_aggregate(True):
     ...     composite_lp_aggregate()
@@ -76,7 +76,7 @@ class set_composite_lp_aggregate:  # noqa: N801  tensordict's spelling
             _Aggregation.default, self._before_set = self._before_set, None
 
     def clone(self) -> set_composite_lp_aggregate:
-        """Return another switch of the same mode.
+        """Return a new switch with the same mode.
 
         >>> with set_composite_lp_aggregate(True).clone():
         ...     composite_lp_aggregate()
@@ -93,7 +93,7 @@ class set_composite_lp_aggregate:  # noqa: N801  tensordict's spelling
         self._block.__exit__(kind, error, trace)
 
     def __call__(self, fn: FnT) -> FnT:
-        """Return ``fn`` with the mode changed while it runs."""
+        """Wrap ``fn`` so that the mode is set while it runs."""
         return self._block(fn)
 
 
@@ -103,7 +103,7 @@ def composite_lp_aggregate(nowarn: bool = False) -> bool:
     The environment variable ``COMPOSITE_LP_AGGREGATE`` sets the default of the process.
 
     Args:
-        nowarn: accepted for either value: this function does not warn.
+        nowarn: has no effect: this function does not warn.
 
     >>> composite_lp_aggregate()
     False

@@ -1,4 +1,4 @@
-"""CompositeDistribution: independent distributions at the keys of a collection."""
+"""CompositeDistribution: independent distributions, each at a key of a collection."""
 
 from __future__ import annotations
 
@@ -23,48 +23,51 @@ NO_SHAPE = torch.Size()
 
 
 def add_suffix(key: Key, suffix: str) -> Key:
-    """Append to the last element of a key.
-
-    >>> add_suffix("a", "_log_prob"), add_suffix(("n", "a"), "_log_prob")
-    ('a_log_prob', ('n', 'a_log_prob'))
-    """
+    """Append a suffix to the last element of a key."""
     return key + suffix if isinstance(key, str) else (*key[:-1], key[-1] + suffix)
 
 
 class CompositeDistribution(dist.Distribution):
     """Independent distributions, one per key, whose samples are collections.
 
-    A mapping from sample keys to distributions.
+    It is also a mapping from sample keys to distributions.
 
     Args:
-        params: the keyword arguments of each distribution, at its name. Its batch size is the batch shape.
-        distribution_map: name and class (or function that returns a distribution) of each component.
-        name_map: sample keys of components that are not stored at their names.
-        extra_kwargs: more keyword arguments of components.
-        log_prob_key: key of the sum of the log-probabilities, ``"sample_log_prob"`` if not given.
-        entropy_key: key of the sum of the entropies, ``"entropy"`` if not given.
+        params: a collection with the keyword arguments of each distribution, under the name of the component. Its batch
+            size is the batch shape.
+        distribution_map: a dict from the name of each component to a class, or a function that returns a distribution.
+        name_map: a dict from names to sample keys, for components whose sample key is not their name.
+        extra_kwargs: a dict from names to more keyword arguments of the distribution.
+        log_prob_key: key of the sum of the log-probabilities; ``"sample_log_prob"`` by default.
+        entropy_key: key of the sum of the entropies; ``"entropy"`` by default.
         aggregate: True sums log-probabilities and entropies over components and event dims; False keeps one entry per
-            component. If not given, :func:`composite_lp_aggregate` decides at each call.
+            component. By default, :func:`composite_lp_aggregate` decides at each call.
 
     Raises:
         TypeError: ``params`` is not a collection, or an argument is in ``params`` and in ``extra_kwargs``.
         MissingKeyError: a component has no entry in ``params``.
-        ModuleKeysError: a map names a component that does not exist, or two components have one sample key.
+        ModuleKeysError: a map names a component that does not exist, or two components have the same sample key.
 
     >>> from torch.distributions import Categorical, Normal
     >>> params = TensorDict({
-    ...     "move": {"loc": torch.zeros(3, 2), "scale": torch.ones(3, 2)}, "jump": {"logits": torch.zeros(3, 4)}
+    ...     "move": {"loc": torch.zeros(3, 2), "scale": torch.ones(3, 2)},
+    ...     "jump": {"logits": torch.zeros(3, 4)},
     ... }, batch_size=[3])
-    >>> both = CompositeDistribution(params, {"move": Normal, "jump": Categorical}, name_map={"jump": ("n", "jump")})
+    >>> both = CompositeDistribution(
+    ...     params,
+    ...     {"move": Normal, "jump": Categorical},
+    ...     name_map={"jump": ("n", "jump")},
+    ... )
     >>> both.sample()["n", "jump"].shape
     torch.Size([3])
     >>> sorted(both.log_prob(both.sample()).keys(True, True), key=str)
     [('n', 'jump_log_prob'), 'move_log_prob']
-    >>> CompositeDistribution(params, {"move": Normal}, aggregate=True).log_prob(both.sample()).shape
+    >>> move = CompositeDistribution(params, {"move": Normal}, aggregate=True)
+    >>> move.log_prob(both.sample()).shape
     torch.Size([3])
     """
 
-    arg_constraints: dict[str, Any] = {}  # noqa: RUF012  torch's declaration
+    arg_constraints: dict[str, Any] = {}  # noqa: RUF012  torch declares it as a dict
 
     def __init__(
         self,
@@ -98,19 +101,21 @@ class CompositeDistribution(dist.Distribution):
         entropy_key: Any = None,
         aggregate: bool | None = None,
     ) -> CompositeDistribution:
-        """Build a composite of distributions that exist.
+        """Build a composite from existing distributions.
 
         Args:
             params: a collection whose batch size is the batch shape.
-            distributions: name and distribution of each component.
-            name_map: sample keys of components that are not stored at their names.
+            distributions: a dict from the name of each component to its distribution.
+            name_map: a dict from names to sample keys, for components whose sample key is not their name.
             log_prob_key: key of the sum of the log-probabilities.
             entropy_key: key of the sum of the entropies.
             aggregate: see the class.
 
         >>> from torch.distributions import Normal
         >>> unit = Normal(torch.zeros(2), torch.ones(2))
-        >>> composite = CompositeDistribution.from_distributions(TensorDict(batch_size=[2]), {"x": unit})
+        >>> composite = CompositeDistribution.from_distributions(
+        ...     TensorDict(batch_size=[2]), {"x": unit}
+        ... )
         >>> composite["x"] is unit
         True
         """
@@ -172,49 +177,49 @@ class CompositeDistribution(dist.Distribution):
         return self.dists.keys()
 
     def values(self) -> ValuesView[Any]:
-        """Return the distributions."""
+        """Return the distributions of the components."""
         return self.dists.values()
 
     def items(self) -> ItemsView[Key, Any]:
-        """Return the sample keys and the distributions."""
+        """Return pairs of a sample key and a distribution."""
         return self.dists.items()
 
     def get(self, key: Any, default: Any = None) -> Any:
-        """Return the distribution of a sample key, or the default."""
+        """Return the distribution at a sample key, or the default."""
         return self.dists.get(key, default)
 
     @property
     def has_rsample(self) -> bool:  # type: ignore[override]
-        """Return True if all components can draw with gradients."""
+        """True if all components can draw samples with gradients."""
         return all(each.has_rsample for each in self.dists.values())
 
     def _collect(self, call: Callable[[Any], Any], shape: torch.Size = NO_SHAPE) -> TensorDict:
-        """Return what a function of each component returns, at the sample keys."""
+        """Call a function for each component, and return the results at the sample keys."""
         values = {key: call(each) for key, each in self.dists.items()}
         return TensorDict(values, batch_size=shape + self._batch_shape)
 
     def sample(self, shape: Any = None) -> TensorDict:  # type: ignore[override]
-        """Draw a collection of batch size ``shape`` and then the batch shape, without gradients."""
+        """Draw a collection of batch size ``shape + batch_shape``, without gradients."""
         size = _as_size(shape)
         return self._collect(lambda each: each.sample(size), size)
 
     def rsample(self, shape: Any = None) -> TensorDict:  # type: ignore[override]
-        """Draw a collection of batch size ``shape`` and then the batch shape, with gradients.
+        """Draw a collection of batch size ``shape + batch_shape``, with gradients.
 
         Raises:
-            NotImplementedError: a component cannot.
+            NotImplementedError: a component cannot draw with gradients.
         """
         size = _as_size(shape)
         return self._collect(lambda each: rsample(each, size), size)
 
     @property
     def mode(self) -> TensorDict:  # type: ignore[override]
-        """The mode of each component."""
+        """The mode of each component, at its sample key."""
         return self._collect(lambda each: _read_statistic(each, "mode"))
 
     @property
     def mean(self) -> TensorDict:  # type: ignore[override]
-        """The mean of each component."""
+        """The mean of each component, at its sample key."""
         return self._collect(lambda each: _read_statistic(each, "mean"))
 
     @property
@@ -222,16 +227,16 @@ class CompositeDistribution(dist.Distribution):
         """The deterministic value of each component, see :class:`ProbabilisticTensorDictModule`.
 
         Raises:
-            NotImplementedError: a component has none.
+            NotImplementedError: a component has no deterministic value.
         """
         return self._collect(compute_deterministic_value)
 
     def sample_and_log_prob(self, shape: Any = None) -> tuple[TensorDict, Any]:
-        """Draw without gradients, and return the samples and what ``log_prob()`` of them returns."""
+        """Draw without gradients, and return the samples with their log-probability, as ``log_prob()`` does."""
         return self._draw_and_lay_out("sample", _as_size(shape))
 
     def rsample_and_log_prob(self, shape: Any = None) -> tuple[TensorDict, Any]:
-        """Draw with gradients, and return the samples and what ``log_prob()`` of them returns."""
+        """Draw with gradients, and return the samples with their log-probability, as ``log_prob()`` does."""
         return self._draw_and_lay_out("rsample", _as_size(shape))
 
     def _draw_and_lay_out(self, method: str, shape: torch.Size) -> tuple[TensorDict, Any]:
@@ -240,7 +245,12 @@ class CompositeDistribution(dist.Distribution):
         return TensorDict(values, batch_size=size), self._lay_out(scores, size)
 
     def draw_and_score(self, method: str, shape: torch.Size) -> tuple[dict[Key, Any], dict[Key, Any]]:
-        """Draw by ``"sample"`` or ``"rsample"``, and return samples and log-probabilities by sample key."""
+        """Draw with the named method, and return samples and log-probabilities by sample key.
+
+        Args:
+            method: ``"sample"`` or ``"rsample"``.
+            shape: leading dims of the samples.
+        """
         values, scores = {}, {}
         for key, each in self.dists.items():
             both = getattr(each, f"{method}_and_log_prob", None)
@@ -252,7 +262,7 @@ class CompositeDistribution(dist.Distribution):
         return values, scores
 
     def _lay_out(self, scores: dict[Key, Any], size: torch.Size) -> Any:
-        """Return the sum of log-probabilities if they are aggregated, else a collection of them."""
+        """Return the sum of log-probabilities if they are aggregated, else a collection with one entry per key."""
         if self._is_aggregating():
             return sum_scores(scores.values(), size)
         return _add_suffixes(scores, "_log_prob", size)
@@ -261,7 +271,7 @@ class CompositeDistribution(dist.Distribution):
         """Return the log-probability of each component, by sample key.
 
         Raises:
-            MissingKeyError: the sample has no value of a component.
+            MissingKeyError: the sample has no value for a component.
         """
         scores = {}
         for key, each in self.dists.items():
@@ -276,11 +286,11 @@ class CompositeDistribution(dist.Distribution):
         """Return the log-probability of a collection.
 
         Args:
-            sample: the values, of batch size (..., *batch_shape); its other entries are not read.
+            sample: a collection of batch size (..., *batch_shape) with the values; other entries are not read.
 
         Returns:
-            A tensor of the shape of ``sample`` if log-probabilities are aggregated: the sum over components and event
-            dims. Else a TensorDict of one entry per component, at its sample key with the suffix ``_log_prob``.
+            If log-probabilities are aggregated, a tensor of the batch size of ``sample``: the sum over components and
+            event dims. Else a TensorDict with one entry per component, at its sample key with the suffix ``_log_prob``.
         """
         return self._lay_out(self.score(sample), sample.batch_size)
 
@@ -290,13 +300,13 @@ class CompositeDistribution(dist.Distribution):
         """Return the log-probability of each component, at its sample key with the suffix ``_log_prob``.
 
         Args:
-            sample: the values.
-            include_sum: also return the sum over components and event dims, at ``log_prob_key``; if not given, if
-                log-probabilities are aggregated.
+            sample: a collection with the values.
+            include_sum: True also returns the sum over components and event dims, at ``log_prob_key``. By default, this
+                is so if log-probabilities are aggregated.
 
         Returns:
-            A new TensorDict. While :class:`set_composite_lp_aggregate` aggregates and the composite has no ``aggregate``
-            of its own, the entries are written into ``sample``, which is returned.
+            A new TensorDict. If :class:`set_composite_lp_aggregate` is on and the composite was built without
+            ``aggregate``, the entries are written into ``sample``, which is returned.
         """
         scores = self.score(sample)
         is_summed = self._is_aggregating()
@@ -310,15 +320,16 @@ class CompositeDistribution(dist.Distribution):
     def entropy(self, samples_mc: int = 1, *, include_sum: bool | None = None) -> Any:
         """Return the entropy.
 
-        The argument ``aggregate_probabilities`` of tensordict is left out: build the composite with ``aggregate=``.
+        tensordict's argument ``aggregate_probabilities`` does not exist: build the composite with ``aggregate=``.
 
         Args:
             samples_mc: number of draws that estimate the entropy of a component without a closed form.
-            include_sum: return the sum too, at ``entropy_key``; without effect on an aggregated entropy, which is the sum.
+            include_sum: True also returns the sum, at ``entropy_key``; without effect if entropies are aggregated, since
+                the result is the sum then.
 
         Returns:
-            A tensor of the batch shape if entropies are aggregated, else a TensorDict of one entry per component, with the
-            suffix ``_entropy``.
+            A tensor of the batch shape if entropies are aggregated. Else a TensorDict with one entry per component, at its
+            sample key with the suffix ``_entropy``.
         """
         entropies = self._compute_entropies(samples_mc)
         if self._is_aggregating():
@@ -330,7 +341,7 @@ class CompositeDistribution(dist.Distribution):
 
         Args:
             samples_mc: number of draws that estimate the entropy of a component without a closed form.
-            include_sum: also return the sum, at ``entropy_key``; if not given, if entropies are aggregated.
+            include_sum: True also returns the sum, at ``entropy_key``. By default, this is so if entropies are aggregated.
         """
         entropies = self._compute_entropies(samples_mc)
         return self._lay_out_entropies(
@@ -347,20 +358,27 @@ class CompositeDistribution(dist.Distribution):
         return found
 
     def cdf(self, sample: TensorCollection) -> TensorCollection:  # type: ignore[override]
-        """Write the cumulative probability of each component into ``sample``, with the suffix ``_cdf``, and return it."""
+        """Write the cumulative probability of each component into ``sample``, at its key with the suffix ``_cdf``.
+
+        Returns:
+            ``sample``.
+        """
         found = {}
         for key, each in self.dists.items():
             found[add_suffix(key, "_cdf")] = each.cdf(_read_value(self, sample, key))
         return _write(sample, found)
 
     def icdf(self, sample: TensorCollection) -> TensorCollection:  # type: ignore[override]
-        """Write the inverse of the cumulative probability into ``sample``, with the suffix ``_icdf``, and return it.
+        """Write the inverse cumulative probability of each component into ``sample``, at its key with ``_icdf`` appended.
 
-        The probability of a component is read at its sample key with the suffix ``_cdf``, else computed from the value at
-        the sample key.
+        The probability of a component is read at its sample key with the suffix ``_cdf``. If there is none, it is computed
+        from the value at the sample key.
+
+        Returns:
+            ``sample``.
 
         Raises:
-            MissingKeyError: a component has neither.
+            MissingKeyError: ``sample`` has neither the probability nor the value of a component.
         """
         found = {}
         for key, each in self.dists.items():
@@ -378,21 +396,21 @@ class CompositeDistribution(dist.Distribution):
 
     @property
     def median(self) -> Any:
-        """Not defined."""
+        """Raise NotImplementedError: a composite has one per component only."""
         raise self._statistic_error("median")
 
     @property
     def variance(self) -> Any:
-        """Not defined."""
+        """Raise NotImplementedError: a composite has one per component only."""
         raise self._statistic_error("variance")
 
     @property
     def support(self) -> Any:
-        """Not defined."""
+        """Raise NotImplementedError: a composite has one per component only."""
         raise self._statistic_error("support")
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> Any:
-        """Raise NotImplementedError: expand the parameters instead."""
+        """Raise NotImplementedError; expand the parameters instead."""
         raise NotImplementedError(
             "a CompositeDistribution does not expand; expand its params and build it from these"
         )
@@ -401,7 +419,7 @@ class CompositeDistribution(dist.Distribution):
         return f"{type(self).__name__}({self.dists})"
 
 
-# Registered, not a base, because an instance check against an abstract class is slow.
+# Mapping is registered instead of inherited, because isinstance() with an abstract base class is slow.
 Mapping.register(CompositeDistribution)
 
 
@@ -423,7 +441,11 @@ def _refuse_unknown(names: Any, known: Any, where: str) -> None:
 
 
 def rename_components(dists: Mapping[Key, Any], name_map: Mapping[Any, Any] | None) -> dict[Key, Any]:
-    """Return the values of a mapping by sample key instead of name."""
+    """Replace the names of components by their sample keys.
+
+    Raises:
+        ModuleKeysError: a name does not exist, or two components have the same sample key.
+    """
     if not name_map:
         return dict(dists)
     keys = {unravel_key(name): unravel_key(key) for name, key in name_map.items()}
@@ -438,7 +460,7 @@ def rename_components(dists: Mapping[Key, Any], name_map: Mapping[Any, Any] | No
 
 
 def _read_arguments(params: TensorCollection, name: Key) -> Mapping[str, Any]:
-    """Return the keyword arguments at a name."""
+    """Read the keyword arguments of a component."""
     node: Any = params.get(name, None)
     if node is None:
         problem = show_missing(params, [name]).replace("its input", "the parameters", 1)
@@ -450,12 +472,12 @@ def _read_arguments(params: TensorCollection, name: Key) -> Mapping[str, Any]:
         )
     if isinstance(node, TensorCollection):
         found = {
-            key: value if isinstance(value, Tensor) else node[key]  # a node may hold a value
+            key: value if isinstance(value, Tensor) else node[key]  # node[key] unpacks a value node
             for key, value in node.items()
         }
         if found:
             return found
-        node = params[name]  # a value that is not a tensor, such as a dict
+        node = params[name]  # params[name] unpacks a value node, such as one that holds a dict
         return dict(node)
     return node  # type: ignore[no-any-return]
 
@@ -490,7 +512,7 @@ def _as_size(shape: Any) -> torch.Size:
 
 
 def _read_statistic(each: Any, name: str) -> Any:
-    """Return a statistic of a component."""
+    """Read the mean or the mode of a component."""
     try:
         return getattr(each, name)
     except (AttributeError, NotImplementedError):
@@ -504,10 +526,10 @@ def _add_suffixes(values: Mapping[Key, Any], suffix: str, size: torch.Size) -> T
 
 
 def sum_scores(values: Any, size: torch.Size) -> Tensor:
-    """Return the sum of tensors, each summed over the dims after those of ``size``."""
+    """Sum tensors, each over the dims after the batch dims ``size``."""
     total: Any = 0
     for value in values:
-        if isinstance(value, TensorCollection):  # of a component that is a composite
+        if isinstance(value, TensorCollection):  # a component can be a composite
             value = sum_scores(value.values(True, True), size)
         extra = value.ndim - len(size)
         total = total + (value.sum(tuple(range(-extra, 0))) if extra > 0 else value)

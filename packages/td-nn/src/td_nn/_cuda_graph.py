@@ -1,7 +1,7 @@
 """CudaGraphModule: a function whose kernels are captured in a CUDA graph once, and replayed by later calls.
 
-A graph reads and writes fixed addresses. So the function is captured on copies of its inputs; each later call writes its
-own inputs into these copies, replays the graph, and clones what the graph wrote.
+A graph reads and writes fixed addresses. So the function is captured on copies of its inputs; each later call writes the
+new inputs into these copies, replays the graph, and clones the outputs of the graph.
 """
 
 from __future__ import annotations
@@ -28,36 +28,36 @@ __all__ = ["CudaGraphModule"]
 
 
 class CudaGraphModule:
-    """Capture what a module or function runs on a GPU in a CUDA graph, and replay it in later calls.
+    """Capture the GPU operations of a module or function in a CUDA graph, and replay the graph in later calls.
 
     The first ``warmup - 1`` calls run the function on a side stream, the next one captures it, and later ones replay the
-    graph. Every call has to give tensors of the same shapes and dtypes, and the same values of what is not a tensor:
-    those are part of the graph. If the parameters of ``module`` were moved or replaced, or its mode was changed, the next
-    call captures it again. Results are clones without gradients. A collection that the function returns is the one that
-    it was called with, and has clones of what was written.
+    graph. Every call must pass tensors of the same shapes and dtypes, and equal values of all other arguments, because
+    these are part of the graph. If the parameters of ``module`` were moved or replaced, or its mode was changed, the next
+    call captures it again. Results are clones without gradients. If the function returns the collection that it was
+    called with, so does the call; the written entries are clones.
 
-    Without CUDA, each call runs the function directly, after the same check for gradients. This is not an ``nn.Module``,
-    so an optimizer of the module around it does not get its parameters twice.
+    Without CUDA, each call runs the function directly, after the same check for gradients. This class is not an
+    ``nn.Module``, so an optimizer of a module that contains it does not get the parameters twice.
 
     Args:
-        module: a module, or a function of tensors or of a collection. What it does on the GPU must not depend on values
-            there, and a random generator must be the default one.
-        warmup: the number of calls until the function is captured, that one included.
-        in_keys: the keys that a function of a collection reads; ``[]`` if it may read every entry. A module with keys
-            has its own.
-        out_keys: the keys that it writes.
+        module: a module, or a function of tensors or of a collection. Its operations on the GPU must not depend on values
+            of tensors there, and must draw with the default random generator.
+        warmup: number of calls up to and including the one that captures the function.
+        in_keys: the keys that a function of a collection reads; ``[]`` if it may read every entry. For a module with
+            keys, the keys of the module are used.
+        out_keys: the keys that the function writes.
         device: the GPU of the graph, the current one by default. Inputs elsewhere are copied there.
 
     Raises:
         TypeError: ``module`` cannot be called.
         ValueError: ``warmup`` is not a positive int; in a call: shapes, dtypes, other values or the structure of the
-            arguments are not those of the captured call.
+            arguments differ from those of the captured call.
         RuntimeError: in a call: an input requires gradients.
-        MissingKeyError: in a call: the collection misses an entry that the captured one had.
+        MissingKeyError: in a call: the collection lacks an entry that the captured one had.
 
     Warns:
-        UserWarning: there is no GPU; the module has other keys than those given; in a call: the interaction type is not
-            that of the captured call.
+        UserWarning: there is no GPU; ``in_keys`` or ``out_keys`` differ from the keys of the module; in a call: the
+            interaction type differs from that of the captured call.
 
     >>> import warnings
     >>> warnings.simplefilter("ignore")  # on machines without a GPU
@@ -114,7 +114,7 @@ class CudaGraphModule:
 
     @dispatch(auto_batch_size=False)
     def _call_keys(self, tensordict: Any, *args: Any, **kwargs: Any) -> Any:
-        """Run a function of a collection, which is made here where tensors are given."""
+        """Run a function of a collection, which ``dispatch`` builds if the caller passes tensors."""
         return self._call((tensordict, *args), kwargs)
 
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -129,7 +129,7 @@ class CudaGraphModule:
             return _deliver(self._run_on_gpu(args, kwargs, inputs), args, kwargs, inputs)
 
     def _run_on_gpu(self, args: tuple[Any, ...], kwargs: dict[str, Any], inputs: GraphInputs) -> _Results:
-        """Replay the graph; or run or capture the function, on copies of its inputs."""
+        """Replay the graph, or run or capture the function on copies of the inputs."""
         captured = self._captured
         if captured is not None and captured.state == _read_state(captured.slots, self.module):
             inputs.check_against(captured.inputs, show_module(self))
@@ -162,7 +162,7 @@ class CudaGraphModule:
         return results
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any], inputs: GraphInputs) -> _Results:
-        """Call the function on copies of its inputs, and find what it did to them."""
+        """Call the function on copies of its inputs, and find the inputs and entries that it changed."""
         copies = inputs.tensors
         versions = [copied._version for copied in copies.values()]
         result = self.module(*args, **kwargs)
@@ -188,7 +188,7 @@ class CudaGraphModule:
             )
 
     def state_dict(self) -> Mapping[str, Any]:
-        """Return the state of the module; empty for a function.
+        """Return the state dict of the module; an empty one for a function.
 
         >>> import warnings
         >>> warnings.simplefilter("ignore")
@@ -199,12 +199,13 @@ class CudaGraphModule:
         return result
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Load a state into the module, whose graph uses it from then on; a function has none.
+        """Load a state dict into the module; later replays use the new values. A no-op for a function.
 
         >>> import warnings
         >>> warnings.simplefilter("ignore")
         >>> layer = torch.nn.Linear(2, 1)
-        >>> CudaGraphModule(layer).load_state_dict({"weight": torch.zeros(1, 2), "bias": torch.ones(1)})
+        >>> state = {"weight": torch.zeros(1, 2), "bias": torch.ones(1)}
+        >>> CudaGraphModule(layer).load_state_dict(state)
         >>> layer.bias.item()
         1.0
         """
@@ -212,7 +213,7 @@ class CudaGraphModule:
             self.module.load_state_dict(state_dict)
 
     def __getstate__(self) -> dict[str, Any]:
-        # A copy captures its own graph.
+        # A CUDA graph cannot be copied or pickled, so a copy captures a new one.
         return {**self.__dict__, "_captured": None, "counter": 0}
 
     def __repr__(self) -> str:
@@ -222,7 +223,7 @@ class CudaGraphModule:
 
 
 class _Results(NamedTuple):
-    """What a function returned, the inputs that it changed in place, and what it did to the collection it was given."""
+    """Result of a function, inputs changed in place, and entries written to and removed from its collection."""
 
     result: Any
     changed: dict[Place, Tensor]
@@ -231,7 +232,7 @@ class _Results(NamedTuple):
 
 
 class _Captured(NamedTuple):
-    """A graph, the tensors that it reads and writes, and the state of the module when it was captured."""
+    """A graph, the tensors that it reads and writes, and the state of the module at the capture."""
 
     graph: Any
     inputs: GraphInputs
@@ -242,7 +243,7 @@ class _Captured(NamedTuple):
 
 
 def _deliver(results: _Results, args: tuple[Any, ...], kwargs: dict[str, Any], inputs: GraphInputs) -> Any:
-    """Return clones of what a function returned, and write to its arguments what it wrote to their copies."""
+    """Clone the results of a function, and repeat its in-place changes on the arguments of the call."""
     with torch.no_grad():
         for place, copied in results.changed.items():
             if isinstance(place, tuple):
@@ -264,7 +265,7 @@ def _deliver(results: _Results, args: tuple[Any, ...], kwargs: dict[str, Any], i
 
 
 def _choose_keys(module: Any, name: str, provided: Any) -> list[Key] | None:
-    """Return the keys of a module, or those given for a function."""
+    """Return the keys of a module; for a function without keys, the provided ones."""
     keys = None if provided is None else list(as_keys(provided, name))
     if not hasattr(module, name):
         return keys
@@ -277,7 +278,7 @@ def _choose_keys(module: Any, name: str, provided: Any) -> list[Key] | None:
 
 
 def _find_slots(module: Any) -> list[tuple[Any, str]]:
-    """Return where a module has its parameters and buffers."""
+    """List the parameters and buffers of a module, each as a dict and a name in it."""
     if not isinstance(module, nn.Module):
         return []
     return [
@@ -290,7 +291,7 @@ def _find_slots(module: Any) -> list[tuple[Any, str]]:
 
 
 def _read_state(slots: list[tuple[Any, str]], module: Any) -> list[Any]:
-    """Return what a graph depends on in a module: its mode, and the addresses of its parameters and buffers."""
+    """Read the state that a graph depends on: the mode and the addresses of parameters and buffers."""
     tensors = [slot.get(name) for slot, name in slots]
     addresses = [None if tensor is None else tensor.data_ptr() for tensor in tensors]
     return [getattr(module, "training", None), *addresses]
@@ -298,7 +299,7 @@ def _read_state(slots: list[tuple[Any, str]], module: Any) -> list[Any]:
 
 @contextmanager
 def _without_collector() -> Iterator[None]:
-    """Keep the garbage collector off: it would end the capture if it freed another graph."""
+    """Disable the garbage collector: the capture fails if it frees another graph."""
     was_on = gc.isenabled()
     gc.disable()
     try:

@@ -1,4 +1,4 @@
-"""What the keys of a sequence say before it runs: a report of faults, a table, and a diagram."""
+"""The data flow of a sequence, computed from its keys: a report of faults, a table and a diagram."""
 
 from __future__ import annotations
 
@@ -17,31 +17,32 @@ __all__ = ["FlowReport", "check_flow", "draw_flow", "show_flow"]
 
 
 class Member(NamedTuple):
-    """A module of a sequence, or of one inside, that is not itself a sequence."""
+    """A module that a sequence runs, directly or in a nested sequence."""
 
     steps: tuple[str, ...]
     module: Any
 
     @property
     def path(self) -> str:
-        """Where it stands."""
+        """Index of the member in the sequence, such as ``seq[0]``."""
         return show_steps(self.steps)
 
     @property
     def declares_keys(self) -> bool:
-        """Whether it says what it reads and writes."""
+        """True if the module has in_keys or out_keys."""
         return bool(self.module.in_keys or self.module.out_keys)
 
 
 @dataclass(frozen=True)
 class FlowReport:
-    """What :meth:`TensorDictSequential.check` finds; it is true where nothing is missing.
+    """Result of :meth:`TensorDictSequential.check`; it is true if no key is missing.
 
     Attributes:
-        missing: the path of each member that reads a key which is not there, the key, and a hint.
-        unread: the path of each member whose output no later member reads and the sequence does not keep, and the key.
-        overwritten: the path of each member that writes a key which is there already, the key, and what wrote it.
-        undeclared: the paths of the members that do not say their keys; after one, nothing counts as missing.
+        missing: for each key that no earlier member writes: the path of the member that reads it, the key, and a hint.
+        unread: for each key that no later member reads and the sequence does not keep: the path of the member that writes
+            it, and the key.
+        overwritten: for each key that is written again: the path of the later member, the key, and its earlier writer.
+        undeclared: the paths of members without keys; no key counts as missing after the first of them.
 
     >>> from td_nn import TensorDictModule, TensorDictSequential
     >>> seq = TensorDictSequential(TensorDictModule(abs, ["x"], ["x"]))
@@ -71,7 +72,7 @@ class FlowReport:
 
 
 def check_flow(sequence: Any, keys: Any = None) -> FlowReport:
-    """Return what is missing, not read or overwritten in a sequence; see :meth:`TensorDictSequential.check`."""
+    """Find the keys that are missing, unread or overwritten; see :meth:`TensorDictSequential.check`."""
     if keys is None:
         provided = list(sequence.in_keys)
     elif isinstance(keys, TensorCollection):
@@ -98,7 +99,7 @@ def check_flow(sequence: Any, keys: Any = None) -> FlowReport:
 
 
 def _iter_unread(members: list[Member], kept: tuple[Key, ...]) -> Iterator[tuple[str, Key]]:
-    """Yield what no later member reads and nobody asked for; what the last member writes is a result."""
+    """Yield writer and key of outputs that are neither read later, nor selected, nor of the last member."""
     for place, member in enumerate(members[:-1]):
         for key in member.module.out_keys:
             if key != SINK and not _is_read(key, members[place + 1 :], kept):
@@ -124,7 +125,7 @@ def _hint(key: Key, present: Iterable[Key], later: list[Member]) -> str:
 
 
 def flatten(sequence: Any, steps: tuple[str, ...] = ()) -> list[Member]:
-    """Return the modules of a sequence and of those inside, in the order in which they run."""
+    """List the modules of a sequence and of nested sequences, in the order in which they run."""
     results: list[Member] = []
     for name, module in zip(sequence._names(), sequence):
         inside = (*steps, show_step(name))
@@ -133,7 +134,7 @@ def flatten(sequence: Any, steps: tuple[str, ...] = ()) -> list[Member]:
 
 
 def show_flow(sequence: Any) -> str:
-    """Return a table of what each member reads and writes."""
+    """Format a table of the keys that each member reads and writes."""
     rows = [("member", "module", "reads", "writes")]
     for member in flatten(sequence):
         reads, writes = _show_keys(member.module.in_keys), _show_keys(member.module.out_keys)
@@ -145,7 +146,7 @@ def show_flow(sequence: Any) -> str:
 
 
 def draw_flow(sequence: Any) -> str:
-    """Return a diagram in the language Mermaid: a box for each member, and a rounded one for each value of a key."""
+    """Draw a Mermaid diagram: a box per member, and a rounded box per value of a key."""
     lines: list[str] = []
     nodes: dict[Key, str] = {}
     drawn = 0

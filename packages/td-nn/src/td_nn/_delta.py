@@ -1,4 +1,4 @@
-"""The distribution of a constant."""
+"""The Delta distribution: all its probability is at one value."""
 
 from __future__ import annotations
 
@@ -14,24 +14,25 @@ __all__ = ["Delta"]
 
 
 class Delta(dist.Distribution):
-    """The distribution whose samples all equal ``param``.
+    """A distribution whose samples all equal ``param``.
 
     Args:
-        param: the value.
+        param: the value, of shape (*batch_shape, *event_shape).
         atol: absolute tolerance within which a value equals ``param``.
         rtol: relative tolerance.
-        batch_shape: leading dims of ``param`` that are the batch; all but the event, if not given.
-        event_shape: its other dims; the last dim if neither is given, and none if only ``batch_shape`` is.
+        batch_shape: leading dims of ``param``; by default those before ``event_shape``.
+        event_shape: trailing dims of ``param``. By default the dims after ``batch_shape``, or the last dim if both
+            shapes are left out.
 
     Raises:
-        ValueError: the shapes are not those of ``param``.
+        ValueError: ``batch_shape + event_shape`` is not the shape of ``param``.
 
     >>> at = Delta(torch.tensor([1.0, 2.0]))
     >>> at.sample(), at.log_prob(torch.tensor([1.0, 2.0])), at.log_prob(torch.zeros(2))
     (tensor([1., 2.]), tensor(inf), tensor(-inf))
     """
 
-    arg_constraints: dict[str, Any] = {}  # noqa: RUF012  torch's declaration
+    arg_constraints: dict[str, Any] = {}  # noqa: RUF012  torch declares it as a dict
     support = constraints.real
 
     def __init__(
@@ -64,7 +65,7 @@ class Delta(dist.Distribution):
         self.rtol = rtol
 
     def update(self, param: Tensor) -> None:
-        """Replace the value by one that has as many event dims.
+        """Replace the value by one with the same number of event dims.
 
         >>> at = Delta(torch.zeros(3, 2))
         >>> at.update(torch.ones(5, 2))
@@ -86,18 +87,18 @@ class Delta(dist.Distribution):
         return Delta(self.param.expand(batch + event), self.atol, self.rtol, batch, event)
 
     def sample(self, sample_shape: Any = None) -> Tensor:
-        """Return the value, expanded by ``sample_shape`` and with its gradients."""
+        """Return the value, expanded to ``(*sample_shape, *batch_shape, *event_shape)``; gradients flow to ``param``."""
         return self.param.expand(torch.Size(sample_shape or ()) + self.param.shape)
 
     def rsample(self, sample_shape: Any = None) -> Tensor:
-        """Return the value, expanded by ``sample_shape`` and with its gradients."""
+        """Return the value, expanded to ``(*sample_shape, *batch_shape, *event_shape)``; gradients flow to ``param``."""
         return self.sample(sample_shape)
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Return infinity for each event that equals the value, and minus infinity for the others.
 
         Raises:
-            ValueError: the last dims of ``value`` are not the event dims.
+            ValueError: the last dims of ``value`` are not of the event shape.
         """
         events = len(self._event_shape)
         if value.shape[value.ndim - events :] != self._event_shape:
@@ -117,17 +118,17 @@ class Delta(dist.Distribution):
 
     @property
     def mean(self) -> Tensor:
-        """The value."""
+        """``param``."""
         return self.param
 
     @property
     def mode(self) -> Tensor:
-        """The value."""
+        """``param``."""
         return self.param
 
     @property
     def deterministic_sample(self) -> Tensor:
-        """The value."""
+        """``param``."""
         return self.param
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""The decorator that lets a function of a collection take and return the tensors inside."""
+"""The decorator ``dispatch``, with which a function of a collection also takes and returns tensors."""
 
 from __future__ import annotations
 
@@ -24,21 +24,22 @@ NO_SIZE = torch.Size()
 
 
 class dispatch:  # noqa: N801  a decorator
-    """Let a function of a collection be called with the tensors that it reads, and give those that it writes.
+    """Decorate a function of a collection so that it can also be called with the tensors that it reads.
 
-    Positional arguments fill the keys read in their order; the keyword of a nested key is its parts joined by the
-    separator. Arguments that stand for no key go on to the function. The result is the value of the one key written, or
-    a tuple of several.
+    Positional arguments are the values of the keys read, in their order. The keyword of a nested key is its parts, joined
+    by the separator. Other arguments are passed to the function. A call with tensors returns the value of the key
+    written, or a tuple of several values.
 
     Args:
-        separator: what joins the parts of a nested key.
-        source: the keys that are read, or the name of the attribute of ``self`` that has them.
-        dest: the keys that are written, or the name of the attribute.
-        auto_batch_size: give the collection the leading dims that all inputs share; False gives it none.
+        separator: the string that joins the parts of a nested key.
+        source: the keys that are read, or the name of the attribute of ``self`` that lists them.
+        dest: the keys that are written, or the name of the attribute of ``self`` that lists them.
+        auto_batch_size: True gives the collection the leading dims that all inputs share as its batch size, False gives
+            it no batch dims.
 
     Raises:
         RuntimeError: the first argument of the function, after ``self``, is not named ``tensordict``; in a call: an input
-            is given twice.
+            is passed twice.
         MissingKeyError: in a call: the function did not write a key of ``dest``.
 
     >>> @dispatch(source=["a", ("b", "c")], dest=["sum"])
@@ -76,7 +77,7 @@ class dispatch:  # noqa: N801  a decorator
         dest: str | Sequence[Any] = "out_keys",
         auto_batch_size: bool = True,
     ) -> Any:
-        """Return the decorator, or the decorated function where there are no options."""
+        """Return the decorator, or the decorated function if ``dispatch`` is used without parentheses."""
         self = super().__new__(cls)
         self.separator = cls.DEFAULT_SEPARATOR if callable(separator) else separator
         self.source = source if isinstance(source, str) else as_keys(list(source), "source")
@@ -85,7 +86,7 @@ class dispatch:  # noqa: N801  a decorator
         return self(separator) if callable(separator) else self
 
     def __call__(self, fn: FnT) -> FnT:
-        """Return ``fn``, which also takes tensors."""
+        """Wrap ``fn`` so that it also takes tensors."""
         signature = inspect.signature(fn)
         names = list(signature.parameters)
         is_method = names[:1] != ["tensordict"]
@@ -99,7 +100,7 @@ class dispatch:  # noqa: N801  a decorator
         if is_method:
 
             def wrapper(_self: Any, *args: Any, **kwargs: Any) -> Any:
-                # A call with the collection alone is what mostly comes, and a type is compared faster than asked for.
+                # Hot path: comparing the type is faster than isinstance() in the most frequent call.
                 if args and (type(args[0]) is TensorDict or isinstance(args[0], TensorCollection)):
                     return fn(_self, *args, **kwargs) if kwargs or len(args) > 1 else fn(_self, args[0])
                 in_keys = get_keys(_self, source)
@@ -132,7 +133,7 @@ class dispatch:  # noqa: N801  a decorator
     def _read(
         self, in_keys: Sequence[Key], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[TensorDict, tuple[Any, ...], dict[str, Any]]:
-        """Return a collection of the arguments that stand for keys, and the other arguments."""
+        """Build a collection of the arguments that are values of keys, and return it with the other arguments."""
         values: dict[Any, Any] = {}
         taken: dict[str, Key] = {}
         provided = len(args)
@@ -157,7 +158,7 @@ class dispatch:  # noqa: N801  a decorator
 
 
 def get_keys(module: Any, keys: Any) -> Any:
-    """Return keys, or those that an attribute of a module has."""
+    """Return ``keys``, or the attribute of the module that has this name."""
     if not isinstance(keys, str):
         return keys
     if keys == "in_keys":
@@ -173,7 +174,7 @@ def get_keys(module: Any, keys: Any) -> Any:
 
 
 def unpack_outputs(result: Any, tensordict: TensorDict, out_keys: Sequence[Key], module: Any) -> Any:
-    """Return the value at the one key of a result, or a tuple of several."""
+    """Read the written keys from a result: the value of a single key, or a tuple of values."""
     if result is not tensordict and not isinstance(result, TensorCollection):
         raise TypeError(
             f"{'the function' if module is None else show_module(module)} was called with tensors, so it has to return a "
@@ -196,7 +197,7 @@ def unpack_outputs(result: Any, tensordict: TensorDict, out_keys: Sequence[Key],
 
 
 def _find_shared_size(values: Any) -> torch.Size:
-    """Return the leading dims that values share; those that are not tensors or collections have none."""
+    """Return the leading dims that all values share; an object without a shape has no dims."""
     sizes = [_size_of(value) for value in values]
     if not sizes:
         return torch.Size()
@@ -211,20 +212,17 @@ def _size_of(value: Any) -> torch.Size:
     if not isinstance(value, (Tensor, TensorCollection)):
         return NO_SIZE
     if isinstance(value, Tensor) and value.is_nested and value.layout is torch.strided:
-        return torch.Size([value.size(0)])  # it has no shape
+        return torch.Size([value.size(0)])  # a nested tensor has no shape
     return value.shape
 
 
 class _Signature(inspect.Signature):
-    """The signature of a function that also takes its inputs by keyword, each an argument of its own once bound.
-
-    ``torch.export`` finds the shapes that a program says are dynamic by these names.
-    """
+    """A signature that binds each keyword input to its name, as ``torch.export`` needs for dynamic shapes."""
 
     __slots__ = ()
 
     def bind(self, /, *args: Any, **kwargs: Any) -> inspect.BoundArguments:
-        """Bind arguments, every keyword to its own name."""
+        """Bind arguments; a keyword that is not a parameter is bound to its name, not to ``kwargs``."""
         parameters = list(self.parameters.values())
         position = len(parameters) - any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
         new = [name for name in kwargs if name not in self.parameters]
@@ -235,7 +233,7 @@ class _Signature(inspect.Signature):
 
 
 def _make_optional(signature: inspect.Signature, names: Sequence[str]) -> inspect.Signature:
-    """Return a signature in which the first parameters may be left out, since tensors stand for them."""
+    """Make the first parameters of a signature optional: a call with tensors leaves them out."""
     parameters = [
         parameter.replace(default=None)
         if parameter.name in names

@@ -1,4 +1,4 @@
-"""The value of a distribution under an interaction type."""
+"""Compute the value of a distribution for an interaction type: a draw, or a statistic."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ._interaction import InteractionType
 
 __all__ = ["average_draws", "compute_deterministic_value", "draw", "rsample", "take_value"]
 
-#: The torch distributions whose deterministic value is the mode; that of the others is the mean.
+#: The torch distributions whose deterministic value is the mode; the others use the mean.
 _BY_MODE = {
     dist.Bernoulli,
     dist.Binomial,
@@ -27,10 +27,10 @@ _BY_MODE = {
 def take_value(
     distribution: Any, kind: InteractionType, n_draws: int | None, shape: torch.Size = torch.Size()
 ) -> Any:
-    """Return the value that an interaction type selects, repeated to ``shape`` unless it is drawn.
+    """Draw samples of ``shape``, or compute the statistic of an interaction type and expand it by ``shape``.
 
     Raises:
-        NotImplementedError: the distribution has no such value.
+        NotImplementedError: the distribution does not have the statistic.
     """
     if kind is InteractionType.RANDOM:
         return draw(distribution, shape)
@@ -52,14 +52,14 @@ def take_value(
 
 
 def draw(distribution: Any, shape: torch.Size = torch.Size()) -> Any:
-    """Draw samples, with gradients if the distribution can."""
+    """Draw samples, with gradients if the distribution supports them."""
     return rsample(distribution, shape) if distribution.has_rsample else distribution.sample(shape)
 
 
 def rsample(distribution: Any, shape: torch.Size = torch.Size()) -> Any:
     """Draw samples with gradients, also of a normal distribution under ``vmap``.
 
-    ``Normal.rsample`` fills a tensor in place, which ``vmap`` cannot do with another value per element.
+    ``Normal.rsample`` fills a tensor in place, which fails under ``vmap`` if each element needs a different value.
     """
     method = getattr(type(distribution), "rsample", None)
     if method is dist.Normal.rsample:
@@ -77,7 +77,7 @@ def rsample(distribution: Any, shape: torch.Size = torch.Size()) -> Any:
 
 
 def average_draws(distribution: Any, n_draws: int) -> Any:
-    """Return the mean of draws, with gradients if the distribution can."""
+    """Return the average of draws, with gradients if the distribution supports them."""
     drawn = draw(distribution, torch.Size([n_draws]))
     if isinstance(drawn, torch.Tensor) and not (drawn.is_floating_point() or drawn.is_complex()):
         drawn = drawn.to(torch.get_default_dtype())
@@ -85,20 +85,21 @@ def average_draws(distribution: Any, n_draws: int) -> Any:
 
 
 def compute_deterministic_value(distribution: Any, n_draws: int | None = None) -> Any:
-    """Return the value that stands for a distribution where nothing is drawn.
+    """Compute the deterministic value of a distribution.
+
+    The attribute ``deterministic_sample`` is returned if there is one. The value of a torch distribution is the mode of
+    discrete classes and the mean of the others. An ``Independent`` has the value of its base distribution, a transformed
+    distribution the transform of it. Other classes have the mode if their support is discrete, else the mean.
 
     Args:
-        distribution: its attribute ``deterministic_sample`` comes first. The value of a torch distribution is the mode
-            of discrete classes and the mean of the others; that of an ``Independent`` is that of its base, and that of a
-            transformed distribution the transform of its base's. Other classes give the mode if their support is
-            discrete, else the mean.
+        distribution: the distribution.
         n_draws: number of draws whose average replaces a mean that is not implemented.
 
     Raises:
-        NotImplementedError: there is no such value, and ``n_draws`` is None.
+        NotImplementedError: the statistic is not implemented, and ``n_draws`` is None.
 
     Warns:
-        UserWarning: the class is not known, so that its support decides.
+        UserWarning: the class is not one of torch, so that its support decides.
     """
     rule = _RULES.get(type(distribution))
     if rule is not None:
@@ -116,7 +117,7 @@ def _has_mean(cls: Any) -> bool:
 
 
 def _read_statistic(distribution: Any, name: str) -> Any:
-    """Return the attribute of a distribution, or None if it is not implemented."""
+    """Read a statistic of a distribution; None if it is not implemented."""
     try:
         return getattr(distribution, name, None)
     except NotImplementedError:
@@ -124,7 +125,7 @@ def _read_statistic(distribution: Any, name: str) -> Any:
 
 
 def _compute_mean(distribution: Any, n_draws: int | None) -> Any:
-    """Return the mean, or that of draws if it is not implemented."""
+    """Return the mean, or the average of draws if the mean is not implemented."""
     value = _read_statistic(distribution, "mean")
     if value is not None:
         return value
@@ -153,7 +154,7 @@ def _choose_by_support(distribution: Any, n_draws: int | None) -> Any:
 
 
 def _follow_base(distribution: Any, n_draws: int | None) -> Any:
-    """Return the value of the base, or the mode if the class of the base is not known."""
+    """Return the value of the base distribution; the mode if there is no rule for the class of the base."""
     base = distribution.base_dist
     is_known = (
         type(base) in _RULES
@@ -172,7 +173,7 @@ def _follow_base(distribution: Any, n_draws: int | None) -> Any:
 
 
 def _transform_base(distribution: Any, n_draws: int | None) -> Any:
-    """Return the transform of the deterministic value of the base, or the mean of draws if the base has none."""
+    """Transform the deterministic value of the base; return the average of draws if the base has no such value."""
     try:
         value = compute_deterministic_value(distribution.base_dist)
     except NotImplementedError:
@@ -199,7 +200,7 @@ def _take_mean(distribution: Any, n_draws: int | None) -> Any:
     return distribution.mean
 
 
-#: The rule of each class of torch; subclasses do not inherit it.
+#: The function that computes the deterministic value of each torch class; it does not apply to subclasses.
 _RULES: dict[Any, Callable[[Any, int | None], Any]] = {
     **{
         cls: _take_mean

@@ -1,4 +1,4 @@
-"""EnsembleModule: copies of one module with parameters of their own, called together under ``vmap``."""
+"""EnsembleModule: copies of one module with separate parameters, called together under ``vmap``."""
 
 from __future__ import annotations
 
@@ -25,25 +25,26 @@ Randomness = Literal["error", "same", "different"]
 class EnsembleModule(TensorDictModuleBase[ResultT]):
     """Several copies of a module, each with its own parameters and buffers, called together under ``vmap``.
 
-    The parameters are reset in each copy, so the copies differ. A call returns a new collection, whose first batch dim is
-    that of the copies. Running statistics, such as those of ``BatchNorm``, are kept for each copy.
+    The parameters are reset in each copy, so the copies differ. A call returns a new collection, whose first batch dim
+    has one element per copy. Running statistics, such as those of ``BatchNorm``, are kept for each copy.
 
     Args:
         module: a module that reads and writes collections. It is not changed.
         num_copies: the number of copies.
-        expand_input: give every copy the same input. False maps over the first dim of the input, which has one entry
-            per copy.
-        randomness: what random operations, such as those of ``Dropout``, do: raise an ``"error"``, give every copy the
-            ``"same"`` numbers, or ``"different"`` ones.
+        expand_input: True passes the same input to every copy. False maps over the first dim of the input, which has
+            one element per copy.
+        randomness: effect of random operations, such as ``Dropout``: ``"error"`` raises, ``"same"`` draws the same
+            numbers for every copy, ``"different"`` draws separate ones.
 
     Attributes:
         params_td: the stacked parameters and buffers, of batch size ``[num_copies]``.
-        module: the module without values: its parameters are on the meta device, and are not those of the ensemble.
+        module: the copied module on the meta device. Its parameters have no values and are not parameters of the
+            ensemble.
 
     Raises:
         TypeError: ``module`` has no keys.
-        ValueError: ``num_copies`` is not a positive int, or ``randomness`` is another word.
-        StructureError: ``module`` has parameters without a shape, because it is lazy and was not called yet.
+        ValueError: ``num_copies`` is not a positive int, or ``randomness`` is not one of the three strings.
+        StructureError: ``module`` has parameters without a shape, because it is a lazy module that was not called yet.
 
     Warns:
         UserWarning: parameters have the same values in each copy, because their module has no ``reset_parameters()``.
@@ -101,7 +102,7 @@ class EnsembleModule(TensorDictModuleBase[ResultT]):
         self.expand_input = expand_input
         self.randomness = randomness
         self.params_td: TensorDictParams = _stack_parameters(module, num_copies)
-        # Not a submodule: its parameters would be among those of the ensemble, and never get gradients.
+        # A submodule would add its parameters to those of the ensemble, where they would never get gradients.
         self.__dict__["module"] = copy.deepcopy(module).to("meta")
         self._slots = [_find_slot(self.module, key) for key in self.params_td.keys(True, True)]
         self.reset_parameters()
@@ -115,15 +116,15 @@ class EnsembleModule(TensorDictModuleBase[ResultT]):
     def forward(
         self, tensordict: TensorCollection, *, tensordict_out: TensorCollection | None = None, **kwargs: Any
     ) -> Any:
-        """Call every copy and return a new collection that has the dim of the copies first.
+        """Call every copy, and return a new collection whose first batch dim has one element per copy.
 
         Args:
-            tensordict: the inputs; it is not changed.
+            tensordict: a collection with the inputs; it is not changed.
             tensordict_out: a collection of batch size ``[num_copies, ...]`` that receives the outputs and is returned.
-            **kwargs: more arguments of the module, the same for every copy.
+            **kwargs: further arguments of the module, the same for every copy.
 
         Raises:
-            ValueError: the copies take an input each, and the first dim does not have their number.
+            ValueError: ``expand_input`` is False, and the first dim of the input does not have one element per copy.
             RuntimeError: a random operation was called, and ``randomness`` is ``"error"``.
         """
         leaves: list[Tensor] = list(self.params_td.values(True, True))
@@ -153,7 +154,7 @@ class EnsembleModule(TensorDictModuleBase[ResultT]):
             return (*[leaf for leaf, at in zip(flat, provided) if at is None], *changed.values())
 
         try:
-            # Given and returning tensors alone, vmap does not flatten and rebuild collections several times.
+            # vmap would flatten and rebuild collections several times, so it only gets tensors.
             new = iter(torch.vmap(call, randomness=self.randomness)(*leaves, *entries))
         except RuntimeError as error:
             if self.randomness == "error" and "randomness" in str(error):
@@ -176,7 +177,7 @@ class EnsembleModule(TensorDictModuleBase[ResultT]):
     def _call_copy(
         self, leaves: Sequence[Tensor], tensordict: Any, kwargs: dict[str, Any]
     ) -> tuple[Any, dict[int, Tensor]]:
-        """Call the module with the parameters of a copy. Return its result, and the buffers that it replaced."""
+        """Call the module with the parameters of one copy. Return the result and the buffers that were replaced."""
         places = self._slots
         slots = [_slots_of(owner, name) for owner, name in places]
         held = [slot[name] for slot, (_, name) in zip(slots, places)]
@@ -184,7 +185,7 @@ class EnsembleModule(TensorDictModuleBase[ResultT]):
             for slot, (_, name), leaf in zip(slots, places, leaves):
                 slot[name] = leaf
             result = self.module(tensordict, **kwargs)
-            # In a collection of parameters, a plain tensor is among the buffers.
+            # A TensorDictParams moves a plain tensor that replaces a parameter to its buffers.
             results = [
                 slot[name] if type(slot) is dict else _slots_of(owner, name)[name]
                 for slot, (owner, name) in zip(slots, places)
@@ -196,7 +197,7 @@ class EnsembleModule(TensorDictModuleBase[ResultT]):
         return result, {position: new for position, (new, old) in changed if new is not old}
 
     def _check_input(self, tensordict: TensorCollection) -> None:
-        """Raise ValueError unless a collection without batch dims has leaves with an entry per copy."""
+        """Raise ValueError unless the collection has no batch dims and each leaf has one element per copy."""
         size = tensordict.batch_size
         leading = [leaf.shape[:1] for leaf in tensordict.values(True, True)]
         if size or any(item != (self.num_copies,) for item in leading):
@@ -207,7 +208,7 @@ class EnsembleModule(TensorDictModuleBase[ResultT]):
             )
 
     def train(self, mode: bool = True) -> EnsembleModule[ResultT]:
-        """Set the mode of the copies, as of every module."""
+        """Set the training mode of the ensemble and of its copies."""
         if "module" in self.__dict__:
             self.module.train(mode)
         return super().train(mode)
@@ -216,7 +217,8 @@ class EnsembleModule(TensorDictModuleBase[ResultT]):
         """Reset the parameters of every copy.
 
         >>> from td_nn import TensorDictModule
-        >>> ensemble = EnsembleModule(TensorDictModule(torch.nn.Linear(2, 1), ["x"], ["y"]), 2)
+        >>> layer = TensorDictModule(torch.nn.Linear(2, 1), ["x"], ["y"])
+        >>> ensemble = EnsembleModule(layer, 2)
         >>> _ = ensemble.params_td.data.zero_()
         >>> ensemble.reset_parameters()
         >>> bool(ensemble.params_td["module", "weight"].any())
@@ -225,19 +227,20 @@ class EnsembleModule(TensorDictModuleBase[ResultT]):
         _reset(self.module, self.params_td.data)
 
     def reset_parameters_recursive(self, parameters: TensorCollection | None = None) -> TensorDict | None:
-        """Reset the given parameters in place, each copy on its own.
+        """Reset the given parameters in place, separately for each copy.
 
         Args:
-            parameters: values of the layout of ``params_td``, of any batch size.
+            parameters: a collection with the keys of ``params_td``, of any batch size.
 
         Returns:
-            The given parameters as tensors that require gradients, on the same storage.
+            The given parameters as tensors that require gradients and share their storage.
 
         Raises:
             ValueError: no parameters are given.
 
         >>> from td_nn import TensorDictModule
-        >>> ensemble = EnsembleModule(TensorDictModule(torch.nn.Linear(2, 1), ["x"], ["y"]), 2)
+        >>> layer = TensorDictModule(torch.nn.Linear(2, 1), ["x"], ["y"])
+        >>> ensemble = EnsembleModule(layer, 2)
         >>> params = ensemble.params_td.data.expand(3, 2).clone()
         >>> ensemble.reset_parameters_recursive(params)["module", "weight"].shape
         torch.Size([3, 2, 1, 2])
@@ -257,7 +260,7 @@ class EnsembleModule(TensorDictModuleBase[ResultT]):
         return needs_grad
 
     def _warn_of_equal_copies(self) -> None:
-        """Warn of parameters that no module resets."""
+        """Warn of parameters that have equal values in each copy because no module resets them."""
         equal = [
             ".".join(key if isinstance(key, tuple) else (key,))
             for key, leaf in self.params_td.items(True, True)
@@ -274,7 +277,7 @@ class EnsembleModule(TensorDictModuleBase[ResultT]):
             )
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        """Load a state, also one of tensordict, which has the parameters of the module that was copied too."""
+        """Load a state dict; drop the keys ``module.*``, which only tensordict writes."""
         for key in [key for key in state_dict if key.startswith(f"{prefix}module.")]:
             del state_dict[key]
         super()._load_from_state_dict(state_dict, prefix, *args)
@@ -286,7 +289,7 @@ class EnsembleModule(TensorDictModuleBase[ResultT]):
 
 
 def _stack_parameters(module: nn.Module, num_copies: int) -> TensorDictParams:
-    """Return parameters and buffers of a module, repeated along a new first dim; tied ones stay tied."""
+    """Repeat the parameters and buffers of a module along a new first dim; keep tied ones tied."""
     own = TensorDict.from_module(module)
     stacked = from_modules(*[module] * num_copies, lock=False)
     seen: dict[int, Any] = {}
@@ -298,7 +301,7 @@ def _stack_parameters(module: nn.Module, num_copies: int) -> TensorDictParams:
 
 
 def _find_slot(module: nn.Module, key: Any) -> tuple[nn.Module, str]:
-    """Return the submodule that has a parameter or buffer, and its name there."""
+    """Return the submodule that owns a parameter or buffer, and the name in that submodule."""
     path = [key] if isinstance(key, str) else list(key)
     while len(path) > 1 and not isinstance(module, TensorDictParams):
         module = module.get_submodule(path.pop(0))
@@ -306,7 +309,7 @@ def _find_slot(module: nn.Module, key: Any) -> tuple[nn.Module, str]:
 
 
 def _slots_of(owner: Any, name: str) -> Any:
-    """Return the parameters or the buffers of a module, whichever have the name."""
+    """Return the dict of parameters or the dict of buffers of a module, whichever has the name."""
     return owner._parameters if name in owner._parameters else owner._buffers
 
 
@@ -321,7 +324,7 @@ def _is_reset(module: nn.Module, key: Any) -> bool:
 
 
 def _reset(module: nn.Module, values: Any) -> None:
-    """Reset values in place, at each index of their batch, by the submodules that have ``reset_parameters``."""
+    """Reset values in place, at each index of their batch dims, with ``reset_parameters`` of the submodules."""
     for index in itertools.product(*map(range, values.batch_size)):
         with values[index].to_module(module):
             for item in module.modules():

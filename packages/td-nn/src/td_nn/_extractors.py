@@ -1,4 +1,4 @@
-"""Modules that turn the output of a network into the location and scale of a distribution."""
+"""Modules that convert the output of a network to the location and scale of a distribution."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class NormalParamExtractor(nn.Module):
         scale_lb: lower bound of the scale.
 
     Raises:
-        NotImplementedError: there is no such mapping.
+        NotImplementedError: the mapping does not exist.
 
     >>> loc, scale = NormalParamExtractor()(torch.zeros(5, 4))
     >>> loc.shape, scale[0]
@@ -33,10 +33,10 @@ class NormalParamExtractor(nn.Module):
         self.scale_lb = scale_lb
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """Split the first tensor; of an odd size, the location gets the larger half. The others are passed on.
+        """Split the first tensor, and return location, scale and the other tensors unchanged.
 
         Args:
-            *tensors: a tensor of shape (..., n), and more.
+            *tensors: a tensor of shape (..., n), and any others. If n is odd, the location gets the larger part.
 
         Raises:
             RuntimeError: the first tensor has no dims.
@@ -55,7 +55,7 @@ class AddStateIndependentNormalScale(nn.Module):
     """Add a scale that does not depend on the input to a location.
 
     Args:
-        scale_shape: shape of the scale, the trailing dims of the location; a scalar if not given.
+        scale_shape: shape of the scale, equal to the trailing dims of the location; a scalar by default.
         scale_mapping: name of the mapping of the parameter to a positive scale, see :func:`mappings`.
         scale_lb: lower bound of the scale.
         device: device of the parameter.
@@ -66,7 +66,7 @@ class AddStateIndependentNormalScale(nn.Module):
         state_independent_scale: the parameter or buffer.
 
     Raises:
-        NotImplementedError: there is no such mapping.
+        NotImplementedError: the mapping does not exist.
 
     >>> loc, scale = AddStateIndependentNormalScale(2)(torch.zeros(5, 2))
     >>> scale[0]
@@ -100,10 +100,10 @@ class AddStateIndependentNormalScale(nn.Module):
 
         Args:
             loc: location of shape (..., *scale_shape).
-            *others: passed on.
+            *others: tensors that are returned unchanged.
 
         Raises:
-            RuntimeError: the trailing dims of the location are not those of the scale.
+            RuntimeError: the trailing dims of the location differ from the shape of the scale.
         """
         raw = self.state_independent_scale
         if loc.shape[loc.ndim - raw.ndim :] != raw.shape:

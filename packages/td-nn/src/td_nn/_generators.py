@@ -1,4 +1,4 @@
-"""Drawing with another random state than the global one."""
+"""Draw random numbers with a ``torch.Generator`` in functions that use the global random state."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ DrawnT = TypeVar("DrawnT")
 
 @contextmanager
 def use_generator(generator: torch.Generator | None) -> Iterator[None]:
-    """Run the global random state of a device on a generator, which advances; a no-op for None and in a graph.
+    """Replace the global random state of a device by that of a generator, which advances.
+
+    Has no effect if the generator is None or while ``torch.compile`` traces.
 
     Raises:
         RuntimeError: the global state of the generator's device cannot be set.
@@ -28,10 +30,10 @@ def use_generator(generator: torch.Generator | None) -> Iterator[None]:
 
 
 def draw_with(generator: torch.Generator | None, draw: Callable[[], DrawnT]) -> DrawnT:
-    """Return what a function draws with a generator, or with the global random state if it is None."""
+    """Call a function that draws, with a generator, or with the global random state if the generator is None."""
     if generator is None:
         return draw()
-    # torch.compile runs this outside of graphs, because a graph does not read the state of a generator.
+    # torch.compile breaks the graph here, because a graph does not read the state of a generator.
     with _swap_state(generator):
         return draw()
 
@@ -63,11 +65,11 @@ def _find_state_functions(device: torch.device) -> tuple[Any, Any]:
 
 
 def as_generator(value: Any, key: Any) -> tuple[torch.Generator, bool]:
-    """Return the generator that an entry of a collection holds or seeds, and whether it is a seed.
+    """Convert an entry of a collection to a generator; also return True if the entry is a seed.
 
     Raises:
-        ValueError: it is a tensor of several elements.
-        TypeError: it is neither a generator nor an integer.
+        ValueError: the entry is a tensor of several elements.
+        TypeError: the entry is neither a generator nor an integer.
     """
     if isinstance(value, torch.Generator):
         return value, False
@@ -89,6 +91,6 @@ def as_generator(value: Any, key: Any) -> tuple[torch.Generator, bool]:
 
 
 def draw_seed(generator: torch.Generator, like: Any) -> Any:
-    """Return a new seed in the form of another one."""
+    """Draw a seed: a tensor if ``like`` is a tensor, else an int."""
     seed = int(torch.randint(0, 2**31 - 1, (), generator=generator))
     return torch.full_like(like, seed) if isinstance(like, torch.Tensor) else seed

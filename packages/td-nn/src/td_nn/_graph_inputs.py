@@ -1,4 +1,4 @@
-"""The inputs of a CUDA graph: what of a call is copied for each replay, and what has to stay as it was captured."""
+"""The inputs of a CUDA graph: tensors that each replay copies, and values that must equal the captured ones."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ from .module_errors import MissingKeyError
 
 __all__ = ["GraphInputs", "Place", "copy_inputs", "read_entries", "read_inputs"]
 
-#: Where an input is: the key path of an entry, or the position of a leaf among the other arguments.
+#: Location of an input: the key path of an entry, or the position of a leaf among the other arguments.
 Place = tuple[str, ...] | int
 
-#: Stands for the batch size of the collection among the values; no entry has this path.
+#: The location of the batch size among the values; no entry has an empty key path.
 BATCH_SIZE = ()
 
 
-#: Types of arguments that hold no others, so that a call with no others is read without torch's pytrees, which are slow.
+#: Types of arguments that contain no others: if a call has only these, torch's slow pytrees are not needed.
 LEAVES = (Tensor, int, float, str, type(None))
 
 
 class _Flat(NamedTuple):
-    """How arguments nest that do not: the number of positional ones, and the names of the others."""
+    """Structure of arguments that are all leaves: number of positional arguments, and names of the others."""
 
     positional: int
     names: tuple[str, ...]
 
 
 class GraphInputs(NamedTuple):
-    """The inputs of one call: its tensors, its other values, and how the arguments after a collection nest."""
+    """The inputs of one call: its tensors, its other values, and the structure of the arguments after a collection."""
 
     tensors: dict[Place, Tensor]
     values: dict[Any, Any]
-    spec: Any  # None if there are none
+    spec: Any  # None if there are no arguments after the collection
 
     def check_gradients(self, who: str) -> None:
         """Raise RuntimeError if a tensor requires gradients."""
@@ -50,7 +50,7 @@ class GraphInputs(NamedTuple):
                 )
 
     def check_against(self, captured: GraphInputs, who: str) -> None:
-        """Raise an error if these inputs differ from captured ones in more than the content of tensors."""
+        """Raise an error if these inputs differ from captured ones in anything but the elements of tensors."""
         if (
             self.spec != captured.spec
             or self.tensors.keys() != captured.tensors.keys()
@@ -83,7 +83,7 @@ class GraphInputs(NamedTuple):
 
 
 def read_inputs(args: tuple[Any, ...], kwargs: dict[str, Any], in_keys: list[Any] | None) -> GraphInputs:
-    """Return the inputs of a call; of a collection that comes first, those at the keys, or all if there are none."""
+    """Read the inputs of a call. Of a leading collection, read the entries at ``in_keys``, or all if it is empty."""
     tensors: dict[Place, Tensor] = {}
     values: dict[Any, Any] = {}
     kwargs = dict(sorted(kwargs.items()))
@@ -107,12 +107,12 @@ def read_inputs(args: tuple[Any, ...], kwargs: dict[str, Any], in_keys: list[Any
 def read_entries(
     tensordict: Any, keys: Iterable[Any], above: tuple[str, ...] = ()
 ) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Yield key path and value of the entries at some keys, and of those below them."""
+    """Yield key path and value of each leaf at or below some keys."""
     for key in keys:
         value = tensordict.get(key, None)
         path = (*above, key) if isinstance(key, str) else (*above, *key)
         if isinstance(value, TensorCollection):
-            value = tensordict[key]  # the value of a node that holds one
+            value = tensordict[key]  # unpacks a value node
         if isinstance(value, TensorCollection):
             yield from read_entries(value, value.keys(), path)
         elif value is not None:
@@ -126,7 +126,7 @@ def copy_inputs(
     in_keys: list[Any] | None,
     device: torch.device,
 ) -> tuple[dict[Place, Tensor], tuple[Any, ...], dict[str, Any]]:
-    """Return copies of the tensors on a device, and arguments made of them."""
+    """Copy the tensors to a device. Return the copies, and the arguments of the call with the copies in them."""
     copies = {place: torch.empty_like(tensor, device=device) for place, tensor in inputs.tensors.items()}
     for place, copied in copies.items():
         copied.copy_(inputs.tensors[place])
@@ -150,12 +150,12 @@ def copy_inputs(
 
 
 def _is_equal(left: Any, other: Any) -> bool:
-    """Return True if two values are the same, or equal where that is True or False."""
+    """Return True if two values are identical or equal; False if ``==`` does not give a bool."""
     if left is other:
         return True
     try:
         return type(left) is type(other) and bool(left == other)
-    except (ValueError, RuntimeError):  # of arrays, for example
+    except (ValueError, RuntimeError):  # == of two arrays, for example
         return False
 
 

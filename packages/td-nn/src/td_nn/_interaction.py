@@ -1,4 +1,4 @@
-"""How a distribution gives its value: the types, and the switch that chooses one for a block."""
+"""Interaction types, which choose a value of a distribution, and the switch that sets one for a block."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ __all__ = ["InteractionType", "interaction_type", "set_interaction_type"]
 
 
 class InteractionType(str, enum.Enum):
-    """Which value of a distribution a probabilistic module takes. Any case is accepted.
+    """The value of a distribution that a probabilistic module stores. Names are accepted in any case.
 
-    >>> InteractionType("Random"), str(InteractionType.MEAN), InteractionType.MODE == "mode"
-    (<InteractionType.RANDOM: 'random'>, 'mean', True)
+    >>> InteractionType("Random"), InteractionType.MODE == "mode"
+    (<InteractionType.RANDOM: 'random'>, True)
     """
 
     MODE = "mode"
@@ -32,7 +32,7 @@ class InteractionType(str, enum.Enum):
 
     @classmethod
     def from_str(cls, type_str: str) -> InteractionType:
-        """Return the type of a name in any case.
+        """Convert a name in any case to a type.
 
         >>> InteractionType.from_str("MEAN").value
         'mean'
@@ -46,15 +46,15 @@ class InteractionType(str, enum.Enum):
         return str.__format__(self, spec)
 
 
-class set_interaction_type(ModuleSwitch):  # noqa: N801  the reference implementation's spelling
-    """Choose which value probabilistic modules take; a context manager or a decorator, for this thread.
+class set_interaction_type(ModuleSwitch):  # noqa: N801  tensordict's spelling
+    """Choose the value that probabilistic modules store: a context manager or decorator for the current thread.
 
     Args:
         type: an interaction type or its name in any case; None leaves the choice to each module.
-        thread_local: accepted for either value: a block never changes another thread.
+        thread_local: has no effect: a block never changes another thread.
 
     Raises:
-        ValueError: there is no such type.
+        ValueError: the type does not exist.
 
     >>> with set_interaction_type("random"):
     ...     interaction_type()
@@ -72,7 +72,7 @@ class set_interaction_type(ModuleSwitch):  # noqa: N801  the reference implement
         super().__init__(None if type is None else InteractionType(type))
 
     def clone(self) -> set_interaction_type:
-        """Return another switch to the same type.
+        """Return a new switch with the same type.
 
         >>> set_interaction_type("mean").clone() is None
         False
@@ -81,7 +81,7 @@ class set_interaction_type(ModuleSwitch):  # noqa: N801  the reference implement
 
 
 def interaction_type() -> InteractionType | None:
-    """Return the type that :class:`set_interaction_type` chose in this thread, None where it chose none.
+    """Return the type that :class:`set_interaction_type` set in the current thread; None if it set none.
 
     >>> interaction_type() is None
     True

@@ -1,4 +1,4 @@
-"""Functions that map the outputs of networks to positive scales, by name."""
+"""Functions, found by name, that map the outputs of networks to positive scales."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NumberT = TypeVar("NumberT", float, Tensor)
 
 
 def inv_softplus(bias: NumberT) -> NumberT:
-    """Return the inverse of softplus: ``log(exp(bias) - 1)``, of at least 1e-6 inside the logarithm.
+    """Compute the inverse of softplus, ``log(exp(bias) - 1)``; the argument of the logarithm is at least 1e-6.
 
     >>> round(inv_softplus(1.0), 4)
     0.5413
@@ -34,7 +34,7 @@ class biased_softplus(nn.Module):  # noqa: N801  tensordict's spelling
         min_val: lower bound of the values.
 
     Attributes:
-        bias: what is added to the input, the inverse softplus of ``bias - min_val``.
+        bias: the offset that is added to the input, the inverse softplus of ``bias - min_val``.
 
     >>> biased_softplus(1.0)(torch.zeros(2))
     tensor([1., 1.])
@@ -51,14 +51,14 @@ class biased_softplus(nn.Module):  # noqa: N801  tensordict's spelling
 
 
 def expln(x: Tensor) -> Tensor:
-    """Map to positive values: ``exp(x)`` up to 0 and ``log(x + 1) + 1`` above.
+    """Map ``x`` to positive values: ``exp(x)`` if x <= 0, else ``log(x + 1) + 1``.
 
-    Grows slower than the exponential ("State-Dependent Exploration for Policy Gradient Methods", Rückstieß et al., 2008).
+    It grows slower than the exponential ("State-Dependent Exploration for Policy Gradient Methods", Rückstieß et al., 2008).
 
     >>> expln(torch.tensor([0.0, 1.0]))
     tensor([1.0000, 1.6931])
     """
-    # Each side is clamped to its own range, because gradients of values that where() drops must be finite.
+    # Both operands are clamped, because gradients of values that where() drops must be finite.
     return torch.where(x > 0, x.clamp_min(0).log1p() + 1, x.clamp_max(0).exp())
 
 
@@ -76,7 +76,7 @@ _MAPPINGS: dict[str, Any] = {
 
 
 def mappings(key: str) -> Mapped:
-    """Return the mapping of a name.
+    """Return the mapping with a name.
 
     Args:
         key: ``"softplus"``, ``"exp"``, ``"relu"``, ``"expln"``, ``"none"``, ``"biased_softplus"`` (of bias 1),
@@ -84,7 +84,7 @@ def mappings(key: str) -> Mapped:
             :func:`add_custom_mapping` defines.
 
     Raises:
-        NotImplementedError: there is no such name.
+        NotImplementedError: there is no mapping with this name.
         ValueError: the numbers in the name are malformed.
 
     >>> mappings("biased_softplus_2.0")(torch.zeros(1))
@@ -112,7 +112,7 @@ def mappings(key: str) -> Mapped:
 
 
 def add_custom_mapping(name: str, mapping: Mapped) -> None:
-    """Define the mapping of a name, in place of an earlier one, for the whole process.
+    """Register a mapping under a name for the process; replace an earlier one.
 
     >>> add_custom_mapping("square", torch.square)
     >>> mappings("square")(torch.tensor(3.0))

@@ -1,4 +1,4 @@
-"""TensorDictModule: a callable whose arguments are read from a collection and whose results are stored in it."""
+"""TensorDictModule: a callable that reads its arguments from a collection and stores its results there."""
 
 from __future__ import annotations
 
@@ -24,34 +24,34 @@ Inplace = bool | Literal["empty"] | None
 
 
 class TensorDictModule(TensorDictModuleBase[ResultT]):
-    """A module or another callable that takes its arguments from a collection, and stores what it returns there.
+    """A module or another callable that reads its arguments from a collection and stores its results there.
 
-    Called with a collection, it returns the collection with the results. Called with the tensors themselves, by position
-    or by keyword (see :class:`dispatch`), it returns tensors.
+    A call with a collection returns the collection with the results. A call with tensors, by position or by keyword (see
+    :class:`dispatch`), returns tensors.
 
     Args:
-        module: what is called; with ``method``, the object that has it.
-        in_keys: the keys of the positional arguments; or a dict of argument names and keys.
-        out_keys: the keys of the results; what is written to ``"_"`` is not stored. A list that the callable returns is
-            one result, a tuple is several; a dict or collection that has all the keys is read by key.
-        out_to_in_map: False where a dict of ``in_keys`` leads from keys to argument names.
-        inplace: True stores the results in the collection that is given, False in a new one, ``"empty"`` in a new one of
-            the same kind, batch size and device.
+        module: the callable; with ``method``, the object that has the method.
+        in_keys: the keys of the positional arguments, or a dict from argument names to keys.
+        out_keys: the keys of the results; a result at ``"_"`` is not stored. A list that the callable returns is one
+            result, a tuple is several. A dict or collection that has all ``out_keys`` is read by key.
+        out_to_in_map: False if a dict of ``in_keys`` maps keys to argument names.
+        inplace: True stores the results in the input collection, False in a new one, ``"empty"`` in a new one of the same
+            kind, batch size and device.
         method: the method of ``module`` to call instead of ``module`` itself.
         method_kwargs: keyword arguments of every call.
-        strict: raise on missing keys before the call. Else each is passed as None.
-        get_kwargs: arguments for reading the inputs with ``get``, such as ``{"as_padded_tensor": True}``.
+        strict: True raises before the call if a key is missing, False passes None for it.
+        get_kwargs: arguments of the ``get`` calls that read the inputs, such as ``{"as_padded_tensor": True}``.
 
     Raises:
-        ModuleKeysError: keys of a wrong type.
-        ValueError: ``module`` cannot be called, or ``inplace`` is another value.
+        ModuleKeysError: a key has a wrong type.
+        ValueError: ``module`` cannot be called, or ``inplace`` is not one of the three values.
         TypeError: an argument name is not a string, or ``get_kwargs`` has a default.
 
     A call raises:
-        MissingKeyError: an input is missing, and the callable does not do without.
-        OutputError: the number of results is not that of ``out_keys``.
+        MissingKeyError: an input is missing, and the callable raises an error if it gets None.
+        OutputError: the number of results differs from the number of ``out_keys``.
 
-    >>> layer = TensorDictModule(torch.nn.Linear(3, 2), in_keys=["x"], out_keys=[("out", "y")])
+    >>> layer = TensorDictModule(torch.nn.Linear(3, 2), ["x"], [("out", "y")])
     >>> layer(TensorDict(x=torch.ones(5, 3), batch_size=[5]))["out", "y"].shape
     torch.Size([5, 2])
     >>> layer(x=torch.ones(3)).shape
@@ -157,14 +157,14 @@ class TensorDictModule(TensorDictModuleBase[ResultT]):
         tensordict_out: TensorCollection | None = None,
         **kwargs: Any,
     ) -> Any:
-        """Call the module with values of a collection and return the collection that has the results.
+        """Call the module with entries of a collection, and return the collection that has the results.
 
         Args:
-            tensordict: where the inputs are.
-            args: takes nothing: the positional arguments of the module are its ``in_keys``.
-            *more: takes nothing either.
-            tensordict_out: where the results go, whatever ``inplace`` says.
-            **kwargs: more arguments of the module.
+            tensordict: collection with the inputs.
+            args: must be empty: the positional arguments of the module are its ``in_keys``.
+            *more: must be empty, too.
+            tensordict_out: collection that receives the results, instead of the one that ``inplace`` selects.
+            **kwargs: further arguments of the module.
         """
         if args is not None or more:
             raise ValueError(
@@ -173,9 +173,7 @@ class TensorDictModule(TensorDictModuleBase[ResultT]):
         in_keys, out_keys = self._all_in_keys, self._all_out_keys
         if not self._keeps_keys:
             in_keys, out_keys = tuple(self.in_keys), tuple(self.out_keys_source)
-        selected = (
-            self._selected_out_keys
-        )  # read at each call, for a graph is compiled again where it changes
+        selected = self._selected_out_keys  # read at each call, so that a compiled graph is guarded on it
         if STATE.skip_existing is not False:
             wanted = out_keys if selected is None else selected
             if has_outputs(STATE.skip_existing, tensordict, in_keys, wanted):
@@ -188,7 +186,7 @@ class TensorDictModule(TensorDictModuleBase[ResultT]):
                 if value is None:
                     lacks = True
                 elif not get_kwargs:
-                    value = tensordict[key]  # which gives the value of a node that holds one
+                    value = tensordict[key]  # unpacks a value node
             values.append(value)
         if lacks:
             self._check_inputs(tensordict, in_keys)
@@ -209,7 +207,7 @@ class TensorDictModule(TensorDictModuleBase[ResultT]):
             raise
         if isinstance(result, Tensor) and len(out_keys) == 1:
             if tensordict_out is None and self.inplace is True and out_keys[0] != SINK:
-                tensordict.set(out_keys[0], result)  # what most calls do
+                tensordict.set(out_keys[0], result)  # hot path: one result, stored in the input
                 return tensordict
             results: Sequence[Any] = (result,)
         else:
@@ -223,7 +221,7 @@ class TensorDictModule(TensorDictModuleBase[ResultT]):
         tensordict_out: TensorCollection | None = None,
         out_keys: Sequence[Key] | None = None,
     ) -> Any:
-        """Store results, and return the collection that has them; subclasses elsewhere call it."""
+        """Store results and return the collection that has them. Subclasses in other packages call this method."""
         if tensordict_out is None:
             inplace = self.inplace
             tensordict_out = (
@@ -243,7 +241,7 @@ class TensorDictModule(TensorDictModuleBase[ResultT]):
         return {**kwargs, **self.method_kwargs}
 
     def _outputs(self, result: Any, out_keys: tuple[Key, ...]) -> Any:
-        """Return the results of a call, one for each key."""
+        """Convert what the callable returned to one result per key."""
         if isinstance(result, (dict, TensorCollection)) and out_keys:
             present = set(result.keys())
             wanted = [key for key in out_keys if key != SINK]
@@ -265,7 +263,7 @@ class TensorDictModule(TensorDictModuleBase[ResultT]):
         return result
 
     def _check_inputs(self, tensordict: TensorCollection, in_keys: tuple[Key, ...]) -> None:
-        """Raise on inputs that are not there, where the module is strict, and on those that lead through a leaf."""
+        """Raise if the module is strict and an input is missing, or if a key path leads through a leaf."""
         missing = missing_keys(tensordict, in_keys)
         if missing and self.strict:
             raise MissingKeyError(show_module(self), show_missing(tensordict, missing), missing)
@@ -273,7 +271,7 @@ class TensorDictModule(TensorDictModuleBase[ResultT]):
     def _explain(
         self, error: Exception, tensordict: TensorCollection, in_keys: tuple[Key, ...], values: list[Any]
     ) -> None:
-        """Note on an error of the callable where it was raised; an input that was missing is the error then."""
+        """Add the module to an error of the callable as a note; raise MissingKeyError if an input was missing."""
         missing = missing_keys(tensordict, in_keys)
         if missing:
             raised = f"; it was called with None for {'it' if len(missing) == 1 else 'them'}, and raised {_format_error(error)}"
@@ -284,7 +282,7 @@ class TensorDictModule(TensorDictModuleBase[ResultT]):
         note_place(error, text + self._likely_swap(error))
 
     def _likely_swap(self, error: Exception) -> str:
-        """Say of a dict of ``in_keys`` that it seems to be given the wrong way round."""
+        """Return a hint if a dict of ``in_keys`` seems to map in the wrong direction."""
         names = self._argument_names
         if names is None or not isinstance(error, TypeError):
             return ""
@@ -315,10 +313,10 @@ class TensorDictModule(TensorDictModuleBase[ResultT]):
 
 
 class TensorDictModuleWrapper(TensorDictModuleBase[ResultT]):
-    """A module around another one, which has its keys and attributes; for subclasses with another ``forward``.
+    """A wrapper with the keys and attributes of a module, as a base for subclasses with another ``forward``.
 
     Args:
-        td_module: the module inside, called as a module, so that its hooks run.
+        td_module: the wrapped module. It is called as a module, so that its hooks run.
 
     >>> class Halve(TensorDictModuleWrapper):
     ...     def forward(self, *args, **kwargs):
@@ -341,14 +339,14 @@ class TensorDictModuleWrapper(TensorDictModuleBase[ResultT]):
 
     @property
     def out_keys_source(self) -> list[Key]:
-        """All the keys that are written, whatever is selected of them."""
+        """All keys that the module writes, selected or not."""
         if self._all_out_keys is not None:
             return list(self._all_out_keys)
         return list(getattr(self.td_module, "out_keys_source", self.td_module.out_keys))
 
     @dispatch(auto_batch_size=False)
     def forward(self, tensordict: Any, *args: Any, **kwargs: Any) -> Any:
-        """Call the module inside."""
+        """Call the wrapped module."""
         return self.td_module(tensordict, *args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
@@ -367,7 +365,7 @@ def missing_keys(tensordict: TensorCollection, keys: tuple[Key, ...]) -> list[Ke
     """Return the keys that a collection does not have.
 
     Raises:
-        KeyThroughLeafError: one leads through a tensor.
+        KeyThroughLeafError: a key path leads through a tensor.
     """
     missing = []
     for key in keys:
@@ -381,7 +379,7 @@ def missing_keys(tensordict: TensorCollection, keys: tuple[Key, ...]) -> list[Ke
 
 
 def show_missing(tensordict: TensorCollection, missing: list[Key]) -> str:
-    """Return what an error says of missing inputs and of the keys that are there."""
+    """Format the part of a message that names missing inputs, and similar or existing keys."""
     present = list(tensordict.keys(True, True))
     shown = ", ".join(map(repr, missing))
     last = missing[0] if isinstance(missing[0], str) else missing[0][-1]
@@ -397,7 +395,7 @@ def show_missing(tensordict: TensorCollection, missing: list[Key]) -> str:
 
 
 def _parse_arguments(in_keys: Any, out_to_in_map: bool | None) -> tuple[tuple[str, ...] | None, Any]:
-    """Return the argument names that a dict of keys gives, or None, and the keys."""
+    """Return the argument names of a dict of ``in_keys``, None for a list, and the keys."""
     if not isinstance(in_keys, Mapping):
         if out_to_in_map is not None:
             warnings.warn(

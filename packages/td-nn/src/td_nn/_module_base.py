@@ -1,4 +1,4 @@
-"""The base of the modules that read and write collections: their keys, and the choice among the keys they write."""
+"""TensorDictModuleBase: keys of modules that read and write collections, and the selection of output keys."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ __all__ = ["TensorDictModuleBase"]
 SelfT = TypeVar("SelfT", bound="TensorDictModuleBase[Any]")
 CollectionT = TypeVar("CollectionT", bound=TensorCollection)
 
-#: What a call with tensors returns: one value, or a tuple of several.
+#: Type that a call with tensors returns: one value, or a tuple of several.
 ResultT = TypeVar("ResultT", default=Any)
 
 
 class TensorDictModuleBase(nn.Module, Generic[ResultT]):
-    """Base of the modules whose ``forward`` takes a collection and returns one.
+    """Base of modules whose ``forward`` takes a collection and returns one.
 
-    A subclass says which keys it reads and writes: ``in_keys`` and ``out_keys`` are attributes of the class, or are
-    assigned in ``__init__``, or are properties of the subclass. Assigning keys replaces all of them; the lists that
-    reading gives belong to the reader.
+    A subclass declares the keys that it reads and writes: ``in_keys`` and ``out_keys`` are attributes of the class, are
+    assigned in ``__init__``, or are properties of the subclass. Assigning keys replaces all of them. Reading them returns
+    a new list; changing that list does not change the module.
 
     >>> from td_nn import dispatch
     >>> class Double(TensorDictModuleBase):
@@ -46,20 +46,20 @@ class TensorDictModuleBase(nn.Module, Generic[ResultT]):
     in_keys: Any = DeclaredKeys("in_keys")
     out_keys: Any = DeclaredKeys("out_keys")
 
-    #: The keys that an instance keeps, or that its class declares.
+    #: The keys of the instance, or the declared keys of its class.
     _all_in_keys: tuple[Key, ...] | None = None
     _all_out_keys: tuple[Key, ...] | None = None
 
-    #: The keys that are kept of those that are written; None keeps all.
+    #: The selected output keys; None selects all.
     _selected_out_keys: tuple[Key, ...] | None = None
 
-    #: Attributes that may hold a function that pickle cannot find by its name.
+    #: Names of attributes that can hold a function which pickle cannot import by name.
     _functions: tuple[str, ...] = ()
 
-    #: The module or function that this one calls, for messages.
+    #: The wrapped module or function, for messages.
     _inner_module: Any = None
 
-    #: Whether assigned keys are kept by :class:`DeclaredKeys`, rather than by properties of a subclass.
+    #: True if :class:`DeclaredKeys` stores assigned keys, False if a subclass has properties of these names.
     _keeps_keys = True
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -69,7 +69,7 @@ class TensorDictModuleBase(nn.Module, Generic[ResultT]):
         cls._keeps_keys = all(type(_static(cls, name)) is DeclaredKeys for name in ("in_keys", "out_keys"))
 
     def _take_keys(self, name: str) -> None:
-        """Take notice that ``in_keys`` or ``out_keys`` was assigned."""
+        """Update the module after ``in_keys`` or ``out_keys`` was assigned."""
 
     if TYPE_CHECKING:
 
@@ -81,18 +81,18 @@ class TensorDictModuleBase(nn.Module, Generic[ResultT]):
 
     @property
     def out_keys_source(self) -> list[Key]:
-        """All the keys that are written, whatever is selected of them."""
+        """All keys that the module writes, selected or not."""
         keys = self._all_out_keys
         return self.out_keys if keys is None else list(keys)
 
     def select_out_keys(self: SelfT, *out_keys: Any) -> SelfT:
-        """Keep only some of the keys written, in this order: the others are removed from the collection after a call.
+        """Select output keys, in this order. The other outputs are removed from the collection after each call.
 
         Args:
-            *out_keys: the keys, each an argument; none keeps nothing.
+            *out_keys: the keys, each as an argument; without arguments, no output is kept.
 
         Raises:
-            SelectionError: one of them is not among ``out_keys``.
+            SelectionError: a key is not among ``out_keys``.
 
         >>> from td_nn import TensorDictModule
         >>> both = TensorDictModule(lambda x: (x + 1, x + 2), ["x"], ["one", "two"])
@@ -111,7 +111,7 @@ class TensorDictModuleBase(nn.Module, Generic[ResultT]):
         return self
 
     def reset_out_keys(self: SelfT) -> SelfT:
-        """Keep every key that is written again.
+        """Select all output keys.
 
         >>> from td_nn import TensorDictModule
         >>> TensorDictModule(abs, ["x"], ["y"]).select_out_keys().reset_out_keys().out_keys
@@ -129,7 +129,7 @@ class TensorDictModuleBase(nn.Module, Generic[ResultT]):
             )
 
     def _store_selection(self, selected: tuple[Key, ...] | None) -> None:
-        """Keep a selection, and where a subclass has a property ``out_keys`` of its own, through its setter."""
+        """Store a selection; if a subclass has a property ``out_keys``, also through its setter."""
         self._filter_results(selected is not None)
         own = _static(type(self), "out_keys")
         if not isinstance(own, DeclaredKeys) and (
@@ -144,7 +144,7 @@ class TensorDictModuleBase(nn.Module, Generic[ResultT]):
             self.__dict__["_selected_out_keys"] = selected
 
     def _filter_results(self, does: bool) -> None:
-        """Let the hook that leaves out what is not selected run after a call, or no longer."""
+        """Register or remove the hook that removes unselected outputs after a call."""
         hooks = self._forward_hooks
         if not does:
             for number in [number for number, hook in hooks.items() if hook is leave_out_unselected]:
@@ -155,7 +155,7 @@ class TensorDictModuleBase(nn.Module, Generic[ResultT]):
 
     @staticmethod
     def is_tdmodule_compatible(module: Any) -> bool:
-        """Tell whether an object says which keys it reads and writes.
+        """Return True if an object has ``in_keys`` and ``out_keys``.
 
         >>> TensorDictModuleBase.is_tdmodule_compatible(torch.nn.Linear(1, 1))
         False
@@ -163,15 +163,15 @@ class TensorDictModuleBase(nn.Module, Generic[ResultT]):
         return hasattr(module, "in_keys") and hasattr(module, "out_keys")
 
     def reset_parameters_recursive(self, parameters: TensorCollection | None = None) -> TensorDict | None:
-        """Reset the parameters of this module and those inside, or the given ones in their place.
+        """Reset the parameters of this module and its submodules, or the given parameters instead.
 
         Args:
-            parameters: values of the layout of ``TensorDict.from_module``, which are reset in place; the module keeps
-                its own.
+            parameters: a collection with the keys of ``TensorDict.from_module``, reset in place. The parameters of the
+                module do not change then.
 
         Returns:
-            The given parameters as tensors that require gradients, on the same storage; None where the module's own
-            were reset.
+            The given parameters as tensors that require gradients and share their storage; None if no parameters were
+            given.
 
         Raises:
             RuntimeError: ``parameters`` has a batch size.
@@ -212,7 +212,7 @@ class TensorDictModuleBase(nn.Module, Generic[ResultT]):
 
     @property
     def __name__(self) -> str:
-        """Name of the class, by which tools that expect functions show a module."""
+        """Name of the class, for tools that expect a function."""
         name: str = type.__dict__["__name__"].__get__(type(self))
         return name
 
@@ -240,17 +240,17 @@ class TensorDictModuleBase(nn.Module, Generic[ResultT]):
 def leave_out_unselected(
     module: TensorDictModuleBase[Any], args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
 ) -> None:
-    """Remove what is not selected from the collection that a call returned: a hook, the same for every module."""
+    """Remove unselected outputs from the collection that a call returned: a forward hook."""
     selected = module._selected_out_keys
     if selected is None or not isinstance(result, TensorCollection):
         return
     if "tensordict" in kwargs or (args and isinstance(args[0], TensorCollection)):
-        kept = {*selected, *module.in_keys}  # what the module read is not its to remove
+        kept = {*selected, *module.in_keys}  # inputs stay in the collection
         remove_keys(result, [key for key in module.out_keys_source if key not in kept])
 
 
 def _static(cls: type, name: str) -> Any:
-    """Return an attribute of a class as it is written, not as reading gives it."""
+    """Return an attribute of a class or its bases without calling descriptors."""
     for base in cls.__mro__:
         if name in base.__dict__:
             return base.__dict__[name]
@@ -258,7 +258,7 @@ def _static(cls: type, name: str) -> Any:
 
 
 def show_module(module: Any) -> str:
-    """Return how messages call a module: its class and that of what it wraps."""
+    """Format a module for messages: its class, and the class or name of the wrapped callable."""
     inner = getattr(module, "_inner_module", None)
     if inner is None or isinstance(inner, (nn.ModuleList, nn.ModuleDict)):
         return type(module).__name__

@@ -1,4 +1,4 @@
-"""The keys of a module: what may be given, how they are kept, and how a class declares them."""
+"""The keys of modules: checks of arguments, and the descriptors that store declared and assigned keys."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = [
     "is_related",
 ]
 
-#: A key in its shortest form.
+#: A key in its shortest form: a string, or a tuple of at least two strings.
 Key = Any
 
 #: The output key whose value is not stored.
@@ -29,10 +29,10 @@ SINK = "_"
 
 
 def as_keys(keys: Any, name: str = "keys") -> tuple[Key, ...]:
-    """Return keys in their shortest form: a string or a tuple is one key, a list is several.
+    """Convert keys to their shortest form: a string or a tuple is one key, a list is several.
 
     Raises:
-        ModuleKeysError: they are neither.
+        ModuleKeysError: the argument is not a key or a list of keys.
     """
     if isinstance(keys, (str, tuple)):
         keys = [keys]
@@ -64,20 +64,12 @@ def _show(value: Any) -> str:
 
 
 def join_key(key: Key, separator: str) -> str:
-    """Return the name of the argument that stands for a key.
-
-    >>> join_key("a", "_"), join_key(("a", "b"), "_")
-    ('a', 'a_b')
-    """
+    """Return the name of the argument for a key, such as ``a_b`` for ``("a", "b")``."""
     return key if type(key) is str else separator.join(key)
 
 
 def is_provided(key: Key, written: Collection[Key]) -> bool:
-    """Tell whether some keys, written, provide one that is read: it is one of them, or below one.
-
-    >>> is_provided(("n", "a"), ["n"]), is_provided("n", [("n", "a")])
-    (True, False)
-    """
+    """Return True if a key is among the written keys, or below one of them."""
     if key in written:
         return bool(key != SINK)
     if type(key) is str:
@@ -87,17 +79,17 @@ def is_provided(key: Key, written: Collection[Key]) -> bool:
 
 
 def is_related(left: Key, other: Key) -> bool:
-    """Tell whether two keys are the same, or one is below the other."""
+    """Return True if two keys are equal, or one is below the other."""
     return bool(left == other) or is_provided(left, [other]) or is_provided(other, [left])
 
 
 def has_key(tensordict: TensorCollection, key: Key) -> bool:
-    """Tell whether a collection has an entry at a key."""
+    """Return True if a collection has an entry at a key."""
     return bool(key in tensordict.keys(True))
 
 
 def remove_keys(tensordict: TensorCollection, keys: Iterable[Key]) -> None:
-    """Remove those of some entries that a collection has, in place, and the levels that this leaves empty."""
+    """Remove entries in place, skip missing ones, and remove the nodes that become empty."""
     for key in keys:
         if key == SINK or not has_key(tensordict, key):
             continue
@@ -109,9 +101,9 @@ def remove_keys(tensordict: TensorCollection, keys: Iterable[Key]) -> None:
 
 
 class DeclaredKeys:
-    """The attribute ``in_keys`` or ``out_keys``: what the instance keeps, else what its class declares.
+    """Descriptor of ``in_keys`` or ``out_keys``: the keys of the instance, else those that its class declares.
 
-    Reading gives a list that belongs to the reader: a module's keys change when they are assigned and at no other time.
+    Reading returns a new list, so only an assignment changes the keys of a module.
     """
 
     def __init__(self, name: str) -> None:
@@ -120,7 +112,7 @@ class DeclaredKeys:
         self.selected = f"_selected_{name}"
 
     def every(self, instance: Any) -> tuple[Key, ...] | None:
-        """Return the keys of an instance, selected or not; None where it has none yet."""
+        """Return all keys of an instance, selected or not; None if there are none yet."""
         keys: tuple[Key, ...] | None = getattr(instance, self.kept)
         return keys
 
@@ -142,16 +134,16 @@ class DeclaredKeys:
 
 
 class FollowedKeys(DeclaredKeys):
-    """Keys that are those of the module inside until others are assigned."""
+    """Descriptor that returns the keys of the wrapped module until others are assigned."""
 
     def every(self, instance: Any) -> tuple[Key, ...] | None:
-        """Return the keys that were assigned, or those of the module inside."""
+        """Return the assigned keys, or the keys of the wrapped module."""
         keys = super().every(instance)
         return tuple(getattr(instance.td_module, self.name)) if keys is None else keys
 
 
 def declare_keys(owner: type, names: Iterable[str]) -> None:
-    """Let the keys that a class body declares be kept by instances, each on its own."""
+    """Replace keys in a class body by descriptors, so that each instance stores separate keys."""
     for name in names:
         declared = owner.__dict__.get(name)
         if isinstance(declared, (str, tuple, MutableSequence)):

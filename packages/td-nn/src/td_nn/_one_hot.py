@@ -33,21 +33,21 @@ def rand_one_hot(values: Tensor, do_softmax: bool = True) -> Tensor:
         raise ValueError("rand_one_hot() draws along the last dim of its input; got a tensor without dims")
     below = (values.softmax(-1) if do_softmax else values).cumsum(-1)
     drawn = torch.rand((*values.shape[:-1], 1), dtype=below.dtype, device=below.device)
-    # Rounding may leave the last sum below a draw.
+    # The last sum can be less than a draw because of rounding.
     index = (below <= drawn).sum(-1).clamp_max(values.shape[-1] - 1)
     return _make_one_hot(index, values.shape[-1])
 
 
 def _make_one_hot(index: Tensor, size: int) -> Tensor:
-    # That of torch reads the largest index back, which waits for a GPU.
+    # torch.nn.functional.one_hot() copies the largest index to the CPU, which synchronizes with a GPU.
     return (torch.arange(size, device=index.device) == index.unsqueeze(-1)).long()
 
 
 class OneHotCategorical(dist.Categorical):
     """A categorical distribution whose samples are one-hot vectors of dtype int64.
 
-    ``rsample`` draws one-hot vectors of the dtype of the logits whose gradients are those of a relaxed sample at
-    temperature 1 (the straight-through estimator).
+    ``rsample`` draws one-hot vectors of the dtype of the logits. Their gradients are those of a relaxed sample at
+    temperature 1 (straight-through estimator).
 
     Args:
         logits: unnormalized log-probabilities of shape (..., n); a last dim of size 1 is removed.
@@ -55,7 +55,7 @@ class OneHotCategorical(dist.Categorical):
         **kwargs: arguments of ``torch.distributions.Categorical``.
 
     Raises:
-        ValueError: none or both of ``logits`` and ``probs`` are given.
+        ValueError: neither ``logits`` nor ``probs`` is given, or both are.
 
     >>> choice = OneHotCategorical(logits=torch.tensor([0.0, 5.0, 1.0]))
     >>> choice.mode, choice.event_shape
@@ -80,7 +80,7 @@ class OneHotCategorical(dist.Categorical):
             super().__init__(logits=_squeeze_last(logits), **kwargs)
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> OneHotCategorical:
-        """Return the distribution with its batch dims expanded."""
+        """Return a distribution with its batch dims expanded to ``batch_shape``."""
         base: Any = super()
         new: OneHotCategorical = base.expand(
             batch_shape, base._get_checked_instance(OneHotCategorical, _instance)
@@ -90,27 +90,27 @@ class OneHotCategorical(dist.Categorical):
     @property
     def event_shape(self) -> torch.Size:
         """Shape of a sample without batch dims."""
-        # The base class computes with the event shape of its categories, which is empty.
+        # The attribute of the base class is empty, because its samples are category indices.
         return self._param.shape[-1:]
 
     @property
     def mode(self) -> Tensor:
-        """The one-hot vector of the most probable category; the first of equal ones."""
+        """The one-hot vector of the most probable category; of several, the first."""
         return _make_one_hot(self._param.argmax(-1), self._num_events)
 
     @property
     def deterministic_sample(self) -> Tensor:
-        """The mode."""
+        """The mode, see ``mode``."""
         return self.mode
 
     @property
     def mean(self) -> Tensor:
-        """The probabilities, which are the mean of one-hot vectors."""
+        """The mean of the one-hot vectors: the probabilities."""
         return self.probs
 
     @property
     def variance(self) -> Tensor:
-        """The variance of each component."""
+        """The variance of each element of the one-hot vectors."""
         return self.probs * (1 - self.probs)
 
     def sample(self, sample_shape: Any = None) -> Tensor:
@@ -124,7 +124,7 @@ class OneHotCategorical(dist.Categorical):
         return nn.functional.gumbel_softmax(logits, tau=1.0, hard=True)
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """Return the log-probability of vectors, each of the category of its largest component.
+        """Return the log-probability of vectors; the largest element of a vector is its category.
 
         Args:
             value: vectors of shape (..., n) and any dtype.
@@ -145,7 +145,7 @@ class OneHotCategorical(dist.Categorical):
         return _make_one_hot(base.enumerate_support(expand), self._num_events)
 
     def _validate_sample(self, value: Tensor) -> None:
-        # Values come here as categories, because log_prob() of the base class takes those.
+        # The base class passes category indices here, not the one-hot vectors of the support.
         pass
 
 

@@ -1,4 +1,4 @@
-"""Functions inside pickles: those that pickle does not find by their names travel as code, where cloudpickle is there."""
+"""Pickle functions that have no importable name, such as lambdas, by their code with cloudpickle."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["make_portable"]
 
 
 class _Code:
-    """A function as the bytes that cloudpickle makes of it."""
+    """A function as bytes that cloudpickle wrote; unpickling returns the function."""
 
     def __init__(self, data: bytes) -> None:
         self.data = data
@@ -25,13 +25,10 @@ class _Code:
 
 
 def make_portable(function: Callable[..., Any]) -> Any:
-    """Return a function in a form that pickle takes.
+    """Convert a function to an object that can be pickled; a function with an importable name stays as it is.
 
     Raises:
-        PicklingError: that needs cloudpickle, which is not installed.
-
-    >>> make_portable(abs) is abs
-    True
+        PicklingError: the function has no importable name, and cloudpickle is not installed.
     """
     if isinstance(function, (nn.Module, type)) or not _is_nameless(function):
         return function
@@ -46,7 +43,7 @@ def make_portable(function: Callable[..., Any]) -> Any:
 
 
 def _is_nameless(function: Any) -> bool:
-    """Tell whether pickle would not find a function again: it is a lambda, local, or of a class that has no name."""
+    """Return True if pickle cannot import a function by name: a lambda or a local function, for example."""
     while isinstance(function, functools.partial):
         function = function.func
     function = getattr(function, "__func__", function)

@@ -1,4 +1,4 @@
-"""ProbabilisticTensorDictSequential: a sequence whose members are also distributions."""
+"""ProbabilisticTensorDictSequential: a sequence of modules and distributions."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ SelfT = TypeVar("SelfT", bound="ProbabilisticTensorDictSequential")
 
 
 class ProbabilisticTensorDictSequential(TensorDictSequential):
-    """A sequence of modules and of :class:`ProbabilisticTensorDictModule`, which is a distribution itself.
+    """A sequence of modules and :class:`ProbabilisticTensorDictModule`, which can be used as one distribution.
 
-    A call runs the members in order. A last member that is a distribution does not draw if earlier members write its
-    samples. :meth:`get_dist` and :meth:`log_prob` condition each distribution on the samples of the earlier ones that the
-    collection has, and draw those that are missing. Members of sequences inside count as members here.
+    A call runs the members in order. If the last member is a distribution and earlier members write its samples, it does
+    not draw. :meth:`get_dist` and :meth:`log_prob` condition each distribution on samples of the earlier ones: they use
+    the samples in the collection and draw missing ones. Members of nested sequences are treated as members, too.
 
     Args:
-        *modules: the members, or one list of them, or one dict of names and members.
-        partial_tolerant: skip a member whose inputs are missing, instead of raising.
+        *modules: the members; or one list of them; or one dict from names to members.
+        partial_tolerant: True skips members whose inputs are missing, instead of raising an error.
         return_composite: True makes :meth:`get_dist` return a :class:`CompositeDistribution` of all distributions, False
-            the last one alone. If not given, True if several members are distributions or the last one is not.
-        selected_out_keys: keys to keep of those written, see :meth:`select_out_keys`.
+            only the last distribution. By default, True if several members are distributions or the last member is not.
+        selected_out_keys: the output keys to keep, see :meth:`select_out_keys`.
         inplace: see :class:`TensorDictSequential`.
 
     Raises:
@@ -50,17 +50,19 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
     >>> net = torch.nn.Sequential(torch.nn.Linear(3, 4), NormalParamExtractor())
     >>> policy = ProbabilisticTensorDictSequential(
     ...     TensorDictModule(net, ["obs"], ["loc", "scale"]),
-    ...     ProbabilisticTensorDictModule(["loc", "scale"], ["action"], distribution_class=Normal),
+    ...     ProbabilisticTensorDictModule(
+    ...         ["loc", "scale"], ["action"], distribution_class=Normal
+    ...     ),
     ... )
     >>> data = policy(TensorDict(obs=torch.zeros(5, 3)))
     >>> policy.log_prob(data).shape
     torch.Size([5, 2])
     """
 
-    #: The argument, or None; a class attribute, because subclasses elsewhere leave constructors out.
+    #: The argument of the constructor. A class attribute, because subclasses in other packages may skip the constructor.
     _return_composite: bool | None = None
 
-    #: What a call needs of the members, computed at the first one.
+    #: Result of :meth:`_make_plan`, computed in the first call.
     _plan: tuple[bool, bool] | None = None
 
     def __init__(
@@ -71,14 +73,14 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
         selected_out_keys: Any = None,
         inplace: Inplace = None,
     ) -> None:
-        # A class between this one and TensorDictSequential may not accept the argument.
+        # The next class of a diamond of bases may not accept this argument, so it is passed only if it is set.
         selected = {} if selected_out_keys is None else {"selected_out_keys": selected_out_keys}
         super().__init__(*modules, partial_tolerant=partial_tolerant, inplace=inplace, **selected)
         self._return_composite = return_composite
         self._refuse_members(list(self))
 
     def _refuse_members(self, members: list[Any]) -> None:
-        """Raise if members cannot make up the sequence."""
+        """Raise if there are no members, or if ``return_composite`` is False and the last is not a distribution."""
         if not members:
             raise ValueError(f"a {type(self).__name__} needs at least one member; got none")
         if self._return_composite is False and not is_probabilistic(members[-1]):
@@ -93,7 +95,7 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
 
     @property
     def return_composite(self) -> bool:
-        """Whether :meth:`get_dist` returns a distribution of all samples, or of the last ones alone."""
+        """True if :meth:`get_dist` returns a composite of all distributions, False for the last one."""
         if self._return_composite is not None:
             return self._return_composite
         members = list(self)
@@ -123,7 +125,7 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
         """Key of the log-probability.
 
         Raises:
-            AttributeError: there is not exactly one.
+            AttributeError: the number of log-probability keys is not one.
         """
         keys = self.log_prob_keys
         if len(keys) == 1:
@@ -131,7 +133,7 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
         raise AttributeError
 
     def __getattr__(self, name: str) -> Any:
-        # An AttributeError of the property leads here, where the members would be searched.
+        # An AttributeError of the property calls __getattr__, which would search the members and hide the message.
         if name == "log_prob_key":
             raise AttributeError(
                 f"a {type(self).__name__} has a log_prob_key if it has one log-probability; it has {self.log_prob_keys}: "
@@ -147,7 +149,7 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
 
     @property
     def default_interaction_type(self) -> InteractionType | None:
-        """The default of the last distribution, or :func:`interaction_type` if there is none."""
+        """Default interaction type of the last distribution; :func:`interaction_type` if there is none."""
         for module in self._list_distributions():
             return module.default_interaction_type
         return interaction_type()
@@ -155,7 +157,7 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
     def __getitem__(self: SelfT, index: Any) -> Any:
         """Return a member by index or name, or a sequence of the members in a slice.
 
-        A slice is probabilistic if it ends with a distribution or, with ``return_composite``, if it has one.
+        A slice is probabilistic if it ends with a distribution, or if ``return_composite`` is True and it has one.
         """
         if not isinstance(index, slice):
             return super().__getitem__(index)
@@ -184,14 +186,14 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
         _requires_sample: bool | None = None,
         **kwargs: Any,
     ) -> Any:
-        """Run the members and return the collection that has what they wrote.
+        """Run the members and return the collection that has their outputs.
 
         Args:
-            tensordict: collection that has the inputs.
-            tensordict_out: where to store what is written, whatever ``inplace`` is; the input stays as it is.
-            _requires_sample: False does not draw the samples of the last distribution; if not given, they are drawn unless
-                other members write them.
-            **kwargs: more arguments of the members that are not distributions.
+            tensordict: collection with the inputs.
+            tensordict_out: collection that receives the outputs, whatever ``inplace`` is; the input does not change then.
+            _requires_sample: False does not draw samples of the last distribution. By default, they are drawn unless
+                earlier members write them.
+            **kwargs: further arguments of the members that are not distributions.
         """
         run: Any = self._run
         if kwargs or _requires_sample is not None:
@@ -201,7 +203,7 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
     def _run(
         self, tensordict: Any, kwargs: dict[str, Any] | None = None, requires_sample: bool | None = None
     ) -> Any:
-        """Return what the last member returns."""
+        """Run the members in order and return the result of the last one."""
         plan = self._plan
         if plan is None:
             plan = self.__dict__["_plan"] = self._make_plan()
@@ -230,7 +232,7 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
         return tensordict
 
     def _make_plan(self) -> tuple[bool, bool]:
-        """Return whether earlier members take the type of the last, and whether they write all of its samples."""
+        """Return two bools: earlier members use the interaction type of the last; they write all its samples."""
         *early, last = self
         takes_last_type = not self.return_composite and any(find_distributions(early))
         written = {key for module in early for key in module.out_keys}
@@ -249,23 +251,28 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
         """Run the members before the last distribution, and build the distribution.
 
         Args:
-            tensordict: collection that has the inputs. Samples of earlier distributions that it has are kept, and those that
-                are missing are drawn. What the members write is stored in it, unless ``return_composite`` is True.
-            tensordict_out: where to store what the members write; ``tensordict`` stays as it is.
-            **kwargs: more arguments of the members that are not distributions.
+            tensordict: collection with the inputs. Its samples of earlier distributions are used, and missing ones are
+                drawn. The outputs of the members are stored in it, unless ``return_composite`` is True.
+            tensordict_out: collection that receives the outputs of the members; ``tensordict`` does not change then.
+            **kwargs: further arguments of the members that are not distributions.
 
         Returns:
-            The last distribution, or with ``return_composite`` a :class:`CompositeDistribution` of all.
+            The last distribution. If ``return_composite`` is True, a :class:`CompositeDistribution` of all distributions.
 
         Raises:
             RuntimeError: no member is a distribution.
 
         >>> from torch.distributions import Normal
         >>> chain = ProbabilisticTensorDictSequential(
-        ...     ProbabilisticTensorDictModule({"loc": "x", "scale": "s"}, ["a"], distribution_class=Normal),
-        ...     ProbabilisticTensorDictModule({"loc": "a", "scale": "s"}, ["b"], distribution_class=Normal),
+        ...     ProbabilisticTensorDictModule(
+        ...         {"loc": "x", "scale": "s"}, ["a"], distribution_class=Normal
+        ...     ),
+        ...     ProbabilisticTensorDictModule(
+        ...         {"loc": "a", "scale": "s"}, ["b"], distribution_class=Normal
+        ...     ),
         ... )
-        >>> chain.get_dist(TensorDict(x=torch.zeros(()), s=torch.ones(()), a=torch.tensor(7.0)))["b"].loc
+        >>> data = TensorDict(x=torch.zeros(()), s=torch.ones(()), a=torch.tensor(7.0))
+        >>> chain.get_dist(data)["b"].loc
         tensor(7.)
         """
         modules = self._require_distributions()
@@ -281,15 +288,15 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
         """Run the members before the last distribution, and return the collection that has its parameters.
 
         Args:
-            tensordict: collection that has the inputs, where what the members write is stored.
-            tensordict_out: where to store what the members write; ``tensordict`` stays as it is.
-            **kwargs: more arguments of the members that are not distributions.
+            tensordict: collection with the inputs; the outputs of the members are stored in it.
+            tensordict_out: collection that receives the outputs of the members; ``tensordict`` does not change then.
+            **kwargs: further arguments of the members that are not distributions.
         """
         result = self._run_before_last(self._require_distributions(), tensordict, tensordict_out, kwargs)
         return result if tensordict_out is None else tensordict_out
 
     def build_dist_from_params(self, tensordict: TensorCollection) -> Any:
-        """Build the last distribution from a collection that has its parameters; no member runs.
+        """Build the last distribution from its parameters in a collection, without running members.
 
         Raises:
             RuntimeError: no member is a distribution.
@@ -309,15 +316,15 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
         Each distribution is conditioned on the samples of the earlier ones that the collection has.
 
         Args:
-            tensordict: collection that has the inputs and the samples. What the members write is stored in it, unless
+            tensordict: collection with the inputs and the samples. The outputs of the members are stored in it, unless
                 ``return_composite`` is True.
-            tensordict_out: where to store what the members write; ``tensordict`` stays as it is.
-            dist: what :meth:`get_dist` returned, to not run the members again.
-            **kwargs: more arguments of the members that are not distributions.
+            tensordict_out: collection that receives the outputs of the members; ``tensordict`` does not change then.
+            dist: the result of an earlier :meth:`get_dist`; the members are not run then.
+            **kwargs: further arguments of the members that are not distributions.
 
         Returns:
-            The log-probability of the last distribution. With ``return_composite`` a TensorDict that has that of all of
-            them, at the keys where a call stores it; or their sum, if log-probabilities are aggregated.
+            The log-probability of the last distribution. If ``return_composite`` is True, a TensorDict with one
+            log-probability per distribution, at the key where a call stores it; or their sum if they are aggregated.
 
         Raises:
             MissingKeyError: a sample is missing.
@@ -342,11 +349,11 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
     def _dist_sample(
         self, dist: Any, interaction_type: InteractionType | None = None, *, generator: Any = None
     ) -> Any:
-        """Return a value of the last distribution; subclasses elsewhere call it."""
+        """Return a sample or statistic of the last distribution. Subclasses in other packages call this method."""
         return self._require_distributions()[0]._dist_sample(dist, interaction_type, generator=generator)
 
     def _require_distributions(self) -> list[ProbabilisticTensorDictModule[Any]]:
-        """Return the distributions, the last one first; raise if there are none."""
+        """Return the distributions, the last one first. Raise RuntimeError if there are none."""
         modules = self._list_distributions()
         if not modules:
             raise RuntimeError(
@@ -356,7 +363,7 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
         return modules
 
     def _build_last(self, last: ProbabilisticTensorDictModule[Any], tensordict: TensorCollection) -> Any:
-        """Build the last distribution; an error notes which member it is."""
+        """Build the last distribution; add the path of the member to an error."""
         try:
             return last.get_dist(tensordict)
         except Exception as error:
@@ -373,7 +380,7 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
         tensordict_out: TensorCollection | None,
         kwargs: dict[str, Any],
     ) -> Any:
-        """Return the collection that the last distribution reads, and store what is written."""
+        """Run the members before the last distribution, store their outputs, and return the collection it reads."""
         if tensordict_out is not None or self.inplace in (False, "empty"):
             tensordict = tensordict.copy()
         kind = STATE.interaction_type or modules[0].default_interaction_type
@@ -396,7 +403,7 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
         results[-1] = (last, self._build_last(last, result))
         dists: dict[Key, Any] = {}
         for module, dist in results:
-            if module is None:  # a skipped member
+            if module is None:  # partial_tolerant skipped the member
                 continue
             if isinstance(dist, CompositeDistribution):
                 dists.update(dist)
@@ -429,7 +436,7 @@ def _run_conditioned(
     actual: list[tuple[Any, Any]],
     total: int,
 ) -> Any:
-    """Run members until ``actual`` has all distributions, each with what it is; the last one is not built."""
+    """Run members and record the distribution of each in ``actual``; do not build the last one."""
     for place, module in enumerate(seq):
         if len(actual) == total:
             break
@@ -461,7 +468,7 @@ def is_probabilistic(module: Any) -> bool:
 
 
 def find_distributions(members: Iterable[Any]) -> Iterator[ProbabilisticTensorDictModule[Any]]:
-    """Yield the distributions among members and in the sequences among them, in order."""
+    """Yield the distributions among members and in nested sequences, in order."""
     for module in members:
         if isinstance(module, ProbabilisticTensorDictModule):
             yield module

@@ -1,4 +1,4 @@
-"""ProbabilisticTensorDictModule: a distribution whose parameters and samples are entries of a collection."""
+"""ProbabilisticTensorDictModule: build a distribution from entries of a collection and store its samples there."""
 
 from __future__ import annotations
 
@@ -31,49 +31,52 @@ NO_SHAPE = torch.Size()
 
 
 class ProbabilisticTensorDictModule(TensorDictModuleBase[ResultT]):
-    """A distribution whose parameters are read from a collection, and whose samples are stored in it.
+    """A module that reads the parameters of a distribution from a collection and stores a sample in it.
 
     Args:
-        in_keys: keys of the parameters, each passed as the keyword that its last element names; or a dict of keywords and
-            keys.
-        out_keys: keys of the samples. If not given, those of a :class:`CompositeDistribution` are its sample keys, and a
-            sample of another distribution is not stored.
-        default_interaction_type: the value that a call stores where :func:`interaction_type` is None: ``RANDOM`` draws,
-            with gradients if the distribution can; ``MODE``, ``MEDIAN`` and ``MEAN`` are the attributes of these names;
-            a ``MEAN`` that is not implemented is the average of ``n_empirical_estimate`` draws. ``DETERMINISTIC`` is the
-            attribute ``deterministic_sample``, else the mode of a Bernoulli, Binomial, Categorical or OneHotCategorical,
-            the transform of the base's deterministic value for a ``TransformedDistribution`` that does not define its mean
-            (if the base has no such value, the average of draws), the base's deterministic value for an ``Independent``,
-            and the mean for the other torch distributions. The support decides for other classes, with a warning.
-        distribution_class: class of the distribution, or function that returns one.
-        distribution_kwargs: more keyword arguments of it. Its tensors move with the module; those of a TensorDictParams
-            are also trained and saved.
-        return_log_prob: store the log-probability of the sample too.
-        log_prob_keys: keys of the log-probabilities, one per sample key, where these are not aggregated. The default is the
+        in_keys: keys of the parameters; the last element of a key is the keyword of the distribution. Or a dict from
+            keywords to keys.
+        out_keys: keys of the samples. By default, a :class:`CompositeDistribution` stores samples at its sample keys, and
+            the sample of another distribution is not stored.
+        default_interaction_type: the value that a call stores if :func:`interaction_type` is None. ``RANDOM`` draws, with
+            gradients if the distribution supports them. ``MODE``, ``MEDIAN`` and ``MEAN`` are the attributes of these
+            names; if ``MEAN`` is not implemented, it is the average of ``n_empirical_estimate`` draws. ``DETERMINISTIC``
+            is the attribute ``deterministic_sample`` if there is one. Else it is the mode for a Bernoulli, Binomial,
+            Categorical or OneHotCategorical; the value of the base distribution for an ``Independent``, and the transform
+            of it for a ``TransformedDistribution`` without a mean (the average of draws if the base has no such value);
+            and the mean for the other torch distributions. For other classes the support decides, with a warning.
+        distribution_class: class of the distribution, or a function that returns a distribution.
+        distribution_kwargs: more keyword arguments of ``distribution_class``. Tensors move with the module; those of a
+            TensorDictParams are also trained and saved.
+        return_log_prob: True also stores the log-probability of the sample.
+        log_prob_keys: keys of the log-probabilities, one per sample key, if they are not aggregated. The default is the
             sample key with the suffix ``_log_prob``.
-        log_prob_key: key of the log-probability of the only sample key, or of the aggregated one, whose default is
-            ``"sample_log_prob"``.
+        log_prob_key: key of the log-probability of a single sample key, or of the aggregated log-probability; the default
+            of the latter is ``"sample_log_prob"``.
         cache_dist: must be False: distributions are built at each call.
         n_empirical_estimate: number of draws that replace a mean.
         num_samples: number, or shape, of samples: a call returns a new collection with these leading batch dims.
-        generator: a ``torch.Generator``, which a call advances; an integer, which seeds one; or the key of a generator or
-            an integer, which is then replaced by a new seed. Leaves the global random state as it was. A compiled graph
-            cannot use it, so that ``torch.compile`` runs this module outside of graphs.
-        aggregate: True sums the log-probabilities of the components of a composite, False keeps one per component; then
-            :func:`composite_lp_aggregate` is not read, and nothing but ``out_keys`` is written into a collection.
+        generator: a ``torch.Generator``, which each call advances; an integer that seeds one; or the key of a generator or
+            an integer in the collection, where a call replaces the integer by a new seed. The global random state does
+            not change. A compiled graph cannot use a generator, so ``torch.compile`` runs the module outside of graphs.
+        aggregate: True sums the log-probabilities of the components of a composite, False keeps one per component. With
+            either, :func:`composite_lp_aggregate` is not read, and only ``out_keys`` are written into a collection.
 
     Raises:
-        ValueError: a wrong interaction type, a log-probability key that would overwrite a sample, or a keyword that is not
-            a string.
-        RuntimeError: ``log_prob_key`` or ``log_prob_keys`` is given where the other one applies.
+        ValueError: the interaction type does not exist, a log-probability key would overwrite a sample, or a keyword is
+            not a string.
+        RuntimeError: ``log_prob_key`` is given, but ``log_prob_keys`` applies, or the reverse.
 
     A call raises:
         MissingKeyError: a parameter is missing, and the distribution does not accept None for it.
-        TypeError: the distribution has no such parameter.
+        TypeError: the distribution does not have a parameter of that name.
 
     >>> from torch.distributions import Normal
     >>> policy = ProbabilisticTensorDictModule(
-    ...     ["loc", "scale"], ["action"], distribution_class=Normal, return_log_prob=True
+    ...     ["loc", "scale"],
+    ...     ["action"],
+    ...     distribution_class=Normal,
+    ...     return_log_prob=True,
     ... )
     >>> data = policy(TensorDict(loc=torch.zeros(3), scale=torch.ones(3)))
     >>> data["action"], data["action_log_prob"]
@@ -138,7 +141,7 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase[ResultT]):
         self._log_prob_keys = self._choose_log_prob_keys(log_prob_key, log_prob_keys)
 
     def _choose_sample_keys(self, out_keys: Any) -> list[Key]:
-        """Return the keys of the samples, and refuse those that a composite would not write."""
+        """Return the sample keys; raise if a composite does not write one of ``out_keys``."""
         cls, kwargs = self.distribution_class, self.distribution_kwargs
         is_composite = isinstance(cls, type) and issubclass(cls, CompositeDistribution)
         names: list[Key] | None = None
@@ -160,7 +163,7 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase[ResultT]):
         return [SINK] if names is None else names
 
     def _refuse_unwritten(self, keys: list[Key], written: Any) -> None:
-        """Raise if a composite does not write a declared key."""
+        """Raise ModuleKeysError if a composite does not write one of the declared keys."""
         never = [key for key in keys if key != SINK and key not in written]
         if never:
             raise ModuleKeysError(
@@ -201,7 +204,7 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase[ResultT]):
         return keys
 
     def _refuse_one_for_many(self, keys: list[Key]) -> None:
-        """Raise if a torch distribution, which returns one log-probability, has several keys for it."""
+        """Raise ModuleKeysError if a torch distribution, which has one log-probability, has several keys for it."""
         cls = self.distribution_class
         is_single = isinstance(cls, type) and cls.__module__.startswith("torch.distributions.")
         if len(keys) > 1 and is_single:
@@ -212,7 +215,7 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase[ResultT]):
 
     @property
     def distribution_kwargs(self) -> Any:
-        """The keyword arguments that are not read from collections."""
+        """Keyword arguments of the distribution that are not read from collections."""
         if "distribution_kwargs" in self._modules:
             return self._modules["distribution_kwargs"]
         if not self._kwarg_buffers:
@@ -224,7 +227,7 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase[ResultT]):
 
     @distribution_kwargs.setter
     def distribution_kwargs(self, kwargs: Any) -> None:
-        # Tensors become buffers, which move with the module. A TensorDictParams does not come here: it is a submodule.
+        # Tensors become buffers, so that they move with the module. nn.Module stores a TensorDictParams as a submodule.
         self._kwarg_buffers: dict[tuple[str, ...], str] = {}
         self._kwargs = self._register_tensors({name: kwargs[name] for name in list(kwargs.keys())}, ())
 
@@ -242,7 +245,7 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase[ResultT]):
 
     @staticmethod
     def _convert_generator(generator: Any) -> Any:
-        """Return a generator, a key or None."""
+        """Convert the argument to a generator, a key or None."""
         if generator is None or isinstance(generator, torch.Generator):
             return generator
         if isinstance(generator, int) and not isinstance(generator, bool):
@@ -260,7 +263,7 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase[ResultT]):
 
     @property
     def out_keys(self) -> list[Key]:
-        """Keys of the samples, and of the log-probabilities if they are returned."""
+        """Keys of the samples, followed by those of the log-probabilities if ``return_log_prob``."""
         if not self.return_log_prob:
             return list(self._out_keys)
         self._refuse_other_mode()
@@ -278,7 +281,7 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase[ResultT]):
 
     @property
     def log_prob_keys(self) -> list[Key]:
-        """Keys of the log-probabilities, also where they are not returned."""
+        """Keys of the log-probabilities, even if ``return_log_prob`` is False."""
         self._refuse_other_mode()
         return list(self._log_prob_keys)
 
@@ -287,7 +290,7 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase[ResultT]):
         """Key of the log-probability.
 
         Raises:
-            RuntimeError: there are several.
+            RuntimeError: there are several log-probability keys.
         """
         self._refuse_other_mode()
         if len(self._log_prob_keys) != 1:
@@ -298,27 +301,29 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase[ResultT]):
         return self._log_prob_keys[0]
 
     def _refuse_other_mode(self) -> None:
-        """Raise if the switch that decides the log-probability keys was changed since construction."""
+        """Raise RuntimeError if ``composite_lp_aggregate()`` changed since construction."""
         if self._aggregate is None:
             now, then = composite_lp_aggregate(), self._composite_lp_aggreate_at_init
             if now is not then:
                 raise RuntimeError(self._CHANGE_IN_C_LP_A.format(type(self).__name__, then, now))
 
     def select_out_keys(self, *out_keys: Any) -> Any:
-        """Raise SelectionError: a sequence that holds the module can select keys."""
+        """Raise SelectionError; select keys of the sequence that contains the module instead."""
         raise SelectionError(
             f"{show_module(self)} writes its samples under all of its out_keys; "
             "call select_out_keys() of a TensorDictSequential that holds it"
         )
 
     def get_dist(self, tensordict: TensorCollection) -> Any:
-        """Build the distribution.
+        """Build the distribution from the parameters in a collection.
 
         Args:
-            tensordict: collection that has the parameters.
+            tensordict: collection with the parameters.
 
         >>> from torch.distributions import Normal
-        >>> module = ProbabilisticTensorDictModule({"loc": "mu", "scale": "std"}, ["x"], distribution_class=Normal)
+        >>> module = ProbabilisticTensorDictModule(
+        ...     {"loc": "mu", "scale": "std"}, ["x"], distribution_class=Normal
+        ... )
         >>> module.get_dist(TensorDict(mu=torch.zeros(2), std=torch.ones(2)))
         Normal(loc: torch.Size([2]), scale: torch.Size([2]))
         """
@@ -326,7 +331,7 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase[ResultT]):
         for name, key in zip(self.dist_keys, self._all_in_keys or ()):
             value = get(key, None)
             if not isinstance(value, Tensor) and value is not None:
-                value = tensordict[key]  # a node may hold a value, which is passed instead of the node
+                value = tensordict[key]  # unpacks a value node
             values[name] = value
         try:
             return self.distribution_class(**values, **self.distribution_kwargs)
@@ -344,7 +349,7 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase[ResultT]):
         return self.get_dist(tensordict)
 
     def _explain(self, error: Exception, tensordict: TensorCollection, values: dict[str, Any]) -> None:
-        """Raise MissingKeyError or TypeError in place of an error that follows from a wrong key; else add a note."""
+        """Replace an error that a wrong key caused by MissingKeyError or TypeError; add a note to other errors."""
         missing = missing_keys(tensordict, self._all_in_keys or ())
         if missing:
             problem = show_missing(tensordict, missing).replace("its input", "its parameter", 1)
@@ -366,12 +371,12 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase[ResultT]):
     def log_prob(self, tensordict: TensorCollection, *, dist: Any = None) -> Any:
         """Return the log-probability of the samples in a collection.
 
-        That of a CompositeDistribution is a TensorDict with an entry per component, or one tensor if log-probabilities are
-        aggregated. Under :class:`set_composite_lp_aggregate`, the entries are then written into ``tensordict``.
+        The result of a CompositeDistribution is a TensorDict with one entry per component, or a tensor if log-probabilities
+        are aggregated. If :class:`set_composite_lp_aggregate` is on, the entries are also written into ``tensordict``.
 
         Args:
-            tensordict: collection that has the samples, and the parameters if ``dist`` is not given.
-            dist: the distribution, if it is built already.
+            tensordict: collection with the samples, and with the parameters unless ``dist`` is given.
+            dist: the distribution, if it was built before.
 
         Raises:
             MissingKeyError: a sample is missing.
@@ -394,7 +399,7 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase[ResultT]):
         return sum_scores(scores.values(), tensordict.batch_size)
 
     def _read_sample(self, tensordict: TensorCollection, dist: Any) -> Any:
-        """Return the sample that a collection has: for a composite a collection, else a tensor or a tuple of tensors."""
+        """Read the sample from a collection: a collection for a composite, else a tensor or a tuple of tensors."""
         is_composite = isinstance(dist, CompositeDistribution)
         keys = list(dist) if is_composite else self._out_keys
         values = [tensordict.get(key, None) for key in keys]
@@ -407,13 +412,13 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase[ResultT]):
         return values[0] if len(values) == 1 else tuple(values)
 
     def _score(self, dist: Any, sample: Any) -> Any:
-        """Return the log-probability of a sample, by sample key for a composite."""
+        """Compute the log-probability of a sample; a dict by sample key for a composite."""
         if isinstance(dist, CompositeDistribution):
             return dist.score(sample)
         return dist.log_prob(*sample) if isinstance(sample, tuple) else dist.log_prob(sample)
 
     def _rename_scores(self, scores: dict[Key, Any]) -> dict[Key, Any]:
-        """Return the log-probabilities of components by the keys to write them at."""
+        """Replace the sample keys of log-probabilities by their output keys."""
         if len(self._log_prob_keys) != len(self._out_keys):
             raise ModuleKeysError(
                 f"{show_module(self)} has the log_prob_keys {self._log_prob_keys} for the samples {self._out_keys}; "
@@ -423,7 +428,7 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase[ResultT]):
         return {keys.get(key) or add_suffix(key, "_log_prob"): value for key, value in scores.items()}
 
     def _update_td_lp(self, lp: TensorCollection) -> TensorCollection:
-        """Rename the log-probabilities of a composite to ``log_prob_keys``, in place; subclasses elsewhere call it."""
+        """Rename log-probabilities to ``log_prob_keys`` in place. Subclasses in other packages call this method."""
         for sample_key, new in zip(self._out_keys, self._log_prob_keys):
             old = add_suffix(sample_key, "_log_prob")
             if old != new:
@@ -440,12 +445,12 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase[ResultT]):
         tensordict_out: TensorCollection | None = None,
         _requires_sample: bool = True,
     ) -> Any:
-        """Build the distribution and store a value of it, and its log-probability if that is returned.
+        """Build the distribution and store a sample, and the log-probability if ``return_log_prob``.
 
         Args:
-            tensordict: collection that has the parameters.
-            tensordict_out: where to store the values instead of in ``tensordict``.
-            _requires_sample: False stores the log-probability of the samples that ``tensordict`` has.
+            tensordict: collection with the parameters.
+            tensordict_out: collection that receives the results instead of ``tensordict``.
+            _requires_sample: False draws nothing, and stores the log-probability of the samples in ``tensordict``.
         """
         if STATE.skip_existing is not False and has_outputs(
             STATE.skip_existing, tensordict, self._all_in_keys or (), self.out_keys
@@ -460,7 +465,7 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase[ResultT]):
         dist: Any,
         requires_sample: bool = True,
     ) -> Any:
-        """Store a value of a distribution, and return the collection that has it."""
+        """Store a sample or statistic of a distribution; return the collection that has it."""
         scores = None
         if self.return_log_prob:
             self._refuse_other_mode()
@@ -483,7 +488,7 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase[ResultT]):
         return self.default_interaction_type if chosen is None else chosen
 
     def _take_value(self, dist: Any, kind: InteractionType) -> tuple[Any, Any]:
-        """Return a value of a distribution, and its log-probability if the distribution computes both at once."""
+        """Return a sample or statistic, and its log-probability if the distribution computes both together, else None."""
         shape = NO_SHAPE if self.num_samples is None else self.num_samples
         if kind is InteractionType.RANDOM and self.return_log_prob:
             method = "rsample" if dist.has_rsample else "sample"
@@ -497,7 +502,7 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase[ResultT]):
     def _draw_with_generator(
         self, tensordict: TensorCollection, dist: Any, kind: InteractionType
     ) -> tuple[Any, Any]:
-        """Return a value as :meth:`_take_value` does; what is drawn is drawn with the generator."""
+        """Return a sample or statistic as ``_take_value`` does, and draw with the generator."""
         if kind is not InteractionType.RANDOM:
             shape = NO_SHAPE if self.num_samples is None else self.num_samples
             try:
@@ -514,7 +519,7 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase[ResultT]):
     def _resolve_generator(
         self, tensordict: TensorCollection
     ) -> tuple[torch.Generator | None, Callable[[torch.Generator], None] | None]:
-        """Return the generator of a call, and the function that writes its next seed back; None for each if absent."""
+        """Return the generator of a call, and a function that stores the next seed; None for each that is not needed."""
         source = self.generator
         if source is None or isinstance(source, torch.Generator):
             return source, None
@@ -536,7 +541,7 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase[ResultT]):
     def _dist_sample(
         self, dist: Any, interaction_type: InteractionType | None = None, *, generator: Any = None
     ) -> Any:
-        """Return a value of a distribution; subclasses elsewhere call it."""
+        """Return a sample or statistic of a distribution. Subclasses in other packages call this method."""
         kind = self._read_interaction_type() if interaction_type is None else interaction_type
         shape = NO_SHAPE if self.num_samples is None else self.num_samples
         with use_generator(generator):
@@ -597,12 +602,12 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase[ResultT]):
 
 
 def _copy_dicts(kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Return a copy of a dict and of the dicts inside."""
+    """Copy a dict and the nested dicts."""
     return {name: _copy_dicts(value) if type(value) is dict else value for name, value in kwargs.items()}
 
 
 def _list_parameters(cls: Callable[..., Any]) -> list[str]:
-    """Return the parameters of a function, none if it takes any keyword or has no signature."""
+    """List the parameters of a function; empty if it has ``**kwargs`` or no signature."""
     try:
         parameters = inspect.signature(cls).parameters.values()
     except (TypeError, ValueError):

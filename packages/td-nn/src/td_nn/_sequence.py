@@ -1,4 +1,4 @@
-"""TensorDictSequential: modules that run one after another on a collection."""
+"""TensorDictSequential: a sequence of modules that read and write one collection."""
 
 from __future__ import annotations
 
@@ -26,23 +26,24 @@ Members = "nn.ModuleList | nn.ModuleDict"
 
 
 class TensorDictSequential(TensorDictModule[Any]):
-    """Modules that run one after another, each on the collection that the one before returned.
+    """Modules that run in order; each gets the collection that the previous one returned.
 
-    It reads what its members read and no earlier member writes, and writes what they write. A member whose output is
-    ``"n"`` provides ``("n", "a")`` too; all the keys below ``"n"`` together do not provide ``"n"``.
+    ``in_keys`` are the keys that members read and that no earlier member writes, ``out_keys`` all keys that members write.
+    A member that writes ``"n"`` provides ``("n", "a")``, too. A member that reads ``"n"`` needs ``"n"`` itself: keys below
+    it do not suffice.
 
     Args:
-        *modules: the members, or one list of them, or one dict of names and members. Another callable is taken as a
+        *modules: the members; or one list of them; or one dict from names to members. A callable without keys is a
             function of the collection.
-        partial_tolerant: leave out a member whose inputs are not there, instead of raising; on a lazy stack, it runs on the
-            members of the stack that have them.
-        selected_out_keys: the keys to keep of those written, see :meth:`select_out_keys`.
-        inplace: None returns what the last member returns, True the input with the keys written, False a new collection
-            with them alone, ``"empty"`` the same of the kind, batch size and device of the input.
+        partial_tolerant: True skips members whose inputs are missing, instead of raising an error. On a lazy stack, such
+            a member runs on the members of the stack that have the inputs.
+        selected_out_keys: the output keys to keep, see :meth:`select_out_keys`.
+        inplace: None returns the result of the last member; True the input, updated with the outputs; False a new
+            TensorDict with the outputs only; ``"empty"`` the same with the kind, batch size and device of the input.
 
     Raises:
-        TypeError: a member cannot be called, or has keys and is not an ``nn.Module``.
-        SelectionError: a selected key is not written.
+        TypeError: a member cannot be called, or has keys but is not an ``nn.Module``.
+        SelectionError: no member writes a selected key.
 
     >>> seq = TensorDictSequential({
     ...     "enc": TensorDictModule(torch.nn.Linear(3, 4), ["x"], ["hidden"]),
@@ -77,7 +78,7 @@ class TensorDictSequential(TensorDictModule[Any]):
 
     @staticmethod
     def _compute_in_and_out_keys(modules: Iterable[Any]) -> tuple[list[Key], list[Key]]:
-        """Return the keys that modules read from outside, and those that they write."""
+        """Return the keys that modules read and no earlier one writes, and all keys that they write."""
         in_keys: list[Key] = []
         out_keys: dict[Key, None] = {}
         for module in modules:
@@ -90,22 +91,22 @@ class TensorDictSequential(TensorDictModule[Any]):
         return in_keys, list(out_keys)
 
     def _take_keys(self, name: str) -> None:
-        if name == "out_keys":  # what is assigned is kept, of what the members write
+        if name == "out_keys":  # an assignment selects among the outputs of the members
             self.__dict__["_selected_out_keys"] = self._all_out_keys
 
     def _filter_results(self, does: bool) -> None:
-        """Leave nothing out after a call: ``forward`` does so, which knows what was there before."""
+        """Register no hook: ``forward`` removes unselected outputs, and keeps entries of the input."""
 
     @dispatch(auto_batch_size=False)
     def forward(  # type: ignore[override]
         self, tensordict: TensorCollection, tensordict_out: TensorCollection | None = None, **kwargs: Any
     ) -> Any:
-        """Run the members and return the collection that has what they wrote.
+        """Run the members and return the collection that has their outputs.
 
         Args:
-            tensordict: where the inputs are.
-            tensordict_out: where what is written goes, whatever ``inplace`` says; the input stays as it is.
-            **kwargs: takes none.
+            tensordict: collection with the inputs.
+            tensordict_out: collection that receives the outputs, whatever ``inplace`` is; the input does not change then.
+            **kwargs: must be empty.
         """
         if kwargs:
             raise RuntimeError(
@@ -116,7 +117,7 @@ class TensorDictSequential(TensorDictModule[Any]):
     def _store_results(
         self, tensordict: TensorCollection, tensordict_out: TensorCollection | None, run: Callable[[Any], Any]
     ) -> Any:
-        """Run the members by a function, and store what they write as the options say."""
+        """Run the members with a function, and store their outputs according to ``inplace`` and the selection."""
         selected = self._selected_out_keys
         if STATE.skip_existing is not False:
             kept = self._all_out_keys if selected is None else selected
@@ -132,7 +133,7 @@ class TensorDictSequential(TensorDictModule[Any]):
         present = result.keys(True)
         wanted: Sequence[Key] = self._all_out_keys if selected is None else selected
         if tensordict_out is None:
-            if inplace is None:  # what members wrote over the input is kept too
+            if inplace is None:  # an input that a member overwrote stays in the result, too
                 before = tensordict.keys(True)
                 wanted = [
                     *wanted,
@@ -147,7 +148,7 @@ class TensorDictSequential(TensorDictModule[Any]):
         return tensordict_out
 
     def _run(self, tensordict: Any) -> Any:
-        """Return what the last member returns."""
+        """Run the members in order and return the result of the last one."""
         if self.partial_tolerant:
             return self._run_runnable(tensordict)
         place = 0
@@ -165,7 +166,7 @@ class TensorDictSequential(TensorDictModule[Any]):
         return tensordict
 
     def _run_runnable(self, tensordict: Any) -> Any:
-        """Return what the last member that finds its inputs returns."""
+        """Run the members that have their inputs, skip the others, and return the last result."""
         for place, module in enumerate(self):
             try:
                 if has_keys(tensordict, module.in_keys):
@@ -178,7 +179,7 @@ class TensorDictSequential(TensorDictModule[Any]):
         return tensordict
 
     def _locate(self, error: Exception, place: int) -> None:
-        """Note on an error which member raised it; of a missing key, which later one writes it."""
+        """Add the member to an error, and for a missing key the later members that write it."""
         names, members = self._names(), list(self)
         member = members[place]
         text = f"{show_module(member)}, which reads {list(member.in_keys)} and writes {list(member.out_keys)}"
@@ -194,7 +195,7 @@ class TensorDictSequential(TensorDictModule[Any]):
             ]
 
     def _explain_missing(self, key: Key, result: TensorCollection) -> str:
-        """Return which members write a key, and what those that were left out did not find."""
+        """Format which skipped members write a key, and which inputs they lack."""
         said = ""
         for name, module in zip(self._names(), self):
             absent = [item for item in module.in_keys if not has_key(result, item)]
@@ -253,7 +254,7 @@ class TensorDictSequential(TensorDictModule[Any]):
 
         Args:
             module: the member.
-            name: its name, in a sequence whose members have names.
+            name: its name, required if the members of the sequence have names.
 
         >>> seq = TensorDictSequential(TensorDictModule(abs, ["x"], ["y"]))
         >>> seq.append(TensorDictModule(abs, ["y"], ["z"])).out_keys
@@ -262,12 +263,12 @@ class TensorDictSequential(TensorDictModule[Any]):
         return self.insert(len(self), module, name)
 
     def insert(self: SelfT, index: int, module: Any, name: str | None = None) -> SelfT:
-        """Add a member before the one at an index.
+        """Insert a member at an index.
 
         Args:
-            index: where it will stand.
+            index: the position of the new member.
             module: the member.
-            name: its name, in a sequence whose members have names.
+            name: its name, required if the members of the sequence have names.
 
         >>> seq = TensorDictSequential(TensorDictModule(abs, ["y"], ["z"]))
         >>> seq.insert(0, TensorDictModule(abs, ["x"], ["y"])).in_keys
@@ -285,7 +286,10 @@ class TensorDictSequential(TensorDictModule[Any]):
         return self
 
     def extend(self: SelfT, modules: Any) -> SelfT:
-        """Add members at the end: a list, or a dict where the members have names.
+        """Add members at the end.
+
+        Args:
+            modules: a list of members; a dict from names to members if those of the sequence have names.
 
         >>> len(TensorDictSequential().extend([lambda td: td, lambda td: td + 1]))
         2
@@ -301,7 +305,8 @@ class TensorDictSequential(TensorDictModule[Any]):
     def pop(self, index: Any = -1) -> Any:
         """Remove a member by index or name and return it.
 
-        >>> TensorDictSequential({"a": TensorDictModule(abs, ["x"], ["y"])}).pop("a").out_keys
+        >>> seq = TensorDictSequential({"a": TensorDictModule(abs, ["x"], ["y"])})
+        >>> seq.pop("a").out_keys
         ['y']
         """
         pairs = self._pairs()
@@ -310,19 +315,19 @@ class TensorDictSequential(TensorDictModule[Any]):
         return member
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("clear", "update"):  # of the container, which would leave the keys as they are
+        if name in ("clear", "update"):  # methods of the container that would not update the keys
             raise AttributeError(
                 f"{type(self).__name__!r} object has no attribute {name!r}; use `del seq[:]`, `seq[name] = module` or extend()"
             )
         return super().__getattr__(name)
 
     def _pairs(self) -> list[tuple[str | None, Any]]:
-        """Return the name, or None, and the module of each member."""
+        """Return a pair of name and module per member; the name is None if the members have none."""
         names: Any = self.module if self._is_named else [None] * len(self)
         return list(zip(names, self))
 
     def _place(self, index: Any) -> int:
-        """Return the place of a member by index or name."""
+        """Convert the index or name of a member to a position."""
         if isinstance(index, str):
             if not self._is_named:
                 raise TypeError(
@@ -339,7 +344,7 @@ class TensorDictSequential(TensorDictModule[Any]):
         return place % len(self)
 
     def _replace(self, pairs: list[tuple[str | None, Any]]) -> None:
-        """Take other members and their keys, unless a selected key would be gone."""
+        """Replace all members and update the keys. Raise SelectionError if a selected key would be lost."""
         container = _contain(pairs, self._is_named)
         in_keys, out_keys = self._compute_in_and_out_keys(_members(container))
         gone = [key for key in self._selected_out_keys or () if key not in out_keys]
@@ -355,7 +360,7 @@ class TensorDictSequential(TensorDictModule[Any]):
         self.__dict__.update(_all_in_keys=tuple(in_keys), _all_out_keys=tuple(out_keys))
 
     def _with(self: SelfT, pairs: list[tuple[str | None, Any]]) -> SelfT:
-        """Return a sequence of other members, of the same type and options; a selection is not among them."""
+        """Return a sequence of other members with the same type and options, but without the selection."""
         new = type(self).__new__(type(self))
         nn.Module.__init__(new)
         for name, value in self.__dict__.items():
@@ -367,19 +372,21 @@ class TensorDictSequential(TensorDictModule[Any]):
         return new
 
     def select_subsequence(self: SelfT, in_keys: Any = None, out_keys: Any = None) -> SelfT:
-        """Return the members that are needed to get some keys from others, as a sequence.
+        """Return a sequence of the members that are needed to compute some keys from others.
+
+        Functions without keys are kept between the first and the last selected member. Nested sequences are cut in the
+        same way. The new sequence shares the members.
 
         Args:
-            in_keys: the keys that are there; those that the sequence reads if not given.
-            out_keys: the keys that are wanted; those that it writes if not given.
-
-        Functions that do not say their keys are kept where they stand between members that are. A sequence inside is cut
-        in the same way. The members are shared.
+            in_keys: the available keys; by default those that the sequence reads.
+            out_keys: the requested keys; by default those that the sequence writes.
 
         Raises:
-            ValueError: nothing is left.
+            ValueError: no member is left.
 
-        >>> seq = TensorDictSequential(TensorDictModule(abs, ["x"], ["y"]), TensorDictModule(abs, ["x"], ["z"]))
+        >>> seq = TensorDictSequential(
+        ...     TensorDictModule(abs, ["x"], ["y"]), TensorDictModule(abs, ["x"], ["z"])
+        ... )
         >>> seq.select_subsequence(out_keys=["z"]).out_keys
         ['z']
         """
@@ -395,7 +402,7 @@ class TensorDictSequential(TensorDictModule[Any]):
         return result
 
     def _cut_inputs(self: SelfT, options: dict[Key, None]) -> SelfT | None:
-        """Return the members that can run on some keys, and add to these what they write."""
+        """Return the members that can run on the keys ``options``; add their outputs to ``options``."""
         kept = []
         for name, module in self._pairs():
             part = module
@@ -409,7 +416,7 @@ class TensorDictSequential(TensorDictModule[Any]):
         return self._trim(kept)
 
     def _cut_outputs(self: SelfT, wanted: dict[Key, None]) -> SelfT | None:
-        """Return the members that some keys need, and add to these what they read."""
+        """Return the members that are needed for the keys ``wanted``; add their inputs to ``wanted``."""
         kept: list[tuple[str | None, Any]] = []
         for name, module in reversed(self._pairs()):
             part = module
@@ -425,7 +432,7 @@ class TensorDictSequential(TensorDictModule[Any]):
         return self._trim(kept)
 
     def _trim(self: SelfT, kept: list[tuple[str | None, Any]]) -> SelfT | None:
-        """Return a sequence of what is kept, between the first and the last member that has keys; None of nothing."""
+        """Return a sequence from the first to the last member with keys; None if there are none."""
         keyed = [place for place, (_, module) in enumerate(kept) if _has_keys_declared(module)]
         if not keyed:
             return None
@@ -434,13 +441,15 @@ class TensorDictSequential(TensorDictModule[Any]):
         return self if same and self._selected_out_keys is None else self._with(kept)
 
     def check(self, keys: Any = None) -> FlowReport:
-        """Return what the keys of the members say before anything runs: what is missing, not read, or overwritten.
+        """Check the keys of the members without a call: find missing, unread and overwritten keys.
 
         Args:
-            keys: a collection, or the keys that will be there; those that the sequence reads if not given.
+            keys: a collection, or the keys of the input; by default those that the sequence reads.
 
         >>> seq = TensorDictSequential(
-        ...     TensorDictModule(abs, ["x"], ["hidden"]), TensorDictModule(abs, ["hiden"], ["y"]), selected_out_keys=["y"]
+        ...     TensorDictModule(abs, ["x"], ["hidden"]),
+        ...     TensorDictModule(abs, ["hiden"], ["y"]),
+        ...     selected_out_keys=["y"],
         ... )
         >>> print(seq.check(["x"]))
         missing: seq[1] reads 'hiden', which is not there; did you mean 'hidden'?
@@ -449,7 +458,7 @@ class TensorDictSequential(TensorDictModule[Any]):
         return check_flow(self, keys)
 
     def graph(self) -> str:
-        """Return the data flow as a diagram in the language Mermaid.
+        """Return a Mermaid diagram of the data flow.
 
         >>> print(TensorDictSequential(TensorDictModule(abs, ["x"], ["y"])).graph())
         flowchart LR
@@ -464,7 +473,7 @@ class TensorDictSequential(TensorDictModule[Any]):
 
 
 def run_on_members(module: Any, tensordict: TensorCollection) -> None:
-    """Run a module on those members of a lazy stack that have its inputs; a no-op on other collections."""
+    """Run a module on the members of a lazy stack that have its inputs; a no-op for other collections."""
     if isinstance(tensordict, LazyStackedTensorDict):
         for member in tensordict.tensordicts:
             if has_keys(member, module.in_keys):
@@ -472,12 +481,12 @@ def run_on_members(module: Any, tensordict: TensorCollection) -> None:
 
 
 def has_keys(tensordict: TensorCollection, keys: Iterable[Key]) -> bool:
-    """Tell whether a collection has every one of some keys."""
+    """Return True if a collection has all keys."""
     return all(has_key(tensordict, key) for key in keys)
 
 
 def _pairs(modules: tuple[Any, ...]) -> list[tuple[str | None, Any]]:
-    """Return the name, or None, and the module of each member that a constructor was given."""
+    """Convert the arguments of a constructor to pairs of name and module; the name is None without names."""
     first = modules[0] if modules else None
     if len(modules) == 1 and isinstance(first, (Mapping, nn.ModuleDict)):
         wrong = [name for name in first if not isinstance(name, str)]
@@ -492,7 +501,7 @@ def _pairs(modules: tuple[Any, ...]) -> list[tuple[str | None, Any]]:
 def _contain(
     pairs: list[tuple[str | None, Any]], is_named: bool | None = None
 ) -> nn.ModuleList | nn.ModuleDict:
-    """Return members in a container; one of names where they have any, or where nothing is left of some that had."""
+    """Put members in a ModuleDict if they have names or ``is_named`` is True, else in a ModuleList."""
     members = [(name, _as_member(module)) for name, module in pairs]
     if is_named or (is_named is None and members and members[0][0] is not None):
         return nn.ModuleDict({str(name): module for name, module in members})

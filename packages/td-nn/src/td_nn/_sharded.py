@@ -1,7 +1,7 @@
-"""FSDP2 around a module that returns a collection.
+"""Support for FSDP2 (``fully_shard``) of modules that return a collection.
 
-``fully_shard`` gathers the parameters again before the backward pass reaches the tensors that a module returned. It finds
-them in tuples, lists, dicts and dataclasses, so those in a collection have to be shown to it.
+``fully_shard`` registers hooks on the tensors that a module returns, to gather the parameters again before the backward
+pass. It finds tensors in tuples, lists, dicts and dataclasses, but not in a collection.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ __all__ = ["show_results"]
 
 
 def show_results(cls: Any) -> None:
-    """Let a class that ``fully_shard`` makes of a module's class show the tensors in the collections it returns."""
+    """Register the backward hooks of FSDP2 for returned collections, in a class that ``fully_shard`` created."""
     if not any(base.__name__ == "FSDPModule" for base in cls.__bases__):
         return
 
@@ -22,7 +22,7 @@ def show_results(cls: Any) -> None:
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         result = inherited(self, *args, **kwargs)
-        # A private name of torch: without it, torch has found another way to the tensors.
+        # This name is private in torch, so a release without it must not fail here.
         register = getattr(self._get_fsdp_state(), "_register_pre_backward_hook", None)
         if register is not None and isinstance(result, TensorCollection):
             register(tuple(result.values(True, True)))

@@ -1,6 +1,6 @@
-"""Switches of modules, each kept for a thread on its own and restored in the order of the blocks.
+"""Switches of modules: context managers that change a setting of the current thread and restore it.
 
-A module reads them once a call, so they are plain attributes of one ``threading.local``.
+A module reads the settings in each call, so for speed they are plain attributes of one ``threading.local``.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class _State(Settings):
 
 
 def _is_on(name: str, default: bool) -> bool:
-    """Return what an environment variable says."""
+    """Read an environment variable as a bool."""
     word = os.environ.get(name, str(default)).strip().lower()
     if word in ("1", "true", "yes", "on"):
         return True
@@ -44,27 +44,27 @@ STATE = _State()
 
 
 class ModuleSwitch(Switch):
-    """A switch of modules: a block changes this thread alone, whatever ``thread_local`` says."""
+    """A switch of modules. A block changes the current thread only, even with ``thread_local=False``."""
 
     _settings = STATE
 
 
-class set_skip_existing(ModuleSwitch):  # noqa: N801  the reference implementation's spelling
-    """Return the input of a module as it is where the keys that the module writes are there already.
+class set_skip_existing(ModuleSwitch):  # noqa: N801  tensordict's spelling
+    """Skip modules whose outputs exist already: they return their input unchanged.
 
-    A context manager for every module called inside, or a decorator of one ``forward(self, tensordict)``. The module runs
-    all the same where it rewrites a key that it reads, writes nothing, or writes to ``"_"``.
+    A context manager for all modules that are called in the block, or a decorator of one ``forward(self, tensordict)``. A
+    module is never skipped if it overwrites a key that it reads, writes nothing, or writes to ``"_"``.
 
     Args:
-        mode: True or False; or keys: only modules that write no others are skipped. As a decorator, None takes the mode of
-            the block that the call stands in.
-        in_key_attr: the attribute with the keys that the decorated module reads.
-        out_key_attr: the attribute with the keys that it writes.
-        thread_local: accepted for either value: a block never changes another thread.
+        mode: True, False, or a list of keys: then a module is skipped only if it writes no other keys. In a decorator,
+            None uses the mode of the block around the call.
+        in_key_attr: name of the attribute that lists the keys which the decorated module reads.
+        out_key_attr: name of the attribute that lists the keys which it writes.
+        thread_local: has no effect: a block never changes another thread.
 
     Raises:
-        RuntimeError: None is given to a block.
-        TypeError: the mode is of another type, or the decorated function has no argument ``tensordict``.
+        RuntimeError: the mode of a block is None.
+        TypeError: the mode has another type, or the decorated function has no argument ``tensordict``.
 
     >>> from td_nn import TensorDictModule
     >>> double = TensorDictModule(lambda x: x * 2, ["x"], ["y"])
@@ -92,7 +92,7 @@ class set_skip_existing(ModuleSwitch):  # noqa: N801  the reference implementati
         self.out_key_attr = out_key_attr
 
     def clone(self) -> set_skip_existing:
-        """Return another switch of the same mode.
+        """Return a new switch with the same mode.
 
         >>> set_skip_existing(False).clone() is None
         False
@@ -108,7 +108,7 @@ class set_skip_existing(ModuleSwitch):  # noqa: N801  the reference implementati
         super().__enter__()
 
     def __call__(self, fn: FnT) -> FnT:
-        """Return ``fn``, a ``forward(self, tensordict)``, that is skipped where its keys are there."""
+        """Wrap ``fn``, a ``forward(self, tensordict)``, so that it is skipped if its outputs exist."""
         parameters = [name for name in inspect.signature(fn).parameters if name != "self"]
         if parameters[:1] != ["tensordict"]:
             raise TypeError(
@@ -132,7 +132,7 @@ class set_skip_existing(ModuleSwitch):  # noqa: N801  the reference implementati
 
 
 def skip_existing() -> bool | list[Key]:
-    """Return the mode of :class:`set_skip_existing` in this thread.
+    """Return the mode of :class:`set_skip_existing` in the current thread.
 
     >>> skip_existing()
     False
@@ -143,7 +143,7 @@ def skip_existing() -> bool | list[Key]:
 def has_outputs(
     mode: bool | list[Key], tensordict: TensorCollection, in_keys: Sequence[Key], out_keys: Sequence[Key]
 ) -> bool:
-    """Tell whether a module need not run, because a collection has what it writes."""
+    """Return True if a module can be skipped because the collection has all keys that it writes."""
     if not out_keys or mode is False:
         return False
     present = tensordict.keys(True)
@@ -154,14 +154,14 @@ def has_outputs(
 
 
 def skip_as_block_says() -> set_skip_existing:
-    """Return the decorator of a ``forward`` that is skipped by the mode of the block that a call stands in."""
+    """Return the decorator that skips a ``forward`` by the mode of the block around the call."""
     return set_skip_existing(None)
 
 
-class set_dispatch(ModuleSwitch):  # noqa: N801  a context manager is called like a function
-    """Let decorated functions take tensors in the place of a collection, or pass on what they are given.
+class set_dispatch(ModuleSwitch):  # noqa: N801  named like set_skip_existing
+    """Enable or disable ``dispatch``: if it is disabled, arguments are passed to decorated functions unchanged.
 
-    The environment variable ``DISPATCH_TDNN_MODULES=0`` turns it off from the start.
+    The environment variable ``DISPATCH_TDNN_MODULES=0`` disables it at import.
     """
 
     _name = "dispatches"

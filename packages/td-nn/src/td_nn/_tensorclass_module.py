@@ -1,4 +1,4 @@
-"""Modules from tensorclass to tensorclass, and how one takes and gives other collections."""
+"""Modules that take and return tensorclasses, and the wrapper that makes them read and write collections."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ OutputT = TypeVar("OutputT")
 
 
 class TensorClassModuleBase(ABC, nn.Module, Generic[InputT, OutputT]):
-    """Base of the modules that take and return tensorclasses, or tensors.
+    """Base of modules that take and return tensorclasses or tensors.
 
-    A subclass says the two types, ``TensorClassModuleBase[In, Out]``, and has a ``forward`` from the one to the other.
+    A subclass states both types, ``TensorClassModuleBase[In, Out]``, and has a ``forward`` that takes an ``In`` and
+    returns an ``Out``.
 
     Attributes:
-        input_type: the type it takes.
-        output_type: the type it returns.
+        input_type: type of the argument.
+        output_type: type of the result.
 
     >>> class Double(TensorClassModuleBase[torch.Tensor, torch.Tensor]):
     ...     def forward(self, x):
@@ -49,13 +50,13 @@ class TensorClassModuleBase(ABC, nn.Module, Generic[InputT, OutputT]):
 
     @abstractmethod
     def forward(self, x: InputT) -> OutputT:
-        """Return the output for an input."""
+        """Compute the output of an input; a subclass implements it."""
 
     def as_td_module(self) -> TensorClassModuleWrapper:
-        """Return a module that reads the fields of the input type from a collection and writes those of the output.
+        """Wrap the module so that it reads the input fields from a collection and writes the output fields.
 
         Raises:
-            ValueError: the types are not said, or are not both tensorclasses.
+            ValueError: a type is missing or is not a tensorclass.
 
         >>> from td_tensorclass import TensorClass
         >>> class Point(TensorClass):
@@ -72,15 +73,15 @@ class TensorClassModuleBase(ABC, nn.Module, Generic[InputT, OutputT]):
 
 
 class TensorClassModuleWrapper(TensorDictModuleBase[Any]):
-    """A module from tensorclass to tensorclass as one from collection to collection, whose keys are the fields.
+    """A wrapper that calls a module of tensorclasses with collections. Its keys are the fields of the classes.
 
-    It returns a new TensorDict of the output's fields. Fields that the input lacks are None.
+    A call returns a new TensorDict of the output fields. Input fields that the collection lacks are None.
 
     Args:
-        module: the module inside, whose ``input_type`` and ``output_type`` are tensorclasses.
+        module: the wrapped module, whose ``input_type`` and ``output_type`` are tensorclasses.
 
     Raises:
-        ValueError: they are not.
+        ValueError: one of the types is not a tensorclass.
     """
 
     def __init__(self, module: TensorClassModuleBase[Any, Any]) -> None:
@@ -107,11 +108,11 @@ class TensorClassModuleWrapper(TensorDictModuleBase[Any]):
     def forward(
         self, tensordict: TensorCollection, *, tensordict_out: TensorCollection | None = None
     ) -> TensorCollection:
-        """Return what the module inside makes of the fields in a collection.
+        """Call the wrapped module with the fields in a collection, and return the collection of output fields.
 
         Args:
-            tensordict: where the fields are, or an instance of the input type.
-            tensordict_out: where the output goes, instead of a new TensorDict.
+            tensordict: a collection with the fields, or an instance of the input type.
+            tensordict_out: the collection that receives the output, instead of a new TensorDict.
         """
         module: Any = self.tc_module
         if not isinstance(tensordict, module.input_type):
@@ -133,14 +134,14 @@ class TensorClassModuleWrapper(TensorDictModuleBase[Any]):
 
 
 def _fields(provided: Any) -> dict[str, Any] | None:
-    """Return the fields that a type declares, None where it is no collection that declares any."""
+    """Return the declared fields of a collection class; None for other types and classes without fields."""
     if isinstance(provided, type) and issubclass(provided, TensorCollection):
         return provided.declared_fields()
     return None
 
 
 def _leaf_keys(declaring: Any) -> list[Key]:
-    """Return the keys of the fields of a class, and of those of the fields that are such classes."""
+    """List the keys of the fields of a class, and recursively of fields that are tensorclasses."""
     results: list[Key] = []
     for name, hint in (_fields(declaring) or {}).items():
         below = None if hint is declaring else _fields(hint)

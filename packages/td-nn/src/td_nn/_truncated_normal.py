@@ -1,6 +1,7 @@
 """The normal distribution restricted to an interval.
 
-The moments are those of Johnson, Kotz and Balakrishnan, "Continuous Univariate Distributions", volume 1, section 10.1.
+The formulas of the moments are from Johnson, Kotz and Balakrishnan, "Continuous Univariate Distributions", volume 1,
+section 10.1.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ _MIN_SCALE = 1e-6
 
 
 def _compute_ndtr(x: Tensor) -> Tensor:
-    """Return the normal cdf; that of torch loses the digits of small probabilities."""
+    """Compute the normal cdf; torch.special.ndtr loses precision for small probabilities."""
     return erfc(-_SQRT_HALF * x).mul(0.5)  # type: ignore[no-any-return]
 
 
 def _drop_empty_mask(mask: Tensor) -> Tensor | None:
-    """Return a mask, or None if it is False everywhere."""
-    # A graph computes both cases, because it cannot depend on values.
+    """Return the mask, or None if all its elements are False."""
+    # A compiled graph computes both cases, because it cannot branch on values.
     return mask if torch.compiler.is_compiling() or bool(mask.any()) else None
 
 
@@ -40,24 +41,25 @@ class TruncatedStandardNormal(dist.Distribution):
     Args:
         a: lower end.
         b: upper end.
-        validate_args: raise on values outside the interval; without, their log-probability is minus infinity.
+        validate_args: True raises an error for values outside the interval, False gives them a log-probability of minus
+            infinity. None uses the default of torch.
 
     Raises:
-        ValueError: an interval is empty.
+        ValueError: an upper end is not greater than its lower end.
 
     >>> unit = TruncatedStandardNormal(torch.tensor(-1.0), torch.tensor(1.0))
     >>> unit.mean, unit.cdf(torch.tensor(0.0))
     (tensor(0.), tensor(0.5000))
     """
 
-    # The ends are checked together.
+    # The constructor checks a < b, which needs both ends.
     arg_constraints: dict[str, Any] = {"a": constraints.dependent, "b": constraints.dependent}  # noqa: RUF012
     has_rsample = True
     a: Tensor
     b: Tensor
 
     def __init__(self, a: Tensor | float, b: Tensor | float, validate_args: bool | None = None) -> None:
-        # A graph cannot depend on values, so the interval is not checked there, as torch does not check arguments.
+        # A compiled graph cannot branch on values, so the check runs in eager mode only.
         if not torch.compiler.is_compiling() and not bool(torch.as_tensor(a < b).all()):
             raise ValueError(
                 f"the interval of a truncated normal runs from a to a greater b; got a = {a} and b = {b}"
@@ -67,17 +69,17 @@ class TruncatedStandardNormal(dist.Distribution):
 
     @constraints.dependent_property(is_discrete=False, event_dim=0)
     def support(self) -> Any:
-        """The interval."""
+        """The interval from ``a`` to ``b``."""
         return constraints.interval(self.a, self.b)
 
     @lazy_property
     def _mirrored_mask(self) -> Tensor | None:
-        """Where the interval has positive numbers, or None if nowhere."""
+        """Mask of the intervals with positive numbers only, or None if there are none."""
         return _drop_empty_mask(self.a > 0)
 
     @lazy_property
     def _low(self) -> Tensor:
-        # An interval of positive numbers is mirrored, because the left tail has more digits.
+        # An interval of positive numbers is mirrored, because floats are more precise in the left tail.
         return self.a if self._mirrored_mask is None else torch.where(self._mirrored_mask, -self.b, self.a)
 
     @lazy_property
@@ -94,7 +96,7 @@ class TruncatedStandardNormal(dist.Distribution):
 
     @lazy_property
     def _tiny_mask(self) -> Tensor | None:
-        """Where the probability of the interval underflows, or None if nowhere."""
+        """Mask of the intervals whose probability underflows, or None if there are none."""
         return _drop_empty_mask(self._mass < torch.finfo(self._mass.dtype).tiny)
 
     @lazy_property
@@ -105,12 +107,12 @@ class TruncatedStandardNormal(dist.Distribution):
 
     @property
     def auc(self) -> Tensor:
-        """Probability of the interval under the normal distribution that is not restricted."""
+        """Probability of the interval under the unrestricted normal distribution."""
         return self._log_auc.exp()
 
     @property
     def _densities(self) -> tuple[Tensor, Tensor]:
-        """Densities at the two ends."""
+        """Densities at the two ends of the interval."""
         log_auc = self._log_auc
         at_a, at_b = [(-0.5 * end.square() - _LOG_SQRT_2PI - log_auc).exp() for end in (self.a, self.b)]
         return at_a, at_b
@@ -127,7 +129,7 @@ class TruncatedStandardNormal(dist.Distribution):
     @property
     def _end_terms(self) -> Tensor:
         at_a, at_b = self._densities
-        # The product is 0 at an infinite end.
+        # The limit at an infinite end is 0, but inf * 0 is nan.
         return (self.a * at_a).nan_to_num(0.0) - (self.b * at_b).nan_to_num(0.0)
 
     @property
@@ -141,7 +143,7 @@ class TruncatedStandardNormal(dist.Distribution):
 
     @property
     def mode(self) -> Tensor:
-        """The value of the highest density: 0, or the end next to it."""
+        """The value of the highest density: 0, or the end that is nearest to 0."""
         return torch.zeros_like(self.a).clamp(self.a, self.b)
 
     @property
@@ -154,7 +156,7 @@ class TruncatedStandardNormal(dist.Distribution):
         return _LOG_SQRT_2PI + 0.5 + self._log_auc + 0.5 * self._end_terms
 
     def cdf(self, value: Tensor) -> Tensor:
-        """Return the probability of smaller values: 0 below the interval and 1 above."""
+        """Return the probability of values less than ``value``: 0 below the interval, 1 above it."""
         return self._compute_standard_cdf(value)
 
     def _compute_standard_cdf(self, value: Tensor) -> Tensor:
@@ -169,40 +171,40 @@ class TruncatedStandardNormal(dist.Distribution):
         return share if is_mirrored is None else torch.where(is_mirrored, 1 - share, share)
 
     def icdf(self, value: Tensor) -> Tensor:
-        """Return the value below which the probability is ``value``."""
+        """Return the inverse of the cdf at the probability ``value``."""
         return self._compute_standard_icdf(value)
 
     def _compute_standard_icdf(self, value: Tensor) -> Tensor:
         low, high, is_mirrored, is_tiny = self._low, self._high, self._mirrored_mask, self._tiny_mask
         share = value if is_mirrored is None else torch.where(is_mirrored, 1 - value, value)
         found = ndtri(self._below + share * self._mass)
-        if is_tiny is not None:  # so far in the tail, the density is exponential
+        if is_tiny is not None:  # so far in the tail, the density is nearly exponential
             at_low = (high * (high - low)).exp()
             found = torch.where(is_tiny, high - (share * (1 - at_low) + at_low).log() / high, found)
         found = found.clamp(low, high)
         return found if is_mirrored is None else torch.where(is_mirrored, -found, found)
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """Return the log of the density, minus infinity outside the interval."""
+        """Return the log-density; minus infinity outside the interval."""
         return self._restrict_log_prob(value, self._compute_standard_log_prob(value))
 
     def _compute_standard_log_prob(self, value: Tensor) -> Tensor:
         return -0.5 * value.square() - (self._log_auc + _LOG_SQRT_2PI)
 
     def _restrict_log_prob(self, value: Tensor, log_prob: Tensor) -> Tensor:
-        """Return a log-probability, minus infinity outside the support, where a value is an error if validated."""
+        """Return minus infinity for values outside the support, or raise ValueError if arguments are validated."""
         if self._validate_args:
             self._validate_sample(value)
             return log_prob
         return torch.where(self.support.check(value), log_prob, -torch.inf)
 
     def rsample(self, sample_shape: Any = None) -> Tensor:
-        """Draw values, with gradients of the parameters."""
+        """Draw samples of shape ``(*sample_shape, *batch_shape)`` with gradients."""
         shape = self._extended_shape(torch.Size(sample_shape or ()))
         return self.icdf(torch.rand(shape, dtype=self.a.dtype, device=self.a.device))
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> TruncatedStandardNormal:
-        """Return the distribution with its batch dims expanded."""
+        """Return a distribution with its batch dims expanded to ``batch_shape``."""
         new: Any = self._get_checked_instance(TruncatedStandardNormal, _instance)  # type: ignore[no-untyped-call]
         for name in self._expanded_names:
             setattr(new, name, getattr(self, name).expand(torch.Size(batch_shape)))
@@ -217,25 +219,27 @@ class TruncatedNormal(TruncatedStandardNormal):
     """A normal distribution restricted to the interval from ``a`` to ``b``.
 
     Args:
-        loc: location, the mean of the distribution that is not restricted.
-        scale: its standard deviation; values below 1e-6 are raised to that.
+        loc: mean of the unrestricted distribution.
+        scale: standard deviation of the unrestricted distribution; values below 1e-6 are set to 1e-6.
         a: lower end.
         b: upper end.
-        validate_args: raise on values outside the interval; without, their log-probability is minus infinity.
+        validate_args: True raises an error for values outside the interval, False gives them a log-probability of minus
+            infinity. None uses the default of torch.
 
     Attributes:
         loc: the location.
         scale: the scale.
-        a: the lower end in units of the scale from the location, ``(a - loc) / scale``.
-        b: the upper end in these units.
+        a: the standardized lower end, ``(a - loc) / scale``.
+        b: the standardized upper end, ``(b - loc) / scale``.
 
     Raises:
-        ValueError: an interval is empty.
+        ValueError: an upper end is not greater than its lower end.
 
     >>> bounded = TruncatedNormal(torch.tensor([0.0, 3.0]), torch.ones(2), -1.0, 1.0)
     >>> bounded.mean
     tensor([0.0000, 0.6294])
-    >>> TruncatedNormal(0.0, 1.0, -1.0, 1.0, validate_args=False).log_prob(torch.tensor(2.0))
+    >>> unchecked = TruncatedNormal(0.0, 1.0, -1.0, 1.0, validate_args=False)
+    >>> unchecked.log_prob(torch.tensor(2.0))
     tensor(-inf)
     """
 
@@ -270,7 +274,7 @@ class TruncatedNormal(TruncatedStandardNormal):
 
     @constraints.dependent_property(is_discrete=False, event_dim=0)
     def support(self) -> Any:
-        """The interval."""
+        """The interval from ``a`` to ``b``."""
         return constraints.interval(self._from, self._to)
 
     @property
@@ -285,7 +289,7 @@ class TruncatedNormal(TruncatedStandardNormal):
 
     @property
     def mode(self) -> Tensor:
-        """The value of the highest density: the location, or the end next to it."""
+        """The value of the highest density: the location, or the end that is nearest to it."""
         return self.loc.clamp(self._from, self._to)
 
     def entropy(self) -> Tensor:
@@ -293,16 +297,16 @@ class TruncatedNormal(TruncatedStandardNormal):
         return super().entropy() + self._log_scale
 
     def cdf(self, value: Tensor) -> Tensor:
-        """Return the probability of smaller values: 0 below the interval and 1 above."""
+        """Return the probability of values less than ``value``: 0 below the interval, 1 above it."""
         return self._compute_standard_cdf(self._standardize(value))
 
     def icdf(self, value: Tensor) -> Tensor:
-        """Return the value below which the probability is ``value``."""
-        # Rounding may leave the interval by one step of the last digit.
+        """Return the inverse of the cdf at the probability ``value``."""
+        # A rounding error can move a value out of the interval.
         return (self.loc + self.scale * self._compute_standard_icdf(value)).clamp(self._from, self._to)
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """Return the log of the density, minus infinity outside the interval."""
+        """Return the log-density; minus infinity outside the interval."""
         return self._restrict_log_prob(
             value, self._compute_standard_log_prob(self._standardize(value)) - self._log_scale
         )
@@ -312,7 +316,7 @@ class TruncatedNormal(TruncatedStandardNormal):
         return self.scale.log()
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> TruncatedNormal:
-        """Return the distribution with its batch dims expanded."""
+        """Return a distribution with its batch dims expanded to ``batch_shape``."""
         new: Any = self._get_checked_instance(TruncatedNormal, _instance)  # type: ignore[no-untyped-call]
         return super().expand(batch_shape, new)  # type: ignore[return-value]
 

@@ -1,4 +1,4 @@
-"""Functions as modules: of a collection (WrapModule), or of its tensors (as_tensordict_module)."""
+"""Convert functions to modules: functions of a collection (WrapModule) or of tensors (as_tensordict_module)."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ FnT = TypeVar("FnT", bound=Callable[..., Any])
 
 
 class WrapModule(TensorDictModuleBase[Any]):
-    """A function from collection to collection as a module.
+    """A module that calls a function of a collection.
 
     Args:
-        func: the function.
-        inplace: update the input with what the function returns, and return the input.
-        in_keys: the keys that it reads, which a sequence wants to know; none if not given.
-        out_keys: the keys that it writes.
+        func: a function that takes a collection and returns one.
+        inplace: True updates the input with the result of the function and returns the input.
+        in_keys: the keys that the function reads, for sequences that contain the module; none by default.
+        out_keys: the keys that the function writes.
 
     Raises:
         TypeError: ``func`` cannot be called.
@@ -58,7 +58,7 @@ class WrapModule(TensorDictModuleBase[Any]):
         return self.func
 
     def forward(self, data: Any) -> Any:
-        """Return what the function returns, or the updated input."""
+        """Call the function, and return its result or the updated input."""
         if not self.inplace:
             return self.func(data)
         result = self.func(data)
@@ -72,10 +72,10 @@ class WrapModule(TensorDictModuleBase[Any]):
 
 
 def as_tensordict_module(*, in_keys: Any, out_keys: Any) -> Callable[[FnT], FnT]:
-    """Let a function or a method read its arguments from a collection and store its results there.
+    """Decorate a function or method so that it reads its arguments from a collection and stores its results there.
 
     Args:
-        in_keys: the keys of the arguments; or a dict of argument names and keys.
+        in_keys: the keys of the arguments, or a dict from argument names to keys.
         out_keys: the keys of the results.
 
     >>> @as_tensordict_module(in_keys=["x"], out_keys=["y"])
@@ -109,7 +109,7 @@ def as_tensordict_module(*, in_keys: Any, out_keys: Any) -> Callable[[FnT], FnT]
 
 
 def _parameters(fn: Callable[..., Any]) -> Mapping[str, Any]:
-    """Return the parameters of a function, none where it is written in C and does not say."""
+    """Return the parameters of a function; an empty dict for a C function without a signature."""
     try:
         return inspect.signature(fn).parameters
     except (TypeError, ValueError):

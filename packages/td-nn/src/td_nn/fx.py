@@ -1,4 +1,4 @@
-"""Trace modules that read and write collections into graphs of torch.fx."""
+"""Trace modules that read and write collections with torch.fx."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["TDGraphModule", "symbolic_trace"]
 
 
 class TDGraphModule(nn.Module):
-    """A graph that reads a collection, and the keys that its results are stored at.
+    """A torch.fx graph that reads a collection, with the keys of its results.
 
     Args:
         graph_module: a graph that takes a collection and returns a tuple.
@@ -37,7 +37,7 @@ class TDGraphModule(nn.Module):
 
     @property
     def graph(self) -> fx.Graph:
-        """The graph."""
+        """The torch.fx graph."""
         return self._graph_module.graph
 
     @property
@@ -46,7 +46,7 @@ class TDGraphModule(nn.Module):
         return self._graph_module.code
 
     def forward(self, tensordict: TensorCollection, *, tensordict_out: TensorCollection | None = None) -> Any:
-        """Run the graph and store its results in the collection, or in ``tensordict_out``, which is returned."""
+        """Run the graph and store its results in ``tensordict_out`` if given, else in ``tensordict``; return that."""
         target = tensordict if tensordict_out is None else tensordict_out
         for key, value in zip(self.out_keys, self._graph_module(tensordict)):
             target.set(key, value)
@@ -56,14 +56,13 @@ class TDGraphModule(nn.Module):
 def symbolic_trace(td_module: TensorDictModuleBase[Any]) -> TDGraphModule:
     """Trace a :class:`TensorDictModule`, or a sequence of them, into one graph over the tensors.
 
-    The graph reads the keys that the module reads and passes results from member to member without a collection.
+    The graph reads the ``in_keys`` of the module, and passes results between members as tensors, without a collection.
 
     Args:
         td_module: the module, whose submodules torch.fx can trace. The graph shares their parameters.
 
     Raises:
-        TypeError: a module of another type, whose ``forward`` the keys do not describe; or a sequence that chooses in
-            each call which members run.
+        TypeError: the module has another type or its own ``forward``, or is a sequence with ``partial_tolerant=True``.
 
     >>> from td_nn import TensorDictModule
     >>> traced = symbolic_trace(TensorDictModule(torch.nn.ReLU(), ["x"], ["y"]))
@@ -76,7 +75,7 @@ def symbolic_trace(td_module: TensorDictModuleBase[Any]) -> TDGraphModule:
 
 
 class _Flow(nn.Module):
-    """A module over tensors, which torch.fx traces."""
+    """The module that torch.fx traces: it reads a collection and returns tensors."""
 
     def __init__(self, td_module: Any) -> None:
         super().__init__()
@@ -85,14 +84,14 @@ class _Flow(nn.Module):
         self.out_keys = [key for key in td_module.out_keys if key != SINK]
 
     def forward(self, tensordict: Any) -> Any:
-        """Return the values of the keys that are written."""
+        """Return the values of the ``out_keys``."""
         values: dict[Any, Any] = {}
         _run(self.td_module, tensordict, values)
         return tuple([values[key] for key in self.out_keys])
 
 
 def _check(module: Any) -> None:
-    """Raise TypeError unless keys and submodules say everything that a module does."""
+    """Raise TypeError unless the keys of a module and of its members describe all that ``forward`` does."""
     kind = next((kind for kind in (TensorDictSequential, TensorDictModule) if isinstance(module, kind)), None)
     if kind is None or type(module).forward is not kind.forward:
         raise TypeError(

@@ -1,7 +1,7 @@
-"""The errors of modules, and where in a sequence an error was raised.
+"""The errors of modules, and the path of the sequence member that raised an error.
 
-An error of a wrapped callable keeps its type; what is known of the module is a note on it. Each sequence that the error
-leaves puts its own step before the path.
+An error of a wrapped callable keeps its type and gets a note about the module. Each sequence that the error passes through
+prepends the index of its member to the path.
 """
 
 from __future__ import annotations
@@ -15,26 +15,27 @@ __all__ = ["MissingKeyError", "ModuleKeysError", "OutputError", "SelectionError"
 
 
 class ModuleKeysError(KeyPathError, ValueError):
-    """A module was given something that is not a key or a list of keys."""
+    """An argument of a module is not a key or a list of keys."""
 
 
 class SelectionError(TensorDictError, ValueError, RuntimeError):
-    """A key was selected that a module does not write."""
+    """A selected key is not written by the module."""
 
 
 class OutputError(TensorDictError, RuntimeError):
-    """What a callable returned does not fit the keys that it is stored at."""
+    """The results of a callable do not match the output keys of its module."""
 
 
 class MissingKeyError(KeyPathError):
-    """A module did not find keys that it reads, or that its result is taken from.
+    """A collection lacks keys that a module reads, or that its result is read from.
 
     Attributes:
         missing: the keys.
-        path: where the module stands, ``'seq["dec"]'``; empty outside of sequences.
+        path: the position of the module in sequences, such as ``'seq["dec"]'``; empty outside of sequences.
 
     >>> from td_nn import TensorDictModule
-    >>> TensorDictModule(torch.nn.Linear(2, 1), "x", "y", strict=True)(TensorDict(z=torch.ones(2)))
+    >>> layer = TensorDictModule(torch.nn.Linear(2, 1), "x", "y", strict=True)
+    >>> layer(TensorDict(z=torch.ones(2)))
     Traceback (most recent call last):
     td_nn.module_errors.MissingKeyError: TensorDictModule(Linear) misses its input 'x': existing keys: ['z']
     """
@@ -45,12 +46,12 @@ class MissingKeyError(KeyPathError):
         self.problem = problem
         self.missing = list(missing)
         self.steps: tuple[str, ...] = ()
-        #: The later members that write a missing key, and the steps that lead to each.
+        #: The missing keys that later members write, each with the steps to that member.
         self.writers: list[tuple[Any, tuple[str, ...]]] = []
 
     @property
     def path(self) -> str:
-        """Where the module stands."""
+        """Position of the module in sequences, such as ``seq["dec"]``."""
         return show_steps(self.steps)
 
     def __str__(self) -> str:
@@ -63,21 +64,17 @@ class MissingKeyError(KeyPathError):
 
 
 def show_step(name: Any) -> str:
-    """Return the index that leads to a member of a sequence.
-
-    >>> show_step("dec"), show_step(0)
-    ('["dec"]', '[0]')
-    """
+    """Format the index of a member: ``["dec"]`` or ``[0]``."""
     return f'["{name}"]' if isinstance(name, str) else f"[{name}]"
 
 
 def show_steps(steps: Sequence[str]) -> str:
-    """Return the path that leads through sequences to a module."""
+    """Format the path of a module in nested sequences."""
     return f"seq{''.join(steps)}" if steps else ""
 
 
 class _Place:
-    """What a note says of the module whose callable raised."""
+    """The note on an error: the module whose callable raised it, and its path in sequences."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -90,7 +87,7 @@ class _Place:
 
 
 def note_place(error: BaseException, text: str) -> None:
-    """Note on an error which module raised it, unless a module inside has done so."""
+    """Add a note about the module to an error, unless an inner module already added one."""
     if not isinstance(error, MissingKeyError) and _place_of(error) is None:
         place = _Place(text)
         error.__dict__["_td_place"] = place
@@ -98,7 +95,7 @@ def note_place(error: BaseException, text: str) -> None:
 
 
 def step_out(error: BaseException, step: str) -> None:
-    """Put a step before the path of the module that raised an error."""
+    """Prepend a step to the path of the module that raised an error."""
     if isinstance(error, MissingKeyError):
         error.steps = (step, *error.steps)
         error.writers = [(key, (step, *steps)) for key, steps in error.writers]
@@ -114,7 +111,7 @@ def _place_of(error: BaseException) -> _Place | None:
 
 
 def _write_note(error: BaseException, place: _Place) -> None:
-    """Write the note of an error, or rewrite it; Python 3.10 has no notes, so there it ends the message."""
+    """Add or replace the note of an error; Python 3.10 has no notes, so append it to the message there."""
     old, place.note = place.note, str(place)
     if hasattr(error, "add_note"):
         notes = getattr(error, "__notes__", [])

@@ -1,1 +1,1 @@
-"""What td-core finds under the entry point ``td``: that the package is there. Modules add nothing to collections."""
+"""The module of the entry point ``td``. It is empty, because td-nn does not register methods or kinds."""
