@@ -1,4 +1,4 @@
-"""Tensors through a pickle: values, what they share, and how many buffers that takes."""
+"""Pickled tensors: values, shared storages, and the number of out-of-band buffers."""
 
 from __future__ import annotations
 
@@ -43,18 +43,18 @@ KINDS: dict[str, Callable[[int], Tensor]] = {
 }
 
 
-def out_of_band(tensors: list[Tensor], protocol: int = 5) -> tuple[list[Tensor], list[Any]]:
+def round_trip(tensors: list[Tensor], protocol: int = 5) -> tuple[list[Tensor], list[Any]]:
     buffers: list[Any] = []
     data = pickle.dumps(Leaves(tensors), protocol, buffer_callback=buffers.append if protocol == 5 else None)
     return pickle.loads(data, buffers=buffers).tensors, buffers
 
 
-def same(found: Tensor, wanted: Tensor) -> None:
+def assert_same_tensor(found: Tensor, wanted: Tensor) -> None:
     assert type(found) is type(wanted) and found.dtype == wanted.dtype and found.layout == wanted.layout
     assert found.requires_grad == wanted.requires_grad and found.device == wanted.device
     if wanted.is_nested:
         for one, other in zip(found.unbind(), wanted.unbind(), strict=True):
-            same(one, other)
+            assert_same_tensor(one, other)
     else:
         assert found.shape == wanted.shape
         if not wanted.is_meta:
@@ -66,46 +66,46 @@ def same(found: Tensor, wanted: Tensor) -> None:
 
 @pytest.mark.parametrize("protocol", [3, 5])
 @pytest.mark.parametrize("seed", range(20))
-def test_any_tensors_come_back(seed: int, protocol: int) -> None:
+def test_pickle_random_tensors_keeps_values_and_identity(seed: int, protocol: int) -> None:
     choose = random.Random(seed)
     tensors = [KINDS[choose.choice(list(KINDS))](i) for i in range(30)]
     tensors += [choose.choice(tensors) for _ in range(seed % 3)]
-    found, _ = out_of_band(tensors, protocol)
+    found, _ = round_trip(tensors, protocol)
     for one, other in zip(found, tensors, strict=True):
-        same(one, other)
+        assert_same_tensor(one, other)
     assert [[a is b for b in found] for a in found] == [[a is b for b in tensors] for a in tensors]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_each_kind_alone_comes_back(kind: str) -> None:
+def test_pickle_single_tensor_keeps_value(kind: str) -> None:
     tensor = KINDS[kind](3)
-    (found,), _ = out_of_band([tensor])
-    same(found, tensor)
+    (found,), _ = round_trip([tensor])
+    assert_same_tensor(found, tensor)
 
 
-def test_small_tensors_take_one_buffer_for_each_dtype() -> None:
+def test_pickle_small_tensors_uses_one_buffer_per_dtype() -> None:
     tensors = [torch.full((i % 3 + 1, 2), i) for i in range(50)] + [torch.ones(i) for i in range(50)]
-    assert len(out_of_band(tensors)[1]) == 2
-    (buffer,) = out_of_band([BASE[i * 800 : i * 800 + 3] for i in range(50)])[1]
-    assert len(buffer.raw()) == 50 * 3 * BASE.itemsize  # and nothing of what lies between them
+    assert len(round_trip(tensors)[1]) == 2
+    (buffer,) = round_trip([BASE[i * 800 : i * 800 + 3] for i in range(50)])[1]
+    assert len(buffer.raw()) == 50 * 3 * BASE.itemsize  # the views, without the elements between them
 
 
-def test_large_tensors_and_those_that_share_a_storage_are_not_copied() -> None:
+def test_pickle_large_or_shared_tensors_copies_nothing() -> None:
     large, base = torch.ones(SMALL), torch.arange(10.0)
-    found, buffers = out_of_band([large, base[:6], base[2:]])
+    found, buffers = round_trip([large, base[:6], base[2:]])
     assert len(buffers) == 2 and found[0].data_ptr() == large.data_ptr()
     found[1][2] = 100
     assert found[2][0] == 100 and base[2] == 100
 
 
-def test_what_is_read_as_conjugate_or_negative_does_not_share_its_storage() -> None:
+def test_pickle_conj_and_neg_views_keeps_values() -> None:
     base = torch.tensor([1 + 2j, 3 + 4j, 5 + 6j])
     tensors = [base[:2].conj(), base[1:], base.conj().imag]
-    for found, wanted in zip(out_of_band(tensors)[0], tensors, strict=True):
-        same(found, wanted)
+    for found, wanted in zip(round_trip(tensors)[0], tensors, strict=True):
+        assert_same_tensor(found, wanted)
 
 
-def test_torch_saves_what_came_back_whole() -> None:
+def test_torch_save_of_unpickled_tensors_round_trips() -> None:
     storage = torch.zeros(80_000, dtype=torch.uint8)
     sharing = [storage[:64_000].view(torch.float64), storage[64_000:70_003]]
     back = pickle.loads(pickle.dumps(Leaves(sharing))).tensors
@@ -125,7 +125,7 @@ def test_torch_saves_what_came_back_whole() -> None:
         lambda storage, where: torch.empty(len(storage), dtype=torch.uint8, device="meta").untyped_storage(),
     ],
 )
-def test_torch_loads_to_where_it_is_told(place: Any, protocol: int) -> None:
+def test_torch_load_map_location_sets_device(place: Any, protocol: int) -> None:
     base = torch.arange(9.0)
     td = TensorDict({"small": torch.ones(2), "one": base[:6], "other": base[2:]})
     torch.save(td.to("cpu"), file := io.BytesIO(), pickle_protocol=protocol)
@@ -134,15 +134,15 @@ def test_torch_loads_to_where_it_is_told(place: Any, protocol: int) -> None:
         found = torch.load(file, map_location=given, weights_only=False)
         assert {leaf.device.type for leaf in found.values()} == {found.device.type} == {device}
         for key, leaf in td.items():
-            same(found[key], leaf.to(device))
+            assert_same_tensor(found[key], leaf.to(device))
     file.seek(0)
     assert torch.load(file, weights_only=False)["one"].is_cpu
 
 
-def test_small_tensors_do_not_share_what_is_written() -> None:
+def test_unpickled_small_tensors_are_independent() -> None:
     tensors = [torch.zeros(2), torch.zeros(2, 2), torch.ones(2, requires_grad=True)]
-    found, _ = out_of_band(tensors)
+    found, _ = round_trip(tensors)
     found[0].add_(1)
-    found[1].mul_(found[2])  # a view on what others share could not take the gradient of one
+    found[1].mul_(found[2])  # fails if both are views of one buffer: a view cannot record this gradient
     assert found[1].requires_grad and not found[0].requires_grad
     assert all(tensor.eq(0).all() for tensor in tensors[:2])

@@ -1,4 +1,4 @@
-"""Arguments that contradict each other, or that were ignored below the root or for some entries."""
+"""Contradictory arguments raise; arguments apply to nested nodes and to all entries."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_write_out_and_in_place_raises(call: Any, kind: str) -> None:
     assert td["a"].tolist() == [0, 1] and out["a"].tolist() == [0, 0]
 
 
-def sparse(dim: int = 1) -> Any:
+def make_stack(dim: int = 1) -> Any:
     return lazy_stack(
         [TensorDict({"x": torch.ones(1), "n": {"y": torch.ones(1)}}, [1]) for _ in range(10)], dim
     )
@@ -48,9 +48,9 @@ NEW = {
 
 @pytest.mark.parametrize("size", [(10, 1), (1, 10, 1), (1, 100, 1), (4,)])
 @pytest.mark.parametrize("name", NEW)
-def test_new_empty_lazy_below_is_empty_stack(name: str, size: tuple[int, ...]) -> None:
+def test_new_empty_lazy_nested_stack_is_empty_stack(name: str, size: tuple[int, ...]) -> None:
     td = TensorDict(
-        {"s": sparse(), "n": {"s": sparse(), "a": torch.ones(1, 10)}, "a": torch.ones(1, 10)}, [1, 10]
+        {"s": make_stack(), "n": {"s": make_stack(), "a": torch.ones(1, 10)}, "a": torch.ones(1, 10)}, [1, 10]
     )
     result = NEW[name](td, size)
     assert list(result.keys()) == ["s", "n", "a"] and result.batch_size == size
@@ -64,14 +64,14 @@ def test_new_empty_lazy_below_is_empty_stack(name: str, size: tuple[int, ...]) -
     assert not NEW[name](td, size).get("s").get("n").keys()
 
 
-def test_new_empty_lazy_level_with_more_batch_dims() -> None:
+def test_new_empty_lazy_node_with_more_batch_dims_keeps_them() -> None:
     stack = lazy_stack([TensorDict({"x": torch.ones(2)}, [2]) for _ in range(3)], 1)
     result = TensorDict({"s": stack}, [2]).new_zeros(5, empty_lazy=True)
     assert result.get("s").batch_size == (5, 3) and result.get("s").is_empty()
     assert len(result.get("s").tensordicts) == 3
 
 
-def test_new_empty_lazy_stack_in_members_is_a_stack() -> None:
+def test_new_empty_lazy_stack_in_members_stays_stack() -> None:
     members = [
         TensorDict({"s": lazy_stack([TensorDict({"x": 1}), TensorDict({"x": 2})])}, [2]) for _ in range(3)
     ]
@@ -80,34 +80,34 @@ def test_new_empty_lazy_stack_in_members_is_a_stack() -> None:
     assert type(inner) is LazyStackedTensorDict and inner.batch_size == (5,) and inner.is_empty()
 
 
-def test_new_without_empty_lazy_has_leaves() -> None:
-    td = TensorDict({"s": sparse()}, [1, 10])
+def test_new_zeros_without_empty_lazy_has_leaves() -> None:
+    td = TensorDict({"s": make_stack()}, [1, 10])
     assert td.new_zeros(3, 2)["s", "x"].shape == (3, 2)
 
 
-def merged(callback: Any) -> Any:
+def merge_three(callback: Any) -> Any:
     first = TensorDict({"all": 0, "n": {"some": 10, "all": 1}, "one": 5})
     second = TensorDict({"all": 1, "n": {"some": 11, "all": 2}})
     third = TensorDict({"all": 2, "n": {"all": 3}})
     return merge_tensordicts(first, second, third, callback_exist=callback)
 
 
-def joined(*values: Any) -> Any:
+def join_three(*values: Any) -> Any:
     assert len(values) == 3
     return torch.stack(values)
 
 
 @pytest.mark.parametrize(
     "callback",
-    [joined, {"all": joined, ("n", "all"): joined, ("n", "some"): joined, "one": joined}],
+    [join_three, {"all": join_three, ("n", "all"): join_three, ("n", "some"): join_three, "one": join_three}],
     ids=["one", "by key"],
 )
-def test_merge_callback_gets_what_all_have(callback: Any) -> None:
-    result = merged(callback)
+def test_merge_callback_receives_keys_of_all_inputs(callback: Any) -> None:
+    result = merge_three(callback)
     assert result["all"].tolist() == [0, 1, 2] and result["n", "all"].tolist() == [1, 2, 3]
     assert result["n", "some"].item() == 10 and result["one"].item() == 5
 
 
-def test_merge_two_callback_gets_both() -> None:
+def test_merge_two_inputs_callback_receives_both() -> None:
     result = merge_tensordicts(TensorDict(a=1, b=2), TensorDict(a=3), callback_exist=lambda a, b: a + b)
     assert result["a"].item() == 4 and result["b"].item() == 2

@@ -1,4 +1,4 @@
-"""Deep copies: each leaf as torch copies it, what they share with each other and with the rest, and what was set on nodes."""
+"""Copies and pickles: leaves equal those that torch copies; shared memory, shared nodes and attributes are kept."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from torch import Tensor
 from td_core import LazyStackedTensorDict, TensorDict, TensorDictParams, decode, encode
 
 
-def with_grad() -> Tensor:
+def make_with_grad() -> Tensor:
     leaf = torch.ones(3, requires_grad=True)
     leaf.grad = torch.full((3,), 2.0)
     return leaf
 
 
-def with_old_grad() -> Tensor:
-    return with_grad().requires_grad_(False)
+def make_with_old_grad() -> Tensor:
+    return make_with_grad().requires_grad_(False)
 
 
-def with_attribute() -> Tensor:
+def make_with_attribute() -> Tensor:
     leaf = torch.ones(3)
     leaf.note = [1]  # type: ignore[attr-defined]
     return leaf
@@ -37,7 +37,7 @@ def with_attribute() -> Tensor:
 LEAVES: dict[str, Callable[[], Tensor]] = {
     "whole": lambda: torch.arange(6).view(2, 3),
     "part": lambda: torch.arange(6)[1:3],
-    "as many bytes, but not all": lambda: torch.arange(4).as_strided((2, 2), (1, 1)),
+    "overlapping elements": lambda: torch.arange(4).as_strided((2, 2), (1, 1)),
     "transposed": lambda: torch.arange(6).view(2, 3).t(),
     "expanded": lambda: torch.ones(1).expand(3),
     "empty": lambda: torch.zeros(0, 2),
@@ -45,9 +45,9 @@ LEAVES: dict[str, Callable[[], Tensor]] = {
     "odd stride": lambda: torch.arange(2).as_strided((1, 2), (7, 1)),
     "conjugate": lambda: torch.tensor([1 + 2j]).conj(),
     "negative": lambda: torch.tensor([1 + 2j, 3j]).conj().imag,
-    "grad": with_grad,
-    "grad of before": with_old_grad,
-    "attribute": with_attribute,
+    "grad": make_with_grad,
+    "old grad": make_with_old_grad,
+    "attribute": make_with_attribute,
     "parameter": lambda: torch.nn.Parameter(torch.ones(2)),
     "sparse": lambda: torch.eye(2).to_sparse(),
     "meta": lambda: torch.zeros(2, device="meta"),
@@ -64,7 +64,7 @@ LEAVES: dict[str, Callable[[], Tensor]] = {
         lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
     ],
 )
-def test_a_leaf_without_a_storage_is_copied_too(make: Callable[[], Tensor], grad: bool) -> None:
+def test_deepcopy_leaf_without_storage_copies_values(make: Callable[[], Tensor], grad: bool) -> None:
     leaf = make().requires_grad_(grad)
     found = deepcopy(TensorDict({"a": leaf, "b": leaf}))
     copied = found["a"]
@@ -75,7 +75,7 @@ def test_a_leaf_without_a_storage_is_copied_too(make: Callable[[], Tensor], grad
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="an error has notes from Python 3.11 on")
-def test_a_leaf_that_cannot_be_copied_is_named() -> None:
+def test_deepcopy_non_leaf_tensor_error_notes_key() -> None:
     td = TensorDict({"a": torch.ones(2), "n": {"b": torch.ones(2, requires_grad=True) * 2}})
     with pytest.raises(RuntimeError, match="created explicitly") as caught:
         deepcopy(td)
@@ -83,7 +83,7 @@ def test_a_leaf_that_cannot_be_copied_is_named() -> None:
 
 
 @pytest.mark.parametrize("form", LEAVES)
-def test_a_leaf_is_copied_as_torch_copies_it(form: str) -> None:
+def test_deepcopy_leaf_equals_torch_deepcopy(form: str) -> None:
     leaf = LEAVES[form]()
     wanted, found = deepcopy(leaf), deepcopy(TensorDict({"n": {"a": leaf}}))["n", "a"]
     assert found is not leaf and type(found) is type(wanted)
@@ -102,7 +102,7 @@ def test_a_leaf_is_copied_as_torch_copies_it(form: str) -> None:
 
 
 @pytest.mark.parametrize("order", list(permutations(["td", "whole", "part", "storage"])), ids="-".join)
-def test_leaves_share_memory_with_what_is_copied_beside_them(order: tuple[str, ...]) -> None:
+def test_deepcopy_container_keeps_shared_storages(order: tuple[str, ...]) -> None:
     whole = torch.arange(4)
     part = whole[1:]
     given: dict[str, Any] = {"whole": whole, "part": part, "storage": whole.untyped_storage()}
@@ -115,12 +115,12 @@ def test_leaves_share_memory_with_what_is_copied_beside_them(order: tuple[str, .
     assert whole.tolist() == [0, 1, 2, 3]
 
 
-def test_a_leaf_in_the_memo_is_taken_from_there() -> None:
+def test_deepcopy_leaf_in_memo_returns_memo_value() -> None:
     leaf, other = torch.zeros(2), torch.ones(2)
     assert deepcopy(TensorDict({"a": leaf}), {id(leaf): other})["a"] is other
 
 
-def saved(td: Any) -> Any:
+def save_and_load(td: Any) -> Any:
     file = io.BytesIO()
     torch.save(td, file)
     file.seek(0)
@@ -130,13 +130,13 @@ def saved(td: Any) -> Any:
 COPIES: dict[str, Callable[[Any], Any]] = {
     "deepcopy": deepcopy,
     "pickle": lambda td: pickle.loads(pickle.dumps(td)),
-    "torch.save": saved,
+    "torch.save": save_and_load,
 }
 
 
 @pytest.mark.parametrize("copied", COPIES.values(), ids=COPIES)
 @pytest.mark.parametrize("order", [*permutations(["near", "far", "stack"])])
-def test_a_level_that_stands_in_several_places_stays_one(copied: Any, order: tuple[str, ...]) -> None:
+def test_copy_node_under_several_keys_stays_one_node(copied: Any, order: tuple[str, ...]) -> None:
     one = TensorDict({"x": torch.zeros(2), "below": {"y": torch.ones(2)}}, [2])
     above = TensorDict({"one": one, "below": one["below"]}, [2])
     places = {
@@ -156,30 +156,30 @@ def test_a_level_that_stands_in_several_places_stays_one(copied: Any, order: tup
 
 
 class Twice(TensorDict):
-    """Its name is that of another class too, as where a notebook cell ran twice."""
+    """A class with the name of a later class, as after running a notebook cell twice."""
 
 
 First = Twice
 
 
 class Twice(TensorDict):  # type: ignore[no-redef]
-    """The class that the module has."""
+    """The class that the module has under this name."""
 
 
-def through_its_state(td: Any) -> Any:
+def copy_by_state(td: Any) -> Any:
     made = type(td).__new__(type(td))
     made.__setstate__(td.__getstate__())
     return made
 
 
-def reduced(td: Any) -> Any:
+def copy_by_reduce(td: Any) -> Any:
     rebuild, arguments = td.__reduce_ex__(4)[:2]
     return rebuild(*arguments)
 
 
-@pytest.mark.parametrize("copied", [deepcopy, reduced, through_its_state])
+@pytest.mark.parametrize("copied", [deepcopy, copy_by_reduce, copy_by_state])
 @pytest.mark.parametrize("order", [*permutations((First, Twice))])
-def test_a_copy_is_of_the_class_and_not_of_one_of_the_same_name(copied: Any, order: tuple[Any, ...]) -> None:
+def test_copy_class_with_repeated_name_keeps_class(copied: Any, order: tuple[Any, ...]) -> None:
     one, other = (cls({"x": torch.ones(2)}, batch_size=[2]) for cls in order)
     shared = TensorDict({"other": other})
     root = TensorDict({"shared": shared, "n": {"again": shared, "deep": {"one": one}}})
@@ -191,7 +191,7 @@ def test_a_copy_is_of_the_class_and_not_of_one_of_the_same_name(copied: Any, ord
     assert type(found["last"]) is type(other) and found["n", "again"] is found["shared"]
 
 
-def test_a_class_that_is_known_by_name_only_is_the_one_that_its_module_has() -> None:
+def test_decode_without_classes_uses_class_of_module() -> None:
     encoded = encode(First({}))
     assert type(decode(encoded)) is First
     assert type(decode(replace(encoded, classes={}))) is Twice
@@ -199,38 +199,38 @@ def test_a_class_that_is_known_by_name_only_is_the_one_that_its_module_has() -> 
     assert type(decode(replace(encode(made[0]({})), classes={}))) is made[1]
 
 
-@pytest.mark.parametrize("order", [*permutations(["td", "level", "stack", "member"])], ids="-".join)
-def test_a_level_beside_its_collection_is_copied_with_it(order: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("order", [*permutations(["td", "node", "stack", "member"])], ids="-".join)
+def test_deepcopy_container_keeps_node_and_member_identity(order: tuple[str, ...]) -> None:
     td = TensorDict({"n": {"x": torch.zeros(2)}}, [2])
     stack = LazyStackedTensorDict(td["n"], TensorDict({"x": torch.ones(2)}, [2]))
-    given = {"td": td, "level": td["n"], "stack": stack, "member": stack.tensordicts[1]}
+    given = {"td": td, "node": td["n"], "stack": stack, "member": stack.tensordicts[1]}
     copied = deepcopy({key: given[key] for key in order})
-    assert copied["td"]["n"] is copied["level"] is copied["stack"].tensordicts[0] is not td["n"]
+    assert copied["td"]["n"] is copied["node"] is copied["stack"].tensordicts[0] is not td["n"]
     assert copied["stack"].tensordicts[1] is copied["member"]
-    copied["level"]["x"].fill_(3)
+    copied["node"]["x"].fill_(3)
     assert copied["td"]["n", "x"].tolist() == [3, 3] and td["n", "x"].tolist() == [0, 0]
 
 
 class Noted(TensorDict):
-    """Its instances have attributes."""
+    """A subclass whose instances have attributes."""
 
     note: Any
 
 
 class NotedStack(LazyStackedTensorDict):
-    """As Noted."""
+    """A lazy stack whose instances have attributes."""
 
     note: Any
 
 
 class Listening(TensorDictParams):
-    """Listens to itself."""
+    """Parameters with a method that is used as a hook of the same object."""
 
     def listen(self, *_: Any) -> None:
         """Do nothing."""
 
 
-def noted(td: Any, note: Any) -> Any:
+def add_note(td: Any, note: Any) -> Any:
     td.note = note
     return td
 
@@ -240,24 +240,26 @@ KEEPING: dict[str, Callable[[Any], Any]] = {
     "deepcopy": deepcopy,
     "pickle": lambda td: pickle.loads(pickle.dumps(td)),
     "pickle 2": lambda td: pickle.loads(pickle.dumps(td, 2)),
-    "state": through_its_state,
+    "state": copy_by_state,
 }
 
 
 @pytest.mark.parametrize("name", KEEPING)
-def test_copies_keep_what_was_set_on_an_object(name: str) -> None:
-    stack = noted(NotedStack(TensorDict({"x": 1}), noted(Noted({"x": 2}), ["member"])), ["stack"])
-    td = noted(Noted({"n": noted(Noted({"y": 1}), ["level"]), "stack": stack, "p": TensorDict()}), ["root"])
+def test_copy_keeps_instance_attributes(name: str) -> None:
+    stack = add_note(NotedStack(TensorDict({"x": 1}), add_note(Noted({"x": 2}), ["member"])), ["stack"])
+    td = add_note(
+        Noted({"n": add_note(Noted({"y": 1}), ["node"]), "stack": stack, "p": TensorDict()}), ["root"]
+    )
     again = KEEPING[name](td)
-    levels = again["n"], again.get("stack"), again.get("stack").tensordicts[1]
+    nodes = again["n"], again.get("stack"), again.get("stack").tensordicts[1]
     if name != "copy":
-        assert [each.note for each in levels] == [["level"], ["stack"], ["member"]]
+        assert [each.note for each in nodes] == [["node"], ["stack"], ["member"]]
     assert (again.note is td.note) is (name in ("copy", "state")) and vars(again) == {"note": ["root"]}
     assert not hasattr(again.clone(), "note")
 
 
 class Slotted(TensorDict):
-    """Its instances have attributes in slots alone, one under a private name."""
+    """A subclass with slots only, one of them with a private name."""
 
     __slots__ = ("__mark", "note", "unset")
 
@@ -268,39 +270,39 @@ class Slotted(TensorDict):
 
     @property
     def mark(self) -> Any:
-        """What was stored."""
+        """The stored mark."""
         return self.__mark
 
 
 class SlottedParams(TensorDictParams):
-    """As Slotted."""
+    """Parameters with a slot."""
 
     __slots__ = ("note",)
 
 
 @pytest.mark.parametrize("name", KEEPING)
-def test_copies_keep_what_is_in_slots(name: str) -> None:
-    td = noted(Slotted({"n": noted(Slotted({"y": 1}), ["level"]).marked(1)}), ["root"]).marked([2])
+def test_copy_keeps_slots(name: str) -> None:
+    td = add_note(Slotted({"n": add_note(Slotted({"y": 1}), ["node"]).marked(1)}), ["root"]).marked([2])
     again = KEEPING[name](td)
     assert (again.note, again.mark) == (["root"], [2]) and (again.note is td.note) is (
         name in ("copy", "state")
     )
     assert not hasattr(again, "unset") and not hasattr(again, "__dict__")
     if name != "copy":
-        assert (again["n"].note, again["n"].mark) == (["level"], 1)
+        assert (again["n"].note, again["n"].mark) == (["node"], 1)
     assert not hasattr(again.clone(), "note")
     if name != "state":
-        assert KEEPING[name](noted(SlottedParams(TensorDict({"w": 1.0})), ["p"])).note == ["p"]
+        assert KEEPING[name](add_note(SlottedParams(TensorDict({"w": 1.0})), ["p"])).note == ["p"]
 
 
 @pytest.mark.parametrize("name", [name for name in KEEPING if name != "state"])
-def test_copies_keep_the_mode_and_the_hooks_of_parameters(name: str) -> None:
+def test_copy_params_keeps_mode_and_hooks(name: str) -> None:
     params = Listening(TensorDict({"w": torch.zeros(2)})).eval()
     plain = KEEPING[name](params)
     assert not plain.training and not plain._forward_hooks
     params.register_forward_hook(params.listen)
     params.register_get_post_hook(params.listen)
-    noted(params, [params])
+    add_note(params, [params])
     again = KEEPING[name](params)
     owner = params if name == "copy" else again
     assert type(again) is Listening and not again.training and again.note[0] is owner
@@ -310,14 +312,14 @@ def test_copies_keep_the_mode_and_the_hooks_of_parameters(name: str) -> None:
     assert len(params._forward_hooks) == len(params._get_hooks) == 1
 
 
-def test_the_mode_of_parameters_needs_no_trust() -> None:
-    assert not saved(TensorDict({"p": TensorDictParams(TensorDict({"w": torch.zeros(2)})).eval()}))[
+def test_load_weights_only_keeps_mode_of_params() -> None:
+    assert not save_and_load(TensorDict({"p": TensorDictParams(TensorDict({"w": torch.zeros(2)})).eval()}))[
         "p"
     ].training
 
 
 class Own(TensorDict):
-    """Says itself how it is pickled."""
+    """A subclass that defines __getstate__ and __setstate__."""
 
     note: Any
 
@@ -331,14 +333,14 @@ class Own(TensorDict):
 
 
 class Reduced(TensorDict):
-    """Says itself how it is pickled."""
+    """A subclass that defines __reduce__."""
 
     def __reduce__(self) -> Any:
         return Noted, ({"reduced": 1},)
 
 
 @pytest.mark.parametrize("protocol", [2, pickle.HIGHEST_PROTOCOL])
-def test_a_class_may_say_how_it_is_pickled(protocol: int) -> None:
+def test_pickle_uses_getstate_or_reduce_of_subclass(protocol: int) -> None:
     again = pickle.loads(pickle.dumps(Own({"a": torch.ones(2)}, [2], lock=True), protocol))
     assert type(again) is Own and again.note == "own" and again.is_locked and again["a"].tolist() == [1, 1]
     found = pickle.loads(pickle.dumps(Reduced({"a": 1}), protocol))

@@ -1,4 +1,4 @@
-"""Classes of numbers given as dtypes: wherever torch takes one for a tensor, a collection takes it."""
+"""The classes bool, int, float and complex as get_dtypes_or_error: a collection accepts them wherever torch does."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from td_core import LazyStackedTensorDict, TensorDict, TensorDictParams, is_bool, is_floating, is_integer
 from td_core.errors import BatchSizeError
 
-MADE_OF = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}
+DTYPE_OF = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}
 
 
 def dense() -> TensorDict:
@@ -46,11 +46,11 @@ CALLS: dict[str, Callable[[Any, Any], Any]] = {
     "full_like": lambda x, dtype: torch.full_like(x, 1, dtype=dtype),
     "torch.sum": lambda x, dtype: torch.sum(x, dim=0, dtype=dtype),
 }
-CASES = [(name, kind, number) for name in CALLS for kind in KINDS for number in MADE_OF]
+CASES = [(name, kind, number) for name in CALLS for kind in KINDS for number in DTYPE_OF]
 
 
-def dtypes(call: Callable[[], Any]) -> Any:
-    """Return the dtypes of the leaves of a result, or the class of the error."""
+def get_dtypes_or_error(call: Callable[[], Any]) -> Any:
+    """Return the get_dtypes_or_error of the leaves of a result, or the class of the error."""
     try:
         return [leaf.dtype for leaf in call().values(True, True)]
     except Exception as error:
@@ -58,27 +58,30 @@ def dtypes(call: Callable[[], Any]) -> Any:
 
 
 @pytest.mark.parametrize(("name", "kind", "number"), CASES)
-def test_class_of_numbers_is_its_dtype(name: str, kind: str, number: type) -> None:
+def test_number_class_as_dtype_equals_its_dtype(name: str, kind: str, number: type) -> None:
     call = CALLS[name]
-    wanted = MADE_OF[number]
+    wanted = DTYPE_OF[number]
     td = KINDS[kind]()
-    found, expected = dtypes(lambda: call(td, number)), dtypes(lambda: call(td, wanted))
+    found, expected = (
+        get_dtypes_or_error(lambda: call(td, number)),
+        get_dtypes_or_error(lambda: call(td, wanted)),
+    )
     assert found == expected
     leaf = torch.ones(3, 2)
     if isinstance(found, list):
         assert found == [call(leaf, number).dtype] * 2
-    elif found is not BatchSizeError:  # which a view with more elements has
-        with pytest.raises(Exception):  # noqa: B017  what torch refuses is refused
+    elif found is not BatchSizeError:  # raised for a view with more elements
+        with pytest.raises(Exception):  # noqa: B017  torch raises several types
             call(leaf, number)
 
 
-@pytest.mark.parametrize("number", MADE_OF)
-def test_from_schema_takes_class_of_numbers(number: type) -> None:
-    assert TensorDict.from_schema({"a": ((2,), number)})["a"].dtype == MADE_OF[number]
+@pytest.mark.parametrize("number", DTYPE_OF)
+def test_from_schema_accepts_number_class(number: type) -> None:
+    assert TensorDict.from_schema({"a": ((2,), number)})["a"].dtype == DTYPE_OF[number]
 
 
-@pytest.mark.parametrize("number", MADE_OF)
-def test_predicates_take_class_of_numbers(number: type) -> None:
+@pytest.mark.parametrize("number", DTYPE_OF)
+def test_dtype_predicates_accept_number_class(number: type) -> None:
     assert (is_bool(number), is_integer(number), is_floating(number)) == (
         number is bool,
         number is int,
@@ -88,21 +91,23 @@ def test_predicates_take_class_of_numbers(number: type) -> None:
 
 @pytest.mark.parametrize("name", ["to", "to device", "view", "sum", "new_zeros", "zeros_like"])
 @pytest.mark.parametrize("number", [int, complex])
-def test_compiled_function_takes_class_of_numbers(name: str, number: type) -> None:
+def test_compile_number_class_as_dtype_equals_eager(name: str, number: type) -> None:
     call = CALLS[name]
     torch.compiler.reset()
     td = TensorDict({"a": torch.ones(3, 2)}, batch_size=[3])
     compiled = torch.compile(lambda x: call(x, number), backend="eager", fullgraph=True)
-    assert dtypes(lambda: compiled(td)) == dtypes(lambda: call(td, MADE_OF[number]))
+    assert get_dtypes_or_error(lambda: compiled(td)) == get_dtypes_or_error(
+        lambda: call(td, DTYPE_OF[number])
+    )
 
 
 @pytest.mark.parametrize("name", ["to", "to dtype=", "to device", "sum", "new_zeros", "zeros_like"])
-def test_another_class_is_refused(name: str) -> None:
+def test_other_class_as_dtype_raises(name: str) -> None:
     with pytest.raises(TypeError, match="str|type"):
         CALLS[name](dense(), str)
 
 
-def test_view_takes_a_dtype_or_dims() -> None:
+def test_view_dtype_and_size_raises() -> None:
     for call in (
         lambda td: td.view(3, dtype=torch.int32),
         lambda td: td.view(size=[3], dtype=torch.int32),

@@ -1,4 +1,4 @@
-"""The functions over collections."""
+"""Functions over collections: merge, pad, group, collate, compare, expand, and the settings."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def keys(node: Any) -> list[Any]:
 
 
 class TestMerge:
-    def test_levels_are_merged_and_the_first_entry_stays(self) -> None:
+    def test_merge_nested_keys_keeps_first_value(self) -> None:
         first = TensorDict(a=1, n={"b": 1})
         result = merge_tensordicts(first, TensorDict(a=2, n={"c": 2}), TensorDict(d=3, e={}))
         assert keys(result) == ["a", ("n", "b"), ("n", "c"), "d"]
@@ -61,7 +61,7 @@ class TestMerge:
         assert result["a"] == 1
         assert keys(first) == ["a", ("n", "b")]
 
-    def test_a_callback_gets_all_entries(self) -> None:
+    def test_merge_callback_receives_all_values(self) -> None:
         items = [TensorDict(a=i, n={"b": i}) for i in range(3)]
         result = merge_tensordicts(*items, callback_exist=lambda *entries: torch.stack(entries))
         assert result["n", "b"].tolist() == [0, 1, 2]
@@ -70,7 +70,7 @@ class TestMerge:
         result = merge_tensordicts(*items, callback_exist={"a": lambda *entries: entries[-1]})
         assert (result["a"], result["n", "b"]) == (2, 0)
 
-    def test_refusals(self) -> None:
+    def test_merge_invalid_arguments_raises(self) -> None:
         with pytest.raises(StructureError, match="two collections or more, got 1"):
             merge_tensordicts(dense())
         for items in ([{"a": 1}, {"a": {"x": 1}}], [{"a": {"x": 1}}, {"a": 1}]):
@@ -86,7 +86,7 @@ class TestPadSequence:
         ]
 
     @pytest.mark.parametrize("side", ["left", "right"])
-    def test_matches_torch(self, side: str) -> None:
+    def test_pad_sequence_equals_torch(self, side: str) -> None:
         items = self.items()
         result = pad_sequence(items, padding_value=-1, padding_side=side)
         assert result.batch_size == result["n"].batch_size == (3, 4)
@@ -100,7 +100,7 @@ class TestPadSequence:
         ("return_mask", "where"), [(True, "masks"), ("m", "m"), (("m", "k"), ("m", "k"))]
     )
     @pytest.mark.parametrize("side", ["left", "right"])
-    def test_masks_and_back(self, return_mask: Any, where: Any, side: str) -> None:
+    def test_unpad_sequence_with_masks_returns_items(self, return_mask: Any, where: Any, side: str) -> None:
         items = self.items()
         padded = pad_sequence(items, return_mask=return_mask, padding_side=side)
         masks = padded[where]
@@ -112,12 +112,12 @@ class TestPadSequence:
                 assert_close(item, other)
                 assert item.batch_size == other.batch_size
 
-    def test_the_default_mask(self) -> None:
+    def test_unpad_sequence_uses_stored_masks(self) -> None:
         again = unpad_sequence(pad_sequence(self.items(), return_mask=True))
         assert [len(item["a"]) for item in again.tensordicts] == [2, 4, 1]
         assert "masks" not in again
 
-    def test_another_dim(self) -> None:
+    def test_pad_sequence_pad_dim_pads_that_dim(self) -> None:
         items = [TensorDict({"a": torch.ones(1, n), "b": torch.ones(1, 3)}, [1]) for n in (2, 4)]
         for dim in (1, -1):
             padded = pad_sequence(items, pad_dim=dim, return_mask=True)
@@ -129,19 +129,19 @@ class TestPadSequence:
                 [1, 4],
             ]
 
-    def test_values_by_key(self) -> None:
+    def test_pad_sequence_padding_value_per_key(self) -> None:
         result = pad_sequence(self.items(), padding_value={("n", "b"): 7})
         assert result["n", "b"][0, 3].tolist() == [7] * 3
         assert result["a"][0, 3] == 0
         with pytest.raises(KeyPathError, match=r"padding_value names \[\('zz',\)\]"):
             pad_sequence(self.items(), padding_value={"zz": 7})
 
-    def test_keys_that_not_all_have_are_left_out(self) -> None:
+    def test_pad_sequence_drops_keys_missing_in_some_items(self) -> None:
         assert keys(
             pad_sequence([TensorDict(a=torch.ones(2), b=torch.ones(2)), TensorDict(a=torch.ones(3))])
         ) == ["a"]
 
-    def test_out(self) -> None:
+    def test_pad_sequence_out_is_written_inplace(self) -> None:
         out = TensorDict({"a": torch.full((3, 4), 9.0)}, [3, 4])
         leaf = out["a"]
         assert pad_sequence(self.items(), out=out) is out
@@ -174,11 +174,13 @@ class TestPadSequence:
             ),
         ],
     )
-    def test_refusals(self, items: Any, kwargs: Any, error: type, message: str) -> None:
+    def test_pad_sequence_invalid_arguments_raises(
+        self, items: Any, kwargs: Any, error: type, message: str
+    ) -> None:
         with pytest.raises(error, match=message):
             pad_sequence(items, **kwargs)
 
-    def test_unpad_refuses(self) -> None:
+    def test_unpad_sequence_invalid_mask_raises(self) -> None:
         padded = pad_sequence(self.items())
         with pytest.raises(ValueError, match="needs a mask"):
             unpad_sequence(padded)
@@ -188,13 +190,13 @@ class TestPadSequence:
         with pytest.raises(ValueError, match="data in more than one place"):
             unpad_sequence(padded, mask)
 
-    def test_a_row_without_data_is_empty(self) -> None:
+    def test_unpad_sequence_row_without_data_is_empty(self) -> None:
         padded = TensorDict({"a": torch.ones(2, 3)}, [2])
         again = unpad_sequence(padded, torch.tensor([[True, True, False], [False] * 3]))
         assert [item["a"].shape for item in again.tensordicts] == [(2,), (0,)]
 
     @given(st.lists(st.integers(1, 6), min_size=1, max_size=5), st.sampled_from(["left", "right"]))
-    def test_round_trip(self, lengths: list[int], side: str) -> None:
+    def test_pad_and_unpad_random_lengths_round_trip(self, lengths: list[int], side: str) -> None:
         items = [TensorDict({"a": torch.arange(n * 2).view(n, 2)}, [n]) for n in lengths]
         again = unpad_sequence(pad_sequence(items, return_mask=True, padding_side=side))
         assert [item["a"].tolist() for item in again.tensordicts] == [item["a"].tolist() for item in items]
@@ -202,7 +204,7 @@ class TestPadSequence:
 
 class TestRows:
     @given(st.lists(st.integers(0, 3), min_size=1, max_size=10))
-    def test_group_by(self, values: list[int]) -> None:
+    def test_group_by_equals_python_grouping(self, values: list[int]) -> None:
         td = TensorDict({"a": torch.tensor(values), "i": torch.arange(len(values))}, [len(values)])
         distinct, groups = group_by(td, "a")
         assert distinct.tolist() == sorted(set(values))
@@ -210,7 +212,7 @@ class TestRows:
             [i for i, other in enumerate(values) if other == value] for value in sorted(set(values))
         ]
 
-    def test_group_by_rows(self) -> None:
+    def test_group_by_row_values_returns_sorted_groups(self) -> None:
         td = TensorDict({"a": torch.tensor([[1, 0], [1, 0], [0, 2]]), "i": torch.arange(3)}, [3])
         distinct, groups = group_by(td, "a")
         assert distinct.tolist() == [[0, 2], [1, 0]]
@@ -224,11 +226,11 @@ class TestRows:
             (TensorDict(a=torch.ones(2)), "a", ValueError, "first batch dim"),
         ],
     )
-    def test_group_by_refuses(self, td: Any, key: str, error: type, message: str) -> None:
+    def test_group_by_invalid_arguments_raises(self, td: Any, key: str, error: type, message: str) -> None:
         with pytest.raises(error, match=message):
             group_by(td, key)
 
-    def test_remove_duplicates(self) -> None:
+    def test_remove_duplicates_returns_unique_rows_and_indices(self) -> None:
         td = TensorDict({"a": torch.tensor([1, 0, 1, 2]), "b": torch.arange(4)}, [4])
         result, inverse = remove_duplicates(td, "a", return_indices=True)
         assert (result["a"].tolist(), result["b"].tolist()) == ([0, 1, 2], [1, 0, 3])
@@ -236,7 +238,7 @@ class TestRows:
         wide = TensorDict({"a": torch.tensor([[1, 0, 1], [1, 0, 1]])}, [2, 3])
         assert remove_duplicates(wide, "a", dim=-1)["a"].tolist() == [[0, 1], [0, 1]]
 
-    def test_isin(self) -> None:
+    def test_isin_returns_mask_per_row(self) -> None:
         td = TensorDict({"a": torch.tensor([[1, 0], [2, 3]])}, [2, 2])
         assert isin(td, TensorDict({"a": torch.tensor([[1, 0]])}, [1, 2]), "a").tolist() == [True, False]
         assert isin(td, TensorDict({"a": torch.tensor([[0], [3]])}, [2, 1]), "a", dim=1).tolist() == [
@@ -244,7 +246,7 @@ class TestRows:
             True,
         ]
 
-    def test_refusals(self) -> None:
+    def test_row_functions_invalid_arguments_raise(self) -> None:
         td = dense()
         with pytest.raises(KeyPathError, match="key 'zz' not found"):
             remove_duplicates(td, "zz")
@@ -257,14 +259,14 @@ class TestRows:
 
 
 class TestCollate:
-    def test_stacks(self) -> None:
+    def test_collate_list_returns_stack(self) -> None:
         assert collate([dense(), dense()]).batch_size == (2, 3)
         assert isinstance(collate([dense(), dense().exclude("a")]), LazyStackedTensorDict)
         td = dense()
         assert collate(td) is td
         assert collate([]) == []
 
-    def test_containers_of_samples(self) -> None:
+    def test_collate_containers_returns_same_container(self) -> None:
         samples, numbers = collate([(dense(), 1), (dense(), 2)])
         assert (samples.batch_size, numbers.tolist()) == ((2, 3), [1, 2])
         pair = collate([Pair(dense(), 1), Pair(dense(), 2)])
@@ -278,7 +280,7 @@ class TestCollate:
     def ragged(self) -> list[TensorDict]:
         return [TensorDict({"a": torch.full((n,), float(n)), "n": {"b": torch.ones(n, 2)}}) for n in (1, 2)]
 
-    def test_pad_keys(self) -> None:
+    def test_collate_pad_keys_pads_and_returns_masks(self) -> None:
         samples = self.ragged()
         result = collate(samples, pad_keys={"a": -1.0, ("n", "b"): 0.0}, mask_key="m")
         assert type(result) is TensorDict
@@ -293,19 +295,19 @@ class TestCollate:
         with pytest.raises(ValueError, match="mask_key='m' needs pad_keys"):
             collate(samples, mask_key="m")
 
-    def test_nested_keys(self) -> None:
+    def test_collate_nested_keys_returns_nested_tensors(self) -> None:
         result = collate(self.ragged(), nested_keys=["a", ("n", "b")])
         assert type(result) is TensorDict
         assert [leaf.tolist() for leaf in result["a"].unbind()] == [[1], [2, 2]]
         assert result["n", "b"].layout == torch.jagged
 
-    def test_pad_keys_need_equal_dims(self) -> None:
+    def test_collate_pad_keys_different_ndim_raises(self) -> None:
         with pytest.raises(StructureError, match=r"key 'a' has \[1, 2\] dims"):
             collate([TensorDict(a=torch.ones(1)), TensorDict(a=torch.ones(1, 1))], pad_keys={"a": 0.0})
 
     @pytest.mark.parametrize("workers", [0, 2])
     @pytest.mark.parametrize("collate_fn", [None, collate])
-    def test_a_data_loader_over_a_collection(self, workers: int, collate_fn: Any) -> None:
+    def test_data_loader_over_collection_yields_batches(self, workers: int, collate_fn: Any) -> None:
         td = TensorDict({"a": torch.arange(7), "n": {"b": torch.arange(7.0)}}, [7])
         loader = DataLoader(
             td,
@@ -318,25 +320,25 @@ class TestCollate:
         assert [type(batch) for batch in batches] == [TensorDict] * 3
         assert torch.cat([batch["n", "b"] for batch in batches]).tolist() == list(range(7))
 
-    def test_a_data_loader_over_a_list(self) -> None:
+    def test_data_loader_over_list_yields_stacks(self) -> None:
         td = TensorDict({"a": torch.arange(4)}, [4])
         assert [batch["a"].tolist() for batch in DataLoader(list(td), batch_size=2)] == [[0, 1], [2, 3]]  # type: ignore[arg-type,var-annotated]
 
-    def test_a_collection_is_no_mapping_for_torch_to_take_apart(self) -> None:
+    def test_data_loader_keeps_collection_because_not_a_mapping(self) -> None:
         td = TensorDict({"a": torch.arange(4), "n": {"b": torch.arange(4)}}, [4])
         assert not isinstance(td, Mapping)
         whole = DataLoader([td, td], batch_size=None)  # type: ignore[arg-type,var-annotated]
         assert [type(item) for item in whole] == [TensorDict] * 2
         assert [item["n", "b"].item() for item in DataLoader(td, batch_size=None)] == [0, 1, 2, 3]  # type: ignore[arg-type,var-annotated]
-        # What mappings unpack into is what its keys say.
+        # Unpacking with ** uses keys() and indexing, without the Mapping protocol.
         assert list({**td}) == list(dict(td)) == ["a", "n"]
 
-    def test_getitems(self) -> None:
+    def test_getitems_returns_indexed_rows(self) -> None:
         assert dense().__getitems__([0, 2])["a"].tolist() == [[0, 1], [4, 5]]
 
 
 class TestAssertClose:
-    def test_equal(self) -> None:
+    def test_assert_close_equal_collections_returns_true(self) -> None:
         assert assert_close(dense(), dense())
         assert assert_allclose_td(dense(), TensorDict(dense(), []))
         assert assert_close(dense(), dense().exclude("a"), intersection=True)
@@ -344,7 +346,7 @@ class TestAssertClose:
         stack = LazyStackedTensorDict(*[TensorDict(a=torch.ones(n)) for n in (1, 2)])
         assert assert_close(stack, stack.clone())
 
-    def test_tolerances(self) -> None:
+    def test_assert_close_tolerances_and_nan(self) -> None:
         a, b = TensorDict(a=torch.zeros(1)), TensorDict(a=torch.full((1,), 1e-3))
         assert assert_close(a, b, rtol=0, atol=1e-2)
         with pytest.raises(AssertionError, match="key 'a' differs: "):
@@ -367,11 +369,11 @@ class TestAssertClose:
             ({"a": 1}, TypeError, "compares collections; got dict"),
         ],
     )
-    def test_differences(self, other: Any, error: type, message: str) -> None:
+    def test_assert_close_difference_raises_with_key(self, other: Any, error: type, message: str) -> None:
         with pytest.raises(error, match=message):
             assert_close(dense(), other)
 
-    def test_msg_and_prefix(self) -> None:
+    def test_assert_close_msg_and_prefix_start_message(self) -> None:
         with pytest.raises(AssertionError, match=r"^here: key \('p', 'a'\) differs"):
             assert_close(TensorDict(a=1), TensorDict(a=2), msg="here: ", prefix="p")
 
@@ -387,25 +389,25 @@ class TestPredicates:
             (torch.bool, False, False, False, True),
         ],
     )
-    def test_dtypes(
+    def test_dtype_predicates_return_expected(
         self, dtype: torch.dtype, inexact: bool, floating: bool, integer: bool, boolean: bool
     ) -> None:
         for args in ((dtype,), (torch.zeros(1, dtype=dtype),), ("key", torch.zeros(1, dtype=dtype))):
             answers = (is_inexact(*args), is_floating(*args), is_integer(*args), is_bool(*args))
             assert answers == (inexact, floating, integer, boolean)
 
-    def test_anything_else_is_refused(self) -> None:
+    def test_dtype_predicate_of_string_raises(self) -> None:
         with pytest.raises(TypeError, match="a tensor or a dtype; got \\('x',\\)"):
             is_bool("x")
 
-    def test_is_tensor_collection(self) -> None:
+    def test_is_tensor_collection_accepts_class_and_instance(self) -> None:
         assert is_tensor_collection(dense())
         assert is_tensor_collection(TensorCollection)
         assert not is_tensor_collection(torch.zeros(1))
 
 
 class TestExpansion:
-    def test_expand_right(self) -> None:
+    def test_expand_right_appends_dims(self) -> None:
         assert expand_right(torch.arange(2), (2, 3)).tolist() == [[0, 0, 0], [1, 1, 1]]
         assert expand_as_right(torch.zeros(3), dense()).shape == (3,)
         with pytest.raises(RuntimeError, match="must match the existing size"):
@@ -413,7 +415,7 @@ class TestExpansion:
         with pytest.raises(RuntimeError, match="has 2 dims"):
             expand_right(torch.zeros(2, 3), (2,))
 
-    def test_expand_as_right_of_a_collection(self) -> None:
+    def test_expand_as_right_collection_expands_leaves(self) -> None:
         result = expand_as_right(dense(), TensorDict(batch_size=[3, 5]))
         assert result.batch_size == result["b"].batch_size == (3, 5)
         assert result["a"].shape == (3, 5, 2)
@@ -423,7 +425,7 @@ class TestExpansion:
 
 
 class TestSettings:
-    def test_get_may_raise(self) -> None:
+    def test_get_defaults_to_none_false_get_raises(self) -> None:
         td = dense()
         assert td.get("zz") is None
         with set_get_defaults_to_none(False):
@@ -436,7 +438,7 @@ class TestSettings:
         assert get_defaults_to_none()
         assert td.get("zz") is None
 
-    def test_takes_effect_at_once(self) -> None:
+    def test_set_get_defaults_to_none_acts_on_call(self) -> None:
         set_get_defaults_to_none(False)
         try:
             with pytest.raises(KeyPathError):
@@ -444,7 +446,7 @@ class TestSettings:
         finally:
             set_get_defaults_to_none(True)
 
-    def test_as_a_decorator(self) -> None:
+    def test_set_get_defaults_to_none_decorates_function(self) -> None:
         @set_get_defaults_to_none(False)
         def read() -> Any:
             return TensorDict().get("a")
@@ -455,7 +457,7 @@ class TestSettings:
                 read()
         assert get_defaults_to_none()
 
-    def test_lazy_views_do_not_exist(self) -> None:
+    def test_set_lazy_legacy_true_raises(self) -> None:
         assert lazy_legacy() is False
         assert lazy_legacy(allow_none=True) is None
         with set_lazy_legacy(False):

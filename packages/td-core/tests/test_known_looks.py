@@ -1,4 +1,4 @@
-"""What is remembered of leaves that passed a check."""
+"""The cache of the metadata of leaves that passed a check."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from td_core._known_looks import KnownLooks
 
 
 class Special(Tensor):
-    """A tensor of another class."""
+    """A subclass of Tensor without overrides."""
 
 
-def test_looks_are_known_once_such_leaves_came_twice_in_a_row() -> None:
+def test_known_metadata_after_two_equal_calls_matches() -> None:
     known = KnownLooks()
     leaves, others = [torch.zeros(2), torch.ones(3)], [torch.zeros(2), torch.ones(4)]
     known.add(leaves)
@@ -31,7 +31,7 @@ def test_looks_are_known_once_such_leaves_came_twice_in_a_row() -> None:
     assert known.of(others) is not None
 
 
-def test_leaves_of_other_classes_tied_ones_and_none_at_all_are_never_known() -> None:
+def test_known_metadata_subclass_tied_or_no_leaves_is_none() -> None:
     known = KnownLooks()
     for leaves in ([torch.zeros(2).as_subclass(Special)], [torch.zeros(2)] * 2, []):
         for _ in range(3):
@@ -40,7 +40,7 @@ def test_leaves_of_other_classes_tied_ones_and_none_at_all_are_never_known() -> 
             assert not known._looks
 
 
-def test_few_looks_are_remembered() -> None:
+def test_known_metadata_cache_is_bounded() -> None:
     known = KnownLooks()
     for size in range(1000):
         leaves = [torch.zeros(size)]
@@ -53,8 +53,8 @@ def test_few_looks_are_remembered() -> None:
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 @pytest.mark.parametrize("side", [0, 1])
 @pytest.mark.parametrize("change", ["mul_", "update_"])
-def test_torch_is_not_asked_about_nested_tensors_of_strided_layout(change: str, side: int) -> None:
-    # It would end the process.
+def test_write_strided_nested_leaf_raises_without_crash(change: str, side: int) -> None:
+    # torch crashes the process if it guards the metadata of such a tensor.
     pair = [TensorDict({"a": torch.ones(3), "b": torch.ones(2)}) for _ in range(2)]
     for _ in range(4):
         pair[0].add_(1)
@@ -69,7 +69,7 @@ def test_torch_is_not_asked_about_nested_tensors_of_strided_layout(change: str, 
     assert torch.equal(pair[0]["a"], before)
 
 
-def test_looks_of_what_is_no_tensor_are_others() -> None:
+def test_known_metadata_non_tensor_does_not_match() -> None:
     known, leaves = KnownLooks(), [torch.zeros(2), torch.zeros(3)]
     known.add(leaves)
     known.add(leaves)

@@ -1,4 +1,4 @@
-"""Names of dims under vmap: the mapped dim has none, the others keep theirs wherever they stand."""
+"""Dim names under vmap: the mapped dim has no name, the other dims keep their names."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ KINDS: dict[str, Callable[[tuple[int, ...]], Any]] = {
     "params": lambda size: TensorDictParams(dense(size), no_convert=True),
     "integers": lambda size: dense(size).int(),
 }
-#: Sizes that tell the dims apart, and sizes that do not.
+#: Sizes that all differ, and sizes that are all equal.
 SIZES = [(2, 3, 4), (2, 2, 2)]
 
 
-def moved(names: list[str | None], source: int, target: int | None) -> list[str | None]:
+def move_name(names: list[str | None], source: int, target: int | None) -> list[str | None]:
     rest = names[:source] + names[source + 1 :]
     return rest if target is None else [*rest[:target], None, *rest[target:]]
 
@@ -60,8 +60,8 @@ def test_vmap_keeps_names_of_other_dims(source: int, target: int, kind: str, siz
         return part * 2
 
     result = vmap(double, source, target)(td)
-    assert seen == [moved(NAMES, source, None)]
-    assert result.names == moved(NAMES, source, target)
+    assert seen == [move_name(NAMES, source, None)]
+    assert result.names == move_name(NAMES, source, target)
     assert td.names == NAMES
     for level in [result["n"]] if "n" in result.keys() else [result["l"]]:
         assert level.names == result.names
@@ -78,13 +78,13 @@ def test_nested_vmap_keeps_names(kind: str, outer: tuple[int, int], inner: tuple
         return part * 2
 
     result = vmap(vmap(double, *inner), *outer)(KINDS[kind]((2, 3, 4)))
-    within = moved(NAMES, outer[0], None)
-    assert seen == [moved(within, inner[0], None)]
-    within = moved(within, *inner)
+    within = move_name(NAMES, outer[0], None)
+    assert seen == [move_name(within, inner[0], None)]
+    within = move_name(within, *inner)
     assert result.names == [*within[: outer[1]], None, *within[outer[1] :]]
 
 
-#: Functions of a part with the dims env and agent, and the names of what they give.
+#: Functions of a slice with the dims env and agent, and the dim names of their result.
 FUNCTIONS: dict[str, tuple[Callable[[Any], Any], list[str | None]]] = {
     "identity": (lambda x: x, ["env", "agent"]),
     "index": (lambda x: x[0], ["agent"]),
@@ -100,18 +100,18 @@ FUNCTIONS: dict[str, tuple[Callable[[Any], Any], list[str | None]]] = {
 
 @pytest.mark.parametrize("target", [0, 1])
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_names_of_what_the_function_gives(name: str, target: int) -> None:
+def test_vmap_result_of_function_has_expected_names(name: str, target: int) -> None:
     function, names = FUNCTIONS[name]
     result = vmap(function, 0, target)(dense((2, 3, 4)))
     assert result.names == [*names[:target], None, *names[target:]]
 
 
-def test_result_that_is_not_mapped_keeps_names() -> None:
+def test_vmap_constant_result_keeps_names() -> None:
     constant = dense((2, 3, 4))
     assert vmap(lambda x: constant)(torch.zeros(6)).names == [None, "time", "env", "agent"]
 
 
-def test_argument_that_is_not_mapped_keeps_names() -> None:
+def test_vmap_unmapped_argument_keeps_names() -> None:
     seen = []
     td = dense((2, 3, 4))
 
@@ -123,7 +123,7 @@ def test_argument_that_is_not_mapped_keeps_names() -> None:
     assert seen == [(["env", "agent"], ["env", "agent"])]
 
 
-def test_names_of_dims_that_cannot_be_told_apart_are_dropped() -> None:
+def test_vmap_ambiguous_dims_of_size_one_drops_names() -> None:
     td = TensorDict({"a": torch.ones(1, 1, 3, 5)}, batch_size=[1, 1, 3], names=NAMES)
     assert vmap(lambda x: x * 2)(td).names in ([None, "env", "agent"], [None, None, "agent"])
 
@@ -133,7 +133,7 @@ def test_grad_inside_vmap_keeps_names() -> None:
     assert result.names == [None, "env", "agent"]
 
 
-def test_compiled_vmap_runs_with_names() -> None:
+def test_compile_vmap_of_named_dims_equals_torch() -> None:
     td = dense((2, 3, 4)).select("a")
     result = torch.compile(lambda x: vmap(lambda y: y * 2, 1)(x), backend="eager", fullgraph=True)(td)
     assert torch.equal(result["a"], td["a"].transpose(0, 1) * 2)

@@ -1,4 +1,4 @@
-"""Leaves that require grad, put into a module, receive the gradients of what it computes; the module gets its own back."""
+"""to_module with leaves that require grad: they receive gradients, and the context restores the module."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def name_leaves(td: Any) -> dict[str, Tensor]:
 
 
 def compute_expected(td: Any, call: Callable[..., Any] = lambda net, x: net(x).sum()) -> dict[str, Tensor]:
-    """Gradients that torch.func.functional_call gives for leaves of the same values."""
+    """Compute the gradients of torch.func.functional_call for leaves with the same values."""
     given = {name: leaf.detach().clone().requires_grad_() for name, leaf in name_leaves(td).items()}
     call(lambda x: functional_call(Net(), given, (x,)), X).backward()
     return {name: leaf.grad for name, leaf in given.items()}
@@ -138,7 +138,7 @@ WEIGHTS = {
 
 @pytest.mark.parametrize("kind", WEIGHTS)
 @pytest.mark.parametrize("run", RUNS)
-def test_leaves_in_a_module_receive_gradients(run: str, kind: str) -> None:
+def test_to_module_leaves_receive_gradients(run: str, kind: str) -> None:
     net = Net()
     weights, before = WEIGHTS[kind](net), collect_state(net)
     RUNS[run](net, weights)
@@ -146,7 +146,7 @@ def test_leaves_in_a_module_receive_gradients(run: str, kind: str) -> None:
     assert collect_state(net) == before
 
 
-def test_leaves_in_a_module_train_with_its_optimizer() -> None:
+def test_to_module_leaves_train_with_optimizer_of_module() -> None:
     net = Net()
     weights = make_leaves(net)
     weights.to_module(net)
@@ -158,11 +158,11 @@ def test_leaves_in_a_module_train_with_its_optimizer() -> None:
         for name, leaf in name_leaves(weights[key]).items():
             start = name_leaves(before[key])[name]
             torch.testing.assert_close(leaf.data, start - 0.1 * expected[f"{key}.{name}"])
-    # Buffers are trained by nobody but who trains the leaves.
+    # The optimizer of the module trains its parameters, so the buffer is unchanged.
     assert (weights["scale"] == before["scale"]).all()
 
 
-def test_inner_steps_of_func_grad_reach_the_leaves() -> None:
+def test_inner_steps_with_func_grad_reach_leaves() -> None:
     net = Net()
     weights = make_leaves(net)
 
@@ -188,7 +188,7 @@ def test_inner_steps_of_func_grad_reach_the_leaves() -> None:
     assert_gradients(weights, {name: leaf.grad for name, leaf in start.items()})
 
 
-def test_inner_steps_of_autograd_grad_reach_the_leaves() -> None:
+def test_inner_steps_with_autograd_grad_reach_leaves() -> None:
     net = Net()
     weights = make_leaves(net)
     with weights.to_module(net):
@@ -204,7 +204,7 @@ def make_stacked(nets: list[Net]) -> Any:
 
 
 @pytest.mark.parametrize("lazy", [False, True])
-def test_stacked_leaves_under_vmap_receive_gradients(lazy: bool) -> None:
+def test_to_module_under_vmap_stacked_leaves_receive_gradients(lazy: bool) -> None:
     nets = [Net(), Net()]
     members = [make_leaves(net) for net in nets]
     weights = LazyStackedTensorDict(*members) if lazy else make_stacked(nets)
@@ -222,7 +222,7 @@ def test_stacked_leaves_under_vmap_receive_gradients(lazy: bool) -> None:
 
 
 @pytest.mark.parametrize("requires_grad", [True, False])
-def test_tied_leaves_stay_one_parameter(requires_grad: bool) -> None:
+def test_to_module_tied_leaves_stay_one_parameter(requires_grad: bool) -> None:
     net = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
     net[1].weight = net[0].weight
     leaf = torch.ones(2, 2, requires_grad=requires_grad)
@@ -230,14 +230,14 @@ def test_tied_leaves_stay_one_parameter(requires_grad: bool) -> None:
         assert net[0].weight is net[1].weight and len(list(net.parameters())) == 1
         net(torch.ones(2)).sum().backward()
         assert net[0].weight.grad.tolist() == [[4, 4], [4, 4]]
-    with TensorDict.from_module(net).data.to_module(net):  # each leaf by itself, of one memory
+    with TensorDict.from_module(net).data.to_module(net):  # separate tensors on one storage
         assert net[0].weight is net[1].weight and isinstance(net[0].weight, nn.Parameter)
     other = {"0": {"weight": torch.ones(2, 2)}, "1": {"weight": torch.ones(2, 2)}}
     with TensorDict(other).to_module(net):
         assert net[0].weight is not net[1].weight
 
 
-def test_leaves_without_grad_are_parameters_in_every_context() -> None:
+def test_to_module_leaves_without_grad_become_parameters() -> None:
     net = nn.Linear(2, 1)
     net.bias.requires_grad_(False)
     plain = TensorDict.from_module(net).data.clone()
@@ -255,7 +255,7 @@ def make_holder() -> nn.Module:
 
 @pytest.mark.parametrize("root", [True, False])
 @pytest.mark.parametrize("make", [lambda td: td.requires_grad_(), TensorDictParams], ids=["leaves", "params"])
-def test_leaves_in_held_parameters_receive_gradients(make: Callable[[Any], Any], root: bool) -> None:
+def test_to_module_leaves_for_nested_params_receive_gradients(make: Callable[[Any], Any], root: bool) -> None:
     holder = make_holder()
     zeros = TensorDict({"w": torch.zeros(2), "n": {"b": torch.zeros(2)}, "mean": torch.zeros(2)})
     weights = make(zeros if root else TensorDict({"held": zeros}))
@@ -274,7 +274,7 @@ def test_leaves_in_held_parameters_receive_gradients(make: Callable[[Any], Any],
     assert [(name, id(leaf)) for name, leaf in before] == [(name, id(leaf)) for name, leaf in after]
 
 
-def test_an_error_in_the_context_restores_the_module() -> None:
+def test_to_module_error_in_context_restores_module() -> None:
     net = Net()
     before = collect_state(net)
     with pytest.raises(ZeroDivisionError), make_leaves(net).to_module(net):

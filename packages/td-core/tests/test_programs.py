@@ -1,8 +1,8 @@
-"""Random programs on any arrangement of dense collections and lazy stacks, element by element.
+"""Random programs on any arrangement of dense collections and lazy stacks, make_element by make_element.
 
-The reference is a tensor of positions and a list of elements: an element is what stands under each key at one place of
-the batch. Moving elements is moving positions, which torch does, and computing is computing on each element alone. So the
-members of a stack may differ in keys and shapes.
+The model is a tensor of positions and a list of elements: an make_element holds the tensors under all keys at one position of
+the batch. A shape operation is applied to the tensor of positions with torch, a pointwise one to each make_element separately.
+So the members of a stack may differ in keys and shapes.
 """
 
 from __future__ import annotations
@@ -26,34 +26,34 @@ Element = dict[tuple[str, ...], Tensor]
 
 
 class Model(NamedTuple):
-    """The elements of a collection, and where each of them stands."""
+    """The elements of a collection, and a tensor with the number of the make_element at each position."""
 
     places: Tensor
     elements: list[Element]
 
-    def moved(self, move: Callable[[Tensor], Tensor]) -> Model:
+    def move(self, move: Callable[[Tensor], Tensor]) -> Model:
         return Model(move(self.places), self.elements)
 
-    def mapped(self, function: Callable[[Tensor], Tensor]) -> Model:
+    def map(self, function: Callable[[Tensor], Tensor]) -> Model:
         return Model(
             self.places, [{key: function(leaf) for key, leaf in each.items()} for each in self.elements]
         )
 
 
 @st.composite
-def specs(draw: Draw, depth: int = 2) -> dict[str, Any]:
-    """Draw the keys and shapes of an element."""
+def draw_spec(draw: Draw, depth: int = 2) -> dict[str, Any]:
+    """Draw the keys and shapes of an make_element."""
     keys = draw(st.lists(st.sampled_from("abc"), min_size=1, max_size=2, unique=True))
     shapes = st.lists(st.integers(0, 2), max_size=2)
-    return {key: draw(specs(depth - 1) if depth and draw(st.booleans()) else shapes) for key in keys}
+    return {key: draw(draw_spec(depth - 1) if depth and draw(st.booleans()) else shapes) for key in keys}
 
 
-def varied(draw: Draw, spec: dict[str, Any]) -> dict[str, Any]:
-    """Draw an element like another one, with other shapes or keys here and there."""
+def vary_spec(draw: Draw, spec: dict[str, Any]) -> dict[str, Any]:
+    """Draw a variant of an make_element, in which some shapes or keys differ."""
     out: dict[str, Any] = {}
     for key, value in spec.items():
         if isinstance(value, dict):
-            out[key] = varied(draw, value)
+            out[key] = vary_spec(draw, value)
         else:
             out[key] = [size + (draw(st.integers(0, 3)) == 0) for size in value]
     if draw(st.integers(0, 3)) == 0:
@@ -61,9 +61,9 @@ def varied(draw: Draw, spec: dict[str, Any]) -> dict[str, Any]:
     return out
 
 
-def element(spec: dict[str, Any], numbers: Any) -> TensorDict:
+def make_element(spec: dict[str, Any], numbers: Any) -> TensorDict:
     entries = {
-        key: element(value, numbers)
+        key: make_element(value, numbers)
         if isinstance(value, dict)
         else torch.full(value, next(numbers), device=DEVICE)
         for key, value in spec.items()
@@ -71,21 +71,25 @@ def element(spec: dict[str, Any], numbers: Any) -> TensorDict:
     return TensorDict(entries)
 
 
-def flat(td: Any) -> Element:
+def flatten(td: Any) -> Element:
     return {key if isinstance(key, tuple) else (key,): leaf for key, leaf in td.items(True, True)}
 
 
-def arranged(draw: Draw, batch: tuple[int, ...], spec: dict[str, Any], numbers: Any) -> tuple[Any, Model]:
-    """Draw a collection: dense, or a lazy stack of such."""
+def draw_collection(
+    draw: Draw, batch: tuple[int, ...], spec: dict[str, Any], numbers: Any
+) -> tuple[Any, Model]:
+    """Draw a collection, dense or a lazy stack of drawn collections, and its model."""
     alike = draw(st.booleans())
     if not batch or 0 in batch or draw(st.integers(0, 3)) == 0:
-        spec = spec if alike else varied(draw, spec)
+        spec = spec if alike else vary_spec(draw, spec)
         count = torch.Size(batch).numel()
-        elements = [element(spec, numbers) for _ in range(max(count, 1))]
+        elements = [make_element(spec, numbers) for _ in range(max(count, 1))]
         td = torch.stack(elements).reshape(batch) if count else torch.stack(elements)[:0].reshape(batch)
-        return td, Model(torch.arange(count).view(batch), [flat(each) for each in elements[:count]])
+        return td, Model(torch.arange(count).view(batch), [flatten(each) for each in elements[:count]])
     dim = draw(st.integers(0, len(batch) - 1))
-    members = [arranged(draw, batch[:dim] + batch[dim + 1 :], spec, numbers) for _ in range(batch[dim])]
+    members = [
+        draw_collection(draw, batch[:dim] + batch[dim + 1 :], spec, numbers) for _ in range(batch[dim])
+    ]
     models = [model for _, model in members]
     size = len(models[0].elements)
     places = torch.stack([model.places + size * i for i, model in enumerate(models)], dim)
@@ -93,16 +97,16 @@ def arranged(draw: Draw, batch: tuple[int, ...], spec: dict[str, Any], numbers: 
     return stack, Model(places, [each for model in models for each in model.elements])
 
 
-def check(td: Any, model: Model) -> None:
+def assert_matches_model(td: Any, model: Model) -> None:
     assert td.batch_size == model.places.shape
     for place in product(*map(range, td.batch_size)):
-        found, expected = flat(td[place]), model.elements[model.places[place]]
+        found, expected = flatten(td[place]), model.elements[model.places[place]]
         assert found.keys() == expected.keys()
         for key, leaf in expected.items():
             torch.testing.assert_close(found[key], leaf, rtol=0, atol=0)
 
 
-def write(value: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def writing(value: Callable[[Any], Any]) -> Callable[[Any], Any]:
     def run(td: Any) -> Any:
         td = td.clone()
         value(td)
@@ -144,8 +148,8 @@ MAPS: dict[str, tuple[Callable[[Any], Any], Callable[[Tensor], Tensor]]] = {
     "double": (lambda td: td.double(), torch.Tensor.double),
     "update": (lambda td: td.clone().update(td * 2), lambda leaf: leaf * 2),
     "update_": (lambda td: td.clone().update_(td * 2), lambda leaf: leaf * 2),
-    "assign": (lambda td: write(lambda to: to.__setitem__(..., td * 2))(td), lambda leaf: leaf * 2),
-    "fill": (lambda td: write(lambda to: to.__setitem__(..., 7))(td), lambda leaf: torch.full_like(leaf, 7)),
+    "assign": (lambda td: writing(lambda to: to.__setitem__(..., td * 2))(td), lambda leaf: leaf * 2),
+    "fill": (lambda td: writing(lambda to: to.__setitem__(..., 7))(td), lambda leaf: torch.full_like(leaf, 7)),
     "pytree": (lambda td: torch.utils._pytree.tree_map(torch.neg, td), torch.neg),
     "keys": (lambda td: td.flatten_keys("/").unflatten_keys("/"), lambda leaf: leaf),
     "keys in place": (lambda td: td.clone().flatten_keys("/", inplace=True).unflatten_keys("/"), lambda leaf: leaf),
@@ -156,12 +160,12 @@ MAPS: dict[str, tuple[Callable[[Any], Any], Callable[[Tensor], Tensor]]] = {
 
 @settings(max_examples=300, deadline=None)
 @given(data=st.data())
-def test_every_element_goes_where_that_of_a_tensor_goes(data: st.DataObject) -> None:
+def test_random_program_moves_elements_as_torch(data: st.DataObject) -> None:
     draw = data.draw
     batch = tuple(draw(st.lists(st.integers(0, 3), max_size=3)))
-    td, model = arranged(draw, batch, draw(specs()), iter(range(10_000)))
+    td, model = draw_collection(draw, batch, draw(draw_spec()), iter(range(10_000)))
     if draw(st.booleans()):
-        # The same one below a dense level.
+        # Nest the collection in a dense node.
         td = TensorDict({"below": td}, batch)
         model = Model(
             model.places, [{("below", *key): leaf for key, leaf in e.items()} for e in model.elements]
@@ -170,31 +174,31 @@ def test_every_element_goes_where_that_of_a_tensor_goes(data: st.DataObject) -> 
         try:
             if name in MOVES:
                 dim = draw(st.integers(0, max(model.places.ndim - 1, 0)))
-                expected = model.moved(lambda places, name=name, dim=dim: MOVES[name](places, dim))
+                expected = model.move(lambda places, name=name, dim=dim: MOVES[name](places, dim))
             else:
-                expected = model.mapped(MAPS[name][1])
+                expected = model.map(MAPS[name][1])
         except (RuntimeError, IndexError, TypeError):
             return
         try:
             result = MOVES[name](td, dim) if name in MOVES else MAPS[name][0](td)
         except TensorDictError as error:
-            # What cannot be one tensor, or would be lost, is said by name; elements alike have no such excuse.
+            # Uneven elements may raise an error of td; elements with equal keys and shapes may not.
             shapes = [{key: leaf.shape for key, leaf in each.items()} for each in model.elements]
-            # torch takes a tensor without dims for one with a single dim at times.
+            # Some functions of torch treat a tensor without dims like one with a single dim.
             assert any(each != shapes[0] for each in shapes) or not td.ndim, f"{name}: {error}"
             return
-        check(result, expected)
-        check(td, model)
+        assert_matches_model(result, expected)
+        assert_matches_model(td, model)
         td, model = result, expected
 
 
 @settings(max_examples=150, deadline=None)
 @given(data=st.data())
-def test_dims_keep_their_names_as_those_of_a_dense_collection_do(data: st.DataObject) -> None:
+def test_random_program_keeps_dim_names_as_dense(data: st.DataObject) -> None:
     draw = data.draw
     batch = tuple(draw(st.lists(st.integers(0, 3), min_size=1, max_size=3)))
     names = [name if draw(st.booleans()) else None for name in "xyz"[: len(batch)]]
-    td, _ = arranged(draw, batch, draw(specs()), iter(range(10_000)))
+    td, _ = draw_collection(draw, batch, draw(draw_spec()), iter(range(10_000)))
     if below := draw(st.booleans()):
         td = TensorDict({"below": td}, batch)
     td.names = names

@@ -1,4 +1,4 @@
-"""Dtypes of results: lazy stacks, of scalars too, promote as the stacked tensor does, whatever stands beside them."""
+"""Dtype promotion: a make_lazy stack promotes with any operand as the dense tensor does, also if its members are scalars."""
 
 from __future__ import annotations
 
@@ -17,22 +17,25 @@ DTYPES = [torch.uint8, torch.int64, torch.float32, torch.float64, torch.complex6
 ALL_DTYPES = [*DTYPES, torch.bool, torch.int8, torch.float16, torch.bfloat16, torch.complex128]
 
 
-def values(dtype: torch.dtype, shape: tuple[int, ...], start: int = 1) -> Tensor:
+def make_values(dtype: torch.dtype, shape: tuple[int, ...], start: int = 1) -> Tensor:
     count = torch.arange(start, start + torch.Size(shape).numel()).reshape(shape)
     return count % 2 == 0 if dtype is torch.bool else count.to(dtype)
 
 
-def lazy(leaf: Tensor) -> Any:
+def make_lazy(leaf: Tensor) -> Any:
     return LazyStackedTensorDict(*[TensorDict({"a": part.clone()}) for part in leaf])
 
 
-#: Collections that show a tensor whose first dim is that of the batch, each with the key of the tensor in it.
+#: Functions that build a collection from a tensor of shape (batch, ...), and the key of that tensor.
 KINDS: dict[str, tuple[Callable[[Tensor], Any], Any]] = {
     "dense": (lambda leaf: TensorDict({"a": leaf.clone()}, leaf.shape[:1]), "a"),
-    "lazy": (lazy, "a"),
-    "lazy below": (lambda leaf: TensorDict({"n": lazy(leaf)}, leaf.shape[:1]), ("n", "a")),
-    "lazy below no batch": (lambda leaf: TensorDict({"z": leaf[0].clone(), "n": lazy(leaf)}), ("n", "a")),
-    "level in lazy": (
+    "lazy": (make_lazy, "a"),
+    "lazy below": (lambda leaf: TensorDict({"n": make_lazy(leaf)}, leaf.shape[:1]), ("n", "a")),
+    "lazy below no batch": (
+        lambda leaf: TensorDict({"z": leaf[0].clone(), "n": make_lazy(leaf)}),
+        ("n", "a"),
+    ),
+    "level in make_lazy": (
         lambda leaf: LazyStackedTensorDict(*[TensorDict({"n": {"a": part.clone()}}) for part in leaf]),
         ("n", "a"),
     ),
@@ -82,15 +85,15 @@ IN_PLACE: dict[str, Callable[[Any, Any], Any]] = {
 } | {"addcmul_": lambda x, y: x.addcmul_(y, y)}
 
 
-def outcome(function: Callable[..., Any], *args: Any) -> Any:
+def call_or_none(function: Callable[..., Any], *args: Any) -> Any:
     try:
         return function(*args)
     except (RuntimeError, TypeError, NotImplementedError, ValueError):
         return None
 
 
-def check(found: Any, key: Any, expected: Tensor | None, context: Any) -> None:
-    """Compare a result with that of torch; where torch refuses, a result may be there."""
+def assert_equals_torch(found: Any, key: Any, expected: Tensor | None, context: Any) -> None:
+    """Compare the leaf under ``key`` with torch's result; skip the comparison if torch raised (``expected`` is None)."""
     if expected is None:
         return
     assert found is not None, context
@@ -102,34 +105,34 @@ def check(found: Any, key: Any, expected: Tensor | None, context: Any) -> None:
 @pytest.mark.parametrize("shape", [(2,), (2, 3)])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", BINARY)
-def test_scalar_promotes_as_beside_the_stacked_tensor(name: str, kind: str, shape: tuple[int, ...]) -> None:
+def test_scalar_operand_promotes_as_with_dense_tensor(name: str, kind: str, shape: tuple[int, ...]) -> None:
     make, key = KINDS[kind]
     function = BINARY[name]
     if name == "where" and kind == "lazy below no batch":
         pytest.skip("a condition has the dims of the batch")
     for dtype in DTYPES:
-        leaf = values(dtype, shape)
+        leaf = make_values(dtype, shape)
         td = make(leaf)
-        for other in [*[values(each, (), 2) for each in DTYPES], True, 2, 2.5]:
+        for other in [*[make_values(each, (), 2) for each in DTYPES], True, 2, 2.5]:
             context = (dtype, other)
-            expected = outcome(function, leaf, other)
-            check(outcome(function, td, other), key, expected, context)
+            expected = call_or_none(function, leaf, other)
+            assert_equals_torch(call_or_none(function, td, other), key, expected, context)
             if name in REVERSED:
-                expected = outcome(function, other, leaf)
-                check(outcome(function, other, td), key, expected, context)
+                expected = call_or_none(function, other, leaf)
+                assert_equals_torch(call_or_none(function, other, td), key, expected, context)
 
 
 @pytest.mark.parametrize("shape", [(2,), (2, 3)])
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "lazy below no batch"])
 @pytest.mark.parametrize("name", [name for name in BINARY if name != "where"])
-def test_operand_with_dims_promotes(name: str, kind: str, shape: tuple[int, ...]) -> None:
+def test_operand_with_dims_promotes_as_torch(name: str, kind: str, shape: tuple[int, ...]) -> None:
     make, key = KINDS[kind]
     function = BINARY[name]
     for dtype in DTYPES:
-        leaf = values(dtype, shape)
+        leaf = make_values(dtype, shape)
         td = make(leaf)
         for other_dtype in DTYPES:
-            of_batch, of_leaf = values(other_dtype, (2,), 2), values(other_dtype, shape, 2)
+            of_batch, of_leaf = make_values(other_dtype, (2,), 2), make_values(other_dtype, shape, 2)
             row = of_leaf[0].clone()
             scalars = TensorDict({"a": row}) if key == "a" else TensorDict({"n": {"a": row}})
             pairs = [(of_batch, of_batch.view(2, *[1] * (len(shape) - 1))), (scalars, row)]
@@ -140,38 +143,36 @@ def test_operand_with_dims_promotes(name: str, kind: str, shape: tuple[int, ...]
             ]
             for operand, plain in pairs:
                 context = (dtype, type(operand), other_dtype)
-                expected = outcome(function, leaf, plain)
-                check(outcome(function, td, operand), key, expected, context)
+                expected = call_or_none(function, leaf, plain)
+                assert_equals_torch(call_or_none(function, td, operand), key, expected, context)
                 if name in REVERSED:
-                    expected = outcome(function, plain, leaf)
-                    check(outcome(function, operand, td), key, expected, context)
+                    expected = call_or_none(function, plain, leaf)
+                    assert_equals_torch(call_or_none(function, operand, td), key, expected, context)
 
 
 @pytest.mark.parametrize("shape", [(2,), (2, 3)])
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "lazy below no batch"])
 @pytest.mark.parametrize("name", IN_PLACE)
-def test_scalar_in_place_computes_in_the_dtype_of_the_stacked_tensor(
-    name: str, kind: str, shape: tuple[int, ...]
-) -> None:
+def test_inplace_scalar_operand_computes_in_dense_dtype(name: str, kind: str, shape: tuple[int, ...]) -> None:
     make, key = KINDS[kind]
     for dtype in DTYPES:
-        for other in [*[values(each, (), 300) for each in DTYPES], 2, 2.5]:
-            leaf = values(dtype, shape)
+        for other in [*[make_values(each, (), 300) for each in DTYPES], 2, 2.5]:
+            leaf = make_values(dtype, shape)
             td = make(leaf)
             row = other if isinstance(other, Tensor) else torch.tensor(other)
             scalars = TensorDict({"a": row}) if key == "a" else TensorDict({"n": {"a": row}})
-            expected = outcome(IN_PLACE[name], leaf, other)
-            check(outcome(IN_PLACE[name], td, other), key, expected, (dtype, other))
+            expected = call_or_none(IN_PLACE[name], leaf, other)
+            assert_equals_torch(call_or_none(IN_PLACE[name], td, other), key, expected, (dtype, other))
             if isinstance(other, Tensor) and len(shape) == 1:
-                check(
-                    outcome(IN_PLACE[name], make(values(dtype, shape)), scalars),
+                assert_equals_torch(
+                    call_or_none(IN_PLACE[name], make(make_values(dtype, shape)), scalars),
                     key,
                     expected,
                     (dtype, row),
                 )
 
 
-def test_scalar_beside_scalar_promotes_fully() -> None:
+def test_scalar_operand_with_scalar_leaf_promotes_as_torch() -> None:
     td = TensorDict(
         {"a": torch.tensor(1.0), "n": LazyStackedTensorDict(TensorDict({"a": torch.tensor(1.0)}))}
     )
@@ -180,14 +181,14 @@ def test_scalar_beside_scalar_promotes_fully() -> None:
 
 
 @pytest.mark.parametrize("dtype", ALL_DTYPES)
-def test_dtype_beside_is_that_of_torch(dtype: torch.dtype) -> None:
+def test_dtype_beside_equals_torch_result_type(dtype: torch.dtype) -> None:
     for other in ALL_DTYPES:
         expected = torch.result_type(torch.zeros(1, dtype=dtype), torch.zeros((), dtype=other))
         assert dtype_beside(dtype, other) == expected, other
 
 
-def test_compiled_stack_of_scalars_promotes_as_dense() -> None:
-    td = lazy(torch.ones(2))
+def test_compile_stack_of_scalars_promotes_as_dense() -> None:
+    td = make_lazy(torch.ones(2))
     gamma = torch.tensor(0.5, dtype=torch.float64)
     compiled = torch.compile(
         lambda td, x: ((td * x)["a"], td.addcmul(x, x)["a"]), backend="eager", fullgraph=True
@@ -198,7 +199,7 @@ def test_compiled_stack_of_scalars_promotes_as_dense() -> None:
     ]
 
 
-def test_gradient_of_scalar_operand_has_its_dtype() -> None:
+def test_backward_scalar_operand_gradient_has_its_dtype() -> None:
     gamma = torch.tensor(0.5, dtype=torch.float64, requires_grad=True)
-    (lazy(torch.ones(2)) * gamma)["a"].sum().backward()
+    (make_lazy(torch.ones(2)) * gamma)["a"].sum().backward()
     assert gamma.grad is not None and (gamma.grad.dtype, gamma.grad.item()) == (torch.float64, 2.0)

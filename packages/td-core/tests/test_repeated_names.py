@@ -1,4 +1,4 @@
-"""Names of a lazy stack: the stack dim has none of those of its members, nor of the levels below."""
+"""Dim names of a lazy make_stack: the name of the make_stack dim differs from all names in its members and nested nodes."""
 
 from __future__ import annotations
 
@@ -12,40 +12,40 @@ from td_core import LazyStackedTensorDict, TensorDict, lazy_stack
 from td_core.errors import DimNamesError, StructureError
 
 
-def member(*names: str | None) -> TensorDict:
+def make_member(*names: str | None) -> TensorDict:
     return TensorDict({"a": torch.ones(2, 3)[(slice(None),) * len(names)]}, [2, 3][: len(names)], names=names)
 
 
-def below(name: str) -> TensorDict:
+def make_nested_member(name: str) -> TensorDict:
     return TensorDict({"n": TensorDict({"a": torch.ones(4)}, [4], names=[name])})
 
 
-def stack(*members: Any, name: str | None = "time") -> Any:
+def make_stack(*members: Any, name: str | None = "time") -> Any:
     return LazyStackedTensorDict(*members, stack_dim_name=name)
 
 
 REFUSED: dict[str, Callable[[], Any]] = {
-    "all members": lambda: stack(member("time"), member("time")),
-    "the last member": lambda: stack(member(None), member("time")),
-    "the last dim": lambda: stack(member("x", "time")),
-    "stack dim in the middle": lambda: LazyStackedTensorDict(
-        member("x", "time"), stack_dim=1, stack_dim_name="time"
+    "all members": lambda: make_stack(make_member("time"), make_member("time")),
+    "the last make_member": lambda: make_stack(make_member(None), make_member("time")),
+    "the last dim": lambda: make_stack(make_member("x", "time")),
+    "make_stack dim in the middle": lambda: LazyStackedTensorDict(
+        make_member("x", "time"), stack_dim=1, stack_dim_name="time"
     ),
-    "stack of stacks": lambda: stack(stack(member(None))),
-    "a level below": lambda: stack(below("time")),
-    "append": lambda: stack(member(None)).append(member("time")),
-    "insert": lambda: stack(member(None)).insert(0, member("time")),
-    "extend": lambda: stack(member(None)).extend([member(None), member("time")]),
-    "append to an empty stack": lambda: stack(name="time").append(member("time")),
-    "lazy_stack": lambda: lazy_stack([member("time")], stack_dim_name="time"),
-    "names": lambda: LazyStackedTensorDict(member("x"), names=["x", "x"]),
+    "make_stack of stacks": lambda: make_stack(make_stack(make_member(None))),
+    "a level make_nested_member": lambda: make_stack(make_nested_member("time")),
+    "append": lambda: make_stack(make_member(None)).append(make_member("time")),
+    "insert": lambda: make_stack(make_member(None)).insert(0, make_member("time")),
+    "extend": lambda: make_stack(make_member(None)).extend([make_member(None), make_member("time")]),
+    "append to an empty make_stack": lambda: make_stack(name="time").append(make_member("time")),
+    "lazy_stack": lambda: lazy_stack([make_member("time")], stack_dim_name="time"),
+    "names": lambda: LazyStackedTensorDict(make_member("x"), names=["x", "x"]),
     "names and another name": lambda: LazyStackedTensorDict(
-        member("x"), names=["t", "x"], stack_dim_name="time"
+        make_member("x"), names=["t", "x"], stack_dim_name="time"
     ),
     "no names and a name": lambda: LazyStackedTensorDict(
-        member("x"), names=[None, None], stack_dim_name="time"
+        make_member("x"), names=[None, None], stack_dim_name="time"
     ),
-    "not a string": lambda: stack(member("x"), name=3),  # type: ignore[arg-type]
+    "not a string": lambda: make_stack(make_member("x"), name=3),  # type: ignore[arg-type]
 }
 
 
@@ -55,23 +55,23 @@ def test_stack_dim_with_repeated_name_raises(case: str) -> None:
         REFUSED[case]()
 
 
-def test_refused_member_is_not_added() -> None:
-    td = stack(member("x"))
+def test_append_member_with_repeated_name_adds_nothing() -> None:
+    td = make_stack(make_member("x"))
     with pytest.raises(DimNamesError, match="'time'.*must be unique"):
-        td.append(member("time"))
+        td.append(make_member("time"))
     assert len(td) == 1 and td.names == ["time", "x"]
 
 
-def test_names_that_differ_are_kept() -> None:
-    td = stack(member("x"), member("x"))
-    td.append(member("x"))
+def test_stack_with_distinct_names_keeps_them() -> None:
+    td = make_stack(make_member("x"), make_member("x"))
+    td.append(make_member("x"))
     assert td.names == ["time", "x"]
-    both = LazyStackedTensorDict(member("x"), names=["time", "y"], stack_dim_name="time")
+    both = LazyStackedTensorDict(make_member("x"), names=["time", "y"], stack_dim_name="time")
     assert both.names == ["time", "y"]
-    assert stack(below("x"))["n"].names == ["time", "x"]
+    assert make_stack(make_nested_member("x"))["n"].names == ["time", "x"]
 
 
-def test_set_level_that_repeats_names_of_parent_raises() -> None:
+def test_set_node_repeating_name_of_parent_raises() -> None:
     td = TensorDict({}, [2], names=["time"])
     level = TensorDict({"a": torch.ones(2, 4)}, [2, 4], names=[None, "time"])
     with pytest.raises(StructureError, match=r"cannot set key 'n'.*repeat those of its parent"):

@@ -1,4 +1,4 @@
-"""Parameters stay parameters and buffers stay buffers, wherever they go."""
+"""Roles of leaves: parameters stay parameters and buffers stay buffers through copies, writes and modules."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def save_and_load(params: Any) -> Any:
 
 
 def pass_module(change: Callable[[nn.Module], nn.Module]) -> Callable[[Any], Any]:
-    """Return a function that changes a module which holds the parameters, and returns them."""
+    """Return a function that puts parameters into a module, changes the module, and returns its parameters."""
 
     def changed(params: Any) -> Any:
         holder = nn.Module()
@@ -135,12 +135,12 @@ KEPT: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("kept", KEPT)
 @pytest.mark.parametrize("made", MADE)
-def test_parameters_and_buffers_keep_their_roles(made: str, kept: str) -> None:
+def test_operation_keeps_roles_of_parameters_and_buffers(made: str, kept: str) -> None:
     assert_roles(KEPT[kept](MADE[made](Model()).unlock_()))
 
 
 @pytest.mark.parametrize("use_state_dict", [False, True])
-def test_buffers_of_a_module_are_buffers(use_state_dict: bool) -> None:
+def test_from_module_buffers_are_buffers(use_state_dict: bool) -> None:
     model = Model()
     taken = name_leaves(TensorDict.from_module(model, use_state_dict=use_state_dict))
     for name, leaf in taken.items():
@@ -153,7 +153,7 @@ def test_buffers_of_a_module_are_buffers(use_state_dict: bool) -> None:
 
 
 @pytest.mark.parametrize("no_convert", [False, True])
-def test_tensors_given_to_parameters_are_not_marked(no_convert: bool) -> None:
+def test_init_params_does_not_mark_given_tensors(no_convert: bool) -> None:
     given = {"x": torch.zeros(2), "n": {"i": torch.tensor(1)}}
     td = TensorDict(given)
     params = TensorDictParams(td, no_convert=no_convert)
@@ -162,7 +162,7 @@ def test_tensors_given_to_parameters_are_not_marked(no_convert: bool) -> None:
     assert td["x"] is given["x"] and params["x"].data_ptr() == given["x"].data_ptr()
 
 
-def test_a_buffer_that_requires_grad_passes_gradients_on() -> None:
+def test_buffer_requiring_grad_passes_gradients() -> None:
     leaf = torch.ones(2, requires_grad=True)
     params = TensorDictParams(TensorDict({"leaf": leaf, "computed": leaf * 2}), no_convert=True)
     assert {name for name, _ in params.named_buffers()} == {"leaf", "computed"}
@@ -170,7 +170,7 @@ def test_a_buffer_that_requires_grad_passes_gradients_on() -> None:
     assert leaf.grad.tolist() == [3, 3]
 
 
-def test_tied_tensors_become_one_parameter() -> None:
+def test_init_params_tied_tensors_become_one_parameter() -> None:
     weight, steps = torch.ones(2), torch.tensor(1)
     td = TensorDict({"a": weight, "n": {"b": weight, "i": steps}, "j": steps})
     for no_convert in (False, True):
@@ -178,14 +178,14 @@ def test_tied_tensors_become_one_parameter() -> None:
         assert params["a"] is params["n", "b"] and params["n", "i"] is params["j"]
 
 
-def test_an_explicit_role_replaces_another() -> None:
+def test_set_buffer_or_parameter_replaces_role() -> None:
     params = TensorDictParams(TensorDict({"w": torch.ones(2), "b": Buffer(torch.ones(2))}))
     params["w"], params["b"] = Buffer(torch.zeros(2)), nn.Parameter(torch.zeros(2))
     assert [name for name, _ in params.named_parameters()] == ["b"]
     assert [name for name, _ in params.named_buffers()] == ["w"]
 
 
-def test_what_is_computed_from_a_buffer_is_not_one() -> None:
+def test_result_computed_from_buffer_is_not_a_buffer() -> None:
     buffer = Buffer(torch.ones(2))
     assert type(buffer) is Tensor and isinstance(buffer, Buffer)
     for result in (buffer + 1, buffer.detach(), buffer.clone(), buffer[0]):
@@ -196,7 +196,7 @@ def test_what_is_computed_from_a_buffer_is_not_one() -> None:
 
 @pytest.mark.parametrize("preserve", [True, False])
 @pytest.mark.parametrize("trained", [True, False])
-def test_a_parameter_in_the_place_of_a_buffer_is_a_buffer(trained: bool, preserve: bool) -> None:
+def test_to_module_parameter_in_buffer_slot_is_buffer(trained: bool, preserve: bool) -> None:
     model = Model()
     given = nn.Parameter(torch.zeros(2), requires_grad=trained)
     source = TensorDict({"mean": given, "norm": {"running_mean": given}})
@@ -215,7 +215,7 @@ def test_a_parameter_in_the_place_of_a_buffer_is_a_buffer(trained: bool, preserv
     assert model.mean.tolist() == [1, 1]
 
 
-def test_a_buffer_in_the_place_of_a_parameter_is_a_parameter() -> None:
+def test_to_module_buffer_in_parameter_slot_is_parameter() -> None:
     model = Model()
     TensorDict({"weight": Buffer(torch.zeros(2))}).to_module(model)
     assert type(model.weight) is nn.Parameter and model.weight.requires_grad
@@ -236,7 +236,7 @@ class Exported(nn.Module):
 
 @pytest.mark.parametrize("no_convert", [False, True])
 @pytest.mark.parametrize("strict", [False, True])
-def test_export_leaves_the_parameters_of_the_caller(strict: bool, no_convert: bool) -> None:
+def test_export_keeps_parameters_of_caller(strict: bool, no_convert: bool) -> None:
     module = Exported(no_convert)
     held, inner = module.held, module.held.data
     before = {name: (id(leaf), type(leaf), leaf.requires_grad) for name, leaf in name_leaves(held).items()}
@@ -261,7 +261,7 @@ def test_export_leaves_the_parameters_of_the_caller(strict: bool, no_convert: bo
         lambda td, new: TensorDict({"q": td}).update({"q": {"p": TensorDict(dict(new.items()))}}),
     ],
 )
-def test_a_write_below_parameters_in_a_collection_keeps_roles(write: Callable[[Any, Any], Any]) -> None:
+def test_write_nested_entries_of_params_keeps_roles(write: Callable[[Any, Any], Any]) -> None:
     entries = {
         "w": torch.ones(2),
         "n": {"b": torch.ones(2), "mean": Buffer(torch.ones(2)), "m": {"c": torch.ones(2)}},
@@ -275,7 +275,7 @@ def test_a_write_below_parameters_in_a_collection_keeps_roles(write: Callable[[A
     assert [name for name, _ in params.named_buffers()] == ["n.mean"]
 
 
-def test_one_parameter_takes_the_place_of_both() -> None:
+def test_to_module_parameter_in_both_slots_keeps_roles() -> None:
     model, given = Model(), nn.Parameter(torch.zeros(2))
     with TensorDict({"mean": given, "weight": given, "cache": given}).to_module(model):
         assert model.weight is given and model.mean is model.cache is not given

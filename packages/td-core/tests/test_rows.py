@@ -1,4 +1,4 @@
-"""Rows written at an index: whatever holds them, they are written as torch writes them to each leaf."""
+"""Rows write_with_torch at an index, from a mapping or a collection: each leaf equals the result of torch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ INDICES: list[Any] = [
     (torch.tensor([0, 1]), torch.tensor([2, 3])), (),
 ]  # fmt: skip
 
-#: What is in front of the elements of the rows, for an index that gives these batch dims.
+#: Leading dims of the rows, computed from the batch dims of the indexed collection.
 LEADS: dict[str, Callable[[tuple[int, ...]], tuple[int, ...]]] = {
     "rows": lambda lead: lead,
     "ones in front": lambda lead: (1, *lead),
@@ -30,54 +30,54 @@ LEADS: dict[str, Callable[[tuple[int, ...]], tuple[int, ...]]] = {
 Rows = dict[str, Any]
 
 
-def nested(rows: Rows) -> Rows:
+def copy_nested(rows: Rows) -> Rows:
     return {key: dict(value) if isinstance(value, dict) else value for key, value in rows.items()}
 
 
-#: What holds the rows: a mapping, and collections that have or lack the batch dims.
+#: Containers of the rows: mappings, and collections with or without the batch dims.
 SOURCES: dict[str, Callable[[Rows, tuple[int, ...]], Any]] = {
-    "mapping": lambda rows, lead: nested(rows),
+    "mapping": lambda rows, lead: copy_nested(rows),
     "tuple keys": lambda rows, lead: {
         **{key: value for key, value in rows.items() if key != "n"},
         **{("n", key): value for key, value in rows["n"].items()},
     },
-    "no batch size": lambda rows, lead: TensorDict(nested(rows)),
+    "no batch size": lambda rows, lead: TensorDict(copy_nested(rows)),
     "batch size below": lambda rows, lead: TensorDict({**rows, "n": TensorDict(rows["n"], lead)}),
-    "batch size": lambda rows, lead: TensorDict(nested(rows), lead),
-    "stack": lambda rows, lead: LazyStackedTensorDict(*TensorDict(nested(rows), lead).unbind(0)),
-    "parameters": lambda rows, lead: TensorDictParams(TensorDict(nested(rows), lead), no_convert=True),
+    "batch size": lambda rows, lead: TensorDict(copy_nested(rows), lead),
+    "stack": lambda rows, lead: LazyStackedTensorDict(*TensorDict(copy_nested(rows), lead).unbind(0)),
+    "parameters": lambda rows, lead: TensorDictParams(TensorDict(copy_nested(rows), lead), no_convert=True),
 }
 
 
-def dense() -> TensorDict:
+def make_dense() -> TensorDict:
     return TensorDict({"a": torch.zeros(6, 4, 5), "n": {"b": torch.zeros(6, 4)}}, [6, 4])
 
 
-def stack_below() -> TensorDict:
+def make_nested_stack() -> TensorDict:
     members = [TensorDict({"b": torch.zeros(4)}, [4]) for _ in range(6)]
     return TensorDict({"a": torch.zeros(6, 4, 5), "n": LazyStackedTensorDict(*members)}, [6, 4])
 
 
 TARGETS: dict[str, Callable[[], Any]] = {
-    "dense": dense,
-    "stack of dim 0": lambda: LazyStackedTensorDict(*dense().unbind(0)),
-    "stack of dim 1": lambda: LazyStackedTensorDict(*dense().unbind(1), stack_dim=1),
-    "stack below": stack_below,
-    "locked": lambda: dense().lock_(),
+    "dense": make_dense,
+    "stack of dim 0": lambda: LazyStackedTensorDict(*make_dense().unbind(0)),
+    "stack of dim 1": lambda: LazyStackedTensorDict(*make_dense().unbind(1), stack_dim=1),
+    "stack below": make_nested_stack,
+    "locked": lambda: make_dense().lock_(),
 }
 
 ELEMENTS = {"a": (5,), ("n", "b"): (), "new": (3,), ("n", "c"): ()}
 
 
-def rows_of(lead: tuple[int, ...], new: bool) -> Rows:
+def make_rows(lead: tuple[int, ...], new: bool) -> Rows:
     rows: Rows = {"a": torch.rand((*lead, 5)), "n": {"b": torch.rand(lead)}}
     if new:
         rows["new"], rows["n"]["c"] = torch.rand((*lead, 3)), torch.rand(lead)
     return rows
 
 
-def written(index: Any, rows: Rows) -> dict[Any, Tensor] | None:
-    """Return what torch writes to plain leaves; None where it refuses."""
+def write_with_torch(index: Any, rows: Rows) -> dict[Any, Tensor] | None:
+    """Return the leaves after torch wrote the rows; None if torch raises."""
     flat = {"a": rows["a"], ("n", "b"): rows["n"]["b"]}
     if "new" in rows:
         flat = {**flat, "new": rows["new"], ("n", "c"): rows["n"]["c"]}
@@ -94,10 +94,10 @@ def written(index: Any, rows: Rows) -> dict[Any, Tensor] | None:
 @pytest.mark.parametrize("lead", LEADS)
 @pytest.mark.parametrize("index", INDICES, ids=str)
 @pytest.mark.parametrize("target", TARGETS)
-def test_write_rows_existing_keys_as_torch(target: str, index: Any, lead: str) -> None:
+def test_write_rows_existing_keys_equals_torch(target: str, index: Any, lead: str) -> None:
     dims = LEADS[lead](tuple(torch.zeros(6, 4)[index].shape))
-    rows = rows_of(dims, False)
-    expected = written(index, rows)
+    rows = make_rows(dims, False)
+    expected = write_with_torch(index, rows)
     for name, make in SOURCES.items():
         if name == "stack" and (not dims or dims[0] == 0):
             continue
@@ -122,14 +122,14 @@ def write(td: Any, index: Any, value: Any, how: str) -> None:
 
 @pytest.mark.parametrize("lead", LEADS)
 @pytest.mark.parametrize("index", INDICES, ids=str)
-def test_write_rows_new_keys_are_those_of_existing_ones(index: Any, lead: str) -> None:
+def test_write_rows_new_keys_equals_torch(index: Any, lead: str) -> None:
     dims = LEADS[lead](tuple(torch.zeros(6, 4)[index].shape))
-    rows = rows_of(dims, True)
-    expected = written(index, rows)
+    rows = make_rows(dims, True)
+    expected = write_with_torch(index, rows)
     for name, make in SOURCES.items():
         if name == "stack" and (not dims or dims[0] == 0):
             continue
-        td, value = dense(), make(rows, dims)
+        td, value = make_dense(), make(rows, dims)
         if expected is None:
             with pytest.raises((RuntimeError, ValueError)):
                 td[index] = value
@@ -142,12 +142,12 @@ def test_write_rows_new_keys_are_those_of_existing_ones(index: Any, lead: str) -
 
 @pytest.mark.parametrize("index", [0, (0, 1), slice(0, 2), [1, 3], None], ids=str)
 @pytest.mark.parametrize("target", ["stack of dim 0", "stack of dim 1", "stack below"])
-def test_write_rows_new_keys_of_stacks_are_in_the_members(target: str, index: Any) -> None:
+def test_write_rows_new_keys_in_stack_equals_torch(target: str, index: Any) -> None:
     lead = tuple(torch.zeros(6, 4)[index].shape)
     for form in ("rows", "ones in front", "only ones"):
         dims = LEADS[form](lead)
-        rows = rows_of(dims, True)
-        expected = written(index, rows)
+        rows = make_rows(dims, True)
+        expected = write_with_torch(index, rows)
         assert expected is not None
         for name, make in SOURCES.items():
             if name == "stack" and not dims:
@@ -176,7 +176,7 @@ def test_write_rows_new_keys_of_stacks_are_in_the_members(target: str, index: An
         (slice(0, 2), {"a": [[1.0] * 5] * 2, "new": [[1.0], [1.0]]}, (6, 1)),
     ],
 )
-def test_write_new_key_alone_shape_is_told(index: Any, value: Any, shape: tuple[int, ...]) -> None:
+def test_write_new_key_creates_expected_shape(index: Any, value: Any, shape: tuple[int, ...]) -> None:
     td = TensorDict({"a": torch.zeros(6, 5)}, [6])
     td[index] = value
     expected = torch.zeros(shape)
@@ -199,7 +199,7 @@ def test_write_new_key_alone_shape_is_told(index: Any, value: Any, shape: tuple[
         ({"n": {"new": 1.0}}, r"\('n', 'new'\) has shape \[\]"),
     ],
 )
-def test_write_rows_that_fit_nowhere_names_the_key(value: Any, message: str) -> None:
+def test_write_rows_of_wrong_size_raises_with_key(value: Any, message: str) -> None:
     td = TensorDict({"a": torch.zeros(6, 5)}, [6])
     with pytest.raises(BatchSizeError, match=message):
         td[:2] = value
@@ -207,7 +207,7 @@ def test_write_rows_that_fit_nowhere_names_the_key(value: Any, message: str) -> 
 
 
 @pytest.mark.parametrize("batch", [(), (2,), (2, 3)], ids=str)
-def test_write_collection_of_fewer_batch_dims_is_the_rows(batch: tuple[int, ...]) -> None:
+def test_write_rows_with_fewer_batch_dims_equals_torch(batch: tuple[int, ...]) -> None:
     td = TensorDict({"a": torch.zeros(6, 4, 5)}, [6, 4])
     td[:2, :3] = TensorDict({"a": torch.ones(2, 3, 5), "new": torch.ones(2, 3)}, batch)
     expected = torch.zeros(6, 4)
@@ -215,7 +215,7 @@ def test_write_collection_of_fewer_batch_dims_is_the_rows(batch: tuple[int, ...]
     assert torch.equal(td["new"], expected) and torch.equal(td["a"], expected[..., None].expand(6, 4, 5))
 
 
-def test_write_record_under_vmap_and_compile() -> None:
+def test_write_rows_under_vmap_and_compile_equals_eager() -> None:
     torch.compiler.reset()
 
     def write_first(td: Any, row: Tensor) -> Any:

@@ -1,4 +1,4 @@
-"""Operations in place on leaves that are one memory: each is changed once, as a plain tensor is."""
+"""In-place operations on leaves that share memory: the memory is changed once, as for a plain tensor."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from td_core._ops.shared_memory import group_overlapping, is_same_view, may_shar
 from td_core.errors import StructureError
 
 
-def start() -> Tensor:
+def make_leaf() -> Tensor:
     return torch.tensor([[0.5, -0.25, 2.0], [1.0, 0.75, -3.0]])
 
 
-def level_twice(x: Tensor) -> TensorDict:
+def make_repeated_node(x: Tensor) -> TensorDict:
     level = TensorDict({"a": x}, [2])
     return TensorDict({"n": level, "m": level}, [2])
 
 
-def member_twice(x: Tensor) -> Any:
+def make_repeated_member(x: Tensor) -> Any:
     member = TensorDict({"a": x}, [2])
     return LazyStackedTensorDict(member, member)
 
 
-def ragged(x: Tensor) -> TensorDict:
+def make_ragged(x: Tensor) -> TensorDict:
     leaf = torch.nested.nested_tensor_from_jagged(x.view(-1), torch.tensor([0, 2, 6]))
     return TensorDict({"a": leaf, "b": leaf.detach()}, [2])
 
 
-#: Collections whose leaves are all the memory of one tensor.
+#: Functions that build a collection whose leaves are views of one tensor.
 SHARING: dict[str, Callable[[Tensor], Any]] = {
     "two keys": lambda x: TensorDict({"a": x, "n": {"b": x}}, [2]),
     "three keys": lambda x: TensorDict({"a": x, "b": x, "c": x}, [2]),
@@ -45,15 +45,15 @@ SHARING: dict[str, Callable[[Tensor], Any]] = {
     "rows too": lambda x: TensorDict({"a": x, "b": x[0], "c": x[1]}, []),
     "overlapping rows": lambda x: TensorDict({"a": x.view(-1)[:4], "b": x.view(-1)[2:]}, []),
     "columns": lambda x: TensorDict({"a": x[:, :1], "b": x[:, 1:]}, [2]),
-    "level twice": level_twice,
-    "member twice": member_twice,
+    "repeated node": make_repeated_node,
+    "repeated member": make_repeated_member,
     "views in members": lambda x: LazyStackedTensorDict(TensorDict({"a": x}), TensorDict({"a": x.data})),
     "parameters": lambda x: TensorDictParams(TensorDict({"a": nn.Parameter(x), "b": nn.Parameter(x.data)})),
     "one parameter": lambda x: (lambda p: TensorDictParams(TensorDict({"a": p, "b": p})))(nn.Parameter(x)),
-    "ragged": ragged,
+    "ragged": make_ragged,
 }
 
-#: What is done to the collection, and to the plain tensor.
+#: An operation on the collection, and the same operation on the plain tensor.
 CHANGES: dict[str, tuple[Callable[[Any], Any], Callable[[Tensor], Any]]] = {
     "neg_": (lambda td: td.neg_(), Tensor.neg_),
     "exp_": (lambda td: td.exp_(), Tensor.exp_),
@@ -85,18 +85,18 @@ CHANGES: dict[str, tuple[Callable[[Any], Any], Callable[[Tensor], Any]]] = {
     "apply_ of two": (lambda td: td.apply_(lambda x, y: x + y, td.clone()), lambda x: x.mul_(2)),
 }  # fmt: skip
 
-#: A function that writes itself, given to ``apply_``, is called for each of several views that overlap in part; and torch
-#: computes some of no jagged tensors.
-NOT_BOTH = {
+#: ``apply_`` calls a function that writes in place once per partly overlapping view, so the memory changes more than once.
+#: torch does not support some of the operations for jagged tensors.
+EXCLUDED = {
     *((kind, "apply_ in place") for kind in ("rows too", "overlapping rows")),
     *(("ragged", change) for change in ("lerp_", "addcmul_", "addcdiv_", "div_ computed")),
 }
-BOTH = [(kind, change) for kind in SHARING for change in CHANGES if (kind, change) not in NOT_BOTH]
+CASES = [(kind, change) for kind in SHARING for change in CHANGES if (kind, change) not in EXCLUDED]
 
 
-@pytest.mark.parametrize(("kind", "change"), BOTH)
-def test_change_in_place_shared_memory_once(kind: str, change: str) -> None:
-    x, expected = start(), start()
+@pytest.mark.parametrize(("kind", "change"), CASES)
+def test_inplace_shared_leaves_changes_memory_once(kind: str, change: str) -> None:
+    x, expected = make_leaf(), make_leaf()
     on_collection, on_tensor = CHANGES[change]
     with torch.no_grad():
         on_collection(SHARING[kind](x))
@@ -104,18 +104,18 @@ def test_change_in_place_shared_memory_once(kind: str, change: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "kind", ["two keys", "data", "level twice", "member twice", "other shape", "overlapping rows"]
+    "kind", ["two keys", "data", "repeated node", "repeated member", "other shape", "overlapping rows"]
 )
 @pytest.mark.parametrize("leaves", [1, 12])
-def test_mul_repeated_beside_other_leaves_once_each(kind: str, leaves: int) -> None:
-    """What passed is remembered by its looks, and a fused call changes many leaves at once."""
+def test_mul_inplace_repeated_calls_change_memory_once(kind: str, leaves: int) -> None:
+    # Repeat: the second call reads the metadata cache. Twelve leaves: a fused call handles them at once.
     for _ in range(4):
         apart = {f"k{i}": torch.ones(2, 3) for i in range(leaves)}
         TensorDict({**apart, "n": TensorDict({"a": torch.ones(2, 3), "b": torch.ones(2, 3)})}).mul_(2)
-        x = start()
+        x = make_leaf()
         td = TensorDict({**apart, "n": SHARING[kind](x)})
         td.mul_(2)
-        assert torch.equal(x, start() * 2)
+        assert torch.equal(x, make_leaf() * 2)
         assert all(leaf.eq(4).all() for leaf in apart.values())
 
 
@@ -129,7 +129,7 @@ DIFFERING: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
-ONE_VIEW = ["two keys", "data", "level twice", "member twice"]
+ONE_VIEW = ["two keys", "data", "repeated node", "repeated member"]
 
 
 @pytest.mark.parametrize(
@@ -140,8 +140,8 @@ ONE_VIEW = ["two keys", "data", "level twice", "member twice"]
         *((kind, "lerp_") for kind in ("other shape", "overlapping rows", "other order")),
     ],
 )
-def test_change_in_place_operands_differ_raises(kind: str, change: str) -> None:
-    x = start()
+def test_inplace_shared_leaves_different_operands_raises(kind: str, change: str) -> None:
+    x = make_leaf()
     td = SHARING[kind](x)
     td = TensorDict({"first": torch.ones(2), "n": td})
     count = iter(range(2, 20))
@@ -151,12 +151,12 @@ def test_change_in_place_operands_differ_raises(kind: str, change: str) -> None:
         match="(are one tensor, and have operands that differ|overlap in memory|beside the two differs)",
     ):
         DIFFERING[change](td, other)
-    assert torch.equal(x, start()), "nothing was written"
+    assert torch.equal(x, make_leaf()), "nothing was written"
     assert torch.equal(td["first"], torch.ones(2)), "nothing was written"
 
 
-def test_add_operands_differ_names_both_keys() -> None:
-    x = start()
+def test_add_inplace_different_operands_error_names_both_keys() -> None:
+    x = make_leaf()
     td = TensorDict({"a": x, "n": {"b": x.data}})
     with pytest.raises(
         StructureError,
@@ -166,14 +166,14 @@ def test_add_operands_differ_names_both_keys() -> None:
         td.add_(TensorDict({"a": x * 0, "n": {"b": x * 0 + 1}}))
 
 
-def test_add_operands_nan_are_equal() -> None:
+def test_add_inplace_nan_operands_count_as_equal() -> None:
     x = torch.zeros(2)
     nan = torch.tensor([float("nan"), 1.0])
     TensorDict({"a": x, "b": x}).add_(TensorDict({"a": nan, "b": nan.clone()}))
     assert torch.equal(x.isnan(), torch.tensor([True, False])) and x[1] == 1
 
 
-def test_add_batch_tensor_member_twice_raises() -> None:
+def test_add_inplace_tensor_to_repeated_member_raises() -> None:
     member = TensorDict({"a": torch.zeros(3)})
     stack = LazyStackedTensorDict(member, member)
     with pytest.raises(StructureError, match="key 'a' are one tensor"):
@@ -183,23 +183,23 @@ def test_add_batch_tensor_member_twice_raises() -> None:
     assert torch.equal(member["a"], torch.full((3,), 2.0))
 
 
-def test_update_two_keys_last_wins() -> None:
+def test_update_inplace_shared_leaves_keeps_last_value() -> None:
     x = torch.zeros(2)
     TensorDict({"a": x, "b": x}).update_({"a": torch.ones(2), "b": torch.full((2,), 2.0)})
     assert torch.equal(x, torch.full((2,), 2.0))
 
 
-def test_named_apply_in_place_called_at_first_key() -> None:
+def test_named_apply_inplace_shared_leaf_called_for_first_key() -> None:
     x, seen = torch.zeros(2), []
     td = TensorDict({"a": x, "n": {"b": x.data}, "c": torch.zeros(2)})
     td.named_apply(lambda key, leaf: seen.append(key), nested_keys=True, inplace=True)
     assert seen == ["a", "c"]
 
 
-def test_apply_call_on_nested_level_twice_once() -> None:
-    x = start()
-    level_twice(x).apply(lambda level: level.mul_(2), call_on_nested=True, inplace=True)
-    assert torch.equal(x, start() * 2)
+def test_apply_call_on_nested_repeated_node_called_once() -> None:
+    x = make_leaf()
+    make_repeated_node(x).apply(lambda level: level.mul_(2), call_on_nested=True, inplace=True)
+    assert torch.equal(x, make_leaf() * 2)
 
 
 class Tied(nn.Module):
@@ -220,20 +220,20 @@ class Tied(nn.Module):
         lambda net: TensorDict.from_modules(net, lazy_stack=True).data,
     ],
 )
-def test_average_of_tied_weights_moves_one_step(read: Callable[[Any], Any]) -> None:
+def test_lerp_inplace_tied_weights_moves_one_step(read: Callable[[Any], Any]) -> None:
     net, source = Tied(), Tied()
     nn.init.zeros_(source.embed.weight)
     read(net).lerp_(read(source), 0.1)
     torch.testing.assert_close(net.embed.weight.data, torch.full((4, 3), 0.9))
 
 
-def test_data_keeps_one_tensor_under_two_keys_one() -> None:
+def test_data_of_tied_weights_keeps_one_tensor() -> None:
     data = TensorDict.from_module(Tied()).data
     assert data["embed", "weight"] is data["head", "weight"]
 
 
-def test_change_in_place_is_recorded_once() -> None:
-    x = start().requires_grad_()
+def test_mul_inplace_shared_leaves_gradient_counts_once() -> None:
+    x = make_leaf().requires_grad_()
     y = x * 1
     td = TensorDict({"a": y, "b": y, "part": y[:1]})
     td.mul_(3)
@@ -241,24 +241,24 @@ def test_change_in_place_is_recorded_once() -> None:
     assert torch.equal(x.grad, torch.full((2, 3), 3.0))
 
 
-def test_change_in_place_under_vmap_once() -> None:
-    x = start()
+def test_inplace_under_vmap_changes_memory_once() -> None:
+    x = make_leaf()
     td = TensorDict({"a": x, "b": x.data}, [2])
     torch.vmap(lambda row: row.mul_(2).add_(row.clone()).apply_(lambda leaf: leaf.mul_(2)))(td)
-    assert torch.equal(x, start() * 8)
+    assert torch.equal(x, make_leaf() * 8)
     with pytest.raises(StructureError, match="operands that differ"):
         torch.vmap(lambda row: row.add_(TensorDict({"a": row["a"] * 2, "b": row["b"] * 3})))(td)
 
 
-def test_change_in_place_under_grad_once() -> None:
+def test_inplace_under_grad_changes_memory_once() -> None:
     def loss(x: Tensor) -> Tensor:
         y = x * 1
         return TensorDict({"a": y, "b": y}).mul_(3)["a"].sum()
 
-    assert torch.equal(torch.func.grad(loss)(start()), torch.full((2, 3), 3.0))
+    assert torch.equal(torch.func.grad(loss)(make_leaf()), torch.full((2, 3), 3.0))
 
 
-def test_change_in_place_on_meta_device() -> None:
+def test_inplace_shared_meta_leaves_succeeds() -> None:
     x = torch.zeros(2, 3, device="meta")
     td = TensorDict({"a": x, "b": x[:], "c": x[0]})
     assert td.mul_(2).add_(td.clone())["a"].is_meta
@@ -284,19 +284,21 @@ def test_may_share_memory_distinct_storages_is_false() -> None:
         (lambda x: [x.view(torch.complex64).real, x.view(torch.complex64).imag], []),
     ],
 )
-def test_overlapping_gives_groups(cut: Callable[[Tensor], list[Tensor]], groups: list[list[int]]) -> None:
+def test_group_overlapping_returns_groups(
+    cut: Callable[[Tensor], list[Tensor]], groups: list[list[int]]
+) -> None:
     assert group_overlapping(cut(torch.zeros(5, 4, 6))) == groups
 
 
-def test_is_same_view_conjugate_is_another() -> None:
+def test_is_same_view_conjugate_returns_false() -> None:
     z = torch.zeros(2, dtype=torch.complex64)
     assert is_same_view(z, z.data) and not is_same_view(z, z.conj())
 
 
 COMPILED: dict[str, Callable[[Tensor], Any]] = {
     "two keys": SHARING["two keys"],
-    "level twice": level_twice,
-    "member twice": member_twice,
+    "repeated node": make_repeated_node,
+    "repeated member": make_repeated_member,
     "data taken before": lambda x: TensorDict({"a": x, "b": x}, [2]).data,
 }
 
@@ -306,9 +308,9 @@ COMPILED: dict[str, Callable[[Tensor], Any]] = {
     "change",
     ["neg_", "mul_ number", "iadd", "add_ copy", "lerp_", "apply_", "apply_ in place", "apply_ of two"],
 )
-def test_change_in_place_compiled_once(kind: str, change: str) -> None:
+def test_compile_inplace_changes_memory_once(kind: str, change: str) -> None:
     torch.compiler.reset()
-    x, expected = start(), start()
+    x, expected = make_leaf(), make_leaf()
     on_collection, on_tensor = CHANGES[change]
 
     @torch.compile(fullgraph=True, backend="eager")
@@ -317,12 +319,12 @@ def test_change_in_place_compiled_once(kind: str, change: str) -> None:
 
     step(COMPILED[kind](x))
     torch.testing.assert_close(x, on_tensor(expected))
-    y = start()
+    y = make_leaf()
     step(COMPILED[kind](y))
     torch.testing.assert_close(y, expected)
 
 
-def test_average_of_tied_weights_compiled_moves_one_step() -> None:
+def test_compile_lerp_inplace_tied_weights_moves_one_step() -> None:
     torch.compiler.reset()
     net = Tied()
 
@@ -335,7 +337,7 @@ def test_average_of_tied_weights_compiled_moves_one_step() -> None:
     torch.testing.assert_close(net.embed.weight.data, torch.full((4, 3), 0.9))
 
 
-def test_mul_compiled_for_tied_then_untied_changes_both() -> None:
+def test_compile_mul_tied_then_untied_changes_both() -> None:
     torch.compiler.reset()
     step = torch.compile(lambda td: td.mul_(2), fullgraph=True, backend="eager")
     x, y = torch.ones(2), torch.ones(2)

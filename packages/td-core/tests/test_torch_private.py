@@ -1,4 +1,4 @@
-"""Private names of torch: what each is for, with torch's own and with the fallback."""
+"""Wrappers of private torch functions: each gives the same result with torch and with its fallback."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CHANGES: dict[str, Callable[[torch.Tensor], Any]] = {
 
 @pytest.mark.parametrize("torch_has_it", [True, False])
 @pytest.mark.parametrize("change", CHANGES)
-def test_looks_sees_each_change_of_a_leaf(
+def test_metadata_guard_detects_each_change_of_leaf(
     change: str, torch_has_it: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not torch_has_it:
@@ -46,7 +46,7 @@ def test_looks_sees_each_change_of_a_leaf(
 
 
 @pytest.mark.parametrize("torch_has_it", [True, False])
-def test_looks_takes_other_kinds_of_tensors_for_different(
+def test_metadata_guard_other_tensor_kind_does_not_match(
     torch_has_it: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not torch_has_it:
@@ -63,7 +63,7 @@ def test_looks_takes_other_kinds_of_tensors_for_different(
     assert same(leaf)
 
 
-def test_users_of_memory_are_the_tensors_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_count_users_decreases_when_tensor_leaves_storage(monkeypatch: pytest.MonkeyPatch) -> None:
     leaves = list(torch.zeros(4).split(2))
     memory = leaves[0].untyped_storage()
     before = _torch_private.count_users(memory)
@@ -74,7 +74,7 @@ def test_users_of_memory_are_the_tensors_on_it(monkeypatch: pytest.MonkeyPatch) 
     assert _torch_private.count_users(memory) is None
 
 
-def test_the_place_of_a_load_is_known_while_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_map_location_during_torch_load_returns_argument(monkeypatch: pytest.MonkeyPatch) -> None:
     places = []
     torch.save(torch.ones(2), file := io.BytesIO())
 
