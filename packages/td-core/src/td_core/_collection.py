@@ -24,13 +24,13 @@ from ._plans import ShapePlan
 from .errors import BatchSizeError, KeyMismatchError, KeyPathError, StructureError
 from .typing import NO_DEFAULT, NoDefault
 
-Child = Any  # Tensor | Core. Any avoids casts: most callers have checked which of the two it is
+Child = Any  # a Tensor or a Core; Any avoids casts, since most callers have checked which
 SelfT = TypeVar("SelfT", bound="Core")
 
 #: The treedef that ``_flatten_leaves`` returns for ``_unflatten``: a list with a copy of the entries of each visited node;
 #: a tuple of them if the tree has nodes of other kinds with entries; one dict if the root holds only plain tensors; None if
 #: ``_unflatten`` has to walk the tree again.
-Walked = Any  # list[dict[str, Child]] | tuple[dict[str, Child], ...] | dict[str, Child] | None
+Walked = Any  # Any avoids casts, since most callers use only one of these forms
 
 
 #: Value of ``_locked`` if a storage backend locked the node, and not the user.
@@ -455,7 +455,7 @@ def get_data(leaf: Tensor) -> Tensor:
 
 def copy_leaf(leaf: Tensor, **kwargs: Any) -> Tensor:
     """Clone a leaf."""
-    # Not torch.clone: some subclasses keep their class only in the method clone, or override it.
+    # Do not use torch.clone: some subclasses keep their class only in the method clone, or override it.
     return leaf.clone(**kwargs)
 
 

@@ -174,7 +174,7 @@ class LazyStackedTensorDict(TensorDictBase):
         return (self._members.copy(), self._stack_dim) if self._members else None
 
     def _is_fully_locked(self) -> bool:
-        # No copy of the members here: a loop that appends one by one would become quadratic.
+        # Do not copy the members here: a loop that appends one by one would become quadratic.
         members = self._members
         return bool(self._locked) or (bool(members) and all(member.is_locked for member in members))
 

@@ -146,7 +146,7 @@ class TensorDictParams(Wrapper, TensorDictBase, nn.Module):  # type: ignore[misc
     ['w', 'n.b']
     """
 
-    # A slot, because torch.export would find a pytree in ``__dict__``, copy it, and store the copy.
+    # This is a slot, since torch.export would find a pytree in ``__dict__``, copy it, and store the copy.
     __slots__ = ("_tensordict",)
 
     _grows = False

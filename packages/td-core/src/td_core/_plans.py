@@ -103,7 +103,7 @@ class ShapePlan:
         raise NotImplementedError
 
     def with_fill_value(self, value: float) -> ShapePlan | None:
-        """Return this plan with ``value`` as the padding value; None if the plan does not only pad."""
+        """Return this plan with ``value`` as the padding value; None for a plan that does more than padding."""
         return None
 
     def get_member_plan(self, stack_dim: int) -> tuple[ShapePlan | None, int] | None:
@@ -149,7 +149,7 @@ def cache_plans(plan: Callable[..., P]) -> Callable[..., P]:
         if not torch.compiler.is_compiling():
             try:
                 return make_plan(*args)
-            except TypeError:  # uncacheable or invalid arguments
+            except TypeError:  # the arguments are invalid or cannot be cached
                 args = tuple(
                     [as_ints(arg) if isinstance(arg, (tuple, list)) else as_int(arg) for arg in args]
                 )

@@ -159,7 +159,7 @@ class TensorDict(TensorDictBase):
                 elif type(value) is dict and names is None:
                     data[key] = build_nested(value, size, None, (key,))
                     continue
-            # No check for cycles: no other node can contain one that is under construction.
+            # Skip the check for cycles: no node can contain this one while it is under construction.
             data[key] = self._coerce(value, (key,), non_blocking)
 
     def _fill_nested(self, source: Mapping[Any, Any], key: Any, value: Any, non_blocking: bool) -> None:
@@ -280,7 +280,12 @@ class TensorDict(TensorDictBase):
         return None if node is self else node
 
     def get(self, key: NestedKey, *args: Any, **kwargs: Any) -> Any:
-        """Return the entry ``key``, or a default if it is missing; see :meth:`TensorCollection.get`."""
+        """Return the entry ``key``, or a default if it is missing; see :meth:`TensorCollection.get`.
+
+        >>> td = TensorDict({"a": {"b": 1}})
+        >>> td.get(("a", "b")), td.get("c"), td.get("c", 0)
+        (tensor(1), None, 0)
+        """
         if not kwargs:
             result = (
                 self._dict.get(key)
@@ -298,7 +303,11 @@ class TensorDict(TensorDictBase):
         return super().get(key, *args, **kwargs)
 
     def set_(self: SelfT, key: NestedKey, item: Any, *, non_blocking: bool = False) -> SelfT:
-        """Copy a value into an existing entry, in place; see :meth:`TensorCollection.set_`."""
+        """Copy a value into an existing entry, in place; see :meth:`TensorCollection.set_`.
+
+        >>> TensorDict({"a": torch.zeros(2)}).set_("a", torch.ones(2))["a"]
+        tensor([1., 1.])
+        """
         held = self._dict.get(key) if type(key) is str else None
         if type(held) in PLAIN and type(item) in PLAIN:
             try:
@@ -649,7 +658,7 @@ class TensorDict(TensorDictBase):
 
 def _copy_node(node: SelfT) -> SelfT:
     """Return an unlocked shallow copy of one node, whose entries a walk then replaces one by one."""
-    # Not dict.copy(): torch.compile would keep the old entries as outputs of a region that is compiled once.
+    # Do not use dict.copy(): torch.compile would keep the old entries as outputs of a region that is compiled once.
     return _make_node(type(node), {**node._dict}, node._batch_size, node._device, node._names)
 
 

@@ -56,7 +56,9 @@ def merge_tensordicts(
                 else:
                     levels.setdefault(path, child)
                     todo.append((path, child))
-    result = tensordicts[0]._map(identity)  # a shallow copy; for TensorDictParams a plain collection
+    result = tensordicts[0]._map(
+        identity
+    )  # _map returns a shallow copy, and a plain collection for TensorDictParams
     for path, level in levels.items():
         if path not in result.keys(True):
             result._set_path(path, level._with_children({}))

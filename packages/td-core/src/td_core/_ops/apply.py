@@ -216,7 +216,7 @@ class _Walk:
         # Compare lengths: torch.compile cannot trace the truth value of a tuple of nodes.
         plain, single = not self.inplace, len(others) == 0
         alone = single and not named
-        # Explicit stack of the unfinished ancestors: recursion would limit the depth of a tree.
+        # Use an explicit stack of the unfinished ancestors: recursion would limit the depth of a tree.
         above: list[Any] = []
         node, entries, name = root, {}, ""
         items = iter(dict(node._children()).items())

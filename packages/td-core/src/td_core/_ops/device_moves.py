@@ -38,7 +38,7 @@ class Target(NamedTuple):
     dtype: torch.dtype | None
     non_blocking: bool | None
     memory_format: torch.memory_format | None
-    spec: Core | None = None  # result of attrs(): its entries have a device and dtype per leaf
+    spec: Core | None = None  # the result of attrs(), which has a device and dtype per leaf
 
 
 def parse_target(

@@ -284,7 +284,9 @@ class IndexedWrite:
         elif entry._is_value:
             try:
                 made = entry._with_children(entry._children(), batch_size=batch + tail, names=None)
-            except BatchSizeError:  # it holds one value per element, so the other positions become None
+            except (
+                BatchSizeError
+            ):  # the entry holds one value per element, so the other positions become None
                 self.others.append((node, key, coerce(None, batch + tail, device, path), entry))
                 return
         else:
@@ -383,7 +385,7 @@ def as_rows(value: Any, wanted: torch.Size) -> Any:
         return value if size == wanted or not wanted else value.expand(wanted)
     except (RuntimeError, ValueError) as error:
         if size[: len(wanted)] == wanted:
-            return value  # its additional batch dims are feature dims of the target
+            return value  # the additional batch dims of the value are feature dims of the target
         raise BatchSizeError(
             f"the value has batch size {list(size)}, which does not broadcast to that of the indexed collection, "
             f"{list(wanted)}"

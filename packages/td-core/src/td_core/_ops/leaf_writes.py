@@ -71,7 +71,7 @@ def get_storage_ids(leaves: list[Tensor]) -> list[int]:
     if PLAIN.issuperset(map(type, leaves)):
         try:
             return [leaf.untyped_storage().data_ptr() for leaf in leaves]
-        except RuntimeError:  # torch has no storage for such a leaf; NotImplementedError is a subclass
+        except RuntimeError:  # a leaf without storage raises this, or its subclass NotImplementedError
             pass
     return [*map(_get_storage_id, leaves)]
 
@@ -250,7 +250,7 @@ def _can_scatter(targets: list[Tensor], values: list[Any], plan: IndexPlan) -> b
     if not PLAIN.issuperset(map(type, values)):
         return False
     lead, n = plan.lead, plan.n
-    both = [*values, *targets]  # one cache lookup for targets and values
+    both = [*values, *targets]
     # Leaves with this metadata passed before and share their batch dims, so checking the first shape is enough.
     if _SCATTERED.of(both) is not None and values[0].shape == (*lead, *targets[0].shape[n:]):
         return True
@@ -360,8 +360,8 @@ def can_fuse(targets: list[Tensor], values: list[Tensor], plain: bool = False) -
         if any(map(_is_odd, values)):
             return False
     except (RuntimeError, ValueError):
-        return False  # is_same_size raises for a nested tensor and a dense one
-    # torch raises only after it wrote all inference tensors.
+        return False  # is_same_size raises for a nested tensor and a dense one.
+    # For inference tensors, torch raises only after it wrote all of them.
     if (
         not torch.compiler.is_compiling()
         and any(map(Tensor.is_inference, targets))

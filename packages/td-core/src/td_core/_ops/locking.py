@@ -100,7 +100,7 @@ class LockMixin(Core):
 
     def _write_back_on_exit(self: SelfT, owner: Core, write: Callable[..., None], *args: Any) -> SelfT:
         """Make ``with self:`` call ``write(owner, self, *args)`` on exit, and return ``self``."""
-        # A weak reference, so that a chain of results does not keep the first one alive.
+        # Keep a weak reference, so that a chain of results does not keep the first one alive.
         self._undo = partial(_write_into, weakref.ref(owner), write, args)
         return self
 

@@ -194,7 +194,9 @@ def _expand_value(
 
 def check_new_members(stack: Any, new: Sequence[Any]) -> None:
     """Raise an error if one of ``new`` cannot become a member of a lazy stack."""
-    if stack.is_locked:  # also True for a stack that was built to read an entry of a locked stack
+    if (
+        stack.is_locked
+    ):  # is_locked is also True for a stack that was built to read an entry of a locked stack
         check_unlocked(stack, "add a member")
     members = stack.tensordicts
     for item in new:

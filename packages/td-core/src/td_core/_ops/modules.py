@@ -64,7 +64,7 @@ def _make_empty_level(owner: Any) -> Any:
 
 
 def _undo(moves: list[Move]) -> None:
-    # In reverse order, so that a slot written twice (of a shared submodule) gets its original content back.
+    # Restore in reverse order, so that a slot written twice (of a shared submodule) gets its original content back.
     for slots, key, _, held, _ in reversed(moves):
         slots[key] = held
 
@@ -230,7 +230,7 @@ def _is_sharded(module: Any) -> bool:
     fsdp = sys.modules.get("torch.distributed.fsdp")
     if fsdp is None:
         return False
-    sharded: Any = getattr(fsdp, "FSDPModule", None)  # public since torch 2.6
+    sharded: Any = getattr(fsdp, "FSDPModule", None)  # FSDPModule is public since torch 2.6
     return hasattr(type(module), "reshard") if sharded is None else isinstance(module, sharded)
 
 
@@ -446,7 +446,9 @@ class ModuleMixin(Core):
                 made: dict[Any, Tensor] = {}
                 wrap, parameter = eager and preserve_module_state, nn.Parameter
                 for slots, key, value, held, slot in moves:
-                    fits = slot == "p" and type(value) is parameter  # the common case needs no conversion
+                    fits = (
+                        slot == "p" and type(value) is parameter
+                    )  # a Parameter in a parameter slot needs no conversion
                     slots[key] = value if fits else _fit(value, held, slot, wrap, made)
             if not return_swap:
                 return None

@@ -53,7 +53,7 @@ from .leaf_writes import (
 from .shared_memory import WRITES_ANEW, change_distinct, may_share_memory
 
 CoreT = TypeVar("CoreT", bound=Core)
-Operand = Any  # Core | Tensor | numpy array | number
+Operand = Any  # a collection, tensor, NumPy array or number
 
 NUMBERS = (int, float, complex, np.generic, torch.SymInt, torch.SymFloat, torch.SymBool)
 
@@ -273,7 +273,7 @@ def _check_shapes(
     name: str, node: Core, this: Op, leaves: list[Tensor], operands: tuple[Any, ...], operand: list[Tensor]
 ) -> None:
     try:
-        # Not Tensor.is_same_size: wrapper subclasses often do not implement it.
+        # Do not use Tensor.is_same_size: wrapper subclasses often do not implement it.
         if list(map(_SHAPE, leaves)) != list(map(_SHAPE, operand)):
             list(map(Tensor.expand_as, operand, leaves))
         return

@@ -91,7 +91,7 @@ class PackLayout:
         for key, leaf in zip(self.keys, leaves, strict=True):
             *parents, last = unravel_key_to_tuple(key)
             nodes[tuple(parents)]._set_child(last, leaf)
-        # Innermost nodes first, so that a class is built from entries that already have their classes.
+        # Convert innermost nodes first, so that a class is built from entries that already have their classes.
         for key, _, cls in reversed(self.nested):
             if cls is not None:
                 path = unravel_key_to_tuple(key)

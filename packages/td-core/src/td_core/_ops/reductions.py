@@ -36,7 +36,7 @@ SelfT = TypeVar("SelfT", bound="ReductionMixin")
 
 _NORM = make_op("norm", torch.linalg.vector_norm)
 F = TypeVar("F", bound=Callable[..., Any])
-Dims = Any  # int | str | tuple[int | str, ...] | None | NO_DEFAULT
+Dims = Any  # an int or name, a tuple of these, None or NO_DEFAULT
 KeyTransform = Callable[[NestedKey], NestedKey]
 
 

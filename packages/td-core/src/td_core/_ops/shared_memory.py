@@ -79,7 +79,7 @@ def is_dense(leaf: Tensor) -> bool:
 
 
 def get_memory_key(leaf: Tensor | Core, any_shape: bool = True) -> Any:
-    """Return a key that is equal for two leaves with the same memory; for a node, its id.
+    """Return a key that is equal for two leaves with the same memory; for a node, return its id.
 
     With ``any_shape`` False, keys are equal only if shapes and strides are equal too.
     """

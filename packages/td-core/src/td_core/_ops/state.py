@@ -145,7 +145,7 @@ class StateDictMixin(Core):
                 values.append(value)
         with torch.no_grad():
             copy_leaves(targets, values, lambda i: describe_leaf(self, targets[i]))
-        # Deepest nodes first: the batch size of a node must be a prefix of those of its nested nodes.
+        # Change the deepest nodes first: the batch size of a node must be a prefix of those of its nested nodes.
         for node, meta in reversed(levels):
             size = meta.get("batch_size")
             if size is not None and tuple(node.batch_size) != tuple(size):
@@ -436,7 +436,7 @@ def _apply(node: Core, key: str, value: Any, assign: bool) -> None:
             built._set_names(held._names)  # a state dict does not contain dim names
         stacked = node._members_and_dim() is not None and isinstance(held, Core) and held._is_value
         if not assign and (stacked or _is_kept(held)):
-            node._write_child(key, built)  # writes through to members that store one value each
+            node._write_child(key, built)  # this write reaches members that store one value each
         else:
             node._set_child(key, node._wrap_child(key, built))
     elif assign or key not in node._children():

@@ -585,7 +585,7 @@ def restore_on_error(root: Core) -> Iterator[None]:
     before = [(node, dict(node._children())) for node in levels]
     try:
         yield
-    except BaseException:  # includes KeyboardInterrupt, which must not lose entries either
+    except BaseException:  # restore the entries after KeyboardInterrupt too
         for node, entries in before:
             _refill(node, entries)
         raise

@@ -69,7 +69,7 @@ def _index_member(member: Core, plan: Any) -> Any:
 
 
 def uneven_plans(stack: Any, index: Any) -> tuple[Any, dict[int, Any], Any]:
-    """Split an index over members of different batch sizes. Return the picked positions, a plan per member, and the stack dim.
+    """Split an index over members of different batch sizes. Return (positions of picked members, their plans, stack dim).
 
     A plan of None selects the whole member. Raise if the index is out of range for a picked member, or mixes members.
     """

@@ -118,7 +118,7 @@ class UpdatePlan:
                     level = self._read_entry(node, key, value, below, path, size)
                     if level is not None:
                         levels.append((level, value, below, (*path, key)))
-            # Reversed, since todo is a stack: for several values of one key the last must be written last.
+            # Reverse the list, since todo is a stack: of several values of one key, the last must be written last.
             todo += levels[::-1]
 
     def _read_entry(self, node: Any, key: str, value: Any, below: Any, prefix: Path, size: torch.Size) -> Any:
@@ -273,7 +273,7 @@ class UpdatePlan:
             others = [(node, key, value._clone_leaves()) for node, key, value in others]
         for node, key, value in others:
             node._get_child(key)._check_index_put((), value)
-        # Write value nodes before leaves: they may still raise, and then no leaf was written.
+        # Write value nodes before leaves: these writes may still raise, and then no leaf was written.
         for node, key, value in others:
             node._write_child(key, value, non_blocking=self.non_blocking)
         for refilled, members in self.refills:
