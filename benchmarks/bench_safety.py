@@ -117,7 +117,7 @@ CASES = {
         right = all(map(torch.equal, load()["a"].unbind(0), nested.transpose(1, 2).unbind(0)))
         print("loads the right values" if right else "loads wrong values")
         """,
-    "Values that are no tensors, through state_dict": """
+    "Values that are not tensors, through state_dict": """
         state = TensorDict(s=NonTensorStack("a", "b"), batch_size=[2]).state_dict()
         target = TensorDict(s=NonTensorStack("x", "y"), batch_size=[2])
         target.load_state_dict(state)

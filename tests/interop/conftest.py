@@ -57,7 +57,7 @@ def is_non_tensor(x: Any) -> bool:
 
 
 def same_tensors(ours: torch.Tensor, theirs: torch.Tensor, path: str) -> None:
-    assert isinstance(ours, torch.Tensor), f"{path}: {ours!r} is no tensor, {theirs!r} is"
+    assert isinstance(ours, torch.Tensor), f"{path}: {ours!r} is not a tensor, {theirs!r} is"
     assert ours.is_nested == theirs.is_nested, path
     if theirs.is_nested:
         for i, (one, other) in enumerate(zip(ours.unbind(), theirs.unbind(), strict=True)):

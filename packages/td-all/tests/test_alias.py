@@ -264,7 +264,7 @@ def test_run_without_program_raises(words, tmp_path):
 
 def test_run_missing_script_raises_naming_it(tmp_path):
     done = run("-m", "td", "run", "absent.py", cwd=tmp_path)
-    assert (done.returncode, done.stderr) == (1, "python -m td run: there is no file absent.py\n")
+    assert (done.returncode, done.stderr) == (1, "python -m td run: cannot find the file absent.py\n")
 
 
 def test_report_contains_versions_plugins_and_devices(tmp_path):

@@ -188,7 +188,7 @@ def test_run_script_writes_no_bytecode(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["-m", "absent"], "there is no module absent"),
+        (["-m", "absent"], "cannot find the module absent"),
         (["-m", "absent.module"], "cannot find the module absent.module: No module named 'absent'"),
         (["folder"], "there is no __main__.py in folder"),
     ],

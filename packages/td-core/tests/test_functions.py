@@ -250,9 +250,9 @@ class TestRows:
         td = dense()
         with pytest.raises(KeyPathError, match="key 'zz' not found"):
             remove_duplicates(td, "zz")
-        with pytest.raises(ValueError, match=r"dim 1 is no batch dim of a collection of batch size \[3\]"):
+        with pytest.raises(ValueError, match=r"dim 1 is not a batch dim of a collection of batch size \[3\]"):
             remove_duplicates(td, "a", dim=1)
-        with pytest.raises(KeyPathError, match="key 'b' is no tensor"):
+        with pytest.raises(KeyPathError, match="key 'b' is not a tensor"):
             isin(td, td, "b")
         with pytest.raises(StructureError, match="rows of 2 elements in the input and 1 in the reference"):
             isin(td, TensorDict({"a": torch.ones(3)}, [3]), "a")

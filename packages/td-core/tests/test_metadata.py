@@ -162,7 +162,7 @@ class TestNames:
         ("names", "mapping", "message"),
         [
             (("x",), {}, "got 1 names"),
-            ((), {"zz": "x"}, r"no dim named \['zz'\]; the names are \['u', 'v'\]"),
+            ((), {"zz": "x"}, r"no dim is named \['zz'\]; the names are \['u', 'v'\]"),
             (("x", "x"), {}, "must be unique"),
             ((), {}, "the new names or a map"),
             (("x", "y"), {"u": "z"}, "the new names or a map"),

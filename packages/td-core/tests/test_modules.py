@@ -212,7 +212,7 @@ def test_to_module_unknown_key_raises_and_changes_nothing():
 
 def test_to_module_unsupported_arguments_raise():
     params = TensorDict.from_module(nn.Linear(1, 1))
-    with pytest.raises(StructureError, match="memo is no argument"):
+    with pytest.raises(StructureError, match="memo is not an argument"):
         params.to_module(nn.Linear(1, 1), memo={})
     with pytest.raises(StructureError, match="inplace has no meaning"):
         params.to_module(nn.Linear(1, 1), use_state_dict=True, inplace=True)

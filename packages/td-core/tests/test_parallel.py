@@ -147,7 +147,7 @@ class TestMap:
     @pytest.mark.parametrize(
         ("kwargs", "error", "message"),
         [
-            ({"dim": 1}, IndexError, r"dim 1 is no batch dim of a collection of batch size \[10\]"),
+            ({"dim": 1}, IndexError, r"dim 1 is not a batch dim of a collection of batch size \[10\]"),
             ({"chunksize": 1, "num_chunks": 1}, ValueError, "give chunksize or num_chunks, not both"),
             ({"num_workers": -1}, ValueError, "got -1"),
             ({"chunksize": -1}, ValueError, "got -1"),

@@ -97,7 +97,7 @@ def no_such_rank(rank: int, other: int) -> Any:
 
 @pytest.mark.parametrize("other", [2, 9, -1])
 def test_init_remote_unknown_rank_raises(two: Any, other: int) -> None:
-    message = f"ValueError: there is no rank {other} in a group of 2"
+    message = f"ValueError: a group of 2 has no rank {other}"
     assert two.run(no_such_rank, other, limit=20) == [[message] * 9] * 2
 
 

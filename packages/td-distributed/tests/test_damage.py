@@ -87,7 +87,7 @@ EDITS: dict[str, tuple[Any, str]] = {
     "dtype": (leaf("torch.float64", [2, 3], 0, 24, 0), r"needs 48 bytes"),
     "unknown dtype": (leaf("torch.load", [2, 3], 0, 24, 0), "unknown dtype 'torch.load'"),
     "dunder dtype": (leaf("torch.__builtins__", [2, 3], 0, 24, 0), "unknown dtype"),
-    "dtype is no string": (leaf(["torch.float32"], [2, 3], 0, 24, 0), "unknown dtype"),
+    "dtype is not a string": (leaf(["torch.float32"], [2, 3], 0, 24, 0), "unknown dtype"),
     "past the end": (
         leaf("torch.float32", [2, 3], 1000, 1024, 0),
         "lies at bytes 1000 to 1024 of a storage of 40",
@@ -147,7 +147,7 @@ EDITS: dict[str, tuple[Any, str]] = {
     "no types beside": (lambda s: s.__setitem__("size", {"td": {"order": {}}}), "KeyError: 'values'"),
     "order of some keys": (
         lambda s: s.__setitem__("size", {"td": {"values": {}, "order": {"": ["n"]}}}),
-        r"\['n'\] is no order of the keys \['a', 'n'\]",
+        r"\['n'\] is not an order of the keys \['a', 'n'\]",
     ),
     "order of missing keys": (lambda s: s.__setitem__("size", {"td": {"order": {"": ["x"]}}}), "damaged"),
     "value": (lambda s: s.__setitem__("non_tensors", {"v": [1]}), "damaged"),
@@ -394,9 +394,9 @@ def test_read_jagged_rows_outside_values_raises(
 @pytest.mark.parametrize(
     ("mark", "at", "value", "message"),
     [
-        ("<NJT_OFFSETS>j", 0, "torch.float64", "are no vector of integers"),
-        ("<NJT_LENGTHS>j", 0, "torch.float64", "are no vector of integers"),
-        ("<NJT_LENGTHS>j", 1, [2, 1], "are no vector of integers"),
+        ("<NJT_OFFSETS>j", 0, "torch.float64", "are not a vector of integers"),
+        ("<NJT_LENGTHS>j", 0, "torch.float64", "are not a vector of integers"),
+        ("<NJT_LENGTHS>j", 1, [2, 1], "are not a vector of integers"),
         ("<NJT_LENGTHS>j", 3, 1 << 40, "needs 16 bytes"),
         ("<NJT_OFFSETS>j", 5, 0, "jagged_dim >=1, but got 0|the ragged dim of a jagged tensor is 0, of 3"),
         ("<NJT_OFFSETS>j", 5, 2, "lie outside of its 2 values"),
@@ -420,7 +420,7 @@ def test_read_jagged_offsets_not_vector_raises(tmp_path: Path) -> None:
     place = structure["leaves"]["<NJT_OFFSETS>j"]
     place[1], place[3] = [], place[2] + 8  # a number instead of a vector
     with pytest.raises(
-        FormatError, match="is damaged: the offsets or lengths of a jagged tensor are no vector"
+        FormatError, match="is damaged: the offsets or lengths of a jagged tensor are not a vector"
     ):
         read(join(storage, structure), tmp_path)
 
@@ -501,7 +501,7 @@ def places(count: int) -> list[Any]:
         ([row([["a", [False]]])], 1, r"each leaf .* found \[False\]"),
         ([row([["a", 0]])], 0, r"each node .* found \[0, 0\]"),
         ([row([]), row([])], 0, r"each node .* there are 2, found \[0\]"),
-        ([row([[1, [0]]])], 1, r"the keys of node 0 are no strings, or not all different: \[1\]"),
+        ([row([[1, [0]]])], 1, r"the keys of node 0 are not all strings, or not all different: \[1\]"),
         ([row([["a", [0]], ["a", [1]]])], 2, r"not all different: \['a', 'a'\]"),
         ([row([], values=[["data", 0]])], 0, r"each value .* there are 0, found \[0\]"),
         ([row([], kind=None)], 0, "the root is of the kind None"),

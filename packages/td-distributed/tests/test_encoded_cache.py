@@ -240,7 +240,7 @@ def test_recv_empty_message_is_not_cached_message() -> None:
     for _ in range(3):
         sent(tree().consolidate(), td)
     loop.recv = lambda tensors, rank, tag: Done()  # type: ignore[method-assign]
-    with pytest.raises(FormatError, match="what arrived is no message of send"):
+    with pytest.raises(FormatError, match="what arrived is not a message of send"):
         td.recv(group=loop, group_src=0)
 
 

@@ -235,7 +235,7 @@ def names_to_nothing(rank: int, path: Any, root: Any, announced: int | None) -> 
             "FormatError: the message names files at '../outside', outside of the root",
         ),
         ("/etc", True, None, "FormatError: the message names files at '/etc', outside of the root"),
-        (None, True, None, "which is no path"),
+        (None, True, None, "which is not a path"),
         ("save", False, None, "but this process gave no root= to look below"),
         *(
             ("save", True, length, f"FormatError: rank 0 announced a path of {length} bytes")
@@ -259,7 +259,7 @@ def test_make_path_header_invalid_root_length_raises(length: int) -> None:
 def test_from_remote_init_broadcast_with_root_raises() -> None:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
-        with pytest.raises(ValueError, match="so there is no root to look below"):
+        with pytest.raises(ValueError, match="so it has no use for root"):
             TensorDict.from_remote_init(0, use_broadcast=True, root=".")
     finally:
         dist.destroy_process_group()
@@ -292,9 +292,9 @@ def names(rank: int, path: Any, root: Any) -> Any:
         ("{folder}/outside", "outside of the root"),
         ("link", "outside of the root"),
         ("/etc", "outside of the root"),
-        ("a\0b", "which is no path"),
-        (["x"], "which is no path"),
-        (7, "which is no path"),
+        ("a\0b", "which is not a path"),
+        (["x"], "which is not a path"),
+        (7, "which is not a path"),
         ("nothing", "FileNotFoundError" if HAS_MEMMAP else "MissingPluginError"),
     ],
 )

@@ -231,8 +231,8 @@ def test_send_invalid_arguments_raise(two: Any) -> None:
             f"{ONE_PEER}; got None and None",
             f"{ONE_PEER}; got 1 and 1",
             "wire is one of ('td', 'reference'); got 'other'",
-            "there is no rank 2 in a group of 2",
-            "there is no rank -1 in a group of 2",
+            "a group of 2 has no rank 2",
+            "a group of 2 has no rank -1",
             "this process is not part of the group",
         ]
     ]
@@ -283,7 +283,7 @@ def no_message(rank: int) -> Any:
 def test_recv_foreign_message_raises(two: Any) -> None:
     assert two.run(no_message)[1] == (
         "FormatError",
-        "what arrived is no message of send(); does the peer use the same wire= and init_tag=?",
+        "what arrived is not a message of send(); does the peer use the same wire= and init_tag=?",
         [1.0, 1.0],
     )
 

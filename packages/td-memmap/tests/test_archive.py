@@ -162,7 +162,7 @@ def test_memmap_like_over_compressed_archive_raises(tmp_path: Path) -> None:
     with pytest.raises(FileTakenError, match=r"a\.memmap is compressed"):
         td.memmap_like(path)
     path.write_bytes(b"no archive")
-    with pytest.raises(FileTakenError, match="is no archive of a save"):
+    with pytest.raises(FileTakenError, match="is not an archive of a save"):
         td.memmap_like(path)
 
 
@@ -382,7 +382,7 @@ def test_load_archive_unaligned_leaf_returns_values(shift: int, tmp_path: Path, 
         same(TensorDict.load_memmap(tmp_path / "other.zip", mode="r+"), td)
     else:
         # An unaligned leaf is copied, so writes to it would not reach the file.
-        with pytest.raises(PermissionError, match=r"it starts at byte \d+, which is no place for"):
+        with pytest.raises(PermissionError, match=r"it starts at byte \d+, which is not aligned for"):
             TensorDict.load_memmap(tmp_path / "other.zip", mode="r+")
 
 

@@ -159,7 +159,7 @@ def test_load_missing_save_raises(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="meta.json"):
         TensorDict.load_memmap(tmp_path)
     (tmp_path / "file").write_text("x")
-    with pytest.raises(FormatError, match="is no archive of a save"):
+    with pytest.raises(FormatError, match="is not an archive of a save"):
         TensorDict.load_memmap(tmp_path / "file")
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(NotADirectoryError):
@@ -247,7 +247,7 @@ def test_load_archive_of_unknown_zip_version_raises(archive: Path) -> None:
     content[content.rindex(b"PK\x01\x02") + 6] = 99  # the field with the required zip version
     archive.write_bytes(content)
     assert not is_memmap_archive(archive)
-    with pytest.raises(FormatError, match="is no archive of a save: .*version 9.9"):
+    with pytest.raises(FormatError, match="is not an archive of a save: .*version 9.9"):
         TensorDict.load_memmap(archive)
 
 

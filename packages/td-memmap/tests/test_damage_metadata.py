@@ -207,7 +207,7 @@ def test_load_broken_json_raises(content: bytes, save: Path) -> None:
         copy = save.with_name(name.replace("/", "-"))
         shutil.copytree(save, copy)
         (copy / name).write_bytes(content)
-        with pytest.raises(FormatError, match=f"{name} is no valid metadata"):
+        with pytest.raises(FormatError, match=f"{name} is not valid metadata"):
             TensorDict.load_memmap(copy)
 
 
@@ -339,7 +339,7 @@ def test_load_stack_huge_member_count_raises(save: Path, edit_metadata: Any) -> 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("{", "is no valid metadata"),
+        ("{", "is not valid metadata"),
         ("[]", "expected an object of values"),
         ('{"values": []}', "expected an object of values"),
         ('{"values": {"data": 3}}', "expected an object of values"),
@@ -439,8 +439,8 @@ def torch_save(value: Any) -> bytes:
 @pytest.mark.parametrize(
     ("file", "content", "message"),
     [
-        ("meta.pt", b"", "meta.pt is no valid metadata"),
-        ("meta.pt", b"PK\x03\x04", "meta.pt is no valid metadata"),
+        ("meta.pt", b"", "meta.pt is not valid metadata"),
+        ("meta.pt", b"PK\x03\x04", "meta.pt is not valid metadata"),
         ("meta.pt", torch_save([1]), r"meta.pt: the root: the content is \[1\], expected a dict"),
         ("meta.pt", torch_save({}), "meta.pt cannot be put together"),
         ("meta.pt", torch_save({"batch_size": "x"}), "meta.pt cannot be put together"),

@@ -236,7 +236,7 @@ def test_main_commands_print_results_and_exit_codes(
     assert "the file of key 'a' is missing" in capsys.readouterr().out
     (prefix / "meta.json").write_text("{")
     assert main(["verify", str(prefix)]) == 1
-    assert "is no valid metadata" in capsys.readouterr().err
+    assert "is not valid metadata" in capsys.readouterr().err
     assert main(["verify", str(prefix) + "3"]) == 2
     assert "FileNotFoundError" in capsys.readouterr().err
     assert main(["pack", str(prefix), archive, "--compression", "zz"]) == 2

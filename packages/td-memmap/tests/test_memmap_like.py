@@ -100,7 +100,7 @@ def test_memmap_like_other_nested_shapes_raises(layout: torch.layout, prefix: Pa
     with pytest.raises(FileTakenError, match=r"is shape \[\[2, 3\], \[1, 3\]\] of torch.float32 in the save"):
         other.memmap_like(prefix)
     (prefix / "meta.json").write_text("no metadata")
-    with pytest.raises(FileTakenError, match="what is there is damaged: .* is no valid metadata"):
+    with pytest.raises(FileTakenError, match="what is there is damaged: .* is not valid metadata"):
         td.memmap_like(prefix)
 
 

@@ -152,7 +152,7 @@ def test_memmap_robust_key_false_writes_raw_names(prefix: Path, same: Any, list_
     assert {"a b.memmap", "n%n/c:d.memmap"} < list_files(prefix)
     same(TensorDict.load_memmap(prefix), td)
     same(TensorDict.load_memmap(prefix, robust_key=False), td)
-    with pytest.raises(CodecError, match="robust_key=False cannot store key '../x': it is no file name"):
+    with pytest.raises(CodecError, match="robust_key=False cannot store key '../x': it is not a file name"):
         TensorDict({"../x": torch.ones(1)}).memmap(prefix, robust_key=False)
 
 

@@ -51,7 +51,7 @@ def test_mapping_of_malformed_numbers_raises(name):
 )
 def test_mapping_of_unknown_name_raises(make):
     with pytest.raises(
-        NotImplementedError, match="there is no mapping 'cube'; there are .*add_custom_mapping"
+        NotImplementedError, match="no mapping is named 'cube'; there are .*add_custom_mapping"
     ):
         make("cube")
 

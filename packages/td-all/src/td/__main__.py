@@ -62,7 +62,7 @@ def run(arguments: list[str]) -> None:
     if not words or words[0].startswith("-"):
         raise SystemExit("python -m td run: needs a script or -m and a module, then their arguments")
     if not is_module and not Path(words[0]).exists():
-        raise SystemExit(f"python -m td run: there is no file {words[0]}")
+        raise SystemExit(f"python -m td run: cannot find the file {words[0]}")
     install_as_tensordict()
     # Spawned children take sys.path of the parent, other child processes take PYTHONPATH: set both.
     inherited = os.environ.get("PYTHONPATH")
@@ -90,7 +90,7 @@ def _module_spec(name: str) -> Any:
     except (ImportError, ValueError) as error:
         raise SystemExit(f"python -m td run: cannot find the module {name}: {error}") from error
     if spec is None:
-        raise SystemExit(f"python -m td run: there is no module {name}")
+        raise SystemExit(f"python -m td run: cannot find the module {name}")
     return spec if spec.submodule_search_locations is None else _module_spec(f"{name}.__main__")
 
 

@@ -243,12 +243,14 @@ def _check_kind(kind: NodeKind) -> None:
     if not isinstance(kind.tag, str) or not kind.tag:
         raise PluginError(f"the tag of a node kind is a string; got {kind.tag!r}")
     if not isinstance(kind.type, type) or not issubclass(kind.type, Core):
-        raise PluginError(f"the type of the node kind {kind.tag!r} is no class of collections: {kind.type!r}")
+        raise PluginError(
+            f"the type of the node kind {kind.tag!r} is not a class of collections: {kind.type!r}"
+        )
     if not all(isinstance(layout, Layout) for layout in kind.layouts.values()):
-        raise PluginError(f"the layouts of the node kind {kind.tag!r} are no Layouts: {kind.layouts!r}")
+        raise PluginError(f"the layouts of the node kind {kind.tag!r} are not Layouts: {kind.layouts!r}")
     if kind.attributes is not None and not callable(kind.attributes):
         raise PluginError(
-            f"the attributes of the node kind {kind.tag!r} are no function: {kind.attributes!r}"
+            f"the attributes of the node kind {kind.tag!r} are not a function: {kind.attributes!r}"
         )
     forms: list[NodeKind | Layout] = [kind, *kind.layouts.values()]
     for form in forms:
@@ -590,7 +592,7 @@ def _check_row(row: Any, groups: list[dict[str, Any]]) -> None:
     """Raise ValueError for a repeated key or a negative position, and TypeError for a key that is not a string."""
     for name, group in zip(("entries", "members", "values"), groups, strict=True):
         if len(group) != len(row[name]):
-            raise ValueError(f"a key stands twice in its {name}")
+            raise ValueError(f"a key is repeated in its {name}")
         if not {*map(type, group)} <= {str}:
             raise TypeError(f"not all keys of its {name} are strings")
         if any((ref[0] if isinstance(ref, list) else ref) < 0 for _, ref in row[name]):

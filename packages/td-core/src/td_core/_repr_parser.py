@@ -101,7 +101,7 @@ def _long_leaf(leaf: re.Match[str]) -> torch.Tensor:
     # getattr(torch, name) would import a submodule of that name, so read vars().
     dtype = vars(torch).get(leaf[3])
     if not isinstance(dtype, torch.dtype):
-        raise ValueError(f"cannot read {leaf[0]!r}: torch.{leaf[3]} is no dtype")
+        raise ValueError(f"cannot read {leaf[0]!r}: torch.{leaf[3]} is not a dtype")
     return torch.zeros(_ints(leaf[1]), dtype=dtype, device=leaf[2])
 
 

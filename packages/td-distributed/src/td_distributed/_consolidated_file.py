@@ -462,7 +462,7 @@ class _Reader:
         if pointer in self.orders:
             order = self.orders[pointer]
             if sorted(order) != sorted(children):
-                raise FormatError(f"{order!r} is no order of the keys {list(children)}")
+                raise FormatError(f"{order!r} is not an order of the keys {list(children)}")
             children = {key: children[key] for key in order}
         absent = dict.fromkeys(self.absent.get(pointer, ()))
         record = Record(meta, children, children, absent, size)

@@ -75,7 +75,7 @@ class Group:
         if self.group is not None:
             return dist.get_group_rank(self.group, rank)
         if not 0 <= rank < self.size:
-            raise ValueError(f"there is no rank {rank} in a group of {self.size}")
+            raise ValueError(f"a group of {self.size} has no rank {rank}")
         return rank
 
     def numbers(self, *values: int) -> Tensor:

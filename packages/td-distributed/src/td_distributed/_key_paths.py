@@ -62,7 +62,7 @@ def check_tree(nodes: Any, leaves: int, values: int) -> None:
             keys = [key for key, _ in node[group]]
             if not all(isinstance(key, str) for key in keys) or len(set(keys)) < len(keys):
                 raise FormatError(
-                    f"the keys of node {position} are no strings, or not all different: {keys!r}"
+                    f"the keys of node {position} are not all strings, or not all different: {keys!r}"
                 )
             for _, child in node[group]:
                 result["leaf" if isinstance(child, list) else "node"] += (

@@ -65,7 +65,7 @@ class Channel:
             self.group_rank = self.rank if self.group is None else dist.get_group_rank(self.group, self.rank)
         # Backends do not check the rank and would read out of bounds.
         if not 0 <= self.group_rank < size:
-            raise ValueError(f"there is no rank {self.group_rank} in a group of {size}")
+            raise ValueError(f"a group of {size} has no rank {self.group_rank}")
         if known and self.group_rank == self.asked.rank():
             own = self.group_rank if self.rank is None else self.rank
             raise ValueError(f"rank {own} is this process itself; give that of the peer")
@@ -441,7 +441,7 @@ def _parse_first(first: Tensor, peer: Channel, root: str | Path | None) -> tuple
         mark, length, count, nbytes, _ = _wire.FRONT.unpack_from(data)
     if mark != MARK or not 0 < length <= _wire.LARGEST_HEADER:
         raise FormatError(
-            "what arrived is no message of send(); does the peer use the same wire= and init_tag=?"
+            "what arrived is not a message of send(); does the peer use the same wire= and init_tag=?"
         )
     stop = _wire.FRONT.size + length
     inside = data[_wire.FRONT.size : stop]

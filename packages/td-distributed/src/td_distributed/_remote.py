@@ -113,9 +113,7 @@ def receive_as(
     """Receive like :func:`from_remote_init`, as an instance of ``cls`` if that is a class with declared entries."""
     link = _Link(group, src, use_broadcast, src)
     if use_broadcast and root is not None:
-        raise ValueError(
-            "use_broadcast sends bytes to every rank of the group, so there is no root to look below"
-        )
+        raise ValueError("use_broadcast sends bytes to every rank of the group, so it has no use for root")
     front = link.recv(link.group.numbers(0, 0, 0)).tolist()
     if front[0] == _send_paths.ASKS and link.peer is not None:
         _send_paths.answer_root(root, link.peer)

@@ -81,7 +81,7 @@ def load(root: str | Path | None, path: Any, cls: type | None = None) -> Any:
     try:
         place = (base / path).resolve()
     except (TypeError, ValueError, OSError, RuntimeError) as error:
-        raise FormatError(f"the message names files at {path!r}, which is no path: {error}") from error
+        raise FormatError(f"the message names files at {path!r}, which is not a path: {error}") from error
     if not place.is_relative_to(base):
         raise FormatError(f"the message names files at {path!r}, outside of the root {base}")
     named: Any = user_class(cls) or TensorDict

@@ -485,7 +485,7 @@ def _compute_min_max(
     if values.is_meta:
         return None, None
     if any(piece.dim() != 1 or piece.dtype not in (torch.int64, torch.int32) for piece in (offsets, *rest)):
-        raise FormatError("the offsets or lengths of a jagged tensor are no vector of integers")
+        raise FormatError("the offsets or lengths of a jagged tensor are not a vector of integers")
     if not 1 <= dim <= values.dim():
         raise FormatError(f"the ragged dim of a jagged tensor is {dim}, of {values.dim() + 1} dims")
     result = compute_lengths(dim, values, offsets, *rest)

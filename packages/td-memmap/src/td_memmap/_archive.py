@@ -370,7 +370,7 @@ class ArchiveTree:
             if isinstance(error, FormatError) or not isinstance(error, _BAD_ZIP):
                 raise
             raise FormatError(
-                f"{path} is no archive of a save: a zip file with a {_file_names.META} at its top is expected; {error}"
+                f"{path} is not an archive of a save: a zip file with a {_file_names.META} at its top is expected; {error}"
             ) from error
 
     def _index(self) -> None:
@@ -398,7 +398,7 @@ class ArchiveTree:
             raise FormatError(f"{self.path}: the entry {'/'.join(path)!r} is a file and a directory")
         if (_file_names.META,) not in self.files:
             raise FormatError(
-                f"{self.path} is no archive of a save: a zip file with a {_file_names.META} at its top is expected"
+                f"{self.path} is not an archive of a save: a zip file with a {_file_names.META} at its top is expected"
             )
 
     def _list(self, parts: Parts) -> dict[str, bool]:
@@ -546,7 +546,7 @@ class _ArchiveReader(Reader):
                 shape,
             )
         if writes:
-            raise self._unwritable(info, f"it starts at byte {start}, which is no place for {dtype}")
+            raise self._unwritable(info, f"it starts at byte {start}, which is not aligned for {dtype}")
         return reshape_flat(
             view_elements(self._whole, torch.uint8, nbytes, None, start).clone().view(dtype), shape
         )

@@ -84,7 +84,7 @@ def _read(
     except FileNotFoundError:
         raise FormatError(f"{location.file} is missing") from None
     except _DAMAGE as error:
-        raise FormatError(f"{location.file} is no valid metadata: {error}") from error
+        raise FormatError(f"{location.file} is not valid metadata: {error}") from error
     if not isinstance(meta, dict):
         raise location.error("the content", meta, "a dict")
     return location, meta

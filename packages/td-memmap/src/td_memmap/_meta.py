@@ -146,7 +146,7 @@ def parse_json(content: bytes, where: str) -> Any:
     try:
         return _value_codec.parse_json(content)
     except (ValueError, RecursionError) as error:
-        raise FormatError(f"{where} is no valid metadata: {error}") from error
+        raise FormatError(f"{where} is not valid metadata: {error}") from error
 
 
 def read_json(tree: Any, parts: Parts, name: str) -> Any:

@@ -290,7 +290,7 @@ class _Planner:
     def _stem(self, key: str, path: KeyPath) -> str:
         if not self.robust_key and _file_names.get_raw_name(key) is None:
             raise CodecError(
-                f"robust_key=False cannot store {show_path(path)}: it is no file name; leave robust_key at its default"
+                f"robust_key=False cannot store {show_path(path)}: it is not a file name; leave robust_key at its default"
             )
         return _file_names.get_stem(key, self.robust_key)
 

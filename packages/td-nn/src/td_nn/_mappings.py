@@ -107,7 +107,7 @@ def mappings(key: str) -> Mapped:
             ) from None
         return biased_softplus(bias, *more)
     raise NotImplementedError(
-        f"there is no mapping {key!r}; there are {[*_MAPPINGS, 'biased_softplus']}, and add_custom_mapping() adds one"
+        f"no mapping is named {key!r}; there are {[*_MAPPINGS, 'biased_softplus']}, and add_custom_mapping() adds one"
     )
 
 

@@ -294,7 +294,7 @@ class TensorDictModule(TensorDictModuleBase[ResultT]):
         if parameters.keys() & set(names) or not parameters.keys() >= set(self._all_in_keys):
             return ""
         return (
-            f"; {', '.join(names)} is no argument of it, {', '.join(self._all_in_keys)} is: in_keys leads from arguments to "
+            f"; {', '.join(names)} is not an argument of it, {', '.join(self._all_in_keys)} is: in_keys leads from arguments to "
             "keys, and from keys to arguments with out_to_in_map=False"
         )
 

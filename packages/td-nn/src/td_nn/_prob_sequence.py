@@ -42,7 +42,7 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
         inplace: see :class:`TensorDictSequential`.
 
     Raises:
-        ValueError: there are no members.
+        ValueError: no member is given.
         TypeError: ``return_composite`` is False and the last member is not a distribution.
 
     >>> from torch.distributions import Normal

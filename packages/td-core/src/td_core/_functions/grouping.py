@@ -127,9 +127,9 @@ def remove_duplicates(input: Any, key: NestedKey, dim: int = 0, *, return_indice
 def _rows(td: Any, key: NestedKey, dim: int) -> Tensor:
     """Flatten the tensor entry ``key`` to one row per position along ``dim``."""
     if not -td.batch_dims <= dim < td.batch_dims:
-        raise ValueError(f"dim {dim} is no batch dim of a collection of batch size {list(td.batch_size)}")
+        raise ValueError(f"dim {dim} is not a batch dim of a collection of batch size {list(td.batch_size)}")
     entry = td.get(key, None)
     if not isinstance(entry, Tensor):
-        raise missing_key_error(td, key) if entry is None else KeyPathError(f"key {key!r} is no tensor")
+        raise missing_key_error(td, key) if entry is None else KeyPathError(f"key {key!r} is not a tensor")
     rows = entry.movedim(dim % td.batch_dims, 0)
     return rows.reshape(len(rows), -1)

@@ -101,7 +101,7 @@ def pad_sequence(
     unknown = [path for path in fills if path not in used]
     if unknown:
         raise KeyPathError(
-            f"padding_value names {unknown}, which are no tensor entries; there are {sorted(used)}"
+            f"padding_value names {unknown}, which are not tensor entries; there are {sorted(used)}"
         )
     result: Any = None
     for nodes, out_entries, _, parent, key in reversed(levels):

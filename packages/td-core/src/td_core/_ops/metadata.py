@@ -150,7 +150,7 @@ class MetadataMixin(Core):
         left = self.names
         unknown = [name for name in rename_map if name not in left]
         if unknown:
-            raise DimNamesError(f"there is no dim named {unknown}; the names are {left}")
+            raise DimNamesError(f"no dim is named {unknown}; the names are {left}")
         new: Sequence[str | None] | None = [rename_map.get(name, name) if name else name for name in left]
         if names:
             new = None if names == (None,) else _fill_ellipsis(names, left)

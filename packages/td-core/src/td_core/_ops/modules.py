@@ -416,7 +416,7 @@ class ModuleMixin(Core):
         """
         if memo is not None:
             raise StructureError(
-                "memo is no argument of the public to_module(): tied modules are found without it"
+                "memo is not an argument of the public to_module(): tied modules are found without it"
             )
         if use_state_dict:
             if inplace is not None:

@@ -153,7 +153,7 @@ class ParallelMixin(Core):
 def _batch_dim(td: Core, dim: int) -> int:
     ndim = len(td.batch_size)
     if not -ndim <= dim < ndim:
-        raise IndexError(f"dim {dim} is no batch dim of a collection of batch size {list(td.batch_size)}")
+        raise IndexError(f"dim {dim} is not a batch dim of a collection of batch size {list(td.batch_size)}")
     return dim % ndim
 
 
