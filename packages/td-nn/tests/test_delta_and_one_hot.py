@@ -178,6 +178,15 @@ def test_one_hot_draws_have_their_probabilities(draw):
     torch.testing.assert_close(drawn.float().mean(0), LOGITS.softmax(-1), atol=0.015, rtol=0)
 
 
+@pytest.mark.parametrize("drawn", [0.0, 1.0])
+@pytest.mark.parametrize("do_softmax", [True, False])
+def test_rand_one_hot_extreme_draw_is_possible_value(monkeypatch, drawn, do_softmax):
+    probs = torch.tensor([[0.0, 0.3, 0.7, 0.0]])
+    monkeypatch.setattr(torch, "rand", lambda shape, **options: torch.full(shape, drawn, **options))
+    result = rand_one_hot(probs.log() if do_softmax else probs, do_softmax)
+    assert result.tolist() == ([[0, 1, 0, 0]] if drawn == 0.0 else [[0, 0, 1, 0]])
+
+
 def test_rand_one_hot_shape_and_dtype():
     drawn = rand_one_hot(torch.zeros(5, 4, 3))
     assert (drawn.shape, drawn.dtype) == ((5, 4, 3), torch.int64)

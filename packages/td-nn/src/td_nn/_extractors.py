@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -32,23 +34,25 @@ class NormalParamExtractor(nn.Module):
         self.scale_mapping = mappings(str(scale_mapping))
         self.scale_lb = scale_lb
 
-    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+    def forward(self, tensor: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
         """Split the first tensor, and return location, scale and the other tensors unchanged.
 
         Args:
-            *tensors: a tensor of shape (..., n), and any others. If n is odd, the location gets the larger part.
+            tensor: a tensor of shape (..., n). If n is odd, the location gets the larger part.
+            *others: other tensors.
 
         Raises:
             RuntimeError: the first tensor has no dims.
         """
-        tensor, *others = tensors
         if not tensor.ndim:
             raise RuntimeError(
                 "NormalParamExtractor splits the last dim of its input into location and scale; got a tensor without dims"
             )
-        size = tensor.shape[-1]
-        loc, scale = tensor.chunk(2, -1) if size > 1 else tensor.tensor_split([1], -1)
-        return (loc, self.scale_mapping(scale).clamp_min(self.scale_lb), *others)
+        halves = tensor.chunk(2, -1)
+        loc, scale = halves if len(halves) == 2 else tensor.tensor_split([1], -1)
+        # A submodule read as an attribute is found by __getattr__, which is slow.
+        mapping: Any = self._modules.get("scale_mapping") or self.scale_mapping
+        return (loc, mapping(scale).clamp_min(self.scale_lb), *others)
 
 
 class AddStateIndependentNormalScale(nn.Module):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Iterator
-from contextlib import nullcontext
 from typing import Any, TypeVar
 
 import torch
@@ -99,7 +98,7 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
         if self._return_composite is not None:
             return self._return_composite
         members = list(self)
-        count = sum(isinstance(module, ProbabilisticTensorDictModule) for module in members)
+        count = sum([isinstance(module, ProbabilisticTensorDictModule) for module in members])
         return count > 1 or not is_probabilistic(members[-1])
 
     def _list_distributions(self) -> list[ProbabilisticTensorDictModule[Any]]:
@@ -332,7 +331,7 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
         if dist is None:
             dist = self.get_dist(tensordict, tensordict_out, **kwargs)
         modules = self._list_distributions()
-        if not self.return_composite or not isinstance(dist, CompositeDistribution):
+        if not isinstance(dist, CompositeDistribution) or not self.return_composite:
             source = tensordict if tensordict_out is None else tensordict.copy()
             return modules[0].log_prob(source, dist=dist)
         for module in modules:
@@ -383,9 +382,12 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
         """Run the members before the last distribution, store their outputs, and return the collection it reads."""
         if tensordict_out is not None or self.inplace in (False, "empty"):
             tensordict = tensordict.copy()
-        kind = STATE.interaction_type or modules[0].default_interaction_type
-        with set_interaction_type(kind) if len(modules) > 1 else nullcontext():
-            result = _run_conditioned(self, tensordict, kwargs, [], len(modules))
+        if len(modules) == 1:
+            result = _run_conditioned(self, tensordict, kwargs, [], 1)
+        else:
+            kind = STATE.interaction_type or modules[0].default_interaction_type
+            with set_interaction_type(kind):
+                result = _run_conditioned(self, tensordict, kwargs, [], len(modules))
         self._store_written(modules[0], result, tensordict_out)
         return result
 

@@ -216,7 +216,8 @@ class TensorDictSequential(TensorDictModule[Any]):
         return len(self.module)
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(_members(self.module))
+        modules: Any = self._modules  # self.module is found by __getattr__, which is slow
+        return iter(_members(modules["module"]))
 
     def __getitem__(self: SelfT, index: Any) -> Any:
         """Return a member by index or name, or a sequence of the members in a slice."""

@@ -59,13 +59,16 @@ class TruncatedStandardNormal(dist.Distribution):
     b: Tensor
 
     def __init__(self, a: Tensor | float, b: Tensor | float, validate_args: bool | None = None) -> None:
+        self._set_interval(*broadcast_all(a, b), validate_args)
+
+    def _set_interval(self, a: Tensor, b: Tensor, validate_args: bool | None) -> None:
         # A compiled graph cannot branch on values, so the check runs in eager mode only.
-        if not torch.compiler.is_compiling() and not bool(torch.as_tensor(a < b).all()):
+        if not torch.compiler.is_compiling() and not (a < b).all():
             raise ValueError(
                 f"the interval of a truncated normal runs from a to a greater b; got a = {a} and b = {b}"
             )
-        self.a, self.b = broadcast_all(a, b)
-        super().__init__(self.a.shape, validate_args=validate_args)
+        self.a, self.b = a, b
+        dist.Distribution.__init__(self, a.shape, validate_args=validate_args)
 
     @constraints.dependent_property(is_discrete=False, event_dim=0)
     def support(self) -> Any:
@@ -207,7 +210,8 @@ class TruncatedStandardNormal(dist.Distribution):
         """Return a distribution with its batch dims expanded to ``batch_shape``."""
         new: Any = self._get_checked_instance(TruncatedStandardNormal, _instance)  # type: ignore[no-untyped-call]
         for name in self._expanded_names:
-            setattr(new, name, getattr(self, name).expand(torch.Size(batch_shape)))
+            value = getattr(self, name)
+            setattr(new, name, value.expand(torch.Size(batch_shape)) if isinstance(value, Tensor) else value)
         dist.Distribution.__init__(new, torch.Size(batch_shape), validate_args=False)
         new._validate_args = self._validate_args
         return new  # type: ignore[no-any-return]
@@ -251,6 +255,8 @@ class TruncatedNormal(TruncatedStandardNormal):
     }
     loc: Tensor
     scale: Tensor
+    _from: Any
+    _to: Any
 
     def __init__(
         self,
@@ -264,12 +270,15 @@ class TruncatedNormal(TruncatedStandardNormal):
             raise ValueError(
                 f"the interval of a truncated normal runs from a to a greater b; got a = {a} and b = {b}"
             )
-        self.loc, self.scale, self._from, self._to = broadcast_all(loc, scale, a, b)
+        if isinstance(a, Number) and isinstance(b, Number):
+            self.loc, self.scale = broadcast_all(loc, scale)
+            self._from, self._to = a, b
+        else:
+            self.loc, self.scale, self._from, self._to = broadcast_all(loc, scale, a, b)
         self.scale = self.scale.clamp_min(_MIN_SCALE)
-        low, high = self._standardize(self._from), self._standardize(self._to)
-        super().__init__(low, high, validate_args=validate_args)
+        self._set_interval(self._standardize(self._from), self._standardize(self._to), validate_args)
 
-    def _standardize(self, value: Tensor) -> Tensor:
+    def _standardize(self, value: Tensor | float) -> Tensor:
         return (value - self.loc) / self.scale
 
     @constraints.dependent_property(is_discrete=False, event_dim=0)
