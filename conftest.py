@@ -43,7 +43,9 @@ _from_module = doctest.DocTestFinder._from_module  # type: ignore[attr-defined]
 
 
 def is_defined_in(finder: doctest.DocTestFinder, module: ModuleType, item: Any) -> bool:
-    """Collect the examples of a class where it is defined: its ``__module__`` may be the public one that pickles name."""
+    """Collect examples where their object is defined: its ``__module__`` may be the public one that pickles name."""
+    if inspect.isfunction(item):
+        return item.__globals__ is vars(module)
     if inspect.isclass(item) and item.__module__.partition(".")[0] == module.__name__.partition(".")[0]:
         return re.search(rf"^ *class {item.__name__}\b", inspect.getsource(module), re.MULTILINE) is not None
     return bool(_from_module(finder, module, item))
