@@ -90,12 +90,12 @@ def caught(call: Callable[[], Any]) -> str:
 
 @contextmanager
 def apart(always: bool) -> Iterator[None]:
-    """Send every collection in parts, also small ones."""
+    """Send collections in parts if ``always`` is True, also small ones."""
     with pytest.MonkeyPatch.context() as patch:
         if always:
             patch.setattr(_wire, "APART", 0)
         yield
 
 
-#: Send a collection in one message, and in parts.
+#: Run a test with each collection sent in one message, and sent in parts.
 PARTS = pytest.mark.parametrize("parts", [False, True], ids=["in one", "in parts"])

@@ -98,7 +98,7 @@ class Ranks:
     def run(
         self, function: Callable[..., Any], *args: Any, ranks: Any = None, limit: float = 60
     ) -> list[Any]:
-        """Return what ``function(rank, *args)`` gives on each rank; an error is given as a ``RankError``."""
+        """Return the results of ``function(rank, *args)`` on all ranks; an error is returned as a ``RankError``."""
         if not self.processes:
             self.start()
         ranks = range(self.world) if ranks is None else ranks

@@ -67,7 +67,7 @@ if HAS_TENSORCLASS:
 
 
 @pytest.mark.parametrize("name", TREES)
-def test_load_every_kind_fills_leaves_of_other_kind(name: str, tmp_path: Path) -> None:
+def test_checkpoint_load_every_kind_writes_leaves_in_place(name: str, tmp_path: Path) -> None:
     source, target = TREES[name](1), TREES[name](0)
     before = target._leaves()
     checkpoint.save({"td": DistributedStateful(source)}, checkpoint_id=tmp_path)
@@ -77,7 +77,7 @@ def test_load_every_kind_fills_leaves_of_other_kind(name: str, tmp_path: Path) -
     assert repr(target.to_dict()) == repr(source.to_dict())
 
 
-def test_load_other_dtype_converts_elements(tmp_path: Path) -> None:
+def test_checkpoint_load_other_dtype_converts_elements(tmp_path: Path) -> None:
     target = TensorDict({"a": torch.zeros(2, dtype=torch.int64)})
     checkpoint.save(
         {"td": DistributedStateful(TensorDict({"a": torch.tensor([1.5, 3])}))}, checkpoint_id=tmp_path
@@ -106,7 +106,7 @@ def test_load_other_dtype_converts_elements(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_load_other_structure_raises_and_changes_nothing(make: Any, state: Any, message: str) -> None:
+def test_load_state_dict_other_structure_changes_nothing(make: Any, state: Any, message: str) -> None:
     target = make()
     with pytest.raises(StructureError, match=message):
         DistributedStateful(target).load_state_dict(state)
@@ -130,7 +130,7 @@ if HAS_TENSORCLASS:
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_dcp_load_other_structure_raises_before_reading(name: str, tmp_path: Path) -> None:
+def test_checkpoint_load_other_structure_changes_nothing(name: str, tmp_path: Path) -> None:
     text = {"s": "text"} if HAS_TENSORCLASS else {}
     source = TensorDict({"a": torch.ones(3), "b": torch.ones(2), **text})
     checkpoint.save({"td": DistributedStateful(source)}, checkpoint_id=tmp_path)
@@ -183,7 +183,7 @@ def loads(rank: int, folder: str) -> None:
     assert not HAS_TENSORCLASS or target["s"] == "value 1"
 
 
-def test_load_save_of_two_ranks_with_other_rank_counts(two: Any, four: Any, tmp_path: Path) -> None:
+def test_checkpoint_of_two_ranks_loads_on_any_number(two: Any, four: Any, tmp_path: Path) -> None:
     pytest.importorskip("torch.distributed.tensor", reason="this torch has no public DTensor")
     folder = str(tmp_path)
     assert two.run(saves, folder) == [None, None]

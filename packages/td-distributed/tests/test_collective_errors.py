@@ -56,7 +56,7 @@ def cannot(rank: int, what: str, call: str) -> Any:
 
 @pytest.mark.parametrize("call", exchanges(0, None, None))
 @pytest.mark.parametrize("what", UNSENDABLE)
-def test_collective_unsendable_collection_raises_on_all_ranks(two: Any, what: str, call: str) -> None:
+def test_collective_unsendable_leaf_raises_on_all_ranks(two: Any, what: str, call: str) -> None:
     if what == "value" and call == "all_reduce":
         pytest.skip("values are not reduced")
     other, own = two.run(cannot, what, call)
@@ -82,7 +82,7 @@ def cannot_read(rank: int, call: str, parts: bool) -> str:
 
 @PARTS
 @pytest.mark.parametrize("call", [call for call in exchanges(0, None, None) if call != "all_reduce"])
-def test_broadcast_unreadable_message_raises_and_next_works(two: Any, call: str, parts: bool) -> None:
+def test_collective_unknown_dtype_raises_and_next_call_works(two: Any, call: str, parts: bool) -> None:
     assert two.run(cannot_read, call, parts, limit=20) == [
         "FormatError: the header of a message is damaged: unknown dtype 'torch.float32'",
         "nothing was raised",
@@ -178,7 +178,7 @@ COUNTED: list[Any] = []
 @pytest.mark.parametrize(
     "call", ["broadcast", "scatter", "all_gather", "gather_and_stack", "all_reduce", "reduce"]
 )
-def test_collective_peer_dies_midway_raises(fragile: Any, call: str) -> None:
+def test_collective_peer_exits_midway_raises(fragile: Any, call: str) -> None:
     message, dead = fragile.run(dies_within, call, 1)
     assert dead.kind == "Exit"
     assert message.startswith(("RuntimeError", "DistBackendError")) and "onnect" in message, message
@@ -197,7 +197,7 @@ def out_of_step(rank: int) -> Any:
     return caught(lambda: nested(0).broadcast(0))
 
 
-def test_collective_foreign_message_raises(two: Any) -> None:
+def test_collective_message_of_plain_broadcast_raises(two: Any) -> None:
     assert two.run(out_of_step)[1] == ANOTHER
 
 
@@ -237,9 +237,7 @@ def test_send_error_text_is_truncated_and_encodable() -> None:
         unpack(list(parcel.front), parcel.data, 1)
 
 
-def test_check_length_too_long_structure_raises_on_sender(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_send_too_long_structure_raises_on_sender(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     td = TensorDict({str(i): torch.zeros(1) for i in range(100)})
     monkeypatch.setattr(_wire, "LARGEST_HEADER", 1000)
     monkeypatch.setattr(_consolidated_file, "LARGEST_JSON", 1000)

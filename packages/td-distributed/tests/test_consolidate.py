@@ -53,7 +53,7 @@ def test_from_buffer_of_storage_keeps_content(name: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")
-def test_consolidate_fake_leaves_get_separate_spans() -> None:
+def test_consolidate_fake_tensors_get_separate_spans() -> None:
     with FakeTensorMode():
         tree = TensorDict({key: torch.ones(3) for key in "abc"}).consolidate()
         assert len(storage_of(tree)) == 3 * 16
@@ -74,14 +74,14 @@ def test_consolidate_jagged_shared_offsets_stay_shared() -> None:
     assert (tree["x"] + tree["y"]).values().tolist() == [3] * 6
 
 
-def test_plan_orders_and_pads_leaves() -> None:
+def test_consolidate_orders_leaves_and_pads_to_8_bytes() -> None:
     tree = TensorDict({"a": torch.ones(3, dtype=torch.uint8), "n": {"b": torch.ones(1)}, "c": torch.ones(1)})
     data = storage_of(tree.consolidate())
     one = torch.ones(1).view(torch.uint8).tolist()
     assert data.tolist() == [1, 1, 1, 0, 0, 0, 0, 0, *one, 0, 0, 0, 0, *one, 0, 0, 0, 0]
 
 
-def test_consolidate_zeroes_gaps_between_large_leaves() -> None:
+def test_fill_zeroes_gaps_between_large_leaves() -> None:
     leaves = [torch.full((size,), size % 7, dtype=torch.uint8) for size in (20_001, 20_002, 20_008, 20_003)]
     layout = _storage.plan_leaves(leaves)
     storage = torch.full((layout.nbytes + 24,), 255, dtype=torch.uint8)
@@ -224,7 +224,7 @@ def test_consolidate_device_sets_device_label() -> None:
             TREES["flat"]().consolidate(device="meta", **{option: True})
 
 
-def test_consolidate_keeps_gradients_on_original() -> None:
+def test_consolidate_result_does_not_require_grad() -> None:
     tree = TensorDict({"a": torch.ones(2, requires_grad=True)})
     assert not tree.consolidate()["a"].requires_grad
 
@@ -257,7 +257,7 @@ def test_consolidate_random_tree_reads_back_equal(structure: dict[str, Any], loc
     assert back.is_locked == locked
 
 
-def test_pickle_classes_of_same_name_keep_their_class() -> None:
+def test_pickle_consolidated_two_classes_of_one_name_keeps_each() -> None:
     one, other = (type("Twice", (TensorDict,), {"__module__": __name__}) for _ in range(2))
     td = TensorDict({"a": one({"x": torch.ones(2)}), "b": other({"x": torch.ones(2)})})
     consolidated = td.consolidate()

@@ -48,7 +48,7 @@ UNSAYABLE = {
 
 
 @pytest.mark.parametrize("name", TREES)
-def test_consolidate_uses_plain_form_if_representable(name: str) -> None:
+def test_consolidated_file_uses_tensordict_format_if_possible(name: str) -> None:
     structure = written(TREES[name]())
     assert (structure["cls"] == "td:general") == (name in UNSAYABLE)
     # The root key "size" holds what the plain form cannot represent: orders of keys, types of values.
@@ -125,13 +125,13 @@ def test_torch_save_jagged_leaves_on_shared_storage_loads(change: Any, tmp_path:
         assert [part.tolist() for part in back[key].unbind()] == [part.tolist() for part in leaf.unbind()]
 
 
-def test_write_to_loaded_collection_keeps_file(tmp_path: Path) -> None:
+def test_write_to_loaded_collection_does_not_change_file(tmp_path: Path) -> None:
     TREES["flat"]().consolidate(tmp_path / "td")
     from_consolidated(tmp_path / "td")["a"].zero_()
     assert from_consolidated(tmp_path / "td")["a"].tolist() == [1, 1]
 
 
-def test_consolidate_over_mapped_file_works(tmp_path: Path) -> None:
+def test_consolidate_over_file_keeps_mapped_collection(tmp_path: Path) -> None:
     loaded = TREES["flat"]().consolidate(tmp_path / "td")
     (loaded + 1).consolidate(tmp_path / "td")
     assert loaded["a"].tolist() == [1, 1]
@@ -140,7 +140,7 @@ def test_consolidate_over_mapped_file_works(tmp_path: Path) -> None:
     assert from_consolidated(tmp_path / "td")["a"].tolist() == [1, 1]
 
 
-def test_consolidate_to_file_with_longest_name_works(tmp_path: Path) -> None:
+def test_consolidate_to_longest_file_name_reads_back(tmp_path: Path) -> None:
     path = tmp_path / ("x" * 255)
     TREES["flat"]().consolidate(path)
     same(from_consolidated(path), TREES["flat"]())
@@ -158,7 +158,7 @@ def test_consolidate_over_file_keeps_mode_and_symlinks(tmp_path: Path) -> None:
     assert os.listdir(tmp_path / "real") == ["td"]
 
 
-def test_consolidate_threads_to_one_path_write_whole_files(
+def test_consolidate_concurrently_to_path_keeps_one_whole_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     meeting = Barrier(2)
@@ -208,7 +208,7 @@ def test_consolidate_failed_write_keeps_old_file(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["td"]
 
 
-def test_consolidate_hooks_kept_in_memory_raise_for_file(tmp_path: Path) -> None:
+def test_consolidate_hook_of_lazy_stack_to_file_raises(tmp_path: Path) -> None:
     stack = LazyStackedTensorDict(*[TensorDict({"a": torch.ones(2)})] * 2, hook_out=torch.exp)
     held = stack.consolidate()
     assert held.hook_out is pickle.loads(pickle.dumps(held)).hook_out is torch.exp
@@ -237,7 +237,7 @@ def test_consolidate_hooks_kept_in_memory_raise_for_file(tmp_path: Path) -> None
     ],
 )
 @pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor", "ignore:The PyTorch API of MaskedTensors")
-def test_consolidate_leaf_without_dense_form_raises(leaf: Any, message: str, tmp_path: Path) -> None:
+def test_consolidate_sparse_meta_or_quantized_leaf_raises(leaf: Any, message: str, tmp_path: Path) -> None:
     with pytest.raises(StructureError, match=message):
         TensorDict({"a": torch.ones(1), "n": {"bad": leaf()}}).consolidate(tmp_path / "td")
     assert not list(tmp_path.iterdir())
@@ -253,7 +253,7 @@ def test_consolidate_meta_device_to_file_raises(tmp_path: Path) -> None:
     "change", [lambda td: td, torch.clone, copy.deepcopy, lambda td: pickle.loads(pickle.dumps(td))]
 )
 @pytest.mark.parametrize("way", CONSOLIDATED)
-def test_consolidate_jagged_pads_to_max_length(way: str, change: Any, tmp_path: Path) -> None:
+def test_consolidate_jagged_keeps_padded_shape(way: str, change: Any, tmp_path: Path) -> None:
     tree = TensorDict({"n": jagged(), "t": jagged().transpose(1, 2), "a": torch.ones(2)}, [2])
     found = change(CONSOLIDATED[way](tree, tmp_path / "td"))
     assert {key: found[key].to_padded_tensor(0).shape[1:] for key in ("n", "t")} == {"n": (4, 3), "t": (3, 4)}
@@ -287,7 +287,7 @@ def test_consolidate_use_buffer_keeps_result_in_memory(tmp_path: Path) -> None:
     same(result, tree)
 
 
-def test_consolidate_plain_tree_writes_plain_form(tmp_path: Path) -> None:
+def test_consolidate_simple_tree_writes_tensordict_format(tmp_path: Path) -> None:
     TREES["named"]().consolidate(tmp_path / "td")
     data = (tmp_path / "td").read_bytes()
     length = int.from_bytes(data[-8:], "little")

@@ -155,7 +155,7 @@ EDITS: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize("name", EDITS)
-def test_read_edited_structure_raises(name: str, tmp_path: Path) -> None:
+def test_read_file_with_edited_structure_raises(name: str, tmp_path: Path) -> None:
     change, message = EDITS[name]
     with pytest.raises(FormatError, match=message) as caught:
         read(edited(change), tmp_path)
@@ -182,7 +182,9 @@ def put(structure: Any, path: tuple[Any, ...], value: Any) -> None:
         ("general", ("td", "leaves", 1, 0), -2, "or one of a dtype is negative"),
     ],
 )
-def test_read_wrong_field_raises(name: str, path: tuple[Any, ...], value: Any, message: str) -> None:
+def test_read_file_with_wrong_field_raises(
+    name: str, path: tuple[Any, ...], value: Any, message: str
+) -> None:
     if name not in TREES:
         pytest.skip("needs td-tensorclass")
     storage, structure = parts(TREES[name])
@@ -258,7 +260,7 @@ def test_read_pipe_raises_without_blocking(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.complex128, torch.float64, torch.float32, torch.int16, torch.uint8])
 @pytest.mark.parametrize("skipped", [8, 4, 3])
-def test_read_leaves_at_any_offset_returns_them(dtype: torch.dtype, skipped: int) -> None:
+def test_read_leaf_at_unaligned_offset_returns_it(dtype: torch.dtype, skipped: int) -> None:
     leaf = torch.arange(1, 4).to(dtype)
     data = bytes(skipped) + bytes(leaf.view(torch.uint8).tolist())
     _, structure = parts(PLAIN)
@@ -288,7 +290,7 @@ def use(tree: Any) -> None:
 @pytest.mark.parametrize("data", TREES.values(), ids=TREES)
 @given(where=st.integers(0, 1 << 20), value=st.integers(0, 255))
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=300)
-def test_read_flipped_byte_raises_or_is_harmless(data: bytes, where: int, value: int) -> None:
+def test_read_flipped_byte_raises_or_returns_collection(data: bytes, where: int, value: int) -> None:
     changed = bytearray(data)
     changed[where % len(data)] = value
     try:
@@ -317,7 +319,7 @@ def spots(structure: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 @given(pick=st.integers(0, 1 << 20), value=anything)
 @settings(max_examples=400)
 @example(pick=3, value={})
-def test_read_replaced_json_part_raises_or_is_harmless(data: bytes, pick: int, value: Any) -> None:
+def test_read_changed_json_raises_or_returns_collection(data: bytes, pick: int, value: Any) -> None:
     storage, structure = parts(data)
     choices = spots(structure)[1:]
     put(structure, choices[pick % len(choices)], value)
@@ -331,7 +333,7 @@ def test_read_replaced_json_part_raises_or_is_harmless(data: bytes, pick: int, v
 @pytest.mark.parametrize("name", [name for name in TREES if name != "plain"] + ["flat"])
 @given(pick=st.integers(0, 1 << 20), value=anything)
 @settings(max_examples=200)
-def test_recv_replaced_json_part_raises_or_is_harmless(name: str, pick: int, value: Any) -> None:
+def test_recv_changed_json_raises_or_writes_collection(name: str, pick: int, value: Any) -> None:
     tree = TensorDict({"a": torch.ones(2)}) if name == "flat" else read_buffer(TREES[name])
     message, parts = _wire.make_message(tree, True)
     header = json.loads(message.header)
@@ -457,7 +459,7 @@ def test_check_partly_overlapping_leaves_raises(tmp_path: Path) -> None:
         read(join(storage, structure), tmp_path)
 
 
-def test_read_class_name_imports_nothing(tmp_path: Path) -> None:
+def test_read_file_with_class_name_imports_nothing(tmp_path: Path) -> None:
     import sys
 
     storage, structure = parts(PLAIN)
@@ -467,7 +469,7 @@ def test_read_class_name_imports_nothing(tmp_path: Path) -> None:
     assert "antigravity" not in sys.modules
 
 
-def test_read_dtype_name_imports_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_read_file_with_dtype_name_imports_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
     monkeypatch.setattr(torch, "__getattr__", asked.append, raising=False)
     with pytest.raises(FormatError, match=r"unknown dtype 'torch\._inductor_of_a_file'"):
@@ -508,7 +510,7 @@ def places(count: int) -> list[Any]:
         ([row([], kind="Nope")], 0, "'Nope', which no installed package provides"),
     ],
 )
-def test_check_tree_table_with_cycle_or_sharing_raises(
+def test_check_tree_cycle_or_shared_node_raises(
     nodes: Any, leaves: int, message: str, tmp_path: Path
 ) -> None:
     table = {"nodes": nodes, "leaves": places(leaves), "values": []}
@@ -536,7 +538,7 @@ def test_check_tree_table_with_cycle_or_sharing_raises(
         (5, "8", "not all ints"),
     ],
 )
-def test_from_columns_damaged_raises(at: int, value: Any, message: str) -> None:
+def test_layout_from_damaged_columns_raises(at: int, value: Any, message: str) -> None:
     table = places(2)
     table[at] = value
     header = {"nodes": [row([["a", [0]], ["b", [1]]])], "leaves": table, "values": []}

@@ -58,7 +58,9 @@ def test_consolidate_durable_syncs_file_then_directory(
 
 
 @pytest.mark.parametrize("consolidated", [False, True])
-def test_consolidate_again_durable_writes_file(consolidated: bool, calls: list[str], tmp_path: Path) -> None:
+def test_consolidate_durable_over_existing_file_syncs(
+    consolidated: bool, calls: list[str], tmp_path: Path
+) -> None:
     data = TensorDict({"a": torch.arange(3)})
     data = data.consolidate() if consolidated else data
     data.consolidate(tmp_path / "file")

@@ -102,7 +102,7 @@ def carried(td: Any) -> Any:
 
 @pytest.mark.parametrize("consolidated", [False, True])
 @pytest.mark.parametrize("change", CHANGES)
-def test_output_after_change_has_new_content(change: str, consolidated: bool) -> None:
+def test_pickle_or_send_after_change_has_new_content(change: str, consolidated: bool) -> None:
     td = tree().consolidate()
     for _ in range(2):
         pickle.dumps(td)
@@ -152,7 +152,7 @@ def test_output_after_change_has_new_content(change: str, consolidated: bool) ->
         "names below",
     ],
 )
-def test_output_after_member_change_has_new_content(change: str) -> None:
+def test_pickle_after_change_of_member_has_new_content(change: str) -> None:
     td = pickle.loads(pickle.dumps(TensorDict.lazy_stack([tree(), tree() + 1], 0).consolidate()))
     members = td.tensordicts
     pickle.dumps(td)
@@ -165,7 +165,7 @@ def test_output_after_member_change_has_new_content(change: str) -> None:
 
 @pytest.mark.parametrize("consolidated", [False, True])
 @pytest.mark.parametrize("change", [each for each in CHANGES if each not in UNSEEN])
-def test_reference_wire_after_change_sends_new_content(change: str, consolidated: bool) -> None:
+def test_tensordict_wire_after_change_sends_new_content(change: str, consolidated: bool) -> None:
     td = tree().consolidate()
     for _ in range(2):
         sent(td, td, wire="reference")
@@ -189,7 +189,7 @@ def keep_and_replace(leaf: torch.Tensor, kept: list[torch.Tensor]) -> None:
     ],
     ids=["exchanged", "exchanged with another collection", "replaced, and kept by someone"],
 )
-def test_reference_wire_same_user_count_sends_old_storage(change: Any) -> None:
+def test_tensordict_wire_undetected_change_sends_old_data(change: Any) -> None:
     td, kept = tree().consolidate(), [(tree() + 1).consolidate()]
     sent(td, td, wire="reference")
     before = td.clone()
@@ -203,7 +203,7 @@ def test_reference_wire_same_user_count_sends_old_storage(change: Any) -> None:
 
 
 @pytest.mark.parametrize("wire", ["td", "reference"])
-def test_reference_wire_unlocked_after_replace_sends_new_content(wire: str) -> None:
+def test_send_unlocked_after_replaced_leaf_has_new_content(wire: str) -> None:
     td = pickle.loads(pickle.dumps(tree().consolidate()))
     assert td.is_consolidated() and not td.is_locked
     for _ in range(2):
@@ -214,7 +214,7 @@ def test_reference_wire_unlocked_after_replace_sends_new_content(wire: str) -> N
     same(sent(td, emptied(td), wire=wire), td)
 
 
-def test_reference_wire_uncountable_users_checks_every_leaf(
+def test_tensordict_wire_without_refcount_checks_leaves(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(_reference_wire, "count_users", lambda memory: None)
@@ -224,7 +224,7 @@ def test_reference_wire_uncountable_users_checks_every_leaf(
     same(sent(td, emptied(td), wire="reference"), td)
 
 
-def test_recv_other_key_only_is_not_cached_message() -> None:
+def test_recv_other_key_after_cached_message_raises() -> None:
     td = tree().consolidate()
     for _ in range(3):
         sent(tree().consolidate(), td)
@@ -235,7 +235,7 @@ def test_recv_other_key_only_is_not_cached_message() -> None:
     same(sent((tree() + 1).consolidate(), td), tree() + 1)
 
 
-def test_recv_empty_message_is_not_cached_message() -> None:
+def test_recv_no_bytes_after_cached_message_raises() -> None:
     td, loop = tree().consolidate(), Loop()
     for _ in range(3):
         sent(tree().consolidate(), td)
@@ -269,7 +269,7 @@ LAYOUTS: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("held", [name for name in LAYOUTS if name != "another order"])
 @pytest.mark.parametrize("layout", [name for name in LAYOUTS if name != "another order"])
-def test_reference_wire_other_layouts_send_same_bytes(layout: str, held: str) -> None:
+def test_tensordict_wire_layouts_of_storage_keep_content(layout: str, held: str) -> None:
     source = TensorDict({"a": torch.arange(5), "b": torch.ones(3)})
     found = sent(LAYOUTS[layout](source), LAYOUTS[held](source.apply(torch.zeros_like)), wire="reference")
     assert found["a"].tolist() == source["a"].tolist()
@@ -288,7 +288,7 @@ def test_recv_same_structure_other_layout_keeps_content(held: str, size: int) ->
             same(sent(LAYOUTS[layout](source), target), source)
 
 
-def test_recv_other_values_is_not_cached_message() -> None:
+def test_recv_cached_structure_writes_new_elements() -> None:
     td = tree().consolidate()
     for step in range(3):
         source = (tree() + step).consolidate()
@@ -296,7 +296,7 @@ def test_recv_other_values_is_not_cached_message() -> None:
         assert torch.equal(storage_of(td), storage_of(source))
 
 
-def test_irecv_cached_message_written_after_other_one() -> None:
+def test_irecv_two_messages_writes_in_order_of_wait() -> None:
     td, loop = tree().consolidate(), Loop()
     for _ in range(2):
         sent(tree().consolidate(), td)
@@ -310,21 +310,21 @@ def test_irecv_cached_message_written_after_other_one() -> None:
     same(td, last)
 
 
-def test_reference_wire_same_layout_sends_without_copy() -> None:
+def test_tensordict_wire_same_layout_sends_without_copy() -> None:
     td = tree().consolidate()
     for _ in range(2):
         assert _reference_wire.make_messages(td, True, torch.device("cpu"))[0] is storage_of(td)
 
 
 @pytest.mark.skipif(not HAS_TENSORCLASS, reason="needs td-tensorclass")
-def test_output_after_inplace_value_change_has_new_value() -> None:
+def test_pickle_after_inplace_list_change_has_new_value() -> None:
     td = TensorDict({"a": torch.ones(2), "v": NonTensorData(["x"])}).consolidate()
     for step in range(3):
         assert carried(td)["v"] == pickle.loads(pickle.dumps(td))["v"] == ["x", *range(step)]
         td["v"].append(step)
 
 
-def test_delete_collection_frees_encoded_cache() -> None:
+def test_delete_consolidated_collection_frees_memory() -> None:
     gc.collect()
     gc.disable()
     try:
@@ -366,7 +366,7 @@ def test_pickle_keeps_attributes_of_every_node(protocol: int) -> None:
     assert pickle.loads(pickle.dumps(twice, protocol))["x"].note == 1
 
 
-def test_unpickle_attributes_for_other_kind_raises() -> None:
+def test_unpickle_invalid_node_attributes_raises() -> None:
     rebuild, (schema, storage, values, classes) = tree().consolidate().__reduce_ex__(2)
     for attributes in ({9: {"note": 1}}, {0: {"_batch_size": torch.Size([7])}}, {0: 1}):
         with pytest.raises(FormatError, match=r"the attributes of node \d cannot be set"):

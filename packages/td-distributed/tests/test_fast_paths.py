@@ -120,7 +120,7 @@ def test_pickle_consolidated_keeps_content(name: str, way: str, consolidated: bo
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_pickle_leaf_requiring_grad_keeps_it(way: str) -> None:
+def test_pickle_leaf_requiring_grad_keeps_requires_grad(way: str) -> None:
     tree = TensorDict.lazy_stack([TensorDict({"a": torch.ones(2)}) for _ in range(2)]).consolidate()
     tree[1]["a"].requires_grad_()
     back = WAYS[way](tree)
@@ -188,7 +188,7 @@ def test_torch_load_hostile_file_raises(change: Any, message: str) -> None:
         torch_save(Calls(*call))
 
 
-def test_pickle_slice_contains_only_its_bytes() -> None:
+def test_pickle_slice_contains_only_bytes_of_slice() -> None:
     assert len(pickle.dumps(TREES["slice"]())) < 2000
 
 
@@ -287,7 +287,7 @@ def test_share_memory_consolidated_moves_storage() -> None:
 
 
 @pytest.mark.parametrize("shares", [False, True])
-def test_share_memory_of_file_reaches_other_processes(tmp_path: Path, shares: bool) -> None:
+def test_share_memory_of_mapped_file_shares_writes(tmp_path: Path, shares: bool) -> None:
     path = tmp_path / "file"
     for tree in (nested().consolidate(path), from_consolidated(path)):
         if shares:
@@ -305,7 +305,7 @@ def test_consolidate_again_returns_self() -> None:
 
 
 @pytest.mark.parametrize("number", [0, 1, 2])
-def test_update_equal_and_unequal_layouts_equals_torch(number: int) -> None:
+def test_update_from_any_storage_layout_equals_torch(number: int) -> None:
     tree = nested().consolidate()
     plain = nested() + 1
     source = [plain.consolidate(), plain.select("n", "a").consolidate(), plain][number]
@@ -344,7 +344,9 @@ def test_consolidate_on_cuda_equals_cpu() -> None:
     direct = nested().consolidate(device="cuda")
     assert direct.device == direct["a"].device and direct.device.type == "cuda"
     same(direct.cpu(), tree)
-    assert moved.pin_memory()["a"].device.type == "cuda"  # as for a collection that is not consolidated
+    assert (
+        moved.pin_memory()["a"].device.type == "cuda"
+    )  # a collection that is not consolidated behaves the same
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")

@@ -71,7 +71,7 @@ def gathers_what_does_not_fit(rank: int, lazy: bool) -> Any:
 
 
 @pytest.mark.parametrize("lazy", [False, True])
-def test_gather_and_stack_misfit_raises_and_changes_nothing(four: Any, lazy: bool) -> None:
+def test_gather_and_stack_other_shape_changes_nothing(four: Any, lazy: bool) -> None:
     assert four.run(gathers_what_does_not_fit, lazy) == ["StructureError", None, None, None]
 
 

@@ -118,7 +118,7 @@ def test_send_mapped_replaced_files_sends_bytes(change: Any, tmp_path: Path) -> 
     saved = TREES["nested"]().memmap(tmp_path / "save")
     assert _send_paths.get_folder(saved) == str(tmp_path / "save")
     assert _send_paths.get_folder(saved["n"]) == str(tmp_path / "save" / "n")
-    saved["a"].fill_(7)  # this also changes the file
+    saved["a"].fill_(7)  # the write also changes the file
     assert _send_paths.get_folder(saved) == str(tmp_path / "save")
     change(saved, tmp_path / "save")
     assert _send_paths.get_folder(saved) is None

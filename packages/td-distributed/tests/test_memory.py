@@ -11,7 +11,7 @@ from td_distributed import _memory
 
 
 @pytest.mark.parametrize("nbytes", [0, 1, _memory.LARGE - 1, _memory.LARGE, _memory.LARGE + 1])
-def test_allocate_is_writable_to_end(nbytes: int) -> None:
+def test_allocate_returns_memory_writable_to_end(nbytes: int) -> None:
     room = _memory.allocate(nbytes)
     room.fill_(7)
     assert room.shape == (nbytes,)

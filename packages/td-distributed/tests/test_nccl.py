@@ -103,12 +103,12 @@ def test_send_cuda_leaves_over_gloo_keeps_content(two: Any) -> None:
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 @pytest.mark.parametrize("backend", [None, "cpu:gloo,cuda:nccl"])
-def test_device_of_mixed_or_default_backends_returns_device(backend: str | None) -> None:
+def test_collectives_mixed_backends_keep_content_and_device(backend: str | None) -> None:
     store = dist.HashStore()
     dist.init_process_group(backend, store=store, rank=0, world_size=1)
     try:
         mine = tree(3)
-        assert Group(None).own_device() == mine["a"].device  # without a copy through the CPU
+        assert Group(None).own_device() == mine["a"].device  # so leaves are not copied through the CPU
         mine.all_reduce()
         same(mine, 3)
         mixed = TensorDict({"gpu": torch.ones(2, device="cuda"), "host": torch.ones(2)})

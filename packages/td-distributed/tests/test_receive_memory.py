@@ -25,7 +25,7 @@ HAS_TENSORCLASS = importlib.util.find_spec("td_tensorclass") is not None
 @pytest.mark.parametrize("more", [-1, 0, 1])
 @pytest.mark.parametrize("part", ["header", "whole"])
 @pytest.mark.parametrize("consolidated", [False, True])
-def test_send_recv_around_first_message_size_arrives(part: str, more: int, consolidated: bool) -> None:
+def test_send_recv_around_first_message_size_keeps_content(part: str, more: int, consolidated: bool) -> None:
     def trees() -> Iterator[Any]:
         for size in range(_wire.FIRST - 600, _wire.FIRST):
             if part == "header":
@@ -48,7 +48,7 @@ def test_send_recv_around_first_message_size_arrives(part: str, more: int, conso
         target.zero_()
 
 
-def test_recv_misfit_drains_message() -> None:
+def test_recv_into_sparse_leaf_reads_whole_message() -> None:
     td, loop = tree().consolidate(), Loop()
     replace(td, "a", torch.eye(3).to_sparse())
     tree().consolidate().send(group=loop, group_dst=0, consolidated=True)
@@ -58,7 +58,7 @@ def test_recv_misfit_drains_message() -> None:
 
 
 @pytest.mark.parametrize("less", [0, 8])
-def test_recv_contradictory_header_raises(less: int) -> None:
+def test_recv_header_with_other_sizes_raises(less: int) -> None:
     td, loop = tree(), Loop()
     message, (storage,) = _wire.make_message((tree() + 1).consolidate(), True)
     payload = [storage[less:]] if less else [storage[:8], storage[8:]]
@@ -87,7 +87,7 @@ def rows(*lengths: int) -> torch.Tensor:
         ),
     ],
 )
-def test_recv_unwritable_leaf_raises_before_writing(
+def test_recv_into_unwritable_leaf_changes_nothing(
     held: dict[str, torch.Tensor], message: str, consolidated: bool
 ) -> None:
     td = TensorDict(held)
@@ -99,7 +99,7 @@ def test_recv_unwritable_leaf_raises_before_writing(
 
 @pytest.mark.skipif(not HAS_TENSORCLASS, reason="needs td-tensorclass")
 @pytest.mark.parametrize("consolidated", [False, True])
-def test_send_recv_values_keeps_them(consolidated: bool) -> None:
+def test_send_recv_non_tensor_keeps_values(consolidated: bool) -> None:
     from td_tensorclass import NonTensorStack
 
     def values(word: str) -> Any:
@@ -186,7 +186,7 @@ def test_send_large_leaves_arrive_in_pieces(
 
 @pytest.mark.parametrize("consolidated", [False, True])
 @pytest.mark.parametrize("held", [{"a": torch.zeros(3)}, {"a": torch.eye(3).to_sparse()}, {}])
-def test_recv_misfit_drains_in_memory_of_one_message(
+def test_recv_other_structure_discards_in_bounded_memory(
     small_pieces: list[int], held: dict[str, Any], consolidated: bool
 ) -> None:
     loop, target = Loop(), TensorDict(held)
@@ -198,7 +198,7 @@ def test_recv_misfit_drains_in_memory_of_one_message(
     assert not loop.messages
 
 
-def test_recv_storage_with_large_gaps_raises_and_drains(
+def test_recv_storage_with_large_gaps_raises(
     small_pieces: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(_receive, "SLACK", 0)
@@ -218,7 +218,7 @@ def test_recv_storage_with_large_gaps_raises_and_drains(
 
 
 @pytest.mark.skipif(not HAS_TENSORCLASS, reason="needs td-tensorclass")
-def test_recv_unknown_value_type_raises_and_drains() -> None:
+def test_recv_unknown_value_type_raises_before_writing() -> None:
     loop, target = Loop(), large().set("v", ("x",))
     source = large().set("v", ("y",))
     source.send(group=loop, group_dst=0)
@@ -246,7 +246,7 @@ def test_recv_next_large_message_reuses_buffer() -> None:
     assert rooms[0] is not rooms[1] is rooms[2]
 
 
-def test_recv_empty_message_keeps_no_buffer() -> None:
+def test_recv_empty_storage_keeps_no_spare_buffer() -> None:
     td = TensorDict({"a": torch.ones(0, 3)}).consolidate()
     for _ in range(3):
         sent(td.clone().consolidate(), td)
@@ -274,7 +274,7 @@ def test_recv_cuda_group_does_not_reuse_cpu_buffer(
     assert offered == ["meta"]
 
 
-def test_irecv_concurrent_messages_keep_one_buffer() -> None:
+def test_irecv_several_messages_keeps_one_spare_buffer() -> None:
     td, loop = TensorDict({"a": torch.ones(10_000)}).consolidate(), Loop()
     for step in range(4):
         (td + step).consolidate().send(group=loop, group_dst=0, consolidated=True)

@@ -122,7 +122,7 @@ def looks_again(rank: int, leaf: str) -> Any:
 
 
 @pytest.mark.parametrize("leaf", ["plain", "strided", "empty"])
-def test_all_reduce_plain_and_other_leaves_agree_by_key(two: Any, leaf: str) -> None:
+def test_all_reduce_strided_leaf_on_one_rank_equals_torch(two: Any, leaf: str) -> None:
     assert two.run(looks_again, leaf) == [([1, 1], 12.0, [] if leaf == "empty" else [2.0])] * 2
 
 
@@ -144,7 +144,7 @@ def reduces(rank: int, dst: int, options: dict[str, Any]) -> Any:
         ({"bucket_bytes": 1}, True),
     ],
 )
-def test_reduce_writes_only_dst(four: Any, options: dict[str, Any], waits: bool) -> None:
+def test_reduce_writes_only_on_rank_dst(four: Any, options: dict[str, Any], waits: bool) -> None:
     assert four.run(reduces, 1, options) == [
         (waits, [1, 1], 1),
         (waits, [10, 10], 10),
@@ -175,7 +175,7 @@ def reduces_views(rank: int, name: str, size: int, call: str) -> Any:
 @pytest.mark.parametrize("call", ["all_reduce", "reduce"])
 @pytest.mark.parametrize("size", [3, 1 << 18])
 @pytest.mark.parametrize("name", VIEWS)
-def test_all_reduce_views_reduces_once(two: Any, name: str, size: int, call: str) -> None:
+def test_all_reduce_leaves_sharing_memory_reduces_once(two: Any, name: str, size: int, call: str) -> None:
     assert two.run(reduces_views, name, size, call)[0] == [{value} for value in VIEWS[name][1]]
 
 
@@ -322,6 +322,6 @@ def says(rank: int, text: str) -> Any:
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "5", '{"x": 1}', '{"5": 1}'])
-def test_all_reduce_invalid_structure_text_raises(two: Any, text: str) -> None:
+def test_all_reduce_invalid_structure_from_peer_raises(two: Any, text: str) -> None:
     message = "FormatError: what a rank says of its structure is damaged"
     assert message in two.run(says, text)[0]

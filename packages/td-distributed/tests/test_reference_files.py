@@ -51,7 +51,7 @@ def test_from_consolidated_locked_file_is_locked() -> None:
     assert not TensorDict.from_consolidated(FIXTURES / "plain.bin").is_locked
 
 
-def test_from_consolidated_nodes_tensordict_loses_are_read(tmp_path: Path) -> None:
+def test_from_consolidated_node_named_size_is_read(tmp_path: Path) -> None:
     """tensordict skips a node named ``size``, and its files contain keys that sending added to the structure."""
     meta = {"device": None, "names": [], "batch_size": [], "is_locked": False}
     level = {"cls": "TensorDict", "non_tensors": {}, "cls_metadata": meta}

@@ -45,7 +45,7 @@ def test_send_recv_every_kind_keeps_content(two: Any, name: str, consolidated: b
 @pytest.mark.parametrize("consolidated", [False, True])
 @pytest.mark.parametrize("wire", WIRES)
 @pytest.mark.parametrize("name", ["nested", "lazy"])
-def test_isend_irecv_handles_wait_finishes(two: Any, name: str, wire: str, consolidated: bool) -> None:
+def test_isend_irecv_wait_on_handles_completes(two: Any, name: str, wire: str, consolidated: bool) -> None:
     assert two.run(exchange, name, {"wire": wire, "consolidated": consolidated}, True) == [None, None]
 
 
@@ -61,7 +61,7 @@ def at_once(rank: int, wire: str) -> Any:
 
 
 @pytest.mark.parametrize(("wire", "last"), [("td", 4), ("reference", 6)])
-def test_isend_irecv_without_handles_waits(two: Any, wire: str, last: int) -> None:
+def test_isend_irecv_without_return_early_waits(two: Any, wire: str, last: int) -> None:
     assert two.run(at_once, wire, limit=20) == [(last, last), (None, last)]
 
 
@@ -277,7 +277,7 @@ def reference_wire(rank: int, name: str, options: dict[str, Any]) -> Any:
         ),
     ],
 )
-def test_send_recv_reference_wire_keeps_content(
+def test_send_recv_tensordict_wire_keeps_content(
     two: Any, name: str, options: dict[str, Any], messages: list[Any], last: int
 ) -> None:
     assert two.run(reference_wire, name, options) == [messages, last]

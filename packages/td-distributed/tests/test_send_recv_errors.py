@@ -76,7 +76,7 @@ def refused_later(rank: int) -> Any:
     return None
 
 
-def test_irecv_misfit_raises_in_wait(two: Any) -> None:
+def test_irecv_other_structure_raises_in_wait(two: Any) -> None:
     message, unchanged = two.run(refused_later, limit=20)[1]
     assert unchanged and message.startswith("cannot receive: key 'd' is torch.float32 of shape [3] here")
 
@@ -198,7 +198,7 @@ def receives_a_value_of_another_type(rank: int) -> Any:
 
 
 @pytest.mark.skipif(not HAS_TENSORCLASS, reason="needs td-tensorclass")
-def test_recv_misfit_value_raises_before_writing_leaves(two: Any) -> None:
+def test_recv_value_of_other_type_raises_before_writing(two: Any) -> None:
     message, kept, value = two.run(receives_a_value_of_another_type)[1]
     assert message == "MetaData[int] takes a int; got 'x' of type str"
     assert (kept, value) == ([0, 0], 3)
@@ -280,7 +280,7 @@ def no_message(rank: int) -> Any:
         return type(error).__name__, str(error), target["a"].tolist()
 
 
-def test_recv_foreign_message_raises(two: Any) -> None:
+def test_recv_message_of_plain_dist_send_raises(two: Any) -> None:
     assert two.run(no_message)[1] == (
         "FormatError",
         "what arrived is not a message of send(); does the peer use the same wire= and init_tag=?",
@@ -309,7 +309,7 @@ def of_another_torch(rank: int, size: int, consolidated: bool) -> Any:
 
 @pytest.mark.parametrize("consolidated", [False, True])
 @pytest.mark.parametrize("size", [1, 1 << 18])
-def test_recv_unreadable_header_raises_and_drains(two: Any, size: int, consolidated: bool) -> None:
+def test_recv_unknown_dtype_raises_and_next_recv_works(two: Any, size: int, consolidated: bool) -> None:
     message = two.run(of_another_torch, size, consolidated, limit=20)[1]
     assert message == "the header of a message is damaged: unknown dtype 'torch.float99'"
 
@@ -337,7 +337,7 @@ def dies(rank: int, after: int) -> Any:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("after", [0, 1, 2, 4])
-def test_recv_peer_dies_raises_and_changes_nothing(fragile: Any, after: int) -> None:
+def test_recv_peer_exits_raises_and_changes_nothing(fragile: Any, after: int) -> None:
     sender, receiver = fragile.run(dies, after)
     assert sender.kind == "Exit"
     message, sums = receiver

@@ -61,7 +61,7 @@ def computes(rank: int) -> None:
         close(whole(result), whole(change(plain)))
 
 
-def test_operations_on_dtensor_leaf_keep_dtensor(two: Any) -> None:
+def test_every_operation_on_dtensor_leaf_keeps_dtensor(two: Any) -> None:
     assert two.run(computes) == [None, None]
 
 

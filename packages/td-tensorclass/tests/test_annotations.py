@@ -66,6 +66,6 @@ def test_declare_annotation_defined_later_is_resolved(defined: Any) -> None:
     assert holder[1].later.value == 1
 
 
-def test_typed_annotation_with_undefined_name_declares_key(defined: Any) -> None:
+def test_typed_tensordict_undefined_annotation_declares_key(defined: Any) -> None:
     assert defined.Keys.__required_keys__ == {"value", "later"}
     assert defined.Keys(value=torch.zeros(3), later=torch.ones(3), batch_size=[3])[1].later == 1

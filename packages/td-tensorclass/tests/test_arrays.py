@@ -69,11 +69,11 @@ WAYS: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("array", ARRAYS)
 @pytest.mark.parametrize("way", WAYS)
-def test_set_array_stores_its_elements(way: str, array: str) -> None:
+def test_set_array_stores_equal_tensor(way: str, array: str) -> None:
     assert torch.equal(WAYS[way](ARRAYS[array]).a, torch.tensor(ARRAYS[array].tolist()))
 
 
 @pytest.mark.parametrize("array", ARRAYS)
-def test_unbatched_tensor_of_array_has_its_elements(array: str) -> None:
+def test_unbatched_tensor_from_array_has_same_elements(array: str) -> None:
     td = TensorDict({"u": UnbatchedTensor(ARRAYS[array])}, [2])
     assert torch.equal(torch.Tensor(td["u"]), torch.tensor(ARRAYS[array].tolist()))

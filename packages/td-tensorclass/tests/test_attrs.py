@@ -57,7 +57,7 @@ CASES: dict[str, tuple[Callable[[Any], Any], Any, Any, Any]] = {
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("case", CASES)
-def test_to_casts_each_leaf_as_described(case: str, kind: str) -> None:
+def test_to_tensor_attrs_casts_each_leaf(case: str, kind: str) -> None:
     call, dtypes, devices, device = CASES[case]
     td = KINDS[kind]()
     result = call(td)
@@ -74,26 +74,26 @@ def _leaves_of_lazy(stack: Any) -> list[torch.Tensor]:
     return [torch.stack([member[key] for member in stack.tensordicts]) for key in ("a", "b")]
 
 
-def test_to_described_keeps_batch_size_argument() -> None:
+def test_to_tensor_attrs_applies_other_arguments() -> None:
     assert dense().to(SPEC, batch_size=[]).batch_size == ()
     td = dense()
     assert td.to(SPEC, "cpu", inplace=True) is td
     assert td["a"].dtype is I32 and td.device == torch.device("cpu")
 
 
-def test_to_described_writes_back_as_context() -> None:
+def test_to_tensor_attrs_as_context_writes_back() -> None:
     td = dense()
     with td.to(SPEC, "cpu") as there:
         there["a"].fill_(7)
     assert td["a"].tolist() == [7.0, 7.0, 7.0] and td["a"].dtype is F32
 
 
-def test_to_two_descriptions_raises() -> None:
+def test_to_two_tensor_attrs_raises() -> None:
     with pytest.raises(TypeError, match="another tensor or collection"):
         dense().to(SPEC, SPEC)
 
 
 @pytest.mark.parametrize(("number", "dtype"), [(bool, torch.bool), (int, torch.int64), (float, F64)])
-def test_attrs_take_class_of_numbers(number: type, dtype: torch.dtype) -> None:
+def test_tensor_attrs_python_type_becomes_dtype(number: type, dtype: torch.dtype) -> None:
     assert TensorAttrs(tgt_dtype=number).tgt_dtype is dtype
     assert dense().to(TensorDict(a=TensorAttrs(tgt_dtype=number)), "cpu")["a"].dtype is dtype

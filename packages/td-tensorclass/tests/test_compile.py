@@ -164,7 +164,7 @@ def test_compile_tensorclass_is_one_graph(name: str) -> None:
     same(compiled(point()), program(point()))
 
 
-def test_compile_locked_values_is_one_graph() -> None:
+def test_compile_locked_non_tensor_is_one_graph() -> None:
     torch._dynamo.reset()
     frozen = Frozen(torch.arange(3.0), batch_size=[3])
     compiled = torch.compile(lambda p: p.select("s"), fullgraph=True, backend="eager")
@@ -172,7 +172,7 @@ def test_compile_locked_values_is_one_graph() -> None:
 
 
 @pytest.mark.parametrize("name", COLUMN_PROGRAMS)
-def test_compile_value_stack_is_one_graph(name: str) -> None:
+def test_compile_non_tensor_stack_is_one_graph(name: str) -> None:
     program = COLUMN_PROGRAMS[name]
     torch._dynamo.reset()
     compiled = torch.compile(program, fullgraph=True, backend="eager")
@@ -181,7 +181,7 @@ def test_compile_value_stack_is_one_graph(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", COLUMN_PROGRAMS)
-def test_fake_mode_keeps_real_values(name: str) -> None:
+def test_fake_tensor_mode_keeps_non_tensor_values(name: str) -> None:
     program = COLUMN_PROGRAMS[name]
     with FakeTensorMode():
         results = program(columns())
@@ -209,7 +209,7 @@ def test_compile_other_batch_size_recompiles_once() -> None:
     assert len(graphs) <= 2
 
 
-def test_vmap_tensorclass_keeps_class_and_values() -> None:
+def test_vmap_tensorclass_keeps_class_and_non_tensor() -> None:
     seen = []
 
     def inside(p: Point) -> Point:
@@ -224,7 +224,7 @@ def test_vmap_tensorclass_keeps_class_and_values() -> None:
     assert result.x.equal(point().x * 2)
 
 
-def test_vmap_value_stack_returns_same_values() -> None:
+def test_vmap_non_tensor_stack_keeps_values() -> None:
     td = TensorDict({"x": torch.zeros(3), "s": NonTensorStack("a", "b", "c")}, batch_size=[3])
     assert torch.vmap(lambda part: part + 1)(td)["s"] == ["a", "b", "c"]
     with pytest.raises(RuntimeError, match="vmap took a dim away"):
@@ -246,7 +246,7 @@ def test_compile_frozen_class_returns_frozen() -> None:
 
 
 @pytest.mark.parametrize("strict", [False, True])
-def test_export_with_values_accepts_any_batch_size(strict: bool) -> None:
+def test_export_with_non_tensor_accepts_any_batch_size(strict: bool) -> None:
     class Model(torch.nn.Module):
         def forward(self, p: Any) -> Any:
             return p * 2
@@ -265,7 +265,7 @@ def test_export_with_values_accepts_any_batch_size(strict: bool) -> None:
 
 
 @pytest.mark.parametrize("strict", [False, True])
-def test_export_tensorclass_input_and_output(strict: bool) -> None:
+def test_export_tensorclass_argument_returns_tensorclass(strict: bool) -> None:
     class Model(torch.nn.Module):
         def forward(self, p: Any) -> Any:
             return p * 2
@@ -277,7 +277,7 @@ def test_export_tensorclass_input_and_output(strict: bool) -> None:
 @pytest.mark.parametrize(
     "change", [torch.utils._pytree.tree_map, lambda fn, td: torch.func.grad(lambda td: td["x"].sum())(td)]
 )
-def test_tree_map_value_node_keeps_dim_names(change: Any) -> None:
+def test_tree_map_non_tensor_keeps_dim_names(change: Any) -> None:
     entries = {
         "x": torch.ones(3),
         "v": "word",
@@ -298,7 +298,7 @@ def test_tree_map_tensorclass_returns_tensorclass() -> None:
     assert result.x.equal(point().x + 1)
 
 
-def test_compile_set_list_to_stack_inside_and_outside() -> None:
+def test_compile_set_list_to_stack_false_keeps_list() -> None:
     def make(x: Tensor) -> Any:
         return TensorDict({"x": x, "k": ["a", "b"]}, batch_size=[2]).get("k")
 

@@ -56,7 +56,7 @@ WRITTEN = [
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "dense"])
 @pytest.mark.parametrize(("name", "value"), WRITTEN)
-def test_compile_writes_value(name: str, value: str, kind: str) -> None:
+def test_compile_set_non_tensor_writes_value(name: str, value: str, kind: str) -> None:
     written, expected = KINDS[kind](), KINDS[kind]()
     try:
         WRITES[name](expected, VALUES[value]())
@@ -80,7 +80,7 @@ def test_compile_writes_value(name: str, value: str, kind: str) -> None:
     "make", [KINDS["dense"], lambda: TensorDict({"t": Sample(a=torch.ones(2), batch_size=[2])}, [2])]
 )
 @pytest.mark.parametrize("name", ["sin", "clone"])
-def test_compile_region_keeps_values(name: str, make: Callable[[], Any]) -> None:
+def test_nested_compile_region_keeps_non_tensor(name: str, make: Callable[[], Any]) -> None:
     torch.compiler.reset()
     td = make()
     td["s"] = "x"

@@ -39,7 +39,7 @@ class Spot:
         lambda cls, x, y: cls.from_dict({"x": x, "y": y}, batch_size=[3]),
     ],
 )
-def test_from_any_constructor_of_class_returns_instance(make: Any) -> None:
+def test_from_constructors_on_class_return_instance(make: Any) -> None:
     class Inner(TensorClass):
         a: Tensor
 
@@ -131,7 +131,7 @@ STATES = {
 @pytest.mark.parametrize("assign", [True, False])
 @pytest.mark.parametrize("nested", [True, False])
 @pytest.mark.parametrize("release", STATES)
-def test_load_state_dict_of_old_release_sets_values(
+def test_load_state_dict_of_old_release_sets_fields(
     release: str, nested: bool, assign: bool, strict: bool
 ) -> None:
     wanted = torch.arange(3.0)
@@ -154,7 +154,7 @@ class Kept(TensorClass):
 
 @pytest.mark.parametrize("depth", range(3))
 @pytest.mark.parametrize("flatten", [True, False])
-def test_load_state_dict_into_empty_adds_values(flatten: bool, depth: int) -> None:
+def test_load_state_dict_into_empty_adds_non_tensor(flatten: bool, depth: int) -> None:
     source: Any = Kept(torch.ones(2), "word", batch_size=[2])
     for _ in range(depth):
         source = TensorDict({"k": source}, [2])
@@ -169,7 +169,7 @@ def test_load_state_dict_into_empty_adds_values(flatten: bool, depth: int) -> No
 @pytest.mark.parametrize("locked", [True, False])
 @pytest.mark.parametrize("held", [5, None, "word"])
 @pytest.mark.parametrize("data", [3, 1.5, True, [1, 2], (1, 2), {"a": [1]}, "s", b"b", {1}, None])
-def test_state_dict_metadata_round_trips_values(
+def test_state_dict_metadata_round_trips_non_tensor(
     data: Any, held: Any, locked: bool, flatten: bool, options: Any
 ) -> None:
     class Options(Kept, **options):
@@ -190,13 +190,13 @@ def test_state_dict_metadata_round_trips_values(
 
 @pytest.mark.parametrize("flatten", [True, False])
 @pytest.mark.parametrize("given", ["word", None])
-def test_load_state_dict_one_value_replaces_value_stack(given: Any, flatten: bool) -> None:
+def test_load_state_dict_one_value_replaces_non_tensor_stack(given: Any, flatten: bool) -> None:
     target = Kept(torch.zeros(2), ["a", "b"], batch_size=[2])
     target.load_state_dict(Kept(torch.ones(2), given, batch_size=[2]).state_dict(flatten=flatten))
     assert (target.v, target.x.tolist()) == (given, [1, 1])
 
 
-def test_load_state_dict_value_for_tensor_raises() -> None:
+def test_load_state_dict_non_tensor_for_tensor_raises() -> None:
     target = Kept(torch.zeros(2), torch.zeros(2), batch_size=[2])
     with pytest.raises(StructureError, match=r"missing keys: \['v'\]"):
         target.load_state_dict(Kept(torch.ones(2), "word", batch_size=[2]).state_dict())
@@ -204,7 +204,7 @@ def test_load_state_dict_value_for_tensor_raises() -> None:
 
 
 @pytest.mark.parametrize("flatten", [True, False])
-def test_load_state_dict_new_node_has_annotated_class(flatten: bool) -> None:
+def test_load_state_dict_added_node_has_annotated_class(flatten: bool) -> None:
     class Middle(TensorClass):
         x: Tensor
         kept: Kept = None
@@ -225,7 +225,7 @@ def test_load_state_dict_new_node_has_annotated_class(flatten: bool) -> None:
 
 
 @pytest.mark.parametrize("below", [lambda node: node, lambda node: TensorDict({"n": node}, [3])])
-def test_where_with_tensordict_of_same_keys_works(below: Any) -> None:
+def test_where_with_tensordict_returns_class_of_self(below: Any) -> None:
     class Labelled(TensorClass):
         x: Tensor
         label: str
@@ -247,7 +247,7 @@ class Weights(TensorClass):
 
 
 @pytest.mark.parametrize("below", [False, True])
-def test_module_holding_instance_round_trips(below: bool) -> None:
+def test_from_and_to_module_keep_tensorclass(below: bool) -> None:
     held: Any = Weights(torch.ones(2), "k", batch_size=[2])
     module = torch.nn.Module()
     module.p = TensorDictParams(TensorDict({"t": held, "s": "hi"}) if below else held)

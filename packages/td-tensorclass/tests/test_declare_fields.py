@@ -173,13 +173,13 @@ class TestAttributes:
             _ = point.color
         assert not hasattr(point, "color")
 
-    def test_property_raising_attribute_error_keeps_message(self, declare: Any, decorated: bool) -> None:
+    def test_getattr_failing_property_keeps_its_message(self, declare: Any, decorated: bool) -> None:
         body = {"bad": property(lambda self: self.x.nothing)}
         point = declare({"x": Tensor}, decorated, body)(torch.zeros(1))
         with pytest.raises(AttributeError, match="'Tensor' object has no attribute 'nothing'"):
             _ = point.bad
 
-    def test_get_set_nested_key_works(self, declare: Any, decorated: bool) -> None:
+    def test_set_nested_key_sets_field_of_nested_class(self, declare: Any, decorated: bool) -> None:
         inner = declare({"x": Tensor, "s": str}, decorated, {"s": None})
         outer = declare({"p": inner}, decorated)(inner(torch.zeros(3), batch_size=[3]), batch_size=[3])
         outer.set(("p", "s"), "text")
@@ -189,7 +189,7 @@ class TestAttributes:
 
 
 class TestMembers:
-    def test_declare_methods_properties_and_super_work(self) -> None:
+    def test_declare_inherits_methods_and_properties(self) -> None:
         @tensorclass
         class Base:
             x: Tensor
@@ -244,7 +244,7 @@ class TestMembers:
             assert list(inspect.get_annotations(cls)) == ["y"]
         assert list(inspect.get_annotations(Base)) == ["x"]
 
-    def test_user_init_setting_fields_works(self) -> None:
+    def test_user_init_may_assign_fields(self) -> None:
         @tensorclass
         class Point:
             x: Tensor
@@ -267,7 +267,7 @@ class TestMembers:
             Point(2, bogus=1)
 
     @pytest.mark.parametrize("how", ["named", "passed on", "left out"])
-    def test_user_init_calling_super_works(self, how: str) -> None:
+    def test_user_init_may_call_super_init(self, how: str) -> None:
         class Base(TensorClass):
             x: Tensor
             y: Tensor
@@ -329,7 +329,7 @@ class TestMembers:
         child: Any = Child(2, batch_size=[2])  # type: ignore[call-arg]
         assert (child.batch_size, child[0].x, child.y) == ((2,), 0, None)
 
-    def test_subclass_redefines_fields(self) -> None:
+    def test_subclass_redeclared_field_keeps_position(self) -> None:
         class Base(TensorClass, nocast=True):
             x: Any
             y: Any = "base"
@@ -357,7 +357,7 @@ class TestMembers:
 
         assert Child(1).y.item() == 2
 
-    def test_dataclasses_functions_work_on_tensorclass(self) -> None:
+    def test_dataclasses_functions_accept_tensorclass(self) -> None:
         class Point(TensorClass):
             x: Tensor
             s: str = "hi"
@@ -379,7 +379,7 @@ class TestMembers:
         assert repr(point) == "Point(batch_size=[], fields={tags: NonTensorStack, x: f32[2]})"
         assert (point == point).x.all()
 
-    def test_setattr_class_attribute_raises(self) -> None:
+    def test_setattr_unannotated_class_attribute_raises(self) -> None:
         class Point(TensorClass):
             x: Tensor
             q = 3
@@ -431,7 +431,7 @@ class Journey(TensorClass):
     other: TensorDict | None = None
 
 
-def test_stack_classes_of_equal_fields_raises() -> None:
+def test_stack_two_classes_with_equal_fields_raises() -> None:
     class Step(TensorClass):
         x: Tensor
 
@@ -447,7 +447,7 @@ def test_stack_classes_of_equal_fields_raises() -> None:
 
 
 @pytest.mark.parametrize("join", [torch.stack, torch.cat])
-def test_stack_class_and_tensordict_raises_in_both_orders(join: Any) -> None:
+def test_stack_tensorclass_and_tensordict_raises(join: Any) -> None:
     class Slotted(TensorDict):
         pass
 

@@ -61,7 +61,7 @@ class TestCasts:
 
     @pytest.mark.parametrize("options", [{}, {"nocast": True}, {"autocast": True}], ids=str)
     @pytest.mark.parametrize("hint", [str, list, Any, "list | None"])
-    def test_autocast_linked_list_stays_one_value_per_element(
+    def test_autocast_linked_list_keeps_value_per_element(
         self, declare: Any, hint: Any, options: Any
     ) -> None:
         cls = declare({"x": hint}, False, **options)
@@ -85,7 +85,9 @@ class TestCasts:
 
     @pytest.mark.parametrize("hint", [NonTensorData, MetaData])
     @pytest.mark.parametrize("given", [[1, 2], (1, 2), {"a": 1}, "s", 3, torch.ones(2)], ids=repr)
-    def test_autocast_value_node_has_declared_class(self, declare: Any, hint: Any, given: Any) -> None:
+    def test_autocast_wraps_value_in_declared_non_tensor_class(
+        self, declare: Any, hint: Any, given: Any
+    ) -> None:
         for wanted in (hint, hint | None):
             point = declare({"x": wanted}, False, autocast=True)(given, batch_size=[2])
             assert type(point._tensordict.get("x")) is hint
@@ -101,14 +103,14 @@ class TestCasts:
         [Any, "Any", Any | None, object, V, int | list, Union[int, list], "undefined", Sized, Rows],  # noqa: UP007
     )
     @pytest.mark.parametrize("given", [[1, 2], (1, 2), {"a": 1}, "s", len, int])
-    def test_autocast_any_keeps_value(self, declare: Any, hint: Any, given: Any) -> None:
+    def test_autocast_annotation_any_keeps_value(self, declare: Any, hint: Any, given: Any) -> None:
         point = declare({"x": hint}, False, autocast=True)(given, batch_size=[3])
         assert point.x == given
         assert type(point.x) is type(given)
         assert point[0].x == given
 
     @pytest.mark.parametrize("hint", [Any, object, V])
-    def test_autocast_any_number_becomes_tensor(self, declare: Any, hint: Any) -> None:
+    def test_autocast_annotation_any_converts_number(self, declare: Any, hint: Any) -> None:
         cls = declare({"x": hint}, False, autocast=True)
         assert cls(np.arange(3)).x.equal(torch.arange(3))
         assert cls(torch.ones(3)).x.equal(torch.ones(3))
@@ -203,12 +205,12 @@ class TestCasts:
         with pytest.raises(TypeError, match="the options 'autocast' and 'nocast' exclude each other"):
             declare({"x": Any}, True, autocast=True, nocast=True)
 
-    def test_set_non_tensor_data_keeps_its_value(self, declare: Any) -> None:
+    def test_init_non_tensor_data_in_tensor_field_keeps_value(self, declare: Any) -> None:
         assert declare({"x": Tensor}, False)(NonTensorData([1, 2])).x == [1, 2]
 
 
 class TestOptions:
-    def test_bracket_options_take_effect(self) -> None:
+    def test_options_in_brackets_apply_to_subclass(self) -> None:
         class Point(TensorClass["frozen", "nocast"]):  # type: ignore[misc]
             x: Any
 

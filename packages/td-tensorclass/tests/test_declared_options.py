@@ -26,7 +26,7 @@ class Inherited(InBrackets):
 
 
 @pytest.mark.parametrize("cls", [ByKeyword, InBrackets, Inherited])
-def test_typed_options_in_each_form_take_effect(cls: Any) -> None:
+def test_typed_tensordict_options_apply_in_each_form(cls: Any) -> None:
     data = cls(clone=torch.zeros(3), batch_size=[3])
     assert data.is_locked and data.clone.shape == (3,)
     with pytest.raises(FrozenInstanceError, match="cannot unlock"):
@@ -40,7 +40,7 @@ def test_typed_options_in_each_form_take_effect(cls: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ["frozzen", "autocast", "nocast", "tensor_only", "kw_only"])
-def test_typed_unknown_option_raises(name: str) -> None:
+def test_typed_tensordict_unknown_option_raises(name: str) -> None:
     message = rf"a TypedTensorDict has no option '{name}'; options: \['frozen', 'shadow'\]"
     with pytest.raises(TypeError, match=message):
         TypedTensorDict[name]
@@ -48,13 +48,13 @@ def test_typed_unknown_option_raises(name: str) -> None:
         type("Wrong", (TypedTensorDict,), {}, **{name: True})
 
 
-def test_typed_brackets_return_cached_class() -> None:
+def test_typed_tensordict_brackets_return_cached_class() -> None:
     assert TypedTensorDict["frozen"] is TypedTensorDict["frozen"]
     assert TypedTensorDict[int].__origin__ is TypedTensorDict
 
 
 @pytest.mark.parametrize("name", ["batch_size", "names", "device", "lock", "_dict"])
-def test_typed_reserved_key_with_shadow_raises(name: str) -> None:
+def test_typed_tensordict_reserved_key_with_shadow_raises(name: str) -> None:
     with pytest.raises(AttributeError, match="would hide"):
         type("Wrong", (TypedTensorDict,), {"__annotations__": {name: torch.Tensor}}, shadow=True)
 
@@ -89,13 +89,13 @@ JOINS = {
 
 
 @pytest.mark.parametrize("join", JOINS)
-def test_join_none_and_value_keeps_both(join: str) -> None:
+def test_join_none_and_non_tensor_field_keeps_both(join: str) -> None:
     result = JOINS[join]()
     assert list(result.note) == [None, "a"]
     assert [each.note for each in result.unbind(0)] == [None, "a"]
 
 
-def test_join_none_and_value_stack_keeps_all() -> None:
+def test_join_none_and_non_tensor_stack_field_keeps_all() -> None:
     each = Sample(x=torch.zeros(2), note=NonTensorStack("a", "b"), batch_size=[2])
     assert list(torch.cat([sample(None, (2,)), each]).note) == [None, None, "a", "b"]
     assert [part.note for part in torch.stack([sample(None, (2,)), sample("a", (2,))])] == [None, "a"]
@@ -156,7 +156,7 @@ def test_from_dict_declared_numbers_keep_types() -> None:
     assert (type(other.rate), type(other.inner.count), other.x) == (float, int, torch.ones(()))
 
 
-def test_from_dict_values_are_kept() -> None:
+def test_from_dict_of_to_dict_keeps_non_tensor() -> None:
     data = TensorDict(
         {
             "v": NonTensorData(3),
@@ -189,4 +189,4 @@ def test_read_unknown_attribute_raises_attribute_error(make: Any) -> None:
         node.attr  # noqa: B018
     assert caught.value.name == "attr" and caught.value.obj is node
     assert not hasattr(node, "attr") and getattr(node, "attr", 1) == 1
-    assert "__getattr__" not in dir(node)  # __getattr__ would slow down every attribute read
+    assert "__getattr__" not in dir(node)  # defining __getattr__ would slow down every attribute read

@@ -54,7 +54,7 @@ def test_append_insert_extend_lazy_stack_adds_members() -> None:
         torch.stack([sample(1), sample(1)]).append(sample(1))
 
 
-def test_tensordicts_of_lazy_stack_are_instances() -> None:
+def test_lazy_stack_tensordicts_are_tensorclass_instances() -> None:
     stack = samples(1, 2)
     assert stack.stack_dim == 0
     assert [type(member) for member in stack.tensordicts] == [Sample, Sample]
@@ -63,7 +63,7 @@ def test_tensordicts_of_lazy_stack_are_instances() -> None:
     assert not hasattr(sample(1), "tensordicts")
 
 
-def test_get_field_of_some_members_returns_list() -> None:
+def test_get_field_that_only_some_members_have_returns_list() -> None:
     stack = samples(0, 2)
     for boxes in (stack.boxes, stack.get("boxes")):
         assert boxes[0] is None
@@ -76,7 +76,7 @@ def test_get_field_of_some_members_returns_list() -> None:
 
 
 @pytest.mark.parametrize("index", [1, slice(1, None), [2, 0], torch.tensor([True, False, True]), (None, 1)])
-def test_index_lazy_stack_returns_class(index: object) -> None:
+def test_index_lazy_stack_returns_tensorclass(index: object) -> None:
     stack = samples(1, 2, 3)
     wanted = torch.arange(1, 4)[index]
     found = stack[index]
@@ -86,7 +86,7 @@ def test_index_lazy_stack_returns_class(index: object) -> None:
         assert (part.caption, part.image.tolist()) == (f"caption {i}", sample(i).image.tolist())
 
 
-def test_set_value_for_uneven_members_works() -> None:
+def test_lazy_stack_set_non_tensor_sets_every_member() -> None:
     stack = lazy_stack([TensorDict({}, [2]), TensorDict({}, [3])])
     stack["a"] = "x"
     stack.update({"n": {"b": "y"}})
@@ -123,7 +123,7 @@ def test_flatten_keys_of_lazy_stack_is_plain_collection() -> None:
         lambda stack: stack.empty(recurse=True, batch_size=[5]),
     ],
 )
-def test_operation_on_lazy_stack_keeps_class(operation) -> None:
+def test_operation_on_lazy_stack_keeps_tensorclass(operation) -> None:
     assert type(operation(nested())) is Nested
 
 
@@ -165,12 +165,12 @@ def test_set_unknown_field_of_one_member_changes_none(change) -> None:
         assert list(member.keys()) == ["image"] and member.get("image") is image and not image.any()
 
 
-def test_repr_entries_of_several_kinds_works() -> None:
+def test_repr_entry_of_mixed_classes_lists_classes() -> None:
     class_first = lazy_stack([TensorDict({"s": sample(1)}), TensorDict({"s": sample(1).to_tensordict()})])
     assert "s: [Sample, TensorDict]" in repr(class_first)
 
 
-def test_filter_non_tensor_data_of_some_members_works() -> None:
+def test_filter_non_tensor_data_in_one_member_removes_it() -> None:
     stack = lazy_stack([TensorDict({"a": 1}), TensorDict({"a": 1, "hidden": "x", "n": {"b": 1, "c": "y"}})])
     filtered = stack.filter_non_tensor_data()
     assert [list(member.keys(True, True)) for member in filtered.tensordicts] == [["a"], ["a", ("n", "b")]]
@@ -179,7 +179,7 @@ def test_filter_non_tensor_data_of_some_members_works() -> None:
 
 @pytest.mark.parametrize("key", ["caption", ("n", "caption")])
 @pytest.mark.parametrize("stacked", [False, True])
-def test_group_by_non_tensor_field_works(stacked, key) -> None:
+def test_group_by_non_tensor_field_returns_groups(stacked, key) -> None:
     items = [Sample(torch.ones(()), caption) for caption in "xyx"]
     data = (lazy_stack if stacked else torch.stack)(items)
     if isinstance(key, tuple):
@@ -191,7 +191,7 @@ def test_group_by_non_tensor_field_works(stacked, key) -> None:
 
 
 @pytest.mark.parametrize("nested", [False, True])
-def test_expand_as_tensorclass_works(nested) -> None:
+def test_expand_as_tensorclass_keeps_class(nested) -> None:
     data = Sample(torch.ones(2, 1), "a", batch_size=[2])
     goal = Sample(torch.zeros(3, 2, 4), "b", batch_size=[3, 2])
     if nested:
@@ -220,7 +220,7 @@ def leave_flat(stack) -> None:
         lambda stack: stack.copy_(stack.apply(torch.ones_like).to_tensordict()),
     ],
 )
-def test_write_to_lazy_stack_keeps_value_of_each_member(write, locked, nested) -> None:
+def test_lazy_stack_write_keeps_non_tensor_of_each_member(write, locked, nested) -> None:
     members = [Sample(torch.zeros(2), caption, batch_size=[2]) for caption in "ab"]
     stack = lazy_stack([TensorDict({"n": member}, [2]) if nested else member for member in members])
     if locked:
@@ -231,7 +231,7 @@ def test_write_to_lazy_stack_keeps_value_of_each_member(write, locked, nested) -
     assert all(member.image.tolist() == [1, 1] for member in kept)
 
 
-def test_load_state_dict_of_stack_writes_value_per_member() -> None:
+def test_lazy_stack_load_state_dict_writes_each_member() -> None:
     stack = lazy_stack([Sample(torch.zeros(2), caption, batch_size=[2]) for caption in "ab"])
     state = lazy_stack([Sample(torch.zeros(2), caption, batch_size=[2]) for caption in "cb"]).state_dict()
     stack.lock_().load_state_dict(state)
@@ -250,7 +250,7 @@ def test_load_state_dict_of_stack_writes_value_per_member() -> None:
     ],
 )
 @pytest.mark.parametrize("leaves", [False, True])
-def test_update_from_permuted_members_writes_values(write, leaves) -> None:
+def test_lazy_stack_update_from_permuted_self_permutes_values(write, leaves) -> None:
     def member(i: int) -> TensorDict:
         td = TensorDict({"label": NonTensorData(str(i))})
         return td.set("x", torch.tensor(i)) if leaves else td
@@ -280,16 +280,18 @@ def test_deepcopy_parameters_field_stays_parameters(copied) -> None:
     assert torch.equal(again.params["w"], params["w"])
 
 
-def test_append_does_not_read_existing_members(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_append_to_lazy_stack_reads_no_members(monkeypatch: pytest.MonkeyPatch) -> None:
     stack, more = samples(1), [sample(2), sample(0)]
     with monkeypatch.context() as patch:
-        patch.setattr(LazyStackedTensorDict, "_members_and_dim", None)  # it copies the list of members
+        patch.setattr(
+            LazyStackedTensorDict, "_members_and_dim", None
+        )  # calling it copies the list of members
         stack.append(more[0])
         stack.insert(0, more[1])
     assert captions(stack) == [0, 1, 2]
 
 
-def test_from_tensordict_uneven_stack_with_values_stays_lazy() -> None:
+def test_from_tensordict_uneven_stack_stays_lazy() -> None:
     class Noted(TensorClass):
         x: torch.Tensor
         note: Any = None

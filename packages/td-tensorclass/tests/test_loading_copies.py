@@ -39,7 +39,7 @@ VALUES: dict[str, tuple[Callable[[], Any], Callable[[Any], Any], Callable[[Any],
 @pytest.mark.parametrize("strict", [False, True])
 @pytest.mark.parametrize("flatten", [False, True])
 @pytest.mark.parametrize("name", VALUES)
-def test_load_state_dict_copies_values(name: str, flatten: bool, strict: bool) -> None:
+def test_load_state_dict_copies_non_tensor_values(name: str, flatten: bool, strict: bool) -> None:
     make, change, show = VALUES[name]
     value = make()
     source = TensorDict({"x": torch.ones(2), "n": {"v": NonTensorData(value, batch_size=[2])}}, [2])
@@ -51,7 +51,7 @@ def test_load_state_dict_copies_values(name: str, flatten: bool, strict: bool) -
 
 
 @pytest.mark.parametrize("strict", [False, True])
-def test_load_state_dict_copies_value_lists(strict: bool) -> None:
+def test_load_state_dict_copies_non_tensor_stack(strict: bool) -> None:
     source = TensorDict({"n": {"v": NonTensorStack([1], [2])}, "s": NonTensorStack("a", "b")}, [2])
     target = source.clone() if strict else TensorDict(batch_size=[2])
     target.load_state_dict(source.state_dict(), strict=strict)
@@ -60,7 +60,7 @@ def test_load_state_dict_copies_value_lists(strict: bool) -> None:
     assert target["s"] == ["a", "b"] and [list(value) for value in target["n", "v"]] == [[1], [2]]
 
 
-def test_load_state_dict_single_node_copies_value() -> None:
+def test_non_tensor_data_load_state_dict_copies_value() -> None:
     value = [1]
     loaded = NonTensorData([0]).load_state_dict(NonTensorData(value).state_dict())
     value.append(2)
@@ -73,7 +73,7 @@ def test_load_state_dict_uncopyable_value_is_shared() -> None:
     assert TensorDict().load_state_dict(source.state_dict(), strict=False)["v"] is lock
 
 
-def test_load_state_dict_assign_shares_values() -> None:
+def test_load_state_dict_assign_shares_non_tensor_values() -> None:
     value = {"k": 1}
     source = TensorDict({"v": NonTensorData(value)})
     assert TensorDict().load_state_dict(source.state_dict(), strict=False, assign=True)["v"] is value
@@ -106,7 +106,7 @@ def test_load_state_dict_copies_unbatched_tensor() -> None:
         source["n", "u"].fill_(1)
 
 
-def test_load_state_dict_not_strict_adds_no_values_to_params() -> None:
+def test_params_load_state_dict_not_strict_adds_no_values() -> None:
     params = TensorDictParams(TensorDict({"w": torch.zeros(2), "v": "old", "n": {"b": torch.zeros(2)}}))
     given = TensorDict({"w": torch.ones(2), "v": "new", "z": "more", "n": {"z": "more", "b": torch.ones(2)}})
     params.load_state_dict(given.state_dict(), strict=False)

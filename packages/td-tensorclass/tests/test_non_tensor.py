@@ -65,7 +65,7 @@ VALUES: list[Any] = [
 
 
 @pytest.mark.parametrize("value", VALUES, ids=lambda value: type(value).__name__)
-def test_set_object_is_one_value_for_batch(value: Any) -> None:
+def test_set_object_stores_one_value_for_batch(value: Any) -> None:
     td = TensorDict({"a": value}, batch_size=[3])
     assert td["a"] is value
     entry = td.get("a")
@@ -92,7 +92,7 @@ def test_set_object_is_one_value_for_batch(value: Any) -> None:
         ([NonTensorStack("a", "b"), NonTensorStack("c", "d")], [2, 2], [["a", "b"], ["c", "d"]]),
     ],
 )
-def test_set_list_is_one_value_per_element(value: Any, batch_size: list[int], wanted: Any) -> None:
+def test_set_list_stores_one_value_per_element(value: Any, batch_size: list[int], wanted: Any) -> None:
     td = TensorDict({"a": value}, batch_size=batch_size)
     assert type(td.get("a")) is NonTensorStack
     assert td["a"] == wanted
@@ -103,11 +103,11 @@ def test_set_list_is_one_value_per_element(value: Any, batch_size: list[int], wa
 @pytest.mark.parametrize(
     "value", [[(1, 2), (3, 4)], [(1,), ()], [range(2), range(2)], [torch.Size([1]), (2,)]]
 )
-def test_set_list_of_tuples_is_one_value_per_element(value: Any) -> None:
+def test_set_list_of_tuples_stores_one_value_per_element(value: Any) -> None:
     assert TensorDict({"k": value}, batch_size=[2])["k"] == value
 
 
-def test_numpy_omits_none() -> None:
+def test_numpy_of_collection_omits_none_entries() -> None:
     assert list(TensorDict({"a": None, "b": "x"}).numpy()) == ["b"]
 
 
@@ -119,7 +119,7 @@ def test_set_list_of_other_length_raises() -> None:
 
 
 @pytest.mark.parametrize("values", [["x", "y"], [["x"], ["y", "z"]], [["x", "y"], "z"]], ids=str)
-def test_set_list_nested_unlike_batch_raises_with_advice(values: list[Any]) -> None:
+def test_set_list_of_other_shape_than_batch_raises(values: list[Any]) -> None:
     with pytest.raises(BatchSizeError, match=r"whose size is \[2, 2\]; wrap the list in NonTensorData"):
         TensorDict({"a": values}, batch_size=[2, 2])
 
@@ -132,7 +132,7 @@ def test_set_list_to_stack_false_keeps_list() -> None:
     assert TensorDict({}, batch_size=[3]).set_non_tensor("a", [1, 2])["a"] == [1, 2]
 
 
-def test_settings_nest_decorate_and_persist(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_nest_and_work_as_decorator(monkeypatch: pytest.MonkeyPatch) -> None:
     @set_capture_non_tensor_stack(True)
     def inside() -> bool | None:
         with set_capture_non_tensor_stack(False):
@@ -150,7 +150,7 @@ def test_settings_nest_decorate_and_persist(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 class TestMethods:
-    def test_get_set_non_tensor_work(self) -> None:
+    def test_get_non_tensor_returns_bare_value(self) -> None:
         td = TensorDict({"a": "x", "b": 1, "s": NonTensorStack("p", "q")})
         assert td.get_non_tensor("a") == "x"
         assert td.get_non_tensor("s") == ["p", "q"]
@@ -161,7 +161,7 @@ class TestMethods:
         assert td.set_non_tensor(("n", "m"), torch.zeros(3))["n", "m"].shape == (3,)
         assert td.is_non_tensor(("n", "m"))
 
-    def test_is_non_tensor_and_non_tensor_items_return_entries(self) -> None:
+    def test_non_tensor_items_returns_only_non_tensor(self) -> None:
         td = TensorDict({"a": "x", "b": 1, "n": {"c": "y"}})
         assert td.is_non_tensor("a")
         assert not td.is_non_tensor("b")
@@ -172,12 +172,12 @@ class TestMethods:
         assert list(td.filter_non_tensor_data().keys(True)) == ["b", "n"]
         assert not TensorDict({"a": "x"}).is_empty()
 
-    def test_keys_is_leaf_nontensor_includes_values(self) -> None:
+    def test_keys_is_leaf_nontensor_includes_non_tensor(self) -> None:
         td = TensorDict({"a": "x", "b": 1, "s": NonTensorStack("p")})
         assert list(td.keys(True, True)) == ["b"]
         assert list(td.keys(True, True, is_leaf=is_leaf_nontensor)) == ["a", "b", "s"]
 
-    def test_predicates_of_value_nodes(self) -> None:
+    def test_is_non_tensor_and_is_tensorclass_return_expected(self) -> None:
         data, stack, meta = NonTensorData("a"), NonTensorStack("a"), MetaData("a")
         assert [is_non_tensor(each) for each in (data, stack, meta, "a", TensorDict())] == [
             True,
@@ -213,7 +213,7 @@ class TestNode:
         with pytest.raises(ValueError, match="_is_non_tensor=False has no meaning"):
             NonTensorData("a", None, False)
 
-    def test_set_node_takes_batch_size_of_collection(self) -> None:
+    def test_set_non_tensor_data_gets_batch_size_of_parent(self) -> None:
         for node in (NonTensorData("x"), NonTensorData("x", batch_size=[2])):
             assert TensorDict({"a": node}, batch_size=[3]).get("a").batch_size == (3,)
         assert TensorDict({"a": NonTensorData("x", batch_size=[3, 4])}, batch_size=[3]).get(
@@ -247,7 +247,7 @@ class TestNode:
     @pytest.mark.parametrize(
         ("value", "other"), [("x", "y"), (np.ones(2), np.zeros(2)), ({"a": 1}, {"a": 2}), (None, 0)]
     )
-    def test_assert_close_of_values(self, value: Any, other: Any) -> None:
+    def test_assert_close_different_non_tensor_raises(self, value: Any, other: Any) -> None:
         def make(value: Any) -> TensorDict:
             return TensorDict({"n": {"v": NonTensorData(value)}, "s": NonTensorStack(value)})
 
@@ -256,7 +256,7 @@ class TestNode:
             with pytest.raises(AssertionError, match=r"key '?(\('n', 'v'\)|s'?) differs"):
                 assert_close(make(value).select(key), make(other).select(key))
 
-    def test_eq_of_values_compares_each(self) -> None:
+    def test_eq_of_collections_compares_non_tensor(self) -> None:
         first = TensorDict({"a": "x", "b": torch.zeros(2), "s": NonTensorStack("p", "q")}, batch_size=[2])
         second = TensorDict({"a": "y", "b": torch.zeros(2), "s": NonTensorStack("p", "r")}, batch_size=[2])
         assert (first == first).all()
@@ -266,7 +266,7 @@ class TestNode:
         assert compared["s"].tolist() == [True, False]
         assert (first != second)["s"].tolist() == [False, True]
 
-    def test_repr_of_value_nodes(self) -> None:
+    def test_repr_non_tensor_data_shows_value(self) -> None:
         assert (
             repr(NonTensorData("a", batch_size=[3]))
             == "NonTensorData(data=a, batch_size=torch.Size([3]), device=None)"
@@ -277,7 +277,7 @@ class TestNode:
             "TensorDict(batch_size=[], fields={a: str, b: NoneType, c: MetaData})"
         )
 
-    def test_repr_html_contains_values(self) -> None:
+    def test_repr_html_escapes_non_tensor_values(self) -> None:
         td = TensorDict({"a": "<script>", "s": NonTensorStack("p", "q")}, batch_size=[2])
         shown = td._repr_html_() + td.get("a")._repr_html_() + td.get("s")._repr_html_()
         assert shown.count("NonTensorData(data=&lt;script&gt;, batch_size=torch.Size([2])") == 2
@@ -287,7 +287,7 @@ class TestNode:
     @pytest.mark.parametrize(
         "copied", [copy.deepcopy, copy.copy, lambda node: pickle.loads(pickle.dumps(node))]
     )
-    def test_copy_of_values_equals_original(self, copied: Any) -> None:
+    def test_copy_keeps_non_tensor_values_and_classes(self, copied: Any) -> None:
         td = TensorDict(
             {
                 "a": NonTensorData({"k": [1]}, batch_size=[2]),
@@ -306,7 +306,7 @@ class TestNode:
     @pytest.mark.parametrize(
         ("copied", "same"), [(torch.clone, True), (copy.copy, True), (copy.deepcopy, False)]
     )
-    def test_deepcopy_copies_values_clone_does_not(self, copied: Any, same: bool) -> None:
+    def test_deepcopy_copies_non_tensor_value_clone_shares_it(self, copied: Any, same: bool) -> None:
         value: list[Any] = [1]
         td = TensorDict({"a": NonTensorData(value), "n": {"s": NonTensorStack(value, {"k": value})}})
         again = copied(td)
@@ -315,7 +315,7 @@ class TestNode:
 
 
 class TestMetaData:
-    def test_join_metadata_of_same_object_keeps_one(self) -> None:
+    def test_stack_metadata_of_same_object_keeps_one(self) -> None:
         value = [1]
         first, second = MetaData(value, batch_size=[2]), MetaData([1], batch_size=[2])
         assert type(torch.stack([first, first])) is MetaData
@@ -337,7 +337,11 @@ class TestMetaData:
         class ByValue(pickle.Pickler):
             def reducer_override(self, obj: Any) -> Any:
                 if isinstance(obj, type) and "[" in obj.__name__:
-                    return type, (obj.__name__, obj.__bases__, {})  # as cloudpickle does
+                    return type, (
+                        obj.__name__,
+                        obj.__bases__,
+                        {},
+                    )  # cloudpickle pickles such a class by value
                 return NotImplemented
 
         td = TensorDict({"n": {"m": MetaData[Thing](THING)}, "plain": MetaData("x")})
@@ -353,13 +357,13 @@ class TestMetaData:
         assert td["m"] == 3
 
 
-def test_set_list_of_unlike_collections_stores_values() -> None:
+def test_set_list_of_collections_keeps_them_as_objects() -> None:
     first, second = TensorDict({"a": [1, 2]}, [2]), TensorDict({"a": 1})
     td = TensorDict({"items": [first, second]}, [2])
     assert td["items"][0] is first and td["items"][1] is second
 
 
-def test_pop_value_equals_get() -> None:
+def test_pop_non_tensor_returns_node() -> None:
     td = TensorDict({"t": torch.zeros(2), "one": "x", "each": ["a", "b"], "n": {"one": "y"}}, [2])
     assert td.pop(("n", "one")).data == "y"
     assert td.pop("each").tolist() == ["a", "b"]
@@ -371,7 +375,7 @@ def test_pop_value_equals_get() -> None:
 
 
 @pytest.mark.parametrize("value", [NonTensorData("x", batch_size=[2]), NonTensorStack("x", "y")])
-def test_init_from_value_node_raises(value):
+def test_init_collection_from_non_tensor_raises(value):
     class Field(TensorClass):
         a: object = None
 
@@ -380,7 +384,7 @@ def test_init_from_value_node_raises(value):
             make(value)
 
 
-def test_get_value_from_every_kind_works():
+def test_get_non_tensor_from_every_kind_returns_value():
     class Sample(TensorClass):
         a: torch.Tensor
         s: str
@@ -398,7 +402,7 @@ def test_get_value_from_every_kind_works():
         assert "a" in filtered.keys()
 
 
-def test_apply_with_collection_of_functions_calls_each() -> None:
+def test_apply_with_collection_of_functions_calls_them() -> None:
     td = TensorDict({"a": torch.ones(3), "n": {"b": torch.ones(3)}}, batch_size=[3])
     functions = TensorDict({"a": torch.neg, "n": {"b": lambda leaf: leaf * 2}}, batch_size=[3])
     for target in (td, TensorDict.lazy_stack(list(td.unbind(0)))):
@@ -408,12 +412,12 @@ def test_apply_with_collection_of_functions_calls_each() -> None:
         NonTensorData("a")()
 
 
-def test_pack_with_values_raises() -> None:
+def test_pack_with_non_tensor_raises() -> None:
     with pytest.raises(StructureError, match=r"cannot pack key \('n', 's'\): it is non-tensor data"):
         TensorDict({"a": torch.zeros(2), "n": {"s": "x"}}).pack()
 
 
-def test_pickle_value_keeps_names_and_lock() -> None:
+def test_pickle_non_tensor_data_keeps_names_and_lock() -> None:
     node = NonTensorData("x", batch_size=[2])
     node.names = ["t"]
     back = pickle.loads(pickle.dumps(node.lock_()))
@@ -425,7 +429,7 @@ class Owner:
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda each: pickle.loads(pickle.dumps(each))])
-def test_deepcopy_value_referring_to_collection_is_remapped(copied: Any) -> None:
+def test_deepcopy_object_keeps_reference_to_its_collection(copied: Any) -> None:
     td = TensorDict({"a": torch.ones(2), "owner": Owner()})
     td["owner"].parts = [td]
     found = copied(td)
@@ -435,7 +439,7 @@ def test_deepcopy_value_referring_to_collection_is_remapped(copied: Any) -> None
     assert owner.parts[0]["owner"] is owner
 
 
-def test_node_without_tensors_keeps_values() -> None:
+def test_empty_recurse_keeps_non_tensor_values() -> None:
     def make(i: int) -> TensorDict:
         level = TensorDict({"x": torch.zeros(2), "w": NonTensorData(i, batch_size=[2])}, [2])
         return TensorDict({"a": torch.zeros(2), "s": NonTensorStack("p", "q"), "n": level}, [2])

@@ -38,7 +38,7 @@ VALUE_AND_TENSOR: dict[str, Callable[[Any, Any], Any]] = {
 
 @pytest.mark.parametrize("operation", VALUE_AND_TENSOR.values(), ids=VALUE_AND_TENSOR)
 @pytest.mark.parametrize("lazy", [False, True])
-def test_arithmetic_values_missing_on_one_side_are_ignored(operation: Any, lazy: bool) -> None:
+def test_arithmetic_non_tensor_in_one_operand_is_ignored(operation: Any, lazy: bool) -> None:
     def make(**values: Any) -> Any:
         members = [
             TensorDict({"n": TensorDict({"x": torch.ones(2) + i, **values}, [2])}, [2]) for i in range(2)
@@ -57,14 +57,14 @@ def test_arithmetic_values_missing_on_one_side_are_ignored(operation: Any, lazy:
         operation(make(), TensorDict({"n": TensorDict({"y": torch.ones(2, 2)}, [2, 2])}, [2, 2]))
 
 
-def test_compare_values_missing_on_one_side_raises() -> None:
+def test_eq_non_tensor_in_one_operand_raises() -> None:
     first, second = TensorDict({"x": 1, "s": "q"}), TensorDict({"x": 1})
     for a, b in ((first, second), (second, first)):
         with pytest.raises(StructureError, match="keys"):
             a.__eq__(b)
 
 
-def test_stack_values_returns_value_per_element() -> None:
+def test_stack_non_tensor_data_returns_non_tensor_stack() -> None:
     items = [TensorDict({"a": "x"}), TensorDict({"a": "x"})]
     for stacked in (torch.stack(items), LazyStackedTensorDict(*items)):
         assert stacked["a"] == ["x", "x"]
@@ -74,7 +74,7 @@ def test_stack_values_returns_value_per_element() -> None:
         assert torch.stack([items[0], TensorDict({"a": "y"})])["a"] == ["x", "y"]
 
 
-def test_cat_equal_values_keeps_one_value() -> None:
+def test_cat_equal_non_tensor_data_keeps_one_value() -> None:
     def td(value: Any, n: int) -> TensorDict:
         return TensorDict({"a": value}, batch_size=[n])
 
@@ -84,7 +84,7 @@ def test_cat_equal_values_keeps_one_value() -> None:
     assert torch.cat([td("x", 2), td(NonTensorStack("p", "q"), 2)])["a"] == ["x", "x", "p", "q"]
 
 
-def test_compare_numpy_scalars_by_value() -> None:
+def test_capture_stack_equal_numpy_scalars_keeps_one() -> None:
     values = [np.float64(1.5), np.int64(3), np.datetime64("2020-01-01"), np.str_("a")]
     for value in values:
         twice = [TensorDict({"k": NonTensorData(type(value)(value)), "x": torch.ones(1)}) for _ in range(2)]
@@ -94,12 +94,12 @@ def test_compare_numpy_scalars_by_value() -> None:
 
 
 @pytest.mark.parametrize("wrap", [lambda value: value, lambda value: [value], lambda value: {"k": (value,)}])
-def test_cat_nan_values_keeps_one_value(wrap: Any) -> None:
+def test_cat_nan_non_tensor_data_keeps_one_value(wrap: Any) -> None:
     parts = [TensorDict({"v": NonTensorData(wrap(float("nan")), batch_size=[2])}, [2]) for _ in range(2)]
     assert type(torch.cat(parts).get("v")) is NonTensorData
 
 
-def test_filter_values_of_some_members_works() -> None:
+def test_filter_non_tensor_data_of_some_members_removes_it() -> None:
     stack = LazyStackedTensorDict(TensorDict({"a": 1, "s": "x"}), TensorDict({"a": 1}))
     assert [list(member.keys()) for member in stack.filter_non_tensor_data().tensordicts] == [["a"], ["a"]]
 
@@ -108,7 +108,7 @@ def test_filter_values_of_some_members_works() -> None:
     "masks", [lambda r: None, lambda r: r["masks"].select("x"), lambda r: r["masks", "x"]]
 )
 @pytest.mark.parametrize("side", ["left", "right"])
-def test_pad_and_unpad_sequence_values_use_none(side: str, masks: Callable[[Any], Any]) -> None:
+def test_pad_sequence_pads_non_tensor_with_none(side: str, masks: Callable[[Any], Any]) -> None:
     def item(n: int) -> TensorDict:
         names = list("abc"[:n])
         deep = {"t": names, "z": torch.arange(float(n))}
@@ -134,7 +134,7 @@ def test_pad_and_unpad_sequence_values_use_none(side: str, masks: Callable[[Any]
         lambda x, y: torch.cat([x.unsqueeze(0), y.unsqueeze(0)]),
     ],
 )
-def test_stack_uneven_value_stacks_raises(join: Any) -> None:
+def test_stack_uneven_non_tensor_stacks_raises(join: Any) -> None:
     first, second = TensorDict({"s": ["a", "b"]}), TensorDict({"s": ["d", "e", "f"]})
     with pytest.raises(
         StructureError, match=r"item 0 has values for a batch of \[(1, )?2\] and item 1 for one of"
@@ -169,12 +169,12 @@ READS: list[Callable[[Any], Any]] = [
 
 @pytest.mark.parametrize("batched", [False, True])
 @pytest.mark.parametrize("read", READS)
-def test_lazy_stack_uneven_values_are_read_as_lists(read: Any, batched: bool) -> None:
+def test_lazy_stack_get_uneven_non_tensor_returns_lists(read: Any, batched: bool) -> None:
     assert read(conversations(batched)) == [["hi", "ho", "bye"], ["yes"], []]
 
 
 @pytest.mark.parametrize("batched", [False, True])
-def test_lazy_stack_write_lists_to_uneven_members(batched: bool) -> None:
+def test_lazy_stack_write_list_sets_uneven_member(batched: bool) -> None:
     td = conversations(batched)
     td["n", "s"][0] = ["a", "b", "c"]
     td.get(("n", "s"))[1] = NonTensorData("z")
@@ -196,7 +196,7 @@ def test_non_tensor_stack_of_uneven_stacks_holds_lists() -> None:
         NonTensorStack(*parts, stack_dim=2)
 
 
-def test_pad_sequence_uneven_values_uses_none() -> None:
+def test_to_padded_tensor_pads_non_tensor_with_none() -> None:
     padded = conversations(True).to_padded_tensor()
     assert padded.batch_size == padded["n"].batch_size == padded.get(("n", "s")).batch_size == (3, 3)
     assert padded["n", "s"] == [["hi", "ho", "bye"], ["yes", None, None], [None, None, None]]
@@ -204,7 +204,7 @@ def test_pad_sequence_uneven_values_uses_none() -> None:
 
 @pytest.mark.parametrize("condition", [False, True])
 @pytest.mark.parametrize("value", [NonTensorData, MetaData])
-def test_where_scalar_condition_returns_one_value(value: Any, condition: bool) -> None:
+def test_where_scalar_condition_keeps_one_non_tensor(value: Any, condition: bool) -> None:
     first, second = TensorDict({"n": {"k": value("a")}}), TensorDict({"n": {"k": value("b")}})
     chosen = first.where(torch.tensor(condition), second)
     assert isinstance(chosen.get(("n", "k")), NonTensorData)
@@ -212,7 +212,7 @@ def test_where_scalar_condition_returns_one_value(value: Any, condition: bool) -
 
 
 @pytest.mark.parametrize("capture", [False, True])
-def test_lazy_stack_same_metadata_uneven_members_is_one(capture: bool) -> None:
+def test_lazy_stack_get_same_metadata_returns_one_value(capture: bool) -> None:
     thing = NonTensorData("a") if capture else MetaData("a")
     lazy = lazy_stack([TensorDict({"k": thing}, [n]) for n in (2, 3)])
     with set_capture_non_tensor_stack(capture):

@@ -30,7 +30,7 @@ def test_reshape_of_expanded_stack_copies_like_leaves(copy: Callable[..., Any]) 
     assert made.flatten().tolist() == (["z", "z", "a", "b"] if made.ndim > 1 else ["z", "b", "a", "b"])
 
 
-def test_write_to_row_or_slice_copies_no_column() -> None:
+def test_setitem_row_or_slice_does_not_copy_all_values() -> None:
     td = TensorDict({"k": NonTensorStack.from_list(["a"] * 100_000), "x": torch.zeros(100_000)}, [100_000])
     row, rows = TensorDict({"k": "z", "x": 1}), TensorDict({"k": ["y", "w"], "x": torch.ones(2)}, [2])
     td[0] = row
@@ -57,7 +57,7 @@ def test_write_to_row_or_slice_copies_no_column() -> None:
         lambda s: s[[0, 1]],
     ],
 )
-def test_snapshot_is_unchanged_by_later_writes(snapshot: Callable[..., Any]) -> None:
+def test_copy_of_non_tensor_stack_ignores_later_writes(snapshot: Callable[..., Any]) -> None:
     stack = NonTensorStack("a", "b")
     stack[0] = "z"
     first = snapshot(stack)
@@ -68,7 +68,7 @@ def test_snapshot_is_unchanged_by_later_writes(snapshot: Callable[..., Any]) -> 
     assert (*found, stack.tolist()) == (["z", "b"], ["z", "y"], ["x", "y"])
 
 
-def test_write_stack_to_itself_permuted_works() -> None:
+def test_setitem_permuted_with_stack_itself_permutes_values() -> None:
     stack = NonTensorStack("a", "b", "c")
     for wanted in (["c", "b", "a"], ["a", "b", "c"]):
         stack[[2, 1, 0]] = stack
@@ -83,7 +83,7 @@ def test_write_to_flat_view_changes_base() -> None:
     assert stack.tolist() == [["x", "b"], ["z", "y"]]
 
 
-def test_view_after_append_keeps_old_values() -> None:
+def test_insert_into_stack_keeps_values_of_earlier_view() -> None:
     stack = NonTensorStack("a", "b", "c")
     view = stack[1:]
     stack.insert(0, "n")
@@ -93,7 +93,7 @@ def test_view_after_append_keeps_old_values() -> None:
 
 @pytest.mark.parametrize("dims", [1, 2])
 @pytest.mark.parametrize("locked", [False, True])
-def test_write_to_stack_from_lazy_stack_changes_members(dims: int, locked: bool) -> None:
+def test_write_to_entry_of_lazy_stack_changes_members(dims: int, locked: bool) -> None:
     rows = [TensorDict({"n": {"k": name}, "x": torch.zeros(3)}, [3][: dims - 1]) for name in "abc"]
     lazy = lazy_stack(rows, dims - 1)
     if locked:
@@ -119,7 +119,7 @@ def test_write_to_stack_from_lazy_stack_changes_members(dims: int, locked: bool)
         lambda td: td.narrow(0, 0, 2),
     ],
 )
-def test_operation_sharing_leaves_shares_values(kind: Callable[..., Any], share: Callable[..., Any]) -> None:
+def test_shallow_copy_shares_non_tensor_values(kind: Callable[..., Any], share: Callable[..., Any]) -> None:
     td = kind([TensorDict({"n": {"k": name}, "x": torch.zeros(2)}) for name in "ab"])
     nest = TensorDict({"td": td}, [2])
     shared = share(nest)
@@ -131,7 +131,7 @@ def test_operation_sharing_leaves_shares_values(kind: Callable[..., Any], share:
     assert td["n", "k"] == ["z", "y"]
 
 
-def test_linked_list_row_after_write_still_writes_back() -> None:
+def test_linked_list_replaced_row_still_writes_back() -> None:
     td = TensorDict({"k": NonTensorStack.from_list([["a", "b"], ["c", "d"], ["e", "f"]])}, [3, 2])
     shown = td["k"]
     shown[0] = ["p", "q"]
@@ -177,7 +177,7 @@ def test_set_linked_list_rows_are_stored_as_lists() -> None:
     assert again["k"] == [["a", "b"], ["c", "d"]] and type(again[0]["k"]) is list
 
 
-def test_lazy_stack_write_own_values_permuted_works() -> None:
+def test_lazy_stack_setitem_own_permuted_values_writes_them() -> None:
     lazy = lazy_stack([TensorDict({"k": list(names)}, [3]) for names in ("ace", "bdf")], 1)
     lazy[1:] = lazy[1:].flip(1)
     assert lazy["k"] == [["a", "b"], ["d", "c"], ["f", "e"]]
@@ -185,7 +185,7 @@ def test_lazy_stack_write_own_values_permuted_works() -> None:
     assert lazy["k"] == [["a", "b"], ["a", "b"], ["d", "c"]]
 
 
-def test_write_to_part_of_lazy_stack_changes_members() -> None:
+def test_write_to_slice_of_lazy_stack_changes_members() -> None:
     lazy = lazy_stack([TensorDict({"k": name, "x": torch.zeros(2)}) for name in "abcd"])
     lazy[1:]["k"][0] = "y"
     lazy[2:][0] = TensorDict({"k": "p", "x": torch.ones(2)})
@@ -193,7 +193,7 @@ def test_write_to_part_of_lazy_stack_changes_members() -> None:
     assert lazy["k"] == ["a", "y", "p", "z"]
 
 
-def test_write_to_part_of_single_value_keeps_whole() -> None:
+def test_write_to_slice_of_one_value_keeps_original() -> None:
     td = TensorDict({"k": "a"}, batch_size=[3])
     part, whole = td[1:], td.clone(recurse=False)
     part.set_("k", "b")
@@ -202,7 +202,7 @@ def test_write_to_part_of_single_value_keeps_whole() -> None:
     assert (td["k"], part["k"], whole["k"]) == ("c", "b", "c")
 
 
-def test_setitem_plain_value_writes_each_element() -> None:
+def test_setitem_slice_with_one_value_writes_each_element() -> None:
     stack = NonTensorStack("a", "b", "c")
     stack[0] = "z"
     assert stack.tolist() == ["z", "b", "c"]
@@ -256,14 +256,14 @@ def test_from_list_with_nodes_uses_their_values() -> None:
         NonTensorStack.from_list([NonTensorStack("a", "b"), "c"])
 
 
-def test_data_of_equal_values_returns_value() -> None:
+def test_non_tensor_stack_data_equal_values_returns_value() -> None:
     assert NonTensorStack("a", "a").data == "a"
     assert not hasattr(NonTensorStack(), "data")
     with pytest.raises(AttributeError, match="read them with tolist"):
         assert NonTensorStack("a", "b").data
 
 
-def test_append_insert_extend_add_values() -> None:
+def test_non_tensor_stack_append_insert_extend_add_values() -> None:
     stack = NonTensorStack("a", "b")
     stack.append("c")
     stack.insert(0, NonTensorData("z"))
@@ -276,7 +276,7 @@ def test_append_insert_extend_add_values() -> None:
         stack.lock_().append("x")
 
 
-def test_set_batch_size_misfit_raises() -> None:
+def test_non_tensor_stack_other_batch_size_raises() -> None:
     with pytest.raises(BatchSizeError, match=r"batch size \[3\] does not fit"):
         TensorDict({"a": NonTensorStack("a", "b")}, batch_size=[3])
     td = TensorDict({"a": NonTensorStack("a", "b")})
@@ -309,7 +309,7 @@ def test_init_checks_batch_size_and_sets_device_and_names() -> None:
         ({"a": "x", "n": torch.zeros(3, 4)}, None, [3, 4]),
     ],
 )
-def test_auto_batch_size_includes_values(entries, batch_dims, expected) -> None:
+def test_auto_batch_size_includes_non_tensor_stack(entries, batch_dims, expected) -> None:
     for td in (
         TensorDict.from_dict(entries, auto_batch_size=True, batch_dims=batch_dims),
         TensorDict(entries).auto_batch_size_(batch_dims),
@@ -338,7 +338,7 @@ def test_non_tensor_stack_has_no_entries() -> None:
         )
 
 
-def test_repr_of_non_tensor_stack() -> None:
+def test_repr_non_tensor_stack_truncates_values() -> None:
     assert repr(NonTensorStack("a", "b")) == (
         "NonTensorStack(\n    ['a', 'b'],\n    batch_size=torch.Size([2]),\n    device=None)"
     )
@@ -350,7 +350,7 @@ def test_repr_of_non_tensor_stack() -> None:
     )
 
 
-def test_eq_of_stacks_compares_elements() -> None:
+def test_eq_of_non_tensor_stacks_compares_elements() -> None:
     first, second = NonTensorStack("a", "b"), NonTensorStack("a", "c")
     assert (first == second).tolist() == [True, False]
     assert (first != second).tolist() == [False, True]
@@ -360,20 +360,20 @@ def test_eq_of_stacks_compares_elements() -> None:
 @pytest.mark.parametrize(
     "reduce", [lambda td: td.sum(0), lambda td: td.sum(), lambda td: td.all(0), lambda td: td.new_zeros(5)]
 )
-def test_reduction_with_values_raises(reduce: Any) -> None:
+def test_reduction_with_non_tensor_stack_raises(reduce: Any) -> None:
     td = TensorDict({"a": NonTensorStack("x", "y"), "b": torch.ones(2)}, batch_size=[2])
     with pytest.raises(StructureError, match="take them out with filter_non_tensor_data"):
         reduce(td)
     assert reduce(td.filter_non_tensor_data()) is not None
 
 
-def test_elementwise_operation_keeps_values() -> None:
+def test_elementwise_operation_keeps_non_tensor_stack() -> None:
     td = TensorDict({"a": NonTensorStack("x", "y"), "b": torch.ones(2)}, batch_size=[2])
     for result in (td.exp(), td.zero_(), torch.zeros_like(td), td.new_zeros(2)):
         assert result["a"] == ["x", "y"]
 
 
-def test_to_device_of_values_changes_label_only() -> None:
+def test_to_device_non_tensor_stack_keeps_values() -> None:
     td = TensorDict({"a": NonTensorStack("x", "y"), "b": torch.ones(2)}, batch_size=[2]).to("meta")
     assert td.device == torch.device("meta")
     assert td[1]["a"] == "y"
@@ -381,7 +381,7 @@ def test_to_device_of_values_changes_label_only() -> None:
     assert td.pad([1, 0])["a"] == [None, "x", "y"]
 
 
-def test_empty_keeps_value_per_element() -> None:
+def test_non_tensor_stack_empty_other_batch_size_raises() -> None:
     with pytest.raises(
         BatchSizeError, match=r"one value for each element of \[2\] cannot have the batch size \[\]"
     ):
@@ -391,7 +391,7 @@ def test_empty_keeps_value_per_element() -> None:
 @pytest.mark.parametrize(
     "write", [lambda td, new: td.update_(new), lambda td, new: td.update(new, inplace=True)]
 )
-def test_update_misfit_values_raises_and_changes_nothing(write: Any) -> None:
+def test_update_inplace_other_batch_size_changes_nothing(write: Any) -> None:
     td = TensorDict({"a": torch.zeros(1, 2), "s": "old"}, [1])
     values = NonTensorStack.from_list([["x", "y"]], 2)
     with pytest.raises(BatchSizeError, match=r"values of batch size \[1, 2\] do not fill \[1\]"):
@@ -408,14 +408,14 @@ def test_update_misfit_values_raises_and_changes_nothing(write: Any) -> None:
         ([None, None, 0], [[0, 1], [2]]),
     ],
 )
-def test_group_by_values_works(values, groups) -> None:
+def test_group_by_non_tensor_returns_groups(values, groups) -> None:
     td = TensorDict({"t": NonTensorStack(*values), "i": torch.arange(3)}, [3])
     distinct, found = group_by(td, "t")
     assert distinct == [values[group[0]] for group in groups]
     assert [group["i"].tolist() for group in found] == groups
 
 
-def test_group_by_array_values_raises() -> None:
+def test_group_by_numpy_arrays_raises() -> None:
     td = TensorDict({"t": NonTensorStack(*[np.zeros(2), np.ones(2)])}, [2])
     with pytest.raises(TypeError, match="the values of 't' cannot be told apart, ndarray among them"):
         group_by(td, "t")
@@ -448,12 +448,12 @@ class Labels(NonTensorStack):
     pass
 
 
-def test_join_keeps_subclass() -> None:
+def test_stack_and_cat_keep_non_tensor_stack_subclass() -> None:
     for joined in torch.cat([Labels("x"), Labels("y")]), torch.stack([Labels("x"), Labels("y")]):
         assert type(joined) is Labels
 
 
-def test_tree_map_keeps_subclass() -> None:
+def test_tree_map_keeps_non_tensor_stack_subclass() -> None:
     class Own(NonTensorStack):
         pass
 
@@ -464,7 +464,7 @@ def test_tree_map_keeps_subclass() -> None:
     assert doubled["own"] == ["x", "y"]
 
 
-def test_apply_with_batch_size_keeps_values() -> None:
+def test_apply_with_batch_size_keeps_non_tensor_stack() -> None:
     stack = NonTensorStack(NonTensorStack("p", "q"), NonTensorStack("r", "s"))
     td = TensorDict({"a": torch.ones(2, 2), "v": stack, "n": {"v": stack}}, [2, 2])
     for size in ([], [2], [2, 2]):

@@ -124,7 +124,7 @@ OPERATIONS = {
 
 @pytest.mark.parametrize("name", OPERATIONS)
 @given(shape=shapes)
-def test_shape_operations_equal_numpy(name: str, shape: tuple[int, ...]) -> None:
+def test_non_tensor_stack_shape_operations_equal_numpy(name: str, shape: tuple[int, ...]) -> None:
     ours, numpys = OPERATIONS[name]
     array = things(shape)
     check(ours(stack_of(array)), numpys(array))
@@ -216,7 +216,7 @@ VIEWS: list[tuple[Callable[..., Any], Callable[..., Any]]] = [
 
 
 @given(st.data())
-def test_write_to_view_changes_base(data: st.DataObject) -> None:
+def test_write_to_view_of_non_tensor_stack_changes_base(data: st.DataObject) -> None:
     array = things(data.draw(shapes))
     stack = stack_of(array)
     view, seen = stack, array
@@ -249,7 +249,7 @@ def test_where_equals_numpy(shape: tuple[int, ...], data: st.DataObject) -> None
 
 
 @given(shape=shapes, data=st.data())
-def test_pad_fills_none(shape: tuple[int, ...], data: st.DataObject) -> None:
+def test_pad_fills_non_tensor_with_none(shape: tuple[int, ...], data: st.DataObject) -> None:
     amounts = [data.draw(st.tuples(st.integers(-1, 2), st.integers(0, 2))) for _ in shape]
     numbers = torch.arange(1, 1 + int(np.prod(shape))).view(shape)
     td = TensorDict({"a": stack_of(things(shape, 1)), "b": numbers}, batch_size=shape)
@@ -259,7 +259,7 @@ def test_pad_fills_none(shape: tuple[int, ...], data: st.DataObject) -> None:
     assert padded.get("a").batch_size == padded.batch_size
 
 
-def test_index_from_other_device_works(device: torch.device) -> None:
+def test_index_tensor_on_any_device_selects_values(device: torch.device) -> None:
     td = TensorDict({"a": NonTensorStack("x", "y", "z"), "b": torch.ones(3, device=device)}, batch_size=[3])
     for source in (td, td.to(device)):
         assert source[torch.tensor([2, 0], device=device)]["a"] == ["z", "x"]

@@ -43,7 +43,7 @@ from td_tensorclass import (
     ids=str,
 )
 @pytest.mark.parametrize("nested", [True, False])
-def test_setitem_index_new_values_are_added(index: Any, nested: bool) -> None:
+def test_setitem_index_adds_missing_non_tensor_entries(index: Any, nested: bool) -> None:
     expected = np.full((3, 2), None, dtype=object)
     size = torch.zeros(3, 2)[index].shape
     values = np.arange(size.numel()).astype(str).astype(object).reshape(size)
@@ -56,7 +56,7 @@ def test_setitem_index_new_values_are_added(index: Any, nested: bool) -> None:
 
 
 class TestWriting:
-    def test_setitem_index_writes_value(self) -> None:
+    def test_setitem_index_splits_value_of_batch(self) -> None:
         td = TensorDict({"a": "x", "b": torch.zeros(2)}, batch_size=[2])
         td[0] = TensorDict({"a": "x", "b": 1})
         assert td["a"] == "x"
@@ -67,7 +67,7 @@ class TestWriting:
         td[1] = {"a": "w", "b": 1}
         assert td["a"] == ["z", "w"]
 
-    def test_set_inplace_writes_value(self) -> None:
+    def test_set_and_update_inplace_write_locked_values(self) -> None:
         td = TensorDict({"a": "x", "b": torch.zeros(2)}, batch_size=[2]).lock_()
         td.set_("a", "y")
         assert td["a"] == "y"
@@ -84,7 +84,7 @@ class TestWriting:
         with pytest.raises(LockedError):
             td["a"] = "x"
 
-    def test_set_in_lazy_stack_writes_members(self) -> None:
+    def test_lazy_stack_set_non_tensor_writes_members(self) -> None:
         stack = LazyStackedTensorDict(TensorDict({"a": "x"}), TensorDict({"a": "x"}))
         stack["a"] = "y"
         assert stack["a"] == ["y", "y"]
@@ -93,20 +93,20 @@ class TestWriting:
         stack[0] = {"a": "r"}
         assert stack["a"] == ["r", "q"]
 
-    def test_set_replaces_value_by_tensor_and_back(self) -> None:
+    def test_set_replaces_non_tensor_by_tensor_and_back(self) -> None:
         td = TensorDict({"a": "x"}, batch_size=[2])
         td["a"] = torch.zeros(2)
         assert td["a"].shape == (2,)
         td.update({"a": "x"})
         assert td["a"] == "x"
 
-    def test_setitem_on_single_value_node_raises(self) -> None:
+    def test_non_tensor_data_setitem_raises(self) -> None:
         with pytest.raises(
             StructureError, match=r"holds one value for the whole batch, so 0 alone cannot be set"
         ):
             NonTensorData("a", batch_size=[2])[0] = "b"
 
-    def test_set_data_of_node_replaces_value(self) -> None:
+    def test_non_tensor_data_set_data_replaces_value(self) -> None:
         node = NonTensorData("a")
         node.data = "b"
         node.set("data", "c")
@@ -126,7 +126,7 @@ class TestWriting:
         [(NonTensorData("a"), NonTensorData("b")), (NonTensorStack("a", "c"), NonTensorStack("b", "d"))],
         ids=repr,
     )
-    def test_update_locked_node_only_inplace_works(self, node: Any, new: Any) -> None:
+    def test_update_locked_non_tensor_needs_inplace(self, node: Any, new: Any) -> None:
         td = TensorDict({"v": node}, batch_size=node.batch_size).lock_()
         with pytest.raises(LockedError, match="cannot replace the values"):
             td.get("v").update(new)
@@ -135,14 +135,14 @@ class TestWriting:
 
     @pytest.mark.parametrize("node", [NonTensorData("a"), NonTensorStack("a")], ids=repr)
     @pytest.mark.parametrize("method", ["update", "update_"])
-    def test_update_with_keyword_entries_raises(self, node: Any, method: str) -> None:
+    def test_update_non_tensor_with_keywords_raises(self, node: Any, method: str) -> None:
         with pytest.raises(TypeError, match=r"has no entries, so none can be updated; got \['bogus'\]"):
             getattr(node, method)(node, bogus=1)
         with pytest.raises(TypeError, match="unexpected keyword argument 'bogus'"):
             node.tolist(bogus=1)
 
 
-def test_linked_list_write_changes_collection() -> None:
+def test_write_to_linked_list_changes_collection() -> None:
     td = TensorDict({"a": NonTensorStack.from_list([["p", "q"], ["r", "s"]], 2)}, batch_size=[2])
     td["a"][0][1] = "x"
     td["a"][1][:] = ["y", "z"]
@@ -163,7 +163,7 @@ HOLDERS: dict[str, Callable[[], Any]] = {
 
 @pytest.mark.parametrize("index", [0, -1, slice(1), torch.tensor([True, False]), ...])
 @pytest.mark.parametrize("name", HOLDERS)
-def test_set_at_index_writes_value(name: str, index: Any) -> None:
+def test_set_at_index_writes_non_tensor_value(name: str, index: Any) -> None:
     td = HOLDERS[name]()
     wanted = np.array(td.get("k").tolist())
     wanted[index.numpy() if isinstance(index, torch.Tensor) else index] = "z"
@@ -196,7 +196,7 @@ class TestStateDicts:
     @pytest.mark.parametrize("flatten", [True, False])
     @pytest.mark.parametrize("given", [name for name in ENTRIES if name not in LEVELS])
     @pytest.mark.parametrize("held", [name for name in ENTRIES if name not in LEVELS])
-    def test_load_state_dict_replaces_values(self, held: str, given: str, flatten: bool) -> None:
+    def test_load_state_dict_replaces_non_tensor_values(self, held: str, given: str, flatten: bool) -> None:
         source = holding(given)
         target = holding(held).load_state_dict(source.state_dict(flatten=flatten))
         assert target["k"] == source["k"]
@@ -208,12 +208,12 @@ class TestStateDicts:
 
     @pytest.mark.parametrize("strict", [True, False])
     @pytest.mark.parametrize("other", ["tensor", "level"])
-    def test_load_state_dict_value_for_tensor_or_node_raises(self, other: str, strict: bool) -> None:
+    def test_load_state_dict_non_tensor_for_other_entry_raises(self, other: str, strict: bool) -> None:
         for held, given in ((other, "one"), ("one", other)):
             with pytest.raises(StructureError, match="key 'k' is a .* on one side and a"):
                 holding(held).load_state_dict(holding(given).state_dict(), strict=strict)
 
-    def test_load_state_dict_strict_names_missing_values(self) -> None:
+    def test_load_state_dict_strict_missing_non_tensor_raises(self) -> None:
         with pytest.raises(StructureError, match=r"missing keys: \['k'\]"):
             holding("one").load_state_dict(holding("nothing").state_dict())
         with pytest.raises(StructureError, match=r"unexpected keys: \['k'\]"):
@@ -259,7 +259,7 @@ OLD, NEW = ("a", "b", ["c", "d"], "e"), ("f", b"7", ["g", "h"], "i")
 class TestModules:
     @pytest.mark.parametrize("assign", [False, True])
     @pytest.mark.parametrize("locked", [False, True])
-    def test_module_load_state_dict_loads_values_in_params(self, assign: bool, locked: bool) -> None:
+    def test_module_load_state_dict_loads_non_tensor_in_params(self, assign: bool, locked: bool) -> None:
         file = io.BytesIO()
         torch.save(in_a_module(*NEW).state_dict(), file)
         file.seek(0)
@@ -276,7 +276,7 @@ class TestModules:
             assert values_in(module) == [*OLD]
 
     @pytest.mark.parametrize("inplace", [False, True])
-    def test_module_state_dict_values_in_params_round_trip(self, inplace: bool) -> None:
+    def test_to_module_swaps_non_tensor_in_params(self, inplace: bool) -> None:
         module, given = in_a_module(*OLD), TensorDict.from_module(in_a_module(*NEW))
         with given.to_module(module, inplace=inplace) as held:
             assert values_in(module) == [*NEW]
@@ -305,7 +305,7 @@ class TestModules:
             ("x", "key 'params': Module has no value 'params'"),
         ],
     )
-    def test_load_params_of_other_kinds_raises_and_changes_nothing(
+    def test_to_module_entry_of_other_kind_changes_nothing(
         self, entry: Any, missing: str, inplace: bool
     ) -> None:
         module = in_a_module(*OLD)
@@ -318,19 +318,19 @@ class TestModules:
             given.to_module(module, inplace=inplace)
         assert values_in(module) == [*OLD] and not module.params["w"].any()
 
-    def test_load_state_dict_missing_values_stay(self) -> None:
+    def test_module_load_state_dict_without_metadata_keeps_values(self) -> None:
         module = in_a_module(*OLD)
         module.load_state_dict(dict(in_a_module(*NEW).state_dict()))
         assert values_in(module) == [*OLD]
 
-    def test_module_load_unknown_values_are_unexpected(self) -> None:
+    def test_module_load_state_dict_unknown_value_is_unexpected(self) -> None:
         module, state = in_a_module(*OLD), in_a_module(*NEW, more="j").state_dict()
         with pytest.raises(RuntimeError, match='Unexpected key.*"params.more"'):
             module.load_state_dict(state)
         assert module.load_state_dict(state, strict=False).unexpected_keys == ["params.more"]
         assert values_in(module) == [*NEW] and "more" not in module.params
 
-    def test_load_state_dict_node_for_value_raises_naming_key(self) -> None:
+    def test_module_load_state_dict_value_for_node_raises(self) -> None:
         module = in_a_module(*OLD, more={"x": torch.zeros(2)})
         with pytest.raises(RuntimeError, match="params: .* key 'more' is a value on one side"):
             module.load_state_dict(in_a_module(*NEW, more="j").state_dict(), strict=False)
@@ -369,7 +369,7 @@ CONTEXTS: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("name", CONTEXTS)
 @pytest.mark.parametrize("kind", ["dense", "lazy", "locked"])
-def test_context_manager_writes_values_back(name: str, kind: str) -> None:
+def test_view_as_context_manager_writes_non_tensor_back(name: str, kind: str) -> None:
     rows = [TensorDict({"k": "a", "each": each, "n": {"k": "b"}, "x": torch.zeros(2)}) for each in "wxyz"]
     td: Any = lazy_stack(rows)
     if kind != "lazy":
@@ -392,7 +392,7 @@ def renamed(td: Any) -> Any:
 
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("workers", [{"num_workers": 0}, {"num_workers": 1, "mp_start_method": "fork"}])
-def test_map_out_writes_returned_values(shared: bool, workers: dict[str, Any]) -> None:
+def test_map_with_out_writes_non_tensor_values(shared: bool, workers: dict[str, Any]) -> None:
     td = TensorDict({"k": "old", "each": NonTensorStack("a", "b", "c"), "x": torch.arange(3)}, [3])
     out = td.clone()
     if shared:
@@ -419,14 +419,14 @@ def test_map_out_writes_returned_values(shared: bool, workers: dict[str, Any]) -
         lambda td, value: TensorDict(value),
     ],
 )
-def test_operation_with_value_node_as_collection_raises(operation, value):
+def test_update_from_non_tensor_as_collection_raises(operation, value):
     td = TensorDict({"a": torch.zeros(2), "n": {"b": torch.zeros(2)}}, [2])
     with pytest.raises((TypeError, ValueError, StructureError), match="mapping|collections? of entries"):
         operation(td, value)
 
 
 @pytest.mark.parametrize("value", [NonTensorData("x"), NonTensorStack("x", "y"), MetaData("x")])
-def test_load_state_dict_keeps_names_of_values(value: Any) -> None:
+def test_load_state_dict_keeps_names_of_non_tensor(value: Any) -> None:
     td = TensorDict({"v": value, "n": {"v": value}}, [2], names=["t"])
     td.load_state_dict(td.state_dict())
     assert td.get("v").names == td.get(("n", "v")).names == ["t"]
@@ -435,13 +435,13 @@ def test_load_state_dict_keeps_names_of_values(value: Any) -> None:
 
 @pytest.mark.parametrize("value", [NonTensorData("x"), NonTensorStack("x", "y"), MetaData("x")])
 @pytest.mark.parametrize("flatten", [True, False])
-def test_load_state_dict_keeps_device_of_values(value: Any, flatten: bool) -> None:
+def test_load_state_dict_keeps_device_of_non_tensor(value: Any, flatten: bool) -> None:
     td = TensorDict({"v": value, "n": {"v": value}}, [2], device="cpu")
     td.load_state_dict(td.state_dict(flatten=flatten))
     assert td.get("v").device == td.get(("n", "v")).device == torch.device("cpu")
 
 
-def test_state_dict_value_with_dotted_key_of_node_is_kept() -> None:
+def test_state_dict_empty_key_needs_flatten_false() -> None:
     td = TensorDict({"": "x", "a": torch.ones(2)})
     with pytest.raises(KeyError, match="two levels have the dotted key ''; use flatten=False"):
         td.state_dict()
@@ -461,7 +461,7 @@ def test_state_dict_value_with_dotted_key_of_node_is_kept() -> None:
         lambda td: TensorDict({"k": copy.deepcopy(td["k"])}, [3]),
     ],
 )
-def test_write_linked_list_of_column_keeps_values(write: Any) -> None:
+def test_set_linked_list_into_own_entry_keeps_values(write: Any) -> None:
     td = write(TensorDict({"k": NonTensorStack("a", "b", "c")}, [3]))
     assert [td[i]["k"] for i in range(3)] == ["a", "b", "c"]
 
@@ -477,7 +477,7 @@ def test_write_linked_list_of_column_keeps_values(write: Any) -> None:
     ],
 )
 @pytest.mark.parametrize("index", [0, ..., slice(None), [0]])
-def test_view_with_more_dims_write_reaches_value(show: Any, index: Any) -> None:
+def test_write_to_view_with_added_dims_changes_value(show: Any, index: Any) -> None:
     td = TensorDict({"n": {"k": "a"}, "x": torch.zeros(())})
     view = show(td)
     view[index] = TensorDict({"n": {"k": "z"}, "x": 1.0}).expand(view[index].batch_size)

@@ -33,7 +33,7 @@ TORCH = [torch.as_tensor, torch.tensor, torch.asarray]
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("function", TORCH)
-def test_torch_function_on_value_node_raises(function: Callable[[Any], Any], kind: str) -> None:
+def test_torch_function_on_non_tensor_raises(function: Callable[[Any], Any], kind: str) -> None:
     node = KINDS[kind]()
     with pytest.raises(TypeError, match=rf"a {type(node).__name__} is not one tensor.*tolist\(\)"):
         function(node)
@@ -44,7 +44,7 @@ def test_torch_function_on_value_node_raises(function: Callable[[Any], Any], kin
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("function", [np.asarray, np.array])
-def test_numpy_function_on_value_node_raises(function: Callable[[Any], Any], kind: str) -> None:
+def test_numpy_function_on_non_tensor_raises(function: Callable[[Any], Any], kind: str) -> None:
     node = KINDS[kind]()
     for value in (node, [node, node], [[node]]):
         with pytest.raises(TypeError, match=rf"a {type(node).__name__} is not one array.*tolist\(\)"):

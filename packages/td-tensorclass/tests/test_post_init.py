@@ -121,7 +121,7 @@ class TestPostInit:
         for each in (stack, stack.clone(), stack.empty(), *stack.tensordicts, *(stack + 1).tensordicts):
             assert each.is_locked
 
-    def test_setattr_unknown_name_raises(self, declare: Any, decorated: bool) -> None:
+    def test_post_init_setting_unknown_name_raises(self, declare: Any, decorated: bool) -> None:
         cls = declare({"x": Tensor}, decorated, {"__post_init__": lambda self: setattr(self, "xx", 1)})
         with pytest.raises(UnknownFieldError, match="X has no field 'xx': did you mean 'x'"):
             cls(torch.zeros(1))

@@ -66,7 +66,7 @@ def elements(column: Any, ndim: int) -> list[Any]:
 def check(node: Any) -> None:
     numbers = node.get("number")
     assert numbers.shape == node.batch_size
-    # The node under the key: reading an attribute gives the bare value.
+    # Read the node under the key, because reading the attribute returns the bare value.
     entries = node._tensordict if isinstance(node, Row) else node
     assert elements(entries.get("value"), numbers.ndim) == [
         f"v{number}" for number in numbers.flatten().tolist()
@@ -146,7 +146,7 @@ STEPS: dict[str, Callable[[Any, Callable[[Any], Any]], Any]] = {
 
 @pytest.mark.parametrize("kind", KINDS)
 @given(st.data())
-def test_random_program_moves_values_like_leaves(kind: str, data: st.DataObject) -> None:
+def test_random_shape_operations_move_values_like_leaves(kind: str, data: st.DataObject) -> None:
     shape = data.draw(st.lists(st.integers(1, 3), min_size=1, max_size=3))
     node = KINDS[kind](torch.arange(torch.Size(shape).numel()).view(shape))
     check(node)

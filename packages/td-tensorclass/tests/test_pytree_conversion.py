@@ -41,7 +41,7 @@ def test_pytree_round_trip_returns_equal_tree(tree: Any) -> None:
 
 
 @pytest.mark.parametrize("tree", TREES[:4], ids=str)
-def test_pytree_operations_before_conversion_back_equal_torch(tree: Any) -> None:
+def test_to_pytree_after_operations_equals_tree_map(tree: Any) -> None:
     td = TensorDict.from_pytree(tree, auto_batch_size=True).apply(lambda leaf: leaf + 1)
     assert_same(td[:2].to_pytree(), torch_pytree.tree_map(lambda leaf: (leaf + 1)[:2], tree))
 
@@ -51,7 +51,7 @@ def test_from_pytree_keeps_collections_as_leaves() -> None:
     assert TensorDict.from_pytree({"a": inner}).to_pytree()["a"] is inner
 
 
-def test_struct_array_strings_round_trip() -> None:
+def test_from_struct_array_strings_round_trip() -> None:
     array = np.array([(1, "ab"), (2, "c")], dtype=[("x", "i4"), ("s", "U2")])
     td = from_struct_array(array)
     assert td["s"] == ["ab", "c"]
@@ -59,12 +59,12 @@ def test_struct_array_strings_round_trip() -> None:
     assert td.to_struct_array().tolist() == array.tolist()
 
 
-def test_from_any_list_becomes_value() -> None:
+def test_from_any_list_of_strings_becomes_non_tensor() -> None:
     assert from_any(["a", "b"]).tolist() == ["a", "b"]
     assert TensorDict.from_dict({"a": [{"b": 1}, {"b": 2}]})["a"] == [{"b": 1}, {"b": 2}]
 
 
-def test_to_dict_returns_values() -> None:
+def test_to_dict_returns_non_tensor_values() -> None:
     td = TensorDict({"a": 1, "s": "x", "n": {"m": None}})
     assert td.to_dict() == {"a": torch.tensor(1), "s": "x", "n": {"m": None}}
     assert td.to_dict(retain_none=False) == {"a": torch.tensor(1), "s": "x", "n": {}}
@@ -72,7 +72,7 @@ def test_to_dict_returns_values() -> None:
     assert td.to_namedtuple().s == "x"
 
 
-def test_copy_keeps_none() -> None:
+def test_to_tensordict_retain_none_keeps_none_fields() -> None:
     class Point(TensorClass):
         x: torch.Tensor
         y: torch.Tensor = None
@@ -84,7 +84,7 @@ def test_copy_keeps_none() -> None:
         copy = source.to_tensordict(retain_none=True)
         assert copy["y"] is None or set(copy["y"]) == {None}
         assert copy.get("y").batch_size == source.batch_size
-    # In a plain collection, None is a value like any other.
+    # In a TensorDict, None is stored like any other value.
     assert TensorDict({"a": None}).to_tensordict(retain_none=False)["a"] is None
 
 
@@ -95,6 +95,6 @@ def test_pytree_defaultdict_round_trips() -> None:
     assert (back["a"], back["b"]["c"]) == (tree["a"], tree["b"]["c"])
 
 
-def test_struct_array_objects_round_trip() -> None:
+def test_from_struct_array_objects_round_trip() -> None:
     td = TensorDict({"a": torch.arange(2), "v": NonTensorStack({"k": 1}, {"k": 2})}, [2])
     assert td.to_struct_array().tolist() == [(0, {"k": 1}), (1, {"k": 2})]

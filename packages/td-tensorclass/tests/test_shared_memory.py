@@ -62,7 +62,7 @@ CHANGES: dict[str, tuple[Callable[[Any], Any], Callable[[Tensor], Any]]] = {
 
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("kind", SHARING)
-def test_change_in_place_shared_memory_once(kind: str, change: str) -> None:
+def test_inplace_operation_tied_tensor_changes_once(kind: str, change: str) -> None:
     x, expected = torch.arange(6.0).view(2, 3), torch.arange(6.0).view(2, 3)
     on_collection, on_tensor = CHANGES[change]
     on_collection(SHARING[kind](x))

@@ -30,22 +30,22 @@ def bare_class_of(cls: Any) -> Any:
     )
 
 
-class TestAClassThatAPickleMakes:
+class TestClassesByValue:
     kept = ByValue(x=torch.ones(2), label="a", batch_size=[2])
 
-    def test_unpickled_class_discarded_keeps_registered_class(self) -> None:
+    def test_class_without_fields_keeps_registered_class(self) -> None:
         bare_class_of(ByValue)
         assert type(decode(replace(encode(self.kept), classes={}))) is ByValue
         assert type(ByValue.from_dict(self.kept.to_dict(), batch_size=[2]).clone()) is ByValue
 
-    def test_unpickled_class_is_registered_with_first_instance(self) -> None:
+    def test_class_by_value_is_registered_at_first_decode(self) -> None:
         made = bare_class_of(ByValue)
         for name, value in vars(ByValue).items():
             if name not in {"__dict__", "__weakref__"}:
                 setattr(made, name, value)
         try:
             encoded = encode(self.kept)
-            assert type(decode(encoded)) is ByValue  # the class in the pickle has priority over its name
+            assert type(decode(encoded)) is ByValue  # the encoded class has priority over its name
             first = decode(replace(encoded, classes={0: made}))
             assert type(first) is made and first.label == "a"
             assert type(decode(replace(encoded, classes={}))) is made
@@ -80,7 +80,7 @@ class TestAClassThatAPickleMakes:
             setattr(schema, name, value)
         assert schema.hint("below") is ByValue
 
-    def test_copy_redefined_classes_keeps_each_class(self) -> None:
+    def test_copy_two_classes_of_one_name_keeps_each(self) -> None:
         made = [dataclass_again() for _ in range(2)]
         td = TensorDict({str(i): cls(x=torch.ones(2), batch_size=[2]) for i, cls in enumerate(made)})
         for copied in (deepcopy(td), pickle_like(td), decode(encode(td))):

@@ -70,7 +70,7 @@ def test_init_missing_required_key_raises() -> None:
     assert More.__optional_keys__ == {"reward", "name"}
 
 
-def test_init_without_not_required_key_works() -> None:
+def test_init_not_required_key_may_be_missing() -> None:
     assert Partial.__required_keys__ == {"obs"} and Partial.__optional_keys__ == {"act"}
     assert Partial(obs=torch.zeros(3), act=torch.ones(3)).act.tolist() == [1, 1, 1]
     with pytest.raises(AttributeError, match="the Partial has no entry 'act'"):
@@ -113,7 +113,7 @@ def test_declare_key_hiding_method_raises() -> None:
             keys: Tensor
 
 
-def test_attrs_returns_tensor_attrs() -> None:
+def test_attrs_returns_tensor_attrs_per_leaf() -> None:
     td = TensorDict({"a": torch.zeros(3, 2), "b": {"c": torch.ones(3).int(), "s": "x"}}, batch_size=[3])
     for attrs in (td.attrs(), td.attrs(num_threads=2)):
         assert attrs.batch_size == ()

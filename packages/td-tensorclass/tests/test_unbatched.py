@@ -71,7 +71,7 @@ def test_pointwise_and_cast_apply_to_unbatched_tensor() -> None:
         make() + torch.ones(2, 3)
 
 
-def test_assert_close_of_unbatched_tensors() -> None:
+def test_assert_close_different_unbatched_tensors_raises() -> None:
     td = TensorDict({"u": UnbatchedTensor(torch.ones(3))}, [2])
     near, far = (TensorDict({"u": UnbatchedTensor(torch.ones(3) + by)}, [2]) for by in (1e-8, 1e-2))
     assert assert_close(td, near)
@@ -88,7 +88,7 @@ def test_assert_close_of_unbatched_tensors() -> None:
     "value", [NonTensorStack("a", "b"), NonTensorData("a"), UnbatchedTensor(torch.ones(3))], ids=repr
 )
 @pytest.mark.parametrize("join", [torch.stack, torch.cat])
-def test_join_value_and_collection_raises_naming_key(join: Any, value: Any) -> None:
+def test_stack_non_tensor_and_collection_raises(join: Any, value: Any) -> None:
     pair = [TensorDict({"n": {"v": entry}}, [2]) for entry in (value, TensorDict({}, [2]))]
     for items in (pair, pair[::-1]):
         with pytest.raises(
@@ -160,7 +160,7 @@ def test_keys_leaves_only_includes_unbatched_tensor() -> None:
     assert repr(make()) == "TensorDict(batch_size=[2,3], fields={u: f32[3], x: f32[]})"
 
 
-def test_apply_passes_unbatched_tensor() -> None:
+def test_apply_calls_function_with_unbatched_tensor() -> None:
     named = make().named_apply(lambda key, leaf: leaf + 1 if key == "u" else leaf)
     assert named["u"].tolist() == [2, 3, 4]
     assert make().apply(torch.add, make())["u"].tolist() == [2, 4, 6]
@@ -190,7 +190,7 @@ def test_state_dict_unbatched_tensor_round_trips() -> None:
         make().load_state_dict({**state, "u": torch.zeros(4)})
 
 
-def test_get_set_unbatched_tensor_works() -> None:
+def test_set_unbatched_tensor_replaces_whole_tensor() -> None:
     td = make()
     assert not is_non_tensor(td.get("u"))
     assert not td.is_non_tensor("u")
@@ -257,7 +257,7 @@ def test_tensorclass_field_holds_unbatched_tensor() -> None:
     assert type(model[0].scale) is UnbatchedTensor
 
 
-def test_unbatched_tensor_has_tensor_behaviour() -> None:
+def test_unbatched_tensor_operations_return_same_class() -> None:
     tensor = UnbatchedTensor([1, 2])
     tensor.batch_size = [7]
     assert isinstance(tensor, Tensor)
@@ -291,14 +291,14 @@ def test_error_on_unbatched_tensor_names_key(operation: Callable[..., Any]) -> N
         operation(td)
 
 
-def test_setitem_index_misfit_changes_nothing() -> None:
+def test_setitem_other_unbatched_tensor_changes_nothing() -> None:
     td = TensorDict({"a": torch.zeros(3), "u": UnbatchedTensor(torch.zeros(2))}, [3])
     with pytest.raises(StructureError, match="is the same for the whole batch"):
         td[0] = TensorDict({"a": torch.ones(()), "u": UnbatchedTensor(torch.ones(2))})
     assert td["a"].tolist() == [0, 0, 0]
 
 
-def test_setitem_refused_by_one_member_changes_none() -> None:
+def test_lazy_stack_setitem_error_in_one_member_changes_none() -> None:
     members = [
         TensorDict(
             {"k": NonTensorStack("a", "b"), "a": torch.zeros(2), "u": UnbatchedTensor(torch.tensor(u))}, [2]

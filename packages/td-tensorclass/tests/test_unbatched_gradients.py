@@ -69,7 +69,7 @@ def require_grad_of_entries(td: Any) -> Any:
 
 
 @pytest.mark.parametrize("made", MADE)
-def test_backward_sets_grad_of_entry(made: str) -> None:
+def test_backward_sets_grad_of_unbatched_tensor(made: str) -> None:
     td = MADE[made]()
     out = td * 2
     out.backward(torch.ones_like(out))
@@ -85,7 +85,7 @@ def test_backward_sets_grad_of_entry(made: str) -> None:
 
 
 @pytest.mark.parametrize("made", MADE)
-def test_autograd_grad_of_entry_equals_torch(made: str) -> None:
+def test_autograd_grad_of_unbatched_tensor_equals_torch(made: str) -> None:
     td = MADE[made]()
     out = td * 2
     found = torch.autograd.grad(out, td, torch.ones_like(out), retain_graph=True)
@@ -100,7 +100,7 @@ def test_autograd_grad_of_entry_equals_torch(made: str) -> None:
 
 @pytest.mark.parametrize("made", MADE)
 @pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adam], ids=lambda cls: cls.__name__)
-def test_optimizer_step_changes_entry(optimizer: Any, made: str) -> None:
+def test_optimizer_step_changes_unbatched_tensor(optimizer: Any, made: str) -> None:
     td = MADE[made]()
     plain = [torch.ones(n, dtype=td.get("a").dtype, requires_grad=True) for n in (4, 3)]
     trained = [td.get("a"), td.get("u")]
@@ -154,7 +154,7 @@ def test_get_requiring_grad_returns_same_object() -> None:
 
 @pytest.mark.parametrize("whose", ["given", "read"])
 @pytest.mark.parametrize("require", ["tensor", "collection"])
-def test_requires_grad_marks_tensors_set_or_read_before(require: str, whose: str) -> None:
+def test_requires_grad_applies_to_shared_unbatched_tensor(require: str, whose: str) -> None:
     given = UnbatchedTensor(torch.ones(3))
     td = TensorDict({"n": {"u": given}}, [4])
     tensor = given if whose == "given" else td["n", "u"]
@@ -165,7 +165,7 @@ def test_requires_grad_marks_tensors_set_or_read_before(require: str, whose: str
     assert tensor.grad is None
 
 
-def test_get_after_new_data_returns_new_tensor() -> None:
+def test_set_data_replaces_unbatched_tensor() -> None:
     td = make()
     read = td["u"]
     td.data = TensorDict({"a": torch.zeros(4), "u": UnbatchedTensor(torch.zeros(3))}, [4])
@@ -174,7 +174,7 @@ def test_get_after_new_data_returns_new_tensor() -> None:
     assert (td + 1)["u"].tolist() == [3, 3, 3] and read.shape == (3,)
 
 
-def test_backward_reaches_wrapped_leaf() -> None:
+def test_backward_reaches_leaf_wrapped_in_no_grad() -> None:
     leaf = torch.ones(3, requires_grad=True)
     with torch.no_grad():
         td = TensorDict({"u": UnbatchedTensor(leaf)}, [4])
@@ -183,7 +183,7 @@ def test_backward_reaches_wrapped_leaf() -> None:
     assert type(leaf) is Tensor
 
 
-def test_requires_grad_of_part_does_not_change_whole() -> None:
+def test_requires_grad_of_index_result_keeps_original() -> None:
     td = make()
     part = td[0].requires_grad_()
     assert part["u"].requires_grad and not td["u"].requires_grad

@@ -102,14 +102,14 @@ ROUND_TRIPS = {
 
 @pytest.mark.parametrize("item", ITEMS)
 @pytest.mark.parametrize("trip", ROUND_TRIPS)
-def test_index_stacked_nodes_returns_their_value(trip: str, item: str) -> None:
+def test_index_stack_of_one_value_items_returns_items(trip: str, item: str) -> None:
     tasks = ("reach", "push", "walk")
     parts = ROUND_TRIPS[trip]([ITEMS[item](task) for task in tasks])
     assert [shown(part) for part in parts] == [shown(ITEMS[item](task)) for task in tasks]
     assert {part.batch_size for part in parts} == {(4,)}
 
 
-def test_slice_stacked_nodes_returns_list_of_any_length() -> None:
+def test_slice_stack_of_one_value_items_returns_lists() -> None:
     stack = torch.stack([plain("reach"), plain("push")])
     assert stack[1:]["task"] == [["push"] * 4]
     assert stack[:, 0]["task"] == ["reach", "push"]
@@ -118,7 +118,7 @@ def test_slice_stacked_nodes_returns_list_of_any_length() -> None:
     assert stack[1, :2]["task"] == "push"
 
 
-def test_write_to_part_changes_stack() -> None:
+def test_write_to_item_of_non_tensor_stack_changes_stack() -> None:
     stack = torch.stack([plain("reach"), plain("push")])
     stack[1].update_(plain("walk"))
     assert stack["task"] == [["reach"] * 4, ["walk"] * 4]
@@ -134,7 +134,7 @@ def test_write_to_part_changes_stack() -> None:
     assert stack[0]["task"] == "run"
 
 
-def test_index_part_of_part_returns_its_value() -> None:
+def test_write_to_item_of_item_changes_stack() -> None:
     stack = torch.stack([plain("reach"), plain("push")])
     stack[1][3].update_(TensorDict({"task": "last"}))
     assert stack["task"][1] == ["push", "push", "push", "last"]
@@ -181,7 +181,7 @@ DIMS = [((2, 3), dim) for dim in (-2, -1, 0, 1)] + [
 
 @pytest.mark.parametrize(("shape", "dim"), DIMS)
 @pytest.mark.parametrize("kind", MAPPED)
-def test_vmap_over_values_reads_tensors(kind: str, shape: tuple[int, ...], dim: int) -> None:
+def test_vmap_with_non_tensor_entries_equals_torch(kind: str, shape: tuple[int, ...], dim: int) -> None:
     data = MAPPED[kind](shape)
     expected = tensor_of(data).movedim(dim % len(shape), 0)
     sizes = []
@@ -208,7 +208,7 @@ def test_vmap_over_values_reads_tensors(kind: str, shape: tuple[int, ...], dim: 
 
 @pytest.mark.parametrize(("shape", "dim"), DIMS)
 @pytest.mark.parametrize("kind", MAPPED)
-def test_vmap_over_values_returns_them_in_order(kind: str, shape: tuple[int, ...], dim: int) -> None:
+def test_vmap_returns_non_tensor_values_in_order(kind: str, shape: tuple[int, ...], dim: int) -> None:
     data, ndim = MAPPED[kind](shape), len(shape)
     for out in range(-ndim, ndim):
         moved = record(shape).movedim(dim % ndim, out % ndim)
@@ -223,7 +223,7 @@ def test_vmap_over_values_returns_them_in_order(kind: str, shape: tuple[int, ...
         assert len(stacked.batch_size) == ndim + 1
 
 
-def test_nested_vmap_returns_values_in_order() -> None:
+def test_nested_vmap_returns_non_tensor_values_in_order() -> None:
     data = record((3, 3))
     for inner in (-1, 0):
         result = torch.vmap(torch.vmap(lambda each: each + 0, inner, inner), 1, 1)(data)
@@ -246,7 +246,7 @@ def test_vmap_in_dims_of_pytree_treats_collection_as_leaf() -> None:
     assert torch.vmap(lambda td: td["w"], -1)(without).shape == (5, 2)
 
 
-def test_vmap_chunk_size_joins_values_along_batch_dim() -> None:
+def test_vmap_chunk_size_joins_non_tensor_along_batch_dim() -> None:
     td = TensorDict({"x": torch.arange(24.0).view(4, 3, 2)}, [4, 3])
     result = torch.vmap(lambda each: each + 0, 0, -1, chunk_size=2)(td)
     assert result.batch_size == (3, 4)
@@ -267,7 +267,7 @@ def test_vmap_dims_outside_batch_raise(dims: tuple[int, int], message: str) -> N
         torch.vmap(lambda td: td, *dims)(record((2, 3)))
 
 
-def test_read_values_inside_vmap_raises() -> None:
+def test_read_non_tensor_stack_inside_vmap_raises() -> None:
     with pytest.raises(StructureError, match="vmap took a dim away"):
         torch.vmap(lambda td: td["x"] + len(td["task"]))(record((2, 3)))
     assert torch.vmap(lambda td: td["x"] + len(td["one"]))(record((2, 3))).shape == (2, 3, 4)

@@ -159,7 +159,7 @@ def _values(td: Any) -> list[Any]:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("operation", OPERATIONS)
-def test_operation_on_incomparable_values_keeps_each(operation: str, kind: str) -> None:
+def test_join_incomparable_values_keeps_each(operation: str, kind: str) -> None:
     apply, expected = OPERATIONS[operation]
     for value in VALUES:
         a, b = VALUES[value]()
@@ -227,7 +227,7 @@ SAME = [
 
 
 @pytest.mark.parametrize(("a", "b", "expected"), SAME)
-def test_same_value_of_two_values_returns_expected(a: Any, b: Any, expected: bool) -> None:
+def test_is_same_value_returns_expected(a: Any, b: Any, expected: bool) -> None:
     assert is_same_value(a, b) is expected
     assert is_same_value(a, a)
 
@@ -274,7 +274,7 @@ UNBATCHED = {
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex64, torch.float8_e4m3fn])
 @pytest.mark.parametrize("make", [limits, nested_limits])
 @pytest.mark.parametrize("operation", UNBATCHED)
-def test_join_unbatched_tensors_with_nan_keeps_the_tensor(operation: str, make: Any, dtype: Any) -> None:
+def test_join_equal_unbatched_tensors_with_nan_keeps_one(operation: str, make: Any, dtype: Any) -> None:
     result = UNBATCHED[operation](make(0.0, NAN, dtype), make(1.0, NAN, dtype))
     kept = result["n", "l"] if make is nested_limits else result["l"]
     assert torch.isnan(kept.to(torch.complex64)).tolist() == [False, True]
@@ -282,7 +282,7 @@ def test_join_unbatched_tensors_with_nan_keeps_the_tensor(operation: str, make: 
         UNBATCHED[operation](make(0.0, NAN, dtype), make(1.0, 1.0, dtype)).densify()
 
 
-def test_set_at_equal_unbatched_tensor_is_accepted() -> None:
+def test_set_at_index_equal_unbatched_tensor_is_no_op() -> None:
     td, same = limits(0.0, NAN, torch.float32), UnbatchedTensor(torch.tensor([0.0, NAN]))
     assert td.set_at_("l", same, 0)["l"].isnan().tolist() == [False, True]
     with pytest.raises(StructureError, match="is the same for the whole batch"):
