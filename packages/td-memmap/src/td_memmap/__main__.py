@@ -45,7 +45,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code."""
+    """Run one command of ``python -m td_memmap`` and return its exit code."""
     options = _parser().parse_args(arguments)
     try:
         code, text, data = _COMMANDS[options.command](options)
@@ -58,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _print(text: str, stream: TextIO) -> None:
-    """Print text; escape characters that the encoding lacks or that control a terminal."""
+    """Print text, with characters escaped that the encoding of the stream lacks or that control a terminal."""
     encoding = stream.encoding or "utf-8"
     shown = "\n".join(map(make_printable, text.split("\n")))
     print(shown.encode(encoding, "backslashreplace").decode(encoding), file=stream)

@@ -1,4 +1,4 @@
-"""Files without a name, which processes share by file descriptor and which are freed with the last tensor on them."""
+"""Anonymous files: processes share them by file descriptor; freeing the last tensor on a file frees it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from td_core.errors import FormatError
 from . import _fs
 from ._mapped_memory import map_memory, view_elements
 
-#: Alignment in bytes of the tensors in one file, which suits every dtype.
+#: Alignment of the tensors in an anonymous file, in bytes; a multiple of every dtype's size.
 ALIGNMENT = 64
 
 
@@ -42,7 +42,7 @@ class AnonymousFile:
 
     @classmethod
     def of_size(cls, nbytes: int, *, sparse: bool = False) -> AnonymousFile:
-        """Create a file of ``nbytes`` zeros; a sparse one takes no space until it is written to.
+        """Create a file of ``nbytes`` zeros; with ``sparse=True`` it takes no disk space until it is written to.
 
         Raises:
             OSError: the disk is full.
@@ -86,7 +86,7 @@ class AnonymousFile:
 
 
 def align(offset: int) -> int:
-    """Return the next multiple of the alignment at or after ``offset``."""
+    """Round a byte offset up to the next multiple of ``ALIGNMENT``."""
     return -(-offset // ALIGNMENT) * ALIGNMENT
 
 

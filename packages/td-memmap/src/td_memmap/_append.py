@@ -2,7 +2,7 @@
 
 New rows are written to the leaf files after the rows that the metadata lists. Then a directory that links to the
 same files, with new metadata, replaces the old one in one step. A reader, and a recovery after a crash, finds all
-new rows or none.
+new rows or no new row.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from ._meta import LeafEntry, format_manifest, has_level, is_view, parse_json, r
 from ._plan import LeafFile, Plan, encode_node, make_plan
 from ._read_node import read_node
 
-#: Path of a leaf's file, the new rows for it, and its size in bytes before them.
+#: Path of a leaf's file, the leaf's new rows, and the size of the saved elements in bytes.
 _Grown = tuple[Parts, LeafFile, int]
 
 
@@ -51,7 +51,7 @@ def append_memmap(prefix: str | Path, rows: Core, *, allow_pickle: bool | None =
         allow_pickle: whether saved values may be unpickled to compare them; None means False.
 
     Raises:
-        AppendError: the rows do not fit the save, or it is an archive. Nothing was written.
+        AppendError: the rows have another structure than the save, or it is an archive. Nothing was written.
         FormatError: the save is damaged.
         FileNotFoundError: ``prefix`` has no save.
         OSError: the disk is full. The save is unchanged.
@@ -126,7 +126,7 @@ class _Rows:
         self.nodes = {parts: node for node, parts in plan.nodes}
 
     def shown(self, place: Parts) -> str:
-        """Describe the node or leaf at a path, for messages."""
+        """Describe the node or leaf at a path, for error messages."""
         node = self.nodes.get(place)
         if node is not None:
             return _shown(type(node).__name__, encode_node(node).values)
@@ -139,7 +139,7 @@ def _get_rows_directory(node: Node) -> Parts:
 
 
 def _make_meta(tree: DirectoryTree, node: Node, rows: _Rows) -> bytes:
-    """Check that the rows fit a node, and return its metadata with the new number of rows."""
+    """Check that the rows match a node, and return its metadata with the new number of rows."""
     level = node.level
     where = show_path(node.key)
     meta = read_json(tree, node.parts, _file_names.META)
@@ -199,8 +199,8 @@ def _check_values(
     """Raise AppendError if the values of the rows differ from the saved ones."""
     pickled = rows.texts.get((*_get_rows_directory(node), _file_names.PICKLE))
     if pickled != read_if_there(tree, node.parts, _file_names.PICKLE):
-        # Compare the unpickled values. The pickle of the rows was made by this call; the saved one is loaded only
-        # if the caller allowed it.
+        # Equal values can have different pickles, so compare the values. The pickle of the rows was made by this
+        # call, so it is safe to load; the saved pickle was loaded only with allow_pickle=True.
         meta = {**(node.values or {}), **meta}
         right = {**(pickle.loads(pickled) if pickled else {}), **right}
     pairs = {name: (meta.get(name), right.get(name)) for name in {*meta, *right}}
@@ -228,7 +228,7 @@ def _class_of(node: Node) -> str:
 
 
 def _shown(cls: str, values: Mapping[str, Any]) -> str:
-    """Describe a node for messages: its class, and its value if it has one."""
+    """Describe a node for error messages: its class, and its value if it has a value."""
     return f"a {cls} of {_short(values['data'])}" if "data" in values else f"a {cls}"
 
 
@@ -343,11 +343,11 @@ def _grow(
     size: int,
     before: list[tuple[Parts, int]],
 ) -> None:
-    """Write rows after those of a leaf, to the same file unless it is tied, and add its old length to ``before``."""
+    """Append rows to a leaf's file, or to a copy if the leaf is tied; add the old file length to ``before``."""
     if not size and not file.nbytes:
         return
     result = tree.stat_path(place) if size else None
-    # A file with several hard links belongs to tied leaves, which must not grow along, so it is copied.
+    # Copy a file with several hard links: appending to it would also grow the leaves that are tied to this leaf.
     own = result is not None and result.st_nlink == 1
     if result is not None and own:
         before.append((place, result.st_size))

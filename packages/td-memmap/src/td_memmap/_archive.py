@@ -48,7 +48,7 @@ _PAD_BLOCK = 0x6474  # the bytes "td"
 _LOCAL_HEADER = 30
 _ZIP64_BLOCK = 20
 _LONGEST_NAME = (1 << 16) - 1
-#: Times of entries of an archive: constant, since zip times cannot be compared with those of a save.
+#: Times of the entries of an archive. They are constant: zip times cannot be compared with file times.
 _TIMELESS = {"st_mtime_ns": 0, "st_ctime_ns": 0}
 
 #: Exceptions of ``zipfile`` for a file that is not a valid zip file.
@@ -126,7 +126,7 @@ def _write_atomically(
             try:
                 yield packing
             except BaseException:
-                packing.zip.fp = None  # keep ZipFile.close() from writing a directory
+                packing.zip.fp = None  # prevents ZipFile.close() from writing a zip directory
                 raise
             packing.zip.close()
         new.publish(durable=durable)
@@ -165,7 +165,7 @@ class _ArchiveWriter:
 
     def _padding(self, name: str) -> bytes:
         raw = name.encode()
-        # zipfile appends its block of 64-bit sizes after this one, so count it in.
+        # zipfile appends a block of 64-bit sizes to the header, so add its length to the start of the content.
         start = self._file.tell() + _LOCAL_HEADER + len(raw) + 4 + _ZIP64_BLOCK
         size = -start % _ALIGNMENT
         return struct.pack("<HH", _PAD_BLOCK, size) + bytes(size)
@@ -173,7 +173,7 @@ class _ArchiveWriter:
 
 def _order(path: Parts) -> str:
     """Return the sort key of a path: a directory's metadata first, then its files by name, then its directories."""
-    # The key is one string. Names contain no NUL, so NUL can end each part.
+    # File names contain no NUL, so a NUL can end each part of the sort key.
     *parts, name = path
     return "".join(f"2{part}\0" for part in parts) + ("0" if name == _file_names.META else f"1{name}")
 
@@ -198,7 +198,7 @@ def save_archive(data: Core, path: str, options: Options) -> Callable[[], Any]:
 
 
 def _check_same_files(plan: Plan, path: str, options: Options) -> None:
-    """Raise FileTakenError if the existing archive cannot be filled with the leaves of the plan."""
+    """Raise FileTakenError if an existing archive is compressed or differs in structure from the plan."""
     try:
         with ArchiveTree(path) as tree:
             packed = [
@@ -248,14 +248,14 @@ def pack_memmap(
 
     Args:
         prefix: the directory.
-        archive_path: the archive; an existing one is replaced in one step.
+        archive_path: the archive to write; an existing archive is replaced in one step.
         compression: how to compress the leaves: ``"deflate"``, ``"bzip2"``, ``"lzma"`` or a constant of ``zipfile``;
             None stores them uncompressed.
         compresslevel: the level of compression, as in ``zipfile``.
         progress: show a progress bar, or call a function of (bytes done, total bytes).
 
     Raises:
-        FormatError: the directory has no save, or a damaged one.
+        FormatError: the directory has no save, or its save is damaged.
         FileNotFoundError: the directory does not exist.
 
     >>> _ = TensorDict({"a": 1}).memmap("save")
@@ -422,7 +422,7 @@ class ArchiveTree:
         self._file.close()
 
     def show(self, parts: Parts, name: str = "") -> str:
-        """Return a path for messages."""
+        """Format a path below the archive for error messages."""
         inner = "/".join((*self.base, *parts, name) if name else (*self.base, *parts))
         return f"{self.path}/{inner}" if inner else self.path
 
@@ -459,7 +459,7 @@ class ArchiveTree:
     def contents(self, info: zipfile.ZipInfo) -> Iterator[bytes]:
         """Yield the content of an entry in chunks.
 
-        Raises FormatError if it is damaged or its size is not the listed one.
+        Raises FormatError if it is damaged or its size differs from the listed size.
         """
         where = f"{self.path}: the entry {info.filename!r}"
         total = 0
@@ -499,7 +499,7 @@ class ArchiveTree:
         return start
 
     def map_whole(self, *, shared: bool) -> Any:
-        """Map the whole archive, for :func:`view_elements`."""
+        """Map the file of the archive to memory, for :func:`view_elements`."""
         size = _fs.get_open_status(self._fd).st_size
         if not shared:
             return map_memory(self._fd, size, False, self.path)
@@ -508,7 +508,7 @@ class ArchiveTree:
 
 
 class _ArchiveReader(Reader):
-    """Reader that maps the whole archive once; leaves are views of that mapping."""
+    """Reader of an archive that maps its file once; all leaves are views of that mapping."""
 
     _whole: Any = None
     _place: Place | None = None
@@ -539,7 +539,7 @@ class _ArchiveReader(Reader):
         start = self.tree.offset(info)
         if self._whole is None:
             self._whole = self.tree.map_whole(shared=writes)
-        # Give each leaf a separate storage: operations on a strided nested tensor act on its whole storage.
+        # Give each leaf a separate storage: operations on a strided nested tensor act on its entire storage.
         if start % dtype.itemsize == 0:
             return reshape_flat(
                 view_elements(self._whole, dtype, nbytes // dtype.itemsize, self._source(writes), start),
@@ -552,7 +552,7 @@ class _ArchiveReader(Reader):
         )
 
     def _source(self, writes: bool) -> Place | None:
-        """Return the Place of the whole archive if writes reach it, so that another process can map it too."""
+        """Return the Place of the archive's file if writes reach it, so that another process can map the file."""
         if not writes:
             return None
         if self._place is None:
@@ -583,7 +583,7 @@ class _ArchiveReader(Reader):
 
 
 def load_archive(path: str, options: LoadOptions, subpath: NestedKey | None) -> Any:
-    """Load the collection in an archive, or the one under ``subpath``."""
+    """Load the collection in an archive, or only the node under ``subpath``."""
     with ArchiveTree(path) as tree:
         if subpath is not None:
             tree.base = find_directory(tree, subpath, robust_key=options.robust_key)
@@ -621,7 +621,7 @@ def _rewrite_checksums(tree: ArchiveTree, fd: int) -> None:
         if info.compress_type == zipfile.ZIP_STORED and not info.is_dir():
             value = struct.pack("<I", _crc32(fd, tree.offset(info), info.file_size))
             if info.flag_bits & 8:
-                # A data descriptor with checksum and sizes follows the content, with or without a signature.
+                # With this flag a data descriptor, with or without a signature, follows the content and repeats the CRC-32.
                 behind = tree.offset(info) + info.file_size
                 signed = os.pread(fd, 4, behind) == b"PK\x07\x08"
                 _fs.write_at(fd, value, behind + (4 if signed else 0))

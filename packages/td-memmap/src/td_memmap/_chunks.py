@@ -1,7 +1,7 @@
-"""Iterate over the bytes of a leaf in chunks, so that no leaf is copied as a whole.
+"""Iterate over the bytes of a leaf in chunks, so that no complete copy of a leaf is made.
 
 A contiguous CPU leaf is one chunk: a buffer on its memory. Other leaves are made contiguous in chunks of at most 8
-MB. From a GPU the next chunk is copied to pinned memory while the caller writes the last one.
+MB. From a GPU the next chunk is copied to pinned memory while the caller writes the previous chunk.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _SMALL = 1 << 16
 
 
 def iter_chunks(leaf: Tensor) -> Iterable[Any]:
-    """Yield the bytes of a leaf in C order, as buffers that are valid until the next one is requested."""
+    """Yield the bytes of a leaf in C order, as buffers that are valid until the next buffer is requested."""
     if leaf.is_nested:
         return itertools.chain.from_iterable(map(iter_chunks, leaf.unbind()))
     if leaf.is_cuda and leaf.nbytes > _SMALL:
@@ -62,7 +62,7 @@ def _iter_cuda_chunks(leaf: Tensor) -> Iterator[Any]:
     stream = torch.cuda.current_stream(leaf.device)
     waiting: tuple[Tensor, Any] | None = None
     for position, part in enumerate(_split_blocks(leaf.detach())):
-        # Each part has at most CHUNK_SIZE bytes, so it fits into one buffer.
+        # A part has at most CHUNK_SIZE bytes, so a buffer is large enough for it.
         source = as_bytes(part)
         target = buffers[position % 2][: source.numel()]
         target.copy_(source, non_blocking=True)

@@ -3,11 +3,11 @@
 A save is built in the directory ``.<name>.td-new-<number>`` next to its prefix. When it is complete, it is renamed
 to ``.<name>.td-old-<number>`` and then exchanged with the prefix in one step. The replaced save, which now has that
 other name, is removed. Whatever stops the process leaves a complete save at the prefix, the old or the new one, and
-litter that the next save at that prefix removes. A ``new`` directory is removed as a whole. From an ``old`` one,
-files that belong to no save are first moved back to the prefix; then it is renamed to a ``new`` one.
+litter that the next save at that prefix removes: a ``new`` directory with all its files; from an ``old`` directory
+first the files that belong to no save are moved back to the prefix, then it is renamed to ``new`` and removed.
 
 Removing litter, replacing a save and removing the replaced one require the lock on ``.<name>.td-lock``, a file that
-exists only while it is locked. Building does not require it, and two processes can build at once; each holds a lock
+exists only while it is locked. Building does not require it, so two processes can build concurrently; each holds a lock
 on its directory, so that no other process removes it as litter. An ``old`` directory is in use only while its
 process holds the first lock. If nothing exists at the prefix, the directory is renamed to it in one step and
 without that lock, which would cost a third of the time of saving a few leaves.
@@ -49,7 +49,7 @@ def lock_prefix(prefix: str) -> Iterator[None]:
 
 
 class Staging:
-    """A directory that is built next to its prefix and published in one step.
+    """Directory of a new save that is built next to its prefix and published in one step.
 
     Args:
         prefix: path of the published directory.
@@ -130,7 +130,7 @@ class Staging:
         return _fs.lock_file(self._parent, f"{self._litter}lock")
 
     def _begin_first(self) -> bool:
-        """Begin without the lock. Return False if the prefix exists or has litter, or if another process interferes."""
+        """Start staging without the lock. Return False if the prefix exists or has litter, or another process interferes."""
         parent = self._parent.root
         there = (_fs.is_name(name, parent) for name in (self._name, f"{self._litter}lock"))
         if any(there) or next(iter_numbered(parent, *self._unfinished), None) is not None:
@@ -138,9 +138,9 @@ class Staging:
         try:
             self.tree = self._make_temporary(next(_file_names.iter_numbers()))
         except OSError:
-            return False  # another process was faster, or the general path raises the error
+            return False  # another process took the name, or the slow path raises the error
 
-        # A process that removes litter may have deleted the directory before it was marked as in use.
+        # Another process may have removed the directory as litter before this process locked it.
         if _fs.is_named(self.tree.root, self._temporary, parent):
             return True
         self.tree.close()
@@ -177,7 +177,7 @@ class Staging:
         )
 
     def _find_free_number(self, excluded: bool) -> str:
-        """Return the lowest number without litter at this prefix; a random one without the lock."""
+        """Return the lowest number that no temporary directory has, or a random number without the lock."""
         if not excluded:
             return secrets.token_hex(4)
         return next(
@@ -187,14 +187,14 @@ class Staging:
         )
 
     def _make_temporary(self, token: str) -> DirectoryTree:
-        """Create the directory to build in and mark it as in use; BlockingIOError if another process removes it."""
+        """Create and lock the directory to build in; raise BlockingIOError if another process removes it."""
         self._token = token
         self._temporary = f"{self._litter}new-{self._token}"
         _fs.make_directory(self._temporary, self._parent.root)
         try:
             tree = DirectoryTree.at_path(self._temporary, self._parent.root)
         except OSError as error:
-            # With any other error another process has already taken or removed the directory.
+            # Remove the directory only after EMFILE: other errors mean that another process has removed it already.
             if error.errno == errno.EMFILE:
                 self._parent.remove_directory((self._temporary,))
             raise
@@ -234,7 +234,7 @@ class Staging:
 
     def _check_conflicts(self, previous: DirectoryTree, files: set[Parts]) -> None:
         others, folders = find_unknown_files(previous, self._find_save_files(previous), self._directories)
-        # A save in place also needs the name ``%saving``.
+        # A save that is built in place also needs the name ``%saving``.
         taken = [path for path in (*others, *folders) if path in files or path == (_file_names.SAVING,)]
         taken += [path for path in others if path in self._directories]
         if taken:
@@ -273,8 +273,8 @@ class Staging:
             try:
                 self._publish(excluded)
             except BaseException:
-                # Abort before the lock is released: another process would take the complete directory for a
-                # replaced one.
+                # Abort before the lock is released: another process would treat the complete directory as a
+                # replaced save.
                 if not self._finished:
                     self._abort()
                 raise
@@ -290,7 +290,7 @@ class Staging:
         except OSError as error:
             if error.errno != errno.ENOTEMPTY:
                 raise
-            return False  # without RENAME_NOREPLACE, another process can create the name first
+            return False  # without RENAME_NOREPLACE, another process may have created the name
         self._finished = True
         if self._durable:
             self._parent.sync()
@@ -307,7 +307,7 @@ class Staging:
             self.previous.close_spare()
         if self._durable:
             self.tree.sync()
-        # Running out of file descriptors must not interrupt the following steps, so free the reserved ones now.
+        # The next steps must not fail for lack of file descriptors, so free the reserved descriptors now.
         self._reserve_fds(4)
         self._release_fds()
         complete = f"{self._litter}old-{self._token}"
@@ -325,7 +325,7 @@ class Staging:
                 self._remove_replaced(old, self._token, left or find_save_files(old))
 
     def _exchange(self, excluded: bool) -> bool:
-        """Move the new directory to the prefix; return True if it replaced one, which now has the temporary name."""
+        """Move the new directory to the prefix; return True if the old directory now has the temporary name."""
         parent = self._parent.root
         for _ in range(100):
             if _fs.rename_new(parent, self._temporary, parent, self._name):
@@ -344,7 +344,7 @@ class Staging:
                 _fs.rename(parent, self._name, aside)
                 done = _fs.rename_new(parent, self._temporary, parent, self._name)
             finally:
-                # Move the old save back, unless the prefix now has this save or another one.
+                # Move the old save back, unless another save is at the prefix now.
                 if not done:
                     _fs.rename_new(parent, aside, parent, self._name)
             if done:
@@ -362,7 +362,7 @@ class Staging:
             except FileNotFoundError:
                 continue
             except OSError as error:
-                # Without hard links the file is moved after the new save is published, as directories are.
+                # Without hard links, the file is moved to the new save after it is published.
                 if error.errno not in _fs.NO_LINKS:
                     raise
 
@@ -374,7 +374,7 @@ class Staging:
             clean = _recover_all(old, now, left)
         if clean:
             _fs.rename(parent, name, doomed)
-        # Remove the metadata last: after an interruption it still lists which files belong to the save.
+        # Remove the metadata last: if the removal is interrupted, it still lists the files of the save.
         last = [
             path
             for path in left.files
@@ -386,7 +386,7 @@ class Staging:
                 old.remove_path(path)
             old.remove_empty(left.directories)
         if not self._parent.remove_directory((doomed if clean else name,)) and clean:
-            # Another process added a file since; rename back, so that a later save recovers it.
+            # Another process has added a file since then. Rename back, so that a later save recovers the file.
             _fs.rename(parent, doomed, name)
 
     def _remove_stale(self) -> None:
@@ -423,7 +423,7 @@ class Staging:
             self.tree.remove_empty(self._directories)
             self.tree.remove((), _file_names.SAVING)
         elif not _fs.is_named(self.tree.root, self._name, self._parent.root):
-            # Otherwise the interrupt came right after the directory was renamed to the prefix.
+            # Keep the directory if it was renamed to the prefix just before the interrupt.
             self.tree.remove_all()
             self._parent.remove_directory((self._temporary,))
 
@@ -438,7 +438,7 @@ def _recover_all(old: DirectoryTree, now: DirectoryTree, left: SaveFiles) -> boo
     """Move the files that belong to no save from a replaced directory to the prefix; return True if all moved."""
     others, folders = find_unknown_files(old, left)
     if folders:
-        # Do not move directories that the new save also has: their files are moved one by one.
+        # Move single files, not the directory, if the new save also has that directory.
         left.directories |= find_save_files(now).directories
         others, folders = find_unknown_files(old, left)
     clean = True

@@ -43,7 +43,7 @@ def check_storable(leaf: Tensor, where: str | tuple[str, ...], *, content: bool 
 
 
 def _has_memory(leaf: Tensor) -> bool:
-    """Return True if the elements of a tensor are in memory, unlike those of fake tensors and wrappers."""
+    """Return True if the elements of a tensor are in memory, which is false for fake tensors and wrappers."""
     try:
         # data_ptr() of a FakeTensor warns, so check its storage's device instead.
         if type(leaf) is not Tensor and leaf.untyped_storage().device.type == "meta":

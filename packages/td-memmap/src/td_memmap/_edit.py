@@ -1,4 +1,4 @@
-"""Changes of a live save: add entries, and reload what other processes changed.
+"""Change a live save: add entries, and reload changes of other processes.
 
 The data is written first, then one rename replaces the ``meta.json`` of the node, so a reader sees the node either
 with the new entry or without it.
@@ -73,7 +73,7 @@ def add(
         raise StructureError(f"cannot add {show_path(path)}: a {type(node).__name__} gets no new entries")
     if path[depth] in record.entries:
         raise StructureError(f"cannot add {show_path(path)}: it is there already; delete it first")
-    # Set the key on a copy first: a tensorclass may lack the field, and then nothing must be written.
+    # Set the key on a copy first: if a tensorclass lacks the field, this raises before any file is written.
     node._shallow_copy()._set_child(path[depth], torch.empty(0, device="cpu"))
     size, shape = node.batch_size, as_shape(shape)
     if not has_prefix(shape, size):
@@ -113,10 +113,10 @@ def add(
 
 
 def _is_free(name: str, wanted: list[str], siblings: Mapping[str, Any], robust_key: bool) -> bool:
-    """Return True if the files ``wanted`` by a new entry do not collide with those of its siblings."""
+    """Return True if the files ``wanted`` by a new entry differ from the files of its siblings."""
     taken = set(_file_names.RESERVED_STEMS)
     for key, child in siblings.items():
-        # Count both the encoded and the raw name of each sibling: a reader tries both.
+        # A reader tries both the encoded and the raw file name of a key, so neither is free.
         for stem in list_possible_names(key, True):
             taken.update(list_file_names(child, stem))
     safe = robust_key or _file_names.get_raw_name(name) is not None
@@ -129,7 +129,7 @@ def _is_free(name: str, wanted: list[str], siblings: Mapping[str, Any], robust_k
 
 
 def _add_level(node: Any, name: str) -> Any:
-    """Add an empty node below a mapped node, or load the one that another process added concurrently."""
+    """Add an empty child to a mapped node, or load the child that another process added concurrently."""
     saved = _require_backend(node)
     child: Any = TensorDict._make({}, node.batch_size, node.device, node._names)
     where = None
@@ -198,7 +198,7 @@ def _declare_entry(
 
 
 def _check_fits(meta: Any, file: str, name: str) -> None:
-    """Raise StructureError if a node, which may have been saved again since, cannot have the new entry."""
+    """Raise StructureError if the metadata is invalid with the new entry, since another save replaced the node."""
     try:
         if parse_level(meta, Location(file, ()), torch.Size(), robust_key=True, strict=False).sized:
             return
@@ -216,7 +216,7 @@ def _stale_save_error(name: str, what: str) -> StructureError:
 
 
 def refresh(data: Any, *, allow_pickle: bool = False) -> Any:
-    """Reload a mapped collection from its save; raise StructureError if it has none or it no longer fits."""
+    """Reload a mapped collection from its save; raise StructureError if the save is of another kind or missing."""
     saved = _require_backend(data)
     if saved.path is None:
         raise StructureError(

@@ -13,7 +13,7 @@ class FileTakenError(TensorDictError, RuntimeError, FileExistsError):
 
 @set_module("td_memmap")
 class NoFileError(TensorDictError, RuntimeError):
-    """The path was requested of a tensor that has no named file."""
+    """A tensor has no file of the requested sort: a path, or an anonymous file."""
 
 
 @set_module("td_memmap")
@@ -23,4 +23,4 @@ class PickleRefusedError(FormatError, RuntimeError):
 
 @set_module("td_memmap")
 class AppendError(StructureError, ValueError):
-    """The rows do not fit the save to which they should be appended."""
+    """Rows cannot be appended to a save, for instance because their keys or dtypes differ."""

@@ -1,7 +1,7 @@
 """File names: the encoding of keys, and fixed names that no encoded key can equal.
 
 A key is percent-encoded, so that it names exactly one file in one directory. In an encoded key, ``%`` is followed
-by two upper-case hex digits, or stands alone for the empty key. Fixed names start with ``%`` and a letter outside
+by two upper-case hex digits, or is alone for the empty key. Fixed names start with ``%`` and a letter outside
 ``0-9A-F``, so they never equal an encoded key.
 """
 
@@ -25,13 +25,13 @@ UNFINISHED_META = "%meta.json"
 #: Prefix, followed by a random number, of a temporary file that will replace another file.
 TEMPORARY = "%new-"
 
-#: File names that any node may use for its own files, so no entry can have them.
+#: Files of the node itself, whose names no entry can have.
 RESERVED_STEMS = (META, VALUES, PICKLE)
 
 #: Files next to the metadata of a node that hold its values.
 SIDECARS = (VALUES, PICKLE, STACK_PICKLE, JSON_TYPES)
 
-#: Directories of a part of a node, as opposed to a key.
+#: Subdirectories that are not entries: the entries of a tensorclass, and the source of a saved view.
 INNER = "_tensordict"
 SOURCE = "_source"
 
@@ -62,13 +62,13 @@ def get_stem(key: str, robust_key: bool) -> str:
 
 def list_temporary_prefixes(name: str) -> str:
     """Return the prefix of temporary names used while ``name`` is saved."""
-    # Hash a long name: the temporary name must also fit into 255 bytes.
+    # Hash a long name: the temporary name must not exceed 255 bytes.
     raw = os.fsencode(name)
     return f".{name if len(raw) <= 200 else hashlib.sha1(raw).hexdigest()}.td-"
 
 
 def iter_numbers() -> Iterator[str]:
-    """Yield the suffixes of temporary names in order; a save uses the first free one."""
+    """Yield the suffixes of temporary names in order; a save uses the first suffix that is free."""
     return (f"{number:08x}" for number in itertools.count())
 
 
@@ -111,7 +111,7 @@ def split_relative(path: str) -> tuple[str, ...] | None:
 
 
 def leading(paths: Iterable[tuple[str, ...]]) -> set[tuple[str, ...]]:
-    """Return all parent directories of some paths, without the root."""
+    """Return all parent directories of relative paths, without the root."""
     result: set[tuple[str, ...]] = set()
     for path in paths:
         while (path := path[:-1]) and path not in result:

@@ -1,8 +1,8 @@
 """File system access: every system call on files is in this module.
 
 A :class:`DirectoryTree` is a directory that was opened once. Names below it are resolved relative to the open
-directory, one component at a time and never through a link. So a tree that is replaced during a read remains the
-one that was opened, and no name or link leaves it. Files are written with ``write()``, where a full disk is an
+directory, one component at a time and never through a link. So a read continues in the opened directory if another
+process replaces it, and no name or link leaves it. Files are written with ``write()``, where a full disk is an
 OSError; a store into a mapping of a sparse file would kill the process with SIGBUS.
 """
 
@@ -53,20 +53,20 @@ def add_path(error: OSError, what: str, path: str) -> OSError:
 
 
 def _open_error(error: OSError, path: str) -> OSError:
-    """Return an error of opening a file with its path; a name that is too long counts as not found."""
+    """Add the path to an error of opening a file; turn a too long name into "not found"."""
     code = errno.ENOENT if error.errno == errno.ENAMETOOLONG else error.errno or 0
     return OSError(code, os.strerror(code), path)
 
 
 def write_all(fd: int, data: Any) -> None:
-    """Write a whole buffer to an open file."""
+    """Write a complete buffer to an open file."""
     view = memoryview(data)
     while len(view):
         view = view[os.write(fd, view[:_LONGEST_WRITE]) :]
 
 
 def write_at(fd: int, data: Any, offset: int) -> None:
-    """Write a whole buffer at ``offset`` of an open file."""
+    """Write a complete buffer at byte ``offset`` of an open file."""
     view = memoryview(data)
     while len(view):
         done = os.pwrite(fd, view[:_LONGEST_WRITE], offset)
@@ -195,7 +195,7 @@ class DirectoryTree:
         if root >= 0:
             os.close(root)
 
-    # An interrupt can arrive before a caller can close the tree.
+    # Close in the destructor too: an interrupt can arrive before the caller can close the tree.
     __del__ = close
 
     def close_spare(self, kept: int = -1) -> bool:
@@ -290,17 +290,17 @@ class DirectoryTree:
                     f"{self.show(parts, name)} is longer than a file of this kind can be: "
                     f"{status.st_size} bytes, at most {limit}"
                 )
-            # The file may grow during the read, so read only the size checked above.
+            # The file may grow concurrently, so read only the size that was checked.
             size = status.st_size
             content = os.read(fd, size)
             while len(content) < size and (piece := os.read(fd, size - len(content))):
                 content += piece
             return content
         finally:
-            os.close(fd)  # a ``with`` block would take as long as the read
+            os.close(fd)  # faster than a ``with`` block
 
     def entries(self, parts: Parts = ()) -> dict[str, bool]:
-        """Map the names in a directory to True for subdirectories and False for other files."""
+        """Return the names in a directory, mapped to True for subdirectories and to False for files."""
         try:
             with os.scandir(self.fd(parts)) as listing:
                 return {entry.name: entry.is_dir(follow_symlinks=False) for entry in listing}
@@ -314,7 +314,7 @@ class DirectoryTree:
         try:
             return get_status(name, self.fd(parts), follow=False)
         except FileNotFoundError:
-            return None  # the directory does not exist either
+            return None  # the parent directory does not exist
 
     def stat_path(self, path: Parts) -> os.stat_result | None:
         """Return the status at a path below the root, or None if it or a parent does not exist."""
@@ -345,7 +345,7 @@ class DirectoryTree:
             return self.reopen(parts)
 
     def is_replaced(self) -> bool:
-        """Return True if the path now names another directory than the one that was opened."""
+        """Return True if the path no longer names the directory that was opened."""
         try:
             return not is_same_file(os.stat(self.path), os.fstat(self.root))
         except FileNotFoundError:
@@ -364,7 +364,7 @@ class DirectoryTree:
             self.make(path[:depth])
 
     def create(self, parts: Parts, name: str) -> int:
-        """Create a file for writing and mapping; raise FileExistsError if it exists."""
+        """Create a file for reading and writing; raise FileExistsError if it exists."""
         try:
             return os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | _FILE, 0o666, dir_fd=self.fd(parts))
         except OSError as error:
@@ -390,7 +390,7 @@ class DirectoryTree:
             result, fd = self.stat(parts, name), self.fd(parts)
             if result is not None:
                 os.chmod(temporary, stat.S_IMODE(result.st_mode), dir_fd=fd)
-                # Set the time explicitly: file systems use the last clock tick, which may not be later than that of
+                # Set the time explicitly: file systems round it down to a clock tick, which may equal the time of
                 # the save.
                 now = time.time_ns()
                 os.utime(temporary, ns=(now, now), dir_fd=fd)
@@ -429,12 +429,12 @@ class DirectoryTree:
         return True
 
     def remove_empty(self, places: Iterable[Parts]) -> None:
-        """Remove those of the directories that are empty or contain only empty ones."""
+        """Remove the directories that are empty or contain only empty directories."""
         for parts in sorted(filter(None, places), key=len, reverse=True):
             self.remove_directory(parts)
 
     def remove_all(self) -> None:
-        """Remove all files and directories of the tree. All of them must be our own."""
+        """Remove all files and directories of the tree."""
         todo: list[Parts] = [()]
         seen: list[Parts] = []
         while todo:
@@ -619,7 +619,7 @@ def is_path_of(path: str | None, wanted: tuple[int, int] | None) -> bool:
 
 
 def is_link(actual: os.stat_result) -> bool:
-    """Return True if a status belongs to a symbolic link, whose size is not that of its target."""
+    """Return True if a status belongs to a symbolic link."""
     return stat.S_ISLNK(actual.st_mode)
 
 
@@ -654,7 +654,7 @@ def get_status(path: str | int, dir_fd: int | None = None, *, follow: bool = Tru
         return None
     except OSError as error:
         if error.errno == errno.ENAMETOOLONG:
-            return None  # a file can be reachable from an open directory only
+            return None  # too long as a path, although open directories may lead to it
         if error.errno == errno.ELOOP:
             raise FormatError(f"{path} is a link that leads back to itself") from error
         raise

@@ -88,7 +88,7 @@ def inspect(path: str | Path) -> Tree:
     """Return the tree of a save: names, kinds, shapes, dtypes, sizes and the plugins that wrote the nodes.
 
     Args:
-        path: directory or archive of a save, or a directory inside one.
+        path: directory or archive of a save, or the directory of a node in a save.
 
     Raises:
         FileNotFoundError: ``path`` does not exist.
@@ -119,7 +119,7 @@ def _inspect(files: Any, name: str) -> Tree:
         nodes.append((node, above))
         if above is not None:
             above.children[key] = node
-        # The stack reverses the order, so push the children reversed.
+        # The last item pushed is visited first, so push the children in reverse order.
         todo.extend((place, child, node) for child, place in reversed(below.items()))
     for node, above in reversed(nodes):
         if above is not None:

@@ -34,7 +34,7 @@ _DAMAGE = (pickle.UnpicklingError, RuntimeError, ValueError, KeyError, EOFError,
 @dataclass(slots=True)
 class _Level:
     parts: Parts
-    place: dict[str, Any]  # dict of the parent, which receives the loaded collection
+    place: dict[str, Any]  # the parent's dict for loaded children
     name: str
     meta: dict[str, Any]
     leaves: dict[str, Tensor] = field(default_factory=dict)
@@ -63,7 +63,7 @@ def load_legacy(reader: Any) -> Any:
 
 
 def is_old_level(tree: DirectoryTree, parts: Parts) -> bool:
-    """Return True if a directory has a ``meta.pt`` that these releases wrote, as opposed to another program's."""
+    """Return True if a directory has a ``meta.pt`` that tensordict 0.0.2 to 0.2 wrote, not another program."""
     if tree.stat(parts, _file_names.OLD_META) is None:
         return False
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 from pathlib import Path
 
-# Skip the check for fewer files: reading the limits would cost more than it is worth.
+# With fewer files skip the check, since reading the limits from /proc takes time.
 _FEW = 10_000
 _SPARE = 500
 

@@ -4,7 +4,7 @@ Each file is opened once, and the checks apply to the open file. No part of a sa
 device, before all its files are checked.
 
 The directory is opened once. A save that is replaced during a load remains readable as long as its files exist; if
-one is missing because the save was replaced, loading starts over with the new save.
+a file is missing because the save was replaced, loading starts over with the new save.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from ._tensor import MemoryMappedTensor, Place, as_plain, map_file
 
 _CPU = torch.device("cpu")
 _ATTEMPTS = 1000
-# Exceptions that building a node from well-formed but inconsistent data can raise.
+# Exceptions that can be raised when a node is built from valid but inconsistent metadata.
 _MISFITS = (LookupError, TypeError, ValueError, RuntimeError, AttributeError, ArithmeticError)
 
 
@@ -77,18 +77,18 @@ class LoadOptions:
 
 @dataclass(slots=True)
 class Node:
-    """A directory of a save, while it is loaded.
+    """Node of a save while it is loaded.
 
     Attributes:
-        parts: path of the directory.
+        parts: path of its directory.
         key: key path.
         above: batch size of the parent.
         place: dict of the parent that receives the built node.
         name: its key in ``place``.
         level: its checked metadata.
         leaves: leaves by key; once the files were checked, only those with a file.
-        entries: leaves and child nodes by key; None until they are loaded.
-        members: members by name, likewise; None if the node has no members.
+        entries: leaves and child nodes by key, each None until it is loaded.
+        members: members by name, each None until it is loaded; None if the node has no members.
         values: Python values; None if the node has no values.
         parent: parent node.
         outer: batch size of the parent, if the node stores a separate batch size; else None.
@@ -127,7 +127,7 @@ class Node:
 
 
 def load_directory(prefix: str, options: LoadOptions, subpath: NestedKey | None = None) -> Any:
-    """Load the collection saved at ``prefix``, or the one under ``subpath``."""
+    """Load the collection saved at ``prefix``, or only the node under ``subpath``."""
 
     def load(tree: DirectoryTree) -> tuple[Any, bool]:
         reader = Reader(tree, options)
@@ -147,7 +147,7 @@ def retry_on_replace(
     work: Callable[[DirectoryTree], tuple[Any, bool]],
     place: Callable[[DirectoryTree], Parts] | None = None,
 ) -> Any:
-    """Call ``work`` on a directory, again if the directory was replaced and the result is an error or uncertain."""
+    """Call ``work`` on an open directory; repeat after an error or uncertain result if the directory was replaced."""
     for _ in range(_ATTEMPTS):
         trees = [DirectoryTree.at_path(path)]
         try:
@@ -191,7 +191,7 @@ def drop_missing(out: Any, loaded: Any) -> None:
 
 
 class Reader:
-    """One attempt to load one directory or archive."""
+    """Reader of a directory or archive, for one attempt to load it."""
 
     def __init__(self, tree: Any, options: LoadOptions) -> None:
         self.tree = tree  # DirectoryTree or ArchiveTree
@@ -205,7 +205,7 @@ class Reader:
         self.imagine = self.device.type == "meta" or type(torch.empty(0, device="cpu")) is not Tensor
 
     def load(self) -> Any:
-        """Load the collection."""
+        """Load the collection in the directory or archive."""
         imagine = self.imagine
         self.read(sizes=imagine or not self.options.strict)
         if not imagine:
@@ -252,7 +252,7 @@ class Reader:
         """Return the child nodes and members of a node that are still to be read."""
         level, below, there = node.level, [], partial(self.tree.stat, node.parts)
         for key, files in level.nodes.items():
-            # With only one possible name, skip the check: reading the directory detects if it is missing.
+            # Skip the check for a single possible name: reading that directory later detects if it is missing.
             path, file = (*node.key, key), files[0] if len(files) == 1 else next(filter(there, files), None)
             if file is not None:
                 place = (*node.parts, file)
@@ -308,7 +308,7 @@ class Reader:
             self._find_leaves(node)
 
     def _as_named(self, node: Node, level: Level) -> Level:
-        """Return the root's metadata with the class of the call, if the save has another class of the same name."""
+        """Replace the class in the root's metadata by the class of the call if both have the same name."""
         named, kind = None if node.parent is not None else user_class(self.options.named), level.kind
         if named is None or kind is None or not kind.with_class or issubclass(kind.type, named):
             return level
@@ -331,7 +331,7 @@ class Reader:
             values.update(self._load_pickled(node, listing))
 
     def _apply_types(self, node: Node, values: dict[str, Any], sidecar: Any) -> None:
-        """Restore types, batch size and dim names from ``%values.json``, for values that still equal the recorded ones."""
+        """Restore batch size, dim names and, for values that still equal the recorded values, types from ``%values.json``."""
         level, location = node.level, self._locate(node, _file_names.VALUES)
         typed = sidecar.get("values", {}) if isinstance(sidecar, dict) else None
         if not isinstance(typed, dict) or not all(isinstance(value, dict) for value in typed.values()):
@@ -453,7 +453,7 @@ class Reader:
             list(map(move, todo))
 
     def _make_meta_leaf(self, node: Node, key: str, entry: LeafEntry) -> Tensor:
-        """Return a leaf on the meta device, or a fake one, without reading its file."""
+        """Return a meta or fake tensor for a leaf, without reading its file."""
         device = self.device
         try:
             if entry.nested:
@@ -470,13 +470,13 @@ class Reader:
             ) from error
 
     def map_leaf(self, node: Node, key: str, entry: LeafEntry) -> Tensor:
-        """Map the files of one leaf."""
+        """Map the files of a leaf to a tensor."""
         parts, name = node.parts, entry.files[0] + ".memmap"
         if entry.jagged is None and not entry.nested:
             try:
                 return self.map_file(parts, name, entry.dtype, entry.shape, entry.nbytes)
             except FormatError:
-                # The file may have another name; if not, this call raises the error with details.
+                # Search the file under its other possible names, or raise an error with details.
                 entry = self.find_leaf(node, key, entry)
                 name = entry.files[0] + ".memmap"
                 return self.map_file(parts, name, entry.dtype, entry.shape, entry.nbytes)
@@ -567,7 +567,7 @@ class Reader:
         values, complete = node.values or {}, self.options.complete
         record = Record(meta, node.entries, members, values, node.above, level.cls, complete)
         if len(members) < len(level.members or ()):
-            # A stack without one of its members has other rows than the saved one, so it counts as damaged.
+            # A stack that lacks a member has fewer rows than were saved, so it counts as damaged.
             raise self._locate(node).error(
                 "the members", list(members)[:20], f"all {len(level.members or ())}"
             )

@@ -23,7 +23,7 @@ from ._progress import Progress, make_reporter
 @set_module("td_memmap")
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A file that differs from the saved one.
+    """File of a save that is missing, damaged or modified.
 
     Attributes:
         file: path below the root of the save.
@@ -156,13 +156,13 @@ def _check_file(
     result = tree.stat_path(path)
     since = row[1] if type(row[1]) is int else saved.st_mtime_ns
     if result is None:
-        # A value that is written in place may no longer need the files next to its metadata.
+        # Writing a value in place removes the files next to its metadata that it no longer needs.
         beside = tree.stat_path((*path[:-1], _file_names.META)) if path[-1] in _file_names.SIDECARS else None
         kind = "modified" if beside is not None and beside.st_mtime_ns > since else "missing"
         return Problem(name, kind, f"{row[0]} bytes were saved")
     kind = "modified" if result.st_mtime_ns > since else "damaged"
     if result.st_size != row[0]:
-        # Only a JSON text can legally become shorter: a value written in place.
+        # Only writing a value in place makes a file shorter, and that file is JSON.
         shorter = result.st_size < row[0] and (name.endswith(".memmap") or not _is_json(tree, path))
         return Problem(name, "damaged" if shorter else kind, f"{result.st_size} bytes, {row[0]} were saved")
     if wanted is not None:

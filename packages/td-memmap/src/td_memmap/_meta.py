@@ -23,7 +23,7 @@ from ._dtypes import DTYPES
 from ._fs import Parts
 from ._plan import FORMAT, VERSION
 
-#: Longest ``meta.json`` that is read, in bytes; that of a node with a million leaves has about 100 MB.
+#: Longest ``meta.json`` that is read, in bytes. A node with a million leaves needs about 100 MB.
 LIMIT = 1 << 29
 
 _TOO_LARGE = 1 << 63
@@ -38,7 +38,7 @@ _DEFINED = (
 _DENSE = re.compile(r"<class '[^']*\.TensorDict'>")
 #: Fields that mark the metadata of a class without a shape, unless the class wraps a collection.
 _MARKS = frozenset({"stack_dim", "_is_non_tensor", "_format_version", "index", "custom_op"})
-#: Fields that describe a node with a shape, or a view of one. Later releases may add fields that start with an
+#: Fields that describe a node with a shape, or a saved view. Later releases may add fields that start with an
 #: underscore.
 _LEVEL = frozenset({"shape", "device", "custom_op", "inv_op", "custom_op_kwargs", "inv_op_kwargs"})
 _BELONGS_TO_LEVEL = ("_type", "_format_version", "_class")
@@ -82,7 +82,7 @@ class LeafEntry:
 
 @dataclass(slots=True)
 class Level:
-    """Checked metadata of one node; nodes with equal metadata may share one object.
+    """Checked metadata of a node; nodes with equal metadata may share a Level.
 
     Attributes:
         kind: the kind that builds the node; None for views of old releases, and if it was not looked up.
@@ -93,7 +93,7 @@ class Level:
         nodes: possible directory names of the child nodes by key.
         members: directory names of the members; None if they must be listed from the directory.
         values: JSON values in the metadata.
-        sized: whether the metadata has a batch size; if not, ``batch_size`` is that of the parent.
+        sized: whether the metadata has a batch size; if not, ``batch_size`` is the batch size of the parent.
         batch_size: batch size of the node, as far as the metadata has it.
         version: ``_format_version``, or 0 if it is missing.
     """
@@ -163,7 +163,7 @@ def read_if_there(tree: Any, parts: Parts, name: str) -> bytes | None:
 
 
 def read_cached_level(content: bytes, *, robust_key: bool, strict: bool) -> Level | None:
-    """Return the cached result of :func:`read_level` for this content, if its kind is still the registered one."""
+    """Return the cached result of :func:`read_level` for this content, if its kind is still registered."""
     level = _KNOWN.get((content, robust_key, strict))
     if level is None or level.kind is not KINDS.find_by_name(FORMAT, level.meta["_type"]):
         return None
@@ -182,12 +182,12 @@ def read_level(
     """Check the ``meta.json`` of a node; ``named()`` returns the class to use if the stored class is not found."""
     known = _KNOWN.get((content, robust_key, strict))
     obj = parse_json(content, location.file) if known is None else known.meta
-    # Report a missing kind first: its metadata may differ from what is checked below.
+    # Report a missing kind first: the checks below do not apply to the metadata of unknown kinds.
     resolve = _general_kind if _version(obj, location) == VERSION else _kind
     kind, cls = resolve(obj, location, strict, named)
     level = known or parse_level(obj, location, above, robust_key=robust_key, strict=strict)
     if kind is KINDS["TensorDict"] and not (level.sized or level.general):
-        # Otherwise the node's entries would be read as values and lost.
+        # Raise here: otherwise the node's entries would be read as values and lost.
         check_shape(obj.get("shape"), location, "shape")
         raise location.error("custom_op", obj["custom_op"], "none, or an entry of that name")
     if level.kind is not kind or level.cls is not cls:
@@ -205,7 +205,7 @@ def _version(obj: Any, location: Location) -> int:
         raise location.error("the metadata", obj, "an object")
     version = obj.get("_format_version", 0)
     if type(version) is dict and isinstance(obj.get("shape"), list):
-        return 0  # an entry of that name
+        return 0  # an entry with the key "_format_version"
     if type(version) is not int or version < 0:
         raise location.error("_format_version", version, "a number")
     if version > VERSION:
@@ -233,12 +233,12 @@ def parse_level(obj: Any, location: Location, above: torch.Size, *, robust_key: 
 
 
 def is_view(obj: dict[str, Any]) -> bool:
-    """Return True if metadata describes a view, as opposed to a node with a key such as ``"index"``."""
+    """Return True if metadata describes a saved view, not a node with a key such as ``"index"``."""
     return isinstance(obj.get("custom_op"), str) if isinstance(obj.get("shape"), list) else "index" in obj
 
 
 def is_written(meta: Any, beside: Collection[str]) -> bool:
-    """Return True if a save wrote this metadata, as opposed to another program's ``meta.json``."""
+    """Return True if a save wrote this metadata, not another program."""
     if not isinstance(meta, dict):
         return False
     if meta.get("_format_version") == VERSION:
@@ -246,7 +246,7 @@ def is_written(meta: Any, beside: Collection[str]) -> bool:
     name = meta.get("_type")
     if not isinstance(name, str) or _CLASS.fullmatch(name) is None:
         return False
-    # Metadata of a user's class is recognized by the fields that every save writes for one.
+    # Recognize metadata of a user's class by the fields that every save of such a class has.
     known = name.startswith("<class 'tensordict.") or KINDS.find_by_name(FORMAT, name) is not None
     return (
         known
@@ -295,7 +295,7 @@ def _kind(
         )
     moved = named()
     if moved is not None and isinstance(obj.get("shape"), list):
-        # Load it as a TensorDict first; it is converted to the class once its entries are loaded.
+        # Load the node as a TensorDict; it is converted to the class after its entries are loaded.
         return KINDS["TensorDict"], moved if issubclass(moved, KINDS["TensorDict"].type) else None
     if moved is not None and KINDS.of(moved).with_class:
         return KINDS.of(moved), None
@@ -303,7 +303,7 @@ def _kind(
 
 
 def _mapping(level: Level, obj: dict[str, Any], location: Location, robust_key: bool, strict: bool) -> None:
-    """Read metadata in the plain form, where entries and fields are items of one object."""
+    """Read metadata in the plain form, a JSON object of entries and fields, into ``level``."""
     level.batch_size = check_shape(obj["shape"], location, "shape")
     level.sized = True
     meta, leaves, nodes = level.meta, level.leaves, level.nodes

@@ -1,7 +1,7 @@
 """Methods of mapped collections, also exported as functions: memory mapping, saving, loading.
 
-This module is imported together with td-core. So it imports nothing else of the project at import time; the first
-call does.
+This module is imported together with td-core. To keep that import fast, the functions import other modules when they
+are called.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ def memmap(
             collection whose leaves and values are still those of its save remains mapped to that save.
         copy_existing: copy leaves that are mapped from another file, instead of raising.
         num_threads: number of threads that write; 0 writes in the calling thread.
-        return_early: with threads, return a :class:`TensorDictFuture` at once, and write the collection as it is now in
+        return_early: with threads, return a :class:`TensorDictFuture` immediately, and write the current collection in
             the background; do not write to its elements until the future is done.
         share_non_tensor: reload a non-tensor value whenever its file was replaced, so that all processes that
-            have the result see a value that one of them writes in place. Without it they see the value after
+            have the result see a value that any of them writes in place. Without it they see the value after
             :meth:`memmap_refresh_`. Requires a ``prefix`` that is a directory.
         existsok: False raises if ``prefix`` already has a save.
         robust_key: encode keys that are not safe file names; None means True.
@@ -192,7 +192,7 @@ def load_memmap(
     Raises:
         FileNotFoundError: ``prefix`` has no save.
         FormatError: the save is damaged, or ``prefix`` is not a save.
-        StructureError: the save does not fit the class on which this is called.
+        StructureError: the save does not have the fields of the class on which this is called.
         ValueError: the save has no collection under ``subpath``, ``mode`` is unknown, or it is ``"r+"`` with
             another ``device`` than the CPU.
         MissingPluginError: a part of the save was written by a package that is not installed.
@@ -236,7 +236,7 @@ def load_as(
     progress: Progress = False,
     complete: bool = True,
 ) -> Any:
-    """Load as an instance of ``cls`` if that has declared fields; ``complete`` sets missing fields to their defaults."""
+    """Load as an instance of ``cls`` if it has declared fields; ``complete`` sets missing fields to their defaults."""
     from . import _fs
     from ._load import LoadOptions, check_target, drop_missing, load_directory
     from ._tensor import check_mode
@@ -303,7 +303,7 @@ def load_memmap_(
     loaded = load_as(
         type(data),
         prefix,
-        complete=False,  # entries that the save lacks are kept
+        complete=False,  # keep entries that the save lacks
         robust_key=robust_key,
         allow_pickle=allow_pickle,
         mode=mode,
@@ -316,7 +316,7 @@ def load_memmap_(
 
 
 def memmap_refresh_(data: Any, *, allow_pickle: bool | None = None) -> Any:
-    """Reload what other processes changed in the save that this collection maps.
+    """Reload this collection from its save, with the changes of other processes.
 
     Raises:
         StructureError: the collection does not map a save.

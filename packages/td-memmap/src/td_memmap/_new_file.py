@@ -55,7 +55,7 @@ class NewFile:
     def remove_stale(self) -> None:
         """Remove the temporary files of this path that killed processes left."""
         folder, start = os.path.split(self._start)
-        # Files that cannot be opened or deleted are not our own.
+        # Ignore files that cannot be opened or deleted: they belong to other users.
         with contextlib.suppress(OSError), DirectoryTree.at_path(folder) as tree:
             for name in iter_numbered(tree.root, start):
                 with contextlib.suppress(OSError, FormatError):
@@ -82,7 +82,7 @@ class NewFile:
                 tree.sync()
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
-        # Remove the name before closing: while the file is open, its lock keeps other processes from the name.
+        # Remove the name before closing: closing releases the lock that protects the name.
         try:
             if self._temporary:
                 _fs.remove_path(self._temporary)
@@ -93,7 +93,7 @@ class NewFile:
 
 
 def iter_numbered(dir_fd: int, *starts: str) -> Iterator[str]:
-    """Yield names that consist of one of ``starts`` and a number, up to a gap; faster than listing the directory."""
+    """Yield existing names that start with any of ``starts`` and end with a number, up to a gap in the numbers."""
     gap = 0
     for number in _file_names.iter_numbers():
         results = [start + number for start in starts if _fs.is_name(start + number, dir_fd)]

@@ -1,7 +1,7 @@
-"""Detect whether a collection still equals the save from which it was loaded.
+"""Find the save that a loaded collection still equals.
 
 A loaded collection can be changed, but each mapped leaf keeps the Place of its file. If all leaves and values are
-those of one save, mapping the collection again needs no new files.
+unchanged, mapping the collection again needs no new files.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def _load(files: Any) -> tuple[tuple[Any, bool], bool]:
 
 
 def _root(tree: Core) -> str | None:
-    """Return the root directory of the save that one leaf or value comes from, or None."""
+    """Return the root directory of the save of any leaf or value of a collection, or None."""
     todo: list[tuple[Core, KeyPath]] = [(tree, ())]
     while todo:
         node, path = todo.pop()

@@ -1,6 +1,6 @@
-"""Plan a save: encode the whole tree, choose file names and check everything before the first write.
+"""Plan a save: encode the tree, choose file names and check everything before the first write.
 
-A node is written in one of two forms. The *plain form* is that of tensordict; the kind's ``"memmap/1"`` layout
+A node is written in one of two forms. The *plain form* is the format of tensordict; the kind's ``"memmap/1"`` layout
 defines its content. The *general form* (``_format_version`` 2, which tensordict refuses with a clear message)
 stores what the plain form cannot: keys that equal its field names, names that are too long, values that JSON cannot
 express, and kinds without such a layout.
@@ -45,7 +45,7 @@ _Below = tuple[Core, Parts, KeyPath, torch.Size, "list[str | None] | None"]
 
 @dataclass(slots=True, eq=False)
 class LeafFile:
-    """One file of elements.
+    """File of elements in a plan.
 
     Attributes:
         parts: path of its directory.
@@ -134,7 +134,7 @@ def plan_anonymous(tree: Core, *, content: bool) -> Plan:
 
 
 def plan_values(node: Core, above: torch.Size, *, allow_pickle: bool) -> dict[str, bytes]:
-    """Return the small files of one value node whose parent has the batch size ``above``, by name."""
+    """Return the small files of a value node by name; ``above`` is the batch size of its parent."""
     planner = _Planner(True, allow_pickle, True)
     planner.level((node, (), (), above, None))
     return {name: text for _, name, text in planner.plan.texts}
@@ -154,7 +154,7 @@ class _Planner:
         self.seen: dict[Any, LeafFile] = {}
 
     def level(self, this: _Below) -> list[_Below]:
-        """Plan one node, and return its child nodes and members to plan."""
+        """Plan a node, and return its child nodes and members, which are planned next."""
         node, parts, key, _, names = this
         if parts:
             self.plan.directories.append(parts)
@@ -194,27 +194,27 @@ class _Planner:
                 if value.types is not None:
                     types[name] = {"plain": value.plain, "types": value.types}
         if not self.robust_key and any(_file_names.encode_key(name) != name for name in record.entries):
-            # Record it: a leaf without elements has no file whose name would show it.
+            # Record that keys are not encoded: without files, a reader could not infer it.
             meta[_file_names.ROBUST_KEY] = False
         for name, item in meta.items():
             level.setdefault(name, item)
         sidecar: dict[str, Any] = {"values": types} if types else {}
         size = node.batch_size
         if "shape" not in meta and not record.members:
-            # In the plain form such a node has the batch size and dim names of its parent, so store different ones.
+            # In the plain form such a node has the batch size and dim names of its parent, so store them if they differ.
             if size != above:
                 sidecar["batch_size"] = list(size)
             if node._names is not None and [*node._names] != _extend_names(names or [], len(size)):
                 sidecar["names"] = [*node._names]
         file, content = _file_names.PICKLE, pickled
         if pickled and "stack_dim" in level:
-            # tensordict stores the whole list of a stack of values in one pickle.
+            # tensordict pickles all values of a stack of values as one list.
             file, content = _file_names.STACK_PICKLE, pickled["data"]
             level["data"] = file
         self._text(parts, _file_names.META, level, key)
         text = self._pickle(parts, file, content, key)
         if classes and len(classes) == len(pickled):
-            # Readers look the classes up by these names instead of unpickling.
+            # With these names, readers find the classes without unpickling.
             note = {"types": classes, "pickle_sha256": hashlib.sha256(text).hexdigest()}
             self._text(parts, _file_names.JSON_TYPES, note, key)
         if sidecar:
@@ -299,12 +299,12 @@ class _Planner:
         wanted = list_file_names(child, stem)
         jagged = isinstance(child, Tensor) and child.layout == torch.jagged
         if jagged or not all(map(_file_names.is_valid_name, wanted)) or not taken.isdisjoint(wanted):
-            return f"%k{position}"  # not a possible encoded key
+            return f"%k{position}"  # no encoded key starts with "%k"
         taken.update(wanted)
         return stem
 
     def leaf(self, leaf: Tensor, parts: Parts, stem: str, key: KeyPath) -> dict[str, Any]:
-        """Plan the files of one leaf, and return its metadata."""
+        """Add the files of a leaf to the plan, and return its metadata."""
         check_storable(leaf, key, content=self.content)
         device = "cpu" if leaf.is_cpu else str(leaf.device)
         entry: dict[str, Any] = {"device": device, "shape": [], "dtype": str(leaf.dtype)}
@@ -346,7 +346,7 @@ class _Planner:
     def file(
         self, parts: Parts, name: str, key: KeyPath, tensor: Tensor, shape: Any, leaf: Tensor | None
     ) -> LeafFile:
-        """Plan one file of elements."""
+        """Add a file of elements to the plan; link it to an earlier file with the same elements."""
         file = LeafFile(parts, name, key, tensor, element_count(shape) * tensor.dtype.itemsize, shape, leaf)
         if file.nbytes and (self.content or leaf is not None):
             # Link leaves that have the same elements: one tensor under two keys, or tensors on the same memory with
@@ -398,7 +398,7 @@ class _Planner:
 
 
 def list_file_names(child: Any, stem: str) -> list[str]:
-    """Return the names of the files of an entry, unless it is a jagged tensor."""
+    """Return the names of the files of an entry that is not a jagged tensor."""
     if not isinstance(child, Tensor):
         return [stem]
     return [stem + ".memmap", stem + ".shape.memmap"] if child.is_nested else [stem + ".memmap"]

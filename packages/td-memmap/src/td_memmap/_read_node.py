@@ -14,7 +14,7 @@ from ._meta import Level, Location, parse_level, read_json
 
 
 def list_subdirectories(tree: Any, parts: Parts) -> list[str]:
-    """Return the names of the subdirectories that hold nodes, sorted."""
+    """Return the sorted names of the subdirectories that have a ``meta.json``."""
     return [
         name
         for name, is_directory in sorted(tree.entries(parts).items())

@@ -1,4 +1,4 @@
-"""Save a collection: plan the whole tree, write it next to the prefix, map it, and publish it."""
+"""Save a collection: plan the tree, write it next to the prefix, map it, and publish it."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def save_directory(tree: Core, prefix: str, options: Options) -> Callable[[], An
 
 
 def plan_save(tree: Core, options: Options) -> tuple[Plan, Core]:
-    """Plan a save; return the plan and the planned collection, a copy of the nodes unless saved in place."""
+    """Plan a save. Return the plan and the collection to map, a copy unless it is mapped in place."""
     if not options.inplace:
         tree = copy_nodes(tree)
     plan = make_plan(
@@ -113,7 +113,7 @@ def _check_same_places(plan: Plan, prefix: str, options: Options) -> None:
 
 
 def _refuse_archived(plan: Plan, options: Options) -> None:
-    """Raise FileTakenError if mapping in place would detach leaves whose writes reach an archive."""
+    """Raise FileTakenError if mapping in place would redirect writes from an archive to new files."""
     for file in plan.leaves if options.inplace and not options.copy_existing else ():
         if type(file.tensor) is MemoryMappedTensor or file.tensor.is_nested or not file.nbytes:
             continue
@@ -126,7 +126,7 @@ def _refuse_archived(plan: Plan, options: Options) -> None:
 
 
 class _Writer:
-    """Writer of one save."""
+    """Writer of a planned save."""
 
     def __init__(self, plan: Plan, prefix: str, options: Options) -> None:
         self.plan = plan
@@ -138,7 +138,7 @@ class _Writer:
 
     def run(self, tree: Core) -> Any:
         plan, options = self.plan, self.options
-        # Sparse files have no content yet that a manifest could describe.
+        # Write no manifest for sparse files, whose content is written later.
         planned = plan.files() if options.like else [*plan.files(), (_file_names.MANIFEST,)]
         with Staging(
             self.prefix, planned, durable=options.durable, own=partial(_find_kept_files, plan)
@@ -203,7 +203,7 @@ class _Writer:
             except OSError as error:
                 if error.errno != errno.EMFILE or not running:
                     raise _add_leaf_name(error, file, path) from error
-            running.pop(0).result()  # a running write holds an open file
+            running.pop(0).result()  # wait for a running write, which holds a file open
 
     def _fill(self, file: LeafFile, fd: int, path: str) -> None:
         try:
@@ -252,7 +252,7 @@ class _Writer:
         try:
             self.staging.tree.link(source, path, file.path)
         except FileNotFoundError:
-            return False  # the save with the file has been replaced since
+            return False  # another process has replaced the save since then
         except OSError as error:
             if error.errno in _fs.NO_LINKS:
                 return False
@@ -291,11 +291,11 @@ class _Writer:
 
 
 def _map_leaves(plan: Plan, files: dict[LeafFile, MemoryMappedTensor], like: bool) -> dict[int, Tensor]:
-    """Return the mapped tensor of each leaf of a plan by its ``id``; for a tied leaf, that of its first file."""
+    """Return the mapped tensor of each leaf of a plan by ``id`` of the leaf; tied leaves have one tensor."""
     result = reversed(plan.leaves)
     mapped: dict[int, Tensor] = {id(file.leaf): files[file] for file in result if file.leaf is not None}
     for leaf, parts, ragged in plan.jagged:
-        # With ``like``, the component lengths will differ from the cached ones.
+        # The files of memmap_like are filled later, so cached component lengths may become wrong.
         told = (None, None) if like else get_cached_seqlens(leaf)
         made_of = {role: as_plain(files[file]) for role, file in parts.items()}
         mapped[id(leaf)] = make_jagged(ragged, **made_of, told=told)
@@ -308,7 +308,7 @@ def _find_kept_files(plan: Plan, previous: DirectoryTree) -> list[Parts]:
 
 
 def _find_mapped_file(tree: DirectoryTree, file: LeafFile) -> os.stat_result | None:
-    """Return the status of a leaf's file if the leaf is mapped to it as a whole, else None."""
+    """Return the status of a leaf's file if the leaf maps all of it, else None."""
     leaf = file.tensor
     if not isinstance(leaf, MemoryMappedTensor) or not leaf._place.shared or not is_whole(leaf):
         return None
@@ -327,7 +327,7 @@ def _add_leaf_name(error: OSError, file: LeafFile, path: str) -> OSError:
 
 
 def save_anonymous(tree: Core, options: Options) -> Any:
-    """Map a collection to one anonymous file; leaves that are already mapped shared remain in their files."""
+    """Map a collection to an anonymous file; leaves that are already mapped shared remain in their files."""
     like = options.like
     plan = plan_anonymous(tree, content=not like)
     _refuse_archived(plan, options)
@@ -368,9 +368,9 @@ def _anonymous(file: LeafFile, shared: AnonymousFile | None, start: int, like: b
 def finish(tree: Core, plan: Plan, mapped: dict[int, Tensor], prefix: str | None, options: Options) -> Any:
     """Return the collection with its mapped leaves: locked, on the CPU, with MemmapBackends attached."""
     if options.inplace:
-        # A stack may contain a member twice; replace its leaves once.
+        # A stack may contain a member twice; replace the member's leaves only once.
         nodes = {id(node._inner()): node for node, _ in plan.nodes}
-        # Keep the leaf objects of modules, to which optimizers hold references.
+        # Keep the parameter objects of modules: optimizers hold references to them.
         kept = {id(leaf) for node, _ in plan.nodes if isinstance(node, nn.Module) for leaf in node._leaves()}
         for node in nodes.values():
             _replace_leaves(node, mapped, kept)
@@ -384,7 +384,7 @@ def finish(tree: Core, plan: Plan, mapped: dict[int, Tensor], prefix: str | None
 
 
 def _split_shared_nodes(tree: Core) -> None:
-    """Copy nodes that occur twice, so that each position of a save has a separate node."""
+    """Copy nodes that occur twice, so that each key path of a save has a separate node."""
     seen: set[int] = set()
     todo = [tree]
     while todo:

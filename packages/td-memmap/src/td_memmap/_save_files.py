@@ -29,7 +29,7 @@ _OURS = (*_FIXED, _file_names.MANIFEST, _file_names.UNFINISHED_META)
 
 
 class SaveFiles:
-    """Files and directories of one save, as paths below its root."""
+    """Files and directories of a save, as paths below its root."""
 
     def __init__(self) -> None:
         self.files: set[Parts] = set()
@@ -56,7 +56,7 @@ def _read(tree: DirectoryTree, parts: Parts, name: str) -> Any:
 def find_save_files(tree: DirectoryTree, wanted: Collection[Parts] = ()) -> SaveFiles:
     """Return the files of the save in ``tree``; ``wanted`` names child directories for releases that did not list them."""
     result = SaveFiles()
-    # A ``%saving`` that cannot be read lists no files.
+    # Ignore a ``%saving`` that is missing or unreadable.
     with contextlib.suppress(FileNotFoundError, FormatError):
         unfinished = _file_names.parse_listing(tree.read((), _file_names.SAVING, LIMIT))
         result.files.add((_file_names.SAVING,))
@@ -119,7 +119,7 @@ def _add_old(tree: DirectoryTree, result: SaveFiles) -> None:
 
 
 def _add_recorded(tree: DirectoryTree, result: SaveFiles, recorded: Mapping[str, Any]) -> None:
-    """Add files that only the manifest lists, if they are as it recorded them."""
+    """Add files that only the manifest lists, if their size and time are still the recorded ones."""
     written = tree.stat((), _file_names.MANIFEST)
     if written is None:
         return
@@ -141,7 +141,7 @@ def _add_recorded(tree: DirectoryTree, result: SaveFiles, recorded: Mapping[str,
 
 
 def _is_member(name: str, count: Any) -> bool:
-    """Return True if a directory name is that of a member; ``count`` is None if the save has no member count."""
+    """Return True if a directory is a member; ``count`` is the number of members, None if unknown."""
     if name.isascii() and name.isdigit():
         return type(count) is not int or int(name) < count
     return name in (_file_names.INNER, _file_names.SOURCE)
@@ -167,7 +167,7 @@ def _stems(meta: dict[str, Any]) -> tuple[set[str], set[str]]:
 def find_unknown_files(
     tree: DirectoryTree, left: SaveFiles, others: Collection[Parts] = ()
 ) -> tuple[list[Parts], list[Parts]]:
-    """Return the files, and the topmost directories, that do not belong to the save; search those in ``others``."""
+    """Return the files and topmost directories that do not belong to the save; search directories in ``others`` too."""
     files: list[Parts] = []
     directories: list[Parts] = []
     todo: list[Parts] = [()]

@@ -43,7 +43,7 @@ class Place:
     """File and offset where the elements of a tensor are stored.
 
     Attributes:
-        shape: shape of the whole tensor in the file; for a nested tensor, the table of component shapes.
+        shape: shape of the full tensor in the file; for a nested tensor, the table of component shapes.
         filename: absolute path; None for an anonymous file.
         file: the anonymous file; None for a named file.
         offset: start of the tensor in the file, in bytes.
@@ -74,7 +74,7 @@ class MemoryMappedTensor(Tensor):
             or an ``UntypedStorage``, which is wrapped.
         dtype: dtype of the result, for sources without one.
         shape: shape of the result.
-        index: index of the view to return; None returns the whole tensor.
+        index: index of the view to return; None returns the full tensor.
         device: only the CPU is possible.
         handler: an anonymous file to map instead of creating one.
         filename: path of the file; None uses an anonymous file.
@@ -147,13 +147,13 @@ class MemoryMappedTensor(Tensor):
             input: a tensor on any device that does not require gradients.
             filename: path of the file; None uses an anonymous file.
             existsok: whether to replace an existing file. Tensors that map the old file keep their elements: the new
-                ones go to a new file of that name.
+                elements are written to a new file of that name.
             copy_existing: whether to copy a tensor that is already stored in another file, instead of raising.
             copy_data: False leaves zeros, or the content of an existing file.
             shape: shape of the result, to which ``input`` is expanded.
 
         Raises:
-            FileTakenError: the file exists, or ``input`` is stored in another one.
+            FileTakenError: the file exists, or ``input`` is stored in another file.
             OSError: the disk is full.
 
         >>> MemoryMappedTensor.from_tensor(torch.arange(3))
@@ -237,8 +237,8 @@ class MemoryMappedTensor(Tensor):
         Args:
             filename: path of a file of C-contiguous elements from byte 0; it may be longer.
             dtype: dtype of the elements.
-            shape: shape of the whole tensor; for a nested tensor, the table of its component shapes.
-            index: index of the view to return; None returns the whole tensor.
+            shape: shape of the full tensor; for a nested tensor, the table of its component shapes.
+            index: index of the view to return; None returns the full tensor.
             mode: ``"r+"`` writes to the file; ``"r"`` copies on write; None writes to the file if it is writable.
 
         Raises:
@@ -263,7 +263,7 @@ class MemoryMappedTensor(Tensor):
 
     @classmethod
     def from_handler(cls, handler: AnonymousFile, dtype: DtypeLike, shape: Shape, index: Any = None) -> Any:
-        """Map an anonymous file, for instance that of another tensor.
+        """Map an anonymous file, for instance the file of another tensor.
 
         >>> tensor = MemoryMappedTensor.zeros(2)
         >>> other = MemoryMappedTensor.from_handler(tensor.handler, torch.float32, (2,))
@@ -291,10 +291,10 @@ class MemoryMappedTensor(Tensor):
 
         Args:
             storage: the storage.
-            shape: shape of the result; None for one dim.
+            shape: shape of the result; None for a 1-d tensor of all elements.
             dtype: dtype of the elements; None for torch's default dtype.
             device: only the CPU is possible.
-            index: index of the view to return; None returns the whole tensor.
+            index: index of the view to return; None returns the full tensor.
             filename: path of the file that the storage maps, if it has one.
             handler: the anonymous file that the storage maps, if any.
 
@@ -353,7 +353,7 @@ class MemoryMappedTensor(Tensor):
 
     @classmethod
     def full(cls, *args: Any, **kwargs: Any) -> MemoryMappedTensor:
-        """Create a tensor of one value. Arguments as for :meth:`zeros`, and ``fill_value``.
+        """Create a tensor filled with one value. Arguments as for :meth:`zeros`, and ``fill_value``.
 
         >>> MemoryMappedTensor.full((2,), 7)
         MemoryMappedTensor([7., 7.])
@@ -391,7 +391,7 @@ class MemoryMappedTensor(Tensor):
     def full_like(
         cls, input: Tensor, fill_value: Any, *, filename: str | Path | None = None
     ) -> MemoryMappedTensor:
-        """Create a tensor of one value with the shape and dtype of ``input``.
+        """Create a tensor filled with one value, with the shape and dtype of ``input``.
 
         >>> MemoryMappedTensor.full_like(torch.zeros(2), 5)
         MemoryMappedTensor([5., 5.])
@@ -422,7 +422,7 @@ class MemoryMappedTensor(Tensor):
 
     @property
     def parent_shape(self) -> Any:
-        """Shape of the whole tensor in the file; this tensor may be a view of it."""
+        """Shape of the full tensor in the file, of which this tensor may be a view."""
         return self._place.shape
 
     def __getitem__(self, index: Any) -> Tensor:
@@ -435,7 +435,7 @@ class MemoryMappedTensor(Tensor):
                 if index.is_cpu and self.is_contiguous():
                     return self.index_select(0, index)
         result = Tensor.__getitem__(self, index)
-        # Check the index's type first, which takes less time than comparing storages.
+        # Fast path: the type of the index decides without comparing storages.
         if compiling or (kind is Tensor and index.ndim):
             return result
         if kind is int or kind is slice:
@@ -488,7 +488,7 @@ class MemoryMappedTensor(Tensor):
         return remap_tensor, (place.filename, self.dtype, place.shape, place.mode, _get_view(self))
 
 
-# Views that torch creates itself, such as a Parameter of a mapped tensor, have no instance attribute.
+# Tensors that torch creates, such as a Parameter of a mapped tensor, have no instance attribute ``_place``.
 MemoryMappedTensor._place = Place(torch.Size())
 
 
@@ -531,7 +531,7 @@ def remap_storage(filename: str, nbytes: int, start: int = 0) -> torch.UntypedSt
 ForkingPickler.register(FileStorage, _reduce_storage)
 
 
-#: Size, strides and storage offset of a view on the elements at its Place; None for the whole tensor in order.
+#: Size, strides and storage offset of a view on the elements at its Place; None for the full tensor in C order.
 _View = tuple[torch.Size, tuple[int, ...], Any] | None
 
 
@@ -546,7 +546,7 @@ def is_at_its_place(tensor: MemoryMappedTensor) -> bool:
         return True
     source = getattr(tensor.untyped_storage(), "source", None)
     if isinstance(source, Place):
-        # Compare objects: the inode of a deleted file that is no longer mapped can be reused.
+        # Compare the objects, not the inodes: the inode of a deleted file can be reused.
         return source.identity is place.identity
     return source is not None and source() is place.file
 
@@ -558,7 +558,7 @@ def is_whole(tensor: MemoryMappedTensor) -> bool:
         return False
     if tensor.is_nested or isinstance(place.shape, Tensor):
         return tensor.is_nested
-    # The storage starts at the Place and holds only this tensor.
+    # A full tensor starts at the start of its storage.
     return tensor.shape == place.shape and tensor.is_contiguous() and tensor.storage_offset() == 0
 
 
@@ -622,7 +622,7 @@ def map_file(
     nbytes: int | None = None,
     linked: dict[tuple[int, int], torch.UntypedStorage] | None = None,
 ) -> MemoryMappedTensor:
-    """Map the tensor in an open file. ``linked`` caches the storages of files with several hard links."""
+    """Map the tensor in an open file; ``linked`` caches the storages of files with several hard links."""
     if nbytes is None:
         nbytes = element_count(shape) * dtype.itemsize
     if status is None:

@@ -58,7 +58,7 @@ class ValueFile(Keeper):
         if file is None or file == self.seen:
             return None
         loaded: Core = load_directory(self.path, LoadOptions(allow_pickle=self.allow_pickle))
-        # Mark the file as seen only if its values fit the node; otherwise the next call tries again.
+        # Mark the file as seen only if it still has the class of the node; otherwise the next call tries again.
         if type(loaded) is type(node):
             self.seen = file
         return loaded
@@ -109,11 +109,11 @@ class ValueFile(Keeper):
         self.seen = self._file()
 
     def of_each(self) -> ValueFile:
-        """Return a copy for the per-element values; nodes that still show the one value detect the changed file."""
+        """Return a copy for a node that now has one value per element instead of one for the batch."""
         return replace(self)
 
     def of_part(self) -> ValueFile:
-        """Return a copy that refuses writes, for a part of a batch that shares one value."""
+        """Return a copy that refuses writes, for a view of a part of a batch that has a single value."""
         why = (
             f"cannot write the value that is saved at {self.path} through this view: it is one for the whole batch there; "
             "write through the collection that was loaded or mapped, or clone() the view first"

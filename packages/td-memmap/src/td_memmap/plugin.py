@@ -42,7 +42,7 @@ class DirectoryFormat(Serializer):
     load = staticmethod(load_memmap)  # type: ignore[assignment]
 
     def load_as(self, cls: type, path: Any, **options: Any) -> Any:
-        """Load the collection at ``path`` as an instance of ``cls``, if that has declared fields."""
+        """Load the collection at ``path`` as an instance of ``cls``, if that class has declared fields."""
         return load_as(cls, path, **options)
 
     def load_(self, data: Any, path: Any, **options: Any) -> Any:
@@ -78,5 +78,5 @@ def td_methods() -> Mapping[str, Any]:
 
 @hookimpl
 def td_serializers() -> Iterable[Serializer]:
-    """Return the directory format."""
+    """Return the serializer of directories and archives."""
     return [DirectoryFormat()]
