@@ -1,4 +1,4 @@
-"""Fixtures and settings for the tests of every package and for those that cross packages."""
+"""Fixtures and settings for the tests of all packages."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, settings
 
 from td_core import TensorDict
 
-# A slow machine is no reason to fail.
+# Examples may be slow on a busy machine, which must not fail a test.
 settings.register_profile("td", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("td")
 
@@ -28,13 +28,13 @@ def device() -> torch.device:
 
 @pytest.fixture(autouse=True, scope="session")
 def names_in_examples(doctest_namespace: dict[str, Any]) -> None:
-    """Let the examples in docstrings use the names that every program imports."""
+    """Define ``torch`` and ``TensorDict`` for all examples in docstrings."""
     doctest_namespace.update(torch=torch, TensorDict=TensorDict)
 
 
 @pytest.fixture(autouse=True)
 def folder_of_an_example(request: pytest.FixtureRequest) -> None:
-    """Let examples write files where they are: each runs in a folder of its own."""
+    """Run each example of a docstring in a temporary folder, so that it may write files."""
     if isinstance(request.node, pytest.DoctestItem):
         request.getfixturevalue("monkeypatch").chdir(request.getfixturevalue("tmp_path"))
 
@@ -43,7 +43,7 @@ _from_module = doctest.DocTestFinder._from_module  # type: ignore[attr-defined]
 
 
 def is_defined_in(finder: doctest.DocTestFinder, module: ModuleType, item: Any) -> bool:
-    """Collect examples where their object is defined: its ``__module__`` may be the public one that pickles name."""
+    """Collect examples from the module that defines their object, even if its ``__module__`` is a public alias."""
     if inspect.isfunction(item):
         return item.__globals__ is vars(module)
     if inspect.isclass(item) and item.__module__.partition(".")[0] == module.__name__.partition(".")[0]:

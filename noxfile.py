@@ -1,8 +1,8 @@
-"""Every check of the project. ``nox`` runs them all on a machine that has only Python and pip.
+"""All checks of the project. ``nox`` runs them on any machine with Python and pip.
 
-torch is large, so one *base* environment holds it together with the test tools. The environment of a session
-is an almost empty one that sees the base through a ``.pth`` file and has the project's built wheels.
-``nox --no-venv`` takes the running interpreter as the base and needs no network.
+torch is large, so all sessions share one *base* environment, which contains torch and the test tools. Each session has an
+environment of its own with the wheels that it tests, and imports the packages of the base through a ``.pth`` file.
+``nox --no-venv`` uses the running interpreter as the base and needs no network.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ BASE = (
 )  # fmt: skip
 WORKERS = 2
 REFERENCE = "tensordict==0.15.3"
-BARE = ("--without-pip",)  # the pip of the base installs into every other environment
+BARE = ("--without-pip",)  # the pip of the base also installs into the environments of sessions
 INTERPRETER = Path("Scripts" if os.name == "nt" else "bin") / "python"
 
 
 @functools.cache
 def base(cache: Path, current: bool) -> str:
-    """Return the interpreter whose site-packages every session shares, installing them at most once."""
+    """Return the interpreter of the base environment, whose packages all sessions share; create it if needed."""
     if current:
         return sys.executable
     home = cache / "base"
@@ -70,7 +70,7 @@ def base(cache: Path, current: bool) -> str:
 
 @functools.cache
 def wheels(python: str, cache: Path) -> dict[str, Path]:
-    """Build every package once; without a build tool take what ``nox -s build`` left in ``dist``."""
+    """Build the wheels of all packages; without hatchling, return the wheels that ``nox -s build`` wrote to ``dist``."""
     into = cache / "wheels"
     if not can(python, "import hatchling"):
         into = ROOT / "dist"
@@ -83,18 +83,18 @@ def wheels(python: str, cache: Path) -> dict[str, Path]:
 
 @functools.cache
 def can(python: str, code: str) -> bool:
-    """Return whether an interpreter runs a line of code without an error."""
+    """Return True if an interpreter runs a line of code without an error."""
     return subprocess.run([python, "-c", code], capture_output=True, check=False).returncode == 0
 
 
 def call(*command: object, cwd: Path = ROOT) -> None:
-    """Run what belongs to no session, because several share its result."""
+    """Run a command outside of the sessions, since several sessions share its result."""
     print("+", *command, flush=True)
     subprocess.run([str(part) for part in command], cwd=cwd, check=True)
 
 
 def one(folder: Path, pattern: str) -> Path:
-    """Return the only file of a folder that fits a pattern."""
+    """Return the only file of a folder that matches a pattern."""
     result = sorted(folder.glob(pattern))
     if len(result) != 1:
         raise FileNotFoundError(f"expected one {pattern} in {folder} (`nox -s build` makes them): {result}")
@@ -128,7 +128,7 @@ class Environment:
             self.install("-c", "constraints.txt", *extra)
 
     def ask(self, python: str, code: str) -> str:
-        """Return what a line of Python prints."""
+        """Return the output of a line of Python code."""
         return str(self.session.run(python, "-c", code, silent=True, log=False, external=True)).strip()
 
     def install(self, *arguments: str) -> None:
@@ -139,17 +139,17 @@ class Environment:
         )  # fmt: skip
 
     def run(self, *arguments: object, **variables: str) -> None:
-        """Run Python in this environment, out of reach of what the caller's shell has set."""
+        """Run Python in this environment, without the variables of the calling shell that affect the tests."""
         env = {"PYTHONPATH": None, "TD_PLUGINS": None, "OMP_NUM_THREADS": "1", **variables}
         self.session.run(self.python, *(str(part) for part in arguments), env=env, external=True)
 
     def pytest(self, *arguments: object, **variables: str) -> None:
-        """Run pytest in this environment, with the same random examples each time; pytest by hand finds new ones."""
+        """Run pytest in this environment. Hypothesis uses the same examples in each run; a manual pytest run draws new ones."""
         always = ("-q", "-p", "no:cacheprovider", "--hypothesis-profile=ci")
         self.run("-m", "pytest", *always, *arguments, **variables)
 
     def pytest_side_by_side(self, *arguments: object, **variables: str) -> None:
-        """Run pytest in several processes, where the base has what that needs."""
+        """Run pytest in several processes, if the base has pytest-xdist."""
         if can(self.base, "import xdist"):
             # The processes must agree on the order of tests.
             arguments, variables = ("-n", WORKERS, *arguments), {"PYTHONHASHSEED": "0", **variables}
@@ -167,20 +167,20 @@ def lint(session: nox.Session) -> None:
 @nox.session(venv_params=BARE)
 @nox.parametrize("checker", ["mypy", "pyright"], ids=["mypy", "pyright"])
 def typecheck(session: nox.Session, checker: str) -> None:
-    """Check the packages with mypy --strict, and code such as users write with mypy and pyright."""
+    """Check the packages with mypy --strict, and samples of user code with mypy and pyright."""
     if checker == "mypy":
         environment = Environment(session, extra=("mypy",))
         environment.run("-m", "mypy")
         environment.run("-m", "mypy", "tests/typing")
         return
-    # The distribution "pyright" is a launcher that asks the npm registry; this one brings the checker along.
+    # The distribution "pyright" downloads the checker from the npm registry; basedpyright contains it.
     environment = Environment(session, EVERYTHING, extra=("basedpyright",))
     environment.run("-m", "basedpyright", "--pythonpath", environment.python)
 
 
 @nox.session(venv_params=BARE)
 def build(session: nox.Session) -> None:
-    """Build each sdist, and from it the wheel, into ``dist``; check what is inside."""
+    """Build the sdist of each package into ``dist``, and from it the wheel; check their contents."""
     environment = Environment(session, extra=("build",))
     shutil.rmtree(ROOT / "dist", ignore_errors=True)
     for name in EVERYTHING:
@@ -201,7 +201,7 @@ def build(session: nox.Session) -> None:
 
 @nox.session(venv_params=BARE)
 def third_party(session: nox.Session) -> None:
-    """Install the example plugin beside td-core alone and run its tests."""
+    """Install the example plugin with td-core only, and run its tests."""
     environment = Environment(session, (CORE,))
     environment.install("--no-build-isolation", "./examples/td-example-codec")
     environment.pytest("examples/td-example-codec/tests", TD_EXPECT_PLUGINS=CORE)
@@ -209,7 +209,7 @@ def third_party(session: nox.Session) -> None:
 
 @nox.session(venv_params=BARE)
 def interop(session: nox.Session) -> None:
-    """Exchange files with the reference implementation, installed beside the packages."""
+    """Exchange files and pickles with tensordict, in an environment that has both."""
     environment = Environment(session, EVERYTHING, extra=(REFERENCE,))
     environment.pytest_side_by_side("tests/interop", *session.posargs)
 
@@ -217,10 +217,10 @@ def interop(session: nox.Session) -> None:
 @nox.session(venv_params=BARE)
 @nox.parametrize("packages, device", MATRIX)
 def tests(session: nox.Session, packages: tuple[str, ...], device: str) -> None:
-    """Test one combination on one device.
+    """Test one combination of packages on one device.
 
-    The tests of a package run where it is alone with td-core and where everything is installed. The other
-    combinations run the tests of what is present, of what is absent, and of what crosses packages.
+    The tests of a package run in the environment that has only td-core and this package, and in the one that has all
+    packages. The other combinations run only the tests in ``tests/``, which cover several packages or missing packages.
     """
     python = base(Path(session.cache_dir).resolve(), session.venv_backend == "none")
     if device == "cuda" and not can(python, "import torch; assert torch.cuda.is_available()"):
@@ -234,14 +234,14 @@ def tests(session: nox.Session, packages: tuple[str, ...], device: str) -> None:
 
 @nox.session(venv_params=BARE)
 def demo(session: nox.Session) -> None:
-    """Take handwritten digits through the whole life of a collection."""
+    """Run the demo on handwritten digits: data set on disk, training, saving, ensemble, second process."""
     environment = Environment(session, EVERYTHING, extra=("scikit-learn", "matplotlib", "tqdm"))
     environment.run("examples/digits_demo.py", *session.posargs)
 
 
 @nox.session(venv_params=BARE)
 def docs(session: nox.Session) -> None:
-    """Execute every example of the documentation, then build it; a warning is an error."""
+    """Run all examples in the documentation, then build it; a warning is an error."""
     environment = Environment(session, EVERYTHING, extra=("mkdocs-material", "mkdocstrings[python]", "ruff"))
     pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("packages/*/README.md")]
     environment.pytest("--doctest-glob=*.md", *pages)
@@ -252,7 +252,7 @@ def docs(session: nox.Session) -> None:
 
 @nox.session(venv_params=BARE)
 def bench(session: nox.Session) -> None:
-    """Measure, beside the reference implementation; nothing here passes or fails by time."""
+    """Run the benchmarks against tensordict. No time makes a benchmark fail."""
     environment = Environment(session, EVERYTHING, extra=(REFERENCE,))
     for script in sorted(ROOT.glob("benchmarks/bench_*.py")):
         environment.run(script)
@@ -262,6 +262,6 @@ def bench(session: nox.Session) -> None:
 
 @nox.session(venv_params=BARE)
 def comparison(session: nox.Session) -> None:
-    """Measure everything beside the reference implementation, and write the page of the documentation about it."""
+    """Compare the packages with tensordict, and write the results to ``docs/comparison.md``."""
     environment = Environment(session, EVERYTHING, extra=(REFERENCE, "safetensors"))
     environment.run("benchmarks/comparison.py", *session.posargs)

@@ -1,4 +1,4 @@
-"""Measure what an import adds to ``import torch``: time, memory and modules, in fresh interpreters, in turns.
+"""Measure the time, memory and modules that an import adds to ``import torch``, in new interpreters.
 
 The modules counted as heavy are those under ``torch._dynamo``, ``torch.distributed``, ``torch.export`` and
 ``numpy.testing`` that ``import torch`` had not loaded.
@@ -44,9 +44,9 @@ print(json.dumps(result))
 
 
 def once(module: str) -> dict[str, float]:
-    """Return what one fresh interpreter measures."""
+    """Measure the import of a module in a new interpreter."""
     command = [sys.executable, "-W", "ignore", "-c", CODE.replace("MODULE", module)]
-    # An installation has its bytecode, which only the first import compiles.
+    # Allow bytecode files: an installed package is compiled only at its first import.
     environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONDONTWRITEBYTECODE", "TD_PLUGINS")}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     found: dict[str, float] = json.loads(done.stdout)
@@ -54,7 +54,7 @@ def once(module: str) -> dict[str, float]:
 
 
 def main() -> None:
-    """Print one line for each module."""
+    """Print one line per module."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--json", type=Path, help="also write the numbers here")

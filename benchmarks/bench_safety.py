@@ -1,6 +1,6 @@
-"""Run what can go wrong with saved collections, on our packages and on the reference implementation, and print what happens.
+"""Run failure cases of saved collections (damage, full disk, killed process) with td and with tensordict; print the outcomes.
 
-Every case is one program; it runs with each library in a process and a folder of its own. Nothing here is timed.
+Each case is a program that runs once per library, in a new process and folder. No case is timed.
 """
 
 from __future__ import annotations
@@ -152,12 +152,12 @@ print({(1,): "the old save, complete", (2,): "the new save, complete"}.get(found
 
 
 def command(library: str, code: str, *arguments: str) -> list[str]:
-    """Return how to run a program with a library."""
+    """Return the command that runs a program with a library."""
     return [sys.executable, "-c", COMMON + code, library, *arguments]
 
 
 def output(words: list[str], folder: Path) -> list[str]:
-    """Run a program and return the lines that it prints, or how it ends."""
+    """Run a program and return the lines that it prints, or the signal that killed it."""
     done = subprocess.run(words, cwd=folder, capture_output=True, text=True, check=False)
     if done.returncode < 0:
         return [f"the process dies of {signal.Signals(-done.returncode).name}"]
@@ -167,7 +167,7 @@ def output(words: list[str], folder: Path) -> list[str]:
 
 
 def full_disk(library: str, folder: Path) -> str:
-    """Save 16 MB to a file system of 4 MB."""
+    """Save 16 MB to a file system of 4 MB, and return the outcome."""
     (folder / "disk").mkdir()
     mount = 'mount -t tmpfs -o size=4m tmpfs disk && exec "$@"'
     private = ["unshare", "--map-root-user", "--mount", "sh", "-c", mount, "sh"]
@@ -180,7 +180,7 @@ def full_disk(library: str, folder: Path) -> str:
 
 
 def killed(library: str, folder: Path) -> str:
-    """Kill a process at three moments while it saves over an old save."""
+    """Kill a process at three moments while it overwrites an old save, and return the outcomes."""
     found = set()
     for share in (0.25, 0.5, 0.75):
         place = folder / str(share)
@@ -195,7 +195,7 @@ def killed(library: str, folder: Path) -> str:
 
 
 def measure(library: str) -> dict[str, str]:
-    """Return what happens in each case."""
+    """Run all cases with a library, and return the outcome of each."""
     cases = {name: dedent(code) for name, code in CASES.items()}
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary).resolve()
@@ -210,7 +210,7 @@ def measure(library: str) -> dict[str, str]:
 
 
 def main() -> None:
-    """Run every case."""
+    """Run all cases with each installed library."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", type=Path, help="also write the outcomes here")
     options = parser.parse_args()

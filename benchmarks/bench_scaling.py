@@ -1,9 +1,9 @@
 """Show that the cost of an operation grows linearly with the number of leaves and with the depth.
 
-Each row is one operation, each column one size; a number is the time per leaf (or per level) in µs, so a row that
-stays level across its columns is linear. The first row is a loop over the leaves: what it loses to the allocator
-and the caches of the machine, no operation can win back. A flat key is as long as its path, so flattening grows
-with the depth; what carries the path along for its messages, or for the key it yields, grows a little.
+Each row is one operation, each column one size; a number is the time per leaf (or per level of nesting) in µs. If the
+numbers of a row are about equal, the operation is linear. The first row, a loop over the leaves, shows the effect of the
+allocator and of CPU caches, which no operation can avoid. A flat key is as long as its path, so the time of flattening per
+level grows with the depth; operations that build key paths for messages or results grow slightly.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ OPERATIONS: dict[str, Callable[[Any], Any]] = {
 
 
 def wide(count: int) -> Any:
-    """Return a collection of so many leaves, side by side."""
+    """Build a collection with ``count`` leaves in one node."""
     return TensorDict({f"k{i}": torch.rand(4) for i in range(count)}, [4])
 
 
 def deep(depth: int) -> Any:
-    """Return a collection of so many levels, one leaf in each."""
+    """Build a collection of ``depth`` nested nodes with one leaf each."""
     td = TensorDict({"leaf": torch.rand(4)}, [4])
     for _ in range(depth - 1):
         td = TensorDict({"leaf": torch.rand(4), "below": td}, [4])
@@ -56,7 +56,7 @@ def deep(depth: int) -> Any:
 
 
 def per_unit(operation: Callable[[Any], Any], td: Any, units: int) -> float:
-    """Return the best µs per leaf or level of a few runs."""
+    """Return the minimum time of a few runs, in µs per leaf or level."""
     best = float("inf")
     for _ in range(5 if units < 5000 else 3):
         count = max(1, 300 // units)
@@ -68,7 +68,7 @@ def per_unit(operation: Callable[[Any], Any], td: Any, units: int) -> float:
 
 
 def table(title: str, sizes: tuple[int, ...], make: Callable[[int], Any]) -> None:
-    """Print one table."""
+    """Measure all operations on all sizes, and print the table."""
     collections = [make(size) for size in sizes]
     print(f"\n{title:20}" + "".join(f"{size:>10}" for size in sizes))
     for name, operation in OPERATIONS.items():

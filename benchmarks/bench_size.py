@@ -1,6 +1,6 @@
-"""Measure what an installation takes: files and their bytes, lines of ours, and the packages needed beside torch and numpy.
+"""Measure the size of each installed package: files, bytes, lines of code, and dependencies other than torch and numpy.
 
-Bytecode does not count. Of the reference implementation only sizes are looked at.
+Bytecode is not counted. For tensordict, only sizes are measured.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ MODULES = {
 
 
 def folder_of(module: str) -> Path | None:
-    """Return where a package is installed, without importing it."""
+    """Return the folder of an installed package, without importing it."""
     spec = find_spec(module)
     return Path(spec.origin).parent if spec and spec.origin else None
 
 
 def needed(distribution: str) -> list[str]:
-    """Return the distributions that one always needs, but for torch, numpy and the siblings."""
+    """Return the required dependencies of a distribution, except torch, numpy and packages of the project."""
     try:
         lines = [
             line
@@ -45,7 +45,7 @@ def needed(distribution: str) -> list[str]:
 
 
 def measure(distribution: str, module: str) -> dict[str, Any] | None:
-    """Return the sizes of one distribution, or None where it is not installed."""
+    """Return the sizes of one distribution, or None if it is not installed."""
     folder = folder_of(module)
     if folder is None:
         return None

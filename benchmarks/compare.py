@@ -2,9 +2,9 @@
 
     python benchmarks/compare.py OLD_WHEELS NEW_WHEELS
 
-The scripts of this folder run in processes of their own, old and new in turns. The figure of a row is the time of our
-library divided by that of the hand-written loop (or floor) measured in the same process; the ratio of a row is the
-median of the new figures divided by the median of the old ones: 1.10 is ten percent slower. Nothing here passes or fails.
+Each script runs in several processes, alternately with the old and the new version. The figure of a row is the time of td
+divided by the time of the hand-written loop (or of the floor) in the same process. The ratio of a row is the median of the
+new figures divided by the median of the old figures: 1.10 is ten percent slower. No result makes the script fail.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def read_figures(script: str, results: list[dict[str, Any]]) -> Iterator[tuple[s
 
 
 def unpack(wheels: Path, folder: Path) -> Path:
-    """Extract all wheels of a folder into one that can stand on the import path."""
+    """Extract all wheels of a folder into one folder for the import path."""
     for wheel in wheels.glob("*.whl"):
         with zipfile.ZipFile(wheel) as archive:
             archive.extractall(folder)

@@ -1,6 +1,6 @@
-"""Measure everything beside the reference implementation and write ``docs/comparison.md`` from it.
+"""Run all comparisons with tensordict and write ``docs/comparison.md`` from the results.
 
-Takes about four minutes on an idle machine, in an environment that has the packages and tensordict: ``nox -s comparison``.
+Run it as ``nox -s comparison``, or in an environment that has the packages and tensordict. It takes about four minutes.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ Each cell is *our time / that of the loop* (lower is better), then *the time of 
 
 
 def run(name: str, folder: Path) -> list[Any]:
-    """Run the commands of one section and return what each measured."""
+    """Run the commands of one section and return their results."""
     results = []
     for number, command in enumerate(COMMANDS[name]):
         into = folder / f"{name}{number}.json"
@@ -104,19 +104,19 @@ def run(name: str, folder: Path) -> list[Any]:
 
 
 def shown(name: str) -> str:
-    """Return the commands of one section as a block."""
+    """Format the commands of one section as a Markdown code block."""
     return "\n".join(["```bash", *(f"python benchmarks/{command}" for command in COMMANDS[name]), "```"])
 
 
 def table(head: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
-    """Return a table in Markdown."""
+    """Format a Markdown table."""
     lines = [list(head), *([str(cell).replace("|", "\\|") for cell in row] for row in rows)]
     lines.insert(1, ["---"] * len(lines[0]))
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def machine() -> str:
-    """Return what the figures were measured on."""
+    """Describe the machine: processor, system, versions of Python and torch."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         processor = next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
@@ -129,7 +129,7 @@ def machine() -> str:
 
 
 def imports(found: dict[str, Any]) -> str:
-    """Return the table of imports."""
+    """Format the table of import times."""
     rows = (
         [f"`import {name}`", f"{x['ms']:.0f} ms", f"{x['mb']:.0f} MB", f"{x['heavy']:.0f}"]
         for name, x in found.items()
@@ -138,7 +138,7 @@ def imports(found: dict[str, Any]) -> str:
 
 
 def sizes(found: dict[str, Any]) -> str:
-    """Return the table of sizes."""
+    """Format the table of package sizes."""
     rows = []
     for name, x in found.items():
         lines = f"{x['lines']:,}" if x["lines"] else ""
@@ -147,7 +147,7 @@ def sizes(found: dict[str, Any]) -> str:
 
 
 def operations(found: list[dict[str, Any]]) -> str:
-    """Return the means by shape."""
+    """Format the table of geometric means per shape of collection."""
     rows = []
     for shape in [*dict.fromkeys(row["shape"] for row in found), ""]:
         part = [row for row in found if shape in ("", row["shape"])]
@@ -159,7 +159,7 @@ def operations(found: list[dict[str, Any]]) -> str:
 
 
 def every_row(found: list[dict[str, Any]]) -> str:
-    """Return both ratios of every operation."""
+    """Format the table of both ratios of each operation."""
     shapes = list(dict.fromkeys(row["shape"] for row in found))
     cells = {
         (r["row"], r["shape"]): f"{r['ours_over_loop']:.2f}, {r['reference_over_ours']:.2f}" for r in found
@@ -171,7 +171,7 @@ def every_row(found: list[dict[str, Any]]) -> str:
 
 
 def storage(found: list[dict[str, Any]]) -> str:
-    """Return the times of saving and loading."""
+    """Format the table of times of saving and loading."""
     rows = []
     for row in found:
         times = row["median_ms"]
@@ -184,7 +184,7 @@ def storage(found: list[dict[str, Any]]) -> str:
 
 
 def main() -> None:
-    """Measure and write."""
+    """Run all measurements and write the page."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--page", type=Path, default=PAGE, help="where to write (default: %(default)s)")
     options = parser.parse_args()

@@ -1,9 +1,9 @@
-"""Measure exchanges between two processes over gloo, beside the reference implementation and a floor.
+"""Measure messages between two processes over gloo with td and with tensordict, relative to a floor.
 
-The *floor* is the same bytes as one tensor. *send leaf by leaf* and *unchecked* use the wire of the reference, which
-announces nothing, so that a mismatch goes unnoticed or hangs; the other rows of ours announce the structure and check it.
-A round of sending goes there and back, and its time is halved; the contestants take turns. Every time is a median over
-the rounds. Nothing here passes or fails.
+The *floor* sends the same bytes as one tensor. The rows *send leaf by leaf* and *unchecked* use the wire format of
+tensordict, which sends no structure, so that a mismatch hangs or is not detected; the other rows of td send and check the
+structure. A round of sending goes to the peer and back, and its time is halved. The contestants alternate, and each time is
+a median over the rounds. No result makes the script fail.
 
 Run ``python benchmarks/distributed.py --help``; columns of a package that is not installed stay empty.
 """
@@ -35,7 +35,7 @@ DATA: dict[str, Callable[[], dict[str, Any]]] = {
 
 
 def libraries() -> dict[str, Any]:
-    """Return what is installed."""
+    """Return the installed libraries by column of the table."""
     found = {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -48,12 +48,12 @@ def libraries() -> dict[str, Any]:
 
 
 def there_and_back(rank: int, send: Call, recv: Call) -> Call:
-    """Return one exchange as this rank takes part in it."""
+    """Build the call of one rank for an exchange from rank 0 to rank 1 and back."""
     return lambda: (send(), recv()) if rank == 0 else (recv(), send())
 
 
 def contestants(rank: int, tree: dict[str, Any]) -> dict[str, tuple[int, dict[str, Call]]]:
-    """Return (messages in a round, contestants) by row; both ranks build the same."""
+    """Return (number of messages in a round, contestants) by row; both ranks build the same rows."""
     peer = 1 - rank
     flat = torch.cat(list(tree.values()))
     single = there_and_back(rank, lambda: dist.send(flat, peer), lambda: dist.recv(flat, peer))
@@ -81,7 +81,7 @@ def contestants(rank: int, tree: dict[str, Any]) -> dict[str, tuple[int, dict[st
             rows[row][1][column] = there_and_back(
                 rank, lambda td=td, o=options: td.send(peer, **o), lambda td=td, o=options: td.recv(peer, **o)
             )
-        # Zeros, so that adding them up over and over stays finite.
+        # Each round adds the tensors of both ranks, so only zeros stay finite.
         zeros = library.TensorDict({key: torch.zeros_like(value) for key, value in tree.items()}, [])
         rows["all_reduce"][1][column] = lambda td=zeros: td.all_reduce()
         rows["broadcast"][1][column] = lambda td=plain: td.broadcast(0)
@@ -90,7 +90,7 @@ def contestants(rank: int, tree: dict[str, Any]) -> dict[str, tuple[int, dict[st
 
 
 def member(rank: int, store: str, rounds: int, into: Path | None) -> None:
-    """Take part as one of the two processes; the first one prints, and writes the results as JSON to ``into``."""
+    """Run one of the two processes. The first one prints the results and writes them as JSON to ``into``."""
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
@@ -124,7 +124,7 @@ def report(name: str, row: str, medians: dict[str, float]) -> None:
 
 
 def main() -> None:
-    """Run both processes."""
+    """Start both processes."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=31)
     parser.add_argument("--json", type=Path, help="also write the numbers here")

@@ -1,7 +1,7 @@
-"""Measure what happens between the host, a GPU and files: ours, the reference implementation, and a loop over a dict.
+"""Measure operations between host, GPU and files with td, with tensordict, and with a loop over a dict.
 
-Each number is the median of rounds in which the contestants take turns, until the GPU is done. Nothing here passes or fails.
-Operations on the GPU alone: ``ops.py --device cuda``.
+Each number is a median over rounds in which the contestants alternate; a call ends when the GPU is idle. No result makes
+the script fail. ``ops.py --device cuda`` measures operations on the GPU only.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 import td_core
-import td_distributed  # noqa: F401 - it and the next give collections their methods
+import td_distributed  # noqa: F401 - the import adds methods to collections
 import td_memmap  # noqa: F401
 import td_nn
 
@@ -41,7 +41,7 @@ ROWS = 4096
 
 
 def moves(folder: Path) -> Iterator[tuple[str, Call, Call, Callable[[Leaves], Any] | None]]:
-    """Yield name, what is prepared of a collection of the host, what is timed of that, and the loop over a dict."""
+    """Yield (name, function that prepares a CPU collection, function to time on its result, loop over a dict or None)."""
 
     def there(td: Any) -> Any:
         return td.to("cuda")
@@ -72,7 +72,7 @@ def moves(folder: Path) -> Iterator[tuple[str, Call, Call, Callable[[Leaves], An
 
 
 def indices() -> dict[str, Any]:
-    """Return indices of rows by what they are."""
+    """Return indices of rows, by a name for the table."""
     rows, mask = torch.randint(0, ROWS, (256,)), torch.rand(ROWS) < 0.1
     return {
         "a list": rows.tolist(),
@@ -84,7 +84,7 @@ def indices() -> dict[str, Any]:
 
 
 def graphs() -> Iterator[tuple[str, list[Call | None], Call]]:
-    """Yield name, what each library calls, and the same by hand, of modules in CUDA graphs."""
+    """Yield (name, calls of each library, hand-written call) for modules in CUDA graphs."""
     network = torch.nn.Sequential(
         *[layer for _ in range(4) for layer in (torch.nn.Linear(64, 64), torch.nn.ReLU())]
     )
@@ -118,7 +118,7 @@ def graphs() -> Iterator[tuple[str, list[Call | None], Call]]:
 
 
 def measured(calls: list[Callable[[], Any]], rounds: int) -> list[float]:
-    """Return the median milliseconds of each call."""
+    """Return the median time of each call, in milliseconds."""
     samples: list[list[float]] = [[] for _ in calls]
     for call in calls:
         call()
@@ -134,14 +134,14 @@ def measured(calls: list[Callable[[], Any]], rounds: int) -> list[float]:
 
 
 def show(name: str, calls: list[Callable[[], Any] | None], rounds: int) -> None:
-    """Print one row: ours, the reference if it is there, the loop if there is one."""
+    """Print one row: the loop, td and tensordict; nan for a missing one."""
     times = iter(measured([call for call in calls if call is not None], rounds))
     ours, reference, loop = (float("nan") if call is None else next(times) for call in calls)
     print(f"{name:40}{loop:10.3f}{ours:10.3f}{reference:10.3f}{reference / ours:12.2f}", flush=True)
 
 
 def main() -> None:
-    """Print the tables."""
+    """Measure and print the tables."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -178,7 +178,7 @@ def main() -> None:
 
 
 def repeat(call: Call) -> None:
-    """Call 100 times."""
+    """Run ``call`` 100 times."""
     for _ in range(100):
         call(None)
 

@@ -1,9 +1,9 @@
-"""Measure saving and loading against the reference implementation, safetensors, torch.save and a floor.
+"""Measure saving and loading with td, tensordict, safetensors and torch.save, relative to a floor.
 
-The contestants run interleaved in one process. The *floor* of a save is a plain ``write()`` of the same bytes to as many
-files; of a read in memory, a copy. Every time is a median over the rounds; ``/ floor`` and ``/ ref`` are ratios of medians.
-Files are written without sync, so a save measures the page cache, and a load maps what is in it. Nothing here passes or
-fails.
+The contestants alternate in one process. The *floor* of a save is a plain ``write()`` of the same bytes to the same number
+of files; the floor of a read in memory is a copy. Each time is a median over the rounds; ``/ floor`` and ``ref / ours`` are
+ratios of medians. Files are written without sync, so saves write to the page cache, and loads map pages in it. No result
+makes the script fail.
 
 Run ``python benchmarks/io.py --help``; columns of packages that are not installed stay empty.
 """
@@ -33,7 +33,7 @@ from torch import Tensor
 
 
 def optional(name: str) -> ModuleType | None:
-    """Return a module, or None where it is not installed."""
+    """Import a module, or return None if it is not installed."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -42,7 +42,7 @@ def optional(name: str) -> ModuleType | None:
             return None
 
 
-#: By column; the reference where it is installed.
+#: The libraries by column of the table; tensordict only if it is installed.
 LIBRARIES: dict[str, Any] = {"ours": import_module("td_core")}
 if (reference := optional("tensordict")) is not None:
     LIBRARIES["ref"] = reference
@@ -50,7 +50,7 @@ SAFETENSORS = optional("safetensors.torch")
 
 
 def transformer() -> dict[str, Any]:
-    """184 leaves, 177 MB, as deep as the modules are."""
+    """Build the parameters of ``torch.nn.Transformer`` as nested dicts: 184 leaves, 177 MB."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         model = torch.nn.Transformer()
@@ -58,7 +58,7 @@ def transformer() -> dict[str, Any]:
 
 
 def nested(flat: dict[str, Tensor]) -> dict[str, Any]:
-    """Return a flat dict with dotted names as nested dicts."""
+    """Convert a flat dict with dotted names to nested dicts."""
     root: dict[str, Any] = {}
     for name, leaf in flat.items():
         *path, last = name.split(".")
@@ -89,7 +89,7 @@ def leaves_of(tree: dict[str, Any], path: tuple[str, ...] = ()) -> list[tuple[tu
 
 
 class Bench:
-    """Contestants and their times."""
+    """Runner of the measurements, and their results."""
 
     def __init__(self, folder: Path, rounds: int) -> None:
         self.folder = folder
@@ -99,7 +99,7 @@ class Bench:
     def row(
         self, data: str, what: str, contestants: dict[str, Callable[[], Any]], before: Any = None
     ) -> None:
-        """Run contestants in turns and print the medians."""
+        """Run the contestants alternately, and print and store their median times."""
         times: dict[str, list[float]] = {name: [] for name in contestants}
         for _ in range(self.rounds):
             for name, call in contestants.items():
@@ -122,17 +122,17 @@ class Bench:
         print(f"{data:<12} {what:<22} ms: {shown}   [{ratios.strip()}]", flush=True)
 
     def path(self, name: str) -> Path:
-        """Return where a contestant writes."""
+        """Return the path that a contestant writes to."""
         return self.folder / name
 
     def clear(self, name: str) -> None:
-        """Remove what a contestant wrote."""
+        """Remove the files of a contestant."""
         shutil.rmtree(self.path(name), ignore_errors=True)
         self.path(name).unlink(missing_ok=True)
 
 
 def write_floor(folder: Path, leaves: list[tuple[tuple[str, ...], Tensor]]) -> None:
-    """Write the bytes of every leaf to a file of its own, in directories like those of a save."""
+    """Write the bytes of each leaf to a separate file, in the directories that a save would create."""
     folder.mkdir()
     made = {()}
     for path, leaf in leaves:
@@ -179,7 +179,7 @@ def saves(bench: Bench, name: str, tree: dict[str, Any]) -> None:
 
 
 def consolidated(bench: Bench, name: str, tree: dict[str, Any]) -> None:
-    """Measure one storage for one tree: in memory, in a file, and through a pickle."""
+    """Measure consolidating a tree in memory and in a file, and pickling it."""
     leaves = leaves_of(tree)
     flat = {".".join(path): leaf.contiguous() for path, leaf in leaves}
     tds = {column: library.TensorDict(tree, []) for column, library in LIBRARIES.items()}
@@ -212,12 +212,12 @@ def consolidated(bench: Bench, name: str, tree: dict[str, Any]) -> None:
 
 
 def out_of_band(td: Any) -> Any:
-    """Pickle with the buffers out of band, as multiprocessing and Ray do."""
+    """Pickle with out-of-band buffers, as Ray does."""
     return pickle.dumps(td, 5, buffer_callback=[].append)
 
 
 def rows_of(bench: Bench) -> None:
-    """Measure a data set on disk: creating it, and reading rows of it."""
+    """Measure creating a data set on disk, and reading rows of it."""
     datum = {"image": torch.zeros(3, 32, 32, dtype=torch.uint8), "label": torch.zeros((), dtype=torch.int64)}
     create = {
         column: partial(library.TensorDict(datum, []).expand(ROWS).memmap_like, bench.path(column))
@@ -245,7 +245,7 @@ def rows_of(bench: Bench) -> None:
 
 
 def main() -> None:
-    """Run what the arguments choose."""
+    """Run the measurements that the arguments select."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--folder", help="where to write; a temporary directory without it")

@@ -1,10 +1,10 @@
-"""Measure what modules add to the call of what they wrap, beside the reference implementation in one process.
+"""Measure the overhead of modules over the call of the module that they wrap, with td and with tensordict.
 
-Everything is around an identity module with one tensor. The rows run interleaved on one thread, and only the time of that
-thread counts; each figure is the fastest of many rounds. ``above`` is what is left of a call without those of the modules
-inside; ``ref / ours`` compares whole calls. Nothing here passes or fails. Without tensordict its columns stay empty.
+The wrapped module is an identity on one tensor. The rows alternate on one thread, and the time is the CPU time of that
+thread; each figure is the fastest of many rounds. ``above`` is the time of a call minus the time of the wrapped modules;
+``ref / ours`` compares total times. No result makes the script fail. Without tensordict, its columns are empty.
 
-A second table has modules beside the same torch calls by hand; ``ours / hand`` should not be above 1.25.
+A second table compares modules with equivalent hand-written torch calls; ``ours / hand`` should not exceed 1.25.
 
     python benchmarks/nn.py [--rounds 100] [--json FILE]
 """
@@ -39,7 +39,7 @@ try:
 except ModuleNotFoundError:
     tensordict = reference = None
 
-#: The most that a row may add, in microseconds; None where only the comparison counts.
+#: Maximum overhead of each row in microseconds; None if only the comparison matters.
 LIMITS = {
     "collection": 4.0,
     "keyword": 8.0,
@@ -54,7 +54,7 @@ DEPTHS = (2, 4)
 
 
 def rows(lib: Any, modules: Any) -> dict[str, tuple[Callable[[], Any], int]]:
-    """Return the calls of one implementation, and how many identity modules each runs."""
+    """Return the calls of one library, each with the number of identity modules that it runs."""
     x, inner = torch.ones(3), nn.Identity()
     data = lib.TensorDict({"x": x}, batch_size=[])
     deep = lib.TensorDict({"n": {"x": x}}, batch_size=[])
@@ -76,12 +76,12 @@ def rows(lib: Any, modules: Any) -> dict[str, tuple[Callable[[], Any], int]]:
 
 
 def network(depth: int) -> nn.Sequential:
-    """Return linear layers with activations between them."""
+    """Build ``depth`` linear layers with an activation after each."""
     return nn.Sequential(*[layer for _ in range(depth) for layer in (nn.Linear(8, 8), nn.ReLU())])
 
 
 def rows_beside_torch(lib: Any, modules: Any) -> dict[str, Callable[[], Any]]:
-    """Return the calls of one implementation that are compared with torch by hand."""
+    """Return the calls of one library that are compared with hand-written torch calls."""
     data = lib.TensorDict({"x": torch.ones(32, 8)}, batch_size=[32])
     many = lib.TensorDict({"x": torch.ones(4, 32, 8)}, batch_size=[4, 32])
     calls: dict[str, Callable[[], Any]] = {}
@@ -94,7 +94,7 @@ def rows_beside_torch(lib: Any, modules: Any) -> dict[str, Callable[[], Any]]:
 
 
 def rows_of_distributions(lib: Any, modules: Any) -> dict[str, Callable[[], Any]]:
-    """Return the calls of one implementation that build distributions, draw from them and score."""
+    """Return the calls of one library that build distributions, draw samples and compute log-probabilities."""
     loc, scale, logits = torch.zeros(256, 8), torch.ones(256, 8), torch.zeros(256, 8)
     prob, sequence = modules.ProbabilisticTensorDictModule, modules.ProbabilisticTensorDictSequential
     data = lib.TensorDict({"x": torch.ones(256, 32), "loc": loc, "scale": scale, "y": loc}, batch_size=[256])
@@ -125,7 +125,7 @@ def rows_of_distributions(lib: Any, modules: Any) -> dict[str, Callable[[], Any]
         return modules.TruncatedNormal(loc, scale, -1.0, 1.0).rsample()
 
     extract = modules.NormalParamExtractor()
-    # Each call gets a shallow copy, so that results are freed as those by hand are, and not kept until the next call.
+    # Copy the collection, so that results are freed after each call, as in the hand-written calls.
     return {
         "normal: draw and score": lambda: normal(data.copy()),
         "normal: score": lambda: normal.log_prob(data.copy()),
@@ -140,13 +140,13 @@ def rows_of_distributions(lib: Any, modules: Any) -> dict[str, Callable[[], Any]
 
 
 def policy_network() -> nn.Module:
-    """Return a network that makes a location and a scale."""
+    """Build a network that returns a location and a scale."""
     layers = [nn.Linear(32, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 16)]
     return nn.Sequential(*layers, td_nn.NormalParamExtractor())
 
 
 def distributions_by_hand() -> dict[str, Callable[[], Any]]:
-    """Return the same calls of distributions in plain torch."""
+    """Return the equivalent hand-written calls of torch distributions."""
     x, loc, scale, logits = torch.ones(256, 32), torch.zeros(256, 8), torch.ones(256, 8), torch.zeros(256, 8)
     network = policy_network()
     bias = td_nn.inv_softplus(0.99)
@@ -187,7 +187,7 @@ def distributions_by_hand() -> dict[str, Callable[[], Any]]:
 
 
 def rows_by_hand() -> dict[str, Callable[[], Any]]:
-    """Return the same calls in plain torch."""
+    """Return the equivalent hand-written torch calls."""
     calls: dict[str, Callable[[], Any]] = {}
     for depth in DEPTHS:
         skeleton = network(depth).to("meta")
@@ -202,7 +202,7 @@ def rows_by_hand() -> dict[str, Callable[[], Any]]:
 
 
 def measure(calls: dict[Any, Callable[[], Any]], rounds: int, count: int = CALLS) -> dict[Any, float]:
-    """Return the microseconds of each call, the fastest of many rounds in which they take turns."""
+    """Run the calls alternately; return the microseconds of each one in its fastest round."""
     best = dict.fromkeys(calls, math.inf)
     for _ in range(rounds):
         for key, call in calls.items():
@@ -214,7 +214,7 @@ def measure(calls: dict[Any, Callable[[], Any]], rounds: int, count: int = CALLS
 
 
 def main() -> None:
-    """Print the table, and write it where that is asked for."""
+    """Print the tables, and write them as JSON if ``--json`` is given."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

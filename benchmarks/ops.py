@@ -1,11 +1,11 @@
-"""Measure every kind of operation against a hand-written loop and against the reference implementation.
+"""Measure all kinds of operations with td, with a hand-written loop over a dict, and with tensordict.
 
-The three run interleaved in one process, on one thread, and only the time of that thread counts (of a GPU: until that
-is done): ``/ loop`` (lower is better) and ``ref / ours`` (higher is better) are the medians of the ratios of each round.
-Rows of kind *torch* run a torch operation per leaf and are compared with the loop; rows of kind *dict* only touch the
-dictionary and are compared with the reference. Where an expert would call torch's foreach functions, the loop is the
-faster of the two spellings. A loop knows the batch size, and no more about the leaves than the operation does: their
-tails may differ. Nothing here passes or fails.
+The three alternate in one process, on one thread, and the time is the CPU time of that thread (on a GPU, the time until the
+GPU is idle). ``/ loop`` (lower is better) and ``ref / ours`` (higher is better) are medians of the ratios of each round.
+Rows of kind *torch* run a torch operation per leaf and are compared with the loop; rows of kind *dict* only access the
+dictionary and are compared with tensordict. If an expert would call torch's foreach functions, the loop is the faster of
+both forms. A loop uses the batch size, but no other property of the leaves: their feature dims may differ. No result makes
+the script fail.
 
 Run ``python benchmarks/ops.py --help``; without tensordict installed its columns stay empty.
 """
@@ -39,16 +39,16 @@ SLICE_OF_TIME = 1e-3
 
 @dataclass(frozen=True)
 class Row:
-    """One operation: the statements that a collection runs, and what a loop over dicts would be.
+    """One operation: the statement on a collection, and the equivalent loop over a dict.
 
     Attributes:
-        name: what the table calls it.
-        kind: ``"torch"``, ``"dict"``, or ``"other"`` for one that is compared with the reference alone.
+        name: name in the table.
+        kind: ``"torch"``, ``"dict"``, or ``"other"`` for one that is compared only with tensordict.
         call: body of a function over ``td`` and the other names of :func:`fixtures`.
         leaf: expression over a leaf ``v``, its key ``k`` and the same leaf ``w`` of a second dict.
         foreach: expression over the list of leaves ``vs`` and that of the second dict, ``ws``.
-        loop: body of a function over dicts, for what a comprehension cannot say.
-        shapes: substring of the shapes it makes sense on.
+        loop: body of a function over dicts, if a comprehension is not sufficient.
+        shapes: substring of the names of the shapes to measure it on.
     """
 
     name: str
@@ -217,12 +217,12 @@ ROWS = [
 
 
 def leaf() -> torch.Tensor:
-    """Return one small leaf."""
+    """Build one small leaf."""
     return torch.rand(*BATCH, TAIL)
 
 
 def plain(shape: str) -> dict[str, Any]:
-    """Return the nested dict of a shape."""
+    """Build the nested dict for the name of a shape."""
     if shape == "nest":
         level = {f"c{i}": leaf() for i in range(4)}
         middle = {**{f"b{i}": leaf() for i in range(3)}, "m": level}
@@ -261,12 +261,12 @@ def flattened(d: dict[str, Any], prefix: str) -> dict[str, torch.Tensor]:
 
 
 def rebuilt(d: dict[str, Any], values: Iterator[Any]) -> dict[str, Any]:
-    """Return nested dicts of the same structure with other leaves."""
+    """Build nested dicts of the same structure with other leaves."""
     return {k: rebuilt(v, values) if v.__class__ is dict else next(values) for k, v in d.items()}
 
 
 def module_of(d: dict[str, Any]) -> nn.Module:
-    """Return a module whose parameters are the leaves."""
+    """Build a module whose parameters are clones of the leaves."""
     module = nn.Module()
     for k, v in d.items():
         if isinstance(v, dict):
@@ -277,7 +277,7 @@ def module_of(d: dict[str, Any]) -> nn.Module:
 
 
 def swap(module: nn.Module, values: dict[str, Any]) -> dict[str, Any]:
-    """Put values in the place of a module's parameters and return those, as an expert would by hand."""
+    """Replace the parameters of a module, and return the old ones: the loop for ``to_module``."""
     old: dict[str, Any] = {}
     parameters = module._parameters
     for k, v in values.items():
@@ -290,7 +290,7 @@ def swap(module: nn.Module, values: dict[str, Any]) -> dict[str, Any]:
 
 
 def fixtures(shape: str) -> dict[str, Any]:
-    """Return what the loops work on; the collections are made of the same tensors."""
+    """Build the variables of the loops; the collections are built from the same tensors."""
     d, e = plain(shape), plain(shape)
     index, mask = torch.tensor([2, 0]), torch.tensor([True, False, True, True])
     model = module_of(d)
@@ -332,7 +332,7 @@ def fixtures(shape: str) -> dict[str, Any]:
 
 
 def point_class(lib: ModuleType) -> Any:
-    """Return a tensorclass with the fields of the smallest shape."""
+    """Define a tensorclass with the fields of the smallest shape."""
     base = import_module("td_tensorclass" if lib.__name__ == "td_core" else lib.__name__).TensorClass
     return type(base)("Point", (base,), {"__annotations__": dict.fromkeys(plain("10 leaves"), torch.Tensor)})
 
@@ -354,18 +354,18 @@ COLLECTIONS: dict[str, Callable[[ModuleType, dict[str, Any]], Any]] = {
     "state": lambda lib, space: lib.TensorDict(space["d"], BATCH).state_dict(),
     "params": lambda lib, space: lib.TensorDict(mapped(lambda v: nn.Parameter(v.clone()), space["d"])),
 }
-"""What the calls of the rows name beside :func:`fixtures`, for one library."""
+"""Functions that build the other variables of the calls, which depend on the library."""
 
 
 def contestant(row: Row, lib: ModuleType, shape: str) -> Callable[[], Any]:
-    """Return the call of a row on the collections of one library, which have tensors of their own."""
+    """Build the call of a row on new collections of one library."""
     space = fixtures(shape)
     words = set(re.findall(r"\w+", row.call))
     return function_of(row.call, space | {k: COLLECTIONS[k](lib, space) for k in words & COLLECTIONS.keys()})
 
 
 def function_of(body: str, space: dict[str, Any], arguments: str = "") -> Callable[[], Any]:
-    """Compile the body of a function without arguments, or with defaults that recursion replaces."""
+    """Compile the body of a function. All ``arguments`` have defaults, which recursive calls override."""
     text = "\n    ".join(body.strip().splitlines())
     exec(f"def loop({arguments}):\n    {text}", space)
     made: Callable[[], Any] = space["loop"]
@@ -373,7 +373,7 @@ def function_of(body: str, space: dict[str, Any], arguments: str = "") -> Callab
 
 
 def loops(row: Row, space: dict[str, Any], nested: bool) -> list[Callable[[], Any]]:
-    """Return the hand-written spellings of a row."""
+    """Build the hand-written forms of a row."""
     found = []
     second = {"setitem": "row_d", "mul_ td": "ones_d"}.get(row.name, "e")
     arguments = f"d=d, e={second}, prefix=prefix"
@@ -391,7 +391,7 @@ def loops(row: Row, space: dict[str, Any], nested: bool) -> list[Callable[[], An
         if "ws" in row.foreach:
             body += f"ws = {collect.format('e')}\n"
         if "_(vs, ws)" in row.foreach:
-            # What fails in place must not have written anything, by hand neither.
+            # An in-place operation that fails must not have written anything, so the loop checks first too.
             body += "if not all(map(torch.Tensor.is_same_size, vs, ws)): raise ValueError\n"
         body += row.foreach if "_(" in row.foreach else f"out = {row.foreach}\nreturn {build}"
         found.append(function_of(body, dict(space), arguments))
@@ -404,7 +404,7 @@ def loops(row: Row, space: dict[str, Any], nested: bool) -> list[Callable[[], An
 
 @dataclass
 class Result:
-    """One row on one shape: median microseconds, and medians of the ratios of rounds."""
+    """Result of one row on one shape: median times in microseconds, and medians of the ratios of rounds."""
 
     shape: str
     row: str
@@ -417,7 +417,7 @@ class Result:
 
 
 def result_of(shape: str, row: Row, samples: list[list[float]], libraries: int) -> Result:
-    """Return the result of the samples of our library, the reference if there are two, and the loops."""
+    """Compute the result from the samples of td, of tensordict if ``libraries`` is 2, and of the loops."""
     ours, loop = samples[0], min(samples[libraries:], key=statistics.median)
     reference = samples[1] if libraries > 1 else None
     return Result(
@@ -433,13 +433,13 @@ def result_of(shape: str, row: Row, samples: list[list[float]], libraries: int) 
 
 
 def clock_of_gpu() -> float:
-    """Return the time when the GPU has done what it was told to."""
+    """Wait until the GPU is idle, and return the time."""
     torch.cuda.synchronize()
     return time.perf_counter()
 
 
 def timed(function: Callable[[], Any], count: int, clock: Callable[[], float]) -> float:
-    """Return the seconds that one of ``count`` calls takes."""
+    """Return the mean time of ``count`` calls, in seconds."""
     repeat = range(count)
     start = clock()
     for _ in repeat:
@@ -448,7 +448,7 @@ def timed(function: Callable[[], Any], count: int, clock: Callable[[], float]) -
 
 
 def calibrated(function: Callable[[], Any], clock: Callable[[], float]) -> int:
-    """Return how many calls fill one sample."""
+    """Return the number of calls that one sample needs."""
     function()
     once = min(timed(function, 3, clock) for _ in range(9))
     return max(4, math.ceil(SLICE_OF_TIME / once))
@@ -457,7 +457,7 @@ def calibrated(function: Callable[[], Any], clock: Callable[[], float]) -> int:
 def measure(
     contestants: list[Callable[[], Any]], rounds: int, clock: Callable[[], float]
 ) -> list[list[float]]:
-    """Return the microseconds of each contestant in each round, sampled in turns."""
+    """Measure the contestants alternately; return the microseconds of each one in each round."""
     counts = [calibrated(function, clock) for function in contestants]
     samples: list[list[float]] = [[] for _ in contestants]
     gc.collect()
@@ -466,7 +466,7 @@ def measure(
         for number in range(rounds):
             order = range(len(contestants))
             for i in order if number % 2 else reversed(order):
-                contestants[i]()  # takes the memory back that the allocator gave away since its last turn
+                contestants[i]()  # warm-up: the allocator has released memory since the last call
                 samples[i].append(timed(contestants[i], counts[i], clock))
     finally:
         gc.enable()
@@ -476,8 +476,8 @@ def measure(
 def run(
     rows: list[Row], shapes: list[str], rounds: int, libraries: list[ModuleType], device: torch.device
 ) -> Iterator[Result]:
-    """Measure the rows on the shapes."""
-    # The time of this thread: on a CPU other processes do not count.
+    """Measure each row on each shape, and yield the results."""
+    # CPU time of this thread, so that other processes do not affect the result.
     clock = time.thread_time if device.type == "cpu" else clock_of_gpu
     for shape in shapes:
         for row in rows:
@@ -495,7 +495,7 @@ def mean(ratios: list[float]) -> float:
 
 
 def line(result: Result) -> str:
-    """Return the row of the table."""
+    """Format one row of the table."""
     ratio, gain = result.ours_over_loop, result.reference_over_ours
     late = result.kind == "torch" and ratio > 1.5
     lost = gain is not None and gain < (1.5 if result.kind == "dict" else 0.95)
@@ -505,7 +505,7 @@ def line(result: Result) -> str:
 
 
 def summary(results: list[Result]) -> list[str]:
-    """Return the geometric means of each shape and of all."""
+    """Format the geometric means for each shape and for all shapes."""
     lines = []
     for shape in [*dict.fromkeys(r.shape for r in results), "all"]:
         of_shape = [r for r in results if shape in ("all", r.shape)]
@@ -520,7 +520,7 @@ def summary(results: list[Result]) -> list[str]:
 
 
 def main() -> None:
-    """Print the table and the means."""
+    """Measure, and print the table and the means."""
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
     parser.add_argument("--rows", default="", help="regular expression of the rows to measure")
