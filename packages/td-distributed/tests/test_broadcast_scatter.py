@@ -116,7 +116,7 @@ def saves_what_arrives(rank: int) -> list[float]:
     return found
 
 
-def test_torch_save_received_collection_loads(two: Any) -> None:
+def test_torch_save_received_collection_loads_back(two: Any) -> None:
     assert two.run(saves_what_arrives) == [[3.0] * 16] * 2
 
 

@@ -82,7 +82,7 @@ def unpadded(tree: Any, path: Path) -> Path:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.complex128])
 @pytest.mark.parametrize("way", CONSOLIDATED)
-def test_torch_save_leaves_of_storage_loads(way: str, dtype: torch.dtype, tmp_path: Path) -> None:
+def test_torch_save_consolidated_leaves_loads_back(way: str, dtype: torch.dtype, tmp_path: Path) -> None:
     tree = TensorDict({"a": torch.arange(3).to(dtype), "b": torch.ones(1, dtype=torch.uint8)}, lock=True)
     found = CONSOLIDATED[way](tree, tmp_path / "td")
     for each in (found["a"], found):
@@ -91,7 +91,7 @@ def test_torch_save_leaves_of_storage_loads(way: str, dtype: torch.dtype, tmp_pa
         assert torch.equal(back if isinstance(back, torch.Tensor) else back["a"], tree["a"])
 
 
-def test_torch_save_views_of_several_dtypes_loads(tmp_path: Path) -> None:
+def test_torch_save_views_of_several_dtypes_loads_back(tmp_path: Path) -> None:
     parameter = torch.nn.Parameter(torch.ones(2))
     source = {"a": torch.ones(2), "b": torch.arange(3), "n": {"c": torch.arange(2)}, "p": parameter}
     tree = TensorDict({**source, "tied": source["a"]})
@@ -115,7 +115,7 @@ def test_torch_save_views_of_several_dtypes_loads(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "change", [copy.deepcopy, lambda tree: tree.unlock_(), lambda tree: tree.clone(False)]
 )
-def test_torch_save_jagged_leaves_on_shared_storage_loads(change: Any, tmp_path: Path) -> None:
+def test_torch_save_jagged_on_shared_storage_loads_back(change: Any, tmp_path: Path) -> None:
     rows, turned, holes = jagged(), jagged().transpose(1, 2), with_lengths()
     tree = change(TensorDict({"a": torch.ones(2), "r": rows, "t": turned, "h": holes}, [2]).consolidate())
     torch.save(tree, tmp_path / "saved")

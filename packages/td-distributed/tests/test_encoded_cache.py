@@ -269,7 +269,7 @@ LAYOUTS: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("held", [name for name in LAYOUTS if name != "another order"])
 @pytest.mark.parametrize("layout", [name for name in LAYOUTS if name != "another order"])
-def test_tensordict_wire_layouts_of_storage_keep_content(layout: str, held: str) -> None:
+def test_tensordict_wire_any_storage_layout_keeps_content(layout: str, held: str) -> None:
     source = TensorDict({"a": torch.arange(5), "b": torch.ones(3)})
     found = sent(LAYOUTS[layout](source), LAYOUTS[held](source.apply(torch.zeros_like)), wire="reference")
     assert found["a"].tolist() == source["a"].tolist()

@@ -240,7 +240,7 @@ def test_unpickle_readonly_buffers_copies_unless_consolidated(consolidated: bool
             leaf.zero_()
 
 
-def test_unpickle_result_is_writable() -> None:
+def test_unpickle_twice_returns_independent_leaves() -> None:
     for protocol in (3, 4, 5):
         data = pickle.dumps(nested(), protocol)
         first = pickle.loads(data)

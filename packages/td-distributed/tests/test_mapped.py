@@ -79,14 +79,14 @@ def transmits(rank: int, name: str, folder: str, root: Any, how: str) -> Any:
 @needs_memmap
 @pytest.mark.parametrize("how", ["recv", "irecv"])
 @pytest.mark.parametrize("name", TREES)
-def test_send_mapped_below_root_sends_only_path(two: Any, name: str, how: str, tmp_path: Path) -> None:
+def test_send_memmap_below_root_sends_only_path(two: Any, name: str, how: str, tmp_path: Path) -> None:
     folder = tmp_path / "deep" / "save"
     sent, _ = two.run(transmits, name, str(folder), str(tmp_path), how)
     assert sent == ["question", "path"]
 
 
 @needs_memmap
-def test_send_mapped_root_with_non_utf8_name_sends_path(two: Any, tmp_path: Path) -> None:
+def test_send_memmap_root_with_non_utf8_name_sends_path(two: Any, tmp_path: Path) -> None:
     root = tmp_path / "\udcff"
     sent, _ = two.run(transmits, "nested", str(root / "deep" / "save"), str(root), "recv")
     assert sent == ["question", "path"]
@@ -94,7 +94,7 @@ def test_send_mapped_root_with_non_utf8_name_sends_path(two: Any, tmp_path: Path
 
 @needs_memmap
 @pytest.mark.parametrize("how", ["no root", "another root", "isend"])
-def test_send_mapped_outside_root_sends_bytes(two: Any, how: str, tmp_path: Path) -> None:
+def test_send_memmap_outside_root_sends_bytes(two: Any, how: str, tmp_path: Path) -> None:
     roots = {"no root": None, "another root": str(tmp_path / "other"), "isend": str(tmp_path)}
     sent, _ = two.run(transmits, "nested", str(tmp_path / "save"), roots[how], how)
     assert sent == (["bytes"] if how == "isend" else ["question", "bytes"])
@@ -114,7 +114,7 @@ def is_moved(tree: Any, folder: Path) -> None:
 
 @needs_memmap
 @pytest.mark.parametrize("change", [takes_memory, is_saved_over, is_moved])
-def test_send_mapped_replaced_files_sends_bytes(change: Any, tmp_path: Path) -> None:
+def test_send_memmap_replaced_files_sends_bytes(change: Any, tmp_path: Path) -> None:
     saved = TREES["nested"]().memmap(tmp_path / "save")
     assert _send_paths.get_folder(saved) == str(tmp_path / "save")
     assert _send_paths.get_folder(saved["n"]) == str(tmp_path / "save" / "n")
@@ -147,7 +147,7 @@ def has_a_level_elsewhere(tree: Any, folder: Path) -> None:
     [gets_another_batch_size, has_a_level_of_another_batch_size, gets_names, has_a_level_elsewhere],
 )
 @pytest.mark.parametrize("loaded", [False, True])
-def test_send_mapped_changed_structure_sends_bytes(change: Any, loaded: bool, tmp_path: Path) -> None:
+def test_send_memmap_changed_structure_sends_bytes(change: Any, loaded: bool, tmp_path: Path) -> None:
     saved = TensorDict({"a": torch.ones(3, 2), "n": {"b": torch.ones(3, 2)}}, [3]).memmap(tmp_path / "save")
     if loaded:
         saved = TensorDict.load_memmap(tmp_path / "save").memmap_(tmp_path / "save")
@@ -162,7 +162,7 @@ def test_send_mapped_changed_structure_sends_bytes(change: Any, loaded: bool, tm
 
 @needs_memmap
 @pytest.mark.parametrize("name", TREES)
-def test_send_mapped_every_kind_unchanged_sends_path(name: str, tmp_path: Path) -> None:
+def test_send_memmap_every_kind_unchanged_sends_path(name: str, tmp_path: Path) -> None:
     saved = TREES[name]().memmap(tmp_path / "save")
     for each in (saved, pickle.loads(pickle.dumps(saved)), saved.memmap()):
         assert _send_paths.get_folder(each) == str(tmp_path / "save")
@@ -298,7 +298,7 @@ def names(rank: int, path: Any, root: Any) -> Any:
         ("nothing", "FileNotFoundError" if HAS_MEMMAP else "MissingPluginError"),
     ],
 )
-def test_load_path_leaving_root_raises(two: Any, path: Any, message: str, tmp_path: Path) -> None:
+def test_load_received_path_outside_root_raises(two: Any, path: Any, message: str, tmp_path: Path) -> None:
     for name in ("root", "outside"):
         (tmp_path / name).mkdir()
     if HAS_MEMMAP:

@@ -185,7 +185,7 @@ def ties_other_leaves(rank: int) -> str:
     return caught(tree.all_reduce)
 
 
-def test_all_reduce_other_tied_leaves_raises(two: Any) -> None:
+def test_all_reduce_ranks_tying_other_leaves_raises(two: Any) -> None:
     one = "torch.float32 of shape [2]"
     message = (
         f"cannot reduce: key 'b' is {one} on rank 0, {one}, the same tensor as key 'a' on rank 1; nothing was changed "

@@ -60,7 +60,7 @@ class Affine(TensorClass):
     bias: Tensor
 
 
-def test_from_module_of_class_returns_instance() -> None:
+def test_from_module_called_on_tensorclass_returns_instance() -> None:
     models = [nn.Linear(1, 2), nn.Linear(1, 2)]
     one, two = Affine.from_module(models[0]), Affine.from_modules(*models)
     assert (type(one), type(two), two.batch_size) == (Affine, Affine, (2,))

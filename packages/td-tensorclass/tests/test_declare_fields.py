@@ -102,7 +102,7 @@ class TestConstruction:
             with pytest.raises(UnknownFieldError, match="^X has no field 'quite': did you mean 'quiet'"):
                 cls(quiet="r", quite="s", **more)
 
-    def test_kw_only_positional_argument_raises(self, declare: Any, decorated: bool) -> None:
+    def test_kw_only_class_positional_argument_raises(self, declare: Any, decorated: bool) -> None:
         cls = declare({"x": Tensor, "y": Tensor, "z": Tensor}, decorated, {"x": None}, kw_only=True)
         assert cls(y=torch.zeros(1), z=torch.ones(1)).z.item() == 1
         with pytest.raises(TypeError, match="takes 0 positional arguments"):

@@ -94,7 +94,7 @@ class TestCasts:
             assert point.x is given and point[0].x is given
 
     @pytest.mark.parametrize("hint", [NonTensorData, MetaData, NonTensorStack])
-    def test_autocast_mapping_for_value_class_is_one_value(self, declare: Any, hint: Any) -> None:
+    def test_init_mapping_in_non_tensor_field_is_one_value(self, declare: Any, hint: Any) -> None:
         point = declare({"x": hint}, False)({"a": 1}, batch_size=[2])
         assert point.x == {"a": 1} and point[0].x == {"a": 1}
 
@@ -274,7 +274,7 @@ class TestOptions:
         point = declare({"mean": Tensor}, False, shadow=True)(torch.zeros(3), batch_size=[3])
         assert (point + 1)[0].mean.item() == 1
 
-    def test_declare_field_named_data_works(self, declare: Any) -> None:
+    def test_declare_field_named_data_is_allowed(self, declare: Any) -> None:
         point = declare({"data": Tensor}, False)(torch.zeros(3), batch_size=[3])
         assert point.data.shape == (3,)
         assert (point + 1).data.tolist() == [1, 1, 1]

@@ -235,7 +235,7 @@ class TestNode:
         assert NonTensorData("a").maybe_to_stack().data == "a"
         assert NonTensorStack.from_nontensordata(NonTensorData("a", batch_size=[2])).tolist() == ["a", "a"]
 
-    def test_linked_list_slice_write_of_other_size_raises(self) -> None:
+    def test_linked_list_assign_slice_of_other_size_raises(self) -> None:
         stack = NonTensorStack("a", "b", "c")
         linked = stack.tolist(as_linked_list=True)
         linked[::2] = iter("xy")

@@ -22,7 +22,7 @@ from td_tensorclass import NonTensorData, NonTensorStack, TensorClass
     "copy",
     [lambda s: s.reshape(4), lambda s: s.flatten(), lambda s: s.contiguous(), lambda s: s.clone()],
 )
-def test_reshape_of_expanded_stack_copies_like_leaves(copy: Callable[..., Any]) -> None:
+def test_reshape_expanded_non_tensor_stack_copies(copy: Callable[..., Any]) -> None:
     stack = NonTensorStack("a", "b")
     made = copy(stack.expand(2, 2))
     made[0] = "z"
@@ -75,7 +75,7 @@ def test_setitem_permuted_with_stack_itself_permutes_values() -> None:
         assert stack.tolist() == wanted
 
 
-def test_write_to_flat_view_changes_base() -> None:
+def test_write_to_flattened_non_tensor_stack_changes_base() -> None:
     stack = NonTensorStack.from_list([["a", "b"], ["c", "d"]])
     stack.flatten()[2] = "z"
     stack.reshape(4)[3] = "y"
@@ -286,7 +286,7 @@ def test_non_tensor_stack_other_batch_size_raises() -> None:
         NonTensorStack("a").batch_size = []
 
 
-def test_init_checks_batch_size_and_sets_device_and_names() -> None:
+def test_non_tensor_stack_init_wrong_batch_size_raises() -> None:
     stack = NonTensorStack("a", "b", batch_size=[2], device="cpu", names=["t"])
     assert (stack.batch_size, stack.device, stack.names) == ((2,), torch.device("cpu"), ["t"])
     assert NonTensorStack(batch_size=[0, 2]).batch_size == (0, 2)

@@ -68,7 +68,7 @@ shapes = array_shapes(min_dims=1, max_dims=3, min_side=1, max_side=4)
 
 
 @given(st.data())
-def test_index_with_ints_and_slices_equals_numpy(data: st.DataObject) -> None:
+def test_non_tensor_stack_index_ints_and_slices_equals_numpy(data: st.DataObject) -> None:
     shape = data.draw(array_shapes(min_dims=1, max_dims=3, min_side=0, max_side=4))
     array = things(shape)
     index = indices(data, shape, allow_newaxis=True)
@@ -76,7 +76,7 @@ def test_index_with_ints_and_slices_equals_numpy(data: st.DataObject) -> None:
 
 
 @given(st.data())
-def test_index_with_arrays_and_masks_equals_numpy(data: st.DataObject) -> None:
+def test_non_tensor_stack_index_arrays_and_masks_equals_numpy(data: st.DataObject) -> None:
     shape = data.draw(shapes)
     array = things(shape)
     stack = stack_of(array)
@@ -136,7 +136,7 @@ def test_non_tensor_stack_shape_operations_equal_numpy(name: str, shape: tuple[i
 
 
 @given(shape=shapes, data=st.data())
-def test_gather_equals_numpy(shape: tuple[int, ...], data: st.DataObject) -> None:
+def test_non_tensor_stack_gather_equals_numpy(shape: tuple[int, ...], data: st.DataObject) -> None:
     array = things(shape)
     dim = data.draw(st.integers(0, len(shape) - 1))
     size = [data.draw(st.integers(1, side)) for side in shape]
@@ -150,7 +150,7 @@ def test_gather_equals_numpy(shape: tuple[int, ...], data: st.DataObject) -> Non
 
 
 @given(shape=shapes, data=st.data())
-def test_unbind_split_chunk_equal_numpy(shape: tuple[int, ...], data: st.DataObject) -> None:
+def test_non_tensor_stack_unbind_split_chunk_equal_numpy(shape: tuple[int, ...], data: st.DataObject) -> None:
     array = things(shape)
     dim = data.draw(st.integers(0, len(shape) - 1))
     stack = stack_of(array)
@@ -164,7 +164,7 @@ def test_unbind_split_chunk_equal_numpy(shape: tuple[int, ...], data: st.DataObj
 
 
 @given(shape=shapes, data=st.data())
-def test_stack_and_cat_equal_numpy(shape: tuple[int, ...], data: st.DataObject) -> None:
+def test_non_tensor_stack_stack_and_cat_equal_numpy(shape: tuple[int, ...], data: st.DataObject) -> None:
     dim = data.draw(st.integers(0, len(shape) - 1))
     count = data.draw(st.integers(1, 3))
     arrays = [things(shape, 100 * i) for i in range(count)]
@@ -184,7 +184,7 @@ def test_stack_and_cat_equal_numpy(shape: tuple[int, ...], data: st.DataObject) 
 
 
 @given(st.data())
-def test_setitem_equals_numpy(data: st.DataObject) -> None:
+def test_non_tensor_stack_setitem_equals_numpy(data: st.DataObject) -> None:
     shape = data.draw(shapes)
     array = things(shape)
     index = indices(data, shape)
@@ -236,7 +236,7 @@ def test_write_to_view_of_non_tensor_stack_changes_base(data: st.DataObject) -> 
 
 
 @given(shape=shapes, data=st.data())
-def test_where_equals_numpy(shape: tuple[int, ...], data: st.DataObject) -> None:
+def test_non_tensor_stack_where_equals_numpy(shape: tuple[int, ...], data: st.DataObject) -> None:
     first, second = things(shape), things(shape, 100)
     mask = np.array(data.draw(st.lists(st.booleans(), min_size=first.size, max_size=first.size))).reshape(
         shape
@@ -270,7 +270,7 @@ def test_index_tensor_on_any_device_selects_values(device: torch.device) -> None
 @pytest.mark.parametrize(
     "index", [[7], torch.tensor([-4]), torch.tensor(3), np.array([0, 9]), (slice(None), [2])]
 )
-def test_index_out_of_bounds_raises(index: Any) -> None:
+def test_non_tensor_stack_index_out_of_bounds_raises(index: Any) -> None:
     with pytest.raises(
         CollectionIndexError, match=r"index -?\d is out of bounds for batch dim 0 of size [23]"
     ):

@@ -134,7 +134,7 @@ def test_write_to_item_of_non_tensor_stack_changes_stack() -> None:
     assert stack[0]["task"] == "run"
 
 
-def test_write_to_item_of_item_changes_stack() -> None:
+def test_write_to_item_of_item_changes_non_tensor_stack() -> None:
     stack = torch.stack([plain("reach"), plain("push")])
     stack[1][3].update_(TensorDict({"task": "last"}))
     assert stack["task"][1] == ["push", "push", "push", "last"]

@@ -47,7 +47,7 @@ class Payload:
         self.parts: list[Tensor] = []
         try:
             length, size, (self.data, *self.parts) = _wire.split_message(make(), device, apart)
-        except Exception as error:  # catch all: the other ranks wait for a message
+        except Exception as error:  # send any error, because the other ranks wait for a message
             self.error = error
             self.data = text_to_bytes(f"{type(error).__name__}: {error}")[:LONGEST_TEXT]
             length, size = FAILED, len(self.data)
@@ -89,7 +89,7 @@ def receive(
             raise FormatError(
                 f"rank {sender} announced {size} bytes, its header {length + message.layout.nbytes}"
             )
-    except Exception:  # catch all: drain these messages, or the next exchange would receive them
+    except Exception:  # on any error, drain the messages, or the next call would receive them
         scratch = among.bytes(max(sizes, default=0))
         for item in sizes:
             take(scratch[:item])

@@ -121,7 +121,7 @@ def consolidate(
         if num_threads > 1 or (non_blocking and path is not None):
             for item in {where, *devices}:
                 if item.type == "cuda":
-                    torch.cuda.synchronize(item)  # each thread copies on its own stream
+                    torch.cuda.synchronize(item)  # each copying thread has its own CUDA stream
         if metadata:
             storage[layout.nbytes :] = make_vector(trailer)
         if path is not None:

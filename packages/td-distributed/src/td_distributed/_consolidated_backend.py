@@ -229,7 +229,7 @@ class ConsolidatedBackend(StorageBackend):
             return None
         attributes = _encode_attributes(node)
         if attributes and len(attributes.nodes) != len(taken.encoded.nodes):
-            return None  # a node under two keys would get its attributes twice
+            return None  # a node under two keys is encoded twice and would get its attributes twice
         if taken.schema is None:
             nodes = taken.encoded.nodes
             taken.schema = _consolidated_file.as_json([nodes, _storage.to_columns(taken.layout)], nodes)

@@ -474,7 +474,7 @@ class _Reader:
         for key in path:
             kind = KINDS.find_by_name(FORMAT, level["cls"])
             owner = (None if kind is None else user_class(kind.type)) or owner or cls
-            # The members of a stack have the class of the stack.
+            # The members of a lazy stack are instances of the class of the stack.
             if "stack_dim" not in level["cls_metadata"]:
                 cls, owner = None if owner is None else owner._class_at(key), None  # type: ignore[attr-defined]
             level = level[key]

@@ -141,7 +141,7 @@ def _keep_alive(work: Any, data: Tensor) -> None:
         work.wait()
 
 
-#: The last receiving thread per (group, peer rank, first tag): receives with one key run in the order of the calls.
+#: The last receiving thread per (group, peer rank, first tag): receives with the same key run in the order of the calls.
 _TAKING: WeakValueDictionary[tuple[Any, int | None, int], Thread] = WeakValueDictionary()
 
 
@@ -405,7 +405,7 @@ def _receive(collection: Any, peer: Channel, root: str | Path | None) -> Iterato
     inside_first = stop + nbytes <= _wire.FIRST
     try:
         message = target.parse_header(header)
-    except FormatError:  # for example, the sender's torch has a newer dtype
+    except FormatError:  # such as a dtype that only the sender's torch has
         if not inside_first and device.type == "cpu":
             # gloo accepts messages shorter than the buffer, so their exact sizes are not needed.
             _drain(peer, min(nbytes, _wire.PIECE), repeat(_wire.PIECE, count))
@@ -415,7 +415,7 @@ def _receive(collection: Any, peer: Channel, root: str | Path | None) -> Iterato
         raise FormatError(f"a message announced {count} parts of {nbytes} bytes, its header {parts!r:.100}")
     try:
         target.check(message)
-    except Exception:  # catch all: drain this message, or the next recv would receive it
+    except Exception:  # on any error, drain this message, or the next recv would receive it
         if not inside_first:
             sizes = [end - begin for begin, end in parts]
             _drain(peer, max(sizes, default=0), sizes)

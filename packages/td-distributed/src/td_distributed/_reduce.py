@@ -235,7 +235,9 @@ def _ready(leaves: list[Tensor], place: torch.device) -> int:
 
 def _digest_order(collection: Any) -> tuple[list[Tensor], list[int]]:
     """Return the leaves, tied ones once, and a digest of structure and order; zeros if some leaf is not plain."""
-    with contextlib.suppress(Exception):  # _agree_by_key() raises it again and reports it to all ranks
+    with contextlib.suppress(
+        Exception
+    ):  # _agree_by_key() then raises the same error and sends it to all ranks
         encoded = encode(collection)
         if _storage.is_all_plain(encoded.leaves) and all(map(Tensor.is_contiguous, encoded.leaves)):
             layout = _storage.plan(encoded)
@@ -263,7 +265,7 @@ def _agree_by_key(
     problem = None
     try:
         outline, leaves = _describe_structure(collection)
-    except Exception as error:  # catch all: the other ranks wait for a message
+    except Exception as error:  # send any error, because the other ranks wait for a message
         problem = str(error)
     text = json.dumps({json.dumps(path): result for path, result in outline.items()}, sort_keys=True)
     words = _digest(text)

@@ -51,7 +51,7 @@ def make_path_header(folder: str, peer: Any) -> bytes | None:
 
 
 def answer_root(root: str | Path | None, peer: Any) -> None:
-    """Send the root of this process to the peer; empty if it has none."""
+    """Send the root folder of this process to the peer, or an empty text if it has none."""
     text = b"" if root is None else os.fsencode(Path(root).resolve())
     peer.send(torch.tensor([len(text)], device="cpu"))
     if text:

@@ -440,7 +440,10 @@ def is_plain(leaf: Tensor) -> bool:
 
 
 def _copy(non_blocking: bool, inference: bool, target: Tensor, source: Tensor) -> None:
-    with torch.inference_mode(inference), torch.no_grad():  # both modes are thread-local
+    with (
+        torch.inference_mode(inference),
+        torch.no_grad(),
+    ):  # both modes are thread-local, so set them in each thread
         target.copy_(source, non_blocking=non_blocking)
 
 

@@ -86,7 +86,7 @@ class Message:
         return self.together and 0 < size <= FIRST - FRONT.size - len(self.header)
 
     def whole(self, storage: Tensor) -> tuple[Tensor, memoryview, memoryview]:
-        """Build a first message with the current storage, reusing a spare one; append it to ``spare`` after sending."""
+        """Build a first message with the current storage, reusing a spare one; the caller returns it to ``spare`` once sent."""
         if not self.spare:
             first = pack_message(MARK, self.header, [storage])[0]
             return (

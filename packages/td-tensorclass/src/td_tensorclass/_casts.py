@@ -51,7 +51,7 @@ def make_cast(schema: Schema) -> Callable[[str, Any], Any]:
 
     def autocast(name: str, value: Any) -> Any:
         hint = schema.hint(name)
-        # A value node or list read from another collection already has one value per element, so keep it.
+        # Non-tensor data, or a list read from a collection, already has one value per element, so keep it.
         if (isinstance(value, Core) and value._is_value) or (
             isinstance(value, LinkedList) and not _is_tensor_hint(hint)
         ):
@@ -127,7 +127,9 @@ def _as_type(hint: Any, name: str, value: Any) -> Any:
             return maker.from_tensordict(value) if fits else value
         return _from_mapping(hint, value) if isinstance(value, Mapping) else value
     try:
-        made: Any = np.asarray if cls is np.ndarray else cls  # np.ndarray() would take the value as a shape
+        made: Any = (
+            np.asarray if cls is np.ndarray else cls
+        )  # np.ndarray(value) would use the value as a shape
         return NonTensorData(made(value))
     except (TypeError, ValueError) as error:
         raise type(error)(

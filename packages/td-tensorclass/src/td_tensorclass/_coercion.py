@@ -26,7 +26,7 @@ def to_data(value: Any, batch_size: torch.Size, device: torch.device | None) -> 
 def to_node(value: Any, batch_size: torch.Size, device: torch.device | None) -> Any:
     """Convert a list to a NonTensorStack with one value per batch element, and any other value to one NonTensorData."""
     if isinstance(value, LinkedList):
-        # Nested LinkedLists would write back to the collection that they were read from.
+        # Convert to plain lists: nested LinkedLists would write back to the collection that they were read from.
         value = value.tolist()
     if not isinstance(value, list) or not list_to_stack():
         return to_data(value, batch_size, device)

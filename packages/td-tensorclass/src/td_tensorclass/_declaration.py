@@ -29,7 +29,7 @@ def declare(cls: Any, root: Any, provided: Mapping[str, Any], frame: Any) -> Non
     written_doc = cls.__dict__.get("__doc__")
     dataclasses.dataclass(init=False, repr=False, eq=False, kw_only=options.kw_only)(cls)
     _drop_generated(cls, root)
-    # ``frame`` runs the class statement: annotations may contain its local variables.
+    # Annotations may contain local variables of ``frame``, the function in which the class is defined.
     schema = Schema(cls, options, get_local_names(cls, frame))
     _check_names(cls, root, schema)
     cls._schema = schema
@@ -41,7 +41,7 @@ def declare(cls: Any, root: Any, provided: Mapping[str, Any], frame: Any) -> Non
     cls._has_post_init_for_results = (
         cls._has_post_init and not options.skip_post_init_on_rebuild and not schema.init_vars
     )
-    # A frozen class does not assign its fields with __setattr__, as for a dataclass.
+    # As in a dataclass, the constructor of a frozen class does not call __setattr__.
     cls._sets_fields = cls.__setattr__ is not root.__setattr__ and not options.frozen
     cls._has_finish = options.frozen or cls._has_post_init_for_results
     for name in schema.names:
@@ -49,7 +49,7 @@ def declare(cls: Any, root: Any, provided: Mapping[str, Any], frame: Any) -> Non
     if "__init__" in cls.__dict__:
         cls.__init__ = _wrap_init(cls.__init__)
     else:
-        # Use the constructor of the nearest tensorclass: one of a plain base may come first in the MRO.
+        # Use the __init__ of the nearest tensorclass: that of a plain base class may come first in the MRO.
         maker = next(item for item in cls.__mro__ if issubclass(item, root) and "__init__" in item.__dict__)
         cls.__init__ = maker.__init__
     if cls.__init__ is root.__init__:

@@ -69,7 +69,7 @@ def _map_by_members(plan: Any, size: tuple[int, ...]) -> list[GatherMap] | None:
         return None
     several = isinstance(plan, MultiPlan) and along.picks is not None
     picked = along.picks if several else [along.picks]
-    if several and along.stack_dim is None and along.plan is None:  # each result is a single member
+    if several and along.stack_dim is None and along.plan is None:  # as of unbind: each result is one member
         step = prod(rest)
         return [(range(i * step, i * step + step), rest) for i in picked]
     return [_stack_maps(member, size, picks, along.stack_dim) for picks in picked for member in members]

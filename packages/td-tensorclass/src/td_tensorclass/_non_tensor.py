@@ -223,8 +223,8 @@ class NonTensorDataBase(NonTensorNode, TensorCollection):
             plan.resize_batch(self._batch_size), self._device, plan.rename_dims(self._names)
         )
         root = self if self._root is None else self._root
-        # A view shares the cells of a stack or of a node without batch dims; a part of a batch gets separate cells,
-        # because a write to it must not change the whole batch.
+        # A view shares the stored value of a stack or of a node without batch dims. A part of a batch gets a separate
+        # copy, because a write to it must not change the whole batch.
         if plan.is_view:
             if not root._batch_size or type(root) is not type(self):
                 node._show(self, (0,))

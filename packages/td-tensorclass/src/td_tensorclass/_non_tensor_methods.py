@@ -74,7 +74,7 @@ class NonTensorMethods:
         TensorDict(batch_size=[], fields={n: {b: i64[]}})
         """
         stacked = self._members_and_dim()
-        if stacked is not None:  # members may have entries that other members lack
+        if stacked is not None:  # the members of a lazy stack may have different entries
             return self._with_members([member.filter_non_tensor_data() for member in stacked[0]])
         return self.exclude(*filter(self.is_non_tensor, self.keys(True)))
 

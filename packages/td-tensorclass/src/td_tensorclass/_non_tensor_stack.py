@@ -467,7 +467,7 @@ class NonTensorStack(NonTensorNode, TensorDictBase):
         root, left, joints = self._owner(), self._places, self._joints
         position = places if left is None else take_values(left, places)
         new = repeat_value(value, torch.Size(size))
-        if joints is not None:  # set first, because a sibling that stores the values also stores the joints
+        if joints is not None:  # set first, because a package that saves the values also saves the joints
             self._joints = joints[0], self._ones_with(places, value)
         try:
             root._store(self._cells, position, new)
@@ -552,7 +552,7 @@ class NonTensorStack(NonTensorNode, TensorDictBase):
         self._check_whole()
         new = [value for item in items for value in repeat_value(item, tail)]
         position = slice(index, None).indices(self._batch_size[0])[0] * tail.numel()
-        values = self._values.copy()  # clones may share the list
+        values = self._values.copy()  # copy the list, because clones may share it
         values[position:position] = new
         self._store_new(values)
         self._origin = None

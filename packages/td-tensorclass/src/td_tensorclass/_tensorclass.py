@@ -208,7 +208,7 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
                 for member in stacked[0]:
                     self._wrap_unchecked(member)._finish(without_entries=without_entries)
             elif without_entries or td._children():
-                # It may read any field, so for a result without entries it runs only on request.
+                # __post_init__ may read any field, so for a result without entries it runs only on request.
                 self.__post_init__()  # type: ignore[attr-defined]
 
     @classmethod
@@ -628,7 +628,7 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
                         f"cannot assign to field {name!r}: {type(self).__name__} is frozen"
                     )
                 if isinstance(value, Tensor) and not self._has_schema:
-                    # Hot path: a tensor that needs no cast.
+                    # Hot path: a tensor needs no cast, so skip the general setter.
                     self._tensordict._set_path(name, value)
                 else:
                     self._set_path(name, value)

@@ -84,7 +84,7 @@ class TypedTensorDict(TensorDict, metaclass=_TypedMeta):
         cls._shadow = cls._shadow if shadow is None else shadow
         required, optional = set(cls.__required_keys__), set(cls.__optional_keys__)
         for name, hint in annotations_of(cls).items():
-            # The qualifier may come from typing or typing_extensions, and the annotation may be a string.
+            # NotRequired and ClassVar may come from typing or typing_extensions, or be part of a string annotation.
             qualifier = str(hint if isinstance(hint, str) else get_origin(hint)).partition("[")[0]
             qualifier = qualifier.rpartition(".")[2]
             if qualifier == "ClassVar":

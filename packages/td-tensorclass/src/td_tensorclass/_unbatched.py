@@ -123,7 +123,7 @@ class UnbatchedNode(ValueNode, TensorCollection):
 
     #: The tensor that operations read: a plain one, so that they can be fused, until it requires grad.
     _kept: Tensor
-    #: The UnbatchedTensor that readers received, with the same memory; None until the first read.
+    #: The UnbatchedTensor that reading the entry returns, with the same memory; None until the first read.
     _shown: Any
 
     def __init__(self, payload: Tensor, batch_size: torch.Size, device: torch.device | None = None) -> None:
@@ -134,7 +134,7 @@ class UnbatchedNode(ValueNode, TensorCollection):
 
     @property
     def _payload(self) -> Tensor:
-        # A reader may have called requires_grad_() on the shown tensor: then autograd tracks that one.
+        # If a caller called requires_grad_() on the tensor that it read, autograd tracks that object, so use it.
         shown = self._shown
         if shown is not None and shown.requires_grad:
             self._kept = shown
@@ -149,7 +149,7 @@ class UnbatchedNode(ValueNode, TensorCollection):
             if size == self._batch_size:
                 shown = self._shown
             elif payload.requires_grad and not torch.compiler.is_compiling():
-                payload = payload.as_subclass(Tensor)  # a separate view per node, as for any leaf
+                payload = payload.as_subclass(Tensor)  # each node gets a separate view, as for any leaf
         elif isinstance(payload, UnbatchedTensor) and not _is_own(payload):
             payload = _plain(payload)
         UnbatchedNode.__init__(node, payload, size, self._device)

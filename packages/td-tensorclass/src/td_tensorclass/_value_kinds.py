@@ -183,7 +183,7 @@ def _from_state_stack(record: Record) -> NonTensorStack:
 
 def _flatten_unbatched(node: UnbatchedNode) -> Record:
     meta = make_header(node)
-    # Not "batch_size": formats check that the shapes of entries start with that.
+    # Not named "batch_size": formats check that the shapes of entries start with the size of that name.
     meta["stands_for"] = meta.pop("batch_size")
     return Record(meta, {"data": node._payload})
 

@@ -102,11 +102,11 @@ class NonTensorNode(ValueNode):
     #: NonTensorStack; its module sets this attribute, because it imports this module.
     _stack: ClassVar[Any]
 
-    #: [list of the values, True if only these cells refer to that list, keeper of the values in a sibling or None].
+    #: [list of the values, True if no other cells share that list, td-core's Keeper of the saved values or None].
     #: Views share the cells, copies share the list. The first write replaces a shared list by a copy (copy-on-write);
     #: later writes go to that copy until it is shared, too.
     _cells: list[Any]
-    #: Only for views: the positions of its values in the cells, and (``_root``) the node that owns the cells.
+    #: Positions of a view's values in the cells, and (``_root``) the node that owns the cells; None if this is not a view.
     _places: Sequence[int] | None
     _joints: Joints | None
     _hidden: int
@@ -121,7 +121,7 @@ class NonTensorNode(ValueNode):
     def _value(self) -> Any:
         cells = self._cells
         if self._root is None and cells[2] is None:
-            return cells[0][0]  # hot path: not a view, and not stored by a sibling
+            return cells[0][0]  # hot path: neither a view nor saved by another package
         return self._values[0]
 
     @property
@@ -419,7 +419,7 @@ class NonTensorNode(ValueNode):
 def _written(values: list[Any], places: Sequence[int], new: Sequence[Any], own: bool) -> list[Any]:
     """Write ``new`` at ``places`` into a copy of ``values``, or into the list itself if ``own``. Return the list."""
     result = values if own else values.copy()
-    # ``new`` may be the list itself, in another order, so copy it.
+    # If ``new`` is the list that is written, copy it: its elements would be overwritten before they are read.
     for place, value in zip(places, list(new) if new is values else new, strict=True):
         result[place] = value
     return result
@@ -500,8 +500,8 @@ def concat_values(
     of: Callable[[Any], list[Any]] | None = None,
 ) -> list[Any]:
     """Concatenate the values of nodes along ``dim``, in C order of the result."""
-    # ``tail``: sizes of the dims that vmap hides. ``of``: returns other per-element items of a node than its values.
-    # This is plain Python, because torch.compile traces it.
+    # ``tail`` are the sizes of the dims that vmap hides; ``of`` returns the items of a node to use in place of its values.
+    # Only plain Python here, because torch.compile traces it.
     if tail or of:
         columns = [of(item) if of else expand_to_tail(item, tail) for item in items]
     else:
