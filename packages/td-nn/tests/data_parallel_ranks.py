@@ -1,4 +1,4 @@
-"""Train one module on two ranks in three ways and compare with one process; the test runs it under torchrun."""
+"""Train one module on two ranks in three ways, and compare with one process; run by torchrun in a test."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ STEPS = 3
 
 
 def make_model() -> TensorDictSequential:
-    """Return the same model in every process."""
+    """Build the same model in every process."""
     torch.manual_seed(0)
     return TensorDictSequential(
         TensorDictModule(nn.Linear(4, 8), ["x"], ["h"]),
@@ -27,7 +27,7 @@ def make_model() -> TensorDictSequential:
 
 
 def train(model: nn.Module, data: TensorDict, by_keyword: bool) -> float:
-    """Train a model and return its last loss."""
+    """Train a model and return the last loss."""
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     for _ in range(STEPS):
         result = model(x=data["x"])[-1] if by_keyword else model(data.copy())["out", "y"]
@@ -39,7 +39,7 @@ def train(model: nn.Module, data: TensorDict, by_keyword: bool) -> float:
 
 
 def main() -> int:
-    """Return 0 where the parameters after training are those of one process."""
+    """Return 0 if the trained parameters equal those of training in one process."""
     dist.init_process_group("gloo")
     rank, ranks = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(1)

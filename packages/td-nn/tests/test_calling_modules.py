@@ -1,4 +1,4 @@
-"""Rules M1 to M17: how a module reads its arguments, stores its results, and what else it takes."""
+"""TensorDictModule, WrapModule and wrappers: arguments, results, errors, and selection of outputs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def identity(x):
     return x
 
 
-def test_m1_results_are_stored_in_the_input():
+def test_call_stores_results_in_input():
     td = TensorDict({"x": torch.ones(3, 2), "n": {"k": torch.zeros(3)}}, [3])
     made = TensorDictModule(lambda x, k: (x.sum(-1), k + 1), ["x", ("n", "k")], ["s", ("n", "o")])
     assert made(td) is td
@@ -38,7 +38,7 @@ def test_m1_results_are_stored_in_the_input():
     assert td["n", "o"].tolist() == [1, 1, 1]
 
 
-def test_m1_lazy_stack_gets_result():
+def test_call_with_lazy_stack_stores_result():
     stack = lazy_stack([TensorDict(x=ONE), TensorDict(x=2 * ONE)])
     result = TensorDictModule(lambda x: x + 1, ["x"], ["y"])(stack)
     assert result is stack
@@ -49,31 +49,31 @@ def test_m1_lazy_stack_gets_result():
     ("in_keys", "option"),
     [({"a": "x", "b": "y"}, None), ({"a": "x", "b": "y"}, True), ({"x": "a", "y": "b"}, False)],
 )
-def test_m2_dict_names_the_arguments(in_keys, option):
+def test_call_dict_in_keys_passes_keyword_arguments(in_keys, option):
     made = TensorDictModule(lambda *, b, a: a - b, in_keys, ["z"], out_to_in_map=option)
     assert made.in_keys == ["x", "y"]
     assert made(TensorDict(x=3 * ONE, y=ONE))["z"] == 2
     assert made(3 * ONE, y=ONE) == 2
 
 
-def test_m2_one_key_feeds_several_arguments():
+def test_call_one_key_for_two_arguments_passes_it_twice():
     made = TensorDictModule(lambda a, b: a + b, {"a": "x", "b": "x"}, ["z"])
     assert made(TensorDict(x=ONE))["z"] == 2
     assert made(x=ONE) == 2
 
 
-def test_m2_option_without_dict_warns():
+def test_construct_out_to_in_map_without_dict_warns():
     with pytest.warns(UserWarning, match="changes nothing for a list"):
         TensorDictModule(identity, ["x"], ["y"], out_to_in_map=True)
 
 
 @pytest.mark.parametrize(("in_keys", "option"), [({("a", "b"): "x"}, None), ({"x": 1}, False)])
-def test_m2_argument_name_of_wrong_type_is_refused(in_keys, option):
+def test_construct_argument_name_not_string_raises(in_keys, option):
     with pytest.raises(TypeError, match="an argument name is a string; got"):
         TensorDictModule(identity, in_keys, ["y"], out_to_in_map=option)
 
 
-def test_m2_swapped_dict_is_pointed_out():
+def test_call_swapped_dict_in_keys_raises_with_hint():
     made = TensorDictModule(lambda weight: weight, {"x": "weight"}, ["y"])
     with pytest.raises(TypeError) as caught:
         made(TensorDict(weight=ONE))
@@ -93,7 +93,7 @@ def notes(error):
         ("empty", ["y"], False, [1]),
     ],
 )
-def test_m3_inplace_chooses_where_results_go(inplace, keys, same, batch):
+def test_call_inplace_chooses_collection_of_results(inplace, keys, same, batch):
     td = TensorDict({"x": ONE}, [1], device="cpu")
     result = TensorDictModule(identity, ["x"], ["y"], inplace=inplace)(td)
     assert (list(result.keys()), result is td, list(result.batch_size)) == (keys, same, batch)
@@ -103,7 +103,7 @@ def test_m3_inplace_chooses_where_results_go(inplace, keys, same, batch):
     assert list(out.keys()) == ["z", "y"]
 
 
-def test_m3_empty_keeps_the_kind():
+def test_call_inplace_empty_keeps_kind():
     stack = lazy_stack([TensorDict(x=ONE), TensorDict(x=ONE)])
     assert type(TensorDictModule(identity, ["x"], ["y"], inplace="empty")(stack)) is type(stack)
 
@@ -111,19 +111,19 @@ def test_m3_empty_keeps_the_kind():
 @pytest.mark.parametrize(
     "make", [lambda **k: TensorDictModule(identity, "x", "y", **k), TensorDictSequential]
 )
-def test_m3_other_inplace_is_refused(make):
+def test_construct_unknown_inplace_raises(make):
     with pytest.raises(ValueError, match="inplace is True, False, None or 'empty'; got 'bad'"):
         make(inplace="bad")
 
 
-def test_m4_returned_object_itself_is_stored_by_replacement():
+def test_call_replaces_entry_by_returned_tensor():
     old, new = torch.zeros(1), torch.ones(1)
     td = TensorDict(x=ONE, y=old)
     assert TensorDictModule(lambda x: new, ["x"], ["y"])(td)["y"] is new
     assert old == 0
 
 
-def test_m4_batch_size_and_lock_are_checked():
+def test_call_wrong_batch_size_or_locked_input_raises():
     with pytest.raises(RuntimeError, match="does not start with the batch size"):
         TensorDictModule(lambda x: torch.zeros(2), ["x"], ["y"])(TensorDict({"x": torch.ones(3)}, [3]))
     for key in ("x", "y"):
@@ -147,19 +147,19 @@ def test_m4_batch_size_and_lock_are_checked():
         (3, ["a"], {"a": 3}),
     ],
 )
-def test_m5_result_is_spread_over_keys(returned, out_keys, stored):
+def test_call_tuple_or_dict_result_fills_out_keys(returned, out_keys, stored):
     td = TensorDictModule(lambda x: returned, ["x"], out_keys, inplace=False)(TensorDict(x=ONE))
     assert {key: td[key].item() for key in td.keys(True, True)} == stored
 
 
-def test_m5_list_is_one_value():
+def test_call_list_result_is_one_value():
     td = TensorDictModule(lambda x: [x, x], ["x"], ["a"])(TensorDict(x=ONE))
     assert td["a"].shape == (2, 1)
     with pytest.raises(OutputError, match="too few values: 1 for the 2 out_keys"):
         TensorDictModule(lambda x: [x, x], ["x"], ["a", "b"])(TensorDict(x=ONE))
 
 
-def test_m5_dict_that_lacks_keys_is_refused():
+def test_call_dict_result_without_out_key_raises():
     with pytest.raises(RuntimeError, match=r"returned a dict without 'b': it has \['a'\]"):
         TensorDictModule(lambda x: {"a": x}, ["x"], ["a", "b"])(TensorDict(x=ONE))
 
@@ -174,20 +174,20 @@ def test_m5_dict_that_lacks_keys_is_refused():
         (ONE, [], "too many values: 1 for the 0 out_keys"),
     ],
 )
-def test_m6_wrong_number_of_results_is_refused(returned, out_keys, said):
+def test_call_wrong_number_of_results_raises(returned, out_keys, said):
     with pytest.raises(RuntimeError) as caught:
         TensorDictModule(lambda x: returned, ["x"], out_keys)(TensorDict(x=ONE))
     assert said in str(caught.value)
 
 
 @pytest.mark.parametrize("in_keys", [["x", "missing"], {"x": "x", "y": "missing"}])
-def test_m7_missing_input_is_none_for_a_callable_that_copes(in_keys):
+def test_call_missing_input_passes_none_to_callable(in_keys):
     made = TensorDictModule(lambda x, y: x if y is None else y, in_keys, ["z"])
     assert made(TensorDict(x=ONE))["z"] == 1
 
 
 @pytest.mark.parametrize("in_keys", [["hiden"], {"input": "hiden"}])
-def test_m7_missing_input_is_the_error_of_a_call_that_fails(in_keys):
+def test_call_missing_input_and_callable_fails_raises_missing_key(in_keys):
     made = TensorDictModule(nn.Linear(1, 1), in_keys, ["z"])
     with pytest.raises(KeyError) as caught:
         made(TensorDict(hidden=ONE))
@@ -197,7 +197,7 @@ def test_m7_missing_input_is_the_error_of_a_call_that_fails(in_keys):
     assert isinstance(caught.value.__cause__, TypeError)
 
 
-def test_m7_strict_raises_before_the_call():
+def test_call_strict_missing_input_raises_before_callable_runs():
     called = []
     made = TensorDictModule(called.append, ["x", ("n", "y")], ["z"], strict=True)
     with pytest.raises(MissingKeyError, match=r"misses its input \('n', 'y'\): existing keys: \['x'\]"):
@@ -206,13 +206,13 @@ def test_m7_strict_raises_before_the_call():
 
 
 @pytest.mark.parametrize("strict", [False, True])
-def test_m7_path_through_a_leaf_raises_the_error_of_the_collection(strict):
+def test_call_key_path_through_leaf_raises(strict):
     made = TensorDictModule(identity, [("x", "y")], ["z"], strict=strict)
     with pytest.raises(KeyThroughLeafError, match="key 'x' is a tensor, so it has no entry 'y'"):
         made(TensorDict(x=ONE))
 
 
-def test_m8_error_of_the_callable_keeps_its_type_and_gets_a_note():
+def test_call_callable_raises_keeps_type_and_adds_note():
     class Odd(Exception):
         pass
 
@@ -228,7 +228,7 @@ def test_m8_error_of_the_callable_keeps_its_type_and_gets_a_note():
     )
 
 
-def test_m9_keywords_go_to_the_callable():
+def test_call_passes_keywords_to_callable():
     made = TensorDictModule(lambda x, scale=1: x * scale, ["x"], ["y"])
     assert made(TensorDict(x=ONE), scale=3)["y"] == 3
     assert made(x=ONE, scale=3) == 3
@@ -237,32 +237,32 @@ def test_m9_keywords_go_to_the_callable():
 
 @pytest.mark.parametrize("more", [(1,), (1, 2)])
 @pytest.mark.parametrize("first", [TensorDict(x=ONE), ONE])
-def test_m9_more_positional_arguments_are_refused(first, more):
+def test_call_extra_positional_arguments_raises(first, more):
     with pytest.raises(
         ValueError, match=r"takes no positional arguments but the collection, or its inputs \['x'\]"
     ):
         TensorDictModule(identity, ["x"], ["y"])(first, *more)
 
 
-def test_m9_keyword_given_twice_is_refused():
+def test_call_keyword_also_in_method_kwargs_raises():
     made = TensorDictModule(lambda x, p: x, ["x"], ["y"], method_kwargs={"p": 1})
     with pytest.raises(TypeError, match="p is given in the call and in the method_kwargs"):
         made(TensorDict(x=ONE), p=2)
 
 
 @pytest.mark.parametrize("given", [3, nn.Linear, "relu"])
-def test_m10_what_cannot_be_called_is_refused(given):
+def test_construct_uncallable_raises(given):
     with pytest.raises(ValueError, match="is called, so it is a function"):
         TensorDictModule(given, ["x"], ["y"])
 
 
-def test_m10_method_is_called_on_any_object():
+def test_call_with_method_calls_it_on_any_object():
     assert TensorDictModule(torch, ["x"], ["y"], method="relu")(x=-ONE) == 0
     with pytest.raises(ValueError, match="has no method 'reluu'"):
         TensorDictModule(torch, ["x"], ["y"], method="reluu")
 
 
-def test_m10_module_is_registered_and_shown():
+def test_construct_registers_module_and_repr_shows_it():
     made = TensorDictModule(nn.Linear(2, 1), ["x"], [("n", "y")])
     assert list(made.state_dict()) == ["module.weight", "module.bias"]
     assert list(TensorDictModule(nn.Linear(2, 1).forward, ["x"], ["y"]).parameters()) == []
@@ -272,20 +272,20 @@ def test_m10_module_is_registered_and_shown():
     )
 
 
-def test_m10_module_inside_is_shown_as_one():
+def test_repr_of_wrapped_sequence_shows_it_as_module():
     seq = TensorDictSequential(TensorDictModule(nn.Identity(), ["x"], ["y"]))
     assert "TensorDictSequential(\n" in repr(TensorDictModule(seq, ["x"], ["y"]))
     assert "TensorDictSequential(\n" in repr(TensorDictModuleWrapper(seq))
     assert "TensorDictSequential(\n" in repr(WrapModule(seq))
 
 
-def test_m10_module_may_be_replaced():
+def test_assign_module_attribute_replaces_callable():
     made = TensorDictModule(nn.Identity(), ["x"], ["y"])
     made.module = nn.Flatten(0)
     assert made(torch.ones(2, 2)).shape == (4,)
 
 
-def test_m11_attributes_are_read_from_the_module():
+def test_getattr_reads_attribute_of_wrapped_module():
     made = TensorDictModule(nn.Linear(2, 1), ["x"], ["y"])
     assert made.weight is made.module.weight
     made.extra = 3
@@ -299,7 +299,7 @@ def test_m11_attributes_are_read_from_the_module():
     assert TensorDictModuleWrapper(made).weight is made.weight
 
 
-def test_m12_inputs_are_read_with_get_kwargs():
+def test_call_reads_inputs_with_get_kwargs():
     ragged = lazy_stack([TensorDict(x=torch.ones(1)), TensorDict(x=torch.ones(3))])
     made = TensorDictModule(lambda x: x.sum(-1), ["x"], ["y"], get_kwargs={"as_padded_tensor": True})
     assert made(ragged)["y"].tolist() == [1, 3]
@@ -323,7 +323,7 @@ class Counter(nn.Module):
         return x
 
 
-def test_m13_each_submodule_is_reset_once():
+def test_reset_parameters_recursive_resets_each_submodule_once():
     inner = Counter()
     made = TensorDictSequential(*[TensorDictModule(inner, ["x"], ["x"])] * 2)
     assert made.reset_parameters_recursive() is None
@@ -333,7 +333,7 @@ def test_m13_each_submodule_is_reset_once():
         TensorDictModule(nn.Identity(), ["x"], ["y"]).reset_parameters_recursive()
 
 
-def test_m13_given_parameters_are_reset_in_their_place():
+def test_reset_parameters_recursive_resets_given_values_only():
     made = TensorDictModule(Counter(), ["x"], ["y"])
     params = TensorDict.from_module(made).data.clone()
     fresh = made.reset_parameters_recursive(params)
@@ -350,7 +350,7 @@ def test_m13_given_parameters_are_reset_in_their_place():
         made.reset_parameters_recursive(params.expand(2))
 
 
-def test_m14_hooks_see_the_call_and_run_once():
+def test_forward_hook_gets_arguments_and_runs_once():
     seen = []
     made = TensorDictModule(lambda x: x + 1, ["x"], ["y"])
     made.register_forward_hook(
@@ -363,7 +363,7 @@ def test_m14_hooks_see_the_call_and_run_once():
     assert seen[0][0][0] is td
 
 
-def test_m15_function_is_called_and_its_result_returned():
+def test_wrap_module_returns_result_of_function():
     td = TensorDict(x=ONE)
     assert WrapModule(lambda td: td + 1)(td)["x"] == 2
     assert WrapModule(lambda td: None)(td) is None
@@ -379,12 +379,12 @@ def test_m15_function_is_called_and_its_result_returned():
         made(td, extra=1)
 
 
-def test_m15_declared_keys_can_be_selected():
+def test_wrap_module_declared_keys_can_be_selected():
     made = WrapModule(lambda td: td.set("a", ONE).set("b", ONE), out_keys=["a", "b"]).select_out_keys("b")
     assert list(made(TensorDict()).keys()) == ["b"]
 
 
-def test_m16_function_becomes_a_module():
+def test_as_tensordict_module_function_reads_and_stores_keys():
     @as_tensordict_module(in_keys=["x"], out_keys=["y"])
     def double(x, by=2):
         """Double it."""
@@ -398,7 +398,7 @@ def test_m16_function_becomes_a_module():
         as_tensordict_module(["x"], ["y"])
 
 
-def test_m16_method_gets_its_self():
+def test_as_tensordict_module_method_gets_self():
     class Scale:
         def __init__(self, by):
             self.by = by
@@ -421,7 +421,7 @@ def test_m16_method_gets_its_self():
     assert (two.by_keyword(a=ONE), Scale.named(ONE)) == (2, 6)
 
 
-def test_m17_wrapper_calls_inner_as_a_module():
+def test_wrapper_runs_hooks_of_wrapped_module():
     seen = []
     inner = TensorDictModule(nn.Linear(1, 1), ["x"], ["y"])
     inner.register_forward_hook(lambda *args: seen.append(1))
@@ -433,7 +433,7 @@ def test_m17_wrapper_calls_inner_as_a_module():
         _ = outer.foo
 
 
-def test_method_of_a_partial_is_called():
+def test_call_partial_of_builtin_works():
     made = TensorDictModule(functools.partial(torch.add, alpha=2), ["x", "y"], ["z"])
     assert made(ONE, ONE) == 3
 
@@ -453,9 +453,9 @@ def both():
 
 @pytest.mark.parametrize("make", [both, Both, lambda: TensorDictSequential(both())])
 class TestSelection:
-    """Rules O1 to O3."""
+    """select_out_keys() of every kind of module."""
 
-    def test_o1_selection_orders_results(self, make):
+    def test_select_out_keys_orders_results(self, make):
         made = make()
         assert made.select_out_keys("z", "y") is made
         assert made.out_keys == ["z", "y"]
@@ -466,21 +466,21 @@ class TestSelection:
             made.select_out_keys("z")
         assert made.reset_out_keys().out_keys == ["y", "z"]
 
-    def test_o1_list_and_unknown_key_are_refused(self, make):
+    def test_select_out_keys_list_or_unknown_key_raises(self, make):
         with pytest.raises(RuntimeError, match="takes each key as an argument, not a list"):
             make().select_out_keys(["y"])
         with pytest.raises(RuntimeError, match="cannot select 'w'"):
             make().select_out_keys("y", "w")
 
-    def test_o1_nothing_selected_keeps_nothing(self, make):
+    def test_select_out_keys_without_keys_removes_all_outputs(self, make):
         assert list(make().select_out_keys()(TensorDict(x=ONE)).keys()) == ["x"]
         assert make().select_out_keys()(ONE) == ()
 
-    def test_o2_other_out_keys_are_deleted(self, make):
+    def test_select_out_keys_deletes_other_outputs(self, make):
         assert list(make().select_out_keys("z")(TensorDict(x=ONE)).keys()) == ["x", "z"]
         assert list(make().select_out_keys("z")(tensordict=TensorDict(x=ONE)).keys()) == ["x", "z"]
 
-    def test_o3_selection_survives_copies(self, make):
+    def test_select_out_keys_is_kept_in_copies(self, make):
         import copy
 
         made = make().select_out_keys("z")
@@ -492,14 +492,14 @@ class TestSelection:
         assert not made.state_dict()
 
 
-def test_o2_entry_of_the_input_is_deleted_too():
+def test_select_out_keys_deletes_unselected_entry_of_input():
     td = TensorDict(x=ONE, y=5 * ONE)
     assert list(both().select_out_keys("z")(td).keys()) == ["x", "z"]
     out = TensorDict(y=ONE)
     assert list(both().select_out_keys("z")(TensorDict(x=ONE), tensordict_out=out).keys()) == ["z"]
 
 
-def test_o2_input_key_and_other_entries_of_a_level_are_kept():
+def test_select_out_keys_keeps_in_keys_and_sibling_entries():
     made = TensorDictModule(lambda x: (x + 1, x + 2), ["x"], ["x", ("n", "y")]).select_out_keys()
     assert made(TensorDict(x=ONE))["x"] == 2
     result = made(TensorDict({"x": ONE, "n": {"z": ONE}}))
@@ -507,10 +507,10 @@ def test_o2_input_key_and_other_entries_of_a_level_are_kept():
     assert list(made(TensorDict(x=ONE)).keys(True)) == ["x"]
 
 
-def test_o3_forward_returns_everything():
+def test_forward_called_directly_ignores_selection():
     assert list(both().select_out_keys("z").forward(TensorDict(x=ONE)).keys()) == ["x", "y", "z"]
 
 
-def test_o3_result_that_is_a_collection_is_not_cut():
+def test_select_out_keys_keeps_entries_of_returned_collection():
     made = TensorDictModule(lambda x: (TensorDict(y=x), x), ["x"], ["z", "y"]).select_out_keys("z")
     assert list(made(ONE).keys()) == ["y"]

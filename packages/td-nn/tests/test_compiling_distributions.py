@@ -1,4 +1,4 @@
-"""Rules T10 to T12 for distributions: one graph, vmap and export."""
+"""Distribution modules in torch.compile, vmap and torch.export."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def leaves(result):
 
 
 @pytest.mark.parametrize("make", ROWS.values(), ids=ROWS)
-def test_compile_in_one_graph_gives_the_eager_result(make):
+def test_compile_fullgraph_equals_eager(make):
     fn, args = make()
     expected = leaves(fn(*[each.clone() for each in args]))
     torch._dynamo.reset()
@@ -150,11 +150,11 @@ def test_compile_in_one_graph_gives_the_eager_result(make):
     lambda x: rand_one_hot(x).sum(-1) == 1,
     lambda x: DRAWING(TensorDict(loc=x, scale=x + 1))["y"].isfinite(),
 ])  # fmt: skip
-def test_compile_draws_in_one_graph(draw):
+def test_compile_random_draw_uses_one_graph(draw):
     assert torch.compile(draw, fullgraph=True, backend="eager")(torch.rand(2, 3)).all()
 
 
-def test_compile_with_generator_draws_its_numbers():
+def test_compile_with_generator_draws_from_it():
     expected = normal(generator=3, default_interaction_type="random")(parameters())["y"]
     module = normal(generator=3, default_interaction_type="random")
     assert torch.equal(torch.compile(module, backend="eager")(parameters())["y"], expected)
@@ -169,7 +169,7 @@ def test_compile_with_generator_draws_its_numbers():
     lambda make: lambda loc, scale: dist.TransformedDistribution(make(loc, scale), [dist.ExpTransform()]),
 ])  # fmt: skip
 @pytest.mark.parametrize("randomness", ["same", "different"])
-def test_vmap_draws_normals(wrap, randomness):
+def test_vmap_normal_randomness_decides_equality_of_draws(wrap, randomness):
     module = ProbabilisticTensorDictModule(
         ["loc", "scale"], ["y"], distribution_class=wrap(dist.Normal), default_interaction_type="random"
     )
@@ -178,7 +178,7 @@ def test_vmap_draws_normals(wrap, randomness):
     assert torch.equal(drawn[0], drawn[1]) is (randomness == "same")
 
 
-def test_vmap_over_parameters_of_a_sequence():
+def test_vmap_over_sequence_parameters_equals_separate_calls():
     members = [sequence() for _ in range(3)]
     with torch.no_grad():
         for place, member in enumerate(members):
@@ -194,7 +194,7 @@ def test_vmap_over_parameters_of_a_sequence():
         torch.testing.assert_close(result[place]["y"], member(TensorDict(x=X))["y"])
 
 
-def test_rsample_of_normals_equals_torch():
+def test_call_random_normal_same_seed_equals_torch_rsample():
     made = dist.Normal(torch.arange(3.0), torch.ones(3))
     given = TensorDict(loc=made.loc, scale=made.scale)
     torch.manual_seed(0)
@@ -203,7 +203,7 @@ def test_rsample_of_normals_equals_torch():
     assert torch.equal(drawn, made.rsample((2, 5)))
 
 
-def test_export_by_keyword():
+def test_export_called_by_keyword_equals_eager():
     program = torch.export.export(sequence(return_log_prob=True), (), kwargs={"x": X})
     expected = sequence(return_log_prob=True)(x=X)
     torch.testing.assert_close(program.module()(x=X), expected)

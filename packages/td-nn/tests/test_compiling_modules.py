@@ -1,4 +1,4 @@
-"""Rules T10 to T12 and X6: vmap, grad, compilation in one graph, and export."""
+"""Modules and sequences in torch.compile, vmap, grad and torch.export."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def same(ours, eager):
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_t11_row_compiles_in_one_graph(name):
+def test_compile_fullgraph_equals_eager(name):
     row = ROWS[name]
     module = row.make()
     compiled = torch.compile(lambda: row.call(module), fullgraph=True, backend="eager")
@@ -152,12 +152,12 @@ def test_t11_row_compiles_in_one_graph(name):
 
 @pytest.mark.parametrize("make", [linear, chain, Base])
 @pytest.mark.parametrize("call", [by_td, by_position, by_keyword])
-def test_t11_module_itself_compiles(make, call):
+def test_compile_module_object_equals_eager(make, call):
     same(call(torch.compile(make(), fullgraph=True, backend="eager")), call(make()))
 
 
 @pytest.mark.slow
-def test_t11_inductor_takes_a_sequence():
+def test_compile_sequence_with_inductor_equals_eager():
     pytest.importorskip("torch._inductor")
     same(by_td(torch.compile(chain(), fullgraph=True)), by_td(chain()))
 
@@ -170,7 +170,7 @@ def count_graphs(fn, calls):
     return counter.frame_count
 
 
-def test_t11_batch_sizes_make_two_graphs():
+def test_compile_several_batch_sizes_makes_two_graphs():
     import torch._dynamo.testing
 
     module = chain()
@@ -179,7 +179,7 @@ def test_t11_batch_sizes_make_two_graphs():
 
 
 @pytest.mark.parametrize("inside", [True, False])
-def test_x6_skip_existing_compiles_once_per_mode(inside):
+def test_compile_skip_existing_makes_one_graph_per_mode(inside):
     import torch._dynamo.testing
 
     module = chain()
@@ -215,7 +215,7 @@ def test_x6_skip_existing_compiles_once_per_mode(inside):
 
 
 @pytest.mark.parametrize("make", [two, lambda: TensorDictSequential(two())])
-def test_t11_selection_after_compilation_counts(make):
+def test_select_out_keys_after_compile_takes_effect(make):
     module = make()
     compiled = torch.compile(lambda td: module(td), fullgraph=True, backend="eager")
     assert list(compiled(td()).keys()) == ["x", "y", "z"]
@@ -225,7 +225,7 @@ def test_t11_selection_after_compilation_counts(make):
     assert list(compiled(td()).keys()) == ["x", "y", "z"]
 
 
-def test_t11_keys_that_are_assigned_after_compilation_count():
+def test_assign_keys_after_compile_takes_effect():
     module = two()
     compiled = torch.compile(lambda td: module(td), fullgraph=True, backend="eager")
     assert compiled(td())["y"].equal(X + 1)
@@ -233,7 +233,7 @@ def test_t11_keys_that_are_assigned_after_compilation_count():
     assert compiled(td(w=-X))["p"].equal(1 - X)
 
 
-def test_t11_interaction_type_is_switched_inside():
+def test_compile_set_interaction_type_inside_works():
     def read(x):
         with set_interaction_type("mean"):
             return x + (1 if interaction_type() == "mean" else 0)
@@ -241,7 +241,7 @@ def test_t11_interaction_type_is_switched_inside():
     assert torch.compile(read, fullgraph=True, backend="eager")(X).sum() == X.sum() + 6
 
 
-def test_t11_parameters_are_swapped_inside():
+def test_compile_to_module_inside_swaps_parameters():
     module = chain()
     params = TensorDict.from_module(module).data.apply(torch.zeros_like)
 
@@ -254,7 +254,7 @@ def test_t11_parameters_are_swapped_inside():
     assert module(td())["y"].any()
 
 
-def test_t11_gradients_flow():
+def test_compile_backward_equals_eager():
     module = chain()
     torch.compile(module, fullgraph=True, backend="aot_eager")(td())["y"].sum().backward()
     grads = [parameter.grad.clone() for parameter in module.parameters()]
@@ -265,13 +265,13 @@ def test_t11_gradients_flow():
 
 
 @pytest.mark.parametrize("make", [linear, chain, Base])
-def test_t10_vmap_maps_over_a_collection(make):
+def test_vmap_over_collection_equals_eager(make):
     module = make()
     same(torch.vmap(module)(td()), make()(td()))
 
 
 @pytest.mark.parametrize("make", [linear, chain])
-def test_t10_vmap_maps_over_parameters(make):
+def test_vmap_over_parameters_equals_separate_calls(make):
     members = [make() for _ in range(3)]
     for number, member in enumerate(members):
         for parameter in member.parameters():
@@ -288,7 +288,7 @@ def test_t10_vmap_maps_over_parameters(make):
         torch.testing.assert_close(got, member(td())["y"])
 
 
-def test_t10_grad_is_taken_of_parameters():
+def test_grad_of_parameters_equals_autograd():
     module = chain()
     params = TensorDict.from_module(module).data.clone()
 
@@ -302,7 +302,7 @@ def test_t10_grad_is_taken_of_parameters():
         torch.testing.assert_close(grads[key], parameter.grad)
 
 
-def test_t10_functional_call_and_stacked_state_work():
+def test_functional_call_and_stack_module_state_equal_eager():
     module = chain()
     state = {name: torch.zeros_like(value) for name, value in module.state_dict().items()}
     assert torch.func.functional_call(module, state, (td(),))["y"].eq(0).all()
@@ -322,12 +322,12 @@ def export(module, args=(), kwargs=None, **options):
 
 @pytest.mark.parametrize("make", [linear, chain])
 @pytest.mark.parametrize("strict", [False, True])
-def test_t12_module_is_exported_by_keyword_and_position(make, strict):
+def test_export_by_keyword_or_position_equals_eager(make, strict):
     same(export(make(), (), {"x": X}, strict=strict)(x=X), make()(X))
     same(export(make(), (X,), strict=strict)(X), make()(X))
 
 
-def test_t12_collection_and_selection_are_exported():
+def test_export_with_collection_and_selection_equals_eager():
     exported = export(chain(selected_out_keys=["y"]), (td(),))
     assert list(exported(td()).keys()) == ["x", "y"]
     same(export(chain(selected_out_keys=["y"]), (), {"x": X})(x=X), chain()(X)[1])
@@ -345,20 +345,20 @@ class Sum(TensorDictModuleBase):
 
 @pytest.mark.parametrize("make", [linear, chain])
 @pytest.mark.parametrize("strict", [False, True])
-def test_t12_dynamic_shapes_are_named_by_input(make, strict):
+def test_export_dynamic_shapes_by_input_name_works(make, strict):
     shapes = {"x": {0: torch.export.Dim("n")}}
     exported = export(make(), (), {"x": X}, dynamic_shapes=shapes, strict=strict)
     for size in (1, 5):
         same(exported(x=torch.ones(size, 3)), make()(torch.ones(size, 3)))
 
 
-def test_t12_nested_input_is_named_by_its_keyword():
+def test_export_nested_input_by_keyword_works():
     n = torch.export.Dim("n")
     exported = export(Sum(), (), {"x": X, "n_k": X}, dynamic_shapes={"x": {0: n}, "n_k": {0: n}})
     assert exported(x=torch.ones(5, 3), n_k=torch.ones(5, 3)).shape == (5, 3)
 
 
-def test_t12_arguments_bind_to_the_names_of_inputs():
+def test_signature_binds_keywords_to_input_names():
     bound = inspect.signature(linear().forward).bind(x=1, tensordict_out=None)
     assert (bound.arguments, bound.kwargs) == (
         {"tensordict_out": None, "x": 1},

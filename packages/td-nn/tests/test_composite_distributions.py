@@ -1,4 +1,4 @@
-"""Rules C1 to C9: distributions at the keys of a collection."""
+"""CompositeDistribution: samples, log-probabilities, entropies and statistics of several distributions."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def keys_of(td):
     return set(td.keys(True, True))
 
 
-def test_composite_is_a_mapping_by_sample_key():
+def test_composite_is_mapping_from_sample_key_to_distribution():
     made = CompositeDistribution(
         params(unused=torch.zeros(3)), {"a": dist.Normal, ("n", ("b",)): dist.Normal}
     )
@@ -67,20 +67,20 @@ def test_composite_is_a_mapping_by_sample_key():
     ("name_map", "expected"),
     [({"a": "c"}, ["c", B]), ({B: ("q", "b"), "a": ("q", "a")}, [("q", "a"), ("q", "b")])],
 )
-def test_name_map_moves_samples(name_map, expected):
+def test_construct_with_name_map_changes_sample_keys(name_map, expected):
     made = composite(name_map=name_map)
     assert list(made) == expected
     assert keys_of(made.sample()) == set(expected)
 
 
-def test_extra_kwargs_are_added():
+def test_construct_with_extra_kwargs_passes_them_to_component():
     made = CompositeDistribution(
         params(), {"a": dist.Normal, B: dist.Normal}, extra_kwargs={"a": {"validate_args": False}}
     )
     assert made["a"]._validate_args is False
 
 
-def test_params_hold_values_that_are_not_tensors():
+def test_construct_params_with_int_value_passes_it_to_component():
     pytest.importorskip("td_tensorclass")
     given = TensorDict({"a": TensorDict(total_count=4, probs=torch.tensor([0.5]))})
     given["a"].set_non_tensor("total_count", 4)
@@ -110,14 +110,14 @@ def test_construct_wrong_argument_raises(make, error, message):
 @pytest.mark.parametrize(
     ("shape", "lead"), [(None, ()), ((), ()), (4, (4,)), ((2, 5), (2, 5)), (torch.Size([1]), (1,))]
 )
-def test_sample_has_shape_and_batch(method, shape, lead):
+def test_sample_with_shape_prepends_it_to_batch_size(method, shape, lead):
     drawn = getattr(composite(), method)(shape)
     assert drawn.batch_size == (*lead, 3)
     assert drawn["n"].batch_size == (*lead, 3)
     assert drawn[B].shape == (*lead, 3, 2)
 
 
-def test_sample_equals_torch_draws():
+def test_sample_same_seed_equals_torch():
     torch.manual_seed(0)
     drawn = composite().sample()
     torch.manual_seed(0)
@@ -125,7 +125,7 @@ def test_sample_equals_torch_draws():
     assert torch.equal(drawn[B], PAIRS.sample())
 
 
-def test_rsample_needs_every_component():
+def test_rsample_component_without_rsample_raises():
     made = CompositeDistribution(params(c={"logits": torch.zeros(3, 4)}), {**MAP, "c": dist.Categorical})
     assert composite().has_rsample
     assert not made.has_rsample
@@ -135,12 +135,12 @@ def test_rsample_needs_every_component():
 
 
 @pytest.mark.parametrize("name", ["mode", "mean", "deterministic_sample"])
-def test_statistics_are_those_of_the_components(name):
+def test_mean_and_mode_equal_those_of_components(name):
     assert (getattr(composite(), name)["a"] == 0).all()
     assert (getattr(composite(), name)[B] == 0).all()
 
 
-def test_deterministic_sample_uses_each_rule():
+def test_deterministic_sample_equals_that_of_each_component():
     given = params(c={"probs": torch.full((3,), 0.7)}, d={"param": torch.ones(3, 1)})
     made = CompositeDistribution(given, {"c": dist.Bernoulli, "d": Delta})
     assert (made.deterministic_sample["c"] == 1).all()
@@ -148,7 +148,7 @@ def test_deterministic_sample_uses_each_rule():
 
 
 @pytest.mark.parametrize("name", ["mean", "mode", "deterministic_sample"])
-def test_statistic_that_a_component_lacks_raises(name):
+def test_statistic_missing_in_component_raises(name):
     made = CompositeDistribution.from_distributions(
         TensorDict(), {"c": dist.LKJCholesky(2), "a": dist.Normal(0.0, 1.0)}
     )
@@ -157,7 +157,7 @@ def test_statistic_that_a_component_lacks_raises(name):
 
 
 @pytest.mark.parametrize("name", ["median", "variance", "support", "stddev"])
-def test_statistic_of_no_composite_raises(name):
+def test_median_variance_support_and_expand_raise(name):
     with pytest.raises(NotImplementedError, match="a CompositeDistribution has no"):
         getattr(composite(), name)
     with pytest.raises(NotImplementedError, match="expand its params"):
@@ -167,7 +167,7 @@ def test_statistic_of_no_composite_raises(name):
 @pytest.mark.parametrize("shape", [(), (4,), (2, 4)])
 @pytest.mark.parametrize("how", ["switch", "argument"])
 @pytest.mark.parametrize("aggregate", [False, True])
-def test_log_prob_is_laid_out_by_the_mode(shape, how, aggregate):
+def test_log_prob_returns_sum_or_entry_per_component(shape, how, aggregate):
     given = sample(shape)
     with set_composite_lp_aggregate(aggregate if how == "switch" else not aggregate):
         found = composite(aggregate=None if how == "switch" else aggregate).log_prob(given)
@@ -187,7 +187,7 @@ def test_log_prob_missing_value_raises():
 
 @pytest.mark.parametrize("include_sum", [None, False, True])
 @pytest.mark.parametrize("mode", ["off", "switch", "argument"])
-def test_log_prob_composite_writes_under_the_switch_only(include_sum, mode):
+def test_log_prob_composite_writes_into_sample_only_under_switch(include_sum, mode):
     given = sample()
     with set_composite_lp_aggregate(mode == "switch"):
         made = composite(aggregate=True if mode == "argument" else None, log_prob_key=("n", "sum"))
@@ -206,7 +206,7 @@ def test_log_prob_composite_writes_under_the_switch_only(include_sum, mode):
 
 @pytest.mark.parametrize("include_sum", [None, False, True])
 @pytest.mark.parametrize("aggregate", [False, True])
-def test_entropy_is_laid_out_by_the_mode(include_sum, aggregate):
+def test_entropy_returns_sum_or_entry_per_component(include_sum, aggregate):
     made = composite(aggregate=aggregate)
     total = NORMAL.entropy() + PAIRS.entropy().sum(-1)
     plain = made.entropy(include_sum=include_sum)
@@ -223,7 +223,7 @@ def test_entropy_is_laid_out_by_the_mode(include_sum, aggregate):
         torch.testing.assert_close(found["entropy"], total)
 
 
-def test_entropy_without_closed_form_is_estimated():
+def test_entropy_without_closed_form_averages_draws():
     unknown = dist.TransformedDistribution(dist.Normal(torch.zeros(3), torch.ones(3)), [dist.ExpTransform()])
     made = CompositeDistribution.from_distributions(params(), {"x": unknown})
     torch.manual_seed(0)
@@ -231,7 +231,7 @@ def test_entropy_without_closed_form_is_estimated():
     torch.testing.assert_close(estimate, NORMAL.entropy(), atol=0.05, rtol=0)
 
 
-def test_keys_of_sums_are_settable():
+def test_set_log_prob_key_and_entropy_key_to_none_restores_defaults():
     made = composite(entropy_key="h", aggregate=True)
     made.log_prob_key = ("x", ("y",))
     assert made.log_prob_key == ("x", "y")
@@ -240,7 +240,7 @@ def test_keys_of_sums_are_settable():
     assert (made.log_prob_key, made.entropy_key) == ("sample_log_prob", "entropy")
 
 
-def test_cdf_and_icdf_write_into_the_sample():
+def test_cdf_and_icdf_write_into_sample():
     given = sample()
     assert composite().cdf(given) is given
     torch.testing.assert_close(given["n", "b_cdf"], PAIRS.cdf(given[B]))
@@ -256,7 +256,7 @@ def test_cdf_and_icdf_write_into_the_sample():
 
 
 class Both(dist.Normal):
-    """A distribution that draws and scores at once."""
+    """A distribution with sample_and_log_prob(), as distributions of other libraries have."""
 
     def sample_and_log_prob(self, shape=()):
         return torch.full((*shape, *self.loc.shape), 5.0), torch.full((*shape, *self.loc.shape), 6.0)
@@ -264,7 +264,7 @@ class Both(dist.Normal):
 
 @pytest.mark.parametrize("method", ["sample_and_log_prob", "rsample_and_log_prob"])
 @pytest.mark.parametrize("aggregate", [False, True])
-def test_draws_and_scores_are_laid_out_as_log_prob(method, aggregate):
+def test_sample_and_log_prob_returns_layout_of_log_prob(method, aggregate):
     made = CompositeDistribution(params(), {"a": Both, B: dist.Normal}, aggregate=aggregate)
     drawn, scores = getattr(made, method)((4,))
     assert drawn.batch_size == (4, 3)
@@ -277,7 +277,7 @@ def test_draws_and_scores_are_laid_out_as_log_prob(method, aggregate):
         torch.testing.assert_close(scores["n", "b_log_prob"], scored)
 
 
-def test_composites_nest():
+def test_construct_with_composite_component_nests_keys():
     inner = {"params": params()}
     made = CompositeDistribution(
         TensorDict({"c": inner, "a": params()["a"]}, batch_size=[3]),
@@ -298,7 +298,7 @@ def test_composites_nest():
     torch.testing.assert_close(total, sum(parts))
 
 
-def test_params_and_samples_may_be_lazy_stacks():
+def test_construct_and_log_prob_accept_lazy_stacks():
     rows = lazy_stack(list(params().unbind(0)))
     made = CompositeDistribution(rows, MAP)
     assert made.batch_shape == (3,)
@@ -306,6 +306,6 @@ def test_params_and_samples_may_be_lazy_stacks():
     torch.testing.assert_close(scores["a_log_prob"], LP_A)
 
 
-def test_missing_keys_are_key_errors():
+def test_log_prob_empty_sample_raises_key_path_error():
     with pytest.raises(KeyPathError):
         composite().log_prob(TensorDict(batch_size=[3]))

@@ -1,4 +1,4 @@
-"""Rule T14: pickles, copies and saved states of modules, whatever they wrap."""
+"""Pickles, deep copies and state dicts of modules that wrap modules, functions and closures."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ONE = torch.ones(1)
 
 
 def plus(x, by=1):
-    """Stand for a function that a module has under its name."""
+    """A function that pickle can import by name."""
     return x + by
 
 
@@ -43,7 +43,7 @@ class Plus:
 
 
 class Copied(nn.Linear):
-    """A module that says itself how it is copied."""
+    """A module with __deepcopy__()."""
 
     def __deepcopy__(self, memo):
         made = Copied(self.in_features, self.out_features)
@@ -109,7 +109,7 @@ def by_torch_save(module):
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, by_pickle, by_torch_save])
 @pytest.mark.parametrize("name", MODULES)
-def test_t14_copy_does_the_same(name, copied):
+def test_copied_module_gives_same_result(name, copied):
     module = MODULES[name]()
     other = copied(module)
     assert (type(other), other.in_keys, other.out_keys) == (type(module), module.in_keys, module.out_keys)
@@ -123,13 +123,13 @@ def test_t14_copy_does_the_same(name, copied):
     assert not module.state_dict() or any(value.any() for value in module.state_dict().values())
 
 
-def test_t14_copy_shares_what_the_original_shares():
+def test_deepcopy_keeps_submodule_shared_by_members():
     inner = nn.Linear(1, 1)
     twice = copy.deepcopy(TensorDictSequential(*[TensorDictModule(inner, ["x"], ["x"]) for _ in range(2)]))
     assert twice[0].module is twice[1].module is not inner
 
 
-def test_t14_module_with_a_copy_of_its_own_is_asked():
+def test_deepcopy_calls_deepcopy_of_inner_module():
     assert copy.deepcopy(TensorDictModule(Copied(1, 1), ["x"], ["y"])).module.was_copied
 
 
@@ -144,33 +144,33 @@ def closures():
 
 
 @pytest.mark.parametrize("number", range(4))
-def test_t14_closure_is_copied_as_it_is(number):
+def test_deepcopy_closure_works(number):
     module = closures()[number]
     assert copy.deepcopy(module)(TensorDict(x=ONE))["y"] == 4
 
 
 @pytest.mark.parametrize("number", range(4))
-def test_t14_closure_is_pickled_where_cloudpickle_is(number):
+def test_pickle_closure_with_cloudpickle_works(number):
     pytest.importorskip("cloudpickle")
     module = closures()[number]
     for copied in (by_pickle, by_torch_save):
         assert copied(module)(TensorDict(x=ONE))["y"] == 4
 
 
-def test_t14_closure_goes_through_cloudpickle(monkeypatch):
+def test_pickle_closure_calls_cloudpickle(monkeypatch):
     stand_in = types.SimpleNamespace(dumps=lambda function: pickle.dumps(plus))
     monkeypatch.setitem(sys.modules, "cloudpickle", stand_in)
     assert by_pickle(closures()[0]).module is plus
 
 
-def test_t14_closure_without_cloudpickle_says_what_to_install(monkeypatch):
+def test_pickle_closure_without_cloudpickle_raises(monkeypatch):
     monkeypatch.setitem(sys.modules, "cloudpickle", None)
     for module in closures():
         with pytest.raises(pickle.PicklingError, match="pip install cloudpickle"):
             pickle.dumps(module)
 
 
-def test_t14_closure_is_not_loaded_where_only_weights_are():
+def test_torch_load_closure_weights_only_raises():
     pytest.importorskip("cloudpickle")
     file = io.BytesIO()
     torch.save(closures()[0], file)
@@ -179,14 +179,14 @@ def test_t14_closure_is_not_loaded_where_only_weights_are():
         torch.load(file, weights_only=True)
 
 
-def test_state_dict_leaves_keys_out_and_loads():
+def test_state_dict_has_parameters_only_and_loads():
     module, other = MODULES["sequence"](), MODULES["sequence"]()
     assert list(module.state_dict()) == ["module.0.module.weight", "module.0.module.bias"]
     other.load_state_dict(module.state_dict())
     assert torch.equal(other[0].weight, module[0].weight)
 
 
-def test_module_moves_and_changes_mode():
+def test_to_and_eval_apply_to_wrapped_module():
     module = (
         TensorDictSequential(layer(), TensorDictModule(nn.Dropout(), [("n", "y")], ["z"])).double().eval()
     )

@@ -1,4 +1,4 @@
-"""Rules G1 to G3: CudaGraphModule, which runs functions directly without a GPU, and captures and replays them on one."""
+"""CudaGraphModule: direct calls without a GPU; capture and replay on a GPU."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def added(td, other=1):
 
 
 class Recurrent(nn.Module):
-    """A module whose state is an input and an output."""
+    """A recurrent module, whose state is an input and an output."""
 
     def forward(self, x, h):
         h = torch.tanh(h + x)
@@ -71,7 +71,7 @@ def changed(x):
     return x.add_(1)
 
 
-# Each makes a function, its keys, and the arguments of a call with a number in its tensors.
+# Each row: a factory of a function, the keys that it reads, and a factory of arguments filled with a number.
 CALLS = {
     "module of a collection": (layer, {}, lambda v: ((collection(v),), {})),
     "keyword tensordict": (layer, {}, lambda v: ((), {"tensordict": collection(v)})),
@@ -136,7 +136,7 @@ CALLS = {
 
 
 def plain(value):
-    """Return what a call gave or was given in a form that torch compares."""
+    """Convert arguments or results to a structure that torch.testing.assert_close accepts."""
     if isinstance(value, (list, tuple)):
         return [plain(each) for each in value]
     if isinstance(value, dict):
@@ -149,7 +149,8 @@ def plain(value):
 def test_call_equals_plain_function(make, keys, arguments, warmup):
     torch._dynamo.reset()
     function, graphed = make(), CudaGraphModule(make(), warmup, **keys)
-    for called in (function, graphed.module):  # what the first call of a kernel sets up cannot be captured
+    # The first call of a kernel allocates memory, which is not allowed during a capture.
+    for called in (function, graphed.module):
         args, kwargs = arguments(0.0)
         called(*args, **kwargs)
     results = []
@@ -160,12 +161,13 @@ def test_call_equals_plain_function(make, keys, arguments, warmup):
         torch.testing.assert_close(plain([args, kwargs]), plain([plain_args, plain_kwargs]))
         if isinstance(expected, TensorDict) and plain_args and expected is plain_args[0]:
             assert found is args[0]
-    for found, expected in results:  # a later call leaves the results of earlier ones alone
+    # A later call must not change the results of earlier calls.
+    for found, expected in results:
         torch.testing.assert_close(plain(found), plain(expected))
     assert (graphed._captured is not None) is torch.cuda.is_available()
 
 
-def test_function_with_keys_takes_tensors():
+def test_call_function_with_keys_accepts_tensors():
     graphed = CudaGraphModule(doubled, in_keys=["x"], out_keys=["y"])
     for value in (1.0, 2.0, 3.0, 4.0):
         x = torch.full((3,), value, device=WHERE)
@@ -180,7 +182,7 @@ def test_construct_without_gpu_warns():
         CudaGraphModule(abs)
 
 
-def test_construct_for_cpu_runs_directly():
+def test_construct_device_cpu_runs_function_directly():
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         graphed = CudaGraphModule(layer().cpu(), device="cpu")
@@ -190,12 +192,12 @@ def test_construct_for_cpu_runs_directly():
 
 
 @pytest.mark.parametrize("warmup", [0, -1, 1.5])
-def test_construct_with_wrong_warmup_raises(warmup):
+def test_construct_wrong_warmup_raises(warmup):
     with pytest.raises(ValueError, match=f"warmup is a positive int; got {warmup}"):
         CudaGraphModule(abs, warmup=warmup)
 
 
-def test_construct_with_uncallable_raises():
+def test_construct_uncallable_raises():
     with pytest.raises(TypeError, match="takes a module or a function; got 3"):
         CudaGraphModule(3)
 
@@ -209,20 +211,20 @@ def test_construct_with_uncallable_raises():
         lambda graphed, x: graphed(tensordict=TensorDict(x=x)),
     ],
 )
-def test_input_that_requires_grad_raises(call):
+def test_call_input_requires_grad_raises(call):
     with pytest.raises(
         RuntimeError, match="gives its inputs no gradients, and (argument 0|entry 'x') requires them"
     ):
         call(CudaGraphModule(layer()), torch.ones(3, device=WHERE, requires_grad=True))
 
 
-def test_entry_that_is_not_read_may_require_grad():
+def test_call_unread_entry_requires_grad_works():
     td = TensorDict(x=torch.ones(3, device=WHERE), z=torch.ones(3, device=WHERE, requires_grad=True))
     assert CudaGraphModule(layer())(td)["z"].requires_grad
 
 
 @pytest.mark.parametrize("name", ["in_keys", "out_keys"])
-def test_keys_of_module_win_with_a_warning(name):
+def test_construct_keys_differ_from_module_warns(name):
     with pytest.warns(UserWarning, match=rf"has the {name} \['.'\], which count, and not \['other'\]"):
         graphed = CudaGraphModule(layer(), **{name: ["other"]})
     assert (graphed.in_keys, graphed.out_keys) == (["x"], ["y"])
@@ -232,7 +234,7 @@ def test_keys_of_module_win_with_a_warning(name):
         CudaGraphModule(layer(), in_keys=["x"], out_keys=[])
 
 
-def test_state_dict_is_that_of_module():
+def test_state_dict_equals_that_of_module():
     module = layer()
     graphed = CudaGraphModule(module)
     assert graphed.state_dict().keys() == module.state_dict().keys()
@@ -243,7 +245,7 @@ def test_state_dict_is_that_of_module():
     function.load_state_dict({"other": 1})
 
 
-def test_module_is_not_a_submodule():
+def test_parameters_of_module_are_not_registered_twice():
     holder = nn.Module()
     holder.graphed = CudaGraphModule(nn.Linear(2, 2))
     assert list(holder.parameters()) == []
@@ -251,7 +253,7 @@ def test_module_is_not_a_submodule():
 
 
 @pytest.mark.parametrize("clone", [copy.deepcopy, lambda graphed: pickle.loads(pickle.dumps(graphed))])
-def test_clone_runs_by_itself(clone):
+def test_copied_wrapper_captures_new_graph(clone):
     graphed = CudaGraphModule(layer())
     for _ in range(3):
         graphed(collection())
@@ -261,7 +263,7 @@ def test_clone_runs_by_itself(clone):
         torch.testing.assert_close(other(collection(value))["y"], graphed.module(collection(value))["y"])
 
 
-def test_wrapper_is_freed_without_collector():
+def test_delete_wrapper_frees_it_without_gc():
     graphed = CudaGraphModule(layer())
     for _ in range(3):
         graphed(collection())
@@ -280,7 +282,7 @@ def test_repr_shows_module_and_keys():
 
 
 def captured(module, *args, **options):
-    """Return a wrapper that has captured a graph on some arguments."""
+    """Return a CudaGraphModule that has captured a graph with the arguments."""
     graphed = CudaGraphModule(module, **options)
     for _ in range(2):
         graphed(*args)
@@ -311,7 +313,7 @@ def captured(module, *args, **options):
         (lambda: torch.ones(4, 3), ValueError, "was captured with entry 'x'; got argument 0"),
     ],
 )
-def test_replay_of_other_structure_raises(given, error, message):
+def test_replay_other_structure_raises(given, error, message):
     graphed = captured(layer(), collection())
     with pytest.raises(error, match=message):
         graphed(given().to(WHERE))
@@ -319,7 +321,7 @@ def test_replay_of_other_structure_raises(given, error, message):
 
 
 @CUDA
-def test_replay_with_other_value_raises():
+def test_replay_other_value_raises():
     graphed = captured(summed, torch.ones(3, device=WHERE), 2)
     with pytest.raises(ValueError, match="argument 1 = 2, which is a constant of the graph; got 3"):
         graphed(torch.ones(3, device=WHERE), 3)
@@ -327,7 +329,7 @@ def test_replay_with_other_value_raises():
 
 
 @CUDA
-def test_replay_under_other_interaction_type_warns():
+def test_replay_other_interaction_type_warns():
     graphed = captured(layer(), collection())
     with (
         set_interaction_type("random"),
@@ -337,7 +339,7 @@ def test_replay_under_other_interaction_type_warns():
 
 
 @CUDA
-def test_results_outlive_the_wrapper():
+def test_result_is_valid_after_wrapper_is_deleted():
     graphed = captured(layer(), collection())
     result, expected = graphed(collection(2.0))["y"], graphed.module(collection(2.0))["y"]
     del graphed
@@ -346,7 +348,7 @@ def test_results_outlive_the_wrapper():
 
 
 @CUDA
-def test_wrapper_in_a_cycle_does_not_end_another_capture():
+def test_capture_while_gc_frees_wrapper_works():
     class Holder:
         def __init__(self):
             self.step = CudaGraphModule(self.run)
@@ -390,7 +392,7 @@ MOVES = {
 
 @CUDA
 @pytest.mark.parametrize("move", MOVES.values(), ids=MOVES)
-def test_replay_reads_moved_parameters(move):
+def test_replay_after_parameters_moved_captures_again(move):
     graphed = captured(layer(), collection())
     move(graphed.module)
     for value in (1.0, 2.0, 3.0):
@@ -398,7 +400,7 @@ def test_replay_reads_moved_parameters(move):
 
 
 @CUDA
-def test_replay_follows_the_mode_of_module():
+def test_replay_after_mode_changed_captures_again():
     dropout = nn.Sequential(nn.Dropout(), nn.Softplus())
     graphed = captured(TensorDictModule(dropout, ["x"], ["y"]), collection())
     graphed.module.eval()
@@ -413,7 +415,7 @@ def test_replay_draws_new_random_numbers():
 
 @CUDA
 @pytest.mark.parametrize("label", [None, "cpu"])
-def test_inputs_of_host_are_copied_to_the_graph(label):
+def test_replay_copies_cpu_inputs_to_gpu(label):
     graphed = CudaGraphModule(layer(), device="cuda")
     for value in (1.0, 2.0, 3.0, 4.0):
         td = TensorDict({"x": torch.full((4, 3), value)}, [4], device=label)
@@ -426,7 +428,7 @@ def test_inputs_of_host_are_copied_to_the_graph(label):
 
 
 @CUDA
-def test_training_step_in_a_graph_trains():
+def test_capture_training_step_updates_parameters():
     torch.manual_seed(0)
     model = nn.Linear(3, 1, device=WHERE)
     other = copy.deepcopy(model)
@@ -452,14 +454,14 @@ def test_training_step_in_a_graph_trains():
 
 
 @CUDA
-def test_results_carry_no_gradients():
+def test_result_does_not_require_grad():
     module = TensorDictModule(nn.Linear(3, 2), ["x"], ["y"]).to(WHERE)
     graphed = CudaGraphModule(module, warmup=2)
     assert [graphed(collection())["y"].requires_grad for _ in range(4)] == [False] * 4
 
 
 @CUDA
-def test_wrapper_inside_another_is_a_part_of_its_graph():
+def test_capture_nested_wrapper_makes_one_graph():
     inner = CudaGraphModule(summed)
     graphed = CudaGraphModule(lambda x: inner(x) * 2)
     for value in (1.0, 2.0, 3.0, 4.0):

@@ -1,4 +1,4 @@
-"""DistributedDataParallel and FSDP2 around sequences of modules, on two ranks."""
+"""Sequences of modules in DistributedDataParallel and FSDP2, on two ranks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch.distributed
 
 @pytest.mark.slow
 @pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="this torch has no gloo")
-def test_two_ranks_learn_what_one_process_learns():
+def test_train_ddp_and_fsdp_on_two_ranks_equals_one_process():
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""Rules V1, V2 and V4: constants, and one-hot vectors."""
+"""The distributions Delta and OneHotCategorical, and rand_one_hot()."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ INF = torch.inf
         ({"batch_shape": (3,), "event_shape": (2,)}, (3,), (2,)),
     ],
 )
-def test_delta_shapes_split_the_value(options, batch, event):
+def test_delta_batch_and_event_shape_split_param(options, batch, event):
     made = Delta(torch.zeros(3, 2), **options)
     assert (made.batch_shape, made.event_shape) == (batch, event)
     value = torch.zeros(4, 3, 2)
@@ -43,12 +43,12 @@ def test_delta_shapes_split_the_value(options, batch, event):
         (1.0, {}, TypeError, "the value of a Delta is a tensor; got 1.0"),
     ],
 )  # fmt: skip
-def test_delta_of_wrong_shape_raises(param, options, error, message):
+def test_delta_wrong_shape_raises(param, options, error, message):
     with pytest.raises(error, match=message):
         Delta(param, **options)
 
 
-def test_delta_samples_are_the_value_with_gradients():
+def test_delta_sample_returns_param_with_gradients():
     param = torch.ones(3, 2, requires_grad=True)
     made = Delta(param)
     assert made.has_rsample is False
@@ -73,21 +73,21 @@ def test_delta_samples_are_the_value_with_gradients():
         ([1.0, 2.1], {"rtol": 0.2}, INF),
     ],
 )
-def test_delta_tolerances_decide_equality(value, options, expected):
+def test_delta_log_prob_within_tolerance_is_infinite(value, options, expected):
     assert Delta(torch.tensor([1.0, 2.0]), **options).log_prob(torch.tensor(value)) == expected
 
 
-def test_delta_of_integers_scores():
+def test_delta_log_prob_of_integers_is_infinite():
     assert Delta(torch.tensor([1, 2])).log_prob(torch.tensor([1, 2])) == INF
 
 
 @pytest.mark.parametrize("value", [torch.zeros(5), torch.zeros(3, 1), torch.tensor(0.0)])
-def test_delta_log_prob_of_other_event_raises(value):
+def test_delta_log_prob_wrong_event_shape_raises(value):
     with pytest.raises(ValueError, match=r"a value of this Delta are \[2\]; got a value of shape"):
         Delta(torch.zeros(3, 2)).log_prob(value)
 
 
-def test_delta_update_keeps_the_event_dims():
+def test_delta_update_keeps_number_of_event_dims():
     made = Delta(torch.zeros(3, 2))
     made.update(torch.ones(5, 4, 7))
     assert (made.batch_shape, made.event_shape) == ((5, 4), (7,))
@@ -99,7 +99,7 @@ LOGITS = torch.tensor([[0.1, 2.0, 0.3], [1.0, 1.0, 0.0]])
 
 
 @pytest.mark.parametrize("by", ["logits", "probs"])
-def test_one_hot_equals_categorical(by):
+def test_one_hot_statistics_equal_categorical(by):
     given = LOGITS if by == "logits" else LOGITS.softmax(-1)
     made, base = OneHotCategorical(**{by: given}), dist.Categorical(**{by: given})
     assert (made.batch_shape, made.event_shape) == ((2,), (3,))
@@ -116,14 +116,14 @@ def test_one_hot_equals_categorical(by):
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.float32, torch.bool, torch.uint8])
-def test_one_hot_log_prob_takes_any_dtype(dtype):
+def test_one_hot_log_prob_accepts_any_dtype(dtype):
     made = OneHotCategorical(logits=LOGITS)
     value = torch.tensor([[0, 0, 1], [0, 1, 0]]).to(dtype)
     torch.testing.assert_close(made.log_prob(value), LOGITS.log_softmax(-1)[[0, 1], [2, 1]])
     assert made.log_prob(value.expand(5, 2, 3)).shape == (5, 2)
 
 
-def test_one_hot_samples_are_one_hot_integers():
+def test_one_hot_sample_returns_int64_one_hot_vectors():
     torch.manual_seed(0)
     made = OneHotCategorical(logits=LOGITS)
     for shape in ((), (4,), (2, 4)):
@@ -133,7 +133,7 @@ def test_one_hot_samples_are_one_hot_integers():
         assert (drawn.sum(-1) == 1).all()
 
 
-def test_one_hot_rsample_is_straight_through():
+def test_one_hot_rsample_has_straight_through_gradients():
     logits = LOGITS.clone().requires_grad_()
     torch.manual_seed(0)
     made = OneHotCategorical(logits=logits)
@@ -148,24 +148,24 @@ def test_one_hot_rsample_is_straight_through():
 @pytest.mark.parametrize(
     ("options", "what"), [({}, "neither"), ({"logits": LOGITS, "probs": LOGITS.softmax(-1)}, "both")]
 )
-def test_one_hot_needs_one_parameter(options, what):
+def test_one_hot_both_or_no_parameters_raises(options, what):
     with pytest.raises(ValueError, match=f"takes logits or probs; got {what}"):
         OneHotCategorical(**options)
 
 
-def test_one_hot_last_dim_of_one_is_removed():
+def test_one_hot_removes_last_dim_of_size_one():
     made = OneHotCategorical(logits=LOGITS[0].unsqueeze(-1))
     assert (made.batch_shape, made.event_shape) == ((), (3,))
 
 
 @pytest.mark.parametrize("value", [torch.zeros(2, 4), torch.tensor(1.0)])
-def test_one_hot_log_prob_of_wrong_shape_raises(value):
+def test_one_hot_log_prob_wrong_shape_raises(value):
     with pytest.raises(ValueError, match="have 3 components in their last dim"):
         OneHotCategorical(logits=LOGITS).log_prob(value)
 
 
 @pytest.mark.parametrize("draw", ["sample", "rsample", "rand_one_hot", "probs"])
-def test_one_hot_draws_have_their_probabilities(draw):
+def test_one_hot_draws_match_probabilities(draw):
     torch.manual_seed(0)
     made = OneHotCategorical(logits=LOGITS)
     wide = LOGITS.expand(20000, 2, 3)
@@ -187,7 +187,7 @@ def test_rand_one_hot_extreme_draw_is_possible_value(monkeypatch, drawn, do_soft
     assert result.tolist() == ([[0, 1, 0, 0]] if drawn == 0.0 else [[0, 0, 1, 0]])
 
 
-def test_rand_one_hot_shape_and_dtype():
+def test_rand_one_hot_returns_int64_of_input_shape():
     drawn = rand_one_hot(torch.zeros(5, 4, 3))
     assert (drawn.shape, drawn.dtype) == ((5, 4, 3), torch.int64)
     assert (drawn.sum(-1) == 1).all()

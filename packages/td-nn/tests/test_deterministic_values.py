@@ -1,4 +1,4 @@
-"""Rule P4: the value that stands for a distribution where nothing is drawn."""
+"""The deterministic value of a distribution, by class."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ LOGITS = torch.tensor([[0.3, -0.2, 0.1]])
 
 
 class Sub(dist.Normal):
-    """A class that is not of torch."""
+    """A subclass of a torch distribution, to which no rule applies."""
 
 
 class SubBernoulli(dist.Bernoulli):
-    """A discrete class that is not of torch."""
+    """A discrete subclass of a torch distribution, to which no rule applies."""
 
 
 class Own(dist.Normal):
-    """A class that defines its value."""
+    """A distribution that defines deterministic_sample."""
 
     @property
     def deterministic_sample(self):
@@ -78,7 +78,7 @@ BY_MEAN = [
 
 @pytest.mark.parametrize("made", [*BY_MODE, *BY_MEAN], ids=lambda made: type(made).__name__)
 @pytest.mark.parametrize("independent", [False, True])
-def test_value_of_a_torch_distribution_is_its_statistic(made, independent):
+def test_deterministic_value_of_torch_class_is_mode_or_mean(made, independent):
     expected = made.mode if type(made) in {type(each) for each in BY_MODE} else made.mean
     if independent:
         if not made.batch_shape:
@@ -111,13 +111,13 @@ TRANSFORMED = [
 
 
 @pytest.mark.parametrize(("made", "expected"), TRANSFORMED)
-def test_value_of_a_transformed_distribution_is_transformed(made, expected):
+def test_deterministic_value_of_transformed_is_transform_of_base(made, expected):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         torch.testing.assert_close(value_of(made), expected)
 
 
-def test_value_of_a_base_without_one_is_the_mean_of_draws():
+def test_deterministic_value_of_base_without_one_averages_draws():
     class Bare(dist.Distribution):
         arg_constraints = {}  # noqa: RUF012
         support = dist.constraints.real
@@ -140,29 +140,29 @@ def test_value_of_a_base_without_one_is_the_mean_of_draws():
         (dist.Independent(Sub(P, ONE), 1), P, "mode"),
     ],
 )
-def test_value_of_an_unknown_class_warns(made, expected, word):
+def test_deterministic_value_of_subclass_warns(made, expected, word):
     with pytest.warns(UserWarning, match=f"does not define deterministic_sample; .* is its {word}"):
         assert torch.equal(value_of(made), expected)
 
 
 @pytest.mark.parametrize("made", [Own(P, ONE), dist.Independent(Own(P, ONE), 1)])
-def test_own_value_comes_first(made):
+def test_deterministic_sample_attribute_takes_precedence(made):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert torch.equal(value_of(made), P + 100)
 
 
 @pytest.mark.parametrize("kind", ["deterministic", "mean", "mode"])
-def test_value_of_lkj_raises(kind):
+def test_deterministic_value_of_lkj_cholesky_raises(kind):
     with pytest.raises(RuntimeError, match="LKJCholesky has no"):
         value_of(dist.LKJCholesky(3), kind)
 
 
-def test_torch_classes_are_left_alone():
+def test_import_does_not_change_torch_classes():
     for cls in (dist.RelaxedBernoulli, dist.RelaxedOneHotCategorical, dist.LogisticNormal, dist.Distribution):
         assert not hasattr(cls, "deterministic_sample")
 
 
-def test_default_of_the_switch_is_deterministic():
+def test_set_interaction_type_default_is_deterministic():
     with set_interaction_type():
         assert torch.equal(value_of(dist.Normal(P, ONE), "random"), P)

@@ -1,4 +1,4 @@
-"""Rules D1 to D9: tensors in the place of a collection."""
+"""dispatch: calls of a function of a collection with tensors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ONE = torch.ones(1)
 
 
 class Add(nn.Module):
-    """Any module whose attributes say the keys."""
+    """A module with key attributes and a dispatched forward()."""
 
     def __init__(self, in_keys=("a", ("b", "c")), out_keys=("y",)):
         super().__init__()
@@ -32,14 +32,14 @@ class Add(nn.Module):
         return tensordict.set("y", total * scale + shift)
 
 
-def test_d1_first_argument_is_named_tensordict():
+def test_dispatch_first_argument_not_tensordict_raises():
     with pytest.raises(RuntimeError, match=r"is named tensordict; .* takes \['td'\]"):
         dispatch(source=["a"], dest=["b"])(lambda td: td)
     with pytest.raises(RuntimeError, match="needs lists of keys as source and dest"):
         dispatch(lambda tensordict: tensordict)
 
 
-def test_d1_free_function_and_bound_method_take_lists():
+def test_dispatch_with_key_lists_decorates_functions_and_methods():
     free = dispatch(source=["a"], dest=["b"])(lambda tensordict: tensordict.set("b", tensordict["a"] + 1))
     assert (free(ONE), free(a=ONE), free(TensorDict(a=ONE))["b"]) == (2, 2, 2)
 
@@ -53,23 +53,23 @@ def test_d1_free_function_and_bound_method_take_lists():
     assert (bound(ONE), bound(TensorDict(a=ONE))["b"]) == (3, 3)
 
 
-def test_d2_collection_is_passed_through():
+def test_call_with_collection_passes_it_unchanged():
     td = TensorDict({"a": ONE, "b": {"c": ONE}})
     assert Add()(td) is td
     assert Add()(tensordict=td) is td
     assert Add()(td, 2, shift=1)["y"] == 5
 
 
-def test_d2_input_named_tensordict_is_that_input():
+def test_call_keyword_tensordict_as_in_key_passes_it():
     made = TensorDictModule(lambda x: x + 1, ["tensordict"], ["y"])
     assert made(tensordict=ONE) == 2
 
 
-def test_d2_dict_is_the_first_input():
+def test_call_with_dict_passes_it_as_first_input():
     assert TensorDictModule(lambda x: x["k"], ["x"], ["y"])({"k": ONE}) == 1
 
 
-def test_d3_arguments_fill_inputs():
+def test_call_positional_and_keyword_tensors_fill_in_keys():
     add = Add()
     assert add(ONE, 2 * ONE) == 3
     assert add(ONE, b_c=2 * ONE) == 3
@@ -78,25 +78,25 @@ def test_d3_arguments_fill_inputs():
     assert add(ONE, b_c=2 * ONE, scale=10, shift=1) == 31
 
 
-def test_d3_input_given_twice_is_refused():
+def test_call_input_passed_twice_raises():
     with pytest.raises(RuntimeError, match="the input 'a' is given twice: by position 0 and as a="):
         Add()(ONE, ONE, a=ONE)
 
 
-def test_d3_name_of_two_keys_is_refused():
+def test_call_keyword_of_two_keys_raises():
     add = Add(in_keys=["a_b", ("a", "b")])
     with pytest.raises(RuntimeError, match=r"the keyword a_b stands for two inputs, 'a_b' and \('a', 'b'\)"):
         add(a_b=ONE)
 
 
-def test_d3_separator_joins_nested_keys():
+def test_dispatch_separator_joins_nested_keys():
     class Dotted(Add):
         forward = dispatch(separator="__")(inspect.unwrap(Add.forward))
 
     assert Dotted()(a=ONE, b__c=ONE) == 2
 
 
-def test_d4_values_of_other_types_are_inputs():
+def test_call_with_values_not_tensors_accepts_them():
     made = TensorDictModule(lambda a, b: (a, b), ["a", "b"], ["x", "y"])
     first, second = made(3, b=TensorDict(k=ONE))
     assert (first.item(), second["k"].item()) == (3, 1)
@@ -135,7 +135,7 @@ class Size(TensorDictModuleBase):
         ),
     ],
 )
-def test_d5_batch_size_is_what_inputs_share(values, size):
+def test_call_batch_size_is_shared_leading_dims(values, size):
     made = Size()
     made(*values)
     assert made.seen == size
@@ -143,12 +143,12 @@ def test_d5_batch_size_is_what_inputs_share(values, size):
     assert made.seen == ()
 
 
-def test_d6_results_are_values_at_out_keys():
+def test_call_with_tensors_returns_values_of_out_keys():
     made = TensorDictModule(lambda x: (x, x + 1, x + 2), ["x"], ["a", "_", ("n", "b")])
     assert made(ONE) == (1, 3)
 
 
-def test_d6_output_that_is_not_written_is_named():
+def test_call_unwritten_out_key_raises():
     class Lazy(Add):
         @dispatch
         def forward(self, tensordict):
@@ -166,7 +166,7 @@ def test_d6_output_that_is_not_written_is_named():
         Lazy().wrong(ONE)
 
 
-def test_d7_keys_are_looked_up_at_the_call():
+def test_call_reads_key_attributes_each_time():
     class Named(nn.Module):
         reads, writes = ("a",), ("y",)
 
@@ -179,7 +179,7 @@ def test_d7_keys_are_looked_up_at_the_call():
     assert made(p=2 * ONE) == 2
 
 
-def test_d8_switch_passes_arguments_on():
+def test_set_dispatch_false_passes_arguments_unchanged():
     made = TensorDictModule(lambda x: x, ["x"], ["y"])
     with set_dispatch(False):
         assert made(TensorDict(x=ONE))["y"] == 1
@@ -193,7 +193,7 @@ def test_d8_switch_passes_arguments_on():
 @pytest.mark.parametrize(
     ("word", "expected"), [("0", "off"), ("false", "off"), ("1", "on"), ("maybe", "ValueError")]
 )
-def test_d8_environment_turns_dispatch_off(word, expected):
+def test_dispatch_environment_variable_disables_it(word, expected):
     code = """
 import torch
 from td_nn import TensorDictModule
@@ -208,7 +208,7 @@ except AttributeError:
     assert expected in done.stdout + done.stderr
 
 
-def test_d9_signature_has_the_names_of_the_function():
+def test_dispatch_signature_keeps_parameter_names():
     assert list(inspect.signature(Add.forward).parameters) == ["self", "tensordict", "scale", "shift"]
     assert Add.forward.__wrapped__.__name__ == Add.forward.__name__ == "forward"
     assert Add.forward.__doc__ == "Add."
@@ -218,7 +218,7 @@ def test_d9_signature_has_the_names_of_the_function():
         assert {"tensordict", "tensordict_out", "kwargs"} <= set(parameters)
 
 
-def test_defaults_are_attributes_of_the_class():
+def test_dispatch_defaults_are_class_attributes():
     assert (dispatch.DEFAULT_SEPARATOR, dispatch.DEFAULT_SOURCE, dispatch.DEFAULT_DEST) == (
         "_",
         "in_keys",

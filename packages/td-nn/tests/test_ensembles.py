@@ -1,4 +1,4 @@
-"""Rules E1 to E4: copies of a module under vmap, their buffers, random numbers, states and resets."""
+"""EnsembleModule: calls, buffers, random numbers, state dicts and resets of the copies."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _fixed_seed():
 
 
 class Tied(nn.Module):
-    """Two layers of one weight, a frozen bias, and a buffer that is replaced in each call."""
+    """A module with a tied weight, a frozen bias, and a buffer that each call replaces."""
 
     def __init__(self):
         super().__init__()
@@ -50,7 +50,7 @@ class Tied(nn.Module):
 
 
 class Held(nn.Module):
-    """A parameter that nothing resets."""
+    """A module with a parameter and without reset_parameters()."""
 
     def __init__(self):
         super().__init__()
@@ -62,7 +62,7 @@ class Held(nn.Module):
 
 
 class Keyed(nn.Module):
-    """A module with keys that is not of the base class of this package."""
+    """A module with keys that does not inherit from TensorDictModuleBase."""
 
     in_keys = ["x"]  # noqa: RUF012
     out_keys = ["y"]  # noqa: RUF012
@@ -129,7 +129,7 @@ def collection():
 
 
 def copies(ensemble, make):
-    """Return a module for each copy, with its parameters."""
+    """Return one module per copy, with the parameters of that copy."""
     for index in range(ensemble.num_copies):
         each = make().train(ensemble.training)
         params = ensemble.params_td.data[index].clone()
@@ -139,7 +139,7 @@ def copies(ensemble, make):
 
 
 @pytest.mark.parametrize("make", MODULES.values(), ids=MODULES)
-def test_call_equals_separate_copies(make):
+def test_call_equals_separate_modules(make):
     ensemble = EnsembleModule(make(), 4).train(make().training)
     separate = list(copies(ensemble, make))
     td = collection()
@@ -156,7 +156,7 @@ def test_call_equals_separate_copies(make):
 
 
 @pytest.mark.parametrize("make", MODULES.values(), ids=MODULES)
-def test_parameters_of_ensemble_are_stacked_ones(make):
+def test_parameters_returns_stacked_parameters_only(make):
     source = make()
     ensemble = EnsembleModule(source, 4)
     names = [name for name, _ in source.named_parameters()]
@@ -171,7 +171,7 @@ def test_parameters_of_ensemble_are_stacked_ones(make):
     assert (ensemble.in_keys, ensemble.out_keys) == (source.in_keys, source.out_keys)
 
 
-def test_copies_differ_and_source_stays():
+def test_construct_resets_copies_and_keeps_source_module():
     source = module(nn.Linear(3, 2))
     before = copy.deepcopy(source.state_dict())
     ensemble = EnsembleModule(source, 3)
@@ -182,7 +182,7 @@ def test_copies_differ_and_source_stays():
     assert {leaf.device.type for leaf in ensemble.module.parameters()} == {"meta"}
 
 
-def test_backward_reaches_every_copy():
+def test_backward_sets_gradients_of_every_copy():
     ensemble = EnsembleModule(module(nn.Linear(3, 2)), 3)
     result = ensemble(collection())
     (result["y"] * torch.tensor([0.0, 1.0, 2.0]).view(3, 1, 1)).sum().backward()
@@ -190,7 +190,7 @@ def test_backward_reaches_every_copy():
     torch.testing.assert_close(ensemble.params_td["module", "0", "bias"].grad, expected)
 
 
-def test_tied_parameters_stay_tied():
+def test_construct_with_tied_parameters_keeps_them_tied():
     ensemble = EnsembleModule(module(Tied()), 3)
     params = ensemble.params_td["module", "0"]
     assert params["a", "weight"] is params["b", "weight"]
@@ -199,7 +199,7 @@ def test_tied_parameters_stay_tied():
     assert params["a", "weight"].grad.shape == (3, 3, 3)
 
 
-def test_batch_norm_statistics_are_kept_per_copy():
+def test_call_batch_norm_updates_statistics_per_copy():
     ensemble = EnsembleModule(module(nn.BatchNorm1d(3)), 2, expand_input=False)
     x = torch.stack([X, X * 10])
     ensemble(x)
@@ -208,7 +208,7 @@ def test_batch_norm_statistics_are_kept_per_copy():
     assert not ensemble.params_td["module", "0", "running_mean"].requires_grad
 
 
-def test_replaced_buffer_is_kept():
+def test_call_that_replaces_buffer_stores_it():
     ensemble = EnsembleModule(module(Tied()), 2)
     for _ in range(3):
         ensemble(collection())
@@ -233,7 +233,7 @@ FORMS = {
 
 
 @pytest.mark.parametrize("call", FORMS.values(), ids=FORMS)
-def test_call_form_equals_each_layer(call):
+def test_call_with_tensors_or_collection_equals_each_layer(call):
     ensemble = EnsembleModule(module(nn.Linear(3, 2)), 4)
     params = ensemble.params_td["module", "0"]
     expected = torch.stack([nn.functional.linear(X, w, b) for w, b in zip(params["weight"], params["bias"])])
@@ -249,7 +249,7 @@ EACH = {
 
 
 @pytest.mark.parametrize("call", EACH.values(), ids=EACH)
-def test_input_per_copy_is_mapped(call):
+def test_call_expand_input_false_maps_input_over_copies(call):
     ensemble = EnsembleModule(module(nn.Linear(3, 2)), 4, expand_input=False)
     x = torch.randn(4, 5, 3)
     params = ensemble.params_td["module", "0"]
@@ -265,13 +265,13 @@ def test_input_per_copy_is_mapped(call):
         (X, r"leaves of leading sizes \[torch.Size\(\[5\]\)\]"),
     ],
 )
-def test_input_per_copy_of_other_size_raises(given, shown):
+def test_call_expand_input_false_wrong_first_dim_raises(given, shown):
     ensemble = EnsembleModule(module(nn.Linear(3, 2)), 4, expand_input=False)
     with pytest.raises(ValueError, match=f"4 copies and expand_input=False.*an entry per copy; got {shown}"):
         ensemble(given)
 
 
-def test_result_keeps_other_entries_names_and_device():
+def test_call_keeps_other_entries_dim_names_and_device():
     td = TensorDict({"x": X, "n": {"i": torch.arange(5)}}, [5], names=["time"], device="cpu")
     result = EnsembleModule(module(nn.Linear(3, 2)), 4)(td)
     assert result.names == [None, "time"]
@@ -280,13 +280,13 @@ def test_result_keeps_other_entries_names_and_device():
     assert list(td["n"].keys()) == ["i"]
 
 
-def test_tensordict_out_receives_outputs_alone():
+def test_call_with_tensordict_out_stores_outputs_only():
     ensemble, out = EnsembleModule(module(nn.Linear(3, 2)), 4), TensorDict({}, [4, 5])
     assert ensemble(collection(), tensordict_out=out) is out
     assert list(out.keys()) == ["y"]
 
 
-def test_keyword_of_module_reaches_every_copy():
+def test_call_with_keyword_passes_it_to_every_copy():
     def scaled(x, by):
         return x * by
 
@@ -294,18 +294,18 @@ def test_keyword_of_module_reaches_every_copy():
     torch.testing.assert_close(ensemble(collection(), by=3)["y"], (X * 3).expand(2, 5, 3))
 
 
-def test_selection_on_ensemble_removes_others():
+def test_select_out_keys_removes_other_outputs():
     result = EnsembleModule(Base(), 2).select_out_keys("z")(collection())
     assert set(result.keys()) == {"x", "z"}
 
 
-def test_skip_existing_gives_what_is_there():
+def test_skip_existing_returns_existing_outputs():
     with set_skip_existing(True):
         result = EnsembleModule(module(nn.Linear(3, 2)), 2)(collection().set("y", X))
     torch.testing.assert_close(result["y"], X.expand(2, 5, 3))
 
 
-def test_random_operation_raises_by_default():
+def test_call_random_operation_default_randomness_raises():
     ensemble = EnsembleModule(module(nn.Linear(3, 3), nn.Dropout()), 2)
     message = r"a copy of EnsembleModule\(TensorDictModule\) calls a random operation.*randomness='different'"
     with pytest.raises(RuntimeError, match=message):
@@ -315,7 +315,7 @@ def test_random_operation_raises_by_default():
 
 
 @pytest.mark.parametrize(("randomness", "equal"), [("same", True), ("different", False)])
-def test_randomness_chooses_numbers_of_copies(randomness, equal):
+def test_call_dropout_randomness_decides_equality_of_copies(randomness, equal):
     ensemble = EnsembleModule(module(nn.Dropout()), 2, randomness=randomness)
     dropped = ensemble(torch.ones(100))
     assert bool(0 in dropped[0]) and bool(2 in dropped[0])
@@ -323,7 +323,7 @@ def test_randomness_chooses_numbers_of_copies(randomness, equal):
 
 
 @pytest.mark.parametrize(("randomness", "equal"), [("same", True), ("different", False)])
-def test_randomness_chooses_samples_of_copies(randomness, equal):
+def test_call_sampling_randomness_decides_equality_of_copies(randomness, equal):
     policy = ProbabilisticTensorDictSequential(
         TensorDictModule(nn.Sequential(nn.Linear(3, 4), NormalParamExtractor()), ["x"], ["loc", "scale"]),
         ProbabilisticTensorDictModule(
@@ -356,7 +356,7 @@ def saved(ensemble):
 
 @pytest.mark.parametrize("clone", CLONES.values(), ids=CLONES)
 @pytest.mark.parametrize("make", MODULES.values(), ids=MODULES)
-def test_clone_calls_on_its_own_parameters(make, clone):
+def test_cloned_ensemble_uses_separate_parameters(make, clone):
     ensemble = EnsembleModule(make(), 2).eval()
     other = clone(ensemble)
     torch.testing.assert_close(other(collection()).to_dict(), ensemble(collection()).to_dict())
@@ -369,20 +369,20 @@ def test_clone_calls_on_its_own_parameters(make, clone):
         assert not other(collection())[other.out_keys[-1]].any()
 
 
-def test_conversion_changes_every_copy():
+def test_to_dtype_converts_every_copy():
     ensemble = EnsembleModule(module(nn.Linear(3, 2), nn.BatchNorm1d(2)), 2).double()
     assert ensemble(X.double()).dtype == torch.float64
     assert ensemble.to("meta")(X.double().to("meta")).shape == (2, 5, 2)
 
 
-def test_load_state_dict_makes_ensembles_equal():
+def test_load_state_dict_makes_results_equal():
     first, second = (EnsembleModule(module(nn.Linear(3, 2)), 2) for _ in range(2))
     assert not torch.equal(first(X), second(X))
     second.load_state_dict(first.state_dict())
     torch.testing.assert_close(second(X), first(X))
 
 
-def test_load_state_dict_of_tensordict_leaves_out_the_source():
+def test_load_state_dict_from_tensordict_ignores_module_keys():
     source = module(nn.Linear(3, 2))
     ensemble = EnsembleModule(source, 2)
     theirs = {f"module.{name}": leaf for name, leaf in source.state_dict().items()}
@@ -394,7 +394,7 @@ def test_load_state_dict_of_tensordict_leaves_out_the_source():
         ensemble.load_state_dict({**state, "params_td.other": X})
 
 
-def test_parameters_are_swapped_for_a_block():
+def test_to_module_swaps_parameters_and_restores_them():
     ensemble = EnsembleModule(module(nn.Linear(3, 2)), 2)
     before = ensemble(X)
     with TensorDict.from_module(ensemble).data.apply(torch.zeros_like).to_module(ensemble):
@@ -414,7 +414,7 @@ def test_reset_parameters_changes_every_copy():
 
 
 @pytest.mark.parametrize("size", [(), (2,), (2, 3)])
-def test_reset_given_parameters_in_place(size):
+def test_reset_parameters_recursive_resets_given_values_in_place(size):
     ensemble = EnsembleModule(module(nn.Linear(3, 2), nn.BatchNorm1d(2)), 2)
     own = ensemble.params_td.data.clone()
     params = ensemble.params_td.data[0].expand(*size).clone() * 0
@@ -435,7 +435,7 @@ def test_reset_parameters_recursive_without_parameters_raises():
         ensemble.reset_parameters_recursive()
 
 
-def test_construct_with_unreset_parameters_warns():
+def test_construct_module_without_reset_parameters_warns():
     with pytest.warns(UserWarning, match="the 2 copies .* have equal values of module.0.held, whose module"):
         EnsembleModule(module(Held()), 2)
     EnsembleModule(module(Held()), 1)
@@ -450,17 +450,17 @@ def test_construct_with_unreset_parameters_warns():
         ((module(nn.LazyLinear(2)), 2), StructureError, "cannot stack the modules"),
     ],
 )
-def test_construct_with_wrong_argument_raises(args, error, message):
+def test_construct_wrong_argument_raises(args, error, message):
     with pytest.raises(error, match=message):
         EnsembleModule(*args)
 
 
-def test_construct_with_unknown_randomness_raises():
+def test_construct_unknown_randomness_raises():
     with pytest.raises(ValueError, match="randomness is 'error', 'same' or 'different'; got 'some'"):
         EnsembleModule(module(), 2, randomness="some")
 
 
-def test_error_of_copy_leaves_no_parameters_behind():
+def test_call_that_raises_restores_module_without_values():
     ensemble = EnsembleModule(module(nn.Linear(3, 2)), 2)
     with pytest.raises(RuntimeError, match="Expected size for first two dimensions"):
         ensemble(torch.ones(4))
@@ -468,7 +468,7 @@ def test_error_of_copy_leaves_no_parameters_behind():
 
 
 @pytest.mark.parametrize("name", ["linear", "sequence", "batch norm", "tied", "nested keys", "selection"])
-def test_compile_in_one_graph_equals_eager(name):
+def test_compile_fullgraph_equals_eager(name):
     torch._dynamo.reset()
     ensemble = EnsembleModule(MODULES[name](), 2)
     other = copy.deepcopy(ensemble)
@@ -479,7 +479,7 @@ def test_compile_in_one_graph_equals_eager(name):
     torch._dynamo.reset()
 
 
-def test_compile_with_input_per_copy_equals_eager():
+def test_compile_expand_input_false_equals_eager():
     torch._dynamo.reset()
     ensemble = EnsembleModule(MODULES["sequence"](), 2, expand_input=False)
     td = TensorDict({"x": torch.stack([X, X * 2])}, [2, 5])
@@ -488,7 +488,7 @@ def test_compile_with_input_per_copy_equals_eager():
     torch._dynamo.reset()
 
 
-def test_result_keeps_the_entries_of_an_input_per_copy():
+def test_call_expand_input_false_keeps_other_entries():
     td = TensorDict({"x": torch.stack([X, X * 2]), "n": {"i": torch.arange(2)}}, [2])
     result = EnsembleModule(module(nn.Linear(3, 2)), 2, expand_input=False)(td)
     assert result["x"] is td["x"] and result["n", "i"] is td["n", "i"]

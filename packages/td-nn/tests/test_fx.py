@@ -1,4 +1,4 @@
-"""Rule T13: graphs of torch.fx over the tensors of a module."""
+"""symbolic_trace: torch.fx graphs of modules and sequences."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from td_nn.fx import TDGraphModule, symbolic_trace
 
 
 class Halves(nn.Module):
-    """A module of two results."""
+    """A module with two results."""
 
     def forward(self, x, scale=1):
         return x[..., :2] * scale, x[..., 2:]
 
 
 class Quiet(TensorDictModule):
-    """A module whose forward does something that its keys do not say."""
+    """A module with its own forward(), which keys do not describe."""
 
     def forward(self, tensordict):
         return tensordict
@@ -50,7 +50,7 @@ def collection():
 
 
 @pytest.mark.parametrize("make", MODULES.values(), ids=MODULES)
-def test_traced_module_equals_its_source(make):
+def test_symbolic_trace_equals_source_module(make):
     module = make()
     traced = symbolic_trace(module)
     assert isinstance(traced, TDGraphModule) and traced.out_keys == [k for k in module.out_keys if k != "_"]
@@ -63,7 +63,7 @@ def test_traced_module_equals_its_source(make):
     assert {id(leaf) for leaf in traced.parameters()} == {id(leaf) for leaf in module.parameters()}
 
 
-def test_graph_passes_results_without_a_collection():
+def test_symbolic_trace_sequence_passes_tensors_between_members():
     traced = symbolic_trace(MODULES["sequence"]())
     reads = [node for node in traced.graph.nodes if node.op == "call_function"]
     assert [node.args[1] for node in reads] == ["x"]
@@ -80,18 +80,18 @@ def test_graph_passes_results_without_a_collection():
         Quiet(nn.ReLU(), ["x"], ["y"]),
     ],
 )
-def test_trace_of_other_module_raises(module):
+def test_symbolic_trace_other_module_raises(module):
     with pytest.raises(
         TypeError, match="takes a TensorDictModule or a TensorDictSequential of them.*; got a"
     ):
         symbolic_trace(module)
 
 
-def test_trace_of_partial_tolerant_sequence_raises():
+def test_symbolic_trace_partial_tolerant_sequence_raises():
     with pytest.raises(TypeError, match="with partial_tolerant=True, each call chooses which members run"):
         symbolic_trace(TensorDictSequential(layer(), partial_tolerant=True))
 
 
-def test_traced_module_misses_its_input():
+def test_traced_module_missing_input_raises():
     with pytest.raises(KeyError, match="x"):
         symbolic_trace(layer())(TensorDict(z=torch.ones(3)))

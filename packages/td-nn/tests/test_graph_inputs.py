@@ -1,4 +1,4 @@
-"""What a CUDA graph copies of a call, and what it compares: without a GPU, on copies on the CPU."""
+"""The inputs that a CUDA graph copies and compares in each call, tested on the CPU."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def collection(**more):
     return TensorDict({"x": torch.ones(4, 3), "n": {"i": torch.arange(4)}, **more}, [4])
 
 
-# Arguments of a call, and the keys that the function reads.
+# Positional arguments, keyword arguments, and the keys that the function reads.
 CALLS = {
     "nothing": ((), {}, None),
     "tensors": ((ONE, ONE * 2), {}, None),

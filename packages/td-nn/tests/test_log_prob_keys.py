@@ -1,4 +1,4 @@
-"""Rules L1 to L6 and X5: where log-probabilities are stored, and the switch that sums them."""
+"""The keys of log-probabilities, and the switch set_composite_lp_aggregate that sums them."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def keys_of(td):
 )
 @pytest.mark.parametrize("returned", [False, True])
 @pytest.mark.parametrize("how", ["switch", "argument"])
-def test_log_prob_keys_follow_the_layout(make, aggregate, options, keys, returned, how):
+def test_log_prob_keys_default_or_custom_are_out_keys(make, aggregate, options, keys, returned, how):
     if how == "switch":
         with set_composite_lp_aggregate(aggregate):
             module = make(return_log_prob=returned, **options)
@@ -115,7 +115,7 @@ def parameters(make):
         ),
     ],
 )
-def test_log_prob_key_of_other_mode_raises(make, aggregate, options, message):
+def test_construct_log_prob_key_of_other_mode_raises(make, aggregate, options, message):
     with set_composite_lp_aggregate(aggregate), pytest.raises(RuntimeError, match=message):
         make(**options)
     with pytest.raises(RuntimeError, match=message):
@@ -125,19 +125,19 @@ def test_log_prob_key_of_other_mode_raises(make, aggregate, options, message):
 @pytest.mark.parametrize(
     ("sample", "key"), [("a", "a"), ("a", ("a", "b")), (("a", "b"), "a"), (("n", "a"), ("n", "a"))]
 )
-def test_log_prob_key_over_a_sample_raises(sample, key):
+def test_construct_log_prob_key_equal_to_sample_key_raises(sample, key):
     with pytest.raises(ValueError, match="so that writing it would overwrite the sample; choose another key"):
         single(sample, return_log_prob=True, log_prob_key=key)
     assert single(sample, log_prob_key=key).log_prob_key == key
 
 
-def test_log_prob_key_of_several_raises():
+def test_read_log_prob_key_with_several_keys_raises():
     with pytest.raises(RuntimeError, match=r"has 2 log-probability keys, .* read log_prob_keys"):
         _ = composite().log_prob_key
     assert composite(aggregate=True).log_prob_key == "sample_log_prob"
 
 
-def test_log_prob_keys_fewer_than_components_raise():
+def test_call_fewer_log_prob_keys_than_components_raises():
     module = composite(return_log_prob=True, log_prob_keys=["lp"])
     with pytest.raises(ModuleKeysError, match="give one per sample"):
         module(TensorDict(params=PARAMS, batch_size=[3]))
@@ -154,7 +154,7 @@ def test_log_prob_keys_fewer_than_components_raise():
         lambda module: module.log_prob(parameters(single).set("a", torch.zeros(3))),
     ],
 )
-def test_use_under_other_mode_raises(built, use):
+def test_use_after_aggregate_mode_changed_raises(built, use):
     with set_composite_lp_aggregate(built):
         module = single(return_log_prob=True)
         use(module)
@@ -167,7 +167,7 @@ def test_use_under_other_mode_raises(built, use):
         assert "Normal" in repr(module)
 
 
-def test_log_prob_of_normal_is_not_summed():
+def test_log_prob_of_normal_under_aggregate_is_not_summed():
     for mode in (False, True):
         given = TensorDict(loc=torch.zeros(3, 2), scale=torch.ones(3, 2), a=torch.ones(3, 2), batch_size=[3])
         module = single(return_log_prob=True, aggregate=mode)
@@ -176,7 +176,7 @@ def test_log_prob_of_normal_is_not_summed():
 
 
 @pytest.mark.parametrize("how", ["switch", "argument"])
-def test_aggregated_log_prob_writes_entries_under_the_switch_only(how):
+def test_aggregated_log_prob_writes_entries_only_under_switch(how):
     given = SAMPLES.copy().set("params", PARAMS)
     if how == "switch":
         with set_composite_lp_aggregate(True):
@@ -191,7 +191,7 @@ def test_aggregated_log_prob_writes_entries_under_the_switch_only(how):
             torch.testing.assert_close(given[key], value)
 
 
-def test_log_prob_custom_keys_leave_no_empty_node():
+def test_log_prob_custom_keys_creates_no_empty_node():
     given = SAMPLES.copy().set("params", PARAMS)
     found = composite(log_prob_keys=["one", ("q", "two")]).log_prob(given)
     assert set(found.keys()) == {"one", "q"}
@@ -206,14 +206,14 @@ def test_update_td_lp_renames_in_place():
     assert "n" not in scores
 
 
-def test_one_log_prob_for_several_samples_is_refused():
+def test_construct_torch_distribution_with_two_sample_keys_raises():
     with pytest.raises(ModuleKeysError, match=r"returns one log-probability for the samples \['a', 'b'\]"):
         ProbabilisticTensorDictModule(
             ["loc", "scale"], ["a", "b"], distribution_class=dist.Normal, return_log_prob=True
         )
 
 
-def test_switch_is_restored_and_local_to_the_thread():
+def test_set_aggregate_block_restores_mode_and_is_thread_local():
     found = []
     with set_composite_lp_aggregate(True):
         thread = threading.Thread(target=lambda: found.append(composite_lp_aggregate()))
@@ -225,7 +225,7 @@ def test_switch_is_restored_and_local_to_the_thread():
     assert [*found, composite_lp_aggregate()] == [False, False, True, False]
 
 
-def test_switch_is_reentrant():
+def test_set_aggregate_block_is_reentrant():
     switch = set_composite_lp_aggregate(True)
     with switch:
         with switch:
@@ -234,7 +234,7 @@ def test_switch_is_reentrant():
     assert not composite_lp_aggregate()
 
 
-def test_switch_set_changes_the_process():
+def test_set_aggregate_set_changes_default_of_process():
     found = []
     switch = set_composite_lp_aggregate(True)
     switch.set()
@@ -253,7 +253,7 @@ def test_switch_set_changes_the_process():
     assert not composite_lp_aggregate()
 
 
-def test_switch_decorates_functions_and_none_is_false():
+def test_set_aggregate_decorates_functions_and_none_is_false():
     assert set_composite_lp_aggregate(True, thread_local=True)(composite_lp_aggregate)()
     assert set_composite_lp_aggregate(True).clone()(composite_lp_aggregate)()
     with set_composite_lp_aggregate(True), set_composite_lp_aggregate(None):
@@ -261,7 +261,7 @@ def test_switch_decorates_functions_and_none_is_false():
 
 
 @pytest.mark.parametrize(("word", "expected"), [("1", "True"), ("off", "False"), ("maybe", "ValueError")])
-def test_environment_sets_the_default(word, expected):
+def test_set_aggregate_environment_variable_sets_default(word, expected):
     program = "import td_nn; print(td_nn.composite_lp_aggregate())"
     environment = {**os.environ, "COMPOSITE_LP_AGGREGATE": word}
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)

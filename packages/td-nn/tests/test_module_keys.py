@@ -1,4 +1,4 @@
-"""Rules K1 to K8: what a key is, how a module keeps its keys, and how a class declares them."""
+"""in_keys and out_keys of modules: valid keys, assignment, and declaration in a class body."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def wrap(keys):
     ],
 )
 @pytest.mark.parametrize("make", [module, wrap])
-def test_k1_keys_are_kept_in_shortest_form(make, given, kept):
+def test_construct_stores_keys_in_shortest_form(make, given, kept):
     made = make(given)
     assert made.in_keys == kept
     assert isinstance(made.in_keys, list)
@@ -55,12 +55,12 @@ def test_k1_keys_are_kept_in_shortest_form(make, given, kept):
     "given", [None, 1, {"a": 1}.keys(), (key for key in "ab"), (), ["a", 1], [("a", 1)], [()], [None], {"a"}]
 )
 @pytest.mark.parametrize("make", [module, lambda keys: module("x", keys)])
-def test_k2_what_is_not_a_key_is_refused(make, given):
+def test_construct_wrong_key_raises(make, given):
     with pytest.raises(ValueError, match="a key is a string or a .*tuple of strings; got"):
         make(given)
 
 
-def test_k2_error_names_attribute_and_value():
+def test_construct_wrong_key_error_has_attribute_and_value():
     with pytest.raises(
         ModuleKeysError, match=r"out_keys is a list of keys or one key.*got 3 \(of type int\)"
     ):
@@ -76,11 +76,11 @@ def test_k2_error_names_attribute_and_value():
         (lambda: type("B", (TensorDictModuleBase,), {"in_keys": "a", "out_keys": []}).in_keys, ["a"]),
     ],
 )
-def test_k2_one_string_is_taken_everywhere(make, kept):
+def test_construct_single_string_is_one_key(make, kept):
     assert make() == kept
 
 
-def test_k3_given_list_is_copied_and_read_list_belongs_to_reader():
+def test_in_keys_list_changed_by_caller_keeps_keys_of_module():
     given = ["x"]
     made = module(given)
     given.append("z")
@@ -88,14 +88,14 @@ def test_k3_given_list_is_copied_and_read_list_belongs_to_reader():
     assert made.in_keys == ["x"]
 
 
-def test_k4_assigned_out_keys_replace_source_and_selection():
+def test_assign_out_keys_replaces_all_keys_and_selection():
     made = TensorDictModule(lambda x: (x, x + 1), ["x"], ["a", "b"]).select_out_keys("b")
     made.out_keys = ["c", "d"]
     assert (made.out_keys, made.out_keys_source) == (["c", "d"], ["c", "d"])
     assert list(made(TensorDict(x=ONE)).keys()) == ["x", "c", "d"]
 
 
-def test_k4_assigned_in_keys_keep_argument_names():
+def test_assign_in_keys_keeps_argument_names():
     made = TensorDictModule(lambda a, b: a - b, {"b": "x", "a": "y"}, ["z"])
     made.in_keys = ["u", "v"]
     assert made(u=ONE, v=3 * ONE) == 2
@@ -103,7 +103,7 @@ def test_k4_assigned_in_keys_keep_argument_names():
         made.in_keys = ["u"]
 
 
-def test_k5_sink_is_computed_and_not_stored():
+def test_call_out_key_underscore_is_not_stored():
     made = TensorDictModule(lambda x: (x, x + 1, x + 2), ["x"], ["_", "y", "_"])
     assert made.out_keys == ["_", "y", "_"]
     assert list(made(TensorDict(x=ONE)).keys()) == ["x", "y"]
@@ -112,13 +112,13 @@ def test_k5_sink_is_computed_and_not_stored():
     assert TensorDictModule(lambda x: x, ["x"], ["_"])(ONE) == ()
 
 
-def test_k5_sink_as_input_warns():
+def test_construct_underscore_as_in_key_warns():
     with pytest.warns(UserWarning, match="as an input it is read like any other"):
         made = module(["_"])
     assert made(TensorDict({"_": ONE}))["y"] == 1
 
 
-def test_k6_duplicate_in_key_is_read_twice_and_last_output_wins():
+def test_call_duplicate_keys_reads_twice_and_stores_last_output():
     made = TensorDictModule(lambda a, b: (a + b, a - b), ["x", "x"], ["y", "y"])
     assert made(TensorDict(x=ONE))["y"] == 0
     assert made(x=ONE) == (0, 0)
@@ -133,7 +133,7 @@ class Declared(TensorDictModuleBase):
         return tensordict.set("y", tensordict["x"]).set("z", tensordict["x"] + 1)
 
 
-def test_k7_instance_never_changes_class_or_another():
+def test_assign_keys_on_instance_keeps_class_and_other_instances():
     first, second = Declared(), Declared()
     first.in_keys = ["w"]
     first.select_out_keys("z")
@@ -146,7 +146,7 @@ def test_k7_instance_never_changes_class_or_another():
     assert two.in_keys == []
 
 
-def test_k7_subclass_inherits_and_overrides_declared_keys():
+def test_subclass_inherits_or_overrides_declared_keys():
     child = type("Child", (Declared,), {"out_keys": ["z"]})
     assert (child().in_keys, child().out_keys, child.out_keys_source.__get__(child())) == (
         ["x"],
@@ -155,7 +155,7 @@ def test_k7_subclass_inherits_and_overrides_declared_keys():
     )
 
 
-def test_k8_module_without_keys_has_none():
+def test_read_in_keys_of_module_without_keys_raises():
     bare = type("Bare", (TensorDictModuleBase,), {})()
     for read in (
         lambda: bare.in_keys,
@@ -169,7 +169,7 @@ def test_k8_module_without_keys_has_none():
     assert TensorDictModuleBase.is_tdmodule_compatible(Declared())
 
 
-def test_k8_keys_may_be_assigned_before_init():
+def test_assign_keys_before_super_init_keeps_them():
     class Early(TensorDictModuleBase):
         def __init__(self):
             self.in_keys = ["x"]
@@ -183,7 +183,7 @@ def test_k8_keys_may_be_assigned_before_init():
     assert Early().select_out_keys()(TensorDict(x=ONE)).keys() == {"x"}
 
 
-def test_k8_abstract_metaclass_and_new_without_arguments_work():
+def test_construct_subclass_with_abc_metaclass_and_new_works():
     class Meta(abc.ABCMeta):
         pass
 
@@ -228,7 +228,7 @@ class Settable(ReadOnly):
 
 
 @pytest.mark.parametrize(("cls", "shown"), [(ReadOnly, ["y", "z"]), (Settable, ["z"])])
-def test_k8_selection_works_with_properties(cls, shown):
+def test_select_out_keys_of_property_keys_works(cls, shown):
     made = cls().select_out_keys("z")
     assert (made.out_keys, made.out_keys_source) == (shown, ["y", "z"])
     assert list(made(TensorDict(x=ONE)).keys()) == ["x", "z"]
@@ -238,7 +238,7 @@ def test_k8_selection_works_with_properties(cls, shown):
     assert made(ONE) == (1, 2)
 
 
-def test_k8_property_of_a_module_subclass_is_read_at_each_call():
+def test_call_reads_in_keys_property_each_time():
     class Moving(TensorDictModule):
         source = "x"
 
@@ -256,7 +256,7 @@ def test_k8_property_of_a_module_subclass_is_read_at_each_call():
     assert made(other=2 * ONE) == 2
 
 
-def test_m17_wrapper_follows_inner_keys():
+def test_wrapper_keys_follow_inner_module_until_assigned():
     inner = TensorDictModule(lambda x: (x, x + 1), ["x"], ["y", "z"])
     outer = TensorDictModuleWrapper(inner)
     inner.out_keys = ["v", "w"]
@@ -270,7 +270,7 @@ def test_m17_wrapper_follows_inner_keys():
     assert (outer.out_keys, outer.in_keys, inner.out_keys, inner.in_keys) == (["q"], ["p"], ["v", "w"], ["x"])
 
 
-def test_o4_module_with_selection_is_freed_by_reference_count():
+def test_delete_module_with_selection_frees_it_without_gc():
     import weakref
 
     gc.disable()

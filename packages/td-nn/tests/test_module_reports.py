@@ -1,4 +1,4 @@
-"""What errors say of a module and its place, and what a sequence says of itself before it runs."""
+"""Paths of members in error messages; check(), print and graph() of sequences."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def said(error):
 
 
 @pytest.mark.parametrize("strict", [True, False])
-def test_missing_key_names_place_and_what_would_write_it(strict):
+def test_missing_key_error_has_member_path_and_later_writer(strict):
     inner = TensorDictSequential(
         {"dec": layer(["hidden"], ["y"], strict=strict), "late": layer(["x"], ["hidden"])}
     )
@@ -39,7 +39,7 @@ def test_missing_key_names_place_and_what_would_write_it(strict):
     assert str(pickle.loads(pickle.dumps(error))) == str(error)
 
 
-def test_error_of_a_callable_names_its_place():
+def test_error_of_callable_gets_note_with_member_path():
     def fail(x):
         raise ZeroDivisionError("so it is")
 
@@ -53,14 +53,14 @@ def test_error_of_a_callable_names_its_place():
     assert text.count("raised in") == 1
 
 
-def test_error_of_a_function_of_a_collection_names_its_place():
+def test_error_of_collection_function_gets_note_with_member_path():
     seq = TensorDictSequential(layer(["x"], ["h"]), lambda td: td["nothing"])
     with pytest.raises(KeyError) as caught:
         seq(TensorDict(x=ONE))
     assert "raised in seq[1], WrapModule(<lambda>), which reads [] and writes []" in said(caught.value)
 
 
-def test_error_that_is_raised_twice_has_one_note():
+def test_error_raised_twice_has_one_note():
     error = RuntimeError("same")
 
     def fail(x):
@@ -73,7 +73,7 @@ def test_error_that_is_raised_twice_has_one_note():
     assert said(error).count("raised in") == 1
 
 
-def test_check_reports_what_is_wrong():
+def test_check_reports_missing_unread_and_overwritten_keys():
     seq = TensorDictSequential(
         {
             "enc": layer(["x"], ["hidden"]),
@@ -97,7 +97,7 @@ def test_check_reports_what_is_wrong():
 
 
 @pytest.mark.parametrize("keys", [None, ["x"], TensorDict(x=ONE)])
-def test_check_of_a_sound_sequence_reports_nothing(keys):
+def test_check_sequence_without_faults_reports_nothing(keys):
     seq = TensorDictSequential(layer(["x"], ["h"]), TensorDictSequential(layer(["h"], ["y"])))
     report = seq.check(keys)
     assert report
@@ -105,7 +105,7 @@ def test_check_of_a_sound_sequence_reports_nothing(keys):
     assert str(report) == "every key that is read is there, and every key that is written is read or kept"
 
 
-def test_check_counts_what_levels_provide():
+def test_check_written_node_provides_keys_below_it():
     seq = TensorDictSequential(TensorDictModule(lambda x: {"a": x}, ["x"], ["n"]), layer([("n", "a")], ["y"]))
     assert seq.check()
     assert seq.check(TensorDict({"x": ONE, "n": {"a": ONE}}))
@@ -115,13 +115,13 @@ def test_check_counts_what_levels_provide():
     assert below.check(TensorDict({"x": ONE, "n": {"a": ONE}}))
 
 
-def test_check_counts_selected_outputs_as_read():
+def test_check_selected_output_counts_as_read():
     seq = TensorDictSequential(layer(["x"], ["h"]), layer(["x"], ["y"]))
     assert seq.check().unread == [("seq[0]", "h")]
     assert seq.select_out_keys("h").check().unread == []
 
 
-def test_check_says_which_members_do_not_say_their_keys():
+def test_check_lists_members_without_keys():
     seq = TensorDictSequential(layer(["x"], ["h"]), lambda td: td, layer(["made"], ["y"]))
     report = seq.check(["x"])
     assert report
@@ -129,7 +129,7 @@ def test_check_says_which_members_do_not_say_their_keys():
     assert "undeclared: seq[1] does not say its keys" in str(report)
 
 
-def test_print_shows_the_data_flow():
+def test_print_sequence_shows_table_of_keys():
     seq = TensorDictSequential(
         {"enc": layer(["x"], ["h"]), "in": TensorDictSequential(layer([("n", "k")], ["_"]), lambda td: td)}
     )
@@ -143,7 +143,7 @@ def test_print_shows_the_data_flow():
     assert repr(seq).startswith("TensorDictSequential(\n    module=ModuleDict(")
 
 
-def test_graph_has_a_node_for_each_value():
+def test_graph_has_mermaid_node_per_value():
     seq = TensorDictSequential(layer(["x"], ["h"]), layer(["h"], ["x"]), layer(["x"], [("n", "y")]))
     assert seq.graph().splitlines() == [
         "flowchart LR",

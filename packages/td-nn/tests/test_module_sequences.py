@@ -1,4 +1,4 @@
-"""Rules S1 to S9: sequences of modules."""
+"""TensorDictSequential: construction, keys, calls, edits, and selection of members."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ONE = torch.ones(1)
 
 
 def add(in_keys, out_keys, **options):
-    """Return a module that adds one to the sum of what it reads."""
+    """Return a module that returns the sum of its inputs plus one."""
     return TensorDictModule(lambda *values: sum(values) + 1, in_keys, out_keys, **options)
 
 
@@ -44,27 +44,27 @@ def entries(td):
         (lambda m: (), 0),
     ],
 )
-def test_s1_constructor_takes_members_in_any_container(arguments, count):
+def test_construct_accepts_members_in_any_container(arguments, count):
     seq = TensorDictSequential(*arguments(add(["x"], ["y"])))
     assert len(seq) == count
     assert (seq.in_keys, seq.out_keys) == ((["x"], ["y"]) if count else ([], []))
 
 
-def test_s1_callable_is_wrapped():
+def test_construct_wraps_callable_member():
     seq = TensorDictSequential(lambda td: td.set("y", td["x"]), nn.Identity())
     assert [type(member) for member in seq] == [WrapModule, WrapModule]
     assert seq(TensorDict(x=ONE))["y"] == 1
 
 
 @pytest.mark.parametrize("member", [3, "module", nn.Linear, None])
-def test_s1_what_cannot_be_called_is_refused(member):
+def test_construct_uncallable_member_raises(member):
     with pytest.raises(
         TypeError, match="a member of a sequence is a module or a function of a collection; got"
     ):
         TensorDictSequential(member)
 
 
-def test_s1_object_with_keys_that_is_no_module_is_refused():
+def test_construct_member_with_keys_but_not_module_raises():
     class Foreign:
         in_keys, out_keys = ("x",), ("y",)
 
@@ -90,22 +90,22 @@ def test_s1_object_with_keys_that_is_no_module_is_refused():
     ],
 )
 @pytest.mark.filterwarnings("ignore:the key '_'")
-def test_s2_keys_come_from_the_members(pairs, in_keys, out_keys):
+def test_keys_are_computed_from_members(pairs, in_keys, out_keys):
     seq = TensorDictSequential(*[add([reads], [writes]) for reads, writes in pairs])
     assert (seq.in_keys, seq.out_keys) == (in_keys, out_keys)
 
 
-def test_s2_key_that_a_member_reads_twice_is_read_once():
+def test_in_keys_contains_repeated_key_once():
     assert TensorDictSequential(add(["x", "x"], ["y"])).in_keys == ["x"]
 
 
-def test_s2_keys_are_computed_without_an_instance():
+def test_compute_in_and_out_keys_works_without_instance():
     members = [add(["x"], ["h"]), add(["h"], ["y"])]
     assert TensorDictSequential._compute_in_and_out_keys(members) == (["x"], ["h", "y"])
 
 
 FLOWS = [
-    # inplace, selected, entries of the result, is it the input, entries of the input afterwards
+    # inplace, selected keys, entries of the result, result is the input, entries of the input after the call
     (None, None, {"x": 1, "h": 2, "y": 3}, True, {"x": 1, "h": 2, "y": 3}),
     (None, ["y"], {"x": 1, "h": 2, "y": 3}, True, {"x": 1, "h": 2, "y": 3}),
     (True, None, {"x": 1, "h": 2, "y": 3}, True, {"x": 1, "h": 2, "y": 3}),
@@ -119,7 +119,7 @@ FLOWS = [
 
 
 @pytest.mark.parametrize(("inplace", "selected", "found", "same", "after"), FLOWS)
-def test_s3_results_go_where_inplace_says(inplace, selected, found, same, after):
+def test_call_inplace_chooses_collection_of_results(inplace, selected, found, same, after):
     td = TensorDict(x=ONE, h=5 * ONE)
     seq = chain(inplace=inplace, selected_out_keys=selected)
     result = seq(td)
@@ -133,7 +133,7 @@ def test_s3_results_go_where_inplace_says(inplace, selected, found, same, after)
     assert seq(td, TensorDict()).keys() == kept.keys()
 
 
-def test_s3_selection_leaves_out_what_a_function_wrote():
+def test_selected_out_keys_removes_outputs_of_function():
     seq = TensorDictSequential(
         add(["x"], [("n", "h")]), lambda td: td.set("extra", ONE), add([("n", "h")], ["y"])
     )
@@ -141,35 +141,35 @@ def test_s3_selection_leaves_out_what_a_function_wrote():
     assert entries(result) == {"x": 1, "y": 3}
 
 
-def test_s3_empty_keeps_batch_size_and_kind():
+def test_call_inplace_empty_keeps_batch_size_and_kind():
     stack = lazy_stack([TensorDict(x=ONE), TensorDict(x=ONE)])
     result = chain(inplace="empty")(stack)
     assert (type(result), list(result.batch_size), set(result.keys())) == (type(stack), [2], {"h", "y"})
     assert list(stack.keys()) == ["x"]
 
 
-def test_s3_selection_is_stored_in_the_input_whatever_members_return():
+def test_call_with_selection_stores_it_in_input():
     seq = TensorDictSequential(add(["x"], ["h"]), add(["h"], ["y"], inplace=False), selected_out_keys=["y"])
     td = TensorDict(x=ONE)
     assert seq(td) is td
     assert entries(td) == {"x": 1, "y": 3}
 
 
-def test_s3_outputs_dropped_on_the_way_are_left_out():
+def test_call_members_not_inplace_stores_final_outputs_only():
     seq = TensorDictSequential(
         add(["x"], ["h"], inplace=False), add(["h"], ["y"], inplace=False), inplace=True
     )
     assert entries(seq(TensorDict(x=ONE))) == {"x": 1, "y": 3}
 
 
-def test_s3_assigned_out_keys_are_kept():
+def test_assign_out_keys_keeps_these_outputs_only():
     seq = chain()
     seq.out_keys = ["y"]
     assert (seq.out_keys, seq.out_keys_source) == (["y"], ["y"])
     assert entries(seq(TensorDict(x=ONE))) == {"x": 1, "y": 3}
 
 
-def test_s4_other_keywords_are_refused():
+def test_call_unknown_keyword_raises():
     for call in (lambda: chain()(TensorDict(x=ONE), foo=1), lambda: chain()(x=ONE, foo=1)):
         with pytest.raises(
             RuntimeError, match=r"takes its inputs \['x'\] by keyword, and tensordict_out; got \['foo'\]"
@@ -178,7 +178,7 @@ def test_s4_other_keywords_are_refused():
 
 
 @pytest.mark.parametrize("make", [chain, named])
-def test_s5_members_are_read_by_index(make):
+def test_getitem_by_index_returns_member(make):
     seq = make()
     members = list(seq)
     assert seq[0] is members[0]
@@ -190,7 +190,7 @@ def test_s5_members_are_read_by_index(make):
         _ = seq[2]
 
 
-def test_s5_members_are_read_by_name():
+def test_getitem_by_name_returns_member():
     seq = named()
     assert seq["dec"] is seq[1]
     assert list(seq[:1].module) == ["enc"]
@@ -200,7 +200,7 @@ def test_s5_members_are_read_by_name():
         _ = chain()["enc"]
 
 
-def test_s5_slice_keeps_type_and_options():
+def test_getitem_by_slice_keeps_type_and_options():
     class Mine(TensorDictSequential):
         def __init__(self, *modules, extra, **options):
             super().__init__(*modules, **options)
@@ -214,7 +214,7 @@ def test_s5_slice_keeps_type_and_options():
 
 
 @pytest.mark.parametrize("make", [chain, named])
-def test_s5_edits_refresh_keys(make):
+def test_setitem_and_delitem_update_keys(make):
     seq = make()
     seq[0] = add(["z"], ["h"])
     assert seq.in_keys == ["z"]
@@ -225,7 +225,7 @@ def test_s5_edits_refresh_keys(make):
     assert (len(seq), seq.in_keys, seq.out_keys) == (0, [], [])
 
 
-def test_s5_members_are_added():
+def test_append_insert_and_extend_add_members():
     seq = chain()
     assert seq.append(add(["y"], ["z"])).out_keys == ["h", "y", "z"]
     assert seq.insert(0, add(["w"], ["x"])).in_keys == ["w"]
@@ -238,7 +238,7 @@ def test_s5_members_are_added():
 
 
 @pytest.mark.parametrize("make", [chain, named])
-def test_s5_members_are_taken_out(make):
+def test_pop_removes_last_member_and_updates_keys(make):
     seq = make()
     last = seq[1]
     assert seq.pop() is last
@@ -261,19 +261,19 @@ def test_s5_members_are_taken_out(make):
         (lambda: chain().append(3), "a member of a sequence is a module"),
     ],
 )
-def test_s5_wrong_edit_is_refused(edit, said):
+def test_edit_members_wrong_argument_raises(edit, said):
     with pytest.raises(TypeError, match=said):
         edit()
 
 
-def test_s5_name_that_is_taken_is_refused():
+def test_insert_existing_name_raises():
     with pytest.raises(ValueError, match="there is a member 'dec' already"):
         named().append(nn.Identity(), name="dec")
     with pytest.raises(KeyError, match="none"):
         del named()["none"]
 
 
-def test_s5_edit_that_removes_selected_keys_changes_nothing():
+def test_edit_that_removes_selected_key_raises_and_keeps_members():
     seq = chain(selected_out_keys=["y"])
     with pytest.raises(ValueError, match=r"would remove the selected out_keys \['y'\]; call reset_out_keys"):
         del seq[1]
@@ -282,7 +282,7 @@ def test_s5_edit_that_removes_selected_keys_changes_nothing():
     assert (seq.out_keys, seq.out_keys_source) == (["y"], ["h", "g", "y"])
 
 
-def test_s6_subsequence_is_what_keys_need():
+def test_select_subsequence_keeps_members_that_keys_need():
     a, b, c = add(["x"], ["h"]), add(["x"], ["g"]), add(["h"], ["y"])
     seq = TensorDictSequential({"a": a, "b": b, "c": c}, inplace="empty").select_out_keys("y")
     part = seq.select_subsequence(out_keys=["y", "unknown"])
@@ -294,7 +294,7 @@ def test_s6_subsequence_is_what_keys_need():
         seq.select_subsequence(in_keys=["z"])
 
 
-def test_s6_sequence_inside_is_cut_or_dropped():
+def test_select_subsequence_cuts_or_drops_nested_sequence():
     inner = TensorDictSequential(add(["x"], ["h"]), add(["x"], ["g"]))
     unused = TensorDictSequential(add(["x"], ["u"]))
     seq = TensorDictSequential(inner, unused, add(["h"], ["y"]))
@@ -303,7 +303,7 @@ def test_s6_sequence_inside_is_cut_or_dropped():
     assert len(inner) == 2
 
 
-def test_s6_function_between_kept_members_is_kept():
+def test_select_subsequence_keeps_function_between_members():
     seq = TensorDictSequential(
         lambda td: td, add(["x"], ["h"]), lambda td: td.set("h", -td["h"]), add(["h"], ["y"])
     )
@@ -312,14 +312,14 @@ def test_s6_function_between_kept_members_is_kept():
     assert part(TensorDict(x=ONE))["y"] == -1
 
 
-def test_s6_whole_level_needs_all_that_write_below_it():
+def test_select_subsequence_of_node_keeps_writers_of_its_entries():
     seq = TensorDictSequential(add(["x"], [("n", "a")]), add(["x"], [("n", "b")]), add(["x"], ["z"]))
     assert len(seq.select_subsequence(out_keys=["n"])) == 2
     seq = TensorDictSequential(TensorDictModule(lambda x: {"a": x}, ["x"], ["n"]), add([("n", "a")], ["y"]))
     assert len(seq.select_subsequence(out_keys=["y"])) == 2
 
 
-def test_s7_member_without_inputs_is_left_out():
+def test_partial_tolerant_skips_member_without_inputs():
     seq = chain(partial_tolerant=True)
     assert entries(seq(TensorDict(h=ONE))) == {"h": 1, "y": 2}
     assert entries(seq(TensorDict(z=ONE))) == {"z": 1}
@@ -330,7 +330,7 @@ def test_s7_member_without_inputs_is_left_out():
     assert "seq[\"b\"] writes it, and was skipped because there is no 'q'" in str(caught.value)
 
 
-def test_s7_lazy_stack_runs_where_it_can():
+def test_partial_tolerant_lazy_stack_runs_on_members_with_inputs():
     stack = lazy_stack([TensorDict(x=ONE), TensorDict(x=ONE, q=ONE)])
     seq = TensorDictSequential(add(["x"], ["h"]), add(["q"], ["w"]), partial_tolerant=True)
     assert seq(stack) is stack
@@ -340,7 +340,7 @@ def test_s7_lazy_stack_runs_where_it_can():
     ]
 
 
-def test_s8_state_dict_names_members():
+def test_state_dict_keys_contain_member_names():
     layer = TensorDictModule(nn.Linear(1, 1), ["x"], ["x"])
     twice = TensorDictSequential(layer, layer)
     assert list(twice.state_dict())[::2] == ["module.0.module.weight", "module.1.module.weight"]
@@ -351,20 +351,20 @@ def test_s8_state_dict_names_members():
     assert other[0] is other[1]
 
 
-def test_s8_sequence_of_sequences_runs():
+def test_call_nested_sequences_equals_flat_sequence():
     seq = TensorDictSequential(chain(), TensorDictSequential(add(["y"], ["z"])))
     assert seq(TensorDict(x=ONE))["z"] == 4
     assert (seq.in_keys, seq.out_keys, len(seq)) == (["x"], ["h", "y", "z"], 2)
 
 
-def test_member_that_returns_none_is_named():
+def test_call_after_member_that_returns_none_raises():
     seq = TensorDictSequential({"silent": lambda td: None, "next": add(["x"], ["y"])})
     with pytest.raises(RuntimeError, match=r"the member before TensorDictModule\(<lambda>\) returned None"):
         seq(TensorDict(x=ONE))
     assert TensorDictSequential(lambda td: None)(TensorDict(x=ONE)) is None
 
 
-def test_subclass_that_skips_the_constructor_works():
+def test_call_subclass_without_super_init_of_sequence_works():
     class Plain(TensorDictSequential):
         def __init__(self, *modules):
             in_keys, out_keys = self._compute_in_and_out_keys(modules)
@@ -375,7 +375,7 @@ def test_subclass_that_skips_the_constructor_works():
     assert (seq.partial_tolerant, seq.out_keys) == (False, ["h", "y"])
 
 
-def test_any_module_with_keys_is_a_member():
+def test_construct_accepts_any_module_with_keys():
     class Shift(TensorDictModuleBase):
         in_keys = ["h"]  # noqa: RUF012
         out_keys = ["y"]  # noqa: RUF012

@@ -1,4 +1,4 @@
-"""Rules P1 to P13: the distribution that a module builds, and the value that it stores."""
+"""ProbabilisticTensorDictModule: the distribution that it builds, and the sample that it stores."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Pair(dist.Distribution):
         ({"scale": "s", "loc": "s"}, {"s": SCALE}),
     ],
 )
-def test_get_dist_passes_values_by_keyword(in_keys, entries):
+def test_get_dist_passes_entries_as_keywords(in_keys, entries):
     made = normal(in_keys).get_dist(TensorDict(entries))
     keywords = dict(zip(normal(in_keys).dist_keys, normal(in_keys).in_keys))
     assert (made.loc == entries[keywords["loc"]]).all()
@@ -73,13 +73,13 @@ def test_get_dist_passes_values_by_keyword(in_keys, entries):
 
 @pytest.mark.parametrize("kind", ["deterministic", "mean", "mode"])
 @pytest.mark.parametrize("how", ["default", "switch"])
-def test_call_interaction_type_stores_its_value(kind, how):
+def test_call_stores_value_of_interaction_type(kind, how):
     module = normal(default_interaction_type=kind if how == "default" else "random")
     with set_interaction_type(None if how == "default" else kind):
         assert (module(data())["y"] == LOC).all()
 
 
-def test_call_random_draws_with_gradients():
+def test_call_random_with_rsample_keeps_gradients():
     torch.manual_seed(0)
     expected = dist.Normal(LOC, SCALE).sample()
     torch.manual_seed(0)
@@ -90,7 +90,7 @@ def test_call_random_draws_with_gradients():
     assert (given["loc"].grad == 1).all()
 
 
-def test_call_random_without_rsample_samples():
+def test_call_random_without_rsample_calls_sample():
     module = ProbabilisticTensorDictModule(
         ["probs"], ["y"], distribution_class=dist.Bernoulli, default_interaction_type="random"
     )
@@ -100,7 +100,7 @@ def test_call_random_without_rsample_samples():
 
 
 @pytest.mark.parametrize("kind", ["median", "mode"])
-def test_call_missing_statistic_raises(kind):
+def test_call_distribution_without_statistic_raises(kind):
     made = dist.TransformedDistribution(dist.Normal(LOC, SCALE), [dist.ExpTransform()])
     module = ProbabilisticTensorDictModule(
         ["x"], ["y"], distribution_class=lambda x: made, default_interaction_type=kind
@@ -143,12 +143,12 @@ def test_call_missing_parameter_raises(missing, message):
     assert isinstance(caught.value, KeyError)
 
 
-def test_call_missing_parameter_that_may_be_none_works():
+def test_call_missing_optional_parameter_passes_none():
     module = ProbabilisticTensorDictModule(["logits", "probs"], ["y"], distribution_class=dist.Categorical)
     assert module(TensorDict(probs=torch.tensor([0.1, 0.9])))["y"] == 1
 
 
-def test_call_near_key_is_suggested():
+def test_call_misspelled_key_raises_with_suggestion():
     with pytest.raises(MissingKeyError, match="did you mean 'scales'"):
         normal()(TensorDict(loc=LOC, scales=SCALE))
 
@@ -160,13 +160,13 @@ def test_call_near_key_is_suggested():
         (lambda: normal(distribution_kwargs={"scale": 1.0}), "scale is in in_keys and in distribution_kwargs"),
     ],
 )  # fmt: skip
-def test_call_wrong_keyword_raises(make, message):
+def test_call_unknown_keyword_of_distribution_raises(make, message):
     given = data(scael=SCALE)
     with pytest.raises(TypeError, match=message):
         make()(given)
 
 
-def test_call_wrong_value_notes_the_module():
+def test_call_invalid_parameter_value_adds_note_to_error():
     with pytest.raises(ValueError, match="to satisfy the constraint") as caught:
         normal(distribution_kwargs={"validate_args": True})(TensorDict(loc=LOC, scale=-SCALE))
     assert any("ProbabilisticTensorDictModule(Normal)" in note for note in caught.value.__notes__)
@@ -192,7 +192,7 @@ def test_construct_wrong_argument_raises(make, error, message):
         make()
 
 
-def test_kwargs_in_params_are_a_submodule():
+def test_distribution_kwargs_as_params_become_submodule():
     params = TensorDictParams(TensorDict(scale=SCALE))
     module = normal(["loc"], distribution_kwargs=params)
     assert list(module.state_dict()) == ["distribution_kwargs.scale"]
@@ -202,7 +202,7 @@ def test_kwargs_in_params_are_a_submodule():
 
 
 @pytest.mark.parametrize("of", [dict, TensorDict])
-def test_kwargs_tensors_move_with_the_module(of):
+def test_distribution_kwargs_tensors_move_with_module(of):
     module = normal(["loc"], distribution_kwargs=of(scale=SCALE))
     assert list(module.state_dict()) == []
     assert len(list(module.buffers())) == 1
@@ -210,7 +210,7 @@ def test_kwargs_tensors_move_with_the_module(of):
     assert module.distribution_kwargs["scale"].dtype is torch.float64
 
 
-def test_kwargs_nested_tensors_move_with_the_module():
+def test_distribution_kwargs_nested_tensors_move_with_module():
     kwargs = {"distribution_map": {"a": dist.Normal}, "extra_kwargs": {"a": {"scale": torch.ones(1)}}}
     module = ProbabilisticTensorDictModule(
         ["params"], distribution_class=CompositeDistribution, distribution_kwargs=kwargs
@@ -220,7 +220,7 @@ def test_kwargs_nested_tensors_move_with_the_module():
     assert kwargs["extra_kwargs"]["a"]["scale"].dtype is torch.float32
 
 
-def test_tuple_sample_fills_one_key_each():
+def test_call_tuple_sample_stores_one_element_per_key():
     module = ProbabilisticTensorDictModule(["loc"], ["a", ("n", "b")], distribution_class=Pair)
     result = module(TensorDict(loc=LOC))
     assert (result["a"] == LOC).all()
@@ -231,14 +231,14 @@ def test_tuple_sample_fills_one_key_each():
 @pytest.mark.parametrize(
     ("cls", "keys", "count"), [(Pair, ["a"], 2), (Pair, ["a", "b", "c"], 2), (Delta, ["a", "b"], 1)]
 )
-def test_sample_of_other_count_raises(cls, keys, count):
+def test_call_wrong_number_of_samples_raises(cls, keys, count):
     name = "param" if cls is Delta else "loc"
     module = ProbabilisticTensorDictModule([name], keys, distribution_class=cls)
     with pytest.raises(ValueError, match=f"drew {count} values for the {len(keys)} out_keys"):
         module(TensorDict({name: LOC}))
 
 
-def test_sink_sample_is_not_stored():
+def test_call_out_key_underscore_stores_no_sample():
     module = ProbabilisticTensorDictModule(["param"])
     assert module.out_keys == ["_"]
     with warnings.catch_warnings():
@@ -257,7 +257,7 @@ COMPONENTS = {"a": dist.Normal, ("n", "b"): dist.Categorical}
         ({("n", "b"): "b", "a": "c"}, ["c", "b"]),
     ],
 )
-def test_composite_out_keys_default_to_sample_keys(name_map, expected):
+def test_composite_without_out_keys_uses_sample_keys(name_map, expected):
     module = ProbabilisticTensorDictModule(
         ["params"],
         distribution_class=CompositeDistribution,
@@ -269,13 +269,13 @@ def test_composite_out_keys_default_to_sample_keys(name_map, expected):
     assert all(key in result.keys(True) for key in expected)
 
 
-def test_composite_without_map_raises():
+def test_composite_without_out_keys_and_distribution_map_raises():
     with pytest.raises(KeyError, match="give one of the two"):
         ProbabilisticTensorDictModule(["params"], distribution_class=CompositeDistribution)
 
 
 @pytest.mark.parametrize("partial", [False, True])
-def test_composite_unwritten_out_key_raises(partial):
+def test_composite_with_unwritten_out_key_raises(partial):
     kwargs = {"distribution_map": COMPONENTS}
     cls = functools.partial(CompositeDistribution, **kwargs) if partial else CompositeDistribution
     params = TensorDict({"a": {"loc": LOC, "scale": SCALE}, ("n", "b"): {"logits": LOC}})
@@ -290,7 +290,7 @@ def test_composite_unwritten_out_key_raises(partial):
 @pytest.mark.parametrize("kind", ["random", "mean"])
 @pytest.mark.parametrize(("count", "lead"), [(4, (4,)), ((3, 2), (3, 2))])
 @pytest.mark.parametrize("out", [False, True])
-def test_num_samples_returns_a_new_collection(kind, count, lead, out):
+def test_call_with_num_samples_returns_new_collection(kind, count, lead, out):
     given = TensorDict({"loc": LOC, "scale": SCALE}, batch_size=[2])
     other = TensorDict({"z": LOC}, batch_size=[2]) if out else None
     module = normal(num_samples=count, default_interaction_type=kind, return_log_prob=True)
@@ -306,7 +306,7 @@ def test_num_samples_returns_a_new_collection(kind, count, lead, out):
         assert (result["y"] == LOC).all()
 
 
-def test_tensordict_out_receives_the_sample():
+def test_call_with_tensordict_out_stores_sample_there():
     given, other = data(), TensorDict(z=LOC)
     assert normal()(given, tensordict_out=other) is other
     assert sorted(other.keys()) == ["y", "z"]
@@ -318,7 +318,7 @@ def seeded(seed):
 
 
 @pytest.mark.parametrize("form", ["generator", "int"])
-def test_generator_draws_its_numbers(form):
+def test_call_with_generator_draws_from_it(form):
     source = torch.Generator().manual_seed(3) if form == "generator" else 3
     module = normal(generator=source, default_interaction_type="random")
     before = torch.get_rng_state()
@@ -330,7 +330,7 @@ def test_generator_draws_its_numbers(form):
 
 @pytest.mark.parametrize("seed", [3, torch.tensor(3), torch.tensor([3], dtype=torch.int32)])
 @pytest.mark.parametrize("method", ["set", "set_non_tensor"])
-def test_generator_key_reads_and_replaces_the_seed(seed, method):
+def test_call_with_seed_entry_replaces_seed(seed, method):
     if method == "set_non_tensor":
         pytest.importorskip("td_tensorclass")
     module = normal(generator=("g", "seed"), default_interaction_type="random")
@@ -345,7 +345,7 @@ def test_generator_key_reads_and_replaces_the_seed(seed, method):
         assert (new.shape, new.dtype) == (before.shape, before.dtype)
 
 
-def test_generator_key_of_a_generator_advances_it():
+def test_call_with_generator_entry_advances_generator():
     pytest.importorskip("td_tensorclass")
     source = torch.Generator().manual_seed(3)
     given = data().set("g", source)
@@ -355,7 +355,7 @@ def test_generator_key_of_a_generator_advances_it():
     assert not torch.equal(module(given)["y"], seeded(3))
 
 
-def test_generator_key_absent_uses_the_global_state():
+def test_call_missing_generator_entry_uses_global_state():
     torch.manual_seed(3)
     expected = dist.Normal(LOC, SCALE).rsample()
     torch.manual_seed(3)
@@ -370,7 +370,7 @@ def test_generator_key_absent_uses_the_global_state():
         ("one", TypeError, "the entry 'g' is a torch.Generator, .* got a str"),
     ],
 )
-def test_generator_key_of_wrong_value_raises(seed, error, message):
+def test_call_wrong_generator_entry_raises(seed, error, message):
     if isinstance(seed, str):
         pytest.importorskip("td_tensorclass")
     module = normal(generator="g", default_interaction_type="random")
@@ -379,7 +379,7 @@ def test_generator_key_of_wrong_value_raises(seed, error, message):
 
 
 @pytest.mark.parametrize("kind", ["deterministic", "mean", "mode"])
-def test_generator_is_left_alone_where_nothing_is_drawn(kind):
+def test_call_without_draw_does_not_advance_generator(kind):
     source = torch.Generator().manual_seed(3)
     before = source.get_state()
     normal(generator=source, default_interaction_type=kind)(data())
@@ -387,7 +387,7 @@ def test_generator_is_left_alone_where_nothing_is_drawn(kind):
     assert normal(generator="g", default_interaction_type=kind)(data(g=3))["g"] == 3
 
 
-def test_generator_draws_an_empirical_mean():
+def test_call_empirical_mean_with_generator_draws_from_it():
     made = dist.TransformedDistribution(dist.Normal(LOC, SCALE), [dist.ExpTransform()])
     modules = [
         ProbabilisticTensorDictModule(
@@ -400,14 +400,14 @@ def test_generator_draws_an_empirical_mean():
 
 
 class Scoring(dist.Normal):
-    """A distribution that draws and scores at once."""
+    """A distribution with rsample_and_log_prob(), as distributions of other libraries have."""
 
     def rsample_and_log_prob(self, sample_shape=()):
         return self.loc.expand(*sample_shape, *self.loc.shape), self.loc * 10
 
 
 @pytest.mark.parametrize(("kind", "factor"), [("random", 10), ("mean", None)])
-def test_random_with_log_prob_draws_and_scores_at_once(kind, factor):
+def test_call_random_with_log_prob_uses_rsample_and_log_prob(kind, factor):
     module = ProbabilisticTensorDictModule(
         ["loc", "scale"],
         ["y"],
@@ -423,7 +423,7 @@ def test_random_with_log_prob_draws_and_scores_at_once(kind, factor):
 
 
 @pytest.mark.parametrize("composite", [False, True])
-def test_requires_sample_false_scores_what_is_there(composite):
+def test_call_requires_sample_false_scores_existing_sample(composite):
     if composite:
         module = ProbabilisticTensorDictModule(
             ["params"],
@@ -441,7 +441,7 @@ def test_requires_sample_false_scores_what_is_there(composite):
         module(given.exclude("y", "y_log_prob"), _requires_sample=False)
 
 
-def test_log_prob_scores_the_entries():
+def test_log_prob_reads_samples_from_collection():
     given = data(y=SCALE)
     expected = dist.Normal(LOC, SCALE).log_prob(SCALE)
     torch.testing.assert_close(normal().log_prob(given), expected)
@@ -454,7 +454,7 @@ def test_log_prob_scores_the_entries():
         normal().log_prob(data())
 
 
-def test_skip_existing_needs_samples_and_log_probs():
+def test_skip_existing_without_log_prob_entry_runs_module():
     module = normal(return_log_prob=True)
     with set_skip_existing(True):
         full = data(y=SCALE, y_log_prob=SCALE)
@@ -463,21 +463,21 @@ def test_skip_existing_needs_samples_and_log_probs():
         assert (module(data(y=SCALE))["y"] == LOC).all()
 
 
-def test_dispatch_takes_and_returns_tensors():
+def test_call_with_tensors_returns_tensors():
     module = normal({"loc": "mu", "scale": ("n", "std")}, return_log_prob=True)
     for result in (module(LOC, SCALE), module(mu=LOC, n_std=SCALE)):
         assert len(result) == 2
         assert (result[0] == LOC).all()
 
 
-def test_lazy_stack_stores_the_sample():
+def test_call_with_lazy_stack_stores_sample():
     stack = lazy_stack([TensorDict(loc=LOC, scale=SCALE), TensorDict(loc=LOC + 1, scale=SCALE)])
     result = normal()(stack)
     assert result is stack
     assert (stack[1]["y"] == LOC + 1).all()
 
 
-def test_select_out_keys_is_refused():
+def test_select_out_keys_raises():
     with pytest.raises(SelectionError, match="call select_out_keys\\(\\) of a TensorDictSequential"):
         normal().select_out_keys("y")
     with pytest.raises(AttributeError):
@@ -485,14 +485,14 @@ def test_select_out_keys_is_refused():
 
 
 @pytest.mark.parametrize("move", [copy.deepcopy, lambda module: pickle.loads(pickle.dumps(module))])
-def test_copies_draw_the_same(move):
+def test_copied_module_same_seed_draws_same_sample(move):
     module = normal(
         generator=3, default_interaction_type="random", distribution_kwargs={"validate_args": False}
     )
     assert torch.equal(move(module)(data())["y"], module(data())["y"])
 
 
-def test_repr_lists_the_options():
+def test_repr_lists_options():
     text = repr(normal(num_samples=2, default_interaction_type=InteractionType.MEAN))
     for part in (
         "Normal",

@@ -1,4 +1,4 @@
-"""Rules Q1 to Q10: sequences that are distributions."""
+"""ProbabilisticTensorDictSequential: calls, get_dist(), log_prob() and keys."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ X = torch.arange(3.0)
 
 
 def net(source, name, **options):
-    """Return a module that writes loc = source + 1 and scale = 1."""
+    """Return a module that computes loc = source + 1 and scale = 1."""
     return TensorDictModule(
         lambda x, shift=1: (x + shift, torch.ones_like(x)), [source], [f"l{name}", f"s{name}"], **options
     )
@@ -37,7 +37,7 @@ def prob(name, **options):
 
 
 def chain(inner=None, **options):
-    """Return the sequence x -> a -> b."""
+    """Return a sequence that draws ``a`` from ``x``, then ``b`` from ``a``."""
     return ProbabilisticTensorDictSequential(net("x", "a"), prob("a"), net("a", "b"), prob("b"), **options)
 
 
@@ -83,11 +83,11 @@ def test_construct_empty_raises():
         (lambda: [net("x", "a"), ProbabilisticTensorDictSequential(prob("a"))], False),
     ],
 )
-def test_return_composite_follows_the_members(members, expected):
+def test_return_composite_default_depends_on_members(members, expected):
     assert ProbabilisticTensorDictSequential(*members()).return_composite is expected
 
 
-def test_return_composite_false_needs_a_last_distribution():
+def test_return_composite_false_without_last_distribution_raises():
     message = "with return_composite=False is a ProbabilisticTensorDictModule .*; got a TensorDictModule"
     with pytest.raises(TypeError, match=message):
         ProbabilisticTensorDictSequential(prob("a"), net("a", "b"), return_composite=False)
@@ -102,7 +102,7 @@ def test_return_composite_false_needs_a_last_distribution():
     assert made.out_keys == chain().out_keys
 
 
-def test_call_runs_in_order():
+def test_call_runs_members_in_order():
     result = chain()(given())
     assert (result["a"] == X + 1).all()
     assert (result["b"] == X + 2).all()
@@ -124,12 +124,12 @@ def test_call_keeps_samples_that_members_write():
     torch.testing.assert_close(result["a_log_prob"], log_prob(X + 9, X))
 
 
-def test_call_overwrites_samples_of_the_input():
+def test_call_overwrites_samples_of_input():
     assert (chain()(given(a=X * 100, b=X * 100))["b"] == X + 2).all()
 
 
 @pytest.mark.parametrize("make", NESTED.values(), ids=NESTED)
-def test_get_dist_false_writes_what_members_write(make):
+def test_get_dist_of_last_distribution_stores_member_outputs(make):
     made, data = make(return_composite=False), given()
     found = made.get_dist(data)
     assert isinstance(found, dist.Normal)
@@ -143,7 +143,7 @@ def test_get_dist_false_writes_what_members_write(make):
 
 
 @pytest.mark.parametrize("make", NESTED.values(), ids=NESTED)
-def test_get_dist_composite_writes_nothing(make):
+def test_get_dist_composite_does_not_change_input(make):
     data = given()
     found = make(return_composite=True).get_dist(data)
     assert list(found) == ["a", "b"]
@@ -158,7 +158,7 @@ def test_get_dist_composite_writes_nothing(make):
 @pytest.mark.parametrize("make", NESTED.values(), ids=NESTED)
 @pytest.mark.parametrize("composite", [False, True])
 @pytest.mark.parametrize("kind", [None, "random", "mean"])
-def test_log_prob_conditions_on_given_samples(make, composite, kind):
+def test_log_prob_conditions_on_samples_in_collection(make, composite, kind):
     data = given(a=torch.full((3,), 7.0), b=torch.full((3,), 3.0))
     made = make(return_composite=composite)
     with set_interaction_type(kind):
@@ -183,7 +183,7 @@ def test_log_prob_draws_missing_samples_only():
         chain(return_composite=False).log_prob(given(a=X))
 
 
-def test_log_prob_uses_custom_keys_and_modes():
+def test_log_prob_custom_keys_or_aggregate_returns_these_entries():
     members = [
         net("x", "a"),
         prob("a", log_prob_keys=["pa"]),
@@ -199,14 +199,14 @@ def test_log_prob_uses_custom_keys_and_modes():
     assert set(data.keys()) == {"x", "a", "b"}
 
 
-def test_log_prob_tensordict_out_leaves_the_input():
+def test_log_prob_with_tensordict_out_keeps_input_unchanged():
     data, other = given(a=X, b=X), TensorDict()
     chain(return_composite=False).log_prob(data, other)
     assert set(data.keys()) == {"x", "a", "b"}
     assert set(other.keys()) == {"la", "sa", "a", "lb", "sb"}
 
 
-def test_log_prob_takes_a_built_distribution():
+def test_log_prob_with_dist_equals_log_prob_without():
     data = given(a=X, b=X)
     for made in (chain(), chain(return_composite=False)):
         built = made.get_dist(data)
@@ -218,7 +218,7 @@ def test_log_prob_takes_a_built_distribution():
 
 
 @pytest.mark.parametrize(("switch", "expected"), [(None, False), ("mean", True)])
-def test_intermediate_draws_take_the_type_of_the_last(switch, expected):
+def test_call_earlier_draws_use_interaction_type_of_last(switch, expected):
     made = ProbabilisticTensorDictSequential(
         net("x", "a"),
         prob("a"),
@@ -231,7 +231,7 @@ def test_intermediate_draws_take_the_type_of_the_last(switch, expected):
             assert torch.equal(call(given())["a"], X + 1) is expected
 
 
-def test_intermediate_draws_of_a_composite_take_their_own_type():
+def test_call_composite_draws_use_type_of_each_member():
     made = ProbabilisticTensorDictSequential(
         net("x", "a"), prob("a"), net("a", "b"), prob("b", default_interaction_type="random")
     )
@@ -239,7 +239,7 @@ def test_intermediate_draws_of_a_composite_take_their_own_type():
 
 
 @pytest.mark.parametrize("make", NESTED.values(), ids=NESTED)
-def test_params_and_build_run_in_two_steps(make):
+def test_build_dist_from_params_after_get_dist_params_equals_get_dist(make):
     data = given()
     made = make()
     assert made.get_dist_params(data) is data
@@ -251,14 +251,14 @@ def test_params_and_build_run_in_two_steps(make):
 
 
 @pytest.mark.parametrize("method", ["get_dist", "get_dist_params", "log_prob", "build_dist_from_params"])
-def test_sequence_without_distribution_raises(method):
+def test_method_of_sequence_without_distribution_raises(method):
     made = ProbabilisticTensorDictSequential(net("x", "a"))
     with pytest.raises(RuntimeError, match="so it has no distribution; it writes"):
         getattr(made, method)(given())
 
 
 @pytest.mark.parametrize("make", NESTED.values(), ids=NESTED)
-def test_keys_list_the_last_distribution_first(make):
+def test_sample_and_parameter_keys_list_last_distribution_first(make):
     made = make()
     assert made.dist_sample_keys == ["b", "a"]
     assert made.dist_params_keys == ["lb", "sb", "la", "sa"]
@@ -268,11 +268,11 @@ def test_keys_list_the_last_distribution_first(make):
     assert made[:1].in_keys == ["x"]
 
 
-def test_log_prob_key_of_one_distribution():
+def test_log_prob_key_single_distribution_returns_it():
     assert ProbabilisticTensorDictSequential(net("x", "a"), prob("a")).log_prob_key == "a_log_prob"
 
 
-def test_num_samples_are_the_leading_dims():
+def test_num_samples_returns_leading_dims_of_all_distributions():
     members = [net("x", "a"), prob("a", num_samples=3), net("a", "b"), prob("b", num_samples=(4, 2))]
     made = ProbabilisticTensorDictSequential(*members)
     assert made.num_samples == (4, 2, 3)
@@ -283,7 +283,7 @@ def test_num_samples_are_the_leading_dims():
     assert scores["b_log_prob"].shape == (4, 2, 3, 3)
 
 
-def test_default_interaction_type_is_that_of_the_last():
+def test_default_interaction_type_is_that_of_last_distribution():
     made = ProbabilisticTensorDictSequential(
         prob("a"), prob("b", default_interaction_type="mean"), net("b", "c")
     )
@@ -306,20 +306,20 @@ def test_default_interaction_type_is_that_of_the_last():
     ],
 )
 @pytest.mark.parametrize("make", [chain, NESTED["named"]])
-def test_slices_are_probabilistic_if_they_can(index, options, expected, make):
+def test_getitem_slice_with_distribution_is_probabilistic(index, options, expected, make):
     part = make(partial_tolerant=True, **options)[index]
     assert (type(part), getattr(part, "return_composite", None)) == expected
     assert part.partial_tolerant
 
 
-def test_select_subsequence_stays_probabilistic():
+def test_select_subsequence_is_probabilistic():
     made = chain().select_subsequence(out_keys=["a"])
     assert type(made) is ProbabilisticTensorDictSequential
     assert (made.get_dist(given()).loc == X + 1).all()
     assert len(chain(return_composite=False).select_subsequence(out_keys=["la"])) == 1
 
 
-def test_partial_tolerant_skips_members():
+def test_partial_tolerant_skips_members_without_inputs():
     made = ProbabilisticTensorDictSequential(
         net("x", "a"), prob("a"), net("z", "b"), prob("b"), partial_tolerant=True
     )
@@ -335,14 +335,14 @@ def test_partial_tolerant_skips_members():
         made.get_dist(given())
 
 
-def test_requires_sample_false_scores_the_last():
+def test_call_requires_sample_false_scores_last_distribution():
     made = ProbabilisticTensorDictSequential(net("x", "a"), prob("a", return_log_prob=True))
     result = made(given(a=X), _requires_sample=False)
     assert (result["a"] == X).all()
     torch.testing.assert_close(result["a_log_prob"], log_prob(X, X + 1))
 
 
-def test_skip_existing_returns_the_input():
+def test_skip_existing_returns_input_unchanged():
     data = given(la=X, sa=X, a=X, lb=X, sb=X, b=X)
     with set_skip_existing(True):
         assert chain()(data) is data
@@ -350,7 +350,7 @@ def test_skip_existing_returns_the_input():
 
 
 @pytest.mark.parametrize("inplace", [None, True, False, "empty"])
-def test_inplace_and_selection_hold(inplace):
+def test_call_applies_inplace_and_selected_out_keys(inplace):
     made = chain(inplace=inplace, selected_out_keys=["b"])
     data = given()
     result = made(data)
@@ -363,7 +363,7 @@ def test_inplace_and_selection_hold(inplace):
     assert ("lb" in data) is (inplace in (None, True))
 
 
-def test_error_names_the_member():
+def test_error_of_member_has_its_path():
     made = ProbabilisticTensorDictSequential({"net": net("x", "a"), "draw": prob("b")})
     with pytest.raises(
         MissingKeyError, match=r'seq\["draw"\], a ProbabilisticTensorDictModule\(Normal\), misses'
@@ -373,7 +373,7 @@ def test_error_names_the_member():
         made.get_dist(given())
 
 
-def test_composite_members_are_merged():
+def test_get_dist_composite_member_merges_its_components():
     params = TensorDict({("p", "a", "loc"): X, ("p", "a", "scale"): torch.ones(3)})
     both = ProbabilisticTensorDictModule(
         {"params": "p"},
@@ -393,11 +393,11 @@ class WithoutSelection(TensorDictSequential):
 
 
 class Between(ProbabilisticTensorDictSequential, WithoutSelection):
-    """A class between the two sequences in the order of resolution."""
+    """A class in whose MRO WithoutSelection is between the two sequences."""
 
 
 class Bare(ProbabilisticTensorDictSequential):
-    """A sequence that leaves the constructors of sequences out."""
+    """A sequence that does not call the constructors of sequences."""
 
     def __init__(self, *modules):
         in_keys, out_keys = self._compute_in_and_out_keys(modules)
@@ -405,14 +405,14 @@ class Bare(ProbabilisticTensorDictSequential):
 
 
 @pytest.mark.parametrize("cls", [Between, Bare])
-def test_subclasses_with_other_constructors_work(cls):
+def test_call_subclass_with_other_constructor_works(cls):
     made = cls(net("x", "a"), prob("a"))
     assert (made(given())["a"] == X + 1).all()
     assert (made.get_dist(given()).loc == X + 1).all()
     assert made.inplace in (None, True)
 
 
-def test_dist_sample_of_the_last():
+def test_dist_sample_draws_from_last_distribution():
     made = chain(return_composite=False)
     built = made.get_dist(given())
     assert (made._dist_sample(built, interaction_type=InteractionType.MEAN) == X + 2).all()

@@ -1,4 +1,4 @@
-"""Rules X1 to X4: skipping what is there, the interaction type, and how far a switch reaches."""
+"""The switches set_skip_existing and set_interaction_type, as blocks and decorators."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ONE = torch.ones(1)
 
 
 class Counting:
-    """A callable that counts its calls and returns several values."""
+    """A callable that counts its calls and returns ``count`` values."""
 
     def __init__(self, count=1):
         self.calls = 0
@@ -36,7 +36,7 @@ class Counting:
 
 
 def runs(td, in_keys=("x",), out_keys=("y",), select=None, mode=True, **call):
-    """Return how often a module runs on a collection under a mode."""
+    """Call a module on a collection under a mode of set_skip_existing, and return how often it ran."""
     fn = Counting(len(out_keys))
     made = TensorDictModule(fn, list(in_keys), list(out_keys))
     if select is not None:
@@ -67,11 +67,11 @@ def runs(td, in_keys=("x",), out_keys=("y",), select=None, mode=True, **call):
         (["x", ("n", "y")], {"mode": [("n", ("y",))], "out_keys": [("n", "y")]}, 0),
     ],
 )
-def test_x1_module_is_skipped_where_its_outputs_are(present, options, expected):
+def test_skip_existing_all_outputs_exist_skips_module(present, options, expected):
     assert runs(TensorDict(dict.fromkeys(present, ONE)), **options) == expected
 
 
-def test_x1_input_itself_is_returned():
+def test_skip_existing_skipped_module_returns_same_input():
     td = TensorDict(x=ONE, y=ONE)
     with set_skip_existing(True):
         for inplace in (True, False, "empty"):
@@ -82,7 +82,7 @@ def test_x1_input_itself_is_returned():
 @pytest.mark.parametrize(
     ("present", "expected"), [("xy", (0, 1)), ("xz", (1, 0)), ("xyz", (0, 0)), ("x", (1, 1))]
 )
-def test_x1_sequence_and_each_member_is_skipped(present, expected):
+def test_skip_existing_skips_sequence_or_single_members(present, expected):
     first, second = Counting(), Counting()
     seq = TensorDictSequential(TensorDictModule(first, ["x"], ["y"]), TensorDictModule(second, ["y"], ["z"]))
     with set_skip_existing(True):
@@ -90,7 +90,7 @@ def test_x1_sequence_and_each_member_is_skipped(present, expected):
     assert (first.calls, second.calls) == expected
 
 
-def test_x1_functions_never_skip():
+def test_skip_existing_function_without_keys_runs():
     with set_skip_existing(True):
         seq = TensorDictSequential(lambda td: td.set("x", td["x"] + 1))
         assert seq(TensorDict(x=ONE))["x"] == 2
@@ -111,7 +111,7 @@ def decorated(mode, stacked=False):
 
 
 @pytest.mark.parametrize("stacked", [False, True])
-def test_x2_decorator_skips_by_its_mode(stacked):
+def test_skip_existing_decorator_skips_by_its_argument(stacked):
     td = TensorDict(x=ONE, y=ONE)
     assert decorated(True, stacked)(td)["y"] == 1
     assert decorated(True, stacked)(TensorDict(x=ONE))["mode"] == 1
@@ -122,7 +122,7 @@ def test_x2_decorator_skips_by_its_mode(stacked):
     assert decorated(True, stacked)(tensordict=td.copy())["y"] == 1
 
 
-def test_x2_wrong_uses_are_refused():
+def test_skip_existing_wrong_argument_raises():
     with pytest.raises(RuntimeError, match="a block needs True, False or keys"), set_skip_existing(None):
         pass
     with pytest.raises(TypeError, match="whose first argument is named tensordict"):
@@ -133,7 +133,7 @@ def test_x2_wrong_uses_are_refused():
         set_skip_existing([1])
 
 
-def test_x2_attributes_may_have_other_names():
+def test_skip_existing_decorator_reads_named_key_attributes():
     class Named:
         reads, writes = ("x",), ("y",)
 
@@ -146,7 +146,7 @@ def test_x2_attributes_may_have_other_names():
 
 
 @pytest.mark.parametrize("given", ["mean", "MEAN", "Mean", InteractionType.MEAN])
-def test_x3_interaction_type_takes_any_case(given):
+def test_interaction_type_accepts_any_case(given):
     assert interaction_type() is None
     with set_interaction_type(given):
         assert interaction_type() is InteractionType.MEAN
@@ -158,13 +158,13 @@ def test_x3_interaction_type_takes_any_case(given):
     assert (str(InteractionType.MEAN), InteractionType.from_str(given)) == ("mean", "mean")
 
 
-def test_x3_unknown_interaction_type_is_refused():
+def test_interaction_type_unknown_name_raises():
     for make in (set_interaction_type, InteractionType, InteractionType.from_str):
         with pytest.raises(ValueError, match=r"an interaction type is one of \['mode', .*\]; got 'often'"):
             make("often")
 
 
-def test_x3_decorated_generator_runs_under_the_switch():
+def test_set_interaction_type_decorates_generator_function():
     @set_interaction_type("random")
     def steps():
         yield interaction_type()
@@ -181,7 +181,7 @@ def test_x3_decorated_generator_runs_under_the_switch():
         (lambda: set_interaction_type("mode"), interaction_type),
     ],
 )
-def test_x4_block_is_of_one_thread_and_reentrant(switch, read):
+def test_switch_block_changes_one_thread_and_is_reentrant(switch, read):
     before, seen = read(), []
     same = switch()
     with same, same:
@@ -199,12 +199,12 @@ def test_x4_block_is_of_one_thread_and_reentrant(switch, read):
     assert read() == before
 
 
-def test_x4_thread_local_is_accepted():
+def test_switch_accepts_thread_local_argument():
     with set_skip_existing(True, thread_local=True), set_interaction_type("mode", thread_local=True):
         assert (skip_existing(), interaction_type()) == (True, "mode")
 
 
-def test_x4_block_is_left_when_its_body_raises():
+def test_switch_block_that_raises_restores_mode():
     with pytest.raises(ZeroDivisionError, match="from"), set_skip_existing(["y"]):
         raise ZeroDivisionError(f"from {skip_existing()}")
     assert skip_existing() is False

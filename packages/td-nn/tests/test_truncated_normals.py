@@ -1,4 +1,4 @@
-"""Rule V3: normal distributions restricted to an interval, compared with numerical integrals of torch's density."""
+"""TruncatedNormal and TruncatedStandardNormal, compared with numerical integrals of torch's normal density."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ CASES = [
     (5.0, 100.0, 0.0, 1.0),
 ]
 
-#: Intervals whose probability underflows, where the tail is taken as exponential.
+#: Intervals whose probability underflows, for which the code approximates the tail by an exponential.
 FAR = [(0.0, 1.0, 45.0, 46.0), (0.0, 1.0, -46.0, -45.0), (0.0, 1.0, 45.0, 45.01)]
 
 
 def grid(case):
-    """Return values between the ends, their normalized density, and the step."""
+    """Return a grid of values in the interval, the probability of each cell, and the step."""
     loc, scale, low, high = case
     count = 200_000
     step = (high - low) / count
@@ -39,7 +39,7 @@ def make(case, dtype=torch.float64, **options):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_moments_equal_integrals(case):
+def test_moments_log_prob_and_cdf_equal_integrals(case):
     x, share, step = grid(case)
     mean = (x * share).sum()
     made = make(case)
@@ -54,7 +54,7 @@ def test_moments_equal_integrals(case):
 
 
 @pytest.mark.parametrize("case", FAR)
-def test_far_tails_equal_integrals(case):
+def test_log_prob_and_cdf_far_in_tail_equal_integrals(case):
     x, share, step = grid(case)
     made = make(case)
     torch.testing.assert_close(made.mean, (x * share).sum(), rtol=1e-6, atol=0)
@@ -67,7 +67,7 @@ def test_far_tails_equal_integrals(case):
 
 @pytest.mark.parametrize("case", [*CASES, *FAR])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_samples_have_the_moments(case, dtype):
+def test_rsample_has_mean_and_variance_of_distribution(case, dtype):
     torch.manual_seed(0)
     drawn = make(case, dtype).sample((50_000,))
     x, share, _ = grid(case)
@@ -89,7 +89,7 @@ def test_samples_have_the_moments(case, dtype):
 
 
 @pytest.mark.parametrize("case", [*CASES, *FAR])
-def test_icdf_inverts_cdf(case):
+def test_icdf_of_cdf_returns_value(case):
     made = make(case)
     share = torch.linspace(0.01, 0.99, 9, dtype=torch.float64)
     torch.testing.assert_close(made.cdf(made.icdf(share)), share, rtol=1e-5, atol=1e-6)
@@ -98,13 +98,13 @@ def test_icdf_inverts_cdf(case):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_mode_has_the_highest_density(case):
+def test_mode_has_highest_density(case):
     x, _, _ = grid(case)
     made = make(case)
     assert (made.log_prob(made.mode) >= made.log_prob(x[::1000])).all()
 
 
-def test_infinite_ends_give_the_normal():
+def test_infinite_interval_equals_torch_normal():
     made = TruncatedNormal(torch.tensor(1.0), torch.tensor(2.0), -torch.inf, torch.inf)
     plain = dist.Normal(1.0, 2.0)
     for name in ("mean", "variance", "mode"):
@@ -113,7 +113,7 @@ def test_infinite_ends_give_the_normal():
     torch.testing.assert_close(made.log_prob(torch.tensor(0.3)), plain.log_prob(torch.tensor(0.3)))
 
 
-def test_rsample_has_gradients():
+def test_rsample_has_gradients_of_loc_and_scale():
     loc, scale = torch.zeros(3, requires_grad=True), torch.ones(3, requires_grad=True)
     torch.manual_seed(0)
     TruncatedNormal(loc, scale, -1.0, 1.0).rsample((100,)).sum().backward()
@@ -129,7 +129,7 @@ def test_rsample_has_gradients():
         ((torch.zeros(3, 1), 1.0, -torch.ones(2), 2.0), (3, 2)),
     ],
 )
-def test_numbers_and_tensors_broadcast(args, shape):
+def test_construct_numbers_and_tensors_broadcasts(args, shape):
     made = TruncatedNormal(*args)
     assert made.batch_shape == shape
     assert made.sample((4,)).shape == (4, *shape)
@@ -141,7 +141,7 @@ def test_numbers_and_tensors_broadcast(args, shape):
     ("args", "validate"),
     [((0.0, 1.0, 2.0, 2.0), None), ((torch.zeros(2), torch.ones(2), torch.tensor([0.0, 2.0]), 1.0), False)],
 )
-def test_empty_interval_raises(args, validate):
+def test_construct_empty_interval_raises(args, validate):
     with pytest.raises(ValueError, match="runs from a to a greater b; got a ="):
         TruncatedNormal(*args, validate_args=validate)
     with pytest.raises(ValueError, match="runs from a to a greater b"):
@@ -149,7 +149,7 @@ def test_empty_interval_raises(args, validate):
 
 
 @pytest.mark.parametrize("value", [-1.5, 2.5])
-def test_values_outside_have_no_density(value):
+def test_log_prob_outside_interval_is_minus_infinity_or_raises(value):
     value = torch.tensor(value)
     with pytest.raises(ValueError, match="to be within the support"):
         TruncatedNormal(0.0, 1.0, -1.0, 2.0, validate_args=True).log_prob(value)
@@ -160,7 +160,7 @@ def test_values_outside_have_no_density(value):
     assert unit.log_prob(value) == -torch.inf
 
 
-def test_attributes_are_standardized():
+def test_attributes_a_and_b_are_standardized():
     made = TruncatedNormal(torch.tensor(1.0), torch.tensor(2.0), -1.0, 2.0)
     assert (made.a, made.b, made.loc, made.scale) == (-1.0, 0.5, 1.0, 2.0)
     torch.testing.assert_close(
@@ -171,7 +171,7 @@ def test_attributes_are_standardized():
     assert TruncatedNormal(0.0, 0.0, -1.0, 1.0).scale == 1e-6
 
 
-def test_standard_is_the_unit_case():
+def test_standard_equals_truncated_normal_of_unit_scale():
     unit, made = TruncatedStandardNormal(-1.0, 2.0), TruncatedNormal(0.0, 1.0, -1.0, 2.0)
     for name in ("mean", "variance", "mode", "auc"):
         torch.testing.assert_close(getattr(unit, name), getattr(made, name))
@@ -183,7 +183,7 @@ def test_standard_is_the_unit_case():
     assert unit.expand((3,)).icdf(torch.tensor(0.5)).shape == (3,)
 
 
-def test_module_draws_bounded_actions():
+def test_probabilistic_module_draws_within_bounds():
     module = ProbabilisticTensorDictModule(
         ["loc", "scale"], ["action"], distribution_class=TruncatedNormal,
         distribution_kwargs={"a": -1.0, "b": 1.0}, return_log_prob=True, default_interaction_type="random",
