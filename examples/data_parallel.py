@@ -1,8 +1,8 @@
-"""Data-parallel training by hand: every process has its part of the data, gradients are averaged in one call.
+"""Data-parallel training by hand: each process trains on a part of the data, and one call averages the gradients.
 
     torchrun --nproc-per-node 2 examples/data_parallel.py
 
-Each rank ends with the same parameters, which the program checks against a single process that sees all the data.
+All ranks end with the same parameters. The program checks that a single process with all the data gets them too.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ SAMPLES = 240  # divides evenly among up to six ranks
 
 
 def make_model() -> nn.Module:
-    """Return the same model in every process."""
+    """Build the model, with the same parameters in each process."""
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1)).double()
 
 
 def make_data() -> TensorDict:
-    """Return all the data."""
+    """Build the whole data set."""
     generator = torch.Generator().manual_seed(1)
     inputs = torch.randn(SAMPLES, 8, generator=generator, dtype=torch.float64)
     return TensorDict({"input": inputs, "target": inputs.sin().sum(1, keepdim=True)}, batch_size=[SAMPLES])
 
 
 def train(data: TensorDict, ranks: int) -> tuple[TensorDict, float]:
-    """Return the parameters and the last loss."""
+    """Train a model on ``data``; return its parameters and the last loss."""
     model = make_model()
     params = TensorDict.from_module(model)
     for _ in range(STEPS):
@@ -42,7 +42,7 @@ def train(data: TensorDict, ranks: int) -> tuple[TensorDict, float]:
         loss.backward()
         grads = params.grad
         if ranks > 1:
-            # One bucket for all layers. A rank whose model differed would make every rank raise, naming the layer.
+            # One bucket for all layers. If the model of a rank differs, all ranks raise an error that names the layer.
             grads.all_reduce()
             grads /= ranks
         params.data.sub_(grads * 0.1)
@@ -50,10 +50,10 @@ def train(data: TensorDict, ranks: int) -> tuple[TensorDict, float]:
 
 
 def main() -> int:
-    """Train on each rank and compare; return the exit status."""
+    """Train on all ranks, compare with one process, and return the exit status."""
     dist.init_process_group("gloo")
     rank, ranks = dist.get_rank(), dist.get_world_size()
-    # Rank 0 has the data; each rank gets its part.
+    # Only rank 0 has the data; each rank receives a part.
     parts = list(make_data().chunk(ranks)) if rank == 0 else None
     mine = TensorDict().scatter(0, parts)
     params, _ = train(mine, ranks)

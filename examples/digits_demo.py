@@ -1,12 +1,13 @@
-"""The whole life of a collection, on real handwritten digits.
+"""A demo of most features of td, on a data set of handwritten digits.
 
-A data set is preallocated on disk, filled, and read back in random batches; a model is trained from it; its parameters
-are saved, loaded in part, stacked into an ensemble, consolidated, and sent to a second process that must report the
-same accuracy, bit for bit. Every step checks its result; the program ends with a non-zero status if one is wrong.
+The program preallocates a data set on disk, fills it, and reads random batches from it to train models. It saves the
+parameters of a model, loads a part of them, stacks the models into an ensemble, consolidates the parameters, and sends them
+to a second process, which must report exactly the same accuracy. Each step checks its result; if one is wrong, the program
+ends with a non-zero status.
 
     python examples/digits_demo.py [FOLDER]
 
-FOLDER (by default a new one under the system's temporary folder) gets the data set, the parameters and ``digits.png``.
+The data set, the parameters and ``digits.png`` are written to FOLDER (default: a new temporary folder).
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ MEMBERS = 5
 
 @tensorclass
 class Digits:
-    """Images of 8 x 8 grey levels (0 to 16, uint8) and what they show."""
+    """Images of 8 x 8 grey levels (0 to 16, uint8), with the digits that they show as labels (int64)."""
 
     image: Tensor
     label: Tensor
@@ -45,23 +46,23 @@ class Digits:
 
 
 def say(text: str) -> None:
-    """Print one sentence at once, so that it stands in order with a progress bar."""
+    """Print a text without buffering, so that it appears in order with the progress bar."""
     print(text, flush=True)
 
 
 def check(holds: bool, what: str) -> None:
-    """End the program with a non-zero status unless a result is right."""
+    """End the program with a non-zero status if ``holds`` is False."""
     if not holds:
         raise SystemExit(f"wrong result: {what}")
 
 
 def size_of(folder: Path) -> int:
-    """Return the bytes of all files below a folder."""
+    """Return the size of all files below a folder, in bytes."""
     return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
 
 
 def make_model() -> nn.Sequential:
-    """Return an untrained classifier of 64 pixels into 10 digits."""
+    """Build an untrained classifier of 64 pixels into 10 digits."""
     return nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
 
 
@@ -93,7 +94,7 @@ def build_data_set(folder: Path) -> Digits:
 def train(data: Digits, seed: int) -> tuple[nn.Sequential, list[float]]:
     """Train one model on random batches read from disk, and return it with its loss after each epoch."""
     torch.manual_seed(seed)
-    # Matrices this small are faster so, and the result does not depend on the machine.
+    # One thread is faster for such small matrices, and makes the result independent of the number of cores.
     torch.set_num_threads(1)
     model = make_model()
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
@@ -112,18 +113,18 @@ def train(data: Digits, seed: int) -> tuple[nn.Sequential, list[float]]:
 
 
 def accuracy(predictions: Tensor, data: Digits) -> float:
-    """Return the share of right predictions."""
+    """Return the share of correct predictions."""
     return (predictions == data.label).double().mean().item()
 
 
 def call(model: nn.Module, params: TensorDict, pixels: Tensor) -> Tensor:
-    """Run a model with other parameters than its own."""
+    """Run a model with the given parameters instead of its own ones."""
     with params.to_module(model):
         return model(pixels)
 
 
 def second_process(port: int, folder: str) -> None:
-    """Receive parameters, measure their accuracy on the data set on disk, and send it back."""
+    """Receive parameters, compute their accuracy on the data set on disk, and send the accuracy back."""
     connect(port, rank=1)
     data = Digits.load_memmap(folder)[-TEST_SIZE:]
     model = make_model()
@@ -142,7 +143,7 @@ def connect(port: int, rank: int) -> None:
 
 
 def free_port() -> int:
-    """Return a port of this machine that nothing listens on."""
+    """Return an unused port of this machine."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -175,7 +176,7 @@ def draw(path: Path, losses: list[float], data: Digits, predictions: Tensor, fol
 
 
 def tree(folder: Path) -> list[str]:
-    """Return a folder as lines, one for each file, with sizes in bytes."""
+    """Format a folder as lines of text, one per file, with sizes in bytes."""
     lines = [f"{folder.name}/"]
     for entry in sorted(folder.rglob("*")):
         depth = len(entry.relative_to(folder).parts)
@@ -185,7 +186,7 @@ def tree(folder: Path) -> list[str]:
 
 
 def main(folder: Path) -> None:
-    """Run every step."""
+    """Run all steps."""
     started = time.perf_counter()
     folder.mkdir(parents=True, exist_ok=True)
     data = build_data_set(folder / "digits")

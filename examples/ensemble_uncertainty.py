@@ -1,10 +1,11 @@
-"""An ensemble that states how sure it is: copies of one network, trained together under vmap.
+"""An ensemble that estimates its uncertainty: copies of one network, trained together under vmap.
 
     python examples/ensemble_uncertainty.py [PICTURE]
 
-The copies learn a noisy curve from points that leave a gap. Where there are points they agree; in the gap and beyond the
-points they do not, and the standard deviation over the copies shows it. With matplotlib, PICTURE (by default
-``ensemble.png``) gets the curve, the mean and the spread. The program fails if the copies are not less sure in the gap.
+The copies learn a noisy curve from points with a gap between them. The copies agree near the points, and disagree in the
+gap and beyond the points, so the standard deviation over the copies measures the uncertainty. With matplotlib, the program
+draws curve, mean and standard deviation to PICTURE (default: ``ensemble.png``). It ends with a non-zero status if the
+uncertainty in the gap is not larger.
 """
 
 from __future__ import annotations
@@ -24,27 +25,27 @@ GAP = (-0.5, 1.5)
 
 
 def curve(x: Tensor) -> Tensor:
-    """Return the curve that is to be learned."""
+    """Return the values of the curve to learn."""
     return torch.sin(2 * x) + 0.3 * x
 
 
 def draw_points(count: int) -> TensorDict:
-    """Return noisy points of the curve, with none in the gap."""
+    """Sample noisy points of the curve, outside of the gap."""
     x = torch.rand(4 * count, 1) * 6 - 3
     x = x[(x[:, 0] < GAP[0]) | (x[:, 0] > GAP[1])][:count]
     return TensorDict({"x": x, "target": curve(x) + 0.1 * torch.randn_like(x)}, batch_size=[len(x)])
 
 
 def make_ensemble() -> EnsembleModule[Tensor]:
-    """Return copies of one network, each with its own parameters."""
+    """Build copies of one network with separate parameters."""
     network = nn.Sequential(nn.Linear(1, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 1))
     return EnsembleModule(TensorDictModule(network, in_keys=["x"], out_keys=["y"]), num_copies=COPIES)
 
 
 def train(ensemble: EnsembleModule[Tensor], data: TensorDict) -> Tensor:
-    """Train every copy at once, each on its own weights of the points, and return the last loss of each."""
+    """Train all copies together, with different weights of the points per copy; return the last loss of each copy."""
     optimizer = torch.optim.Adam(ensemble.parameters(), lr=5e-3)
-    # A bootstrap: each copy sees each point 0, 1, 2... times, so the copies learn from different data.
+    # Bootstrap: for each copy, the weight of a point is 0, 1, 2..., so the copies learn from different data.
     counts = torch.poisson(torch.ones(COPIES, len(data), 1))
     for _ in range(STEPS):
         result = ensemble(data)
@@ -80,7 +81,7 @@ def draw(path: Path, data: TensorDict, grid: TensorDict) -> bool:
 
 
 def main(picture: Path) -> int:
-    """Train, measure, draw and check."""
+    """Train the ensemble, measure and draw its uncertainty, and return the exit status."""
     torch.manual_seed(0)
     data, ensemble = draw_points(120), make_ensemble()
     losses = train(ensemble, data)

@@ -1,9 +1,9 @@
-"""One training loop for two tasks: a classifier and a segmentation model, which only read and write collections.
+"""One training loop for two tasks, a classifier and a segmentation model, which read and write collections.
 
     python examples/one_training_loop.py
 
-The loop knows neither the models nor the losses. It says which keys flow where before it starts, trains both models on
-shapes that it draws itself, and fails where one of them has not learned.
+The loop does not depend on the models or the losses. Before the training, the program checks and prints which keys each
+module reads and writes. It ends with a non-zero status if the loss of one model does not fall.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ STEPS = 50
 
 
 def draw_shapes(count: int) -> TensorDict:
-    """Return images of squares and crosses, what each shows, and which pixels belong to it."""
+    """Build noisy images of squares and crosses, with the label and the mask of the shape in each image."""
     generator = torch.Generator().manual_seed(0)
     label = torch.randint(2, (count,), generator=generator)
     corner = torch.randint(1, SIZE - 6, (count, 2), generator=generator)
@@ -39,26 +39,26 @@ def draw_shapes(count: int) -> TensorDict:
 
 
 def batches(data: TensorDict, size: int, steps: int) -> Iterator[TensorDict]:
-    """Yield random batches."""
+    """Yield ``steps`` random batches of ``size`` images."""
     for _ in range(steps):
         yield data[torch.randint(len(data), (size,))]
 
 
 class PixelHead(nn.Module):
-    """Two stacks of maps to one logit for each pixel."""
+    """Module that computes one logit per pixel from two feature maps."""
 
     def __init__(self) -> None:
         super().__init__()
         self.mix = nn.Conv2d(16, 1, 1)
 
     def forward(self, fine: Tensor, coarse: Tensor) -> Tensor:
-        """Return the logits."""
+        """Return the logits, of shape (batch, height, width)."""
         logits: Tensor = self.mix(torch.cat([fine, coarse], 1)).squeeze(1)
         return logits
 
 
 def make_classifier() -> TensorDictSequential:
-    """Return a model that writes the logits of the class of each image."""
+    """Build a model that writes the class logits of each image."""
     encoder = nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.AdaptiveMaxPool2d(4), nn.Flatten())
     return TensorDictSequential(
         {
@@ -69,7 +69,7 @@ def make_classifier() -> TensorDictSequential:
 
 
 def make_segmentation() -> TensorDictSequential:
-    """Return a model that writes the logit of each pixel, beside what it found on the way."""
+    """Build a model that writes one logit per pixel, and its intermediate feature maps."""
     encoder = nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), nn.ReLU())
     return TensorDictSequential(
         {
@@ -85,7 +85,7 @@ def make_segmentation() -> TensorDictSequential:
 
 
 def make_loss(function: str, target: str) -> TensorDictModule:
-    """Return a module that writes the loss of the logits."""
+    """Build a module that writes the loss of the logits, computed by a function of ``torch.nn.functional``."""
     return TensorDictModule(
         getattr(F, function), in_keys=["logits", target], out_keys=["loss"], inplace=False
     )
@@ -94,11 +94,10 @@ def make_loss(function: str, target: str) -> TensorDictModule:
 def train(
     model: TensorDictSequential, loss_module: TensorDictModule, dataset: Iterator[TensorDict]
 ) -> list[Tensor]:
-    """Train a model; nothing here depends on the task."""
+    """Train a model of any task, and return the loss of each step."""
     optimizer = torch.optim.Adam(model.parameters(), 2e-2)
     losses = []
     for data in dataset:
-        # the model reads and writes tensordicts
         data = model(data)
         loss = loss_module(data)["loss"]
         loss.backward()
@@ -109,7 +108,7 @@ def train(
 
 
 def main() -> int:
-    """Train both models and return 0 where both have learned."""
+    """Train both models, and return the exit status: 0 if both have learned."""
     torch.manual_seed(0)
     data = draw_shapes(256)
     tasks = {

@@ -1,8 +1,7 @@
 """A parameter server and a worker, two processes on one machine.
 
-The server owns the parameters. In each round it sends them as one message; the worker computes the gradient on its own
-data and sends it back; the server takes a step. The program checks that the loss falls, and that both ends hold the
-same parameters at the end.
+In each round, the server sends the parameters as one message. The worker computes the gradients on its data and sends them
+back, and the server updates the parameters. The program ends with a non-zero status unless the loss falls to less than half.
 
     python examples/parameter_server.py
 """
@@ -25,18 +24,18 @@ SERVER, WORKER = 0, 1
 
 
 def make_model() -> nn.Module:
-    """Return the same model in every process."""
+    """Build the model, with the same parameters in each process."""
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1))
 
 
 def connect(rank: int, store: Path) -> None:
-    """Join the group of the two processes."""
+    """Join the process group of server and worker."""
     dist.init_process_group("gloo", store.as_uri(), world_size=2, rank=rank)
 
 
 def work(store: Path) -> None:
-    """Answer parameters with gradients."""
+    """Receive parameters and send gradients back, in each round."""
     connect(WORKER, store)
     generator = torch.Generator().manual_seed(1)
     inputs = torch.randn(256, 8, generator=generator)
@@ -48,13 +47,13 @@ def work(store: Path) -> None:
         loss = nn.functional.mse_loss(model(inputs), targets)
         model.zero_grad()
         loss.backward()
-        # The receiver knows nothing about the answer: structure and content travel together.
+        # init_remote sends the structure too, since the server does not have a collection to receive into.
         TensorDict({"loss": loss.detach(), "grad": params.grad}).init_remote(SERVER)
     dist.destroy_process_group()
 
 
 def serve(store: Path) -> list[float]:
-    """Send parameters, take a step for each gradient, and return the losses."""
+    """Send parameters, update them with the received gradients, and return the losses of all rounds."""
     connect(SERVER, store)
     params = TensorDict.from_module(make_model()).data.clone()
     losses = []
@@ -68,7 +67,7 @@ def serve(store: Path) -> list[float]:
 
 
 def main() -> int:
-    """Start the worker, serve it, and return the exit status."""
+    """Start the worker, run the server, and return the exit status."""
     with tempfile.TemporaryDirectory() as folder:
         store = Path(folder) / "store"
         worker = mp.get_context("spawn").Process(target=work, args=(store,))

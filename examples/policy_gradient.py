@@ -1,12 +1,12 @@
-"""Policy gradient with a replay buffer on disk, on an environment that is written here.
+"""Policy gradient with a replay buffer on disk, in a small environment.
 
     python examples/policy_gradient.py [FOLDER]
 
-A cart on a line has to be brought to the origin and held there, against friction and a random push. The actor is a
-probabilistic sequence over a bounded distribution. Transitions go into a memory-mapped buffer below FOLDER (by default a
-temporary folder), where any process could read them; updates weight old actions by the ratio of their log-probabilities
-under the new and the old actor, clipped as in PPO (Schulman et al., 2017). The program ends with a non-zero status unless
-the return improves and the reopened buffer holds what was written.
+The actor pushes a cart on a line to the origin and holds it there, against friction and random pushes. It is a
+probabilistic sequence with a bounded distribution of actions. Transitions are written to a memory-mapped buffer below
+FOLDER (default: a temporary folder), which other processes can read. Updates weight old actions by the ratio of their
+probabilities under the new and the old actor, clipped as in PPO (Schulman et al., 2017). The program ends with a non-zero
+status unless the reward improves and the reopened buffer equals the written one.
 """
 
 from __future__ import annotations
@@ -41,19 +41,19 @@ class CartEnvironment:
     """Carts with a position and a speed, each pushed by a force in [-1, 1].
 
     Args:
-        count: number of carts that run side by side.
+        count: number of independent carts.
     """
 
     def __init__(self, count: int) -> None:
         self.count = count
 
     def reset(self) -> TensorDict:
-        """Return the carts at random positions."""
+        """Return the observation of carts at random positions with speed 0."""
         state = torch.stack([torch.rand(self.count) * 4 - 2, torch.zeros(self.count)], -1)
         return TensorDict({"observation": state}, batch_size=[self.count])
 
     def step(self, data: TensorDict) -> TensorDict:
-        """Return the next observation and the reward of the action."""
+        """Apply the actions; return the next observation and the reward."""
         position, speed = data["observation"].unbind(-1)
         force = data["action"].squeeze(-1)
         speed = 0.9 * speed + 0.3 * force + 0.02 * torch.randn_like(speed)
@@ -67,9 +67,9 @@ class ReplayBuffer:
     """The newest transitions, in files that other processes can map.
 
     Args:
-        folder: where the files are.
-        example: one transition, whose keys, shapes and dtypes all have.
-        size: number of transitions that are kept.
+        folder: the folder of the files.
+        example: one transition; all transitions have its keys, shapes and dtypes.
+        size: maximum number of transitions.
     """
 
     def __init__(self, folder: Path, example: TensorDict, size: int) -> None:
@@ -87,13 +87,13 @@ class ReplayBuffer:
         return min(self.written, self.size)
 
     def sample(self, count: int) -> TensorDict:
-        """Return random transitions, in memory."""
+        """Read random transitions into memory."""
         drawn: TensorDict = self.storage[torch.randint(len(self), (count,))]
         return drawn
 
 
 def make_actor() -> ProbabilisticTensorDictSequential:
-    """Return observation -> loc, scale -> action, action_log_prob."""
+    """Build the sequence observation -> loc, scale -> action, action_log_prob."""
     net = nn.Sequential(nn.Linear(2, 32), nn.Tanh(), nn.Linear(32, 2), NormalParamExtractor())
     return ProbabilisticTensorDictSequential(
         TensorDictModule(net, ["observation"], ["loc", "scale"]),
@@ -109,13 +109,13 @@ def make_actor() -> ProbabilisticTensorDictSequential:
 
 
 def make_critic() -> TensorDictSequential:
-    """Return observation -> value."""
+    """Build the sequence observation -> value."""
     net = nn.Sequential(nn.Linear(2, 32), nn.Tanh(), nn.Linear(32, 1))
     return TensorDictSequential(TensorDictModule(net, ["observation"], ["value"]))
 
 
 def roll_out(actor: ProbabilisticTensorDictSequential, environment: CartEnvironment) -> TensorDict:
-    """Return one episode of every cart, of batch size (carts, steps)."""
+    """Run one episode of each cart; return a collection of batch size (carts, steps)."""
     now, steps = environment.reset(), []
     with torch.no_grad():
         for _ in range(LENGTH):
@@ -128,7 +128,7 @@ def roll_out(actor: ProbabilisticTensorDictSequential, environment: CartEnvironm
 
 
 def discounted_sums(reward: Tensor) -> Tensor:
-    """Return the discounted sum of the rewards from each step on."""
+    """Return, for each step, the discounted sum of rewards from this step to the end."""
     total, sums = torch.zeros(reward.shape[0]), []
     for now in reward.flip(1).unbind(1):
         total = now + DISCOUNT * total
@@ -139,7 +139,7 @@ def discounted_sums(reward: Tensor) -> Tensor:
 def losses(
     actor: ProbabilisticTensorDictSequential, critic: TensorDictSequential, batch: TensorDict
 ) -> TensorDict:
-    """Return the clipped objective of the actor and the squared error of the critic."""
+    """Return the losses: the negative clipped objective of the actor, and the squared error of the critic."""
     value = critic(batch)["value"].squeeze(-1)
     advantage = (batch["return"] - value).detach()
     advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-6)
@@ -151,13 +151,13 @@ def losses(
 
 
 def mean_return(actor: ProbabilisticTensorDictSequential, environment: CartEnvironment) -> float:
-    """Return the mean reward of a step without exploration."""
+    """Return the mean reward per step of the deterministic actor."""
     with set_interaction_type("deterministic"):
         return roll_out(actor, environment)["reward"].mean().item()
 
 
 def train(folder: Path) -> tuple[float, float, ReplayBuffer]:
-    """Train an actor and return its reward before and after, and the buffer."""
+    """Train an actor; return its mean reward before and after the training, and the buffer."""
     environment = CartEnvironment(CARTS)
     actor, critic = make_actor(), make_critic()
     print(actor)
@@ -179,7 +179,7 @@ def train(folder: Path) -> tuple[float, float, ReplayBuffer]:
 
 
 def main() -> None:
-    """Train, and check the return and the buffer."""
+    """Train, and check the rewards and the buffer."""
     torch.manual_seed(0)
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as temporary:

@@ -1,10 +1,11 @@
-"""Collections through Ray: an actor serves batches, workers read them from the object store without copying.
+"""Collections in Ray: an actor stores batches, and tasks read them from the object store without a copy.
 
     pip install ray
     python examples/ray_actors.py
 
-A consolidated collection is one buffer, which Ray keeps in shared memory; what ``ray.get`` returns are views on it. That
-memory must not be written: ``clone()`` first. Ray trusts its peers and pickles by design, and so does this example.
+A consolidated collection is one buffer, which Ray stores in shared memory; ``ray.get`` returns views on this buffer. Do not
+write to the views: ``clone()`` them first. Ray pickles objects and trusts all processes of its cluster, so this example does
+too.
 """
 
 from __future__ import annotations
@@ -19,24 +20,24 @@ from td_core import TensorDict
 
 @ray.remote(num_cpus=0)
 class Buffer:
-    """Keep the batches, by number."""
+    """Actor that stores batches by number."""
 
     def __init__(self) -> None:
         self.batches: list[TensorDict] = []
 
     def add(self, batch: TensorDict) -> int:
-        """Keep a batch and return its number."""
+        """Store a batch and return its number."""
         self.batches.append(batch)
         return len(self.batches) - 1
 
     def get(self, number: int) -> TensorDict:
-        """Return a batch."""
+        """Return the batch with a number."""
         return self.batches[number]
 
 
 @ray.remote(num_cpus=0)
 def mean_of(batch: TensorDict) -> float:
-    """Return the mean reward."""
+    """Return the mean reward of a batch."""
     return batch["reward"].mean().item()
 
 
@@ -53,7 +54,7 @@ def main() -> int:
 
     reference = ray.put(batch.consolidate())
     first, second = ray.get(reference), ray.get(reference)
-    # Both are views on the one copy in the object store.
+    # Both collections must be views on the same copy in the object store.
     shared = first["observation"].data_ptr() == second["observation"].data_ptr()
     mean = ray.get(mean_of.remote(reference))
     ray.shutdown()

@@ -2,10 +2,10 @@
 
     python examples/variational_autoencoder.py [FIGURE]
 
-The sequence reads an image, draws a latent code and gives the distribution of the image. ``get_dist`` builds that
-distribution, and the prior scores the code: the loss takes both from one collection. The program ends with a non-zero
-status unless reconstructions beat the mean image and the codes separate the shapes. FIGURE, if given, receives images,
-reconstructions and images of codes that are drawn from the prior.
+The sequence reads an image, samples a latent code and computes the distribution of the image. The loss needs this
+distribution, which ``get_dist`` builds, and the distribution of the code, whose parameters ``get_dist`` writes to the batch.
+The program ends with a non-zero status unless reconstructions are better than the mean image and the codes separate the
+shapes. FIGURE is an optional path for a picture of images, reconstructions, and images from codes of the prior.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ STEPS = 400
 
 
 def draw_shapes(count: int) -> TensorDict:
-    """Return binary images of filled squares and of crosses, and which of the two each shows."""
+    """Build binary images of squares and crosses, with labels."""
     generator = torch.Generator().manual_seed(0)
     label = torch.randint(2, (count,), generator=generator)
     corner = torch.randint(0, SIZE - 5, (count, 2), generator=generator)
@@ -46,19 +46,19 @@ def draw_shapes(count: int) -> TensorDict:
 
 
 class ImageDistribution(dist.Independent):
-    """Independent binary pixels; the log-probability is that of the whole image."""
+    """Independent binary pixels; ``log_prob`` returns one value per image."""
 
     def __init__(self, logits: Tensor) -> None:
         super().__init__(dist.Bernoulli(logits=logits), 2)
 
     @property
     def deterministic_sample(self) -> Tensor:
-        """Probabilities of the pixels, which show more than rounded ones."""
+        """Probabilities of the pixels, without rounding."""
         return self.base_dist.probs  # type: ignore[no-any-return]
 
 
 def make_model() -> ProbabilisticTensorDictSequential:
-    """Return image -> loc, scale -> code -> logits -> reconstruction."""
+    """Build the sequence image -> loc, scale -> code -> logits -> reconstruction."""
     encoder = nn.Sequential(
         nn.Flatten(-2), nn.Linear(SIZE * SIZE, 64), nn.ReLU(), nn.Linear(64, 2 * CODE), NormalParamExtractor()
     )
@@ -81,11 +81,11 @@ def make_model() -> ProbabilisticTensorDictSequential:
 
 
 def negative_elbo(model: ProbabilisticTensorDictSequential, batch: TensorDict) -> Tensor:
-    """Return the mean of reconstruction error and divergence from the prior, in nats per image."""
+    """Return reconstruction error plus divergence from the prior, in nats per image."""
     with set_interaction_type("random"):
         pixels = model.get_dist(
             batch
-        )  # runs everything before the last distribution, and keeps it in the batch
+        )  # runs all modules before the last distribution, and writes their results to the batch
     code = dist.Normal(batch["loc"], batch["scale"])
     prior = dist.Normal(0.0, 1.0)
     divergence = dist.kl_divergence(code, prior).sum(-1)
@@ -114,7 +114,7 @@ def reconstruct(model: ProbabilisticTensorDictSequential, data: TensorDict) -> T
 
 
 def imagine(model: ProbabilisticTensorDictSequential, count: int) -> Tensor:
-    """Return images of codes that are drawn from the prior: the last two members alone."""
+    """Return images of codes that are sampled from the prior, with the last two modules of the sequence."""
     with torch.no_grad():
         drawn = model[2:](TensorDict({"code": torch.randn(count, CODE)}, batch_size=[count]))
     images: Tensor = drawn["reconstruction"]
@@ -122,13 +122,13 @@ def imagine(model: ProbabilisticTensorDictSequential, count: int) -> Tensor:
 
 
 def accuracy_of_nearest(train_set: TensorDict, test_set: TensorDict) -> float:
-    """Return how often the nearest code of the training set has the same label."""
+    """Return the share of test images whose nearest training code has the same label."""
     nearest = torch.cdist(test_set["code"], train_set["code"]).argmin(1)
     return (train_set["label"][nearest] == test_set["label"]).float().mean().item()
 
 
 def draw_figure(path: str, rows: list[Tensor]) -> None:
-    """Write rows of images as one picture."""
+    """Draw rows of images into one picture file."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -143,7 +143,7 @@ def draw_figure(path: str, rows: list[Tensor]) -> None:
 
 
 def main() -> None:
-    """Train, check what was learned, and draw the figure if a path is given."""
+    """Train and check the model, and draw the figure if a path is given."""
     torch.manual_seed(0)
     torch.set_num_threads(1)
     data = draw_shapes(1200)

@@ -1,4 +1,4 @@
-"""Convert a checkpoint of a module: rename its keys, split what was fused, lower the precision, save it in other forms."""
+"""Convert a checkpoint of a module: rename keys, split fused weights, lower the precision, save it in other formats."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import nn
 
 
 def make_checkpoint(path: Path) -> None:
-    """Save what a training program would have saved."""
+    """Save a checkpoint such as a training program saves."""
     torch.manual_seed(0)
     model = nn.TransformerEncoder(
         nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), 2, enable_nested_tensor=False
@@ -23,7 +23,7 @@ def make_checkpoint(path: Path) -> None:
 
 
 def convert(flat: dict[str, torch.Tensor]) -> TensorDict:
-    """Return the weights under the names of the new program."""
+    """Rename and split the weights of a state dict for the new program."""
     params = TensorDict(flat, batch_size=[]).unflatten_keys(".")
     params.rename_key_("layers", "blocks")
     for block in params["blocks"].values():
@@ -36,20 +36,20 @@ def convert(flat: dict[str, torch.Tensor]) -> TensorDict:
 
 
 def matching(params: TensorDictBase, pattern: str) -> list[NestedKey]:
-    """Return the leaves whose dotted name has a match."""
+    """Return the keys of leaves whose dotted name matches a pattern."""
     names = params.keys(include_nested=True, leaves_only=True)
     return [name for name in map(unravel_key, names) if re.search(pattern, ".".join(name))]
 
 
 def show(title: str, params: TensorDictBase) -> None:
-    """Print every leaf."""
+    """Print dtype, shape and sum of each leaf."""
     print(f"{title}: {len(list(params.keys(True, True)))} leaves, {params.bytes()} bytes")
     for name, leaf in sorted(params.flatten_keys(".").items()):
         print(f"  {name:<36} {leaf.dtype!s:<15} {tuple(leaf.shape)!s:<10} {leaf.double().sum().item():.5f}")
 
 
 def main(folder: Path) -> None:
-    """Convert, save in each form, load each again, and compare."""
+    """Convert a checkpoint, save it in each format, load it again, and compare."""
     make_checkpoint(folder / "old.pt")
     checkpoint = torch.load(folder / "old.pt", weights_only=True)
     params = convert(checkpoint["model"])

@@ -1,4 +1,4 @@
-"""Train several models at once by vmap over their stacked parameters."""
+"""Train several models together with vmap over their stacked parameters."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ STEPS = 150
 
 
 def make_model() -> nn.Module:
-    """Return an untrained member."""
+    """Build an untrained model."""
     return nn.Sequential(nn.Linear(1, 16), nn.Tanh(), nn.Linear(16, 1)).double()
 
 
 class Ensemble(nn.Module):
-    """Models that share their code and have parameters of their own."""
+    """Models of one architecture with separate, stacked parameters."""
 
     def __init__(self, members: list[nn.Module]) -> None:
         super().__init__()
@@ -26,7 +26,7 @@ class Ensemble(nn.Module):
         self.__dict__["skeleton"] = make_model().to("meta")
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the answer of every member, members first."""
+        """Return the results of all models, of shape (members, batch, 1)."""
 
         def one(params: TensorDict, x: torch.Tensor) -> torch.Tensor:
             with params.to_module(self.skeleton):
@@ -36,7 +36,7 @@ class Ensemble(nn.Module):
 
 
 def main() -> None:
-    """Train and print how the members differ."""
+    """Train the ensemble and print the spread of its members."""
     torch.manual_seed(0)
     x = torch.linspace(-2, 2, 64, dtype=torch.float64).unsqueeze(-1)
     y = torch.sin(2 * x)
@@ -62,7 +62,7 @@ def main() -> None:
         answers = ensemble(x)
     print("spread:", [round(value, 5) for value in answers.std(0).squeeze(-1)[::16].tolist()])
 
-    # The gradient of each member by itself, as a collection of the same structure.
+    # Gradients per member, in a collection with the structure of the parameters.
     model = make_model()
 
     def error(params: TensorDict) -> torch.Tensor:

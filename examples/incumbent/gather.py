@@ -1,4 +1,4 @@
-"""Gather in one process what others have worked out."""
+"""Gather the results of several processes in one process."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ ROWS = 4
 
 
 def free_port() -> int:
-    """Return a port of this machine that nothing listens on."""
+    """Return an unused port of this machine."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
 
 
 def rollout(rank: int) -> TensorDict:
-    """Return what a process has worked out."""
+    """Build the results of one process."""
     generator = torch.Generator().manual_seed(rank)
     return TensorDict(
         {
@@ -34,12 +34,12 @@ def rollout(rank: int) -> TensorDict:
 
 
 def worker(rank: int, port: int) -> None:
-    """Run one process; the first one prints."""
+    """Run one process; only rank 0 prints."""
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     dist.init_process_group("gloo", rank=rank, world_size=RANKS)
     mine = rollout(rank)
 
-    # The collections of the others, stacked into one that is there already.
+    # Stack the collections of the other processes into a preallocated one.
     if rank == 0:
         others = mine.clone().zero_().expand(RANKS - 1, ROWS).clone()
         others.gather_and_stack(0)
@@ -50,13 +50,13 @@ def worker(rank: int, port: int) -> None:
     else:
         mine.gather_and_stack(0)
 
-    # The same sum everywhere.
+    # Sum over all processes, on all of them.
     total = mine.select("observation").clone()
     total.all_reduce()
     if rank == 0:
         print("reduced:", round(total["observation"].sum().item(), 5))
 
-    # One storage for all of the parameters, from the first process to the second, which answers.
+    # Send the parameters in one message from rank 0 to rank 1, which sends their sum back.
     params = TensorDict(
         {"weight": torch.eye(2) * (1 - rank), "bias": torch.ones(2) * (1 - rank)}
     ).consolidate()

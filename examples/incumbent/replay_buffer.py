@@ -1,7 +1,7 @@
-"""Train a value function by Q-learning from a replay buffer on memory-mapped storage.
+"""Train a value function by Q-learning, with a memory-mapped replay buffer.
 
-A walker on a line of cells is paid at the right end. Transitions go to files that are allocated in full before the
-first one is written, and batches are read back from them.
+A walker on a line of cells gets a reward at the right end. The files of the buffer are allocated before the first
+transition is written, and training batches are read from them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ STEPS = 300
 
 
 class ReplayBuffer:
-    """A ring of transitions on disk."""
+    """A ring buffer of transitions on disk."""
 
     def __init__(self, example: TensorDictBase, folder: Path) -> None:
         self.storage = example.expand(CAPACITY).memmap_like(folder)
@@ -38,12 +38,12 @@ class ReplayBuffer:
 
 
 def observe(cell: torch.Tensor) -> torch.Tensor:
-    """Return cells as one-hot vectors."""
+    """Encode cells as one-hot vectors."""
     return nn.functional.one_hot(cell, CELLS).float()
 
 
 def walk(model: nn.Module, walkers: int, epsilon: float) -> TensorDict:
-    """Return one transition of each walker from a random cell."""
+    """Sample one transition per walker from random cells."""
     cell = torch.randint(CELLS - 1, (walkers,))
     with torch.no_grad():
         greedy = model(observe(cell)).argmax(-1)
@@ -64,7 +64,7 @@ def walk(model: nn.Module, walkers: int, epsilon: float) -> TensorDict:
 
 
 def main(folder: Path) -> None:
-    """Train, and print what was learnt."""
+    """Train, and print the learned policy and the files of the buffer."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(CELLS, 32), nn.Tanh(), nn.Linear(32, 2))
     weights = TensorDict.from_module(model)

@@ -1,4 +1,4 @@
-"""A data set as a tensorclass on disk, read by the workers of a DataLoader."""
+"""A data set on disk as a tensorclass, read by the workers of a DataLoader."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ COUNT = 96
 
 @tensorclass
 class Box:
-    """Where something is in an image."""
+    """Corner and extent of a rectangle in an image, in pixels."""
 
     corner: torch.Tensor
     extent: torch.Tensor
 
     @property
     def area(self) -> torch.Tensor:
-        """Return the pixels inside."""
+        """Number of pixels in the rectangle."""
         return self.extent.prod(-1)
 
 
@@ -35,7 +35,7 @@ class Sample(TensorClass):
 
     @classmethod
     def draw(cls, count: int) -> Sample:
-        """Return images, each with one bright box."""
+        """Build images with one bright box each."""
         extent = torch.randint(2, 6, (count, 2))
         corner = torch.randint(0, 10, (count, 2))
         image = torch.zeros(count, 16, 16, dtype=torch.uint8)
@@ -46,17 +46,17 @@ class Sample(TensorClass):
 
 
 class Collate:
-    """Turn a batch, which the data set has indexed already, into floats."""
+    """Collate function for a data set whose indexing returns whole batches; converts images to floats."""
 
     def __call__(self, batch: Sample) -> Sample:
-        """Return a copy of the batch that the model can take."""
+        """Return a copy of the batch with float images in [0, 1]."""
         batch = batch.clone()
         batch.image = batch.image.float() / 255
         return batch
 
 
 def main(folder: Path) -> None:
-    """Write, read and print."""
+    """Write the data set, read it in batches, and print both."""
     torch.manual_seed(0)
     written = Sample.draw(COUNT).memmap(folder)
     data = Sample.load_memmap(folder)

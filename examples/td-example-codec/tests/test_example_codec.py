@@ -1,4 +1,4 @@
-"""The example plugin, installed beside td-core."""
+"""The example plugin, installed with td-core."""
 
 from __future__ import annotations
 
@@ -39,26 +39,26 @@ class TestNpz(SerializerTests):
 
 
 class TestMaskedInside(CollectionTests):
-    """A collection with a masked entry keeps every promise; its mask is kept out of float arithmetic."""
+    """Conformance suite on collections of plain tensors, with the plugin active."""
 
     def make(self) -> TensorDict:
         return TensorDict({"x": torch.ones(3, 2), "level": {"y": torch.zeros(3, 2)}}, batch_size=[3, 2])
 
 
-def test_the_plugin_is_active() -> None:
+def test_plugins_lists_active_record_with_hooks() -> None:
     (record,) = [each for each in td_core.plugins() if each.id == "example-codec"]
     assert (record.distribution, record.version, record.state) == ("td-example-codec", "0.1.0", "active")
     assert set(record.hooks) == {"td_node_kinds", "td_coercers", "td_serializers"}
 
 
-def test_a_masked_array_becomes_an_entry() -> None:
+def test_construct_masked_array_stores_masked_node() -> None:
     td = TensorDict({"x": masked_array()}, batch_size=[3])
     assert type(td["x"]) is Masked
     assert td["x"].filled(-1.0).tolist() == [[1.0, -1.0], [3.0, 4.0], [-1.0, -1.0]]
     assert np.ma.allequal(td["x"].to_numpy(), masked_array())
 
 
-def test_a_masked_entry_is_indexed_and_stacked_as_one() -> None:
+def test_index_and_stack_masked_entry_keeps_kind() -> None:
     td = TensorDict({"x": masked_array()}, batch_size=[3])
     assert type(td[1:]["x"]) is Masked
     assert td[1:]["x"].filled(0.0).tolist() == [[3.0, 4.0], [0.0, 0.0]]
@@ -67,7 +67,7 @@ def test_a_masked_entry_is_indexed_and_stacked_as_one() -> None:
     assert stacked["x"].batch_size == torch.Size([2, 3])
 
 
-def test_a_masked_entry_is_encoded_with_its_origin() -> None:
+def test_encode_masked_entry_stores_kind_and_provider() -> None:
     encoded = encode(TensorDict({"x": masked_array()}, batch_size=[3]))
     assert encoded.nodes[1]["kind"] == "td_example_codec.Masked"
     assert encoded.nodes[1]["from"] == "td-example-codec==0.1.0"
@@ -76,7 +76,7 @@ def test_a_masked_entry_is_encoded_with_its_origin() -> None:
 
 
 @pytest.mark.parametrize("again", [lambda td: decode(encode(td)), lambda td: pickle.loads(pickle.dumps(td))])
-def test_a_masked_entry_keeps_device_names_and_lock(again: Any) -> None:
+def test_round_trip_masked_keeps_device_names_and_lock(again: Any) -> None:
     td = TensorDict({"x": masked_array()}, batch_size=[3], device="cpu", names=["row"]).lock_()
     assert td["x"].names == ["row"]
     masked = again(td["x"])
@@ -86,16 +86,16 @@ def test_a_masked_entry_keeps_device_names_and_lock(again: Any) -> None:
 
 
 class Doubtful(Masked):
-    """A subclass without a kind of its own."""
+    """A subclass without a registered kind."""
 
 
 @pytest.mark.parametrize("again", [lambda td: decode(encode(td)), lambda td: pickle.loads(pickle.dumps(td))])
-def test_a_subclass_comes_back_as_itself(again: Any) -> None:
+def test_round_trip_subclass_returns_subclass(again: Any) -> None:
     td = TensorDict({"x": Doubtful.from_numpy(masked_array(), torch.Size([3]))}, batch_size=[3])
     assert type(again(td)["x"]) is Doubtful
 
 
-def test_saving_and_loading_through_the_methods(tmp_path: Path) -> None:
+def test_save_and_load_methods_restore_masked_array(tmp_path: Path) -> None:
     td = TensorDict({"x": masked_array()}, batch_size=[3])
     path = tmp_path / "x.npz"
     assert td.save(path, format="npz", compress=True) is td
@@ -105,7 +105,7 @@ def test_saving_and_loading_through_the_methods(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_options_are_checked(tmp_path: Path) -> None:
+def test_save_unknown_option_raises_type_error(tmp_path: Path) -> None:
     with pytest.raises(TypeError) as caught:
         TensorDict().save(tmp_path / "x.npz", format="npz", num_threads=4)
     assert (
@@ -114,7 +114,7 @@ def test_options_are_checked(tmp_path: Path) -> None:
     )
 
 
-def test_a_failed_save_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_save_failure_keeps_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "x.npz"
     td = TensorDict({"a": torch.ones(2)})
     td.save(path, format="npz")
@@ -140,7 +140,7 @@ def test_a_failed_save_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.Mo
         lambda header: header.pop("values"),
     ],
 )
-def test_a_wrong_header_is_an_error(change: Any, tmp_path: Path) -> None:
+def test_load_wrong_header_raises_format_error(change: Any, tmp_path: Path) -> None:
     path = tmp_path / "x.npz"
     TensorDict({"a": torch.ones(2)}).save(path, format="npz")
     with np.load(path) as arrays:
@@ -153,7 +153,7 @@ def test_a_wrong_header_is_an_error(change: Any, tmp_path: Path) -> None:
         td_core.load(path)
 
 
-def test_a_flipped_byte_is_an_error(tmp_path: Path) -> None:
+def test_load_flipped_byte_raises_format_error(tmp_path: Path) -> None:
     path = tmp_path / "x.npz"
     TensorDict({"a": torch.zeros(1000)}).save(path, format="npz")
     with zipfile.ZipFile(path) as file:
@@ -166,7 +166,7 @@ def test_a_flipped_byte_is_an_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("selection", ["none", "-example-codec"])
-def test_without_the_plugin_the_file_says_what_is_missing(selection: str, tmp_path: Path) -> None:
+def test_load_inactive_plugin_raises_with_package_name(selection: str, tmp_path: Path) -> None:
     path = tmp_path / "x.npz"
     TensorDict({"x": masked_array()}, batch_size=[3]).save(path, format="npz")
     code = f"""
@@ -190,7 +190,7 @@ except td_core.MissingPluginError as error:
     )
     first, second = done.stdout.splitlines()
     assert first.startswith(("the format 'memmap' is provided by", "no registered format recognises"))
-    # Other packages that are installed here are not active either.
+    # With TD_PLUGINS=none, other installed packages are listed too.
     assert "'td-example-codec'" in first.partition("installed but not active: ")[2]
     assert second == (
         "key 'x', of the kind 'td_example_codec.Masked', was written by 'td-example-codec' 0.1.0, "
@@ -198,12 +198,12 @@ except td_core.MissingPluginError as error:
     )
 
 
-def test_a_value_that_nothing_can_store_is_named() -> None:
+def test_split_value_unknown_type_raises() -> None:
     with pytest.raises((MissingPluginError, CodecError)):
         td_core.split_value({"x": object()})
 
 
-def test_the_readme_runs(
+def test_readme_example_prints_expected_output(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text = (Path(__file__).parents[1] / "README.md").read_text()

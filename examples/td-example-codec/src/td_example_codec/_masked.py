@@ -1,4 +1,4 @@
-"""A kind of node that core never heard of: a tensor with missing elements."""
+"""A kind of nodes that td-core does not have: a tensor with missing elements."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from td_core import Record, TensorDict
 
 
 class Masked(TensorDict):
-    """A tensor with missing elements: the entries ``data`` and ``mask``, which is True where one is missing.
+    """A tensor with missing elements: the entries ``data`` and ``mask``, which is True for missing elements.
 
     >>> masked = Masked.from_numpy(np.ma.array([1, 2], mask=[False, True]))
     >>> masked.filled(0)
@@ -23,7 +23,7 @@ class Masked(TensorDict):
 
     @classmethod
     def from_numpy(cls, array: np.ma.MaskedArray[Any, Any], batch_size: torch.Size = torch.Size()) -> Masked:
-        """Return a numpy masked array as a node.
+        """Convert a numpy masked array to a node.
 
         >>> Masked.from_numpy(np.ma.array([[1, 2]], mask=[[False, True]])).get("mask")
         tensor([[False,  True]])
@@ -32,23 +32,23 @@ class Masked(TensorDict):
         return cls(entries, batch_size=batch_size)
 
     def filled(self, value: float) -> Tensor:
-        """Return the data, with ``value`` where an element is missing."""
+        """Return the data, with ``value`` in place of missing elements."""
         filled: Tensor = self.get("data").masked_fill(self.get("mask"), value)
         return filled
 
     def to_numpy(self) -> np.ma.MaskedArray[Any, Any]:
-        """Return a numpy masked array."""
+        """Convert the node to a numpy masked array."""
         return np.ma.array(self.get("data").numpy(force=True), mask=self.get("mask").numpy(force=True))
 
 
 def coerce(value: Any, batch_size: torch.Size, device: torch.device | None) -> Masked:
-    """Return what ``td["key"] = masked_array`` stores in a collection of this batch size and device."""
+    """Convert the value of ``td["key"] = masked_array``, for a collection with this batch size and device."""
     masked = Masked.from_numpy(value, batch_size)
     return masked if device is None else masked.to(device)
 
 
 def flatten(node: Masked) -> Record:
-    """Take a node apart: what JSON can say, and the entries."""
+    """Convert a node to a record: a header that JSON can store, and the entries."""
     meta = {
         "batch_size": list(node.batch_size),
         "device": None if node.device is None else str(node.device),
@@ -59,7 +59,7 @@ def flatten(node: Masked) -> Record:
 
 
 def unflatten(record: Record) -> Masked:
-    """Put a node together, of the subclass that was stored; the constructor checks shapes against the batch size."""
+    """Build a node from a record, of the stored subclass; the constructor checks the shapes of the entries."""
     meta = record.meta
     cls = record.cls or Masked
     return cls(record.entries, meta["batch_size"], meta["device"], meta["names"], lock=meta["locked"])

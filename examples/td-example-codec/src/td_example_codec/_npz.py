@@ -1,4 +1,4 @@
-"""A format for whole collections: one .npz file, with the header in JSON and one array for each leaf."""
+"""A file format for collections: an .npz file with a JSON header and one array per leaf."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HEADER = "td-example-codec.json"
 
 
 class NpzSerializer(Serializer):
-    """``save(td, path, format="npz")`` and ``load(path)``, for every registered kind of node.
+    """The format of ``save(td, path, format="npz")``, for all registered kinds of nodes.
 
     >>> NpzSerializer().name
     'npz'
@@ -28,7 +28,7 @@ class NpzSerializer(Serializer):
     name = "npz"
 
     def save(self, data: TensorCollection, path: Path, *, compress: bool = False) -> TensorCollection:
-        """Write a collection to one file, which is complete or not there.
+        """Write a collection to one file, atomically: if writing fails, an old file is kept.
 
         Args:
             data: the collection.
@@ -42,7 +42,7 @@ class NpzSerializer(Serializer):
             "shapes": [list(leaf.shape) for leaf in encoded.leaves],
             "values": [split_value(value) for value in encoded.values],
         }
-        # Bytes, because numpy has no name for some of torch's dtypes.
+        # Store bytes, since numpy lacks some dtypes of torch.
         leaves = [leaf.detach().cpu().contiguous().reshape(-1).view(torch.uint8) for leaf in encoded.leaves]
         arrays = {str(position): leaf.numpy() for position, leaf in enumerate(leaves)}
         arrays[HEADER] = np.frombuffer(json.dumps(header).encode(), np.uint8)
@@ -56,14 +56,14 @@ class NpzSerializer(Serializer):
         return data
 
     def load(self, path: Path, *, device: torch.device | str | None = None) -> Any:
-        """Return the collection saved at ``path``.
+        """Load the collection saved at ``path``.
 
         Args:
             path: the file.
-            device: where to put the leaves.
+            device: device of the leaves.
 
         Raises:
-            FormatError: the file is damaged, or no such file.
+            FormatError: the file is damaged or has another format.
         """
         try:
             with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
@@ -81,7 +81,7 @@ class NpzSerializer(Serializer):
         return loaded if device is None else loaded.to(device)
 
     def detect(self, path: Path) -> bool:
-        """Tell whether ``path`` is a zip file with our header."""
+        """Return True if ``path`` is a zip file with the header of this format."""
         if not path.is_file():
             return False
         try:
@@ -97,7 +97,7 @@ def _leaf(array: Any, dtype: str, shape: list[int]) -> torch.Tensor:
         raise ValueError(f"unknown dtype {dtype!r}")
     if math.prod(shape) * found.itemsize != array.size:
         raise ValueError(f"{array.size} bytes for the shape {shape} of {dtype}")
-    # A view of no bytes as another dtype is refused.
+    # torch cannot view an empty array as another dtype.
     return (
         torch.from_numpy(array).view(found).reshape(shape) if array.size else torch.empty(shape, dtype=found)
     )

@@ -1,4 +1,4 @@
-"""What this package registers with td-core; its entry point in ``pyproject.toml`` names this module."""
+"""The hooks of the plugin; the entry point in ``pyproject.toml`` names this module."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from td_example_codec._npz import NpzSerializer
 
 @hookimpl
 def td_node_kinds() -> Iterable[NodeKind]:
-    """Return how a masked tensor is taken apart, for every format there is."""
+    """Return the kind of masked tensors, with its functions to flatten and unflatten nodes."""
     return [NodeKind("td_example_codec.Masked", Masked, flatten, unflatten)]
 
 
 @hookimpl
 def td_coercers() -> Iterable[Coercer]:
-    """Return what happens to a numpy masked array that is set into a collection."""
+    """Return the coercer that converts numpy masked arrays when they are set as entries."""
     return [Coercer((np.ma.MaskedArray,), coerce)]
 
 
