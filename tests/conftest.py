@@ -22,7 +22,7 @@ MODULES = {
 
 
 def is_installed(name: str) -> bool:
-    """Return whether a distribution is installed."""
+    """Return True if a distribution is installed."""
     try:
         distribution(name)
     except PackageNotFoundError:
@@ -38,7 +38,7 @@ def installed() -> set[str]:
 
 @pytest.fixture(params=MODULES)
 def present(request: pytest.FixtureRequest) -> str:
-    """Return the import name of each package in turn; the test is skipped for those not installed."""
+    """Return the import name of each package in turn. Skip the test for packages that are not installed."""
     if not is_installed(request.param):
         pytest.skip(f"{request.param} is not installed")
     return MODULES[request.param]
@@ -46,7 +46,7 @@ def present(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def without(request: pytest.FixtureRequest) -> str:
-    """Return a distribution named by the test's parameters; the test is skipped where it is installed."""
+    """Return the distribution that the test passes as a parameter. Skip the test if it is installed."""
     if is_installed(request.param):
         pytest.skip(f"{request.param} is installed")
     return str(request.param)
@@ -71,4 +71,4 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
     if folder.is_file():
         folder = td_memmap.unpack_memmap(folder, tmp_path / "unpacked")
     for file in folder.rglob("meta.json"):
-        assert schema.problems(json.loads(file.read_text()), schema.SCHEMA) == [], file
+        assert schema.find_errors(json.loads(file.read_text()), schema.SCHEMA) == [], file

@@ -1,4 +1,4 @@
-"""What a user sees of a package that is not installed."""
+"""Errors for methods, formats and values of a package that is not installed."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def kinds(data: TensorDict, installed: set[str]) -> list[TensorCollection]:
 
 
 @pytest.mark.parametrize(("without", "method"), METHODS, indirect=["without"])
-def test_a_method_of_an_absent_package_says_what_to_install(
+def test_call_method_of_missing_package_names_package(
     kinds: list[TensorCollection], without: str, method: str
 ) -> None:
     message = f"is provided by the package '{without}', which is not installed: pip install {without}"
@@ -55,7 +55,7 @@ def test_a_method_of_an_absent_package_says_what_to_install(
     [lambda data, path: data.save(path), lambda data, path: TensorDict.load(path)],
     ids=["save", "load"],
 )
-def test_saving_without_a_format_says_what_to_install(
+def test_save_without_td_memmap_names_package(
     data: TensorDict, without: str, tmp_path: Path, action: Callable[[TensorDict, Path], object]
 ) -> None:
     with pytest.raises(MissingPluginError, match=f"pip install {without}"):
@@ -64,7 +64,7 @@ def test_saving_without_a_format_says_what_to_install(
 
 @pytest.mark.parametrize("without", ["td-tensorclass"], indirect=True)
 @pytest.mark.parametrize("value", ["text", object()], ids=["str", "object"])
-def test_a_value_that_is_no_tensor_says_what_to_install(
+def test_set_value_without_td_tensorclass_names_package(
     data: TensorDict, without: str, value: object
 ) -> None:
     with pytest.raises(MissingPluginError, match=f"'label'.*{type(value).__name__}.*pip install {without}"):

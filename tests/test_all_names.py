@@ -1,4 +1,4 @@
-"""``__all__`` of each package is what a user sees of it."""
+"""``__all__`` of each package equals the names that ``dir`` shows."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from importlib import import_module
 from types import ModuleType
 
 
-def test_all_equals_the_visible_names(present: str) -> None:
+def test_all_equals_visible_names(present: str) -> None:
     package = import_module(present)
     visible = {
         name
@@ -19,6 +19,6 @@ def test_all_equals_the_visible_names(present: str) -> None:
     assert {name for name in public if not name.startswith("_")} == visible
 
 
-def test_all_names_each_thing_once(present: str) -> None:
+def test_all_lists_each_name_once(present: str) -> None:
     names = import_module(present).__all__
     assert sorted(set(names)) == sorted(names)

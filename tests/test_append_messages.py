@@ -1,4 +1,4 @@
-"""An error of :func:`td_memmap.append_memmap` says what is saved under a key, and what the rows have there."""
+"""Errors of :func:`td_memmap.append_memmap` name the saved value of a key and the value in the new rows."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Moved(TensorClass):
 
 
 class Opaque:
-    """A value that only pickle stores."""
+    """A value that can be saved only with pickle."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -51,7 +51,7 @@ def value(data: Any, cls: Any = NonTensorData) -> Any:
 ONES = torch.ones(2)
 POINT = Point(ONES, batch_size=[2])
 MUST_STAY = "the value of key 'v' must stay; it is {}, the rows have {}$"
-#: What is saved, what the rows have, and the end of the message.
+#: The saved value, the value in the new rows, and the end of the message.
 CASES: list[tuple[Any, Any, str]] = [
     (
         "train",
@@ -89,7 +89,7 @@ CASES: list[tuple[Any, Any, str]] = [
 
 
 @pytest.mark.parametrize(("saved", "given", "message"), CASES)
-def test_append_of_another_value_names_both(saved: Any, given: Any, message: str, tmp_path: Path) -> None:
+def test_append_other_value_error_names_both(saved: Any, given: Any, message: str, tmp_path: Path) -> None:
     rows = [TensorDict({"a": ONES, "v": each}, batch_size=[2]) for each in (saved, given)]
     rows[0].memmap(tmp_path / "save", allow_pickle=True)
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
@@ -103,7 +103,7 @@ def test_append_of_another_value_names_both(saved: Any, given: Any, message: str
     [each for each, *_ in CASES if not isinstance(each, NonTensorStack)],
     ids=lambda each: str(each)[:30],
 )
-def test_append_of_the_saved_value_adds_rows(saved: Any, tmp_path: Path) -> None:
+def test_append_equal_value_adds_rows(saved: Any, tmp_path: Path) -> None:
     rows = TensorDict({"a": ONES, "v": saved}, batch_size=[2])
     rows.memmap(tmp_path / "save", allow_pickle=True)
     append_memmap(tmp_path / "save", rows, allow_pickle=True)

@@ -1,4 +1,4 @@
-"""The examples of exchanging collections between processes run, and check their own results."""
+"""The examples that exchange collections between processes run and check their results."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ def run(*command: str) -> str:
     return done.stdout
 
 
-def test_the_parameter_server_learns() -> None:
+def test_parameter_server_example_learns() -> None:
     assert "in 40 rounds" in run(str(EXAMPLES / "parameter_server.py"))
 
 
-def test_data_parallel_training_equals_that_of_one_process() -> None:
+def test_data_parallel_example_equals_single_process() -> None:
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
     assert "2 ranks" in run(*launcher, str(EXAMPLES / "data_parallel.py"))
 
 
 @pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs ray, which is not installed")
-def test_ray_reads_consolidated_collections_without_a_copy() -> None:
+def test_ray_example_reads_without_copy() -> None:
     assert "without a copy: True" in run(str(EXAMPLES / "ray_actors.py"))

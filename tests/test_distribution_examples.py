@@ -1,4 +1,4 @@
-"""The examples with distributions run, check that they learn, and leave what they promise."""
+"""The examples with distributions run, learn, and write the files that they announce."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def run(name: str, *arguments: str) -> str:
     return done.stdout
 
 
-def test_variational_autoencoder_learns(tmp_path: Path) -> None:
+def test_variational_autoencoder_example_learns(tmp_path: Path) -> None:
     has_figures = importlib.util.find_spec("matplotlib") is not None
     figure = tmp_path / "images.png"
     shown = run("variational_autoencoder.py", *([str(figure)] if has_figures else []))
@@ -36,7 +36,7 @@ def test_variational_autoencoder_learns(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(importlib.util.find_spec("td") is None, reason="needs td-all")
-def test_policy_gradient_learns_from_a_buffer_on_disk(tmp_path: Path) -> None:
+def test_policy_gradient_example_learns_from_disk_buffer(tmp_path: Path) -> None:
     shown = run("policy_gradient.py", str(tmp_path))
     assert "buffer: 2560 transitions in replay/" in shown
     assert (tmp_path / "replay" / "action.memmap").exists()

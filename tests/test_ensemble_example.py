@@ -1,4 +1,4 @@
-"""The example of an ensemble runs, and its copies are less sure where there was nothing to learn."""
+"""The ensemble example runs, and its members disagree more in the range without training data."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PROGRAM = Path(__file__).parents[1] / "examples" / "ensemble_uncertainty.py"
 
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("td_nn") is None, reason="needs td-nn")
-def test_ensemble_example_is_less_sure_in_the_gap(tmp_path: Path) -> None:
+def test_ensemble_example_is_uncertain_without_data(tmp_path: Path) -> None:
     picture = tmp_path / "ensemble.png"
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""What is installed and active is what was meant to be: a silent skip must not look like a pass."""
+"""The installed packages and active plugins are those that the session expects, so that no test is skipped by mistake."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ def expected() -> set[str]:
     return set(names.split(","))
 
 
-def test_the_installed_distributions_are_the_expected_ones(installed: set[str], expected: set[str]) -> None:
+def test_installed_distributions_equal_expected(installed: set[str], expected: set[str]) -> None:
     assert installed == expected
 
 
-def test_the_active_plugins_are_the_expected_ones(expected: set[str]) -> None:
+def test_active_plugins_equal_expected(expected: set[str]) -> None:
     active = {plugin.distribution for plugin in td_core.plugins() if plugin.state == "active"}
     assert active == expected - {
         "td-core",
         "td-all",
-    }  # the one is what they plug into, the other brings no own
+    }  # td-core loads the plugins, and td-all has none

@@ -1,4 +1,4 @@
-"""Whatever a public method returns is freed by reference counting alone, with the files and mappings that it holds."""
+"""Results of public methods are freed by reference counting, including their open files and memory mappings."""
 
 from __future__ import annotations
 
@@ -46,75 +46,78 @@ class Record:
     w: Any = None
 
 
-def plain() -> TensorDict:
+def make_with_values() -> TensorDict:
     values = {"v": "one", "w": td_tensorclass.NonTensorStack(*"abcd")}
-    return TensorDict({**numbers(), **values}, [4])
+    return TensorDict({**make_without_values(), **values}, [4])
 
 
-def numbers() -> TensorDict:
+def make_without_values() -> TensorDict:
     return TensorDict(
         {"a": torch.rand(4, 3) + 0.5, "b": torch.rand(4, 3) + 0.5, "n": {"c": torch.rand(4, 2)}}, [4]
     )
 
 
-def record() -> Record:
-    return Record(**dict(plain().items()), batch_size=[4])
+def make_record() -> Record:
+    return Record(**dict(make_with_values().items()), batch_size=[4])
 
 
-def loaded(data: Any, where: str) -> Any:
+def save_and_load(data: Any, where: str) -> Any:
     data.memmap(where)
     return TensorDict.load_memmap(where)
 
 
-#: What the methods are called on, first of what holds values, which some methods refuse, then of what does not.
+#: Collections on which the methods are called: first with non-tensor values, which some methods reject, then without.
 KINDS: dict[str, Callable[[str, Any], Any]] = {
     "mapped": lambda where, data: data().memmap(where),
-    "loaded": lambda where, data: loaded(data(), where),
-    "archive": lambda where, data: loaded(data(), where + "x.tdz"),
+    "loaded": lambda where, data: save_and_load(data(), where),
+    "archive": lambda where, data: save_and_load(data(), where + "x.tdz"),
     "anonymous": lambda where, data: data().memmap(),
     "unlocked": lambda where, data: data().memmap().unlock_(),
     "consolidated": lambda where, data: data().consolidate(),
     "lazy stack": lambda where, data: lazy_stack([data(), data()]).memmap(where),
     "unlocked stack": lambda where, data: lazy_stack([data(), data()]),
     "no batch": lambda where, data: TensorDict({"a": torch.rand(3), "b": torch.rand(3)}),
-    "params": lambda where, data: TensorDictParams(numbers()),
-    "mapped params": lambda where, data: TensorDictParams(numbers(), no_convert=True).memmap(where),
-    "class": lambda where, data: (record() if data is plain else Record.from_tensordict(numbers())).memmap(
+    "params": lambda where, data: TensorDictParams(make_without_values()),
+    "mapped params": lambda where, data: TensorDictParams(make_without_values(), no_convert=True).memmap(
         where
     ),
+    "class": lambda where, data: (
+        make_record() if data is make_with_values else Record.from_tensordict(make_without_values())
+    ).memmap(where),
 }
 
-#: What needs another process, an accelerator or a script of its own.
-ELSEWHERE = {
+#: Methods that need another process or an accelerator; other files test them.
+EXCLUDED = {
     "all_gather", "all_reduce", "broadcast", "complex32", "cuda", "from_remote_init", "gather_and_stack",
     "init_remote", "irecv", "isend", "map", "map_iter", "pin_memory", "pin_memory_", "qint32", "qint8",
     "quint4x2", "quint8", "record_stream", "recv", "reduce", "scatter", "send",
 }  # fmt: skip
 
-#: What a TensorDictParams has because it is a module.
-OF_MODULES = set(dir(nn.Module)) - set(dir(TensorDict))
+#: Names that a TensorDictParams inherits from nn.Module.
+MODULE_NAMES = set(dir(nn.Module)) - set(dir(TensorDict))
 
 
 def call(*args: Any, **options: Any) -> Callable[[Any, Any, str], Any]:
     return lambda data, method, where: method(*args, **options)
 
 
-def same(data: Any, method: Any, where: str) -> Any:
+def call_with_clone(data: Any, method: Any, where: str) -> Any:
     return method(data.clone())
 
 
-def everywhere(data: Any, value: Any = True) -> Tensor:
+def full_mask(data: Any, value: Any = True) -> Tensor:
     return torch.full(data.batch_size, value)
 
 
-#: How the methods that cannot be called without arguments are called.
+#: Calls of the methods that need arguments.
 CALLS: dict[str, Callable[[Any, Any, str], Any]] = {
     **dict.fromkeys(
         ["add", "add_", "sub", "sub_", "mul", "mul_", "div", "div_", "pow", "pow_", "mod", "rsub"], call(2)
     ),
     **dict.fromkeys(["clamp_max", "clamp_max_", "clamp_min", "clamp_min_", "unbind"], call(0)),
     **dict.fromkeys(
-        ["maximum", "maximum_", "minimum", "minimum_", "logical_and", "copy_", "update", "update_"], same
+        ["maximum", "maximum_", "minimum", "minimum_", "logical_and", "copy_", "update", "update_"],
+        call_with_clone,
     ),
     **dict.fromkeys(["lerp", "lerp_"], lambda data, method, where: method(data.clone(), 0.5)),
     **dict.fromkeys(
@@ -152,7 +155,7 @@ CALLS: dict[str, Callable[[Any, Any, str], Any]] = {
     **dict.fromkeys(["repeat", "tile"], lambda data, method, where: method(*[2] * data.ndim)),
     **dict.fromkeys(["new_empty", "new_ones", "new_zeros"], call(4)),
     **dict.fromkeys(
-        ["masked_fill", "masked_fill_"], lambda data, method, where: method(everywhere(data), 1.0)
+        ["masked_fill", "masked_fill_"], lambda data, method, where: method(full_mask(data), 1.0)
     ),
     "append": lambda data, method, where: method(data[0]),
     "extend": lambda data, method, where: method(data.clone()),
@@ -171,7 +174,7 @@ CALLS: dict[str, Callable[[Any, Any, str], Any]] = {
     "flip": call(0),
     "from_any": call({"a": torch.ones(3), "b": [torch.ones(3)]}),
     "from_consolidated": lambda data, method, where: (
-        numbers().consolidate(where + ".td"),
+        make_without_values().consolidate(where + ".td"),
         method(where + ".td"),
     )[1],
     "from_dataclass": lambda data, method, where: TensorDict.from_dataclass(
@@ -191,9 +194,11 @@ CALLS: dict[str, Callable[[Any, Any, str], Any]] = {
     "from_tensordict": lambda data, method, where: method(data.to_tensordict()),
     "from_tuple": lambda data, method, where: TensorDict.from_tuple((torch.ones(3), torch.ones(3))),
     "fromkeys": call(["a"], 1),
-    "gather": lambda data, method, where: method(0, everywhere(data, 0)),
+    "gather": lambda data, method, where: method(0, full_mask(data, 0)),
     "get_at": call("a", 0),
-    "get_non_tensor": lambda data, method, where: plain().memmap(where + "again").get_non_tensor("v"),
+    "get_non_tensor": lambda data, method, where: (
+        make_with_values().memmap(where + "again").get_non_tensor("v")
+    ),
     "insert": lambda data, method, where: method(0, data[0]),
     "load_state_dict": lambda data, method, where: method(data.state_dict()),
     "make_memmap": lambda data, method, where: method("zz", (4, 2)),
@@ -201,7 +206,7 @@ CALLS: dict[str, Callable[[Any, Any, str], Any]] = {
         "zz", torch.ones(8).untyped_storage(), (4, 2)
     ),
     "make_memmap_from_tensor": lambda data, method, where: method("zz", torch.ones(4, 2)),
-    "masked_select": lambda data, method, where: method(everywhere(data)),
+    "masked_select": lambda data, method, where: method(full_mask(data)),
     "named_apply": call(lambda name, leaf: leaf + 1, nested_keys=True),
     "new_full": call(4, 1),
     "new_tensor": call([1.0, 2.0, 3.0, 4.0]),
@@ -227,17 +232,17 @@ CALLS: dict[str, Callable[[Any, Any, str], Any]] = {
     "type": call(torch.float64),
     "unflatten": call(0, (2, -1)),
     "unflatten_keys": lambda data, method, where: data.flatten_keys(".").unflatten_keys("."),
-    "where": lambda data, method, where: method(everywhere(data), data.clone()),
-    "backward": lambda data, method, where: (numbers().requires_grad_() * 2).sum().backward(),
+    "where": lambda data, method, where: method(full_mask(data), data.clone()),
+    "backward": lambda data, method, where: (make_without_values().requires_grad_() * 2).sum().backward(),
 }
 
-#: What may not be in a cycle; that files and mappings are not, counting them shows.
+#: Types of which no object may be in a reference cycle. Files and mappings are counted instead.
 HELD = (Tensor, torch.UntypedStorage, Core)
 
 
 @contextlib.contextmanager
-def no_collector() -> Iterator[list[Any]]:
-    """Give the objects that only a collection of the cycles freed, of those that were made meanwhile."""
+def collect_cycles() -> Iterator[list[Any]]:
+    """Disable the garbage collector, and yield a list of the objects that only it would free."""
     found: list[Any] = []
     gc.collect()
     gc.disable()
@@ -253,24 +258,24 @@ def no_collector() -> Iterator[list[Any]]:
 
 
 @pytest.fixture(autouse=True)
-def few_objects() -> Iterator[None]:
-    """Hide what is there already from the collector, which then takes no time."""
+def freeze_existing_objects() -> Iterator[None]:
+    """Freeze the existing objects, so that a garbage collection is fast."""
     gc.collect()
     gc.freeze()
     yield
     gc.unfreeze()
 
 
-def mappings(folder: str) -> int:
+def count_mappings(folder: str) -> int:
     return sum(folder in line for line in Path("/proc/self/maps").read_text().splitlines())
 
 
-def files_open() -> int:
+def count_open_files() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-def run(make: Callable[[], Any], name: str, where: str) -> bool:
-    """Call a method, and consume what it gives; tell whether it took the call."""
+def call_method(make: Callable[[], Any], name: str, where: str) -> bool:
+    """Call a method and consume its result. Return False if the call raises."""
     try:
         data = make()
         found = getattr(data, name)
@@ -286,28 +291,28 @@ def run(make: Callable[[], Any], name: str, where: str) -> bool:
 
 
 def public_names(data: Any) -> list[str]:
-    names = [name for name in dir(type(data)) if not name.startswith("_") and name not in ELSEWHERE]
-    return [name for name in names if not (isinstance(data, nn.Module) and name in OF_MODULES)]
+    names = [name for name in dir(type(data)) if not name.startswith("_") and name not in EXCLUDED]
+    return [name for name in names if not (isinstance(data, nn.Module) and name in MODULE_NAMES)]
 
 
-#: Names that some kind took a call of.
-TAKEN: dict[str, set[str]] = {}
+#: Per kind, the names of the methods that were called without an error.
+CALLED: dict[str, set[str]] = {}
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_results_of_methods_need_no_collector(kind: str, tmp_path: Path) -> None:
+def test_method_results_are_freed_by_reference_counting(kind: str, tmp_path: Path) -> None:
     places = (str(tmp_path / str(i)) for i in itertools.count())
     make = KINDS[kind]
-    taken = TAKEN[kind] = set()
+    called = CALLED[kind] = set()
     left = []
-    for name in public_names(make(next(places), plain)):
-        for data in (plain, numbers):
-            where, files = next(places), files_open()
-            with no_collector() as garbage:
-                done = run(lambda where=where, data=data: make(where, data), name, where)
-                kept = mappings(where), files_open() - files
+    for name in public_names(make(next(places), make_with_values)):
+        for data in (make_with_values, make_without_values):
+            where, files = next(places), count_open_files()
+            with collect_cycles() as garbage:
+                done = call_method(lambda where=where, data=data: make(where, data), name, where)
+                kept = count_mappings(where), count_open_files() - files
             if done:
-                taken.add(name)
+                called.add(name)
             if garbage or kept != (0, 0):
                 left.append((name, [type(each).__name__ for each in garbage], kept))
             if done:
@@ -315,16 +320,18 @@ def test_results_of_methods_need_no_collector(kind: str, tmp_path: Path) -> None
     assert left == []
 
 
-def test_every_method_was_called() -> None:
-    if len(TAKEN) < len(KINDS):
+def test_every_public_method_was_called() -> None:
+    if len(CALLED) < len(KINDS):
         pytest.skip("only some kinds were tested")
     names = (
-        set(public_names(plain())) | set(public_names(lazy_stack([plain()]))) | set(public_names(record()))
+        set(public_names(make_with_values()))
+        | set(public_names(lazy_stack([make_with_values()])))
+        | set(public_names(make_record()))
     )
-    assert sorted(names.difference(*TAKEN.values())) == []
+    assert sorted(names.difference(*CALLED.values())) == []
 
 
-def refused(where: str, data: Any) -> None:
+def save_and_fail(where: str, data: Any) -> None:
     with pytest.raises(CodecError, match="cannot store"):
         TensorDict({"x": data["a"].clone(), "v": td_tensorclass.NonTensorData(object())}).memmap(where)
 
@@ -337,31 +344,31 @@ FORMS: dict[str, Callable[[str, Any], Any]] = {
     "early": lambda where, data: data.memmap(where, num_threads=1, return_early=True).result(),
     "like": lambda where, data: data.memmap_like(where),
     "anonymous": lambda where, data: data.memmap(),
-    "load": lambda where, data: loaded(data, where),
+    "load": lambda where, data: save_and_load(data, where),
     "refresh": lambda where, data: data.memmap(where).memmap_refresh_(),
     "archive": lambda where, data: data.memmap(where + ".tdz"),
     "archive r+": lambda where, data: (
         data.memmap(where + ".tdz"), TensorDict.load_memmap(where + ".tdz", mode="r+")
     ),
     "consolidate": lambda where, data: (data.consolidate(where), TensorDict.from_consolidated(where)),
-    "refused": refused,
+    "refused": save_and_fail,
 }  # fmt: skip
 
 
-def resident() -> int:
+def get_resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_a_loop_of_saves_grows_nothing(form: str) -> None:
+def test_repeated_saves_keep_files_and_memory_constant(form: str) -> None:
     data = TensorDict({"a": torch.zeros(1 << 18), "n": {"c": torch.zeros(10)}, "v": "word"}, []).lock_()
-    with tempfile.TemporaryDirectory() as folder, no_collector():
+    with tempfile.TemporaryDirectory() as folder, collect_cycles():
         where = os.path.join(folder, "save")
         for _ in range(3):
             FORMS[form](where, data)
-        before = files_open(), mappings(folder), resident()
+        before = count_open_files(), count_mappings(folder), get_resident_bytes()
         for _ in range(40):
             FORMS[form](where, data)
-        after = files_open(), mappings(folder), resident()
+        after = count_open_files(), count_mappings(folder), get_resident_bytes()
     assert after[:2] == before[:2]
-    assert after[2] - before[2] < 20 << 20  # of 40 MB that were saved
+    assert after[2] - before[2] < 20 << 20  # bytes; the loop saves 40 times 1 MB

@@ -1,4 +1,4 @@
-"""The glossary: its size, and the places in the code that it names."""
+"""The glossary: its size, its terms, and the names of code that it contains."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MOST = 60
 
 
 def find_place(dotted: str) -> Any:
-    """Return what a dotted name of the code stands for; AttributeError where there is nothing."""
+    """Import the object with a dotted name. Raise AttributeError if it does not exist."""
     package = dotted.split(".")[0]
     if importlib.util.find_spec(package) is None:
         pytest.skip(f"{package} is not installed")

@@ -1,4 +1,4 @@
-"""Any package may be imported first, and importing td_core stays light."""
+"""Each package can be imported first, and the packages import no slow modules in addition to those of torch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 HEAVY = ("torch._dynamo", "torch.distributed", "torch.export", "numpy.testing")
 
-# torch itself loads some of these, so what counts is what comes on top.
+# torch itself imports some of these modules, so count only those that td_core adds.
 REPORT = f"""
 import sys
 import torch
@@ -21,7 +21,7 @@ print(*sorted(name for name in added if name.startswith({HEAVY})))
 
 
 def python(code: str) -> str:
-    """Run a program in a fresh interpreter, warnings being errors, and return what it prints."""
+    """Run a program in a new interpreter with warnings as errors, and return its output."""
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=False
     )
@@ -29,7 +29,7 @@ def python(code: str) -> str:
     return done.stdout.strip()
 
 
-#: A name of each package, from the module that its plugin needs too.
+#: A name of each package from a module that its plugin also imports.
 NAMES = {
     "td_core": "TensorDict",
     "td_memmap": "load_memmap",
@@ -40,12 +40,12 @@ NAMES = {
 }
 
 
-def test_a_package_can_be_imported_first(present: str) -> None:
+def test_import_package_first_activates_plugins(present: str) -> None:
     code = f"from {present} import {NAMES[present]}; import td_core; print(*(plugin.state for plugin in td_core.plugins()))"
     assert set(python(code).split()) <= {"active"}
 
 
-def test_a_package_can_be_imported_where_tensors_are_fake(present: str) -> None:
+def test_import_package_under_fake_tensor_mode_works(present: str) -> None:
     code = f"""
 from torch._subclasses import FakeTensorMode
 with FakeTensorMode():
@@ -57,11 +57,11 @@ print(TensorDictParams(TensorDict(a=torch.ones(2)))["a"].tolist())
     assert python(code) == "[1.0, 1.0]"
 
 
-def test_importing_core_loads_nothing_heavy_that_torch_had_not() -> None:
+def test_import_td_core_adds_no_heavy_modules() -> None:
     assert python(REPORT) == ""
 
 
-def test_importing_modules_loads_nothing_heavy_that_torch_had_not() -> None:
+def test_import_td_nn_adds_no_heavy_modules() -> None:
     pytest.importorskip("td_nn")
     report = REPORT.replace(
         "import td_core", "import td_nn; [getattr(td_nn, name) for name in td_nn.__all__]"
@@ -69,7 +69,7 @@ def test_importing_modules_loads_nothing_heavy_that_torch_had_not() -> None:
     assert python(report) == ""
 
 
-def test_calling_modules_imports_nothing_heavy() -> None:
+def test_call_td_nn_module_imports_no_heavy_modules() -> None:
     pytest.importorskip("td_nn")
     code = """
 import copy, pickle, sys, torch
@@ -84,8 +84,8 @@ print(*[name for name in ("sympy", "torch._dynamo", "torch._inductor") if name i
     assert python(code) == ""
 
 
-def test_operations_import_nothing_heavy() -> None:
-    """Some functions of torch import sympy or the compiler when they are called first, for up to a second."""
+def test_operations_import_no_heavy_modules() -> None:
+    # Some functions of torch import sympy or the compiler at their first call, which takes up to a second.
     code = """
 import copy, sys, torch
 from td_core import TensorDict, lazy_stack

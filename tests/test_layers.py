@@ -1,4 +1,4 @@
-"""Imports point one way: between the packages, and between the layers inside td_core."""
+"""Imports have one direction, between the packages and between the layers of td_core."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SIBLINGS = {"td_memmap", "td_tensorclass", "td_distributed", "td_nn"}
 ALLOWED = {"td_core": set(), **{name: {"td_core"} for name in SIBLINGS}, "td": {"td_core", *SIBLINGS}}
 LONGEST_FILE = 700
 
-# A module may import from its own line and from the lines above. A package stands for its modules.
+# A module may import from its own layer and from earlier ones. A package name includes its modules.
 LAYERS = [
     [
         "errors",
@@ -94,7 +94,7 @@ ALL_MODULES = [(package, name) for package in sorted(SOURCES) for name in module
 
 
 def imports(package: str, name: str) -> Iterator[Import]:
-    """Yield every import of the project's packages that a module runs, so none for type checkers alone."""
+    """Yield the imports of packages of the project in a module, except those under TYPE_CHECKING."""
     path = modules(package)[name]
     here = [package, *name.split(".")] if name != "__init__" else [package]
     if path.name != "__init__.py":
@@ -121,7 +121,7 @@ def imports(package: str, name: str) -> Iterator[Import]:
 
 
 def own_module(package: str, target: str) -> str | None:
-    """Return the module of ``package`` that a dotted name leads to, or None where it leads elsewhere."""
+    """Return the module of ``package`` that defines a dotted name, or None if it belongs to another package."""
     head, *parts = target.split(".")
     if head != package:
         return None
@@ -132,17 +132,17 @@ def own_module(package: str, target: str) -> str | None:
 
 
 def layer(module: str) -> int:
-    """Return the layer of a module of td_core: its own, or the one of the package around it."""
+    """Return the layer number of a module of td_core, or of the package that contains it."""
     parts = module.split(".")
     for length in range(len(parts), 0, -1):
         number = LAYER.get(".".join(parts[:length]))
         if number is not None:
             return number
-    pytest.fail(f"td_core.{module} stands in no layer: give it a place in LAYERS of {Path(__file__).name}")
+    pytest.fail(f"td_core.{module} is in no layer: add it to LAYERS of {Path(__file__).name}")
 
 
 def cycle(graph: dict[str, set[str]]) -> list[str]:
-    """Return the modules that lie on or behind a cycle of a graph."""
+    """Return the modules that are on an import cycle or lead to one."""
     left = {name: set(targets) for name, targets in graph.items()}
     while True:
         free = {name for name, targets in left.items() if not targets & left.keys()}
@@ -151,12 +151,12 @@ def cycle(graph: dict[str, set[str]]) -> list[str]:
         left = {name: targets for name, targets in left.items() if name not in free}
 
 
-def test_every_package_is_read() -> None:
+def test_sources_contain_every_package() -> None:
     assert set(SOURCES) == {"td_core", "td", *SIBLINGS}
 
 
 @pytest.mark.parametrize(("package", "name"), ALL_MODULES)
-def test_a_package_imports_only_what_it_may(package: str, name: str) -> None:
+def test_package_imports_only_allowed_packages(package: str, name: str) -> None:
     strangers = [
         f"line {found.line}: {found.target}"
         for found in imports(package, name)
@@ -166,7 +166,7 @@ def test_a_package_imports_only_what_it_may(package: str, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", modules("td_core"))
-def test_a_module_of_core_imports_only_from_its_layer_and_those_above(name: str) -> None:
+def test_core_module_imports_no_later_layer(name: str) -> None:
     mine = layer(name)
     wrong = []
     for found in imports("td_core", name):
@@ -177,7 +177,7 @@ def test_a_module_of_core_imports_only_from_its_layer_and_those_above(name: str)
 
 
 @pytest.mark.parametrize("package", sorted(SOURCES))
-def test_no_import_cycle(package: str) -> None:
+def test_imports_have_no_cycle(package: str) -> None:
     graph = {
         name: {own_module(package, found.target) for found in imports(package, name) if not found.local}
         - {None, name}
@@ -186,13 +186,13 @@ def test_no_import_cycle(package: str) -> None:
     assert cycle(graph) == []
 
 
-def test_a_cycle_would_be_found() -> None:
+def test_cycle_finds_modules_of_cycle() -> None:
     assert cycle({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": set()}) == ["a", "b", "c"]
 
 
 @pytest.mark.parametrize(("package", "name"), ALL_MODULES)
-def test_no_function_imports_the_project(package: str, name: str) -> None:
-    # A plugin is loaded with td_core, so what it registers loads the rest of its own package when called.
+def test_function_does_not_import_project(package: str, name: str) -> None:
+    # td_core loads plugins at import, so they import the rest of their package only when called.
     lazily = {package} if name in ("plugin", "_methods", "_non_tensor_methods") else set()
     hidden = [
         f"line {found.line}: {found.target}"
@@ -203,7 +203,7 @@ def test_no_function_imports_the_project(package: str, name: str) -> None:
 
 
 @pytest.mark.parametrize(("package", "name"), ALL_MODULES)
-def test_a_file_is_one_concept(package: str, name: str) -> None:
+def test_source_file_is_short_and_not_named_utils(package: str, name: str) -> None:
     path = modules(package)[name]
     assert path.stem not in {"utils", "_utils", "helpers", "_helpers"}, "a helper lives with its concept"
     lines = len(path.read_text(encoding="utf-8").splitlines())

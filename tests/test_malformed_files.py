@@ -1,4 +1,4 @@
-"""Files with a wrong piece of JSON: every format says which file and key, and gives nothing of it."""
+"""Files with wrong JSON in any format: loading raises an error that names the file and the key."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ UnbatchedTensor = td_tensorclass.UnbatchedTensor
 
 
 class Record(TensorClass):
-    """A class with a value."""
+    """A tensorclass with a tensor and a value."""
 
     x: Tensor
     s: str = "a"
@@ -59,7 +59,7 @@ WRONG = [None, True, "x", [], [1], {}, -1, 1.5, float("nan"), 10**30]
 NO_VERSION = [None, True, False, "1", [], [1], {}, 1.5, float("nan"), -1]
 
 
-def paths(content: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+def iter_paths(content: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     yield path
     pairs = (
         content.items()
@@ -69,11 +69,11 @@ def paths(content: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]
         else ()
     )
     for key, value in pairs:
-        yield from paths(value, (*path, key))
+        yield from iter_paths(value, (*path, key))
 
 
-def changed(content: Any, path: tuple[Any, ...], value: Any = ...) -> Any:
-    """Return content with another value at a path, or without it."""
+def change(content: Any, path: tuple[Any, ...], value: Any = ...) -> Any:
+    """Return a copy of JSON content with the value at a path replaced, or removed if no value is passed."""
     if not path:
         return value
     root = place = copy.deepcopy(content)
@@ -86,16 +86,16 @@ def changed(content: Any, path: tuple[Any, ...], value: Any = ...) -> Any:
     return root
 
 
-def changes(content: Any) -> Iterator[Any]:
-    for path in paths(content):
+def iter_changes(content: Any) -> Iterator[Any]:
+    for path in iter_paths(content):
         for value in WRONG:
-            yield changed(content, path, value)
+            yield change(content, path, value)
         if path:
-            yield changed(content, path)
+            yield change(content, path)
 
 
-def check(load: Callable[[], Any], place: Path) -> None:
-    """Load, which gives a collection that can be used, or an error that names the file."""
+def assert_usable_or_error(load: Callable[[], Any], place: Path) -> None:
+    """Fail unless ``load`` returns a usable collection or raises an error that names the file."""
     try:
         loaded = load()
     except MissingPluginError:
@@ -119,63 +119,63 @@ def write_file(path: Path, storage: bytes, structure: Any) -> None:
 
 
 @pytest.mark.parametrize("make", SOURCES.values(), ids=SOURCES.keys())
-def test_load_of_any_changed_metadata_names_the_file(make: Any, tmp_path: Path) -> None:
+def test_load_any_changed_metadata_error_names_file(make: Any, tmp_path: Path) -> None:
     make().memmap(path := tmp_path / "save")
     for meta in [each for each in path.rglob("*.json") if each.name != "%manifest.json"]:
         text = meta.read_text()
-        for content in changes(json.loads(text)):
+        for content in iter_changes(json.loads(text)):
             meta.write_text(json.dumps(content))
-            check(lambda: TensorDict.load_memmap(path), path)
+            assert_usable_or_error(lambda: TensorDict.load_memmap(path), path)
         meta.write_text(text)
 
 
 @pytest.mark.parametrize("make", SOURCES.values(), ids=SOURCES.keys())
-def test_load_of_any_changed_structure_names_the_file(make: Any, tmp_path: Path) -> None:
+def test_load_any_changed_structure_error_names_file(make: Any, tmp_path: Path) -> None:
     make().consolidate(path := tmp_path / "file")
     storage, structure = split_file(path)
-    for content in changes(json.loads(structure)):
+    for content in iter_changes(json.loads(structure)):
         write_file(path, storage, content)
-        check(lambda: TensorDict.from_consolidated(path), path)
+        assert_usable_or_error(lambda: TensorDict.from_consolidated(path), path)
 
 
-def directory(data: Any, path: Path, file: str, content: bytes) -> Path:
+def write_directory(data: Any, path: Path, file: str, content: bytes) -> Path:
     data.memmap(path)
     (path / file).write_bytes(content)
     return path
 
 
-def archive(data: Any, path: Path, file: str, content: bytes) -> Path:
-    directory(data, path.with_name("files"), file, content)
+def write_archive(data: Any, path: Path, file: str, content: bytes) -> Path:
+    write_directory(data, path.with_name("files"), file, content)
     with zipfile.ZipFile(path, "w") as packed:
         for each in path.with_name("files").rglob("*"):
             packed.write(each, each.relative_to(path.with_name("files")))
     return path
 
 
-def meta_of(data: Any, path: Path, file: str) -> Any:
+def read_metadata(data: Any, path: Path, file: str) -> Any:
     data.memmap(path.with_name("template"))
     return json.loads((path.with_name("template") / file).read_text())
 
 
-LEVELS = [("plain", "meta.json"), ("plain", "n/meta.json"), ("stack", "meta.json"), ("stack", "0/meta.json")]
-LEVELS += [("general", "meta.json"), ("class", "_tensordict/meta.json"), ("general", "s/meta.json")]
+NODES = [("plain", "meta.json"), ("plain", "n/meta.json"), ("stack", "meta.json"), ("stack", "0/meta.json")]
+NODES += [("general", "meta.json"), ("class", "_tensordict/meta.json"), ("general", "s/meta.json")]
 
 
-@pytest.mark.parametrize("write", [directory, archive])
+@pytest.mark.parametrize("write", [write_directory, write_archive])
 @pytest.mark.parametrize("version", NO_VERSION, ids=repr)
-@pytest.mark.parametrize(("source", "file"), LEVELS)
-def test_load_of_a_version_that_is_not_a_number(
+@pytest.mark.parametrize(("source", "file"), NODES)
+def test_load_version_not_a_number_raises(
     source: str, file: str, version: Any, write: Any, tmp_path: Path
 ) -> None:
     data, path = SOURCES[source](), tmp_path / "save"
-    content = {**meta_of(data, path, file), "_format_version": version}
+    content = {**read_metadata(data, path, file), "_format_version": version}
     place = write(data, path, file, json.dumps(content).encode())
     with pytest.raises(FormatError, match=f"save/{file}: .*(_format_version is|the entry is)"):
         TensorDict.load_memmap(place)
 
 
 @pytest.mark.parametrize("version", [None, True, "1", [], 1.5, 2], ids=repr)
-def test_verify_of_a_manifest_of_another_version(version: Any, tmp_path: Path) -> None:
+def test_verify_manifest_of_other_version_raises(version: Any, tmp_path: Path) -> None:
     TensorDict({"a": 1}).memmap(path := tmp_path / "save")
     manifest = json.loads((path / "%manifest.json").read_text())
     (path / "%manifest.json").write_text(json.dumps({**manifest, "format": version}))
@@ -183,7 +183,7 @@ def test_verify_of_a_manifest_of_another_version(version: Any, tmp_path: Path) -
         td_memmap.verify(path)
 
 
-@pytest.mark.parametrize("write", [directory, archive])
+@pytest.mark.parametrize("write", [write_directory, write_archive])
 @pytest.mark.parametrize("entry", [None, [], [1], "x", 3, True], ids=repr)
 @pytest.mark.parametrize(
     ("source", "file", "key"),
@@ -194,21 +194,21 @@ def test_verify_of_a_manifest_of_another_version(version: Any, tmp_path: Path) -
         ("stack", "1/meta.json", "a"),
     ],
 )
-def test_load_of_an_entry_that_is_no_object(
+def test_load_entry_not_an_object_raises(
     source: str, file: str, key: str, entry: Any, write: Any, tmp_path: Path
 ) -> None:
     data, path = SOURCES[source](), tmp_path / "save"
-    content = {**meta_of(data, path, file), key: entry}
+    content = {**read_metadata(data, path, file), key: entry}
     place = write(data, path, file, json.dumps(content).encode())
     with pytest.raises(FormatError, match=f"save/{file}: key .*{key}'.*: the entry is .*, expected a leaf"):
         TensorDict.load_memmap(place)
 
 
-@pytest.mark.parametrize("write", [directory, archive])
+@pytest.mark.parametrize("write", [write_directory, write_archive])
 @pytest.mark.parametrize("value", [NonTensorData("x"), MetaData("x"), NonTensorData((1, 2))], ids=repr)
-def test_load_of_a_value_without_its_data(value: Any, write: Any, tmp_path: Path) -> None:
+def test_load_value_without_data_raises(value: Any, write: Any, tmp_path: Path) -> None:
     data, path = TensorDict({"s": value}), tmp_path / "save"
-    content = meta_of(data, path, "s/meta.json")
+    content = read_metadata(data, path, "s/meta.json")
     del content["data"]
     place = write(data, path, "s/meta.json", json.dumps(content).encode())
     with pytest.raises(
@@ -218,7 +218,7 @@ def test_load_of_a_value_without_its_data(value: Any, write: Any, tmp_path: Path
 
 
 @pytest.mark.parametrize("flatten", [False, True])
-def test_load_state_dict_of_a_value_without_its_data(flatten: bool) -> None:
+def test_load_state_dict_value_without_data_raises(flatten: bool) -> None:
     data = TensorDict({"s": NonTensorData("x"), "a": torch.ones(2)})
     state = data.state_dict(flatten=flatten)
     metadata = state._metadata["s"] if flatten else state["s"]._metadata[""]
@@ -238,9 +238,7 @@ DUPLICATES = {
 
 @pytest.mark.parametrize("memory", [False, True])
 @pytest.mark.parametrize(("old", "new"), DUPLICATES.values(), ids=DUPLICATES.keys())
-def test_from_consolidated_of_a_key_that_stands_twice(
-    old: bytes, new: bytes, memory: bool, tmp_path: Path
-) -> None:
+def test_from_consolidated_duplicate_key_raises(old: bytes, new: bytes, memory: bool, tmp_path: Path) -> None:
     SOURCES["plain"]().consolidate(path := tmp_path / "file")
     storage, structure = split_file(path)
     assert old in structure
@@ -251,7 +249,7 @@ def test_from_consolidated_of_a_key_that_stands_twice(
 
 
 @pytest.mark.parametrize("name", ["nodes", "leaves", "values", "together"])
-def test_receive_of_a_header_with_a_key_that_stands_twice(name: str) -> None:
+def test_parse_message_duplicate_header_key_raises(name: str) -> None:
     header = _wire.make_message(SOURCES["plain"](), True)[0].header
     old = f'"{name}":'.encode()
     assert old in header
@@ -259,7 +257,7 @@ def test_receive_of_a_header_with_a_key_that_stands_twice(name: str) -> None:
         _wire.parse_message(header.replace(old, old + b"[]," + old, 1))
 
 
-def test_receive_of_leaves_that_overlap() -> None:
+def test_parse_message_overlapping_leaves_raises() -> None:
     header = json.loads(_wire.make_message(SOURCES["plain"](), True)[0].header)
     starts = header["leaves"][3]
     starts[1] = starts[0] + 8
@@ -278,7 +276,7 @@ OVERLAPS = {
 
 @pytest.mark.parametrize("entry", OVERLAPS.values(), ids=OVERLAPS.keys())
 @pytest.mark.parametrize("level", [False, True])
-def test_from_consolidated_of_leaves_that_overlap(entry: Any, level: bool, tmp_path: Path) -> None:
+def test_from_consolidated_overlapping_leaves_raises(entry: Any, level: bool, tmp_path: Path) -> None:
     SOURCES["plain"]().consolidate(path := tmp_path / "file")
     storage, text = split_file(path)
     structure = json.loads(text)
@@ -288,7 +286,7 @@ def test_from_consolidated_of_leaves_that_overlap(entry: Any, level: bool, tmp_p
         TensorDict.from_consolidated(path)
 
 
-def test_from_consolidated_of_a_jagged_leaf_beside_a_plain_one_of_its_name(tmp_path: Path) -> None:
+def test_from_consolidated_jagged_and_plain_leaf_same_key_raises(tmp_path: Path) -> None:
     SOURCES["jagged"]().consolidate(path := tmp_path / "file")
     storage, text = split_file(path)
     for key in ("j", "<NJT>j"):
@@ -299,14 +297,14 @@ def test_from_consolidated_of_a_jagged_leaf_beside_a_plain_one_of_its_name(tmp_p
             TensorDict.from_consolidated(path)
 
 
-def test_consolidated_tied_leaves_stay_one_tensor(tmp_path: Path) -> None:
+def test_consolidated_tied_leaves_stay_tied(tmp_path: Path) -> None:
     weight = torch.arange(3.0)
     TensorDict({"a": weight, "n": {"b": weight}}).consolidate(tmp_path / "file")
     loaded = TensorDict.from_consolidated(tmp_path / "file")
     assert loaded["a"].data_ptr() == loaded["n", "b"].data_ptr() and loaded["a"].tolist() == [0, 1, 2]
 
 
-def test_storage_of_a_view_on_a_leaf_is_made_anew() -> None:
+def test_consolidate_view_of_leaf_builds_new_storage() -> None:
     one = TensorDict({"a": torch.arange(4)}).consolidate()
     other = one.clone(False).unlock_()
     other["b"] = other["a"].view(2, 2)

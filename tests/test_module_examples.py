@@ -1,4 +1,4 @@
-"""The example of modules runs, shows the data flow, and both models learn."""
+"""The example of modules runs, prints the data flow, and trains both models."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PROGRAM = Path(__file__).parents[1] / "examples" / "one_training_loop.py"
 
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("td_nn") is None, reason="needs td-nn")
-def test_one_loop_trains_a_classifier_and_a_segmentation_model() -> None:
+def test_training_loop_example_trains_both_models() -> None:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [sys.executable, str(PROGRAM)], env=environment, capture_output=True, text=True, timeout=300

@@ -1,4 +1,4 @@
-"""Modules of td-nn on tensorclasses and on collections with values that are not tensors."""
+"""Modules of td-nn with tensorclasses and non-tensor values as inputs and outputs."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ ONE = torch.ones(2)
 
 
 class Inner(tensorclass.TensorClass):
-    """A class that is a field."""
+    """The class of a field."""
 
     a: torch.Tensor
     b: Optional[torch.Tensor] = None  # noqa: UP045
 
 
 class Given(tensorclass.TensorClass):
-    """What a module takes."""
+    """The input of a module."""
 
     x: torch.Tensor
     inner: Inner
@@ -32,14 +32,14 @@ class Given(tensorclass.TensorClass):
 
 
 class Made(tensorclass.TensorClass):
-    """What it returns."""
+    """The output of a module."""
 
     y: torch.Tensor
     z: Optional[torch.Tensor] = None  # noqa: UP045
 
 
 class Add(nn.TensorClassModuleBase[Given, Made]):
-    """A module from class to class."""
+    """A module that maps a Given to a Made."""
 
     def forward(self, x: Given) -> Made:
         assert isinstance(x.inner, Inner)
@@ -47,11 +47,11 @@ class Add(nn.TensorClassModuleBase[Given, Made]):
         return Made(y=x.x + x.inner.a, batch_size=x.batch_size)
 
 
-def given(**options: Any) -> Given:
+def make_input(**options: Any) -> Given:
     return Given(x=ONE, inner=Inner(a=ONE, batch_size=[2]), batch_size=[2], **options)
 
 
-def test_t1_types_are_read_from_the_subscript() -> None:
+def test_tensorclass_module_reads_types_from_subscript() -> None:
     assert (Add.input_type, Add.output_type) == (Given, Made)
     child = type("Child", (Add,), {})
     assert child.input_type is Given
@@ -61,24 +61,24 @@ def test_t1_types_are_read_from_the_subscript() -> None:
 
 
 @pytest.mark.parametrize(
-    ("base", "said"),
+    ("base", "message"),
     [
         (nn.TensorClassModuleBase, "Untyped does not say what it takes and returns"),
         (nn.TensorClassModuleBase[torch.Tensor, Made], "<class 'torch.Tensor'> is not one"),
         (nn.TensorClassModuleBase[Given, TensorDict], "is not one"),
     ],
 )
-def test_t1_module_without_two_tensorclasses_stays_one(base: Any, said: str) -> None:
+def test_as_td_module_without_tensorclass_types_raises(base: Any, message: str) -> None:
     class Untyped(base):
         def forward(self, x: Any) -> Any:
             return Made(y=x, batch_size=[])
 
     assert torch.equal(Untyped()(ONE).y, ONE)
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         Untyped().as_td_module()
 
 
-def test_t2_module_reads_and_writes_fields() -> None:
+def test_as_td_module_reads_and_writes_fields() -> None:
     module = Add()
     wrapped = module.as_td_module()
     assert wrapped.tc_module is module
@@ -89,26 +89,26 @@ def test_t2_module_reads_and_writes_fields() -> None:
     assert result["y"].tolist() == [2, 2]
     assert (module.seen.name, module.seen.inner.b) == ("n", None)
     assert "y" not in data
-    assert wrapped(given())["y"].tolist() == [2, 2]
+    assert wrapped(make_input())["y"].tolist() == [2, 2]
     assert wrapped.select_out_keys("y")(x=ONE, inner_a=ONE).tolist() == [2, 2]
 
 
-def test_t2_output_goes_where_it_is_asked_to() -> None:
+def test_as_td_module_tensordict_out_is_written() -> None:
     out = TensorDict()
-    assert Add().as_td_module()(given(), tensordict_out=out) is out
+    assert Add().as_td_module()(make_input(), tensordict_out=out) is out
     assert list(out.keys()) == ["y"]
     with pytest.raises(TypeError, match="foo"):
-        Add().as_td_module()(given(), foo=1)
+        Add().as_td_module()(make_input(), foo=1)
 
 
-def test_t2_wrapped_module_is_a_member() -> None:
+def test_as_td_module_inside_sequence_passes_output() -> None:
     double = nn.TensorDictModule(lambda y: y * 2, ["y"], ["q"])
     seq = nn.TensorDictSequential(Add().as_td_module(), double)
-    assert seq(given())["q"].tolist() == [4, 4]
+    assert seq(make_input())["q"].tolist() == [4, 4]
 
 
-def test_m1_tensorclass_is_read_and_written() -> None:
-    data = given()
+def test_module_on_tensorclass_reads_and_writes_fields() -> None:
+    data = make_input()
     result = nn.TensorDictModule(lambda x, a: x + a, ["x", ("inner", "a")], [("inner", "b")])(data)
     assert result is data
     assert data.inner.b.tolist() == [2, 2]
@@ -118,7 +118,7 @@ def test_m1_tensorclass_is_read_and_written() -> None:
     assert (type(empty), empty.inner) == (Given, None)
 
 
-def test_m1_values_are_passed_and_stored_as_they_are() -> None:
+def test_module_passes_and_stores_non_tensor_values() -> None:
     seen: list[Any] = []
 
     def note(name: Any) -> Any:
@@ -130,12 +130,12 @@ def test_m1_values_are_passed_and_stored_as_they_are() -> None:
     assert nn.TensorDictModule(note, ["name"], ["loud", "nothing"])(name="n")[0] == "N"
 
 
-def test_m1_lists_of_tensors_become_what_the_collection_makes_of_them() -> None:
+def test_module_list_output_is_stored_as_stack() -> None:
     data = nn.TensorDictModule(lambda x: [x, x], ["x"], ["y"])(TensorDict(x=ONE))
     assert torch.equal(data["y"], TensorDict({"y": [ONE, ONE]})["y"])
 
 
-def test_d5_value_among_the_inputs_leaves_no_batch() -> None:
+def test_dispatch_with_value_argument_has_no_batch_size() -> None:
     class Size(nn.TensorDictModuleBase):
         in_keys, out_keys = ("a", "b"), ("size",)
 
@@ -151,6 +151,6 @@ def test_d5_value_among_the_inputs_leaves_no_batch() -> None:
     assert Size()(torch.ones(3), torch.ones(3)) == "[3]"
 
 
-def test_module_of_a_class_is_pickled() -> None:
+def test_pickle_tensorclass_module_keeps_out_keys() -> None:
     copied = pickle.loads(pickle.dumps(Add().as_td_module().select_out_keys("y")))
-    assert copied(given()).keys() == {"y"}
+    assert copied(make_input()).keys() == {"y"}

@@ -1,4 +1,4 @@
-"""What pickles and files of torch.save name is public and stays: files of earlier releases load."""
+"""Pickles name only public modules, and those of earlier releases still load."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ td_memmap = pytest.importorskip("td_memmap")
 td_tensorclass = pytest.importorskip("td_tensorclass")
 td_distributed = pytest.importorskip("td_distributed")
 
-#: Written before the names became public, by ``write_golden`` at the end of this file.
+#: Pickles written by ``write_golden`` below, with an earlier release that named private modules.
 GOLDEN = Path(__file__).parent / "golden"
-#: Stands for the folder of mapped files in golden pickles, which are of protocol 0: text.
+#: Placeholder for the folder of mapped files in golden pickles. Protocol 0 is text, so it can be replaced.
 FOLDER = "/golden/folder"
 CLASSES = "golden_classes"
 PROTOCOLS = range(pickle.HIGHEST_PROTOCOL + 1)
 
 
 def define_classes() -> types.ModuleType:
-    """Return a module of classes with the same name here and where the golden files were written."""
+    """Return a module of classes with the module name that the golden files contain."""
     namespace = {"__module__": CLASSES}
     point = {**namespace, "__annotations__": {"xy": torch.Tensor, "label": str}, "label": "none"}
     typed = {**namespace, "__annotations__": {"a": torch.Tensor}}
@@ -142,7 +142,7 @@ PICKLED: dict[str, Callable[[Path], Any]] = {
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Return a folder that holds a save."""
+    """Return a folder with a saved collection."""
     make_tensordict().memmap(tmp_path / "saved")
     return tmp_path
 
@@ -193,7 +193,7 @@ def assert_same(loaded: Any, expected: Any) -> None:
 def test_pickle_names_only_public_modules(name: str, protocol: int, folder: Path) -> None:
     try:
         data = pickle.dumps(PICKLED[name](folder), protocol)
-    except TypeError as error:  # protocols 0 and 1 know no slots
+    except TypeError as error:  # protocols 0 and 1 do not support __slots__
         assert protocol < 2
         assert "__slots__" in str(error)
     else:
@@ -201,12 +201,12 @@ def test_pickle_names_only_public_modules(name: str, protocol: int, folder: Path
 
 
 @pytest.mark.parametrize("name", PICKLED)
-def test_pickle_between_processes_names_only_public_modules(name: str, folder: Path) -> None:
+def test_forking_pickle_names_only_public_modules(name: str, folder: Path) -> None:
     assert_public(bytes(ForkingPickler.dumps(PICKLED[name](folder))))
 
 
 @pytest.mark.parametrize("anonymous", [True, False])
-def test_storage_sent_to_process_names_only_public_modules(anonymous: bool, folder: Path) -> None:
+def test_forking_pickle_of_mapped_storage_names_only_public_modules(anonymous: bool, folder: Path) -> None:
     mapped = td_memmap.MemoryMappedTensor.from_tensor(
         torch.ones(3), filename=None if anonymous else folder / "file"
     )
@@ -216,7 +216,7 @@ def test_storage_sent_to_process_names_only_public_modules(anonymous: bool, fold
 
 
 @pytest.mark.parametrize("name", PICKLED)
-def test_saved_file_names_only_public_modules(name: str, folder: Path) -> None:
+def test_torch_save_names_only_public_modules(name: str, folder: Path) -> None:
     file = io.BytesIO()
     torch.save(PICKLED[name](folder), file)
     with zipfile.ZipFile(file) as archive:
@@ -224,14 +224,14 @@ def test_saved_file_names_only_public_modules(name: str, folder: Path) -> None:
         assert_public(archive.read(inner))
 
 
-def test_pickle_of_tensordict_names_the_module_of_pickles() -> None:
+def test_pickle_tensordict_names_functions_of_td_core_pickles() -> None:
     names = names_in(pickle.dumps(make_tensordict()))
     assert names == {"td_core.pickles.rebuild_collection", "td_core.pickles.unpack_leaves"}
 
 
 @pytest.mark.parametrize("name", MADE)
 @pytest.mark.parametrize("file", ["2.pkl", "4.pkl", "pt"])
-def test_load_file_of_earlier_release_equals_source(name: str, file: str) -> None:
+def test_load_pickle_of_earlier_release_equals_source(name: str, file: str) -> None:
     path = GOLDEN / f"{name}.{file}"
     if file == "pt":
         loaded = torch.load(path, weights_only=False)
@@ -241,7 +241,7 @@ def test_load_file_of_earlier_release_equals_source(name: str, file: str) -> Non
 
 
 @pytest.mark.parametrize("name", sorted(SAFE))
-def test_load_weights_only_file_of_earlier_release_equals_source(name: str) -> None:
+def test_load_weights_only_of_earlier_release_equals_source(name: str) -> None:
     if name == "unbatched_leaf" and torch.__version__ < "2.6":
         pytest.skip("this torch cannot allow a second name of a class")
     assert_same(torch.load(GOLDEN / f"{name}.pt", weights_only=True), MADE[name]())
@@ -256,7 +256,7 @@ def test_load_weights_only_new_file_equals_source(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", MAPPED)
-def test_load_mapped_pickle_of_earlier_release_maps_the_file(name: str, folder: Path) -> None:
+def test_load_mapped_pickle_of_earlier_release_maps_file(name: str, folder: Path) -> None:
     expected = MAPPED[name](folder)
     text = (GOLDEN / f"{name}.0.pkl").read_bytes()
     loaded = pickle.loads(text.replace(FOLDER.encode(), str(folder).encode()))
@@ -266,7 +266,7 @@ def test_load_mapped_pickle_of_earlier_release_maps_the_file(name: str, folder: 
 
 
 def write_golden() -> None:
-    """Write the golden files; those in the repository are by the code before the names became public."""
+    """Write the golden files. Those in the repository were written by an earlier release."""
     GOLDEN.mkdir(exist_ok=True)
     for name, make in MADE.items():
         for protocol in (2, 4):

@@ -1,4 +1,4 @@
-"""The page about plugins: its hooks have their exact signatures, what it defines passes the tests that it tells of."""
+"""The documentation page on plugins: its signatures are exact, and its examples pass the conformance suites."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from td_core.testing import CollectionTests, SerializerTests, installed
 PAGE = (Path(__file__).parent.parent / "docs" / "plugins.md").read_text(encoding="utf-8")
 
 
-def test_every_hook_is_documented_with_its_exact_signature():
+def test_page_contains_signature_of_every_hook():
     hooks = {
         f"{name}{str(inspect.signature(hook)).replace(chr(39), '')}"
         for name, hook in vars(hookspecs).items()
@@ -32,14 +32,14 @@ def test_every_hook_is_documented_with_its_exact_signature():
 
 @pytest.fixture(scope="module")
 def page() -> dict[str, Any]:
-    """Run the examples of the page, and return what they define once each gave what the page shows."""
+    """Run the examples of the page, compare their output, and return the names that they define."""
     test = doctest.DocTestParser().get_doctest(PAGE, {"__name__": "page"}, "plugins.md", None, 0)
     runner = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS)
     assert runner.run(test, clear_globs=False).failed == 0
     return test.globs
 
 
-def test_the_state_of_a_kind_is_part_of_its_tree_spec(page: dict[str, Any]):
+def test_tree_spec_of_kind_contains_its_state(page: dict[str, Any]):
     def quantity(unit: str, size: int) -> TensorDict:
         data = page["Quantity"]({"data": torch.ones(size)}, unit, [size])
         return TensorDict({"x": data}, batch_size=[size])
@@ -51,8 +51,8 @@ def test_the_state_of_a_kind_is_part_of_its_tree_spec(page: dict[str, Any]):
         assert pytree.tree_structure(quantity("m", 3)) != pytree.tree_structure(quantity("kg", 3))
 
 
-def test_subclasses_of_a_kind_are_pytrees_whenever_they_are_defined(page: dict[str, Any]):
-    class Base(page["Quantity"]):  # a class of its own: torch forgets none
+def test_subclass_of_kind_is_pytree_before_and_after_registration(page: dict[str, Any]):
+    class Base(page["Quantity"]):  # not Quantity itself: torch cannot unregister a pytree class
         pass
 
     class Early(Base):
@@ -77,7 +77,7 @@ def test_subclasses_of_a_kind_are_pytrees_whenever_they_are_defined(page: dict[s
             assert (type(doubled), doubled.unit, doubled["data"].tolist()) == (cls, "m", [2, 2, 2])
 
 
-def test_a_subclass_of_a_kind_comes_back_as_itself(page: dict[str, Any]):
+def test_decode_subclass_of_kind_returns_subclass(page: dict[str, Any]):
     class Own(page["Quantity"]):
         pass
 

@@ -1,4 +1,4 @@
-"""Saves of classes that were renamed or moved since, or got fields: they are loaded by naming the class."""
+"""Saves of classes that were later renamed, moved or extended: they load by calling the class."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ X = torch.arange(3.0)
 
 
 def forget(cls: Any) -> None:
-    """Let a class be one that this process does not know by its name."""
+    """Unregister a class and rename it, so that its stored name is unknown to this process."""
     if cls in [kind.type for kind in KINDS]:
         KINDS.remove(KINDS.of(cls).tag)
     cls.__qualname__ = cls.__name__ = "Gone"
 
 
-def classes(suffix: str = "") -> dict[str, Any]:
+def define_classes(suffix: str = "") -> dict[str, Any]:
     class Inner(TensorClass):
         y: Tensor
         note: str = "note"
@@ -64,17 +64,17 @@ def classes(suffix: str = "") -> dict[str, Any]:
     return made
 
 
-def outer(old: dict[str, Any], count: int = 3) -> Any:
+def make_outer(old: dict[str, Any], count: int = 3) -> Any:
     inner = old["Inner"](y=torch.ones(count), batch_size=[count])
     other = TensorDict({"z": torch.ones(count)}, batch_size=[count])
     return old["Outer"](x=torch.arange(float(count)), inner=inner, other=other, batch_size=[count])
 
 
 PLAIN = {"x": X, "inner": TensorDict({"y": torch.ones(3)}, batch_size=[3])}
-LEVEL = {"x": "", "inner": "Inner", "other": "TensorDict"}
-#: By name: what is saved, made of the old classes; the class that is named; the classes of the levels that are loaded.
+OUTER_CLASSES = {"x": "", "inner": "Inner", "other": "TensorDict"}
+#: What is saved, built from the old classes; the name of the class that loads it; the expected classes of its entries.
 SAVED: dict[str, tuple[Callable[[dict[str, Any]], Any], str, dict[str, str]]] = {
-    "tensorclass": (outer, "Outer", LEVEL),
+    "tensorclass": (make_outer, "Outer", OUTER_CLASSES),
     "frozen": (lambda old: old["Frozen"](x=X, batch_size=[3]), "Frozen", {"x": ""}),
     "typed": (
         lambda old: old["Typed"](x=X, inner=old["Inner"](y=torch.ones(3), batch_size=[3]), batch_size=[3]),
@@ -82,8 +82,8 @@ SAVED: dict[str, tuple[Callable[[dict[str, Any]], Any], str, dict[str, str]]] = 
         {"x": "", "inner": "Inner"},
     ),
     "subclass": (lambda old: old["Sub"]({"x": X}, batch_size=[3]), "Sub", {"x": ""}),
-    "stack": (lambda old: lazy_stack([outer(old), outer(old)]), "Outer", LEVEL),
-    "uneven stack": (lambda old: lazy_stack([outer(old), outer(old, 2)]), "Outer", LEVEL),
+    "stack": (lambda old: lazy_stack([make_outer(old), make_outer(old)]), "Outer", OUTER_CLASSES),
+    "uneven stack": (lambda old: lazy_stack([make_outer(old), make_outer(old, 2)]), "Outer", OUTER_CLASSES),
     "general form": (
         lambda old: old["Inner"](y=X, note=NonTensorData({1: 2}), batch_size=[3]),
         "Inner",
@@ -104,7 +104,7 @@ SAVED: dict[str, tuple[Callable[[dict[str, Any]], Any], str, dict[str, str]]] = 
     ),
 }
 
-WAYS: dict[str, Callable[[Any, Any, Path], Any]] = {
+TRANSPORTS: dict[str, Callable[[Any, Any, Path], Any]] = {
     "directory": lambda data, cls, path: (data.memmap(path), cls.load_memmap(path))[1],
     "load": lambda data, cls, path: (data.save(path), cls.load(path))[1],
     "archive": lambda data, cls, path: (data.memmap(path, archive=True), cls.load_memmap(path))[1],
@@ -117,15 +117,15 @@ WAYS: dict[str, Callable[[Any, Any, Path], Any]] = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS.keys())
-@pytest.mark.parametrize(("make", "name", "levels"), SAVED.values(), ids=SAVED.keys())
-def test_load_names_the_class_that_moved(
-    make: Any, name: str, levels: dict[str, str], way: Any, tmp_path: Path
+@pytest.mark.parametrize("transport", TRANSPORTS.values(), ids=TRANSPORTS.keys())
+@pytest.mark.parametrize(("make", "name", "expected"), SAVED.values(), ids=SAVED.keys())
+def test_load_by_moved_class_returns_it(
+    make: Any, name: str, expected: dict[str, str], transport: Any, tmp_path: Path
 ) -> None:
-    old, new = classes(), classes("_away")
+    old, new = define_classes(), define_classes("_away")
 
     class Between:
-        """Let the old classes go before the new one is asked to load."""
+        """Forget the old classes before the first method call on the new class."""
 
         def __getattr__(self, attribute: str) -> Any:
             for cls in old.values():
@@ -133,21 +133,21 @@ def test_load_names_the_class_that_moved(
             return getattr(new[name], attribute)
 
     data = make(old)
-    loaded = way(data, Between(), tmp_path / "save")
+    loaded = transport(data, Between(), tmp_path / "save")
     assert type(loaded) is new[name] and loaded.batch_size == data.batch_size
     members = loaded.unbind(0) if loaded._members_and_dim() is not None else [loaded]
     for member, count in zip(members, (3, 2 if data.batch_size == (2, -1) else 3), strict=False):
-        for key, level in levels.items():
+        for key, child_class in expected.items():
             child = member._get_child(key)
-            assert isinstance(child, Tensor) if not level else type(child).__name__ == level, key
-            assert level not in new or type(child) is new[level]
-        leaf = member._get_child(next(iter(levels)))
+            assert isinstance(child, Tensor) if not child_class else type(child).__name__ == child_class, key
+            assert child_class not in new or type(child) is new[child_class]
+        leaf = member._get_child(next(iter(expected)))
         assert leaf.shape == (count,) and (leaf.is_meta or leaf.tolist() == X[:count].tolist())
-    if way is WAYS["directory"]:
+    if transport is TRANSPORTS["directory"]:
         assert loaded.is_locked == data.is_locked
 
 
-@pytest.mark.parametrize("way", ["directory", "load", "archive", "consolidated"])
+@pytest.mark.parametrize("transport", ["directory", "load", "archive", "consolidated"])
 @pytest.mark.parametrize(
     ("make", "name", "message"),
     [
@@ -170,17 +170,17 @@ def test_load_names_the_class_that_moved(
         ),
     ],
 )
-def test_load_of_what_does_not_fit_the_class_is_an_error(
-    make: Any, name: str, message: str, way: str, tmp_path: Path
+def test_load_by_class_with_other_fields_raises(
+    make: Any, name: str, message: str, transport: str, tmp_path: Path
 ) -> None:
     with pytest.raises(StructureError, match=f"what is saved at .*save.*{message}"):
-        WAYS[way](make(), classes()[name], tmp_path / "save")
+        TRANSPORTS[transport](make(), define_classes()[name], tmp_path / "save")
 
 
-def test_load_of_an_unknown_class_says_how_to_name_it(tmp_path: Path) -> None:
-    old = classes()
-    outer(old).memmap(tmp_path / "save")
-    outer(old).consolidate(tmp_path / "file")
+def test_load_unknown_class_error_names_remedy(tmp_path: Path) -> None:
+    old = define_classes()
+    make_outer(old).memmap(tmp_path / "save")
+    make_outer(old).consolidate(tmp_path / "file")
     for cls in old.values():
         forget(cls)
     with pytest.raises(
@@ -191,9 +191,9 @@ def test_load_of_an_unknown_class_says_how_to_name_it(tmp_path: Path) -> None:
         TensorDict.from_consolidated(tmp_path / "file")
 
 
-def test_load_of_a_level_takes_the_class_that_its_field_declares(tmp_path: Path) -> None:
-    old = classes()
-    holder = TensorDict({"o": outer(old)}, batch_size=[3])
+def test_load_nested_node_uses_declared_field_class(tmp_path: Path) -> None:
+    old = define_classes()
+    holder = TensorDict({"o": make_outer(old)}, batch_size=[3])
     holder.memmap(tmp_path / "save")
     holder.consolidate(tmp_path / "file")
 
@@ -201,7 +201,7 @@ def test_load_of_a_level_takes_the_class_that_its_field_declares(tmp_path: Path)
         y: Tensor
         note: str = "note"
 
-    old["Outer"]._schema._hints["inner"] = Inner  # where it is imported from now
+    old["Outer"]._schema._hints["inner"] = Inner  # as if the field annotation now refers to the new class
     forget(old["Inner"])
     for loaded in (
         TensorDict.load_memmap(tmp_path / "save"),
@@ -210,25 +210,25 @@ def test_load_of_a_level_takes_the_class_that_its_field_declares(tmp_path: Path)
         assert isinstance(loaded["o"], old["Outer"]) and isinstance(loaded["o"].inner, Inner)
 
 
-@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize("separate", [False, True])
 @pytest.mark.parametrize("name", ["tensorclass", "typed", "uneven stack", "plain"])
-def test_what_is_sent_becomes_the_class_that_the_receiver_names(name: str, apart: bool) -> None:
-    old, new = classes(), classes("_away")
-    make, cls, levels = SAVED[name]
+def test_receive_by_moved_class_returns_it(name: str, separate: bool) -> None:
+    old, new = define_classes(), define_classes("_away")
+    make, cls, expected = SAVED[name]
     data = make(old)
-    parcel = Payload(lambda: data, torch.device("cpu"), apart=apart)
+    parcel = Payload(lambda: data, torch.device("cpu"), apart=separate)
     for each in old.values():
         forget(each)
     received = unpack([*parcel.front], parcel.data, 0, None, new[cls])
     assert type(received) is new[cls]
     member = received if received._members_and_dim() is None else received[0]
-    assert type(member._get_child("inner")) is new["Inner"] and levels["inner"] == "Inner"
+    assert type(member._get_child("inner")) is new["Inner"] and expected["inner"] == "Inner"
     parcel = Payload(lambda: TensorDict({"q": X}), torch.device("cpu"))
     with pytest.raises(StructureError, match="what was sent, a TensorDict, is not a"):
         unpack([*parcel.front], parcel.data, 0, None, new[cls])
 
 
-def test_load_prefers_the_named_class_to_another_of_the_stored_name(tmp_path: Path) -> None:
+def test_load_by_class_prefers_it_over_same_name(tmp_path: Path) -> None:
     class Record(TensorClass):
         x: Tensor
 
@@ -246,7 +246,7 @@ def test_load_prefers_the_named_class_to_another_of_the_stored_name(tmp_path: Pa
     assert type(loaded) is Record and loaded.x.tolist() == X.tolist()
 
 
-def test_load_keeps_a_subclass_of_the_named_class(tmp_path: Path) -> None:
+def test_load_by_base_class_returns_stored_subclass(tmp_path: Path) -> None:
     class Base(TensorClass):
         x: Tensor
 
@@ -258,7 +258,7 @@ def test_load_keeps_a_subclass_of_the_named_class(tmp_path: Path) -> None:
 
 
 class Grown(TensorClass):
-    """A class as it is after fields were added."""
+    """A class to which fields with defaults were added."""
 
     x: Tensor
     weight: float = 1.5
@@ -273,68 +273,68 @@ class Grown(TensorClass):
 DEFAULTS = {"weight": 1.5, "subset": "train", "info": {}, "tags": [], "late": 3, "nothing": None}
 
 
-def check_defaults(made: Any, **more: Any) -> None:
+def assert_defaults(made: Any, **more: Any) -> None:
     assert type(made) is Grown
     assert {name: getattr(made, name) for name in DEFAULTS} == {**DEFAULTS, **more}
     assert made.scale.tolist() == [0] * 5
 
 
-def given(**more: Any) -> dict[str, Any]:
+def make_entries(**more: Any) -> dict[str, Any]:
     return {"x": X, **more}
 
 
 MAKERS: dict[str, Callable[..., Any]] = {
-    "from_dict": lambda **more: Grown.from_dict(given(**more), batch_size=[3]),
+    "from_dict": lambda **more: Grown.from_dict(make_entries(**more), batch_size=[3]),
     "from_tensordict": lambda **more: Grown.from_tensordict(TensorDict({"x": X}, batch_size=[3]), more),
-    "from_dict_instance": lambda **more: Grown(x=X).from_dict_instance(given(**more), batch_size=[3]),
-    "nested": lambda **more: Holder.from_dict({"grown": given(**more)}, batch_size=[3]).grown,
-    "from_any": lambda **more: Grown.from_any(given(**more), batch_dims=1) if not more else None,
+    "from_dict_instance": lambda **more: Grown(x=X).from_dict_instance(make_entries(**more), batch_size=[3]),
+    "nested": lambda **more: Holder.from_dict({"grown": make_entries(**more)}, batch_size=[3]).grown,
+    "from_any": lambda **more: Grown.from_any(make_entries(**more), batch_dims=1) if not more else None,
 }
 
 
 class Holder(TensorClass):
-    """A class with a field of another one."""
+    """A class with a field of another tensorclass."""
 
     grown: Grown
 
 
 @pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS.keys())
-def test_a_field_that_is_not_given_has_its_default(make: Any) -> None:
+def test_construct_without_field_uses_default(make: Any) -> None:
     one, two = make(), make()
-    check_defaults(one)
+    assert_defaults(one)
     assert one.info is not two.info and one.scale.data_ptr() != two.scale.data_ptr()
     one.info["a"] = 1
-    check_defaults(make())
+    assert_defaults(make())
 
 
 @pytest.mark.parametrize("make", ["from_dict", "from_tensordict", "from_dict_instance", "nested"])
-def test_a_field_that_is_given_as_none_is_none(make: str) -> None:
-    check_defaults(MAKERS[make](subset=None), subset=None)
+def test_construct_field_none_stays_none(make: str) -> None:
+    assert_defaults(MAKERS[make](subset=None), subset=None)
 
 
-def test_from_tensordict_changes_nothing_of_its_source() -> None:
+def test_from_tensordict_keeps_source_unchanged() -> None:
     source = TensorDict({"x": X}, batch_size=[3], lock=True)
     made = Grown.from_tensordict(source)
     assert list(source.keys()) == ["x"] and made.is_locked and made.x is source["x"]
 
 
-def test_a_stack_of_what_lacks_a_field_has_its_default_in_each_member() -> None:
+def test_from_tensordict_stack_uses_defaults_in_members() -> None:
     made = Grown.from_tensordict(lazy_stack([TensorDict({"x": X}), TensorDict({"x": X[:2]})]))
     for member in made.tensordicts:
         assert (member.weight, member.subset) == (1.5, "train")
 
 
-def before() -> Any:
-    """Return an instance as the class made it before fields were added."""
+def make_earlier() -> Any:
+    """Return an instance with the fields of the earlier version of the class."""
     return Grown._wrap_unchecked(TensorDict({"x": X}, batch_size=[3]))
 
 
-def without(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the class declare no defaults, as before."""
+def remove_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Remove the defaults of the class, as in its earlier version."""
     monkeypatch.setattr(Grown._schema, "defaulted", ())
 
 
-ROUNDS: dict[str, tuple[Callable[[Any, Path], Any], Callable[[Path], Any]]] = {
+ROUND_TRIPS: dict[str, tuple[Callable[[Any, Path], Any], Callable[[Path], Any]]] = {
     "directory": (lambda data, path: data.memmap(path), Grown.load_memmap),
     "generic": (lambda data, path: data.memmap(path), TensorDict.load_memmap),
     "archive": (lambda data, path: data.memmap(path, archive=True), td_core.load),
@@ -352,27 +352,27 @@ ROUNDS: dict[str, tuple[Callable[[Any, Path], Any], Callable[[Path], Any]]] = {
 
 
 @pytest.mark.parametrize("nested", [False, True])
-@pytest.mark.parametrize(("write", "read"), ROUNDS.values(), ids=ROUNDS.keys())
-def test_a_field_that_was_added_since_has_its_default(
+@pytest.mark.parametrize(("write", "read"), ROUND_TRIPS.values(), ids=ROUND_TRIPS.keys())
+def test_load_save_without_new_field_uses_default(
     write: Any, read: Any, nested: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as context:
-        without(context)
-        data = before()
+        remove_defaults(context)
+        data = make_earlier()
         write(Holder(grown=data, batch_size=[3]) if nested else data, tmp_path / "save")
     if nested and read == Grown.load_memmap:
         read = Holder.load_memmap
     loaded = read(tmp_path / "save")
-    check_defaults(loaded.grown if nested else loaded)
+    assert_defaults(loaded.grown if nested else loaded)
 
 
 @pytest.mark.parametrize("stacked", [False, True])
-@pytest.mark.parametrize(("write", "read"), ROUNDS.values(), ids=ROUNDS.keys())
-def test_a_field_that_was_none_stays_none(write: Any, read: Any, stacked: bool, tmp_path: Path) -> None:
-    data = Grown.from_dict(given(subset=None, info=None), batch_size=[3])
+@pytest.mark.parametrize(("write", "read"), ROUND_TRIPS.values(), ids=ROUND_TRIPS.keys())
+def test_load_field_none_stays_none(write: Any, read: Any, stacked: bool, tmp_path: Path) -> None:
+    data = Grown.from_dict(make_entries(subset=None, info=None), batch_size=[3])
     write(lazy_stack([data, data]) if stacked else data, tmp_path / "save")
     loaded = read(tmp_path / "save")
-    check_defaults(loaded[0] if stacked else loaded, subset=None, info=None)
+    assert_defaults(loaded[0] if stacked else loaded, subset=None, info=None)
 
 
 COPIES: dict[str, Callable[[Any], Any]] = {
@@ -388,9 +388,9 @@ COPIES: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("how", COPIES.values(), ids=COPIES.keys())
-def test_a_result_gets_no_defaults(how: Any) -> None:
-    data = Grown.from_dict(given(subset=None, weight=None), batch_size=[3])
-    check_defaults(how(data), subset=None, weight=None)
+def test_copy_field_none_gets_no_default(how: Any) -> None:
+    data = Grown.from_dict(make_entries(subset=None, weight=None), batch_size=[3])
+    assert_defaults(how(data), subset=None, weight=None)
 
 
 LOADS: dict[str, Callable[[Any, Path], Any]] = {
@@ -400,21 +400,21 @@ LOADS: dict[str, Callable[[Any, Path], Any]] = {
 
 
 @pytest.mark.parametrize("load", LOADS.values(), ids=LOADS.keys())
-def test_load_in_place_keeps_what_the_save_says_nothing_of(
+def test_load_inplace_keeps_fields_missing_in_save(
     load: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as context:
-        without(context)
-        before().memmap(tmp_path / "save")
-    data = Grown.from_dict({**given(subset="test"), "x": torch.zeros(3)}, batch_size=[3])
+        remove_defaults(context)
+        make_earlier().memmap(tmp_path / "save")
+    data = Grown.from_dict({**make_entries(subset="test"), "x": torch.zeros(3)}, batch_size=[3])
     load(data, tmp_path / "save")
-    check_defaults(data, subset="test")
+    assert_defaults(data, subset="test")
     assert data.x.tolist() == X.tolist()
 
 
-def test_load_in_place_takes_a_class_that_moved(tmp_path: Path) -> None:
-    old_classes, new = classes(), classes("_away")
-    outer(old_classes).memmap(tmp_path / "save")
+def test_load_inplace_into_moved_class_works(tmp_path: Path) -> None:
+    old_classes, new = define_classes(), define_classes("_away")
+    make_outer(old_classes).memmap(tmp_path / "save")
     for cls in old_classes.values():
         forget(cls)
     for load in (*LOADS.values(), lambda data, path: TensorDict.load_memmap(path, out=data)):
@@ -423,7 +423,7 @@ def test_load_in_place_takes_a_class_that_moved(tmp_path: Path) -> None:
         assert data.x.tolist() == X.tolist() and isinstance(data.inner, new["Inner"])
 
 
-def test_a_typed_collection_has_defaults_of_entries_that_a_save_lacks(tmp_path: Path) -> None:
+def test_load_typed_collection_uses_defaults_of_keys(tmp_path: Path) -> None:
     class Typed(TypedTensorDict):
         x: Tensor
         weight: float = 1.5

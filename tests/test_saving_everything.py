@@ -73,13 +73,13 @@ VALUES = {
     "numpy scalar": np.float32(0.1),
     "numpy array": np.arange(6).reshape(2, 3),
     "like an entry": {"dtype": "torch.int8", "shape": [3]},
-    "like a level": {"type": "TensorDict"},
+    "like a node": {"type": "TensorDict"},
     "like a file": "pickle.pkl",
     "surrogate": "\ud800",
 }
 
 
-def same_value(found: Any, wanted: Any) -> bool:
+def is_same_value(found: Any, wanted: Any) -> bool:
     if isinstance(wanted, float) and math.isnan(wanted):
         return isinstance(found, float) and math.isnan(found)
     if isinstance(wanted, np.ndarray):
@@ -88,7 +88,7 @@ def same_value(found: Any, wanted: Any) -> bool:
 
 
 @pytest.mark.parametrize("value", VALUES.values(), ids=VALUES)
-def test_every_value_comes_back_with_its_type(value: Any, place: Path) -> None:
+def test_memmap_value_loads_with_same_type(value: Any, place: Path) -> None:
     td = TensorDict({"a": torch.ones(2)}, batch_size=[2])
     td["n"] = TensorDict({"v": NonTensorData(value, batch_size=[2])}, batch_size=[2])
     td["column"] = NonTensorStack(NonTensorData(value), NonTensorData("other"))
@@ -97,11 +97,11 @@ def test_every_value_comes_back_with_its_type(value: Any, place: Path) -> None:
         entry = found.get(("n", "v"))
         assert type(entry) is NonTensorData
         assert entry.batch_size == (2,)
-        assert same_value(entry.data, value)
+        assert is_same_value(entry.data, value)
         column = found.get("column")
         assert type(column) is NonTensorStack
         assert column.batch_size == (2,)
-        assert same_value(column.tolist()[0], value)
+        assert is_same_value(column.tolist()[0], value)
         assert column.tolist()[1] == "other"
     if place.is_dir():
         TensorDict({"a": torch.ones(2)}, batch_size=[2]).memmap(place)
@@ -109,16 +109,14 @@ def test_every_value_comes_back_with_its_type(value: Any, place: Path) -> None:
 
 
 @pytest.mark.parametrize("value", [b"\x00", {1: "a"}, {1, 2}, 1j, np.arange(2)], ids=repr)
-def test_a_value_that_tensordict_would_misread_has_the_form_that_it_refuses(
-    value: Any, tmp_path: Path
-) -> None:
+def test_memmap_value_unsupported_by_tensordict_has_version_2(value: Any, tmp_path: Path) -> None:
     column = NonTensorStack(NonTensorData(value), NonTensorData("other"))
     TensorDict({"v": NonTensorData(value, [2]), "column": column}, batch_size=[2]).memmap(tmp_path / "save")
     for key in ("v", "column"):
         assert json.loads((tmp_path / "save" / key / "meta.json").read_text())["_format_version"] == 2
 
 
-def test_a_stack_that_must_be_pickled_is_laid_out_as_tensordict_does(tmp_path: Path) -> None:
+def test_memmap_pickled_stack_has_layout_of_tensordict(tmp_path: Path) -> None:
     column = NonTensorStack(NonTensorData(object), NonTensorData(print))
     TensorDict({"s": column}, batch_size=[2]).memmap(tmp_path, allow_pickle=True)
     assert sorted(path.name for path in (tmp_path / "s").iterdir()) == ["meta.json", "pickle.pkl"]
@@ -126,7 +124,7 @@ def test_a_stack_that_must_be_pickled_is_laid_out_as_tensordict_does(tmp_path: P
     assert pickle.loads((tmp_path / "s" / "pickle.pkl").read_bytes()) == [object, print]
 
 
-def test_a_value_alone(place: Path) -> None:
+def test_memmap_value_as_root_loads_equal(place: Path) -> None:
     NonTensorData((1, 2), batch_size=[3]).memmap(place)
     loaded = TensorDict.load_memmap(place)
     assert type(loaded) is NonTensorData
@@ -141,9 +139,11 @@ def test_a_value_alone(place: Path) -> None:
 
 
 @pytest.mark.parametrize("value", [NonTensorData("x", batch_size=[2]), NonTensorStack("x", (1, 2))])
-@pytest.mark.parametrize("key", ["a", "shape"])  # the second makes the level one of the general form
+@pytest.mark.parametrize(
+    "key", ["a", "shape"]
+)  # "shape" is reserved, so its node is written in the general form
 @pytest.mark.parametrize("named", [False, True])
-def test_values_keep_the_names_of_their_dims(value: Any, key: str, named: bool, place: Path) -> None:
+def test_memmap_value_keeps_dim_names(value: Any, key: str, named: bool, place: Path) -> None:
     alone = value.clone()
     alone.names = ["t"]
     alone.memmap(place)
@@ -157,7 +157,7 @@ def test_values_keep_the_names_of_their_dims(value: Any, key: str, named: bool, 
 
 
 @pytest.mark.parametrize("value", [NonTensorData("x", batch_size=[2]), NonTensorStack("x", (1, 2))])
-def test_a_value_with_names_of_its_own_loads_alone(value: Any, place: Path) -> None:
+def test_load_subpath_of_value_with_dim_names(value: Any, place: Path) -> None:
     value = value.clone()
     value.names = ["t"]
     TensorDict({"v": value}, [2]).memmap(place)
@@ -165,25 +165,23 @@ def test_a_value_with_names_of_its_own_loads_alone(value: Any, place: Path) -> N
     assert loaded.tolist() == (value.tolist() if loaded.batch_size else value.data)
 
 
-def test_shared_values_below_a_level_of_the_general_form_are_read(tmp_path: Path) -> None:
+def test_memmap_shared_value_next_to_reserved_key_is_read(tmp_path: Path) -> None:
     td = TensorDict({"shape": torch.ones(2), "v": "x"}, [2], names=["t"])
     saved = td.memmap(tmp_path / "save", share_non_tensor=True)
     assert saved["v"] == "x"
 
 
 @pytest.mark.parametrize("names", [3, "t", ["t", "u"], [3], [["t"]]])
-def test_impossible_names_of_values_are_damage(names: Any, tmp_path: Path) -> None:
+def test_load_value_with_invalid_dim_names_raises(names: Any, tmp_path: Path) -> None:
     for value in (NonTensorData("x", batch_size=[2]), NonTensorStack("x", "y")):
         value.names = ["t"]
         value.memmap(tmp_path / "save")
         (tmp_path / "save" / "%values.json").write_text(json.dumps({"batch_size": [2], "names": names}))
-        with pytest.raises(FormatError, match="names|dims"):
+        with pytest.raises(FormatError, match=r"meta.json: .*(dim name|names|dims)"):
             TensorDict.load_memmap(tmp_path / "save")
 
 
-def test_a_pytree_is_saved_as_tensordict_does_and_nothing_is_unpickled(
-    place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_load_pytree_structure_does_not_unpickle(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tree = {"a": [torch.zeros(2), (torch.ones(1), OrderedDict(z=torch.ones(2)))]}
     TensorDict.from_pytree(tree).memmap(place)
     monkeypatch.setattr(pickle, "loads", None)
@@ -193,7 +191,7 @@ def test_a_pytree_is_saved_as_tensordict_does_and_nothing_is_unpickled(
     assert found["a"][1][1]["z"].tolist() == [1.0, 1.0]
 
 
-def test_the_class_of_a_container_is_in_the_files_that_tensordict_reads(tmp_path: Path) -> None:
+def test_memmap_container_class_writes_files_of_tensordict(tmp_path: Path) -> None:
     folder = tmp_path / "save"
     saved = TensorDict({"k": NonTensorData(OrderedDict)}).memmap(folder)
     content = (folder / "k" / "other.pickle").read_bytes()
@@ -206,7 +204,7 @@ def test_the_class_of_a_container_is_in_the_files_that_tensordict_reads(tmp_path
 
 
 @pytest.mark.parametrize("value", [int, type(None), type("dict", (), {}), type])
-def test_other_classes_are_no_values(value: type, tmp_path: Path) -> None:
+def test_memmap_class_as_value_raises(value: type, tmp_path: Path) -> None:
     with pytest.raises(CodecError, match="of key 'k': .* only the classes .* can be stored; got <class"):
         TensorDict({"k": NonTensorData(value)}).memmap(tmp_path / "save")
 
@@ -216,7 +214,9 @@ def test_other_classes_are_no_values(value: type, tmp_path: Path) -> None:
     ("key", "changed"),
     [("n", {}), ("l", {}), ("p", {"foo": 1}), ("v", {"shape": [9]}), ("v", {"foo": 1})],
 )
-def test_what_is_no_value_is_not_taken_for_one(key: str, changed: Any, name: str, tmp_path: Path) -> None:
+def test_load_metadata_with_wrong_value_class_raises(
+    key: str, changed: Any, name: str, tmp_path: Path
+) -> None:
     level = TensorDict({"a": torch.ones(2)}, [2])
     stack = TensorDict.lazy_stack([level[0], level[1]])
     TensorDict({"n": level, "l": stack, "p": Point(torch.ones(2), batch_size=[2]), "v": "x"}, [2]).memmap(
@@ -230,13 +230,13 @@ def test_what_is_no_value_is_not_taken_for_one(key: str, changed: Any, name: str
 
 
 @pytest.mark.parametrize("size", [(2, 0), (2, 3, 0), (2, 0, 3), (1, 0, 0)])
-def test_a_stack_without_elements_keeps_its_batch_size(size: tuple[int, ...], place: Path) -> None:
+def test_memmap_stack_without_elements_keeps_batch_size(size: tuple[int, ...], place: Path) -> None:
     stack = NonTensorStack(*(NonTensorData("x", batch_size=size[1:]) for _ in range(size[0])))
     TensorDict({"v": stack}, batch_size=size).memmap(place)
     assert TensorDict.load_memmap(place).get("v").batch_size == size
 
 
-def test_a_stack_of_equally_long_lists_is_not_a_stack_of_two_dims(place: Path) -> None:
+def test_memmap_stack_of_even_lists_keeps_one_batch_dim(place: Path) -> None:
     td = TensorDict({"v": NonTensorStack(NonTensorData([1, 2]), NonTensorData([3, 4]))}, batch_size=[2])
     td.memmap(place)
     column = TensorDict.load_memmap(place).get("v")
@@ -264,15 +264,15 @@ class Unpicklable:
 )
 @pytest.mark.parametrize("wrap", [NonTensorData, NonTensorStack])
 @pytest.mark.parametrize("name", ["v", "shape"])
-def test_a_value_that_cannot_be_pickled_is_named(value: Any, wrap: Any, name: str, place: Path) -> None:
-    # The name of a key of the format's own makes the level one of the general form.
+def test_memmap_unpicklable_value_raises_with_key(value: Any, wrap: Any, name: str, place: Path) -> None:
+    # The key "shape" is reserved in the metadata, so its node is written in the general form.
     td = TensorDict({"n": TensorDict({name: wrap(value)}, batch_size=[1] if wrap is NonTensorStack else [])})
     with pytest.raises(CodecError, match=rf"cannot pickle a value of key \('n', '{name}'\): "):
         td.memmap(place, allow_pickle=True)
     assert not place.exists()
 
 
-def test_pickle_must_be_asked_for_on_both_sides(place: Path) -> None:
+def test_memmap_and_load_pickled_value_need_allow_pickle(place: Path) -> None:
     td = TensorDict(
         {"n": TensorDict({"v": NonTensorData(Opaque(3))}), "s": NonTensorStack(NonTensorData(Opaque(4)))}
     )
@@ -291,7 +291,7 @@ def test_pickle_must_be_asked_for_on_both_sides(place: Path) -> None:
     assert "PICKLED: other.pickle" in str(td_memmap.inspect(place))
 
 
-def test_tensorclasses_come_back(place: Path) -> None:
+def test_memmap_tensorclass_loads_equal(place: Path) -> None:
     point = Point(torch.ones(3, 2), tag="here", batch_size=[3])
     segment = Segment(
         point, Point(torch.zeros(3, 2), y={"a": (1,)}, batch_size=[3]), meta=b"bytes", batch_size=[3]
@@ -319,8 +319,8 @@ class Fixed:
     x: Tensor
 
 
-def test_a_frozen_tensorclass_is_frozen_however_it_was_saved(place: Path) -> None:
-    # What is locked because it is mapped is not said to be locked.
+def test_load_frozen_tensorclass_is_locked(place: Path) -> None:
+    # A mapped collection is locked, but its save does not store this lock.
     TensorDict({"f": Fixed(torch.ones(3)).memmap()}).memmap(place, copy_existing=True)
     loaded = TensorDict.load_memmap(place)["f"]
     with pytest.raises(RuntimeError, match="is locked"):
@@ -331,7 +331,7 @@ def test_a_frozen_tensorclass_is_frozen_however_it_was_saved(place: Path) -> Non
 @pytest.mark.parametrize(
     "inner", [Point(torch.ones(3), tag="a", batch_size=[3]), TensorDict({"x": torch.ones(3)}, [3])]
 )
-def test_parameters_are_saved_as_the_collection_that_they_are(inner: Any, place: Path) -> None:
+def test_memmap_params_loads_class_of_inner_collection(inner: Any, place: Path) -> None:
     params = TensorDictParams(inner)
     for tree in (params, TensorDict({"p": params}, [3])):
         tree.memmap(place)
@@ -351,7 +351,7 @@ class Counting:
         self.x = self.x + 1
 
 
-def test_what_is_saved_is_what_the_fields_hold(place: Path) -> None:
+def test_load_tensorclass_does_not_run_post_init(place: Path) -> None:
     counting = Counting(torch.zeros(3), batch_size=[3])
     for tree in (counting, TensorDict({"c": counting}, [3])):
         tree.memmap(place)
@@ -359,14 +359,14 @@ def test_what_is_saved_is_what_the_fields_hold(place: Path) -> None:
         assert (loaded["c"] if tree is not counting else loaded).x.tolist() == [1, 1, 1]
 
 
-def test_a_save_of_a_mapped_tensorclass_is_not_locked(tmp_path: Path) -> None:
+def test_load_copy_of_mapped_tensorclass_is_unlocked(tmp_path: Path) -> None:
     mapped = Point(x=torch.zeros(2), batch_size=[2]).memmap(tmp_path / "first")
     mapped.memmap(tmp_path / "second", copy_existing=True)
     assert mapped.is_locked
     assert not Point.load_memmap(tmp_path / "second").is_locked
 
 
-def test_a_mapped_tensorclass_is_a_live_save(tmp_path: Path) -> None:
+def test_memmap_inplace_tensorclass_writes_and_refreshes(tmp_path: Path) -> None:
     point = Point(torch.ones(3, 2), tag="here", batch_size=[3])
     assert point.memmap_(tmp_path / "save") is point
     assert point.is_memmap()
@@ -398,7 +398,7 @@ def test_a_mapped_tensorclass_is_a_live_save(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("key", ["colour", ("colour", "deep")], ids=str)
-def test_a_tensorclass_has_its_fields_only(key: Any, tmp_path: Path) -> None:
+def test_tensorclass_make_memmap_unknown_field_raises(key: Any, tmp_path: Path) -> None:
     saved = TensorDict({"p": Point(x=torch.zeros(3), batch_size=[3])}, batch_size=[3]).memmap(
         tmp_path / "save"
     )
@@ -411,7 +411,7 @@ def test_a_tensorclass_has_its_fields_only(key: Any, tmp_path: Path) -> None:
         TensorDict.load_memmap(tmp_path / "save")
 
 
-def test_a_stacked_tensorclass(place: Path) -> None:
+def test_memmap_lazy_stack_of_tensorclasses_loads_equal(place: Path) -> None:
     stack = TensorDict.lazy_stack([Point(torch.ones(2), tag="a"), Point(torch.ones(3), tag="b")])
     stack.memmap(place)
     loaded = TensorDict.load_memmap(place)
@@ -420,7 +420,9 @@ def test_a_stacked_tensorclass(place: Path) -> None:
     assert [loaded[i].x.shape for i in range(2)] == [(2,), (3,)]
 
 
-def test_a_class_is_never_imported(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_load_unknown_class_is_not_imported(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "hostile.py").write_text("raise SystemExit('imported')")
     monkeypatch.syspath_prepend(tmp_path)
     folder = tmp_path / "written"
@@ -438,7 +440,7 @@ def test_a_class_is_never_imported(place: Path, tmp_path: Path, monkeypatch: pyt
     assert "hostile" not in sys.modules
 
 
-def test_the_sidecar_counts_only_for_the_value_it_was_written_for(tmp_path: Path) -> None:
+def test_load_value_changed_without_its_types_is_plain(tmp_path: Path) -> None:
     TensorDict({"v": NonTensorData((1, 2))}).memmap(tmp_path / "save")
     file = tmp_path / "save" / "v" / "meta.json"
     meta = json.loads(file.read_text())
@@ -450,7 +452,7 @@ def test_the_sidecar_counts_only_for_the_value_it_was_written_for(tmp_path: Path
 @pytest.mark.parametrize(
     ("value", "others"), [((1, 2), [(1, 3), [1, 2], "x"]), (Opaque(3), [Opaque(4), "x"]), ("x", [Opaque(3)])]
 )
-def test_appending_compares_values(value: Any, others: list[Any], tmp_path: Path) -> None:
+def test_append_different_value_raises(value: Any, others: list[Any], tmp_path: Path) -> None:
     def rows(value: Any, count: int) -> TensorDict:
         return TensorDict(
             {
@@ -477,9 +479,11 @@ def test_appending_compares_values(value: Any, others: list[Any], tmp_path: Path
 
 
 @pytest.mark.parametrize("value", [NonTensorData("x", batch_size=[2]), NonTensorStack("x", (1, 2))])
-@pytest.mark.parametrize("key", ["a", "shape"])  # the second makes the level one of the general form
+@pytest.mark.parametrize(
+    "key", ["a", "shape"]
+)  # "shape" is reserved, so its node is written in the general form
 @pytest.mark.parametrize("device", [None, "cpu", "meta"])
-def test_loaded_values_have_the_device_of_their_level(value: Any, key: str, device: Any, place: Path) -> None:
+def test_load_value_has_device_of_its_node(value: Any, key: str, device: Any, place: Path) -> None:
     level = TensorDict({key: torch.ones(2), "v": value}, [2], device="cpu")
     TensorDict(
         {"n": level, "v": value, "p": Point(torch.ones(2), y="x", batch_size=[2])}, [2], device="cpu"
@@ -490,7 +494,7 @@ def test_loaded_values_have_the_device_of_their_level(value: Any, key: str, devi
 
 
 @pytest.mark.parametrize("checksums", [False, True])
-def test_appending_grows_a_value_with_more_batch_dims(checksums: bool, tmp_path: Path) -> None:
+def test_append_value_with_more_batch_dims_grows(checksums: bool, tmp_path: Path) -> None:
     def rows(count: int, *dims: int) -> TensorDict:
         value = NonTensorData((1, 2), batch_size=[count, *dims])
         return TensorDict({"a": torch.ones(count), "v": value}, [count])
@@ -509,7 +513,7 @@ def test_appending_grows_a_value_with_more_batch_dims(checksums: bool, tmp_path:
     assert TensorDict.load_memmap(tmp_path / "alone").batch_size == (4,)
 
 
-def test_a_mapped_collection_with_values_pickles(tmp_path: Path) -> None:
+def test_pickle_mapped_collection_keeps_values(tmp_path: Path) -> None:
     saved = TensorDict({"a": torch.ones(3), "v": NonTensorData("x")}).memmap(tmp_path / "save")
     other = pickle.loads(pickle.dumps(saved))
     assert other["v"] == "x"
@@ -536,7 +540,7 @@ ANY_VALUE = st.recursive(
 
 @given(values=st.lists(ANY_VALUE, min_size=1, max_size=4))
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
-def test_any_values_round_trip(values: list[Any], tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_memmap_random_values_round_trip(values: list[Any], tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.mktemp("values")
     column = NonTensorStack(*map(NonTensorData, values))
     td = TensorDict(
@@ -552,9 +556,7 @@ def test_any_values_round_trip(values: list[Any], tmp_path_factory: pytest.TempP
 
 
 @pytest.mark.parametrize("locked", [False, True])
-def test_a_save_of_what_is_consolidated_knows_the_locks_of_its_owner_alone(
-    locked: bool, tmp_path: Path
-) -> None:
+def test_memmap_consolidated_keeps_only_explicit_locks(locked: bool, tmp_path: Path) -> None:
     pytest.importorskip("td_distributed")
     tree = TensorDict({"a": torch.ones(2), "n": TensorDict({"b": torch.ones(2)}, lock=locked)})
     held = tree.consolidate()

@@ -30,7 +30,7 @@ class Colours:
         return [LeafSerializer("test.Colour", Colour, lambda colour: colour.name, Colour.__getitem__)]
 
 
-def test_values_of_a_plugin_name_it_when_it_is_missing(place: Path) -> None:
+def test_load_value_of_missing_plugin_names_plugin(place: Path) -> None:
     with installed(Colours(), id="colours", distribution="td-colours", version="1.2"):
         TensorDict({"a": torch.ones(1), "c": NonTensorData(Colour.RED)}).memmap(place)
         assert TensorDict.load_memmap(place)["c"] is Colour.RED
@@ -40,7 +40,7 @@ def test_values_of_a_plugin_name_it_when_it_is_missing(place: Path) -> None:
 
 
 class Masked(TensorDict):
-    """A kind of a plugin, with what each record can hold: metadata, entries, members and values."""
+    """A kind of a plugin whose record has metadata, entries, members and values."""
 
     __slots__ = ("note", "spare")
 
@@ -68,7 +68,7 @@ class Masks:
         return [NodeKind("test.Masked", Masked, _flatten_masked, _unflatten_masked)]
 
 
-def test_a_node_kind_of_a_plugin_is_saved_and_named_when_it_is_missing(place: Path) -> None:
+def test_load_kind_of_missing_plugin_names_plugin(place: Path) -> None:
     node = Masked({"shape": torch.arange(3), "n": {"x": torch.ones(3)}}, batch_size=[3])
     node.spare, node.note = TensorDict({"y": torch.zeros(2)}), (1, b"x")
     with installed(Masks(), id="masks", distribution="td-masks", version="1.2"):
@@ -94,10 +94,10 @@ def test_a_node_kind_of_a_plugin_is_saved_and_named_when_it_is_missing(place: Pa
 
 
 class Faulty(TensorDict):
-    """A node of a plugin with a mistake."""
+    """A kind of a plugin with a faulty flatten function."""
 
 
-def faulty(flatten: Any, *formats: str) -> Any:
+def make_faulty_plugin(flatten: Any, *formats: str) -> Any:
     def unflatten(record: Record) -> Any:
         return Faulty(dict(record.entries))
 
@@ -107,24 +107,27 @@ def faulty(flatten: Any, *formats: str) -> Any:
 
 
 @pytest.mark.parametrize("formats", [(), ("memmap/1", "consolidated/1")])
-@pytest.mark.parametrize("taken", [None, ({}, {})])
-def test_a_kind_that_gives_no_record_is_named_with_its_key(
-    taken: Any, formats: tuple[str, ...], tmp_path: Path
+@pytest.mark.parametrize("record", [None, ({}, {})])
+def test_save_kind_without_record_raises_with_key(
+    record: Any, formats: tuple[str, ...], tmp_path: Path
 ) -> None:
     td = TensorDict({"n": {"x": Faulty({"a": 1})}})
-    with installed(faulty(lambda node: taken, *formats), distribution="td-faulty", version="1.5"):
+    with installed(
+        make_faulty_plugin(lambda node: record, *formats), distribution="td-faulty", version="1.5"
+    ):
         for save in (td.memmap, td.memmap_like, td.memmap_, getattr(td, "consolidate", td.memmap)):
             for place in (None, tmp_path / "a"):
                 with pytest.raises(
-                    PluginError, match=r"^key \('n', 'x'\): .*'test.Faulty', of td-faulty==1.5, gives"
+                    PluginError,
+                    match=r"^key \('n', 'x'\): .*'test.Faulty', of td-faulty==1.5, gives",
                 ):
                     save(place)  # type: ignore[operator]
 
 
-def test_a_header_that_is_no_json_is_named_with_its_key(tmp_path: Path) -> None:
+def test_save_kind_with_non_json_header_raises_with_key(tmp_path: Path) -> None:
     pytest.importorskip("td_distributed")
     td = TensorDict({"a": 1, "n": {"x": Faulty({"a": 1})}})
-    with installed(faulty(lambda node: Record({"u": {1}}, dict(node._children())))):
+    with installed(make_faulty_plugin(lambda node: Record({"u": {1}}, dict(node._children())))):
         whole = td.consolidate()
         for save in (
             lambda: td.memmap(tmp_path / "a"),

@@ -20,14 +20,14 @@ NonTensorData = pytest.importorskip("td_tensorclass").NonTensorData
 NonTensorStack = pytest.importorskip("td_tensorclass").NonTensorStack
 
 
-def test_a_value_that_a_live_save_cannot_hold_is_refused_by_its_place(tmp_path: Path) -> None:
+def test_set_inplace_unsupported_value_raises_with_path(tmp_path: Path) -> None:
     saved = TensorDict({"n": {"v": "a"}}).memmap(tmp_path / "save")
     with pytest.raises(CodecError, match=r"what is saved at .*/save/n/v: .*no serializer is registered"):
         saved.set_(("n", "v"), NonTensorData(object()))
     assert saved["n", "v"] == TensorDict.load_memmap(tmp_path / "save")["n", "v"] == "a"
 
 
-def test_values_are_not_written_over_what_was_saved_there_since(tmp_path: Path) -> None:
+def test_set_inplace_value_of_replaced_save_raises(tmp_path: Path) -> None:
     saved = TensorDict({"v": "a"}, batch_size=[2]).memmap(tmp_path / "save")
     TensorDict({"v": {"x": torch.ones(2)}}).memmap(tmp_path / "save")
     with pytest.raises(
@@ -38,7 +38,7 @@ def test_values_are_not_written_over_what_was_saved_there_since(tmp_path: Path) 
     assert TensorDict.load_memmap(tmp_path / "save")["v", "x"].tolist() == [1, 1]
 
 
-def test_values_written_in_place_reach_the_save(tmp_path: Path) -> None:
+def test_set_inplace_value_writes_to_files(tmp_path: Path) -> None:
     td = TensorDict(
         {
             "n": TensorDict({"v": NonTensorData("a", batch_size=[2])}, batch_size=[2]),
@@ -49,29 +49,29 @@ def test_values_written_in_place_reach_the_save(tmp_path: Path) -> None:
     )
     saved = td.memmap(tmp_path / "save")
 
-    def now(key: Any) -> Any:
+    def read_saved(key: Any) -> Any:
         return TensorDict.load_memmap(tmp_path / "save")[key]
 
     saved.set_(("n", "v"), "b")
-    assert saved["n", "v"] == now(("n", "v")) == "b"
+    assert saved["n", "v"] == read_saved(("n", "v")) == "b"
     saved.set_(("n", "v"), (1, b"x"))
-    assert saved["n", "v"] == now(("n", "v")) == (1, b"x")
+    assert saved["n", "v"] == read_saved(("n", "v")) == (1, b"x")
     saved.set_(("n", "v"), "c")
-    assert now(("n", "v")) == "c"
+    assert read_saved(("n", "v")) == "c"
     assert [file.name for file in (tmp_path / "save" / "n" / "v").iterdir()] == ["meta.json"]
     saved.set_("column", ["r", "s"])
-    assert now("column") == ["r", "s"]
+    assert read_saved("column") == ["r", "s"]
     saved[0] = TensorDict({"n": {"v": "one"}, "column": "t", "x": torch.ones(())})
-    assert now("column") == ["t", "s"]
-    assert now(("n", "v")) == saved["n", "v"] == ["one", "c"]
-    assert now("x").tolist() == [1, 0]
+    assert read_saved("column") == ["t", "s"]
+    assert read_saved(("n", "v")) == saved["n", "v"] == ["one", "c"]
+    assert read_saved("x").tolist() == [1, 0]
     with pytest.raises(CodecError):
         saved.set_("column", [object(), "s"])
-    assert saved["column"] == now("column") == ["t", "s"]
+    assert saved["column"] == read_saved("column") == ["t", "s"]
     td.memmap()["n"].set_("v", "anonymous")
     for key in ("k" * 300, "meta.json"):
         TensorDict({key: NonTensorData("a")}).memmap(tmp_path / "save").set_(key, "b")
-        assert now(key) == "b"
+        assert read_saved(key) == "b"
 
 
 def _write_values(saved: Any) -> None:
@@ -82,7 +82,7 @@ def _write_values(saved: Any) -> None:
 
 
 @pytest.mark.parametrize("method", ["spawn", "fork"])
-def test_values_are_shared_between_processes(method: str, tmp_path: Path) -> None:
+def test_share_non_tensor_processes_see_writes(method: str, tmp_path: Path) -> None:
     td = TensorDict(
         {"v": NonTensorData("a", batch_size=[2]), "column": NonTensorStack("p", "q")}, batch_size=[2]
     )
@@ -113,7 +113,7 @@ def test_values_are_shared_between_processes(method: str, tmp_path: Path) -> Non
     assert saved.memmap_refresh_()["v"] == ["one", "child"]
 
 
-def test_what_is_written_to_a_shared_stack_goes_over_what_others_wrote_since_it_was_read(
+def test_write_shared_stack_keeps_writes_of_other_processes(
     tmp_path: Path,
 ) -> None:
     td = TensorDict({"column": NonTensorStack("p", "q")}, batch_size=[2])

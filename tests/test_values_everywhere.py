@@ -1,4 +1,4 @@
-"""Non-tensor values come back as they were through every transport: values, types, order, number and classes."""
+"""Non-tensor values through every transport: values, types, order and classes are kept."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ class Frozen(TensorClass, frozen=True):
 
 
 class Label(NonTensorData):
-    """A class of values of the user's own."""
+    """A user-defined subclass of NonTensorData."""
 
 
 class Labels(NonTensorStack):
-    """A class of columns of the user's own."""
+    """A user-defined subclass of NonTensorStack."""
 
 
 class Counted(TensorClass):
@@ -58,7 +58,7 @@ class Counted(TensorClass):
     tags: list = None
 
 
-def sample() -> TensorDict:
+def make_sample() -> TensorDict:
     td = TensorDict({"t": torch.arange(2)}, batch_size=[2], names=["time"])
     for name, value in VALUES.items():
         td.set_non_tensor(name, value)
@@ -76,38 +76,38 @@ def sample() -> TensorDict:
     return td
 
 
-def through_memmap(td: TensorDict, folder: Path) -> Any:
+def save_and_load_memmap(td: TensorDict, folder: Path) -> Any:
     td.memmap(folder)
     return TensorDict.load_memmap(folder)
 
 
-def through_file(td: TensorDict, folder: Path) -> Any:
+def save_and_load_consolidated(td: TensorDict, folder: Path) -> Any:
     td.consolidate(folder / "file")
     return TensorDict.from_consolidated(folder / "file")
 
 
-def through_state_dict(td: TensorDict, folder: Path) -> Any:
+def copy_by_state_dict(td: TensorDict, folder: Path) -> Any:
     return td.clone().load_state_dict(td.state_dict())
 
 
 TRANSPORTS: dict[str, Callable[[TensorDict, Path], Any]] = {
     "pickle": lambda td, folder: pickle.loads(pickle.dumps(td)),
     "encode": lambda td, folder: decode(encode(td)),
-    "state dict": through_state_dict,
-    "memmap": through_memmap,
+    "state dict": copy_by_state_dict,
+    "memmap": save_and_load_memmap,
     "consolidate": lambda td, folder: td.consolidate(),
-    "file": through_file,
+    "file": save_and_load_consolidated,
 }
 NEEDS = {"memmap": "td-memmap", "consolidate": "td-distributed", "file": "td-distributed"}
 
 
 @pytest.mark.parametrize("name", TRANSPORTS)
-def test_values_survive(name: str, tmp_path: Path, installed: set[str]) -> None:
+def test_transport_keeps_values_and_types(name: str, tmp_path: Path, installed: set[str]) -> None:
     if name in NEEDS and NEEDS[name] not in installed:
         pytest.skip(f"{NEEDS[name]} is not installed")
-    before = sample()
+    before = make_sample()
     if name == "state dict":
-        # It is that of the dense stack, which ragged members do not have.
+        # The state dict of a lazy stack has stacked leaves, so ragged members raise.
         del before["lazy"]
     after = TRANSPORTS[name](before, tmp_path)
     assert list(after.keys()) == list(before.keys())
@@ -133,7 +133,7 @@ def test_values_survive(name: str, tmp_path: Path, installed: set[str]) -> None:
         assert [member.tags for member in after["lazy"].unbind(0)] == [["r"], ["r"]]
 
 
-def test_what_is_written_through_a_view_reaches_the_save(tmp_path: Path) -> None:
+def test_write_value_through_view_reaches_files(tmp_path: Path) -> None:
     pytest.importorskip("td_memmap", reason="td-memmap is not installed")
     mapped = TensorDict({"k": NonTensorStack("a", "b", "c"), "one": "x"}, batch_size=[3]).memmap(tmp_path)
     mapped[1:]["k"][0] = "y"
@@ -145,7 +145,7 @@ def test_what_is_written_through_a_view_reaches_the_save(tmp_path: Path) -> None
     assert (loaded["k"], loaded["one"]) == (["a", "y", "w"], "z")
 
 
-def test_a_value_that_needs_no_sidecar_any_more_is_a_modification(tmp_path: Path) -> None:
+def test_verify_value_without_types_file_reports_modified(tmp_path: Path) -> None:
     td_memmap = pytest.importorskip("td_memmap", reason="td-memmap is not installed")
     pair = NonTensorData((1, 2))
     TensorDict({"k": pair, "n": {"k": pair}}).memmap(tmp_path).set_("k", "x")
@@ -160,17 +160,17 @@ def test_a_value_that_needs_no_sidecar_any_more_is_a_modification(tmp_path: Path
         TensorDict.load_memmap(tmp_path, verify=True)
 
 
-def test_a_value_that_tensordict_wrote_since_is_not_that_of_the_sidecar(tmp_path: Path) -> None:
+def test_load_value_rewritten_by_tensordict_ignores_types(tmp_path: Path) -> None:
     pytest.importorskip("td_memmap", reason="td-memmap is not installed")
     TensorDict({"k": (1, "a")}).memmap(tmp_path)
     assert TensorDict.load_memmap(tmp_path)["k"] == (1, "a")
-    # It rewrites the metadata of a value that is set in place, and knows no sidecar.
+    # tensordict rewrites meta.json of a value set in place, but not %values.json.
     meta = json.loads((tmp_path / "k" / "meta.json").read_text())
     (tmp_path / "k" / "meta.json").write_text(json.dumps({**meta, "data": [3, "b"]}))
     assert TensorDict.load_memmap(tmp_path)["k"] == [3, "b"]
 
 
-def test_a_shorter_value_is_a_modification_and_a_cut_file_is_none(tmp_path: Path) -> None:
+def test_verify_truncated_value_file_reports_damaged(tmp_path: Path) -> None:
     td_memmap = pytest.importorskip("td_memmap", reason="td-memmap is not installed")
     mapped = TensorDict({"k": "a long value"}).memmap(tmp_path)
     mapped.update_({"k": ""})

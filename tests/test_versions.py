@@ -1,4 +1,4 @@
-"""All packages carry one version, and depend on each other by it."""
+"""All packages have the same version and require the same minor version of each other."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ SOURCE = ROOT / "packages/td-core/src/td_core/_version.py"
 VERSION = re.search(r'__version__ = "(.+)"', SOURCE.read_text(encoding="utf-8"))[1]
 
 
-def test_core_reports_the_version() -> None:
+def test_td_core_version_equals_source() -> None:
     assert td_core.__version__ == VERSION == version("td-core")
 
 
 @pytest.mark.parametrize("package", PACKAGES)
-def test_a_build_file_derives_its_version_from_the_one_source(package: str) -> None:
+def test_build_file_reads_version_from_td_core(package: str) -> None:
     folder = ROOT / "packages" / package
     text = (folder / "pyproject.toml").read_text(encoding="utf-8")
     assert 'dynamic = ["version"]' in text
@@ -32,7 +32,7 @@ def test_a_build_file_derives_its_version_from_the_one_source(package: str) -> N
 
 
 @pytest.mark.parametrize("package", PACKAGES)
-def test_a_build_file_asks_for_siblings_of_the_same_minor_version(package: str) -> None:
+def test_build_file_requires_siblings_of_same_minor_version(package: str) -> None:
     text = (ROOT / "packages" / package / "pyproject.toml").read_text(encoding="utf-8")
     wanted = {"td-core": [], "td-all": [name for name in PACKAGES if name != "td-all"]}.get(
         package, ["td-core"]
@@ -43,7 +43,7 @@ def test_a_build_file_asks_for_siblings_of_the_same_minor_version(package: str) 
     assert {str(requirement.specifier) for requirement in asked} <= {f"~={major}.{minor}.0"}
 
 
-def test_what_is_installed_agrees(installed: set[str]) -> None:
+def test_installed_packages_have_same_version(installed: set[str]) -> None:
     assert {name: version(name) for name in installed} == dict.fromkeys(installed, VERSION)
     for name in installed:
         module = import_module("td" if name == "td-all" else name.replace("-", "_"))

@@ -1,10 +1,10 @@
-"""Every parameter of every public function and method changes what comes out, or raises; none is accepted and ignored.
+"""Every parameter of every public function and method changes the outcome of a call or raises; none is ignored.
 
-``calls.txt`` has one call a line: what is called, its arguments and, for its parameters, other values that have to change
-what comes out, each as the inside of ``dict(...)`` among the names of :func:`space`. ``args`` stands for arguments by position.
-``lazy.sum`` is a method of ``lazy``, ``sum`` one of ``td``, ``L.stack`` a function; what follows a blank tells calls of one
-name apart. A line of ``hidden.txt`` has a name and a parameter that has no effect a program can see, or a name that needs
-more than a call, and the reason; such a parameter is described in the docstring.
+Each line of ``calls.txt`` is a call in three parts: the name, its arguments, and other values of its parameters that have
+to change the outcome. Arguments are the inside of ``dict(...)`` and use the names of :func:`make_names`; ``args`` holds
+positional arguments. ``lazy.sum`` is a method of ``lazy``, ``sum`` a method of ``td``, ``L.stack`` a function; a word after
+a blank distinguishes calls of one name. Each line of ``hidden.txt`` is a name with a parameter that has no visible effect,
+or a name that a single call cannot test, and the reason; the docstring describes such a parameter.
 """
 
 from __future__ import annotations
@@ -48,20 +48,20 @@ class Point:
 
 
 class Sample(library.TensorClass):
-    """A tensorclass with a value."""
+    """A tensorclass with a tensor and a value."""
 
     a: torch.Tensor
     name: str = "none"
 
 
 class Typed(library.TypedTensorDict):
-    """A typed collection."""
+    """A TypedTensorDict with one key."""
 
     a: torch.Tensor
 
 
-def space(folder: Path) -> dict[str, Any]:
-    """Return the names that calls use, made anew."""
+def make_names(folder: Path) -> dict[str, Any]:
+    """Build new objects under the names that calls use."""
     torch.manual_seed(0)
     make = library.TensorDict
     a = torch.arange(6.0).view(2, 3)
@@ -119,7 +119,7 @@ def _save_changed(path: Path, names: dict[str, Any]) -> Path:
     file.write_bytes(bytes(times.st_size))
     os.utime(
         file, ns=(times.st_atime_ns, times.st_mtime_ns)
-    )  # what is newer than its save was modified, not damaged
+    )  # keep the times: verify reports a newer file as modified, not as damaged
     return path
 
 
@@ -143,7 +143,7 @@ def _save_consolidated(path: Path, names: dict[str, Any]) -> Path:
     return path
 
 
-#: Files that rows name, made where one does.
+#: Functions that write the files that rows name; they run only for rows that name them.
 SAVES: dict[str, Callable[[Path, dict[str, Any]], Path]] = {
     "saved": _save,
     "changed": _save_changed,
@@ -153,7 +153,7 @@ SAVES: dict[str, Callable[[Path, dict[str, Any]], Path]] = {
     "consolidated": _save_consolidated,
 }
 
-#: What a parameter of this name is given where no row says otherwise.
+#: Values for parameters by name, unless a row has another value.
 USUAL = """
     device='meta', dtype=torch.float64, names=['p', 'q'], batch_size=[2], inplace=True, lock=True, requires_grad=True,
     cast_filter=lambda key, leaf: False, key_transform=lambda key: key + '_', keepdim=True, reduce=True, default=7.0,
@@ -166,7 +166,7 @@ SURFACE = json.loads((HERE / "surface.json").read_text())
 
 
 def read(name: str, count: int) -> list[tuple[str, ...]]:
-    """Return the lines of a table, each in so many parts."""
+    """Return the lines of a table, each split into ``count`` parts."""
     lines = (HERE / name).read_text().splitlines()
     rows = [
         tuple(part.strip() for part in f"{line} ".split("| "))
@@ -179,12 +179,12 @@ def read(name: str, count: int) -> list[tuple[str, ...]]:
 
 
 ROWS = read("calls.txt", 3)
-#: By name and parameter, "*" for all of either: why there is no effect to see, or no call.
+#: By name and parameter ("*" for all): the reason why no effect is visible, or no call is possible.
 HIDDEN = {tuple(name.split()): reason for name, reason in read("hidden.txt", 2)}
 
 
 def public() -> dict[str, Callable[..., Any]]:
-    """Return the functions and methods of the surface that take parameters, by name."""
+    """Return the functions and methods in ``surface.json``, by name."""
     found = {}
     for group in SURFACE:
         owner: Any = None
@@ -219,7 +219,7 @@ def name_of(row: str) -> str:
 
 
 class Shown:
-    """What a call left behind, as text: its result, what it printed, what it changed, and its files."""
+    """Convert the result and the side effects of a call to plain values that can be compared."""
 
     def __init__(self, before: dict[str, Any], folder: Path) -> None:
         self.known: dict[int, str] = {}
@@ -230,7 +230,7 @@ class Shown:
                 self.known |= {leaf.data_ptr(): key for leaf in value._leaves() if leaf.numel()}
 
     def of(self, value: Any, depth: int = 0) -> Any:
-        """Return a description of a value; shared memory and known objects are part of it."""
+        """Return a description of a value that includes shared memory and the names of known objects."""
         if depth > 9:
             return "..."
         if isinstance(value, torch.Tensor):
@@ -296,10 +296,12 @@ class Shown:
         ]
 
 
-def outcome(row: str, base: str, changes: dict[str, Any] | str, folder: Path, only: str | None = None) -> Any:
-    """Return what a call leaves behind, or the class of its error; ``only`` names the one change to make."""
+def run_call(
+    row: str, base: str, changes: dict[str, Any] | str, folder: Path, only: str | None = None
+) -> Any:
+    """Return the result and side effects of a call, or its error. ``only`` is the name of the changed parameter."""
     folder.mkdir(parents=True)
-    names = space(folder)
+    names = make_names(folder)
     names |= {
         name: save(folder / name, names)
         for name, save in SAVES.items()
@@ -314,7 +316,7 @@ def outcome(row: str, base: str, changes: dict[str, Any] | str, folder: Path, on
     call, parameters = row.split()[0], parameters_of(name_of(row))
     target = call if "." in call else f"td.{call}"
     positional = arguments.pop("args", ())
-    if positional:  # what stands before *args has to be given by position, too
+    if positional:  # parameters before *args must be positional too
         before = list(parameters)[
             : next(i for i, p in enumerate(parameters.values()) if p.kind is P.VAR_POSITIONAL)
         ]
@@ -354,7 +356,7 @@ def outcome(row: str, base: str, changes: dict[str, Any] | str, folder: Path, on
 
 
 def _without_row() -> list[tuple[str, str, str]]:
-    """Return a call for each name that needs no argument and that no row calls."""
+    """Return a call without arguments for each name that no row calls and that needs none."""
     called = {name_of(row) for row, *_ in ROWS}
     return [
         (name, "", "")
@@ -367,73 +369,75 @@ def _without_row() -> list[tuple[str, str, str]]:
     ]
 
 
-def cases() -> Iterator[Any]:
-    """Return every row with each of its parameters that is given another value."""
+def iter_cases() -> Iterator[Any]:
+    """Yield every row with each parameter that has another value."""
     usual = set(eval(f"dict({USUAL})", {"torch": torch}))
-    said: dict[str, set[str]] = {}
+    covered_names: dict[str, set[str]] = {}
     for row, base, changes in ROWS:
         name = name_of(row)
         own = set(_keys_of(changes))
-        said.setdefault(name, set()).update(_means(name, each) for each in own)
+        covered_names.setdefault(name, set()).update(_get_parameter(name, each) for each in own)
         for parameter in own:
             yield pytest.param(row, base, changes, parameter, id=f"{row}-{parameter}")
     for row, base, _ in [*ROWS, *_without_row()]:
         name = name_of(row)
-        said.setdefault(name, set())
+        covered_names.setdefault(name, set())
         for parameter in parameters_of(name):
             if (
                 parameter in usual
-                and parameter not in said[name]
+                and parameter not in covered_names[name]
                 and (name, parameter) not in HIDDEN
                 and ("*", parameter) not in HIDDEN
             ):
-                said[name].add(parameter)
+                covered_names[name].add(parameter)
                 yield pytest.param(row, base, USUAL, parameter, id=f"{row}-{parameter}")
 
 
 def _keys_of(arguments: str) -> list[str]:
-    """Return the names in the inside of a call, without evaluating it."""
+    """Return the names of keyword arguments in source text, without evaluating it."""
     call: Any = ast.parse(f"dict({arguments})", mode="eval").body
     return [keyword.arg for keyword in call.keywords]
 
 
-def _means(name: str, given: str) -> str:
-    """Return the parameter of a public name that an argument of a row is for."""
+def _get_parameter(name: str, given: str) -> str:
+    """Return the parameter to which an argument of a row belongs."""
     if given != "args":
         return given
     return next((each.name for each in parameters_of(name).values() if each.kind is P.VAR_POSITIONAL), "?")
 
 
-CASES = list(cases())
+CASES = list(iter_cases())
 
 
-#: What the calls of rows leave behind, by row: they are made once for all the parameters.
-MADE: dict[str, Any] = {}
+#: Outcomes by row, computed once for all parameters.
+OUTCOMES: dict[str, Any] = {}
 
 
 @pytest.mark.parametrize(("row", "base", "changes", "parameter"), CASES)
-def test_parameter_changes_something_or_raises(
+def test_parameter_changes_result_or_raises(
     row: str, base: str, changes: str, parameter: str, tmp_path: Path
 ) -> None:
-    if row not in MADE:
-        MADE[row] = outcome(row, base, "", tmp_path / "before")
-        assert MADE[row][0] != "raised", MADE[row]
-        assert MADE[row] == outcome(row, base, "", tmp_path / "again"), "two calls leave different things"
-    after = outcome(row, base, changes, tmp_path / "after", parameter)
-    assert after != MADE[row], f"{parameter} of {row} is accepted and ignored"
+    if row not in OUTCOMES:
+        OUTCOMES[row] = run_call(row, base, "", tmp_path / "before")
+        assert OUTCOMES[row][0] != "raised", OUTCOMES[row]
+        assert OUTCOMES[row] == run_call(row, base, "", tmp_path / "again"), (
+            "two calls leave different things"
+        )
+    after = run_call(row, base, changes, tmp_path / "after", parameter)
+    assert after != OUTCOMES[row], f"{parameter} of {row} is accepted and ignored"
 
 
 @pytest.mark.parametrize("name", [name for name in PUBLIC if (name, "*") not in HIDDEN])
-def test_every_parameter_is_in_the_table(name: str) -> None:
-    covered = {_means(name, case.values[3]) for case in CASES if name_of(case.values[0]) == name}
+def test_table_contains_every_parameter(name: str) -> None:
+    covered = {_get_parameter(name, case.values[3]) for case in CASES if name_of(case.values[0]) == name}
     hidden = {parameter for owner, parameter in HIDDEN if owner in (name, "*")}
     lacking = set(parameters_of(name)) - covered - hidden
     assert lacking == set(), f"{name}() has parameters without a row in calls.txt"
 
 
 @pytest.mark.parametrize(("name", "parameter"), [each for each in HIDDEN if "*" not in each])
-def test_parameter_without_effect_is_documented(name: str, parameter: str) -> None:
+def test_parameter_without_effect_is_in_docstring(name: str, parameter: str) -> None:
     assert parameter in parameters_of(name)
-    said = inspect.getdoc(PUBLIC[name]) or ""
-    # Some say that their arguments are those of another method.
-    assert parameter in said or ":meth:" in said or ":func:" in said, HIDDEN[name, parameter]
+    docstring = inspect.getdoc(PUBLIC[name]) or ""
+    # Some docstrings refer to another method for their parameters.
+    assert parameter in docstring or ":meth:" in docstring or ":func:" in docstring, HIDDEN[name, parameter]

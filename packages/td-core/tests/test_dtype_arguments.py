@@ -1,4 +1,4 @@
-"""The classes bool, int, float and complex as get_dtypes_or_error: a collection accepts them wherever torch does."""
+"""The classes bool, int, float and complex as dtypes: a collection accepts them wherever torch does."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ CASES = [(name, kind, number) for name in CALLS for kind in KINDS for number in 
 
 
 def get_dtypes_or_error(call: Callable[[], Any]) -> Any:
-    """Return the get_dtypes_or_error of the leaves of a result, or the class of the error."""
+    """Return the dtypes of the leaves of a result, or the class of the error."""
     try:
         return [leaf.dtype for leaf in call().values(True, True)]
     except Exception as error:

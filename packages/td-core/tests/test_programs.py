@@ -1,7 +1,7 @@
-"""Random programs on any arrangement of dense collections and lazy stacks, make_element by make_element.
+"""Random programs on any arrangement of dense collections and lazy stacks, element by element.
 
-The model is a tensor of positions and a list of elements: an make_element holds the tensors under all keys at one position of
-the batch. A shape operation is applied to the tensor of positions with torch, a pointwise one to each make_element separately.
+The model is a tensor of positions and a list of elements: an element holds the tensors under all keys at one position of
+the batch. A shape operation is applied to the tensor of positions with torch, a pointwise one to each element separately.
 So the members of a stack may differ in keys and shapes.
 """
 
@@ -26,7 +26,7 @@ Element = dict[tuple[str, ...], Tensor]
 
 
 class Model(NamedTuple):
-    """The elements of a collection, and a tensor with the number of the make_element at each position."""
+    """The elements of a collection, and a tensor with the number of the element at each position."""
 
     places: Tensor
     elements: list[Element]
@@ -42,14 +42,14 @@ class Model(NamedTuple):
 
 @st.composite
 def draw_spec(draw: Draw, depth: int = 2) -> dict[str, Any]:
-    """Draw the keys and shapes of an make_element."""
+    """Draw the keys and shapes of an element."""
     keys = draw(st.lists(st.sampled_from("abc"), min_size=1, max_size=2, unique=True))
     shapes = st.lists(st.integers(0, 2), max_size=2)
     return {key: draw(draw_spec(depth - 1) if depth and draw(st.booleans()) else shapes) for key in keys}
 
 
 def vary_spec(draw: Draw, spec: dict[str, Any]) -> dict[str, Any]:
-    """Draw a variant of an make_element, in which some shapes or keys differ."""
+    """Draw a variant of an element, in which some shapes or keys differ."""
     out: dict[str, Any] = {}
     for key, value in spec.items():
         if isinstance(value, dict):

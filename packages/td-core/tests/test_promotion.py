@@ -1,4 +1,4 @@
-"""Dtype promotion: a make_lazy stack promotes with any operand as the dense tensor does, also if its members are scalars."""
+"""Dtype promotion: a lazy stack promotes with any operand as the dense tensor does, also if its members are scalars."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ KINDS: dict[str, tuple[Callable[[Tensor], Any], Any]] = {
         lambda leaf: TensorDict({"z": leaf[0].clone(), "n": make_lazy(leaf)}),
         ("n", "a"),
     ),
-    "level in make_lazy": (
+    "node in lazy": (
         lambda leaf: LazyStackedTensorDict(*[TensorDict({"n": {"a": part.clone()}}) for part in leaf]),
         ("n", "a"),
     ),

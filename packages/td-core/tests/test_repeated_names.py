@@ -1,4 +1,4 @@
-"""Dim names of a lazy make_stack: the name of the make_stack dim differs from all names in its members and nested nodes."""
+"""Dim names of a lazy stack: the name of the stack dim differs from all names in its members and nested nodes."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ def make_stack(*members: Any, name: str | None = "time") -> Any:
 
 REFUSED: dict[str, Callable[[], Any]] = {
     "all members": lambda: make_stack(make_member("time"), make_member("time")),
-    "the last make_member": lambda: make_stack(make_member(None), make_member("time")),
+    "the last member": lambda: make_stack(make_member(None), make_member("time")),
     "the last dim": lambda: make_stack(make_member("x", "time")),
-    "make_stack dim in the middle": lambda: LazyStackedTensorDict(
+    "stack dim in the middle": lambda: LazyStackedTensorDict(
         make_member("x", "time"), stack_dim=1, stack_dim_name="time"
     ),
-    "make_stack of stacks": lambda: make_stack(make_stack(make_member(None))),
-    "a level make_nested_member": lambda: make_stack(make_nested_member("time")),
+    "stack of stacks": lambda: make_stack(make_stack(make_member(None))),
+    "a nested node": lambda: make_stack(make_nested_member("time")),
     "append": lambda: make_stack(make_member(None)).append(make_member("time")),
     "insert": lambda: make_stack(make_member(None)).insert(0, make_member("time")),
     "extend": lambda: make_stack(make_member(None)).extend([make_member(None), make_member("time")]),
-    "append to an empty make_stack": lambda: make_stack(name="time").append(make_member("time")),
+    "append to an empty stack": lambda: make_stack(name="time").append(make_member("time")),
     "lazy_stack": lambda: lazy_stack([make_member("time")], stack_dim_name="time"),
     "names": lambda: LazyStackedTensorDict(make_member("x"), names=["x", "x"]),
     "names and another name": lambda: LazyStackedTensorDict(

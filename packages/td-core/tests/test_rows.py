@@ -1,4 +1,4 @@
-"""Rows write_with_torch at an index, from a mapping or a collection: each leaf equals the result of torch."""
+"""Rows written at an index, from a mapping or a collection: each leaf equals the result of torch."""
 
 from __future__ import annotations
 
