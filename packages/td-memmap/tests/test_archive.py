@@ -462,10 +462,10 @@ def test_memmap_durable_archive_syncs_before_rename(tmp_path: Path, monkeypatch:
     assert log == [os.stat(path).st_size, "save.tdz", "names"]
 
 
-def test_memmap_archive_removes_only_stale_litter(tmp_path: Path) -> None:
+def test_memmap_archive_removes_only_stale_files(tmp_path: Path) -> None:
     path = tmp_path / "save.tdz"
     (tmp_path / ".save.tdz.td-file-00000001").write_text("killed")
-    (tmp_path / ".save.tdz.td-file-mine").write_text("no litter")
+    (tmp_path / ".save.tdz.td-file-mine").write_text("not a stale file")
     with NewFile(str(path), replace=True) as busy:
         TensorDict({"a": torch.ones(4)}).memmap(path)
         assert len(os.listdir(tmp_path)) == 3

@@ -115,7 +115,9 @@ def test_commit_user_metadata_newer_than_manifest_is_kept(
     manifest = json.loads((prefix / "%manifest.json").read_text())
     manifest["files"]["mine/meta.json"] = [2, None]
     (prefix / "%manifest.json").write_text(json.dumps(manifest))
-    os.utime(prefix / "%manifest.json", (1 << 32, 1 << 32))  # in the future: only the change time may decide
+    os.utime(
+        prefix / "%manifest.json", (1 << 32, 1 << 32)
+    )  # This time is in the future, so only the change time can be right.
     time.sleep(0.05)
     (prefix / "mine").mkdir()
     (prefix / "mine" / "meta.json").write_text("{}")

@@ -204,7 +204,7 @@ def test_commit_process_forked_during_save_keeps_no_lock(
             # The forked process has the lock file open and runs until the pipe is closed.
             forked.append(fork_child(lambda: (os.close(go), os.read(ready, 1))))
             waiting.append(pool.submit(lambda: make_tree(3, more=True).memmap(prefix)))
-            time.sleep(0.2)  # time for the other save to wait for the lock
+            time.sleep(0.2)  # The other save waits for the lock by now.
 
     with ThreadPoolExecutor(1) as pool:
         try:

@@ -76,8 +76,8 @@ def test_commit_killed_at_any_call_leaves_complete_save(
             else:
                 subprocess.run(["rm", "-rf", prefix], check=True)
         elif not over:
-            for litter in tmp_path.iterdir():
-                subprocess.run(["rm", "-rf", litter], check=True)
+            for stale in tmp_path.iterdir():
+                subprocess.run(["rm", "-rf", stale], check=True)
     assert n > 50
     assert seen == ({1, 2} if over else {None, 2})
     make_tree(3, more=True).memmap(prefix)
@@ -274,7 +274,7 @@ def test_commit_durable_syncs_before_publishing(
         else:
             dirty.update({path, os.path.dirname(path)})
             if kind == "create" and Path(path).name == "tied.memmap":
-                dirty.discard(path)  # a hard link to a file that is synced under its other name
+                dirty.discard(path)  # This hard link names a file that is synced under its other name.
     assert dirty <= {str(tmp_path)}, "written, and not synced before it was published"
     assert ("sync", str(tmp_path)) in after
     assert renamed.startswith(str(tmp_path / ".save.td-new-"))

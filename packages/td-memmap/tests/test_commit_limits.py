@@ -91,7 +91,7 @@ def test_memmap_few_file_descriptors_saves_many_nodes(
     def work() -> None:
         soft = len(os.listdir("/proc/self/fd")) + 10
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
-        for num_threads in (0, 0, 2):  # the second and third save replace the first one
+        for num_threads in (0, 0, 2):  # The second and third save replace the first.
             td.memmap(prefix, num_threads=num_threads)
             check(TensorDict.load_memmap(prefix))
         assert verify(prefix).ok

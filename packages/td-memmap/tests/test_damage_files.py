@@ -244,7 +244,9 @@ def test_load_archive_wrong_zip_directory_raises(damage: dict[str, int], message
 
 def test_load_archive_of_unknown_zip_version_raises(archive: Path) -> None:
     content = bytearray(archive.read_bytes())
-    content[content.rindex(b"PK\x01\x02") + 6] = 99  # the field with the required zip version
+    content[content.rindex(b"PK\x01\x02") + 6] = (
+        99  # This field is the zip version required to read the file.
+    )
     archive.write_bytes(content)
     assert not is_memmap_archive(archive)
     with pytest.raises(FormatError, match="is not an archive of a save: .*version 9.9"):

@@ -389,7 +389,7 @@ LEAF = {**ENTRY, "shape": [2]}
         ({"class": "x:Y"}, "class is 'x:Y', expected a subclass of TensorDict that this process has defined"),
     ],
 )
-def test_load_wrong_general_metadata_raises(
+def test_load_wrong_metadata_in_general_form_raises(
     fields: dict[str, Any], message: str, tmp_path: Path, assert_load_fails: Any
 ) -> None:
     save = tmp_path / "save"
@@ -410,7 +410,7 @@ def test_load_wrong_general_metadata_raises(
         (pickle.dumps({"w": 1}), "v is {'w': 1}, expected a value in other.pickle"),
     ],
 )
-def test_load_wrong_general_pickle_raises(
+def test_load_wrong_pickle_in_general_form_raises(
     content: bytes, message: str, tmp_path: Path, assert_load_fails: Any
 ) -> None:
     save = tmp_path / "save"

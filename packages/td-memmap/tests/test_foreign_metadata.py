@@ -209,7 +209,7 @@ RELEASES = sorted(path.stem for path in (FIXTURES / "legacy").glob("*.zip"))
 def test_memmap_over_tensordict_save_replaces_it(name: str, tmp_path: Path) -> None:
     shutil.copytree(FIXTURES / "memmap" / name, tmp_path / name)
     TensorDict({"a": torch.zeros(3)}).memmap(tmp_path / name)
-    if name == "keys_reserved":  # its metadata does not list these leaves
+    if name == "keys_reserved":  # The metadata of this save does not list these leaves.
         for hidden in ("_type", "device", "shape"):
             (tmp_path / name / f"{hidden}.memmap").unlink()
     assert sorted(read_files(tmp_path / name)) == ["%manifest.json", "a.memmap", "meta.json"]
@@ -230,7 +230,7 @@ def test_memmap_over_old_release_save_replaces_it(release: str, tmp_path: Path) 
         assert not (save / "meta.pt").exists()
 
 
-def test_memmap_over_foreign_meta_pt_raises(prefix: Path) -> None:
+def test_memmap_over_foreign_old_metadata_raises(prefix: Path) -> None:
     prefix.mkdir()
     torch.save({"epoch": 3, "batch_size": 32}, prefix / "meta.pt")
     torch.save({"dtype": torch.int64}, prefix / "a.meta.pt")

@@ -15,7 +15,7 @@ def test_temporary_prefix_contains_short_name() -> None:
     assert list_temporary_prefixes("a.memmap") == ".a.memmap.td-"
 
 
-def test_temporary_prefix_of_long_name_is_a_short_digest() -> None:
+def test_temporary_prefix_of_long_name_is_digest() -> None:
     first, second = list_temporary_prefixes("k" * 201), list_temporary_prefixes("k" * 202)
     assert len(first) == len(second) == len(".") + 40 + len(".td-")
     assert first != second
@@ -48,5 +48,5 @@ def test_count_list_dims_counts_dims_of_even_lists(values: Any, dims: int) -> No
         (2**60, "1024.00 PB"),
     ],
 )
-def test_show_size_uses_unit_of_at_most_1024(nbytes: int, text: str) -> None:
+def test_show_size_of_bytes_selects_unit(nbytes: int, text: str) -> None:
     assert show_size(nbytes) == text

@@ -120,12 +120,12 @@ def test_commit_undeletable_files_are_removed_by_later_save(
 
 
 @pytest.mark.parametrize(
-    "litter", [["new-00000002"], ["old-00000003"], ["new-00000000", "old-00000001", "new-00000004"]]
+    "stale", [["new-00000002"], ["old-00000003"], ["new-00000000", "old-00000001", "new-00000004"]]
 )
-def test_commit_over_litter_of_several_processes_removes_it(
-    tmp_path: Path, litter: list[str], make_tree: Any
+def test_commit_removes_stale_directories_of_processes(
+    tmp_path: Path, stale: list[str], make_tree: Any
 ) -> None:
-    for name in litter:
+    for name in stale:
         make_tree(1).memmap(tmp_path / "other")
         os.rename(tmp_path / "other", tmp_path / f".save.td-{name}")
     make_tree(2).memmap(tmp_path / "save")

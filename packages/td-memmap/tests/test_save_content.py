@@ -123,7 +123,7 @@ class UserTensorDict(TensorDict):
 
 
 def test_load_memmap_save_of_subclass_returns_subclass(prefix: Path) -> None:
-    for key in ("shape", "a"):  # the key "shape" requires the general form
+    for key in ("shape", "a"):  # The key "shape" requires the general form.
         UserTensorDict({key: torch.ones(2)}).memmap(prefix)
         assert type(TensorDict.load_memmap(prefix)) is UserTensorDict
     meta = json.loads((prefix / "meta.json").read_text())

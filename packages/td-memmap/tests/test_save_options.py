@@ -319,7 +319,7 @@ def test_memmap_during_writes_of_other_thread_saves_or_raises(tmp_path):
     writer.start()
     try:
         for _ in range(50):
-            with contextlib.suppress(StructureError):  # raised if a write interferes with the planning
+            with contextlib.suppress(StructureError):  # A write during the planning of the save raises.
                 saved = td.memmap(tmp_path / "save")
                 keys = list(saved.keys(True, True))
                 assert sorted(TensorDict.load_memmap(tmp_path / "save").keys(True, True)) == sorted(keys)

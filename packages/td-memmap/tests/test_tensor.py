@@ -447,7 +447,7 @@ def test_interpreter_exit_with_mapped_tensor_prints_nothing():
     assert done.stderr == ""
 
 
-def test_from_tensor_removes_stale_litter(source: Tensor, tmp_path: Path) -> None:
+def test_from_tensor_removes_stale_files(source: Tensor, tmp_path: Path) -> None:
     (tmp_path / ".x.td-file-00000000").touch()
     for existsok in (False, True):
         MemoryMappedTensor.from_tensor(source, filename=tmp_path / "x", existsok=existsok)

@@ -196,7 +196,7 @@ def _make_sidecar(tree: DirectoryTree, node: Node, rows: _Rows) -> dict[Parts, b
 def _check_values(
     tree: DirectoryTree, node: Node, meta: dict[str, Any], right: dict[str, Any], rows: _Rows
 ) -> None:
-    """Raise AppendError if the values of the rows differ from the saved ones."""
+    """Raise AppendError if the non-tensor values of the rows differ from the saved values."""
     pickled = rows.texts.get((*_get_rows_directory(node), _file_names.PICKLE))
     if pickled != read_if_there(tree, node.parts, _file_names.PICKLE):
         # Equal values can have different pickles, so compare the values. The pickle of the rows was made by this
@@ -246,7 +246,7 @@ def _is_equal(left: Any, other: Any) -> bool:
 
 
 def _sidecars(tree: DirectoryTree, node: Node, texts: dict[Parts, bytes]) -> list[Any]:
-    """Return the parsed ``%values.json`` of a node in the save and in the plan of the rows."""
+    """Return the parsed ``%values.json`` of a node: the saved file and the planned file of the rows."""
     result = (
         read_if_there(tree, node.parts, _file_names.VALUES),
         texts.get((*_get_rows_directory(node), _file_names.VALUES)),
@@ -322,7 +322,7 @@ def _publish(tree: DirectoryTree, nodes: list[Node], metas: dict[Parts, bytes], 
 def _write_manifest(
     tree: DirectoryTree, metas: dict[Parts, bytes], files: list[Parts], algorithm: Any
 ) -> None:
-    """Write the manifest of the grown save, with hashes if the old manifest had them."""
+    """Write the manifest of the save with the new rows, with hashes if the old manifest had hashes."""
     sizes: dict[Parts, list[Any]] = {place: [len(text), None] for place, text in metas.items()}
     for place in files:
         status = tree.stat_path(place)

@@ -44,7 +44,7 @@ from ._shapes import element_count, make_empty, reshape_flat
 from ._tensor import Place
 
 _ALIGNMENT = 64
-_PAD_BLOCK = 0x6474  # the bytes "td"
+_PAD_BLOCK = 0x6474  # These are the bytes "td".
 _LOCAL_HEADER = 30
 _ZIP64_BLOCK = 20
 _LONGEST_NAME = (1 << 16) - 1
@@ -54,7 +54,7 @@ _TIMELESS = {"st_mtime_ns": 0, "st_ctime_ns": 0}
 #: Exceptions of ``zipfile`` for a file that is not a valid zip file.
 _BAD_ZIP = (zipfile.BadZipFile, ValueError, NotImplementedError, struct.error, EOFError, OverflowError)
 
-#: Exceptions of reading a damaged entry, apart from those of the decompressors.
+#: Exceptions of reading a damaged entry, except the exceptions of the decompressors.
 _BAD_ENTRY = (zipfile.BadZipFile, EOFError, OSError, RuntimeError, struct.error, UnicodeDecodeError)
 
 _METHODS = {
@@ -126,7 +126,7 @@ def _write_atomically(
             try:
                 yield packing
             except BaseException:
-                packing.zip.fp = None  # prevents ZipFile.close() from writing a zip directory
+                packing.zip.fp = None  # This keeps ZipFile.close() from writing a zip directory.
                 raise
             packing.zip.close()
         new.publish(durable=durable)
@@ -179,7 +179,7 @@ def _order(path: Parts) -> str:
 
 
 def save_archive(data: Core, path: str, options: Options) -> Callable[[], Any]:
-    """Plan an archive and return the function that writes it and returns the collection mapped from it."""
+    """Plan an archive. Return a function that writes it and returns the collection mapped from it."""
     if not options.existsok and _fs.get_status(path) is not None:
         raise FileTakenError(f"the archive {path} exists; pass existsok=True to replace it")
     plan, _ = plan_save(data, options)
@@ -282,7 +282,7 @@ def pack_memmap(
                 for path in sorted(left.files)
                 if (result := tree.stat_path(path)) is not None
             }
-            # Leave out the manifest: its times are those of the directory, and zip entries have checksums.
+            # Leave out the manifest: it has file times of the directory, and zip entries have their own checksums.
             sizes.pop((_file_names.MANIFEST,), None)
             report = make_reporter(progress, sum(sizes.values()), "pack")
             for path in sorted(sizes, key=_order):
@@ -427,7 +427,7 @@ class ArchiveTree:
         return f"{self.path}/{inner}" if inner else self.path
 
     def entries(self, parts: Parts = ()) -> dict[str, bool]:
-        """Map the names in a directory to True for subdirectories and False for files."""
+        """Return the names in a directory, mapped to True for subdirectories and to False for files."""
         return self._listing.get((*self.base, *parts), {})
 
     def stat(self, parts: Parts, name: str) -> Any:

@@ -3,12 +3,12 @@
 A save is built in the directory ``.<name>.td-new-<number>`` next to its prefix. When it is complete, it is renamed
 to ``.<name>.td-old-<number>`` and then exchanged with the prefix in one step. The replaced save, which now has that
 other name, is removed. Whatever stops the process leaves a complete save at the prefix, the old or the new one, and
-litter that the next save at that prefix removes: a ``new`` directory with all its files; from an ``old`` directory
+stale directories, which the next save at that prefix removes: a ``new`` directory with all its files; from an ``old`` directory
 first the files that belong to no save are moved back to the prefix, then it is renamed to ``new`` and removed.
 
-Removing litter, replacing a save and removing the replaced one require the lock on ``.<name>.td-lock``, a file that
+Removing stale directories, replacing a save and removing the replaced one require the lock on ``.<name>.td-lock``, a file that
 exists only while it is locked. Building does not require it, so two processes can build concurrently; each holds a lock
-on its directory, so that no other process removes it as litter. An ``old`` directory is in use only while its
+on its directory, so that no other process removes it as stale. An ``old`` directory is in use only while its
 process holds the first lock. If nothing exists at the prefix, the directory is renamed to it in one step and
 without that lock, which would cost a third of the time of saving a few leaves.
 
@@ -56,7 +56,7 @@ class Staging:
         files: the files to write, as paths below the prefix.
         durable: sync all files and directories to disk, in order.
         alone: whether the caller holds :func:`lock_prefix` on the prefix.
-        own: returns the files below the prefix that already belong to the new save and are carried over.
+        own: function that returns the files below the prefix to which the new save will link.
 
     Raises:
         FileTakenError: a file that belongs to no save has a required name, or the existing save cannot be
@@ -130,7 +130,7 @@ class Staging:
         return _fs.lock_file(self._parent, f"{self._litter}lock")
 
     def _begin_first(self) -> bool:
-        """Start staging without the lock. Return False if the prefix exists or has litter, or another process interferes."""
+        """Start staging without the lock. Return False if the prefix exists, has stale directories or is in use."""
         parent = self._parent.root
         there = (_fs.is_name(name, parent) for name in (self._name, f"{self._litter}lock"))
         if any(there) or next(iter_numbered(parent, *self._unfinished), None) is not None:
@@ -138,9 +138,9 @@ class Staging:
         try:
             self.tree = self._make_temporary(next(_file_names.iter_numbers()))
         except OSError:
-            return False  # another process took the name, or the slow path raises the error
+            return False  # Another process took the name, or the slow path raises the error.
 
-        # Another process may have removed the directory as litter before this process locked it.
+        # Another process may have removed the directory as stale before this process locked it.
         if _fs.is_named(self.tree.root, self._temporary, parent):
             return True
         self.tree.close()
@@ -225,7 +225,7 @@ class Staging:
         self.tree.write((), _file_names.SAVING, _file_names.format_listing(self._files))
 
     def _find_save_files(self, previous: DirectoryTree) -> SaveFiles:
-        """Return the files of the save to replace, and those that the new save carries over."""
+        """Return the files of the old save, and the files at the prefix that the new save links to."""
         result = find_save_files(previous, self._directories)
         if self._own is not None and not self.in_place:
             for path in self._own(previous):
@@ -290,7 +290,7 @@ class Staging:
         except OSError as error:
             if error.errno != errno.ENOTEMPTY:
                 raise
-            return False  # without RENAME_NOREPLACE, another process may have created the name
+            return False  # Without RENAME_NOREPLACE, another process may have created the name.
         self._finished = True
         if self._durable:
             self._parent.sync()
@@ -380,7 +380,7 @@ class Staging:
             for path in left.files
             if path[-1] in (_file_names.META, _file_names.MANIFEST, _file_names.SAVING)
         ]
-        # Files that this user may not delete stay as litter; the next save of their owner removes them.
+        # Leave files that this user may not delete: the next save of their owner removes them.
         with contextlib.suppress(PermissionError):
             for path in (*sorted(left.files.difference(last)), *sorted(last, key=len, reverse=True)):
                 old.remove_path(path)

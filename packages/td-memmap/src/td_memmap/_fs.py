@@ -39,9 +39,9 @@ _OPEN_DIRECTORIES = 128
 PIECE = 16 << 20
 #: Errors of opening for writing after which the file may still be readable.
 NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ETXTBSY)
-#: Errors of a file system without hard links, or with no more links to one file.
+#: Errors of a file system without hard links, or if a file has the maximal number of links.
 NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK, errno.ENOSYS)
-# Linux writes at most 2**31 - 4096 bytes per call. A smaller limit costs nothing.
+# Linux writes at most 2**31 - 4096 bytes per call, so longer buffers are split.
 _LONGEST_WRITE = 1 << 30
 
 
@@ -74,7 +74,7 @@ def write_at(fd: int, data: Any, offset: int) -> None:
 
 
 def reserve(fd: int, nbytes: int) -> None:
-    """Allocate ``nbytes`` bytes of disk space for an open file, so that no store into its mapping can fail."""
+    """Allocate ``nbytes`` bytes of disk space for an open file, so that no write to its mapping can fail."""
     if nbytes:
         os.posix_fallocate(fd, 0, nbytes)
 
@@ -113,7 +113,7 @@ def open_path(path: str, writable: bool) -> int:
 
 
 def open_in_mode(mode: str | None, opener: Callable[..., Opened], *name: Any) -> tuple[Opened, bool]:
-    """Open a file in a ``mode`` of ``load_memmap``; return the file and whether stores reach it."""
+    """Open a file in a ``mode`` of ``load_memmap``; return the file and whether writes reach it."""
     if mode != "r":
         try:
             return opener(*name, True), True
@@ -158,12 +158,12 @@ def closing(fd: int) -> Iterator[int]:
 
 
 def get_open_status(fd: int) -> os.stat_result:
-    """Return the status of an open file."""
+    """Return the ``os.stat_result`` of an open file."""
     return os.fstat(fd)
 
 
 class DirectoryTree:
-    """A directory that was opened once, with access to the files below it.
+    """Open directory, with access to the files below it.
 
     Paths are given as ``parts``, the directories on the way, and a name. Methods that read raise FileNotFoundError
     if the file is missing and FormatError if it must not be followed.
@@ -214,7 +214,7 @@ class DirectoryTree:
             tree._others = trees
 
     def show(self, parts: Parts, name: str = "") -> str:
-        """Return a path for messages."""
+        """Format a path below the root for error messages."""
         return "/".join((self.path, *parts, name) if name else (self.path, *parts))
 
     def fd(self, parts: Parts) -> int:
@@ -297,7 +297,7 @@ class DirectoryTree:
                 content += piece
             return content
         finally:
-            os.close(fd)  # faster than a ``with`` block
+            os.close(fd)  # This is faster than a ``with`` block.
 
     def entries(self, parts: Parts = ()) -> dict[str, bool]:
         """Return the names in a directory, mapped to True for subdirectories and to False for files."""
@@ -310,14 +310,14 @@ class DirectoryTree:
             return self.entries(parts)
 
     def stat(self, parts: Parts, name: str) -> os.stat_result | None:
-        """Return the status of a name without following links, or None if it does not exist."""
+        """Return the ``os.stat_result`` of a name without following links, or None if it does not exist."""
         try:
             return get_status(name, self.fd(parts), follow=False)
         except FileNotFoundError:
-            return None  # the parent directory does not exist
+            return None  # The parent directory does not exist.
 
     def stat_path(self, path: Parts) -> os.stat_result | None:
-        """Return the status at a path below the root, or None if it or a parent does not exist."""
+        """Return the ``os.stat_result`` of a path below the root, or None if it or a parent does not exist."""
         try:
             return self.stat(path[:-1], path[-1])
         except (FileNotFoundError, FormatError):
@@ -329,13 +329,13 @@ class DirectoryTree:
             self.remove(path[:-1], path[-1])
 
     def open_below(self, parts: Parts) -> DirectoryTree:
-        """Open a directory below as a separate tree, which remains valid if this tree is replaced."""
+        """Open a subdirectory as a separate tree, which remains valid if this tree is replaced."""
         tree = DirectoryTree(self.reopen(parts), self.show(parts))
         self.close_spare()
         return tree
 
     def reopen(self, parts: Parts) -> int:
-        """Duplicate the file descriptor of a directory below; the caller closes it."""
+        """Duplicate the file descriptor of a subdirectory; the caller closes it."""
         fd = self.fd(parts)
         try:
             return os.dup(fd)
@@ -603,12 +603,12 @@ def resolve_path(path: str) -> str:
 
 
 def is_same_file(left: os.stat_result, other: os.stat_result) -> bool:
-    """Return True if two statuses belong to one file."""
+    """Return True if two stat results belong to the same file."""
     return get_identity(left) == get_identity(other)
 
 
 def get_identity(actual: os.stat_result) -> tuple[int, int]:
-    """Return the device and inode of a status, which identify a file."""
+    """Return the device and inode numbers of a stat result, which identify a file."""
     return actual.st_dev, actual.st_ino
 
 
@@ -619,7 +619,7 @@ def is_path_of(path: str | None, wanted: tuple[int, int] | None) -> bool:
 
 
 def is_link(actual: os.stat_result) -> bool:
-    """Return True if a status belongs to a symbolic link."""
+    """Return True if a stat result belongs to a symbolic link."""
     return stat.S_ISLNK(actual.st_mode)
 
 
@@ -647,14 +647,14 @@ def is_mount(path: str) -> bool:
 
 
 def get_status(path: str | int, dir_fd: int | None = None, *, follow: bool = True) -> os.stat_result | None:
-    """Return the status of a path or None if it does not exist; raise FormatError for a cycle of links."""
+    """Return the ``os.stat_result`` of a path, None if it does not exist; raise FormatError for a cycle of links."""
     try:
         return os.stat(path, dir_fd=dir_fd, follow_symlinks=follow)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
         if error.errno == errno.ENAMETOOLONG:
-            return None  # too long as a path, although open directories may lead to it
+            return None  # A file with such a long path is reachable only from an open directory.
         if error.errno == errno.ELOOP:
             raise FormatError(f"{path} is a link that leads back to itself") from error
         raise

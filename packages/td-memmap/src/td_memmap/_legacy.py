@@ -34,7 +34,7 @@ _DAMAGE = (pickle.UnpicklingError, RuntimeError, ValueError, KeyError, EOFError,
 @dataclass(slots=True)
 class _Level:
     parts: Parts
-    place: dict[str, Any]  # the parent's dict for loaded children
+    place: dict[str, Any]  # The parent's dict receives the loaded collection.
     name: str
     meta: dict[str, Any]
     leaves: dict[str, Tensor] = field(default_factory=dict)

@@ -133,7 +133,7 @@ def load_directory(prefix: str, options: LoadOptions, subpath: NestedKey | None 
         reader = Reader(tree, options)
         if tree.stat((), _file_names.META) is None and tree.stat((), _file_names.OLD_META) is not None:
             return as_named(options.named, load_legacy(reader), f"what is saved at {tree.path}"), True
-        # Optional files may be missing because the save was just replaced; then retry.
+        # Optional files may be missing because another process replaced the save; then the load is repeated.
         return reader.load(), not reader.guessed
 
     place = (
@@ -194,7 +194,7 @@ class Reader:
     """Reader of a directory or archive, for one attempt to load it."""
 
     def __init__(self, tree: Any, options: LoadOptions) -> None:
-        self.tree = tree  # DirectoryTree or ArchiveTree
+        self.tree = tree  # This is a DirectoryTree or an ArchiveTree.
         self.options = options
         self.nodes: list[Node] = []
         self.linked: dict[tuple[int, int], torch.UntypedStorage] = {}
@@ -268,7 +268,7 @@ class Reader:
         return below
 
     def _locate(self, node: Node, name: str = _file_names.META) -> Location:
-        """Return the location of a file of a node, for messages."""
+        """Return the location of a file of a node, for error messages."""
         return Location(self.tree.show(node.parts, name), node.key)
 
     def _read_one(self, node: Node, sizes: bool) -> None:
@@ -433,7 +433,7 @@ class Reader:
         return stem
 
     def _move(self) -> None:
-        """Copy the leaves to their device; only this runs in threads, since mapping a file takes too little time."""
+        """Copy the leaves to the device, in threads if the caller requested them."""
         options, moves = self.options, self.device != _CPU
         todo = [
             (node.entries, key, entry.nbytes) for node in self.nodes for key, entry in node.leaves.items()
@@ -586,7 +586,7 @@ class Reader:
             raise FormatError(f"{self._locate(node)} cannot be put together: {what}") from error
 
     def _keeps_values(self) -> bool:
-        """Return True if changed values are written to the save: under the same conditions as leaves."""
+        """Return True if in-place writes to values reach the save, as writes to leaves do."""
         if self.options.keeper is None or self.options.mode == "r" or self.device != _CPU:
             return False
         leaves = (leaf for node in self.nodes for leaf in node.entries.values())
@@ -594,7 +594,7 @@ class Reader:
         return not places or any(place.shared for place in places)
 
     def keeper(self, node: Node) -> Any:
-        """Return the object that writes changed values of a node to the save."""
+        """Return the ValueFile that writes changed values of a node to the save."""
         options: Any = self.options
         above, tree = node.above if node.outer is None else node.outer, self.tree
         folder = _fs.get_identity(_fs.get_open_status(tree.fd(node.parts)))

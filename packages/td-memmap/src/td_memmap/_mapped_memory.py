@@ -33,7 +33,7 @@ if torch.__version__ < (2, 10):  # type: ignore[operator]
 
 
 class _Memory(ctypes.Array):  # type: ignore[type-arg]
-    """Memory from an address. It has no length, so the caller limits the view.
+    """Memory at an address, as an array without a limit; the caller limits the view.
 
     Attributes:
         tensor: the tensor that owns the memory, if any.
@@ -110,11 +110,11 @@ def view_elements(memory: _Mapping, dtype: torch.dtype, count: int, source: Any,
 
 
 def source_of(tensor: Tensor) -> Any:
-    """Return the source of the mapped memory that a tensor shows, or None for other tensors."""
+    """Return the source of the FileStorage of a tensor, or None if the tensor has another storage."""
     try:
         return getattr(tensor.untyped_storage(), "source", None)
     except RuntimeError:
-        return None  # tensors inside a transform, and wrapper subclasses, have no storage
+        return None  # Tensors inside a transform and wrapper subclasses have no storage.
 
 
 def map_elements_of(

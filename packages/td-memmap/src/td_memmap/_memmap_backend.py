@@ -1,4 +1,4 @@
-"""State of a mapped collection's nodes: where each is saved, and how the save is kept up to date."""
+"""State of the nodes of a mapped collection: the directory of each node, and the options of the save."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _CPU = torch.device("cpu")
 
 @dataclass(frozen=True, slots=True)
 class MemmapBackend(StorageBackend):
-    """Save of a node of a mapped collection.
+    """Storage backend of a mapped node: the directory and options of its save.
 
     Attributes:
         path: directory of the node; None for anonymous files.
@@ -56,7 +56,7 @@ class MemmapBackend(StorageBackend):
         return get_directory(node, self) if self.is_current(node) and all(in_place) else None
 
     def is_current(self, node: Core) -> bool:
-        """Return True if the nodes below have the batch sizes and dim names of the save, which can change despite the lock."""
+        """Return True if the node and all nodes below still have the batch sizes and dim names of the save."""
         if self.path is None:
             return False
         todo: list[Any] = [node]
@@ -138,7 +138,7 @@ def attach_backend(result: Any, saved: MemmapBackend, *, as_saved: bool = True) 
             folder = None if match is None else _fs.get_identity(match)
             node._keep(ValueFile(path, above, allow_pickle, shared, folder))
         if inner is node and not node._is_value and next(node._iter_nested(), None) is None:
-            continue  # fast path: most nodes have no child nodes
+            continue  # Skip encoding: most nodes have no child nodes.
         record = encode_node(node)
         size = node.batch_size
         for key, child in record.entries.items():

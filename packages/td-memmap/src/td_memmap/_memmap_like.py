@@ -24,7 +24,7 @@ from ._tensor import MemoryMappedTensor
 
 
 def like_directory(tree: Core, prefix: str, options: Options) -> Callable[[], Any]:
-    """Return the function that creates the files, or maps those of an existing save of the same structure."""
+    """Return a function that creates the files, or maps the files of an existing save of the same structure."""
     if not options.existsok or _fs.get_status(os.path.join(prefix, _file_names.META)) is None:
         return save_directory(tree, prefix, options)
     plan, tree = plan_save(tree, options)
@@ -41,12 +41,12 @@ def _map_existing(tree: Core, plan: Plan, prefix: str, options: Options) -> Any:
 
 
 def make_load_options(options: Options) -> LoadOptions:
-    """Return the options for mapping files that will be filled."""
+    """Return the load options for files that will be filled: mapped for writing."""
     return LoadOptions(robust_key=options.robust_key, allow_pickle=options.allow_pickle, mode="r+")
 
 
 def map_same_structure(reader: Reader, plan: Plan, prefix: str) -> tuple[dict[int, Tensor], bool]:
-    """Map the leaves of an existing save; return them by ``id``, and whether its texts equal those of the plan."""
+    """Map the leaves of an existing save; return them by ``id``, and True if the metadata is as planned."""
     mapped: dict[int, Tensor] = {}
     try:
         reader.read()
@@ -87,7 +87,7 @@ def _get_identity(leaf: Tensor) -> Any:
 
 
 def _has_same_texts(files: DirectoryTree, plan: Plan) -> bool:
-    """Return True if the metadata and value files equal those of the plan, byte for byte."""
+    """Return True if the saved files of metadata and values have exactly the planned content."""
     texts = {(*parts, name): text for parts, name, text in plan.texts}
     for parts in ((), *plan.directories):
         for name in (_file_names.META, *_file_names.SIDECARS):

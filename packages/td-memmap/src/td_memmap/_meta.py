@@ -116,15 +116,15 @@ class Level:
         return self.version == VERSION
 
 
-# Cache checked metadata: layers of a model or episodes of a data set repeat it, and checking it takes half of the
-# load time apart from mapping the files.
+# Cache checked metadata: layers of a model or episodes of a data set have equal metadata, and checking it takes half
+# of the load time, apart from mapping the files.
 _KNOWN: dict[tuple[bytes, bool, bool], Level] = {}
 _MOST_KNOWN = 128
 _SHORT = 1 << 15
 
 
 class Location(NamedTuple):
-    """File and key path of an error, for messages."""
+    """File and key path of an error, for error messages."""
 
     file: str
     key: tuple[str, ...]
@@ -192,7 +192,7 @@ def read_level(
         raise location.error("custom_op", obj["custom_op"], "none, or an entry of that name")
     if level.kind is not kind or level.cls is not cls:
         level = replace(level, kind=kind, cls=cls)
-    # Other metadata depends also on the parent or on files next to it, so it is not cached.
+    # Cache only metadata whose check does not depend on the parent or on other files.
     if level.sized and not level.general and level.version and len(content) < _SHORT:
         if len(_KNOWN) >= _MOST_KNOWN:
             _KNOWN.clear()
@@ -205,7 +205,7 @@ def _version(obj: Any, location: Location) -> int:
         raise location.error("the metadata", obj, "an object")
     version = obj.get("_format_version", 0)
     if type(version) is dict and isinstance(obj.get("shape"), list):
-        return 0  # an entry with the key "_format_version"
+        return 0  # This is an entry with the key "_format_version".
     if type(version) is not int or version < 0:
         raise location.error("_format_version", version, "a number")
     if version > VERSION:
@@ -493,7 +493,7 @@ def format_manifest(sizes: dict[Parts, list[Any]], algorithm: str | None, hashes
 
 
 def find_directory(tree: Any, subpath: NestedKey, *, robust_key: bool) -> Parts:
-    """Return the directory of the node under a key; raise ValueError if there is none."""
+    """Return the directory of the node under a key; raise ValueError if the save has no such node."""
     parts: Parts = ()
     for key in subpath.split("/") if isinstance(subpath, str) else unravel_key_to_tuple(subpath):
         below = _names_below(tree, parts, key, robust_key)

@@ -303,7 +303,7 @@ def load_memmap_(
     loaded = load_as(
         type(data),
         prefix,
-        complete=False,  # keep entries that the save lacks
+        complete=False,  # Entries that the save lacks are kept.
         robust_key=robust_key,
         allow_pickle=allow_pickle,
         mode=mode,
@@ -311,7 +311,7 @@ def load_memmap_(
         strict=strict,
         progress=progress,
     )
-    with torch.no_grad():  # loaded elements have no autograd history
+    with torch.no_grad():  # Loaded elements have no autograd history.
         return data.update(loaded, inplace=True)
 
 
@@ -462,7 +462,7 @@ def _collect_options(options: dict[str, Any], **more: bool) -> Options:
 
 
 def _plan_mapping(data: Any, prefix: str | Path | None, options: Options) -> Callable[[], Any]:
-    """Return the function that maps a collection: to an archive, a directory, its own files or an anonymous file."""
+    """Return a function that maps a collection to an archive, a directory, its current files or an anonymous file."""
     if prefix is not None:
         from . import _fs
 

@@ -44,7 +44,7 @@ class NewFile:
                 self.remove_stale()
                 continue
             try:
-                # Until the file is locked, another process may remove it as litter.
+                # Until the file is locked, another process may remove it as a stale file.
                 if _fs.mark_in_use(self.fd, without_locks=True) and _fs.get_open_status(self.fd).st_nlink:
                     self._temporary = temporary
                     return self

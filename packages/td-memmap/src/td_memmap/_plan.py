@@ -30,7 +30,7 @@ from ._dtypes import check_storable
 from ._fs import Parts
 from ._shapes import component_shapes, element_count
 
-#: Name of this format's layouts.
+#: Name of the layouts of this file format in a node kind.
 FORMAT = "memmap/1"
 VERSION = 2
 
@@ -81,7 +81,7 @@ class Plan:
     Attributes:
         directories: paths of the directories, parents first.
         leaves: files of elements.
-        texts: small files as directory, name and content; the last one is the root's ``meta.json``.
+        texts: files of metadata and values as directory, name and content; the last is the root's ``meta.json``.
         nodes: every node with its directory.
         jagged: jagged leaves, with their files by role and their ragged dim.
     """
@@ -93,7 +93,7 @@ class Plan:
     jagged: list[tuple[Tensor, dict[str, LeafFile], int]] = field(default_factory=list)
 
     def files(self) -> list[Parts]:
-        """Return the paths of all files."""
+        """Return the paths of all planned files that have content."""
         leaves = [leaf.path for leaf in self.leaves if leaf.nbytes]
         return [*leaves, *((*parts, name) for parts, name, _ in self.texts)]
 
@@ -105,14 +105,14 @@ def make_plan(
     planner = _Planner(robust_key, allow_pickle, content)
     todo: list[_Below] = [(tree, (), (), torch.Size(), None)]
     while todo:
-        # Texts are collected parents first and written in reverse, so the root's metadata is the last.
+        # Metadata is collected parents first and written in reverse order, so the root's metadata is the last file.
         todo.extend(reversed(planner.level(todo.pop())))
     planner.plan.texts.reverse()
     return planner.plan
 
 
 def encode_node(node: Core, path: KeyPath = ()) -> Record:
-    """Encode a node as a record of this format."""
+    """Encode a node as a record with the layout of this file format."""
     return KINDS.of(node).record_of(node, FORMAT, path)
 
 
@@ -299,7 +299,7 @@ class _Planner:
         wanted = list_file_names(child, stem)
         jagged = isinstance(child, Tensor) and child.layout == torch.jagged
         if jagged or not all(map(_file_names.is_valid_name, wanted)) or not taken.isdisjoint(wanted):
-            return f"%k{position}"  # no encoded key starts with "%k"
+            return f"%k{position}"  # No encoded key starts with "%k".
         taken.update(wanted)
         return stem
 

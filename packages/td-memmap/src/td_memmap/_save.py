@@ -59,7 +59,7 @@ class Options:
 
 
 def save_directory(tree: Core, prefix: str, options: Options) -> Callable[[], Any]:
-    """Plan and check a save; return the function that writes it and returns the mapped collection."""
+    """Plan and check a save. Return a function that writes it and returns the mapped collection."""
     plan, tree = plan_save(tree, options)
     check_mappings(sum(1 for file in plan.leaves if file.nbytes), f"save at {prefix} and map the result")
     _check_same_places(plan, prefix, options)
@@ -80,7 +80,7 @@ def plan_save(tree: Core, options: Options) -> tuple[Plan, Core]:
 
 
 def copy_nodes(tree: Core) -> Core:
-    """Copy the nodes of a collection, which share the leaves; keep locks of the user, not those of mapping."""
+    """Copy the nodes of a collection, but not its leaves; keep the user's locks, not the locks of mapping."""
     result = tree._map(identity)
     todo = [(tree, result)]
     while todo:
@@ -203,7 +203,7 @@ class _Writer:
             except OSError as error:
                 if error.errno != errno.EMFILE or not running:
                     raise _add_leaf_name(error, file, path) from error
-            running.pop(0).result()  # wait for a running write, which holds a file open
+            running.pop(0).result()  # Each running write holds a file open, so wait for one.
 
     def _fill(self, file: LeafFile, fd: int, path: str) -> None:
         try:
@@ -236,7 +236,7 @@ class _Writer:
             self.hashes[file.path] = digest.hexdigest()
 
     def _link_existing(self, file: LeafFile) -> bool:
-        """Hard-link the file of a leaf that is already mapped to it; return False if it is not."""
+        """Hard-link the file at the prefix from which a leaf is mapped; return False if the leaf has no such file."""
         leaf, previous = file.tensor, self.staging.previous
         if previous is None or self.staging.in_place or not isinstance(leaf, MemoryMappedTensor):
             return False
@@ -252,7 +252,7 @@ class _Writer:
         try:
             self.staging.tree.link(source, path, file.path)
         except FileNotFoundError:
-            return False  # another process has replaced the save since then
+            return False  # Another process has replaced the save since then.
         except OSError as error:
             if error.errno in _fs.NO_LINKS:
                 return False
@@ -282,7 +282,7 @@ class _Writer:
             self.hashes[path] = compute_digest(choose_algorithm(), content)
 
     def _write_manifest(self) -> None:
-        # The manifest lists the root's metadata, although that is written later.
+        # The manifest also lists the root's metadata, which is written last.
         self._note_text(*self.plan.texts[-1])
         text = format_manifest(
             self.sizes, choose_algorithm() if self.options.checksums else None, self.hashes
@@ -303,7 +303,7 @@ def _map_leaves(plan: Plan, files: dict[LeafFile, MemoryMappedTensor], like: boo
 
 
 def _find_kept_files(plan: Plan, previous: DirectoryTree) -> list[Parts]:
-    """Return the files that leaves are already mapped to, at the paths that the save gives them."""
+    """Return the planned files that already exist and from which a leaf is mapped."""
     return [file.path for file in plan.leaves if file.same_as is None and _find_mapped_file(previous, file)]
 
 

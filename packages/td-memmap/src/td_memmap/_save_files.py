@@ -22,7 +22,7 @@ from ._legacy import LEAF_META, is_old_level
 from ._meta import LIMIT, is_view, is_written
 
 _FIXED = (_file_names.META, *_file_names.SIDECARS)
-#: Temporary files that a killed process left while it wrote a value or a new leaf to a live save.
+#: Names of temporary files that remain if a process is killed while it adds a leaf or writes a value.
 _LITTER = re.compile(rf"{_file_names.TEMPORARY}[0-9a-f]{{8}}|\..*\.td-file-[0-9a-f]{{8}}")
 _LEAF_ENDINGS = (".memmap", ".shape.memmap", ".offsets.memmap", ".lengths.memmap")
 _OURS = (*_FIXED, _file_names.MANIFEST, _file_names.UNFINISHED_META)
@@ -119,7 +119,7 @@ def _add_old(tree: DirectoryTree, result: SaveFiles) -> None:
 
 
 def _add_recorded(tree: DirectoryTree, result: SaveFiles, recorded: Mapping[str, Any]) -> None:
-    """Add files that only the manifest lists, if their size and time are still the recorded ones."""
+    """Add files that only the manifest lists, if their size and time are as recorded."""
     written = tree.stat((), _file_names.MANIFEST)
     if written is None:
         return
@@ -133,8 +133,8 @@ def _add_recorded(tree: DirectoryTree, result: SaveFiles, recorded: Mapping[str,
         if path[-1].endswith(".memmap"):
             same = match.st_mtime_ns == row[1]
         else:
-            # The manifest has no times of texts. A text that was replaced since has a later change time than the
-            # manifest.
+            # The manifest has no times of metadata. Metadata that was replaced since then has a later change time
+            # than the manifest.
             same = path[-1] in _FIXED and match.st_ctime_ns <= written.st_ctime_ns
         if same:
             result.add(path)

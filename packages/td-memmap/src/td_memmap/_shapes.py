@@ -10,7 +10,7 @@ from torch import Tensor
 
 from td_core._torch_private import make_nested_view
 
-Shape = Any  # torch.Size, or the 2-d integer table of the component shapes of a nested tensor
+Shape = Any  # A torch.Size or, for a nested tensor, a (components, dims) int64 table.
 
 
 def element_count(shape: Shape) -> int:
@@ -36,7 +36,7 @@ def reshape_flat(flat: Tensor, shape: Shape) -> Tensor:
 
 
 def make_empty(dtype: torch.dtype, shape: Shape) -> Tensor:
-    """Return a tensor of the given shape, which has no elements."""
+    """Return a tensor without elements, for a shape such as (0, 3)."""
     return reshape_flat(torch.empty(0, dtype=dtype, device="cpu"), shape)
 
 
@@ -56,7 +56,7 @@ def shape_of(tensor: Tensor) -> Shape:
 
 
 def show_shape(shape: Shape) -> str:
-    """Format a shape for messages."""
+    """Format a shape for error messages."""
     return str(shape.tolist() if isinstance(shape, Tensor) else list(shape))
 
 
@@ -73,6 +73,6 @@ def as_shape(shape: Any) -> Shape:
     if isinstance(shape, Tensor) and shape.ndim == 2:
         return shape
     size = torch.Size([shape] if isinstance(shape, int) else shape)
-    # Let torch raise its error for an invalid size.
+    # This makes torch raise its error for an invalid size.
     torch.empty(size, dtype=torch.uint8, device="meta")
     return size

@@ -90,7 +90,7 @@ class MemoryMappedTensor(Tensor):
                         [13, 14]])
     """
 
-    # Results of operations are plain tensors, and torch.compile sees a plain tensor.
+    # Operations return plain tensors, and torch.compile traces a plain tensor.
     __torch_function__ = plain_results
 
     _place: Place
@@ -443,7 +443,7 @@ class MemoryMappedTensor(Tensor):
         try:
             shares = result.untyped_storage().data_ptr() == self.untyped_storage().data_ptr()
         except NotImplementedError:
-            shares = False  # a batch under vmap has no storage
+            shares = False  # A batched tensor under vmap has no storage.
         return self._on(result, self._place) if shares else result
 
     def __iter__(self) -> Iterator[Tensor]:
@@ -493,7 +493,7 @@ MemoryMappedTensor._place = Place(torch.Size())
 
 
 def _reduce_for_process(tensor: MemoryMappedTensor) -> Any:
-    """Reduce a tensor for another process on this machine."""
+    """Return the pickle reduction of a tensor for another process on this machine."""
     place = tensor._place
     if place.file is None or not is_at_its_place(tensor):
         return tensor.__reduce_ex__(4)
@@ -504,7 +504,7 @@ ForkingPickler.register(MemoryMappedTensor, _reduce_for_process)
 
 
 def _reduce_storage(storage: FileStorage) -> Any:
-    """Reduce mapped memory of a plain tensor for another process on this machine: its file, or a copy."""
+    """Reduce the mapped storage of a plain tensor for another process on this machine, to its file or a copy."""
     source = storage.source
     if isinstance(source, Place):
         if source.shared and _fs.is_path_of(source.filename, source.identity):
