@@ -17,23 +17,23 @@ from td_distributed import _wire
 HAS_TENSORCLASS = importlib.util.find_spec("td_tensorclass") is not None
 
 
-def jagged(value: float) -> torch.Tensor:
+def make_jagged(value: float) -> torch.Tensor:
     return torch.nested.nested_tensor(
         [torch.full((2, 3), value), torch.full((4, 3), 2.0)], layout=torch.jagged
     )
 
 
-def nested(rank: float) -> Any:
+def make_nested(rank: float) -> Any:
     leaves = {"a": torch.full((2,), float(rank)), "n": {"b": torch.full((2, 3), int(rank))}}
     return TensorDict(leaves, batch_size=[2], names=["t"])
 
 
 TREES: dict[str, Callable[[float], Any]] = {
-    "nested": nested,
+    "nested": make_nested,
     "lazy": lambda rank: TensorDict.lazy_stack(
         [TensorDict({"a": torch.full((i + 1,), rank)}) for i in range(2)]
     ),
-    "jagged": lambda rank: TensorDict({"n": jagged(float(rank))}, [2]),
+    "jagged": lambda rank: TensorDict({"n": make_jagged(float(rank))}, [2]),
     "params": lambda rank: TensorDictParams(TensorDict({"w": torch.full((3,), float(rank))})),
     "dtypes": lambda rank: TensorDict(
         {
@@ -45,7 +45,7 @@ TREES: dict[str, Callable[[float], Any]] = {
     "large": lambda rank: TensorDict(
         {f"l{i}": torch.full((1 << 14 if i % 3 else 2,), float(rank)) for i in range(5)}
     ),
-    "consolidated": lambda rank: nested(rank).consolidate(),
+    "consolidated": lambda rank: make_nested(rank).consolidate(),
     "one for each rank": lambda rank: TensorDict({f"k{int(rank)}": torch.ones(int(rank) + 1)}),
 }
 
@@ -67,7 +67,7 @@ if HAS_TENSORCLASS:
     TREES["tensorclass"] = lambda rank: Sample(x=torch.full((2,), float(rank)), y="text", batch_size=[2])
 
 
-def same(found: Any, wanted: Any) -> None:
+def assert_same(found: Any, wanted: Any) -> None:
     assert type(found) is type(wanted)
     assert found.batch_size == wanted.batch_size and found.names == wanted.names
     assert list(found.keys(True)) == list(wanted.keys(True))
@@ -80,7 +80,7 @@ def same(found: Any, wanted: Any) -> None:
             assert found[key] == wanted[key]
 
 
-def caught(call: Callable[[], Any]) -> str:
+def catch_error(call: Callable[[], Any]) -> str:
     try:
         call()
     except Exception as error:
@@ -89,7 +89,7 @@ def caught(call: Callable[[], Any]) -> str:
 
 
 @contextmanager
-def apart(always: bool) -> Iterator[None]:
+def send_in_parts(always: bool) -> Iterator[None]:
     """Send collections in parts if ``always`` is True, also small ones."""
     with pytest.MonkeyPatch.context() as patch:
         if always:

@@ -38,23 +38,23 @@ DTYPES = [
 ]
 
 
-def jagged(**options: Any) -> torch.Tensor:
+def make_jagged(**options: Any) -> torch.Tensor:
     return torch.nested.nested_tensor(
         [torch.ones(2, 3), torch.full((4, 3), 2.0)], layout=torch.jagged, **options
     )
 
 
-def with_lengths() -> torch.Tensor:
+def make_jagged_with_lengths() -> torch.Tensor:
     values, offsets = torch.arange(10.0).view(5, 2), torch.tensor([0, 2, 5])
     return torch.nested.nested_tensor_from_jagged(values, offsets, lengths=torch.tensor([1, 3]))
 
 
-def tied() -> Any:
+def make_tied() -> Any:
     weight = torch.arange(4.0)
     return TensorDict({"a": weight, "n": {"b": weight}, "c": weight.clone()})
 
 
-def looks(vector: torch.Tensor) -> dict[str, torch.Tensor]:
+def make_aliasing_tensors(vector: torch.Tensor) -> dict[str, torch.Tensor]:
     """Return tensors that start at the address of a vector, with other sizes, strides, dtypes or a neg bit."""
     square = vector.view(2, 2)
     negative = torch._neg_view(vector)
@@ -85,7 +85,7 @@ TREES: dict[str, Callable[[], Any]] = {
     "ragged": lambda: TensorDict.lazy_stack(
         [TensorDict({"a": torch.ones(i + 1), str(i): torch.ones(1)}) for i in range(3)]
     ),
-    "jagged": lambda: TensorDict({"n": jagged(), "a": torch.ones(2)}, [2]),
+    "jagged": lambda: TensorDict({"n": make_jagged(), "a": torch.ones(2)}, [2]),
     "jagged, of vectors": lambda: TensorDict(
         {
             "a": torch.ones(3),
@@ -93,7 +93,7 @@ TREES: dict[str, Callable[[], Any]] = {
             "b": torch.ones(3),
         }
     ),
-    "jagged with lengths": lambda: TensorDict({"n": with_lengths(), "m": jagged()}, [2]),
+    "jagged with lengths": lambda: TensorDict({"n": make_jagged_with_lengths(), "m": make_jagged()}, [2]),
     "dtypes": lambda: TensorDict({str(d): torch.ones(3).to(d) for d in DTYPES}),
     "empty": lambda: TensorDict(
         {"e": {"f": {}}, "z": torch.zeros(0, 3), "y": torch.zeros(2, 0, dtype=torch.int8)}
@@ -116,8 +116,8 @@ TREES: dict[str, Callable[[], Any]] = {
     "conjugate": lambda: TensorDict(
         {"c": torch.tensor([1 + 2j]).conj(), "n": torch.tensor([1 + 2j]).conj().imag}
     ),
-    "tied": tied,
-    "other looks of one tensor": lambda: TensorDict(looks(torch.arange(4.0))),
+    "tied": make_tied,
+    "other looks of one tensor": lambda: TensorDict(make_aliasing_tensors(torch.arange(4.0))),
     "large and odd places": lambda: TensorDict(
         {
             "x": torch.ones(1, dtype=torch.float64),
@@ -157,7 +157,7 @@ if HAS_TENSORCLASS:
         y: str = "none"
         z: Any = None
 
-    def samples() -> Any:
+    def make_samples() -> Any:
         return torch.stack([Sample(x=torch.ones(2), y="a"), Sample(x=torch.zeros(2), y="b")])
 
     TREES |= {
@@ -191,7 +191,7 @@ if HAS_TENSORCLASS:
         "tensorclass below": lambda: TensorDict(
             {"c": Sample(x=torch.ones(2), batch_size=[2]), "a": torch.ones(2)}, [2]
         ),
-        "stacked tensorclass": samples,
+        "stacked tensorclass": make_samples,
         "lazy tensorclass": lambda: TensorDict.lazy_stack(
             [Sample(x=torch.ones(i + 1), y=str(i)) for i in range(2)]
         ),
@@ -199,7 +199,7 @@ if HAS_TENSORCLASS:
     }
 
 
-def same(found: Any, wanted: Any, where: str = "") -> None:
+def assert_same(found: Any, wanted: Any, where: str = "") -> None:
     """Assert that two collections are equal in everything except locks."""
     assert type(found) is type(wanted), where
     assert found.batch_size == wanted.batch_size, where
@@ -214,32 +214,32 @@ def same(found: Any, wanted: Any, where: str = "") -> None:
         mine = found._members_and_dim()
         assert mine[1] == stacked[1], where
         for i, (one, other) in enumerate(zip(mine[0], stacked[0], strict=True)):
-            same(one, other, f"{where}/{i}")
+            assert_same(one, other, f"{where}/{i}")
         return
     one, other = found._children(), wanted._children()
     assert list(one) == list(other), where
     for key in other:
         if isinstance(other[key], torch.Tensor):
-            same_leaf(one[key], other[key], f"{where}/{key}")
+            assert_same_leaf(one[key], other[key], f"{where}/{key}")
             if isinstance(wanted, TensorDictParams):
                 assert type(one[key]) is type(other[key]), where
                 assert one[key].requires_grad == other[key].requires_grad, where
         else:
-            same(one[key], other[key], f"{where}/{key}")
+            assert_same(one[key], other[key], f"{where}/{key}")
 
 
-def same_leaf(found: torch.Tensor, wanted: torch.Tensor, where: str) -> None:
+def assert_same_leaf(found: torch.Tensor, wanted: torch.Tensor, where: str) -> None:
     assert found.dtype == wanted.dtype, where
     assert found.is_nested == wanted.is_nested, where
     if wanted.is_nested:
         assert found._ragged_idx == wanted._ragged_idx, where
         for one, other in zip(found.unbind(), wanted.unbind(), strict=True):
-            same_leaf(one, other, where)
+            assert_same_leaf(one, other, where)
         return
     assert found.shape == wanted.shape, where
-    assert raw(found) == raw(wanted), where
+    assert read_bytes(found) == read_bytes(wanted), where
 
 
-def raw(leaf: torch.Tensor) -> bytes:
+def read_bytes(leaf: torch.Tensor) -> bytes:
     plain = torch.empty(leaf.shape, dtype=leaf.dtype).copy_(leaf.detach())
     return plain.view(-1).view(torch.uint8).numpy().tobytes() if plain.numel() else b""

@@ -44,7 +44,7 @@ class Loop:
         return Done()
 
 
-def sent(source: Any, target: Any, **options: Any) -> Any:
+def send_to(source: Any, target: Any, **options: Any) -> Any:
     """Send ``source`` to ``target``, and return ``target``."""
     loop = Loop()
     source.send(group=loop, group_dst=0, consolidated=True, **options)
@@ -53,18 +53,18 @@ def sent(source: Any, target: Any, **options: Any) -> Any:
     return target
 
 
-def tree() -> Any:
+def make_tree() -> Any:
     square = torch.arange(9.0).view(3, 3)
     below = {"a": square + 20, "c": torch.ones(3, 3)}
     return TensorDict({"a": square, "b": square + 10, "n": below}, [3], device="cpu")
 
 
-def replace(node: Any, key: str, value: Any) -> None:
+def replace_entry(node: Any, key: str, value: Any) -> None:
     """Replace an entry of a locked collection, through private attributes."""
     node._children()[key] = value
 
 
-def same(found: Any, wanted: Any) -> None:
+def assert_same(found: Any, wanted: Any) -> None:
     assert (found.batch_size, found.names, found.device) == (wanted.batch_size, wanted.names, wanted.device)
     assert list(found.keys()) == list(wanted.keys())
     for key in wanted.keys():
@@ -73,11 +73,11 @@ def same(found: Any, wanted: Any) -> None:
             assert found[key].dtype == value.dtype and found[key].shape == value.shape
             assert torch.equal(found[key], value)
         elif isinstance(value, TensorDict):
-            same(found[key], value)
+            assert_same(found[key], value)
         else:
             assert found[key] == value
 
 
-def emptied(td: Any) -> Any:
+def make_blank(td: Any) -> Any:
     """Return a collection of the same structure with other values."""
     return td.apply(lambda leaf: leaf.detach().contiguous() - 100)

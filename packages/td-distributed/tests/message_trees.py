@@ -14,7 +14,7 @@ from td_core._buffers import as_bytes
 HAS_TENSORCLASS = importlib.util.find_spec("td_tensorclass") is not None
 
 
-def jagged() -> torch.Tensor:
+def make_jagged() -> torch.Tensor:
     return torch.nested.nested_tensor([torch.ones(2, 3), torch.full((4, 3), 2.0)], layout=torch.jagged)
 
 
@@ -39,7 +39,7 @@ DTYPES = [
 ]
 
 
-def with_values() -> Any:
+def make_with_values() -> Any:
     from td_tensorclass import NonTensorStack
 
     return TensorDict(
@@ -56,7 +56,7 @@ TREES: dict[str, Callable[[], Any]] = {
     ),
     "lazy": lambda: TensorDict.lazy_stack([TensorDict({"a": torch.full((3,), i)}) for i in range(3)], 0),
     "ragged lazy": lambda: TensorDict.lazy_stack([TensorDict({"a": torch.ones(i + 1)}) for i in range(3)], 0),
-    "jagged": lambda: TensorDict({"n": jagged(), "a": torch.ones(2)}, batch_size=[2]),
+    "jagged": lambda: TensorDict({"n": make_jagged(), "a": torch.ones(2)}, batch_size=[2]),
     "dtypes": lambda: TensorDict({str(d): torch.ones(5).to(d) for d in DTYPES}),
     "empty": lambda: TensorDict({"e": {}, "z": torch.zeros(0, 3)}),
     "params": lambda: TensorDictParams(TensorDict({"w": torch.ones(3), "n": {"b": torch.ones(2)}})),
@@ -86,10 +86,10 @@ TREES: dict[str, Callable[[], Any]] = {
 
 
 if HAS_TENSORCLASS:
-    TREES["values"] = with_values
+    TREES["values"] = make_with_values
 
 
-def blank(collection: Any) -> Any:
+def make_blank(collection: Any) -> Any:
     """Return a collection of the same structure with other values."""
     with torch.no_grad():
         found = collection.clone().zero_()
@@ -99,12 +99,12 @@ def blank(collection: Any) -> Any:
     return found
 
 
-def same(found: Any, wanted: Any) -> None:
+def assert_same(found: Any, wanted: Any) -> None:
     assert type(found) is type(wanted)
     assert found.batch_size == wanted.batch_size
     if isinstance(wanted, LazyStackedTensorDict):
         for one, other in zip(found.tensordicts, wanted.tensordicts, strict=True):
-            same(one, other)
+            assert_same(one, other)
         return
     assert list(found.keys()) == list(wanted.keys())
     for key in list(wanted.keys()):
@@ -113,7 +113,7 @@ def same(found: Any, wanted: Any) -> None:
             if getattr(other, "_is_value", False):
                 assert one.tolist() == other.tolist()
             else:
-                same(one, other)
+                assert_same(one, other)
         elif other.is_nested:
             assert all(torch.equal(a, b) for a, b in zip(one.unbind(), other.unbind(), strict=True))
         else:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from collective_trees import PARTS, TREES, apart, caught, nested, same
+from collective_trees import PARTS, TREES, assert_same, catch_error, make_nested, send_in_parts
 
 from td_core import TensorDict
 from td_core.errors import FormatError
@@ -21,11 +21,11 @@ from td_distributed._group import FAILED, MARK, Group
 from td_distributed._p2p import Channel
 
 
-def broadcasts(rank: int, name: str, src: int, parts: bool) -> None:
+def broadcast_tree(rank: int, name: str, src: int, parts: bool) -> None:
     mine = TREES[name](rank + 10) if rank == src else TensorDict({"other": torch.ones(1)})
-    with apart(parts):
+    with send_in_parts(parts):
         result = mine.broadcast(src)
-    same(result, TREES[name](src + 10))
+    assert_same(result, TREES[name](src + 10))
     assert result.is_locked == (name == "frozen") or rank == src
     assert (result is mine) == (rank == src)
     assert list(mine.keys()) == ["other"] or rank == src
@@ -35,40 +35,42 @@ def broadcasts(rank: int, name: str, src: int, parts: bool) -> None:
 @pytest.mark.parametrize("src", [0, 1])
 @pytest.mark.parametrize("name", TREES)
 def test_broadcast_every_kind_returns_equal_collection(two: Any, name: str, src: int, parts: bool) -> None:
-    assert two.run(broadcasts, name, src, parts) == [None, None]
+    assert two.run(broadcast_tree, name, src, parts) == [None, None]
 
 
-def scatters(rank: int, name: str, src: int) -> None:
+def scatter_tree(rank: int, name: str, src: int) -> None:
     items = [TREES[name](i) for i in range(dist.get_world_size())] if rank == src else None
     for parts in (False, True):
-        with apart(parts):
-            same(TensorDict().scatter(src, items), TREES[name](rank))
+        with send_in_parts(parts):
+            assert_same(TensorDict().scatter(src, items), TREES[name](rank))
 
 
 @pytest.mark.parametrize("name", TREES)
 def test_scatter_every_kind_returns_item_of_rank(four: Any, name: str) -> None:
-    assert four.run(scatters, name, 2) == [None] * 4
+    assert four.run(scatter_tree, name, 2) == [None] * 4
 
 
-def too_few(rank: int, items: int | None) -> Any:
-    return caught(
-        lambda: nested(0).scatter(0, None if rank or items is None else [nested(0) for _ in range(items)])
+def scatter_items(rank: int, items: int | None) -> Any:
+    return catch_error(
+        lambda: make_nested(0).scatter(
+            0, None if rank or items is None else [make_nested(0) for _ in range(items)]
+        )
     )
 
 
 @pytest.mark.parametrize("items", [1, 3, None])
 def test_scatter_wrong_number_of_items_raises(two: Any, items: int | None) -> None:
-    own, other = two.run(too_few, items)
+    own, other = two.run(scatter_items, items)
     assert own == f"ValueError: scatter() takes one collection for each of the 2 ranks; got {items}"
     assert other.endswith(f"so no rank did: {own}")
 
 
-def remote(rank: int, name: str, use_broadcast: bool, parts: bool, dst: int | None = 1) -> None:
-    with apart(parts):
+def send_remote(rank: int, name: str, use_broadcast: bool, parts: bool, dst: int | None = 1) -> None:
+    with send_in_parts(parts):
         if rank == 0:
             return TREES[name](5).init_remote(dst, use_broadcast=use_broadcast)
         found = TensorDict.from_remote_init(0, use_broadcast=use_broadcast)
-    return same(found, TREES[name](5))
+    return assert_same(found, TREES[name](5))
 
 
 @PARTS
@@ -77,31 +79,34 @@ def remote(rank: int, name: str, use_broadcast: bool, parts: bool, dst: int | No
 def test_from_remote_init_every_kind_returns_equal_collection(
     two: Any, name: str, use_broadcast: bool, parts: bool
 ) -> None:
-    assert two.run(remote, name, use_broadcast, parts) == [None, None]
+    assert two.run(send_remote, name, use_broadcast, parts) == [None, None]
 
 
 @pytest.mark.parametrize("dst", [None, 0])
 def test_init_remote_broadcast_ignores_dst(two: Any, dst: int | None) -> None:
-    assert two.run(remote, "nested", True, False, dst) == [None, None]
+    assert two.run(send_remote, "nested", True, False, dst) == [None, None]
 
 
-def no_such_rank(rank: int, other: int) -> Any:
-    td = nested(0)
+def call_unknown_rank(rank: int, other: int) -> Any:
+    td = make_nested(0)
     calls: list[Callable[[int], Any]] = [td.broadcast, td.scatter, td.gather_and_stack, td.reduce]
     return [
-        *(caught(partial(call, other)) for call in calls),
-        caught(lambda: td.init_remote(other, use_broadcast=True)),
-        *(caught(partial(call, other)) for call in (td.send, td.recv, td.init_remote, td.from_remote_init)),
+        *(catch_error(partial(call, other)) for call in calls),
+        catch_error(lambda: td.init_remote(other, use_broadcast=True)),
+        *(
+            catch_error(partial(call, other))
+            for call in (td.send, td.recv, td.init_remote, td.from_remote_init)
+        ),
     ]
 
 
 @pytest.mark.parametrize("other", [2, 9, -1])
 def test_init_remote_unknown_rank_raises(two: Any, other: int) -> None:
     message = f"ValueError: a group of 2 has no rank {other}"
-    assert two.run(no_such_rank, other, limit=20) == [[message] * 9] * 2
+    assert two.run(call_unknown_rank, other, limit=20) == [[message] * 9] * 2
 
 
-def saves_what_arrives(rank: int) -> list[float]:
+def save_received(rank: int) -> list[float]:
     found = []
     for length in range(1, 5):  # vary the size of the header
         tree = TensorDict({"k" * length: torch.ones(3)})
@@ -117,28 +122,30 @@ def saves_what_arrives(rank: int) -> list[float]:
 
 
 def test_torch_save_received_collection_loads_back(two: Any) -> None:
-    assert two.run(saves_what_arrives) == [[3.0] * 16] * 2
+    assert two.run(save_received) == [[3.0] * 16] * 2
 
 
-def limited(rank: int, use_broadcast: bool) -> Any:
+def receive_with_limit(rank: int, use_broadcast: bool) -> Any:
     tree = TensorDict({"a": torch.ones(1000)})
     if rank == 0:
-        return caught(lambda: tree.init_remote(None if use_broadcast else 1, use_broadcast=use_broadcast))
-    return caught(lambda: TensorDict.from_remote_init(0, use_broadcast=use_broadcast, limit=1000))
+        return catch_error(
+            lambda: tree.init_remote(None if use_broadcast else 1, use_broadcast=use_broadcast)
+        )
+    return catch_error(lambda: TensorDict.from_remote_init(0, use_broadcast=use_broadcast, limit=1000))
 
 
 @pytest.mark.parametrize("use_broadcast", [False, True])
 def test_from_remote_init_over_limit_raises_on_both_ranks(two: Any, use_broadcast: bool) -> None:
-    sender, receiver = two.run(limited, use_broadcast)
+    sender, receiver = two.run(receive_with_limit, use_broadcast)
     assert sender.startswith("StructureError: the receiver refused 4")
     assert receiver.startswith("FormatError: rank 0 announced 4") and "limit= allows 1000" in receiver
-    assert two.run(remote, "nested", use_broadcast, False) == [None, None]
+    assert two.run(send_remote, "nested", use_broadcast, False) == [None, None]
 
 
-def announces(rank: int, length: int, size: int) -> Any:
+def announce_sizes(rank: int, length: int, size: int) -> Any:
     """Send invalid sizes to a receiver, and return its error."""
     if rank == 1:
-        return caught(lambda: TensorDict.from_remote_init(0))
+        return catch_error(lambda: TensorDict.from_remote_init(0))
     peer, among = Channel(1, None, None, iter(range(9))), Group(None)
     peer.send(among.numbers(MARK, length, size))
     return None if length == FAILED else peer.recv(among.numbers(7)).item()
@@ -159,18 +166,18 @@ def announces(rank: int, length: int, size: int) -> Any:
 )
 def test_from_remote_init_invalid_sizes_raise(two: Any, length: int, size: int, message: str) -> None:
     answer = None if length == FAILED else 0
-    assert two.run(announces, length, size, limit=20) == [answer, f"FormatError: {message}"]
+    assert two.run(announce_sizes, length, size, limit=20) == [answer, f"FormatError: {message}"]
 
 
-def in_a_group(rank: int) -> Any:
+def call_in_subgroup(rank: int) -> Any:
     group = dist.new_group([1, 3])
     if rank not in (1, 3):
         return None
-    tree = nested(rank)
+    tree = make_nested(rank)
     tree.all_reduce(group=group)
-    other = TensorDict().scatter(3, [nested(i) for i in (7, 8)] if rank == 3 else None, group=group)
-    gathered = nested(rank).all_gather(group=group)
-    result = nested(rank).broadcast(1, group=group)
+    other = TensorDict().scatter(3, [make_nested(i) for i in (7, 8)] if rank == 3 else None, group=group)
+    gathered = make_nested(rank).all_gather(group=group)
+    result = make_nested(rank).broadcast(1, group=group)
     return (
         tree["a"][0].item(),
         other["a"][0].item(),
@@ -180,7 +187,7 @@ def in_a_group(rank: int) -> Any:
 
 
 def test_collective_in_subgroup_uses_ranks_of_group(four: Any) -> None:
-    results = four.run(in_a_group)
+    results = four.run(call_in_subgroup)
     assert results[0] is results[2] is None
     assert results[1] == (4.0, 7.0, [1.0, 3.0], 1.0)
     assert results[3] == (4.0, 8.0, [1.0, 3.0], 1.0)
@@ -239,7 +246,7 @@ def test_receive_sizes_around_part_limit_keeps_content(more: int, monkeypatch: p
             room.copy_(messages.pop(0))
 
     group: Any = SimpleNamespace(bytes=lambda count: torch.empty(count, dtype=torch.uint8))
-    same(receive([MARK, length, size], 1, None, group, take), tree)
+    assert_same(receive([MARK, length, size], 1, None, group, take), tree)
     assert not messages
 
 

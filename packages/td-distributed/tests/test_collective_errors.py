@@ -13,7 +13,15 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from collective_trees import HAS_TENSORCLASS, PARTS, TREES, apart, caught, nested, same
+from collective_trees import (
+    HAS_TENSORCLASS,
+    PARTS,
+    TREES,
+    assert_same,
+    catch_error,
+    make_nested,
+    send_in_parts,
+)
 
 from td_core import TensorDict
 from td_core.errors import FormatError, StructureError
@@ -31,12 +39,12 @@ if HAS_TENSORCLASS:
     UNSENDABLE["value"] = lambda: TensorDict({"x": object()})
 
 
-def exchanges(rank: int, mine: Any, item: Any) -> dict[str, Callable[[], Any]]:
+def list_calls(rank: int, mine: Any, item: Any) -> dict[str, Callable[[], Any]]:
     """Return all calls in which rank 1 sends ``mine``, or a list with ``item``."""
     everyone = {"use_broadcast": True}
     return {
         "broadcast": lambda: mine.broadcast(1),
-        "scatter": lambda: mine.scatter(1, [nested(0), item] if rank == 1 else None),
+        "scatter": lambda: mine.scatter(1, [make_nested(0), item] if rank == 1 else None),
         "all_gather": lambda: mine.all_gather(),
         "gather_and_stack": lambda: mine.gather_and_stack(0),
         "all_reduce": lambda: mine.all_reduce(),
@@ -47,70 +55,72 @@ def exchanges(rank: int, mine: Any, item: Any) -> dict[str, Callable[[], Any]]:
     }
 
 
-def cannot(rank: int, what: str, call: str) -> Any:
+def send_unsendable(rank: int, what: str, call: str) -> Any:
     bad = UNSENDABLE[what]()
-    message = caught(exchanges(rank, bad if rank == 1 else nested(rank), bad)[call])
-    assert nested(rank).all_gather()[0]["a"].tolist() == [0.0, 0.0]
+    message = catch_error(list_calls(rank, bad if rank == 1 else make_nested(rank), bad)[call])
+    assert make_nested(rank).all_gather()[0]["a"].tolist() == [0.0, 0.0]
     return message
 
 
-@pytest.mark.parametrize("call", exchanges(0, None, None))
+@pytest.mark.parametrize("call", list_calls(0, None, None))
 @pytest.mark.parametrize("what", UNSENDABLE)
 def test_collective_unsendable_leaf_raises_on_all_ranks(two: Any, what: str, call: str) -> None:
     if what == "value" and call == "all_reduce":
         pytest.skip("values are not reduced")
-    other, own = two.run(cannot, what, call)
+    other, own = two.run(send_unsendable, what, call)
     assert other.startswith("StructureError: rank 1 could not take part, so no rank did: ")
     assert "key 'x'" in own and other.endswith(own)
     assert (own == other) == (call == "all_reduce")
 
 
-def cannot_read(rank: int, call: str, parts: bool) -> str:
+def send_unknown_dtype(rank: int, call: str, parts: bool) -> str:
     """Exchange a collection with a dtype that the torch of the receiver does not have."""
 
     def unknown(name: str) -> Any:
         raise FormatError(f"unknown dtype {name!r}")
 
     tree = TREES["large"](rank)
-    with apart(parts), pytest.MonkeyPatch.context() as patch:
+    with send_in_parts(parts), pytest.MonkeyPatch.context() as patch:
         if rank == 0:
             patch.setattr(_storage, "parse_dtype", unknown)
-        message = caught(exchanges(rank, tree, tree)[call])
-    assert nested(rank).all_gather()[0]["a"].tolist() == [0.0, 0.0]
+        message = catch_error(list_calls(rank, tree, tree)[call])
+    assert make_nested(rank).all_gather()[0]["a"].tolist() == [0.0, 0.0]
     return message
 
 
 @PARTS
-@pytest.mark.parametrize("call", [call for call in exchanges(0, None, None) if call != "all_reduce"])
+@pytest.mark.parametrize("call", [call for call in list_calls(0, None, None) if call != "all_reduce"])
 def test_collective_unknown_dtype_raises_and_next_call_works(two: Any, call: str, parts: bool) -> None:
-    assert two.run(cannot_read, call, parts, limit=20) == [
+    assert two.run(send_unknown_dtype, call, parts, limit=20) == [
         "FormatError: the header of a message is damaged: unknown dtype 'torch.float32'",
         "nothing was raised",
     ]
 
 
-def cannot_move(rank: int) -> str:
+def move_to_missing_device(rank: int) -> str:
     if rank == 1:
-        return caught(lambda: nested(0).init_remote(0, device=torch.device("cuda", 99)))
-    return caught(lambda: TensorDict.from_remote_init(1))
+        return catch_error(lambda: make_nested(0).init_remote(0, device=torch.device("cuda", 99)))
+    return catch_error(lambda: TensorDict.from_remote_init(1))
 
 
 def test_collective_torch_error_raises_on_all_ranks(two: Any) -> None:
-    other, own = two.run(cannot_move)
+    other, own = two.run(move_to_missing_device)
     # The class of the error depends on the build of torch.
     assert own != "nothing was raised"
     assert other == f"StructureError: rank 1 could not take part, so no rank did: {own}"
 
 
-def outside(rank: int) -> list[str]:
+def call_outside_group(rank: int) -> list[str]:
     group: Any = dist.GroupMember.NON_GROUP_MEMBER
-    tree = nested(rank)
+    tree = make_nested(rank)
     calls = (tree.all_gather, tree.all_reduce, partial(tree.broadcast, 0), partial(tree.init_remote, 1))
-    return [caught(partial(call, group=group)) for call in calls]
+    return [catch_error(partial(call, group=group)) for call in calls]
 
 
 def test_collective_outside_group_raises(two: Any) -> None:
-    assert two.run(outside, ranks=[0]) == [["ValueError: this process is not part of the group"] * 4]
+    assert two.run(call_outside_group, ranks=[0]) == [
+        ["ValueError: this process is not part of the group"] * 4
+    ]
 
 
 #: Calls that rank 0 makes while rank 1 is missing.
@@ -130,38 +140,40 @@ CALLS: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
-def alone(rank: int, dies: bool) -> Any:
+def call_without_peer(rank: int, dies: bool) -> Any:
     """Return per call the error on rank 0, and whether its collection is unchanged."""
     # The timeout must be long enough for the ranks to connect on a busy machine.
     groups = [dist.new_group([0, 1], timeout=timedelta(seconds=3)) for _ in CALLS]
     if rank == 1:
         return os._exit(3) if dies else None
-    tree = nested(0)
-    results = {name: caught(partial(call, tree, group)) for (name, call), group in zip(CALLS.items(), groups)}
-    assert bool((tree == nested(0)).all())
+    tree = make_nested(0)
+    results = {
+        name: catch_error(partial(call, tree, group)) for (name, call), group in zip(CALLS.items(), groups)
+    }
+    assert bool((tree == make_nested(0)).all())
     return results
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dies", [True, False], ids=["dead", "absent"])
 def test_collective_missing_rank_raises_within_timeout(fragile: Any, dies: bool) -> None:
-    messages, _ = fragile.run(alone, dies)
+    messages, _ = fragile.run(call_without_peer, dies)
     for name, message in messages.items():
         assert message.startswith(("RuntimeError", "DistBackendError")), (name, message)
         assert "onnect" in message if dies else "imed out" in message, (name, message)
 
 
-def dies_within(rank: int, call: str, after: int) -> Any:
-    tree = nested(rank)
+def exit_midway(rank: int, call: str, after: int) -> Any:
+    tree = make_nested(rank)
     if rank == 1:
         for name in ("broadcast", "scatter", "all_gather", "gather", "all_reduce", "reduce"):
-            setattr(dist, name, mortal(getattr(dist, name), after))
-    message = caught(lambda: CALLS[call](tree, None))
-    assert bool((tree == nested(rank)).all())
+            setattr(dist, name, exit_after(getattr(dist, name), after))
+    message = catch_error(lambda: CALLS[call](tree, None))
+    assert bool((tree == make_nested(rank)).all())
     return message
 
 
-def mortal(function: Callable[..., Any], after: int) -> Callable[..., Any]:
+def exit_after(function: Callable[..., Any], after: int) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
         COUNTED.append(function)
         if len(COUNTED) > after:
@@ -179,7 +191,7 @@ COUNTED: list[Any] = []
     "call", ["broadcast", "scatter", "all_gather", "gather_and_stack", "all_reduce", "reduce"]
 )
 def test_collective_peer_exits_midway_raises(fragile: Any, call: str) -> None:
-    message, dead = fragile.run(dies_within, call, 1)
+    message, dead = fragile.run(exit_midway, call, 1)
     assert dead.kind == "Exit"
     assert message.startswith(("RuntimeError", "DistBackendError")) and "onnect" in message, message
 
@@ -190,15 +202,15 @@ ANOTHER = (
 )
 
 
-def out_of_step(rank: int) -> Any:
+def broadcast_plain_tensor(rank: int) -> Any:
     if rank == 0:
         dist.broadcast(torch.zeros(3, dtype=torch.int64), 0)
         return None
-    return caught(lambda: nested(0).broadcast(0))
+    return catch_error(lambda: make_nested(0).broadcast(0))
 
 
 def test_collective_message_of_plain_broadcast_raises(two: Any) -> None:
-    assert two.run(out_of_step)[1] == ANOTHER
+    assert two.run(broadcast_plain_tensor)[1] == ANOTHER
 
 
 VARIANTS: dict[str, Callable[[Any], Any]] = {
@@ -213,16 +225,16 @@ VARIANTS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-def makes_another_call(rank: int) -> Any:
-    tree, found = nested(rank), []
+def make_different_calls(rank: int) -> Any:
+    tree, found = make_nested(rank), []
     for pair in combinations(VARIANTS.values(), 2):
-        found.append(caught(lambda: pair[rank](tree)))  # noqa: B023
-    same(tree, nested(rank))
+        found.append(catch_error(lambda: pair[rank](tree)))  # noqa: B023
+    assert_same(tree, make_nested(rank))
     return {*found}
 
 
 def test_collective_different_calls_raise_on_all_ranks(two: Any) -> None:
-    assert two.run(makes_another_call) == [{ANOTHER}] * 2
+    assert two.run(make_different_calls) == [{ANOTHER}] * 2
 
 
 def test_send_error_text_is_truncated_and_encodable() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from consolidation_trees import DTYPES, TREES, same, tied
+from consolidation_trees import DTYPES, TREES, assert_same, make_tied
 from hypothesis import given
 from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -27,7 +27,7 @@ from td_distributed import (
 pytestmark = pytest.mark.filterwarnings("ignore:B?Complex")
 
 
-def storages(collection: Any) -> set[int]:
+def list_storages(collection: Any) -> set[int]:
     pieces = [_storage.pieces_of(leaf)[0] for leaf in collection._leaves()]
     return {piece.untyped_storage().data_ptr() for each in pieces for piece in each if piece.numel()}
 
@@ -37,19 +37,19 @@ def test_consolidate_in_memory_keeps_content(name: str) -> None:
     tree = TREES[name]()
     locked = tree.is_locked
     result = tree.consolidate()
-    same(result, tree)
+    assert_same(result, tree)
     assert tree.is_locked == locked and not tree.is_consolidated()
     assert result.is_locked and result.is_consolidated()
-    assert len(storages(result)) <= 1
-    assert not storages(result) & storages(tree)
+    assert len(list_storages(result)) <= 1
+    assert not list_storages(result) & list_storages(tree)
 
 
 @pytest.mark.parametrize("name", TREES)
 def test_from_buffer_of_storage_keeps_content(name: str) -> None:
     tree = TREES[name]()
     result = tree.consolidate(metadata=True)
-    same(result, tree)
-    same(from_buffer(storage_of(result)), tree)
+    assert_same(result, tree)
+    assert_same(from_buffer(storage_of(result)), tree)
 
 
 @pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")
@@ -91,7 +91,7 @@ def test_fill_zeroes_gaps_between_large_leaves() -> None:
 
 
 def test_consolidate_tied_leaves_stay_tied(tmp_path: Path) -> None:
-    tree = tied()
+    tree = make_tied()
     result = tree.consolidate(tmp_path / "td")
     assert len(storage_of(result)) == 32
     for one in (result, from_consolidated(tmp_path / "td")):
@@ -130,14 +130,14 @@ def test_is_consolidated_of_derived_collection_is_false() -> None:
 @pytest.mark.parametrize("num_threads", [0, 1, 3])
 def test_consolidate_num_threads_equals_single_thread(num_threads: int) -> None:
     tree = TREES["dtypes"]()
-    same(tree.consolidate(num_threads=num_threads), tree)
+    assert_same(tree.consolidate(num_threads=num_threads), tree)
 
 
 def test_consolidate_return_early_returns_future(tmp_path: Path) -> None:
     tree = TREES["flat"]()
     future = tree.consolidate(tmp_path / "td", return_early=True)
-    same(future.result(), tree)
-    same(from_consolidated(tmp_path / "td"), tree)
+    assert_same(future.result(), tree)
+    assert_same(from_consolidated(tmp_path / "td"), tree)
 
 
 def test_consolidate_return_early_inplace_returns_self() -> None:
@@ -149,12 +149,12 @@ def test_consolidate_return_early_inplace_returns_self() -> None:
 def test_consolidate_again_with_options_makes_new_storage(tmp_path: Path) -> None:
     tree = TREES["flat"]().consolidate()
     assert tree.consolidate() is tree
-    same(from_buffer(storage_of(tree.consolidate(metadata=True))), tree)
+    assert_same(from_buffer(storage_of(tree.consolidate(metadata=True))), tree)
     assert not tree.is_shared() and tree.consolidate(share_memory=True).is_shared()
     tree.consolidate(tmp_path / "td")
-    same(from_consolidated(tmp_path / "td"), tree)
+    assert_same(from_consolidated(tmp_path / "td"), tree)
     assert tree.consolidate(tmp_path / "shared", share_memory=True).is_shared()
-    same(from_consolidated(tmp_path / "shared"), tree)
+    assert_same(from_consolidated(tmp_path / "shared"), tree)
 
 
 def test_consolidate_return_early_ignores_later_changes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,7 +166,7 @@ def test_consolidate_return_early_ignores_later_changes(monkeypatch: pytest.Monk
     tree = TREES["flat"]()
     future = tree.consolidate(return_early=True)
     tree["c"] = tree.pop("a")
-    same(future.result(), TREES["flat"]())
+    assert_same(future.result(), TREES["flat"]())
     consolidated = tree.consolidate()
     assert consolidated.consolidate(return_early=True).result() is consolidated
 
@@ -178,13 +178,13 @@ def test_from_buffer_aligned_returns_views(skipped: int, memory: str) -> None:
     data = torch.cat([buffer[:skipped], buffer])
     part = data[skipped:]
     back = from_buffer(part if memory == "a tensor" else torch.from_numpy(part.numpy()))
-    same(back, TREES["locked"]())
+    assert_same(back, TREES["locked"]())
     assert back.is_locked and back.is_consolidated() == (not skipped % 16)
 
 
 def test_from_buffer_strided_returns_copies() -> None:
     buffer = storage_of(TREES["locked"]().consolidate(metadata=True))
-    same(from_buffer(buffer.repeat_interleave(2)[::2]), TREES["locked"]())
+    assert_same(from_buffer(buffer.repeat_interleave(2)[::2]), TREES["locked"]())
 
 
 @pytest.mark.parametrize("name", [name for name in TREES if not name.startswith("locked")])
@@ -192,10 +192,10 @@ def test_consolidate_inplace_replaces_leaves(name: str) -> None:
     tree = TREES[name]()
     if tree.is_locked:
         pytest.skip("a frozen one stays as it is")
-    before = storages(tree)
+    before = list_storages(tree)
     assert tree.consolidate(inplace=True) is tree
-    same(tree, TREES[name]())
-    assert len(storages(tree)) <= 1 and not storages(tree) & before
+    assert_same(tree, TREES[name]())
+    assert len(list_storages(tree)) <= 1 and not list_storages(tree) & before
     assert tree.is_locked and tree.is_consolidated()
     assert tree.consolidate(inplace=True) is tree
 
@@ -203,17 +203,17 @@ def test_consolidate_inplace_replaces_leaves(name: str) -> None:
 @pytest.mark.parametrize("name", [name for name in TREES if name.startswith("locked")])
 def test_consolidate_inplace_locked_raises(name: str, tmp_path: Path) -> None:
     tree = TREES[name]()
-    before, locked = storages(tree), tree.is_locked
+    before, locked = list_storages(tree), tree.is_locked
     with pytest.raises(LockedError, match="cannot consolidate it in place: the TensorDict is locked"):
         tree.consolidate(tmp_path / "td", inplace=True)
-    assert storages(tree) == before
+    assert list_storages(tree) == before
     assert tree.is_locked == locked and not (tmp_path / "td").exists()
 
 
 def test_consolidate_share_memory_is_shared() -> None:
     result = TREES["flat"]().consolidate(share_memory=True)
     assert result.is_shared()
-    same(result, TREES["flat"]())
+    assert_same(result, TREES["flat"]())
 
 
 def test_consolidate_device_sets_device_label() -> None:
@@ -251,9 +251,9 @@ structures = st.recursive(
 def test_consolidate_random_tree_reads_back_equal(structure: dict[str, Any], locked: bool) -> None:
     tree = TensorDict(structure, lock=locked)
     result = tree.consolidate(metadata=True)
-    same(result, tree)
+    assert_same(result, tree)
     back = from_buffer(storage_of(result))
-    same(back, tree)
+    assert_same(back, tree)
     assert back.is_locked == locked
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from consolidation_trees import HAS_TENSORCLASS, TREES, jagged, same, with_lengths
+from consolidation_trees import HAS_TENSORCLASS, TREES, assert_same, make_jagged, make_jagged_with_lengths
 from torch.masked import masked_tensor
 
 from td_core import LazyStackedTensorDict, TensorDict
@@ -31,10 +31,10 @@ pytestmark = pytest.mark.filterwarnings("ignore:B?Complex")
 def test_consolidate_to_file_and_read_keeps_content(name: str, tmp_path: Path) -> None:
     tree = TREES[name]()
     mapped = tree.consolidate(tmp_path / "td")
-    same(mapped, tree)
+    assert_same(mapped, tree)
     assert mapped.is_consolidated()
     loaded = TensorDict.from_consolidated(tmp_path / "td")
-    same(loaded, tree)
+    assert_same(loaded, tree)
     assert loaded.is_locked == tree.is_locked
     assert loaded.is_consolidated()
     assert [path.name for path in tmp_path.iterdir()] == ["td"]
@@ -49,13 +49,13 @@ UNSAYABLE = {
 
 @pytest.mark.parametrize("name", TREES)
 def test_consolidated_file_uses_tensordict_format_if_possible(name: str) -> None:
-    structure = written(TREES[name]())
+    structure = read_structure(TREES[name]())
     assert (structure["cls"] == "td:general") == (name in UNSAYABLE)
     # The root key "size" holds what the plain form cannot represent: orders of keys, types of values.
     assert "size" not in structure or name not in ("flat", "named", "lazy", "deep stack")
 
 
-def written(tree: Any) -> Any:
+def read_structure(tree: Any) -> Any:
     """Consolidate a collection to a file, and return the structure in it."""
     data = bytes(storage_of(tree.consolidate(metadata=True)).numpy())
     return json.loads(data[-8 - int.from_bytes(data[-8:], "little") : -8])
@@ -68,11 +68,13 @@ CONSOLIDATED: dict[str, Callable[[Any, Path], Any]] = {
     "mapped": lambda tree, path: tree.consolidate(path),
     "buffered": lambda tree, path: tree.consolidate(path, use_buffer=True),
     "loaded": lambda tree, path: [tree.consolidate(path), from_consolidated(path)][1],
-    "loaded, of another writer": lambda tree, path: from_consolidated(unpadded(tree.consolidate(path), path)),
+    "loaded, of another writer": lambda tree, path: from_consolidated(
+        remove_padding(tree.consolidate(path), path)
+    ),
 }
 
 
-def unpadded(tree: Any, path: Path) -> Path:
+def remove_padding(tree: Any, path: Path) -> Path:
     """Rewrite a consolidated file without padding, as other writers do, so that its size is odd."""
     storage, text = storage_of(tree), path.read_bytes()[len(storage_of(tree)) : -8].rstrip()
     text += b" " * (len(text) % 2 == 0)
@@ -99,7 +101,7 @@ def test_torch_save_views_of_several_dtypes_loads_back(tmp_path: Path) -> None:
     for each in (from_consolidated(tmp_path / "td"), tree.consolidate().unlock_()):
         torch.save(each, tmp_path / "saved")
         back = torch.load(tmp_path / "saved")
-        same(back, each)
+        assert_same(back, each)
         assert back["a"] is back["tied"] and back["b"].dtype is torch.int64
     storage = torch.zeros(4, dtype=torch.int32)
     mixed = TensorDict(
@@ -116,7 +118,7 @@ def test_torch_save_views_of_several_dtypes_loads_back(tmp_path: Path) -> None:
     "change", [copy.deepcopy, lambda tree: tree.unlock_(), lambda tree: tree.clone(False)]
 )
 def test_torch_save_jagged_on_shared_storage_loads_back(change: Any, tmp_path: Path) -> None:
-    rows, turned, holes = jagged(), jagged().transpose(1, 2), with_lengths()
+    rows, turned, holes = make_jagged(), make_jagged().transpose(1, 2), make_jagged_with_lengths()
     tree = change(TensorDict({"a": torch.ones(2), "r": rows, "t": turned, "h": holes}, [2]).consolidate())
     torch.save(tree, tmp_path / "saved")
     back = torch.load(tmp_path / "saved", weights_only=False)
@@ -143,7 +145,7 @@ def test_consolidate_over_file_keeps_mapped_collection(tmp_path: Path) -> None:
 def test_consolidate_to_longest_file_name_reads_back(tmp_path: Path) -> None:
     path = tmp_path / ("x" * 255)
     TREES["flat"]().consolidate(path)
-    same(from_consolidated(path), TREES["flat"]())
+    assert_same(from_consolidated(path), TREES["flat"]())
 
 
 def test_consolidate_over_file_keeps_mode_and_symlinks(tmp_path: Path) -> None:
@@ -154,7 +156,7 @@ def test_consolidate_over_file_keeps_mode_and_symlinks(tmp_path: Path) -> None:
     assert os.readlink(tmp_path / "link") == "real/td"
     TREES["flat"]().consolidate(tmp_path / "link", use_buffer=True)
     assert (tmp_path / "real" / "td").stat().st_mode & 0o777 == 0o640
-    same(from_consolidated(tmp_path / "link"), TREES["flat"]())
+    assert_same(from_consolidated(tmp_path / "link"), TREES["flat"]())
     assert os.listdir(tmp_path / "real") == ["td"]
 
 
@@ -178,7 +180,7 @@ def test_consolidate_concurrently_to_path_keeps_one_whole_file(
     trees = [TensorDict({"a": torch.full((1000,), i)}) for i in range(2)]
     writing = [tree.consolidate(tmp_path / "td", return_early=True) for tree in trees]
     for tree, each in zip(trees, writing, strict=True):
-        same(each.result(), tree)
+        assert_same(each.result(), tree)
     assert from_consolidated(tmp_path / "td")["a"].unique().numel() == 1
     assert [path.name for path in tmp_path.iterdir()] == ["td"]
 
@@ -254,7 +256,7 @@ def test_consolidate_meta_device_to_file_raises(tmp_path: Path) -> None:
 )
 @pytest.mark.parametrize("way", CONSOLIDATED)
 def test_consolidate_jagged_keeps_padded_shape(way: str, change: Any, tmp_path: Path) -> None:
-    tree = TensorDict({"n": jagged(), "t": jagged().transpose(1, 2), "a": torch.ones(2)}, [2])
+    tree = TensorDict({"n": make_jagged(), "t": make_jagged().transpose(1, 2), "a": torch.ones(2)}, [2])
     found = change(CONSOLIDATED[way](tree, tmp_path / "td"))
     assert {key: found[key].to_padded_tensor(0).shape[1:] for key in ("n", "t")} == {"n": (4, 3), "t": (3, 4)}
 
@@ -263,7 +265,7 @@ def test_consolidate_jagged_keeps_padded_shape(way: str, change: Any, tmp_path: 
 def test_consolidate_num_threads_writes_same_file(name: str, tmp_path: Path) -> None:
     tree = TREES[name]()
     tree.consolidate(tmp_path / "one")
-    same(tree.consolidate(tmp_path / "many", num_threads=2), tree)
+    assert_same(tree.consolidate(tmp_path / "many", num_threads=2), tree)
     assert (tmp_path / "one").read_bytes() == (tmp_path / "many").read_bytes()
 
 
@@ -281,10 +283,10 @@ def test_consolidate_nesting_beyond_json_limit_reads_back(tmp_path: Path) -> Non
 def test_consolidate_use_buffer_keeps_result_in_memory(tmp_path: Path) -> None:
     tree = TREES["flat"]()
     result = tree.consolidate(tmp_path / "td", use_buffer=True)
-    same(result, tree)
-    same(from_consolidated(tmp_path / "td"), tree)
+    assert_same(result, tree)
+    assert_same(from_consolidated(tmp_path / "td"), tree)
     (tmp_path / "td").write_bytes(bytes((tmp_path / "td").stat().st_size))
-    same(result, tree)
+    assert_same(result, tree)
 
 
 def test_consolidate_simple_tree_writes_tensordict_format(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from loopback import Done, Loop, emptied, replace, same, sent, tree
+from loopback import Done, Loop, assert_same, make_blank, make_tree, replace_entry, send_to
 
 from td_core import TensorDict
 from td_core.errors import FormatError, StructureError
@@ -22,22 +22,22 @@ from td_distributed._collectives import Payload, unpack
 HAS_TENSORCLASS = importlib.util.find_spec("td_tensorclass") is not None
 
 
-def exchange(td: Any) -> None:
+def swap_entries(td: Any) -> None:
     one, other = td["a"], td["b"]
-    replace(td, "a", other)
-    replace(td, "b", one)
+    replace_entry(td, "a", other)
+    replace_entry(td, "b", one)
 
 
 def swap_data(one: torch.Tensor, other: torch.Tensor) -> None:
     one.data, other.data = other.data, one.data
 
 
-def reorder(td: Any) -> None:
+def reverse_keys(td: Any) -> None:
     for key in ("b", "a", "n"):
         td[key] = td.pop(key)
 
 
-def unlocked(change: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def unlock_first(change: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """Wrap a change so that it unlocks the collection first."""
 
     def run(td: Any) -> None:
@@ -48,31 +48,31 @@ def unlocked(change: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return run
 
 
-def sevens() -> torch.Tensor:
+def make_sevens() -> torch.Tensor:
     return torch.full((3, 3), 7.0)
 
 
 CHANGES: dict[str, Callable[[Any], Any]] = {
     "nothing": lambda td: None,
     "written in place": lambda td: td["n", "a"].add_(5),
-    "a leaf of equal shape": unlocked(lambda td: td.set("a", sevens())),
-    "a leaf of equal shape below": unlocked(lambda td: td.set(("n", "a"), sevens())),
-    "a leaf of equal shape in spite of the lock": lambda td: replace(td["n"], "a", sevens()),
-    "leaves exchanged in spite of the lock": exchange,
-    "the order of keys": unlocked(reorder),
-    "a leaf more": unlocked(lambda td: td.set("x", torch.ones(3))),
-    "a leaf less": unlocked(lambda td: td.pop("a")),
-    "a leaf for a sub-collection in spite of the lock": lambda td: replace(td, "n", sevens()),
-    "a sub-collection": unlocked(lambda td: td.set("n", {"a": sevens(), "c": sevens()})),
-    "a sub-collection in spite of the lock": lambda td: replace(td, "n", (td["n"] + 1).lock_()),
-    "other data": lambda td: setattr(td["a"], "data", sevens()),
+    "a leaf of equal shape": unlock_first(lambda td: td.set("a", make_sevens())),
+    "a leaf of equal shape below": unlock_first(lambda td: td.set(("n", "a"), make_sevens())),
+    "a leaf of equal shape in spite of the lock": lambda td: replace_entry(td["n"], "a", make_sevens()),
+    "leaves exchanged in spite of the lock": swap_entries,
+    "the order of keys": unlock_first(reverse_keys),
+    "a leaf more": unlock_first(lambda td: td.set("x", torch.ones(3))),
+    "a leaf less": unlock_first(lambda td: td.pop("a")),
+    "a leaf for a sub-collection in spite of the lock": lambda td: replace_entry(td, "n", make_sevens()),
+    "a sub-collection": unlock_first(lambda td: td.set("n", {"a": make_sevens(), "c": make_sevens()})),
+    "a sub-collection in spite of the lock": lambda td: replace_entry(td, "n", (td["n"] + 1).lock_()),
+    "other data": lambda td: setattr(td["a"], "data", make_sevens()),
     "data of another dtype": lambda td: setattr(td["a"], "data", td["a"].data.view(torch.int32)),
     "the same data transposed": lambda td: setattr(td["a"], "data", td["a"].data.t()),
     "data exchanged": lambda td: swap_data(td["a"], td["b"]),
     "resize_": lambda td: td["a"].resize_(3, 2),
     "t_": lambda td: td["n", "a"].t_(),
     "unsqueeze_": lambda td: td["a"].unsqueeze_(1),
-    "set_": lambda td: td["b"].set_(sevens()),
+    "set_": lambda td: td["b"].set_(make_sevens()),
     "a gradient": lambda td: td["a"].requires_grad_(),
     "the batch size": lambda td: setattr(td, "batch_size", []),
     "the batch size below": lambda td: setattr(td["n"], "batch_size", [3, 3]),
@@ -91,10 +91,10 @@ UNSEEN = {each for each in CHANGES if each.endswith("in spite of the lock")} | {
 if HAS_TENSORCLASS:
     from td_tensorclass import NonTensorData
 
-    CHANGES["a value of another type"] = unlocked(lambda td: td.set("s", ("x", 2)))
+    CHANGES["a value of another type"] = unlock_first(lambda td: td.set("s", ("x", 2)))
 
 
-def carried(td: Any) -> Any:
+def encode_and_decode(td: Any) -> Any:
     """Encode a collection as a Payload of a collective, and return the decoded copy."""
     parcel = Payload(lambda: td, torch.device("cpu"))
     return unpack(list(parcel.front), parcel.data, 0)
@@ -103,19 +103,19 @@ def carried(td: Any) -> Any:
 @pytest.mark.parametrize("consolidated", [False, True])
 @pytest.mark.parametrize("change", CHANGES)
 def test_pickle_or_send_after_change_has_new_content(change: str, consolidated: bool) -> None:
-    td = tree().consolidate()
+    td = make_tree().consolidate()
     for _ in range(2):
         pickle.dumps(td)
-        carried(td)
-        sent(td, emptied(td).consolidate())
-        sent(emptied(td), td)
-        sent(emptied(td).consolidate(), td)
-        sent(td, emptied(td), wire="reference")
+        encode_and_decode(td)
+        send_to(td, make_blank(td).consolidate())
+        send_to(make_blank(td), td)
+        send_to(make_blank(td).consolidate(), td)
+        send_to(td, make_blank(td), wire="reference")
     CHANGES[change](td)
-    same(pickle.loads(pickle.dumps(td)), td)
-    same(carried(td), td)
+    assert_same(pickle.loads(pickle.dumps(td)), td)
+    assert_same(encode_and_decode(td), td)
     for each in (td, td.consolidate(), td.consolidate(metadata=True)):
-        same(each, td)
+        assert_same(each, td)
         if each.is_consolidated():
             storage = storage_of(each)
             memory = {leaf.untyped_storage().data_ptr() for leaf in each.values(True, True)}
@@ -124,18 +124,18 @@ def test_pickle_or_send_after_change_has_new_content(change: str, consolidated: 
             assert each is td
             with pytest.raises(StructureError, match="is not consolidated: call consolidate"):
                 storage_of(each)
-    other = emptied(td)
+    other = make_blank(td)
     other = other.consolidate() if consolidated else other
-    same(sent(td, other), td)
+    assert_same(send_to(td, other), td)
     if change not in UNSEEN:
-        same(sent(td, other.apply(torch.zeros_like), wire="reference"), td)
-    wanted = emptied(td)
+        assert_same(send_to(td, other.apply(torch.zeros_like), wire="reference"), td)
+    wanted = make_blank(td)
     source = wanted.consolidate() if consolidated else wanted
     for _ in range(2):
-        same(sent(source, td), wanted)
+        assert_same(send_to(source, td), wanted)
         td.data.zero_()
     if change not in UNSEEN:
-        same(sent(source, td, wire="reference"), wanted)
+        assert_same(send_to(source, td, wire="reference"), wanted)
 
 
 @pytest.mark.parametrize(
@@ -153,31 +153,31 @@ def test_pickle_or_send_after_change_has_new_content(change: str, consolidated: 
     ],
 )
 def test_pickle_after_change_of_member_has_new_content(change: str) -> None:
-    td = pickle.loads(pickle.dumps(TensorDict.lazy_stack([tree(), tree() + 1], 0).consolidate()))
+    td = pickle.loads(pickle.dumps(TensorDict.lazy_stack([make_tree(), make_tree() + 1], 0).consolidate()))
     members = td.tensordicts
     pickle.dumps(td)
-    carried(td)
+    encode_and_decode(td)
     CHANGES[change](members[0])
-    for found in (pickle.loads(pickle.dumps(td)), carried(td), td.consolidate()):
+    for found in (pickle.loads(pickle.dumps(td)), encode_and_decode(td), td.consolidate()):
         for one, other in zip(found.tensordicts, members, strict=True):
-            same(one, other)
+            assert_same(one, other)
 
 
 @pytest.mark.parametrize("consolidated", [False, True])
 @pytest.mark.parametrize("change", [each for each in CHANGES if each not in UNSEEN])
 def test_tensordict_wire_after_change_sends_new_content(change: str, consolidated: bool) -> None:
-    td = tree().consolidate()
+    td = make_tree().consolidate()
     for _ in range(2):
-        sent(td, td, wire="reference")
+        send_to(td, td, wire="reference")
     CHANGES[change](td)
-    target, source = emptied(td), emptied(td)
-    same(sent(td, target.consolidate() if consolidated else target, wire="reference"), td)
-    same(sent(source.consolidate() if consolidated else source, td, wire="reference"), source)
+    target, source = make_blank(td), make_blank(td)
+    assert_same(send_to(td, target.consolidate() if consolidated else target, wire="reference"), td)
+    assert_same(send_to(source.consolidate() if consolidated else source, td, wire="reference"), source)
 
 
 def keep_and_replace(leaf: torch.Tensor, kept: list[torch.Tensor]) -> None:
     kept.append(leaf.data)
-    leaf.data = sevens()
+    leaf.data = make_sevens()
 
 
 @pytest.mark.parametrize(
@@ -190,55 +190,55 @@ def keep_and_replace(leaf: torch.Tensor, kept: list[torch.Tensor]) -> None:
     ids=["exchanged", "exchanged with another collection", "replaced, and kept by someone"],
 )
 def test_tensordict_wire_undetected_change_sends_old_data(change: Any) -> None:
-    td, kept = tree().consolidate(), [(tree() + 1).consolidate()]
-    sent(td, td, wire="reference")
+    td, kept = make_tree().consolidate(), [(make_tree() + 1).consolidate()]
+    send_to(td, td, wire="reference")
     before = td.clone()
     change(td, kept)
     assert not torch.equal(td["a"], before["a"])
-    same(sent(td, emptied(td), wire="reference"), before)
-    same(sent(td, emptied(td)), td)
+    assert_same(send_to(td, make_blank(td), wire="reference"), before)
+    assert_same(send_to(td, make_blank(td)), td)
     view = td["b"][0]
-    same(sent(td, emptied(td), wire="reference"), td)
+    assert_same(send_to(td, make_blank(td), wire="reference"), td)
     assert torch.equal(view, td["b"][0])
 
 
 @pytest.mark.parametrize("wire", ["td", "reference"])
 def test_send_unlocked_after_replaced_leaf_has_new_content(wire: str) -> None:
-    td = pickle.loads(pickle.dumps(tree().consolidate()))
+    td = pickle.loads(pickle.dumps(make_tree().consolidate()))
     assert td.is_consolidated() and not td.is_locked
     for _ in range(2):
-        sent(td, td, wire=wire)
+        send_to(td, td, wire=wire)
     td["a"] = td["a"] - 1
-    same(sent(td, emptied(td), wire=wire), td)
+    assert_same(send_to(td, make_blank(td), wire=wire), td)
     td["new"] = td["a"]
-    same(sent(td, emptied(td), wire=wire), td)
+    assert_same(send_to(td, make_blank(td), wire=wire), td)
 
 
 def test_tensordict_wire_without_refcount_checks_leaves(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(_reference_wire, "count_users", lambda memory: None)
-    td = tree().consolidate()
-    sent(td, td, wire="reference")
+    td = make_tree().consolidate()
+    send_to(td, td, wire="reference")
     swap_data(td["a"], td["b"])
-    same(sent(td, emptied(td), wire="reference"), td)
+    assert_same(send_to(td, make_blank(td), wire="reference"), td)
 
 
 def test_recv_other_key_after_cached_message_raises() -> None:
-    td = tree().consolidate()
+    td = make_tree().consolidate()
     for _ in range(3):
-        sent(tree().consolidate(), td)
+        send_to(make_tree().consolidate(), td)
     before = td.clone()
     with pytest.raises(StructureError, match="key 'b' is torch.float32"):
-        sent(tree().rename_key_("b", "x").consolidate(), td)
-    same(td, before)
-    same(sent((tree() + 1).consolidate(), td), tree() + 1)
+        send_to(make_tree().rename_key_("b", "x").consolidate(), td)
+    assert_same(td, before)
+    assert_same(send_to((make_tree() + 1).consolidate(), td), make_tree() + 1)
 
 
 def test_recv_no_bytes_after_cached_message_raises() -> None:
-    td, loop = tree().consolidate(), Loop()
+    td, loop = make_tree().consolidate(), Loop()
     for _ in range(3):
-        sent(tree().consolidate(), td)
+        send_to(make_tree().consolidate(), td)
     loop.recv = lambda tensors, rank, tag: Done()  # type: ignore[method-assign]
     with pytest.raises(FormatError, match="what arrived is not a message of send"):
         td.recv(group=loop, group_src=0)
@@ -248,14 +248,14 @@ def test_recv_no_bytes_after_cached_message_raises() -> None:
     "change", ["a leaf less", "data of another dtype", "resize_", "the batch size", "unsqueeze_"]
 )
 def test_recv_after_structure_change_raises(change: str) -> None:
-    td, source = tree().consolidate(), emptied(tree()).consolidate()
+    td, source = make_tree().consolidate(), make_blank(make_tree()).consolidate()
     for _ in range(2):
-        sent(source, td)
+        send_to(source, td)
     CHANGES[change](td)
     before = td.clone()
     with pytest.raises(StructureError, match="nothing was changed"):
-        sent(source, td)
-    same(td, before)
+        send_to(source, td)
+    assert_same(td, before)
 
 
 #: Collections of one structure with different layouts of the leaves in storages.
@@ -271,7 +271,7 @@ LAYOUTS: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.parametrize("layout", [name for name in LAYOUTS if name != "another order"])
 def test_tensordict_wire_any_storage_layout_keeps_content(layout: str, held: str) -> None:
     source = TensorDict({"a": torch.arange(5), "b": torch.ones(3)})
-    found = sent(LAYOUTS[layout](source), LAYOUTS[held](source.apply(torch.zeros_like)), wire="reference")
+    found = send_to(LAYOUTS[layout](source), LAYOUTS[held](source.apply(torch.zeros_like)), wire="reference")
     assert found["a"].tolist() == source["a"].tolist()
 
 
@@ -285,33 +285,33 @@ def test_recv_same_structure_other_layout_keeps_content(held: str, size: int) ->
     for step, (one, other) in enumerate(product(LAYOUTS, repeat=2)):
         for i, layout in enumerate((one, one, one, other, one)):
             source = make(10 * step + i)
-            same(sent(LAYOUTS[layout](source), target), source)
+            assert_same(send_to(LAYOUTS[layout](source), target), source)
 
 
 def test_recv_cached_structure_writes_new_elements() -> None:
-    td = tree().consolidate()
+    td = make_tree().consolidate()
     for step in range(3):
-        source = (tree() + step).consolidate()
-        same(sent(source, td), source)
+        source = (make_tree() + step).consolidate()
+        assert_same(send_to(source, td), source)
         assert torch.equal(storage_of(td), storage_of(source))
 
 
 def test_irecv_two_messages_writes_in_order_of_wait() -> None:
-    td, loop = tree().consolidate(), Loop()
+    td, loop = make_tree().consolidate(), Loop()
     for _ in range(2):
-        sent(tree().consolidate(), td)
-    named, last = (tree() + 1).refine_names("t"), tree() + 2
+        send_to(make_tree().consolidate(), td)
+    named, last = (make_tree() + 1).refine_names("t"), make_tree() + 2
     for each in (named, last):
         each.consolidate().send(group=loop, group_dst=0, consolidated=True)
     first, second = (td.irecv(group=loop, group_src=0, return_premature=True)[0] for _ in range(2))
     first.wait()
     assert torch.equal(td["a"], named["a"])
     second.wait()
-    same(td, last)
+    assert_same(td, last)
 
 
 def test_tensordict_wire_same_layout_sends_without_copy() -> None:
-    td = tree().consolidate()
+    td = make_tree().consolidate()
     for _ in range(2):
         assert _reference_wire.make_messages(td, True, torch.device("cpu"))[0] is storage_of(td)
 
@@ -320,7 +320,7 @@ def test_tensordict_wire_same_layout_sends_without_copy() -> None:
 def test_pickle_after_inplace_list_change_has_new_value() -> None:
     td = TensorDict({"a": torch.ones(2), "v": NonTensorData(["x"])}).consolidate()
     for step in range(3):
-        assert carried(td)["v"] == pickle.loads(pickle.dumps(td))["v"] == ["x", *range(step)]
+        assert encode_and_decode(td)["v"] == pickle.loads(pickle.dumps(td))["v"] == ["x", *range(step)]
         td["v"].append(step)
 
 
@@ -328,8 +328,8 @@ def test_delete_consolidated_collection_frees_memory() -> None:
     gc.collect()
     gc.disable()
     try:
-        td = tree().consolidate()
-        carried(td), pickle.dumps(td), sent(td, td)
+        td = make_tree().consolidate()
+        encode_and_decode(td), pickle.dumps(td), send_to(td, td)
         gone = [weakref.ref(each) for each in (td, td["n"], td["n", "a"])]
         del td
         assert [each() for each in gone] == [None] * 3
@@ -367,7 +367,7 @@ def test_pickle_keeps_attributes_of_every_node(protocol: int) -> None:
 
 
 def test_unpickle_invalid_node_attributes_raises() -> None:
-    rebuild, (schema, storage, values, classes) = tree().consolidate().__reduce_ex__(2)
+    rebuild, (schema, storage, values, classes) = make_tree().consolidate().__reduce_ex__(2)
     for attributes in ({9: {"note": 1}}, {0: {"_batch_size": torch.Size([7])}}, {0: 1}):
         with pytest.raises(FormatError, match=r"the attributes of node \d cannot be set"):
             rebuild(schema, storage, values, classes, attributes)

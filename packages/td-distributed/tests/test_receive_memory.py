@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from loopback import Done, Loop, emptied, replace, same, sent, tree
+from loopback import Done, Loop, assert_same, make_blank, make_tree, replace_entry, send_to
 
 from td_core import TensorDict
 from td_core.errors import FormatError, StructureError
@@ -44,14 +44,14 @@ def test_send_recv_around_first_message_size_keeps_content(part: str, more: int,
     target = source.apply(torch.zeros_like)
     target = target.consolidate() if consolidated else target
     for _ in range(3):
-        same(sent(source, target), source)
+        assert_same(send_to(source, target), source)
         target.zero_()
 
 
 def test_recv_into_sparse_leaf_reads_whole_message() -> None:
-    td, loop = tree().consolidate(), Loop()
-    replace(td, "a", torch.eye(3).to_sparse())
-    tree().consolidate().send(group=loop, group_dst=0, consolidated=True)
+    td, loop = make_tree().consolidate(), Loop()
+    replace_entry(td, "a", torch.eye(3).to_sparse())
+    make_tree().consolidate().send(group=loop, group_dst=0, consolidated=True)
     with pytest.raises(StructureError, match=r"key 'a': a tensor of layout torch.sparse_coo"):
         td.recv(group=loop, group_src=0)
     assert not loop.messages
@@ -59,8 +59,8 @@ def test_recv_into_sparse_leaf_reads_whole_message() -> None:
 
 @pytest.mark.parametrize("less", [0, 8])
 def test_recv_header_with_other_sizes_raises(less: int) -> None:
-    td, loop = tree(), Loop()
-    message, (storage,) = _wire.make_message((tree() + 1).consolidate(), True)
+    td, loop = make_tree(), Loop()
+    message, (storage,) = _wire.make_message((make_tree() + 1).consolidate(), True)
     payload = [storage[less:]] if less else [storage[:8], storage[8:]]
     for each in _wire.pack_message(MARK, message.header, payload):
         loop.send([each], 0, 0)
@@ -68,10 +68,10 @@ def test_recv_header_with_other_sizes_raises(less: int) -> None:
         FormatError, match=rf"announced {len(payload)} parts of {len(storage) - less} bytes, its"
     ):
         td.recv(group=loop, group_src=0)
-    same(td, tree())
+    assert_same(td, make_tree())
 
 
-def rows(*lengths: int) -> torch.Tensor:
+def make_rows(*lengths: int) -> torch.Tensor:
     parts = [torch.full((length, 2), float(length)) for length in lengths]
     return torch.nested.nested_tensor(parts, layout=torch.jagged)
 
@@ -80,9 +80,12 @@ def rows(*lengths: int) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("held", "message"),
     [
-        ({"a": rows(2, 2), "b": torch.zeros(3)}, "the rows of key 'a' have other lengths in the message"),
         (
-            {"a": rows(1, 3), "b": torch.zeros(1).expand(3)},
+            {"a": make_rows(2, 2), "b": torch.zeros(3)},
+            "the rows of key 'a' have other lengths in the message",
+        ),
+        (
+            {"a": make_rows(1, 3), "b": torch.zeros(1).expand(3)},
             "key 'b' is expanded, so its elements share memory",
         ),
     ],
@@ -91,9 +94,9 @@ def test_recv_into_unwritable_leaf_changes_nothing(
     held: dict[str, torch.Tensor], message: str, consolidated: bool
 ) -> None:
     td = TensorDict(held)
-    source = TensorDict({"a": rows(1, 3), "b": torch.ones(3)})
+    source = TensorDict({"a": make_rows(1, 3), "b": torch.ones(3)})
     with pytest.raises(StructureError, match=f"cannot receive: {message}"):
-        sent(source.consolidate() if consolidated else source, td)
+        send_to(source.consolidate() if consolidated else source, td)
     assert not td["b"].any() and td["a"].values().sum() == sum(each.sum() for each in held["a"].unbind())
 
 
@@ -109,16 +112,16 @@ def test_send_recv_non_tensor_keeps_values(consolidated: bool) -> None:
 
     target = values("old")
     for word in ("new", "newer"):
-        found = sent(values(word), target)
+        found = send_to(values(word), target)
         assert found["s"] == word and found["n", "d"] == (word, 2)
         assert found["n"].get("l").tolist() == [word, (word, 1)]
 
 
-def stacked_along(dim: int) -> Any:
+def stack_along(dim: int) -> Any:
     return TensorDict.lazy_stack([TensorDict({"a": torch.full((3,), float(i))}, [3]) for i in range(3)], dim)
 
 
-def ragged_along(dim: int) -> Any:
+def make_ragged_along(dim: int) -> Any:
     offsets = torch.tensor([0, 1, 4])
     return TensorDict(
         {"a": torch.nested.nested_tensor_from_jagged(torch.ones(4, 4), offsets, jagged_dim=dim)}, [2]
@@ -129,21 +132,21 @@ def ragged_along(dim: int) -> Any:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (stacked_along, "the root is a LazyStackedTensorDict along dim 1 here, a LazyStackedTensorDict along dim 0 in"),
-        (ragged_along, "key 'a' is jagged along dim 2: .* here, jagged along dim 1: .* in"),
+        (stack_along, "the root is a LazyStackedTensorDict along dim 1 here, a LazyStackedTensorDict along dim 0 in"),
+        (make_ragged_along, "key 'a' is jagged along dim 2: .* here, jagged along dim 1: .* in"),
     ],
 )  # fmt: skip
 def test_recv_other_stack_or_ragged_dim_raises(make: Any, message: str, consolidated: bool) -> None:
-    dims = (0, 1) if make is stacked_along else (1, 2)
+    dims = (0, 1) if make is stack_along else (1, 2)
     source, target = map(make, dims)
     if consolidated:
         source, target = source.consolidate(), target.consolidate()
     before = target.clone()
     with pytest.raises(StructureError, match=message):
-        sent(source, target)
+        send_to(source, target)
     assert (
         bool((target == before).all())
-        if make is stacked_along
+        if make is stack_along
         else torch.equal(target["a"].values(), before["a"].values())
     )
 
@@ -161,7 +164,7 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return sizes
 
 
-def large() -> Any:
+def make_large() -> Any:
     return TensorDict({"a": torch.arange(50_000.0), "b": torch.arange(3), "n": {"c": torch.ones(30_000)}})
 
 
@@ -169,12 +172,12 @@ def large() -> Any:
 def test_send_large_leaves_arrive_in_pieces(
     small_pieces: list[int], consolidated: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for source in (large(), large().consolidate()):
-        loop, target = Loop(), emptied(large())
+    for source in (make_large(), make_large().consolidate()):
+        loop, target = Loop(), make_blank(make_large())
         source.send(group=loop, group_dst=0, consolidated=consolidated)
         assert {len(message) <= 40_000 for message in loop.messages} == {True}
         target.recv(group=loop, group_src=0)
-        same(target, source)
+        assert_same(target, source)
         assert not loop.messages
         monkeypatch.setattr(_wire, "APART", 0)
         parcel = Payload(lambda source=source: source, torch.device("cpu"), apart=True)
@@ -190,7 +193,7 @@ def test_recv_other_structure_discards_in_bounded_memory(
     small_pieces: list[int], held: dict[str, Any], consolidated: bool
 ) -> None:
     loop, target = Loop(), TensorDict(held)
-    large().send(group=loop, group_dst=0, consolidated=consolidated)
+    make_large().send(group=loop, group_dst=0, consolidated=consolidated)
     small_pieces.clear()
     with pytest.raises(StructureError):
         target.recv(group=loop, group_src=0)
@@ -219,8 +222,8 @@ def test_recv_storage_with_large_gaps_raises(
 
 @pytest.mark.skipif(not HAS_TENSORCLASS, reason="needs td-tensorclass")
 def test_recv_unknown_value_type_raises_before_writing() -> None:
-    loop, target = Loop(), large().set("v", ("x",))
-    source = large().set("v", ("y",))
+    loop, target = Loop(), make_large().set("v", ("x",))
+    source = make_large().set("v", ("y",))
     source.send(group=loop, group_dst=0)
     first = loop.messages[0]
     data = bytes(first.tolist()).replace(b'"tuple"', b'"other"')
@@ -249,7 +252,7 @@ def test_recv_next_large_message_reuses_buffer() -> None:
 def test_recv_empty_storage_keeps_no_spare_buffer() -> None:
     td = TensorDict({"a": torch.ones(0, 3)}).consolidate()
     for _ in range(3):
-        sent(td.clone().consolidate(), td)
+        send_to(td.clone().consolidate(), td)
     state = get_backend(td)
     assert state is not None and state.encode_cached(td).received is not None
     assert state.encode_cached(td).spare == []
@@ -258,9 +261,9 @@ def test_recv_empty_storage_keeps_no_spare_buffer() -> None:
 def test_recv_cuda_group_does_not_reuse_cpu_buffer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    td = tree().consolidate()
+    td = make_tree().consolidate()
     for _ in range(2):
-        sent(tree().consolidate(), td)
+        send_to(make_tree().consolidate(), td)
     offered: list[str] = []
 
     class Elsewhere(Loop):
@@ -278,7 +281,7 @@ def test_irecv_several_messages_keeps_one_spare_buffer() -> None:
     td, loop = TensorDict({"a": torch.ones(10_000)}).consolidate(), Loop()
     for step in range(4):
         (td + step).consolidate().send(group=loop, group_dst=0, consolidated=True)
-    sent(td.clone().consolidate(), td)
+    send_to(td.clone().consolidate(), td)
     for handle in [td.irecv(group=loop, group_src=0, return_premature=True)[0] for _ in range(4)]:
         handle.wait()
     assert td["a"].unique().tolist() == [4.0]

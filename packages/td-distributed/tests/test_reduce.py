@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from collective_trees import TREES, caught, nested, same
+from collective_trees import TREES, assert_same, catch_error, make_nested
 
 from td_core import TensorDict
 from td_distributed._group import Group, text_to_bytes
 from td_distributed._reduce import GLOO_DTYPES, _buckets, _can_gloo_reduce
 
 
-def reduces_all(rank: int, name: str, options: dict[str, Any], early: bool) -> None:
+def reduce_tree(rank: int, name: str, options: dict[str, Any], early: bool) -> None:
     tree = TREES[name](rank + 1)
     works = tree.all_reduce(async_op=early, **options)
     for work in works or ():
@@ -28,7 +28,7 @@ def reduces_all(rank: int, name: str, options: dict[str, Any], early: bool) -> N
     if name == "jagged":
         assert tree["n"].unbind()[0].sum() == wanted["n"].unbind()[0].sum()
         return
-    same(tree, wanted)
+    assert_same(tree, wanted)
 
 
 @pytest.mark.parametrize("early", [False, True])
@@ -37,10 +37,10 @@ def reduces_all(rank: int, name: str, options: dict[str, Any], early: bool) -> N
 def test_all_reduce_every_kind_equals_torch(
     four: Any, name: str, options: dict[str, Any], early: bool
 ) -> None:
-    assert four.run(reduces_all, name, options, early) == [None] * 4
+    assert four.run(reduce_tree, name, options, early) == [None] * 4
 
 
-def reduces_kinds(rank: int) -> Any:
+def reduce_mixed_dtypes(rank: int) -> Any:
     tree = TensorDict(
         {
             "t": torch.arange(6.0).view(2, 3).t(),
@@ -64,10 +64,10 @@ def test_all_reduce_strided_and_mixed_dtypes_equals_torch(two: Any) -> None:
         "c": [2 + 4j],
         "h": [2, 2],
     }
-    assert two.run(reduces_kinds) == [(values, 1)] * 2
+    assert two.run(reduce_mixed_dtypes) == [(values, 1)] * 2
 
 
-def reduces_large(rank: int) -> Any:
+def reduce_large_leaves(rank: int) -> Any:
     large = torch.full((2, 1 << 18), rank + 1.0)
     tree = TensorDict({"a": torch.ones(2), "l": large, "t": large.clone().t(), "b": torch.ones(2)})
     tree.all_reduce(dist.ReduceOp.MAX)
@@ -76,7 +76,7 @@ def reduces_large(rank: int) -> Any:
 
 
 def test_all_reduce_large_and_small_leaves_equals_torch(two: Any) -> None:
-    reduced, kept = two.run(reduces_large)
+    reduced, kept = two.run(reduce_large_leaves)
     assert reduced == [[2.0], [4.0], [4.0], [2.0]]
     assert kept == [[1.0], [2.0], [2.0], [1.0]]
 
@@ -101,7 +101,7 @@ def test_all_reduce_groups_leaves_of_one_dtype_in_buckets(limit: int | None, fou
     assert [[places[id(leaf)] for leaf in bucket] for bucket in _buckets(leaves, limit)] == found
 
 
-def order(rank: int) -> Any:
+def reduce_other_key_order(rank: int) -> Any:
     pairs = {"x": torch.ones(2), "y": torch.full((2,), 10.0)}
     tree = TensorDict(dict(reversed(pairs.items())) if rank else pairs)
     tree.all_reduce()
@@ -109,10 +109,10 @@ def order(rank: int) -> Any:
 
 
 def test_all_reduce_other_key_order_equals_torch(two: Any) -> None:
-    assert two.run(order) == [([2, 2], [20, 20])] * 2
+    assert two.run(reduce_other_key_order) == [([2, 2], [20, 20])] * 2
 
 
-def looks_again(rank: int, leaf: str) -> Any:
+def reduce_other_layout(rank: int, leaf: str) -> Any:
     """Reduce collections of the same structure, of which only one has plain leaves."""
     other = {"plain": torch.ones(2, 3), "strided": torch.ones(3, 2).t(), "empty": torch.ones(2, 3)}[leaf]
     more = torch.ones(0) if leaf == "empty" else torch.ones(1)
@@ -123,11 +123,11 @@ def looks_again(rank: int, leaf: str) -> Any:
 
 @pytest.mark.parametrize("leaf", ["plain", "strided", "empty"])
 def test_all_reduce_strided_leaf_on_one_rank_equals_torch(two: Any, leaf: str) -> None:
-    assert two.run(looks_again, leaf) == [([1, 1], 12.0, [] if leaf == "empty" else [2.0])] * 2
+    assert two.run(reduce_other_layout, leaf) == [([1, 1], 12.0, [] if leaf == "empty" else [2.0])] * 2
 
 
-def reduces(rank: int, dst: int, options: dict[str, Any]) -> Any:
-    tree = nested(rank + 1)
+def reduce_to_rank(rank: int, dst: int, options: dict[str, Any]) -> Any:
+    tree = make_nested(rank + 1)
     works = tree.reduce(dst, **options)
     for work in works or ():
         work.wait()
@@ -145,7 +145,7 @@ def reduces(rank: int, dst: int, options: dict[str, Any]) -> Any:
     ],
 )
 def test_reduce_writes_only_on_rank_dst(four: Any, options: dict[str, Any], waits: bool) -> None:
-    assert four.run(reduces, 1, options) == [
+    assert four.run(reduce_to_rank, 1, options) == [
         (waits, [1, 1], 1),
         (waits, [10, 10], 10),
         (waits, [3, 3], 3),
@@ -163,7 +163,7 @@ VIEWS: dict[str, tuple[Callable[[int], list[torch.Tensor]], list[complex]]] = {
 }
 
 
-def reduces_views(rank: int, name: str, size: int, call: str) -> Any:
+def reduce_shared_memory(rank: int, name: str, size: int, call: str) -> Any:
     tree = TensorDict(dict(zip("ab", VIEWS[name][0](size), strict=True)))
     if call == "all_reduce":
         tree.all_reduce()
@@ -176,13 +176,13 @@ def reduces_views(rank: int, name: str, size: int, call: str) -> Any:
 @pytest.mark.parametrize("size", [3, 1 << 18])
 @pytest.mark.parametrize("name", VIEWS)
 def test_all_reduce_leaves_sharing_memory_reduces_once(two: Any, name: str, size: int, call: str) -> None:
-    assert two.run(reduces_views, name, size, call)[0] == [{value} for value in VIEWS[name][1]]
+    assert two.run(reduce_shared_memory, name, size, call)[0] == [{value} for value in VIEWS[name][1]]
 
 
-def ties_other_leaves(rank: int) -> str:
+def tie_other_leaves(rank: int) -> str:
     weight = torch.ones(2)
     tree = TensorDict({"a": weight, "b": weight if rank else weight.clone()})
-    return caught(tree.all_reduce)
+    return catch_error(tree.all_reduce)
 
 
 def test_all_reduce_ranks_tying_other_leaves_raises(two: Any) -> None:
@@ -191,11 +191,11 @@ def test_all_reduce_ranks_tying_other_leaves_raises(two: Any) -> None:
         f"cannot reduce: key 'b' is {one} on rank 0, {one}, the same tensor as key 'a' on rank 1; nothing was changed "
         "on any rank"
     )
-    assert two.run(ties_other_leaves) == [f"StructureError: {message}"] * 2
+    assert two.run(tie_other_leaves) == [f"StructureError: {message}"] * 2
 
 
-def stacks_along_another_dim(rank: int) -> Any:
-    return caught(
+def stack_along_other_dim(rank: int) -> Any:
+    return catch_error(
         TensorDict.lazy_stack([TensorDict({"x": torch.ones(2)}, [2]) for _ in range(2)], rank).all_reduce
     )
 
@@ -205,36 +205,36 @@ def test_all_reduce_other_stack_dim_raises(two: Any) -> None:
         "cannot reduce: the root is a LazyStackedTensorDict along dim 0 on rank 0, a LazyStackedTensorDict along dim 1 "
         "on rank 1; nothing was changed on any rank"
     )
-    assert two.run(stacks_along_another_dim) == [f"StructureError: {message}"] * 2
+    assert two.run(stack_along_other_dim) == [f"StructureError: {message}"] * 2
 
 
 #: The collection of rank 1 instead of ``nested(1)``, and the expected error on every rank.
 DIFFERENT: dict[str, tuple[Callable[[], Any], str]] = {
     "key": (
-        lambda: nested(1).rename_key_("a", "z"),
+        lambda: make_nested(1).rename_key_("a", "z"),
         "key 'a' is torch.float32 of shape [2] on rank 0, missing on rank 1",
     ),
     "shape": (
-        lambda: nested(1).set(("n", "b"), torch.ones(2, 4, dtype=torch.int64)),
+        lambda: make_nested(1).set(("n", "b"), torch.ones(2, 4, dtype=torch.int64)),
         "key ('n', 'b') is torch.int64 of shape [2, 3] on rank 0, torch.int64 of shape [2, 4] on rank 1",
     ),
     "dtype": (
-        lambda: nested(1).set("a", torch.ones(2, dtype=torch.int64)),
+        lambda: make_nested(1).set("a", torch.ones(2, dtype=torch.int64)),
         "key 'a' is torch.float32 of shape [2] on rank 0, torch.int64 of shape [2] on rank 1",
     ),
     "batch size": (
-        lambda: TensorDict(nested(1).to_dict()),
+        lambda: TensorDict(make_nested(1).to_dict()),
         "the root is a TensorDict of batch size [2] on rank 0, a TensorDict of batch size [] on rank 1",
     ),
 }
 
 
-def disagrees(rank: int, name: str, call: str) -> Any:
-    tree = DIFFERENT[name][0]() if rank == 1 else nested(rank)
+def reduce_other_structure(rank: int, name: str, call: str) -> Any:
+    tree = DIFFERENT[name][0]() if rank == 1 else make_nested(rank)
     before = tree.clone()
-    message = caught(lambda: tree.all_reduce() if call == "all_reduce" else tree.reduce(0))
+    message = catch_error(lambda: tree.all_reduce() if call == "all_reduce" else tree.reduce(0))
     assert bool((tree == before).all())
-    again = nested(rank)
+    again = make_nested(rank)
     again.all_reduce()
     assert again["a"].tolist() == [6.0, 6.0]
     return message
@@ -244,45 +244,45 @@ def disagrees(rank: int, name: str, call: str) -> Any:
 @pytest.mark.parametrize("name", DIFFERENT)
 def test_all_reduce_other_structure_raises_on_all_ranks(four: Any, name: str, call: str) -> None:
     message = f"StructureError: cannot reduce: {DIFFERENT[name][1]}; nothing was changed on any rank"
-    assert four.run(disagrees, name, call) == [message] * 4
+    assert four.run(reduce_other_structure, name, call) == [message] * 4
 
 
-def tries_to_reduce(rank: int) -> list[tuple[str, torch.dtype]]:
+def find_gloo_differences(rank: int) -> list[tuple[str, torch.dtype]]:
     """Return the (operation, dtype) pairs for which gloo and ``_can_gloo_reduce`` disagree."""
     others = {torch.uint16, torch.uint64, torch.int16, torch.float8_e5m2}
     dtypes = sorted(GLOO_DTYPES | others, key=str)
     wrong = []
     for op, dtype in product(("SUM", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "AVG"), dtypes):
-        message = caught(partial(dist.all_reduce, torch.ones(2).to(dtype), getattr(dist.ReduceOp, op)))
+        message = catch_error(partial(dist.all_reduce, torch.ones(2).to(dtype), getattr(dist.ReduceOp, op)))
         if _can_gloo_reduce(op, dtype) != (message == "nothing was raised"):
             wrong.append((op, dtype))
     return wrong
 
 
 def test_can_gloo_reduce_matches_gloo(two: Any) -> None:
-    assert two.run(tries_to_reduce) == [[], []]
+    assert two.run(find_gloo_differences) == [[], []]
 
 
-def reduces_other_rows(rank: int) -> str:
+def reduce_other_rows(rank: int) -> str:
     lengths = (2, 2) if rank else (1, 3)
     rows = torch.nested.nested_tensor([torch.ones(length) for length in lengths], layout=torch.jagged)
-    return caught(TensorDict({"x": rows}).all_reduce)
+    return catch_error(TensorDict({"x": rows}).all_reduce)
 
 
 def test_all_reduce_jagged_other_row_lengths_raises(two: Any) -> None:
-    own, other = two.run(reduces_other_rows)
+    own, other = two.run(reduce_other_rows)
     assert own == other
     assert "with rows at [[0, 1, 4]] on rank 0, " in own and "with rows at [[0, 2, 4]] on rank 1" in own
 
 
-def reduces_expanded(rank: int) -> str:
+def reduce_expanded_leaf(rank: int) -> str:
     bad = TensorDict({"x": torch.zeros(1).expand(3)})
-    return caught((bad if rank else TensorDict({"x": torch.zeros(3)})).all_reduce)
+    return catch_error((bad if rank else TensorDict({"x": torch.zeros(3)})).all_reduce)
 
 
 def test_all_reduce_expanded_leaf_raises(two: Any) -> None:
     message = "rank 1 could not take part, so no rank did: key 'x' is expanded, so its elements share memory"
-    assert [found[: len(message) + 16] for found in two.run(reduces_expanded)] == [
+    assert [found[: len(message) + 16] for found in two.run(reduce_expanded_leaf)] == [
         f"StructureError: {message}"
     ] * 2
 
@@ -296,24 +296,24 @@ UNREDUCED = {
 }
 
 
-def reduces_wrongly(rank: int, op: str) -> Any:
+def reduce_unsupported(rank: int, op: str) -> Any:
     good = torch.ones(1 << 18, dtype=torch.float32 if op != "BAND" else torch.int32)
     tree = TensorDict({"a": good, "b": UNREDUCED[op]})
-    message = caught(lambda: tree.all_reduce(getattr(dist.ReduceOp, op)))
+    message = catch_error(lambda: tree.all_reduce(getattr(dist.ReduceOp, op)))
     return message.removesuffix(f" by {op}"), good.unique().item()
 
 
 @pytest.mark.parametrize("op", UNREDUCED)
 def test_all_reduce_gloo_unsupported_raises_and_changes_nothing(two: Any, op: str) -> None:
     message = f"StructureError: key 'b' is of dtype {UNREDUCED[op].dtype}, which gloo cannot reduce"
-    assert two.run(reduces_wrongly, op) == [(message, 1)] * 2
+    assert two.run(reduce_unsupported, op) == [(message, 1)] * 2
 
 
-def says(rank: int, text: str) -> Any:
+def send_structure_text(rank: int, text: str) -> Any:
     """Reduce on rank 0; on rank 1 send an arbitrary text as the description of its structure."""
     tree = TensorDict({"a": torch.ones(2)})
     if rank == 0:
-        return caught(tree.all_reduce)
+        return catch_error(tree.all_reduce)
     among, message = Group(None), text_to_bytes(text)
     call = "all_reduce with bucket_bytes=None by SUM"
     among.all_numbers(call, 1, 0, 1, 2, 3, 4)  # another digest, as of a structure with another order of keys
@@ -324,4 +324,4 @@ def says(rank: int, text: str) -> Any:
 @pytest.mark.parametrize("text", ["{", "[]", "5", '{"x": 1}', '{"5": 1}'])
 def test_all_reduce_invalid_structure_from_peer_raises(two: Any, text: str) -> None:
     message = "FormatError: what a rank says of its structure is damaged"
-    assert message in two.run(says, text)[0]
+    assert message in two.run(send_structure_text, text)[0]

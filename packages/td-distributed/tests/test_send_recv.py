@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from message_trees import TREES, blank, same
+from message_trees import TREES, assert_same, make_blank
 
 from td_core import TensorDict
 from td_core.errors import StructureError
@@ -26,13 +26,13 @@ def exchange(rank: int, name: str, options: dict[str, Any], early: bool) -> Any:
                 work.wait()
             return None
         return tree.send(1, **options)
-    target = blank(tree)
+    target = make_blank(tree)
     if early:
         for work in target.irecv(0, return_premature=True, **options):
             work.wait()
     else:
         target.recv(0, **options)
-    same(target, TREES[name]())
+    assert_same(target, TREES[name]())
     return None
 
 
@@ -49,23 +49,23 @@ def test_isend_irecv_wait_on_handles_completes(two: Any, name: str, wire: str, c
     assert two.run(exchange, name, {"wire": wire, "consolidated": consolidated}, True) == [None, None]
 
 
-def at_once(rank: int, wire: str) -> Any:
+def exchange_without_handles(rank: int, wire: str) -> Any:
     tree = TREES["nested"]()
     if rank == 0:
         return tree.isend(1, init_tag=4, wire=wire), tree.isend(1, init_tag=4, wire=wire)
-    target, other = blank(tree), blank(tree)
+    target, other = make_blank(tree), make_blank(tree)
     result = target.irecv(0, init_tag=4, wire=wire), other.recv(0, init_tag=4, wire=wire)
-    same(target, tree)
-    same(other, tree)
+    assert_same(target, tree)
+    assert_same(other, tree)
     return result
 
 
 @pytest.mark.parametrize(("wire", "last"), [("td", 4), ("reference", 6)])
 def test_isend_irecv_without_return_early_waits(two: Any, wire: str, last: int) -> None:
-    assert two.run(at_once, wire, limit=20) == [(last, last), (None, last)]
+    assert two.run(exchange_without_handles, wire, limit=20) == [(last, last), (None, last)]
 
 
-def dropped(rank: int, size: int) -> None:
+def drop_send_handles(rank: int, size: int) -> None:
     following = TREES["flat"]()
     if rank == 0:
         TensorDict({"a": torch.ones(size), "b": torch.ones(3)}).isend(1, return_early=True)
@@ -76,17 +76,17 @@ def dropped(rank: int, size: int) -> None:
     target = TensorDict({"a": torch.zeros(size), "b": torch.zeros(3)})
     target.recv(0)
     assert target["a"].sum().item() == size
-    target = blank(following)
+    target = make_blank(following)
     target.recv(0)
-    same(target, following)
+    assert_same(target, following)
 
 
 @pytest.mark.parametrize("size", [10, 1 << 22])
 def test_isend_dropped_handles_still_sends(two: Any, size: int) -> None:
-    assert two.run(dropped, size) == [None, None]
+    assert two.run(drop_send_handles, size) == [None, None]
 
 
-def replaces_while_it_comes(rank: int, fits: bool) -> Any:
+def replace_leaf_in_transit(rank: int, fits: bool) -> Any:
     if rank == 0:
         dist.barrier()
         TensorDict({"a": torch.ones(3), "b": torch.ones(2)}).send(1)
@@ -108,7 +108,7 @@ def replaces_while_it_comes(rank: int, fits: bool) -> Any:
 
 @pytest.mark.parametrize("fits", [True, False])
 def test_irecv_leaf_replaced_in_transit_writes_new_leaf(two: Any, fits: bool) -> None:
-    first, second, error = two.run(replaces_while_it_comes, fits)[1]
+    first, second, error = two.run(replace_leaf_in_transit, fits)[1]
     if fits:
         assert (first, second, error) == ([1.0] * 3, [1.0] * 2, None)
     else:
@@ -116,34 +116,34 @@ def test_irecv_leaf_replaced_in_transit_writes_new_leaf(two: Any, fits: bool) ->
         assert "key 'a' is torch.float32 of shape [4] here" in error
 
 
-def crosswise(rank: int, consolidated: bool) -> None:
+def send_both_ways(rank: int, consolidated: bool) -> None:
     # Larger than the buffer of a socket, so that two blocking sends would deadlock.
     mine, theirs = (
         TensorDict({"a": torch.full((1 << 22,), i), "b": torch.ones(i + 1)}) for i in (rank, 1 - rank)
     )
-    target = blank(theirs)
+    target = make_blank(theirs)
     works = mine.isend(1 - rank, consolidated=consolidated, return_early=True)
     target.recv(1 - rank)
     for work in works:
         work.wait()
         assert work.is_completed()
-    same(target, theirs)
+    assert_same(target, theirs)
 
 
 @pytest.mark.parametrize("consolidated", [False, True])
 def test_isend_irecv_both_ways_does_not_deadlock(two: Any, consolidated: bool) -> None:
-    assert two.run(crosswise, consolidated) == [None, None]
+    assert two.run(send_both_ways, consolidated) == [None, None]
 
 
-def awaited(rank: int, size: int, options: dict[str, Any]) -> Any:
+def receive_before_send(rank: int, size: int, options: dict[str, Any]) -> Any:
     mine, theirs = (TensorDict({"a": torch.full((size,), i), "b": torch.ones(3)}) for i in (rank, 1 - rank))
-    target = blank(theirs)
+    target = make_blank(theirs)
     (coming,) = target.irecv(1 - rank, return_premature=True, **options)
     mine.send(1 - rank, **options)
     written = target["b"].sum().item() if options.get("wire") is None else 0
     coming.wait()
     assert coming.is_completed()
-    same(target, theirs)
+    assert_same(target, theirs)
     coming.wait()  # a second wait() is a no-op
     return written
 
@@ -153,17 +153,17 @@ def awaited(rank: int, size: int, options: dict[str, Any]) -> Any:
 def test_irecv_before_send_on_both_ranks_does_not_deadlock(
     two: Any, size: int, options: dict[str, Any]
 ) -> None:
-    assert two.run(awaited, size, options, limit=20) == [0, 0]
+    assert two.run(receive_before_send, size, options, limit=20) == [0, 0]
 
 
-def in_turn(rank: int, last: str) -> Any:
+def receive_several(rank: int, last: str) -> Any:
     trees = [TensorDict({"a": torch.full((1 << 18,), i), "b": torch.ones(i + 1)}) for i in range(4)]
     if rank == 0:
         works = [work for tree in trees for work in tree.isend(1, return_early=True)]
         for work in works:
             work.wait()
         return None
-    targets = [blank(tree) for tree in trees]
+    targets = [make_blank(tree) for tree in trees]
     handles = [target.irecv(0, return_premature=True)[0] for target in targets[:3]]
     if last == "recv":
         targets[3].recv(0)
@@ -175,39 +175,39 @@ def in_turn(rank: int, last: str) -> Any:
     for handle in reversed(handles):
         handle.wait()
     for target, tree in zip(targets, trees, strict=True):
-        same(target, tree)
+        assert_same(target, tree)
 
 
 @pytest.mark.parametrize("last", ["recv", "irecv"])
 def test_irecv_several_keeps_order_of_calls(two: Any, last: str) -> None:
-    assert two.run(in_turn, last, limit=20) == [None, None]
+    assert two.run(receive_several, last, limit=20) == [None, None]
 
 
-def awaited_by_nobody(rank: int, wire: str) -> None:
+def drop_recv_handle(rank: int, wire: str) -> None:
     sent = TREES["nested"]()
     if rank == 0:
         sent.send(1, wire=wire)
         sent.send(1, wire=wire)
         return
-    blank(sent).irecv(0, return_premature=True, wire=wire)
+    make_blank(sent).irecv(0, return_premature=True, wire=wire)
     gc.collect()
-    target = blank(sent)
+    target = make_blank(sent)
     target.recv(0, wire=wire)
-    same(target, sent)
+    assert_same(target, sent)
 
 
 @pytest.mark.parametrize("wire", WIRES)
 def test_irecv_dropped_handle_still_receives(two: Any, wire: str) -> None:
-    assert two.run(awaited_by_nobody, wire, limit=20) == [None, None]
+    assert two.run(drop_recv_handle, wire, limit=20) == [None, None]
 
 
-def repeated(rank: int) -> Any:
+def receive_repeatedly(rank: int) -> Any:
     sent = TensorDict({"a": torch.ones(3), "n": {"b": torch.arange(4)}})
     if rank == 0:
         for i in range(6):
             (sent + i).send(1)
         return None
-    ordered, turned = blank(sent), TensorDict({"n": {"b": torch.zeros(4).long()}, "a": torch.zeros(3)})
+    ordered, turned = make_blank(sent), TensorDict({"n": {"b": torch.zeros(4).long()}, "a": torch.zeros(3)})
     strided = TensorDict({"a": torch.zeros(3, 2)[:, 0], "n": {"b": torch.zeros(8).long()[::2]}})
     frozen = TensorDict({"a": torch.zeros(1).expand(3), "n": {"b": torch.zeros(4).long()}})
     errors = []
@@ -225,12 +225,12 @@ def repeated(rank: int) -> Any:
 
 
 def test_recv_same_header_into_other_layouts_keeps_content(two: Any) -> None:
-    expanded, missing = two.run(repeated)[1]
+    expanded, missing = two.run(receive_repeatedly)[1]
     assert "key 'a' is expanded" in expanded
     assert "key 'n' is missing here" in missing
 
 
-def reference_wire(rank: int, name: str, options: dict[str, Any]) -> Any:
+def exchange_on_tensordict_wire(rank: int, name: str, options: dict[str, Any]) -> Any:
     tree = TREES[name]()
     if rank == 0:
         sent = []
@@ -249,9 +249,9 @@ def reference_wire(rank: int, name: str, options: dict[str, Any]) -> Any:
 
         tree.send(group=Recorder(), group_dst=1, wire="reference", **options)
         return sent
-    target = blank(tree)
+    target = make_blank(tree)
     last = target.recv(0, wire="reference", **options)
-    same(target, TREES[name]())
+    assert_same(target, TREES[name]())
     return last
 
 
@@ -280,26 +280,26 @@ def reference_wire(rank: int, name: str, options: dict[str, Any]) -> Any:
 def test_send_recv_tensordict_wire_keeps_content(
     two: Any, name: str, options: dict[str, Any], messages: list[Any], last: int
 ) -> None:
-    assert two.run(reference_wire, name, options) == [messages, last]
+    assert two.run(exchange_on_tensordict_wire, name, options) == [messages, last]
 
 
-def tagged(rank: int) -> Any:
+def exchange_with_tags(rank: int) -> Any:
     group = dist.new_group([0, 1])
     tree = TREES["nested"]()
     if rank == 0:
         tree.send(group_dst=1, group=group, init_tag=30)
         return tree.send(1, group=group, init_tag=5, pseudo_rand=True)
-    target = blank(tree)
+    target = make_blank(tree)
     tags = [
         target.recv(group_src=0, group=group, init_tag=30),
         target.recv(0, group=group, init_tag=5, pseudo_rand=True),
     ]
-    same(target, tree)
+    assert_same(target, tree)
     return tags
 
 
 def test_send_recv_with_groups_and_tags_keeps_content(two: Any) -> None:
-    sender, tags = two.run(tagged)
+    sender, tags = two.run(exchange_with_tags)
     assert sender is None
     assert tags == [30, 1262]
 
@@ -318,9 +318,9 @@ def test_send_recv_manual_process_group_keeps_content() -> None:
                 work.wait()
             return
         for options in ({}, {"wire": "reference"}, {}):
-            target = blank(tree)
+            target = make_blank(tree)
             target.recv(group=group, group_src=0, **options)
-            same(target, tree)
+            assert_same(target, tree)
             answers.append(options)
 
     threads = [Thread(target=member, args=(rank,)) for rank in range(2)]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from message_trees import HAS_TENSORCLASS, TREES, blank, jagged, same
+from message_trees import HAS_TENSORCLASS, TREES, assert_same, make_blank, make_jagged
 
 from td_core import TensorDict
 from td_core.errors import StructureError
@@ -57,17 +57,17 @@ MISMATCHES: dict[str, tuple[Callable[[], Any], str]] = {
 }
 
 
-def refused_later(rank: int) -> Any:
+def receive_other_structure_later(rank: int) -> Any:
     sent = TREES["large and small"]()
     if rank == 0:
         sent.send(1)
         return (sent + 1).send(1)
-    target = blank(sent).set("d", torch.zeros(3))
+    target = make_blank(sent).set("d", torch.zeros(3))
     before = target.clone()
     (coming,) = target.irecv(0, return_premature=True)
-    following = blank(sent)
+    following = make_blank(sent)
     following.recv(0)
-    same(following, sent + 1)
+    assert_same(following, sent + 1)
     assert coming.is_completed()
     try:
         coming.wait()
@@ -77,11 +77,11 @@ def refused_later(rank: int) -> Any:
 
 
 def test_irecv_other_structure_raises_in_wait(two: Any) -> None:
-    message, unchanged = two.run(refused_later, limit=20)[1]
+    message, unchanged = two.run(receive_other_structure_later, limit=20)[1]
     assert unchanged and message.startswith("cannot receive: key 'd' is torch.float32 of shape [3] here")
 
 
-def mismatch(rank: int, name: str, consolidated: bool) -> Any:
+def receive_other_structure(rank: int, name: str, consolidated: bool) -> Any:
     sent = TREES["flat"]()
     if rank == 0:
         sent.send(1, consolidated=consolidated)
@@ -95,16 +95,16 @@ def mismatch(rank: int, name: str, consolidated: bool) -> Any:
     except RuntimeError as caught:
         error = f"{type(caught).__name__}: {caught}"
     assert bool((target == before).all())
-    following = blank(sent)
+    following = make_blank(sent)
     following.recv(0)
-    same(following, sent + 1)
+    assert_same(following, sent + 1)
     return error
 
 
 @pytest.mark.parametrize("consolidated", [False, True])
 @pytest.mark.parametrize("name", MISMATCHES)
 def test_recv_other_structure_raises_and_next_recv_works(two: Any, name: str, consolidated: bool) -> None:
-    sender, receiver = two.run(mismatch, name, consolidated)
+    sender, receiver = two.run(receive_other_structure, name, consolidated)
     assert sender is None
     assert isinstance(receiver, str), receiver
     assert receiver.startswith("StructureError: cannot receive: ") and receiver.endswith(
@@ -114,7 +114,7 @@ def test_recv_other_structure_raises_and_next_recv_works(two: Any, name: str, co
         raise RuntimeError(receiver)
 
 
-def receives_into_one_tensor(rank: int, first: float, consolidated: bool) -> Any:
+def receive_into_tied_leaves(rank: int, first: float, consolidated: bool) -> Any:
     sent = TensorDict({"a": torch.full((3,), first), "b": torch.full((3,), 2.0)})
     if rank == 0:
         sent.send(1)
@@ -139,10 +139,10 @@ def test_recv_tied_leaves_with_different_elements_raises(two: Any, first: float,
     one = "cannot receive: key 'b' is the same tensor as key 'a' here"
     message = f"{one}, and has other elements in the message; nothing was changed"
     wanted = message if first == 1.0 else None
-    assert two.run(receives_into_one_tensor, first, consolidated)[1] == wanted
+    assert two.run(receive_into_tied_leaves, first, consolidated)[1] == wanted
 
 
-def unsendable(rank: int, what: str, wire: str) -> Any:
+def send_unsendable(rank: int, what: str, wire: str) -> Any:
     if rank == 1:
         target = TensorDict({"a": torch.zeros(2)})
         target.recv(0)
@@ -151,7 +151,7 @@ def unsendable(rank: int, what: str, wire: str) -> Any:
         "sparse": lambda: torch.eye(3).to_sparse(),
         "meta": lambda: torch.zeros(3, device="meta"),
         "nested": lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
-        "jagged": jagged,
+        "jagged": make_jagged,
         "value": object,
     }[what]()
     try:
@@ -177,13 +177,13 @@ def unsendable(rank: int, what: str, wire: str) -> Any:
 def test_send_unsendable_raises_before_sending(two: Any, what: str, wire: str, message: str) -> None:
     if what == "value" and not HAS_TENSORCLASS:
         pytest.skip("needs td-tensorclass")
-    sender, receiver = two.run(unsendable, what, wire)
+    sender, receiver = two.run(send_unsendable, what, wire)
     assert receiver == [1.0, 1.0]
     with pytest.raises(RuntimeError, match=message):
         raise RuntimeError(sender)
 
 
-def receives_a_value_of_another_type(rank: int) -> Any:
+def receive_value_of_other_type(rank: int) -> Any:
     from td_tensorclass import MetaData
 
     if rank == 0:
@@ -199,7 +199,7 @@ def receives_a_value_of_another_type(rank: int) -> Any:
 
 @pytest.mark.skipif(not HAS_TENSORCLASS, reason="needs td-tensorclass")
 def test_recv_value_of_other_type_raises_before_writing(two: Any) -> None:
-    message, kept, value = two.run(receives_a_value_of_another_type)[1]
+    message, kept, value = two.run(receive_value_of_other_type)[1]
     assert message == "MetaData[int] takes a int; got 'x' of type str"
     assert (kept, value) == ([0, 0], 3)
 
@@ -207,7 +207,7 @@ def test_recv_value_of_other_type_raises_before_writing(two: Any) -> None:
 ONE_PEER = "give the peer's rank in the global group, or its rank in the given group: one of the two"
 
 
-def peers(rank: int) -> Any:
+def send_invalid_arguments(rank: int) -> Any:
     errors = []
     outside = dist.GroupMember.NON_GROUP_MEMBER
     for options in (
@@ -226,7 +226,7 @@ def peers(rank: int) -> Any:
 
 
 def test_send_invalid_arguments_raise(two: Any) -> None:
-    assert two.run(peers, ranks=[0]) == [
+    assert two.run(send_invalid_arguments, ranks=[0]) == [
         [
             f"{ONE_PEER}; got None and None",
             f"{ONE_PEER}; got 1 and 1",
@@ -238,7 +238,7 @@ def test_send_invalid_arguments_raise(two: Any) -> None:
     ]
 
 
-def to_oneself(rank: int) -> Any:
+def call_own_rank(rank: int) -> Any:
     group = dist.new_group([1, 0])
     errors = []
     td = TensorDict({"a": torch.zeros(1)})
@@ -252,7 +252,7 @@ def to_oneself(rank: int) -> Any:
 
 
 def test_send_to_self_raises(two: Any) -> None:
-    for rank, errors in enumerate(two.run(to_oneself)):
+    for rank, errors in enumerate(two.run(call_own_rank)):
         assert errors == [f"rank {rank} is this process itself; give that of the peer"] * 12
 
 
@@ -269,7 +269,7 @@ def test_send_outside_group_raises() -> None:
             call()
 
 
-def no_message(rank: int) -> Any:
+def receive_plain_tensor(rank: int) -> Any:
     if rank == 0:
         dist.send(torch.zeros(4, dtype=torch.int64), 1)
         return None
@@ -281,14 +281,14 @@ def no_message(rank: int) -> Any:
 
 
 def test_recv_message_of_plain_dist_send_raises(two: Any) -> None:
-    assert two.run(no_message)[1] == (
+    assert two.run(receive_plain_tensor)[1] == (
         "FormatError",
         "what arrived is not a message of send(); does the peer use the same wire= and init_tag=?",
         [1.0, 1.0],
     )
 
 
-def of_another_torch(rank: int, size: int, consolidated: bool) -> Any:
+def receive_unknown_dtype(rank: int, size: int, consolidated: bool) -> Any:
     td = TensorDict({"a": torch.ones(size), "b": torch.ones(1), "c": torch.ones(1 << 16)})
     if rank == 0:
         message, payload = _wire.make_message(td, consolidated)
@@ -303,18 +303,18 @@ def of_another_torch(rank: int, size: int, consolidated: bool) -> Any:
         message = str(error)
     assert not any(leaf.any() for leaf in target.values())
     target.recv(0)
-    same(target, td)
+    assert_same(target, td)
     return message
 
 
 @pytest.mark.parametrize("consolidated", [False, True])
 @pytest.mark.parametrize("size", [1, 1 << 18])
 def test_recv_unknown_dtype_raises_and_next_recv_works(two: Any, size: int, consolidated: bool) -> None:
-    message = two.run(of_another_torch, size, consolidated, limit=20)[1]
+    message = two.run(receive_unknown_dtype, size, consolidated, limit=20)[1]
     assert message == "the header of a message is damaged: unknown dtype 'torch.float99'"
 
 
-def dies(rank: int, after: int) -> Any:
+def exit_after_messages(rank: int, after: int) -> Any:
     target = TREES["large and small"]()
     if rank == 0:
         original, count = Channel.isend, 0
@@ -328,7 +328,7 @@ def dies(rank: int, after: int) -> Any:
 
         Channel.isend = isend
         target.send(1)
-    target = blank(target)
+    target = make_blank(target)
     try:
         target.recv(0)
     except RuntimeError as error:
@@ -338,14 +338,14 @@ def dies(rank: int, after: int) -> Any:
 @pytest.mark.slow
 @pytest.mark.parametrize("after", [0, 1, 2, 4])
 def test_recv_peer_exits_raises_and_changes_nothing(fragile: Any, after: int) -> None:
-    sender, receiver = fragile.run(dies, after)
+    sender, receiver = fragile.run(exit_after_messages, after)
     assert sender.kind == "Exit"
     message, sums = receiver
     assert "onnection" in message
     assert sums == [0.0] * 4
 
 
-def waits_in_vain(rank: int, how: str) -> Any:
+def receive_without_send(rank: int, how: str) -> Any:
     # The timeout must be long enough for the ranks to connect on a busy machine.
     group = dist.new_group([0, 1], timeout=timedelta(seconds=4))
     target = TREES["flat"]()
@@ -368,6 +368,6 @@ def waits_in_vain(rank: int, how: str) -> Any:
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["nothing is sent", "another tag", "irecv"])
 def test_recv_without_send_raises_within_timeout(fragile: Any, how: str) -> None:
-    message, unchanged = fragile.run(waits_in_vain, how)[1]
+    message, unchanged = fragile.run(receive_without_send, how)[1]
     # With equal timeouts, the first rank that times out would close the connection of the other.
     assert ("imed out" in message or "Connection closed" in message) and unchanged

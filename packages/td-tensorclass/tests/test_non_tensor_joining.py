@@ -144,7 +144,7 @@ def test_stack_uneven_non_tensor_stacks_raises(join: Any) -> None:
     assert [node.tolist() for node in nodes] == [["a", "b"], ["d", "e", "f"]]
 
 
-def conversations(batched: bool) -> Any:
+def make_conversations(batched: bool) -> Any:
     turns = (["hi", "ho", "bye"], ["yes"], [])
     return lazy_stack(
         [TensorDict({"n": {"s": NonTensorStack.from_list(each)}}, [len(each)][:batched]) for each in turns]
@@ -170,12 +170,12 @@ READS: list[Callable[[Any], Any]] = [
 @pytest.mark.parametrize("batched", [False, True])
 @pytest.mark.parametrize("read", READS)
 def test_lazy_stack_get_uneven_non_tensor_returns_lists(read: Any, batched: bool) -> None:
-    assert read(conversations(batched)) == [["hi", "ho", "bye"], ["yes"], []]
+    assert read(make_conversations(batched)) == [["hi", "ho", "bye"], ["yes"], []]
 
 
 @pytest.mark.parametrize("batched", [False, True])
 def test_lazy_stack_write_list_sets_uneven_member(batched: bool) -> None:
-    td = conversations(batched)
+    td = make_conversations(batched)
     td["n", "s"][0] = ["a", "b", "c"]
     td.get(("n", "s"))[1] = NonTensorData("z")
     assert [td[i]["n", "s"] for i in range(3)] == td["n", "s"] == [["a", "b", "c"], ["z"], []]
@@ -197,7 +197,7 @@ def test_non_tensor_stack_of_uneven_stacks_holds_lists() -> None:
 
 
 def test_to_padded_tensor_pads_non_tensor_with_none() -> None:
-    padded = conversations(True).to_padded_tensor()
+    padded = make_conversations(True).to_padded_tensor()
     assert padded.batch_size == padded["n"].batch_size == padded.get(("n", "s")).batch_size == (3, 3)
     assert padded["n", "s"] == [["hi", "ho", "bye"], ["yes", None, None], [None, None, None]]
 

@@ -141,7 +141,7 @@ def test_linked_list_replaced_row_still_writes_back() -> None:
     assert shown == td["k"] == [["p", "z"], ["r", "s"], ["y", "u"]]
 
 
-def held(kind: str = "dense") -> Any:
+def make_rows(kind: str = "dense") -> Any:
     rows = [TensorDict({"k": name}) for name in "abc"]
     return lazy_stack(rows) if kind == "lazy" else torch.stack(rows)
 
@@ -164,7 +164,7 @@ def held(kind: str = "dense") -> Any:
 def test_set_linked_list_stores_value_per_element(
     kind: str, write: Callable[..., Any], taken: Callable[[Any], Any]
 ) -> None:
-    written = write(held(kind), taken(held()["k"]))
+    written = write(make_rows(kind), taken(make_rows()["k"]))
     assert [row["k"] for row in written] == ["a", "b", "c"]
     written["k"][0] = "z"
     assert written[0]["k"] == "z"

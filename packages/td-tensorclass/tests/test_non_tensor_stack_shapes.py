@@ -28,18 +28,18 @@ class Thing:
         return f"Thing({self.number})"
 
 
-def things(shape: tuple[int, ...], start: int = 0) -> np.ndarray:
+def make_things(shape: tuple[int, ...], start: int = 0) -> np.ndarray:
     array = np.empty(shape, dtype=object)
     for position in range(array.size):
         array.flat[position] = Thing(start + position)
     return array
 
 
-def stack_of(array: np.ndarray) -> NonTensorStack:
+def make_stack(array: np.ndarray) -> NonTensorStack:
     return NonTensorStack._of(list(array.flat), torch.Size(array.shape))
 
 
-def indices(data: st.DataObject, shape: tuple[int, ...], **kwargs: Any) -> Any:
+def draw_index(data: st.DataObject, shape: tuple[int, ...], **kwargs: Any) -> Any:
     """Draw an index that numpy and torch both accept; torch has no negative steps."""
 
     def forward(index: Any) -> bool:
@@ -49,7 +49,7 @@ def indices(data: st.DataObject, shape: tuple[int, ...], **kwargs: Any) -> Any:
     return data.draw(basic_indices(shape, **kwargs).filter(forward))
 
 
-def check(node: Any, array: Any) -> None:
+def assert_same_objects(node: Any, array: Any) -> None:
     if isinstance(array, np.ndarray) and array.ndim == 0:
         array = array.item()
     if not isinstance(array, np.ndarray):
@@ -70,31 +70,31 @@ shapes = array_shapes(min_dims=1, max_dims=3, min_side=1, max_side=4)
 @given(st.data())
 def test_non_tensor_stack_index_ints_and_slices_equals_numpy(data: st.DataObject) -> None:
     shape = data.draw(array_shapes(min_dims=1, max_dims=3, min_side=0, max_side=4))
-    array = things(shape)
-    index = indices(data, shape, allow_newaxis=True)
-    check(stack_of(array)[index], array[index])
+    array = make_things(shape)
+    index = draw_index(data, shape, allow_newaxis=True)
+    assert_same_objects(make_stack(array)[index], array[index])
 
 
 @given(st.data())
 def test_non_tensor_stack_index_arrays_and_masks_equals_numpy(data: st.DataObject) -> None:
     shape = data.draw(shapes)
-    array = things(shape)
-    stack = stack_of(array)
+    array = make_things(shape)
+    stack = make_stack(array)
     count = data.draw(st.integers(0, 5))
     rows = np.array(
         data.draw(st.lists(st.integers(-shape[0], shape[0] - 1), min_size=count, max_size=count)),
         dtype=np.int64,
     )
-    check(stack[torch.from_numpy(rows)], array[rows])
-    check(stack[rows], array[rows])
-    check(stack[rows.tolist()], array[rows.tolist()] if count else array[rows])
+    assert_same_objects(stack[torch.from_numpy(rows)], array[rows])
+    assert_same_objects(stack[rows], array[rows])
+    assert_same_objects(stack[rows.tolist()], array[rows.tolist()] if count else array[rows])
     mask = np.array(data.draw(st.lists(st.booleans(), min_size=array.size, max_size=array.size))).reshape(
         shape
     )
-    check(stack[torch.from_numpy(mask)], array[mask])
+    assert_same_objects(stack[torch.from_numpy(mask)], array[mask])
     if len(shape) > 1:
-        check(stack[:, torch.from_numpy(rows % shape[1])], array[:, rows % shape[1]])
-        check(stack[torch.from_numpy(rows), ..., 0], array[rows, ..., 0])
+        assert_same_objects(stack[:, torch.from_numpy(rows % shape[1])], array[:, rows % shape[1]])
+        assert_same_objects(stack[torch.from_numpy(rows), ..., 0], array[rows, ..., 0])
 
 
 OPERATIONS = {
@@ -126,18 +126,18 @@ OPERATIONS = {
 @given(shape=shapes)
 def test_non_tensor_stack_shape_operations_equal_numpy(name: str, shape: tuple[int, ...]) -> None:
     ours, numpys = OPERATIONS[name]
-    array = things(shape)
-    check(ours(stack_of(array)), numpys(array))
+    array = make_things(shape)
+    assert_same_objects(ours(make_stack(array)), numpys(array))
     # In a collection, values move like the elements of a tensor next to them.
     numbers = torch.arange(array.size).view(shape)
-    td = ours(TensorDict({"thing": stack_of(array), "number": numbers}, batch_size=shape))
+    td = ours(TensorDict({"thing": make_stack(array), "number": numbers}, batch_size=shape))
     shown = np.vectorize(lambda thing: thing.number, otypes=[int])(np.array(td["thing"], dtype=object))
     assert shown.reshape(td.batch_size).tolist() == numpys(numbers.numpy()).tolist()
 
 
 @given(shape=shapes, data=st.data())
 def test_non_tensor_stack_gather_equals_numpy(shape: tuple[int, ...], data: st.DataObject) -> None:
-    array = things(shape)
+    array = make_things(shape)
     dim = data.draw(st.integers(0, len(shape) - 1))
     size = [data.draw(st.integers(1, side)) for side in shape]
     index = torch.tensor(
@@ -146,31 +146,33 @@ def test_non_tensor_stack_gather_equals_numpy(shape: tuple[int, ...], data: st.D
         )
     ).view(size)
     positions = torch.arange(array.size).view(shape).gather(dim, index)
-    check(stack_of(array).gather(dim, index), array.reshape(-1)[positions.numpy()])
+    assert_same_objects(make_stack(array).gather(dim, index), array.reshape(-1)[positions.numpy()])
 
 
 @given(shape=shapes, data=st.data())
 def test_non_tensor_stack_unbind_split_chunk_equal_numpy(shape: tuple[int, ...], data: st.DataObject) -> None:
-    array = things(shape)
+    array = make_things(shape)
     dim = data.draw(st.integers(0, len(shape) - 1))
-    stack = stack_of(array)
+    stack = make_stack(array)
     for part, wanted in zip(stack.unbind(dim), np.moveaxis(array, dim, 0), strict=True):
-        check(part, wanted)
+        assert_same_objects(part, wanted)
     size = data.draw(st.integers(1, 3))
     for part, wanted in zip(
         stack.split(size, dim), np.split(array, range(size, shape[dim], size), dim), strict=True
     ):
-        check(part, wanted)
+        assert_same_objects(part, wanted)
 
 
 @given(shape=shapes, data=st.data())
 def test_non_tensor_stack_stack_and_cat_equal_numpy(shape: tuple[int, ...], data: st.DataObject) -> None:
     dim = data.draw(st.integers(0, len(shape) - 1))
     count = data.draw(st.integers(1, 3))
-    arrays = [things(shape, 100 * i) for i in range(count)]
-    stacks = [stack_of(array) for array in arrays]
-    check(stacks[0]._join(stacks, stack_plan(torch.Size(shape), dim, count)), np.stack(arrays, dim))
-    check(
+    arrays = [make_things(shape, 100 * i) for i in range(count)]
+    stacks = [make_stack(array) for array in arrays]
+    assert_same_objects(
+        stacks[0]._join(stacks, stack_plan(torch.Size(shape), dim, count)), np.stack(arrays, dim)
+    )
+    assert_same_objects(
         stacks[0]._join(stacks, cat_plan(torch.Size(shape), dim, [shape[dim]] * count)),
         np.concatenate(arrays, dim),
     )
@@ -178,7 +180,7 @@ def test_non_tensor_stack_stack_and_cat_equal_numpy(shape: tuple[int, ...], data
     mixed = [NonTensorData(one, batch_size=shape), *stacks]
     full = np.empty(shape, dtype=object)
     full[...] = one
-    check(
+    assert_same_objects(
         mixed[0]._join(mixed, stack_plan(torch.Size(shape), dim, count + 1)), np.stack([full, *arrays], dim)
     )
 
@@ -186,23 +188,23 @@ def test_non_tensor_stack_stack_and_cat_equal_numpy(shape: tuple[int, ...], data
 @given(st.data())
 def test_non_tensor_stack_setitem_equals_numpy(data: st.DataObject) -> None:
     shape = data.draw(shapes)
-    array = things(shape)
-    index = indices(data, shape)
-    stack, copy = stack_of(array), stack_of(array)
+    array = make_things(shape)
+    index = draw_index(data, shape)
+    stack, copy = make_stack(array), make_stack(array)
     view, clone = stack[...], stack.clone()
     chosen = array[index]
     if isinstance(chosen, np.ndarray):
-        new: Any = things(chosen.shape, 1000)
-        stack[index] = stack_of(new)
+        new: Any = make_things(chosen.shape, 1000)
+        stack[index] = make_stack(new)
     else:
         new = Thing(1000)
         stack[index] = NonTensorData(new)
     wanted = array.copy()
     wanted[index] = new
-    check(stack, wanted)
-    check(view, wanted)
-    check(clone, array)
-    check(copy, array)
+    assert_same_objects(stack, wanted)
+    assert_same_objects(view, wanted)
+    assert_same_objects(clone, array)
+    assert_same_objects(copy, array)
 
 
 VIEWS: list[tuple[Callable[..., Any], Callable[..., Any]]] = [
@@ -217,32 +219,33 @@ VIEWS: list[tuple[Callable[..., Any], Callable[..., Any]]] = [
 
 @given(st.data())
 def test_write_to_view_of_non_tensor_stack_changes_base(data: st.DataObject) -> None:
-    array = things(data.draw(shapes))
-    stack = stack_of(array)
+    array = make_things(data.draw(shapes))
+    stack = make_stack(array)
     view, seen = stack, array
     for of_stack, of_array in data.draw(st.lists(st.sampled_from(VIEWS), max_size=3)):
         view, seen = of_stack(view), of_array(seen)
-    index = indices(data, seen.shape)
+    index = draw_index(data, seen.shape)
     chosen = seen[index]
     if isinstance(chosen, np.ndarray) and chosen.ndim:
-        new: Any = things(chosen.shape, 1000)
-        view[index][...] = stack_of(new)
+        new: Any = make_things(chosen.shape, 1000)
+        view[index][...] = make_stack(new)
     else:
         new = Thing(1000)
         view[index].update_(NonTensorData(new))
     seen[index] = new
-    check(view, seen)
-    check(stack, array)
+    assert_same_objects(view, seen)
+    assert_same_objects(stack, array)
 
 
 @given(shape=shapes, data=st.data())
 def test_non_tensor_stack_where_equals_numpy(shape: tuple[int, ...], data: st.DataObject) -> None:
-    first, second = things(shape), things(shape, 100)
+    first, second = make_things(shape), make_things(shape, 100)
     mask = np.array(data.draw(st.lists(st.booleans(), min_size=first.size, max_size=first.size))).reshape(
         shape
     )
-    check(
-        torch.where(torch.from_numpy(mask), stack_of(first), stack_of(second)), np.where(mask, first, second)
+    assert_same_objects(
+        torch.where(torch.from_numpy(mask), make_stack(first), make_stack(second)),
+        np.where(mask, first, second),
     )
     one = TensorDict({"a": NonTensorData("x")}, batch_size=shape)
     assert torch.where(torch.from_numpy(mask), one, one)["a"] == "x"
@@ -252,7 +255,7 @@ def test_non_tensor_stack_where_equals_numpy(shape: tuple[int, ...], data: st.Da
 def test_pad_fills_non_tensor_with_none(shape: tuple[int, ...], data: st.DataObject) -> None:
     amounts = [data.draw(st.tuples(st.integers(-1, 2), st.integers(0, 2))) for _ in shape]
     numbers = torch.arange(1, 1 + int(np.prod(shape))).view(shape)
-    td = TensorDict({"a": stack_of(things(shape, 1)), "b": numbers}, batch_size=shape)
+    td = TensorDict({"a": make_stack(make_things(shape, 1)), "b": numbers}, batch_size=shape)
     padded = td.pad([side for pair in amounts for side in pair])
     found = [0 if value is None else value.number for value in padded.get("a")._values]
     assert found == padded["b"].flatten().tolist()

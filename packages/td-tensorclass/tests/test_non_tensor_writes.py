@@ -187,7 +187,7 @@ ENTRIES: dict[str, Callable[[], Any]] = {
 LEVELS = ("tensor", "level", "nothing")
 
 
-def holding(name: str) -> TensorDict:
+def make_holding(name: str) -> TensorDict:
     entry = ENTRIES[name]()
     return TensorDict({} if entry is None else {"k": entry}, batch_size=[2])
 
@@ -197,8 +197,8 @@ class TestStateDicts:
     @pytest.mark.parametrize("given", [name for name in ENTRIES if name not in LEVELS])
     @pytest.mark.parametrize("held", [name for name in ENTRIES if name not in LEVELS])
     def test_load_state_dict_replaces_non_tensor_values(self, held: str, given: str, flatten: bool) -> None:
-        source = holding(given)
-        target = holding(held).load_state_dict(source.state_dict(flatten=flatten))
+        source = make_holding(given)
+        target = make_holding(held).load_state_dict(source.state_dict(flatten=flatten))
         assert target["k"] == source["k"]
         for cls in (NonTensorData, NonTensorStack, MetaData):
             assert isinstance(target.get("k"), cls) == isinstance(source.get("k"), cls)
@@ -211,15 +211,20 @@ class TestStateDicts:
     def test_load_state_dict_non_tensor_for_other_entry_raises(self, other: str, strict: bool) -> None:
         for held, given in ((other, "one"), ("one", other)):
             with pytest.raises(StructureError, match="key 'k' is a .* on one side and a"):
-                holding(held).load_state_dict(holding(given).state_dict(), strict=strict)
+                make_holding(held).load_state_dict(make_holding(given).state_dict(), strict=strict)
 
     def test_load_state_dict_strict_missing_non_tensor_raises(self) -> None:
         with pytest.raises(StructureError, match=r"missing keys: \['k'\]"):
-            holding("one").load_state_dict(holding("nothing").state_dict())
+            make_holding("one").load_state_dict(make_holding("nothing").state_dict())
         with pytest.raises(StructureError, match=r"unexpected keys: \['k'\]"):
-            holding("nothing").load_state_dict(holding("stack").state_dict())
-        assert holding("one").load_state_dict(holding("nothing").state_dict(), strict=False)["k"] == "hi"
-        assert holding("nothing").load_state_dict(holding("stack").state_dict(), strict=False)["k"] == [
+            make_holding("nothing").load_state_dict(make_holding("stack").state_dict())
+        assert (
+            make_holding("one").load_state_dict(make_holding("nothing").state_dict(), strict=False)["k"]
+            == "hi"
+        )
+        assert make_holding("nothing").load_state_dict(make_holding("stack").state_dict(), strict=False)[
+            "k"
+        ] == [
             "a",
             "b",
         ]
@@ -230,7 +235,7 @@ class Captioned(TensorClass):
     caption: Any = None
 
 
-def in_a_module(*values: Any, **others: Any) -> Any:
+def make_module(*values: Any, **others: Any) -> Any:
     module: Any = torch.nn.Module()
     one, below, column, field = values
     tree = {
@@ -243,7 +248,7 @@ def in_a_module(*values: Any, **others: Any) -> Any:
     return module
 
 
-def values_in(module: Any) -> list[Any]:
+def read_values(module: Any) -> list[Any]:
     params = module.params
     return [
         params["one"],
@@ -261,31 +266,31 @@ class TestModules:
     @pytest.mark.parametrize("locked", [False, True])
     def test_module_load_state_dict_loads_non_tensor_in_params(self, assign: bool, locked: bool) -> None:
         file = io.BytesIO()
-        torch.save(in_a_module(*NEW).state_dict(), file)
+        torch.save(make_module(*NEW).state_dict(), file)
         file.seek(0)
-        module = in_a_module(*OLD)
+        module = make_module(*OLD)
         if locked:
             module.params.lock_()
         outer = torch.nn.Sequential(module)
-        state = torch.nn.Sequential(in_a_module(*NEW)).state_dict()
+        state = torch.nn.Sequential(make_module(*NEW)).state_dict()
         for each, given in ((module, torch.load(file, weights_only=True)), (outer, state)):
             found = each.load_state_dict(given, assign=assign)
             assert not found.missing_keys and not found.unexpected_keys
-            assert values_in(module) == [*NEW]
-            module.load_state_dict(in_a_module(*OLD).state_dict())
-            assert values_in(module) == [*OLD]
+            assert read_values(module) == [*NEW]
+            module.load_state_dict(make_module(*OLD).state_dict())
+            assert read_values(module) == [*OLD]
 
     @pytest.mark.parametrize("inplace", [False, True])
     def test_to_module_swaps_non_tensor_in_params(self, inplace: bool) -> None:
-        module, given = in_a_module(*OLD), TensorDict.from_module(in_a_module(*NEW))
+        module, given = make_module(*OLD), TensorDict.from_module(make_module(*NEW))
         with given.to_module(module, inplace=inplace) as held:
-            assert values_in(module) == [*NEW]
+            assert read_values(module) == [*NEW]
             assert held["params", "one"] == "a" and held.get(("params", "column")).tolist() == ["c", "d"]
-        assert values_in(module) == [*OLD]
+        assert read_values(module) == [*OLD]
         held = given.to_module(module, inplace=inplace)
-        assert values_in(module) == [*NEW]
+        assert read_values(module) == [*NEW]
         held.to_module(module, inplace=inplace)
-        assert values_in(module) == [*OLD]
+        assert read_values(module) == [*OLD]
 
     @pytest.mark.parametrize("inplace", [False, True])
     @pytest.mark.parametrize(
@@ -308,7 +313,7 @@ class TestModules:
     def test_to_module_entry_of_other_kind_changes_nothing(
         self, entry: Any, missing: str, inplace: bool
     ) -> None:
-        module = in_a_module(*OLD)
+        module = make_module(*OLD)
         given = TensorDict({"params": {"n": {"below": "f"}}})
         if isinstance(entry, dict):
             given["params"].update(entry)
@@ -316,24 +321,24 @@ class TestModules:
             given["params"] = entry
         with pytest.raises(KeyPathError, match=re.escape(missing)):
             given.to_module(module, inplace=inplace)
-        assert values_in(module) == [*OLD] and not module.params["w"].any()
+        assert read_values(module) == [*OLD] and not module.params["w"].any()
 
     def test_module_load_state_dict_without_metadata_keeps_values(self) -> None:
-        module = in_a_module(*OLD)
-        module.load_state_dict(dict(in_a_module(*NEW).state_dict()))
-        assert values_in(module) == [*OLD]
+        module = make_module(*OLD)
+        module.load_state_dict(dict(make_module(*NEW).state_dict()))
+        assert read_values(module) == [*OLD]
 
     def test_module_load_state_dict_unknown_value_is_unexpected(self) -> None:
-        module, state = in_a_module(*OLD), in_a_module(*NEW, more="j").state_dict()
+        module, state = make_module(*OLD), make_module(*NEW, more="j").state_dict()
         with pytest.raises(RuntimeError, match='Unexpected key.*"params.more"'):
             module.load_state_dict(state)
         assert module.load_state_dict(state, strict=False).unexpected_keys == ["params.more"]
-        assert values_in(module) == [*NEW] and "more" not in module.params
+        assert read_values(module) == [*NEW] and "more" not in module.params
 
     def test_module_load_state_dict_value_for_node_raises(self) -> None:
-        module = in_a_module(*OLD, more={"x": torch.zeros(2)})
+        module = make_module(*OLD, more={"x": torch.zeros(2)})
         with pytest.raises(RuntimeError, match="params: .* key 'more' is a value on one side"):
-            module.load_state_dict(in_a_module(*NEW, more="j").state_dict(), strict=False)
+            module.load_state_dict(make_module(*NEW, more="j").state_dict(), strict=False)
 
 
 @pytest.mark.parametrize("flatten", [True, False])
@@ -385,7 +390,7 @@ def test_view_as_context_manager_writes_non_tensor_back(name: str, kind: str) ->
     assert td["each"] == ["w", "x", "y", "z"]
 
 
-def renamed(td: Any) -> Any:
+def rename_rows(td: Any) -> Any:
     names = [f"{name}{number}" for name, number in zip(td["each"], td["x"].tolist())]
     return TensorDict({"k": "new", "each": NonTensorStack(*names), "x": td["x"] + 1}, td.batch_size)
 
@@ -397,7 +402,7 @@ def test_map_with_out_writes_non_tensor_values(shared: bool, workers: dict[str, 
     out = td.clone()
     if shared:
         out.share_memory_()
-    td.map(renamed, chunksize=2, out=out, **workers)
+    td.map(rename_rows, chunksize=2, out=out, **workers)
     assert out["each"] == ["a0", "b1", "c2"]
     assert (out[0]["k"], out[2]["k"], out["x"].tolist()) == ("new", "new", [1, 2, 3])
 

@@ -23,7 +23,7 @@ class ByValue(TensorClass):
     label: str = "none"
 
 
-def bare_class_of(cls: Any) -> Any:
+def make_bare_class(cls: Any) -> Any:
     """Build the class without fields that cloudpickle creates first when it loads a class by value."""
     return type(cls)(
         cls.__name__, (TensorClass,), {"__module__": cls.__module__, "__qualname__": cls.__qualname__}
@@ -34,12 +34,12 @@ class TestClassesByValue:
     kept = ByValue(x=torch.ones(2), label="a", batch_size=[2])
 
     def test_class_without_fields_keeps_registered_class(self) -> None:
-        bare_class_of(ByValue)
+        make_bare_class(ByValue)
         assert type(decode(replace(encode(self.kept), classes={}))) is ByValue
         assert type(ByValue.from_dict(self.kept.to_dict(), batch_size=[2]).clone()) is ByValue
 
     def test_class_by_value_is_registered_at_first_decode(self) -> None:
-        made = bare_class_of(ByValue)
+        made = make_bare_class(ByValue)
         for name, value in vars(ByValue).items():
             if name not in {"__dict__", "__weakref__"}:
                 setattr(made, name, value)
@@ -81,19 +81,19 @@ class TestClassesByValue:
         assert schema.hint("below") is ByValue
 
     def test_copy_two_classes_of_one_name_keeps_each(self) -> None:
-        made = [dataclass_again() for _ in range(2)]
+        made = [define_again() for _ in range(2)]
         td = TensorDict({str(i): cls(x=torch.ones(2), batch_size=[2]) for i, cls in enumerate(made)})
-        for copied in (deepcopy(td), pickle_like(td), decode(encode(td))):
+        for copied in (deepcopy(td), rebuild_like_pickle(td), decode(encode(td))):
             assert [type(copied["0"]), type(copied["1"])] == made
 
 
-def dataclass_again() -> Any:
+def define_again() -> Any:
     class Again(TensorClass):
         x: Tensor
 
     return Again
 
 
-def pickle_like(td: Any) -> Any:
+def rebuild_like_pickle(td: Any) -> Any:
     rebuild, arguments = td.__reduce_ex__(4)[:2]
     return rebuild(*arguments)

@@ -61,7 +61,7 @@ DAMAGE = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, A
 
 
 class NotRepresentableError(Exception):
-    """The plain form cannot hold this tree."""
+    """The file format of tensordict cannot represent a tree, so the general form is used."""
 
 
 def make_trailer(tree: Any, encoded: Encoded, layout: Layout) -> bytes:
@@ -376,7 +376,7 @@ def _plain_leaf(key: str, leaf: Leaf) -> dict[str, Any]:
 
 
 class _Reader:
-    """Builds a tree from a structure in the plain form."""
+    """Builder of a tree from a structure in the plain form, the JSON of tensordict."""
 
     def __init__(self, views: Views, root: dict[str, Any], named: type | None = None) -> None:
         self.views = views
@@ -469,7 +469,7 @@ class _Reader:
         return kind.layouts[FORMAT].unflatten(record)
 
     def _find_moved_kind(self, path: tuple[str, ...]) -> Any:
-        """Return the kind of the tensorclass that was requested for the root, or that the parent's class declares here."""
+        """Return the kind of a tensorclass with an unknown saved name: that requested for the root, or declared by its parent."""
         level, cls, owner = self.root, self.named, None
         for key in path:
             kind = KINDS.find_by_name(FORMAT, level["cls"])

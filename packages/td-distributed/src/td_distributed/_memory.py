@@ -36,7 +36,7 @@ def allocate(nbytes: int, device: torch.device | None = None, *, pin_memory: boo
 
 
 def make_vector(data: bytes) -> Tensor:
-    """Copy at least one byte into a new uint8 tensor."""
+    """Copy bytes, at least one, into a new 1-D uint8 tensor."""
     return torch.frombuffer(bytearray(data), dtype=torch.uint8)
 
 

@@ -22,7 +22,7 @@ GatherMap = tuple[Sequence[int], tuple[int, ...]]
 
 
 def make_gather_maps(plan: Any, size: tuple[int, ...], device: torch.device | None) -> list[GatherMap]:
-    """Compute the gather map of each result of a plan that is applied to a batch of ``size``."""
+    """Compute the source position of each element, per result of a plan that is applied to a batch of ``size``."""
     result = _map_by_members(plan, size)
     if result is not None:
         return result
@@ -55,7 +55,7 @@ def make_positions(size: tuple[int, ...], device: torch.device | None) -> Tensor
 
 
 def _map_by_members(plan: Any, size: tuple[int, ...]) -> list[GatherMap] | None:
-    """Compute gather maps per member of the first dim; None if the plan can only be applied to a tensor."""
+    """Compute gather maps from those of the members along the first dim; None if the plan can only be applied to a tensor."""
     if isinstance(plan, Reshape):
         return [(range(prod(size)), (*plan.lead, *size[plan.n :]))]
     if not plan.n:

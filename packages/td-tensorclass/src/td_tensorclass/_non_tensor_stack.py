@@ -476,7 +476,7 @@ class NonTensorStack(NonTensorNode, TensorDictBase):
             raise
 
     def _ones_with(self, places: Sequence[int], value: Any) -> list[bool]:
-        """Return the per-element flags of :data:`Joints` after writing ``value`` at ``places``."""
+        """Return which elements come from nodes with one value (:data:`Joints`), after writing ``value`` at ``places``."""
         _, known = self._joints or ((), None)
         new = [not isinstance(value, (list, NonTensorStack))] * len(places)
         if (

@@ -198,7 +198,7 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
         return node
 
     def _finish(self, *, without_entries: bool = False) -> None:
-        """Lock the result of an operation if the class is frozen; run ``__post_init__`` if the class does so for results."""
+        """Lock the result of an operation if its class is frozen, and run ``__post_init__`` unless an option disables that."""
         td = self._tensordict
         if self._schema.options.frozen:
             lock_nodes(td)
