@@ -93,7 +93,7 @@ def _pack(tensors: list[Tensor]) -> tuple[list[Row], list[Place], dict[int, Tens
     buffers: list[Tensor] = []
     for dtype, positions in in_row:
         same = [tensors[i] for i in positions]
-        known: dict[torch.Size, tuple[int, ...]] = {}  # share equal tuples: pickle stores an object once
+        known: dict[torch.Size, tuple[int, ...]] = {}  # pickle stores a repeated object only once
         shapes = [known.get(size) or known.setdefault(size, tuple(size)) for size in map(Tensor.size, same)]
         rows.append((dtype, positions, shapes))
         buffers.append(_concat_bytes(same, all(len(size) == 1 for size in known)))

@@ -208,17 +208,17 @@ def _convert_sequence(value: list[Any] | tuple[Any, ...]) -> Tensor | None:
         # torch, not numpy, has to choose the dtype of numbers in a list that also has tensors.
         return _stack_collections(value)
     if value and isinstance(value[0], (str, bytes, dict, type(None), Core)):
-        # Not numbers. numpy would iterate over a collection, and torch.compile cannot trace np.asarray.
+        # These are not numbers. numpy would iterate over a collection, and torch.compile cannot trace np.asarray().
         return None
     if torch.compiler.is_compiling() and value and all(type(item) in _PLAIN_NUMBERS for item in value):
-        return torch.tensor(value)  # traceable, unlike np.asarray
+        return torch.tensor(value)  # torch.compile can trace it, unlike np.asarray()
     first: Any = value if isinstance(value, list) else None
-    for _ in range(_MAX_DIMS):  # a list may contain itself
+    for _ in range(_MAX_DIMS):  # bounded, since a list may contain itself
         if not isinstance(first, list) or not first:
             break
         first = first[0]
     if isinstance(first, (tuple, range)):
-        # A list of tuples holds values, not rows of a tensor.
+        # A list of tuples becomes non-tensor data, not a tensor with the tuples as rows.
         return None
     try:
         array = np.asarray(value)

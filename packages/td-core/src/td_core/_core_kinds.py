@@ -137,7 +137,7 @@ def _stack_to_directory(stack: LazyStackedTensorDict) -> Record:
         "_class": "tensordict:LazyStackedTensorDict",
         "stack_dim": stack._stack_dim,
         "stack_dim_name": stack._stack_dim_name,
-        # tensordict counts the directories instead, so it cannot detect a missing member.
+        # Store the number, to detect a missing member on load; tensordict counts the directories.
         "_members": len(stack._members),
     }
     if not stack._members:
@@ -219,7 +219,7 @@ def _dense_from_buffer(record: Record) -> TensorDict:
 
 
 def _stack_to_buffer(stack: LazyStackedTensorDict) -> Record:
-    record = _flatten_stack(stack)  # stacks with hooks never get here: the format cannot store hooks
+    record = _flatten_stack(stack)  # only stacks without hooks, which the format cannot store
     record.meta.pop("locked", None)
     record.meta = {"stack_dim_name": None, **record.meta, "is_locked": stack._locked is True}
     return record

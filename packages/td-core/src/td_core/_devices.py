@@ -21,7 +21,7 @@ def as_device(device: DeviceType) -> torch.device:
 
 def wait_for(devices: Iterable[torch.device]) -> None:
     """Synchronize the current streams of the GPUs among ``devices``."""
-    # Kernels of other threads run on other streams, which do not wait for these.
+    # Wait on the host, since other threads use other streams, which would not wait for these streams.
     for device in devices:
         if device.type == "cuda":
             torch.cuda.current_stream(device).synchronize()

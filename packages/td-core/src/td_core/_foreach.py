@@ -126,7 +126,7 @@ def foreach(op: Op, leaves: list[Tensor], *operands: Any, plain: bool = False) -
 
 def _is_all_plain(*operands: Any) -> bool:
     """Return True if all tensors in the given lists have types that fused kernels support."""
-    for operand in operands:  # noqa: SIM110 -- a generator is slower
+    for operand in operands:  # noqa: SIM110 -- all() with a generator is slower
         if type(operand) is list and not PLAIN.issuperset(map(type, operand)):
             return False
     return True
@@ -150,6 +150,6 @@ def _make_inplace(fused: Callable[..., Any]) -> bool:
 
 
 def is_grad_shared(*tensors: Any) -> bool:
-    """Return True if some tensors require grad and others do not: all results of a fused call would."""
+    """Return True if some tensors require grad and others do not: then all results of a fused call would require grad."""
     needs = {tensor.requires_grad for item in tensors if type(item) is list for tensor in item}
     return len(needs) > 1 and torch.is_grad_enabled()

@@ -84,6 +84,6 @@ torch_pytree.register_pytree_node(
     LinkedList,
     _flatten,
     lambda items, context: list(items),
-    serialized_type_name="td_core._linked_list.LinkedList",  # exported programs hold this name
+    serialized_type_name="td_core._linked_list.LinkedList",  # exported programs store this name, so keep it
     flatten_with_keys_fn=_flatten_with_keys,
 )

@@ -44,7 +44,7 @@ def lock(root: Core, how: bool | str = True) -> None:
                     this = weakref.ref(node)
                 todo.append((child._inner(), this))
     except BaseException:
-        # Also after Ctrl-C: a partly locked tree would count as locked.
+        # Undo the lock also after Ctrl-C: a partly locked tree would count as locked.
         unlock(root)
         raise
 

@@ -27,7 +27,7 @@ def normalize_dims(dims: Any, provided: Any, count: Callable[[int, Core], int]) 
     try:
         parts = spec.flatten_up_to(provided)
     except ValueError:
-        return dims  # torch raises an error that shows the mismatch
+        return dims  # torch will raise an error that shows the mismatch
     results = [_count_in(part, dim, count) for dim, part in zip(wanted, parts, strict=True)]
     return torch_pytree.tree_unflatten(results, spec)
 

@@ -305,7 +305,7 @@ class CollectionValues(_Walk):
             try:
                 return iter(_list_values(self._node, nested, leaves_only))
             except StructureError:
-                pass  # ragged entry of a lazy stack: the generator below raises only when it reaches the entry
+                pass  # an entry of a lazy stack is ragged; the generator below raises only when it reaches that entry
         return (child for _, child in self._walk(values=True))
 
     def __contains__(self, value: object) -> bool:
@@ -323,7 +323,7 @@ class CollectionItems(_Walk):
             try:
                 return iter(_list_items(self._node, nested, leaves_only))
             except StructureError:
-                pass  # ragged entry of a lazy stack: the generator below raises only when it reaches the entry
+                pass  # an entry of a lazy stack is ragged; the generator below raises only when it reaches that entry
         return self._walk(values=True)
 
     def __contains__(self, pair: object) -> bool:

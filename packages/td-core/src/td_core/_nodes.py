@@ -135,12 +135,12 @@ def _read_slots(node: Core, base: type) -> dict[str, Any]:
     """Return the values of the slots that the class of a node adds to those of ``base``."""
     result: dict[str, Any] = {}
     for name, slot in _list_added_slots(type(node), base).items():
-        with contextlib.suppress(AttributeError):  # an empty slot
+        with contextlib.suppress(AttributeError):  # raised by a slot without a value
             result[name] = slot.__get__(node)
     return result
 
 
-@lru_cache(maxsize=256)  # each copy of a node of a subclass calls it
+@lru_cache(maxsize=256)  # cached, since each copy of a node calls this
 def _list_added_slots(cls: type, base: type) -> dict[str, MemberDescriptorType]:
     return {
         name: member
@@ -314,7 +314,8 @@ def encode(tree: Core, *, shared: bool = False) -> Encoded:
         kind = KINDS.of(node)
         record = kind.flatten(node)
         if not isinstance(record, Record):
-            record = kind.record_of(node, path=get_key_path(nodes, position))  # raises PluginError
+            # record_of() raises an error with the key path.
+            record = kind.record_of(node, path=get_key_path(nodes, position))
         row = nodes[position]
         row.update(kind=kind.tag, meta=record.meta, entries=[], members=[])
         row["values"] = [[name, number] for number, name in enumerate(record.values, len(values))]
@@ -468,7 +469,7 @@ def _list_declared_classes(rows: Any, named: type | None) -> list[type | None]:
     """List the declared class of each node: ``named`` for the root, or what the schema of its parent declares."""
     classes: list[type | None] = [named, *[None] * (len(rows) - 1)]
     owners: list[Any] = [None] * len(rows)
-    # decode_all reports damaged rows.
+    # Ignore damaged rows here; decode_all raises the error for them.
     with contextlib.suppress(LookupError, TypeError, ValueError, AttributeError):
         for position, row in enumerate(rows):
             tag = row["kind"]

@@ -111,7 +111,7 @@ def _format_stacked_entry(node: Any, key: str, stacked: Any) -> PrintedLeaf:
     try:
         stack = node._peek_child(key) if all(isinstance(entry, Core) for entry in entries) else None
     except StructureError:
-        stack = None  # the members have different kinds
+        stack = None  # members of different kinds cannot be stacked
     if stack is None:
         names = [type(entry).__name__ for entry in entries]
         return PrintedLeaf(key, names[0] if len(set(names)) == 1 else f"[{', '.join(names)}]")
@@ -169,7 +169,7 @@ class _Line:
     def __init__(self, text: str, parts: list[_Line] | None = None) -> None:
         self.text = text
         self.parts = parts
-        self.short: str | None = text  # the part on one line; None if it is too long for one line
+        self.short: str | None = text  # the text of the part on one line; None if that is too long
 
 
 def _compact(root: Any, options: dict[str, Any]) -> str:
@@ -370,7 +370,7 @@ def _moments(leaf: Tensor) -> str:
         values = leaf.detach().double()
         return f"mean={values.mean().item():.4g}, std={values.std().item() if leaf.numel() > 1 else float('nan'):.4g}"
     except (RuntimeError, TypeError, ValueError):
-        return unknown  # unsupported for nested, quantized and fake tensors
+        return unknown  # nested, quantized and fake tensors do not support these functions
 
 
 #: Functions that format one detail of a leaf for the long form, by print option.

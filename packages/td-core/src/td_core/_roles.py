@@ -79,11 +79,11 @@ def mark_buffer(leaf: Any, persistent: bool = True) -> Any:
 def as_buffer(leaf: Tensor, persistent: bool = True) -> Tensor:
     """Return a buffer that shares the memory of a leaf and passes gradients to it."""
     if torch.compiler.is_compiling():
-        return leaf  # a graph cannot set attributes of tensors
+        return leaf  # torch.compile cannot trace setting attributes of tensors
     if is_parameter(leaf):
         leaf = unwrap_parameter(leaf)
     elif type(leaf) is Tensor and not leaf.requires_grad:
-        leaf = leaf.detach()  # do not mark the caller's tensor
+        leaf = leaf.detach()  # mark an alias, not the tensor of the caller
     marked: Tensor = mark_buffer(leaf, persistent)
     return marked
 
@@ -117,7 +117,7 @@ def adopt(leaf: Tensor, held: Any = None, converts: bool = True) -> Tensor:
     if not is_differentiable(leaf) or not (converts or is_parameter(held)):
         return as_buffer(leaf)
     if not converts and leaf.requires_grad:
-        return leaf  # it replaces a parameter and keeps its autograd graph
+        return leaf  # the leaf replaces a parameter and keeps its autograd graph
     if leaf.grad_fn is not None:
         raise StructureError("a tensor with a grad_fn cannot become a parameter; detach() it first")
     trained = leaf.requires_grad or not is_parameter(held) or held.requires_grad

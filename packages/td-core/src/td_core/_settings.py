@@ -150,11 +150,11 @@ class Switch:
                 return end.value
             try:
                 step, provided = running.send, (yield result)
-            except BaseException as error:  # also GeneratorExit: the cleanup code is a step too
+            except BaseException as error:  # also GeneratorExit, since cleanup code is a step too
                 step, provided = running.throw, error
 
 
-class set_printoptions(Switch):  # noqa: N801  the spelling of tensordict
+class set_printoptions(Switch):  # noqa: N801  named as in tensordict
     """Change how collections are printed, as a context manager or decorator, or permanently with ``.set()``.
 
     Args:
@@ -199,7 +199,7 @@ def get_printoptions() -> dict[str, Any]:
     return dict(SETTINGS.print_options)
 
 
-class set_get_defaults_to_none(Switch):  # noqa: N801  the spelling of tensordict
+class set_get_defaults_to_none(Switch):  # noqa: N801  named as in tensordict
     """Choose whether ``td.get(key)`` returns None or raises for a missing key without a default.
 
     A plain call changes the setting permanently; a context manager or decorator changes it for the block or call.
@@ -248,7 +248,7 @@ def get_defaults_to_none() -> bool:
     return SETTINGS.get_defaults_to_none
 
 
-class set_lazy_legacy(nullcontext[None]):  # noqa: N801  the spelling of tensordict
+class set_lazy_legacy(nullcontext[None]):  # noqa: N801  named as in tensordict
     """Accept the switch of tensordict for legacy lazy views; only False is supported, since td has no lazy views.
 
     Raises:

@@ -19,7 +19,7 @@ __all__ = ["StorageBackend", "Keeper", "get_backends"]
 
 
 class StorageBackend:
-    """Fast paths of a sibling for operations on a whole tree. A method returns None to request the general path.
+    """Fast implementations of operations on a whole tree. A method returns None to request the general implementation.
 
     >>> StorageBackend().move(None, torch.device("cpu"), False) is None
     True

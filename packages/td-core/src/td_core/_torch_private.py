@@ -55,7 +55,7 @@ def _unknown_level() -> bool:
     return True
 
 
-#: Returns None outside the transforms of ``torch.func`` (vmap, grad, jvp), another value inside.
+#: Function that returns None outside the transforms of ``torch.func`` (vmap, grad, jvp), and another value inside.
 functorch_level: Callable[[], Any] = _find("_C._functorch.peek_interpreter_stack", _unknown_level)
 
 _level_of: Callable[[Tensor], int] | None = _find("_C._functorch.maybe_get_level")
@@ -79,7 +79,7 @@ def exit_transforms(leaves: list[Tensor]) -> Iterator[None]:
 def is_innermost_transform(leaves: list[Tensor]) -> bool:
     """Return True if the innermost transform of ``torch.func`` is a grad or vjp that tracks one of these tensors."""
     if torch.compiler.is_compiling():
-        return False  # not traceable, and torch.func.grad in a graph supports no lazy stacks
+        return False  # torch.compile cannot trace this check, and torch.func.grad in a graph does not support lazy stacks
     transform = functorch_level()
     if transform is None or _level_of is None:
         return transform is not None
@@ -189,7 +189,7 @@ class _Looks:
     @staticmethod
     def _of(tensor: Tensor) -> tuple[Any, ...]:
         if tensor.layout is not torch.strided or tensor.is_nested:
-            return (object(),)  # never equal
+            return (object(),)  # a new object is equal to no other
         form = type(tensor), tensor.dtype, tensor.device, tensor.shape, tensor.stride(), tensor.requires_grad
         return *form, tensor.is_conj(), tensor.is_neg(), tensor.is_inference()
 

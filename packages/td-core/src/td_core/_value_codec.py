@@ -52,7 +52,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return result
 
 
-# json.loads() would create a decoder per call.
+# Reuse one decoder: json.loads() with this option would create a decoder per call.
 _DECODER = json.JSONDecoder(object_pairs_hook=_unique)
 
 

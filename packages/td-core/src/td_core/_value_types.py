@@ -143,7 +143,7 @@ def _load_set(value: Any) -> set[Any]:
 
 
 def _sort_items(value: set[Any] | frozenset[Any]) -> list[Any]:
-    # The iteration order of sets of strings differs between processes; files must not.
+    # Sort, since the iteration order of a set of strings differs between processes, but files must not differ.
     return sorted(value, key=repr)
 
 
@@ -282,7 +282,7 @@ def _path(cls: type[PurePath], loaded: type[PurePath]) -> LeafSerializer:
     return LeafSerializer(cls.__name__, cls, str, lambda value: loaded(_exactly(str, value)))
 
 
-# On some platforms two of these names are the same type.
+# On some platforms two of these names are the same type, so dict.fromkeys() removes duplicates below.
 _SIGNED = (np.int8, np.int16, np.int32, np.int64, np.longlong)
 _UNSIGNED = (np.uint8, np.uint16, np.uint32, np.uint64, np.ulonglong)
 

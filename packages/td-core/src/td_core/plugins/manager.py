@@ -166,7 +166,7 @@ class PluginManager:
             reason = f"{type(error).__name__}: {error}"
             if isinstance(error, PluginError):
                 reason = str(error).removeprefix(str(record)).lstrip(",: ")
-            reason = " ".join(reason.split())  # on one line
+            reason = " ".join(reason.split())  # the reason is printed on one line
             failed = replace(record, state="failed", reason=reason, seconds=time.perf_counter() - start)
             if record.id not in self._records:
                 self._note(failed)

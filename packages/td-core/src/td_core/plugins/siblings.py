@@ -437,7 +437,7 @@ class SiblingMethods:
         consolidated: bool = False,
         wire: str = "td",
     ) -> int | list[Work] | None:
-        """Send this collection asynchronously. ``return_early`` returns the handles; otherwise wait for them."""
+        """Send this collection asynchronously, and wait for the end; ``return_early`` returns the handles instead."""
 
     @provided_by("td-distributed")
     def irecv(
@@ -453,7 +453,7 @@ class SiblingMethods:
         wire: str = "td",
         root: str | Path | None = None,
     ) -> tuple[int, list[Any]] | list[Any] | None:
-        """Receive asynchronously. ``return_premature`` returns the handles; otherwise wait for them."""
+        """Receive asynchronously, and wait for the end; ``return_premature`` returns the handles instead."""
 
     @provided_by("td-distributed")
     def init_remote(

@@ -555,4 +555,4 @@ class CollectionTests:
         collection = self.make()
         text = repr(collection)
         assert text.startswith(type(collection).__name__)
-        assert all(str(key) in text for key in collection.keys())  # noqa: SIM118 (no mapping of its first dim)
+        assert all(str(key) in text for key in collection.keys())  # noqa: SIM118 (iteration yields rows, not keys)
