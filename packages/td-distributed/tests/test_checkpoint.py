@@ -152,7 +152,7 @@ def test_state_dict_unsupported_leaf_raises_naming_key() -> None:
             DistributedStateful(TensorDict({"n": {"o": object()}})).state_dict()
 
 
-def sharded(value: float) -> Any:
+def make_sharded(value: float) -> Any:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
@@ -167,12 +167,12 @@ def sharded(value: float) -> Any:
     return TensorDict({**leaves, "s": f"value {value:g}"} if HAS_TENSORCLASS else leaves)
 
 
-def saves(rank: int, folder: str) -> None:
-    checkpoint.save({"td": DistributedStateful(sharded(1))}, checkpoint_id=folder)
+def save_on_rank(rank: int, folder: str) -> None:
+    checkpoint.save({"td": DistributedStateful(make_sharded(1))}, checkpoint_id=folder)
 
 
-def loads(rank: int, folder: str) -> None:
-    target, wanted = sharded(0), sharded(1)
+def load_on_rank(rank: int, folder: str) -> None:
+    target, wanted = make_sharded(0), make_sharded(1)
     before = target["rows"]
     checkpoint.load({"td": DistributedStateful(target)}, checkpoint_id=folder)
     assert target["rows"] is before
@@ -186,9 +186,9 @@ def loads(rank: int, folder: str) -> None:
 def test_checkpoint_of_two_ranks_loads_on_any_number(two: Any, four: Any, tmp_path: Path) -> None:
     pytest.importorskip("torch.distributed.tensor", reason="this torch has no public DTensor")
     folder = str(tmp_path)
-    assert two.run(saves, folder) == [None, None]
-    assert two.run(loads, folder) == [None, None]
-    assert four.run(loads, folder) == [None] * 4
+    assert two.run(save_on_rank, folder) == [None, None]
+    assert two.run(load_on_rank, folder) == [None, None]
+    assert four.run(load_on_rank, folder) == [None] * 4
     rows = torch.arange(21.0).view(7, 3)
     leaves = {"rows": torch.zeros(7, 3), "n": {"columns": torch.zeros(7, 3)}, "plain": torch.zeros(2)}
     alone = TensorDict({**leaves, "s": "nothing"} if HAS_TENSORCLASS else leaves)

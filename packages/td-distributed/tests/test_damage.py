@@ -24,80 +24,84 @@ from td_distributed import _wire, from_buffer, from_consolidated, storage_of
 HAS_TENSORCLASS = importlib.util.find_spec("td_tensorclass") is not None
 
 
-def whole(tree: Any) -> bytes:
+def consolidate_to_bytes(tree: Any) -> bytes:
     """Return the bytes of a consolidated file."""
     return bytes(storage_of(tree.consolidate(metadata=True)).numpy())
 
 
-def parts(data: bytes) -> tuple[bytes, Any]:
+def split_file(data: bytes) -> tuple[bytes, Any]:
     """Return (storage, structure) of a file."""
     length = int.from_bytes(data[-8:], "little")
     return data[: -8 - length], json.loads(data[-8 - length : -8])
 
 
-def join(storage: bytes, structure: Any) -> bytes:
+def join_file(storage: bytes, structure: Any) -> bytes:
     text = structure if isinstance(structure, bytes) else json.dumps(structure).encode()
     return storage + text + len(text).to_bytes(8, "little")
 
 
-def read(data: bytes, tmp_path: Path) -> Any:
+def read_file(data: bytes, tmp_path: Path) -> Any:
     path = tmp_path / "td"
     path.write_bytes(data)
     return from_consolidated(path)
 
 
-PLAIN = whole(
+PLAIN = consolidate_to_bytes(
     TensorDict(
         {"a": torch.arange(6.0).view(2, 3), "n": {"b": torch.ones(2, dtype=torch.int64)}}, batch_size=[2]
     )
 )
-GENERAL = whole(TensorDict({"cls": {"a": torch.arange(4.0)}, "b": torch.ones(2, dtype=torch.float8_e5m2)}))
+GENERAL = consolidate_to_bytes(
+    TensorDict({"cls": {"a": torch.arange(4.0)}, "b": torch.ones(2, dtype=torch.float8_e5m2)})
+)
 
 
-STACK = whole(TensorDict.lazy_stack([TensorDict({"a": torch.ones(2, i + 1)}, [2]) for i in range(3)], 1))
+STACK = consolidate_to_bytes(
+    TensorDict.lazy_stack([TensorDict({"a": torch.ones(2, i + 1)}, [2]) for i in range(3)], 1)
+)
 TREES = {"plain": PLAIN, "general": GENERAL, "lazy": STACK}
 if HAS_TENSORCLASS:
     from td_tensorclass import NonTensorStack
 
-    TREES["values"] = whole(TensorDict({"l": NonTensorStack("x", ("y", 1)), "s": "text"}, [2]))
-    TREES["typed values"] = whole(TensorDict({"l": ("x", (1, 2))}, [2]))
-    TREES["general values"] = whole(TensorDict({"cls": {"l": NonTensorStack("x", "y")}}, [2]))
+    TREES["values"] = consolidate_to_bytes(TensorDict({"l": NonTensorStack("x", ("y", 1)), "s": "text"}, [2]))
+    TREES["typed values"] = consolidate_to_bytes(TensorDict({"l": ("x", (1, 2))}, [2]))
+    TREES["general values"] = consolidate_to_bytes(TensorDict({"cls": {"l": NonTensorStack("x", "y")}}, [2]))
 
 
 def read_buffer(data: bytes | bytearray) -> Any:
     return from_buffer(torch.frombuffer(bytearray(data), dtype=torch.uint8).clone())
 
 
-def edited(change: Any) -> bytes:
-    storage, structure = parts(PLAIN)
+def edit_structure(change: Any) -> bytes:
+    storage, structure = split_file(PLAIN)
     change(structure)
-    return join(storage, structure)
+    return join_file(storage, structure)
 
 
-def leaf(*entry: Any) -> Any:
+def edit_leaf(*entry: Any) -> Any:
     return lambda structure: structure["leaves"].__setitem__("a", list(entry))
 
 
 EDITS: dict[str, tuple[Any, str]] = {
-    "shape too large": (leaf("torch.float32", [2, 4], 0, 24, 0), r"needs 32 bytes; bytes 0 to 24"),
-    "shape too small": (leaf("torch.float32", [2, 2], 0, 24, 0), r"needs 16 bytes; bytes 0 to 24"),
-    "negative shape": (leaf("torch.float32", [-2, -3], 0, 24, 0), r"impossible shape \[-2, -3\]"),
-    "huge shape": (leaf("torch.float32", [1 << 40, 1 << 40], 0, 24, 0), r"bytes 0 to 24"),
-    "zero by negative": (leaf("torch.float32", [0, -1], 0, 0, 0), r"impossible shape \[0, -1\]"),
-    "dtype": (leaf("torch.float64", [2, 3], 0, 24, 0), r"needs 48 bytes"),
-    "unknown dtype": (leaf("torch.load", [2, 3], 0, 24, 0), "unknown dtype 'torch.load'"),
-    "dunder dtype": (leaf("torch.__builtins__", [2, 3], 0, 24, 0), "unknown dtype"),
-    "dtype is not a string": (leaf(["torch.float32"], [2, 3], 0, 24, 0), "unknown dtype"),
+    "shape too large": (edit_leaf("torch.float32", [2, 4], 0, 24, 0), r"needs 32 bytes; bytes 0 to 24"),
+    "shape too small": (edit_leaf("torch.float32", [2, 2], 0, 24, 0), r"needs 16 bytes; bytes 0 to 24"),
+    "negative shape": (edit_leaf("torch.float32", [-2, -3], 0, 24, 0), r"impossible shape \[-2, -3\]"),
+    "huge shape": (edit_leaf("torch.float32", [1 << 40, 1 << 40], 0, 24, 0), r"bytes 0 to 24"),
+    "zero by negative": (edit_leaf("torch.float32", [0, -1], 0, 0, 0), r"impossible shape \[0, -1\]"),
+    "dtype": (edit_leaf("torch.float64", [2, 3], 0, 24, 0), r"needs 48 bytes"),
+    "unknown dtype": (edit_leaf("torch.load", [2, 3], 0, 24, 0), "unknown dtype 'torch.load'"),
+    "dunder dtype": (edit_leaf("torch.__builtins__", [2, 3], 0, 24, 0), "unknown dtype"),
+    "dtype is not a string": (edit_leaf(["torch.float32"], [2, 3], 0, 24, 0), "unknown dtype"),
     "past the end": (
-        leaf("torch.float32", [2, 3], 1000, 1024, 0),
+        edit_leaf("torch.float32", [2, 3], 1000, 1024, 0),
         "lies at bytes 1000 to 1024 of a storage of 40",
     ),
-    "before the start": (leaf("torch.float32", [2, 3], -24, 0, 0), "lies at bytes -24 to 0"),
-    "overlap": (leaf("torch.float32", [2, 3], 8, 32, 0), "leaves overlap: bytes 8 to 32 and 24 to 40"),
-    "negative padding": (leaf("torch.float32", [2, 3], 0, 16, -8), "needs 24 bytes"),
-    "float offsets": (leaf("torch.float32", [2, 3], 0.0, 24.0, 0), "not all ints"),
-    "bool offsets": (leaf("torch.float32", [2, 3], False, 24, False), "not all ints"),
-    "short entry": (leaf("torch.float32", [2, 3]), "TypeError"),
+    "before the start": (edit_leaf("torch.float32", [2, 3], -24, 0, 0), "lies at bytes -24 to 0"),
+    "overlap": (edit_leaf("torch.float32", [2, 3], 8, 32, 0), "leaves overlap: bytes 8 to 32 and 24 to 40"),
+    "negative padding": (edit_leaf("torch.float32", [2, 3], 0, 16, -8), "needs 24 bytes"),
+    "float offsets": (edit_leaf("torch.float32", [2, 3], 0.0, 24.0, 0), "not all ints"),
+    "bool offsets": (edit_leaf("torch.float32", [2, 3], False, 24, False), "not all ints"),
+    "short entry": (edit_leaf("torch.float32", [2, 3]), "TypeError"),
     "no entry": (lambda s: s["leaves"].__setitem__("a", None), "TypeError"),
     "batch size": (
         lambda s: s["cls_metadata"].__setitem__("batch_size", [3]),
@@ -158,11 +162,11 @@ EDITS: dict[str, tuple[Any, str]] = {
 def test_read_file_with_edited_structure_raises(name: str, tmp_path: Path) -> None:
     change, message = EDITS[name]
     with pytest.raises(FormatError, match=message) as caught:
-        read(edited(change), tmp_path)
+        read_file(edit_structure(change), tmp_path)
     assert str(tmp_path / "td") in str(caught.value)
 
 
-def put(structure: Any, path: tuple[Any, ...], value: Any) -> None:
+def replace_at(structure: Any, path: tuple[Any, ...], value: Any) -> None:
     """Replace the value at a path of a JSON structure."""
     *above, last = path
     reduce(operator.getitem, above, structure)[last] = value
@@ -187,10 +191,10 @@ def test_read_file_with_wrong_field_raises(
 ) -> None:
     if name not in TREES:
         pytest.skip("needs td-tensorclass")
-    storage, structure = parts(TREES[name])
-    put(structure, path, value)
+    storage, structure = split_file(TREES[name])
+    replace_at(structure, path, value)
     with pytest.raises(FormatError, match=message):
-        read_buffer(join(storage, structure))
+        read_buffer(join_file(storage, structure))
 
 
 @pytest.mark.parametrize(
@@ -216,10 +220,10 @@ def test_read_unknown_value_type_raises_naming_key_and_file(
 ) -> None:
     if name not in TREES:
         pytest.skip("needs td-tensorclass")
-    storage, structure = parts(TREES[name])
-    put(structure, path, types)
+    storage, structure = split_file(TREES[name])
+    replace_at(structure, path, types)
     with pytest.raises(error, match=rf"/td( is damaged)?: key {key}: the value at the top level.*{message}"):
-        read(join(storage, structure), tmp_path)
+        read_file(join_file(storage, structure), tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -232,16 +236,16 @@ def test_read_unknown_value_type_raises_naming_key_and_file(
         ((-1).to_bytes(8, "little", signed=True), "say that -1 bytes"),
         (PLAIN[:-1], "damaged"),
         (PLAIN[8:], "damaged"),
-        (join(b"", b"{"), "its structure is no JSON"),
-        (join(b"", b"[" * 100_000), "its structure is no JSON"),
-        (join(b"", b"\xff\xfe"), "its structure is no JSON"),
-        (join(b"", []), "its structure is list, not an object"),
-        (join(b"", {"cls": "td:general"}), "KeyError: 'td'"),
+        (join_file(b"", b"{"), "its structure is no JSON"),
+        (join_file(b"", b"[" * 100_000), "its structure is no JSON"),
+        (join_file(b"", b"\xff\xfe"), "its structure is no JSON"),
+        (join_file(b"", []), "its structure is list, not an object"),
+        (join_file(b"", {"cls": "td:general"}), "KeyError: 'td'"),
     ],
 )
 def test_read_damaged_trailer_raises(data: bytes, message: str, tmp_path: Path) -> None:
     with pytest.raises(FormatError, match=message):
-        read(data, tmp_path)
+        read_file(data, tmp_path)
 
 
 def test_read_missing_file_or_folder_raises(tmp_path: Path) -> None:
@@ -263,21 +267,21 @@ def test_read_pipe_raises_without_blocking(tmp_path: Path) -> None:
 def test_read_leaf_at_unaligned_offset_returns_it(dtype: torch.dtype, skipped: int) -> None:
     leaf = torch.arange(1, 4).to(dtype)
     data = bytes(skipped) + bytes(leaf.view(torch.uint8).tolist())
-    _, structure = parts(PLAIN)
+    _, structure = split_file(PLAIN)
     structure["leaves"]["a"] = [str(dtype), [3], skipped, len(data), 0]
     del structure["n"]
     structure["cls_metadata"]["batch_size"] = [3]
-    assert read_buffer(join(data, structure))["a"].tolist() == leaf.tolist()
+    assert read_buffer(join_file(data, structure))["a"].tolist() == leaf.tolist()
 
 
 @pytest.mark.parametrize("data", TREES.values(), ids=TREES)
 def test_read_truncated_file_raises(data: bytes, tmp_path: Path) -> None:
     for stop in range(len(data)):
         with pytest.raises(FormatError):
-            read(data[:stop], tmp_path)
+            read_file(data[:stop], tmp_path)
 
 
-def use(tree: Any) -> None:
+def use_collection(tree: Any) -> None:
     """Run operations that fail if sizes or shapes of a collection are wrong."""
     assert isinstance(tree.batch_size, torch.Size)
     assert isinstance(repr(tree), str)
@@ -297,7 +301,7 @@ def test_read_flipped_byte_raises_or_returns_collection(data: bytes, where: int,
         tree = read_buffer(changed)
     except (FormatError, MissingPluginError):
         return
-    use(tree)
+    use_collection(tree)
 
 
 anything = st.recursive(
@@ -307,12 +311,12 @@ anything = st.recursive(
 )
 
 
-def spots(structure: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+def list_paths(structure: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     """Return the paths of all values in a JSON structure that can be replaced."""
     items: Any = enumerate(structure) if isinstance(structure, list) else ()
     if isinstance(structure, dict):
         items = structure.items()
-    return [path, *(spot for key, below in items for spot in spots(below, (*path, key)))]
+    return [path, *(spot for key, below in items for spot in list_paths(below, (*path, key)))]
 
 
 @pytest.mark.parametrize("data", TREES.values(), ids=TREES)
@@ -320,14 +324,14 @@ def spots(structure: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 @settings(max_examples=400)
 @example(pick=3, value={})
 def test_read_changed_json_raises_or_returns_collection(data: bytes, pick: int, value: Any) -> None:
-    storage, structure = parts(data)
-    choices = spots(structure)[1:]
-    put(structure, choices[pick % len(choices)], value)
+    storage, structure = split_file(data)
+    choices = list_paths(structure)[1:]
+    replace_at(structure, choices[pick % len(choices)], value)
     try:
-        tree = read_buffer(join(storage, structure))
+        tree = read_buffer(join_file(storage, structure))
     except (FormatError, MissingPluginError):
         return
-    use(tree)
+    use_collection(tree)
 
 
 @pytest.mark.parametrize("name", [name for name in TREES if name != "plain"] + ["flat"])
@@ -337,8 +341,8 @@ def test_recv_changed_json_raises_or_writes_collection(name: str, pick: int, val
     tree = TensorDict({"a": torch.ones(2)}) if name == "flat" else read_buffer(TREES[name])
     message, parts = _wire.make_message(tree, True)
     header = json.loads(message.header)
-    choices = spots(header)[1:]
-    put(header, choices[pick % len(choices)], value)
+    choices = list_paths(header)[1:]
+    replace_at(header, choices[pick % len(choices)], value)
     try:
         found = _wire.assemble(
             _wire.parse_message(json.dumps(header).encode()),
@@ -346,17 +350,17 @@ def test_recv_changed_json_raises_or_writes_collection(name: str, pick: int, val
         )
     except (FormatError, MissingPluginError):
         return
-    use(found)
+    use_collection(found)
 
 
-JAGGED = whole(
+JAGGED = consolidate_to_bytes(
     TensorDict(
         {"j": torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(4, 3)], layout=torch.jagged)}, [2]
     )
 )
 
 
-RAGGED = whole(
+RAGGED = consolidate_to_bytes(
     TensorDict(
         {
             "j": torch.nested.nested_tensor_from_jagged(
@@ -381,12 +385,12 @@ RAGGED = whole(
 def test_read_jagged_rows_outside_values_raises(
     data: bytes, mark: str, numbers: list[int], tmp_path: Path
 ) -> None:
-    storage, structure = parts(data)
+    storage, structure = split_file(data)
     new = torch.tensor(numbers).numpy().tobytes()
     start = structure["leaves"][mark][2]
     changed = storage[:start] + new + storage[start + len(new) :]
     with pytest.raises(FormatError, match="rows of a jagged tensor lie outside of its 6 values"):
-        read(join(changed, structure), tmp_path)
+        read_file(join_file(changed, structure), tmp_path)
     message, (storage, *_) = _wire.make_message(read_buffer(data), True)
     storage[start : start + len(new)] = torch.tensor(numbers).view(torch.uint8)
     with pytest.raises(FormatError, match="a message is damaged: the rows of a jagged tensor"):
@@ -409,22 +413,22 @@ def test_read_jagged_rows_outside_values_raises(
     ],
 )
 def test_read_edited_jagged_tensor_raises(mark: str, at: int, value: Any, message: str) -> None:
-    storage, structure = parts(RAGGED)
-    put(structure, ("leaves", mark, at), value)
-    put(structure, ("cls_metadata", "batch_size"), [])
-    put(structure, ("cls_metadata", "names"), [])
+    storage, structure = split_file(RAGGED)
+    replace_at(structure, ("leaves", mark, at), value)
+    replace_at(structure, ("cls_metadata", "batch_size"), [])
+    replace_at(structure, ("cls_metadata", "names"), [])
     with pytest.raises(FormatError, match=message):
-        read_buffer(join(storage, structure))
+        read_buffer(join_file(storage, structure))
 
 
 def test_read_jagged_offsets_not_vector_raises(tmp_path: Path) -> None:
-    storage, structure = parts(JAGGED)
+    storage, structure = split_file(JAGGED)
     place = structure["leaves"]["<NJT_OFFSETS>j"]
     place[1], place[3] = [], place[2] + 8  # a number instead of a vector
     with pytest.raises(
         FormatError, match="is damaged: the offsets or lengths of a jagged tensor are not a vector"
     ):
-        read(join(storage, structure), tmp_path)
+        read_file(join_file(storage, structure), tmp_path)
 
 
 @pytest.mark.parametrize("header", [b"", b"{", b"[" * 100_000, b"\xff\xfe", b"[]", b"{}", b"null"])
@@ -445,27 +449,27 @@ def test_read_deep_nesting_raises_without_crash(tmp_path: Path) -> None:
     text, end = json.dumps(level).encode(), b"}"
     deep = (text[:-1] + b', "n": ') * 200_000 + text + end * 200_000
     with pytest.raises(FormatError, match="its structure is no JSON"):
-        read(join(b"", deep), tmp_path)
+        read_file(join_file(b"", deep), tmp_path)
 
 
 def test_check_partly_overlapping_leaves_raises(tmp_path: Path) -> None:
-    storage, structure = parts(PLAIN)
+    storage, structure = split_file(PLAIN)
     structure["leaves"]["c"] = structure["leaves"]["a"]
-    tied = read(join(storage, structure), tmp_path)
+    tied = read_file(join_file(storage, structure), tmp_path)
     tied["a"].zero_()
     assert tied["c"].sum() == 0
     structure["leaves"]["c"] = ["torch.float32", [2], 0, 8, 0]
     with pytest.raises(FormatError, match="leaves overlap: bytes 0 to 8 and 0 to 24"):
-        read(join(storage, structure), tmp_path)
+        read_file(join_file(storage, structure), tmp_path)
 
 
 def test_read_file_with_class_name_imports_nothing(tmp_path: Path) -> None:
     import sys
 
-    storage, structure = parts(PLAIN)
+    storage, structure = split_file(PLAIN)
     structure["cls"] = "<class 'antigravity.Point'>"
     with pytest.raises(FormatError, match="no installed package provides"):
-        read(join(storage, structure), tmp_path)
+        read_file(join_file(storage, structure), tmp_path)
     assert "antigravity" not in sys.modules
 
 
@@ -473,11 +477,11 @@ def test_read_file_with_dtype_name_imports_nothing(tmp_path: Path, monkeypatch: 
     asked: list[str] = []
     monkeypatch.setattr(torch, "__getattr__", asked.append, raising=False)
     with pytest.raises(FormatError, match=r"unknown dtype 'torch\._inductor_of_a_file'"):
-        read(edited(leaf("torch._inductor_of_a_file", [2, 3], 0, 24, 0)), tmp_path)
+        read_file(edit_structure(edit_leaf("torch._inductor_of_a_file", [2, 3], 0, 24, 0)), tmp_path)
     assert not asked
 
 
-def row(entries: Any, **changes: Any) -> dict[str, Any]:
+def make_node(entries: Any, **changes: Any) -> dict[str, Any]:
     return {
         "kind": "TensorDict",
         "meta": {"batch_size": []},
@@ -488,7 +492,7 @@ def row(entries: Any, **changes: Any) -> dict[str, Any]:
     }
 
 
-def places(count: int) -> list[Any]:
+def make_columns(count: int) -> list[Any]:
     """Return the JSON columns of a layout with this number of leaves."""
     return [["torch.float32"], [0] * count, [[1]] * count, [0] * count, [], 8]
 
@@ -496,26 +500,26 @@ def places(count: int) -> list[Any]:
 @pytest.mark.parametrize(
     ("nodes", "leaves", "message"),
     [
-        ([row([["a", 1], ["b", 1]]), row([])], 0, r"each node .* there are 2, found \[0, 1, 1\]"),
-        ([row([["a", [0]], ["b", [0]]])], 1, r"each leaf .* there are 1, found \[0, 0\]"),
-        ([row([["a", [-1]]])], 1, r"each leaf .* found \[-1\]"),
-        ([row([["a", [1]]])], 1, r"each leaf .* found \[1\]"),
-        ([row([["a", [False]]])], 1, r"each leaf .* found \[False\]"),
-        ([row([["a", 0]])], 0, r"each node .* found \[0, 0\]"),
-        ([row([]), row([])], 0, r"each node .* there are 2, found \[0\]"),
-        ([row([[1, [0]]])], 1, r"the keys of node 0 are not all strings, or not all different: \[1\]"),
-        ([row([["a", [0]], ["a", [1]]])], 2, r"not all different: \['a', 'a'\]"),
-        ([row([], values=[["data", 0]])], 0, r"each value .* there are 0, found \[0\]"),
-        ([row([], kind=None)], 0, "the root is of the kind None"),
-        ([row([], kind="Nope")], 0, "'Nope', which no installed package provides"),
+        ([make_node([["a", 1], ["b", 1]]), make_node([])], 0, r"each node .* there are 2, found \[0, 1, 1\]"),
+        ([make_node([["a", [0]], ["b", [0]]])], 1, r"each leaf .* there are 1, found \[0, 0\]"),
+        ([make_node([["a", [-1]]])], 1, r"each leaf .* found \[-1\]"),
+        ([make_node([["a", [1]]])], 1, r"each leaf .* found \[1\]"),
+        ([make_node([["a", [False]]])], 1, r"each leaf .* found \[False\]"),
+        ([make_node([["a", 0]])], 0, r"each node .* found \[0, 0\]"),
+        ([make_node([]), make_node([])], 0, r"each node .* there are 2, found \[0\]"),
+        ([make_node([[1, [0]]])], 1, r"the keys of node 0 are not all strings, or not all different: \[1\]"),
+        ([make_node([["a", [0]], ["a", [1]]])], 2, r"not all different: \['a', 'a'\]"),
+        ([make_node([], values=[["data", 0]])], 0, r"each value .* there are 0, found \[0\]"),
+        ([make_node([], kind=None)], 0, "the root is of the kind None"),
+        ([make_node([], kind="Nope")], 0, "'Nope', which no installed package provides"),
     ],
 )
 def test_check_tree_cycle_or_shared_node_raises(
     nodes: Any, leaves: int, message: str, tmp_path: Path
 ) -> None:
-    table = {"nodes": nodes, "leaves": places(leaves), "values": []}
+    table = {"nodes": nodes, "leaves": make_columns(leaves), "values": []}
     with pytest.raises(FormatError, match=message):
-        read(join(bytes(4), {"cls": "td:general", "td": table}), tmp_path)
+        read_file(join_file(bytes(4), {"cls": "td:general", "td": table}), tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -539,9 +543,9 @@ def test_check_tree_cycle_or_shared_node_raises(
     ],
 )
 def test_layout_from_damaged_columns_raises(at: int, value: Any, message: str) -> None:
-    table = places(2)
+    table = make_columns(2)
     table[at] = value
-    header = {"nodes": [row([["a", [0]], ["b", [1]]])], "leaves": table, "values": []}
+    header = {"nodes": [make_node([["a", [0]], ["b", [1]]])], "leaves": table, "values": []}
     with pytest.raises(FormatError, match=message):
         _wire.parse_message(json.dumps({**header, "together": True, "consolidated": False}).encode())
 

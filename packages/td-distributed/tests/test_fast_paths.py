@@ -24,23 +24,23 @@ from td_distributed import from_consolidated, storage_of
 HAS_TENSORCLASS = importlib.util.find_spec("td_tensorclass") is not None
 
 
-def jagged() -> torch.Tensor:
+def make_jagged() -> torch.Tensor:
     return torch.nested.nested_tensor([torch.ones(2, 3), torch.full((4, 3), 2.0)], layout=torch.jagged)
 
 
-def nested() -> Any:
+def make_nested() -> Any:
     return TensorDict({"a": torch.arange(6).view(2, 3), "n": {"b": torch.ones(2), "e": {}}}, batch_size=[2])
 
 
-def tied() -> Any:
+def make_tied() -> Any:
     weight = torch.arange(4.0)
     return TensorDict({"a": weight, "n": {"b": weight}, "c": weight.clone()})
 
 
 TREES: dict[str, Callable[[], Any]] = {
-    "nested": nested,
+    "nested": make_nested,
     "lazy": lambda: TensorDict.lazy_stack([TensorDict({"a": torch.full((i + 1,), i)}) for i in range(3)]),
-    "jagged": lambda: TensorDict({"n": jagged()}, [2]),
+    "jagged": lambda: TensorDict({"n": make_jagged()}, [2]),
     "large": lambda: TensorDict({"a": torch.arange(10_000.0), "b": torch.arange(10_000).view(100, 100).t()}),
     "slice": lambda: TensorDict({"a": torch.arange(100_000), "b": torch.ones(100_000, 2)}, [100_000])[7],
     "params": lambda: TensorDictParams(TensorDict({"w": torch.ones(3)})),
@@ -49,7 +49,7 @@ TREES: dict[str, Callable[[], Any]] = {
     "float8": lambda: TensorDict({"a": torch.ones(3).to(torch.float8_e5m2), "c": torch.ones(1) + 1j}),
     "conjugate": lambda: TensorDict({"c": torch.tensor([1 + 2j]).conj()}),
     "one element": lambda: TensorDict({"c": torch.arange(4.0)[1::2][:1]}),
-    "tied": tied,
+    "tied": make_tied,
 }
 if HAS_TENSORCLASS:
     from td_tensorclass import NonTensorStack
@@ -59,7 +59,7 @@ if HAS_TENSORCLASS:
     )
 
 
-def same(found: Any, wanted: Any) -> None:
+def assert_same(found: Any, wanted: Any) -> None:
     assert type(found) is type(wanted)
     assert found.batch_size == wanted.batch_size
     assert list(found.keys(True)) == list(wanted.keys(True))
@@ -73,17 +73,17 @@ def same(found: Any, wanted: Any) -> None:
         assert found["s"] == wanted["s"]
 
 
-def in_band(tree: Any, protocol: int) -> Any:
+def pickle_in_band(tree: Any, protocol: int) -> Any:
     return pickle.loads(pickle.dumps(tree, protocol))
 
 
-def out_of_band(tree: Any) -> Any:
+def pickle_out_of_band(tree: Any) -> Any:
     buffers: list[Any] = []
     data = pickle.dumps(tree, 5, buffer_callback=buffers.append)
     return pickle.loads(data, buffers=buffers)
 
 
-def torch_save(tree: Any) -> Any:
+def save_and_load(tree: Any) -> Any:
     file = io.BytesIO()
     torch.save(tree, file)
     file.seek(0)
@@ -91,8 +91,8 @@ def torch_save(tree: Any) -> Any:
 
 
 WAYS: dict[str, Callable[[Any], Any]] = {
-    **{f"protocol {n}": lambda tree, n=n: in_band(tree, n) for n in (2, 3, 4, 5)},
-    "out of band": out_of_band,
+    **{f"protocol {n}": lambda tree, n=n: pickle_in_band(tree, n) for n in (2, 3, 4, 5)},
+    "out of band": pickle_out_of_band,
     "between processes": lambda tree: pickle.loads(ForkingPickler.dumps(tree)),
 }
 
@@ -109,7 +109,7 @@ def test_pickle_consolidated_keeps_content(name: str, way: str, consolidated: bo
     if consolidated:
         tree = tree.consolidate()
     back = WAYS[way](tree)
-    same(back, tree)
+    assert_same(back, tree)
     assert back.is_locked == locked
     assert back.is_consolidated() == consolidated
     if consolidated:
@@ -135,14 +135,14 @@ def test_unpickle_consolidated_restores_locks_of_source(way: str) -> None:
     back["n", "d"] = torch.zeros(2)
     back["a"] = torch.zeros(2)
     assert not back.is_consolidated()
-    same(WAYS[way](back), back)
+    assert_same(WAYS[way](back), back)
     assert back.consolidate().is_consolidated()
 
 
 def test_torch_load_weights_only_keeps_content() -> None:
-    same(torch_save(nested()), nested())
-    back = torch_save(nested().consolidate())
-    same(back, nested())
+    assert_same(save_and_load(make_nested()), make_nested())
+    back = save_and_load(make_nested().consolidate())
+    assert_same(back, make_nested())
     assert back.is_consolidated()
 
 
@@ -185,7 +185,7 @@ def test_torch_load_hostile_file_raises(change: Any, message: str) -> None:
     change(nodes, places, data)
     call = function, (json.dumps([nodes, places]), [data], values, classes)
     with pytest.raises(FormatError, match=f"the pickle is damaged: .*{message}"):
-        torch_save(Calls(*call))
+        save_and_load(Calls(*call))
 
 
 def test_pickle_slice_contains_only_bytes_of_slice() -> None:
@@ -230,7 +230,7 @@ def test_unpickle_readonly_buffers_copies_unless_consolidated(consolidated: bool
     data = pickle.dumps(tree, 5, buffer_callback=buffers.append)
     frozen = [memoryview(bytes(skipped) + bytes(buffer))[skipped:] for buffer in buffers]
     back = pickle.loads(data, buffers=frozen)
-    same(back, tree)
+    assert_same(back, tree)
     starts = [np.frombuffer(buffer, np.uint8).ctypes.data for buffer in frozen]
     # Bytes that are not aligned cannot be viewed as the dtype, either.
     assert (back._leaves()[0].data_ptr() == starts[0]) == (consolidated and not skipped)
@@ -242,10 +242,10 @@ def test_unpickle_readonly_buffers_copies_unless_consolidated(consolidated: bool
 
 def test_unpickle_twice_returns_independent_leaves() -> None:
     for protocol in (3, 4, 5):
-        data = pickle.dumps(nested(), protocol)
+        data = pickle.dumps(make_nested(), protocol)
         first = pickle.loads(data)
         first["a"].zero_()
-        same(pickle.loads(data), nested())
+        assert_same(pickle.loads(data), make_nested())
 
 
 DOUBLE = """
@@ -263,7 +263,7 @@ def test_queue_between_processes_shares_memory(consolidated: bool) -> None:
     # A spawned process cannot import a test file, so it executes the source text in DOUBLE.
     process = context.Process(target=exec, args=(DOUBLE, {"queue": queue, "answer": answer}), daemon=True)
     process.start()
-    tree = nested()
+    tree = make_nested()
     tree = tree.consolidate() if consolidated else tree
     queue.put(tree)
     assert answer.get(timeout=60) == (True, consolidated)
@@ -273,15 +273,15 @@ def test_queue_between_processes_shares_memory(consolidated: bool) -> None:
 
 
 def test_clone_consolidated_shares_no_memory() -> None:
-    tree = nested().consolidate()
+    tree = make_nested().consolidate()
     copied = tree.clone()
     assert not copied.is_locked and not copied.is_consolidated()
     copied["a"].zero_()
-    same(tree, nested())
+    assert_same(tree, make_nested())
 
 
 def test_share_memory_consolidated_moves_storage() -> None:
-    tree = nested().consolidate().share_memory_()
+    tree = make_nested().consolidate().share_memory_()
     assert tree.is_shared() and tree.is_consolidated()
     assert storage_of(tree).is_shared()
 
@@ -289,33 +289,33 @@ def test_share_memory_consolidated_moves_storage() -> None:
 @pytest.mark.parametrize("shares", [False, True])
 def test_share_memory_of_mapped_file_shares_writes(tmp_path: Path, shares: bool) -> None:
     path = tmp_path / "file"
-    for tree in (nested().consolidate(path), from_consolidated(path)):
+    for tree in (make_nested().consolidate(path), from_consolidated(path)):
         if shares:
             tree.share_memory_()
         other = pickle.loads(ForkingPickler.dumps(tree))
         other["a"].fill_(9)
         assert tree.is_shared() and tree["a"].unique().tolist() == [9]
-        same(from_consolidated(path), nested())
+        assert_same(from_consolidated(path), make_nested())
 
 
 def test_consolidate_again_returns_self() -> None:
-    tree = nested().consolidate()
+    tree = make_nested().consolidate()
     assert tree.consolidate() is tree
     assert tree.consolidate(share_memory=True) is not tree
 
 
 @pytest.mark.parametrize("number", [0, 1, 2])
 def test_update_from_any_storage_layout_equals_torch(number: int) -> None:
-    tree = nested().consolidate()
-    plain = nested() + 1
+    tree = make_nested().consolidate()
+    plain = make_nested() + 1
     source = [plain.consolidate(), plain.select("n", "a").consolidate(), plain][number]
     tree.update_(source)
-    same(tree, nested() + 1)
+    assert_same(tree, make_nested() + 1)
     assert tree.is_consolidated()
 
 
 def test_to_device_consolidated_copies_once() -> None:
-    tree = nested().consolidate()
+    tree = make_nested().consolidate()
     moved = tree.to("meta")
     assert moved.device == torch.device("meta") and moved["n"].device == torch.device("meta")
     assert {leaf.device.type for leaf in moved._leaves()} == {"meta"}
@@ -326,24 +326,24 @@ def test_to_device_consolidated_copies_once() -> None:
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 def test_consolidate_on_cuda_equals_cpu() -> None:
-    tree = nested().consolidate()
+    tree = make_nested().consolidate()
     pinned = tree.pin_memory()
     assert pinned.is_consolidated() and storage_of(pinned).is_pinned()
     moved = pinned.to("cuda")
     assert moved.is_consolidated() and moved.device.type == "cuda"
     assert storage_of(moved).device.type == "cuda"
-    same(moved.cpu(), tree)
+    assert_same(moved.cpu(), tree)
     copied = moved.clone()
     assert not copied.is_locked
-    same(copied.cpu(), tree)
-    target = (nested() - 1).consolidate()
+    assert_same(copied.cpu(), tree)
+    target = (make_nested() - 1).consolidate()
     target.update_(moved)
-    same(target, nested())
-    same(in_band(moved, 5).cpu(), tree)
-    assert storage_of(nested().consolidate(pin_memory=True)).is_pinned()
-    direct = nested().consolidate(device="cuda")
+    assert_same(target, make_nested())
+    assert_same(pickle_in_band(moved, 5).cpu(), tree)
+    assert storage_of(make_nested().consolidate(pin_memory=True)).is_pinned()
+    direct = make_nested().consolidate(device="cuda")
     assert direct.device == direct["a"].device and direct.device.type == "cuda"
-    same(direct.cpu(), tree)
+    assert_same(direct.cpu(), tree)
     assert (
         moved.pin_memory()["a"].device.type == "cuda"
     )  # a collection that is not consolidated behaves the same

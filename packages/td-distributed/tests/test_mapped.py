@@ -40,7 +40,7 @@ if HAS_TENSORCLASS:
     }
 
 
-def transmits(rank: int, name: str, folder: str, root: Any, how: str) -> Any:
+def send_and_record(rank: int, name: str, folder: str, root: Any, how: str) -> Any:
     """Send a collection, and return the messages that were sent."""
     tree = TREES[name]()
     if rank == 1:
@@ -81,14 +81,14 @@ def transmits(rank: int, name: str, folder: str, root: Any, how: str) -> Any:
 @pytest.mark.parametrize("name", TREES)
 def test_send_memmap_below_root_sends_only_path(two: Any, name: str, how: str, tmp_path: Path) -> None:
     folder = tmp_path / "deep" / "save"
-    sent, _ = two.run(transmits, name, str(folder), str(tmp_path), how)
+    sent, _ = two.run(send_and_record, name, str(folder), str(tmp_path), how)
     assert sent == ["question", "path"]
 
 
 @needs_memmap
 def test_send_memmap_root_with_non_utf8_name_sends_path(two: Any, tmp_path: Path) -> None:
     root = tmp_path / "\udcff"
-    sent, _ = two.run(transmits, "nested", str(root / "deep" / "save"), str(root), "recv")
+    sent, _ = two.run(send_and_record, "nested", str(root / "deep" / "save"), str(root), "recv")
     assert sent == ["question", "path"]
 
 
@@ -96,24 +96,24 @@ def test_send_memmap_root_with_non_utf8_name_sends_path(two: Any, tmp_path: Path
 @pytest.mark.parametrize("how", ["no root", "another root", "isend"])
 def test_send_memmap_outside_root_sends_bytes(two: Any, how: str, tmp_path: Path) -> None:
     roots = {"no root": None, "another root": str(tmp_path / "other"), "isend": str(tmp_path)}
-    sent, _ = two.run(transmits, "nested", str(tmp_path / "save"), roots[how], how)
+    sent, _ = two.run(send_and_record, "nested", str(tmp_path / "save"), roots[how], how)
     assert sent == (["bytes"] if how == "isend" else ["question", "bytes"])
 
 
-def takes_memory(tree: Any, folder: Path) -> None:
+def move_to_memory(tree: Any, folder: Path) -> None:
     tree["n", "b"].data = torch.full((2,), 5.0)
 
 
-def is_saved_over(tree: Any, folder: Path) -> None:
+def save_over(tree: Any, folder: Path) -> None:
     TREES["nested"]().apply(lambda leaf: leaf + 1).memmap(folder)
 
 
-def is_moved(tree: Any, folder: Path) -> None:
+def move_files(tree: Any, folder: Path) -> None:
     folder.rename(folder.with_name("elsewhere"))
 
 
 @needs_memmap
-@pytest.mark.parametrize("change", [takes_memory, is_saved_over, is_moved])
+@pytest.mark.parametrize("change", [move_to_memory, save_over, move_files])
 def test_send_memmap_replaced_files_sends_bytes(change: Any, tmp_path: Path) -> None:
     saved = TREES["nested"]().memmap(tmp_path / "save")
     assert _send_paths.get_folder(saved) == str(tmp_path / "save")
@@ -125,26 +125,26 @@ def test_send_memmap_replaced_files_sends_bytes(change: Any, tmp_path: Path) -> 
     assert _send_paths.get_folder(TREES["nested"]().memmap()) is None
 
 
-def gets_another_batch_size(tree: Any, folder: Path) -> None:
+def change_batch_size(tree: Any, folder: Path) -> None:
     tree.batch_size = []
 
 
-def has_a_level_of_another_batch_size(tree: Any, folder: Path) -> None:
+def change_batch_size_of_node(tree: Any, folder: Path) -> None:
     tree["n"].batch_size = [3, 2]
 
 
-def gets_names(tree: Any, folder: Path) -> None:
+def set_names(tree: Any, folder: Path) -> None:
     tree.names = ["x"]
 
 
-def has_a_level_elsewhere(tree: Any, folder: Path) -> None:
+def save_node_elsewhere(tree: Any, folder: Path) -> None:
     tree["n"].memmap_(folder.with_name("save elsewhere"), copy_existing=True)
 
 
 @needs_memmap
 @pytest.mark.parametrize(
     "change",
-    [gets_another_batch_size, has_a_level_of_another_batch_size, gets_names, has_a_level_elsewhere],
+    [change_batch_size, change_batch_size_of_node, set_names, save_node_elsewhere],
 )
 @pytest.mark.parametrize("loaded", [False, True])
 def test_send_memmap_changed_structure_sends_bytes(change: Any, loaded: bool, tmp_path: Path) -> None:
@@ -168,45 +168,45 @@ def test_send_memmap_every_kind_unchanged_sends_path(name: str, tmp_path: Path) 
         assert _send_paths.get_folder(each) == str(tmp_path / "save")
 
 
-def content(tree: Any) -> Any:
+def list_content(tree: Any) -> Any:
     encoded = encode(tree)
     return type(tree), encoded.values, [(leaf.dtype, leaf.tolist()) for leaf in encoded.leaves]
 
 
-def on_files(tree: Any) -> bool:
+def is_on_files(tree: Any) -> bool:
     return any(type(leaf).__name__ == "MemoryMappedTensor" for leaf in tree._leaves())
 
 
-def initialises(rank: int, name: str, folder: str, root: Any) -> Any:
+def receive_remote(rank: int, name: str, folder: str, root: Any) -> Any:
     """Return whether ``from_remote_init`` returns a memory-mapped collection."""
     if rank == 0:
         TREES[name]().memmap(folder).init_remote(1)
         TREES[name]().init_remote(1)
         return None
-    wanted = content(TREES[name]())
+    wanted = list_content(TREES[name]())
     found, plain = (TensorDict.from_remote_init(0, root=root) for _ in range(2))
-    assert content(found) == content(plain) == wanted
-    assert not on_files(plain)
+    assert list_content(found) == list_content(plain) == wanted
+    assert not is_on_files(plain)
     for leaf in found._leaves():
         leaf.zero_()
-    assert content(TensorDict.load_memmap(folder)) == wanted
-    return on_files(found)
+    assert list_content(TensorDict.load_memmap(folder)) == wanted
+    return is_on_files(found)
 
 
 @needs_memmap
 @pytest.mark.parametrize("name", TREES)
 def test_from_remote_init_below_root_maps_files(two: Any, name: str, tmp_path: Path) -> None:
-    assert two.run(initialises, name, str(tmp_path / "deep" / "save"), str(tmp_path)) == [None, True]
+    assert two.run(receive_remote, name, str(tmp_path / "deep" / "save"), str(tmp_path)) == [None, True]
 
 
 @needs_memmap
 @pytest.mark.parametrize("root", [None, "other"])
 def test_from_remote_init_outside_root_receives_bytes(two: Any, root: Any, tmp_path: Path) -> None:
     root = None if root is None else str(tmp_path / root)
-    assert two.run(initialises, "nested", str(tmp_path / "save"), root) == [None, False]
+    assert two.run(receive_remote, "nested", str(tmp_path / "save"), root) == [None, False]
 
 
-def names_to_nothing(rank: int, path: Any, root: Any, announced: int | None) -> Any:
+def send_hostile_path(rank: int, path: Any, root: Any, announced: int | None) -> Any:
     """Send a path like a hostile peer; return the error of the receiver."""
     if rank == 0:
         link = _remote._Link(None, 1, False, 0)
@@ -246,7 +246,7 @@ def names_to_nothing(rank: int, path: Any, root: Any, announced: int | None) -> 
 def test_from_remote_init_refused_path_raises(
     two: Any, path: Any, rooted: bool, announced: int | None, message: str, tmp_path: Path
 ) -> None:
-    assert message in two.run(names_to_nothing, path, str(tmp_path) if rooted else None, announced)[1]
+    assert message in two.run(send_hostile_path, path, str(tmp_path) if rooted else None, announced)[1]
 
 
 @pytest.mark.parametrize("length", [-1, (1 << 16) + 1, 1 << 62])
@@ -265,7 +265,7 @@ def test_from_remote_init_broadcast_with_root_raises() -> None:
         dist.destroy_process_group()
 
 
-def names(rank: int, path: Any, root: Any) -> Any:
+def send_unrequested_path(rank: int, path: Any, root: Any) -> Any:
     """Send a path that was not requested; return the error of the receiver and its collection afterwards."""
     if rank == 0:
         header = json.dumps({"path": path}).encode()
@@ -305,14 +305,14 @@ def test_load_received_path_outside_root_raises(two: Any, path: Any, message: st
         TensorDict({"a": torch.full((2,), 7.0)}).memmap(tmp_path / "outside")
     (tmp_path / "root" / "link").symlink_to(tmp_path / "outside")
     path = path.format(folder=tmp_path) if isinstance(path, str) else path
-    assert message in two.run(names, path, str(tmp_path / "root"))[1]
+    assert message in two.run(send_unrequested_path, path, str(tmp_path / "root"))[1]
 
 
 def test_recv_path_without_root_raises(two: Any, tmp_path: Path) -> None:
     message = (
         f"FormatError: the message names files at '{tmp_path}', but this process gave no root= to look below"
     )
-    assert two.run(names, str(tmp_path), None)[1] == message
+    assert two.run(send_unrequested_path, str(tmp_path), None)[1] == message
 
 
 @pytest.mark.skipif(HAS_MEMMAP, reason="td-memmap is installed")
@@ -321,7 +321,7 @@ def test_recv_path_without_td_memmap_raises(tmp_path: Path) -> None:
         _send_paths.load(tmp_path, "save")
 
 
-def mismatches(rank: int, folder: str) -> Any:
+def receive_other_structure(rank: int, folder: str) -> Any:
     if rank == 0:
         saved = TREES["nested"]().memmap(folder + "/save")
         saved.send(1)
@@ -340,7 +340,7 @@ def mismatches(rank: int, folder: str) -> Any:
 
 @needs_memmap
 def test_recv_path_other_structure_raises(two: Any, tmp_path: Path) -> None:
-    assert two.run(mismatches, str(tmp_path))[1] == (
+    assert two.run(receive_other_structure, str(tmp_path))[1] == (
         "cannot receive: key ('n', 'b') is torch.float32 of shape [3] here, torch.float32 of shape [2] in the message; "
         "nothing was changed"
     )

@@ -21,26 +21,26 @@ HAS_TENSORCLASS = importlib.util.find_spec("td_tensorclass") is not None
 NAMES = sorted(path.name.removesuffix(".expected.json") for path in FIXTURES.glob("*.expected.json"))
 
 
-def expected(name: str) -> Any:
+def load_expected(name: str) -> Any:
     return json.loads((FIXTURES / f"{name}.expected.json").read_text())
 
 
-def needs_tensorclass(tree: Any) -> bool:
+def has_tensorclass_entries(tree: Any) -> bool:
     if isinstance(tree, list):
-        return any(map(needs_tensorclass, tree))
+        return any(map(has_tensorclass_entries, tree))
     if not isinstance(tree, dict):
         return False
     return tree.get("kind") in ("tensorclass", "non_tensor", "non_tensor_stack") or any(
-        map(needs_tensorclass, tree.values())
+        map(has_tensorclass_entries, tree.values())
     )
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_from_consolidated_tensordict_file_returns_content(name: str, request: pytest.FixtureRequest) -> None:
-    tree = expected(name)["tree"]
-    if needs_tensorclass(tree):
+    tree = load_expected(name)["tree"]
+    if has_tensorclass_entries(tree):
         request.getfixturevalue("fixture_classes")
-    check(TensorDict.from_consolidated(FIXTURES / f"{name}.bin"), tree, name)
+    assert_matches(TensorDict.from_consolidated(FIXTURES / f"{name}.bin"), tree, name)
 
 
 def test_from_consolidated_locked_file_is_locked() -> None:
@@ -102,36 +102,36 @@ def test_from_consolidated_missing_package_raises_naming_it() -> None:
         TensorDict.from_consolidated(FIXTURES / "non_tensor.bin")
 
 
-def check(found: Any, tree: dict[str, Any], where: str) -> None:
+def assert_matches(found: Any, tree: dict[str, Any], where: str) -> None:
     kind = tree["kind"]
     if kind == "tensor":
         assert list(found.shape) == tree["shape"], where
         assert str(found.dtype) == f"torch.{tree['dtype']}", where
-        assert digest(found) == tree["sha256"], where
+        assert compute_digest(found) == tree["sha256"], where
     elif kind == "nested_tensor":
         assert [list(part.shape) for part in found.unbind()] == [
             part["shape"] for part in tree["components"]
         ], where
-        assert [digest(part) for part in found.unbind()] == [part["sha256"] for part in tree["components"]], (
-            where
-        )
+        assert [compute_digest(part) for part in found.unbind()] == [
+            part["sha256"] for part in tree["components"]
+        ], where
         assert found._ragged_idx == tree["ragged_idx"], where
     elif kind == "none":
         assert found is None, where
     elif kind == "non_tensor":
-        same_value(getattr(found, "data", found), tree["value"], where)
+        assert_value_matches(getattr(found, "data", found), tree["value"], where)
     elif kind == "non_tensor_stack":
         assert list(found.batch_size) == tree["batch_size"], where
-        same_value(found.tolist(), tree["value"], where)
+        assert_value_matches(found.tolist(), tree["value"], where)
     elif kind == "lazy_stack":
         assert found.stack_dim == tree["stack_dim"], where
         for i, (member, below) in enumerate(zip(found.tensordicts, tree["members"], strict=True)):
-            check(member, below, f"{where}/{i}")
+            assert_matches(member, below, f"{where}/{i}")
     else:
-        check_mapping(found, tree, where)
+        assert_mapping_matches(found, tree, where)
 
 
-def check_mapping(found: Any, tree: dict[str, Any], where: str) -> None:
+def assert_mapping_matches(found: Any, tree: dict[str, Any], where: str) -> None:
     assert list(found.batch_size) == tree["batch_size"], where
     assert str(found.device) == str(tree["device"]), where
     if tree["names"] is not None:
@@ -143,29 +143,31 @@ def check_mapping(found: Any, tree: dict[str, Any], where: str) -> None:
         assert set(found.keys()) == set(tree["entries"]), where
     for key, below in tree["entries"].items():
         value = getattr(found, key) if below["kind"] == "none" else found.get(key)
-        check(value, below, f"{where}/{key}")
+        assert_matches(value, below, f"{where}/{key}")
 
 
-def digest(leaf: Tensor) -> str:
+def compute_digest(leaf: Tensor) -> str:
     if not leaf.numel():
         return hashlib.sha256(b"").hexdigest()
     plain = leaf.detach().contiguous().reshape(-1).view(torch.uint8)
     return hashlib.sha256(plain.numpy().tobytes()).hexdigest()
 
 
-def same_value(found: Any, spec: Any, where: str) -> None:
+def assert_value_matches(found: Any, spec: Any, where: str) -> None:
     if "json" in spec:
         assert found == spec["json"] and type(found) is type(spec["json"]), where
     elif "list" in spec or "tuple" in spec:
         items = spec.get("list", spec.get("tuple"))
         assert isinstance(found, (list, tuple)) and len(found) == len(items), where
         for i, (one, other) in enumerate(zip(found, items, strict=True)):
-            same_value(one, other, f"{where}[{i}]")
+            assert_value_matches(one, other, f"{where}[{i}]")
     elif "dict" in spec:
         pairs = spec["dict"].items() if isinstance(spec["dict"], dict) else spec["dict"]
         assert len(found) == len(pairs), where
         for key, value in pairs:
-            same_value(found[key["json"] if isinstance(key, dict) else key], value, f"{where}[{key!r}]")
+            assert_value_matches(
+                found[key["json"] if isinstance(key, dict) else key], value, f"{where}[{key!r}]"
+            )
     else:
         wanted = float(spec["float"])
         assert found == wanted or (math.isnan(found) and math.isnan(wanted)), where

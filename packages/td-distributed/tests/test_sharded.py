@@ -14,36 +14,36 @@ from td_core import TensorDict, TensorDictParams
 pytest.importorskip("torch.distributed.tensor", reason="this torch has no public DTensor")
 
 
-def mesh() -> Any:
+def make_mesh() -> Any:
     from torch.distributed.device_mesh import init_device_mesh
 
     return init_device_mesh("cpu", (dist.get_world_size(),))
 
 
-def model() -> Any:
+def make_model() -> Any:
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(8, 4), nn.Linear(4, 2))
 
 
-def whole(tree: Any) -> list[torch.Tensor]:
+def gather_leaves(tree: Any) -> list[torch.Tensor]:
     return [leaf.full_tensor() if hasattr(leaf, "full_tensor") else leaf for leaf in tree._leaves()]
 
 
-def kinds(tree: Any) -> set[str]:
+def list_leaf_classes(tree: Any) -> set[str]:
     return {type(leaf).__name__ for leaf in tree._leaves()}
 
 
-def close(found: list[torch.Tensor], wanted: list[torch.Tensor]) -> None:
+def assert_all_close(found: list[torch.Tensor], wanted: list[torch.Tensor]) -> None:
     for one, other in zip(found, wanted, strict=True):
         torch.testing.assert_close(one, other)
 
 
-def computes(rank: int) -> None:
+def apply_operations(rank: int) -> None:
     from torch.distributed.tensor import Shard, distribute_tensor
 
     full = torch.arange(24.0).view(8, 3)
     plain = TensorDict({"w": full, "n": {"b": torch.ones(8)}}, batch_size=[8])
-    tree = plain.replace({"w": distribute_tensor(full, mesh(), [Shard(0)])})
+    tree = plain.replace({"w": distribute_tensor(full, make_mesh(), [Shard(0)])})
     for change in (
         lambda td: td.clone(),
         lambda td: td * 2 + 1,
@@ -57,23 +57,23 @@ def computes(rank: int) -> None:
         lambda td: td.clone().zero_().load_state_dict(td.state_dict(flatten=False)),
     ):
         result = change(tree)
-        assert kinds(result) == {"DTensor", "Tensor"}
-        close(whole(result), whole(change(plain)))
+        assert list_leaf_classes(result) == {"DTensor", "Tensor"}
+        assert_all_close(gather_leaves(result), gather_leaves(change(plain)))
 
 
 def test_every_operation_on_dtensor_leaf_keeps_dtensor(two: Any) -> None:
-    assert two.run(computes) == [None, None]
+    assert two.run(apply_operations) == [None, None]
 
 
-def swaps(rank: int) -> None:
+def swap_parameters(rank: int) -> None:
     from torch.distributed.tensor import Replicate, distribute_module, distribute_tensor
 
-    module = distribute_module(model(), mesh())
-    inputs = distribute_tensor(torch.ones(3, 8), mesh(), [Replicate()])
+    module = distribute_module(make_model(), make_mesh())
+    inputs = distribute_tensor(torch.ones(3, 8), make_mesh(), [Replicate()])
     held = list(module.parameters())
     params = TensorDict.from_module(module)
-    assert kinds(params) == {"DTensor"}
-    wanted = model()(torch.ones(3, 8))
+    assert list_leaf_classes(params) == {"DTensor"}
+    wanted = make_model()(torch.ones(3, 8))
     zeros = params.data.clone().zero_()
     for options in ({}, {"inplace": True}, {"use_state_dict": True}):
         with zeros.to_module(module, **options):
@@ -83,29 +83,29 @@ def swaps(rank: int) -> None:
 
 
 def test_module_with_dtensor_parameters_round_trips(two: Any) -> None:
-    assert two.run(swaps) == [None, None]
+    assert two.run(swap_parameters) == [None, None]
 
 
-def trains(rank: int) -> Any:
+def train_module(rank: int) -> Any:
     from torch.distributed.fsdp import fully_shard
 
-    module, plain = model(), model()
-    fully_shard(module[0], mesh=mesh())
-    fully_shard(module, mesh=mesh())
+    module, plain = make_model(), make_model()
+    fully_shard(module[0], mesh=make_mesh())
+    fully_shard(module, mesh=make_mesh())
     params, other = TensorDict.from_module(module), TensorDict.from_module(plain)
-    assert kinds(params) == {"DTensor"}
+    assert list_leaf_classes(params) == {"DTensor"}
     inputs = torch.arange(24.0).view(3, 8)
     for _ in range(2):
         for network, leaves in ((module, params), (plain, other)):
             network.zero_grad()
             network(inputs).square().mean().backward()
             leaves.data.sub_(leaves.grad * 1e-3)
-    close(whole(params.data), whole(other.data))
+    assert_all_close(gather_leaves(params.data), gather_leaves(other.data))
 
     # After a forward pass the outermost module holds unsharded parameters; saving needs the sharded ones.
     module(inputs)
-    assert kinds(TensorDict.from_module(module)) == {"DTensor"}
-    assert kinds(TensorDict.from_module(module, use_state_dict=True)) == {"DTensor"}
+    assert list_leaf_classes(TensorDict.from_module(module)) == {"DTensor"}
+    assert list_leaf_classes(TensorDict.from_module(module, use_state_dict=True)) == {"DTensor"}
     module(inputs)
     with params.data.clone().zero_().to_module(module, use_state_dict=True):
         assert not module(inputs).any()
@@ -126,7 +126,7 @@ def test_from_module_fully_shard_keeps_dtensors(two: Any) -> None:
         "StructureError: FSDPSequential is under fully_shard, which keeps its parameters elsewhere too: call "
         "to_module() with use_state_dict=True"
     )
-    assert two.run(trains) == [message] * 2
+    assert two.run(train_module) == [message] * 2
 
 
 class Scaled(nn.Module):
@@ -134,20 +134,20 @@ class Scaled(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.linear = model()
+        self.linear = make_model()
         self.p = TensorDictParams(TensorDict({"w": torch.ones(2), "n": {"b": torch.zeros(2)}}))
 
     def forward(self, inputs: Any) -> Any:
         return TensorDict({"y": self.linear(inputs["x"]) * self.p["w"] + self.p["n", "b"]})
 
 
-def trains_a_collection(rank: int) -> None:
+def train_collection(rank: int) -> None:
     from torch.distributed.fsdp import fully_shard
 
     module, plain = Scaled(), Scaled()
-    fully_shard(module.linear, mesh=mesh())
-    fully_shard(module, mesh=mesh())
-    assert kinds(module.p) == {"DTensor"}
+    fully_shard(module.linear, mesh=make_mesh())
+    fully_shard(module, mesh=make_mesh())
+    assert list_leaf_classes(module.p) == {"DTensor"}
     inputs = TensorDict({"x": torch.arange(24.0).view(3, 8)})
     for network in (module, plain):
         optimizer = torch.optim.Adam(network.parameters(), lr=0.1)
@@ -157,19 +157,23 @@ def trains_a_collection(rank: int) -> None:
             optimizer.step()
     state = module.state_dict()
     assert list(state) == list(plain.state_dict()) and type(state["p.n.b"]).__name__ == "DTensor"
-    close(whole(TensorDict.from_module(module)), whole(TensorDict.from_module(plain)))
+    assert_all_close(
+        gather_leaves(TensorDict.from_module(module)), gather_leaves(TensorDict.from_module(plain))
+    )
 
 
 def test_tensordict_params_fully_shard_keeps_dtensors(two: Any) -> None:
     if not hasattr(pytest.importorskip("torch.distributed.fsdp"), "fully_shard"):
         pytest.skip("needs torch 2.6")
-    assert two.run(trains_a_collection) == [None, None]
+    assert two.run(train_collection) == [None, None]
 
 
-def refused(rank: int) -> Any:
+def catch_errors(rank: int) -> Any:
     from torch.distributed.tensor import Shard, distribute_tensor
 
-    tree = TensorDict({"a": torch.ones(2), "n": {"w": distribute_tensor(torch.ones(4), mesh(), [Shard(0)])}})
+    tree = TensorDict(
+        {"a": torch.ones(2), "n": {"w": distribute_tensor(torch.ones(4), make_mesh(), [Shard(0)])}}
+    )
     messages = []
     for call in (
         lambda: tree.consolidate(),
@@ -189,7 +193,7 @@ def refused(rank: int) -> Any:
 
 
 def test_consolidate_or_send_dtensor_raises_naming_key(two: Any) -> None:
-    for messages, received in zip(two.run(refused), ("", "key ('n', 'w')"), strict=True):
+    for messages, received in zip(two.run(catch_errors), ("", "key ('n', 'w')"), strict=True):
         *messages, last = messages
         for message in messages:
             assert (

@@ -48,7 +48,7 @@ class Cast(TensorClass, autocast=True):
     n: int = 1
 
 
-def point() -> Point:
+def make_point() -> Point:
     return Point(torch.arange(6.0).view(3, 2), batch_size=[3])
 
 
@@ -57,7 +57,7 @@ def write_tensor(p: Any) -> Any:
     return p
 
 
-def renamed(p: Any) -> Any:
+def rename_field(p: Any) -> Any:
     p.batch_size = [3]
     p.names = ["rows"]
     return p
@@ -96,18 +96,18 @@ PROGRAMS: dict[str, Callable[[Any], Any]] = {
     "set an unbatched tensor": lambda p: (
         TensorDict({"x": p.x}, [3]).set("u", UnbatchedTensor(torch.ones(4))) + 1
     ),
-    "write properties": lambda p: renamed(p.clone()),
+    "write properties": lambda p: rename_field(p.clone()),
     "apply to another batch size": lambda p: p.apply(torch.sum, batch_size=[]),
     "hasattr": lambda p: p if hasattr(p, "nothing") else p + 1,
 }
 
 
-def columns() -> TensorDict:
+def make_columns() -> TensorDict:
     values = NonTensorStack.from_list([["a", "b", "c"], ["d", "e", "f"]], 2)
     return TensorDict({"s": values, "x": torch.arange(6.0).view(2, 3)}, batch_size=[2, 3])
 
 
-def written(td: Any) -> Any:
+def write_elements(td: Any) -> Any:
     td = td.clone()
     td[0] = td[1]
     td[:, 1:][0, 0].update_({"s": "view"})
@@ -135,11 +135,11 @@ COLUMN_PROGRAMS: dict[str, Callable[[Any], list[Any]]] = {
     ],
     "repeated": lambda td: [td.expand(2, 2, 3), td.repeat(2, 1), td.repeat_interleave(2, 0)],
     "joined": lambda td: [torch.stack([td, td]), torch.cat([td, td], 1), TensorDict.lazy_stack([td, td])[0]],
-    "written": lambda td: [written(td), td.clone(), td + 1],
+    "written": lambda td: [write_elements(td), td.clone(), td + 1],
 }
 
 
-def same(a: Any, b: Any) -> None:
+def assert_same(a: Any, b: Any) -> None:
     assert type(a) is type(b)
     if isinstance(a, Tensor):
         assert a.equal(b)
@@ -161,14 +161,14 @@ def test_compile_tensorclass_is_one_graph(name: str) -> None:
     program = PROGRAMS[name]
     torch._dynamo.reset()
     compiled = torch.compile(program, fullgraph=True, backend="aot_eager")
-    same(compiled(point()), program(point()))
+    assert_same(compiled(make_point()), program(make_point()))
 
 
 def test_compile_locked_non_tensor_is_one_graph() -> None:
     torch._dynamo.reset()
     frozen = Frozen(torch.arange(3.0), batch_size=[3])
     compiled = torch.compile(lambda p: p.select("s"), fullgraph=True, backend="eager")
-    same(compiled(frozen), frozen.select("s"))
+    assert_same(compiled(frozen), frozen.select("s"))
 
 
 @pytest.mark.parametrize("name", COLUMN_PROGRAMS)
@@ -176,23 +176,23 @@ def test_compile_non_tensor_stack_is_one_graph(name: str) -> None:
     program = COLUMN_PROGRAMS[name]
     torch._dynamo.reset()
     compiled = torch.compile(program, fullgraph=True, backend="eager")
-    for result, wanted in zip(compiled(columns()), program(columns()), strict=True):
-        same(result, wanted)
+    for result, wanted in zip(compiled(make_columns()), program(make_columns()), strict=True):
+        assert_same(result, wanted)
 
 
 @pytest.mark.parametrize("name", COLUMN_PROGRAMS)
 def test_fake_tensor_mode_keeps_non_tensor_values(name: str) -> None:
     program = COLUMN_PROGRAMS[name]
     with FakeTensorMode():
-        results = program(columns())
-    for result, wanted in zip(results, program(columns()), strict=True):
+        results = program(make_columns())
+    for result, wanted in zip(results, program(make_columns()), strict=True):
         assert (result.batch_size, result["s"]) == (wanted.batch_size, wanted["s"])
 
 
 def test_compile_data_dependent_index_breaks_graph() -> None:
     torch._dynamo.reset()
     compiled = torch.compile(lambda td: td[torch.tensor([1, 0])] + 1, backend="eager")
-    same(compiled(columns()), columns()[torch.tensor([1, 0])] + 1)
+    assert_same(compiled(make_columns()), make_columns()[torch.tensor([1, 0])] + 1)
 
 
 def test_compile_other_batch_size_recompiles_once() -> None:
@@ -216,12 +216,12 @@ def test_vmap_tensorclass_keeps_class_and_non_tensor() -> None:
         seen.append((type(p), p.batch_size, p.s))
         return p * 2
 
-    result = torch.vmap(inside)(point())
+    result = torch.vmap(inside)(make_point())
     assert type(result) is Point
     assert seen == [(Point, (), "hi")]
     assert result.batch_size == (3,)
     assert result.s == "hi"
-    assert result.x.equal(point().x * 2)
+    assert result.x.equal(make_point().x * 2)
 
 
 def test_vmap_non_tensor_stack_keeps_values() -> None:
@@ -270,8 +270,8 @@ def test_export_tensorclass_argument_returns_tensorclass(strict: bool) -> None:
         def forward(self, p: Any) -> Any:
             return p * 2
 
-    program = torch.export.export(Model(), (point(),), strict=strict)
-    same(program.module()(point()), point() * 2)
+    program = torch.export.export(Model(), (make_point(),), strict=strict)
+    assert_same(program.module()(make_point()), make_point() * 2)
 
 
 @pytest.mark.parametrize(
@@ -292,10 +292,10 @@ def test_tree_map_non_tensor_keeps_dim_names(change: Any) -> None:
 
 
 def test_tree_map_tensorclass_returns_tensorclass() -> None:
-    result = torch.utils._pytree.tree_map(lambda leaf: leaf + 1, point())
+    result = torch.utils._pytree.tree_map(lambda leaf: leaf + 1, make_point())
     assert type(result) is Point
     assert result.s == "hi"
-    assert result.x.equal(point().x + 1)
+    assert result.x.equal(make_point().x + 1)
 
 
 def test_compile_set_list_to_stack_false_keeps_list() -> None:

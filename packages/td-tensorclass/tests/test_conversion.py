@@ -98,29 +98,34 @@ class Outer(TensorClass):
     y: Any = None
 
 
-def legacy(entries: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
+def make_legacy_state(entries: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
     """Build the state dict of a tensorclass as tensordict 0.1 to 0.11 wrote it."""
     level = OrderedDict(entries, __batch_size=torch.Size([3]), __device=None)
     return {"_tensordict": level, "_non_tensordict": values}
 
 
-def value(data: Any, **more: Any) -> dict[str, Any]:
+def make_legacy_value(data: Any, **more: Any) -> dict[str, Any]:
     """Build the state dict entry of a value in a tensorclass as tensordict 0.5 to 0.11 wrote it."""
-    return legacy({}, {"data": data, "_metadata": None, **more})
+    return make_legacy_state({}, {"data": data, "_metadata": None, **more})
 
 
 STATES = {
-    "0.1": lambda x: legacy(
-        {"x": x, "inner": legacy({"a": x}, {"word": "deep"})}, {"tag": "hello", "y": None}
+    "0.1": lambda x: make_legacy_state(
+        {"x": x, "inner": make_legacy_state({"a": x}, {"word": "deep"})}, {"tag": "hello", "y": None}
     ),
-    "0.5": lambda x: legacy(
-        {"x": x, "inner": legacy({"a": x, "word": value("deep")}, {}), "tag": value("hello")}, {"y": None}
-    ),
-    "0.11": lambda x: legacy(
+    "0.5": lambda x: make_legacy_state(
         {
             "x": x,
-            "inner": legacy({"a": x, "word": value("deep", _is_non_tensor=True)}, {}),
-            "tag": value("hello", _is_non_tensor=True),
+            "inner": make_legacy_state({"a": x, "word": make_legacy_value("deep")}, {}),
+            "tag": make_legacy_value("hello"),
+        },
+        {"y": None},
+    ),
+    "0.11": lambda x: make_legacy_state(
+        {
+            "x": x,
+            "inner": make_legacy_state({"a": x, "word": make_legacy_value("deep", _is_non_tensor=True)}, {}),
+            "tag": make_legacy_value("hello", _is_non_tensor=True),
         },
         {"y": None},
     ),

@@ -65,26 +65,28 @@ class Sample(TensorClass):
     mask: torch.Tensor | None = None
 
 
-def sample(note: str | None = None, size: tuple[int, ...] = ()) -> Sample:
+def make_sample(note: str | None = None, size: tuple[int, ...] = ()) -> Sample:
     return Sample(x=torch.zeros(size), note=note, batch_size=size)
 
 
-def in_level(item: Sample) -> TensorDict:
+def nest_sample(item: Sample) -> TensorDict:
     return TensorDict({"s": item}, item.batch_size)
 
 
 JOINS = {
-    "stack": lambda: torch.stack([sample(), sample("a")]),
-    "stack, the other first": lambda: torch.stack([sample("a"), sample()]).flip(0),
-    "Sample.stack": lambda: Sample.stack([sample(), sample("a")]),
-    "cat": lambda: torch.cat([sample(None, (1,)), sample("a", (1,))]),
-    "maybe_dense_stack": lambda: maybe_dense_stack([sample(), sample("a")]),
-    "lazy_stack": lambda: lazy_stack([sample(), sample("a")]),
-    "default_collate": lambda: torch.utils.data.default_collate([sample(), sample("a")]),
-    "collate": lambda: collate([sample(), sample("a")]),
-    "below": lambda: torch.stack([in_level(sample()), in_level(sample("a"))])["s"],
-    "where": lambda: sample(None, (2,)).where(torch.tensor([True, False]), sample("a", (2,))),
-    "out": lambda: torch.stack([sample(), sample("a")], out=torch.stack([sample("b"), sample("c")])),
+    "stack": lambda: torch.stack([make_sample(), make_sample("a")]),
+    "stack, the other first": lambda: torch.stack([make_sample("a"), make_sample()]).flip(0),
+    "Sample.stack": lambda: Sample.stack([make_sample(), make_sample("a")]),
+    "cat": lambda: torch.cat([make_sample(None, (1,)), make_sample("a", (1,))]),
+    "maybe_dense_stack": lambda: maybe_dense_stack([make_sample(), make_sample("a")]),
+    "lazy_stack": lambda: lazy_stack([make_sample(), make_sample("a")]),
+    "default_collate": lambda: torch.utils.data.default_collate([make_sample(), make_sample("a")]),
+    "collate": lambda: collate([make_sample(), make_sample("a")]),
+    "below": lambda: torch.stack([nest_sample(make_sample()), nest_sample(make_sample("a"))])["s"],
+    "where": lambda: make_sample(None, (2,)).where(torch.tensor([True, False]), make_sample("a", (2,))),
+    "out": lambda: torch.stack(
+        [make_sample(), make_sample("a")], out=torch.stack([make_sample("b"), make_sample("c")])
+    ),
 }
 
 
@@ -97,17 +99,20 @@ def test_join_none_and_non_tensor_field_keeps_both(join: str) -> None:
 
 def test_join_none_and_non_tensor_stack_field_keeps_all() -> None:
     each = Sample(x=torch.zeros(2), note=NonTensorStack("a", "b"), batch_size=[2])
-    assert list(torch.cat([sample(None, (2,)), each]).note) == [None, None, "a", "b"]
-    assert [part.note for part in torch.stack([sample(None, (2,)), sample("a", (2,))])] == [None, "a"]
-    first = sample()
-    torch.stack([first, sample("a")])
+    assert list(torch.cat([make_sample(None, (2,)), each]).note) == [None, None, "a", "b"]
+    assert [part.note for part in torch.stack([make_sample(None, (2,)), make_sample("a", (2,))])] == [
+        None,
+        "a",
+    ]
+    first = make_sample()
+    torch.stack([first, make_sample("a")])
     assert "note" not in first._tensordict.keys()
 
 
 def test_stack_none_and_tensor_raises_naming_key() -> None:
     other = Sample(x=torch.zeros(()), mask=torch.zeros(()))
     with pytest.raises(KeyMismatchError, match=r"extra keys \['mask'\]"):
-        torch.stack([sample(), other])
+        torch.stack([make_sample(), other])
 
 
 class Doubling(TensorClass):

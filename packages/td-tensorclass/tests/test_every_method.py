@@ -46,7 +46,7 @@ class Nested(TensorClass):
 class Mixed(TensorClass):
     a: Tensor
     label: str
-    column: list
+    make_stack: list
 
 
 class Sparse(TensorClass):
@@ -61,26 +61,29 @@ class Decorated:
     b: Tensor = None
 
 
-def leaf(*tail: int) -> Tensor:
+def make_leaf(*tail: int) -> Tensor:
     # Elements between 0.1 and 0.9, where all tested functions are defined.
     return torch.rand(2, 3, *tail, generator=torch.Generator().manual_seed(len(tail))) * 0.8 + 0.1
 
 
-def column() -> NonTensorStack:
+def make_stack() -> NonTensorStack:
     return NonTensorStack.from_list([["p", "q", "r"], ["s", None, ("t",)]], 2)
 
 
 SORTS: dict[str, Callable[[], Any]] = {
-    "plain": lambda: Plain(leaf(), leaf(4), batch_size=[2, 3]),
-    "frozen": lambda: Frozen(leaf(), leaf(4), batch_size=[2, 3]),
-    "inherited": lambda: Child(leaf(), leaf(4), leaf(1), batch_size=[2, 3]),
+    "plain": lambda: Plain(make_leaf(), make_leaf(4), batch_size=[2, 3]),
+    "frozen": lambda: Frozen(make_leaf(), make_leaf(4), batch_size=[2, 3]),
+    "inherited": lambda: Child(make_leaf(), make_leaf(4), make_leaf(1), batch_size=[2, 3]),
     "nested": lambda: Nested(
-        leaf(), SORTS["plain"](), TensorDict({"x": {"y": leaf(5)}}, batch_size=[2, 3]), batch_size=[2, 3]
+        make_leaf(),
+        SORTS["plain"](),
+        TensorDict({"x": {"y": make_leaf(5)}}, batch_size=[2, 3]),
+        batch_size=[2, 3],
     ),
-    "non-tensor": lambda: Mixed(leaf(), "text", column(), batch_size=[2, 3]),
-    "None": lambda: Sparse(leaf(), batch_size=[2, 3]),
-    "decorated": lambda: Decorated(leaf(), leaf(4), batch_size=[2, 3]),
-    "named": lambda: Plain(leaf(), leaf(4), batch_size=[2, 3], names=["time", None]),
+    "non-tensor": lambda: Mixed(make_leaf(), "text", make_stack(), batch_size=[2, 3]),
+    "None": lambda: Sparse(make_leaf(), batch_size=[2, 3]),
+    "decorated": lambda: Decorated(make_leaf(), make_leaf(4), batch_size=[2, 3]),
+    "named": lambda: Plain(make_leaf(), make_leaf(4), batch_size=[2, 3], names=["time", None]),
 }
 
 MASK = torch.tensor([[True, False, True], [False, True, True]])
@@ -220,7 +223,7 @@ REFUSED: dict[tuple[str, str], type[Exception]] = {
 NAMES = sorted(name for name in dir(TensorCollection) if not name.startswith("_") and name not in ELSEWHERE)
 
 
-def run(node: Any, name: str) -> Any:
+def call_method(node: Any, name: str) -> Any:
     """Call a method or read a property. Return its result, or the error that it raises."""
     given = ARGUMENTS.get(name, ())
     try:
@@ -234,13 +237,13 @@ def run(node: Any, name: str) -> Any:
         return error
 
 
-def shown(value: Any) -> Any:
+def to_plain_objects(value: Any) -> Any:
     """Convert any result to plain Python objects, for comparison."""
     if isinstance(value, BaseException):
         bases = (KeyError, IndexError, TypeError, RuntimeError, ValueError)
         return ("error", next((base for base in bases if isinstance(value, base)), type(value)))
     if isinstance(value, TensorCollection) and not value._is_value:
-        entries = {key: shown(child) for key, child in value._children().items()}
+        entries = {key: to_plain_objects(child) for key, child in value._children().items()}
         return (tuple(value.batch_size), value.names, value.device, entries)
     if isinstance(value, TensorCollection):
         return (tuple(value.batch_size), value.tolist())
@@ -251,15 +254,15 @@ def shown(value: Any) -> Any:
     if isinstance(value, PackLayout):
         return (value.keys, value.shapes, value.dim)
     if isinstance(value, dict):
-        return {key: shown(item) for key, item in value.items() if item is not None}
+        return {key: to_plain_objects(item) for key, item in value.items() if item is not None}
     if hasattr(value, "_asdict"):
-        return shown(value._asdict())
+        return to_plain_objects(value._asdict())
     if isinstance(value, (list, tuple, set)):
-        return [shown(item) for item in value]
+        return [to_plain_objects(item) for item in value]
     if type(value).__name__.endswith("View") or type(value).__name__.startswith(
         ("Collection", "Level", "dict_")
     ):
-        return [shown(item) for item in value]
+        return [to_plain_objects(item) for item in value]
     return value
 
 
@@ -284,12 +287,12 @@ def test_every_method_of_tensorclass_equals_tensordict(sort: str, name: str) -> 
         plain.lock_()
     refused = REFUSED.get((sort, name)) or REFUSED.get(("any", name))
     if refused is not None:
-        assert isinstance(run(instance, name), refused)
+        assert isinstance(call_method(instance, name), refused)
         return
-    result, wanted = run(instance, name), run(plain, name)
-    assert shown(result) == shown(wanted), (result, wanted)
+    result, wanted = call_method(instance, name), call_method(plain, name)
+    assert to_plain_objects(result) == to_plain_objects(wanted), (result, wanted)
     # Some methods write in place, so compare the collections afterwards, too.
-    assert shown(instance._tensordict) == shown(plain)
+    assert to_plain_objects(instance._tensordict) == to_plain_objects(plain)
     if name not in LEAVES_THE_CLASS:
         check_class(result, wanted, type(instance))
     if wanted is plain:

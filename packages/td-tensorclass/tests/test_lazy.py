@@ -28,48 +28,48 @@ class Agent(TensorClass):
     name: str
 
 
-def sample(i: int) -> Sample:
+def make_sample(i: int) -> Sample:
     return Sample(torch.full((i + 1,), float(i)), f"caption {i}", torch.ones(i, 4) if i else None)
 
 
-def samples(*numbers: int) -> Sample:
-    return lazy_stack([sample(i) for i in numbers])
+def make_lazy_samples(*numbers: int) -> Sample:
+    return lazy_stack([make_sample(i) for i in numbers])
 
 
-def captions(stack: Sample) -> list[int]:
+def read_captions(stack: Sample) -> list[int]:
     return [int(caption.split()[1]) for caption in stack.caption]
 
 
 def test_append_insert_extend_lazy_stack_adds_members() -> None:
-    stack = samples(1, 2)
-    stack.append(sample(3))
-    stack.insert(0, sample(0))
-    stack.extend([sample(4)])
-    stack.extend(samples(5, 6))
-    assert captions(stack) == [0, 1, 2, 3, 4, 5, 6]
+    stack = make_lazy_samples(1, 2)
+    stack.append(make_sample(3))
+    stack.insert(0, make_sample(0))
+    stack.extend([make_sample(4)])
+    stack.extend(make_lazy_samples(5, 6))
+    assert read_captions(stack) == [0, 1, 2, 3, 4, 5, 6]
     assert stack.batch_size == (7,)
     with pytest.raises(StructureError, match="cannot join a Sample and a Other"):
         stack.append(Other(torch.zeros(1)))
     with pytest.raises(StructureError, match="only a lazy stack can be extended"):
-        torch.stack([sample(1), sample(1)]).append(sample(1))
+        torch.stack([make_sample(1), make_sample(1)]).append(make_sample(1))
 
 
 def test_lazy_stack_tensordicts_are_tensorclass_instances() -> None:
-    stack = samples(1, 2)
+    stack = make_lazy_samples(1, 2)
     assert stack.stack_dim == 0
     assert [type(member) for member in stack.tensordicts] == [Sample, Sample]
-    assert stack.tensordicts[1].image.equal(sample(2).image)
-    assert not hasattr(sample(1), "stack_dim")
-    assert not hasattr(sample(1), "tensordicts")
+    assert stack.tensordicts[1].image.equal(make_sample(2).image)
+    assert not hasattr(make_sample(1), "stack_dim")
+    assert not hasattr(make_sample(1), "tensordicts")
 
 
 def test_get_field_that_only_some_members_have_returns_list() -> None:
-    stack = samples(0, 2)
+    stack = make_lazy_samples(0, 2)
     for boxes in (stack.boxes, stack.get("boxes")):
         assert boxes[0] is None
         assert boxes[1].shape == (2, 4)
     assert stack[1].boxes.shape == (2, 4)
-    assert samples(0, 0).boxes is None
+    assert make_lazy_samples(0, 0).boxes is None
     stack.boxes = None
     assert stack.boxes is None
     assert stack[1].boxes is None
@@ -77,13 +77,13 @@ def test_get_field_that_only_some_members_have_returns_list() -> None:
 
 @pytest.mark.parametrize("index", [1, slice(1, None), [2, 0], torch.tensor([True, False, True]), (None, 1)])
 def test_index_lazy_stack_returns_tensorclass(index: object) -> None:
-    stack = samples(1, 2, 3)
+    stack = make_lazy_samples(1, 2, 3)
     wanted = torch.arange(1, 4)[index]
     found = stack[index]
     assert type(found) is Sample
     assert found.batch_size == wanted.shape
     for i, part in zip(wanted.flatten().tolist(), found.reshape(-1).unbind(0) if wanted.ndim else [found]):
-        assert (part.caption, part.image.tolist()) == (f"caption {i}", sample(i).image.tolist())
+        assert (part.caption, part.image.tolist()) == (f"caption {i}", make_sample(i).image.tolist())
 
 
 def test_lazy_stack_set_non_tensor_sets_every_member() -> None:
@@ -100,13 +100,13 @@ class Nested(TensorClass):
     below: TensorDict
 
 
-def nested() -> Nested:
+def make_nested() -> Nested:
     below = TensorDict({"x": torch.ones(2)}, [2])
     return lazy_stack([Nested(torch.zeros(2, 3), below, batch_size=[2]) for _ in range(3)])
 
 
 def test_flatten_keys_of_lazy_stack_is_plain_collection() -> None:
-    stack = nested()
+    stack = make_nested()
     with stack.flatten_keys() as flat:
         assert type(flat) is LazyStackedTensorDict
         assert list(flat.keys()) == ["image", "below.x"]
@@ -124,12 +124,12 @@ def test_flatten_keys_of_lazy_stack_is_plain_collection() -> None:
     ],
 )
 def test_operation_on_lazy_stack_keeps_tensorclass(operation) -> None:
-    assert type(operation(nested())) is Nested
+    assert type(operation(make_nested())) is Nested
 
 
 @pytest.mark.parametrize("size", [[], [2], [2, 2]])
 def test_set_batch_size_without_stack_dim_raises(size) -> None:
-    stack = nested()
+    stack = make_nested()
     with pytest.raises(BatchSizeError, match="does not fit a stack of 3 along dim 0: the stack dim stays"):
         stack.batch_size = size
     assert [member.batch_size for member in stack.tensordicts] == [(2,)] * 3
@@ -139,7 +139,7 @@ def test_set_batch_size_without_stack_dim_raises(size) -> None:
     "entry", [{("no field", "x"): torch.ones(3, 2)}, {"no field": {"x": torch.ones(3, 2)}}]
 )
 def test_update_unknown_field_changes_nothing(entry) -> None:
-    for stack in (nested(), torch.stack(list(nested().tensordicts))):
+    for stack in (make_nested(), torch.stack(list(make_nested().tensordicts))):
         with pytest.raises(UnknownFieldError, match="Nested has no field .*no field"):
             stack.update({"image": torch.ones(3, 2, 3), **entry})
         assert not stack.image.any()
@@ -166,7 +166,9 @@ def test_set_unknown_field_of_one_member_changes_none(change) -> None:
 
 
 def test_repr_entry_of_mixed_classes_lists_classes() -> None:
-    class_first = lazy_stack([TensorDict({"s": sample(1)}), TensorDict({"s": sample(1).to_tensordict()})])
+    class_first = lazy_stack(
+        [TensorDict({"s": make_sample(1)}), TensorDict({"s": make_sample(1).to_tensordict()})]
+    )
     assert "s: [Sample, TensorDict]" in repr(class_first)
 
 
@@ -204,7 +206,7 @@ def test_expand_as_tensorclass_keeps_class(nested) -> None:
     assert expanded.batch_size == found.batch_size == (3, 2)
 
 
-def leave_flat(stack) -> None:
+def write_to_flat_view(stack) -> None:
     with stack.view(-1) as flat:
         flat.set_("image" if isinstance(stack, Sample) else ("n", "image"), torch.ones(4))
 
@@ -214,7 +216,7 @@ def leave_flat(stack) -> None:
 @pytest.mark.parametrize(
     "write",
     [
-        leave_flat,
+        write_to_flat_view,
         lambda stack: stack.load_state_dict(stack.apply(torch.ones_like).state_dict()),
         lambda stack: stack.update_(stack.apply(torch.ones_like).to_tensordict()),
         lambda stack: stack.copy_(stack.apply(torch.ones_like).to_tensordict()),
@@ -281,14 +283,14 @@ def test_deepcopy_parameters_field_stays_parameters(copied) -> None:
 
 
 def test_append_to_lazy_stack_reads_no_members(monkeypatch: pytest.MonkeyPatch) -> None:
-    stack, more = samples(1), [sample(2), sample(0)]
+    stack, more = make_lazy_samples(1), [make_sample(2), make_sample(0)]
     with monkeypatch.context() as patch:
         patch.setattr(
             LazyStackedTensorDict, "_members_and_dim", None
         )  # calling it copies the list of members
         stack.append(more[0])
         stack.insert(0, more[1])
-    assert captions(stack) == [0, 1, 2]
+    assert read_captions(stack) == [0, 1, 2]
 
 
 def test_from_tensordict_uneven_stack_stays_lazy() -> None:

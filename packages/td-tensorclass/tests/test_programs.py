@@ -23,7 +23,7 @@ class Row(TensorClass):
     shared: Any = None
 
 
-def values_for(numbers: Tensor) -> Any:
+def make_values(numbers: Tensor) -> Any:
     """Build non-tensor data with one string per number."""
     if not numbers.ndim:
         return NonTensorData(f"v{numbers.item()}")
@@ -32,30 +32,35 @@ def values_for(numbers: Tensor) -> Any:
     )
 
 
-def dense(numbers: Tensor) -> TensorDict:
-    inner = TensorDict({"number": numbers, "value": values_for(numbers)}, batch_size=numbers.shape)
+def make_dense(numbers: Tensor) -> TensorDict:
+    inner = TensorDict({"number": numbers, "value": make_values(numbers)}, batch_size=numbers.shape)
     return TensorDict(
-        {"number": numbers, "value": values_for(numbers), "inner": inner, "shared": "s"},
+        {"number": numbers, "value": make_values(numbers), "inner": inner, "shared": "s"},
         batch_size=numbers.shape,
     )
 
 
-def lazy(numbers: Tensor) -> LazyStackedTensorDict:
-    return LazyStackedTensorDict(*[dense(part) for part in numbers.unbind(0)])
+def make_lazy(numbers: Tensor) -> LazyStackedTensorDict:
+    return LazyStackedTensorDict(*[make_dense(part) for part in numbers.unbind(0)])
 
 
-def tensorclass(numbers: Tensor) -> Row:
-    return Row(numbers, values_for(numbers), "s", batch_size=numbers.shape)
+def make_tensorclass(numbers: Tensor) -> Row:
+    return Row(numbers, make_values(numbers), "s", batch_size=numbers.shape)
 
 
-def lazy_tensorclass(numbers: Tensor) -> Row:
-    return Row.lazy_stack([tensorclass(part) for part in numbers.unbind(0)])
+def make_lazy_tensorclass(numbers: Tensor) -> Row:
+    return Row.lazy_stack([make_tensorclass(part) for part in numbers.unbind(0)])
 
 
-KINDS = {"dense": dense, "lazy": lazy, "tensorclass": tensorclass, "lazy tensorclass": lazy_tensorclass}
+KINDS = {
+    "dense": make_dense,
+    "lazy": make_lazy,
+    "tensorclass": make_tensorclass,
+    "lazy tensorclass": make_lazy_tensorclass,
+}
 
 
-def elements(column: Any, ndim: int) -> list[Any]:
+def list_elements(column: Any, ndim: int) -> list[Any]:
     """Return the values of non-tensor data, one per batch element, in C order."""
     found = [column.tolist()]
     for _ in range(ndim):
@@ -63,42 +68,42 @@ def elements(column: Any, ndim: int) -> list[Any]:
     return found
 
 
-def check(node: Any) -> None:
+def assert_values_match_numbers(node: Any) -> None:
     numbers = node.get("number")
     assert numbers.shape == node.batch_size
     # Read the node under the key, because reading the attribute returns the bare value.
     entries = node._tensordict if isinstance(node, Row) else node
-    assert elements(entries.get("value"), numbers.ndim) == [
+    assert list_elements(entries.get("value"), numbers.ndim) == [
         f"v{number}" for number in numbers.flatten().tolist()
     ]
     if "shared" in entries.keys():
-        assert set(elements(entries.get("shared"), numbers.ndim)) <= {"s"}
+        assert set(list_elements(entries.get("shared"), numbers.ndim)) <= {"s"}
     if "inner" in entries.keys():
-        check(entries["inner"])
+        assert_values_match_numbers(entries["inner"])
 
 
-def halves(draw: Callable[[Any], Any], size: int) -> Tensor:
+def draw_halves(draw: Callable[[Any], Any], size: int) -> Tensor:
     return torch.tensor(draw(st.lists(st.booleans(), min_size=size, max_size=size)), dtype=torch.bool)
 
 
-def positions(draw: Callable[[Any], Any], size: int) -> Tensor:
+def draw_positions(draw: Callable[[Any], Any], size: int) -> Tensor:
     return torch.tensor(draw(st.lists(st.integers(-size, size - 1), max_size=4)), dtype=torch.int64)
 
 
-def written(node: Any, draw: Callable[[Any], Any]) -> Any:
+def write_drawn(node: Any, draw: Callable[[Any], Any]) -> Any:
     node, source = node.clone(), draw(st.integers(0, len(node) - 1))
     node[draw(st.integers(0, len(node) - 1))] = node[source].clone()
     return node
 
 
-def gathered(node: Any, draw: Callable[[Any], Any]) -> Any:
+def gather_drawn(node: Any, draw: Callable[[Any], Any]) -> Any:
     size = node.batch_size
     flat = torch.tensor(draw(st.lists(st.integers(0, size[0] - 1), min_size=1, max_size=3)))
     return node.gather(0, flat.view(-1, *[1] * (len(size) - 1)).expand(-1, *size[1:]))
 
 
-def chosen(node: Any, draw: Callable[[Any], Any]) -> Any:
-    mask = halves(draw, node.numel()).view(node.batch_size)
+def choose_drawn(node: Any, draw: Callable[[Any], Any]) -> Any:
+    mask = draw_halves(draw, node.numel()).view(node.batch_size)
     return torch.where(mask, node, node.flip(0))
 
 
@@ -106,11 +111,13 @@ def chosen(node: Any, draw: Callable[[Any], Any]) -> Any:
 STEPS: dict[str, Callable[[Any, Callable[[Any], Any]], Any]] = {
     "int": lambda node, draw: node[draw(st.integers(0, len(node) - 1))],
     "slice": lambda node, draw: node[draw(st.integers(0, len(node) - 1)) :],
-    "mask": lambda node, draw: node[halves(draw, len(node))],
-    "positions": lambda node, draw: node[positions(draw, len(node))],
+    "mask": lambda node, draw: node[draw_halves(draw, len(node))],
+    "positions": lambda node, draw: node[draw_positions(draw, len(node))],
     "last dim": lambda node, draw: node[..., 0],
     "new dim": lambda node, draw: node[None],
-    "masked_select": lambda node, draw: node.masked_select(halves(draw, node.numel()).view(node.batch_size)),
+    "masked_select": lambda node, draw: node.masked_select(
+        draw_halves(draw, node.numel()).view(node.batch_size)
+    ),
     "flatten": lambda node, draw: node.reshape(-1),
     "unflatten": lambda node, draw: node.unflatten(0, (1, -1)),
     "permute": lambda node, draw: node.permute(*draw(st.permutations(range(node.batch_dims)))),
@@ -129,9 +136,9 @@ STEPS: dict[str, Callable[[Any, Callable[[Any], Any]], Any]] = {
     "stack": lambda node, draw: torch.stack([node, node.flip(0)], draw(st.integers(0, node.batch_dims))),
     "cat": lambda node, draw: torch.cat([node, node.flip(0)], draw(st.integers(0, node.batch_dims - 1))),
     "lazy_stack": lambda node, draw: type(node).lazy_stack([node, node.flip(0)]),
-    "gather": gathered,
-    "where": chosen,
-    "written": written,
+    "gather": gather_drawn,
+    "where": choose_drawn,
+    "written": write_drawn,
     "clone": lambda node, draw: node.clone(),
     "contiguous": lambda node, draw: node.contiguous(),
     "to": lambda node, draw: node.to("cpu"),
@@ -149,7 +156,7 @@ STEPS: dict[str, Callable[[Any, Callable[[Any], Any]], Any]] = {
 def test_random_shape_operations_move_values_like_leaves(kind: str, data: st.DataObject) -> None:
     shape = data.draw(st.lists(st.integers(1, 3), min_size=1, max_size=3))
     node = KINDS[kind](torch.arange(torch.Size(shape).numel()).view(shape))
-    check(node)
+    assert_values_match_numbers(node)
     for _ in range(data.draw(st.integers(1, 5))):
         if not node.batch_dims or not node.numel() or node.numel() > 100:
             break
@@ -158,4 +165,4 @@ def test_random_shape_operations_move_values_like_leaves(kind: str, data: st.Dat
         if not node.numel() and "number" not in node.keys():
             # A stack without members has no entries.
             break
-        check(node)
+        assert_values_match_numbers(node)

@@ -24,23 +24,23 @@ class Typed(TypedTensorDict):
     task: object = None
 
 
-def plain(task: Any) -> Any:
+def make_task(task: Any) -> Any:
     return TensorDict({"x": torch.zeros(4), "task": task}, [4])
 
 
 ITEMS = {
-    "TensorDict": plain,
-    "nested": lambda task: TensorDict({"n": plain(task)}, [4]),
+    "TensorDict": make_task,
+    "nested": lambda task: TensorDict({"n": make_task(task)}, [4]),
     "tensorclass": lambda task: Sample(x=torch.zeros(4), task=task, batch_size=[4]),
     "member": lambda task: TensorDict({"n": Sample(x=torch.zeros(4), task=task, batch_size=[4])}, [4]),
     "TypedTensorDict": lambda task: Typed(x=torch.zeros(4), task=task, batch_size=[4]),
     "NonTensorData": lambda task: NonTensorData(task, batch_size=[4]),
-    "one for each": lambda task: plain([f"{task} {i}" for i in range(4)]),
-    "of both kinds": lambda task: plain([task] * 4 if task == "push" else task),
+    "one for each": lambda task: make_task([f"{task} {i}" for i in range(4)]),
+    "of both kinds": lambda task: make_task([task] * 4 if task == "push" else task),
 }
 
 
-def shown(item: Any) -> Any:
+def read_task(item: Any) -> Any:
     """Return the value of the key "task" of an item; lists as their repr."""
     if isinstance(item, (NonTensorData, NonTensorStack)):
         value = item._unwrap()
@@ -51,7 +51,7 @@ def shown(item: Any) -> Any:
     return list(value) if isinstance(value, list) else value
 
 
-def _changed(stack: Any, write: Any) -> Any:
+def write_and_return(stack: Any, write: Any) -> Any:
     write(stack)
     return stack
 
@@ -92,10 +92,10 @@ ROUND_TRIPS = {
     "default_collate": lambda items: list(torch.utils.data.default_collate(items)),
     "out": lambda items: list(torch.stack(items, out=torch.stack(items[::-1]))),
     "update_": lambda items: list(
-        _changed(torch.stack(items[::-1]), lambda to: to.update_(torch.stack(items)))
+        write_and_return(torch.stack(items[::-1]), lambda to: to.update_(torch.stack(items)))
     ),
     "write each": lambda items: list(
-        _changed(torch.stack(items[::-1]), lambda to: [to.__setitem__(i, items[i]) for i in range(3)])
+        write_and_return(torch.stack(items[::-1]), lambda to: [to.__setitem__(i, items[i]) for i in range(3)])
     ),
 }
 
@@ -105,12 +105,12 @@ ROUND_TRIPS = {
 def test_index_stack_of_one_value_items_returns_items(trip: str, item: str) -> None:
     tasks = ("reach", "push", "walk")
     parts = ROUND_TRIPS[trip]([ITEMS[item](task) for task in tasks])
-    assert [shown(part) for part in parts] == [shown(ITEMS[item](task)) for task in tasks]
+    assert [read_task(part) for part in parts] == [read_task(ITEMS[item](task)) for task in tasks]
     assert {part.batch_size for part in parts} == {(4,)}
 
 
 def test_slice_stack_of_one_value_items_returns_lists() -> None:
-    stack = torch.stack([plain("reach"), plain("push")])
+    stack = torch.stack([make_task("reach"), make_task("push")])
     assert stack[1:]["task"] == [["push"] * 4]
     assert stack[:, 0]["task"] == ["reach", "push"]
     assert stack[1:, 0]["task"] == ["push"]
@@ -119,29 +119,29 @@ def test_slice_stack_of_one_value_items_returns_lists() -> None:
 
 
 def test_write_to_item_of_non_tensor_stack_changes_stack() -> None:
-    stack = torch.stack([plain("reach"), plain("push")])
-    stack[1].update_(plain("walk"))
+    stack = torch.stack([make_task("reach"), make_task("push")])
+    stack[1].update_(make_task("walk"))
     assert stack["task"] == [["reach"] * 4, ["walk"] * 4]
     assert stack[1]["task"] == "walk"
     part = stack[0]
-    part[2] = plain("run")[0]
+    part[2] = make_task("run")[0]
     assert part["task"] == ["reach", "reach", "run", "reach"]
     assert stack["task"] == [["reach", "reach", "run", "reach"], ["walk"] * 4]
     assert stack[0]["task"] == ["reach", "reach", "run", "reach"]
-    stack[0] = plain(["run"] * 4)
+    stack[0] = make_task(["run"] * 4)
     assert stack[0]["task"] == ["run"] * 4
-    stack[0] = plain("run")
+    stack[0] = make_task("run")
     assert stack[0]["task"] == "run"
 
 
 def test_write_to_item_of_item_changes_non_tensor_stack() -> None:
-    stack = torch.stack([plain("reach"), plain("push")])
+    stack = torch.stack([make_task("reach"), make_task("push")])
     stack[1][3].update_(TensorDict({"task": "last"}))
     assert stack["task"][1] == ["push", "push", "push", "last"]
     assert [each["task"] for each in stack[1].unbind(0)] == ["push", "push", "push", "last"]
 
 
-def record(shape: tuple[int, ...]) -> Any:
+def make_record(shape: tuple[int, ...]) -> Any:
     def names(at: str, sizes: tuple[int, ...]) -> Any:
         return [names(f"{at}{i}", sizes[1:]) for i in range(sizes[0])] if sizes else at
 
@@ -150,23 +150,23 @@ def record(shape: tuple[int, ...]) -> Any:
     return TensorDict({"x": x, "task": names("v", shape), "one": "of all"}, shape)
 
 
-def as_class(td: Any) -> Any:
+def to_tensorclass(td: Any) -> Any:
     return Sample(x=td["x"], task=td.get("task"), batch_size=td.batch_size)
 
 
 MAPPED = {
-    "TensorDict": record,
-    "nested": lambda shape: TensorDict({"n": record(shape)}, shape),
-    "tensorclass": lambda shape: as_class(record(shape)),
-    "member": lambda shape: TensorDict({"n": as_class(record(shape))}, shape),
-    "lazy stack along 0": lambda shape: lazy_stack(record(shape).unbind(0)),
-    "lazy stack along 1": lambda shape: lazy_stack(record(shape).unbind(1), 1),
-    "lazy stack of tensorclasses": lambda shape: lazy_stack(as_class(record(shape)).unbind(0)),
-    "lazy stack below": lambda shape: TensorDict({"n": lazy_stack(record(shape).unbind(0))}, shape),
+    "TensorDict": make_record,
+    "nested": lambda shape: TensorDict({"n": make_record(shape)}, shape),
+    "tensorclass": lambda shape: to_tensorclass(make_record(shape)),
+    "member": lambda shape: TensorDict({"n": to_tensorclass(make_record(shape))}, shape),
+    "lazy stack along 0": lambda shape: lazy_stack(make_record(shape).unbind(0)),
+    "lazy stack along 1": lambda shape: lazy_stack(make_record(shape).unbind(1), 1),
+    "lazy stack of tensorclasses": lambda shape: lazy_stack(to_tensorclass(make_record(shape)).unbind(0)),
+    "lazy stack below": lambda shape: TensorDict({"n": lazy_stack(make_record(shape).unbind(0))}, shape),
 }
 
 
-def tensor_of(td: Any) -> torch.Tensor:
+def read_tensor(td: Any) -> torch.Tensor:
     td = td["n"] if "n" in td.keys() else td
     return td.x if isinstance(td, Sample) else td["x"]
 
@@ -183,24 +183,24 @@ DIMS = [((2, 3), dim) for dim in (-2, -1, 0, 1)] + [
 @pytest.mark.parametrize("kind", MAPPED)
 def test_vmap_with_non_tensor_entries_equals_torch(kind: str, shape: tuple[int, ...], dim: int) -> None:
     data = MAPPED[kind](shape)
-    expected = tensor_of(data).movedim(dim % len(shape), 0)
+    expected = read_tensor(data).movedim(dim % len(shape), 0)
     sizes = []
 
     def double(each: Any) -> torch.Tensor:
         sizes.append(tuple(each.batch_size))
-        return tensor_of(each) * 2
+        return read_tensor(each) * 2
 
     assert torch.equal(torch.vmap(double, dim)(data), expected * 2)
     assert sizes == [expected.shape[1:-1]]
     assert torch.equal(torch.vmap(double, dim, chunk_size=1)(data), expected * 2)
-    noise = torch.vmap(lambda each: tensor_of(each) * 0 + torch.rand(4), dim, randomness="different")(data)
+    noise = torch.vmap(lambda each: read_tensor(each) * 0 + torch.rand(4), dim, randomness="different")(data)
     assert noise.shape == expected.shape and noise.unique().numel() > 4
     programs = [
-        lambda each: tensor_of(torch.stack([each, each])[1]),
-        lambda each: tensor_of(each.clone().unsqueeze(0).squeeze(0)),
-        lambda each: tensor_of(torch.stack(each.unbind(0))),
-        lambda each: tensor_of(each.reshape(-1).reshape(each.batch_size)),
-        lambda each: tensor_of(torch.cat([each, each])[: each.batch_size[0]]),
+        lambda each: read_tensor(torch.stack([each, each])[1]),
+        lambda each: read_tensor(each.clone().unsqueeze(0).squeeze(0)),
+        lambda each: read_tensor(torch.stack(each.unbind(0))),
+        lambda each: read_tensor(each.reshape(-1).reshape(each.batch_size)),
+        lambda each: read_tensor(torch.cat([each, each])[: each.batch_size[0]]),
     ]
     for program in programs:
         assert torch.equal(torch.vmap(program, dim)(data), expected)
@@ -211,20 +211,20 @@ def test_vmap_with_non_tensor_entries_equals_torch(kind: str, shape: tuple[int, 
 def test_vmap_returns_non_tensor_values_in_order(kind: str, shape: tuple[int, ...], dim: int) -> None:
     data, ndim = MAPPED[kind](shape), len(shape)
     for out in range(-ndim, ndim):
-        moved = record(shape).movedim(dim % ndim, out % ndim)
+        moved = make_record(shape).movedim(dim % ndim, out % ndim)
         result = torch.vmap(lambda each: each + 0, dim, out)(data)
-        assert torch.equal(tensor_of(result), moved["x"])
+        assert torch.equal(read_tensor(result), moved["x"])
         assert result.batch_size == moved.batch_size
-        assert shown(result) == list(moved["task"])
+        assert read_task(result) == list(moved["task"])
         stacked = torch.vmap(lambda each: torch.stack([each, each]), dim, out)(data)
-        assert shown(
+        assert read_task(
             torch.vmap(lambda each: torch.cat([each, each])[: each.batch_size[0]], dim, out)(data)
         ) == list(moved["task"])
         assert len(stacked.batch_size) == ndim + 1
 
 
 def test_nested_vmap_returns_non_tensor_values_in_order() -> None:
-    data = record((3, 3))
+    data = make_record((3, 3))
     for inner in (-1, 0):
         result = torch.vmap(torch.vmap(lambda each: each + 0, inner, inner), 1, 1)(data)
         assert result["task"] == data["task"]
@@ -233,7 +233,7 @@ def test_nested_vmap_returns_non_tensor_values_in_order() -> None:
 
 
 def test_vmap_in_dims_of_pytree_treats_collection_as_leaf() -> None:
-    data, other = record((2, 3)), torch.zeros(5, 3)
+    data, other = make_record((2, 3)), torch.zeros(5, 3)
     both = torch.vmap(lambda given: given["td"]["x"].sum() + given["x"], ({"td": -1, "x": -1},), -1)
     expected = data["x"].sum((0, 2)) + other
     assert torch.equal(both({"td": data, "x": other}), expected)
@@ -264,10 +264,10 @@ def test_vmap_chunk_size_joins_non_tensor_along_batch_dim() -> None:
 )
 def test_vmap_dims_outside_batch_raise(dims: tuple[int, int], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        torch.vmap(lambda td: td, *dims)(record((2, 3)))
+        torch.vmap(lambda td: td, *dims)(make_record((2, 3)))
 
 
 def test_read_non_tensor_stack_inside_vmap_raises() -> None:
     with pytest.raises(StructureError, match="vmap took a dim away"):
-        torch.vmap(lambda td: td["x"] + len(td["task"]))(record((2, 3)))
-    assert torch.vmap(lambda td: td["x"] + len(td["one"]))(record((2, 3))).shape == (2, 3, 4)
+        torch.vmap(lambda td: td["x"] + len(td["task"]))(make_record((2, 3)))
+    assert torch.vmap(lambda td: td["x"] + len(td["one"]))(make_record((2, 3))).shape == (2, 3, 4)
