@@ -44,7 +44,7 @@ def attempt(code):
 """
 
 CASES = {
-    "Loading a save in which somebody put a pickle": """
+    "Loading a save into which an attacker put a pickle": """
         class Attack:
             def __reduce__(self):
                 return Path.touch, (Path("attacked"),)
@@ -66,7 +66,7 @@ CASES = {
         found = load()["a"]
         print(f"loads with {int((found == 0).sum())} zeros; the file now has {os.stat('save/a.memmap').st_size} bytes")
         """,
-    "Loading a leaf whose file is a link to one elsewhere": """
+    "Loading a leaf whose file is a link to another file": """
         TensorDict(a=torch.ones(4)).memmap("save")
         Path("elsewhere").write_bytes(bytes(16))
         os.remove("save/a.memmap")
@@ -200,7 +200,7 @@ def measure(library: str) -> dict[str, str]:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary).resolve()
         found = {
-            "The process is killed while it saves over a save": killed(library, folder),
+            "The process is killed while it overwrites a save": killed(library, folder),
             "The disk is full": full_disk(library, folder),
             **dict(map(json.loads, output(command(library, EACH, json.dumps(cases)), folder))),
         }

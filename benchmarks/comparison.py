@@ -35,10 +35,10 @@ COMMANDS = {
 TEMPLATE = """\
 # How it compares
 
-Every figure on this page is printed by the command above it. `nox -s comparison` runs them all, with td {td} and
-tensordict {tensordict} in one environment, and writes the page. These are of
+The command above each table prints its figures. `nox -s comparison` runs all commands, with td {td} and
+tensordict {tensordict} in one environment, and writes this page. The machine has
 {machine}.
-Times depend on the machine; their ratios much less.
+Times depend on the machine; ratios of times depend on it much less.
 
 ## Import
 
@@ -55,14 +55,14 @@ does not load by itself. `import torch` takes {torch_ms:.0f} ms and {torch_mb:.0
 
 {size_table}
 
-Both need torch and numpy too.
+All packages also need torch and numpy.
 
 ## Operations
 
 {ops_command}
 
-A collection is what saves writing loops over a dict, so that loop, written by hand, is the measure. Each number is the
-geometric mean of the rows below.
+A collection replaces loops over a dict, so the times are compared with hand-written loops. Each number is the geometric mean
+over the rows of [Every operation](#every-operation).
 
 {ops_table}
 
@@ -70,10 +70,10 @@ geometric mean of the rows below.
 
 {io_command}
 
-Times are medians in ms, on a file system in memory, where no disk adds noise; *rows* is on disk. The floor of a save is one
-plain `write()` for each leaf; that of reading rows is indexing plain tensors in memory. *transformer* has 184 leaves and
-177 MB, *2000 small* has leaves of 1 kB, *rows* is a data set of 100,000 rows. Our saves are atomic, those of tensordict are
-not.
+Times are medians in ms, on a file system in memory, which avoids the noise of a disk; *rows* is on disk. The floor of a save
+is a plain `write()` per leaf; the floor of reading rows is indexing plain tensors in memory. *transformer* has 184 leaves and
+177 MB, *2000 small* has leaves of 1 kB, *rows* is a data set of 100,000 rows. Saves of td are atomic, saves of tensordict
+are not.
 
 {io_table}
 
@@ -85,7 +85,7 @@ not.
 
 ## Every operation
 
-Each cell is *our time / that of the loop* (lower is better), then *the time of tensordict / ours* (higher is better).
+Each cell is *time of td / time of the loop* (lower is better), then *time of tensordict / time of td* (higher is better).
 
 {rows_table}
 """
