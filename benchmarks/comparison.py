@@ -46,8 +46,8 @@ Times depend on the machine; ratios of times depend on it much less.
 
 {import_table}
 
-Heavy modules are those of `torch._dynamo`, `torch.distributed`, `torch.export` and `numpy.testing` that `import torch`
-does not load by itself. `import torch` takes {torch_ms:.0f} ms and {torch_mb:.0f} MB here.
+Heavy modules are modules of `torch._dynamo`, `torch.distributed`, `torch.export` and `numpy.testing` that `import torch`
+does not load. `import torch` takes {torch_ms:.0f} ms and {torch_mb:.0f} MB here.
 
 ## Installation
 
@@ -77,7 +77,7 @@ are not.
 
 {io_table}
 
-## What can go wrong
+## Failures
 
 {safety_command}
 
