@@ -125,7 +125,7 @@ class ConsolidatedBackend(StorageBackend):
         storage: 1-D uint8 tensor that all leaves are views of.
         filename: the file.
         memory: the ``UntypedStorage`` of ``storage``.
-        users: number of references to ``memory`` when the layout was last compared with that of the tensordict
+        users: number of references to ``memory`` when the layout was last compared with the layout of the tensordict
             wire; None before.
     """
 

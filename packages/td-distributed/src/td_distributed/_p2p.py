@@ -107,7 +107,7 @@ class Channel:
 class SendWork:
     """Handle of an asynchronous send, which keeps the sent bytes alive. Call ``wait()`` before the process ends.
 
-    gloo loses the connection if a ``Work`` object is freed before it completes, so a thread waits for dropped ones.
+    gloo loses the connection if a ``Work`` object is freed before it completes, so a thread waits for handles that are dropped.
 
     Attributes:
         work: the handle of torch.distributed.

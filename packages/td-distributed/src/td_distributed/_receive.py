@@ -107,8 +107,8 @@ class ReceiveTarget:
         """Copy the received storage into the leaves of the collection; :meth:`check` must have accepted the message.
 
         Raises:
-            StructureError: a leaf cannot be written in place, has other row lengths, or was replaced by one that
-                does not fit; the message names the first key. Nothing was written.
+            StructureError: a leaf cannot be written in place, has other row lengths, or was replaced by a leaf of
+                another shape or dtype; the message names the first key. Nothing was written.
         """
         if self._checked is None:
             # An earlier message with this header was checked, and both storages have the same layout: one copy suffices.

@@ -222,7 +222,7 @@ class Views:
 
 
 def join_pieces(layout: Layout, pieces: list[Pieces], like: Sequence[Tensor] = ()) -> list[Tensor]:
-    """Build leaves from their pieces; tied leaves become one tensor. The pieces are copies of ``like``, or untrusted."""
+    """Build leaves from pieces, tied ones as one tensor. Pieces that are not copies of the leaves ``like`` are untrusted."""
     known: dict[int, Tensor] = {}
     result = []
     for i, (leaf, parts) in enumerate(zip(layout.leaves, pieces, strict=True)):

@@ -300,7 +300,7 @@ class NonTensorDataBase(NonTensorNode, TensorCollection):
         return stack
 
     def _replace_value(self: SelfT, value: Any) -> SelfT:
-        """Write another value to this node, its views, and the storage of siblings."""
+        """Write another value to this node, to its views, and to the storage of the package that saved it."""
         places = self._places or (0,)
         self._owner()._store(self._cells, places, [value] * len(places))
         return self

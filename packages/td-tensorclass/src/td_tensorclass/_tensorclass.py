@@ -191,7 +191,7 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
 
     @classmethod
     def _wrap_stack(cls: type[SelfT], td: Any) -> SelfT:
-        # ``__post_init__`` already ran for the members.
+        # ``__post_init__`` already ran for the members, so it does not run for their stack.
         node = cls._wrap_unchecked(td)
         if cls._schema.options.frozen:
             lock_nodes(td)
@@ -615,7 +615,7 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
         for td in holders:
             td._del_child(name)
 
-    if not TYPE_CHECKING:  # hidden from type checkers, which could not report misspelt attributes otherwise
+    if not TYPE_CHECKING:  # without this, type checkers could not report misspelt attributes
 
         def __setattr__(self, name: str, value: Any) -> None:
             """Set a field or a settable property; raise UnknownFieldError for any other name."""
@@ -654,7 +654,7 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
                 self._tensordict = make_dense({}, torch.Size())
                 return self._tensordict
             if any(name in base.__dict__ for base in type(self).__mro__):
-                # A property raised AttributeError: read it again to raise the original error.
+                # A property raised AttributeError, so Python called __getattr__: read it again to raise the original error.
                 return object.__getattribute__(self, name)
             if torch.compiler.is_compiling():
                 # torch.compile traces hasattr() and getattr() with a default only for a plain AttributeError.

@@ -318,7 +318,7 @@ class NonTensorNode(ValueNode):
         Raises:
             LockedError: this node is locked, and neither ``inplace`` nor ``ignore_lock`` is True.
             StructureError: the source is not non-tensor data.
-            TypeError: other keyword arguments are passed, which would be entries.
+            TypeError: other keyword arguments are passed; this node has no entries to update.
 
         >>> from td_tensorclass import NonTensorData
         >>> NonTensorData("a").update(NonTensorData("b")).data
@@ -341,7 +341,7 @@ class NonTensorNode(ValueNode):
 
         Raises:
             StructureError: the source is not non-tensor data.
-            TypeError: other keyword arguments are passed, which would be entries.
+            TypeError: other keyword arguments are passed; this node has no entries to update.
 
         >>> from td_tensorclass import NonTensorData
         >>> NonTensorData("a").lock_().update_(NonTensorData("b")).data
