@@ -58,7 +58,7 @@ def test_memmap_full_disk_raises_with_key_and_path(
 
 
 @pytest.mark.parametrize("limit", [50_000, 2_000, 100, 30, 10, 0])
-def test_memmap_file_size_limit_raises(
+def test_memmap_over_file_size_limit_keeps_old_save(
     limit: int, prefix: Path, tmp_path: Path, make_tree: Any, read_value: Any, run_in_child: Any
 ) -> None:
     make_tree(1, more=True).memmap(prefix)
