@@ -1,4 +1,4 @@
-"""Extension of griffe: docstrings that doctest and reStructuredText readers know, as Markdown."""
+"""Extension of griffe that converts doctest examples and reStructuredText roles in docstrings to Markdown."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ ROLE = re.compile(r":\w+:`~?([^`]+)`")
 
 
 def markdown(text: str) -> str:
-    """Return a docstring with its examples fenced and its roles as code."""
+    """Convert the examples of a docstring to fenced code blocks, and its roles to code spans."""
     lines: list[str] = []
     fenced = False
     for line in ROLE.sub(r"`\1`", text).splitlines():
@@ -26,14 +26,14 @@ def markdown(text: str) -> str:
 
 
 class FenceExamples(griffe.Extension):
-    """Rewrites every docstring once it is read."""
+    """Extension that converts each docstring after griffe has read it."""
 
     def on_object(self, *, obj: griffe.Object, **kwargs: Any) -> None:
-        """Rewrite the docstring of one object."""
+        """Convert the docstring of an object that is not a module."""
         if obj.docstring is not None and not obj.is_module:
             obj.docstring.value = markdown(obj.docstring.value)
 
     def on_module_members(self, *, mod: griffe.Module, **kwargs: Any) -> None:
-        """Rewrite the docstring of a module, which it does not have yet when it is an object."""
+        """Convert the docstring of a module; ``on_object`` runs before griffe has read it."""
         if mod.docstring is not None:
             mod.docstring.value = markdown(mod.docstring.value)
