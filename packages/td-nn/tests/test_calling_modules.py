@@ -433,7 +433,7 @@ def test_wrapper_runs_hooks_of_wrapped_module():
         _ = outer.foo
 
 
-def test_call_partial_of_builtin_works():
+def test_call_partial_of_builtin_equals_torch():
     made = TensorDictModule(functools.partial(torch.add, alpha=2), ["x", "y"], ["z"])
     assert made(ONE, ONE) == 3
 

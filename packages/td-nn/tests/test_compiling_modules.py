@@ -233,7 +233,7 @@ def test_assign_keys_after_compile_takes_effect():
     assert compiled(td(w=-X))["p"].equal(1 - X)
 
 
-def test_compile_set_interaction_type_inside_works():
+def test_compile_set_interaction_type_inside_equals_eager():
     def read(x):
         with set_interaction_type("mean"):
             return x + (1 if interaction_type() == "mean" else 0)
@@ -345,14 +345,14 @@ class Sum(TensorDictModuleBase):
 
 @pytest.mark.parametrize("make", [linear, chain])
 @pytest.mark.parametrize("strict", [False, True])
-def test_export_dynamic_shapes_by_input_name_works(make, strict):
+def test_export_dynamic_shapes_by_input_name_equals_eager(make, strict):
     shapes = {"x": {0: torch.export.Dim("n")}}
     exported = export(make(), (), {"x": X}, dynamic_shapes=shapes, strict=strict)
     for size in (1, 5):
         same(exported(x=torch.ones(size, 3)), make()(torch.ones(size, 3)))
 
 
-def test_export_nested_input_by_keyword_works():
+def test_export_nested_input_by_keyword_equals_eager():
     n = torch.export.Dim("n")
     exported = export(Sum(), (), {"x": X, "n_k": X}, dynamic_shapes={"x": {0: n}, "n_k": {0: n}})
     assert exported(x=torch.ones(5, 3), n_k=torch.ones(5, 3)).shape == (5, 3)

@@ -144,13 +144,13 @@ def closures():
 
 
 @pytest.mark.parametrize("number", range(4))
-def test_deepcopy_closure_works(number):
+def test_deepcopy_closure_gives_same_result(number):
     module = closures()[number]
     assert copy.deepcopy(module)(TensorDict(x=ONE))["y"] == 4
 
 
 @pytest.mark.parametrize("number", range(4))
-def test_pickle_closure_with_cloudpickle_works(number):
+def test_pickle_closure_with_cloudpickle_gives_same_result(number):
     pytest.importorskip("cloudpickle")
     module = closures()[number]
     for copied in (by_pickle, by_torch_save):

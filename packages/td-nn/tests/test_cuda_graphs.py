@@ -218,7 +218,7 @@ def test_call_input_requires_grad_raises(call):
         call(CudaGraphModule(layer()), torch.ones(3, device=WHERE, requires_grad=True))
 
 
-def test_call_unread_entry_requires_grad_works():
+def test_call_unread_entry_requires_grad_returns_result():
     td = TensorDict(x=torch.ones(3, device=WHERE), z=torch.ones(3, device=WHERE, requires_grad=True))
     assert CudaGraphModule(layer())(td)["z"].requires_grad
 
@@ -348,7 +348,7 @@ def test_result_is_valid_after_wrapper_is_deleted():
 
 
 @CUDA
-def test_capture_while_gc_frees_wrapper_works():
+def test_capture_while_gc_frees_wrapper_gives_correct_result():
     class Holder:
         def __init__(self):
             self.step = CudaGraphModule(self.run)

@@ -183,7 +183,7 @@ def test_assign_keys_before_super_init_keeps_them():
     assert Early().select_out_keys()(TensorDict(x=ONE)).keys() == {"x"}
 
 
-def test_construct_subclass_with_abc_metaclass_and_new_works():
+def test_construct_subclass_with_abc_metaclass_keeps_keys():
     class Meta(abc.ABCMeta):
         pass
 
@@ -228,7 +228,7 @@ class Settable(ReadOnly):
 
 
 @pytest.mark.parametrize(("cls", "shown"), [(ReadOnly, ["y", "z"]), (Settable, ["z"])])
-def test_select_out_keys_of_property_keys_works(cls, shown):
+def test_select_out_keys_of_property_keys_keeps_selected(cls, shown):
     made = cls().select_out_keys("z")
     assert (made.out_keys, made.out_keys_source) == (shown, ["y", "z"])
     assert list(made(TensorDict(x=ONE)).keys()) == ["x", "z"]

@@ -99,7 +99,7 @@ def test_in_keys_contains_repeated_key_once():
     assert TensorDictSequential(add(["x", "x"], ["y"])).in_keys == ["x"]
 
 
-def test_compute_in_and_out_keys_works_without_instance():
+def test_compute_in_and_out_keys_without_instance_returns_keys():
     members = [add(["x"], ["h"]), add(["h"], ["y"])]
     assert TensorDictSequential._compute_in_and_out_keys(members) == (["x"], ["h", "y"])
 
@@ -364,7 +364,7 @@ def test_call_after_member_that_returns_none_raises():
     assert TensorDictSequential(lambda td: None)(TensorDict(x=ONE)) is None
 
 
-def test_call_subclass_without_super_init_of_sequence_works():
+def test_call_subclass_without_super_init_runs_members():
     class Plain(TensorDictSequential):
         def __init__(self, *modules):
             in_keys, out_keys = self._compute_in_and_out_keys(modules)

@@ -405,7 +405,7 @@ class Bare(ProbabilisticTensorDictSequential):
 
 
 @pytest.mark.parametrize("cls", [Between, Bare])
-def test_call_subclass_with_other_constructor_works(cls):
+def test_call_subclass_with_other_constructor_runs_members(cls):
     made = cls(net("x", "a"), prob("a"))
     assert (made(given())["a"] == X + 1).all()
     assert (made.get_dist(given()).loc == X + 1).all()

@@ -245,7 +245,7 @@ class CompositeDistribution(dist.Distribution):
         return TensorDict(values, batch_size=size), self._lay_out(scores, size)
 
     def draw_and_score(self, method: str, shape: torch.Size) -> tuple[dict[Key, Any], dict[Key, Any]]:
-        """Draw with the named method, and return samples and log-probabilities by sample key.
+        """Draw with ``sample`` or ``rsample``, and return samples and log-probabilities by sample key.
 
         Args:
             method: ``"sample"`` or ``"rsample"``.
@@ -396,17 +396,17 @@ class CompositeDistribution(dist.Distribution):
 
     @property
     def median(self) -> Any:
-        """Raise NotImplementedError: a composite has one per component only."""
+        """Raise NotImplementedError; read it from a component instead."""
         raise self._statistic_error("median")
 
     @property
     def variance(self) -> Any:
-        """Raise NotImplementedError: a composite has one per component only."""
+        """Raise NotImplementedError; read it from a component instead."""
         raise self._statistic_error("variance")
 
     @property
     def support(self) -> Any:
-        """Raise NotImplementedError: a composite has one per component only."""
+        """Raise NotImplementedError; read it from a component instead."""
         raise self._statistic_error("support")
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> Any:
@@ -472,12 +472,12 @@ def _read_arguments(params: TensorCollection, name: Key) -> Mapping[str, Any]:
         )
     if isinstance(node, TensorCollection):
         found = {
-            key: value if isinstance(value, Tensor) else node[key]  # node[key] unpacks a value node
+            key: value if isinstance(value, Tensor) else node[key]  # node[key] returns a value, not its node
             for key, value in node.items()
         }
         if found:
             return found
-        node = params[name]  # params[name] unpacks a value node, such as one that holds a dict
+        node = params[name]  # params[name] returns a value, such as a dict, not its node
         return dict(node)
     return node  # type: ignore[no-any-return]
 

@@ -112,7 +112,7 @@ def read_entries(
         value = tensordict.get(key, None)
         path = (*above, key) if isinstance(key, str) else (*above, *key)
         if isinstance(value, TensorCollection):
-            value = tensordict[key]  # unpacks a value node
+            value = tensordict[key]  # [] returns a value, get() its node
         if isinstance(value, TensorCollection):
             yield from read_entries(value, value.keys(), path)
         elif value is not None:

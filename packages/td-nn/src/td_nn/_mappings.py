@@ -76,7 +76,7 @@ _MAPPINGS: dict[str, Any] = {
 
 
 def mappings(key: str) -> Mapped:
-    """Return the mapping with a name.
+    """Return the scale mapping that is registered under a name.
 
     Args:
         key: ``"softplus"``, ``"exp"``, ``"relu"``, ``"expln"``, ``"none"``, ``"biased_softplus"`` (of bias 1),

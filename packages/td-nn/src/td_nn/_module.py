@@ -186,7 +186,7 @@ class TensorDictModule(TensorDictModuleBase[ResultT]):
                 if value is None:
                     lacks = True
                 elif not get_kwargs:
-                    value = tensordict[key]  # unpacks a value node
+                    value = tensordict[key]  # [] returns a value, get() its node
             values.append(value)
         if lacks:
             self._check_inputs(tensordict, in_keys)

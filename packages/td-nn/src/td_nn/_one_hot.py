@@ -31,12 +31,12 @@ def rand_one_hot(values: Tensor, do_softmax: bool = True) -> Tensor:
     """
     if not values.ndim:
         raise ValueError("rand_one_hot() draws along the last dim of its input; got a tensor without dims")
-    # Torch's softmax is slow on a CPU where the last dim is short; the draws are scaled by the sum instead of the weights.
+    # softmax() is slow on a CPU if the last dim is short, so the draws are multiplied by the sum of the weights instead.
     weights = (values - values.amax(-1, keepdim=True)).exp() if do_softmax else values
     below = weights.cumsum(-1)
     total = below[..., -1:]
     drawn = torch.rand((*values.shape[:-1], 1), dtype=below.dtype, device=below.device) * total
-    # A draw may be rounded up to the total; the second condition then selects the last value of positive probability.
+    # A draw can be rounded up to the total; the second condition then selects the last index of positive probability.
     index = ((below <= drawn) & (below < total)).sum(-1, keepdim=True)
     return torch.zeros_like(values, dtype=torch.long).scatter(-1, index, 1)
 

@@ -331,7 +331,7 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase[ResultT]):
         for name, key in zip(self.dist_keys, self._all_in_keys or ()):
             value = get(key, None)
             if not isinstance(value, Tensor) and value is not None:
-                value = tensordict[key]  # unpacks a value node
+                value = tensordict[key]  # [] returns a value, get() its node
             values[name] = value
         try:
             return self.distribution_class(**values, **self.distribution_kwargs)
