@@ -1,4 +1,4 @@
-"""Run the same code on our packages and on the reference implementation, and compare what comes out."""
+"""Fixtures that run the same code with td and with tensordict and compare the results."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ try:
 except ModuleNotFoundError:
     collect_ignore_glob = ["test_*.py"]
 
-#: What code stumbles over by accident: here any error of ours will do.
+#: Errors that tensordict raises by accident; td may raise any error instead.
 ACCIDENTS = (AttributeError, TypeError, AssertionError, NotImplementedError, NameError)
 
 
 class Failure:
-    """An error that code raised, in the place of its result."""
+    """An error that a call raised, used as its result."""
 
     def __init__(self, error: Exception) -> None:
         self.error = error
@@ -43,7 +43,7 @@ def attempt(call: Callable[[], Any]) -> Any:
 
 
 def builtins_of(error: Exception) -> tuple[type[BaseException], ...]:
-    """Return the builtins that users may catch an error by."""
+    """Return the built-in classes with which a user can catch an error."""
     bases = [cls for cls in type(error).__mro__ if cls.__module__ == "builtins"]
     return tuple(bases[: bases.index(Exception)])
 
@@ -80,7 +80,7 @@ def same_collections(ours: Any, theirs: Any, path: str, exact: bool) -> None:
         return
     assert str(ours.device) == str(theirs.device), f"{path}.device"
     for mine, other in zip(ours.names, theirs.names, strict=True):
-        # The reference forgets or misplaces names here and there; a program is not about them.
+        # tensordict loses or moves some dim names; random programs do not test them.
         assert mine == other or (None in (mine, other) and not exact), (
             f"{path}.names {ours.names} {theirs.names}"
         )
@@ -98,9 +98,9 @@ def same_collections(ours: Any, theirs: Any, path: str, exact: bool) -> None:
 
 
 def same(ours: Any, theirs: Any, path: str = "result", exact: bool = True) -> None:
-    """Fail, naming the place, unless two results agree: types, shapes, names, keys and values.
+    """Fail unless two results have equal types, shapes, names, keys and values; ``path`` locates them in messages.
 
-    ``exact`` asks for the same kinds of collections and the same order of keys as well.
+    ``exact`` also requires the same kinds of collections and the same order of keys.
     """
     if isinstance(theirs, Failure):
         accident = isinstance(theirs.error, ACCIDENTS)
@@ -155,7 +155,7 @@ def _attempt() -> Callable[[Callable[[], Any]], Any]:
 
 @pytest.fixture(scope="session")
 def libraries() -> tuple[Any, Any]:
-    """Return our packages and the reference implementation."""
+    """Return the modules td and tensordict."""
     import td
 
     return td, tensordict
@@ -163,7 +163,7 @@ def libraries() -> tuple[Any, Any]:
 
 @pytest.fixture(scope="session")
 def both(libraries: tuple[Any, Any]) -> list[tuple[Any, Any]]:
-    """Return (root module, module of neural networks) of our packages and of the reference implementation."""
+    """Return (root module, module of neural networks) of td and of tensordict."""
     import tensordict.nn
 
     ours, theirs = libraries

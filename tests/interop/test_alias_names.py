@@ -1,4 +1,4 @@
-"""The alias has every public name of the reference implementation, save those that the packages leave out."""
+"""The alias has every public name of tensordict, except those that td excludes on purpose."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ MODULES = (
     ".nn.tensorclass_module", ".prototype", ".prototype.fx", ".tensorclass", ".tensordict", ".typedtensordict", ".utils",
 )  # fmt: skip
 
-#: Persistent stores, files of other formats, and tools that are not about tensors.
-LEFT_OUT = {
+#: Names of persistent stores, of other file formats, and of tools unrelated to tensors.
+EXCLUDED = {
     "LazyStackedTensorDictStore", "PersistentTensorDict",
     "TensorDictStore", "from_arrow", "from_csv", "from_h5", "from_json", "from_pandas", "from_parquet",
     "from_safetensors", "from_zarr", "logger", "timeit", "to_arrow", "to_safetensors",
@@ -39,8 +39,8 @@ print(json.dumps(lacking))
 """
 
 
-def answer(code: str, question: Any) -> dict[str, list[str]]:
-    """Run a program in a process of its own and return what it prints."""
+def run_with_json(code: str, question: Any) -> dict[str, list[str]]:
+    """Run a program in a separate process with a JSON argument, and parse its output."""
     command = [sys.executable, "-c", code, json.dumps(question)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     found: dict[str, list[str]] = json.loads(done.stdout)
@@ -49,15 +49,15 @@ def answer(code: str, question: Any) -> dict[str, list[str]]:
 
 @pytest.fixture(scope="module")
 def published() -> dict[str, list[str]]:
-    return answer(PUBLISHED, MODULES)
+    return run_with_json(PUBLISHED, MODULES)
 
 
-def test_the_alias_lacks_only_what_is_left_out(published: dict[str, list[str]]) -> None:
-    lacking = answer(LACKING, published)
-    assert {name for names in lacking.values() for name in names} == LEFT_OUT
+def test_alias_lacks_only_excluded_names(published: dict[str, list[str]]) -> None:
+    lacking = run_with_json(LACKING, published)
+    assert {name for names in lacking.values() for name in names} == EXCLUDED
 
 
-def test_a_star_import_gives_nothing_that_the_reference_would_not(published: dict[str, list[str]]) -> None:
+def test_star_import_from_alias_adds_no_names(published: dict[str, list[str]]) -> None:
     from td._alias import MODULES as OURS
 
     strange = {home: sorted(set(OURS[home[1:]]) - set(published[home])) for home in MODULES}

@@ -1,4 +1,4 @@
-"""Consolidated files and messages: what one implementation writes, the other reads."""
+"""Consolidated files and messages that td or tensordict writes and the other one reads."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ import torch
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
-def jagged() -> torch.Tensor:
+def make_jagged() -> torch.Tensor:
     return torch.nested.nested_tensor([torch.ones(2, 3), torch.full((4, 3), 2.0)], layout=torch.jagged)
 
 
-#: Built by both: ``lib`` is td or tensordict.
+#: Functions that build a tree with td or with tensordict (``lib``).
 TREES: dict[str, Callable[[Any], Any]] = {
     "flat": lambda lib: lib.TensorDict({"b": torch.arange(6).view(2, 3), "a": torch.ones(2)}, batch_size=[2]),
     "named": lambda lib: lib.TensorDict({"a": torch.ones(2, 3), "n": {"b": torch.ones(2)}}, [2], names=["t"]),
@@ -27,7 +27,7 @@ TREES: dict[str, Callable[[Any], Any]] = {
     "level first": lambda lib: lib.TensorDict({"n": {"b": torch.ones(1)}, "a": torch.ones(2), "e": {}}),
     "lazy": lambda lib: lib.lazy_stack([lib.TensorDict({"a": torch.full((i + 1,), i)}) for i in range(3)]),
     "lazy below": lambda lib: lib.TensorDict({"l": TREES["lazy"](lib), "a": torch.ones(3)}, [3]),
-    "jagged": lambda lib: lib.TensorDict({"n": jagged(), "a": torch.ones(2)}, [2]),
+    "jagged": lambda lib: lib.TensorDict({"n": make_jagged(), "a": torch.ones(2)}, [2]),
     "dtypes": lambda lib: lib.TensorDict(
         {
             str(dtype): torch.ones(3).to(dtype)
@@ -55,7 +55,7 @@ TREES: dict[str, Callable[[Any], Any]] = {
         {"": torch.ones(1), "é/~.": {"x": torch.ones(1)}, "leaves": torch.ones(1)}
     ),
 }
-#: What the incumbent sees less of, and why: JSON has no tuples and no sets.
+#: Values that tensordict reads with another type, because JSON has no tuples and no sets.
 LOSSY = {
     "tuple": (lambda lib: lib.TensorDict({"t": lib.NonTensorData((1, "a"))}), [1, "a"]),
     "metadata": (lambda lib: lib.TensorDict({"t": lib.MetaData("x")}), "x"),
@@ -63,17 +63,21 @@ LOSSY = {
 
 
 @pytest.mark.parametrize("name", TREES)
-def test_the_incumbent_reads_our_files(name: str, libraries: Any, same: Any, tmp_path: Path) -> None:
+def test_tensordict_reads_consolidated_file_of_td(
+    name: str, libraries: Any, same: Any, tmp_path: Path
+) -> None:
     ours, theirs = libraries
     TREES[name](ours).consolidate(tmp_path / "td")
     read = theirs.TensorDict.from_consolidated(tmp_path / "td")
-    # The format lists values first, then tensors, then levels; only our reader knows the order of the keys.
+    # The format lists values, then tensors, then nodes; only td restores the order of the keys.
     same(TREES[name](ours), read, exact=list(read.keys()) == list(TREES[name](ours).keys()))
     same(ours.TensorDict.from_consolidated(tmp_path / "td"), TREES[name](theirs))
 
 
 @pytest.mark.parametrize("name", TREES)
-def test_we_read_the_files_of_the_incumbent(name: str, libraries: Any, same: Any, tmp_path: Path) -> None:
+def test_td_reads_consolidated_file_of_tensordict(
+    name: str, libraries: Any, same: Any, tmp_path: Path
+) -> None:
     ours, theirs = libraries
     if name == "sixteen bytes":
         pytest.skip("it pads to 8 bytes, and then cannot view complex128 at an odd multiple of them")
@@ -85,9 +89,7 @@ def test_we_read_the_files_of_the_incumbent(name: str, libraries: Any, same: Any
 
 
 @pytest.mark.parametrize("name", LOSSY)
-def test_what_json_simplifies_the_incumbent_reads_simplified(
-    name: str, libraries: Any, tmp_path: Path
-) -> None:
+def test_tensordict_reads_tuples_of_td_as_lists(name: str, libraries: Any, tmp_path: Path) -> None:
     ours, theirs = libraries
     make, simplified = LOSSY[name]
     make(ours).consolidate(tmp_path / "td")
@@ -108,10 +110,10 @@ def test_what_json_simplifies_the_incumbent_reads_simplified(
     ],
     ids=["level size", "level leaves", "float8", "jagged name", "number key", "params"],
 )
-def test_what_its_form_cannot_say_the_incumbent_refuses(make: Any, libraries: Any, tmp_path: Path) -> None:
+def test_tensordict_rejects_unsupported_consolidated_file(make: Any, libraries: Any, tmp_path: Path) -> None:
     ours, theirs = libraries
     make(ours).consolidate(tmp_path / "td")
-    with pytest.raises(Exception):  # noqa: B017  whatever it raises: it does not return less than was saved
+    with pytest.raises(Exception):  # noqa: B017  any error is fine, but it must not return a part of the data
         theirs.TensorDict.from_consolidated(tmp_path / "td")
 
 
@@ -170,7 +172,7 @@ for options in {}, *tags, {"early": True}, {"in_group": True}, {"consolidated": 
 
 
 @pytest.mark.parametrize("sender", ["td", "tensordict"])
-def test_messages_pass_between_the_two(sender: str, tmp_path: Path) -> None:
+def test_send_and_recv_between_td_and_tensordict(sender: str, tmp_path: Path) -> None:
     receiver = "tensordict" if sender == "td" else "td"
     environment = {
         **os.environ,

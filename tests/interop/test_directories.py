@@ -1,4 +1,4 @@
-"""Saves that one implementation wrote and the other one reads."""
+"""Saves that td or tensordict writes and the other one reads."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ VALUES = st.recursive(
 
 
 class Make:
-    """Build the same tree with either implementation."""
+    """Build a tree from a specification with td or with tensordict."""
 
     def __init__(self, module: Any) -> None:
         self.module = module
@@ -77,7 +77,7 @@ def trees(draw: st.DrawFn, batch: tuple[int, ...] = (), depth: int = 0, named: b
     names = [f"d{i}" for i in range(len(batch))] if named else None
     for key in draw(st.lists(st.sampled_from(KEYS), max_size=4, unique=True)):
         if named and key == "_names":
-            continue  # the dim names stand under this key
+            continue  # the format stores the dim names under this key
         kind = draw(st.sampled_from(["leaf", "dict", "stack", "value", "values"])) if depth < 2 else "leaf"
         if kind == "dict":
             more = tuple(draw(st.lists(st.integers(1, 2), max_size=1)))
@@ -89,7 +89,7 @@ def trees(draw: st.DrawFn, batch: tuple[int, ...] = (), depth: int = 0, named: b
             entries[key] = ("value", draw(VALUES), batch)
         elif kind == "values" and batch:
             values = draw(st.lists(VALUES, min_size=batch[0], max_size=batch[0]))
-            # The format cannot tell lists of values from batch dims.
+            # In the format, a list as a value looks like a batch dim.
             entries[key] = (
                 "values",
                 [f"{value}" if isinstance(value, list) else value for value in values],
@@ -98,7 +98,7 @@ def trees(draw: st.DrawFn, batch: tuple[int, ...] = (), depth: int = 0, named: b
         else:
             entries[key] = draw(leaves(batch))
     if "" in entries and "%" in entries and entries["%"][0] == "leaf" and not entries["%"][1].numel():
-        # It has no file, and the reference takes one that is called like the key: that of "", which is %.memmap.
+        # An empty leaf has no file. tensordict would read %.memmap for the key "%", which is the file of the key "".
         del entries["%"]
     return "dict", entries, batch, names
 
@@ -116,7 +116,7 @@ TREES = st.booleans().flatmap(lambda named: trees((2,), named=named))
 
 
 def describe(node: Any) -> Any:
-    """Return what a collection of either implementation holds, in plain Python."""
+    """Convert a collection of td or of tensordict to plain Python values."""
     if isinstance(node, torch.Tensor):
         return str(node.dtype), tuple(node.shape), node.detach().contiguous().clone().view(-1).tolist()
     name = type(node).__name__
@@ -132,7 +132,7 @@ def describe(node: Any) -> Any:
 
 @given(spec=TREES)
 @SETTINGS
-def test_the_reference_reads_what_we_write(spec: Any, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_tensordict_reads_random_save_of_td(spec: Any, tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.mktemp("ours")
     tree = Make(td_core)(spec)
     for name in ("directory", "archive.tdz"):
@@ -145,19 +145,19 @@ def test_the_reference_reads_what_we_write(spec: Any, tmp_path_factory: pytest.T
 
 @given(spec=TREES)
 @SETTINGS
-def test_we_read_what_the_reference_writes(spec: Any, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_td_reads_random_save_of_tensordict(spec: Any, tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.mktemp("theirs")
     tree = Make(tensordict)(spec)
     for name in ("directory", "archive.tdz"):
         try:
             tree.memmap(folder / name)
-        except RuntimeError:  # its archives cannot hold some trees with leaves that have no elements
+        except RuntimeError:  # archives of tensordict do not support some trees with empty leaves
             assert name == "archive.tdz"
             continue
         assert describe(td_core.TensorDict.load_memmap(folder / name)) == describe(tree)
 
 
-REFUSED = {
+UNSUPPORTED = {
     "a key that the metadata needs": lambda: td_core.TensorDict({"shape": torch.ones(1)}),
     "a long key": lambda: td_core.TensorDict({"k" * 1000: torch.ones(1)}),
     "bytes": lambda: td_core.TensorDict({"a": b"bytes"}),
@@ -170,8 +170,8 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("make", REFUSED.values(), ids=REFUSED)
-def test_what_the_format_cannot_hold_fails_clearly_there_and_not_here(make: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("make", UNSUPPORTED.values(), ids=UNSUPPORTED)
+def test_unsupported_save_raises_in_tensordict_and_loads_in_td(make: Any, tmp_path: Path) -> None:
     tree = make()
     tree.memmap(tmp_path / "save")
     with pytest.raises(RuntimeError, match="version"):
@@ -180,7 +180,7 @@ def test_what_the_format_cannot_hold_fails_clearly_there_and_not_here(make: Any,
     assert list(loaded.keys()) == list(tree.keys())
 
 
-def test_both_may_write_to_one_prefix_in_turn(tmp_path: Path) -> None:
+def test_save_to_prefix_of_other_library_replaces_it(tmp_path: Path) -> None:
     ours = td_core.TensorDict({"a": torch.ones(3), "n": {"b": torch.zeros(2)}})
     theirs = tensordict.TensorDict({"a": torch.zeros(2), "m": {"c": torch.ones(2)}})
     prefix = tmp_path / "save"

@@ -1,11 +1,11 @@
-"""Random distributions do the same on both implementations: keys, samples, log-probabilities and types of error.
+"""Random distribution modules give the same keys, samples, log-probabilities and types of error with td and tensordict.
 
-Left out, because it differs on purpose:
+Excluded, because td differs on purpose:
 
-- samples that a chain has already, on which it conditions here;
-- out keys that a composite does not write, and samples without a key: here errors, or not stored;
-- a composite whose components can draw with gradients: the draws are the same, but have gradients here;
-- an aggregated module of several distributions in one sequence, where each overwrites the sum of the one before.
+- samples that exist before a chain runs: td conditions on them;
+- out keys that a composite does not write, and samples without a key: td raises or does not store them;
+- a composite with reparametrised components: td returns equal samples, but with gradients;
+- several aggregated distributions in one sequence: in tensordict each one overwrites the sum of the previous one.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Component(NamedTuple):
 
 
 class Program(NamedTuple):
-    """How to build a module, and how to use it."""
+    """A specification of a module and of one call of it."""
 
     components: list[Component]
     kind: str
@@ -81,7 +81,7 @@ def programs(draw: Draw) -> Program:
 
 
 def build(lib: Any, nn: Any, program: Program) -> tuple[Any, Any]:
-    """Return the module and a collection that has its parameters."""
+    """Build the module and a collection with the parameters of its distributions."""
     if program.kind == "composite":
         entries = {
             each.key: lib.TensorDict(each.values(program.batch), program.batch) for each in program.components
@@ -112,7 +112,7 @@ def build(lib: Any, nn: Any, program: Program) -> tuple[Any, Any]:
 
 
 def describe(found: Any) -> Any:
-    """Return a distribution as values that can be compared."""
+    """Convert a distribution to comparable values; return other objects unchanged."""
     if hasattr(found, "dists"):
         return [[key, describe(each)] for key, each in found.dists.items()]
     if isinstance(found, dist.Distribution):
@@ -121,7 +121,7 @@ def describe(found: Any) -> Any:
 
 
 def detach(found: Any) -> Any:
-    """Return collections and tensors without history, and without the empty nodes that a renamed key leaves there."""
+    """Detach a collection or tensor, and remove the empty nodes that a renamed key leaves in tensordict."""
     if not hasattr(found, "detach"):
         return found
     found = found.detach()
@@ -129,7 +129,7 @@ def detach(found: Any) -> Any:
 
 
 def run(lib: Any, nn: Any, program: Program) -> Any:
-    """Return what a program gives on one implementation."""
+    """Run a program with one library and return its keys, result and input."""
     torch.manual_seed(0)
     with nn.set_composite_lp_aggregate(program.switch), nn.set_interaction_type(program.type):
         module, data = build(lib, nn, program)
@@ -151,11 +151,13 @@ def run(lib: Any, nn: Any, program: Program) -> Any:
     deadline=None,
 )
 @given(program=programs())
-def test_distributions_do_the_same(
+def test_random_distribution_equals_tensordict(
     program: Program, both: list[tuple[Any, Any]], same: Callable[..., None], attempt: Callable[..., Any]
 ) -> None:
     ours, theirs = (attempt(lambda lib=lib, nn=nn: run(lib, nn, program)) for lib, nn in both)
-    if "Failed while executing module" in repr(theirs):  # there a sequence hides the error of a member
+    if "Failed while executing module" in repr(
+        theirs
+    ):  # a sequence of tensordict hides the type of the error
         assert "Error" in repr(ours), f"{ours!r}, the reference gives {theirs!r}"
         return
     same(ours, theirs, exact=False)

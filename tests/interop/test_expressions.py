@@ -1,7 +1,7 @@
-"""Small expressions give on our packages what they give on the reference implementation.
+"""Small expressions have equal results with td and tensordict.
 
-``expressions.txt`` has one a line; statements before the last ``;`` prepare it, and ``LONG`` asks for the
-long printed form. ``differences.txt`` lists those where we differ on purpose, under the reason.
+``expressions.txt`` has one expression per line. Statements before the last ``;`` run first, and the prefix ``LONG``
+selects the long repr. ``differences.txt`` lists the expressions for which td differs on purpose, under the reason.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Pair = collections.namedtuple("Pair", "a b")
 
 
 class Tied(nn.Module):
-    """A module with a tied weight, a buffer, and one that is not persistent."""
+    """A module with a tied weight, a persistent buffer and a non-persistent buffer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class Tied(nn.Module):
 
 
 def read(name: str) -> list[tuple[str, str]]:
-    """Return the lines of a file, each with the heading above it."""
+    """Return the lines of a file, each with its heading."""
     found, heading = [], ""
     for line in (HERE / name).read_text(encoding="utf-8").splitlines():
         if line.startswith("# "):
@@ -58,8 +58,8 @@ EXPRESSIONS = [
 ]
 
 
-def space(lib: Any) -> dict[str, Any]:
-    """Return the names that the expressions use, of one library."""
+def make_namespace(lib: Any) -> dict[str, Any]:
+    """Return the namespace of the expressions for one library."""
     make, lazy = lib.TensorDict, lib.lazy_stack
 
     @lib.tensorclass
@@ -96,9 +96,9 @@ def space(lib: Any) -> dict[str, Any]:
 
 
 def evaluate(line: str, lib: Any) -> Any:
-    """Run the statements of a line and return the value of the last."""
+    """Run the statements of a line and return the value of the last one."""
     torch.manual_seed(0)
-    names = space(lib)
+    names = make_namespace(lib)
     *before, last = ast.parse(line.removeprefix("LONG ")).body
     with lib.set_printoptions(compact=not line.startswith("LONG ")):
         exec(compile(ast.Module(before, []), line, "exec"), names)
@@ -109,12 +109,12 @@ def evaluate(line: str, lib: Any) -> Any:
 
 
 @pytest.mark.parametrize("line", EXPRESSIONS)
-def test_expression_gives_what_the_reference_gives(
+def test_expression_equals_tensordict(
     line: str, libraries: tuple[Any, Any], same: Callable[..., None], attempt: Callable[..., Any]
 ) -> None:
     ours, theirs = (attempt(lambda lib=lib: evaluate(line, lib)) for lib in libraries)
     same(ours, theirs)
 
 
-def test_each_difference_is_an_expression() -> None:
+def test_listed_differences_are_expressions() -> None:
     assert set(DIFFERENCES) <= {line for line, _ in read("expressions.txt")}

@@ -1,4 +1,4 @@
-"""Pickles and files of torch.save that the reference implementation writes load through the alias."""
+"""Pickles and torch.save files written by tensordict load through the alias of td."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ for path in sorted(Path().glob("*.p*")):
         show(path.name + " weights only", lambda: torch.load(path, weights_only=True))
 """
 
-#: What td reads with weights_only=True, and the reference does not.
+#: Files that td loads with weights_only=True, but tensordict does not.
 MORE = {"metadata.pt weights only", "unbatched.pt weights only"}
 
 
@@ -107,7 +107,7 @@ def output(code: str, *arguments: str, cwd: Path) -> list[str]:
     return done.stdout.splitlines()
 
 
-def test_every_pickle_of_the_reference_loads_as_the_same(tmp_path: Path) -> None:
+def test_load_pickle_of_tensordict_through_alias_equals_source(tmp_path: Path) -> None:
     (tmp_path / "classes.py").write_text(CLASSES)
     output(WRITE, cwd=tmp_path)
     theirs, ours = output(READ, "theirs", cwd=tmp_path), output(READ, "ours", cwd=tmp_path)

@@ -1,4 +1,4 @@
-"""The programs of ``examples/incumbent`` print the same with the reference implementation and with td."""
+"""The programs in ``examples/incumbent`` print the same output with tensordict and with td."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 PROGRAMS = sorted((Path(__file__).parents[2] / "examples" / "incumbent").glob("*.py"))
 
 
-def printed(*command: object, cwd: Path) -> list[str]:
+def run_and_read_output(*command: object, cwd: Path) -> list[str]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     done = subprocess.run(
         [sys.executable, *map(str, command)],
@@ -28,14 +28,14 @@ def printed(*command: object, cwd: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda path: path.stem)
-def test_a_program_prints_the_same_on_both(program: Path, tmp_path: Path) -> None:
+def test_program_prints_same_output_with_td_and_tensordict(program: Path, tmp_path: Path) -> None:
     assert not re.search(r"\btd\b", program.read_text(encoding="utf-8")), (
         "the program has to be an unchanged one"
     )
-    expected = printed(program, cwd=tmp_path)
+    expected = run_and_read_output(program, cwd=tmp_path)
     assert len(expected) > 3
-    assert printed("-m", "td", "run", program, cwd=tmp_path) == expected
+    assert run_and_read_output("-m", "td", "run", program, cwd=tmp_path) == expected
 
 
-def test_there_are_five_of_them() -> None:
+def test_program_folder_has_five_programs() -> None:
     assert len(PROGRAMS) == 5

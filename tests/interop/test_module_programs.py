@@ -1,14 +1,14 @@
-"""Random modules and sequences do the same on both implementations: results, inputs afterwards, keys, types of error.
+"""Random modules and sequences give equal results, inputs, keys and types of error with td and tensordict.
 
-Left out, because it differs on purpose:
+Excluded, because td differs on purpose:
 
-- a key above another one (``"n"`` beside ``("n", "a")``): here a level that is written provides what is below it;
-- modules that write nothing, or of which nothing is selected, under ``set_skip_existing``: here they run;
-- dicts that have some of the out keys: here an error, there one value;
-- what a sequence writes below a level of another collection: there the level takes the other entries of the input's too,
-  and its batch size;
-- a selection of ``"_"``, with which calls fail there;
-- a list as the value of a key: collections of the two store it in different forms.
+- a key and a key below it (``"n"`` and ``("n", "a")``): in td, a module that writes a node provides its entries;
+- modules without out keys or without selected keys under ``set_skip_existing``: td runs them;
+- dicts with only some of the out keys: td raises, tensordict stores one value;
+- nested out keys of a sequence with an output collection: in tensordict the output node also receives the other entries
+  and the batch size of the input node;
+- a selection of ``"_"``: calls of tensordict raise;
+- a list as a value: td and tensordict store it in different forms.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ KEYS: list[Any] = ["a", "b", "c", ("n", "a"), ("n", "b"), ("m", "k", "a")]
 
 
 def compute(count: int, kind: str, *values: Any, **named: Any) -> Any:
-    """Stand for the callable of a module."""
+    """Compute ``count`` results from the inputs of a module."""
     total: Any = 1
     for place, value in enumerate([*values, *named.values()]):
         total = total + (place + 2) * value
@@ -43,7 +43,7 @@ def compute(count: int, kind: str, *values: Any, **named: Any) -> Any:
 
 
 class Module(NamedTuple):
-    """How to make a module."""
+    """A specification of a module."""
 
     in_keys: Any
     out_keys: list[Any]
@@ -58,7 +58,7 @@ class Module(NamedTuple):
 
 
 class Sequence(NamedTuple):
-    """How to make a sequence."""
+    """A specification of a sequence."""
 
     members: list[Any]
     options: dict[str, Any]
@@ -80,7 +80,7 @@ class Sequence(NamedTuple):
 
 
 class Call(NamedTuple):
-    """How a module is called."""
+    """A specification of a call of a module."""
 
     form: str
     present: list[Any]
@@ -92,7 +92,7 @@ class Call(NamedTuple):
 
 @st.composite
 def modules(draw: Draw) -> Module:
-    """Draw a module, at times one that fails."""
+    """Draw a module, sometimes one that raises."""
     in_keys: Any = draw(st.lists(st.sampled_from(KEYS), min_size=1, max_size=3))
     options: dict[str, Any] = {}
     if draw(st.integers(0, 3)) == 0:
@@ -112,7 +112,7 @@ def modules(draw: Draw) -> Module:
 
 @st.composite
 def sequences(draw: Draw, depth: int = 1) -> Sequence:
-    """Draw a sequence, at times with another one inside."""
+    """Draw a sequence, sometimes with a nested sequence."""
     inside = st.one_of(modules(), modules(), sequences(depth - 1)) if depth else modules()
     members = draw(st.lists(inside, min_size=1, max_size=3))
     options: dict[str, Any] = {"inplace": draw(st.sampled_from([None, None, True, False, "empty"]))}
@@ -125,7 +125,7 @@ def sequences(draw: Draw, depth: int = 1) -> Sequence:
 
 @st.composite
 def calls(draw: Draw) -> Call:
-    """Draw how to call a module."""
+    """Draw a call of a module."""
     form = draw(st.sampled_from(["collection", "collection", "keyword", "position", "tensordict="]))
     present = draw(st.lists(st.sampled_from(KEYS), min_size=2, max_size=6, unique=True))
     batch = draw(st.sampled_from([(), (2,), (2, 3)]))
@@ -149,9 +149,9 @@ def collection(lib: Any, call: Call) -> Any:
 
 
 def run(lib: Any, nn: Any, recipe: Any, call: Call) -> Any:
-    """Return what a module gives on one implementation, and what it says of itself."""
+    """Run a module with one library and return its keys, result and input."""
     module = recipe.build(nn)
-    said = [list(module.in_keys), list(module.out_keys), list(module.out_keys_source)]
+    keys = [list(module.in_keys), list(module.out_keys), list(module.out_keys_source)]
     data = collection(lib, call)
     options: dict[str, Any] = {"tensordict_out": lib.TensorDict({}, call.batch)} if call.out else {}
     with nn.set_skip_existing(call.skip):
@@ -168,29 +168,29 @@ def run(lib: Any, nn: Any, recipe: Any, call: Call) -> Any:
                     key if isinstance(key, str) else "_".join(key): value for key, value in values.items()
                 }
                 result = module(**named, **options)
-    return [said, result, data, result is data]
+    return [keys, result, data, result is data]
 
 
 def sequences_of(recipe: Any) -> list[Sequence]:
-    """Return a sequence and those inside."""
+    """Return a sequence and all sequences nested in it."""
     if isinstance(recipe, Module):
         return []
     return [recipe, *[found for member in recipe.members for found in sequences_of(member)]]
 
 
 def differs_on_purpose(recipe: Any, call: Call, nn: Any, attempt: Callable[..., Any]) -> bool:
-    """Tell whether a program is one of those that are left out."""
+    """Return True if a program is one of the excluded cases."""
     module = attempt(lambda: recipe.build(nn))
     if call.skip and not getattr(module, "out_keys", True):
         return True
     if isinstance(recipe, Module):
         return False
     written = set(getattr(module, "out_keys", ()))
-    levels = {key[0] for key in written if isinstance(key, tuple)}
-    if levels and call.batch and any(each.options["inplace"] is False for each in sequences_of(recipe)):
+    nodes = {key[0] for key in written if isinstance(key, tuple)}
+    if nodes and call.batch and any(each.options["inplace"] is False for each in sequences_of(recipe)):
         return True
     every = {*call.present, *getattr(module, "out_keys_source", ())}
-    return any(isinstance(key, tuple) and key[0] in levels and key not in written for key in every)
+    return any(isinstance(key, tuple) and key[0] in nodes and key not in written for key in every)
 
 
 @settings(
@@ -199,7 +199,7 @@ def differs_on_purpose(recipe: Any, call: Call, nn: Any, attempt: Callable[..., 
     deadline=None,
 )
 @given(recipe=st.one_of(modules(), sequences()), call=calls())
-def test_modules_do_the_same(
+def test_random_module_equals_tensordict(
     recipe: Any,
     call: Call,
     both: list[tuple[Any, Any]],

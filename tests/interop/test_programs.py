@@ -1,4 +1,4 @@
-"""Random programs of operations give the same collections, or the same errors, on both implementations."""
+"""Random programs of operations give equal collections, or equal errors, with td and tensordict."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ Draw = Callable[..., Any]
 
 
 class Step(NamedTuple):
-    """One operation of a program: what it is called, and how either library does it."""
+    """One operation of a program: its name, and a function that runs it with a library."""
 
     name: str
     run: Callable[[Any, Any], Any]
 
 
 class Tensor(NamedTuple):
-    """How to make a leaf."""
+    """A specification of a leaf."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -36,7 +36,7 @@ class Tensor(NamedTuple):
 
 
 class Dense(NamedTuple):
-    """How to make a collection."""
+    """A specification of a collection."""
 
     batch: tuple[int, ...]
     entries: dict[str, Any]
@@ -48,7 +48,7 @@ class Dense(NamedTuple):
 
 
 class Lazy(NamedTuple):
-    """How to make a lazy stack of like members."""
+    """A specification of a lazy stack of members with equal keys and shapes."""
 
     member: Dense
     count: int
@@ -59,8 +59,8 @@ class Lazy(NamedTuple):
 
 
 @st.composite
-def dense(draw: Draw, depth: int = 2, batch: tuple[int, ...] | None = None) -> Dense:
-    """Draw a nested collection."""
+def draw_dense(draw: Draw, depth: int = 2, batch: tuple[int, ...] | None = None) -> Dense:
+    """Draw the specification of a nested collection."""
     top = batch is None
     if top:
         batch = tuple(draw(st.lists(st.integers(1, 3), max_size=3)))
@@ -69,7 +69,7 @@ def dense(draw: Draw, depth: int = 2, batch: tuple[int, ...] | None = None) -> D
         tail = tuple(draw(st.lists(st.integers(1, 3), max_size=2)))
         if depth and draw(st.integers(0, 3)) == 0:
             longer = batch + tail[:1] if draw(st.booleans()) else batch
-            entries[key] = draw(dense(depth - 1, longer))
+            entries[key] = draw(draw_dense(depth - 1, longer))
         else:
             dtype = draw(st.sampled_from([torch.float32, torch.float32, torch.int64]))
             entries[key] = Tensor(batch + tail, dtype)
@@ -78,9 +78,9 @@ def dense(draw: Draw, depth: int = 2, batch: tuple[int, ...] | None = None) -> D
 
 
 @st.composite
-def recipes(draw: Draw) -> Dense | Lazy:
-    """Draw how to make a collection."""
-    member = draw(dense())
+def draw_recipe(draw: Draw) -> Dense | Lazy:
+    """Draw the specification of a collection, dense or a lazy stack."""
+    member = draw(draw_dense())
     if draw(st.integers(0, 3)):
         return member
     return Lazy(member._replace(names=None), draw(st.integers(1, 3)), draw(st.integers(0, len(member.batch))))
@@ -91,16 +91,16 @@ def method(name: str, *args: Any, **kwargs: Any) -> Step:
     return Step(f".{name}({shown})", lambda lib, td: getattr(td, name)(*args, **kwargs))
 
 
-def some_dim(draw: Draw, td: Any, extra: int = 0) -> int:
-    """Draw a dimension, at times one past the last."""
+def draw_dim(draw: Draw, td: Any, extra: int = 0) -> int:
+    """Draw a dim, sometimes one that is out of range."""
     limit = td.ndim + extra
     if draw(st.integers(0, 11)) == 0:
         return draw(st.sampled_from([limit, -limit - 1]))
     return draw(st.integers(-limit, max(limit - 1, -limit)))
 
 
-def some_shape(draw: Draw, numel: int) -> tuple[int, ...]:
-    """Draw a shape of so many elements."""
+def draw_shape(draw: Draw, numel: int) -> tuple[int, ...]:
+    """Draw a shape with the given number of elements."""
     shape = []
     for factor in (2, 3):
         while numel % factor == 0:
@@ -118,8 +118,8 @@ def leaf_keys(td: Any) -> list[Any]:
     return list(td.keys(True, True)) or ["a"]
 
 
-def some_key(draw: Draw, td: Any) -> Any:
-    """Draw a key that exists, at times one that does not."""
+def draw_key(draw: Draw, td: Any) -> Any:
+    """Draw a key, sometimes one that does not exist."""
     known = [*td.keys(True)]
     return draw(st.sampled_from([*known, *known, "zz", ("a", "zz")]))
 
@@ -163,7 +163,7 @@ def with_collection(draw: Draw, td: Any) -> Step:
 
 
 def in_place(draw: Draw, td: Any) -> Step:
-    # On a copy: an expanded leaf has elements that share memory, where writing in place is undefined.
+    # Write into a copy: the elements of an expanded leaf share memory, so in-place writes are undefined.
     step = draw(
         st.sampled_from(
             [method("add_", 2), method("mul_", 1.0), method("zero_"), method("abs_"), method("sub_", 1)]
@@ -176,26 +176,26 @@ def reduction(draw: Draw, td: Any) -> Step:
     name = draw(st.sampled_from(["sum", "mean", "prod", "all", "any", "std", "var", "nansum"]))
     how = draw(st.integers(0, 3))
     if name in ("all", "any"):
-        return method(name, dim=some_dim(draw, td)) if how and td.ndim else method(name)
+        return method(name, dim=draw_dim(draw, td)) if how and td.ndim else method(name)
     if how == 0:
         return method(name)
     kwargs = {"keepdim": True} if draw(st.booleans()) else {}
     if how == 1 and td.ndim > 1 and name in ("sum", "mean", "nansum"):
         return method(name, dim=(0, td.ndim - 1), **kwargs)
-    return method(name, dim=some_dim(draw, td), **kwargs)
+    return method(name, dim=draw_dim(draw, td), **kwargs)
 
 
 def shape(draw: Draw, td: Any) -> Step:
-    dim = partial(some_dim, draw, td)
+    dim = partial(draw_dim, draw, td)
     numel, nd = td.batch_size.numel(), td.ndim
     makers: list[Callable[[], Step]] = [
-        lambda: method("unsqueeze", some_dim(draw, td, 1)),
+        lambda: method("unsqueeze", draw_dim(draw, td, 1)),
         lambda: method("squeeze"),
         lambda: method("squeeze", dim()),
         lambda: method("permute", *draw(st.permutations(range(nd)))),
         lambda: method("transpose", dim(), dim()),
-        lambda: method("reshape" if hasattr(td, "tensordicts") else "view", *some_shape(draw, numel)),
-        lambda: method("reshape", *some_shape(draw, numel)),
+        lambda: method("reshape" if hasattr(td, "tensordicts") else "view", *draw_shape(draw, numel)),
+        lambda: method("reshape", *draw_shape(draw, numel)),
         lambda: method("flatten", *sorted([draw(st.integers(0, max(nd - 1, 0))) for _ in range(2)])),
         lambda: method("expand", draw(st.integers(1, 3)), *td.batch_size),
         lambda: method("expand", *[draw(st.sampled_from([n, -1, 3])) for n in td.batch_size]),
@@ -226,8 +226,8 @@ def joining(draw: Draw, td: Any) -> Step:
     return Step(f"{which}([td, td], {dim})", lambda lib, td: function([td, td + 1], dim))
 
 
-def some_index(draw: Draw, td: Any) -> Any:
-    """Draw an index on the batch dimensions, at times one too many or out of range."""
+def draw_index(draw: Draw, td: Any) -> Any:
+    """Draw an index of the batch dims, sometimes out of range or with too many parts."""
     parts: list[Any] = []
     dims = list(td.batch_size)
     for size in dims[: draw(st.integers(0, len(dims)))]:
@@ -253,12 +253,12 @@ def some_index(draw: Draw, td: Any) -> Any:
 
 
 def indexing(draw: Draw, td: Any) -> Step:
-    index = some_index(draw, td)
+    index = draw_index(draw, td)
     return Step(f"td[{index}]", lambda lib, td: td[index])
 
 
 def writing(draw: Draw, td: Any) -> Step:
-    index, zero = some_index(draw, td), draw(st.booleans())
+    index, zero = draw_index(draw, td), draw(st.booleans())
 
     def run(lib: Any, td: Any) -> Any:
         td = td.clone()
@@ -269,7 +269,7 @@ def writing(draw: Draw, td: Any) -> Step:
 
 
 def entries(draw: Draw, td: Any) -> Step:
-    key = some_key(draw, td)
+    key = draw_key(draw, td)
     value = torch.full(tuple(td.batch_size), 5.0)
     makers = [
         method("select", key),
@@ -280,7 +280,7 @@ def entries(draw: Draw, td: Any) -> Step:
         method("rename_key_", key, "new"),
         method("flatten_keys", "."),
         method("set", draw(st.sampled_from(["a", "new", ("new", "deep")])), value),
-        # Values of fewer dims are broadcast another way, see differences.txt.
+        # td broadcasts values with fewer dims differently, see differences.txt.
         Step("clone, set_", lambda lib, td: td.clone().set_("a", td["a"] * 0 + 5)),
         method("update", {"a": value, "new": {"x": value}}),
         method("update", {"a": value, "b": value}, keys_to_update=["b"]),
@@ -337,8 +337,8 @@ STEPS = {
 }  # fmt: skip
 
 
-def followed(result: Any, td: Any) -> Any:
-    """Return the collection that the program goes on with."""
+def get_next(result: Any, td: Any) -> Any:
+    """Return the collection for the next step: the result, its last part, or the previous collection."""
     if isinstance(result, tuple | list) and result:
         result = result[-1]
     return result if hasattr(result, "batch_size") and hasattr(result, "keys") else td
@@ -353,25 +353,25 @@ def followed(result: Any, td: Any) -> Any:
     phases=[Phase.generate, Phase.shrink],
 )
 @given(data=st.data())
-def test_programs_agree(
+def test_random_program_equals_tensordict(
     kind: str,
     data: st.DataObject,
     libraries: tuple[Any, Any],
     same: Callable[..., None],
     attempt: Callable[..., Any],
 ) -> None:
-    recipe = data.draw(recipes())
+    recipe = data.draw(draw_recipe())
     pair = [recipe.build(lib, 0) for lib in libraries]
     program = [recipe]
-    # The kind under test comes last, on what other operations have made.
+    # The kind of step under test comes last, after up to two other steps.
     for name in [*data.draw(st.lists(st.sampled_from(list(STEPS)), max_size=2)), kind]:
         step = STEPS[name](data.draw, pair[0])
         program.append(step.name)
         ours, theirs = (attempt(partial(step.run, lib, td)) for lib, td in zip(libraries, pair, strict=True))
         if hasattr(theirs, "error") and isinstance(getattr(ours, "error", None), IndexError):
-            return  # what is out of range is an IndexError, as in torch, whichever error the reference chose
+            return  # td raises IndexError for an index out of range, tensordict also other errors
         same(ours, theirs, f"{program} result", exact=False)
         if hasattr(theirs, "error"):
             return
         same(*pair, f"{program} source", exact=False)
-        pair = [followed(result, td) for result, td in zip((ours, theirs), pair, strict=True)]
+        pair = [get_next(result, td) for result, td in zip((ours, theirs), pair, strict=True)]

@@ -1,4 +1,4 @@
-"""A program with distributions, as users write it; checkers find no error in it and the types that it asserts."""
+"""A program with distributions for the type checkers, which must accept it and its asserted types."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def compose(params: TensorDict) -> TensorDict:
 
 
 def make(logits: Tensor) -> list[Tensor]:
-    """Use distributions and mappings alone."""
+    """Use distributions and mappings without modules."""
     scale = AddStateIndependentNormalScale(3)
     assert_type(inv_softplus(1.0), float)
     return [

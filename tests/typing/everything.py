@@ -1,4 +1,4 @@
-"""Methods of all packages through ``td``, in the spellings of users; mypy and pyright check it, nothing runs it."""
+"""Methods of all packages through ``td``. mypy and pyright check this file; no test runs it."""
 
 # ruff: noqa: F405
 from __future__ import annotations
@@ -14,13 +14,13 @@ from td import *  # noqa: F403  # pyright: ignore[reportWildcardImportFromLibrar
 
 @dataclass
 class Row:
-    """What from_dataclass takes."""
+    """A dataclass for from_dataclass."""
 
     x: Tensor
 
 
 def saving(td: TensorDict) -> None:
-    """Sizes are any sequences, devices are names too."""
+    """Pass batch sizes as lists and tuples, and devices as strings."""
     assert_type(td.memmap("save", True, num_threads=2, checksums=True), TensorDict)
     assert_type(TensorDict.load_memmap("save", "cpu", mode="r", subpath=("a", "b"), verify=True), TensorDict)
     assert_type(td.make_memmap("a", (3, 4), dtype=torch.float32), Tensor)
@@ -32,13 +32,13 @@ def saving(td: TensorDict) -> None:
 
 
 def converting() -> None:
-    """The same for dataclasses."""
+    """Convert from and to dataclasses."""
     TensorDict.from_dataclass(Row(torch.zeros(3)), batch_size=[3], device="cpu")
     from_dataclass(Row(torch.zeros(3)), batch_size=3, device="cpu", frozen=True)
 
 
 def sending(td: TensorDict) -> None:
-    """The same for messages."""
+    """Send and receive collections."""
     td.consolidate("file", device="cpu")
     td.init_remote(1, device="cpu")
     TensorDict.from_remote_init(0, device="cuda:0")

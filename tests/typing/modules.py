@@ -1,4 +1,4 @@
-"""Modules such as users write; pyright checks it, nothing runs it."""
+"""Modules as users write them. pyright checks this file; no test runs it."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def chain(data: TensorDict) -> TensorDict:
 
 
 def repeat(data: TensorDict) -> Tensor:
-    """Build ensembles, graphs of CUDA and graphs of torch.fx."""
+    """Build ensembles, CUDA graphs and torch.fx graphs."""
     layer = TensorDictModule(nn.Linear(3, 2), in_keys="x", out_keys="y")
     ensemble = EnsembleModule(layer, 4, expand_input=False, randomness="different")
     assert_type(ensemble, EnsembleModule[Tensor])
@@ -91,7 +91,7 @@ def repeat(data: TensorDict) -> Tensor:
 
 @set_interaction_type(InteractionType.MEAN)
 def switched() -> tuple[InteractionType | None, bool | list[Any]]:
-    """Return what the switches say."""
+    """Return the values of the global settings."""
     return interaction_type(), skip_existing()
 
 

@@ -1,4 +1,4 @@
-"""Tensorclasses such as users declare; mypy and pyright check it, nothing runs it."""
+"""Tensorclasses as users declare them. mypy and pyright check this file; no test runs it."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ class Sample(TensorClass):
 
     image: Tensor
     caption: str = ""
-    boxes: Optional[Tensor] = None  # noqa: UP045  this spelling too
+    boxes: Optional[Tensor] = None  # noqa: UP045  test Optional too
     tags: list[str] = field(default_factory=list)
 
     @classmethod
     def blank(cls, count: int) -> Sample:
-        """Return images without anything on them."""
+        """Return blank images."""
         return cls(torch.zeros(count, 3), batch_size=[count], device="cpu")
 
     @property
     def brightness(self) -> Tensor:
-        """Mean over the pixels."""
+        """Return the mean over the pixels."""
         return self.image.mean(-1)
 
 
@@ -89,7 +89,7 @@ class Data(TypedTensorDict):
 
 
 def operations(sample: Sample) -> Tensor:
-    """Return what keeps the class, and fields with their types."""
+    """Check that methods keep the class and that fields have their types."""
     assert_type(sample.image, Tensor)
     assert_type(sample.caption, str)
     assert_type(sample.boxes, Optional[Tensor])  # noqa: UP045
@@ -116,7 +116,7 @@ def operations(sample: Sample) -> Tensor:
 
 
 def construction() -> None:
-    """Call constructors as their fields are declared."""
+    """Call constructors with valid and invalid arguments."""
     Sample(torch.zeros(3), "text", torch.zeros(4), ["a"], batch_size=[], names=[], lock=True)
     labelled = Labelled(torch.zeros(2), label=torch.zeros(2), batch_size=[2])
     assert_type(labelled.label, Tensor)
@@ -135,7 +135,7 @@ def construction() -> None:
 
 
 def decorated() -> None:
-    """A decorated class keeps its fields and its constructor; what a collection can do is only there at run time."""
+    """Use a decorated class: checkers see its fields and constructor, but not the methods of collections."""
     point = Decorated(torch.zeros(2), name="b")
     assert_type(point, Decorated)
     assert_type(point.x, Tensor)

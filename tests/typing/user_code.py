@@ -1,4 +1,4 @@
-"""Code such as users write; pyright checks it, nothing runs it."""
+"""Code as users write it. pyright checks this file; no test runs it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from td_tensorclass import NonTensorStack, TensorClass
 
 
 class Digits(TensorClass):
-    """Images of digits and what they show."""
+    """Images of digits with labels."""
 
     image: Tensor
     label: Tensor
@@ -51,7 +51,7 @@ def train(model: nn.Module, data: TensorDict) -> TensorDict:
 
 
 def ensemble(members: list[TensorDict]) -> TensorDict:
-    """Return the members as one collection with a leading dim."""
+    """Stack collections along a new leading dim."""
     lazy = LazyStackedTensorDict(*members, stack_dim=0)
     assert_type(lazy.stack_dim, int)
     stacked: TensorDict = TensorDict.stack(members)
@@ -82,7 +82,7 @@ def classes(digits: Digits) -> Tensor:
 
 
 def entries(td: TensorDict, digits: Digits) -> dict[str, float]:
-    """Go through keys and entries: those of one level have strings for keys."""
+    """Iterate over keys and entries; the keys of one node are strings."""
     assert_type(td.keys(), KeysView[str])
     assert_type(td.keys(sort=True), KeysView[str])
     assert_type(td.keys(True, True), KeysView[NestedKey])
@@ -104,7 +104,7 @@ def entries(td: TensorDict, digits: Digits) -> dict[str, float]:
 
 
 def halved(td: TensorDictBase) -> None:
-    """Tell leaves from levels."""
+    """Distinguish leaves from nodes."""
     for value in td.values():
         if isinstance(value, Tensor):
             value.mul_(0.5)
@@ -117,7 +117,7 @@ def rows(td: TensorDict, digits: Digits, texts: NonTensorStack) -> list[Tensor]:
     assert_type(list(td), list[TensorDict])
     assert_type(list(digits), list[Digits])
     assert_type(TensorDict.stack([td, td]), TensorDict)
-    TensorDict.lazy_stack(td.unbind(0), 1).append(td)  # what it gives has more methods than its members
+    TensorDict.lazy_stack(td.unbind(0), 1).append(td)  # a lazy stack has methods that its members lack
     assert_type(TensorDict.maybe_dense_stack([td, td]), TensorDict)
     assert_type(Digits.cat([digits, digits]), Digits)
     lazy_stack([digits, digits]).append(digits)

@@ -95,7 +95,7 @@ def test_to_cast_filter_casts_accepted_leaves(td: TensorDict, inplace: bool) -> 
     assert td.to(torch.float16, cast_filter=None).dtype == torch.float16
 
 
-def test_clone_copies_leaves_and_is_unlocked(td: TensorDict, assert_leaves_equal: Any) -> None:
+def test_clone_locked_td_copies_leaves_and_is_unlocked(td: TensorDict, assert_leaves_equal: Any) -> None:
     result = td.lock_().clone()
     assert_leaves_equal(result, dict(td.items(True, True)))
     assert type(result) is type(td)
@@ -105,7 +105,7 @@ def test_clone_copies_leaves_and_is_unlocked(td: TensorDict, assert_leaves_equal
 
 
 @pytest.mark.parametrize("call", [lambda td: td.clone(recurse=False), lambda td: td.copy()])
-def test_shallow_clone_shares_leaves_not_nodes(call: object, td: TensorDict) -> None:
+def test_clone_recurse_false_shares_leaves_but_not_nodes(call: object, td: TensorDict) -> None:
     result = call(td.lock_())
     assert not result.is_locked
     assert all(new is old for new, old in zip(result._leaves(), td._leaves(), strict=True))
@@ -167,7 +167,7 @@ def test_to_argument_forms_give_equal_results(make_nested: Any) -> None:
     assert td.to(TensorDict({"a": double, "b": torch.zeros(1)})) is td
 
 
-def test_to_batch_size_changes_only_result(make_nested: Any) -> None:
+def test_to_batch_size_keeps_batch_size_of_source(make_nested: Any) -> None:
     td = make_nested()
     assert td.to(batch_size=[2]).batch_size == (2,)
     assert td.to(torch.float64, batch_size=[2]).batch_size == (2,)
@@ -252,7 +252,7 @@ def test_get_device_to_sync_returns_cuda_device_or_none(
     assert found == (None if expected is None else torch.device(expected))
 
 
-def test_detach_and_data_share_memory(td: TensorDict) -> None:
+def test_detach_and_data_share_memory_with_source(td: TensorDict) -> None:
     td.requires_grad_()
     for result in (td.detach(), td.data):
         assert not result.requires_grad

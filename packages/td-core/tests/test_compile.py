@@ -129,7 +129,7 @@ def fresh():
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_compile_program_makes_one_graph_and_equals_eager(name):
+def test_compile_program_has_one_graph_and_equals_eager(name):
     program = PROGRAMS[name]
     expected = program(make())
     counter = CompileCounter()
@@ -144,7 +144,7 @@ def test_compile_program_makes_one_graph_and_equals_eager(name):
 
 
 @pytest.mark.skipif(not hasattr(torch.compiler, "nested_compile_region"), reason="this torch has no regions")
-def test_nested_region_takes_and_returns_td():
+def test_compile_nested_region_with_td_equals_eager():
     region = torch.compiler.nested_compile_region(lambda td: TensorDict({"a": td["a"] + 1}, td.batch_size))
     compiled = torch.compile(lambda td: region(region(td))["a"], fullgraph=True, backend=CompileCounter())
     torch.testing.assert_close(compiled(make()), make()["a"] + 2)
@@ -194,7 +194,7 @@ def test_compile_varying_batch_size_makes_at_most_two_graphs(name):
 
 
 @pytest.mark.parametrize("mode", ["real", "fake"])
-def test_make_fx_graph_takes_and_returns_td(mode):
+def test_make_fx_with_td_input_and_output_equals_eager(mode):
     traced = make_fx(lambda td: (td + 1, td[0], td.view(2, 2)), tracing_mode=mode)(make())
     td = make() * 2
     for found, expected in zip(traced(td), (td + 1, td[0], td.view(2, 2)), strict=True):
@@ -238,7 +238,7 @@ def test_export_uneven_lazy_stack_equals_eager(strict):
     assert [member["a"].tolist() for member in result.tensordicts] == [[[2.0] * n] * 2 for n in (1, 3)]
 
 
-def test_export_takes_and_returns_td():
+def test_export_with_td_input_and_output_equals_eager():
     class Model(torch.nn.Module):
         def forward(self, td):
             return td.set("y", td["a"].sum(-1))
@@ -258,7 +258,7 @@ def test_fake_tensor_mode_shape_ops_return_shapes():
     assert result["n", "c", "d"].shape == (2, 2, 2)
 
 
-def test_export_saved_program_runs_in_other_process(tmp_path):
+def test_export_load_in_other_process_equals_eager(tmp_path):
     class Model(torch.nn.Module):
         def forward(self, td, stack, ragged):
             return {"td": td * 2, "stacks": [stack + td["a"].sum(), ragged * 2]}

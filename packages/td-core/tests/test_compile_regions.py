@@ -64,7 +64,7 @@ def test_nested_region_equals_eager(name: str, kind: str) -> None:
         torch.testing.assert_close(found, leaf)
 
 
-def test_nested_region_twice_sets_grad() -> None:
+def test_nested_region_called_twice_sets_grad() -> None:
     torch.compiler.reset()
     td = nested().requires_grad_()
     region = torch.compiler.nested_compile_region(lambda x: x.sin())

@@ -37,7 +37,7 @@ def no_waiting() -> Iterator[Callable[[], None]]:
 
 
 HOST = torch.tensor([2, 0])
-# None of these may synchronise; only the conversion of a mask to positions, which is not listed, has to.
+# Operations that must not synchronise. Converting a mask to positions has to, so it is not listed.
 OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
     "number": lambda td, rows: td + 1,
     "two": lambda td, rows: td * td,

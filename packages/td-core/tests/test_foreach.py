@@ -66,7 +66,7 @@ def with_derivative(name: str, operands: str) -> tuple[list, list] | None:
 with warnings.catch_warnings():
     warnings.simplefilter(
         "ignore", FutureWarning
-    )  # torch 2.14 warns about an import of its own at the first dual tensor
+    )  # torch 2.14 warns about its own import at the first dual tensor
     DERIVATIVES = {
         f"{name}, {operands}": (name, operands, expected)
         for name in OPS

@@ -1,4 +1,4 @@
-"""Writes at an index: values equal those of torch, and a refused write changes nothing."""
+"""Writes at an index: values equal those of torch, and a failed write changes nothing."""
 
 from __future__ import annotations
 
@@ -210,7 +210,7 @@ class TestAssign:
     @pytest.mark.parametrize("index", INDICES, ids=str)
     @pytest.mark.parametrize("as_number", [True, False])
     def test_setitem_nested_lazy_stack_equals_torch(self, index: Any, as_number: bool) -> None:
-        # As many members as elements: nothing but the order of the dims tells one from the other.
+        # The stack dim has the size of the other dim, so that exchanged dims give wrong values and no error.
         members = [TensorDict({"a": torch.arange(3) + 3 * i}, [3]) for i in range(3)]
         td = TensorDict({"n": LazyStackedTensorDict(*members)}, [3])
         expected = td["n", "a"].clone()

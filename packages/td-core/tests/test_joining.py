@@ -1,4 +1,4 @@
-"""Joining collections: leaf by leaf what torch does, and messages that name the key path and both values."""
+"""stack and cat of collections equal torch on each leaf; errors name the key path and both values."""
 
 from __future__ import annotations
 

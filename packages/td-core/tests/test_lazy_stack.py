@@ -22,7 +22,7 @@ from td_core.errors import (
 FORWARD_MODE = pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:FutureWarning")
 
 
-def test_keys_of_some_members_are_hidden(make_ragged_stack):
+def test_keys_missing_in_some_members_are_hidden(make_ragged_stack):
     lazy = make_ragged_stack()
     assert list(lazy.keys()) == ["a"] and "only0" not in lazy
     assert lazy.get("only0") is None
@@ -31,7 +31,7 @@ def test_keys_of_some_members_are_hidden(make_ragged_stack):
     assert list(lazy[0].keys()) == ["a", "only0"]
 
 
-def test_get_ragged_entry_raises_or_returns_requested_form(make_ragged_stack):
+def test_get_ragged_entry_returns_requested_form_else_raises(make_ragged_stack):
     with pytest.raises(StructureError, match=r"\[\(1,\), \(2,\), \(3,\)\].*as_nested_tensor=True"):
         make_ragged_stack()["a"]
     nested = make_ragged_stack().get("a", as_nested_tensor=True)
@@ -118,15 +118,15 @@ def test_node_of_locked_stack_is_locked(dims, make_lazy_stack):
     lazy = make_lazy_stack(dims[0])
     if len(dims) == 2:
         lazy = lazy_stack([lazy, make_lazy_stack(dims[0])], dims[1])
-    level = lazy.lock_()["n"]
-    assert level.is_locked
+    node = lazy.lock_()["n"]
+    assert node.is_locked
     with pytest.raises(LockedError, match="part of a locked collection"):
-        level.unlock_()
-    assert level.is_locked
+        node.unlock_()
+    assert node.is_locked
     with pytest.raises(LockedError, match="cannot add a member"):
-        level.append(level.tensordicts[0])
+        node.append(node.tensordicts[0])
     lazy.unlock_()
-    assert not level.is_locked
+    assert not node.is_locked
 
 
 def test_lock_stack_locks_members(make_lazy_stack):
@@ -208,11 +208,11 @@ def test_get_nested_tensor_returns_requested_layout():
     assert stack.get_nestedtensor("a", layout=torch.jagged).layout is torch.jagged
 
 
-def weights(first=0.0):
+def make_weights(first=0.0):
     return TensorDict({"w": torch.arange(3.0) + first, "n": {"b": torch.arange(2.0) - 3 * first}})
 
 
-def loss(params):
+def compute_loss(params):
     return (params["w"] ** 3).sum() * params["n", "b"].sum()
 
 
@@ -220,19 +220,23 @@ def loss(params):
 @pytest.mark.parametrize(
     "transform",
     [
-        lambda params: torch.func.grad(loss)(params),
-        lambda params: torch.func.grad(lambda outer: loss(outer["l"]))(TensorDict({"l": params}))["l"],
-        lambda params: torch.func.grad(lambda p: torch.vmap(loss)(p).sum())(params),
-        lambda params: torch.vmap(torch.func.grad(loss))(params),
-        lambda params: torch.vmap(lambda x: torch.func.grad(lambda p: x * loss(p))(params))(torch.arange(2)),
-        lambda params: torch.func.jacrev(loss)(params),
-        lambda params: torch.func.jvp(loss, (params,), (params,))[1],
-        lambda params: torch.func.vjp(loss, params)[1](torch.tensor(2.0))[0],
+        lambda params: torch.func.grad(compute_loss)(params),
+        lambda params: torch.func.grad(lambda outer: compute_loss(outer["l"]))(TensorDict({"l": params}))[
+            "l"
+        ],
+        lambda params: torch.func.grad(lambda p: torch.vmap(compute_loss)(p).sum())(params),
+        lambda params: torch.vmap(torch.func.grad(compute_loss))(params),
+        lambda params: torch.vmap(lambda x: torch.func.grad(lambda p: x * compute_loss(p))(params))(
+            torch.arange(2)
+        ),
+        lambda params: torch.func.jacrev(compute_loss)(params),
+        lambda params: torch.func.jvp(compute_loss, (params,), (params,))[1],
+        lambda params: torch.func.vjp(compute_loss, params)[1](torch.tensor(2.0))[0],
     ],
 )
 @FORWARD_MODE
 def test_func_transforms_equal_dense_stack(transform):
-    stack = LazyStackedTensorDict(weights(1.0), weights(2.0))
+    stack = LazyStackedTensorDict(make_weights(1.0), make_weights(2.0))
     expected, found = transform(stack.to_tensordict()), transform(stack)
     if isinstance(expected, torch.Tensor):
         assert torch.equal(found, expected) and found.any()
@@ -242,9 +246,9 @@ def test_func_transforms_equal_dense_stack(transform):
         assert torch.equal(found[key], leaf) and leaf.any()
 
 
-def plain(result):
+def list_leaves(result):
     if isinstance(result, tuple):
-        return [leaf for part in result for leaf in plain(part)]
+        return [leaf for part in result for leaf in list_leaves(part)]
     return [result] if isinstance(result, torch.Tensor) else list(result.values(True, True))
 
 
@@ -253,7 +257,7 @@ def plain(result):
 @pytest.mark.parametrize(
     "fn",
     [
-        loss,
+        compute_loss,
         lambda params: params * params,
         lambda params: params["n"].clone().mul_(2),
         lambda params: torch.stack([params[0], params[1] * 2]),
@@ -274,15 +278,15 @@ def plain(result):
 )
 @FORWARD_MODE
 def test_derivatives_equal_dense_stack(transform, fn, dim):
-    members = [torch.stack([weights(i), weights(2 * i)]) for i in (1.0, 2.0, 3.0)]
-    expected = plain(transform(fn, torch.stack(members, dim)))
-    found = plain(transform(fn, LazyStackedTensorDict(*members, stack_dim=dim)))
+    members = [torch.stack([make_weights(i), make_weights(2 * i)]) for i in (1.0, 2.0, 3.0)]
+    expected = list_leaves(transform(fn, torch.stack(members, dim)))
+    found = list_leaves(transform(fn, LazyStackedTensorDict(*members, stack_dim=dim)))
     assert len(found) == len(expected) > 0
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=0)
 
 
-def test_jacobian_batch_size_fits_every_entry():
+def test_jacobian_batch_size_is_prefix_of_every_shape():
     td = TensorDict({"n": {"b": torch.ones(2)}, "w": torch.ones(2, 3)}, [2])
     jacobian = torch.func.jacrev(lambda params: params * 2)(td)
     for entry in jacobian.values():
@@ -294,7 +298,7 @@ def test_jacobian_batch_size_fits_every_entry():
     "outer", [lambda stack: stack, lambda stack: TensorDict({"s": stack, "z": torch.ones(3)})]
 )
 @pytest.mark.parametrize("odd", [{"a": torch.ones(3), "b": torch.ones(3)}, {"a": torch.ones(3, 2)}])
-def test_transforms_of_uneven_members_work_or_raise(outer, odd):
+def test_transform_uneven_members_equals_torch_but_vmap_raises(outer, odd):
     stack = outer(LazyStackedTensorDict(TensorDict({"a": torch.ones(3)}), TensorDict(odd)))
     grads = torch.func.grad(lambda td: sum((leaf**2).sum() for leaf in td._leaves()))(stack)
     assert all(
@@ -325,7 +329,7 @@ def test_tree_map_keeps_dtypes_of_members(dtype, dim, change):
         assert found.dtype == leaf.dtype and found.equal(change(leaf))
 
 
-def test_vmap_members_in_any_key_order():
+def test_vmap_members_with_other_key_order_keeps_dtypes():
     first = TensorDict({"a": torch.ones(3), "b": torch.ones(3, dtype=torch.int64)})
     second = TensorDict({"b": torch.ones(3, dtype=torch.int64), "a": torch.ones(3)})
     result = torch.vmap(lambda td: td + 1)(LazyStackedTensorDict(first, second))

@@ -17,11 +17,11 @@ from td_core.errors import (
 )
 
 
-def dense(lazy: LazyStackedTensorDict) -> TensorDict:
+def stack_members(lazy: LazyStackedTensorDict) -> TensorDict:
     return torch.stack(list(lazy.tensordicts), lazy.stack_dim)
 
 
-def same(result, expected) -> None:
+def assert_same_entries(result, expected) -> None:
     assert result.batch_size == expected.batch_size
     assert list(result.keys(True, True)) == list(expected.keys(True, True))
     for key in expected.keys(True, True):
@@ -31,7 +31,7 @@ def same(result, expected) -> None:
 @pytest.mark.parametrize("dim", [0, 1, -1])
 def test_getitem_entries_equal_dense_stack(dim, make_lazy_stack, make_member):
     lazy = make_lazy_stack(dim)
-    same(lazy, torch.stack([make_member(i) for i in range(4)], dim))
+    assert_same_entries(lazy, torch.stack([make_member(i) for i in range(4)], dim))
     assert lazy["n"].batch_size == lazy.batch_size
 
 
@@ -67,24 +67,24 @@ def test_getitem_equals_dense_stack(dim, index, make_member):
         index = index[: lazy.batch_size[0]]
     elif isinstance(index, torch.Tensor):
         index = index % lazy.batch_size[0]
-    same(lazy[index], dense(lazy)[index])
+    assert_same_entries(lazy[index], stack_members(lazy)[index])
 
 
-PAIR, MASK = torch.tensor([0, 2]), torch.tensor([True, False, True])
+POSITIONS, MASK = torch.tensor([0, 2]), torch.tensor([True, False, True])
 
 SCATTERED = [
-    (PAIR, slice(None), PAIR),
-    (PAIR, slice(None), slice(0, 2), PAIR),
-    (slice(None), PAIR, slice(None), PAIR),
-    (slice(None), PAIR, slice(None, None, 2), PAIR),
-    (slice(None), PAIR, None, PAIR),
-    (slice(None), PAIR, PAIR),
-    (slice(None), slice(None), PAIR, slice(1)),
-    (0, slice(None), PAIR),
-    (0, PAIR, slice(None), PAIR),
-    (PAIR, 1, slice(None), 0),
-    (slice(None), MASK, slice(None), PAIR),
-    (MASK, slice(None), slice(None), PAIR),
+    (POSITIONS, slice(None), POSITIONS),
+    (POSITIONS, slice(None), slice(0, 2), POSITIONS),
+    (slice(None), POSITIONS, slice(None), POSITIONS),
+    (slice(None), POSITIONS, slice(None, None, 2), POSITIONS),
+    (slice(None), POSITIONS, None, POSITIONS),
+    (slice(None), POSITIONS, POSITIONS),
+    (slice(None), slice(None), POSITIONS, slice(1)),
+    (0, slice(None), POSITIONS),
+    (0, POSITIONS, slice(None), POSITIONS),
+    (POSITIONS, 1, slice(None), 0),
+    (slice(None), MASK, slice(None), POSITIONS),
+    (MASK, slice(None), slice(None), POSITIONS),
 ]
 
 
@@ -118,12 +118,12 @@ def test_getitem_bad_index_raises(index, make_lazy_stack):
 )
 def test_setitem_writes_members(dim, index, make_member):
     lazy = lazy_stack([make_member(i) for i in range(3)], dim)
-    expected = dense(lazy)
+    expected = stack_members(lazy)
     value = expected[index].apply(lambda leaf: leaf + 100)
     leaf = lazy.tensordicts[0]["a"]
     lazy[index] = value
     expected[index] = value
-    same(lazy, expected)
+    assert_same_entries(lazy, expected)
     assert lazy.tensordicts[0]["a"] is leaf
 
 
@@ -148,7 +148,7 @@ def test_shape_op_keeping_stack_dim_keeps_members(operation, stack_dim, make_laz
     lazy = make_lazy_stack()
     result = operation(lazy)
     assert isinstance(result, LazyStackedTensorDict) and result.stack_dim == stack_dim
-    same(result, operation(dense(lazy)))
+    assert_same_entries(result, operation(stack_members(lazy)))
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,7 @@ def test_shape_op_keeping_stack_dim_keeps_members(operation, stack_dim, make_laz
 )
 def test_shape_op_changing_stack_dim_returns_dense(operation, make_lazy_stack):
     lazy = make_lazy_stack()
-    same(operation(lazy), operation(dense(lazy)))
+    assert_same_entries(operation(lazy), operation(stack_members(lazy)))
 
 
 def test_contiguous_ragged_stack_raises():
@@ -185,7 +185,9 @@ def test_nested_stack_dim_after_parent_batch_equals_dense(dim, operation, ndim, 
     lazy = make_lazy_stack(dim)
     batch = lazy.batch_size[:ndim]
     result = operation(TensorDict({"inner": lazy}, batch_size=batch))["inner"]
-    same(result, operation(TensorDict({"inner": dense(lazy)}, batch_size=batch))["inner"])
+    assert_same_entries(
+        result, operation(TensorDict({"inner": stack_members(lazy)}, batch_size=batch))["inner"]
+    )
 
 
 @pytest.mark.parametrize("dim", [0, 1, 2])
@@ -193,7 +195,7 @@ def test_stack_lazy_stacks_returns_lazy_stack(dim, make_lazy_stack):
     lazy = make_lazy_stack()
     result = torch.stack([lazy, lazy], dim)
     assert isinstance(result, LazyStackedTensorDict)
-    same(result, torch.stack([dense(lazy)] * 2, dim))
+    assert_same_entries(result, torch.stack([stack_members(lazy)] * 2, dim))
 
 
 @pytest.mark.parametrize("dim", [0, 1])
@@ -201,16 +203,16 @@ def test_cat_lazy_stacks_returns_lazy_stack(dim, make_lazy_stack):
     lazy = make_lazy_stack()
     result = torch.cat([lazy, lazy], dim)
     assert isinstance(result, LazyStackedTensorDict)
-    same(result, torch.cat([dense(lazy)] * 2, dim))
+    assert_same_entries(result, torch.cat([stack_members(lazy)] * 2, dim))
 
 
 @pytest.mark.parametrize("dim", [0, 1])
 def test_unbind_and_split_equal_dense_stack(dim, make_lazy_stack):
     lazy = make_lazy_stack()
-    for part, expected in zip(lazy.unbind(dim), dense(lazy).unbind(dim), strict=True):
-        same(part, expected)
-    for part, expected in zip(lazy.split(2, dim), dense(lazy).split(2, dim), strict=True):
-        same(part, expected)
+    for part, expected in zip(lazy.unbind(dim), stack_members(lazy).unbind(dim), strict=True):
+        assert_same_entries(part, expected)
+    for part, expected in zip(lazy.split(2, dim), stack_members(lazy).split(2, dim), strict=True):
+        assert_same_entries(part, expected)
 
 
 @pytest.mark.parametrize("position", [4, -5])
@@ -250,10 +252,10 @@ def test_names_include_stack_dim_name():
 @given(st.integers(0, 2), st.lists(st.integers(0, 3), min_size=1, max_size=3))
 def test_repeated_indexing_equals_dense_stack(dim, picks):
     lazy = lazy_stack([TensorDict({"a": torch.randn(4, 4)}, [4, 4]) for _ in range(4)], dim)
-    expected = dense(lazy)
+    expected = stack_members(lazy)
     for pick in picks:
         lazy, expected = lazy[pick], expected[pick]
-    same(lazy, expected)
+    assert_same_entries(lazy, expected)
 
 
 def test_view_uneven_members_rearranges_elements():
@@ -289,7 +291,7 @@ def test_set_parent_batch_size_mismatching_stack_dim_raises():
     assert td["n"].batch_size == (2,)
 
 
-def test_set_batch_size_accepts_int():
+def test_set_batch_size_int_sets_one_dim():
     stack = LazyStackedTensorDict(*[TensorDict({"a": torch.zeros(3)}, [3]) for _ in range(2)])
     stack.batch_size = 2
     assert stack.batch_size == (2,)
@@ -312,7 +314,7 @@ def test_empty_stack_shape_ops_equal_torch(operation):
     assert operation(empty).batch_size == operation(torch.zeros(0, 3)).shape
 
 
-def test_empty_stack_set_batch_size():
+def test_set_batch_size_of_empty_stack_needs_zero_stack_dim():
     empty = LazyStackedTensorDict(stack_dim=0)
     empty.batch_size = [0, 3]
     assert empty.batch_size == (0, 3)

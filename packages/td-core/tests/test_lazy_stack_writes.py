@@ -50,7 +50,7 @@ def test_update_inplace_from_stack_keeps_dense_node():
 
 
 @pytest.mark.parametrize("index", [lambda i: i, lambda i: (i, ...), lambda i: slice(i, i + 1), lambda i: [i]])
-def test_setitem_new_key_creates_it_in_indexed_members(index, make_lazy_stack):
+def test_setitem_new_key_creates_key_in_indexed_members(index, make_lazy_stack):
     lazy = make_lazy_stack(count=3)
     for i in (2, 0, 1):
         assert "new" not in lazy and "new" not in lazy[i]
@@ -90,7 +90,7 @@ def test_append_insert_and_extend_add_members(make_lazy_stack, make_member):
         lazy.lock_().append(make_member(0))
 
 
-def test_append_locked_member_adds_but_locked_stack_raises(make_lazy_stack, make_member):
+def test_append_to_locked_stack_raises_but_locked_member_allowed(make_lazy_stack, make_member):
     lazy = make_lazy_stack()
     lazy.tensordicts[0].lock_()
     lazy.append(make_member(7))
@@ -239,22 +239,24 @@ def test_change_stack_with_repeated_member_applies_once(change, keys, nest):
     assert list(stack.keys(True)) == keys == list(one.keys(True))
 
 
-def state_of(node):
+def list_state(node):
     """Return the entries of every node and their values, to detect changes."""
     if isinstance(node, torch.Tensor):
         return id(node), node.tolist()
     stacked = node._members_and_dim()
     return (
-        [state_of(member) for member in stacked[0]] if stacked else {k: state_of(v) for k, v in node.items()}
+        [list_state(member) for member in stacked[0]]
+        if stacked
+        else {k: list_state(v) for k, v in node.items()}
     )
 
 
-def lock_level(last):
+def lock_node(last):
     last["n"].lock_()
     return last
 
 
-def lock_member_of_level(last):
+def lock_member_of_node(last):
     last["n"] = lazy_stack([TensorDict({"b": torch.zeros(())}, lock=i == 2) for i in range(3)])
     return last
 
@@ -265,7 +267,7 @@ def lock_member(last):
     return lazy_stack(parts)
 
 
-def leaf_for_level(last):
+def leaf_for_node(last):
     return last.set("n", torch.zeros(3))
 
 
@@ -291,14 +293,14 @@ def leaf_for_level(last):
 def test_failing_change_of_later_member_changes_nothing(change, make_lazy_stack, make_member):
     change(make_lazy_stack(count=3))
     refused = 0
-    for spoil in (lock_level, lock_member_of_level, lock_member, leaf_for_level):
+    for spoil in (lock_node, lock_member_of_node, lock_member, leaf_for_node):
         members = [make_member(0), make_member(1), spoil(make_member(2))]
-        before = [state_of(each) for each in members]
+        before = [list_state(each) for each in members]
         try:
             change(LazyStackedTensorDict(*members))
         except (KeyError, RuntimeError):
             refused += 1
-            assert [state_of(each) for each in members] == before
+            assert [list_state(each) for each in members] == before
     assert refused
 
 
@@ -317,7 +319,7 @@ def test_set_inplace_jagged_member_rejects_dense_value():
 
 ORDER = torch.tensor([2, 0, 1])
 
-WRITES_OF_ITSELF = {
+WRITES = {
     "td[:]": lambda x, y: x.__setitem__(slice(None), y),
     "td[positions]": lambda x, y: x.__setitem__(torch.arange(3), y),
     "td[mask]": lambda x, y: x.__setitem__(torch.ones(3, dtype=torch.bool), y),
@@ -335,7 +337,7 @@ HOLDERS = {
 }
 
 
-@pytest.mark.parametrize("write", WRITES_OF_ITSELF.values(), ids=WRITES_OF_ITSELF)
+@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
 @pytest.mark.parametrize("holder", HOLDERS.values(), ids=HOLDERS)
 @pytest.mark.parametrize("change", [lambda x: x[ORDER], lambda x: x.flip(0), lambda x: x.roll(1, 0)])
 def test_write_stack_from_own_members_equals_torch(write, holder, change):
@@ -346,7 +348,7 @@ def test_write_stack_from_own_members_equals_torch(write, holder, change):
     assert torch.equal(stack["a"], wanted) and torch.equal(stack["m", "b"], wanted)
 
 
-def test_write_collection_from_own_nested_members():
+def test_write_nested_stack_from_own_members_reads_first():
     td = TensorDict({"n": lazy_stack([TensorDict({"a": float(i)}) for i in range(3)])}, [3])
     assert td.add_(td[ORDER])["n", "a"].tolist() == [2, 1, 3]
     td[:] = td.flip(0)
@@ -361,7 +363,7 @@ def test_setitem_shifted_members_equals_torch():
     assert stack["a"].tolist() == [0, 1, 2, 2]
 
 
-def _columns() -> LazyStackedTensorDict:
+def make_columns() -> LazyStackedTensorDict:
     """Return rows [0, 1], [2, 3], [4, 5] under "a", whose columns are the members."""
     columns = [TensorDict({"a": torch.tensor([i, i + 2, i + 4])}, [3]) for i in range(2)]
     return LazyStackedTensorDict(*columns, stack_dim=1)
@@ -372,7 +374,7 @@ def _columns() -> LazyStackedTensorDict:
     ("index", "source"), [(0, 0), (1, 1), (slice(0, 2), slice(1, 3)), (slice(1, 3), slice(1, 3))]
 )
 def test_setitem_own_members_reordered_equals_torch(index: Any, source: Any, wrapped: bool) -> None:
-    stack, wanted = _columns(), _columns()["a"].clone()
+    stack, wanted = make_columns(), make_columns()["a"].clone()
     wanted[index] = wanted[source].flip(-1)
     flipped = stack[source].flip(-1)
     if wrapped:
@@ -383,21 +385,21 @@ def test_setitem_own_members_reordered_equals_torch(index: Any, source: Any, wra
 
 
 def test_update_inplace_own_members_reads_before_writing() -> None:
-    stack = _columns()
+    stack = make_columns()
     stack[0:2].update_(stack[1:3].flip(1))
     assert stack["a"].tolist() == [[3, 2], [5, 4], [4, 5]]
 
 
-def test_setitem_nested_stacks_from_own_members() -> None:
-    stack = _columns()
+def test_setitem_nested_stacks_from_own_members_reads_first() -> None:
+    stack = make_columns()
     outer = LazyStackedTensorDict(*[TensorDict({"n": m}, [3]) for m in stack.tensordicts], stack_dim=1)
     outer[:] = TensorDict({"n": outer["n"].flip(1)}, [3, 2])
     assert outer["n", "a"].tolist() == [[1, 0], [3, 2], [5, 4]]
 
 
 @pytest.mark.parametrize("nested", [False, True])
-def test_setitem_mapping_of_own_members(nested: bool) -> None:
-    stack = _columns()
+def test_setitem_mapping_of_own_members_reads_first(nested: bool) -> None:
+    stack = make_columns()
     if nested:
         outer = LazyStackedTensorDict(*[TensorDict({"n": m}, [3]) for m in stack.tensordicts], stack_dim=1)
         outer[1:] = {"n": outer["n"][1:].flip(1)}
@@ -406,7 +408,7 @@ def test_setitem_mapping_of_own_members(nested: bool) -> None:
     assert stack["a"].tolist() == [[0, 1], [3, 2], [5, 4]]
 
 
-def test_setitem_members_that_view_the_value() -> None:
+def test_setitem_members_that_view_value_reads_first() -> None:
     td = TensorDict({"a": torch.arange(4), "n": {"b": torch.arange(4)}}, [4])
     stack = td.to_lazystack()
     stack[1:] = td[:-1]
@@ -417,14 +419,14 @@ def test_setitem_subclass_leaves_reads_before_writing() -> None:
     class Leaf(torch.Tensor):
         pass
 
-    stack = _columns()
+    stack = make_columns()
     for member in stack.tensordicts:
         member["a"] = member["a"].as_subclass(Leaf)
     stack[1:] = stack[1:].flip(1)
     assert stack["a"].tolist() == [[0, 1], [3, 2], [5, 4]]
 
 
-def test_apply_inplace_results_are_own_members() -> None:
-    stack = _columns()
+def test_apply_inplace_returning_own_members_reads_first() -> None:
+    stack = make_columns()
     stack[0:2].apply_(lambda leaf, other: other, stack[1:3].flip(1))
     assert stack["a"].tolist() == [[3, 2], [5, 4], [4, 5]]

@@ -267,7 +267,7 @@ def test_concurrent_set_of_distinct_keys_loses_none():
                 try:
                     READS[name](td)
                 except TensorDictError:
-                    pass  # reports a concurrent change of the structure
+                    pass  # raised for a concurrent change of the structure
                 except Exception as error:
                     failures.append(f"{name}: {error!r}")
 

@@ -57,7 +57,7 @@ class TestShape:
 
 
 class TestLeaves:
-    def test_bytes_param_count_and_depth_count_leaves(self, td: Any) -> None:
+    def test_bytes_param_count_and_depth_return_totals(self, td: Any) -> None:
         assert td.bytes() == 108
         assert td.param_count() == 21
         assert td.depth == 1
@@ -83,7 +83,7 @@ class TestLeaves:
     def test_depth_counts_nodes_above_leaves(self, source: Any, depth: int) -> None:
         assert TensorDict(source).depth == depth
 
-    def test_depth_uneven_members_is_the_deepest(self) -> None:
+    def test_depth_uneven_members_returns_largest(self) -> None:
         uneven = LazyStackedTensorDict(TensorDict({"a": torch.zeros(2)}), TensorDict({"a": {"b": {"c": 1}}}))
         assert uneven.depth == 2 and TensorDict({"s": uneven}).depth == 3
 

@@ -87,7 +87,7 @@ def test_rearrange_components_matches_other_entries(move, leaf):
 
 @pytest.mark.parametrize("leaf", LEAVES)
 @pytest.mark.parametrize("move", [lambda td: td[1:], lambda td: td[[2, 0]], lambda td: torch.cat([td, td])])
-def test_rearranged_components_are_contiguous_and_cache_max(move, leaf):
+def test_rearrange_components_is_contiguous_and_caches_max(move, leaf):
     rows = move(data(LEAVES[leaf]))["rows"]
     assert rows.is_contiguous()
     if hasattr(torch.nested.nested_tensor([torch.ones(1)], layout=torch.jagged), "_max_seqlen_tensor"):
@@ -225,7 +225,7 @@ def test_item_shape_strided_ragged_dim_is_minus_one() -> None:
 
 LAYOUTS = {"jagged": torch.jagged, "strided": torch.strided}
 
-#: In-place operations with a second collection, and torch's result for a jagged tensor of ones and a dense one of twos.
+#: In-place operations with a second collection; torch's result for a jagged tensor of ones and a dense tensor of twos.
 COMBINED = {
     "update_": (lambda td, other: td.update_(other), None),
     "update": (lambda td, other: td.update(other, inplace=True), None),
@@ -311,7 +311,7 @@ def test_setitem_new_nested_tensor_raises(layout: torch.layout) -> None:
         lambda td: td.chunk(1)[0], lambda td: td.split(2)[0],
     ],
 )  # fmt: skip
-def test_unchanged_components_keep_leaf(change, make):
+def test_noop_shape_op_on_nested_leaf_keeps_leaf(change, make):
     leaf = make()
     assert change(TensorDict({"n": leaf}, [2]))["n"] is leaf
 

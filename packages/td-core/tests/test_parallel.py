@@ -86,7 +86,7 @@ class TestMap:
             assert torch.equal(td.map(plus_one, dim, chunksize=3, **way)["a"], td["a"] + 1)
             assert torch.equal(td.map(plus_one, dim, chunksize=0, **way)["a"], td["a"] + 1)
 
-    def test_map_none_results_are_dropped(self, way: Any) -> None:
+    def test_map_function_returning_none_drops_results(self, way: Any) -> None:
         assert make().map(lambda td: td if td["a"][0] else None, chunksize=5, **way)["a"].tolist() == [
             5,
             6,
@@ -203,7 +203,7 @@ class TestSeeds:
 
 
 class TestMapIter:
-    def test_map_iter_yields_in_order(self, way: Any) -> None:
+    def test_map_iter_yields_results_in_order(self, way: Any) -> None:
         parts = list(make().map_iter(plus_one, chunksize=4, **way))
         assert [part["a"].tolist() for part in parts] == [[1, 2, 3, 4], [5, 6, 7, 8], [9, 10]]
 

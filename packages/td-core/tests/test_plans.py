@@ -34,7 +34,7 @@ TWINS: list[tuple[Callable[..., Any], tuple[Any, ...], tuple[Any, ...]]] = [
 
 
 @pytest.mark.parametrize(("operation", "right", "wrong"), TWINS)
-def test_wrong_argument_does_not_poison_cache(
+def test_invalid_argument_equal_to_cached_one_raises(
     operation: Callable[..., Any], right: tuple[Any, ...], wrong: tuple[Any, ...]
 ) -> None:
     remembered_before = operation(*right)
@@ -113,7 +113,7 @@ TAKES_INTS: dict[str, Callable[[Any, Any], Any]] = {
 @pytest.mark.parametrize("one", [np.int64(1), np.int32(1), torch.tensor(1)], ids=["int64", "int32", "tensor"])
 @pytest.mark.parametrize("operation", TAKES_INTS)
 @pytest.mark.parametrize("make", [td, lambda: td().to_lazystack(0), lambda: td().to_lazystack(1)])
-def test_numpy_and_tensor_ints_equal_int(make: Callable[[], Any], operation: str, one: Any) -> None:
+def test_numpy_or_tensor_int_argument_equals_int(make: Callable[[], Any], operation: str, one: Any) -> None:
     take = TAKES_INTS[operation]
     result, expected = take(make(), one), take(make(), 1)
     assert result.batch_size == expected.batch_size
@@ -152,7 +152,7 @@ def test_sizes_cache_is_bounded() -> None:
     assert len(sizes) <= 256
 
 
-def test_uncacheable_arguments_are_computed() -> None:
+def test_unhashable_arguments_are_computed() -> None:
     calls: list[Any] = []
 
     @cache_plans

@@ -185,12 +185,12 @@ def test_binary_operand_without_batch_size_matches_equal_shapes(
 
 
 @pytest.mark.parametrize("stacked", [False, True])
-@pytest.mark.parametrize("told", [[3], [3, 2]])
-def test_binary_nested_larger_batch_size_matches_equal_shapes(told: list[int], stacked: bool) -> None:
+@pytest.mark.parametrize("nested_size", [[3], [3, 2]])
+def test_binary_nested_larger_batch_size_matches_equal_shapes(nested_size: list[int], stacked: bool) -> None:
     deep = {"d": torch.rand(3, 2, 4), "e": torch.rand(3, 2)}
     leaves = {"c": torch.rand(3, 2), **deep}
     td = TensorDict(
-        {"a": torch.rand(3), "b": TensorDict({**leaves, "n": TensorDict(deep, [3, 2])}, told)}, [3]
+        {"a": torch.rand(3), "b": TensorDict({**leaves, "n": TensorDict(deep, [3, 2])}, nested_size)}, [3]
     )
     below = TensorDict({**leaves, "n": TensorDict(deep, [3, 2])}, [3, 2])
     other = TensorDict({"a": td["a"], "b": below})

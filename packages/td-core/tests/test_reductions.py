@@ -362,7 +362,7 @@ def test_reduce_key_transform_renames_nested_keys(make_nested: Any) -> None:
     }
 
 
-def test_sum_over_stack_dim_is_dense_over_other_dim_lazy(make_collection: Any) -> None:
+def test_sum_over_stack_dim_returns_dense_else_lazy(make_collection: Any) -> None:
     td = make_collection("lazy along 1")
     assert type(td.sum(1)) is TensorDict
     assert type(td.sum(0)) is LazyStackedTensorDict

@@ -1,4 +1,4 @@
-"""Choosing and replacing elements, padding and packing: leaf by leaf what torch does."""
+"""Masking, gathering, padding and packing elements equal torch on each leaf."""
 
 from __future__ import annotations
 

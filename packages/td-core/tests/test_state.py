@@ -1,4 +1,4 @@
-"""state_dict and load_state_dict: layouts of every release, strictness, and nothing half done."""
+"""state_dict and load_state_dict: layouts of every release, strictness; a failed load changes nothing."""
 
 from __future__ import annotations
 

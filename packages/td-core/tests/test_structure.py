@@ -1,4 +1,4 @@
-"""Selecting, splitting, flattening and renaming keys: keys, order, shared leaves, and what a refusal leaves behind."""
+"""Select, split, flatten and rename keys: keys, order and shared leaves; a failed call changes nothing."""
 
 from __future__ import annotations
 

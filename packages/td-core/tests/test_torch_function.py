@@ -105,7 +105,7 @@ def test_torch_function_one_td_equals_torch_per_leaf(name: str, td: TensorDict) 
 
 
 @pytest.mark.parametrize("name", sorted(ON_BATCH_DIMS))
-def test_torch_function_shape_argument_applies_to_batch_dims(name: str, td: TensorDict) -> None:
+def test_torch_function_shape_argument_excludes_feature_dims(name: str, td: TensorDict) -> None:
     function = getattr(torch, name)
     (shape,) = ARGUMENTS[name]
     result = function(td, shape)
@@ -230,7 +230,7 @@ def test_torch_atleast_3d_prepends_batch_dims(td: TensorDict) -> None:
         assert torch.equal(result[key], leaf.unsqueeze(0))
 
 
-def test_torch_numel_all_and_detach_equal_methods(td: TensorDict) -> None:
+def test_torch_numel_all_detach_equal_methods(td: TensorDict) -> None:
     assert torch.numel(td) == td.numel()
     assert torch.is_floating_point(td) is True
     assert torch.all(td > -1) is True

@@ -1,4 +1,4 @@
-"""update, update_, copy_, fill and replace: values, order, and that a refused write changes nothing."""
+"""update, update_, copy_, fill and replace: values and order of entries; a failed write changes nothing."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class TestUpdate:
             ([("a", "zz"), ("b", "c", "zz"), ("b", "d")], [("b", "d")]),
         ],
     )
-    def test_update_keys_to_update_changes_only_these(
+    def test_update_keys_to_update_changes_only_given_keys(
         self, td: Any, keys: list[Any], changed: list[Any], snapshot: Any
     ) -> None:
         before = snapshot(td)
@@ -101,7 +101,7 @@ class TestUpdate:
         result = td.replace(clone=2, inplace=3)
         assert list(result.keys()) == ["a", "clone", "inplace"] and list(td.keys()) == ["a"]
 
-    def test_update_batch_size_takes_that_of_source(self) -> None:
+    def test_update_batch_size_true_copies_batch_size_of_source(self) -> None:
         td = TensorDict({"a": torch.zeros(4, 2)}, [4])
         td.update(TensorDict({"a": torch.zeros(3)}, [3]), update_batch_size=True)
         assert td.batch_size == torch.Size([3])
@@ -121,7 +121,7 @@ class TestUpdate:
     @pytest.mark.parametrize("count", [1, 4])
     @pytest.mark.parametrize("dim", [0, 1])
     @pytest.mark.parametrize("join", [TensorDict.stack, TensorDict.lazy_stack], ids=["dense", "lazy"])
-    def test_update_lazy_stack_other_length_copies_members(self, count: int, dim: int, join: Any) -> None:
+    def test_update_lazy_stack_of_other_length_copies_members(self, count: int, dim: int, join: Any) -> None:
         items = [TensorDict({"a": torch.full((2,), float(i))}, [2]) for i in range(count)]
         source = join(items, dim)
         td = LazyStackedTensorDict(items[0].clone(), items[0].clone(), stack_dim=dim)
@@ -285,7 +285,7 @@ SHORT: dict[str, Callable[[Any, Any, Tensor], Any]] = {
 
 
 class TestValuesOfFewerDims:
-    # As many elements in the last dim as in the batch dims: torch alone would line the value up with the wrong ones.
+    # All dims have the same size, so that torch alone would broadcast the value to the last dims.
     @pytest.mark.parametrize("key", ["a", ("n", "a")])
     @pytest.mark.parametrize("stack_dim", [None, 0, 1])
     @pytest.mark.parametrize("write", SHORT.values(), ids=SHORT)
@@ -420,14 +420,14 @@ def test_update_keys_to_update_keeps_other_entries(inplace, source, is_leaf, mak
     assert list(td.keys(True, True)) == list(make_dense().keys(True, True))
     empty = TensorDict(batch_size=[3]).update(source, keys_to_update=[("b", "y")], **arguments)
     assert list(empty.keys()) == []
-    # A key below a level says that the rest of the level stays.
+    # With a nested key to update, the other entries of its node stay.
     td = make_dense().update(source, keys_to_update=[("b", "x")], **arguments)
     assert list(td["b"].keys()) == ["c", "d", "x"]
 
 
 @pytest.mark.parametrize("dim", [0, 1, 2])
 @pytest.mark.parametrize("write", ["update", "update_", "copy_"])
-def test_update_lazy_stack_from_fewer_batch_dims(write, dim) -> None:
+def test_update_lazy_stack_from_fewer_batch_dims_broadcasts(write, dim) -> None:
     stack = lazy_stack([TensorDict({"a": torch.zeros(3, 2)}, [3, 2]) for _ in range(4)], dim)
     value = torch.arange(24.0).view(stack.batch_size)
     for size in range(dim + 1):
@@ -441,7 +441,7 @@ def test_update_lazy_stack_from_fewer_batch_dims(write, dim) -> None:
 
 
 @pytest.mark.parametrize("locked", [False, True])
-def test_flatten_keys_context_writes_nested_lazy_stack(locked) -> None:
+def test_flatten_keys_context_writes_back_to_nested_stack(locked) -> None:
     members = [TensorDict({"a": torch.zeros(3)}, [3]) for _ in range(2)]
     td = TensorDict({"z": lazy_stack(members, 1), "b": torch.zeros(3)}, [3])
     if locked:

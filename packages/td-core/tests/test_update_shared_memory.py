@@ -1,4 +1,4 @@
-"""In-place writes that overlap, that autograd records, or that torch refuses: a refused write changes nothing."""
+"""In-place writes that overlap, that autograd records, or that torch rejects: a failed write changes nothing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from td_core.errors import (
 )
 
 
-def without_autograd() -> Tensor:
+def make_inference_tensor() -> Tensor:
     with torch.inference_mode():
         return torch.zeros(3)
 
@@ -34,8 +34,8 @@ IN_PLACE: dict[str, Callable[[Any, Any], Any]] = {
     "masked_fill_": lambda td, source: td.masked_fill_(torch.ones(3, dtype=torch.bool), 1),
 }
 
-REFUSED_BY_TORCH: dict[str, Callable[[], Tensor]] = {
-    "inference": without_autograd,
+REJECTED_BY_TORCH: dict[str, Callable[[], Tensor]] = {
+    "inference": make_inference_tensor,
     "sparse": lambda: torch.zeros(3).to_sparse(),
     "leaf that requires grad": lambda: torch.zeros(3, requires_grad=True),
     "view of a leaf that requires grad": lambda: torch.zeros(6, requires_grad=True)[:3],
@@ -60,11 +60,11 @@ def test_write_expanded_leaf_writes_nothing(write: Any) -> None:
 
 
 @pytest.mark.parametrize("write", IN_PLACE.values(), ids=IN_PLACE)
-@pytest.mark.parametrize("make", REFUSED_BY_TORCH.values(), ids=REFUSED_BY_TORCH)
+@pytest.mark.parametrize("make", REJECTED_BY_TORCH.values(), ids=REJECTED_BY_TORCH)
 @pytest.mark.parametrize("before", [0, 4])
 def test_write_unwritable_leaf_writes_nothing(before: int, make: Any, write: Any) -> None:
     source = TensorDict({"a": torch.ones(3), "n": {"w": torch.ones(3)}}, [3])
-    # What leaves look like that were written before is known.
+    # Earlier valid writes fill the metadata cache, which must not accept the unwritable leaf.
     for _ in range(before):
         write(source.clone(), source)
     with pytest.raises(RuntimeError, match=r"key \('n', 'w'\)"):
@@ -73,7 +73,7 @@ def test_write_unwritable_leaf_writes_nothing(before: int, make: Any, write: Any
 
 
 @pytest.mark.parametrize("name", ["update_", "a collection at an index", "a collection at positions", "add_"])
-def test_write_rechecks_values_of_other_metadata(name: str) -> None:
+def test_write_value_with_other_metadata_is_checked_again(name: str) -> None:
     write, source = IN_PLACE[name], TensorDict({"a": torch.ones(3), "n": {"w": torch.ones(3)}}, [3])
     for _ in range(4):
         write(source.clone(), source)
@@ -106,23 +106,23 @@ def test_write_inference_leaf_outside_mode_raises(before: int, write: Any) -> No
     assert td["a"].any() and td["n", "w"].any()
 
 
-SEALED: dict[str, Callable[[], Tensor]] = {
+UNWRITABLE: dict[str, Callable[[], Tensor]] = {
     "expanded": lambda: torch.ones(1).expand(2),
     "requires grad": lambda: torch.ones(2, requires_grad=True),
 }
 
 
-@pytest.mark.parametrize("sealed", SEALED)
+@pytest.mark.parametrize("sealed", UNWRITABLE)
 @pytest.mark.parametrize("write", [lambda td: td.zero_(), lambda td: td.fill_("n", 0)])
 def test_fill_unwritable_leaf_writes_nothing(write: Callable[[Any], Any], sealed: str) -> None:
-    td = TensorDict({"n": {"a": torch.ones(2), "b": SEALED[sealed](), "c": torch.ones(2)}})
+    td = TensorDict({"n": {"a": torch.ones(2), "b": UNWRITABLE[sealed](), "c": torch.ones(2)}})
     with pytest.raises((StructureError, RuntimeError), match="in place|in-place"):
         write(td)
     assert all(leaf.tolist() == [1.0, 1.0] for leaf in td.values(True, True))
     write(td.clone().detach())
 
 
-#: What writes all of a collection, and the same on a tensor.
+#: A write into a collection, and the same write into a tensor.
 RECORDED = {
     "update_": (lambda td, new: td.update_(new), lambda leaf, new: leaf.copy_(new)),
     "update_ from a dict": (lambda td, new: td.update_(new.to_dict()), lambda leaf, new: leaf.copy_(new)),
@@ -160,7 +160,7 @@ def test_write_gradients_equal_torch(write, theirs, mine, stacked) -> None:
 
     old, new = leaves(1, mine), leaves(2, theirs)
     td, given = collection(*old), collection(*new)
-    if stacked:  # of members that have leaves of their own
+    if stacked:  # each member has separate leaves
         td = LazyStackedTensorDict(*[td[i].clone() for i in range(3)])
     whole, single = RECORDED[write]
     plain, theirs_plain = [leaf * 1 for leaf in old], [leaf * 1 for leaf in new]
@@ -197,7 +197,7 @@ def test_write_after_no_grad_records_gradients(write, stacked) -> None:
     new = TensorDict({"a": start * 2, "n": {"b": start * 2, "c": start * 2}}, [3])
     whole, _ = RECORDED[write]
     with torch.no_grad():
-        for _ in range(3):  # what was written before is known
+        for _ in range(3):  # fill the metadata cache
             whole(td, new)
     whole(td, new)
     torch.autograd.grad(sum(leaf.sum() for leaf in td.values(True, True)), start)
@@ -226,7 +226,7 @@ def test_write_view_requiring_grad_writes_nothing(write, stacked) -> None:
     assert torch.equal(td["a"], before)
 
 
-REFUSED_VALUES: dict[str, Callable[[], torch.Tensor]] = {
+UNREADABLE: dict[str, Callable[[], torch.Tensor]] = {
     "sparse": lambda: torch.zeros(3).to_sparse(),
     "meta": lambda: torch.zeros(3, device="meta"),
     "quantized": lambda: torch.quantize_per_tensor(torch.zeros(3), 1.0, 0, torch.quint8),
@@ -259,15 +259,15 @@ def test_write_overlapping_values_reads_before_writing(write: Any, tail: tuple[i
 
 
 @pytest.mark.filterwarnings("ignore:.*quantize", "ignore:.*TypedStorage")
-@pytest.mark.parametrize("kind", REFUSED_VALUES)
+@pytest.mark.parametrize("kind", UNREADABLE)
 def test_update_inplace_unreadable_value_writes_nothing(kind: str) -> None:
     td = TensorDict({"c": torch.ones(3), "a": torch.ones(3)}, [3])
     with pytest.raises(StructureError, match="cannot write key 'a' in place"):
-        td.update_({"c": torch.zeros(3), "a": REFUSED_VALUES[kind]()})
+        td.update_({"c": torch.zeros(3), "a": UNREADABLE[kind]()})
     assert td["c"].tolist() == td["a"].tolist() == [1, 1, 1]
 
 
-REFUSING: dict[str, Callable[[Any, Any], Any]] = {
+WRITES: dict[str, Callable[[Any, Any], Any]] = {
     "update_ from a collection": lambda td, values: td.update_(TensorDict(values, [3])),
     "slice": lambda td, values: td.__setitem__(slice(None), values),
     "slice of a collection": lambda td, values: td.__setitem__(slice(0, 3), TensorDict(values, [3])),
@@ -281,14 +281,14 @@ REFUSING: dict[str, Callable[[Any, Any], Any]] = {
 
 
 @pytest.mark.filterwarnings("ignore:.*quantize", "ignore:.*TypedStorage")
-@pytest.mark.parametrize("write", REFUSING.values(), ids=REFUSING)
-@pytest.mark.parametrize("kind", REFUSED_VALUES)
+@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
+@pytest.mark.parametrize("kind", UNREADABLE)
 def test_write_unreadable_value_writes_nothing(kind: str, write: Any) -> None:
     for _ in range(2):
         td = TensorDict({"c": torch.ones(3), "a": torch.ones(3)}, [3])
         with pytest.raises(StructureError, match="cannot write key 'a' in place"):
-            write(td, {"c": torch.zeros(3), "a": REFUSED_VALUES[kind]()})
+            write(td, {"c": torch.zeros(3), "a": UNREADABLE[kind]()})
         assert td["c"].tolist() == td["a"].tolist() == [1, 1, 1]
-        # Leaves that were written before are no reason to trust a value.
+        # A valid write fills the metadata cache; the next round must still reject the value.
         write(td, {"c": torch.zeros(3), "a": torch.zeros(3)})
         assert td["c"].tolist() == td["a"].tolist() == [0, 0, 0]
