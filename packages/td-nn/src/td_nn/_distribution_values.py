@@ -138,7 +138,7 @@ def _compute_mean(distribution: Any, n_draws: int | None) -> Any:
 
 
 def _choose_by_support(distribution: Any, n_draws: int | None) -> Any:
-    """Return the mode of a discrete distribution and the mean of another one, with a warning."""
+    """Return the mode if the support is discrete, else the mean; warn that the class has no rule."""
     support = _read_statistic(distribution, "support")
     is_discrete = support is not None and support.is_discrete
     value = _read_statistic(distribution, "mode") if is_discrete else None

@@ -114,7 +114,8 @@ class TensorDictModuleBase(nn.Module, Generic[ResultT]):
         """Select all output keys.
 
         >>> from td_nn import TensorDictModule
-        >>> TensorDictModule(abs, ["x"], ["y"]).select_out_keys().reset_out_keys().out_keys
+        >>> selected = TensorDictModule(abs, ["x"], ["y"]).select_out_keys()
+        >>> selected.reset_out_keys().out_keys
         ['y']
         """
         self._store_selection(None)
