@@ -127,8 +127,8 @@ def rows_of_distributions(lib: Any, modules: Any) -> dict[str, Callable[[], Any]
     extract = modules.NormalParamExtractor()
     # Copy the collection, so that results are freed after each call, as in the hand-written calls.
     return {
-        "normal: draw and score": lambda: normal(data.copy()),
-        "normal: score": lambda: normal.log_prob(data.copy()),
+        "normal: draw and score": lambda: normal(data),
+        "normal: score": lambda: normal.log_prob(data),
         "policy: network, draw and score": lambda: policy(data.copy()),
         "policy: network and score": lambda: policy.log_prob(data.copy()),
         "composite: build, draw and score": compose,
