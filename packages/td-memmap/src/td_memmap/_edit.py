@@ -183,7 +183,7 @@ def _declare_entry(
     with DirectoryTree.at_path(directory) as tree, _fs.lock_directory(tree.root):
         meta = read_json(tree, (), _file_names.META)
         if not is_written(meta, tree.entries()):
-            raise _stale_save_error(name, f"{tree.show((), _file_names.META)} is none that a save wrote")
+            raise _stale_save_error(name, f"{tree.show((), _file_names.META)} was not written by a save")
         general = meta.get("_format_version") == VERSION
         there = (dict(meta["entries"]) if general else meta).get(name)
         if there is None:
