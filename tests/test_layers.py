@@ -194,12 +194,25 @@ def test_cycle_finds_modules_of_cycle() -> None:
 def test_function_does_not_import_project(package: str, name: str) -> None:
     # td_core loads plugins at import, so they import the rest of their package only when called.
     lazily = {package} if name in ("plugin", "_methods", "_non_tensor_methods") else set()
+    # compat modules are imported when a file of an old release is met.
     hidden = [
         f"line {found.line}: {found.target}"
         for found in imports(package, name)
-        if found.local and found.target.split(".")[0] not in lazily
+        if found.local
+        and found.target.split(".")[0] not in lazily
+        and not found.target.startswith(f"{package}.compat.")
     ]
     assert hidden == []
+
+
+@pytest.mark.parametrize(("package", "name"), ALL_MODULES)
+def test_module_outside_compat_imports_compat_only_in_function(package: str, name: str) -> None:
+    eager = [
+        f"line {found.line}: {found.target}"
+        for found in imports(package, name)
+        if not found.local and found.target.startswith(f"{package}.compat") and not name.startswith("compat")
+    ]
+    assert eager == []
 
 
 @pytest.mark.parametrize(("package", "name"), ALL_MODULES)

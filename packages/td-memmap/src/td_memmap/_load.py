@@ -28,10 +28,9 @@ from td_core._value_types import CONTAINERS
 from td_core.errors import FormatError, MissingPluginError
 from td_core.typing import NestedKey
 
-from . import _file_names, _fs, _saved_views
+from . import _file_names, _fs
 from ._errors import PickleRefusedError
 from ._fs import DirectoryTree, Parts
-from ._legacy import load_legacy
 from ._limits import check_mappings
 from ._meta import (
     LIMIT,
@@ -132,7 +131,9 @@ def load_directory(prefix: str, options: LoadOptions, subpath: NestedKey | None 
     def load(tree: DirectoryTree) -> tuple[Any, bool]:
         reader = Reader(tree, options)
         if tree.stat((), _file_names.META) is None and tree.stat((), _file_names.OLD_META) is not None:
-            return as_named(options.named, load_legacy(reader), f"what is saved at {tree.path}"), True
+            from .compat import _old_saves
+
+            return as_named(options.named, _old_saves.load(reader), f"what is saved at {tree.path}"), True
         # Optional files may be missing because another process replaced the save; then the load is repeated.
         return reader.load(), not reader.guessed
 
@@ -573,7 +574,9 @@ class Reader:
             )
         try:
             if level.kind is None:
-                return _saved_views.rebuild(meta, members)
+                from .compat import _old_saves
+
+                return _old_saves.rebuild_view(meta, members)
             unflatten = level.kind.unflatten if level.general else level.kind.layouts[FORMAT].unflatten
             built: Any = check_node(unflatten(record))
             if self.keeps and built._is_value:

@@ -18,7 +18,6 @@ from td_core.errors import FormatError
 
 from . import _file_names
 from ._fs import DirectoryTree, Parts
-from ._legacy import LEAF_META, is_old_level
 from ._meta import LIMIT, is_view, is_written
 
 _FIXED = (_file_names.META, *_file_names.SIDECARS)
@@ -64,7 +63,10 @@ def find_save_files(tree: DirectoryTree, wanted: Collection[Parts] = ()) -> Save
             if place[-1].endswith(".memmap") or place[-1] in _OURS:
                 result.add(place)
     if tree.stat((), _file_names.META) is None:
-        _add_old(tree, result)
+        if tree.stat((), _file_names.OLD_META) is not None:
+            from .compat import _old_saves
+
+            _old_saves.add_old_files(tree, result)
         return result
     manifest = _read(tree, (), _file_names.MANIFEST)
     recorded = manifest.get("files") if isinstance(manifest, dict) else None
@@ -97,25 +99,6 @@ def find_save_files(tree: DirectoryTree, wanted: Collection[Parts] = ()) -> Save
                 todo.append(path)
     _add_recorded(tree, result, recorded)
     return result
-
-
-def _add_old(tree: DirectoryTree, result: SaveFiles) -> None:
-    """Add the files of a save of a release before 0.3, whose metadata is pickled."""
-    todo: list[Parts] = [()]
-    while todo:
-        parts = todo.pop()
-        if not is_old_level(tree, parts):
-            continue
-        listing = tree.entries(parts)
-        result.add((*parts, _file_names.OLD_META))
-        for name, is_directory in listing.items():
-            if is_directory:
-                todo.append((*parts, name))
-            elif name.endswith(LEAF_META):
-                result.add((*parts, name))
-                leaf = name.removesuffix(LEAF_META) + ".memmap"
-                if listing.get(leaf) is False:
-                    result.add((*parts, leaf))
 
 
 def _add_recorded(tree: DirectoryTree, result: SaveFiles, recorded: Mapping[str, Any]) -> None:

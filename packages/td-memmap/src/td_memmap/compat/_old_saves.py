@@ -1,14 +1,17 @@
-"""Load saves of releases 0.0.2 to 0.2, with a ``meta.pt`` per node and a ``<key>.meta.pt`` per leaf.
+"""Load what old releases of tensordict saved: pickled metadata, and views as a source and an operation.
 
-The metadata files are read with ``torch.load(weights_only=True)``, which executes no code. File names are the raw
-keys. Classes and dim names were not stored. The stack dim of a nested lazy stack was overwritten by its parent; it
-is inferred from the batch sizes.
+Releases 0.0.2 to 0.2 wrote a ``meta.pt`` per node and a ``<key>.meta.pt`` per leaf. These are read with
+``torch.load(weights_only=True)``, which executes no code. File names are the raw keys. Classes and dim names were not
+stored. The stack dim of a nested lazy stack was overwritten by its parent; it is inferred from the batch sizes.
+
+They saved a view as its source and an operation or index. It is loaded as a dense collection.
 """
 
 from __future__ import annotations
 
 import io
 import pickle
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,15 +22,23 @@ from td_core._lazy_stack import LazyStackedTensorDict
 from td_core._tensordict import TensorDict
 from td_core.errors import FormatError
 
-from . import _file_names, _saved_views
-from ._dtypes import DTYPES
-from ._fs import DirectoryTree, Parts
-from ._meta import Location, check_shape
-from ._tensor import as_plain
+from .. import _file_names
+from .._dtypes import DTYPES
+from .._fs import DirectoryTree, Parts
+from .._meta import Location, check_shape
+from .._tensor import as_plain
 
-LEAF_META = ".meta.pt"
+_LEAF_META = ".meta.pt"
 _LIMIT = 1 << 20
 _CPU = torch.device("cpu")
+#: Operations that a saved view may have, and their argument names.
+_OPERATIONS = {
+    "squeeze": {"dim"},
+    "unsqueeze": {"dim"},
+    "view": {"size"},
+    "transpose": {"dim0", "dim1"},
+    "permute": {"dims"},
+}
 _DAMAGE = (pickle.UnpicklingError, RuntimeError, ValueError, KeyError, EOFError, TypeError, AttributeError)
 
 
@@ -41,8 +52,8 @@ class _Level:
     below: dict[str, Any] = field(default_factory=dict)
 
 
-def load_legacy(reader: Any) -> Any:
-    """Load a collection that releases 0.0.2 to 0.2 wrote; ``reader`` maps the files."""
+def load(reader: Any) -> Any:
+    """Load a save with pickled metadata; ``reader`` maps the files."""
     tree: DirectoryTree = reader.tree
     levels: list[_Level] = []
     todo: list[tuple[Parts, dict[str, Any], str]] = [((), {}, "")]
@@ -53,8 +64,8 @@ def load_legacy(reader: Any) -> Any:
         for name, is_directory in sorted(tree.entries(parts).items()):
             if is_directory and tree.stat((*parts, name), _file_names.OLD_META) is not None:
                 todo.append(((*parts, name), level.below, name))
-            elif name.endswith(LEAF_META):
-                key = name[: -len(LEAF_META)]
+            elif name.endswith(_LEAF_META):
+                key = name[: -len(_LEAF_META)]
                 level.leaves[key] = _leaf(reader, parts, key)
     # Build children before their parents.
     for level in reversed(levels):
@@ -62,7 +73,26 @@ def load_legacy(reader: Any) -> Any:
     return levels[0].place[""]
 
 
-def is_old_level(tree: DirectoryTree, parts: Parts) -> bool:
+def add_old_files(tree: DirectoryTree, result: Any) -> None:
+    """Add the files of a save with pickled metadata to a :class:`SaveFiles`."""
+    todo: list[Parts] = [()]
+    while todo:
+        parts = todo.pop()
+        if not _is_old_level(tree, parts):
+            continue
+        listing = tree.entries(parts)
+        result.add((*parts, _file_names.OLD_META))
+        for name, is_directory in listing.items():
+            if is_directory:
+                todo.append((*parts, name))
+            elif name.endswith(_LEAF_META):
+                result.add((*parts, name))
+                leaf = name.removesuffix(_LEAF_META) + ".memmap"
+                if listing.get(leaf) is False:
+                    result.add((*parts, leaf))
+
+
+def _is_old_level(tree: DirectoryTree, parts: Parts) -> bool:
     """Return True if a directory has a ``meta.pt`` that tensordict 0.0.2 to 0.2 wrote, not another program."""
     if tree.stat(parts, _file_names.OLD_META) is None:
         return False
@@ -91,7 +121,7 @@ def _read(
 
 
 def _leaf(reader: Any, parts: Parts, key: str) -> Tensor:
-    location, meta = _read(reader.tree, parts, key + LEAF_META, (*parts, key))
+    location, meta = _read(reader.tree, parts, key + _LEAF_META, (*parts, key))
     dtype, shape = meta.get("dtype"), meta.get("shape")
     if not isinstance(dtype, torch.dtype) or str(dtype) not in DTYPES:
         raise location.error("dtype", dtype, "a dtype that a file can hold")
@@ -119,7 +149,7 @@ def _build(tree: DirectoryTree, level: _Level, device: torch.device) -> Any:
                 raise location.error("the shape", list(shape), f"one that starts with {list(size)}", key)
         kept = None if meta.get("device") is None else device
         source = TensorDict._make({**level.leaves, **children}, size, kept, None)
-        return _saved_views.apply_view(source, meta) if "custom_op" in meta else source
+        return _apply_view(source, meta) if "custom_op" in meta else source
     except FormatError:
         raise
     except (LookupError, TypeError, ValueError, RuntimeError, AttributeError) as error:
@@ -143,3 +173,42 @@ def _infer_stack_dim(children: dict[str, Any], size: torch.Size) -> int | None:
             if all(child.batch_size == rest for child in children.values()):
                 return dim
     return None
+
+
+def rebuild_view(meta: Mapping[str, Any], members: Mapping[str, Any]) -> Any:
+    """Apply the operation or index of a saved view to its source."""
+    source = members[_file_names.SOURCE]
+    if "custom_op" not in meta:
+        return source[_decode_index(meta["index"], top=True)]
+    return _apply_view(source, meta)
+
+
+def _apply_view(source: Any, meta: Mapping[str, Any]) -> Any:
+    """Apply the operation of a saved view to its source; raise FormatError if it is not allowed."""
+    name, arguments = meta["custom_op"], meta.get("custom_op_kwargs")
+    if (
+        name not in _OPERATIONS
+        or not isinstance(arguments, dict)
+        or not arguments.keys() <= _OPERATIONS[name]
+    ):
+        raise FormatError(f"a saved view cannot be made by {name!r} with {arguments!r}")
+    return getattr(source, name)(**arguments)
+
+
+def _decode_index(code: Any, *, top: bool = False) -> Any:
+    """Decode an index from tagged lists; raise FormatError if it is invalid."""
+    match code:
+        case None | bool() | int():
+            return code
+        case ["ellipsis"]:
+            return ...
+        case ["tuple" | "list" as tag, list(items)]:
+            return (tuple if tag == "tuple" else list)(map(_decode_index, items))
+        case ["slice" | "range" as tag, dict(bounds)]:
+            limits: list[Any] = [bounds.get(name) for name in ("start", "stop", "step")]
+            return slice(*limits) if tag == "slice" else range(*limits)
+        case ["tensor", values, *_]:
+            return torch.tensor(values, device="cpu")
+        case list() if top and not (code and isinstance(code[0], str)):
+            return tuple(map(_decode_index, code))
+    raise FormatError(f"a saved view has an index that cannot be one: {code!r}")
