@@ -156,12 +156,13 @@ class Environment:
         self.pytest(*arguments, **variables)
 
 
-@nox.session
+@nox.session(venv_params=BARE)
 def lint(session: nox.Session) -> None:
-    """Check style and formatting."""
-    session.install("-q", "-c", "constraints.txt", "ruff")
-    session.run("ruff", "check", ".")
-    session.run("ruff", "format", "--check", ".")
+    """Check style, formatting, and that generated files follow from their tables."""
+    environment = Environment(session, extra=("ruff",))
+    environment.run("-m", "ruff", "check", ".")
+    environment.run("-m", "ruff", "format", "--check", ".")
+    environment.run("tools/generate_methods.py", "--check")
 
 
 @nox.session(venv_params=BARE)

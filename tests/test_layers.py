@@ -25,6 +25,7 @@ LAYERS = [
         "typing",
         "_version",
         "_torch_private",
+        "_operators",
         "_new_object",
         "_collector",
         "_class_methods",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import operator
 from typing import Any
 
@@ -15,7 +14,8 @@ from torch import Tensor
 
 from td_core import TensorDict, TensorDictParams
 from td_core._foreach import foreach, make_op
-from td_core._ops.pointwise import OPS, PointwiseMixin
+from td_core._operators import OPERATIONS
+from td_core._ops.pointwise import OPS
 
 STRUCTURES = ["flat", "nested", "lazy", "lazy along 1", "nested lazy"]
 
@@ -25,33 +25,14 @@ def td(request: pytest.FixtureRequest, make_collection: Any) -> Any:
     return make_collection(request.param)
 
 
-def names_of_arity(parameters: int, inplace: bool) -> list[str]:
-    """Return the names of the generated methods with this number of parameters, including ``self``."""
-    return [
-        name
-        for name, method in vars(PointwiseMixin).items()
-        if inspect.isfunction(method)
-        and not name.startswith("_")
-        and method.__code__.co_name == "method"
-        and len(inspect.signature(method).parameters) == parameters
-        and name.endswith("_") is inplace
-    ]
-
-
-UNARY = names_of_arity(1, False)
-BINARY = [name for name in names_of_arity(3, False) if name not in ("bitwise_and", "logical_and")]
-TORCH_NAME = {"mod": "remainder"}
-
-DUNDERS = ["add", "sub", "mul", "truediv", "pow", "mod"]
-
-BOOLEAN = ["and_", "or_", "xor"]
-
-COMPARISONS = ["eq", "ne", "lt", "le", "gt", "ge"]
-
-
-def test_method_tables_list_all_methods() -> None:
-    in_place = names_of_arity(1, True), names_of_arity(2, True)
-    assert (len(UNARY), len(BINARY), *map(len, in_place)) == (34, 7, 29, 7)
+UNARY = [row.name for row in OPERATIONS if row.kind == "unary" and row.named]
+BINARY = [row.name for row in OPERATIONS if row.kind == "binary" and row.named]
+TORCH_NAME = {row.name: row.functions[0] for row in OPERATIONS}
+OPERATORS = [row for row in OPERATIONS if row.kind == "binary" and row.dunder]
+BOOLEAN = [row.dunder for row in OPERATORS if row.name.startswith("bitwise")]
+DUNDERS = [row.dunder for row in OPERATORS if row.dunder not in BOOLEAN]
+COMPARISONS = [row.dunder for row in OPERATIONS if row.kind == "comparison"]
+ON_NUMBERS = [name for name in BINARY if name not in ("bitwise_and", "logical_and")]
 
 
 @pytest.mark.parametrize("name", UNARY)
@@ -66,10 +47,10 @@ def test_unary_each_name_equals_torch(name: str, td: TensorDict, assert_leaves_e
 def reference(name: str, leaf: Tensor, other: object) -> Tensor:
     if name in ("maximum", "minimum"):
         other = torch.as_tensor(other, dtype=leaf.dtype)
-    return getattr(torch, TORCH_NAME.get(name, name))(leaf, other)
+    return getattr(torch, TORCH_NAME[name])(leaf, other)
 
 
-@pytest.mark.parametrize("name", [*BINARY, "add", "sub", "clamp_min"])
+@pytest.mark.parametrize("name", ON_NUMBERS)
 @pytest.mark.parametrize("other", [2, 0.5, np.float32(0.25)], ids=str)
 def test_binary_number_operand_equals_torch(
     name: str, other: float, td: TensorDict, assert_leaves_equal: Any
@@ -78,14 +59,14 @@ def test_binary_number_operand_equals_torch(
     assert_leaves_equal(getattr(td, name)(other), expected)
 
 
-@pytest.mark.parametrize("name", [*BINARY, "add", "sub", "rsub", "clamp_min"])
+@pytest.mark.parametrize("name", ON_NUMBERS)
 def test_binary_collection_operand_equals_torch(name: str, td: TensorDict, assert_leaves_equal: Any) -> None:
     other = td.cos()
     expected = {key: reference(name, leaf, leaf.cos()) for key, leaf in td.items(True, True)}
     assert_leaves_equal(getattr(td, name)(other), expected)
 
 
-@pytest.mark.parametrize("name", [*BINARY, "add", "sub", "rsub", "clamp_min"])
+@pytest.mark.parametrize("name", ON_NUMBERS)
 @pytest.mark.parametrize("shape", [(), (3,), (1,), (2, 3), (2, 1)], ids=str)
 def test_binary_tensor_operand_broadcasts_on_batch_dims(
     name: str, shape: tuple[int, ...], td: TensorDict, assert_leaves_equal: Any
@@ -100,7 +81,7 @@ def test_binary_tensor_operand_broadcasts_on_batch_dims(
 
 @pytest.mark.parametrize("name", DUNDERS)
 def test_operator_each_symbol_equals_torch(name: str, td: TensorDict, assert_leaves_equal: Any) -> None:
-    function = getattr(operator, name)
+    function = getattr(operator, f"__{name}__")
     for other in (1.5, td.cos()):
         expected = {
             key: function(leaf, other if isinstance(other, float) else leaf.cos())
@@ -109,19 +90,19 @@ def test_operator_each_symbol_equals_torch(name: str, td: TensorDict, assert_lea
         assert_leaves_equal(function(td, other), expected)
 
 
-@pytest.mark.parametrize("name", [name for name in DUNDERS if name != "mod"])
+@pytest.mark.parametrize("name", [row.dunder for row in OPERATORS if row.reflected and row.dunder in DUNDERS])
 def test_reflected_operator_number_on_left_equals_torch(
     name: str, td: TensorDict, assert_leaves_equal: Any
 ) -> None:
-    function = getattr(operator, name)
+    function = getattr(operator, f"__{name}__")
     assert_leaves_equal(function(1.5, td), {key: function(1.5, leaf) for key, leaf in td.items(True, True)})
 
 
-@pytest.mark.parametrize("name", [name for name in DUNDERS if name != "mod"])
+@pytest.mark.parametrize("name", [row.dunder for row in OPERATORS if row.reflected and row.dunder in DUNDERS])
 def test_operator_tensor_or_array_on_left_equals_torch(
     name: str, td: TensorDict, assert_leaves_equal: Any
 ) -> None:
-    function = getattr(operator, name)
+    function = getattr(operator, f"__{name}__")
     left = torch.rand(2, 3) + 0.5
     expected = {
         key: function(left.reshape(2, 3, *[1] * (leaf.ndim - 2)), leaf) for key, leaf in td.items(True, True)
@@ -134,7 +115,7 @@ def test_operator_tensor_or_array_on_left_equals_torch(
 def test_bitwise_operator_bool_leaves_equals_torch(
     name: str, td: TensorDict, assert_leaves_equal: Any
 ) -> None:
-    function = getattr(operator, name)
+    function = getattr(operator, f"__{name}__")
     low, high = td > 0.3, td < 0.7
     assert_leaves_equal(
         function(low, high), {key: function(leaf > 0.3, leaf < 0.7) for key, leaf in td.items(True, True)}
@@ -157,7 +138,7 @@ def test_bitwise_operator_bool_leaves_equals_torch(
 
 @pytest.mark.parametrize("name", COMPARISONS)
 def test_comparison_each_symbol_equals_torch(name: str, td: TensorDict, assert_leaves_equal: Any) -> None:
-    function = getattr(operator, name)
+    function = getattr(operator, f"__{name}__")
     for other in (0.5, td.cos()):
         expected = {
             key: function(leaf, other if isinstance(other, float) else leaf.cos())
@@ -275,9 +256,9 @@ def test_pointwise_3000_nested_nodes_does_not_recurse() -> None:
 @pytest.mark.parametrize(
     "dtype", [torch.float64, torch.float16, torch.int64, torch.uint8, torch.bool, torch.complex64]
 )
-@pytest.mark.parametrize("name", UNARY + BINARY)
+@pytest.mark.parametrize("name", UNARY + ON_NUMBERS)
 def test_foreach_fused_kernel_equals_single_op(name: str, dtype: torch.dtype) -> None:
-    function = getattr(torch, TORCH_NAME.get(name, name))
+    function = getattr(torch, TORCH_NAME[name])
     arguments = [torch.tensor([0, 1, 2]).to(dtype)] * (2 if name in BINARY else 1)
 
     def outcome(call: object) -> object:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from td_core import LazyStackedTensorDict, TensorDict
+from td_core._operators import OPERATIONS
 from td_core.errors import StructureError
 
 STRUCTURES = ["flat", "nested", "lazy", "lazy along 1", "nested lazy"]
@@ -20,13 +21,11 @@ def td(request: pytest.FixtureRequest, make_collection: Any) -> Any:
     return make_collection(request.param)
 
 
-UNARY_INPLACE = [
-    "abs_", "acos_", "asin_", "atan_", "ceil_", "cos_", "cosh_", "erf_", "erfc_", "exp_", "expm1_", "floor_", "frac_", "lgamma_",
-    "log_", "log10_", "log1p_", "log2_", "neg_", "reciprocal_", "round_", "sigmoid_", "sign_", "sin_", "sinh_", "sqrt_", "tan_",
-    "tanh_", "trunc_",
-]  # fmt: skip
-
-BINARY_INPLACE = ["clamp_max_", "clamp_min_", "div_", "maximum_", "minimum_", "mul_", "pow_"]
+INPLACE = [row for row in OPERATIONS if row.inplace]
+UNARY_INPLACE = [f"{row.name}_" for row in INPLACE if row.kind == "unary"]
+BINARY_INPLACE = [f"{row.name}_" for row in INPLACE if row.kind == "binary"]
+AUGMENTED = [row.dunder for row in INPLACE if row.kind == "binary" and row.dunder]
+TORCH_NAME = {f"{row.name}_": row.kernel or row.functions[0] for row in INPLACE}
 
 
 @pytest.mark.parametrize("name", UNARY_INPLACE)
@@ -38,25 +37,24 @@ def test_unary_inplace_each_name_equals_torch(name: str, td: TensorDict, assert_
     assert all(new is old for new, old in zip(td._leaves(), before, strict=True))
 
 
-@pytest.mark.parametrize("name", [*BINARY_INPLACE, "add_", "sub_"])
+@pytest.mark.parametrize("name", BINARY_INPLACE)
 @pytest.mark.parametrize("kind", ["number", "tensor", "collection"])
 def test_binary_inplace_each_name_equals_torch(
     name: str, kind: str, td: TensorDict, assert_leaves_equal: Any
 ) -> None:
     other = {"number": 0.5, "tensor": torch.full((3,), 0.5), "collection": td * 0 + 0.5}[kind]
-    other_name = {"maximum_": "clamp_min", "minimum_": "clamp_max"}.get(name, name[:-1])
-    expected = {key: getattr(torch, other_name)(leaf, 0.5) for key, leaf in td.items(True, True)}
+    expected = {key: getattr(torch, TORCH_NAME[name])(leaf, 0.5) for key, leaf in td.items(True, True)}
     before = td._leaves()
     assert getattr(td, name)(other) is td
     assert_leaves_equal(td, expected)
     assert all(new is old for new, old in zip(td._leaves(), before, strict=True))
 
 
-@pytest.mark.parametrize("name", ["iadd", "isub", "imul", "itruediv", "ipow"])
+@pytest.mark.parametrize("name", AUGMENTED)
 def test_augmented_assignment_returns_same_object(
     name: str, td: TensorDict, assert_leaves_equal: Any
 ) -> None:
-    function = getattr(operator, name)
+    function = getattr(operator, f"__i{name}__")
     expected = {key: function(leaf.clone(), 2.0) for key, leaf in td.items(True, True)}
     assert function(td, 2.0) is td
     assert_leaves_equal(td, expected)

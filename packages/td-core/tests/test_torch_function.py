@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from td_core import TensorDict
+from td_core._operators import OPERATIONS
 from td_core._ops import torch_function
 from td_core._ops.torch_function import TABLE
 from td_core.errors import KeyMismatchError
@@ -85,7 +86,17 @@ ELSEWHERE = {
     "addcdiv", "addcmul", "lerp", "gather", "masked_fill", "masked_select", "is_floating_point", "numel",
     "atleast_3d", "bitwise_not", "detach_",
 }  # fmt: skip
-NAMES = sorted({*torch_function._SAME_NAME, *torch_function._OTHER_NAME} - ELSEWHERE)
+TWO_OPERANDS = {
+    name: row.reflected_method
+    for row in OPERATIONS
+    for name in row.functions
+    if row.kind in ("binary", "comparison") and not name.startswith("clamp")
+}
+OTHERS = {"cat", "concat", "concatenate", "stack", "unbind", "where", *torch_function._LIKE}
+NAMES = sorted(
+    {function.__name__ for function in TABLE if getattr(torch, function.__name__, None) is function}
+    - {*ELSEWHERE, *TWO_OPERANDS, *OTHERS}
+)
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in ON_BATCH_DIMS])
@@ -133,7 +144,7 @@ def reshaped(value: Tensor, leaf: Tensor) -> Tensor:
     return value.reshape(*value.shape, *[1] * (leaf.ndim - value.ndim))
 
 
-@pytest.mark.parametrize("name", torch_function._TWO_OPERANDS)
+@pytest.mark.parametrize("name", TWO_OPERANDS)
 def test_torch_function_two_operands_equals_torch_per_leaf(name: str, td: TensorDict) -> None:
     function = getattr(torch, name)
     left = torch.rand(2, 3) + 0.1
@@ -146,7 +157,7 @@ def test_torch_function_two_operands_equals_torch_per_leaf(name: str, td: Tensor
         {k: function(*v) for k, v in pairs.items()},
         {k: function(v[0], reshaped(left, v[0])) for k, v in pairs.items()},
     ]
-    if torch_function._TWO_OPERANDS[name][1] is not None:
+    if TWO_OPERANDS[name]:
         results.append(function(left, td))
         expected.append({k: function(reshaped(left, v[0]), v[0]) for k, v in pairs.items()})
     else:

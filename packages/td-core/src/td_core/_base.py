@@ -16,12 +16,12 @@ from ._ops.metadata import MetadataMixin
 from ._ops.modules import ModuleMixin
 from ._ops.packing import PackMixin
 from ._ops.parallel import ParallelMixin
-from ._ops.pointwise import PointwiseMixin
+from ._ops.pointwise_methods import PointwiseMixin
 from ._ops.reductions import ReductionMixin
 from ._ops.select import SelectMixin
 from ._ops.state import StateDictMixin
 from ._ops.structure import StructureMixin
-from ._ops.torch_function import TorchFunctionMixin
+from ._ops.torch_function import TorchFunctionMixin, add_methods
 from ._pickling import PickleMixin
 from ._pytree import register_as_its_base
 from ._repr import ReprMixin
@@ -82,6 +82,7 @@ def _claim_methods() -> None:
 
 
 _claim_methods()
+add_methods(TensorCollection)
 
 
 class TensorDictBase(TensorCollection):

@@ -59,32 +59,19 @@ def is_grad_needed(*tensors: Any) -> bool:
     )
 
 
-def _pause_recording(*tensors: Any) -> bool:
-    return not is_grad_needed(*tensors)
+#: Where the results of some fused kernels differ from those of the single form, with a predicate that is True elsewhere.
+#: Autograd does not support all kernels (the backward of addcdiv fails with more leaves than elements). Autocast computes
+#: some operations in float32, but only in the single form (docs.pytorch.org, "CUDA Ops that can autocast to float32").
+_ALIKE: dict[str, Callable[..., bool] | None] = {
+    "": None,
+    "autograd": lambda *tensors: not is_grad_needed(*tensors),
+    "autocast": lambda *tensors: not torch.is_autocast_enabled(),
+}
 
 
-def _disable_autocast(*tensors: Any) -> bool:
-    return not torch.is_autocast_enabled()
-
-
-#: Predicates of fused kernels whose results can differ from the single form. Autograd does not support the first two
-#: (the backward of addcdiv fails with more leaves than elements). Autocast computes the others in float32, but only in
-#: the single form (docs.pytorch.org, "CUDA Ops that can autocast to float32").
-_ALIKE: dict[str, Callable[..., bool]] = {
-    **dict.fromkeys(["copy_", "addcdiv"], _pause_recording),
-    **dict.fromkeys(
-        [
-            "acos", "asin", "cosh", "exp", "expm1", "log", "log10", "log1p", "log2", "norm", "pow", "reciprocal",
-            "rsqrt", "sinh", "tan",
-        ],
-        _disable_autocast,
-    ),
-}  # fmt: skip
-
-
-def make_op(name: str, single: Callable[..., Any]) -> Op:
-    """Build the operation with torch's fused kernel ``name``, if torch has one."""
-    return Op(foreach_kernel(name), single, _ALIKE.get(name))
+def make_op(name: str, single: Callable[..., Any], loop_in: str = "") -> Op:
+    """Build the operation with torch's fused kernel ``name``, if torch has one; loop in "autograd" or "autocast"."""
+    return Op(foreach_kernel(name), single, _ALIKE[loop_in])
 
 
 def foreach(op: Op, leaves: list[Tensor], *operands: Any, plain: bool = False) -> Sequence[Tensor]:

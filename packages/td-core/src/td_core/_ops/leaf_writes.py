@@ -21,7 +21,7 @@ from .shared_memory import group_overlapping, is_dense, may_share_memory
 
 Path = tuple[str, ...]
 
-COPY = make_op("copy_", Tensor.copy_)
+COPY = make_op("copy_", Tensor.copy_, "autograd")
 
 #: Dtypes for which some versions of torch cannot write at an index tensor or mask.
 RARELY_SCATTERED = frozenset({torch.uint16, torch.uint32, torch.uint64})

@@ -67,8 +67,8 @@ _WRITABLE = KnownLooks()
 
 
 def combine(
-    node: Any, name: str, this: Op, other: Operand, default: Any = None, foreign: list[Core] | None = None
-) -> Any:
+    node: CoreT, name: str, this: Op, other: Operand, default: Any = None, foreign: list[Core] | None = None
+) -> CoreT:
     """Apply a binary operation to ``node`` and an operand. Return NotImplemented if ``other`` cannot be an operand.
 
     ``foreign`` is passed to :meth:`Core._zip_leaves`, which appends the nodes that may hold values.
@@ -94,14 +94,14 @@ def combine(
             if isinstance(other, np.ndarray):
                 other = _move_beside(node, other)
             elif not isinstance(other, Tensor):
-                return NotImplemented
+                return NotImplemented  # type: ignore[no-any-return]
             if other.ndim and other.shape != node.batch_size:
                 size = _broadcast(name, other.shape, node.batch_size)
                 if size != node.batch_size:
-                    node = node.expand(size)
+                    node = node.expand(size)  # type: ignore[attr-defined]
             operand = []
             if other.ndim:  # _beside_each() handles a 0-d tensor, see below
-                node._broadcast_to_leaves(other, operand)
+                node._broadcast_to_leaves(other, operand)  # type: ignore[attr-defined]
     elif isinstance(other, np.generic):
         operand = other.item()
     # Views of a tensor operand may be of any subclass; numbers and operands from _zip_leaves need no type check.
@@ -117,7 +117,7 @@ def combine(
         raise_at_leaf(error, name, node, this.single, leaves, operand)
 
 
-def combine_inplace(node: Any, name: str, this: Op, other: Operand) -> Any:
+def combine_inplace(node: CoreT, name: str, this: Op, other: Operand) -> CoreT:
     """Apply a binary operation in place. Return NotImplemented if ``other`` cannot be an operand."""
     leaves: list[Tensor] = []
     if type(other) is type(node) and other.batch_size == node.batch_size:
@@ -125,7 +125,7 @@ def combine_inplace(node: Any, name: str, this: Op, other: Operand) -> Any:
     else:
         operand = operand_inplace(node, name, other)
         if operand is NotImplemented:
-            return operand
+            return operand  # type: ignore[no-any-return]
         node._flatten_leaves(leaves)
     write_leaves(name, node, this, leaves, operand)
     return node
@@ -332,7 +332,7 @@ def write_out(name: str, result: Any, out: Any) -> Any:
     return out
 
 
-def check_operand(result: Any, name: str, other: Any) -> Any:
+def check_operand(result: CoreT, name: str, other: Any) -> CoreT:
     """Return ``result``, or raise TypeError if it is NotImplemented."""
     if result is NotImplemented:
         raise TypeError(
@@ -440,7 +440,7 @@ def raise_at_leaf(
         del error
 
 
-def run_each_leaf(name: str, node: Any, single: Callable[[Tensor], Tensor]) -> Any:
+def run_each_leaf(name: str, node: CoreT, single: Callable[[Tensor], Tensor]) -> CoreT:
     """Apply ``single`` to each leaf. An error names the key of the leaf that fails."""
     try:
         return node._map(single)

@@ -34,7 +34,7 @@ from .operands import (
 
 SelfT = TypeVar("SelfT", bound="ReductionMixin")
 
-_NORM = make_op("norm", torch.linalg.vector_norm)
+_NORM = make_op("norm", torch.linalg.vector_norm, "autocast")
 F = TypeVar("F", bound=Callable[..., Any])
 Dims = Any  # an int or name, a tuple of these, None or NO_DEFAULT
 KeyTransform = Callable[[NestedKey], NestedKey]

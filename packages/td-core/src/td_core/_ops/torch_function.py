@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
 import torch
@@ -17,68 +18,26 @@ from .._collection import Core
 from .._device_labels import set_device_labels
 from .._devices import as_device
 from .._element_types import as_dtype
+from .._operators import OPERATIONS
 from .._torch_private import is_caller
 from .joining import cat, stack
 from .operands import run_each_leaf
 
 Handler = Callable[..., Any]
 
-#: torch functions that have the same name as the method.
-_SAME_NAME = [
-    "abs", "abs_", "acos", "acos_", "addcdiv", "addcmul", "all", "amax", "amin", "any", "asin", "asin_", "atan",
-    "atan_", "atleast_1d", "atleast_2d", "atleast_3d", "broadcast_to", "ceil", "ceil_", "chunk", "clamp", "clamp_max",
-    "clamp_max_", "clamp_min", "clamp_min_", "clone", "cos", "cos_", "cosh", "cosh_", "cummax", "cummin", "detach",
-    "detach_", "erf", "erf_", "erfc", "erfc_",
-    "exp", "exp_", "expm1", "expm1_", "flatten", "flip", "fliplr", "flipud", "floor", "floor_",
-    "frac", "frac_", "gather", "is_floating_point", "isfinite", "isnan", "isneginf", "isposinf", "isreal", "lerp",
-    "lgamma", "log", "log10", "log10_", "log1p", "log1p_", "log2", "log2_", "log_", "logsumexp", "masked_fill",
-    "masked_select", "max", "mean", "min", "moveaxis", "movedim", "nanmean", "nansum", "narrow", "neg", "neg_",
-    "numel", "permute", "prod", "quantile", "reciprocal", "reciprocal_", "repeat_interleave", "reshape", "roll",
-    "rot90", "round", "round_", "sigmoid", "sigmoid_", "sign", "sin", "sin_", "sinh", "sinh_", "softmax", "split",
-    "sqrt", "sqrt_", "squeeze", "std", "sum", "swapaxes", "swapdims", "tan", "tan_", "tanh", "tanh_", "tensor_split",
-    "tile", "transpose", "trunc", "trunc_", "unflatten", "unsqueeze", "var",
-]  # fmt: skip
-
-#: torch functions that have another name than the method.
-_OTHER_NAME = {
-    "absolute": "abs",
-    "arccos": "acos",
-    "arcsin": "asin",
-    "arctan": "atan",
-    "clip": "clamp",
-    "fix": "trunc",
-    "negative": "neg",
-    "bitwise_not": "__invert__",
+#: Methods that have the name of a torch function, but another meaning.
+_OTHER_MEANING = {
+    "as_tensor",
+    "device",
+    "dtype",
+    "empty",
+    "fill_",
+    "load",
+    "norm",
+    "save",
+    "scatter",
+    "select",
 }
-
-#: Functions of two operands: method of the first operand, and method of the second one if only that is a collection.
-_TWO_OPERANDS = {
-    "add": ("add", "__radd__"),
-    "bitwise_and": ("bitwise_and", "__rand__"),
-    "bitwise_or": ("__or__", "__ror__"),
-    "bitwise_xor": ("__xor__", "__rxor__"),
-    "div": ("div", "__rtruediv__"),
-    "divide": ("div", "__rtruediv__"),
-    "eq": ("__eq__", "__eq__"),
-    "ge": ("__ge__", "__le__"),
-    "gt": ("__gt__", "__lt__"),
-    "le": ("__le__", "__ge__"),
-    "logical_and": ("logical_and", "logical_and"),
-    "lt": ("__lt__", "__gt__"),
-    "maximum": ("maximum", "maximum"),
-    "minimum": ("minimum", "minimum"),
-    "mul": ("mul", "__rmul__"),
-    "multiply": ("mul", "__rmul__"),
-    "ne": ("__ne__", "__ne__"),
-    "pow": ("pow", "__rpow__"),
-    "remainder": ("mod", None),
-    "rsub": ("rsub", "sub"),
-    "sub": ("sub", "__rsub__"),
-    "subtract": ("sub", "__rsub__"),
-    "true_divide": ("div", "__rtruediv__"),
-}
-
-_DUNDERS = {"__and__": "bitwise_and", "__or__": "bitwise_or", "__xor__": "bitwise_xor", "__pow__": "pow"}
 
 _LIKE = ("empty_like", "full_like", "ones_like", "rand_like", "randn_like", "randint_like", "zeros_like")
 
@@ -90,11 +49,11 @@ def _method(name: str) -> Handler:
     return call
 
 
-def _two_operands(name: str, method: str, reflected: str | None) -> Handler:
+def _two_operands(name: str, method: str, reflected: str) -> Handler:
     def call(input: Any, other: Any, **kwargs: Any) -> Any:
         if isinstance(input, Core):
             return getattr(input, method)(other, **kwargs)
-        if reflected is None or kwargs:
+        if not reflected or kwargs:
             raise TypeError(
                 f"torch.{name}() of a {type(input).__name__} and a collection: the collection comes first"
             )
@@ -165,17 +124,16 @@ def _get_single(provided: Any) -> Any:
 
 def _make_table() -> dict[Any, Handler]:
     table: dict[Any, Handler] = {}
-    for name in _SAME_NAME:
-        table[getattr(torch, name)] = _method(name)
-    for name, method in _OTHER_NAME.items():
-        table[getattr(torch, name)] = _method(method)
-    for name, (method, reflected) in _TWO_OPERANDS.items():
-        handler = _two_operands(name, method, reflected)
-        table[getattr(torch, name)] = handler
-        if hasattr(Tensor, name):
-            table[getattr(Tensor, name)] = handler
-    for name, function in _DUNDERS.items():
-        table[getattr(Tensor, name)] = table[getattr(torch, function)]
+    for row in OPERATIONS:
+        has_two = row.kind != "unary" and row.reflected_method + row.dunder
+        for name in row.functions:
+            handler = (
+                _two_operands(name, row.method, row.reflected_method) if has_two else _method(row.method)
+            )
+            table[getattr(torch, name)] = handler
+            for method in (name, f"__{row.dunder}__"):
+                if has_two and hasattr(Tensor, method):
+                    table[getattr(Tensor, method)] = handler
     for name in _LIKE:
         table[getattr(torch, name)] = partial(_like, getattr(torch, name))
     for joiner in (torch.cat, torch.concat, torch.concatenate):
@@ -189,6 +147,16 @@ def _make_table() -> dict[Any, Handler]:
 
 #: Implementation per torch function.
 TABLE = _make_table()
+
+
+def add_methods(collection: type) -> None:
+    """Add each torch function that has the name of a public method, unless the table has it."""
+    for name in dir(collection):
+        function = getattr(torch, name, None)
+        is_function = isinstance(function, (FunctionType, BuiltinFunctionType))
+        if is_function and not name.startswith("_") and name not in _OTHER_MEANING:
+            TABLE.setdefault(function, _method(name))
+
 
 #: Keyword names of torch functions that differ from those of the methods: torch's name -> method's name.
 _KEYWORDS = {
