@@ -36,7 +36,7 @@ LAYERS = [
         "_keys",
         "_dim_names",
         "_devices",
-        "_element_types",
+        "_dtypes",
         "_settings",
         "_missing",
         "_linked_list",

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from td_core import TensorDict
 from td_core._buffers import as_bytes
+from td_core._dtypes import STORABLE
 from td_core._lazy_stack import LazyStackedTensorDict
 from td_memmap import _chunks
-from td_memmap._dtypes import DTYPES
 
 UNUSUAL_KEYS = [
     "shape", "device", "_type", "_class", "_format_version", "_names", "_locked", "_members", "type", "dtype", "size",
@@ -79,7 +79,7 @@ def test_memmap_keys_with_colliding_file_names_round_trip(prefix: Path, same: An
 @pytest.mark.filterwarnings("ignore:B?Complex", "ignore:The PyTorch API of nested tensors")
 def test_memmap_every_dtype_round_trips(prefix: Path, same: Any) -> None:
     content = torch.arange(64, dtype=torch.uint8) % 2
-    td = TensorDict({name: content.view(dtype) for name, dtype in DTYPES.items()})
+    td = TensorDict({name: content.view(dtype) for name, dtype in STORABLE.items()})
     td.memmap(prefix)
     same(TensorDict.load_memmap(prefix), td)
 
@@ -205,7 +205,7 @@ def test_memmap_cuda_leaves_under_cuda_default_device(prefix: Path, same: Any) -
 @st.composite
 def draw_leaf(draw: st.DrawFn, batch: tuple[int, ...]) -> Any:
     shape = (*batch, *draw(st.lists(st.integers(0, 3), max_size=2)))
-    dtype = draw(st.sampled_from(list(DTYPES.values())))
+    dtype = draw(st.sampled_from(list(STORABLE.values())))
     leaf = torch.randint(0, 2, (*shape, dtype.itemsize), dtype=torch.uint8).view(dtype).view(shape)
     form = draw(st.sampled_from(["plain", "strided", "expanded", "nested"]))
     if form == "nested" and not batch:

@@ -21,9 +21,9 @@ from torch import Tensor
 
 from td_core import TensorDict
 from td_core._buffers import as_bytes
+from td_core._dtypes import STORABLE
 from td_core.errors import CodecError, FormatError
 from td_memmap import FileTakenError, MemoryMappedTensor, NoFileError
-from td_memmap._dtypes import DTYPES
 
 VIEWS = {
     "int": 1,
@@ -108,7 +108,7 @@ def test_split_and_unbind_return_views_on_file(mapped: MemoryMappedTensor, sourc
                 assert torch.equal(pickle.loads(pickle.dumps(part)), expected)
 
 
-@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+@pytest.mark.parametrize("dtype", STORABLE.values(), ids=STORABLE)
 def test_from_tensor_every_dtype_round_trips(dtype: torch.dtype, tmp_path: Path) -> None:
     content = torch.arange(64, dtype=torch.uint8) % (2 if dtype == torch.bool else 200)
     source = content.view(dtype).view(2, -1)

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ._dtypes import STAND_INS
 from ._foreach import PLAIN
 from ._public_names import set_module
 from ._torch_private import map_location
@@ -31,7 +32,6 @@ __all__ = ["Leaves", "as_bytes", "has_memory"]
 SMALL = 1 << 14
 _KIND = attrgetter("__class__", "layout", "is_cpu", "is_nested", "dtype")
 _REQUIRES_GRAD = attrgetter("requires_grad")
-_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 #: dtype, positions and shapes of tensors that are concatenated in one buffer (row i describes buffer i).
 Row = tuple[torch.dtype, list[int], list[tuple[int, ...]]]
@@ -173,7 +173,7 @@ def as_bytes(piece: Tensor) -> Tensor:
     plain = piece.detach().resolve_conj().resolve_neg()
     if not plain.is_contiguous():
         # torch cannot copy some dtypes (sub-byte integers); integers of the same size always can be copied.
-        plain = plain.view(_INTEGERS.get(plain.itemsize, plain.dtype)).contiguous()
+        plain = plain.view(STAND_INS.get(plain.itemsize, plain.dtype)).contiguous()
     # view(-1) would keep the stride of a one-element tensor, which may be any number; view(uint8) needs stride 1.
     return plain.as_strided((plain.numel(),), (1,)).view(torch.uint8)
 

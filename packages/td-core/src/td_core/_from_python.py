@@ -17,7 +17,7 @@ from ._coerce import COERCERS, build_nested, coerce, get_struct_fields, has_cycl
 from ._collection import Core, make_dense
 from ._devices import as_device
 from ._dim_names import check_names
-from ._element_types import as_dtype
+from ._dtypes import as_dtype
 from ._ops.batch_size import as_batch_size
 from ._ops.joining import lazy_stack, maybe_dense_stack, stack
 from .errors import BatchSizeError, StructureError

@@ -18,16 +18,16 @@ import torch
 from torch import Tensor
 
 from ._arrays import as_tensor
+from ._dtypes import POSITIONS, ROWS
 from ._foreach import PLAIN
 from ._plans import REPEATING, Along, ShapePlan, broadcast_shape, cache_plans, read_positions, slice_length
 from ._torch_private import functorch_level
 from .errors import CollectionIndexError
 
 _FULL = slice(None)
-_INTEGERS = (torch.int64, torch.int32)
-_MASKS = (torch.bool, torch.uint8)
-#: Integer dtypes other than int64 that an array, but not a tensor, may have as an index.
-_NARROW = (torch.int8, torch.int16, torch.int32, torch.uint16, torch.uint32, torch.uint64)
+_MASKS = tuple(dtype for dtype, row in ROWS.items() if row.indexing == "mask")
+#: Dtypes that positions in an array, but not in a tensor, can have.
+_ARRAYS = tuple(dtype for dtype, row in ROWS.items() if row.array)
 
 #: Minimum number of elements of a leaf for which flattening the dims of a mask is faster.
 _MANY = 1000
@@ -389,7 +389,7 @@ def _convert(item: Any) -> Any:
             raise CollectionIndexError(f"{_show((item,))} cannot be an index: {error}") from error
         if not isinstance(item, np.ndarray) and tensor.numel() == 0:
             return tensor.long()
-        if isinstance(item, np.ndarray) and tensor.dtype in _NARROW:
+        if isinstance(item, np.ndarray) and tensor.dtype in _ARRAYS:
             tensor = tensor.long()
     else:
         try:
@@ -399,7 +399,7 @@ def _convert(item: Any) -> Any:
                 "an index is made of ints, slices, ..., None, bools, and tensors, arrays, lists or ranges "
                 f"of ints or bools; got {type(item).__name__} {item!r}"
             ) from None
-    if tensor.dtype not in _INTEGERS and tensor.dtype not in _MASKS:
+    if tensor.dtype not in POSITIONS and tensor.dtype not in _MASKS:
         raise CollectionIndexError(
             f"a tensor used as an index must have an int64, int32 or bool dtype; got {tensor.dtype}"
         )

@@ -25,7 +25,7 @@ from ._collection import (
 )
 from ._devices import as_device
 from ._dim_names import Names, names_of_stack, refuse_repeated
-from ._element_types import ScalarBeside, as_scalar
+from ._dtypes import ScalarBeside, as_scalar
 from ._from_python import from_list
 from ._indexing import plan_index
 from ._locking import check_unlocked

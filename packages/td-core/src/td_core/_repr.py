@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 from ._collection import Core, make_dense
+from ._dtypes import SHORT_NAMES
 from ._pytree import leaves_below
 from ._ragged import get_display_shape, merge_shapes
 from ._settings import SETTINGS
@@ -146,15 +147,6 @@ def _dims(shape: Any) -> str:
     return f"[{','.join(map(str, shape))}]"
 
 
-def format_short_dtype(dtype: torch.dtype | None) -> str:
-    """Abbreviate a dtype for the compact form: ``bf16``, ``u8``."""
-    name = str(dtype).removeprefix("torch.")
-    for long, short in (("bfloat", "bf"), ("float", "f"), ("complex", "c"), ("uint", "u"), ("int", "i")):
-        if long in name:
-            return name.replace(long, short, 1)
-    return name
-
-
 def _sort_fields(fields: list[PrintedLeaf], options: dict[str, Any]) -> list[PrintedLeaf]:
     if options["sort_keys"] != "alphabetical":
         return fields
@@ -237,9 +229,8 @@ def _compact_entry(
     if isinstance(entry, str):
         return _Line(f"{key}: {entry}")
     if isinstance(entry, (Tensor, Ragged)):
-        text = (
-            f"{key}: {format_short_dtype(entry.dtype) if options['show_dtype'] else ''}{_tail(entry, node)}"
-        )
+        dtype = SHORT_NAMES.get(entry.dtype, "None") if options["show_dtype"] else ""
+        text = f"{key}: {dtype}{_tail(entry, node)}"
         devices = entry.devices if isinstance(entry, Ragged) else str(entry.device)
         if with_device and devices != "cpu":
             text += f"@{devices}"
@@ -446,7 +437,7 @@ def _html_entry(entry: Any, node: Any) -> str:
         return entry
     if isinstance(entry, Core):
         return repr(entry)
-    text = f"{format_short_dtype(entry.dtype)}{_tail(entry, node)} {entry.device}"
+    text = f"{SHORT_NAMES.get(entry.dtype, 'None')}{_tail(entry, node)} {entry.device}"
     return f"{text}, {entry.numel() * entry.element_size()} bytes" if isinstance(entry, Tensor) else text
 
 

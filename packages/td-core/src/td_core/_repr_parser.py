@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ._collection import make_dense
-from ._repr import format_short_dtype
+from ._dtypes import NAMES, SHORT_NAMES
 
 __all__ = ["parse_tensor_dict_string"]
 
@@ -29,9 +29,7 @@ _KEY = re.compile(r"\s*(.*?): ", re.DOTALL)
 _CLOSING = re.compile(r"\s*\}")
 _NEXT = re.compile(r"\s*,\s*")
 
-_DTYPES = {
-    format_short_dtype(value): value for value in vars(torch).values() if isinstance(value, torch.dtype)
-}
+_DTYPES = {short: dtype for dtype, short in SHORT_NAMES.items()}
 
 
 def parse_tensor_dict_string(s: str) -> Any:
@@ -98,11 +96,9 @@ def _ints(dims: str) -> tuple[int, ...]:
 
 
 def _long_leaf(leaf: re.Match[str]) -> torch.Tensor:
-    # getattr(torch, name) would import a submodule of that name, so read vars().
-    dtype = vars(torch).get(leaf[3])
-    if not isinstance(dtype, torch.dtype):
-        raise ValueError(f"cannot read {leaf[0]!r}: torch.{leaf[3]} is not a dtype")
-    return torch.zeros(_ints(leaf[1]), dtype=dtype, device=leaf[2])
+    if (name := f"torch.{leaf[3]}") not in NAMES:
+        raise ValueError(f"cannot read {leaf[0]!r}: {name} is not a dtype")
+    return torch.zeros(_ints(leaf[1]), dtype=NAMES[name], device=leaf[2])
 
 
 def _compact_leaf(leaf: re.Match[str], size: tuple[int, ...], text: str) -> torch.Tensor:

@@ -28,7 +28,7 @@ from ._collection import (
 )
 from ._devices import as_device
 from ._dim_names import Names, check_names, resize_names
-from ._element_types import ScalarBeside
+from ._dtypes import ScalarBeside
 from ._foreach import PLAIN, foreach, make_op
 from ._indexing import plan_index
 from ._keys import unravel_key_to_tuple

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ._dtypes import NAMES
 from ._public_names import set_module
 from .errors import PluginError
 
@@ -30,7 +31,6 @@ _TAG = re.compile(r"[A-Za-z_][A-Za-z0-9_.\-]*\Z")
 # Types that JSON represents exactly. int and dict have serializers, for large ints and keys that are not strings.
 _JSON = (str, float, bool, type(None), list)
 
-_DTYPES = {str(value): value for value in vars(torch).values() if isinstance(value, torch.dtype)}
 _DEVICE = re.compile(r"[a-z]+(:[0-9]{1,4})?\Z")
 _ARRAY_DTYPE = re.compile(r"[<>|]([biufcSU][0-9]{1,9}|[mM]8(\[[0-9]{0,9}[a-zA-Zμ]{1,2}\])?)\Z")
 
@@ -200,9 +200,10 @@ def _load_device(value: Any) -> torch.device:
 
 
 def _load_dtype(value: Any) -> torch.dtype:
-    if _exactly(str, value) not in _DTYPES:
+    dtype = NAMES.get(_exactly(str, value))
+    if dtype is None or str(dtype) != value:
         raise ValueError("not a dtype that this torch knows")
-    return _DTYPES[value]
+    return dtype
 
 
 def _load_size(value: Any) -> torch.Size:

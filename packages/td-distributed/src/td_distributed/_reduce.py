@@ -15,6 +15,7 @@ from torch import Tensor
 
 from td_core import encode
 from td_core._collection import show_path
+from td_core._dtypes import ROWS
 from td_core._ops.leaf_writes import copy_all, is_expanded
 from td_core.errors import StructureError
 
@@ -26,10 +27,7 @@ BUCKET_BYTES = 1 << 25
 #: A leaf of at least this many bytes is reduced alone: copying it to a bucket and back takes longer than one call.
 ALONE = 1 << 20
 #: Dtypes that gloo can sum.
-GLOO_DTYPES = {
-    torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int8, torch.uint8,
-    torch.bool, torch.complex64, torch.complex128,
-}  # fmt: skip
+GLOO_DTYPES = {dtype for dtype, row in ROWS.items() if row.gloo}
 
 
 class ReduceWork:

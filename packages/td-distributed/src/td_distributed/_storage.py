@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from td_core._buffers import as_bytes, has_memory
+from td_core._dtypes import NAMES, POSITIONS
 from td_core._foreach import PLAIN
 from td_core._nested_components import compute_lengths, compute_min_max, make_jagged
 from td_core._nodes import Encoded
@@ -141,11 +142,10 @@ def from_columns(columns: Any) -> Layout:
 @lru_cache(64)
 def parse_dtype(name: str) -> torch.dtype:
     """Parse the name of a dtype, with or without ``torch.``. Raise FormatError if it is unknown."""
-    # vars() instead of getattr(), which would import a submodule of torch if one has this name.
-    result = vars(torch).get(name.removeprefix("torch."))
-    if not isinstance(result, torch.dtype):
-        raise FormatError(f"unknown dtype {name!r}")
-    return result
+    try:
+        return NAMES[f"torch.{name.removeprefix('torch.')}"]
+    except KeyError:
+        raise FormatError(f"unknown dtype {name!r}") from None
 
 
 class Views:
@@ -487,7 +487,7 @@ def _compute_min_max(
     """Compute the minimum and maximum row length of an untrusted jagged tensor; raise FormatError if it is damaged."""
     if values.is_meta:
         return None, None
-    if any(piece.dim() != 1 or piece.dtype not in (torch.int64, torch.int32) for piece in (offsets, *rest)):
+    if any(piece.dim() != 1 or piece.dtype not in POSITIONS for piece in (offsets, *rest)):
         raise FormatError("the offsets or lengths of a jagged tensor are not a vector of integers")
     if not 1 <= dim <= values.dim():
         raise FormatError(f"the ragged dim of a jagged tensor is {dim}, of {values.dim() + 1} dims")

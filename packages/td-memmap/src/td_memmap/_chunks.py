@@ -1,4 +1,4 @@
-"""Iterate over the bytes of a leaf in chunks, so that no complete copy of a leaf is made.
+"""Check that a leaf can be stored, and iterate over its bytes in chunks, so that no complete copy of a leaf is made.
 
 A contiguous CPU leaf is one chunk: a buffer on its memory. Other leaves are made contiguous in chunks of at most 8
 MB. From a GPU the next chunk is copied to pinned memory while the caller writes the previous chunk.
@@ -14,6 +14,9 @@ import torch
 from torch import Tensor
 
 from td_core._buffers import as_bytes
+from td_core._collection import show_path
+from td_core._dtypes import STORABLE
+from td_core.errors import CodecError
 
 from . import _fs
 from ._mapped_memory import get_buffer
@@ -21,6 +24,8 @@ from ._mapped_memory import get_buffer
 CHUNK_SIZE = 8 << 20
 #: Below this many bytes, preparing pinned memory takes longer than a synchronous copy.
 _SMALL = 1 << 16
+
+_STORABLE = frozenset(STORABLE.values())
 
 
 def iter_chunks(leaf: Tensor) -> Iterable[Any]:
@@ -75,3 +80,46 @@ def _iter_cuda_chunks(leaf: Tensor) -> Iterator[Any]:
     if waiting is not None:
         waiting[1].synchronize()
         yield waiting[0].numpy()
+
+
+def check_storable(leaf: Tensor, where: str | tuple[str, ...], *, content: bool = True) -> None:
+    """Raise CodecError if a leaf is sparse, quantized or, with ``content=True``, has no elements in memory."""
+    there = not content or _has_memory(leaf)
+    if leaf.layout is torch.strided and leaf.dtype in _STORABLE and there:
+        return
+    check_dtype(leaf.dtype, where)
+    position = where if isinstance(where, str) else show_path(where)
+    if leaf.layout not in (torch.strided, torch.jagged):
+        raise CodecError(
+            f"cannot store a tensor of layout {leaf.layout} at {position}: convert it with to_dense() first; "
+            f"shape {list(leaf.shape)}, dtype {leaf.dtype}"
+        )
+    if content and leaf.is_meta:
+        raise CodecError(
+            f"cannot store the elements of a meta tensor at {position}: it has none; memmap_like() needs only the shape "
+            f"{list(leaf.shape)}"
+        )
+    if leaf.layout is torch.strided:
+        raise CodecError(
+            f"cannot store the elements of a {type(leaf).__name__} at {position}: it has no memory of its own; take what it is "
+            "made of first, of a DTensor its to_local() or full_tensor()"
+        )
+
+
+def _has_memory(leaf: Tensor) -> bool:
+    """Return True if the elements of a tensor are in memory, which is false for fake tensors and wrappers."""
+    try:
+        # data_ptr() of a FakeTensor warns, so check its storage's device instead.
+        if type(leaf) is not Tensor and leaf.untyped_storage().device.type == "meta":
+            return False
+        return leaf.data_ptr() != 0 or (not leaf.is_meta and not leaf.numel())
+    except RuntimeError:
+        # Tensors inside vmap() and grad() have no address.
+        return False
+
+
+def check_dtype(dtype: torch.dtype, where: str | tuple[str, ...]) -> None:
+    """Raise CodecError if elements of a dtype cannot be stored: quantized dtypes cannot."""
+    if dtype not in _STORABLE:
+        position = where if isinstance(where, str) else show_path(where)
+        raise CodecError(f"cannot store the dtype {dtype} at {position}: convert it with dequantize() first")

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from td_core._collection import Core, show_path
-from td_core._element_types import as_dtype
+from td_core._dtypes import as_dtype
 from td_core._keys import unravel_key_to_tuple
 from td_core._nodes import KINDS
 from td_core._tensordict import TensorDict
@@ -25,7 +25,7 @@ from td_core.errors import BatchSizeError, FormatError, KeyPathError, StructureE
 from td_core.typing import DtypeLike, NestedKey
 
 from . import _file_names, _fs
-from ._dtypes import check_dtype, check_storable
+from ._chunks import check_dtype, check_storable
 from ._errors import FileTakenError
 from ._fs import DirectoryTree
 from ._load import LoadOptions, load_directory

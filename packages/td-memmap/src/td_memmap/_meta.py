@@ -12,6 +12,7 @@ import torch
 
 from td_core import _value_codec
 from td_core._collection import show_path
+from td_core._dtypes import POSITIONS, STORABLE
 from td_core._keys import unravel_key_to_tuple
 from td_core._missing import describe_missing_package, missing_writer_error
 from td_core._nodes import KINDS, NodeKind, find_subclass
@@ -19,7 +20,6 @@ from td_core.errors import FormatError, MissingPluginError
 from td_core.typing import NestedKey
 
 from . import _file_names
-from ._dtypes import DTYPES
 from ._fs import Parts
 from ._plan import FORMAT, VERSION
 
@@ -73,7 +73,7 @@ class LeafEntry:
             return [(".shape.memmap", torch.int64, self.shape)]
         results = [(".memmap", self.dtype, self.shape)]
         if self.jagged is not None:
-            dtype, count = DTYPES[self.jagged["offsets_dtype"]], self.jagged["components"]
+            dtype, count = STORABLE[self.jagged["offsets_dtype"]], self.jagged["components"]
             results.append((".offsets.memmap", dtype, torch.Size([count + 1])))
             if self.jagged["lengths"]:
                 results.append((".lengths.memmap", dtype, torch.Size([count])))
@@ -397,7 +397,7 @@ def _leaf(
     entry: dict[str, Any], location: Location, key: str, files: tuple[str, ...], batch_size: torch.Size
 ) -> LeafEntry:
     name = entry.get("dtype")
-    dtype = DTYPES.get(name) if type(name) is str else None
+    dtype = STORABLE.get(name) if type(name) is str else None
     if dtype is None:
         raise location.error("dtype", name, "a dtype that this torch knows and a file can hold", key)
     shape = check_shape(entry.get("shape"), location, "shape", dtype.itemsize, key)
@@ -429,7 +429,7 @@ def _read_jagged(entry: dict[str, Any], location: Location, key: str) -> dict[st
         value = entry.get(name)
         if type(value) is not int or not 0 <= value < 1 << 48:
             raise location.error(name, value, "a number", key)
-    if entry.get("offsets_dtype") not in ("torch.int64", "torch.int32"):
+    if entry.get("offsets_dtype") not in [str(dtype) for dtype in POSITIONS]:
         raise location.error("offsets_dtype", entry.get("offsets_dtype"), "an integer dtype", key)
     if not isinstance(entry.get("lengths"), bool):
         raise location.error("lengths", entry.get("lengths"), "true or false", key)

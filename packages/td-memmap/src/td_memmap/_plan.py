@@ -26,7 +26,7 @@ from td_core._value_types import CONTAINERS
 from td_core.errors import CodecError
 
 from . import _file_names
-from ._dtypes import check_storable
+from ._chunks import check_storable
 from ._fs import Parts
 from ._shapes import component_shapes, element_count
 

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import reduce_storage
 
 from td_core._arrays import as_tensor
-from td_core._element_types import as_dtype
+from td_core._dtypes import as_dtype
 from td_core._public_names import set_module
 from td_core._torch_private import plain_results
 from td_core.errors import FormatError
@@ -30,8 +30,7 @@ from td_core.typing import DtypeLike
 
 from . import _fs
 from ._anonymous import AnonymousFile, remap_anonymous_storage
-from ._chunks import iter_chunks, write_chunks
-from ._dtypes import check_dtype, check_storable
+from ._chunks import check_dtype, check_storable, iter_chunks, write_chunks
 from ._errors import FileTakenError, NoFileError
 from ._mapped_memory import FileStorage, map_elements_of
 from ._new_file import NewFile

@@ -17,7 +17,7 @@ from torch import Tensor
 from td_core import LinkedList, TensorDict
 from td_core._arrays import as_tensor
 from td_core._collection import Core
-from td_core._element_types import as_dtype
+from td_core._dtypes import as_dtype
 
 from ._non_tensor import NonTensorData, NonTensorDataBase
 from ._schema import Schema, get_choices

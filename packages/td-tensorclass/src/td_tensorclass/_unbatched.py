@@ -17,14 +17,13 @@ from td_core import TensorCollection
 from td_core._arrays import as_tensor
 from td_core._collection import Child, Core
 from td_core._dim_names import Names
-from td_core._element_types import ScalarBeside
+from td_core._dtypes import SHORT_NAMES, ScalarBeside
 from td_core._foreach import PLAIN
 from td_core._mapping_views import PROXY_KINDS
 from td_core._new_object import new_object
 from td_core._ops.batch_size import as_batch_size
 from td_core._ops.shape import same_memory
 from td_core._public_names import set_module
-from td_core._repr import format_short_dtype
 from td_core._torch_private import add_safe_name, functorch_level
 from td_core._value_codec import is_same_value
 from td_core.errors import StructureError
@@ -261,7 +260,7 @@ class UnbatchedNode(ValueNode, TensorCollection):
         return other
 
     def _print_entry(self) -> str:
-        return f"{format_short_dtype(self._payload.dtype)}{list(self._payload.shape)}"
+        return f"{SHORT_NAMES[self._payload.dtype]}{list(self._payload.shape)}"
 
     def __repr__(self) -> str:
         return (

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from .._collection import Core
-from .._element_types import as_dtype
+from .._dtypes import as_dtype
 
 __all__ = ["is_bool", "is_floating", "is_inexact", "is_integer", "is_tensor_collection"]
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from .._collection import Core, align_dims, has_lazy_stack
-from .._element_types import cast_for_promotion
+from .._dtypes import cast_for_promotion
 from .._foreach import PLAIN, expand_operands
 from .._plans import Shape, broadcast_shape
 from .._ragged import get_display_shape

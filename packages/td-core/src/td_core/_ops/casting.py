@@ -24,7 +24,7 @@ from .._collection import (
 )
 from .._device_labels import set_device_labels
 from .._devices import as_device
-from .._element_types import as_dtype
+from .._dtypes import as_dtype
 from .._plans import Along, Shape, ShapePlan, as_ints
 from .._storage_backends import get_backends
 from .._torch_private import get_base

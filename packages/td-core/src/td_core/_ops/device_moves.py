@@ -14,7 +14,7 @@ from .._buffers import has_memory
 from .._collection import Core, identity
 from .._device_labels import set_device_labels
 from .._devices import as_device, wait_for
-from .._element_types import as_dtype
+from .._dtypes import as_dtype
 from .._foreach import PLAIN
 from .._locking import check_unlocked_below
 from .._storage_backends import get_backends

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from .._collection import Core
+from .._dtypes import METHODS, NAMES, ROWS
 from .._foreach import PLAIN
 from ..typing import NestedKey
 from .operands import run_each_leaf
@@ -20,18 +21,7 @@ T_co = TypeVar("T_co", covariant=True)
 CastFilter = Callable[[NestedKey, Tensor], bool]
 
 #: Tensor methods per dtype: they parse their arguments faster than ``to``.
-CASTS: dict[torch.dtype, Callable[[Tensor], Tensor]] = {
-    torch.float64: Tensor.double,
-    torch.float32: Tensor.float,
-    torch.float16: Tensor.half,
-    torch.bfloat16: Tensor.bfloat16,
-    torch.int64: Tensor.long,
-    torch.int32: Tensor.int,
-    torch.int16: Tensor.short,
-    torch.int8: Tensor.char,
-    torch.uint8: Tensor.byte,
-    torch.bool: Tensor.bool,
-}
+CASTS = {dtype: getattr(Tensor, row.fast) for dtype, row in ROWS.items() if row.fast}
 
 
 def _make_caster(dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
@@ -57,15 +47,16 @@ class Cast(Protocol):
         """Return the method bound to ``instance``."""
 
 
-def make_cast(name: str, dtype: torch.dtype) -> Cast:
-    """Build the method ``name`` that casts every leaf to ``dtype``."""
+def make_cast(name: str) -> Cast:
+    """Build the casting method ``name`` of the table of dtypes."""
+    row = METHODS[name]
+    dtype = NAMES[f"torch.{row.name}"]
     leaf: Callable[[Tensor], Tensor] = getattr(Tensor, name, None) or _make_caster(dtype)
 
     def method(self: SelfT, *, cast_filter: CastFilter | None = None) -> SelfT:
         return _cast(self, name, leaf, cast_filter)  # type: ignore[no-any-return]
 
     method.__name__ = name
-    # torch cannot cast to quantized dtypes and warns about complex32, so these have no example.
     outcome = f"""
         >>> TensorDict({{"a": torch.zeros(2)}}).{name}()["a"].dtype
         {dtype}
@@ -76,7 +67,7 @@ def make_cast(name: str, dtype: torch.dtype) -> Cast:
 
         Args:
             cast_filter: takes the key path (a tuple) and the leaf; if it returns False, the leaf is not cast.
-{outcome if name != "complex32" and not name.startswith("q") else ""}"""
+{"" if "cast" in row.cannot else outcome}"""
     return method
 
 
@@ -104,30 +95,30 @@ class DtypeMixin(Core):
     #: Default ``cast_filter`` of the class; a kind that declares fields may set it.
     _cast_filter: ClassVar[Any] = None  # Any, not CastFilter: mypy binds class variables of callable types
 
-    bfloat16 = make_cast("bfloat16", torch.bfloat16)
-    bool = make_cast("bool", torch.bool)
-    complex128 = make_cast("complex128", torch.complex128)
-    complex32 = make_cast("complex32", torch.complex32)
-    complex64 = make_cast("complex64", torch.complex64)
-    double = make_cast("double", torch.float64)
-    float = make_cast("float", torch.float32)
-    float16 = make_cast("float16", torch.float16)
-    float32 = make_cast("float32", torch.float32)
-    float64 = make_cast("float64", torch.float64)
-    half = make_cast("half", torch.float16)
-    int = make_cast("int", torch.int32)
-    int16 = make_cast("int16", torch.int16)
-    int32 = make_cast("int32", torch.int32)
-    int64 = make_cast("int64", torch.int64)
-    int8 = make_cast("int8", torch.int8)
-    qint32 = make_cast("qint32", torch.qint32)
-    qint8 = make_cast("qint8", torch.qint8)
-    quint4x2 = make_cast("quint4x2", torch.quint4x2)
-    quint8 = make_cast("quint8", torch.quint8)
-    uint16 = make_cast("uint16", torch.uint16)
-    uint32 = make_cast("uint32", torch.uint32)
-    uint64 = make_cast("uint64", torch.uint64)
-    uint8 = make_cast("uint8", torch.uint8)
+    bfloat16 = make_cast("bfloat16")
+    bool = make_cast("bool")
+    complex128 = make_cast("complex128")
+    complex32 = make_cast("complex32")
+    complex64 = make_cast("complex64")
+    double = make_cast("double")
+    float = make_cast("float")
+    float16 = make_cast("float16")
+    float32 = make_cast("float32")
+    float64 = make_cast("float64")
+    half = make_cast("half")
+    int = make_cast("int")
+    int16 = make_cast("int16")
+    int32 = make_cast("int32")
+    int64 = make_cast("int64")
+    int8 = make_cast("int8")
+    qint32 = make_cast("qint32")
+    qint8 = make_cast("qint8")
+    quint4x2 = make_cast("quint4x2")
+    quint8 = make_cast("quint8")
+    uint16 = make_cast("uint16")
+    uint32 = make_cast("uint32")
+    uint64 = make_cast("uint64")
+    uint8 = make_cast("uint8")
 
     def type(self: SelfT, dst_type: Any, *, cast_filter: CastFilter | None = None) -> SelfT:
         """Cast the leaves to a dtype.

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from .._collection import Core, show_path
+from .._dtypes import ROWS
 from .._foreach import PLAIN, Op, foreach, is_grad_needed, make_op
 from .._indexing import BoundIndex, IndexPlan
 from .._known_looks import KnownLooks
@@ -24,7 +25,7 @@ Path = tuple[str, ...]
 COPY = make_op("copy_", Tensor.copy_, "autograd")
 
 #: Dtypes for which some versions of torch cannot write at an index tensor or mask.
-RARELY_SCATTERED = frozenset({torch.uint16, torch.uint32, torch.uint64})
+RARELY_SCATTERED = frozenset(dtype for dtype, row in ROWS.items() if "scatter" in row.cannot)
 
 #: Metadata of targets and values that passed can_fuse(), with grad mode on and off.
 _FUSED, _FUSED_UNRECORDED = KnownLooks(), KnownLooks()

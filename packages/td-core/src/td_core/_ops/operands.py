@@ -24,7 +24,7 @@ from .._collection import (
     concurrent_change_error,
     show_path,
 )
-from .._element_types import keep_scalar
+from .._dtypes import keep_scalar
 from .._foreach import (
     PLAIN,
     Op,

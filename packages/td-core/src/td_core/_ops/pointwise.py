@@ -17,8 +17,8 @@ from typing_extensions import Self
 
 from .._coerce import build_nested
 from .._collection import Core
+from .._dtypes import ScalarBeside, dtype_beside
 from .._element_plans import append_dims
-from .._element_types import ScalarBeside, dtype_beside
 from .._foreach import Op, foreach, make_op
 from .._operators import OPERATIONS, Operation
 from .._torch_private import foreach_kernel

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from .._collection import Core, identity, make_dense, show_path
-from .._element_types import as_dtype
+from .._dtypes import as_dtype
 from .._foreach import foreach, make_op
 from .._plans import ShapePlan, as_int, wrap_dim
 from ..errors import DimNamesError, StructureError

@@ -12,7 +12,7 @@ from torch import Tensor
 from .. import _element_plans as elements
 from .._arrays import as_tensor
 from .._collection import Core
-from .._element_types import keep_scalar
+from .._dtypes import keep_scalar
 from .._foreach import Op, foreach, make_op
 from .._locking import check_unlocked
 from .._plans import broadcast_shape

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from .. import _shape_plans as shapes
 from .._collection import Core, concurrent_change_error, has_lazy_stack
-from .._element_types import as_dtype
+from .._dtypes import as_dtype
 from .._indexing import plan_index
 from .._keys import unravel_key_to_tuple
 from .._locking import check_unlocked

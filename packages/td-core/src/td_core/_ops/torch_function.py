@@ -17,7 +17,7 @@ from torch import Tensor
 from .._collection import Core
 from .._device_labels import set_device_labels
 from .._devices import as_device
-from .._element_types import as_dtype
+from .._dtypes import as_dtype
 from .._operators import OPERATIONS
 from .._torch_private import is_caller
 from .joining import cat, stack

@@ -18,12 +18,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from td_core._dtypes import STORABLE
 from td_core._lazy_stack import LazyStackedTensorDict
 from td_core._tensordict import TensorDict
 from td_core.errors import FormatError
 
 from .. import _file_names
-from .._dtypes import DTYPES
 from .._fs import DirectoryTree, Parts
 from .._meta import Location, check_shape
 from .._tensor import as_plain
@@ -123,7 +123,7 @@ def _read(
 def _leaf(reader: Any, parts: Parts, key: str) -> Tensor:
     location, meta = _read(reader.tree, parts, key + _LEAF_META, (*parts, key))
     dtype, shape = meta.get("dtype"), meta.get("shape")
-    if not isinstance(dtype, torch.dtype) or str(dtype) not in DTYPES:
+    if not isinstance(dtype, torch.dtype) or str(dtype) not in STORABLE:
         raise location.error("dtype", dtype, "a dtype that a file can hold")
     shape = check_shape(list(shape) if isinstance(shape, tuple) else shape, location, "shape", dtype.itemsize)
     if reader.imagine:

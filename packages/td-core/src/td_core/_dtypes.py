@@ -1,0 +1,128 @@
+"""The table of dtypes, Python types that torch accepts as dtypes, and type promotion with 0-d tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Dtype(NamedTuple):
+    """A dtype with casting methods, or one that torch or gloo treats in its own way. Other dtypes need no row.
+
+    Attributes:
+        name: its name in torch.
+        methods: the methods of collections that cast to it.
+        fast: the method of tensors that casts to it, which parses its arguments faster than ``to``.
+        python: the Python type that torch converts to it, whatever the default dtype is.
+        indexing: what an index of this dtype lists: "positions", "mask", or "" if torch refuses it.
+        array: True if positions in a NumPy array can have it; they are converted to int64.
+        stand_in: True if bytes of any dtype of its width are copied as this one, since torch cannot copy some dtypes.
+        gloo: True if gloo can sum it.
+        cannot: "cast" if torch raises or warns, "store" if its parameters have no place in a file, "scatter" if some
+            releases of torch cannot write at an index tensor or a mask.
+    """
+
+    name: str
+    methods: tuple[str, ...]
+    fast: str = ""
+    python: type | None = None
+    indexing: str = ""
+    array: bool = False
+    stand_in: bool = False
+    gloo: bool = False
+    cannot: tuple[str, ...] = ()
+
+
+DTYPES = (
+    Dtype("float64", ("float64", "double"), "double", float, gloo=True),
+    Dtype("float32", ("float32", "float"), "float", gloo=True),
+    Dtype("float16", ("float16", "half"), "half", gloo=True),
+    Dtype("bfloat16", ("bfloat16",), "bfloat16", gloo=True),
+    Dtype("complex128", ("complex128",), python=complex, gloo=True),
+    Dtype("complex64", ("complex64",), gloo=True),
+    Dtype("complex32", ("complex32",), cannot=("cast",)),
+    Dtype("int64", ("int64",), "long", int, "positions", stand_in=True, gloo=True),
+    Dtype("int32", ("int32", "int"), "int", None, "positions", array=True, stand_in=True, gloo=True),
+    Dtype("int16", ("int16",), "short", array=True, stand_in=True),
+    Dtype("int8", ("int8",), "char", array=True, gloo=True),
+    Dtype("uint64", ("uint64",), array=True, cannot=("scatter",)),
+    Dtype("uint32", ("uint32",), array=True, cannot=("scatter",)),
+    Dtype("uint16", ("uint16",), array=True, cannot=("scatter",)),
+    Dtype("uint8", ("uint8",), "byte", None, "mask", stand_in=True, gloo=True),
+    Dtype("bool", ("bool",), "bool", bool, "mask", gloo=True),
+    Dtype("qint32", ("qint32",), cannot=("cast", "store")),
+    Dtype("qint8", ("qint8",), cannot=("cast", "store")),
+    Dtype("quint8", ("quint8",), cannot=("cast", "store")),
+    Dtype("quint4x2", ("quint4x2",), cannot=("cast", "store")),
+    Dtype("quint2x4", (), cannot=("cast", "store")),
+)
+
+#: The dtypes of this torch by name, such as ``torch.float32``, and by older names, such as ``torch.float``.
+NAMES = {f"torch.{name}": dtype for name, dtype in vars(torch).items() if isinstance(dtype, torch.dtype)}
+#: The rows of the dtypes that this torch has.
+ROWS = {NAMES[name]: row for row in DTYPES if (name := f"torch.{row.name}") in NAMES}
+#: The rows by casting method.
+METHODS = {method: row for row in DTYPES for method in row.methods}
+#: The dtypes that a file can hold, by the name that is written.
+STORABLE = {
+    str(dtype): dtype for dtype in NAMES.values() if dtype not in ROWS or "store" not in ROWS[dtype].cannot
+}
+#: The dtypes of positions in an index, and of the offsets of nested tensors; a tuple, which torch.compile can search.
+POSITIONS = tuple(dtype for dtype, row in ROWS.items() if row.indexing == "positions")
+#: Integer dtypes by width in bytes, to copy elements of other dtypes.
+STAND_INS = {dtype.itemsize: dtype for dtype, row in ROWS.items() if row.stand_in}
+#: The dtypes to which torch converts Python types, whatever its default dtype is.
+PYTHON_DTYPES: dict[Any, torch.dtype] = {row.python: dtype for dtype, row in ROWS.items() if row.python}
+
+
+def _shorten(name: str) -> str:
+    for long, short in (("bfloat", "bf"), ("float", "f"), ("complex", "c"), ("uint", "u"), ("int", "i")):
+        if long in name:
+            return name.replace(long, short, 1)
+    return name
+
+
+#: The names in the compact form of collections, such as ``bf16`` and ``u8``.
+SHORT_NAMES: dict[Any, str] = {dtype: _shorten(str(dtype).removeprefix("torch.")) for dtype in NAMES.values()}
+
+#: A function (leaf, 0-d operand) -> operand with the dtype that promotes correctly with the leaf.
+ScalarBeside = Callable[[Tensor, Tensor], Tensor]
+
+
+def as_dtype(dtype: Any) -> Any:
+    """Convert a Python number type to a dtype; return any other value unchanged."""
+    return PYTHON_DTYPES.get(dtype, dtype) if isinstance(dtype, type) else dtype
+
+
+def dtype_beside(dtype: torch.dtype, scalar: torch.dtype) -> torch.dtype:
+    """Return the result dtype of a tensor with dims and a 0-d tensor of dtype ``scalar``, as ``torch.result_type`` does."""
+    # A graph cannot call torch.result_type. Only a higher category (bool, int, float, complex) promotes.
+    if _category(scalar) <= _category(dtype):
+        return dtype
+    if dtype.is_floating_point:
+        scalar = torch.complex32  # the lowest precision, so that the tensor with dims determines the result
+    return torch.promote_types(dtype, scalar)
+
+
+def _category(dtype: torch.dtype) -> int:
+    return 3 if dtype.is_complex else 2 if dtype.is_floating_point else int(dtype is not torch.bool)
+
+
+def keep_scalar(leaf: Tensor, scalar: Tensor) -> Tensor:
+    """Return the 0-d operand of a leaf unchanged."""
+    return scalar
+
+
+def as_scalar(leaf: Tensor, scalar: Tensor) -> Tensor:
+    """Convert the 0-d operand of a 0-d leaf that represents a tensor with dims."""
+    # Without the cast, torch would promote both 0-d tensors to the larger dtype.
+    return scalar if leaf.ndim or leaf.dtype == scalar.dtype else cast_for_promotion(leaf.dtype, scalar)
+
+
+def cast_for_promotion(dtype: torch.dtype, scalar: Tensor) -> Tensor:
+    """Cast a 0-d tensor so that it promotes ``dtype`` as it would promote a tensor with dims."""
+    wanted = dtype_beside(dtype, scalar.dtype)
+    return scalar if torch.promote_types(dtype, scalar.dtype) == wanted else scalar.to(wanted)
