@@ -29,7 +29,7 @@ SHORTHANDS = [
 CASTABLE = [name for name in SHORTHANDS if "cast" not in METHODS[name].cannot]
 
 
-def test_cast_methods_are_those_of_the_table() -> None:
+def test_generated_cast_methods_equal_table() -> None:
     assert sorted(METHODS) == SHORTHANDS
 
 
@@ -145,7 +145,7 @@ def test_to_other_device_moves_leaves(make_nested: Any) -> None:
     assert (both["a"].device, both["a"].dtype) == (torch.device("meta"), torch.float64)
 
 
-def test_to_argument_forms_give_equal_results(make_nested: Any) -> None:
+def test_to_with_each_argument_form_gives_equal_results(make_nested: Any) -> None:
     td = make_nested()
     double = torch.zeros(1, dtype=torch.float64)
     forms = [

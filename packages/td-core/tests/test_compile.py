@@ -17,7 +17,7 @@ from td_core import LazyStackedTensorDict, NestedKey, TensorDict, assert_close, 
 pytestmark = pytest.mark.slow
 
 
-def make(n: int = 4) -> TensorDict:
+def make_td(n: int = 4) -> TensorDict:
     return TensorDict(
         {"a": torch.arange(n * 3.0).view(n, 3), "n": {"b": torch.ones(n), "c": {"d": torch.zeros(n, 2)}}},
         batch_size=[n],
@@ -33,7 +33,7 @@ PROGRAMS = {
     "get a default": lambda td: td["a"] if td.get("missing") is None else td["n", "b"],
     "set": lambda td: td.clone().set("z", td["a"] * 2),
     "set nested": lambda td: td.clone().set(("n", "new", "z"), td["a"] * 2),
-    "setitem by key": lambda td: setitem(td.clone(), ("n", "b"), td["n", "b"] * 3),
+    "setitem by key": lambda td: set_item(td.clone(), ("n", "b"), td["n", "b"] * 3),
     "contains": lambda td: td["a"] if ("n", "b") in td.keys(include_nested=True) else td["n", "b"],
     "what is a key": lambda td: [
         td[key] if isinstance(key, NestedKey) else td["n", "c", "d"] for key in ("a", ("n", "b"), ["a"], 1)
@@ -48,18 +48,18 @@ PROGRAMS = {
     "index none": lambda td: td[None],
     "index mask": lambda td: td[td["n", "b"] > 0],
     "index mask of two dims": lambda td: td.view(2, 2)[td["n", "b"].view(2, 2) > 0],
-    "use what a mask gave": lambda td: part_of(td, td["n", "b"] > 0),
-    "setitem by index": lambda td: setitem(td.clone(), 0, td[1]),
-    "setitem by mask": lambda td: raised(td.clone(), td["n", "b"] > 0),
-    "setitem by mask, of a size": lambda td: setitem(td.clone(), torch.arange(4) < 2, td[:2] + 1),
-    "setitem by mask, from a dict": lambda td: setitem(td.clone(), torch.arange(4) < 2, {"a": td["a"][:2]}),
+    "use what a mask gave": lambda td: select_part(td, td["n", "b"] > 0),
+    "setitem by index": lambda td: set_item(td.clone(), 0, td[1]),
+    "setitem by mask": lambda td: fill_part(td.clone(), td["n", "b"] > 0),
+    "setitem by mask, of a size": lambda td: set_item(td.clone(), torch.arange(4) < 2, td[:2] + 1),
+    "setitem by mask, from a dict": lambda td: set_item(td.clone(), torch.arange(4) < 2, {"a": td["a"][:2]}),
     "update_at_ by mask": lambda td: td.clone().update_at_(td[:2] + 1, torch.arange(4) < 2),
     "stack": lambda td: torch.stack([td, td + 1], 0),
     "cat": lambda td: torch.cat([td, td], 0),
     "lazy stack": lambda td: LazyStackedTensorDict(td, td + 1, stack_dim=0)["n", "b"],
     "vmap over a lazy stack": lambda td: torch.vmap(torch.neg)(LazyStackedTensorDict(td, td + 1))["a"],
     "tree_map over a lazy stack": lambda td: tree_map(torch.neg, LazyStackedTensorDict(td, td + 1)),
-    "tree_map over an uneven stack": lambda td: tree_map(torch.neg, uneven(td)),
+    "tree_map over an uneven stack": lambda td: tree_map(torch.neg, make_uneven(td)),
     "lazy stack index": lambda td: LazyStackedTensorDict(td, td + 1, stack_dim=0)[:, 0]["a"],
     "unbind": lambda td: td.unbind(0)[1],
     "split": lambda td: td.split(2)[0],
@@ -89,35 +89,35 @@ PROGRAMS = {
     "zero": lambda td: td.clone().zero_(),
     "checkpoint": lambda td: checkpoint(lambda inner: inner["a"].sin() * 2, td, use_reentrant=False),
     "checkpoint that makes one": lambda td: checkpoint(lambda inner: inner + 1, td, use_reentrant=False),
-    "checkpoint with a keyword": lambda td: checkpoint(scaled, td["a"], by=td, use_reentrant=False),
+    "checkpoint with a keyword": lambda td: checkpoint(scale, td["a"], by=td, use_reentrant=False),
 }
 
 
-def uneven(td):
+def make_uneven(td):
     return LazyStackedTensorDict(*[TensorDict({"a": leaf}, [4]) for leaf in (td["a"], td["n", "c", "d"])])
 
 
-def setitem(td, index, value):
+def set_item(td, index, value):
     td[index] = value
     return td
 
 
-def scaled(leaf, by):
+def scale(leaf, by):
     return leaf * by["n", "b"][:, None]
 
 
-def part_of(td, mask):
+def select_part(td, mask):
     part = td[mask]
     part["z"] = part["a"] + 1
     return torch.stack([part * 2, part])
 
 
-def raised(td, mask):
+def fill_part(td, mask):
     td[mask] = td[mask] + 1
     return td
 
 
-def leaves(result):
+def list_leaves(result):
     return torch.utils._pytree.tree_leaves(result)
 
 
@@ -131,15 +131,15 @@ def fresh():
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_compile_program_has_one_graph_and_equals_eager(name):
     program = PROGRAMS[name]
-    expected = program(make())
+    expected = program(make_td())
     counter = CompileCounter()
     compiled = torch.compile(program, fullgraph=True, backend=counter)
-    result = compiled(make())
+    result = compiled(make_td())
     assert type(result) is type(expected)
-    for got, wanted in zip(leaves(result), leaves(expected), strict=True):
+    for got, wanted in zip(list_leaves(result), list_leaves(expected), strict=True):
         torch.testing.assert_close(got, wanted)
     frames = counter.frame_count
-    compiled(make())
+    compiled(make_td())
     assert counter.frame_count == frames <= 1
 
 
@@ -147,14 +147,14 @@ def test_compile_program_has_one_graph_and_equals_eager(name):
 def test_compile_nested_region_with_td_equals_eager():
     region = torch.compiler.nested_compile_region(lambda td: TensorDict({"a": td["a"] + 1}, td.batch_size))
     compiled = torch.compile(lambda td: region(region(td))["a"], fullgraph=True, backend=CompileCounter())
-    torch.testing.assert_close(compiled(make()), make()["a"] + 2)
+    torch.testing.assert_close(compiled(make_td()), make_td()["a"] + 2)
 
 
 def test_compile_aot_backward_sets_grad():
     def program(td):
         return (td * 2).exp().sum(dim=0)["n", "b"]
 
-    td = make()
+    td = make_td()
     leaf = td["n", "b"].requires_grad_()
     torch.compile(program, fullgraph=True, backend="aot_eager")(td).sum().backward()
     torch.testing.assert_close(leaf.grad, 2 * (2 * leaf).exp().detach())
@@ -172,7 +172,7 @@ SIZED = {
     "chunk": lambda td: td.chunk(1),
     "tensor_split": lambda td: td.tensor_split([1, 3]),
     "gather": lambda td: td.gather(0, torch.tensor([1, 0])),
-    "write": lambda td: setitem(td.clone(), slice(1, None), 0),
+    "write": lambda td: set_item(td.clone(), slice(1, None), 0),
     "update": lambda td: td.clone().update(td + 1).flatten_keys("."),
     "stack": lambda td: torch.stack([td, td + 1]),
     "lazy stack": lambda td: torch.cat([LazyStackedTensorDict(td, td + 1), LazyStackedTensorDict(td, td)]),
@@ -188,15 +188,17 @@ def test_compile_varying_batch_size_makes_at_most_two_graphs(name):
     counter = CompileCounter()
     compiled = torch.compile(program, fullgraph=True, backend=counter)
     for n in (4, 5, 6):
-        for got, wanted in zip(leaves(compiled(make(n))), leaves(program(make(n))), strict=True):
+        for got, wanted in zip(
+            list_leaves(compiled(make_td(n))), list_leaves(program(make_td(n))), strict=True
+        ):
             torch.testing.assert_close(got, wanted)
     assert counter.frame_count <= 2
 
 
 @pytest.mark.parametrize("mode", ["real", "fake"])
 def test_make_fx_with_td_input_and_output_equals_eager(mode):
-    traced = make_fx(lambda td: (td + 1, td[0], td.view(2, 2)), tracing_mode=mode)(make())
-    td = make() * 2
+    traced = make_fx(lambda td: (td + 1, td[0], td.view(2, 2)), tracing_mode=mode)(make_td())
+    td = make_td() * 2
     for found, expected in zip(traced(td), (td + 1, td[0], td.view(2, 2)), strict=True):
         assert found.batch_size == expected.batch_size
         assert_close(found, expected)
@@ -210,16 +212,16 @@ def test_export_dynamic_batch_size_equals_eager(strict):
 
     rows = {0: torch.export.Dim("rows", min=4)}
     shapes = {"td": [rows, [rows, [rows]]]}
-    program = torch.export.export(Model(), (make(),), dynamic_shapes=shapes, strict=strict).module()
-    assert_close(program(make(7)), make(7)[1:].reshape(-1, 1))
+    program = torch.export.export(Model(), (make_td(),), dynamic_shapes=shapes, strict=strict).module()
+    assert_close(program(make_td(7)), make_td(7)[1:].reshape(-1, 1))
 
 
-def test_compile_del_in_other_members_does_not_recompile():
+def test_compile_del_in_repeated_member_does_not_recompile():
     counter = CompileCounter()
     compiled = torch.compile(lambda stack: stack.del_(("n", "b"))["a"] + 1, fullgraph=True, backend=counter)
     for _ in range(3):
-        member = make()
-        stack = LazyStackedTensorDict(member, make(), member)
+        member = make_td()
+        stack = LazyStackedTensorDict(member, make_td(), member)
         compiled(stack)
         assert list(stack.keys(True, True)) == ["a", ("n", "c", "d")]
     assert counter.frame_count == 1
@@ -243,17 +245,17 @@ def test_export_with_td_input_and_output_equals_eager():
         def forward(self, td):
             return td.set("y", td["a"].sum(-1))
 
-    program = torch.export.export(Model(), (make(),))
-    result = program.module()(make())
+    program = torch.export.export(Model(), (make_td(),))
+    result = program.module()(make_td())
     assert isinstance(result, TensorDict)
-    torch.testing.assert_close(result["y"], make()["a"].sum(-1))
+    torch.testing.assert_close(result["y"], make_td()["a"].sum(-1))
 
 
 def test_fake_tensor_mode_shape_ops_return_shapes():
     from torch._subclasses import FakeTensorMode
 
     with FakeTensorMode():
-        td = make()
+        td = make_td()
         result = torch.stack([td, td])[0].exp().reshape(2, 2)
     assert result["n", "c", "d"].shape == (2, 2, 2)
 

@@ -15,16 +15,16 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def nested() -> TensorDict:
+def make_nested_td() -> TensorDict:
     return TensorDict(
         {"a": torch.rand(3), "n": {"b": torch.rand(3), "m": {"c": torch.rand(3, 2)}}}, batch_size=[3]
     )
 
 
 KINDS: dict[str, Callable[[], Any]] = {
-    "nested": nested,
+    "nested": make_nested_td,
     "lazy below": lambda: TensorDict(
-        {"l": LazyStackedTensorDict(nested(), nested()), "a": torch.rand(2)}, [2]
+        {"l": LazyStackedTensorDict(make_nested_td(), make_nested_td()), "a": torch.rand(2)}, [2]
     ),
 }
 CALLS: dict[str, Callable[[Any], Any]] = {
@@ -45,7 +45,7 @@ CALLS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-def leaves(result: Any) -> list[torch.Tensor]:
+def list_leaves(result: Any) -> list[torch.Tensor]:
     return [leaf for each in (result if isinstance(result, tuple) else (result,)) for leaf in each._leaves()]
 
 
@@ -60,13 +60,13 @@ def test_nested_region_equals_eager(name: str, kind: str) -> None:
     result = torch.compile(lambda x: region(x), backend="aot_eager", fullgraph=True)(td)
     expected = function(td)
     assert type(result) is type(expected)
-    for found, leaf in zip(leaves(result), leaves(expected), strict=True):
+    for found, leaf in zip(list_leaves(result), list_leaves(expected), strict=True):
         torch.testing.assert_close(found, leaf)
 
 
 def test_nested_region_called_twice_sets_grad() -> None:
     torch.compiler.reset()
-    td = nested().requires_grad_()
+    td = make_nested_td().requires_grad_()
     region = torch.compiler.nested_compile_region(lambda x: x.sin())
     result = torch.compile(lambda x: region(region(x)), backend="aot_eager", fullgraph=True)(td)
     sum(leaf.sum() for leaf in result._leaves()).backward()
@@ -74,13 +74,13 @@ def test_nested_region_called_twice_sets_grad() -> None:
     torch.testing.assert_close(leaf.grad, leaf.detach().sin().cos() * leaf.detach().cos())
 
 
-def members() -> list[TensorDict]:
+def make_members() -> list[TensorDict]:
     return [TensorDict({"a": torch.tensor(float(i)), "n": {"b": torch.ones(2)}}) for i in range(2)]
 
 
 STACKS: dict[str, Callable[[], Any]] = {
-    "lazy": lambda: LazyStackedTensorDict(*members()),
-    "below": lambda: TensorDict({"l": LazyStackedTensorDict(*members())}, batch_size=[2]),
+    "lazy": lambda: LazyStackedTensorDict(*make_members()),
+    "below": lambda: TensorDict({"l": LazyStackedTensorDict(*make_members())}, batch_size=[2]),
 }
 #: Values that td-core can store without a plugin.
 VALUES: dict[str, Any] = {
@@ -127,6 +127,6 @@ def test_compile_write_into_lazy_stack_equals_eager(name: str, value: str, kind:
 
 def test_compile_set_cycle_in_lazy_stack_raises() -> None:
     torch.compiler.reset()
-    stack = LazyStackedTensorDict(*members())
+    stack = LazyStackedTensorDict(*make_members())
     with pytest.raises(Exception, match="contains the collection"):
         torch.compile(lambda td: td.set("k", td), backend="eager")(stack)

@@ -20,28 +20,28 @@ class Name(str, enum.Enum):
     A, B, Z = "a", "b", "z"
 
 
-def dense() -> TensorDict:
+def make_dense_td() -> TensorDict:
     return TensorDict(
         {"a": torch.arange(6.0).view(3, 2), "b": {"c": torch.ones(3), "d": torch.zeros(3, 4)}}, batch_size=[3]
     )
 
 
-def lazy() -> LazyStackedTensorDict:
-    return LazyStackedTensorDict(*dense().clone().unbind(0))
+def make_lazy() -> LazyStackedTensorDict:
+    return LazyStackedTensorDict(*make_dense_td().clone().unbind(0))
 
 
-def write(td: Any, index: Any, value: Any) -> Any:
+def set_and_return(td: Any, index: Any, value: Any) -> Any:
     td[index] = value
     return td
 
 
-def in_context(td: Any) -> Any:
+def write_in_context(td: Any) -> Any:
     with td.flatten_keys(".") as flat:
         flat["q"] = flat["a"] + 1
     return td
 
 
-def in_view(td: Any) -> Any:
+def write_in_view(td: Any) -> Any:
     with td.view(3, 1) as raised:
         raised["a"] = raised["a"] + 1
         raised["q"] = raised["b", "c"] * 2
@@ -56,14 +56,16 @@ PROGRAMS: dict[str, Callable[[Any], Any]] = {
     "split_keys": lambda td: td.split_keys(["a"])[1],
     "flatten_keys": lambda td: td.flatten_keys("."),
     "unflatten_keys": lambda td: td.flatten_keys(".").unflatten_keys("."),
-    "flatten_keys as a context": lambda td: in_context(td.clone()),
-    "view as a context": lambda td: in_view(td.clone()),
+    "flatten_keys as a context": lambda td: write_in_context(td.clone()),
+    "view as a context": lambda td: write_in_view(td.clone()),
     "where a number": lambda td: td.where(torch.tensor([True, False, True]), -1),
     "masked_fill": lambda td: td.masked_fill(torch.tensor([True, False, True]), -1),
     "index by an array": lambda td: td.contiguous()[ARRAY],
     "index by a list": lambda td: td[[2, 0]],
-    "write by a list": lambda td: write(td.view(3, 1).clone(), [2, 0], dense().view(3, 1)[:2]),
-    "write a number by a mask": lambda td: write(
+    "write by a list": lambda td: set_and_return(
+        td.view(3, 1).clone(), [2, 0], make_dense_td().view(3, 1)[:2]
+    ),
+    "write a number by a mask": lambda td: set_and_return(
         td.clone().unsqueeze(-1), torch.tensor([True, False, True]), 0
     ),
     "repeat_interleave": lambda td: td.repeat_interleave(torch.tensor([2, 0, 1]), dim=0, output_size=3),
@@ -75,16 +77,16 @@ PROGRAMS: dict[str, Callable[[Any], Any]] = {
     "rename_keys": lambda td: td.rename_keys({"a": "z"}),
     "empty": lambda td: td.empty(recurse=True),
     "update": lambda td: td.clone().update({"a": torch.ones(3), "n": {"q": torch.ones(3)}}),
-    "update with a collection": lambda td: td.clone().update(dense()),
-    "update_": lambda td: td.clone().update_(dense()),
+    "update with a collection": lambda td: td.clone().update(make_dense_td()),
+    "update_": lambda td: td.clone().update_(make_dense_td()),
     "replace": lambda td: td.replace(a=torch.ones(3)),
     "fill_": lambda td: td.clone().fill_("a", 2),
     "zero_": lambda td: td.clone().zero_(),
-    "write a collection": lambda td: write(td.clone(), 0, dense()[1]),
-    "write a number": lambda td: write(td.clone(), slice(0, 2), 0),
-    "write a new key": lambda td: write(td.clone(), 1, {"a": torch.ones(2), "z": torch.ones(2)}),
+    "write a collection": lambda td: set_and_return(td.clone(), 0, make_dense_td()[1]),
+    "write a number": lambda td: set_and_return(td.clone(), slice(0, 2), 0),
+    "write a new key": lambda td: set_and_return(td.clone(), 1, {"a": torch.ones(2), "z": torch.ones(2)}),
     "apply": lambda td: td.apply(lambda leaf: leaf + 1),
-    "apply with another": lambda td: td.apply(torch.add, dense()),
+    "apply with another": lambda td: td.apply(torch.add, make_dense_td()),
     "apply with a default": lambda td: td.apply(
         lambda x, y: x if y is None else y, TensorDict(a=torch.ones(3), batch_size=[3]), default=None
     ),
@@ -102,7 +104,7 @@ PROGRAMS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@pytest.mark.parametrize("make", [dense, lazy])
+@pytest.mark.parametrize("make", [make_dense_td, make_lazy])
 @pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS)
 def test_compile_program_has_no_graph_break(program: Callable[[Any], Any], make: Callable[[], Any]) -> None:
     torch._dynamo.reset()
@@ -115,11 +117,11 @@ def test_compile_program_has_no_graph_break(program: Callable[[Any], Any], make:
         assert list(result.keys(True)) == list(expected.keys(True))
 
 
-def uneven() -> LazyStackedTensorDict:
+def make_uneven() -> LazyStackedTensorDict:
     return LazyStackedTensorDict(*[TensorDict(a=torch.ones(2, i), batch_size=[2]) for i in (1, 2, 3)])
 
 
-def written(stack: Any, index: Any) -> Any:
+def set_item(stack: Any, index: Any) -> Any:
     stack[index].zero_()
     return [member["a"] for member in stack.tensordicts]
 
@@ -146,8 +148,8 @@ UNKNOWN: dict[str, Any] = {
 @pytest.mark.parametrize("index", KNOWN.values(), ids=KNOWN)
 def test_compile_constant_index_returns_members_not_copies(index: Any) -> None:
     torch._dynamo.reset()
-    compiled = torch.compile(written, backend="eager", fullgraph=True)
-    torch.testing.assert_close(compiled(uneven(), index), written(uneven(), index))
+    compiled = torch.compile(set_item, backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(make_uneven(), index), set_item(make_uneven(), index))
 
 
 def test_compile_nested_stack_index_returns_members_not_copies() -> None:
@@ -157,7 +159,7 @@ def test_compile_nested_stack_index_returns_members_not_copies() -> None:
 
     torch._dynamo.reset()
     compiled = torch.compile(program, backend="eager", fullgraph=True)
-    stacks = [LazyStackedTensorDict(uneven(), uneven()) for _ in range(2)]
+    stacks = [LazyStackedTensorDict(make_uneven(), make_uneven()) for _ in range(2)]
     torch.testing.assert_close(compiled(stacks[0]), program(stacks[1]))
     assert (
         sum(int(member["a"].sum()) for inner in stacks[0].tensordicts for member in inner.tensordicts) == 16
@@ -167,18 +169,20 @@ def test_compile_nested_stack_index_returns_members_not_copies() -> None:
 @pytest.mark.parametrize("index", UNKNOWN.values(), ids=UNKNOWN)
 def test_compile_tensor_index_of_members_breaks_graph(index: Any) -> None:
     torch._dynamo.reset()
-    compiled = torch.compile(written, backend="eager")
-    torch.testing.assert_close(compiled(uneven(), index), written(uneven(), index))
+    compiled = torch.compile(set_item, backend="eager")
+    torch.testing.assert_close(compiled(make_uneven(), index), set_item(make_uneven(), index))
     torch._dynamo.reset()
     with pytest.raises(torch._dynamo.exc.Unsupported, match="which members of a lazy stack a tensor selects"):
-        torch.compile(written, backend="eager", fullgraph=True)(uneven(), index)
+        torch.compile(set_item, backend="eager", fullgraph=True)(make_uneven(), index)
 
 
 @pytest.mark.parametrize("index", UNKNOWN.values(), ids=UNKNOWN)
 def test_compile_write_at_tensor_index_has_no_graph_break(index: Any) -> None:
     torch._dynamo.reset()
-    compiled = torch.compile(write, backend="eager", fullgraph=True)
-    assert_close(compiled(lazy().unsqueeze(1), index, 0), write(lazy().unsqueeze(1), index, 0))
+    compiled = torch.compile(set_and_return, backend="eager", fullgraph=True)
+    assert_close(
+        compiled(make_lazy().unsqueeze(1), index, 0), set_and_return(make_lazy().unsqueeze(1), index, 0)
+    )
 
 
 def test_export_tensor_index_of_members_raises() -> None:
@@ -188,4 +192,4 @@ def test_export_tensor_index_of_members_raises() -> None:
 
     index = torch.tensor([2, 0])
     with pytest.raises(StructureError, match="which members of a lazy stack a tensor selects is not known"):
-        torch.export.export(Model(), (lazy(), index), strict=False)
+        torch.export.export(Model(), (make_lazy(), index), strict=False)

@@ -12,7 +12,7 @@ from td_core import LazyStackedTensorDict, TensorDict, TensorDictParams
 from td_core.testing import CollectionTests
 
 
-def sample() -> TensorDict:
+def make_sample() -> TensorDict:
     """Build a TensorDict with the same values at every call; every kind below holds these values."""
     generator = torch.Generator().manual_seed(0)
     return TensorDict(
@@ -26,17 +26,17 @@ def sample() -> TensorDict:
 
 class TestTensorDict(CollectionTests):
     def make(self) -> TensorDict:
-        return sample()
+        return make_sample()
 
 
 class TestLockedCopy(CollectionTests):
     def make(self) -> TensorDict:
-        return sample().lock_().clone()
+        return make_sample().lock_().clone()
 
 
-def stacked(dim: int) -> LazyStackedTensorDict:
+def make_stack(dim: int) -> LazyStackedTensorDict:
     """Build a lazy stack with the values of ``sample``, whose members share no memory."""
-    source = sample()
+    source = make_sample()
     return LazyStackedTensorDict(
         *(source[(slice(None),) * dim + (at,)].clone() for at in range(source.shape[dim])), stack_dim=dim
     )
@@ -46,14 +46,14 @@ class TestLazyStack(CollectionTests):
     keeps_kind = False  # shape operations across the stack dim return a dense collection
 
     def make(self) -> LazyStackedTensorDict:
-        return stacked(0)
+        return make_stack(0)
 
 
 class TestLazyStackAlongTheSecondDim(CollectionTests):
     keeps_kind = False
 
     def make(self) -> LazyStackedTensorDict:
-        return stacked(1)
+        return make_stack(1)
 
 
 class TestParams(CollectionTests):
@@ -66,4 +66,4 @@ class TestParams(CollectionTests):
             yield
 
     def make(self) -> TensorDictParams:
-        return TensorDictParams(sample())
+        return TensorDictParams(make_sample())

@@ -22,17 +22,17 @@ from td_core.errors import BatchSizeError, DepthError, KeyPathError, StructureEr
 Pair = namedtuple("Pair", "a b")
 
 
-def dense() -> TensorDict:
+def make_dense_td() -> TensorDict:
     return TensorDict(
         {"a": torch.arange(6).view(3, 2), "b": {"c": torch.ones(3), "d": torch.zeros(3, 4)}}, [3]
     )
 
 
-def lazy() -> LazyStackedTensorDict:
-    return LazyStackedTensorDict(*[dense()[i].clone() for i in range(3)])
+def make_lazy() -> LazyStackedTensorDict:
+    return LazyStackedTensorDict(*[make_dense_td()[i].clone() for i in range(3)])
 
 
-KINDS: dict[str, Callable[[], Any]] = {"dense": dense, "lazy": lazy}
+KINDS: dict[str, Callable[[], Any]] = {"dense": make_dense_td, "lazy": make_lazy}
 
 
 @pytest.fixture(params=KINDS.values(), ids=KINDS)
@@ -40,7 +40,7 @@ def td(request: pytest.FixtureRequest) -> Any:
     return request.param()
 
 
-def keys(node: Any) -> list[Any]:
+def list_keys(node: Any) -> list[Any]:
     return list(node.keys(True, True))
 
 
@@ -80,13 +80,13 @@ class TestFromDict:
 
         record = np.array([(1, 2.0)], dtype=[("i", "i4"), ("f", "f8")])
         source = {"t": (1, (2, 3)), "n": Pair(1, {"z": 2}), "p": Point(1.0, (2,)), "r": record, "l": [1, 2]}
-        assert keys(TensorDict.from_dict(source)) == [
+        assert list_keys(TensorDict.from_dict(source)) == [
             ("t", "0"), ("t", "1", "0"), ("t", "1", "1"), ("n", "a"), ("n", "b", "z"), ("p", "x"), ("p", "y", "0"),
             ("r", "i"), ("r", "f"), "l",
         ]  # fmt: skip
 
     def test_from_dict_collection_keeps_batch_size(self) -> None:
-        assert TensorDict.from_dict(dense()).batch_size == torch.Size([3])
+        assert TensorDict.from_dict(make_dense_td()).batch_size == torch.Size([3])
 
     @pytest.mark.parametrize(
         ("source", "kwargs", "error", "message"),
@@ -116,7 +116,7 @@ class TestFromDict:
 
     def test_from_dict_instance_sets_entries_and_batch_size(self, td: Any) -> None:
         result = td.from_dict_instance({"a": torch.ones(3), "b": {"c": torch.ones(3)}}, batch_size=[3])
-        assert keys(result) == ["a", ("b", "c")]
+        assert list_keys(result) == ["a", ("b", "c")]
         assert result.batch_size == result["b"].batch_size == torch.Size([3])
 
     def test_from_dict_instance_keeps_classes_of_nodes(self) -> None:
@@ -147,7 +147,7 @@ class TestFromDict:
 
 
 class TestFromAny:
-    @pytest.mark.parametrize("value", [3, 2.5, "x", None, torch.zeros(2), np.zeros(3), dense()])
+    @pytest.mark.parametrize("value", [3, 2.5, "x", None, torch.zeros(2), np.zeros(3), make_dense_td()])
     def test_from_any_leaf_returns_it_unchanged(self, value: Any) -> None:
         assert TensorDict.from_any(value) is value
 
@@ -177,7 +177,7 @@ class TestFromAny:
         self, value: Any, expected: list[Any], size: list[int]
     ) -> None:
         result = td_core.from_any(value)
-        assert keys(result) == expected
+        assert list_keys(result) == expected
         assert result.batch_size == torch.Size(size)
 
     def test_from_any_batch_size_options_set_size(self) -> None:
@@ -191,13 +191,13 @@ class TestFromAny:
 
 class TestFromTuplesAndLists:
     def test_from_tuple_numbers_keys_by_position(self) -> None:
-        assert keys(TensorDict.from_tuple((1, (2, {"a": 3})))) == ["0", ("1", "0"), ("1", "1", "a")]
+        assert list_keys(TensorDict.from_tuple((1, (2, {"a": 3})))) == ["0", ("1", "0"), ("1", "1", "a")]
         assert TensorDict.from_tuple((torch.zeros(3), torch.ones(3)), batch_size=[3]).batch_size == (3,)
         with pytest.raises(TypeError, match="takes a tuple; got int"):
             td_core.from_tuple(3)
 
     def test_from_namedtuple_uses_fields_as_keys(self) -> None:
-        assert keys(TensorDict.from_namedtuple(Pair(1, Pair(2, 3)))) == ["a", ("b", "a"), ("b", "b")]
+        assert list_keys(TensorDict.from_namedtuple(Pair(1, Pair(2, 3)))) == ["a", ("b", "a"), ("b", "b")]
         with pytest.raises(TypeError, match="takes a named tuple; got tuple"):
             td_core.from_namedtuple((1, 2))
 
@@ -222,7 +222,7 @@ class TestFromTuplesAndLists:
             ([{"a": torch.zeros(2, 3)}] * 2, {"auto_batch_size": True}, TensorDict, [2, 2, 3]),
             ([{"a": torch.zeros(2, 3)}] * 2, {"batch_dims": 2}, TensorDict, [2, 2]),
             ([{"a": torch.zeros(2, 3)}] * 2, {"batch_size": [2, 2]}, TensorDict, [2, 2]),
-            ([dense(), dense()], {"names": ["n", None]}, TensorDict, [2, 3]),
+            ([make_dense_td(), make_dense_td()], {"names": ["n", None]}, TensorDict, [2, 3]),
         ],
     )
     def test_from_list_returns_stack_of_expected_kind(
@@ -283,7 +283,7 @@ class TestFromKeysAndSchemas:
     def test_fromkeys_sets_value_under_each_key(self) -> None:
         td = TensorDict.fromkeys(["a", ("b", "c")], 3)
         assert td["b", "c"] == 3
-        assert keys(td_core.fromkeys([])) == []
+        assert list_keys(td_core.fromkeys([])) == []
 
     def test_from_schema_makes_zeros_of_shapes_and_dtypes(self) -> None:
         schema = {"a": ([3], torch.float32), ("n", "b"): ([], torch.int64)}
@@ -330,7 +330,7 @@ def test_from_classmethods_return_the_calling_class(kind: Any, name: str, args: 
     assert type(result) is kind and type(expected) is TensorDict
     assert result.batch_size == expected.batch_size == torch.Size([3])
     assert result.names == expected.names and result.is_locked == expected.is_locked
-    assert keys(result) == keys(expected) and (result == expected).all()
+    assert list_keys(result) == list_keys(expected) and (result == expected).all()
 
 
 class TestToDict:
@@ -352,7 +352,7 @@ class TestToDict:
         assert td.to_dict(convert_tensors=True, tolist_first=True) == {"n": [{"b": [0.0]}, {"b": [0.0]}]}
 
     def test_numpy_arrays_share_memory(self) -> None:
-        td = dense()
+        td = make_dense_td()
         td.numpy()["b"]["c"][0] = 5
         assert td["b", "c"][0] == 5
 
@@ -418,7 +418,7 @@ class TestToNamedTuple:
 
     def test_to_namedtuple_round_trip_keeps_keys(self) -> None:
         td = TensorDict({"a": 1, "b": {"c": 2}})
-        assert keys(TensorDict.from_namedtuple(td.to_namedtuple())) == keys(td)
+        assert list_keys(TensorDict.from_namedtuple(td.to_namedtuple())) == list_keys(td)
 
     def test_to_namedtuple_invalid_identifier_raises(self) -> None:
         with pytest.raises(ValueError, match="valid identifiers"):
@@ -435,7 +435,7 @@ class TestToTensorDict:
             torch.testing.assert_close(result[key], leaf)
 
     def test_to_tensordict_keeps_sizes_names_and_device(self) -> None:
-        td = TensorDict(dense(), [3], names=["t"], device="cpu").to_tensordict()
+        td = TensorDict(make_dense_td(), [3], names=["t"], device="cpu").to_tensordict()
         assert td.names == td["b"].names == ["t"]
         assert td["b"].batch_size == (3,)
         assert td.device == torch.device("cpu")
@@ -443,7 +443,7 @@ class TestToTensorDict:
 
 class TestPytrees:
     def test_from_pytree_collection_returns_it_unchanged(self) -> None:
-        td = dense()
+        td = make_dense_td()
         assert TensorDict.from_pytree(td) is td
         assert td.to_pytree() is td
 

@@ -17,12 +17,12 @@ from td_core.errors import CollectionIndexError
 CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 
 
-def sample(device: str = "cuda") -> TensorDict:
+def make_sample(device: str = "cuda") -> TensorDict:
     leaves = {"a": torch.arange(12.0).view(3, 4), "n": {"b": torch.arange(6.0).view(3, 2)}}
     return TensorDict(leaves, [3]).to(device)
 
 
-def same(found: Any, expected: Any, device: str = "cuda") -> None:
+def assert_same_on_device(found: Any, expected: Any, device: str = "cuda") -> None:
     assert found.batch_size == expected.batch_size
     for key, leaf in expected.items(True, True):
         assert found[key].device.type == device
@@ -80,13 +80,13 @@ OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_operation_on_gpu_does_not_synchronize(name: str, no_waiting: Callable[[], None]) -> None:
-    td, rows = sample(), HOST.cuda()
+    td, rows = make_sample(), HOST.cuda()
     OPERATIONS[name](td.clone(), rows)  # the first call loads kernels, which synchronises
     torch.cuda.synchronize()
     no_waiting()
     found = OPERATIONS[name](td, rows)
     torch.cuda.set_sync_debug_mode("default")
-    on_host = sample("cpu")
+    on_host = make_sample("cpu")
     expected = OPERATIONS[name](on_host, HOST)
     torch.testing.assert_close(td.cpu().to_dict(), on_host.to_dict())
     if isinstance(found, (TensorDict, LazyStackedTensorDict)):
@@ -132,13 +132,13 @@ def test_index_on_gpu_equals_cpu(name: str, on_gpu: bool) -> None:
     host = TensorDict({"a": torch.arange(24).view(3, 2, 4), "n": {"b": torch.rand(3, 2)}}, [3, 2])
     there = host.cuda()
     index = INDICES[name]
-    same(there[moved(index)], host[index])
+    assert_same_on_device(there[moved(index)], host[index])
     there[moved(index)] = 0
     host[index] = 0
-    same(there, host)
+    assert_same_on_device(there, host)
     there[moved(index)] = there[moved(index)] + 1
     host[index] = host[index] + 1
-    same(there, host)
+    assert_same_on_device(there, host)
 
 
 @CUDA
@@ -153,7 +153,7 @@ def test_index_out_of_range_raises_before_gpu_kernel(index: Any) -> None:
 
 @CUDA
 def test_cuda_graph_replay_equals_eager() -> None:
-    td, other = sample(), sample() + 1
+    td, other = make_sample(), make_sample() + 1
 
     def step() -> Any:
         result = (td * 2 + other).clamp(0, 20)
@@ -169,11 +169,11 @@ def test_cuda_graph_replay_equals_eager() -> None:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         out = step()
-    td.update_(sample())
+    td.update_(make_sample())
     graph.replay()
-    expected = (sample() * 2 + other).clamp(0, 20)
-    same(td, expected)
-    same(out.select("a", ("n", "b")), expected)
+    expected = (make_sample() * 2 + other).clamp(0, 20)
+    assert_same_on_device(td, expected)
+    assert_same_on_device(out.select("a", ("n", "b")), expected)
 
 
 @CUDA
@@ -181,10 +181,10 @@ def test_del_td_frees_gpu_memory_at_once() -> None:
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
     for make in (
-        sample,
-        lambda: sample()[0],
-        lambda: lazy_stack([sample()] * 2) + 1,
-        lambda: sample().lock_().clone(),
+        make_sample,
+        lambda: make_sample()[0],
+        lambda: lazy_stack([make_sample()] * 2) + 1,
+        lambda: make_sample().lock_().clone(),
     ):
         td = make()
         assert torch.cuda.memory_allocated() > before
@@ -209,20 +209,24 @@ def test_pointwise_cpu_and_gpu_leaves_keeps_devices() -> None:
 
 @CUDA
 def test_torch_load_map_location_moves_gpu_td() -> None:
-    for td in (sample(), lazy_stack([sample(), sample()]), TensorDictParams(sample())):
+    for td in (make_sample(), lazy_stack([make_sample(), make_sample()]), TensorDictParams(make_sample())):
         file = io.BytesIO()
         torch.save(td, file)
         for place in ("cpu", "cuda"):
             file.seek(0)
             found = torch.load(file, map_location=place, weights_only=not isinstance(td, TensorDictParams))
             assert found.device.type == place
-            same(found, td, place)
+            assert_same_on_device(found, td, place)
 
 
 @pytest.mark.parametrize("weights_only", [False, True])
 def test_torch_load_sets_device_label_of_loaded_leaves(weights_only: bool) -> None:
     there = torch.device("cuda", 0)  # only a label, so the test needs no GPU
-    for td in (sample("cpu"), lazy_stack([sample("cpu"), sample("cpu")]), TensorDict({"n": sample("cpu")})):
+    for td in (
+        make_sample("cpu"),
+        lazy_stack([make_sample("cpu"), make_sample("cpu")]),
+        TensorDict({"n": make_sample("cpu")}),
+    ):
         set_device_labels(td, there)
         file = io.BytesIO()
         torch.save(td, file)

@@ -14,15 +14,17 @@ from td_core.errors import BatchSizeError
 DTYPE_OF = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}
 
 
-def dense() -> TensorDict:
+def make_dense_td() -> TensorDict:
     return TensorDict({"a": torch.arange(6.0).view(3, 2), "n": {"b": torch.ones(3, 2)}}, batch_size=[3])
 
 
 KINDS: dict[str, Callable[[], Any]] = {
-    "dense": dense,
-    "lazy": lambda: LazyStackedTensorDict(*dense().unbind(0)),
-    "params": lambda: TensorDictParams(dense(), no_convert=True),
-    "nested lazy": lambda: TensorDict({"l": LazyStackedTensorDict(*dense().unbind(0))}, batch_size=[3]),
+    "dense": make_dense_td,
+    "lazy": lambda: LazyStackedTensorDict(*make_dense_td().unbind(0)),
+    "params": lambda: TensorDictParams(make_dense_td(), no_convert=True),
+    "nested lazy": lambda: TensorDict(
+        {"l": LazyStackedTensorDict(*make_dense_td().unbind(0))}, batch_size=[3]
+    ),
 }
 
 CALLS: dict[str, Callable[[Any, Any], Any]] = {
@@ -104,7 +106,7 @@ def test_compile_number_class_as_dtype_equals_eager(name: str, number: type) -> 
 @pytest.mark.parametrize("name", ["to", "to dtype=", "to device", "sum", "new_zeros", "zeros_like"])
 def test_other_class_as_dtype_raises(name: str) -> None:
     with pytest.raises(TypeError, match="str|type"):
-        CALLS[name](dense(), str)
+        CALLS[name](make_dense_td(), str)
 
 
 def test_view_dtype_and_size_raises() -> None:
@@ -114,4 +116,4 @@ def test_view_dtype_and_size_raises() -> None:
         lambda td: td.view(3, batch_size=[3]),
     ):
         with pytest.raises(TypeError, match="view"):
-            call(dense())
+            call(make_dense_td())

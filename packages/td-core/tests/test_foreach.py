@@ -30,7 +30,7 @@ def test_functorch_level_inside_vmap_is_not_none() -> None:
 LISTS = {"none": 1, "number": 1, "one": 2, "two": 3}
 
 
-def derivatives(operation, operands: str, inplace: bool) -> tuple[list, list]:
+def compute_derivatives(operation, operands: str, inplace: bool) -> tuple[list, list]:
     """Compute gradients and forward tangents of an operation on lists of four leaves."""
     generator = torch.Generator().manual_seed(0)
     lists = [
@@ -49,7 +49,7 @@ def derivatives(operation, operands: str, inplace: bool) -> tuple[list, list]:
     return [*gradients], tangents
 
 
-def with_derivative(name: str, operands: str) -> tuple[list, list] | None:
+def compute_single_derivatives(name: str, operands: str) -> tuple[list, list] | None:
     """Compute the derivatives with the single operation per leaf; return None if torch cannot."""
 
     def one_by_one(*given):
@@ -58,7 +58,7 @@ def with_derivative(name: str, operands: str) -> tuple[list, list] | None:
         return list(map(OPS[name].single, *lists, *rest))
 
     try:
-        return derivatives(one_by_one, operands, name.endswith("_"))
+        return compute_derivatives(one_by_one, operands, name.endswith("_"))
     except (RuntimeError, TypeError):
         return None
 
@@ -71,13 +71,14 @@ with warnings.catch_warnings():
         f"{name}, {operands}": (name, operands, expected)
         for name in OPS
         for operands in LISTS
-        if OPS[name].fused is not None and (expected := with_derivative(name, operands)) is not None
+        if OPS[name].fused is not None
+        and (expected := compute_single_derivatives(name, operands)) is not None
     }
 
 
 @pytest.mark.parametrize(("name", "operands", "expected"), DERIVATIVES.values(), ids=DERIVATIVES)
 def test_foreach_gradients_equal_single_op_gradients(name, operands, expected):
-    found = derivatives(partial(foreach, OPS[name]), operands, name.endswith("_"))
+    found = compute_derivatives(partial(foreach, OPS[name]), operands, name.endswith("_"))
     for kind, mine, theirs in zip(("gradient", "tangent"), found, expected, strict=True):
         for a, b in zip(mine, theirs, strict=True):
             assert (a is None) == (b is None), kind

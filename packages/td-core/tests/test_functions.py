@@ -42,13 +42,13 @@ from td_core.errors import KeyPathError, StructureError
 Pair = namedtuple("Pair", "a b")
 
 
-def dense() -> TensorDict:
+def make_dense_td() -> TensorDict:
     return TensorDict(
         {"a": torch.arange(6).view(3, 2), "b": {"c": torch.ones(3), "d": torch.zeros(3, 4)}}, [3]
     )
 
 
-def keys(node: Any) -> list[Any]:
+def list_keys(node: Any) -> list[Any]:
     return list(node.keys(True, True))
 
 
@@ -56,10 +56,10 @@ class TestMerge:
     def test_merge_nested_keys_keeps_first_value(self) -> None:
         first = TensorDict(a=1, n={"b": 1})
         result = merge_tensordicts(first, TensorDict(a=2, n={"c": 2}), TensorDict(d=3, e={}))
-        assert keys(result) == ["a", ("n", "b"), ("n", "c"), "d"]
+        assert list_keys(result) == ["a", ("n", "b"), ("n", "c"), "d"]
         assert "e" in result
         assert result["a"] == 1
-        assert keys(first) == ["a", ("n", "b")]
+        assert list_keys(first) == ["a", ("n", "b")]
 
     def test_merge_callback_receives_all_values(self) -> None:
         items = [TensorDict(a=i, n={"b": i}) for i in range(3)]
@@ -72,7 +72,7 @@ class TestMerge:
 
     def test_merge_invalid_arguments_raises(self) -> None:
         with pytest.raises(StructureError, match="two collections or more, got 1"):
-            merge_tensordicts(dense())
+            merge_tensordicts(make_dense_td())
         for items in ([{"a": 1}, {"a": {"x": 1}}], [{"a": {"x": 1}}, {"a": 1}]):
             with pytest.raises(StructureError, match="the structures differ at key 'a'"):
                 merge_tensordicts(*map(TensorDict, items))
@@ -137,7 +137,7 @@ class TestPadSequence:
             pad_sequence(self.items(), padding_value={"zz": 7})
 
     def test_pad_sequence_drops_keys_missing_in_some_items(self) -> None:
-        assert keys(
+        assert list_keys(
             pad_sequence([TensorDict(a=torch.ones(2), b=torch.ones(2)), TensorDict(a=torch.ones(3))])
         ) == ["a"]
 
@@ -221,8 +221,8 @@ class TestRows:
     @pytest.mark.parametrize(
         ("td", "key", "error", "message"),
         [
-            (dense(), "zz", KeyPathError, "key 'zz' not found"),
-            (dense(), "b", TypeError, "'b' is a TensorDict"),
+            (make_dense_td(), "zz", KeyPathError, "key 'zz' not found"),
+            (make_dense_td(), "b", TypeError, "'b' is a TensorDict"),
             (TensorDict(a=torch.ones(2)), "a", ValueError, "first batch dim"),
         ],
     )
@@ -247,7 +247,7 @@ class TestRows:
         ]
 
     def test_row_functions_invalid_arguments_raise(self) -> None:
-        td = dense()
+        td = make_dense_td()
         with pytest.raises(KeyPathError, match="key 'zz' not found"):
             remove_duplicates(td, "zz")
         with pytest.raises(ValueError, match=r"dim 1 is not a batch dim of a collection of batch size \[3\]"):
@@ -260,18 +260,18 @@ class TestRows:
 
 class TestCollate:
     def test_collate_list_returns_stack(self) -> None:
-        assert collate([dense(), dense()]).batch_size == (2, 3)
-        assert isinstance(collate([dense(), dense().exclude("a")]), LazyStackedTensorDict)
-        td = dense()
+        assert collate([make_dense_td(), make_dense_td()]).batch_size == (2, 3)
+        assert isinstance(collate([make_dense_td(), make_dense_td().exclude("a")]), LazyStackedTensorDict)
+        td = make_dense_td()
         assert collate(td) is td
         assert collate([]) == []
 
     def test_collate_containers_returns_same_container(self) -> None:
-        samples, numbers = collate([(dense(), 1), (dense(), 2)])
+        samples, numbers = collate([(make_dense_td(), 1), (make_dense_td(), 2)])
         assert (samples.batch_size, numbers.tolist()) == ((2, 3), [1, 2])
-        pair = collate([Pair(dense(), 1), Pair(dense(), 2)])
+        pair = collate([Pair(make_dense_td(), 1), Pair(make_dense_td(), 2)])
         assert isinstance(pair, Pair)
-        assert collate([{"x": dense()}, {"x": dense()}])["x"].batch_size == (2, 3)
+        assert collate([{"x": make_dense_td()}, {"x": make_dense_td()}])["x"].batch_size == (2, 3)
         assert collate([1.5, 2.5]).tolist() == [1.5, 2.5]
         numbers = collate([(1, 2), (3, 4)])
         assert type(numbers) is tuple and [column.tolist() for column in numbers] == [[1, 3], [2, 4]]
@@ -334,15 +334,17 @@ class TestCollate:
         assert list({**td}) == list(dict(td)) == ["a", "n"]
 
     def test_getitems_returns_indexed_rows(self) -> None:
-        assert dense().__getitems__([0, 2])["a"].tolist() == [[0, 1], [4, 5]]
+        assert make_dense_td().__getitems__([0, 2])["a"].tolist() == [[0, 1], [4, 5]]
 
 
 class TestAssertClose:
     def test_assert_close_equal_collections_returns_true(self) -> None:
-        assert assert_close(dense(), dense())
-        assert assert_allclose_td(dense(), TensorDict(dense(), []))
-        assert assert_close(dense(), dense().exclude("a"), intersection=True)
-        assert assert_close(dense(), dense().apply(lambda x: x + 1e-9 if x.is_floating_point() else x))
+        assert assert_close(make_dense_td(), make_dense_td())
+        assert assert_allclose_td(make_dense_td(), TensorDict(make_dense_td(), []))
+        assert assert_close(make_dense_td(), make_dense_td().exclude("a"), intersection=True)
+        assert assert_close(
+            make_dense_td(), make_dense_td().apply(lambda x: x + 1e-9 if x.is_floating_point() else x)
+        )
         stack = LazyStackedTensorDict(*[TensorDict(a=torch.ones(n)) for n in (1, 2)])
         assert assert_close(stack, stack.clone())
 
@@ -359,10 +361,10 @@ class TestAssertClose:
     @pytest.mark.parametrize(
         ("other", "error", "message"),
         [
-            (dense().exclude(("b", "c")), KeyPathError, r"differ at key 'b': missing keys \['c'\]"),
-            (dense().apply(lambda x: x.double()), AssertionError, r"dtype"),
+            (make_dense_td().exclude(("b", "c")), KeyPathError, r"differ at key 'b': missing keys \['c'\]"),
+            (make_dense_td().apply(lambda x: x.double()), AssertionError, r"dtype"),
             (
-                TensorDict({"a": {}, "b": dense()["b"]}, [3]),
+                TensorDict({"a": {}, "b": make_dense_td()["b"]}, [3]),
                 AssertionError,
                 "the structures differ at key 'a'",
             ),
@@ -371,7 +373,7 @@ class TestAssertClose:
     )
     def test_assert_close_difference_raises_with_key(self, other: Any, error: type, message: str) -> None:
         with pytest.raises(error, match=message):
-            assert_close(dense(), other)
+            assert_close(make_dense_td(), other)
 
     def test_assert_close_msg_and_prefix_start_message(self) -> None:
         with pytest.raises(AssertionError, match=r"^here: key \('p', 'a'\) differs"):
@@ -401,7 +403,7 @@ class TestPredicates:
             is_bool("x")
 
     def test_is_tensor_collection_accepts_class_and_instance(self) -> None:
-        assert is_tensor_collection(dense())
+        assert is_tensor_collection(make_dense_td())
         assert is_tensor_collection(TensorCollection)
         assert not is_tensor_collection(torch.zeros(1))
 
@@ -409,24 +411,24 @@ class TestPredicates:
 class TestExpansion:
     def test_expand_right_appends_dims(self) -> None:
         assert expand_right(torch.arange(2), (2, 3)).tolist() == [[0, 0, 0], [1, 1, 1]]
-        assert expand_as_right(torch.zeros(3), dense()).shape == (3,)
+        assert expand_as_right(torch.zeros(3), make_dense_td()).shape == (3,)
         with pytest.raises(RuntimeError, match="must match the existing size"):
             expand_right(torch.zeros(2), (3, 3))
         with pytest.raises(RuntimeError, match="has 2 dims"):
             expand_right(torch.zeros(2, 3), (2,))
 
     def test_expand_as_right_collection_expands_leaves(self) -> None:
-        result = expand_as_right(dense(), TensorDict(batch_size=[3, 5]))
+        result = expand_as_right(make_dense_td(), TensorDict(batch_size=[3, 5]))
         assert result.batch_size == result["b"].batch_size == (3, 5)
         assert result["a"].shape == (3, 5, 2)
-        assert torch.equal(result["a"][:, 4], dense()["a"])
+        assert torch.equal(result["a"][:, 4], make_dense_td()["a"])
         with pytest.raises(RuntimeError, match=r"\[3\] does not start \[4\]"):
-            expand_as_right(dense(), torch.zeros(4))
+            expand_as_right(make_dense_td(), torch.zeros(4))
 
 
 class TestSettings:
     def test_get_defaults_to_none_false_get_raises(self) -> None:
-        td = dense()
+        td = make_dense_td()
         assert td.get("zz") is None
         with set_get_defaults_to_none(False):
             assert not get_defaults_to_none()

@@ -16,7 +16,7 @@ from td_core.errors import CollectionIndexError
 SHAPES = st.lists(st.integers(0, 4), min_size=0, max_size=4).map(tuple)
 
 
-def leaf_of(batch: tuple[int, ...], tail: tuple[int, ...] = (2,)) -> Tensor:
+def make_leaf(batch: tuple[int, ...], tail: tuple[int, ...] = (2,)) -> Tensor:
     return torch.arange(torch.Size((*batch, *tail)).numel()).view((*batch, *tail))
 
 
@@ -38,7 +38,7 @@ def int_tensors(draw: st.DrawFn, size: int) -> object:
     return array.tolist()
 
 
-def slices(size: int) -> st.SearchStrategy[slice]:
+def draw_slices(size: int) -> st.SearchStrategy[slice]:
     ends = st.none() | st.integers(-size - 1, size + 1)
     return st.builds(slice, ends, ends, st.none() | st.integers(1, 3))
 
@@ -90,17 +90,17 @@ def indices(draw: st.DrawFn, batch: tuple[int, ...]) -> object:
         elif form == "full":
             items.append(slice(None))
         else:
-            items.append(draw(slices(size)))
+            items.append(draw(draw_slices(size)))
         dim += 1
     if len(items) == 1 and draw(st.booleans()) and not isinstance(items[0], list):
         return items[0]
     return tuple(items)
 
 
-def torch_index(index: object) -> object:
+def to_torch_index(index: object) -> object:
     """Convert an index to a form that all supported versions of torch accept."""
     if isinstance(index, tuple):
-        return tuple(torch_index(item) for item in index)
+        return tuple(to_torch_index(item) for item in index)
     if isinstance(index, np.ndarray):
         return torch.from_numpy(index)  # torch accepts an empty array of any dtype as an index
     if isinstance(index, (list, range)):
@@ -122,16 +122,16 @@ def test_plan_index_equals_torch(
 ) -> None:
     batch, index = case
     try:
-        expected = leaf_of(batch, ())[torch_index(index)]
+        expected = make_leaf(batch, ())[to_torch_index(index)]
     except IndexError:
         with pytest.raises(IndexError):
-            plan_index(index, torch.Size(batch)).leaf(leaf_of(batch, ()))
+            plan_index(index, torch.Size(batch)).leaf(make_leaf(batch, ()))
         return
     plan = plan_index(index, torch.Size(batch))
     assert plan.lead + batch[plan.n :] == tuple(expected.shape)
     assert len(plan.dims()) == len(plan.lead)
-    assert torch.equal(plan.leaf(leaf_of(batch, ())), expected)
-    columns = torch.stack([leaf_of(batch, ()) * 2, leaf_of(batch, ()) + 1], -1)
+    assert torch.equal(plan.leaf(make_leaf(batch, ())), expected)
+    columns = torch.stack([make_leaf(batch, ()) * 2, make_leaf(batch, ()) + 1], -1)
     assert torch.equal(plan.leaf(columns), torch.stack([expected * 2, expected + 1], -1))
 
 
@@ -144,7 +144,7 @@ def test_lazy_stack_index_equals_torch(case: tuple[tuple[int, ...], object], dat
     stack_dim = data.draw(st.integers(0, len(batch) - 1))
     try:
         plan = plan_index(index, torch.Size(batch))
-        expected = plan.leaf(leaf_of(batch))
+        expected = plan.leaf(make_leaf(batch))
     except IndexError:
         return
     try:
@@ -154,7 +154,7 @@ def test_lazy_stack_index_equals_torch(case: tuple[tuple[int, ...], object], dat
         return
     if along is None:
         return
-    members = leaf_of(batch).unbind(stack_dim)
+    members = make_leaf(batch).unbind(stack_dim)
     if isinstance(along.picks, int):
         member = members[along.picks]
         assert along.stack_dim is None
@@ -183,7 +183,7 @@ def test_lazy_stack_index_equals_torch(case: tuple[tuple[int, ...], object], dat
         (None, 0, None, 1),
     ],
 )
-def test_along_index_returns_picks_and_stack_dim(
+def test_member_index_plan_returns_picks_and_stack_dim(
     index: object, stack_dim: int, picks: object, new_dim: object
 ) -> None:
     along = plan_index(index, (3, 4, 5)).along(stack_dim)
@@ -200,7 +200,7 @@ def test_index_two_ellipses_equals_torch(index: object) -> None:
 @pytest.mark.parametrize(
     "index", [torch.ones(3, 4, dtype=torch.bool), ([0, 1], [0, 1]), torch.zeros(2, 2).long()]
 )
-def test_along_multi_dim_index_returns_none(index: object) -> None:
+def test_member_index_plan_of_multi_dim_index_is_none(index: object) -> None:
     assert plan_index(index, (3, 4, 5)).along(0) is None
 
 
@@ -282,7 +282,7 @@ def test_slice_negative_step_raises_as_torch() -> None:
 
 
 def test_plan_index_scalar_tensor_works_under_vmap() -> None:
-    leaf = leaf_of((3,))
+    leaf = make_leaf((3,))
     picked = torch.vmap(lambda i: plan_index(i, (3,)).leaf(leaf))(torch.tensor([2, 0]))
     assert torch.equal(picked, leaf[[2, 0]])
 

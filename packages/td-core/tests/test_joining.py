@@ -21,21 +21,21 @@ from td_core.errors import (
 )
 
 
-def make(start: float, batch: tuple[int, ...] = (2, 3), **more: Any) -> TensorDict:
+def make_td(start: float, batch: tuple[int, ...] = (2, 3), **more: Any) -> TensorDict:
     x = torch.arange(torch.Size(batch).numel() * 4.0).view(*batch, 4) + start
     inner = TensorDict({"y": x[..., 0].clone(), "m": {}}, batch)
     return TensorDict({"x": x, "n": inner, **more}, batch)
 
 
-def dense(start: float) -> TensorDict:
-    return make(start)
+def make_dense_td(start: float) -> TensorDict:
+    return make_td(start)
 
 
-def lazy(dim: int) -> Callable[[float], Any]:
-    return lambda start: LazyStackedTensorDict(*make(start).unbind(dim), stack_dim=dim)
+def make_lazy_factory(dim: int) -> Callable[[float], Any]:
+    return lambda start: LazyStackedTensorDict(*make_td(start).unbind(dim), stack_dim=dim)
 
 
-KINDS = {"dense": dense, "lazy0": lazy(0), "lazy1": lazy(1)}
+KINDS = {"dense": make_dense_td, "lazy0": make_lazy_factory(0), "lazy1": make_lazy_factory(1)}
 
 
 @pytest.mark.parametrize("first", KINDS)
@@ -46,8 +46,8 @@ def test_stack_equals_torch(first: str, second: str, dim: int) -> None:
     batch = torch.stack([torch.zeros(2, 3)] * 2, dim).shape
     at = dim if dim >= 0 else dim + 3
     assert result.batch_size == result["n"].batch_size == result["n", "m"].batch_size == batch
-    assert torch.equal(result["x"], torch.stack([make(0.0)["x"], make(100.0)["x"]], at))
-    assert torch.equal(result["n", "y"], torch.stack([make(0.0)["n", "y"], make(100.0)["n", "y"]], at))
+    assert torch.equal(result["x"], torch.stack([make_td(0.0)["x"], make_td(100.0)["x"]], at))
+    assert torch.equal(result["n", "y"], torch.stack([make_td(0.0)["n", "y"], make_td(100.0)["n", "y"]], at))
 
 
 @pytest.mark.parametrize("first", KINDS)
@@ -57,12 +57,12 @@ def test_cat_equals_torch(first: str, second: str, dim: int) -> None:
     result = cat([KINDS[first](0.0), KINDS[second](100.0)], dim)
     at = dim % 2
     assert result.batch_size == result["n"].batch_size == torch.cat([torch.zeros(2, 3)] * 2, dim).shape
-    assert torch.equal(result["x"], torch.cat([make(0.0)["x"], make(100.0)["x"]], at))
-    assert torch.equal(result["n", "y"], torch.cat([make(0.0)["n", "y"], make(100.0)["n", "y"]], at))
+    assert torch.equal(result["x"], torch.cat([make_td(0.0)["x"], make_td(100.0)["x"]], at))
+    assert torch.equal(result["n", "y"], torch.cat([make_td(0.0)["n", "y"], make_td(100.0)["n", "y"]], at))
 
 
 def test_cat_different_sizes_along_dim_equals_torch() -> None:
-    parts = [make(float(i), (i, 3)) for i in (0, 2, 1)]
+    parts = [make_td(float(i), (i, 3)) for i in (0, 2, 1)]
     result = cat(parts)
     assert result.batch_size == (3, 3)
     assert torch.equal(result["x"], torch.cat([part["x"] for part in parts]))
@@ -75,10 +75,10 @@ def test_stack_different_key_order_matches_by_key() -> None:
 
 
 def test_stack_and_cat_accept_iterables_and_tensors() -> None:
-    a, b = make(0.0), make(1.0)
+    a, b = make_td(0.0), make_td(1.0)
     assert stack(iter((a, b))).batch_size == stack((a, b)).batch_size == (2, 2, 3)
     assert stack([a]).batch_size == (1, 2, 3)
-    assert torch.equal(stack(make(0.0))["x"], a["x"])
+    assert torch.equal(stack(make_td(0.0))["x"], a["x"])
     assert torch.equal(
         stack([torch.zeros(2), torch.ones(2)], 1), torch.stack([torch.zeros(2), torch.ones(2)], 1)
     )
@@ -88,7 +88,7 @@ def test_stack_and_cat_accept_iterables_and_tensors() -> None:
 
 
 def test_stack_locked_items_returns_unlocked_copy() -> None:
-    a, b = make(0.0).lock_(), make(1.0).lock_()
+    a, b = make_td(0.0).lock_(), make_td(1.0).lock_()
     result = stack([a, b])
     assert not result.is_locked
     result["x"].zero_()
@@ -110,9 +110,9 @@ def test_stack_and_cat_keep_equal_names_and_device() -> None:
     [(stack, (2, 2, 3)), (cat, (4, 3)), (lazy_stack, (2, 2, 3)), (maybe_dense_stack, (2, 2, 3))],
 )
 def test_join_out_is_written_inplace(join: Callable[..., Any], batch: tuple[int, ...]) -> None:
-    items = [make(0.0), make(100.0)]
+    items = [make_td(0.0), make_td(100.0)]
     expected = cat(items) if join is cat else stack(items)
-    out = make(-1.0, batch).lock_()
+    out = make_td(-1.0, batch).lock_()
     leaf = out["x"]
     assert join(items, out=out) is out
     assert out["x"] is leaf
@@ -125,13 +125,13 @@ def test_join_out_is_written_inplace(join: Callable[..., Any], batch: tuple[int,
 
 
 def test_stack_out_lazy_stack_writes_members() -> None:
-    members = [make(-1.0), make(-1.0)]
-    stack([make(0.0), make(100.0)], out=LazyStackedTensorDict(*members))
-    assert torch.equal(members[1]["x"], make(100.0)["x"])
+    members = [make_td(-1.0), make_td(-1.0)]
+    stack([make_td(0.0), make_td(100.0)], out=LazyStackedTensorDict(*members))
+    assert torch.equal(members[1]["x"], make_td(100.0)["x"])
 
 
 def test_lazy_stack_keeps_members() -> None:
-    a, b = make(0.0), make(1.0, extra=torch.zeros(2, 3))
+    a, b = make_td(0.0), make_td(1.0, extra=torch.zeros(2, 3))
     result = lazy_stack([a, b], -1)
     assert isinstance(result, LazyStackedTensorDict)
     assert (result.stack_dim, result.batch_size) == (2, (2, 3, 2))
@@ -142,13 +142,13 @@ def test_lazy_stack_keeps_members() -> None:
 
 
 def test_maybe_dense_stack_uneven_returns_lazy_stack() -> None:
-    a = make(0.0)
-    assert type(maybe_dense_stack([a, make(1.0)])) is TensorDict
+    a = make_td(0.0)
+    assert type(maybe_dense_stack([a, make_td(1.0)])) is TensorDict
     for other in (
-        make(1.0, extra=torch.zeros(2, 3)),
+        make_td(1.0, extra=torch.zeros(2, 3)),
         TensorDict({"x": torch.zeros(2, 3, 5), "n": {"y": torch.zeros(2, 3), "m": {}}}, [2, 3]),
         TensorDict({"x": torch.zeros(2, 3, 4), "n": torch.zeros(2, 3)}, [2, 3]),
-        make(0.0, (2, 4)),
+        make_td(0.0, (2, 4)),
     ):
         result = TensorDict.maybe_dense_stack([a, other], 1)
         assert isinstance(result, LazyStackedTensorDict)
@@ -162,7 +162,7 @@ def test_maybe_dense_stack_uneven_returns_lazy_stack() -> None:
 
 
 def test_dense_stack_tds_equals_stack() -> None:
-    a, b = make(0.0), make(1.0)
+    a, b = make_td(0.0), make_td(1.0)
     assert torch.equal(dense_stack_tds(lazy_stack([a, b], 1))["x"], torch.stack([a["x"], b["x"]], 1))
     assert dense_stack_tds([a, b], 0).batch_size == (2, 2, 3)
     with pytest.raises(ValueError, match="needs dim for a list"):
@@ -174,7 +174,7 @@ def test_dense_stack_tds_equals_stack() -> None:
 
 
 def test_to_lazystack_shares_memory() -> None:
-    td = make(0.0)
+    td = make_td(0.0)
     stacked = td.to_lazystack(-1)
     assert (stacked.stack_dim, stacked.batch_size) == (1, (2, 3))
     stacked.tensordicts[2]["x"].fill_(5)
@@ -198,38 +198,46 @@ def test_to_lazystack_keeps_dim_names(dim: int) -> None:
         (lambda: cat([]), StructureError, "cannot concatenate: there is nothing in the list"),
         (lambda: lazy_stack([]), StructureError, "cannot stack: there is nothing in the list"),
         (lambda: maybe_dense_stack([]), StructureError, "nothing in the list"),
-        (lambda: stack([make(0.0), torch.zeros(2, 3)]), TypeError, "item 1 is a Tensor, not a collection"),
+        (lambda: stack([make_td(0.0), torch.zeros(2, 3)]), TypeError, "item 1 is a Tensor, not a collection"),
         (lambda: stack([{"a": 1}]), TypeError, "item 0 is a dict, not a collection"),
         (
-            lambda: stack([make(0.0), make(0.0, (2,))]),
+            lambda: stack([make_td(0.0), make_td(0.0, (2,))]),
             BatchSizeError,
             r"item 0 has batch size \[2, 3\] and item 1 has \[2\]",
         ),
         (
-            lambda: cat([make(0.0), make(0.0, (5, 2))]),
+            lambda: cat([make_td(0.0), make_td(0.0, (5, 2))]),
             BatchSizeError,
             r"along dim 0: item 0 has .*\[2, 3\] and item 1 has \[5, 2\]",
         ),
         (lambda: cat([TensorDict(), TensorDict()]), DimError, r"batch size \[\] has no dimensions"),
-        (lambda: cat([make(0.0), make(0.0)], 2), DimError, r"range of \[-2, 1\], but got 2"),
-        (lambda: stack([make(0.0), make(0.0)], 3), DimError, r"range of \[-3, 2\], but got 3"),
-        (lambda: lazy_stack([make(0.0), make(0.0)], 3), DimError, r"range of \[-3, 2\], but got 3"),
-        (lambda: lazy_stack([make(0.0), make(0.0, (2,))]), BatchSizeError, r"\[2, 3\] and item 1 has \[2\]"),
+        (lambda: cat([make_td(0.0), make_td(0.0)], 2), DimError, r"range of \[-2, 1\], but got 2"),
+        (lambda: stack([make_td(0.0), make_td(0.0)], 3), DimError, r"range of \[-3, 2\], but got 3"),
+        (lambda: lazy_stack([make_td(0.0), make_td(0.0)], 3), DimError, r"range of \[-3, 2\], but got 3"),
         (
-            lambda: lazy_stack([make(0.0), make(0.0, (2, 4))], strict_shape=True),
+            lambda: lazy_stack([make_td(0.0), make_td(0.0, (2,))]),
+            BatchSizeError,
+            r"\[2, 3\] and item 1 has \[2\]",
+        ),
+        (
+            lambda: lazy_stack([make_td(0.0), make_td(0.0, (2, 4))], strict_shape=True),
             BatchSizeError,
             r"\[2, 3\] and item 1 has \[2, 4\]",
         ),
-        (lambda: lazy_stack([make(0.0)], foo=1), TypeError, "takes strict_shape and stack_dim_name; got foo"),
         (
-            lambda: stack([make(0.0), make(0.0, z=torch.ones(2, 3))]),
+            lambda: lazy_stack([make_td(0.0)], foo=1),
+            TypeError,
+            "takes strict_shape and stack_dim_name; got foo",
+        ),
+        (
+            lambda: stack([make_td(0.0), make_td(0.0, z=torch.ones(2, 3))]),
             KeyMismatchError,
             r"missing keys \[\], extra keys \['z'\]",
         ),
         (
             lambda: stack(
                 [
-                    make(0.0),
+                    make_td(0.0),
                     TensorDict(
                         {"x": torch.zeros(2, 3, 4), "n": {"y": torch.zeros(2, 3, 1), "m": {}}}, [2, 3]
                     ),
@@ -253,16 +261,16 @@ def test_join_bad_items_raises(call: Callable[[], object], error: type[Exception
 ENTRIES = {"a": torch.zeros(2, 3), "b": torch.ones(2, 3), "n": {"c": torch.full((2, 3), 2.0)}}
 
 
-def entries() -> TensorDict:
+def make_entries() -> TensorDict:
     return TensorDict(ENTRIES, [2])
 
 
 def test_stack_tensors_replaces_entries() -> None:
-    td = entries()
+    td = make_entries()
     assert td.stack_tensors("b", ("n", "c"), out_key=("n", "o"), dim=1) is td
     assert torch.equal(td["n", "o"], torch.stack([ENTRIES["b"], ENTRIES["n"]["c"]], 1))
     assert set(td.keys(True, True)) == {"a", ("n", "o")}
-    assert set(entries().stack_tensors("a", "b", out_key="o", dim=-1, keep_entries=True).keys()) == {
+    assert set(make_entries().stack_tensors("a", "b", out_key="o", dim=-1, keep_entries=True).keys()) == {
         "a",
         "b",
         "n",
@@ -271,20 +279,20 @@ def test_stack_tensors_replaces_entries() -> None:
 
 
 def test_cat_tensors_replaces_entries() -> None:
-    td = entries().cat_tensors("a", "b", out_key="a", dim=-1)
+    td = make_entries().cat_tensors("a", "b", out_key="a", dim=-1)
     assert torch.equal(td["a"], torch.cat([ENTRIES["a"], ENTRIES["b"]], -1))
     assert set(td.keys()) == {"a", "n"}
 
 
 def test_stack_tensors_out_key_of_parent_replaces_node() -> None:
-    td = entries().stack_tensors("b", ("n", "c"), out_key="n", dim=1)
+    td = make_entries().stack_tensors("b", ("n", "c"), out_key="n", dim=1)
     assert torch.equal(td["n"], torch.stack([ENTRIES["b"], ENTRIES["n"]["c"]], 1))
     assert set(td.keys()) == {"a", "n"}
 
 
 @pytest.mark.parametrize("stacked", [False, True])
 def test_join_entries_out_key_below_entry_replaces_it(stacked: bool) -> None:
-    td = lazy_stack(list(entries().unbind(0))) if stacked else entries()
+    td = lazy_stack(list(make_entries().unbind(0))) if stacked else make_entries()
     td.stack_tensors("b", ("n", "c"), out_key=("n", "c", "o"), dim=1)
     assert torch.equal(td["n", "c", "o"], torch.stack([ENTRIES["b"], ENTRIES["n"]["c"]], 1))
     td.cat_tensors("a", "a", out_key=("a", "x"), dim=-1)
@@ -304,7 +312,7 @@ def test_join_entries_failure_changes_nothing() -> None:
         (lambda td: td.lock_().stack_tensors("a", "b", out_key="o"), LockedError),
         (lambda td: (td["n"].lock_(), td.cat_tensors("a", ("n", "c"), out_key="a")), LockedError),
     ]:
-        td = entries()
+        td = make_entries()
         with pytest.raises(error):
             call(td)
         assert list(td.keys(True, True)) == ["a", "b", ("n", "c")]

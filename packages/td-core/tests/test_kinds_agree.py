@@ -13,34 +13,34 @@ from torch import Tensor
 from td_core import LazyStackedTensorDict, TensorCollection, TensorDict
 
 
-def dense() -> TensorDict:
+def make_dense_td() -> TensorDict:
     # A node precedes a leaf, so that walks with different orders of leaves give wrong results.
     leaves = {"b": {"c": torch.arange(9).view(3, 3) + 1}, "a": torch.arange(36.0).view(3, 3, 4)}
     return TensorDict(leaves, [3, 3])
 
 
-def stacked(td: TensorDict, dim: int, inner: int | None = None) -> Any:
+def make_stack(td: TensorDict, dim: int, inner: int | None = None) -> Any:
     parts = [part.clone() for part in td.unbind(dim)]
     if inner is not None:
-        parts = [stacked(part, inner) for part in parts]
+        parts = [make_stack(part, inner) for part in parts]
     return LazyStackedTensorDict(*parts, stack_dim=dim)
 
 
-def below(dim: int, inner: int | None = None) -> TensorDict:
-    td = dense()
-    td["b"] = stacked(td["b"], dim, inner)
+def nest(dim: int, inner: int | None = None) -> TensorDict:
+    td = make_dense_td()
+    td["b"] = make_stack(td["b"], dim, inner)
     return td
 
 
 # All batch dims have the same size, so that exchanged dims give wrong values and not only errors.
 KINDS: dict[str, Callable[[], Any]] = {
-    "stack of dim 0": lambda: stacked(dense(), 0),
-    "stack of dim 1": lambda: stacked(dense(), 1),
-    "stack of stacks": lambda: stacked(dense(), 1, 0),
-    "stack of dim 0 below": lambda: below(0),
-    "stack of dim 1 below": lambda: below(1),
-    "stack of stacks below": lambda: below(1, 0),
-    "strided": lambda: dense().apply(lambda leaf: leaf.transpose(0, 1).contiguous().transpose(0, 1)),
+    "stack of dim 0": lambda: make_stack(make_dense_td(), 0),
+    "stack of dim 1": lambda: make_stack(make_dense_td(), 1),
+    "stack of stacks": lambda: make_stack(make_dense_td(), 1, 0),
+    "stack of dim 0 below": lambda: nest(0),
+    "stack of dim 1 below": lambda: nest(1),
+    "stack of stacks below": lambda: nest(1, 0),
+    "strided": lambda: make_dense_td().apply(lambda leaf: leaf.transpose(0, 1).contiguous().transpose(0, 1)),
 }
 
 INDICES = [
@@ -82,27 +82,27 @@ READS = [
 ]  # fmt: skip
 
 
-def plain(result: Any) -> Any:
+def to_plain(result: Any) -> Any:
     """Convert a result to plain containers of tensors and sizes."""
     if isinstance(result, tuple):
-        return [plain(part) for part in result]
+        return [to_plain(part) for part in result]
     if isinstance(result, TensorCollection):
-        entries = {key: plain(entry) for key, entry in sorted(result.items(), key=str)}
+        entries = {key: to_plain(entry) for key, entry in sorted(result.items(), key=str)}
         return {(): [result.batch_size, *result.names], **entries}
     return result
 
 
-def outcome(statement: str, make: Callable[[], Any]) -> Any:
+def run_or_error(statement: str, make: Callable[[], Any]) -> Any:
     """Return the result of an expression, ``x`` after a statement, or the class of the raised error."""
     mask = torch.arange(9).view(3, 3) % 4 == 1
     x = make()
     x.names = ["u", "v"]
-    names = {"x": x, "dense": dense, "torch": torch, "np": np, "TensorDict": TensorDict, "mask": mask}
+    names = {"x": x, "dense": make_dense_td, "torch": torch, "np": np, "TensorDict": TensorDict, "mask": mask}
     try:
         if " = " in statement:
             exec(statement, names)
-            return plain(names["x"])
-        return plain(eval(statement, names))
+            return to_plain(names["x"])
+        return to_plain(eval(statement, names))
     except Exception as error:
         return type(error)
 
@@ -153,14 +153,14 @@ STATEMENTS = [
 
 @pytest.mark.parametrize("statement", STATEMENTS)
 def test_statement_result_equals_dense_kind(statement: str) -> None:
-    expected = outcome(statement, dense)
+    expected = run_or_error(statement, make_dense_td)
     assert isinstance(expected, type) == (
         statement.endswith(REFUSED) or statement.startswith("3 in x.keys")
     ), expected
     for name, make in KINDS.items():
         if name != "strided" or not statement.startswith("x.view"):
             try:
-                assert_same(expected, outcome(statement, make))
+                assert_same(expected, run_or_error(statement, make))
             except AssertionError as error:
                 raise AssertionError(f"{name}: {error}") from error
 
@@ -175,10 +175,14 @@ IN_PLACE = [
 
 @pytest.mark.parametrize("statement", IN_PLACE)
 def test_default_device_does_not_affect_existing_leaves(statement: str) -> None:
-    uneven = dense().unbind(0)
+    uneven = make_dense_td().unbind(0)
     uneven[1]["only here"] = torch.zeros(3)
-    for make in (dense, lambda: stacked(dense(), 0), lambda: LazyStackedTensorDict(*uneven)):
-        expected = outcome(statement, make)
+    for make in (
+        make_dense_td,
+        lambda: make_stack(make_dense_td(), 0),
+        lambda: LazyStackedTensorDict(*uneven),
+    ):
+        expected = run_or_error(statement, make)
         found = make()
         with torch.device("meta"):
-            assert_same(expected, outcome(statement, lambda found=found: found))
+            assert_same(expected, run_or_error(statement, lambda found=found: found))

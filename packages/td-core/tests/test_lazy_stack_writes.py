@@ -290,7 +290,7 @@ def leaf_for_node(last):
         lambda stack: stack[:].set_at_(("n", "b"), torch.ones(3), (slice(None), 0)),
     ],
 )
-def test_failing_change_of_later_member_changes_nothing(change, make_lazy_stack, make_member):
+def test_change_failing_in_later_member_changes_nothing(change, make_lazy_stack, make_member):
     change(make_lazy_stack(count=3))
     refused = 0
     for spoil in (lock_node, lock_member_of_node, lock_member, leaf_for_node):

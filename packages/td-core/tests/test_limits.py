@@ -26,20 +26,20 @@ DEPTH = 2_000
 KEYS = 60
 
 
-def chain(depth: int) -> TensorDict:
+def make_chain(depth: int) -> TensorDict:
     td = TensorDict({"leaf": torch.zeros(2)}, batch_size=[2])
     for _ in range(depth):
         td = TensorDict({"n": td}, batch_size=[2])
     return td
 
 
-def bottom(td) -> torch.Tensor:
+def get_deepest_leaf(td) -> torch.Tensor:
     while "n" in td.keys():
         td = td.get("n")
     return td["leaf"]
 
 
-def grown(td: TensorDict) -> TensorDict:
+def set_batch_size(td: TensorDict) -> TensorDict:
     """Set a batch size on the root after removing those of all nodes."""
     td.batch_size = []
     for node in td.values(True):
@@ -74,14 +74,14 @@ DEEP = {
     "reshape": lambda td: td.reshape(2, 1),
     "empty": lambda td: td.clone().update(td.empty(recurse=True)),
     "batch size": lambda td: setattr(td, "batch_size", []) or td,
-    "batch size of all": lambda td: grown(td),
+    "batch size of all": lambda td: set_batch_size(td),
 }
 
 
 @pytest.mark.parametrize("name", DEEP)
 def test_deep_tree_operation_succeeds(name):
-    result = DEEP[name](chain(DEPTH))
-    assert isinstance(bottom(result), torch.Tensor)
+    result = DEEP[name](make_chain(DEPTH))
+    assert isinstance(get_deepest_leaf(result), torch.Tensor)
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_deep_tree_operation_succeeds(name):
 )
 def test_deep_tree_operation_succeeds_or_raises_depth_error(operation):
     try:
-        operation(chain(DEPTH))
+        operation(make_chain(DEPTH))
     except RecursionError as error:
         assert isinstance(error, DepthError), "a bare RecursionError"
 
@@ -193,13 +193,13 @@ def test_set_cycle_below_stack_changes_nothing():
     assert deep["a"].tolist() == [[0, 0], [0, 0]] and not list(deep["n"].keys())
 
 
-def test_set_member_inside_other_member_works():
+def test_set_shared_member_without_cycle_succeeds():
     stack = lazy_stack([TensorDict({"i": i}) for i in range(3)])
     lazy_stack([stack[0], stack[1]]).set("next", lazy_stack([stack[1], stack[2]]))
     assert stack[0]["next", "next", "i"] == 2
 
 
-def test_index_hundred_thousand_keys():
+def test_index_hundred_thousand_keys_keeps_all():
     leaf = torch.zeros(1)
     td = TensorDict({str(i): leaf for i in range(100_000)}, batch_size=[1])
     assert len(td.keys()) == 100_000 and len(list(td[0].keys())) == 100_000
@@ -314,7 +314,7 @@ RESULTS = {
 
 
 @pytest.mark.parametrize("name", RESULTS)
-def test_drop_result_frees_it_without_gc(name):
+def test_delete_result_frees_memory_without_gc(name):
     td = TensorDict({"a": torch.zeros(3), "n": {"b": torch.zeros(3)}}, batch_size=[3])
     RESULTS[name](td)
     with paused():
@@ -326,7 +326,7 @@ def test_drop_result_frees_it_without_gc(name):
 
 
 @pytest.mark.parametrize("operation", [lambda td: td.view(-1), lambda td: td.sum(0)], ids=["done", "refused"])
-def test_member_operation_keeps_nothing_alive(operation):
+def test_operation_on_members_frees_stack_without_gc(operation):
     with paused():
         td = LazyStackedTensorDict(*[TensorDict({"a": torch.zeros(2, n)}, [2]) for n in (1, 2)])
         alive = weakref.ref(td)
@@ -336,7 +336,7 @@ def test_member_operation_keeps_nothing_alive(operation):
         assert alive() is None
 
 
-def at_line(number, call, do):
+def interrupt_at_line(number, call, do):
     """Run ``call``, and run ``do`` before its ``number``-th line in td_core. Return False if it has fewer lines."""
     passed = 0
 
@@ -360,30 +360,30 @@ def at_line(number, call, do):
     return passed >= number
 
 
-def outline(td):
+def describe_structure(td):
     """Return keys, lock and batch size of a collection and of all nodes in it."""
     nested = [entry for entry in td.values() if not isinstance(entry, torch.Tensor)]
-    below = [outline(node) for node in (*getattr(td, "tensordicts", ()), *nested)]
+    below = [describe_structure(node) for node in (*getattr(td, "tensordicts", ()), *nested)]
     return list(td.keys()), td.is_locked, td.batch_size, below
 
 
-def nest():
+def make_nest():
     return TensorDict({"n": {"b": torch.zeros(2), "m": {"c": torch.zeros(2)}}, "a": torch.zeros(2)}, [2])
 
 
-def stack_of_nests():
-    return LazyStackedTensorDict(nest(), nest())
+def make_stack_of_nests():
+    return LazyStackedTensorDict(make_nest(), make_nest())
 
 
 @pytest.mark.parametrize(
     ("make", "operation"),
     [
-        (nest, lambda td: td.lock_()),
-        (stack_of_nests, lambda td: td.lock_()),
-        (nest, lambda td: td.share_memory_()),
-        (nest, lambda td: td.flatten_keys(".", inplace=True)),
-        (lambda: nest().flatten_keys("."), lambda td: td.unflatten_keys(".", inplace=True)),
-        (stack_of_nests, lambda td: td.extend([nest(), nest()])),
+        (make_nest, lambda td: td.lock_()),
+        (make_stack_of_nests, lambda td: td.lock_()),
+        (make_nest, lambda td: td.share_memory_()),
+        (make_nest, lambda td: td.flatten_keys(".", inplace=True)),
+        (lambda: make_nest().flatten_keys("."), lambda td: td.unflatten_keys(".", inplace=True)),
+        (make_stack_of_nests, lambda td: td.extend([make_nest(), make_nest()])),
     ],
     ids=["lock", "lock a stack", "share", "flatten", "unflatten", "extend"],
 )
@@ -392,19 +392,19 @@ def test_interrupt_change_is_done_or_undone(make, operation):
         raise KeyboardInterrupt
 
     td = make()
-    before = outline(td)
+    before = describe_structure(td)
     operation(td)
-    outcomes = (before, outline(td))
+    outcomes = (before, describe_structure(td))
     number = 0
     interrupted = True
     while interrupted:
         td = make()
         number += 1
         try:
-            interrupted = at_line(number, lambda td=td: operation(td), interrupt)
+            interrupted = interrupt_at_line(number, lambda td=td: operation(td), interrupt)
         except KeyboardInterrupt:
             pass
-        assert outline(td) in outcomes
+        assert describe_structure(td) in outcomes
     assert number > 20
 
 
@@ -427,7 +427,7 @@ def test_interrupt_to_module_leaves_one_set_of_parameters(how):
         number += 1
         # An interrupt at the end of a with block in td_core skips its __exit__, so restore the grad mode here.
         with suppress(KeyboardInterrupt), torch.enable_grad():
-            interrupted = at_line(number, lambda zeros=zeros, net=net: use(zeros, net), interrupt)
+            interrupted = interrupt_at_line(number, lambda zeros=zeros, net=net: use(zeros, net), interrupt)
         assert len({value.item() for value in net.state_dict().values()}) == 1
     assert number > 100
 
@@ -442,7 +442,7 @@ def test_lock_during_concurrent_unlock_succeeds(first):
         if first == "unlock_":
             td.lock_()
         other = td.unlock_ if first == "lock_" else td.lock_
-        if not at_line(number, getattr(td, first), other):
+        if not interrupt_at_line(number, getattr(td, first), other):
             break
         assert td.unlock_().lock_()["n", "b"].is_locked
     assert number > 20
@@ -459,9 +459,9 @@ WRITES = {
     ),
 }
 PLACES = {
-    "dense": nest,
-    "stack": lambda: LazyStackedTensorDict(nest(), nest(), stack_dim=1),
-    "params": lambda: TensorDictParams(nest()),
+    "dense": make_nest,
+    "stack": lambda: LazyStackedTensorDict(make_nest(), make_nest(), stack_dim=1),
+    "params": lambda: TensorDictParams(make_nest()),
 }
 
 
@@ -472,7 +472,7 @@ def test_concurrent_creation_of_node_keeps_both_entries(write, make):
     while True:
         number += 1
         td = make()
-        if not at_line(number, lambda td=td: write(td, "a"), lambda td=td: WRITES["set"](td, "b")):
+        if not interrupt_at_line(number, lambda td=td: write(td, "a"), lambda td=td: WRITES["set"](td, "b")):
             break
         assert "b" in td["new"].keys()
         assert {"a", ("deep", "a")} & set(td["new"].keys(True))
@@ -484,9 +484,9 @@ def test_write_node_that_becomes_leaf_raises_clear_error():
     written = True
     while written:
         number += 1
-        td = nest()
+        td = make_nest()
         try:
-            written = at_line(
+            written = interrupt_at_line(
                 number,
                 lambda td=td: td.update({"n": {"x": [1.0, 2.0]}}),
                 lambda td=td: td.set("n", torch.zeros(2)),

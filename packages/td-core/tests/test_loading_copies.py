@@ -13,7 +13,7 @@ from td_core import Buffer, LazyStackedTensorDict, TensorDict, TensorDictParams,
 from td_core.errors import StructureError
 
 
-def make(value: float) -> TensorDict:
+def make_params(value: float) -> TensorDict:
     return TensorDict(
         {
             "a": torch.full((2,), value),
@@ -24,20 +24,24 @@ def make(value: float) -> TensorDict:
 
 
 SOURCES: dict[str, Callable[[], Any]] = {
-    "dense": lambda: make(1),
-    "lazy stack": lambda: lazy_stack([make(1)[0], make(1)[1]]),
-    "lazy level": lambda: make(1).update({"n": lazy_stack([make(1)["n"][0], make(1)["n"][1]])}),
-    "params": lambda: TensorDictParams(make(1)),
-    "params as level": lambda: TensorDict({"a": torch.ones(2), "n": TensorDictParams(make(1)["n"])}, [2]),
-    "locked": lambda: make(1).lock_(),
+    "dense": lambda: make_params(1),
+    "lazy stack": lambda: lazy_stack([make_params(1)[0], make_params(1)[1]]),
+    "lazy level": lambda: make_params(1).update(
+        {"n": lazy_stack([make_params(1)["n"][0], make_params(1)["n"][1]])}
+    ),
+    "params": lambda: TensorDictParams(make_params(1)),
+    "params as level": lambda: TensorDict(
+        {"a": torch.ones(2), "n": TensorDictParams(make_params(1)["n"])}, [2]
+    ),
+    "locked": lambda: make_params(1).lock_(),
 }
 TARGETS: dict[str, Callable[[], Any]] = {
     "empty": TensorDict,
     "empty with a batch size": lambda: TensorDict(batch_size=[2]),
-    "some entries": lambda: make(0).select("a", ("n", "m")),
+    "some entries": lambda: make_params(0).select("a", ("n", "m")),
     "other entries": lambda: TensorDict({"z": torch.zeros(2), "n": {}}, [2]),
-    "all entries": lambda: make(0),
-    "lazy stack": lambda: LazyStackedTensorDict(make(0)[0].select("a"), make(0)[1].select("a")),
+    "all entries": lambda: make_params(0),
+    "lazy stack": lambda: LazyStackedTensorDict(make_params(0)[0].select("a"), make_params(0)[1].select("a")),
 }
 
 
@@ -55,13 +59,13 @@ def test_load_state_dict_not_strict_copies_every_entry(
     for leaf in given._leaves():
         leaf.detach().fill_(7)
     for key in ("a", ("n", "b"), ("n", "m", "c")):
-        assert (loaded[key] == 1).all() and loaded[key].shape == make(1)[key].shape
+        assert (loaded[key] == 1).all() and loaded[key].shape == make_params(1)[key].shape
         assert not loaded[key].requires_grad
 
 
 @pytest.mark.parametrize("flatten", [False, True])
 def test_load_state_dict_assign_stores_same_tensors(flatten: bool) -> None:
-    given, loaded = make(1), TensorDict()
+    given, loaded = make_params(1), TensorDict()
     loaded.load_state_dict(given.state_dict(flatten=flatten, keep_vars=True), strict=False, assign=True)
     assert loaded["a"] is given["a"] and loaded["n", "m", "c"] is given["n", "m", "c"]
 

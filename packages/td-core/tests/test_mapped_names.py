@@ -14,29 +14,29 @@ from td_core import LazyStackedTensorDict, TensorDict, TensorDictParams
 NAMES = ["time", "env", "agent"]
 
 
-def dense(size: tuple[int, ...]) -> TensorDict:
+def make_dense_td(size: tuple[int, ...]) -> TensorDict:
     td = TensorDict({"a": torch.rand(*size, 5), "n": {"b": torch.rand(*size)}, "e": {}}, batch_size=size)
     td.names = NAMES
     return td
 
 
-def lazy(dim: int) -> Callable[[tuple[int, ...]], Any]:
+def make_lazy_factory(dim: int) -> Callable[[tuple[int, ...]], Any]:
     def make(size: tuple[int, ...]) -> Any:
-        parts = dense(size).unbind(dim)
+        parts = make_dense_td(size).unbind(dim)
         return LazyStackedTensorDict(*parts, stack_dim=dim, stack_dim_name=NAMES[dim])
 
     return make
 
 
 KINDS: dict[str, Callable[[tuple[int, ...]], Any]] = {
-    "dense": dense,
-    "lazy along 0": lazy(0),
-    "lazy along 1": lazy(1),
-    "lazy along 2": lazy(2),
-    "level only": lambda size: TensorDict({"l": dense(size)}, size, names=NAMES),
-    "lazy level only": lambda size: TensorDict({"l": lazy(1)(size)}, size, names=NAMES),
-    "params": lambda size: TensorDictParams(dense(size), no_convert=True),
-    "integers": lambda size: dense(size).int(),
+    "dense": make_dense_td,
+    "lazy along 0": make_lazy_factory(0),
+    "lazy along 1": make_lazy_factory(1),
+    "lazy along 2": make_lazy_factory(2),
+    "level only": lambda size: TensorDict({"l": make_dense_td(size)}, size, names=NAMES),
+    "lazy level only": lambda size: TensorDict({"l": make_lazy_factory(1)(size)}, size, names=NAMES),
+    "params": lambda size: TensorDictParams(make_dense_td(size), no_convert=True),
+    "integers": lambda size: make_dense_td(size).int(),
 }
 #: Sizes that all differ, and sizes that are all equal.
 SIZES = [(2, 3, 4), (2, 2, 2)]
@@ -102,18 +102,18 @@ FUNCTIONS: dict[str, tuple[Callable[[Any], Any], list[str | None]]] = {
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_vmap_result_of_function_has_expected_names(name: str, target: int) -> None:
     function, names = FUNCTIONS[name]
-    result = vmap(function, 0, target)(dense((2, 3, 4)))
+    result = vmap(function, 0, target)(make_dense_td((2, 3, 4)))
     assert result.names == [*names[:target], None, *names[target:]]
 
 
 def test_vmap_constant_result_keeps_names() -> None:
-    constant = dense((2, 3, 4))
+    constant = make_dense_td((2, 3, 4))
     assert vmap(lambda x: constant)(torch.zeros(6)).names == [None, "time", "env", "agent"]
 
 
 def test_vmap_unmapped_argument_keeps_names() -> None:
     seen = []
-    td = dense((2, 3, 4))
+    td = make_dense_td((2, 3, 4))
 
     def add(x: Any, y: Any) -> Any:
         seen.append((x.names, y.names))
@@ -129,11 +129,11 @@ def test_vmap_ambiguous_dims_of_size_one_drops_names() -> None:
 
 
 def test_grad_inside_vmap_keeps_names() -> None:
-    result = vmap(torch.func.grad(lambda x: x["a"].sum()))(dense((2, 3, 4)).select("a"))
+    result = vmap(torch.func.grad(lambda x: x["a"].sum()))(make_dense_td((2, 3, 4)).select("a"))
     assert result.names == [None, "env", "agent"]
 
 
 def test_compile_vmap_of_named_dims_equals_torch() -> None:
-    td = dense((2, 3, 4)).select("a")
+    td = make_dense_td((2, 3, 4)).select("a")
     result = torch.compile(lambda x: vmap(lambda y: y * 2, 1)(x), backend="eager", fullgraph=True)(td)
     assert torch.equal(result["a"], td["a"].transpose(0, 1) * 2)

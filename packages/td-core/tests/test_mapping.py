@@ -15,17 +15,17 @@ from td_core import LazyStackedTensorDict, TensorDict, lazy_stack
 from td_core.errors import BatchSizeError, KeyPathError, StructureError
 
 
-def dense() -> TensorDict:
+def make_dense_td() -> TensorDict:
     return TensorDict(
         {"a": torch.arange(6).view(3, 2), "b": {"c": torch.ones(3), "d": torch.zeros(3, 4)}}, [3]
     )
 
 
-def lazy() -> LazyStackedTensorDict:
-    return LazyStackedTensorDict(*[dense()[i].clone() for i in range(3)])
+def make_lazy() -> LazyStackedTensorDict:
+    return LazyStackedTensorDict(*[make_dense_td()[i].clone() for i in range(3)])
 
 
-KINDS: dict[str, Callable[[], Any]] = {"dense": dense, "lazy": lazy}
+KINDS: dict[str, Callable[[], Any]] = {"dense": make_dense_td, "lazy": make_lazy}
 
 
 @pytest.fixture(params=KINDS.values(), ids=KINDS)
@@ -33,7 +33,7 @@ def td(request: pytest.FixtureRequest) -> Any:
     return request.param()
 
 
-def keys(node: Any) -> list[Any]:
+def list_keys(node: Any) -> list[Any]:
     return list(node.keys(True))
 
 
@@ -41,12 +41,12 @@ class TestResult:
     def test_apply_returns_same_structure(self, td: Any) -> None:
         result = td.apply(lambda leaf: leaf + 1)
         assert type(result) is type(td)
-        assert keys(result) == keys(td)
+        assert list_keys(result) == list_keys(td)
         for key, leaf in td.items(True, True):
             torch.testing.assert_close(result.get(key), leaf + 1)
 
     def test_apply_keeps_names_and_device(self) -> None:
-        td = TensorDict(dense(), [3], device="cpu", names=["t"]).apply(lambda leaf: leaf)
+        td = TensorDict(make_dense_td(), [3], device="cpu", names=["t"]).apply(lambda leaf: leaf)
         assert td.names == td["b"].names == ["t"]
         assert td.device == torch.device("cpu")
 
@@ -56,13 +56,18 @@ class TestResult:
         assert result["a"] == 15
 
     def test_apply_batch_size_sets_names(self) -> None:
-        result = dense().apply(lambda leaf: leaf[None], batch_size=[1, 3], names=["n", None])
+        result = make_dense_td().apply(lambda leaf: leaf[None], batch_size=[1, 3], names=["n", None])
         assert result.names == result["b"].names == ["n", None]
-        assert TensorDict(dense(), [3], names=["t"]).apply(lambda leaf: leaf, batch_size=[3]).names == [None]
+        assert TensorDict(make_dense_td(), [3], names=["t"]).apply(
+            lambda leaf: leaf, batch_size=[3]
+        ).names == [None]
 
     def test_apply_device_sets_every_node(self) -> None:
-        assert TensorDict(dense(), [3], device="cpu").apply(lambda leaf: leaf, device=None).device is None
-        result = dense().apply(lambda leaf: leaf, device="meta")
+        assert (
+            TensorDict(make_dense_td(), [3], device="cpu").apply(lambda leaf: leaf, device=None).device
+            is None
+        )
+        result = make_dense_td().apply(lambda leaf: leaf, device="meta")
         assert result["b"].device == result["b", "c"].device == torch.device("meta")
 
     def test_apply_propagate_lock_locks_result(self, td: Any) -> None:
@@ -71,12 +76,12 @@ class TestResult:
         assert td.apply(lambda leaf: leaf, propagate_lock=True).is_locked
 
     def test_apply_fn_returning_collection_nests_it(self) -> None:
-        result = dense().apply(lambda leaf: TensorDict({"q": leaf}, [3]))
+        result = make_dense_td().apply(lambda leaf: TensorDict({"q": leaf}, [3]))
         assert list(result.keys(True, True)) == [("a", "q"), ("b", "c", "q"), ("b", "d", "q")]
 
     def test_apply_wrong_result_batch_size_raises(self, td: Any) -> None:
         with pytest.raises(BatchSizeError, match="key 'a' has shape"):
-            dense().apply(torch.sum)
+            make_dense_td().apply(torch.sum)
 
     def test_apply_unknown_argument_raises(self, td: Any) -> None:
         with pytest.raises(TypeError, match="apply\\(\\) takes no lck"):
@@ -85,7 +90,7 @@ class TestResult:
 
 class TestDropping:
     def test_apply_none_drops_entry_and_emptied_nodes(self, td: Any) -> None:
-        assert keys(td.named_apply(lambda key, leaf: leaf if key == "a" else None)) == ["a"]
+        assert list_keys(td.named_apply(lambda key, leaf: leaf if key == "a" else None)) == ["a"]
         assert td.apply(lambda leaf: None) is None
 
     @pytest.mark.parametrize(
@@ -96,7 +101,7 @@ class TestDropping:
     ) -> None:
         td = TensorDict({"e": {}, "n": {"x": 1}, "a": 1})
         result = td.named_apply(lambda key, leaf: leaf if key == "a" else None, filter_empty=filter_empty)
-        assert keys(result) == expected
+        assert list_keys(result) == expected
 
     def test_apply_empty_collection_returns_empty_or_none(self) -> None:
         assert TensorDict().apply(lambda leaf: leaf).is_empty()
@@ -105,29 +110,29 @@ class TestDropping:
 
 class TestOthers:
     def test_apply_others_passes_their_leaves(self, td: Any) -> None:
-        result = td.apply(lambda x, y, z: x + y * z, dense(), lazy())
+        result = td.apply(lambda x, y, z: x + y * z, make_dense_td(), make_lazy())
         for key, leaf in td.items(True, True):
             torch.testing.assert_close(result.get(key), leaf + leaf * leaf)
 
     def test_apply_others_missing_entry_raises(self, td: Any) -> None:
         with pytest.raises(KeyPathError, match="key 'c' not found in key 'b'"):
-            td.apply(torch.add, dense().exclude(("b", "c")))
+            td.apply(torch.add, make_dense_td().exclude(("b", "c")))
 
     def test_apply_default_replaces_missing_entries(self, td: Any) -> None:
         def add(x: torch.Tensor, y: torch.Tensor | None) -> torch.Tensor:
             return x if y is None else x + y
 
-        result = td.apply(add, dense().exclude("b"), default=None)
+        result = td.apply(add, make_dense_td().exclude("b"), default=None)
         assert result["a"].tolist() == [[0, 2], [4, 6], [8, 10]]
         assert result["b", "c"].tolist() == [1.0] * 3
 
     def test_apply_others_leaf_for_node_raises(self) -> None:
         with pytest.raises(StructureError, match="the structures differ at key 'b'"):
-            dense().apply(torch.add, TensorDict({"a": torch.zeros(3, 2), "b": torch.zeros(3)}, [3]))
+            make_dense_td().apply(torch.add, TensorDict({"a": torch.zeros(3, 2), "b": torch.zeros(3)}, [3]))
 
     def test_apply_others_dict_raises(self) -> None:
         with pytest.raises(TypeError, match="collections side by side; got dict"):
-            dense().apply(torch.add, {"a": 1})
+            make_dense_td().apply(torch.add, {"a": 1})
 
 
 @pytest.mark.parametrize("make", [lambda td: td, lambda td: LazyStackedTensorDict(td, td.clone())])
@@ -161,12 +166,12 @@ class TestNames:
 
     def test_named_apply_passes_last_key(self) -> None:
         seen: list[Any] = []
-        dense().named_apply(lambda key, leaf: seen.append(key))
+        make_dense_td().named_apply(lambda key, leaf: seen.append(key))
         assert seen == ["a", "c", "d"]
 
     def test_named_apply_nested_keys_passes_key_path(self) -> None:
         seen: list[Any] = []
-        dense().named_apply(lambda key, leaf: seen.append(key), nested_keys=True)
+        make_dense_td().named_apply(lambda key, leaf: seen.append(key), nested_keys=True)
         assert seen == ["a", ("b", "c"), ("b", "d")]
 
     def test_named_apply_lazy_stack_visits_members(self) -> None:
@@ -182,11 +187,13 @@ class TestNames:
     @pytest.mark.parametrize("kwargs", [{"call_on_nested": True}, {"is_leaf": lambda cls: True}])
     def test_named_apply_nested_visits_nodes_as_leaves(self, kwargs: dict[str, Any]) -> None:
         seen: list[Any] = []
-        dense().named_apply(lambda key, leaf: seen.append((key, type(leaf))), nested_keys=True, **kwargs)
+        make_dense_td().named_apply(
+            lambda key, leaf: seen.append((key, type(leaf))), nested_keys=True, **kwargs
+        )
         assert seen == [("a", torch.Tensor), ("b", TensorDict)]
 
     def test_apply_call_on_nested_stores_returned_nodes(self) -> None:
-        td = dense()
+        td = make_dense_td()
         result = td.apply(
             lambda node: node.sum() if isinstance(node, torch.Tensor) else node,
             batch_size=[],
@@ -204,7 +211,7 @@ class TestInPlace:
         assert td["a"].tolist() == [[1, 2], [3, 4], [5, 6]]
 
     def test_apply_inplace_keeps_leaf_objects(self) -> None:
-        td = dense()
+        td = make_dense_td()
         leaf = td["a"]
         assert td.apply(lambda leaf: leaf + 1, inplace=True)["a"] is leaf
 
@@ -224,7 +231,7 @@ class TestInPlace:
         assert td["a"].sum() == 15
 
     def test_apply_inplace_bad_result_writes_nothing(self) -> None:
-        td = dense()
+        td = make_dense_td()
         with pytest.raises(
             StructureError, match=r"key \('b', 'd'\) in place: it has shape \[3, 4\] there, the value \[5\]"
         ):
@@ -255,7 +262,7 @@ class TestInPlace:
 
     @pytest.mark.parametrize("locked", [False, True])
     def test_apply_out_writes_inplace_only_if_locked(self, td: Any, locked: bool) -> None:
-        out = dense().zero_() if locked else dense().exclude("a").zero_()
+        out = make_dense_td().zero_() if locked else make_dense_td().exclude("a").zero_()
         leaf = out["b", "c"]
         if locked:
             out.lock_()
@@ -263,7 +270,7 @@ class TestInPlace:
         assert (out["b", "c"] is leaf) is locked
         assert out["b", "c"].tolist() == [2.0] * 3
         assert leaf.tolist() == [2.0 * locked] * 3
-        assert set(keys(out)) == {"b", ("b", "c"), ("b", "d"), "a"}
+        assert set(list_keys(out)) == {"b", ("b", "c"), ("b", "d"), "a"}
 
     def test_apply_out_keeps_shared_leaves_unchanged(self, td: Any) -> None:
         shared = td.copy()

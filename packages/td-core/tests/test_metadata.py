@@ -12,17 +12,17 @@ from td_core import LazyStackedTensorDict, TensorDict
 from td_core.errors import BatchSizeError, DimNamesError, KeyPathError, StructureError
 
 
-def dense() -> TensorDict:
+def make_dense_td() -> TensorDict:
     return TensorDict(
         {"a": torch.arange(6).view(3, 2), "b": {"c": torch.ones(3), "d": torch.zeros(3, 4)}}, [3]
     )
 
 
-def lazy() -> LazyStackedTensorDict:
-    return LazyStackedTensorDict(*[dense()[i].clone() for i in range(3)])
+def make_lazy() -> LazyStackedTensorDict:
+    return LazyStackedTensorDict(*[make_dense_td()[i].clone() for i in range(3)])
 
 
-KINDS: dict[str, Callable[[], Any]] = {"dense": dense, "lazy": lazy}
+KINDS: dict[str, Callable[[], Any]] = {"dense": make_dense_td, "lazy": make_lazy}
 
 
 @pytest.fixture(params=KINDS.values(), ids=KINDS)
@@ -30,7 +30,7 @@ def td(request: pytest.FixtureRequest) -> Any:
     return request.param()
 
 
-def sizes(node: Any) -> dict[Any, list[int]]:
+def list_batch_sizes(node: Any) -> dict[Any, list[int]]:
     levels = {
         (): node,
         **{key: value for key, value in node.items(True) if not isinstance(value, torch.Tensor)},
@@ -95,8 +95,8 @@ class TestLeaves:
         assert td.select("b").is_floating_point()
 
     def test_is_contiguous_checks_every_leaf(self) -> None:
-        assert dense().is_contiguous()
-        assert not lazy().is_contiguous()
+        assert make_dense_td().is_contiguous()
+        assert not make_lazy().is_contiguous()
         assert not TensorDict({"n": {"a": torch.zeros(2, 3).T}}).is_contiguous()
 
     def test_is_shared_requires_every_leaf(self) -> None:
@@ -269,7 +269,7 @@ class TestAutoBatchSize:
     ) -> None:
         td = TensorDict(source)
         assert td.auto_batch_size_(batch_dims) is td
-        assert sizes(td) == expected
+        assert list_batch_sizes(td) == expected
 
     @pytest.mark.parametrize(("keep", "inner"), [(False, [3]), (True, [3, 4, 5])])
     def test_auto_batch_size_keep_compliant_size_keeps_nested(self, keep: bool, inner: list[int]) -> None:
@@ -277,7 +277,7 @@ class TestAutoBatchSize:
         for batch_size in ([], [3, 4]):
             td.batch_size = batch_size
             td.auto_batch_size_(1, keep_compliant_size=keep)
-            assert sizes(td) == {(): [3], "b": inner}
+            assert list_batch_sizes(td) == {(): [3], "b": inner}
             td["b"].batch_size = [3, 4, 5]
 
     def test_auto_batch_size_keeps_names_of_remaining_dims(self) -> None:
@@ -286,7 +286,7 @@ class TestAutoBatchSize:
 
     def test_auto_batch_size_negative_dims_raises(self) -> None:
         with pytest.raises(BatchSizeError, match="the number of batch dims; got -1"):
-            dense().auto_batch_size_(-1)
+            make_dense_td().auto_batch_size_(-1)
 
     def test_auto_batch_size_lazy_stack_other_size_raises(self) -> None:
         stack = LazyStackedTensorDict(*[TensorDict({"a": torch.zeros(3)}), TensorDict({"a": torch.zeros(3)})])

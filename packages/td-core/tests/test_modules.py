@@ -13,7 +13,7 @@ from td_core import LazyStackedTensorDict, TensorDict, TensorDictParams, from_mo
 from td_core.errors import KeyPathError, LockedError, StructureError
 
 
-def net() -> nn.Sequential:
+def make_net() -> nn.Sequential:
     return nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.ReLU(), nn.Linear(3, 1))
 
 
@@ -29,7 +29,7 @@ class Tied(nn.Module):
 
 
 def test_from_module_returns_same_tensors():
-    model = net()
+    model = make_net()
     params = TensorDict.from_module(model)
     assert params["0", "weight"] is model[0].weight
     assert params["1", "running_mean"] is model[1].running_mean
@@ -50,7 +50,7 @@ def test_from_module_use_state_dict_runs_hooks():
 
 @pytest.mark.parametrize("raises", [False, True])
 def test_to_module_context_restores_same_parameters(raises):
-    model = net()
+    model = make_net()
     before = dict(model.named_parameters()) | dict(model.named_buffers())
     zeros = TensorDict.from_module(model).data.clone().zero_()
     try:
@@ -201,7 +201,7 @@ def test_to_module_swaps_tensordict_params_submodule(root, inplace):
 
 
 def test_to_module_unknown_key_raises_and_changes_nothing():
-    model = net()
+    model = make_net()
     weight = model[0].weight
     with pytest.raises(KeyPathError, match=r"key \('3', 'nope'\): Linear has no parameter or buffer 'nope'"):
         TensorDict({"0": {"weight": torch.zeros(3, 2)}, "3": {"nope": torch.zeros(1)}}).to_module(model)
@@ -219,7 +219,7 @@ def test_to_module_unsupported_arguments_raise():
 
 
 def test_to_module_use_state_dict_context_restores_values():
-    model = net()
+    model = make_net()
     values = model[0].weight.detach().clone()
     with TensorDict.from_module(model).data.clone().zero_().to_module(model, use_state_dict=True):
         assert model[0].weight.sum() == 0

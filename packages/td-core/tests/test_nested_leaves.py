@@ -12,17 +12,17 @@ from td_core.errors import StructureError
 LENGTHS = (2, 3, 1)
 
 
-def ragged(start: float = 0.0) -> torch.Tensor:
+def make_ragged(start: float = 0.0) -> torch.Tensor:
     parts = [torch.arange(float(n)) + start for n in LENGTHS]
     return torch.nested.nested_tensor(parts, layout=torch.jagged)
 
 
-def transposed() -> torch.Tensor:
+def make_transposed() -> torch.Tensor:
     parts = [torch.arange(4.0 * n).view(n, 4) for n in LENGTHS]
     return torch.nested.nested_tensor(parts, layout=torch.jagged).transpose(1, 2)
 
 
-def marked() -> torch.Tensor:
+def make_marked() -> torch.Tensor:
     """A jagged tensor whose ragged dim is set after construction, as in verl, so that its shape shows another dim."""
     parts = [torch.arange(4.0 * n).view(4, n) for n in LENGTHS]
     offsets = torch.tensor([0, *torch.tensor(LENGTHS).cumsum(0).tolist()])
@@ -31,14 +31,14 @@ def marked() -> torch.Tensor:
     return tensor
 
 
-LEAVES = {"ragged": ragged, "transposed": transposed, "marked": marked}
+LEAVES = {"ragged": make_ragged, "transposed": make_transposed, "marked": make_marked}
 
 
-def data(leaf=ragged) -> TensorDict:
+def make_data(leaf=make_ragged) -> TensorDict:
     return TensorDict({"rows": leaf(), "n": {"at": torch.arange(3)}}, [3])
 
 
-def components(td: TensorDict) -> list[list]:
+def list_components(td: TensorDict) -> list[list]:
     return [part.tolist() for part in td["rows"].unbind()]
 
 
@@ -76,10 +76,10 @@ MOVES = [
 @pytest.mark.parametrize("leaf", LEAVES)
 @pytest.mark.parametrize("move", MOVES)
 def test_rearrange_components_matches_other_entries(move, leaf):
-    td = data(LEAVES[leaf])
+    td = make_data(LEAVES[leaf])
     result = move(td)
-    before = components(td)
-    assert components(result) == [before[i] for i in result["n", "at"].tolist()]
+    before = list_components(td)
+    assert list_components(result) == [before[i] for i in result["n", "at"].tolist()]
     assert result["rows"].size(0) == result.batch_size[0]
     assert result["rows"].layout is torch.jagged
     assert get_ragged_dim(result["rows"]) == get_ragged_dim(td["rows"])
@@ -88,7 +88,7 @@ def test_rearrange_components_matches_other_entries(move, leaf):
 @pytest.mark.parametrize("leaf", LEAVES)
 @pytest.mark.parametrize("move", [lambda td: td[1:], lambda td: td[[2, 0]], lambda td: torch.cat([td, td])])
 def test_rearrange_components_is_contiguous_and_caches_max(move, leaf):
-    rows = move(data(LEAVES[leaf]))["rows"]
+    rows = move(make_data(LEAVES[leaf]))["rows"]
     assert rows.is_contiguous()
     if hasattr(torch.nested.nested_tensor([torch.ones(1)], layout=torch.jagged), "_max_seqlen_tensor"):
         parts = rows.unbind()
@@ -99,7 +99,7 @@ def test_rearrange_components_is_contiguous_and_caches_max(move, leaf):
 @pytest.mark.parametrize("move", [lambda td: td.unsqueeze(0), lambda td: td[None], lambda td: td[[[0, 1]]]])
 def test_add_batch_dim_raises(move):
     with pytest.raises(StructureError, match="a nested tensor has one batch dim, of its 3 components"):
-        move(data())
+        move(make_data())
 
 
 @pytest.mark.parametrize(
@@ -107,11 +107,11 @@ def test_add_batch_dim_raises(move):
 )
 def test_unsupported_operation_raises_error_of_torch(compute):
     with pytest.raises(RuntimeError):
-        compute(data())
+        compute(make_data())
 
 
 def test_index_components_passes_gradients():
-    td = data()
+    td = make_data()
     td["rows"] = td["rows"].detach().requires_grad_()
     td[[2, 0]]["rows"].sum().backward()
     assert [part.tolist() for part in td["rows"].grad.unbind()] == [[1, 1], [0, 0, 0], [1]]
@@ -130,10 +130,10 @@ WRITES = [
 
 @pytest.mark.parametrize(("index", "value", "changed"), WRITES)
 def test_setitem_writes_components(index, value, changed):
-    td = data()
-    held, expected = td["rows"], components(td)
+    td = make_data()
+    held, expected = td["rows"], list_components(td)
     td[index] = value(td)
-    assert components(td) == [changed.get(i, part) for i, part in enumerate(expected)]
+    assert list_components(td) == [changed.get(i, part) for i, part in enumerate(expected)]
     assert td["rows"] is held
 
 
@@ -147,10 +147,10 @@ def test_setitem_writes_components(index, value, changed):
     ],
 )
 def test_setitem_mismatched_components_writes_nothing(index, value):
-    td = data()
+    td = make_data()
     with pytest.raises(StructureError, match="cannot write key 'rows'"):
         td[index] = value(td)
-    assert components(td) == components(data()) and td["n", "at"].tolist() == [0, 1, 2]
+    assert list_components(td) == list_components(make_data()) and td["n", "at"].tolist() == [0, 1, 2]
 
 
 WHOLE = [
@@ -166,7 +166,7 @@ WHOLE = [
 
 @pytest.mark.parametrize("write", WHOLE)
 def test_write_equal_components_keeps_leaf(write):
-    td, other = data(), TensorDict({"rows": ragged(5.0), "n": {"at": torch.arange(3)}}, [3])
+    td, other = make_data(), TensorDict({"rows": make_ragged(5.0), "n": {"at": torch.arange(3)}}, [3])
     held = td["rows"]
     write(td, other)
     assert td["rows"] is held
@@ -175,15 +175,15 @@ def test_write_equal_components_keeps_leaf(write):
 
 @pytest.mark.parametrize("write", WHOLE)
 def test_write_other_components_raises(write):
-    td = data()
+    td = make_data()
     with pytest.raises(StructureError, match="key 'rows'"):
         write(td, td[[1, 0, 2]])
-    assert components(td) == components(data()) and td["n", "at"].tolist() == [0, 1, 2]
+    assert list_components(td) == list_components(make_data()) and td["n", "at"].tolist() == [0, 1, 2]
 
 
 def test_assert_close_different_components_raises():
     with pytest.raises(AssertionError, match="key 'rows' differs"):
-        assert_close(data(), TensorDict({"rows": ragged(0.5), "n": {"at": torch.arange(3)}}, [3]))
+        assert_close(make_data(), TensorDict({"rows": make_ragged(0.5), "n": {"at": torch.arange(3)}}, [3]))
 
 
 CHANGES = [
@@ -208,7 +208,7 @@ def test_pointwise_strided_layout_applies_per_component(change) -> None:
     )
     for _ in range(3):  # repeat, to use the cached metadata of earlier writes
         result = change(td.clone())
-        assert components(result) == [expected[str(i)].tolist() for i in range(3)]
+        assert list_components(result) == [expected[str(i)].tolist() for i in range(3)]
         assert torch.equal(result["x"], expected["x"])
 
 
@@ -267,15 +267,17 @@ def test_masked_fill_nested_leaf_changes_nothing(layout):
 
 
 def test_mul_inplace_scales_each_component():
-    td = data().mul_(torch.tensor([1, 10, 100]))
-    assert components(td) == [[0, 1], [0, 10, 20], [0]]
+    td = make_data().mul_(torch.tensor([1, 10, 100]))
+    assert list_components(td) == [[0, 1], [0, 10, 20], [0]]
     assert td["n", "at"].tolist() == [0, 10, 200]
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_index_strided_components_keeps_selected_or_raises() -> None:
-    td = TensorDict({"rows": torch.nested.as_nested_tensor([*ragged().unbind()], layout=torch.strided)}, [3])
-    assert components(td[[2, 0]]) == [[0], [0, 1]]
+    td = TensorDict(
+        {"rows": torch.nested.as_nested_tensor([*make_ragged().unbind()], layout=torch.strided)}, [3]
+    )
+    assert list_components(td[[2, 0]]) == [[0], [0, 1]]
     with pytest.raises(
         StructureError, match="key 'rows': a nested tensor of strided layout has at least one"
     ):

@@ -13,25 +13,25 @@ from torch.utils.data import DataLoader, default_collate, default_convert
 from td_core import LazyStackedTensorDict, TensorDict, TensorDictParams
 
 
-def rows() -> TensorDict:
+def make_rows() -> TensorDict:
     return TensorDict({"a": torch.arange(6.0).view(3, 2)}, batch_size=[3])
 
 
-def one() -> TensorDict:
+def make_one() -> TensorDict:
     return TensorDict({"a": torch.ones(2)})
 
 
 KINDS: dict[str, Callable[[], Any]] = {
-    "rows": rows,
-    "no batch dims": one,
+    "rows": make_rows,
+    "no batch dims": make_one,
     "no entries": TensorDict,
-    "no rows": lambda: rows()[:0],
+    "no rows": lambda: make_rows()[:0],
     "two batch dims": lambda: TensorDict(batch_size=[3, 0]),
-    "lazy": lambda: LazyStackedTensorDict(rows(), rows()),
-    "lazy along 1": lambda: LazyStackedTensorDict(rows(), rows(), stack_dim=1),
+    "lazy": lambda: LazyStackedTensorDict(make_rows(), make_rows()),
+    "lazy along 1": lambda: LazyStackedTensorDict(make_rows(), make_rows(), stack_dim=1),
     "lazy of scalars": lambda: LazyStackedTensorDict(*[TensorDict(a=float(i)) for i in range(2)]),
-    "params": lambda: TensorDictParams(rows()),
-    "params without batch dims": lambda: TensorDictParams(one()),
+    "params": lambda: TensorDictParams(make_rows()),
+    "params without batch dims": lambda: TensorDictParams(make_one()),
 }
 OF_TORCH: dict[str, Callable[[Any], Any]] = {
     "as_tensor": torch.as_tensor,
@@ -88,18 +88,18 @@ def test_numpy_with_collections_raises(form: str, function: str, kind: str) -> N
 @pytest.mark.parametrize("function", [torch.from_dlpack, np.from_dlpack])
 def test_dlpack_of_collection_raises(function: Callable[[Any], Any]) -> None:
     with pytest.raises(TypeError, match="is not one tensor"):
-        function(rows())
+        function(make_rows())
 
 
 def test_index_tensor_with_collection_raises() -> None:
     with pytest.raises(TypeError, match="takes no collections"):
-        torch.zeros(3)[rows()]
+        torch.zeros(3)[make_rows()]
 
 
 @pytest.mark.parametrize("make", [torch.as_tensor, torch.tensor])
 def test_compiled_function_with_collection_raises(make: Callable[[Any], Any]) -> None:
     with pytest.raises(TypeError, match="is not one tensor"):
-        torch.compile(lambda td: make(td), backend="eager")(rows())
+        torch.compile(lambda td: make(td), backend="eager")(make_rows())
 
 
 @pytest.mark.parametrize("kind", ["no batch dims", "no entries", "params without batch dims"])
@@ -118,11 +118,11 @@ def test_iterate_yields_one_item_per_batch_element(kind: str) -> None:
 
 def test_object_array_holds_collections() -> None:
     array = np.empty(2, dtype=object)
-    array[0], array[1] = one(), rows()
+    array[0], array[1] = make_one(), make_rows()
     assert isinstance(array[0], TensorDict) and array[1].batch_size == (3,)
 
 
-@pytest.mark.parametrize("make", [one, rows])
+@pytest.mark.parametrize("make", [make_one, make_rows])
 def test_data_loader_keeps_collections_whole(make: Callable[[], TensorDict]) -> None:
     items = [make(), make()]
     assert default_convert(items[0]) is items[0]

@@ -17,18 +17,18 @@ pytestmark = pytest.mark.filterwarnings(
 MASK = torch.tensor([True, False, True, False])
 
 
-def nested(layout: torch.layout) -> torch.Tensor:
+def make_nested_tensor(layout: torch.layout) -> torch.Tensor:
     return torch.nested.nested_tensor([torch.arange(float(n)) for n in (2, 3, 1, 2)], layout=layout)
 
 
-def made_for_inference() -> torch.Tensor:
+def make_inference_tensor() -> torch.Tensor:
     with torch.inference_mode():
         return torch.zeros(4, 3)
 
 
 LEAVES = {
-    "jagged": lambda: nested(torch.jagged),
-    "nested": lambda: nested(torch.strided),
+    "jagged": lambda: make_nested_tensor(torch.jagged),
+    "nested": lambda: make_nested_tensor(torch.strided),
     "sparse": lambda: torch.eye(4).to_sparse(),
     "csr": lambda: torch.eye(4).to_sparse_csr(),
     "conj": lambda: torch.ones(4, 3, dtype=torch.complex64).conj(),
@@ -38,7 +38,7 @@ LEAVES = {
     "bfloat16": lambda: torch.zeros(4, 3, dtype=torch.bfloat16),
     "meta": lambda: torch.empty(4, 3, device="meta"),
     "view": lambda: torch.zeros(4, 1).expand(4, 3),
-    "inference": made_for_inference,
+    "inference": make_inference_tensor,
     "grad": lambda: torch.zeros(4, 3, requires_grad=True),
 }
 
@@ -86,7 +86,7 @@ def test_unsupported_operation_names_key_and_changes_nothing(leaf, do):
 
 
 @pytest.mark.parametrize("leaf", LEAVES)
-def test_tree_map_passes_every_leaf(leaf):
+def test_tree_map_calls_function_with_every_leaf(leaf):
     td = TensorDict({"n": {"y": LEAVES[leaf]()}}, [4])
     seen = []
     result = tree_map(lambda value: seen.append(value) or value, td)
@@ -117,7 +117,7 @@ def test_detach_inplace_with_view_detaches_nothing():
 
 def test_unsqueeze_nested_leaf_raises_structure_error():
     with pytest.raises(StructureError, match=r"key 'y': a nested tensor has one batch dim"):
-        TensorDict({"y": nested(torch.jagged)}, [4]).unsqueeze(0)
+        TensorDict({"y": make_nested_tensor(torch.jagged)}, [4]).unsqueeze(0)
 
 
 def test_uninitialized_leaves_are_kept_and_printed():

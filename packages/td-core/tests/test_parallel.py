@@ -21,33 +21,33 @@ FORK = {"num_workers": 2, "mp_start_method": "fork"}
 WAYS = {"workers": FORK, "here": {"num_workers": 0}}
 
 
-def make() -> TensorDict:
+def make_td() -> TensorDict:
     return TensorDict({"a": torch.arange(10), "n": {"b": torch.arange(20.0).view(10, 2)}}, [10])
 
 
-def plus_one(td: TensorDict) -> TensorDict:
+def add_one(td: TensorDict) -> TensorDict:
     return td + 1
 
 
-def with_pid(td: TensorDict) -> TensorDict:
+def return_pid(td: TensorDict) -> TensorDict:
     return td.set("pid", torch.full(td.batch_size, os.getpid()))
 
 
-def with_size(td: TensorDict) -> TensorDict:
+def return_size(td: TensorDict) -> TensorDict:
     return td.select("a").set("size", torch.full(td.batch_size, td.batch_size.numel()))
 
 
-def with_noise(td: TensorDict) -> TensorDict:
+def add_noise(td: TensorDict) -> TensorDict:
     return td.select("a").set("noise", torch.rand(td.batch_size))
 
 
-def fail(td: TensorDict) -> TensorDict:
+def raise_error(td: TensorDict) -> TensorDict:
     if 7 in td["a"]:
         raise KeyError("no seven")
     return td
 
 
-def die(td: TensorDict) -> TensorDict:
+def kill_worker(td: TensorDict) -> TensorDict:
     if 7 in td["a"]:
         os.kill(os.getpid(), signal.SIGKILL)
     return td
@@ -60,8 +60,8 @@ def way(request: pytest.FixtureRequest) -> Any:
 
 class TestMap:
     def test_map_concatenates_results_in_order(self, way: Any) -> None:
-        td = make()
-        result = td.map(plus_one, chunksize=3, **way)
+        td = make_td()
+        result = td.map(add_one, chunksize=3, **way)
         assert type(result) is TensorDict
         torch.testing.assert_close(result["n", "b"], td["n", "b"] + 1)
         assert result["a"].tolist() == list(range(1, 11))
@@ -78,52 +78,52 @@ class TestMap:
         ],
     )
     def test_map_chunk_arguments_set_chunk_sizes(self, kwargs: Any, sizes: list[int]) -> None:
-        assert make().map(with_size, **FORK, **kwargs)["size"].tolist() == sizes
+        assert make_td().map(return_size, **FORK, **kwargs)["size"].tolist() == sizes
 
     def test_map_dim_argument_splits_that_dim(self, way: Any) -> None:
         td = TensorDict({"a": torch.arange(12).view(3, 4)}, [3, 4])
         for dim in (1, -1):
-            assert torch.equal(td.map(plus_one, dim, chunksize=3, **way)["a"], td["a"] + 1)
-            assert torch.equal(td.map(plus_one, dim, chunksize=0, **way)["a"], td["a"] + 1)
+            assert torch.equal(td.map(add_one, dim, chunksize=3, **way)["a"], td["a"] + 1)
+            assert torch.equal(td.map(add_one, dim, chunksize=0, **way)["a"], td["a"] + 1)
 
     def test_map_function_returning_none_drops_results(self, way: Any) -> None:
-        assert make().map(lambda td: td if td["a"][0] else None, chunksize=5, **way)["a"].tolist() == [
+        assert make_td().map(lambda td: td if td["a"][0] else None, chunksize=5, **way)["a"].tolist() == [
             5,
             6,
             7,
             8,
             9,
         ]
-        assert make().map(lambda td: None, **way) is None
+        assert make_td().map(lambda td: None, **way) is None
 
     def test_map_lazy_stack_equals_dense(self) -> None:
-        stack = LazyStackedTensorDict(*make().unbind(0))
-        assert stack.map(plus_one, **FORK)["a"].tolist() == list(range(1, 11))
+        stack = LazyStackedTensorDict(*make_td().unbind(0))
+        assert stack.map(add_one, **FORK)["a"].tolist() == list(range(1, 11))
 
     def test_map_empty_batch_returns_empty(self) -> None:
-        assert TensorDict({"a": torch.zeros(0)}, [0]).map(plus_one, **FORK)["a"].shape == (0,)
+        assert TensorDict({"a": torch.zeros(0)}, [0]).map(add_one, **FORK)["a"].shape == (0,)
 
     @pytest.mark.parametrize("shared", [True, False])
     def test_map_out_is_written_in_place(self, way: Any, shared: bool) -> None:
-        out = make().zero_()
+        out = make_td().zero_()
         if shared:
             out.share_memory_()
         leaf = out["a"]
-        assert make().map(plus_one, chunksize=4, out=out, **way) is out
+        assert make_td().map(add_one, chunksize=4, out=out, **way) is out
         assert out["a"] is leaf
         assert leaf.tolist() == list(range(1, 11))
 
     def test_map_pool_argument_uses_its_processes(self) -> None:
         with multiprocessing.get_context("fork").Pool(2) as pool:
-            assert make().map(plus_one, pool=pool)["a"].tolist() == list(range(1, 11))
-            pids = make().map(with_pid, pool=pool)["pid"]
+            assert make_td().map(add_one, pool=pool)["a"].tolist() == list(range(1, 11))
+            pids = make_td().map(return_pid, pool=pool)["pid"]
             assert os.getpid() not in pids.tolist()
             with pytest.raises(ValueError, match="give pool or num_workers, not both; got 2"):
-                make().map(plus_one, pool=pool, num_workers=2)
+                make_td().map(add_one, pool=pool, num_workers=2)
 
     def test_map_max_tasks_per_child_replaces_workers(self) -> None:
-        result = make().map(
-            with_pid,
+        result = make_td().map(
+            return_pid,
             chunksize=2,
             max_tasks_per_child=1,
             **FORK,
@@ -131,7 +131,7 @@ class TestMap:
         assert len(set(result["pid"].tolist())) == 5
 
     def test_map_worker_threads_sets_torch_threads(self) -> None:
-        result = make().map(
+        result = make_td().map(
             lambda td: td.set("threads", torch.full(td.batch_size, torch.get_num_threads())),
             worker_threads=2,
             **FORK,
@@ -140,7 +140,7 @@ class TestMap:
 
     @pytest.mark.slow
     def test_map_spawned_workers_equals_torch(self) -> None:
-        assert make().map(torch.neg, num_workers=1, mp_start_method="spawn")["a"].tolist() == list(
+        assert make_td().map(torch.neg, num_workers=1, mp_start_method="spawn")["a"].tolist() == list(
             range(0, -10, -1)
         )
 
@@ -156,7 +156,7 @@ class TestMap:
     )
     def test_map_invalid_arguments_raise(self, kwargs: Any, error: type, message: str) -> None:
         with pytest.raises(error, match=message):
-            make().map(plus_one, **kwargs)
+            make_td().map(add_one, **kwargs)
 
     def test_map_pbar_calls_tqdm_with_total(self, way: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         totals: list[int] = []
@@ -166,20 +166,20 @@ class TestMap:
             return results
 
         monkeypatch.setitem(sys.modules, "tqdm", types.SimpleNamespace(tqdm=tqdm))
-        assert len(make().map(plus_one, chunksize=2, pbar=True, **way)) == 10
+        assert len(make_td().map(add_one, chunksize=2, pbar=True, **way)) == 10
         assert totals == [5]
 
     def test_map_pbar_without_tqdm_raises(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "tqdm", None)
         with pytest.raises(ImportError, match="pip install tqdm"):
-            make().map(plus_one, pbar=True, num_workers=0)
+            make_td().map(add_one, pbar=True, num_workers=0)
 
 
 class TestSeeds:
     def test_map_same_generator_gives_same_results(self) -> None:
         results = [
-            make()
-            .map(with_noise, chunksize=2, generator=torch.Generator().manual_seed(0), **way)["noise"]
+            make_td()
+            .map(add_noise, chunksize=2, generator=torch.Generator().manual_seed(0), **way)["noise"]
             .tolist()
             for way in (FORK, {**FORK, "num_workers": 3}, {"num_workers": 0})
         ]
@@ -189,7 +189,7 @@ class TestSeeds:
     def test_map_advances_generator(self) -> None:
         generator = torch.Generator().manual_seed(0)
         first, second = (
-            make().map(with_noise, num_workers=0, generator=generator)["noise"].tolist() for _ in range(2)
+            make_td().map(add_noise, num_workers=0, generator=generator)["noise"].tolist() for _ in range(2)
         )
         assert first != second
 
@@ -198,22 +198,22 @@ class TestSeeds:
         torch.manual_seed(5)
         expected = torch.rand(1)
         torch.manual_seed(5)
-        make().map(with_noise, num_workers=0, generator=generator)
+        make_td().map(add_noise, num_workers=0, generator=generator)
         assert torch.rand(1) == expected
 
 
 class TestMapIter:
     def test_map_iter_yields_results_in_order(self, way: Any) -> None:
-        parts = list(make().map_iter(plus_one, chunksize=4, **way))
+        parts = list(make_td().map_iter(add_one, chunksize=4, **way))
         assert [part["a"].tolist() for part in parts] == [[1, 2, 3, 4], [5, 6, 7, 8], [9, 10]]
 
     def test_map_iter_yields_none_results(self, way: Any) -> None:
-        assert list(make().map_iter(lambda td: None, chunksize=5, **way)) == [None, None]
+        assert list(make_td().map_iter(lambda td: None, chunksize=5, **way)) == [None, None]
 
     def test_map_iter_shuffle_permutes_by_generator(self, way: Any) -> None:
         def order(seed: int) -> list[int]:
             generator = torch.Generator().manual_seed(seed)
-            parts = make().map_iter(plus_one, chunksize=3, shuffle=True, generator=generator, **way)
+            parts = make_td().map_iter(add_one, chunksize=3, shuffle=True, generator=generator, **way)
             return torch.cat([part["a"] for part in parts]).tolist()
 
         assert sorted(order(0)) == list(range(1, 11))
@@ -221,13 +221,13 @@ class TestMapIter:
 
     def test_map_iter_keeps_random_state_between_results(self) -> None:
         torch.manual_seed(5)
-        parts = make().map_iter(with_noise, num_workers=0, chunksize=2, generator=torch.Generator())
+        parts = make_td().map_iter(add_noise, num_workers=0, chunksize=2, generator=torch.Generator())
         drawn = [torch.rand(()) for _ in parts]
         torch.manual_seed(5)
         assert drawn == [torch.rand(()) for _ in drawn]
 
     def test_map_iter_close_ends_workers(self) -> None:
-        iterator = make().map_iter(plus_one, chunksize=1, **FORK)
+        iterator = make_td().map_iter(add_one, chunksize=1, **FORK)
         assert next(iterator)["a"].tolist() == [1]
         iterator.close()  # type: ignore[attr-defined]
         assert not multiprocessing.active_children()
@@ -236,8 +236,8 @@ class TestMapIter:
 class TestFailures:
     def test_map_worker_exception_keeps_traceback(self) -> None:
         with pytest.raises(KeyError, match="no seven") as caught:
-            make().map(fail, chunksize=2, **FORK)
-        assert "in fail" in str(caught.value.__cause__)
+            make_td().map(raise_error, chunksize=2, **FORK)
+        assert "in raise_error" in str(caught.value.__cause__)
         assert 'raise KeyError("no seven")' in str(caught.value.__cause__)
         assert not multiprocessing.active_children()
 
@@ -298,14 +298,14 @@ print(td.map(lambda part: part + 1, num_workers=2, chunksize=1, mp_start_method=
 
     def test_map_killed_worker_raises(self) -> None:
         with pytest.raises(WorkerError, match=r"a worker process \(pid \d+\) died with exit code -9"):
-            make().map(die, chunksize=2, **FORK)
+            make_td().map(kill_worker, chunksize=2, **FORK)
         assert not multiprocessing.active_children()
 
     def test_map_iter_unpicklable_result_raises(self) -> None:
         with pytest.raises(WorkerError, match="cannot send what it has"):
-            list(make().map_iter(lambda td: lambda: td, chunksize=5, **FORK))
+            list(make_td().map_iter(lambda td: lambda: td, chunksize=5, **FORK))
 
     def test_map_out_wrong_shape_raises(self) -> None:
-        out = make().share_memory_()
+        out = make_td().share_memory_()
         with pytest.raises(StructureError, match="key 'a' in place"):
-            make().map(lambda td: td.set("a", torch.zeros(5, 3)), out=out, **FORK)
+            make_td().map(lambda td: td.set("a", torch.zeros(5, 3)), out=out, **FORK)

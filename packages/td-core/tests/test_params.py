@@ -25,7 +25,7 @@ from td_core._nodes import Encoded
 from td_core.errors import FormatError, LockedError, StructureError
 
 
-def make(**options) -> TensorDictParams:
+def make_params(**options) -> TensorDictParams:
     return TensorDictParams(
         TensorDict({"w": torch.zeros(3), "n": {"b": torch.ones(2), "i": torch.arange(2)}}), **options
     )
@@ -34,19 +34,19 @@ def make(**options) -> TensorDictParams:
 class Holder(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.p = make()
+        self.p = make_params()
         self.layer = nn.Linear(1, 1)
 
 
 def test_init_converts_floating_leaves_to_parameters():
-    params = make()
+    params = make_params()
     assert [name for name, _ in params.named_parameters()] == ["w", "n.b"]
     assert [name for name, _ in params.named_buffers()] == ["n.i"]
     assert all(parameter.requires_grad for parameter in params.parameters())
 
 
 def test_init_no_convert_keeps_leaves():
-    params = make(no_convert=True)
+    params = make_params(no_convert=True)
     assert repr(TensorDictParams(params, no_convert=True)) == repr(params)
     assert list(params.parameters()) == [] and len(list(params.buffers())) == 3
     params["z"] = torch.zeros(1)
@@ -66,7 +66,7 @@ def test_init_keeps_buffers():
         params.to(torch.float64),
         copy.deepcopy(holder).p,
     ):
-        copied.update({"n": {}})  # reads the existing entries
+        copied.update({"n": {}})  # a write of a node reads the existing entries
         assert list(copied.parameters()) == [] and [name for name, _ in copied.named_buffers()] == ["a", "b"]
         assert list(copied.state_dict()) == ["a"]
     assert list(holder.state_dict()) == ["p.a"]
@@ -81,7 +81,7 @@ def test_init_keeps_torch_buffer():
     assert list(params.state_dict()) == []
 
 
-def in_a_module():
+def put_into_module():
     holder = nn.Module()
     holder.p = TensorDictParams(TensorDict({"w": torch.ones(2), "n": {"m": {"b": torch.ones(2)}}}))
     holder.forward = lambda: (holder.p["w"] + 2 * holder.p["n", "m", "b"]).sum()
@@ -89,7 +89,7 @@ def in_a_module():
 
 
 def test_functional_call_replaces_and_restores_parameters():
-    holder = in_a_module()
+    holder = put_into_module()
     before = list(holder.parameters())
 
     def call(given):
@@ -103,7 +103,7 @@ def test_functional_call_replaces_and_restores_parameters():
     assert holder.get_parameter("p.n.m.b") is before[1]
 
 
-def test_lookup_by_dotted_name_does_not_list_leaves(monkeypatch):
+def test_params_lookup_of_dotted_name_does_not_list_leaves(monkeypatch):
     params = TensorDictParams(
         TensorDict({"w": torch.zeros(2), "n": {"b.c": torch.ones(1), "i": torch.arange(2)}})
     )
@@ -119,9 +119,9 @@ def test_lookup_by_dotted_name_does_not_list_leaves(monkeypatch):
 
 def test_load_state_dict_assign_into_meta_module():
     with torch.device("meta"):
-        holder = in_a_module()
+        holder = put_into_module()
     holder.load_state_dict(
-        {name: leaf.double() for name, leaf in in_a_module().state_dict().items()}, assign=True
+        {name: leaf.double() for name, leaf in put_into_module().state_dict().items()}, assign=True
     )
     assert holder() == 6
     assert [(leaf.dtype, leaf.is_cpu, leaf.requires_grad) for leaf in holder.parameters()] == [
@@ -157,8 +157,8 @@ def test_assign_keeps_roles_of_leaves(trained, no_convert, flatten):
 @pytest.mark.skipif(
     not hasattr(nn.Module, "register_load_state_dict_pre_hook"), reason="torch before 2.5 has no such hooks"
 )
-def test_state_dict_hooks_run():
-    holder, seen = in_a_module(), []
+def test_params_state_dict_hooks_are_called():
+    holder, seen = put_into_module(), []
     holder.p.register_state_dict_pre_hook(lambda module, prefix, keep_vars: seen.append(("save", prefix)))
     holder.p.register_state_dict_post_hook(lambda module, state, prefix, meta: state.pop(prefix + "w"))
     holder.p.register_load_state_dict_pre_hook(
@@ -171,8 +171,8 @@ def test_state_dict_hooks_run():
     assert holder() == 4
 
 
-def test_averaged_model_follows_parameters():
-    holder = in_a_module()
+def test_averaged_model_with_params_averages_leaves():
+    holder = put_into_module()
     average = torch.optim.swa_utils.AveragedModel(holder)
     average.update_parameters(holder)
     holder.p.zero_()
@@ -189,9 +189,9 @@ def test_averaged_model_follows_parameters():
         lambda params: setattr(params, "q", nn.Linear(1, 1)),
     ],
 )
-def test_register_parameter_raises(change):
+def test_params_register_parameter_raises(change):
     with pytest.raises(TypeError, match=r"set 'q' by key: params\['q'\] = "):
-        change(in_a_module().p)
+        change(put_into_module().p)
 
 
 @pytest.mark.parametrize(
@@ -203,7 +203,7 @@ def test_register_parameter_raises(change):
         lambda module, name: nn.utils.spectral_norm(module, name),
     ],
 )
-def test_pruning_entry_raises(change):
+def test_params_prune_entry_raises(change):
     holder = Holder()
     holder.layer = nn.Linear(3, 3)
     with pytest.raises(TypeError, match="pruning and parametrizations do, needs it in a module of its own"):
@@ -213,8 +213,8 @@ def test_pruning_entry_raises(change):
     assert "layer.weight" not in dict(holder.named_parameters())
 
 
-def test_delattr_removes_entry():
-    params = in_a_module().p
+def test_params_delattr_removes_entry():
+    params = put_into_module().p
     del params.w
     assert list(params.keys(True, True)) == [("n", "m", "b")]
     params.lock_()
@@ -222,8 +222,8 @@ def test_delattr_removes_entry():
         del params.n.m.b
 
 
-def test_set_entries_appear_in_named_parameters():
-    params = make()
+def test_params_set_entry_appears_in_named_parameters():
+    params = make_params()
     params["new"] = torch.zeros(1)
     params["n", "x"] = nn.Parameter(torch.zeros(1))
     assert [name for name, _ in params.named_parameters()] == ["w", "n.b", "n.x", "new"]
@@ -282,8 +282,8 @@ def test_module_to_empty_allocates_parameters(device):
     assert [name for name, _ in module.named_parameters()] == ["p.a"]
 
 
-def test_operations_return_plain_collections():
-    params = make()
+def test_params_operation_returns_plain_collection():
+    params = make_params()
     assert type(params.detach()) is TensorDict
     assert type(params.unsqueeze(0)) is TensorDict
     assert type(params["n"]) is TensorDict
@@ -297,16 +297,16 @@ def test_lazy_stack_of_params_has_plain_members():
         assert found.tensordicts[1]["a"] is held[1]["a"]
 
 
-def test_copies_are_parameters():
-    params = make()
+def test_copy_params_returns_params():
+    params = make_params()
     for again in (params.clone(), copy.deepcopy(params), pickle.loads(pickle.dumps(params))):
         assert type(again) is TensorDictParams
         assert isinstance(again["w"], nn.Parameter) and again["w"] is not params["w"]
         assert torch.equal(again["n", "i"], params["n", "i"])
 
 
-def test_shallow_copy_shares_parameters():
-    params = make()
+def test_shallow_copy_params_shares_parameters():
+    params = make_params()
     again = copy.copy(params)
     assert type(again) is TensorDictParams and again is not params
     assert dict(again.named_parameters()).keys() == dict(params.named_parameters()).keys()
@@ -316,7 +316,7 @@ def test_shallow_copy_shares_parameters():
 
 
 def test_shallow_copy_of_parent_keeps_parameters():
-    params = make()
+    params = make_params()
     td = TensorDict({"p": params, "x": torch.zeros(1)})
     for again in (td.copy(), copy.copy(td), td.clone(recurse=False)):
         assert type(again["p"]) is TensorDictParams and again["p"] is not params
@@ -326,7 +326,7 @@ def test_shallow_copy_of_parent_keeps_parameters():
     assert type(params.float().sum(dim="feature")) is TensorDict
 
 
-def in_a_member(td):
+def put_into_member(td):
     return lazy_stack([TensorDict({"n": td}), TensorDict({"n": td})])
 
 
@@ -335,8 +335,10 @@ COPIES = {
     "clone in a format": lambda td: td.clone(memory_format=torch.preserve_format),
     "update": lambda td: TensorDict().update(td, clone=True),
     "clone below": lambda td: TensorDict({"n": td}).clone()["n"],
-    "clone of a stack": lambda td: in_a_member(td).clone().tensordicts[0]["n"],
-    "clone of a stack below": lambda td: TensorDict({"s": in_a_member(td)}).clone()["s"].tensordicts[1]["n"],
+    "clone of a stack": lambda td: put_into_member(td).clone().tensordicts[0]["n"],
+    "clone of a stack below": lambda td: (
+        TensorDict({"s": put_into_member(td)}).clone()["s"].tensordicts[1]["n"]
+    ),
 }
 
 
@@ -361,14 +363,14 @@ def test_deep_copy_of_parent_copies_parameters(copied, no_convert):
     assert type((again + 1)["p"]) is TensorDict
 
 
-def test_clone_accepts_memory_format():
+def test_clone_params_accepts_memory_format():
     params = TensorDictParams(TensorDict({"w": torch.zeros(3, 2).t()}))
     assert params.clone()["w"].stride() == (1, 2)
     assert params.clone(memory_format=torch.contiguous_format)["w"].stride() == (3, 1)
 
 
 def test_update_with_clone_stores_parameters():
-    params, other = make(), make()
+    params, other = make_params(), make_params()
     params.update(other, clone=True)
     assert isinstance(params["w"], nn.Parameter) and params["w"].is_leaf
     assert params["w"].data_ptr() != other["w"].data_ptr() and torch.equal(params["w"], other["w"])
@@ -376,8 +378,8 @@ def test_update_with_clone_stores_parameters():
         params.update({"w": other["w"] * 2})
 
 
-def test_lock_reaches_inner_collection():
-    params = make(lock=True)
+def test_lock_params_locks_inner_collection():
+    params = make_params(lock=True)
     with pytest.raises(LockedError, match="locked"):
         params["z"] = torch.zeros(1)
     with params.unlock_():
@@ -385,14 +387,14 @@ def test_lock_reaches_inner_collection():
     assert params.is_locked and params["n"].is_locked
 
 
-def test_getattr_unknown_name_raises():
+def test_params_getattr_unknown_name_raises():
     with pytest.raises(AttributeError, match="no attribute 'nope'"):
-        _ = make().nope
-    assert make().w.shape == (3,)
+        _ = make_params().nope
+    assert make_params().w.shape == (3,)
 
 
-def test_get_hook_runs_for_every_read():
-    params = make()
+def test_params_get_hook_is_called_for_every_read():
+    params = make_params()
     seen = []
     params.register_get_post_hook(lambda owner, value: seen.append((owner, value)))
     params["w"], params.get(("n", "b")), params.get("missing")
@@ -415,8 +417,8 @@ def test_get_hook_runs_for_every_read():
         lambda params: params.update({("n", "new"): torch.zeros(2)}),
     ],
 )
-def test_store_at_any_depth_creates_parameter(store):
-    params = make()
+def test_params_store_at_any_depth_creates_parameter(store):
+    params = make_params()
     store(params)
     assert "n.new" in dict(params.named_parameters())
     kept = TensorDictParams(TensorDict({"n": {"b": torch.zeros(2)}}), no_convert=True)
@@ -430,15 +432,15 @@ def test_lazy_stack_as_parameters_raises(no_convert):
     for source in (stack, {"n": {"m": stack}}):
         with pytest.raises(StructureError, match="they cannot be parameters of a module"):
             TensorDictParams(source, no_convert=no_convert)
-    params = make()
+    params = make_params()
     for key in ("stack", ("n", "stack")):
         with pytest.raises(StructureError, match="they cannot be parameters of a module"):
             params[key] = stack
     assert "stack" not in params and "stack" not in params["n"]
 
 
-def test_setattr_parameter_replaces_entry():
-    holder = in_a_module()
+def test_params_setattr_parameter_replaces_entry():
+    holder = put_into_module()
     for name, key in (("w", "w"), ("n.m.b", ("n", "m", "b"))):
         assert getattr(holder.p, name) is holder.p[key]
         new = torch.nn.Parameter(torch.zeros(2))
@@ -451,8 +453,8 @@ def test_setattr_parameter_replaces_entry():
             setattr(holder.p, name, torch.nn.Parameter(torch.zeros(2)))
 
 
-def test_setattr_entry_name_raises():
-    params = make()
+def test_params_setattr_entry_name_raises():
+    params = make_params()
     for name, value in (("w", torch.zeros(2)), ("new", torch.nn.Parameter(torch.zeros(2)))):
         with pytest.raises(TypeError, match=f"set '{name}' by key"):
             setattr(params, name, value)
@@ -492,8 +494,8 @@ def test_compile_module_with_params_equals_eager():
         (lambda: LazyStackedTensorDict(TensorDict(), TensorDict()), "they cannot be parameters of a module"),
     ],
 )
-def test_store_invalid_parameter_changes_nothing(change, bad, message):
-    params = make()
+def test_params_store_invalid_parameter_changes_nothing(change, bad, message):
+    params = make_params()
     before = dict(params.items(True))
     with pytest.raises(StructureError, match=message):
         change(params, bad())
@@ -501,7 +503,7 @@ def test_store_invalid_parameter_changes_nothing(change, bad, message):
     assert all(entry is before[key] for key, entry in params.items(True))
 
 
-def test_cast_to_integers_disables_grad():
+def test_params_cast_to_integers_disables_grad():
     params = TensorDictParams(TensorDict({"w": torch.ones(2), "c": torch.ones(2)}))
     cast = params.to(torch.int32)
     assert isinstance(cast, TensorDictParams)
@@ -517,7 +519,7 @@ def test_init_accepts_entries_as_keywords():
         TensorDictParams({"a": torch.ones(1)}, w=torch.ones(2))
 
 
-def test_load_state_dict_mismatch_raises():
+def test_params_load_state_dict_mismatch_raises():
     module = Holder()
     state = module.state_dict()
     wrong = {**state, "p.w": torch.zeros(7)}
@@ -546,7 +548,7 @@ def test_operation_without_leaf_changes_keeps_params(operation):
     assert type(found) is TensorDictParams and found["w"] is td["p", "w"]
 
 
-def test_replace_returns_parameters():
+def test_params_replace_returns_params():
     params = TensorDictParams(TensorDict({"w": torch.zeros(2), "n": {"b": torch.zeros(2)}}))
     found = params.replace({("n", "b"): torch.ones(2)}, c=torch.ones(3))
     assert [name for name, _ in found.named_parameters()] == ["w", "n.b", "c"]
@@ -579,7 +581,7 @@ def test_decode_bad_roles_raises(roles: Any) -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"memory_format": torch.contiguous_format}])
-def test_clone_keeps_tied_leaves(options: dict[str, Any]) -> None:
+def test_clone_params_keeps_tied_leaves(options: dict[str, Any]) -> None:
     weight = nn.Parameter(torch.ones(2))
     params = TensorDictParams(TensorDict({"x": weight, "y": weight, "n": {"z": weight}}))
     clone = params.clone(**options)
@@ -596,7 +598,7 @@ MOVES = {
 
 
 @pytest.mark.parametrize("move", MOVES.values(), ids=MOVES)
-def test_move_or_cast_keeps_tied_leaves(move: Any) -> None:
+def test_move_or_cast_params_keeps_tied_leaves(move: Any) -> None:
     weight, ids = nn.Parameter(torch.ones(2)), Buffer(torch.arange(2))
     moved = move(TensorDictParams(TensorDict({"x": weight, "y": ids, "n": {"x": weight, "y": ids}})))
     assert moved["x"] is moved["n", "x"] is not weight and moved["y"] is moved["n", "y"] is not ids
@@ -604,18 +606,18 @@ def test_move_or_cast_keeps_tied_leaves(move: Any) -> None:
     assert [name for name, _ in moved.named_buffers()] == ["y"]
 
 
-def test_cast_filter_unties_leaves() -> None:
+def test_params_cast_filter_unties_leaves() -> None:
     weight = nn.Parameter(torch.ones(2))
     params = TensorDictParams(TensorDict({"x": weight, "y": weight}))
     cast = params.to(torch.float64, cast_filter=lambda key, leaf: key == ("x",))
     assert [cast[key].dtype for key in "xy"] == [torch.float64, torch.float32]
 
 
-def test_subclass_is_pytree():
+def test_params_subclass_is_pytree():
     class Own(TensorDictParams):
         pass
 
-    own = Own(make()._tensordict)
+    own = Own(make_params()._tensordict)
     leaves, spec = torch.utils._pytree.tree_flatten(own)
     assert [id(leaf) for leaf in leaves] == [id(leaf) for leaf in own._leaves()]
     assert type(torch.utils._pytree.tree_unflatten(leaves, spec)) is TensorDict

@@ -14,22 +14,22 @@ from td_core import TensorDict, _shape_plans, assert_close, lazy_stack
 from td_core._plans import Sizes, cache_plans
 
 
-def td() -> TensorDict:
+def make_td() -> TensorDict:
     return TensorDict({"a": torch.arange(24).view(2, 3, 4), "n": {"b": torch.arange(6).view(2, 3)}}, [2, 3])
 
 
 #: An operation with valid arguments, and invalid arguments that equal them (6.0 == 6), so that a cache could mix them up.
 TWINS: list[tuple[Callable[..., Any], tuple[Any, ...], tuple[Any, ...]]] = [
-    (lambda *args: td().view(*args), (6,), (6.0,)),
-    (lambda *args: td().reshape(*args), (3, 2), (3.0, 2.0)),
-    (lambda *args: td().permute(*args), (1, 0), (1.0, 0.0)),
-    (lambda *args: td().unsqueeze(*args), (1,), (1.0,)),
-    (lambda *args: td().transpose(*args), (1, 0), (1.0, 0.0)),
-    (lambda *args: td().expand(*args), (1, 2, 3), (1.0, 2.0, 3.0)),
-    (lambda *args: td().split(*args), (1,), (1.0,)),
-    (lambda *args: td().unbind(*args)[0], (1,), (1.0,)),
-    (lambda *args: td().flatten(*args), (0, 1), (0.0, 1.0)),
-    (lambda *args: torch.stack([td(), td()], *args), (1,), (1.0,)),
+    (lambda *args: make_td().view(*args), (6,), (6.0,)),
+    (lambda *args: make_td().reshape(*args), (3, 2), (3.0, 2.0)),
+    (lambda *args: make_td().permute(*args), (1, 0), (1.0, 0.0)),
+    (lambda *args: make_td().unsqueeze(*args), (1,), (1.0,)),
+    (lambda *args: make_td().transpose(*args), (1, 0), (1.0, 0.0)),
+    (lambda *args: make_td().expand(*args), (1, 2, 3), (1.0, 2.0, 3.0)),
+    (lambda *args: make_td().split(*args), (1,), (1.0,)),
+    (lambda *args: make_td().unbind(*args)[0], (1,), (1.0,)),
+    (lambda *args: make_td().flatten(*args), (0, 1), (0.0, 1.0)),
+    (lambda *args: torch.stack([make_td(), make_td()], *args), (1,), (1.0,)),
 ]
 
 
@@ -112,7 +112,9 @@ TAKES_INTS: dict[str, Callable[[Any, Any], Any]] = {
 
 @pytest.mark.parametrize("one", [np.int64(1), np.int32(1), torch.tensor(1)], ids=["int64", "int32", "tensor"])
 @pytest.mark.parametrize("operation", TAKES_INTS)
-@pytest.mark.parametrize("make", [td, lambda: td().to_lazystack(0), lambda: td().to_lazystack(1)])
+@pytest.mark.parametrize(
+    "make", [make_td, lambda: make_td().to_lazystack(0), lambda: make_td().to_lazystack(1)]
+)
 def test_numpy_or_tensor_int_argument_equals_int(make: Callable[[], Any], operation: str, one: Any) -> None:
     take = TAKES_INTS[operation]
     result, expected = take(make(), one), take(make(), 1)
@@ -124,18 +126,18 @@ def test_numpy_or_tensor_int_argument_equals_int(make: Callable[[], Any], operat
 @pytest.mark.parametrize("name", ["sum", "std", "unsqueeze", "unbind", "flip", "softmax", "amax"])
 def test_bool_as_dim_raises(name: str) -> None:
     with pytest.raises(TypeError, match=r"a dim is an int.*; got True"):
-        getattr(td().double(), name)(True)
+        getattr(make_td().double(), name)(True)
 
 
 def test_index_true_differs_from_one() -> None:
     for _ in range(2):
-        assert td()[1, ...].batch_size == (3,)
-        assert td()[True, ...].batch_size == (1, 2, 3)
-        assert td()[0, None].batch_size == (1, 3)
-        assert td()[False, None].batch_size == (0, 1, 2, 3)
+        assert make_td()[1, ...].batch_size == (3,)
+        assert make_td()[True, ...].batch_size == (1, 2, 3)
+        assert make_td()[0, None].batch_size == (1, 3)
+        assert make_td()[False, None].batch_size == (0, 1, 2, 3)
 
 
-def test_cached_plan_depends_on_batch_size_and_leaf() -> None:
+def test_cached_plan_is_separate_per_batch_size_and_leaf() -> None:
     for sizes in ((2, 3), (3, 2), (6, 1), (2, 3)):
         for tail in ((), (4,), (1, 2)):
             leaf = torch.arange(torch.Size([*sizes, *tail]).numel()).view(*sizes, *tail)
@@ -184,18 +186,18 @@ USUAL: list[tuple[Callable[[TensorDict], Any], str]] = [
 
 
 @pytest.mark.parametrize(("operation", "name"), USUAL, ids=[name for _, name in USUAL])
-def test_common_operations_cache_plans(
+def test_common_operation_stores_plan_in_cache(
     operation: Callable[[TensorDict], Any], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given: list[Any] = []
     plan = getattr(_shape_plans, name)
     monkeypatch.setattr(_shape_plans, name, lambda *args: given.append(plan(*args)) or given[-1])
-    operation(td())
-    operation(td())
+    operation(make_td())
+    operation(make_td())
     assert given[0] is given[1]
 
 
-def test_threads_share_plans() -> None:
+def test_threads_using_plan_cache_get_correct_results() -> None:
     wrong: list[Any] = []
 
     def work() -> None:

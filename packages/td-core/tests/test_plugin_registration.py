@@ -69,15 +69,15 @@ class Text(Nameless):
         return path.suffix == ".text"
 
 
-def kind(tag: str = "test.Foreign", cls: type = Foreign) -> NodeKind:
+def make_kind(tag: str = "test.Foreign", cls: type = Foreign) -> NodeKind:
     return NodeKind(tag, cls, lambda node: Record({}, node._children()), lambda record: cls(record.entries))
 
 
-def leaf(tag: str = "test.Other", cls: type = Other) -> LeafSerializer:
+def make_leaf_serializer(tag: str = "test.Other", cls: type = Other) -> LeafSerializer:
     return LeafSerializer(tag, cls, lambda value: None, lambda value: cls())
 
 
-def coercer(cls: type = Other) -> Coercer:
+def make_coercer(cls: type = Other) -> Coercer:
     return Coercer((cls,), lambda value, batch_size, device: torch.zeros(batch_size))
 
 
@@ -101,7 +101,7 @@ class Methods:
     def _private(self) -> None: ...
 
 
-def plugin(**hooks: Any) -> SimpleNamespace:
+def make_plugin(**hooks: Any) -> SimpleNamespace:
     """Return a plugin whose hooks return the given results."""
 
     def implementation(name: str, result: Any) -> Callable[[], Any]:
@@ -115,10 +115,10 @@ def plugin(**hooks: Any) -> SimpleNamespace:
 
 
 ALL = {
-    "td_node_kinds": [kind()],
+    "td_node_kinds": [make_kind()],
     "td_methods": Methods,
-    "td_serializers": [Text(), leaf()],
-    "td_coercers": (coercer(),),
+    "td_serializers": [Text(), make_leaf_serializer()],
+    "td_coercers": (make_coercer(),),
 }
 
 
@@ -138,7 +138,7 @@ def test_installed_all_hooks_adds_and_removes_everything(
     copy_registries: Callable[[], tuple[Any, ...]],
 ) -> None:
     before = copy_registries()
-    with installed(plugin(**ALL)) as record:
+    with installed(make_plugin(**ALL)) as record:
         assert record.state == "active"
         assert set(record.hooks) == HOOKS
         td = TensorDict(batch_size=[2])
@@ -156,7 +156,7 @@ def test_installed_all_hooks_adds_and_removes_everything(
 
 def test_installed_block_raises_removes_additions(copy_registries: Callable[[], tuple[Any, ...]]) -> None:
     before = copy_registries()
-    with pytest.raises(ZeroDivisionError), installed(plugin(**ALL)):
+    with pytest.raises(ZeroDivisionError), installed(make_plugin(**ALL)):
         1 / 0  # noqa: B018
     assert copy_registries() == before
 
@@ -166,37 +166,37 @@ def test_register_empty_hook_result_adds_nothing(
     hook: str, copy_registries: Callable[[], tuple[Any, ...]]
 ) -> None:
     before = copy_registries()
-    with installed(plugin(**{hook: {} if hook == "td_methods" else []})) as record:
+    with installed(make_plugin(**{hook: {} if hook == "td_methods" else []})) as record:
         assert record.hooks == (hook,)
         assert copy_registries() == before
 
 
 def test_register_generator_hook_adds_its_items() -> None:
     def kinds() -> Iterable[NodeKind]:
-        yield kind()
+        yield make_kind()
 
-    with installed(plugin(td_node_kinds=kinds)):
+    with installed(make_plugin(td_node_kinds=kinds)):
         assert "test.Foreign" in KINDS
 
 
 REFUSED = [
-    ("td_node_kinds", [kind("TensorDict")], "the node kind tag 'TensorDict' is taken by"),
-    ("td_node_kinds", [kind("test.x", TensorDict)], "already has a node kind, 'TensorDict'"),
+    ("td_node_kinds", [make_kind("TensorDict")], "the node kind tag 'TensorDict' is taken by"),
+    ("td_node_kinds", [make_kind("test.x", TensorDict)], "already has a node kind, 'TensorDict'"),
     (
         "td_node_kinds",
-        [kind(), kind(cls=LazyStackedTensorDict)],
+        [make_kind(), make_kind(cls=LazyStackedTensorDict)],
         "the node kind tag 'test.Foreign' is taken by",
     ),
-    ("td_node_kinds", kind(), "expected an iterable of NodeKind, got a NodeKind"),
+    ("td_node_kinds", make_kind(), "expected an iterable of NodeKind, got a NodeKind"),
     ("td_node_kinds", ["TensorDict"], "expected NodeKind, got a str: 'TensorDict'"),
     ("td_node_kinds", "TensorDict", "expected an iterable of NodeKind, got a str: 'TensorDict'"),
     (
         "td_node_kinds",
-        [kind(cls=int)],
+        [make_kind(cls=int)],
         "the type of the node kind 'test.Foreign' is not a class of collections",
     ),
-    ("td_node_kinds", [kind(cls="Foreign")], "is not a class of collections: 'Foreign'"),
-    ("td_node_kinds", [kind(tag=None)], "the tag of a node kind is a string; got None"),
+    ("td_node_kinds", [make_kind(cls="Foreign")], "is not a class of collections: 'Foreign'"),
+    ("td_node_kinds", [make_kind(tag=None)], "the tag of a node kind is a string; got None"),
     ("td_node_kinds", [NodeKind("a", Foreign, None, str)], "the node kind 'a' lacks a function"),
     (
         "td_node_kinds",
@@ -214,15 +214,19 @@ REFUSED = [
         "the name 'TensorDict' in 'consolidated/1' is taken by the kind 'TensorDict'",
     ),
     ("td_serializers", [Text(), Text()], "the format 'test-text' is taken by"),
-    ("td_serializers", [leaf("tuple")], "the value tag 'tuple' is taken by <class 'tuple'>"),
-    ("td_serializers", [leaf(cls=tuple)], "values of <class 'tuple'> already have a serializer"),
-    ("td_serializers", [leaf("a b")], "the value tag 'a b' is not a name"),
-    ("td_serializers", [leaf(tag=3)], "the value tag 3 is not a name"),
-    ("td_serializers", [leaf(cls="Other")], "a value type is a class and two functions"),
+    ("td_serializers", [make_leaf_serializer("tuple")], "the value tag 'tuple' is taken by <class 'tuple'>"),
+    (
+        "td_serializers",
+        [make_leaf_serializer(cls=tuple)],
+        "values of <class 'tuple'> already have a serializer",
+    ),
+    ("td_serializers", [make_leaf_serializer("a b")], "the value tag 'a b' is not a name"),
+    ("td_serializers", [make_leaf_serializer(tag=3)], "the value tag 3 is not a name"),
+    ("td_serializers", [make_leaf_serializer(cls="Other")], "a value type is a class and two functions"),
     ("td_serializers", [LeafSerializer("a", Other, None, str)], "a value type is a class and two functions"),
     ("td_serializers", [Nameless()], "has no name: set the class attribute 'name'; got None"),
     ("td_serializers", [Text], "expected Serializer or LeafSerializer, got a"),
-    ("td_coercers", [coercer(), coercer()], "already have a coercer"),
+    ("td_coercers", [make_coercer(), make_coercer()], "already have a coercer"),
     ("td_coercers", [Other], "expected Coercer, got a type"),
     ("td_coercers", [Coercer(Other, shine)], "the types of a coercer are a tuple of classes; got <class"),
     (
@@ -254,7 +258,7 @@ def test_register_invalid_addition_raises_and_removes_all(
 ) -> None:
     before = copy_registries()
     others = {name: value for name, value in ALL.items() if name != hook}
-    with pytest.raises(PluginError) as caught, installed(plugin(**{**others, hook: result})):
+    with pytest.raises(PluginError) as caught, installed(make_plugin(**{**others, hook: result})):
         pass
     text = str(caught.value)
     assert message in text
@@ -263,7 +267,7 @@ def test_register_invalid_addition_raises_and_removes_all(
 
 
 DUPLICATES = [
-    ("td_node_kinds", [kind()], "() -> Iterable[NodeKind]", "the node kind tag 'test.Foreign' is taken"),
+    ("td_node_kinds", [make_kind()], "() -> Iterable[NodeKind]", "the node kind tag 'test.Foreign' is taken"),
     (
         "td_methods",
         {"shine": shine},
@@ -278,17 +282,17 @@ DUPLICATES = [
     ),
     (
         "td_serializers",
-        [leaf()],
+        [make_leaf_serializer()],
         "() -> Iterable[Serializer | LeafSerializer]",
         "the value tag 'test.Other' is taken",
     ),
     (
         "td_serializers",
-        [leaf("test.o")],
+        [make_leaf_serializer("test.o")],
         "() -> Iterable[Serializer | LeafSerializer]",
         "already have a serializer",
     ),
-    ("td_coercers", [coercer()], "() -> Iterable[Coercer]", "Other'> already have a coercer"),
+    ("td_coercers", [make_coercer()], "() -> Iterable[Coercer]", "Other'> already have a coercer"),
 ]
 
 
@@ -296,11 +300,11 @@ DUPLICATES = [
 def test_register_duplicate_error_names_owners_and_hook(
     hook: str, result: Any, signature: str, message: str, copy_registries: Callable[[], tuple[Any, ...]]
 ) -> None:
-    with installed(plugin(**ALL), id="first", distribution="one", version="1.0"):
+    with installed(make_plugin(**ALL), id="first", distribution="one", version="1.0"):
         during = copy_registries()
         with (
             pytest.raises(PluginError) as caught,
-            installed(plugin(**{hook: result}), id="second", distribution="two", version="2.0"),
+            installed(make_plugin(**{hook: result}), id="second", distribution="two", version="2.0"),
         ):
             pass
         assert copy_registries() == during
@@ -314,9 +318,9 @@ def test_register_duplicate_error_names_owners_and_hook(
 
 def test_register_duplicate_id_raises() -> None:
     with (
-        installed(plugin(), id="a"),
+        installed(make_plugin(), id="a"),
         pytest.raises(PluginError, match="the plugin id 'a' is taken by plugin 'a'"),
-        installed(plugin(), id="a"),
+        installed(make_plugin(), id="a"),
     ):
         pass
 
@@ -327,7 +331,7 @@ def test_register_hook_with_unknown_argument_raises(copy_registries: Callable[[]
     class Wrong:
         @hookimpl
         def td_coercers(self) -> list[Coercer]:
-            return [coercer()]
+            return [make_coercer()]
 
         @hookimpl
         def td_node_kinds(self, config: object) -> list[NodeKind]:
@@ -339,12 +343,12 @@ def test_register_hook_with_unknown_argument_raises(copy_registries: Callable[[]
     ):
         pass
     assert copy_registries() == before
-    with installed(plugin(**ALL)):  # the refused plugin does not occupy its id
+    with installed(make_plugin(**ALL)):  # the refused plugin does not occupy its id
         pass
 
 
 def test_register_unknown_hook_error_lists_known_hooks() -> None:
-    with pytest.raises(PluginError) as caught, installed(plugin(td_kinds=[])):
+    with pytest.raises(PluginError) as caught, installed(make_plugin(td_kinds=[])):
         pass
     assert str(caught.value).startswith(
         "plugin 'test-plugin' implements the unknown hook td_kinds(); the hooks are "
@@ -368,7 +372,9 @@ def test_register_declared_method_replaces_declaration() -> None:
     def is_consolidated(self: TensorDict) -> bool:
         return True
 
-    with installed(plugin(td_methods={"is_consolidated": is_consolidated}), distribution="td-distributed"):
+    with installed(
+        make_plugin(td_methods={"is_consolidated": is_consolidated}), distribution="td-distributed"
+    ):
         assert vars(SiblingMethods)["is_consolidated"] is is_consolidated
         assert TensorDict().is_consolidated() is True
         assert hasattr(TensorDict(), "is_consolidated")
@@ -397,7 +403,7 @@ def test_register_declared_method_wrong_signature_raises(member: Any, got: str) 
         pytest.skip("td-distributed is installed, so the method is provided")
     with (
         pytest.raises(PluginError) as caught,
-        installed(plugin(td_methods={"all_gather": member}), distribution="td-distributed"),
+        installed(make_plugin(td_methods={"all_gather": member}), distribution="td-distributed"),
     ):
         pass
     assert f"the method 'all_gather' is declared as (self, *, group=None); got {got}" in str(caught.value)
@@ -414,7 +420,7 @@ WRAPPED = {
 
 @pytest.mark.parametrize("wrap", WRAPPED)
 def test_decode_kind_of_missing_package_names_package(wrap: str) -> None:
-    with installed(plugin(td_node_kinds=[kind()]), distribution="td-foreign", version="1.5"):
+    with installed(make_plugin(td_node_kinds=[make_kind()]), distribution="td-foreign", version="1.5"):
         encoded = td_core.encode(WRAPPED[wrap](Foreign({"a": 1})))
         assert [row.get("from") for row in encoded.nodes if row["kind"] == "test.Foreign"] == [
             "td-foreign==1.5"
@@ -473,7 +479,7 @@ def test_decode_nodes_not_a_list_raises(nodes: Any) -> None:
 def test_set_coercer_returns_wrong_type_raises(entry: Any, batch_size: list[int]) -> None:
     wrong = Coercer((Other,), lambda value, batch_size, device: entry)
     message = f"^key 'x': the coercer of Other gave no tensor or collection, but a {type(entry).__name__}$"
-    with installed(plugin(td_coercers=[wrong])):
+    with installed(make_plugin(td_coercers=[wrong])):
         td = TensorDict(batch_size=batch_size)
         with pytest.raises(PluginError, match=message):
             td["x"] = Other()
@@ -482,7 +488,7 @@ def test_set_coercer_returns_wrong_type_raises(entry: Any, batch_size: list[int]
 
 def test_decode_unflatten_fails_error_names_writer() -> None:
     wrong = NodeKind("test.Foreign", Foreign, lambda node: Record({}), lambda record: record.meta["unit"])
-    with installed(plugin(td_node_kinds=[wrong]), distribution="td-foreign", version="1.5"):
+    with installed(make_plugin(td_node_kinds=[wrong]), distribution="td-foreign", version="1.5"):
         encoded = td_core.encode(TensorDict({"x": Foreign()}))
         with pytest.raises(FormatError) as caught:
             td_core.decode(encoded)
@@ -507,7 +513,7 @@ def test_encode_or_decode_wrong_kind_result_raises(
     flatten: Any, unflatten: Any, error: type, message: str
 ) -> None:
     wrong = NodeKind("test.Foreign", Foreign, flatten, unflatten or str)
-    with installed(plugin(td_node_kinds=[wrong])), pytest.raises(error, match=message):
+    with installed(make_plugin(td_node_kinds=[wrong])), pytest.raises(error, match=message):
         td_core.decode(td_core.encode(TensorDict({"x": Foreign()})))
 
 
@@ -529,7 +535,7 @@ def test_copy_keeps_attributes_that_kind_selects(chosen: bool, copied: Any) -> N
     )
     node: Any = Foreign({"a": 1})
     node.note, node.state = "kept", "the kind's"
-    with installed(plugin(td_node_kinds=[kind])):
+    with installed(make_plugin(td_node_kinds=[kind])):
         assert vars(copied(node)) == ({"note": "kept"} if chosen else {})
 
 
@@ -541,7 +547,7 @@ def test_encode_flatten_not_a_record_error_names_plugin(given: Any, take: Any) -
     message = (
         r"flatten of the node kind 'test.Foreign', of td-foreign==1.5, gives a Record; got (None|\({}, {}\))$"
     )
-    with installed(plugin(td_node_kinds=[wrong]), distribution="td-foreign", version="1.5"):
+    with installed(make_plugin(td_node_kinds=[wrong]), distribution="td-foreign", version="1.5"):
         for td in (TensorDict({"n": {"a": {}, "x": Foreign(), "b": {}}}), Foreign()):
             with pytest.raises(PluginError, match=message) as caught:
                 take(td)

@@ -44,7 +44,7 @@ def test_unary_each_name_equals_torch(name: str, td: TensorDict, assert_leaves_e
     assert result.batch_size == td.batch_size
 
 
-def reference(name: str, leaf: Tensor, other: object) -> Tensor:
+def compute_with_torch(name: str, leaf: Tensor, other: object) -> Tensor:
     if name in ("maximum", "minimum"):
         other = torch.as_tensor(other, dtype=leaf.dtype)
     return getattr(torch, TORCH_NAME[name])(leaf, other)
@@ -55,14 +55,14 @@ def reference(name: str, leaf: Tensor, other: object) -> Tensor:
 def test_binary_number_operand_equals_torch(
     name: str, other: float, td: TensorDict, assert_leaves_equal: Any
 ) -> None:
-    expected = {key: reference(name, leaf, float(other)) for key, leaf in td.items(True, True)}
+    expected = {key: compute_with_torch(name, leaf, float(other)) for key, leaf in td.items(True, True)}
     assert_leaves_equal(getattr(td, name)(other), expected)
 
 
 @pytest.mark.parametrize("name", ON_NUMBERS)
 def test_binary_collection_operand_equals_torch(name: str, td: TensorDict, assert_leaves_equal: Any) -> None:
     other = td.cos()
-    expected = {key: reference(name, leaf, leaf.cos()) for key, leaf in td.items(True, True)}
+    expected = {key: compute_with_torch(name, leaf, leaf.cos()) for key, leaf in td.items(True, True)}
     assert_leaves_equal(getattr(td, name)(other), expected)
 
 
@@ -73,7 +73,7 @@ def test_binary_tensor_operand_broadcasts_on_batch_dims(
 ) -> None:
     other = torch.rand(shape) + 0.5
     expected = {
-        key: reference(name, leaf, other.expand(2, 3).reshape(2, 3, *[1] * (leaf.ndim - 2)))
+        key: compute_with_torch(name, leaf, other.expand(2, 3).reshape(2, 3, *[1] * (leaf.ndim - 2)))
         for key, leaf in td.items(True, True)
     }
     assert_leaves_equal(getattr(td, name)(other), expected)
@@ -231,7 +231,7 @@ def test_lerp_addcmul_addcdiv_equal_torch(name: str, td: TensorDict, assert_leav
         )
 
 
-def test_add_locked_td_result_unlocked_and_inplace_allowed(make_nested: Any) -> None:
+def test_add_locked_td_returns_unlocked_and_allows_inplace(make_nested: Any) -> None:
     td = make_nested().lock_()
     assert not (td + 1).is_locked
     assert not td.exp().is_locked
@@ -287,7 +287,7 @@ def test_pointwise_subclass_leaf_keeps_types_of_other_leaves() -> None:
     assert [type(leaf) for leaf in (plain + td).values(True, True)] == [Tensor, Marked]
 
 
-def program(td: TensorDict) -> TensorDict:
+def compute_program(td: TensorDict) -> TensorDict:
     other = (td + 1).exp() * td - td.clamp(0.1, 0.5) / 2
     other = other.lerp(td, 0.3).addcmul(td, td, value=2) + (td > 0.5).float()
     return other.sqrt() + torch.ones(other.batch_size)
@@ -295,13 +295,13 @@ def program(td: TensorDict) -> TensorDict:
 
 def test_compile_pointwise_has_no_graph_break(td: TensorDict, assert_leaves_equal: Any) -> None:
     torch.compiler.reset()
-    compiled = torch.compile(program, fullgraph=True, backend="eager")
-    assert_leaves_equal(compiled(td), dict(program(td).items(True, True)))
+    compiled = torch.compile(compute_program, fullgraph=True, backend="eager")
+    assert_leaves_equal(compiled(td), dict(compute_program(td).items(True, True)))
 
 
 def test_pointwise_vmap_and_grad_equal_eager(make_nested: Any, assert_leaves_equal: Any) -> None:
     td = make_nested()
-    assert_leaves_equal(torch.func.vmap(program)(td), dict(program(td).items(True, True)))
+    assert_leaves_equal(torch.func.vmap(compute_program)(td), dict(compute_program(td).items(True, True)))
     grads = torch.func.grad(lambda td: (td * td).sum(reduce=True))(td)
     assert_leaves_equal(grads, {key: 2 * leaf for key, leaf in td.items(True, True)})
 
@@ -329,7 +329,7 @@ NUMBERS = st.floats(-2, 2, allow_nan=False, width=32)
     kind=st.sampled_from(STRUCTURES),
     data=st.data(),
 )
-def test_random_programs_equal_torch_on_leaves(
+def test_random_pointwise_program_equals_torch(
     make_collection: Any, names: list[str], kind: str, data: st.DataObject, assert_leaves_equal: Any
 ) -> None:
     td = make_collection(kind)
@@ -345,7 +345,7 @@ def test_random_programs_equal_torch_on_leaves(
         else:
             other = operand
             per_leaf = dict.fromkeys(expected, operand)
-        expected = {key: reference(name, leaf, per_leaf[key]) for key, leaf in expected.items()}
+        expected = {key: compute_with_torch(name, leaf, per_leaf[key]) for key, leaf in expected.items()}
         td = getattr(td, name)(other) if data.draw(st.booleans()) else getattr(td.clone(), f"{name}_")(other)
     assert_leaves_equal(td, expected)
 

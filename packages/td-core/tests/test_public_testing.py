@@ -31,7 +31,7 @@ class LossyTests(CollectionTests):
         return Lossy({"a": torch.ones(3, 2), "b": torch.ones(3, 2)}, batch_size=[3, 2])
 
 
-def test_collection_tests_lost_entry_fails() -> None:
+def test_collection_suite_lost_entry_fails() -> None:
     with pytest.raises(AssertionError):
         LossyTests().test_children_make_the_same_node_again()
 
@@ -102,7 +102,9 @@ def unflatten(cls: type[Length], record: Record) -> Length:
     return node.lock_() if said.get("locked") else node
 
 
-def given(self: Length, children: Any, *, drop: str = "", change: Any = None, **kwargs: Any) -> Length:
+def call_with_children(
+    self: Length, children: Any, *, drop: str = "", change: Any = None, **kwargs: Any
+) -> Length:
     """Call ``_with_children`` without the argument ``drop``, and apply ``change`` to the result."""
     kwargs.pop(drop, None)
     made = Length._with_children(self, children, **kwargs)
@@ -111,8 +113,8 @@ def given(self: Length, children: Any, *, drop: str = "", change: Any = None, **
     return made
 
 
-def broken(**kwargs: Any) -> dict[str, Any]:
-    return {"_with_children": partialmethod(given, **kwargs)}
+def make_broken(**kwargs: Any) -> dict[str, Any]:
+    return {"_with_children": partialmethod(call_with_children, **kwargs)}
 
 
 def set_size_alone(self: Length, batch_size: torch.Size) -> None:
@@ -126,17 +128,25 @@ def sort(node: Length) -> None:
 CHILDREN, SIZE = "test_children_make_the_same_node_again", "test_the_batch_size_can_be_changed"
 #: Faulty members of a class, the test that has to fail, and its message.
 CLASSES: list[tuple[dict[str, Any], str, str]] = [
-    (broken(change=lambda node: setattr(node, "_names", None)), CHILDREN, "_with_children loses the names"),
-    (broken(change=lambda node: setattr(node, "_device", None)), CHILDREN, "_with_children loses the device"),
     (
-        broken(change=lambda node: setattr(node, "unit", "inch")),
+        make_broken(change=lambda node: setattr(node, "_names", None)),
+        CHILDREN,
+        "_with_children loses the names",
+    ),
+    (
+        make_broken(change=lambda node: setattr(node, "_device", None)),
+        CHILDREN,
+        "_with_children loses the device",
+    ),
+    (
+        make_broken(change=lambda node: setattr(node, "unit", "inch")),
         CHILDREN,
         "changes what .* holds: .*inch.* instead of",
     ),
-    (broken(change=sort), CHILDREN, "_with_children loses the keys"),
-    (broken(drop="names"), CHILDREN, "_with_children ignores the names"),
-    (broken(drop="device"), CHILDREN, "_with_children ignores the device"),
-    (broken(drop="batch_size"), CHILDREN, "_with_children ignores the batch_size"),
+    (make_broken(change=sort), CHILDREN, "_with_children loses the keys"),
+    (make_broken(drop="names"), CHILDREN, "_with_children ignores the names"),
+    (make_broken(drop="device"), CHILDREN, "_with_children ignores the device"),
+    (make_broken(drop="batch_size"), CHILDREN, "_with_children ignores the batch_size"),
     ({"_set_device": lambda self, device: None}, CHILDREN, "_set_device does not store the device"),
     (
         {"_set_batch_size": lambda self, batch_size: None},
@@ -149,9 +159,9 @@ CLASSES: list[tuple[dict[str, Any], str, str]] = [
 
 
 @pytest.mark.parametrize(("members", "test", "message"), CLASSES, ids=[message for *_, message in CLASSES])
-def test_collection_tests_broken_primitive_fails(members: Any, test: str, message: str) -> None:
+def test_collection_suite_broken_primitive_fails(members: Any, test: str, message: str) -> None:
     with (
-        suite_of(members, unflatten) as suite,
+        make_suite(members, unflatten) as suite,
         pytest.raises((AssertionError, pytest.fail.Exception), match=message),
     ):
         getattr(suite, test)()
@@ -169,22 +179,22 @@ READINGS: dict[str, tuple[Any, str]] = {
 
 @pytest.mark.parametrize("test", ["test_encoding", "test_pickling", "test_copying"])
 @pytest.mark.parametrize("name", READINGS)
-def test_collection_tests_lossy_unflatten_fails(name: str, test: str) -> None:
+def test_collection_suite_lossy_unflatten_fails(name: str, test: str) -> None:
     value, message = READINGS[name]
 
     def lossy(cls: type[Length], record: Record) -> Length:
         return unflatten(cls, replace(record, meta={**record.meta, name: value}))
 
-    with suite_of({}, lossy) as suite, pytest.raises(AssertionError, match=message):
+    with make_suite({}, lossy) as suite, pytest.raises(AssertionError, match=message):
         getattr(suite, test)(*([2] if test == "test_pickling" else []))
 
 
-def test_collection_tests_sorting_or_base_unflatten_fails() -> None:
+def test_collection_suite_unflatten_sorting_or_losing_class_fails() -> None:
     def sorting(cls: type[Length], record: Record) -> Length:
         return unflatten(cls, replace(record, entries=dict(sorted(record.entries.items()))))
 
     with (
-        suite_of({}, sorting) as suite,
+        make_suite({}, sorting) as suite,
         pytest.raises(AssertionError, match="changes the keys: .*instead of"),
     ):
         suite.test_encoding()
@@ -193,23 +203,23 @@ def test_collection_tests_sorting_or_base_unflatten_fails() -> None:
         return unflatten(cls, replace(record, cls=None))
 
     with (
-        suite_of({}, base_only) as suite,
+        make_suite({}, base_only) as suite,
         pytest.raises(AssertionError, match="gives a Broken, not record.cls"),
     ):
         suite.test_a_subclass_comes_back_as_itself()
 
 
-def test_collection_tests_operation_losing_state_fails() -> None:
+def test_collection_suite_operation_losing_state_fails() -> None:
     made = {"_from_dense": lambda self, made: type(self)(made._children(), "inch", made.batch_size)}
     with (
-        suite_of(made, unflatten) as suite,
+        make_suite(made, unflatten) as suite,
         pytest.raises(AssertionError, match="the operation changes what"),
     ):
         suite.test_operations_keep_what_the_kind_holds(lambda length: length[:])
 
 
 @contextmanager
-def suite_of(members: dict[str, Any], unflatten: Any) -> Iterator[CollectionTests]:
+def make_suite(members: dict[str, Any], unflatten: Any) -> Iterator[CollectionTests]:
     """Register a class derived from ``Length`` as a kind, and yield its suite."""
     cls: Any = type("Broken", (Length,), {"__module__": __name__, **members})
     kind = NodeKind("test.Broken", cls, flatten, partial(unflatten, cls))
@@ -228,7 +238,7 @@ def suite_of(members: dict[str, Any], unflatten: Any) -> Iterator[CollectionTest
         yield Suite()
 
 
-def run(suite: CollectionTests) -> Iterator[Any]:
+def run_suite(suite: CollectionTests) -> Iterator[Any]:
     """Run every test of a suite, with each of its parameters."""
     for name in dir(suite):
         if name.startswith("test_"):
@@ -238,12 +248,12 @@ def run(suite: CollectionTests) -> Iterator[Any]:
                 yield test(value) if marks else test()
 
 
-def test_collection_tests_correct_kind_passes() -> None:
-    with suite_of({}, unflatten) as suite:
-        assert len(list(run(suite))) > 80
+def test_collection_suite_correct_kind_passes() -> None:
+    with make_suite({}, unflatten) as suite:
+        assert len(list(run_suite(suite))) > 80
 
 
-def test_suite_without_factory_raises() -> None:
+def test_collection_suite_without_factory_raises() -> None:
     with pytest.raises(NotImplementedError, match=r"^CollectionTests must define make\(\)$"):
         CollectionTests().make()
     with pytest.raises(NotImplementedError, match=r"^SerializerTests must define serializer\(\)$"):
@@ -285,11 +295,11 @@ class Plugin:
         lambda suite, path: suite.test_nothing_else_is_recognised(path),
     ],
 )
-def test_serializer_tests_detect_everything_fails(test: Any, tmp_path: Path) -> None:
+def test_serializer_suite_detecting_every_path_fails(test: Any, tmp_path: Path) -> None:
     with installed(Plugin()), pytest.raises(AssertionError):
         test(EverythingTests(), tmp_path)
 
 
-def test_serializer_tests_undetected_damage_fails(tmp_path: Path) -> None:
+def test_serializer_suite_undetected_damage_fails(tmp_path: Path) -> None:
     with installed(Plugin()), pytest.raises(pytest.fail.Exception, match="DID NOT RAISE FormatError"):
         EverythingTests().test_a_damaged_save_is_an_error(tmp_path)

@@ -30,7 +30,7 @@ def flatten_features(td: TensorDict) -> dict[object, Tensor]:
     return {key: leaf.reshape(*sizes[key], -1) for key, leaf in td.items(True, True)}
 
 
-def table(*parameters: str) -> list[str]:
+def names_with_parameters(*parameters: str) -> list[str]:
     """Return the names of the methods made by a factory that have exactly these parameters."""
     return [
         name
@@ -41,21 +41,21 @@ def table(*parameters: str) -> list[str]:
     ]
 
 
-WITH_DTYPE = table("dim", "keepdim", "dtype", "reduce", "key_transform")
-DEVIATIONS = table("dim", "keepdim", "correction", "reduce", "key_transform")
-EXTREMES = table("dim", "keepdim", "reduce")
-WITH_INDICES = table("dim", "keepdim", "reduce", "return_indices")
-SCANS = table("dim", "reduce", "return_indices")
+WITH_DTYPE = names_with_parameters("dim", "keepdim", "dtype", "reduce", "key_transform")
+DEVIATIONS = names_with_parameters("dim", "keepdim", "correction", "reduce", "key_transform")
+EXTREMES = names_with_parameters("dim", "keepdim", "reduce")
+WITH_INDICES = names_with_parameters("dim", "keepdim", "reduce", "return_indices")
+SCANS = names_with_parameters("dim", "reduce", "return_indices")
 REGULAR = WITH_DTYPE + DEVIATIONS + EXTREMES
 
 
-def test_method_tables_list_all_methods() -> None:
+def test_generated_reduction_methods_have_expected_names() -> None:
     assert WITH_DTYPE == ["sum", "mean", "prod", "nansum", "nanmean"]
     assert (DEVIATIONS, EXTREMES) == (["std", "var"], ["amax", "amin"])
     assert (WITH_INDICES, SCANS) == (["max", "min"], ["cummax", "cummin"])
 
 
-def reduced(name: str, leaf: Tensor, dims: tuple[int, ...], keepdim: bool = False) -> Tensor:
+def reduce_with_torch(name: str, leaf: Tensor, dims: tuple[int, ...], keepdim: bool = False) -> Tensor:
     if name == "prod":
         for dim in sorted(dims, reverse=True):
             leaf = leaf.prod(dim, keepdim=keepdim)
@@ -72,7 +72,7 @@ def test_reduce_batch_dims_equals_torch(
     dims = tuple(one % 2 for one in ((dim,) if isinstance(dim, int) else dim))
     result = getattr(td, name)(dim, keepdim)
     assert_leaves_equal(
-        result, {key: reduced(name, leaf, dims, keepdim) for key, leaf in td.items(True, True)}
+        result, {key: reduce_with_torch(name, leaf, dims, keepdim) for key, leaf in td.items(True, True)}
     )
     assert result.batch_size == torch.empty(2, 3).sum(dims, keepdim=keepdim).shape
 
@@ -87,7 +87,7 @@ def test_reduce_without_dim_equals_torch_per_leaf(
         assert_leaves_equal(
             result,
             {
-                key: reduced(name, leaf, tuple(range(leaf.ndim)), keepdim)
+                key: reduce_with_torch(name, leaf, tuple(range(leaf.ndim)), keepdim)
                 for key, leaf in td.items(True, True)
             },
         )
@@ -98,7 +98,8 @@ def test_reduce_without_dim_equals_torch_per_leaf(
 def test_reduce_feature_dims_equals_torch(name: str, td: TensorDict, assert_leaves_equal: Any) -> None:
     result = getattr(td, name)("feature")
     assert_leaves_equal(
-        result, {key: reduced(name, leaf, (leaf.ndim - 1,)) for key, leaf in flatten_features(td).items()}
+        result,
+        {key: reduce_with_torch(name, leaf, (leaf.ndim - 1,)) for key, leaf in flatten_features(td).items()},
     )
     assert result.batch_size == td.batch_size
     assert [node.batch_size for node in result._iter_nested()] == [
@@ -109,16 +110,18 @@ def test_reduce_feature_dims_equals_torch(name: str, td: TensorDict, assert_leav
 @pytest.mark.parametrize("name", REGULAR)
 def test_reduce_all_leaves_returns_one_tensor(name: str, td: TensorDict) -> None:
     everything = torch.cat([leaf.flatten() for leaf in td.values(True, True)])
-    torch.testing.assert_close(getattr(td, name)(reduce=True), reduced(name, everything, (0,)))
+    torch.testing.assert_close(getattr(td, name)(reduce=True), reduce_with_torch(name, everything, (0,)))
     features = torch.cat([leaf.reshape(2, 3, -1) for leaf in td.values(True, True)], -1)
-    torch.testing.assert_close(getattr(td, name)("feature", reduce=True), reduced(name, features, (2,)))
+    torch.testing.assert_close(
+        getattr(td, name)("feature", reduce=True), reduce_with_torch(name, features, (2,))
+    )
 
 
 @pytest.mark.parametrize("name", REGULAR)
 def test_reduce_all_leaves_along_dim_equals_torch_cat(name: str) -> None:
     td = TensorDict({"a": torch.rand(3, 2), "b": torch.rand(3, 2)}, [3])
     both = torch.cat([td["a"], td["b"]])
-    torch.testing.assert_close(getattr(td, name)(0, reduce=True), reduced(name, both, (0,)))
+    torch.testing.assert_close(getattr(td, name)(0, reduce=True), reduce_with_torch(name, both, (0,)))
 
 
 def test_reduce_all_leaves_different_shapes_raises(make_nested: Any) -> None:
@@ -404,7 +407,7 @@ def test_reduce_random_shape_and_dims_equals_torch(
     # torch warns about the standard deviation of a single element, which is nan.
     assume(name not in DEVIATIONS or math.prod(batch[dim] for dim in dims) > 1)
     result = getattr(TensorDict({"a": leaf}, batch), name)(tuple(dims), keepdim)
-    assert_leaves_equal(result, {"a": reduced(name, leaf, tuple(dims), keepdim)})
+    assert_leaves_equal(result, {"a": reduce_with_torch(name, leaf, tuple(dims), keepdim)})
     assert result.batch_size == torch.empty(batch).sum(dims, keepdim=keepdim).shape
 
 

@@ -21,19 +21,19 @@ from td_core import (
 )
 
 
-def dense() -> TensorDict:
+def make_dense_td() -> TensorDict:
     return TensorDict(
         {"a": torch.arange(6).view(3, 2), "b": {"c": torch.ones(3), "d": torch.zeros(3, 4)}}, [3]
     )
 
 
-def lazy() -> LazyStackedTensorDict:
+def make_lazy() -> LazyStackedTensorDict:
     return LazyStackedTensorDict(
         *[TensorDict({"a": torch.ones(2, 2), "n": {"m": torch.ones(2)}}, [2]) for _ in range(3)]
     )
 
 
-def ragged() -> LazyStackedTensorDict:
+def make_ragged() -> LazyStackedTensorDict:
     return LazyStackedTensorDict(
         TensorDict({"a": torch.ones(2, 3), "k": torch.ones(2)}, [2]),
         TensorDict({"a": torch.ones(2, 4), "j": torch.ones(2)}, [2]),
@@ -60,9 +60,9 @@ DTYPES = {
 COMPACT: list[tuple[Any, str]] = [
     (lambda: TensorDict(), "TensorDict(batch_size=[], fields={})"),
     (lambda: TensorDict(batch_size=[3], device="cpu"), "TensorDict(batch_size=[3], device=cpu, fields={})"),
-    (dense, "TensorDict(batch_size=[3], fields={a: i64[2], b: {c: f32[], d: f32[4]}})"),
+    (make_dense_td, "TensorDict(batch_size=[3], fields={a: i64[2], b: {c: f32[], d: f32[4]}})"),
     (
-        lambda: TensorDict(dense(), []),
+        lambda: TensorDict(make_dense_td(), []),
         "TensorDict(batch_size=[], fields={a: i64[3,2], b: [3]{c: f32[], d: f32[4]}})",
     ),
     (lambda: TensorDict({"e": {}}, [2]), "TensorDict(batch_size=[2], fields={e: {}})"),
@@ -76,15 +76,15 @@ COMPACT: list[tuple[Any, str]] = [
         "TensorDict(batch_size=[3], device=meta, fields={a: f32[]})",
     ),
     (
-        lambda: TensorDict(dense(), [3], device="cpu"),
+        lambda: TensorDict(make_dense_td(), [3], device="cpu"),
         "TensorDict(batch_size=[3], device=cpu, fields={\n    a: i64[2],\n    b: {c: f32[], d: f32[4]}})",
     ),
     (
-        lazy,
+        make_lazy,
         "LazyStackedTensorDict(batch_size=[3,2], stack_dim=0, fields={\n    a: f32[2],\n    n: {m: f32[]}})",
     ),
     (
-        ragged,
+        make_ragged,
         (
             "LazyStackedTensorDict(batch_size=[2,2], stack_dim=0, fields={\n    a: f32[-1]}, "
             "exclusive_fields={0: {k: f32[]}, 1: {j: f32[]}})"
@@ -104,7 +104,7 @@ COMPACT: list[tuple[Any, str]] = [
         "LazyStackedTensorDict(batch_size=[2], stack_dim=0, fields={a: f32[-1]})",
     ),
     (
-        lambda: lazy_stack([TensorDict({"n": ragged()}), TensorDict({"n": ragged()})]),
+        lambda: lazy_stack([TensorDict({"n": make_ragged()}), TensorDict({"n": make_ragged()})]),
         (
             "LazyStackedTensorDict(batch_size=[2], stack_dim=0, fields={\n"
             "    n: LazyStackedTensorDict[2,2]{a: f32[-1]}})"
@@ -115,7 +115,7 @@ COMPACT: list[tuple[Any, str]] = [
         "LazyStackedTensorDict(batch_size=[2,2], stack_dim=0, fields={a: f32[-1]})",
     ),
     (
-        lambda: TensorDict({"l": lazy()}, [3]),
+        lambda: TensorDict({"l": make_lazy()}, [3]),
         "TensorDict(batch_size=[3], fields={\n    l: LazyStackedTensorDict[2]{a: f32[2], n: {m: f32[]}}})",
     ),
     (
@@ -136,7 +136,7 @@ COMPACT: list[tuple[Any, str]] = [
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 @pytest.mark.parametrize(("make", "printed"), COMPACT)
-def test_repr_compact(make: Any, printed: str) -> None:
+def test_repr_compact_equals_expected_text(make: Any, printed: str) -> None:
     assert repr(make()) == str(make()) == printed
 
 
@@ -205,9 +205,9 @@ TensorDict(
 
 @pytest.mark.parametrize(
     ("make", "printed"),
-    [(dense, LONG), (ragged, LONG_RAGGED), (lambda: TensorDict({"e": {}}, [2]), LONG_EMPTY)],
+    [(make_dense_td, LONG), (make_ragged, LONG_RAGGED), (lambda: TensorDict({"e": {}}, [2]), LONG_EMPTY)],
 )
-def test_repr_long(make: Any, printed: str) -> None:
+def test_repr_long_equals_expected_text(make: Any, printed: str) -> None:
     with set_printoptions(compact=False):
         assert repr(make()) == printed
 
@@ -224,7 +224,7 @@ class TestOptions:
     )
     def test_compact_form_follows_options(self, options: dict[str, Any], printed: str) -> None:
         with set_printoptions(**options):
-            assert repr(dense()) == printed
+            assert repr(make_dense_td()) == printed
 
     @pytest.mark.parametrize("options", [{"sort_keys": "insertion"}, {"sort_keys": None}])
     def test_sort_keys_none_keeps_insertion_order(self, options: dict[str, Any]) -> None:
@@ -264,15 +264,15 @@ class TestOptions:
         with set_printoptions(compact=True, show_grad=True):
             assert repr(TensorDict()) == "TensorDict(batch_size=[], fields={})"
 
-    def test_long_form_without_node_details(self) -> None:
+    def test_long_form_without_node_details_prints_fields_only(self) -> None:
         with set_printoptions(compact=False, show_device=False, show_is_shared=False, show_batch_size=False):
             assert repr(TensorDict()) == "TensorDict(\n    fields={\n    },\n    )"
 
-    def test_unknown_option_raises(self) -> None:
+    def test_printoptions_unknown_option_raises(self) -> None:
         with pytest.raises(TypeError, match=r"no option \['nosuch'\]; there are \['compact', 'html'"):
             set_printoptions(nosuch=1)
 
-    def test_decorator_and_nested_contexts(self) -> None:
+    def test_printoptions_nested_contexts_restore_options(self) -> None:
         printed = set_printoptions(sort_keys=None)(lambda: repr(TensorDict({"b": 1, "a": 1})))
         assert printed() == printed() == "TensorDict(batch_size=[], fields={b: i64[], a: i64[]})"
         with set_printoptions(sort_keys=None), set_printoptions(compact=False):
@@ -280,7 +280,7 @@ class TestOptions:
             assert not get_printoptions()["compact"]
         assert get_printoptions()["sort_keys"] == "alphabetical"
 
-    def test_options_are_thread_local(self) -> None:
+    def test_printoptions_are_thread_local(self) -> None:
         seen: list[bool] = []
         with set_printoptions(compact=False):
             thread = threading.Thread(target=lambda: seen.append(get_printoptions()["compact"]))
@@ -288,7 +288,7 @@ class TestOptions:
             thread.join()
         assert seen == [True]
 
-    def test_decorated_function_in_two_threads(self) -> None:
+    def test_printoptions_decorator_in_two_threads_restores_options(self) -> None:
         inside, both, left = threading.Event(), threading.Event(), threading.Event()
         after: list[Any] = []
 
@@ -310,7 +310,7 @@ class TestOptions:
         thread.join()
         assert [*after, get_printoptions()["sort_keys"]] == [None, "alphabetical"]
 
-    def test_context_manager_entered_in_two_threads(self) -> None:
+    def test_printoptions_context_in_two_threads_restores_options(self) -> None:
         inside, both, left = threading.Event(), threading.Event(), threading.Event()
         switches = set_printoptions(sort_keys="mine"), set_get_defaults_to_none(False)
         after: list[Any] = []
@@ -338,7 +338,7 @@ class TestOptions:
         assert after == ["mine", False, None, True]
         assert state() == ["alphabetical", True]
 
-    def test_contexts_exit_in_other_order(self) -> None:
+    def test_printoptions_exit_out_of_order_restores_options(self) -> None:
         outer, inner = set_printoptions(sort_keys=None), set_get_defaults_to_none(False)
         outer.__enter__()
         inner.__enter__()
@@ -347,7 +347,7 @@ class TestOptions:
         inner.__exit__(None, None, None)
         assert get_defaults_to_none()
 
-    def test_decorated_generator_uses_options(self) -> None:
+    def test_printoptions_decorated_generator_uses_options(self) -> None:
         seen: list[Any] = []
 
         def look(*names: Any) -> None:
@@ -388,7 +388,7 @@ class TestOptions:
         assert seen[1:] == [(None, False, "end")]
         assert get_defaults_to_none()
 
-    def test_decorated_coroutine_uses_options(self) -> None:
+    def test_printoptions_decorated_coroutine_uses_options(self) -> None:
         seen: list[Any] = []
 
         async def look(name: str) -> None:
@@ -403,7 +403,7 @@ class TestOptions:
         assert asyncio.run(both()) == [None, None]
         assert sorted(seen) == sorted([("inside", None), ("outside", "alphabetical")] * 2)
 
-    def test_decorate_async_generator_raises(self) -> None:
+    def test_printoptions_decorate_async_generator_raises(self) -> None:
         async def steps() -> Any:
             yield
 
@@ -412,7 +412,7 @@ class TestOptions:
         ):
             set_printoptions(sort_keys=None)(steps)
 
-    def test_set_persists(self) -> None:
+    def test_printoptions_set_persists(self) -> None:
         set_printoptions(compact=False).set()
         try:
             assert not get_printoptions()["compact"]
@@ -422,7 +422,7 @@ class TestOptions:
 
 class TestHtml:
     def test_html_shows_shapes_dtypes_devices_and_bytes(self) -> None:
-        shown = dense()._repr_html_()
+        shown = make_dense_td()._repr_html_()
         assert shown is not None
         for part in (
             "<details open>",
@@ -443,8 +443,8 @@ class TestHtml:
         assert "&lt;script&gt;" in shown
         assert "<b>:" not in shown
 
-    def test_html_lazy_stack(self) -> None:
-        shown = ragged()._repr_html_()
+    def test_html_lazy_stack_shows_stack_dim(self) -> None:
+        shown = make_ragged()._repr_html_()
         assert shown is not None
         assert "f32[-1] cpu" in shown
         assert "stack_dim=0" in shown
@@ -464,7 +464,7 @@ class TestHtml:
 
     def test_html_option_false_returns_none(self) -> None:
         with set_printoptions(html=False):
-            assert dense()._repr_html_() is None
+            assert make_dense_td()._repr_html_() is None
 
 
 class TestParse:
@@ -472,11 +472,11 @@ class TestParse:
     @pytest.mark.parametrize(
         "make",
         [
-            dense,
+            make_dense_td,
             lambda: TensorDict(),
             lambda: TensorDict({"e": {}, "x": {"y": {"z": torch.zeros(2, dtype=torch.bool)}}}, [2]),
-            lambda: TensorDict(dense(), []),
-            lambda: TensorDict(dense(), [3], device="meta"),
+            lambda: TensorDict(make_dense_td(), []),
+            lambda: TensorDict(make_dense_td(), [3], device="meta"),
             lambda: TensorDict({"a b": 1, "k.x": 1, "q'": {"": 1}}),
             lambda: TensorDict(
                 {f"key number {i}": {f"{j}": torch.zeros(3, j) for j in range(9)} for i in range(4)}
@@ -498,7 +498,7 @@ class TestParse:
         )
 
     def test_parse_lazy_stack_returns_dense(self) -> None:
-        parsed = parse_tensor_dict_string(repr(lazy()))
+        parsed = parse_tensor_dict_string(repr(make_lazy()))
         assert parsed.batch_size == torch.Size([3, 2])
         assert parsed["n", "m"].shape == torch.Size([3, 2])
 

@@ -19,28 +19,28 @@ from td_core.errors import BatchSizeError, CollectionIndexError, KeyMismatchErro
 BATCH = (2, 3)
 
 
-def make(start: float = 0.0, **more: Any) -> TensorDict:
+def make_td(start: float = 0.0, **more: Any) -> TensorDict:
     x = torch.arange(24.0).view(2, 3, 4) + start
     return TensorDict({"x": x, "n": {"y": x[..., 0].long()}, **more}, BATCH)
 
 
 KINDS: dict[str, Callable[[float], Any]] = {
-    "dense": make,
-    "lazy0": lambda start: LazyStackedTensorDict(*make(start).unbind(0), stack_dim=0),
-    "lazy1": lambda start: LazyStackedTensorDict(*make(start).unbind(1), stack_dim=1),
-    "lazy inside": lambda start: make(
-        start, stack=LazyStackedTensorDict(*make(start).unbind(1), stack_dim=1)
+    "dense": make_td,
+    "lazy0": lambda start: LazyStackedTensorDict(*make_td(start).unbind(0), stack_dim=0),
+    "lazy1": lambda start: LazyStackedTensorDict(*make_td(start).unbind(1), stack_dim=1),
+    "lazy inside": lambda start: make_td(
+        start, stack=LazyStackedTensorDict(*make_td(start).unbind(1), stack_dim=1)
     ),
 }
 MASK = torch.tensor([[True, False, True], [False, False, True]])
 ROWS = torch.tensor([True, False])
 
 
-def leaves(td: Any) -> list[Tensor]:
+def list_leaves(td: Any) -> list[Tensor]:
     return [td[key] for key in sorted(td.keys(True, True), key=str)]
 
 
-def right(mask: Tensor, leaf: Tensor) -> Tensor:
+def expand_to_leaf(mask: Tensor, leaf: Tensor) -> Tensor:
     return mask.reshape(mask.shape + (1,) * (leaf.ndim - mask.ndim))
 
 
@@ -48,15 +48,15 @@ def right(mask: Tensor, leaf: Tensor) -> Tensor:
 @pytest.mark.parametrize("mask", [MASK, ROWS, MASK[:, :1]])
 def test_masked_fill_equals_torch(kind: str, mask: Tensor) -> None:
     td = KINDS[kind](0.0)
-    before = [leaf.clone() for leaf in leaves(td)]
+    before = [leaf.clone() for leaf in list_leaves(td)]
     filled = td.masked_fill(mask, -1)
-    expected = [leaf.masked_fill(right(mask, leaf), -1) for leaf in before]
-    for leaf, want in zip(leaves(filled), expected, strict=True):
+    expected = [leaf.masked_fill(expand_to_leaf(mask, leaf), -1) for leaf in before]
+    for leaf, want in zip(list_leaves(filled), expected, strict=True):
         assert torch.equal(leaf, want)
-    for leaf, want in zip(leaves(td), before, strict=True):
+    for leaf, want in zip(list_leaves(td), before, strict=True):
         assert torch.equal(leaf, want)
     assert td.masked_fill_(mask, -1) is td
-    for leaf, want in zip(leaves(td), expected, strict=True):
+    for leaf, want in zip(list_leaves(td), expected, strict=True):
         assert torch.equal(leaf, want)
 
 
@@ -72,15 +72,17 @@ def test_masks_accept_list_and_array(form: Callable[[Any], Any]) -> None:
 def test_masked_fill_vmap_mask_equals_torch(kind: str) -> None:
     td, masks = KINDS[kind](0.0), torch.stack([MASK, ~MASK])
     filled = torch.vmap(lambda mask: td.masked_fill(mask, -1))(masks)
-    for leaf, source in zip(leaves(filled), leaves(td), strict=True):
-        assert torch.equal(leaf, torch.stack([source.masked_fill(right(mask, source), -1) for mask in masks]))
+    for leaf, source in zip(list_leaves(filled), list_leaves(td), strict=True):
+        assert torch.equal(
+            leaf, torch.stack([source.masked_fill(expand_to_leaf(mask, source), -1) for mask in masks])
+        )
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("mask", [MASK, ROWS])
 def test_masked_select_equals_torch(kind: str, mask: Tensor) -> None:
     td = KINDS[kind](0.0)
-    for leaf, source in zip(leaves(td.masked_select(mask)), leaves(td), strict=True):
+    for leaf, source in zip(list_leaves(td.masked_select(mask)), list_leaves(td), strict=True):
         assert torch.equal(leaf, source[mask])
 
 
@@ -91,12 +93,12 @@ def test_gather_equals_torch(kind: str, dim: int) -> None:
     index = torch.tensor([[1, 0, 1]]) if dim == 0 else torch.tensor([[2, 0], [1, 1]])
     result = td.gather(dim, index)
     assert result.batch_size == index.shape
-    for leaf, source in zip(leaves(result), leaves(td), strict=True):
-        full = right(index, source).expand(index.shape + source.shape[2:])
+    for leaf, source in zip(list_leaves(result), list_leaves(td), strict=True):
+        full = expand_to_leaf(index, source).expand(index.shape + source.shape[2:])
         assert torch.equal(leaf, source.gather(dim % 2, full))
     out = result.apply(torch.zeros_like)
     assert td.gather(dim, index, out) is out
-    assert all(torch.equal(a, b) for a, b in zip(leaves(out), leaves(result), strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(list_leaves(out), list_leaves(result), strict=True))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -105,10 +107,10 @@ def test_gather_equals_torch(kind: str, dim: int) -> None:
 def test_where_equals_torch(kind: str, condition: Tensor, other: str) -> None:
     td = KINDS[kind](0.0)
     value: Any = {"collection": KINDS[kind](100.0), "number": 0.5, "tensor": torch.tensor(3)}[other]
-    values = leaves(value) if other == "collection" else [value] * len(leaves(td))
+    values = list_leaves(value) if other == "collection" else [value] * len(list_leaves(td))
     result = td.where(condition, value)
-    for leaf, mine, theirs in zip(leaves(result), leaves(td), values, strict=True):
-        want = torch.where(right(condition, mine), mine, theirs)
+    for leaf, mine, theirs in zip(list_leaves(result), list_leaves(td), values, strict=True):
+        want = torch.where(expand_to_leaf(condition, mine), mine, theirs)
         assert torch.equal(leaf, want)
         assert leaf.dtype == want.dtype
     assert type(result) is type(td)
@@ -118,24 +120,24 @@ def test_where_equals_torch(kind: str, condition: Tensor, other: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_where_tensor_broadcasts_to_every_leaf(kind: str, shape: tuple[int, ...]) -> None:
     td, value = KINDS[kind](0.0).select("x"), torch.full(shape, 0.5)
-    (leaf,) = leaves(td)
-    assert torch.equal(td.where(MASK, value)["x"], torch.where(right(MASK, leaf), leaf, value))
+    (leaf,) = list_leaves(td)
+    assert torch.equal(td.where(MASK, value)["x"], torch.where(expand_to_leaf(MASK, leaf), leaf, value))
 
 
 def test_where_mixed_kinds_equals_dense() -> None:
-    expected = make().where(MASK, make(100.0))
+    expected = make_td().where(MASK, make_td(100.0))
     for first, second in [("dense", "lazy0"), ("lazy0", "dense"), ("lazy0", "lazy1")]:
         result = KINDS[first](0.0).where(MASK, KINDS[second](100.0))
-        assert all(torch.equal(a, b) for a, b in zip(leaves(result), leaves(expected), strict=True))
+        assert all(torch.equal(a, b) for a, b in zip(list_leaves(result), list_leaves(expected), strict=True))
 
 
 def test_where_pad_fills_missing_entries() -> None:
-    more = make(100.0, z=torch.ones(BATCH), m={"q": torch.ones(BATCH)})
-    assert make().where(MASK, more, pad=7)["z"].tolist() == [[7, 1, 7], [1, 1, 7]]
-    assert more.where(MASK, make(), pad=7)["m", "q"].tolist() == [[1, 7, 1], [7, 7, 1]]
-    assert more.where(MASK, make(), pad=False)["z"].tolist() == [[1, 0, 1], [0, 0, 1]]
+    more = make_td(100.0, z=torch.ones(BATCH), m={"q": torch.ones(BATCH)})
+    assert make_td().where(MASK, more, pad=7)["z"].tolist() == [[7, 1, 7], [1, 1, 7]]
+    assert more.where(MASK, make_td(), pad=7)["m", "q"].tolist() == [[1, 7, 1], [7, 7, 1]]
+    assert more.where(MASK, make_td(), pad=False)["z"].tolist() == [[1, 0, 1], [0, 0, 1]]
     with pytest.raises(KeyMismatchError, match=r"extra keys \['z', 'm'\]"):
-        make().where(MASK, more)
+        make_td().where(MASK, more)
 
 
 @pytest.mark.parametrize("kind", [lambda td: td, lambda td: lazy_stack(td.unbind(0))], ids=["dense", "lazy"])
@@ -170,18 +172,18 @@ def test_where_broadcasts_feature_dims(kind: Any) -> None:
 
 @pytest.mark.parametrize("locked", [False, True])
 def test_where_out_stores_result(locked: bool) -> None:
-    out = make(-1.0)
+    out = make_td(-1.0)
     leaf = out["x"]
     if locked:
         out.lock_()
-    assert make().where(MASK, make(100.0), out=out) is out
-    assert torch.equal(out["x"], make().where(MASK, make(100.0))["x"])
+    assert make_td().where(MASK, make_td(100.0), out=out) is out
+    assert torch.equal(out["x"], make_td().where(MASK, make_td(100.0))["x"])
     # What shares the leaves with an unlocked ``out`` keeps its values.
-    assert torch.equal(leaf, out["x"] if locked else make(-1.0)["x"])
+    assert torch.equal(leaf, out["x"] if locked else make_td(-1.0)["x"])
     with pytest.raises(BatchSizeError, match=r"out= has batch size \[2\], the result has \[2, 3\]"):
-        make().where(MASK, 0, out=TensorDict(batch_size=[2]))
+        make_td().where(MASK, 0, out=TensorDict(batch_size=[2]))
     grown = TensorDict(batch_size=[2])
-    make().where(MASK, 0, out=grown, update_batch_size=True)
+    make_td().where(MASK, 0, out=grown, update_batch_size=True)
     assert grown.batch_size == BATCH
     stack = LazyStackedTensorDict(TensorDict({"a": 1}))
     result = TensorDict({"a": torch.tensor([1, 2])}, [2])
@@ -195,20 +197,20 @@ def test_pad_equals_torch(kind: str, pad_size: list[int]) -> None:
     td = KINDS[kind](0.0)
     amounts = pad_size + [0] * (4 - len(pad_size))
     result = td.pad(pad_size, value=9)
-    for leaf, source in zip(leaves(result), leaves(td), strict=True):
+    for leaf, source in zip(list_leaves(result), list_leaves(td), strict=True):
         flat = [0, 0] * (source.ndim - 2) + [*amounts[2:], *amounts[:2]]
         assert torch.equal(leaf, torch.nn.functional.pad(source, flat, value=9))
-    assert result.batch_size == leaves(result)[0].shape[:2]
+    assert result.batch_size == list_leaves(result)[0].shape[:2]
 
 
 @pytest.mark.parametrize("safe", [True, False])
 def test_pad_inplace_changes_batch_size(safe: bool) -> None:
-    td = make()
+    td = make_td()
     assert pad(td, [0, 1], 9, True, safe) is td
     assert td.batch_size == td["n"].batch_size == (3, 3)
     assert (td["x"][2] == 9).all()
     with pytest.raises(LockedError, match="cannot pad in place"):
-        make().lock_().pad([0, 1], inplace=True, safe=safe)
+        make_td().lock_().pad([0, 1], inplace=True, safe=safe)
     with pytest.raises(
         StructureError, match="cannot pad in place: the members of a LazyStackedTensorDict hold"
     ):
@@ -225,7 +227,7 @@ def test_pad_inplace_changes_batch_size(safe: bool) -> None:
 def test_gather_and_select_inplace_change_batch_size(
     call: Callable[[Any], Any], batch: tuple[int, ...]
 ) -> None:
-    td = make()
+    td = make_td()
     assert call(td) is td
     assert td.batch_size == td["n"].batch_size == batch
 
@@ -264,7 +266,7 @@ def test_gather_and_select_inplace_change_batch_size(
             r"got shape \[2\] for the batch size \[2, 3\]",
         ),
         (
-            lambda td: td.gather(0, torch.zeros(2, 3).long(), make().flatten()),
+            lambda td: td.gather(0, torch.zeros(2, 3).long(), make_td().flatten()),
             BatchSizeError,
             r"out= has batch size \[6\]",
         ),
@@ -279,10 +281,10 @@ def test_gather_and_select_inplace_change_batch_size(
 )
 def test_select_bad_argument_raises(call: Callable[[Any], Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
-        call(make())
+        call(make_td())
 
 
-def packable(batch: tuple[int, ...] = (2,)) -> TensorDict:
+def make_packable(batch: tuple[int, ...] = (2,)) -> TensorDict:
     def leaf(*tail: int) -> Tensor:
         return torch.arange(math.prod((*batch, *tail))).view((*batch, *tail)) + 0.5
 
@@ -300,7 +302,7 @@ def test_pack_nested_tensor_raises(layout: torch.layout) -> None:
 @pytest.mark.parametrize("batch", [(), (2,), (2, 3), (0,)])
 @pytest.mark.parametrize("at", ["first", "last"])
 def test_pack_unpack_round_trip(batch: tuple[int, ...], at: str) -> None:
-    td = packable(batch)
+    td = make_packable(batch)
     dim = 0 if at == "first" else -1
     packed, layout = td.pack(dim)
     assert packed.shape == ((8, *batch) if at == "first" else (*batch, 8))
@@ -321,30 +323,30 @@ def test_pack_unpack_round_trip(batch: tuple[int, ...], at: str) -> None:
 
 
 def test_pack_layout_is_comparable_and_reusable() -> None:
-    packed, layout = packable().pack()
+    packed, layout = make_packable().pack()
     assert layout == PackLayout(layout.keys, layout.shapes, nested=layout.nested)
-    again, same = (packable() + 1).pack(layout=layout)
+    again, same = (make_packable() + 1).pack(layout=layout)
     assert same == layout
     assert torch.equal(again, packed + 1)
     assert layout.unpack(torch.zeros(5, 6, 8))["b", "d"].shape == (5, 6, 2, 2)
 
 
 def test_pack_bad_entries_raises() -> None:
-    _, layout = packable().pack()
+    _, layout = make_packable().pack()
     with pytest.raises(KeyMismatchError, match=r"missing keys \[\('a',\)\], extra keys \[\]"):
-        packable().exclude("a").pack(layout=layout)
+        make_packable().exclude("a").pack(layout=layout)
     with pytest.raises(
         BatchSizeError, match=r"key 'a' has shape \[1\] behind the batch dims, the layout has \[3\]"
     ):
-        packable().set("a", torch.zeros(2, 1)).pack(layout=layout)
+        make_packable().set("a", torch.zeros(2, 1)).pack(layout=layout)
     with pytest.raises(
         TypeError, match=r"key 'a' has torch.int64, key \('b', 'c'\) has torch.float32; convert"
     ):
-        packable().set("a", torch.zeros(2, dtype=torch.long)).pack()
+        make_packable().set("a", torch.zeros(2, dtype=torch.long)).pack()
     with pytest.raises(ValueError, match="must have 8 entries along dim -1; got 3"):
         layout.unpack(torch.zeros(5, 3))
     with pytest.raises(IndexError, match=r"range of \[-2, 1\], but got 2"):
-        packable().pack(2)
+        make_packable().pack(2)
 
 
 def test_to_padded_tensor_uneven_batch_returns_mask() -> None:

@@ -88,7 +88,9 @@ def test_save_by_name_and_load_by_detection(recorder: Recorder, data: TensorDict
     ]
 
 
-def test_methods_dispatch_as_functions(recorder: Recorder, data: TensorDict, tmp_path: Path) -> None:
+def test_save_and_load_methods_dispatch_like_functions(
+    recorder: Recorder, data: TensorDict, tmp_path: Path
+) -> None:
     path = tmp_path / "x"
     assert isinstance(data.save(path, format="recorder", num_threads=2, level=1), TensorDict)
     assert TensorDict.load(path, "cpu", True)["a"].tolist() == [0, 1, 2]
@@ -178,7 +180,7 @@ def test_load_inplace_calls_serializer(default: Default, data: TensorDict, tmp_p
         ),
     ],
 )
-def test_unknown_option_raises(
+def test_save_and_load_wrong_options_raise(
     action: Any, message: str, recorder: Recorder, data: TensorDict, tmp_path: Path
 ) -> None:
     with pytest.raises(TypeError) as caught:
@@ -190,7 +192,7 @@ def test_unknown_option_raises(
 MISSING = "the package 'td-memmap', which is not installed: pip install td-memmap"
 
 
-def test_without_formats_raises(data: TensorDict, tmp_path: Path) -> None:
+def test_save_without_formats_raises(data: TensorDict, tmp_path: Path) -> None:
     for action in (
         lambda: data.save(tmp_path),
         lambda: td_core.save(data, tmp_path),
@@ -203,7 +205,7 @@ def test_without_formats_raises(data: TensorDict, tmp_path: Path) -> None:
         assert str(caught.value) == f"the format 'memmap' is provided by {MISSING}"
 
 
-def test_without_default_format_raises(recorder: Recorder, data: TensorDict, tmp_path: Path) -> None:
+def test_save_without_default_format_raises(recorder: Recorder, data: TensorDict, tmp_path: Path) -> None:
     with pytest.raises(MissingPluginError) as caught:
         data.save(tmp_path)
     assert str(caught.value) == (
@@ -228,7 +230,7 @@ def test_save_unknown_format_raises(
     )
 
 
-def test_unknown_format_names_inactive_packages(
+def test_save_unknown_format_error_names_inactive_packages(
     default: Default, data: TensorDict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(UNAVAILABLE, "td-zip", "installed but not active: TD_PLUGINS leaves it out")
@@ -240,7 +242,7 @@ def test_unknown_format_names_inactive_packages(
         assert str(caught.value).endswith(idle)
 
 
-def test_detect_failure_raises_with_format_name(
+def test_load_detect_failure_raises_with_format_name(
     recorder: Recorder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def raises(error: Exception) -> None:

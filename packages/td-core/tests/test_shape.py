@@ -18,21 +18,26 @@ from td_core.errors import BatchSizeError, CollectionIndexError, DimError, Locke
 BATCH = (2, 1, 4)
 
 
-def make(batch: tuple[int, ...] = BATCH, names: list[str | None] | None = None) -> TensorDict:
+def make_td(batch: tuple[int, ...] = BATCH, names: list[str | None] | None = None) -> TensorDict:
     numel = torch.Size(batch).numel()
     leaf = torch.arange(numel).view(batch)
     inner = TensorDict({"y": torch.stack([leaf + 100, leaf + 200], -1), "m": {}}, batch, names=names)
     return TensorDict({"x": leaf.clone(), "n": inner}, batch_size=batch, names=names)
 
 
-def lazy(dim: int) -> Callable[[], Any]:
+def make_lazy_factory(dim: int) -> Callable[[], Any]:
     def build() -> LazyStackedTensorDict:
-        return LazyStackedTensorDict(*make().unbind(dim), stack_dim=dim)
+        return LazyStackedTensorDict(*make_td().unbind(dim), stack_dim=dim)
 
     return build
 
 
-KINDS = {"dense": make, "lazy0": lazy(0), "lazy1": lazy(1), "lazy2": lazy(2)}
+KINDS = {
+    "dense": make_td,
+    "lazy0": make_lazy_factory(0),
+    "lazy1": make_lazy_factory(1),
+    "lazy2": make_lazy_factory(2),
+}
 
 INDEX = torch.tensor([[[3, 0, 1, 1]], [[0, 0, 2, 3]]])
 
@@ -108,11 +113,11 @@ OPERATIONS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-def check(result: Any, expected: Any) -> None:
+def assert_equals_torch(result: Any, expected: Any) -> None:
     if isinstance(expected, tuple):
         assert len(result) == len(expected)
         for part, want in zip(result, expected, strict=True):
-            check(part, want)
+            assert_equals_torch(part, want)
         return
     shape = expected.shape
     assert result.batch_size == result["n"].batch_size == result["n", "m"].batch_size == shape
@@ -124,7 +129,7 @@ def check(result: Any, expected: Any) -> None:
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_shape_op_each_kind_equals_torch(kind: str, name: str) -> None:
     operation = OPERATIONS[name]
-    check(operation(KINDS[kind]()), operation(make()["x"]))
+    assert_equals_torch(operation(KINDS[kind]()), operation(make_td()["x"]))
 
 
 @pytest.mark.parametrize("stack_dim", [0, 1, 2])
@@ -133,7 +138,7 @@ def test_shape_op_each_kind_equals_torch(kind: str, name: str) -> None:
     ["permute", "transpose", "unsqueeze", "movedim", "flip", "roll", "slice", "ellipsis", "repeat", "tensor"],
 )
 def test_shape_op_lazy_stack_keeps_kind(stack_dim: int, name: str) -> None:
-    assert isinstance(OPERATIONS[name](lazy(stack_dim)()), LazyStackedTensorDict)
+    assert isinstance(OPERATIONS[name](make_lazy_factory(stack_dim)()), LazyStackedTensorDict)
 
 
 def test_transpose_flip_ragged_members_does_not_stack() -> None:
@@ -167,7 +172,7 @@ def test_transpose_flip_ragged_members_does_not_stack() -> None:
 def test_shape_op_names_follow_dims(
     call: Callable[[TensorDict], TensorDict], names: list[str | None]
 ) -> None:
-    result = call(make((2, 3, 4), ["a", "b", "c"]))
+    result = call(make_td((2, 3, 4), ["a", "b", "c"]))
     assert (result.names, result["n"].names) == (names, names)
 
 
@@ -221,19 +226,19 @@ def test_view_to_no_dims_without_feature_dims_is_scalar() -> None:
     ],
 )
 def test_shape_op_view_shares_memory(name: str) -> None:
-    td = make()
+    td = make_td()
     OPERATIONS[name](td)["n", "y"].fill_(7)
     assert (td["n", "y"] == 7).any()
 
 
 def test_atleast_nd_prepends_dims() -> None:
-    td = make((3,))
+    td = make_td((3,))
     assert [td.atleast_1d().batch_size, td.atleast_2d().batch_size, td.atleast_3d().batch_size] == [
         (3,),
         (1, 3),
         (1, 1, 3),
     ]
-    assert make((2, 1, 4)).atleast_2d().batch_size == (2, 1, 4)
+    assert make_td((2, 1, 4)).atleast_2d().batch_size == (2, 1, 4)
 
 
 def test_view_dtype_reinterprets_bits() -> None:
@@ -262,7 +267,7 @@ def test_contiguous_returns_contiguous_leaves() -> None:
     odd = TensorDict({"x": torch.zeros(4, 1).as_strided((4, 1), (1, 7))}, [4])
     assert odd.contiguous()["x"].stride() == (1, 7)
     assert odd.contiguous(canonical=True)["x"].stride() == (1, 1)
-    assert type(lazy(0)().contiguous()) is TensorDict
+    assert type(make_lazy_factory(0)().contiguous()) is TensorDict
 
 
 @pytest.mark.parametrize(
@@ -279,10 +284,10 @@ def test_contiguous_returns_contiguous_leaves() -> None:
 def test_shape_op_inplace_returns_self_and_locked_raises(
     call: Callable[[Any], Any], batch: tuple[int, ...]
 ) -> None:
-    td = make()
+    td = make_td()
     assert call(td) is td
     assert td.batch_size == td["n"].batch_size == td["x"].shape == batch
-    locked = make().lock_()
+    locked = make_td().lock_()
     with pytest.raises(LockedError, match=r"cannot .* in place: the TensorDict is locked"):
         call(locked)
     assert locked.batch_size == BATCH
@@ -292,7 +297,7 @@ def test_flatten_inplace_lazy_stack_raises() -> None:
     with pytest.raises(
         StructureError, match=r"cannot flatten in place: the members of a LazyStackedTensorDict hold"
     ):
-        lazy(0)().flatten(inplace=True)
+        make_lazy_factory(0)().flatten(inplace=True)
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
@@ -333,9 +338,9 @@ UNDOABLE = [
 
 @pytest.mark.parametrize("name", UNDOABLE)
 def test_shape_op_context_writes_changes_back(name: str) -> None:
-    td = make()
+    td = make_td()
     x, y = td["x"], td["n", "y"]
-    reference = make()["x"]
+    reference = make_td()["x"]
     with OPERATIONS[name](td) as other:
         other["new"] = other["x"] + 5
         other["n", "deep"] = other["n", "y"].double()
@@ -348,7 +353,7 @@ def test_shape_op_context_writes_changes_back(name: str) -> None:
 
 
 def test_view_context_inplace_write_keeps_leaf_object() -> None:
-    td = make()
+    td = make_td()
     leaf = td["x"]
     with td.view(8) as flat:
         flat["x"] += 1
@@ -399,7 +404,7 @@ def test_view_context_under_vmap_and_vjp_writes_back(transform: Any) -> None:
 
 
 def test_view_context_locked_td_writes_in_place() -> None:
-    td = make().lock_()
+    td = make_td().lock_()
     leaf = td["x"]
     with td.view(8) as flat:
         flat["x"] = torch.zeros(8, dtype=torch.long)
@@ -411,7 +416,7 @@ def test_view_context_locked_td_writes_in_place() -> None:
 
 def test_view_result_does_not_keep_source_alive() -> None:
     with paused():
-        td = make()
+        td = make_td()
         source = weakref.ref(td)
         td = td.view(8)
         assert source() is None
@@ -421,7 +426,7 @@ def test_view_result_does_not_keep_source_alive() -> None:
 
 
 def test_view_context_temporary_entry_of_lazy_stack_raises() -> None:
-    stack = LazyStackedTensorDict(make(), make())
+    stack = LazyStackedTensorDict(make_td(), make_td())
     with pytest.raises(StructureError, match="is gone"), stack["n"].view(-1) as flat:
         flat["new"] = flat["y"]
 
@@ -461,11 +466,11 @@ def test_shape_op_invalid_argument_raises(
     call: Callable[[Any], Any], error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):
-        call(make())
+        call(make_td())
 
 
 def test_permute_without_dims_keeps_order() -> None:
-    assert make().permute().batch_size == BATCH
+    assert make_td().permute().batch_size == BATCH
 
 
 @pytest.mark.parametrize("dynamic", [None, True])

@@ -22,11 +22,11 @@ BATCHES = st.lists(st.sampled_from([0, 1, 1, 2, 3]), min_size=0, max_size=4).map
 NON_EMPTY = BATCHES.filter(lambda batch: len(batch) > 0)
 
 
-def leaf_of(batch: Batch, tail: Batch = ()) -> Tensor:
+def make_leaf(batch: Batch, tail: Batch = ()) -> Tensor:
     return torch.arange(math.prod(batch) * math.prod(tail)).view((*batch, *tail))
 
 
-def a_dim(draw: st.DrawFn, batch: Batch) -> int:
+def draw_dim(draw: st.DrawFn, batch: Batch) -> int:
     return draw(st.integers(-len(batch), len(batch) - 1))
 
 
@@ -58,7 +58,7 @@ def flattens(draw: st.DrawFn) -> Case:
 @st.composite
 def unflattens(draw: st.DrawFn) -> Case:
     batch = draw(NON_EMPTY)
-    dim = a_dim(draw, batch)
+    dim = draw_dim(draw, batch)
     sizes = draw(st.sampled_from([(batch[dim],), (1, batch[dim]), (batch[dim], 1, 1), (-1,), (1, -1)]))
     if batch[dim] == 0 and -1 in sizes:
         sizes = (0, 5)
@@ -75,7 +75,7 @@ def permutes(draw: st.DrawFn) -> Case:
 @st.composite
 def transposes(draw: st.DrawFn) -> Case:
     batch = draw(NON_EMPTY)
-    a, b = a_dim(draw, batch), a_dim(draw, batch)
+    a, b = draw_dim(draw, batch), draw_dim(draw, batch)
     return batch, shapes.transpose_plan(batch, a, b), lambda t: t.transpose(a, b)
 
 
@@ -122,7 +122,7 @@ def repeats(draw: st.DrawFn) -> Case:
 @st.composite
 def interleaves(draw: st.DrawFn) -> Case:
     batch = draw(NON_EMPTY)
-    dim = a_dim(draw, batch)
+    dim = draw_dim(draw, batch)
     if draw(st.booleans()):
         times: Any = draw(st.integers(0, 3))
     else:
@@ -139,7 +139,7 @@ def interleaves(draw: st.DrawFn) -> Case:
 @st.composite
 def narrows(draw: st.DrawFn) -> Case:
     batch = draw(NON_EMPTY)
-    dim = a_dim(draw, batch)
+    dim = draw_dim(draw, batch)
     start = draw(st.integers(-batch[dim], batch[dim]))
     length = draw(
         st.integers(0, batch[dim] - start % batch[dim] if 0 <= start < batch[dim] or start < 0 else 0)
@@ -165,7 +165,7 @@ def rolls(draw: st.DrawFn) -> Case:
 @st.composite
 def gathers(draw: st.DrawFn) -> Case:
     batch = draw(NON_EMPTY.filter(lambda batch: 0 not in batch))
-    dim = a_dim(draw, batch)
+    dim = draw_dim(draw, batch)
     shape = list(batch)
     shape[dim] = draw(st.integers(1, 4))
     index = torch.randint(
@@ -189,14 +189,14 @@ def pads(draw: st.DrawFn) -> Case:
 @st.composite
 def unbinds(draw: st.DrawFn) -> Case:
     batch = draw(NON_EMPTY)
-    dim = a_dim(draw, batch)
+    dim = draw_dim(draw, batch)
     return batch, shapes.unbind_plan(batch, dim), lambda t: t.unbind(dim)
 
 
 @st.composite
 def splits(draw: st.DrawFn) -> Case:
     batch = draw(NON_EMPTY)
-    dim = a_dim(draw, batch)
+    dim = draw_dim(draw, batch)
     if draw(st.booleans()):
         size = draw(st.integers(1, 4))
         return batch, shapes.split_plan(batch, size, dim), lambda t: t.split(size, dim)
@@ -208,14 +208,14 @@ def splits(draw: st.DrawFn) -> Case:
 @st.composite
 def chunks(draw: st.DrawFn) -> Case:
     batch = draw(NON_EMPTY)
-    dim, count = a_dim(draw, batch), draw(st.integers(1, 5))
+    dim, count = draw_dim(draw, batch), draw(st.integers(1, 5))
     return batch, shapes.chunk_plan(batch, count, dim), lambda t: t.chunk(count, dim)
 
 
 @st.composite
 def tensor_splits(draw: st.DrawFn) -> Case:
     batch = draw(NON_EMPTY)
-    dim = a_dim(draw, batch)
+    dim = draw_dim(draw, batch)
     form = draw(st.sampled_from(["int", "list", "tensor"]))
     if form == "int":
         where: Any = draw(st.integers(1, 4))
@@ -252,33 +252,33 @@ def test_shape_plan_equals_torch(cases: Callable[[], st.SearchStrategy[Case]]) -
     @given(cases())
     def check(case: Case) -> None:
         batch, plan, reference = case
-        expected = reference(leaf_of(batch))
+        expected = reference(make_leaf(batch))
         assert isinstance(plan, ShapePlan)
         assert plan.lead + batch[plan.n :] == tuple(expected.shape)
         assert len(plan.dims()) == len(plan.lead)
         for dim in plan.dims():
             assert dim is None or dim < plan.n, "a new dim is not named after one that the plan left alone"
-        assert torch.equal(plan.leaf(leaf_of(batch)), expected)
+        assert torch.equal(plan.leaf(make_leaf(batch)), expected)
         # Feature dims are unchanged; one plan is used for several shapes in turn.
         for tail in [(2,), (1, 3), (2,), ()]:
-            columns = [leaf_of(batch) * (i + 2) for i in range(math.prod(tail))]
+            columns = [make_leaf(batch) * (i + 2) for i in range(math.prod(tail))]
             wide = torch.stack(columns, -1).view((*batch, *tail))
             want = torch.stack([reference(column) for column in columns], -1).reshape(
                 (*expected.shape, *tail)
             )
             assert torch.equal(plan.leaf(wide), want)
-        check_members(batch, plan, expected)
+        assert_members_equal(batch, plan, expected)
 
     check()
 
 
-def check_members(batch: Batch, plan: Any, expected: Tensor) -> None:
+def assert_members_equal(batch: Batch, plan: Any, expected: Tensor) -> None:
     for stack_dim in range(len(batch)):
         along = plan.along(stack_dim)
         if along is None:
             assert plan.get_member_plan(stack_dim) is None
             continue
-        members = leaf_of(batch).unbind(stack_dim)
+        members = make_leaf(batch).unbind(stack_dim)
         if isinstance(along.picks, int):
             member = members[along.picks]
             assert torch.equal(member if along.plan is None else along.plan.leaf(member), expected)
@@ -303,19 +303,19 @@ def test_multi_plan_equals_torch(cases: Callable[[], st.SearchStrategy[Case]]) -
     @given(cases())
     def check(case: Case) -> None:
         batch, plan, reference = case
-        expected = reference(leaf_of(batch))
+        expected = reference(make_leaf(batch))
         assert isinstance(plan, MultiPlan)
         assert [lead + batch[plan.n :] for lead in plan.leads] == [tuple(part.shape) for part in expected]
-        for part, want in zip(plan.leaf(leaf_of(batch)), expected, strict=True):
+        for part, want in zip(plan.leaf(make_leaf(batch)), expected, strict=True):
             assert torch.equal(part, want)
-        wide = leaf_of(batch, (2,))
+        wide = make_leaf(batch, (2,))
         for part, want in zip(
             plan.leaf(wide), zip(*[reference(wide[..., i]) for i in (0, 1)], strict=True), strict=True
         ):
             assert torch.equal(part, torch.stack(want, -1))
         for stack_dim in range(len(batch)):
             along = plan.along(stack_dim)
-            members = leaf_of(batch).unbind(stack_dim)
+            members = make_leaf(batch).unbind(stack_dim)
             if along.picks is not None:
                 for pick, want in zip(along.picks, expected, strict=True):
                     if isinstance(pick, int):
@@ -336,13 +336,13 @@ def test_join_plan_equals_torch(batch: Batch, data: st.DataObject) -> None:
     stacks = data.draw(st.booleans())
     if stacks:
         dim = data.draw(st.integers(-len(batch) - 1, len(batch)))
-        leaves = [leaf_of(batch) + i for i in range(data.draw(st.integers(1, 3)))]
+        leaves = [make_leaf(batch) + i for i in range(data.draw(st.integers(1, 3)))]
         plan, expected = shapes.stack_plan(batch, dim, len(leaves)), torch.stack(leaves, dim)
     else:
         dim = data.draw(st.integers(-len(batch), len(batch) - 1))
         sizes = data.draw(st.lists(st.integers(0, 3), min_size=1, max_size=3))
         at = dim % len(batch)
-        leaves = [leaf_of((*batch[:at], size, *batch[at + 1 :])) for size in sizes]
+        leaves = [make_leaf((*batch[:at], size, *batch[at + 1 :])) for size in sizes]
         batch = tuple(leaves[0].shape)
         plan, expected = shapes.cat_plan(batch, dim, sizes), torch.cat(leaves, dim)
     assert plan.lead + batch[plan.n :] == tuple(expected.shape)
@@ -383,7 +383,7 @@ def test_plan_dims_keep_names(plan: Any, dims: tuple[int | None, ...]) -> None:
 
 
 def test_view_plans_return_views() -> None:
-    leaf = leaf_of((2, 1, 3), (2,))
+    leaf = make_leaf((2, 1, 3), (2,))
     batch = (2, 1, 3)
     for plan in [
         shapes.reshape_plan(batch, (6,)),

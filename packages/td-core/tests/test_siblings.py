@@ -29,18 +29,18 @@ def _nothing_registered(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         setattr(SiblingMethods, name, member)
 
 
-def subclasses(cls: type) -> Iterator[type]:
+def iter_subclasses(cls: type) -> Iterator[type]:
     yield cls
     for each in cls.__subclasses__():
         if each.__module__.startswith("td_core."):
-            yield from subclasses(each)
+            yield from iter_subclasses(each)
 
 
 @pytest.mark.parametrize("name", DECLARATIONS)
 def test_call_missing_method_error_names_package(name: str) -> None:
     declaration = DECLARATIONS[name]
     call = "" if isinstance(declaration.declared, property) else "()"
-    for cls in subclasses(SiblingMethods):
+    for cls in iter_subclasses(SiblingMethods):
         with pytest.raises(MissingPluginError) as caught:
             getattr(cls, name)
         assert str(caught.value) == (

@@ -12,13 +12,13 @@ from td_core import LazyStackedTensorDict, TensorDict, TensorDictParams, lazy_st
 from td_core.errors import KeyPathError, LockedError, StructureError
 
 
-def make() -> TensorDict:
+def make_td() -> TensorDict:
     return TensorDict(
         {"a": torch.arange(6.0).view(3, 2), "n": {"b": torch.ones(3, 4), "e": {}}}, batch_size=[3]
     )
 
 
-def legacy_nested(td: TensorDict) -> OrderedDict:
+def make_legacy_nested(td: TensorDict) -> OrderedDict:
     return OrderedDict(
         a=td["a"],
         n=OrderedDict(b=td["n", "b"], __batch_size=torch.Size([3]), __device=None),
@@ -27,7 +27,7 @@ def legacy_nested(td: TensorDict) -> OrderedDict:
     )
 
 
-def legacy_flat(td: TensorDict) -> OrderedDict:
+def make_legacy_flat(td: TensorDict) -> OrderedDict:
     return OrderedDict(
         [("a", td["a"]), ("n.b", td["n", "b"]), ("__batch_size", torch.Size([3])), ("__device", None)]
     )
@@ -36,8 +36,8 @@ def legacy_flat(td: TensorDict) -> OrderedDict:
 LAYOUTS = {
     "flat": lambda td: td.state_dict(),
     "nested": lambda td: td.state_dict(flatten=False),
-    "legacy nested": legacy_nested,
-    "legacy flat": legacy_flat,
+    "legacy nested": make_legacy_nested,
+    "legacy flat": make_legacy_flat,
 }
 
 
@@ -46,7 +46,7 @@ LAYOUTS = {
 @pytest.mark.parametrize("nested", [True, False])
 @pytest.mark.parametrize("flatten", [True, False])
 @pytest.mark.parametrize("assign", [True, False])
-def test_load_old_sentinel_names_as_ordinary_keys(name, level, nested, flatten, assign):
+def test_load_state_dict_sentinel_names_are_ordinary_keys(name, level, nested, flatten, assign):
     def made(value):
         td = TensorDict({name: {"a": value} if level else value, "b": value}, [2])
         return TensorDict({"n": td}, [2]) if nested else td
@@ -57,7 +57,7 @@ def test_load_old_sentinel_names_as_ordinary_keys(name, level, nested, flatten, 
 
 
 def test_state_dict_flat_equals_module_layout():
-    state = make().state_dict(prefix="p.")
+    state = make_td().state_dict(prefix="p.")
     assert list(state) == ["p.a", "p.n.b"]
     size = torch.Size([3])
     assert dict(state._metadata) == {
@@ -68,7 +68,7 @@ def test_state_dict_flat_equals_module_layout():
 
 
 def test_state_dict_nested_has_metadata_per_node():
-    state = make().state_dict(flatten=False)
+    state = make_td().state_dict(flatten=False)
     assert list(state) == ["a", "n"] and list(state["n"]) == ["b", "e"]
     assert state["n"]._metadata == {"": {"batch_size": torch.Size([3]), "device": None}}
 
@@ -83,9 +83,9 @@ def test_state_dict_keep_vars_and_destination():
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_load_any_layout_writes_inplace(layout):
-    source = make()
-    target = make().zero_()
+def test_load_state_dict_any_layout_writes_inplace(layout):
+    source = make_td()
+    target = make_td().zero_()
     leaf = target["a"]
     assert target.load_state_dict(LAYOUTS[layout](source)) is target
     assert target["a"] is leaf
@@ -93,21 +93,21 @@ def test_load_any_layout_writes_inplace(layout):
 
 
 @pytest.mark.parametrize("layout", ["flat", "nested"])
-def test_load_sets_batch_sizes_from_state(layout):
+def test_load_state_dict_sets_batch_sizes(layout):
     target = TensorDict({"a": torch.zeros(3, 2), "n": {"b": torch.zeros(3, 4), "e": {}}})
-    target.load_state_dict(LAYOUTS[layout](make()))
+    target.load_state_dict(LAYOUTS[layout](make_td()))
     assert target.batch_size == target["n"].batch_size == torch.Size([3])
 
 
-def test_load_strict_key_mismatch_changes_nothing():
-    target = make().zero_()
-    state = make().state_dict()
+def test_load_state_dict_strict_key_mismatch_changes_nothing():
+    target = make_td().zero_()
+    state = make_td().state_dict()
     del state["n.b"]
     state["n.z"] = torch.ones(3)
     with pytest.raises(StructureError, match=r"unexpected keys: \['n.z'\]; missing keys: \['n.b'\]"):
         target.load_state_dict(state)
     assert target["a"].sum() == 0
-    more = make().state_dict()
+    more = make_td().state_dict()
     more["z"] = torch.ones(3)
     with pytest.raises(StructureError, match=r"unexpected keys: \['z'\]"):
         target.load_state_dict(more)
@@ -118,32 +118,32 @@ def test_load_strict_key_mismatch_changes_nothing():
     with pytest.raises(StructureError, match="the root is on meta, in the state dict on cpu"):
         TensorDict({"a": 1}, device="meta").load_state_dict(TensorDict({"a": 1}, device="cpu").state_dict())
     target.load_state_dict(state, strict=False)
-    assert torch.equal(target["a"], make()["a"]) and "z" in target["n"] and target["n", "b"].sum() == 0
+    assert torch.equal(target["a"], make_td()["a"]) and "z" in target["n"] and target["n", "b"].sum() == 0
     with pytest.raises(StructureError, match=r"unexpected keys: \['n.b', 'n.c.d'\]; missing keys: \['q'\]"):
         TensorDict(q=torch.ones(1)).load_state_dict({"n.b": torch.ones(1), "n.c.d": torch.ones(1)})
 
 
-def test_load_wrong_shape_changes_nothing():
-    target = make().zero_()
-    state = make().state_dict()
+def test_load_state_dict_wrong_shape_changes_nothing():
+    target = make_td().zero_()
+    state = make_td().state_dict()
     state["n.b"] = torch.ones(3, 5)
     with pytest.raises(StructureError, match=r"key \('n', 'b'\) has shape \(3, 4\), given \(3, 5\)"):
         target.load_state_dict(state)
     assert target["a"].sum() == 0
 
 
-def test_load_assign_replaces_leaves_and_locked_raises():
-    state = make().state_dict()
-    target = make()
+def test_load_state_dict_assign_replaces_leaves_unless_locked():
+    state = make_td().state_dict()
+    target = make_td()
     target.load_state_dict(state, assign=True)
     assert target["a"] is state["a"]
     with pytest.raises(LockedError, match="assign=True"):
         target.lock_().load_state_dict(state, assign=True)
-    target.load_state_dict(make().zero_().state_dict())
+    target.load_state_dict(make_td().zero_().state_dict())
     assert target["a"].sum() == 0
 
 
-def test_load_dotted_keys_resolves_by_target():
+def test_load_state_dict_dotted_keys_resolve_by_target():
     td = TensorDict({"x.y": torch.ones(1), "n": {"p.q": torch.full((1,), 2.0)}})
     target = td.clone().zero_()
     target.load_state_dict(td.state_dict())
@@ -179,13 +179,13 @@ def test_state_dict_loads_from_and_into_module():
 
 
 @pytest.mark.parametrize("td", [TensorDict(), TensorDict({"n": {}}, [3])])
-def test_load_without_leaves_returns_empty(td):
+def test_load_state_dict_without_leaves_returns_empty(td):
     assert td.load_state_dict(td.state_dict()).is_empty()
 
 
 @pytest.mark.parametrize("flatten", [True, False])
 @pytest.mark.parametrize("target", ["dense", "stack", "params", "locked"])
-def test_load_not_strict_adds_nodes_without_leaves(target, flatten):
+def test_load_state_dict_not_strict_adds_empty_nodes(target, flatten):
     source = TensorDict({"a": torch.zeros(2), "e": {"f": {}}}, [2])
     td = TensorDict({"a": torch.ones(2)}, [2])
     td = {
@@ -201,12 +201,12 @@ def test_load_not_strict_adds_nodes_without_leaves(target, flatten):
     assert td["a"].sum() == 0
 
 
-def test_load_not_a_mapping_raises():
+def test_load_state_dict_not_a_mapping_raises():
     with pytest.raises(TypeError, match="a state dict is a mapping; got int"):
-        make().load_state_dict(3)
+        make_td().load_state_dict(3)
 
 
-def test_load_batch_size_mismatch_writes_nothing():
+def test_load_state_dict_batch_size_mismatch_writes_nothing():
     td = TensorDict({"a": torch.zeros(2, 2), "b": torch.zeros(3)})
     state = TensorDict({"a": torch.ones(2, 2), "b": torch.ones(3)}).state_dict()
     state._metadata[""]["batch_size"] = torch.Size([2])
@@ -215,7 +215,7 @@ def test_load_batch_size_mismatch_writes_nothing():
     assert not td["a"].any()
 
 
-def sealed() -> torch.Tensor:
+def make_unwritable() -> torch.Tensor:
     with torch.inference_mode():
         return torch.zeros(3, 4)
 
@@ -223,10 +223,10 @@ def sealed() -> torch.Tensor:
 @pytest.mark.parametrize("stacked", [False, True])
 @pytest.mark.parametrize(
     ("leaf", "message"),
-    [(sealed, "inference_mode"), (lambda: torch.zeros(1, 4).expand(3, 4), "it is expanded")],
+    [(make_unwritable, "inference_mode"), (lambda: torch.zeros(1, 4).expand(3, 4), "it is expanded")],
 )
 @pytest.mark.parametrize("flatten", [False, True])
-def test_load_unwritable_leaf_writes_nothing(leaf, message, flatten, stacked):
+def test_load_state_dict_unwritable_leaf_writes_nothing(leaf, message, flatten, stacked):
     def build():
         td = TensorDict({"a": torch.zeros(3), "n": {"b": leaf()}}, [3])
         return LazyStackedTensorDict(td, td.empty().update(td)) if stacked else td
@@ -243,7 +243,7 @@ def test_load_unwritable_leaf_writes_nothing(leaf, message, flatten, stacked):
 @pytest.mark.parametrize(
     "kind", [lambda td: td, lambda td: td.to_lazystack(0), lambda td: td.to_lazystack(1)]
 )
-def test_load_assign_batch_size_mismatch_raises(kind):
+def test_load_state_dict_assign_batch_size_mismatch_raises(kind):
     td = kind(TensorDict({"a": torch.zeros(2, 3), "b": torch.zeros(2, 3)}, [2, 3]))
     wrong = {"a": torch.ones(2, 3), "b": torch.ones(1, 7)}
     with pytest.raises(StructureError, match=r"key 'b' has shape \(1, 7\), the batch size there is \(2, 3\)"):
@@ -252,7 +252,7 @@ def test_load_assign_batch_size_mismatch_raises(kind):
 
 
 @pytest.mark.parametrize("flatten", [False, True])
-def test_load_new_node_batch_size_mismatch_raises(flatten):
+def test_load_state_dict_new_node_batch_size_mismatch_raises(flatten):
     source = TensorDict({"a": torch.ones(3), "n": {"m": {"c": torch.ones(3, 2)}}}, [3])
     target = TensorDict({"a": torch.zeros(3)}, [3])
     state = source.state_dict(flatten=flatten)
@@ -270,7 +270,7 @@ def test_load_new_node_batch_size_mismatch_raises(flatten):
     assert list(target.keys()) == ["a"] and not target["a"].any()
 
 
-def test_load_new_leaves_moves_them_to_device():
+def test_load_state_dict_moves_new_leaves_to_device():
     state = TensorDict({"a": torch.ones(3), "n": {"b": torch.ones(3)}}).state_dict()
     found = TensorDict(device="meta").load_state_dict(state, strict=False)
     assert found["a"].device == found["n", "b"].device == torch.device("meta")

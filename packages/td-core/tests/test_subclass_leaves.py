@@ -94,12 +94,12 @@ FEW = list(OPERATIONS)[: list(OPERATIONS).index("to")]
 CASES = [(kind, operation) for kind in LEAVES for operation in (FEW if kind == "wrapper" else OPERATIONS)]
 
 
-def leaf_of(result):
+def get_leaf(result):
     stacked = getattr(result, "tensordicts", None)
-    return leaf_of(stacked[0]) if stacked else result["n", "x"]
+    return get_leaf(stacked[0]) if stacked else result["n", "x"]
 
 
-def content(leaf):
+def to_values(leaf):
     return leaf.inner if isinstance(leaf, Wrapper) else leaf.detach().as_subclass(Tensor)
 
 
@@ -108,11 +108,11 @@ def content(leaf):
 def test_operation_returns_same_class_as_torch(around, kind, operation):
     of_td, of_leaf = OPERATIONS[operation]
     leaf = LEAVES[kind]()
-    found, wanted = leaf_of(of_td(COLLECTIONS[around](leaf))), of_leaf(leaf)
+    found, wanted = get_leaf(of_td(COLLECTIONS[around](leaf))), of_leaf(leaf)
     if not (around == "params" and kind == "parameter" and isinstance(found, nn.Parameter)):
         assert type(found) is type(wanted)
     assert found.dtype == wanted.dtype
-    torch.testing.assert_close(content(found), content(wanted), rtol=0, atol=0)
+    torch.testing.assert_close(to_values(found), to_values(wanted), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("options", [{}, {"memory_format": torch.preserve_format}])
@@ -167,7 +167,7 @@ def test_pickle_keeps_torch_buffer():
 
 
 @pytest.mark.skipif(not hasattr(torch, "uint4"), reason="this torch has no integers of less than a byte")
-def test_deepcopy_sub_byte_integers():
+def test_deepcopy_sub_byte_integers_keeps_values():
     leaf = torch.arange(4, dtype=torch.uint8).view(torch.uint4)
     copied = copy.deepcopy(TensorDict({"x": leaf}))["x"]
     assert copied.dtype is torch.uint4 and copied.data_ptr() != leaf.data_ptr()

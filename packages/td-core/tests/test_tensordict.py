@@ -147,11 +147,11 @@ NAMED: dict[str, Callable[[], Any]] = {
     "create_nested": lambda: TensorDict().create_nested((Name.A, "b")),
     "from_dict": lambda: TensorDict.from_dict({Name.A: {Name.B: torch.ones(2)}}),
     "unflatten_keys": lambda: TensorDict({Name.DOTTED: 1}).unflatten_keys(),
-    "write at an index": lambda: written(TensorDict(batch_size=[2]), 0, {Name.A: torch.ones(())}),
+    "write at an index": lambda: set_item(TensorDict(batch_size=[2]), 0, {Name.A: torch.ones(())}),
 }
 
 
-def written(td: Any, index: Any, value: Any) -> Any:
+def set_item(td: Any, index: Any, value: Any) -> Any:
     td[index] = value
     return td
 
@@ -330,7 +330,7 @@ def test_to_unknown_option_error_names_public_class():
             call(bogus=1)
 
 
-def ragged() -> LazyStackedTensorDict:
+def make_ragged() -> LazyStackedTensorDict:
     return LazyStackedTensorDict(TensorDict({"a": torch.ones(2)}), TensorDict({"a": torch.ones(3)}))
 
 
@@ -345,7 +345,7 @@ WRONG: dict[str, tuple[Callable[[TensorDict], Any], type[Exception], str]] = {
     "del: missing": (lambda td: td.del_(("n", "q")), KeyPathError, "key 'q' not found in key 'n'"),
     "del: below a leaf": (lambda td: td.del_(("a", "q")), KeyThroughLeafError, "'a' is a tensor, so it has"),
     "del: index": (lambda td: operator.delitem(td, 0), KeyPathError, "only keys can be deleted, not the index 0"),
-    "del: of one member": (lambda td: ragged().del_("q"), KeyPathError, "key 'q' not found in LazyStackedTensorDict"),
+    "del: of one member": (lambda td: make_ragged().del_("q"), KeyPathError, "key 'q' not found in LazyStackedTensorDict"),
     "del: of the first member": (
         lambda td: LazyStackedTensorDict(td, td.exclude("a")).del_("a"), KeyPathError, "key 'a' not found in Lazy"
     ),
@@ -374,8 +374,8 @@ WRONG: dict[str, tuple[Callable[[TensorDict], Any], type[Exception], str]] = {
     "members": (lambda td: LazyStackedTensorDict(torch.ones(2)), TypeError, "of a lazy stack are collections; got Tensor"),
     "stack dim": (lambda td: LazyStackedTensorDict(td, stack_dim=3), IndexError, "stack_dim 3 is out of range"),
     "stack size": (lambda td: LazyStackedTensorDict(td, td, batch_size=[3, 2]), BatchSizeError, r"members make \[2, 2\]"),
-    "no such entry": (lambda td: ragged().get_nestedtensor("q"), KeyPathError, "key 'q' not found"),
-    "padding side": (lambda td: ragged().get("a", as_padded_tensor=True, padding_side="up"), ValueError, "'left' or"),
+    "no such entry": (lambda td: make_ragged().get_nestedtensor("q"), KeyPathError, "key 'q' not found"),
+    "padding side": (lambda td: make_ragged().get("a", as_padded_tensor=True, padding_side="up"), ValueError, "'left' or"),
     "other dims": (
         lambda td: TensorDict.lazy_stack([TensorDict(a=[1]), TensorDict(a=[[1]])]).get("a", as_padded_tensor=True),
         StructureError, r"key 'a': cannot pad leaves of \[1, 2\] dims",

@@ -20,12 +20,12 @@ def td(request: pytest.FixtureRequest, make_collection: Any) -> Any:
     return make_collection(request.param)
 
 
-def compare(result: object, expected: object, key: object) -> None:
+def assert_entry_equal(result: object, expected: object, key: object) -> None:
     """Check one key of a function's result on a collection against its result on that leaf."""
     if isinstance(expected, (tuple, list)):
         assert len(result) == len(expected)
         for part, value in zip(result, expected, strict=True):
-            compare(part, value, key)
+            assert_entry_equal(part, value, key)
     elif isinstance(expected, Tensor):
         torch.testing.assert_close(result[key], expected, equal_nan=True)
     else:
@@ -112,7 +112,7 @@ def test_torch_function_one_td_equals_torch_per_leaf(name: str, td: TensorDict) 
     expected = {key: function(leaf, *arguments) for key, leaf in leaves.items()}
     result = function(td, *arguments)
     for key, value in expected.items():
-        compare(result, value, key)
+        assert_entry_equal(result, value, key)
 
 
 @pytest.mark.parametrize("name", sorted(ON_BATCH_DIMS))
@@ -140,7 +140,7 @@ def test_torch_function_three_tds_equals_torch_per_leaf(name: str, td: TensorDic
         torch.testing.assert_close(result[key], function(leaf, leaf + 1, leaf + 2))
 
 
-def reshaped(value: Tensor, leaf: Tensor) -> Tensor:
+def align_value(value: Tensor, leaf: Tensor) -> Tensor:
     return value.reshape(*value.shape, *[1] * (leaf.ndim - value.ndim))
 
 
@@ -155,11 +155,11 @@ def test_torch_function_two_operands_equals_torch_per_leaf(name: str, td: Tensor
     results = [function(td, other), function(td, left)]
     expected = [
         {k: function(*v) for k, v in pairs.items()},
-        {k: function(v[0], reshaped(left, v[0])) for k, v in pairs.items()},
+        {k: function(v[0], align_value(left, v[0])) for k, v in pairs.items()},
     ]
     if TWO_OPERANDS[name]:
         results.append(function(left, td))
-        expected.append({k: function(reshaped(left, v[0]), v[0]) for k, v in pairs.items()})
+        expected.append({k: function(align_value(left, v[0]), v[0]) for k, v in pairs.items()})
     else:
         with pytest.raises(
             TypeError, match=r"torch.remainder\(\) of a Tensor and a collection: the collection comes"
@@ -173,8 +173,8 @@ def test_torch_function_two_operands_equals_torch_per_leaf(name: str, td: Tensor
 def test_tensor_method_td_operand_equals_torch_per_leaf(td: TensorDict) -> None:
     left = torch.rand(2, 3)
     for key, leaf in td.items(True, True):
-        torch.testing.assert_close(left.add(td)[key], reshaped(left, leaf) + leaf)
-        torch.testing.assert_close(left.sub(td)[key], reshaped(left, leaf) - leaf)
+        torch.testing.assert_close(left.add(td)[key], align_value(left, leaf) + leaf)
+        torch.testing.assert_close(left.sub(td)[key], align_value(left, leaf) - leaf)
 
 
 @pytest.mark.parametrize("name", torch_function._LIKE)
@@ -214,24 +214,24 @@ def test_torch_stack_and_cat_equal_torch_per_leaf(make_nested: Any) -> None:
 def test_torch_unbind_equals_torch_per_leaf(td: TensorDict) -> None:
     for parts, dim in ((torch.unbind(td), 0), (torch.unbind(td, 1), 1)):
         for key, leaf in td.items(True, True):
-            compare(parts, torch.unbind(leaf, dim), key)
+            assert_entry_equal(parts, torch.unbind(leaf, dim), key)
 
 
 def test_torch_where_gather_masked_equal_torch_per_leaf(td: TensorDict) -> None:
     condition = torch.tensor([[True, False, True], [False, False, True]])
     for key, leaf in td.items(True, True):
-        where = torch.where(reshaped(condition, leaf), leaf, -leaf)
+        where = torch.where(align_value(condition, leaf), leaf, -leaf)
         torch.testing.assert_close(torch.where(condition, td, -td)[key], where)
         torch.testing.assert_close(
-            torch.where(condition, 1.0, td)[key], leaf.masked_fill(reshaped(condition, leaf), 1)
+            torch.where(condition, 1.0, td)[key], leaf.masked_fill(align_value(condition, leaf), 1)
         )
         torch.testing.assert_close(
-            torch.masked_fill(td, condition, 2)[key], leaf.masked_fill(reshaped(condition, leaf), 2)
+            torch.masked_fill(td, condition, 2)[key], leaf.masked_fill(align_value(condition, leaf), 2)
         )
         torch.testing.assert_close(torch.masked_select(td, condition)[key], leaf[condition])
     index = torch.tensor([[0, 1], [2, 0]])
     for key, leaf in td.items(True, True):
-        full = reshaped(index, leaf).expand(2, 2, *leaf.shape[2:])
+        full = align_value(index, leaf).expand(2, 2, *leaf.shape[2:])
         torch.testing.assert_close(torch.gather(td, 1, index)[key], leaf.gather(1, full))
 
 
@@ -265,7 +265,7 @@ def test_torch_function_unsupported_raises_with_advice(call: object, name: str, 
         call(make_nested())
 
 
-def test_table_functions_are_overridable_in_torch() -> None:
+def test_dispatch_table_functions_are_overridable() -> None:
     # torch.overrides does not list torch.autograd.grad, which dispatches by itself.
     assert all(
         torch.overrides.resolve_name(function) for function in TABLE if function is not torch.autograd.grad
@@ -302,7 +302,7 @@ def test_compile_torch_functions_equals_eager(make_nested: Any) -> None:
 )
 def test_torch_function_keywords_equal_torch(call, make_nested):
     td = TensorDict({"a": make_nested()["a"]}, (2, 3))
-    compare(call(td), call(td["a"]), "a")
+    assert_entry_equal(call(td), call(td["a"]), "a")
 
 
 TD = TensorDict({"a": torch.zeros(2)}, [2])

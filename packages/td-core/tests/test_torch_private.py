@@ -12,7 +12,7 @@ import torch
 from td_core import _torch_private
 
 
-def other_data(leaf: torch.Tensor) -> None:
+def replace_data(leaf: torch.Tensor) -> None:
     leaf.data = leaf.data.view(torch.int32)
 
 
@@ -20,7 +20,7 @@ CHANGES: dict[str, Callable[[torch.Tensor], Any]] = {
     "shape": lambda leaf: leaf.resize_(2, 2),
     "one dim more": lambda leaf: leaf.unsqueeze_(0),
     "strides": lambda leaf: leaf.t_(),
-    "dtype": other_data,
+    "dtype": replace_data,
     "requires grad": lambda leaf: leaf.requires_grad_(),
 }
 

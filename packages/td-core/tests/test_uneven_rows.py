@@ -16,28 +16,28 @@ from td_core.errors import BatchSizeError, KeyPathError, LockedError
 ROWS = [torch.full((2,), 2.0), torch.ones(1)]
 
 
-def stack() -> Any:
+def make_stack() -> Any:
     return lazy_stack([TensorDict({"n": {"z": i}}) for i in range(2)])
 
 
-def assigned(td: Any, key: Any, value: Any) -> Any:
+def set_item(td: Any, key: Any, value: Any) -> Any:
     td[key] = value
     return td
 
 
 SETS: dict[str, tuple[Any, Callable[[Any, Any], Any]]] = {
-    "setitem": ("b", lambda td, rows: assigned(td, "b", rows)),
+    "setitem": ("b", lambda td, rows: set_item(td, "b", rows)),
     "set": ("b", lambda td, rows: td.set("b", rows)),
     "update": ("b", lambda td, rows: td.update({"b": rows})),
     "update by keyword": ("b", lambda td, rows: td.update(b=rows)),
     "replace": ("b", lambda td, rows: td.replace({"b": rows})),
     "setdefault": ("b", lambda td, rows: (td.set("b", rows), td)[1]),
-    "nested": (("n", "b"), lambda td, rows: assigned(td, ("n", "b"), rows)),
-    "nested, a new level": (("m", "b"), lambda td, rows: assigned(td, ("m", "b"), rows)),
+    "nested": (("n", "b"), lambda td, rows: set_item(td, ("n", "b"), rows)),
+    "nested, a new level": (("m", "b"), lambda td, rows: set_item(td, ("m", "b"), rows)),
     "update of a level": (("n", "b"), lambda td, rows: td.update({"n": {"b": rows}})),
     "update of a nested key": (("n", "b"), lambda td, rows: td.update({("n", "b"): rows})),
     "below": (
-        ("s", "b"), lambda td, rows: assigned(TensorDict({"s": td}, [2]), ("s", "b"), rows),
+        ("s", "b"), lambda td, rows: set_item(TensorDict({"s": td}, [2]), ("s", "b"), rows),
     ),
 }  # fmt: skip
 
@@ -48,7 +48,7 @@ SETS: dict[str, tuple[Any, Callable[[Any, Any], Any]]] = {
 @pytest.mark.parametrize("way", SETS)
 def test_set_uneven_rows_stores_row_in_each_member(way: str, rows: Any) -> None:
     key, write = SETS[way]
-    td = write(stack(), rows)
+    td = write(make_stack(), rows)
     assert td.get(key, as_padded_tensor=True).tolist() == [[2, 2], [1, 0]]
     assert [leaf.tolist() for leaf in td.get(key, as_list=True)] == [[2, 2], [1]]
     assert all(isinstance(leaf, Tensor) for leaf in td.get(key, as_list=True))
@@ -87,7 +87,7 @@ def test_set_uneven_rows_members_with_batch_dims() -> None:
     ],
 )
 def test_set_inplace_uneven_rows_writes_members(write: Any) -> None:
-    td = stack()
+    td = make_stack()
     td["b"] = ROWS
     leaves = [member["b"] for member in td.tensordicts]
     write(td.lock_(), [torch.tensor([5.0, 6.0]), torch.tensor([7.0])])
@@ -96,7 +96,7 @@ def test_set_inplace_uneven_rows_writes_members(write: Any) -> None:
 
 
 def test_set_uneven_rows_locked_or_missing_raises() -> None:
-    td = stack()
+    td = make_stack()
     with pytest.raises(KeyPathError, match="'b'"):
         td.update_({"b": ROWS})
     with pytest.raises(LockedError):
@@ -104,7 +104,7 @@ def test_set_uneven_rows_locked_or_missing_raises() -> None:
 
 
 def test_set_even_rows_stacks_them() -> None:
-    td = stack()
+    td = make_stack()
     td["b"] = [torch.ones(2), torch.zeros(2)]
     assert td["b"].tolist() == [[1, 1], [0, 0]]
     td["c"] = [np.ones(2), np.zeros(2)]

@@ -11,37 +11,37 @@ from td_core import LazyStackedTensorDict, TensorDict, lazy_stack
 from td_core.errors import CollectionIndexError, KeyMismatchError, KeyPathError, LockedError, StructureError
 
 
-def uneven_keys() -> LazyStackedTensorDict:
+def make_uneven_keys() -> LazyStackedTensorDict:
     return LazyStackedTensorDict(
         TensorDict({"a": torch.arange(2.0), "n": {"b": torch.ones(3)}, "only": torch.ones(3)}),
         TensorDict({"a": torch.arange(2.0) + 5, "n": {"b": torch.ones(3), "rare": torch.ones(1)}}),
     )
 
 
-def uneven_shapes() -> LazyStackedTensorDict:
+def make_uneven_shapes() -> LazyStackedTensorDict:
     return LazyStackedTensorDict(
         *[TensorDict({"a": torch.arange(n + 2.0), "n": {"b": torch.ones(n, 2)}}) for n in (1, 2)]
     )
 
 
-def uneven_sizes() -> LazyStackedTensorDict:
+def make_uneven_sizes() -> LazyStackedTensorDict:
     return LazyStackedTensorDict(
         *[TensorDict({"a": torch.arange(2.0 * n).view(n, 2), "n": {"b": torch.ones(n)}}, [n]) for n in (2, 3)]
     )
 
 
-STACKS = {"keys": uneven_keys, "shapes": uneven_shapes, "sizes": uneven_sizes}
+STACKS = {"keys": make_uneven_keys, "shapes": make_uneven_shapes, "sizes": make_uneven_sizes}
 MASK = torch.tensor([True, False])
 
 
-def members_of(result) -> list[dict]:
+def list_members(result) -> list[dict]:
     return [
         {"batch_size": member.batch_size, **dict(member.items(True, True))} for member in result.tensordicts
     ]
 
 
-def check(result, expected) -> None:
-    for mine, wanted in zip(members_of(result), expected, strict=True):
+def assert_members_equal(result, expected) -> None:
+    for mine, wanted in zip(list_members(result), expected, strict=True):
         assert mine.keys() == {"batch_size", *wanted.keys(True, True)}
         assert mine.pop("batch_size") == wanted.batch_size
         for key, leaf in mine.items():
@@ -87,13 +87,15 @@ BY_MEMBER = {
 def test_operation_applies_to_each_member(operation, stack):
     on_stack, on_member = BY_MEMBER[operation]
     td = STACKS[stack]()
-    check(on_stack(td), [on_member(member, i) for i, member in enumerate(td.tensordicts)])
+    assert_members_equal(on_stack(td), [on_member(member, i) for i, member in enumerate(td.tensordicts)])
 
 
 @pytest.mark.parametrize("dim", [1, -1])
 def test_cat_uneven_members_concatenates_per_member(dim):
-    td = uneven_sizes()
-    check(torch.cat([td, td], dim), [torch.cat([member, member], 0) for member in td.tensordicts])
+    td = make_uneven_sizes()
+    assert_members_equal(
+        torch.cat([td, td], dim), [torch.cat([member, member], 0) for member in td.tensordicts]
+    )
 
 
 @pytest.mark.parametrize("stack", STACKS)
@@ -113,8 +115,8 @@ def test_reduce_all_equals_torch_on_all_elements(name, stack):
         (["n"], lambda td: list(td.new_zeros(2, 4, empty_lazy=True).keys(True))),
     ],
 )
-def test_sizes_of_uneven_stack(read, size):
-    assert read(uneven_sizes()) == size
+def test_size_methods_of_uneven_stack_return_expected(read, size):
+    assert read(make_uneven_sizes()) == size
 
 
 @pytest.mark.parametrize("stack", STACKS)
@@ -140,13 +142,13 @@ def test_data_ptr_returns_addresses_of_members(stack):
 )
 def test_operation_on_uneven_dim_raises(operation):
     with pytest.raises(StructureError, match=r"different batch sizes, \[\[2\], \[3\]\]"):
-        operation(uneven_sizes())
+        operation(make_uneven_sizes())
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
 @pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
 def test_densify_keeps_hidden_keys(layout):
-    dense = uneven_keys().densify(layout)
+    dense = make_uneven_keys().densify(layout)
     assert [part.tolist() for part in dense["only"].unbind()] == [[1, 1, 1], []]
     assert [part.tolist() for part in dense["n", "rare"].unbind()] == [[], [1]]
 
@@ -168,8 +170,8 @@ def test_unlock_node_of_locked_stack_raises(dim):
 
 
 @pytest.mark.parametrize("outer", [lambda td: {"s": td}, lambda td: {"x": {"s": td}}])
-def test_get_form_of_nested_stack_returns_it(outer):
-    stack = uneven_shapes()
+def test_get_form_of_nested_stack_returns_stack(outer):
+    stack = make_uneven_shapes()
     td = TensorDict(outer(stack), [2])
     path = next(key for key in td.keys(True) if key[-1] == "s")
     path = (path,) if isinstance(path, str) else path
@@ -188,7 +190,7 @@ def test_get_form_of_nested_stack_returns_it(outer):
     "index", [slice(0, 0), [], (slice(5, None), slice(0, 1)), torch.zeros(2, dtype=torch.bool)]
 )
 def test_empty_index_of_uneven_members_keeps_ndim(index):
-    empty = uneven_sizes()[index]
+    empty = make_uneven_sizes()[index]
     assert empty.batch_size[0] == 0 and empty.ndim == 2 and empty.numel() == 0
 
 
@@ -208,7 +210,7 @@ UNEVEN_INDICES = [
 
 @pytest.mark.parametrize(("index", "meaning"), UNEVEN_INDICES)
 def test_index_equals_index_of_selected_members(index, meaning):
-    td = uneven_sizes()
+    td = make_uneven_sizes()
     if meaning is None:
         with pytest.raises(StructureError, match="cannot be indexed together"):
             td[index]
@@ -222,31 +224,31 @@ def test_index_equals_index_of_selected_members(index, meaning):
 @pytest.mark.parametrize(("index", "meaning"), [case for case in UNEVEN_INDICES if case[1] is not None])
 @pytest.mark.parametrize("value", [lambda td: -1, lambda td: td.apply(lambda leaf: leaf * 0 - 1)])
 def test_setitem_writes_selected_elements(index, meaning, value):
-    td, expected = uneven_sizes(), uneven_sizes()
+    td, expected = make_uneven_sizes(), make_uneven_sizes()
     for i, inner in meaning.items():
         expected.tensordicts[i]["a"][inner] = -1
         expected.tensordicts[i]["n", "b"][inner] = -1
     td[index] = value(td[index])
-    check(td, expected.tensordicts)
+    assert_members_equal(td, expected.tensordicts)
 
 
 @pytest.mark.parametrize("index", [(0, 2), (slice(None), 2), ([0, 1], -3), (2, 0)])
 @pytest.mark.parametrize("use", [lambda td, index: td[index], lambda td, index: td.__setitem__(index, 0)])
 def test_index_out_of_range_for_member_raises(index, use):
-    td = uneven_sizes()
+    td = make_uneven_sizes()
     with pytest.raises(CollectionIndexError, match="out of bounds"):
         use(td, index)
-    check(td, uneven_sizes().tensordicts)
+    assert_members_equal(td, make_uneven_sizes().tensordicts)
 
 
 @pytest.mark.parametrize("value", [{"a": torch.zeros(2)}, TensorDict({"a": torch.zeros(3, 1, 2)}, [3, 1])])
 def test_setitem_ambiguous_value_raises(value):
-    td = uneven_sizes()
+    td = make_uneven_sizes()
     with pytest.raises(StructureError, match="members of different batch sizes are written one at a time"):
         td[:] = value
 
 
-def with_keys_of_their_own() -> LazyStackedTensorDict:
+def make_with_hidden_keys() -> LazyStackedTensorDict:
     return lazy_stack(
         [
             TensorDict({"a": torch.zeros(3, i), "n": {"b": torch.zeros(3), f"{i}": 0 * torch.ones(3)}}, [3])
@@ -268,14 +270,14 @@ def with_keys_of_their_own() -> LazyStackedTensorDict:
     ],
 )
 def test_empty_index_has_common_keys(index, size):
-    found = with_keys_of_their_own()[index]
+    found = make_with_hidden_keys()[index]
     assert found.batch_size == size
     assert list(found.keys(True)) == ["a", "n", ("n", "b")]
     assert found["a"].shape == (*size, 1) and found["n", "b"].shape == size
 
 
 def test_cat_with_empty_parts_keeps_members():
-    stack = with_keys_of_their_own()
+    stack = make_with_hidden_keys()
     mask = torch.tensor([False, False])
     again = torch.cat([stack[mask], stack[~mask], stack[2:]])
     assert again.batch_size == (2, 3)
@@ -304,7 +306,7 @@ def test_rearranged_elements_keep_dim_names(move, names, below):
 
 
 def test_empty_index_keeps_dim_names():
-    stack = with_keys_of_their_own()
+    stack = make_with_hidden_keys()
     stack.names = ["x", "y"]
     assert stack[0:0].names == ["x", "y"]
 

@@ -22,41 +22,42 @@ from td_core._value_codec import MAX_DEPTH, is_readable, join, split
 from td_core._value_types import VALUES, LeafSerializer, enum_serializer
 
 
-def same(a: Any, b: Any) -> bool:
+def is_same_value(a: Any, b: Any) -> bool:
     """Compare values and types recursively; NaN equals NaN."""
     if type(a) is not type(b):
         return False
     if isinstance(a, dict):
         return len(a) == len(b) and all(
-            same(ka, kb) and same(va, vb) for (ka, va), (kb, vb) in zip(a.items(), b.items(), strict=True)
+            is_same_value(ka, kb) and is_same_value(va, vb)
+            for (ka, va), (kb, vb) in zip(a.items(), b.items(), strict=True)
         )
     if isinstance(a, (list, tuple)):
-        return len(a) == len(b) and all(map(same, a, b))
+        return len(a) == len(b) and all(map(is_same_value, a, b))
     if isinstance(a, (set, frozenset)):
-        return canonical(a) == canonical(b)
+        return make_hashable(a) == make_hashable(b)
     if isinstance(a, np.ndarray):
         return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
     if isinstance(a, (complex, np.complexfloating)):
-        return same(float(a.real), float(b.real)) and same(float(a.imag), float(b.imag))
+        return is_same_value(float(a.real), float(b.real)) and is_same_value(float(a.imag), float(b.imag))
     if isinstance(a, (float, np.floating)):
         return (math.isnan(a) and math.isnan(b)) or (a == b and math.copysign(1, a) == math.copysign(1, b))
     if isinstance(a, (np.datetime64, np.timedelta64)):
         return a.dtype == b.dtype and a.view("i8") == b.view("i8")
     if isinstance(a, slice):
-        return all(map(same, (a.start, a.stop, a.step), (b.start, b.stop, b.step)))
+        return all(map(is_same_value, (a.start, a.stop, a.step), (b.start, b.stop, b.step)))
     if isinstance(a, (datetime, time)):
         return a == b and a.fold == b.fold and a.utcoffset() == b.utcoffset()
     return bool(a == b)
 
 
-def canonical(value: Any) -> Any:
+def make_hashable(value: Any) -> Any:
     """Return a hashable key that also distinguishes the types of equal values."""
     if isinstance(value, (set, frozenset)):
-        return type(value), frozenset(map(canonical, value))
-    return type(value), tuple(map(canonical, value)) if isinstance(value, tuple) else value
+        return type(value), frozenset(map(make_hashable, value))
+    return type(value), tuple(map(make_hashable, value)) if isinstance(value, tuple) else value
 
 
-def through_json(value: Any) -> Any:
+def copy_through_json(value: Any) -> Any:
     plain, types = split(value)
     return join(*json.loads(json.dumps([plain, types])))
 
@@ -140,7 +141,7 @@ VALUE = st.recursive(
 @given(VALUE)
 @settings(max_examples=300, deadline=None)
 def test_join_inverts_split(value: Any) -> None:
-    assert same(through_json(value), value)
+    assert is_same_value(copy_through_json(value), value)
 
 
 JSON_VALUE = st.recursive(
@@ -198,7 +199,7 @@ def test_join_wrong_types_returns_or_raises_format_error(plain: Any, types: Any)
 )
 def test_split_returns_plain_and_types(value: Any, plain: Any, types: Any) -> None:
     assert split(value) == (plain, types)
-    assert same(join(plain, types), value)
+    assert is_same_value(join(plain, types), value)
 
 
 @pytest.mark.parametrize(
@@ -229,7 +230,7 @@ def test_split_returns_plain_and_types(value: Any, plain: Any, types: Any) -> No
     ids=lambda value: type(value).__name__,
 )
 def test_split_and_join_edge_values(value: Any) -> None:
-    assert same(through_json(value), value)
+    assert is_same_value(copy_through_json(value), value)
 
 
 def test_split_set_is_sorted() -> None:
@@ -289,7 +290,7 @@ def test_split_error_names_type_and_remedy() -> None:
     )
 
 
-def nested(make: Any, depth: int) -> Any:
+def nest(make: Any, depth: int) -> Any:
     value: Any = 0
     for _ in range(depth):
         value = make(value)
@@ -302,14 +303,14 @@ MAKERS = [lambda v: [v], lambda v: (v,), lambda v: {"k": v}, lambda v: {1: v}, l
 @pytest.mark.parametrize("make", MAKERS)
 def test_split_too_deep_raises(make: Any) -> None:
     with pytest.raises(errors.CodecError, match=f"nested deeper than {MAX_DEPTH} levels, or contains itself"):
-        split(nested(make, 10_000))
+        split(nest(make, 10_000))
 
 
 @pytest.mark.parametrize("make", MAKERS[:3])
 def test_split_deepest_value_survives_json(make: Any) -> None:
     # A tuple counts twice: it is stored as a list.
-    value = nested(make, MAX_DEPTH // 2)
-    assert through_json(value) == value
+    value = nest(make, MAX_DEPTH // 2)
+    assert copy_through_json(value) == value
 
 
 def test_split_self_containing_value_raises() -> None:
@@ -366,7 +367,7 @@ def test_join_hostile_types_raises(plain: Any, types: Any, message: str | None) 
 
 def test_join_hostile_depth_raises() -> None:
     with pytest.raises(errors.FormatError, match=f"nested deeper than {MAX_DEPTH} levels"):
-        join(nested(lambda v: [v], 10_000), nested(lambda v: {"c": {"0": v}}, 10_000))
+        join(nest(lambda v: [v], 10_000), nest(lambda v: {"c": {"0": v}}, 10_000))
 
 
 class Celsius:
@@ -413,7 +414,7 @@ def test_enum_serializer_round_trips_members() -> None:
         VALUES.add(serializer)
         try:
             for member in members:
-                assert same(through_json({"m": member}), {"m": member})
+                assert is_same_value(copy_through_json({"m": member}), {"m": member})
             with pytest.raises(errors.FormatError, match="is no"):
                 join("nosuch", serializer.tag)
         finally:
