@@ -1,4 +1,4 @@
-"""Write what follows from the table of operations: the pointwise methods, and their list in the reference.
+"""Write what follows from the tables of operations and dtypes: methods, and their lists in the reference.
 
     python tools/generate_methods.py          write the files
     python tools/generate_methods.py --check  exit with 1 if a file differs from what would be written
@@ -20,8 +20,8 @@ import torch
 ROOT = Path(__file__).parents[1]
 CORE = ROOT / "packages/td-core/src/td_core"
 PAGE = ROOT / "docs/reference/collections.md"
-BEGIN, END = "<!-- written by tools/generate_methods.py: -->\n", "<!-- end -->\n"
 OPERATIONS = runpy.run_path(str(CORE / "_operators.py"))["OPERATIONS"]
+DTYPES = runpy.run_path(str(CORE / "_dtypes.py"))["DTYPES"]
 
 MODULE = '''\
 # Generated from td_core/_operators.py: change the table, then run tools/generate_methods.py.
@@ -171,13 +171,37 @@ def make_list() -> str:
     return "\n".join([*lines, ""])
 
 
+def make_casts() -> str:
+    """Return the declarations of the casting methods."""
+    names = sorted(name for row in DTYPES for name in row.methods)
+    return "".join(f'    {name} = make_cast("{name}")\n' for name in names)
+
+
+def make_list_of_casts() -> str:
+    """Return the casting methods as a table of Markdown."""
+    lines = [
+        f"| {', '.join(f'`{name}`' for name in row.methods)} | `torch.{row.name}` |"
+        for row in DTYPES
+        if row.methods
+    ]
+    return "\n".join(["| method | dtype |", "|---|---|", *lines, ""])
+
+
+def replace_part(text: str, subject: str, part: str) -> str:
+    """Replace the lines between the comments "Begin of ``subject``" and "End of ``subject``"."""
+    start = text.index("\n", text.index(f"Begin of {subject}: written by tools/generate_methods.py")) + 1
+    stop = text.rindex("\n", start - 1, text.index(f"End of {subject}.")) + 1
+    return text[:start] + part + text[stop:]
+
+
 def make_files() -> dict[Path, str]:
     """Return what each file should contain."""
     page = PAGE.read_text(encoding="utf-8")
-    start, stop = page.index(BEGIN) + len(BEGIN), page.index(END)
+    casts = CORE / "_ops/dtypes.py"
     return {
         CORE / "_ops/pointwise_methods.py": make_methods(),
-        PAGE: page[:start] + make_list() + page[stop:],
+        casts: replace_part(casts.read_text(encoding="utf-8"), "casts", make_casts()),
+        PAGE: replace_part(replace_part(page, "operations", make_list()), "casts", make_list_of_casts()),
     }
 
 
@@ -191,7 +215,7 @@ def main() -> int:
             path.write_text(files[path], encoding="utf-8")
         return 0
     for path in changed:
-        print(f"{path.relative_to(ROOT)} differs from the table: run python tools/generate_methods.py")
+        print(f"{path.relative_to(ROOT)} differs from its table: run python tools/generate_methods.py")
     return 1 if changed else 0
 
 

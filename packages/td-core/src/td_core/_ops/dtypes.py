@@ -24,13 +24,19 @@ CastFilter = Callable[[NestedKey, Tensor], bool]
 CASTS = {dtype: getattr(Tensor, row.fast) for dtype, row in ROWS.items() if row.fast}
 
 
-def _make_caster(dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
-    """Return a function that casts a leaf to ``dtype``; it calls ``to`` for tensor subclasses, which may support only that."""
+def _make_caster(name: str) -> Callable[[Tensor], Tensor]:
+    """Return a function that casts a leaf; it calls ``to`` for tensor subclasses, which may support only that."""
+    if (dtype := NAMES.get(name)) is None:
+        return partial(_refuse_cast, name)
     fast = CASTS.get(dtype)
     if fast is None:
         # torch.compile can trace a partial that was created outside the graph, but not a methodcaller.
         return partial(Tensor.to, dtype=dtype)
     return lambda leaf: fast(leaf) if type(leaf) in PLAIN else leaf.to(dtype)
+
+
+def _refuse_cast(name: str, leaf: Tensor) -> Tensor:
+    raise NotImplementedError(f"torch {torch.__version__} has no dtype {name}: a newer release may have it")
 
 
 class BoundCast(Protocol[T_co]):
@@ -50,7 +56,7 @@ class Cast(Protocol):
 def make_cast(name: str) -> Cast:
     """Build the casting method ``name`` of the table of dtypes."""
     row = METHODS[name]
-    dtype = NAMES[f"torch.{row.name}"]
+    dtype = f"torch.{row.name}"
     leaf: Callable[[Tensor], Tensor] = getattr(Tensor, name, None) or _make_caster(dtype)
 
     def method(self: SelfT, *, cast_filter: CastFilter | None = None) -> SelfT:
@@ -67,7 +73,7 @@ def make_cast(name: str) -> Cast:
 
         Args:
             cast_filter: takes the key path (a tuple) and the leaf; if it returns False, the leaf is not cast.
-{"" if "cast" in row.cannot else outcome}"""
+{"" if "cast" in row.cannot or dtype not in NAMES else outcome}"""
     return method
 
 
@@ -95,6 +101,7 @@ class DtypeMixin(Core):
     #: Default ``cast_filter`` of the class; a kind that declares fields may set it.
     _cast_filter: ClassVar[Any] = None  # Any, not CastFilter: mypy binds class variables of callable types
 
+    # Begin of casts: written by tools/generate_methods.py from the table in td_core/_dtypes.py.
     bfloat16 = make_cast("bfloat16")
     bool = make_cast("bool")
     complex128 = make_cast("complex128")
@@ -119,6 +126,7 @@ class DtypeMixin(Core):
     uint32 = make_cast("uint32")
     uint64 = make_cast("uint64")
     uint8 = make_cast("uint8")
+    # End of casts.
 
     def type(self: SelfT, dst_type: Any, *, cast_filter: CastFilter | None = None) -> SelfT:
         """Cast the leaves to a dtype.
