@@ -170,9 +170,10 @@ def lint(session: nox.Session) -> None:
 def typecheck(session: nox.Session, checker: str) -> None:
     """Check the packages with mypy --strict, and samples of user code with mypy and pyright."""
     if checker == "mypy":
-        environment = Environment(session, extra=("mypy",))
+        environment = Environment(session, (CORE,), extra=("mypy",))
         environment.run("-m", "mypy")
         environment.run("-m", "mypy", "tests/typing")
+        environment.pytest("tests/test_one_source.py")
         return
     # The distribution "pyright" downloads the checker from the npm registry; basedpyright contains it.
     environment = Environment(session, EVERYTHING, extra=("basedpyright",))

@@ -50,6 +50,18 @@ def train(model: nn.Module, data: TensorDict) -> TensorDict:
     return params.detach()
 
 
+def pointwise(td: TensorDict, digits: Digits) -> None:
+    """Compute new values, and values in place: the result has the type of the collection."""
+    assert_type(td.exp(), TensorDict)
+    assert_type(digits.sqrt_(), Digits)
+    assert_type(td.div(2, default=0.0), TensorDict)
+    assert_type(digits.maximum_(0.5), Digits)
+    assert_type(-td % 2, TensorDict)
+    assert_type(1 - digits, Digits)
+    td += 1
+    assert_type(td.lerp(td, 0.5).add(1, alpha=2), TensorDict)
+
+
 def ensemble(members: list[TensorDict]) -> TensorDict:
     """Stack collections along a new leading dim."""
     lazy = LazyStackedTensorDict(*members, stack_dim=0)

@@ -1,0 +1,133 @@
+"""A fact stands in one place: in a copy of the tree, one row is enough to add an operation."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).parents[1]
+SOURCES = sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("packages/*/src"))
+Run = Callable[..., str]
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Copy the sources, the reference and the tools."""
+    copy = tmp_path_factory.mktemp("tree")
+    for folder in (*SOURCES, "docs/reference", "tools"):
+        shutil.copytree(ROOT / folder, copy / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    return copy
+
+
+@pytest.fixture(scope="module")
+def run(tree: Path) -> Run:
+    """Return a function that runs Python over the copy and returns what it prints."""
+    sources = os.pathsep.join(str(tree / source) for source in SOURCES)
+
+    def call(*arguments: object, code: int = 0) -> str:
+        command = [sys.executable, *map(str, arguments)]
+        env = {**os.environ, "PYTHONPATH": sources, "MYPYPATH": sources, "OMP_NUM_THREADS": "1"}
+        done = subprocess.run(command, cwd=tree, env=env, capture_output=True, text=True, check=False)
+        assert done.returncode == code, done.stdout + done.stderr
+        return done.stdout
+
+    return call
+
+
+def insert_after(path: Path, line: str, rows: str) -> None:
+    """Insert rows behind the only line of a file that has this text."""
+    before, found, after = path.read_text(encoding="utf-8").partition(line)
+    assert found and line not in after
+    path.write_text(before + line + rows + after, encoding="utf-8")
+
+
+OPERATIONS = """\
+    Operation("rsqrt", "unary", "the reciprocal square root of each element", loop_in="autocast"),
+    Operation("floor_divide", "binary", "the floor of ``self / other``", dunder="floordiv", symbol="//",
+              reflected="rfloor_divide"),
+"""
+
+
+@pytest.fixture(scope="module")
+def operations(tree: Path, run: Run) -> None:
+    """Add two operations to the copy."""
+    insert_after(tree / "packages/td-core/src/td_core/_operators.py", "OPERATIONS = (\n", OPERATIONS)
+    found = run("tools/generate_methods.py", "--check", code=1)
+    for name in ("packages/td-core/src/td_core/_ops/pointwise_methods.py", "docs/reference/collections.md"):
+        assert f"{name} differs from its table: run python tools/generate_methods.py" in found
+    run("tools/generate_methods.py")
+    assert run("tools/generate_methods.py", "--check") == ""
+
+
+PROGRAM = """
+import doctest, inspect, torch, td_core
+from td_core import TensorDict, TensorCollection
+from td_core._ops import pointwise_methods
+from td_core._ops.pointwise import OPS
+
+print(td_core.__file__)
+leaf = torch.tensor([4.0, 7.0])
+td = TensorDict({"a": leaf, "n": {"b": leaf}}, [2])
+for one in (td, TensorDict.lazy_stack([td[0], td[1]])):
+    for result, expected in [
+        (one.rsqrt(), leaf.rsqrt()), (torch.rsqrt(one), leaf.rsqrt()), (one.clone().rsqrt_(), leaf.rsqrt()),
+        (torch.rsqrt_(one.clone()), leaf.rsqrt()), (one // 2, leaf // 2), (9.0 // one, 9.0 // leaf),
+        (one.floor_divide(one * 2), leaf // (leaf * 2)), (torch.floor_divide(one, 2), leaf // 2), (leaf // one, leaf // leaf),
+        (one.clone().floor_divide_(2), leaf // 2), (one.clone().__ifloordiv__(2), leaf // 2),
+    ]:
+        assert torch.equal(result["a"], expected) and torch.equal(result["n", "b"], expected), (result, expected)
+assert OPS["rsqrt"].alike is OPS["exp"].alike is not None
+for name in ("rsqrt", "floor_divide"):
+    method = getattr(TensorCollection, name)
+    assert method.__module__ == "td_core._base" and ">>> " in method.__doc__
+    print(method.__doc__.splitlines()[0], inspect.signature(method))
+    names = {"torch": torch, "TensorDict": TensorDict}
+    for example in doctest.DocTestFinder().find(method, name, module=pointwise_methods, globs=names):
+        assert doctest.DocTestRunner().run(example) == (0, 1)
+"""
+
+
+@pytest.mark.usefixtures("operations")
+def test_added_operation_has_methods_functions_and_docs(tree: Path, run: Run) -> None:
+    path, *heads = run("-c", PROGRAM).splitlines()
+    assert Path(path).is_relative_to(tree)
+    binary = "(self, other: 'Operand', *, default: 'Any' = None) -> 'Self'"
+    assert heads == [
+        "Return the reciprocal square root of each element. (self) -> 'Self'",
+        f"Return the floor of ``self / other``; arguments are those of :meth:`add`. {binary}",
+    ]
+    page = (tree / "docs/reference/collections.md").read_text(encoding="utf-8")
+    assert "| `rsqrt` | the reciprocal square root of each element | `rsqrt_` |  | `rsqrt` |" in page
+    assert "| `floor_divide_` | `//` | `floor_divide` |" in page
+
+
+TYPED = """
+from td_core import TensorDict
+from typing_extensions import assert_type
+
+def check(td: TensorDict) -> None:
+    assert_type(td.rsqrt(), TensorDict)
+    assert_type(td.floor_divide_(2), TensorDict)
+    assert_type(td // 2, TensorDict)
+    td.rsqrt(1)
+    td.no_such_operation()
+"""
+
+
+@pytest.mark.usefixtures("operations")
+def test_added_operation_is_seen_by_type_checker(tree: Path, run: Run) -> None:
+    pytest.importorskip("mypy", reason="the typecheck session has mypy")
+    (tree / "typed.py").write_text(TYPED, encoding="utf-8")
+    found = run("-m", "mypy", "--strict", "typed.py", code=1).splitlines()
+    assert [line.partition("error: ")[2] for line in found[:-1]] == [
+        'Too many arguments for "rsqrt" of "PointwiseMixin"  [call-arg]',
+        '"TensorDict" has no attribute "no_such_operation"  [attr-defined]',
+    ]
