@@ -195,7 +195,7 @@ def test_cycle_finds_modules_of_cycle() -> None:
 def test_function_does_not_import_project(package: str, name: str) -> None:
     # td_core loads plugins at import, so they import the rest of their package only when called.
     lazily = {package} if name in ("plugin", "_methods", "_non_tensor_methods") else set()
-    # compat modules are imported when a file of an old release is met.
+    # compat modules are imported when a file of an old release is read.
     hidden = [
         f"line {found.line}: {found.target}"
         for found in imports(package, name)

@@ -1,4 +1,4 @@
-"""Writes of values into a mapped collection: the files, the other processes and refused writes."""
+"""Writes of values into a mapped collection: they reach the files and other processes, or raise."""
 
 from __future__ import annotations
 

@@ -315,7 +315,7 @@ def test_grad_contains_only_leaves_with_gradient(assert_leaves_equal: Any) -> No
         "a",
         "n",
         ("n", "b"),
-    ]  # without leaves there is nothing to have a gradient
+    ]  # a collection without leaves has no gradient
 
 
 def test_set_grad_copies_into_existing_gradients(td: TensorDict, assert_leaves_equal: Any) -> None:

@@ -132,7 +132,7 @@ class TestFromDict:
         )
         kinds = {key: type(result[key]) for key in ("own", ("own", "deep"), ("own", "new"), "stack", "x")}
         assert kinds.pop(("own", "deep")) is kinds.pop("own") is type(result) is Own
-        assert set(kinds.values()) == {TensorDict}  # a mapping never becomes a lazy stack
+        assert set(kinds.values()) == {TensorDict}  # a mapping is stored as a TensorDict, not as a lazy stack
         assert result["own", "deep", "x"] == 2 and result["x", "y"] == 4
 
     def test_make_tensordict_combines_mapping_and_keywords(self) -> None:

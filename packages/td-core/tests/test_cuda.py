@@ -221,7 +221,7 @@ def test_torch_load_map_location_moves_gpu_td() -> None:
 
 @pytest.mark.parametrize("weights_only", [False, True])
 def test_torch_load_sets_device_label_of_loaded_leaves(weights_only: bool) -> None:
-    there = torch.device("cuda", 0)  # only a label, so the test needs no GPU
+    there = torch.device("cuda", 0)  # a device label needs no GPU
     for td in (
         make_sample("cpu"),
         lazy_stack([make_sample("cpu"), make_sample("cpu")]),

@@ -196,7 +196,7 @@ class TestAssign:
             ({"a": torch.zeros(3)}, {"new": torch.ones(2)}, LockedError, "cannot make key 'new'"),
         ],
     )
-    def test_setitem_bad_member_writes_nothing(
+    def test_setitem_stack_with_bad_member_writes_nothing(
         self, index: Any, last: Any, value: Any, error: type, message: str
     ) -> None:
         first = TensorDict({"a": torch.zeros(3), "b": torch.zeros(3)})
@@ -268,7 +268,7 @@ class TestEntriesAtAnIndex:
             (("b", "e"), lambda td: td.cat_tensors("a", ("b", "c"), out_key=("b", "e"))),
         ],
     )
-    def test_entry_errors_note_key(self, td: Any, key: Any, do: Any) -> None:
+    def test_set_at_and_get_at_errors_note_key(self, td: Any, key: Any, do: Any) -> None:
         with pytest.raises((StructureError, IndexError, RuntimeError)) as caught:
             do(td)
         assert caught.value.__notes__ == [f"at key {key!r}"]

@@ -18,7 +18,7 @@ from td_core.errors import (
     StructureError,
 )
 
-#: torch 2.14 calls its own deprecated functions when it compiles decompositions on the first use of forward mode.
+#: torch 2.14 calls deprecated functions at the first use of forward-mode autograd.
 FORWARD_MODE = pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:FutureWarning")
 
 
@@ -44,7 +44,7 @@ def test_get_ragged_entry_returns_requested_form_else_raises(make_ragged_stack):
 
 
 @pytest.mark.parametrize("view", [TensorDict.values, TensorDict.items])
-def test_iterate_until_ragged_entry_does_not_read_it(view, make_ragged_stack):
+def test_iterate_values_reads_ragged_entry_only_when_reached(view, make_ragged_stack):
     walk = iter(view(TensorDict({"x": torch.zeros(1), "s": make_ragged_stack()}), True))
     next(walk), next(walk)
     with pytest.raises(StructureError, match="cannot stack key 'a'"):
@@ -139,7 +139,7 @@ def test_lock_stack_locks_members(make_lazy_stack):
     lazy.tensordicts[0]["z"] = torch.zeros(3)
 
 
-def test_hooks_apply_to_reads_and_writes():
+def test_lazy_stack_hooks_apply_to_reads_and_writes():
     lazy = LazyStackedTensorDict(
         *[TensorDict({"a": torch.zeros(2)}) for _ in range(2)],
         hook_out=lambda value: value + 1,

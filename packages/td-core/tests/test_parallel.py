@@ -290,7 +290,7 @@ _workers._Worker.__init__ = later
 td = TensorDict({"a": torch.arange(4)}, [4])
 print(td.map(lambda part: part + 1, num_workers=2, chunksize=1, mp_start_method="fork")["a"].tolist())
 """
-        environment = {**os.environ, "TD_PLUGINS": "none"}  # td-memmap imports the module for itself
+        environment = {**os.environ, "TD_PLUGINS": "none"}  # td-memmap imports the module too
         done = subprocess.run(
             [sys.executable, "-c", source], stdout=subprocess.PIPE, timeout=30, check=True, env=environment
         )

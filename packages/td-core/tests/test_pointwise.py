@@ -384,7 +384,7 @@ def test_pointwise_mixed_requires_grad_is_kept_per_leaf(operation, names):
 
 @pytest.mark.parametrize("name", ["exp", "log1p", "pow", "reciprocal", "tan"])
 def test_unary_autocast_calls_single_op_per_leaf(name, monkeypatch, make_nested):
-    # Autocast chooses the dtype in single operations only, and on a GPU only: so count calls instead of dtypes.
+    # Autocast changes dtypes only in single operations on a GPU, so count the calls instead.
     this = OPS[name]
     calls = []
     monkeypatch.setitem(

@@ -222,12 +222,12 @@ class TestOptions:
             ({"verbose": True}, "TensorDict(batch_size=[3], fields={a: i64[2], b: {c: f32[], d: f32[4]}})"),
         ],
     )
-    def test_compact_form_follows_options(self, options: dict[str, Any], printed: str) -> None:
+    def test_repr_compact_form_follows_options(self, options: dict[str, Any], printed: str) -> None:
         with set_printoptions(**options):
             assert repr(make_dense_td()) == printed
 
     @pytest.mark.parametrize("options", [{"sort_keys": "insertion"}, {"sort_keys": None}])
-    def test_sort_keys_none_keeps_insertion_order(self, options: dict[str, Any]) -> None:
+    def test_repr_sort_keys_none_keeps_insertion_order(self, options: dict[str, Any]) -> None:
         with set_printoptions(**options):
             assert (
                 repr(TensorDict({"b": 1, "a": 1})) == "TensorDict(batch_size=[], fields={b: i64[], a: i64[]})"
@@ -256,15 +256,15 @@ class TestOptions:
             ({"plain": True}, "is_shared=False, mean=0, std=nan)"),
         ],
     )
-    def test_detail_options_select_long_form(self, options: dict[str, Any], leaf: str) -> None:
+    def test_repr_detail_options_select_long_form(self, options: dict[str, Any], leaf: str) -> None:
         with set_printoptions(**options):
             assert leaf in repr(TensorDict({"a": torch.zeros(1, requires_grad=True)}))
 
-    def test_compact_option_overrides_detail_options(self) -> None:
+    def test_repr_compact_option_overrides_detail_options(self) -> None:
         with set_printoptions(compact=True, show_grad=True):
             assert repr(TensorDict()) == "TensorDict(batch_size=[], fields={})"
 
-    def test_long_form_without_node_details_prints_fields_only(self) -> None:
+    def test_repr_long_form_without_node_details_prints_fields(self) -> None:
         with set_printoptions(compact=False, show_device=False, show_is_shared=False, show_batch_size=False):
             assert repr(TensorDict()) == "TensorDict(\n    fields={\n    },\n    )"
 

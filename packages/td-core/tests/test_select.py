@@ -178,7 +178,7 @@ def test_where_out_stores_result(locked: bool) -> None:
         out.lock_()
     assert make_td().where(MASK, make_td(100.0), out=out) is out
     assert torch.equal(out["x"], make_td().where(MASK, make_td(100.0))["x"])
-    # What shares the leaves with an unlocked ``out`` keeps its values.
+    # An unlocked ``out`` receives new leaves; the leaves of a locked one are written in place.
     assert torch.equal(leaf, out["x"] if locked else make_td(-1.0)["x"])
     with pytest.raises(BatchSizeError, match=r"out= has batch size \[2\], the result has \[2, 3\]"):
         make_td().where(MASK, 0, out=TensorDict(batch_size=[2]))

@@ -298,7 +298,7 @@ class TestValuesOfFewerDims:
         assert torch.equal(td[key], value[..., None].expand(3, 3, 3))
 
     @pytest.mark.parametrize("write", SHORT.values(), ids=SHORT)
-    def test_write_bad_member_writes_nothing(self, write: Any) -> None:
+    def test_write_stack_with_bad_member_writes_nothing(self, write: Any) -> None:
         first, last = TensorDict({"a": torch.zeros(3, 2)}, [3]), TensorDict({"a": torch.zeros(3, 5)}, [3])
         with pytest.raises(StructureError, match=r"key 'a' in place: it has shape \[3, 5\] there"):
             write(LazyStackedTensorDict(first, last), "a", torch.ones(2, 3, 2))
