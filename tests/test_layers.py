@@ -40,6 +40,7 @@ LAYERS = [
         "_settings",
         "_missing",
         "_linked_list",
+        "_walks",
         "_workers",
     ],
     ["_value_types", "_value_codec"],

@@ -19,8 +19,10 @@ import torch
 from torch import Tensor
 
 from ._dim_names import Names
+from ._foreach import PLAIN
 from ._keys import suggest_keys
 from ._plans import ShapePlan
+from ._walks import expand, get_path, walk, walk_levels
 from .errors import BatchSizeError, KeyMismatchError, KeyPathError, StructureError
 from .typing import NO_DEFAULT, NoDefault
 
@@ -295,30 +297,28 @@ class Core(ABC):
 
     def _check_batch_size(self, batch_size: torch.Size, path: tuple[str, ...] = ()) -> None:
         """Raise BatchSizeError unless the shape of every leaf starts with ``batch_size``."""
-        ndim = len(batch_size)
-        todo: list[tuple[Core, tuple[str, ...]]] = [(self, path)]
-        while todo:
-            node, prefix = todo.pop()
-            for key, child in dict(node._children()).items():
+        ndim, default = len(batch_size), Core._check_batch_size
+        for _, position, entries in walk_levels(self):
+            for key, child in list(entries.items()):
                 if isinstance(child, Tensor):
                     if get_lead(child, ndim) != batch_size:
                         raise BatchSizeError(
-                            f"the batch size {list(batch_size)} does not fit: {show_path((*prefix, key))} has shape "
-                            f"{list(child.shape)}"
+                            f"the batch size {list(batch_size)} does not fit: "
+                            f"{show_path(path + get_path(position, key))} has shape {list(child.shape)}"
                         )
-                elif child.batch_size[:ndim] != batch_size:
-                    if type(child)._check_batch_size is Core._check_batch_size:
-                        todo.append((child, (*prefix, key)))
-                    else:
-                        child._check_batch_size(batch_size, (*prefix, key))
+                elif child.batch_size[:ndim] == batch_size:
+                    del entries[key]
+                elif type(child)._check_batch_size is not default:
+                    child._check_batch_size(batch_size, path + get_path(position, key))
+                    del entries[key]
 
     def _expand_batch_size(self, batch_size: torch.Size) -> None:
         """Store a checked batch size here and in nested nodes whose batch size does not start with it."""
         ndim = len(batch_size)
-        todo: list[Core] = [self]
-        while todo:
-            node = todo.pop()
-            todo.extend(child for child in node._iter_nested() if child.batch_size[:ndim] != batch_size)
+        for node in expand(
+            [self],
+            lambda node: [child for child in node._iter_nested() if child.batch_size[:ndim] != batch_size],
+        ):
             node._set_batch_size(batch_size)
 
     def _as_dense(self) -> Any:
@@ -397,18 +397,14 @@ class Core(ABC):
         return self._from_dense(self._as_dense()._join(items, plan, path))
 
 
-def iter_nodes(root: Core) -> Iterator[Core]:
-    """Iterate over a node and all nodes below it, parents first."""
-    todo = [root]
-    while todo:
-        level = todo.pop()
-        yield level
-        todo.extend(level._iter_nested())
+def get_tree_children(item: Any) -> Sequence[Child]:
+    """Return the children of a node, for a lazy stack the members; an empty list for a leaf or any other object."""
+    return () if type(item) in PLAIN or not isinstance(item, Core) else item._tree_children()
 
 
 def has_lazy_stack(root: Core) -> bool:
     """Return True if a tree contains a lazy stack."""
-    return any(level._members_and_dim() is not None for level in iter_nodes(root))
+    return any(level._members_and_dim() is not None for level in walk(root))
 
 
 def concurrent_change_error(node: Core) -> StructureError:

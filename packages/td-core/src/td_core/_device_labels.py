@@ -9,7 +9,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from ._collection import Core, iter_nodes
+from ._collection import Core
+from ._walks import expand, walk
 
 T = TypeVar("T")
 
@@ -18,7 +19,7 @@ _IS_CPU = attrgetter("is_cpu")
 
 def set_device_labels(node: Core, device: torch.device | None) -> None:
     """Set the device label of every node of a tree."""
-    for level in iter_nodes(node):
+    for level in walk(node):
         level._set_device(device)
 
 
@@ -32,11 +33,8 @@ def fix_decoded_devices(result: T, nodes: Iterable[dict[str, Any]], leaves: Iter
 
 def fix_device_metadata(result: Any) -> None:
     """Correct device labels that differ from the devices of the leaves, as after ``torch.load(map_location=...)``."""
-    todo = [result]
-    while todo:
-        level = todo.pop()
+    for level in expand([result], lambda level: level._iter_nested() if level.device is None else ()):
         if level.device is None:
-            todo.extend(level._iter_nested())
             continue
         leaves = level._leaves()
         places = {leaf.device for leaf in leaves}

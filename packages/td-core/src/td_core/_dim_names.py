@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from ._walks import walk
 from .errors import DimNamesError, StructureError
 
 Names = tuple["str | None", ...]
@@ -43,15 +44,12 @@ def refuse_repeated(name: str | None, members: Iterable[Any]) -> None:
     if name is None:
         return
     check_names([name], 1)
-    todo = list(members)
-    while todo:
-        node = todo.pop()
+    for node in walk(*members):
         if name in (node._names or ()):
             raise DimNamesError(
                 f"the stack dim cannot be named {name!r}: a member, or a level below one, has the names "
                 f"{list(node._names)}, and dim names must be unique"
             )
-        todo.extend(node._iter_nested())
 
 
 def resize_names(names: Names | None, ndim: int) -> Names | None:

@@ -12,11 +12,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ._collection import Core
+from ._collection import Core, get_tree_children
 from ._lazy_stack import LazyStackedTensorDict
 from ._ops.member_writes import unbind_members
 from ._pytree import leaves_below, register, register_with_subclasses
 from ._torch_private import exit_transforms, functorch_level, is_innermost_transform
+from ._walks import expand
 from .errors import StructureError
 
 
@@ -77,13 +78,11 @@ def _can_stack(members: list[Any]) -> bool:
 
 def _measure_depth(node: Any) -> int:
     """Return the depth of the first leaf, or 0 without leaves."""
-    todo = [(node, 0)]
-    while todo:
-        node, depth = todo.pop()
-        if not isinstance(node, Core):
-            return depth
-        todo.extend((child, depth + 1) for child in reversed(node._tree_children()))
-    return 0
+
+    def below(item: tuple[Any, int]) -> list[tuple[Any, int]]:
+        return [(child, item[1] + 1) for child in reversed(get_tree_children(item[0]))]
+
+    return next((depth for item, depth in expand([(node, 0)], below) if not isinstance(item, Core)), 0)
 
 
 def _unflatten(cls: Any, children: Any, context: Whole | Members) -> Any:

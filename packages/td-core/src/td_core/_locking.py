@@ -11,7 +11,8 @@ import contextlib
 import weakref
 from typing import Any
 
-from ._collection import Core, iter_nodes
+from ._collection import Core
+from ._walks import walk
 from .errors import LockedError
 
 # Dead weak references to parents are removed at this length of the list and at each doubling: amortized O(1).
@@ -109,6 +110,6 @@ def check_unlocked(node: Core, what: str) -> None:
 
 def check_unlocked_below(root: Core, what: str) -> None:
     """Raise LockedError if a node or a node below it is locked. ``what`` describes the refused change."""
-    for level in iter_nodes(root):
+    for level in walk(root):
         if level is root or not level._is_value:
             check_unlocked(level, what)

@@ -14,6 +14,7 @@ from torch.utils import _pytree as torch_pytree
 
 from ._collection import Core
 from ._torch_private import wrap_vmap
+from ._walks import walk
 
 
 def normalize_dims(dims: Any, provided: Any, count: Callable[[int, Core], int]) -> Any:
@@ -51,11 +52,7 @@ def get_argument_dim(dim: int, node: Core) -> int:
 def get_result_dim(dim: int, node: Core) -> int:
     """Convert an ``out_dims`` value to the position of the new batch dim or raise ValueError; record it in every node."""
     result = _dim_of(dim, len(node.batch_size) + 1, node, f"out_dims={dim}")
-    todo = [node]
-    while todo:
-        item = todo.pop()
-        stacked = item._members_and_dim()
-        todo.extend(item._iter_nested() if stacked is None else stacked[0])
+    for item in walk(node):
         item._reveal_dim(result)
     return result
 

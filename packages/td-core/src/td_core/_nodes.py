@@ -25,6 +25,7 @@ from torch import Tensor
 from ._collection import Child, Core, show_path
 from ._missing import missing_writer_error
 from ._public_names import set_module
+from ._walks import expand
 from .errors import FormatError, PluginError, StructureError, TensorDictError
 
 __all__ = ["KINDS", "Encoded", "Layout", "NodeKind", "NodeKinds", "Record", "decode", "encode"]
@@ -546,17 +547,13 @@ def get_module_name(cls: type) -> str:
 
 def find_subclass(base: type, name: Any) -> type | None:
     """Return the subclass of ``base`` with a stored name or None. Prefer the current one if a class was redefined."""
-    results: list[Any] = []
-    todo: list[Any] = [base]
-    while todo:
-        below = todo.pop().__subclasses__()
-        todo += below
-        results += (
-            cls
-            for cls in below
-            if name in (get_class_name(cls), f"<class '{get_module_name(cls)}.{cls.__qualname__}'>")
-        )
-    return next(filter(_is_in_its_module, results), results[-1] if results else None)
+    results = [
+        cls
+        for cls in expand([base], type.__subclasses__)
+        if cls is not base
+        and name in (get_class_name(cls), f"<class '{get_module_name(cls)}.{cls.__qualname__}'>")
+    ]
+    return next(iter([*filter(_is_in_its_module, results), *results]), None)
 
 
 def _is_in_its_module(cls: type) -> bool:

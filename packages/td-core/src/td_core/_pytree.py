@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as torch_pytree
 
-from ._collection import Core, show_path
+from ._collection import Core, get_tree_children, show_path
 from ._dim_names import inherit_names
 from ._foreach import PLAIN
 from ._mapped_names import get_names_after, get_names_before
@@ -22,6 +22,7 @@ from ._nodes import KINDS, NodeKind, Record
 from ._ragged import get_display_shape
 from ._torch_private import functorch_level, get_mapped_dim
 from ._value_codec import is_same_value, join, split
+from ._walks import expand, walk
 
 Context = tuple[Any, ...]
 
@@ -61,11 +62,8 @@ def register(
 def register_with_subclasses(base: type, registrar: Callable[[Any], None]) -> None:
     """Call ``registrar`` for a class and all its subclasses, including those that are defined later."""
     _REGISTRARS[base] = registrar
-    todo = [base]
-    while todo:
-        cls = todo.pop()
+    for cls in expand([base], type.__subclasses__):
         register_as_its_base(cls)
-        todo.extend(cls.__subclasses__())
 
 
 def register_as_its_base(cls: type) -> None:
@@ -78,25 +76,18 @@ def register_as_its_base(cls: type) -> None:
 
 def has_leaves(node: Core) -> bool:
     """Return True if at least one leaf is below a node."""
-    todo: list[Any] = [node]
-    while todo:
-        for child in todo.pop()._tree_children():
+    for level in walk(node):
+        for child in level._tree_children():
             if type(child) in PLAIN or not isinstance(child, Core):
                 return True
-            todo.append(child)
     return False
 
 
 def leaves_below(nodes: list[Any]) -> list[Any]:
     """Return the leaves below some nodes: tensors, and the objects that replaced tensors or nodes in a pytree."""
-    result, todo = [], nodes[:]
-    while todo:
-        node = todo.pop()
-        if type(node) not in PLAIN and isinstance(node, Core):
-            todo.extend(node._tree_children())
-        else:
-            result.append(node)
-    return result
+    return [
+        item for item in expand(nodes, get_tree_children) if type(item) in PLAIN or not isinstance(item, Core)
+    ]
 
 
 def encode_sizes(node: Core, children: list[Any]) -> tuple[Any, ...]:

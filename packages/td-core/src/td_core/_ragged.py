@@ -14,6 +14,7 @@ from ._collection import Child, Core, show_path
 from ._foreach import PLAIN
 from ._keys import unravel_key_to_tuple
 from ._torch_private import functorch_level
+from ._walks import expand
 from .errors import KeyMismatchError, StructureError
 from .typing import NO_DEFAULT, NestedKey
 
@@ -43,15 +44,12 @@ def merge_shapes(shapes: Sequence[Sequence[Any]], dim: int) -> tuple[Any, ...]:
 
 def list_distinct_members(members: Sequence[Core]) -> list[Any]:
     """List the distinct members of a stack; nested stacks are replaced by their members."""
-    flat: list[Any] = []
-    todo = list(members)[::-1]
-    while todo:
-        member = todo.pop()
-        stacked = member._members_and_dim()
-        if stacked is None:
-            flat.append(member)
-        else:
-            todo.extend(stacked[0][::-1])
+
+    def below(node: Core) -> Sequence[Core]:
+        stacked = node._members_and_dim()
+        return () if stacked is None else stacked[0][::-1]
+
+    flat = [node for node in expand(reversed(members), below) if node._members_and_dim() is None]
     if torch.compiler.is_compiling():
         # A guard on id() would recompile the graph for every object, so compare by identity.
         return [

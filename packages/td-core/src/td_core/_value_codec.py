@@ -24,6 +24,7 @@ import torch
 
 from ._missing import missing_writer_error
 from ._value_types import VALUES
+from ._walks import expand
 from .errors import CodecError, FormatError, MissingPluginError
 
 __all__ = ["MAX_DEPTH", "join", "join_at", "parse_json", "is_readable", "is_same_value", "split", "split_at"]
@@ -106,15 +107,11 @@ def join_at(value: tuple[Any, Any], where: Callable[[], str]) -> Any:
 def is_readable(types: Any) -> bool:
     """Return True if a JSON reader without the sidecar can show the value, with simplified types."""
     # A tuple is readable as a list, and a numpy.float32 as a number; bytes are base64 text, so they are not readable.
-    todo = [types]
-    while todo:
-        node = todo.pop()
-        if isinstance(node, dict):
-            todo.extend(node.get("t", ()))
-            todo.extend(node.get("c", {}).values())
-        elif node is not None and node not in VALUES.natural:
-            return False
-    return True
+    parts = expand(
+        [types],
+        lambda node: [*node.get("t", ()), *node.get("c", {}).values()] if isinstance(node, dict) else (),
+    )
+    return all(node is None or isinstance(node, dict) or node in VALUES.natural for node in parts)
 
 
 def _split(value: Any, path: Path, depth: int) -> tuple[Any, Any]:

@@ -16,6 +16,7 @@ from .._dtypes import cast_for_promotion
 from .._foreach import PLAIN, expand_operands
 from .._plans import Shape, broadcast_shape
 from .._ragged import get_display_shape
+from .._walks import walk
 
 
 def expand_to_match(item: Any, beside: Any, size: tuple[int, ...]) -> Any:
@@ -161,13 +162,9 @@ def align_columns(node: Core, leaves: list[Tensor], *operands: Any) -> list[Any]
 def _map_batch_dims(root: Core) -> dict[int, int]:
     """Map the id of each leaf to the number of batch dims of its node, or the smallest number if several nodes hold it."""
     result: dict[int, int] = {}
-    todo: list[Any] = [root]
-    while todo:
-        level = todo.pop()
+    for level in walk(root):
         size = len(level.batch_size)
         for child in level._tree_children():
-            if isinstance(child, Core):
-                todo.append(child)
-            else:
+            if isinstance(child, Tensor):
                 result[id(child)] = min(size, result.get(id(child), size))
     return result

@@ -18,7 +18,6 @@ from .._collection import (
     copy_leaf,
     get_data,
     has_lazy_stack,
-    iter_nodes,
     make_dense,
     make_lazy_stack,
 )
@@ -28,6 +27,7 @@ from .._dtypes import as_dtype
 from .._plans import Along, Shape, ShapePlan, as_ints
 from .._storage_backends import get_backends
 from .._torch_private import get_base
+from .._walks import walk
 from ..errors import StructureError
 from ..typing import NO_DEFAULT, DeviceType, DtypeLike, NoDefault
 from .device_moves import DeviceMixin
@@ -165,7 +165,7 @@ class CastingMixin(DeviceMixin):
         >>> TensorDict({"a": torch.zeros(2)}).requires_grad_().requires_grad
         True
         """
-        for level in iter_nodes(self):
+        for level in walk(self):
             level._keep_shown()
         leaves = self._leaves()
         for leaf in leaves:

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from .._collection import Child, Core, has_lazy_stack, iter_nodes, make_dense, missing_key_error
+from .._collection import Child, Core, get_tree_children, has_lazy_stack, make_dense, missing_key_error
 from .._device_labels import set_device_labels
 from .._dim_names import Names, check_names
 from .._keys import unravel_key_to_tuple
@@ -16,6 +16,7 @@ from .._mapping_views import unwrap_entry
 from .._nested_components import get_parts
 from .._plans import wrap_dim
 from .._ragged import get_display_shape, merge_shapes
+from .._walks import expand, has_entries, walk
 from ..errors import DimNamesError, StructureError
 from ..typing import NestedKey
 from .batch_size import infer_batch_sizes
@@ -88,16 +89,18 @@ class MetadataMixin(Core):
 
     def _set_names(self, names: Names | None) -> None:
         """Store checked names on this node, and on the leading dims of every node below."""
+        root: Any = self._inner()
         ndim = len(self.batch_size)
-        todo: list[Any] = [self._inner()]
-        while todo:
-            node = todo.pop()
+
+        def below(node: Any) -> list[Any]:
+            # The setter of a lazy stack already passed the names to its members, without the stack dim.
+            stacked = node._members_and_dim() is not None
+            return [] if stacked else [child._inner() for child in node._iter_nested()]
+
+        for node in expand([root], below):
             tail = (None,) * (len(node.batch_size) - ndim) if node._names is None else node._names[ndim:]
             full = (names or (None,) * ndim) + tail
             node._names = full if any(name is not None for name in full) else None
-            # The setter of a lazy stack already passed the names to its members, without the stack dim.
-            if node._members_and_dim() is None:
-                todo.extend(child._inner() for child in node._iter_nested())
 
     def refine_names(self: SelfT, *names: Any) -> SelfT:
         """Name dims that have no name yet, in place.
@@ -164,17 +167,12 @@ class MetadataMixin(Core):
         >>> TensorDict({"a": 1, "b": {"c": 2}}).depth
         1
         """
-        deepest = 0
-        todo: list[tuple[Core, int]] = [(self, 0)]
-        while todo:
-            node, level = todo.pop()
-            inner = level + (node._members_and_dim() is None)
-            for child in node._tree_children():
-                if isinstance(child, Tensor) or child._is_value:
-                    deepest = max(deepest, level)
-                else:
-                    todo.append((child, inner))
-        return deepest
+
+        def below(item: tuple[Any, int]) -> list[tuple[Any, int]]:
+            node, level = item
+            return [(child, level + (node._members_and_dim() is None)) for child in get_tree_children(node)]
+
+        return max([0, *(level for item, level in expand([(self, -1)], below) if not has_entries(item))])
 
     @property
     def dtype(self) -> torch.dtype | None:
@@ -247,13 +245,7 @@ class MetadataMixin(Core):
         >>> TensorDict({"a": {}}).is_empty()
         True
         """
-        todo: list[Child] = [self]
-        while todo:
-            child = todo.pop()
-            if isinstance(child, Tensor) or child._is_value:
-                return False
-            todo += child._tree_children()
-        return True
+        return all(map(has_entries, expand([self], get_tree_children)))
 
     def data_ptr(self, *, storage: bool = False) -> Any:
         """Return a collection of the leaves' memory addresses, as int64 tensors of shape ().
@@ -371,7 +363,7 @@ class MetadataMixin(Core):
         >>> TensorDict({"a": 1}).auto_device_().device
         device(type='cpu')
         """
-        for node in reversed(list(iter_nodes(self))):
+        for node in reversed(list(walk(self))):
             if node._members_and_dim() is None:
                 children = list(node._children().values())
                 results = {

@@ -1,0 +1,127 @@
+"""Visit, compare and rebuild trees of any depth, without recursion.
+
+The functions that pass a *position* with each node extend it in constant time: a pair of the parent's position and the key,
+None for the root. ``get_path`` converts it to a key path, for an error or a result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, TypeVar
+
+from torch import Tensor
+
+T = TypeVar("T")
+Node = Any  # a Core, whose module imports this one; some callers rebuild mappings or tuples
+Position = tuple[Any, str] | None
+
+
+def expand(start: Iterable[T], below: Callable[[T], Iterable[T]]) -> Iterator[T]:
+    """Iterate over items and those that ``below`` returns for them, parents first and the last of siblings first.
+
+    ``below(item)`` is called when the next item is requested, so it depends on what the caller did with ``item``.
+    """
+    todo = list(start)
+    while todo:
+        item = todo.pop()
+        yield item
+        todo.extend(below(item))
+
+
+def get_nested(node: Node) -> Iterator[Node]:
+    """Return the nodes directly below a node; the members of a lazy stack."""
+    return node._iter_nested()  # type: ignore[no-any-return]
+
+
+def walk(*nodes: Node) -> Iterator[Node]:
+    """Iterate over nodes and all nodes below them, parents first. Below a lazy stack are its members."""
+    return expand(nodes, get_nested)
+
+
+def has_entries(child: Any) -> bool:
+    """Return True if an entry is a node of entries: neither a leaf nor a value node."""
+    return not isinstance(child, Tensor) and not child._is_value
+
+
+def walk_levels(
+    root: Node, is_visited: Callable[[Any], bool] = has_entries
+) -> Iterator[tuple[Node, Position, dict[str, Any]]]:
+    """Iterate over nodes with their positions and a copy of their entries, and descend into those that ``is_visited`` selects.
+
+    An entry that the caller removes from the copy is not visited.
+    """
+    todo: list[tuple[Node, Position]] = [(root, None)]
+    while todo:
+        node, position = todo.pop()
+        entries = dict(node._children())
+        yield node, position, entries
+        todo.extend((child, (position, key)) for key, child in entries.items() if is_visited(child))
+
+
+def get_path(position: Position, *keys: str) -> tuple[str, ...]:
+    """Return the key path of a position, extended by ``keys``."""
+    parents = []
+    while position is not None:
+        position, key = position
+        parents.append(key)
+    return (*reversed(parents), *keys)
+
+
+def zip_walk(*roots: Node) -> Iterator[tuple[Node, ...]]:
+    """Iterate over the nodes at the same key path of several trees, where all of them have a node of entries.
+
+    Of lazy stacks, iterate over the members; another tree is then split along the stack dim of the first.
+    """
+
+    def below(nodes: tuple[Node, ...]) -> Iterable[tuple[Node, ...]]:
+        first, *others = nodes
+        stacked = first._members_and_dim()
+        if stacked is not None:
+            yield from zip(stacked[0], *[split_along(node, stacked[1]) for node in others], strict=True)
+            return
+        for key, child in dict(first._children()).items():
+            if has_entries(child) and all(key in node._children() for node in others):
+                found = (child, *[node._get_child(key) for node in others])
+                if all(map(has_entries, found)):
+                    yield found
+
+    return (nodes for nodes in expand([roots], below) if nodes[0]._members_and_dim() is None)
+
+
+def split_along(node: Node, dim: int) -> Sequence[Node]:
+    """Return the members of a lazy stack along its stack dim, or the slices of another node along ``dim``."""
+    stacked = node._members_and_dim()
+    return stacked[0] if stacked is not None and stacked[1] == dim else node.unbind(dim)  # type: ignore[no-any-return]
+
+
+def make_level(node: Node, entries: dict[str, Any]) -> Node:
+    """Build a node of the kind of another one from new entries."""
+    return node._with_children(entries)
+
+
+def map_levels(
+    root: Node,
+    fill: Callable[..., Iterable[tuple[Any, ...]]],
+    *state: Any,
+    make: Callable[[Node, dict[Any, Any]], Any] = make_level,
+) -> Any:
+    """Rebuild a tree level by level, and return the new root.
+
+    ``fill(node, entries, *state)`` adds the new entries of a node, and yields ``(key, child, *state)`` for each child to
+    rebuild. ``make(node, entries)`` then builds the nodes, the deepest first; it returns None to drop one.
+    """
+    levels: list[tuple[Node, dict[Any, Any], dict[Any, Any] | None, Any, Sequence[Any]]] = [
+        (root, {}, None, "", state)
+    ]
+    for node, entries, _, _, below in levels:
+        for key, child, *inner in fill(node, entries, *below):
+            entries[key] = None  # reserve the place in the order of keys
+            levels.append((child, {}, entries, key, inner))
+    made: Any = None
+    for node, entries, parent, key, _ in reversed(levels):
+        made = make(node, entries)
+        if parent is not None and made is not None:
+            parent[key] = made
+        elif parent is not None:
+            del parent[key]
+    return made
