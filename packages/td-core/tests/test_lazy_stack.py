@@ -53,7 +53,7 @@ def test_iterate_values_reads_ragged_entry_only_when_reached(view, make_ragged_s
 
 @pytest.mark.parametrize("dim", [0, 1])
 @pytest.mark.parametrize("path", [("a",), ("s", "a")])
-def test_get_form_of_nested_stacks_equals_torch(path, dim, make_ragged_stack):
+def test_get_as_list_or_padded_of_nested_stacks_equals_torch(path, dim, make_ragged_stack):
     stack = LazyStackedTensorDict(make_ragged_stack(), make_ragged_stack(), stack_dim=dim)
     if len(path) == 2:
         stack = LazyStackedTensorDict(*[TensorDict({"s": make_ragged_stack()}) for _ in range(2)])
@@ -71,7 +71,7 @@ def test_get_form_of_nested_stacks_equals_torch(path, dim, make_ragged_stack):
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
-def test_get_form_of_dense_entry_returns_it():
+def test_get_as_padded_of_dense_entry_returns_entry():
     td = TensorDict(
         {"a": torch.ones(2, 3), "r": torch.nested.nested_tensor([torch.ones(1), torch.ones(2)])}, [2]
     )
@@ -92,14 +92,14 @@ def test_get_nestedtensor_unsupported_raises():
         lazy_stack(rows, 1).get("a", as_nested_tensor=True)
 
 
-def test_get_two_forms_raises(make_ragged_stack):
+def test_get_with_two_form_options_raises(make_ragged_stack):
     with pytest.raises(TypeError, match="exactly one of"):
         make_ragged_stack().get("a", as_list=True, as_nested_tensor=True)
     with pytest.raises(TypeError, match="only lazy stacks do"):
         TensorDict().get("a", as_list=True)
 
 
-def test_access_one_member_does_not_read_others(monkeypatch, make_lazy_stack, make_member):
+def test_lazy_stack_access_one_member_does_not_read_others(monkeypatch, make_lazy_stack, make_member):
     asked = []
     whole = TensorDict.batch_size
     counted = property(lambda td: asked.append(td) or whole.fget(td), whole.fset)

@@ -61,7 +61,7 @@ def test_masked_fill_equals_torch(kind: str, mask: Tensor) -> None:
 
 
 @pytest.mark.parametrize("form", [list, np.array])
-def test_masks_accept_list_and_array(form: Callable[[Any], Any]) -> None:
+def test_masked_methods_accept_mask_as_list_or_array(form: Callable[[Any], Any]) -> None:
     td, mask = TensorDict({"a": torch.arange(3)}, [3]), form([True, False, True])
     assert td.masked_select(mask)["a"].tolist() == [0, 2]
     assert td.masked_fill(mask, 9)["a"].tolist() == [9, 1, 9]

@@ -55,7 +55,7 @@ def test_set_uneven_rows_stores_row_in_each_member(way: str, rows: Any) -> None:
 
 
 @pytest.mark.parametrize("dim", [0, 1])
-def test_set_uneven_rows_in_nested_stacks(dim: int) -> None:
+def test_set_uneven_rows_in_nested_stacks_stores_rows(dim: int) -> None:
     sizes = (2, 3)
     members = [lazy_stack([TensorDict() for _ in range(sizes[1 - dim])]) for _ in range(sizes[dim])]
     td = lazy_stack(members, dim)
@@ -66,7 +66,7 @@ def test_set_uneven_rows_in_nested_stacks(dim: int) -> None:
             assert td[i, j]["a"].shape == (3 * i + j + 1,)
 
 
-def test_set_uneven_rows_members_with_batch_dims() -> None:
+def test_set_uneven_rows_members_with_batch_dims_stores_rows() -> None:
     td = lazy_stack([TensorDict(batch_size=[3]) for _ in range(2)])
     td["a"] = [torch.zeros(3, 2), torch.ones(3, 4)]
     assert [member["a"].shape for member in td.tensordicts] == [(3, 2), (3, 4)]

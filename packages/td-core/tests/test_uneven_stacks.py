@@ -170,7 +170,7 @@ def test_unlock_node_of_locked_stack_raises(dim):
 
 
 @pytest.mark.parametrize("outer", [lambda td: {"s": td}, lambda td: {"x": {"s": td}}])
-def test_get_form_of_nested_stack_returns_stack(outer):
+def test_get_forms_of_nested_stack_entry_equal_those_of_stack(outer):
     stack = make_uneven_shapes()
     td = TensorDict(outer(stack), [2])
     path = next(key for key in td.keys(True) if key[-1] == "s")

@@ -140,7 +140,7 @@ VALUE = st.recursive(
 
 @given(VALUE)
 @settings(max_examples=300, deadline=None)
-def test_join_inverts_split(value: Any) -> None:
+def test_codec_join_inverts_split(value: Any) -> None:
     assert is_same_value(copy_through_json(value), value)
 
 
@@ -152,7 +152,7 @@ JSON_VALUE = st.recursive(
 
 @given(JSON_VALUE)
 @settings(deadline=None)
-def test_split_json_value_returns_no_types(value: Any) -> None:
+def test_codec_split_json_value_returns_no_types(value: Any) -> None:
     plain, types = split(value)
     assert types is None
     assert json.dumps(plain) == json.dumps(value)
@@ -161,7 +161,7 @@ def test_split_json_value_returns_no_types(value: Any) -> None:
 
 @given(JSON_VALUE, JSON_VALUE)
 @settings(deadline=None)
-def test_join_any_json_returns_or_raises_format_error(plain: Any, types: Any) -> None:
+def test_codec_join_any_json_returns_or_raises_format_error(plain: Any, types: Any) -> None:
     with suppress(errors.FormatError):
         join(plain, types)
 
@@ -177,7 +177,7 @@ SIDECARS = st.recursive(
 
 @given(JSON_VALUE, SIDECARS)
 @settings(max_examples=300, deadline=None)
-def test_join_wrong_types_returns_or_raises_format_error(plain: Any, types: Any) -> None:
+def test_codec_join_wrong_types_returns_or_raises_format_error(plain: Any, types: Any) -> None:
     with suppress(errors.FormatError):
         join(plain, types)
 
@@ -197,7 +197,7 @@ def test_join_wrong_types_returns_or_raises_format_error(plain: Any, types: Any)
         (slice(1, None, (2,)), [1, None, [2]], {"t": ["slice"], "c": {"2": "tuple"}}),
     ],
 )
-def test_split_returns_plain_and_types(value: Any, plain: Any, types: Any) -> None:
+def test_codec_split_returns_plain_and_types(value: Any, plain: Any, types: Any) -> None:
     assert split(value) == (plain, types)
     assert is_same_value(join(plain, types), value)
 
@@ -229,11 +229,11 @@ def test_split_returns_plain_and_types(value: Any, plain: Any, types: Any) -> No
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_split_and_join_edge_values(value: Any) -> None:
+def test_codec_split_and_join_edge_values(value: Any) -> None:
     assert is_same_value(copy_through_json(value), value)
 
 
-def test_split_set_is_sorted() -> None:
+def test_codec_split_set_is_sorted() -> None:
     assert split({"b", "a", "c"})[0] == ["a", "b", "c"]
 
 
@@ -248,7 +248,7 @@ def test_split_set_is_sorted() -> None:
         ({1}, False),
     ],
 )
-def test_is_readable_returns_expected(value: Any, expected: bool) -> None:
+def test_codec_is_readable_returns_expected(value: Any, expected: bool) -> None:
     assert is_readable(split(value)[1]) is expected
 
 
@@ -274,13 +274,13 @@ class Access(IntFlag):
     [object(), Point(1), Word("x"), Color.RED, torch.zeros(1), np.array([None]), lambda: 0, int],
     ids=lambda value: type(value).__name__,
 )
-def test_split_unregistered_type_raises_with_path(value: Any) -> None:
+def test_codec_split_unregistered_type_raises_with_path(value: Any) -> None:
     with pytest.raises(errors.CodecError, match=r"cannot store the value at \['a'\]\[1\]: ") as caught:
         split({"a": [0, value]})
     assert isinstance(caught.value, TypeError)
 
 
-def test_split_error_names_type_and_remedy() -> None:
+def test_codec_split_error_names_type_and_remedy() -> None:
     with pytest.raises(errors.CodecError) as caught:
         split(Word("x"))
     assert str(caught.value) == (
@@ -301,19 +301,19 @@ MAKERS = [lambda v: [v], lambda v: (v,), lambda v: {"k": v}, lambda v: {1: v}, l
 
 
 @pytest.mark.parametrize("make", MAKERS)
-def test_split_too_deep_raises(make: Any) -> None:
+def test_codec_split_too_deep_raises(make: Any) -> None:
     with pytest.raises(errors.CodecError, match=f"nested deeper than {MAX_DEPTH} levels, or contains itself"):
         split(nest(make, 10_000))
 
 
 @pytest.mark.parametrize("make", MAKERS[:3])
-def test_split_deepest_value_survives_json(make: Any) -> None:
+def test_codec_split_deepest_value_survives_json(make: Any) -> None:
     # A tuple counts twice: it is stored as a list.
     value = nest(make, MAX_DEPTH // 2)
     assert copy_through_json(value) == value
 
 
-def test_split_self_containing_value_raises() -> None:
+def test_codec_split_self_containing_value_raises() -> None:
     value: list[Any] = []
     value.append(value)
     with pytest.raises(errors.CodecError, match="contains itself"):
@@ -357,7 +357,7 @@ def test_split_self_containing_value_raises() -> None:
         ("9" * 10_000, "int", "not a hexadecimal integer"),
     ],
 )
-def test_join_hostile_types_raises(plain: Any, types: Any, message: str | None) -> None:
+def test_codec_join_hostile_types_raises(plain: Any, types: Any, message: str | None) -> None:
     if message is None:
         assert join(plain, types) == int(plain, 16)
         return
@@ -365,7 +365,7 @@ def test_join_hostile_types_raises(plain: Any, types: Any, message: str | None) 
         join(plain, types)
 
 
-def test_join_hostile_depth_raises() -> None:
+def test_codec_join_hostile_depth_raises() -> None:
     with pytest.raises(errors.FormatError, match=f"nested deeper than {MAX_DEPTH} levels"):
         join(nest(lambda v: [v], 10_000), nest(lambda v: {"c": {"0": v}}, 10_000))
 
@@ -389,13 +389,13 @@ def celsius() -> Any:
         VALUES.remove("test.Celsius")
 
 
-def test_split_and_join_registered_type(celsius: None) -> None:
+def test_codec_split_and_join_registered_type(celsius: None) -> None:
     plain, types = split([Celsius(1.5)])
     assert (plain, types) == ([[1.5]], {"c": {"0": {"t": ["test.Celsius@td-test==1.2", "tuple"]}}})
     assert join(plain, types) == [Celsius(1.5)]
 
 
-def test_join_type_of_missing_plugin_raises(celsius: None) -> None:
+def test_codec_join_type_of_missing_plugin_raises(celsius: None) -> None:
     stored = split({"t": Celsius(1.5)})
     VALUES.remove("test.Celsius")
     with pytest.raises(errors.MissingPluginError) as caught:
