@@ -206,7 +206,7 @@ def test_forking_pickle_names_only_public_modules(name: str, folder: Path) -> No
 
 
 @pytest.mark.parametrize("anonymous", [True, False])
-def test_forking_pickle_of_mapped_storage_names_only_public_modules(anonymous: bool, folder: Path) -> None:
+def test_forking_pickle_of_storage_names_only_public_modules(anonymous: bool, folder: Path) -> None:
     mapped = td_memmap.MemoryMappedTensor.from_tensor(
         torch.ones(3), filename=None if anonymous else folder / "file"
     )

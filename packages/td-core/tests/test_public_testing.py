@@ -189,7 +189,7 @@ def test_collection_suite_lossy_unflatten_fails(name: str, test: str) -> None:
         getattr(suite, test)(*([2] if test == "test_pickling" else []))
 
 
-def test_collection_suite_unflatten_sorting_or_losing_class_fails() -> None:
+def test_collection_suite_wrong_unflatten_fails() -> None:
     def sorting(cls: type[Length], record: Record) -> Length:
         return unflatten(cls, replace(record, entries=dict(sorted(record.entries.items()))))
 

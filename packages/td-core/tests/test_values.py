@@ -229,7 +229,7 @@ def test_codec_split_returns_plain_and_types(value: Any, plain: Any, types: Any)
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_codec_split_and_join_edge_values(value: Any) -> None:
+def test_codec_split_and_join_edge_values_round_trip(value: Any) -> None:
     assert is_same_value(copy_through_json(value), value)
 
 
@@ -389,7 +389,7 @@ def celsius() -> Any:
         VALUES.remove("test.Celsius")
 
 
-def test_codec_split_and_join_registered_type(celsius: None) -> None:
+def test_codec_split_and_join_registered_type_round_trips(celsius: None) -> None:
     plain, types = split([Celsius(1.5)])
     assert (plain, types) == ([[1.5]], {"c": {"0": {"t": ["test.Celsius@td-test==1.2", "tuple"]}}})
     assert join(plain, types) == [Celsius(1.5)]
