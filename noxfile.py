@@ -47,7 +47,7 @@ BASE = (
     "torch", "numpy", "pluggy", "pytest", "pytest-xdist", "hypothesis", "tqdm", "xxhash", "hatchling", "pip>=22.3",
 )  # fmt: skip
 WORKERS = 2
-REFERENCE = "tensordict==0.15.3"
+REFERENCE = "tensordict"
 BARE = ("--without-pip",)  # the pip of the base also installs into the environments of sessions
 INTERPRETER = Path("Scripts" if os.name == "nt" else "bin") / "python"
 

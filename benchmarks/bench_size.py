@@ -13,15 +13,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-MODULES = {
-    "td-core": "td_core",
-    "td-memmap": "td_memmap",
-    "td-tensorclass": "td_tensorclass",
-    "td-distributed": "td_distributed",
-    "td-nn": "td_nn",
-    "td-all": "td",
-    "tensordict": "tensordict",
-}
+SOURCES = sorted(Path(__file__).parents[1].glob("packages/*/src/*/__init__.py"))
+MODULES = {**{path.parents[2].name: path.parent.name for path in SOURCES}, "tensordict": "tensordict"}
 
 
 def folder_of(module: str) -> Path | None:

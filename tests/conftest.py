@@ -11,13 +11,10 @@ from typing import Any
 
 import pytest
 
+ROOT = Path(__file__).parents[1]
+#: The import names of the distributions.
 MODULES = {
-    "td-core": "td_core",
-    "td-memmap": "td_memmap",
-    "td-tensorclass": "td_tensorclass",
-    "td-distributed": "td_distributed",
-    "td-nn": "td_nn",
-    "td-all": "td",
+    path.parents[2].name: path.parent.name for path in sorted(ROOT.glob("packages/*/src/*/__init__.py"))
 }
 
 
@@ -54,7 +51,7 @@ def without(request: pytest.FixtureRequest) -> str:
 
 def load_schema() -> Any:
     """Load the test module of td-memmap that has the schema of saves and its checker."""
-    path = Path(__file__).parents[1] / "packages" / "td-memmap" / "tests" / "test_schema.py"
+    path = ROOT / "packages" / "td-memmap" / "tests" / "test_schema.py"
     spec = importlib.util.spec_from_file_location("td_memmap_schema", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -1,46 +1,80 @@
-"""All packages have the same version and require the same minor version of each other."""
+"""Versions and requirements are the same wherever they are repeated."""
 
 from __future__ import annotations
 
+import pickle
 import re
+import runpy
+import sys
 from importlib import import_module
 from importlib.metadata import requires, version
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from packaging.requirements import Requirement
+from packaging.version import Version
 
 import td_core
+from td_core import TensorDict
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = sorted(path.parent.name for path in ROOT.glob("packages/*/pyproject.toml"))
+
+
+def read(path: str) -> str:
+    """Return the text of a file of the project."""
+    return (ROOT / path).read_text(encoding="utf-8")
+
+
+BUILD_FILES: dict[str, dict[str, Any]] = {
+    path.parent.name: tomllib.loads(path.read_text(encoding="utf-8"))
+    for path in sorted(ROOT.glob("packages/*/pyproject.toml"))
+}
+CORE = BUILD_FILES["td-core"]["project"]
 SOURCE = ROOT / "packages/td-core/src/td_core/_version.py"
-VERSION = re.search(r'__version__ = "(.+)"', SOURCE.read_text(encoding="utf-8"))[1]
+VERSION = runpy.run_path(str(SOURCE))["__version__"]
+PINNED = dict(re.findall(r"^([\w-]+)==([\w.]+)$", read("constraints.txt"), re.MULTILINE))
+PYTHON = CORE["requires-python"].removeprefix(">=")
+TORCH = next(line for line in CORE["dependencies"] if line.startswith("torch"))
+README = read("README.md")
 
 
 def test_td_core_version_equals_source() -> None:
     assert td_core.__version__ == VERSION == version("td-core")
 
 
-@pytest.mark.parametrize("package", PACKAGES)
+@pytest.mark.parametrize("package", BUILD_FILES)
 def test_build_file_reads_version_from_td_core(package: str) -> None:
-    folder = ROOT / "packages" / package
-    text = (folder / "pyproject.toml").read_text(encoding="utf-8")
-    assert 'dynamic = ["version"]' in text
-    derived = re.search(r'\[tool\.hatch\.version\]\npath = "(.+)"', text)[1]
-    assert (folder / derived).resolve() == SOURCE
+    build = BUILD_FILES[package]
+    assert build["project"]["dynamic"] == ["version"]
+    assert (ROOT / "packages" / package / build["tool"]["hatch"]["version"]["path"]).resolve() == SOURCE
 
 
-@pytest.mark.parametrize("package", PACKAGES)
+@pytest.mark.parametrize("package", BUILD_FILES)
 def test_build_file_requires_siblings_of_same_minor_version(package: str) -> None:
-    text = (ROOT / "packages" / package / "pyproject.toml").read_text(encoding="utf-8")
-    wanted = {"td-core": [], "td-all": [name for name in PACKAGES if name != "td-all"]}.get(
-        package, ["td-core"]
-    )
+    everything = [name for name in BUILD_FILES if name != "td-all"]
+    wanted = {"td-core": [], "td-all": everything}.get(package, ["td-core"])
     major, minor, *_ = VERSION.split(".")
-    asked = [Requirement(line) for line in re.findall(r'^    "(td-.+)",$', text, re.MULTILINE)]
-    assert sorted(requirement.name for requirement in asked) == sorted(wanted)
-    assert {str(requirement.specifier) for requirement in asked} <= {f"~={major}.{minor}.0"}
+    asked = [Requirement(line) for line in BUILD_FILES[package]["project"]["dependencies"]]
+    found = {line.name: str(line.specifier) for line in asked if line.name.startswith("td-")}
+    assert found == dict.fromkeys(wanted, f"~={major}.{minor}.0")
+
+
+@pytest.mark.parametrize("package", BUILD_FILES)
+def test_build_file_repeats_that_of_td_core(package: str) -> None:
+    build = BUILD_FILES[package]
+    assert build["build-system"] == BUILD_FILES["td-core"]["build-system"]
+    for name in ("requires-python", "license", "license-files", "readme", "classifiers"):
+        assert build["project"][name] == CORE[name], name
+    external = [line for line in build["project"]["dependencies"] if not line.startswith("td-")]
+    assert set(external) <= set(CORE["dependencies"])
+    assert read(f"packages/{package}/LICENSE") == read("LICENSE")
 
 
 def test_installed_packages_have_same_version(installed: set[str]) -> None:
@@ -51,3 +85,90 @@ def test_installed_packages_have_same_version(installed: set[str]) -> None:
         for requirement in map(Requirement, requires(name) or []):
             if requirement.name.startswith("td-"):
                 assert requirement.specifier.contains(VERSION), f"{name} asks for {requirement}"
+
+
+def test_oldest_python_is_the_same_everywhere() -> None:
+    tools = tomllib.loads(read("pyproject.toml"))["tool"]
+    assert tools["ruff"]["target-version"] == f"py{PYTHON.replace('.', '')}"
+    assert tools["mypy"]["python_version"] == PYTHON
+    assert set(re.findall(r"Python (3\.\d+)", README)) == {PYTHON}
+    example = tomllib.loads(read("examples/td-example-codec/pyproject.toml"))["project"]
+    assert example["requires-python"] == CORE["requires-python"]
+    assert TORCH in example["dependencies"]
+
+
+def read_torch_table() -> dict[str, dict[str, str]]:
+    """Return the cells of the README's table on releases of torch, by release and row."""
+    lines = README.partition("with which release of torch:\n\n")[2].partition("\n\n")[0].splitlines()
+    head, _, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in lines)
+    return {
+        release: {row[0]: row[column] for row in rows}
+        for column, releases in enumerate(head)
+        for release in re.findall(r"2\.\d+", releases)
+    }
+
+
+def test_readme_table_of_torch_begins_with_the_oldest_and_has_the_tested() -> None:
+    releases = [*read_torch_table()]
+    assert releases == sorted(releases, key=Version)
+    assert f"torch >= {releases[0]}" == TORCH
+    assert f"torch {releases[0]}, or newer" in README
+    assert PINNED["torch"].rpartition(".")[0] in releases
+
+
+def compile_write_at_mask() -> None:
+    def write(td: TensorDict) -> None:
+        td[td["a"] > 0] = 0
+
+    torch.compile(write, backend="eager", fullgraph=True)(TensorDict({"a": torch.ones(3)}, [3]))
+
+
+def pickle_jagged() -> None:
+    rows = torch.nested.nested_tensor([torch.ones(1), torch.ones(2)], layout=torch.jagged)
+    pickle.loads(pickle.dumps(TensorDict({"a": rows}, [2])))
+
+
+#: What must succeed on a release of torch if the README's table has "yes" in a row, and must fail if it has "no".
+PROBES = {
+    "`torch.compile` in one graph": compile_write_at_mask,
+    "pickles of jagged tensors": pickle_jagged,
+    "FSDP2": lambda: import_module("torch.distributed.fsdp").FSDPModule,
+}
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("row", PROBES)
+def test_readme_table_of_torch_is_true_for_this_release(row: str) -> None:
+    release = ".".join(torch.__version__.split(".")[:2])
+    answer = read_torch_table().get(release, {row: ""})[row]
+    if answer not in ("yes", "no"):
+        pytest.skip(f"the README does not describe {row} with torch {release} in one word")
+    if answer == "yes":
+        PROBES[row]()
+        return
+    with pytest.raises(Exception):  # noqa: B017  each release fails in its own way
+        PROBES[row]()
+
+
+@pytest.mark.parametrize("path", ["README.md", "docs/comparison.md"])
+def test_pages_compare_with_pinned_tensordict(path: str) -> None:
+    assert set(re.findall(r"tensordict (\d+\.\d+\.\d+)", read(path))) == {PINNED["tensordict"]}
+
+
+def test_alias_follows_pinned_tensordict(installed: set[str]) -> None:
+    if "td-all" not in installed:
+        pytest.skip("td-all has the alias")
+    assert PINNED["tensordict"] == import_module("td._alias").RELEASE
+
+
+def test_comparison_page_is_that_of_its_script() -> None:
+    script = runpy.run_path(str(ROOT / "benchmarks/comparison.py"))
+    commands = {f"{name}_command": script["shown"](name) for name in script["COMMANDS"]}
+    parts = re.split(r"\{(\w+)(?::[^}]*)?\}", script["TEMPLATE"])
+    pattern = "".join(
+        (re.escape(commands[part]) if part in commands else "(?s:.+?)") if i % 2 else re.escape(part)
+        for i, part in enumerate(parts)
+    )
+    page = read("docs/comparison.md")
+    assert re.fullmatch(pattern, page)
+    assert f"td {VERSION} and" in page

@@ -1,16 +1,18 @@
-"""``import td`` provides every public name of the five packages."""
+"""``import td`` provides every public name of all packages."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 from importlib import import_module
+from importlib.metadata import requires
 
 import pytest
+from packaging.requirements import Requirement
 
 import td
 
-PACKAGES = ("td_core", "td_memmap", "td_tensorclass", "td_distributed", "td_nn")
+PACKAGES = [Requirement(line).name.replace("-", "_") for line in requires("td-all")]
 
 
 @pytest.mark.parametrize("package", PACKAGES)

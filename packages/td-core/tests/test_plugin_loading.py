@@ -24,7 +24,7 @@ from td_core import (
 )
 from td_core._missing import UNAVAILABLE
 from td_core.errors import MissingPluginError, PluginError
-from td_core.plugins.manager import PluginManager, PluginRecord, PluginWarning, Selection
+from td_core.plugins.manager import FIRST_PARTY, PluginManager, PluginRecord, PluginWarning, Selection
 from td_core.plugins.siblings import DECLARATIONS, SiblingMethods
 
 EVERYTHING = Selection()
@@ -217,7 +217,7 @@ def test_load_entry_point_without_module_warns(fakes: Fakes, manager: PluginMana
         manager.load(fakes.points(), EVERYTHING)
 
 
-@pytest.mark.parametrize("distribution", ["td-memmap", "td-tensorclass", "td-distributed", "td-nn"])
+@pytest.mark.parametrize("distribution", FIRST_PARTY)
 def test_load_broken_first_party_plugin_raises(
     distribution: str, fakes: Fakes, manager: PluginManager
 ) -> None:

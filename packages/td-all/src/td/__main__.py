@@ -18,10 +18,11 @@ from typing import Any
 import torch
 
 from td_core import plugins
+from td_core.plugins.manager import FIRST_PARTY
 
 from ._alias import install_as_tensordict
 
-PACKAGES = ("td-core", "td-memmap", "td-tensorclass", "td-distributed", "td-nn", "td-all")
+PACKAGES = ("td-core", *FIRST_PARTY, "td-all")
 BESIDE = ("numpy", "pluggy", "xxhash", "tqdm", "tensordict")
 
 #: Folder on the import path of child processes, with a module ``tensordict`` that installs the alias.

@@ -1,4 +1,4 @@
-"""The four hooks. Core calls each hook once, at registration, and then uses the returned objects."""
+"""The hooks. Core calls each hook once, at registration, and then uses the returned objects."""
 
 from __future__ import annotations
 

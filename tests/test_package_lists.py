@@ -1,0 +1,100 @@
+"""Every list of the packages, their extras, and the project's scripts and sessions names those that exist."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+from td_core.plugins.manager import FIRST_PARTY, GROUP
+
+ROOT = Path(__file__).parents[1]
+#: The import names of the distributions.
+MODULES = {path.parents[2].name: path.parent.name for path in ROOT.glob("packages/*/src/*/__init__.py")}
+CORE, ALL = "td-core", "td-all"
+PARTS = MODULES.keys() - {ALL}
+SIBLINGS = PARTS - {CORE}
+PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("packages/*/README.md")]
+#: Pages by path, which name extras, scripts and sessions.
+TEXTS = {str(path.relative_to(ROOT)): path.read_text(encoding="utf-8") for path in PAGES}
+
+
+def read(path: str) -> str:
+    """Return the text of a file of the project."""
+    return (ROOT / path).read_text(encoding="utf-8")
+
+
+def shorten(names: set[str]) -> set[str]:
+    """Remove the prefix that all distributions share."""
+    return {name.removeprefix("td-") for name in names}
+
+
+#: A file, a pattern that finds each item of a list in it, and what the items are.
+LISTS = [
+    ("README.md", r"^\| `(td-\w+)` \| `(\w+)` \|", set(MODULES.items())),
+    ("CONTRIBUTING.md", r'-e "?(td-\w+)', MODULES.keys()),
+    ("docs/index.md", r"\./(td-\w+)", MODULES.keys()),
+    ("docs/index.md", r"\[td-\w+\]\(packages/(\w+)\.md\)", shorten(MODULES.keys())),
+    ("docs/reference/td.md", r"\]\((\w+)\.md\)", {MODULES[name] for name in PARTS}),
+    ("packages/td-all/README.md", r"\]\(\.\./(td-\w+)\)", PARTS),
+    ("packages/td-core/README.md", r"`(td-\w+)`", SIBLINGS),
+    ("mkdocs.yml", r"- packages/(td-\w+)/src$", MODULES.keys()),
+    (
+        "mkdocs.yml",
+        r"- (td-\w+): packages/(\w+)\.md$",
+        {(name, name.removeprefix("td-")) for name in MODULES},
+    ),
+    ("mkdocs.yml", r": reference/(td\w*)\.md$", set(MODULES.values())),
+    ("noxfile.py", r'"(td-\w+)"', MODULES.keys()),
+    ("pyproject.toml", r'"packages/(td-\w+)/src"', MODULES.keys()),
+    ("pyproject.toml", r'"(td(?:_\w+)?)"', set(MODULES.values())),
+    ("packages/td-all/src/td/__init__.py", r"^import (td_\w+) as", {MODULES[name] for name in PARTS}),
+    ("packages/td-all/src/td/__init__.py", r"    from (td_\w+) import \*", {MODULES[name] for name in PARTS}),
+    ("packages/td-all/src/td/__init__.py", r"``(td_\w+)``", {MODULES[name] for name in PARTS}),
+]
+
+
+@pytest.mark.parametrize(("path", "pattern", "wanted"), LISTS, ids=[f"{row[0]} {row[1]}" for row in LISTS])
+def test_list_has_every_package(path: str, pattern: str, wanted: set[object]) -> None:
+    assert set(re.findall(pattern, read(path), re.MULTILINE)) == wanted
+
+
+def test_pages_exist_for_every_package_and_no_other() -> None:
+    assert {path.stem for path in ROOT.glob("docs/packages/*.md")} == shorten(MODULES.keys())
+    assert {path.stem for path in ROOT.glob("docs/reference/td*.md")} == set(MODULES.values())
+    assert {path.parent.name for path in ROOT.glob("packages/*/pyproject.toml")} == MODULES.keys()
+
+
+def test_navigation_has_every_page() -> None:
+    pages = {path.relative_to(ROOT / "docs").as_posix() for path in ROOT.glob("docs/**/*.md")}
+    assert set(re.findall(r": ([\w/]+\.md)$", read("mkdocs.yml"), re.MULTILINE)) == pages
+
+
+@pytest.mark.parametrize("name", sorted(PARTS))
+def test_build_file_has_entry_point_of_sibling(name: str) -> None:
+    found = re.findall(
+        rf"^\[project\.entry-points\.{GROUP}\]\n(.*)$", read(f"packages/{name}/pyproject.toml"), re.MULTILINE
+    )
+    module = f"{MODULES[name]}.plugin"
+    assert found == ([f'{name.removeprefix("td-")} = "{module}"'] if name in SIBLINGS else [])
+    assert not found or (ROOT / "packages" / name / "src" / f"{module.replace('.', '/')}.py").exists()
+
+
+def test_first_party_plugins_are_the_siblings() -> None:
+    assert set(FIRST_PARTY) == SIBLINGS
+
+
+@pytest.mark.parametrize("path", [path for path in TEXTS if path != "CHANGELOG.md"])
+def test_page_names_what_exists(path: str) -> None:
+    text = TEXTS[path]
+    for name, extra in re.findall(r"(td-\w+)\[(\w+)\]", text):
+        assert f"\n{extra} = [" in read(f"packages/{name}/pyproject.toml"), f"{name} has no extra {extra}"
+    for extra in re.findall(r"[Tt]he extra\s`(\w+)`", text):
+        assert any(f"\n{extra} = [" in read(f"packages/{name}/pyproject.toml") for name in PARTS), extra
+    for name in re.findall(r"(?<![\w/.-])(?:benchmarks|examples|tools)/[\w/.-]+\w", text):
+        assert (ROOT / name).exists(), name
+    sessions = {node.name for node in ast.parse(read("noxfile.py")).body if isinstance(node, ast.FunctionDef)}
+    for names in re.findall(r"nox (?:--no-venv )?-s ([a-z_ ]*[a-z_])", text):
+        assert set(names.split()) <= sessions, names
