@@ -256,6 +256,10 @@ def test_torch_numel_all_detach_equal_methods(td: TensorDict) -> None:
         (lambda td: torch.nn.functional.relu(td), "torch.nn.functional.relu"),
         (lambda td: torch.sort(td, 0), "torch.sort"),
         (lambda td: torch.zeros(2, 3).add_(td), "torch.Tensor.add_"),
+        (lambda td: torch.norm(td), "torch.functional.norm"),
+        (lambda td: torch.select(td, 0, 0), "torch.select"),
+        (lambda td: torch.scatter(td, 0, torch.zeros(2, 3, dtype=torch.int64), 0), "torch.scatter"),
+        (lambda td: torch.fill_(td, 0), "torch.fill_"),
     ],
 )
 def test_torch_function_unsupported_raises_with_advice(call: object, name: str, make_nested: Any) -> None:

@@ -125,15 +125,14 @@ def _get_single(provided: Any) -> Any:
 def _make_table() -> dict[Any, Handler]:
     table: dict[Any, Handler] = {}
     for row in OPERATIONS:
-        has_two = row.kind != "unary" and row.reflected_method + row.dunder
+        is_operator = row.kind in ("binary", "comparison") and (row.dunder or row.reflected)
         for name in row.functions:
-            handler = (
-                _two_operands(name, row.method, row.reflected_method) if has_two else _method(row.method)
-            )
-            table[getattr(torch, name)] = handler
-            for method in (name, f"__{row.dunder}__"):
-                if has_two and hasattr(Tensor, method):
-                    table[getattr(Tensor, method)] = handler
+            if not is_operator:
+                table[getattr(torch, name)] = _method(row.method)
+                continue
+            handler = _two_operands(name, row.method, row.reflected_method)
+            places = [(torch, name), (Tensor, name), (Tensor, f"__{row.dunder}__")]
+            table.update({getattr(place, key): handler for place, key in places if hasattr(place, key)})
     for name in _LIKE:
         table[getattr(torch, name)] = partial(_like, getattr(torch, name))
     for joiner in (torch.cat, torch.concat, torch.concatenate):
