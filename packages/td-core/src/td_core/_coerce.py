@@ -18,6 +18,7 @@ from ._arrays import as_tensor
 from ._collection import Child, Core, get_lead, make_dense, show_path
 from ._missing import describe_missing_package
 from ._public_names import set_module
+from ._walks import expand
 from .errors import BatchSizeError, MissingPluginError, PluginError, StructureError
 
 #: Maximal number of dims of a numpy array.
@@ -302,12 +303,11 @@ def build_nested(
 
 def has_cycle(container: Any, items: Callable[[Any], Iterable[Any]]) -> bool:
     """Return True if a container contains itself, directly or through nested items."""
-    todo, seen = [container], set()
-    while todo:
-        for item in items(todo.pop()):
-            if item is container:
-                return True
-            if id(item) not in seen:
-                seen.add(id(item))
-                todo.append(item)
-    return False
+    seen: set[int] = set()
+
+    def below(item: Any) -> Iterable[Any]:
+        found = {id(inner): inner for inner in items(item) if id(inner) not in seen}
+        seen.update(found)
+        return found.values()
+
+    return any(item is container for item in expand(below(container), below))

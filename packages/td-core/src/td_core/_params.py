@@ -36,6 +36,7 @@ from ._ops.structure import restore_on_error
 from ._pytree import register, register_with_subclasses
 from ._roles import Buffer as Buffer  # older pickles import Buffer from this module
 from ._roles import adopt, in_role, is_persistent, is_registered, is_settled, role
+from ._walks import expand, get_path, walk_levels
 from ._wrapper import Wrapper
 from .errors import FormatError, StructureError
 from .typing import NO_DEFAULT, NestedKey, NoDefault
@@ -94,15 +95,16 @@ class _Slots(MutableMapping[str, Any]):
 
 def _find_slot(root: Any, name: str) -> tuple[Any, str]:
     """Return the node and key of the leaf with a dotted name; keys may contain dots."""
-    todo = [(root, name)]
-    while todo:
-        node, rest = todo.pop()
-        children = node._children()
-        if isinstance(children.get(rest), Tensor):
-            return node, rest
+
+    def below(item: tuple[Any, str]) -> Iterator[tuple[Any, str]]:
+        node, rest = item
         for dot in (i for i, letter in enumerate(rest) if letter == "."):
-            if isinstance(below := children.get(rest[:dot]), Core):
-                todo.append((below, rest[dot + 1 :]))
+            if isinstance(inner := node._children().get(rest[:dot]), Core):
+                yield inner, rest[dot + 1 :]
+
+    for node, rest in expand([(root, name)], below):
+        if isinstance(node._children().get(rest), Tensor):
+            return node, rest
     raise KeyError(name)
 
 
@@ -602,14 +604,11 @@ def _in_role_of(leaf: Tensor, old: Tensor) -> Tensor:
 
 def _iter_slots(root: Core) -> Iterator[tuple[tuple[str, ...], Core, Tensor]]:
     """Yield (key path, node, leaf) per leaf; the leaves of a node come before those of its children."""
-    todo: list[tuple[Core, tuple[str, ...]]] = [(root, ())]
-    while todo:
-        node, path = todo.pop()
-        for key, child in dict(node._children()).items():
+    for node, position, entries in walk_levels(root):
+        path = get_path(position)
+        for key, child in entries.items():
             if isinstance(child, Tensor):
                 yield (*path, key), node, child
-            else:
-                todo.append((child, (*path, key)))
 
 
 def get_roles(root: Core) -> str:

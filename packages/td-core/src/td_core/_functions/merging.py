@@ -9,6 +9,7 @@ from torch import Tensor
 
 from .._collection import Child, Core, identity, leaf_node_mismatch_error
 from .._keys import unravel_key_to_tuple
+from .._walks import get_path, walk_levels
 from ..errors import StructureError
 from ..typing import NestedKey
 
@@ -42,11 +43,9 @@ def merge_tensordicts(
     for td in tensordicts:
         if td._is_value:
             raise StructureError(f"merge_tensordicts takes collections of entries, got a {type(td).__name__}")
-        todo: list[tuple[tuple[str, ...], Core]] = [((), td)]
-        while todo:
-            prefix, node = todo.pop()
-            for key, child in dict(node._children()).items():
-                path = (*prefix, key)
+        for _, position, children in walk_levels(td):
+            for key, child in children.items():
+                path = get_path(position, key)
                 leaf = isinstance(child, Tensor) or child._is_value
                 if path in (levels if leaf else match):
                     other = levels[path] if leaf else match[path][0]
@@ -55,7 +54,6 @@ def merge_tensordicts(
                     match.setdefault(path, []).append(child)
                 else:
                     levels.setdefault(path, child)
-                    todo.append((path, child))
     result = tensordicts[0]._map(
         identity
     )  # _map returns a shallow copy, and a plain collection for TensorDictParams

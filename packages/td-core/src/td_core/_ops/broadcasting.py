@@ -16,7 +16,7 @@ from .._dtypes import cast_for_promotion
 from .._foreach import PLAIN, expand_operands
 from .._plans import Shape, broadcast_shape
 from .._ragged import get_display_shape
-from .._walks import walk
+from .._walks import has_entries, walk, zip_walk
 
 
 def expand_to_match(item: Any, beside: Any, size: tuple[int, ...]) -> Any:
@@ -66,15 +66,10 @@ def expand_to_match(item: Any, beside: Any, size: tuple[int, ...]) -> Any:
 def _has_batch_dims(level: Any, beside: Any, size: Shape) -> bool:
     """Return True if all leading dims broadcast to ``size``, and a leaf broadcasts with its operand without new dims."""
     result = False
-    todo = [(level, beside)]
-    while todo:
-        left, right = todo.pop()
+    for left, right in zip_walk(level, beside):
         others = right._children()
         for key, leaf in dict(left._children()).items():
-            if key not in others or (isinstance(leaf, Core) and leaf._is_value):
-                continue
-            if isinstance(leaf, Core):
-                todo += [(leaf, other)] if isinstance(other := right._get_child(key), Core) else ()
+            if key not in others or isinstance(leaf, Core):
                 continue
             shape, shown = get_display_shape(leaf), _get_shape(right, key)
             if len(shape) < len(size) or any(n not in (1, wanted) for n, wanted in zip(shape, size)):
@@ -93,14 +88,10 @@ def _get_shape(level: Any, key: str) -> Shape:
 
 def _restore_entries(level: Any, expanded: Any, size: Shape) -> None:
     """Replace the entries of an expanded copy by the original ones, expanded only along batch dims of size one."""
-    todo = [(level, expanded)]
-    while todo:
-        left, copy = todo.pop()
+    for left, copy in zip_walk(level, expanded):
         copy._set_batch_size(torch.Size((*size, *left.batch_size[len(size) :])))
         for key, child in dict(left._children()).items():
-            if isinstance(child, Core) and not child._is_value and not child._is_tensor_proxy:
-                todo.append((child, copy._get_child(key)))
-            else:
+            if not has_entries(child):
                 copy._set_child(key, _expand_lead(child, size) if isinstance(child, Tensor) else child)
 
 

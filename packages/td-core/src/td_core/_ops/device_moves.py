@@ -18,6 +18,7 @@ from .._dtypes import as_dtype
 from .._foreach import PLAIN
 from .._locking import check_unlocked_below
 from .._storage_backends import get_backends
+from .._walks import zip_walk
 from ..typing import NO_DEFAULT, DeviceType, DtypeLike, NestedKey, NoDefault
 from .dtypes import CASTS, CastFilter, DtypeMixin, cast_some
 from .locking import do_nothing
@@ -154,18 +155,10 @@ def write_moved_back(target: Any, source: Any) -> None:
     Raise LockedError, before any leaf is replaced, if a node of ``target`` is locked.
     """
     check_unlocked_below(target, "replace leaves")
-    todo = [(target, source)]
-    while todo:
-        left, right = todo.pop()
-        stacked = left._members_and_dim()
-        if stacked is not None:
-            todo.extend(zip(stacked[0], right._members_and_dim()[0], strict=True))
-            continue
+    for left, right in zip_walk(target, source):
         for key, child in dict(right._children()).items():
             if isinstance(child, Tensor) or child._is_tensor_proxy:
                 left._set_child(key, child)
-            else:
-                todo.append((left._get_child(key), child))
 
 
 def _write_moved(owner: Any, result: Any) -> None:

@@ -19,6 +19,7 @@ from .._foreach import order_subclasses_first
 from .._indexing import BoundIndex, IndexPlan
 from .._keys import unravel_key_to_tuple
 from .._locking import check_unlocked
+from .._walks import get_path, walk_levels
 from ..errors import BatchSizeError, StructureError
 from .leaf_writes import (
     RARELY_SCATTERED,
@@ -148,13 +149,12 @@ class IndexedWrite:
             )
 
     def _fill(self, root: Core, value: Any, path: Path = ()) -> None:
-        todo: list[tuple[Any, Path]] = [(root, path)]
         taken: set[torch.dtype] = set()
         if isinstance(value, np.generic):
             value = value.item()
-        while todo:
-            node, prefix = todo.pop()
-            for key, child in dict(node._children()).items():
+        for _, position, entries in walk_levels(root):
+            prefix = path + get_path(position)
+            for key, child in list(entries.items()):
                 if isinstance(child, Tensor):
                     if child.dtype not in taken and isinstance(value, NUMBERS) and not child.is_quantized:
                         _as_number(value, child.dtype, None, (*prefix, key))
@@ -163,12 +163,9 @@ class IndexedWrite:
                         self._list_components(child, value, (*prefix, key))
                         continue
                     self._list(child, value, (*prefix, key))
-                elif child._is_value:
-                    continue
                 elif child._members_and_dim() is not None:
                     self.members += child._plan_writes(self.index, value, self.non_blocking)
-                else:
-                    todo.append((child, (*prefix, key)))
+                    del entries[key]
 
     def _list(self, target: Tensor, value: Any, path: Path) -> None:
         """List one write into a leaf; for a basic index, into the view that it selects."""

@@ -7,7 +7,7 @@ leaf and broadcasts to it, its leading dims count as batch dims, whatever the op
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from operator import attrgetter
 from typing import Any, NoReturn, TypeVar
@@ -37,6 +37,7 @@ from .._foreach import (
 from .._known_looks import KnownLooks
 from .._plans import ShapePlan, broadcast_shape
 from .._ragged import get_display_shape
+from .._walks import split_along, zip_walk
 from ..errors import BatchSizeError, StructureError
 from .broadcasting import align_pairs, expand_to_match
 from .key_trees import Row, build
@@ -532,14 +533,7 @@ def compare_values(result: Any, first: Any, second: Any, single: Callable[..., A
     first, second = [item if item.batch_size == size else item.expand(size) for item in (first, second)]
     if first._is_value:
         return first._compare(second, single)
-    todo = [(result, first, second)]
-    while todo:
-        target, left, right = todo.pop()
-        stacked = left._members_and_dim()
-        if stacked is not None:
-            members, dim = stacked
-            todo.extend(zip(target._members_and_dim()[0], members, split_along(right, dim), strict=True))
-            continue
+    for left, right, target in zip_walk(first, second, result):
         check_same_keys(left._children(), right._children(), ())
         for key, a in dict(left._children()).items():
             if isinstance(a, Tensor):
@@ -549,12 +543,4 @@ def compare_values(result: Any, first: Any, second: Any, single: Callable[..., A
                 raise concurrent_change_error(right)
             if a._is_value:
                 target._set_child(key, a._compare(b, single))
-            else:
-                todo.append((target._get_child(key), a, b))
     return result
-
-
-def split_along(node: Any, dim: int) -> Sequence[Any]:
-    """Return the members of a lazy stack along its stack dim, or the slices of another node along ``dim``."""
-    stacked = node._members_and_dim()
-    return stacked[0] if stacked is not None and stacked[1] == dim else node.unbind(dim)  # type: ignore[no-any-return]

@@ -19,6 +19,7 @@ from .._collection import Core, identity, make_dense, show_path
 from .._dtypes import as_dtype
 from .._foreach import foreach, make_op
 from .._plans import ShapePlan, as_int, wrap_dim
+from .._walks import zip_walk
 from ..errors import DimNamesError, StructureError
 from ..typing import NO_DEFAULT, DtypeLike, NestedKey, NoDefault
 from .dim_plans import Pair, Reduce, Scan, flatten_features, make_call, make_single_dim_call
@@ -284,24 +285,17 @@ def _reduce_features(node: Any, call: Callable[[Tensor], Any], count: int | None
     results = [
         node._map(identity) for _ in range(count or 1)
     ]  # the copies of a TensorDictParams are plain collections
-    todo = [results]
-    while todo:
-        levels = todo.pop()
-        if levels[0]._is_value:
-            continue
-        if levels[0]._members_and_dim() is None:
-            n = len(levels[0].batch_size)
-            for key, child in dict(levels[0]._children()).items():
-                if isinstance(child, Tensor):
-                    try:
-                        provided = call(flatten_features(child, n))
-                    except LEAF_ERRORS as error:
-                        raise rephrase_error(
-                            error, f"{show_path((key,))} of shape {list(child.shape)}: {error}"
-                        ) from error
-                    for level, value in zip(levels, (provided,) if count is None else provided):
-                        level._set_child(key, value)
-        todo.extend([list(below) for below in zip(*[level._iter_nested() for level in levels])])
+    for levels in zip_walk(*results):
+        n = len(levels[0].batch_size)
+        for key, child in dict(levels[0]._children()).items():
+            if isinstance(child, Tensor):
+                try:
+                    provided = call(flatten_features(child, n))
+                except LEAF_ERRORS as error:
+                    message = f"{show_path((key,))} of shape {list(child.shape)}: {error}"
+                    raise rephrase_error(error, message) from error
+                for level, value in zip(levels, (provided,) if count is None else provided):
+                    level._set_child(key, value)
     return results
 
 

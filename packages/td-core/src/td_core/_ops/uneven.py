@@ -12,6 +12,7 @@ from .._coerce import WRAPPED
 from .._collection import Core
 from .._indexing import plan_index
 from .._plans import compute_coordinates
+from .._walks import expand
 from ..errors import CollectionIndexError, StructureError
 
 
@@ -103,14 +104,10 @@ def uneven_plans(stack: Any, index: Any) -> tuple[Any, dict[int, Any], Any]:
 def rows_of_members(value: Any, dim: int, count: int) -> list[Any] | None:
     """Split a nested list along ``dim`` into a row per member. Return None unless it has tensors of different shapes."""
     shapes = set()
-    todo = [value]
-    while todo:
-        item = todo.pop()
-        if isinstance(item, (list, tuple)):
-            todo.extend(item)
-        elif isinstance(item, (Tensor, np.ndarray)) and type(item) not in WRAPPED:
+    for item in expand([value], lambda item: item if isinstance(item, (list, tuple)) else ()):
+        if isinstance(item, (Tensor, np.ndarray)) and type(item) not in WRAPPED:
             shapes.add(tuple(item.shape))
-        else:
+        elif not isinstance(item, (list, tuple)):
             return None
     rows = _along(value, dim) if len(shapes) > 1 else None
     return rows if rows is not None and len(rows) == count else None

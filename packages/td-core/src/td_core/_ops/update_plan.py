@@ -350,8 +350,9 @@ def try_merge(root: Core, source: Any) -> bool:
                 return False
             todo.append((current, value))
             below.append(key)
-        while below:
-            del leaves[below.pop()]
+        for key in below:
+            del leaves[key]
+        below.clear()
         levels.append((node, leaves))
     for node, entries in levels:
         node._set_children(entries)
