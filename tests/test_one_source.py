@@ -1,4 +1,4 @@
-"""A fact stands in one place: in a copy of the tree, one row is enough to add an operation."""
+"""A fact stands in one place: in a copy of the tree, one row is enough to add an operation or a dtype."""
 
 from __future__ import annotations
 
@@ -130,4 +130,94 @@ def test_added_operation_is_seen_by_type_checker(tree: Path, run: Run) -> None:
     assert [line.partition("error: ")[2] for line in found[:-1]] == [
         'Too many arguments for "rsqrt" of "PointwiseMixin"  [call-arg]',
         '"TensorDict" has no attribute "no_such_operation"  [attr-defined]',
+    ]
+
+
+DTYPES = """\
+    Dtype("float8_e4m3fn", ("float8_e4m3fn", "e4m3")),
+    Dtype("float8_e5m2", (), cannot=("store",)),
+    Dtype("float99", ("float99",)),
+"""
+
+
+@pytest.fixture(scope="module")
+def dtypes(tree: Path, run: Run) -> None:
+    """Add three dtypes to the copy, of which torch does not have the last one."""
+    insert_after(tree / "packages/td-core/src/td_core/_dtypes.py", "\nDTYPES = (\n", DTYPES)
+    found = run("tools/generate_methods.py", "--check", code=1)
+    for name in ("packages/td-core/src/td_core/_ops/dtypes.py", "docs/reference/collections.md"):
+        assert f"{name} differs from its table: run python tools/generate_methods.py" in found
+    run("tools/generate_methods.py")
+    assert run("tools/generate_methods.py", "--check") == ""
+
+
+CASTS = """
+import doctest, inspect, torch, td_core
+from td_core import CodecError, TensorDict, join_value, parse_tensor_dict_string, plugins, split_value
+
+print(td_core.__file__)
+dtype = torch.float8_e4m3fn
+td = TensorDict({"a": torch.ones(2), "n": {"b": torch.ones(2)}}, [2])
+for result in (td.float8_e4m3fn(), td.e4m3(), td.to(dtype), td.type(dtype), TensorDict.lazy_stack([*td.unbind(0)]).e4m3()):
+    assert {leaf.dtype for leaf in result.values(True, True)} == {dtype}
+print(result := td.e4m3())
+assert {leaf.dtype for leaf in parse_tensor_dict_string(repr(result)).values(True, True)} == {dtype}
+assert join_value(*split_value(dtype)) is dtype
+example = doctest.DocTestFinder().find(TensorDict.e4m3, "e4m3", globs={"torch": torch, "TensorDict": TensorDict})[0]
+assert doctest.DocTestRunner().run(example) == (0, 1)
+print(inspect.signature(TensorDict.float8_e4m3fn))
+try:
+    td.float99()
+except NotImplementedError as error:
+    print(error)
+active = {plugin.id for plugin in plugins() if plugin.state == "active"}
+if "memmap" in active:
+    result.memmap("saved")
+    assert TensorDict.load_memmap("saved")["n", "b"].dtype is dtype
+    try:
+        td.to(torch.float8_e5m2).memmap("refused")
+    except CodecError as error:
+        assert str(error).startswith("cannot store the dtype torch.float8_e5m2 at key 'a': "), error
+    else:
+        raise AssertionError("saved a dtype that a file cannot hold")
+if "distributed" in active:
+    from td_distributed import from_consolidated
+    result.consolidate("saved.bin")
+    assert from_consolidated("saved.bin")["n", "b"].dtype is dtype
+"""
+
+
+@pytest.mark.usefixtures("dtypes")
+def test_added_dtype_is_cast_printed_and_stored(tree: Path, run: Run) -> None:
+    path, *lines = run("-c", CASTS).splitlines()
+    assert Path(path).is_relative_to(tree)
+    assert lines[:2] == [
+        "TensorDict(batch_size=[2], fields={a: f8_e4m3fn[], n: {b: f8_e4m3fn[]}})",
+        "(self: 'SelfT', *, cast_filter: 'CastFilter | None' = None) -> 'SelfT'",
+    ]
+    assert "key 'a': torch 2." in lines[2]
+    assert " has no dtype torch.float99: a newer release may have it" in lines[2]
+    page = (tree / "docs/reference/collections.md").read_text(encoding="utf-8")
+    assert "| `float8_e4m3fn`, `e4m3` | `torch.float8_e4m3fn` |" in page
+
+
+TYPED_CASTS = """
+from td_core import TensorDict
+from typing_extensions import assert_type
+
+def check(td: TensorDict) -> None:
+    assert_type(td.e4m3(cast_filter=lambda key, leaf: True), TensorDict)
+    td.float8_e4m3fn(1)
+    td.no_such_cast()
+"""
+
+
+@pytest.mark.usefixtures("dtypes")
+def test_added_dtype_is_seen_by_type_checker(tree: Path, run: Run) -> None:
+    pytest.importorskip("mypy", reason="the typecheck session has mypy")
+    (tree / "typed_casts.py").write_text(TYPED_CASTS, encoding="utf-8")
+    found = run("-m", "mypy", "--strict", "typed_casts.py", code=1).splitlines()
+    assert [line.partition("error: ")[2] for line in found[:-1]] == [
+        'Too many positional arguments for "__call__" of "BoundCast"  [call-arg]',
+        '"TensorDict" has no attribute "no_such_cast"  [attr-defined]',
     ]
