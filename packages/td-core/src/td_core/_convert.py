@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict, namedtuple
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache, reduce
 from operator import getitem
 from typing import Any, Literal, NoReturn, TypeVar
@@ -18,8 +18,8 @@ from ._coerce import coerce
 from ._collection import Child, Core, make_dense, show_path
 from ._from_python import NON_STRING_KEY, PYTREE_TYPE
 from ._linked_list import LinkedList
-from ._ops.key_trees import Row, build
 from ._ops.operands import describe_leaf, rephrase_error
+from ._walks import map_levels
 from .errors import DepthError
 from .typing import BatchSize, DeviceType
 
@@ -251,21 +251,20 @@ class ConversionMixin(Core):
         >>> TensorDict({"a": 1, "b": {"c": 2}}).to_namedtuple().b.c
         tensor(2)
         """
-        levels: list[Row] = [(self, {}, None, "")]
-        for node, out, _, _ in levels:
-            for key, child in dict(node._dict_entries()).items():  # type: ignore[attr-defined]
-                out[key] = child
-                if isinstance(child, Core):
-                    out[key] = child._unwrap()
-                    if not child._is_value:
-                        levels.append((child, {}, out, key))
+
+        def fill(node: Any, out: dict[str, Any]) -> Iterator[Any]:
+            for key, child in dict(node._dict_entries()).items():
+                if isinstance(child, Core) and not child._is_value:
+                    yield key, child
+                else:
+                    out[key] = child._unwrap() if isinstance(child, Core) else child
 
         def make(node: Core, out: dict[str, Any]) -> Any:
             wanted = dest_cls is not None and (node is self or {*out} == {*getattr(dest_cls, "_fields", ())})
             cls: Any = dest_cls if wanted else _make_namedtuple(tuple(out))
             return cls(**out)
 
-        return build(levels, make)
+        return map_levels(self, fill, make=make)
 
     def to_pytree(self) -> Any:
         """Convert the collection back to the pytree that :meth:`from_pytree` converted, with the current leaves.
@@ -278,15 +277,17 @@ class ConversionMixin(Core):
         """
         if PYTREE_TYPE not in self._children():
             return self
-        levels: list[Row] = [(self, {}, None, "")]
-        for node, out, _, _ in levels:
+
+        def fill(node: Core, out: dict[str, Any]) -> Iterator[Any]:
             for key, child in dict(node._children()).items():
-                out[key] = child if isinstance(child, Tensor) else child._unwrap()
-                if isinstance(child, Core) and (
-                    PYTREE_TYPE in child._children() or key.startswith(NON_STRING_KEY)
-                ):
-                    levels.append((child, {}, out, key))
-        return build(levels, lambda _, out: _make_container(out))
+                if isinstance(child, Tensor):
+                    out[key] = child
+                elif PYTREE_TYPE in child._children() or key.startswith(NON_STRING_KEY):
+                    yield key, child
+                else:
+                    out[key] = child._unwrap()
+
+        return map_levels(self, fill, make=lambda _, out: _make_container(out))
 
     def to_struct_array(self) -> np.ndarray[Any, Any]:
         """Copy the entries into a structured array of shape ``batch_size``, with one field per entry.
@@ -324,12 +325,9 @@ class ConversionMixin(Core):
         >>> td.to_tensordict()["a"] is td["a"]
         False
         """
-        top: dict[str, Child] = {}
-        root = make_dense(top, self.batch_size, self.device, self._names)
-        todo: list[tuple[Core, dict[str, Child]]] = [(self, top)]
-        while todo:
-            node, out = todo.pop()
-            entries = node._dict_entries() if retain_none else node._all_children()  # type: ignore[attr-defined]
+
+        def fill(node: Any, out: dict[str, Child]) -> Iterator[Any]:
+            entries = node._dict_entries() if retain_none else node._all_children()
             for key, child in dict(entries).items():
                 if isinstance(child, Tensor):
                     out[key] = child.clone()
@@ -338,27 +336,26 @@ class ConversionMixin(Core):
                 elif child._is_value:
                     out[key] = child._clone_leaves()
                 else:
-                    below: dict[str, Child] = {}
-                    out[key] = make_dense(below, child.batch_size, child.device, child._names)
-                    todo.append((child, below))
-        return root
+                    yield key, child
+
+        return map_levels(
+            self, fill, make=lambda node, out: make_dense(out, node.batch_size, node.device, node._names)
+        )
 
 
 def _with_values(mapping: Mapping[Any, Any], like: Core) -> dict[Any, Any]:
     """Replace the values of a nested mapping by value nodes under keys where ``like`` holds value nodes."""
-    root: dict[Any, Any] = {}
-    todo = [(mapping, like, root)]
-    while todo:
-        source, node, out = todo.pop()
+
+    def fill(node: Core, out: dict[Any, Any], source: Mapping[Any, Any]) -> Iterator[Any]:
         children = node._children()
         for key, value in source.items():
             child = children.get(key)
             if isinstance(value, Mapping) and isinstance(child, Core) and not child._is_value:
-                out[key] = {}
-                todo.append((value, child, out[key]))
+                yield key, child, value
             else:
                 out[key] = node._as_entry(key, value) if isinstance(key, str) else value
-    return root
+
+    return map_levels(like, fill, mapping, make=lambda _, out: out)  # type: ignore[no-any-return]
 
 
 @lru_cache(maxsize=256)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from td_core._ops.key_trees import Row, build
+from td_core._walks import has_entries, map_levels
 
 from ._tensorclass import TensorClass
 
@@ -60,19 +60,20 @@ class TensorAttrs(TensorClass, autocast=True):
 
 def make_attrs(root: Any, fields: Sequence[str], num_threads: int | None) -> Any:
     """Copy the structure of a collection, without batch dims, with TensorAttrs in place of its leaves."""
-    levels: list[Row] = [(root, {}, None, "")]
-    leaves: list[Tensor] = []
-    places: list[tuple[dict[str, Any], str]] = []
-    for node, out, _, _ in levels:
-        for key, child in dict(node._children()).items():
-            out[key] = child
-            if isinstance(child, Tensor):
-                leaves.append(child)
-                places.append((out, key))
-            elif not child._is_value:
-                levels.append((child, {}, out, key))
     describe = partial(TensorAttrs.from_tensor, fields=fields)
+
+    def fill(node: Any, out: dict[str, Any]) -> Iterator[Any]:
+        for key, child in dict(node._children()).items():
+            if has_entries(child):
+                yield key, child
+            elif isinstance(child, Tensor):
+                out[key] = pool.submit(describe, child) if pool else describe(child)
+            else:
+                out[key] = child
+
+    def make(node: Any, out: dict[str, Any]) -> Any:
+        entries = {key: value.result() if isinstance(value, Future) else value for key, value in out.items()}
+        return node._with_children(entries, batch_size=torch.Size(), names=None)
+
     with ThreadPoolExecutor(num_threads) if num_threads else nullcontext() as pool:
-        for (out, key), leaf in zip(places, (pool.map if pool else map)(describe, leaves), strict=True):
-            out[key] = leaf
-    return build(levels, lambda node, out: node._with_children(out, batch_size=torch.Size(), names=None))
+        return map_levels(root, fill, make=make)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from operator import attrgetter
 from typing import Any, TypeVar
@@ -27,7 +27,7 @@ from .._dtypes import as_dtype
 from .._plans import Along, Shape, ShapePlan, as_ints
 from .._storage_backends import get_backends
 from .._torch_private import get_base
-from .._walks import walk
+from .._walks import get_path, has_entries, map_levels, walk, walk_levels
 from ..errors import StructureError
 from ..typing import NO_DEFAULT, DeviceType, DtypeLike, NoDefault
 from .device_moves import DeviceMixin
@@ -516,16 +516,10 @@ def _apart_from_stacks(node: Any) -> tuple[Any, list[tuple[tuple[str, ...], Any]
     if not has_lazy_stack(node):
         return node, stacks
     copy = node._shallow_copy()
-    todo: list[tuple[tuple[str, ...], Any]] = [((), copy)]
-    while todo:
-        path, level = todo.pop()
-        for key, child in list(level._children().items()):
-            if isinstance(child, Tensor) or child._is_value:
-                continue
-            if child._members_and_dim() is None:
-                todo.append(((*path, key), child))
-            else:
-                stacks.append(((*path, key), child))
+    for level, position, entries in walk_levels(copy):
+        for key, child in list(entries.items()):
+            if has_entries(child) and child._members_and_dim() is not None:
+                stacks.append((get_path(position, key), entries.pop(key)))
                 level._set_child(key, make_dense({}, child.batch_size, child.device))
     return copy, stacks
 
@@ -542,19 +536,16 @@ def _empty_stack(stack: Any, size: torch.Size, device: torch.device | None) -> A
 
 def _strip_leaves(children: Mapping[str, Any], batch_size: torch.Size, device: torch.device | None) -> Any:
     """Create a collection with the nested nodes of ``children`` but no leaves."""
-    root = make_dense({}, batch_size, device)
-    todo = [(children, root)]
-    while todo:
-        source, target = todo.pop()
+
+    def fill(source: Mapping[str, Any], entries: dict[str, Any]) -> Iterator[Any]:
         for key, child in source.items():
-            if not isinstance(child, Tensor) and not child._is_value:
+            if has_entries(child):
                 if child._members_and_dim() is not None and batch_size:
-                    target._set_child(key, _empty_stack(child, batch_size, device))
-                    continue
-                level = make_dense({}, batch_size, device)
-                target._set_child(key, level)
-                todo.append(({below: child._peek_child(below) for below in list(child._children())}, level))
-    return root
+                    entries[key] = _empty_stack(child, batch_size, device)
+                else:
+                    yield key, {below: child._peek_child(below) for below in list(child._children())}
+
+    return map_levels(children, fill, make=lambda _, entries: make_dense(entries, batch_size, device))
 
 
 def _plain(leaf: Tensor) -> Tensor:

@@ -6,20 +6,18 @@ deepest up, so that each is built once from all its entries.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
 
 from .._collection import Child, Core, make_dense, missing_key_error, show_path
 from .._keys import unravel_key_to_tuple
+from .._walks import map_levels
 from ..errors import KeyThroughLeafError
 from ..typing import NestedKey
 
 KeyTree = dict[str, Any]
-
-Row = tuple[Core, dict[str, Child], "dict[str, Child] | None", str]
-"""A node to rebuild: the node, its new entries, the new entries of its parent (None for the root), its key."""
 
 
 class RequestedKeys(KeyTree):
@@ -53,30 +51,13 @@ def build_key_tree(keys: Iterable[NestedKey], *, longest: bool) -> KeyTree:
     return tree
 
 
-def _make_level(node: Core, children: dict[str, Child]) -> Any:
-    return node._with_children(children)
-
-
-def build(rows: list[Row], make: Callable[[Core, dict[str, Child]], Any] = _make_level) -> Any:
-    """Build the nodes of ``rows`` with ``make``, the deepest first, and return the node of the first row."""
-    built: Any = None
-    for node, children, parent, key in reversed(rows):
-        built = make(node, children)
-        if parent is not None:
-            parent[key] = built
-    return built
-
-
 def restrict(root: Core, tree: KeyTree, strict: bool, as_tensordict: bool = False) -> Any:
     """Copy ``root`` with only the entries in ``tree``; if ``strict``, raise KeyPathError for a missing key."""
     stacked = root._members_and_dim()
     if stacked is not None:
         return root._with_members([restrict(member, tree, strict, as_tensordict) for member in stacked[0]])
-    top: dict[str, Child] = {}
-    rows: list[Row] = [(root, top, None, "")]
-    todo: list[tuple[Core, KeyTree, dict[str, Child], tuple[str, ...]]] = [(root, tree, top, ())]
-    while todo:
-        node, wanted, target, path = todo.pop()
+
+    def fill(node: Core, target: dict[str, Child], wanted: KeyTree, path: tuple[str, ...]) -> Iterator[Any]:
         children = node._children()
         for key, below in wanted.items():
             child = children.get(key)
@@ -95,13 +76,14 @@ def restrict(root: Core, tree: KeyTree, strict: bool, as_tensordict: bool = Fals
             elif child._members_and_dim() is not None:
                 target[key] = restrict(child, below, strict)
             else:
-                inner: dict[str, Child] = {}
-                target[key] = inner
-                rows.append((child, inner, target, key))
-                todo.append((child, below, inner, (*path, key)))
-    if as_tensordict:
-        rows[0] = (make_dense({}, root.batch_size, root.device, root._names), top, None, "")
-    return build(rows)
+                yield key, child, below, (*path, key)
+
+    def make(node: Core, children: dict[str, Child]) -> Any:
+        if as_tensordict and node is root:
+            return make_dense(children, root.batch_size, root.device, root._names)
+        return node._with_children(children)
+
+    return map_levels(root, fill, tree, (), make=make)
 
 
 def parse_requested_keys(keys: Sequence[NestedKey] | None) -> KeyTree | None:

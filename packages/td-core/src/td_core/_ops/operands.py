@@ -37,10 +37,9 @@ from .._foreach import (
 from .._known_looks import KnownLooks
 from .._plans import ShapePlan, broadcast_shape
 from .._ragged import get_display_shape
-from .._walks import split_along, zip_walk
+from .._walks import map_levels, split_along, zip_walk
 from ..errors import BatchSizeError, StructureError
 from .broadcasting import align_pairs, expand_to_match
-from .key_trees import Row, build
 from .leaf_writes import (
     COPY,
     check_no_grad,
@@ -498,12 +497,8 @@ def reorder_like(
         return kind._with_members(
             [reorder_like(own, given_node, fill, keeps_kinds) for own, given_node in sides]
         )
-    top: dict[str, Any] = {}
-    rows: list[Row] = [(node, top, None, "")]
-    todo: list[tuple[Core, Core, dict[str, Any]]] = [(node, ref, top)]
-    below: dict[str, Any]
-    while todo:
-        own, given_node, out = todo.pop()
+
+    def fill_level(own: Core, out: dict[str, Any], given_node: Core) -> Iterator[Any]:
         a, b = own._children(), given_node._children()
         for key in list(a):
             child, other = a[key], b.get(key)
@@ -515,16 +510,15 @@ def reorder_like(
             elif child._members_and_dim() or other._members_and_dim():
                 out[key] = reorder_like(child, other, fill, keeps_kinds)
             else:
-                out[key] = below = {}
-                rows.append((child, below, out, key))
-                todo.append((child, other, below))
+                yield key, child, other
         if fill is not None:
             more = {key: b[key] for key in list(b) if key not in a}
             if keeps_kinds:
                 own._check_keys(more)
             for key, child in more.items():
                 out[key] = fill(child) if isinstance(child, Tensor) else child._map(fill)
-    return build(rows)
+
+    return map_levels(node, fill_level, ref)
 
 
 def compare_values(result: Any, first: Any, second: Any, single: Callable[..., Any]) -> Any:

@@ -21,12 +21,13 @@ from .._keys import unravel_key_to_tuple
 from .._locking import check_unlocked
 from .._mapping_views import IsLeaf, is_leaf_or_value
 from .._ragged import list_distinct_members
+from .._walks import Position, get_path, map_levels
 from ..errors import KeyTakenError
 from ..typing import NO_DEFAULT, BatchSize, NestedKey
 from .batch_size import as_batch_size, fit_batch_size
 from .entries import list_state_nodes
 from .flattening import flatten_entries, unflatten_entries
-from .key_trees import KeyTree, RequestedKeys, Row, build, build_key_tree, restrict
+from .key_trees import KeyTree, RequestedKeys, build_key_tree, restrict
 from .update import UpdateMixin
 
 SelfT = TypeVar("SelfT", bound="StructureMixin")
@@ -417,11 +418,8 @@ def _copy_without(root: Core, tree: KeyTree, *, prune: bool) -> Any:
     stacked = root._members_and_dim()
     if stacked is not None:
         return root._with_members([_copy_without(member, tree, prune=prune) for member in stacked[0]])
-    top: dict[str, Child] = {}
-    rows: list[Row] = [(root, top, None, "")]
-    todo: list[tuple[Core, KeyTree, dict[str, Child]]] = [(root, tree, top)]
-    while todo:
-        node, unwanted, target = todo.pop()
+
+    def fill(node: Core, target: dict[str, Child], unwanted: KeyTree) -> Iterator[Any]:
         target.update(node._children())
         for key, below in unwanted.items():
             child = target.get(key)
@@ -438,16 +436,13 @@ def _copy_without(root: Core, tree: KeyTree, *, prune: bool) -> Any:
                 else:
                     target[key] = rest
             else:
-                inner: dict[str, Child] = {}
-                target[key] = inner
-                rows.append((child, inner, target, key))
-                todo.append((child, below, inner))
-    if prune:
-        for node, children, parent, key in reversed(rows):
-            if parent is not None and not children and node._children():
-                del parent[key]
-        rows = [row for row in rows if row[2] is None or row[3] in row[2]]
-    return build(rows)
+                yield key, child, below
+
+    def make(node: Core, children: dict[str, Child]) -> Any:
+        is_dropped = prune and node is not root and not children and node._children()
+        return None if is_dropped else node._with_children(children)
+
+    return map_levels(root, fill, tree, make=make)
 
 
 def _select_in_place(root: Core, tree: KeyTree) -> None:
@@ -536,31 +531,27 @@ def _make_empty(root: Any, recurse: bool, batch_size: torch.Size | None = None, 
 
 
 def _empty_entries(root: Any, batch_size: torch.Size | None, values: bool) -> dict[str, Child]:
-    top: dict[str, Child] = {}
-    rows: list[Row] = [(root, top, None, "")]
-    paths: list[tuple[str, ...]] = [()]
-    for (node, children, _, _), path in zip(rows, paths):
+    def fill(node: Core, children: dict[str, Child], position: Position) -> Iterator[Any]:
         for key in list(node._children()):
             child = node._peek_child(key)
             if isinstance(child, Tensor) or child._is_tensor_proxy or (child._is_value and not values):
                 continue
             if child._is_value:
                 children[key] = fit_batch_size(
-                    node._get_child(key)._shallow_copy(), batch_size or torch.Size(), (*path, key)
+                    node._get_child(key)._shallow_copy(), batch_size or torch.Size(), get_path(position, key)
                 )
             else:
-                children[key] = None
-                rows.append((child, {}, children, key))
-                paths.append((*path, key))
+                yield key, child, (position, key)
 
-    def make(node: Core, children: dict[str, Child]) -> Core:
+    def make(node: Core, children: dict[str, Child]) -> Any:
+        if node is root:
+            return children
         fits = node._members_and_dim() is None and node.batch_size[: len(batch_size or ())] == batch_size
         if batch_size is None or fits:
             return node._with_children(children)
         return node._with_children(children, batch_size=batch_size, names=None)
 
-    build(rows, lambda node, children: top if node is root else make(node, children))
-    return top
+    return map_levels(root, fill, None, make=make)  # type: ignore[no-any-return]
 
 
 def _replace_all(root: Core, other: Core) -> None:
