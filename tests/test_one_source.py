@@ -207,7 +207,7 @@ from typing_extensions import assert_type
 
 def check(td: TensorDict) -> None:
     assert_type(td.e4m3(cast_filter=lambda key, leaf: True), TensorDict)
-    td.float8_e4m3fn(1)
+    td.float8_e4m3fn(filter=None)
     td.no_such_cast()
 """
 
@@ -217,7 +217,7 @@ def test_added_dtype_is_seen_by_type_checker(tree: Path, run: Run) -> None:
     pytest.importorskip("mypy", reason="the typecheck session has mypy")
     (tree / "typed_casts.py").write_text(TYPED_CASTS, encoding="utf-8")
     found = run("-m", "mypy", "--strict", "typed_casts.py", code=1).splitlines()
-    assert [line.partition("error: ")[2] for line in found[:-1]] == [
-        'Too many positional arguments for "__call__" of "BoundCast"  [call-arg]',
+    assert [line.partition("error: ")[2] for line in found if "error: " in line] == [
+        'Unexpected keyword argument "filter" for "__call__" of "BoundCast"  [call-arg]',
         '"TensorDict" has no attribute "no_such_cast"  [attr-defined]',
     ]
