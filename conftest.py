@@ -14,6 +14,7 @@ import torch
 from hypothesis import HealthCheck, settings
 
 from td_core import TensorDict
+from td_core.plugins.declarations import Declaration
 
 # Examples may be slow on a busy machine, which must not fail a test.
 settings.register_profile("td", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -44,8 +45,10 @@ _from_module = doctest.DocTestFinder._from_module  # type: ignore[attr-defined]
 
 def is_defined_in(finder: doctest.DocTestFinder, module: ModuleType, item: Any) -> bool:
     """Collect examples from the module that defines their object, even if its ``__module__`` is a public alias."""
+    if isinstance(item, Declaration):
+        return False  # The examples run where the package implements the method.
     if inspect.isfunction(item):
-        return item.__globals__ is vars(module)
+        return inspect.unwrap(item).__globals__ is vars(module)
     if inspect.isclass(item) and item.__module__.partition(".")[0] == module.__name__.partition(".")[0]:
         return re.search(rf"^ *class {item.__name__}\b", inspect.getsource(module), re.MULTILINE) is not None
     return bool(_from_module(finder, module, item))

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from td_core import MissingPluginError, TensorCollection, TensorDict, TensorDictParams, lazy_stack
-from td_core.plugins.siblings import DECLARATIONS
+from td_core.plugins.declarations import DECLARATIONS
 
 METHODS = [(declaration.distribution, name) for name, declaration in DECLARATIONS.items()]
 

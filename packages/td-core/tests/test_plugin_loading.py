@@ -25,7 +25,7 @@ from td_core import (
 from td_core._missing import UNAVAILABLE
 from td_core.errors import MissingPluginError, PluginError
 from td_core.plugins.manager import FIRST_PARTY, PluginManager, PluginRecord, PluginWarning, Selection
-from td_core.plugins.siblings import DECLARATIONS, SiblingMethods
+from td_core.plugins.siblings import SiblingMethods
 
 EVERYTHING = Selection()
 
@@ -271,7 +271,7 @@ def test_load_unselected_plugin_is_not_imported(fakes: Fakes, manager: PluginMan
 def test_call_method_of_blocked_package_error_says_inactive(fakes: Fakes, manager: PluginManager) -> None:
     fakes.add("td-distributed", "", points={"distributed": "td_distributed"})
     manager.load(fakes.points(), Selection.parse("none"))
-    if vars(SiblingMethods)["send"] is not DECLARATIONS["send"]:
+    if "send" in vars(SiblingMethods):
         pytest.skip("td-distributed is installed, so the method is provided")
     with pytest.raises(MissingPluginError) as caught:
         TensorDict().send(1)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import pydoc
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,19 +13,21 @@ import torch
 
 from td_core import MissingPluginError, TensorDict
 from td_core._missing import UNAVAILABLE
-from td_core.plugins.siblings import DECLARATIONS, Declaration, SiblingMethods
+from td_core.plugins.declarations import DECLARATIONS, Declaration, unwrap_member
+from td_core.plugins.memmap_methods import MemmapMethods
+from td_core.plugins.siblings import SiblingMethods
 
 DISTRIBUTIONS = {"td-memmap", "td-tensorclass", "td-distributed"}
 
 
 @pytest.fixture(autouse=True)
 def _nothing_registered(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Restore every declaration during a test, even if the siblings are installed."""
+    """Remove every provided method during a test, if the siblings are installed."""
     for distribution in DISTRIBUTIONS:
         monkeypatch.delitem(UNAVAILABLE, distribution, raising=False)
-    provided = {name: vars(SiblingMethods)[name] for name in DECLARATIONS}
-    for name, declaration in DECLARATIONS.items():
-        setattr(SiblingMethods, name, declaration)
+    provided = {name: vars(SiblingMethods)[name] for name in DECLARATIONS if name in vars(SiblingMethods)}
+    for name in provided:
+        delattr(SiblingMethods, name)
     yield
     for name, member in provided.items():
         setattr(SiblingMethods, name, member)
@@ -54,8 +58,7 @@ def test_call_missing_method_error_names_package(name: str) -> None:
 @pytest.mark.parametrize("name", DECLARATIONS)
 def test_declaration_has_docstring_and_annotations(name: str) -> None:
     declaration = DECLARATIONS[name]
-    declared: Any = declaration.declared
-    function = declared.fget if isinstance(declared, property) else getattr(declared, "__func__", declared)
+    function = unwrap_member(declaration.declared)
     assert declaration.distribution in DISTRIBUTIONS
     first, *_ = (declaration.__doc__ or "").splitlines()
     assert first.endswith((".", "``.")), name
@@ -64,10 +67,34 @@ def test_declaration_has_docstring_and_annotations(name: str) -> None:
     assert [each for each in own if each not in function.__annotations__] == []
 
 
+@pytest.mark.parametrize("name", DECLARATIONS)
+def test_declaration_documents_all_arguments_or_refers_to_method(name: str) -> None:
+    declaration = DECLARATIONS[name]
+    _, *own = inspect.signature(unwrap_member(declaration.declared)).parameters
+    text = inspect.getdoc(declaration) or ""
+    documented = re.findall(r"^    (\w+): ", text.partition("Args:")[2].partition("Raises:")[0], re.MULTILINE)
+    assert set(documented) in (set(), set(own))
+
+
 def test_sibling_methods_are_all_declarations() -> None:
-    public = {name: value for name, value in vars(SiblingMethods).items() if not name.startswith("__")}
+    public = {
+        name: value
+        for cls in SiblingMethods.__mro__[:-1]
+        for name, value in vars(cls).items()
+        if not name.startswith("_")
+    }
     assert all(isinstance(value, Declaration) for value in public.values())
     assert public.keys() == DECLARATIONS.keys()
+
+
+def test_help_of_declaration_shows_signature_and_docstring() -> None:
+    for shown in (MemmapMethods.memmap, MemmapMethods):
+        text = pydoc.render_doc(shown, renderer=pydoc.plaintext)
+        assert (
+            "memmap(self, prefix: 'str | Path | None' = None, copy_existing: 'bool' = False, *, num_threads"
+            in text
+        )
+        assert "num_threads: number of threads that write; 0 writes in the calling thread." in text
 
 
 def test_call_missing_method_compiling_raises_attribute_error(monkeypatch: pytest.MonkeyPatch) -> None:

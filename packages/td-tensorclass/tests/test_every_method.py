@@ -19,7 +19,7 @@ from torch import Tensor
 from td_core import TensorCollection, TensorDict
 from td_core._ops.packing import PackLayout
 from td_core.errors import LockedError
-from td_core.plugins.siblings import DECLARATIONS
+from td_core.plugins.declarations import DECLARATIONS
 from td_tensorclass import NonTensorStack, TensorClass, UnknownFieldError, tensorclass
 
 

@@ -6,11 +6,12 @@ of each one on the path. td-memmap registers the default, ``"memmap"``.
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast, overload
 
 import torch
 
@@ -18,12 +19,15 @@ from ._collection import Core
 from ._missing import UNAVAILABLE, describe_missing_package
 from ._nodes import as_named
 from .errors import FormatError, MissingPluginError, PluginError, TensorDictError
+from .plugins.declarations import takes
+from .plugins.memmap_methods import MemmapOptions
 
 __all__ = ["DEFAULT_FORMAT", "SERIALIZERS", "SaveMixin", "Serializer", "load", "save"]
 
 DEFAULT_FORMAT = "memmap"
 _DEFAULT_PROVIDER = "td-memmap"
 
+F = TypeVar("F", bound=Callable[..., Any])
 SelfT = TypeVar("SelfT", bound="SaveMixin")
 
 
@@ -169,6 +173,19 @@ def _is_recognised(serializer: Serializer, path: Path) -> bool:
         ) from error
 
 
+def _list_options(method: Callable[..., Any]) -> list[str] | None:
+    """Return the options that a method of a serializer declares; None if it accepts any."""
+    parameters = inspect.signature(method).parameters.values()
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return None
+    # Skip data and path, which are passed by position.
+    return [
+        parameter.name
+        for parameter in parameters
+        if parameter.name not in ("data", "path") and parameter.kind is not parameter.VAR_POSITIONAL
+    ]
+
+
 def _check_options(
     serializer: Serializer,
     method: Callable[..., Any],
@@ -176,17 +193,11 @@ def _check_options(
     instead: Callable[..., Any] | None = None,
 ) -> None:
     """Raise TypeError for an option that ``method`` does not declare; if it declares ``**options``, check ``instead``."""
-    parameters = inspect.signature(method).parameters.values()
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+    known = _list_options(method)
+    if known is None:
         if instead is not None:
             _check_options(serializer, instead, options)
         return
-    # Skip data and path, which are passed by position.
-    known = [
-        parameter.name
-        for parameter in parameters
-        if parameter.name not in ("data", "path") and parameter.kind is not parameter.VAR_POSITIONAL
-    ]
     unknown = [name for name in options if name not in known]
     if unknown:
         raise TypeError(
@@ -251,42 +262,56 @@ def _load(cls: type | None, path: Path, name: str | None, options: dict[str, Any
     return serializer.load(path, **options) if cls is None else serializer.load_as(cls, path, **options)
 
 
+def _show_options(save: F) -> F:
+    """Show the options of ``memmap`` in the signature of ``save``."""
+    signature = inspect.signature(save)
+    own, _, _, *others = signature.parameters.values()
+    parameters = [own, *inspect.signature(MemmapOptions).parameters.values(), *others]
+    cast(Any, save).__signature__ = signature.replace(parameters=parameters)
+    return save
+
+
 class SaveMixin(Core):
     """``save`` and ``load`` in any registered format."""
 
     __slots__ = ()
 
+    if TYPE_CHECKING:
+
+        @overload
+        @takes(MemmapOptions)
+        def save(self: SelfT, options: MemmapOptions) -> SelfT: ...
+        @overload
+        def save(
+            self: SelfT,
+            prefix: str | Path | None = None,
+            copy_existing: bool = False,
+            *,
+            format: str | None,
+            **options: Any,
+        ) -> SelfT: ...
+
+    @_show_options
     def save(
         self: SelfT,
         prefix: str | Path | None = None,
         copy_existing: bool = False,
         *,
-        num_threads: int = 0,
-        return_early: bool = False,
-        share_non_tensor: bool = False,
-        robust_key: bool | None = True,
-        archive: bool | None = None,
-        compression: str | int | None = None,
-        atomic: bool = False,
         format: str | None = None,
         **options: Any,
     ) -> SelfT:
         """Save the collection at ``prefix``; see :func:`td_core.save`.
 
-        The arguments from ``copy_existing`` to ``atomic`` are options of the default format (see :meth:`memmap`). Those that
-        differ from their defaults are passed to the format like ``options``; a format without such an option raises TypeError.
+        The options are those of :meth:`memmap` and those of the format. Options of :meth:`memmap` that the format lacks are
+        ignored if they have their defaults; other unknown options raise TypeError.
         """
-        provided = {
-            "copy_existing": (copy_existing, False),
-            "num_threads": (num_threads, 0),
-            "return_early": (return_early, False),
-            "share_non_tensor": (share_non_tensor, False),
-            "robust_key": (True if robust_key is None else robust_key, True),
-            "archive": (archive, None),
-            "compression": (compression, None),
-            "atomic": (atomic, False),
-        }
-        options.update({name: value for name, (value, default) in provided.items() if value != default})
+        if copy_existing:
+            options["copy_existing"] = copy_existing
+        known = _list_options(SERIALIZERS.for_saving(format).save)
+        for item in dataclasses.fields(MemmapOptions):
+            value = options.get(item.name, item.default)
+            if value is None or (value == item.default and known is not None and item.name not in known):
+                options.pop(item.name, None)
         saved: SelfT = save(self, prefix, format=format, **options)
         return saved
 

@@ -17,7 +17,8 @@ from torch import Tensor
 from td_core._collection import show_path
 from td_core._keys import unravel_key_to_tuple
 from td_core.errors import BatchSizeError, FormatError
-from td_core.typing import DeviceType
+from td_core.plugins.declarations import implements
+from td_core.plugins.distributed_methods import DistributedMethods
 
 from . import _wire
 from ._group import FAILED, MARK, Group, check_mark, peer_error, text_to_bytes
@@ -110,26 +111,8 @@ def broadcast_from(src: int, group: Any, *messages: Tensor) -> None:
         work.wait()
 
 
-def broadcast(
-    self: Any, src: int, *, group: dist.ProcessGroup | None = None, device: DeviceType | None = None
-) -> Any:
-    """Broadcast the collection of the rank ``src`` and return it on every rank.
-
-    Args:
-        self: on the rank ``src`` the collection to send; on other ranks any collection, which is not changed.
-        src: rank in the global group.
-        group: the process group; None is the global one.
-        device: device of the result on the other ranks; by default the one that the backend uses for messages.
-
-    Raises:
-        StructureError: the collection cannot be sent; raised on every rank.
-        CodecError: no registered serializer can store a value; raised on the rank ``src``, StructureError on the others.
-
-    >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    >>> TensorDict({"a": torch.arange(3)}).broadcast(0)["a"]
-    tensor([0, 1, 2])
-    >>> dist.destroy_process_group()
-    """
+@implements(DistributedMethods.broadcast)
+def broadcast(self, src, *, group, device):
     among = Group(group)
     sends = among.rank == among.rank_of(src)
     parcel = Payload(lambda: self, among.device, apart=True) if sends else None
@@ -144,32 +127,8 @@ def broadcast(
     return self
 
 
-def scatter(
-    self: Any,
-    src: int,
-    tensordicts: list[Any] | None = None,
-    *,
-    group: dist.ProcessGroup | None = None,
-    device: DeviceType | None = None,
-) -> Any:
-    """Scatter the list of collections of the rank ``src``: return the item of this rank.
-
-    Args:
-        self: any collection, which is not changed.
-        src: rank in the global group.
-        tensordicts: on the rank ``src`` one collection per rank of the group, in the order of the ranks.
-        group: the process group; None is the global one.
-        device: device of the result; by default the one that the backend uses for messages.
-
-    Raises:
-        StructureError: an item cannot be sent; raised on every rank.
-        ValueError: the list does not have one item per rank; raised on the rank ``src``, StructureError on the others.
-
-    >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    >>> TensorDict().scatter(0, [TensorDict({"a": torch.arange(3)})])["a"]
-    tensor([0, 1, 2])
-    >>> dist.destroy_process_group()
-    """
+@implements(DistributedMethods.scatter)
+def scatter(self, src, tensordicts, *, group, device):
     among = Group(group)
     error: Exception | None = None
     fronts: list[Tensor] | None = None
@@ -203,22 +162,8 @@ def _item(items: list[Any] | None, size: int, i: int) -> Any:
     return items[i]
 
 
-def all_gather(self: Any, *, group: dist.ProcessGroup | None = None) -> list[Any]:
-    """Gather the collections of all ranks. Return them as a list in the order of the ranks, on every rank.
-
-    Args:
-        self: the collection of this rank.
-        group: the process group; None is the global one.
-
-    Raises:
-        StructureError: a collection cannot be sent; raised on every rank.
-        CodecError: no registered serializer can store a value; raised on its rank, StructureError on the others.
-
-    >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    >>> [item["a"] for item in TensorDict({"a": torch.arange(3)}).all_gather()]
-    [tensor([0, 1, 2])]
-    >>> dist.destroy_process_group()
-    """
+@implements(DistributedMethods.all_gather)
+def all_gather(self, *, group):
     among = Group(group)
     parcel = Payload(lambda: self, among.device)
     fronts = among.all_numbers("all_gather", *parcel.front)
@@ -227,32 +172,8 @@ def all_gather(self: Any, *, group: dist.ProcessGroup | None = None) -> list[Any
     return [unpack(front, data, rank) for rank, (front, data) in enumerate(zip(fronts, every, strict=True))]
 
 
-def gather_and_stack(self: Any, dst: int, group: dist.ProcessGroup | None = None) -> Any:
-    """Stack the collections of all other ranks into the collection of the rank ``dst``, in place.
-
-    On the rank ``dst`` the first dim of this collection has one position per other rank; missing entries are added.
-    The items may have different structures if this collection is a lazy stack.
-
-    Args:
-        self: the collection to send; on the rank ``dst`` the collection to write.
-        dst: rank in the global group.
-        group: the process group; None is the global one.
-
-    Returns:
-        This collection on the rank ``dst``, None elsewhere.
-
-    Raises:
-        StructureError: a collection cannot be sent (raised on every rank), or those that arrive do not fit (raised on the
-            rank ``dst``, where nothing was changed).
-        BatchSizeError: the first dim does not have one position per other rank; raised on the rank ``dst``, where
-            nothing was changed.
-
-    >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    >>> room = TensorDict({"a": torch.zeros(0, 3)}, batch_size=[0])  # for no other rank
-    >>> room.gather_and_stack(0) is room
-    True
-    >>> dist.destroy_process_group()
-    """
+@implements(DistributedMethods.gather_and_stack)
+def gather_and_stack(self, dst, group):
     among = Group(group)
     receiver = among.rank_of(dst)
     receives = among.rank == receiver

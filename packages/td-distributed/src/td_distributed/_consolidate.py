@@ -22,72 +22,33 @@ from td_core._devices import as_device, wait_for
 from td_core._locking import check_unlocked_below
 from td_core._ops.device_moves import write_moved_back
 from td_core.errors import StructureError
-from td_core.typing import DeviceType
+from td_core.plugins.declarations import implements, implements_classmethod
+from td_core.plugins.distributed_methods import ConsolidateOptions, DistributedMethods
 
 from . import _consolidated_file, _storage
 from ._consolidated_backend import ConsolidatedBackend, attach_backend, get_backend
 from ._memory import allocate, make_vector
 
 
-def consolidate(
-    self: Any,
-    filename: Path | str | None = None,
-    *,
-    num_threads: int = 0,
-    device: DeviceType | None = None,
-    non_blocking: bool = False,
-    inplace: bool = False,
-    return_early: bool = False,
-    use_buffer: bool = False,
-    share_memory: bool = False,
-    pin_memory: bool = False,
-    metadata: bool = False,
-    durable: bool = False,
-) -> Any:
-    """Copy the collection into one storage: return a locked collection whose leaves are views of that storage.
-
-    A collection that is already consolidated is returned itself if all options have their defaults.
-
-    Args:
-        self: the collection.
-        filename: also write the storage and the structure to a file, and memory-map the result on it.
-        num_threads: number of threads that copy; 0 copies in the calling thread.
-        device: device of the storage; by default that of the leaves, if they share one, else the CPU.
-        non_blocking: as in :meth:`torch.Tensor.to`.
-        inplace: put the views into this collection, lock it and return it.
-        return_early: consolidate in a background thread and return a :class:`concurrent.futures.Future` of the
-            result. Do not write to leaves before it is done nor, with ``inplace``, change entries.
-        use_buffer: with ``filename``, gather in memory first, write once, and keep the result in memory.
-        share_memory: put the storage in shared memory.
-        pin_memory: put the storage in page-locked memory.
-        metadata: append the structure to the storage in memory, in the format of the file, so that the storage alone
-            can be sent; :func:`from_buffer` reads it.
-        durable: with ``filename``, sync the file and its directory, so that a power loss leaves either the old file
-            or the new one.
-
-    Raises:
-        ValueError: ``durable`` without ``filename``.
-        StructureError: a leaf cannot be stored as bytes (sparse, strided nested, quantized, on the meta device), or
-            ``filename`` is given and ``device`` is the meta device; nothing was written.
-        LockedError: with ``inplace``, this collection or one in it is locked; nothing was changed.
-        CodecError: with ``filename`` or ``metadata``, no registered serializer can store a value; the message names
-            its key.
-
-    >>> td = consolidate(TensorDict({"a": torch.ones(2), "n": {"b": torch.zeros(3)}}))
-    >>> td["a"].untyped_storage().data_ptr() == td["n", "b"].untyped_storage().data_ptr()
-    True
-    """
-    options = {name: provided for name, provided in locals().items() if name not in _NO_OPTIONS}
-    if durable and filename is None:
+@implements(DistributedMethods.consolidate)
+def consolidate(self: Any, options: ConsolidateOptions) -> Any:
+    filename, inplace = options.filename, options.inplace
+    if options.durable and filename is None:
         raise ValueError("durable=True needs a filename: without one nothing is saved")
-    if return_early:
+    if options.return_early:
         wait_for({leaf.device for leaf in self._leaves()})
         pool = ThreadPoolExecutor(1)
         tree = self if inplace or is_consolidated(self) else decode(encode(self))
-        future: Future[Any] = pool.submit(consolidate, tree, filename, inplace=inplace, **options)
+        future: Future[Any] = pool.submit(_consolidate, tree, replace(options, return_early=False))
         pool.shutdown(wait=False)
         return future
-    if not any(options.values()) and filename is None and is_consolidated(self):
+    return _consolidate(self, options)
+
+
+def _consolidate(self: Any, options: ConsolidateOptions) -> Any:
+    filename, inplace, metadata = options.filename, options.inplace, options.metadata
+    num_threads, non_blocking, device = options.num_threads, options.non_blocking, options.device
+    if is_consolidated(self) and replace(options, inplace=False) == ConsolidateOptions():
         return self
     if inplace:
         check_unlocked_below(self, "consolidate it in place")
@@ -105,12 +66,18 @@ def consolidate(
     size = layout.nbytes + (len(trailer) if metadata else 0)
     if num_threads > 1:
         wait_for(devices)
-    if path is not None and where.type == "cpu" and not (use_buffer or share_memory or pin_memory):
+    if (
+        path is not None
+        and where.type == "cpu"
+        and not (options.use_buffer or options.share_memory or options.pin_memory)
+    ):
         parts = _storage.payload(layout, encoded.leaves)
-        storage = _consolidated_file.write(path, layout.nbytes, parts, trailer, num_threads, durable)[:size]
+        storage = _consolidated_file.write(path, layout.nbytes, parts, trailer, num_threads, options.durable)[
+            :size
+        ]
         pieces = _storage.Views(storage).pieces(layout)
     else:
-        storage = _allocate(size, where, share_memory, pin_memory)
+        storage = _allocate(size, where, options.share_memory, options.pin_memory)
         pieces = _storage.Views(storage).pieces(layout)
         body = storage[: layout.nbytes]
         if len(devices) == 1 and where != shared and layout.nbytes <= _storage.SMALL * len(encoded.leaves):
@@ -125,7 +92,7 @@ def consolidate(
         if metadata:
             storage[layout.nbytes :] = make_vector(trailer)
         if path is not None:
-            _consolidated_file.write(path, layout.nbytes, [(0, body)], trailer, durable=durable)
+            _consolidated_file.write(path, layout.nbytes, [(0, body)], trailer, durable=options.durable)
     result = decode(replace(encoded, leaves=_storage.join_pieces(layout, pieces, encoded.leaves)))
     if device is not None:
         set_device_labels(result, where)
@@ -135,19 +102,8 @@ def consolidate(
     return attach_backend(result, ConsolidatedBackend(storage, path), ATTACHED)
 
 
-_NO_OPTIONS = ("self", "filename", "inplace", "return_early")
-
-
-def is_consolidated(self: Any) -> bool:
-    """Return True if all leaves are still views of the storage that consolidation made.
-
-    Args:
-        self: the collection.
-
-    >>> td = TensorDict({"a": 1})
-    >>> is_consolidated(td), is_consolidated(consolidate(td))
-    (False, True)
-    """
+@implements(DistributedMethods.is_consolidated)
+def is_consolidated(self):
     state = get_backend(self)
     return state is not None and state.is_valid_for(self)
 
@@ -161,24 +117,8 @@ def _allocate(nbytes: int, device: torch.device, share_memory: bool, pin_memory:
     return storage.share_memory_() if share_memory else storage
 
 
-def from_consolidated(filename: str | Path) -> Any:
-    """Load a collection from a consolidated file, written by td or by any release of tensordict.
-
-    The leaves are views of a private memory map of the file: writing them does not change the file.
-
-    Raises:
-        FormatError: the file is damaged.
-        FileNotFoundError: the file does not exist.
-
-    >>> _ = consolidate(TensorDict({"a": torch.arange(3)}), "td.bin")
-    >>> from_consolidated("td.bin")["a"]
-    tensor([0, 1, 2])
-    """
-    return read_as(None, filename)
-
-
-def read_as(cls: type | None, filename: str | Path) -> Any:
-    """Load a consolidated file as an instance of ``cls``, if that is a class with declared entries."""
+@implements_classmethod(DistributedMethods.from_consolidated)
+def from_consolidated(cls, filename):
     tree, storage = _consolidated_file.read(filename, cls)
     return attach_backend(tree, ConsolidatedBackend(storage, Path(filename)))
 

@@ -16,6 +16,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from td_core.errors import FormatError
+from td_core.plugins.declarations import implements
+from td_core.plugins.distributed_methods import DistributedMethods
 
 from . import _reference_wire, _send_paths, _wire
 from ._consolidated_backend import get_backend
@@ -192,41 +194,8 @@ class RecvWork:
         return self.written if self.thread is None else not self.thread.is_alive()
 
 
-def send(
-    self: Any,
-    dst: int | Any | None = None,
-    *,
-    group: dist.ProcessGroup | None = None,
-    group_dst: int | None = None,
-    init_tag: int = 0,
-    pseudo_rand: bool = False,
-    consolidated: bool = False,
-    wire: str = "td",
-) -> None:
-    """Send this collection to a process that calls :meth:`recv`.
-
-    For a memory-mapped collection below the receiver's ``root``, only the path of its files is sent.
-
-    Args:
-        self: the collection.
-        dst: rank of the receiver in the global group.
-        group: the process group; None is the global one.
-        group_dst: rank of the receiver in ``group``, instead of ``dst``.
-        init_tag: tag of the first message; each following message has the next tag.
-        pseudo_rand: draw the tags from a generator seeded with ``init_tag`` instead.
-        consolidated: send one payload message for all leaves.
-        wire: ``"td"`` sends the structure first, so that a receiver with another structure raises. ``"reference"`` is
-            the protocol of tensordict: the peer may use that library, and a mismatch hangs or is not detected. On
-            this wire the storage of a consolidated collection is sent without checking each leaf, unless its number
-            of references changed, as after ``leaf.data = ...``. Changes that keep this number are not detected:
-            ``leaf.t_()``, swapping the ``data`` of leaves, ``leaf.data = ...`` while the old ``data`` is referenced.
-
-    Raises:
-        StructureError: a leaf cannot be sent (sparse, strided nested); nothing was sent.
-        CodecError: no registered serializer can store a value; the message names its key; nothing was sent.
-
-    >>> TensorDict({"a": torch.ones(3)}).send(dst=1)  # doctest: +SKIP
-    """
+@implements(DistributedMethods.send)
+def send(self, dst, *, group, group_dst, init_tag, pseudo_rand, consolidated, wire):
     peer = Channel(dst, group, group_dst, _make_tags(init_tag, pseudo_rand))
     if _check_wire(wire) == "reference":
         peer.send(*_reference_wire.make_messages(self, consolidated, peer.device()))
@@ -242,23 +211,8 @@ def send(
     announced.spare.append(whole)
 
 
-def isend(
-    self: Any,
-    dst: int | None = None,
-    *,
-    group: dist.ProcessGroup | None = None,
-    group_dst: int | None = None,
-    init_tag: int = 0,
-    pseudo_rand: bool = False,
-    return_early: bool = False,
-    consolidated: bool = False,
-    wire: str = "td",
-) -> Any:
-    """Start to send this collection; arguments as for :meth:`send`.
-
-    With ``return_early``, return a list of handles with ``wait()``; otherwise wait and return the last tag. A background
-    thread waits for handles that are dropped. A memory-mapped collection is sent as bytes, not as a path.
-    """
+@implements(DistributedMethods.isend)
+def isend(self, dst, *, group, group_dst, init_tag, pseudo_rand, return_early, consolidated, wire):
     peer = Channel(dst, group, group_dst, _make_tags(init_tag, pseudo_rand))
     if _check_wire(wire) == "reference":
         messages = _reference_wire.make_messages(self, consolidated, peer.device())
@@ -274,48 +228,8 @@ def isend(
     return peer.last
 
 
-def recv(
-    self: Any,
-    src: int | Any | None = None,
-    *,
-    group: dist.ProcessGroup | None = None,
-    group_src: int | None = None,
-    init_tag: int = 0,
-    pseudo_rand: bool = False,
-    consolidated: bool = False,
-    wire: str = "td",
-    root: str | Path | None = None,
-) -> int:
-    """Receive a collection that a process sent with :meth:`send`, into this collection in place.
-
-    All messages are received into a buffer first, so a peer that dies leaves the collection unchanged. A consolidated
-    collection keeps a buffer of up to 64 MiB for the next message.
-
-    Args:
-        self: the collection.
-        src: rank of the sender in the global group.
-        group: the process group; None is the global one.
-        group_src: rank of the sender in ``group``, instead of ``src``.
-        init_tag: tag of the first message, the same as for the sender.
-        pseudo_rand: the same as for the sender.
-        consolidated: the same as for the sender; needed with ``wire="reference"`` only.
-        wire: the same as for the sender; with ``"reference"``, :meth:`send` lists the changes that are not detected.
-        root: folder that both processes can read. The sender of a memory-mapped collection below it sends the path
-            instead of the bytes, and this process reads the files.
-
-    Returns:
-        The last tag.
-
-    Raises:
-        StructureError: the structure of the message differs, or leaves that are tied here have different elements in
-            the message; the message of the error names the first key. The collection is unchanged, and the message
-            was received completely, so the next ``recv`` works.
-        FormatError: the received bytes are not a message of :meth:`send`, or a path is outside of ``root``.
-        MissingPluginError: the message contains a path, and td-memmap is not installed.
-
-    >>> TensorDict({"a": torch.zeros(3)}).recv(src=0)  # doctest: +SKIP
-    0
-    """
+@implements(DistributedMethods.recv)
+def recv(self, src, *, group, group_src, init_tag, pseudo_rand, consolidated, wire, root):
     peer = Channel(src, group, group_src, _make_tags(init_tag, pseudo_rand))
     steps = _steps(self, peer, consolidated, wire, root)
     earlier = _TAKING.get((peer.asked, peer.group_rank, init_tag))
@@ -326,25 +240,8 @@ def recv(
     return peer.last
 
 
-def irecv(
-    self: Any,
-    src: int | None = None,
-    *,
-    group: dist.ProcessGroup | None = None,
-    group_src: int | None = None,
-    return_premature: bool = False,
-    init_tag: int = 0,
-    pseudo_rand: bool = False,
-    consolidated: bool = False,
-    wire: str = "td",
-    root: str | Path | None = None,
-) -> Any:
-    """Start to receive into this collection; arguments as for :meth:`recv`.
-
-    With ``return_premature``, return a list with one handle. The messages arrive in the background; ``is_completed()``
-    returns True once they have, and ``wait()`` writes them. Do not change the structure of the collection before that.
-    If the handle is dropped, the received data is discarded. Otherwise receive before returning.
-    """
+@implements(DistributedMethods.irecv)
+def irecv(self, src, *, group, group_src, return_premature, init_tag, pseudo_rand, consolidated, wire, root):
     peer = Channel(src, group, group_src, _make_tags(init_tag, pseudo_rand))
     handle = RecvWork(_steps(self, peer, consolidated, wire, root), peer, init_tag)
     if return_premature:

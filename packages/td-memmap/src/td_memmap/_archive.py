@@ -24,6 +24,7 @@ from torch import Tensor
 
 from td_core._collection import Core
 from td_core.errors import CodecError, FormatError
+from td_core.plugins.memmap_methods import MemmapOptions, Progress
 from td_core.typing import NestedKey
 
 from . import _file_names, _fs
@@ -37,8 +38,8 @@ from ._memmap_like import make_load_options, map_same_structure
 from ._meta import find_directory, format_manifest, has_level
 from ._new_file import NewFile
 from ._plan import Plan
-from ._progress import Progress, make_reporter
-from ._save import Options, plan_save
+from ._progress import make_reporter
+from ._save import plan_save
 from ._save_files import find_save_files
 from ._shapes import element_count, make_empty, reshape_flat
 from ._tensor import Place
@@ -178,7 +179,7 @@ def _order(path: Parts) -> str:
     return "".join(f"2{part}\0" for part in parts) + ("0" if name == _file_names.META else f"1{name}")
 
 
-def save_archive(data: Core, path: str, options: Options) -> Callable[[], Any]:
+def save_archive(data: Core, path: str, options: MemmapOptions) -> Callable[[], Any]:
     """Plan an archive. Return a function that writes it and returns the collection mapped from it."""
     if not options.existsok and _fs.get_status(path) is not None:
         raise FileTakenError(f"the archive {path} exists; pass existsok=True to replace it")
@@ -197,7 +198,7 @@ def save_archive(data: Core, path: str, options: Options) -> Callable[[], Any]:
     return write
 
 
-def _check_same_files(plan: Plan, path: str, options: Options) -> None:
+def _check_same_files(plan: Plan, path: str, options: MemmapOptions) -> None:
     """Raise FileTakenError if an existing archive is compressed or differs in structure from the plan."""
     try:
         with ArchiveTree(path) as tree:
@@ -216,7 +217,7 @@ def _check_same_files(plan: Plan, path: str, options: Options) -> None:
         )
 
 
-def _write(plan: Plan, path: str, options: Options) -> None:
+def _write(plan: Plan, path: str, options: MemmapOptions) -> None:
     texts = {(*parts, name): text for parts, name, text in plan.texts}
     leaves = {file.path: file for file in plan.leaves if file.nbytes}
     report = make_reporter(options.progress, sum(file.nbytes for file in leaves.values()), "save")
@@ -586,7 +587,7 @@ def load_archive(path: str, options: LoadOptions, subpath: NestedKey | None) -> 
     """Load the collection in an archive, or only the node under ``subpath``."""
     with ArchiveTree(path) as tree:
         if subpath is not None:
-            tree.base = find_directory(tree, subpath, robust_key=options.robust_key)
+            tree.base = find_directory(tree, subpath, robust_key=options.is_robust)
         return _ArchiveReader(tree, options).load()
 
 

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ from td_core._nodes import KINDS, Record, as_named, check_node, user_class
 from td_core._value_codec import join_at
 from td_core._value_types import CONTAINERS
 from td_core.errors import FormatError, MissingPluginError
+from td_core.plugins.memmap_methods import LoadMemmapOptions
 from td_core.typing import NestedKey
 
 from . import _file_names, _fs
@@ -44,7 +46,7 @@ from ._meta import (
     read_level,
 )
 from ._plan import FORMAT, KeyPath
-from ._progress import Progress, make_reporter
+from ._progress import make_reporter
 from ._read_node import list_members, list_subdirectories, read_node
 from ._shapes import element_count, make_empty
 from ._tensor import MemoryMappedTensor, Place, as_plain, map_file
@@ -55,18 +57,11 @@ _ATTEMPTS = 1000
 _MISFITS = (LookupError, TypeError, ValueError, RuntimeError, AttributeError, ArithmeticError)
 
 
-@dataclass(frozen=True, slots=True)
-class LoadOptions:
-    """Options of a load; see :meth:`TensorDict.load_memmap`."""
+@dataclass(frozen=True, kw_only=True)
+class LoadOptions(LoadMemmapOptions):
+    """Options of a load, with those of internal callers."""
 
-    device: torch.device | None = None
-    non_blocking: bool = False
-    robust_key: bool = True
-    mode: str | None = None
-    num_threads: int = 0
-    allow_pickle: bool = False
-    strict: bool = True
-    progress: Progress = False
+    prefix: str | Path = ""
     #: The class on which the load was called, and whether declared fields that the save lacks get their defaults.
     named: type | None = None
     complete: bool = True
@@ -138,7 +133,7 @@ def load_directory(prefix: str, options: LoadOptions, subpath: NestedKey | None 
         return reader.load(), not reader.guessed
 
     place = (
-        None if subpath is None else partial(find_directory, subpath=subpath, robust_key=options.robust_key)
+        None if subpath is None else partial(find_directory, subpath=subpath, robust_key=options.is_robust)
     )
     return retry_on_replace(prefix, load, place)
 
@@ -200,7 +195,7 @@ class Reader:
         self.nodes: list[Node] = []
         self.linked: dict[tuple[int, int], torch.UntypedStorage] = {}
         self.guessed = self.keeps = False
-        self.device = options.device or _CPU
+        self.device = _CPU if options.device is None else torch.device(options.device)
         self._device_name = str(self.device)
         # In FakeTensorMode, torch.empty() returns a subclass; then no files are mapped.
         self.imagine = self.device.type == "meta" or type(torch.empty(0, device="cpu")) is not Tensor
@@ -285,7 +280,7 @@ class Reader:
                 what = f"is missing: the directory {parts[-1]!r} is not there"
             raise FormatError(f"{self._locate(node)} {what}") from None
         options = self.options
-        how = {"robust_key": options.robust_key, "strict": options.strict}
+        how = {"robust_key": options.is_robust, "strict": options.strict}
         level = read_cached_level(content, **how)
         if level is None:
             named = partial(node.find_named_class, options.named)

@@ -9,6 +9,7 @@ from typing import Any
 
 from td_core._public_names import set_module
 from td_core.errors import FormatError
+from td_core.plugins.memmap_methods import Progress
 
 from . import _file_names, _fs
 from ._archive import ArchiveTree
@@ -17,7 +18,7 @@ from ._fs import DirectoryTree, Parts
 from ._listing import make_printable
 from ._load import check_metadata, retry_on_replace
 from ._meta import parse_json, read_if_there, read_json
-from ._progress import Progress, make_reporter
+from ._progress import make_reporter
 
 
 @set_module("td_memmap")

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
 
 from td_core._collection import Core, show_path
 from td_core.errors import FormatError
+from td_core.plugins.memmap_methods import MemmapOptions
 
 from . import _file_names, _fs
 from ._errors import FileTakenError
@@ -18,12 +18,12 @@ from ._fs import DirectoryTree
 from ._load import LoadOptions, Reader
 from ._meta import read_if_there
 from ._plan import Plan
-from ._save import Options, finish, plan_save, save_directory
+from ._save import finish, plan_save, save_directory
 from ._shapes import shape_of, show_shape
 from ._tensor import MemoryMappedTensor
 
 
-def like_directory(tree: Core, prefix: str, options: Options) -> Callable[[], Any]:
+def like_directory(tree: Core, prefix: str, options: MemmapOptions) -> Callable[[], Any]:
     """Return a function that creates the files, or maps the files of an existing save of the same structure."""
     if not options.existsok or _fs.get_status(os.path.join(prefix, _file_names.META)) is None:
         return save_directory(tree, prefix, options)
@@ -31,16 +31,16 @@ def like_directory(tree: Core, prefix: str, options: Options) -> Callable[[], An
     return lambda: _map_existing(tree, plan, prefix, options)
 
 
-def _map_existing(tree: Core, plan: Plan, prefix: str, options: Options) -> Any:
+def _map_existing(tree: Core, plan: Plan, prefix: str, options: MemmapOptions) -> Any:
     """Map the leaves of the save at ``prefix``, and replace its metadata if that differs."""
     with DirectoryTree.at_path(prefix) as files:
         mapped, same = map_same_structure(Reader(files, make_load_options(options)), plan, prefix)
     if same:
         return finish(tree, plan, mapped, prefix, options)
-    return save_directory(tree._map(lambda leaf: mapped[id(leaf)]), prefix, replace(options, like=False))()
+    return save_directory(tree._map(lambda leaf: mapped[id(leaf)]), prefix, MemmapOptions(**vars(options)))()
 
 
-def make_load_options(options: Options) -> LoadOptions:
+def make_load_options(options: MemmapOptions) -> LoadOptions:
     """Return the load options for files that will be filled: mapped for writing."""
     return LoadOptions(robust_key=options.robust_key, allow_pickle=options.allow_pickle, mode="r+")
 

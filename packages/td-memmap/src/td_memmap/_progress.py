@@ -7,8 +7,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-#: Type of ``progress``: False, True for a progress bar, or a function of (bytes done, total bytes).
-Progress = bool | Callable[[int, int], Any]
+from td_core.plugins.memmap_methods import Progress
 
 try:
     from tqdm import tqdm

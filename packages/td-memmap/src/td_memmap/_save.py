@@ -7,7 +7,7 @@ import errno
 import os
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -17,6 +17,7 @@ from td_core._collection import Core, concurrent_change_error, identity, show_pa
 from td_core._devices import wait_for
 from td_core._nested_components import make_jagged
 from td_core._torch_private import get_cached_seqlens
+from td_core.plugins.memmap_methods import MemmapOptions
 
 from . import _file_names, _fs
 from ._anonymous import AnonymousFile, align
@@ -30,7 +31,7 @@ from ._mapped_memory import source_of
 from ._memmap_backend import MemmapBackend, attach_backend
 from ._meta import format_manifest
 from ._plan import LeafFile, Plan, encode_node, make_plan, plan_anonymous
-from ._progress import Progress, make_reporter
+from ._progress import make_reporter
 from ._shapes import element_count, make_empty, reshape_flat
 from ._tensor import MemoryMappedTensor, Place, as_plain, is_at_its_place, is_whole, map_file
 
@@ -39,26 +40,7 @@ from ._tensor import MemoryMappedTensor, Place, as_plain, is_at_its_place, is_wh
 _WORTH_A_THREAD = 1 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class Options:
-    """Options of a save; see :meth:`TensorDict.memmap`."""
-
-    copy_existing: bool = False
-    num_threads: int = 0
-    existsok: bool = True
-    robust_key: bool = True
-    durable: bool = False
-    checksums: bool = False
-    progress: Progress = False
-    allow_pickle: bool = False
-    share_non_tensor: bool = False
-    archive: bool = False
-    compression: str | int | None = None
-    inplace: bool = False
-    like: bool = False
-
-
-def save_directory(tree: Core, prefix: str, options: Options) -> Callable[[], Any]:
+def save_directory(tree: Core, prefix: str, options: MemmapOptions) -> Callable[[], Any]:
     """Plan and check a save. Return a function that writes it and returns the mapped collection."""
     plan, tree = plan_save(tree, options)
     check_mappings(sum(1 for file in plan.leaves if file.nbytes), f"save at {prefix} and map the result")
@@ -69,12 +51,12 @@ def save_directory(tree: Core, prefix: str, options: Options) -> Callable[[], An
     return lambda: _Writer(plan, prefix, options).run(tree)
 
 
-def plan_save(tree: Core, options: Options) -> tuple[Plan, Core]:
+def plan_save(tree: Core, options: MemmapOptions) -> tuple[Plan, Core]:
     """Plan a save. Return the plan and the collection to map, a copy unless it is mapped in place."""
     if not options.inplace:
         tree = copy_nodes(tree)
     plan = make_plan(
-        tree, robust_key=options.robust_key, allow_pickle=options.allow_pickle, content=not options.like
+        tree, robust_key=options.is_robust, allow_pickle=options.allow_pickle, content=not options.like
     )
     return plan, tree
 
@@ -92,7 +74,7 @@ def copy_nodes(tree: Core) -> Core:
     return result
 
 
-def _check_same_places(plan: Plan, prefix: str, options: Options) -> None:
+def _check_same_places(plan: Plan, prefix: str, options: MemmapOptions) -> None:
     if options.copy_existing or options.like:
         return
     real = _fs.resolve_path(prefix)
@@ -112,7 +94,7 @@ def _check_same_places(plan: Plan, prefix: str, options: Options) -> None:
         )
 
 
-def _refuse_archived(plan: Plan, options: Options) -> None:
+def _refuse_archived(plan: Plan, options: MemmapOptions) -> None:
     """Raise FileTakenError if mapping in place would redirect writes from an archive to new files."""
     for file in plan.leaves if options.inplace and not options.copy_existing else ():
         if type(file.tensor) is MemoryMappedTensor or file.tensor.is_nested or not file.nbytes:
@@ -128,7 +110,7 @@ def _refuse_archived(plan: Plan, options: Options) -> None:
 class _Writer:
     """Writer of a planned save."""
 
-    def __init__(self, plan: Plan, prefix: str, options: Options) -> None:
+    def __init__(self, plan: Plan, prefix: str, options: MemmapOptions) -> None:
         self.plan = plan
         self.prefix = prefix
         self.options = options
@@ -326,7 +308,7 @@ def _add_leaf_name(error: OSError, file: LeafFile, path: str) -> OSError:
     return _fs.add_path(error, f"cannot write {show_path(file.key)}, {file.nbytes} bytes", path)
 
 
-def save_anonymous(tree: Core, options: Options) -> Any:
+def save_anonymous(tree: Core, options: MemmapOptions) -> Any:
     """Map a collection to an anonymous file; leaves that are already mapped shared remain in their files."""
     like = options.like
     plan = plan_anonymous(tree, content=not like)
@@ -365,7 +347,9 @@ def _anonymous(file: LeafFile, shared: AnonymousFile | None, start: int, like: b
     )
 
 
-def finish(tree: Core, plan: Plan, mapped: dict[int, Tensor], prefix: str | None, options: Options) -> Any:
+def finish(
+    tree: Core, plan: Plan, mapped: dict[int, Tensor], prefix: str | None, options: MemmapOptions
+) -> Any:
     """Return the collection with its mapped leaves: locked, on the CPU, with MemmapBackends attached."""
     if options.inplace:
         # A stack may contain a member twice; replace the member's leaves only once.
@@ -379,7 +363,7 @@ def finish(tree: Core, plan: Plan, mapped: dict[int, Tensor], prefix: str | None
         result: Any = tree
     else:
         result = tree._map(lambda leaf: mapped[id(leaf)])
-    saved = MemmapBackend(prefix, options.robust_key, options.allow_pickle, options.share_non_tensor)
+    saved = MemmapBackend(prefix, options.is_robust, options.allow_pickle, options.share_non_tensor)
     return attach_backend(result, saved)
 
 

@@ -7,26 +7,12 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from td_core._class_methods import make_classmethod
 from td_core._serializers import Serializer
+from td_core.plugins.declarations import implementations
 from td_core.plugins.hookspecs import hookimpl
+from td_core.plugins.memmap_methods import LoadMemmapOptions
 
-from ._methods import (
-    is_memmap,
-    load_as,
-    load_memmap,
-    load_memmap_,
-    make_memmap,
-    make_memmap_from_storage,
-    make_memmap_from_tensor,
-    memmap,
-    memmap_,
-    memmap_like,
-    memmap_refresh_,
-    saved_path,
-)
+from ._methods import copy_save, load_as, load_memmap, memmap
 
 
 class DirectoryFormat(Serializer):
@@ -43,12 +29,11 @@ class DirectoryFormat(Serializer):
 
     def load_as(self, cls: type, path: Any, **options: Any) -> Any:
         """Load the collection at ``path`` as an instance of ``cls``, if that class has declared fields."""
-        return load_as(cls, path, **options)
+        return load_as(cls, LoadMemmapOptions(path, **options))
 
     def load_(self, data: Any, path: Any, **options: Any) -> Any:
         """Copy the save at ``path`` into ``data`` in place; entries that the save lacks are kept."""
-        with torch.no_grad():
-            return data.update(load_as(type(data), path, complete=False, **options), inplace=True)
+        return copy_save(data, LoadMemmapOptions(path, **options))
 
     def detect(self, path: Path) -> bool:
         """Return True if ``path`` is a save: a directory with metadata, or an archive."""
@@ -64,16 +49,7 @@ class DirectoryFormat(Serializer):
 @hookimpl
 def td_methods() -> Mapping[str, Any]:
     """Return the methods of memory mapping, saving and loading."""
-    methods: tuple[Any, ...] = (
-        is_memmap, load_memmap_, make_memmap, make_memmap_from_storage, make_memmap_from_tensor, memmap,
-        memmap_, memmap_like, memmap_refresh_,
-    )  # fmt: skip
-    named = {method.__name__: method for method in methods}
-    return {
-        **named,
-        "load_memmap": make_classmethod(load_memmap, with_class=load_as),
-        "saved_path": property(saved_path),
-    }
+    return implementations("td-memmap")
 
 
 @hookimpl

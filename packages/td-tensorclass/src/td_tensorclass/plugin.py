@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from td_core import Coercer, NodeKind, hookimpl
+from td_core.plugins.declarations import implementations
 
+from . import _non_tensor_methods  # noqa: F401  it implements the methods
 from ._coercion import COERCERS
-from ._non_tensor_methods import NonTensorMethods
 from ._value_kinds import NODE_KINDS
 
 
@@ -24,6 +26,6 @@ def td_coercers() -> Iterable[Coercer]:
 
 
 @hookimpl
-def td_methods() -> type:
-    """Return the class whose members become methods of every collection."""
-    return NonTensorMethods
+def td_methods() -> Mapping[str, Any]:
+    """Return the methods that td-tensorclass attaches to every collection."""
+    return implementations("td-tensorclass")
