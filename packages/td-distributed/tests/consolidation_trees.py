@@ -10,27 +10,13 @@ import torch
 from torch.nn import Parameter
 
 from td_core import Buffer, LazyStackedTensorDict, TensorDict, TensorDictParams
+from td_core._dtypes import ROWS
 
 HAS_TENSORCLASS = importlib.util.find_spec("td_tensorclass") is not None
 
 
 DTYPES = [
-    torch.float64,
-    torch.float32,
-    torch.float16,
-    torch.bfloat16,
-    torch.complex64,
-    torch.complex128,
-    torch.complex32,
-    torch.int64,
-    torch.int32,
-    torch.int16,
-    torch.int8,
-    torch.uint8,
-    torch.uint16,
-    torch.uint32,
-    torch.uint64,
-    torch.bool,
+    *(dtype for dtype, row in ROWS.items() if "store" not in row.cannot),
     torch.float8_e4m3fn,
     torch.float8_e5m2,
     torch.float8_e4m3fnuz,

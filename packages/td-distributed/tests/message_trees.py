@@ -10,6 +10,7 @@ import torch
 
 from td_core import LazyStackedTensorDict, TensorDict, TensorDictParams
 from td_core._buffers import as_bytes
+from td_core._dtypes import ROWS
 
 HAS_TENSORCLASS = importlib.util.find_spec("td_tensorclass") is not None
 
@@ -19,21 +20,7 @@ def make_jagged() -> torch.Tensor:
 
 
 DTYPES = [
-    torch.float64,
-    torch.float32,
-    torch.float16,
-    torch.bfloat16,
-    torch.complex64,
-    torch.complex128,
-    torch.int64,
-    torch.int32,
-    torch.int16,
-    torch.int8,
-    torch.uint8,
-    torch.uint16,
-    torch.uint32,
-    torch.uint64,
-    torch.bool,
+    *(dtype for dtype, row in ROWS.items() if "cast" not in row.cannot),
     torch.float8_e4m3fn,
     torch.float8_e5m2,
 ]

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from td_core import TensorDict
+from td_core._dtypes import POSITIONS, STORABLE
 from td_core._lazy_stack import LazyStackedTensorDict
 
 SCHEMA = json.loads(resources.files("td_memmap").joinpath("meta.schema.json").read_text())
@@ -124,3 +125,9 @@ def test_schema_check_rejects_wrong_metadata() -> None:
     ):
         assert find_errors({**good, **wrong}, SCHEMA), wrong
     assert find_errors([], SCHEMA)
+
+
+def test_schema_has_dtypes_of_the_table() -> None:
+    leaf = SCHEMA["$defs"]["leaf"]["properties"]
+    assert leaf["offsets_dtype"]["enum"] == sorted(map(str, POSITIONS))
+    assert [name for name in STORABLE if not re.search(leaf["dtype"]["pattern"], name)] == []
