@@ -172,3 +172,10 @@ def test_comparison_page_is_that_of_its_script() -> None:
     page = read("docs/comparison.md")
     assert re.fullmatch(pattern, page)
     assert f"td {VERSION} and" in page
+
+
+def test_readme_states_measured_time_of_import() -> None:
+    assert "Importing them takes a tenth of a second in addition to torch." in " ".join(README.split())
+    times = dict(re.findall(r"^\| `import (td\w*)` \| (\d+) ms", read("docs/comparison.md"), re.MULTILINE))
+    assert times.keys() == {"td_core", "td"}
+    assert all(int(time) < 150 for time in times.values())
