@@ -192,7 +192,8 @@ def test_class_has_public_name(entry: Name) -> None:
 @pytest.mark.parametrize("entry", list_names("module"))
 def test_td_reexports_public_name(entry: Name) -> None:
     facade = import_package("td-all")
-    # td re-exports save and load of td-core, which dispatch to every format, not those of td-memmap.
-    home = import_package("td-core" if entry.name in ("save", "load") else entry.package)
+    # td re-exports the functions of td-core, which dispatch to every format, not those of td-memmap.
+    general = entry.name in ("save", "load", "inspect", "verify")
+    home = import_package("td-core" if general else entry.package)
     assert entry.name in facade.__all__
     assert getattr(facade, entry.name) is getattr(home, entry.name)

@@ -51,7 +51,7 @@ class Nameless(Serializer):
 
     def load(self, path: Path) -> Any: ...
 
-    def detect(self, path: Path) -> bool:
+    def detect(self, path: Path, head: bytes) -> bool:
         return False
 
 
@@ -65,7 +65,7 @@ class Text(Nameless):
     def load(self, path: Path, *, upper: bool = False) -> Any:
         return TensorDict({"upper": torch.tensor(upper)})
 
-    def detect(self, path: Path) -> bool:
+    def detect(self, path: Path, head: bytes) -> bool:
         return path.suffix == ".text"
 
 

@@ -272,7 +272,7 @@ class Everything(Serializer):
     def load(self, path: Path) -> Any:
         return TensorDict({"a": torch.arange(3.0), "b": torch.ones(3, 2)}, batch_size=[3])
 
-    def detect(self, path: Path) -> bool:
+    def detect(self, path: Path, head: bytes) -> bool:
         return True
 
 

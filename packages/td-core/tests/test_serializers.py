@@ -33,7 +33,7 @@ class Recorder(Serializer):
         self.calls.append(("load", path, {"device": device, "non_blocking": non_blocking}))
         return TensorDict({"a": torch.arange(3)}, batch_size=[3])
 
-    def detect(self, path: Path) -> bool:
+    def detect(self, path: Path, head: bytes) -> bool:
         return path.is_file() and path.read_text() == "recorded"
 
 
@@ -49,7 +49,7 @@ class Default(Recorder):
         self.calls.append(("load_", path, {"robust_key": robust_key}))
         return data
 
-    def detect(self, path: Path) -> bool:
+    def detect(self, path: Path, head: bytes) -> bool:
         return path.is_dir()
 
 
@@ -246,7 +246,7 @@ def test_load_detect_failure_raises_with_format_name(
     recorder: Recorder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def raises(error: Exception) -> None:
-        def detect(self: Recorder, path: Path) -> bool:
+        def detect(self: Recorder, path: Path, head: bytes) -> bool:
             raise error
 
         monkeypatch.setattr(Recorder, "detect", detect)

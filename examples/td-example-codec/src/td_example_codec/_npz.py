@@ -26,6 +26,7 @@ class NpzSerializer(Serializer):
     """
 
     name = "npz"
+    suffixes = (".npz",)
 
     def save(self, data: TensorCollection, path: Path, *, compress: bool = False) -> TensorCollection:
         """Write a collection to one file, atomically: if writing fails, an old file is kept.
@@ -80,9 +81,9 @@ class NpzSerializer(Serializer):
             raise FormatError(f"{str(path)!r} is damaged, or no .npz file of this format: {error}") from error
         return loaded if device is None else loaded.to(device)
 
-    def detect(self, path: Path) -> bool:
-        """Return True if ``path`` is a zip file with the header of this format."""
-        if not path.is_file():
+    def detect(self, path: Path, head: bytes) -> bool:
+        """Return True if ``path`` is a zip file with the header of this format; ``head`` is its first bytes."""
+        if not head.startswith(b"PK"):
             return False
         try:
             with zipfile.ZipFile(path) as file:

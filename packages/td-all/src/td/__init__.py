@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 __version__ = _td_core.__version__
 
-# For a name in two packages (save, load), the last package wins: td_core comes last, since its functions are more general.
+# For a name in two packages (save, verify, ...), the last package wins: td_core comes last, since its functions are more general.
 _PACKAGES = (_td_nn, _td_distributed, _td_memmap, _td_tensorclass, _td_core)
 __getattr__, __dir__ = _lazy_names(
     __name__,

@@ -32,6 +32,7 @@ with _paused():
     from ._functions.merging import merge_tensordicts
     from ._functions.predicates import is_bool, is_floating, is_inexact, is_integer, is_tensor_collection
     from ._functions.sequences import pad_sequence, unpad_sequence
+    from ._inspection import Problem, Report, Tree
     from ._keys import KEY_SEPARATOR, unravel_key, unravel_key_list, unravel_key_to_tuple
     from ._lazy_stack import LazyStackedTensorDict
     from ._linked_list import LinkedList
@@ -44,7 +45,8 @@ with _paused():
     from ._params import TensorDictParams
     from ._repr_parser import parse_tensor_dict_string
     from ._roles import Buffer
-    from ._serializers import Serializer, load, save
+    from ._saving import append, create, inspect, load, open, save, verify  # noqa: A004
+    from ._serializers import Serializer
     from ._settings import (
         get_defaults_to_none,
         get_printoptions,
@@ -76,6 +78,7 @@ with _paused():
         PluginError,
         StructureError,
         TensorDictError,
+        UnsupportedOperationError,
     )
     from .plugins.hookspecs import hookimpl
     from .plugins.manager import load_plugins as _load_plugins
@@ -91,13 +94,14 @@ __all__ = [
     "unpad_sequence", "PackLayout", "assert_allclose_td", "assert_close", "expand_as_right", "expand_right",
     "is_bool", "is_floating", "is_inexact", "is_integer", "is_tensor_collection", "default_is_leaf",
     "KEY_SEPARATOR", "NO_DEFAULT", "NestedKey", "unravel_key", "unravel_key_list", "unravel_key_to_tuple",
-    "load", "save", "encode", "decode", "Encoded", "Record", "split_value", "join_value", "NodeKind",
+    "load", "save", "open", "create", "append", "inspect", "verify", "Tree", "Report", "Problem", "encode",
+    "decode", "Encoded", "Record", "split_value", "join_value", "NodeKind",
     "Layout", "Serializer", "LeafSerializer", "enum_serializer", "Coercer", "hookimpl", "plugins",
     "get_defaults_to_none", "set_get_defaults_to_none", "get_printoptions", "set_printoptions", "lazy_legacy",
     "set_lazy_legacy", "TensorDictError", "BatchSizeError", "CodecError", "CollectionIndexError",
     "CycleError", "DepthError", "DimError", "DimNamesError", "FormatError", "KeyMismatchError",
     "KeyPathError", "KeyTakenError", "KeyThroughLeafError", "LockedError", "MissingPluginError",
-    "PluginError", "StructureError", "__version__",
+    "PluginError", "StructureError", "UnsupportedOperationError", "__version__",
 ]  # fmt: skip
 
 with _paused():

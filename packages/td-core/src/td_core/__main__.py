@@ -1,22 +1,68 @@
-"""``python -m td_core plugins``: print the installed plugins."""
+"""Command line of ``python -m td_core``: list plugins; inspect, verify and convert saves."""
 
 from __future__ import annotations
 
 import argparse
+import json
+import signal
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any, TextIO
 
+from ._inspection import make_printable
+from ._saving import inspect, load, save, verify
+from .errors import FormatError, TensorDictError
 from .plugins.manager import plugins
 
+#: Exit codes: success, a damaged save, a failed command.
+GOOD, DAMAGED, FAILED = 0, 1, 2
 
-def main() -> None:
-    """Print one line per installed plugin: id, distribution, version, state, hooks, import time."""
-    parser = argparse.ArgumentParser(prog="python -m td_core")
-    parser.add_subparsers(dest="command", required=True).add_parser(
-        "plugins", help="print the installed plugins"
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m td_core", description="Look at plugins and saves.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("plugins", help="print the installed plugins")
+    look = commands.add_parser(
+        "inspect", help="print the tree of a save: shapes, dtypes, sizes, kinds; reads no leaf"
     )
-    parser.parse_args()
+    check = commands.add_parser("verify", help="check a save for missing and damaged parts")
+    change = commands.add_parser("convert", help="load a save and save it in another format")
+    for command in (look, check, change):
+        command.add_argument("path", help="path or URL of the save")
+        command.add_argument("--json", action="store_true", help="print JSON")
+    for command in (look, check):
+        command.add_argument("--format", help="format of the save; detected without it")
+    change.add_argument("target", help="path or URL to write")
+    change.add_argument("--format", help="format to write; the default format without it")
+    change.add_argument("--from", dest="source", help="format of the save; detected without it")
+    check.add_argument("--progress", action="store_true", help="show a progress bar")
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command of ``python -m td_core`` and return its exit code."""
+    options = _parser().parse_args(arguments)
+    try:
+        code, text, data = _COMMANDS[options.command](options)
+        shown = json.dumps(data) if getattr(options, "json", False) else text
+    except (OSError, ValueError, TypeError, TensorDictError, RecursionError) as error:
+        print_safely(f"{type(error).__name__}: {error}", sys.stderr)
+        return DAMAGED if isinstance(error, FormatError) else FAILED
+    print_safely(shown, sys.stdout)
+    return code
+
+
+def print_safely(text: str, stream: TextIO) -> None:
+    """Print text, with characters escaped that the encoding of the stream lacks or that control a terminal."""
+    encoding = stream.encoding or "utf-8"
+    shown = "\n".join(map(make_printable, text.split("\n")))
+    print(shown.encode(encoding, "backslashreplace").decode(encoding), file=stream)
+
+
+def _plugins(_: argparse.Namespace) -> tuple[int, str, Any]:
     if not plugins():
-        print("no plugins are installed")
-        return
+        return GOOD, "no plugins are installed", []
     rows = [("id", "distribution", "version", "state", "hooks", "import")]
     for plugin in plugins():
         state = f"{plugin.state}: {plugin.reason}" if plugin.reason else plugin.state
@@ -25,9 +71,32 @@ def main() -> None:
             (plugin.id, plugin.distribution or "-", plugin.version or "-", state, hooks or "-", seconds)
         )
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    lines = (
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    )
+    return GOOD, "\n".join(lines), None
+
+
+def _inspect(options: argparse.Namespace) -> tuple[int, str, Any]:
+    tree = inspect(options.path, format=options.format)
+    return GOOD, str(tree), tree.as_dict()
+
+
+def _verify(options: argparse.Namespace) -> tuple[int, str, Any]:
+    more = {"progress": True} if options.progress else {}
+    report = verify(options.path, format=options.format, **more)
+    return GOOD if report.ok else DAMAGED, str(report), {**asdict(report), "ok": report.ok}
+
+
+def _convert(options: argparse.Namespace) -> tuple[int, str, Any]:
+    save(load(options.path, format=options.source), options.target, format=options.format)
+    return GOOD, options.target, {"path": options.target}
+
+
+_COMMANDS = {"plugins": _plugins, "inspect": _inspect, "verify": _verify, "convert": _convert}
 
 
 if __name__ == "__main__":
-    main()
+    # Exit quietly on SIGPIPE, as other commands do when their output is piped into ``head``.
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    sys.exit(main())

@@ -25,7 +25,7 @@ from ._ops.torch_function import TorchFunctionMixin, add_methods
 from ._pickling import PickleMixin
 from ._pytree import register_as_its_base
 from ._repr import ReprMixin
-from ._serializers import SaveMixin
+from ._saving import SaveMixin
 from .plugins.siblings import SiblingMethods
 
 

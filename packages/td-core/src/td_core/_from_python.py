@@ -20,6 +20,8 @@ from ._dim_names import check_names
 from ._dtypes import as_dtype
 from ._ops.batch_size import as_batch_size
 from ._ops.joining import lazy_stack, maybe_dense_stack, stack
+from ._saving import create
+from ._serializers import DEFAULT_FORMAT, SERIALIZERS
 from .errors import BatchSizeError, StructureError
 from .typing import BatchSize, DeviceType, DtypeLike, NestedKey
 
@@ -254,21 +256,24 @@ def from_schema(
     Args:
         schema: mapping from keys to pairs ``(shape without the batch dims, dtype)``.
         batch_size: the batch size; empty by default.
-        storage: None for memory, ``"shared"`` for shared memory, ``"memmap"`` for files (needs td-memmap).
+        storage: None for memory, ``"shared"`` for shared memory, ``"memmap"`` for files (needs td-memmap), or the name of
+            another format, which creates a save of zeros; see :func:`td_core.create`.
         device: the device of the leaves.
-        **kwargs: arguments of ``memmap_like``, such as ``prefix``; only with ``storage="memmap"``.
+        **kwargs: arguments of ``memmap_like``, such as ``prefix``, with ``storage="memmap"``. With another format the
+            location, named ``location``, ``prefix`` or ``filename``, and the options of the format.
 
     Raises:
-        ValueError: ``storage`` is none of these.
+        MissingPluginError: ``storage`` is none of these.
         TypeError: an entry of the schema is not a pair of shape and dtype.
 
     >>> from_schema({"a": ([3], torch.float32)}, batch_size=[2])
     TensorDict(batch_size=[2], fields={a: f32[3]})
     """
-    if storage not in (None, "shared", "memmap"):
-        raise ValueError(f"storage is None, 'shared' or 'memmap'; got {storage!r}")
-    if kwargs and storage != "memmap":
+    stored = storage not in (None, "shared")
+    if kwargs and not stored:
         raise TypeError(f"from_schema() takes no {', '.join(kwargs)} with storage={storage!r}")
+    if stored:
+        SERIALIZERS.get(storage)
     size = as_batch_size(batch_size)
     result = make_dense({}, size, None if device is None else as_device(device))
     for key, entry in schema.items():
@@ -277,13 +282,18 @@ def from_schema(
             full = (*size, *shape)
         except (TypeError, ValueError):
             raise TypeError(f"key {key!r} of a schema is a pair of shape and dtype; got {entry!r}") from None
-        if storage == "memmap":
-            # memmap_like needs only shape and dtype, so expand a scalar instead of allocating the full size.
+        if stored:
+            # Formats use only shape and dtype, so expand a scalar instead of allocating the full size.
             result.set(key, torch.zeros((), dtype=as_dtype(dtype)).expand(full))
         else:
             result.set(key, torch.zeros(full, dtype=as_dtype(dtype), device=device))
-    if storage == "memmap":
+    if storage == DEFAULT_FORMAT:
         return result.memmap_like(**kwargs)
+    if stored:
+        locations = [kwargs.pop(name) for name in ("location", "prefix", "filename") if name in kwargs]
+        if len(locations) != 1:
+            raise TypeError(f"from_schema(storage={storage!r}) takes one location; got {len(locations)}")
+        return create(result, locations[0], format=storage, **kwargs)
     return result.share_memory_() if storage == "shared" else result
 
 

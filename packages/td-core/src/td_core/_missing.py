@@ -7,9 +7,18 @@ from typing import Any
 
 from .errors import MissingPluginError
 
-__all__ = ["UNAVAILABLE", "describe_missing_package", "missing_writer_error"]
+__all__ = ["FIRST_PARTY_FORMATS", "UNAVAILABLE", "describe_missing_package", "missing_writer_error"]
 
 _PROVIDER = re.compile(r"([A-Za-z0-9](?:[A-Za-z0-9._\-]*[A-Za-z0-9])?)==([A-Za-z0-9.+!_\-]*)\Z")
+
+#: The package and the suffixes of each format of the project, except the default format.
+FIRST_PARTY_FORMATS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "safetensors": ("td-safetensors", (".safetensors", ".safetensors.index.json")),
+    "hdf5": ("td-hdf5", (".h5", ".hdf5")),
+    "zarr": ("td-zarr", (".zarr", ".zarr.zip")),
+    "parquet": ("td-arrow", (".parquet",)),
+    "arrow": ("td-arrow", (".arrow", ".feather")),
+}
 
 #: Reason why an installed distribution provides nothing, by name; filled by the plugin manager.
 UNAVAILABLE: dict[str, str] = {}

@@ -1,89 +1,142 @@
-"""Save and load whole collections: the registry of formats, and the functions that dispatch on it.
+"""The formats of whole collections: the class that a format derives from, and the registry of formats.
 
 Core defines no format. A plugin registers a :class:`Serializer`. Saving selects it by name; loading calls ``detect``
-of each one on the path. td-memmap registers the default, ``"memmap"``.
+of each one that accepts the location. td-memmap registers the default, ``"memmap"``.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast, overload
+from typing import Any, ClassVar, NoReturn
 
 import torch
 
-from ._collection import Core
-from ._missing import UNAVAILABLE, describe_missing_package
+from ._inspection import Report, Tree
+from ._locations import Location, can_use_location, has_suffix, read_head, show_location
+from ._missing import FIRST_PARTY_FORMATS, UNAVAILABLE, describe_missing_package
 from ._nodes import as_named
-from .errors import FormatError, MissingPluginError, PluginError, TensorDictError
-from .plugins.declarations import takes
-from .plugins.memmap_methods import MemmapOptions
+from .errors import FormatError, MissingPluginError, PluginError, TensorDictError, UnsupportedOperationError
 
-__all__ = ["DEFAULT_FORMAT", "SERIALIZERS", "SaveMixin", "Serializer", "load", "save"]
+__all__ = ["DEFAULT_FORMAT", "SERIALIZERS", "Serializer", "Serializers", "check_options", "list_options"]
 
 DEFAULT_FORMAT = "memmap"
 _DEFAULT_PROVIDER = "td-memmap"
-
-F = TypeVar("F", bound=Callable[..., Any])
-SelfT = TypeVar("SelfT", bound="SaveMixin")
 
 
 class Serializer(ABC):
     """A format for whole collections.
 
-    ``save`` and ``load`` declare their options as keyword parameters: any other option raises TypeError
-    before they are called.
+    ``save``, ``load`` and ``detect`` are required. The other operations raise :class:`~td_core.UnsupportedOperationError` in a
+    format that does not define them. An operation declares its options as keyword parameters: any other option raises
+    TypeError before the operation is called.
+
+    A location is a ``Path``, a ``str`` with one of the schemes of the format, or an instance of one of its types. td-core
+    converts other paths (``str`` without a scheme, ``os.PathLike``, ``file:`` URLs) to a ``Path``.
 
     Attributes:
         name: the name of the format for ``save(format=...)``.
-        needs_path: False for a format that can save without a path.
+        needs_path: False for a format that can save without a location.
+        suffixes: suffixes of its files, such as ``(".npz",)``. They select no format: saving to such a file without
+            ``format=`` is an error that names the format.
+        schemes: schemes of the URLs that it accepts, such as ``("s3",)``.
+        locations: types of the objects that it accepts in place of a path. A string is the name of a class, such as
+            ``"zarr.Group"``, whose library need not be imported.
 
     >>> class TorchFile(Serializer):
     ...     name = "torch-file"
+    ...     suffixes = (".pt",)
     ...
-    ...     def save(self, data, path, *, legacy=False):
-    ...         torch.save(data.to_dict(), path, _use_new_zipfile_serialization=not legacy)
+    ...     def save(self, data, location, *, legacy=False):
+    ...         torch.save(data.to_dict(), location, _use_new_zipfile_serialization=not legacy)
     ...         return data
     ...
-    ...     def load(self, path):
-    ...         return TensorDict(torch.load(path))
+    ...     def load(self, location):
+    ...         return TensorDict(torch.load(location))
     ...
-    ...     def detect(self, path):
-    ...         return path.suffix == ".pt"
-    >>> TorchFile().detect(Path("a.pt"))
+    ...     def detect(self, location, head):
+    ...         return head.startswith(b"PK")
+    >>> TorchFile().detect(Path("a.pt"), b"PK")
     True
     """
 
     name: ClassVar[str]
     needs_path: ClassVar[bool] = True
+    suffixes: ClassVar[tuple[str, ...]] = ()
+    schemes: ClassVar[tuple[str, ...]] = ()
+    locations: ClassVar[tuple[type | str, ...]] = ()
 
     @abstractmethod
-    def save(self, data: Any, path: Any, *args: Any, **options: Any) -> Any:
-        """Write ``data`` to ``path``; return ``data``, a mapped copy or a future."""
+    def save(self, data: Any, location: Location, *args: Any, **options: Any) -> Any:
+        """Write ``data`` to ``location``; return ``data``, a mapped copy or a future."""
 
     @abstractmethod
-    def load(self, path: Any, *args: Any, **options: Any) -> Any:
-        """Load the collection at ``path``."""
+    def load(self, location: Location, *args: Any, **options: Any) -> Any:
+        """Load the collection at ``location``."""
 
-    def load_as(self, cls: type, path: Any, **options: Any) -> Any:
-        """Load the collection at ``path`` as an instance of ``cls``, if that class has declared entries.
+    @abstractmethod
+    def detect(self, location: Location, head: bytes) -> bool:
+        """Return True if ``location`` holds a save of this format; do not raise for other formats.
+
+        ``head`` is the first 512 bytes of a local file, which td-core reads once for all formats. It is empty for a
+        directory, a URL or an object.
+        """
+
+    def load_as(self, cls: type, location: Location, **options: Any) -> Any:
+        """Load the collection at ``location`` as an instance of ``cls``, if that class has declared entries.
 
         Raises:
             StructureError: the entries do not match the declarations of the class.
         """
-        return as_named(cls, self.load(path, **options), f"what is saved at {path}")
+        return as_named(cls, self.load(location, **options), f"what is saved at {show_location(location)}")
 
-    @abstractmethod
-    def detect(self, path: Path) -> bool:
-        """Return True if ``path`` holds a save of this format; do not raise for other formats."""
-
-    def load_(self, data: Any, path: Any, **options: Any) -> Any:
-        """Copy the save at ``path`` into ``data``, in place, add missing entries, and return ``data``."""
+    def load_(self, data: Any, location: Location, **options: Any) -> Any:
+        """Copy the save at ``location`` into ``data``, in place, add missing entries, and return ``data``."""
         with torch.no_grad():  # loaded tensors have no autograd graph
-            return data.update(self.load(path, **options), inplace=True)
+            return data.update(self.load(location, **options), inplace=True)
+
+    def open(self, location: Location, *, mode: str = "r", **options: Any) -> Any:
+        """Return a collection whose elements stay in the store until they are used.
+
+        Args:
+            location: the save.
+            mode: ``"r"`` never changes the store, ``"r+"`` writes into it, ``"c"`` keeps writes in memory.
+            **options: options of the format. ``keys`` are the nested keys, or prefixes of them, to open.
+        """
+        self._refuse("open", "load() reads it completely")
+
+    def create(self, like: Any, location: Location, **options: Any) -> Any:
+        """Create a save of zeros with the structure, shapes and dtypes of ``like``, and return it opened for writing.
+
+        ``like`` may hold expanded or meta tensors: its elements are not read.
+
+        Raises:
+            FileExistsError: something is at ``location``.
+        """
+        self._refuse("create", "save() a collection of zeros")
+
+    def append(self, rows: Any, location: Location, **options: Any) -> None:
+        """Add the rows of a collection to the save, along the first batch dim."""
+        self._refuse("append", "load() it, torch.cat() the rows and save() the result")
+
+    def inspect(self, location: Location, **options: Any) -> Tree:
+        """Return the tree of the save from its header alone: keys, kinds, shapes, dtypes, sizes."""
+        self._refuse("inspect", "load() it and print the result")
+
+    def verify(self, location: Location, **options: Any) -> Report:
+        """Check the save for missing and damaged parts, and return a report."""
+        self._refuse("verify", "load() raises FormatError for damage that it finds")
+
+    def _refuse(self, operation: str, instead: str) -> NoReturn:
+        raise UnsupportedOperationError(
+            f"the format {self.name!r} does not implement {operation}(); {instead}"
+        )
+
+
+#: The number of arguments that each operation takes by position: data or rows, and the location.
+_POSITIONAL = {"save": 2, "load_": 2, "create": 2, "append": 2}
 
 
 class Serializers:
@@ -93,7 +146,7 @@ class Serializers:
         self._by_name: dict[str, Serializer] = {}
 
     def add(self, serializer: Serializer) -> None:
-        """Register a format, or raise PluginError if its name is taken or missing."""
+        """Register a format, or raise PluginError if its name is taken or missing, or a declaration is malformed."""
         name = getattr(serializer, "name", None)
         if not isinstance(name, str) or not name:
             raise PluginError(
@@ -101,6 +154,7 @@ class Serializers:
             )
         if name in self._by_name:
             raise PluginError(f"the format {name!r} is taken by {self._by_name[name]!r}")
+        _check_declarations(serializer)
         self._by_name[name] = serializer
 
     def remove(self, name: str) -> None:
@@ -113,41 +167,97 @@ class Serializers:
     def __iter__(self) -> Iterator[Serializer]:
         return iter(self._by_name.values())
 
-    def for_saving(self, name: str | None) -> Serializer:
+    def get(self, name: str | None) -> Serializer:
         """Return the format ``name`` (None: the default), or raise MissingPluginError if it is not registered."""
         name = DEFAULT_FORMAT if name is None else name
         if name in self._by_name:
             return self._by_name[name]
+        names = self._names()
         if name == DEFAULT_FORMAT:
-            names = self._names()
             hint = f"; registered formats, to be named by format=: {names}" if names != "none" else ""
             raise MissingPluginError(
                 f"the format {DEFAULT_FORMAT!r} is provided by {describe_missing_package(_DEFAULT_PROVIDER)}{hint}"
             )
+        if name in FIRST_PARTY_FORMATS:
+            package, _ = FIRST_PARTY_FORMATS[name]
+            raise MissingPluginError(
+                f"the format {name!r} is provided by {describe_missing_package(package)}; registered formats: {names}"
+            )
         raise MissingPluginError(
-            f"no installed package provides the format {name!r}; registered formats: {self._names()}"
+            f"no installed package provides the format {name!r}; registered formats: {names}"
         )
 
-    def for_loading(self, path: Path, name: str | None) -> Serializer:
-        """Return the format ``name``, or with None the only format whose ``detect`` accepts ``path``.
+    def for_saving(self, location: Location, name: str | None) -> Serializer:
+        """Return the format that writes to a location: ``name``, or with None the default.
 
-        Raises FileNotFoundError, MissingPluginError, FormatError if no or several formats match, PluginError if ``detect`` fails.
+        Raises MissingPluginError, ValueError if the suffix of a file belongs to another format, TypeError if the format cannot
+        use the location.
+        """
+        if name is None and DEFAULT_FORMAT in self and isinstance(location, Path):
+            self._check_suffix(location)
+        serializer = self.get(name)
+        if location is None:
+            if serializer.needs_path:
+                raise TypeError(f"the serializer {serializer.name!r} needs a path to save to; got None")
+        else:
+            self._check_location(serializer, location)
+        return serializer
+
+    def for_loading(self, location: Location, name: str | None) -> Serializer:
+        """Return the format ``name``, or with None the only format whose ``detect`` accepts ``location``.
+
+        Raises FileNotFoundError, MissingPluginError, FormatError if no or several formats match, PluginError if ``detect``
+        fails, TypeError if no format can use the location.
         """
         if name is not None or not self._by_name:
-            return self.for_saving(name)
-        if not path.exists():
-            raise FileNotFoundError(f"cannot load: there is nothing at {str(path)!r}")
-        results = [serializer for serializer in self if _is_recognised(serializer, path)]
+            serializer = self.get(name)
+            self._check_location(serializer, location)
+            return serializer
+        shown = show_location(location)
+        if isinstance(location, Path) and not location.exists():
+            raise FileNotFoundError(f"cannot load: there is nothing at {shown}")
+        candidates = [serializer for serializer in self if _accepts(serializer, location)]
+        if not candidates:
+            raise self._location_error("no registered format accepts", location)
+        head = read_head(location)
+        results = [serializer for serializer in candidates if _is_recognised(serializer, location, head)]
         if len(results) == 1:
             return results[0]
         if results:
             names = ", ".join(repr(serializer.name) for serializer in results)
-            raise FormatError(f"more than one format recognises {str(path)!r}: pass format=, one of {names}")
-        message = f"no registered format recognises {str(path)!r}; registered formats: {self._names()}"
-        if DEFAULT_FORMAT not in self:
-            message += f"; the format {DEFAULT_FORMAT!r} is provided by {describe_missing_package(_DEFAULT_PROVIDER)}"
-            raise MissingPluginError(message)
+            raise FormatError(f"more than one format recognises {shown}: pass format=, one of {names}")
+        message = f"no registered format recognises {shown}; registered formats: {self._names()}"
+        missing = [DEFAULT_FORMAT] if DEFAULT_FORMAT not in self else []
+        missing += [name for name in _list_formats_of_suffix(location) if name not in self]
+        if missing:
+            raise MissingPluginError("; ".join([message, *map(_describe_provider, dict.fromkeys(missing))]))
         raise FormatError(message)
+
+    def _check_suffix(self, path: Path) -> None:
+        """Raise ValueError if the suffix of a file belongs to another format than the default."""
+        named = [
+            serializer.name
+            for serializer in self
+            if serializer.suffixes and has_suffix(path, serializer.suffixes)
+        ]
+        others = [*named, *(name for name in _list_formats_of_suffix(path) if name not in self)]
+        if not others or DEFAULT_FORMAT in others:
+            return
+        name = others[0]
+        installed = "" if name in self else f" ({_describe_provider(name)})"
+        raise ValueError(
+            f"{path.name!r} has the suffix of the format {name!r}: pass format={name!r}{installed}, or "
+            f"format={DEFAULT_FORMAT!r} for a directory of this name"
+        )
+
+    def _check_location(self, serializer: Serializer, location: Location) -> None:
+        if not _accepts(serializer, location):
+            raise self._location_error(f"the format {serializer.name!r} does not accept", location)
+
+    def _location_error(self, problem: str, location: Location) -> TypeError:
+        accepting = ", ".join(repr(serializer.name) for serializer in self if _accepts(serializer, location))
+        hint = f"formats that do: {accepting}" if accepting else "pass a local path"
+        return TypeError(f"{problem} {show_location(location)} as a location; {hint}")
 
     def _names(self) -> str:
         """Format the names of the registered formats and of inactive packages for a message."""
@@ -160,196 +270,68 @@ class Serializers:
 SERIALIZERS = Serializers()
 
 
-def _is_recognised(serializer: Serializer, path: Path) -> bool:
+def _check_declarations(serializer: Serializer) -> None:
+    """Raise PluginError if class attributes of a format, or the parameters of its ``detect``, are malformed."""
+    for name, types in (("suffixes", str), ("schemes", str), ("locations", (str, type))):
+        declared = getattr(serializer, name)
+        if not isinstance(declared, tuple) or not all(isinstance(item, types) for item in declared):
+            raise PluginError(f"the {name} of the format {serializer.name!r} are not a tuple: {declared!r}")
     try:
-        return bool(serializer.detect(path))
+        inspect.signature(serializer.detect).bind(None, b"")
+    except TypeError:
+        raise PluginError(
+            f"detect() of the format {serializer.name!r} takes a location and the first bytes of a file: "
+            "detect(self, location, head)"
+        ) from None
+
+
+def _accepts(serializer: Serializer, location: Location) -> bool:
+    return can_use_location(location, serializer.schemes, serializer.locations)
+
+
+def _list_formats_of_suffix(location: Location) -> list[str]:
+    return [name for name, (_, suffixes) in FIRST_PARTY_FORMATS.items() if has_suffix(location, suffixes)]
+
+
+def _describe_provider(name: str) -> str:
+    package = _DEFAULT_PROVIDER if name == DEFAULT_FORMAT else FIRST_PARTY_FORMATS[name][0]
+    return f"the format {name!r} is provided by {describe_missing_package(package)}"
+
+
+def _is_recognised(serializer: Serializer, location: Location, head: bytes) -> bool:
+    try:
+        return bool(serializer.detect(location, head))
     except (OSError, TensorDictError):
         raise
     except Exception as error:
         # A faulty plugin breaks every load, and the traceback alone does not show how to avoid it.
         raise PluginError(
-            f"the format {serializer.name!r} failed to tell whether it recognises {str(path)!r}: "
+            f"the format {serializer.name!r} failed to tell whether it recognises {show_location(location)}: "
             f"{type(error).__name__}: {error}; pass format= to leave it out"
         ) from error
 
 
-def _list_options(method: Callable[..., Any]) -> list[str] | None:
-    """Return the options that a method of a serializer declares; None if it accepts any."""
-    parameters = inspect.signature(method).parameters.values()
+def list_options(serializer: Serializer, operation: str) -> list[str] | None:
+    """Return the options that an operation of a format declares; None if it accepts any."""
+    parameters = list(inspect.signature(getattr(serializer, operation)).parameters.values())
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return None
-    # Skip data and path, which are passed by position.
-    return [
-        parameter.name
-        for parameter in parameters
-        if parameter.name not in ("data", "path") and parameter.kind is not parameter.VAR_POSITIONAL
-    ]
+    named = parameters[_POSITIONAL.get(operation, 1) :]
+    return [parameter.name for parameter in named if parameter.kind is not parameter.VAR_POSITIONAL]
 
 
-def _check_options(
-    serializer: Serializer,
-    method: Callable[..., Any],
-    options: Mapping[str, Any],
-    instead: Callable[..., Any] | None = None,
+def check_options(
+    serializer: Serializer, operation: str, options: Mapping[str, Any], instead: str | None = None
 ) -> None:
-    """Raise TypeError for an option that ``method`` does not declare; if it declares ``**options``, check ``instead``."""
-    known = _list_options(method)
+    """Raise TypeError for an option that an operation does not declare; if it declares ``**options``, check ``instead``."""
+    known = list_options(serializer, operation)
     if known is None:
         if instead is not None:
-            _check_options(serializer, instead, options)
+            check_options(serializer, instead, options)
         return
     unknown = [name for name in options if name not in known]
     if unknown:
         raise TypeError(
             f"the serializer {serializer.name!r} has no option {', '.join(map(repr, unknown))} for "
-            f"{method.__name__}(); its options: {', '.join(map(repr, known)) or 'none'}"
+            f"{operation}(); its options: {', '.join(map(repr, known)) or 'none'}"
         )
-
-
-def save(data: Core, path: str | Path | None, *, format: str | None = None, **options: Any) -> Any:
-    """Save a collection.
-
-    Args:
-        data: the collection.
-        path: target path; None only for formats that need none.
-        format: name of a registered format; None is ``"memmap"``.
-        **options: options of the format.
-
-    Returns:
-        The result of the format: ``data``, a collection mapped from the files, or a future.
-
-    Raises:
-        MissingPluginError: the format is not registered.
-        TypeError: the format has no such option.
-
-    >>> save(TensorDict(), "a.json", format="json")
-    Traceback (most recent call last):
-    td_core.errors.MissingPluginError: no installed package provides the format 'json'; registered formats:
-    ...
-    """
-    serializer = SERIALIZERS.for_saving(format)
-    if path is None and serializer.needs_path:
-        raise TypeError(f"the serializer {serializer.name!r} needs a path to save to; got None")
-    _check_options(serializer, serializer.save, options)
-    return serializer.save(data, None if path is None else Path(path), **options)
-
-
-def load(path: str | Path, *, format: str | None = None, **options: Any) -> Any:
-    """Load a collection.
-
-    Args:
-        path: path of the save.
-        format: name of a registered format; None selects the format that recognises ``path``.
-        **options: options of the format.
-
-    Raises:
-        FileNotFoundError: ``path`` does not exist.
-        MissingPluginError: the format is not registered.
-        FormatError: no registered format, or more than one, recognises ``path``.
-        TypeError: the format has no such option.
-
-    >>> load("missing.json", format="json")
-    Traceback (most recent call last):
-    td_core.errors.MissingPluginError: no installed package provides the format 'json'; registered formats:
-    ...
-    """
-    return _load(None, Path(path), format, options)
-
-
-def _load(cls: type | None, path: Path, name: str | None, options: dict[str, Any]) -> Any:
-    serializer = SERIALIZERS.for_loading(path, name)
-    _check_options(serializer, serializer.load, options)
-    return serializer.load(path, **options) if cls is None else serializer.load_as(cls, path, **options)
-
-
-def _show_options(save: F) -> F:
-    """Show the options of ``memmap`` in the signature of ``save``."""
-    signature = inspect.signature(save)
-    own, _, _, *others = signature.parameters.values()
-    parameters = [own, *inspect.signature(MemmapOptions).parameters.values(), *others]
-    cast(Any, save).__signature__ = signature.replace(parameters=parameters)
-    return save
-
-
-class SaveMixin(Core):
-    """``save`` and ``load`` in any registered format."""
-
-    __slots__ = ()
-
-    if TYPE_CHECKING:
-
-        @overload
-        @takes(MemmapOptions)
-        def save(self: SelfT, options: MemmapOptions) -> SelfT: ...
-        @overload
-        def save(
-            self: SelfT,
-            prefix: str | Path | None = None,
-            copy_existing: bool = False,
-            *,
-            format: str | None,
-            **options: Any,
-        ) -> SelfT: ...
-
-    @_show_options
-    def save(
-        self: SelfT,
-        prefix: str | Path | None = None,
-        copy_existing: bool = False,
-        *,
-        format: str | None = None,
-        **options: Any,
-    ) -> SelfT:
-        """Save the collection at ``prefix``; see :func:`td_core.save`.
-
-        The options are those of :meth:`memmap` and those of the format. Options of :meth:`memmap` that the format lacks are
-        ignored if they have their defaults; other unknown options raise TypeError.
-        """
-        if copy_existing:
-            options["copy_existing"] = copy_existing
-        known = _list_options(SERIALIZERS.for_saving(format).save)
-        for item in dataclasses.fields(MemmapOptions):
-            value = options.get(item.name, item.default)
-            if value is None or (value == item.default and known is not None and item.name not in known):
-                options.pop(item.name, None)
-        saved: SelfT = save(self, prefix, format=format, **options)
-        return saved
-
-    dumps = save
-
-    @classmethod
-    def load(
-        cls: type[SelfT], prefix: str | Path, *args: Any, format: str | None = None, **kwargs: Any
-    ) -> SelfT:
-        """Load the collection saved at ``prefix``; see :func:`td_core.load`.
-
-        The options ``device`` and ``non_blocking`` can be passed by position. A class with declared entries returns an instance
-        of itself, whatever class was saved.
-        """
-        options = _bind_options(args, kwargs, ("device", "non_blocking"))
-        loaded: SelfT = _load(cls, Path(prefix), format, options)
-        return loaded
-
-    def load_(self: SelfT, prefix: str | Path, *args: Any, format: str | None = None, **kwargs: Any) -> SelfT:
-        """Copy the save at ``prefix`` into this collection, in place; raises as :func:`td_core.load`.
-
-        The option ``robust_key`` can be passed by position.
-        """
-        path = Path(prefix)
-        options = _bind_options(args, kwargs, ("robust_key",))
-        serializer = SERIALIZERS.for_loading(path, format)
-        # A load_() with **options passes them to load(), so the signature of load() defines the valid options.
-        _check_options(serializer, serializer.load_, options, serializer.load)
-        serializer.load_(self, path, **options)
-        return self
-
-
-def _bind_options(args: tuple[Any, ...], kwargs: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
-    """Merge positional and keyword options into one dict."""
-    if len(args) > len(names):
-        raise TypeError(f"at most {len(names)} options by position, {', '.join(names)}; got {len(args)}")
-    options = dict(zip(names, args, strict=False))
-    twice = options.keys() & kwargs.keys()
-    if twice:
-        raise TypeError(f"the option {', '.join(map(repr, sorted(twice)))} is given by position and by name")
-    return {**options, **kwargs}

@@ -17,6 +17,7 @@ Each class also derives from the builtin exceptions that callers usually catch i
     ├── DepthError (RecursionError)         nesting is too deep for torch, numpy or Python
     ├── FormatError (ValueError)            a file or message is damaged or has another format
     ├── CodecError (TypeError)              no serializer can store a Python value
+    ├── UnsupportedOperationError (NotImplementedError) a format does not implement an operation
     ├── PluginError (RuntimeError)          a plugin breaks the rules of registration
     ├── WorkerError (RuntimeError)          a worker process died or could not send its error
     └── MissingPluginError (AttributeError) the package of a method is not installed
@@ -31,7 +32,7 @@ __all__ = [
     "BatchSizeError", "CodecError", "CollectionIndexError", "CycleError", "DepthError", "DimError",
     "DimNamesError", "FormatError", "KeyMismatchError", "KeyPathError", "KeyTakenError",
     "KeyThroughLeafError", "LockedError", "MissingPluginError", "PluginError", "StructureError",
-    "TensorDictError", "WorkerError",
+    "TensorDictError", "UnsupportedOperationError", "WorkerError",
 ]  # fmt: skip
 
 
@@ -99,6 +100,10 @@ class FormatError(TensorDictError, ValueError):
 
 class CodecError(TensorDictError, TypeError):
     """A Python value has no serializer, and pickling it was not allowed."""
+
+
+class UnsupportedOperationError(TensorDictError, NotImplementedError):
+    """A format does not implement an operation."""
 
 
 class PluginError(TensorDictError, RuntimeError):

@@ -17,13 +17,15 @@ import td_core as _td_core
 from td_core._public_names import lazy_names as _lazy_names
 
 if TYPE_CHECKING:
+    from td_core import Problem, Report, Tree
+
     from ._append import append_memmap
     from ._archive import is_memmap_archive, pack_memmap, refresh_archive_checksums, unpack_memmap
     from ._errors import AppendError, FileTakenError, NoFileError, PickleRefusedError
     from ._future import TensorDictFuture
-    from ._inspect import Tree, inspect
+    from ._inspect import inspect
     from ._listing import print_directory_tree
-    from ._manifest import Problem, Report, verify
+    from ._manifest import verify
     from ._methods import load, load_memmap, memmap, memmap_like, save
     from ._tensor import MemoryMappedTensor
 
@@ -44,9 +46,10 @@ __getattr__, __dir__ = _lazy_names(
         "._archive": ("is_memmap_archive", "pack_memmap", "refresh_archive_checksums", "unpack_memmap"),
         "._errors": ("AppendError", "FileTakenError", "NoFileError", "PickleRefusedError"),
         "._future": ("TensorDictFuture",),
-        "._inspect": ("Tree", "inspect"),
+        "._inspect": ("inspect",),
         "._listing": ("print_directory_tree",),
-        "._manifest": ("Problem", "Report", "verify"),
+        "._manifest": ("verify",),
         "._tensor": ("MemoryMappedTensor",),
+        "td_core": ("Problem", "Report", "Tree"),
     },
 )

@@ -7,18 +7,13 @@ import json
 import signal
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
-from typing import Any, TextIO
+from typing import Any
 
+from td_core.__main__ import DAMAGED, FAILED, GOOD, print_safely
+from td_core.__main__ import main as run_core
 from td_core.errors import FormatError, TensorDictError
 
 from ._archive import pack_memmap, unpack_memmap
-from ._inspect import inspect
-from ._listing import make_printable
-from ._manifest import verify
-
-#: Exit codes: success, a damaged save, a failed command.
-GOOD, DAMAGED, FAILED = 0, 1, 2
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -46,32 +41,18 @@ def _parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command of ``python -m td_memmap`` and return its exit code."""
-    options = _parser().parse_args(arguments)
+    given = sys.argv[1:] if arguments is None else arguments
+    options = _parser().parse_args(given)
+    if options.command not in _COMMANDS:
+        return run_core([*given, "--format", "memmap"])
     try:
         code, text, data = _COMMANDS[options.command](options)
         shown = json.dumps(data) if options.json else text
     except (OSError, ValueError, TensorDictError, RecursionError) as error:
-        _print(f"{type(error).__name__}: {error}", sys.stderr)
+        print_safely(f"{type(error).__name__}: {error}", sys.stderr)
         return DAMAGED if isinstance(error, FormatError) else FAILED
-    _print(shown, sys.stdout)
+    print_safely(shown, sys.stdout)
     return code
-
-
-def _print(text: str, stream: TextIO) -> None:
-    """Print text, with characters escaped that the encoding of the stream lacks or that control a terminal."""
-    encoding = stream.encoding or "utf-8"
-    shown = "\n".join(map(make_printable, text.split("\n")))
-    print(shown.encode(encoding, "backslashreplace").decode(encoding), file=stream)
-
-
-def _inspect(options: argparse.Namespace) -> tuple[int, str, Any]:
-    tree = inspect(options.path)
-    return GOOD, str(tree), tree.as_dict()
-
-
-def _verify(options: argparse.Namespace) -> tuple[int, str, Any]:
-    report = verify(options.path, progress=options.progress)
-    return GOOD if report.ok else DAMAGED, str(report), {**asdict(report), "ok": report.ok}
 
 
 def _pack(options: argparse.Namespace) -> tuple[int, str, Any]:
@@ -86,7 +67,8 @@ def _unpack(options: argparse.Namespace) -> tuple[int, str, Any]:
     return GOOD, str(path), {"prefix": str(path)}
 
 
-_COMMANDS = {"inspect": _inspect, "verify": _verify, "pack": _pack, "unpack": _unpack}
+#: The other commands are those of ``python -m td_core``.
+_COMMANDS = {"pack": _pack, "unpack": _unpack}
 
 
 if __name__ == "__main__":

@@ -3,85 +3,17 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from td_core._public_names import set_module
+from td_core._inspection import Tree
 
 from . import _file_names, _fs
 from ._archive import ArchiveTree
 from ._fs import Parts
-from ._listing import make_printable, show_size
 from ._load import retry_on_replace
 from ._plan import VERSION
 from ._read_node import read_node
-
-
-@set_module("td_memmap")
-@dataclass(slots=True)
-class Tree:
-    """A collection or leaf of a save, as its metadata describes it.
-
-    Attributes:
-        name: key; of the root, the name of the file or directory.
-        kind: class or kind of a collection, or ``"leaf"``.
-        shape: shape of a leaf, or batch size of a collection; None if the metadata has neither.
-        dtype: dtype of a leaf; None for a collection.
-        nbytes: size in bytes of the leaf, or of all leaves below.
-        provider: distribution and version of the plugin that wrote the node.
-        pickled: files with pickled values, which only ``allow_pickle=True`` reads.
-        values: values of the node that are stored as JSON.
-        children: entries and members by key.
-
-    >>> print(Tree("a", "leaf", [2], "torch.int8", 2))
-    a: leaf [2] torch.int8, 2 bytes
-    """
-
-    name: str
-    kind: str
-    shape: list[int] | None = None
-    dtype: str | None = None
-    nbytes: int = 0
-    provider: str | None = None
-    pickled: list[str] = field(default_factory=list)
-    values: dict[str, Any] = field(default_factory=dict)
-    children: dict[str, Tree] = field(default_factory=dict)
-
-    def __str__(self) -> str:
-        lines = []
-        todo: list[tuple[Tree, int]] = [(self, 0)]
-        while todo:
-            node, depth = todo.pop()
-            about = [f"{'    ' * depth}{make_printable(node.name)}: {make_printable(node.kind)}"]
-            if node.shape is not None:
-                about.append(f" {node.shape}")
-            if node.dtype is not None:
-                about.append(f" {node.dtype}")
-            about.append(f", {show_size(node.nbytes)}")
-            if node.provider is not None:
-                about.append(f", by {make_printable(node.provider)}")
-            if node.pickled:
-                about.append(f", PICKLED: {', '.join(node.pickled)}")
-            lines.append("".join(about))
-            todo.extend((child, depth + 1) for child in reversed(node.children.values()))
-        return "\n".join(lines)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the tree as nested dicts, for JSON.
-
-        >>> Tree("a", "leaf", [2]).as_dict()["shape"]
-        [2]
-        """
-        root: dict[str, Any] = {}
-        todo = [(self, root)]
-        while todo:
-            node, row = todo.pop()
-            for name in ("kind", "shape", "dtype", "nbytes", "provider", "pickled"):
-                row[name] = getattr(node, name)
-            row["children"] = {key: {} for key in node.children}
-            todo.extend(zip(node.children.values(), row["children"].values()))
-        return root
 
 
 def inspect(path: str | Path) -> Tree:
@@ -137,7 +69,10 @@ def _inspect_node(files: Any, parts: Parts, key: str) -> tuple[Tree, dict[str, P
     elif not level.general:
         node.values = {name: value for name, value in meta.items() if not name.startswith("_")}
     for name, entry in level.leaves.items():
-        node.children[name] = leaf = Tree(name, "leaf", list(entry.shape), str(entry.dtype), entry.nbytes)
+        place = "/".join((*parts, entry.files[0] + ".memmap"))
+        node.children[name] = leaf = Tree(
+            name, "leaf", list(entry.shape), str(entry.dtype), entry.nbytes, place=place
+        )
         if entry.nested or entry.jagged is not None:
             sizes = (files.stat(parts, file + ".memmap") for file in entry.files)
             leaf.kind, leaf.shape = "nested leaf", None

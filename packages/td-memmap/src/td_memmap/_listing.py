@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from td_core._inspection import make_printable, show_size
+
 from . import _fs
 from ._fs import DirectoryTree
-
-_UNITS = ("bytes", "KB", "MB", "GB", "TB", "PB")
 
 
 def print_directory_tree(path: str | Path, indent: str = "", display_metadata: bool = True) -> str:
@@ -51,16 +51,3 @@ def print_directory_tree(path: str | Path, indent: str = "", display_metadata: b
     text = "\n".join(lines)
     print(text)
     return text
-
-
-def make_printable(text: str) -> str:
-    """Escape a name for one line of terminal output, without line breaks and control characters."""
-    return text if text.isprintable() else repr(text)[1:-1]
-
-
-def show_size(nbytes: int) -> str:
-    """Format a number of bytes for messages, such as ``1.63 MB``."""
-    size, unit = float(nbytes), 0
-    while size >= 1024 and unit < len(_UNITS) - 1:
-        size, unit = size / 1024, unit + 1
-    return f"{nbytes} bytes" if unit == 0 else f"{size:.2f} {_UNITS[unit]}"

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from td_core._public_names import set_module
+from td_core._inspection import Problem, Report
 from td_core.errors import FormatError
 from td_core.plugins.memmap_methods import Progress
 
@@ -15,59 +14,9 @@ from . import _file_names, _fs
 from ._archive import ArchiveTree
 from ._checksum import compute_digest, make_checksum
 from ._fs import DirectoryTree, Parts
-from ._listing import make_printable
 from ._load import check_metadata, retry_on_replace
 from ._meta import parse_json, read_if_there, read_json
 from ._progress import make_reporter
-
-
-@set_module("td_memmap")
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """File of a save that is missing, damaged or modified.
-
-    Attributes:
-        file: path below the root of the save.
-        kind: ``"missing"``, ``"damaged"``, ``"error"``, or ``"modified"`` (written in place since the save).
-        detail: the difference, for messages.
-    """
-
-    file: str
-    kind: str
-    detail: str
-
-    def __str__(self) -> str:
-        return make_printable(f"{self.file} is {self.kind}: {self.detail}")
-
-
-@set_module("td_memmap")
-@dataclass(frozen=True, slots=True)
-class Report:
-    """Result of :func:`verify`.
-
-    Attributes:
-        path: path of the save.
-        files: number of files that were checked.
-        hashed: number of files whose hash was checked.
-        problems: the files that differ.
-
-    >>> Report("save", 3, 0).ok
-    True
-    """
-
-    path: str
-    files: int
-    hashed: int
-    problems: list[Problem] = field(default_factory=list)
-
-    @property
-    def ok(self) -> bool:
-        """Whether all files are unchanged, or were only modified in place since the save."""
-        return all(problem.kind == "modified" for problem in self.problems)
-
-    def __str__(self) -> str:
-        lines = [f"{self.path}: {self.files} files, {self.hashed} hashes, {len(self.problems)} problems"]
-        return "\n".join([*lines, *map(str, self.problems)])
 
 
 def verify(path: str | Path, *, progress: Progress = False) -> Report:

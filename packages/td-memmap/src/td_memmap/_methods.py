@@ -6,9 +6,9 @@ To keep that import fast, the functions import other modules when they are calle
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -20,7 +20,11 @@ from td_core.plugins.memmap_methods import (
     MemmapLikeOptions,
     MemmapMethods,
     MemmapOptions,
+    Progress,
 )
+
+if TYPE_CHECKING:
+    from td_core.typing import NestedKey
 
 
 @implements(MemmapMethods.memmap)
@@ -85,6 +89,57 @@ def load_as(cls: type | None, chosen: LoadMemmapOptions, *, complete: bool = Tru
 
 
 load = load_memmap
+
+
+def open_memmap(
+    prefix: str | Path,
+    *,
+    mode: str = "r",
+    keys: Iterable[NestedKey] | None = None,
+    robust_key: bool | None = True,
+    subpath: NestedKey | None = None,
+    allow_pickle: bool | None = None,
+    verify: bool = False,
+    strict: bool = True,
+) -> Any:
+    """Return the collection saved at ``prefix``, mapped from its files; see ``td_core.open``."""
+    # Mapped memory cannot refuse a write, so the mode "r" is the same as "c": pages that are written are copied.
+    opened = load_memmap(
+        prefix,
+        mode="r+" if mode == "r+" else "r",
+        robust_key=robust_key,
+        subpath=subpath,
+        allow_pickle=allow_pickle,
+        verify=verify,
+        strict=strict,
+    )
+    return opened if keys is None else opened.select(*keys).lock_()
+
+
+def create_memmap(
+    like: Any,
+    prefix: str | Path | None,
+    *,
+    existsok: bool = False,
+    num_threads: int = 0,
+    robust_key: bool | None = True,
+    archive: bool | None = None,
+    durable: bool = False,
+    progress: Progress = False,
+    allow_pickle: bool = False,
+) -> Any:
+    """Create sparse files of zeros; see ``td_core.create``. ``existsok=True`` opens a save of the same structure."""
+    return memmap_like(
+        like,
+        prefix,
+        existsok=existsok,
+        num_threads=num_threads,
+        robust_key=robust_key,
+        archive=archive,
+        durable=durable,
+        progress=progress,
+        allow_pickle=allow_pickle,
+    )
 
 
 @implements(MemmapMethods.load_memmap_)

@@ -4,46 +4,72 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from td_core._serializers import Serializer
 from td_core.plugins.declarations import implementations
 from td_core.plugins.hookspecs import hookimpl
-from td_core.plugins.memmap_methods import LoadMemmapOptions
+from td_core.plugins.memmap_methods import LoadMemmapOptions, Progress
 
-from ._methods import copy_save, load_as, load_memmap, memmap
+from ._methods import copy_save, create_memmap, load_as, load_memmap, memmap, open_memmap
+
+if TYPE_CHECKING:
+    from td_core import Report, Tree
 
 
 class DirectoryFormat(Serializer):
     """A directory with one file per leaf, or an archive of it; the default format.
 
-    >>> DirectoryFormat().detect(Path("nowhere"))
+    >>> DirectoryFormat().detect("nowhere", b"")
     False
     """
 
     name = "memmap"
     needs_path = False
+    suffixes = (".tdz",)
     save = staticmethod(memmap)  # type: ignore[assignment]
     load = staticmethod(load_memmap)  # type: ignore[assignment]
+    open = staticmethod(open_memmap)  # type: ignore[assignment]
+    create = staticmethod(create_memmap)  # type: ignore[assignment]
 
-    def load_as(self, cls: type, path: Any, **options: Any) -> Any:
-        """Load the collection at ``path`` as an instance of ``cls``, if that class has declared fields."""
-        return load_as(cls, LoadMemmapOptions(path, **options))
+    def load_as(self, cls: type, location: Any, **options: Any) -> Any:
+        """Load the collection at ``location`` as an instance of ``cls``, if that class has declared fields."""
+        return load_as(cls, LoadMemmapOptions(location, **options))
 
-    def load_(self, data: Any, path: Any, **options: Any) -> Any:
-        """Copy the save at ``path`` into ``data`` in place; entries that the save lacks are kept."""
-        return copy_save(data, LoadMemmapOptions(path, **options))
+    def load_(self, data: Any, location: Any, **options: Any) -> Any:
+        """Copy the save at ``location`` into ``data`` in place; entries that the save lacks are kept."""
+        return copy_save(data, LoadMemmapOptions(location, **options))
 
-    def detect(self, path: Path) -> bool:
-        """Return True if ``path`` is a save: a directory with metadata, or an archive."""
+    def detect(self, location: Any, head: bytes) -> bool:
+        """Return True if ``location`` is a save: a directory with metadata, or an archive."""
         from . import _file_names, _fs
         from ._archive import is_memmap_archive
 
-        return is_memmap_archive(path) or any(
-            _fs.get_status(os.path.join(path, name)) is not None
+        if head:
+            # Other content can precede the data of a zip file, so the first bytes decide nothing.
+            return is_memmap_archive(location)
+        return any(
+            _fs.get_status(os.path.join(location, name)) is not None
             for name in (_file_names.META, _file_names.OLD_META)
         )
+
+    def append(self, rows: Any, location: Any, *, allow_pickle: bool | None = None) -> None:  # type: ignore[override]
+        """Append rows to a saved directory; see ``td_memmap.append_memmap``."""
+        from ._append import append_memmap
+
+        append_memmap(location, rows, allow_pickle=allow_pickle)
+
+    def inspect(self, location: Any) -> Tree:  # type: ignore[override]
+        """Return the tree of a save; see ``td_memmap.inspect``."""
+        from ._inspect import inspect
+
+        return inspect(location)
+
+    def verify(self, location: Any, *, progress: Progress = False) -> Report:  # type: ignore[override]
+        """Check the files of a save; see ``td_memmap.verify``."""
+        from ._manifest import verify
+
+        return verify(location, progress=progress)
 
 
 @hookimpl

@@ -27,7 +27,7 @@ from ._field_errors import UnknownFieldError
 RESERVED = frozenset({"batch_size", "device", "names", "lock", "_tensordict", "_undo", "_schema", "_cast"})
 
 #: Names of collection members that may be fields without ``shadow=True``.
-ALLOWED = frozenset({"data"})
+ALLOWED = frozenset({"data", "open"})
 
 
 @dataclass(frozen=True, slots=True)

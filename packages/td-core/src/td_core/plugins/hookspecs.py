@@ -43,7 +43,7 @@ def td_serializers() -> Iterable[Serializer | LeafSerializer]:
     """Return the file formats and value types that the plugin adds.
 
     A :class:`~td_core.Serializer` is a format for whole collections. ``save(format=...)`` selects it by name, and
-    ``load`` calls its ``detect`` with the path. A :class:`~td_core.LeafSerializer` converts values of one type for
+    ``load`` calls its ``detect`` with the location. A :class:`~td_core.LeafSerializer` converts values of one type for
     the value codec, in all formats. A name, tag or type that is already registered is refused.
     """
     raise NotImplementedError

@@ -1,0 +1,93 @@
+"""Locations of saves: local paths, URLs, and objects of other libraries."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from pathlib import Path
+from typing import Any
+
+from ._type_names import is_instance_of_named
+
+__all__ = [
+    "HEAD_SIZE",
+    "Location",
+    "as_location",
+    "can_use_location",
+    "has_suffix",
+    "read_head",
+    "show_location",
+]
+
+#: A local path, a URL as a string, or an object that a format accepts in place of a path.
+Location = Any
+
+#: Size of the part of a local file that ``detect`` of each format receives.
+HEAD_SIZE = 512
+
+#: A URL, or a chain of URLs such as ``filecache::s3://bucket/x``. A scheme of one letter is a drive of Windows.
+_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]+)(?:::[A-Za-z][A-Za-z0-9+.\-]+)*://")
+
+
+def as_location(location: Location) -> Location:
+    """Return a local path as a ``Path``, a URL as a ``str``, and any other object unchanged."""
+    if isinstance(location, Path):
+        return location
+    if isinstance(location, str):
+        scheme = get_scheme(location)
+        if scheme is None:
+            return Path(location)
+        return _read_file_url(location) if scheme == "file" else location
+    return Path(location) if isinstance(location, os.PathLike) else location
+
+
+def get_scheme(url: str) -> str | None:
+    """Return the scheme of a URL in lower case, or None for a path."""
+    match = _URL.match(url)
+    return None if match is None else match[1].lower()
+
+
+def _read_file_url(url: str) -> Path:
+    from urllib.parse import urlsplit
+    from urllib.request import url2pathname
+
+    parts = urlsplit(url)
+    if parts.netloc not in ("", "localhost"):
+        raise ValueError(f"the URL {url!r} is not of this machine: write file:///PATH, with three slashes")
+    return Path(url2pathname(parts.path))
+
+
+def show_location(location: Location) -> str:
+    """Format a location for messages."""
+    return repr(str(location)) if isinstance(location, (str, Path)) else f"a {_name_type(location)}"
+
+
+def _name_type(value: Any) -> str:
+    cls = type(value)
+    return cls.__qualname__ if cls.__module__ == "builtins" else f"{cls.__module__}.{cls.__qualname__}"
+
+
+def can_use_location(location: Location, schemes: tuple[str, ...], types: tuple[type | str, ...]) -> bool:
+    """Return True if a format with these schemes and types of objects accepts a location."""
+    if isinstance(location, Path):
+        return True
+    if isinstance(location, str):
+        return get_scheme(location) in schemes
+    return is_instance_of_named(location, types)
+
+
+def has_suffix(location: Location, suffixes: tuple[str, ...]) -> bool:
+    """Return True if the name of a path or URL ends with one of some suffixes, in any case."""
+    return isinstance(location, (str, Path)) and str(location).lower().rstrip("/").endswith(suffixes)
+
+
+def read_head(location: Location) -> bytes:
+    """Return the first bytes of a local file; empty for a directory, device, URL or object."""
+    if not isinstance(location, Path):
+        return b""
+    # A pipe or a device could block, or lose the bytes that are read here.
+    if not stat.S_ISREG(location.stat().st_mode):
+        return b""
+    with location.open("rb") as file:
+        return file.read(HEAD_SIZE)

@@ -1,0 +1,331 @@
+"""Save, load, open, create, append, inspect and verify collections in any registered format."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect as signatures
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
+
+from ._collection import Core
+from ._inspection import Report, Tree
+from ._locations import Location, as_location, show_location
+from ._nodes import as_named
+from ._serializers import SERIALIZERS, Serializer, check_options, list_options
+from .plugins.declarations import takes
+from .plugins.memmap_methods import MemmapOptions
+from .typing import NestedKey
+
+__all__ = ["SaveMixin", "append", "create", "inspect", "load", "open", "save", "verify"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+SelfT = TypeVar("SelfT", bound="SaveMixin")
+
+_MODES = ("r", "r+", "c")
+
+
+def save(data: Core, path: Location | None, *, format: str | None = None, **options: Any) -> Any:
+    """Save a collection.
+
+    Args:
+        data: the collection.
+        path: a local path, or a URL or object that the format accepts; None only for formats that need none.
+        format: name of a registered format; None is ``"memmap"``.
+        **options: options of the format.
+
+    Returns:
+        The result of the format: ``data``, a collection mapped from the files, or a future.
+
+    Raises:
+        MissingPluginError: the format is not registered.
+        TypeError: the format has no such option, or does not accept the location.
+        ValueError: ``path`` has the suffix of another format, and ``format`` is None.
+
+    >>> save(TensorDict(), "a.json", format="json")
+    Traceback (most recent call last):
+    td_core.errors.MissingPluginError: no installed package provides the format 'json'; registered formats:
+    ...
+    """
+    location = as_location(path)
+    serializer = SERIALIZERS.for_saving(location, format)
+    check_options(serializer, "save", options)
+    return serializer.save(data, location, **options)
+
+
+def load(path: Location, *, format: str | None = None, **options: Any) -> Any:
+    """Load a collection.
+
+    Args:
+        path: location of the save: a local path, or a URL or object that a format accepts.
+        format: name of a registered format; None selects the format that recognises ``path``.
+        **options: options of the format.
+
+    Raises:
+        FileNotFoundError: ``path`` does not exist.
+        MissingPluginError: the format is not registered.
+        FormatError: no registered format, or more than one, recognises ``path``.
+        TypeError: the format has no such option, or no format accepts the location.
+
+    >>> load("missing.json", format="json")
+    Traceback (most recent call last):
+    td_core.errors.MissingPluginError: no installed package provides the format 'json'; registered formats:
+    ...
+    """
+    return _load(None, path, format, options)
+
+
+def _load(cls: type | None, path: Location, name: str | None, options: dict[str, Any]) -> Any:
+    serializer, location = _find(path, name, "load", options)
+    return (
+        serializer.load(location, **options) if cls is None else serializer.load_as(cls, location, **options)
+    )
+
+
+def _find(
+    path: Location, name: str | None, operation: str, options: dict[str, Any]
+) -> tuple[Serializer, Location]:
+    """Return the format of an existing save and its location; check the options of an operation on it."""
+    location = as_location(path)
+    serializer = SERIALIZERS.for_loading(location, name)
+    check_options(serializer, operation, options)
+    return serializer, location
+
+
+def open(
+    path: Location,
+    *,
+    mode: str = "r",
+    keys: Iterable[NestedKey] | None = None,
+    format: str | None = None,
+    **options: Any,
+) -> Any:
+    """Open a saved collection without reading its leaves; their elements are read when they are used.
+
+    Args:
+        path: location of the save, as for :func:`load`.
+        mode: ``"r"`` never changes the store: a write raises, or, if the leaf is mapped memory, stays in this process.
+            ``"r+"`` writes into the store. ``"c"`` keeps writes in the memory of this process.
+        keys: nested keys, or prefixes of them, to open; None opens all.
+        format: as for :func:`load`.
+        **options: options of the format.
+
+    Raises:
+        UnsupportedOperationError: the format can only load complete collections.
+        ValueError: ``mode`` is unknown.
+        Exception: as :func:`load`.
+
+    >>> open("missing.json", mode="w")
+    Traceback (most recent call last):
+    ValueError: mode is 'r', 'r+' or 'c'; got 'w'
+    """
+    if mode not in _MODES:
+        raise ValueError(f"mode is 'r', 'r+' or 'c'; got {mode!r}")
+    options["mode"] = mode
+    if keys is not None:
+        options["keys"] = [keys] if isinstance(keys, str) else list(keys)
+    serializer, place = _find(path, format, "open", options)
+    return serializer.open(place, **options)
+
+
+def create(like: Core, path: Location | None, *, format: str | None = None, **options: Any) -> Any:
+    """Create a save of zeros, and return it opened for writing.
+
+    Args:
+        like: a collection with the structure, shapes and dtypes of the save. Its elements are not read, so it can be
+            expanded, or on the device ``"meta"``.
+        path: location of the save, as for :func:`save`.
+        format: as for :func:`save`.
+        **options: options of the format.
+
+    Raises:
+        FileExistsError: something is at ``path``.
+        UnsupportedOperationError: the format cannot create a save without its elements.
+        Exception: as :func:`save`.
+
+    >>> create(TensorDict(), "a.json", format="json")
+    Traceback (most recent call last):
+    td_core.errors.MissingPluginError: no installed package provides the format 'json'; registered formats:
+    ...
+    """
+    place = as_location(path)
+    serializer = SERIALIZERS.for_saving(place, format)
+    check_options(serializer, "create", options)
+    return serializer.create(like, place, **options)
+
+
+def append(rows: Core, path: Location, *, format: str | None = None, **options: Any) -> None:
+    """Add rows to a save, along the first batch dim.
+
+    Args:
+        rows: a collection with the structure of the save.
+        path: location of the save, as for :func:`load`.
+        format: as for :func:`load`.
+        **options: options of the format.
+
+    Raises:
+        UnsupportedOperationError: the saves of the format cannot grow.
+        Exception: as :func:`load`.
+
+    >>> append(TensorDict(), "missing.json", format="json")
+    Traceback (most recent call last):
+    td_core.errors.MissingPluginError: no installed package provides the format 'json'; registered formats:
+    ...
+    """
+    serializer, place = _find(path, format, "append", options)
+    serializer.append(rows, place, **options)
+
+
+def inspect(path: Location, *, format: str | None = None, **options: Any) -> Tree:
+    """Return the tree of a save from its header alone: keys, kinds, shapes, dtypes, sizes. No leaf is read.
+
+    Args:
+        path: location of the save, as for :func:`load`.
+        format: as for :func:`load`.
+        **options: options of the format.
+
+    Raises:
+        UnsupportedOperationError: the format cannot read its header alone.
+        Exception: as :func:`load`.
+
+    >>> inspect("missing.json", format="json")
+    Traceback (most recent call last):
+    td_core.errors.MissingPluginError: no installed package provides the format 'json'; registered formats:
+    ...
+    """
+    serializer, place = _find(path, format, "inspect", options)
+    return serializer.inspect(place, **options)
+
+
+def verify(path: Location, *, format: str | None = None, **options: Any) -> Report:
+    """Check a save for missing and damaged parts, and return a report.
+
+    Args:
+        path: location of the save, as for :func:`load`.
+        format: as for :func:`load`.
+        **options: options of the format.
+
+    Raises:
+        UnsupportedOperationError: the format has no check of its own.
+        Exception: as :func:`load`.
+
+    >>> verify("missing.json", format="json")
+    Traceback (most recent call last):
+    td_core.errors.MissingPluginError: no installed package provides the format 'json'; registered formats:
+    ...
+    """
+    serializer, place = _find(path, format, "verify", options)
+    return serializer.verify(place, **options)
+
+
+def _show_options(save: F) -> F:
+    """Show the options of ``memmap`` in the signature of ``save``."""
+    signature = signatures.signature(save)
+    own, _, _, *others = signature.parameters.values()
+    parameters = [own, *signatures.signature(MemmapOptions).parameters.values(), *others]
+    cast(Any, save).__signature__ = signature.replace(parameters=parameters)
+    return save
+
+
+class SaveMixin(Core):
+    """``save`` and ``load`` in any registered format."""
+
+    __slots__ = ()
+
+    if TYPE_CHECKING:
+
+        @overload
+        @takes(MemmapOptions)
+        def save(self: SelfT, options: MemmapOptions) -> SelfT: ...
+        @overload
+        def save(
+            self: SelfT,
+            prefix: Location | None = None,
+            copy_existing: bool = False,
+            *,
+            format: str | None,
+            **options: Any,
+        ) -> SelfT: ...
+
+    @_show_options
+    def save(
+        self: SelfT,
+        prefix: Location | None = None,
+        copy_existing: bool = False,
+        *,
+        format: str | None = None,
+        **options: Any,
+    ) -> SelfT:
+        """Save the collection at ``prefix``; see :func:`td_core.save`.
+
+        The options are those of :meth:`memmap` and those of the format. Options of :meth:`memmap` that the format lacks are
+        ignored if they have their defaults; other unknown options raise TypeError.
+        """
+        if copy_existing:
+            options["copy_existing"] = copy_existing
+        known = list_options(SERIALIZERS.get(format), "save")
+        for item in dataclasses.fields(MemmapOptions):
+            value = options.get(item.name, item.default)
+            if value is None or (value == item.default and known is not None and item.name not in known):
+                options.pop(item.name, None)
+        saved: SelfT = save(self, prefix, format=format, **options)
+        return saved
+
+    dumps = save
+
+    @classmethod
+    def load(
+        cls: type[SelfT], prefix: Location, *args: Any, format: str | None = None, **kwargs: Any
+    ) -> SelfT:
+        """Load the collection saved at ``prefix``; see :func:`td_core.load`.
+
+        The options ``device`` and ``non_blocking`` can be passed by position. A class with declared entries returns an instance
+        of itself, whatever class was saved.
+        """
+        options = _bind_options(args, kwargs, ("device", "non_blocking"))
+        loaded: SelfT = _load(cls, prefix, format, options)
+        return loaded
+
+    @classmethod
+    def open(
+        cls: type[SelfT],
+        path: Location,
+        *,
+        mode: str = "r",
+        keys: Iterable[NestedKey] | None = None,
+        format: str | None = None,
+        **options: Any,
+    ) -> SelfT:
+        """Open the collection saved at ``path``, without reading its leaves; see :func:`td_core.open`.
+
+        A class with declared entries returns an instance of itself, whatever class was saved.
+        """
+        opened: SelfT = as_named(
+            cls,
+            open(path, mode=mode, keys=keys, format=format, **options),
+            f"what is saved at {show_location(path)}",
+        )
+        return opened
+
+    def load_(self: SelfT, prefix: Location, *args: Any, format: str | None = None, **kwargs: Any) -> SelfT:
+        """Copy the save at ``prefix`` into this collection, in place; raises as :func:`td_core.load`.
+
+        The option ``robust_key`` can be passed by position.
+        """
+        options = _bind_options(args, kwargs, ("robust_key",))
+        place = as_location(prefix)
+        serializer = SERIALIZERS.for_loading(place, format)
+        # A load_() with **options passes them to load(), so the signature of load() defines the valid options.
+        check_options(serializer, "load_", options, "load")
+        serializer.load_(self, place, **options)
+        return self
+
+
+def _bind_options(args: tuple[Any, ...], kwargs: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
+    """Merge positional and keyword options into one dict."""
+    if len(args) > len(names):
+        raise TypeError(f"at most {len(names)} options by position, {', '.join(names)}; got {len(args)}")
+    options = dict(zip(names, args, strict=False))
+    twice = options.keys() & kwargs.keys()
+    if twice:
+        raise TypeError(f"the option {', '.join(map(repr, sorted(twice)))} is given by position and by name")
+    return {**options, **kwargs}

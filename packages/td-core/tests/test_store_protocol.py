@@ -1,0 +1,395 @@
+"""Locations of saves, and the operations of a format beside save and load."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import td_core
+from td_core import (
+    FormatError,
+    MissingPluginError,
+    PluginError,
+    Report,
+    Serializer,
+    TensorDict,
+    Tree,
+    UnsupportedOperationError,
+    from_schema,
+)
+from td_core.__main__ import DAMAGED, FAILED, GOOD, main
+from td_core._locations import HEAD_SIZE, as_location
+from td_core._serializers import SERIALIZERS
+
+
+class Table:
+    """An object of a library that a format accepts in place of a path."""
+
+    def __init__(self) -> None:
+        self.content: Any = None
+
+
+class Memory(Serializer):
+    """A format that keeps collections in a dict, and implements every operation."""
+
+    name = "memory"
+    suffixes = (".mem",)
+    schemes = ("mem", "cache")
+    locations = (io.BytesIO, f"{__name__}.Table")
+
+    def __init__(self) -> None:
+        self.saved: dict[Any, Any] = {}
+        self.heads: list[bytes] = []
+        self.calls: list[Any] = []
+
+    def save(self, data: Any, location: Any, *, level: int = 0) -> Any:
+        self.saved[location] = data
+        if isinstance(location, Path):
+            location.write_bytes(b"MEMORY" + bytes(1000))
+        return data
+
+    def load(self, location: Any) -> Any:
+        return self.saved[location]
+
+    def detect(self, location: Any, head: bytes) -> bool:
+        self.heads.append(head)
+        return location in self.saved
+
+    def open(self, location: Any, *, mode: str = "r", keys: Any = None, part: int = 0) -> Any:
+        self.calls.append(("open", mode, keys, part))
+        return self.saved[location]
+
+    def create(self, like: Any, location: Any, *, chunk: int = 0) -> Any:
+        self.calls.append(("create", chunk))
+        self.saved[location] = like.apply(torch.zeros_like)
+        return self.saved[location]
+
+    def append(self, rows: Any, location: Any, *, flush: bool = False) -> None:
+        self.saved[location] = torch.cat([self.saved[location], rows])
+
+    def inspect(self, location: Any) -> Tree:
+        leaf = Tree("a", "leaf", [3], "torch.float32", 12, place="bytes 0 to 12")
+        return Tree("x", "TensorDict", [3], nbytes=12, children={"a": leaf})
+
+    def verify(self, location: Any, *, progress: bool = False) -> Report:
+        return Report(str(location), 1, 0)
+
+
+class Plain(Serializer):
+    """A format that implements only what is required."""
+
+    name = "plain"
+
+    def save(self, data: Any, location: Any) -> Any:
+        location.write_text("plain")
+        return data
+
+    def load(self, location: Any) -> Any:
+        return TensorDict({"a": torch.zeros(3)}, [3])
+
+    def detect(self, location: Any, head: bytes) -> bool:
+        return head == b"plain"
+
+
+class Default(Plain):
+    name = "memmap"
+    suffixes = (".tdz",)
+
+    def detect(self, location: Any, head: bytes) -> bool:
+        return False
+
+
+@pytest.fixture(autouse=True)
+def formats(monkeypatch: pytest.MonkeyPatch) -> Memory:
+    """Replace the registered formats by those above."""
+    monkeypatch.setattr(SERIALIZERS, "_by_name", {})
+    memory = Memory()
+    for serializer in (Default(), Plain(), memory):
+        SERIALIZERS.add(serializer)
+    return memory
+
+
+@pytest.fixture
+def data() -> TensorDict:
+    return TensorDict({"a": torch.arange(3.0)}, [3])
+
+
+@pytest.mark.parametrize(
+    ("location", "expected"),
+    [
+        ("a/b.mem", Path("a/b.mem")),
+        (Path("a"), Path("a")),
+        (os.fspath("C:\\x"), Path("C:\\x")),
+        ("c://x", Path("c://x")),
+        ("mem://a/b", "mem://a/b"),
+        ("MEM://a", "MEM://a"),
+        ("cache::mem://a", "cache::mem://a"),
+        ("a::b", Path("a::b")),
+        ("file:///a/b%20c", Path("/a/b c")),
+        ("file://localhost/a", Path("/a")),
+        (None, None),
+    ],
+)
+def test_as_location_returns_path_or_url(location: Any, expected: Any) -> None:
+    result = as_location(location)
+    assert (type(result), result) == (type(expected), expected)
+
+
+def test_as_location_path_like_returns_path(tmp_path: Path) -> None:
+    with os.scandir(tmp_path.parent) as entries:
+        assert as_location(next(entries)).parent == tmp_path.parent
+
+
+def test_as_location_file_url_of_host_raises() -> None:
+    with pytest.raises(ValueError, match="'file://host/a' is not of this machine: write file:///PATH"):
+        td_core.load("file://host/a")
+
+
+@pytest.mark.parametrize(
+    "location", ["mem://bucket/x", "MEM://bucket/x", "cache::s3://bucket/x", io.BytesIO(), Table()], ids=str
+)
+def test_operations_pass_location_unchanged(location: Any, formats: Memory, data: TensorDict) -> None:
+    assert td_core.save(data, location, format="memory") is data
+    assert list(formats.saved) == [location]
+    assert td_core.load(location) is data
+    assert TensorDict.load(location) is data
+    assert td_core.open(location) is data
+    assert TensorDict.open(location) is data
+    assert data.clone().zero_().load_(location)["a"].tolist() == [0, 1, 2]
+    td_core.append(data, location)
+    assert td_core.load(location).batch_size == (6,)
+    assert str(td_core.inspect(location)).startswith("x: TensorDict [3]")
+    assert td_core.verify(location).ok
+    assert set(formats.heads) == {b""}
+
+
+@pytest.mark.parametrize(
+    ("action", "message"),
+    [
+        (
+            lambda data: td_core.save(data, "mem://x"),
+            "the format 'memmap' does not accept 'mem://x' as a location; formats that do: 'memory'",
+        ),
+        (
+            lambda data: td_core.save(data, "s3://x", format="memory"),
+            "the format 'memory' does not accept 's3://x' as a location; pass a local path",
+        ),
+        (
+            lambda data: td_core.load("s3://x"),
+            "no registered format accepts 's3://x' as a location; pass a local path",
+        ),
+        (
+            lambda data: td_core.load(Table(), format="plain"),
+            f"the format 'plain' does not accept a {__name__}.Table as a location; formats that do: 'memory'",
+        ),
+        (
+            lambda data: td_core.open([1]),
+            "no registered format accepts a list as a location; pass a local path",
+        ),
+        (
+            lambda data: td_core.load(None),
+            "no registered format accepts a NoneType as a location; pass a local path",
+        ),
+        (
+            lambda data: td_core.create(data, None, format="memory"),
+            "the serializer 'memory' needs a path to save to; got None",
+        ),
+    ],
+)
+def test_location_of_wrong_type_raises(action: Any, message: str, data: TensorDict) -> None:
+    with pytest.raises(TypeError) as caught:
+        action(data)
+    assert str(caught.value) == message
+
+
+def test_load_url_without_save_raises(formats: Memory) -> None:
+    with pytest.raises(FormatError, match="no registered format recognises 'mem://x'"):
+        td_core.load("mem://x")
+
+
+def test_load_reads_head_of_file_once(
+    formats: Memory, data: TensorDict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "x"
+    td_core.save(data, path, format="memory")
+    opened: list[Path] = []
+    original = Path.open
+    monkeypatch.setattr(Path, "open", lambda self, *args: opened.append(self) or original(self, *args))
+    assert td_core.load(path) is data
+    assert opened == [path]
+    assert formats.heads == [b"MEMORY" + bytes(HEAD_SIZE - 6)]
+
+
+def test_load_pipe_does_not_block(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(FormatError, match="no registered format recognises"):
+        td_core.load(tmp_path / "pipe")
+
+
+@pytest.mark.parametrize("name", ["x.mem", "X.MEM", "y.zarr", "model.safetensors", "z.h5"])
+def test_save_suffix_of_other_format_raises(name: str, data: TensorDict, tmp_path: Path) -> None:
+    known = {"mem": "memory", "zarr": "zarr", "safetensors": "safetensors", "h5": "hdf5"}[
+        name.lower().rpartition(".")[2]
+    ]
+    for action in (data.save, lambda path: td_core.save(data, path), lambda path: td_core.create(data, path)):
+        with pytest.raises(
+            ValueError, match=f"'{name}' has the suffix of the format '{known}': pass "
+        ) as error:
+            action(tmp_path / name)
+        package = {"hdf5": "td-hdf5", "memory": None}.get(known, f"td-{known}")
+        assert package is None or f"which is not installed: pip install {package}" in str(error.value)
+        assert "format='memmap' for a directory of this name" in str(error.value)
+    assert not (tmp_path / name).exists()
+    data.save(tmp_path / name, format="memmap")
+    assert (tmp_path / name).exists()
+
+
+def test_save_suffix_of_default_format_saves(data: TensorDict, tmp_path: Path) -> None:
+    td_core.save(data, tmp_path / "x.tdz")
+    assert (tmp_path / "x.tdz").exists()
+
+
+def test_load_known_suffix_names_missing_package(tmp_path: Path) -> None:
+    (tmp_path / "x.zarr").mkdir()
+    with pytest.raises(
+        MissingPluginError, match="the format 'zarr' is provided by the package 'td-zarr', which is not"
+    ):
+        td_core.load(tmp_path / "x.zarr")
+    with pytest.raises(MissingPluginError, match="the format 'zarr' is provided by the package 'td-zarr'"):
+        td_core.load(tmp_path / "x.zarr", format="zarr")
+
+
+@pytest.mark.parametrize(
+    ("action", "message"),
+    [
+        (lambda data, path: td_core.open(path), "open(); load() reads it completely"),
+        (
+            lambda data, path: td_core.create(data, path, format="plain"),
+            "create(); save() a collection of zeros",
+        ),
+        (
+            lambda data, path: td_core.append(data, path),
+            "append(); load() it, torch.cat() the rows and save() the result",
+        ),
+        (lambda data, path: td_core.inspect(path), "inspect(); load() it and print the result"),
+        (
+            lambda data, path: td_core.verify(path),
+            "verify(); load() raises FormatError for damage that it finds",
+        ),
+    ],
+)
+def test_operation_that_format_lacks_raises(
+    action: Any, message: str, data: TensorDict, tmp_path: Path
+) -> None:
+    td_core.save(data, tmp_path / "x", format="plain")
+    with pytest.raises(UnsupportedOperationError) as caught:
+        action(data, tmp_path / "x")
+    assert str(caught.value) == f"the format 'plain' does not implement {message}"
+    assert isinstance(caught.value, NotImplementedError)
+
+
+@pytest.mark.parametrize(
+    ("action", "operation", "known"),
+    [
+        (lambda data: td_core.save(data, "mem://x", format="memory", no=1), "save", "'level'"),
+        (lambda data: td_core.open("mem://x", format="memory", no=1), "open", "'mode', 'keys', 'part'"),
+        (lambda data: td_core.create(data, "mem://x", format="memory", no=1), "create", "'chunk'"),
+        (lambda data: td_core.append(data, "mem://x", format="memory", no=1), "append", "'flush'"),
+        (lambda data: td_core.inspect("mem://x", format="memory", no=1), "inspect", "none"),
+        (lambda data: td_core.verify("mem://x", format="memory", no=1), "verify", "'progress'"),
+    ],
+)
+def test_operation_unknown_option_raises(
+    action: Any, operation: str, known: str, data: TensorDict, formats: Memory
+) -> None:
+    with pytest.raises(TypeError) as caught:
+        action(data)
+    assert str(caught.value) == (
+        f"the serializer 'memory' has no option 'no' for {operation}(); its options: {known}"
+    )
+    assert (formats.saved, formats.calls) == ({}, [])
+
+
+def test_open_passes_mode_keys_and_options(formats: Memory, data: TensorDict) -> None:
+    td_core.save(data, "mem://x", format="memory")
+    td_core.open("mem://x", mode="r+", keys=["a", ("b", "c")], part=3)
+    TensorDict.open("mem://x", mode="c", keys="a")
+    assert formats.calls == [("open", "r+", ["a", ("b", "c")], 3), ("open", "c", ["a"], 0)]
+    with pytest.raises(ValueError, match=r"^mode is 'r', 'r\+' or 'c'; got 'w'$"):
+        td_core.open("mem://x", mode="w")
+
+
+@pytest.mark.parametrize("name", ["location", "prefix", "filename"])
+def test_from_schema_creates_save_of_format(name: str, formats: Memory) -> None:
+    schema = {"a": ([2], torch.float32), ("n", "b"): ([], torch.int64)}
+    result = from_schema(schema, batch_size=[3], storage="memory", chunk=4, **{name: "mem://x"})
+    assert result is formats.saved["mem://x"]
+    assert formats.calls == [("create", 4)]
+    assert (result["a"].shape, result["n", "b"].dtype) == ((3, 2), torch.int64)
+
+
+def test_from_schema_wrong_storage_raises() -> None:
+    with pytest.raises(MissingPluginError, match="no installed package provides the format 'disk'"):
+        from_schema({"a": ([2], torch.float32)}, storage="disk")
+    with pytest.raises(TypeError, match=r"^from_schema\(storage='memory'\) takes one location; got 0$"):
+        from_schema({"a": ([2], torch.float32)}, storage="memory")
+    with pytest.raises(TypeError, match="takes no prefix with storage=None"):
+        from_schema({"a": ([2], torch.float32)}, prefix="x")
+
+
+@pytest.mark.parametrize(
+    ("declared", "message"),
+    [
+        ({"suffixes": ".x"}, "the suffixes of the format 'odd' are not a tuple: '.x'"),
+        ({"schemes": (1,)}, r"the schemes of the format 'odd' are not a tuple: \(1,\)"),
+        ({"locations": [io.BytesIO]}, "the locations of the format 'odd' are not a tuple"),
+        (
+            {"detect": lambda self, path: True},
+            r"detect\(\) of the format 'odd' takes a location and the first bytes",
+        ),
+    ],
+)
+def test_add_malformed_format_raises(declared: dict[str, Any], message: str) -> None:
+    odd = type("Odd", (Plain,), {"name": "odd", **declared})
+    with pytest.raises(PluginError, match=message):
+        SERIALIZERS.add(odd())
+    assert "odd" not in SERIALIZERS
+
+
+def test_tree_walk_yields_key_paths_of_leaves() -> None:
+    tree = td_core.inspect("mem://x", format="memory")
+    assert [(path, node.kind, node.place) for path, node in tree.walk()] == [
+        ((), "TensorDict", None),
+        (("a",), "leaf", "bytes 0 to 12"),
+    ]
+    assert str(tree) == "x: TensorDict [3], 12 bytes\n    a: leaf [3] torch.float32, 12 bytes"
+    assert tree.as_dict()["children"]["a"]["place"] == "bytes 0 to 12"
+
+
+def test_command_line_runs_operations_of_format(
+    formats: Memory, data: TensorDict, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    td_core.save(data, "mem://x", format="memory")
+    assert main(["inspect", "mem://x"]) == GOOD
+    assert capsys.readouterr().out == "x: TensorDict [3], 12 bytes\n    a: leaf [3] torch.float32, 12 bytes\n"
+    assert main(["verify", "mem://x", "--json", "--progress"]) == GOOD
+    assert json.loads(capsys.readouterr().out)["ok"] is True
+    assert main(["convert", "mem://x", "mem://y", "--format", "memory"]) == GOOD
+    assert formats.saved["mem://y"] is data
+    assert main(["convert", "mem://x", str(tmp_path / "z"), "--from", "memory", "--format", "plain"]) == GOOD
+    assert (tmp_path / "z").read_text() == "plain"
+    capsys.readouterr()
+    for arguments, code, message in [
+        (["inspect", str(tmp_path / "z")], FAILED, "UnsupportedOperationError: the format 'plain' does not"),
+        (["verify", "mem://no"], DAMAGED, "FormatError: no registered format recognises 'mem://no'"),
+        (["inspect", str(tmp_path / "no")], FAILED, "FileNotFoundError: cannot load: there is nothing at"),
+        (["convert", "mem://x", "s3://y"], FAILED, "TypeError: the format 'memmap' does not accept 's3://y'"),
+    ]:
+        assert main(arguments) == code
+        assert capsys.readouterr().err.startswith(message)
