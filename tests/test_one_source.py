@@ -59,6 +59,7 @@ OPERATIONS = """\
 @pytest.fixture(scope="module")
 def operations(tree: Path, run: Run) -> None:
     """Add two operations to the copy."""
+    assert run("tools/generate_methods.py", "--check") == ""
     insert_after(tree / "packages/td-core/src/td_core/_operators.py", "OPERATIONS = (\n", OPERATIONS)
     found = run("tools/generate_methods.py", "--check", code=1)
     for name in ("packages/td-core/src/td_core/_ops/pointwise_methods.py", "docs/reference/collections.md"):

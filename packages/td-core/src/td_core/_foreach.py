@@ -62,7 +62,7 @@ def is_grad_needed(*tensors: Any) -> bool:
 #: Where the results of some fused kernels differ from those of the single form, with a predicate that is True elsewhere.
 #: Autograd does not support all kernels (the backward of addcdiv fails with more leaves than elements). Autocast computes
 #: some operations in float32, but only in the single form (docs.pytorch.org, "CUDA Ops that can autocast to float32").
-_ALIKE: dict[str, Callable[..., bool] | None] = {
+_IS_OUTSIDE: dict[str, Callable[..., bool] | None] = {
     "": None,
     "autograd": lambda *tensors: not is_grad_needed(*tensors),
     "autocast": lambda *tensors: not torch.is_autocast_enabled(),
@@ -71,7 +71,7 @@ _ALIKE: dict[str, Callable[..., bool] | None] = {
 
 def make_op(name: str, single: Callable[..., Any], loop_in: str = "") -> Op:
     """Build the operation with torch's fused kernel ``name``, if torch has one; loop in "autograd" or "autocast"."""
-    return Op(foreach_kernel(name), single, _ALIKE[loop_in])
+    return Op(foreach_kernel(name), single, _IS_OUTSIDE[loop_in])
 
 
 def foreach(op: Op, leaves: list[Tensor], *operands: Any, plain: bool = False) -> Sequence[Tensor]:
