@@ -137,12 +137,12 @@ def test_map_levels_keeps_order_and_drops_nodes() -> None:
 
 
 def test_map_levels_builds_nodes_of_the_same_kind() -> None:
-    def fill(node: Any, entries: dict[str, Any]) -> Any:
+    def fill(node: Any, entries: dict[str, Any], _: None) -> Any:
         for key, child in node._children().items():
             if isinstance(child, torch.Tensor):
                 entries[key] = child + 1
             else:
-                yield key, child
+                yield key, child, None
 
     td = TensorDict({"a": torch.zeros(2), "n": {"b": torch.ones(2)}}, [2])
     result = map_levels(td, fill)
@@ -157,9 +157,9 @@ def test_every_walk_visits_a_deep_tree() -> None:
     *_, (_, last, _) = walk_levels(td)
     assert get_path(last) == ("n",) * DEEP
 
-    def fill(node: Any, entries: dict[str, Any]) -> Any:
+    def fill(node: Any, entries: dict[str, Any], _: None) -> Any:
         entries["x"] = node.get("x")
         if "n" in node.keys():
-            yield "n", node.get("n")
+            yield "n", node.get("n"), None
 
     assert map_levels(td, fill).depth == DEEP

@@ -252,10 +252,10 @@ class ConversionMixin(Core):
         tensor(2)
         """
 
-        def fill(node: Any, out: dict[str, Any]) -> Iterator[Any]:
+        def fill(node: Any, out: dict[str, Any], _: None) -> Iterator[Any]:
             for key, child in dict(node._dict_entries()).items():
                 if isinstance(child, Core) and not child._is_value:
-                    yield key, child
+                    yield key, child, None
                 else:
                     out[key] = child._unwrap() if isinstance(child, Core) else child
 
@@ -278,12 +278,12 @@ class ConversionMixin(Core):
         if PYTREE_TYPE not in self._children():
             return self
 
-        def fill(node: Core, out: dict[str, Any]) -> Iterator[Any]:
+        def fill(node: Core, out: dict[str, Any], _: None) -> Iterator[Any]:
             for key, child in dict(node._children()).items():
                 if isinstance(child, Tensor):
                     out[key] = child
                 elif PYTREE_TYPE in child._children() or key.startswith(NON_STRING_KEY):
-                    yield key, child
+                    yield key, child, None
                 else:
                     out[key] = child._unwrap()
 
@@ -326,7 +326,7 @@ class ConversionMixin(Core):
         False
         """
 
-        def fill(node: Any, out: dict[str, Child]) -> Iterator[Any]:
+        def fill(node: Any, out: dict[str, Child], _: None) -> Iterator[Any]:
             entries = node._dict_entries() if retain_none else node._all_children()
             for key, child in dict(entries).items():
                 if isinstance(child, Tensor):
@@ -336,7 +336,7 @@ class ConversionMixin(Core):
                 elif child._is_value:
                     out[key] = child._clone_leaves()
                 else:
-                    yield key, child
+                    yield key, child, None
 
         return map_levels(
             self, fill, make=lambda node, out: make_dense(out, node.batch_size, node.device, node._names)

@@ -94,34 +94,28 @@ def split_along(node: Node, dim: int) -> Sequence[Node]:
     return stacked[0] if stacked is not None and stacked[1] == dim else node.unbind(dim)  # type: ignore[no-any-return]
 
 
-def make_level(node: Node, entries: dict[str, Any]) -> Node:
-    """Build a node of the kind of another one from new entries."""
-    return node._with_children(entries)
-
-
 def map_levels(
     root: Node,
-    fill: Callable[..., Iterable[tuple[Any, ...]]],
-    *state: Any,
-    make: Callable[[Node, dict[Any, Any]], Any] = make_level,
+    fill: Callable[[Node, dict[Any, Any], Any], Iterable[tuple[Any, Node, Any]]],
+    state: Any = None,
+    make: Callable[[Node, dict[Any, Any]], Any] | None = None,
 ) -> Any:
     """Rebuild a tree level by level, and return the new root.
 
-    ``fill(node, entries, *state)`` adds the new entries of a node, and yields ``(key, child, *state)`` for each child to
-    rebuild. ``make(node, entries)`` then builds the nodes, the deepest first; it returns None to drop one.
+    ``fill(node, entries, state)`` adds the new entries of a node, and yields the key, the node and the state of each child to
+    rebuild. ``make(node, entries)`` then builds the nodes, the deepest first; it returns None to drop one. By default, a new
+    node is of the same kind as the old one.
     """
-    levels: list[tuple[Node, dict[Any, Any], dict[Any, Any] | None, Any, Sequence[Any]]] = [
-        (root, {}, None, "", state)
-    ]
-    for node, entries, _, _, below in levels:
-        for key, child, *inner in fill(node, entries, *below):
-            entries[key] = None  # reserve the place in the order of keys
-            levels.append((child, {}, entries, key, inner))
-    made: Any = None
-    for node, entries, parent, key, _ in reversed(levels):
-        made = make(node, entries)
-        if parent is not None and made is not None:
-            parent[key] = made
-        elif parent is not None:
+    top: dict[Any, Any] = {}
+    levels: list[tuple[Node, dict[Any, Any], dict[Any, Any], Any, Any]] = [(root, top, top, "", state)]
+    for node, entries, _, _, state in levels:
+        for key, child, below in fill(node, entries, state):
+            inner = entries[key] = {}  # this keeps the order of keys until the node is built
+            levels.append((child, inner, entries, key, below))
+    for node, entries, parent, key, _ in levels[:0:-1]:
+        made = node._with_children(entries) if make is None else make(node, entries)
+        if made is None:
             del parent[key]
-    return made
+        else:
+            parent[key] = made
+    return root._with_children(top) if make is None else make(root, top)

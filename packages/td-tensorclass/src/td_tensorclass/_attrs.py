@@ -62,10 +62,10 @@ def make_attrs(root: Any, fields: Sequence[str], num_threads: int | None) -> Any
     """Copy the structure of a collection, without batch dims, with TensorAttrs in place of its leaves."""
     describe = partial(TensorAttrs.from_tensor, fields=fields)
 
-    def fill(node: Any, out: dict[str, Any]) -> Iterator[Any]:
+    def fill(node: Any, out: dict[str, Any], _: None) -> Iterator[Any]:
         for key, child in dict(node._children()).items():
             if has_entries(child):
-                yield key, child
+                yield key, child, None
             elif isinstance(child, Tensor):
                 out[key] = pool.submit(describe, child) if pool else describe(child)
             else:

@@ -537,13 +537,13 @@ def _empty_stack(stack: Any, size: torch.Size, device: torch.device | None) -> A
 def _strip_leaves(children: Mapping[str, Any], batch_size: torch.Size, device: torch.device | None) -> Any:
     """Create a collection with the nested nodes of ``children`` but no leaves."""
 
-    def fill(source: Mapping[str, Any], entries: dict[str, Any]) -> Iterator[Any]:
+    def fill(source: Mapping[str, Any], entries: dict[str, Any], _: None) -> Iterator[Any]:
         for key, child in source.items():
             if has_entries(child):
                 if child._members_and_dim() is not None and batch_size:
                     entries[key] = _empty_stack(child, batch_size, device)
                 else:
-                    yield key, {below: child._peek_child(below) for below in list(child._children())}
+                    yield key, {below: child._peek_child(below) for below in list(child._children())}, None
 
     return map_levels(children, fill, make=lambda _, entries: make_dense(entries, batch_size, device))
 

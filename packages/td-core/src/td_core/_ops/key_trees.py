@@ -7,13 +7,14 @@ deepest up, so that each is built once from all its entries.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from torch import Tensor
 
 from .._collection import Child, Core, make_dense, missing_key_error, show_path
 from .._keys import unravel_key_to_tuple
-from .._walks import map_levels
+from .._walks import Position, get_path, map_levels
 from ..errors import KeyThroughLeafError
 from ..typing import NestedKey
 
@@ -56,34 +57,39 @@ def restrict(root: Core, tree: KeyTree, strict: bool, as_tensordict: bool = Fals
     stacked = root._members_and_dim()
     if stacked is not None:
         return root._with_members([restrict(member, tree, strict, as_tensordict) for member in stacked[0]])
+    make = partial(_make_plain_root, root) if as_tensordict else None
+    return map_levels(root, _fill_requested, (tree, strict, None), make)
 
-    def fill(node: Core, target: dict[str, Child], wanted: KeyTree, path: tuple[str, ...]) -> Iterator[Any]:
-        children = node._children()
-        for key, below in wanted.items():
-            child = children.get(key)
-            if child is None:
-                if strict:
-                    raise missing_key_error(node, key, path)
-            elif below is None:
+
+def _fill_requested(
+    node: Core, target: dict[str, Child], state: tuple[KeyTree, bool, Position]
+) -> Iterator[Any]:
+    wanted, strict, position = state
+    children = node._children()
+    for key, below in wanted.items():
+        child = children.get(key)
+        if child is None:
+            if strict:
+                raise missing_key_error(node, key, get_path(position))
+        elif below is None:
+            target[key] = child
+        elif isinstance(child, Tensor) or child._is_value:
+            if strict:
+                raise KeyThroughLeafError(
+                    f"{show_path(get_path(position, key))} has no entries; looked up {list(below)} in it"
+                )
+            if isinstance(below, RequestedKeys):
                 target[key] = child
-            elif isinstance(child, Tensor) or child._is_value:
-                if strict:
-                    raise KeyThroughLeafError(
-                        f"{show_path((*path, key))} has no entries; looked up {list(below)} in it"
-                    )
-                if isinstance(below, RequestedKeys):
-                    target[key] = child
-            elif child._members_and_dim() is not None:
-                target[key] = restrict(child, below, strict)
-            else:
-                yield key, child, below, (*path, key)
+        elif child._members_and_dim() is not None:
+            target[key] = restrict(child, below, strict)
+        else:
+            yield key, child, (below, strict, (position, key))
 
-    def make(node: Core, children: dict[str, Child]) -> Any:
-        if as_tensordict and node is root:
-            return make_dense(children, root.batch_size, root.device, root._names)
-        return node._with_children(children)
 
-    return map_levels(root, fill, tree, (), make=make)
+def _make_plain_root(root: Core, node: Core, children: dict[str, Child]) -> Any:
+    if node is root:
+        return make_dense(children, root.batch_size, root.device, root._names)
+    return node._with_children(children)
 
 
 def parse_requested_keys(keys: Sequence[NestedKey] | None) -> KeyTree | None:

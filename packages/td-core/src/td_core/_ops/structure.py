@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from operator import methodcaller
 from typing import Any, TypeVar
 
@@ -418,31 +419,33 @@ def _copy_without(root: Core, tree: KeyTree, *, prune: bool) -> Any:
     stacked = root._members_and_dim()
     if stacked is not None:
         return root._with_members([_copy_without(member, tree, prune=prune) for member in stacked[0]])
+    return map_levels(root, _fill_rest, (tree, prune), partial(_make_unless_empty, root) if prune else None)
 
-    def fill(node: Core, target: dict[str, Child], unwanted: KeyTree) -> Iterator[Any]:
-        target.update(node._children())
-        for key, below in unwanted.items():
-            child = target.get(key)
-            if child is None:
-                continue
-            if below is None:
+
+def _fill_rest(node: Core, target: dict[str, Child], state: tuple[KeyTree, bool]) -> Iterator[Any]:
+    unwanted, prune = state
+    target.update(node._children())
+    for key, below in unwanted.items():
+        child = target.get(key)
+        if child is None:
+            continue
+        if below is None:
+            del target[key]
+        elif isinstance(child, Tensor) or child._is_value:
+            continue
+        elif child._members_and_dim() is not None:
+            rest = _copy_without(child, below, prune=prune)
+            if prune and _is_empty_node(rest) and not _is_empty_node(child):
                 del target[key]
-            elif isinstance(child, Tensor) or child._is_value:
-                continue
-            elif child._members_and_dim() is not None:
-                rest = _copy_without(child, below, prune=prune)
-                if prune and _is_empty_node(rest) and not _is_empty_node(child):
-                    del target[key]
-                else:
-                    target[key] = rest
             else:
-                yield key, child, below
+                target[key] = rest
+        else:
+            yield key, child, (below, prune)
 
-    def make(node: Core, children: dict[str, Child]) -> Any:
-        is_dropped = prune and node is not root and not children and node._children()
-        return None if is_dropped else node._with_children(children)
 
-    return map_levels(root, fill, tree, make=make)
+def _make_unless_empty(root: Core, node: Core, children: dict[str, Child]) -> Any:
+    is_dropped = node is not root and not children and node._children()
+    return None if is_dropped else node._with_children(children)
 
 
 def _select_in_place(root: Core, tree: KeyTree) -> None:
