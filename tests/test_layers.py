@@ -68,6 +68,7 @@ LAYERS = [
         "_buffers",
         "_pickling",
         "pickles",
+        "kinds",
     ],
     ["_ops", "_from_python", "_convert", "_repr", "_serializers", "_saving", "plugins.siblings"],
     ["_base"],

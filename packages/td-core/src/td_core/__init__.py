@@ -10,8 +10,9 @@ tensor(1)
 from ._collector import paused as _paused
 
 with _paused():
-    from . import _core_kinds, _lazy_pytree, _mapped_dims, pickles  # noqa: F401  register core's node kinds and pytrees
+    from . import _core_kinds, _lazy_pytree, _mapped_dims, kinds, pickles  # noqa: F401  register core's node kinds and pytrees
     from ._base import TensorCollection, TensorDictBase
+    from ._class_methods import make_classmethod
     from ._coerce import Coercer
     from ._from_python import (
         from_any,
@@ -96,7 +97,7 @@ __all__ = [
     "KEY_SEPARATOR", "NO_DEFAULT", "NestedKey", "unravel_key", "unravel_key_list", "unravel_key_to_tuple",
     "load", "save", "open", "create", "append", "inspect", "verify", "Tree", "Report", "Problem", "encode",
     "decode", "Encoded", "Record", "split_value", "join_value", "NodeKind",
-    "Layout", "Serializer", "LeafSerializer", "enum_serializer", "Coercer", "hookimpl", "plugins",
+    "Layout", "Serializer", "LeafSerializer", "enum_serializer", "Coercer", "make_classmethod", "hookimpl", "plugins",
     "get_defaults_to_none", "set_get_defaults_to_none", "get_printoptions", "set_printoptions", "lazy_legacy",
     "set_lazy_legacy", "TensorDictError", "BatchSizeError", "CodecError", "CollectionIndexError",
     "CycleError", "DepthError", "DimError", "DimNamesError", "FormatError", "KeyMismatchError",

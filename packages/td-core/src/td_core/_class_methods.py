@@ -16,8 +16,21 @@ R = TypeVar("R")
 def make_classmethod(
     function: Callable[P, R], *, dense: bool = False, with_class: Callable[..., Any] | None = None
 ) -> classmethod[Any, P, R]:
-    """Build a classmethod that calls ``function`` (or ``with_class(cls, ...)``), with its signature and docstring."""
-    # With ``dense``, ``cls._wrap_dense`` converts a collection that ``function`` returns to the class.
+    """Build a classmethod with the signature and docstring of a function, for the hook ``td_methods``.
+
+    Args:
+        function: the function, without a parameter for the class.
+        dense: convert the collection that ``function`` returns to the class on which the method is called.
+        with_class: function to call instead, with the class as its first argument; for example
+            ``lambda cls, path: my_format.load_as(cls, path)``.
+
+    >>> def from_range(stop: int):
+    ...     return TensorDict({"a": torch.arange(stop)})
+    >>> class Numbers(TensorDict):
+    ...     from_range = make_classmethod(from_range, dense=True)
+    >>> type(Numbers.from_range(3)).__name__
+    'Numbers'
+    """
 
     @functools.wraps(function)
     def method(cls: Any, /, *args: P.args, **kwargs: P.kwargs) -> R:

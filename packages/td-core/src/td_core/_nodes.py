@@ -290,6 +290,38 @@ class Encoded:
     attributes: dict[int, dict[str, Any]] = field(default_factory=dict)
     objects: list[Core] = field(default_factory=list)
 
+    def node_paths(self) -> list[tuple[str, ...]]:
+        """Return the key path of each node, from keys of entries and names of members; the first one of a shared node.
+
+        >>> encode(TensorDict({"a": 1, "n": {"b": 2}})).node_paths()
+        [(), ('n',)]
+        """
+        paths: dict[int, tuple[str, ...]] = {0: ()}
+        for position, key, child in self._list_children():
+            if isinstance(child, int):
+                paths.setdefault(child, (*paths[position], key))
+        return [paths[position] for position in range(len(self.nodes))]
+
+    def leaf_paths(self) -> list[tuple[str, ...]]:
+        """Return the key path of each leaf.
+
+        >>> encode(TensorDict({"a": 1, "n": {"b": 2}})).leaf_paths()
+        [('a',), ('n', 'b')]
+        """
+        nodes = self.node_paths()
+        paths = {
+            child[0]: (*nodes[position], key)
+            for position, key, child in self._list_children()
+            if isinstance(child, list)
+        }
+        return [paths[position] for position in range(len(self.leaves))]
+
+    def _list_children(self) -> Iterator[tuple[int, str, int | list[int]]]:
+        """Yield the position of each node with the key and reference of each of its children."""
+        for position, row in enumerate(self.nodes):
+            for key, child in chain(row["entries"], row["members"]):
+                yield position, key, child
+
 
 def encode(tree: Core, *, shared: bool = False) -> Encoded:
     """Encode a tree of any depth as a flat table.

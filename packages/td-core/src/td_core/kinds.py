@@ -1,0 +1,92 @@
+"""Read access to the registered kinds of nodes and their layouts, for formats that store kinds in a form of their own.
+
+Most formats need only :func:`td_core.encode` and :func:`td_core.decode`. A format that reads or writes files of another
+program, such as those of tensordict, looks up the kind of a class name in such a file with :func:`named`, or flattens a node
+with the layout of such a file with :func:`record_of`.
+
+>>> kind = of(TensorDict({"a": 1}))
+>>> kind.tag, list(record_of(TensorDict({"a": 1})).entries)
+('TensorDict', ['a'])
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ._collection import Core
+from ._nodes import KINDS, NodeKind, Record, find_subclass, get_class_name
+
+__all__ = ["find", "find_class", "list_kinds", "name_class", "named", "of", "record_of"]
+
+
+def of(node: Core | type) -> NodeKind:
+    """Return the kind of a node or of a class of nodes: that of its nearest registered base class.
+
+    Raises:
+        PluginError: the class has no kind.
+
+    >>> of(TensorDict).tag
+    'TensorDict'
+    """
+    return KINDS.of(node)
+
+
+def find(tag: str) -> NodeKind | None:
+    """Return the kind with a tag, or None if no installed package provides it.
+
+    >>> find("LazyStackedTensorDict").type.__name__, find("none")
+    ('LazyStackedTensorDict', None)
+    """
+    return next((kind for kind in KINDS if kind.tag == tag), None)
+
+
+def named(name: str, format: str) -> NodeKind | None:
+    """Return the kind whose layout for ``format`` has the class name ``name``, or None.
+
+    >>> named("LazyStackedTensorDict", "consolidated/1").tag
+    'LazyStackedTensorDict'
+    """
+    return KINDS.find_by_name(format, name)
+
+
+def record_of(node: Core, format: str = "") -> Record:
+    """Flatten a node with the layout of its kind for ``format``, or without a layout if the kind has none.
+
+    Raises:
+        PluginError: the class of the node has no kind, or ``flatten`` of its kind returns no :class:`~td_core.Record`.
+
+    >>> record_of(TensorDict({"a": 1}, device="cpu")).meta
+    {'batch_size': [], 'device': 'cpu'}
+    """
+    return KINDS.of(node).record_of(node, format)
+
+
+def list_kinds() -> Iterator[NodeKind]:
+    """Yield every registered kind.
+
+    >>> {"TensorDict", "LazyStackedTensorDict"} <= {kind.tag for kind in list_kinds()}
+    True
+    """
+    return iter(KINDS)
+
+
+def name_class(cls: type) -> str:
+    """Return the name of a class of nodes in files, ``"module:qualname"``.
+
+    >>> name_class(TensorDict)
+    'td_core._tensordict:TensorDict'
+    """
+    return get_class_name(cls)
+
+
+def find_class(kind: NodeKind, name: str) -> type | None:
+    """Return the subclass of the type of a kind whose name in files is ``name``, or None if it is not defined.
+
+    Nothing is imported. ``name`` is the result of :func:`name_class`, or ``str()`` of the class, which tensordict writes.
+
+    >>> class Own(TensorDict):
+    ...     pass
+    >>> find_class(of(TensorDict), name_class(Own)) is Own
+    True
+    """
+    return find_subclass(kind.type, name)
