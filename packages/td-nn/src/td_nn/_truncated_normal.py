@@ -59,7 +59,8 @@ class TruncatedStandardNormal(dist.Distribution):
     b: Tensor
 
     def __init__(self, a: Tensor | float, b: Tensor | float, validate_args: bool | None = None) -> None:
-        self._set_interval(*broadcast_all(a, b), validate_args)
+        low, high = broadcast_all(a, b)
+        self._set_interval(low, high, validate_args)
 
     def _set_interval(self, a: Tensor, b: Tensor, validate_args: bool | None) -> None:
         # A compiled graph cannot branch on values, so the check runs in eager mode only.
