@@ -1,4 +1,4 @@
-"""A fact stands in one place: in a copy of the tree, one row is enough to add an operation or a dtype."""
+"""A fact stands in one place: in a copy of the tree, one row is enough to add an operation, a dtype or an option."""
 
 from __future__ import annotations
 
@@ -221,4 +221,80 @@ def test_added_dtype_is_seen_by_type_checker(tree: Path, run: Run) -> None:
     assert [line.partition("error: ")[2] for line in found if "error: " in line] == [
         'Unexpected keyword argument "filter" for "__call__" of "BoundCast"  [call-arg]',
         '"TensorDict" has no attribute "no_such_cast"  [attr-defined]',
+    ]
+
+
+@pytest.fixture(scope="module")
+def option(tree: Path) -> None:
+    """Add an option to the methods that save, in the copy."""
+    path = tree / "packages/td-core/src/td_core/plugins/memmap_methods.py"
+    insert_after(path, "    checksums: bool = False\n", '    colour: str = "blue"\n')
+
+
+SAVES = """
+import inspect, td_core
+from td_core import MissingPluginError, TensorDict, plugins
+from td_core.plugins.declarations import DECLARATIONS
+
+print(td_core.__file__)
+td, names = TensorDict({"a": 1}), ("memmap", "memmap_", "memmap_like")
+for method in (TensorDict.save, TensorDict.dumps, *(DECLARATIONS[name] for name in names)):
+    print(inspect.signature(method).parameters["colour"])
+if "memmap" in {plugin.id for plugin in plugins() if plugin.state == "active"}:
+    import td_memmap
+    from td_memmap import _archive, _save
+
+    found = []
+
+    def plan(tree, options):
+        found.append((options.colour, options.like, options.inplace))
+        return plan_save(tree, options)
+
+    plan_save, _save.plan_save, _archive.plan_save = _save.plan_save, plan, plan
+    for name in (*names, "save", "dumps"):
+        method = getattr(td.clone(), name)
+        assert "colour" in inspect.signature(method).parameters
+        method(name, colour="red")
+    td.memmap("a.tdz", colour="green")
+    td_core.save(td, "b.tdz", colour="grey")
+    td_memmap.save(td, "c")
+    assert found == [
+        ("red", False, False), ("red", False, True), ("red", True, False), ("red", False, False), ("red", False, False),
+        ("green", False, False), ("grey", False, False), ("blue", False, False),
+    ], found
+    try:
+        td.memmap(color="red")
+    except TypeError as error:
+        assert str(error) == "memmap() got an unexpected keyword argument 'color'", error
+"""
+
+
+@pytest.mark.usefixtures("option")
+def test_added_option_is_in_signatures_and_reaches_planner(tree: Path, run: Run) -> None:
+    path, *parameters = run("-c", SAVES).splitlines()
+    assert Path(path).is_relative_to(tree)
+    assert parameters == ["colour: 'str' = 'blue'"] * 5
+
+
+TYPED_SAVES = """
+from td_core import TensorDict
+from typing_extensions import assert_type
+
+def check(td: TensorDict) -> None:
+    assert_type(td.memmap("a", True, colour="red"), TensorDict)
+    assert_type(td.memmap_(colour="red"), TensorDict)
+    assert_type(td.save("a", colour="red"), TensorDict)
+    td.memmap(colour=1)
+    td.memmap_like(level=3)
+"""
+
+
+@pytest.mark.usefixtures("option")
+def test_added_option_is_seen_by_type_checker(tree: Path, run: Run) -> None:
+    pytest.importorskip("mypy", reason="the typecheck session has mypy")
+    (tree / "typed_saves.py").write_text(TYPED_SAVES, encoding="utf-8")
+    found = run("-m", "mypy", "--strict", "typed_saves.py", code=1).splitlines()
+    assert [line.partition("error: ")[2] for line in found if "error: " in line] == [
+        'Argument "colour" to "memmap" of "MemmapMethods" has incompatible type "int"; expected "str"  [arg-type]',
+        'Unexpected keyword argument "level" for "memmap_like" of "MemmapMethods"  [call-arg]',
     ]

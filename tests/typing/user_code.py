@@ -20,6 +20,8 @@ from td_core import (
     pad_sequence,
     stack,
 )
+from td_distributed import broadcast, consolidate
+from td_memmap import memmap
 from td_tensorclass import NonTensorStack, TensorClass
 
 
@@ -74,7 +76,19 @@ def ensemble(members: list[TensorDict]) -> TensorDict:
 
 def store(data: TensorDict, folder: Path) -> TensorDict:
     """Save a collection and map it back."""
-    assert_type(data.memmap(folder, num_threads=2), TensorDict)
+    assert_type(data.memmap(folder, True, num_threads=2), TensorDict)
+    assert_type(data.memmap_like(prefix=folder, existsok=False), TensorDict)
+    assert_type(data.save(folder, checksums=True), TensorDict)
+    assert_type(data.save(folder, format="other", level=3), TensorDict)
+    assert_type(data.consolidate(folder / "one", metadata=True), TensorDict)
+    print(
+        memmap(data, folder, durable=True)["a"], broadcast(data, 0)["a"], consolidate(data, inplace=True)["a"]
+    )
+    memmap(data, folder, color=1)  # type: ignore[call-arg]
+    data.memmap(folder, color=1)  # type: ignore[call-arg]
+    data.memmap_(archive=True)  # type: ignore[call-arg]
+    data.save(folder, num_threads="2")  # type: ignore[call-overload]
+    TensorDict.load_memmap(folder, verify="yes")  # type: ignore[arg-type]
     data.lock_()
     data.set(("nested", "key"), torch.zeros(3)).update({"other": torch.ones(3)})
     loaded: TensorDict = TensorDict.load_memmap(folder)

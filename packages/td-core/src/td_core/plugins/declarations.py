@@ -160,11 +160,13 @@ def takes(options: Callable[P, T]) -> Callable[[Callable[[S, T], R]], Callable[C
     return decorate
 
 
-def implements(declared: F) -> Callable[[Callable[..., Any]], F]:
+def implements(
+    declared: Callable[Concatenate[Any, P], Any],
+) -> Callable[[Callable[..., Any]], Callable[Concatenate[Any, P], Any]]:
     """Return a decorator that makes a function the implementation of a declaration, with its signature and docstring."""
 
-    def implement(function: Callable[..., Any]) -> F:
-        return cast(F, cast(Declaration, declared).implement(function))
+    def implement(function: Callable[..., Any]) -> Callable[Concatenate[Any, P], Any]:
+        return cast(Callable[Concatenate[Any, P], Any], cast(Declaration, declared).implement(function))
 
     return implement
 
