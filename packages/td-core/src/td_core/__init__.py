@@ -7,6 +7,8 @@
 tensor(1)
 """
 
+import typing as _typing
+
 from ._collector import paused as _paused
 
 with _paused():
@@ -44,6 +46,7 @@ with _paused():
     from ._ops.packing import PackLayout
     from ._ops.select import pad
     from ._params import TensorDictParams
+    from ._public_names import lazy_names as _lazy_names
     from ._repr_parser import parse_tensor_dict_string
     from ._roles import Buffer
     from ._saving import append, create, inspect, load, open, save, verify  # noqa: A004
@@ -84,7 +87,7 @@ with _paused():
     from .plugins.hookspecs import hookimpl
     from .plugins.manager import load_plugins as _load_plugins
     from .plugins.manager import plugins
-    from .typing import NO_DEFAULT, NestedKey
+    from .typing import NO_DEFAULT, NestedKey, Source
 
 __all__ = [
     "TensorCollection", "TensorDict", "TensorDictBase", "LazyStackedTensorDict", "TensorDictParams", "Buffer",
@@ -102,8 +105,19 @@ __all__ = [
     "set_lazy_legacy", "TensorDictError", "BatchSizeError", "CodecError", "CollectionIndexError",
     "CycleError", "DepthError", "DimError", "DimNamesError", "FormatError", "KeyMismatchError",
     "KeyPathError", "KeyTakenError", "KeyThroughLeafError", "LockedError", "MissingPluginError",
-    "PluginError", "StructureError", "UnsupportedOperationError", "__version__",
+    "PluginError", "Source", "StoredTensor", "StructureError", "UnsupportedOperationError", "__version__",
 ]  # fmt: skip
+
+# Most programs have no stored tensors, so their module is imported at the first use of the class.
+if _typing.TYPE_CHECKING:
+    from ._stored import StoredTensor as StoredTensor
+else:
+    __getattr__ = _lazy_names(__name__, {"._stored": ["StoredTensor"]})[0]
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
 
 with _paused():
     _load_plugins()

@@ -26,12 +26,15 @@ from ._foreach import PLAIN
 from ._public_names import set_module
 from ._torch_private import map_location
 
-__all__ = ["Leaves", "as_bytes", "has_memory"]
+__all__ = ["STORED", "Leaves", "as_bytes", "as_memory", "has_memory", "index_leaves", "is_stored"]
 
 #: Storages of up to this many bytes are copied into one buffer per dtype: a separate buffer costs more.
 SMALL = 1 << 14
 _KIND = attrgetter("__class__", "layout", "is_cpu", "is_nested", "dtype")
 _REQUIRES_GRAD = attrgetter("requires_grad")
+
+#: The module of :class:`~td_core.StoredTensor`, once it is imported. td_core imports it at the first use of the class.
+STORED: list[Any] = []
 
 #: dtype, positions and shapes of tensors that are concatenated in one buffer (row i describes buffer i).
 Row = tuple[torch.dtype, list[int], list[tuple[int, ...]]]
@@ -178,10 +181,27 @@ def as_bytes(piece: Tensor) -> Tensor:
     return plain.as_strided((plain.numel(),), (1,)).view(torch.uint8)
 
 
+def is_stored(leaf: Any) -> bool:
+    """Return True for a :class:`~td_core.StoredTensor`."""
+    return bool(STORED) and isinstance(leaf, STORED[0].StoredTensor)
+
+
+def as_memory(leaves: list[Tensor]) -> list[Tensor]:
+    """Return the leaves, with stored tensors read into memory, each of them once."""
+    return STORED[0].as_memory(leaves) if STORED else leaves
+
+
+def index_leaves(node: Any, plan: Any) -> Any:
+    """Apply an index plan to a node; read its stored tensors together."""
+    return STORED[0].index_together(node, plan) if STORED and not plan.is_view else node._transform(plan)
+
+
 def has_memory(leaf: Tensor) -> bool:
     """Return True if a dense tensor has memory or is a fake tensor; False for a subclass that only wraps other tensors."""
     if type(leaf) in PLAIN or not leaf.numel():
         return True
+    if is_stored(leaf):
+        return False
     # data_ptr() of a FakeTensor warns, so check its storage's device instead.
     return leaf.untyped_storage().device.type == "meta" or leaf.data_ptr() != 0
 

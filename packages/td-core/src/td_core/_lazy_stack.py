@@ -27,7 +27,6 @@ from ._devices import as_device
 from ._dim_names import Names, names_of_stack, refuse_repeated
 from ._dtypes import ScalarBeside, as_scalar
 from ._from_python import from_list
-from ._indexing import plan_index
 from ._locking import check_unlocked
 from ._mapping_views import StackedEntries
 from ._ops.batch_size import as_batch_size
@@ -633,7 +632,7 @@ class LazyStackedTensorDict(TensorDictBase):
             return self._members[index]
         size = self.batch_size
         if -1 not in size:
-            return self._transform(plan_index(index, size))
+            return super()._index(index)
         return uneven_index(self, index)
 
     def _assign(self, index: Any, value: Any, *, non_blocking: bool = False) -> None:

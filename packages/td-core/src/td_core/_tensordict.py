@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ._base import TensorDictBase
+from ._buffers import STORED, index_leaves
 from ._coerce import WRAPPED, build_nested
 from ._collection import (
     Child,
@@ -267,7 +268,8 @@ class TensorDict(TensorDictBase):
             if result is not None:
                 return result if isinstance(result, Tensor) else result._unwrap()
         elif not isinstance(index, str):
-            return self._transform(plan_index(index, self._batch_size))
+            plan = plan_index(index, self._batch_size)
+            return index_leaves(self, plan) if STORED else self._transform(plan)
         return super().__getitem__(index)
 
     def _get_nested(self, path: tuple[Any, ...]) -> Child | None:

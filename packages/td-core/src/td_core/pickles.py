@@ -8,5 +8,8 @@ True
 
 from ._buffers import Leaves, unpack_leaves
 from ._pickling import rebuild_collection
+from ._public_names import lazy_names
 
-__all__ = ["Leaves", "rebuild_collection", "unpack_leaves"]
+__all__ = ["Leaves", "rebuild_collection", "rebuild_stored_tensor", "unpack_leaves"]  # noqa: F822  lazy
+
+__getattr__ = lazy_names(__name__, {"td_core._stored": ["rebuild_stored_tensor"]})[0]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final, Union
+from typing import TYPE_CHECKING, Any, Final, Protocol, Union
 
 import torch
+from torch import Tensor
 
-__all__ = ["NO_DEFAULT", "DeviceType", "DtypeLike", "NestedKey", "NoDefault"]
+__all__ = ["NO_DEFAULT", "DeviceType", "DtypeLike", "NestedKey", "NoDefault", "Source", "SourceIndex"]
 
 
 class NoDefault(enum.Enum):
@@ -63,3 +64,55 @@ DtypeLike = Union[torch.dtype, type[bool], type[int], type[float], type[complex]
 """Dtype arguments that torch accepts."""
 
 BatchSize = Union[torch.Size, Sequence[int], int]  # noqa: UP007
+
+SourceIndex = tuple[Union[slice, Tensor], ...]  # noqa: UP007
+"""Index of a :class:`Source`: one slice or tensor of positions per dim."""
+
+
+class Source(Protocol):
+    """An array in a store: a file, a data base, a server. A :class:`~td_core.StoredTensor` reads and writes it.
+
+    An index has one item per dim of the array. It is a slice with ``0 <= start < stop <= size`` and ``step >= 1``, or, for at
+    most one dim, an int64 vector of distinct positions in increasing order. No item removes a dim.
+
+    Several threads may call a source at the same time. A pickled source describes its location, and opens the store anew
+    when another process first uses it; after a fork, a source must not use what the parent process has opened. The method
+    ``read_many(requests)`` is optional. It takes a list of pairs ``(source, index)`` with sources of this class, and returns
+    the list of what ``source.read(index)`` returns: one call for all leaves of a collection.
+
+    >>> import torch
+    >>> from td_core import StoredTensor, TensorDict
+    >>> class Squares:
+    ...     shape, dtype = torch.Size([1000]), torch.int64
+    ...
+    ...     def read(self, index):
+    ...         return torch.arange(1000)[index] ** 2
+    ...
+    ...     def write(self, index, value):
+    ...         raise NotImplementedError("the squares cannot be written")
+    ...
+    ...     def flush(self):
+    ...         pass
+    >>> TensorDict({"square": StoredTensor(Squares())}, batch_size=[1000])[[3, 1]]["square"]
+    tensor([9, 1])
+    """
+
+    @property
+    def shape(self) -> torch.Size:
+        """Shape of the array."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of the array."""
+
+    def read(self, index: SourceIndex) -> Tensor:
+        """Return a part of the array as a new CPU tensor, which the caller may write."""
+
+    def write(self, index: SourceIndex, value: Tensor) -> None:
+        """Write a contiguous CPU tensor of the array's dtype, of the shape that ``read(index)`` returns.
+
+        A source that is read-only raises :class:`~td_core.LockedError`, which says how to open it for writing.
+        """
+
+    def flush(self) -> None:
+        """Return when everything that was written is in the store."""

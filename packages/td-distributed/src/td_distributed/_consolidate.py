@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from td_core import decode, encode
+from td_core._buffers import as_memory
 from td_core._collection import ATTACHED
 from td_core._device_labels import set_device_labels
 from td_core._devices import as_device, wait_for
@@ -53,6 +54,7 @@ def _consolidate(self: Any, options: ConsolidateOptions) -> Any:
     if inplace:
         check_unlocked_below(self, "consolidate it in place")
     encoded = encode(self)
+    encoded.leaves = as_memory(encoded.leaves)
     layout = _storage.plan(encoded)
     trailer = (
         _consolidated_file.make_trailer(self, encoded, layout) if filename is not None or metadata else b""

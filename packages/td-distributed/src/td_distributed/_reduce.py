@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from td_core import encode
+from td_core._buffers import is_stored
 from td_core._collection import show_path
 from td_core._dtypes import ROWS
 from td_core._ops.leaf_writes import copy_all, is_expanded
@@ -256,6 +257,8 @@ def _describe_structure(collection: Any) -> tuple[_wire.Outline, dict[_key_paths
         (path, leaf) for path, leaf in _key_paths.walk(encoded.nodes) if isinstance(leaf, int)
     ):
         leaf, *fixed = _storage.pieces_of(encoded.leaves[i])[0]
+        if is_stored(leaf):
+            raise StructureError(f"{show_path(path)} is in a store; clone() reads it into memory")
         if is_expanded(leaf):
             raise StructureError(
                 f"{show_path(path)} is expanded, so its elements share memory; clone() it first"

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from td_core import encode
+from td_core._buffers import as_memory
 from td_core._collection import show_path
 from td_core._nodes import KINDS
 from td_core._torch_private import count_users
@@ -64,6 +65,7 @@ def make_messages(collection: Any, consolidated: bool, device: torch.device) -> 
     storage = _get_wire_storage(collection)
     if storage is None:
         encoded = encode(collection)
+        encoded.leaves = as_memory(encoded.leaves)
         storage = _storage.gather_leaves(_plan(encoded), encoded.leaves)
     return [storage.to(device)]
 

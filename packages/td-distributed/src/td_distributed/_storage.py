@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from td_core._buffers import as_bytes, has_memory
+from td_core._buffers import as_bytes, has_memory, is_stored
 from td_core._dtypes import NAMES, POSITIONS
 from td_core._foreach import PLAIN
 from td_core._nested_components import compute_lengths, compute_min_max, make_jagged
@@ -269,7 +269,7 @@ def pieces_of(leaf: Tensor) -> tuple[Pieces, int | None]:
         raise StructureError("a quantized tensor cannot be consolidated; call dequantize() on it first")
     if leaf.is_meta:
         raise StructureError("a tensor on the meta device has no data to consolidate")
-    if hasattr(leaf, "__tensor_flatten__") or not has_memory(leaf):
+    if hasattr(leaf, "__tensor_flatten__") or not (has_memory(leaf) or is_stored(leaf)):
         raise StructureError(
             f"a {type(leaf).__name__} has no bytes of its own; take what it is made of first, of a DTensor its "
             "to_local() or full_tensor()"
@@ -308,21 +308,23 @@ def plan_leaves(
             parts.append(pieces_of(leaf))
         except StructureError as error:
             raise StructureError(f"{name(i)}: {error}") from error
-    spans, nbytes = _spans([piece for pieces, _ in parts for piece in pieces], tie)
+    spans, nbytes = _spans([piece for pieces, _ in parts for piece in pieces], tie, _get_address)
     rest = iter(spans)
     return Layout([Leaf(tuple(islice(rest, len(pieces))), ragged) for pieces, ragged in parts], nbytes)
 
 
-def _spans(pieces: Sequence[Tensor], tie: bool) -> tuple[list[Span], int]:
+def _spans(
+    pieces: Sequence[Tensor], tie: bool, address: Callable[[Tensor], int] = Tensor.data_ptr
+) -> tuple[list[Span], int]:
     position = 0
     spans: list[Span] = []
     known: dict[int, int] = {}
-    looks = (Tensor.data_ptr, attrgetter("dtype"), Tensor.size, Tensor.numel)
-    for i, (address, dtype, shape, count) in enumerate(zip(*(map(look, pieces) for look in looks))):
+    looks: tuple[Callable[[Tensor], Any], ...] = (address, attrgetter("dtype"), Tensor.size, Tensor.numel)
+    for i, (place, dtype, shape, count) in enumerate(zip(*(map(look, pieces) for look in looks))):
         itemsize = dtype.itemsize
         size = count * itemsize
         # Tensors without memory, such as fake tensors, all have address 0 and are not tied.
-        tied = known.setdefault(address, i) if size and tie and address else i
+        tied = known.setdefault(place, i) if size and tie and place else i
         if tied != i and _is_same_view(pieces[tied], pieces[i]):
             spans.append(spans[tied])
             continue
@@ -332,6 +334,10 @@ def _spans(pieces: Sequence[Tensor], tie: bool) -> tuple[list[Span], int]:
         spans.append(_NEW(Span, (dtype, shape, position, stop + pad, pad)))
         position = stop + pad
     return spans, position
+
+
+def _get_address(piece: Tensor) -> int:
+    return 0 if is_stored(piece) else piece.data_ptr()
 
 
 def _is_same_view(left: Tensor, other: Tensor) -> bool:

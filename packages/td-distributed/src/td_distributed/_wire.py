@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from td_core import encode
+from td_core._buffers import as_memory
 from td_core._nodes import Encoded, as_named
 from td_core._value_codec import parse_json
 from td_core.errors import FormatError
@@ -188,6 +189,7 @@ def _make_message(collection: Any, together: bool) -> tuple[Message, Encoded, Te
     taken = state.encode_cached(collection) if state is not None and together else None
     if state is None or taken is None or taken.layout is None:
         encoded = encode(collection)
+        encoded.leaves = as_memory(encoded.leaves)
         return _announce(encoded, _storage.plan(encoded), together), encoded, None
     if taken.sent is None:
         taken.sent = _announce(taken.encoded, taken.layout, True)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from td_core._buffers import as_bytes
+from td_core._buffers import as_bytes, is_stored
 from td_core._collection import show_path
 from td_core._dtypes import STORABLE
 from td_core.errors import CodecError
@@ -34,7 +34,11 @@ def iter_chunks(leaf: Tensor) -> Iterable[Any]:
         return itertools.chain.from_iterable(map(iter_chunks, leaf.unbind()))
     if leaf.is_cuda and leaf.nbytes > _SMALL:
         return _iter_cuda_chunks(leaf)
-    if leaf.is_cpu and leaf.is_contiguous() and not leaf.is_conj() and not leaf.is_neg():
+    if (
+        leaf.is_cpu
+        and leaf.is_contiguous()
+        and not (leaf.is_conj() or leaf.is_neg() or (type(leaf) is not Tensor and is_stored(leaf)))
+    ):
         return (get_buffer(leaf),)
     return (as_bytes(part.cpu()).numpy() for part in _split_blocks(leaf.detach()))
 
@@ -107,7 +111,9 @@ def check_storable(leaf: Tensor, where: str | tuple[str, ...], *, content: bool 
 
 
 def _has_memory(leaf: Tensor) -> bool:
-    """Return True if the elements of a tensor are in memory, which is false for fake tensors and wrappers."""
+    """Return True if the elements of a tensor are in memory or a store, which is false for fake tensors and wrappers."""
+    if is_stored(leaf):
+        return True
     try:
         # data_ptr() of a FakeTensor warns, so check its storage's device instead.
         if type(leaf) is not Tensor and leaf.untyped_storage().device.type == "meta":

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from td_core._buffers import is_stored
 from td_core._collection import Core, show_path
 from td_core._nodes import KINDS, NodeKind, Record, get_class_name
 from td_core._torch_private import get_ragged_dim
@@ -352,7 +353,7 @@ class _Planner:
             # Link leaves that have the same elements: one tensor under two keys, or tensors on the same memory with
             # the same strides.
             place: Any = id(leaf)
-            if self.content and not tensor.is_nested:
+            if self.content and not tensor.is_nested and not is_stored(tensor):
                 place = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), tensor.device)
             first = self.seen.setdefault(place, file)
             if (

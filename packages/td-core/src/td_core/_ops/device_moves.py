@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from .._buffers import has_memory
+from .._buffers import as_memory, has_memory, is_stored
 from .._collection import Core, identity
 from .._device_labels import set_device_labels
 from .._devices import as_device, wait_for
@@ -102,7 +102,7 @@ def move(
     if device is not None:
         results = {leaf.device for leaf in leaves}
         if dtype is None and memory_format is None and results <= {device}:
-            return leaves
+            return as_memory(leaves)
         if not torch.compiler.is_compiling():  # a compiled graph orders the copies itself
             waiting = {
                 item
@@ -341,6 +341,10 @@ class DeviceMixin(DtypeMixin):
         >>> td.is_shared(), td.is_locked
         (True, True)
         """
+        leaves = self._leaves()
+        if any(map(is_stored, leaves)):
+            # Memory cannot be given to a stored tensor, so a copy in memory takes its place.
+            write_moved_back(self, self._unflatten(as_memory(leaves)))
         for leaf in self._leaves():
             try:
                 # torch aborts the process if a leaf has no memory to share.

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from .._buffers import is_stored
 from .._collection import Child, Core, get_tree_children, has_lazy_stack, make_dense, missing_key_error
 from .._device_labels import set_device_labels
 from .._dim_names import Names, check_names
@@ -409,7 +410,7 @@ def _get_view_id(leaf: Tensor) -> Any:
     """Return an id that is equal for leaves only if they have the same memory, dtype, shape and strides."""
     if leaf.layout is torch.jagged:
         return tuple(map(_get_view_id, get_parts(leaf)))
-    if leaf.layout is not torch.strided or leaf.is_nested:
+    if leaf.layout is not torch.strided or leaf.is_nested or is_stored(leaf):
         return id(leaf)  # such a tensor has no single data_ptr() to compare
     return leaf.data_ptr(), leaf.dtype, leaf.shape, leaf.stride(), leaf.device
 

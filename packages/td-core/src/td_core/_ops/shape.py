@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from .. import _shape_plans as shapes
+from .._buffers import index_leaves
 from .._collection import Core, concurrent_change_error, has_lazy_stack
 from .._dtypes import as_dtype
 from .._indexing import plan_index
@@ -40,7 +41,7 @@ class ShapeMixin(EntryMixin, LockMixin):
     __slots__ = ()
 
     def _index(self, index: Any) -> Any:
-        return self._transform(plan_index(index, self.batch_size))
+        return index_leaves(self, plan_index(index, self.batch_size))
 
     def view(
         self: SelfT,

@@ -2,6 +2,7 @@
 
 Needs the extra ``testing`` (pytest, hypothesis). In a test module, subclass :class:`CollectionTests` and define
 ``make``, or subclass :class:`SerializerTests` and define ``serializer``. pytest then runs all tests of the suite.
+:class:`SourceTests` and :class:`OpenTests` are the suites for sources of stored tensors and for opened collections.
 """
 
 from __future__ import annotations
@@ -11,9 +12,17 @@ import pytest
 from ..plugins.manager import installed
 
 # Enables pytest's detailed assertion messages, which it otherwise enables only in test modules.
-pytest.register_assert_rewrite(f"{__name__}._collections", f"{__name__}._serializers")
+pytest.register_assert_rewrite(
+    *(f"{__name__}.{module}" for module in ("_collections", "_open_tests", "_serializers", "_source_tests"))
+)
 
 from ._collections import CollectionTests  # noqa: E402
+from ._open_tests import OpenTests  # noqa: E402
 from ._serializers import SerializerTests  # noqa: E402
+from ._source_tests import SourceTests  # noqa: E402
+from ._sources import LoggedSource, MemorySource, RawFile  # noqa: E402
 
-__all__ = ["CollectionTests", "SerializerTests", "installed"]
+__all__ = [
+    "CollectionTests", "LoggedSource", "MemorySource", "OpenTests", "RawFile", "SerializerTests", "SourceTests",
+    "installed",
+]  # fmt: skip

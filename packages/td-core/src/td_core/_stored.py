@@ -1,0 +1,510 @@
+"""``StoredTensor``: a tensor whose elements are in a store, and are read when an operation needs them.
+
+torch passes every operation on such a tensor to ``__torch_dispatch__``, which does one of three things. A view becomes
+another stored tensor of the same source; torch computes its sizes and strides with a meta tensor. A write becomes a write
+to the source. Every other operation reads. So nothing is ever written to memory that is then lost.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from ._buffers import STORED
+from ._public_names import set_module
+from ._stored_requests import (
+    Request,
+    fetch,
+    find_points,
+    request_points,
+    request_view,
+    write_points,
+    write_view,
+)
+from .errors import LockedError
+from .typing import DeviceType, Source, SourceIndex
+
+__all__ = ["StoredTensor", "as_memory", "index_together", "read_all", "rebuild_stored_tensor"]
+
+
+@set_module("td_core")
+class StoredTensor(Tensor):
+    """A tensor whose elements are in a store: a file, a data base, a server.
+
+    It has a shape, dtype and device like every tensor. Its elements are read when an operation needs them:
+
+    - An index of integers and slices, ``view``, ``permute``, ``split``, ``unbind`` and the other views read nothing. Their
+      result is a stored tensor, too, and writes to it are writes to the store.
+    - An index with positions or a mask reads the rows at these positions, with one request to the source.
+    - Operations in place write to the store: ``x[i] = y``, ``copy_`` and ``zero_`` without reading, ``add_`` after it.
+    - Every other operation reads the tensor and continues in memory. So do ``clone()``, ``cpu()`` and ``to(device)``.
+    - What would need memory, such as ``data_ptr()``, raises an error.
+
+    A pickle contains the source, not the elements.
+
+    Args:
+        source: the array in the store.
+        device: device of the tensor, to which elements are moved after they were read; by default the CPU.
+
+    >>> import tempfile, torch
+    >>> from td_core import StoredTensor, TensorDict
+    >>> from td_core.testing import RawFile
+    >>> file = tempfile.NamedTemporaryFile()
+    >>> source = RawFile.create(file.name, torch.arange(12).view(6, 2))
+    >>> td = TensorDict({"a": StoredTensor(source)}, batch_size=[6])
+    >>> td[1:3]["a"]
+    StoredTensor(RawFile, size=(2, 2), dtype=torch.int64)
+    >>> td[1:3].zero_().is_empty()
+    False
+    >>> td[torch.tensor([2, 3])]["a"]
+    tensor([[0, 0],
+            [6, 7]])
+    """
+
+    source: Source
+    _twin: Tensor
+
+    @staticmethod
+    def __new__(cls, source: Source, device: DeviceType | None = None) -> StoredTensor:
+        """Create the tensor without reading."""
+        twin = torch.empty(tuple(source.shape), dtype=source.dtype, device="meta")
+        return _wrap(cls, source, twin, torch.device("cpu" if device is None else device))
+
+    def __init__(self, source: Source, device: DeviceType | None = None) -> None:
+        pass
+
+    def flush(self) -> None:
+        """Return when everything that was written is in the store."""
+        self.source.flush()
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        """Describe the tensor without reading."""
+        device = "" if self.device.type == "cpu" else f", device='{self.device}'"
+        grad = ", requires_grad=True" if self.requires_grad else ""
+        name = type(self.source).__name__
+        return f"{type(self).__name__}({name}, size={tuple(self.shape)}, dtype={self.dtype}{device}{grad})"
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        """Reduce to the source and the geometry, without reading."""
+        geometry = tuple(self.shape), self.stride(), int(self.storage_offset())
+        return rebuild_stored_tensor, (type(self), self.source, *geometry, self.device, self.requires_grad)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
+        """Return a copy in memory: a copy of a store would be another store."""
+        return memo.setdefault(id(self), self.detach().clone().requires_grad_(self.requires_grad))  # type: ignore[no-any-return]
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Apply the operations that torch would not pass to ``__torch_dispatch__``."""
+        special = _FUNCTIONS.get(func)
+        if special is not None:
+            return special(*args, **(kwargs or {}))
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **(kwargs or {}))
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """View, read or write, as the schema of an operation says."""
+        return _choose(func)(func, args, kwargs or {})
+
+
+def _wrap(cls: type, source: Source, twin: Tensor, device: torch.device) -> StoredTensor:
+    """Return a stored tensor with the geometry of a meta tensor."""
+    self: Any = Tensor._make_wrapper_subclass(
+        cls,
+        twin.shape,
+        strides=twin.stride(),
+        storage_offset=twin.storage_offset(),
+        dtype=twin.dtype,
+        device=device,
+    )
+    self.source, self._twin = source, twin
+    return self  # type: ignore[no-any-return]
+
+
+@set_module("td_core.pickles")
+def rebuild_stored_tensor(
+    cls: type,
+    source: Source,
+    size: Sequence[int],
+    stride: Sequence[int],
+    offset: int,
+    device: torch.device,
+    requires_grad: bool,
+) -> StoredTensor:
+    """Rebuild a stored tensor from a pickle."""
+    twin = torch.empty(tuple(source.shape), dtype=source.dtype, device="meta")
+    view = _wrap(cls, source, twin.as_strided(size, stride, offset), device)
+    return view.requires_grad_() if requires_grad else view  # type: ignore[return-value]
+
+
+def read_all(leaves: Iterable[Any]) -> list[Any]:
+    """Return the leaves with those in a store read, each of them once."""
+    leaves = list(leaves)
+    stored = {id(leaf): leaf for leaf in leaves if isinstance(leaf, StoredTensor)}
+    results = dict(zip(stored, map(_to_device, stored.values(), _finish([*map(_request, stored.values())]))))
+    return [results.get(id(leaf), leaf) for leaf in leaves]
+
+
+def as_memory(leaves: Sequence[Tensor]) -> list[Tensor]:
+    """Return the leaves with those in a store read, each of them once; autograd records the reads."""
+    # Outside of __torch_dispatch__, autograd must see that a leaf which requires grad is read.
+    return read_all(
+        leaf.clone() if isinstance(leaf, StoredTensor) and leaf.requires_grad else leaf for leaf in leaves
+    )
+
+
+def _request(leaf: StoredTensor) -> Request | Tensor:
+    """Plan the read of a leaf; an empty one is its own result."""
+    if not leaf.numel():
+        return torch.empty(leaf.shape, dtype=leaf.dtype, device="cpu")
+    # The rows that a collection postponed are one request to their source, unless they were viewed since.
+    if isinstance(leaf.source, Rows) and leaf.shape == leaf.source.shape and leaf.is_contiguous():
+        return leaf.source.request
+    return request_view(leaf)
+
+
+def _finish(requests: Sequence[Request | Tensor]) -> list[Tensor]:
+    memory = iter(fetch([item for item in requests if isinstance(item, Request)]))
+    return [
+        item.finish(item.window(next(memory))) if isinstance(item, Request) else item for item in requests
+    ]
+
+
+def _to_device(leaf: StoredTensor, memory: Tensor) -> Tensor:
+    return memory.to(leaf.device)
+
+
+class Rows:
+    """Source of the rows of a stored tensor at positions, which are read later, together with those of other leaves."""
+
+    def __init__(self, request: Request, shape: Sequence[int], dtype: torch.dtype) -> None:
+        self.request, self.shape, self.dtype = request, torch.Size(shape), dtype
+
+    def read(self, index: SourceIndex) -> Tensor:
+        """Read all rows, and index them."""
+        return _finish([self.request])[0][index].clone()
+
+    def write(self, index: SourceIndex, value: Tensor) -> NoReturn:
+        """Raise LockedError: an index with positions returns a copy."""
+        raise LockedError("cannot write to rows that were read from a store at positions")
+
+    def flush(self) -> None:
+        """Do nothing."""
+
+
+class _Together(threading.local):
+    """Whether this thread postpones reads of rows."""
+
+    is_on = False
+
+
+_TOGETHER = _Together()
+
+
+def index_together(node: Any, plan: Any) -> Any:
+    """Apply an index plan with positions to a node, and read the rows of all stored leaves together."""
+    before, _TOGETHER.is_on = _TOGETHER.is_on, True
+    try:
+        result = node._transform(plan)
+    finally:
+        _TOGETHER.is_on = before
+    leaves = result._leaves()
+    postponed = [leaf for leaf in leaves if isinstance(leaf, StoredTensor) and isinstance(leaf.source, Rows)]
+    if not postponed:
+        return result
+    memory = dict(zip(map(id, postponed), read_all(postponed)))
+    return result._unflatten([memory.get(id(leaf), leaf) for leaf in leaves])
+
+
+def _view(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Apply a view to the geometry."""
+    view = args[0]
+    if not isinstance(view, StoredTensor):  # such as other.view_as(view)
+        return _compute(func, args, kwargs)
+    twins = func(view._twin, *args[1:], **kwargs)
+    if isinstance(twins, Tensor):
+        if twins.dtype != view.dtype or twins.is_conj() or twins.is_neg():
+            return StoredTensor(Converted(view, func, args[1:], twins), view.device)
+        return _wrap(type(view), view.source, twins, view.device)
+    return [_wrap(type(view), view.source, twin, view.device) for twin in twins]
+
+
+def _compute(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Read all operands, each of them once."""
+    flat, spec = tree_flatten((args, kwargs))
+    args, kwargs = tree_unflatten(read_all(flat), spec)
+    return func(*args, **kwargs)
+
+
+def _modify(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Apply an operation that writes some of its operands: read, compute, write back."""
+    flat, spec = tree_flatten((args, kwargs))
+    written: dict[int, StoredTensor] = {}
+    blank: dict[int, Tensor] = {}
+    for i, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            value = args[i] if i < len(args) else kwargs.get(argument.name)
+            for item in tree_flatten(value)[0]:
+                if isinstance(item, StoredTensor):
+                    written[id(item)] = item
+                    if (argument.is_out or func._schema.name in _RANDOM) and sum(
+                        item is x for x in flat
+                    ) == 1:
+                        blank[id(item)] = torch.empty(item.shape, dtype=item.dtype, device=item.device)
+    memory = read_all(blank.get(id(item), item) for item in flat)
+    origin = {id(new): old for new, old in zip(memory, flat) if id(old) in written}
+    args, kwargs = tree_unflatten(memory, spec)
+    results, spec = tree_flatten(func(*args, **kwargs))
+    for new, old in zip(memory, flat):
+        view = written.pop(id(old), None)
+        if view is not None:
+            if new.shape != view.shape:
+                raise RuntimeError(f"{func} cannot change the shape of a stored tensor: {list(view.shape)}")
+            _write(view, new)
+    return tree_unflatten([origin.get(id(result), result) for result in results], spec)
+
+
+def _write(view: StoredTensor, value: Tensor) -> None:
+    if any(step == 0 and n > 1 for n, step in zip(view.shape, view.stride())):
+        raise RuntimeError(
+            "cannot write in place: the stored tensor is expanded, so several of its elements are one in the store; "
+            "clone() it first"
+        )
+    if view.numel():
+        write_view(view, value.expand(view.shape))
+
+
+def _fill(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Write a number, without reading: ``fill_`` and ``zero_``."""
+    value = read_all(args[1:2] or [0])[0]
+    _write(
+        args[0],
+        torch.as_tensor(value, dtype=None if isinstance(value, Tensor) else args[0].dtype, device="cpu"),
+    )
+    return args[0]
+
+
+def _copy(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Write a tensor, without reading the target: ``copy_``. A large tensor in another store is copied in parts."""
+    target, value = args[:2]
+    if not isinstance(target, StoredTensor):
+        return _compute(func, args, kwargs)
+    if isinstance(value, StoredTensor) and value.source is target.source:
+        value = read_all([value])[0]
+    _write(target, value)
+    return target
+
+
+def _write_each(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+    """Write a list of tensors one by one: ``torch._foreach_copy_``, ``torch._foreach_zero_``."""
+    for target, *values in zip(*args[:2]):
+        target.copy_(*values) if values else target.zero_()
+
+
+def _make_like(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Make a new tensor of the shape, dtype or device of a stored one, without reading."""
+    view = args[0]
+    if not isinstance(view, StoredTensor):
+        return _compute(func, args, kwargs)
+    device = view.device if kwargs.get("device") is None else kwargs["device"]
+    return func(view._twin, *args[1:], **{**kwargs, "device": device})
+
+
+def _index(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Read at positions or a mask."""
+    view, indices = args
+    indices = read_all(indices)
+    if not isinstance(view, StoredTensor):
+        return func(view, indices)
+    points = find_points(view.shape, indices)
+    before, after = points.split(view.shape)
+    size = (*before, *points.shape, *after)
+    if not view.numel() or 0 in points.shape:
+        return torch.empty(size, dtype=view.dtype, device=view.device)
+    request = request_points(view, points)
+    if _TOGETHER.is_on and not view.requires_grad:
+        return StoredTensor(Rows(request, size, view.dtype), view.device)
+    return _to_device(view, _finish([request])[0])
+
+
+def _index_put(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Write at positions or a mask."""
+    view, indices, value, accumulate = (*args, False)[:4]
+    *indices, value = read_all([*indices, value])
+    if not isinstance(view, StoredTensor):
+        return func(view, indices, value, accumulate)
+    if value.dtype != view.dtype:
+        raise RuntimeError(
+            f"Index put requires the source and destination dtypes match, got {view.dtype} for the destination and "
+            f"{value.dtype} for the source."
+        )
+    points = find_points(view.shape, indices)
+    if view.numel() and 0 not in points.shape:
+        write_points(view, points, value.cpu(), accumulate)
+    return view
+
+
+def _index_select(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    view, dim, index = args
+    if not isinstance(view, StoredTensor) or not view.ndim:
+        return _compute(func, args, kwargs)
+    return _index(func, (view, [*[None] * (dim % view.ndim), index.reshape(-1)]), {})
+
+
+def _clone(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor:
+    read: Tensor = read_all(args[:1])[0]
+    layout = kwargs.get("memory_format", torch.preserve_format)
+    return read if layout in (None, torch.preserve_format) else read.contiguous(memory_format=layout)
+
+
+def _refuse(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> NoReturn:
+    raise RuntimeError(
+        f"a stored tensor cannot change its shape or memory in place ({func._schema.name}); clone() reads it into memory"
+    )
+
+
+def _get_first(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    return args[0]
+
+
+#: Operations that write random numbers without reading what they overwrite.
+_RANDOM = frozenset(
+    f"aten::{name}_"
+    for name in (
+        "bernoulli",
+        "cauchy",
+        "exponential",
+        "geometric",
+        "log_normal",
+        "normal",
+        "random",
+        "uniform",
+    )
+)
+
+_NEW = ("empty", "full", "ones", "rand", "randint", "randn", "zeros")
+
+#: The operations that do not follow from the schema: what they read or write is less than all of their operands.
+_OPERATIONS: dict[str, Callable[..., Any]] = {
+    "aten::index": _index,
+    "aten::index_select": _index_select,
+    "aten::index_put_": _index_put,
+    "aten::_index_put_impl_": _index_put,
+    "aten::copy_": _copy,
+    "aten::fill_": _fill,
+    "aten::zero_": _fill,
+    "aten::clone": _clone,
+    "aten::_foreach_copy_": _write_each,
+    "aten::_foreach_zero_": _write_each,
+    "aten::detach_": _get_first,
+    "aten::is_pinned": lambda func, args, kwargs: False,
+    "aten::is_same_size": lambda func, args, kwargs: args[0].shape == args[1].shape,
+    **dict.fromkeys((f"aten::{name}_like" for name in _NEW), _make_like),
+    **dict.fromkeys((f"aten::new_{name}" for name in (*_NEW, "empty_strided")), _make_like),
+    **dict.fromkeys(("aten::set_", "aten::resize_", "aten::resize_as_"), _refuse),
+}
+
+
+def _choose(func: Any) -> Callable[..., Any]:
+    """Return what runs an operation: an entry of the table, or what the aliases in its schema say."""
+    schema = func._schema
+    if schema.name in _OPERATIONS:
+        return _OPERATIONS[schema.name]
+    if torch.Tag.inplace_view in func.tags:
+        return _refuse
+    if any(item.alias_info is not None and item.alias_info.is_write for item in schema.arguments):
+        return _modify
+    return _compute if all(item.alias_info is None for item in schema.returns) else _view
+
+
+class Converted:
+    """Source of a view with another dtype, or a conjugate view: it reads another stored tensor, and cannot be written."""
+
+    def __init__(self, view: StoredTensor, func: Any, arguments: Sequence[Any], twin: Tensor) -> None:
+        self.view, self.func, self.arguments = view, func, arguments
+        self.shape, self.dtype = twin.shape, twin.dtype
+
+    def read(self, index: SourceIndex) -> Tensor:
+        """Read the whole view, convert it, and index the result."""
+        whole = self.func(self.view.clone(), *self.arguments)
+        return whole.resolve_conj().resolve_neg()[index].cpu().clone()  # type: ignore[no-any-return]
+
+    def write(self, index: SourceIndex, value: Tensor) -> NoReturn:
+        """Raise LockedError."""
+        raise LockedError(
+            f"cannot write to a stored tensor through the view {self.func}; write to the stored tensor itself"
+        )
+
+    def flush(self) -> None:
+        """Flush the store."""
+        self.view.source.flush()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(f"cannot pickle the view {self.func} of a stored tensor; clone() it first")
+
+
+def _refuse_memory(name: str) -> Callable[..., NoReturn]:
+    def refuse(self: Any, *args: Any, **kwargs: Any) -> NoReturn:
+        raise RuntimeError(
+            f"a stored tensor has no memory, so {name}() is not possible: its elements are in a "
+            f"{type(getattr(self, 'source', self)).__name__}; clone() reads them into memory"
+        )
+
+    return refuse
+
+
+def _in_memory(method: Callable[..., Any]) -> Callable[..., Any]:
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        self, *args = as_memory([self, *args])  # type: ignore[assignment]
+        return method(self, *args, **kwargs)
+
+    return call
+
+
+def _to(self: Any, *args: Any, **kwargs: Any) -> Tensor:
+    """Read if a device is given, even if it is the same one: to() with a device means its memory."""
+    given = [*args[:1], kwargs.get("device"), kwargs.get("other")]
+    if any(isinstance(item, (torch.device, str, int, Tensor)) for item in given):
+        if torch.device("meta") in [
+            torch.device(item) for item in given if isinstance(item, (torch.device, str))
+        ]:
+            return self._twin.to(*args, **kwargs)  # type: ignore[no-any-return]
+        self, *args = as_memory([self, *args])  # type: ignore[assignment]
+        return self.to(*args, **kwargs)  # type: ignore[no-any-return]
+    with torch._C.DisableTorchFunctionSubclass():
+        return self.to(*args, **kwargs)  # type: ignore[no-any-return]
+
+
+#: Functions that torch implements without the dispatcher, or that return the tensor itself where memory is wanted.
+_FUNCTIONS: dict[Any, Callable[..., Any]] = {
+    Tensor.to: _to,
+    **{
+        method: _in_memory(method)
+        for method in (
+            Tensor.cpu,
+            Tensor.pin_memory,
+            Tensor.numpy,
+            Tensor.tolist,
+            Tensor.__array__,
+            Tensor.__dlpack__,
+        )
+    },
+    Tensor.is_shared: lambda self: False,
+    **{
+        getattr(Tensor, name): _refuse_memory(name)
+        for name in ("data_ptr", "untyped_storage", "storage", "_typed_storage", "share_memory_")
+    },
+}
+
+STORED.append(sys.modules[__name__])
