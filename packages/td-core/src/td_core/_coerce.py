@@ -18,6 +18,7 @@ from ._arrays import as_tensor
 from ._collection import Child, Core, get_lead, make_dense, show_path
 from ._missing import describe_missing_package
 from ._public_names import set_module
+from ._type_names import NamedTypes, find_imported, is_type_name
 from ._walks import expand
 from .errors import BatchSizeError, MissingPluginError, PluginError, StructureError
 
@@ -31,7 +32,8 @@ class Coercer:
     """Types, and a function that converts values of these types to a tensor or a collection.
 
     Attributes:
-        types: classes whose instances are converted, including instances of subclasses.
+        types: classes whose instances are converted, including instances of subclasses. A string is the name of a class,
+            such as ``"pandas.Series"``, whose library need not be imported; a subclass of Tensor must be a class.
         convert: function ``convert(value, batch_size, device)``. It receives the batch size and device of the
             collection that the value is set into, and its result is checked like any other entry.
 
@@ -39,7 +41,7 @@ class Coercer:
     (<class 'frozenset'>,)
     """
 
-    types: tuple[type, ...]
+    types: tuple[type | str, ...]
     convert: Callable[[Any, torch.Size, torch.device | None], Child]
 
 
@@ -48,10 +50,11 @@ WRAPPED: set[type] = set()
 
 
 class Coercers:
-    """The registry of coercers, by type."""
+    """The registry of coercers, by type and by name of a type."""
 
     def __init__(self) -> None:
         self._by_type: dict[type, Coercer] = {}
+        self._by_name: NamedTypes[Coercer] = NamedTypes()
 
     def add(self, coercer: Coercer) -> None:
         """Register a coercer.
@@ -61,34 +64,54 @@ class Coercers:
         """
         if not callable(coercer.convert):
             raise PluginError(f"a coercer converts with a function; got {coercer.convert!r}")
-        if not isinstance(coercer.types, tuple) or not all(isinstance(kind, type) for kind in coercer.types):
-            raise PluginError(f"the types of a coercer are a tuple of classes; got {coercer.types!r}")
+        if not isinstance(coercer.types, tuple) or not all(
+            isinstance(kind, type) or is_type_name(kind) for kind in coercer.types
+        ):
+            raise PluginError(
+                f"the types of a coercer are a tuple of classes; got {coercer.types!r}; the name of a class includes "
+                "its module, as in 'pandas.Series'"
+            )
         for kind in coercer.types:
-            if kind is not object and any(issubclass(own, kind) or issubclass(kind, Core) for own in _OWN):
-                raise PluginError(f"values of {kind!r} become entries without a coercer")
-            if kind in self._by_type:
-                raise PluginError(
-                    f"values of {kind!r} already have a coercer, {self._by_type[kind].convert!r}"
-                )
+            self._check_free(kind)
         for kind in coercer.types:
+            if isinstance(kind, str):
+                self._by_name[kind] = coercer
+                continue
             self._by_type[kind] = coercer
             if issubclass(kind, Tensor):
                 WRAPPED.add(kind)
 
+    def _check_free(self, kind: type | str) -> None:
+        """Raise PluginError if core or another coercer converts values of a type."""
+        cls = find_imported(kind) if isinstance(kind, str) else kind
+        if isinstance(cls, type):
+            if cls is not object and any(issubclass(own, cls) or issubclass(cls, Core) for own in _OWN):
+                raise PluginError(f"values of {kind!r} become entries without a coercer")
+            if isinstance(kind, str) and (cls is object or issubclass(cls, Tensor)):
+                raise PluginError(f"the coercer of {kind!r} needs the class itself, not its name")
+            taken = self._by_type.get(cls) or self._by_name.find(cls)
+        else:
+            taken = self._by_name.get(str(kind))
+        if taken is not None:
+            raise PluginError(f"values of {kind!r} already have a coercer, {taken.convert!r}")
+
     def remove(self, coercer: Coercer) -> None:
         """Unregister a coercer."""
         for kind in coercer.types:
+            if isinstance(kind, str):
+                del self._by_name[kind]
+                continue
             self._by_type.pop(kind, None)
             WRAPPED.discard(kind)
 
     def find(self, cls: type) -> Coercer | None:
         """Return the coercer of the nearest base of ``cls`` except ``object``, or None."""
         exact = self._by_type.get(cls)
-        if exact is not None or cls in _BUILTIN:
+        if exact is not None or cls in _WITHOUT_BASES:
             # torch.compile cannot iterate over the __mro__ of a builtin, whose only base is object.
             return exact
         for base in cls.__mro__[:-1]:
-            coercer = self._by_type.get(base)
+            coercer = self._by_type.get(base) or self._by_name.find(base)
             if coercer is not None:
                 return coercer
         return None
@@ -98,7 +121,10 @@ class Coercers:
         return self._by_type.get(object)
 
 
-_BUILTIN = frozenset({int, float, complex, str, bytes, list, tuple, dict, set, frozenset, type, type(None)})
+#: Classes whose only base is ``object``.
+_WITHOUT_BASES = frozenset(
+    {int, float, complex, str, bytes, list, tuple, dict, set, frozenset, type, type(None), np.ndarray}
+)
 
 #: Number types for which torch.compile can trace ``torch.tensor``.
 _PLAIN_NUMBERS = (bool, int, float, complex)

@@ -33,6 +33,9 @@ __all__ = [
 PYTREE_TYPE = "_pytree_type"
 """Key under which :func:`from_pytree` stores the class of each container."""
 
+#: Types that :func:`from_any` returns unchanged, although td-tensorclass has a coercer for them.
+_KEPT = frozenset({dict, tuple, str, bytes, bytearray, type(None)})
+
 NON_STRING_KEY = "<NON_NESTED>"
 """Prefix of the keys that replace dict keys which are not strings."""
 
@@ -48,7 +51,8 @@ def from_any(
     """Convert a Python container to a collection, and return any other object unchanged.
 
     Mappings, tuples, named tuples, structured arrays and dataclasses become collections. Lists become tensors or
-    non-tensor data. Collections, tensors, plain arrays, numbers and strings are returned unchanged.
+    non-tensor data. Objects of types with a :class:`~td_core.Coercer` of a plugin become what it makes of them.
+    Collections, tensors, plain arrays, numbers and strings are returned unchanged.
 
     Args:
         obj: the object.
@@ -66,11 +70,36 @@ def from_any(
     """
     if isinstance(obj, list):
         return coerce(obj, torch.Size(), None if device is None else as_device(device), ())
+    if _has_coercer(obj):
+        return _coerce_object(obj, batch_size, device, auto_batch_size, batch_dims)
     content = _get_content(obj)
     if content is None:
         return obj
     own = obj.shape if isinstance(obj, np.ndarray) else None
     return _build(content, batch_size, device, None, auto_batch_size, batch_dims, own)
+
+
+def _has_coercer(value: Any) -> bool:
+    """Return True if a plugin converts a value, and it is neither text nor None, which stay as they are."""
+    cls = type(value)
+    return cls not in _KEPT and not isinstance(value, (Tensor, Core)) and COERCERS.find(cls) is not None
+
+
+def _coerce_object(
+    obj: Any,
+    batch_size: BatchSize | None,
+    device: DeviceType | None,
+    auto_batch_size: bool,
+    batch_dims: int | None,
+) -> Any:
+    """Convert an object of a type with a coercer; arguments as for :func:`from_any`."""
+    _check_one_given(batch_size, batch_dims)
+    size = as_batch_size(() if batch_size is None else batch_size)
+    result: Any = coerce(obj, size, None if device is None else as_device(device), ())
+    is_inferred = batch_size is None and (auto_batch_size or batch_dims is not None)
+    if is_inferred and not isinstance(result, Tensor):
+        result.auto_batch_size_(batch_dims)
+    return result
 
 
 def from_dict(
@@ -451,7 +480,7 @@ def _to_plain_dict(content: Mapping[Any, Any]) -> dict[Any, Any]:
 
 def _get_content(value: Any) -> Any:
     """Return the items of a container as a mapping, or None for a leaf or a collection."""
-    if isinstance(value, Core):
+    if isinstance(value, Core) or _has_coercer(value):
         return None
     if isinstance(value, Mapping):
         return value

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Iterator
 from functools import reduce
-from typing import Any
+from typing import Any, Generic, TypeVar
 
-__all__ = ["get_root", "has_name", "is_instance_of_named", "is_type_name"]
+__all__ = ["NamedTypes", "find_imported", "has_name", "is_instance_of_named", "is_type_name"]
+
+T = TypeVar("T")
 
 _NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+\Z")
 
@@ -17,20 +20,15 @@ def is_type_name(name: Any) -> bool:
     return isinstance(name, str) and _NAME.match(name) is not None
 
 
-def get_root(name: str) -> str:
-    """Return the top-level package of a dotted name."""
-    return name.partition(".")[0]
-
-
 def has_name(cls: type, name: str) -> bool:
     """Return True if ``name`` is the module and qualname of ``cls``, or a public name of it in the same package."""
     if f"{cls.__module__}.{cls.__qualname__}" == name:
         return True
     # pandas.Series, for instance, is defined in pandas.core.series.
-    return get_root(cls.__module__) == get_root(name) and _find_imported(name) is cls
+    return cls.__module__.partition(".")[0] == name.partition(".")[0] and find_imported(name) is cls
 
 
-def _find_imported(name: str) -> Any:
+def find_imported(name: str) -> Any:
     """Return the object with a dotted name in a module that is already imported, or None."""
     module, _, rest = name.rpartition(".")
     while module and module not in sys.modules:
@@ -50,3 +48,37 @@ def is_instance_of_named(value: Any, types: tuple[type | str, ...]) -> bool:
         else isinstance(value, kind)
         for kind in types
     )
+
+
+class NamedTypes(Generic[T]):
+    """A registry by the names of classes, which need not be imported."""
+
+    def __init__(self) -> None:
+        #: The items by name, grouped by the package of the class, so that most classes need one lookup.
+        self._by_package: dict[str, dict[str, T]] = {}
+
+    def __setitem__(self, name: str, item: T) -> None:
+        self._by_package.setdefault(name.partition(".")[0], {})[name] = item
+
+    def __delitem__(self, name: str) -> None:
+        package = name.partition(".")[0]
+        del self._by_package[package][name]
+        if not self._by_package[package]:
+            del self._by_package[package]
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for group in self._by_package.values() for name in group)
+
+    def __len__(self) -> int:
+        return sum(map(len, self._by_package.values()))
+
+    def get(self, name: str) -> T | None:
+        """Return the item of a name, or None."""
+        return self._by_package.get(name.partition(".")[0], {}).get(name)
+
+    def find(self, cls: type) -> T | None:
+        """Return the item of a class, or None."""
+        group = self._by_package.get(cls.__module__.partition(".")[0])
+        if group is None:
+            return None
+        return next((item for name, item in group.items() if has_name(cls, name)), None)

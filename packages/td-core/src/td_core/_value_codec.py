@@ -140,7 +140,7 @@ def _split(value: Any, path: Path, depth: int) -> tuple[Any, Any]:
             if types is not None:
                 children[key] = types
         return plains, {"c": children} if children else None
-    serializer = VALUES.by_type.get(cls)
+    serializer = VALUES.find(cls)
     if serializer is None:
         raise CodecError(
             f"cannot store the value at {_show(path)}: no serializer is registered for its type "

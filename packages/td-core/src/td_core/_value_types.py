@@ -22,6 +22,7 @@ import torch
 
 from ._dtypes import NAMES
 from ._public_names import set_module
+from ._type_names import NamedTypes, find_imported, is_type_name
 from .errors import PluginError
 
 __all__ = ["CONTAINERS", "VALUES", "LeafSerializer", "enum_serializer"]
@@ -42,7 +43,8 @@ class LeafSerializer:
 
     Attributes:
         tag: unique, stable name that is written to files, such as ``"mypackage.Image"``.
-        type: the class, matched exactly: an instance of a subclass raises instead of being stored as its base.
+        type: the class, matched exactly: an instance of a subclass raises instead of being stored as its base. A string is
+            the name of the class, such as ``"pandas.Timestamp"``, whose library need not be imported.
         dump: converts a value to one that the codec can store: JSON, bytes, tuples, other registered types.
         load: the inverse; raises ValueError or TypeError for input that ``dump`` cannot return.
 
@@ -53,7 +55,7 @@ class LeafSerializer:
     """
 
     tag: str
-    type: type
+    type: type | str
     dump: Callable[[Any], Any]
     load: Callable[[Any], Any]
 
@@ -76,10 +78,11 @@ def enum_serializer(cls: type[Enum], tag: str | None = None) -> LeafSerializer:
 
 
 class Values:
-    """Registry of value types by class and by tag."""
+    """Registry of value types by class, by name of the class, and by tag."""
 
     def __init__(self) -> None:
         self.by_type: dict[type, LeafSerializer] = {}
+        self.by_name: NamedTypes[LeafSerializer] = NamedTypes()
         self.by_tag: dict[str, LeafSerializer] = {}
         self.written: dict[str, str] = {}
         self.natural: set[str] = set()
@@ -92,21 +95,40 @@ class Values:
         tag, cls = serializer.tag, serializer.type
         if not isinstance(tag, str) or not _TAG.match(tag):
             raise PluginError(f"the value tag {tag!r} is not a name of letters, digits, '_', '.' and '-'")
-        if not isinstance(cls, type) or not callable(serializer.dump) or not callable(serializer.load):
-            raise PluginError(f"a value type is a class and two functions; got {serializer!r}")
+        known = isinstance(cls, type) or is_type_name(cls)
+        if not known or not callable(serializer.dump) or not callable(serializer.load):
+            raise PluginError(
+                f"a value type is a class and two functions; got {serializer!r}; the name of a class includes its "
+                "module, as in 'pandas.Timestamp'"
+            )
         if tag in self.by_tag:
             raise PluginError(f"the value tag {tag!r} is taken by {self.by_tag[tag].type!r}")
-        if cls in self.by_type or cls in _JSON:
+        found = find_imported(cls) if isinstance(cls, str) else cls
+        taken = found in _JSON or (
+            self.find(found) if isinstance(found, type) else self.by_name.get(str(cls))
+        )
+        if taken:
             raise PluginError(f"values of {cls!r} already have a serializer")
         self.by_tag[tag] = serializer
-        self.by_type[cls] = serializer
+        if isinstance(cls, str):
+            self.by_name[cls] = serializer
+        else:
+            self.by_type[cls] = serializer
         self.written[tag] = tag if provider is None else f"{tag}@{provider}"
         if natural:
             self.natural.add(tag)
 
+    def find(self, cls: type) -> LeafSerializer | None:
+        """Return the serializer of a class, or None."""
+        return self.by_type.get(cls) or self.by_name.find(cls)
+
     def remove(self, tag: str) -> None:
         """Unregister a serializer."""
-        del self.by_type[self.by_tag.pop(tag).type]
+        cls = self.by_tag.pop(tag).type
+        if isinstance(cls, str):
+            del self.by_name[cls]
+        else:
+            del self.by_type[cls]
         del self.written[tag]
         self.natural.discard(tag)
 

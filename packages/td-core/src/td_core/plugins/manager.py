@@ -336,7 +336,8 @@ def _serializers(results: list[Any], record: PluginRecord) -> Iterator[Addition]
             return lambda: SERIALIZERS.remove(serializer.name)
 
         if isinstance(serializer, LeafSerializer):
-            yield (serializer.tag, serializer.type), add
+            cls = serializer.type
+            yield (serializer.tag, f"type {cls}" if isinstance(cls, str) else cls), add
         else:
             yield (f"format {getattr(serializer, 'name', None)}",), add
 
