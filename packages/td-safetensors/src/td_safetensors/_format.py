@@ -1,0 +1,175 @@
+"""The safetensors file: eight bytes of length, a JSON header, and the bytes of the tensors without gaps.
+
+This module is independent of collections. It lists the dtypes, reads and checks headers, and builds them.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from td_core.errors import FormatError
+
+__all__ = ["ALIGNMENT", "DTYPES", "NAMES", "Array", "Header", "build_header", "parse_json", "read_header"]
+
+#: The largest header that the format allows.
+MAX_HEADER = 100_000_000
+#: The data of a new file begins at a multiple of this.
+ALIGNMENT = 64
+
+#: The dtypes of torch by their name in the format. Names of torch that this release lacks are skipped.
+DTYPES: dict[str, torch.dtype] = {
+    name: getattr(torch, dtype)
+    for name, dtype in {
+        "BOOL": "bool", "U8": "uint8", "I8": "int8", "I16": "int16", "U16": "uint16", "F16": "float16",
+        "BF16": "bfloat16", "I32": "int32", "U32": "uint32", "F32": "float32", "C64": "complex64", "F64": "float64",
+        "I64": "int64", "U64": "uint64", "F8_E4M3": "float8_e4m3fn", "F8_E4M3FNUZ": "float8_e4m3fnuz",
+        "F8_E5M2": "float8_e5m2", "F8_E5M2FNUZ": "float8_e5m2fnuz", "F8_E8M0": "float8_e8m0fnu",
+        "F4": "float4_e2m1fn_x2",
+    }.items()
+    if hasattr(torch, dtype)
+}  # fmt: skip
+#: The names in the format by dtype.
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Array:
+    """One tensor of a file: its dtype, its shape in torch, and the bytes that it occupies after the header."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """The header of a file: its tensors by name, its metadata, and the position of the first byte of data."""
+
+    arrays: dict[str, Array]
+    metadata: dict[str, str]
+    start: int
+
+
+def parse_json(text: str | bytes, where: str) -> Any:
+    """Parse JSON; raise FormatError if it is malformed or an object repeats a key."""
+    try:
+        return json.loads(text, object_pairs_hook=_build_object)
+    except (ValueError, RecursionError) as error:
+        raise FormatError(f"{where} is not valid JSON: {error}") from error
+
+
+def _build_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result = dict(pairs)
+    if len(result) != len(pairs):
+        ((key, _),) = Counter(key for key, _ in pairs).most_common(1)
+        raise ValueError(f"duplicate key {key!r}")
+    return result
+
+
+def read_header(fd: int, path: str) -> Header:
+    """Read the header of an open file, and compare the tensors that it lists with the size of the file.
+
+    Raises:
+        FormatError: the file is truncated or damaged, or is not a safetensors file.
+    """
+    size = os.fstat(fd).st_size
+    length = int.from_bytes(os.pread(fd, 8, 0), "little") if size >= 8 else 0
+    if size < 8 or length > MAX_HEADER:
+        found = f"it has {size} bytes" if size < 8 else f"its header would have {length} bytes"
+        raise FormatError(f"{path} is not a safetensors file, or is damaged: {found}")
+    if size < 8 + length:
+        raise FormatError(f"{path} is truncated: it has {size} bytes, its header alone needs {8 + length}")
+    try:
+        text = _read_exactly(fd, length, 8).decode()
+    except UnicodeDecodeError as error:
+        raise FormatError(f"{path}: its header is not UTF-8: {error}") from error
+    rows = parse_json(text, f"{path}: its header")
+    if not isinstance(rows, dict):
+        raise FormatError(f"{path}: its header is not a JSON object; got {type(rows).__name__}")
+    metadata = rows.pop("__metadata__", None) or {}
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+        raise FormatError(f"{path}: __metadata__ of its header is not a mapping of strings")
+    arrays = {name: _parse_row(name, row, path) for name, row in rows.items()}
+    end = _check_ranges(arrays, path)
+    if size != 8 + length + end:
+        problem = "truncated" if size < 8 + length + end else "too long"
+        raise FormatError(
+            f"{path} is {problem}: it has {size} bytes, its header describes {8 + length + end}"
+        )
+    return Header(arrays, metadata, 8 + length)
+
+
+def _read_exactly(fd: int, size: int, position: int) -> bytes:
+    pieces = []
+    while size:
+        piece = os.pread(fd, size, position)
+        if not piece:
+            break
+        pieces.append(piece)
+        size, position = size - len(piece), position + len(piece)
+    return b"".join(pieces)
+
+
+def _parse_row(name: str, row: Any, path: str) -> Array:
+    try:
+        dtype, shape, (begin, end) = row["dtype"], row["shape"], row["data_offsets"]
+        if not all(type(number) is int and number >= 0 for number in (*shape, begin, end)):
+            raise ValueError("a size or position is not a natural number")
+    except (KeyError, TypeError, ValueError) as error:
+        raise FormatError(f"{path}: the row of the tensor {name!r} is damaged: {row!r:.200}") from error
+    known = DTYPES.get(dtype) if isinstance(dtype, str) else None
+    if known is None:
+        return Array(str(dtype), tuple(shape), begin, end)
+    if dtype == "F4":  # two elements in a byte: torch counts bytes
+        if not shape or shape[-1] % 2:
+            raise FormatError(f"{path}: the tensor {name!r} of dtype F4 has the odd shape {shape}")
+        shape = [*shape[:-1], shape[-1] // 2]
+    needed = math.prod(shape) * known.itemsize
+    if end - begin != needed:
+        raise FormatError(
+            f"{path}: the tensor {name!r} of dtype {dtype} and shape {shape} needs {needed} bytes; "
+            f"its header gives {end - begin}"
+        )
+    return Array(dtype, tuple(shape), begin, end)
+
+
+def _check_ranges(arrays: Mapping[str, Array], path: str) -> int:
+    """Check that the tensors lie one after the other without gaps, and return the end of the last one."""
+    position = 0
+    for name, array in sorted(arrays.items(), key=lambda item: (item[1].begin, item[1].end)):
+        if array.begin != position or array.end < position:
+            raise FormatError(
+                f"{path}: the tensor {name!r} is at {array.begin} to {array.end}; expected its begin at {position}"
+            )
+        position = array.end
+    return position
+
+
+def build_header(arrays: Iterable[tuple[str, Array]], metadata: Mapping[str, str]) -> bytes:
+    """Build the length and the header of a file, padded so that the data begins at a multiple of 64.
+
+    Raises:
+        FormatError: the header is larger than the format allows.
+    """
+    rows: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    for name, array in arrays:
+        shape = list(array.shape)
+        if array.dtype == "F4":
+            shape[-1] *= 2
+        rows[name] = {"dtype": array.dtype, "shape": shape, "data_offsets": [array.begin, array.end]}
+    text = json.dumps(rows, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-(len(text) + 8) % ALIGNMENT)
+    if len(text) > MAX_HEADER:
+        raise FormatError(
+            f"the header needs {len(text)} bytes, the format allows {MAX_HEADER}: store fewer or shorter keys and values"
+        )
+    return len(text).to_bytes(8, "little") + text

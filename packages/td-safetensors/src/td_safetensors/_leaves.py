@@ -1,0 +1,174 @@
+"""Store a leaf as one or more tensors of a file, and restore it from them.
+
+A *place* in the ``td`` header describes where a leaf is: the name of a tensor; ``[name, dim, i]`` for a part of a
+stack; or an object, whose fields are listed at :func:`restore`. Every other program reads the tensors alone.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from td_core.errors import CodecError, FormatError
+
+from ._format import NAMES
+
+__all__ = ["Piece", "Place", "as_storable", "restore", "split_leaf"]
+
+Place = Any
+
+#: An expanded leaf is stored once if that saves at least this many bytes; otherwise other programs read it more easily.
+_WORTH_COMPACTING = 1024
+
+#: Stored dtypes of the same width for dtypes that the format lacks.
+_STAND_INS = {1: torch.uint8, 2: torch.uint16, 4: torch.uint32, 8: torch.uint64}
+#: Dtypes whose elements are stored as pairs of real numbers.
+_PAIRS = {torch.complex128: torch.float64, torch.complex32: torch.float16}
+if torch.complex64 not in NAMES:
+    _PAIRS[torch.complex64] = torch.float32
+_BY_NAME = {str(dtype): dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}
+
+
+class Piece(NamedTuple):
+    """A tensor to write: the end of its name after that of the leaf, and a dense tensor of any strides and device."""
+
+    ending: str
+    tensor: Tensor
+
+
+def split_leaf(leaf: Tensor) -> tuple[list[Piece], Callable[[list[str]], Place]]:
+    """Split a leaf into tensors that the format can hold, and a function from their names to the place of the leaf.
+
+    Raises:
+        CodecError: the leaf is sparse, quantized, or has no elements in memory.
+    """
+    if leaf.device.type == "meta":
+        raise CodecError("a tensor on the device 'meta' has no elements to save")
+    if leaf.is_quantized:
+        raise CodecError(
+            f"a quantized tensor ({leaf.dtype}) cannot be saved: save int_repr(), scale and zero point"
+        )
+    if leaf.layout is torch.jagged:
+        return _split_jagged(leaf)
+    if leaf.is_nested:
+        return _split_nested(leaf)
+    if leaf.layout is not torch.strided:
+        raise CodecError(
+            f"a tensor with the layout {leaf.layout} cannot be saved: convert it with to_dense()"
+        )
+    dtype, shape = leaf.dtype, leaf.shape
+    facts: dict[str, Any] = {}
+    if 0 in leaf.stride() and leaf.numel():
+        whole = leaf
+        for dim, step in enumerate(whole.stride()):
+            if step == 0 and shape[dim] > 1:
+                whole = whole.narrow(dim, 0, 1)
+        if (leaf.numel() - whole.numel()) * dtype.itemsize >= _WORTH_COMPACTING:
+            leaf, facts["expand"] = whole, list(shape)
+    if dtype in NAMES and not facts:
+        return [Piece("", leaf)], _only
+    if dtype not in NAMES:
+        facts["dtype"] = str(dtype)
+    return [Piece("", leaf)], lambda names: {"tensor": names[0], **facts}
+
+
+def _only(names: list[str]) -> Place:
+    return names[0]
+
+
+def _split_jagged(leaf: Tensor) -> tuple[list[Piece], Callable[[list[str]], Place]]:
+    # The size of the ragged dim is not an int.
+    dim = next(i for i, size in enumerate(leaf.shape) if i and not isinstance(size, int))
+    parts = {"values": leaf.values(), "offsets": leaf.offsets(), "lengths": leaf.lengths()}  # type: ignore[attr-defined]
+    present = {name: part for name, part in parts.items() if part is not None}
+    places = {name: split_leaf(part) for name, part in present.items()}
+    pieces = [Piece("" if name == "values" else f"#{name}", places[name][0][0].tensor) for name in places]
+
+    def place(names: list[str]) -> Place:
+        below = {part: places[part][1]([name]) for part, name in zip(places, names, strict=True)}
+        return {"jagged": below, "dim": dim}
+
+    return pieces, place
+
+
+def _split_nested(leaf: Tensor) -> tuple[list[Piece], Callable[[list[str]], Place]]:
+    components = leaf.unbind()
+    shapes = [list(component.shape) for component in components]
+    flat = [component.reshape(-1) for component in components]
+    joined = torch.cat(flat) if flat else torch.zeros(0, dtype=leaf.dtype)
+    _, below = split_leaf(joined)
+    return [Piece("", joined)], lambda names: {"nested": below(names), "shapes": shapes}
+
+
+def as_storable(tensor: Tensor) -> Tensor:
+    """Return the elements of a dense tensor on the CPU, contiguous, in a dtype that the format has."""
+    tensor = tensor.detach().to("cpu").resolve_conj().resolve_neg()
+    if tensor.dtype not in NAMES and tensor.dtype not in _PAIRS:
+        tensor = tensor.view(_STAND_INS[tensor.dtype.itemsize])  # first, since torch cannot copy some dtypes
+    tensor = tensor.contiguous()
+    return torch.view_as_real(tensor) if tensor.dtype in _PAIRS else tensor
+
+
+def get_stored(dtype: torch.dtype, shape: tuple[int, ...]) -> tuple[torch.dtype, tuple[int, ...]]:
+    """Return dtype and shape in which :func:`as_storable` stores a tensor."""
+    if dtype in NAMES:
+        return dtype, shape
+    if dtype in _PAIRS:
+        return _PAIRS[dtype], (*shape, 2)
+    return _STAND_INS[dtype.itemsize], shape
+
+
+def restore(place: Place, read: Callable[[str], Tensor]) -> Tensor:
+    """Restore a leaf from its place; ``read`` returns the tensor of a name.
+
+    Fields of a place that is an object: ``tensor`` (name), with ``dtype`` if the format lacks it and ``expand`` (shape)
+    if it is stored once; ``jagged`` (places of values, offsets, lengths) and ``dim``; ``nested`` (place) and ``shapes``.
+
+    Raises:
+        FormatError: the place is malformed, or does not match the tensors.
+    """
+    if isinstance(place, str):
+        return read(place)
+    try:
+        if isinstance(place, list):
+            name, dim, position = place
+            return read(name).select(dim, position)
+        if "jagged" in place:
+            parts = {name: restore(below, read) for name, below in place["jagged"].items()}
+            if parts["offsets"].device.type != "meta":
+                _check_offsets(parts)
+            return torch.nested.nested_tensor_from_jagged(
+                parts["values"], parts["offsets"], parts.get("lengths"), jagged_dim=place["dim"]
+            )
+        if "nested" in place:
+            flat = restore(place["nested"], read)
+            parts_ = flat.split([math.prod(shape) for shape in place["shapes"]])
+            components = [part.view(shape) for part, shape in zip(parts_, place["shapes"], strict=True)]
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "The PyTorch API of nested tensors is in prototype stage")
+                return torch.nested.nested_tensor(components, dtype=flat.dtype, device=flat.device)
+        tensor = read(place["tensor"])
+        if "dtype" in place:
+            dtype = _BY_NAME[place["dtype"]]
+            if tensor.dtype != get_stored(dtype, ())[0]:
+                raise ValueError(f"its tensor has the dtype {tensor.dtype}")
+            tensor = torch.view_as_complex(tensor) if dtype in _PAIRS else tensor.view(dtype)
+        return tensor.expand(place["expand"]) if "expand" in place else tensor
+    except (LookupError, TypeError, ValueError, RuntimeError, AttributeError) as error:
+        raise FormatError(f"its place in the file is damaged, {place!r:.200}: {error}") from error
+
+
+def _check_offsets(parts: dict[str, Tensor]) -> None:
+    """Raise ValueError for offsets outside of the values, which torch would not check."""
+    offsets, lengths = parts["offsets"], parts.get("lengths")
+    if offsets.dim() != 1 or offsets.dtype not in (torch.int64, torch.int32) or not len(offsets):
+        raise ValueError(f"its offsets have the shape {list(offsets.shape)} and the dtype {offsets.dtype}")
+    steps = offsets.diff()
+    ends = offsets[1:] if lengths is None else offsets[: len(lengths)] + lengths
+    if offsets[0] < 0 or (steps < 0).any() or (ends > max(parts["values"].shape)).any():
+        raise ValueError("its offsets do not fit its values")

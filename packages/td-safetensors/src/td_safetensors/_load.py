@@ -1,0 +1,435 @@
+"""Read saves: find the tensors of a file or of shards, and build the collection that a header describes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from td_core import Encoded, NestedKey, decode, join_value, unravel_key_to_tuple
+from td_core.errors import FormatError, MissingPluginError, TensorDictError
+
+from ._files import is_on_network, map_file, open_for_reading, read_into, run_parallel
+from ._format import DTYPES, Array, Header, parse_json, read_header
+from ._leaves import Place, restore
+from ._plan import VERSION, compute_check
+from ._progress import Progress, make_reporter
+from ._reference import build_foreign_rows, explain, find_registered, read_reference
+from ._shards import SINGLE, check_weight_map, find_index
+from ._tables import check_rows, list_key_paths, select_keys, show_path
+
+__all__ = ["Save", "build", "load", "open_save", "prepare"]
+
+#: Tensors below this size are read together where they are neighbours.
+_SMALL = 1 << 18
+_GROUP = 1 << 20
+
+
+class File:
+    """An open file with its header, which maps and reads its tensors."""
+
+    def __init__(self, path: str, fd: int, header: Header) -> None:
+        self.path, self.fd, self.header = path, fd, header
+        self._mapped: torch.UntypedStorage | None = None
+
+    def map(self, array: Array) -> Tensor:
+        """Return a tensor of the file, mapped privately."""
+        if self._mapped is None:
+            self._mapped = map_file(self.fd)
+        return view_storage(self._mapped, array, self.header.start + array.begin)
+
+
+def view_storage(storage: torch.UntypedStorage, array: Array, begin: int) -> Tensor:
+    """Return the tensor at a position of a storage; it is copied if its elements are not aligned there."""
+    dtype = DTYPES[array.dtype]
+    if array.begin == array.end:
+        return torch.empty(array.shape, dtype=dtype)
+    part = storage[begin : begin + array.end - array.begin]
+    if begin % dtype.itemsize:
+        part = part.clone()
+    return torch.empty(0, dtype=dtype).set_(part, 0, array.shape)  # type: ignore[call-overload]
+
+
+class Save:
+    """An open save: its files, the tensors in them by name, and the header that describes the collection.
+
+    Attributes:
+        path: path of the file, or of the index of shards.
+        arrays: file and position of each tensor.
+        header: nodes, leaves and values, as in the ``td`` header.
+        foreign: whether the save has no header of a collection.
+    """
+
+    def __init__(
+        self, path: str, arrays: dict[str, tuple[File, Array]], header: dict[str, Any], foreign: bool
+    ) -> None:
+        self.path, self.arrays, self.header, self.foreign = path, arrays, header, foreign
+
+
+@contextlib.contextmanager
+def open_save(path: str | os.PathLike[str]) -> Iterator[Save]:
+    """Open a file, an index, or a directory with one of them, and read its headers.
+
+    Raises:
+        FileNotFoundError: there is no save at ``path``.
+        FormatError: a header is damaged, or headers contradict each other.
+    """
+    place = os.fspath(path)
+    if os.path.isdir(place):
+        index = find_index(place)
+        place = os.path.join(place, SINGLE) if index is None else index
+    with contextlib.ExitStack() as stack:
+        fd = stack.enter_context(open_for_reading(place))
+        if os.pread(fd, 1, 0) in b"{ \t\r\n" and place.endswith(".json"):
+            yield _open_shards(place, stack)
+        else:
+            file = File(place, fd, read_header(fd, place))
+            arrays = {name: (file, array) for name, array in file.header.arrays.items()}
+            yield _describe(place, arrays, file.header.metadata)
+
+
+def _open_shards(path: str, stack: contextlib.ExitStack) -> Save:
+    """Open the shards of an index. Start again if another process replaces the index meanwhile."""
+    while True:
+        with open_for_reading(path) as fd, contextlib.ExitStack() as opened:
+            before = os.fstat(fd)
+            with open(fd, "rb", closefd=False) as file:
+                index = parse_json(file.read(), path)
+            try:
+                arrays = _open_weight_map(path, check_weight_map(index, path), opened)
+            except FileNotFoundError as error:
+                now = os.stat(path)
+                if (now.st_ino, now.st_mtime_ns) != (before.st_ino, before.st_mtime_ns):
+                    continue
+                raise FormatError(f"{path}: a shard that it names is missing: {error.filename}") from error
+            stack.push(opened.pop_all())
+        metadata = {"td": json.dumps(index["td"])} if "td" in index else {}
+        return _describe(path, arrays, metadata)
+
+
+def _open_weight_map(
+    path: str, weights: Mapping[str, str], stack: contextlib.ExitStack
+) -> dict[str, tuple[File, Array]]:
+    files: dict[str, File] = {}
+    arrays = {}
+    for name, relative in weights.items():
+        if relative not in files:
+            place = os.path.join(os.path.dirname(path), relative)
+            fd = stack.enter_context(open_for_reading(place))
+            files[relative] = File(place, fd, read_header(fd, place))
+        file = files[relative]
+        # A tensor of a shard that the index assigns to another file, or to none, is not read.
+        if name not in file.header.arrays:
+            raise FormatError(
+                f"{path}: the tensor {name!r} is not in {file.path}, which the index names for it"
+            )
+        arrays[name] = (file, file.header.arrays[name])
+    return arrays
+
+
+def _describe(path: str, arrays: dict[str, tuple[File, Array]], metadata: Mapping[str, str]) -> Save:
+    """Choose the header that describes the collection: ours, that of tensordict, or the names of the tensors."""
+    if "td" in metadata:
+        header = _read_header(metadata, path)
+        check = compute_check((name, array.shape) for name, (_, array) in arrays.items())
+        if header.get("check") != check:
+            raise FormatError(
+                f"{path}: the td header does not describe the tensors of the file; another program changed names or shapes"
+            )
+    elif "tensordict" in metadata:
+        header = read_reference(parse_json(metadata["tensordict"], f"{path}: the tensordict header"), path)
+    else:
+        header = build_foreign_rows({name: array for name, (_, array) in arrays.items()})
+        return Save(path, arrays, header, True)
+    named = set()
+    for place in header["leaves"]:
+        named.update(list_names(place))
+    if named != arrays.keys():
+        missing, extra = sorted(named - arrays.keys()), sorted(arrays.keys() - named)
+        raise FormatError(
+            f"{path}: its header and its tensors differ; missing: {missing!r:.300}, not in the header: {extra!r:.300}"
+        )
+    return Save(path, arrays, header, False)
+
+
+def _read_header(metadata: Mapping[str, str], path: str) -> dict[str, Any]:
+    header = parse_json(metadata["td"], f"{path}: the td header")
+    version = header.get("version") if isinstance(header, dict) else header
+    if type(version) is not int or version != VERSION:
+        raise FormatError(
+            f"{path}: the td header has the version {version!r:.100}; expected {VERSION}: upgrade td-safetensors"
+        )
+    for name in ("nodes", "leaves", "values"):
+        if not isinstance(header.get(name), list):
+            raise FormatError(f"{path}: {name} of the td header is not a list")
+    beside = metadata.get("tensordict")
+    if beside is not None and header.get("beside") != zlib.crc32(beside.encode()):
+        raise FormatError(
+            f"{path}: the headers td and tensordict differ; another program changed one of them"
+        )
+    return dict(header)
+
+
+def list_names(place: Place) -> list[str]:
+    """Return the names of the tensors of a place, or of nothing if it is malformed."""
+    result = []
+    todo = [place]
+    while todo:
+        item = todo.pop()
+        if isinstance(item, str):
+            result.append(item)
+        elif isinstance(item, list):
+            todo += item[:1]
+        elif isinstance(item, dict):
+            below = item.get("jagged")
+            todo += [
+                item.get("tensor"),
+                item.get("nested"),
+                *(below.values() if isinstance(below, dict) else ()),
+            ]
+    return result
+
+
+def load(
+    path: str | os.PathLike[str],
+    *,
+    device: Any = None,
+    keys: Iterable[NestedKey] | NestedKey | None = None,
+    rows: Any = None,
+    strategy: str = "auto",
+    strict: bool = True,
+    num_threads: int = 0,
+    progress: Progress = False,
+) -> Any:
+    """Load a collection from a safetensors file, or from a directory of shards.
+
+    Files of tensordict and of other programs load too. Without a header of a collection, names are split at dots.
+
+    Args:
+        path: the file, the index of shards, or their directory.
+        device: device of the leaves; ``"meta"`` reads no leaf.
+        keys: keys or key paths to load, with all that is below them. Nothing else is read.
+        rows: index of the first batch dim: an int, a slice or positions.
+        strategy: ``"mmap"`` maps the file, so that elements are read when they are used, and writes stay in memory.
+            ``"read"`` reads at once. ``"auto"`` reads from network file systems and maps other files.
+        strict: False loads a tensorclass that is not defined as a TensorDict.
+        num_threads: number of threads that read; 0 reads in this thread.
+        progress: show a progress bar, or call a function of (bytes done, total bytes).
+
+    Raises:
+        FileNotFoundError: there is no save at ``path``.
+        FormatError: the save is damaged; the message has the path and the key.
+        KeyPathError: the save has no such key.
+
+    >>> from td_safetensors import save
+    >>> _ = save(TensorDict({"a": torch.arange(3), "n": {"b": torch.zeros(3)}}, [3]), "data.safetensors")
+    >>> load("data.safetensors", keys="a", rows=slice(1, None))["a"]
+    tensor([1, 2])
+    """
+    if strategy not in ("auto", "mmap", "read"):
+        raise ValueError(f"strategy is 'auto', 'mmap' or 'read'; got {strategy!r}")
+    target = None if device is None else torch.device(device)
+    with open_save(path) as save:
+        header = prepare(save, keys=keys, strict=strict)
+        names = dict.fromkeys(
+            name for ref in list_used_leaves(header["nodes"]) for name in list_names(header["leaves"][ref])
+        )
+        early = target if rows is None or (target is not None and target.type == "meta") else None
+        read = _make_reader(save, list(names), early, strategy, num_threads, progress)
+        result = build(save, header, read, early)
+        if rows is not None:
+            result = result[rows]
+            if target is not None and early is None:
+                result = result.to(target)
+    return result
+
+
+def prepare(save: Save, *, keys: Any = None, strict: bool = True) -> dict[str, Any]:
+    """Return the header of a save with the chosen keys only, and with known kinds."""
+    header = save.header
+    try:
+        rows = [{**row} for row in header["nodes"]]
+        check_rows(rows, len(header["leaves"]))
+        if keys is not None:
+            chosen = [keys] if isinstance(keys, (str, tuple)) else keys
+            rows = select_keys(rows, [unravel_key_to_tuple(key) for key in chosen])
+        find_registered(rows, strict=strict)
+    except TensorDictError as error:
+        raise type(error)(f"{save.path}: {error}") from error
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise FormatError(f"{save.path}: the nodes of its header are damaged: {error!r}") from error
+    return {**header, "nodes": rows}
+
+
+def list_used_leaves(rows: list[dict[str, Any]]) -> list[int]:
+    """Return the positions of the leaves that rows refer to."""
+    return [
+        ref[0]
+        for row in rows
+        for group in ("entries", "members")
+        for _, ref in row[group]
+        if isinstance(ref, list)
+    ]
+
+
+def build(
+    save: Save, header: Mapping[str, Any], read: Callable[[str], Tensor], device: torch.device | None
+) -> Any:
+    """Build the collection that a header describes; ``read`` returns the tensor of a name.
+
+    Raises:
+        FormatError: the header does not describe a collection, or contradicts the tensors.
+    """
+    rows, places = header["nodes"], header["leaves"]
+    _set_devices(rows, device)
+    leaves: list[Tensor] = [_UNUSED] * len(places)
+    known: dict[str, Tensor] = {}
+    for ref in list_used_leaves(rows):
+        place = places[ref]
+        # Tied leaves are one tensor again. The parts of a stack are all different.
+        name = place if isinstance(place, str) else repr(place) if isinstance(place, dict) else None
+        try:
+            if name is None:
+                leaves[ref] = restore(place, read)
+            else:
+                if name not in known:
+                    known[name] = restore(place, read)
+                leaves[ref] = known[name]
+        except (TensorDictError, KeyError, RecursionError) as error:
+            raise FormatError(f"{save.path}: {_format_leaf(rows, ref)}: {error}") from error
+    try:
+        values = [join_value(plain, types) for plain, types in header["values"]]
+        return decode(Encoded(rows, leaves, values))
+    except (FormatError, MissingPluginError) as error:
+        raise type(error)(f"{save.path}: {explain(error)}") from error
+    except (TypeError, ValueError) as error:
+        raise FormatError(f"{save.path}: the values of its header are damaged: {error!r}") from error
+
+
+#: In the place of leaves that no node refers to.
+_UNUSED = torch.empty(0)
+
+
+def _format_leaf(rows: list[dict[str, Any]], ref: int) -> str:
+    with contextlib.suppress(LookupError, TypeError, ValueError):
+        return show_path(list_key_paths(rows)[1][ref])
+    return f"leaf {ref}"
+
+
+def _set_devices(rows: list[dict[str, Any]], device: torch.device | None) -> None:
+    """Replace the device labels of nodes: leaves are on ``device``, or on the CPU."""
+    for row in rows:
+        meta = row["meta"]
+        if device is not None and (row["kind"] == "TensorDict" or "device" in meta):
+            row["meta"] = {**meta, "device": str(device)}
+        elif isinstance(meta.get("device"), str):
+            row["meta"] = {**meta, "device": "cpu"}
+
+
+def _make_reader(
+    save: Save,
+    names: list[str],
+    device: torch.device | None,
+    strategy: str,
+    num_threads: int,
+    progress: Progress,
+) -> Callable[[str], Tensor]:
+    """Return a function from the name of a tensor to the tensor, for the given names."""
+    total = sum(
+        save.arrays[name][1].end - save.arrays[name][1].begin for name in names if name in save.arrays
+    )
+    report = make_reporter(progress, total, "load")
+    known: dict[str, Tensor] = {}
+    meta = device is not None and device.type == "meta"
+    reads = strategy == "read" or (strategy == "auto" and is_on_network(save.path))
+    if reads and not meta:
+        known = _read_all(save, names, num_threads, report)
+
+    def read(name: str) -> Tensor:
+        if name in known:
+            return known[name]
+        file, array = save.arrays[name]
+        dtype = DTYPES.get(array.dtype)
+        if dtype is None:
+            raise FormatError(
+                f"the tensor {name!r} has the dtype {array.dtype!r}, which this torch does not have"
+            )
+        if meta:
+            known[name] = torch.empty(array.shape, dtype=dtype, device="meta")
+        else:
+            known[name] = file.map(array)
+            report(array.end - array.begin)
+        return known[name]
+
+    if device is None or meta:
+        return read
+    moved: dict[str, Tensor] = {}
+
+    def read_and_move(name: str) -> Tensor:
+        if name not in moved:
+            moved[name] = read(name).to(device)
+        return moved[name]
+
+    return read_and_move
+
+
+def _read_all(
+    save: Save, names: list[str], num_threads: int, report: Callable[[int], None]
+) -> dict[str, Tensor]:
+    """Read tensors into memory: small neighbours into one storage, others each into its own."""
+    result: dict[str, Tensor] = {}
+    work: list[Callable[[], None]] = []
+    present = [(save.arrays[name], name) for name in names if name in save.arrays]
+    present = [item for item in present if item[0][1].dtype in DTYPES]
+    present.sort(key=lambda item: (item[0][0].path, item[0][1].begin))
+    group: list[tuple[str, Array]] = []
+    owner: File | None = None
+
+    def flush() -> None:
+        nonlocal group
+        if group and owner is not None:
+            work.append(partial(_read_group, owner, group, result, report))
+        group = []
+
+    for (file, array), name in present:
+        small = array.end - array.begin < _SMALL
+        joins = group and owner is file and group[-1][1].end == array.begin and small
+        if not joins or array.end - group[0][1].begin > _GROUP:
+            flush()
+        owner = file
+        group.append((name, array))
+        if not small:
+            flush()
+    flush()
+    run_parallel(work, num_threads)
+    return result
+
+
+def _read_group(
+    file: File, group: list[tuple[str, Array]], result: dict[str, Tensor], report: Callable[[int], None]
+) -> None:
+    begin, end = group[0][1].begin, group[-1][1].end
+    buffer = torch.empty(end - begin, dtype=torch.uint8)
+    try:
+        read_into(file.fd, buffer, file.header.start + begin, report)
+    except FormatError as error:
+        raise FormatError(f"{file.path}: {group[0][0]!r}: {error}") from error
+    storage = buffer.untyped_storage()
+    for name, array in group:
+        result[name] = view_storage(storage, array, array.begin - begin)
+
+
+def check_digests(save: Save) -> Mapping[str, str]:
+    """Return the hash of each tensor that a save stores, or nothing."""
+    hashes = save.header.get("hashes")
+    tensors = hashes.get("tensors") if isinstance(hashes, dict) else None
+    if hashes is not None and not isinstance(tensors, dict):
+        raise FormatError(f"{save.path}: the hashes of its header are damaged")
+    return tensors or {}

@@ -1,0 +1,209 @@
+"""Plan a save: the tensors of a collection under the names that they get in the file, and the ``td`` header."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from td_core import CodecError, Encoded, encode, split_value
+
+from ._format import NAMES, Array
+from ._leaves import Piece, Place, as_storable, get_stored, split_leaf
+from ._reference import describe
+from ._tables import find_stacks, list_key_paths, list_name_paths, show_path
+
+__all__ = ["VERSION", "Plan", "Stored", "compute_check", "make_plan"]
+
+#: Version of the ``td`` header.
+VERSION = 1
+
+
+@dataclass(slots=True)
+class Stored:
+    """A tensor to write: its row in the header of the file, and the dense tensors that it is stacked from."""
+
+    array: Array
+    parts: list[Tensor]
+    dim: int | None = None
+
+    def read(self) -> list[Tensor]:
+        """Return the elements as tensors on the CPU, one after the other, with the dtype of the file."""
+        if self.dim:
+            return [as_storable(torch.stack([part.detach().cpu() for part in self.parts], self.dim))]
+        return [as_storable(part) for part in self.parts]
+
+
+@dataclass(slots=True)
+class Plan:
+    """What a save writes.
+
+    Attributes:
+        stored: the tensors by name, in the order of the tree; their positions in a file are not yet set.
+        header: the ``td`` header.
+        reference: the ``tensordict`` header, or None if it cannot describe the collection.
+    """
+
+    stored: dict[str, Stored]
+    header: dict[str, Any]
+    reference: dict[str, Any] | None
+    names: list[str] = field(default_factory=list)
+
+    def make_metadata(self, hashes: dict[str, Any] | None = None) -> dict[str, str]:
+        """Return the metadata of a file: both headers as JSON."""
+        header = {**self.header, **({"hashes": hashes} if hashes else {})}
+        metadata = {"format": "pt"}
+        if self.reference is not None:
+            metadata["tensordict"] = json.dumps(self.reference)
+            header["beside"] = zlib.crc32(metadata["tensordict"].encode())
+        metadata["td"] = json.dumps(header, separators=(",", ":"))
+        return metadata
+
+
+def make_plan(data: Any) -> Plan:
+    """Plan the save of a collection, without reading the elements of a leaf.
+
+    Raises:
+        CodecError: a value or leaf cannot be stored; the message has its key path.
+    """
+    encoded = encode(data)
+    nodes, leaves = encoded.nodes, encoded.leaves
+    pieces = _split_leaves(encoded)
+    tied = _find_tied([piece for leaf in pieces for piece in leaf[0]])
+    # A tied leaf is not stacked with others, so that it is stored once.
+    free = [
+        leaf.dtype in NAMES and parts[0].tensor is leaf and id(leaf) not in tied
+        for (parts, _), leaf in zip(pieces, leaves, strict=True)
+    ]
+    stacks, homes = find_stacks(nodes, leaves, free)
+    names = _Names()
+    stored: dict[str, Stored] = {}
+    places: list[Place] = [None] * len(leaves)
+    known: dict[Any, str] = {}
+    ends = list_name_paths(nodes, stacks, homes)
+    for position, name in ends.items():
+        if position in stacks:
+            stack = stacks[position]
+            parts = [leaves[member] for member in stack.leaves]
+            chosen = names.choose(name)
+            stored[chosen] = _stack(parts, stack.dim)
+            for i, member in enumerate(stack.leaves):
+                places[member] = [chosen, stack.dim, i]
+            continue
+        parts_, place = pieces[position]
+        placed = []
+        for piece in parts_:
+            key = _identify(piece.tensor)
+            if key not in known:
+                known[key] = names.choose(name + piece.ending)
+                stored[known[key]] = _store(piece)
+            placed.append(known[key])
+        places[position] = place(placed)
+    header: dict[str, Any] = {
+        "version": VERSION,
+        "nodes": nodes,
+        "leaves": places,
+        "values": _split_values(encoded),
+        "check": compute_check((name, item.array.shape) for name, item in stored.items()),
+    }
+    return Plan(stored, header, describe(header, leaves, stacks), list(stored))
+
+
+def compute_check(shapes: Iterable[tuple[str, tuple[int, ...]]]) -> int:
+    """Compute a checksum of names and shapes, by which a file that another program rewrote is noticed."""
+    rows = sorted((name, list(shape)) for name, shape in shapes)
+    return zlib.crc32(json.dumps(rows).encode())
+
+
+def _split_leaves(encoded: Encoded) -> list[tuple[list[Piece], Callable[[list[str]], Place]]]:
+    result = []
+    for position, leaf in enumerate(encoded.leaves):
+        try:
+            result.append(split_leaf(leaf))
+        except CodecError as error:
+            path = list_key_paths(encoded.nodes)[1][position]
+            raise CodecError(f"cannot save {show_path(path)}: {error}") from error
+    return result
+
+
+def _split_values(encoded: Encoded) -> list[list[Any]]:
+    result = []
+    for position, value in enumerate(encoded.values):
+        try:
+            result.append(list(split_value(value)))
+        except CodecError as error:
+            owner, name = next(
+                (owner, name)
+                for owner, row in enumerate(encoded.nodes)
+                for name, ref in row["values"]
+                if ref == position
+            )
+            path = (*list_key_paths(encoded.nodes)[0][owner], name)
+            raise CodecError(f"cannot save {show_path(path)}: {error}") from error
+    return result
+
+
+def _identify(tensor: Tensor) -> Any:
+    """Return a key that is equal for two tensors if they are the same view of the same memory."""
+    if not tensor.numel():
+        return id(tensor)
+    try:
+        address = tensor.data_ptr()
+    except RuntimeError:  # a subclass without memory of its own
+        return id(tensor)
+    if not address:  # a wrapper subclass
+        return id(tensor)
+    bits = tensor.is_conj(), tensor.is_neg()
+    return address, tensor.dtype, tensor.shape, tensor.stride(), tensor.device, bits
+
+
+def _find_tied(pieces: list[Piece]) -> set[int]:
+    """Return the ids of the tensors that occur more than once."""
+    first: dict[Any, int] = {}
+    tied: set[int] = set()
+    for position, piece in enumerate(pieces):
+        key = _identify(piece.tensor)
+        if first.setdefault(key, position) != position:
+            tied.update((id(pieces[first[key]].tensor), id(piece.tensor)))
+    return tied
+
+
+def _store(piece: Piece) -> Stored:
+    dtype, shape = get_stored(piece.tensor.dtype, tuple(piece.tensor.shape))
+    return Stored(_measure(dtype, shape), [piece.tensor])
+
+
+def _stack(parts: list[Tensor], dim: int) -> Stored:
+    shape = list(parts[0].shape)
+    shape.insert(dim, len(parts))
+    return Stored(_measure(parts[0].dtype, tuple(shape)), parts, dim)
+
+
+def _measure(dtype: torch.dtype, shape: tuple[int, ...]) -> Array:
+    return Array(NAMES[dtype], shape, 0, torch.Size(shape).numel() * dtype.itemsize)
+
+
+class _Names:
+    """The names of the tensors of a file: a free name for each wanted one."""
+
+    def __init__(self) -> None:
+        self._taken = {"__metadata__"}  # the format reserves this name
+        self._next: dict[str, int] = {}
+
+    def choose(self, wanted: str) -> str:
+        """Return the wanted name, or if it is taken, the name with a number."""
+        try:
+            wanted.encode()
+        except UnicodeEncodeError:  # a surrogate without its pair, which UTF-8 cannot store
+            wanted = wanted.encode("utf-8", "backslashreplace").decode()
+        name, number = wanted, self._next.get(wanted, 1)
+        while name in self._taken:
+            name, number = f"{wanted}#{number}", number + 1
+        self._next[wanted] = number
+        self._taken.add(name)
+        return name

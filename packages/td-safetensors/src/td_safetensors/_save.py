@@ -1,0 +1,240 @@
+"""Write a planned save to one file, or to shards with an index as model hubs have them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from ._checksum import as_buffer, choose_algorithm, compute_digest
+from ._files import PIECE, NewFile, remove_stale, run_parallel, sync_directory
+from ._format import DTYPES, Array, build_header
+from ._plan import Plan, Stored, make_plan
+from ._progress import Progress, make_reporter
+from ._shards import INDEX, SINGLE, list_shards, name_shard, parse_size, split_shards
+
+__all__ = ["save"]
+
+#: Small tensors are written together, in groups of at least this many bytes.
+_GROUP = 1 << 20
+
+
+def save(
+    data: Any,
+    path: str | os.PathLike[str],
+    *,
+    max_shard_size: int | str | None = None,
+    checksums: bool = False,
+    durable: bool = False,
+    num_threads: int = 0,
+    return_early: bool = False,
+    progress: Progress = False,
+) -> Any:
+    """Save a collection as a safetensors file.
+
+    The file has its complete size and content under its name, or the old file remains, whenever the process is killed.
+
+    Args:
+        data: the collection.
+        path: the file to write; with ``max_shard_size`` a directory.
+        max_shard_size: split the tensors into files of at most this many bytes, such as ``"5GB"``, and write
+            ``model.safetensors.index.json`` beside them. A tensor is never split.
+        checksums: store a hash of each tensor, which ``verify`` compares.
+        durable: return after the data has reached the disk.
+        num_threads: number of threads that write; 0 writes in this thread.
+        return_early: write in the background and return a ``concurrent.futures.Future``. The leaves must not change before
+            its ``result()`` returns.
+        progress: show a progress bar, or call a function of (bytes done, total bytes).
+
+    Returns:
+        ``data``, or a future of it.
+
+    Raises:
+        CodecError: a value or leaf cannot be stored; nothing is written.
+        IsADirectoryError: ``path`` is a directory, and ``max_shard_size`` is None.
+        NotADirectoryError: ``path`` is a file, and ``max_shard_size`` is not None.
+
+    >>> td = TensorDict({"a": torch.zeros(2), "n": {"b": torch.ones(3)}})
+    >>> save(td, "data.safetensors") is td
+    True
+    """
+    place = os.fspath(path)
+    plan = make_plan(data)
+    if max_shard_size is None:
+        if os.path.isdir(place):
+            raise IsADirectoryError(
+                f"cannot save to {place!r}, which is a directory: pass the path of a file, or max_shard_size"
+            )
+        write = partial(_save_file, plan, place)
+    else:
+        limit = parse_size(max_shard_size)
+        if os.path.isfile(place):
+            raise NotADirectoryError(f"max_shard_size writes a directory of files; {place!r} is a file")
+        if os.path.lexists(os.path.join(place, SINGLE)):
+            raise FileExistsError(
+                f"{os.path.join(place, SINGLE)!r} exists, which other programs read instead of the shards: remove it"
+            )
+        write = partial(_save_shards, plan, place, limit)
+    total = sum(item.array.end - item.array.begin for item in plan.stored.values())
+    report = make_reporter(progress, total, "save")
+    write = partial(write, checksums=checksums, durable=durable, num_threads=num_threads, report=report)
+    if not return_early:
+        write()
+        return data
+    return _run_in_background(write, data)
+
+
+def _run_in_background(write: Callable[[], None], data: Any) -> Future[Any]:
+    future: Future[Any] = Future()
+
+    def run() -> None:
+        try:
+            write()
+        except BaseException as error:
+            future.set_exception(error)
+        else:
+            future.set_result(data)
+
+    threading.Thread(target=run, name="td-safetensors-save").start()
+    return future
+
+
+def _hash(stored: dict[str, Stored]) -> dict[str, Any]:
+    algorithm = choose_algorithm()
+    digests = {name: compute_digest(algorithm, item.read()) for name, item in stored.items()}
+    return {"algorithm": algorithm, "tensors": digests}
+
+
+def _save_file(
+    plan: Plan, path: str, *, checksums: bool, durable: bool, num_threads: int, report: Callable[[int], None]
+) -> None:
+    metadata = plan.make_metadata(_hash(plan.stored) if checksums else None)
+    _write_file(path, plan.stored, metadata, durable, num_threads, report)
+    if durable:
+        sync_directory(path)
+
+
+def _write_file(
+    path: str,
+    stored: dict[str, Stored],
+    metadata: dict[str, str],
+    durable: bool,
+    num_threads: int,
+    report: Callable[[int], None],
+) -> None:
+    placed = _place(stored)
+    header = build_header(((name, array) for name, array, _ in placed), metadata)
+    remove_stale(path)
+    file = NewFile(path)
+    try:
+        file.write([header], 0, lambda count: None)
+        run_parallel(_plan_writes(file, placed, len(header), report), num_threads)
+        file.commit(durable=durable)
+    finally:
+        file.discard()
+
+
+def _place(stored: dict[str, Stored]) -> list[tuple[str, Array, Stored]]:
+    """Return the tensors with their positions in the file, those of wide dtypes first, so that all are aligned."""
+    ordered = sorted(stored.items(), key=lambda item: -DTYPES[item[1].array.dtype].itemsize)
+    position, result = 0, []
+    for name, item in ordered:
+        size = item.array.end - item.array.begin
+        result.append((name, replace(item.array, begin=position, end=position + size), item))
+        position += size
+    return result
+
+
+def _plan_writes(
+    file: NewFile, placed: list[tuple[str, Array, Stored]], start: int, report: Callable[[int], None]
+) -> list[Callable[[], None]]:
+    """Return functions that write the tensors: large ones piece by piece, small ones in groups."""
+    writes: list[Callable[[], None]] = []
+    group: list[Stored] = []
+    begin = size = 0
+    for _, array, item in placed:
+        if not group:
+            begin, size = start + array.begin, 0
+        group.append(item)
+        size += array.end - array.begin
+        if size >= _GROUP:
+            writes.append(partial(_write_group, file, group, begin, report))
+            group = []
+    if group:
+        writes.append(partial(_write_group, file, group, begin, report))
+    return writes
+
+
+def _write_group(file: NewFile, group: list[Stored], begin: int, report: Callable[[int], None]) -> None:
+    buffers: list[Any] = []
+    for item in group:
+        for tensor in item.read():
+            buffer = as_buffer(tensor)
+            buffers += [buffer[i : i + PIECE] for i in range(0, len(buffer), PIECE)]
+    while buffers:
+        size = count = 0
+        while count < len(buffers) and size < PIECE:
+            size, count = size + len(buffers[count]), count + 1
+        file.write(buffers[:count], begin, report)
+        begin, buffers = begin + size, buffers[count:]
+
+
+def _save_shards(
+    plan: Plan,
+    folder: str,
+    limit: int,
+    *,
+    checksums: bool,
+    durable: bool,
+    num_threads: int,
+    report: Callable[[int], None],
+) -> None:
+    """Write the shards under new names, then the index, which makes them the save, then remove those of the old index."""
+    os.makedirs(folder, exist_ok=True)
+    index = os.path.join(folder, INDEX)
+    old = list_shards(folder)
+    shards = split_shards(plan.stored, limit)
+    names = [name_shard(i, len(shards)) for i in range(len(shards))]
+    if any(os.path.lexists(os.path.join(folder, name)) for name in names):
+        # The old index names these files, so the new ones need other names until it is replaced.
+        names = [name_shard(i, len(shards), secrets.token_hex(4)) for i in range(len(shards))]
+    written = []
+    remove_stale(index)
+    try:
+        for name, shard in zip(names, shards, strict=True):
+            written.append(os.path.join(folder, name))
+            _write_file(written[-1], shard, {"format": "pt"}, durable, num_threads, report)
+        sizes = sum(item.array.end - item.array.begin for item in plan.stored.values())
+        content = {
+            "metadata": {"total_size": sizes},
+            "weight_map": {name: names[i] for i, shard in enumerate(shards) for name in shard},
+            "td": json.loads(plan.make_metadata(_hash(plan.stored) if checksums else None)["td"]),
+        }
+        if durable:
+            sync_directory(index)
+        file = NewFile(index)
+        try:
+            file.write([json.dumps(content, indent=2).encode()], 0, lambda count: None)
+            file.commit(durable=durable)
+        finally:
+            file.discard()
+    except BaseException:
+        for path in written:
+            _remove(path)
+        raise
+    if durable:
+        sync_directory(index)
+    for name in old - set(names):
+        _remove(os.path.join(folder, name))
+
+
+def _remove(path: str) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)

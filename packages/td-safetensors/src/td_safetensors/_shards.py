@@ -1,0 +1,95 @@
+"""The names, sizes and index of sharded saves, in the form that model hubs use."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from td_core.errors import FormatError
+
+from ._plan import Stored
+
+__all__ = [
+    "INDEX", "SINGLE", "check_weight_map", "find_index", "list_shards", "name_shard", "parse_size", "split_shards",
+]  # fmt: skip
+
+#: The index of a directory of shards, and the file of a directory without shards.
+INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
+_SHARD = re.compile(r"model-\d{5}-of-\d{5}(-[0-9a-f]{8})?\.safetensors")
+_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
+          "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}  # fmt: skip
+
+
+def parse_size(size: int | str) -> int:
+    """Return a number of bytes from a number or a text such as ``"5GB"``.
+
+    Raises:
+        ValueError: the text is not a size, or the size is not positive.
+    """
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", str(size))
+    if match is None or match[2].upper() not in _UNITS:
+        raise ValueError(f"max_shard_size is a number of bytes or a text such as '5GB'; got {size!r}")
+    result = int(float(match[1]) * _UNITS[match[2].upper()])
+    if result <= 0:
+        raise ValueError(f"max_shard_size must be positive; got {size!r}")
+    return result
+
+
+def split_shards(stored: Mapping[str, Stored], limit: int) -> list[dict[str, Stored]]:
+    """Distribute tensors, in order, on as few files as possible of at most ``limit`` bytes; a larger tensor is alone."""
+    shards: list[dict[str, Stored]] = [{}]
+    size = 0
+    for name, item in stored.items():
+        added = item.array.end - item.array.begin
+        if shards[-1] and size + added > limit:
+            shards.append({})
+            size = 0
+        shards[-1][name] = item
+        size += added
+    return shards
+
+
+def name_shard(position: int, count: int, generation: str = "") -> str:
+    """Return the name of a shard; ``generation`` distinguishes it from a file of an older save."""
+    suffix = f"-{generation}" if generation else ""
+    return f"model-{position + 1:05d}-of-{count:05d}{suffix}.safetensors"
+
+
+def list_shards(folder: str) -> set[str]:
+    """Return the names in a directory that have the form of a shard."""
+    return {name for name in os.listdir(folder) if _SHARD.fullmatch(name)}
+
+
+def find_index(path: str) -> str | None:
+    """Return the path of the index in a directory, or None if there is none."""
+    index = os.path.join(path, INDEX)
+    if os.path.isfile(index):
+        return index
+    others = sorted(name for name in os.listdir(path) if name.endswith(".safetensors.index.json"))
+    if len(others) > 1 and not os.path.isfile(os.path.join(path, SINGLE)):
+        raise FormatError(f"{path} has more than one index: {', '.join(others)}; pass the path of one")
+    return os.path.join(path, others[0]) if len(others) == 1 else None
+
+
+def check_weight_map(index: Any, path: str) -> dict[str, str]:
+    """Return the map from tensors to files of an index. All files are below the directory of the index.
+
+    Raises:
+        FormatError: the index is malformed, or a file is not below the directory.
+    """
+    weights = index.get("weight_map") if isinstance(index, dict) else None
+    if not isinstance(weights, dict):
+        raise FormatError(f"{path}: weight_map is not an object; got {weights!r:.100}")
+    for name, file in weights.items():
+        if not isinstance(file, str) or not _is_below(file):
+            raise FormatError(
+                f"{path}: weight_map of {name!r} names a file outside of its directory: {file!r:.200}"
+            )
+    return weights
+
+
+def _is_below(file: str) -> bool:
+    parts = re.split(r"[/\\]", file)
+    return all(part not in ("", ".", "..") for part in parts) and ":" not in file and "\0" not in file

@@ -1,0 +1,127 @@
+"""Register the format ``"safetensors"`` and its methods with td-core. The rest of the package is imported at first use."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from td_core import Serializer, hookimpl
+
+
+class SafetensorsFormat(Serializer):
+    """Safetensors files, and directories of them with an index.
+
+    >>> SafetensorsFormat().detect(Path("x.safetensors"), b"")
+    False
+    """
+
+    name = "safetensors"
+    suffixes = (".safetensors", ".safetensors.index.json")
+
+    def save(  # type: ignore[override]
+        self,
+        data: Any,
+        location: Any,
+        *,
+        max_shard_size: int | str | None = None,
+        checksums: bool = False,
+        durable: bool = False,
+        num_threads: int = 0,
+        return_early: bool = False,
+        progress: Any = False,
+    ) -> Any:
+        """Write ``data`` to ``location``; see :func:`td_safetensors.save`."""
+        from ._save import save
+
+        return save(
+            data,
+            location,
+            max_shard_size=max_shard_size,
+            checksums=checksums,
+            durable=durable,
+            num_threads=num_threads,
+            return_early=return_early,
+            progress=progress,
+        )
+
+    def load(  # type: ignore[override]
+        self,
+        location: Any,
+        *,
+        device: Any = None,
+        keys: Any = None,
+        rows: Any = None,
+        strategy: str = "auto",
+        strict: bool = True,
+        num_threads: int = 0,
+        progress: Any = False,
+    ) -> Any:
+        """Load the collection at ``location``; see :func:`td_safetensors.load`."""
+        from ._load import load
+
+        return load(
+            location,
+            device=device,
+            keys=keys,
+            rows=rows,
+            strategy=strategy,
+            strict=strict,
+            num_threads=num_threads,
+            progress=progress,
+        )
+
+    def detect(self, location: Any, head: bytes | None = None) -> bool:
+        """Return True if a file begins with the header of a safetensors file or of an index, or a directory has one."""
+        if head is None:
+            head = b""
+            if os.path.isfile(location):
+                with open(location, "rb") as file:
+                    head = file.read(512)
+        if head:
+            if head[:1] == b"{":
+                return b'"weight_map"' in head
+            length = int.from_bytes(head[:8], "little")
+            return head[8:9] == b"{" and length <= 100_000_000
+        if not isinstance(location, Path) or not location.is_dir():
+            return False
+        return any(
+            name.endswith((".safetensors.index.json",)) or name == "model.safetensors"
+            for name in os.listdir(location)
+        )
+
+
+_FORMAT = SafetensorsFormat()
+
+
+def to_safetensors(self: Any, path: str | os.PathLike[str], **options: Any) -> Any:
+    """Save the collection as a safetensors file; see :func:`td_safetensors.save`.
+
+    Example:
+        >>> _ = TensorDict({"a": torch.ones(2)}).to_safetensors("data.safetensors")
+    """
+    return _FORMAT.save(self, path, **options)
+
+
+def from_safetensors(cls: Any, path: str | os.PathLike[str], **options: Any) -> Any:
+    """Load a safetensors file; see :func:`td_safetensors.load`. A class with declared entries returns an instance of itself.
+
+    Example:
+        >>> _ = TensorDict({"a": torch.ones(2)}).to_safetensors("data.safetensors")
+        >>> TensorDict.from_safetensors("data.safetensors")["a"]
+        tensor([1., 1.])
+    """
+    return _FORMAT.load_as(cls, path, **options)
+
+
+@hookimpl
+def td_methods() -> Mapping[str, Any]:
+    """Return the methods that save and load."""
+    return {"to_safetensors": to_safetensors, "from_safetensors": classmethod(from_safetensors)}
+
+
+@hookimpl
+def td_serializers() -> Iterable[Serializer]:
+    """Return the format ``"safetensors"``."""
+    return [_FORMAT]
