@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
+import re
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,8 +22,8 @@ except ImportError:  # Windows
 from td_core.errors import FormatError
 
 __all__ = [
-    "NewFile", "is_on_network", "list_temporaries", "map_file", "open_for_reading", "read_into", "remove_stale",
-    "sync_directory",
+    "NewFile", "is_on_network", "list_all_temporaries", "list_temporaries", "lock_directory", "map_file",
+    "open_for_reading", "read_into", "remove_stale", "run_parallel", "sync_directory",
 ]  # fmt: skip
 
 #: The longest piece that is written or read in one call, so that progress is reported and threads share the work.
@@ -30,6 +31,8 @@ PIECE = 1 << 24
 #: The most buffers that one call of ``writev`` takes.
 _MAX_BUFFERS = 1000
 _BINARY = getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
+#: The end of the name of a temporary file.
+_TEMPORARY = re.compile(r"\.tmp-[0-9a-f]{8}\Z")
 #: File systems whose mapped pages are fetched one by one over a network.
 _NETWORK = ("nfs", "cifs", "smb", "lustre", "ceph", "gpfs", "beegfs", "9p", "afs", "fuse")
 
@@ -119,7 +122,7 @@ class NewFile:
 def _create_temporary(path: str) -> tuple[str, int]:
     folder, name = os.path.split(path)
     while True:
-        temporary = os.path.join(folder, f".{name}.tmp-{secrets.token_hex(4)}")
+        temporary = os.path.join(folder, f".{name}.tmp-{secrets.token_hex(4)}")  # as _TEMPORARY
         fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | _BINARY, 0o666)
         try:
             # Another save can remove the file before it is locked.
@@ -143,21 +146,47 @@ def _lock(fd: int, *, wait: bool = True) -> bool:
 
 
 def list_temporaries(path: str) -> list[str]:
-    """Return the paths of the temporary files of saves to a path."""
+    """Return the paths of the temporary files of saves to a file."""
     folder, name = os.path.split(path)
-    start = f".{name}.tmp-"
+    return [os.path.join(folder, item) for item in _list(folder) if _TEMPORARY.sub("", item) == f".{name}"]
+
+
+def list_all_temporaries(folder: str) -> list[str]:
+    """Return the paths of the temporary files of saves to all safetensors files and indices in a directory."""
+    endings = (".safetensors", ".safetensors.index.json")
+    return [
+        os.path.join(folder, item)
+        for item in _list(folder)
+        if item.startswith(".")
+        and _TEMPORARY.sub("", item) != item
+        and _TEMPORARY.sub("", item).endswith(endings)
+    ]
+
+
+def _list(folder: str) -> list[str]:
     try:
-        return [os.path.join(folder, item) for item in os.listdir(folder or ".") if item.startswith(start)]
+        return os.listdir(folder or ".")
     except FileNotFoundError:
         return []
 
 
-def remove_stale(path: str) -> None:
-    """Remove the temporary files that killed saves to a path left behind."""
-    for stale in list_temporaries(path):
+def remove_stale(temporaries: list[str]) -> None:
+    """Remove those temporary files that killed saves left behind."""
+    for stale in temporaries:
         with contextlib.suppress(OSError), open_for_reading(stale) as fd:
             if _lock(fd, wait=False):
                 os.unlink(stale)
+
+
+@contextlib.contextmanager
+def lock_directory(folder: str) -> Iterator[None]:
+    """Let only one process at a time write shards into a directory, if the file system has locks."""
+    if os.name == "nt":
+        yield
+        return
+    with open_for_reading(folder) as fd:
+        _lock(fd)
+        yield
 
 
 def sync_directory(path: str) -> None:

@@ -87,12 +87,17 @@ def open_save(path: str | os.PathLike[str]) -> Iterator[Save]:
         place = os.path.join(place, SINGLE) if index is None else index
     with contextlib.ExitStack() as stack:
         fd = stack.enter_context(open_for_reading(place))
-        if os.pread(fd, 1, 0) in b"{ \t\r\n" and place.endswith(".json"):
+        if is_index(os.pread(fd, 9, 0)) or place.endswith(".json"):
             yield _open_shards(place, stack)
         else:
             file = File(place, fd, read_header(fd, place))
             arrays = {name: (file, array) for name, array in file.header.arrays.items()}
             yield _describe(place, arrays, file.header.metadata)
+
+
+def is_index(head: bytes) -> bool:
+    """Return True if a file begins like JSON, and not like a safetensors file, whose header begins at byte 8."""
+    return head[:1] == b"{" and head[8:9] != b"{"
 
 
 def _open_shards(path: str, stack: contextlib.ExitStack) -> Save:

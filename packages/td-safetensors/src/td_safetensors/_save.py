@@ -14,7 +14,16 @@ from functools import partial
 from typing import Any
 
 from ._checksum import as_buffer, choose_algorithm, compute_digest
-from ._files import PIECE, NewFile, remove_stale, run_parallel, sync_directory
+from ._files import (
+    PIECE,
+    NewFile,
+    list_all_temporaries,
+    list_temporaries,
+    lock_directory,
+    remove_stale,
+    run_parallel,
+    sync_directory,
+)
 from ._format import DTYPES, Array, build_header
 from ._plan import Plan, Stored, make_plan
 from ._progress import Progress, make_reporter
@@ -116,6 +125,7 @@ def _save_file(
     plan: Plan, path: str, *, checksums: bool, durable: bool, num_threads: int, report: Callable[[int], None]
 ) -> None:
     metadata = plan.make_metadata(_hash(plan.stored) if checksums else None)
+    remove_stale(list_temporaries(path))
     _write_file(path, plan.stored, metadata, durable, num_threads, report)
     if durable:
         sync_directory(path)
@@ -131,7 +141,6 @@ def _write_file(
 ) -> None:
     placed = _place(stored)
     header = build_header(((name, array) for name, array, _ in placed), metadata)
-    remove_stale(path)
     file = NewFile(path)
     try:
         file.write([header], 0, lambda count: None)
@@ -199,40 +208,46 @@ def _save_shards(
     """Write the shards under new names, then the index, which makes them the save, then remove those of the old index."""
     os.makedirs(folder, exist_ok=True)
     index = os.path.join(folder, INDEX)
-    old = list_shards(folder)
     shards = split_shards(plan.stored, limit)
-    names = [name_shard(i, len(shards)) for i in range(len(shards))]
-    if any(os.path.lexists(os.path.join(folder, name)) for name in names):
-        # The old index names these files, so the new ones need other names until it is replaced.
-        names = [name_shard(i, len(shards), secrets.token_hex(4)) for i in range(len(shards))]
-    written = []
-    remove_stale(index)
-    try:
-        for name, shard in zip(names, shards, strict=True):
-            written.append(os.path.join(folder, name))
-            _write_file(written[-1], shard, {"format": "pt"}, durable, num_threads, report)
-        sizes = sum(item.array.end - item.array.begin for item in plan.stored.values())
-        content = {
-            "metadata": {"total_size": sizes},
-            "weight_map": {name: names[i] for i, shard in enumerate(shards) for name in shard},
-            "td": json.loads(plan.make_metadata(_hash(plan.stored) if checksums else None)["td"]),
-        }
+    header = json.loads(plan.make_metadata(_hash(plan.stored) if checksums else None)["td"])
+    with lock_directory(folder):
+        remove_stale(list_all_temporaries(folder))
+        old = list_shards(folder)
+        names = [name_shard(i, len(shards)) for i in range(len(shards))]
+        if old.intersection(names):
+            # The old index names these files, so the new ones need other names until it is replaced.
+            generation = secrets.token_hex(4)
+            names = [name_shard(i, len(shards), generation) for i in range(len(shards))]
+        try:
+            for name, shard in zip(names, shards, strict=True):
+                _write_file(os.path.join(folder, name), shard, {"format": "pt"}, durable, num_threads, report)
+            content = {
+                "metadata": {
+                    "total_size": sum(item.array.end - item.array.begin for item in plan.stored.values())
+                },
+                "weight_map": {name: names[i] for i, shard in enumerate(shards) for name in shard},
+                "td": header,
+            }
+            if durable:
+                sync_directory(index)
+            _write_index(index, content, durable)
+        except BaseException:
+            for name in names:
+                _remove(os.path.join(folder, name))
+            raise
         if durable:
             sync_directory(index)
-        file = NewFile(index)
-        try:
-            file.write([json.dumps(content, indent=2).encode()], 0, lambda count: None)
-            file.commit(durable=durable)
-        finally:
-            file.discard()
-    except BaseException:
-        for path in written:
-            _remove(path)
-        raise
-    if durable:
-        sync_directory(index)
-    for name in old - set(names):
-        _remove(os.path.join(folder, name))
+        for name in old - set(names):
+            _remove(os.path.join(folder, name))
+
+
+def _write_index(path: str, content: dict[str, Any], durable: bool) -> None:
+    file = NewFile(path)
+    try:
+        file.write([json.dumps(content, indent=2).encode()], 0, lambda count: None)
+        file.commit(durable=durable)
+    finally:
+        file.discard()
 
 
 def _remove(path: str) -> None:

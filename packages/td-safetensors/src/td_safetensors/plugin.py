@@ -80,10 +80,9 @@ class SafetensorsFormat(Serializer):
                 with open(location, "rb") as file:
                     head = file.read(512)
         if head:
-            if head[:1] == b"{":
-                return b'"weight_map"' in head
-            length = int.from_bytes(head[:8], "little")
-            return head[8:9] == b"{" and length <= 100_000_000
+            if head[8:9] == b"{":
+                return int.from_bytes(head[:8], "little") <= 100_000_000
+            return head[:1] == b"{" and b'"weight_map"' in head
         if not isinstance(location, Path) or not location.is_dir():
             return False
         return any(
