@@ -26,7 +26,7 @@ nox.options.sessions = ["lint", "typecheck", "build", "third_party", "interop", 
 ROOT = Path(__file__).parent
 CORE = "td-core"
 SIBLINGS = ("td-memmap", "td-tensorclass", "td-distributed")  # installed in every combination
-LATER: tuple[str, ...] = ("td-nn",)  # installed alone with td-core, and with everything
+LATER: tuple[str, ...] = ("td-nn", "td-safetensors")  # installed alone with td-core, and with everything
 META = "td-all"
 EVERYTHING = (CORE, *SIBLINGS, *LATER, META)
 MODULES = {name: "td" if name == META else name.replace("-", "_") for name in EVERYTHING}
@@ -44,7 +44,7 @@ MATRIX = [
 ]
 
 BASE = (
-    "torch", "numpy", "pluggy", "pytest", "pytest-xdist", "hypothesis", "tqdm", "xxhash", "hatchling", "pip>=22.3",
+    "torch", "numpy", "pluggy", "pytest", "pytest-xdist", "hypothesis", "tqdm", "xxhash", "safetensors", "hatchling", "pip>=22.3",
 )  # fmt: skip
 WORKERS = 2
 REFERENCE = "tensordict"
@@ -265,5 +265,5 @@ def bench(session: nox.Session) -> None:
 @nox.session(venv_params=BARE)
 def comparison(session: nox.Session) -> None:
     """Compare the packages with tensordict, and write the results to ``docs/comparison.md``."""
-    environment = Environment(session, EVERYTHING, extra=(REFERENCE, "safetensors"))
+    environment = Environment(session, EVERYTHING, extra=(REFERENCE,))
     environment.run("benchmarks/comparison.py", *session.posargs)

@@ -36,6 +36,7 @@ NAMES = {
     "td_tensorclass": "NonTensorData",
     "td_distributed": "consolidate",
     "td_nn": "TensorDictModule",
+    "td_safetensors": "load",
     "td": "TensorDict",
 }
 

@@ -16,6 +16,8 @@ MODULES = {path.parents[2].name: path.parent.name for path in ROOT.glob("package
 CORE, ALL = "td-core", "td-all"
 PARTS = MODULES.keys() - {ALL}
 SIBLINGS = PARTS - {CORE}
+#: Packages of file formats, which only the extra `stores` of td-all installs and which `td` does not import.
+STORES = {"td-safetensors"}
 PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("packages/*/README.md")]
 #: Pages by path, which name extras, scripts and sessions.
 TEXTS = {str(path.relative_to(ROOT)): path.read_text(encoding="utf-8") for path in PAGES}
@@ -37,7 +39,7 @@ LISTS = [
     ("CONTRIBUTING.md", r'-e "?(td-\w+)', MODULES.keys()),
     ("docs/index.md", r"\./(td-\w+)", MODULES.keys()),
     ("docs/index.md", r"\[td-\w+\]\(packages/(\w+)\.md\)", shorten(MODULES.keys())),
-    ("docs/reference/td.md", r"\]\((\w+)\.md\)", {MODULES[name] for name in PARTS}),
+    ("docs/reference/td.md", r"\]\((\w+)\.md\)", {MODULES[name] for name in PARTS - STORES}),
     ("packages/td-all/README.md", r"\]\(\.\./(td-\w+)\)", PARTS),
     ("packages/td-core/README.md", r"`(td-\w+)`", SIBLINGS),
     ("mkdocs.yml", r"- packages/(td-\w+)/src$", MODULES.keys()),
@@ -50,9 +52,11 @@ LISTS = [
     ("noxfile.py", r'"(td-\w+)"', MODULES.keys()),
     ("pyproject.toml", r'"packages/(td-\w+)/src"', MODULES.keys()),
     ("pyproject.toml", r'"(td(?:_\w+)?)"', set(MODULES.values())),
-    ("packages/td-all/src/td/__init__.py", r"^import (td_\w+) as", {MODULES[name] for name in PARTS}),
-    ("packages/td-all/src/td/__init__.py", r"    from (td_\w+) import \*", {MODULES[name] for name in PARTS}),
-    ("packages/td-all/src/td/__init__.py", r"``(td_\w+)``", {MODULES[name] for name in PARTS}),
+    ("packages/td-all/pyproject.toml", r'^    "(td-\w+) ', PARTS - STORES),
+    ("packages/td-all/pyproject.toml", r'^stores = \["(td-\w+) ', STORES),
+    ("packages/td-all/src/td/__init__.py", r"^import (td_\w+) as", {MODULES[name] for name in PARTS - STORES}),
+    ("packages/td-all/src/td/__init__.py", r"    from (td_\w+) import \*", {MODULES[name] for name in PARTS - STORES}),
+    ("packages/td-all/src/td/__init__.py", r"``(td_\w+)``", {MODULES[name] for name in PARTS - STORES}),
 ]
 
 
@@ -92,7 +96,7 @@ def test_page_names_what_exists(path: str) -> None:
     for name, extra in re.findall(r"(td-\w+)\[(\w+)\]", text):
         assert f"\n{extra} = [" in read(f"packages/{name}/pyproject.toml"), f"{name} has no extra {extra}"
     for extra in re.findall(r"[Tt]he extra\s`(\w+)`", text):
-        assert any(f"\n{extra} = [" in read(f"packages/{name}/pyproject.toml") for name in PARTS), extra
+        assert any(f"\n{extra} = [" in read(f"packages/{name}/pyproject.toml") for name in MODULES), extra
     for name in re.findall(r"(?<![\w/.-])(?:benchmarks|examples|tools)/[\w/.-]+\w", text):
         assert (ROOT / name).exists(), name
     sessions = {node.name for node in ast.parse(read("noxfile.py")).body if isinstance(node, ast.FunctionDef)}

@@ -61,7 +61,9 @@ def test_build_file_requires_siblings_of_same_minor_version(package: str) -> Non
     everything = [name for name in BUILD_FILES if name != "td-all"]
     wanted = {"td-core": [], "td-all": everything}.get(package, ["td-core"])
     major, minor, *_ = VERSION.split(".")
-    asked = [Requirement(line) for line in BUILD_FILES[package]["project"]["dependencies"]]
+    project = BUILD_FILES[package]["project"]
+    stores = project.get("optional-dependencies", {}).get("stores", [])
+    asked = [Requirement(line) for line in (*project["dependencies"], *stores)]
     found = {line.name: str(line.specifier) for line in asked if line.name.startswith("td-")}
     assert found == dict.fromkeys(wanted, f"~={major}.{minor}.0")
 
