@@ -54,8 +54,16 @@ LISTS = [
     ("pyproject.toml", r'"(td(?:_\w+)?)"', set(MODULES.values())),
     ("packages/td-all/pyproject.toml", r'^    "(td-\w+) ', PARTS - STORES),
     ("packages/td-all/pyproject.toml", r'^stores = \["(td-\w+) ', STORES),
-    ("packages/td-all/src/td/__init__.py", r"^import (td_\w+) as", {MODULES[name] for name in PARTS - STORES}),
-    ("packages/td-all/src/td/__init__.py", r"    from (td_\w+) import \*", {MODULES[name] for name in PARTS - STORES}),
+    (
+        "packages/td-all/src/td/__init__.py",
+        r"^import (td_\w+) as",
+        {MODULES[name] for name in PARTS - STORES},
+    ),
+    (
+        "packages/td-all/src/td/__init__.py",
+        r"    from (td_\w+) import \*",
+        {MODULES[name] for name in PARTS - STORES},
+    ),
     ("packages/td-all/src/td/__init__.py", r"``(td_\w+)``", {MODULES[name] for name in PARTS - STORES}),
 ]
 

@@ -46,7 +46,9 @@ def test_import_td_core_loads_plugin_alone() -> None:
 
 
 def test_public_names_are_those_of_all() -> None:
-    assert sorted(td_safetensors.__all__) == [name for name in dir(td_safetensors) if not name.startswith("_")]
+    assert sorted(td_safetensors.__all__) == [
+        name for name in dir(td_safetensors) if not name.startswith("_")
+    ]
     for name in td_safetensors.__all__:
         assert callable(getattr(td_safetensors, name))
     with pytest.raises(AttributeError, match="'td_safetensors' has no attribute 'other'"):

@@ -17,20 +17,27 @@ from typing import TYPE_CHECKING, Any
 import td_core as _td_core
 
 if TYPE_CHECKING:
+    from ._inspect import inspect, verify
     from ._load import load
+    from ._open import MappedTensor
+    from ._open import open_collection as open  # noqa: A004, F401
     from ._save import save
 
     from_safetensors, to_safetensors = load, save
 
-__all__ = ["from_safetensors", "load", "save", "to_safetensors"]
+__all__ = ["MappedTensor", "from_safetensors", "inspect", "load", "save", "to_safetensors", "verify"]
 
 __version__ = _td_core.__version__
 
 _HOMES = {
+    "MappedTensor": ("_open", "MappedTensor"),
     "from_safetensors": ("_load", "load"),
+    "inspect": ("_inspect", "inspect"),
     "load": ("_load", "load"),
+    "open": ("_open", "open_collection"),
     "save": ("_save", "save"),
     "to_safetensors": ("_save", "save"),
+    "verify": ("_inspect", "verify"),
 }
 
 
@@ -45,4 +52,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*_HOMES, "__version__"])
+    # ``open`` is public too, but ``from td_safetensors import *`` must not hide the builtin function.
+    return sorted([*__all__, "__version__"])

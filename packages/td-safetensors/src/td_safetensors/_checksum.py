@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from td_core.errors import FormatError
 
 __all__ = ["as_buffer", "choose_algorithm", "compute_digest"]
 
+xxh3_128: Callable[[], Any] | None
 try:
     from xxhash import xxh3_128
 except ImportError:

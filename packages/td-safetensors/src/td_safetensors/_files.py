@@ -55,7 +55,7 @@ def map_file(fd: int, *, shared: bool = False) -> torch.UntypedStorage:
 
 def read_into(fd: int, tensor: Tensor, position: int, report: Callable[[int], None]) -> None:
     """Read bytes of a file into a contiguous tensor of bytes."""
-    view = memoryview(tensor.numpy())
+    view: Any = memoryview(tensor.numpy().data)
     while len(view):
         count = os.preadv(fd, [view[:PIECE]], position)
         if not count:

@@ -39,8 +39,12 @@ class File:
         self.path, self.fd, self.header = path, fd, header
         self._mapped: torch.UntypedStorage | None = None
 
-    def map(self, array: Array) -> Tensor:
-        """Return a tensor of the file, mapped privately."""
+    def map(self, name: str, array: Array) -> Tensor:
+        """Return a tensor of the file, mapped privately; raise FormatError if this torch lacks its dtype."""
+        if array.dtype not in DTYPES:
+            raise FormatError(
+                f"the tensor {name!r} has the dtype {array.dtype!r}, which this torch does not have"
+            )
         if self._mapped is None:
             self._mapped = map_file(self.fd)
         return view_storage(self._mapped, array, self.header.start + array.begin)
@@ -54,7 +58,7 @@ def view_storage(storage: torch.UntypedStorage, array: Array, begin: int) -> Ten
     part = storage[begin : begin + array.end - array.begin]
     if begin % dtype.itemsize:
         part = part.clone()
-    return torch.empty(0, dtype=dtype).set_(part, 0, array.shape)  # type: ignore[call-overload]
+    return torch.empty(0, dtype=dtype).set_(part, 0, array.shape)  # type: ignore[call-overload, no-any-return]
 
 
 class Save:
@@ -285,9 +289,13 @@ def list_used_leaves(rows: list[dict[str, Any]]) -> list[int]:
 
 
 def build(
-    save: Save, header: Mapping[str, Any], read: Callable[[str], Tensor], device: torch.device | None
+    save: Save,
+    header: Mapping[str, Any],
+    read: Callable[[str], Tensor],
+    device: torch.device | None,
+    wrap: Callable[[int, Tensor], Tensor] | None = None,
 ) -> Any:
-    """Build the collection that a header describes; ``read`` returns the tensor of a name.
+    """Build the collection that a header describes; ``read`` returns the tensor of a name, ``wrap`` converts each leaf.
 
     Raises:
         FormatError: the header does not describe a collection, or contradicts the tensors.
@@ -298,15 +306,13 @@ def build(
     known: dict[str, Tensor] = {}
     for ref in list_used_leaves(rows):
         place = places[ref]
-        # Tied leaves are one tensor again. The parts of a stack are all different.
-        name = place if isinstance(place, str) else repr(place) if isinstance(place, dict) else None
+        # Tied leaves are one tensor again.
+        name = place if isinstance(place, str) else repr(place)
         try:
-            if name is None:
-                leaves[ref] = restore(place, read)
-            else:
-                if name not in known:
-                    known[name] = restore(place, read)
-                leaves[ref] = known[name]
+            if name not in known:
+                leaf = restore(place, read)
+                known[name] = leaf if wrap is None else wrap(ref, leaf)
+            leaves[ref] = known[name]
         except (TensorDictError, KeyError, RecursionError) as error:
             raise FormatError(f"{save.path}: {_format_leaf(rows, ref)}: {error}") from error
     try:
@@ -361,15 +367,10 @@ def _make_reader(
         if name in known:
             return known[name]
         file, array = save.arrays[name]
-        dtype = DTYPES.get(array.dtype)
-        if dtype is None:
-            raise FormatError(
-                f"the tensor {name!r} has the dtype {array.dtype!r}, which this torch does not have"
-            )
-        if meta:
-            known[name] = torch.empty(array.shape, dtype=dtype, device="meta")
+        if meta and array.dtype in DTYPES:
+            known[name] = torch.empty(array.shape, dtype=DTYPES[array.dtype], device="meta")
         else:
-            known[name] = file.map(array)
+            known[name] = file.map(name, array)
             report(array.end - array.begin)
         return known[name]
 
@@ -429,12 +430,3 @@ def _read_group(
     storage = buffer.untyped_storage()
     for name, array in group:
         result[name] = view_storage(storage, array, array.begin - begin)
-
-
-def check_digests(save: Save) -> Mapping[str, str]:
-    """Return the hash of each tensor that a save stores, or nothing."""
-    hashes = save.header.get("hashes")
-    tensors = hashes.get("tensors") if isinstance(hashes, dict) else None
-    if hashes is not None and not isinstance(tensors, dict):
-        raise FormatError(f"{save.path}: the hashes of its header are damaged")
-    return tensors or {}

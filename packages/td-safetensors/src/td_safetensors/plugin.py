@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from td_core import Serializer, hookimpl
+from td_core import Report, Serializer, Tree, hookimpl
 
 
 class SafetensorsFormat(Serializer):
@@ -20,7 +20,7 @@ class SafetensorsFormat(Serializer):
     name = "safetensors"
     suffixes = (".safetensors", ".safetensors.index.json")
 
-    def save(  # type: ignore[override]
+    def save(
         self,
         data: Any,
         location: Any,
@@ -46,7 +46,7 @@ class SafetensorsFormat(Serializer):
             progress=progress,
         )
 
-    def load(  # type: ignore[override]
+    def load(
         self,
         location: Any,
         *,
@@ -72,13 +72,26 @@ class SafetensorsFormat(Serializer):
             progress=progress,
         )
 
-    def detect(self, location: Any, head: bytes | None = None) -> bool:
-        """Return True if a file begins with the header of a safetensors file or of an index, or a directory has one."""
-        if head is None:
-            head = b""
-            if os.path.isfile(location):
-                with open(location, "rb") as file:
-                    head = file.read(512)
+    def open(self, location: Any, *, mode: str = "r", keys: Any = None, strict: bool = True) -> Any:  # type: ignore[override]
+        """Open the save at ``location``, without reading its leaves; see :func:`td_safetensors.open`."""
+        from ._open import open_collection
+
+        return open_collection(location, mode=mode, keys=keys, strict=strict)
+
+    def inspect(self, location: Any) -> Tree:  # type: ignore[override]
+        """Return the tree of a save from its header."""
+        from ._inspect import inspect
+
+        return inspect(location)
+
+    def verify(self, location: Any, *, progress: Any = False) -> Report:  # type: ignore[override]
+        """Check the structure of a save, and its hashes if it has them."""
+        from ._inspect import verify
+
+        return verify(location, progress=progress)
+
+    def detect(self, location: Any, head: bytes) -> bool:
+        """Return True for a safetensors file, an index of shards, or a directory with one of them."""
         if head:
             if head[8:9] == b"{":
                 return int.from_bytes(head[:8], "little") <= 100_000_000
@@ -86,7 +99,7 @@ class SafetensorsFormat(Serializer):
         if not isinstance(location, Path) or not location.is_dir():
             return False
         return any(
-            name.endswith((".safetensors.index.json",)) or name == "model.safetensors"
+            name.endswith(".safetensors.index.json") or name == "model.safetensors"
             for name in os.listdir(location)
         )
 
@@ -103,7 +116,7 @@ def to_safetensors(self: Any, path: str | os.PathLike[str], **options: Any) -> A
     return _FORMAT.save(self, path, **options)
 
 
-def from_safetensors(cls: Any, path: str | os.PathLike[str], **options: Any) -> Any:
+def from_safetensors(cls: Any, /, path: str | os.PathLike[str], **options: Any) -> Any:
     """Load a safetensors file; see :func:`td_safetensors.load`. A class with declared entries returns an instance of itself.
 
     Example:
