@@ -11,8 +11,8 @@ from typing import Any
 
 from torch import Tensor
 
-from td_core import Encoded, __version__, decode
-from td_core.errors import FormatError, TensorDictError
+from td_core import __version__, kinds
+from td_core.errors import FormatError
 
 from ._format import Array
 from ._tables import Rows, Stack, show_path
@@ -279,22 +279,13 @@ def find_registered(rows: Rows, *, strict: bool) -> None:
         if [name for name, _ in row["members"]] != ["_tensordict"] or not isinstance(kind, str):
             continue
         tags = [kind] if ":" in kind else list_tags(kind)
-        known = next((tag for tag in tags if is_registered(tag)), None)
+        known = next((tag for tag in tags if kinds.find(tag) is not None), None)
         if known is not None:
             row["kind"] = known
         elif not strict:
             inner = rows[row["members"][0][1]]
             row.clear()
             row.update(inner)
-
-
-def is_registered(tag: str) -> bool:
-    """Return True if this process has a kind with a tag."""
-    try:
-        decode(Encoded([{"kind": tag, "meta": {}, "entries": [], "members": [], "values": []}], [], []))
-    except TensorDictError as error:
-        return _NO_KIND not in str(error)
-    return True
 
 
 #: The part of the message of ``decode`` for a kind that is not registered.

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from td_core import Report, Serializer, Tree, hookimpl
+from td_core import Report, Serializer, Tree, hookimpl, make_classmethod
 
 
 class SafetensorsFormat(Serializer):
@@ -116,7 +116,7 @@ def to_safetensors(self: Any, path: str | os.PathLike[str], **options: Any) -> A
     return _FORMAT.save(self, path, **options)
 
 
-def from_safetensors(cls: Any, /, path: str | os.PathLike[str], **options: Any) -> Any:
+def from_safetensors(path: str | os.PathLike[str], **options: Any) -> Any:
     """Load a safetensors file; see :func:`td_safetensors.load`. A class with declared entries returns an instance of itself.
 
     Example:
@@ -124,13 +124,20 @@ def from_safetensors(cls: Any, /, path: str | os.PathLike[str], **options: Any) 
         >>> TensorDict.from_safetensors("data.safetensors")["a"]
         tensor([1., 1.])
     """
+    return _FORMAT.load(path, **options)
+
+
+def _load_as(cls: type, path: Any, **options: Any) -> Any:
     return _FORMAT.load_as(cls, path, **options)
 
 
 @hookimpl
 def td_methods() -> Mapping[str, Any]:
     """Return the methods that save and load."""
-    return {"to_safetensors": to_safetensors, "from_safetensors": classmethod(from_safetensors)}
+    return {
+        "to_safetensors": to_safetensors,
+        "from_safetensors": make_classmethod(from_safetensors, with_class=_load_as),
+    }
 
 
 @hookimpl
