@@ -13,7 +13,14 @@ import td_core
 import td_safetensors
 
 SOURCES = sorted(Path(td_safetensors.__file__).parent.glob("*.py"))
-PUBLIC = {"td_core", "td_core.kinds", "td_core.errors", "td_core.typing", "td_core.plugins", "td_core.testing"}
+PUBLIC = {
+    "td_core",
+    "td_core.kinds",
+    "td_core.errors",
+    "td_core.typing",
+    "td_core.plugins",
+    "td_core.testing",
+}
 
 
 def list_imports(path: Path) -> list[tuple[str, str]]:
