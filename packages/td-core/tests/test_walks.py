@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from td_core import TensorDict, lazy_stack
-from td_core._walks import expand, get_path, map_levels, walk, walk_levels, zip_walk
+from td_core._walks import expand, get_path, map_levels, visit, walk, walk_levels, zip_walk
 
 DEEP = 20_000
 
@@ -42,6 +42,34 @@ def test_expand_calls_below_after_the_item_was_used() -> None:
 
 def test_expand_without_items_yields_nothing() -> None:
     assert list(expand([], list)) == []
+
+
+def test_visit_runs_requested_steps_last_one_first() -> None:
+    calls = []
+
+    def step(name: str, depth: int) -> Any:
+        calls.append(name)
+        if depth < 2:
+            yield name + "a", depth + 1
+            yield name + "b", depth + 1
+            calls.append(name + "!")
+
+    visit(step, "r", 0)
+    assert calls == ["r", "r!", "rb", "rb!", "rbb", "rba", "ra", "ra!", "rab", "raa"]
+
+
+def test_visit_stops_at_an_error_of_a_step() -> None:
+    calls = []
+
+    def step(n: int) -> Any:
+        calls.append(n)
+        if n == 3:
+            raise KeyError(n)
+        yield (n + 1,)
+
+    with pytest.raises(KeyError):
+        visit(step, 0)
+    assert calls == [0, 1, 2, 3]
 
 
 def test_walk_visits_every_node_of_several_roots() -> None:
@@ -163,3 +191,11 @@ def test_every_walk_visits_a_deep_tree() -> None:
             yield "n", node.get("n"), None
 
     assert map_levels(td, fill).depth == DEEP
+    depths = []
+
+    def step(node: Any, depth: int) -> Any:
+        depths.append(depth)
+        yield from ((below, depth + 1) for below in node._iter_nested())
+
+    visit(step, td, 0)
+    assert depths == list(range(DEEP + 1))

@@ -6,7 +6,7 @@ Each object is first converted to nested plain dicts, without recursion, from wh
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,7 @@ from ._ops.batch_size import as_batch_size
 from ._ops.joining import lazy_stack, maybe_dense_stack, stack
 from ._saving import create
 from ._serializers import DEFAULT_FORMAT, SERIALIZERS
+from ._walks import visit
 from .errors import BatchSizeError, StructureError
 from .typing import BatchSize, DeviceType, DtypeLike, NestedKey
 
@@ -388,9 +389,8 @@ def from_pytree(
 
 def _tree_content(pytree: Any) -> dict[str, Any]:
     root: dict[str, Any] = {}
-    todo: list[tuple[Any, dict[str, Any]]] = [(pytree, root)]
-    while todo:
-        tree, out = todo.pop()
+
+    def fill(tree: Any, out: dict[str, Any]) -> Iterator[tuple[Any, dict[str, Any]]]:
         out[PYTREE_TYPE] = type(tree)
         entries: Iterable[tuple[Any, Any]]
         below: dict[str, Any]
@@ -409,13 +409,15 @@ def _tree_content(pytree: Any) -> dict[str, Any]:
                 key = "value"
             if isinstance(value, (Mapping, list, tuple)) and not isinstance(value, Core):
                 target[key] = below = {}
-                todo.append((value, below))
+                yield value, below
             elif isinstance(value, (Tensor, Core, np.ndarray, np.generic, bool, int, float, complex)):
                 target[key] = value
             else:
                 raise TypeError(
                     f"the leaf {key!r} of a pytree is a {type(value).__name__}; expected a tensor"
                 )
+
+    visit(fill, pytree, root)
     return root
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ._public_names import set_module
+from ._walks import expand, visit
 
 __all__ = ["Problem", "Report", "Tree", "make_printable", "show_size"]
 
@@ -81,12 +82,12 @@ class Tree:
         >>> [(path, node.kind) for path, node in root.walk()]
         [((), 'TensorDict'), (('a',), 'leaf')]
         """
-        todo: list[tuple[tuple[str, ...], Tree]] = [((), self)]
-        while todo:
-            path, node = todo.pop()
-            yield path, node
-            # The last item is visited first, so add the children in reverse order.
-            todo.extend(((*path, key), child) for key, child in reversed(node.children.items()))
+
+        def below(item: tuple[tuple[str, ...], Tree]) -> list[tuple[tuple[str, ...], Tree]]:
+            path, node = item
+            return [((*path, key), child) for key, child in reversed(node.children.items())]
+
+        return expand([((), self)], below)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the tree as nested dicts, for JSON.
@@ -95,13 +96,14 @@ class Tree:
         [2]
         """
         root: dict[str, Any] = {}
-        todo = [(self, root)]
-        while todo:
-            node, row = todo.pop()
+
+        def fill(node: Tree, row: dict[str, Any]) -> Iterator[tuple[Tree, dict[str, Any]]]:
             for name in ("kind", "shape", "dtype", "nbytes", "provider", "pickled", "place"):
                 row[name] = getattr(node, name)
             row["children"] = {key: {} for key in node.children}
-            todo.extend(zip(node.children.values(), row["children"].values(), strict=True))
+            yield from zip(node.children.values(), row["children"].values(), strict=True)
+
+        visit(fill, self, root)
         return root
 
 

@@ -10,6 +10,7 @@ import difflib
 from collections.abc import Iterable
 from typing import Any
 
+from ._walks import expand
 from .errors import KeyPathError
 from .typing import NestedKey
 
@@ -35,18 +36,10 @@ def unravel_key_to_tuple(key: NestedKey) -> tuple[str, ...]:
                 break
         else:
             return key
-        flat: list[str] = []
-        stack: list[Any] = list(reversed(key))
-        while stack:
-            part = stack.pop()
-            if isinstance(part, str):
-                flat.append("".join((part,)))
-            elif isinstance(part, tuple) and part:
-                stack.extend(reversed(part))
-            else:
-                break
-        else:
-            return tuple(flat)
+        parts = expand([key], lambda part: reversed(part) if isinstance(part, tuple) else ())
+        flat: list[Any] = [part for part in parts if not isinstance(part, tuple) or not part]
+        if all(isinstance(part, str) for part in flat):
+            return tuple("".join((part,)) for part in flat)
     raise KeyPathError(f"a key is a string or a non-empty, possibly nested tuple of strings; got {key!r}")
 
 

@@ -43,6 +43,7 @@ from ._ragged import (
     make_ragged_error,
 )
 from ._shape_plans import Reshape, stack_plan
+from ._walks import visit
 from .errors import BatchSizeError, CollectionIndexError, StructureError
 from .typing import NO_DEFAULT, BatchSize, DeviceType, NestedKey, NoDefault
 
@@ -222,18 +223,18 @@ class LazyStackedTensorDict(TensorDictBase):
     @batch_size.setter
     def batch_size(self, batch_size: BatchSize) -> None:
         size = as_batch_size(batch_size)
-        todo: list[tuple[Sequence[Any], int, Sequence[int]]] = [(self._members, self._stack_dim, size)]
-        while todo:
-            members, dim, wanted = todo.pop()
+
+        def check(members: Sequence[Any], dim: int, wanted: Sequence[int]) -> Iterator[Any]:
             if len(wanted) <= dim or wanted[dim] != len(members):
                 raise BatchSizeError(
                     f"the batch size {list(size)} does not fit a stack of {len(members)} along dim {dim}: the stack "
                     "dim stays; densify() first to drop it"
                 )
             inner = remove_size(wanted, dim)
-            todo.extend(
-                (*stacked, inner) for member in members if (stacked := member._members_and_dim()) is not None
-            )
+            stacks = filter(None, [member._members_and_dim() for member in members])
+            yield from ((*stacked, inner) for stacked in stacks)
+
+        visit(check, self._members, self._stack_dim, size)
         self._change_batch_size(size)
 
     def _check_batch_size(self, batch_size: torch.Size, path: tuple[str, ...] = ()) -> None:

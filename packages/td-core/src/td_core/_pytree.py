@@ -7,7 +7,7 @@ ints, export passes dicts), so only ``shape`` of a leaf is read.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ from ._nodes import KINDS, NodeKind, Record
 from ._ragged import get_display_shape
 from ._torch_private import functorch_level, get_mapped_dim
 from ._value_codec import is_same_value, join, split
-from ._walks import expand, walk
+from ._walks import expand, visit, walk
 
 Context = tuple[Any, ...]
 
@@ -181,21 +181,22 @@ def _find_common_prefix(first: torch.Size, second: tuple[Any, ...]) -> torch.Siz
 
 def _resize(root: Core, batch_size: torch.Size, hidden: int | None = None) -> None:
     """Set the batch size of a tree without leaves. ``hidden`` is the batch dim that vmap maps over, or None."""
-    todo = [(root, batch_size)]
-    while todo:
-        node, size = todo.pop()
+
+    def resize(node: Any, size: torch.Size) -> Iterator[tuple[Any, torch.Size]]:
         ndim = len(node.batch_size)
         stacked = node._members_and_dim()
         if stacked is None:
-            todo.extend(
-                (child, torch.Size((*size, *child.batch_size[ndim:]))) for child in node._iter_nested()
-            )
+            for child in node._iter_nested():
+                yield child, torch.Size((*size, *child.batch_size[ndim:]))
             if hidden is not None:
                 node._hide_dim(hidden, size)
             node._set_batch_size(size)
         elif len(size) == ndim:
             members, dim = stacked
-            todo.extend((member, torch.Size((*size[:dim], *size[dim + 1 :]))) for member in members)
+            for member in members:
+                yield member, torch.Size((*size[:dim], *size[dim + 1 :]))
+
+    visit(resize, root, batch_size)
 
 
 def register_mapping(cls: Any) -> None:

@@ -18,6 +18,7 @@ from ._dtypes import SHORT_NAMES
 from ._pytree import leaves_below
 from ._ragged import get_display_shape, merge_shapes
 from ._settings import SETTINGS
+from ._walks import expand
 from .errors import StructureError
 
 _WIDTH = 80
@@ -278,15 +279,8 @@ def _break_lines(group: _Line, closer: str) -> Iterator[str]:
 
 def _render(root: Any, pieces_of: Callable[..., list[Any]]) -> str:
     """Render a tree without recursion; ``pieces_of`` returns texts and argument tuples of nested nodes."""
-    out: list[str] = []
-    todo: list[Any] = [root]
-    while todo:
-        piece = todo.pop()
-        if isinstance(piece, str):
-            out.append(piece)
-        else:
-            todo.extend(reversed(pieces_of(*piece)))
-    return "".join(out)
+    pieces = expand([root], lambda piece: () if isinstance(piece, str) else reversed(pieces_of(*piece)))
+    return "".join(piece for piece in pieces if isinstance(piece, str))
 
 
 def _long(node: Any, indent: int, options: dict[str, Any]) -> list[Any]:

@@ -28,6 +28,15 @@ def expand(start: Iterable[T], below: Callable[[T], Iterable[T]]) -> Iterator[T]
         todo.extend(below(item))
 
 
+def visit(step: Callable[..., Iterable[tuple[Any, ...]]], *start: Any) -> None:
+    """Call ``step(*start)``, and then ``step`` with each tuple that a call yields: recursion without a limit of depth.
+
+    A call runs to its end before the calls that it requests, the last of which comes first.
+    """
+    for _ in expand([start], lambda item: step(*item)):
+        pass
+
+
 def get_nested(node: Node) -> Iterator[Node]:
     """Return the nodes directly below a node; the members of a lazy stack."""
     return node._iter_nested()  # type: ignore[no-any-return]

@@ -198,7 +198,7 @@ class NonTensorStack(NonTensorNode, TensorDictBase):
                     f"a list of {ndim} levels has lists of one length at each; got lengths {sorted(lengths)} at level "
                     f"{len(sizes)} (-1: no list)"
                 )
-            sizes.append(lengths.pop() if lengths else 0)
+            sizes.append(max(lengths, default=0))
             flat = [value for item in flat for value in item]
         inner = torch.Size()
         if any(isinstance(value, NonTensorNode) for value in flat):

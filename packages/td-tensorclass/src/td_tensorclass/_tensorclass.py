@@ -25,6 +25,7 @@ from td_core._locking import check_unlocked
 from td_core._locking import lock as lock_nodes
 from td_core._new_object import new_object
 from td_core._ops.batch_size import as_batch_size
+from td_core._ragged import list_distinct_members
 from td_core._repr import ABSENT, PrintedLeaf
 from td_core._wrapper import Wrapper
 from td_core.errors import BatchSizeError, StructureError
@@ -603,15 +604,10 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
 
     def _clear_field(self, name: str) -> None:
         """Set a field to None, by removing its entry from the collection or from all members of a lazy stack."""
-        todo: list[Any] = [self._tensordict]
-        holders = []
-        while todo:
-            td = todo.pop()._inner()
-            if (stacked := td._members_and_dim()) is not None:
-                todo.extend(stacked[0])
-            elif name in td._children():
-                check_unlocked(td, f"remove key {name!r}")
-                holders.append(td)
+        members = [td._inner() for td in list_distinct_members([self._tensordict])]
+        holders = [td for td in members if name in td._children()]
+        for td in holders:
+            check_unlocked(td, f"remove key {name!r}")
         for td in holders:
             td._del_child(name)
 

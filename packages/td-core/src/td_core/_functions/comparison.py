@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -12,6 +12,7 @@ from torch import Tensor
 from .._collection import Core, check_same_keys, leaf_node_mismatch_error, show_path
 from .._keys import unravel_key_to_tuple
 from .._nested_components import has_same_components
+from .._walks import visit
 from ..errors import KeyPathError, StructureError
 from ..typing import NestedKey
 
@@ -51,13 +52,12 @@ def assert_close(
     True
     """
     start = unravel_key_to_tuple(prefix) if prefix != () else ()
-    todo: list[tuple[Any, Any, tuple[str, ...]]] = [(actual, expected, start)]
     for value in (actual, expected):
         if not isinstance(value, Core):
             raise TypeError(f"assert_close compares collections; got {type(value).__name__}")
     check = partial(torch.testing.assert_close, rtol=rtol, atol=atol, equal_nan=equal_nan)
-    while todo:
-        actual_node, expected_node, parent_path = todo.pop()
+
+    def compare(actual_node: Any, expected_node: Any, parent_path: Any) -> Iterator[tuple[Any, Any, Any]]:
         stacked, other = actual_node._members_and_dim(), expected_node._members_and_dim()
         if (
             stacked is not None
@@ -65,8 +65,8 @@ def assert_close(
             and stacked[1] == other[1]
             and len(stacked[0]) == len(other[0])
         ):
-            todo.extend((a, b, parent_path) for a, b in zip(stacked[0], other[0], strict=True))
-            continue
+            yield from ((a, b, parent_path) for a, b in zip(stacked[0], other[0], strict=True))
+            return
         left, right = actual_node._children(), expected_node._children()
         if not intersection:
             try:
@@ -87,13 +87,15 @@ def assert_close(
             ):
                 raise AssertionError(f"{msg}{leaf_node_mismatch_error(reference, value, path)}")
             elif not value._is_value:
-                todo.append((value, reference, path))
+                yield value, reference, path
             elif value._is_tensor_proxy:
                 _check_leaf(value._unwrap(), reference._unwrap(), path, check, msg)
             elif not value._compare(reference, torch.eq).all():
                 raise AssertionError(
                     f"{msg}{show_path(path)} differs: {value._unwrap()!r}, expected {reference._unwrap()!r}"
                 )
+
+    visit(compare, actual, expected, start)
     return True
 
 

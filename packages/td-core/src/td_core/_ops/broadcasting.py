@@ -6,6 +6,7 @@ Batch dims are aligned with batch dims, and feature dims with feature dims. For 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from .._dtypes import cast_for_promotion
 from .._foreach import PLAIN, expand_operands
 from .._plans import Shape, broadcast_shape
 from .._ragged import get_display_shape
-from .._walks import has_entries, walk, zip_walk
+from .._walks import has_entries, visit, walk, zip_walk
 
 
 def expand_to_match(item: Any, beside: Any, size: tuple[int, ...]) -> Any:
@@ -29,14 +30,13 @@ def expand_to_match(item: Any, beside: Any, size: tuple[int, ...]) -> Any:
     result = item.expand(size)
     more = len(beside.batch_size) != len(item.batch_size)
     even = not has_lazy_stack(item)
-    todo: list[tuple[Any, Any, Any]] = [(item, beside, result)] if even or not item.batch_size else []
-    while todo:
-        left, right, level = todo.pop()
+
+    def fit(left: Any, right: Any, level: Any) -> Iterator[tuple[Any, Any, Any]]:
         if left._members_and_dim() is not None:
-            continue
+            return
         if even and more and left.batch_dims > item.batch_dims and _has_batch_dims(left, right, size):
             _restore_entries(left, level, size)
-            continue
+            return
         others = right._children()
         for key, leaf in dict(left._children()).items():
             if key not in others:
@@ -44,7 +44,7 @@ def expand_to_match(item: Any, beside: Any, size: tuple[int, ...]) -> Any:
             if type(leaf) not in PLAIN and not isinstance(leaf, Tensor):
                 other = right._get_child(key)
                 if isinstance(other, Core) and not leaf._is_value and not leaf._is_tensor_proxy:
-                    todo.append((leaf, other, level._get_child(key)))
+                    yield leaf, other, level._get_child(key)
                 continue
             # A 0-dim leaf has a lower priority in type promotion than its expanded copy, so cast it first.
             if not leaf.ndim:
@@ -60,6 +60,9 @@ def expand_to_match(item: Any, beside: Any, size: tuple[int, ...]) -> Any:
                 both = broadcast_shape(leaf.shape, shape)
                 if both is not None and both[: level.batch_dims] == level.batch_size:
                     level._set_child(key, _expand_lead(leaf, level.batch_size))
+
+    if even or not item.batch_size:
+        visit(fit, item, beside, result)
     return result
 
 

@@ -24,6 +24,7 @@ from .._mapping_views import (
 )
 from .._ragged import convert_form
 from .._settings import SETTINGS
+from .._walks import visit
 from ..errors import CycleError, KeyPathError, KeyThroughLeafError, StructureError
 from ..typing import NO_DEFAULT, NestedKey
 from .leaf_writes import is_overlap_error
@@ -220,14 +221,16 @@ class EntryMixin(Core):
     ) -> bool:
         """Store uneven tensors of a list in the members of a lazy stack, one per member; return False if that does not apply."""
         rows = self._rows_for_members(value)
-        todo = list(rows or ())
-        while todo:  # check all rows before the first is stored
-            member, row = todo.pop()
+
+        def check(member: Any, row: Any) -> Iterator[Any]:
             check_unlocked(member, f"set {show_path(prefix + path)}")
             nested = member._rows_for_members(row) if type(row) in (list, tuple) else None
             if nested is None:
                 member._coerce(row, prefix + path, non_blocking)
-            todo.extend(nested or ())
+            yield from nested or ()
+
+        for member, row in rows or ():
+            visit(check, member, row)
         for member, row in rows or ():
             member._set_path(path, row, prefix, non_blocking=non_blocking)
         return rows is not None

@@ -16,6 +16,7 @@ from .._keys import unravel_key_to_tuple
 from .._locking import check_unlocked
 from .._plans import compute_coordinates
 from .._shape_plans import unbind_plan
+from .._walks import visit
 from ..errors import BatchSizeError, CycleError, StructureError
 from .entries import list_state_nodes
 from .indexed_write import (
@@ -117,23 +118,24 @@ def _split_broadcast(value: Any, stack: Any, lead: torch.Size, dims: int | None)
     shared: dict[Path, Any] = {}
     if dims is None and isinstance(value, Entries):
         dims = ANY
-    todo: list[tuple[Any, Path]] = [(value, ())]
     new: list[tuple[Any, Path]] = []
     result: set[int | None] = set()
-    while todo:
-        source, prefix = todo.pop()
+
+    def pair(source: Mapping[Any, Any], prefix: Path) -> Iterator[tuple[Mapping[Any, Any], Path]]:
         for key, entry in source.items():
             path = (*prefix, *unravel_key_to_tuple(key))
             target = _peek_target(stack, path)
             if target is None:
                 new.append((entry, path))
             elif _is_level(entry, lead) and not isinstance(target, Tensor):
-                todo.append((_entries(entry), path))
+                yield _entries(entry), path
             elif isinstance(target, Tensor):
                 wide = _expand_value(entry, _count_feature_dims(stack, path), lead, path, result)
                 (shared if wide is None else split)[path] = entry if wide is None else wide
             else:
                 (shared if isinstance(entry, NUMBERS) else split)[path] = entry
+
+    visit(pair, value, ())
     for entry, path in new:
         if _is_level(entry, lead):
             new += [(below, (*path, *unravel_key_to_tuple(key))) for key, below in _entries(entry).items()]

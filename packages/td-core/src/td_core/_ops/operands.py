@@ -37,7 +37,7 @@ from .._foreach import (
 from .._known_looks import KnownLooks
 from .._plans import ShapePlan, broadcast_shape
 from .._ragged import get_display_shape
-from .._walks import map_levels, split_along, zip_walk
+from .._walks import map_levels, split_along, visit, zip_walk
 from ..errors import BatchSizeError, StructureError
 from .broadcasting import align_pairs, expand_to_match
 from .leaf_writes import (
@@ -367,29 +367,32 @@ def describe_leaf(node: Any, leaf: Tensor) -> str:
 
 def _path_of(node: Any, leaf: Tensor) -> tuple[str, ...]:
     """Return the first key path of a leaf, or () if it is not in the tree."""
-    return next(_paths_of(node, leaf), ())
+    return next(iter(_paths_of(node, leaf)), ())
 
 
 def _show_keys(node: Any, leaves: list[Tensor]) -> str:
     return " and ".join(dict.fromkeys(show_path(path) for leaf in leaves for path in _paths_of(node, leaf)))
 
 
-def _paths_of(node: Any, leaf: Tensor) -> Iterator[tuple[str, ...]]:
-    """Yield the key paths of a leaf. In a lazy stack, search the members, which hold the leaves."""
-    todo: list[tuple[Any, tuple[str, ...]]] = [(node, ())]
-    while todo:
-        level, path = todo.pop()
+def _paths_of(node: Any, leaf: Tensor) -> list[tuple[str, ...]]:
+    """Return the key paths of a leaf. In a lazy stack, search the members, which hold the leaves."""
+    paths: list[tuple[str, ...]] = []
+
+    def collect(level: Any, path: tuple[str, ...]) -> Iterator[tuple[Any, tuple[str, ...]]]:
         stacked = level._members_and_dim()
         if stacked is not None:
-            todo.extend((member, path) for member in stacked[0][::-1])
-            continue
+            yield from ((member, path) for member in stacked[0][::-1])
+            return
         for key, child in dict(level._children()).items():
             if child is leaf or (
                 isinstance(child, Core) and child._is_tensor_proxy and child._leaves()[0] is leaf
             ):
-                yield (*path, key)
+                paths.append((*path, key))
             elif isinstance(child, Core):
-                todo.append((child, (*path, key)))
+                yield child, (*path, key)
+
+    visit(collect, node, ())
+    return paths
 
 
 def rephrase_error(error: Exception, message: str) -> Exception:

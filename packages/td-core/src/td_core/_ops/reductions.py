@@ -7,7 +7,7 @@ becomes []. A dim, a name or a tuple of these reduces batch dims. ``"feature"`` 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from operator import methodcaller
 from typing import Any, TypeVar
@@ -19,7 +19,7 @@ from .._collection import Core, identity, make_dense, show_path
 from .._dtypes import as_dtype
 from .._foreach import foreach, make_op
 from .._plans import ShapePlan, as_int, wrap_dim
-from .._walks import zip_walk
+from .._walks import visit, zip_walk
 from ..errors import DimNamesError, StructureError
 from ..typing import NO_DEFAULT, DtypeLike, NestedKey, NoDefault
 from .dim_plans import Pair, Reduce, Scan, flatten_features, make_call, make_single_dim_call
@@ -358,16 +358,17 @@ def _concat_elements(node: Any, name: str, dim: int | None) -> Tensor:
 def _with_keys(result: Any, key_transform: KeyTransform) -> Any:
     """Rename every key, nested ones too, with ``key_transform``. Return plain collections."""
     renamed = make_dense({}, result.batch_size, result.device, result._names)
-    todo = [(result, renamed)]
-    while todo:
-        source, target = todo.pop()
+
+    def rename(source: Any, target: Any) -> Iterator[tuple[Any, Any]]:
         for key, child in dict(source._children()).items():
             if isinstance(child, Tensor) or child._is_value:
                 target._set_path(key_transform(key), child)
             else:
                 level = make_dense({}, child.batch_size, child.device, child._names)
                 target._set_path(key_transform(key), level)
-                todo.append((child, level))
+                yield child, level
+
+    visit(rename, result, renamed)
     return renamed
 
 

@@ -28,6 +28,7 @@ from .._nested_components import has_same_components
 from .._nodes import KINDS, NodeKind, Record
 from .._ragged import get_display_shape, list_distinct_members
 from .._roles import in_role, role
+from .._walks import visit
 from ..errors import FormatError, KeyPathError, StructureError
 from .leaf_writes import can_fuse, check_writable, try_copy_fused
 from .operands import copy_leaves, describe_leaf
@@ -226,9 +227,8 @@ def _parse(target: Core, state_dict: Mapping[str, Any], from_flatten: bool | Non
     if from_flatten:
         return _parse_flat(target, state_dict, metadata)
     root = _Level()
-    todo: list[tuple[Mapping[str, Any], _Level, tuple[str, ...]]] = [(state_dict, root, ())]
-    while todo:
-        source, level, path = todo.pop()
+
+    def parse(source: Mapping[str, Any], level: _Level, path: tuple[str, ...]) -> Iterator[tuple[Any, ...]]:
         level.meta.update((getattr(source, "_metadata", None) or {}).get("", {}))
         if set(source) == {"_tensordict", "_non_tensordict"}:
             level.meta["_non_tensor"] = dict(source["_non_tensordict"])
@@ -238,24 +238,27 @@ def _parse(target: Core, state_dict: Mapping[str, Any], from_flatten: bool | Non
                 level.meta[key.strip("_")] = value
             elif isinstance(value, Mapping):
                 level.entries[key] = below = _Level()
-                todo.append((value, below, (*path, key)))
+                yield value, below, (*path, key)
             else:
                 level.entries[key] = _check_tensor(value, (*path, key))
+
+    visit(parse, state_dict, root, ())
     return root
 
 
 def _parse_flat(target: Core, state_dict: Mapping[str, Any], metadata: Any) -> _Level:
     # Keys of the target may contain dots, so match its dotted names before splitting a name at dots.
     known: dict[str, tuple[str, ...]] = {}
-    todo: list[tuple[Core, tuple[str, ...]]] = [(target, ())]
-    while todo:
-        node, path = todo.pop()
+
+    def collect(node: Core, path: tuple[str, ...]) -> Iterator[tuple[Core, tuple[str, ...]]]:
         known.setdefault(".".join(path), path)
         for key, child in _entries(node).items():
             if isinstance(child, Tensor) or child._is_tensor_proxy:
                 known.setdefault(".".join((*path, key)), (*path, key))
             else:
-                todo.append((child, (*path, key)))
+                yield child, (*path, key)
+
+    visit(collect, target, ())
     root = _Level()
     for name, value in state_dict.items():
         if _is_sentinel(name, value):
@@ -302,9 +305,8 @@ def _compare(
     missing: list[str] = []
     unexpected: list[str] = []
     wrong: list[str] = []
-    todo: list[tuple[Core, _Level, tuple[str, ...], bool]] = [(target, root, (), True)]
-    while todo:
-        node, level, path, grows = todo.pop()
+
+    def compare(node: Core, level: _Level, path: tuple[str, ...], grows: bool) -> Iterator[tuple[Any, ...]]:
         grows = grows and node._grows
         levels.append((node, level.meta))
         device = level.meta.get("device")
@@ -318,7 +320,7 @@ def _compare(
             if (grows and key not in entries) or (
                 isinstance(entry, Tensor) and isinstance(entries.get(key), Tensor)
             ):
-                wrong += _find_mismatch(entry, size, (*path, key))
+                wrong.extend(_find_mismatch(entry, size, (*path, key)))
         for key, child in entries.items():
             prefix = (*path, key)
             if key not in level.entries:
@@ -352,7 +354,7 @@ def _compare(
             elif provided.entries if child._is_value else _find_kind(provided):
                 wrong.append(f"{show_path(prefix)} is a value on one side and a collection on the other")
             elif not child._is_value:
-                todo.append((child, provided, prefix, grows))
+                yield child, provided, prefix, grows
             elif "_non_tensor" in provided.meta:
                 steps.append((node, key, provided))
         if grows and not strict:
@@ -371,6 +373,8 @@ def _compare(
                     steps.append((node, key, provided))
         held = entries if record is None else {*entries, *record.values}
         steps.extend((node, key, (value,)) for key, value in values.items() if grows or key in held)
+
+    visit(compare, target, root, (), True)
     keys = {"unexpected": unexpected, "missing": missing} if strict else {}
     problems = [*(f"{what} keys: {names}" for what, names in keys.items() if names), *wrong]
     if problems:
@@ -385,9 +389,8 @@ def _compare(
 def _find_mismatch(entry: Any, size: tuple[int, ...], path: tuple[str, ...]) -> list[str]:
     """Return an error message per leaf or node of an entry whose leading dims are not the batch size."""
     wrong: list[str] = []
-    todo = [(entry, size, path)]
-    while todo:
-        entry, size, path = todo.pop()
+
+    def check(entry: Any, size: tuple[int, ...], path: tuple[str, ...]) -> Iterator[tuple[Any, ...]]:
         if isinstance(entry, Tensor):
             if type(entry) not in WRAPPED and tuple(get_lead(entry, len(size))) != size:
                 shape = tuple(get_display_shape(entry))
@@ -396,7 +399,9 @@ def _find_mismatch(entry: Any, size: tuple[int, ...], path: tuple[str, ...]) -> 
             inner = tuple(entry.meta.get("batch_size", size))
             if inner[: len(size)] != size:
                 wrong.append(f"{show_path(path)} has batch size {inner}, the level above it {size}")
-            todo.extend((below, inner, (*path, key)) for key, below in entry.entries.items())
+            yield from ((below, inner, (*path, key)) for key, below in entry.entries.items())
+
+    visit(check, entry, size, path)
     return wrong
 
 
@@ -515,13 +520,14 @@ def _find_kind(level: _Level) -> NodeKind | None:
 def _leaf_names(child: Any, path: tuple[str, ...]) -> list[str]:
     """Return the dotted names of the leaves of an entry of a collection or of a parsed state dict."""
     names: list[str] = []
-    todo = [(child, path)]
-    while todo:
-        node, prefix = todo.pop()
+
+    def collect(node: Any, prefix: tuple[str, ...]) -> Iterator[tuple[Any, tuple[str, ...]]]:
         level = isinstance(node, _Level)
         if isinstance(node, Tensor) or (_find_kind(node) is not None if level else node._is_value):
             names.append(".".join(prefix))
-            continue
+            return
         entries = node.entries if level else _entries(node)
-        todo.extend((below, (*prefix, key)) for key, below in reversed(list(entries.items())))
+        yield from ((below, (*prefix, key)) for key, below in reversed(list(entries.items())))
+
+    visit(collect, child, path)
     return names

@@ -22,7 +22,7 @@ from .._keys import unravel_key_to_tuple
 from .._locking import check_unlocked
 from .._mapping_views import IsLeaf, is_leaf_or_value
 from .._ragged import list_distinct_members
-from .._walks import Position, get_path, map_levels
+from .._walks import Position, get_path, map_levels, visit
 from ..errors import KeyTakenError
 from ..typing import NO_DEFAULT, BatchSize, NestedKey
 from .batch_size import as_batch_size, fit_batch_size
@@ -449,23 +449,24 @@ def _make_unless_empty(root: Core, node: Core, children: dict[str, Child]) -> An
 
 
 def _select_in_place(root: Core, tree: KeyTree) -> None:
-    todo = [(root, tree)]
     unwanted: list[tuple[Core, str]] = []
-    while todo:
-        node, wanted = todo.pop()
+
+    def collect(node: Core, wanted: KeyTree) -> Iterator[tuple[Any, KeyTree]]:
         stacked = node._members_and_dim()
         if stacked is not None:
-            todo.extend((member, wanted) for member in stacked[0])
-            continue
+            yield from ((member, wanted) for member in stacked[0])
+            return
         for key in list(node._children()):
             below = wanted.get(key, _UNWANTED)
             if below is None:
                 continue
             child = None if below is _UNWANTED else node._peek_child(key)
             if isinstance(child, Core) and not child._is_value:
-                todo.append((node._get_child(key), below))
+                yield node._get_child(key), below
             elif not isinstance(below, RequestedKeys):
                 unwanted.append((node, key))
+
+    visit(collect, root, tree)
     _remove_all(unwanted)
 
 

@@ -6,7 +6,7 @@ them. So if a check raises, the collection is unchanged.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any, TypeVar
 
@@ -23,6 +23,7 @@ from .._keys import unravel_key_to_tuple
 from .._locking import check_unlocked
 from .._mapping_views import IsLeaf
 from .._ragged import list_distinct_members
+from .._walks import visit
 from ..errors import StructureError
 from ..typing import NestedKey
 from .entries import NOT_GIVEN, EntryMixin
@@ -396,11 +397,10 @@ def _check_no_new_keys(root: Core, index: Any, source: Any, above: Path = ()) ->
         for member, inner, part in split_for_members(root, index, source):
             _check_no_new_keys(member, inner, part, above)
         return
-    todo: list[tuple[Any, Any, Path]] = [(root, source, above)]
-    while todo:
-        node, right, prefix = todo.pop()
+
+    def check(node: Any, right: Any, prefix: Path) -> Iterator[tuple[Any, Any, Path]]:
         if not isinstance(right, (Core, Mapping)):
-            continue
+            return
         for key, value in dict(right._children() if isinstance(right, Core) else right).items():
             path = unravel_key_to_tuple(key)
             entry = node
@@ -415,4 +415,6 @@ def _check_no_new_keys(root: Core, index: Any, source: Any, above: Path = ()) ->
                 # Expand ``...`` with the root's batch size: the nested stack may have more batch dims.
                 _check_no_new_keys(entry, plan_index(index, root.batch_size).index, value, prefix + path)
             else:
-                todo.append((entry, value, prefix + path))
+                yield entry, value, prefix + path
+
+    visit(check, root, source, above)

@@ -28,6 +28,7 @@ from .._dim_names import inherit_names
 from .._keys import unravel_key_to_tuple
 from .._locking import check_unlocked
 from .._mapping_views import IsLeaf
+from .._walks import expand
 from ..errors import BatchSizeError, KeyThroughLeafError, StructureError
 from ..typing import NestedKey
 from .entries import check_cycle
@@ -233,19 +234,8 @@ class UpdatePlan:
         values: list[Tensor] = []
         paths: list[Path] = []
         others: list[tuple[Core, str, Child]] = []
-        copies = self.copies[::-1]
-        while copies:
-            node, key, value, path = copies.pop()
-            stacked = node._members_and_dim()
-            if stacked is not None:
-                members, dim = stacked
-                if not isinstance(value, (Tensor, Core)):
-                    parts: Any = [value] * len(members)
-                elif node._changes_values:
-                    parts = node._split_value(value)
-                else:
-                    parts = value.unbind(dim)  # type: ignore[union-attr]
-                copies.extend((member, key, part, path) for member, part in zip(members, parts, strict=True))
+        for node, key, value, path in expand(self.copies[::-1], _split_copy):
+            if node._members_and_dim() is not None:
                 continue
             current = node._get_child(key)
             if isinstance(current, Tensor) and not isinstance(value, Core):
@@ -303,6 +293,20 @@ def _is_node(value: Any) -> bool:
     if isinstance(value, Tensor):
         return False
     return isinstance(value, Mapping) or (isinstance(value, Core) and not value._is_value)
+
+
+def _split_copy(copy: tuple[Core, str, Any, Path]) -> list[tuple[Core, str, Any, Path]]:
+    """Split a copy to a lazy stack into copies to its members; return an empty list for other nodes."""
+    node, key, value, path = copy
+    stacked = node._members_and_dim()
+    if stacked is None:
+        return []
+    members, dim = stacked
+    if not isinstance(value, (Tensor, Core)):
+        parts: Any = [value] * len(members)
+    else:
+        parts = node._split_value(value) if node._changes_values else value.unbind(dim)  # type: ignore[union-attr]
+    return [(member, key, part, path) for member, part in zip(members, parts, strict=True)]
 
 
 def try_merge(root: Core, source: Any) -> bool:
