@@ -11,7 +11,7 @@ from typing import Any
 import griffe
 
 #: Decorators of functions whose signature and docstring a declaration has.
-DECLARED = re.compile(r"(implements|implements_classmethod|takes)\(|_show_options$")
+DECLARED = re.compile(r"(implements|implements_classmethod|shows|takes)\(")
 ROLE = re.compile(r":\w+:`~?([^`]+)`")
 
 

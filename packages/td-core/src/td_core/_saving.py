@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect as signatures
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from ._collection import Core
 from ._inspection import Report, Tree
 from ._locations import Location, as_location, show_location
 from ._nodes import as_named
 from ._serializers import SERIALIZERS, Serializer, check_options, list_options
-from .plugins.declarations import takes
+from .plugins.declarations import shows, takes
 from .plugins.memmap_methods import MemmapOptions
 from .typing import NestedKey
 
 __all__ = ["SaveMixin", "append", "create", "inspect", "load", "open", "save", "verify"]
 
-F = TypeVar("F", bound=Callable[..., Any])
 SelfT = TypeVar("SelfT", bound="SaveMixin")
 
 _MODES = ("r", "r+", "c")
@@ -217,15 +215,6 @@ def verify(path: Location, *, format: str | None = None, **options: Any) -> Repo
     return serializer.verify(place, **options)
 
 
-def _show_options(save: F) -> F:
-    """Show the options of ``memmap`` in the signature of ``save``."""
-    signature = signatures.signature(save)
-    own, _, _, *others = signature.parameters.values()
-    parameters = [own, *signatures.signature(MemmapOptions).parameters.values(), *others]
-    cast(Any, save).__signature__ = signature.replace(parameters=parameters)
-    return save
-
-
 class SaveMixin(Core):
     """``save`` and ``load`` in any registered format."""
 
@@ -246,7 +235,7 @@ class SaveMixin(Core):
             **options: Any,
         ) -> SelfT: ...
 
-    @_show_options
+    @shows(MemmapOptions, more=True)
     def save(
         self: SelfT,
         prefix: Location | None = None,

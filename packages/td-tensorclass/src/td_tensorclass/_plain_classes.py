@@ -8,12 +8,13 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, overload
 
 from td_core import TensorDict
+from td_core.plugins.declarations import shows
 from td_core.typing import BatchSize, DeviceType
 
 from ._annotations import annotations_of
-from ._schema import OPTIONS
+from ._schema import Options
 from ._tensorclass import TensorClass
-from ._typing import dataclass_transform
+from ._typing import dataclass_transform, takes_keywords
 
 T = TypeVar("T")
 
@@ -54,33 +55,13 @@ def make_class(plain: Any, options: Mapping[str, Any], name: str) -> Any:
 @overload
 def tensorclass(cls: type[T], /) -> type[T]: ...
 @overload
-def tensorclass(
-    *,
-    autocast: bool = False,
-    frozen: bool = False,
-    nocast: bool = False,
-    shadow: bool = False,
-    tensor_only: bool = False,
-    skip_post_init_on_rebuild: bool = False,
-    cast_filter: Callable[[Any, Any], bool] | None = None,
-    kw_only: bool = False,
-) -> Callable[[type[T]], type[T]]: ...
+@takes_keywords(Options)
+def tensorclass() -> Callable[[type[T]], type[T]]: ...
 
 
+@shows(Options)
 @dataclass_transform(field_specifiers=(dataclasses.field,))
-def tensorclass(
-    cls: Any = None,
-    /,
-    *,
-    autocast: bool = False,
-    frozen: bool = False,
-    nocast: bool = False,
-    shadow: bool = False,
-    tensor_only: bool = False,
-    skip_post_init_on_rebuild: bool = False,
-    cast_filter: Callable[[Any, Any], bool] | None = None,
-    kw_only: bool = False,
-) -> Any:
+def tensorclass(cls: Any = None, /, **options: Any) -> Any:  # noqa: D417  it describes the fields of Options
     """Convert a class with annotated fields to a tensorclass; the decorator form of :class:`TensorClass`.
 
     ``__post_init__`` is called for constructed instances and for results of operations: for a lazy stack once per new
@@ -109,7 +90,7 @@ def tensorclass(
     tensor([[0., 0.],
             [1., 1.]])
     """
-    options = {name: provided or None for name, provided in locals().items() if name != "cls"}
+    Options(**options)  # raises TypeError for an unknown option
 
     def decorate(plain: Any) -> Any:
         return make_class(plain, options, plain.__name__)
@@ -159,7 +140,9 @@ def from_dataclass(
     >>> from_dataclass(Point(torch.zeros(3, 2), "a"), batch_size=[3])
     Point_tc(batch_size=[3], fields={label: str, xy: f32[2]})
     """
-    options = {name: value for name, value in locals().items() if name in OPTIONS}
+    options = {
+        "frozen": frozen, "autocast": autocast, "nocast": nocast, "shadow": shadow, "tensor_only": tensor_only,
+    }  # fmt: skip
     if not dataclasses.is_dataclass(obj):
         raise TypeError(f"from_dataclass takes a dataclass or an instance of one; got {obj!r}")
     if inplace:

@@ -30,7 +30,7 @@ RESERVED = frozenset({"batch_size", "device", "names", "lock", "_tensordict", "_
 ALLOWED = frozenset({"data", "open"})
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
     """The options of a tensorclass, as :func:`tensorclass` documents them."""
 
@@ -63,6 +63,7 @@ class Options:
         return merged
 
 
+Options.__init__.__qualname__ = "tensorclass"  # A TypeError names the decorator.
 OPTIONS = frozenset(field.name for field in dataclasses.fields(Options))
 
 

@@ -84,20 +84,8 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
     _prints_attributes = True
     _bracketed: ClassVar[dict[Any, type]] = {}
 
-    def __init_subclass__(
-        cls,
-        *,
-        autocast: bool | None = None,
-        nocast: bool | None = None,
-        frozen: bool | None = None,
-        shadow: bool | None = None,
-        tensor_only: bool | None = None,
-        skip_post_init_on_rebuild: bool | None = None,
-        cast_filter: Callable[[Any, Any], bool] | None = None,
-        kw_only: bool | None = None,
-        **kwargs: Any,
-    ) -> None:
-        provided = {name: value for name, value in locals().items() if name in OPTIONS}
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        provided = {name: kwargs.pop(name) for name in OPTIONS if name in kwargs}
         super().__init_subclass__(**kwargs)
         declare(cls, TensorClass, provided, sys._getframe(1))
 

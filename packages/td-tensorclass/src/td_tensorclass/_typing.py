@@ -5,16 +5,25 @@ from __future__ import annotations
 import dataclasses
 from abc import ABCMeta
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
 import torch
 
 from td_core.typing import BatchSize, DeviceType
 
-__all__ = ["BatchSizeArgument", "DeviceArgument", "FieldsMeta", "NamesArgument", "dataclass_transform"]
+__all__ = [
+    "BatchSizeArgument",
+    "DeviceArgument",
+    "FieldsMeta",
+    "NamesArgument",
+    "dataclass_transform",
+    "takes_keywords",
+]
 
 Given = TypeVar("Given")
+P = ParamSpec("P")
 Read = TypeVar("Read")
+Result = TypeVar("Result")
 
 if TYPE_CHECKING:
     from typing_extensions import dataclass_transform
@@ -28,6 +37,11 @@ else:
     def dataclass_transform(**kwargs: Any) -> Callable[[Any], Any]:
         """Return a decorator that does nothing, because typing_extensions may be missing at run time."""
         return lambda decorated: decorated
+
+
+def takes_keywords(options: Callable[P, Any]) -> Callable[[Callable[[], Result]], Callable[P, Result]]:
+    """Return a decorator that gives a function the fields of a dataclass as keyword parameters."""
+    return lambda function: lambda *args, **kwargs: function()
 
 
 class Argument(Generic[Given, Read]):

@@ -18,7 +18,8 @@ from .._missing import describe_missing_package
 from ..errors import MissingPluginError, PluginError
 
 __all__ = [
-    "DECLARATIONS", "Declaration", "implementations", "implements", "implements_classmethod", "provided_by", "takes",
+    "DECLARATIONS", "Declaration", "implementations", "implements", "implements_classmethod", "provided_by", "shows",
+    "takes",
 ]  # fmt: skip
 
 F = TypeVar("F")
@@ -156,6 +157,28 @@ def takes(options: Callable[P, T]) -> Callable[[Callable[[S, T], R]], Callable[C
         changed.options = options
         cast(Any, options).__init__.__qualname__ = function.__name__  # A TypeError names the method.
         return cast(Callable[Concatenate[S, P], R], method)
+
+    return decorate
+
+
+def shows(options: Callable[..., Any], *, more: bool = False) -> Callable[[F], F]:
+    """Return a decorator that shows the fields of a dataclass in the signature of a function with ``**options``.
+
+    With ``more``, the signature keeps ``**options``: the function accepts other names too.
+    """
+
+    def decorate(function: F) -> F:
+        signature = inspect.signature(cast(Any, function))
+        *own, rest = signature.parameters.values()
+        first = [item for item in own if item.kind is not item.KEYWORD_ONLY]
+        fields = [
+            item
+            for item in inspect.signature(options).parameters.values()
+            if item.name not in signature.parameters
+        ]
+        parameters = [*first, *fields, *own[len(first) :], *([rest] if more else [])]
+        cast(Any, function).__signature__ = signature.replace(parameters=parameters)
+        return function
 
     return decorate
 
