@@ -297,6 +297,7 @@ def build_nested(
     seen: set[int] | None = None if torch.compiler.is_compiling() else set()
     ndim = len(batch_size)
     fitting: torch.Size | None = None
+    # By hand: the row `from_dict` of benchmarks/ops.py.
     while todo:
         mapping, node, entries, prefix = todo.pop()
         if seen is not None:

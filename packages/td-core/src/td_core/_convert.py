@@ -136,6 +136,7 @@ class ConversionMixin(Core):
         root: dict[str, Any] = dict(self._dict_entries())
         todo = [root]
         below: dict[str, Any]
+        # By hand: the row `to_dict` of benchmarks/ops.py.
         while todo:
             out = todo.pop()
             for key, child in list(out.items()) if convert_tensors or not retain_none else out.items():

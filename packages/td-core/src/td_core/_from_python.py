@@ -458,6 +458,7 @@ def _to_plain_dict(content: Mapping[Any, Any]) -> dict[Any, Any]:
     root: dict[Any, Any] = {}
     todo: list[tuple[Mapping[Any, Any], dict[Any, Any]]] = [(content, root)]
     open_levels: set[int] = set()
+    # By hand: the row `from_dict` of benchmarks/ops.py.
     while todo:
         source, out = todo.pop()
         for key, value in source.items():

@@ -25,6 +25,7 @@ def lock(root: Core, how: bool | str = True) -> None:
         return
     todo: list[tuple[Any, weakref.ref[Core] | None]] = [(root._inner(), None)]
     try:
+        # By hand: the row `lock unlock` of benchmarks/ops.py.
         while todo:
             node, parent = todo.pop()
             if parent is not None:
@@ -69,6 +70,7 @@ def unlock(root: Core) -> None:
             f"cannot unlock this {type(inner).__name__}: it is part of a locked collection; unlock that one first"
         )
     todo: list[Any] = [inner]
+    # By hand: the row `lock unlock` of benchmarks/ops.py.
     while todo:
         node = todo.pop()
         if _is_held(node):

@@ -88,6 +88,7 @@ def _list_keys(node: Core, nested: bool, leaves_only: bool) -> Iterable[Any]:
     append, stack = out.append, []
     prefix: tuple[str, ...] = ()
     level = _level(node)
+    # By hand: the row `keys nested leaves` of benchmarks/ops.py.
     while True:
         for key, child in level:
             if isinstance(child, Tensor) or child._is_tensor_proxy:
@@ -126,6 +127,7 @@ def _list_items(node: Core, nested: bool, leaves_only: bool) -> Iterable[tuple[A
     append, stack = out.append, []
     prefix: tuple[str, ...] = ()
     level = iter(entries.items())
+    # By hand: the row `items nested leaves` of benchmarks/ops.py.
     while True:
         for key, child in level:
             if isinstance(child, Tensor):

@@ -267,6 +267,7 @@ def _break_lines(group: _Line, closer: str) -> Iterator[str]:
         todo.extend((part, indent, ending) for part, ending in zip(reversed(parts), reversed(endings)))
 
     open_(group, 4, closer)
+    # By hand: the row `repr` of benchmarks/ops.py.
     while todo:
         line, indent, ending = todo.pop()
         yield "\n" + " " * indent

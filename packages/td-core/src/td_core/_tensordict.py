@@ -361,6 +361,7 @@ class TensorDict(TensorDictBase):
         others = False
         treedef = [level]
         todo: list[dict[str, Child]] = []
+        # By hand: the row `add scalar` of benchmarks/ops.py.
         while True:
             for child in level.values():
                 if isinstance(child, Tensor):
@@ -445,6 +446,7 @@ class TensorDict(TensorDictBase):
         start = len(left)
         treedef = [level]
         todo: list[tuple[dict[str, Child], dict[str, Child]]] = []
+        # By hand: the row `add td` of benchmarks/ops.py.
         while len(level) == len(level_other):
             for key, child in level.items():
                 result = level_other.get(key)
@@ -505,6 +507,7 @@ class TensorDict(TensorDictBase):
     def _shallow_copy(self: SelfT) -> SelfT:
         root = _copy_node(self)
         todo = [root._dict]
+        # By hand: the row `clone shallow` of benchmarks/ops.py.
         while todo:
             level = todo.pop()
             for key, child in level.items():
@@ -547,6 +550,7 @@ class TensorDict(TensorDictBase):
         level = {**self._dict}
         root = _make_node(type(self), level, size, self._device, names)
         todo: list[dict[str, Child]] = []
+        # By hand: the row `view` of benchmarks/ops.py.
         while True:
             for key, child in level.items():
                 if isinstance(child, Tensor):
@@ -575,6 +579,7 @@ class TensorDict(TensorDictBase):
         leaf = plan.leaf
         roots = self._make_empty_parts(plan)
         todo = [(self._dict, [root._dict for root in roots])]
+        # By hand: the row `unbind` of benchmarks/ops.py.
         while todo:
             source, targets = todo.pop()
             for key, child in source.copy().items():
@@ -622,6 +627,7 @@ class TensorDict(TensorDictBase):
         target = columns[0]
         root, prefix = _make_node(type(self), target, size, self._device, names), path
         todo: list[tuple[list[dict[str, Child]], tuple[str, ...]]] = []
+        # By hand: the row `stack` of benchmarks/ops.py.
         while True:
             for key, values in zip_entries(columns, prefix):
                 child = values[0]

@@ -222,6 +222,7 @@ class _Walk:
         items = iter(dict(node._children()).items())
         size = node.batch_size if self.size is None else self.size
         device = node.device if self.device is NO_DEFAULT else self.device
+        # By hand: the row `apply` of benchmarks/ops.py.
         while True:
             ndim = len(size)
             fitting: torch.Size | None = None

@@ -23,6 +23,7 @@ def flatten_entries(root: Core, separator: str, is_leaf: IsLeaf | None) -> dict[
     flat: dict[str, Child] = {}
     count = 0
     stack = [("", iter(dict(root._all_children()).items()))]
+    # By hand: the row `flatten_keys` of benchmarks/ops.py.
     while stack:
         prefix, level = stack[-1]
         for key, child in level:

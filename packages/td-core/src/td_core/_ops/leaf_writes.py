@@ -288,6 +288,7 @@ def _pair_leaves(target: Core, source: Any) -> tuple[list[Tensor], list[Any]]:
     if type(source) is not kind and type(source) is not dict and not isinstance(source, Core):
         return [], []
     todo: list[tuple[Any, Any]] = [(target, source)]
+    # By hand: the row `update_` of benchmarks/ops.py.
     while todo:
         node, right = todo.pop()
         left = node._children()

@@ -202,6 +202,7 @@ def _copy_slots(root: nn.Module, filter_empty: bool) -> Any:
     top = _list_tensors(root)
     todo: list[tuple[nn.Module, dict[str, Child], tuple[Any, ...]]] = [(root, top, ())]
     levels: list[tuple[dict[str, Child], str]] = []
+    # By hand: the row `from_module` of benchmarks/ops.py.
     while todo:
         module, entries, above = todo.pop()
         if module in above:
@@ -465,6 +466,7 @@ class ModuleMixin(Core):
         slots_of: list[Home] = []
         swap = make_dense({}, torch.Size())
         todo: list[tuple[Core, Any, Any, tuple[str, ...]]] = [(self, module, swap, ())]
+        # By hand: the row `to_module` of benchmarks/ops.py.
         while todo:
             node, owner, old, path = todo.pop()
             if _is_sharded(owner):

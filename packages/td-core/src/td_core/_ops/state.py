@@ -75,6 +75,7 @@ class StateDictMixin(Core):
             target._metadata = OrderedDict()
         entries, out, before = _write_level(self, target, prefix.removesuffix(".")), target, prefix
         above: list[Any] = []
+        # By hand: the row `state_dict` of benchmarks/ops.py.
         while True:
             for key, child in entries:
                 name = before + key

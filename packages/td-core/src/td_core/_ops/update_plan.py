@@ -314,6 +314,7 @@ def try_merge(root: Core, source: Any) -> bool:
     levels: list[tuple[Core, dict[str, Child]]] = []
     todo: list[tuple[Core, Any]] = [(root, source)]
     below: list[str] = []
+    # By hand: the row `update` of benchmarks/ops.py.
     while todo:
         node, right = todo.pop()
         if node._locked or node._has_schema or node.device is not None or node._members_and_dim() is not None:
