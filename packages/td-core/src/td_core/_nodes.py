@@ -276,7 +276,7 @@ class Encoded:
         classes: classes of nodes by position, if available. They take precedence over class names in the rows, which
             can be ambiguous or differ from the name in a pickle.
         attributes: attributes that users set on nodes, by position; only with ``shared``.
-        objects: the nodes themselves; only with ``shared``.
+        objects: the nodes themselves; empty in a table that was not made by :func:`encode`.
 
     >>> encoded = encode(TensorDict({"a": 1, "n": {"b": 2}}))
     >>> [node["entries"] for node in encoded.nodes], len(encoded.leaves)
@@ -296,11 +296,12 @@ class Encoded:
         >>> encode(TensorDict({"a": 1, "n": {"b": 2}})).node_paths()
         [(), ('n',)]
         """
-        paths: dict[int, tuple[str, ...]] = {0: ()}
-        for position, key, child in self._list_children():
-            if isinstance(child, int):
-                paths.setdefault(child, (*paths[position], key))
-        return [paths[position] for position in range(len(self.nodes))]
+        paths: list[tuple[str, ...]] = [()] * len(self.nodes)
+        for path, row in zip(paths, self.nodes):  # a parent precedes its children
+            for key, child in chain(row["entries"], row["members"]):
+                if isinstance(child, int):
+                    paths[child] = paths[child] or (*path, key)
+        return paths
 
     def leaf_paths(self) -> list[tuple[str, ...]]:
         """Return the key path of each leaf.
@@ -308,27 +309,47 @@ class Encoded:
         >>> encode(TensorDict({"a": 1, "n": {"b": 2}})).leaf_paths()
         [('a',), ('n', 'b')]
         """
-        nodes = self.node_paths()
-        paths = {
-            child[0]: (*nodes[position], key)
-            for position, key, child in self._list_children()
-            if isinstance(child, list)
-        }
-        return [paths[position] for position in range(len(self.leaves))]
-
-    def _list_children(self) -> Iterator[tuple[int, str, int | list[int]]]:
-        """Yield the position of each node with the key and reference of each of its children."""
-        for position, row in enumerate(self.nodes):
+        paths: list[tuple[str, ...]] = [()] * len(self.leaves)
+        for path, row in zip(self.node_paths(), self.nodes):
             for key, child in chain(row["entries"], row["members"]):
-                yield position, key, child
+                if isinstance(child, list):
+                    paths[child[0]] = (*path, key)
+        return paths
 
 
-def encode(tree: Core, *, shared: bool = False) -> Encoded:
+def _keep_record(node: Core, record: Record, above: dict[str, Any]) -> Record:
+    return record
+
+
+@dataclass(frozen=True, slots=True)
+class PlainForm:
+    """The form in which a format stores nodes that it can describe; other nodes are stored in the general form.
+
+    Attributes:
+        name: name of the format, whose layouts flatten the nodes.
+        convert: function from a node, its record and the row of its parent to the record to store, or to None if
+            the format cannot describe the node.
+    """
+
+    name: str
+    convert: Callable[[Any, Record, dict[str, Any]], Record | None] = _keep_record
+
+    def flatten(self, kind: NodeKind, node: Core, above: dict[str, Any]) -> tuple[Any, str]:
+        """Flatten a node. Return its record, and the name of the format or, in the general form, an empty string."""
+        if self.name in kind.layouts:
+            record: Any = kind.layouts[self.name].flatten(node)
+            if not isinstance(record, Record) or (record := self.convert(node, record, above)) is not None:
+                return record, self.name
+        return kind.flatten(node), ""
+
+
+def encode(tree: Core, *, shared: bool = False, plain: PlainForm | None = None) -> Encoded:
     """Encode a tree of any depth as a flat table.
 
     Args:
         tree: any collection.
         shared: write one row for a node that occurs under several key paths, instead of one row per occurrence.
+        plain: the form of the nodes that a format can describe; their rows have its name as ``"format"``.
 
     Raises:
         PluginError: a node has no registered kind, or its ``flatten`` does not return a :class:`Record`.
@@ -337,20 +358,23 @@ def encode(tree: Core, *, shared: bool = False) -> Encoded:
     leaves: list[Tensor] = []
     values: list[Any] = []
     classes: dict[int, type] = {}
-    todo: list[tuple[int, Core]] = [(0, tree)]
+    todo: list[tuple[int, dict[str, Any]]] = [(0, {})]
     known: dict[int, int] = {}
     attributes: dict[int, dict[str, Any]] = {}
-    objects: list[Core] = [tree] if shared else []  # keeps the nodes alive, so that their ids stay unique
+    objects: list[Core] = [tree]  # keeps the nodes alive, so that their ids stay unique
     ordered = True
     while todo:
-        position, node = todo.pop()
+        position, above = todo.pop()
+        node = objects[position]
         kind = KINDS.of(node)
-        record = kind.flatten(node)
+        record, form = (kind.flatten(node), "") if plain is None else plain.flatten(kind, node, above)
         if not isinstance(record, Record):
             # record_of() raises an error with the key path.
-            record = kind.record_of(node, path=get_key_path(nodes, position))
+            record = kind.record_of(node, form, get_key_path(nodes, position))
         row = nodes[position]
         row.update(kind=kind.tag, meta=record.meta, entries=[], members=[])
+        if form:
+            row["format"] = form
         row["values"] = [[name, number] for number, name in enumerate(record.values, len(values))]
         values += record.values.values()
         if kind.tag in KINDS.providers:
@@ -372,9 +396,9 @@ def encode(tree: Core, *, shared: bool = False) -> Encoded:
                 else:
                     if shared:
                         known[id(child)] = len(nodes)
-                        objects.append(child)
+                    objects.append(child)
                     place.append([key, len(nodes)])
-                    todo.append((len(nodes), child))
+                    todo.append((len(nodes), row))
                     nodes.append({})
     if not ordered:
         order = _sort_topologically(nodes)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from td_core import TensorDict, decode, encode
 from td_core._buffers import Leaves
+from td_core._collection import Core
 from td_core._device_labels import fix_decoded_devices, set_device_labels
 from td_core._locking import lock
 from td_core._nodes import KINDS, Encoded
@@ -24,6 +25,7 @@ from td_core._public_names import set_module
 from td_core._storage_backends import StorageBackend
 from td_core._torch_private import looks
 from td_core._value_codec import parse_json
+from td_core._walks import expand
 from td_core.errors import StructureError
 
 from . import _consolidated_file, _key_paths, _storage
@@ -59,6 +61,8 @@ class EncodedCache:
 
     def __init__(self, node: Any, find: Callable[[Sequence[Tensor]], Layout | None]) -> None:
         self.encoded = encode(node)
+        # The cache belongs to the root, so a reference to it would be a cycle.
+        nodes, self.encoded.objects = self.encoded.objects, []
         self.layout = find(self.encoded.leaves)
         self.planned: bool | None = None
         self.sent: Any = None
@@ -75,13 +79,10 @@ class EncodedCache:
         self._leaves = list({id(leaf): leaf for leaf in self.encoded.leaves}.values())
         self._same_looks = looks(self._leaves)
         self._addresses = list(map(Tensor.data_ptr, self._leaves))
-        todo = [node]
-        while todo:
-            item = todo.pop()
+        for item in nodes:
             meta, keys, children = _parts(item)
             held = None if item is node else item
             self._rows.append((held, type(item), deepcopy(meta), [*keys], [*children]))
-            todo += (child for child in children if not isinstance(child, Tensor))
 
     def _view_leaves(self) -> list[Tensor]:
         """Rebuild the tree with detached leaves and return its leaves, to see which would still require grad."""
@@ -248,15 +249,12 @@ class ConsolidatedBackend(StorageBackend):
 
 def _encode_attributes(root: Any) -> Encoded | None:
     """Encode a collection with the attributes that were set on nodes below the root; None if no node has one."""
-    todo = [root]
-    while todo:
-        node = todo.pop()
-        if node is not root and KINDS.attributes_of(node):
-            encoded = encode(root, shared=True)
-            encoded.attributes.pop(0, None)
-            return encoded
-        todo += (child for child in node._tree_children() if not isinstance(child, Tensor))
-    return None
+    nodes = expand([root], lambda node: [child for child in node._tree_children() if isinstance(child, Core)])
+    if not any(KINDS.attributes_of(node) for node in nodes if node is not root):
+        return None
+    encoded = encode(root, shared=True)
+    encoded.attributes.pop(0, None)
+    return encoded
 
 
 @set_module("td_distributed.consolidated_pickles")

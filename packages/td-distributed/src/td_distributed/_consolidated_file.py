@@ -25,11 +25,12 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
-from td_core import Record
+from td_core import Record, encode
 from td_core._collection import show_path
 from td_core._device_labels import fix_decoded_devices, fix_device_metadata
-from td_core._nodes import KINDS, Encoded, as_named, decode_all, user_class
+from td_core._nodes import KINDS, Encoded, PlainForm, as_named, decode_all, user_class
 from td_core._value_codec import is_readable, join_at, parse_json, split_at
+from td_core._walks import expand, walk
 from td_core.errors import (
     BatchSizeError,
     CodecError,
@@ -259,15 +260,12 @@ def assemble_table(
 
 def _check_shapes(tree: Any) -> None:
     """Raise BatchSizeError if a leaf or node contradicts the batch size of its parent."""
-    todo = [tree]
-    while todo:
-        node = todo.pop()
-        size, below = node.batch_size, list(node._iter_nested())
-        todo.extend(below)
+    for node in walk(tree):
+        size = node.batch_size
         if not size or -1 in size:
             continue  # a lazy stack of uneven members: each member is checked separately
         node._check_batch_size(size)
-        for child in below if node._members_and_dim() is None else ():
+        for child in node._iter_nested() if node._members_and_dim() is None else ():
             if child.batch_size[: len(size)] != size:
                 raise BatchSizeError(
                     f"the batch size {list(size)} does not fit: a level in it has {list(child.batch_size)}"
@@ -305,64 +303,67 @@ def _span(dtype: Any, shape: Any, start: Any, stop: Any, pad: Any) -> Span:
 def _plain(tree: Any, encoded: Encoded, layout: Layout) -> dict[str, Any]:
     """Build the structure in the plain form, which tensordict reads. Raise NotRepresentableError if that is impossible."""
     places = {id(leaf): place for leaf, place in zip(encoded.leaves, layout.leaves)}
+    encoded = encode(tree, plain=PlainForm(FORMAT))
+    nodes, pointers = encoded.nodes, [""] * len(encoded.nodes)
+    levels = [_plain_level(row) for row in nodes]
     kept: dict[str, Any] = {}
     orders: dict[str, list[str]] = {}
     absent: dict[str, list[str]] = {}
-    root: dict[str, Any] = {}
-    todo: list[tuple[Any, dict[str, Any], tuple[str, ...], str]] = [(tree, root, (), "")]
-    while todo:
-        node, level, path, pointer = todo.pop()
-        name, record = _record(node)
-        if any(value is not None for value in record.values.values()):
+    below: dict[int, list[int]] = {}
+    for position in expand([0], below.pop):
+        row, level, pointer = nodes[position], levels[position], pointers[position]
+        if any(encoded.values[i] is not None for _, i in row["values"]):
             raise NotRepresentableError
-        if record.values:
-            absent[pointer] = list(record.values)
-        level.update({"cls": name, "non_tensors": {}, "leaves": {}, "cls_metadata": record.meta})
-        ranks = []
-        for key, child in [*record.entries.items(), *record.members.items()]:
-            if isinstance(child, Tensor):
-                if key.startswith("<NJT") or id(child) not in places:
+        if row["values"]:
+            absent[pointer] = [name for name, _ in row["values"]]
+        children = [*row["entries"], *row["members"]]
+        ranks, below[position] = [], []
+        for key, ref in children:
+            if isinstance(ref, list):
+                place = places.get(id(encoded.leaves[ref[0]]))
+                if key.startswith("<NJT") or place is None:
                     raise NotRepresentableError
-                level["leaves"].update(_plain_leaf(key, places[id(child)]))
+                level["leaves"].update(_plain_leaf(key, place))
                 ranks.append(1)
                 continue
-            below_name, below = _record(child)
-            if not (below.entries or below.members) and below.values:
-                if set(below.values) != {"data"} or below_name not in VALUES:
+            child, step = nodes[ref], pointer + _step(key)
+            if child["values"] and not (child["entries"] or child["members"]):
+                ((name, i), *more), cls = child["values"], levels[ref]["cls"]
+                if name != "data" or more or cls not in VALUES:
                     raise NotRepresentableError
-                value, types = split_at(below.values["data"], partial(show_path, (*path, key)))
+                value, types = split_at(encoded.values[i], partial(_key_paths.format_value_path, nodes, i))
                 if types is not None and not is_readable(types):
                     raise NotRepresentableError
+                level["non_tensors"][key] = [value, child["meta"]["batch_size"], child["meta"].get("device")]
+                if types is not None or cls != "NonTensorData":
+                    kept[step] = [cls, types]
                 ranks.append(0)
-                device = None if child.device is None else str(child.device)
-                level["non_tensors"][key] = [value, list(child.batch_size), device]
-                if types is not None or below_name != "NonTensorData":
-                    kept[pointer + _step(key)] = [below_name, types]
             elif key in RESERVED:
                 raise NotRepresentableError
             else:
-                level[key] = {}
+                level[key], pointers[ref] = levels[ref], step
+                below[position].append(ref)
                 ranks.append(2)
-                todo.append((child, level[key], (*path, key), pointer + _step(key)))
         if ranks != sorted(ranks):
             # Readers of this form list values first, then tensors, then nodes, so store any other order.
-            orders[pointer] = [*record.entries, *record.members]
+            orders[pointer] = [key for key, _ in children]
     if kept or orders or absent:
-        root["size"] = {"td": {"values": kept, "order": orders, **({"absent": absent} if absent else {})}}
-    return root
+        levels[0]["size"] = {
+            "td": {"values": kept, "order": orders, **({"absent": absent} if absent else {})}
+        }
+    return levels[0]
+
+
+def _plain_level(row: dict[str, Any]) -> dict[str, Any]:
+    if "format" not in row or "class" in row:
+        raise NotRepresentableError
+    cls = KINDS[row["kind"]].layouts[FORMAT].names[0]
+    return {"cls": cls, "non_tensors": {}, "leaves": {}, "cls_metadata": row["meta"]}
 
 
 def _step(key: str) -> str:
     """Escape a key as one step of a JSON pointer (RFC 6901)."""
     return "/" + key.replace("~", "~0").replace("/", "~1")
-
-
-def _record(node: Any) -> tuple[str, Record]:
-    kind = KINDS.of(node)
-    layout = kind.layouts.get(FORMAT)
-    if layout is None or type(node) is not kind.type:
-        raise NotRepresentableError
-    return layout.names[0], kind.record_of(node, FORMAT)
 
 
 def _plain_leaf(key: str, leaf: Leaf) -> dict[str, Any]:
@@ -391,21 +392,16 @@ class _Reader:
 
     def node(self, level: dict[str, Any]) -> Any:
         """Build the root node from its JSON object, children before parents."""
-        order: list[tuple[dict[str, Any], tuple[str, ...], str, list[tuple[str, dict[str, Any]]]]] = []
-        todo: list[tuple[dict[str, Any], tuple[str, ...], str]] = [(level, (), "")]
-        while todo:
-            current, path, pointer = todo.pop()
-            below = _levels(current)
-            order.append((current, path, pointer, below))
-            todo += [(child, (*path, key), pointer + _step(key)) for key, child in below]
+        root: tuple[dict[str, Any], tuple[str, ...], str] = (level, (), "")
+        order = list(expand([root], _list_levels))
         built: dict[int, Any] = {}
-        keys = [self._leaves(current, path) for current, path, *_ in order]
+        keys = [self._leaves(current, path) for current, path, _ in order]
         layout = Layout(self.leaves, len(self.views.storage))
         _storage.check(layout, layout.nbytes)
         made = iter(self.views.leaves(layout))
         leaves = [dict(zip(names, islice(made, len(names)))) for names in keys]
-        for (current, path, pointer, below), here in reversed(list(zip(order, leaves))):
-            levels = {key: built[id(child)] for key, child in below}
+        for (current, path, pointer), here in reversed(list(zip(order, leaves))):
+            levels = {key: built[id(child)] for key, child in _levels(current)}
             built[id(current)] = self._build(current, path, pointer, here, levels)
         return built[id(level)]
 
@@ -504,6 +500,14 @@ def _levels(level: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
         and (key != "size" or "cls" in below)
         and (key not in SENT or isinstance(below, dict))
     ]
+
+
+def _list_levels(
+    item: tuple[dict[str, Any], tuple[str, ...], str],
+) -> list[tuple[dict[str, Any], tuple[str, ...], str]]:
+    """Return the child nodes of a JSON object, each with its key path and JSON pointer."""
+    level, path, pointer = item
+    return [(child, (*path, key), pointer + _step(key)) for key, child in _levels(level)]
 
 
 def _by_last_name(name: Any) -> Any:

@@ -7,26 +7,28 @@ from typing import Any
 
 from td_core._collection import show_path
 from td_core._nodes import Encoded
+from td_core._walks import expand
 from td_core.errors import FormatError
 
 Path = tuple[str, ...]
 
 
 def walk(nodes: list[dict[str, Any]]) -> Iterator[tuple[Path, dict[str, Any] | int]]:
-    """Yield (key path, node) per node and (key path, position) per leaf; parents come first."""
-    todo: list[tuple[Any, Path]] = [(0, ())]
-    while todo:
-        position, path = todo.pop()
-        if isinstance(position, list):
-            yield path, position[0]
-            continue
-        node = nodes[position]
-        yield path, node
-        todo.extend((child, (*path, key)) for key, child in reversed([*node["entries"], *node["members"]]))
+    """Iterate depth first over (key path, node) per node and (key path, position) per leaf."""
+
+    def list_below(item: tuple[Path, Any]) -> list[tuple[Path, Any]]:
+        path, node = item
+        rows = [] if isinstance(node, int) else [*node["entries"], *node["members"]]
+        return [
+            ((*path, key), ref[0] if isinstance(ref, list) else nodes[ref]) for key, ref in reversed(rows)
+        ]
+
+    return expand([((), nodes[0])], list_below)
 
 
 def leaves(nodes: list[dict[str, Any]]) -> list[int]:
-    """Return the positions of all leaves, in the order of :func:`walk`."""
+    """Return the positions of all leaves, depth first."""
+    # This loop is written out for the rows "consolidate" of benchmarks/io.py.
     results: list[int] = []
     todo: list[Any] = [0]
     while todo:
@@ -42,7 +44,7 @@ def leaves(nodes: list[dict[str, Any]]) -> list[int]:
 
 def format_leaf_path(encoded: Encoded, leaf: int) -> str:
     """Format the key path of a leaf for an error message."""
-    return next((show_path(path) for path, result in walk(encoded.nodes) if result == leaf), "a leaf")
+    return show_path(encoded.leaf_paths()[leaf])
 
 
 def format_value_path(nodes: list[dict[str, Any]], value: int) -> str:

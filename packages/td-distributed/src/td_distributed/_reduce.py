@@ -253,9 +253,7 @@ def _describe_structure(collection: Any) -> tuple[_wire.Outline, dict[_key_paths
     outline = _wire.describe_structure(encoded.nodes, layout)
     leaves = {}
     owners: dict[int, _key_paths.Path] = {}
-    for path, i in sorted(
-        (path, leaf) for path, leaf in _key_paths.walk(encoded.nodes) if isinstance(leaf, int)
-    ):
+    for path, i in sorted(zip(encoded.leaf_paths(), range(len(encoded.leaves)))):
         leaf, *fixed = _storage.pieces_of(encoded.leaves[i])[0]
         if is_stored(leaf):
             raise StructureError(f"{show_path(path)} is in a store; clone() reads it into memory")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -17,8 +18,8 @@ from torch import Tensor
 from td_core import encode
 from td_core._buffers import as_memory
 from td_core._collection import show_path
-from td_core._nodes import KINDS
 from td_core._torch_private import count_users
+from td_core._walks import expand
 from td_core.errors import StructureError
 
 from . import _storage
@@ -36,22 +37,26 @@ def pseudo_random_tags(seed: int) -> Iterator[int]:
 
 def sort_leaves(collection: Any) -> list[Tensor]:
     """Return the leaves in the order in which they are sent; raise StructureError if one is nested, sparse or on meta."""
+    encoded = encode(collection)
     leaves: list[Tensor] = []
-    todo: list[tuple[Any, tuple[str, ...]]] = [(collection, ())]
-    while todo:
-        node, path = todo.pop()
-        if isinstance(node, Tensor):
-            if node.is_nested or node.layout is not torch.strided or node.is_meta:
+    for ref in expand([0], partial(_list_below, encoded.nodes)):
+        if isinstance(ref, list):
+            leaf = encoded.leaves[ref[0]]
+            if leaf.is_nested or leaf.layout is not torch.strided or leaf.is_meta:
                 raise StructureError(
-                    f"{show_path(path)} is nested, sparse or on the meta device, and so no message of this wire; "
-                    "send the collection with consolidated=True, or without this leaf"
+                    f"{show_path(encoded.leaf_paths()[ref[0]])} is nested, sparse or on the meta device, and so no "
+                    "message of this wire; send the collection with consolidated=True, or without this leaf"
                 )
-            leaves.append(node.detach())
-            continue
-        record = KINDS.of(node).record_of(node, path=path)
-        todo.extend((record.entries[key], (*path, key)) for key in sorted(record.entries, reverse=True))
-        todo.extend((child, (*path, key)) for key, child in reversed([*record.members.items()]))
+            leaves.append(leaf.detach())
     return leaves
+
+
+def _list_below(nodes: list[dict[str, Any]], ref: int | list[int]) -> list[Any]:
+    """Return references to the children of a node, the last one first; empty for a leaf."""
+    if isinstance(ref, list):
+        return []
+    rows = [*sorted(nodes[ref]["entries"], key=itemgetter(0), reverse=True), *reversed(nodes[ref]["members"])]
+    return [child for _, child in rows]
 
 
 #: Plan a storage as tensordict does: tied leaves get separate spans.

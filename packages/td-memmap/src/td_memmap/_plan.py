@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import json
 import pickle
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,10 +19,11 @@ from torch import Tensor
 
 from td_core._buffers import is_stored
 from td_core._collection import Core, show_path
-from td_core._nodes import KINDS, NodeKind, Record, get_class_name
+from td_core._nodes import KINDS, PlainForm, Record, encode, get_class_name
 from td_core._torch_private import get_ragged_dim
 from td_core._value_codec import is_readable, split
 from td_core._value_types import CONTAINERS
+from td_core._walks import expand
 from td_core.errors import CodecError
 
 from . import _file_names
@@ -39,9 +39,6 @@ VERSION = 2
 _CLASS = "type"
 
 KeyPath = tuple[str, ...]
-
-#: A node to plan: the node, its directory, its key path, and batch size and dim names of its parent.
-_Below = tuple[Core, Parts, KeyPath, torch.Size, "list[str | None] | None"]
 
 
 @dataclass(slots=True, eq=False)
@@ -103,13 +100,10 @@ def make_plan(
     tree: Core, *, robust_key: bool = True, allow_pickle: bool = False, content: bool = True
 ) -> Plan:
     """Plan the files of a tree; raise CodecError if a leaf or, with ``content=True``, its elements cannot be stored."""
-    planner = _Planner(robust_key, allow_pickle, content)
-    todo: list[_Below] = [(tree, (), (), torch.Size(), None)]
-    while todo:
-        # Metadata is collected parents first and written in reverse order, so the root's metadata is the last file.
-        todo.extend(reversed(planner.level(todo.pop())))
-    planner.plan.texts.reverse()
-    return planner.plan
+    plan = _Planner(robust_key, allow_pickle, content).run(tree)
+    # Metadata is collected parents first and written in reverse order, so the root's metadata is the last file.
+    plan.texts.reverse()
+    return plan
 
 
 def encode_node(node: Core, path: KeyPath = ()) -> Record:
@@ -120,30 +114,34 @@ def encode_node(node: Core, path: KeyPath = ()) -> Record:
 def plan_anonymous(tree: Core, *, content: bool) -> Plan:
     """Plan the leaves and nodes of a tree for an anonymous file, without file names."""
     planner = _Planner(True, False, content)
-    todo: list[tuple[Core, KeyPath]] = [(tree, ())]
-    while todo:
-        node, path = todo.pop()
-        planner.plan.nodes.append((node, ()))
-        record = encode_node(node, path)
-        todo.extend((child, (*path, key)) for key, child in record.members.items())
-        for key, child in record.entries.items():
-            if isinstance(child, Tensor):
-                planner.leaf(child, (), key, (*path, key))
-            else:
-                todo.append((child, (*path, key)))
+    encoded = encode(tree, plain=PlainForm(FORMAT))
+    planner.plan.nodes += [(node, ()) for node in encoded.objects]
+    for leaf, path in zip(encoded.leaves, encoded.leaf_paths()):
+        planner.leaf(leaf, (), path[-1], path)
     return planner.plan
 
 
 def plan_values(node: Core, above: torch.Size, *, allow_pickle: bool) -> dict[str, bytes]:
     """Return the small files of a value node by name; ``above`` is the batch size of its parent."""
-    planner = _Planner(True, allow_pickle, True)
-    planner.level((node, (), (), above, None))
-    return {name: text for _, name, text in planner.plan.texts}
+    plan = _Planner(True, allow_pickle, True).run(node, above)
+    return {name: text for _, name, text in plan.texts}
 
 
 def _extend_names(names: list[str | None], count: int) -> list[str | None]:
     """Pad dim names with None to ``count`` dims."""
     return [*names, *[None] * (count - len(names))]
+
+
+@dataclass(slots=True)
+class _Level:
+    """A node to plan: its directory and key path, its row, and the batch size and dim names of its parent."""
+
+    node: Core
+    row: dict[str, Any]
+    key: KeyPath
+    parts: Parts = ()
+    above: torch.Size = torch.Size()
+    names: list[str | None] | None = None
 
 
 class _Planner:
@@ -154,38 +152,43 @@ class _Planner:
         self.content = content
         self.seen: dict[Any, LeafFile] = {}
 
-    def level(self, this: _Below) -> list[_Below]:
-        """Plan a node, and return its child nodes and members, which are planned next."""
-        node, parts, key, _, names = this
-        if parts:
-            self.plan.directories.append(parts)
-        self.plan.nodes.append((node, parts))
-        kind = KINDS.of(node)
-        if FORMAT in kind.layouts:
-            record = encode_node(node, key)
-            values = self._values(record, key)
-            if self._plain(node, record, values, names):
-                return self._as_reference(this, kind, record, values)
-        record = kind.record_of(node, path=key)
-        return self._general(this, kind, record, self._values(record, key))
+    def run(self, tree: Core, above: torch.Size = torch.Size()) -> Plan:
+        """Plan all nodes of a tree, parents first."""
+        self.encoded = encoded = encode(tree, plain=PlainForm(FORMAT, self._convert))
+        self.paths = encoded.leaf_paths()
+        self.levels = list(map(_Level, encoded.objects, encoded.nodes, encoded.node_paths()))
+        self.levels[0].above = above
+        for position in expand([0], self._list_nested):
+            level = self.levels[position]
+            if position:
+                self.plan.directories.append(level.parts)
+            self.plan.nodes.append((level.node, level.parts))
+            values = {
+                name: self._value(encoded.values[i], name, level.key) for name, i in level.row["values"]
+            }
+            (self._write_plain if "format" in level.row else self._write_general)(level, values)
+        return self.plan
 
-    def _as_reference(
-        self, this: _Below, kind: NodeKind, record: Record, values: dict[str, _Value]
-    ) -> list[_Below]:
-        node, parts, key, above, names = this
-        meta = dict(record.meta)
+    def _list_nested(self, position: int) -> list[int]:
+        """Return the positions of the nodes directly below a node, the last one first."""
+        row = self.encoded.nodes[position]
+        return [ref for _, ref in reversed([*row["entries"], *row["members"]]) if isinstance(ref, int)]
+
+    def _write_plain(self, this: _Level, values: dict[str, _Value]) -> None:
+        node, row, parts, key, names = this.node, this.row, this.parts, this.key, this.names
+        kind, meta, keys = KINDS[row["kind"]], dict(row["meta"]), [name for name, _ in row["entries"]]
         if "_type" not in meta:
             meta["_type"] = kind.layouts[FORMAT].names[0]
         if type(node) is not kind.type and "_class" in meta:
             meta["_type"] = str(type(node))
             meta["_class"] = get_class_name(type(node))
-        stems = {name: self._stem(name, (*key, name)) for name in record.entries}
-        level, below = self._entries(this, record, stems, above, meta.get("_names"))
+        stems = {name: self._stem(name, (*key, name)) for name in keys}
+        level = self._entries(this, stems, this.above, meta.get("_names"))
         types: dict[str, Any] = {}
         pickled: dict[str, Any] = {}
         classes: dict[str, str] = {}
         for name, value in values.items():
-            if value.pickled:
+            if value.error is not None:
                 pickled[name] = value.plain
             elif value.types == _CLASS:
                 classes[name] = value.plain
@@ -194,16 +197,16 @@ class _Planner:
                 level[name] = value.plain
                 if value.types is not None:
                     types[name] = {"plain": value.plain, "types": value.types}
-        if not self.robust_key and any(_file_names.encode_key(name) != name for name in record.entries):
+        if not self.robust_key and any(_file_names.encode_key(name) != name for name in keys):
             # Record that keys are not encoded: without files, a reader could not infer it.
             meta[_file_names.ROBUST_KEY] = False
         for name, item in meta.items():
             level.setdefault(name, item)
         sidecar: dict[str, Any] = {"values": types} if types else {}
         size = node.batch_size
-        if "shape" not in meta and not record.members:
+        if "shape" not in meta and not row["members"]:
             # In the plain form such a node has the batch size and dim names of its parent, so store them if they differ.
-            if size != above:
+            if size != this.above:
                 sidecar["batch_size"] = list(size)
             if node._names is not None and [*node._names] != _extend_names(names or [], len(size)):
                 sidecar["names"] = [*node._names]
@@ -220,73 +223,84 @@ class _Planner:
             self._text(parts, _file_names.JSON_TYPES, note, key)
         if sidecar:
             self._text(parts, _file_names.VALUES, sidecar, key)
-        return below
 
-    def _general(
-        self, this: _Below, kind: NodeKind, record: Record, values: dict[str, _Value]
-    ) -> list[_Below]:
-        node, parts, key, *_ = this
+    def _write_general(self, this: _Level, values: dict[str, _Value]) -> None:
+        node, row, parts, key = this.node, this.row, this.parts, this.key
+        kind = KINDS[row["kind"]]
         level: dict[str, Any] = {"_type": f"td:{kind.tag}", "_format_version": VERSION, "kind": kind.tag}
         if type(node) is not kind.type:
             level["class"] = get_class_name(type(node))
-        if kind.tag in KINDS.providers:
-            level["provider"] = KINDS.providers[kind.tag]
-        level["meta"] = record.meta
+        if "from" in row:
+            level["provider"] = row["from"]
+        level["meta"] = row["meta"]
         taken = set(_file_names.RESERVED_STEMS)
         stems = {
-            name: self._free_stem(name, position, child, taken)
-            for position, (name, child) in enumerate(record.entries.items())
+            name: self._free_stem(name, position, self._get_child(ref), taken)
+            for position, (name, ref) in enumerate(row["entries"])
         }
-        entries, below = self._entries(this, record, stems, node.batch_size, None)
+        entries = self._entries(this, stems, node.batch_size, None)
         level["entries"] = [[name, {**entry, "file": stems[name]}] for name, entry in entries.items()]
-        level["members"] = list(record.members)
-        pickled = {name: value.plain for name, value in values.items() if value.pickled}
+        level["members"] = [name for name, _ in row["members"]]
+        pickled = {name: value.plain for name, value in values.items() if value.error is not None}
         level["values"] = {
-            name: {"pickled": True} if value.pickled else {"plain": value.plain, "types": value.types}
+            name: {"pickled": True}
+            if value.error is not None
+            else {"plain": value.plain, "types": value.types}
             for name, value in values.items()
         }
         self._text(parts, _file_names.META, level, key)
         self._pickle(parts, _file_names.PICKLE, pickled, key)
-        return below
+
+    def _get_child(self, ref: int | list[int]) -> Any:
+        return self.encoded.leaves[ref[0]] if isinstance(ref, list) else self.encoded.objects[ref]
 
     def _entries(
-        self, this: _Below, record: Record, stems: dict[str, str], above: torch.Size, names: Any
-    ) -> tuple[dict[str, Any], list[_Below]]:
-        """Plan entries and members of a node. Return the metadata of each entry, and the child nodes to plan."""
-        node, parts, key, *_ = this
+        self, this: _Level, stems: dict[str, str], above: torch.Size, names: list[str | None] | None
+    ) -> dict[str, Any]:
+        """Plan the leaves of a node and the directories of its child nodes. Return the metadata of each entry."""
         entries: dict[str, Any] = {}
-        below: list[_Below] = []
-        for name, child in record.entries.items():
-            position, stem = (*key, name), stems[name]
-            if isinstance(child, Tensor):
-                entries[name] = self.leaf(child, parts, stem, position)
+        for name, ref in this.row["entries"]:
+            if isinstance(ref, list):
+                (i,) = ref
+                entries[name] = self.leaf(self.encoded.leaves[i], this.parts, stems[name], self.paths[i])
             else:
-                entries[name] = {"type": type(child).__name__}
-                below.append((child, (*parts, stem), position, node.batch_size, names))
-        for name, child in record.members.items():
-            below.append((child, (*parts, name), (*key, name), above, None))
-        return entries, below
+                below = self.levels[ref]
+                entries[name] = {"type": type(below.node).__name__}
+                below.parts, below.above, below.names = (
+                    (*this.parts, stems[name]),
+                    this.node.batch_size,
+                    names,
+                )
+        for name, ref in this.row["members"]:
+            below = self.levels[ref]
+            below.parts, below.above = (*this.parts, name), above
+        return entries
 
-    def _plain(self, node: Core, record: Record, values: Mapping[str, _Value], names: Any) -> bool:
-        """Return True if the plain form can store a node so that tensordict reads it correctly."""
+    def _convert(self, node: Core, record: Record, above: dict[str, Any]) -> Record | None:
+        """Split the values of a node; return None if the plain form cannot store it so that tensordict reads it correctly."""
+        values = {name: _split(value) for name, value in record.values.items()}
         if any(
             value.types not in (None, _CLASS) and not is_readable(value.types) for value in values.values()
         ):
-            return False
+            return None
         if "stack_dim" in record.meta and "data" in values:
             # tensordict infers the batch size from the nesting of the lists, which empty lists do not show.
             size = node.batch_size
             if count_list_dims(values["data"].plain) != len(size) or 0 in size[1:]:
-                return False
+                return None
         own = {"shape", "device", "_type", *record.meta} - {"_class", "_format_version"}
-        if not own.isdisjoint(record.entries) or (names is not None and "_names" in record.entries):
-            return False
+        if not own.isdisjoint(record.entries) or (
+            "_names" in record.entries and "format" in above and above["meta"].get("_names") is not None
+        ):
+            return None
         files = list(_file_names.RESERVED_STEMS)
         for key, child in record.entries.items():
             if isinstance(child, Tensor) and child.layout == torch.jagged:
-                return False
+                return None
             files.extend(list_file_names(child, _file_names.get_stem(key, self.robust_key)))
-        return len(set(files)) == len(files) and all(map(_file_names.is_valid_name, files))
+        if len(set(files)) < len(files) or not all(map(_file_names.is_valid_name, files)):
+            return None
+        return Record(record.meta, record.entries, record.members, values) if values else record
 
     def _stem(self, key: str, path: KeyPath) -> str:
         if not self.robust_key and _file_names.get_raw_name(key) is None:
@@ -352,10 +366,11 @@ class _Planner:
         if file.nbytes and (self.content or leaf is not None):
             # Link leaves that have the same elements: one tensor under two keys, or tensors on the same memory with
             # the same strides.
-            place: Any = id(leaf)
-            if self.content and not tensor.is_nested and not is_stored(tensor):
-                place = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), tensor.device)
-            first = self.seen.setdefault(place, file)
+            dense = self.content and not (tensor.is_nested or is_stored(tensor))
+            first = self.seen.setdefault(tensor.data_ptr() if dense else -id(leaf), file)
+            if dense and first is not file:
+                self.seen.setdefault(_identify_view(first.tensor), first)
+                first = self.seen.setdefault(_identify_view(tensor), file)
             if (
                 first is not file
                 and first.tensor.is_conj() == tensor.is_conj()
@@ -365,19 +380,13 @@ class _Planner:
         self.plan.leaves.append(file)
         return file
 
-    def _values(self, record: Record, key: KeyPath) -> dict[str, _Value]:
-        return {name: self._value(value, name, key) for name, value in record.values.items()}
-
     def _value(self, value: Any, name: str, key: KeyPath) -> _Value:
-        try:
-            plain, types = split(value)
-        except CodecError as error:
-            if not self.allow_pickle:
-                raise CodecError(
-                    f"cannot store the value {name!r} of {show_path(key)}: {error}; allow_pickle=True pickles it"
-                ) from error
-            return _Value(value, pickled=True)
-        return _Value(plain, types)
+        result = value if isinstance(value, _Value) else _split(value)
+        if result.error is not None and not self.allow_pickle:
+            raise CodecError(
+                f"cannot store the value {name!r} of {show_path(key)}: {result.error}; allow_pickle=True pickles it"
+            ) from result.error
+        return result
 
     def _text(self, parts: Parts, name: str, content: Any, key: KeyPath) -> None:
         try:
@@ -396,6 +405,10 @@ class _Planner:
             raise CodecError(f"cannot pickle a value of {show_path(key)}: {error}") from error
         self.plan.texts.append((parts, name, text))
         return text
+
+
+def _identify_view(tensor: Tensor) -> tuple[Any, ...]:
+    return tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), tensor.device
 
 
 def list_file_names(child: Any, stem: str) -> list[str]:
@@ -417,6 +430,15 @@ def count_list_dims(values: Any) -> int:
 
 @dataclass(slots=True)
 class _Value:
+    """A value as JSON and its types, or the value itself and the reason why it must be pickled."""
+
     plain: Any
     types: Any = None
-    pickled: bool = False
+    error: CodecError | None = None
+
+
+def _split(value: Any) -> _Value:
+    try:
+        return _Value(*split(value))
+    except CodecError as error:
+        return _Value(value, None, error.with_traceback(None))
