@@ -68,6 +68,7 @@ LAYERS = [
         "_buffers",
         "_stored",
         "_stored_blocks",
+        "_stored_modes",
         "_stored_requests",
         "_pickling",
         "pickles",

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+import pytest
+import torch
 from torch import Tensor
 
-from td_core import StoredTensor, TensorDict
-from td_core.testing import MemorySource, OpenTests, RawFile, SourceTests
+from td_core import LockedError, StoredTensor, TensorDict, lazy_stack, set_printoptions
+from td_core.testing import LoggedSource, MemorySource, OpenTests, RawFile, SourceTests
 
 
 class TestMemorySource(SourceTests):
@@ -34,3 +40,216 @@ class TestOpenRawFile(OpenTests):
             return StoredTensor(RawFile.create(folder / f"{'.'.join(key)}.bin", leaf))
 
         return data.named_apply(store, nested_keys=True)
+
+
+WRITES: dict[str, Callable[[Any], Any]] = {
+    "index": lambda x: x.__setitem__(1, 0),
+    "positions": lambda x: x.__setitem__([1, 0], 0),
+    "view": lambda x: x[1:].zero_(),
+    "arithmetic": lambda x: x.add_(1),
+    "copy": lambda x: x.copy_(torch.zeros(3, 2)),
+    "out": lambda x: torch.add(torch.ones(3, 2), 1, out=x),
+    "random": lambda x: x.uniform_(),
+}
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_write_in_mode_r_raises(name: str) -> None:
+    source = MemorySource(torch.arange(6.0).view(3, 2))
+    with pytest.raises(
+        LockedError, match=r"it is opened with mode='r'; open it with mode='r\+', or clone\(\) it"
+    ):
+        WRITES[name](StoredTensor(source, mode="r"))
+    assert source.array.tolist() == [[0, 1], [2, 3], [4, 5]]
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_write_in_mode_c_changes_only_the_tensor(name: str) -> None:
+    array = torch.arange(6.0).view(3, 2)
+    source, expected = MemorySource(array), array.clone()
+    stored = StoredTensor(source, mode="c")
+    view = stored[1:]
+    for x in (stored, expected):
+        torch.manual_seed(0)
+        WRITES[name](x)
+    assert torch.equal(stored.clone(), expected)
+    assert torch.equal(view.clone(), expected[1:])
+    assert torch.equal(pickle.loads(pickle.dumps(stored)).clone(), expected)
+    assert torch.equal(source.array, array)
+
+
+def test_create_with_unknown_mode_raises() -> None:
+    with pytest.raises(ValueError, match=r"mode is one of 'r', 'r\+', 'c'; got 'w'"):
+        StoredTensor(MemorySource(torch.zeros(2)), mode="w")
+
+
+def test_write_into_leaf_of_mode_r_names_its_key() -> None:
+    td = TensorDict({"n": {"a": StoredTensor(MemorySource(torch.zeros(3)), mode="r")}}, batch_size=[3])
+    with pytest.raises(RuntimeError, match="mode='r'"):
+        td.zero_()
+    with pytest.raises(RuntimeError, match="mode='r'"):
+        td[1] = 0
+
+
+class Many(MemorySource):
+    """A source that counts the calls of its ``read_many``."""
+
+    calls: ClassVar[list[int]] = []
+
+    def read_many(self, requests: list[tuple[Any, Any]]) -> list[Tensor]:
+        self.calls.append(len(requests))
+        return [source.read(index) for source, index in requests]
+
+
+class TestManySource(SourceTests):
+    is_shared = False
+
+    def make(self, array: Tensor, folder: Path) -> Many:
+        return Many(array)
+
+
+@pytest.mark.parametrize("mode", ["r", "r+", "c"])
+@pytest.mark.parametrize(
+    ("name", "operation"),
+    {
+        "positions": lambda td: td[[2, 0]],
+        "mask": lambda td: td[torch.tensor([True, False, True])],
+        "tuple": lambda td: td[([2, 0],)],
+        "getitems": lambda td: td.__getitems__([2, 0]),
+        "nested_lazy_stack": lambda td: lazy_stack([td, td], 1)[[2, 0]],
+    }.items(),
+    ids=lambda item: item if isinstance(item, str) else "",
+)
+def test_index_rows_of_all_leaves_calls_read_many_once(name: str, operation: Any, mode: str) -> None:
+    leaves = {"a": torch.arange(6).view(3, 2), "n": {"b": torch.arange(3.0)}}
+    plain = TensorDict(leaves, batch_size=[3])
+    td = plain.apply(lambda leaf: StoredTensor(Many(leaf), mode=mode))
+    Many.calls.clear()
+    result = operation(td)
+    assert Many.calls == [2 if name != "nested_lazy_stack" else 4]
+    assert all(type(leaf) is Tensor for leaf in result.values(True, True))
+    assert (result == operation(plain)).all()
+
+
+def test_operation_with_several_stored_operands_calls_read_many_once() -> None:
+    first, second = (StoredTensor(Many(torch.arange(3.0))) for _ in range(2))
+    Many.calls.clear()
+    assert torch.stack([first, second[[0, 1, 2]], second]).tolist() == [[0, 1, 2]] * 3
+    assert Many.calls == [2]
+
+
+def test_source_that_reads_another_shape_raises() -> None:
+    class Wrong(MemorySource):
+        def read(self, index: Any) -> Tensor:
+            return self.array[0]
+
+    with pytest.raises(RuntimeError, match=r"Wrong.read\(.*returned shape \[2\] .*expected shape \[3, 2\]"):
+        StoredTensor(Wrong(torch.zeros(3, 2))).clone()
+
+
+def test_large_writes_are_split(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("td_core._stored_requests.LARGEST_WRITE", 64)
+    log: list[Any] = []
+    target = StoredTensor(LoggedSource(MemorySource(torch.zeros(10, 4)), "target", log))
+    source = StoredTensor(LoggedSource(MemorySource(torch.arange(40.0).view(10, 4)), "source", log))
+    target.copy_(source)
+    assert target.tolist() == source.tolist()
+    assert [(request, name, index[0]) for request, name, index in log[:4]] == [
+        ("read", "source", slice(0, 4, 1)),
+        ("write", "target", slice(0, 4, 1)),
+        ("read", "source", slice(4, 8, 1)),
+        ("write", "target", slice(4, 8, 1)),
+    ]
+
+
+def test_copy_of_overlapping_part_reads_it_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("td_core._stored_requests.LARGEST_WRITE", 8)
+    stored, expected = StoredTensor(MemorySource(torch.arange(6.0))), torch.arange(6.0)
+    stored[1:].copy_(stored[:-1])
+    expected[1:] = expected[:-1].clone()
+    assert stored.tolist() == expected.tolist()
+
+
+REFUSED: dict[str, Callable[[Any], Any]] = {
+    "data_ptr": lambda x: x.data_ptr(),
+    "untyped_storage": lambda x: x.untyped_storage(),
+    "storage": lambda x: x.storage(),
+    "share_memory_": lambda x: x.share_memory_(),
+    "resize_": lambda x: x.resize_(2),
+    "set_": lambda x: x.set_(torch.zeros(2, dtype=x.dtype)),
+    "t_": lambda x: x.t_(),
+    "unsqueeze_": lambda x: x.unsqueeze_(0),
+    "expanded": lambda x: x[None].expand(2, 3, 2).zero_(),
+    "conjugate": lambda x: x.conj().zero_(),
+    "real": lambda x: x.real.zero_(),
+    "other_dtype": lambda x: x.view(torch.float32).zero_(),
+    "out": lambda x: torch.ones(5, out=x),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_operation_without_a_place_in_the_store_raises(name: str) -> None:
+    array = torch.arange(6).view(3, 2).to(torch.complex64)
+    source = MemorySource(array)
+    with pytest.raises(RuntimeError, match="stored tensor"):
+        REFUSED[name](StoredTensor(source))
+    assert torch.equal(source.array, array)
+
+
+CONVERTED: dict[str, Callable[[Any], Any]] = {
+    "conj": lambda x: x.conj(),
+    "real": lambda x: x.real,
+    "imag": lambda x: x.imag,
+    "view_as_real": torch.view_as_real,
+    "dtype": lambda x: x.view(torch.float32),
+    "conjugate_product": lambda x: x.conj()[1:] * x[1:],
+    "matrix_product": lambda x: x.mH @ x,
+}
+
+
+@pytest.mark.parametrize("name", CONVERTED)
+def test_convert_complex_view_reads_its_elements(name: str) -> None:
+    array = torch.arange(12.0).view(3, 2, 2)
+    array = torch.view_as_complex(array)
+    result = CONVERTED[name](StoredTensor(MemorySource(array)))
+    assert torch.equal(result.clone(), CONVERTED[name](array).resolve_conj())
+
+
+def test_gradient_of_stored_leaf_is_in_memory() -> None:
+    stored = StoredTensor(MemorySource(torch.arange(3.0))).requires_grad_()
+    td = TensorDict({"a": stored}, batch_size=[3])
+    (td[[0, 2]]["a"].sum() + (stored**2).sum() + td.to("cpu")["a"].sum() + stored[1:].sum()).backward()
+    assert stored.grad.tolist() == [2.0, 4.0, 7.0]
+    assert type(stored.grad) is Tensor
+
+
+def test_import_td_core_does_not_import_stored_tensors() -> None:
+    code = "import sys, td_core; print([name for name in sys.modules if '_stored' in name])"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "[]"
+    code = (
+        "import sys, td_core; assert 'StoredTensor' in dir(td_core); print(td_core.StoredTensor.__module__)"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "td_core"
+
+
+def test_show_options_of_printing_read_nothing() -> None:
+    log: list[Any] = []
+    td = TensorDict({"a": StoredTensor(LoggedSource(MemorySource(torch.zeros(3)), "a", log))})
+    with set_printoptions(compact=False, show_is_view=True, show_storage_size=True, show_grad=True):
+        assert "StoredTensor(shape=torch.Size([3])" in repr(td)
+    assert td.bytes() == td.bytes(count_duplicates=False) == 12
+    assert not td.is_shared()
+    assert log == []
+
+
+def test_compile_reads_the_current_elements() -> None:
+    log: list[Any] = []
+    stored = StoredTensor(LoggedSource(MemorySource(torch.arange(3.0)), "a", log))
+    double = torch.compile(lambda x: x * 2 + 1, backend="aot_eager")
+    assert double(stored).tolist() == [1, 3, 5]
+    stored[1] = 7
+    log.clear()
+    assert double(stored).tolist() == [1, 15, 5]
+    assert [request for request, _, _ in log] == ["read"]

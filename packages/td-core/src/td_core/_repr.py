@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
+from ._buffers import is_stored
 from ._collection import Core, make_dense
 from ._dtypes import SHORT_NAMES
 from ._pytree import leaves_below
@@ -345,7 +346,7 @@ def _shape(leaf: Any) -> tuple[Any, ...]:
 
 
 def _storage(leaf: Tensor) -> int:
-    return leaf.untyped_storage().nbytes()
+    return 0 if is_stored(leaf) else leaf.untyped_storage().nbytes()
 
 
 def _moments(leaf: Tensor) -> str:

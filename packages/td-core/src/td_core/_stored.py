@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from ._buffers import STORED
 from ._public_names import set_module
+from ._stored_modes import MODES, unwrap
 from ._stored_requests import (
     Request,
     fetch,
@@ -51,6 +52,8 @@ class StoredTensor(Tensor):
     Args:
         source: the array in the store.
         device: device of the tensor, to which elements are moved after they were read; by default the CPU.
+        mode: ``"r+"`` writes to the store, ``"r"`` refuses writes, ``"c"`` reads the array into memory before the first
+            write, so that the store does not change.
 
     >>> import tempfile, torch
     >>> from td_core import StoredTensor, TensorDict
@@ -71,12 +74,14 @@ class StoredTensor(Tensor):
     _twin: Tensor
 
     @staticmethod
-    def __new__(cls, source: Source, device: DeviceType | None = None) -> StoredTensor:
+    def __new__(cls, source: Source, device: DeviceType | None = None, mode: str = "r+") -> StoredTensor:
         """Create the tensor without reading."""
+        if mode not in MODES:
+            raise ValueError(f"mode is one of {', '.join(map(repr, MODES))}; got {mode!r}")
         twin = torch.empty(tuple(source.shape), dtype=source.dtype, device="meta")
-        return _wrap(cls, source, twin, torch.device("cpu" if device is None else device))
+        return _wrap(cls, MODES[mode](source), twin, torch.device("cpu" if device is None else device))
 
-    def __init__(self, source: Source, device: DeviceType | None = None) -> None:
+    def __init__(self, source: Source, device: DeviceType | None = None, mode: str = "r+") -> None:
         pass
 
     def flush(self) -> None:
@@ -87,7 +92,7 @@ class StoredTensor(Tensor):
         """Describe the tensor without reading."""
         device = "" if self.device.type == "cpu" else f", device='{self.device}'"
         grad = ", requires_grad=True" if self.requires_grad else ""
-        name = type(self.source).__name__
+        name = type(unwrap(self.source)).__name__
         return f"{type(self).__name__}({name}, size={tuple(self.shape)}, dtype={self.dtype}{device}{grad})"
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:

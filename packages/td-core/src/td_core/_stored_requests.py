@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ._stored_blocks import count, find_block, get_strides
+from ._stored_modes import unwrap
 from .typing import Source, SourceIndex
 
 __all__ = [
@@ -175,15 +176,16 @@ def fetch(requests: Sequence[Request]) -> list[Tensor]:
     """Read the parts of all requests as contiguous memory; with one call per class of sources that has ``read_many``."""
     results: dict[int, Tensor] = {}
     groups: dict[type, list[int]] = {}
-    for i, request in enumerate(requests):
-        groups.setdefault(type(request.source), []).append(i)
+    sources = [unwrap(request.source) for request in requests]
+    for i, source in enumerate(sources):
+        groups.setdefault(type(source), []).append(i)
     for cls, members in groups.items():
         read_many = getattr(cls, "read_many", None) if len(members) > 1 else None
         if read_many is None:
-            results.update((i, requests[i].source.read(requests[i].part)) for i in members)
+            results.update((i, sources[i].read(requests[i].part)) for i in members)
         else:
-            pairs = [(requests[i].source, requests[i].part) for i in members]
-            results.update(zip(members, read_many(requests[members[0]].source, pairs), strict=True))
+            pairs = [(sources[i], requests[i].part) for i in members]
+            results.update(zip(members, read_many(sources[members[0]], pairs), strict=True))
     return [_check(request, results[i]) for i, request in enumerate(requests)]
 
 
