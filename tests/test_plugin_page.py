@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 
 from td_core import NodeKind, TensorDict, decode, encode, hookimpl
 from td_core.plugins import hookspecs
-from td_core.testing import CollectionTests, SerializerTests, installed
+from td_core.testing import CollectionTests, SerializerTests, SourceTests, installed
 
 PAGE = (Path(__file__).parent.parent / "docs" / "plugins.md").read_text(encoding="utf-8")
 
@@ -103,3 +103,20 @@ class TestTheSerializerOfThePage(SerializerTests):
         type(self).serializer = lambda self: page["TorchFile"]()
         with installed(page["Plugin"]()):
             yield
+
+
+class TestTable(SourceTests):
+    """The source of the page; its class has no module, so it cannot be pickled."""
+
+    dtypes: ClassVar[list[torch.dtype]] = [torch.float32, torch.float64, torch.int64, torch.uint8]
+    test_pickle_reads_and_writes = None  # type: ignore[assignment]
+    test_other_process_reads_and_writes = None  # type: ignore[assignment]
+
+    @pytest.fixture(autouse=True)
+    def _use_page(self, page: dict[str, Any]) -> None:
+        self.page = page
+
+    def make(self, array: torch.Tensor, folder: Path) -> Any:
+        if not array.ndim:
+            pytest.skip("the table has one row for each row of the array")
+        return self.page["create_table"](folder / "data.db", array)

@@ -85,10 +85,21 @@ def test_create_with_unknown_mode_raises() -> None:
 
 def test_write_into_leaf_of_mode_r_names_its_key() -> None:
     td = TensorDict({"n": {"a": StoredTensor(MemorySource(torch.zeros(3)), mode="r")}}, batch_size=[3])
-    with pytest.raises(RuntimeError, match="mode='r'"):
-        td.zero_()
-    with pytest.raises(RuntimeError, match="mode='r'"):
-        td[1] = 0
+    message = r"key \('n', 'a'\).*cannot write to MemorySource\(\(3,\)\): it is opened with mode='r'"
+    writes: list[Callable[[], Any]] = [
+        td.zero_,
+        lambda: td.add_(1),
+        lambda: td.__setitem__(1, 0),
+        lambda: td.__setitem__([2, 1], TensorDict({"n": {"a": torch.ones(2)}}, batch_size=[2])),
+        lambda: td.update_(td.clone()),
+        lambda: td.copy_(td.clone()),
+        lambda: td.set_(("n", "a"), torch.ones(3)),
+        lambda: td.set_at_(("n", "a"), 1.0, 0),
+        lambda: td.load_state_dict(td.clone().state_dict()),
+    ]
+    for write in writes:
+        with pytest.raises(LockedError, match=message):
+            write()
 
 
 class Many(MemorySource):

@@ -10,7 +10,7 @@ Each class also derives from the builtin exceptions that callers usually catch i
     ├── CollectionIndexError (IndexError)   an index is invalid for the batch dims
     ├── DimError (IndexError, RuntimeError, ValueError) a dim is out of range or repeated
     ├── DimNamesError (ValueError)          dim names are repeated, not strings, or not one per dim
-    ├── LockedError (RuntimeError)          a change of the structure of a locked collection
+    ├── LockedError (RuntimeError)          a change of a locked structure, or a write to a read-only store
     ├── StructureError (RuntimeError)       two structures that have to match differ
     │   ├── KeyMismatchError (KeyError)         the keys of two structures differ
     │   └── CycleError (ValueError)             a collection would contain itself
@@ -73,7 +73,7 @@ class DimNamesError(TensorDictError, ValueError):
 
 
 class LockedError(TensorDictError, RuntimeError):
-    """A change of the structure of a locked collection was refused."""
+    """A change of the structure of a locked collection was refused, or a write to a store that is opened read-only."""
 
 
 class StructureError(TensorDictError, RuntimeError):

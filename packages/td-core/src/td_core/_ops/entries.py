@@ -25,7 +25,7 @@ from .._mapping_views import (
 from .._ragged import convert_form
 from .._settings import SETTINGS
 from .._walks import visit
-from ..errors import CycleError, KeyPathError, KeyThroughLeafError, StructureError
+from ..errors import CycleError, KeyPathError, KeyThroughLeafError, LockedError, StructureError
 from ..typing import NO_DEFAULT, NestedKey
 from .leaf_writes import is_overlap_error
 
@@ -276,7 +276,8 @@ class EntryMixin(Core):
             node._write_child(last, value, non_blocking=non_blocking)
         except (RuntimeError, ValueError) as error:
             if not is_overlap_error(error):
-                raise StructureError(f"cannot write {show_path(path)} in place: {error}") from error
+                kind = LockedError if isinstance(error, LockedError) else StructureError
+                raise kind(f"cannot write {show_path(path)} in place: {error}") from error
             node._write_child(last, copy_leaf(value), non_blocking=non_blocking)
         return self
 

@@ -38,7 +38,7 @@ from .._known_looks import KnownLooks
 from .._plans import ShapePlan, broadcast_shape
 from .._ragged import get_display_shape
 from .._walks import map_levels, split_along, visit, zip_walk
-from ..errors import BatchSizeError, StructureError
+from ..errors import BatchSizeError, LockedError, StructureError
 from .broadcasting import align_pairs, expand_to_match
 from .leaf_writes import (
     COPY,
@@ -396,8 +396,8 @@ def _paths_of(node: Any, leaf: Tensor) -> list[tuple[str, ...]]:
 
 
 def rephrase_error(error: Exception, message: str) -> Exception:
-    """Return an error of the same type with a new message, or the error itself if its type is not in ``LEAF_ERRORS``."""
-    return type(error)(message) if type(error) in LEAF_ERRORS else error
+    """Return an error of the same type with a new message, or the error itself if its type may need other arguments."""
+    return type(error)(message) if type(error) in (*LEAF_ERRORS, LockedError) else error
 
 
 def copy_leaves(

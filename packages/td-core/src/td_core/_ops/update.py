@@ -24,7 +24,7 @@ from .._locking import check_unlocked
 from .._mapping_views import IsLeaf
 from .._ragged import list_distinct_members
 from .._walks import visit
-from ..errors import StructureError
+from ..errors import LockedError, StructureError
 from ..typing import NestedKey
 from .entries import NOT_GIVEN, EntryMixin
 from .indexed_write import IndexedWrite, check_broadcast, is_basic, run_writes
@@ -267,9 +267,8 @@ class UpdateMixin(EntryMixin):
             changed[index] = value
         except (RuntimeError, TypeError, ValueError) as error:
             if not is_overlap_error(error):
-                raise StructureError(
-                    f"cannot write {show_path(path)} at the index {index!r}: {error}"
-                ) from error
+                kind = LockedError if isinstance(error, LockedError) else StructureError
+                raise kind(f"cannot write {show_path(path)} at the index {index!r}: {error}") from error
             changed[index] = value.clone()
         if changed is not entry:
             # An entry read from a lazy stack is a copy, so write it back to the members.

@@ -29,6 +29,9 @@ class MemorySource:
         self.array = array.clone()
         self.shape, self.dtype = array.shape, array.dtype
 
+    def __repr__(self) -> str:
+        return f"MemorySource({tuple(self.shape)})"
+
     def read(self, index: SourceIndex) -> Tensor:
         """Return a copy of a part of the array."""
         return self.array[index].clone()
@@ -57,6 +60,9 @@ class RawFile:
 
     def __init__(self, path: str | Path, shape: Any, dtype: torch.dtype, start: int = 0) -> None:
         self.path, self.shape, self.dtype, self.start = str(path), torch.Size(shape), dtype, start
+
+    def __repr__(self) -> str:
+        return f"RawFile({self.path!r})"
 
     @classmethod
     def create(cls, path: str | Path, array: Tensor) -> RawFile:
@@ -133,6 +139,9 @@ class LoggedSource:
     def __init__(self, source: Source, name: str, log: list[Any]) -> None:
         self.source, self.name, self.log = source, name, log
         self.shape, self.dtype = source.shape, source.dtype
+
+    def __repr__(self) -> str:
+        return repr(self.source)
 
     def read(self, index: SourceIndex) -> Tensor:
         """Read from the other source."""
