@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ import numpy as np
 import torch
 
 from td_core import Encoded, Serializer, TensorCollection, decode, encode, join_value, split_value
-from td_core.errors import FormatError
+from td_core.errors import CodecError, FormatError
 
 HEADER = "td-example-codec.json"
 
@@ -43,11 +42,16 @@ class NpzSerializer(Serializer):
             "shapes": [list(leaf.shape) for leaf in encoded.leaves],
             "values": [split_value(value) for value in encoded.values],
         }
+        for key_path, leaf in zip(encoded.leaf_paths(), encoded.leaves, strict=True):
+            if leaf.layout is not torch.strided or leaf.is_nested:
+                raise CodecError(f"cannot store {key_path} in an .npz file: it is not a dense tensor")
         # Store bytes, since numpy lacks some dtypes of torch.
         leaves = [leaf.detach().cpu().contiguous().reshape(-1).view(torch.uint8) for leaf in encoded.leaves]
         arrays = {str(position): leaf.numpy() for position, leaf in enumerate(leaves)}
         arrays[HEADER] = np.frombuffer(json.dumps(header).encode(), np.uint8)
-        partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+        partial = path.with_name(
+            f"{path.name}.partial"
+        )  # the next save replaces the file that a killed one left
         try:
             with partial.open("wb") as file:
                 (np.savez_compressed if compress else np.savez)(file, **arrays)

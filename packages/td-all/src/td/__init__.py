@@ -23,6 +23,7 @@ from td_core._public_names import lazy_names as _lazy_names
 if TYPE_CHECKING:
     from td._alias import install_as_tensordict as install_as_tensordict
     from td_core import *  # noqa: F403
+    from td_core import open as open  # noqa: A004
     from td_distributed import *  # noqa: F403
     from td_memmap import *  # type: ignore[assignment]  # noqa: F403
     from td_nn import *  # noqa: F403
@@ -34,8 +35,13 @@ __version__ = _td_core.__version__
 _PACKAGES = (_td_nn, _td_distributed, _td_memmap, _td_tensorclass, _td_core)
 __getattr__, __dir__ = _lazy_names(
     __name__,
-    {"._alias": ["install_as_tensordict"], **{package.__name__: package.__all__ for package in _PACKAGES}},
+    {
+        "._alias": ["install_as_tensordict"],
+        **{package.__name__: package.__all__ for package in _PACKAGES},
+        "td_core": [*_td_core.__all__, "open"],
+    },
 )
 
 if not TYPE_CHECKING:  # type checkers use the imports above and cannot evaluate this list
-    __all__ = __dir__()
+    # A star import must not hide the builtin function.
+    __all__ = [name for name in __dir__() if name != "open"]

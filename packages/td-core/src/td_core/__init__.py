@@ -49,7 +49,8 @@ with _paused():
     from ._public_names import lazy_names as _lazy_names
     from ._repr_parser import parse_tensor_dict_string
     from ._roles import Buffer
-    from ._saving import append, create, inspect, load, open, save, verify  # noqa: A004
+    from ._saving import append, create, inspect, load, save, verify
+    from ._saving import open as open  # noqa: A004  not in __all__: a star import must not hide the builtin function
     from ._serializers import Serializer
     from ._settings import (
         get_defaults_to_none,
@@ -98,7 +99,7 @@ __all__ = [
     "unpad_sequence", "PackLayout", "assert_allclose_td", "assert_close", "expand_as_right", "expand_right",
     "is_bool", "is_floating", "is_inexact", "is_integer", "is_tensor_collection", "default_is_leaf",
     "KEY_SEPARATOR", "NO_DEFAULT", "NestedKey", "unravel_key", "unravel_key_list", "unravel_key_to_tuple",
-    "load", "save", "open", "create", "append", "inspect", "verify", "Tree", "Report", "Problem", "encode",
+    "load", "save", "create", "append", "inspect", "verify", "Tree", "Report", "Problem", "encode",
     "decode", "Encoded", "Record", "split_value", "join_value", "NodeKind",
     "Layout", "Serializer", "LeafSerializer", "enum_serializer", "Coercer", "make_classmethod", "hookimpl", "plugins",
     "get_defaults_to_none", "set_get_defaults_to_none", "get_printoptions", "set_printoptions", "lazy_legacy",

@@ -1,0 +1,133 @@
+"""Processes that save while another one loads, and saves that are killed at a file-system call."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NoReturn
+
+import pytest
+
+__all__ = ["count_calls", "kill_at_call", "kill_at_size", "run_in_child"]
+
+#: Events of :func:`sys.addaudithook` that change files or open them.
+_EVENTS = frozenset(
+    {
+        "open",
+        "os.rename",
+        "os.remove",
+        "os.mkdir",
+        "os.rmdir",
+        "os.truncate",
+        "os.link",
+        "os.symlink",
+        "os.chmod",
+    }
+)
+
+_KILLED = 77
+
+
+def count_calls(work: Callable[[], Any]) -> int:
+    """Run ``work`` in a child process, and return the number of its file-system calls."""
+    reader, writer = os.pipe()
+
+    def count() -> None:
+        calls = 0
+
+        def note(event: str, arguments: tuple[Any, ...]) -> None:
+            nonlocal calls
+            calls += event in _EVENTS
+
+        sys.addaudithook(note)
+        work()
+        os.write(writer, str(calls).encode())
+
+    code = os.waitstatus_to_exitcode(os.waitpid(_fork(count), 0)[1])
+    os.close(writer)
+    with os.fdopen(reader) as file:
+        content = file.read()
+    assert code == 0, "the save failed in a child process; its traceback is in the captured output"
+    return int(content)
+
+
+def kill_at_call(work: Callable[[], Any], number: int) -> None:
+    """Run ``work`` in a child process that ends at its file-system call ``number``, without any cleanup."""
+
+    def run() -> None:
+        calls = -1
+
+        def note(event: str, arguments: tuple[Any, ...]) -> None:
+            nonlocal calls
+            calls += event in _EVENTS
+            if event in _EVENTS and calls == number:
+                os._exit(_KILLED)
+
+        sys.addaudithook(note)
+        work()
+
+    code = os.waitstatus_to_exitcode(os.waitpid(_fork(run), 0)[1])
+    assert code in (0, _KILLED), f"the save failed with the exit code {code} before it was killed"
+
+
+def kill_at_size(work: Callable[[], Any], nbytes: int) -> None:
+    """Run ``work`` in a child process that ends when it makes a file longer than ``nbytes``, also from native code."""
+
+    def run() -> None:
+        import resource  # Windows lacks it, and fork()
+
+        signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, nbytes))
+        work()
+
+    code = os.waitstatus_to_exitcode(os.waitpid(_fork(run), 0)[1])
+    assert code in (0, -signal.SIGXFSZ), f"the save failed with the exit code {code} before it was killed"
+
+
+@contextmanager
+def run_in_child(work: Callable[[], Any]) -> Iterator[Callable[[], bool]]:
+    """Run ``work`` in a child process during a ``with`` block, which receives a function that returns whether it runs."""
+    pid, code = _fork(work), None
+
+    def is_running() -> bool:
+        nonlocal code
+        if code is None:
+            done, status = os.waitpid(pid, os.WNOHANG)
+            code = os.waitstatus_to_exitcode(status) if done else None
+        return code is None
+
+    try:
+        yield is_running
+    finally:
+        while is_running():
+            time.sleep(0.01)
+    assert code == 0, "the save failed in a child process; its traceback is in the captured output"
+
+
+def _fork(work: Callable[[], Any]) -> int:
+    """Start ``work`` in a child process, and return its process id."""
+    if not hasattr(os, "fork"):
+        pytest.skip("this platform has no fork()")
+    pid = os.fork()
+    if pid == 0:
+        _run_and_exit(work)
+    return pid
+
+
+def _run_and_exit(work: Callable[[], Any]) -> NoReturn:
+    """Run ``work``, and end this process without the handlers of the parent, such as those of pytest."""
+    code = 1
+    try:
+        work()
+        code = 0
+    except BaseException:  # the child must never return to the test runner
+        import traceback
+
+        traceback.print_exc()
+    finally:
+        os._exit(code)
