@@ -37,14 +37,9 @@ def visit(step: Callable[..., Iterable[tuple[Any, ...]]], *start: Any) -> None:
         pass
 
 
-def get_nested(node: Node) -> Iterator[Node]:
-    """Return the nodes directly below a node; the members of a lazy stack."""
-    return node._iter_nested()  # type: ignore[no-any-return]
-
-
 def walk(*nodes: Node) -> Iterator[Node]:
     """Iterate over nodes and all nodes below them, parents first. Below a lazy stack are its members."""
-    return expand(nodes, get_nested)
+    return expand(nodes, lambda node: node._iter_nested())
 
 
 def has_entries(child: Any) -> bool:
@@ -52,19 +47,14 @@ def has_entries(child: Any) -> bool:
     return not isinstance(child, Tensor) and not child._is_value
 
 
-def walk_levels(
-    root: Node, is_visited: Callable[[Any], bool] = has_entries
-) -> Iterator[tuple[Node, Position, dict[str, Any]]]:
-    """Iterate over nodes with their positions and a copy of their entries, and descend into those that ``is_visited`` selects.
-
-    An entry that the caller removes from the copy is not visited.
-    """
+def walk_levels(root: Node) -> Iterator[tuple[Node, Position, dict[str, Any]]]:
+    """Iterate over nodes with their positions and a copy of their entries; one that is removed from the copy is not visited."""
     todo: list[tuple[Node, Position]] = [(root, None)]
     while todo:
         node, position = todo.pop()
         entries = dict(node._children())
         yield node, position, entries
-        todo.extend((child, (position, key)) for key, child in entries.items() if is_visited(child))
+        todo.extend((child, (position, key)) for key, child in entries.items() if has_entries(child))
 
 
 def get_path(position: Position, *keys: str) -> tuple[str, ...]:
