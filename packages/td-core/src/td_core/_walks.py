@@ -107,7 +107,12 @@ def map_levels(
     """
     top: dict[Any, Any] = {}
     levels: list[tuple[Node, dict[Any, Any], dict[Any, Any], Any, Any]] = [(root, top, top, "", state)]
-    for node, entries, _, _, state in levels:
+    done = 0
+    while done < len(
+        levels
+    ):  # torch.compile of torch 2.9 does not iterate over items that are appended in the loop
+        node, entries, _, _, state = levels[done]
+        done += 1
         for key, child, below in fill(node, entries, state):
             inner = entries[key] = {}  # this keeps the order of keys until the node is built
             levels.append((child, inner, entries, key, below))

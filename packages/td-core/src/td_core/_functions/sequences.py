@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -14,6 +14,7 @@ from .._keys import unravel_key_to_tuple
 from .._ops.joining import cat, lazy_stack, stack
 from .._plans import remove_size
 from .._ragged import make_padded_tensor
+from .._walks import map_levels
 from ..errors import KeyPathError, StructureError
 from ..typing import NestedKey
 
@@ -68,14 +69,9 @@ def pad_sequence(
         padding_value = 0.0
     left = padding_side == "left"
     masks: dict[Path, Tensor] = {}
-    levels: list[tuple[list[Any], dict[str, Child], Path, Any, str]] = [(items, {}, (), None, "")]
     used: set[Path] = set()
-    done = 0
-    while done < len(
-        levels
-    ):  # torch.compile of torch 2.9 does not iterate over items that are appended in the loop
-        nodes, out_entries, prefix, _, _ = levels[done]
-        done += 1
+
+    def pad(nodes: list[Any], out_entries: dict[str, Child], prefix: Path) -> Iterator[Any]:
         columns = [node._children() for node in nodes]
         for key in columns[0]:
             if not all(key in column for column in columns):
@@ -96,18 +92,17 @@ def pad_sequence(
             elif first._is_value:
                 out_entries[key] = _pad_values(entries, left)
             else:
-                out_entries[key] = None
-                levels.append((entries, {}, path, out_entries, key))
+                yield key, entries, path
+
+    def make(nodes: list[Any], out_entries: dict[str, Child]) -> Any:
+        return nodes[0]._with_children(out_entries, batch_size=_compute_padded_size(nodes), names=None)
+
+    result = map_levels(items, pad, (), make)
     unknown = [path for path in fills if path not in used]
     if unknown:
         raise KeyPathError(
             f"padding_value names {unknown}, which are not tensor entries; there are {sorted(used)}"
         )
-    result: Any = None
-    for nodes, out_entries, _, parent, key in reversed(levels):
-        result = nodes[0]._with_children(out_entries, batch_size=_compute_padded_size(nodes), names=None)
-        if parent is not None:
-            parent[key] = result
     if return_mask is not False:
         where = (MASKS,) if return_mask is True else unravel_key_to_tuple(return_mask)
         result.create_nested(where)
