@@ -121,8 +121,9 @@ class Staging:
             self._held.append(self._parent.reopen(()))
 
     def _release_fds(self) -> None:
-        while self._held:
-            _fs.close(self._held.pop())
+        held, self._held = self._held, []
+        for fd in held:
+            _fs.close(fd)
 
     def _exclusive(self) -> contextlib.AbstractContextManager[bool]:
         if self._alone:

@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
+from td_core._walks import visit
 from td_core.errors import FormatError
 
 from . import _file_names
@@ -435,16 +436,17 @@ class DirectoryTree:
 
     def remove_all(self) -> None:
         """Remove all files and directories of the tree."""
-        todo: list[Parts] = [()]
         seen: list[Parts] = []
-        while todo:
-            place = todo.pop()
+
+        def remove_files(place: Parts) -> Iterator[tuple[Parts]]:
             seen.append(place)
             for name, is_directory in self.entries(place).items():
                 if is_directory:
-                    todo.append((*place, name))
+                    yield ((*place, name),)
                 else:
                     self.remove(place, name)
+
+        visit(remove_files, ())
         self.remove_empty(seen)
 
     def sync(self, parts: Parts = ()) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from td_core._inspection import Tree
+from td_core._walks import visit
 
 from . import _file_names, _fs
 from ._archive import ArchiveTree
@@ -44,15 +46,15 @@ def inspect(path: str | Path) -> Tree:
 
 def _inspect(files: Any, name: str) -> Tree:
     nodes: list[tuple[Tree, Tree | None]] = []
-    todo: list[tuple[Parts, str, Tree | None]] = [((), name, None)]
-    while todo:
-        parts, key, above = todo.pop()
+
+    def add(parts: Parts, key: str, above: Tree | None) -> Iterator[tuple[Parts, str, Tree | None]]:
         node, below = _inspect_node(files, parts, key)
         nodes.append((node, above))
         if above is not None:
             above.children[key] = node
-        # The last item pushed is visited first, so push the children in reverse order.
-        todo.extend((place, child, node) for child, place in reversed(below.items()))
+        return ((place, child, node) for child, place in reversed(below.items()))
+
+    visit(add, (), name, None)
     for node, above in reversed(nodes):
         if above is not None:
             above.nbytes += node.nbytes

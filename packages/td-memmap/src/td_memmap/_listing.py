@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 from td_core._inspection import make_printable, show_size
+from td_core._walks import visit
 
 from . import _fs
-from ._fs import DirectoryTree
+from ._fs import DirectoryTree, Parts
 
 
 def print_directory_tree(path: str | Path, indent: str = "", display_metadata: bool = True) -> str:
@@ -31,23 +33,23 @@ def print_directory_tree(path: str | Path, indent: str = "", display_metadata: b
     """
     place = _fs.make_absolute(path)
     lines: list[str] = []
-    total = 0
+    sizes: list[int] = []
     with DirectoryTree.at_path(place) as tree:
-        todo: list[tuple[tuple[str, ...], bool]] = [((), True)]
-        while todo:
-            parts, is_directory = todo.pop()
+
+        def add(parts: Parts, is_directory: bool) -> Iterator[tuple[Parts, bool]]:
             name = parts[-1] if parts else os.path.basename(place)
             lines.append(f"{indent}{'    ' * len(parts)}{make_printable(name)}{'/' if is_directory else ''}")
             if is_directory:
                 below = sorted(
                     tree.entries(parts).items(), key=lambda item: (not item[1], item[0]), reverse=True
                 )
-                todo.extend(((*parts, child), kind) for child, kind in below)
-            else:
-                result = tree.stat_path(parts)
-                total += 0 if result is None else result.st_size
+                yield from (((*parts, child), kind) for child, kind in below)
+            elif (result := tree.stat_path(parts)) is not None:
+                sizes.append(result.st_size)
+
+        visit(add, (), True)
     if display_metadata:
-        lines.insert(0, f"{indent}Directory size: {show_size(total)}")
+        lines.insert(0, f"{indent}Directory size: {show_size(sum(sizes))}")
     text = "\n".join(lines)
     print(text)
     return text

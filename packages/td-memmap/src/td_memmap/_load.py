@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -26,6 +26,7 @@ from td_core._nested_components import compute_lengths, compute_min_max, make_ja
 from td_core._nodes import KINDS, Record, as_named, check_node, user_class
 from td_core._value_codec import join_at
 from td_core._value_types import CONTAINERS
+from td_core._walks import visit
 from td_core.errors import FormatError, MissingPluginError
 from td_core.plugins.memmap_methods import LoadMemmapOptions
 from td_core.typing import NestedKey
@@ -169,21 +170,22 @@ def check_target(out: Any) -> None:
 
 def drop_missing(out: Any, loaded: Any) -> None:
     """Delete the entries of ``out`` that ``loaded`` does not have."""
-    todo = [(out, loaded)]
-    while todo:
-        node, wanted = todo.pop()
+
+    def drop(node: Any, wanted: Any) -> Iterator[tuple[Any, Any]]:
         stacked = node._members_and_dim()
         if stacked is not None:
             # A stack does not list entries that only some members have, so visit each member.
             members, dim = stacked
-            todo.extend(zip(members, wanted.unbind(dim), strict=True))
-            continue
+            yield from zip(members, wanted.unbind(dim), strict=True)
+            return
         kept = set(wanted.keys())
         for key in list(node.keys()):
             if key not in kept:
                 node.del_(key)
             elif isinstance(child := node._get_child(key), Core) and not child._is_value:
-                todo.append((child, wanted._get_child(key)))
+                yield child, wanted._get_child(key)
+
+    visit(drop, out, loaded)
 
 
 class Reader:
@@ -224,18 +226,19 @@ class Reader:
 
     def read(self, *, sizes: bool = True) -> None:
         """Read all metadata; with ``sizes=True`` also check the file of every leaf, which mapping checks anyway."""
-        todo = [Node((), (), torch.Size(), {}, "")]
-        while todo:
-            node = todo.pop()
+
+        def read_below(node: Node) -> Iterator[tuple[Node]]:
             try:
                 self._read_one(node, sizes)
             except (FormatError, MissingPluginError):
                 if not self._skip_damaged(node.place, node.name):
                     raise
-                continue
+                return
             self.nodes.append(node)
             if node.level.nodes or node.members:
-                todo.extend(reversed(self._list_children(node)))
+                yield from zip(reversed(self._list_children(node)))
+
+        visit(read_below, Node((), (), torch.Size(), {}, ""))
 
     def _skip_damaged(self, place: dict[str, Any], name: str) -> bool:
         """Drop an unreadable node or leaf from its parent. Return False in strict mode and for the root."""
@@ -612,10 +615,10 @@ class Reader:
 def check_metadata(tree: Any) -> tuple[int, list[tuple[Parts, LeafEntry, FormatError]]]:
     """Check a save by its metadata alone. Return the number of files, and the damaged leaves with their errors."""
     reader = Reader(tree, LoadOptions())
-    result, files = [], 0
-    todo: list[tuple[Parts, KeyPath, torch.Size]] = [((), (), torch.Size())]
-    while todo:
-        parts, path, above = todo.pop()
+    result: list[tuple[Parts, LeafEntry, FormatError]] = []
+    counts: list[int] = []
+
+    def check(parts: Parts, path: KeyPath, above: torch.Size) -> Iterator[tuple[Parts, KeyPath, torch.Size]]:
         _, level, _, below = read_node(tree, parts)
         size = level.batch_size if level.sized else above
         if size[: len(above)] != above:
@@ -623,14 +626,15 @@ def check_metadata(tree: Any) -> tuple[int, list[tuple[Parts, LeafEntry, FormatE
             raise location.error("the batch size", list(size), f"one that starts with {list(above)}")
         for key, place in below.items():
             # The batch size of members is checked when the stack is built.
-            todo.append(
-                (place, (*path, key), size if level.sized or key == _file_names.INNER else torch.Size())
-            )
-        files += 1 + len(level.leaves)
+            inner = size if level.sized or key == _file_names.INNER else torch.Size()
+            yield place, (*path, key), inner
+        counts.append(1 + len(level.leaves))
         node = Node(parts, path, size, {}, "")
         for key, entry in level.leaves.items():
             try:
                 reader.check_leaf(node, key, entry)
             except FormatError as error:
                 result.append((parts, entry, error))
-    return files, result
+
+    visit(check, (), (), torch.Size())
+    return sum(counts), result

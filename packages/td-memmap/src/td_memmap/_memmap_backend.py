@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,7 @@ from td_core._collection import ATTACHED, Core
 from td_core._locking import lock
 from td_core._public_names import set_module
 from td_core._storage_backends import StorageBackend
+from td_core._walks import visit, walk
 
 from . import _file_names, _fs
 from ._fs import DirectoryTree
@@ -59,9 +61,7 @@ class MemmapBackend(StorageBackend):
         """Return True if the node and all nodes below still have the batch sizes and dim names of the save."""
         if self.path is None:
             return False
-        todo: list[Any] = [node]
-        while todo:
-            item = todo.pop()
+        for item in walk(node):
             saved = get_backend(item)
             if (
                 saved is None
@@ -69,7 +69,6 @@ class MemmapBackend(StorageBackend):
                 or not f"{saved.path}/".startswith(f"{self.path}/")
             ):
                 return False
-            todo.extend(item._iter_nested())
         return True
 
     def reduce(self, node: Core, protocol: int) -> tuple[Any, ...]:
@@ -122,9 +121,10 @@ def attach_backend(result: Any, saved: MemmapBackend, *, as_saved: bool = True) 
     """Lock a mapped collection and attach a MemmapBackend to each of its nodes."""
     lock(result, ATTACHED)
     robust_key, allow_pickle, shared = saved.robust_key, saved.allow_pickle, saved.shared
-    todo: list[tuple[Any, str | None, torch.Size]] = [(result, saved.path, saved.above)]
-    while todo:
-        node, path, above = todo.pop()
+
+    def attach(
+        node: Any, path: str | None, above: torch.Size
+    ) -> Iterator[tuple[Any, str | None, torch.Size]]:
         inner = node._inner()
         inner._set_device(_CPU)
         inner._backends = {
@@ -138,14 +138,16 @@ def attach_backend(result: Any, saved: MemmapBackend, *, as_saved: bool = True) 
             folder = None if match is None else _fs.get_identity(match)
             node._keep(ValueFile(path, above, allow_pickle, shared, folder))
         if inner is node and not node._is_value and next(node._iter_nested(), None) is None:
-            continue  # Skip encoding: most nodes have no child nodes.
+            return  # Skip encoding: most nodes have no child nodes.
         record = encode_node(node)
         size = node.batch_size
         for key, child in record.entries.items():
             if not isinstance(child, Tensor):
-                todo.append((child, None if path is None else _find_below(path, key, robust_key), size))
+                yield child, None if path is None else _find_below(path, key, robust_key), size
         for name, child in record.members.items():
-            todo.append((child, None if path is None else os.path.join(path, name), above))
+            yield child, None if path is None else os.path.join(path, name), above
+
+    visit(attach, result, saved.path, saved.above)
     return result
 
 

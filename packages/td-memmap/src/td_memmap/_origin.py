@@ -7,6 +7,7 @@ unchanged, mapping the collection again needs no new files.
 from __future__ import annotations
 
 import os
+from itertools import chain
 from typing import Any
 
 import torch
@@ -14,14 +15,14 @@ from torch import Tensor
 
 from td_core._collection import Core
 from td_core._nested_components import get_parts
-from td_core._nodes import KINDS
+from td_core._nodes import KINDS, PlainForm, encode
 from td_core.errors import TensorDictError
 
 from . import _file_names
 from ._load import LoadOptions, Reader, retry_on_replace
 from ._mapped_memory import source_of
 from ._memmap_backend import MemmapBackend
-from ._plan import KeyPath, encode_node
+from ._plan import FORMAT
 from ._tensor import MemoryMappedTensor, Place, is_whole
 from ._value_file import ValueFile
 
@@ -49,23 +50,23 @@ def _load(files: Any) -> tuple[tuple[Any, bool], bool]:
 
 def _root(tree: Core) -> str | None:
     """Return the root directory of the save of any leaf or value of a collection, or None."""
-    todo: list[tuple[Core, KeyPath]] = [(tree, ())]
-    while todo:
-        node, path = todo.pop()
-        record = encode_node(node, path)
-        keeper = node._keeper()
-        result = keeper.path if isinstance(keeper, ValueFile) and keeper.refused is None else None
-        for key, child in record.entries.items():
-            if isinstance(child, Tensor):
-                for place in _places(child):
-                    result = result or (place.filename and os.path.dirname(place.filename))
-            else:
-                todo.append((child, (*path, key)))
-        todo.extend((child, (*path, key)) for key, child in record.members.items())
-        if result is not None:
-            for _ in path:
-                result = os.path.dirname(result)
-            return result
+    encoded = encode(tree, plain=PlainForm(FORMAT))
+    keepers = ((node._keeper(), path) for node, path in zip(encoded.objects, encoded.node_paths()))
+    values = (
+        (keeper.path, path)
+        for keeper, path in keepers
+        if isinstance(keeper, ValueFile) and keeper.refused is None
+    )
+    leaves = (
+        (place.filename, path)
+        for leaf, path in zip(encoded.leaves, encoded.leaf_paths())
+        for place in _places(leaf)
+        if place.filename
+    )
+    for result, path in chain(values, leaves):
+        for _ in path:
+            result = os.path.dirname(result)
+        return result
     return None
 
 
@@ -80,30 +81,24 @@ def _places(leaf: Any) -> list[Place]:
 
 def _is_same(tree: Core, loaded: Core) -> bool:
     """Return True if a collection has the same nodes and values as a loaded one, and its leaves are in the same files."""
-    todo: list[tuple[Core, Core]] = [(tree, loaded)]
-    while todo:
-        left, right = todo.pop()
-        if (
-            KINDS.of(left) is not KINDS.of(right)
-            or left.batch_size != right.batch_size
-            or left._names != right._names
-        ):
-            return False
-        if left._is_value and not left._has_equal_values(right):
-            return False
-        first, other = encode_node(left), encode_node(right)
-        if first.entries.keys() != other.entries.keys() or first.members.keys() != other.members.keys():
-            return False
-        for key, child in first.entries.items():
-            there: Any = other.entries[key]
-            if isinstance(child, Tensor) != isinstance(there, Tensor):
-                return False
-            if not isinstance(child, Tensor):
-                todo.append((child, there))
-            elif not _is_same_leaf(child, there):
-                return False
-        todo.extend((child, other.members[name]) for name, child in first.members.items())
-    return True
+    trees = [encode(item, plain=PlainForm(FORMAT)) for item in (tree, loaded)]
+    nodes, other_nodes = (dict(zip(item.node_paths(), item.objects)) for item in trees)
+    leaves, other_leaves = (dict(zip(item.leaf_paths(), item.leaves)) for item in trees)
+    return (
+        nodes.keys() == other_nodes.keys()
+        and leaves.keys() == other_leaves.keys()
+        and all(_is_same_node(node, other_nodes[path]) for path, node in nodes.items())
+        and all(_is_same_leaf(leaf, other_leaves[path]) for path, leaf in leaves.items())
+    )
+
+
+def _is_same_node(left: Core, right: Core) -> bool:
+    return (
+        KINDS.of(left) is KINDS.of(right)
+        and left.batch_size == right.batch_size
+        and left._names == right._names
+        and (not left._is_value or left._has_equal_values(right))
+    )
 
 
 def _is_same_leaf(left: Tensor, right: Tensor) -> bool:

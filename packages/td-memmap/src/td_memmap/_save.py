@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -17,6 +17,7 @@ from td_core._collection import Core, concurrent_change_error, identity, show_pa
 from td_core._devices import wait_for
 from td_core._nested_components import make_jagged
 from td_core._torch_private import get_cached_seqlens
+from td_core._walks import visit
 from td_core.plugins.memmap_methods import MemmapOptions
 
 from . import _file_names, _fs
@@ -64,13 +65,14 @@ def plan_save(tree: Core, options: MemmapOptions) -> tuple[Plan, Core]:
 def copy_nodes(tree: Core) -> Core:
     """Copy the nodes of a collection, but not its leaves; keep the user's locks, not the locks of mapping."""
     result = tree._map(identity)
-    todo = [(tree, result)]
-    while todo:
-        node, copy = todo.pop()
+
+    def copy_lock(node: Core, copy: Any) -> Iterator[tuple[Any, Any]]:
         if node._locked is True:
-            copy.lock_()  # type: ignore[attr-defined]
+            copy.lock_()
         else:
-            todo.extend(zip(node._iter_nested(), copy._iter_nested(), strict=False))
+            yield from zip(node._iter_nested(), copy._iter_nested(), strict=False)
+
+    visit(copy_lock, tree, result)
     return result
 
 
@@ -370,9 +372,8 @@ def finish(
 def _split_shared_nodes(tree: Core) -> None:
     """Copy nodes that occur twice, so that each key path of a save has a separate node."""
     seen: set[int] = set()
-    todo = [tree]
-    while todo:
-        node = todo.pop()
+
+    def split(node: Core) -> Iterator[tuple[Core]]:
         record = encode_node(node)
         for key, child in record.entries.items():
             if isinstance(child, Core):
@@ -380,8 +381,10 @@ def _split_shared_nodes(tree: Core) -> None:
                     child = copy_nodes(child)
                     node._set_child(key, child)
                 seen.add(id(child._inner()))
-                todo.append(child)
-        todo.extend(record.members.values())
+                yield (child,)
+        yield from zip(record.members.values())
+
+    visit(split, tree)
 
 
 def _replace_leaves(node: Core, mapped: dict[int, Tensor], kept: set[int]) -> None:

@@ -11,9 +11,10 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
+from td_core._walks import visit
 from td_core.errors import FormatError
 
 from . import _file_names
@@ -71,15 +72,14 @@ def find_save_files(tree: DirectoryTree, wanted: Collection[Parts] = ()) -> Save
     manifest = _read(tree, (), _file_names.MANIFEST)
     recorded = manifest.get("files") if isinstance(manifest, dict) else None
     recorded = recorded if isinstance(recorded, dict) else {}
-    todo: list[Parts] = [()]
-    while todo:
-        parts = todo.pop()
+
+    def add(parts: Parts) -> Iterator[tuple[Parts]]:
         listing = tree.entries(parts)
         meta = _read(tree, parts, _file_names.META)
         if meta is _NO_JSON and "/".join((*parts, _file_names.META)) in recorded:
             meta = {}
         elif not is_written(meta, listing):
-            continue
+            return
         if not parts:
             result.files.add((_file_names.MANIFEST,))
         result.directories.add(parts)
@@ -96,7 +96,9 @@ def find_save_files(tree: DirectoryTree, wanted: Collection[Parts] = ()) -> Save
                 continue
             known = name in levels or (not mapping and _is_member(name, meta.get("_members")))
             if (known or (unlisted and path in wanted)) and tree.stat(path, _file_names.META) is not None:
-                todo.append(path)
+                yield (path,)
+
+    visit(add, ())
     _add_recorded(tree, result, recorded)
     return result
 
@@ -153,13 +155,16 @@ def find_unknown_files(
     """Return the files and topmost directories that do not belong to the save; search directories in ``others`` too."""
     files: list[Parts] = []
     directories: list[Parts] = []
-    todo: list[Parts] = [()]
-    while todo:
-        parts = todo.pop()
+
+    def collect(parts: Parts) -> Iterator[tuple[Parts]]:
         for name, is_directory in tree.entries(parts).items():
             path = (*parts, name)
-            if is_directory:
-                (todo if path in left.directories or path in others else directories).append(path)
+            if is_directory and (path in left.directories or path in others):
+                yield (path,)
+            elif is_directory:
+                directories.append(path)
             elif path not in left.files:
                 files.append(path)
+
+    visit(collect, ())
     return files, directories

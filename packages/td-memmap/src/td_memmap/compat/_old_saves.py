@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import io
 import pickle
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +21,7 @@ from torch import Tensor
 from td_core._dtypes import STORABLE
 from td_core._lazy_stack import LazyStackedTensorDict
 from td_core._tensordict import TensorDict
+from td_core._walks import visit
 from td_core.errors import FormatError
 
 from .. import _file_names
@@ -56,17 +57,18 @@ def load(reader: Any) -> Any:
     """Load a save with pickled metadata; ``reader`` maps the files."""
     tree: DirectoryTree = reader.tree
     levels: list[_Level] = []
-    todo: list[tuple[Parts, dict[str, Any], str]] = [((), {}, "")]
-    while todo:
-        parts, place, name = todo.pop()
+
+    def read_level(parts: Parts, place: dict[str, Any], name: str) -> Iterator[tuple[Any, ...]]:
         level = _Level(parts, place, name, _read(tree, parts, _file_names.OLD_META, parts)[1])
         levels.append(level)
         for name, is_directory in sorted(tree.entries(parts).items()):
             if is_directory and tree.stat((*parts, name), _file_names.OLD_META) is not None:
-                todo.append(((*parts, name), level.below, name))
+                yield (*parts, name), level.below, name
             elif name.endswith(_LEAF_META):
                 key = name[: -len(_LEAF_META)]
                 level.leaves[key] = _leaf(reader, parts, key)
+
+    visit(read_level, (), {}, "")
     # Build children before their parents.
     for level in reversed(levels):
         level.place[level.name] = _build(tree, level, reader.device)
@@ -75,21 +77,22 @@ def load(reader: Any) -> Any:
 
 def add_old_files(tree: DirectoryTree, result: Any) -> None:
     """Add the files of a save with pickled metadata to a :class:`SaveFiles`."""
-    todo: list[Parts] = [()]
-    while todo:
-        parts = todo.pop()
+
+    def add(parts: Parts) -> Iterator[tuple[Parts]]:
         if not _is_old_level(tree, parts):
-            continue
+            return
         listing = tree.entries(parts)
         result.add((*parts, _file_names.OLD_META))
         for name, is_directory in listing.items():
             if is_directory:
-                todo.append((*parts, name))
+                yield ((*parts, name),)
             elif name.endswith(_LEAF_META):
                 result.add((*parts, name))
                 leaf = name.removesuffix(_LEAF_META) + ".memmap"
                 if listing.get(leaf) is False:
                     result.add((*parts, leaf))
+
+    visit(add, ())
 
 
 def _is_old_level(tree: DirectoryTree, parts: Parts) -> bool:
