@@ -46,6 +46,7 @@ LAYERS = [
         "plugins.distributed_methods",
         "plugins.memmap_methods",
         "plugins.value_methods",
+        "plugins.store_methods",
         "_type_names",
         "_locations",
         "_inspection",

@@ -17,7 +17,8 @@ from td_core.plugins.declarations import DECLARATIONS, Declaration, unwrap_membe
 from td_core.plugins.memmap_methods import MemmapMethods
 from td_core.plugins.siblings import SiblingMethods
 
-DISTRIBUTIONS = {"td-memmap", "td-tensorclass", "td-distributed"}
+STORES = {"td-safetensors", "td-hdf5", "td-zarr", "td-arrow", "td-redis"}
+DISTRIBUTIONS = {"td-memmap", "td-tensorclass", "td-distributed", *STORES}
 
 
 @pytest.fixture(autouse=True)

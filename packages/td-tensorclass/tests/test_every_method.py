@@ -206,7 +206,8 @@ ELSEWHERE = {
 } | {
     "cat", "cat_from_tensordict", "cat_tensors", "stack", "stack_from_tensordict", "stack_tensors", "lazy_stack",
     "maybe_dense_stack", "fromkeys", "complex32", "cuda", "pin_memory", "pin_memory_", "record_stream", "save", "dumps",
-    "load", "load_", "to_module", "as_tensor", "share_memory_", "map", "map_iter", "backward", "data_ptr", "declared_fields",
+    "load", "load_", "open", "to_module", "as_tensor", "share_memory_", "map", "map_iter", "backward", "data_ptr",
+    "declared_fields",
 }  # fmt: skip
 ELSEWHERE |= {name for name, each in DECLARATIONS.items() if each.distribution != "td-tensorclass"}
 

@@ -32,8 +32,8 @@ def td_methods() -> type | Mapping[str, Any]:
     """Return the methods that the plugin adds to every collection.
 
     The result is either a mapping from names to functions, classmethods or properties, or a class, whose public
-    members are added. A name must not shadow an attribute of any collection. Only td-memmap, td-tensorclass and
-    td-distributed may provide the methods that core declares for them, with exactly the declared signature.
+    members are added. A name must not shadow an attribute of any collection. Only packages of
+    the project may provide the methods that core declares for them, with exactly the declared signature.
     """
     raise NotImplementedError
 

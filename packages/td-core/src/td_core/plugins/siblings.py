@@ -15,13 +15,14 @@ from ..errors import PluginError
 from .declarations import DECLARATIONS, Declaration, unwrap_member
 from .distributed_methods import DistributedMethods
 from .memmap_methods import MemmapMethods
+from .store_methods import StoreMethods
 from .value_methods import ValueMethods
 
 __all__ = ["SiblingMethods", "attach"]
 
 
-class SiblingMethods(MemmapMethods, ValueMethods, DistributedMethods):
-    """The methods that td-memmap, td-tensorclass and td-distributed provide; other plugins add theirs here."""
+class SiblingMethods(MemmapMethods, ValueMethods, DistributedMethods, StoreMethods):
+    """The methods that packages of the project provide; other plugins add theirs here."""
 
     __slots__ = ()
 
