@@ -108,9 +108,8 @@ def map_levels(
     top: dict[Any, Any] = {}
     levels: list[tuple[Node, dict[Any, Any], dict[Any, Any], Any, Any]] = [(root, top, top, "", state)]
     done = 0
-    while done < len(
-        levels
-    ):  # torch.compile of torch 2.9 does not iterate over items that are appended in the loop
+    # Count by hand: torch.compile of torch 2.9 does not iterate over items that are appended in the loop.
+    while done < len(levels):
         node, entries, _, _, state = levels[done]
         done += 1
         for key, child, below in fill(node, entries, state):
