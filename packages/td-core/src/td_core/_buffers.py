@@ -188,7 +188,7 @@ def is_stored(leaf: Any) -> bool:
 
 def as_memory(leaves: list[Tensor]) -> list[Tensor]:
     """Return the leaves, with stored tensors read into memory, each of them once."""
-    return STORED[0].as_memory(leaves) if STORED else leaves
+    return STORED[0].as_memory(leaves) if STORED and not PLAIN.issuperset(map(type, leaves)) else leaves
 
 
 def index_leaves(node: Any, plan: Any) -> Any:

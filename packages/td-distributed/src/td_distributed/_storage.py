@@ -441,8 +441,8 @@ def gather_leaves(layout: Layout, leaves: Sequence[Tensor]) -> Tensor:
 
 
 def is_plain(leaf: Tensor) -> bool:
-    """Return True if a dense leaf is contiguous and has no conj or neg bit, so its bytes are its elements in order."""
-    return leaf.is_contiguous() and not leaf.is_conj() and not leaf.is_neg()
+    """Return True if a dense leaf is contiguous memory without conj or neg bit, so its bytes are its elements in order."""
+    return leaf.is_contiguous() and not (leaf.is_conj() or leaf.is_neg() or is_stored(leaf))
 
 
 def _copy(non_blocking: bool, inference: bool, target: Tensor, source: Tensor) -> None:
