@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -190,6 +191,7 @@ REFUSED: dict[str, Callable[[Any], Any]] = {
     "set_": lambda x: x.set_(torch.zeros(2, dtype=x.dtype)),
     "t_": lambda x: x.t_(),
     "unsqueeze_": lambda x: x.unsqueeze_(0),
+    "data": lambda x: setattr(x, "data", torch.zeros(3, 2, dtype=x.dtype)),
     "expanded": lambda x: x[None].expand(2, 3, 2).zero_(),
     "conjugate": lambda x: x.conj().zero_(),
     "real": lambda x: x.real.zero_(),
@@ -264,3 +266,62 @@ def test_compile_reads_the_current_elements() -> None:
     log.clear()
     assert double(stored).tolist() == [1, 15, 5]
     assert [request for request, _, _ in log] == ["read"]
+
+
+OTHERS: dict[str, Callable[[Any], Any]] = {
+    "numpy_array": np.asarray,
+    "from_dlpack": torch.from_dlpack,
+    "tensor": lambda x: x.clone(),
+    "contains": lambda x: 1.0 in x,
+    "float": lambda x: float(x[0, 1]),
+    "format": lambda x: f"{x[0, 1]:.2f}",
+    "length": len,
+    "linear": lambda x: torch.nn.functional.linear(x, torch.ones(4, 2)),
+    "as_strided": lambda x: x.as_strided((2, 2), (2, 1), 2),
+    "unfold": lambda x: x.unfold(0, 2, 1),
+    "tensor_split": lambda x: x.tensor_split(3)[1],
+    "foreach": lambda x: torch._foreach_add([x, torch.ones(2)], 1.0)[0],
+    "foreach_in_place": lambda x: torch._foreach_mul_([x, torch.ones(2)], 2.0)[0],
+    "scatter_": lambda x: x.scatter_(0, torch.zeros(1, 2, dtype=torch.int64), 9.0),
+    "index_add_": lambda x: x.index_add_(0, torch.tensor([1]), torch.ones(1, 2)),
+    "index_copy_": lambda x: x.index_copy_(0, torch.tensor([1]), torch.ones(1, 2)),
+    "index_fill_": lambda x: x.index_fill_(0, torch.tensor([1]), 8.0),
+    "index_select": lambda x: x.index_select(1, torch.tensor([1, 1])),
+    "masked_select": lambda x: x.masked_select(torch.arange(6).view(3, 2) % 2 == 0),
+    "put_": lambda x: x.put_(torch.tensor([1]), torch.tensor([5.0])),
+    "apply_": lambda x: x.apply_(lambda number: number + 1),
+    "map_": lambda x: x.map_(torch.ones(3, 2), lambda left, right: left + right),
+    "tril_": lambda x: x.tril_(),
+    "out": lambda x: torch.add(x, 1, out=x),
+    "sort": lambda x: x.sort(0, descending=True).values,
+    "gradient": torch.func.grad(lambda x: (x * x).sum()),
+    "vmap": torch.vmap(lambda row: row.sum()),
+    "inference": lambda x: torch.inference_mode()(lambda: x[1:].zero_() + x[:2])().clone(),
+    "autocast": lambda x: torch.autocast("cpu", enabled=False)(lambda: x @ x.T)(),
+    "nested": lambda x: torch.nested.nested_tensor([x, x], layout=torch.jagged).values(),
+    "parameter": lambda x: torch.nn.Parameter(x, requires_grad=False)[1:],
+    "new_zeros": lambda x: x.new_zeros(2),
+    "ones_like": torch.ones_like,
+    "copy_into_memory": lambda x: torch.zeros(3, 2).copy_(x),
+    "index_with_stored": lambda x: torch.arange(9)[x[:, 0].long()],
+    "equal": lambda x: torch.equal(x, x.clone()),
+    "swapaxes": lambda x: x.swapaxes(0, 1),
+    "repeat": lambda x: x.repeat(2, 1),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_function_equals_that_on_memory(name: str) -> None:
+    array = torch.arange(6.0).view(3, 2)
+    source = MemorySource(array)
+    result, expected = OTHERS[name](StoredTensor(source)), OTHERS[name](array)
+    if isinstance(expected, Tensor):
+        assert torch.equal(result.clone(), expected)
+    else:
+        assert np.array_equal(result, expected)
+    assert torch.equal(source.array, array)
+
+
+def test_ask_for_memory_in_c_raises() -> None:
+    with pytest.raises(RuntimeError, match="Cannot access data pointer"):
+        torch.utils.dlpack.to_dlpack(StoredTensor(MemorySource(torch.zeros(3))))

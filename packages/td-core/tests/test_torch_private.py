@@ -86,3 +86,15 @@ def test_map_location_during_torch_load_returns_argument(monkeypatch: pytest.Mon
         torch.load(file, map_location=look)
         monkeypatch.setattr(_torch_private, "_LOADING", None)
     assert places == [look, None] and _torch_private.map_location() is None
+
+
+def test_forbid_data_pointer_makes_access_raise() -> None:
+    class Wrapper(torch.Tensor):
+        @classmethod
+        def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            raise NotImplementedError
+
+    wrapper = torch.Tensor._make_wrapper_subclass(Wrapper, (2,))
+    _torch_private.forbid_data_pointer(wrapper)
+    with pytest.raises(RuntimeError, match="Cannot access data pointer"):
+        wrapper.data_ptr()

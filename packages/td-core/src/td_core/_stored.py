@@ -28,6 +28,7 @@ from ._stored_requests import (
     write_points,
     write_view,
 )
+from ._torch_private import forbid_data_pointer
 from .errors import LockedError
 from .typing import DeviceType, Source, SourceIndex
 
@@ -95,6 +96,10 @@ class StoredTensor(Tensor):
         name = type(unwrap(self.source)).__name__
         return f"{type(self).__name__}({name}, size={tuple(self.shape)}, dtype={self.dtype}{device}{grad})"
 
+    def __format__(self, format_spec: str) -> str:
+        """Format the element of a tensor without dims, as a number; describe any other tensor."""
+        return format(self.item(), format_spec) if self.ndim == 0 else object.__format__(self, format_spec)
+
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         """Reduce to the source and the geometry, without reading."""
         geometry = tuple(self.shape), self.stride(), int(self.storage_offset())
@@ -125,14 +130,17 @@ class StoredTensor(Tensor):
 
 def _wrap(cls: type, source: Source, twin: Tensor, device: torch.device) -> StoredTensor:
     """Return a stored tensor with the geometry of a meta tensor."""
-    self: Any = Tensor._make_wrapper_subclass(
-        cls,
-        twin.shape,
-        strides=twin.stride(),
-        storage_offset=twin.storage_offset(),
-        dtype=twin.dtype,
-        device=device,
-    )
+    # An inference tensor could not be a view of a tensor from outside of inference mode.
+    with torch.inference_mode(False):
+        self: Any = Tensor._make_wrapper_subclass(
+            cls,
+            twin.shape,
+            strides=twin.stride(),
+            storage_offset=twin.storage_offset(),
+            dtype=twin.dtype,
+            device=device,
+        )
+    forbid_data_pointer(self)
     self.source, self._twin = source, twin
     return self  # type: ignore[no-any-return]
 
@@ -462,7 +470,7 @@ class Converted:
 def _refuse_memory(name: str) -> Callable[..., NoReturn]:
     def refuse(self: Any, *args: Any, **kwargs: Any) -> NoReturn:
         raise RuntimeError(
-            f"a stored tensor has no memory, so {name}() is not possible: its elements are in a "
+            f"a stored tensor has no memory, so {name} is not possible: its elements are in a "
             f"{type(getattr(self, 'source', self)).__name__}; clone() reads them into memory"
         )
 
@@ -473,6 +481,15 @@ def _in_memory(method: Callable[..., Any]) -> Callable[..., Any]:
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         self, *args = as_memory([self, *args])  # type: ignore[assignment]
         return method(self, *args, **kwargs)
+
+    return call
+
+
+def _change_in_memory(method: Callable[..., Any]) -> Callable[..., Any]:
+    def call(self: Any, *args: Any) -> Any:
+        if not isinstance(self, StoredTensor):
+            return method(self, *as_memory(args))
+        return self.copy_(method(*as_memory([self, *args])))
 
     return call
 
@@ -505,9 +522,11 @@ _FUNCTIONS: dict[Any, Callable[..., Any]] = {
             Tensor.__dlpack__,
         )
     },
+    **{method: _change_in_memory(method) for method in (Tensor.apply_, Tensor.map_, Tensor.map2_)},
     Tensor.is_shared: lambda self: False,
+    Tensor.data.__set__: _refuse_memory("an assignment to its data"),
     **{
-        getattr(Tensor, name): _refuse_memory(name)
+        getattr(Tensor, name): _refuse_memory(f"{name}()")
         for name in ("data_ptr", "untyped_storage", "storage", "_typed_storage", "share_memory_")
     },
 }

@@ -17,7 +17,7 @@ from .errors import StructureError
 
 __all__ = [
     "add_safe_name", "is_innermost_transform", "get_base", "batch_dim", "exit_transforms",
-    "default_collate_functions", "break_graph", "foreach_kernel", "functorch_level", "is_caller",
+    "default_collate_functions", "break_graph", "forbid_data_pointer", "foreach_kernel", "functorch_level", "is_caller",
     "is_read_only_view", "looks", "map_location", "get_mapped_dim", "make_nested_view", "plain_results",
     "get_ragged_dim", "get_cached_seqlens", "unmap", "unwrap_transforms", "count_users", "wrap_vmap",
 ]  # fmt: skip
@@ -29,6 +29,10 @@ def _find(path: str, default: Any = None) -> Any:
     for name in path.split("."):
         result = getattr(result, name, None)
     return default if result is None else result
+
+
+#: Make C++ functions raise RuntimeError if they access the memory of a tensor without any; they might crash otherwise.
+forbid_data_pointer: Callable[[Tensor], Any] = _find("_C._set_throw_on_mutable_data_ptr", lambda tensor: None)
 
 
 def foreach_kernel(name: str) -> Callable[..., Any] | None:
