@@ -11,7 +11,7 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -40,8 +40,7 @@ DTYPES: dict[str, torch.dtype] = {
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
-@dataclass(frozen=True, slots=True)
-class Array:
+class Array(NamedTuple):
     """One tensor of a file: its dtype, its shape in torch, and the bytes that it occupies after the header."""
 
     dtype: str
@@ -122,8 +121,9 @@ def _read_exactly(fd: int, size: int, position: int) -> bytes:
 def _parse_row(name: str, row: Any, path: str) -> Array:
     try:
         dtype, shape, (begin, end) = row["dtype"], row["shape"], row["data_offsets"]
-        if not all(type(number) is int and number >= 0 for number in (*shape, begin, end)):
-            raise ValueError("a size or position is not a natural number")
+        for number in (*shape, begin, end):
+            if type(number) is not int or number < 0:
+                raise ValueError("a size or position is not a natural number")
     except (KeyError, TypeError, ValueError) as error:
         raise FormatError(f"{path}: the row of the tensor {name!r} is damaged: {row!r:.200}") from error
     known = DTYPES.get(dtype) if isinstance(dtype, str) else None

@@ -188,6 +188,8 @@ def _read_header(metadata: Mapping[str, str], path: str) -> dict[str, Any]:
 
 def list_names(place: Place) -> list[str]:
     """Return the names of the tensors of a place, or of nothing if it is malformed."""
+    if isinstance(place, str):
+        return [place]
     result = []
     todo = [place]
     while todo:

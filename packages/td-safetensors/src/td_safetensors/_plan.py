@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
@@ -52,7 +54,6 @@ class Plan:
     stored: dict[str, Stored]
     header: dict[str, Any]
     reference: dict[str, Any] | None
-    names: list[str] = field(default_factory=list)
 
     def make_metadata(self, hashes: dict[str, Any] | None = None) -> dict[str, str]:
         """Return the metadata of a file: both headers as JSON."""
@@ -74,11 +75,13 @@ def make_plan(data: Any) -> Plan:
     encoded = encode(data)
     nodes, leaves = encoded.nodes, encoded.leaves
     pieces = _split_leaves(encoded)
-    tied = _find_tied([piece for leaf in pieces for piece in leaf[0]])
+    keys = iter(_identify_pieces([piece for parts, _ in pieces for piece in parts]))
+    identities = [[next(keys) for _ in parts] for parts, _ in pieces]
+    counts = Counter(chain.from_iterable(identities))
     # A tied leaf is not stacked with others, so that it is stored once.
     free = [
-        leaf.dtype in NAMES and parts[0].tensor is leaf and id(leaf) not in tied
-        for (parts, _), leaf in zip(pieces, leaves, strict=True)
+        leaf.dtype in NAMES and parts[0].tensor is leaf and counts[identity[0]] == 1
+        for (parts, _), leaf, identity in zip(pieces, leaves, identities, strict=True)
     ]
     stacks, homes = find_stacks(nodes, leaves, free)
     names = _Names()
@@ -97,11 +100,10 @@ def make_plan(data: Any) -> Plan:
             continue
         parts_, place = pieces[position]
         placed = []
-        for piece in parts_:
-            key = _identify(piece.tensor)
+        for piece, key in zip(parts_, identities[position], strict=True):
             if key not in known:
                 known[key] = names.choose(name + piece.ending)
-                stored[known[key]] = _store(piece)
+                stored[known[key]] = _store(piece.tensor)
             placed.append(known[key])
         places[position] = place(placed)
     header: dict[str, Any] = {
@@ -111,13 +113,12 @@ def make_plan(data: Any) -> Plan:
         "values": _split_values(encoded),
         "check": compute_check((name, item.array.shape) for name, item in stored.items()),
     }
-    return Plan(stored, header, describe(header, leaves, stacks), list(stored))
+    return Plan(stored, header, describe(header, leaves, stacks))
 
 
 def compute_check(shapes: Iterable[tuple[str, tuple[int, ...]]]) -> int:
     """Compute a checksum of names and shapes, by which a file that another program rewrote is noticed."""
-    rows = sorted((name, list(shape)) for name, shape in shapes)
-    return zlib.crc32(json.dumps(rows).encode())
+    return zlib.crc32(ascii(sorted((name, tuple(shape)) for name, shape in shapes)).encode())
 
 
 def _split_leaves(encoded: Encoded) -> list[tuple[list[Piece], Callable[[list[str]], Place]]]:
@@ -148,44 +149,46 @@ def _split_values(encoded: Encoded) -> list[list[Any]]:
     return result
 
 
-def _identify(tensor: Tensor) -> Any:
-    """Return a key that is equal for two tensors if they are the same view of the same memory."""
-    if not tensor.numel():
-        return id(tensor)
-    try:
-        address = tensor.data_ptr()
-    except RuntimeError:  # a subclass without memory of its own
-        return id(tensor)
-    if not address:  # a wrapper subclass
-        return id(tensor)
-    bits = tensor.is_conj(), tensor.is_neg()
-    return address, tensor.dtype, tensor.shape, tensor.stride(), tensor.device, bits
-
-
-def _find_tied(pieces: list[Piece]) -> set[int]:
-    """Return the ids of the tensors that occur more than once."""
-    first: dict[Any, int] = {}
-    tied: set[int] = set()
+def _identify_pieces(pieces: list[Piece]) -> list[Any]:
+    """Return a key for each piece, equal for pieces that are the same view of the same memory."""
+    keys: list[Any] = [_get_address(piece.tensor) for piece in pieces]
+    counts = Counter(keys)
     for position, piece in enumerate(pieces):
-        key = _identify(piece.tensor)
-        if first.setdefault(key, position) != position:
-            tied.update((id(pieces[first[key]].tensor), id(piece.tensor)))
-    return tied
+        if counts[keys[position]] > 1:
+            tensor = piece.tensor
+            bits = tensor.is_conj(), tensor.is_neg()
+            keys[position] = (
+                keys[position],
+                tensor.dtype,
+                tensor.shape,
+                tensor.stride(),
+                tensor.device,
+                bits,
+            )
+    return keys
 
 
-def _store(piece: Piece) -> Stored:
-    dtype, shape = get_stored(piece.tensor.dtype, tuple(piece.tensor.shape))
-    return Stored(_measure(dtype, shape), [piece.tensor])
+def _get_address(tensor: Tensor) -> Any:
+    """Return the address of the first element, or the object itself if it has no memory of its own."""
+    try:
+        return (tensor.numel() and tensor.data_ptr()) or f"at {id(tensor)}"
+    except RuntimeError:
+        return f"at {id(tensor)}"
+
+
+def _store(tensor: Tensor) -> Stored:
+    dtype, shape = tensor.dtype, tuple(tensor.shape)
+    if dtype not in NAMES:
+        dtype, shape = get_stored(dtype, shape)
+    return Stored(Array(NAMES[dtype], shape, 0, tensor.numel() * tensor.dtype.itemsize), [tensor])
 
 
 def _stack(parts: list[Tensor], dim: int) -> Stored:
-    shape = list(parts[0].shape)
+    shape, dtype = list(parts[0].shape), parts[0].dtype
     shape.insert(dim, len(parts))
-    return Stored(_measure(parts[0].dtype, tuple(shape)), parts, dim)
-
-
-def _measure(dtype: torch.dtype, shape: tuple[int, ...]) -> Array:
-    return Array(NAMES[dtype], shape, 0, torch.Size(shape).numel() * dtype.itemsize)
+    return Stored(
+        Array(NAMES[dtype], tuple(shape), 0, torch.Size(shape).numel() * dtype.itemsize), parts, dim
+    )
 
 
 class _Names:
@@ -197,9 +200,7 @@ class _Names:
 
     def choose(self, wanted: str) -> str:
         """Return the wanted name, or if it is taken, the name with a number."""
-        try:
-            wanted.encode()
-        except UnicodeEncodeError:  # a surrogate without its pair, which UTF-8 cannot store
+        if not wanted.isascii():  # UTF-8 cannot store a surrogate without its pair
             wanted = wanted.encode("utf-8", "backslashreplace").decode()
         name, number = wanted, self._next.get(wanted, 1)
         while name in self._taken:
