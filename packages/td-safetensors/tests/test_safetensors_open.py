@@ -106,15 +106,15 @@ def test_open_collection_is_read_by_workers(start: str, path: Path) -> None:
     td = TensorDict({"x": torch.arange(40.0).view(20, 2), "n": {"y": torch.arange(20)}}, [20])
     save(td, path)
     loader = DataLoader(
-        td_core.open(path), batch_size=4, num_workers=2, multiprocessing_context=start, collate_fn=lambda_free
+        td_core.open(path),
+        batch_size=4,
+        num_workers=2,
+        multiprocessing_context=start,
+        collate_fn=td_core.collate,
     )
     rows = torch.cat(list(loader))
     assert torch.equal(rows["x"], td["x"])
     assert torch.equal(rows["n", "y"], td["n", "y"])
-
-
-def lambda_free(batch: Any) -> Any:
-    return batch if isinstance(batch, TensorDict) else torch.stack(batch)
 
 
 def test_open_named_function_is_public(path: Path, td: TensorDict) -> None:

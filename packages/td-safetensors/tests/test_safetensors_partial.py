@@ -150,7 +150,7 @@ def test_load_auto_strategy_reads_from_network(
     save(td, path)
     mapped = []
     monkeypatch.setattr(_load, "is_on_network", lambda path: network)
-    monkeypatch.setattr(_load, "map_file", lambda fd: mapped.append(fd) or _files.map_file(fd))
+    monkeypatch.setattr(_load, "map_file", lambda fd, shared: mapped.append(fd) or _files.map_file(fd))
     same(load(path), td)
     assert bool(mapped) is maps
 

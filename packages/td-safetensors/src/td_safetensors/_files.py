@@ -23,7 +23,7 @@ from td_core.errors import FormatError
 
 __all__ = [
     "NewFile", "is_on_network", "list_all_temporaries", "list_temporaries", "lock_directory", "map_file",
-    "open_for_reading", "read_into", "remove_stale", "run_parallel", "sync_directory",
+    "open_for_reading", "read_into", "remove_stale", "run_parallel", "sync_directory", "sync_file",
 ]  # fmt: skip
 
 #: The longest piece that is written or read in one call, so that progress is reported and threads share the work.
@@ -38,9 +38,9 @@ _NETWORK = ("nfs", "cifs", "smb", "lustre", "ceph", "gpfs", "beegfs", "9p", "afs
 
 
 @contextlib.contextmanager
-def open_for_reading(path: str) -> Iterator[int]:
-    """Open a file for the duration of a block."""
-    fd = os.open(path, os.O_RDONLY | _BINARY)
+def open_for_reading(path: str, *, write: bool = False) -> Iterator[int]:
+    """Open a file for the duration of a block; with ``write`` also for writing."""
+    fd = os.open(path, (os.O_RDWR if write else os.O_RDONLY) | _BINARY)
     try:
         yield fd
     finally:
@@ -62,6 +62,12 @@ def read_into(fd: int, tensor: Tensor, position: int, report: Callable[[int], No
             raise FormatError(f"the file ends at byte {position}; {len(view)} more bytes were expected")
         view, position = view[count:], position + count
         report(count)
+
+
+def sync_file(path: str) -> None:
+    """Write the content of a file to the disk, with what was written through mappings."""
+    with open_for_reading(path, write=True) as fd:
+        os.fsync(fd)
 
 
 def is_on_network(path: str) -> bool:
@@ -101,6 +107,10 @@ class NewFile:
                 count -= len(views.pop(0))
             if count:
                 views[0] = views[0][count:]
+
+    def extend(self, size: int) -> None:
+        """Give the file a size; what was not written is zero, and takes no space on most file systems."""
+        os.ftruncate(self.fd, size)
 
     def commit(self, *, durable: bool) -> None:
         """Give the file its final name."""

@@ -45,10 +45,8 @@ def split_leaf(leaf: Tensor) -> tuple[list[Piece], Callable[[list[str]], Place]]
     """Split a leaf into tensors that the format can hold, and a function from their names to the place of the leaf.
 
     Raises:
-        CodecError: the leaf is sparse, quantized, or has no elements in memory.
+        CodecError: the leaf is sparse or quantized.
     """
-    if leaf.device.type == "meta":
-        raise CodecError("a tensor on the device 'meta' has no elements to save")
     if leaf.is_quantized:
         raise CodecError(
             f"a quantized tensor ({leaf.dtype}) cannot be saved: save int_repr(), scale and zero point"

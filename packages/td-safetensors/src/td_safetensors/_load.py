@@ -35,19 +35,22 @@ _GROUP = 1 << 20
 class File:
     """An open file with its header, which maps and reads its tensors."""
 
-    def __init__(self, path: str, fd: int, header: Header) -> None:
-        self.path, self.fd, self.header = path, fd, header
+    def __init__(self, path: str, fd: int, header: Header, *, shared: bool = False) -> None:
+        self.path, self.fd, self.header, self.shared = path, fd, header, shared
         self._mapped: torch.UntypedStorage | None = None
 
     def map(self, name: str, array: Array) -> Tensor:
-        """Return a tensor of the file, mapped privately; raise FormatError if this torch lacks its dtype."""
+        """Return a tensor of the file, mapped; raise FormatError if this torch lacks its dtype."""
         if array.dtype not in DTYPES:
             raise FormatError(
                 f"the tensor {name!r} has the dtype {array.dtype!r}, which this torch does not have"
             )
         if self._mapped is None:
-            self._mapped = map_file(self.fd)
-        return view_storage(self._mapped, array, self.header.start + array.begin)
+            self._mapped = map_file(self.fd, shared=self.shared)
+        begin = self.header.start + array.begin
+        if self.shared and begin % DTYPES[array.dtype].itemsize:
+            raise FormatError(f"{self.path}: {name!r} is not aligned, so it cannot be written in place")
+        return view_storage(self._mapped, array, begin)
 
 
 def view_storage(storage: torch.UntypedStorage, array: Array, begin: int) -> Tensor:

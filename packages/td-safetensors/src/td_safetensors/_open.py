@@ -9,17 +9,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from td_core import NestedKey
-from td_core.errors import FormatError
+from td_core import NestedKey, StoredTensor
+from td_core.errors import FormatError, UnsupportedOperationError
+from td_core.typing import SourceIndex
 
-from ._files import open_for_reading
+from ._files import open_for_reading, sync_file
 from ._format import read_header
 from ._leaves import Place, restore
-from ._load import File, build, list_names, open_save, prepare
+from ._load import File, Save, build, list_names, list_used_leaves, open_save, prepare
+from ._tables import list_key_paths, show_path
 
-__all__ = ["MappedTensor", "open_collection", "rebuild_mapped"]
+__all__ = ["FileSource", "MappedTensor", "open_collection", "rebuild_mapped"]
 
-Stamp = tuple[int, int, int]
+Stamp = tuple[int, int, int | None]
 
 
 class MappedTensor(Tensor):
@@ -40,6 +42,34 @@ class MappedTensor(Tensor):
         return memo.setdefault(id(self), self.clone())  # type: ignore[no-any-return]
 
 
+class FileSource:
+    """A leaf of a file that is opened for writing: reads and writes go through a shared mapping, in each process its own."""
+
+    def __init__(self, path: str, stamp: Stamp, place: Place, shape: torch.Size, dtype: torch.dtype) -> None:
+        self.path, self.stamp, self.place, self.shape, self.dtype = path, stamp, place, shape, dtype
+        self._mapped: Tensor | None = None
+
+    def read(self, index: SourceIndex) -> Tensor:
+        """Return a copy of a part of the leaf."""
+        return self._map()[index].clone()
+
+    def write(self, index: SourceIndex, value: Tensor) -> None:
+        """Write a part of the leaf into the file."""
+        self._map()[index] = value
+
+    def flush(self) -> None:
+        """Return when what was written has reached the disk."""
+        sync_file(self.path)
+
+    def _map(self) -> Tensor:
+        if self._mapped is None:
+            self._mapped = _map_again(self.path, self.stamp, self.place, shared=True)
+        return self._mapped
+
+    def __reduce__(self) -> Any:
+        return FileSource, (self.path, self.stamp, self.place, self.shape, self.dtype)
+
+
 def open_collection(
     path: str | os.PathLike[str],
     *,
@@ -54,13 +84,15 @@ def open_collection(
 
     Args:
         path: the file, the index of shards, or their directory.
-        mode: ``"r"`` and ``"c"`` keep writes in the memory of this process; with ``"r"`` the collection is locked.
+        mode: ``"r"`` and ``"c"`` keep writes in the memory of this process. ``"r+"`` writes into the file: leaves are
+            :class:`td_core.StoredTensor`. Except with ``"c"``, the collection is locked: keys cannot be added or removed.
         keys: keys or key paths to open, with all that is below them.
         strict: False opens a tensorclass that is not defined as a TensorDict.
 
     Raises:
         FormatError: the save is damaged; the message has the path and the key.
         KeyPathError: the save has no such key.
+        UnsupportedOperationError: the mode is ``"r+"``, and the save has checksums or a nested tensor.
 
     >>> from td_safetensors import save
     >>> _ = save(TensorDict({"a": torch.arange(1000)}, [1000]), "data.safetensors")
@@ -70,6 +102,8 @@ def open_collection(
     with open_save(path) as save:
         header = prepare(save, keys=keys, strict=strict)
         places = header["leaves"]
+        if mode == "r+":
+            return _open_for_writing(save, header).lock_()
 
         def read(name: str) -> Tensor:
             file, array = save.arrays[name]
@@ -88,10 +122,49 @@ def open_collection(
     return result if mode == "c" else result.lock_()
 
 
-def _stamp(fd: int) -> Stamp:
+def _open_for_writing(save: Save, header: dict[str, Any]) -> Any:
+    if "hashes" in header:
+        raise UnsupportedOperationError(
+            f"{save.path} has checksums, which writes in place would contradict: save it without, or open it with mode='c'"
+        )
+    places = header["leaves"]
+    for ref in list_used_leaves(header["nodes"]):
+        if isinstance(places[ref], dict) and not {"jagged", "nested"}.isdisjoint(places[ref]):
+            key = show_path(list_key_paths(header["nodes"])[1][ref])
+            raise UnsupportedOperationError(
+                f"{save.path}: {key} is a nested tensor, which cannot be written in place: leave it out with keys="
+            )
+
+    def wrap(ref: int, leaf: Tensor) -> Tensor:
+        place = places[ref]
+        (file,) = {save.arrays[name][0] for name in list_names(place)}
+        size = place.get("expand") if isinstance(place, dict) else None
+        if size is not None:
+            place = {name: value for name, value in place.items() if name != "expand"}
+            leaf = restore(place, read)
+        stamp = _stamp(file.fd, written=True)
+        stored = StoredTensor(FileSource(os.path.abspath(file.path), stamp, place, leaf.shape, leaf.dtype))
+        return stored if size is None else stored.expand(size)
+
+    def read(name: str) -> Tensor:
+        file, array = save.arrays[name]
+        return file.map(name, array)
+
+    return build(save, header, read, None, wrap)
+
+
+def _stamp(fd: int, *, written: bool = False) -> Stamp:
     """Return what distinguishes the file from another one that is later saved under its name."""
     status = os.fstat(fd)
-    return status.st_ino, status.st_size, status.st_mtime_ns
+    return status.st_ino, status.st_size, None if written else status.st_mtime_ns
+
+
+def _map_again(path: str, stamp: Stamp, place: Place, *, shared: bool = False) -> Tensor:
+    with open_for_reading(path, write=shared) as fd:
+        if _stamp(fd, written=shared) != stamp:
+            raise FormatError(f"{path} was replaced since it was opened: open it again")
+        file = File(path, fd, read_header(fd, path), shared=shared)
+        return restore(place, lambda name: file.map(name, file.header.arrays[name]))
 
 
 def rebuild_mapped(path: str, stamp: Stamp, place: Place) -> Tensor:
@@ -100,12 +173,6 @@ def rebuild_mapped(path: str, stamp: Stamp, place: Place) -> Tensor:
     Raises:
         FormatError: another save has replaced the file.
     """
-    with open_for_reading(path) as fd:
-        if _stamp(fd) != stamp:
-            raise FormatError(f"{path} was replaced since it was opened: open it again")
-        file = File(path, fd, read_header(fd, path))
-        mapped = restore(place, lambda name: file.map(name, file.header.arrays[name])).as_subclass(
-            MappedTensor
-        )
+    mapped = _map_again(path, stamp, place).as_subclass(MappedTensor)
     mapped._origin = (path, stamp, place)  # type: ignore[attr-defined]
     return mapped

@@ -66,13 +66,16 @@ class Plan:
         return metadata
 
 
-def make_plan(data: Any) -> Plan:
-    """Plan the save of a collection, without reading the elements of a leaf.
+def make_plan(data: Any, *, blank: bool = False) -> Plan:
+    """Plan the save of a collection, without reading the elements of a leaf. With ``blank``, elements are not saved.
 
     Raises:
         CodecError: a value or leaf cannot be stored; the message has its key path.
     """
     encoded = encode(data)
+    _check_memory(encoded, blank)
+    if blank:  # tied and expanded leaves are written independently later
+        encoded.leaves = [torch.empty(leaf.shape, dtype=leaf.dtype, device="meta") for leaf in encoded.leaves]
     nodes, leaves = encoded.nodes, encoded.leaves
     pieces = _split_leaves(encoded)
     keys = iter(_identify_pieces([piece for parts, _ in pieces for piece in parts]))
@@ -119,6 +122,18 @@ def make_plan(data: Any) -> Plan:
 def compute_check(shapes: Iterable[tuple[str, tuple[int, ...]]]) -> int:
     """Compute a checksum of names and shapes, by which a file that another program rewrote is noticed."""
     return zlib.crc32(ascii(sorted((name, tuple(shape)) for name, shape in shapes)).encode())
+
+
+def _check_memory(encoded: Encoded, blank: bool) -> None:
+    """Raise CodecError for leaves without elements, or with ``blank`` for those whose shape does not follow from sizes."""
+    for position, leaf in enumerate(encoded.leaves):
+        if leaf.is_nested if blank else leaf.device.type == "meta":
+            path = show_path(list_key_paths(encoded.nodes)[1][position])
+            if blank:
+                raise CodecError(
+                    f"cannot create {path}: the sizes of a nested tensor are a part of its elements"
+                )
+            raise CodecError(f"cannot save {path}: a tensor on the device 'meta' has no elements to save")
 
 
 def _split_leaves(encoded: Encoded) -> list[tuple[list[Piece], Callable[[list[str]], Place]]]:

@@ -31,7 +31,7 @@ from ._plan import Plan, Stored, make_plan
 from ._progress import Progress, make_reporter
 from ._shards import INDEX, SINGLE, list_shards, name_shard, parse_size, split_shards
 
-__all__ = ["save"]
+__all__ = ["create_file", "save"]
 
 #: Small tensors are written together, in groups of at least this many bytes.
 _GROUP = 1 << 20
@@ -104,6 +104,28 @@ def save(
         write()
         return data
     return _run_in_background(write, data)
+
+
+def create_file(like: Any, path: str | os.PathLike[str]) -> None:
+    """Write a file of zeros with the structure, shapes and dtypes of a collection, without reading its leaves.
+
+    Raises:
+        FileExistsError: something is at ``path``.
+    """
+    place = os.fspath(path)
+    if os.path.lexists(place):
+        raise FileExistsError(f"cannot create {place!r}: it exists")
+    plan = make_plan(like, blank=True)
+    placed = _place(plan.stored)
+    header = build_header(((name, array) for name, array, _ in placed), plan.make_metadata())
+    remove_stale(list_temporaries(place))
+    file = NewFile(place)
+    try:
+        file.write([header], 0, lambda count: None)
+        file.extend(len(header) + max((array.end for _, array, _ in placed), default=0))
+        file.commit(durable=False)
+    finally:
+        file.discard()
 
 
 def _run_in_background(write: Callable[[], None], data: Any) -> Future[Any]:

@@ -78,6 +78,14 @@ class SafetensorsFormat(Serializer):
 
         return open_collection(location, mode=mode, keys=keys, strict=strict)
 
+    def create(self, like: Any, location: Any) -> Any:  # type: ignore[override]
+        """Write a file of zeros with the structure, shapes and dtypes of ``like``, and open it for writing."""
+        from ._open import open_collection
+        from ._save import create_file
+
+        create_file(like, location)
+        return open_collection(location, mode="r+")
+
     def inspect(self, location: Any) -> Tree:  # type: ignore[override]
         """Return the tree of a save from its header."""
         from ._inspect import inspect
