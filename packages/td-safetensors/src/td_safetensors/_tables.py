@@ -152,11 +152,17 @@ def _group_members(
 def select_keys(rows: Rows, keys: Iterable[tuple[str, ...]]) -> Rows:
     """Return the rows of the nodes on the way to some key paths and below them, with the entries that remain.
 
+    Entries are in the order of the key paths, as ``TensorDict.select`` returns them.
+
     Raises:
         KeyPathError: a key path does not exist.
     """
-    wanted = set(keys)
-    on_the_way = {path[:length] for path in wanted for length in range(len(path))}
+    paths = list(keys)
+    wanted = set(paths)
+    ranks: dict[tuple[str, ...], int] = {}
+    for rank, path in enumerate(paths):
+        for length in range(len(path) + 1):
+            ranks.setdefault(path[:length], rank)
     found: set[tuple[str, ...]] = set()
     result: Rows = [{}]
     todo: deque[tuple[int, int, tuple[str, ...], bool]] = deque([(0, 0, (), () in wanted)])
@@ -166,12 +172,17 @@ def select_keys(rows: Rows, keys: Iterable[tuple[str, ...]]) -> Rows:
         selected: Rows = []
         result[new] = {**row, "entries": [], "members": []}
         for group in ("entries", "members"):
-            for key, ref in row[group]:
-                below = path if group == "members" or key == ONE_LEAF.get(row["kind"]) else (*path, key)
+            children = [
+                (path if group == "members" or key == ONE_LEAF.get(row["kind"]) else (*path, key), key, ref)
+                for key, ref in row[group]
+            ]
+            if not whole:
+                children.sort(key=lambda child: ranks.get(child[0], 0))
+            for below, key, ref in children:
                 chosen = whole or below in wanted
                 if chosen:
                     found.add(below)
-                if not chosen and below not in on_the_way:
+                if not chosen and below not in ranks:
                     continue
                 if isinstance(ref, list):
                     if chosen:
