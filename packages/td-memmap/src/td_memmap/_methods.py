@@ -7,12 +7,13 @@ To keep that import fast, the functions import other modules when they are calle
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from td_core.plugins.declarations import implements, implements_classmethod
+from td_core.plugins.declarations import implements, implements_classmethod, takes
 from td_core.plugins.memmap_methods import (
     LoadMemmapInplaceOptions,
     LoadMemmapOptions,
@@ -20,7 +21,6 @@ from td_core.plugins.memmap_methods import (
     MemmapLikeOptions,
     MemmapMethods,
     MemmapOptions,
-    Progress,
 )
 
 if TYPE_CHECKING:
@@ -116,30 +116,20 @@ def open_memmap(
     return opened if keys is None else opened.select(*keys).lock_()
 
 
-def create_memmap(
-    like: Any,
-    prefix: str | Path | None,
-    *,
-    existsok: bool = False,
-    num_threads: int = 0,
-    robust_key: bool | None = True,
-    archive: bool | None = None,
-    durable: bool = False,
-    progress: Progress = False,
-    allow_pickle: bool = False,
-) -> Any:
+@dataclass(frozen=True, eq=False, kw_only=True)
+class CreateOptions(MemmapLikeOptions):
+    """Options of ``td_core.create``: those of ``memmap_like`` for a save that does not exist yet."""
+
+    copy_existing: bool = field(default=False, init=False)
+    return_early: bool = field(default=False, init=False)
+    share_non_tensor: bool = field(default=False, init=False)
+    existsok: bool = False
+
+
+@takes(CreateOptions)
+def create_memmap(like: Any, options: CreateOptions) -> Any:
     """Create sparse files of zeros; see ``td_core.create``. ``existsok=True`` opens a save of the same structure."""
-    return memmap_like(
-        like,
-        prefix,
-        existsok=existsok,
-        num_threads=num_threads,
-        robust_key=robust_key,
-        archive=archive,
-        durable=durable,
-        progress=progress,
-        allow_pickle=allow_pickle,
-    )
+    return _plan_mapping(like, options)()
 
 
 @implements(MemmapMethods.load_memmap_)
