@@ -30,6 +30,9 @@ from . import _consolidated_file, _storage
 from ._consolidated_backend import ConsolidatedBackend, attach_backend, get_backend
 from ._memory import allocate, make_vector
 
+#: Options with which a consolidated collection remains as it is.
+_NO_CHANGE = (ConsolidateOptions(), ConsolidateOptions(inplace=True))
+
 
 @implements(DistributedMethods.consolidate)
 def consolidate(self: Any, options: ConsolidateOptions) -> Any:
@@ -49,7 +52,7 @@ def consolidate(self: Any, options: ConsolidateOptions) -> Any:
 def _consolidate(self: Any, options: ConsolidateOptions) -> Any:
     filename, inplace, metadata = options.filename, options.inplace, options.metadata
     num_threads, non_blocking, device = options.num_threads, options.non_blocking, options.device
-    if is_consolidated(self) and replace(options, inplace=False) == ConsolidateOptions():
+    if options in _NO_CHANGE and is_consolidated(self):
         return self
     if inplace:
         check_unlocked_below(self, "consolidate it in place")
