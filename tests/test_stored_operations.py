@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,8 @@ import torch
 from torch.utils.data import DataLoader
 
 import td_core
-from td_core import StoredTensor, TensorDict, TensorDictParams, lazy_stack, load, save
-from td_core.testing import LoggedSource, MemorySource, RawFile
+from td_core import Serializer, StoredTensor, TensorDict, TensorDictParams, lazy_stack, load, save
+from td_core.testing import LoggedSource, MemorySource, RawFile, installed
 
 
 def make_leaves() -> dict[str, torch.Tensor]:
@@ -160,3 +161,37 @@ def test_reduce_stored_leaf_raises() -> None:
     reduce = pytest.importorskip("td_distributed._reduce")
     with pytest.raises(td_core.StructureError, match="key 'a' is in a store; clone"):
         reduce._describe_structure(TensorDict(make_stored([]), batch_size=[4]))
+
+
+class Pickled(Serializer):
+    """A format that pickles its leaves."""
+
+    name = "pickled"
+
+    def save(self, data: Any, location: Any) -> Any:
+        encoded = td_core.encode(data)
+        location.write_bytes(pickle.dumps((encoded.nodes, encoded.leaves)))
+        return data
+
+    def load(self, location: Any) -> Any:
+        return td_core.decode(td_core.Encoded(*pickle.loads(location.read_bytes()), []))
+
+    def detect(self, location: Any, head: bytes) -> bool:
+        return False
+
+
+class Plugin:
+    @td_core.hookimpl
+    def td_serializers(self) -> list[Serializer]:
+        return [Pickled()]
+
+
+def test_save_in_format_that_pickles_leaves_saves_their_elements(tmp_path: Path) -> None:
+    log: list[Any] = []
+    td = TensorDict({**make_stored(log), "c": torch.zeros(4)}, batch_size=[4])
+    with installed(Plugin()):
+        assert save(td, tmp_path / "x", format="pickled") is td
+        loaded = load(tmp_path / "x", format="pickled")
+    assert [(request, key) for request, key, _ in log] == [("read", "a"), ("read", "b")]
+    assert all(type(leaf) is torch.Tensor for leaf in loaded.values())
+    assert read_all_elements(loaded) == read_all_elements(td)

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
+from ._buffers import as_memory, is_stored
 from ._collection import Core
 from ._inspection import Report, Tree
 from ._locations import Location, as_location, show_location
@@ -47,7 +48,12 @@ def save(data: Core, path: Location | None, *, format: str | None = None, **opti
     location = as_location(path)
     serializer = SERIALIZERS.for_saving(location, format)
     check_options(serializer, "save", options)
-    return serializer.save(data, location, **options)
+    if serializer.reads_stored_tensors or not any(map(is_stored, leaves := data._leaves())):
+        return serializer.save(data, location, **options)
+    # A format that pickles its leaves would write the location of their elements instead of the elements.
+    copy = data._unflatten(as_memory(leaves))
+    result = serializer.save(copy, location, **options)
+    return data if result is copy else result
 
 
 def load(path: Location, *, format: str | None = None, **options: Any) -> Any:

@@ -44,6 +44,8 @@ class Serializer(ABC):
         schemes: schemes of the URLs that it accepts, such as ``("s3",)``.
         locations: types of the objects that it accepts in place of a path. A string is the name of a class, such as
             ``"zarr.Group"``, whose library need not be imported.
+        reads_stored_tensors: True if ``save`` reads each :class:`~td_core.StoredTensor` itself, for example in parts. Otherwise
+            it receives a collection in memory.
 
     >>> class TorchFile(Serializer):
     ...     name = "torch-file"
@@ -67,6 +69,7 @@ class Serializer(ABC):
     suffixes: ClassVar[tuple[str, ...]] = ()
     schemes: ClassVar[tuple[str, ...]] = ()
     locations: ClassVar[tuple[type | str, ...]] = ()
+    reads_stored_tensors: ClassVar[bool] = False
 
     @abstractmethod
     def save(self, data: Any, location: Location, *args: Any, **options: Any) -> Any:

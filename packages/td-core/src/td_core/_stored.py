@@ -508,6 +508,8 @@ def _to(self: Any, *args: Any, **kwargs: Any) -> Tensor:
         return self.to(*args, **kwargs)  # type: ignore[no-any-return]
 
 
+_DATA: Any = Tensor.data
+
 #: Functions that torch implements without the dispatcher, or that return the tensor itself where memory is wanted.
 _FUNCTIONS: dict[Any, Callable[..., Any]] = {
     Tensor.to: _to,
@@ -524,7 +526,7 @@ _FUNCTIONS: dict[Any, Callable[..., Any]] = {
     },
     **{method: _change_in_memory(method) for method in (Tensor.apply_, Tensor.map_, Tensor.map2_)},
     Tensor.is_shared: lambda self: False,
-    Tensor.data.__set__: _refuse_memory("an assignment to its data"),
+    _DATA.__set__: _refuse_memory("an assignment to its data"),
     **{
         getattr(Tensor, name): _refuse_memory(f"{name}()")
         for name in ("data_ptr", "untyped_storage", "storage", "_typed_storage", "share_memory_")

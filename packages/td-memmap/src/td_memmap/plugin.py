@@ -27,6 +27,7 @@ class DirectoryFormat(Serializer):
     name = "memmap"
     needs_path = False
     suffixes = (".tdz",)
+    reads_stored_tensors = True
     save = staticmethod(memmap)  # type: ignore[assignment]
     load = staticmethod(load_memmap)  # type: ignore[assignment]
     open = staticmethod(open_memmap)  # type: ignore[assignment]
