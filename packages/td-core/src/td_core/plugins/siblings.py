@@ -49,7 +49,9 @@ def _check_declared(declaration: Declaration, member: Any, distribution: str) ->
         )
     if name in vars(SiblingMethods):
         raise PluginError(f"the method {name!r} is already provided")
-    if member is not declaration.implementation and _shape(declaration.declared) != _shape(member):
+    if member is not declaration.implementation and _spell(declaration.declared, "self") != _spell(
+        member, "self"
+    ):
         raise PluginError(
             f"the method {name!r} is declared as {_spell(declaration.declared)}; got {_spell(member)}"
         )
@@ -75,26 +77,11 @@ def _with_subclasses(cls: type) -> Iterator[type]:
         yield from _with_subclasses(subclass)
 
 
-def _shape(member: Any) -> tuple[Any, ...]:
-    """Return the parts of a signature that callers depend on: type of member, and name, kind, default of parameters."""
-    kind = type(member).__name__ if isinstance(member, (classmethod, staticmethod, property)) else "method"
-    parameters = inspect.signature(unwrap_member(member)).parameters.values()
-    # Ignore the name of the first parameter, self or cls.
-    return (
-        kind,
-        *(
-            ("" if i == 0 else parameter.name, parameter.kind, parameter.default)
-            for i, parameter in enumerate(parameters)
-        ),
-    )
-
-
-def _spell(member: Any) -> str:
-    """Format the signature of a member without annotations."""
-    kind, *_ = _shape(member)
+def _spell(member: Any, first: str | None = None) -> str:
+    """Format the kind and signature of a member without annotations; ``first`` renames the first parameter."""
     signature = inspect.signature(unwrap_member(member))
-    plain = [
-        parameter.replace(annotation=inspect.Parameter.empty) for parameter in signature.parameters.values()
-    ]
-    spelled = str(signature.replace(parameters=plain, return_annotation=inspect.Signature.empty))
-    return spelled if kind == "method" else f"{kind} {spelled}"
+    parameters = [item.replace(annotation=inspect.Parameter.empty) for item in signature.parameters.values()]
+    if first is not None:
+        parameters[:1] = [item.replace(name=first) for item in parameters[:1]]
+    spelled = str(signature.replace(parameters=parameters, return_annotation=inspect.Signature.empty))
+    return spelled if inspect.isfunction(member) else f"{type(member).__name__} {spelled}"
