@@ -203,10 +203,12 @@ def build(session: nox.Session) -> None:
 
 @nox.session(venv_params=BARE)
 def third_party(session: nox.Session) -> None:
-    """Install the example plugin with td-core only, and run its tests."""
+    """Install the example plugins with td-core only, and run their tests."""
     environment = Environment(session, (CORE,))
-    environment.install("--no-build-isolation", "./examples/td-example-codec")
+    for example in ("td-example-codec", "td-example-store"):
+        environment.install("--no-build-isolation", f"./examples/{example}")
     environment.pytest("examples/td-example-codec/tests", TD_EXPECT_PLUGINS=CORE)
+    environment.pytest("examples/td-example-store/tests", TD_EXPECT_PLUGINS=CORE)
 
 
 @nox.session(venv_params=BARE)
