@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 
 import td_core
 from td_core import LazyStackedTensorDict, LinkedList, TensorDict, TensorDictParams
-from td_core.errors import BatchSizeError, DepthError, KeyPathError, StructureError
+from td_core.errors import BatchSizeError, DepthError, KeyPathError, MissingPluginError, StructureError
 
 Pair = namedtuple("Pair", "a b")
 
@@ -297,7 +297,7 @@ class TestFromKeysAndSchemas:
         assert TensorDict.from_schema({"a": ([3], torch.float32)}, storage="shared").is_shared()
 
     def test_from_schema_invalid_arguments_raises(self) -> None:
-        with pytest.raises(ValueError, match="storage is None, 'shared' or 'memmap'; got 'bad'"):
+        with pytest.raises(MissingPluginError, match="no installed package provides the format 'bad'"):
             TensorDict.from_schema({}, storage="bad")
         with pytest.raises(TypeError, match="takes no prefix with storage=None"):
             TensorDict.from_schema({}, prefix="x")
