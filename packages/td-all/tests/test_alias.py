@@ -148,6 +148,25 @@ def test_import_missing_name_raises_naming_td(line, name, tmp_path):
     )
 
 
+@pytest.mark.parametrize("name", ["to_safetensors", "from_safetensors"])
+def test_import_name_of_missing_package_names_it(name, tmp_path):
+    hide = "sys.modules['td_safetensors'] = None\n"
+    assert error(ALIAS + "import sys\n" + hide + f"from tensordict import {name}", tmp_path) == (
+        f"ImportError: tensordict.{name} is provided by the package 'td-safetensors', which is not installed: "
+        "pip install td-safetensors"
+    )
+
+
+def test_import_functions_of_safetensors_exchange_a_file(tmp_path):
+    pytest.importorskip("td_safetensors")
+    code = """
+from tensordict import TensorDict, from_safetensors, to_safetensors
+to_safetensors(TensorDict(a=[1, 2]), "x.safetensors")
+print(from_safetensors("x.safetensors", device="cpu")["a"].tolist())
+"""
+    assert output(code, tmp_path) == ["[1, 2]"]
+
+
 def test_getattr_missing_name_raises_attribute_error(tmp_path):
     assert output("import tensordict; print(hasattr(tensordict, 'nope'))", tmp_path) == ["False"]
 

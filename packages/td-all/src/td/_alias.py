@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 import td
+from td_core._missing import describe_missing_package
 
 from . import _foreign_pickles
 
@@ -126,6 +127,8 @@ ELSEWHERE = {
     ("_reductions", "_rebuild_tensordict_files_consolidated"): ("td._foreign_pickles", "make_consolidated"),
     ("_unbatched", "UnbatchedTensor"): ("td._foreign_pickles", "make_unbatched"),
     ("tensorclass", "_reconstruct_typed_metadata"): ("td._foreign_pickles", "make_metadata"),
+    ("", "from_safetensors"): ("td_safetensors", "from_safetensors"),
+    ("", "to_safetensors"): ("td_safetensors", "to_safetensors"),
     ("", "unravel_key"): ("td._alias", "unravel_key"),
     ("base", "CompatibleType"): ("typing", "Any"),
     ("nn.distributions.composite", "_add_suffix"): ("td_nn._composite", "add_suffix"),
@@ -169,7 +172,10 @@ class Alias(ModuleType):
     def __getattr__(self, name: str) -> Any:
         if (self._home, name) in ELSEWHERE:
             module, there = ELSEWHERE[self._home, name]
-            value = getattr(import_module(module), there)
+            try:
+                value = getattr(import_module(module), there)
+            except ModuleNotFoundError as error:
+                raise AttributeError(_absent(self.__name__, name)) from error
         elif name in td.__all__:
             value = getattr(td, name)
         else:
@@ -192,6 +198,10 @@ class Absences:
 
 
 def _absent(module: str, name: str) -> str:
+    elsewhere = ELSEWHERE.get((module.partition(".")[2], name))
+    if elsewhere is not None:  # only the packages that td does not require can be missing
+        package = elsewhere[0].partition(".")[0].replace("_", "-")
+        return f"{module}.{name} is provided by {describe_missing_package(package)}"
     return (
         f"{module}.{name} is not provided by td, which stands in for {ROOT} here (td.install_as_tensordict()); "
         f"it has the names in dir({module}), and programs that need this one run with {ROOT} itself"
