@@ -261,6 +261,7 @@ def bench(session: nox.Session) -> None:
     for script in sorted(ROOT.glob("benchmarks/bench_*.py")):
         environment.run(script)
     environment.run("benchmarks/nn.py")
+    environment.run("benchmarks/stores.py")
     environment.run("benchmarks/ops.py", *session.posargs)
 
 

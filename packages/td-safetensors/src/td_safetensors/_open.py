@@ -105,6 +105,8 @@ def open_collection(
         if mode == "r+":
             return _open_for_writing(save, header).lock_()
 
+        origins: dict[File, tuple[str, Stamp]] = {}
+
         def read(name: str) -> Tensor:
             file, array = save.arrays[name]
             return file.map(name, array)
@@ -114,8 +116,10 @@ def open_collection(
             if mode == "c" or leaf.is_nested or len(files) != 1:
                 return leaf
             (file,) = files
+            if file not in origins:
+                origins[file] = os.path.abspath(file.path), _stamp(file.fd)
             mapped = leaf.as_subclass(MappedTensor)
-            mapped._origin = (os.path.abspath(file.path), _stamp(file.fd), places[ref])  # type: ignore[attr-defined]
+            mapped._origin = (*origins[file], places[ref])  # type: ignore[attr-defined]
             return mapped
 
         result = build(save, header, read, None, wrap)

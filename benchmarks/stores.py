@@ -1,0 +1,162 @@
+"""Measure the stores beside the raw library on the same bytes, in its fastest spelling, and beside tensordict.
+
+The contestants alternate in one process. Each time is the least of the rounds, after one round that is not counted; the
+ratios are of these. Files are written without sync, so saves write to the page cache, and loads map pages in it. No result
+makes the script fail.
+
+Run ``python benchmarks/stores.py --help``; columns of libraries that are not installed stay empty.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+import torch
+
+import td_core
+from td_core import TensorDict
+
+ROWS = 100_000
+Contestants = dict[str, Callable[[], Any]]
+
+
+def optional(name: str) -> Any:
+    """Import a module, or return None if it is not installed."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            return import_module(name)
+        except ModuleNotFoundError:
+            return None
+
+
+def transformer() -> dict[str, torch.Tensor]:
+    """Build the parameters of ``torch.nn.Transformer``: 184 tensors, 177 MB."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return {name: leaf.detach() for name, leaf in torch.nn.Transformer().state_dict().items()}
+
+
+def make_small() -> dict[str, torch.Tensor]:
+    """Build 2,000 tensors of 1 kB."""
+    return {f"g{i}.l{j}": torch.randn(256) for i in range(40) for j in range(50)}
+
+
+def nest(flat: dict[str, torch.Tensor], module: Any) -> Any:
+    """Build a collection from names with dots."""
+    td = module.TensorDict()
+    for name, leaf in flat.items():
+        td[tuple(name.split("."))] = leaf
+    return td
+
+
+def measure(contestants: Contestants, rounds: int) -> dict[str, float]:
+    """Return the least time of each contestant in milliseconds."""
+    times: dict[str, list[float]] = {name: [] for name in contestants}
+    for _ in range(rounds + 1):
+        for name, run in contestants.items():
+            gc.collect()
+            start = time.perf_counter()
+            result = run()
+            times[name].append((time.perf_counter() - start) * 1e3)
+            del result
+    return {name: min(found[1:]) for name, found in times.items()}
+
+
+def safetensors_rows(folder: str) -> dict[str, Contestants]:
+    """Return the contestants of the format ``"safetensors"`` by row of the table."""
+    raw, reference = optional("safetensors.torch"), optional("tensordict")
+    rows: dict[str, Contestants] = {}
+    for name, flat in (("transformer", transformer()), ("2000 small", make_small())):
+        paths = {who: os.path.join(folder, f"{name} {who}.safetensors") for who in ("raw", "ours", "ref")}
+        ours = nest(flat, td_core)
+        save: Contestants = {"ours": lambda td=ours, p=paths: td.to_safetensors(p["ours"])}
+        load: Contestants = {"ours": lambda p=paths: td_core.load(p["ours"])}
+        read: Contestants = {"ours": lambda p=paths: td_core.load(p["ours"], strategy="read")}
+        if raw is not None:
+            # save_file checks for shared memory, which a raw user with a state dict needs as well.
+            save["raw"] = lambda flat=flat, p=paths: raw.save_file(flat, p["raw"])
+            load["raw"] = lambda p=paths: raw.load_file(p["raw"])
+            read["raw"] = lambda p=paths: {key: leaf.clone() for key, leaf in raw.load_file(p["raw"]).items()}
+        if reference is not None:
+            theirs = nest(flat, reference)
+            save["ref"] = lambda td=theirs, p=paths: reference.to_safetensors(td, p["ref"])
+            load["ref"] = lambda p=paths: reference.from_safetensors(p["ref"])
+        rows[f"save {name}"], rows[f"load {name}, mapped"], rows[f"load {name}, read"] = save, load, read
+        rows[f"open {name}"] = {
+            "ours": lambda p=paths: td_core.open(p["ours"]),
+            **{k: load[k] for k in load if k != "ours"},
+        }
+    return {**rows, **random_rows(folder, raw)}
+
+
+def random_rows(folder: str, raw: Any) -> dict[str, Contestants]:
+    """Return the contestants that read 256 random rows. The raw library is compared with the rows in memory."""
+    path = os.path.join(folder, "rows.safetensors")
+    memory = TensorDict({"x": torch.randn(ROWS, 64)}, [ROWS])
+    memory.to_safetensors(path)
+    opened, writable = td_core.open(path), td_core.open(path, mode="r+")
+    index = torch.randint(ROWS, (256,), generator=torch.Generator().manual_seed(0))
+    rows: dict[str, Contestants] = {
+        "256 rows of 100,000, opened": {"ours": lambda: opened[index], "raw": lambda: memory[index]},
+        "256 rows of 100,000, opened r+": {"ours": lambda: writable[index], "raw": lambda: memory[index]},
+        "256 rows of 100,000, open and read": {
+            "ours": lambda: td_core.load(path, rows=index),
+            **({} if raw is None else {"raw": lambda: raw.load_file(path)["x"][index]}),
+        },
+    }
+    return rows
+
+
+def measure_import(rounds: int) -> tuple[float, float]:
+    """Return the time of ``import td_core`` without and with the plugin, after ``import torch``, in milliseconds."""
+    code = "import torch, time; s = time.perf_counter(); import td_core; print(time.perf_counter() - s)"
+    found: dict[str, list[float]] = {"-safetensors": [], "": []}
+    for _ in range(rounds):
+        for plugins in found:
+            done = subprocess.run(
+                [sys.executable, "-c", code],
+                env={**os.environ, "TD_PLUGINS": plugins},
+                capture_output=True,
+                text=True,
+                check=True,
+            )
+            found[plugins].append(float(done.stdout) * 1e3)
+    return min(found["-safetensors"]), min(found[""])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--only", default="", help="part of the name of the rows to measure")
+    options = parser.parse_args()
+    folder = tempfile.mkdtemp(prefix="stores-")
+    try:
+        print("| row | ours ms | raw ms | tensordict ms | ours / raw | ours / tensordict |")
+        print("|---|---|---|---|---|---|")
+        for name, contestants in safetensors_rows(folder).items():
+            if options.only not in name and not name.startswith("save"):
+                continue
+            times = measure(contestants, options.rounds)
+            cells = [f"{times[who]:.2f}" if who in times else "" for who in ("ours", "raw", "ref")]
+            cells += [f"{times['ours'] / times[who]:.2f}" if who in times else "" for who in ("raw", "ref")]
+            print(f"| {name} | {' | '.join(cells)} |", flush=True)
+        without, with_plugin = measure_import(options.rounds)
+        print(f"| import td_core | {with_plugin:.1f} | {without:.1f} | | {with_plugin / without:.2f} | |")
+    finally:
+        shutil.rmtree(folder)
+
+
+if __name__ == "__main__":
+    main()
