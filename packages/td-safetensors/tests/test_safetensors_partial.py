@@ -190,6 +190,40 @@ def test_load_inplace_writes_into_leaves(path: Path, td: TensorDict, same: Any) 
         assert {key: leaf.data_ptr() for key, leaf in target.items(True, True)} == before
 
 
+def test_load_inplace_reads_into_memory_of_leaves(
+    path: Path, same: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tied = torch.arange(1 << 16)
+    td = TensorDict(
+        {
+            "a": torch.arange(1 << 16),
+            "n": {"b": torch.ones(1 << 16).double(), "t": torch.ones(300, 300)},
+            "c": tied,
+            "d": tied,
+            "new": torch.ones(2),
+        }
+    )
+    save(td, path)
+    target = td.exclude("new").clone().zero_()
+    target["n", "t"] = torch.zeros(300, 300).t()
+    target["n", "b"] = target["n", "b"].float()  # of another dtype: converted, not read into
+    read = []
+    into = _load.read_into
+    monkeypatch.setattr(
+        _load,
+        "read_into",
+        lambda fd, buffer, *rest: (read.append(buffer.data_ptr()), into(fd, buffer, *rest)),
+    )
+    leaves = dict(target.items(True, True))
+    target.load_(path, strategy="read")
+    assert {key: leaf for key, leaf in target.items(True, True) if key != "new"}.keys() == leaves.keys()
+    assert all(target[key] is leaf for key, leaf in leaves.items())
+    td["n", "b"] = td["n", "b"].float()
+    same(target.select(*td.keys()), td)
+    assert leaves["a"].data_ptr() in read
+    assert not {leaves[key].data_ptr() for key in (("n", "b"), ("n", "t"), "c", "d")} & set(read)
+
+
 def test_from_safetensors_is_method_of_class(path: Path, td: TensorDict, same: Any) -> None:
     assert td.to_safetensors(path, checksums=True) is td
     same(TensorDict.from_safetensors(path, keys=["a"], rows=0), td.select("a")[0])

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
@@ -247,6 +248,39 @@ def load(
     >>> load("data.safetensors", keys="a", rows=slice(1, None))["a"]
     tensor([1, 2])
     """
+    return _load(path, None, device, keys, rows, strategy, strict, num_threads, progress)
+
+
+def load_into(
+    data: Any,
+    path: str | os.PathLike[str],
+    *,
+    device: Any = None,
+    keys: Any = None,
+    rows: Any = None,
+    strategy: str = "auto",
+    strict: bool = True,
+    num_threads: int = 0,
+    progress: Progress = False,
+) -> Any:
+    """Load a save into the leaves of ``data``; large ones are read into their memory, without a copy in between."""
+    into = data if device is None and rows is None else None
+    loaded = _load(path, into, device, keys, rows, strategy, strict, num_threads, progress)
+    with torch.no_grad():  # loaded tensors have no autograd graph
+        return data.update(loaded, inplace=True)
+
+
+def _load(
+    path: str | os.PathLike[str],
+    into: Any,
+    device: Any,
+    keys: Any,
+    rows: Any,
+    strategy: str,
+    strict: bool,
+    num_threads: int,
+    progress: Progress,
+) -> Any:
     if strategy not in ("auto", "mmap", "read"):
         raise ValueError(f"strategy is 'auto', 'mmap' or 'read'; got {strategy!r}")
     target = None if device is None else torch.device(device)
@@ -256,13 +290,33 @@ def load(
             name for ref in list_used_leaves(header["nodes"]) for name in list_names(header["leaves"][ref])
         )
         early = target if rows is None or (target is not None and target.type == "meta") else None
-        read = _make_reader(save, list(names), early, strategy, num_threads, progress)
+        targets = {} if into is None else _find_targets(save, header, into)
+        read = _make_reader(save, list(names), targets, early, strategy, num_threads, progress)
         result = build(save, header, read, early)
         if rows is not None:
             result = result[rows]
             if target is not None and early is None:
                 result = result.to(target)
     return result
+
+
+def _find_targets(save: Save, header: Mapping[str, Any], data: Any) -> dict[str, Tensor]:
+    """Return the leaves of a collection into whose memory a tensor of the save can be read, by the name of the tensor."""
+    leaves = dict(data.items(True, True))
+    paths = list_key_paths(header["nodes"])[1]
+    users = Counter(name for place in header["leaves"] for name in list_names(place))
+    targets = {}
+    for ref, path in paths.items():
+        name = header["leaves"][ref]
+        leaf = leaves.get(path[0] if len(path) == 1 else path)
+        if not isinstance(name, str) or users[name] > 1 or type(leaf) not in (Tensor, torch.nn.Parameter):
+            continue
+        array = save.arrays[name][1]
+        # Any other leaf is copied to, which converts it or raises the error of copy_().
+        fits = leaf.dtype == DTYPES.get(array.dtype) and tuple(leaf.shape) == array.shape
+        if fits and leaf.is_cpu and leaf.is_contiguous() and not (leaf.is_conj() or leaf.is_neg()):
+            targets[name] = leaf.detach()
+    return targets
 
 
 def prepare(save: Save, *, keys: Any = None, strict: bool = True) -> dict[str, Any]:
@@ -352,6 +406,7 @@ def _set_devices(rows: list[dict[str, Any]], device: torch.device | None) -> Non
 def _make_reader(
     save: Save,
     names: list[str],
+    targets: Mapping[str, Tensor],
     device: torch.device | None,
     strategy: str,
     num_threads: int,
@@ -366,7 +421,7 @@ def _make_reader(
     meta = device is not None and device.type == "meta"
     reads = strategy == "read" or (strategy == "auto" and is_on_network(save.path))
     if reads and not meta:
-        known = _read_all(save, names, num_threads, report)
+        known = _read_all(save, names, targets, num_threads, report)
 
     def read(name: str) -> Tensor:
         if name in known:
@@ -392,9 +447,13 @@ def _make_reader(
 
 
 def _read_all(
-    save: Save, names: list[str], num_threads: int, report: Callable[[int], None]
+    save: Save,
+    names: list[str],
+    targets: Mapping[str, Tensor],
+    num_threads: int,
+    report: Callable[[int], None],
 ) -> dict[str, Tensor]:
-    """Read tensors into memory: small neighbours into one storage, others each into its own."""
+    """Read tensors into memory: small neighbours into one storage, others each into its own or into their target."""
     result: dict[str, Tensor] = {}
     work: list[Callable[[], None]] = []
     present = [(save.arrays[name], name) for name in names if name in save.arrays]
@@ -406,7 +465,7 @@ def _read_all(
     def flush() -> None:
         nonlocal group
         if group and owner is not None:
-            work.append(partial(_read_group, owner, group, result, report))
+            work.append(partial(_read_group, owner, group, targets, result, report))
         group = []
 
     for (file, array), name in present:
@@ -424,14 +483,24 @@ def _read_all(
 
 
 def _read_group(
-    file: File, group: list[tuple[str, Array]], result: dict[str, Tensor], report: Callable[[int], None]
+    file: File,
+    group: list[tuple[str, Array]],
+    targets: Mapping[str, Tensor],
+    result: dict[str, Tensor],
+    report: Callable[[int], None],
 ) -> None:
     begin, end = group[0][1].begin, group[-1][1].end
-    buffer = torch.empty(end - begin, dtype=torch.uint8)
+    target = targets.get(group[0][0]) if len(group) == 1 and end > begin else None
+    buffer = (
+        torch.empty(end - begin, dtype=torch.uint8) if target is None else target.view(-1).view(torch.uint8)
+    )
     try:
         read_into(file.fd, buffer, file.header.start + begin, report)
     except FormatError as error:
         raise FormatError(f"{file.path}: {group[0][0]!r}: {error}") from error
+    if target is not None:
+        result[group[0][0]] = target
+        return
     storage = buffer.untyped_storage()
     for name, array in group:
         result[name] = view_storage(storage, array, array.begin - begin)

@@ -72,6 +72,12 @@ class SafetensorsFormat(Serializer):
             progress=progress,
         )
 
+    def load_(self, data: Any, location: Any, **options: Any) -> Any:
+        """Load the save at ``location`` into the leaves of ``data``; see :func:`td_safetensors.load` for the options."""
+        from ._load import load_into
+
+        return load_into(data, location, **options)
+
     def open(self, location: Any, *, mode: str = "r", keys: Any = None, strict: bool = True) -> Any:  # type: ignore[override]
         """Open the save at ``location``, without reading its leaves; see :func:`td_safetensors.open`."""
         from ._open import open_collection
