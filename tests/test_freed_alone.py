@@ -111,6 +111,11 @@ def full_mask(data: Any, value: Any = True) -> Tensor:
 
 #: Calls of the methods that need arguments.
 CALLS: dict[str, Callable[[Any, Any, str], Any]] = {
+    "to_safetensors": lambda data, method, where: method(where + "x.safetensors"),
+    "from_safetensors": lambda data, method, where: (
+        data.to_safetensors(where + "x.safetensors"),
+        method(where + "x.safetensors"),
+    )[1],
     **dict.fromkeys(
         ["add", "add_", "sub", "sub_", "mul", "mul_", "div", "div_", "pow", "pow_", "mod", "rsub"], call(2)
     ),
@@ -136,7 +141,7 @@ CALLS: dict[str, Callable[[Any, Any, str], Any]] = {
         lambda data, method, where: method(where + "again", copy_existing=True),
     ),
     **dict.fromkeys(
-        ["load", "load_", "load_memmap", "load_memmap_"],
+        ["load", "load_", "load_memmap", "load_memmap_", "open"],
         lambda data, method, where: (data.clone().memmap(where + "again"), method(where + "again"))[1],
     ),
     **dict.fromkeys(
@@ -291,7 +296,9 @@ def call_method(make: Callable[[], Any], name: str, where: str) -> bool:
 
 
 def public_names(data: Any) -> list[str]:
-    names = [name for name in dir(type(data)) if not name.startswith("_") and name not in EXCLUDED]
+    cls = type(data)
+    # A method of a package that is not installed is listed, but not an attribute.
+    names = [name for name in dir(cls) if name[0] != "_" and name not in EXCLUDED and hasattr(cls, name)]
     return [name for name in names if not (isinstance(data, nn.Module) and name in MODULE_NAMES)]
 
 

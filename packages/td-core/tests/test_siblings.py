@@ -17,7 +17,7 @@ from td_core.plugins.declarations import DECLARATIONS, Declaration, unwrap_membe
 from td_core.plugins.memmap_methods import MemmapMethods
 from td_core.plugins.siblings import SiblingMethods
 
-STORES = {"td-safetensors", "td-hdf5", "td-zarr", "td-arrow", "td-redis"}
+STORES = {"td-safetensors", "td-hdf5", "td-zarr"}
 DISTRIBUTIONS = {"td-memmap", "td-tensorclass", "td-distributed", *STORES}
 
 

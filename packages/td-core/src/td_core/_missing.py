@@ -16,8 +16,6 @@ FIRST_PARTY_FORMATS: dict[str, tuple[str, tuple[str, ...]]] = {
     "safetensors": ("td-safetensors", (".safetensors", ".safetensors.index.json")),
     "hdf5": ("td-hdf5", (".h5", ".hdf5")),
     "zarr": ("td-zarr", (".zarr", ".zarr.zip")),
-    "parquet": ("td-arrow", (".parquet",)),
-    "arrow": ("td-arrow", (".arrow", ".feather")),
 }
 
 #: Reason why an installed distribution provides nothing, by name; filled by the plugin manager.
