@@ -302,13 +302,13 @@ def _load(
 
 def _find_targets(save: Save, header: Mapping[str, Any], data: Any) -> dict[str, Tensor]:
     """Return the leaves of a collection into whose memory a tensor of the save can be read, by the name of the tensor."""
-    leaves = dict(data.items(True, True))
+    leaves: dict[Any, Any] = dict(data.items(True, True))
     paths = list_key_paths(header["nodes"])[1]
     users = Counter(name for place in header["leaves"] for name in list_names(place))
     targets = {}
     for ref, path in paths.items():
         name = header["leaves"][ref]
-        leaf = leaves.get(path[0] if len(path) == 1 else path)
+        leaf: Any = leaves.get(path[0] if len(path) == 1 else path)
         if not isinstance(name, str) or users[name] > 1 or type(leaf) not in (Tensor, torch.nn.Parameter):
             continue
         array = save.arrays[name][1]
