@@ -223,7 +223,7 @@ def _find_increasing(view: Any, points: Points) -> tuple[Request, int, Tensor | 
     start, step = block.part[owner].start, step // strides[owner]
     if start + (n - 1) * step >= shape[owner]:
         return None
-    positions, order = sort_positions(points.positions[0])
+    positions, order = _sort_positions(points.positions[0])
     index: list[Any] = list(block.part)
     index[owner] = _as_slice(start + positions * step)
     size.insert(dim, len(positions))
@@ -244,7 +244,7 @@ def _find_rows(view: Any, points: Points) -> tuple[Request, int, Tensor | None] 
     extent = sum((n - 1) * step for n, step in rest)
     if not shape or int((firsts % row).max()) + extent >= row:
         return None
-    rows, order = sort_positions(firsts // row)
+    rows, order = _sort_positions(firsts // row)
     at = firsts % row + (torch.arange(len(rows), device="cpu") if order is None else order) * row
     sizes, steps = (len(rows) * row - extent, *(n for n, _ in rest)), (1, *(step for _, step in rest))
 
@@ -265,7 +265,7 @@ def _find_box(view: Any, points: Points) -> tuple[Request, list[Tensor | None]]:
     return request_view(view), index
 
 
-def sort_positions(positions: Tensor) -> tuple[Tensor, Tensor | None]:
+def _sort_positions(positions: Tensor) -> tuple[Tensor, Tensor | None]:
     """Return the distinct positions in increasing order, and where each one went; None if they are so already."""
     if len(positions) < 2 or bool((positions[1:] > positions[:-1]).all()):
         return positions, None
