@@ -21,7 +21,7 @@ MODULES = (
 EXCLUDED = {
     "LazyStackedTensorDictStore", "PersistentTensorDict",
     "TensorDictStore", "from_arrow", "from_csv", "from_h5", "from_json", "from_pandas", "from_parquet",
-    "from_safetensors", "from_zarr", "logger", "timeit", "to_arrow", "to_safetensors",
+    "from_zarr", "logger", "timeit", "to_arrow",
 }  # fmt: skip
 
 PUBLISHED = """

@@ -211,9 +211,7 @@ def test_map_block_as_script_succeeds(tmp_path: Path) -> None:
     path = write_script(
         BLOCKS["overview/map"].code + "    assert data_preproc is None\n", tmp_path, "mapping.py"
     )
-    done = subprocess.run_with_dependencies(
-        [sys.executable, path], capture_output=True, text=True, check=False, timeout=300
-    )
+    done = subprocess.run([sys.executable, path], capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stderr
 
 
