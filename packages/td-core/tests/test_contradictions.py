@@ -71,7 +71,7 @@ def test_new_empty_lazy_node_with_more_batch_dims_keeps_them() -> None:
     assert len(result.get("s").tensordicts) == 3
 
 
-def test_new_empty_lazy_stack_in_members_stays_stack() -> None:
+def test_new_zeros_empty_lazy_keeps_nested_stack_empty() -> None:
     members = [
         TensorDict({"s": lazy_stack([TensorDict({"x": 1}), TensorDict({"x": 2})])}, [2]) for _ in range(3)
     ]

@@ -248,7 +248,7 @@ def test_codec_split_set_is_sorted() -> None:
         ({1}, False),
     ],
 )
-def test_codec_is_readable_returns_expected(value: Any, expected: bool) -> None:
+def test_is_readable_refuses_bytes_sets_and_non_string_keys(value: Any, expected: bool) -> None:
     assert is_readable(split(value)[1]) is expected
 
 

@@ -382,7 +382,7 @@ def test_load_state_dict_makes_results_equal():
     torch.testing.assert_close(second(X), first(X))
 
 
-def test_load_state_dict_from_tensordict_ignores_module_keys():
+def test_load_state_dict_ignores_keys_of_wrapped_module():
     source = module(nn.Linear(3, 2))
     ensemble = EnsembleModule(source, 2)
     theirs = {f"module.{name}": leaf for name, leaf in source.state_dict().items()}
@@ -460,7 +460,7 @@ def test_construct_unknown_randomness_raises():
         EnsembleModule(module(), 2, randomness="some")
 
 
-def test_call_that_raises_restores_module_without_values():
+def test_call_that_raises_leaves_module_on_meta():
     ensemble = EnsembleModule(module(nn.Linear(3, 2)), 2)
     with pytest.raises(RuntimeError, match="Expected size for first two dimensions"):
         ensemble(torch.ones(4))

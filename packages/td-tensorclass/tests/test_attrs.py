@@ -57,7 +57,7 @@ CASES: dict[str, tuple[Callable[[Any], Any], Any, Any, Any]] = {
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("case", CASES)
-def test_to_tensor_attrs_casts_each_leaf(case: str, kind: str) -> None:
+def test_to_with_tensor_attrs_casts_each_leaf(case: str, kind: str) -> None:
     call, dtypes, devices, device = CASES[case]
     td = KINDS[kind]()
     result = call(td)

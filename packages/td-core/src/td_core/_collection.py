@@ -32,7 +32,7 @@ SelfT = TypeVar("SelfT", bound="Core")
 #: The treedef that ``_flatten_leaves`` returns for ``_unflatten``: a list with a copy of the entries of each visited node;
 #: a tuple of them if the tree has nodes of other kinds with entries; one dict if the root holds only plain tensors; None if
 #: ``_unflatten`` has to walk the tree again.
-Walked = Any  # Any avoids casts, since most callers use only one of these forms
+Walked = Any  # Any avoids casts: most callers handle only one of the four forms of a treedef
 
 
 #: Value of ``_locked`` if a storage backend locked the node, and not the user.

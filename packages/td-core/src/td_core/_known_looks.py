@@ -35,7 +35,7 @@ class KnownLooks:
         try:
             same = self._looks.get((len(leaves), leaves[0].shape))
         except RuntimeError:
-            return None  # a nested tensor of strided layout has no shape
+            return None  # reading .shape of a strided nested tensor raises
         return same if same is not None and same(leaves) else None
 
     def add(self, leaves: list[Tensor]) -> None:

@@ -28,7 +28,7 @@ def normalize_dims(dims: Any, provided: Any, count: Callable[[int, Core], int]) 
     try:
         parts = spec.flatten_up_to(provided)
     except ValueError:
-        return dims  # torch will raise an error that shows the mismatch
+        return dims  # in_dims of another structure: vmap itself raises the error
     results = [_count_in(part, dim, count) for dim, part in zip(wanted, parts, strict=True)]
     return torch_pytree.tree_unflatten(results, spec)
 

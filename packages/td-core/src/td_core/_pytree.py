@@ -91,8 +91,8 @@ def leaves_below(nodes: list[Any]) -> list[Any]:
 
 
 def encode_sizes(node: Core, children: list[Any]) -> tuple[Any, ...]:
-    """Return the source of the batch size, then ``(position, extra dims)`` of each child without leaves."""
-    # The source is (position, feature dims) of a child, or the batch size itself if no child has leaves.
+    """Return how unflattening finds the batch size of a node, then ``(position, extra dims)`` of each child without leaves."""
+    # The first item names a child by position and feature dims, or is the batch size itself if no child has leaves.
     ndim = len(node.batch_size)
     leaf: Any = _get_kept(node)
     level: Any = None

@@ -641,7 +641,9 @@ class TensorDict(TensorDictBase):
                         target[key] = chained
                 elif _DENSE.issuperset(map(type, values)):
                     below = [{**value._dict} for value in values]
-                    if not below[0]:  # joining leaves would detect different sizes
+                    if not below[
+                        0
+                    ]:  # nodes without leaves: no join of leaves would raise for different sizes
                         check_even(values, n, (*prefix, key))
                     target[key] = _make_node(
                         TensorDict,

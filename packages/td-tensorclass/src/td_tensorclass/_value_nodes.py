@@ -136,7 +136,7 @@ class NonTensorNode(ValueNode):
         return self if self._root is None else self._root
 
     def _read(self, cells: list[Any], *, writes: bool = False) -> list[Any]:
-        """Return the values in ``cells``, reloaded first if another process has written them since."""
+        """Return the value of each cell, reloaded first if another process wrote it; ``writes``: the caller will write next."""
         if cells[2] is not None:
             result: list[Any] = reload_values(self, cells[2], writes=writes)._cells[0]
             if len(result) == len(cells[0]):

@@ -104,7 +104,7 @@ def combine(
                 node._broadcast_to_leaves(other, operand)  # type: ignore[attr-defined]
     elif isinstance(other, np.generic):
         operand = other.item()
-    # Views of a tensor operand may be of any subclass; numbers and operands from _zip_leaves need no type check.
+    # Fused kernels need no type check, unless the operand is a tensor, whose views can be of a subclass.
     walked = len(leaves) > 0 or type(operand) is not list
     if not leaves:
         levels = node._flatten_leaves(leaves)

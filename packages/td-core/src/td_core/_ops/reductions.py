@@ -284,7 +284,7 @@ def _reduce_features(node: Any, call: Callable[[Tensor], Any], count: int | None
     """Apply ``call`` to each leaf's flattened feature dims; return ``count`` collections of its results (None: a single one)."""
     results = [
         node._map(identity) for _ in range(count or 1)
-    ]  # the copies of a TensorDictParams are plain collections
+    ]  # _map() makes plain collections of a TensorDictParams, whose leaves can be replaced below
     for levels in zip_walk(*results):
         n = len(levels[0].batch_size)
         for key, child in dict(levels[0]._children()).items():
