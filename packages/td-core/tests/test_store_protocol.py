@@ -152,7 +152,9 @@ def test_as_location_file_url_of_host_raises() -> None:
 
 
 @pytest.mark.parametrize(
-    "location", ["mem://bucket/x", "MEM://bucket/x", "cache::s3://bucket/x", io.BytesIO(), Table()], ids=str
+    "location",
+    ["mem://bucket/x", "MEM://bucket/x", "cache::s3://bucket/x", io.BytesIO(), Table()],
+    ids=["URL", "upper-case URL", "chained URL", "BytesIO", "object"],
 )
 def test_operations_pass_location_unchanged(location: Any, formats: Memory, data: TensorDict) -> None:
     assert td_core.save(data, location, format="memory") is data
