@@ -375,7 +375,7 @@ def iter_cases() -> Iterator[Any]:
     covered_names: dict[str, set[str]] = {}
     for row, base, changes in ROWS:
         name = name_of(row)
-        own = set(_keys_of(changes))
+        own = _keys_of(changes)
         covered_names.setdefault(name, set()).update(_get_parameter(name, each) for each in own)
         for parameter in own:
             yield pytest.param(row, base, changes, parameter, id=f"{row}-{parameter}")
