@@ -198,6 +198,10 @@ class NodeKinds:
     def __getitem__(self, tag: str) -> NodeKind:
         return self._by_tag[tag]
 
+    def get(self, tag: str) -> NodeKind | None:
+        """Return the kind with a tag, or None."""
+        return self._by_tag.get(tag)
+
     def __contains__(self, tag: object) -> bool:
         return tag in self._by_tag
 
@@ -517,7 +521,7 @@ def _find_moved_class(row: Any, cls: type | None) -> type | None:
     """Return the declared class ``cls`` if it can replace the stored class of a node, which is not defined; else None."""
     if cls is None or "from" in row:
         return None
-    kind = KINDS[row["kind"]] if type(row["kind"]) is str and row["kind"] in KINDS else None
+    kind = KINDS.get(row["kind"]) if type(row["kind"]) is str else None
     fits = KINDS.of(cls).with_class if kind is None else issubclass(cls, kind.type)
     return cls if fits else None
 
@@ -530,7 +534,7 @@ def _list_declared_classes(rows: Any, named: type | None) -> list[type | None]:
     with contextlib.suppress(LookupError, TypeError, ValueError, AttributeError):
         for position, row in enumerate(rows):
             tag = row["kind"]
-            kind = KINDS[tag] if type(tag) is str and tag in KINDS else None
+            kind = KINDS.get(tag) if type(tag) is str else None
             owner: Any = owners[position] or classes[position]
             if kind is not None:
                 own = find_subclass(kind.type, row["class"]) if "class" in row else kind.type

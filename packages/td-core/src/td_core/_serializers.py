@@ -178,14 +178,9 @@ class Serializers:
         names = self._names()
         if name == DEFAULT_FORMAT:
             hint = f"; registered formats, to be named by format=: {names}" if names != "none" else ""
-            raise MissingPluginError(
-                f"the format {DEFAULT_FORMAT!r} is provided by {describe_missing_package(_DEFAULT_PROVIDER)}{hint}"
-            )
+            raise MissingPluginError(f"{_describe_provider(name)}{hint}")
         if name in FIRST_PARTY_FORMATS:
-            package, _ = FIRST_PARTY_FORMATS[name]
-            raise MissingPluginError(
-                f"the format {name!r} is provided by {describe_missing_package(package)}; registered formats: {names}"
-            )
+            raise MissingPluginError(f"{_describe_provider(name)}; registered formats: {names}")
         raise MissingPluginError(
             f"no installed package provides the format {name!r}; registered formats: {names}"
         )

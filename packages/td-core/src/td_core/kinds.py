@@ -37,7 +37,7 @@ def find(tag: str) -> NodeKind | None:
     >>> find("LazyStackedTensorDict").type.__name__, find("none")
     ('LazyStackedTensorDict', None)
     """
-    return next((kind for kind in KINDS if kind.tag == tag), None)
+    return KINDS.get(tag)
 
 
 def named(name: str, format: str) -> NodeKind | None:

@@ -87,7 +87,7 @@ def is_on_network(path: str) -> bool:
 
 
 class NewFile:
-    """A file under a temporary name beside its final name; :meth:`commit` renames it.
+    """A file under a temporary name beside its final name; :meth:`commit` renames it, else the end of the block removes it.
 
     The temporary file is locked while it is written, so that :func:`remove_stale` removes only those of killed processes.
     """
@@ -119,6 +119,12 @@ class NewFile:
         os.replace(self.temporary, self.path)
         os.close(self.fd)
         self.fd = -1
+
+    def __enter__(self) -> NewFile:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.discard()
 
     def discard(self) -> None:
         """Remove the file, unless it is committed."""

@@ -48,6 +48,11 @@ class Array(NamedTuple):
     begin: int
     end: int
 
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes."""
+        return self.end - self.begin
+
 
 @dataclass(frozen=True, slots=True)
 class Header:

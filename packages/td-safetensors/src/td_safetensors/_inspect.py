@@ -74,8 +74,8 @@ def _describe_leaf(save: Save, key: str, place: Place) -> Tree:
     for name in names:
         file, array = save.arrays[name]
         begin = file.header.start + array.begin
-        where.append(f"{os.path.basename(file.path)}:{begin}-{begin + array.end - array.begin}")
-        size += array.end - array.begin
+        where.append(f"{os.path.basename(file.path)}:{begin}-{begin + array.nbytes}")
+        size += array.nbytes
     leaf = Tree(key, "leaf", nbytes=size, place=", ".join(where))
     if isinstance(place, dict) and "nested" in place:
         leaf.kind, leaf.dtype = "nested leaf", _get_dtype(save, names)
@@ -131,7 +131,7 @@ def verify(path: str | os.PathLike[str], *, progress: Progress = False) -> Repor
             problems = _check_hashes(save, digests, algorithm, progress)
             if not problems:
                 header = prepare(save)
-                build(save, header, lambda name: save.arrays[name][0].map(name, save.arrays[name][1]), None)
+                build(save, header, save.map, None)
     except FileNotFoundError:
         raise
     except TensorDictError as error:
@@ -153,17 +153,18 @@ def _read_hashes(save: Save) -> tuple[dict[str, str], str]:
 def _check_hashes(
     save: Save, digests: Mapping[str, str], algorithm: str, progress: Progress
 ) -> list[Problem]:
-    sizes = {name: save.arrays[name][1].end - save.arrays[name][1].begin for name in digests}
+    sizes = {name: save.arrays[name][1].nbytes for name in digests}
     report = make_reporter(progress, sum(sizes.values()), "verify")
     rows = save.header["nodes"]
     problems = []
     for name, wanted in digests.items():
-        file, array = save.arrays[name]
-        digest = compute_digest(algorithm, [file.map(name, array)])
+        digest = compute_digest(algorithm, [save.map(name)])
         if digest != wanted:
             keys = _find_keys(save, rows, name)
             detail = f"the hash of {keys} is {digest}, {wanted} was saved"
-            problems.append(Problem(f"{os.path.basename(file.path)}: {name}", "damaged", detail))
+            problems.append(
+                Problem(f"{os.path.basename(save.arrays[name][0].path)}: {name}", "damaged", detail)
+            )
         report(sizes[name])
     return problems
 

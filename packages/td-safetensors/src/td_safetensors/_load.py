@@ -59,7 +59,7 @@ def view_storage(storage: torch.UntypedStorage, array: Array, begin: int) -> Ten
     dtype = DTYPES[array.dtype]
     if array.begin == array.end:
         return torch.empty(array.shape, dtype=dtype)
-    part = storage[begin : begin + array.end - array.begin]
+    part = storage[begin : begin + array.nbytes]
     if begin % dtype.itemsize:
         part = part.clone()
     return torch.empty(0, dtype=dtype).set_(part, 0, array.shape)  # type: ignore[call-overload, no-any-return]
@@ -79,6 +79,11 @@ class Save:
         self, path: str, arrays: dict[str, tuple[File, Array]], header: dict[str, Any], foreign: bool
     ) -> None:
         self.path, self.arrays, self.header, self.foreign = path, arrays, header, foreign
+
+    def map(self, name: str) -> Tensor:
+        """Return a tensor of the save, mapped from its file."""
+        file, array = self.arrays[name]
+        return file.map(name, array)
 
 
 @contextlib.contextmanager
@@ -413,9 +418,7 @@ def _make_reader(
     progress: Progress,
 ) -> Callable[[str], Tensor]:
     """Return a function from the name of a tensor to the tensor, for the given names."""
-    total = sum(
-        save.arrays[name][1].end - save.arrays[name][1].begin for name in names if name in save.arrays
-    )
+    total = sum(save.arrays[name][1].nbytes for name in names if name in save.arrays)
     report = make_reporter(progress, total, "load")
     known: dict[str, Tensor] = {}
     meta = device is not None and device.type == "meta"
@@ -431,7 +434,7 @@ def _make_reader(
             known[name] = torch.empty(array.shape, dtype=DTYPES[array.dtype], device="meta")
         else:
             known[name] = file.map(name, array)
-            report(array.end - array.begin)
+            report(array.nbytes)
         return known[name]
 
     if device is None or meta:
@@ -469,7 +472,7 @@ def _read_all(
         group = []
 
     for (file, array), name in present:
-        small = array.end - array.begin < _SMALL
+        small = array.nbytes < _SMALL
         joins = group and owner is file and group[-1][1].end == array.begin and small
         if not joins or array.end - group[0][1].begin > _GROUP:
             flush()

@@ -107,10 +107,6 @@ def open_collection(
 
         origins: dict[File, tuple[str, Stamp]] = {}
 
-        def read(name: str) -> Tensor:
-            file, array = save.arrays[name]
-            return file.map(name, array)
-
         def wrap(ref: int, leaf: Tensor) -> Tensor:
             files = {save.arrays[name][0] for name in list_names(places[ref])}
             if mode == "c" or leaf.is_nested or len(files) != 1:
@@ -122,7 +118,7 @@ def open_collection(
             mapped._origin = (*origins[file], places[ref])  # type: ignore[attr-defined]
             return mapped
 
-        result = build(save, header, read, None, wrap)
+        result = build(save, header, save.map, None, wrap)
     return result if mode == "c" else result.lock_()
 
 
@@ -145,16 +141,12 @@ def _open_for_writing(save: Save, header: dict[str, Any]) -> Any:
         size = place.get("expand") if isinstance(place, dict) else None
         if size is not None:
             place = {name: value for name, value in place.items() if name != "expand"}
-            leaf = restore(place, read)
+            leaf = restore(place, save.map)
         stamp = _stamp(file.fd, written=True)
         stored = StoredTensor(FileSource(os.path.abspath(file.path), stamp, place, leaf.shape, leaf.dtype))
         return stored if size is None else stored.expand(size)
 
-    def read(name: str) -> Tensor:
-        file, array = save.arrays[name]
-        return file.map(name, array)
-
-    return build(save, header, read, None, wrap)
+    return build(save, header, save.map, None, wrap)
 
 
 def _stamp(fd: int, *, written: bool = False) -> Stamp:

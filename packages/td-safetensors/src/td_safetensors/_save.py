@@ -97,7 +97,7 @@ def save(
                 f"{os.path.join(place, SINGLE)!r} exists, which other programs read instead of the shards: remove it"
             )
         write = partial(_save_shards, plan, place, limit)
-    total = sum(item.array.end - item.array.begin for item in plan.stored.values())
+    total = sum(item.array.nbytes for item in plan.stored.values())
     report = make_reporter(progress, total, "save")
     write = partial(write, checksums=checksums, durable=durable, num_threads=num_threads, report=report)
     if not return_early:
@@ -119,13 +119,10 @@ def create_file(like: Any, path: str | os.PathLike[str]) -> None:
     placed = _place(plan.stored)
     header = build_header(((name, array) for name, array, _ in placed), plan.make_metadata())
     remove_stale(list_temporaries(place))
-    file = NewFile(place)
-    try:
+    with NewFile(place) as file:
         file.write([header], 0, lambda count: None)
         file.extend(len(header) + max((array.end for _, array, _ in placed), default=0))
         file.commit(durable=False)
-    finally:
-        file.discard()
 
 
 def _run_in_background(write: Callable[[], None], data: Any) -> Future[Any]:
@@ -169,13 +166,10 @@ def _write_file(
 ) -> None:
     placed = _place(stored)
     header = build_header(((name, array) for name, array, _ in placed), metadata)
-    file = NewFile(path)
-    try:
+    with NewFile(path) as file:
         file.write([header], 0, lambda count: None)
         run_parallel(_plan_writes(file, placed, len(header), report), num_threads)
         file.commit(durable=durable)
-    finally:
-        file.discard()
 
 
 def _place(stored: dict[str, Stored]) -> list[tuple[str, Array, Stored]]:
@@ -183,7 +177,7 @@ def _place(stored: dict[str, Stored]) -> list[tuple[str, Array, Stored]]:
     ordered = sorted(stored.items(), key=lambda item: -DTYPES[item[1].array.dtype].itemsize)
     position, result = 0, []
     for name, item in ordered:
-        size = item.array.end - item.array.begin
+        size = item.array.nbytes
         result.append((name, Array(item.array.dtype, item.array.shape, position, position + size), item))
         position += size
     return result
@@ -200,7 +194,7 @@ def _plan_writes(
         if not group:
             begin, size = start + array.begin, 0
         group.append(item)
-        size += array.end - array.begin
+        size += array.nbytes
         if size >= _GROUP:
             writes.append(partial(_write_group, file, group, begin, report))
             group = []
@@ -275,9 +269,7 @@ def _save_shards(
             for name, shard in zip(names, shards, strict=True):
                 _write_file(os.path.join(folder, name), shard, {"format": "pt"}, durable, num_threads, report)
             content = {
-                "metadata": {
-                    "total_size": sum(item.array.end - item.array.begin for item in plan.stored.values())
-                },
+                "metadata": {"total_size": sum(item.array.nbytes for item in plan.stored.values())},
                 "weight_map": {name: names[i] for i, shard in enumerate(shards) for name in shard},
                 "td": header,
             }
@@ -295,12 +287,9 @@ def _save_shards(
 
 
 def _write_index(path: str, content: dict[str, Any], durable: bool) -> None:
-    file = NewFile(path)
-    try:
+    with NewFile(path) as file:
         file.write([json.dumps(content, indent=2).encode()], 0, lambda count: None)
         file.commit(durable=durable)
-    finally:
-        file.discard()
 
 
 def _remove(path: str) -> None:

@@ -42,7 +42,7 @@ def split_shards(stored: Mapping[str, Stored], limit: int) -> list[dict[str, Sto
     shards: list[dict[str, Stored]] = [{}]
     size = 0
     for name, item in stored.items():
-        added = item.array.end - item.array.begin
+        added = item.array.nbytes
         if shards[-1] and size + added > limit:
             shards.append({})
             size = 0

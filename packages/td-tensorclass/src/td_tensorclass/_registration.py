@@ -89,7 +89,7 @@ def register_class(cls: Any) -> None:
         "consolidated/1": Layout(flatten_buffer, unflatten_buffer, (shown,)),
         "state_dict/2": Layout(flatten_state, unflatten, (cls.__qualname__,)),
     }
-    before: Any = KINDS[tag] if tag in KINDS else None  # noqa: SIM401  KINDS is not a dict
+    before: Any = KINDS.get(tag)
     kind = NodeKind(tag, cls, flatten, unflatten, layouts, with_class=True)
     KINDS.add(kind, replace=True)
     # cloudpickle first creates a class without fields. It replaces the registered class when its first instance is decoded.
