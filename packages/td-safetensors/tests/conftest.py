@@ -182,10 +182,10 @@ def kill_at_call(n: int, work: Callable[[], Any]) -> bool:
 
 def watch_calls(see: Callable[[str], None], patch: pytest.MonkeyPatch | None = None) -> None:
     """Call ``see`` before every file system call of the package."""
-    from td_safetensors import _save
+    from td_safetensors import _write_save
 
     watched = WatchedOs(see)
-    for module in (_files, _save):
+    for module in (_files, _write_save):
         if patch is None:
             module.os = watched
         else:

@@ -11,7 +11,7 @@ import torch
 import td_core
 from td_core import FormatError, LazyStackedTensorDict, TensorDict
 from td_core.__main__ import main
-from td_safetensors import _checksum, _load, save
+from td_safetensors import _read_save, _tensor_hashes, save
 
 
 def test_inspect_lists_nodes_and_leaves(path: Path, td: TensorDict, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -19,7 +19,7 @@ def test_inspect_lists_nodes_and_leaves(path: Path, td: TensorDict, monkeypatch:
     td["s"] = LazyStackedTensorDict(*(TensorDict({"x": torch.zeros(3)}) for _ in range(4)))
     td["j"] = torch.nested.nested_tensor([torch.ones(i) for i in range(1, 5)], layout=torch.jagged)
     save(td, path)
-    monkeypatch.setattr(_load, "map_file", None)  # no tensor is mapped
+    monkeypatch.setattr(_read_save, "map_file", None)  # no tensor is mapped
     tree = td_core.inspect(path)
     assert (tree.name, tree.kind, tree.shape) == ("data.safetensors", "TensorDict", [4])
     assert list(tree.children) == ["a", "n", "c", "s", "j"]
@@ -62,7 +62,7 @@ def test_verify_finds_changed_tensor(
     algorithm: str, sharded: bool, tmp_path: Path, td: TensorDict, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if algorithm == "crc32":
-        monkeypatch.setattr(_checksum, "xxh3_128", None)
+        monkeypatch.setattr(_tensor_hashes, "xxh3_128", None)
     else:
         pytest.importorskip("xxhash")
     td["tied"] = td["n", "b"]
@@ -97,7 +97,7 @@ def test_verify_missing_algorithm_names_extra(
 ) -> None:
     pytest.importorskip("xxhash")
     save(td, path, checksums=True)
-    monkeypatch.setattr(_checksum, "xxh3_128", None)
+    monkeypatch.setattr(_tensor_hashes, "xxh3_128", None)
     assert "pip install td-safetensors[checksum]" in str(td_core.verify(path))
 
 

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 import td_core
 import td_safetensors
 from td_core import FormatError, KeyPathError, LazyStackedTensorDict, LockedError, TensorDict
-from td_safetensors import MappedTensor, _load, save
+from td_safetensors import MappedTensor, _read_save, save
 
 
 @pytest.mark.parametrize("mode", ["r", "c"])
@@ -40,7 +40,7 @@ def test_open_shards_equals_save(tmp_path: Path, td: TensorDict, same: Any) -> N
 def test_open_file_reads_no_elements(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save(TensorDict({"a": torch.zeros(1 << 20), "b": torch.zeros(1 << 20)}), path)
     read = []
-    monkeypatch.setattr(_load, "read_into", lambda *args: read.append(args))
+    monkeypatch.setattr(_read_save, "read_into", lambda *args: read.append(args))
     opened = td_core.open(path)
     assert (opened["a"].shape, read) == ((1 << 20,), [])
 

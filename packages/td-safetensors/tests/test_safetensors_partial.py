@@ -9,20 +9,20 @@ import pytest
 import torch
 
 from td_core import KeyPathError, LazyStackedTensorDict, TensorDict, load
-from td_safetensors import _files, _load, save
+from td_safetensors import _files, _read_save, save
 
 
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Return the list of the sizes of all tensors that are mapped or read."""
     sizes: list[int] = []
-    view = _load.view_storage
+    view = _read_save.view_storage
 
     def view_storage(storage: Any, array: Any, begin: int) -> Any:
         sizes.append(array.end - array.begin)
         return view(storage, array, begin)
 
-    monkeypatch.setattr(_load, "view_storage", view_storage)
+    monkeypatch.setattr(_read_save, "view_storage", view_storage)
     return sizes
 
 
@@ -149,8 +149,8 @@ def test_load_auto_strategy_reads_from_network(
 ) -> None:
     save(td, path)
     mapped = []
-    monkeypatch.setattr(_load, "is_on_network", lambda path: network)
-    monkeypatch.setattr(_load, "map_file", lambda fd, shared: mapped.append(fd) or _files.map_file(fd))
+    monkeypatch.setattr(_read_save, "is_on_network", lambda path: network)
+    monkeypatch.setattr(_read_save, "map_file", lambda fd, shared: mapped.append(fd) or _files.map_file(fd))
     same(load(path), td)
     assert bool(mapped) is maps
 
@@ -208,9 +208,9 @@ def test_load_inplace_reads_into_memory_of_leaves(
     target["n", "t"] = torch.zeros(300, 300).t()
     target["n", "b"] = target["n", "b"].float()  # of another dtype: converted, not read into
     read = []
-    into = _load.read_into
+    into = _read_save.read_into
     monkeypatch.setattr(
-        _load,
+        _read_save,
         "read_into",
         lambda fd, buffer, *rest: (read.append(buffer.data_ptr()), into(fd, buffer, *rest)),
     )

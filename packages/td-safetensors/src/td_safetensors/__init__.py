@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any
 import td_core as _td_core
 
 if TYPE_CHECKING:
-    from ._inspect import inspect, verify
-    from ._load import load
     from ._open import MappedTensor
     from ._open import open_collection as open  # noqa: A004, F401
-    from ._save import save
+    from ._read_save import load
+    from ._tree_and_checks import inspect, verify
+    from ._write_save import save
 
     from_safetensors, to_safetensors = load, save
 
@@ -31,13 +31,13 @@ __version__ = _td_core.__version__
 
 _HOMES = {
     "MappedTensor": ("_open", "MappedTensor"),
-    "from_safetensors": ("_load", "load"),
-    "inspect": ("_inspect", "inspect"),
-    "load": ("_load", "load"),
+    "from_safetensors": ("_read_save", "load"),
+    "inspect": ("_tree_and_checks", "inspect"),
+    "load": ("_read_save", "load"),
     "open": ("_open", "open_collection"),
-    "save": ("_save", "save"),
-    "to_safetensors": ("_save", "save"),
-    "verify": ("_inspect", "verify"),
+    "save": ("_write_save", "save"),
+    "to_safetensors": ("_write_save", "save"),
+    "verify": ("_tree_and_checks", "verify"),
 }
 
 

@@ -16,7 +16,7 @@ from td_core.typing import SourceIndex
 from ._files import open_for_reading, sync_file
 from ._format import read_header
 from ._leaves import Place, restore
-from ._load import File, Save, build, list_names, list_used_leaves, open_save, prepare
+from ._read_save import File, Save, build, list_names, list_used_leaves, open_save, prepare
 from ._tables import list_key_paths, show_path
 
 __all__ = ["FileSource", "MappedTensor", "open_collection", "rebuild_mapped"]

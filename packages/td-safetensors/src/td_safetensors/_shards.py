@@ -9,7 +9,7 @@ from typing import Any
 
 from td_core.errors import FormatError
 
-from ._plan import Stored
+from ._layout_plan import Stored
 
 __all__ = [
     "INDEX", "SINGLE", "check_weight_map", "find_index", "list_shards", "name_shard", "parse_size", "split_shards",

@@ -33,7 +33,7 @@ class SafetensorsFormat(Serializer):
         progress: Any = False,
     ) -> Any:
         """Write ``data`` to ``location``; see :func:`td_safetensors.save`."""
-        from ._save import save
+        from ._write_save import save
 
         return save(
             data,
@@ -59,7 +59,7 @@ class SafetensorsFormat(Serializer):
         progress: Any = False,
     ) -> Any:
         """Load the collection at ``location``; see :func:`td_safetensors.load`."""
-        from ._load import load
+        from ._read_save import load
 
         return load(
             location,
@@ -74,7 +74,7 @@ class SafetensorsFormat(Serializer):
 
     def load_(self, data: Any, location: Any, **options: Any) -> Any:
         """Load the save at ``location`` into the leaves of ``data``; see :func:`td_safetensors.load` for the options."""
-        from ._load import load_into
+        from ._read_save import load_into
 
         return load_into(data, location, **options)
 
@@ -87,20 +87,20 @@ class SafetensorsFormat(Serializer):
     def create(self, like: Any, location: Any) -> Any:  # type: ignore[override]
         """Write a file of zeros with the structure, shapes and dtypes of ``like``, and open it for writing."""
         from ._open import open_collection
-        from ._save import create_file
+        from ._write_save import create_file
 
         create_file(like, location)
         return open_collection(location, mode="r+")
 
     def inspect(self, location: Any) -> Tree:  # type: ignore[override]
         """Return the tree of a save from its header."""
-        from ._inspect import inspect
+        from ._tree_and_checks import inspect
 
         return inspect(location)
 
     def verify(self, location: Any, *, progress: Any = False) -> Report:  # type: ignore[override]
         """Check the structure of a save, and its hashes if it has them."""
-        from ._inspect import verify
+        from ._tree_and_checks import verify
 
         return verify(location, progress=progress)
 

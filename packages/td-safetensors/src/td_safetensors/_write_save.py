@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._checksum import as_buffer, choose_algorithm, compute_digest
 from ._files import (
     PIECE,
     NewFile,
@@ -27,9 +26,10 @@ from ._files import (
     sync_directory,
 )
 from ._format import DTYPES, Array, build_header
-from ._plan import Plan, Stored, make_plan
-from ._progress import Progress, make_reporter
+from ._layout_plan import Plan, Stored, make_plan
+from ._progress_report import Progress, make_reporter
 from ._shards import INDEX, SINGLE, list_shards, name_shard, parse_size, split_shards
+from ._tensor_hashes import as_buffer, choose_algorithm, compute_digest
 
 __all__ = ["create_file", "save"]
 

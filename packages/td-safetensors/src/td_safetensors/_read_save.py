@@ -19,9 +19,9 @@ from td_core.errors import FormatError, MissingPluginError, TensorDictError
 
 from ._files import is_on_network, map_file, open_for_reading, read_into, run_parallel
 from ._format import DTYPES, Array, Header, parse_json, read_header
+from ._layout_plan import VERSION, compute_check
 from ._leaves import Place, restore
-from ._plan import VERSION, compute_check
-from ._progress import Progress, make_reporter
+from ._progress_report import Progress, make_reporter
 from ._reference import build_foreign_rows, explain, find_registered, read_reference
 from ._shards import SINGLE, check_weight_map, find_index
 from ._tables import check_rows, list_key_paths, select_keys, show_path

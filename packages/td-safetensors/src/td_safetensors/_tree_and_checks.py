@@ -13,12 +13,12 @@ from torch import Tensor
 from td_core import Problem, Report, Tree
 from td_core.errors import FormatError, TensorDictError
 
-from ._checksum import compute_digest
 from ._format import DTYPES
 from ._leaves import Place, restore
-from ._load import Save, build, list_names, open_save, prepare
-from ._progress import Progress, make_reporter
+from ._progress_report import Progress, make_reporter
+from ._read_save import Save, build, list_names, open_save, prepare
 from ._tables import list_key_paths, show_path
+from ._tensor_hashes import compute_digest
 
 __all__ = ["inspect", "verify"]
 
