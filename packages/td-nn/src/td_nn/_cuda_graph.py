@@ -122,7 +122,7 @@ class CudaGraphModule:
             kwargs = dict(kwargs)
             args = (kwargs.pop("tensordict"),)
         inputs = read_inputs(args, kwargs, self.in_keys)
-        inputs.check_gradients(show_module(self))
+        inputs.check_gradients(self)
         if not self._runs_on_gpu or torch.cuda.is_current_stream_capturing():
             return self.module(*args, **kwargs)
         with torch.cuda.device(self.device):
@@ -132,7 +132,7 @@ class CudaGraphModule:
         """Replay the graph, or run or capture the function on copies of the inputs."""
         captured = self._captured
         if captured is not None and captured.state == _read_state(captured.slots, self.module):
-            inputs.check_against(captured.inputs, show_module(self))
+            inputs.check_against(captured.inputs, self)
             self._check_interaction(captured)
             if inputs.tensors:
                 targets = [captured.inputs.tensors[place] for place in inputs.tensors]

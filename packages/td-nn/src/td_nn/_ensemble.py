@@ -148,8 +148,7 @@ class EnsembleModule(TensorDictModuleBase[ResultT]):
                 item = torch_pytree.tree_unflatten(tensors[len(leaves) :], spec)
             result, changed = self._call_copy(tensors[: len(leaves)], item, kwargs)
             flat, result_spec = torch_pytree.tree_flatten(result)
-            same = {id(entry): position for position, entry in enumerate(tensors[len(leaves) :])}
-            provided = [same.get(id(leaf)) for leaf in flat]
+            provided = _find_positions(flat, tensors[len(leaves) :])
             results[:] = result_spec, provided, list(changed)
             return (*[leaf for leaf, at in zip(flat, provided) if at is None], *changed.values())
 
@@ -306,6 +305,14 @@ def _find_slot(module: nn.Module, key: Any) -> tuple[nn.Module, str]:
     while len(path) > 1 and not isinstance(module, TensorDictParams):
         module = module.get_submodule(path.pop(0))
     return module, ".".join(path)
+
+
+def _find_positions(leaves: list[Any], tensors: tuple[Tensor, ...]) -> list[int | None]:
+    """Return the position of each leaf among some tensors, or None for another leaf."""
+    if torch.compiler.is_compiling():  # torch 2.11 does not trace id() of a tensor that the graph makes
+        return [next((at for at, tensor in enumerate(tensors) if tensor is leaf), None) for leaf in leaves]
+    positions = {id(tensor): at for at, tensor in enumerate(tensors)}
+    return [positions.get(id(leaf)) for leaf in leaves]
 
 
 def _slots_of(owner: Any, name: str) -> Any:

@@ -11,6 +11,7 @@ from torch.utils import _pytree as torch_pytree
 
 from td_core import TensorCollection
 
+from ._module_base import show_module
 from .module_errors import MissingKeyError
 
 __all__ = ["GraphInputs", "Place", "copy_inputs", "read_entries", "read_inputs"]
@@ -40,34 +41,36 @@ class GraphInputs(NamedTuple):
     values: dict[Any, Any]
     spec: Any  # None if there are no arguments after the collection
 
-    def check_gradients(self, who: str) -> None:
+    def check_gradients(self, module: Any) -> None:
         """Raise RuntimeError if a tensor requires gradients."""
         for place, tensor in self.tensors.items():
             if tensor.requires_grad:
                 raise RuntimeError(
-                    f"{who} gives its inputs no gradients, and {_show(place)} requires them: detach it, or let the function "
-                    "refer to it instead of taking it as an input"
+                    f"{show_module(module)} gives its inputs no gradients, and {_show(place)} requires them: detach it, "
+                    "or let the function refer to it instead of taking it as an input"
                 )
 
-    def check_against(self, captured: GraphInputs, who: str) -> None:
+    def check_against(self, captured: GraphInputs, module: Any) -> None:
         """Raise an error if these inputs differ from captured ones in anything but the elements of tensors."""
         if (
             self.spec != captured.spec
             or self.tensors.keys() != captured.tensors.keys()
             or self.values.keys() != captured.values.keys()
         ):
-            self._refuse_structure(captured, who)
+            self._refuse_structure(captured, show_module(module))
         for place, tensor in self.tensors.items():
             old = captured.tensors[place]
             if tensor.shape != old.shape or tensor.dtype != old.dtype:
                 raise ValueError(
-                    f"{who} was captured with {_show(place)} of shape {list(old.shape)} and dtype {old.dtype}; "
+                    f"{show_module(module)} was captured with {_show(place)} of shape {list(old.shape)} and dtype "
+                    f"{old.dtype}; "
                     f"got {list(tensor.shape)} and {tensor.dtype}"
                 )
         for place, value in self.values.items():
             if not _is_equal(value, captured.values[place]):
                 raise ValueError(
-                    f"{who} was captured with {_show(place)} = {captured.values[place]!r}, which is a constant of the graph; "
+                    f"{show_module(module)} was captured with {_show(place)} = {captured.values[place]!r}, which is a "
+                    "constant of the graph; "
                     f"got {value!r}. Give it as a tensor, or make another CudaGraphModule"
                 )
 

@@ -84,10 +84,8 @@ class OneHotCategorical(dist.Categorical):
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> OneHotCategorical:
         """Return a distribution with its batch dims expanded to ``batch_shape``."""
-        base: Any = super()
-        new: OneHotCategorical = base.expand(
-            batch_shape, base._get_checked_instance(OneHotCategorical, _instance)
-        )
+        made = self._get_checked_instance(OneHotCategorical, _instance)  # type: ignore[no-untyped-call]
+        new: OneHotCategorical = super().expand(batch_shape, made)  # type: ignore[no-untyped-call]
         return new
 
     @property
@@ -118,8 +116,8 @@ class OneHotCategorical(dist.Categorical):
 
     def sample(self, sample_shape: Any = None) -> Tensor:
         """Draw one-hot vectors of dtype int64."""
-        base: Any = super()
-        return _make_one_hot(base.sample(torch.Size(sample_shape or ())), self._num_events)
+        drawn = super().sample(torch.Size(sample_shape or ()))  # type: ignore[no-untyped-call]
+        return _make_one_hot(drawn, self._num_events)
 
     def rsample(self, sample_shape: Any = None) -> Tensor:
         """Draw one-hot vectors with the gradients of a relaxed sample at temperature 1."""
@@ -138,14 +136,13 @@ class OneHotCategorical(dist.Categorical):
                 f"got a value of shape {list(value.shape)}"
             )
         value = value.to(torch.int8) if value.dtype is torch.bool else value
-        base: Any = super()
-        log_prob: Tensor = base.log_prob(value.argmax(-1))
+        log_prob: Tensor = super().log_prob(value.argmax(-1))  # type: ignore[no-untyped-call]
         return log_prob
 
     def enumerate_support(self, expand: bool = True) -> Tensor:
         """Return all one-hot vectors, along a new first dim."""
-        base: Any = super()
-        return _make_one_hot(base.enumerate_support(expand), self._num_events)
+        support = super().enumerate_support(expand)  # type: ignore[no-untyped-call]
+        return _make_one_hot(support, self._num_events)
 
     def _validate_sample(self, value: Tensor) -> None:
         # The base class passes category indices here, not the one-hot vectors of the support.

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from td_core import Encoded, NestedKey, decode, join_value, unravel_key_to_tuple
+from td_core import Encoded, NestedKey, TensorDict, decode, join_value, unravel_key_to_tuple
 from td_core.errors import FormatError, MissingPluginError, TensorDictError
 
 from ._files import is_on_network, map_file, open_for_reading, read_into, run_parallel
@@ -288,7 +288,7 @@ def _load(
 ) -> Any:
     if strategy not in ("auto", "mmap", "read"):
         raise ValueError(f"strategy is 'auto', 'mmap' or 'read'; got {strategy!r}")
-    target = None if device is None else torch.device(device)
+    target = None if device is None else TensorDict(device=device).device  # td-core adds the index of a GPU
     with open_save(path) as save:
         header = prepare(save, keys=keys, strict=strict)
         names = dict.fromkeys(

@@ -372,9 +372,11 @@ class _Walk:
     def is_changed(self, child: Child, path: Path, rest: Sequence[Any]) -> bool:
         """Return True if an earlier key changed this memory; StructureError if the operands of the two keys differ."""
         assert self.changed is not None
-        first, beside = self.changed.setdefault(get_memory_key(child, not rest), (path, rest))
-        if beside is rest:
+        memory = get_memory_key(child, not rest)
+        if memory not in self.changed:
+            self.changed[memory] = path, rest
             return False
+        first, beside = self.changed[memory]
         if not torch.compiler.is_compiling() and not all(map(are_equal, beside, rest)):
             raise StructureError(
                 f"cannot change {show_path(path)} in place: it is the tensor of {show_path(first)}, and what the other "

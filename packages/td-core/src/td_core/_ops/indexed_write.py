@@ -107,7 +107,7 @@ class IndexedWrite:
             entries, told = source, False
             if isinstance(source, Core):
                 entries = source._children()
-                told = bool(lead) and source.batch_size[: len(lead)] == lead
+                told = len(lead) > 0 and source.batch_size[: len(lead)] == lead
                 dims = len(lead) if told else ANY if dims is None else dims
             elif isinstance(source, Entries):
                 dims = ANY if dims is None else dims
