@@ -22,7 +22,7 @@ from ._dim_names import Names
 from ._foreach import PLAIN
 from ._keys import suggest_keys
 from ._plans import ShapePlan
-from ._walks import expand, get_path, walk, walk_levels
+from ._walks import expand, get_path, has_entries, walk, walk_levels
 from .errors import BatchSizeError, KeyMismatchError, KeyPathError, StructureError
 from .typing import NO_DEFAULT, NoDefault
 
@@ -46,9 +46,6 @@ class Core(ABC):
 
     #: True for value nodes, which hold a value and no entries: key iteration never descends into them.
     _is_value: ClassVar[bool] = False
-
-    #: True for value nodes that wrap one tensor: ``_unwrap`` returns the tensor, which counts as a leaf.
-    _is_tensor_proxy: ClassVar[bool] = False
 
     #: False for kinds to which ``load_state_dict`` adds no entries: those of parameters are fixed, as in a module.
     _grows: bool = True
@@ -132,7 +129,7 @@ class Core(ABC):
     def _as_entry(self, key: str, value: Any) -> Any:
         """Wrap a value in a value node, if this node holds a value node under ``key``; otherwise return it."""
         own = self._children().get(key)
-        return own._as_value(value) if isinstance(own, Core) and own._is_value else value
+        return own._as_value(value) if isinstance(own, Core) else value
 
     def _of_level(self, level: Core) -> Core:
         """Convert another node to the kind of this node. A schema adds its defaults for missing entries."""
@@ -168,10 +165,8 @@ class Core(ABC):
         entry = self._children()[key]
         if isinstance(entry, Tensor):
             entry.copy_(align_dims(value, entry.ndim, len(self.batch_size)), non_blocking=non_blocking)
-        elif not entry._is_value:
-            entry.copy_(value, non_blocking=non_blocking)
         else:
-            written = entry._index_put((), value)
+            written = entry._copy_from(value, non_blocking=non_blocking)
             if written is not entry:
                 self._set_child(key, written)
 
@@ -191,6 +186,10 @@ class Core(ABC):
         """Return the result of ``parent[key]`` for this entry: the value of a value node, otherwise the node itself."""
         return self
 
+    def _as_leaf(self) -> Child:
+        """Return the leaf that this node stands for, such as an unbatched tensor, or the node itself."""
+        return self
+
     def _get_writable(self, key: str) -> Child:
         """Return ``_get_child(key)``, wrapped so that entries set in it are converted as in this node."""
         return self._get_child(key)
@@ -202,9 +201,14 @@ class Core(ABC):
         """Return the node that holds the state: the wrapped node of a wrapper, otherwise the node itself."""
         return self
 
-    def _index_put(self, index: Any, value: Any) -> Core:
+    def _index_put(self, index: Any, value: Any, *, non_blocking: bool = False) -> Core:
         """Write ``value`` at an index. Return the node for the parent to store: this one or its replacement."""
-        self._assign(index, value)  # type: ignore[attr-defined]
+        self._assign(index, value, non_blocking=non_blocking)  # type: ignore[attr-defined]
+        return self
+
+    def _copy_from(self, value: Any, *, non_blocking: bool = False) -> Core:
+        """Copy a node into this one, in place. Return the node for the parent to store: this one or its replacement."""
+        self.copy_(value, non_blocking=non_blocking)  # type: ignore[attr-defined]
         return self
 
     def _check_index_put(self, index: Any, value: Any) -> None:  # noqa: B027 -- most kinds accept any index
@@ -222,6 +226,10 @@ class Core(ABC):
 
     def _keep(self, keeper: Any) -> None:  # noqa: B027 -- most kinds have no values
         """Attach the :class:`Keeper` that stores the values of this node."""
+
+    def _compare(self, other: Any, single: Callable[..., Any]) -> Child | None:
+        """Compare values elementwise with ``torch.eq`` or ``torch.ne``. Return None if only the entries can be compared."""
+        return None
 
     def _has_equal_values(self, other: Any) -> bool:
         """Return True if another value node certainly holds the same values."""
@@ -419,10 +427,10 @@ def add_nested(node: Core, key: str, level: Any) -> None:
     result = node._add_child(key, level)
     if result is level:
         return
-    if isinstance(result, Tensor) or result._is_value:
-        node._set_child(key, level)
-    else:
+    if has_entries(result):
         result.update(level)
+    else:
+        node._set_child(key, level)
 
 
 def get_lead(leaf: Tensor, ndim: int) -> torch.Size:
@@ -531,9 +539,16 @@ def check_same_leaves(
     for left, right in ((wanted, actual), (actual, wanted)):
         for key, child in dict(left).items():
             if key not in right and (
-                isinstance(child, Tensor) or not child._is_value or child._is_tensor_proxy
+                isinstance(child, Tensor) or has_entries(child) or child._as_leaf() is not child
             ):
                 check_same_keys(wanted, actual, path)
+
+
+def check_same_form(wanted: Child, actual: Child, path: tuple[str, ...]) -> None:
+    """Raise StructureError unless both are tensors, both nodes of entries, or both value nodes."""
+    same = isinstance(wanted, Tensor) == isinstance(actual, Tensor)
+    if not same or has_entries(wanted) != has_entries(actual):
+        raise leaf_node_mismatch_error(wanted, actual, path)
 
 
 def leaf_node_mismatch_error(wanted: Child, actual: Child, path: tuple[str, ...]) -> StructureError:

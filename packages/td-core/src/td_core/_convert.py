@@ -19,7 +19,7 @@ from ._collection import Child, Core, make_dense, show_path
 from ._from_python import NON_STRING_KEY, PYTREE_TYPE
 from ._linked_list import LinkedList
 from ._ops.operands import describe_leaf, rephrase_error
-from ._walks import map_levels
+from ._walks import has_entries, map_levels
 from .errors import DepthError
 from .typing import BatchSize, DeviceType
 
@@ -107,11 +107,7 @@ class ConversionMixin(Core):
         for node, kind, _, _ in levels:
             for key, child in dict(node._children()).items():
                 other = kind._children().get(key)
-                if (
-                    isinstance(child, Core)
-                    and isinstance(other, Core)
-                    and not (child._is_value or other._is_value)
-                ):
+                if other is not None and has_entries(child) and has_entries(other):
                     levels.append((child, other, node, key))
         for node, kind, parent, key in reversed(levels):
             result = kind._of_level(node) if kind._members_and_dim() is None else node
@@ -255,7 +251,7 @@ class ConversionMixin(Core):
 
         def fill(node: Any, out: dict[str, Any], _: None) -> Iterator[Any]:
             for key, child in dict(node._dict_entries()).items():
-                if isinstance(child, Core) and not child._is_value:
+                if isinstance(child, Core) and has_entries(child):
                     yield key, child, None
                 else:
                     out[key] = child._unwrap() if isinstance(child, Core) else child
@@ -334,10 +330,10 @@ class ConversionMixin(Core):
                     out[key] = child.clone()
                 elif child is None:
                     out[key] = coerce(None, node.batch_size, node.device, (key,))
-                elif child._is_value:
-                    out[key] = child._clone_leaves()
-                else:
+                elif has_entries(child):
                     yield key, child, None
+                else:
+                    out[key] = child._clone_leaves()
 
         return map_levels(
             self, fill, make=lambda node, out: make_dense(out, node.batch_size, node.device, node._names)
@@ -351,7 +347,7 @@ def _with_values(mapping: Mapping[Any, Any], like: Core) -> dict[Any, Any]:
         children = node._children()
         for key, value in source.items():
             child = children.get(key)
-            if isinstance(value, Mapping) and isinstance(child, Core) and not child._is_value:
+            if isinstance(value, Mapping) and child is not None and has_entries(child):
                 yield key, child, value
             else:
                 out[key] = node._as_entry(key, value) if isinstance(key, str) else value
@@ -401,14 +397,14 @@ def _columns(
                 (key, array.dtype, array.shape[ndim:]) if array.shape[ndim:] else (key, array.dtype)
             )
             columns.append(((key,), array))
-        elif child._is_value:
-            array = _value_column(child, node.batch_size)
-            fields.append((key, array.dtype))
-            columns.append(((key,), array))
-        else:
+        elif has_entries(child):
             inner, below = _columns(child, ndim, (*path, key))
             fields.append((key, inner))
             columns.extend(((key, *path), column) for path, column in below)
+        else:
+            array = _value_column(child, node.batch_size)
+            fields.append((key, array.dtype))
+            columns.append(((key,), array))
     return fields, columns
 
 

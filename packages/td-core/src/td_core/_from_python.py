@@ -22,7 +22,7 @@ from ._ops.batch_size import as_batch_size
 from ._ops.joining import lazy_stack, maybe_dense_stack, stack
 from ._saving import create
 from ._serializers import DEFAULT_FORMAT, SERIALIZERS
-from ._walks import visit
+from ._walks import has_entries, visit
 from .errors import BatchSizeError, StructureError
 from .typing import BatchSize, DeviceType, DtypeLike, NestedKey
 
@@ -351,7 +351,7 @@ def make_tensordict(
 
 
 def _entries(what: str, source: Any) -> Mapping[Any, Any]:
-    if isinstance(source, Core) and not source._is_value:
+    if isinstance(source, Core) and has_entries(source):
         return source._all_children()
     if not isinstance(source, Mapping):
         raise TypeError(f"{what} takes a mapping or a collection of entries; got {type(source).__name__}")

@@ -113,5 +113,5 @@ def check_unlocked(node: Core, what: str) -> None:
 def check_unlocked_below(root: Core, what: str) -> None:
     """Raise LockedError if a node or a node below it is locked. ``what`` describes the refused change."""
     for level in walk(root):
-        if level is root or not level._is_value:
+        if level is root or level._children():
             check_unlocked(level, what)

@@ -20,8 +20,8 @@ from .errors import StructureError
 
 IsLeaf = Callable[[type], bool]
 
-#: Classes of tensor proxies (nodes read as one tensor) that have an instance; if empty, readers skip the search for them.
-PROXY_KINDS: set[type] = set()
+#: Classes of nodes that stand for one leaf (see ``Core._as_leaf``) and have an instance; mostly empty.
+LEAF_KINDS: set[type] = set()
 
 
 class StackedEntries(Mapping[str, Any]):
@@ -52,7 +52,7 @@ def default_is_leaf(cls: type) -> bool:
     >>> default_is_leaf(torch.Tensor)
     True
     """
-    return not issubclass(cls, Core) or cls._is_tensor_proxy
+    return not issubclass(cls, Core) or cls in LEAF_KINDS
 
 
 def is_leaf_or_value(cls: type) -> bool:
@@ -91,12 +91,12 @@ def _list_keys(node: Core, nested: bool, leaves_only: bool) -> Iterable[Any]:
     # By hand: the row `keys nested leaves` of benchmarks/ops.py.
     while True:
         for key, child in level:
-            if isinstance(child, Tensor) or child._is_tensor_proxy:
+            if isinstance(child, Tensor) or type(child) in LEAF_KINDS:
                 append(prefix + (key,) if prefix else key)
                 continue
             if not leaves_only:
                 append(prefix + (key,) if prefix else key)
-            if nested and not child._is_value:
+            if nested:
                 stack.append((prefix, level))
                 children, prefix = child._children(), prefix + (key,)
                 level = iter(children.copy().items()) if type(children) is dict else _level(child)
@@ -108,15 +108,15 @@ def _list_keys(node: Core, nested: bool, leaves_only: bool) -> Iterable[Any]:
 
 
 def has_plain_entries(children: dict[str, Child] | None) -> bool:
-    """Return True if a dict of entries has no tensor proxies, so that its values can be returned unchanged."""
+    """Return True if no entry of a dict is a node that stands for a leaf: its values can be returned unchanged."""
     return children is not None and (
-        not PROXY_KINDS or PROXY_KINDS.isdisjoint(map(type, list(children.values())))
+        not LEAF_KINDS or LEAF_KINDS.isdisjoint(map(type, list(children.values())))
     )
 
 
 def unwrap_entry(child: Child) -> Child:
-    """Return the tensor of a tensor proxy; any other entry unchanged."""
-    return child if isinstance(child, Tensor) or not child._is_tensor_proxy else child._unwrap()
+    """Return the leaf that a node stands for; any other entry unchanged."""
+    return child if isinstance(child, Tensor) else child._as_leaf()
 
 
 def _list_items(node: Core, nested: bool, leaves_only: bool) -> Iterable[tuple[Any, Any]]:
@@ -133,12 +133,10 @@ def _list_items(node: Core, nested: bool, leaves_only: bool) -> Iterable[tuple[A
             if isinstance(child, Tensor):
                 append((prefix + (key,) if prefix else key, child))
                 continue
-            if child._is_tensor_proxy:
-                append((prefix + (key,) if prefix else key, child._unwrap()))
-                continue
-            if not leaves_only:
+            child = child._as_leaf()
+            if not leaves_only or isinstance(child, Tensor):
                 append((prefix + (key,) if prefix else key, child))
-            if nested and not child._is_value:
+            if nested and not isinstance(child, Tensor):
                 stack.append((prefix, level))
                 prefix, level = prefix + (key,), iter(dict(child._children()).items())
                 break
@@ -160,12 +158,10 @@ def _list_values(node: Core, nested: bool, leaves_only: bool) -> list[Any]:
             if isinstance(child, Tensor):
                 append(child)
                 continue
-            if child._is_tensor_proxy:
-                append(child._unwrap())
-                continue
-            if not leaves_only:
+            child = child._as_leaf()
+            if not leaves_only or isinstance(child, Tensor):
                 append(child)
-            if nested and not child._is_value:
+            if nested and not isinstance(child, Tensor):
                 stack.append(level)
                 level = iter(list(child._children().values()))
                 break
@@ -187,9 +183,9 @@ def _count(node: Core, nested: bool, leaves_only: bool) -> int:
             entries = [child for _, child in _peek_entries(node, children)]
         count += len(entries)
         for child in entries:
-            if not isinstance(child, Tensor) and not child._is_tensor_proxy:
+            if not isinstance(child, Tensor) and type(child) not in LEAF_KINDS:
                 count -= leaves_only
-                if nested and not child._is_value:
+                if nested:
                     todo.append(child)
     return count
 
@@ -216,13 +212,10 @@ class _Walk:
             prefix, level = stack[-1]
             for key, child in level:
                 full = (*prefix, key) if prefix else key
-                if is_leaf is default_is_leaf:
-                    leaf = isinstance(child, Tensor) or child._is_tensor_proxy
-                else:
-                    leaf = is_leaf(type(child))
+                leaf = (isinstance(child, Tensor) and is_leaf is default_is_leaf) or is_leaf(type(child))
                 if leaf or not leaves_only:
                     yield full, unwrap_entry(child)
-                if nested and not leaf and not isinstance(child, Tensor) and not child._is_value:
+                if nested and not leaf and not isinstance(child, Tensor):
                     stack.append(((*prefix, key), self._sort_entries(child, values)))
                     break
             else:
@@ -265,7 +258,7 @@ class CollectionKeys(_Walk, Set[Any]):
             return False
         node: Any = self._node
         for part in path:
-            if isinstance(node, Tensor) or node._is_value:
+            if isinstance(node, Tensor):
                 return False
             try:
                 node = node._peek_child(part)

@@ -36,7 +36,7 @@ from ._ops.structure import restore_on_error
 from ._pytree import register, register_with_subclasses
 from ._roles import Buffer as Buffer  # older pickles import Buffer from this module
 from ._roles import adopt, in_role, is_persistent, is_registered, is_settled, role
-from ._walks import expand, get_path, walk_levels
+from ._walks import expand, get_path, has_entries, walk_levels
 from ._wrapper import Wrapper
 from .errors import FormatError, StructureError
 from .typing import NO_DEFAULT, NestedKey, NoDefault
@@ -185,7 +185,7 @@ class TensorDictParams(Wrapper, TensorDictBase, nn.Module):  # type: ignore[misc
 
     @classmethod
     def _wrap_dense(cls, result: Any) -> Any:
-        made = isinstance(result, TensorDictBase) and not result._is_value and not isinstance(result, cls)
+        made = isinstance(result, TensorDictBase) and has_entries(result) and not isinstance(result, cls)
         return cls(result) if made else result
 
     @classmethod
@@ -286,9 +286,7 @@ class TensorDictParams(Wrapper, TensorDictBase, nn.Module):  # type: ignore[misc
     def _get_writable(self, key: str) -> Child:
         result = self._tensordict._get_child(key)
         return (
-            self._from_inner(result)
-            if isinstance(result, TensorDictBase) and not result._is_value
-            else result
+            self._from_inner(result) if isinstance(result, TensorDictBase) and has_entries(result) else result
         )
 
     def _adopt(self, key: str, value: Child) -> Child:

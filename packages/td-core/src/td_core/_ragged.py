@@ -14,7 +14,7 @@ from ._collection import Child, Core, show_path
 from ._foreach import PLAIN
 from ._keys import unravel_key_to_tuple
 from ._torch_private import functorch_level
-from ._walks import expand
+from ._walks import expand, has_entries
 from .errors import KeyMismatchError, StructureError
 from .typing import NO_DEFAULT, NestedKey
 
@@ -88,7 +88,7 @@ def get_member_entry(member: Any, key: NestedKey, form: dict[str, Any]) -> Any:
     node, path = member, unravel_key_to_tuple(key)
     while path and isinstance(node, Core) and node._members_and_dim() is None:
         node, path = node._children().get(path[0]), path[1:]
-    if not path or not isinstance(node, Core) or node._is_value:
+    if not path or not isinstance(node, Core) or not has_entries(node):
         return member.get(key, NO_DEFAULT)
     if not form.get("as_nested_tensor"):
         return member.get(key, NO_DEFAULT, **form)

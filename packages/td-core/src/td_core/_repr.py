@@ -74,12 +74,13 @@ class ReprMixin(Core):
         """Return a collapsible HTML tree with the size of each node in bytes; None if that option is off."""
         if not SETTINGS.print_options["html"]:
             return None
-        text = html.escape(repr(self)) if self._is_value else _render((None, self, None), _html)
+        shown = self._print_entry() is None
+        text = _render((None, self, None), _html) if shown else html.escape(repr(self))
         return f'<div style="font-family:monospace;line-height:1.4">{text}</div>'
 
-    def _print_entry(self) -> str:
-        """Return the text for this node inside its parent; only value nodes override it."""
-        return type(self).__name__
+    def _print_entry(self) -> str | None:
+        """Return the text to print for this node inside its parent, or None to print its entries."""
+        return None
 
     def _print_fields(self) -> list[PrintedLeaf]:
         """Return the entries to print."""
@@ -119,7 +120,7 @@ def _format_stacked_entry(node: Any, key: str, stacked: Any) -> PrintedLeaf:
         names = [type(entry).__name__ for entry in entries]
         return PrintedLeaf(key, names[0] if len(set(names)) == 1 else f"[{', '.join(names)}]")
     name = type(first).__name__ if inner[0] is None else _format_stacked_entry(members[0], key, inner[0]).name
-    return PrintedLeaf(key, stack, first._print_entry() if first._is_value else name)
+    return PrintedLeaf(key, stack, first._print_entry() or name)
 
 
 def _describe_leaf(leaf: Tensor) -> Ragged:
@@ -237,8 +238,9 @@ def _compact_entry(
         if with_device and devices != "cpu":
             text += f"@{devices}"
         return _Line(text)
-    if entry._is_value:
-        return _Line(f"{key}: {entry._print_entry() if name is None else name}")
+    text = entry._print_entry()
+    if text is not None:
+        return _Line(f"{key}: {text if name is None else name}")
     name = type(entry).__name__ if name is None else name
     tail = entry.batch_size[len(node.batch_size) :]
     return _Line(f"{key}: {'' if name == plain.__name__ else name}{_dims(tail) if tail else ''}", [])
@@ -329,7 +331,7 @@ def _long_entry(field: PrintedLeaf, indent: int, options: dict[str, Any]) -> lis
     if isinstance(entry, str):
         return [entry]
     if isinstance(entry, Core):
-        if entry._is_value:
+        if entry._print_entry() is not None:
             return [repr(entry).replace("\n", "\n" + " " * indent)]
         return [(entry, indent, options)]
     return [_long_leaf(entry, options)]
@@ -420,7 +422,7 @@ def _html_fields(fields: list[PrintedLeaf], node: Any) -> list[Any]:
     pieces: list[Any] = []
     for field in fields:
         entry = field.entry
-        if isinstance(entry, Core) and not entry._is_value:
+        if isinstance(entry, Core) and entry._print_entry() is None:  # type: ignore[attr-defined]
             pieces += ["<li>", (field, entry, node), "</li>"]
         else:
             text = html.escape(_html_entry(entry, node))

@@ -39,6 +39,7 @@ from ._ops.batch_size import as_batch_size
 from ._ops.join_levels import check_even, join_error, unify_kinds, zip_entries
 from ._plans import ShapePlan
 from ._pytree import register_mapping, register_with_subclasses
+from ._walks import has_entries
 from .errors import KeyPathError, KeyTakenError, StructureError
 from .typing import NO_DEFAULT, BatchSize, DeviceType, NestedKey, NoDefault
 
@@ -115,7 +116,7 @@ class TensorDict(TensorDictBase):
         # Hot path: a type check is faster than isinstance with an abstract class.
         if type(source) is dict:
             pass
-        elif isinstance(source, Core) and not source._is_value:
+        elif isinstance(source, Core) and has_entries(source):
             if names is None and batch_size is not None and as_batch_size(batch_size) == source.batch_size:
                 names = source._names
             source = dict(source._all_children())
@@ -297,9 +298,7 @@ class TensorDict(TensorDictBase):
                 else None
             )
             if result is not None:
-                return (
-                    result if isinstance(result, Tensor) or not result._is_tensor_proxy else result._unwrap()
-                )
+                return result if isinstance(result, Tensor) else result._as_leaf()
             if type(key) is str and len(args) < 2:
                 return args[0] if args else self._default(key)
         return super().get(key, *args, **kwargs)
@@ -369,8 +368,7 @@ class TensorDict(TensorDictBase):
                 elif type(child) is TensorDict:
                     todo.append(child._dict)
                 else:
-                    others = others or not child._is_value
-                    child._flatten_leaves(out)
+                    others = child._flatten_leaves(out) != [] or others
             if not todo:
                 return tuple(treedef) if others else treedef
             level = {**todo.pop()}
@@ -655,8 +653,7 @@ class TensorDict(TensorDictBase):
                     todo.append((below, (*prefix, key)))
                 else:
                     for value in values:
-                        # Joining a value node with an empty node would lose the value.
-                        if isinstance(value, Tensor) or value._is_value != child._is_value:
+                        if isinstance(value, Tensor):
                             raise leaf_node_mismatch_error(child, value, (*prefix, key))
                     values = unify_kinds(values, plan)
                     target[key] = values[0]._join(values, plan, (*prefix, key))

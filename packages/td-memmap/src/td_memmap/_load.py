@@ -182,7 +182,7 @@ def drop_missing(out: Any, loaded: Any) -> None:
         for key in list(node.keys()):
             if key not in kept:
                 node.del_(key)
-            elif isinstance(child := node._get_child(key), Core) and not child._is_value:
+            elif isinstance(child := node._get_child(key), Core):
                 yield child, wanted._get_child(key)
 
     visit(drop, out, loaded)
@@ -559,7 +559,7 @@ class Reader:
             for key in level.nodes:
                 # A value is stored without a device, so set it here.
                 below = node.entries.get(key)
-                if below is not None and below._is_value and below.device is None:
+                if below is not None and below.device is None:
                     below._set_device(self.device)
         if level.nodes and level.sized and level.batch_size:
             self._check_nested(node)

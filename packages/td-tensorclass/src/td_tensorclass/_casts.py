@@ -21,6 +21,7 @@ from td_core._dtypes import as_dtype
 
 from ._non_tensor import NonTensorData, NonTensorDataBase
 from ._schema import Schema, get_choices
+from ._value_nodes import ValueNode
 
 _NUMBERS = (bool, int, float, complex, np.number, np.bool_, np.ndarray)
 
@@ -52,14 +53,12 @@ def make_cast(schema: Schema) -> Callable[[str, Any], Any]:
     def autocast(name: str, value: Any) -> Any:
         hint = schema.hint(name)
         # Non-tensor data, or a list read from a collection, already has one value per element, so keep it.
-        if (isinstance(value, Core) and value._is_value) or (
-            isinstance(value, LinkedList) and not _is_tensor_hint(hint)
-        ):
+        if isinstance(value, ValueNode) or (isinstance(value, LinkedList) and not _is_tensor_hint(hint)):
             return value
         return _as_type(hint, name, value)
 
     def tensor_only(name: str, value: Any) -> Any:
-        if isinstance(value, Tensor) or (isinstance(value, Core) and not value._is_value):
+        if isinstance(value, (Tensor, Core)) and not isinstance(value, ValueNode):
             return value
         if isinstance(value, Mapping):
             wanted = [
@@ -89,7 +88,8 @@ def _is_tensor_hint(hint: Any) -> bool:
 def collection_class(hint: Any) -> Any:
     """Return the collection class that an annotation names; None for other types and for non-tensor data."""
     cls = get_origin(hint) or hint
-    return cls if isinstance(cls, type) and issubclass(cls, Core) and not cls._is_value else None
+    is_collection = isinstance(cls, type) and issubclass(cls, Core) and not issubclass(cls, ValueNode)
+    return cls if is_collection else None
 
 
 def _from_mapping(hint: Any, value: Mapping[Any, Any]) -> Any:

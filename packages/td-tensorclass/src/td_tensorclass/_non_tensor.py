@@ -28,7 +28,7 @@ from td_core.typing import BatchSize, DeviceType
 
 from ._gather_map import take_values
 from ._static_values import register_data
-from ._value_nodes import NonTensorNode, nest_values
+from ._value_nodes import NonTensorNode, ValueNode, nest_values
 from ._value_settings import capture_non_tensor_stack
 
 SelfT = TypeVar("SelfT", bound="NonTensorDataBase")
@@ -76,7 +76,7 @@ class NonTensorDataBase(NonTensorNode, TensorCollection):
             raise ValueError("non-tensor data is always non-tensor: _is_non_tensor=False has no meaning")
         if isinstance(data, NonTensorDataBase):
             data = data._value
-        elif isinstance(data, Core) and data._is_value:
+        elif isinstance(data, ValueNode):
             raise TypeError(
                 f"{type(self).__name__} holds one value for the whole batch, and a {type(data).__name__} has "
                 "one for each element already; set it as it is"
@@ -275,7 +275,7 @@ class NonTensorDataBase(NonTensorNode, TensorCollection):
         if isinstance(self._root, NonTensorDataBase) and not whole and self._batch_size.numel() != 1:
             keeper.of_part().check(self, ())
 
-    def _index_put(self, index: Any, value: Any) -> Any:
+    def _index_put(self, index: Any, value: Any, *, non_blocking: bool = False) -> Any:
         if isinstance(value, NonTensorDataBase) and is_same_value(value._value, self._value):
             return self
         if type(index) is tuple and not index:

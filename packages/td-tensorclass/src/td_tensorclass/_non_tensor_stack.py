@@ -327,11 +327,6 @@ class NonTensorStack(NonTensorNode, TensorDictBase):
     def _get_varying_dims(self) -> tuple[int, ...]:
         return tuple(range(len(self._batch_size))) if self._joints is None else self._joints[0]
 
-    def _set_path(
-        self, key: NestedKey, value: Any, prefix: tuple[str, ...] = (), *, non_blocking: bool = False
-    ) -> None:
-        raise KeyPathError(f"a {type(self).__name__} has no entries, so {key!r} cannot be set")
-
     def _unwrap(self) -> Any:
         self._check_whole()
         return _LinkedEntry(self).read(self._values, self._batch_size)

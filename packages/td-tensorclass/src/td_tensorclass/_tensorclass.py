@@ -37,7 +37,7 @@ from ._non_tensor import NonTensorData
 from ._schema import OPTIONS, Options, Schema
 from ._typing import BatchSizeArgument, DeviceArgument, FieldsMeta, NamesArgument
 from ._unbatched import UnbatchedTensor
-from ._value_nodes import NonTensorNode
+from ._value_nodes import NonTensorNode, ValueNode
 
 SelfT = TypeVar("SelfT", bound="TensorClass")
 
@@ -225,7 +225,7 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
         >>> Point.from_tensordict(TensorDict({"xy": torch.zeros(3, 2)}, batch_size=[3])).batch_size
         torch.Size([3])
         """
-        if not isinstance(tensordict, Core) or tensordict._is_value:
+        if not isinstance(tensordict, Core) or isinstance(tensordict, ValueNode):
             raise TypeError(f"from_tensordict takes a collection of entries; got {type(tensordict).__name__}")
         inner = tensordict._inner()
         children = inner._children()
@@ -286,7 +286,7 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
     @classmethod
     def _wrap_dense(cls, result: Any, absent: Iterable[str] = ()) -> Any:
         """Convert a collection to an instance, nested ones to the classes of their fields; fields in ``absent`` are None."""
-        if not isinstance(result, TensorDictBase) or result._is_value:
+        if not isinstance(result, TensorDictBase) or isinstance(result, ValueNode):
             return result
         levels = {}
         for name, child in result._children().items():
@@ -301,7 +301,7 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
 
     @classmethod
     def _of_saved(cls, saved: Core) -> Core:
-        if saved._is_value:
+        if isinstance(saved, ValueNode):
             raise TypeError("it has no entries")
         inner: Any = saved._inner()
         stacked = inner._members_and_dim()

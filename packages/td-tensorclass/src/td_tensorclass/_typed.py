@@ -20,6 +20,7 @@ from ._annotations import annotations_of
 from ._casts import collection_class
 from ._schema import ALLOWED, RESERVED
 from ._typing import BatchSizeArgument, DeviceArgument, NamesArgument, dataclass_transform
+from ._value_nodes import ValueNode
 
 SelfT = TypeVar("SelfT", bound="TypedTensorDict")
 
@@ -184,12 +185,12 @@ class TypedTensorDict(TensorDict, metaclass=_TypedMeta):
 
     @classmethod
     def _of_saved(cls, saved: Core) -> Core:
-        if saved._is_value:
+        if isinstance(saved, ValueNode):
             raise TypeError("it has no entries")
         inner: Any = saved._inner()
         levels = {}
         for key, child in inner._children().items() if isinstance(inner, TensorDict) else ():
-            wanted: Any = None if isinstance(child, Tensor) or child._is_value else cls._class_at(key)
+            wanted: Any = None if isinstance(child, (Tensor, ValueNode)) else cls._class_at(key)
             if wanted is not None and isinstance(child, TensorDictBase):
                 levels[key] = wanted._of_saved(child)
         if levels:
@@ -209,7 +210,7 @@ class TypedTensorDict(TensorDict, metaclass=_TypedMeta):
 
     @classmethod
     def _wrap_dense(cls, result: Any) -> Any:
-        made = isinstance(result, TensorDictBase) and not result._is_value and not isinstance(result, cls)
+        made = isinstance(result, TensorDictBase) and not isinstance(result, (ValueNode, cls))
         return cls.from_tensordict(result) if made else result
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +19,7 @@ from td_core._collection import Child, Core
 from td_core._dim_names import Names
 from td_core._dtypes import SHORT_NAMES, ScalarBeside
 from td_core._foreach import PLAIN
-from td_core._mapping_views import PROXY_KINDS
+from td_core._mapping_views import LEAF_KINDS
 from td_core._new_object import new_object
 from td_core._ops.batch_size import as_batch_size
 from td_core._ops.shape import same_memory
@@ -118,15 +118,13 @@ class UnbatchedNode(ValueNode, TensorCollection):
 
     __slots__ = ("_kept", "_shown")
 
-    _is_tensor_proxy: ClassVar[bool] = True
-
     #: The tensor that operations read: a plain one, so that they can be fused, until it requires grad.
     _kept: Tensor
     #: The UnbatchedTensor that reading the entry returns, with the same memory; None until the first read.
     _shown: Any
 
     def __init__(self, payload: Tensor, batch_size: torch.Size, device: torch.device | None = None) -> None:
-        PROXY_KINDS.add(UnbatchedNode)
+        LEAF_KINDS.add(type(self))
         self._kept = payload
         self._shown = None
         self._start(batch_size, device)
@@ -186,12 +184,16 @@ class UnbatchedNode(ValueNode, TensorCollection):
         shown._size = self._batch_size
         return shown
 
+    def _as_leaf(self) -> Any:
+        return self._unwrap()
+
     def _keep_shown(self) -> None:
         if type(self._payload) in PLAIN and not _is_traced():
             self._kept = self._unwrap()
 
-    def _flatten_leaves(self, out: list[Tensor]) -> None:
+    def _flatten_leaves(self, out: list[Tensor]) -> list[Any]:
         out.append(self._payload)
+        return []
 
     def _flatten_other(self, other: Core, out: list[Tensor], path: tuple[str, ...] = ()) -> None:
         out.append(self._get_counterpart(other, path)._payload)
@@ -235,7 +237,7 @@ class UnbatchedNode(ValueNode, TensorCollection):
             "an UnbatchedTensor is the same for the whole batch: it is written whole, with another UnbatchedTensor"
         )
 
-    def _index_put(self, index: Any, value: Any) -> Core:
+    def _index_put(self, index: Any, value: Any, *, non_blocking: bool = False) -> Core:
         if isinstance(value, UnbatchedTensor):
             value = to_unbatched(value, value.batch_size, None)
         self._check_index_put(index, value)

@@ -90,6 +90,23 @@ class ValueNode(Core):
             return self
         return self._with_children({}, batch_size=batch_size, names=None)
 
+    def _copy_from(self, value: Any, *, non_blocking: bool = False) -> Core:
+        return self._index_put((), value)
+
+    def _densify(self: NodeT, layout: torch.layout) -> NodeT:
+        return self
+
+    def _print_entry(self) -> str:
+        return type(self).__name__
+
+    def _get_join_entries(self, first: Core, plan: Any, path: tuple[str, ...]) -> dict[str, Child]:
+        raise kind_mismatch_error(first, self, path)
+
+    def _set_path(
+        self, key: Any, value: Any, prefix: tuple[str, ...] = (), *, non_blocking: bool = False
+    ) -> None:
+        self._set_child(key, value)
+
     def _stack_lazily(self, items: Sequence[Core], dim: int) -> Any:
         return self._join(items, stack_plan(self._batch_size, dim, len(items)))
 
@@ -290,14 +307,14 @@ class NonTensorNode(ValueNode):
     def _move(self: SelfT, device: torch.device, non_blocking: bool) -> SelfT:
         return self._with_children({}, device=device)
 
-    def _flatten_leaves(self, out: list[Tensor]) -> None:
-        pass
+    def _flatten_leaves(self, out: list[Tensor]) -> list[Any]:
+        return []
 
     def _map(self: SelfT, fn: Callable[[Tensor], Tensor]) -> SelfT:
         return self._shallow_copy() if is_aliasing(fn) else self._unflatten_iter(iter(()))
 
     def _flatten_other(self, other: Core, out: list[Tensor], path: tuple[str, ...] = ()) -> None:
-        if not other._is_value:
+        if not isinstance(other, ValueNode):
             raise kind_mismatch_error(self, other, path)
 
     def update(

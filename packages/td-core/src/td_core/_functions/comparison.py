@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._collection import Core, check_same_keys, leaf_node_mismatch_error, show_path
+from .._collection import Core, check_same_form, check_same_keys, show_path
 from .._keys import unravel_key_to_tuple
+from .._mapping_views import unwrap_entry
 from .._nested_components import has_same_components
 from .._walks import visit
 from ..errors import KeyPathError, StructureError
@@ -77,20 +78,17 @@ def assert_close(
             if key not in right:
                 continue
             reference, path = right[key], (*parent_path, key)
-            if isinstance(value, Tensor) and isinstance(reference, Tensor):
-                _check_leaf(value, reference, path, check, msg)
-            elif (
-                isinstance(value, Tensor)
-                or isinstance(reference, Tensor)
-                or value._is_value != reference._is_value
-                or value._is_tensor_proxy != reference._is_tensor_proxy
-            ):
-                raise AssertionError(f"{msg}{leaf_node_mismatch_error(reference, value, path)}")
-            elif not value._is_value:
+            leaf, wanted = unwrap_entry(value), unwrap_entry(reference)
+            try:
+                check_same_form(reference, value, path)
+                check_same_form(wanted, leaf, path)
+            except StructureError as error:
+                raise AssertionError(f"{msg}{error}") from None
+            if isinstance(leaf, Tensor):
+                _check_leaf(leaf, wanted, path, check, msg)
+            elif (same := value._compare(reference, torch.eq)) is None:
                 yield value, reference, path
-            elif value._is_tensor_proxy:
-                _check_leaf(value._unwrap(), reference._unwrap(), path, check, msg)
-            elif not value._compare(reference, torch.eq).all():
+            elif not same.all():
                 raise AssertionError(
                     f"{msg}{show_path(path)} differs: {value._unwrap()!r}, expected {reference._unwrap()!r}"
                 )

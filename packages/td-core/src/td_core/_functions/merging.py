@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from torch import Tensor
-
 from .._collection import Child, Core, identity, leaf_node_mismatch_error
 from .._keys import unravel_key_to_tuple
-from .._walks import get_path, walk_levels
+from .._walks import get_path, has_entries, walk_levels
 from ..errors import StructureError
 from ..typing import NestedKey
 
@@ -41,12 +39,12 @@ def merge_tensordicts(
     match: dict[tuple[str, ...], list[Child]] = {}
     levels: dict[tuple[str, ...], Core] = {}
     for td in tensordicts:
-        if td._is_value:
+        if not has_entries(td):
             raise StructureError(f"merge_tensordicts takes collections of entries, got a {type(td).__name__}")
         for _, position, children in walk_levels(td):
             for key, child in children.items():
                 path = get_path(position, key)
-                leaf = isinstance(child, Tensor) or child._is_value
+                leaf = not has_entries(child)
                 if path in (levels if leaf else match):
                     other = levels[path] if leaf else match[path][0]
                     raise leaf_node_mismatch_error(other, child, path)

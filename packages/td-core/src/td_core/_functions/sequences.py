@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from .._coerce import COERCERS
-from .._collection import Child, Core, leaf_node_mismatch_error, show_path
+from .._collection import Child, Core, check_same_form, show_path
 from .._keys import unravel_key_to_tuple
 from .._ops.joining import cat, lazy_stack, stack
 from .._plans import remove_size
 from .._ragged import make_padded_tensor
-from .._walks import map_levels
+from .._walks import has_entries, map_levels
 from ..errors import KeyPathError, StructureError
 from ..typing import NestedKey
 
@@ -79,20 +79,17 @@ def pad_sequence(
             entries, path = [column[key] for column in columns], (*prefix, key)
             first = entries[0]
             for entry in entries[1:]:
-                if isinstance(entry, Tensor) != isinstance(first, Tensor) or (
-                    isinstance(entry, Core) and entry._is_value != first._is_value
-                ):
-                    raise leaf_node_mismatch_error(first, entry, path)
+                check_same_form(first, entry, path)
             if isinstance(first, Tensor):
                 used.add(path)
                 fill = fills.get(path, padding_value)
                 out_entries[key] = _pad_leaves(entries, pad_dim, fill, left, path)
                 if return_mask is not False:
                     masks[path] = _make_mask(entries, pad_dim, left, len(nodes[0].batch_size))
-            elif first._is_value:
-                out_entries[key] = _pad_values(entries, left)
-            else:
+            elif has_entries(first):
                 yield key, entries, path
+            else:
+                out_entries[key] = _pad_values(entries, left)
 
     def make(nodes: list[Any], out_entries: dict[str, Child]) -> Any:
         return nodes[0]._with_children(out_entries, batch_size=_compute_padded_size(nodes), names=None)
@@ -215,11 +212,11 @@ def _unpad_row(row: Any, mask: Any, pad_dim: int) -> Any:
             inner = masks.get(key, None) if isinstance(masks, Core) else masks  # type: ignore[attr-defined]
             if isinstance(child, Tensor) and inner is not None:
                 entries[key] = child.narrow(pad_dim, *_find_run(inner, pad_dim, child.ndim, path))
-            elif isinstance(child, Tensor) or child._is_value:
-                entries[key] = child if run is None or not batched else child.narrow(pad_dim, *run)
-            else:
+            elif has_entries(child):
                 entries[key] = None
                 rows.append((child, {}, inner, run, entries, key, path))
+            else:
+                entries[key] = child if run is None or not batched else child.narrow(pad_dim, *run)
     result: Any = None
     for (node, entries, _, _, parent, key, _), batch_size in zip(reversed(rows), reversed(sizes)):
         result = node._with_children(entries, batch_size=batch_size)

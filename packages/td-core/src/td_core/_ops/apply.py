@@ -18,7 +18,8 @@ from .._collection import Child, Core, add_key_note, leaf_node_mismatch_error, m
 from .._devices import as_device
 from .._dim_names import check_names
 from .._locking import check_unlocked
-from .._mapping_views import IsLeaf
+from .._mapping_views import LEAF_KINDS, IsLeaf
+from .._walks import has_entries
 from ..errors import BatchSizeError, StructureError
 from ..typing import NO_DEFAULT, BatchSize, DeviceType
 from .batch_size import as_batch_size, fit_batch_size
@@ -264,7 +265,7 @@ class _Walk:
                     entries[key] = self.check_result(value, child, node, key, size, device, path)
                 elif child._is_value:
                     kept = child
-                    if child._is_tensor_proxy:
+                    if type(child) in LEAF_KINDS:
                         kept = self.unwrap_child(child, node, key, path, others)
                         if kept is None:
                             continue
@@ -352,11 +353,7 @@ class _Walk:
 
     def other(self, node: Any, key: str, path: Path, child: Child) -> Any:
         """Return the entry ``key`` of another collection; if it is missing, the default or ``_MISSING``."""
-        leaf = (
-            isinstance(child, Tensor)
-            or child._is_value
-            or (self.is_leaf is not None and self.is_leaf(type(child)))
-        )
+        leaf = not has_entries(child) or (self.is_leaf is not None and self.is_leaf(type(child)))
         if node is _MISSING:
             return self.default if leaf else _MISSING
         try:
@@ -419,16 +416,16 @@ class _Walk:
             elif isinstance(child, Tensor) or isinstance(value, Tensor):
                 raise leaf_node_mismatch_error(child, value, path)
             else:
-                if child._is_value:
+                if not has_entries(child):
                     check_unlocked(node, f"replace {show_path(path)}")
                 others.append((node, key, child, value))
         # A result may overlap a leaf that is written before it is read, so such results are cloned.
         copy_leaves(targets, clone_overlapping(targets, values), lambda i: show_path(paths[i]))
         for node, key, child, value in others:
-            if child._is_value:
-                node._set_child(key, value)
-            else:
+            if has_entries(child):
                 child.update_(value)
+            else:
+                node._set_child(key, value)
 
 
 def _is_any_leaf(cls: type) -> bool:

@@ -12,6 +12,7 @@ from torch import Tensor
 from .._collection import Core
 from .._plans import as_ints
 from .._ragged import get_display_shape
+from .._walks import has_entries
 from ..errors import BatchSizeError
 from ..typing import BatchSize
 
@@ -66,9 +67,7 @@ def infer_batch_sizes(root: Any, batch_dims: int | None, keep_compliant_size: bo
     for position, (node, _) in enumerate(levels):
         if node._members_and_dim() is None:
             levels.extend(
-                (child, position)
-                for child in list(node._children().values())
-                if not isinstance(child, Tensor) and not child._is_value
+                (child, position) for child in list(node._children().values()) if has_entries(child)
             )
     shapes: list[list[tuple[int, ...]]] = [[] for _ in levels]
     sizes: list[Any] = [None] * len(levels)
@@ -79,7 +78,7 @@ def infer_batch_sizes(root: Any, batch_dims: int | None, keep_compliant_size: bo
             for child in list(node._children().values()):
                 if isinstance(child, Tensor):
                     shapes[position].append(get_display_shape(child))
-                elif child._is_value and (reach := child._max_batch_size()) is not None:
+                elif (reach := child._max_batch_size()) is not None:
                     shapes[position].append(tuple(reach))
             stays = (
                 len(shapes[position]) > 0
@@ -104,7 +103,7 @@ def infer_batch_sizes(root: Any, batch_dims: int | None, keep_compliant_size: bo
 
 def _set_value_batch_size(node: Core, size: torch.Size) -> None:
     for key, child in dict(node._children()).items():
-        if not isinstance(child, Tensor) and child._is_value and child.batch_size != size:
+        if not isinstance(child, Tensor) and not has_entries(child) and child.batch_size != size:
             fitted = child._with_batch_size(size)
             if fitted is not child:
                 node._set_child(key, fitted)

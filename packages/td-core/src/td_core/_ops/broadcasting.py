@@ -43,7 +43,7 @@ def expand_to_match(item: Any, beside: Any, size: tuple[int, ...]) -> Any:
                 continue
             if type(leaf) not in PLAIN and not isinstance(leaf, Tensor):
                 other = right._get_child(key)
-                if isinstance(other, Core) and not leaf._is_value and not leaf._is_tensor_proxy:
+                if isinstance(other, Core) and has_entries(leaf):
                     yield leaf, other, level._get_child(key)
                 continue
             # A 0-dim leaf has a lower priority in type promotion than its expanded copy, so cast it first.

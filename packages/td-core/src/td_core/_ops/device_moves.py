@@ -17,6 +17,7 @@ from .._devices import as_device, wait_for
 from .._dtypes import as_dtype
 from .._foreach import PLAIN
 from .._locking import check_unlocked_below
+from .._mapping_views import unwrap_entry
 from .._storage_backends import get_backends
 from .._walks import zip_walk
 from ..typing import NO_DEFAULT, DeviceType, DtypeLike, NestedKey, NoDefault
@@ -157,7 +158,7 @@ def write_moved_back(target: Any, source: Any) -> None:
     check_unlocked_below(target, "replace leaves")
     for left, right in zip_walk(target, source):
         for key, child in dict(right._children()).items():
-            if isinstance(child, Tensor) or child._is_tensor_proxy:
+            if isinstance(unwrap_entry(child), Tensor):
                 left._set_child(key, child)
 
 

@@ -73,7 +73,7 @@ class EntryMixin(Core):
             except KeyError:
                 break
         else:
-            return node if isinstance(node, Tensor) or not node._is_tensor_proxy else node._unwrap()
+            return node if isinstance(node, Tensor) else node._as_leaf()
         return self._default(key) if default is NOT_GIVEN else default
 
     def _default(self, key: NestedKey) -> None:
@@ -85,7 +85,7 @@ class EntryMixin(Core):
         """Return an entry as a list, nested or padded tensor; TypeError if the entry is not uneven."""
         first, *rest = unravel_key_to_tuple(key)
         child = self._children().get(first) if rest else None
-        if isinstance(child, Core) and not child._is_value:
+        if isinstance(child, Core):
             return child._get_as(tuple(rest), default, **kwargs)  # type: ignore[attr-defined]
         if kwargs.get("as_padded_tensor"):
             entry = self.get(key, default)
@@ -543,7 +543,7 @@ def check_cycle(target: Core, value: Core, path: tuple[str, ...]) -> None:
                 f"cannot set {show_path(path)}: the value contains the collection it is set into"
             )
     stacked = inner._members_and_dim()
-    if stacked is not None and not value._is_value and _have_a_common_one(below, _list_members_below(inner)):
+    if stacked is not None and _have_a_common_one(below, _list_members_below(inner)):
         for member, part in zip(stacked[0], value.unbind(stacked[1])):  # type: ignore[attr-defined]
             check_cycle(member, part, path)
 

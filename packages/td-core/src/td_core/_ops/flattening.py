@@ -12,6 +12,7 @@ from torch import Tensor
 from .._collection import Child, Core, make_dense
 from .._keys import unravel_key_to_tuple
 from .._mapping_views import IsLeaf, is_leaf_or_value
+from .._walks import has_entries
 from ..errors import KeyTakenError
 
 
@@ -69,15 +70,15 @@ def unflatten_entries(root: Core, separator: str, *, own: bool) -> dict[str, Chi
     top: dict[str, Child] = {}
     levels: list[tuple[dict[str, Child], str, dict[str, Child], Core | None]] = []
     for key, child in dict(root._children()).items():
-        if own and not isinstance(child, Tensor) and not child._is_value:
+        if own and not isinstance(child, Tensor):
             child = child._shallow_copy()
         if separator not in key:
             if key not in top:
                 top[key] = child
-            elif isinstance(child, Tensor) or child._is_value:
-                raise _key_taken_error(key, key)
-            else:
+            elif has_entries(child):
                 _add_all(top[key], child, key)
+            else:
+                raise _key_taken_error(key, key)
             continue
         *parents, last = key.split(separator)
         level = top
@@ -86,10 +87,10 @@ def unflatten_entries(root: Core, separator: str, *, own: bool) -> dict[str, Chi
             if type(below) is not dict:
                 if below is None:
                     levels.append((level, part, inner := {}, None))
-                elif isinstance(below, Tensor) or below._is_value:
-                    raise _key_taken_error(key, part)
-                else:
+                elif has_entries(below):
                     levels.append((level, part, inner := dict(below._children()), below))
+                else:
+                    raise _key_taken_error(key, part)
                 below = level[part] = inner
             level = below
         if last in level:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from .._class_methods import make_classmethod
-from .._collection import Core, add_key_note, leaf_node_mismatch_error, show_path
+from .._collection import Core, add_key_note, check_same_form, show_path
 from .._keys import unravel_key_to_tuple
 from .._locking import check_unlocked
 from .._plans import wrap_dim
@@ -385,8 +385,7 @@ def _get_batch_sizes(items: Sequence[Any], what: str) -> list[torch.Size]:
                 raise TypeError(
                     f"cannot {what}: item {len(sizes)} is a {type(item).__name__}, not a collection"
                 )
-            if item._is_value != items[0]._is_value:
-                raise leaf_node_mismatch_error(items[0], item, ())
+            check_same_form(items[0], item, ())
             checked = type(item)
         sizes.append(item.batch_size)
     return sizes

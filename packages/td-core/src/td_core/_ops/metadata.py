@@ -368,7 +368,7 @@ class MetadataMixin(Core):
             if node._members_and_dim() is None:
                 children = list(node._children().values())
                 results = {
-                    child.device for child in children if isinstance(child, Tensor) or not child._is_value
+                    child.device for child in children if isinstance(child, Tensor) or has_entries(child)
                 }
                 node._set_device(results.pop() if len(results) == 1 else None)
         return self

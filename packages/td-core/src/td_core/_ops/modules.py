@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from .._collection import Child, Core, make_dense, show_path
 from .._foreach import PLAIN
 from .._keys import unravel_key_to_tuple
+from .._mapping_views import LEAF_KINDS
 from .._nodes import KINDS
 from .._roles import (
     as_buffer,
@@ -25,6 +26,7 @@ from .._roles import (
     unwrap_parameter,
 )
 from .._torch_private import functorch_level
+from .._walks import has_entries
 from ..errors import KeyPathError, StructureError
 from .leaf_writes import check_copied
 from .operands import describe_leaf
@@ -478,7 +480,7 @@ class ModuleMixin(Core):
             collection = isinstance(owner, Core)
             for key, child in dict(node._children()).items():
                 is_tensor = isinstance(child, Tensor)
-                if not is_tensor and child._is_tensor_proxy:
+                if not is_tensor and type(child) in LEAF_KINDS:
                     child, is_tensor = _plain(child._leaves()[0]), True
                 if is_tensor:
                     slots: Any = parameters
@@ -504,14 +506,15 @@ class ModuleMixin(Core):
                     continue
                 inner = modules.get(key)
                 below = None if isinstance(inner, Tensor) or inner is None else _make_empty_level(inner)
-                if below is not None and below._is_value == child._is_value:
+                is_level = has_entries(child)
+                if below is not None and has_entries(below) == is_level:
                     old._set_child(key, below)
-                    if child._is_value:
-                        moves.append((modules, key, child, inner, ""))
-                    else:
+                    if is_level:
                         todo.append((child, inner, below, (*path, key)))
-                elif child._is_value or child._children():
-                    what = "value" if child._is_value else "submodule"
+                    else:
+                        moves.append((modules, key, child, inner, ""))
+                elif not is_level or child._children():
+                    what = "submodule" if is_level else "value"
                     raise KeyPathError(
                         f"{show_path((*path, key))}: {type(owner).__name__} has no {what} {key!r}"
                     )

@@ -37,7 +37,7 @@ from .._foreach import (
 from .._known_looks import KnownLooks
 from .._plans import ShapePlan, broadcast_shape
 from .._ragged import get_display_shape
-from .._walks import map_levels, split_along, visit, zip_walk
+from .._walks import has_entries, map_levels, split_along, visit, zip_walk
 from ..errors import BatchSizeError, LockedError, StructureError
 from .broadcasting import align_pairs, expand_to_match
 from .leaf_writes import (
@@ -383,10 +383,11 @@ def _paths_of(node: Any, leaf: Tensor) -> list[tuple[str, ...]]:
         if stacked is not None:
             yield from ((member, path) for member in stacked[0][::-1])
             return
-        for key, child in dict(level._children()).items():
-            if child is leaf or (
-                isinstance(child, Core) and child._is_tensor_proxy and child._leaves()[0] is leaf
-            ):
+        children = dict(level._children())
+        if not children and any(own is leaf for own in level._leaves()):
+            paths.append(path)
+        for key, child in children.items():
+            if child is leaf:
                 paths.append((*path, key))
             elif isinstance(child, Core):
                 yield child, (*path, key)
@@ -508,7 +509,7 @@ def reorder_like(
             if other is None:
                 if fill is not None:
                     out[key] = child
-            elif isinstance(child, Tensor) or isinstance(other, Tensor) or child._is_value:
+            elif isinstance(other, Tensor) or not has_entries(child):
                 out[key] = child
             elif child._members_and_dim() or other._members_and_dim():
                 out[key] = reorder_like(child, other, fill, keeps_kinds)
@@ -528,8 +529,9 @@ def compare_values(result: Any, first: Any, second: Any, single: Callable[..., A
     """Compare the value nodes of two collections, and add the bools to ``result``, which holds those of the leaves."""
     size = result.batch_size
     first, second = [item if item.batch_size == size else item.expand(size) for item in (first, second)]
-    if first._is_value:
-        return first._compare(second, single)
+    compared = first._compare(second, single)
+    if compared is not None:
+        return compared
     for left, right, target in zip_walk(first, second, result):
         check_same_keys(left._children(), right._children(), ())
         for key, a in dict(left._children()).items():
@@ -538,6 +540,7 @@ def compare_values(result: Any, first: Any, second: Any, single: Callable[..., A
             b = right._get_child(key)
             if isinstance(b, Tensor):
                 raise concurrent_change_error(right)
-            if a._is_value:
-                target._set_child(key, a._compare(b, single))
+            compared = a._compare(b, single)
+            if compared is not None:
+                target._set_child(key, compared)
     return result

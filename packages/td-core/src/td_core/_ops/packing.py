@@ -17,6 +17,7 @@ from .._keys import unravel_key_to_tuple
 from .._plans import wrap_dim
 from .._public_names import set_module
 from .._ragged import make_padded_tensor
+from .._walks import has_entries
 from ..errors import BatchSizeError, DepthError, KeyMismatchError, StructureError
 from ..typing import NestedKey
 from .shape import ShapeMixin
@@ -187,11 +188,11 @@ def _make_layout(root: PackMixin, dim: int) -> PackLayout:
                 )
             keys.append(key)
             shapes.append(entry.shape[ndim:])
-        elif entry._is_value:
-            raise StructureError(f"cannot pack {show_path(unravel_key_to_tuple(key))}: it is non-tensor data")
-        else:
+        elif has_entries(entry):
             entry._all_children()
             nested.append((key, entry.batch_size[ndim:], _get_class(entry)))
+        else:
+            raise StructureError(f"cannot pack {show_path(unravel_key_to_tuple(key))}: it is non-tensor data")
     return PackLayout(tuple(keys), tuple(shapes), dim, tuple(nested), root.device, _get_class(root))
 
 
@@ -217,8 +218,6 @@ def _check_layout(layout: PackLayout, left: PackLayout) -> None:
 
 def _pad_node(node: Any, padding: float) -> Any:
     """Convert a node to a dense one: pad and stack lazy stacks, and pad nested tensors."""
-    if node._is_value:
-        return node
     stacked = node._members_and_dim()
     if stacked is not None:
         members, dim = stacked
@@ -249,7 +248,7 @@ def _pad_and_stack(nodes: Sequence[Any], dim: int, padding: float) -> Any:
         values = [column[key] for column in columns]
         if all(isinstance(value, Tensor) for value in values):
             children[key] = make_padded_tensor(key, values, dim, padding)
-        elif first._is_value:
+        elif not has_entries(first):
             values = [
                 value._transform(pad_plan(value.batch_size, amounts, 0)) if any(amounts) else value
                 for value, amounts in zip(values, missing, strict=True)

@@ -19,7 +19,7 @@ from .._collection import Core, identity, make_dense, show_path
 from .._dtypes import as_dtype
 from .._foreach import foreach, make_op
 from .._plans import ShapePlan, as_int, wrap_dim
-from .._walks import visit, zip_walk
+from .._walks import has_entries, visit, zip_walk
 from ..errors import DimNamesError, StructureError
 from ..typing import NO_DEFAULT, DtypeLike, NestedKey, NoDefault
 from .dim_plans import Pair, Reduce, Scan, flatten_features, make_call, make_single_dim_call
@@ -361,12 +361,11 @@ def _with_keys(result: Any, key_transform: KeyTransform) -> Any:
 
     def rename(source: Any, target: Any) -> Iterator[tuple[Any, Any]]:
         for key, child in dict(source._children()).items():
-            if isinstance(child, Tensor) or child._is_value:
-                target._set_path(key_transform(key), child)
-            else:
+            level = child
+            if has_entries(child):
                 level = make_dense({}, child.batch_size, child.device, child._names)
-                target._set_path(key_transform(key), level)
                 yield child, level
+            target._set_path(key_transform(key), level)
 
     visit(rename, result, renamed)
     return renamed

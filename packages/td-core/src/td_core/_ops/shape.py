@@ -26,6 +26,7 @@ from .._mapping_views import is_leaf_or_value
 from .._plans import as_ints
 from .._ragged import check_no_hidden_keys, get_display_shape, make_nested_tensor
 from .._torch_private import functorch_level, get_base
+from .._walks import has_entries
 from ..errors import DepthError, StructureError
 from ..typing import DtypeLike, NestedKey
 from .entries import EntryMixin
@@ -428,8 +429,6 @@ class ShapeMixin(EntryMixin, LockMixin):
             ) from error
 
     def _densify(self, layout: torch.layout) -> Any:
-        if self._is_value:
-            return self
         stacked = self._members_and_dim()
         children = self._children()
         entries: dict[str, Any] = {}
@@ -517,7 +516,7 @@ def write_back(owner: Any, result: Any) -> None:
         return
     for key, value in result.items(True, True, _is_written_whole):
         left = owner.get(key, None)
-        if all(isinstance(item, Core) and not item._is_value for item in (left, value)):
+        if all(isinstance(item, Core) and has_entries(item) for item in (left, value)):
             write_back(left, value)
             continue
         if isinstance(left, Tensor) and isinstance(value, Tensor) and same_memory(left, value):

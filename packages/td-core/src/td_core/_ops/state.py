@@ -24,11 +24,12 @@ from torch import Tensor
 from .._coerce import WRAPPED, coerce
 from .._collection import Child, Core, clone_detached, get_lead, make_dense, show_path
 from .._locking import check_unlocked
+from .._mapping_views import unwrap_entry
 from .._nested_components import has_same_components
 from .._nodes import KINDS, NodeKind, Record
 from .._ragged import get_display_shape, list_distinct_members
 from .._roles import in_role, role
-from .._walks import visit
+from .._walks import has_entries, visit
 from ..errors import FormatError, KeyPathError, StructureError
 from .leaf_writes import can_fuse, check_writable, try_copy_fused
 from .operands import copy_leaves, describe_leaf
@@ -79,14 +80,10 @@ class StateDictMixin(Core):
         while True:
             for key, child in entries:
                 name = before + key
-                if isinstance(child, Tensor):
-                    leaf = child
-                elif child._is_tensor_proxy:
-                    leaf = child._unwrap()
-                else:
+                if not isinstance(child, Tensor) and not isinstance(child := child._as_leaf(), Tensor):
                     above.append((entries, out, before))
                     if flatten:
-                        if name in out._metadata and (child._is_value or child._children()):
+                        if name in out._metadata and (not has_entries(child) or child._children()):
                             raise KeyPathError(f"two levels have the dotted key {name!r}; use flatten=False")
                         entries, before = _write_level(child, out, name), name + "."
                     else:
@@ -96,7 +93,7 @@ class StateDictMixin(Core):
                     break
                 if name in out:
                     raise KeyPathError(f"two leaves have the dotted key {name!r}; use flatten=False")
-                out[name] = leaf if keep_vars else leaf.detach()
+                out[name] = child if keep_vars else child.detach()
             else:
                 if not above:
                     return target  # type: ignore[no-any-return]
@@ -254,7 +251,7 @@ def _parse_flat(target: Core, state_dict: Mapping[str, Any], metadata: Any) -> _
     def collect(node: Core, path: tuple[str, ...]) -> Iterator[tuple[Core, tuple[str, ...]]]:
         known.setdefault(".".join(path), path)
         for key, child in _entries(node).items():
-            if isinstance(child, Tensor) or child._is_tensor_proxy:
+            if isinstance(unwrap_entry(child), Tensor):
                 known.setdefault(".".join((*path, key)), (*path, key))
             else:
                 yield child, (*path, key)
@@ -323,20 +320,13 @@ def _compare(
             ):
                 wrong.extend(_find_mismatch(entry, size, (*path, key)))
         for key, child in entries.items():
-            prefix = (*path, key)
+            child, prefix = unwrap_entry(child), (*path, key)
             if key not in level.entries:
                 # The key is not missing if the metadata has one value for the batch and the collection one per element.
-                if (
-                    key not in values
-                    or isinstance(child, Tensor)
-                    or not child._is_value
-                    or child._is_tensor_proxy
-                ):
+                if key not in values or isinstance(child, Tensor) or has_entries(child):
                     missing.extend(_leaf_names(child, prefix))
                 continue
             provided = level.entries[key]
-            if isinstance(child, Core) and child._is_tensor_proxy:
-                child = child._unwrap()
             if isinstance(child, Tensor) and isinstance(provided, Tensor):
                 if assign and not grows and role(provided) != role(child):
                     provided = in_role(provided.detach(), role(child))
@@ -352,9 +342,9 @@ def _compare(
                     )
             elif isinstance(child, Tensor) or isinstance(provided, Tensor):
                 wrong.append(f"{show_path(prefix)} is a leaf on one side and a level on the other")
-            elif provided.entries if child._is_value else _find_kind(provided):
+            elif _find_kind(provided) if has_entries(child) else provided.entries:
                 wrong.append(f"{show_path(prefix)} is a value on one side and a collection on the other")
-            elif not child._is_value:
+            elif has_entries(child):
                 yield child, provided, prefix, grows
             elif "_non_tensor" in provided.meta:
                 steps.append((node, key, provided))
@@ -423,8 +413,7 @@ def _find_leaf(node: Core, key: str) -> Tensor | None:
     """Return the leaf that a node stores under ``key``, or None if the kind stores its leaves elsewhere."""
     children = node._children()
     result: Any = children.get(key) if type(children) is dict else None
-    if isinstance(result, Core) and result._is_tensor_proxy:
-        result = result._unwrap()
+    result = result._as_leaf() if isinstance(result, Core) else result
     return result if isinstance(result, Tensor) else None
 
 
@@ -447,7 +436,7 @@ def _apply(node: Core, key: str, value: Any, assign: bool) -> None:
             node._set_child(key, node._wrap_child(key, built))
     elif assign or key not in node._children():
         held = node._children().get(key)
-        shows = isinstance(held, Core) and held._is_tensor_proxy
+        shows = isinstance(held, Core) and held._as_leaf() is not held
         entry = held._unflatten_iter(iter((value,))) if shows else _new_leaf(value, node, assign)  # type: ignore[union-attr]
         node._set_child(key, entry)
     else:

@@ -22,7 +22,7 @@ from .._keys import unravel_key_to_tuple
 from .._locking import check_unlocked
 from .._mapping_views import IsLeaf, is_leaf_or_value
 from .._ragged import list_distinct_members
-from .._walks import Position, get_path, map_levels, visit
+from .._walks import Position, get_path, has_entries, map_levels, visit
 from ..errors import KeyTakenError
 from ..typing import NO_DEFAULT, BatchSize, NestedKey
 from .batch_size import as_batch_size, fit_batch_size
@@ -211,9 +211,7 @@ class StructureMixin(UpdateMixin):
                 levels.extend((member, None, "") for member in list_distinct_members(stacked[0]))
             else:
                 levels.extend(
-                    (child, node, key)
-                    for key, child in dict(node._children()).items()
-                    if not isinstance(child, Tensor) and not child._is_value
+                    (child, node, key) for key, child in dict(node._children()).items() if has_entries(child)
                 )
         with restore_on_error(self):
             _drop_empty(levels)
@@ -393,9 +391,7 @@ class StructureMixin(UpdateMixin):
                 entry = self._get_path(old)
                 if new in entries:
                     raise KeyTakenError(f"cannot rename: two entries would have one key in {dict(mapping)!r}")
-                entries[new] = (
-                    entry if isinstance(entry, Tensor) or entry._is_value else entry._shallow_copy()
-                )
+                entries[new] = entry if isinstance(entry, Tensor) else entry._shallow_copy()
         result = _copy_without(
             self, build_key_tree([old for old, _ in moves], longest=False), prune=True
         )._shallow_copy()
@@ -461,7 +457,7 @@ def _select_in_place(root: Core, tree: KeyTree) -> None:
             if below is None:
                 continue
             child = None if below is _UNWANTED else node._peek_child(key)
-            if isinstance(child, Core) and not child._is_value:
+            if child is not None and has_entries(child):
                 yield node._get_child(key), below
             elif not isinstance(below, RequestedKeys):
                 unwanted.append((node, key))
@@ -486,7 +482,7 @@ def _remove_in_place(root: Core, tree: KeyTree, *, prune: bool) -> None:
                 results.append((node, key))
                 continue
             child = node._peek_child(key)
-            if not (isinstance(child, Tensor) or child._is_value or (prune and _is_empty_node(child))):
+            if has_entries(child) and not (prune and _is_empty_node(child)):
                 levels.append((node._get_child(key), below, node, key))
     _remove_all(results)
     if prune:
@@ -538,14 +534,12 @@ def _empty_entries(root: Any, batch_size: torch.Size | None, values: bool) -> di
     def fill(node: Core, children: dict[str, Child], position: Position) -> Iterator[Any]:
         for key in list(node._children()):
             child = node._peek_child(key)
-            if isinstance(child, Tensor) or child._is_tensor_proxy or (child._is_value and not values):
-                continue
-            if child._is_value:
+            if has_entries(child):
+                yield key, child, (position, key)
+            elif values and not isinstance(child, Tensor) and not child._leaves():
                 children[key] = fit_batch_size(
                     node._get_child(key)._shallow_copy(), batch_size or torch.Size(), get_path(position, key)
                 )
-            else:
-                yield key, child, (position, key)
 
     def make(node: Core, children: dict[str, Child]) -> Any:
         if node is root:
@@ -575,7 +569,7 @@ def restore_on_error(root: Core) -> Iterator[None]:
     """Restore the entries of every node if the ``with`` block raises."""
     # Save only nodes that hold entries: restoring a wrapper would wrap its entries again.
     levels = [
-        node for node in list_state_nodes(root) if not node._is_value and node._members_and_dim() is None
+        node for node in list_state_nodes(root) if has_entries(node) and node._members_and_dim() is None
     ]
     before = [(node, dict(node._children())) for node in levels]
     try:

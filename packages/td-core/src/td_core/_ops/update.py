@@ -238,9 +238,7 @@ class UpdateMixin(EntryMixin):
             return self
         if not isinstance(entry, Tensor):
             try:
-                if not entry._is_value:
-                    entry._assign(index, value, non_blocking=non_blocking)
-                elif (written := entry._index_put(index, value)) is not entry:
+                if (written := entry._index_put(index, value, non_blocking=non_blocking)) is not entry:
                     parent._set_child(path[-1], written)
             except Exception as error:
                 add_key_note(error, path)

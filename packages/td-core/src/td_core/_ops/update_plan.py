@@ -28,7 +28,7 @@ from .._dim_names import inherit_names
 from .._keys import unravel_key_to_tuple
 from .._locking import check_unlocked
 from .._mapping_views import IsLeaf
-from .._walks import expand
+from .._walks import expand, has_entries
 from ..errors import BatchSizeError, KeyThroughLeafError, StructureError
 from ..typing import NestedKey
 from .entries import check_cycle
@@ -62,7 +62,7 @@ class UpdatePlan:
 
     def read(self, source: Mapping[Any, Any] | Core, keys: Sequence[NestedKey] | None) -> None:
         """Check the entries of ``source`` under ``keys`` (None for all), and list their writes."""
-        if source._is_value if isinstance(source, Core) else not isinstance(source, Mapping):
+        if not _is_node(source):
             raise TypeError(
                 f"a collection is updated from a mapping or a collection of entries; got {type(source).__name__}"
             )
@@ -138,7 +138,7 @@ class UpdatePlan:
             if self.strict:
                 raise missing_key_error(node, key, prefix) from None
             current = None
-        leaf_here = current is not None and (isinstance(current, Tensor) or current._is_value)
+        leaf_here = current is not None and not has_entries(current)
         if leaf_here and type(value) is _Through:
             raise KeyThroughLeafError(
                 f"{show_path(path)} is not a collection, so it has no entry {next(iter(value))!r} to update"
@@ -173,7 +173,7 @@ class UpdatePlan:
         check_cycle(node, entry, path)
         if node._names is not None:
             entry = inherit_names(entry, node._names, show_path(path))
-        joins = joins and not (entry._is_value or self._whole(entry))
+        joins = joins and has_entries(entry) and not self._whole(entry)
         self.stores.append((node, key, entry._clone_leaves() if self.clone else entry, joins))
         return None
 
@@ -250,7 +250,7 @@ class UpdatePlan:
             elif (
                 isinstance(current, Tensor)
                 or isinstance(value, Tensor)
-                or current._is_value != value._is_value
+                or has_entries(current) != has_entries(value)
             ):
                 raise StructureError(
                     f"cannot write {show_path(path)} in place: it is a {type(current).__name__}, the value a "
@@ -292,7 +292,7 @@ def _is_node(value: Any) -> bool:
     # Check the most common type first: isinstance with the abstract class Mapping is slow.
     if isinstance(value, Tensor):
         return False
-    return isinstance(value, Mapping) or (isinstance(value, Core) and not value._is_value)
+    return isinstance(value, Mapping) or (isinstance(value, Core) and has_entries(value))
 
 
 def _split_copy(copy: tuple[Core, str, Any, Path]) -> list[tuple[Core, str, Any, Path]]:
