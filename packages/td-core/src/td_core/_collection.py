@@ -27,6 +27,7 @@ from .errors import BatchSizeError, KeyMismatchError, KeyPathError, StructureErr
 from .typing import NO_DEFAULT, NoDefault
 
 Child = Any  # a Tensor or a Core; Any avoids casts, since most callers have checked which
+Undo = Callable[[Any], Any]
 SelfT = TypeVar("SelfT", bound="Core")
 
 #: The treedef that ``_flatten_leaves`` returns for ``_unflatten``: a list with a copy of the entries of each visited node;
@@ -63,7 +64,8 @@ class Core(ABC):
     _locked: bool | str = False
     _lock_parents: list[weakref.ref[Core]] | None = None
     _backends: dict[str, Any] | None = None
-    _undo: Callable[[Any], Any] | None = None
+    #: How ``with`` undoes the last operation, and those of its open blocks, innermost first.
+    _undo: tuple[Undo | None, tuple[Undo | None, ...]] | None = None
     _names: Names | None = None
 
     @property
@@ -147,6 +149,11 @@ class Core(ABC):
     def _class_at(cls, key: str) -> type | None:  # noqa: ARG003  for classes that declare entries
         """Return the node class that the schema declares for an entry, or None."""
         return None
+
+    def _undo_on_exit(self: SelfT, undo: Undo) -> SelfT:
+        """Set the function that ``with self:`` calls on exit, and return ``self``."""
+        self._undo = undo, self._undo[1] if self._undo else ()
+        return self
 
     def _get_child(self, key: str) -> Child:
         """Return one direct entry. Raise KeyError if it is missing."""

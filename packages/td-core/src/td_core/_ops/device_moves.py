@@ -229,7 +229,7 @@ class DeviceMixin(DtypeMixin):
         elif moves_only and (goal is None or goal == self.device):
             if batch_size is not None:
                 return self._resize_batch(batch_size)
-            return self if torch.compiler.is_compiling() else self._undo_on_exit(do_nothing)  # type: ignore[attr-defined]
+            return self if torch.compiler.is_compiling() else self._undo_on_exit(do_nothing)
         elif moves_only and goal is not None and not inplace:
             for attachment in get_backends(self):
                 whole: Any = attachment.move(self, goal, non_blocking)

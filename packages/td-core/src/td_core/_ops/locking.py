@@ -8,8 +8,6 @@ from functools import partial
 from types import TracebackType
 from typing import Any, TypeVar
 
-import torch
-
 from .._collection import Core
 from .._locking import lock, unlock
 from ..errors import StructureError
@@ -19,10 +17,6 @@ SelfT = TypeVar("SelfT", bound="LockMixin")
 
 def do_nothing(node: Core) -> None:
     """Leave a collection unchanged: the undo function of an operation that changed nothing."""
-
-
-#: Undo functions of the open ``with`` blocks, by id of the collection; a ``with`` block keeps it alive.
-_entered: dict[int, list[Callable[[Any], Any] | None]] = {}
 
 
 def _write_into(
@@ -71,8 +65,7 @@ class LockMixin(Core):
         """
         was = self._locked
         lock(self)
-        self._undo = do_nothing if was else unlock
-        return self
+        return self._undo_on_exit(do_nothing if was else unlock)
 
     def unlock_(self: SelfT) -> SelfT:
         """Allow structural changes again.
@@ -90,25 +83,17 @@ class LockMixin(Core):
         """
         was = self._locked
         unlock(self)
-        self._undo = lock if was else do_nothing
-        return self
-
-    def _undo_on_exit(self: SelfT, undo: Callable[[Any], Any]) -> SelfT:
-        """Set the function that ``with self:`` calls on exit, and return ``self``."""
-        self._undo = undo
-        return self
+        return self._undo_on_exit(lock if was else do_nothing)
 
     def _write_back_on_exit(self: SelfT, owner: Core, write: Callable[..., None], *args: Any) -> SelfT:
         """Make ``with self:`` call ``write(owner, self, *args)`` on exit, and return ``self``."""
         # Keep a weak reference, so that a chain of results does not keep the first one alive.
-        self._undo = partial(_write_into, weakref.ref(owner), write, args)
-        return self
+        return self._undo_on_exit(partial(_write_into, weakref.ref(owner), write, args))
 
     def __enter__(self: SelfT) -> SelfT:
         """Start a ``with`` block; its exit undoes the operation that returned this collection."""
-        if not torch.compiler.is_compiling():
-            _entered.setdefault(id(self), []).append(self._undo)
-            self._undo = None
+        undo, blocks = self._undo or (None, ())
+        self._undo = None, (undo, *blocks)
         return self
 
     def __exit__(
@@ -119,13 +104,8 @@ class LockMixin(Core):
         Raises:
             StructureError: the last operation cannot be undone.
         """
-        undos = None if torch.compiler.is_compiling() else _entered.get(id(self))
-        if undos is None:
-            undo, self._undo = self._undo, None
-        else:
-            undo = undos.pop()
-            if not undos:
-                del _entered[id(self)]
+        last, (undo, *blocks) = self._undo
+        self._undo = (last, (*blocks,)) if last or blocks else None
         if undo is not None:
             undo(self)
         elif kind is None:

@@ -271,8 +271,7 @@ class StructureMixin(UpdateMixin):
         if inplace:
             check_unlocked(self, "flatten the keys in place")
             _replace_all(self, self.flatten_keys(separator, is_leaf=is_leaf))
-            self._undo = methodcaller("unflatten_keys", separator, inplace=True)
-            return self
+            return self._undo_on_exit(methodcaller("unflatten_keys", separator, inplace=True))
         stacked = self._members_and_dim()
         result: Any
         if stacked is not None:
@@ -305,8 +304,7 @@ class StructureMixin(UpdateMixin):
         if inplace:
             check_unlocked(self, "unflatten the keys in place")
             _replace_all(self, _unflatten_root(self, separator, own=False))
-            self._undo = methodcaller("flatten_keys", separator, inplace=True)
-            return self
+            return self._undo_on_exit(methodcaller("flatten_keys", separator, inplace=True))
         result = _unflatten_root(self, separator, own=True)
         return result._write_back_on_exit(self, _write_back_deep, separator)  # type: ignore[no-any-return]
 
