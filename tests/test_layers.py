@@ -79,6 +79,7 @@ LAYERS = [
     ["_base"],
     ["_wrapper", "_tensordict", "_lazy_stack", "_params"],
     ["_core_kinds", "_functions", "_lazy_pytree", "_repr_parser"],
+    ["spi"],
     ["plugins"],
     ["__init__"],
     ["testing", "__main__"],

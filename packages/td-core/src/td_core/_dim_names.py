@@ -7,8 +7,7 @@ from typing import Any
 
 from ._walks import walk
 from .errors import DimNamesError, StructureError
-
-Names = tuple["str | None", ...]
+from .typing import Names
 
 
 def check_names(names: Sequence[str | None] | str | None, ndim: int) -> Names | None:

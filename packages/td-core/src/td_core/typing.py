@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, Union
 import torch
 from torch import Tensor
 
-__all__ = ["NO_DEFAULT", "DeviceType", "DtypeLike", "NestedKey", "NoDefault", "Source", "SourceIndex"]
+__all__ = [
+    "NO_DEFAULT",
+    "DeviceType",
+    "DtypeLike",
+    "Names",
+    "NestedKey",
+    "NoDefault",
+    "Source",
+    "SourceIndex",
+]
 
 
 class NoDefault(enum.Enum):
@@ -64,6 +73,9 @@ DtypeLike = Union[torch.dtype, type[bool], type[int], type[float], type[complex]
 """Dtype arguments that torch accepts."""
 
 BatchSize = Union[torch.Size, Sequence[int], int]  # noqa: UP007
+
+Names = tuple["str | None", ...]
+"""Names of the batch dims: one name or None for each."""
 
 SourceIndex = tuple[Union[slice, Tensor], ...]  # noqa: UP007
 """Index of a :class:`Source`: one slice or tensor of positions per dim."""

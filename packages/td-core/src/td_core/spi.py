@@ -1,0 +1,98 @@
+"""The interface of td-core for the authors of kinds, formats and sibling packages.
+
+The names here, and the members of a kind, keep their meaning as long as :data:`VERSION` stays the same. Members of a kind
+start with an underscore, so that they cannot be confused with methods for users. Members that are not listed here can change
+in any release.
+
+>>> from td_core import spi
+>>> spi.VERSION
+1
+>>> class Plain(TensorDict):
+...     pass
+>>> all(hasattr(Plain, member) for member in spi.REQUIRED)
+True
+"""
+
+from __future__ import annotations
+
+from ._arrays import as_tensor
+from ._buffers import as_bytes, is_stored
+from ._collection import show_path
+from ._devices import as_device, wait_for
+from ._dim_names import check_names
+from ._dtypes import STORABLE, as_dtype
+from ._foreach import PLAIN
+from ._locking import check_unlocked, lock
+from ._nested_components import make_jagged
+from ._new_object import new_object
+from ._nodes import PlainForm, as_named, make_header, read_header_field, user_class
+from ._ops.batch_size import as_batch_size
+from ._ops.leaf_writes import copy_all, is_expanded
+from ._public_names import lazy_names, set_module
+from ._pytree import register as register_pytree
+from ._pytree import register_with_subclasses as register_pytree_family
+from ._settings import Settings, Switch
+from ._storage_backends import Keeper, StorageBackend, get_backends
+from ._torch_private import get_ragged_dim
+from ._value_codec import is_readable, is_same_value, parse_json
+from ._walks import expand, visit, walk
+from ._wrapper import Wrapper
+
+__all__ = [
+    "OVERRIDABLE", "PLAIN", "PROVIDED", "REQUIRED", "STORABLE", "VERSION", "Keeper", "PlainForm", "Settings",
+    "StorageBackend", "Switch", "Wrapper", "as_batch_size", "as_bytes", "as_device", "as_dtype", "as_named", "as_tensor",
+    "check_names", "check_unlocked", "copy_all", "expand", "get_backends", "get_ragged_dim", "is_expanded", "is_readable",
+    "is_same_value", "is_stored", "lazy_names", "lock", "make_header", "make_jagged", "new_object", "parse_json",
+    "read_header_field", "register_pytree", "register_pytree_family", "set_module", "show_path", "user_class", "visit",
+    "wait_for", "walk",
+]  # fmt: skip
+
+#: Version of this interface. It increases when a name is removed or changes its meaning.
+VERSION = 1
+
+#: The members that a kind must provide: a class that derives from ``TensorDictBase`` defines them. ``TensorDict``,
+#: ``Wrapper`` and their subclasses have them.
+REQUIRED = {
+    "batch_size": "Property: the leading dims that all entries share, as a torch.Size.",
+    "device": "Property: the device of every entry, or None if entries may be on different devices.",
+    "_names": "Attribute: a tuple with one name or None for each batch dim, or None if no dim has a name.",
+    "_children": "Return a mapping of the direct entries in insertion order; it may be the kind's own dict.",
+    "_with_children": "Return a new, unlocked node with other entries, and with the metadata that is not given.",
+    "_set_child": "Store a checked leaf or node under a key.",
+    "_del_child": "Remove an entry, or raise KeyError if it is missing.",
+    "_set_batch_size": "Store a checked batch size; the first dims keep their names, and new dims have no name.",
+    "_set_device": "Store the device without moving the leaves.",
+}
+
+#: The members that a kind gets, in addition to all methods for users; a kind calls them.
+PROVIDED = {
+    "_locked": "Attribute: False, True if the user locked the node, or a true value if a storage backend did.",
+    "_lock_parents": "Attribute: weak references to the locked nodes that hold the node.",
+    "_backends": "Attribute: the storage backends by name, or None; removed when the node is unlocked.",
+    "_change_batch_size": "Check that all entries start with a batch size, and store it in this node and below.",
+    "_leaves": "Return every leaf of the tree, in a fixed order.",
+    "_flatten_leaves": "Append every leaf of the tree to a list, and return the treedef.",
+    "_unflatten": "Return the same tree with other leaves, which have the order of `_flatten_leaves`.",
+    "_iter_nested": "Iterate over the nodes directly below.",
+}
+
+#: The members that a kind may override, to be faster or because its entries differ from a plain dict of tensors.
+OVERRIDABLE = {
+    "_get_child": "Return one entry, or raise KeyError; by default from `_children`.",
+    "_peek_child": "Return an entry for reading its keys only; by default `_get_child`.",
+    "_set_children": "Store several checked entries; by default `_set_child` for each.",
+    "_map": "Return the same tree with the result of a function in place of each leaf.",
+    "_shallow_copy": "Return new nodes with the same leaves; by default `_map` with the identity.",
+    "_clone_leaves": "Return new nodes with cloned leaves; by default `_map` with a clone.",
+    "_transform": "Apply the plan of an index or a shape operation to every leaf.",
+    "_transform_multi": "Apply a plan that splits every leaf, and return one node for each part.",
+    "_join": "Join nodes, of which this is the first, as the plan of torch.stack or torch.cat does.",
+    "_with_batch_size": "Return this node, or a copy with a longer batch size that all leaves have.",
+    "_check_batch_size": "Raise BatchSizeError unless every entry starts with a batch size.",
+    "_check_keys": "Raise an error if the node cannot have an entry under one of some keys.",
+    "_coerce_to_schema": "Convert a value that is set to the type that the class declares for its key.",
+    "_class_at": "Return the class of nodes that the class declares for a key, or None.",
+    "_wrap_dense": "Convert a TensorDict to this class, for classmethods such as from_dict.",
+    "_of_saved": "Convert a loaded node, maybe of another class, to this class, or raise TypeError.",
+    "_of_level": "Convert a nested node of another kind to this kind.",
+}
