@@ -7,19 +7,18 @@ from typing import Any
 import torch
 
 from td_core import Record, TensorDict, TensorDictParams, encode
-from td_core._nodes import PlainForm
 
 
 def test_encode_plain_writes_layout_of_format() -> None:
     td = TensorDict({"a": torch.zeros(2), "n": TensorDict({}, [2])}, [2])
-    encoded = encode(td, plain=PlainForm("memmap/1"))
+    encoded = encode(td, format_name="memmap/1")
     assert [row["format"] for row in encoded.nodes] == ["memmap/1"] * 2
     assert [row["meta"]["shape"] for row in encoded.nodes] == [[2]] * 2
 
 
 def test_encode_plain_without_layout_writes_general_form() -> None:
     td = TensorDict({"p": TensorDictParams(TensorDict({}))})
-    encoded = encode(td, plain=PlainForm("consolidated/1"))
+    encoded = encode(td, format_name="consolidated/1")
     assert ["format" in row for row in encoded.nodes] == [True, False, True]
     assert encoded.nodes[1]["meta"] == encode(td).nodes[1]["meta"]
 
@@ -32,7 +31,7 @@ def test_encode_plain_convert_none_writes_general_form() -> None:
         return None if "m" in record.entries else record
 
     td = TensorDict({"n": {"m": {"a": 1}}})
-    encoded = encode(td, plain=PlainForm("memmap/1", convert))
+    encoded = encode(td, format_name="memmap/1", convert=convert)
     assert seen == [("general", ["n"]), ("memmap/1", ["m"]), ("general", ["a"])]
     assert ["format" in row for row in encoded.nodes] == [True, False, True]
     assert encoded.nodes[1] == encode(td).nodes[1]

@@ -22,7 +22,6 @@ from td_core import (
     TensorDict,
     hookimpl,
 )
-from td_core._missing import UNAVAILABLE
 from td_core.errors import MissingPluginError, PluginError
 from td_core.plugins.manager import FIRST_PARTY, PluginManager, PluginRecord, PluginWarning, Selection
 from td_core.plugins.siblings import SiblingMethods
@@ -74,10 +73,10 @@ class Fakes:
 @pytest.fixture
 def fakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fakes]:
     monkeypatch.syspath_prepend(tmp_path)
-    before, missing = set(sys.modules), dict(UNAVAILABLE)
+    before, missing = set(sys.modules), dict(MissingPluginError.unavailable)
     yield Fakes(tmp_path)
-    UNAVAILABLE.clear()
-    UNAVAILABLE.update(missing)
+    MissingPluginError.unavailable.clear()
+    MissingPluginError.unavailable.update(missing)
     for name in set(sys.modules) - before:
         file = getattr(sys.modules[name], "__file__", None)
         if file is not None and Path(file).parent == tmp_path:

@@ -11,7 +11,6 @@ import torch
 
 import td_core
 from td_core import MissingPluginError, Serializer, TensorDict
-from td_core._missing import UNAVAILABLE
 from td_core._serializers import SERIALIZERS, Serializers
 from td_core.errors import FormatError, PluginError
 
@@ -57,7 +56,7 @@ class Default(Recorder):
 def _no_format(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Remove all registered formats and reasons for missing packages."""
     monkeypatch.setattr(SERIALIZERS, "_by_name", {})
-    monkeypatch.delitem(UNAVAILABLE, "td-memmap", raising=False)
+    monkeypatch.delitem(MissingPluginError.unavailable, "td-memmap", raising=False)
     return
 
 
@@ -233,7 +232,9 @@ def test_save_unknown_format_raises(
 def test_save_unknown_format_error_names_inactive_packages(
     default: Default, data: TensorDict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(UNAVAILABLE, "td-zip", "installed but not active: TD_PLUGINS leaves it out")
+    monkeypatch.setitem(
+        MissingPluginError.unavailable, "td-zip", "installed but not active: TD_PLUGINS leaves it out"
+    )
     (tmp_path / "x.zip").write_text("")
     idle = "registered formats: 'memmap'; installed but not active: 'td-zip' (python -m td_core plugins says why)"
     for action in (lambda: data.save(tmp_path, format="zip"), lambda: td_core.load(tmp_path / "x.zip")):

@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from td_core import MissingPluginError, TensorDict
-from td_core._missing import UNAVAILABLE
 from td_core.plugins.declarations import DECLARATIONS, Declaration, unwrap_member
 from td_core.plugins.memmap_methods import MemmapMethods
 from td_core.plugins.siblings import SiblingMethods
@@ -25,7 +24,7 @@ DISTRIBUTIONS = {"td-memmap", "td-tensorclass", "td-distributed", *STORES}
 def _nothing_registered(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Remove every provided method during a test, if the siblings are installed."""
     for distribution in DISTRIBUTIONS:
-        monkeypatch.delitem(UNAVAILABLE, distribution, raising=False)
+        monkeypatch.delitem(MissingPluginError.unavailable, distribution, raising=False)
     provided = {name: vars(SiblingMethods)[name] for name in DECLARATIONS if name in vars(SiblingMethods)}
     for name in provided:
         delattr(SiblingMethods, name)

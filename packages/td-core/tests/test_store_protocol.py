@@ -23,7 +23,8 @@ from td_core import (
     UnsupportedOperationError,
     from_schema,
 )
-from td_core.__main__ import DAMAGED, FAILED, GOOD, main
+from td_core.__main__ import main
+from td_core._command_line import DAMAGED, FAILED, GOOD
 from td_core._locations import HEAD_SIZE, as_location
 from td_core._serializers import SERIALIZERS
 

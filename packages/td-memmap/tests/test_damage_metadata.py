@@ -17,7 +17,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from td_core import TensorDict
-from td_core._missing import UNAVAILABLE
 from td_core.errors import FormatError, MissingPluginError
 from td_memmap import PickleRefusedError, inspect, pack_memmap, verify
 
@@ -246,7 +245,9 @@ def test_load_node_of_missing_plugin_raises_with_command(
     with pytest.raises(MissingPluginError, match=message + "not installed: pip install td-images$"):
         TensorDict.load_memmap(save)
     assert set(TensorDict.load_memmap(save, strict=False).keys()) == {"a", "stack"}
-    monkeypatch.setitem(UNAVAILABLE, "td-images", "installed but not active: TD_PLUGINS leaves it out")
+    monkeypatch.setitem(
+        MissingPluginError.unavailable, "td-images", "installed but not active: TD_PLUGINS leaves it out"
+    )
     with pytest.raises(MissingPluginError, match=message + "installed but not active: TD_PLUGINS"):
         TensorDict.load_memmap(save)
 

@@ -18,7 +18,7 @@ import td_distributed as _td_distributed
 import td_memmap as _td_memmap
 import td_nn as _td_nn
 import td_tensorclass as _td_tensorclass
-from td_core._public_names import lazy_names as _lazy_names
+from td_core.spi import lazy_names as _lazy_names
 
 if TYPE_CHECKING:
     from td._alias import install_as_tensordict as install_as_tensordict

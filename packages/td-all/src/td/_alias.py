@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 import td
-from td_core._missing import describe_missing_package
+from td_core import MissingPluginError
 
 from . import _foreign_pickles
 
@@ -201,7 +201,7 @@ def _absent(module: str, name: str) -> str:
     elsewhere = ELSEWHERE.get((module.partition(".")[2], name))
     if elsewhere is not None:  # only the packages that td does not require can be missing
         package = elsewhere[0].partition(".")[0].replace("_", "-")
-        return f"{module}.{name} is provided by {describe_missing_package(package)}"
+        return f"{module}.{name} is provided by {MissingPluginError.describe(package)}"
     return (
         f"{module}.{name} is not provided by td, which stands in for {ROOT} here (td.install_as_tensordict()); "
         f"it has the names in dir({module}), and programs that need this one run with {ROOT} itself"

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from td_core import FormatError
-from td_core._pickling import set_foreign_state
+from td_core.pickles import set_foreign_state
 from td_distributed import from_buffer
 from td_tensorclass import MetaData, NonTensorDataBase, NonTensorStack, UnbatchedTensor
 

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import json
 import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any, TextIO
+from typing import Any
 
-from ._inspection import make_printable
+from ._command_line import run_command
 from ._saving import inspect, load, save, verify
-from .errors import FormatError, TensorDictError
 from .plugins.manager import plugins
-
-#: Exit codes: success, a damaged save, a failed command.
-GOOD, DAMAGED, FAILED = 0, 1, 2
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -42,27 +37,12 @@ def _parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command of ``python -m td_core`` and return its exit code."""
-    options = _parser().parse_args(arguments)
-    try:
-        code, text, data = _COMMANDS[options.command](options)
-        shown = json.dumps(data) if getattr(options, "json", False) else text
-    except (OSError, ValueError, TypeError, TensorDictError, RecursionError) as error:
-        print_safely(f"{type(error).__name__}: {error}", sys.stderr)
-        return DAMAGED if isinstance(error, FormatError) else FAILED
-    print_safely(shown, sys.stdout)
-    return code
+    return run_command(_parser(), _COMMANDS, arguments)
 
 
-def print_safely(text: str, stream: TextIO) -> None:
-    """Print text, with characters escaped that the encoding of the stream lacks or that control a terminal."""
-    encoding = stream.encoding or "utf-8"
-    shown = "\n".join(map(make_printable, text.split("\n")))
-    print(shown.encode(encoding, "backslashreplace").decode(encoding), file=stream)
-
-
-def _plugins(_: argparse.Namespace) -> tuple[int, str, Any]:
+def _plugins(_: argparse.Namespace) -> tuple[bool, str, Any]:
     if not plugins():
-        return GOOD, "no plugins are installed", []
+        return True, "no plugins are installed", []
     rows = [("id", "distribution", "version", "state", "hooks", "import")]
     for plugin in plugins():
         state = f"{plugin.state}: {plugin.reason}" if plugin.reason else plugin.state
@@ -74,23 +54,23 @@ def _plugins(_: argparse.Namespace) -> tuple[int, str, Any]:
     lines = (
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
     )
-    return GOOD, "\n".join(lines), None
+    return True, "\n".join(lines), None
 
 
-def _inspect(options: argparse.Namespace) -> tuple[int, str, Any]:
+def _inspect(options: argparse.Namespace) -> tuple[bool, str, Any]:
     tree = inspect(options.path, format=options.format)
-    return GOOD, str(tree), tree.as_dict()
+    return True, str(tree), tree.as_dict()
 
 
-def _verify(options: argparse.Namespace) -> tuple[int, str, Any]:
+def _verify(options: argparse.Namespace) -> tuple[bool, str, Any]:
     more = {"progress": True} if options.progress else {}
     report = verify(options.path, format=options.format, **more)
-    return GOOD if report.ok else DAMAGED, str(report), {**asdict(report), "ok": report.ok}
+    return report.ok, str(report), {**asdict(report), "ok": report.ok}
 
 
-def _convert(options: argparse.Namespace) -> tuple[int, str, Any]:
+def _convert(options: argparse.Namespace) -> tuple[bool, str, Any]:
     save(load(options.path, format=options.source), options.target, format=options.format)
-    return GOOD, options.target, {"path": options.target}
+    return True, options.target, {"path": options.target}
 
 
 _COMMANDS = {"plugins": _plugins, "inspect": _inspect, "verify": _verify, "convert": _convert}

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from ._arrays import as_tensor
 from ._collection import Child, Core, get_lead, make_dense, show_path
-from ._missing import describe_missing_package
 from ._public_names import set_module
 from ._type_names import NamedTypes, find_imported, is_type_name
 from ._walks import expand
@@ -209,7 +208,7 @@ def _convert(value: Any, batch_size: torch.Size, device: torch.device | None, pa
         return coercer.convert(value, batch_size, device)
     raise MissingPluginError(
         f"{show_path(path)}: a value of type {type(value).__name__} is non-tensor data, provided by "
-        + describe_missing_package("td-tensorclass")
+        + MissingPluginError.describe("td-tensorclass")
     )
 
 

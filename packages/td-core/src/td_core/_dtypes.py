@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 class Dtype(NamedTuple):
-    """A dtype with casting methods, or one that torch or gloo treats in its own way. Other dtypes need no row.
+    """A dtype with casting methods, or one that torch treats in its own way. Other dtypes need no row.
 
     Attributes:
         name: its name in torch.
@@ -20,7 +20,6 @@ class Dtype(NamedTuple):
         indexing: what an index of this dtype lists: "positions", "mask", or "" if torch refuses it.
         array: True if positions in a NumPy array can have it; they are converted to int64.
         stand_in: True if bytes of any dtype of its width are copied as this one, since torch cannot copy some dtypes.
-        gloo: True if gloo can sum it.
         cannot: "cast" if torch raises or warns, "store" if its parameters have no place in a file, "scatter" if some
             releases of torch cannot write at an index tensor or a mask.
     """
@@ -32,27 +31,26 @@ class Dtype(NamedTuple):
     indexing: str = ""
     array: bool = False
     stand_in: bool = False
-    gloo: bool = False
     cannot: tuple[str, ...] = ()
 
 
 DTYPES = (
-    Dtype("float64", ("float64", "double"), "double", float, gloo=True),
-    Dtype("float32", ("float32", "float"), "float", gloo=True),
-    Dtype("float16", ("float16", "half"), "half", gloo=True),
-    Dtype("bfloat16", ("bfloat16",), "bfloat16", gloo=True),
-    Dtype("complex128", ("complex128",), python=complex, gloo=True),
-    Dtype("complex64", ("complex64",), gloo=True),
+    Dtype("float64", ("float64", "double"), "double", float),
+    Dtype("float32", ("float32", "float"), "float"),
+    Dtype("float16", ("float16", "half"), "half"),
+    Dtype("bfloat16", ("bfloat16",), "bfloat16"),
+    Dtype("complex128", ("complex128",), python=complex),
+    Dtype("complex64", ("complex64",)),
     Dtype("complex32", ("complex32",), cannot=("cast",)),
-    Dtype("int64", ("int64",), "long", int, "positions", stand_in=True, gloo=True),
-    Dtype("int32", ("int32", "int"), "int", None, "positions", array=True, stand_in=True, gloo=True),
+    Dtype("int64", ("int64",), "long", int, "positions", stand_in=True),
+    Dtype("int32", ("int32", "int"), "int", None, "positions", array=True, stand_in=True),
     Dtype("int16", ("int16",), "short", array=True, stand_in=True),
-    Dtype("int8", ("int8",), "char", array=True, gloo=True),
+    Dtype("int8", ("int8",), "char", array=True),
     Dtype("uint64", ("uint64",), array=True, cannot=("scatter",)),
     Dtype("uint32", ("uint32",), array=True, cannot=("scatter",)),
     Dtype("uint16", ("uint16",), array=True, cannot=("scatter",)),
-    Dtype("uint8", ("uint8",), "byte", None, "mask", stand_in=True, gloo=True),
-    Dtype("bool", ("bool",), "bool", bool, "mask", gloo=True),
+    Dtype("uint8", ("uint8",), "byte", None, "mask", stand_in=True),
+    Dtype("bool", ("bool",), "bool", bool, "mask"),
     Dtype("qint32", ("qint32",), cannot=("cast", "store")),
     Dtype("qint8", ("qint8",), cannot=("cast", "store")),
     Dtype("quint8", ("quint8",), cannot=("cast", "store")),

@@ -11,7 +11,7 @@ import contextlib
 import weakref
 from typing import Any
 
-from ._collection import Core
+from ._collection import ATTACHED, Core
 from ._walks import walk
 from .errors import LockedError
 
@@ -19,10 +19,11 @@ from .errors import LockedError
 _MANY = 32
 
 
-def lock(root: Core, how: bool | str = True) -> None:
-    """Lock a node and all nodes below it. ``how`` is ``ATTACHED`` for the lock of a storage backend."""
+def lock(root: Core, *, by_user: bool = True) -> None:
+    """Lock a node and all nodes below it; ``by_user`` is False for a storage backend, whose lock copies do not keep."""
     if root._locked:
         return
+    how: bool | str = by_user or ATTACHED
     todo: list[tuple[Any, weakref.ref[Core] | None]] = [(root._inner(), None)]
     try:
         # By hand: the row `lock unlock` of benchmarks/ops.py.

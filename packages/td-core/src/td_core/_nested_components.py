@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from inspect import signature
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ._collection import show_path
-from ._torch_private import get_ragged_dim
+from ._torch_private import get_cached_seqlens, get_ragged_dim
 from .errors import StructureError
 
 #: Arguments for the minimum and maximum length of a jagged tensor, which exist from torch 2.5 on.
@@ -85,6 +85,22 @@ def _get_compact_values(leaf: Any) -> Tensor | None:
     return values if values.size(get_ragged_dim(leaf) - 1) == offsets[-1] - offsets[0] else None
 
 
+class JaggedParts(NamedTuple):
+    """The parts of a jagged tensor; ``seqlens`` is the (min, max) of its component lengths, None if it is unknown."""
+
+    dim: int
+    values: Tensor
+    offsets: Tensor
+    lengths: Tensor | None
+    seqlens: tuple[int | None, int | None]
+
+
+def split_jagged(leaf: Any) -> JaggedParts:
+    """Split a jagged tensor; ``make_jagged(*parts)`` is the inverse."""
+    seqlens = get_cached_seqlens(leaf)
+    return JaggedParts(get_ragged_dim(leaf), leaf.values(), leaf.offsets(), leaf.lengths(), seqlens)
+
+
 def get_parts(leaf: Any) -> list[Tensor]:
     """Return the tensors of a leaf: values, offsets and lengths of a jagged one; any other leaf itself."""
     if leaf.layout is not torch.jagged:
@@ -95,27 +111,29 @@ def get_parts(leaf: Any) -> list[Tensor]:
 def _make_jagged_like(like: Tensor, values: Tensor, lengths: Tensor) -> Tensor:
     """Build a jagged tensor from values and component lengths, with the ragged dim of ``like``."""
     offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
-    return make_jagged(get_ragged_dim(like), values, offsets, told=compute_min_max(lengths))
+    return make_jagged(get_ragged_dim(like), values, offsets, seqlens=_compute_bounds(lengths))
 
 
-def compute_min_max(lengths: Tensor) -> tuple[int | None, int | None]:
+def _compute_bounds(lengths: Tensor) -> tuple[int | None, int | None]:
     """Return the minimum and maximum of component lengths; (None, None) without components."""
     known = lengths.tolist()
     return (min(known), max(known)) if known else (None, None)
 
 
-def compute_lengths(
+def compute_seqlens(
     dim: int, values: Tensor, offsets: Tensor, lengths: Tensor | None = None
-) -> Tensor | None:
-    """Compute the component lengths of a jagged tensor; None if a component exceeds the values."""
-    # torch does not check this, so parts from files and messages must be checked here.
+) -> tuple[int | None, int | None] | None:
+    """Return (min, max) of the component lengths of untrusted parts, for :func:`make_jagged`.
+
+    Return None if a component exceeds the values, which torch does not check.
+    """
     result = offsets.diff() if lengths is None else lengths
     if len(offsets) != len(result) + 1:
         return None
     starts = offsets[:-1]
     # The sum starts + result could overflow.
     inside = (starts >= 0) & (result >= 0) & (starts <= values.size(dim - 1) - result)
-    return result if bool(inside.all()) else None
+    return _compute_bounds(result) if bool(inside.all()) else None
 
 
 def make_jagged(
@@ -123,12 +141,11 @@ def make_jagged(
     values: Tensor,
     offsets: Tensor,
     lengths: Tensor | None = None,
-    *,
-    told: tuple[int | None, int | None] = (None, None),
+    seqlens: tuple[int | None, int | None] = (None, None),
 ) -> Tensor:
-    """Build a jagged tensor from its parts, ragged along ``dim``; ``told`` is (min, max) of the lengths."""
+    """Build a jagged tensor from its parts, ragged along ``dim``; ``seqlens`` is (min, max) of the lengths."""
     # Without the maximum length, torch pads each component to the length of all values.
-    bounds = dict(zip(_BOUNDS, told)) if _TAKES_BOUNDS else {}
+    bounds = dict(zip(_BOUNDS, seqlens)) if _TAKES_BOUNDS else {}
     return torch.nested.nested_tensor_from_jagged(values, offsets, lengths, jagged_dim=dim, **bounds)
 
 

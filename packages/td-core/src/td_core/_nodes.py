@@ -9,6 +9,7 @@ functions. N kinds and M transports need N + M implementations.
 from __future__ import annotations
 
 import contextlib
+import copyreg
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -22,11 +23,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ._buffers import as_memory
 from ._collection import Child, Core, show_path
-from ._missing import missing_writer_error
+from ._device_labels import fix_decoded_devices
 from ._public_names import set_module
 from ._walks import expand
-from .errors import FormatError, PluginError, StructureError, TensorDictError
+from .errors import FormatError, MissingPluginError, PluginError, StructureError, TensorDictError
 
 __all__ = ["KINDS", "Encoded", "Layout", "NodeKind", "NodeKinds", "Record", "decode", "encode"]
 
@@ -121,6 +123,14 @@ class NodeKind:
         raise PluginError(
             f"{where}flatten of the node kind {self.tag!r}{writer} gives a Record; got {record!r}"
         )
+
+    def node_of(self, record: Record, format_name: str = "") -> Any:
+        """Unflatten a record with the layout of a format. Raise TypeError if the plugin's function returns no node."""
+        form: NodeKind | Layout = self.layouts[format_name] if format_name else self
+        node = form.unflatten(record)
+        if not isinstance(node, Core):
+            raise TypeError(f"a node is a collection; got {node!r}")
+        return node
 
     def attributes_of(self, node: Core) -> dict[str, Any]:
         """Return the attributes and slots of a node that the user or a subclass set."""
@@ -266,6 +276,16 @@ def _check_kind(kind: NodeKind) -> None:
 KINDS = NodeKinds()
 
 
+class _ReducedClass:
+    """Object that pickles as the reduced form of a class."""
+
+    def __init__(self, parts: tuple[Any, ...]) -> None:
+        self.parts = parts
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self.parts
+
+
 @set_module("td_core")
 @dataclass(slots=True)
 class Encoded:
@@ -307,6 +327,16 @@ class Encoded:
                     paths[child] = paths[child] or (*path, key)
         return paths
 
+    def reduce_classes(self) -> dict[int, Any]:
+        """Return :attr:`classes` for a pickle: classes that :mod:`copyreg` can reduce are replaced by their reduced form."""
+        # cloudpickle ignores copyreg and would pickle a class without an import path by value, as a new class on load.
+        result: dict[int, Any] = dict(self.classes)
+        for position, cls in self.classes.items():
+            reduce = copyreg.dispatch_table.get(type(cls))
+            if reduce is not None and isinstance(parts := reduce(cls), tuple):
+                result[position] = _ReducedClass(parts)
+        return result
+
     def leaf_paths(self) -> list[tuple[str, ...]]:
         """Return the key path of each leaf.
 
@@ -321,39 +351,24 @@ class Encoded:
         return paths
 
 
-def _keep_record(node: Core, record: Record, above: dict[str, Any]) -> Record:
-    return record
-
-
-@dataclass(frozen=True, slots=True)
-class PlainForm:
-    """The form in which a format stores nodes that it can describe; other nodes are stored in the general form.
-
-    Attributes:
-        name: name of the format, whose layouts flatten the nodes.
-        convert: function from a node, its record and the row of its parent to the record to store, or to None if
-            the format cannot describe the node.
-    """
-
-    name: str
-    convert: Callable[[Any, Record, dict[str, Any]], Record | None] = _keep_record
-
-    def flatten(self, kind: NodeKind, node: Core, above: dict[str, Any]) -> tuple[Any, str]:
-        """Flatten a node. Return its record, and the name of the format or, in the general form, an empty string."""
-        if self.name in kind.layouts:
-            record: Any = kind.layouts[self.name].flatten(node)
-            if not isinstance(record, Record) or (record := self.convert(node, record, above)) is not None:
-                return record, self.name
-        return kind.flatten(node), ""
-
-
-def encode(tree: Core, *, shared: bool = False, plain: PlainForm | None = None) -> Encoded:
+def encode(
+    tree: Core,
+    *,
+    shared: bool = False,
+    format_name: str = "",
+    convert: Callable[[Any, Record, dict[str, Any]], Record | None] | None = None,
+    in_memory: bool = False,
+) -> Encoded:
     """Encode a tree of any depth as a flat table.
 
     Args:
         tree: any collection.
         shared: write one row for a node that occurs under several key paths, instead of one row per occurrence.
-        plain: the form of the nodes that a format can describe; their rows have its name as ``"format"``.
+        format_name: a format; nodes whose kind has a layout for it are flattened with that layout, and their rows have the
+            name as ``"format"``.
+        convert: with ``format_name``, a function from a node, its record and the row of its parent to the record to store,
+            or to None if the format cannot describe the node, which is then flattened without a layout.
+        in_memory: read stored tensors, each of them once.
 
     Raises:
         PluginError: a node has no registered kind, or its ``flatten`` does not return a :class:`Record`.
@@ -371,7 +386,11 @@ def encode(tree: Core, *, shared: bool = False, plain: PlainForm | None = None) 
         position, above = todo.pop()
         node = objects[position]
         kind = KINDS.of(node)
-        record, form = (kind.flatten(node), "") if plain is None else plain.flatten(kind, node, above)
+        form = format_name if format_name in kind.layouts else ""
+        record = kind.layouts[form].flatten(node) if form else kind.flatten(node)
+        if form and convert is not None and isinstance(record, Record):
+            converted = convert(node, record, above)
+            record, form = (kind.flatten(node), "") if converted is None else (converted, form)
         if not isinstance(record, Record):
             # record_of() raises an error with the key path.
             record = kind.record_of(node, form, get_key_path(nodes, position))
@@ -409,6 +428,8 @@ def encode(tree: Core, *, shared: bool = False, plain: PlainForm | None = None) 
         classes = {new: classes[old] for new, old in enumerate(order) if old in classes}
         attributes = {new: attributes[old] for new, old in enumerate(order) if old in attributes}
         nodes, objects = [nodes[old] for old in order], [objects[old] for old in order]
+    if in_memory:
+        leaves = as_memory(leaves)
     return Encoded(nodes, leaves, values, classes, attributes, objects)
 
 
@@ -432,8 +453,13 @@ def _sort_topologically(rows: list[dict[str, Any]]) -> list[int]:
     return order
 
 
-def decode(encoded: Encoded) -> Any:
+def decode(encoded: Encoded, *, named: type | None = None, fix_devices: bool = False) -> Any:
     """Decode a tree; the inverse of :func:`encode`.
+
+    Args:
+        encoded: the table.
+        named: the class that the caller expects; it replaces a class of the root that was moved to another module.
+        fix_devices: correct the devices of nodes, if leaves were loaded on other devices.
 
     Raises:
         FormatError: the table is damaged, the kind of a node is not registered, or a node cannot be unflattened.
@@ -442,7 +468,8 @@ def decode(encoded: Encoded) -> Any:
     >>> decode(encode(TensorDict({"a": 1})))["a"]
     tensor(1)
     """
-    return decode_all(encoded)[0]
+    result = decode_all(encoded, named=user_class(named))[0]
+    return fix_decoded_devices(result, encoded.nodes, encoded.leaves) if fix_devices else result
 
 
 def decode_all(
@@ -485,7 +512,7 @@ def decode_all(
             cls = _find_moved_class(row, declared[position])
         if cls is None and (type(tag) is not str or tag not in KINDS):
             shown = _format_place(encoded.nodes, position)
-            missing = missing_writer_error(f"{shown}, of the kind {tag!r},", row.get("from"))
+            missing = MissingPluginError.of_writer(f"{shown}, of the kind {tag!r},", row.get("from"))
             raise missing or FormatError(
                 f"{shown} is of the kind {tag!r}, which no installed package provides"
             )
@@ -493,7 +520,7 @@ def decode_all(
         if cls is None and "class" in row:
             cls = find_subclass(kind.type, row["class"])
         try:
-            nodes[position] = check_node(kind.unflatten(Record(meta, groups[0], groups[1], values, cls=cls)))
+            nodes[position] = kind.node_of(Record(meta, groups[0], groups[1], values, cls=cls))
         except TensorDictError:
             raise
         except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
@@ -566,13 +593,6 @@ def as_named(cls: type | None, saved: Any, what: str) -> Any:
         raise StructureError(
             f"{what}, a {type(saved).__name__}, is not a {named.__name__}: {error}"
         ) from error
-
-
-def check_node(node: Any) -> Any:
-    """Return the result of ``unflatten`` of a kind. Raise TypeError if it is not a node."""
-    if not isinstance(node, Core):
-        raise TypeError(f"a node is a collection; got {node!r}")
-    return node
 
 
 def read_header_field(meta: Any, name: str, *types: type) -> Any:

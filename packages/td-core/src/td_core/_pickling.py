@@ -6,9 +6,9 @@ one function, and can be read with ``weights_only=True`` if those values are pla
 
 from __future__ import annotations
 
-import copyreg
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from copy import deepcopy
+from functools import partial
 from itertools import chain
 from typing import Any, TypeVar
 
@@ -57,7 +57,7 @@ def encode_for_pickle(node: Core, protocol: int) -> tuple[Any, ...]:
     encoded = encode(node, shared=True)
     leaves = Leaves(encoded.leaves) if protocol > 2 else _separate_storages(encoded.leaves)
     encoded.attributes.pop(0, None)
-    encoded.classes = reduce_classes(encoded.classes)
+    encoded.classes = encoded.reduce_classes()
     keepers = {i: object._keeper() for i, object in enumerate(encoded.objects)}
     kept = {i: keeper for i, keeper in keepers.items() if keeper is not None}
     parts = encoded.nodes, leaves, encoded.values, encoded.classes
@@ -68,27 +68,6 @@ def _make_state(encoded: Encoded, leaves: Any) -> tuple[Any, ...]:
     # Omit an empty argument, so that older releases can read the pickle.
     more = (encoded.attributes,) if encoded.attributes else ()
     return encoded.nodes, leaves, encoded.values, encoded.classes, *more
-
-
-class _ReducedClass:
-    """Object that pickles as the reduced form of a class."""
-
-    def __init__(self, parts: tuple[Any, ...]) -> None:
-        self.parts = parts
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return self.parts
-
-
-def reduce_classes(classes: Mapping[int, type]) -> dict[int, Any]:
-    """Replace classes that :mod:`copyreg` can reduce by their reduced form."""
-    # cloudpickle ignores copyreg and would pickle a class without an import path by value, as a new class on load.
-    result: dict[int, Any] = dict(classes)
-    for position, cls in classes.items():
-        reduce = copyreg.dispatch_table.get(type(cls))
-        if reduce is not None and isinstance(parts := reduce(cls), tuple):
-            result[position] = _ReducedClass(parts)
-    return result
 
 
 def _separate_storages(leaves: list[Tensor]) -> list[Tensor]:
@@ -121,7 +100,7 @@ def _get_strided_parts(leaf: Any) -> list[Tensor]:
 def _assemble_like(leaf: Tensor, parts: list[Tensor]) -> Tensor:
     """Build a leaf with the layout of ``leaf`` from the parts of a jagged tensor, or from one plain tensor."""
     return (
-        make_jagged(get_ragged_dim(leaf), *parts, told=get_cached_seqlens(leaf))
+        make_jagged(get_ragged_dim(leaf), *parts, seqlens=get_cached_seqlens(leaf))
         if leaf.is_nested
         else parts[0]
     )
@@ -179,9 +158,10 @@ class PickleMixin(Core):
         if cls.__reduce__ is not object.__reduce__ or cls.__getstate__ is not PickleMixin.__getstate__:
             return object.__reduce_ex__(self, protocol)  # type: ignore[return-value]
         reduced = None
+        general = partial(encode_for_pickle, self, protocol)
         for attachment in get_backends(self):
-            reduced = reduced or attachment.reduce(self, protocol)
-        reduced = reduced or (rebuild_collection, encode_for_pickle(self, protocol))
+            reduced = reduced or attachment.reduce(self, protocol, general)
+        reduced = reduced or (rebuild_collection, general())
         attributes = KINDS.attributes_of(self)
         return (*reduced, (attributes,)) if attributes else reduced
 
@@ -198,7 +178,7 @@ class PickleMixin(Core):
         if _foreign is not None and isinstance(state, dict):
             decoded = _foreign(type(self), state)
         else:
-            decoded = fix_decoded_devices(decode(Encoded(*state)), *state[:2])
+            decoded = decode(Encoded(*state), fix_devices=True)
         names = [name for base in type(decoded).__mro__ for name in getattr(base, "__slots__", ())]
         for name in [*names, *getattr(decoded, "__dict__", ())]:
             if name != "__weakref__" and hasattr(decoded, name):

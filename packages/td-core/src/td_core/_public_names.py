@@ -7,6 +7,10 @@ from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
 from typing import Any, TypeVar
 
+import torch
+
+from ._torch_private import add_safe_name
+
 __all__ = ["lazy_names", "set_module"]
 
 DefinedT = TypeVar("DefinedT")
@@ -29,11 +33,17 @@ def lazy_names(
     return find, lambda: sorted(homes)
 
 
-def set_module(name: str) -> Callable[[DefinedT], DefinedT]:
-    """Return a decorator that sets ``__module__`` to a public name, so that pickles do not name private modules."""
+def set_module(name: str, *, in_files: bool = False) -> Callable[[DefinedT], DefinedT]:
+    """Return a decorator that sets ``__module__`` to a public name, so that pickles do not name private modules.
 
-    def decorate(defined: DefinedT) -> DefinedT:
-        defined.__module__ = name
+    ``in_files``: let ``torch.load(weights_only=True)`` accept the class, also under the name of its own module.
+    """
+
+    def decorate(defined: Any) -> Any:
+        before, defined.__module__ = defined.__module__, name
+        if in_files:
+            torch.serialization.add_safe_globals([defined])
+            add_safe_name(defined, f"{before}.{defined.__name__}")
         return defined
 
     return decorate

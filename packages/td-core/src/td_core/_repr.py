@@ -6,7 +6,7 @@ Printing stacks and copies nothing: a lazy stack is described from its members.
 from __future__ import annotations
 
 import html
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -82,12 +82,14 @@ class ReprMixin(Core):
         """Return the text to print for this node inside its parent, or None to print its entries."""
         return None
 
-    def _print_fields(self) -> list[PrintedLeaf]:
-        """Return the entries to print."""
+    def _print_fields(self, absent: Iterable[str] = ()) -> list[PrintedLeaf]:
+        """Return the entries to print, and then the declared fields ``absent``, which have no entry."""
         stacked = self._members_and_dim()
         if stacked is None:
-            return [_entry(key, child) for key, child in dict(self._children()).items()]
-        return [_format_stacked_entry(self, key, stacked) for key in list(self._children())]
+            fields = [_entry(key, child) for key, child in dict(self._children()).items()]
+        else:
+            fields = [_format_stacked_entry(self, key, stacked) for key in list(self._children())]
+        return fields + [PrintedLeaf(name, ABSENT) for name in absent]
 
 
 def _entry(key: str, child: Any) -> PrintedLeaf:

@@ -16,7 +16,6 @@ import torch
 
 from ._inspection import Report, Tree
 from ._locations import Location, can_use_location, has_suffix, read_head, show_location
-from ._missing import FIRST_PARTY_FORMATS, UNAVAILABLE, describe_missing_package
 from ._nodes import as_named
 from .errors import FormatError, MissingPluginError, PluginError, TensorDictError, UnsupportedOperationError
 
@@ -24,6 +23,12 @@ __all__ = ["DEFAULT_FORMAT", "SERIALIZERS", "Serializer", "Serializers", "check_
 
 DEFAULT_FORMAT = "memmap"
 _DEFAULT_PROVIDER = "td-memmap"
+#: The package and the suffixes of each format of the project, except the default format.
+FIRST_PARTY_FORMATS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "safetensors": ("td-safetensors", (".safetensors", ".safetensors.index.json")),
+    "hdf5": ("td-hdf5", (".h5", ".hdf5")),
+    "zarr": ("td-zarr", (".zarr", ".zarr.zip")),
+}
 
 
 class Serializer(ABC):
@@ -259,7 +264,7 @@ class Serializers:
 
     def _names(self) -> str:
         """Format the names of the registered formats and of inactive packages for a message."""
-        idle = ", ".join(repr(name) for name in UNAVAILABLE if name != _DEFAULT_PROVIDER)
+        idle = ", ".join(repr(name) for name in MissingPluginError.unavailable if name != _DEFAULT_PROVIDER)
         return (", ".join(map(repr, self._by_name)) or "none") + (
             f"; installed but not active: {idle} (python -m td_core plugins says why)" if idle else ""
         )
@@ -293,7 +298,7 @@ def _list_formats_of_suffix(location: Location) -> list[str]:
 
 def _describe_provider(name: str) -> str:
     package = _DEFAULT_PROVIDER if name == DEFAULT_FORMAT else FIRST_PARTY_FORMATS[name][0]
-    return f"the format {name!r} is provided by {describe_missing_package(package)}"
+    return f"the format {name!r} is provided by {MissingPluginError.describe(package)}"
 
 
 def _is_recognised(serializer: Serializer, location: Location, head: bytes) -> bool:

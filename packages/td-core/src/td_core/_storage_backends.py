@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -46,8 +46,13 @@ class StorageBackend:
     ) -> bool | None:
         """Copy ``values``, the leaves of ``source``, into ``targets``, the leaves of ``node``. Return True on success."""
 
-    def reduce(self, node: Core, protocol: int) -> tuple[Any, ...] | None:
-        """Return the result of ``node.__reduce_ex__(protocol)``."""
+    def reduce(
+        self, node: Core, protocol: int, encode: Callable[[], tuple[Any, ...]]
+    ) -> tuple[Any, ...] | None:
+        """Return the result of ``node.__reduce_ex__(protocol)``.
+
+        ``encode()`` returns the arguments with which :func:`td_core.pickles.rebuild_collection` rebuilds the node.
+        """
 
     def get_folder(self, node: Core) -> str | None:
         """Return the directory whose files currently hold the leaves of ``node``."""

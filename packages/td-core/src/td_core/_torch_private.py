@@ -18,7 +18,7 @@ from .errors import StructureError
 __all__ = [
     "add_safe_name", "is_innermost_transform", "get_base", "batch_dim", "exit_transforms",
     "default_collate_functions", "break_graph", "forbid_data_pointer", "foreach_kernel", "functorch_level", "is_caller",
-    "is_read_only_view", "looks", "map_location", "get_mapped_dim", "make_nested_view", "plain_results",
+    "is_read_only_view", "is_traced", "looks", "map_location", "get_mapped_dim", "make_nested_view", "plain_results",
     "get_ragged_dim", "get_cached_seqlens", "unmap", "unwrap_transforms", "count_users", "wrap_vmap",
 ]  # fmt: skip
 
@@ -61,6 +61,12 @@ def _unknown_level() -> bool:
 
 #: Function that returns None outside the transforms of ``torch.func`` (vmap, grad, jvp), and another value inside.
 functorch_level: Callable[[], Any] = _find("_C._functorch.peek_interpreter_stack", _unknown_level)
+
+
+def is_traced() -> bool:
+    """Return True under torch.compile and inside the transforms of ``torch.func``, where tensors have no real memory."""
+    return torch.compiler.is_compiling() or functorch_level() is not None
+
 
 _level_of: Callable[[Tensor], int] | None = _find("_C._functorch.maybe_get_level")
 _pop: Callable[[], Any] | None = _find("_functorch.pyfunctorch.temporarily_pop_interpreter_stack")

@@ -22,12 +22,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from ._missing import missing_writer_error
 from ._value_types import VALUES
 from ._walks import expand
 from .errors import CodecError, FormatError, MissingPluginError
 
-__all__ = ["MAX_DEPTH", "join", "join_at", "parse_json", "is_readable", "is_same_value", "split", "split_at"]
+__all__ = ["MAX_DEPTH", "join", "parse_json", "is_readable", "is_same_value", "split"]
 
 #: Maximum nesting of a value; each conversion to a simpler value counts as one level. Python's json fails at about
 #: a thousand levels, and a sidecar needs two per level of the value.
@@ -57,8 +56,12 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 _DECODER = json.JSONDecoder(object_pairs_hook=_unique)
 
 
-def split(value: Any) -> tuple[Any, Any]:
+def split(value: Any, where: Callable[[], str] | None = None) -> tuple[Any, Any]:
     """Split a value into plain JSON and a sidecar of types.
+
+    Args:
+        value: the value.
+        where: a function that returns the place of the value, with which messages then start.
 
     Returns:
         ``(plain, types)``; ``types`` is None if ``plain`` alone is exact.
@@ -71,11 +74,21 @@ def split(value: Any) -> tuple[Any, Any]:
     >>> split([(1, 2), (3, 4)])
     ([[1, 2], [3, 4]], {'c': {'*': 'tuple'}})
     """
-    return _split(value, (), 0)
+    try:
+        return _split(value, (), 0)
+    except CodecError as error:
+        if where is None:
+            raise
+        raise CodecError(f"{where()}: {error}") from error
 
 
-def join(plain: Any, types: Any) -> Any:
+def join(plain: Any, types: Any, where: Callable[[], str] | None = None) -> Any:
     """Join plain JSON and types to a value; the inverse of :func:`split`, safe for untrusted data.
+
+    Args:
+        plain: the first item of the result of :func:`split`.
+        types: the second one.
+        where: a function that returns the place of the value, with which messages then start.
 
     Raises:
         FormatError: ``plain`` and ``types`` do not match; the message has the path.
@@ -84,23 +97,11 @@ def join(plain: Any, types: Any) -> Any:
     >>> join([[1, 2], [3, 4]], {"c": {"*": "tuple"}})
     [(1, 2), (3, 4)]
     """
-    return plain if types is None else _join(plain, types, (), 0)
-
-
-def split_at(value: Any, where: Callable[[], str]) -> tuple[Any, Any]:
-    """Split a value; errors start with ``where()``."""
     try:
-        return split(value)
-    except CodecError as error:
-        raise CodecError(f"{where()}: {error}") from error
-
-
-def join_at(value: tuple[Any, Any], where: Callable[[], str]) -> Any:
-    """Join a value that :func:`split_at` split; errors start with ``where()``."""
-    plain, types = value
-    try:
-        return join(plain, types)
+        return plain if types is None else _join(plain, types, (), 0)
     except (FormatError, MissingPluginError) as error:
+        if where is None:
+            raise
         raise type(error)(f"{where()}: {error}") from error
 
 
@@ -225,7 +226,7 @@ def _load(written: Any, value: Any, path: Path) -> Any:
     tag, _, provider = written.partition("@")
     serializer = VALUES.by_tag.get(tag)
     if serializer is None:
-        error = missing_writer_error(f"the value at {_show(path)}, of the type {tag!r},", provider)
+        error = MissingPluginError.of_writer(f"the value at {_show(path)}, of the type {tag!r},", provider)
         raise error or FormatError(f"the value at {_show(path)} is of the unknown type {_shorten(written)}")
     try:
         return serializer.load(value)

@@ -28,12 +28,17 @@ True
 
 from __future__ import annotations
 
+import re
+from typing import Any, ClassVar
+
 __all__ = [
     "BatchSizeError", "CodecError", "CollectionIndexError", "CycleError", "DepthError", "DimError",
     "DimNamesError", "FormatError", "KeyMismatchError", "KeyPathError", "KeyTakenError",
     "KeyThroughLeafError", "LockedError", "MissingPluginError", "PluginError", "StructureError",
     "TensorDictError", "UnsupportedOperationError", "WorkerError",
 ]  # fmt: skip
+
+_PROVIDER = re.compile(r"([A-Za-z0-9](?:[A-Za-z0-9._\-]*[A-Za-z0-9])?)==([A-Za-z0-9.+!_\-]*)\Z")
 
 
 class TensorDictError(Exception):
@@ -116,3 +121,32 @@ class WorkerError(TensorDictError, RuntimeError):
 
 class MissingPluginError(TensorDictError, AttributeError):
     """A method is provided by a package that is not installed or not active."""
+
+    #: Reason why an installed distribution provides nothing, by name; the plugin manager fills it.
+    unavailable: ClassVar[dict[str, str]] = {}
+
+    @classmethod
+    def describe(cls, distribution: str) -> str:
+        """Return the part of a message that names a missing package and the remedy.
+
+        >>> MissingPluginError.describe("td-none")
+        "the package 'td-none', which is not installed: pip install td-none"
+        """
+        return f"the package {distribution!r}, which is {cls._explain(distribution)}"
+
+    @classmethod
+    def of_writer(cls, what: str, provider: Any) -> MissingPluginError | None:
+        """Build the error for content of a missing package; None if ``provider`` does not have the form ``name==version``.
+
+        >>> print(MissingPluginError.of_writer("the value", "td-none==1.0"))
+        the value was written by 'td-none' 1.0, which is not installed: pip install td-none
+        """
+        result = _PROVIDER.match(provider) if isinstance(provider, str) else None
+        if result is None:
+            return None
+        name, version = result.groups()
+        return cls(f"{what} was written by {name!r} {version}, which is {cls._explain(name)}")
+
+    @classmethod
+    def _explain(cls, distribution: str) -> str:
+        return cls.unavailable.get(distribution, f"not installed: pip install {distribution}")

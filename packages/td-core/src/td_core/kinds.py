@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from ._collection import Core
 from ._nodes import KINDS, NodeKind, Record, find_subclass, get_class_name
 
-__all__ = ["find", "find_class", "list_kinds", "name_class", "named", "of", "record_of"]
+__all__ = ["find", "find_class", "list_kinds", "name_class", "named", "of", "record_of", "register"]
 
 
 def of(node: Core | type) -> NodeKind:
@@ -49,6 +49,19 @@ def named(name: str, format: str) -> NodeKind | None:
     return KINDS.find_by_name(format, name)
 
 
+def register(kind: NodeKind) -> None:
+    """Register the kind of a class whose definition registers it, or replace it if the class is defined again.
+
+    The kinds of a plugin are registered by the hook ``td_node_kinds`` instead, which refuses a tag that is taken.
+
+    Raises:
+        PluginError: the kind is malformed.
+
+    >>> register(of(TensorDict))
+    """
+    KINDS.add(kind, replace=True)
+
+
 def record_of(node: Core, format: str = "") -> Record:
     """Flatten a node with the layout of its kind for ``format``, or without a layout if the kind has none.
 
@@ -67,7 +80,7 @@ def list_kinds() -> Iterator[NodeKind]:
     >>> {"TensorDict", "LazyStackedTensorDict"} <= {kind.tag for kind in list_kinds()}
     True
     """
-    return iter(KINDS)
+    return iter(list(KINDS))
 
 
 def name_class(cls: type) -> str:

@@ -1,5 +1,7 @@
 """The names that pickles and files of :func:`torch.save` refer to: they stay importable from here in every release.
 
+A package that reads pickles of another library registers a converter of their states with :func:`set_foreign_state`.
+
 >>> import pickle, pickletools
 >>> from td_core import pickles
 >>> b"td_core.pickles" in pickle.dumps(TensorDict({"a": torch.ones(2)}))
@@ -7,9 +9,12 @@ True
 """
 
 from ._buffers import Leaves, unpack_leaves
-from ._pickling import rebuild_collection
+from ._pickling import rebuild_collection, set_foreign_state
 from ._public_names import lazy_names
 
-__all__ = ["Leaves", "rebuild_collection", "rebuild_stored_tensor", "unpack_leaves"]  # noqa: F822  lazy
+__all__ = [
+    "Leaves", "rebuild_collection", "rebuild_stored_tensor", "set_foreign_state",  # noqa: F822  lazy
+    "unpack_leaves",
+]  # fmt: skip
 
 __getattr__ = lazy_names(__name__, {"td_core._stored": ["rebuild_stored_tensor"]})[0]

@@ -18,32 +18,36 @@ from __future__ import annotations
 from ._arrays import as_tensor
 from ._buffers import as_bytes, is_stored
 from ._collection import show_path
+from ._command_line import run_command
 from ._devices import as_device, wait_for
-from ._dim_names import check_names
+from ._dim_names import check_names, resize_names
 from ._dtypes import STORABLE, as_dtype
 from ._foreach import PLAIN
+from ._inspection import show_size
+from ._keys import suggest_keys
 from ._locking import check_unlocked, lock
-from ._nested_components import make_jagged
+from ._nested_components import compute_seqlens, make_jagged, split_jagged
 from ._new_object import new_object
-from ._nodes import PlainForm, as_named, make_header, read_header_field, user_class
+from ._nodes import as_named, make_header, read_header_field, user_class
 from ._ops.batch_size import as_batch_size
 from ._ops.leaf_writes import copy_all, is_expanded
 from ._public_names import lazy_names, set_module
 from ._pytree import register as register_pytree
 from ._pytree import register_with_subclasses as register_pytree_family
 from ._settings import Settings, Switch
-from ._storage_backends import Keeper, StorageBackend, get_backends
-from ._torch_private import get_ragged_dim
+from ._storage_backends import Keeper, StorageBackend
+from ._torch_private import count_users, is_traced, looks, make_nested_view, plain_results
 from ._value_codec import is_readable, is_same_value, parse_json
 from ._walks import expand, visit, walk
 from ._wrapper import Wrapper
 
 __all__ = [
-    "OVERRIDABLE", "PLAIN", "PROVIDED", "REQUIRED", "STORABLE", "VERSION", "Keeper", "PlainForm", "Settings",
-    "StorageBackend", "Switch", "Wrapper", "as_batch_size", "as_bytes", "as_device", "as_dtype", "as_named", "as_tensor",
-    "check_names", "check_unlocked", "copy_all", "expand", "get_backends", "get_ragged_dim", "is_expanded", "is_readable",
-    "is_same_value", "is_stored", "lazy_names", "lock", "make_header", "make_jagged", "new_object", "parse_json",
-    "read_header_field", "register_pytree", "register_pytree_family", "set_module", "show_path", "user_class", "visit",
+    "OVERRIDABLE", "PLAIN", "PROVIDED", "REQUIRED", "STORABLE", "VERSION", "Keeper", "Settings", "StorageBackend", "Switch",
+    "Wrapper", "as_batch_size", "as_bytes", "as_device", "as_dtype", "as_named", "as_tensor", "check_names",
+    "check_unlocked", "compute_seqlens", "copy_all", "count_users", "expand", "is_expanded", "is_readable", "is_same_value",
+    "is_stored", "is_traced", "lazy_names", "lock", "looks", "make_header", "make_jagged", "make_nested_view", "new_object",
+    "parse_json", "plain_results", "read_header_field", "register_pytree", "register_pytree_family", "resize_names",
+    "run_command", "set_module", "show_path", "show_size", "split_jagged", "suggest_keys", "user_class", "visit",
     "wait_for", "walk",
 ]  # fmt: skip
 

@@ -11,10 +11,9 @@ from collections import OrderedDict
 from functools import partial
 from typing import Any
 
-from td_core._collection import show_path
-from td_core._public_names import set_module
-from td_core._value_codec import join_at, split_at
+from td_core import join_value, split_value
 from td_core.errors import StructureError
+from td_core.spi import set_module, show_path
 
 #: Prefix of the keys that hold non-tensor values: one JSON text per node, in the encoding that files use.
 VALUES = "<values>"
@@ -66,7 +65,7 @@ class DistributedStateful:
                 )
         values = {
             VALUES + level: json.dumps(
-                split_at(meta["_non_tensor"], partial(show_path, tuple(level.split("."))))
+                split_value(meta["_non_tensor"], partial(show_path, tuple(level.split("."))))
             )
             for level, meta in state._metadata.items()
             if "_non_tensor" in meta
@@ -90,5 +89,6 @@ class DistributedStateful:
             raise StructureError(f"non-tensor data is at {held}, in the checkpoint at {list(values)}")
         for level in held:
             position = partial(show_path, tuple(level.split(".")))
-            state._metadata[level]["_non_tensor"] = join_at(values[level], position)
+            plain, types = values[level]
+            state._metadata[level]["_non_tensor"] = join_value(plain, types, position)
         self.collection.load_state_dict(state, from_flatten=True)

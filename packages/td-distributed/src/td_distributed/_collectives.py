@@ -14,11 +14,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from td_core._collection import show_path
-from td_core._keys import unravel_key_to_tuple
+from td_core import unravel_key_to_tuple
 from td_core.errors import BatchSizeError, FormatError
 from td_core.plugins.declarations import implements
 from td_core.plugins.distributed_methods import DistributedMethods
+from td_core.spi import show_path
 
 from . import _wire
 from ._group import FAILED, MARK, Group, check_mark, peer_error, text_to_bytes

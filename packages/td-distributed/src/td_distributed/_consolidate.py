@@ -16,18 +16,13 @@ import torch
 from torch import Tensor
 
 from td_core import decode, encode
-from td_core._buffers import as_memory
-from td_core._collection import ATTACHED
-from td_core._device_labels import set_device_labels
-from td_core._devices import as_device, wait_for
-from td_core._locking import check_unlocked_below
-from td_core._ops.device_moves import write_moved_back
 from td_core.errors import StructureError
 from td_core.plugins.declarations import implements, implements_classmethod
 from td_core.plugins.distributed_methods import ConsolidateOptions, DistributedMethods
+from td_core.spi import as_device, check_unlocked, lock, wait_for
 
 from . import _consolidated_file, _storage
-from ._consolidated_backend import ConsolidatedBackend, attach_backend, get_backend
+from ._consolidated_backend import ConsolidatedBackend, attach_backend, get_backend, set_devices
 from ._memory import allocate, make_vector
 
 #: Options with which a consolidated collection remains as it is.
@@ -54,10 +49,11 @@ def _consolidate(self: Any, options: ConsolidateOptions) -> Any:
     num_threads, non_blocking, device = options.num_threads, options.non_blocking, options.device
     if options in _NO_CHANGE and is_consolidated(self):
         return self
+    encoded = encode(self, in_memory=True)
     if inplace:
-        check_unlocked_below(self, "consolidate it in place")
-    encoded = encode(self)
-    encoded.leaves = as_memory(encoded.leaves)
+        for node, row in zip(encoded.objects, encoded.nodes):
+            if node is self or row["entries"]:
+                check_unlocked(node, "consolidate it in place")
     layout = _storage.plan(encoded)
     trailer = (
         _consolidated_file.make_trailer(self, encoded, layout) if filename is not None or metadata else b""
@@ -100,11 +96,16 @@ def _consolidate(self: Any, options: ConsolidateOptions) -> Any:
             _consolidated_file.write(path, layout.nbytes, [(0, body)], trailer, durable=options.durable)
     result = decode(replace(encoded, leaves=_storage.join_pieces(layout, pieces, encoded.leaves)))
     if device is not None:
-        set_device_labels(result, where)
+        set_devices(result, where)
     if inplace:
-        write_moved_back(self, result)
+        leaves = encode(result).leaves  # decoding makes parameters of those of a TensorDictParams
+        for node, row in zip(encoded.objects, encoded.nodes):
+            for key, ref in row["entries"]:
+                if isinstance(ref, list):
+                    node._set_child(key, leaves[ref[0]])
         result = self
-    return attach_backend(result, ConsolidatedBackend(storage, path), ATTACHED)
+    lock(result, by_user=False)
+    return attach_backend(result, ConsolidatedBackend(storage, path))
 
 
 @implements(DistributedMethods.is_consolidated)

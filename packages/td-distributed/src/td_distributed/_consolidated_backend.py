@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Collection, Iterable, Sequence
 from copy import deepcopy
 from dataclasses import replace
+from functools import partial
 from operator import attrgetter, is_
 from pathlib import Path
 from typing import Any
@@ -13,20 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from td_core import TensorDict, decode, encode
-from td_core._buffers import Leaves
-from td_core._collection import Core
-from td_core._device_labels import fix_decoded_devices, set_device_labels
-from td_core._locking import lock
-from td_core._nodes import KINDS, Encoded
-from td_core._ops.device_moves import Target, move
-from td_core._pickling import reduce_classes
-from td_core._public_names import set_module
-from td_core._storage_backends import StorageBackend
-from td_core._torch_private import looks
-from td_core._value_codec import parse_json
-from td_core._walks import expand
+from td_core import Encoded, TensorCollection, TensorDict, decode, encode, kinds
 from td_core.errors import StructureError
+from td_core.pickles import Leaves
+from td_core.spi import StorageBackend, expand, lock, looks, parse_json, set_module, walk
 
 from . import _consolidated_file, _key_paths, _storage
 from ._storage import Layout, Leaf, Span
@@ -114,7 +105,7 @@ def _parts(node: Any) -> tuple[Any, Iterable[str], Collection[Any]]:
         # Hot path, run before every message: compare the attributes of the header without building it.
         held = node._children()
         return (node.batch_size, node.device, node._names, node._locked), held, held.values()
-    record = KINDS.of(node).record_of(node)
+    record = kinds.record_of(node)
     children = [*record.entries.values(), *record.members.values()]
     return record.meta, [*record.entries, *record.members, *record.values], children
 
@@ -181,7 +172,9 @@ class ConsolidatedBackend(StorageBackend):
         storage = move(self.storage)
         leaves = _storage.Views(storage).leaves(taken.layout, taken.encoded.leaves)
         result = taken.rebuild_with(leaves)
-        return attach_backend(result, ConsolidatedBackend(storage), node._locked)
+        if node._locked:
+            lock(result, by_user=node._locked is True)
+        return attach_backend(result, ConsolidatedBackend(storage))
 
     def clone(self, node: Any) -> Any:
         """Return an unlocked copy of ``node``; None on the CPU, where cloning leaf by leaf is as fast."""
@@ -192,10 +185,9 @@ class ConsolidatedBackend(StorageBackend):
 
     def move(self, node: Any, device: torch.device, non_blocking: bool | None) -> Any:
         """Move ``node`` to another device with a single copy of its storage."""
-        target = Target(device, None, non_blocking, None)
-        result = self._copy_storage(node, lambda storage: move([storage], target)[0])
+        result = self._copy_storage(node, partial(Tensor.to, device=device, non_blocking=bool(non_blocking)))
         if result is not None:
-            set_device_labels(result, device)
+            set_devices(result, device)
         return result
 
     def pin(self, node: Any) -> Any:
@@ -223,7 +215,9 @@ class ConsolidatedBackend(StorageBackend):
         self.storage.copy_(other.storage, non_blocking=non_blocking)
         return True
 
-    def reduce(self, node: Any, protocol: int) -> tuple[Any, ...] | None:
+    def reduce(
+        self, node: Any, protocol: int, encode: Callable[[], tuple[Any, ...]]
+    ) -> tuple[Any, ...] | None:
         """Pickle ``node`` as its structure in JSON and one buffer; None if it must be pickled leaf by leaf."""
         taken = self.encode_cached(node)
         if taken.layout is None or taken.loses_grad:
@@ -242,15 +236,17 @@ class ConsolidatedBackend(StorageBackend):
             taken.schema,
             storage,
             taken.encoded.values,
-            reduce_classes(taken.encoded.classes),
+            taken.encoded.reduce_classes(),
             *more,
         )
 
 
 def _encode_attributes(root: Any) -> Encoded | None:
     """Encode a collection with the attributes that were set on nodes below the root; None if no node has one."""
-    nodes = expand([root], lambda node: [child for child in node._tree_children() if isinstance(child, Core)])
-    if not any(KINDS.attributes_of(node) for node in nodes if node is not root):
+    nodes = expand(
+        [root], lambda node: [child for child in node._tree_children() if isinstance(child, TensorCollection)]
+    )
+    if not any(kinds.of(node).attributes_of(node) for node in nodes if node is not root):
         return None
     encoded = encode(root, shared=True)
     encoded.attributes.pop(0, None)
@@ -272,7 +268,7 @@ def rebuild_consolidated(
         (data,) = storage.tensors
         leaves = _storage.Views(data).leaves(_storage.from_columns(columns))
         encoded = Encoded(nodes, leaves, values, classes, attributes or {})
-        result = fix_decoded_devices(decode(encoded), nodes, leaves)
+        result = decode(encoded, fix_devices=True)
     else:
         # torch.load() calls this with untrusted data, so check all of it.
         (data,) = storage
@@ -293,10 +289,14 @@ def rebuild(*parts: Any) -> Any:
 torch.serialization.add_safe_globals([rebuild_consolidated, rebuild])
 
 
-def attach_backend(collection: Any, state: ConsolidatedBackend, locked: bool | str = False) -> Any:
-    """Attach a storage backend to a collection, lock it if ``locked``, and return the collection."""
-    if locked:
-        lock(collection, locked)
+def set_devices(collection: Any, device: torch.device) -> None:
+    """Set the device of a collection and of the nodes below it, whose leaves are there already."""
+    for node in walk(collection):
+        node._set_device(device)
+
+
+def attach_backend(collection: Any, state: ConsolidatedBackend) -> Any:
+    """Attach a storage backend to a collection, and return the collection."""
     node = collection._inner()
     node._backends = {**(node._backends or {}), KEY: state}
     return collection

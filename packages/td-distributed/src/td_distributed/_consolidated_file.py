@@ -25,12 +25,7 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
-from td_core import Record, encode
-from td_core._collection import show_path
-from td_core._device_labels import fix_decoded_devices, fix_device_metadata
-from td_core._nodes import KINDS, Encoded, PlainForm, as_named, decode_all, user_class
-from td_core._value_codec import is_readable, join_at, parse_json, split_at
-from td_core._walks import expand, walk
+from td_core import Encoded, Record, TensorCollection, decode, encode, join_value, kinds, split_value
 from td_core.errors import (
     BatchSizeError,
     CodecError,
@@ -39,6 +34,7 @@ from td_core.errors import (
     MissingPluginError,
     StructureError,
 )
+from td_core.spi import as_named, expand, is_readable, parse_json, show_path, user_class, walk
 
 from . import _key_paths, _storage
 from ._memory import WHOLE, get_bytes, make_vector
@@ -211,7 +207,6 @@ def parse(data: Tensor, name: str, cls: type | None = None) -> tuple[Any, Tensor
         else:
             tree = _Reader(Views(storage), structure, cls).node(structure)
             _check_shapes(tree)
-            fix_device_metadata(tree)
     return as_named(cls, tree, f"what is saved at {name}"), storage
 
 
@@ -253,7 +248,7 @@ def assemble_table(
     _storage.check(layout, len(storage))
     leaves = Views(storage).leaves(layout)
     encoded = Encoded(nodes, leaves, values, classes or {}, attributes or {})
-    tree = fix_decoded_devices(decode_all(encoded, named=user_class(named))[0], nodes, leaves)
+    tree = decode(encoded, named=named, fix_devices=True)
     _check_shapes(tree)
     return tree
 
@@ -276,7 +271,7 @@ def describe(encoded: Encoded, layout: Layout) -> dict[str, Any]:
     """Convert an encoded tree to JSON objects: its nodes, the spans of its leaves, and its values."""
     nodes = encoded.nodes
     values = [
-        split_at(value, partial(_key_paths.format_value_path, nodes, i))
+        split_value(value, partial(_key_paths.format_value_path, nodes, i))
         for i, value in enumerate(encoded.values)
     ]
     return {"nodes": nodes, "leaves": _storage.to_columns(layout), "values": values}
@@ -291,7 +286,10 @@ def from_description(table: Any) -> tuple[Layout, list[dict[str, Any]], list[Any
 
 def join_values(values: list[tuple[Any, Any]], nodes: list[dict[str, Any]]) -> list[Any]:
     """Decode the values that :func:`describe` encoded; raise MissingPluginError with the key path if a plugin is missing."""
-    return [join_at(value, partial(_key_paths.format_value_path, nodes, i)) for i, value in enumerate(values)]
+    return [
+        join_value(plain, types, partial(_key_paths.format_value_path, nodes, i))
+        for i, (plain, types) in enumerate(values)
+    ]
 
 
 def _span(dtype: Any, shape: Any, start: Any, stop: Any, pad: Any) -> Span:
@@ -303,9 +301,9 @@ def _span(dtype: Any, shape: Any, start: Any, stop: Any, pad: Any) -> Span:
 def _plain(tree: Any, encoded: Encoded, layout: Layout) -> dict[str, Any]:
     """Build the structure in the plain form, which tensordict reads. Raise NotRepresentableError if that is impossible."""
     places = {id(leaf): place for leaf, place in zip(encoded.leaves, layout.leaves)}
-    encoded = encode(tree, plain=PlainForm(FORMAT))
+    encoded = encode(tree, format_name=FORMAT)
     nodes, pointers = encoded.nodes, [""] * len(encoded.nodes)
-    levels = [_plain_level(row) for row in nodes]
+    levels = [_plain_level(row, node) for row, node in zip(nodes, encoded.objects)]
     kept: dict[str, Any] = {}
     orders: dict[str, list[str]] = {}
     absent: dict[str, list[str]] = {}
@@ -331,7 +329,7 @@ def _plain(tree: Any, encoded: Encoded, layout: Layout) -> dict[str, Any]:
                 ((name, i), *more), cls = child["values"], levels[ref]["cls"]
                 if name != "data" or more or cls not in VALUES:
                     raise NotRepresentableError
-                value, types = split_at(encoded.values[i], partial(_key_paths.format_value_path, nodes, i))
+                value, types = split_value(encoded.values[i], partial(_key_paths.format_value_path, nodes, i))
                 if types is not None and not is_readable(types):
                     raise NotRepresentableError
                 level["non_tensors"][key] = [value, child["meta"]["batch_size"], child["meta"].get("device")]
@@ -354,10 +352,10 @@ def _plain(tree: Any, encoded: Encoded, layout: Layout) -> dict[str, Any]:
     return levels[0]
 
 
-def _plain_level(row: dict[str, Any]) -> dict[str, Any]:
+def _plain_level(row: dict[str, Any], node: TensorCollection) -> dict[str, Any]:
     if "format" not in row or "class" in row:
         raise NotRepresentableError
-    cls = KINDS[row["kind"]].layouts[FORMAT].names[0]
+    cls = kinds.of(node).layouts[FORMAT].names[0]
     return {"cls": cls, "non_tensors": {}, "leaves": {}, "cls_metadata": row["meta"]}
 
 
@@ -439,7 +437,7 @@ class _Reader:
         levels: dict[str, Any],
     ) -> Any:
         name = level["cls"]
-        kind = KINDS.find_by_name(FORMAT, name) or _by_last_name(name) or self._find_moved_kind(path)
+        kind = kinds.named(name, FORMAT) or _by_last_name(name) or self._find_moved_kind(path)
         if kind is None:
             raise FormatError(
                 f"{show_path(path)} is of the class {name!r}, which no installed package provides; if it is a tensorclass, "
@@ -447,6 +445,8 @@ class _Reader:
                 "Record.from_consolidated(path), and non-tensor data needs td-tensorclass: pip install td-tensorclass"
             )
         meta = dict(level["cls_metadata"])
+        if meta.get("device") is not None:
+            meta["device"] = str(self.views.storage.device)  # the file may have been read to another device
         size = torch.Size(meta.get("batch_size", ()))
         values = {
             key: self._value(entry, (*path, key), pointer + _step(key))
@@ -468,26 +468,26 @@ class _Reader:
         """Return the kind of a tensorclass with an unknown saved name: that requested for the root, or declared by its parent."""
         level, cls, owner = self.root, self.named, None
         for key in path:
-            kind = KINDS.find_by_name(FORMAT, level["cls"])
+            kind = kinds.named(level["cls"], FORMAT)
             owner = (None if kind is None else user_class(kind.type)) or owner or cls
             # The members of a lazy stack are instances of the class of the stack.
             if "stack_dim" not in level["cls_metadata"]:
                 cls, owner = None if owner is None else owner._class_at(key), None  # type: ignore[attr-defined]
             level = level[key]
-        kind = None if cls is None else KINDS.of(cls)
+        kind = None if cls is None else kinds.of(cls)
         return kind if kind is not None and kind.with_class else None
 
     def _value(self, entry: Any, path: tuple[str, ...], pointer: str) -> Any:
         # tensordict 0.5 and 0.6 did not store the device.
         data, size, device = entry if len(entry) == 3 else (*entry, None)
         name, types = self.kept.get(pointer, ("NonTensorData", None))
-        kind = KINDS.find_by_name(FORMAT, name) if name in VALUES else None
+        kind = kinds.named(name, FORMAT) if name in VALUES else None
         if kind is None:
             raise FormatError(
                 f"key {path} is non-tensor data, which needs td-tensorclass: pip install td-tensorclass"
             )
         meta = {"batch_size": size, "device": device}
-        value = join_at((data, types), partial(show_path, path))
+        value = join_value(data, types, partial(show_path, path))
         return kind.layouts[FORMAT].unflatten(Record(meta, values={"data": value}))
 
 
@@ -514,7 +514,7 @@ def _by_last_name(name: Any) -> Any:
     """Find the kind of a class by its unqualified name, as tensordict 0.5 and 0.6 wrote it; None if not unique."""
     fits = [
         kind
-        for kind in KINDS
+        for kind in kinds.list_kinds()
         for known in (kind.layouts[FORMAT].names if FORMAT in kind.layouts else ())
         if known.rstrip("'>").endswith(f".{name}")
     ]

@@ -11,8 +11,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from td_core._devices import as_device
 from td_core.errors import FormatError, StructureError
+from td_core.spi import as_device
 
 from ._memory import allocate, get_bytes, make_vector
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from td_core._collection import show_path
-from td_core._nodes import Encoded
-from td_core._walks import expand
+from td_core import Encoded
 from td_core.errors import FormatError
+from td_core.spi import expand, show_path
 
 Path = tuple[str, ...]
 

@@ -11,12 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from td_core import decode, encode
-from td_core._buffers import as_bytes
-from td_core._collection import show_path
-from td_core._nodes import Encoded
-from td_core._ops.leaf_writes import copy_all, is_expanded
+from td_core import Encoded, decode, encode
 from td_core.errors import FormatError, StructureError
+from td_core.spi import as_bytes, copy_all, is_expanded, show_path
 
 from . import _consolidated_file, _key_paths, _memory, _storage, _wire
 from ._consolidated_backend import get_backend

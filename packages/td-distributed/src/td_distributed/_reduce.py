@@ -14,13 +14,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from td_core import encode
-from td_core._buffers import is_stored
-from td_core._collection import show_path
-from td_core._dtypes import ROWS
-from td_core._ops.leaf_writes import copy_all, is_expanded
 from td_core.errors import StructureError
 from td_core.plugins.declarations import implements
 from td_core.plugins.distributed_methods import DistributedMethods
+from td_core.spi import copy_all, is_expanded, is_stored, show_path
 
 from . import _consolidated_file, _key_paths, _storage, _wire
 from ._group import Group, bytes_to_text, peer_error, text_to_bytes
@@ -30,7 +27,10 @@ BUCKET_BYTES = 1 << 25
 #: A leaf of at least this many bytes is reduced alone: copying it to a bucket and back takes longer than one call.
 ALONE = 1 << 20
 #: Dtypes that gloo can sum.
-GLOO_DTYPES = {dtype for dtype, row in ROWS.items() if row.gloo}
+GLOO_DTYPES = {
+    torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex128, torch.complex64, torch.int64, torch.int32,
+    torch.int8, torch.uint8, torch.bool,
+}  # fmt: skip
 
 
 class ReduceWork:

@@ -16,11 +16,8 @@ import torch
 from torch import Tensor
 
 from td_core import encode
-from td_core._buffers import as_memory
-from td_core._collection import show_path
-from td_core._torch_private import count_users
-from td_core._walks import expand
 from td_core.errors import StructureError
+from td_core.spi import count_users, expand, show_path
 
 from . import _storage
 from ._consolidated_backend import get_backend
@@ -69,8 +66,7 @@ def make_messages(collection: Any, consolidated: bool, device: torch.device) -> 
         return [leaf.resolve_conj().resolve_neg().contiguous().to(device) for leaf in sort_leaves(collection)]
     storage = _get_wire_storage(collection)
     if storage is None:
-        encoded = encode(collection)
-        encoded.leaves = as_memory(encoded.leaves)
+        encoded = encode(collection, in_memory=True)
         storage = _storage.gather_leaves(_plan(encoded), encoded.leaves)
     return [storage.to(device)]
 

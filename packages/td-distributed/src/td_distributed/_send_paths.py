@@ -15,10 +15,8 @@ from typing import Any
 import torch
 
 from td_core import TensorDict
-from td_core._nodes import user_class
-from td_core._storage_backends import get_backends
-from td_core._value_codec import parse_json
 from td_core.errors import FormatError
+from td_core.spi import StorageBackend, parse_json, user_class
 
 from ._memory import allocate, get_bytes, make_vector
 
@@ -29,8 +27,8 @@ LONGEST = 1 << 16
 
 def get_folder(collection: Any) -> str | None:
     """Return the folder of a memory-mapped collection, whose path can be sent instead of its bytes; else None."""
-    for backend in get_backends(collection):
-        if result := backend.get_folder(collection):
+    for backend in (collection._inner()._backends or {}).values():
+        if isinstance(backend, StorageBackend) and (result := backend.get_folder(collection)):
             return result
     return None
 

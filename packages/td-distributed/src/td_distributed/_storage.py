@@ -18,13 +18,17 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from td_core._buffers import as_bytes, has_memory, is_stored
-from td_core._dtypes import NAMES, POSITIONS
-from td_core._foreach import PLAIN
-from td_core._nested_components import compute_lengths, compute_min_max, make_jagged
-from td_core._nodes import Encoded
-from td_core._torch_private import get_cached_seqlens, get_ragged_dim
+from td_core import Encoded
 from td_core.errors import FormatError, StructureError
+from td_core.spi import (
+    PLAIN,
+    STORABLE,
+    as_bytes,
+    compute_seqlens,
+    is_stored,
+    make_jagged,
+    split_jagged,
+)
 
 from . import _key_paths
 from ._memory import allocate
@@ -143,7 +147,7 @@ def from_columns(columns: Any) -> Layout:
 def parse_dtype(name: str) -> torch.dtype:
     """Parse the name of a dtype, with or without ``torch.``. Raise FormatError if it is unknown."""
     try:
-        return NAMES[f"torch.{name.removeprefix('torch.')}"]
+        return STORABLE[f"torch.{name.removeprefix('torch.')}"]
     except KeyError:
         raise FormatError(f"unknown dtype {name!r}") from None
 
@@ -233,8 +237,8 @@ def join_pieces(layout: Layout, pieces: list[Pieces], like: Sequence[Tensor] = (
         made = known.get(id(parts))
         if made is None:
             # Without ``like`` the pieces are untrusted, so check that the rows are inside of the values.
-            told = get_cached_seqlens(like[i]) if like else _compute_min_max(dim, *parts)
-            made = known[id(parts)] = make_jagged(dim, *parts, told=told)
+            seqlens = split_jagged(like[i]).seqlens if like else _compute_seqlens(dim, *parts)
+            made = known[id(parts)] = make_jagged(dim, *parts, seqlens=seqlens)
         result.append(made)
     return result
 
@@ -249,6 +253,14 @@ def strides(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(reversed(steps))
 
 
+def _has_bytes(leaf: Tensor) -> bool:
+    """Return True if a strided tensor has elements in memory or in a store; False for a subclass that wraps other tensors."""
+    if not leaf.numel() or is_stored(leaf):
+        return True
+    # data_ptr() of a FakeTensor warns, so check its storage's device first.
+    return leaf.untyped_storage().device.type == "meta" or leaf.data_ptr() != 0
+
+
 def pieces_of(leaf: Tensor) -> tuple[Pieces, int | None]:
     """Split a leaf into dense tensors, returned with its ragged dim; raise StructureError if it is sparse, meta or similar."""
     if _KIND(leaf) in _ORDINARY:
@@ -258,9 +270,8 @@ def pieces_of(leaf: Tensor) -> tuple[Pieces, int | None]:
             raise StructureError(
                 "a nested tensor of strided layout cannot be consolidated; convert it to torch.jagged"
             )
-        jagged: Any = leaf
-        parts = (jagged.values(), jagged.offsets(), jagged.lengths())
-        return parts if parts[2] is not None else parts[:2], get_ragged_dim(leaf)
+        dim, values, offsets, lengths, _ = split_jagged(leaf)
+        return (values, offsets) if lengths is None else (values, offsets, lengths), dim
     if leaf.layout is not torch.strided:
         raise StructureError(
             f"a tensor of layout {leaf.layout} cannot be consolidated; call to_dense() on it first"
@@ -269,7 +280,7 @@ def pieces_of(leaf: Tensor) -> tuple[Pieces, int | None]:
         raise StructureError("a quantized tensor cannot be consolidated; call dequantize() on it first")
     if leaf.is_meta:
         raise StructureError("a tensor on the meta device has no data to consolidate")
-    if hasattr(leaf, "__tensor_flatten__") or not (has_memory(leaf) or is_stored(leaf)):
+    if hasattr(leaf, "__tensor_flatten__") or not _has_bytes(leaf):
         raise StructureError(
             f"a {type(leaf).__name__} has no bytes of its own; take what it is made of first, of a DTensor its "
             "to_local() or full_tensor()"
@@ -487,19 +498,19 @@ def overlap(leaves: Iterable[Leaf]) -> tuple[int, int, int, int] | None:
     return None
 
 
-def _compute_min_max(
+def _compute_seqlens(
     dim: int, values: Tensor, offsets: Tensor, *rest: Tensor
 ) -> tuple[int | None, int | None]:
     """Compute the minimum and maximum row length of an untrusted jagged tensor; raise FormatError if it is damaged."""
     if values.is_meta:
         return None, None
-    if any(piece.dim() != 1 or piece.dtype not in POSITIONS for piece in (offsets, *rest)):
+    if any(piece.dim() != 1 or piece.dtype not in (torch.int32, torch.int64) for piece in (offsets, *rest)):
         raise FormatError("the offsets or lengths of a jagged tensor are not a vector of integers")
     if not 1 <= dim <= values.dim():
         raise FormatError(f"the ragged dim of a jagged tensor is {dim}, of {values.dim() + 1} dims")
-    result = compute_lengths(dim, values, offsets, *rest)
+    result = compute_seqlens(dim, values, offsets, *rest)
     if result is None:
         raise FormatError(
             f"the rows of a jagged tensor lie outside of its {values.size(dim - 1)} values: {offsets.tolist()!r:.60}"
         )
-    return compute_min_max(result)
+    return result

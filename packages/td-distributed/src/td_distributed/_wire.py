@@ -19,11 +19,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from td_core import encode
-from td_core._buffers import as_memory
-from td_core._nodes import Encoded, as_named
-from td_core._value_codec import parse_json
+from td_core import Encoded, encode
 from td_core.errors import FormatError
+from td_core.spi import as_named, parse_json
 
 from . import _consolidated_file, _key_paths, _storage
 from ._consolidated_backend import get_backend
@@ -188,8 +186,7 @@ def _make_message(collection: Any, together: bool) -> tuple[Message, Encoded, Te
     state = get_backend(collection)
     taken = state.encode_cached(collection) if state is not None and together else None
     if state is None or taken is None or taken.layout is None:
-        encoded = encode(collection)
-        encoded.leaves = as_memory(encoded.leaves)
+        encoded = encode(collection, in_memory=True)
         return _announce(encoded, _storage.plan(encoded), together), encoded, None
     if taken.sent is None:
         taken.sent = _announce(taken.encoded, taken.layout, True)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 # Import td_core first, even if a program imports this package first: td_core loads this plugin last.
 import td_core as _td_core
-from td_core._public_names import lazy_names as _lazy_names
+from td_core.spi import lazy_names as _lazy_names
 
 if TYPE_CHECKING:
     from td_core import Problem, Report, Tree

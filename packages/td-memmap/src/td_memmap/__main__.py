@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import json
 import signal
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
-from td_core.__main__ import DAMAGED, FAILED, GOOD, print_safely
-from td_core.__main__ import main as run_core
-from td_core.errors import FormatError, TensorDictError
+from td_core import inspect, verify
+from td_core.spi import run_command
 
 from ._archive import pack_memmap, unpack_memmap
 
@@ -41,34 +40,32 @@ def _parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command of ``python -m td_memmap`` and return its exit code."""
-    given = sys.argv[1:] if arguments is None else arguments
-    options = _parser().parse_args(given)
-    if options.command not in _COMMANDS:
-        return run_core([*given, "--format", "memmap"])
-    try:
-        code, text, data = _COMMANDS[options.command](options)
-        shown = json.dumps(data) if options.json else text
-    except (OSError, ValueError, TensorDictError, RecursionError) as error:
-        print_safely(f"{type(error).__name__}: {error}", sys.stderr)
-        return DAMAGED if isinstance(error, FormatError) else FAILED
-    print_safely(shown, sys.stdout)
-    return code
+    return run_command(_parser(), _COMMANDS, arguments)
 
 
-def _pack(options: argparse.Namespace) -> tuple[int, str, Any]:
+def _inspect(options: argparse.Namespace) -> tuple[bool, str, Any]:
+    tree = inspect(options.path, format="memmap")
+    return True, str(tree), tree.as_dict()
+
+
+def _verify(options: argparse.Namespace) -> tuple[bool, str, Any]:
+    report = verify(options.path, format="memmap", progress=options.progress)
+    return report.ok, str(report), {**asdict(report), "ok": report.ok}
+
+
+def _pack(options: argparse.Namespace) -> tuple[bool, str, Any]:
     path = pack_memmap(
         options.prefix, options.archive, compression=options.compression, progress=options.progress
     )
-    return GOOD, str(path), {"archive": str(path)}
+    return True, str(path), {"archive": str(path)}
 
 
-def _unpack(options: argparse.Namespace) -> tuple[int, str, Any]:
+def _unpack(options: argparse.Namespace) -> tuple[bool, str, Any]:
     path = unpack_memmap(options.archive, options.prefix, progress=options.progress)
-    return GOOD, str(path), {"prefix": str(path)}
+    return True, str(path), {"prefix": str(path)}
 
 
-#: The other commands are those of ``python -m td_core``.
-_COMMANDS = {"pack": _pack, "unpack": _unpack}
+_COMMANDS = {"inspect": _inspect, "verify": _verify, "pack": _pack, "unpack": _unpack}
 
 
 if __name__ == "__main__":

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from td_core._public_names import set_module
 from td_core.errors import FormatError
+from td_core.spi import set_module
 
 from . import _fs
 from ._mapped_memory import map_memory, view_elements

@@ -15,9 +15,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from td_core._collection import Core, show_path
-from td_core._value_codec import is_same_value
+from td_core import TensorCollection
 from td_core.errors import FormatError
+from td_core.spi import is_same_value, show_path
 
 from . import _file_names, _fs
 from ._checksum import compute_digest
@@ -35,7 +35,7 @@ from ._read_node import read_node
 _Grown = tuple[Parts, LeafFile, int]
 
 
-def append_memmap(prefix: str | Path, rows: Core, *, allow_pickle: bool | None = None) -> None:
+def append_memmap(prefix: str | Path, rows: TensorCollection, *, allow_pickle: bool | None = None) -> None:
     """Append rows to a saved directory, along the first batch dim.
 
     ``prefix`` is the root of a save, or a node below it whose parents have no batch dims.
@@ -62,7 +62,7 @@ def append_memmap(prefix: str | Path, rows: Core, *, allow_pickle: bool | None =
     >>> TensorDict.load_memmap("save")["a"]
     MemoryMappedTensor([0, 1, 7])
     """
-    if not isinstance(rows, Core):
+    if not isinstance(rows, TensorCollection):
         raise TypeError(f"append_memmap takes a collection of rows; got {type(rows).__name__}")
     path = _fs.make_absolute(prefix)
     if _fs.is_file(path):
@@ -96,7 +96,7 @@ def _check_levels_match(path: str) -> None:
         _check_levels_match(above)
 
 
-def _append(tree: DirectoryTree, rows: Core, allow_pickle: bool) -> None:
+def _append(tree: DirectoryTree, rows: TensorCollection, allow_pickle: bool) -> None:
     reader = Reader(tree, LoadOptions(allow_pickle=allow_pickle))
     reader.read()
     nodes = reader.nodes

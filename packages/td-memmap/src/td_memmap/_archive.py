@@ -22,7 +22,7 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
-from td_core._collection import Core
+from td_core import TensorCollection
 from td_core.errors import CodecError, FormatError
 from td_core.plugins.memmap_methods import MemmapOptions, Progress
 from td_core.typing import NestedKey
@@ -179,7 +179,7 @@ def _order(path: Parts) -> str:
     return "".join(f"2{part}\0" for part in parts) + ("0" if name == _file_names.META else f"1{name}")
 
 
-def save_archive(data: Core, path: str, options: MemmapOptions) -> Callable[[], Any]:
+def save_archive(data: TensorCollection, path: str, options: MemmapOptions) -> Callable[[], Any]:
     """Plan an archive. Return a function that writes it and returns the collection mapped from it."""
     if not options.existsok and _fs.get_status(path) is not None:
         raise FileTakenError(f"the archive {path} exists; pass existsok=True to replace it")

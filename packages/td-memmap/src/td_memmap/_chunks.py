@@ -13,10 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from td_core._buffers import as_bytes, is_stored
-from td_core._collection import show_path
-from td_core._dtypes import STORABLE
 from td_core.errors import CodecError
+from td_core.spi import STORABLE, as_bytes, is_stored, show_path
 
 from . import _fs
 from ._mapped_memory import get_buffer

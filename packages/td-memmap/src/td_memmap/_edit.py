@@ -16,12 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from td_core._collection import Core, show_path
-from td_core._dtypes import as_dtype
-from td_core._keys import unravel_key_to_tuple
-from td_core._nodes import KINDS
-from td_core._tensordict import TensorDict
+from td_core import TensorCollection, TensorDict, kinds, unravel_key_to_tuple
 from td_core.errors import BatchSizeError, FormatError, KeyPathError, StructureError
+from td_core.spi import as_dtype, show_path
 from td_core.typing import DtypeLike, NestedKey
 
 from . import _file_names, _fs
@@ -46,7 +43,7 @@ def _require_backend(data: Any) -> MemmapBackend:
 
 
 def add(
-    data: Core,
+    data: TensorCollection,
     key: NestedKey,
     shape: Any,
     dtype: DtypeLike,
@@ -230,7 +227,7 @@ def refresh(data: Any, *, allow_pickle: bool = False) -> Any:
             "members, or the collection that holds it"
         )
     loaded = load_directory(saved.path, LoadOptions(robust_key=saved.robust_key, allow_pickle=allow_pickle))
-    if KINDS.of(loaded) is not KINDS.of(node):
+    if kinds.of(loaded) is not kinds.of(node):
         raise StructureError(
             f"cannot refresh a {type(node).__name__}: {saved.path} holds a {type(loaded).__name__} now; load_memmap() it"
         )

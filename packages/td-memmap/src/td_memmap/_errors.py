@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from td_core._public_names import set_module
 from td_core.errors import FormatError, StructureError, TensorDictError
+from td_core.spi import set_module
 
 
 @set_module("td_memmap")

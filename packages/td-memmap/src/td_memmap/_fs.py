@@ -23,8 +23,8 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
-from td_core._walks import visit
 from td_core.errors import FormatError
+from td_core.spi import visit
 
 from . import _file_names
 

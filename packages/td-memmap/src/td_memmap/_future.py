@@ -6,9 +6,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-from td_core._collection import ATTACHED
-from td_core._devices import wait_for
-from td_core._locking import lock
+from td_core.spi import lock, wait_for
 
 
 class TensorDictFuture:
@@ -46,7 +44,7 @@ def run_in_background(data: Any, work: Callable[[], Any]) -> TensorDictFuture:
 def lock_then_run(data: Any, work: Callable[[], Any]) -> Callable[[], Any]:
     """Lock a collection now, and return a function that runs ``work`` and unlocks again if it fails."""
     was_locked = data.is_locked
-    lock(data, ATTACHED)
+    lock(data, by_user=False)
 
     def run() -> Any:
         try:

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from td_core._inspection import Tree
-from td_core._walks import visit
+from td_core import Tree
+from td_core.spi import visit
 
 from . import _file_names, _fs
 from ._archive import ArchiveTree

@@ -6,8 +6,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from td_core._inspection import make_printable, show_size
-from td_core._walks import visit
+from td_core.spi import show_size, visit
 
 from . import _fs
 from ._fs import DirectoryTree, Parts
@@ -38,7 +37,8 @@ def print_directory_tree(path: str | Path, indent: str = "", display_metadata: b
 
         def add(parts: Parts, is_directory: bool) -> Iterator[tuple[Parts, bool]]:
             name = parts[-1] if parts else os.path.basename(place)
-            lines.append(f"{indent}{'    ' * len(parts)}{make_printable(name)}{'/' if is_directory else ''}")
+            name = name if name.isprintable() else repr(name)[1:-1]
+            lines.append(f"{indent}{'    ' * len(parts)}{name}{'/' if is_directory else ''}")
             if is_directory:
                 below = sorted(
                     tree.entries(parts).items(), key=lambda item: (not item[1], item[0]), reverse=True

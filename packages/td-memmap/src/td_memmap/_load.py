@@ -13,6 +13,7 @@ import hashlib
 import pickle
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -21,14 +22,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from td_core._collection import Core, show_path
-from td_core._nested_components import compute_lengths, compute_min_max, make_jagged
-from td_core._nodes import KINDS, Record, as_named, check_node, user_class
-from td_core._value_codec import join_at
-from td_core._value_types import CONTAINERS
-from td_core._walks import visit
+from td_core import Record, TensorCollection, join_value, kinds
 from td_core.errors import FormatError, MissingPluginError
 from td_core.plugins.memmap_methods import LoadMemmapOptions
+from td_core.spi import as_named, compute_seqlens, make_jagged, show_path, user_class, visit
 from td_core.typing import NestedKey
 
 from . import _file_names, _fs
@@ -46,7 +43,7 @@ from ._meta import (
     read_json,
     read_level,
 )
-from ._plan import FORMAT, KeyPath
+from ._plan import CLASS, FORMAT, KeyPath
 from ._progress import make_reporter
 from ._read_node import list_members, list_subdirectories, read_node
 from ._shapes import element_count, make_empty
@@ -164,7 +161,7 @@ def retry_on_replace(
 
 def check_target(out: Any) -> None:
     """Raise TypeError unless ``out`` is a collection or None."""
-    if not (out is None or isinstance(out, Core)):
+    if not (out is None or isinstance(out, TensorCollection)):
         raise TypeError(f"out is a collection to load into, or None; got a {type(out).__name__}")
 
 
@@ -182,7 +179,7 @@ def drop_missing(out: Any, loaded: Any) -> None:
         for key in list(node.keys()):
             if key not in kept:
                 node.del_(key)
-            elif isinstance(child := node._get_child(key), Core):
+            elif isinstance(child := node._get_child(key), TensorCollection):
                 yield child, wanted._get_child(key)
 
     visit(drop, out, loaded)
@@ -311,8 +308,8 @@ class Reader:
         named, kind = None if node.parent is not None else user_class(self.options.named), level.kind
         if named is None or kind is None or not kind.with_class or issubclass(kind.type, named):
             return level
-        alike = KINDS.of(named).with_class and named.__name__ == kind.type.__name__
-        return replace(level, kind=KINDS.of(named)) if alike else level
+        alike = kinds.of(named).with_class and named.__name__ == kind.type.__name__
+        return replace(level, kind=kinds.of(named)) if alike else level
 
     def _sidecars(self, node: Node) -> None:
         """Read the files next to the metadata of a node without entries: its members and values."""
@@ -337,7 +334,7 @@ class Reader:
             raise location.error("the content", sidecar, "an object of values")
         for name, value in typed.items():
             if name in values and values[name] == value.get("plain"):
-                values[name] = join_at((value["plain"], value.get("types")), partial(str, location))
+                values[name] = join_value(value["plain"], value.get("types"), partial(str, location))
         if "batch_size" in sidecar:
             level.batch_size = check_shape(sidecar["batch_size"], location, "batch_size")
             node.outer, node.above = node.above, level.batch_size
@@ -358,7 +355,7 @@ class Reader:
                     raise location.error(name, pickled, f"a value in {_file_names.PICKLE}")
                 values[name] = pickled[name]
             elif "plain" in value:
-                values[name] = join_at((value["plain"], value.get("types")), partial(str, location))
+                values[name] = join_value(value["plain"], value.get("types"), partial(str, location))
             else:
                 raise location.error(name, value, "a value")
 
@@ -369,10 +366,9 @@ class Reader:
             digest = hashlib.sha256(self.tree.read(node.parts, _file_names.PICKLE, LIMIT)).hexdigest()
             known = isinstance(note, dict) and note.get("pickle_sha256") == digest
             types = note.get("types") if known else None
-            if isinstance(types, dict) and all(
-                isinstance(name, str) and name in CONTAINERS for name in types.values()
-            ):
-                return {key: CONTAINERS[name] for key, name in types.items()}
+            if isinstance(types, dict):
+                with suppress(FormatError):
+                    return {key: join_value(name, CLASS) for key, name in types.items()}
         values = self._unpickle(node, _file_names.PICKLE)
         if not isinstance(values, dict):
             raise self._locate(node, _file_names.PICKLE).error("the content", values, "a dict of values")
@@ -543,12 +539,12 @@ class Reader:
             for ending, dtype, shape in entry.parts()
         ]
         size = entry.shape[ragged - 1] if 0 < ragged <= len(entry.shape) else -1
-        result = None if size < 0 else compute_lengths(ragged, *parts)
-        if result is None:
+        seqlens = None if size < 0 else compute_seqlens(ragged, *parts)
+        if seqlens is None:
             what, wanted = ("offsets", "increasing") if len(parts) == 2 else ("lengths", "from the offsets")
             location = self._locate(node, f"{stem}.{what}.memmap")
             raise location.error(f"the {what}", parts[-1].tolist()[:10], f"{wanted}, within {size}")
-        return make_jagged(ragged, *parts, told=compute_min_max(result))
+        return make_jagged(ragged, *parts, seqlens=seqlens)
 
     def _build(self, node: Node) -> Any:
         """Build a node from its metadata and its loaded children."""
@@ -575,8 +571,7 @@ class Reader:
                 from .compat import _old_saves
 
                 return _old_saves.rebuild_view(meta, members)
-            unflatten = level.kind.unflatten if level.general else level.kind.layouts[FORMAT].unflatten
-            built: Any = check_node(unflatten(record))
+            built = level.kind.node_of(record, "" if level.general else FORMAT)
             if self.keeps and built._is_value:
                 built._keep(self.keeper(node))
             return built

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from td_core._inspection import Problem, Report
+from td_core import Problem, Report
 from td_core.errors import FormatError
 from td_core.plugins.memmap_methods import Progress
 

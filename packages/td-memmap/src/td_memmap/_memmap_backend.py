@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from td_core import _pickling
-from td_core._collection import ATTACHED, Core
-from td_core._locking import lock
-from td_core._public_names import set_module
-from td_core._storage_backends import StorageBackend
-from td_core._walks import visit, walk
+from td_core import TensorCollection
+from td_core.pickles import rebuild_collection
+from td_core.spi import StorageBackend, lock, set_module, visit, walk
 
 from . import _file_names, _fs
 from ._fs import DirectoryTree
@@ -51,13 +48,13 @@ class MemmapBackend(StorageBackend):
     above: torch.Size = torch.Size()
     form: Any = None
 
-    def get_folder(self, node: Core) -> str | None:
+    def get_folder(self, node: TensorCollection) -> str | None:
         """Return the directory of a node, or None if the node differs from the save there."""
         leaves = node._leaves()
         in_place = (isinstance(leaf, MemoryMappedTensor) and is_backed_by_path(leaf) for leaf in leaves)
         return get_directory(node, self) if self.is_current(node) and all(in_place) else None
 
-    def is_current(self, node: Core) -> bool:
+    def is_current(self, node: TensorCollection) -> bool:
         """Return True if the node and all nodes below still have the batch sizes and dim names of the save."""
         if self.path is None:
             return False
@@ -71,9 +68,11 @@ class MemmapBackend(StorageBackend):
                 return False
         return True
 
-    def reduce(self, node: Core, protocol: int) -> tuple[Any, ...]:
+    def reduce(
+        self, node: TensorCollection, protocol: int, encode: Callable[[], tuple[Any, ...]]
+    ) -> tuple[Any, ...]:
         """Return the pickle reduction of a mapped collection, which maps the same files when it is unpickled."""
-        parts = _pickling.encode_for_pickle(node, protocol)
+        parts = encode()
         options = self.robust_key, self.allow_pickle, self.shared, self.is_current(node)
         return remap_collection, (parts, get_directory(node, self), *options)
 
@@ -88,7 +87,7 @@ def remap_collection(
     as_saved: bool = True,
 ) -> Any:
     """Rebuild a pickled mapped collection from :meth:`MemmapBackend.reduce`."""
-    result = _pickling.rebuild_collection(*parts)
+    result = rebuild_collection(*parts)
     # With torch.load(map_location="meta") the leaves have no elements, so the result is not mapped.
     if any(leaf.is_meta for leaf in result._leaves()):
         return result
@@ -109,7 +108,7 @@ def _get_form(node: Any) -> Any:
     return node.batch_size, node._names
 
 
-def get_directory(node: Core, saved: MemmapBackend) -> str | None:
+def get_directory(node: TensorCollection, saved: MemmapBackend) -> str | None:
     """Return the directory of a node; a wrapper shares the backend of the node that it wraps."""
     path = saved.path
     if path is None or node._inner() is node or os.path.basename(path) != _file_names.INNER:
@@ -119,7 +118,7 @@ def get_directory(node: Core, saved: MemmapBackend) -> str | None:
 
 def attach_backend(result: Any, saved: MemmapBackend, *, as_saved: bool = True) -> Any:
     """Lock a mapped collection and attach a MemmapBackend to each of its nodes."""
-    lock(result, ATTACHED)
+    lock(result, by_user=False)
     robust_key, allow_pickle, shared = saved.robust_key, saved.allow_pickle, saved.shared
 
     def attach(

@@ -8,9 +8,10 @@ from typing import Any
 
 from torch import Tensor
 
-from td_core._collection import Core, show_path
+from td_core import TensorCollection
 from td_core.errors import FormatError
 from td_core.plugins.memmap_methods import MemmapOptions
+from td_core.spi import show_path
 
 from . import _file_names, _fs
 from ._errors import FileTakenError
@@ -23,7 +24,7 @@ from ._shapes import shape_of, show_shape
 from ._tensor import MemoryMappedTensor
 
 
-def like_directory(tree: Core, prefix: str, options: MemmapOptions) -> Callable[[], Any]:
+def like_directory(tree: TensorCollection, prefix: str, options: MemmapOptions) -> Callable[[], Any]:
     """Return a function that creates the files, or maps the files of an existing save of the same structure."""
     if not options.existsok or _fs.get_status(os.path.join(prefix, _file_names.META)) is None:
         return save_directory(tree, prefix, options)
@@ -31,7 +32,7 @@ def like_directory(tree: Core, prefix: str, options: MemmapOptions) -> Callable[
     return lambda: _map_existing(tree, plan, prefix, options)
 
 
-def _map_existing(tree: Core, plan: Plan, prefix: str, options: MemmapOptions) -> Any:
+def _map_existing(tree: TensorCollection, plan: Plan, prefix: str, options: MemmapOptions) -> Any:
     """Map the leaves of the save at ``prefix``, and replace its metadata if that differs."""
     with DirectoryTree.at_path(prefix) as files:
         mapped, same = map_same_structure(Reader(files, make_load_options(options)), plan, prefix)

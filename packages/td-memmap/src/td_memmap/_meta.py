@@ -10,13 +10,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from td_core import _value_codec
-from td_core._collection import show_path
-from td_core._dtypes import POSITIONS, STORABLE
-from td_core._keys import unravel_key_to_tuple
-from td_core._missing import describe_missing_package, missing_writer_error
-from td_core._nodes import KINDS, NodeKind, find_subclass
+from td_core import NodeKind, TensorDict, kinds, spi, unravel_key_to_tuple
 from td_core.errors import FormatError, MissingPluginError
+from td_core.spi import STORABLE, show_path
 from td_core.typing import NestedKey
 
 from . import _file_names
@@ -144,7 +140,7 @@ class Location(NamedTuple):
 def parse_json(content: bytes, where: str) -> Any:
     """Parse a JSON file; raise FormatError if it is invalid, nested too deep or repeats a key."""
     try:
-        return _value_codec.parse_json(content)
+        return spi.parse_json(content)
     except (ValueError, RecursionError) as error:
         raise FormatError(f"{where} is not valid metadata: {error}") from error
 
@@ -165,7 +161,7 @@ def read_if_there(tree: Any, parts: Parts, name: str) -> bytes | None:
 def read_cached_level(content: bytes, *, robust_key: bool, strict: bool) -> Level | None:
     """Return the cached result of :func:`read_level` for this content, if its kind is still registered."""
     level = _KNOWN.get((content, robust_key, strict))
-    if level is None or level.kind is not KINDS.find_by_name(FORMAT, level.meta["_type"]):
+    if level is None or level.kind is not kinds.named(level.meta["_type"], FORMAT):
         return None
     return level
 
@@ -186,7 +182,7 @@ def read_level(
     resolve = _general_kind if _version(obj, location) == VERSION else _kind
     kind, cls = resolve(obj, location, strict, named)
     level = known or parse_level(obj, location, above, robust_key=robust_key, strict=strict)
-    if kind is KINDS["TensorDict"] and not (level.sized or level.general):
+    if kind is kinds.of(TensorDict) and not (level.sized or level.general):
         # Raise here: otherwise the node's entries would be read as values and lost.
         check_shape(obj.get("shape"), location, "shape")
         raise location.error("custom_op", obj["custom_op"], "none, or an entry of that name")
@@ -247,7 +243,7 @@ def is_written(meta: Any, beside: Collection[str]) -> bool:
     if not isinstance(name, str) or _CLASS.fullmatch(name) is None:
         return False
     # Recognize metadata of a user's class by the fields that every save of such a class has.
-    known = name.startswith("<class 'tensordict.") or KINDS.find_by_name(FORMAT, name) is not None
+    known = name.startswith("<class 'tensordict.") or kinds.named(name, FORMAT) is not None
     return (
         known
         or isinstance(meta.get("shape"), list)
@@ -271,34 +267,34 @@ def _kind(
     name = obj.get("_type")
     if not isinstance(name, str):
         raise location.error("_type", name, "the name of a class")
-    kind = KINDS.find_by_name(FORMAT, name)
+    kind = kinds.named(name, FORMAT)
     if kind is not None:
         return kind, None
     if is_view(obj):
         return None, None
-    for item in list(KINDS):
+    for item in kinds.list_kinds():
         if FORMAT in item.layouts:
-            cls = find_subclass(item.type, obj.get("_class", name))
+            cls = kinds.find_class(item, obj.get("_class", name))
             if cls is not None:
-                return KINDS.of(cls), cls
+                return kinds.of(cls), cls
     if _DENSE.fullmatch(name) or (not strict and isinstance(obj.get("shape"), list)):
-        return KINDS["TensorDict"], None
+        return kinds.of(TensorDict), None
     if name.startswith("<class 'tensordict.tensorclass."):
         # A generic class such as MetaData[str] exists only after its first use.
-        generic = KINDS.find_by_name(FORMAT, name.partition("[")[0] + "'>")
+        generic = kinds.named(name.partition("[")[0] + "'>", FORMAT)
         if "[" in name and generic is not None:
             title = name[:-2].rpartition(".")[2]
             made: list[type] = generic.type.__subclasses__()
             return generic, next((cls for cls in made if cls.__qualname__ == title), None)
         raise MissingPluginError(
-            f"{location} is of the {name[1:-1]}, which is provided by {describe_missing_package('td-tensorclass')}"
+            f"{location} is of the {name[1:-1]}, which is provided by {MissingPluginError.describe('td-tensorclass')}"
         )
     moved = named()
     if moved is not None and isinstance(obj.get("shape"), list):
         # Load the node as a TensorDict; it is converted to the class after its entries are loaded.
-        return KINDS["TensorDict"], moved if issubclass(moved, KINDS["TensorDict"].type) else None
-    if moved is not None and KINDS.of(moved).with_class:
-        return KINDS.of(moved), None
+        return kinds.of(TensorDict), moved if issubclass(moved, TensorDict) else None
+    if moved is not None and kinds.of(moved).with_class:
+        return kinds.of(moved), None
     raise location.error("_type", name, _DEFINED)
 
 
@@ -334,15 +330,15 @@ def _general_kind(
     tag = obj.get("kind")
     if not isinstance(tag, str):
         raise location.error("kind", tag, "the tag of a node kind")
-    if tag not in KINDS:
+    kind, cls = kinds.find(tag), None
+    if kind is None:
         moved = None if "provider" in obj else named()
-        if moved is not None and KINDS.of(moved).with_class:
-            return KINDS.of(moved), None
-        missing = missing_writer_error(f"{location}, of the kind {tag!r},", obj.get("provider"))
+        if moved is not None and kinds.of(moved).with_class:
+            return kinds.of(moved), None
+        missing = MissingPluginError.of_writer(f"{location}, of the kind {tag!r},", obj.get("provider"))
         raise missing or location.error("kind", tag, "a node kind that an installed package provides")
-    kind, cls = KINDS[tag], None
     if "class" in obj:
-        cls = find_subclass(kind.type, obj["class"])
+        cls = kinds.find_class(kind, obj["class"])
         if cls is None and (moved := named()) is not None and issubclass(moved, kind.type):
             cls = moved
         if cls is None and strict:
@@ -429,7 +425,7 @@ def _read_jagged(entry: dict[str, Any], location: Location, key: str) -> dict[st
         value = entry.get(name)
         if type(value) is not int or not 0 <= value < 1 << 48:
             raise location.error(name, value, "a number", key)
-    if entry.get("offsets_dtype") not in [str(dtype) for dtype in POSITIONS]:
+    if entry.get("offsets_dtype") not in ("torch.int32", "torch.int64"):
         raise location.error("offsets_dtype", entry.get("offsets_dtype"), "an integer dtype", key)
     if not isinstance(entry.get("lengths"), bool):
         raise location.error("lengths", entry.get("lengths"), "true or false", key)

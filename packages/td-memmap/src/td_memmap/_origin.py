@@ -13,9 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from td_core._collection import Core
-from td_core._nested_components import get_parts
-from td_core._nodes import KINDS, PlainForm, encode
+from td_core import TensorCollection, encode, kinds
 from td_core.errors import TensorDictError
 
 from . import _file_names
@@ -27,7 +25,7 @@ from ._tensor import MemoryMappedTensor, Place, is_whole
 from ._value_file import ValueFile
 
 
-def origin(tree: Core) -> MemmapBackend | None:
+def origin(tree: TensorCollection) -> MemmapBackend | None:
     """Return the MemmapBackend of the save that a collection equals, or None."""
     path = _root(tree)
     if path is None:
@@ -48,9 +46,9 @@ def _load(files: Any) -> tuple[tuple[Any, bool], bool]:
     ), True
 
 
-def _root(tree: Core) -> str | None:
+def _root(tree: TensorCollection) -> str | None:
     """Return the root directory of the save of any leaf or value of a collection, or None."""
-    encoded = encode(tree, plain=PlainForm(FORMAT))
+    encoded = encode(tree, format_name=FORMAT)
     keepers = ((node._keeper(), path) for node, path in zip(encoded.objects, encoded.node_paths()))
     values = (
         (keeper.path, path)
@@ -74,14 +72,14 @@ def _places(leaf: Any) -> list[Place]:
     """Return the Places of the tensors of a leaf; an empty list if any is not in a file."""
     parts = [leaf]
     if leaf.is_nested and leaf.layout is not torch.strided:
-        parts = get_parts(leaf)
+        parts = [part for part in (leaf.values(), leaf.offsets(), leaf.lengths()) if part is not None]
     places: list[Any] = [getattr(part, "_place", None) or source_of(part) for part in parts]
     return places if all(isinstance(place, Place) for place in places) else []
 
 
-def _is_same(tree: Core, loaded: Core) -> bool:
+def _is_same(tree: TensorCollection, loaded: TensorCollection) -> bool:
     """Return True if a collection has the same nodes and values as a loaded one, and its leaves are in the same files."""
-    trees = [encode(item, plain=PlainForm(FORMAT)) for item in (tree, loaded)]
+    trees = [encode(item, format_name=FORMAT) for item in (tree, loaded)]
     nodes, other_nodes = (dict(zip(item.node_paths(), item.objects)) for item in trees)
     leaves, other_leaves = (dict(zip(item.leaf_paths(), item.leaves)) for item in trees)
     return (
@@ -92,9 +90,9 @@ def _is_same(tree: Core, loaded: Core) -> bool:
     )
 
 
-def _is_same_node(left: Core, right: Core) -> bool:
+def _is_same_node(left: TensorCollection, right: TensorCollection) -> bool:
     return (
-        KINDS.of(left) is KINDS.of(right)
+        kinds.of(left) is kinds.of(right)
         and left.batch_size == right.batch_size
         and left._names == right._names
         and (not left._is_value or left._has_equal_values(right))

@@ -17,14 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from td_core._buffers import is_stored
-from td_core._collection import Core, show_path
-from td_core._nodes import KINDS, PlainForm, Record, encode, get_class_name
-from td_core._torch_private import get_ragged_dim
-from td_core._value_codec import is_readable, split
-from td_core._value_types import CONTAINERS
-from td_core._walks import expand
+from td_core import Record, TensorCollection, encode, join_value, kinds, split_value
 from td_core.errors import CodecError
+from td_core.spi import expand, is_readable, is_stored, show_path, split_jagged
 
 from . import _file_names
 from ._chunks import check_storable
@@ -36,7 +31,8 @@ FORMAT = "memmap/1"
 VERSION = 2
 
 #: Type tag of the value codec for a value that is a container class.
-_CLASS = "type"
+#: Types of a value that is a class of containers; see :func:`td_core.split_value`.
+CLASS = "type"
 
 KeyPath = tuple[str, ...]
 
@@ -87,7 +83,7 @@ class Plan:
     directories: list[Parts] = field(default_factory=list)
     leaves: list[LeafFile] = field(default_factory=list)
     texts: list[tuple[Parts, str, bytes]] = field(default_factory=list)
-    nodes: list[tuple[Core, Parts]] = field(default_factory=list)
+    nodes: list[tuple[TensorCollection, Parts]] = field(default_factory=list)
     jagged: list[tuple[Tensor, dict[str, LeafFile], int]] = field(default_factory=list)
 
     def files(self) -> list[Parts]:
@@ -97,7 +93,7 @@ class Plan:
 
 
 def make_plan(
-    tree: Core, *, robust_key: bool = True, allow_pickle: bool = False, content: bool = True
+    tree: TensorCollection, *, robust_key: bool = True, allow_pickle: bool = False, content: bool = True
 ) -> Plan:
     """Plan the files of a tree; raise CodecError if a leaf or, with ``content=True``, its elements cannot be stored."""
     plan = _Planner(robust_key, allow_pickle, content).run(tree)
@@ -106,22 +102,22 @@ def make_plan(
     return plan
 
 
-def encode_node(node: Core, path: KeyPath = ()) -> Record:
+def encode_node(node: TensorCollection, path: KeyPath = ()) -> Record:
     """Encode a node as a record with the layout of this file format."""
-    return KINDS.of(node).record_of(node, FORMAT, path)
+    return kinds.of(node).record_of(node, FORMAT, path)
 
 
-def plan_anonymous(tree: Core, *, content: bool) -> Plan:
+def plan_anonymous(tree: TensorCollection, *, content: bool) -> Plan:
     """Plan the leaves and nodes of a tree for an anonymous file, without file names."""
     planner = _Planner(True, False, content)
-    encoded = encode(tree, plain=PlainForm(FORMAT))
+    encoded = encode(tree, format_name=FORMAT)
     planner.plan.nodes += [(node, ()) for node in encoded.objects]
     for leaf, path in zip(encoded.leaves, encoded.leaf_paths()):
         planner.leaf(leaf, (), path[-1], path)
     return planner.plan
 
 
-def plan_values(node: Core, above: torch.Size, *, allow_pickle: bool) -> dict[str, bytes]:
+def plan_values(node: TensorCollection, above: torch.Size, *, allow_pickle: bool) -> dict[str, bytes]:
     """Return the small files of a value node by name; ``above`` is the batch size of its parent."""
     plan = _Planner(True, allow_pickle, True).run(node, above)
     return {name: text for _, name, text in plan.texts}
@@ -136,7 +132,7 @@ def _extend_names(names: list[str | None], count: int) -> list[str | None]:
 class _Level:
     """A node to plan: its directory and key path, its row, and the batch size and dim names of its parent."""
 
-    node: Core
+    node: TensorCollection
     row: dict[str, Any]
     key: KeyPath
     parts: Parts = ()
@@ -152,9 +148,9 @@ class _Planner:
         self.content = content
         self.seen: dict[Any, LeafFile] = {}
 
-    def run(self, tree: Core, above: torch.Size = torch.Size()) -> Plan:
+    def run(self, tree: TensorCollection, above: torch.Size = torch.Size()) -> Plan:
         """Plan all nodes of a tree, parents first."""
-        self.encoded = encoded = encode(tree, plain=PlainForm(FORMAT, self._convert))
+        self.encoded = encoded = encode(tree, format_name=FORMAT, convert=self._convert)
         self.paths = encoded.leaf_paths()
         self.levels = list(map(_Level, encoded.objects, encoded.nodes, encoded.node_paths()))
         self.levels[0].above = above
@@ -176,12 +172,12 @@ class _Planner:
 
     def _write_plain(self, this: _Level, values: dict[str, _Value]) -> None:
         node, row, parts, key, names = this.node, this.row, this.parts, this.key, this.names
-        kind, meta, keys = KINDS[row["kind"]], dict(row["meta"]), [name for name, _ in row["entries"]]
+        kind, meta, keys = kinds.of(node), dict(row["meta"]), [name for name, _ in row["entries"]]
         if "_type" not in meta:
             meta["_type"] = kind.layouts[FORMAT].names[0]
         if type(node) is not kind.type and "_class" in meta:
             meta["_type"] = str(type(node))
-            meta["_class"] = get_class_name(type(node))
+            meta["_class"] = kinds.name_class(type(node))
         stems = {name: self._stem(name, (*key, name)) for name in keys}
         level = self._entries(this, stems, this.above, meta.get("_names"))
         types: dict[str, Any] = {}
@@ -190,9 +186,9 @@ class _Planner:
         for name, value in values.items():
             if value.error is not None:
                 pickled[name] = value.plain
-            elif value.types == _CLASS:
+            elif value.types == CLASS:
                 classes[name] = value.plain
-                pickled[name] = CONTAINERS[value.plain]
+                pickled[name] = join_value(value.plain, value.types)
             else:
                 level[name] = value.plain
                 if value.types is not None:
@@ -226,10 +222,10 @@ class _Planner:
 
     def _write_general(self, this: _Level, values: dict[str, _Value]) -> None:
         node, row, parts, key = this.node, this.row, this.parts, this.key
-        kind = KINDS[row["kind"]]
+        kind = kinds.of(node)
         level: dict[str, Any] = {"_type": f"td:{kind.tag}", "_format_version": VERSION, "kind": kind.tag}
         if type(node) is not kind.type:
-            level["class"] = get_class_name(type(node))
+            level["class"] = kinds.name_class(type(node))
         if "from" in row:
             level["provider"] = row["from"]
         level["meta"] = row["meta"]
@@ -276,11 +272,11 @@ class _Planner:
             below.parts, below.above = (*this.parts, name), above
         return entries
 
-    def _convert(self, node: Core, record: Record, above: dict[str, Any]) -> Record | None:
+    def _convert(self, node: TensorCollection, record: Record, above: dict[str, Any]) -> Record | None:
         """Split the values of a node; return None if the plain form cannot store it so that tensordict reads it correctly."""
         values = {name: _split(value) for name, value in record.values.items()}
         if any(
-            value.types not in (None, _CLASS) and not is_readable(value.types) for value in values.values()
+            value.types not in (None, CLASS) and not is_readable(value.types) for value in values.values()
         ):
             return None
         if "stack_dim" in record.meta and "data" in values:
@@ -339,13 +335,13 @@ class _Planner:
     def _plan_jagged(
         self, leaf: Any, entry: dict[str, Any], parts: Parts, stem: str, key: KeyPath
     ) -> dict[str, Any]:
-        values, offsets, lengths = leaf.values(), leaf.offsets(), leaf.lengths()
+        ragged, values, offsets, lengths, _ = split_jagged(leaf)
         check_storable(offsets, key)
         entry.update(
             layout="jagged",
             shape=list(values.shape),
             components=len(offsets) - 1,
-            ragged=get_ragged_dim(leaf),
+            ragged=ragged,
         )
         entry["offsets_dtype"] = str(offsets.dtype)
         entry["lengths"] = lengths is not None
@@ -355,7 +351,7 @@ class _Planner:
         }
         if lengths is not None:
             files["lengths"] = self.file(parts, stem + ".lengths.memmap", key, lengths, lengths.shape, None)
-        self.plan.jagged.append((leaf, files, get_ragged_dim(leaf)))
+        self.plan.jagged.append((leaf, files, ragged))
         return entry
 
     def file(
@@ -439,6 +435,6 @@ class _Value:
 
 def _split(value: Any) -> _Value:
     try:
-        return _Value(*split(value))
+        return _Value(*split_value(value))
     except CodecError as error:
         return _Value(value, None, error.with_traceback(None))

@@ -13,12 +13,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from td_core._collection import Core, concurrent_change_error, identity, show_path
-from td_core._devices import wait_for
-from td_core._nested_components import make_jagged
-from td_core._torch_private import get_cached_seqlens
-from td_core._walks import visit
+from td_core import StructureError, TensorCollection
 from td_core.plugins.memmap_methods import MemmapOptions
+from td_core.spi import make_jagged, show_path, split_jagged, visit, wait_for
 
 from . import _file_names, _fs
 from ._anonymous import AnonymousFile, align
@@ -41,7 +38,7 @@ from ._tensor import MemoryMappedTensor, Place, as_plain, is_at_its_place, is_wh
 _WORTH_A_THREAD = 1 << 20
 
 
-def save_directory(tree: Core, prefix: str, options: MemmapOptions) -> Callable[[], Any]:
+def save_directory(tree: TensorCollection, prefix: str, options: MemmapOptions) -> Callable[[], Any]:
     """Plan and check a save. Return a function that writes it and returns the mapped collection."""
     plan, tree = plan_save(tree, options)
     check_mappings(sum(1 for file in plan.leaves if file.nbytes), f"save at {prefix} and map the result")
@@ -52,7 +49,7 @@ def save_directory(tree: Core, prefix: str, options: MemmapOptions) -> Callable[
     return lambda: _Writer(plan, prefix, options).run(tree)
 
 
-def plan_save(tree: Core, options: MemmapOptions) -> tuple[Plan, Core]:
+def plan_save(tree: TensorCollection, options: MemmapOptions) -> tuple[Plan, TensorCollection]:
     """Plan a save. Return the plan and the collection to map, a copy unless it is mapped in place."""
     if not options.inplace:
         tree = copy_nodes(tree)
@@ -62,11 +59,11 @@ def plan_save(tree: Core, options: MemmapOptions) -> tuple[Plan, Core]:
     return plan, tree
 
 
-def copy_nodes(tree: Core) -> Core:
+def copy_nodes(tree: TensorCollection) -> TensorCollection:
     """Copy the nodes of a collection, but not its leaves; keep the user's locks, not the locks of mapping."""
-    result = tree._map(identity)
+    result = tree._shallow_copy()
 
-    def copy_lock(node: Core, copy: Any) -> Iterator[tuple[Any, Any]]:
+    def copy_lock(node: TensorCollection, copy: Any) -> Iterator[tuple[Any, Any]]:
         if node._locked is True:
             copy.lock_()
         else:
@@ -120,7 +117,7 @@ class _Writer:
         self.hashes: dict[Parts, str] = {}
         self.sizes: dict[Parts, list[Any]] = {}
 
-    def run(self, tree: Core) -> Any:
+    def run(self, tree: TensorCollection) -> Any:
         plan, options = self.plan, self.options
         # Write no manifest for sparse files, whose content is written later.
         planned = plan.files() if options.like else [*plan.files(), (_file_names.MANIFEST,)]
@@ -280,9 +277,9 @@ def _map_leaves(plan: Plan, files: dict[LeafFile, MemoryMappedTensor], like: boo
     mapped: dict[int, Tensor] = {id(file.leaf): files[file] for file in result if file.leaf is not None}
     for leaf, parts, ragged in plan.jagged:
         # The files of memmap_like are filled later, so cached component lengths may become wrong.
-        told = (None, None) if like else get_cached_seqlens(leaf)
+        seqlens = (None, None) if like else split_jagged(leaf).seqlens
         made_of = {role: as_plain(files[file]) for role, file in parts.items()}
-        mapped[id(leaf)] = make_jagged(ragged, **made_of, told=told)
+        mapped[id(leaf)] = make_jagged(ragged, **made_of, seqlens=seqlens)
     return mapped
 
 
@@ -310,7 +307,7 @@ def _add_leaf_name(error: OSError, file: LeafFile, path: str) -> OSError:
     return _fs.add_path(error, f"cannot write {show_path(file.key)}, {file.nbytes} bytes", path)
 
 
-def save_anonymous(tree: Core, options: MemmapOptions) -> Any:
+def save_anonymous(tree: TensorCollection, options: MemmapOptions) -> Any:
     """Map a collection to an anonymous file; leaves that are already mapped shared remain in their files."""
     like = options.like
     plan = plan_anonymous(tree, content=not like)
@@ -350,7 +347,7 @@ def _anonymous(file: LeafFile, shared: AnonymousFile | None, start: int, like: b
 
 
 def finish(
-    tree: Core, plan: Plan, mapped: dict[int, Tensor], prefix: str | None, options: MemmapOptions
+    tree: TensorCollection, plan: Plan, mapped: dict[int, Tensor], prefix: str | None, options: MemmapOptions
 ) -> Any:
     """Return the collection with its mapped leaves: locked, on the CPU, with MemmapBackends attached."""
     if options.inplace:
@@ -369,14 +366,14 @@ def finish(
     return attach_backend(result, saved)
 
 
-def _split_shared_nodes(tree: Core) -> None:
+def _split_shared_nodes(tree: TensorCollection) -> None:
     """Copy nodes that occur twice, so that each key path of a save has a separate node."""
     seen: set[int] = set()
 
-    def split(node: Core) -> Iterator[tuple[Core]]:
+    def split(node: TensorCollection) -> Iterator[tuple[TensorCollection]]:
         record = encode_node(node)
         for key, child in record.entries.items():
-            if isinstance(child, Core):
+            if isinstance(child, TensorCollection):
                 if id(child._inner()) in seen:
                     child = copy_nodes(child)
                     node._set_child(key, child)
@@ -387,11 +384,13 @@ def _split_shared_nodes(tree: Core) -> None:
     visit(split, tree)
 
 
-def _replace_leaves(node: Core, mapped: dict[int, Tensor], kept: set[int]) -> None:
+def _replace_leaves(node: TensorCollection, mapped: dict[int, Tensor], kept: set[int]) -> None:
     for key, child in encode_node(node).entries.items():
         if isinstance(child, Tensor):
             if id(child) not in mapped:
-                raise concurrent_change_error(node)
+                raise StructureError(
+                    f"the {type(node).__name__} was changed by another thread during the save; lock_() it while threads share it"
+                )
             if id(child) in kept and not isinstance(child, MemoryMappedTensor) and not child.is_nested:
                 child.data = as_plain(mapped[id(child)])
             else:

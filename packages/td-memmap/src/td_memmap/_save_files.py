@@ -14,8 +14,8 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from td_core._walks import visit
 from td_core.errors import FormatError
+from td_core.spi import visit
 
 from . import _file_names
 from ._fs import DirectoryTree, Parts

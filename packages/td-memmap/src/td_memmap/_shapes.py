@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from td_core._torch_private import make_nested_view
+from td_core.spi import make_nested_view
 
 Shape = Any  # A torch.Size or, for a nested tensor, a (components, dims) int64 table.
 

@@ -21,11 +21,8 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import reduce_storage
 
-from td_core._arrays import as_tensor
-from td_core._dtypes import as_dtype
-from td_core._public_names import set_module
-from td_core._torch_private import plain_results
 from td_core.errors import FormatError
+from td_core.spi import as_dtype, as_tensor, plain_results, set_module
 from td_core.typing import DtypeLike
 
 from . import _fs

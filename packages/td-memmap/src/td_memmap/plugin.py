@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from td_core._serializers import Serializer
+from td_core import Serializer
 from td_core.plugins.declarations import implementations
 from td_core.plugins.hookspecs import hookimpl
 from td_core.plugins.memmap_methods import LoadMemmapOptions, Progress

@@ -6,7 +6,7 @@ import types
 from collections.abc import Callable
 from typing import Any, ClassVar, TypeVar
 
-from td_core._settings import Settings
+from td_core.spi import Settings
 
 from ._switches import ModuleSwitch, _is_on
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, MutableSequence, Sequence
 from typing import Any, TypeVar
 
 from td_core import TensorCollection
-from td_core._settings import Settings, Switch
+from td_core.spi import Settings, Switch
 
 from ._module_keys import SINK, Key, as_keys
 

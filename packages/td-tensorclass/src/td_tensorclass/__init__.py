@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 # Import core first: its last statement loads the plugin of this package.
 import td_core as _td_core
-from td_core._public_names import lazy_names as _lazy_names
+from td_core.spi import lazy_names as _lazy_names
 
 if TYPE_CHECKING:
     from ._attrs import TensorAttrs

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
 from functools import partial
@@ -10,8 +10,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-
-from td_core._walks import has_entries, map_levels
 
 from ._tensorclass import TensorClass
 
@@ -61,19 +59,20 @@ class TensorAttrs(TensorClass, autocast=True):
 def make_attrs(root: Any, fields: Sequence[str], num_threads: int | None) -> Any:
     """Copy the structure of a collection, without batch dims, with TensorAttrs in place of its leaves."""
     describe = partial(TensorAttrs.from_tensor, fields=fields)
-
-    def fill(node: Any, out: dict[str, Any], _: None) -> Iterator[Any]:
-        for key, child in dict(node._children()).items():
-            if has_entries(child):
-                yield key, child, None
-            elif isinstance(child, Tensor):
-                out[key] = pool.submit(describe, child) if pool else describe(child)
-            else:
-                out[key] = child
-
-    def make(node: Any, out: dict[str, Any]) -> Any:
-        entries = {key: value.result() if isinstance(value, Future) else value for key, value in out.items()}
-        return node._with_children(entries, batch_size=torch.Size(), names=None)
-
+    top: dict[str, Any] = {"root": {}}
+    levels: list[tuple[Any, dict[str, Any], str]] = [(root, top, "root")]
     with ThreadPoolExecutor(num_threads) if num_threads else nullcontext() as pool:
-        return map_levels(root, fill, make=make)
+        for node, above, name in levels:  # parents before children, which are appended here
+            out = above[name]
+            for key, child in dict(node._children()).items():
+                if isinstance(child, Tensor):
+                    out[key] = pool.submit(describe, child) if pool else describe(child)
+                else:
+                    out[key] = child if child._is_value else {}
+                    levels += [] if child._is_value else [(child, out, key)]
+    for node, above, name in reversed(levels):
+        entries = {
+            key: value.result() if isinstance(value, Future) else value for key, value in above[name].items()
+        }
+        above[name] = node._with_children(entries, batch_size=torch.Size(), names=None)
+    return top["root"]

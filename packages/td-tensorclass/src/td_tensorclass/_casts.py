@@ -14,10 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from td_core import LinkedList, TensorDict
-from td_core._arrays import as_tensor
-from td_core._collection import Core
-from td_core._dtypes import as_dtype
+from td_core import LinkedList, TensorCollection, TensorDict
+from td_core.spi import as_dtype, as_tensor
 
 from ._non_tensor import NonTensorData, NonTensorDataBase
 from ._schema import Schema, get_choices
@@ -41,7 +39,7 @@ def make_cast(schema: Schema) -> Callable[[str, Any], Any]:
                 )
 
     def plain(name: str, value: Any) -> Any:
-        if isinstance(value, Mapping) and not isinstance(value, Core):
+        if isinstance(value, Mapping) and not isinstance(value, TensorCollection):
             return _from_mapping(schema.hint(name), value)
         if isinstance(value, tuple) and not _is_tensor_hint(schema.hint(name)):
             return NonTensorData(value)
@@ -58,7 +56,7 @@ def make_cast(schema: Schema) -> Callable[[str, Any], Any]:
         return _as_type(hint, name, value)
 
     def tensor_only(name: str, value: Any) -> Any:
-        if isinstance(value, (Tensor, Core)) and not isinstance(value, ValueNode):
+        if isinstance(value, (Tensor, TensorCollection)) and not isinstance(value, ValueNode):
             return value
         if isinstance(value, Mapping):
             wanted = [
@@ -88,7 +86,9 @@ def _is_tensor_hint(hint: Any) -> bool:
 def collection_class(hint: Any) -> Any:
     """Return the collection class that an annotation names; None for other types and for non-tensor data."""
     cls = get_origin(hint) or hint
-    is_collection = isinstance(cls, type) and issubclass(cls, Core) and not issubclass(cls, ValueNode)
+    is_collection = (
+        isinstance(cls, type) and issubclass(cls, TensorCollection) and not issubclass(cls, ValueNode)
+    )
     return cls if is_collection else None
 
 
@@ -106,7 +106,7 @@ def _as_type(hint: Any, name: str, value: Any) -> Any:
     cls: Any = get_origin(hint) or hint
     # Newer versions of Python implement Any and int | str as classes, too.
     if not isinstance(cls, type) or cls in (Any, object, UnionType):
-        if isinstance(value, Mapping) and not isinstance(value, Core):
+        if isinstance(value, Mapping) and not isinstance(value, TensorCollection):
             return _from_mapping(hint, value)
         if isinstance(value, (list, tuple)) and not any(map(_is_tensor_hint, get_choices(hint))):
             return NonTensorData(value)
@@ -114,14 +114,14 @@ def _as_type(hint: Any, name: str, value: Any) -> Any:
     if cls is torch.dtype:
         value = as_dtype(value)
     if isinstance(value, cls):
-        return value if isinstance(value, (Tensor, Core)) else NonTensorData(value)
+        return value if isinstance(value, (Tensor, TensorCollection)) else NonTensorData(value)
     if _is_tensor_hint(cls):
         tensor = _as_tensor(name, value, "is declared as a tensor")
         return cls(tensor) if issubclass(cls, Tensor) and not isinstance(tensor, cls) else tensor
     if issubclass(cls, NonTensorDataBase):
         return cls(value)
-    if issubclass(cls, Core):
-        if isinstance(value, Core):
+    if issubclass(cls, TensorCollection):
+        if isinstance(value, TensorCollection):
             maker: Any = cls
             fits = hasattr(cls, "_schema") and value._children().keys() <= maker._schema.names.keys()
             return maker.from_tensordict(value) if fits else value

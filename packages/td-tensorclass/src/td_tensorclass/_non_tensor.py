@@ -15,16 +15,17 @@ import torch
 from torch import Tensor
 
 from td_core import LinkedList, TensorCollection
-from td_core._collection import Core
-from td_core._devices import as_device
-from td_core._dim_names import Names, check_names
-from td_core._locking import check_unlocked
-from td_core._new_object import new_object
-from td_core._ops.batch_size import as_batch_size
-from td_core._pytree import register_with_subclasses
-from td_core._value_codec import is_same_value
 from td_core.errors import KeyPathError, StructureError
-from td_core.typing import BatchSize, DeviceType
+from td_core.spi import (
+    as_batch_size,
+    as_device,
+    check_names,
+    check_unlocked,
+    is_same_value,
+    new_object,
+    register_pytree_family,
+)
+from td_core.typing import BatchSize, DeviceType, Names
 
 from ._gather_map import take_values
 from ._static_values import register_data
@@ -89,7 +90,7 @@ class NonTensorDataBase(NonTensorNode, TensorCollection):
     @classmethod
     def from_tensordict(
         cls: type[SelfT],
-        tensordict: Core,
+        tensordict: TensorCollection,
         non_tensordict: Mapping[str, Any] | None = None,
         safe: bool | None = None,
     ) -> SelfT:
@@ -352,7 +353,7 @@ class NonTensorDataBase(NonTensorNode, TensorCollection):
         )
 
 
-register_with_subclasses(NonTensorDataBase, register_data)
+register_pytree_family(NonTensorDataBase, register_data)
 
 
 class NonTensorData(NonTensorDataBase):
@@ -373,7 +374,7 @@ class NonTensorData(NonTensorDataBase):
 
     __slots__ = ()
 
-    def _is_single_after_join(self, items: Sequence[Core], stacks: bool) -> bool:
+    def _is_single_after_join(self, items: Sequence[TensorCollection], stacks: bool) -> bool:
         # Concatenating equal values keeps one value; stacking them does so only if set_capture_non_tensor_stack(True).
         if stacks and not capture_non_tensor_stack():
             return False

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import is_dataclass
 from typing import Any
 
-from td_core._keys import unravel_key_to_tuple
+from td_core import unravel_key_to_tuple
 from td_core.plugins.declarations import implements
 from td_core.plugins.value_methods import ValueMethods
 from td_core.typing import NO_DEFAULT, NestedKey

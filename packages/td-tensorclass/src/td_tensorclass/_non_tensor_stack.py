@@ -14,20 +14,22 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from td_core import LinkedList, TensorDictBase
-from td_core._collection import Core, show_path
-from td_core._devices import as_device
-from td_core._dim_names import Names, check_names
+from td_core import LinkedList, TensorCollection, TensorDictBase
 from td_core._indexing import plan_index
-from td_core._locking import check_unlocked
-from td_core._new_object import new_object
-from td_core._ops.batch_size import as_batch_size
 from td_core._plans import compute_coordinates
-from td_core._pytree import register_with_subclasses
 from td_core._shape_plans import Reshape, expand_plan, stack_plan, unbind_plan
-from td_core._value_codec import is_same_value
 from td_core.errors import BatchSizeError, KeyPathError, StructureError
-from td_core.typing import NO_DEFAULT, BatchSize, DeviceType, NestedKey
+from td_core.spi import (
+    as_batch_size,
+    as_device,
+    check_names,
+    check_unlocked,
+    is_same_value,
+    new_object,
+    register_pytree_family,
+    show_path,
+)
+from td_core.typing import NO_DEFAULT, BatchSize, DeviceType, Names, NestedKey
 
 from ._gather_map import GatherMap, make_gather_maps, make_positions, permute_positions, take_values
 from ._non_tensor import NonTensorData, NonTensorDataBase
@@ -69,7 +71,7 @@ class NonTensorStack(NonTensorNode, TensorDictBase):
     __slots__ = ("_emerges", "_hidden", "_joints", "_origin", "_values_size")
 
     #: (lazy stack, key) if the values were read from the members of a lazy stack, so that writes reach the members.
-    _origin: tuple[Core, str] | None
+    _origin: tuple[TensorCollection, str] | None
     #: The batch size, followed by the sizes of the ``_hidden`` dims that vmap maps over.
     _values_size: torch.Size
     _hidden: int
@@ -87,7 +89,7 @@ class NonTensorStack(NonTensorNode, TensorDictBase):
                 stack._assign(prefix, {key: node})  # type: ignore[attr-defined]
         super()._store(cells, places, new)
 
-    def _bind_to_stack(self, stack: Core, key: str) -> None:
+    def _bind_to_stack(self, stack: TensorCollection, key: str) -> None:
         self._origin = (stack, key)
 
     def __init__(
@@ -98,7 +100,7 @@ class NonTensorStack(NonTensorNode, TensorDictBase):
         device: DeviceType | None = None,
         names: Sequence[str | None] | None = None,
     ) -> None:
-        plain = not any(issubclass(kind, Core) for kind in set(map(type, args)))
+        plain = not any(issubclass(kind, TensorCollection) for kind in set(map(type, args)))
         items = [] if plain else pad_to_even([as_node(arg) for arg in args], stack_dim)
         for i, item in enumerate(items):
             if item.batch_size != items[0].batch_size:
@@ -536,7 +538,7 @@ class NonTensorStack(NonTensorNode, TensorDictBase):
         """
         self._splice(self._batch_size[0], [as_node(item) for item in tensordict])
 
-    def _splice(self, index: int, items: list[Core]) -> None:
+    def _splice(self, index: int, items: list[TensorCollection]) -> None:
         check_unlocked(self, "add a value")
         tail = self._batch_size[1:]
         for item in items:
@@ -619,4 +621,4 @@ def repeat_value(value: Any, size: torch.Size) -> list[Any]:
 
 
 NonTensorNode._stack = NonTensorStack
-register_with_subclasses(NonTensorStack, register_stack)
+register_pytree_family(NonTensorStack, register_stack)

@@ -7,15 +7,19 @@ from typing import Any
 
 from torch import Tensor
 
-from td_core import Layout, NodeKind, Record
-from td_core._collection import Core
-from td_core._locking import lock as lock_nodes
-from td_core._nodes import KINDS, get_class_name, read_header_field
-from td_core._pytree import leaves_below, register
+from td_core import Layout, LazyStackedTensorDict, NodeKind, Record, TensorCollection, TensorDict, kinds
+from td_core.spi import expand, read_header_field, register_pytree
+from td_core.spi import lock as lock_nodes
 
 from ._non_tensor import NonTensorData
 
 MEMBER = "_tensordict"
+
+
+def _has_only_tensors(inner: TensorCollection) -> bool:
+    """Return True unless an object of a pytree has replaced a tensor or a node."""
+    items = expand([inner], lambda item: item._tree_children() if isinstance(item, TensorCollection) else ())
+    return all(isinstance(item, (Tensor, TensorCollection)) for item in items)
 
 
 def register_class(cls: Any) -> None:
@@ -38,8 +42,8 @@ def register_class(cls: Any) -> None:
         return unflatten_directory(Record({}, {}, record.members, values, complete=record.complete))
 
     def unflatten_directory(record: Record) -> Any:
-        if KINDS[tag] is before and cls._schema.names:
-            KINDS.add(kind, replace=True)
+        if kinds.find(tag) is before and cls._schema.names:
+            kinds.register(kind)
         inner = record.members[MEMBER]
         cls._check_keys(inner._children())
         if cls._schema.defaulted and record.complete:
@@ -70,43 +74,39 @@ def register_class(cls: Any) -> None:
     def flatten_buffer(node: Any) -> Record:
         inner = node._tensordict
         layout = (
-            KINDS.of(inner).layouts.get("consolidated/1") or KINDS["TensorDict"].layouts["consolidated/1"]
+            kinds.of(inner).layouts.get("consolidated/1") or kinds.of(TensorDict).layouts["consolidated/1"]
         )
         record = layout.flatten(inner)
         record.values = {**record.values, **dict.fromkeys(absent(node))}
         return record
 
     def unflatten_buffer(record: Record) -> Any:
-        kind = "LazyStackedTensorDict" if "stack_dim" in record.meta else "TensorDict"
-        inner = KINDS[kind].layouts["consolidated/1"].unflatten(record)
+        kind = kinds.of(LazyStackedTensorDict if "stack_dim" in record.meta else TensorDict)
+        inner = kind.layouts["consolidated/1"].unflatten(record)
         cls._check_keys(inner._children())
         return unflatten_directory(Record({}, {}, {MEMBER: inner}, record.values))
 
-    tag = get_class_name(cls)
+    tag = kinds.name_class(cls)
     shown = f"<class '{tag.replace(':', '.')}'>"
     layouts = {
         "memmap/1": Layout(flatten_directory, unflatten_directory, (shown,)),
         "consolidated/1": Layout(flatten_buffer, unflatten_buffer, (shown,)),
         "state_dict/2": Layout(flatten_state, unflatten, (cls.__qualname__,)),
     }
-    before: Any = KINDS.get(tag)
+    before: Any = kinds.find(tag)
     kind = NodeKind(tag, cls, flatten, unflatten, layouts, with_class=True)
-    KINDS.add(kind, replace=True)
+    kinds.register(kind)
     # cloudpickle first creates a class without fields. It replaces the registered class when its first instance is decoded.
     if before is not None and before.type._schema.names and not cls._schema.names:
-        KINDS.add(before, replace=True)
+        kinds.register(before)
 
-    def tree_flatten(node: Any) -> tuple[list[Core], tuple[Any, ...]]:
+    def tree_flatten(node: Any) -> tuple[list[TensorCollection], tuple[Any, ...]]:
         return [node._tensordict], ()
 
     def tree_unflatten(children: Iterable[Any], context: tuple[Any, ...]) -> Any:
         (inner,) = children
-        if (
-            cls._schema.options.frozen
-            and isinstance(inner, Core)
-            and all(isinstance(leaf, Tensor) for leaf in leaves_below([inner]))
-        ):
+        if cls._schema.options.frozen and isinstance(inner, TensorCollection) and _has_only_tensors(inner):
             lock_nodes(inner)
         return cls._wrap_unchecked(inner)
 
-    register(cls, tree_flatten, tree_unflatten, lambda context: (MEMBER,))
+    register_pytree(cls, tree_flatten, tree_unflatten, lambda context: (MEMBER,))

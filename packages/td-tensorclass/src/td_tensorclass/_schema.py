@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from td_core._keys import suggest_keys
+from td_core.spi import suggest_keys
 
 from ._annotations import annotations_of
 from ._field_errors import UnknownFieldError

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from td_core._mapped_names import get_names_after
-from td_core._pytree import register
-from td_core._value_codec import is_same_value
+from td_core.spi import is_same_value, register_pytree
 
 _CONSTANTS = (str, int, bool, type(None))
 
@@ -55,7 +53,12 @@ def register_static(cls: Any, names: Sequence[str], made_of: Callable[..., Any])
         value, *rest = dumped
         return (make_static(value), *rest)
 
-    register(cls, flatten, unflatten, lambda context: (), dump, load)
+    register_pytree(cls, flatten, unflatten, lambda context: (), dump, load)
+
+
+def _fit_names(names: Any, batch_size: Any) -> Any:
+    """Return the dim names of a context, or None if vmap has added or removed a dim."""
+    return names if names is not None and len(names) == len(batch_size) else None
 
 
 def register_data(cls: Any) -> None:
@@ -63,7 +66,7 @@ def register_data(cls: Any) -> None:
 
     def made_of(value: Any, metadata: Any, batch_size: Any, device: Any, names: Any) -> Any:
         node = cls(value, metadata, batch_size=batch_size, device=device)
-        node._names = get_names_after(names, batch_size, ())
+        node._names = _fit_names(names, batch_size)
         return node
 
     register_static(cls, ("_value", "_metadata", "batch_size", "device", "_names"), made_of)
@@ -82,7 +85,7 @@ def register_stack(cls: Any) -> None:
         emerges: int,
         names: Any,
     ) -> Any:
-        node = cls._of(values, values_size, device, get_names_after(names, batch_size, ()))
+        node = cls._of(values, values_size, device, _fit_names(names, batch_size))
         node._batch_size, node._joints, node._hidden, node._emerges = batch_size, joints, hidden, emerges
         return node
 

@@ -15,21 +15,21 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 import torch
 from torch import Tensor
 
-from td_core import LazyStackedTensorDict, TensorDict, TensorDictBase
-from td_core._collection import Child, Core, identity, make_dense, show_path
-from td_core._devices import as_device
-from td_core._dim_names import Names, check_names
-from td_core._foreach import PLAIN
-from td_core._keys import unravel_key_to_tuple
-from td_core._locking import check_unlocked
-from td_core._locking import lock as lock_nodes
-from td_core._new_object import new_object
-from td_core._ops.batch_size import as_batch_size
-from td_core._ragged import list_distinct_members
-from td_core._repr import ABSENT, PrintedLeaf
-from td_core._wrapper import Wrapper
+from td_core import LazyStackedTensorDict, TensorCollection, TensorDict, TensorDictBase, unravel_key_to_tuple
 from td_core.errors import BatchSizeError, StructureError
-from td_core.typing import NO_DEFAULT, BatchSize, DeviceType, NestedKey, NoDefault
+from td_core.spi import (
+    PLAIN,
+    Wrapper,
+    as_batch_size,
+    as_device,
+    check_names,
+    check_unlocked,
+    expand,
+    new_object,
+    show_path,
+)
+from td_core.spi import lock as lock_nodes
+from td_core.typing import NO_DEFAULT, BatchSize, DeviceType, Names, NestedKey, NoDefault
 
 from ._casts import collection_class, is_batch_number
 from ._declaration import declare
@@ -120,8 +120,8 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
         if not schema.all_given or kwargs.keys() != schema.names.keys():
             kwargs, init_vars = schema.fill(kwargs)
         size = as_batch_size(batch_size)
-        data: dict[str, Child] = {}
-        td = make_dense(
+        data: dict[str, Any] = {}
+        td = TensorDict._make(
             data,
             size,
             None if device is None else as_device(device),
@@ -203,7 +203,7 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
     @classmethod
     def from_tensordict(
         cls: type[SelfT],
-        tensordict: Core,
+        tensordict: TensorCollection,
         non_tensordict: Mapping[str, Any] | None = None,
         safe: bool | None = None,
     ) -> SelfT:
@@ -225,7 +225,7 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
         >>> Point.from_tensordict(TensorDict({"xy": torch.zeros(3, 2)}, batch_size=[3])).batch_size
         torch.Size([3])
         """
-        if not isinstance(tensordict, Core) or isinstance(tensordict, ValueNode):
+        if not isinstance(tensordict, TensorCollection) or isinstance(tensordict, ValueNode):
             raise TypeError(f"from_tensordict takes a collection of entries; got {type(tensordict).__name__}")
         inner = tensordict._inner()
         children = inner._children()
@@ -275,7 +275,7 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
         return inner
 
     @classmethod
-    def _wrap_child(cls, key: str, value: Child) -> Child:
+    def _wrap_child(cls, key: str, value: Any) -> Any:
         if type(value) is TensorDict and key in cls._schema.names:
             wanted = collection_class(cls._schema.hint(key))
             below = value._children()
@@ -300,7 +300,7 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
         return cls.from_tensordict(result, dict.fromkeys(absent))
 
     @classmethod
-    def _of_saved(cls, saved: Core) -> Core:
+    def _of_saved(cls, saved: TensorCollection) -> TensorCollection:
         if isinstance(saved, ValueNode):
             raise TypeError("it has no entries")
         inner: Any = saved._inner()
@@ -309,7 +309,7 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
             return cls._wrap_stack(
                 inner._with_members([cls._of_saved(member)._inner() for member in stacked[0]])
             )
-        made: Core = cls._wrap_dense(inner)
+        made: TensorCollection = cls._wrap_dense(inner)
         return made
 
     @classmethod
@@ -318,7 +318,7 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
         return result
 
     @classmethod
-    def from_dict(cls: type[SelfT], input_dict: Mapping[Any, Any] | Core, **kwargs: Any) -> SelfT:
+    def from_dict(cls: type[SelfT], input_dict: Mapping[Any, Any] | TensorCollection, **kwargs: Any) -> SelfT:
         """Build an instance from a mapping; options as for :meth:`TensorCollection.from_dict`.
 
         As for the constructor, a nested mapping is one value unless its field is annotated as a collection. Missing
@@ -334,7 +334,7 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
         {'unit': 'm'}
         """
         absent: list[str] = []
-        if not isinstance(input_dict, Core):
+        if not isinstance(input_dict, TensorCollection):
             cls._check_keys(input_dict)
             absent = [name for name, value in input_dict.items() if value is None]
             input_dict = {
@@ -348,7 +348,7 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
 
     def _as_entry(self, key: str, value: Any) -> Any:
         result, options = super()._as_entry(key, value), self._schema.options
-        if result is not value or value is None or isinstance(value, (Tensor, Core, Mapping)):
+        if result is not value or value is None or isinstance(value, (Tensor, TensorCollection, Mapping)):
             return result
         # The options autocast and nocast also apply to the values of a mapping.
         return self._coerce_to_schema(key, value) if options.autocast or options.nocast else value
@@ -392,28 +392,28 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
             return value
         return type(self)._cast(key, value)
 
-    def _set_child(self, key: str, value: Child) -> None:
+    def _set_child(self, key: str, value: Any) -> None:
         if key not in self._schema.names:
             raise self._schema.unknown_field_error([key])
         self._tensordict._set_child(key, value)
 
-    def _add_child(self, key: str, value: Core) -> Any:
+    def _add_child(self, key: str, value: TensorCollection) -> Any:
         if key not in self._schema.names:
             raise self._schema.unknown_field_error([key])
         return self._tensordict._add_child(key, value)
 
     def _assign(self, index: Any, value: Any, *, non_blocking: bool = False) -> None:
-        if isinstance(value, (Core, Mapping)):
-            self._check_keys(value._children() if isinstance(value, Core) else value)
+        if isinstance(value, (TensorCollection, Mapping)):
+            self._check_keys(value._children() if isinstance(value, TensorCollection) else value)
         super()._assign(index, value, non_blocking=non_blocking)
 
-    def _set_children(self, values: Mapping[str, Child]) -> None:
+    def _set_children(self, values: Mapping[str, Any]) -> None:
         self._check_keys(values)
         self._tensordict._set_children(values)
 
     def _with_children(
         self: SelfT,
-        children: Mapping[str, Child],
+        children: Mapping[str, Any],
         *,
         batch_size: torch.Size | None = None,
         device: torch.device | NoDefault | None = NO_DEFAULT,
@@ -423,7 +423,7 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
         # If keys are not fields (for example flattened or renamed), return a plain collection so that no entry is lost.
         return self._wrap(inner) if children.keys() <= self._schema.names.keys() else inner
 
-    def _stack_lazily(self, items: Sequence[Core], dim: int) -> Core:
+    def _stack_lazily(self, items: Sequence[TensorCollection], dim: int) -> TensorCollection:
         self._check_join(items, ())
         inner = self._tensordict
         return self._wrap_stack(inner._stack_lazily([item._inner() for item in items], dim))
@@ -435,23 +435,22 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
             None if stacked is None else ([self._wrap_unchecked(member) for member in stacked[0]], stacked[1])
         )
 
-    def _check_join(self, items: Sequence[Core], path: tuple[str, ...]) -> None:
+    def _check_join(self, items: Sequence[TensorCollection], path: tuple[str, ...]) -> None:
         for item in items:
             if type(item) is not type(self):
                 raise _join_error(self, item, path)
 
-    def _map(self: SelfT, fn: Callable[[Tensor], Tensor]) -> SelfT:
-        mapped = self._tensordict._map(fn)
+    def _shallow_copy(self: SelfT) -> SelfT:
         # With the same leaves it is not a new result, so __post_init__ does not run again.
-        return self._wrap_unchecked(mapped) if fn is identity else self._wrap(mapped)
+        return self._wrap_unchecked(self._tensordict._shallow_copy())
 
-    def _join(self: SelfT, items: Sequence[Core], plan: Any, path: tuple[str, ...] = ()) -> SelfT:
+    def _join(self: SelfT, items: Sequence[TensorCollection], plan: Any, path: tuple[str, ...] = ()) -> SelfT:
         if plan.alike:
             self._check_join(items, path)
         inner = _with_none([item._inner() for item in items])
         return self._wrap(inner[0]._join(inner, plan, path))
 
-    def _get_join_entries(self, first: Core, plan: Any, path: tuple[str, ...]) -> dict[str, Child]:
+    def _get_join_entries(self, first: TensorCollection, plan: Any, path: tuple[str, ...]) -> dict[str, Any]:
         if plan.alike:
             raise _join_error(first, self, path)
         return super()._get_join_entries(first, plan, path)
@@ -468,7 +467,7 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
         entry = self._tensordict.get(key, *args, **kwargs)
         if entry is None and key in self._schema.names:
             return self._get_missing(key)
-        return entry._unwrap() if isinstance(entry, Core) else entry
+        return entry._unwrap() if isinstance(entry, TensorCollection) else entry
 
     def _set_path(
         self, key: NestedKey, value: Any, prefix: tuple[str, ...] = (), *, non_blocking: bool = False
@@ -535,9 +534,11 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
         >>> points.batch_size
         torch.Size([3])
         """
-        items = [tensordict] if isinstance(tensordict, Core) else list(tensordict)
+        items = [tensordict] if isinstance(tensordict, TensorCollection) else list(tensordict)
         inner = [item._inner() for item in items]
-        self._get_growable_stack(items).extend(inner[0] if isinstance(tensordict, Core) else inner)
+        self._get_growable_stack(items).extend(
+            inner[0] if isinstance(tensordict, TensorCollection) else inner
+        )
 
     def _get_growable_stack(self, items: Sequence[Any]) -> Any:
         """Return the lazy stack of this instance; raise StructureError if it is not one, or if ``items`` do not fit."""
@@ -565,15 +566,10 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
             raise FrozenInstanceError(f"cannot unlock: {type(self).__name__} is frozen")
         return super().unlock_()
 
-    def _print_fields(self) -> list[PrintedLeaf]:
-        present = self._tensordict._children()
-        absent = [PrintedLeaf(name, ABSENT) for name in self._schema.names if name not in present]
-        hidden = self._schema.unprinted
-        return [
-            print_field
-            for print_field in (*self._tensordict._print_fields(), *absent)
-            if print_field.key not in hidden
-        ]
+    def _print_fields(self, absent: Iterable[str] = ()) -> list[Any]:
+        present, hidden = self._tensordict._children(), self._schema.unprinted
+        fields = self._tensordict._print_fields([name for name in self._schema.names if name not in present])
+        return [field for field in fields if field.key not in hidden]
 
     def _dict_entries(self) -> Mapping[str, Any]:
         present = self._tensordict._children()
@@ -592,12 +588,17 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
 
     def _clear_field(self, name: str) -> None:
         """Set a field to None, by removing its entry from the collection or from all members of a lazy stack."""
-        members = [td._inner() for td in list_distinct_members([self._tensordict])]
-        holders = [td for td in members if name in td._children()]
+        stacks = LazyStackedTensorDict
+        nodes = expand(
+            [self._tensordict._inner()],
+            lambda td: [member._inner() for member in td.tensordicts] if isinstance(td, stacks) else (),
+        )
+        holders = [td for td in nodes if not isinstance(td, stacks) and name in td._children()]
         for td in holders:
             check_unlocked(td, f"remove key {name!r}")
         for td in holders:
-            td._del_child(name)
+            if name in td._children():  # a member may occur twice
+                td._del_child(name)
 
     if not TYPE_CHECKING:  # without this, type checkers could not report misspelt attributes
 
@@ -635,7 +636,7 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
             """Raise UnknownFieldError with a suggestion; called only for attributes that were not found."""
             if name == "_tensordict":
                 # A user-defined __init__ may set fields before the collection exists.
-                self._tensordict = make_dense({}, torch.Size())
+                self._tensordict = TensorDict._make({}, torch.Size(), None, None)
                 return self._tensordict
             if any(name in base.__dict__ for base in type(self).__mro__):
                 # A property raised AttributeError, so Python called __getattr__: read it again to raise the original error.
@@ -646,7 +647,7 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
             raise self._schema.unknown_field_error([name])
 
 
-def _keys_anywhere(td: Core) -> set[str]:
+def _keys_anywhere(td: TensorCollection) -> set[str]:
     """Return the keys of a collection; for a lazy stack, the union of the keys of its members."""
     stacked = td._members_and_dim()
     if stacked is None:
@@ -670,7 +671,7 @@ def _with_none(items: list[Any]) -> list[Any]:
     return items
 
 
-def _join_error(left: Core, other: Core, path: tuple[str, ...]) -> StructureError:
+def _join_error(left: TensorCollection, other: TensorCollection, path: tuple[str, ...]) -> StructureError:
     where = f" at {show_path(path)}" if path else ""
     return StructureError(
         f"cannot join a {type(left).__name__} and a {type(other).__name__}{where}: convert one of them, with "

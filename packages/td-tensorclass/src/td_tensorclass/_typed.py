@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, get_origin, get_type_h
 
 from torch import Tensor
 
-from td_core import TensorDict, TensorDictBase
-from td_core._collection import Core
+from td_core import TensorCollection, TensorDict, TensorDictBase
 from td_core.typing import BatchSize, DeviceType
 
 from ._annotations import annotations_of
@@ -123,7 +122,7 @@ class TypedTensorDict(TensorDict, metaclass=_TypedMeta):
 
     def __init__(
         self,
-        source: Mapping[str, Any] | Core | None = None,
+        source: Mapping[str, Any] | TensorCollection | None = None,
         /,
         *,
         batch_size: BatchSize | None = None,
@@ -167,7 +166,7 @@ class TypedTensorDict(TensorDict, metaclass=_TypedMeta):
             raise TypeError(f"{cls.__name__} misses the required keys {missing}")
 
     @classmethod
-    def from_tensordict(cls: type[SelfT], tensordict: Core) -> SelfT:
+    def from_tensordict(cls: type[SelfT], tensordict: TensorCollection) -> SelfT:
         """Build a typed collection with the entries of another one, without copying them.
 
         Raises:
@@ -184,7 +183,7 @@ class TypedTensorDict(TensorDict, metaclass=_TypedMeta):
         return made.lock_() if cls._frozen else made
 
     @classmethod
-    def _of_saved(cls, saved: Core) -> Core:
+    def _of_saved(cls, saved: TensorCollection) -> TensorCollection:
         if isinstance(saved, ValueNode):
             raise TypeError("it has no entries")
         inner: Any = saved._inner()
@@ -195,7 +194,7 @@ class TypedTensorDict(TensorDict, metaclass=_TypedMeta):
                 levels[key] = wanted._of_saved(child)
         if levels:
             inner = inner._with_children({**inner._children(), **levels})
-        made: Core = cls._wrap_dense(inner)
+        made: TensorCollection = cls._wrap_dense(inner)
         if saved._locked is True:
             made.lock_()  # type: ignore[attr-defined]
         return made

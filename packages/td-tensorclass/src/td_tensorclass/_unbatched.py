@@ -14,20 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from td_core import TensorCollection
-from td_core._arrays import as_tensor
-from td_core._collection import Child, Core
-from td_core._dim_names import Names
-from td_core._dtypes import SHORT_NAMES, ScalarBeside
-from td_core._foreach import PLAIN
+from td_core._dtypes import SHORT_NAMES
 from td_core._mapping_views import LEAF_KINDS
-from td_core._new_object import new_object
-from td_core._ops.batch_size import as_batch_size
-from td_core._ops.shape import same_memory
-from td_core._public_names import set_module
-from td_core._torch_private import add_safe_name, functorch_level
-from td_core._value_codec import is_same_value
 from td_core.errors import StructureError
-from td_core.typing import NO_DEFAULT, BatchSize, NoDefault
+from td_core.spi import PLAIN, as_batch_size, as_tensor, is_same_value, is_traced, new_object, set_module
+from td_core.typing import NO_DEFAULT, BatchSize, Names, NoDefault
 
 from ._static_values import register_static
 from ._value_nodes import ValueNode, kind_mismatch_error
@@ -35,7 +26,8 @@ from ._value_nodes import ValueNode, kind_mismatch_error
 SelfT = TypeVar("SelfT", bound="UnbatchedNode")
 
 
-@set_module("td_tensorclass")
+# A state dict contains the tensor itself, so torch.load(weights_only=True) must accept the class.
+@set_module("td_tensorclass", in_files=True)
 class UnbatchedTensor(Tensor):
     """A tensor that all elements of a batch share.
 
@@ -64,7 +56,7 @@ class UnbatchedTensor(Tensor):
         else:
             with torch.enable_grad():
                 result = source.as_subclass(cls)
-            if source.requires_grad and source.is_leaf and not _is_traced():
+            if source.requires_grad and source.is_leaf and not is_traced():
                 result.retain_grad()  # keep grad as a leaf does, so that an optimizer accepts the tensor
         result._size = as_batch_size(batch_size)
         return result
@@ -106,11 +98,6 @@ class UnbatchedTensor(Tensor):
             copied.grad = copy.deepcopy(self.grad, memo)
         memo[id(self)] = copied
         return copied
-
-
-# A state dict contains the tensor itself, so torch.load(weights_only=True) must accept the class.
-torch.serialization.add_safe_globals([UnbatchedTensor])
-add_safe_name(UnbatchedTensor, f"{__name__}.{UnbatchedTensor.__name__}")
 
 
 class UnbatchedNode(ValueNode, TensorCollection):
@@ -158,7 +145,7 @@ class UnbatchedNode(ValueNode, TensorCollection):
 
     def _with_children(
         self: SelfT,
-        children: Mapping[str, Child],
+        children: Mapping[str, Any],
         *,
         batch_size: torch.Size | None = None,
         device: torch.device | NoDefault | None = NO_DEFAULT,
@@ -169,7 +156,7 @@ class UnbatchedNode(ValueNode, TensorCollection):
             node._device = device
         return node
 
-    def _set_child(self, key: str, value: Child) -> None:
+    def _set_child(self, key: str, value: Any) -> None:
         # Formats store the tensor under the key "data", and replace it by a loaded one.
         if key != "data" or not isinstance(value, Tensor):
             super()._set_child(key, value)
@@ -179,7 +166,7 @@ class UnbatchedNode(ValueNode, TensorCollection):
     def _unwrap(self) -> Any:
         payload = self._payload
         shown = self._shown
-        if shown is None or (shown is not payload and not same_memory(shown, payload)):
+        if shown is None or (shown is not payload and not _is_alias(shown, payload)):
             self._shown = shown = _show(payload)
         shown._size = self._batch_size
         return shown
@@ -188,14 +175,14 @@ class UnbatchedNode(ValueNode, TensorCollection):
         return self._unwrap()
 
     def _keep_shown(self) -> None:
-        if type(self._payload) in PLAIN and not _is_traced():
+        if type(self._payload) in PLAIN and not is_traced():
             self._kept = self._unwrap()
 
     def _flatten_leaves(self, out: list[Tensor]) -> list[Any]:
         out.append(self._payload)
         return []
 
-    def _flatten_other(self, other: Core, out: list[Tensor], path: tuple[str, ...] = ()) -> None:
+    def _flatten_other(self, other: TensorCollection, out: list[Tensor], path: tuple[str, ...] = ()) -> None:
         out.append(self._get_counterpart(other, path)._payload)
 
     def _map(self: SelfT, fn: Callable[[Tensor], Tensor]) -> SelfT:
@@ -204,7 +191,7 @@ class UnbatchedNode(ValueNode, TensorCollection):
         return self._with(self._payload if mapped is None else mapped)
 
     def _broadcast_to_leaves(
-        self, value: Tensor, out: list[Tensor], scalar: ScalarBeside | None = None
+        self, value: Tensor, out: list[Tensor], scalar: Callable[[Tensor, Tensor], Tensor] | None = None
     ) -> None:
         if value.numel() != 1:
             raise StructureError(
@@ -220,7 +207,7 @@ class UnbatchedNode(ValueNode, TensorCollection):
         tail = self._batch_size[plan.n :]
         return tuple([self._with(self._payload, torch.Size(lead + tail)) for lead in plan.leads])
 
-    def _join(self: SelfT, items: Sequence[Core], plan: Any, path: tuple[str, ...] = ()) -> SelfT:
+    def _join(self: SelfT, items: Sequence[TensorCollection], plan: Any, path: tuple[str, ...] = ()) -> SelfT:
         for i, item in enumerate(items):
             if not self._get_counterpart(item, path)._is_same(self):
                 raise StructureError(
@@ -237,7 +224,7 @@ class UnbatchedNode(ValueNode, TensorCollection):
             "an UnbatchedTensor is the same for the whole batch: it is written whole, with another UnbatchedTensor"
         )
 
-    def _index_put(self, index: Any, value: Any, *, non_blocking: bool = False) -> Core:
+    def _index_put(self, index: Any, value: Any, *, non_blocking: bool = False) -> TensorCollection:
         if isinstance(value, UnbatchedTensor):
             value = to_unbatched(value, value.batch_size, None)
         self._check_index_put(index, value)
@@ -271,9 +258,9 @@ class UnbatchedNode(ValueNode, TensorCollection):
         )
 
 
-def _is_traced() -> bool:
-    """Return True under torch.compile or a functorch transform, where retain_grad() is not possible."""
-    return torch.compiler.is_compiling() or functorch_level() is not None
+def _is_alias(shown: Tensor, payload: Tensor) -> bool:
+    """Return True if a tensor that was read still has the memory of the payload, as it has not after ``payload.data = ...``."""
+    return not is_traced() and shown.data_ptr() == payload.data_ptr() and shown.shape == payload.shape
 
 
 def _show(payload: Tensor) -> Any:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from td_core._value_codec import is_same_value
+from td_core.spi import is_same_value
 
 
 def is_equal_value(a: Any, b: Any) -> bool:

@@ -7,10 +7,9 @@ from typing import Any
 
 import torch
 
-from td_core import Layout, NodeKind, Record
-from td_core._dim_names import check_names
-from td_core._nodes import get_module_name, make_header, read_header_field
+from td_core import Layout, NodeKind, Record, kinds
 from td_core.errors import FormatError
+from td_core.spi import check_names, make_header, read_header_field
 
 from ._metadata import MetaData
 from ._non_tensor import NonTensorData, NonTensorDataBase
@@ -90,7 +89,11 @@ def _unflatten_stack(record: Record) -> NonTensorStack:
 
 def _data_to_directory(node: NonTensorDataBase) -> Record:
     cls = type(node)
-    module = _MODULE if cls.__module__.partition(".")[0] == __package__ else get_module_name(cls)
+    module = (
+        _MODULE
+        if cls.__module__.partition(".")[0] == __package__
+        else kinds.name_class(cls).partition(":")[0]
+    )
     meta = {"_is_non_tensor": True, "_type": f"<class '{module}.{cls.__qualname__}'>"}
     return Record(meta, values={"data": node._value, "_metadata": node._metadata})
 

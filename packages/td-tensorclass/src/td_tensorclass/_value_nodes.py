@@ -8,17 +8,13 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import Tensor
 
-from td_core import LinkedList
-from td_core._collection import Child, Core, is_aliasing, show_path
-from td_core._dim_names import Names, resize_names
-from td_core._locking import check_unlocked
-from td_core._ops.batch_size import as_batch_size
+from td_core import LinkedList, TensorCollection
+from td_core._collection import is_aliasing
 from td_core._ragged import merge_shapes
 from td_core._shape_plans import Join, stack_plan
-from td_core._storage_backends import Keeper
-from td_core._value_codec import is_same_value
 from td_core.errors import KeyPathError, StructureError
-from td_core.typing import NO_DEFAULT, BatchSize, NoDefault
+from td_core.spi import Keeper, as_batch_size, check_unlocked, is_same_value, resize_names, show_path
+from td_core.typing import NO_DEFAULT, BatchSize, Names, NoDefault
 
 from ._gather_map import make_positions, take_values
 from ._value_equality import is_equal_value
@@ -31,7 +27,7 @@ SelfT = TypeVar("SelfT", bound="NonTensorNode")
 Joints = tuple[tuple[int, ...], "list[bool] | None"]
 
 
-class ValueNode(Core):
+class ValueNode(TensorCollection):
     """Base of the nodes without entries."""
 
     __slots__ = (
@@ -73,13 +69,13 @@ class ValueNode(Core):
     def _set_device(self, device: torch.device | None) -> None:
         self._device = device
 
-    def _children(self) -> Mapping[str, Child]:
+    def _children(self) -> Mapping[str, Any]:
         return {}
 
-    def _iter_nested(self) -> Iterator[Core]:
+    def _iter_nested(self) -> Iterator[TensorCollection]:
         return iter(())
 
-    def _set_child(self, key: str, value: Child) -> None:
+    def _set_child(self, key: str, value: Any) -> None:
         raise KeyPathError(f"a {type(self).__name__} has no entries, so {key!r} cannot be set")
 
     def _del_child(self, key: str) -> None:
@@ -90,7 +86,7 @@ class ValueNode(Core):
             return self
         return self._with_children({}, batch_size=batch_size, names=None)
 
-    def _copy_from(self, value: Any, *, non_blocking: bool = False) -> Core:
+    def _copy_from(self, value: Any, *, non_blocking: bool = False) -> TensorCollection:
         return self._index_put((), value)
 
     def _densify(self: NodeT, layout: torch.layout) -> NodeT:
@@ -99,7 +95,7 @@ class ValueNode(Core):
     def _print_entry(self) -> str:
         return type(self).__name__
 
-    def _get_join_entries(self, first: Core, plan: Any, path: tuple[str, ...]) -> dict[str, Child]:
+    def _get_join_entries(self, first: TensorCollection, plan: Any, path: tuple[str, ...]) -> dict[str, Any]:
         raise kind_mismatch_error(first, self, path)
 
     def _set_path(
@@ -107,7 +103,7 @@ class ValueNode(Core):
     ) -> None:
         self._set_child(key, value)
 
-    def _stack_lazily(self, items: Sequence[Core], dim: int) -> Any:
+    def _stack_lazily(self, items: Sequence[TensorCollection], dim: int) -> Any:
         return self._join(items, stack_plan(self._batch_size, dim, len(items)))
 
 
@@ -233,11 +229,11 @@ class NonTensorNode(ValueNode):
             return False
         return all(map(is_same_value, self._expand_values(size), other._expand_values(size)))
 
-    def _is_single_after_join(self, items: Sequence[Core], stacks: bool) -> bool:
+    def _is_single_after_join(self, items: Sequence[TensorCollection], stacks: bool) -> bool:
         """Return True if stacking (``stacks``) or concatenating ``items`` gives one value for the whole batch."""
         return False
 
-    def _stack_lazily(self, items: Sequence[Core], dim: int) -> Any:
+    def _stack_lazily(self, items: Sequence[TensorCollection], dim: int) -> Any:
         sizes = [item.batch_size for item in items]
         if sizes == [self._batch_size] * len(items):
             return super()._stack_lazily(items, dim)
@@ -254,7 +250,7 @@ class NonTensorNode(ValueNode):
         lists = [nest_values(values[i * step : (i + 1) * step], inner) for i in range(size.numel())]
         return self._stack._of(lists, size, self._device)
 
-    def _join(self, items: Sequence[Core], plan: Any, path: tuple[str, ...] = ()) -> Any:
+    def _join(self, items: Sequence[TensorCollection], plan: Any, path: tuple[str, ...] = ()) -> Any:
         for item in items:
             if not isinstance(item, NonTensorNode):
                 raise kind_mismatch_error(self, item, path)
@@ -287,7 +283,7 @@ class NonTensorNode(ValueNode):
 
     def _with_children(
         self: SelfT,
-        children: Mapping[str, Child],
+        children: Mapping[str, Any],
         *,
         batch_size: torch.Size | None = None,
         device: torch.device | NoDefault | None = NO_DEFAULT,
@@ -313,7 +309,7 @@ class NonTensorNode(ValueNode):
     def _map(self: SelfT, fn: Callable[[Tensor], Tensor]) -> SelfT:
         return self._shallow_copy() if is_aliasing(fn) else self._unflatten_iter(iter(()))
 
-    def _flatten_other(self, other: Core, out: list[Tensor], path: tuple[str, ...] = ()) -> None:
+    def _flatten_other(self, other: TensorCollection, out: list[Tensor], path: tuple[str, ...] = ()) -> None:
         if not isinstance(other, ValueNode):
             raise kind_mismatch_error(self, other, path)
 
@@ -568,7 +564,7 @@ def _select_values(items: Sequence[Any], plan: Any) -> list[Any]:
     return [values[i] for i in plan.leaf(places).flatten().tolist()]
 
 
-def kind_mismatch_error(value: Core, other: Any, path: tuple[str, ...]) -> StructureError:
+def kind_mismatch_error(value: TensorCollection, other: Any, path: tuple[str, ...]) -> StructureError:
     """Build the error for a value node that is matched with a node of another kind; ``path`` is () if unknown."""
     position = f" at {show_path(path)}" if path else ""
     return StructureError(

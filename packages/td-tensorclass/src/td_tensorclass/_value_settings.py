@@ -5,7 +5,7 @@ A setting is used as a context manager, as a decorator or, with ``set()``, for t
 
 from __future__ import annotations
 
-from td_core._settings import Settings, Switch
+from td_core.spi import Settings, Switch
 
 
 class _State(Settings):

@@ -14,7 +14,6 @@ from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 import torch
 
-from .._missing import describe_missing_package
 from ..errors import MissingPluginError, PluginError
 
 __all__ = [
@@ -58,7 +57,7 @@ class Declaration:
         if cls is self.owner:
             return self
         call = "" if isinstance(self.declared, property) else "()"
-        message = f"{cls.__name__}.{self.name}{call} is provided by " + describe_missing_package(
+        message = f"{cls.__name__}.{self.name}{call} is provided by " + MissingPluginError.describe(
             self.distribution
         )
         # torch.compile evaluates hasattr() over a descriptor only when it raises AttributeError itself.

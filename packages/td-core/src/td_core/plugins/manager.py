@@ -22,12 +22,11 @@ from typing import Any, Literal
 import pluggy
 
 from .._coerce import COERCERS, Coercer
-from .._missing import UNAVAILABLE
 from .._nodes import KINDS, NodeKind
 from .._pytree import register_kind
 from .._serializers import SERIALIZERS, Serializer
 from .._value_types import VALUES, LeafSerializer
-from ..errors import PluginError
+from ..errors import MissingPluginError, PluginError
 from . import hookspecs, siblings
 
 __all__ = ["PluginManager", "PluginRecord", "PluginWarning", "Selection", "installed", "manager", "plugins"]
@@ -256,9 +255,9 @@ class PluginManager:
         self._records[record.id] = record
         distribution = record.distribution
         if distribution is not None:
-            UNAVAILABLE.pop(distribution, None)
+            MissingPluginError.unavailable.pop(distribution, None)
             if record.state != "active":
-                UNAVAILABLE[distribution] = f"installed but not active: {record.reason}"
+                MissingPluginError.unavailable[distribution] = f"installed but not active: {record.reason}"
         if self.trace:
             shown = f": {record.reason}" if record.reason else f", hooks {', '.join(record.hooks) or 'none'}"
             print(f"td: {record} is {record.state}{shown}", file=sys.stderr)

@@ -18,11 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from td_core._dtypes import STORABLE
-from td_core._lazy_stack import LazyStackedTensorDict
-from td_core._tensordict import TensorDict
-from td_core._walks import visit
+from td_core import LazyStackedTensorDict, TensorDict
 from td_core.errors import FormatError
+from td_core.spi import STORABLE, visit
 
 from .. import _file_names
 from .._fs import DirectoryTree, Parts
