@@ -52,7 +52,16 @@ LAYERS = [
         "_command_line",
     ],
     ["_value_types", "_value_codec"],
-    ["_foreach", "_roles", "_known_looks", "_plans", "_indexing", "_shape_plans", "_element_plans"],
+    [
+        "_foreach",
+        "_roles",
+        "_known_looks",
+        "_plan_steps",
+        "_plans",
+        "_indexing",
+        "_shape_plans",
+        "_element_plans",
+    ],
     [
         "_collection",
         "_nested_components",

@@ -129,7 +129,7 @@ def test_plan_index_equals_torch(
         return
     plan = plan_index(index, torch.Size(batch))
     assert plan.lead + batch[plan.n :] == tuple(expected.shape)
-    assert len(plan.dims()) == len(plan.lead)
+    assert len(plan.sources) == len(plan.lead)
     assert torch.equal(plan.leaf(make_leaf(batch, ())), expected)
     columns = torch.stack([make_leaf(batch, ()) * 2, make_leaf(batch, ()) + 1], -1)
     assert torch.equal(plan.leaf(columns), torch.stack([expected * 2, expected + 1], -1))
@@ -223,7 +223,7 @@ def test_member_index_plan_of_multi_dim_index_is_none(index: object) -> None:
 )
 def test_plan_index_dims_keep_names(index: object, dims: tuple[int | None, ...]) -> None:
     plan = plan_index(index, (2, 3))
-    assert plan.dims() + tuple(range(plan.n, 2)) == dims
+    assert plan.sources + tuple(range(plan.n, 2)) == dims
 
 
 def test_plan_index_mask_becomes_integer_tensors() -> None:

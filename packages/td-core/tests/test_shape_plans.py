@@ -255,8 +255,8 @@ def test_shape_plan_equals_torch(cases: Callable[[], st.SearchStrategy[Case]]) -
         expected = reference(make_leaf(batch))
         assert isinstance(plan, ShapePlan)
         assert plan.lead + batch[plan.n :] == tuple(expected.shape)
-        assert len(plan.dims()) == len(plan.lead)
-        for dim in plan.dims():
+        assert len(plan.sources) == len(plan.lead)
+        for dim in plan.sources:
             assert dim is None or dim < plan.n, "a new dim is not named after one that the plan left alone"
         assert torch.equal(plan.leaf(make_leaf(batch)), expected)
         # Feature dims are unchanged; one plan is used for several shapes in turn.
@@ -379,7 +379,7 @@ def test_join_plan_equals_torch(batch: Batch, data: st.DataObject) -> None:
     ],
 )
 def test_plan_dims_keep_names(plan: Any, dims: tuple[int | None, ...]) -> None:
-    assert plan.dims() == dims
+    assert plan.sources == dims
 
 
 def test_view_plans_return_views() -> None:

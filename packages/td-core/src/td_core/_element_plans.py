@@ -6,148 +6,23 @@ As in ``_shape_plans``, the functions named ``*_plan`` check the arguments and r
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from operator import methodcaller
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ._plans import Along, Shape, ShapePlan, as_int, as_ints, read_positions, remove_size, wrap_dim
+from ._plan_steps import Pad, Primitive, Range, Reshape, Shape, Step, Take, Whole
+from ._plans import ComputedPlan, ShapePlan, ViewPlan, WholePlan, as_int, as_ints, wrap_dim, wrap_dims
 from .errors import BatchSizeError, DimError
 
-
-class Repeat(ShapePlan):
-    """Plan that repeats the batch along its dims; additional repeats make new leading dims."""
-
-    __slots__ = ("_batch", "_repeats")
-
-    def __init__(self, batch: Shape, repeats: Shape) -> None:
-        n = len(batch)
-
-        def leaf(value: Tensor) -> Tensor:
-            # With no ints to star, the method would be called without a size, so pass an empty tuple.
-            return value.repeat(*(*repeats, *[1] * (value.ndim - n)) or ((),))
-
-        added = len(repeats) - n
-        repeated = [size * times for size, times in zip(batch, repeats[added:], strict=True)]
-        super().__init__(leaf, (*repeats[:added], *repeated), n)
-        self._batch = batch
-        self._repeats = repeats
-
-    def dims(self) -> tuple[int | None, ...]:
-        return (*[None] * (len(self._repeats) - self.n), *range(self.n))
-
-    def _along(self, stack_dim: int) -> Along:
-        new_dim = stack_dim + len(self._repeats) - self.n
-        times = self._repeats[new_dim]
-        return Along(
-            None if times == 1 else list(range(self._batch[stack_dim])) * times,
-            Repeat(remove_size(self._batch, stack_dim), remove_size(self._repeats, new_dim)),
-            new_dim,
-        )
+Leaf = Callable[[Tensor], Tensor]
+PlanT = TypeVar("PlanT", bound=ShapePlan)
 
 
-class Flip(ShapePlan):
-    """Plan that reverses some dims."""
-
-    __slots__ = ("_dims",)
-
-    def __init__(self, batch: Shape, dims: Shape) -> None:
-        super().__init__(methodcaller("flip", dims), batch, len(batch))
-        self._dims = dims
-
-    def _along(self, stack_dim: int) -> Along:
-        rest = tuple(dim - (dim > stack_dim) for dim in self._dims if dim != stack_dim)
-        inner = Flip(remove_size(self.lead, stack_dim), rest) if rest else None
-        picks = range(self.lead[stack_dim])[::-1] if stack_dim in self._dims else None
-        return Along(picks, inner, stack_dim)
-
-
-class Roll(ShapePlan):
-    """Plan that shifts some dims; elements that leave at one end enter at the other."""
-
-    __slots__ = ("_dims", "_shifts")
-
-    def __init__(self, batch: Shape, shifts: Shape, dims: Shape) -> None:
-        super().__init__(methodcaller("roll", shifts, dims), batch, len(batch))
-        self._shifts = shifts
-        self._dims = dims
-
-    def _along(self, stack_dim: int) -> Along:
-        rest = [
-            (s, d - (d > stack_dim)) for s, d in zip(self._shifts, self._dims, strict=True) if d != stack_dim
-        ]
-        inner = None
-        if rest:
-            shifts, dims = zip(*rest, strict=True)
-            inner = Roll(remove_size(self.lead, stack_dim), shifts, dims)
-        # torch accepts repeated dims and adds their shifts.
-        shift = sum(s for s, d in zip(self._shifts, self._dims, strict=True) if d == stack_dim)
-        size = self.lead[stack_dim]
-        picks = [(i - shift) % size for i in range(size)] if shift else None
-        return Along(picks, inner, stack_dim)
-
-
-class RollFlat(ShapePlan):
-    """Plan that shifts the elements as if the batch were flattened to one dim."""
-
-    __slots__ = ("_shift",)
-
-    def __init__(self, batch: Shape, shift: int) -> None:
-        n = len(batch)
-
-        def leaf(value: Tensor) -> Tensor:
-            return (
-                value.reshape(-1, *value.shape[n:]).roll(shift, 0).view(value.shape)
-                if value.numel()
-                else value.clone()
-            )
-
-        super().__init__(leaf, batch, n)
-        self._shift = shift
-
-    def _along(self, stack_dim: int) -> Along | None:
-        return Roll(self.lead, (self._shift,), (0,)).along(stack_dim) if self.n == 1 else None
-
-
-class Take(ShapePlan):
-    """Plan that selects positions of one dim, as ``index_select``; ``picks`` returns the list of positions."""
-
-    __slots__ = ("_batch", "_dim", "_method", "_picks")
-
-    def __init__(
-        self,
-        batch: Shape,
-        dim: int,
-        size: int,
-        method: Callable[[int], Callable[[Tensor], Tensor]],
-        picks: Callable[[], Sequence[int] | None],
-    ) -> None:
-        super().__init__(method(dim), (*batch[:dim], size), dim + 1)
-        self._batch = batch
-        self._dim = dim
-        self._method = method
-        self._picks = picks
-
-    def _along(self, stack_dim: int) -> Along | None:
-        if stack_dim == self._dim:
-            picks = self._picks()
-            return None if picks is None else Along(picks, None, stack_dim)
-        dim = self._dim - (stack_dim < self._dim)
-        inner = type(self)(remove_size(self._batch, stack_dim), dim, self.lead[-1], self._method, self._picks)
-        return Along(None, inner, stack_dim)
-
-
-class Narrow(Take):
-    """Plan that selects a contiguous range of one dim, as a view."""
-
-    __slots__ = ()
-
-    is_view = True
-
-
-class Gather(ShapePlan):
+class Gather(WholePlan):
     """Plan that selects an element of one dim per position, as :meth:`torch.Tensor.gather`."""
 
     __slots__ = ("index",)
@@ -167,43 +42,10 @@ class Gather(ShapePlan):
                     by_shape[shape] = full
             return value.gather(dim, full)
 
-        super().__init__(leaf, tuple(index.shape), n)
-
-    def _along(self, stack_dim: int) -> None:
-        """Return None: positions select from different members, so these must be stacked first."""
+        super().__init__(batch, (Step(0, n, Whole(tuple(index.shape))),), leaf)
 
 
-class Pad(ShapePlan):
-    """Plan that adds constant elements before and after those of some dims; negative amounts remove elements."""
-
-    __slots__ = ("_amounts", "_batch", "_value")
-    creates_values = True
-
-    def __init__(self, batch: Shape, amounts: Sequence[tuple[int, int]], value: float) -> None:
-        n = len(batch)
-        # torch.nn.functional.pad lists the last dim first.
-        backwards = [side for amount in reversed(amounts) for side in amount]
-
-        def leaf(tensor: Tensor) -> Tensor:
-            return pad(tensor, [0] * 2 * (tensor.ndim - n) + backwards, value=value)
-
-        lead = [size + before + after for size, (before, after) in zip(batch, amounts, strict=True)]
-        super().__init__(leaf, tuple(lead), n)
-        self._batch = batch
-        self._amounts = amounts
-        self._value = value
-
-    def with_fill_value(self, value: float) -> Pad:
-        return Pad(self._batch, self._amounts, value)
-
-    def _along(self, stack_dim: int) -> Along | None:
-        if self._amounts[stack_dim] != (0, 0):
-            return None
-        rest = [amount for dim, amount in enumerate(self._amounts) if dim != stack_dim]
-        return Along(None, Pad(remove_size(self._batch, stack_dim), rest, self._value), stack_dim)
-
-
-class Where(ShapePlan):
+class Where(WholePlan):
     """Plan that selects each element from one of two collections by a condition; a join without a new dim."""
 
     __slots__ = ()
@@ -226,10 +68,7 @@ class Where(ShapePlan):
                 full = by_ndim[ndim] = append_dims(condition, ndim)
             return torch.where(full, left, right)
 
-        super().__init__(leaf, (), 0)
-
-    def along(self, stack_dim: int) -> None:
-        """Return None: each member would need its part of the condition, so members must be stacked first."""
+        super().__init__((), (), leaf)
 
 
 def append_dims(prefix: Tensor, ndim: int) -> Tensor:
@@ -238,7 +77,7 @@ def append_dims(prefix: Tensor, ndim: int) -> Tensor:
     return prefix[index]
 
 
-def repeat_plan(batch: Shape, repeats: Sequence[int]) -> Repeat:
+def repeat_plan(batch: Shape, repeats: Sequence[int]) -> ShapePlan:
     """Build the plan of ``repeat``."""
     if len(repeats) < len(batch):
         raise ValueError(
@@ -247,10 +86,25 @@ def repeat_plan(batch: Shape, repeats: Sequence[int]) -> Repeat:
         )
     if any(times < 0 for times in repeats):
         raise BatchSizeError(f"repeat: repeats must not be negative; got {list(repeats)}")
-    return Repeat(batch, as_ints(repeats))
+    times = as_ints(repeats)
+    added = len(times) - len(batch)
+    steps = [Step(0, 0, Reshape((1,) * added))] if added else []
+    for dim, (size, count) in enumerate(zip((1,) * added + tuple(batch), times)):
+        steps.append(Step(dim, dim + 1, Range(0, size * count)))
+    return ShapePlan(batch, tuple(steps), _spell_repeat)
 
 
-def repeat_interleave_plan(batch: Shape, repeats: int | Tensor, dim: int, output_size: int | None) -> Take:
+def _spell_repeat(plan: ShapePlan) -> Leaf:
+    n = plan.n
+    old = (1,) * (len(plan.lead) - n) + tuple(plan.batch)
+    times = [new // size if size else 1 for new, size in zip(plan.lead, old)]
+    # With no ints to star, the method would be called without a size, so pass an empty tuple.
+    return lambda value: value.repeat(*(*times, *[1] * (value.ndim - n)) or ((),))
+
+
+def repeat_interleave_plan(
+    batch: Shape, repeats: int | Tensor, dim: int, output_size: int | None
+) -> ShapePlan:
     """Build the plan of ``repeat_interleave`` along one dim."""
     dim = wrap_dim(dim, len(batch))
     if isinstance(repeats, Tensor) and repeats.numel() != 1:
@@ -261,12 +115,9 @@ def repeat_interleave_plan(batch: Shape, repeats: int | Tensor, dim: int, output
             )
         # Compute the positions once instead of once per leaf.
         index = torch.repeat_interleave(repeats, output_size=output_size)
-
-        def order() -> Any:
-            # In a graph, densify the stack instead: reading the positions would break the graph.
-            return None if torch.compiler.is_compiling() else read_positions(index)
-
-        return Take(batch, dim, len(index), lambda d: methodcaller("index_select", d, index), order)
+        # In a graph, densify a stack along this dim: reading the positions would break the graph.
+        taken = Whole((len(index),)) if torch.compiler.is_compiling() else Take(index, dim)
+        return _apply(ShapePlan, batch, dim, taken, lambda d: methodcaller("index_select", d, index))
     times = int(repeats)
     if times < 0:
         raise BatchSizeError(f"repeat_interleave: repeats must not be negative; got {times}")
@@ -275,16 +126,11 @@ def repeat_interleave_plan(batch: Shape, repeats: int | Tensor, dim: int, output
         raise BatchSizeError(
             f"repeat_interleave: output_size is {output_size}, but the result has size {size}"
         )
-    return Take(
-        batch,
-        dim,
-        size,
-        lambda d: methodcaller("repeat_interleave", times, d),
-        lambda: [i // times for i in range(size)],
-    )
+    repeated = Range(0, size, each=times)
+    return _apply(ShapePlan, batch, dim, repeated, lambda d: methodcaller("repeat_interleave", times, d))
 
 
-def narrow_plan(batch: Shape, dim: int, start: int | Tensor, length: int) -> Take:
+def narrow_plan(batch: Shape, dim: int, start: int | Tensor, length: int) -> ViewPlan:
     """Build the plan of ``narrow``: select ``length`` elements of one dim from ``start`` on."""
     dim = wrap_dim(dim, len(batch))
     start, length, size = int(start), as_int(length), batch[dim]
@@ -297,40 +143,59 @@ def narrow_plan(batch: Shape, dim: int, start: int | Tensor, length: int) -> Tak
         raise BatchSizeError(
             f"start ({begin}) + length ({length}) exceeds the size of batch dim {dim}, {size}"
         )
-    return Narrow(
-        batch,
-        dim,
-        length,
-        lambda d: methodcaller("narrow", d, begin, length),
-        lambda: range(begin, begin + length),
+    return _apply(
+        ViewPlan, batch, dim, Range(begin, length), lambda d: methodcaller("narrow", d, begin, length)
     )
 
 
-def flip_plan(batch: Shape, dims: int | Sequence[int]) -> Flip:
+def _apply(
+    cls: type[PlanT], batch: Shape, dim: int, primitive: Primitive, spell: Callable[[int], Leaf]
+) -> PlanT:
+    """Build the plan that applies one primitive to one dim; ``spell(dim)`` returns the function to call on a leaf."""
+    return cls(batch[: dim + 1], (Step(dim, dim + 1, primitive),), lambda plan: spell(plan.steps[0].start))
+
+
+def flip_plan(batch: Shape, dims: int | Sequence[int]) -> ShapePlan:
     """Build the plan of ``flip``."""
-    provided = as_ints(dims)
-    wrapped = tuple([wrap_dim(dim, len(batch)) for dim in provided])
-    if len(set(wrapped)) != len(wrapped):
-        raise DimError(f"flip: a dim appears several times in {list(provided)}")
-    return Flip(batch, wrapped)
+    flipped = wrap_dims("flip", dims, len(batch))
+    steps = tuple([Step(dim, dim + 1, Range(batch[dim] - 1, batch[dim], -1)) for dim in flipped])
+    return ShapePlan(batch, steps, lambda plan: methodcaller("flip", [step.start for step in plan.steps]))
 
 
-def roll_plan(batch: Shape, shifts: int | Sequence[int], dims: int | Sequence[int] | None) -> Roll | RollFlat:
+def roll_plan(batch: Shape, shifts: int | Sequence[int], dims: int | Sequence[int] | None) -> ShapePlan:
     """Build the plan of ``roll`` along some dims; None rolls the flattened batch."""
     by = as_ints(shifts)
     if dims is None:
         if len(by) != 1:
             raise BatchSizeError(f"roll: without dims there is one shift; got {list(by)}")
-        return RollFlat(batch, by[0])
+        if len(batch) != 1:
+            shift_flat = partial(_roll_flat, shift=by[0], n=len(batch))
+            return WholePlan(batch, (Step(0, len(batch), Whole(batch)),), shift_flat)
+        dims = 0
     along = as_ints(dims)
     if len(by) != len(along):
         raise BatchSizeError(
             f"roll: shifts and dims must align; got shifts {list(by)} and dims {list(along)}"
         )
-    return Roll(batch, by, tuple([wrap_dim(dim, len(batch)) for dim in along]))
+    # torch accepts repeated dims and adds their shifts.
+    wrapped = [wrap_dim(dim, len(batch)) for dim in along]
+    steps = [Step(dim, dim + 1, Range(-shift, batch[dim])) for shift, dim in zip(by, wrapped)]
+    return ShapePlan(batch, tuple(steps), _spell_roll)
 
 
-def pad_plan(batch: Shape, pad_size: Sequence[int], value: float) -> Pad:
+def _spell_roll(plan: Any) -> Leaf:
+    return methodcaller(
+        "roll", [-step.primitive.start for step in plan.steps], [step.start for step in plan.steps]
+    )
+
+
+def _roll_flat(value: Tensor, shift: int, n: int) -> Tensor:
+    if not value.numel():
+        return value.clone()
+    return value.reshape(-1, *value.shape[n:]).roll(shift, 0).view(value.shape)
+
+
+def pad_plan(batch: Shape, pad_size: Sequence[int], value: float) -> ComputedPlan:
     """Build the plan of ``pad``: amounts before and after, listed from the first batch dim on."""
     pad_size = as_ints(pad_size)
     if len(pad_size) % 2:
@@ -345,7 +210,17 @@ def pad_plan(batch: Shape, pad_size: Sequence[int], value: float) -> Pad:
     for dim, (size, amount) in enumerate(zip(batch, amounts, strict=True)):
         if size + sum(amount) < 0:
             raise BatchSizeError(f"pad: {amount} takes more from batch dim {dim} than its size, {size}")
-    return Pad(batch, amounts, value)
+    steps = [Step(dim, dim + 1, Pad(*amount)) for dim, amount in enumerate(amounts) if any(amount)]
+    return ComputedPlan(batch, tuple(steps), partial(_spell_pad, value=value))
+
+
+def _spell_pad(plan: Any, value: float) -> Leaf:
+    n = plan.n
+    # torch.nn.functional.pad lists the last dim first.
+    backwards = [0, 0] * n
+    for dim, _, amount in plan.steps:
+        backwards[2 * (n - dim) - 2 : 2 * (n - dim)] = amount.before, amount.after
+    return lambda tensor: pad(tensor, [0] * 2 * (tensor.ndim - n) + backwards, value=value)
 
 
 def gather_plan(batch: Shape, dim: int, index: Tensor) -> Gather:

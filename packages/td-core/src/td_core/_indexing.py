@@ -20,7 +20,8 @@ from torch import Tensor
 from ._arrays import as_tensor
 from ._dtypes import POSITIONS, ROWS
 from ._foreach import PLAIN
-from ._plans import REPEATING, Along, ShapePlan, broadcast_shape, cache_plans, read_positions, slice_length
+from ._plan_steps import Permute, Range, Reshape, Shape, Step, Take, Whole, check_range, remove_size
+from ._plans import REPEATING, Along, ShapePlan, broadcast_shape, cache_plans, slice_length
 from ._torch_private import functorch_level
 from .errors import CollectionIndexError
 
@@ -42,15 +43,10 @@ class IndexPlan(ShapePlan):
         index: the parsed index, for ``leaf[index]`` and ``leaf[index] = value``.
     """
 
-    __slots__ = ("batch_size", "index", "kept")
+    __slots__ = ("index",)
 
     def __init__(
-        self,
-        index: Any,
-        lead: tuple[int, ...],
-        n: int,
-        kept: tuple[int | None, ...],
-        batch_size: tuple[int, ...],
+        self, index: Any, lead: Shape, n: int, sources: tuple[int | None, ...], batch: Shape
     ) -> None:
         # Indexing with a tensor inside a tuple takes torch twice as long.
         self.index = index = index[0] if type(index) is tuple and len(index) == 1 else index
@@ -58,8 +54,8 @@ class IndexPlan(ShapePlan):
         self.leaf = _make_reader(index)
         self.lead = lead
         self.n = n
-        self.kept = kept
-        self.batch_size = batch_size
+        self.sources = sources
+        self.batch = batch
 
     @property
     def is_view(self) -> bool:  # type: ignore[override]
@@ -68,8 +64,12 @@ class IndexPlan(ShapePlan):
             _is_scalar(item) or not isinstance(item, (Tensor, bool)) for item in _items(index)
         )
 
-    def dims(self) -> tuple[int | None, ...]:
-        return self.kept
+    @property
+    def steps(self) -> Sequence[Step]:  # type: ignore[override]
+        """The steps of the index, which only lazy stacks and values need; computed on each access."""
+        if type(self.index) is int:
+            return (Step(0, 1, Take(self.index, 0)),)
+        return _list_steps(self._list_items(), self.batch, self.lead)
 
     def check_range(self) -> None:
         """Raise CollectionIndexError if a position is out of range; torch would raise after a partial write."""
@@ -80,7 +80,7 @@ class IndexPlan(ShapePlan):
             if _is_on_host(item) and (count := item.numel()):
                 ends = item.flatten() if count < _FEW else torch.stack(item.aminmax())
                 ends = ends.tolist()
-                _check_range(min(ends), max(ends), self.batch_size, dim)
+                check_range(min(ends), max(ends), self.batch[dim], dim)
             dim += item is not None and type(item) is not bool
 
     def _list_items(self) -> tuple[Any, ...]:
@@ -98,35 +98,22 @@ class IndexPlan(ShapePlan):
         """Return True if a tensor indexes the dim: a graph cannot read its content."""
         return dim < self.n and isinstance(self._list_items()[self._find_item(dim)], Tensor)
 
-    def _along(self, stack_dim: int) -> Along | None:
-        if type(self.index) is int:
-            return Along(self.index, None, None)
-        items = self._list_items()
-        advanced = [item for item in items if isinstance(item, (Tensor, bool, list)) and not _is_scalar(item)]
-        index = self._find_item(stack_dim)
-        item = items[index]
-        rest = items[:index] + items[index + 1 :]
-        batch_size = self.batch_size[:stack_dim] + self.batch_size[stack_dim + 1 :]
-        inner = plan_index(rest, batch_size) if any(not _is_full(item) for item in rest) else None
-        if _is_scalar(item):
-            position = read_positions(item) if isinstance(item, Tensor) else int(item)
-            if position is None:
+    def along(self, stack_dim: int) -> Along | None:
+        if stack_dim < self.n:
+            items = self._list_items()
+            index = self._find_item(stack_dim)
+            # Without the item of the stack dim, torch may put the dims of the tensors elsewhere.
+            if _is_split_by_slice(items) != _is_split_by_slice(items[:index] + items[index + 1 :]):
                 return None
-            _check_range(position, position, self.batch_size, stack_dim)
-            return Along(position, inner, None)
-        if type(item) is slice:
-            if _is_split_by_slice(items) != _is_split_by_slice(rest):
-                return None
-            picks: Any = None if _is_full(item) else range(self.batch_size[stack_dim])[item]
-        elif len(advanced) != 1:
-            return None
-        else:
-            picks = item if type(item) is list else read_positions(item) if item.ndim == 1 else None
-            if picks is None:
-                return None
-            if picks:
-                _check_range(min(picks), max(picks), self.batch_size, stack_dim)
-        return Along(picks, inner, self.kept.index(stack_dim))
+        return super().along(stack_dim)
+
+    def _make_member_plan(self, stack_dim: int, rest: list[Step]) -> IndexPlan | None:
+        items, index = self._list_items(), self._find_item(stack_dim)
+        return (
+            plan_index(items[:index] + items[index + 1 :], remove_size(self.batch, stack_dim))
+            if rest
+            else None
+        )
 
 
 class _ListedPlan(IndexPlan):
@@ -202,19 +189,10 @@ def _is_on_host(index: Any) -> bool:
     return type(index) is Tensor and index.is_cpu and index.ndim > 0
 
 
-def _check_range(low: int, high: int, batch_size: Sequence[int], dim: int) -> None:
-    """Raise CollectionIndexError if the lowest or highest position is out of range for a dim."""
-    size = batch_size[dim]
-    if low < -size or high >= size:
-        raise CollectionIndexError(
-            f"index {high if high >= size else low} is out of bounds for batch dim {dim} of size {size}"
-        )
-
-
 def _move_item(item: Tensor, leaf: Tensor, dim: int) -> Tensor:
     if item.numel():
         low, high = item.aminmax()
-        _check_range(int(low), int(high), leaf.shape, dim)
+        check_range(int(low), int(high), leaf.shape[dim], dim)
     # A non-blocking copy from pageable memory has read its source when the call returns; one from pinned memory has not.
     return item.to(leaf.device, non_blocking=not item.is_pinned())
 
@@ -424,8 +402,36 @@ def _is_scalar(item: Any) -> bool:
     )
 
 
-def _is_full(item: Any) -> bool:
-    return type(item) is slice and item == _FULL
+def _list_steps(items: Sequence[Any], batch: Shape, lead: Shape) -> list[Step]:
+    """Return the steps of a parsed index. Several tensors, or one with several dims, replace their dims together."""
+    steps: list[Step] = []
+    arrays = [item for item in items if type(item) is list or (isinstance(item, Tensor) and item.ndim)]
+    is_list = len(arrays) == 1 and bool not in map(type, items) and getattr(arrays[0], "ndim", 1) == 1
+    joined: list[int] = []
+    front: int | None = None
+    place = dim = 0
+    for item in items:
+        if item is None:
+            steps.append(Step(place, place, Reshape((1,))))
+        elif type(item) is slice and item != _FULL:
+            start, _, step = item.indices(batch[dim])
+            steps.append(Step(place, place + 1, Range(start, slice_length(item, batch[dim]), step)))
+        elif type(item) is not slice:
+            front = place if front is None and not _is_scalar(item) else front
+            if is_list or _is_scalar(item):
+                steps.append(Step(place, place + 1, Take(item, dim)))
+            elif type(item) is not bool:
+                joined.append(place)
+        dim += item is not None and type(item) is not bool
+        # The dim of a scalar is removed before the other items apply.
+        place += type(item) is not bool and not _is_scalar(item)
+    if front is None or is_list:
+        return steps
+    if _is_split_by_slice(items):
+        front = 0
+        steps.append(Step(0, place, Permute((*joined, *[i for i in range(place) if i not in joined]))))
+    stop = front + len(lead) - (place - len(joined))
+    return [*steps, Step(front, front + len(joined), Whole(lead[front:stop]))]
 
 
 def _is_split_by_slice(items: Sequence[Any]) -> bool:

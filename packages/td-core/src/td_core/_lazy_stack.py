@@ -34,7 +34,7 @@ from ._ops.indexed_write import run_writes
 from ._ops.member_writes import check_new_members, split_for_members, unbind_members
 from ._ops.uneven import make_empty_like, rows_of_members, transform_uneven, uneven_index
 from ._ops.update_plan import UpdatePlan
-from ._plans import remove_size
+from ._plan_steps import remove_size
 from ._ragged import (
     check_no_hidden_keys,
     convert_form,
@@ -42,7 +42,7 @@ from ._ragged import (
     list_distinct_members,
     make_ragged_error,
 )
-from ._shape_plans import Reshape, stack_plan
+from ._shape_plans import stack_plan
 from ._walks import visit
 from .errors import BatchSizeError, CollectionIndexError, StructureError
 from .typing import NO_DEFAULT, BatchSize, DeviceType, NestedKey, NoDefault
@@ -512,7 +512,7 @@ class LazyStackedTensorDict(TensorDictBase):
                 return self._stack_members()._transform(plan)
             except StructureError:
                 if (
-                    isinstance(plan, Reshape)
+                    plan.is_reshape()
                     and -1 in self.batch_size
                     and not self._stack_dim
                     and len(plan.lead) == 1
@@ -543,7 +543,7 @@ class LazyStackedTensorDict(TensorDictBase):
             stack_dim,
         )
         position, name = self._stack_dim, self._stack_dim_name
-        if name is not None and position < plan.n and position not in plan.dims():
+        if name is not None and position < plan.n and position not in plan.sources:
             result._stack_dim_name = None
         return result
 

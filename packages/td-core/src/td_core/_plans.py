@@ -1,16 +1,15 @@
 """Plans: what an operation does to the leading dims of every leaf, computed once from the batch size.
 
-A plan is a pure function of shapes. It holds the function to call on each leaf (``leaf``), the new leading dims
-(``lead``) and how many old dims they replace (``n``). Each leaf and each nested node keeps its remaining dims.
-
-A lazy stack applies a plan to its members: :meth:`ShapePlan.along` returns which members remain, the plan for
-each of them, and the new stack dim.
+A plan is a pure function of shapes. It consists of steps (:mod:`._plan_steps`), from which the new leading dims
+(``lead``), their names, the plan for the members of a lazy stack and the positions of values are computed, and of one
+function that applies all steps to a leaf (``leaf``). Each leaf and each nested node keeps its remaining dims.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from math import prod
 from operator import index as to_int
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
@@ -19,10 +18,9 @@ import torch
 from torch import Tensor
 
 from ._dim_names import Names
-from ._torch_private import break_graph
+from ._plan_steps import GatherMap, Reshape, Shape, Step, locate_all, remove_size
 from .errors import DimError
 
-Shape = tuple[int, ...]
 P = TypeVar("P", bound="ShapePlan")
 
 
@@ -30,55 +28,59 @@ class Along(NamedTuple):
     """How a lazy stack applies a plan to its members.
 
     Attributes:
-        picks: positions of the members in the result, in order; None: all members. An int: the result is that
-            member, no longer a stack. For a plan with several results, a list with one of these per result, or None.
+        picks: as in :class:`~._plan_steps.Inside`.
         plan: the plan to apply to each member; None: members are unchanged.
         stack_dim: the new stack dim; None where ``picks`` is an int.
     """
 
     picks: Any
-    plan: ShapePlan | None
+    plan: Any
     stack_dim: int | None
 
 
-def read_positions(index: Tensor) -> Any:
-    """Return the int or list of ints that a tensor holds; None under vmap and for fake and meta tensors."""
-    # Break the graph: in a graph, members would be copied, and writes to the copies would be lost.
-    if torch.compiler.is_compiling():
-        break_graph(
-            "which members of a lazy stack a tensor selects is not known in a graph: index with a list, a range, a slice or "
-            "an int, or densify() the stack first"
-        )
-    try:
-        return index.tolist()
-    except RuntimeError:
-        return None
-
-
 class ShapePlan:
-    """Base of the plans with one result.
+    """Plan of an operation with one result, a copy.
 
     Attributes:
-        leaf: function called on each leaf (on the list of leaves, for plans that join).
+        batch: the sizes of the old leading dims.
+        n: their number.
+        steps: what the plan does to them.
         lead: the new leading dims.
-        n: number of old leading dims that ``lead`` replaces.
-        creates_values: True if the result has new (padding) elements, which only tensors can hold.
+        sources: per new leading dim, the old dim whose name it keeps, or None.
+        spell: returns the function to call on a leaf, for this plan or for that of a member.
+        leaf: function called on each leaf (on the list of leaves, for plans that join).
+        creates_values: True if the result has new elements, which only tensors can hold.
         is_view: True if the result is a view wherever strides allow it.
     """
 
-    __slots__ = ("lead", "leaf", "n")
+    __slots__ = ("batch", "lead", "leaf", "n", "sources", "spell", "steps")
 
     creates_values: ClassVar[bool] = False
     is_view: ClassVar[bool] = False
 
-    def __init__(self, leaf: Callable[[Any], Any], lead: Shape, n: int) -> None:
-        self.leaf = leaf
-        self.lead = lead
-        self.n = n
+    def __init__(
+        self,
+        batch: Shape,
+        steps: Sequence[Step],
+        spell: Callable[[Any], Callable[[Any], Any]],
+        leaf: Callable[[Any], Any] | None = None,
+    ) -> None:
+        sizes = batch
+        sources: list[int | None] = [*range(len(batch))]
+        for start, stop, primitive in steps:
+            new = primitive.resize(sizes[start:stop])
+            sizes = (*sizes[:start], *new, *sizes[stop:])
+            sources[start:stop] = primitive.rename(sources[start:stop], len(new))
+        self.batch = batch
+        self.n = len(batch)
+        self.steps = steps
+        self.lead = tuple(sizes)
+        self.sources = tuple(sources)
+        self.spell = spell
+        self.leaf = spell(self) if leaf is None else leaf
 
-    def dims(self) -> tuple[int | None, ...]:
-        """Return, per new leading dim, the old dim whose name it keeps; the default keeps all."""
-        return tuple(range(self.n))
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({list(self.batch)} -> {list(self.lead)}: {list(self.steps)})"
 
     def resize_batch(self, size: torch.Size) -> torch.Size:
         """Compute the batch size of the result from that of a node."""
@@ -88,7 +90,7 @@ class ShapePlan:
         """Compute the dim names of the result from those of a node."""
         if names is None:
             return None
-        moved = tuple([None if dim is None else names[dim] for dim in self.dims()]) + names[self.n :]
+        moved = tuple([None if dim is None else names[dim] for dim in self.sources]) + names[self.n :]
         return moved if any(name is not None for name in moved) else None
 
     def along(self, stack_dim: int) -> Along | None:
@@ -96,15 +98,45 @@ class ShapePlan:
         if stack_dim >= self.n:
             # A nested stack can have more batch dims than the root: each member then has all the replaced dims.
             return Along(None, self, len(self.lead) + stack_dim - self.n)
-        return self._along(stack_dim)
+        place: int | None = stack_dim
+        picks: Any = None
+        sizes = self.batch
+        rest: list[Step] = []
+        for step in self.steps:
+            start, stop, primitive = step
+            window = sizes[start:stop]
+            new = primitive.resize(window)
+            if place is None:  # one member is left
+                rest.append(step)
+            elif place < start:
+                rest.append(Step(start - 1, stop - 1, primitive))
+            elif place >= stop:
+                rest.append(step)
+                place += len(new) - (stop - start)
+            else:
+                inside = primitive.along(place - start, window)
+                if inside is None:
+                    return None
+                if inside.rest is not None:
+                    rest.append(Step(start, stop - 1, inside.rest))
+                if picks is None:
+                    picks = inside.picks
+                elif inside.picks is not None:
+                    picks = (
+                        picks[inside.picks]
+                        if isinstance(inside.picks, int)
+                        else [picks[i] for i in inside.picks]
+                    )
+                place = None if inside.offset is None else start + inside.offset
+            sizes = (*sizes[:start], *new, *sizes[stop:])
+        return Along(picks, self._make_member_plan(stack_dim, rest), place)
 
-    def _along(self, stack_dim: int) -> Along | None:
-        """Implement :meth:`along` for a stack dim that the plan replaces."""
-        raise NotImplementedError
-
-    def with_fill_value(self, value: float) -> ShapePlan | None:
-        """Return this plan with ``value`` as the padding value; None for a plan that does more than padding."""
-        return None
+    def _make_member_plan(self, stack_dim: int, rest: list[Step]) -> ShapePlan | None:
+        """Return the plan that applies the remaining steps to a member; None if it would return the member."""
+        if not rest and self.is_view:
+            return None
+        batch = remove_size(self.batch, stack_dim)
+        return type(self)(batch, tuple(rest), self.spell, None if rest else Tensor.clone)
 
     def get_member_plan(self, stack_dim: int) -> tuple[ShapePlan | None, int] | None:
         """Return the plan per member and the new stack dim; None if members are dropped or reordered."""
@@ -112,6 +144,42 @@ class ShapePlan:
         if along is None or along.picks is not None or along.stack_dim is None:
             return None
         return along.plan, along.stack_dim
+
+    def list_gather_maps(self, size: Shape) -> list[GatherMap | None]:
+        """Compute the gather map of each result for a batch of ``size``; None where only torch knows it."""
+        return [locate_all(self.steps, size)]
+
+    def is_reshape(self) -> bool:
+        """Return True if the plan merges or splits dims, so that the result can be a copy where a view would be expected."""
+        return any(type(primitive) is Reshape and start < stop for start, stop, primitive in self.steps)
+
+
+class ViewPlan(ShapePlan):
+    """Plan of an operation whose result is a view."""
+
+    __slots__ = ()
+
+    is_view = True
+
+
+class ComputedPlan(ShapePlan):
+    """Plan of an operation that computes new elements, which only tensors can hold."""
+
+    __slots__ = ()
+
+    creates_values = True
+
+
+class WholePlan(ShapePlan):
+    """Plan that needs every leaf whole, so that a lazy stack is stacked first."""
+
+    __slots__ = ()
+
+    def __init__(self, batch: Shape, steps: Sequence[Step], leaf: Callable[[Any], Any]) -> None:
+        super().__init__(batch, steps, lambda plan: leaf)
+
+    def along(self, stack_dim: int) -> None:
+        """Return None: the members must be stacked first."""
 
 
 class MultiPlan(ShapePlan):
@@ -123,9 +191,30 @@ class MultiPlan(ShapePlan):
 
     __slots__ = ("leads",)
 
-    def __init__(self, leaf: Callable[[Any], Any], lead: Shape, n: int, leads: Sequence[Shape]) -> None:
-        super().__init__(leaf, lead, n)
-        self.leads = leads
+    leads: Sequence[Shape]
+
+
+class SplitPlan(MultiPlan):
+    """Plan that splits a dim into views; its only step is a :class:`~._plan_steps.Split`."""
+
+    __slots__ = ()
+
+    is_view = True
+
+    def __init__(self, batch: Shape, steps: Sequence[Step], *spelling: Any) -> None:
+        super().__init__(batch, steps, *spelling)
+        ((start, stop, split),) = steps
+        self.leads = [
+            (*batch[:start], *part.resize(batch[start:stop]), *batch[stop:])
+            for part in split.list_parts(batch[start:stop])
+        ]
+
+    def list_gather_maps(self, size: Shape) -> list[GatherMap | None]:
+        ((start, stop, split),) = self.steps
+        if not self.lead:  # unbind() of a long list is common
+            block = prod(size[1:])
+            return [(range(i * block, i * block + block), size[1:]) for i in range(size[0])]
+        return [Step(start, stop, part).locate(size) for part in split.list_parts(size[start:stop])]
 
 
 _MAX_CACHED = 256
@@ -274,6 +363,10 @@ def wrap_dim(dim: int, ndim: int) -> int:
     )
 
 
-def remove_size(sizes: Sequence[int], dim: int) -> Shape:
-    """Remove the size at ``dim`` from a shape."""
-    return (*sizes[:dim], *sizes[dim + 1 :])
+def wrap_dims(what: str, dims: int | Sequence[int], ndim: int) -> Shape:
+    """Convert dims to different non-negative ints; DimError if one is out of range or repeated."""
+    provided = as_ints(dims)
+    wrapped = tuple([wrap_dim(dim, ndim) for dim in provided])
+    if len(set(wrapped)) != len(wrapped):
+        raise DimError(f"{what}: a dim appears several times in {list(provided)}")
+    return wrapped

@@ -16,8 +16,9 @@ from torch import Tensor
 
 from td_core import LinkedList, TensorCollection, TensorDictBase
 from td_core._indexing import plan_index
+from td_core._plan_steps import GatherMap
 from td_core._plans import compute_coordinates
-from td_core._shape_plans import Reshape, expand_plan, stack_plan, unbind_plan
+from td_core._shape_plans import expand_plan, permute_plan, stack_plan, unbind_plan
 from td_core.errors import BatchSizeError, KeyPathError, StructureError
 from td_core.spi import (
     as_batch_size,
@@ -31,7 +32,7 @@ from td_core.spi import (
 )
 from td_core.typing import NO_DEFAULT, BatchSize, DeviceType, Names, NestedKey
 
-from ._gather_map import GatherMap, make_gather_maps, make_positions, permute_positions, take_values
+from ._gather_map import make_gather_maps, take_values
 from ._non_tensor import NonTensorData, NonTensorDataBase
 from ._static_values import register_stack
 from ._value_nodes import Joints, NonTensorNode, concat_values, find_joints, nest_values, pad_to_even
@@ -274,7 +275,8 @@ class NonTensorStack(NonTensorNode, TensorDictBase):
     def _reorder(self, order: Sequence[int], hidden: int) -> None:
         """Permute the dims of the values; the last ``hidden`` dims of the new order are not part of the batch size."""
         size = self._values_size
-        self._store_new(list(take_values(self._values, permute_positions(size, order))))
+        ((places, _),) = make_gather_maps(permute_plan(size, order), size, None)
+        self._store_new(list(take_values(self._values, places)))
         self._values_size = torch.Size([size[dim] for dim in order])
         self._hidden, self._joints, self._origin = hidden, None, None
 
@@ -350,7 +352,7 @@ class NonTensorStack(NonTensorNode, TensorDictBase):
         """Apply a plan. Return its results: stacks, or NonTensorData for results without batch dims."""
         names = plan.rename_dims(self._names)
         # As in torch, reshaping makes a copy of an expanded stack, in which positions repeat.
-        known = self._places if isinstance(plan, Reshape) and self._places is not None else ()
+        known = self._places if plan.is_reshape() and self._places is not None else ()
         shares = plan.is_view and len(set(known)) == len(known)
         arranged = self._gather(plan)
         if not shares:
@@ -420,8 +422,8 @@ class NonTensorStack(NonTensorNode, TensorDictBase):
 
     def _transform(self, plan: Any) -> Any:
         if plan.creates_values:
-            filled = plan.with_fill_value(-1)
-            return self._kept(plan, plan.lead) if filled is None else self._pad_values(filled)
+            (found,) = plan.list_gather_maps(self._batch_size)
+            return self._kept(plan, plan.lead) if found is None else self._pad_values(*found)
         return self._gather_parts(plan)[0]
 
     def _transform_multi(self, plan: Any) -> tuple[Any, ...]:
@@ -429,12 +431,11 @@ class NonTensorStack(NonTensorNode, TensorDictBase):
             return tuple(self._kept(plan, lead) for lead in plan.leads)
         return tuple(self._gather_parts(plan))
 
-    def _pad_values(self: SelfT, plan: Any) -> SelfT:
-        """Apply a padding plan, with -1 as its fill value, to the positions; padding elements become None."""
+    def _pad_values(self: SelfT, places: Sequence[int], size: tuple[int, ...]) -> SelfT:
+        """Build a padded stack from the position of each value; padding elements, at position -1, become None."""
         self._check_whole()
-        places = plan.leaf(make_positions(self._batch_size, self._device))
-        values = [None if i < 0 else self._values[i] for i in places.flatten().tolist()]
-        return self._of(values, places.shape, self._device, self._names)
+        values = [None if i < 0 else self._values[i] for i in places]
+        return self._of(values, torch.Size(size), self._device, self._names)
 
     def _kept(self: SelfT, plan: Any, lead: tuple[int, ...]) -> SelfT:
         """Copy the stack for an operation that computes new numbers, such as a sum. Raise if it changes the batch size."""

@@ -12,7 +12,7 @@ from .._coerce import COERCERS
 from .._collection import Child, Core, check_same_form, show_path
 from .._keys import unravel_key_to_tuple
 from .._ops.joining import cat, lazy_stack, stack
-from .._plans import remove_size
+from .._plan_steps import remove_size
 from .._ragged import make_padded_tensor
 from .._walks import has_entries, map_levels
 from ..errors import KeyPathError, StructureError

@@ -15,7 +15,8 @@ from torch import Tensor
 from .._collection import Core, align_dims, has_lazy_stack
 from .._dtypes import cast_for_promotion
 from .._foreach import PLAIN, expand_operands
-from .._plans import Shape, broadcast_shape
+from .._plan_steps import Shape
+from .._plans import broadcast_shape
 from .._ragged import get_display_shape
 from .._walks import has_entries, visit, walk, zip_walk
 

@@ -24,7 +24,8 @@ from .._collection import (
 from .._device_labels import set_device_labels
 from .._devices import as_device
 from .._dtypes import as_dtype
-from .._plans import Along, Shape, ShapePlan, as_ints
+from .._plan_steps import Shape, Step, Whole
+from .._plans import WholePlan, as_ints
 from .._storage_backends import get_backends
 from .._torch_private import get_base
 from .._walks import get_path, has_entries, map_levels, walk, walk_levels
@@ -37,7 +38,7 @@ from .operands import LEAF_ERRORS, describe_leaf, raise_at_leaf, transform
 SelfT = TypeVar("SelfT", bound="CastingMixin")
 
 
-class NewBatch(ShapePlan):
+class NewBatch(WholePlan):
     """Plan that makes new leaves of another batch size with the feature dims of the old leaves."""
 
     __slots__ = ()
@@ -45,13 +46,7 @@ class NewBatch(ShapePlan):
 
     def __init__(self, old: Shape, new: Shape, make: Callable[[Tensor, Shape], Tensor]) -> None:
         n = len(old)
-        super().__init__(lambda leaf: make(leaf, (*new, *leaf.shape[n:])), new, n)
-
-    def dims(self) -> tuple[int | None, ...]:
-        return tuple(range(self.n)) if len(self.lead) == self.n else (None,) * len(self.lead)
-
-    def along(self, stack_dim: int) -> Along | None:
-        return None
+        super().__init__(old, (Step(0, n, Whole(new)),), lambda leaf: make(leaf, (*new, *leaf.shape[n:])))
 
 
 class CastingMixin(DeviceMixin):

@@ -4,99 +4,72 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from operator import methodcaller
 from typing import Any
 
 from torch import Tensor
 
-from .._plans import Along, MultiPlan, Shape, ShapePlan, remove_size
+from .._plan_steps import Shape, Step, Whole
+from .._plans import ComputedPlan, MultiPlan, ShapePlan, WholePlan
 
 Leaf = Callable[[Any], Any]
+Dims = tuple[int, ...]
 
 #: Number of leading dims that a full reduction removes: more than any leaf has, so that feature dims are included.
 ALL_DIMS = sys.maxsize
 
 
-class Scan(ShapePlan):
-    """Plan of an operation along one dim that keeps the shape; ``make(dim)`` returns the function to call on a leaf."""
-
-    __slots__ = ("_dim", "_make")
-    creates_values = True
-
-    def __init__(self, batch: Shape, dim: int, make: Callable[[int], Leaf]) -> None:
-        super().__init__(make(dim), batch, len(batch))
-        self._dim = dim
-        self._make = make
-
-    def along(self, stack_dim: int) -> Along | None:
-        if stack_dim == self._dim:
-            return None
-        inner = Scan(remove_size(self.lead, stack_dim), self._dim - (stack_dim < self._dim), self._make)
-        return Along(None, inner, stack_dim)
+def scan_plan(batch: Shape, dim: int, make: Callable[[int], Leaf]) -> ComputedPlan:
+    """Build the plan of an operation along one dim that keeps the shape; ``make(dim)`` returns the function to call on a leaf."""
+    step = Step(dim, dim + 1, Whole((batch[dim],)))
+    return ComputedPlan(batch, (step,), lambda plan: make(plan.steps[0].start))
 
 
-class Reduce(ShapePlan):
-    """Plan of a reduction over some batch dims, or over all dims of a leaf (``dims`` None).
+def reduce_plan(
+    batch: Shape,
+    dims: Dims | None,
+    keepdim: bool,
+    make: Callable[[Dims | None], Leaf],
+    front: int | None = None,
+) -> ShapePlan:
+    """Build the plan of a reduction over some batch dims, or over all dims of a leaf (``dims`` None).
 
     ``make(dims)`` returns the function to call on a leaf. ``front`` is the size of the leading dim that it adds, or None.
     """
+    kept = (1,) if keepdim else ()
+    added = () if front is None else (Step(0, 0, Whole((front,))),)
+    if dims is None:
+        plan = ReduceAll(batch, (Step(0, len(batch), Whole(kept * len(batch))), *added), make(None))
+        plan.n = ALL_DIMS
+        return plan
+    # From the last dim to the first, so that no step moves the dims of the next one.
+    steps = [Step(dim, dim + 1, Whole(kept)) for dim in sorted(dims, reverse=True)]
+    return ComputedPlan(batch, (*steps, *added), partial(_spell_reduce, make))
 
-    __slots__ = ("_batch", "_dims", "_front", "_keepdim", "_kept", "_make")
+
+def _spell_reduce(make: Callable[[Dims | None], Leaf], plan: ShapePlan) -> Leaf:
+    return make(tuple([start for start, stop, _ in reversed(plan.steps) if start < stop]))
+
+
+class ReduceAll(WholePlan):
+    """Plan of a reduction over all dims of a leaf."""
+
+    __slots__ = ()
+
     creates_values = True
-
-    def __init__(
-        self,
-        batch: Shape,
-        dims: tuple[int, ...] | None,
-        keepdim: bool,
-        make: Callable[[tuple[int, ...] | None], Leaf],
-        front: int | None = None,
-    ) -> None:
-        gone: Sequence[int] = range(len(batch)) if dims is None else dims
-        kept = tuple([dim for dim in range(len(batch)) if keepdim or dim not in gone])
-        lead = tuple([1 if dim in gone else batch[dim] for dim in kept])
-        self._kept: tuple[int | None, ...] = kept
-        if front is not None:
-            lead, self._kept = (front, *lead), (None, *kept)
-        super().__init__(make(dims), lead, ALL_DIMS if dims is None else len(batch))
-        self._batch = batch
-        self._dims = dims
-        self._keepdim = keepdim
-        self._make = make
-        self._front = front
-
-    def dims(self) -> tuple[int | None, ...]:
-        return self._kept
-
-    def along(self, stack_dim: int) -> Along | None:
-        dims = self._dims
-        if dims is None or stack_dim in dims:
-            return None
-        inner_dims = tuple([dim - (stack_dim < dim) for dim in dims])
-        inner = Reduce(
-            remove_size(self._batch, stack_dim), inner_dims, self._keepdim, self._make, self._front
-        )
-        return Along(None, inner, self._kept.index(stack_dim))
 
 
 class Pair(MultiPlan):
     """Plan of a scan or reduction that returns two results, values and indices."""
 
-    __slots__ = ("_plan",)
+    __slots__ = ()
+
     creates_values = True
 
-    def __init__(self, plan: ShapePlan) -> None:
-        super().__init__(plan.leaf, plan.lead, plan.n, [plan.lead, plan.lead])
-        self._plan = plan
-
-    def dims(self) -> tuple[int | None, ...]:
-        return self._plan.dims()
-
-    def along(self, stack_dim: int) -> Along | None:
-        along = self._plan.along(stack_dim)
-        if along is None or along.plan is None:
-            return along
-        return Along(along.picks, Pair(along.plan), along.stack_dim)
+    def __init__(self, batch: Shape, steps: Sequence[Step], *spelling: Any) -> None:
+        super().__init__(batch, steps, *spelling)
+        self.leads = [self.lead, self.lead]
 
 
 def flatten_features(leaf: Tensor, n: int) -> Tensor:

@@ -22,7 +22,7 @@ from .._plans import ShapePlan, as_int, wrap_dim
 from .._walks import has_entries, visit, zip_walk
 from ..errors import DimNamesError, StructureError
 from ..typing import NO_DEFAULT, DtypeLike, NestedKey, NoDefault
-from .dim_plans import Pair, Reduce, Scan, flatten_features, make_call, make_single_dim_call
+from .dim_plans import Pair, flatten_features, make_call, make_single_dim_call, reduce_plan, scan_plan
 from .operands import (
     LEAF_ERRORS,
     raise_at_entry,
@@ -116,7 +116,7 @@ def with_indices(name: str, what: str) -> Callable[..., Any]:
             return methodcaller(name, dims[0], keepdim)
 
         return _reduce_pair(
-            self, name, Reduce(tuple(self.batch_size), (place,), keepdim, make), joined, result_type
+            self, name, reduce_plan(tuple(self.batch_size), (place,), keepdim, make), joined, result_type
         )
 
     method.__name__ = name
@@ -150,7 +150,7 @@ def scan(name: str, what: str) -> Callable[..., Any]:
         place = _parse_dim(self, name, dim)
         joined = methodcaller(name, place)(_concat_elements(self, name, place)) if reduce else None
         result_type = getattr(torch.return_types, name) if return_indices else None
-        plan = Scan(tuple(self.batch_size), place, partial(methodcaller, name))
+        plan = scan_plan(tuple(self.batch_size), place, partial(methodcaller, name))
         return _reduce_pair(self, name, plan, joined, result_type)
 
     method.__name__ = name
@@ -236,7 +236,7 @@ def _reduce(
             make = make_call(name, keep, options)
         if reduce:
             return make(dims)(_concat_elements(node, name, None if dims is None else dims[0]))
-        result = transform(name, node, Reduce(tuple(node.batch_size), dims, keep, make))
+        result = transform(name, node, reduce_plan(tuple(node.batch_size), dims, keep, make))
     return result if key_transform is None else _with_keys(result, key_transform)
 
 
@@ -247,7 +247,9 @@ def _reduce_bools(
     name = combine.__name__
     if dim is not None:
         dims = _parse_dims(node, name, dim)
-        return transform(name, node, Reduce(tuple(node.batch_size), dims, False, make_call(name, False, {})))
+        return transform(
+            name, node, reduce_plan(tuple(node.batch_size), dims, False, make_call(name, False, {}))
+        )
     leaves = node._leaves()
     try:
         return combine(map(leaf, leaves))
@@ -267,7 +269,7 @@ def _make_norm(leaves: list[Tensor]) -> Callable[[Tensor], Tensor]:
 def _reduce_pair(node: Any, name: str, plan: ShapePlan, joined: Any, result_type: Any) -> Any:
     """Return ``joined``, a pair of tensors; if it is None, the pair of collections that ``plan`` computes."""
     if joined is None:
-        pair = Pair(plan)
+        pair = Pair(plan.batch, plan.steps, plan.spell, plan.leaf)
         try:
             joined = node._transform_multi(pair)
         except LEAF_ERRORS as error:
@@ -431,7 +433,7 @@ class ReductionMixin(Core):
         leaf: Callable[[Tensor], Tensor] = partial(torch.linalg.vector_norm, dtype=as_dtype(dtype))
         if dtype is None and self._members_and_dim() is None and not torch.compiler.is_compiling():
             leaf = _make_norm(self._leaves())
-        result = transform("norm", self, Reduce(tuple(self.batch_size), None, False, lambda dims: leaf))
+        result = transform("norm", self, reduce_plan(tuple(self.batch_size), None, False, lambda dims: leaf))
         if key_transform is not None:
             result = _with_keys(result, key_transform)
         return result if out is None else write_out("norm", result, out)
@@ -453,7 +455,7 @@ class ReductionMixin(Core):
             dims = tuple(range(len(self.batch_size)))
         if dims:
             make = make_call("logsumexp", keepdim, {})
-            result = transform("logsumexp", self, Reduce(tuple(self.batch_size), dims, keepdim, make))
+            result = transform("logsumexp", self, reduce_plan(tuple(self.batch_size), dims, keepdim, make))
         else:  # torch reads an empty dims tuple as all dims
             result = run_each_leaf("logsumexp", self, lambda leaf: leaf[None].logsumexp(0))
         return result if out is None else write_out("logsumexp", result, out)
@@ -505,7 +507,7 @@ class ReductionMixin(Core):
             if reduce:
                 return make(dims)(_concat_elements(self, "quantile", None if dims is None else dims[0]))
             # If leaves are reduced to one number per quantile, their first dim is not a batch dim.
-            plan = Reduce(
+            plan = reduce_plan(
                 tuple(self.batch_size), dims, keep, make, None if dims is None and not keep else front
             )
             result = transform("quantile", self, plan)
@@ -522,7 +524,7 @@ class ReductionMixin(Core):
         tensor([0.5000, 0.5000])
         """
         place = _parse_dim(self, "softmax", dim)
-        plan = Scan(
+        plan = scan_plan(
             tuple(self.batch_size), place, lambda position: methodcaller("softmax", position, as_dtype(dtype))
         )
         return transform("softmax", self, plan)

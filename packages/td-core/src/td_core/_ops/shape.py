@@ -23,7 +23,7 @@ from .._indexing import plan_index
 from .._keys import unravel_key_to_tuple
 from .._locking import check_unlocked
 from .._mapping_views import is_leaf_or_value
-from .._plans import as_ints
+from .._plans import ShapePlan, WholePlan, as_ints
 from .._ragged import check_no_hidden_keys, get_display_shape, make_nested_tensor
 from .._torch_private import functorch_level, get_base
 from .._walks import has_entries
@@ -242,8 +242,8 @@ class ShapeMixin(EntryMixin, LockMixin):
 
     moveaxis = movedim
 
-    def _permute(self: SelfT, plan: shapes.Permute) -> SelfT:
-        return self._transform(plan)._write_back_on_exit(self, _write_permuted, plan.order)
+    def _permute(self: SelfT, plan: ShapePlan) -> SelfT:
+        return self._transform(plan)._write_back_on_exit(self, _write_permuted, plan.sources)
 
     def expand(self: SelfT, *args: Any, size: Sequence[int] | None = None) -> SelfT:
         """Return a view with batch dims of size one expanded, and new leading dims added, without a copy.
@@ -398,7 +398,7 @@ class ShapeMixin(EntryMixin, LockMixin):
         >>> td.contiguous()["a"].is_contiguous()
         True
         """
-        result = self._transform(shapes.Dense(_canonical if canonical else Tensor.contiguous))
+        result = self._transform(WholePlan((), (), _canonical if canonical else Tensor.contiguous))
         return self._adopt_result(result, "make contiguous") if inplace else result
 
     def densify(self: SelfT, layout: torch.layout = torch.strided) -> SelfT:
