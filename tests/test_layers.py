@@ -50,6 +50,9 @@ LAYERS = [
         "_locations",
         "_inspection",
         "_command_line",
+        "_progress",
+        "_checksums",
+        "_temporary_files",
     ],
     ["_value_types", "_value_codec"],
     [
@@ -83,6 +86,7 @@ LAYERS = [
         "_pickling",
         "pickles",
         "kinds",
+        "_encoded_tables",
     ],
     ["_ops", "_from_python", "_convert", "_repr", "_serializers", "_saving", "plugins.siblings"],
     ["_base"],

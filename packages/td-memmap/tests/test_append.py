@@ -69,7 +69,7 @@ def test_append_unknown_hash_algorithm_raises(tmp_path: Path, same: Any) -> None
     rows(0, 3).memmap(tmp_path)
     manifest = json.loads((tmp_path / "%manifest.json").read_text())
     (tmp_path / "%manifest.json").write_text(json.dumps({**manifest, "algorithm": "md5"}))
-    with pytest.raises(FormatError, match=r"%manifest.json: its hashes are 'md5', which needs: pip install"):
+    with pytest.raises(FormatError, match=r"%manifest.json: the hashes are 'md5', which needs: pip install"):
         append_memmap(tmp_path, rows(3, 2))
     same(TensorDict.load_memmap(tmp_path), rows(0, 3))
 

@@ -314,7 +314,7 @@ def test_load_equal_metadata_with_other_file_names_finds_files(tmp_path: Path, w
     [
         ({"files": 3}, "files is 3, expected the size of every file"),
         ({"hashes": [1]}, r"hashes is \[1\], expected the hash of every file"),
-        ({"algorithm": "rot13"}, "its hashes are 'rot13', which needs: pip install"),
+        ({"algorithm": "rot13"}, "the hashes are 'rot13', which needs: pip install"),
         ({"files": {"a.memmap": 8}}, "the row of 'a.memmap' is 8, expected size and time"),
         (
             {"files": {"a.memmap": [8.0, None]}},

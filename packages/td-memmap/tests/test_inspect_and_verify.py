@@ -28,7 +28,7 @@ def hashed_save(
     request: pytest.FixtureRequest, nest: Any, prefix: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Path:
     if request.param == "crc32":
-        monkeypatch.setattr("td_memmap._checksum.xxh3_128", None)
+        monkeypatch.setattr("td_core._checksums.xxh3_128", None)
     else:
         pytest.importorskip("xxhash")
     nest.memmap(prefix, checksums=True)
@@ -296,10 +296,10 @@ def test_progress_calls_function_with_bytes_done(
     td.memmap(prefix, progress=True)
     assert "save" in (bar := capsys.readouterr().err) and bar.endswith("\n")
     bars: list[Any] = []
-    monkeypatch.setattr("td_memmap._progress.tqdm", lambda **given: bars.append(Bar()) or bars[0])
+    monkeypatch.setattr("td_core._progress.tqdm", lambda **given: bars.append(Bar()) or bars[0])
     td.memmap(prefix, progress=True)
     assert bars[0].steps == [1000, 1000, 1000, "closed"]
-    monkeypatch.setattr("td_memmap._progress.tqdm", None)
+    monkeypatch.setattr("td_core._progress.tqdm", None)
     td.memmap(prefix, progress=True)
     assert capsys.readouterr().err.endswith("save: 2000 of 3000 bytes\rsave: 3000 of 3000 bytes\n")
 

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 import td_core
-from td_core import TensorDict
+from td_core import TensorDict, _temporary_files
 from td_core.testing import installed
-from td_safetensors import _files, plugin
+from td_safetensors import _files, _write_save, plugin
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -135,6 +135,8 @@ CALLS = {
     "fstat",
     "stat",
     "makedirs",
+    "chmod",
+    "ftruncate",
 }
 
 
@@ -182,10 +184,8 @@ def kill_at_call(n: int, work: Callable[[], Any]) -> bool:
 
 def watch_calls(see: Callable[[str], None], patch: pytest.MonkeyPatch | None = None) -> None:
     """Call ``see`` before every file system call of the package."""
-    from td_safetensors import _write_save
-
     watched = WatchedOs(see)
-    for module in (_files, _write_save):
+    for module in (_files, _temporary_files, _write_save):
         if patch is None:
             module.os = watched
         else:

@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from td_core import CodecError, TensorDict, load
-from td_safetensors import _files, save
+from td_core.spi import NewFile
+from td_safetensors import save
 
 
 def make_collection(value: int) -> TensorDict:
@@ -138,7 +139,7 @@ def test_save_removes_stale_temporaries_of_its_name_only(path: Path, td: TensorD
 
 
 def test_save_keeps_temporary_of_running_save(path: Path, td: TensorDict) -> None:
-    running = _files.NewFile(str(path))
+    running = NewFile(path)
     save(td, path)
     assert os.path.exists(running.temporary)
     running.discard()

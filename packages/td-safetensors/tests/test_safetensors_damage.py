@@ -90,7 +90,7 @@ HEADERS: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "td not JSON": (lambda h: h["__metadata__"].update(td="{"), "td header is not valid JSON"),
     "td version 2": (
         edit_td(lambda td: td.update(version=2)),
-        "version 2; expected 1: upgrade td-safetensors",
+        "version 2; expected 1: upgrade the package of this format",
     ),
     "td list": (edit_td(lambda td: [td]), "td header has the version"),
     "no nodes": (edit_td(lambda td: td.__delitem__("nodes")), "nodes of the td header is not a list"),
@@ -134,7 +134,7 @@ HEADERS: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     ),
     "reference entry": (
         edit_reference(lambda r: r["root"]["keys"].update(a={})),
-        "damaged at 'a'.*non_tensor",
+        "damaged at key 'a'.*non_tensor",
     ),
     "reference class": (
         edit_reference(lambda r: r["root"]["keys"]["n"]["td"].update({"class": "<class 'nowhere.Point'>"})),

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 import td_core
-from td_core import FormatError, LazyStackedTensorDict, TensorDict
+from td_core import FormatError, LazyStackedTensorDict, TensorDict, _checksums
 from td_core.__main__ import main
-from td_safetensors import _read_save, _tensor_hashes, save
+from td_safetensors import _read_save, save
 
 
 def test_inspect_lists_nodes_and_leaves(path: Path, td: TensorDict, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,7 +62,7 @@ def test_verify_finds_changed_tensor(
     algorithm: str, sharded: bool, tmp_path: Path, td: TensorDict, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if algorithm == "crc32":
-        monkeypatch.setattr(_tensor_hashes, "xxh3_128", None)
+        monkeypatch.setattr(_checksums, "xxh3_128", None)
     else:
         pytest.importorskip("xxhash")
     td["tied"] = td["n", "b"]
@@ -97,8 +97,8 @@ def test_verify_missing_algorithm_names_extra(
 ) -> None:
     pytest.importorskip("xxhash")
     save(td, path, checksums=True)
-    monkeypatch.setattr(_tensor_hashes, "xxh3_128", None)
-    assert "pip install td-safetensors[checksum]" in str(td_core.verify(path))
+    monkeypatch.setattr(_checksums, "xxh3_128", None)
+    assert "pip install xxhash" in str(td_core.verify(path))
 
 
 def test_verify_missing_shard_is_a_problem(tmp_path: Path, td: TensorDict) -> None:

@@ -48,7 +48,7 @@ def test_open_file_reads_no_elements(path: Path, monkeypatch: pytest.MonkeyPatch
 def test_open_keys_selects_and_names_missing_key(path: Path, td: TensorDict) -> None:
     save(td, path)
     assert list(td_core.open(path, keys=[("n", "b")]).keys(True, True)) == [("n", "b")]
-    with pytest.raises(KeyPathError, match=r"data.safetensors: the save has no 'x'"):
+    with pytest.raises(KeyPathError, match=r"data.safetensors: the save has no key 'x'"):
         td_core.open(path, keys="x")
 
 

@@ -17,6 +17,7 @@ PUBLIC = {
     "td_core",
     "td_core.kinds",
     "td_core.errors",
+    "td_core.spi",
     "td_core.typing",
     "td_core.plugins",
     "td_core.testing",

@@ -143,7 +143,7 @@ def test_create_from_meta_reads_nothing(path: Path) -> None:
 
 def test_create_nested_tensor_raises_with_key(path: Path) -> None:
     leaf = torch.nested.nested_tensor([torch.ones(2), torch.ones(1)], layout=torch.jagged)
-    with pytest.raises(CodecError, match="cannot create 'x': the sizes of a nested tensor"):
+    with pytest.raises(CodecError, match="cannot create key 'x': the sizes of a nested tensor"):
         td_core.create(TensorDict({"x": leaf}), path, format="safetensors")
     assert not path.exists()
 

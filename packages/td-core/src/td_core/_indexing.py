@@ -22,7 +22,7 @@ from ._dtypes import POSITIONS, ROWS
 from ._foreach import PLAIN
 from ._plan_steps import Permute, Range, Reshape, Shape, Step, Take, Whole, check_range, remove_size
 from ._plans import REPEATING, Along, ShapePlan, broadcast_shape, cache_plans, slice_length
-from ._torch_private import functorch_level
+from ._torch_private import functorch_level, plain_results
 from .errors import CollectionIndexError
 
 _FULL = slice(None)
@@ -137,7 +137,7 @@ def _make_reader(index: Any) -> Callable[[Tensor], Any]:
 
     def read_rows(leaf: Tensor) -> Any:
         nonlocal placed, selects
-        if type(leaf) in PLAIN:
+        if type(leaf) in PLAIN or type(leaf).__torch_function__ is plain_results:
             if not leaf.is_cpu:
                 placed = placed or BoundIndex(index)
                 return leaf[placed.move_to_device_of(leaf)]

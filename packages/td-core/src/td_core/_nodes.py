@@ -30,7 +30,9 @@ from ._public_names import set_module
 from ._walks import expand
 from .errors import FormatError, MissingPluginError, PluginError, StructureError, TensorDictError
 
-__all__ = ["KINDS", "Encoded", "Layout", "NodeKind", "NodeKinds", "Record", "decode", "encode"]
+__all__ = [
+    "KINDS", "Encoded", "Layout", "NodeKind", "NodeKinds", "Record", "decode", "encode", "sort_topologically",
+]  # fmt: skip
 
 
 @set_module("td_core")
@@ -95,6 +97,7 @@ class NodeKind:
         attributes: function from a node to the part of its ``__dict__`` that copies and pickles keep in addition
             to the record. Default: the whole ``__dict__`` of an instance of a subclass, if instances of the class
             itself have no ``__dict__``. Slots that a subclass adds are always kept.
+        is_leaf: True if users see a node as one leaf, so that the keys of its record are not a part of key paths.
 
     >>> KINDS["TensorDict"].type.__name__
     'TensorDict'
@@ -107,6 +110,7 @@ class NodeKind:
     layouts: Mapping[str, Layout] = field(default_factory=dict)
     with_class: bool = False
     attributes: Callable[[Any], dict[str, Any]] | None = None
+    is_leaf: bool = False
 
     def record_of(self, node: Any, format_name: str = "", path: tuple[str, ...] = ()) -> Record:
         """Flatten a node of this kind with the layout of a format; ``path`` is its key path, for messages.
@@ -295,7 +299,7 @@ class Encoded:
         nodes: JSON rows ``{"kind", "meta", "entries", "members", "values"}``, parents before children. An entry is
             ``[key, i]`` with the position ``i`` of a node, or ``[key, [j]]`` with the position ``j`` of a leaf; a
             value is ``[name, position]``.
-        leaves: the tensors.
+        leaves: the tensors; in a table that is read from a file, what describes them.
         values: the Python values.
         classes: classes of nodes by position, if available. They take precedence over class names in the rows, which
             can be ambiguous or differ from the name in a pickle.
@@ -308,24 +312,21 @@ class Encoded:
     """
 
     nodes: list[dict[str, Any]]
-    leaves: list[Tensor]
+    leaves: list[Any]
     values: list[Any]
     classes: Mapping[int, type] = field(default_factory=dict)
     attributes: dict[int, dict[str, Any]] = field(default_factory=dict)
     objects: list[Core] = field(default_factory=list)
 
-    def node_paths(self) -> list[tuple[str, ...]]:
+    def node_paths(self, *, members: bool = True) -> list[tuple[str, ...]]:
         """Return the key path of each node, from keys of entries and names of members; the first one of a shared node.
+
+        With ``members`` False, names of members are omitted, so that a key path is the one by which users get the node.
 
         >>> encode(TensorDict({"a": 1, "n": {"b": 2}})).node_paths()
         [(), ('n',)]
         """
-        paths: list[tuple[str, ...]] = [()] * len(self.nodes)
-        for path, row in zip(paths, self.nodes):  # a parent precedes its children
-            for key, child in chain(row["entries"], row["members"]):
-                if isinstance(child, int):
-                    paths[child] = paths[child] or (*path, key)
-        return paths
+        return self._list_paths(members)[0]
 
     def reduce_classes(self) -> dict[int, Any]:
         """Return :attr:`classes` for a pickle: classes that :mod:`copyreg` can reduce are replaced by their reduced form."""
@@ -337,18 +338,30 @@ class Encoded:
                 result[position] = _ReducedClass(parts)
         return result
 
-    def leaf_paths(self) -> list[tuple[str, ...]]:
-        """Return the key path of each leaf.
+    def leaf_paths(self, *, members: bool = True) -> list[tuple[str, ...]]:
+        """Return the key path of each leaf; ``members`` as for :meth:`node_paths`.
 
-        >>> encode(TensorDict({"a": 1, "n": {"b": 2}})).leaf_paths()
-        [('a',), ('n', 'b')]
+        >>> from td_core import lazy_stack
+        >>> encoded = encode(lazy_stack([TensorDict({"a": 1}), TensorDict({"a": 2})]))
+        >>> sorted(encoded.leaf_paths()), encoded.leaf_paths(members=False)
+        ([('0', 'a'), ('1', 'a')], [('a',), ('a',)])
         """
-        paths: list[tuple[str, ...]] = [()] * len(self.leaves)
-        for path, row in zip(self.node_paths(), self.nodes):
-            for key, child in chain(row["entries"], row["members"]):
-                if isinstance(child, list):
-                    paths[child[0]] = (*path, key)
-        return paths
+        return self._list_paths(members)[1]
+
+    def _list_paths(self, members: bool) -> tuple[list[tuple[str, ...]], list[tuple[str, ...]]]:
+        nodes: list[tuple[str, ...]] = [()] * len(self.nodes)
+        leaves: list[tuple[str, ...]] = [()] * len(self.leaves)
+        for path, row in zip(nodes, self.nodes):  # a parent precedes its children
+            hidden = not members and (kind := KINDS.get(row["kind"])) is not None and kind.is_leaf
+            for group in ("entries", "members"):
+                named = members or (group == "entries" and not hidden)
+                for key, child in row[group]:
+                    below = (*path, key) if named else path
+                    if isinstance(child, int):
+                        nodes[child] = nodes[child] or below
+                    else:
+                        leaves[child[0]] = below
+        return nodes, leaves
 
 
 def encode(
@@ -424,7 +437,7 @@ def encode(
                     todo.append((len(nodes), row))
                     nodes.append({})
     if not ordered:
-        order = _sort_topologically(nodes)
+        order = sort_topologically(nodes)
         classes = {new: classes[old] for new, old in enumerate(order) if old in classes}
         attributes = {new: attributes[old] for new, old in enumerate(order) if old in attributes}
         nodes, objects = [nodes[old] for old in order], [objects[old] for old in order]
@@ -433,7 +446,7 @@ def encode(
     return Encoded(nodes, leaves, values, classes, attributes, objects)
 
 
-def _sort_topologically(rows: list[dict[str, Any]]) -> list[int]:
+def sort_topologically(rows: list[dict[str, Any]]) -> list[int]:
     """Return an order in which parents precede children, and update the references in the rows to that order."""
     below = [
         [ref for group in ("entries", "members") for _, ref in row[group] if isinstance(ref, int)]

@@ -6,9 +6,10 @@ of each one that accepts the location. td-memmap registers the default, ``"memma
 
 from __future__ import annotations
 
+import functools
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
 
@@ -314,13 +315,18 @@ def _is_recognised(serializer: Serializer, location: Location, head: bytes) -> b
         ) from error
 
 
-def list_options(serializer: Serializer, operation: str) -> list[str] | None:
+def list_options(serializer: Serializer, operation: str) -> tuple[str, ...] | None:
     """Return the options that an operation of a format declares; None if it accepts any."""
-    parameters = list(inspect.signature(getattr(serializer, operation)).parameters.values())
+    return _read_signature(getattr(serializer, operation), _POSITIONAL.get(operation, 1))
+
+
+@functools.lru_cache(maxsize=256)
+def _read_signature(method: Callable[..., Any], positional: int) -> tuple[str, ...] | None:
+    parameters = list(inspect.signature(method).parameters.values())
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return None
-    named = parameters[_POSITIONAL.get(operation, 1) :]
-    return [parameter.name for parameter in named if parameter.kind is not parameter.VAR_POSITIONAL]
+    named = parameters[positional:]
+    return tuple(parameter.name for parameter in named if parameter.kind is not parameter.VAR_POSITIONAL)
 
 
 def check_options(

@@ -7,6 +7,7 @@ to the source. Every other operation reads. So nothing is ever written to memory
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 from collections.abc import Callable, Iterable, Sequence
@@ -340,6 +341,9 @@ def _index(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     indices = read_all(indices)
     if not isinstance(view, StoredTensor):
         return func(view, indices)
+    mapped = _find_mapped(view)
+    if mapped is not None:
+        return _to_device(view, func(mapped, indices))
     points = find_points(view.shape, indices)
     before, after = points.split(view.shape)
     size = (*before, *points.shape, *after)
@@ -349,6 +353,16 @@ def _index(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     if _TOGETHER.is_on and not view.requires_grad:
         return StoredTensor(Rows(request, size, view.dtype), view.device)
     return _to_device(view, _finish([request])[0])
+
+
+def _find_mapped(view: StoredTensor) -> Tensor | None:
+    """Return the elements of a view in the mapped memory of its source, or None if the source is not mapped."""
+    get_mapped = getattr(unwrap(view.source), "map", None)
+    mapped: Tensor | None = None if get_mapped is None else get_mapped()
+    if mapped is None or not mapped.is_contiguous():
+        return None
+    offset = int(mapped.storage_offset()) + int(view.storage_offset())
+    return mapped.as_strided(view.shape, view.stride(), offset)
 
 
 def _index_put(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -494,6 +508,18 @@ def _change_in_memory(method: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
+def _get_item(self: Any, index: Any) -> Any:
+    """Index a tensor; take rows of mapped memory directly."""
+    with torch._C.DisableTorchFunctionSubclass():
+        if type(index) is Tensor and index.ndim == 1 and index.dtype is torch.int64:
+            mapped = _find_mapped(self) if isinstance(self, StoredTensor) and not self.requires_grad else None
+            if mapped is not None:
+                # index_select is faster, but supports no negative positions, and its errors do not name the position.
+                with contextlib.suppress(IndexError, RuntimeError):
+                    return _to_device(self, mapped.index_select(0, index))
+        return Tensor.__getitem__(self, index)
+
+
 def _to(self: Any, *args: Any, **kwargs: Any) -> Tensor:
     """Read if a device is given, even if it is the same one: to() with a device means its memory."""
     given = [*args[:1], kwargs.get("device"), kwargs.get("other")]
@@ -512,6 +538,7 @@ _DATA: Any = Tensor.data
 
 #: Functions that torch implements without the dispatcher, or that return the tensor itself where memory is wanted.
 _FUNCTIONS: dict[Any, Callable[..., Any]] = {
+    Tensor.__getitem__: _get_item,
     Tensor.to: _to,
     **{
         method: _in_memory(method)

@@ -8,12 +8,14 @@ from typing import Any, NoReturn
 
 from torch import Tensor
 
+from ._public_names import set_module
 from .errors import LockedError
 from .typing import Source, SourceIndex
 
 __all__ = ["MODES", "PrivateSource", "ReadOnlySource", "unwrap"]
 
 
+@set_module("td_core.pickles")
 class ReadOnlySource:
     """A source that reads another source and refuses writes."""
 
@@ -37,6 +39,7 @@ class ReadOnlySource:
         """Do nothing."""
 
 
+@set_module("td_core.pickles")
 class PrivateSource:
     """A source that reads another source until its first write, which copies the array to memory."""
 

@@ -12,9 +12,15 @@ from ._buffers import Leaves, unpack_leaves
 from ._pickling import rebuild_collection, set_foreign_state
 from ._public_names import lazy_names
 
-__all__ = [
-    "Leaves", "rebuild_collection", "rebuild_stored_tensor", "set_foreign_state",  # noqa: F822  lazy
+__all__ = [  # noqa: F822  lazy
+    "Leaves", "PrivateSource", "ReadOnlySource", "rebuild_collection", "rebuild_stored_tensor", "set_foreign_state",
     "unpack_leaves",
 ]  # fmt: skip
 
-__getattr__ = lazy_names(__name__, {"td_core._stored": ["rebuild_stored_tensor"]})[0]
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "td_core._stored": ["rebuild_stored_tensor"],
+        "td_core._stored_modes": ["PrivateSource", "ReadOnlySource"],
+    },
+)[0]

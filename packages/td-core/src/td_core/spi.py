@@ -15,13 +15,15 @@ True
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from ._arrays import as_tensor
 from ._buffers import as_bytes, is_stored
 from ._collection import show_path
 from ._command_line import run_command
 from ._devices import as_device, wait_for
 from ._dim_names import check_names, resize_names
-from ._dtypes import STORABLE, as_dtype
+from ._dtypes import STORABLE, UNSIGNED, as_dtype
 from ._foreach import PLAIN
 from ._inspection import show_size
 from ._keys import suggest_keys
@@ -40,15 +42,19 @@ from ._torch_private import count_users, is_traced, looks, make_nested_view, pla
 from ._value_codec import is_readable, is_same_value, parse_json
 from ._walks import expand, visit, walk
 from ._wrapper import Wrapper
+from .plugins.memmap_methods import Progress
 
 __all__ = [
-    "OVERRIDABLE", "PLAIN", "PROVIDED", "REQUIRED", "STORABLE", "VERSION", "Keeper", "Settings", "StorageBackend", "Switch",
-    "Wrapper", "as_batch_size", "as_bytes", "as_device", "as_dtype", "as_named", "as_tensor", "check_names",
-    "check_unlocked", "compute_seqlens", "copy_all", "count_users", "expand", "is_expanded", "is_readable", "is_same_value",
-    "is_stored", "is_traced", "lazy_names", "lock", "looks", "make_header", "make_jagged", "make_nested_view", "new_object",
-    "parse_json", "plain_results", "read_header_field", "register_pytree", "register_pytree_family", "resize_names",
-    "run_command", "set_module", "show_path", "show_size", "split_jagged", "suggest_keys", "user_class", "visit",
-    "wait_for", "walk",
+    "OVERRIDABLE", "PLAIN", "PROVIDED", "REQUIRED", "STORABLE", "UNSIGNED", "VERSION", "Keeper", "NewDirectory",
+    "NewFile", "Progress", "Settings", "StorageBackend", "Switch", "Wrapper", "as_batch_size", "as_buffer",
+    "as_bytes", "as_device", "as_dtype", "as_named", "as_tensor", "check_names", "check_table", "check_unlocked",
+    "choose_algorithm", "compute_digest", "compute_seqlens", "copy_all", "count_users", "decode_table",
+    "describe_table", "dump_table", "expand", "is_expanded", "is_readable", "is_same_value", "is_stored", "is_traced",
+    "lazy_names", "load_table", "lock", "lock_directory", "looks", "make_checksum", "make_header", "make_jagged",
+    "make_nested_view", "make_reporter", "new_object", "parse_json", "plain_results", "read_header_field",
+    "read_unreplaced", "register_pytree", "register_pytree_family", "remove_stale", "resize_names", "run_command",
+    "select_keys", "set_module", "show_path", "show_size", "split_jagged", "suggest_keys", "sync_directory",
+    "user_class", "visit", "wait_for", "walk",
 ]  # fmt: skip
 
 #: Version of this interface. It increases when a name is removed or changes its meaning.
@@ -100,3 +106,37 @@ OVERRIDABLE = {
     "_of_saved": "Convert a loaded node, maybe of another class, to this class, or raise TypeError.",
     "_of_level": "Convert a nested node of another kind to this kind.",
 }
+
+# For authors of formats. Imported at first use, since programs that do not save need none of it.
+if TYPE_CHECKING:
+    from ._checksums import as_buffer as as_buffer
+    from ._checksums import choose_algorithm as choose_algorithm
+    from ._checksums import compute_digest as compute_digest
+    from ._checksums import make_checksum as make_checksum
+    from ._encoded_tables import check_table as check_table
+    from ._encoded_tables import decode_table as decode_table
+    from ._encoded_tables import describe_table as describe_table
+    from ._encoded_tables import dump_table as dump_table
+    from ._encoded_tables import load_table as load_table
+    from ._encoded_tables import select_keys as select_keys
+    from ._progress import make_reporter as make_reporter
+    from ._temporary_files import NewDirectory as NewDirectory
+    from ._temporary_files import NewFile as NewFile
+    from ._temporary_files import lock_directory as lock_directory
+    from ._temporary_files import read_unreplaced as read_unreplaced
+    from ._temporary_files import remove_stale as remove_stale
+    from ._temporary_files import sync_directory as sync_directory
+else:
+    __getattr__ = lazy_names(
+        __name__,
+        {
+            "td_core._checksums": ["as_buffer", "choose_algorithm", "compute_digest", "make_checksum"],
+            "td_core._encoded_tables": [
+                "check_table", "decode_table", "describe_table", "dump_table", "load_table", "select_keys",
+            ],
+            "td_core._progress": ["make_reporter"],
+            "td_core._temporary_files": [
+                "NewDirectory", "NewFile", "lock_directory", "read_unreplaced", "remove_stale", "sync_directory",
+            ],
+        },
+    )[0]  # fmt: skip

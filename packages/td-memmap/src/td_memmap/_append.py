@@ -17,10 +17,9 @@ from typing import Any
 
 from td_core import TensorCollection
 from td_core.errors import FormatError
-from td_core.spi import is_same_value, show_path
+from td_core.spi import compute_digest, is_same_value, show_path
 
 from . import _file_names, _fs
-from ._checksum import compute_digest
 from ._chunks import write_chunks
 from ._commit import Staging, lock_prefix
 from ._errors import AppendError

@@ -25,6 +25,7 @@ from torch import Tensor
 from td_core import TensorCollection
 from td_core.errors import CodecError, FormatError
 from td_core.plugins.memmap_methods import MemmapOptions, Progress
+from td_core.spi import make_reporter
 from td_core.typing import NestedKey
 
 from . import _file_names, _fs
@@ -38,7 +39,6 @@ from ._memmap_like import make_load_options, map_same_structure
 from ._meta import find_directory, format_manifest, has_level
 from ._new_file import NewFile
 from ._plan import Plan
-from ._progress import make_reporter
 from ._save import plan_save
 from ._save_files import find_save_files
 from ._shapes import element_count, make_empty, reshape_flat

@@ -25,7 +25,7 @@ from torch import Tensor
 from td_core import Record, TensorCollection, join_value, kinds
 from td_core.errors import FormatError, MissingPluginError
 from td_core.plugins.memmap_methods import LoadMemmapOptions
-from td_core.spi import as_named, compute_seqlens, make_jagged, show_path, user_class, visit
+from td_core.spi import as_named, compute_seqlens, make_jagged, make_reporter, show_path, user_class, visit
 from td_core.typing import NestedKey
 
 from . import _file_names, _fs
@@ -44,7 +44,6 @@ from ._meta import (
     read_level,
 )
 from ._plan import CLASS, FORMAT, KeyPath
-from ._progress import make_reporter
 from ._read_node import list_members, list_subdirectories, read_node
 from ._shapes import element_count, make_empty
 from ._tensor import MemoryMappedTensor, Place, as_plain, map_file

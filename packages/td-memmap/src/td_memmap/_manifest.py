@@ -9,14 +9,13 @@ from typing import Any
 from td_core import Problem, Report
 from td_core.errors import FormatError
 from td_core.plugins.memmap_methods import Progress
+from td_core.spi import compute_digest, make_checksum, make_reporter
 
 from . import _file_names, _fs
 from ._archive import ArchiveTree
-from ._checksum import compute_digest, make_checksum
 from ._fs import DirectoryTree, Parts
 from ._load import check_metadata, retry_on_replace
 from ._meta import parse_json, read_if_there, read_json
-from ._progress import make_reporter
 
 
 def verify(path: str | Path, *, progress: Progress = False) -> Report:
@@ -79,10 +78,11 @@ def verify_tree(tree: DirectoryTree, manifest: Any, progress: Progress = False) 
     algorithm = manifest.get("algorithm")
     if not isinstance(hashes, dict):
         raise FormatError(f"{where}: hashes is {hashes!r}, expected the hash of every file")
-    if (hashes or algorithm is not None) and make_checksum(str(algorithm)) is None:
-        raise FormatError(
-            f"{where}: its hashes are {algorithm!r}, which needs: pip install td-memmap[checksum]"
-        )
+    if hashes or algorithm is not None:
+        try:
+            make_checksum(str(algorithm))
+        except FormatError as error:
+            raise FormatError(f"{where}: {error}") from error
     saved = tree.stat((), _file_names.MANIFEST)
     problems = []
     for name, row in files.items():

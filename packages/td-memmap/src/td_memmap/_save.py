@@ -15,11 +15,20 @@ from torch import Tensor, nn
 
 from td_core import StructureError, TensorCollection
 from td_core.plugins.memmap_methods import MemmapOptions
-from td_core.spi import make_jagged, show_path, split_jagged, visit, wait_for
+from td_core.spi import (
+    choose_algorithm,
+    compute_digest,
+    make_checksum,
+    make_jagged,
+    make_reporter,
+    show_path,
+    split_jagged,
+    visit,
+    wait_for,
+)
 
 from . import _file_names, _fs
 from ._anonymous import AnonymousFile, align
-from ._checksum import choose_algorithm, compute_digest, make_checksum
 from ._chunks import iter_chunks, write_chunks
 from ._commit import Staging
 from ._errors import FileTakenError
@@ -29,7 +38,6 @@ from ._mapped_memory import source_of
 from ._memmap_backend import MemmapBackend, attach_backend
 from ._meta import format_manifest
 from ._plan import LeafFile, Plan, encode_node, make_plan, plan_anonymous
-from ._progress import make_reporter
 from ._shapes import element_count, make_empty, reshape_flat
 from ._tensor import MemoryMappedTensor, Place, as_plain, is_at_its_place, is_whole, map_file
 

@@ -13,17 +13,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from td_core import CodecError, Encoded, encode, split_value
+from td_core import CodecError, Encoded, encode
+from td_core.spi import dump_table, show_path
 
 from ._format import NAMES, Array
 from ._leaves import Piece, Place, as_storable, get_stored, split_leaf
 from ._reference import describe
-from ._tables import find_stacks, list_key_paths, list_name_paths, show_path
+from ._tensor_names import find_stacks, list_name_paths
 
-__all__ = ["VERSION", "Plan", "Stored", "compute_check", "make_plan"]
-
-#: Version of the ``td`` header.
-VERSION = 1
+__all__ = ["Plan", "Stored", "compute_check", "make_plan"]
 
 
 @dataclass(slots=True)
@@ -109,13 +107,8 @@ def make_plan(data: Any, *, blank: bool = False) -> Plan:
                 stored[known[key]] = _store(piece.tensor)
             placed.append(known[key])
         places[position] = place(placed)
-    header: dict[str, Any] = {
-        "version": VERSION,
-        "nodes": nodes,
-        "leaves": places,
-        "values": _split_values(encoded),
-        "check": compute_check((name, item.array.shape) for name, item in stored.items()),
-    }
+    header = dump_table(encoded, places)
+    header["check"] = compute_check((name, item.array.shape) for name, item in stored.items())
     return Plan(stored, header, describe(header, leaves, stacks))
 
 
@@ -128,7 +121,7 @@ def _check_memory(encoded: Encoded, blank: bool) -> None:
     """Raise CodecError for leaves without elements, or with ``blank`` for those whose shape does not follow from sizes."""
     for position, leaf in enumerate(encoded.leaves):
         if leaf.is_nested if blank else leaf.device.type == "meta":
-            path = show_path(list_key_paths(encoded.nodes)[1][position])
+            path = show_path(encoded.leaf_paths(members=False)[position])
             if blank:
                 raise CodecError(
                     f"cannot create {path}: the sizes of a nested tensor are a part of its elements"
@@ -142,24 +135,7 @@ def _split_leaves(encoded: Encoded) -> list[tuple[list[Piece], Callable[[list[st
         try:
             result.append(split_leaf(leaf))
         except CodecError as error:
-            path = list_key_paths(encoded.nodes)[1][position]
-            raise CodecError(f"cannot save {show_path(path)}: {error}") from error
-    return result
-
-
-def _split_values(encoded: Encoded) -> list[list[Any]]:
-    result = []
-    for position, value in enumerate(encoded.values):
-        try:
-            result.append(list(split_value(value)))
-        except CodecError as error:
-            owner, name = next(
-                (owner, name)
-                for owner, row in enumerate(encoded.nodes)
-                for name, ref in row["values"]
-                if ref == position
-            )
-            path = (*list_key_paths(encoded.nodes)[0][owner], name)
+            path = encoded.leaf_paths(members=False)[position]
             raise CodecError(f"cannot save {show_path(path)}: {error}") from error
     return result
 

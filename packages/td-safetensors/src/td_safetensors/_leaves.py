@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from td_core.errors import CodecError, FormatError
+from td_core.spi import STORABLE, UNSIGNED
 
 from ._format import NAMES
 
@@ -25,13 +26,10 @@ Place = Any
 #: An expanded leaf is stored once if that saves at least this many bytes; otherwise other programs read it more easily.
 _WORTH_COMPACTING = 1024
 
-#: Stored dtypes of the same width for dtypes that the format lacks.
-_STAND_INS = {1: torch.uint8, 2: torch.uint16, 4: torch.uint32, 8: torch.uint64}
 #: Dtypes whose elements are stored as pairs of real numbers.
 _PAIRS = {torch.complex128: torch.float64, torch.complex32: torch.float16}
 if torch.complex64 not in NAMES:
     _PAIRS[torch.complex64] = torch.float32
-_BY_NAME = {str(dtype): dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}
 
 
 class Piece(NamedTuple):
@@ -107,7 +105,7 @@ def as_storable(tensor: Tensor) -> Tensor:
     """Return the elements of a dense tensor on the CPU, contiguous, in a dtype that the format has."""
     tensor = tensor.detach().to("cpu").resolve_conj().resolve_neg()
     if tensor.dtype not in NAMES and tensor.dtype not in _PAIRS:
-        tensor = tensor.view(_STAND_INS[tensor.dtype.itemsize])  # first, since torch cannot copy some dtypes
+        tensor = tensor.view(UNSIGNED[tensor.dtype.itemsize])  # first, since torch cannot copy some dtypes
     tensor = tensor.contiguous()
     return torch.view_as_real(tensor) if tensor.dtype in _PAIRS else tensor
 
@@ -118,7 +116,7 @@ def get_stored(dtype: torch.dtype, shape: tuple[int, ...]) -> tuple[torch.dtype,
         return dtype, shape
     if dtype in _PAIRS:
         return _PAIRS[dtype], (*shape, 2)
-    return _STAND_INS[dtype.itemsize], shape
+    return UNSIGNED[dtype.itemsize], shape
 
 
 def restore(place: Place, read: Callable[[str], Tensor]) -> Tensor:
@@ -152,7 +150,7 @@ def restore(place: Place, read: Callable[[str], Tensor]) -> Tensor:
                 return torch.nested.nested_tensor(components, dtype=flat.dtype, device=flat.device)
         tensor = read(place["tensor"])
         if "dtype" in place:
-            dtype = _BY_NAME[place["dtype"]]
+            dtype = STORABLE[place["dtype"]]
             if tensor.dtype != get_stored(dtype, ())[0]:
                 raise ValueError(f"its tensor has the dtype {tensor.dtype}")
             tensor = torch.view_as_complex(tensor) if dtype in _PAIRS else tensor.view(dtype)

@@ -9,15 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from td_core import NestedKey, StoredTensor
+from td_core import Encoded, NestedKey, StoredTensor
 from td_core.errors import FormatError, UnsupportedOperationError
+from td_core.spi import select_keys, set_module, show_path
 from td_core.typing import SourceIndex
 
 from ._files import open_for_reading, sync_file
 from ._format import read_header
 from ._leaves import Place, restore
-from ._read_save import File, Save, build, list_names, list_used_leaves, open_save, prepare
-from ._tables import list_key_paths, show_path
+from ._read_save import File, Save, build, list_names, open_save
 
 __all__ = ["FileSource", "MappedTensor", "open_collection", "rebuild_mapped"]
 
@@ -42,6 +42,7 @@ class MappedTensor(Tensor):
         return memo.setdefault(id(self), self.clone())  # type: ignore[no-any-return]
 
 
+@set_module("td_safetensors.safetensors_pickles")
 class FileSource:
     """A leaf of a file that is opened for writing: reads and writes go through a shared mapping, in each process its own."""
 
@@ -51,17 +52,18 @@ class FileSource:
 
     def read(self, index: SourceIndex) -> Tensor:
         """Return a copy of a part of the leaf."""
-        return self._map()[index].clone()
+        return self.map()[index].clone()
 
     def write(self, index: SourceIndex, value: Tensor) -> None:
         """Write a part of the leaf into the file."""
-        self._map()[index] = value
+        self.map()[index] = value
 
     def flush(self) -> None:
         """Return when what was written has reached the disk."""
         sync_file(self.path)
 
-    def _map(self) -> Tensor:
+    def map(self) -> Tensor:
+        """Return the leaf as memory that is mapped from the file."""
         if self._mapped is None:
             self._mapped = _map_again(self.path, self.stamp, self.place, shared=True)
         return self._mapped
@@ -100,43 +102,40 @@ def open_collection(
     tensor([7, 5])
     """
     with open_save(path) as save:
-        header = prepare(save, keys=keys, strict=strict)
-        places = header["leaves"]
+        table = select_keys(save.table, keys, save.path)
         if mode == "r+":
-            return _open_for_writing(save, header).lock_()
+            return _open_for_writing(save, table, strict).lock_()
 
         origins: dict[File, tuple[str, Stamp]] = {}
 
-        def wrap(ref: int, leaf: Tensor) -> Tensor:
-            files = {save.arrays[name][0] for name in list_names(places[ref])}
+        def wrap(place: Place, leaf: Tensor) -> Tensor:
+            files = {save.arrays[name][0] for name in list_names(place)}
             if mode == "c" or leaf.is_nested or len(files) != 1:
                 return leaf
             (file,) = files
             if file not in origins:
                 origins[file] = os.path.abspath(file.path), _stamp(file.fd)
             mapped = leaf.as_subclass(MappedTensor)
-            mapped._origin = (*origins[file], places[ref])  # type: ignore[attr-defined]
+            mapped._origin = (*origins[file], place)  # type: ignore[attr-defined]
             return mapped
 
-        result = build(save, header, save.map, None, wrap)
+        result = build(save, table, save.map, wrap=wrap, strict=strict)
     return result if mode == "c" else result.lock_()
 
 
-def _open_for_writing(save: Save, header: dict[str, Any]) -> Any:
-    if "hashes" in header:
+def _open_for_writing(save: Save, table: Encoded, strict: bool) -> Any:
+    if save.hashes is not None:
         raise UnsupportedOperationError(
             f"{save.path} has checksums, which writes in place would contradict: save it without, or open it with mode='c'"
         )
-    places = header["leaves"]
-    for ref in list_used_leaves(header["nodes"]):
-        if isinstance(places[ref], dict) and not {"jagged", "nested"}.isdisjoint(places[ref]):
-            key = show_path(list_key_paths(header["nodes"])[1][ref])
+    for place, key in zip(table.leaves, table.leaf_paths(members=False), strict=True):
+        if isinstance(place, dict) and not {"jagged", "nested"}.isdisjoint(place):
             raise UnsupportedOperationError(
-                f"{save.path}: {key} is a nested tensor, which cannot be written in place: leave it out with keys="
+                f"{save.path}: {show_path(key)} is a nested tensor, which cannot be written in place: "
+                "leave it out with keys="
             )
 
-    def wrap(ref: int, leaf: Tensor) -> Tensor:
-        place = places[ref]
+    def wrap(place: Place, leaf: Tensor) -> Tensor:
         (file,) = {save.arrays[name][0] for name in list_names(place)}
         size = place.get("expand") if isinstance(place, dict) else None
         if size is not None:
@@ -146,7 +145,7 @@ def _open_for_writing(save: Save, header: dict[str, Any]) -> Any:
         stored = StoredTensor(FileSource(os.path.abspath(file.path), stamp, place, leaf.shape, leaf.dtype))
         return stored if size is None else stored.expand(size)
 
-    return build(save, header, save.map, None, wrap)
+    return build(save, table, save.map, wrap=wrap, strict=strict)
 
 
 def _stamp(fd: int, *, written: bool = False) -> Stamp:
@@ -163,6 +162,7 @@ def _map_again(path: str, stamp: Stamp, place: Place, *, shared: bool = False) -
         return restore(place, lambda name: file.map(name, file.header.arrays[name]))
 
 
+@set_module("td_safetensors.safetensors_pickles")
 def rebuild_mapped(path: str, stamp: Stamp, place: Place) -> Tensor:
     """Map a leaf again, in another process.
 

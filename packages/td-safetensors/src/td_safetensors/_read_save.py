@@ -8,25 +8,25 @@ import os
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from td_core import Encoded, NestedKey, TensorDict, decode, join_value, unravel_key_to_tuple
-from td_core.errors import FormatError, MissingPluginError, TensorDictError
+from td_core import Encoded, NestedKey, TensorDict
+from td_core.errors import FormatError, TensorDictError
+from td_core.spi import Progress, check_table, decode_table, load_table, make_reporter, select_keys, show_path
 
 from ._files import is_on_network, map_file, open_for_reading, read_into, run_parallel
 from ._format import DTYPES, Array, Header, parse_json, read_header
-from ._layout_plan import VERSION, compute_check
+from ._layout_plan import compute_check
 from ._leaves import Place, restore
-from ._progress_report import Progress, make_reporter
-from ._reference import build_foreign_rows, explain, find_registered, read_reference
+from ._reference import build_foreign_table, read_reference
 from ._shards import SINGLE, check_weight_map, find_index
-from ._tables import check_rows, list_key_paths, select_keys, show_path
 
-__all__ = ["Save", "build", "load", "open_save", "prepare"]
+__all__ = ["Save", "build", "load", "open_save"]
 
 #: Tensors below this size are read together where they are neighbours.
 _SMALL = 1 << 18
@@ -71,14 +71,14 @@ class Save:
     Attributes:
         path: path of the file, or of the index of shards.
         arrays: file and position of each tensor.
-        header: nodes, leaves and values, as in the ``td`` header.
-        foreign: whether the save has no header of a collection.
+        table: the table of nodes, with places as leaves.
+        hashes: the hashes of the tensors as in the ``td`` header, or None.
     """
 
     def __init__(
-        self, path: str, arrays: dict[str, tuple[File, Array]], header: dict[str, Any], foreign: bool
+        self, path: str, arrays: dict[str, tuple[File, Array]], table: Encoded, hashes: Any = None
     ) -> None:
-        self.path, self.arrays, self.header, self.foreign = path, arrays, header, foreign
+        self.path, self.arrays, self.table, self.hashes = path, arrays, table, hashes
 
     def map(self, name: str) -> Tensor:
         """Return a tensor of the save, mapped from its file."""
@@ -154,45 +154,43 @@ def _open_weight_map(
 
 def _describe(path: str, arrays: dict[str, tuple[File, Array]], metadata: Mapping[str, str]) -> Save:
     """Choose the header that describes the collection: ours, that of tensordict, or the names of the tensors."""
+    hashes = None
     if "td" in metadata:
         header = _read_header(metadata, path)
+        table, hashes = load_table(header, path), header.get("hashes")
         check = compute_check((name, array.shape) for name, (_, array) in arrays.items())
         if header.get("check") != check:
             raise FormatError(
                 f"{path}: the td header does not describe the tensors of the file; another program changed names or shapes"
             )
     elif "tensordict" in metadata:
-        header = read_reference(parse_json(metadata["tensordict"], f"{path}: the tensordict header"), path)
+        table = read_reference(parse_json(metadata["tensordict"], f"{path}: the tensordict header"), path)
+        check_table(table, path)
     else:
-        header = build_foreign_rows({name: array for name, (_, array) in arrays.items()})
-        return Save(path, arrays, header, True)
+        return Save(path, arrays, build_foreign_table({name: array for name, (_, array) in arrays.items()}))
     named = set()
-    for place in header["leaves"]:
+    for place in table.leaves:
         named.update(list_names(place))
     if named != arrays.keys():
         missing, extra = sorted(named - arrays.keys()), sorted(arrays.keys() - named)
         raise FormatError(
             f"{path}: its header and its tensors differ; missing: {missing!r:.300}, not in the header: {extra!r:.300}"
         )
-    return Save(path, arrays, header, False)
+    return Save(path, arrays, table, hashes)
 
 
-def _read_header(metadata: Mapping[str, str], path: str) -> dict[str, Any]:
+def _read_header(metadata: Mapping[str, str], path: str) -> Any:
     header = parse_json(metadata["td"], f"{path}: the td header")
-    version = header.get("version") if isinstance(header, dict) else header
-    if type(version) is not int or version != VERSION:
-        raise FormatError(
-            f"{path}: the td header has the version {version!r:.100}; expected {VERSION}: upgrade td-safetensors"
-        )
-    for name in ("nodes", "leaves", "values"):
-        if not isinstance(header.get(name), list):
-            raise FormatError(f"{path}: {name} of the td header is not a list")
     beside = metadata.get("tensordict")
-    if beside is not None and header.get("beside") != zlib.crc32(beside.encode()):
+    if (
+        isinstance(header, dict)
+        and beside is not None
+        and header.get("beside") != zlib.crc32(beside.encode())
+    ):
         raise FormatError(
             f"{path}: the headers td and tensordict differ; another program changed one of them"
         )
-    return dict(header)
+    return header
 
 
 def list_names(place: Place) -> list[str]:
@@ -290,14 +288,12 @@ def _load(
         raise ValueError(f"strategy is 'auto', 'mmap' or 'read'; got {strategy!r}")
     target = None if device is None else TensorDict(device=device).device  # td-core adds the index of a GPU
     with open_save(path) as save:
-        header = prepare(save, keys=keys, strict=strict)
-        names = dict.fromkeys(
-            name for ref in list_used_leaves(header["nodes"]) for name in list_names(header["leaves"][ref])
-        )
+        table = select_keys(save.table, keys, save.path)
+        names = dict.fromkeys(name for place in table.leaves for name in list_names(place))
         early = target if rows is None or (target is not None and target.type == "meta") else None
-        targets = {} if into is None else _find_targets(save, header, into)
+        targets = {} if into is None else _find_targets(save, table, into)
         read = _make_reader(save, list(names), targets, early, strategy, num_threads, progress)
-        result = build(save, header, read, early)
+        result = build(save, table, read, early, strict=strict)
         if rows is not None:
             result = result[rows]
             if target is not None and early is None:
@@ -305,14 +301,12 @@ def _load(
     return result
 
 
-def _find_targets(save: Save, header: Mapping[str, Any], data: Any) -> dict[str, Tensor]:
+def _find_targets(save: Save, table: Encoded, data: Any) -> dict[str, Tensor]:
     """Return the leaves of a collection into whose memory a tensor of the save can be read, by the name of the tensor."""
     leaves: dict[Any, Any] = dict(data.items(True, True))
-    paths = list_key_paths(header["nodes"])[1]
-    users = Counter(name for place in header["leaves"] for name in list_names(place))
-    targets = {}
-    for ref, path in paths.items():
-        name = header["leaves"][ref]
+    users = Counter(name for place in table.leaves for name in list_names(place))
+    targets: dict[str, Tensor] = {}
+    for name, path in zip(table.leaves, table.leaf_paths(members=False), strict=True):
         leaf: Any = leaves.get(path[0] if len(path) == 1 else path)
         if not isinstance(name, str) or users[name] > 1 or type(leaf) not in (Tensor, torch.nn.Parameter):
             continue
@@ -324,88 +318,43 @@ def _find_targets(save: Save, header: Mapping[str, Any], data: Any) -> dict[str,
     return targets
 
 
-def prepare(save: Save, *, keys: Any = None, strict: bool = True) -> dict[str, Any]:
-    """Return the header of a save with the chosen keys only, and with known kinds."""
-    header = save.header
-    try:
-        rows = [{**row} for row in header["nodes"]]
-        check_rows(rows, len(header["leaves"]))
-        if keys is not None:
-            chosen = [keys] if isinstance(keys, (str, tuple)) else keys
-            rows = select_keys(rows, [unravel_key_to_tuple(key) for key in chosen])
-        find_registered(rows, strict=strict)
-    except TensorDictError as error:
-        raise type(error)(f"{save.path}: {error}") from error
-    except (LookupError, TypeError, ValueError, AttributeError) as error:
-        raise FormatError(f"{save.path}: the nodes of its header are damaged: {error!r}") from error
-    return {**header, "nodes": rows}
-
-
-def list_used_leaves(rows: list[dict[str, Any]]) -> list[int]:
-    """Return the positions of the leaves that rows refer to."""
-    return [
-        ref[0]
-        for row in rows
-        for group in ("entries", "members")
-        for _, ref in row[group]
-        if isinstance(ref, list)
-    ]
-
-
 def build(
     save: Save,
-    header: Mapping[str, Any],
+    table: Encoded,
     read: Callable[[str], Tensor],
-    device: torch.device | None,
-    wrap: Callable[[int, Tensor], Tensor] | None = None,
+    device: torch.device | None = None,
+    *,
+    wrap: Callable[[Place, Tensor], Tensor] | None = None,
+    strict: bool = True,
 ) -> Any:
-    """Build the collection that a header describes; ``read`` returns the tensor of a name, ``wrap`` converts each leaf.
+    """Build the collection of a table; ``read`` returns the tensor of a name, ``wrap`` converts the leaf of a place.
 
     Raises:
-        FormatError: the header does not describe a collection, or contradicts the tensors.
+        FormatError: the table does not describe a collection, or contradicts the tensors.
     """
-    rows, places = header["nodes"], header["leaves"]
-    _set_devices(rows, device)
-    leaves: list[Tensor] = [_UNUSED] * len(places)
+    leaves: list[Tensor] = []
     known: dict[str, Tensor] = {}
-    for ref in list_used_leaves(rows):
-        place = places[ref]
+    for place in table.leaves:
         # Tied leaves are one tensor again.
         name = place if isinstance(place, str) else repr(place)
         try:
             if name not in known:
                 leaf = restore(place, read)
-                known[name] = leaf if wrap is None else wrap(ref, leaf)
-            leaves[ref] = known[name]
+                known[name] = leaf if wrap is None else wrap(place, leaf)
+            leaves.append(known[name])
         except (TensorDictError, KeyError, RecursionError) as error:
-            raise FormatError(f"{save.path}: {_format_leaf(rows, ref)}: {error}") from error
-    try:
-        values = [join_value(plain, types) for plain, types in header["values"]]
-        return decode(Encoded(rows, leaves, values))
-    except (FormatError, MissingPluginError) as error:
-        raise type(error)(f"{save.path}: {explain(error)}") from error
-    except (TypeError, ValueError) as error:
-        raise FormatError(f"{save.path}: the values of its header are damaged: {error!r}") from error
+            path = table.leaf_paths(members=False)[len(leaves)]
+            raise FormatError(f"{save.path}: {show_path(path)}: {error}") from error
+    rows = [{**row, "meta": _with_device(row, device)} for row in table.nodes]
+    return decode_table(replace(table, nodes=rows), leaves, save.path, strict=strict)
 
 
-#: In the place of leaves that no node refers to.
-_UNUSED = torch.empty(0)
-
-
-def _format_leaf(rows: list[dict[str, Any]], ref: int) -> str:
-    with contextlib.suppress(LookupError, TypeError, ValueError):
-        return show_path(list_key_paths(rows)[1][ref])
-    return f"leaf {ref}"
-
-
-def _set_devices(rows: list[dict[str, Any]], device: torch.device | None) -> None:
-    """Replace the device labels of nodes: leaves are on ``device``, or on the CPU."""
-    for row in rows:
-        meta = row["meta"]
-        if device is not None and (row["kind"] == "TensorDict" or "device" in meta):
-            row["meta"] = {**meta, "device": str(device)}
-        elif isinstance(meta.get("device"), str):
-            row["meta"] = {**meta, "device": "cpu"}
+def _with_device(row: dict[str, Any], device: torch.device | None) -> dict[str, Any]:
+    """Return the meta of a node with another device label: leaves are on ``device``, or on the CPU."""
+    meta: dict[str, Any] = row["meta"]
+    if device is not None and (row["kind"] == "TensorDict" or "device" in meta):
+        return {**meta, "device": str(device)}
+    return {**meta, "device": "cpu"} if isinstance(meta.get("device"), str) else meta
 
 
 def _make_reader(

@@ -11,13 +11,14 @@ from typing import Any
 
 from torch import Tensor
 
-from td_core import __version__, kinds
+from td_core import Encoded, __version__, kinds
 from td_core.errors import FormatError
+from td_core.spi import show_path
 
 from ._format import Array
-from ._tables import Rows, Stack, show_path
+from ._tensor_names import Rows, Stack
 
-__all__ = ["build_foreign_rows", "describe", "read_reference"]
+__all__ = ["build_foreign_table", "describe", "read_reference"]
 
 #: Beyond this nesting tensordict, and the JSON encoder, fail with a RecursionError.
 _MAX_DEPTH = 100
@@ -108,8 +109,8 @@ class _Writer:
         return {"td": self.write_level(ref, stacked, depth + 1)}
 
 
-def read_reference(header: Any, where: str) -> dict[str, Any]:
-    """Convert the header of tensordict to a ``td`` header.
+def read_reference(header: Any, where: str) -> Encoded:
+    """Convert the header of tensordict to a table of nodes, with names of tensors as leaves.
 
     Raises:
         FormatError: the header is malformed, or of another version.
@@ -126,11 +127,11 @@ def read_reference(header: Any, where: str) -> dict[str, Any]:
         raise FormatError(
             f"{where}: the tensordict header is damaged at {show_path(reader.path)}: {error!r}"
         ) from error
-    return {"nodes": reader.rows, "leaves": reader.places, "values": reader.values}
+    return Encoded(reader.rows, reader.places, reader.values)
 
 
 class _Reader:
-    """Builds the rows of a ``td`` header, parents before children, without recursion."""
+    """Builds the rows of a table, parents before children, without recursion."""
 
     def __init__(self) -> None:
         self.rows: Rows = []
@@ -211,14 +212,15 @@ def _read_sizes(sizes: Any) -> list[int]:
 
 
 def _read_class(name: Any) -> str:
-    """Return a class name as the tag of its kind. Where the name of the module ends is found when it is loaded."""
+    """Return the tag of the kind that a class name means; the name itself if no such class is defined."""
     if not isinstance(name, str):
         raise TypeError(f"its class is {name!r}")
-    return name.removeprefix("<class '").removesuffix("'>")
+    dotted = name.removeprefix("<class '").removesuffix("'>")
+    return next((tag for tag in list_tags(dotted) if kinds.find(tag) is not None), dotted)
 
 
-def build_foreign_rows(arrays: Mapping[str, Array]) -> dict[str, Any]:
-    """Build a ``td`` header for a file without one: the names are split at dots, except where that would clash.
+def build_foreign_table(arrays: Mapping[str, Array]) -> Encoded:
+    """Build a table of nodes for a file without one: the names are split at dots, except where that would clash.
 
     A name is one key if one of its parts is empty, or if another name is the path to it.
     """
@@ -255,7 +257,7 @@ def build_foreign_rows(arrays: Mapping[str, Array]) -> dict[str, Any]:
         rows[add(path[:-1])]["entries"].append([path[-1], [number]])
     if not rows:
         add(())
-    return {"nodes": rows, "leaves": names, "values": []}
+    return Encoded(rows, names, [])
 
 
 def _split_name(name: str) -> tuple[str, ...]:
@@ -267,33 +269,3 @@ def list_tags(name: str) -> Iterable[str]:
     """Return the tags that a dotted class name can mean: the module may end at each of the dots."""
     parts = name.split(".")
     return (f"{'.'.join(parts[:i])}:{'.'.join(parts[i:])}" for i in range(len(parts) - 1, 0, -1))
-
-
-def find_registered(rows: Rows, *, strict: bool) -> None:
-    """Replace the dotted class names in rows by the tags of their kinds; a class that is not defined stays.
-
-    With ``strict`` False, a tensorclass that is not defined becomes the collection that it holds.
-    """
-    for row in rows:
-        kind = row["kind"]
-        if [name for name, _ in row["members"]] != ["_tensordict"] or not isinstance(kind, str):
-            continue
-        tags = [kind] if ":" in kind else list_tags(kind)
-        known = next((tag for tag in tags if kinds.find(tag) is not None), None)
-        if known is not None:
-            row["kind"] = known
-        elif not strict:
-            inner = rows[row["members"][0][1]]
-            row.clear()
-            row.update(inner)
-
-
-#: The part of the message of ``decode`` for a kind that is not registered.
-_NO_KIND = "which no installed package provides"
-
-
-def explain(error: Exception) -> str:
-    """Return the message of an error of ``decode``, with what to do about a class that is not defined."""
-    if _NO_KIND not in str(error):
-        return str(error)
-    return f"{error}; import the module that defines the class first, or pass strict=False for a TensorDict"

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Mapping
-from typing import Any
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from td_core import Problem, Report, Tree
 from td_core.errors import FormatError, TensorDictError
+from td_core.spi import Progress, as_buffer, compute_digest, describe_table, make_reporter, show_path
 
 from ._format import DTYPES
 from ._leaves import Place, restore
-from ._progress_report import Progress, make_reporter
-from ._read_save import Save, build, list_names, open_save, prepare
-from ._tables import list_key_paths, show_path
-from ._tensor_hashes import compute_digest
+from ._read_save import Save, build, list_names, open_save
 
 __all__ = ["inspect", "verify"]
 
@@ -38,32 +35,8 @@ def inspect(path: str | os.PathLike[str]) -> Tree:
             b: leaf [1] torch.int64, 8 bytes
     """
     with open_save(path) as save:
-        header = prepare(save)
-        rows = header["nodes"]
-        trees = [_describe_node(row, header["values"]) for row in rows]
-        trees[0].name = os.path.basename(os.fspath(path).rstrip("/"))
-        for position in range(len(rows) - 1, -1, -1):  # children before their parents
-            row, tree = rows[position], trees[position]
-            for group in ("entries", "members"):
-                for key, ref in row[group]:
-                    if isinstance(ref, list):
-                        child = _describe_leaf(save, key, header["leaves"][ref[0]])
-                    else:
-                        child = trees[ref]
-                        child.name = key
-                    tree.children[key] = child
-                    tree.nbytes += child.nbytes
-    return trees[0]
-
-
-def _describe_node(row: Mapping[str, Any], values: list[Any]) -> Tree:
-    kind = str(row.get("class") or row["kind"])
-    size = row["meta"].get("batch_size")
-    found = {}
-    with contextlib.suppress(LookupError, TypeError, ValueError):
-        found = {name: values[ref][0] for name, ref in row["values"]}
-    shape = size if isinstance(size, list) else None
-    return Tree("", kind, shape, provider=row.get("from"), values=found)
+        name = os.path.basename(os.fspath(path).rstrip("/"))
+        return describe_table(save.table, name, partial(_describe_leaf, save))
 
 
 def _describe_leaf(save: Save, key: str, place: Place) -> Tree:
@@ -130,8 +103,7 @@ def verify(path: str | os.PathLike[str], *, progress: Progress = False) -> Repor
             digests, algorithm = _read_hashes(save)
             problems = _check_hashes(save, digests, algorithm, progress)
             if not problems:
-                header = prepare(save)
-                build(save, header, save.map, None)
+                build(save, save.table, save.map)
     except FileNotFoundError:
         raise
     except TensorDictError as error:
@@ -141,7 +113,7 @@ def verify(path: str | os.PathLike[str], *, progress: Progress = False) -> Repor
 
 def _read_hashes(save: Save) -> tuple[dict[str, str], str]:
     """Return the stored hash of each tensor, and the name of the algorithm."""
-    hashes = save.header.get("hashes")
+    hashes = save.hashes
     if hashes is None:
         return {}, "crc32"
     digests = hashes.get("tensors") if isinstance(hashes, dict) else None
@@ -155,12 +127,11 @@ def _check_hashes(
 ) -> list[Problem]:
     sizes = {name: save.arrays[name][1].nbytes for name in digests}
     report = make_reporter(progress, sum(sizes.values()), "verify")
-    rows = save.header["nodes"]
     problems = []
     for name, wanted in digests.items():
-        digest = compute_digest(algorithm, [save.map(name)])
+        digest = compute_digest(algorithm, [as_buffer(save.map(name))])
         if digest != wanted:
-            keys = _find_keys(save, rows, name)
+            keys = _find_keys(save, name)
             detail = f"the hash of {keys} is {digest}, {wanted} was saved"
             problems.append(
                 Problem(f"{os.path.basename(save.arrays[name][0].path)}: {name}", "damaged", detail)
@@ -169,12 +140,12 @@ def _check_hashes(
     return problems
 
 
-def _find_keys(save: Save, rows: list[dict[str, Any]], name: str) -> str:
+def _find_keys(save: Save, name: str) -> str:
     """Return the key paths of the leaves that a tensor belongs to, for messages."""
-    paths = list_key_paths(rows)[1]
+    paths = save.table.leaf_paths(members=False)
     found = [
-        show_path(paths[ref])
-        for ref, place in enumerate(save.header["leaves"])
-        if ref in paths and name in list_names(place)
+        show_path(path)
+        for path, place in zip(paths, save.table.leaves, strict=True)
+        if name in list_names(place)
     ]
     return ", ".join(dict.fromkeys(found))

@@ -15,21 +15,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._files import (
-    PIECE,
+from td_core.spi import (
     NewFile,
-    list_all_temporaries,
-    list_temporaries,
+    Progress,
+    as_buffer,
+    choose_algorithm,
+    compute_digest,
     lock_directory,
+    make_reporter,
     remove_stale,
-    run_parallel,
     sync_directory,
 )
+
+from ._files import PIECE, run_parallel
 from ._format import DTYPES, Array, build_header
 from ._layout_plan import Plan, Stored, make_plan
-from ._progress_report import Progress, make_reporter
 from ._shards import INDEX, SINGLE, list_shards, name_shard, parse_size, split_shards
-from ._tensor_hashes import as_buffer, choose_algorithm, compute_digest
 
 __all__ = ["create_file", "save"]
 
@@ -118,11 +119,10 @@ def create_file(like: Any, path: str | os.PathLike[str]) -> None:
     plan = make_plan(like, blank=True)
     placed = _place(plan.stored)
     header = build_header(((name, array) for name, array, _ in placed), plan.make_metadata())
-    remove_stale(list_temporaries(place))
     with NewFile(place) as file:
-        file.write([header], 0, lambda count: None)
+        file.write([header])
         file.extend(len(header) + max((array.end for _, array, _ in placed), default=0))
-        file.commit(durable=False)
+        file.commit()
 
 
 def _run_in_background(write: Callable[[], None], data: Any) -> Future[Any]:
@@ -142,7 +142,7 @@ def _run_in_background(write: Callable[[], None], data: Any) -> Future[Any]:
 
 def _hash(stored: dict[str, Stored]) -> dict[str, Any]:
     algorithm = choose_algorithm()
-    digests = {name: compute_digest(algorithm, item.read()) for name, item in stored.items()}
+    digests = {name: compute_digest(algorithm, map(as_buffer, item.read())) for name, item in stored.items()}
     return {"algorithm": algorithm, "tensors": digests}
 
 
@@ -150,10 +150,7 @@ def _save_file(
     plan: Plan, path: str, *, checksums: bool, durable: bool, num_threads: int, report: Callable[[int], None]
 ) -> None:
     metadata = plan.make_metadata(_hash(plan.stored) if checksums else None)
-    remove_stale(list_temporaries(path))
     _write_file(path, plan.stored, metadata, durable, num_threads, report)
-    if durable:
-        sync_directory(path)
 
 
 def _write_file(
@@ -167,7 +164,7 @@ def _write_file(
     placed = _place(stored)
     header = build_header(((name, array) for name, array, _ in placed), metadata)
     with NewFile(path) as file:
-        file.write([header], 0, lambda count: None)
+        file.write([header])
         run_parallel(_plan_writes(file, placed, len(header), report), num_threads)
         file.commit(durable=durable)
 
@@ -258,7 +255,7 @@ def _save_shards(
     shards = split_shards(plan.stored, limit)
     header = json.loads(plan.make_metadata(_hash(plan.stored) if checksums else None)["td"])
     with lock_directory(folder):
-        remove_stale(list_all_temporaries(folder))
+        remove_stale(folder, lambda name: name.endswith((".safetensors", ".safetensors.index.json")))
         old = list_shards(folder)
         names = [name_shard(i, len(shards)) for i in range(len(shards))]
         if old.intersection(names):
@@ -273,23 +270,24 @@ def _save_shards(
                 "weight_map": {name: names[i] for i, shard in enumerate(shards) for name in shard},
                 "td": header,
             }
-            if durable:
-                sync_directory(index)
             _write_index(index, content, durable)
         except BaseException:
             for name in names:
                 _remove(os.path.join(folder, name))
             raise
+        # The index is in place, so an error from here on leaves the new save.
         if durable:
-            sync_directory(index)
+            sync_directory(folder)
         for name in old - set(names):
             _remove(os.path.join(folder, name))
 
 
 def _write_index(path: str, content: dict[str, Any], durable: bool) -> None:
     with NewFile(path) as file:
-        file.write([json.dumps(content, indent=2).encode()], 0, lambda count: None)
-        file.commit(durable=durable)
+        file.write([json.dumps(content, indent=2).encode()])
+        if durable:
+            os.fsync(file.fd)
+        file.commit()
 
 
 def _remove(path: str) -> None:

@@ -221,5 +221,5 @@ NODE_KINDS = (
     _data_kind(NonTensorData),
     _data_kind(MetaData),
     NodeKind("NonTensorStack", NonTensorStack, _flatten_stack, _unflatten_stack, _STACK_LAYOUTS),
-    NodeKind("UnbatchedTensor", UnbatchedNode, _flatten_unbatched, _unflatten_unbatched),
+    NodeKind("UnbatchedTensor", UnbatchedNode, _flatten_unbatched, _unflatten_unbatched, is_leaf=True),
 )

@@ -227,6 +227,19 @@ class SourceTests:
         for result, item in zip(source.read_many([(source, item) for item in index]), index, strict=True):
             check_equal(result, source.read(item))
 
+    def test_map_returns_memory_of_the_array(self, tmp_path: Path) -> None:
+        array = _make((3, 2))
+        source: Any = self.make(array, tmp_path)
+        if not hasattr(source, "map"):
+            pytest.skip("the source has no map()")
+        check_equal(source.map(), array)
+        source.write((slice(1, 2, 1), slice(0, 2, 1)), torch.full((1, 2), 7.0))
+        array[1] = 7.0
+        check_equal(source.map(), array)
+        source.map()[0] = 8.0
+        array[0] = 8.0
+        check_equal(StoredTensor(source), array)
+
     def test_pickle_reads_and_writes(self, tmp_path: Path) -> None:
         array = _make((4, 3))
         stored = StoredTensor(self.make(array, tmp_path))[1:, 1:].T

@@ -7,21 +7,34 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from td_core.plugins.memmap_methods import Progress
+from .plugins.memmap_methods import Progress
 
 try:
     from tqdm import tqdm
 except ImportError:
     tqdm = None
 
+__all__ = ["make_reporter"]
+
 
 def make_reporter(progress: Progress, total: int, what: str) -> Callable[[int], None]:
-    """Return a thread-safe function that takes the number of bytes just processed."""
+    """Return a thread-safe function that takes the number of bytes just processed.
+
+    Args:
+        progress: the option of the format: False, True for a progress bar, or a function of (bytes done, total bytes).
+        total: number of bytes of the whole operation.
+        what: name of the operation, shown beside the bar.
+
+    >>> report = make_reporter(lambda done, total: print(done, "of", total), 3, "save")
+    >>> report(2), report(1)
+    2 of 3
+    3 of 3
+    (None, None)
+    """
     if progress is False:
         return lambda amount: None
-    lock = threading.Lock()
-    done = 0
-    show = _bar(total, what) if progress is True else progress
+    lock, done = threading.Lock(), 0
+    show = _make_bar(total, what) if progress is True else progress
 
     def report(amount: int) -> None:
         nonlocal done
@@ -32,7 +45,7 @@ def make_reporter(progress: Progress, total: int, what: str) -> Callable[[int], 
     return report
 
 
-def _bar(total: int, what: str) -> Callable[[int, int], Any]:
+def _make_bar(total: int, what: str) -> Callable[[int, int], Any]:
     if tqdm is None:
         return lambda done, total: print(
             f"\r{what}: {done} of {total} bytes",

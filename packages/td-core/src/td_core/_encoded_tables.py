@@ -1,0 +1,294 @@
+"""The header in which a file format stores an encoded tree, and work on such a tree before its leaves are read.
+
+The header is JSON: ``{"version": 1, "nodes": rows, "leaves": places, "values": pairs}``. The rows are those of
+:class:`~td_core.Encoded`. A place describes where the format has stored a leaf, in a form that the format chooses, such as the
+name of an array. A pair is the result of ``split_value``.
+
+A table that is read from a header has places as ``leaves`` and pairs as ``values``. A format selects keys, reads the leaves
+of the places that remain, and calls :func:`decode_table`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from itertools import chain
+from typing import Any
+
+from . import kinds
+from ._collection import show_path
+from ._inspection import Tree
+from ._keys import unravel_key_to_tuple
+from ._nodes import Encoded, decode, sort_topologically
+from ._value_codec import join, split
+from .errors import CodecError, FormatError, KeyPathError, MissingPluginError
+from .typing import NestedKey
+
+__all__ = ["check_table", "decode_table", "describe_table", "dump_table", "load_table", "select_keys"]
+
+#: Version of the header.
+VERSION = 1
+
+Rows = list[dict[str, Any]]
+
+
+def dump_table(encoded: Encoded, places: list[Any]) -> dict[str, Any]:
+    """Return the header of an encoded tree; ``places`` has one item for each leaf.
+
+    Raises:
+        CodecError: a value cannot be stored without pickle; the message has its key path.
+
+    >>> from td_core import encode
+    >>> dump_table(encode(TensorDict({"a": 1})), ["array 0"])["leaves"]
+    ['array 0']
+    """
+    pairs: list[list[Any]] = []
+    for value in encoded.values:
+        try:
+            pairs.append(list(split(value)))
+        except CodecError as error:
+            path = _find_value(encoded, len(pairs))
+            raise CodecError(f"cannot save {show_path(path)}: {error}") from error
+    return {"version": VERSION, "nodes": encoded.nodes, "leaves": places, "values": pairs}
+
+
+def _find_value(encoded: Encoded, position: int) -> tuple[str, ...]:
+    """Return the key path of a value."""
+    return next(
+        (*path, name)
+        for path, row in zip(encoded.node_paths(members=False), encoded.nodes)
+        for name, ref in row["values"]
+        if ref == position
+    )
+
+
+def load_table(header: Any, where: str) -> Encoded:
+    """Return the table of a header, with places as leaves and pairs as values; messages begin with ``where``.
+
+    Raises:
+        FormatError: the header is damaged, or of a later version.
+
+    >>> load_table({"version": 2}, "data.bin")
+    Traceback (most recent call last):
+    td_core.errors.FormatError: data.bin: the td header has the version 2; expected 1: upgrade the package of this format
+    """
+    version = header.get("version") if isinstance(header, dict) else header
+    if type(version) is not int or version != VERSION:
+        raise FormatError(
+            f"{where}: the td header has the version {version!r:.100}; expected {VERSION}: upgrade the package of this format"
+        )
+    for name in ("nodes", "leaves", "values"):
+        if not isinstance(header.get(name), list):
+            raise FormatError(f"{where}: {name} of the td header is not a list")
+    encoded = Encoded(header["nodes"], header["leaves"], header["values"])
+    check_table(encoded, where)
+    return encoded
+
+
+def check_table(encoded: Encoded, where: str) -> None:
+    """Raise FormatError for a table whose rows are malformed, or refer to nodes or leaves that it does not have."""
+    rows = encoded.nodes
+    if not rows:
+        raise FormatError(f"{where}: its header has no nodes; expected at least one node")
+    try:
+        for position, row in enumerate(rows):
+            if not isinstance(row["kind"], str) or not isinstance(row["meta"], dict):
+                raise TypeError(
+                    f"node {position} has the kind {row['kind']!r:.100} and the meta {row['meta']!r:.100}"
+                )
+            for key, ref in chain(row["entries"], row["members"]):
+                if not isinstance(key, str):
+                    raise TypeError(f"a key of node {position} is {key!r:.100}")
+                number, first, end = (
+                    (*ref, 0, len(encoded.leaves))
+                    if isinstance(ref, list)
+                    else (ref, position + 1, len(rows))
+                )
+                if type(number) is not int or not first <= number < end:
+                    raise ValueError(f"the entry {key!r} of node {position} refers to {ref!r:.100}")
+            for name, ref in row["values"]:
+                if not isinstance(name, str) or type(ref) is not int or not 0 <= ref < len(encoded.values):
+                    raise ValueError(f"the value {name!r:.100} of node {position} refers to {ref!r:.100}")
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise FormatError(f"{where}: the nodes of its header are damaged: {error!r}") from error
+
+
+def select_keys(encoded: Encoded, keys: Iterable[NestedKey] | NestedKey | None, where: str) -> Encoded:
+    """Return a table with some keys, what is below them, and the nodes above them. Names of members are not a part of keys.
+
+    Entries are in the order of the keys, as ``TensorDict.select`` returns them. None selects everything.
+
+    Raises:
+        KeyPathError: a key does not exist; the message begins with ``where``.
+
+    >>> from td_core import encode
+    >>> table = load_table(
+    ...     dump_table(encode(TensorDict({"a": 1, "n": {"b": 2, "c": 3}})), ["0", "1", "2"]), "data.bin")
+    >>> select_keys(table, ["a", ("n", "c")], "data.bin").leaves
+    ['0', '2']
+    """
+    if keys is None:
+        return encoded
+    chosen = [keys] if isinstance(keys, (str, tuple)) else keys
+    selection = _Selection(encoded.nodes, [unravel_key_to_tuple(key) for key in chosen])
+    rows = selection.select_rows()
+    if missing := selection.wanted - selection.found - {()}:
+        raise KeyPathError(f"{where}: the save has no {', '.join(map(show_path, sorted(missing)))}")
+    return _renumber(encoded, rows)
+
+
+class _Selection:
+    """The selection of key paths in the rows of a table."""
+
+    def __init__(self, rows: Rows, paths: list[tuple[str, ...]]) -> None:
+        self.rows = rows
+        self.wanted = set(paths)
+        self.found: set[tuple[str, ...]] = set()
+        #: The position of a key path, or of the beginning of one, in the selection.
+        self.ranks: dict[tuple[str, ...], int] = {}
+        for rank, path in enumerate(paths):
+            for length in range(len(path) + 1):
+                self.ranks.setdefault(path[:length], rank)
+
+    def select_rows(self) -> Rows:
+        """Return the rows of the selected nodes, with references to rows of the result and to leaves of the table."""
+        result: Rows = []
+        # A node can have several parents; its selection is the same under the same key path.
+        known: dict[tuple[int, tuple[str, ...], bool], int] = {}
+        todo: deque[tuple[int, tuple[str, ...], bool]] = deque()
+
+        def add(old: int, path: tuple[str, ...], whole: bool) -> int:
+            item = (old, path if path in self.ranks else (), whole)
+            if item not in known:
+                known[item] = len(result)
+                result.append({**self.rows[old], "entries": [], "members": []})
+                todo.append((old, path, whole))
+            return known[item]
+
+        add(0, (), () in self.wanted)
+        for new in result:  # grows in the loop
+            old, path, whole = todo.popleft()
+            row = self.rows[old]
+            for group in ("entries", "members"):
+                for below, key, ref in self._select_children(row, group, path, whole):
+                    chosen = whole or below in self.wanted
+                    if isinstance(ref, int):
+                        new[group].append([key, add(ref, below, chosen)])
+                    elif chosen:
+                        new[group].append([key, ref])
+        if any(ref <= position for position, row in enumerate(result) for ref in _list_children(row)):
+            order = sort_topologically(result)
+            result = [result[position] for position in order]
+        return result
+
+    def _select_children(
+        self, row: dict[str, Any], group: str, path: tuple[str, ...], whole: bool
+    ) -> list[tuple[tuple[str, ...], str, Any]]:
+        """Return key path, key and reference of the children that are selected, or have selected ones below them."""
+        hidden = group == "members" or has_leaf_kind(row)
+        children = [(path if hidden else (*path, key), key, ref) for key, ref in row[group]]
+        self.found.update(path for path, _, _ in children if path in self.wanted)
+        if whole:
+            return children
+        children = [child for child in children if child[0] in self.ranks]
+        return sorted(children, key=lambda child: self.ranks[child[0]])
+
+
+def _list_children(row: dict[str, Any]) -> list[int]:
+    return [ref for _, ref in chain(row["entries"], row["members"]) if isinstance(ref, int)]
+
+
+def _renumber(encoded: Encoded, rows: Rows) -> Encoded:
+    """Return a table of these rows with only the leaves and values that they refer to."""
+    leaves: dict[int, int] = {}
+    values: dict[int, int] = {}
+    for row in rows:
+        for group in ("entries", "members"):
+            row[group] = [
+                [key, [leaves.setdefault(ref[0], len(leaves))] if isinstance(ref, list) else ref]
+                for key, ref in row[group]
+            ]
+        row["values"] = [[name, values.setdefault(ref, len(values))] for name, ref in row["values"]]
+    return Encoded(rows, [encoded.leaves[i] for i in leaves], [encoded.values[i] for i in values])
+
+
+def has_leaf_kind(row: dict[str, Any]) -> bool:
+    """Return True if a row is of a kind that users see as one leaf."""
+    kind = kinds.find(row["kind"])
+    return kind is not None and kind.is_leaf
+
+
+def decode_table(encoded: Encoded, leaves: list[Any], where: str, *, strict: bool = True) -> Any:
+    """Build the collection of a table from :func:`load_table`, with the leaves of its places.
+
+    With ``strict`` False, a tensorclass that is not defined becomes the collection that it holds.
+
+    Raises:
+        FormatError: the table does not describe a collection, or contradicts the leaves; the message begins with ``where``.
+
+    >>> from td_core import encode
+    >>> header = dump_table(encode(TensorDict({"a": 1, "s": {"b": 2}})), ["x", "y"])
+    >>> table = select_keys(load_table(header, "data.bin"), "s", "data.bin")
+    >>> decode_table(table, [torch.tensor(5)], "data.bin")["s", "b"]
+    tensor(5)
+    """
+    try:
+        values = [join(plain, types) for plain, types in encoded.values]
+    except (TypeError, ValueError) as error:
+        raise FormatError(f"{where}: the values of its header are damaged: {error!r}") from error
+    nodes = encoded.nodes if strict else _without_undefined_classes(encoded.nodes)
+    try:
+        return decode(replace(encoded, nodes=nodes, leaves=leaves, values=values))
+    except (FormatError, MissingPluginError) as error:
+        hint = ""
+        if strict and nodes is not _without_undefined_classes(nodes):
+            hint = "; import the module that defines the class first, or pass strict=False for a TensorDict"
+        raise type(error)(f"{where}: {error}{hint}") from error
+
+
+def _without_undefined_classes(rows: Rows) -> Rows:
+    """Replace each row of a tensorclass that is not defined by that of the collection that it holds.
+
+    Return the list itself if all classes are defined.
+    """
+    result = list(rows)
+    undefined = False
+    for position in range(len(rows) - 1, -1, -1):  # a child is replaced before its parent
+        row = result[position]
+        if [name for name, _ in row["members"]] == ["_tensordict"] and kinds.find(row["kind"]) is None:
+            undefined, result[position] = True, result[row["members"][0][1]]
+    return result if undefined else rows
+
+
+def describe_table(encoded: Encoded, name: str, describe_leaf: Callable[[str, Any], Tree]) -> Tree:
+    """Return the tree of a table for ``inspect``; ``describe_leaf`` takes the key and the place of a leaf.
+
+    >>> from td_core import encode
+    >>> header = dump_table(encode(TensorDict({"a": [1, 2]})), ["array 0"])
+    >>> table = load_table(header, "data.bin")
+    >>> print(describe_table(table, "data.bin", lambda key, place: Tree(key, "leaf", [2], "torch.int64", 16, place=place)))
+    data.bin: TensorDict [], 16 bytes
+        a: leaf [2] torch.int64, 16 bytes
+    """
+    trees = [_describe_node(row, encoded.values) for row in encoded.nodes]
+    trees[0].name = name
+    for row, tree in zip(reversed(encoded.nodes), reversed(trees)):  # children before their parents
+        for key, ref in chain(row["entries"], row["members"]):
+            if isinstance(ref, list):
+                child = describe_leaf(key, encoded.leaves[ref[0]])
+            else:
+                child = trees[ref]
+                child.name = key
+            tree.children[key] = child
+            tree.nbytes += child.nbytes
+    return trees[0]
+
+
+def _describe_node(row: dict[str, Any], pairs: list[Any]) -> Tree:
+    size = row["meta"].get("batch_size")
+    found = {
+        name: pairs[ref][0] for name, ref in row["values"] if isinstance(pairs[ref], list) and pairs[ref]
+    }
+    shape = size if isinstance(size, list) else None
+    return Tree("", str(row.get("class") or row["kind"]), shape, provider=row.get("from"), values=found)

@@ -1,0 +1,393 @@
+"""Write a file or a directory so that it appears at its path complete or not at all, whenever the process is killed.
+
+The content is written under a temporary name in the same directory, which gets the final name in one step. The temporary is
+locked while it is written, so that the next save to the same path removes those of killed processes only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import os
+import re
+import secrets
+import shutil
+import stat
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+__all__ = [
+    "NewDirectory",
+    "NewFile",
+    "lock_directory",
+    "read_unreplaced",
+    "remove_stale",
+    "sync_directory",
+]
+
+ReadT = TypeVar("ReadT")
+
+#: The most buffers that one call of ``writev`` takes.
+_MAX_BUFFERS = 1000
+_BINARY = getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
+#: The end of the name of a temporary.
+_TEMPORARY = re.compile(r"\.tmp-[0-9a-f]{8}\Z")
+#: The flag of Linux's renameat2 that exchanges two names, and the errors of systems that lack it.
+_EXCHANGE, _AT_CWD = 2, -100
+_UNSUPPORTED = (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.EPERM)
+#: Errors of renaming a directory over one that has files.
+_OCCUPIED = (errno.ENOTEMPTY, errno.EEXIST)
+#: A reader gives up after this many saves that replaced what it read.
+_MOST_READS = 100
+
+
+class _Temporary:
+    """A file or directory under a temporary name beside its path."""
+
+    fd = -1
+    temporary = ""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        # A save through a link replaces what the link refers to.
+        self.path = os.path.realpath(path)
+        folder, name = os.path.split(self.path)
+        remove_stale(folder, name.__eq__)
+        while True:
+            self.temporary = _make_temporary_name(self.path)
+            self.fd = self._create()
+            try:
+                # Another save can remove the temporary before it is locked.
+                if not _lock(self.fd) or _is_named(self.fd, self.temporary):
+                    return
+            except BaseException:
+                self.discard()
+                raise
+            self._close()
+
+    def _create(self) -> int:
+        raise NotImplementedError
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.discard()
+
+    def discard(self) -> None:
+        """Remove the temporary, unless it is committed."""
+        if self.temporary:
+            _remove(self.temporary)  # before the lock is released
+        self._close()
+
+    def _finish(self, durable: bool) -> None:
+        if durable:
+            sync_directory(os.path.dirname(self.path))
+        self._close()
+
+    def _close(self) -> None:
+        self.temporary, fd, self.fd = "", self.fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+
+class NewFile(_Temporary):
+    """A file that gets its name when it is complete; :meth:`commit` renames it, else the end of the block removes it.
+
+    A file at the path is replaced, and its permissions are kept. A library that opens files by path can write to ``temporary``.
+
+    Attributes:
+        path: the final path, links resolved.
+        temporary: the path until then.
+        fd: file descriptor, open for reading and writing, with an exclusive ``flock``.
+
+    >>> from pathlib import Path
+    >>> with NewFile("data.bin") as file:
+    ...     file.write([b"ab", b"c"])
+    ...     file.commit()
+    >>> Path("data.bin").read_bytes()
+    b'abc'
+    """
+
+    def _create(self) -> int:
+        return os.open(self.temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | _BINARY, 0o666)
+
+    def write(
+        self, buffers: Sequence[Any], position: int = 0, report: Callable[[int], None] | None = None
+    ) -> None:
+        """Write buffers of bytes, one after the other, from a position on; ``report`` receives the number of bytes."""
+        views = [memoryview(buffer).cast("B") for buffer in buffers if len(buffer)]
+        while views:
+            count = os.pwritev(self.fd, views[:_MAX_BUFFERS], position)
+            position += count
+            if report is not None:
+                report(count)
+            while views and count >= len(views[0]):
+                count -= len(views.pop(0))
+            if count:
+                views[0] = views[0][count:]
+
+    def extend(self, size: int) -> None:
+        """Give the file a size; what was not written is zero, and takes no space on most file systems."""
+        os.ftruncate(self.fd, size)
+
+    def commit(self, *, durable: bool = False) -> None:
+        """Give the file its final name; with ``durable``, return after its content and its name are on the disk."""
+        _copy_mode(self.path, self.temporary)
+        if durable:
+            os.fsync(self.fd)
+        os.replace(self.temporary, self.path)
+        self._finish(durable)
+
+
+class NewDirectory(_Temporary):
+    """A directory that gets its name when it is complete: files are written below ``temporary`` until :meth:`commit`.
+
+    A directory at the path is replaced in one step where the system can exchange two names (Linux), and is then removed with
+    all files in it. Elsewhere a process that is killed between two renames leaves the old one under a temporary name, which
+    the next save to this path renames back.
+
+    Attributes:
+        path: the final path, links resolved.
+        temporary: the path until then.
+
+    Raises:
+        NotADirectoryError: a file is at the path.
+
+    >>> import os
+    >>> from pathlib import Path
+    >>> with NewDirectory("data") as folder:
+    ...     _ = Path(folder.temporary, "a.txt").write_text("text")
+    ...     folder.commit()
+    >>> os.listdir("data")
+    ['a.txt']
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        path = os.path.realpath(path)
+        if os.path.exists(path) and not os.path.isdir(path):
+            raise NotADirectoryError(
+                f"cannot save to {path!r}, which is a file: remove it, or choose another path"
+            )
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        _recover(path)
+        super().__init__(path)
+
+    def _create(self) -> int:
+        while True:
+            os.mkdir(self.temporary)
+            # Another save can remove the directory before it is opened and locked.
+            with contextlib.suppress(FileNotFoundError):
+                return -1 if os.name == "nt" else os.open(self.temporary, os.O_RDONLY)
+
+    def commit(self, *, durable: bool = False) -> None:
+        """Give the directory its final name; with ``durable``, return after all files and names are on the disk."""
+        _copy_mode(self.path, self.temporary)
+        if durable:
+            _sync_tree(self.temporary)
+        while True:
+            try:
+                os.rename(self.temporary, self.path)  # over nothing, or over an empty directory
+                break
+            except OSError as error:
+                if error.errno not in _OCCUPIED:
+                    raise
+            if _replace_directory(self.temporary, self.path):
+                break
+        self._finish(durable)
+
+
+def _replace_directory(new: str, path: str) -> bool:
+    """Put a directory in the place of another one, and remove that one; return False if there is none now."""
+    if _exchange(new, path):
+        _remove(new)
+        return True
+    aside = f"{_make_temporary_name(path)}{_OLD}"
+    try:
+        os.rename(path, aside)
+    except FileNotFoundError:
+        return False
+    try:
+        os.rename(new, path)
+    except OSError as error:
+        _recover(path)
+        if error.errno in _OCCUPIED:  # another save has renamed the old directory back
+            return False
+        raise
+    _remove(aside)
+    return True
+
+
+#: The end of the name of a directory that is being replaced by two renames.
+_OLD = "-old"
+
+
+def _recover(path: str) -> None:
+    """Rename back a directory that a killed process had moved aside, if nothing is in its place; else remove it."""
+    folder, name = os.path.split(path)
+    for item in _list(folder):
+        if item.endswith(_OLD) and _TEMPORARY.sub("", item.removesuffix(_OLD)) == f".{name}":
+            if os.path.lexists(path):
+                _remove(os.path.join(folder, item))
+            else:
+                with contextlib.suppress(OSError):  # another process was faster
+                    os.rename(os.path.join(folder, item), path)
+
+
+def _exchange(one: str, other: str) -> bool:
+    """Exchange two names in one step; return False if the system cannot."""
+    function = (
+        getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None) if sys.platform == "linux" else None
+    )
+    if function is None:
+        return False
+    if function(_AT_CWD, os.fsencode(one), _AT_CWD, os.fsencode(other), _EXCHANGE) == 0:
+        return True
+    code = ctypes.get_errno()
+    if code in _UNSUPPORTED or code == errno.ENOENT:
+        return False
+    raise OSError(code, os.strerror(code), one, None, other)
+
+
+def read_unreplaced(path: str | os.PathLike[str], read: Callable[[], ReadT]) -> ReadT:
+    """Return the result of ``read()``, which reads the files of a directory; repeat it if a save replaced the directory.
+
+    So the result is never a mixture of two saves, and a file that is missing because of a save raises no error.
+
+    >>> import os
+    >>> os.mkdir("folder")
+    >>> read_unreplaced("folder", lambda: os.listdir("folder"))
+    []
+    """
+    for _ in range(0 if os.name == "nt" else _MOST_READS - 1):
+        # While the directory is open, no other one gets its number.
+        fd = os.open(path, os.O_RDONLY | _BINARY)
+        try:
+            result = read()
+        except Exception:
+            if _is_named(fd, path):
+                raise
+        else:
+            if _is_named(fd, path):
+                return result
+        finally:
+            os.close(fd)
+    return read()
+
+
+def remove_stale(folder: str, is_own: Callable[[str], bool]) -> None:
+    """Remove the temporaries that killed saves left in a directory, for the final names that ``is_own`` accepts.
+
+    :class:`NewFile` and :class:`NewDirectory` do this for their path.
+
+    >>> from pathlib import Path
+    >>> Path(".data.bin.tmp-01234567").touch()
+    >>> remove_stale(".", lambda name: name.endswith(".bin"))
+    >>> Path(".data.bin.tmp-01234567").exists()
+    False
+    """
+    for item in _list(folder):
+        if item[:1] != "." or not _TEMPORARY.search(item) or not is_own(_TEMPORARY.sub("", item)[1:]):
+            continue
+        stale = os.path.join(folder, item)
+        with contextlib.suppress(OSError):
+            fd = os.open(stale, os.O_RDONLY | _BINARY)
+            try:
+                if _lock(fd, wait=False):
+                    _remove(stale)
+            finally:
+                os.close(fd)
+
+
+@contextlib.contextmanager
+def lock_directory(path: str) -> Iterator[None]:
+    """Let only one process at a time into the block, if the file system has locks.
+
+    >>> with lock_directory("."):
+    ...     pass
+    """
+    if os.name == "nt":
+        yield
+        return
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        _lock(fd)
+        yield
+    finally:
+        os.close(fd)
+
+
+def sync_directory(path: str) -> None:
+    """Write the names in a directory to the disk.
+
+    >>> sync_directory(".")
+    """
+    if os.name == "nt":
+        return
+    fd = os.open(path or ".", os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _sync_tree(path: str) -> None:
+    for folder, _, names in os.walk(path, topdown=False):
+        for name in names:
+            fd = os.open(os.path.join(folder, name), os.O_RDWR | _BINARY)
+            try:
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+        sync_directory(folder)
+
+
+def _make_temporary_name(path: str) -> str:
+    folder, name = os.path.split(path)
+    return os.path.join(folder, f".{name}.tmp-{secrets.token_hex(4)}")  # as _TEMPORARY
+
+
+def _list(folder: str) -> list[str]:
+    try:
+        return os.listdir(folder or ".")
+    except FileNotFoundError:
+        return []
+
+
+def _remove(path: str) -> None:
+    with contextlib.suppress(OSError):
+        if os.path.isdir(path):
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            os.unlink(path)
+
+
+def _copy_mode(source: str, target: str) -> None:
+    """Copy the permissions of a file or directory that exists."""
+    with contextlib.suppress(OSError):
+        os.chmod(target, stat.S_IMODE(os.stat(source).st_mode))
+
+
+def _is_named(fd: int, path: str | os.PathLike[str]) -> bool:
+    """Return True if a path is the name of an open file or directory."""
+    try:
+        return os.path.samestat(os.fstat(fd), os.stat(path))
+    except FileNotFoundError:
+        return False
+
+
+def _lock(fd: int, *, wait: bool = True) -> bool:
+    """Lock an open file. Return False if it is locked elsewhere, or if the file system has no locks."""
+    if fcntl is None:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,209 @@
+"""Headers of encoded trees: check them, select keys, describe them, and build the collection."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from td_core import (
+    CodecError,
+    FormatError,
+    KeyPathError,
+    TensorDict,
+    TensorDictParams,
+    Tree,
+    encode,
+    lazy_stack,
+)
+from td_core.spi import decode_table, describe_table, dump_table, load_table, select_keys
+
+
+def make_member(i: int) -> TensorDict:
+    return TensorDict({"a": torch.full((3,), i), "m": {"c": torch.full((3, 2), i)}}, [3])
+
+
+def make_tree() -> TensorDict:
+    return TensorDict(
+        {
+            "z": torch.zeros(2),
+            "n": {"b": torch.ones(2), "m": {"c": torch.full((2,), 2.0)}},
+            "s": lazy_stack([make_member(0), make_member(1)]),
+            "p": TensorDictParams(TensorDict({"w": torch.full((2,), 3.0)})),
+        }
+    )
+
+
+def read_back(tree: Any, keys: Any = None, **options: Any) -> tuple[Any, list[Any]]:
+    """Encode a tree, pass its header through JSON, and decode the selected keys. Return also the places that were read."""
+    encoded = encode(tree)
+    header = json.loads(json.dumps(dump_table(encoded, list(range(len(encoded.leaves))))))
+    table = select_keys(load_table(header, "x.bin"), keys, "x.bin")
+    leaves = [encoded.leaves[place] for place in table.leaves]
+    return decode_table(table, leaves, "x.bin", **options), table.leaves
+
+
+@pytest.mark.parametrize(
+    ("keys", "count"),
+    [
+        (None, 8),
+        ("z", 1),
+        ([], 0),
+        (["n"], 2),
+        ([("n", "m")], 1),
+        ([("n", "m"), "z"], 2),
+        ([("s", "a")], 2),
+        ([("s", "m", "c"), ("s", "a")], 4),
+        ([("n", ("m", "c"))], 1),
+        (["p", "s", "n", "z"], 8),
+    ],
+)
+def test_select_keys_is_select(keys: Any, count: int) -> None:
+    tree = make_tree()
+    found, places = read_back(tree, keys)
+    chosen = [] if keys is None else [keys] if isinstance(keys, (str, tuple)) else keys
+    expected = tree if keys is None else tree.select(*chosen)
+    assert list(found.keys(True)) == list(expected.keys(True))
+    assert (found == expected).all()
+    assert len(places) == count
+    if "p" in found.keys():
+        assert type(found.get("p")) is TensorDictParams
+
+
+def test_select_keys_includes_all_below_a_key() -> None:
+    found, places = read_back(make_tree(), ["n", ("n", "b"), ("n", "m", "c")])
+    assert list(found.keys(True, True)) == [("n", "b"), ("n", "m", "c")]
+    assert len(places) == 2
+
+
+@pytest.mark.parametrize(
+    "keys", [["x"], [("n", "x"), "z"], [("s", "0")], [("s", "0", "a")], [("p", "params", "w")]]
+)
+def test_select_missing_key_raises(keys: Any) -> None:
+    with pytest.raises(KeyPathError, match=r"^x.bin: the save has no .*[x0w]"):
+        read_back(make_tree(), keys)
+
+
+def test_select_keys_of_shared_node() -> None:
+    node = TensorDict({"a": 1, "b": 2})
+    encoded = encode(TensorDict({"x": node, "y": {"n": node}}), shared=True)
+    table = load_table(dump_table(encoded, ["0", "1"]), "x.bin")
+    assert select_keys(table, ["x", "y"], "x.bin").leaves == ["0", "1"]
+    selected = select_keys(table, [("y", "n", "a"), ("x", "b"), ("x", "a")], "x.bin")
+    found = decode_table(selected, [encoded.leaves[int(place)] for place in selected.leaves], "x.bin")
+    assert found.to_dict() == {"y": {"n": {"a": 1}}, "x": {"b": 2, "a": 1}}
+
+
+def test_select_keys_of_many_shared_members_ends() -> None:
+    row = {"kind": "LazyStackedTensorDict", "meta": {"stack_dim": 0}, "entries": [], "values": []}
+    rows: list[Any] = [{**row, "members": [["0", i + 1], ["1", i + 1]]} for i in range(60)]
+    rows.append(
+        {
+            "kind": "TensorDict",
+            "meta": {"batch_size": []},
+            "entries": [["a", [0]]],
+            "members": [],
+            "values": [],
+        }
+    )
+    table = load_table({"version": 1, "nodes": rows, "leaves": ["0"], "values": []}, "x.bin")
+    assert len(select_keys(table, "a", "x.bin").nodes) == 61
+
+
+def test_leaf_paths_without_members_are_keys() -> None:
+    tree = make_tree()
+    paths = encode(tree).leaf_paths(members=False)
+    keys = {key if isinstance(key, tuple) else (key,) for key in tree.keys(True, True)}
+    assert set(paths) == keys
+    assert encode(tree).node_paths(members=False).count(("s",)) == 3
+
+
+def edit(path: list[Any], value: Any) -> Callable[[Any], Any]:
+    """Return a function that replaces one item of a header."""
+
+    def change(header: Any) -> Any:
+        place = header
+        for item in path[:-1]:
+            place = place[item]
+        place[path[-1]] = value
+        return header
+
+    return change
+
+
+DAMAGE: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "list": (lambda header: [header], r"the td header has the version \["),
+    "version": (edit(["version"], 2), "has the version 2; expected 1: upgrade"),
+    "bool version": (edit(["version"], True), "has the version True; expected 1"),
+    "nodes": (edit(["nodes"], {}), "nodes of the td header is not a list"),
+    "leaves": (edit(["leaves"], None), "leaves of the td header is not a list"),
+    "values": (edit(["values"], 1), "values of the td header is not a list"),
+    "no nodes": (edit(["nodes"], []), "at least one node"),
+    "node": (edit(["nodes", 0], 1), "nodes of its header are damaged"),
+    "meta": (edit(["nodes", 0, "meta"], 1), "node 0 has the kind 'TensorDict' and the meta 1"),
+    "kind": (edit(["nodes", 1, "kind"], ["x"]), "node 1 has the kind"),
+    "key": (edit(["nodes", 0, "entries", 0], [1, [0]]), "a key of node 0 is 1"),
+    "no ref": (edit(["nodes", 0, "entries", 0], ["a"]), "nodes of its header are damaged"),
+    "leaf": (edit(["nodes", 0, "entries", 0, 1], [9]), r"'z' of node 0 refers to \[9\]"),
+    "negative leaf": (edit(["nodes", 0, "entries", 0, 1], [-1]), r"refers to \[-1\]"),
+    "two leaves": (edit(["nodes", 0, "entries", 0, 1], [0, 1]), "nodes of its header are damaged"),
+    "earlier node": (edit(["nodes", 1, "entries", 1, 1], 1), "refers to 1"),
+    "late node": (edit(["nodes", 1, "entries", 1, 1], 99), "refers to 99"),
+    "bool": (edit(["nodes", 1, "entries", 1, 1], True), "refers to True"),
+    "value": (edit(["nodes", 0, "values"], [["v", 0]]), "value 'v' of node 0 refers to 0"),
+}
+
+
+@pytest.mark.parametrize(("change", "message"), DAMAGE.values(), ids=DAMAGE)
+def test_load_damaged_header_raises(change: Callable[[Any], Any], message: str) -> None:
+    encoded = encode(make_tree())
+    header = json.loads(json.dumps(dump_table(encoded, list(range(8)))))
+    with pytest.raises(FormatError, match=f"^x.bin: .*{message}"):
+        load_table(change(header), "x.bin")
+
+
+def test_decode_contradicting_leaf_raises_with_place() -> None:
+    table = load_table(dump_table(encode(TensorDict({"a": torch.zeros(3)}, [3])), ["0"]), "x.bin")
+    with pytest.raises(FormatError, match="^x.bin: .*'a'"):
+        decode_table(table, [torch.zeros(2)], "x.bin")
+    table.nodes[0]["values"], table.values = [["v", 0]], [["x", {"nonsense": 1}]]
+    with pytest.raises(FormatError, match="^x.bin: the values of its header are damaged"):
+        decode_table(table, [torch.zeros(3)], "x.bin")
+
+
+def test_decode_undefined_class_needs_strict_false() -> None:
+    header = dump_table(encode(TensorDict({"p": {"x": 1}})), ["0"])
+    header["nodes"].append(header["nodes"][1])
+    header["nodes"][1] = {
+        "kind": "no.where:P",
+        "meta": {},
+        "entries": [],
+        "members": [["_tensordict", 2]],
+        "values": [],
+    }
+    table = load_table(header, "x.bin")
+    with pytest.raises(FormatError, match=r"^x.bin: .*'p'.*no.where:P.*import the module.*strict=False"):
+        decode_table(table, [torch.tensor(1)], "x.bin")
+    assert decode_table(table, [torch.tensor(1)], "x.bin", strict=False).to_dict() == {"p": {"x": 1}}
+
+
+def test_dump_value_without_form_raises_with_key() -> None:
+    encoded = encode(TensorDict({"n": {"m": {"a": 1}}}))
+    encoded.values.append(object())
+    encoded.nodes[2]["values"] = [["v", 0]]
+    with pytest.raises(CodecError, match=r"^cannot save key \('n', 'm', 'v'\): "):
+        dump_table(encoded, ["0"])
+
+
+def test_describe_table_adds_sizes() -> None:
+    encoded = encode(make_tree())
+    table = load_table(dump_table(encoded, list(range(8))), "x.bin")
+    tree = describe_table(table, "x.bin", lambda key, place: Tree(key, "leaf", [2], nbytes=10 + place))
+    assert tree.nbytes == 10 * 8 + sum(range(8))
+    assert [*tree.children] == ["z", "n", "s", "p"]
+    assert [*tree.children["s"].children["1"].children] == ["a", "m"]
+    assert tree.children["p"].kind == "TensorDictParams"
+    assert tree.children["s"].children["0"].shape == [3]

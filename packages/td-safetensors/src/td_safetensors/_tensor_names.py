@@ -1,0 +1,94 @@
+"""Name the tensors of a table of nodes, and find the leaves of lazy stacks that are stored as one tensor."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from td_core import kinds
+
+__all__ = ["Rows", "Stack", "find_stacks", "list_name_paths"]
+
+Rows = list[dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """Leaves of the members of a lazy stack that are stored as one tensor, stacked along ``dim``."""
+
+    leaves: list[int]
+    dim: int
+
+
+def list_name_paths(rows: Rows, stacks: dict[int, Stack], homes: set[int]) -> dict[int, str]:
+    """Return the wanted name of each leaf by position in tree order; of a stack, of its first leaf only.
+
+    The name is the keys joined by dots. The name of a member is omitted if the node has nothing else, and in the nodes ``homes``.
+    """
+    plain = [not row["entries"] and len(row["members"]) == 1 for row in rows]
+    stacked = {leaf: position for position, stack in stacks.items() for leaf in stack.leaves}
+    names: list[str | None] = [None] * len(rows)
+    result: dict[int, str] = {}
+    for position, row in enumerate(rows):
+        above = names[position]
+        kind = kinds.find(row["kind"])
+        single = kind is not None and kind.is_leaf
+        for group in ("entries", "members"):
+            for key, ref in row[group]:
+                hidden = single or (group == "members" and (plain[position] or position in homes))
+                name = above if hidden else key if above is None else f"{above}.{key}"
+                if not isinstance(ref, list):
+                    names[ref] = name
+                elif stacked.get(ref[0], ref[0]) == ref[0]:
+                    result[ref[0]] = name or ""
+    return result
+
+
+def find_stacks(rows: Rows, leaves: list[Tensor], free: list[bool]) -> tuple[dict[int, Stack], set[int]]:
+    """Return the stacks of leaves by the position of their first leaf, and the lazy stacks that they belong to.
+
+    All members of such a lazy stack are TensorDicts with the same keys and with leaves of the same shape and dtype;
+    ``free`` has False for the leaves that must be stored alone.
+    """
+    result: dict[int, Stack] = {}
+    homes: set[int] = set()
+    for position, row in enumerate(rows):
+        if row["kind"] != "LazyStackedTensorDict" or not row["members"] or "class" in row or row["values"]:
+            continue
+        groups = _group_members(rows, leaves, free, [ref for _, ref in row["members"]])
+        if groups is not None:
+            homes.add(position)
+            result.update({group[0]: Stack(group, row["meta"]["stack_dim"]) for group in groups})
+    return result, homes
+
+
+def _group_members(
+    rows: Rows, leaves: list[Tensor], free: list[bool], members: list[int]
+) -> list[list[int]] | None:
+    """Return the leaves of some nodes in groups of the same key, or None if the nodes differ."""
+    groups = []
+    todo = [members]
+    while todo:
+        group = [rows[position] for position in todo.pop()]
+        first = group[0]
+        keys = [key for key, _ in first["entries"]]
+        for row in group:
+            if row["kind"] != "TensorDict" or row["members"] or row["values"] or row.get("class"):
+                return None
+            if [key for key, _ in row["entries"]] != keys or row["meta"] != first["meta"]:
+                return None
+        for i in range(len(keys)):
+            refs = [row["entries"][i][1] for row in group]
+            if all(isinstance(ref, list) for ref in refs):
+                positions = [ref[0] for ref in refs]
+                looks = {(leaves[p].shape, leaves[p].dtype, leaves[p].device) for p in positions}
+                if len(looks) > 1 or not all(free[p] for p in positions):
+                    return None
+                groups.append(positions)
+            elif any(isinstance(ref, list) for ref in refs):
+                return None
+            else:
+                todo.append(refs)
+    return groups
