@@ -210,7 +210,7 @@ def test_collection_suite_wrong_unflatten_fails() -> None:
 
 
 def test_collection_suite_operation_losing_state_fails() -> None:
-    made = {"_from_dense": lambda self, made: type(self)(made._children(), "inch", made.batch_size)}
+    made = {"_of_level": lambda self, made: type(self)(made._children(), "inch", made.batch_size)}
     with (
         make_suite(made, unflatten) as suite,
         pytest.raises(AssertionError, match="the operation changes what"),

@@ -4,7 +4,7 @@ A *kind* (dense, lazy stack, parameters, a tensorclass, a kind of a plugin) impl
 :class:`Core`. The other members have default implementations, which a kind overrides only to be faster or lazier. The
 public methods are in mixins that use only these members.
 
-``_flatten_leaves``, ``_flatten_like`` and ``_map`` of a kind visit the leaves in the same order.
+``_flatten_leaves``, ``_flatten_other`` and ``_map`` of a kind visit the leaves in the same order.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ._foreach import PLAIN
 from ._keys import suggest_keys
 from ._plans import ShapePlan
 from ._walks import expand, get_path, has_entries, walk, walk_levels
-from .errors import BatchSizeError, KeyMismatchError, KeyPathError, StructureError
+from .errors import BatchSizeError, KeyMismatchError, KeyPathError, KeyThroughLeafError, StructureError
 from .typing import NO_DEFAULT, NoDefault
 
 Child = Any  # a Tensor or a Core; Any avoids casts, since most callers have checked which
@@ -133,7 +133,7 @@ class Core(ABC):
         own = self._children().get(key)
         return own._as_value(value) if isinstance(own, Core) else value
 
-    def _of_level(self, level: Core) -> Core:
+    def _of_level(self: SelfT, level: Core) -> SelfT:
         """Convert another node to the kind of this node. A schema adds its defaults for missing entries."""
         return self._with_children(
             level._children(), batch_size=level.batch_size, device=level.device, names=level._names
@@ -149,11 +149,6 @@ class Core(ABC):
     def _class_at(cls, key: str) -> type | None:  # noqa: ARG003  for classes that declare entries
         """Return the node class that the schema declares for an entry, or None."""
         return None
-
-    def _undo_on_exit(self: SelfT, undo: Undo) -> SelfT:
-        """Set the function that ``with self:`` calls on exit, and return ``self``."""
-        self._undo = undo, self._undo[1] if self._undo else ()
-        return self
 
     def _get_child(self, key: str) -> Child:
         """Return one direct entry. Raise KeyError if it is missing."""
@@ -194,7 +189,7 @@ class Core(ABC):
         return self
 
     def _as_leaf(self) -> Child:
-        """Return the leaf that this node stands for, such as an unbatched tensor, or the node itself."""
+        """Return the leaf that this node represents, such as an unbatched tensor, or the node itself."""
         return self
 
     def _get_writable(self, key: str) -> Child:
@@ -336,17 +331,9 @@ class Core(ABC):
         ):
             node._set_batch_size(batch_size)
 
-    def _as_dense(self) -> Any:
-        """Return the entries as a plain TensorDict, whose tree walks the default implementations use."""
-        return make_dense(dict(self._children()), self.batch_size, self.device, self._names)
-
-    def _from_dense(self: SelfT, made: Core) -> SelfT:
-        """Convert a plain TensorDict, the result of an operation, to this kind."""
-        return self._with_children(made._children(), batch_size=made.batch_size, names=made._names)
-
     def _flatten_leaves(self, out: list[Tensor]) -> Walked:
         """Append every tensor leaf to ``out``. Return the treedef for ``_unflatten``."""
-        self._as_dense()._flatten_leaves(out)
+        _as_dense(self)._flatten_leaves(out)
 
     def _leaves(self) -> list[Tensor]:
         """Return every tensor leaf, in the order of ``_flatten_leaves``."""
@@ -354,13 +341,9 @@ class Core(ABC):
         self._flatten_leaves(out)
         return out
 
-    def _flatten_like(self, ref: Core, out: list[Tensor]) -> None:
-        """Append the leaves of this node to ``out`` in the order of ``ref``. Raise StructureError if the structures differ."""
-        ref._flatten_other(self, out)
-
     def _flatten_other(self, other: Core, out: list[Tensor], path: tuple[str, ...] = ()) -> None:
-        """Append the leaves of ``other`` to ``out``, in the order of ``self._flatten_leaves``; see ``_flatten_like``."""
-        self._as_dense()._flatten_other(other, out, path)
+        """Append the leaves of ``other`` to ``out``, in the order of this node. Raise StructureError for another structure."""
+        _as_dense(self)._flatten_other(other, out, path)
 
     def _zip_leaves(
         self, other: Core, left: list[Tensor], right: list[Tensor], values: list[Core] | None = None
@@ -369,7 +352,7 @@ class Core(ABC):
         if values is not None:
             values.append(self)
         treedef = self._flatten_leaves(left)
-        other._flatten_like(self, right)
+        self._flatten_other(other, right)
         return treedef
 
     def _unflatten_iter(self: SelfT, leaves: Iterator[Tensor]) -> SelfT:
@@ -393,7 +376,7 @@ class Core(ABC):
 
     def _map(self: SelfT, fn: Callable[[Tensor], Tensor]) -> SelfT:
         """Return the same structure with ``fn(leaf)`` in place of each leaf."""
-        return self._with_children(self._as_dense()._map(fn)._children())
+        return self._with_children(_as_dense(self)._map(fn)._children())
 
     def _clone_leaves(self: SelfT) -> SelfT:
         """Return a deep copy: the leaves are cloned."""
@@ -401,15 +384,20 @@ class Core(ABC):
 
     def _transform(self: SelfT, plan: ShapePlan) -> SelfT:
         """Apply a shape plan to every leaf and return the result."""
-        return self._from_dense(self._as_dense()._transform(plan))
+        return self._of_level(_as_dense(self)._transform(plan))
 
     def _transform_multi(self: SelfT, plan: Any) -> tuple[SelfT, ...]:
         """Apply a plan that splits every leaf into parts, and return one node per part, with leading dims ``plan.leads``."""
-        return tuple(map(self._from_dense, self._as_dense()._transform_multi(plan)))
+        return tuple(map(self._of_level, _as_dense(self)._transform_multi(plan)))
 
     def _join(self: SelfT, items: Sequence[Core], plan: ShapePlan, path: tuple[str, ...] = ()) -> SelfT:
         """Join ``items``, this node first, with ``plan.leaf`` per key. Raise StructureError if their keys differ."""
-        return self._from_dense(self._as_dense()._join(items, plan, path))
+        return self._of_level(_as_dense(self)._join(items, plan, path))
+
+
+def _as_dense(node: Core) -> Any:
+    """Return the entries as a plain TensorDict, whose tree walks the default implementations use."""
+    return make_dense(dict(node._children()), node.batch_size, node.device, node._names)
 
 
 def get_tree_children(item: Any) -> Sequence[Child]:
@@ -585,3 +573,18 @@ def missing_key_error(node: Core, key: Any, path: tuple[str, ...] = ()) -> KeyPa
     return KeyPathError(
         f"key {key!r} not found{from_here} in {type(node).__name__}: {suggest_keys(str(key), list(node._children()))}"
     )
+
+
+def get_entry(root: Core, path: tuple[str, ...]) -> Child:
+    """Return the entry at a key path, or raise KeyPathError with the key at which the path ends."""
+    node: Any = root
+    for depth, part in enumerate(path):
+        if isinstance(node, Tensor):
+            raise KeyThroughLeafError(
+                f"{show_path(path[:depth])} is a tensor, so it has no entry {part!r} (looked up {path!r})"
+            )
+        try:
+            node = node._get_child(part)
+        except KeyError:
+            raise missing_key_error(node, part, path[:depth]) from None
+    return node

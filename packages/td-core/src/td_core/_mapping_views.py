@@ -20,7 +20,7 @@ from .errors import StructureError
 
 IsLeaf = Callable[[type], bool]
 
-#: Classes of nodes that stand for one leaf (see ``Core._as_leaf``) and have an instance; mostly empty.
+#: Classes of nodes that represent one leaf (see ``Core._as_leaf``) and have an instance; mostly empty.
 LEAF_KINDS: set[type] = set()
 
 
@@ -108,14 +108,14 @@ def _list_keys(node: Core, nested: bool, leaves_only: bool) -> Iterable[Any]:
 
 
 def has_plain_entries(children: dict[str, Child] | None) -> bool:
-    """Return True if no entry of a dict is a node that stands for a leaf: its values can be returned unchanged."""
+    """Return True if no entry of a dict is a node that represents a leaf: its values can be returned unchanged."""
     return children is not None and (
         not LEAF_KINDS or LEAF_KINDS.isdisjoint(map(type, list(children.values())))
     )
 
 
 def unwrap_entry(child: Child) -> Child:
-    """Return the leaf that a node stands for; any other entry unchanged."""
+    """Return the leaf that a node represents; any other entry unchanged."""
     return child if isinstance(child, Tensor) else child._as_leaf()
 
 

@@ -24,6 +24,7 @@ from ._collection import (
     check_same_leaves,
     concurrent_change_error,
     copy_leaf,
+    get_entry,
     leaf_node_mismatch_error,
     register_dense,
 )
@@ -36,6 +37,7 @@ from ._keys import unravel_key_to_tuple
 from ._nested_components import apply_to_components, cat_components
 from ._new_object import new_object
 from ._ops.batch_size import as_batch_size
+from ._ops.entries import coerce_for, get_default
 from ._ops.join_levels import check_even, join_error, unify_kinds, zip_entries
 from ._plans import ShapePlan
 from ._pytree import register_mapping, register_with_subclasses
@@ -162,7 +164,7 @@ class TensorDict(TensorDictBase):
                     data[key] = build_nested(value, size, None, (key,))
                     continue
             # Skip the check for cycles: no node can contain this one while it is under construction.
-            data[key] = self._coerce(value, (key,), non_blocking)
+            data[key] = coerce_for(self, value, (key,), non_blocking)
 
     def _fill_nested(self, source: Mapping[Any, Any], key: Any, value: Any, non_blocking: bool) -> None:
         """Store an entry under a nested key. Raise KeyTakenError if the mapping also has the first part as a key."""
@@ -262,7 +264,7 @@ class TensorDict(TensorDictBase):
             try:
                 entry = self._dict[index]
             except KeyError:
-                entry = self._get_path((index,))
+                entry = get_entry(self, (index,))
             return entry if isinstance(entry, Tensor) else entry._unwrap()
         if type(index) is tuple:
             result = self._get_nested(index)
@@ -300,7 +302,7 @@ class TensorDict(TensorDictBase):
             if result is not None:
                 return result if isinstance(result, Tensor) else result._as_leaf()
             if type(key) is str and len(args) < 2:
-                return args[0] if args else self._default(key)
+                return args[0] if args else get_default(self, key)
         return super().get(key, *args, **kwargs)
 
     def set_(self: SelfT, key: NestedKey, item: Any, *, non_blocking: bool = False) -> SelfT:

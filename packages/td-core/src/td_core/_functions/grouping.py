@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._collection import missing_key_error
+from .._collection import get_entry, missing_key_error
 from .._keys import unravel_key_to_tuple
 from ..errors import KeyPathError, StructureError
 from ..typing import NestedKey
@@ -31,7 +31,7 @@ def group_by(tensordict: Any, key: NestedKey) -> tuple[Tensor | list[Any], tuple
     >>> values, [len(group) for group in groups]
     (tensor([0, 1]), [1, 2])
     """
-    entry = tensordict._get_path(unravel_key_to_tuple(key))
+    entry = get_entry(tensordict, unravel_key_to_tuple(key))
     if not tensordict.batch_size:
         raise ValueError("group_by groups the rows along the first batch dim, and the collection has none")
     values: Tensor | list[Any]

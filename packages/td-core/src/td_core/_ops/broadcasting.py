@@ -132,7 +132,7 @@ def _align_leaves(item: Any, beside: Any, ndim: int) -> Any:
     leaves: list[Tensor] = []
     others: list[Tensor] = []
     levels = item._flatten_leaves(leaves)
-    beside._flatten_like(item, others)
+    item._flatten_other(beside, others)
     lined = align_pairs(item, beside, leaves, others, ndim)[0]
     return item if lined is leaves else item._unflatten(lined, levels)
 

@@ -259,7 +259,7 @@ class CastingMixin(DeviceMixin):
         if gradient is None:
             gradients = [None] * len(leaves)
         else:
-            gradient._flatten_like(self, gradients)
+            self._flatten_other(gradient, gradients)
         pairs = [pair for pair in zip(leaves, gradients, strict=True) if pair[0].requires_grad]
         if not pairs:
             raise RuntimeError(f"backward: no leaf of this {type(self).__name__} requires gradients")
@@ -412,7 +412,7 @@ class CastingMixin(DeviceMixin):
         references: list[Tensor] = []
         if isinstance(data, Core):
             shape = data
-            self._flatten_like(data, references)
+            data._flatten_other(self, references)
             values = data._leaves()
         else:
             source = as_tensor(data)
@@ -447,7 +447,7 @@ def _iter_pairs(node: Any, value: Any, name: str) -> list[tuple[Tensor, Tensor]]
         raise TypeError(f"{name} is a collection of the same structure; got {type(value).__name__}")
     target = node.select(*value.keys(True, True))  # type: ignore[attr-defined]
     provided: list[Tensor] = []
-    value._flatten_like(target, provided)
+    target._flatten_other(value, provided)
     pairs = list(zip(target._leaves(), provided, strict=True))
     for leaf, pair in pairs:
         if leaf.shape != pair.shape or (name == "grad" and leaf.dtype != pair.dtype):

@@ -22,7 +22,7 @@ from .._storage_backends import get_backends
 from .._walks import zip_walk
 from ..typing import NO_DEFAULT, DeviceType, DtypeLike, NestedKey, NoDefault
 from .dtypes import CASTS, CastFilter, DtypeMixin, cast_some
-from .locking import do_nothing
+from .locking import do_nothing, undo_on_exit, write_back_on_exit
 from .operands import LEAF_ERRORS, describe_leaf, raise_at_leaf, rephrase_error
 from .shape import write_back
 
@@ -222,20 +222,20 @@ class DeviceMixin(DtypeMixin):
         accepts = self._cast_filter if cast_filter is NO_DEFAULT else cast_filter
         moves_only = target.dtype is None and target.memory_format is None and target.spec is None
         if target.spec is not None:
-            source = self._cast_by_attrs(target.spec, target, accepts)
+            source = _cast_by_attrs(self, target.spec, target, accepts)
         if target.dtype is not None and accepts is not None:
             source = cast_some(source, methodcaller("to", target.dtype), accepts)
             target = target._replace(dtype=None)
         elif moves_only and (goal is None or goal == self.device):
             if batch_size is not None:
-                return self._resize_batch(batch_size)
-            return self if torch.compiler.is_compiling() else self._undo_on_exit(do_nothing)
+                return _resize_batch(self, batch_size)
+            return self if torch.compiler.is_compiling() else undo_on_exit(self, do_nothing)
         elif moves_only and goal is not None and not inplace:
             for attachment in get_backends(self):
                 whole: Any = attachment.move(self, goal, non_blocking)
                 if whole is not None:
-                    whole = whole if batch_size is None else whole._resize_batch(batch_size)
-                    return whole._write_back_on_exit(self, _write_moved)  # type: ignore[no-any-return]
+                    whole = whole if batch_size is None else _resize_batch(whole, batch_size)
+                    return write_back_on_exit(whole, self, _write_moved)  # type: ignore[no-any-return]
         leaves: list[Tensor] = []
         levels = source._flatten_leaves(leaves)
         try:
@@ -250,34 +250,7 @@ class DeviceMixin(DtypeMixin):
             set_device_labels(result, goal)
         if batch_size is not None:
             result.batch_size = batch_size
-        return result._undo_on_exit(do_nothing) if inplace else result._write_back_on_exit(self, _write_moved)  # type: ignore[no-any-return]
-
-    def _cast_by_attrs(self: SelfT, attrs: Any, target: Target, accepts: CastFilter | None) -> SelfT:
-        """Cast each leaf to the device and dtype of its entry in ``attrs``, unless ``target`` sets them."""
-
-        def cast_entry(key: NestedKey, leaf: Tensor) -> Tensor:
-            told = attrs.get(key, None)
-            if not isinstance(told, Core):
-                return leaf
-            device, dtype = told._get_leaf_spec()
-            if accepts is not None and not accepts((key,) if isinstance(key, str) else key, leaf):
-                dtype = None
-            return leaf.to(
-                leaf.device if target.device is not None else device or leaf.device,
-                leaf.dtype if target.dtype is not None else dtype or leaf.dtype,
-                non_blocking=bool(target.non_blocking),
-            )
-
-        apply: Any = self.named_apply  # type: ignore[attr-defined]
-        result = apply(cast_entry, nested_keys=True, device=None, filter_empty=False)
-        if self.device is not None and all(leaf.device == self.device for leaf in result._leaves()):
-            set_device_labels(result, self.device)
-        return result  # type: ignore[no-any-return]
-
-    def _resize_batch(self: SelfT, batch_size: Any) -> SelfT:
-        result: Any = self._shallow_copy()
-        result.batch_size = batch_size
-        return result  # type: ignore[no-any-return]
+        return undo_on_exit(result, do_nothing) if inplace else write_back_on_exit(result, self, _write_moved)  # type: ignore[no-any-return]
 
     def _move(self: SelfT, device: torch.device, non_blocking: bool) -> SelfT:
         """Move this collection to the device of the collection that it is stored in."""
@@ -366,3 +339,32 @@ class DeviceMixin(DtypeMixin):
         for leaf in self._leaves():
             leaf.record_stream(stream)
         return self
+
+
+def _cast_by_attrs(node: SelfT, attrs: Any, target: Target, accepts: CastFilter | None) -> SelfT:
+    """Cast each leaf to the device and dtype of its entry in ``attrs``, unless ``target`` sets them."""
+
+    def cast_entry(key: NestedKey, leaf: Tensor) -> Tensor:
+        told = attrs.get(key, None)
+        if not isinstance(told, Core):
+            return leaf
+        device, dtype = told._get_leaf_spec()
+        if accepts is not None and not accepts((key,) if isinstance(key, str) else key, leaf):
+            dtype = None
+        return leaf.to(
+            leaf.device if target.device is not None else device or leaf.device,
+            leaf.dtype if target.dtype is not None else dtype or leaf.dtype,
+            non_blocking=bool(target.non_blocking),
+        )
+
+    apply: Any = node.named_apply  # type: ignore[attr-defined]
+    result = apply(cast_entry, nested_keys=True, device=None, filter_empty=False)
+    if node.device is not None and all(leaf.device == node.device for leaf in result._leaves()):
+        set_device_labels(result, node.device)
+    return result  # type: ignore[no-any-return]
+
+
+def _resize_batch(node: SelfT, batch_size: Any) -> SelfT:
+    result: Any = node._shallow_copy()
+    result.batch_size = batch_size
+    return result  # type: ignore[no-any-return]

@@ -11,7 +11,8 @@ from torch import Tensor
 from .. import _element_plans as elements
 from .._plans import as_ints, wrap_dim
 from ..errors import DimError
-from .shape import ShapeMixin, parse_ints, write_back
+from .locking import write_back_on_exit
+from .shape import ShapeMixin, adopt_result, parse_ints, write_back
 
 SelfT = TypeVar("SelfT", bound="ElementMixin")
 
@@ -42,7 +43,7 @@ class ElementMixin(ShapeMixin):
                 f"{list(self.batch_size)}"
             )
         result = self._transform(elements.repeat_plan(self.batch_size, times))
-        return self._adopt_result(result, "repeat") if inplace else result
+        return adopt_result(self, result, "repeat") if inplace else result
 
     def repeat_interleave(
         self: SelfT,
@@ -70,7 +71,7 @@ class ElementMixin(ShapeMixin):
         source = self.reshape(-1) if dim is None else self
         plan = elements.repeat_interleave_plan(source.batch_size, repeats, dim or 0, output_size)
         result = source._transform(plan)
-        return self._adopt_result(result, "repeat_interleave") if inplace else result
+        return adopt_result(self, result, "repeat_interleave") if inplace else result
 
     def tile(self: SelfT, dims: int | Sequence[int]) -> SelfT:
         """Repeat the collection along batch dims; if ``dims`` is shorter than the batch size, it applies to the last dims.
@@ -107,9 +108,9 @@ class ElementMixin(ShapeMixin):
         """
         result = self._transform(elements.roll_plan(self.batch_size, shifts, dims))
         if inplace:
-            return self._adopt_result(result, "roll")
+            return adopt_result(self, result, "roll")
         back = tuple([-shift for shift in as_ints(shifts)])
-        return result._write_back_on_exit(self, _write_inverse, methodcaller("roll", back, dims))
+        return write_back_on_exit(result, self, _write_inverse, methodcaller("roll", back, dims))
 
     def flip(self: SelfT, dims: int | Sequence[int]) -> SelfT:
         """Return a copy with the order of elements reversed along some batch dims.
@@ -123,7 +124,7 @@ class ElementMixin(ShapeMixin):
         tensor([2, 1, 0])
         """
         result = self._transform(elements.flip_plan(self.batch_size, dims))
-        return result._write_back_on_exit(self, _write_inverse, methodcaller("flip", dims))
+        return write_back_on_exit(result, self, _write_inverse, methodcaller("flip", dims))
 
     def fliplr(self: SelfT) -> SelfT:
         """Return a copy with the order of elements reversed along the second batch dim.
@@ -169,7 +170,7 @@ class ElementMixin(ShapeMixin):
             result = self.flip(plane)
         else:
             result = self.flip(plane[1] if turns == 1 else plane[0]).transpose(*plane)
-        return result._write_back_on_exit(self, _write_inverse, methodcaller("rot90", -k, dims))
+        return write_back_on_exit(result, self, _write_inverse, methodcaller("rot90", -k, dims))
 
     def narrow(self: SelfT, dim: int, start: int | Tensor, length: int) -> SelfT:
         """Return a view of ``length`` elements of a batch dim, starting at ``start``.

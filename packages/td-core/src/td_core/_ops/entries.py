@@ -9,7 +9,16 @@ import torch
 from torch import Tensor, strided
 
 from .._coerce import build_nested, coerce
-from .._collection import Child, Core, add_nested, copy_leaf, make_dense, missing_key_error, show_path
+from .._collection import (
+    Child,
+    Core,
+    add_nested,
+    copy_leaf,
+    get_entry,
+    make_dense,
+    missing_key_error,
+    show_path,
+)
 from .._dim_names import inherit_names
 from .._keys import is_key, unravel_key_to_tuple
 from .._locking import check_unlocked
@@ -74,12 +83,7 @@ class EntryMixin(Core):
                 break
         else:
             return node if isinstance(node, Tensor) else node._as_leaf()
-        return self._default(key) if default is NOT_GIVEN else default
-
-    def _default(self, key: NestedKey) -> None:
-        """Return None for a missing key, or raise KeyPathError, depending on ``set_get_defaults_to_none``."""
-        if not SETTINGS.get_defaults_to_none:
-            raise missing_key_error(self, key)
+        return get_default(self, key) if default is NOT_GIVEN else default
 
     def _get_as(self, key: NestedKey, default: Any, **kwargs: Any) -> Any:
         """Return an entry as a list, nested or padded tensor; TypeError if the entry is not uneven."""
@@ -92,25 +96,6 @@ class EntryMixin(Core):
             ragged = isinstance(entry, Tensor) and entry.is_nested
             return convert_form(key, list(entry.unbind()) if ragged else None, 0, entry, **kwargs)
         raise TypeError(f"{type(self).__name__}.get() takes no {', '.join(kwargs)}: only lazy stacks do")
-
-    def _get_path(self, path: tuple[str, ...]) -> Child:
-        """Return the entry at a key path, or raise KeyPathError with the key at which the path ends."""
-        node: Any = self
-        for depth, part in enumerate(path):
-            if isinstance(node, Tensor):
-                raise KeyThroughLeafError(
-                    f"{show_path(path[:depth])} is a tensor, so it has no entry {part!r} (looked up {path!r})"
-                )
-            try:
-                node = node._get_child(part)
-            except KeyError:
-                raise missing_key_error(node, part, path[:depth]) from None
-        return node
-
-    def _get_parent(self, path: tuple[str, ...]) -> Any:
-        """Return the node of the last key of a path, whose entry need not exist; KeyPathError if a parent is missing."""
-        node = self._get_path(path[:-1])
-        return self._get_path(path) if isinstance(node, Tensor) else node
 
     @overload
     def __getitem__(self, index: str | tuple[str, ...]) -> Any: ...
@@ -128,7 +113,7 @@ class EntryMixin(Core):
         tensor([3, 4, 5])
         """
         if is_key(index):
-            entry = self._get_path((index,) if type(index) is str else unravel_key_to_tuple(index))
+            entry = get_entry(self, (index,) if type(index) is str else unravel_key_to_tuple(index))
             return entry if isinstance(entry, Tensor) else entry._unwrap()
         return self._index(index)
 
@@ -180,9 +165,9 @@ class EntryMixin(Core):
             node: Any = self
             if self._locked:
                 check_unlocked(self, f"set {show_path((*prefix, key))}")
-            if type(value) in (list, tuple) and self._set_rows((key,), value, prefix, non_blocking):
+            if type(value) in (list, tuple) and _set_rows(self, (key,), value, prefix, non_blocking):
                 return
-            entry = self._coerce(value, (*prefix, key), non_blocking)
+            entry = coerce_for(self, value, (*prefix, key), non_blocking)
             if not isinstance(entry, Tensor):
                 check_cycle(node, entry, (*prefix, key))
             node._set_child(key, entry)
@@ -193,7 +178,7 @@ class EntryMixin(Core):
             try:
                 child = node._get_writable(part)
             except KeyError:
-                node._set_new(path[depth:], value, prefix + path[:depth], non_blocking)
+                _set_new(node, path[depth:], value, prefix + path[:depth], non_blocking)
                 return
             if isinstance(child, Tensor) or child._is_value:
                 raise KeyThroughLeafError(
@@ -201,49 +186,6 @@ class EntryMixin(Core):
                 )
             node = child
         node._set_path(path[-1], value, prefix + path[:-1], non_blocking=non_blocking)
-
-    def _set_new(
-        self, path: tuple[str, ...], value: Any, prefix: tuple[str, ...], non_blocking: bool
-    ) -> None:
-        """Store a value under a path of several keys, the first of which is missing."""
-        check_unlocked(self, f"set {show_path(prefix + path)}")
-        if type(value) in (list, tuple) and self._set_rows(path, value, prefix, non_blocking):
-            return
-        entry = self._coerce(value, prefix + path, non_blocking)
-        if not isinstance(entry, Tensor):
-            check_cycle(self, entry, prefix + path)
-        for part in reversed(path[1:]):
-            entry = make_dense({part: entry}, self.batch_size, self.device, self._names)
-        add_nested(self, path[0], entry)
-
-    def _set_rows(
-        self, path: tuple[str, ...], value: Any, prefix: tuple[str, ...], non_blocking: bool
-    ) -> bool:
-        """Store uneven tensors of a list in the members of a lazy stack, one per member; return False if that does not apply."""
-        rows = self._rows_for_members(value)
-
-        def check(member: Any, row: Any) -> Iterator[Any]:
-            check_unlocked(member, f"set {show_path(prefix + path)}")
-            nested = member._rows_for_members(row) if type(row) in (list, tuple) else None
-            if nested is None:
-                member._coerce(row, prefix + path, non_blocking)
-            yield from nested or ()
-
-        for member, row in rows or ():
-            visit(check, member, row)
-        for member, row in rows or ():
-            member._set_path(path, row, prefix, non_blocking=non_blocking)
-        return rows is not None
-
-    def _coerce(self, value: Any, path: tuple[str, ...], non_blocking: bool) -> Child:
-        """Convert ``value`` to an entry of this collection; a nested collection inherits the dim names."""
-        entry = coerce(value, self.batch_size, self.device, path, non_blocking=non_blocking)
-        names = self._names
-        return (
-            entry
-            if names is None or isinstance(entry, Tensor)
-            else inherit_names(entry, names, show_path(path))
-        )
 
     def set_(self: SelfT, key: NestedKey, item: Any, *, non_blocking: bool = False) -> SelfT:
         """Copy a value into an existing entry, in place; allowed on a locked collection.
@@ -258,7 +200,7 @@ class EntryMixin(Core):
         tensor([1., 1.])
         """
         path = unravel_key_to_tuple(key)
-        node, last = self._get_parent(path), path[-1]
+        node, last = get_parent(self, path), path[-1]
         try:
             held = node._peek_child(last)
         except KeyError:
@@ -304,7 +246,7 @@ class EntryMixin(Core):
         ['b']
         """
         path = unravel_key_to_tuple(key)
-        node = self._get_parent(path)
+        node = get_parent(self, path)
         check_unlocked(node, f"remove {show_path(path)}")
         try:
             node._del_child(path[-1])
@@ -330,7 +272,7 @@ class EntryMixin(Core):
         path = unravel_key_to_tuple(key)
         if default is not NO_DEFAULT and path not in self.keys(True):
             return default
-        entry = self._get_path(path)
+        entry = get_entry(self, path)
         self.del_(path)
         return unwrap_entry(entry)
 
@@ -569,3 +511,59 @@ def _list_members_below(stack: Core) -> list[Core]:
         if stacked is not None:
             results.extend(member._inner() for member in stacked[0])
     return results[1:]
+
+
+def _set_new(
+    node: Any, path: tuple[str, ...], value: Any, prefix: tuple[str, ...], non_blocking: bool
+) -> None:
+    """Store a value under a path of several keys, the first of which is missing."""
+    check_unlocked(node, f"set {show_path(prefix + path)}")
+    if type(value) in (list, tuple) and _set_rows(node, path, value, prefix, non_blocking):
+        return
+    entry = coerce_for(node, value, prefix + path, non_blocking)
+    if not isinstance(entry, Tensor):
+        check_cycle(node, entry, prefix + path)
+    for part in reversed(path[1:]):
+        entry = make_dense({part: entry}, node.batch_size, node.device, node._names)
+    add_nested(node, path[0], entry)
+
+
+def _set_rows(
+    node: Any, path: tuple[str, ...], value: Any, prefix: tuple[str, ...], non_blocking: bool
+) -> bool:
+    """Store uneven tensors of a list in the members of a lazy stack, one per member; return False if that does not apply."""
+    rows = node._rows_for_members(value)
+
+    def check(member: Any, row: Any) -> Iterator[Any]:
+        check_unlocked(member, f"set {show_path(prefix + path)}")
+        nested = member._rows_for_members(row) if type(row) in (list, tuple) else None
+        if nested is None:
+            coerce_for(member, row, prefix + path, non_blocking)
+        yield from nested or ()
+
+    for member, row in rows or ():
+        visit(check, member, row)
+    for member, row in rows or ():
+        member._set_path(path, row, prefix, non_blocking=non_blocking)
+    return rows is not None
+
+
+def get_parent(root: Any, path: tuple[str, ...]) -> Any:
+    """Return the node of the last key of a path, whose entry need not exist; KeyPathError if a parent is missing."""
+    node = get_entry(root, path[:-1])
+    return get_entry(root, path) if isinstance(node, Tensor) else node
+
+
+def get_default(node: Any, key: NestedKey) -> None:
+    """Return None for a missing key, or raise KeyPathError, depending on ``set_get_defaults_to_none``."""
+    if not SETTINGS.get_defaults_to_none:
+        raise missing_key_error(node, key)
+
+
+def coerce_for(node: Any, value: Any, path: tuple[str, ...], non_blocking: bool) -> Child:
+    """Convert ``value`` to an entry of this collection; a nested collection inherits the dim names."""
+    entry = coerce(value, node.batch_size, node.device, path, non_blocking=non_blocking)
+    names = node._names
+    return (
+        entry if names is None or isinstance(entry, Tensor) else inherit_names(entry, names, show_path(path))
+    )

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from .._class_methods import make_classmethod
-from .._collection import Core, add_key_note, check_same_form, show_path
+from .._collection import Core, add_key_note, check_same_form, get_entry, show_path
 from .._keys import unravel_key_to_tuple
 from .._locking import check_unlocked
 from .._plans import wrap_dim
@@ -259,7 +259,7 @@ class JoinMixin(ShapeMixin):
         >>> TensorDict({"a": 0, "b": 1}).stack_tensors("a", "b", out_key="c")["c"]
         tensor([0, 1])
         """
-        return self._replace(keys, out_key, keep_entries, lambda entries: stack(entries, dim))
+        return _replace(self, keys, out_key, keep_entries, lambda entries: stack(entries, dim))
 
     def cat_tensors(
         self: SelfT, *keys: NestedKey, out_key: NestedKey, dim: int = 0, keep_entries: bool = False
@@ -271,38 +271,7 @@ class JoinMixin(ShapeMixin):
         >>> TensorDict({"a": [0], "b": [1]}).cat_tensors("a", "b", out_key="c")["c"]
         tensor([0, 1])
         """
-        return self._replace(keys, out_key, keep_entries, lambda entries: cat(entries, dim))
-
-    def _replace(
-        self: SelfT,
-        keys: tuple[NestedKey, ...],
-        out_key: NestedKey,
-        keep_entries: bool,
-        join: Callable[[list[Any]], Any],
-    ) -> SelfT:
-        check_unlocked(self, "replace entries")
-        paths = [unravel_key_to_tuple(key) for key in keys]
-        target = unravel_key_to_tuple(out_key)
-        entries = [self._get_path(path) for path in paths]
-        # Entries at or below out_key are not removed one by one: setting the new entry replaces them.
-        old = [] if keep_entries else [path for path in dict.fromkeys(paths) if path[: len(target)] != target]
-        for path in old:
-            check_unlocked(self._get_path(path[:-1]), f"remove {show_path(path)}")
-        try:
-            joined = join(entries)
-        except Exception as error:
-            add_key_note(error, target)
-            raise
-        # An old entry that is a prefix of out_key must be removed first, so that a node can take its key.
-        above = [path for path in old if path == target[: len(path)]]
-        with restore_on_error(self) if above else nullcontext():
-            for path in above:
-                self.del_(path)
-            self.set(target, joined)
-        for path in old:
-            if path not in above:
-                self.del_(path)
-        return self
+        return _replace(self, keys, out_key, keep_entries, lambda entries: cat(entries, dim))
 
     def stack_from_tensordict(
         self, dim: int = 0, *, sorted: bool | list[NestedKey] | None = None, out: Tensor | None = None
@@ -320,7 +289,7 @@ class JoinMixin(ShapeMixin):
         >>> TensorDict({"b": 1, "a": 0}).stack_from_tensordict(sorted=True)
         tensor([0, 1])
         """
-        return torch.stack(self._sort_leaves(sorted), dim, out=out)
+        return torch.stack(_sort_leaves(self, sorted), dim, out=out)
 
     def cat_from_tensordict(
         self, dim: int = 0, *, sorted: bool | list[NestedKey] | None = None, out: Tensor | None = None
@@ -332,18 +301,7 @@ class JoinMixin(ShapeMixin):
         >>> TensorDict({"b": [1], "a": [0]}).cat_from_tensordict(sorted=["a", "b"])
         tensor([0, 1])
         """
-        return torch.cat(self._sort_leaves(sorted), dim, out=out)
-
-    def _sort_leaves(self, order: bool | list[NestedKey] | None) -> list[Tensor]:
-        if not order or order is True:
-            return list(self.values(True, True, sort=bool(order)))
-        wanted = [unravel_key_to_tuple(key) for key in order]
-        present = {unravel_key_to_tuple(key): leaf for key, leaf in self.items(True, True)}
-        if set(wanted) != set(present) or len(wanted) != len(present):
-            raise KeyMismatchError(
-                f"sorted= must have each key of the collection once; got {order}, the keys are {list(present)}"
-            )
-        return [present[path] for path in wanted]
+        return torch.cat(_sort_leaves(self, sorted), dim, out=out)
 
     def to_lazystack(self, dim: int = 0) -> Any:
         """Convert this collection to a lazy stack of its slices along a batch dim, which share its memory.
@@ -407,3 +365,47 @@ def write_result(out: Any, batch_size: torch.Size, result: Any, *, inplace: bool
     if out.batch_size != batch_size:
         raise BatchSizeError(f"out= has batch size {list(out.batch_size)}, the result has {list(batch_size)}")
     return out.update(result, inplace=inplace or out.is_locked)  # type: ignore[attr-defined]
+
+
+def _sort_leaves(node: Any, order: bool | list[NestedKey] | None) -> list[Tensor]:
+    if not order or order is True:
+        return list(node.values(True, True, sort=bool(order)))
+    wanted = [unravel_key_to_tuple(key) for key in order]
+    present = {unravel_key_to_tuple(key): leaf for key, leaf in node.items(True, True)}
+    if set(wanted) != set(present) or len(wanted) != len(present):
+        raise KeyMismatchError(
+            f"sorted= must have each key of the collection once; got {order}, the keys are {list(present)}"
+        )
+    return [present[path] for path in wanted]
+
+
+def _replace(
+    node: Any,
+    keys: tuple[NestedKey, ...],
+    out_key: NestedKey,
+    keep_entries: bool,
+    join: Callable[[list[Any]], Any],
+) -> SelfT:
+    check_unlocked(node, "replace entries")
+    paths = [unravel_key_to_tuple(key) for key in keys]
+    target = unravel_key_to_tuple(out_key)
+    entries = [get_entry(node, path) for path in paths]
+    # Entries at or below out_key are not removed one by one: setting the new entry replaces them.
+    old = [] if keep_entries else [path for path in dict.fromkeys(paths) if path[: len(target)] != target]
+    for path in old:
+        check_unlocked(get_entry(node, path[:-1]), f"remove {show_path(path)}")
+    try:
+        joined = join(entries)
+    except Exception as error:
+        add_key_note(error, target)
+        raise
+    # An old entry that is a prefix of out_key must be removed first, so that a node can take its key.
+    above = [path for path in old if path == target[: len(path)]]
+    with restore_on_error(node) if above else nullcontext():
+        for path in above:
+            node.del_(path)
+        node.set(target, joined)
+    for path in old:
+        if path not in above:
+            node.del_(path)
+    return node

@@ -8,10 +8,11 @@ from functools import partial
 from types import TracebackType
 from typing import Any, TypeVar
 
-from .._collection import Core
+from .._collection import Core, Undo
 from .._locking import lock, unlock
 from ..errors import StructureError
 
+NodeT = TypeVar("NodeT", bound=Core)
 SelfT = TypeVar("SelfT", bound="LockMixin")
 
 
@@ -65,7 +66,7 @@ class LockMixin(Core):
         """
         was = self._locked
         lock(self)
-        return self._undo_on_exit(do_nothing if was else unlock)
+        return undo_on_exit(self, do_nothing if was else unlock)
 
     def unlock_(self: SelfT) -> SelfT:
         """Allow structural changes again.
@@ -83,12 +84,7 @@ class LockMixin(Core):
         """
         was = self._locked
         unlock(self)
-        return self._undo_on_exit(lock if was else do_nothing)
-
-    def _write_back_on_exit(self: SelfT, owner: Core, write: Callable[..., None], *args: Any) -> SelfT:
-        """Make ``with self:`` call ``write(owner, self, *args)`` on exit, and return ``self``."""
-        # Keep a weak reference, so that a chain of results does not keep the first one alive.
-        return self._undo_on_exit(partial(_write_into, weakref.ref(owner), write, args))
+        return undo_on_exit(self, lock if was else do_nothing)
 
     def __enter__(self: SelfT) -> SelfT:
         """Start a ``with`` block; its exit undoes the operation that returned this collection."""
@@ -123,3 +119,15 @@ class LockMixin(Core):
         inner: Any = self._inner()
         inner._lock_parents = None
         return self
+
+
+def undo_on_exit(node: NodeT, undo: Undo) -> NodeT:
+    """Set the function that ``with node:`` calls on exit, and return the node."""
+    node._undo = undo, node._undo[1] if node._undo else ()
+    return node
+
+
+def write_back_on_exit(node: NodeT, owner: Core, write: Callable[..., None], *args: Any) -> NodeT:
+    """Make ``with node:`` call ``write(owner, node, *args)`` on exit, and return ``node``."""
+    # Keep a weak reference, so that a chain of results does not keep the first one alive.
+    return undo_on_exit(node, partial(_write_into, weakref.ref(owner), write, args))

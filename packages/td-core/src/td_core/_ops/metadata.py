@@ -9,7 +9,15 @@ import torch
 from torch import Tensor
 
 from .._buffers import is_stored
-from .._collection import Child, Core, get_tree_children, has_lazy_stack, make_dense, missing_key_error
+from .._collection import (
+    Child,
+    Core,
+    get_entry,
+    get_tree_children,
+    has_lazy_stack,
+    make_dense,
+    missing_key_error,
+)
 from .._device_labels import set_device_labels
 from .._dim_names import Names, check_names
 from .._keys import unravel_key_to_tuple
@@ -332,10 +340,10 @@ class MetadataMixin(Core):
         torch.Size([3, 2])
         """
         *parents, last = unravel_key_to_tuple(key)
-        node = self._get_path(tuple(parents))  # type: ignore[attr-defined]
+        node = get_entry(self, tuple(parents))  # type: ignore[attr-defined]
         stacked = None if isinstance(node, Tensor) else node._members_and_dim()
         if stacked is None:
-            return torch.Size(get_display_shape(self._get_path((*parents, last))))  # type: ignore[attr-defined]
+            return torch.Size(get_display_shape(get_entry(self, (*parents, last))))  # type: ignore[attr-defined]
         if last not in node._children():
             raise missing_key_error(node, last, tuple(parents))
         return torch.Size(merge_shapes([member.get_item_shape(last) for member in stacked[0]], stacked[1]))

@@ -29,6 +29,7 @@ from .._torch_private import functorch_level
 from .._walks import has_entries
 from ..errors import KeyPathError, StructureError
 from .leaf_writes import check_copied
+from .locking import undo_on_exit
 from .operands import describe_leaf
 from .shape import same_memory
 
@@ -304,7 +305,7 @@ def _stack_parameters(items: list[Any], expand_identical: bool) -> Any:
     columns: list[list[Tensor]] = []
     for item in items:
         column: list[Tensor] = []
-        item._flatten_like(items[0], column)
+        items[0]._flatten_other(item, column)
         columns.append(column)
     stacked: list[Tensor] = []
     for row in zip(*columns):
@@ -426,9 +427,9 @@ class ModuleMixin(Core):
                 raise StructureError(
                     "inplace has no meaning with use_state_dict=True: load_state_dict copies in place"
                 )
-            return self._load_into(module, swap_dest)
+            return _load_into(self, module, swap_dest)
         eager = not torch.compiler.is_compiling() and functorch_level() is None
-        moves, slots_of, swap = self._pair(module, bool(inplace), eager and not preserve_module_state)
+        moves, slots_of, swap = _pair(self, module, bool(inplace), eager and not preserve_module_state)
 
         def undo() -> None:
             (_copy_back if inplace else _undo)(moves)
@@ -460,76 +461,76 @@ class ModuleMixin(Core):
         except BaseException:
             undo()
             raise
-        return swap._undo_on_exit(lambda _: _run_all(undo))
+        return undo_on_exit(swap, lambda _: _run_all(undo))
 
-    def _pair(self, module: nn.Module, copy: bool, plain: bool) -> tuple[list[Move], list[Home], Any]:
-        """Match leaves with the module's slots. Return moves, homes, and a collection of old contents (cloned if ``copy``)."""
-        moves: list[Move] = []
-        slots_of: list[Home] = []
-        swap = make_dense({}, torch.Size())
-        todo: list[tuple[Core, Any, Any, tuple[str, ...]]] = [(self, module, swap, ())]
-        # By hand: the row `to_module` of benchmarks/ops.py.
-        while todo:
-            node, owner, old, path = todo.pop()
-            if _is_sharded(owner):
-                raise StructureError(
-                    f"{type(owner).__name__} is under fully_shard, which keeps its parameters elsewhere too: "
-                    "call to_module() with use_state_dict=True"
-                )
-            parameters, buffers, modules = _slots(owner)
-            collection = isinstance(owner, Core)
-            for key, child in dict(node._children()).items():
-                is_tensor = isinstance(child, Tensor)
-                if not is_tensor and type(child) in LEAF_KINDS:
-                    child, is_tensor = _plain(child._leaves()[0]), True
-                if is_tensor:
-                    slots: Any = parameters
-                    slot = "p"
-                    if key not in parameters:
-                        slots = buffers
-                        slot = "b"
-                    held = slots.get(key)
-                    if (plain or held is None) and slots is parameters and not collection:
-                        slots, held = _swap(owner, key, child, copy, plain, slots_of)
-                        slot = "p" if slots is parameters else ""
-                    # The entry of a collection may be a node instead of a tensor.
-                    if held is None or (not isinstance(held, Tensor) and modules is parameters):
-                        raise KeyPathError(
-                            f"{show_path((*path, key))}: {type(owner).__name__} has no parameter or buffer {key!r}"
-                        )
-                    if copy:
-                        held = held.detach().clone()
-                    if collection:
-                        slot = "p" if is_registered(held) else "B"
-                    moves.append((slots, key, child, held, slot))
-                    old._set_child(key, held)
-                    continue
-                inner = modules.get(key)
-                below = None if isinstance(inner, Tensor) or inner is None else _make_empty_level(inner)
-                is_level = has_entries(child)
-                if below is not None and has_entries(below) == is_level:
-                    old._set_child(key, below)
-                    if is_level:
-                        todo.append((child, inner, below, (*path, key)))
-                    else:
-                        moves.append((modules, key, child, inner, ""))
-                elif not is_level or child._children():
-                    what = "submodule" if is_level else "value"
+
+def _load_into(node: Any, module: nn.Module, swap_dest: Any) -> Any:
+    state = {key: value.detach().clone() for key, value in module.state_dict().items()}
+    flat = {".".join(unravel_key_to_tuple(key)): leaf for key, leaf in node.items(True, True)}
+    swap = _unflatten_state(state)
+    try:
+        module.load_state_dict(flat)
+        if swap_dest is not None:
+            swap = swap_dest.update(swap)
+    except BaseException:
+        # load_state_dict() copies every entry that fits before it raises.
+        module.load_state_dict(state)
+        raise
+    return undo_on_exit(swap, lambda _: _run_all(partial(module.load_state_dict, state)))
+
+
+def _pair(node: Any, module: nn.Module, copy: bool, plain: bool) -> tuple[list[Move], list[Home], Any]:
+    """Match leaves with the module's slots. Return moves, homes, and a collection of old contents (cloned if ``copy``)."""
+    moves: list[Move] = []
+    slots_of: list[Home] = []
+    swap = make_dense({}, torch.Size())
+    todo: list[tuple[Core, Any, Any, tuple[str, ...]]] = [(node, module, swap, ())]
+    # By hand: the row `to_module` of benchmarks/ops.py.
+    while todo:
+        node, owner, old, path = todo.pop()
+        if _is_sharded(owner):
+            raise StructureError(
+                f"{type(owner).__name__} is under fully_shard, which keeps its parameters elsewhere too: "
+                "call to_module() with use_state_dict=True"
+            )
+        parameters, buffers, modules = _slots(owner)
+        collection = isinstance(owner, Core)
+        for key, child in dict(node._children()).items():
+            is_tensor = isinstance(child, Tensor)
+            if not is_tensor and type(child) in LEAF_KINDS:
+                child, is_tensor = _plain(child._leaves()[0]), True
+            if is_tensor:
+                slots: Any = parameters
+                slot = "p"
+                if key not in parameters:
+                    slots = buffers
+                    slot = "b"
+                held = slots.get(key)
+                if (plain or held is None) and slots is parameters and not collection:
+                    slots, held = _swap(owner, key, child, copy, plain, slots_of)
+                    slot = "p" if slots is parameters else ""
+                # The entry of a collection may be a node instead of a tensor.
+                if held is None or (not isinstance(held, Tensor) and modules is parameters):
                     raise KeyPathError(
-                        f"{show_path((*path, key))}: {type(owner).__name__} has no {what} {key!r}"
+                        f"{show_path((*path, key))}: {type(owner).__name__} has no parameter or buffer {key!r}"
                     )
-        return moves, slots_of, swap
-
-    def _load_into(self: Any, module: nn.Module, swap_dest: Any) -> Any:
-        state = {key: value.detach().clone() for key, value in module.state_dict().items()}
-        flat = {".".join(unravel_key_to_tuple(key)): leaf for key, leaf in self.items(True, True)}
-        swap = _unflatten_state(state)
-        try:
-            module.load_state_dict(flat)
-            if swap_dest is not None:
-                swap = swap_dest.update(swap)
-        except BaseException:
-            # load_state_dict() copies every entry that fits before it raises.
-            module.load_state_dict(state)
-            raise
-        return swap._undo_on_exit(lambda _: _run_all(partial(module.load_state_dict, state)))
+                if copy:
+                    held = held.detach().clone()
+                if collection:
+                    slot = "p" if is_registered(held) else "B"
+                moves.append((slots, key, child, held, slot))
+                old._set_child(key, held)
+                continue
+            inner = modules.get(key)
+            below = None if isinstance(inner, Tensor) or inner is None else _make_empty_level(inner)
+            is_level = has_entries(child)
+            if below is not None and has_entries(below) == is_level:
+                old._set_child(key, below)
+                if is_level:
+                    todo.append((child, inner, below, (*path, key)))
+                else:
+                    moves.append((modules, key, child, inner, ""))
+            elif not is_level or child._children():
+                what = "submodule" if is_level else "value"
+                raise KeyPathError(f"{show_path((*path, key))}: {type(owner).__name__} has no {what} {key!r}")
+    return moves, slots_of, swap

@@ -327,7 +327,7 @@ def write_out(name: str, result: Any, out: Any) -> Any:
     """Copy a result into ``out``, a collection of the same structure, and return ``out``."""
     leaves = result._leaves()
     targets: list[Tensor] = []
-    out._flatten_like(result, targets)
+    result._flatten_other(out, targets)
     write_leaves(name, result, COPY, targets, leaves)
     return out
 

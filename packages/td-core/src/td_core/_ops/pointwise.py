@@ -278,11 +278,11 @@ class WrittenPointwiseMixin(Core):
         >>> TensorDict({"a": torch.zeros(2)}).lerp(TensorDict({"a": torch.ones(2)}), 0.25)["a"]
         tensor([0.2500, 0.2500])
         """
-        return self._ternary("lerp", OPS["lerp"], end, weight, keep_number=True)
+        return _ternary(self, "lerp", OPS["lerp"], end, weight, keep_number=True)
 
     def lerp_(self, end: Operand, weight: Operand) -> Self:
         """Interpolate each element towards ``end`` in place; return self. Arguments are those of :meth:`lerp`."""
-        return self._ternary("lerp_", OPS["lerp_"], end, weight, keep_number=True)
+        return _ternary(self, "lerp_", OPS["lerp_"], end, weight, keep_number=True)
 
     def addcmul(self, other1: Operand, other2: Operand, *, value: float | None = 1) -> Self:
         """Return ``self + value * other1 * other2``, leaf by leaf; operands are those of :meth:`lerp`.
@@ -291,7 +291,7 @@ class WrittenPointwiseMixin(Core):
         >>> td.addcmul(td, td, value=2)["a"]
         tensor([3., 3.])
         """
-        return self._ternary("addcmul", _bind_value(OPS["addcmul"], value), other1, other2)
+        return _ternary(self, "addcmul", _bind_value(OPS["addcmul"], value), other1, other2)
 
     def addcmul_(self, other1: Operand, other2: Operand, *, value: float | None = 1) -> Self:
         """Add ``value * other1 * other2`` in place; return self. Operands are those of :meth:`lerp`.
@@ -300,7 +300,7 @@ class WrittenPointwiseMixin(Core):
         >>> td.addcmul_(td.clone(), td.clone())["a"]
         tensor([2., 2.])
         """
-        return self._ternary("addcmul_", _bind_value(OPS["addcmul_"], value), other1, other2)
+        return _ternary(self, "addcmul_", _bind_value(OPS["addcmul_"], value), other1, other2)
 
     def addcdiv(self, other1: Operand, other2: Operand, value: float | None = 1) -> Self:
         """Return ``self + value * other1 / other2``, leaf by leaf; operands are those of :meth:`lerp`.
@@ -309,30 +309,11 @@ class WrittenPointwiseMixin(Core):
         >>> td.addcdiv(td, td * 2)["a"]
         tensor([1.5000, 1.5000])
         """
-        return self._ternary("addcdiv", _bind_value(OPS["addcdiv"], value), other1, other2)
+        return _ternary(self, "addcdiv", _bind_value(OPS["addcdiv"], value), other1, other2)
 
     def addcdiv_(self, other1: Operand, other2: Operand, *, value: float | None = 1) -> Self:
         """Add ``value * other1 / other2`` in place; return self. Operands are those of :meth:`lerp`."""
-        return self._ternary("addcdiv_", _bind_value(OPS["addcdiv_"], value), other1, other2)
-
-    def _ternary(
-        self, name: str, this: Op, first: Operand, second: Operand, *, keep_number: bool = False
-    ) -> Self:
-        """Apply an operation of three tensors, in place if ``name`` ends in ``_``."""
-        operands = [check_operand(operand_inplace(self, name, item), name, item) for item in (first, second)]
-        leaves = self._leaves()
-        for i, operand in enumerate(operands):
-            if type(operand) is not list and not (keep_number and i == 1):
-                operands[i] = [_number_beside(leaf, operand) for leaf in leaves]
-        if name.endswith("_"):
-            write_leaves(name, self, this, leaves, *operands)
-            return self
-        if any(isinstance(item, Core) and item.batch_size != self.batch_size for item in (first, second)):
-            leaves, *operands = align_columns(self, leaves, *operands)
-        try:
-            return self._unflatten(foreach(this, leaves, *operands))
-        except LEAF_ERRORS as error:
-            raise_at_leaf(error, name, self, this.single, leaves, *operands)
+        return _ternary(self, "addcdiv_", _bind_value(OPS["addcdiv_"], value), other1, other2)
 
 
 def _bind_value(this: Op, value: float | None) -> Op:
@@ -347,3 +328,23 @@ def _number_beside(leaf: Tensor, number: Any) -> Tensor:
     """Convert a number to a scalar tensor, in the dtype that torch uses to combine it with ``leaf``."""
     kind = torch.as_tensor(number, device="cpu").dtype
     return torch.as_tensor(number, dtype=dtype_beside(leaf.dtype, kind), device=leaf.device)
+
+
+def _ternary(
+    node: Any, name: str, this: Op, first: Operand, second: Operand, *, keep_number: bool = False
+) -> Any:
+    """Apply an operation of three tensors, in place if ``name`` ends in ``_``."""
+    operands = [check_operand(operand_inplace(node, name, item), name, item) for item in (first, second)]
+    leaves = node._leaves()
+    for i, operand in enumerate(operands):
+        if type(operand) is not list and not (keep_number and i == 1):
+            operands[i] = [_number_beside(leaf, operand) for leaf in leaves]
+    if name.endswith("_"):
+        write_leaves(name, node, this, leaves, *operands)
+        return node
+    if any(isinstance(item, Core) and item.batch_size != node.batch_size for item in (first, second)):
+        leaves, *operands = align_columns(node, leaves, *operands)
+    try:
+        return node._unflatten(foreach(this, leaves, *operands))
+    except LEAF_ERRORS as error:
+        raise_at_leaf(error, name, node, this.single, leaves, *operands)

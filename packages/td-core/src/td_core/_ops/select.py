@@ -20,7 +20,7 @@ from ..errors import BatchSizeError, StructureError
 from .broadcasting import align_collections, expand_to_match
 from .joining import write_result
 from .operands import LEAF_ERRORS, raise_at_leaf, reorder_like, run_each_leaf, write_leaves
-from .shape import ShapeMixin
+from .shape import ShapeMixin, adopt_result
 
 SelfT = TypeVar("SelfT", bound="SelectMixin")
 
@@ -59,7 +59,7 @@ class SelectMixin(ShapeMixin):
         result = self._transform(elements.gather_plan(self.batch_size, dim, index))
         if out is not None:
             return write_result(out, result.batch_size, result)  # type: ignore[no-any-return]
-        return self._adopt_result(result, "gather") if inplace else result
+        return adopt_result(self, result, "gather") if inplace else result
 
     def masked_select(self: SelfT, mask: Tensor, *, inplace: bool = False) -> SelfT:
         """Select the elements where a mask is true; the masked dims become one batch dim.
@@ -75,7 +75,7 @@ class SelectMixin(ShapeMixin):
         tensor([0, 2])
         """
         result: SelfT = self._index(_as_mask(mask, device="cpu").bool())
-        return self._adopt_result(result, "masked_select") if inplace else result
+        return adopt_result(self, result, "masked_select") if inplace else result
 
     def masked_fill(self: SelfT, mask: Tensor, value: float | bool) -> SelfT:
         """Copy the collection and fill every leaf with ``value`` where a mask is true.
@@ -189,7 +189,7 @@ class SelectMixin(ShapeMixin):
             self._set_batch_size(torch.Size(plan.lead))
             return self
         result = self._transform(plan)
-        return self._adopt_result(result, "pad") if inplace else result
+        return adopt_result(self, result, "pad") if inplace else result
 
 
 def pad(

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from .. import _shape_plans as shapes
 from .._buffers import index_leaves
-from .._collection import Core, concurrent_change_error, has_lazy_stack
+from .._collection import Core, concurrent_change_error, get_entry, has_lazy_stack
 from .._dtypes import as_dtype
 from .._indexing import plan_index
 from .._keys import unravel_key_to_tuple
@@ -30,7 +30,7 @@ from .._walks import has_entries
 from ..errors import DepthError, StructureError
 from ..typing import DtypeLike, NestedKey
 from .entries import EntryMixin
-from .locking import LockMixin, do_nothing
+from .locking import LockMixin, do_nothing, undo_on_exit, write_back_on_exit
 from .operands import LEAF_ERRORS, raise_at_leaf
 
 SelfT = TypeVar("SelfT", bound="ShapeMixin")
@@ -81,9 +81,8 @@ class ShapeMixin(EntryMixin, LockMixin):
             shape = parse_ints("view", shape, size)
         if batch_size is not None or dtype is not None:
             raise TypeError("view() takes a dtype, with batch_size=, or new batch dims (size=); it got both")
-        return self._transform(shapes.view_plan(self.batch_size, shape))._write_back_on_exit(
-            self, _write_reshaped
-        )
+        result = self._transform(shapes.view_plan(self.batch_size, shape))
+        return write_back_on_exit(result, self, _write_reshaped)
 
     def reshape(self: SelfT, *args: Any, size: Sequence[int] | None = None, inplace: bool = False) -> SelfT:
         """Reshape the batch dims; the result is a view if the strides allow it.
@@ -101,7 +100,7 @@ class ShapeMixin(EntryMixin, LockMixin):
         """
         shape = parse_ints("reshape", args, size)
         result: SelfT = self._transform(shapes.reshape_plan(self.batch_size, shape))
-        return self._adopt_result(result, "reshape") if inplace else result
+        return adopt_result(self, result, "reshape") if inplace else result
 
     def flatten(
         self: SelfT, start_dim: int | None = None, end_dim: int | None = None, *, inplace: bool = False
@@ -125,8 +124,8 @@ class ShapeMixin(EntryMixin, LockMixin):
         end = -1 if end_dim is None else end_dim
         result = self._transform(shapes.flatten_plan(self.batch_size, start, end))
         if inplace:
-            return self._adopt_result(result, "flatten")
-        return result._write_back_on_exit(self, _write_reshaped)
+            return adopt_result(self, result, "flatten")
+        return write_back_on_exit(result, self, _write_reshaped)
 
     def unflatten(self: SelfT, dim: int, unflattened_size: Sequence[int], *, inplace: bool = False) -> SelfT:
         """Split one batch dim into several.
@@ -147,8 +146,8 @@ class ShapeMixin(EntryMixin, LockMixin):
         """
         result = self._transform(shapes.unflatten_plan(self.batch_size, dim, unflattened_size))
         if inplace:
-            return self._adopt_result(result, "unflatten")
-        return result._write_back_on_exit(self, _write_reshaped)
+            return adopt_result(self, result, "unflatten")
+        return write_back_on_exit(result, self, _write_reshaped)
 
     def squeeze(self: SelfT, dim: int | Sequence[int] | None = None) -> SelfT:
         """Remove batch dims of size one.
@@ -164,9 +163,8 @@ class ShapeMixin(EntryMixin, LockMixin):
         >>> TensorDict({"a": torch.zeros(1, 3, 1)}, [1, 3]).squeeze()["a"].shape
         torch.Size([3, 1])
         """
-        return self._transform(shapes.squeeze_plan(self.batch_size, dim))._write_back_on_exit(
-            self, _write_reshaped
-        )
+        result = self._transform(shapes.squeeze_plan(self.batch_size, dim))
+        return write_back_on_exit(result, self, _write_reshaped)
 
     def unsqueeze(self: SelfT, dim: int) -> SelfT:
         """Insert a batch dim of size one.
@@ -183,7 +181,7 @@ class ShapeMixin(EntryMixin, LockMixin):
         torch.Size([3, 1, 4])
         """
         result = self._transform(shapes.unsqueeze_plan(self.batch_size, dim))
-        return result._write_back_on_exit(self, _write_reshaped)
+        return write_back_on_exit(result, self, _write_reshaped)
 
     def permute(self: SelfT, *args: Any, dims: Sequence[int] | None = None) -> SelfT:
         """Return a view with the batch dims in another order.
@@ -202,7 +200,7 @@ class ShapeMixin(EntryMixin, LockMixin):
         """
         size = self.batch_size
         order = tuple(range(len(size))) if dims is None and not args else parse_ints("permute", args, dims)
-        return self._permute(shapes.permute_plan(size, order))
+        return _permute(self, shapes.permute_plan(size, order))
 
     def transpose(self: SelfT, dim0: int, dim1: int) -> SelfT:
         """Return a view with two batch dims swapped.
@@ -215,7 +213,7 @@ class ShapeMixin(EntryMixin, LockMixin):
         >>> TensorDict({"a": torch.zeros(2, 3, 4)}, [2, 3]).transpose(0, 1)["a"].shape
         torch.Size([3, 2, 4])
         """
-        return self._permute(shapes.transpose_plan(self.batch_size, dim0, dim1))
+        return _permute(self, shapes.transpose_plan(self.batch_size, dim0, dim1))
 
     def swapaxes(self: SelfT, axis0: int, axis1: int) -> SelfT:
         """Return a view with two batch dims swapped: numpy's name for :meth:`transpose`.
@@ -238,12 +236,9 @@ class ShapeMixin(EntryMixin, LockMixin):
         >>> TensorDict({"a": torch.zeros(2, 3, 4)}, [2, 3, 4]).movedim(0, -1).batch_size
         torch.Size([3, 4, 2])
         """
-        return self._permute(shapes.movedim_plan(self.batch_size, source, destination))
+        return _permute(self, shapes.movedim_plan(self.batch_size, source, destination))
 
     moveaxis = movedim
-
-    def _permute(self: SelfT, plan: ShapePlan) -> SelfT:
-        return self._transform(plan)._write_back_on_exit(self, _write_permuted, plan.sources)
 
     def expand(self: SelfT, *args: Any, size: Sequence[int] | None = None) -> SelfT:
         """Return a view with batch dims of size one expanded, and new leading dims added, without a copy.
@@ -359,7 +354,7 @@ class ShapeMixin(EntryMixin, LockMixin):
         >>> TensorDict({"a": 1}).atleast_1d().batch_size
         torch.Size([1])
         """
-        return self._at_least(1)
+        return _at_least(self, 1)
 
     def atleast_2d(self: SelfT) -> SelfT:
         """Prepend batch dims of size one until the collection has at least two batch dims.
@@ -367,7 +362,7 @@ class ShapeMixin(EntryMixin, LockMixin):
         >>> TensorDict({"a": torch.zeros(3)}, [3]).atleast_2d().batch_size
         torch.Size([1, 3])
         """
-        return self._at_least(2)
+        return _at_least(self, 2)
 
     def atleast_3d(self: SelfT) -> SelfT:
         """Prepend batch dims of size one until the collection has at least three batch dims.
@@ -375,14 +370,7 @@ class ShapeMixin(EntryMixin, LockMixin):
         >>> TensorDict({"a": torch.zeros(3)}, [3]).atleast_3d().batch_size
         torch.Size([1, 1, 3])
         """
-        return self._at_least(3)
-
-    def _at_least(self: SelfT, ndim: int) -> SelfT:
-        missing = ndim - len(self.batch_size)
-        if missing <= 0:
-            return self if torch.compiler.is_compiling() else self._undo_on_exit(do_nothing)
-        result: SelfT = self._index((None,) * missing)
-        return result._write_back_on_exit(self, _write_reshaped)
+        return _at_least(self, 3)
 
     def contiguous(self: SelfT, *, canonical: bool = False, inplace: bool = False) -> SelfT:
         """Return a dense collection whose leaves are contiguous; contiguous leaves are shared, not copied.
@@ -399,7 +387,7 @@ class ShapeMixin(EntryMixin, LockMixin):
         True
         """
         result = self._transform(WholePlan((), (), _canonical if canonical else Tensor.contiguous))
-        return self._adopt_result(result, "make contiguous") if inplace else result
+        return adopt_result(self, result, "make contiguous") if inplace else result
 
     def densify(self: SelfT, layout: torch.layout = torch.strided) -> SelfT:
         """Stack every lazy stack; ragged entries become nested tensors.
@@ -451,19 +439,6 @@ class ShapeMixin(EntryMixin, LockMixin):
         return first._with_children(
             entries, batch_size=self.batch_size, device=self.device, names=self._names
         )
-
-    def _adopt_result(self: SelfT, result: SelfT, what: str) -> SelfT:
-        """Replace the entries, batch size and names by those of ``result``. Raise for a locked node or a lazy stack."""
-        check_unlocked(self, f"{what} in place")
-        if self._members_and_dim() is not None:
-            raise StructureError(
-                f"cannot {what} in place: the members of a {type(self).__name__} hold its entries; leave inplace out"
-            )
-        for key, child in result._children().items():
-            self._set_child(key, child)
-        self._set_batch_size(result.batch_size)
-        self._names = result._names
-        return self
 
 
 def parse_ints(what: str, args: tuple[Any, ...], named: Sequence[int] | None = None) -> tuple[int, ...]:
@@ -524,7 +499,7 @@ def write_back(owner: Any, result: Any) -> None:
         if left is not None and not isinstance(value, Tensor):
             # A lazy stack builds a new value node on each read, so compare values, and keep equal ones.
             path = unravel_key_to_tuple(key)
-            if owner._get_path(path)._has_equal_values(result._get_path(path)):
+            if get_entry(owner, path)._has_equal_values(get_entry(result, path)):
                 continue
         if owner.is_locked and left is not None:
             owner.set_(key, value)
@@ -560,3 +535,29 @@ def _expand_leaf(key: NestedKey, leaf: Tensor, other: Any) -> Tensor:
         return leaf.expand(other.shape)
     except RuntimeError as error:
         raise StructureError(f"expand_as: key {key!r}: {error}") from error
+
+
+def _permute(node: SelfT, plan: ShapePlan) -> SelfT:
+    return write_back_on_exit(node._transform(plan), node, _write_permuted, plan.sources)
+
+
+def _at_least(node: SelfT, ndim: int) -> SelfT:
+    missing = ndim - len(node.batch_size)
+    if missing <= 0:
+        return node if torch.compiler.is_compiling() else undo_on_exit(node, do_nothing)
+    result: SelfT = node._index((None,) * missing)
+    return write_back_on_exit(result, node, _write_reshaped)
+
+
+def adopt_result(node: SelfT, result: SelfT, what: str) -> SelfT:
+    """Replace the entries, batch size and names of a node by those of ``result``. Raise for a locked node or a lazy stack."""
+    check_unlocked(node, f"{what} in place")
+    if node._members_and_dim() is not None:
+        raise StructureError(
+            f"cannot {what} in place: the members of a {type(node).__name__} hold its entries; leave inplace out"
+        )
+    for key, child in result._children().items():
+        node._set_child(key, child)
+    node._set_batch_size(result.batch_size)
+    node._names = result._names
+    return node

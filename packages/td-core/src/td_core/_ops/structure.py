@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from .._collection import Child, Core, show_path
+from .._collection import Child, Core, get_entry, show_path
 from .._device_labels import set_device_labels
 from .._devices import as_device
 from .._dim_names import check_names
@@ -29,6 +29,7 @@ from .batch_size import as_batch_size, fit_batch_size
 from .entries import list_state_nodes
 from .flattening import flatten_entries, unflatten_entries
 from .key_trees import KeyTree, RequestedKeys, build_key_tree, restrict
+from .locking import undo_on_exit, write_back_on_exit
 from .update import UpdateMixin
 
 SelfT = TypeVar("SelfT", bound="StructureMixin")
@@ -81,7 +82,7 @@ class StructureMixin(UpdateMixin):
                 result = None  # the slow path raises with the existing keys
         if result is None:
             result = restrict(self, build_key_tree(keys, longest=True), strict, as_tensordict)
-        return result._write_back_on_exit(self, _write_back_selection, keys)  # type: ignore[no-any-return]
+        return write_back_on_exit(result, self, _write_back_selection, keys)  # type: ignore[no-any-return]
 
     def exclude(self: SelfT, *keys: NestedKey, inplace: bool = False) -> SelfT:
         """Return a collection without these entries; leaves are shared, missing keys are skipped.
@@ -110,7 +111,7 @@ class StructureMixin(UpdateMixin):
             result = self._with_children(kept)
         else:
             result = _copy_without(self, build_key_tree(keys, longest=False), prune=False)
-        return result._write_back_on_exit(self, _write_back_rest)  # type: ignore[no-any-return]
+        return write_back_on_exit(result, self, _write_back_rest)  # type: ignore[no-any-return]
 
     def split_keys(
         self: SelfT,
@@ -271,7 +272,7 @@ class StructureMixin(UpdateMixin):
         if inplace:
             check_unlocked(self, "flatten the keys in place")
             _replace_all(self, self.flatten_keys(separator, is_leaf=is_leaf))
-            return self._undo_on_exit(methodcaller("unflatten_keys", separator, inplace=True))
+            return undo_on_exit(self, methodcaller("unflatten_keys", separator, inplace=True))
         stacked = self._members_and_dim()
         result: Any
         if stacked is not None:
@@ -280,7 +281,7 @@ class StructureMixin(UpdateMixin):
             )
         else:
             result = self._with_children(flatten_entries(self, separator, is_leaf))
-        return result._write_back_on_exit(self, _write_back_flat, separator)  # type: ignore[no-any-return]
+        return write_back_on_exit(result, self, _write_back_flat, separator)  # type: ignore[no-any-return]
 
     def unflatten_keys(self: SelfT, separator: str = ".", inplace: bool = False) -> SelfT:
         """Return a collection whose keys are split at ``separator`` into nested keys.
@@ -304,9 +305,9 @@ class StructureMixin(UpdateMixin):
         if inplace:
             check_unlocked(self, "unflatten the keys in place")
             _replace_all(self, _unflatten_root(self, separator, own=False))
-            return self._undo_on_exit(methodcaller("flatten_keys", separator, inplace=True))
+            return undo_on_exit(self, methodcaller("flatten_keys", separator, inplace=True))
         result = _unflatten_root(self, separator, own=True)
-        return result._write_back_on_exit(self, _write_back_deep, separator)  # type: ignore[no-any-return]
+        return write_back_on_exit(result, self, _write_back_deep, separator)  # type: ignore[no-any-return]
 
     def rename_key_(self: SelfT, old_key: NestedKey, new_key: NestedKey, safe: bool = False) -> SelfT:
         """Rename a key in place; the entry becomes the last one of its collection.
@@ -338,12 +339,12 @@ class StructureMixin(UpdateMixin):
                 for member in list_distinct_members(stacked[0]):
                     member.rename_key_(old, new, safe)
             return self
-        parent: Any = self._get_path(old[:-1])
+        parent: Any = get_entry(self, old[:-1])
         if old[:-1] == new[:-1] and not isinstance(parent, Tensor) and parent._members_and_dim() is not None:
             # Rename in the members of a nested lazy stack, since entries of different shapes cannot be read from it.
             parent.rename_key_(old[-1], new[-1], safe)
             return self
-        entry = self._get_path(old)
+        entry = get_entry(self, old)
         if old == new:
             return self
         if safe and new in self.keys(True):
@@ -386,7 +387,7 @@ class StructureMixin(UpdateMixin):
         entries = {}
         for old, new in moves:
             if strict or old in self.keys(True):
-                entry = self._get_path(old)
+                entry = get_entry(self, old)
                 if new in entries:
                     raise KeyTakenError(f"cannot rename: two entries would have one key in {dict(mapping)!r}")
                 entries[new] = entry if isinstance(entry, Tensor) else entry._shallow_copy()

@@ -101,7 +101,7 @@ def _grad(outputs: Any, inputs: Any, grad_outputs: Any = None, *args: Any, **kwa
         if not isinstance(outputs, Core):
             raise TypeError("torch.autograd.grad() takes a collection as grad_outputs where outputs is one")
         gradients = []
-        grad_outputs._flatten_like(outputs, gradients)
+        outputs._flatten_other(grad_outputs, gradients)
     computed = outputs._leaves() if isinstance(outputs, Core) else outputs
     if not isinstance(inputs, Core):
         return torch.autograd.grad(computed, inputs, gradients, *args, **kwargs)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from .._arrays import tensors_in
 from .._coerce import NUMBERS, coerce
-from .._collection import Core, add_key_note, missing_key_error, show_path
+from .._collection import Core, add_key_note, get_entry, missing_key_error, show_path
 from .._foreach import Op, make_op
 from .._indexing import plan_index
 from .._keys import unravel_key_to_tuple
@@ -26,7 +26,7 @@ from .._ragged import list_distinct_members
 from .._walks import visit
 from ..errors import LockedError, StructureError
 from ..typing import NestedKey
-from .entries import NOT_GIVEN, EntryMixin
+from .entries import NOT_GIVEN, EntryMixin, get_default, get_parent
 from .indexed_write import IndexedWrite, check_broadcast, is_basic, run_writes
 from .key_trees import filter_entries, parse_requested_keys
 from .leaf_writes import check_no_grad, is_overlap_error, try_copy_whole, try_scatter_whole
@@ -229,9 +229,9 @@ class UpdateMixin(EntryMixin):
                 [0., 0.]])
         """
         path = unravel_key_to_tuple(key)
-        parent = self._get_path(path[:-1])
+        parent = get_entry(self, path[:-1])
         try:
-            entry = self._get_path(path)
+            entry = get_entry(self, path)
         except StructureError:
             # The entries of the members cannot be stacked, so write to each; the index then covers batch dims only.
             parent._assign(index, {path[-1]: value}, non_blocking=non_blocking)
@@ -291,7 +291,7 @@ class UpdateMixin(EntryMixin):
             except Exception as error:
                 add_key_note(error, unravel_key_to_tuple(key))
                 raise
-        return self._default(key) if default is NOT_GIVEN else default
+        return get_default(self, key) if default is NOT_GIVEN else default
 
     def replace(self: SelfT, *args: Any, **kwargs: Any) -> SelfT:
         """Return a shallow copy with updated entries; this collection is unchanged.
@@ -332,8 +332,8 @@ class UpdateMixin(EntryMixin):
         path = unravel_key_to_tuple(key)
         leaves: list[Tensor] = []
         # An entry read from a lazy stack is a copy, so fill the entries of its members.
-        for node in list_distinct_members([self._get_parent(path)]):
-            entry = node._get_path(path[-1:])
+        for node in list_distinct_members([get_parent(self, path)]):
+            entry = get_entry(node, path[-1:])
             if isinstance(entry, Tensor):
                 leaves.append(entry)
             else:

@@ -283,11 +283,11 @@ class CollectionTests:
             collection[self.new_key]
 
     def test_walks_visit_leaves_in_one_order(self) -> None:
-        """``_flatten_leaves``, ``_flatten_like``, ``_unflatten_iter`` and ``_map`` visit leaves in the same order."""
+        """``_flatten_leaves``, ``_flatten_other``, ``_unflatten_iter`` and ``_map`` visit leaves in the same order."""
         collection = self.make()
         first = collection._leaves()
         like: list[Tensor] = []
-        collection._flatten_like(collection, like)
+        collection._flatten_other(collection, like)
         assert [id(leaf) for leaf in like] == [id(leaf) for leaf in first]
         rebuilt = collection._unflatten_iter(iter([leaf + 1 for leaf in first]))
         self.check(rebuilt, {key: leaf + 1 for key, leaf in self.leaves(collection).items()})
