@@ -291,6 +291,29 @@ def test_set_parent_batch_size_mismatching_stack_dim_raises():
     assert td["n"].batch_size == (2,)
 
 
+#: Nodes of batch size [3], whose entries have the shape (3, 4), that hold or are a lazy stack.
+NESTED_STACKS = {
+    "lazy stack": lambda stack: stack,
+    "below a TensorDict": lambda stack: TensorDict({"s": stack}, [3]),
+    "of TensorDicts with one": lambda stack: lazy_stack(
+        [TensorDict({"s": lazy_stack([TensorDict({"a": torch.zeros(())})] * 4)}) for _ in range(3)]
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NESTED_STACKS)
+def test_set_parent_batch_size_sets_members_once(name: str) -> None:
+    node = NESTED_STACKS[name](lazy_stack([TensorDict({"a": torch.zeros(4)}) for _ in range(3)]))
+    td = TensorDict({"n": node}, [3])
+    td.batch_size = [3, 4]
+    expected = {key: leaf.shape for key, leaf in td.items(True, True)}
+    assert set(expected.values()) == {(3, 4)}
+    for key in [*td.keys(True)]:
+        if key not in expected:
+            assert td[key].batch_size == (3, 4), key
+    assert td[1].batch_size == td.get("n")[1].batch_size == (4,)
+
+
 def test_set_batch_size_int_sets_one_dim():
     stack = LazyStackedTensorDict(*[TensorDict({"a": torch.zeros(3)}, [3]) for _ in range(2)])
     stack.batch_size = 2

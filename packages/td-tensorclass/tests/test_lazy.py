@@ -302,3 +302,12 @@ def test_from_tensordict_uneven_stack_stays_lazy() -> None:
     noted = Noted.from_tensordict(stack, {"note": "north"})
     assert [member.x.tolist() for member in noted] == [[0, 1], [0, 1, 2]]
     assert [member.note for member in noted] == ["north", "north"] and "note" not in stack
+
+
+@pytest.mark.parametrize("wrap", [lambda node: node, lambda node: TensorDict({"o": node, "v": "text"}, [3])])
+def test_set_batch_size_above_lazy_instance_sets_members_once(wrap: Any) -> None:
+    td = TensorDict({"n": wrap(lazy_stack([Other(torch.zeros(4)) for _ in range(3)]))}, [3])
+    td.batch_size = [3, 4]
+    node = td["n"] if isinstance(td["n"], Other) else td["n", "o"]
+    assert node.batch_size == td["n"].batch_size == (3, 4)
+    assert [member.batch_size for member in node.tensordicts] == [(4,)] * 3

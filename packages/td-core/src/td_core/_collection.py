@@ -22,7 +22,7 @@ from ._dim_names import Names
 from ._foreach import PLAIN
 from ._keys import suggest_keys
 from ._plans import ShapePlan
-from ._walks import expand, get_path, has_entries, walk, walk_levels
+from ._walks import get_path, has_entries, walk, walk_levels
 from .errors import BatchSizeError, KeyMismatchError, KeyPathError, KeyThroughLeafError, StructureError
 from .typing import NO_DEFAULT, NoDefault
 
@@ -172,10 +172,6 @@ class Core(ABC):
             if written is not entry:
                 self._set_child(key, written)
 
-    def _move(self, device: torch.device, non_blocking: bool) -> Any:
-        """Move all leaves to a device and return the result. The casting mixin implements it."""
-        raise NotImplementedError
-
     def _get_leaf_spec(self) -> tuple[torch.device | None, torch.dtype | None]:
         """Return the device and dtype of the leaf that this node describes, or (None, None)."""
         return None, None
@@ -222,12 +218,14 @@ class Core(ABC):
     def _reveal_dim(self, dim: int) -> None:  # noqa: B027
         """Restore the batch dim that vmap hid last, at position ``dim``."""
 
+    @property
     def _keeper(self) -> Any:
-        """Return the :class:`Keeper` that stores the values of this node outside memory, or None."""
+        """The :class:`Keeper` that stores the values of this node outside memory, or None; ignored by nodes without values."""
         return None
 
-    def _keep(self, keeper: Any) -> None:  # noqa: B027 -- most kinds have no values
-        """Attach the :class:`Keeper` that stores the values of this node."""
+    @_keeper.setter  # noqa: B027 -- most kinds have no values
+    def _keeper(self, keeper: Any) -> None:
+        pass
 
     def _compare(self, other: Any, single: Callable[..., Any]) -> Child | None:
         """Compare values elementwise with ``torch.eq`` or ``torch.ne``. Return None if only the entries can be compared."""
@@ -324,12 +322,15 @@ class Core(ABC):
 
     def _expand_batch_size(self, batch_size: torch.Size) -> None:
         """Store a checked batch size here and in nested nodes whose batch size does not start with it."""
-        ndim = len(batch_size)
-        for node in expand(
-            [self],
-            lambda node: [child for child in node._iter_nested() if child.batch_size[:ndim] != batch_size],
-        ):
+        ndim, default = len(batch_size), Core._expand_batch_size
+        for node, _, entries in walk_levels(self):
             node._set_batch_size(batch_size)
+            for key, child in list(entries.items()):
+                if isinstance(child, Tensor) or child.batch_size[:ndim] == batch_size:
+                    del entries[key]
+                elif not has_entries(child) or type(child)._expand_batch_size is not default:
+                    child._expand_batch_size(batch_size)
+                    del entries[key]
 
     def _flatten_leaves(self, out: list[Tensor]) -> Walked:
         """Append every tensor leaf to ``out``. Return the treedef for ``_unflatten``."""

@@ -625,8 +625,8 @@ class LazyStackedTensorDict(TensorDictBase):
         """Return the size of the first batch dim."""
         return super().__len__() if self._stack_dim else len(self._members)
 
-    def _rows(self, count: int) -> Iterator[Any]:
-        return super()._rows(count) if self._stack_dim else iter(list(self._members))
+    def __iter__(self) -> Iterator[Any]:
+        return super().__iter__() if self._stack_dim else iter(list(self._members))
 
     def _index(self, index: Any) -> Any:
         if self._is_member_index(index):

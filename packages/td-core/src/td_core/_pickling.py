@@ -47,7 +47,7 @@ def rebuild_collection(
     leaves = leaves.tensors if isinstance(leaves, Leaves) else leaves
     made = decode_all(Encoded(nodes, leaves, values, classes, attributes or {}), {})
     for position, keeper in (keepers or {}).items():
-        made[position]._keep(keeper)
+        made[position]._keeper = keeper
     return fix_decoded_devices(made[0], nodes, leaves)
 
 
@@ -58,7 +58,7 @@ def encode_for_pickle(node: Core, protocol: int) -> tuple[Any, ...]:
     leaves = Leaves(encoded.leaves) if protocol > 2 else _separate_storages(encoded.leaves)
     encoded.attributes.pop(0, None)
     encoded.classes = encoded.reduce_classes()
-    keepers = {i: object._keeper() for i, object in enumerate(encoded.objects)}
+    keepers = {i: object._keeper for i, object in enumerate(encoded.objects)}
     kept = {i: keeper for i, keeper in keepers.items() if keeper is not None}
     parts = encoded.nodes, leaves, encoded.values, encoded.classes
     return (*parts, encoded.attributes, kept) if kept else _make_state(encoded, leaves)

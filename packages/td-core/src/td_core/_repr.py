@@ -332,7 +332,7 @@ def _long_entry(field: PrintedLeaf, indent: int, options: dict[str, Any]) -> lis
     entry = field.entry
     if isinstance(entry, str):
         return [entry]
-    if isinstance(entry, Core):
+    if isinstance(entry, ReprMixin):
         if entry._print_entry() is not None:
             return [repr(entry).replace("\n", "\n" + " " * indent)]
         return [(entry, indent, options)]
@@ -424,7 +424,7 @@ def _html_fields(fields: list[PrintedLeaf], node: Any) -> list[Any]:
     pieces: list[Any] = []
     for field in fields:
         entry = field.entry
-        if isinstance(entry, Core) and entry._print_entry() is None:  # type: ignore[attr-defined]
+        if isinstance(entry, ReprMixin) and entry._print_entry() is None:
             pieces += ["<li>", (field, entry, node), "</li>"]
         else:
             text = html.escape(_html_entry(entry, node))

@@ -149,8 +149,9 @@ class Wrapper(TensorCollection):
     def _index(self, index: Any) -> Any:
         return self._wrap(self._tensordict._index(index))
 
-    def _rows(self, count: int) -> Any:
-        return map(self._wrap, self._tensordict._rows(count))
+    def __iter__(self) -> Iterator[Any]:
+        """Iterate over the slices along the first batch dim."""
+        return map(self._wrap, iter(self._tensordict)) if self.batch_size else super().__iter__()
 
     def _assign(self, index: Any, value: Any, *, non_blocking: bool = False) -> None:
         self._tensordict._assign(

@@ -572,7 +572,7 @@ class Reader:
                 return _old_saves.rebuild_view(meta, members)
             built = level.kind.node_of(record, "" if level.general else FORMAT)
             if self.keeps and built._is_value:
-                built._keep(self.keeper(node))
+                built._keeper = self.keeper(node)
             return built
         except MissingPluginError:
             raise

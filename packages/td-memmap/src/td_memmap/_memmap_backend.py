@@ -135,7 +135,7 @@ def attach_backend(result: Any, saved: MemmapBackend, *, as_saved: bool = True) 
         if node._is_value and path is not None:
             match = _fs.get_status(path)
             folder = None if match is None else _fs.get_identity(match)
-            node._keep(ValueFile(path, above, allow_pickle, shared, folder))
+            node._keeper = ValueFile(path, above, allow_pickle, shared, folder)
         if inner is node and not node._is_value and next(node._iter_nested(), None) is None:
             return  # Skip encoding: most nodes have no child nodes.
         record = encode_node(node)

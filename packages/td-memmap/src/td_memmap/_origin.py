@@ -49,7 +49,7 @@ def _load(files: Any) -> tuple[tuple[Any, bool], bool]:
 def _root(tree: TensorCollection) -> str | None:
     """Return the root directory of the save of any leaf or value of a collection, or None."""
     encoded = encode(tree, format_name=FORMAT)
-    keepers = ((node._keeper(), path) for node, path in zip(encoded.objects, encoded.node_paths()))
+    keepers = ((node._keeper, path) for node, path in zip(encoded.objects, encoded.node_paths()))
     values = (
         (keeper.path, path)
         for keeper, path in keepers

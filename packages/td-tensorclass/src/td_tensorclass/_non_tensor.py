@@ -296,7 +296,7 @@ class NonTensorDataBase(NonTensorNode, TensorCollection):
         stack._locked, stack._lock_parents = self._locked, self._lock_parents
         stack._backends = self._backends
         if keeper is not None and shown is None:
-            stack._keep(keeper.of_each())
+            stack._keeper = keeper.of_each()
         stack._assign(index, value)
         return stack
 

@@ -162,11 +162,18 @@ class NonTensorNode(ValueNode):
         self._cells = [values, False, None]
         self._places = self._root = None
 
+    @property
     def _keeper(self) -> Keeper | None:
         keeper: Keeper | None = self._cells[2]
         if keeper is None or self._is_whole():
             return keeper
         return keeper.of_part()
+
+    @_keeper.setter
+    def _keeper(self, keeper: Keeper | None) -> None:
+        if self._root is not None:
+            self._store_new(list(self._values))
+        self._cells[2] = keeper
 
     def _is_whole(self) -> bool:
         """Return True if this node shows all values of its cells in order, and has the kind of the owner."""
@@ -174,11 +181,6 @@ class NonTensorNode(ValueNode):
         if root is None or places is None:
             return True
         return type(root) is type(self) and list(places) == list(range(len(self._cells[0])))
-
-    def _keep(self, keeper: Keeper | None) -> None:
-        if self._root is not None:
-            self._store_new(list(self._values))
-        self._cells[2] = keeper
 
     def _check_index_put(self, index: Any, value: Any) -> None:
         keeper = self._cells[2]
@@ -299,9 +301,6 @@ class NonTensorNode(ValueNode):
         if names is not NO_DEFAULT:
             node._names = names
         return node
-
-    def _move(self: SelfT, device: torch.device, non_blocking: bool) -> SelfT:
-        return self._with_children({}, device=device)
 
     def _flatten_leaves(self, out: list[Tensor]) -> list[Any]:
         return []

@@ -252,10 +252,6 @@ class DeviceMixin(DtypeMixin):
             result.batch_size = batch_size
         return undo_on_exit(result, do_nothing) if inplace else write_back_on_exit(result, self, _write_moved)  # type: ignore[no-any-return]
 
-    def _move(self: SelfT, device: torch.device, non_blocking: bool) -> SelfT:
-        """Move this collection to the device of the collection that it is stored in."""
-        return self.to(device, non_blocking=non_blocking or None)
-
     def cpu(self: SelfT, **kwargs: Any) -> SelfT:
         """Move the collection to CPU memory: ``to("cpu", **kwargs)``.
 

@@ -437,16 +437,7 @@ class EntryMixin(Core):
             raise StructureError(
                 f"cannot iterate over a {type(self).__name__} without batch dims; use keys()"
             )
-        return self._rows(size[0])
-
-    def _rows(self, count: int) -> Iterator[Any]:
-        """Yield the slices along the first batch dim, created in groups of up to ``_TOGETHER``."""
-        # torch cannot slice a sparse leaf, but it can unbind it.
-        if count <= _TOGETHER or any(leaf.layout is not strided for leaf in self._leaves()):
-            yield from self.unbind(0)  # type: ignore[attr-defined]
-            return
-        for start in range(0, count, _TOGETHER):
-            yield from self._index(slice(start, start + _TOGETHER)).unbind(0)
+        return _iter_rows(self, size[0])
 
     def __reversed__(self) -> Iterator[Any]:
         """Iterate over the slices along the first batch dim, from the last to the first."""
@@ -473,6 +464,16 @@ def _has_default_forms(kwargs: dict[str, Any]) -> bool:
     """Return True if options for the form of the result are given, but all are false."""
     provided = _FORMS.intersection(kwargs)
     return bool(provided) and not any(kwargs[form] for form in provided)
+
+
+def _iter_rows(node: Any, count: int) -> Iterator[Any]:
+    """Yield the slices along the first batch dim, created in groups of up to ``_TOGETHER``."""
+    # torch cannot slice a sparse leaf, but it can unbind it.
+    if count <= _TOGETHER or any(leaf.layout is not strided for leaf in node._leaves()):
+        yield from node.unbind(0)
+        return
+    for start in range(0, count, _TOGETHER):
+        yield from node._index(slice(start, start + _TOGETHER)).unbind(0)
 
 
 def check_cycle(target: Core, value: Core, path: tuple[str, ...]) -> None:

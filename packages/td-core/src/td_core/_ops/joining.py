@@ -380,7 +380,7 @@ def _sort_leaves(node: Any, order: bool | list[NestedKey] | None) -> list[Tensor
 
 
 def _replace(
-    node: Any,
+    node: SelfT,
     keys: tuple[NestedKey, ...],
     out_key: NestedKey,
     keep_entries: bool,

@@ -340,10 +340,10 @@ class MetadataMixin(Core):
         torch.Size([3, 2])
         """
         *parents, last = unravel_key_to_tuple(key)
-        node = get_entry(self, tuple(parents))  # type: ignore[attr-defined]
+        node = get_entry(self, tuple(parents))
         stacked = None if isinstance(node, Tensor) else node._members_and_dim()
         if stacked is None:
-            return torch.Size(get_display_shape(get_entry(self, (*parents, last))))  # type: ignore[attr-defined]
+            return torch.Size(get_display_shape(get_entry(self, (*parents, last))))
         if last not in node._children():
             raise missing_key_error(node, last, tuple(parents))
         return torch.Size(merge_shapes([member.get_item_shape(last) for member in stacked[0]], stacked[1]))

@@ -331,8 +331,8 @@ def _number_beside(leaf: Tensor, number: Any) -> Tensor:
 
 
 def _ternary(
-    node: Any, name: str, this: Op, first: Operand, second: Operand, *, keep_number: bool = False
-) -> Any:
+    node: CoreT, name: str, this: Op, first: Operand, second: Operand, *, keep_number: bool = False
+) -> CoreT:
     """Apply an operation of three tensors, in place if ``name`` ends in ``_``."""
     operands = [check_operand(operand_inplace(node, name, item), name, item) for item in (first, second)]
     leaves = node._leaves()

@@ -446,7 +446,7 @@ def _apply(node: Core, key: str, value: Any, assign: bool) -> None:
 
 def _is_kept(held: Any) -> bool:
     """Return True if an entry's values are also stored in files, which an in-place write updates."""
-    return isinstance(held, Core) and held._keeper() is not None
+    return isinstance(held, Core) and held._keeper is not None
 
 
 def _new_leaf(value: Tensor, node: Core, assign: bool) -> Child:
