@@ -72,7 +72,9 @@ def read_page() -> dict[str, list[str]]:
 @pytest.mark.parametrize("package", ["td_core", "td_nn", "td"])
 def test_import_adds_only_entries_of_page(package):
     pytest.importorskip(package)
-    result = subprocess.run([sys.executable, "-c", READ, package], capture_output=True, text=True, check=False)
+    result = subprocess.run(
+        [sys.executable, "-c", READ, package], capture_output=True, text=True, check=False
+    )
     assert result.returncode == 0, result.stderr
     page = read_page()
     for table, names in json.loads(result.stdout).items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -31,7 +32,7 @@ def test_metadata_guard_detects_each_change_of_leaf(
     change: str, torch_has_it: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not torch_has_it:
-        monkeypatch.setattr(_torch_private, "_GUARDS", _torch_private._Looks)
+        monkeypatch.setattr(_torch_private, "_find_tested", lambda path, call: None)
     leaves = [torch.zeros(3, 3), torch.ones(2)]
     same = _torch_private.looks(leaves)
     leaves[0].add_(1)
@@ -50,7 +51,7 @@ def test_metadata_guard_other_tensor_kind_does_not_match(
     torch_has_it: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not torch_has_it:
-        monkeypatch.setattr(_torch_private, "_GUARDS", _torch_private._Looks)
+        monkeypatch.setattr(_torch_private, "_find_tested", lambda path, call: None)
     leaf = torch.zeros(2)
     same = _torch_private.looks([leaf])
     with torch.inference_mode():
@@ -70,7 +71,7 @@ def test_count_users_decreases_when_tensor_leaves_storage(monkeypatch: pytest.Mo
     leaves[0].data = torch.ones(2)
     after = _torch_private.count_users(memory)
     assert (before is None and after is None) or after == before - 1
-    monkeypatch.setattr(_torch_private, "_USES", None)
+    monkeypatch.setattr(_torch_private, "_find_tested", lambda path, call: None)
     assert _torch_private.count_users(memory) is None
 
 
@@ -98,3 +99,42 @@ def test_forbid_data_pointer_makes_access_raise() -> None:
     _torch_private.forbid_data_pointer(wrapper)
     with pytest.raises(RuntimeError, match="Cannot access data pointer"):
         wrapper.data_ptr()
+
+
+CHANGED = {
+    "_C._dynamo.guards.TensorGuards": lambda: _torch_private.looks([torch.zeros(2)])(torch.ones(2)),
+    "_C._storage_Use_Count": lambda: _torch_private.count_users(torch.UntypedStorage(1)) is None,
+    "_nested_view_from_buffer": lambda: torch.equal(
+        _torch_private.make_nested_view(
+            torch.arange(2), *torch.tensor([[[1], [1]], [[1], [1]]]), torch.arange(2)
+        )[1],
+        torch.tensor([1]),
+    ),
+    "_functorch.pyfunctorch.temporarily_pop_interpreter_stack": lambda: torch.equal(
+        torch.vmap(_exit_transforms)(torch.ones(2)), torch.ones(2)
+    ),
+}
+
+
+def _exit_transforms(mapped: torch.Tensor) -> torch.Tensor:
+    with _torch_private.exit_transforms([torch.zeros(1)]):
+        return mapped
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("path", CHANGED)
+def test_changed_private_function_warns_and_uses_fallback(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: Any, **kwargs: Any) -> None:
+        raise TypeError("another signature")
+
+    find = _torch_private._find
+    monkeypatch.setattr(_torch_private, "_find", lambda name: refuse if name == path else find(name))
+    _torch_private._find_tested.cache_clear()
+    try:
+        with pytest.warns(RuntimeWarning, match=rf"torch\.{path} of torch .* \(another signature\)"):
+            assert CHANGED[path]()
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", RuntimeWarning)
+            assert CHANGED[path]()
+    finally:
+        _torch_private._find_tested.cache_clear()

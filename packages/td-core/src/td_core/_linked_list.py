@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, SupportsIndex
 
-from torch.utils import _pytree as torch_pytree
-
 from ._public_names import set_module
+from ._torch_private import pytree as torch_pytree
 
 __all__ = ["LinkedList"]
 

@@ -10,9 +10,8 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
-from torch.utils import _pytree as torch_pytree
-
 from ._collection import Core
+from ._torch_private import pytree as torch_pytree
 from ._torch_private import wrap_vmap
 from ._walks import walk
 

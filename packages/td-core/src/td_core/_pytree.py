@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as torch_pytree
 
 from ._collection import Core, get_tree_children, show_path
 from ._dim_names import inherit_names
@@ -21,6 +20,7 @@ from ._mapped_names import get_names_after, get_names_before
 from ._nodes import KINDS, NodeKind, Record
 from ._ragged import get_display_shape
 from ._torch_private import functorch_level, get_mapped_dim
+from ._torch_private import pytree as torch_pytree
 from ._value_codec import is_same_value, join, split
 from ._walks import expand, visit, walk
 

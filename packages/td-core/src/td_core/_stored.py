@@ -15,7 +15,6 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from ._buffers import STORED
 from ._public_names import set_module
@@ -29,7 +28,7 @@ from ._stored_requests import (
     write_points,
     write_view,
 )
-from ._torch_private import forbid_data_pointer
+from ._torch_private import forbid_data_pointer, make_wrapper, pytree, without_torch_function
 from .errors import LockedError
 from .typing import DeviceType, Source, SourceIndex
 
@@ -118,7 +117,7 @@ class StoredTensor(Tensor):
         special = _FUNCTIONS.get(func)
         if special is not None:
             return special(*args, **(kwargs or {}))
-        with torch._C.DisableTorchFunctionSubclass():
+        with without_torch_function():
             return func(*args, **(kwargs or {}))
 
     @classmethod
@@ -133,7 +132,7 @@ def _wrap(cls: type, source: Source, twin: Tensor, device: torch.device) -> Stor
     """Return a stored tensor with the geometry of a meta tensor."""
     # An inference tensor could not be a view of a tensor from outside of inference mode.
     with torch.inference_mode(False):
-        self: Any = Tensor._make_wrapper_subclass(
+        self: Any = make_wrapper(
             cls,
             twin.shape,
             strides=twin.stride(),
@@ -256,20 +255,20 @@ def _view(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
 
 def _compute(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Read all operands, each of them once."""
-    flat, spec = tree_flatten((args, kwargs))
-    args, kwargs = tree_unflatten(read_all(flat), spec)
+    flat, spec = pytree.tree_flatten((args, kwargs))
+    args, kwargs = pytree.tree_unflatten(read_all(flat), spec)
     return func(*args, **kwargs)
 
 
 def _modify(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Apply an operation that writes some of its operands: read, compute, write back."""
-    flat, spec = tree_flatten((args, kwargs))
+    flat, spec = pytree.tree_flatten((args, kwargs))
     written: dict[int, StoredTensor] = {}
     blank: dict[int, Tensor] = {}
     for i, argument in enumerate(func._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
             value = args[i] if i < len(args) else kwargs.get(argument.name)
-            for item in tree_flatten(value)[0]:
+            for item in pytree.tree_flatten(value)[0]:
                 if isinstance(item, StoredTensor):
                     written[id(item)] = item
                     if (argument.is_out or func._schema.name in _RANDOM) and sum(
@@ -278,15 +277,15 @@ def _modify(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
                         blank[id(item)] = torch.empty(item.shape, dtype=item.dtype, device=item.device)
     memory = read_all(blank.get(id(item), item) for item in flat)
     origin = {id(new): old for new, old in zip(memory, flat) if id(old) in written}
-    args, kwargs = tree_unflatten(memory, spec)
-    results, spec = tree_flatten(func(*args, **kwargs))
+    args, kwargs = pytree.tree_unflatten(memory, spec)
+    results, spec = pytree.tree_flatten(func(*args, **kwargs))
     for new, old in zip(memory, flat):
         view = written.pop(id(old), None)
         if view is not None:
             if new.shape != view.shape:
                 raise RuntimeError(f"{func} cannot change the shape of a stored tensor: {list(view.shape)}")
             _write(view, new)
-    return tree_unflatten([origin.get(id(result), result) for result in results], spec)
+    return pytree.tree_unflatten([origin.get(id(result), result) for result in results], spec)
 
 
 def _write(view: StoredTensor, value: Tensor) -> None:
@@ -510,7 +509,7 @@ def _change_in_memory(method: Callable[..., Any]) -> Callable[..., Any]:
 
 def _get_item(self: Any, index: Any) -> Any:
     """Index a tensor; take rows of mapped memory directly."""
-    with torch._C.DisableTorchFunctionSubclass():
+    with without_torch_function():
         if type(index) is Tensor and index.ndim == 1 and index.dtype is torch.int64:
             mapped = _find_mapped(self) if isinstance(self, StoredTensor) and not self.requires_grad else None
             if mapped is not None:
@@ -530,7 +529,7 @@ def _to(self: Any, *args: Any, **kwargs: Any) -> Tensor:
             return self._twin.to(*args, **kwargs)  # type: ignore[no-any-return]
         self, *args = as_memory([self, *args])  # type: ignore[assignment]
         return self.to(*args, **kwargs)  # type: ignore[no-any-return]
-    with torch._C.DisableTorchFunctionSubclass():
+    with without_torch_function():
         return self.to(*args, **kwargs)  # type: ignore[no-any-return]
 
 

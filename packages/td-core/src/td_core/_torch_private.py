@@ -1,10 +1,13 @@
-"""All private names of torch that the packages use, each looked up once, with a fallback and a test.
+"""All private names of torch that the packages use. No other module uses a private name of torch.
 
-Any release of torch may remove them. No other module uses a private name of torch.
+Any release of torch may remove or change them, so each has a fallback. Those whose signature is not obvious are also called
+once, when they are first used; if this fails, a warning names them, and the fallback is used.
 """
 
 from __future__ import annotations
 
+import functools
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from operator import eq
@@ -12,14 +15,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from .errors import StructureError
 
 __all__ = [
-    "add_safe_name", "is_innermost_transform", "get_base", "batch_dim", "exit_transforms",
+    "add_safe_name", "assert_in_graph", "is_innermost_transform", "get_base", "batch_dim", "exit_transforms",
     "default_collate_functions", "break_graph", "forbid_data_pointer", "foreach_kernel", "functorch_level", "is_caller",
     "is_read_only_view", "is_traced", "looks", "map_location", "get_mapped_dim", "make_nested_view", "plain_results",
-    "get_ragged_dim", "get_cached_seqlens", "unmap", "unwrap_transforms", "count_users", "wrap_vmap",
+    "get_ragged_dim", "get_cached_seqlens", "make_wrapper", "pytree",
+    "without_torch_function", "unmap", "unwrap_transforms", "count_users", "wrap_vmap",
 ]  # fmt: skip
 
 
@@ -30,6 +35,33 @@ def _find(path: str, default: Any = None) -> Any:
         result = getattr(result, name, None)
     return default if result is None else result
 
+
+@functools.cache
+def _find_tested(path: str, call: Callable[[Any], Any]) -> Any:
+    """Return the attribute of torch at a dotted name; None if it does not exist or ``call`` raises an error with it."""
+    found = _find(path)
+    if found is None:
+        return None
+    try:
+        call(found)
+    except Exception as error:  # a changed function can raise any error
+        warnings.warn(
+            f"torch.{path} of torch {torch.__version__} does not work as expected ({error}): td_core uses a slower way",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+        return None
+    return found
+
+
+#: Context manager in which tensor subclasses are plain tensors for torch functions.
+without_torch_function: Any = _find("_C.DisableTorchFunctionSubclass")
+
+#: Function that asserts a condition, also in a graph of torch.compile.
+assert_in_graph: Callable[[Any], None] = _find("_check")
+
+#: Constructor of tensors of a subclass without elements.
+make_wrapper: Callable[..., Any] = _find("Tensor._make_wrapper_subclass")
 
 #: Make C++ functions raise RuntimeError if they access the memory of a tensor without any; they might crash otherwise.
 forbid_data_pointer: Callable[[Tensor], Any] = _find("_C._set_throw_on_mutable_data_ptr", lambda tensor: None)
@@ -69,20 +101,31 @@ def is_traced() -> bool:
 
 
 _level_of: Callable[[Tensor], int] | None = _find("_C._functorch.maybe_get_level")
-_pop: Callable[[], Any] | None = _find("_functorch.pyfunctorch.temporarily_pop_interpreter_stack")
 _GRAD: Any = _find("_C._functorch.TransformType.Grad")
+
+
+def _suspend_vmap(pop: Callable[[], Any]) -> None:
+    def suspend(mapped: Tensor) -> Tensor:
+        with pop():
+            return mapped
+
+    torch.vmap(suspend)(torch.zeros(1))
 
 
 @contextmanager
 def exit_transforms(leaves: list[Tensor]) -> Iterator[None]:
     """Context manager that suspends the transforms of ``torch.func`` that none of the tensors belongs to."""
-    if torch.compiler.is_compiling() or functorch_level() is None or _level_of is None or _pop is None:
+    if torch.compiler.is_compiling() or functorch_level() is None or _level_of is None:
+        yield
+        return
+    pop = _find_tested("_functorch.pyfunctorch.temporarily_pop_interpreter_stack", _suspend_vmap)
+    if pop is None:
         yield
         return
     own = max(map(_level_of, leaves), default=-1)
     with ExitStack() as left:
         while (transform := functorch_level()) is not None and transform.level() > own:
-            left.enter_context(_pop())
+            left.enter_context(pop())
         yield
 
 
@@ -181,13 +224,18 @@ plain_results: Any = _find("_C._disabled_torch_function_impl", classmethod(_as_p
 
 def make_nested_view(flat: Tensor, shapes: Tensor, strides: Tensor, offsets: Tensor) -> Tensor:
     """Build a strided nested tensor whose components lie in ``flat``: a view, or a copy if torch lacks the function."""
-    view: Callable[..., Tensor] | None = _find("_nested_view_from_buffer")
+    view: Callable[..., Tensor] | None = _find_tested("_nested_view_from_buffer", _view_two_rows)
     if view is not None:
         return view(flat, shapes, strides, offsets)
     rows = zip(shapes.tolist(), strides.tolist(), offsets.tolist(), strict=True)
     return torch.nested.as_nested_tensor(
         [flat.as_strided(shape, stride, offset) for shape, stride, offset in rows]
     )
+
+
+def _view_two_rows(view: Callable[..., Tensor]) -> None:
+    lengths = torch.tensor([[1], [2]], device="cpu")
+    view(torch.zeros(3, device="cpu"), lengths, torch.ones_like(lengths), torch.tensor([0, 1], device="cpu"))
 
 
 class _Looks:
@@ -207,13 +255,17 @@ class _Looks:
         return len(tensors) == len(self.looks) and all(map(eq, map(self._of, tensors), self.looks))
 
 
-_GUARDS: Any = _find("_C._dynamo.guards.TensorGuards", _Looks)
+def _guard_one_tensor(guards: Any) -> None:
+    tensor = torch.zeros(1, device="cpu")
+    if not guards(tensor, dynamic_dims_sizes=None, dynamic_dims_strides=None).check(tensor):
+        raise RuntimeError("it refuses the guarded tensor")
 
 
 def looks(tensors: Iterable[Tensor]) -> Callable[..., bool]:
     """Return a predicate: True if tensors have the class, dtype, device, shape, strides etc. of these tensors."""
     # The predicate ignores content and memory, and may be False too often, as for tensors made in inference mode.
-    check: Callable[..., bool] = _GUARDS(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
+    guards = _find_tested("_C._dynamo.guards.TensorGuards", _guard_one_tensor) or _Looks
+    check: Callable[..., bool] = guards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
     return check
 
 
@@ -227,9 +279,13 @@ def get_cached_seqlens(tensor: Tensor) -> tuple[int | None, int | None]:
     return getattr(tensor, "_maybe_min_seqlen", None), getattr(tensor, "_maybe_max_seqlen", None)
 
 
-_USES: Callable[[int], int] | None = _find("_C._storage_Use_Count")
+def _count_users_of_new(count: Callable[[int], int]) -> None:
+    memory = torch.UntypedStorage(1)
+    if count(memory._cdata) != 1:
+        raise RuntimeError("it does not return 1 for a new storage")
 
 
 def count_users(memory: torch.UntypedStorage) -> int | None:
     """Return the reference count of a storage's memory; None if torch does not expose it."""
-    return None if _USES is None else int(_USES(memory._cdata))
+    count = _find_tested("_C._storage_Use_Count", _count_users_of_new)
+    return None if count is None else int(count(memory._cdata))

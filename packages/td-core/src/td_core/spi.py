@@ -38,7 +38,15 @@ from ._pytree import register as register_pytree
 from ._pytree import register_with_subclasses as register_pytree_family
 from ._settings import Settings, Switch
 from ._storage_backends import Keeper, StorageBackend
-from ._torch_private import count_users, is_traced, looks, make_nested_view, plain_results
+from ._torch_private import (
+    count_users,
+    is_traced,
+    looks,
+    make_nested_view,
+    plain_results,
+    pytree,
+    without_torch_function,
+)
 from ._value_codec import is_readable, is_same_value, parse_json
 from ._walks import expand, visit, walk
 from ._wrapper import Wrapper
@@ -51,10 +59,10 @@ __all__ = [
     "choose_algorithm", "compute_digest", "compute_seqlens", "copy_all", "count_users", "decode_table",
     "describe_table", "dump_table", "expand", "is_expanded", "is_readable", "is_same_value", "is_stored", "is_traced",
     "lazy_names", "load_table", "lock", "lock_directory", "looks", "make_checksum", "make_header", "make_jagged",
-    "make_nested_view", "make_reporter", "new_object", "parse_json", "plain_results", "read_header_field",
+    "make_nested_view", "make_reporter", "new_object", "parse_json", "plain_results", "pytree", "read_header_field",
     "read_unreplaced", "register_pytree", "register_pytree_family", "remove_stale", "resize_names", "run_command",
     "select_keys", "set_module", "show_path", "show_size", "split_jagged", "suggest_keys", "sync_directory",
-    "user_class", "visit", "wait_for", "walk",
+    "user_class", "visit", "wait_for", "walk", "without_torch_function",
 ]  # fmt: skip
 
 #: Version of this interface. It increases when a name is removed or changes its meaning.

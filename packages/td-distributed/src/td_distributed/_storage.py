@@ -25,6 +25,7 @@ from td_core.spi import (
     STORABLE,
     as_bytes,
     compute_seqlens,
+    copy_all,
     is_stored,
     make_jagged,
     split_jagged,
@@ -388,7 +389,7 @@ def fill(
                 copy = partial(_copy, non_blocking, torch.is_inference_mode_enabled())
                 list(pool.map(copy, targets, sources))
         elif targets:
-            torch._foreach_copy_(targets, sources, non_blocking)
+            copy_all(targets, sources, non_blocking)
 
 
 def list_used_spans(layout: Layout) -> list[tuple[int, int]]:

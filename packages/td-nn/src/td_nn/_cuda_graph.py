@@ -14,9 +14,10 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as torch_pytree
 
 from td_core import TensorCollection
+from td_core.spi import copy_all
+from td_core.spi import pytree as torch_pytree
 
 from ._dispatch import dispatch
 from ._graph_inputs import GraphInputs, Place, copy_inputs, read_entries, read_inputs
@@ -137,7 +138,7 @@ class CudaGraphModule:
             if inputs.tensors:
                 targets = [captured.inputs.tensors[place] for place in inputs.tensors]
                 with torch.no_grad():
-                    torch._foreach_copy_(targets, list(inputs.tensors.values()))
+                    copy_all(targets, list(inputs.tensors.values()))
             captured.graph.replay()
             return captured.results
         self._captured = None

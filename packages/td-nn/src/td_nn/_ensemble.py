@@ -10,9 +10,9 @@ from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as torch_pytree
 
 from td_core import TensorCollection, TensorDict, TensorDictParams, from_modules
+from td_core.spi import pytree as torch_pytree
 
 from ._dispatch import dispatch
 from ._module_base import ResultT, TensorDictModuleBase, show_module

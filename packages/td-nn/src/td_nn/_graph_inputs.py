@@ -7,9 +7,9 @@ from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as torch_pytree
 
 from td_core import TensorCollection
+from td_core.spi import pytree as torch_pytree
 
 from ._module_base import show_module
 from .module_errors import MissingKeyError

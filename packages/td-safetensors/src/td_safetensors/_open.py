@@ -11,7 +11,7 @@ from torch import Tensor
 
 from td_core import Encoded, NestedKey, StoredTensor
 from td_core.errors import FormatError, UnsupportedOperationError
-from td_core.spi import select_keys, set_module, show_path
+from td_core.spi import plain_results, select_keys, set_module, show_path
 from td_core.typing import SourceIndex
 
 from ._files import open_for_reading, sync_file
@@ -31,7 +31,7 @@ class MappedTensor(Tensor):
     """
 
     # The operations of a plain tensor, at their speed.
-    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+    __torch_function__ = plain_results
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Reduce to the place in the file."""

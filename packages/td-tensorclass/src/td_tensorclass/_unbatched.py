@@ -17,7 +17,16 @@ from td_core import TensorCollection
 from td_core._dtypes import SHORT_NAMES
 from td_core._mapping_views import LEAF_KINDS
 from td_core.errors import StructureError
-from td_core.spi import PLAIN, as_batch_size, as_tensor, is_same_value, is_traced, new_object, set_module
+from td_core.spi import (
+    PLAIN,
+    as_batch_size,
+    as_tensor,
+    is_same_value,
+    is_traced,
+    new_object,
+    set_module,
+    without_torch_function,
+)
 from td_core.typing import NO_DEFAULT, BatchSize, Names, NoDefault
 
 from ._static_values import register_static
@@ -288,7 +297,7 @@ def _plain(tensor: Tensor) -> Tensor:
     if not torch.compiler.is_compiling():
         return tensor.as_subclass(Tensor)
     # torch.compile cannot trace as_subclass(Tensor), but an operation without __torch_function__ gives a plain tensor.
-    with torch._C.DisableTorchFunctionSubclass():
+    with without_torch_function():
         return tensor.view(tensor.shape)
 
 

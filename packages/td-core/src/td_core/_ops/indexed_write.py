@@ -19,6 +19,7 @@ from .._foreach import order_subclasses_first
 from .._indexing import BoundIndex, IndexPlan
 from .._keys import unravel_key_to_tuple
 from .._locking import check_unlocked
+from .._torch_private import assert_in_graph
 from .._walks import get_path, walk_levels
 from ..errors import BatchSizeError, StructureError
 from .leaf_writes import (
@@ -445,7 +446,7 @@ def check_broadcast(wanted: Sequence[Any], provided: Sequence[Any]) -> None:
     """Assert with ``torch._check`` that a value broadcasts: a graph cannot read how many elements a mask selects."""
     if len(wanted) == len(provided):
         for a, b in zip(wanted, provided):
-            torch._check((a == b) | (b == 1))
+            assert_in_graph((a == b) | (b == 1))
 
 
 def _as_number(value: Any, dtype: torch.dtype, device: torch.device | None, path: Path) -> Tensor:

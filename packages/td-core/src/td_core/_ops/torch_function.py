@@ -19,7 +19,7 @@ from .._device_labels import set_device_labels
 from .._devices import as_device
 from .._dtypes import as_dtype
 from .._operators import OPERATIONS
-from .._torch_private import is_caller
+from .._torch_private import is_caller, without_torch_function
 from .joining import cat, stack
 from .operands import run_each_leaf
 
@@ -191,7 +191,7 @@ class TorchFunctionMixin(Core):
         handler = TABLE.get(func)
         if handler is None:
             if is_caller(func):  # only torch.compile dispatches such functions here, eager mode never does
-                with torch._C.DisableTorchFunctionSubclass():
+                with without_torch_function():
                     return func(*args, **(kwargs or {}))
             name = torch.overrides.resolve_name(func) or repr(func)
             raise TypeError(

@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from .._collection import Core
 from .._collector import paused
 from .._nodes import KINDS, Encoded, decode, encode
+from .._torch_private import pytree
 from ..errors import BatchSizeError, KeyPathError, LockedError, StructureError
 
 __all__ = ["CollectionTests"]
