@@ -90,7 +90,7 @@ LAYERS = [
     ],
     ["_ops", "_from_python", "_convert", "_repr", "_serializers", "_saving", "plugins.siblings"],
     ["_base"],
-    ["_wrapper", "_tensordict", "_lazy_stack", "_params"],
+    ["_wrapper", "_tensordict", "_lazy_stack_ops", "_lazy_stack", "_params"],
     ["_core_kinds", "_functions", "_lazy_pytree", "_repr_parser"],
     ["spi"],
     ["plugins"],

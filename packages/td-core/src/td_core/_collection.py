@@ -258,14 +258,28 @@ class Core(ABC):
         """Return the members and the stack dim of a lazy stack, or None for other kinds."""
         return None
 
+    def _get_holders(self) -> Sequence[Any]:
+        """Return the nodes that hold the entries: this node; for a lazy stack, its members, or theirs if they are stacks."""
+        return (self,)
+
+    def _zip_members(self, *others: Any) -> list[tuple[Any, ...]]:
+        """Pair each holder with its part of other nodes or tensors, which have the same batch size."""
+        return [(self, *others)]
+
+    def _map_members(self, fn: Callable[..., Any], *others: Any) -> Any:
+        """Return ``fn(self, *others)``; for a lazy stack, a stack of the results for its members and their parts of ``others``.
+
+        A member for which ``fn`` returns None stays empty; the result is None if all do.
+        """
+        return fn(self, *others)
+
     def _is_fully_locked(self) -> bool:
         """Return True if structural changes are refused; for a lazy stack, by every member."""
         return bool(self._locked)
 
     def _tree_children(self) -> list[Child]:
         """Return the direct children: the members of a lazy stack, the entries of any other node."""
-        stacked = self._members_and_dim()
-        return list(self._children().values() if stacked is None else stacked[0])
+        return list(self._children().values())
 
     def _split_value(self, value: Child) -> Sequence[Any]:
         """Split a value into the part that each member receives. Only for kinds with ``_changes_values``."""
@@ -295,7 +309,7 @@ class Core(ABC):
         return fitted
 
     def _max_batch_size(self) -> torch.Size | None:
-        """Return the longest batch size that ``_with_batch_size`` accepts for this value node; None means any."""
+        """Return the longest batch size that ``_with_batch_size`` accepts; None means any that the leaves allow."""
         return None
 
     def _change_batch_size(self, batch_size: torch.Size) -> None:

@@ -110,7 +110,7 @@ class ConversionMixin(Core):
                 if other is not None and has_entries(child) and has_entries(other):
                     levels.append((child, other, node, key))
         for node, kind, parent, key in reversed(levels):
-            result = kind._of_level(node) if kind._members_and_dim() is None else node
+            result = kind._of_level(node)
             if parent is not None:
                 parent._set_child(key, result)
         return result

@@ -27,6 +27,7 @@ from ._devices import as_device
 from ._dim_names import Names, names_of_stack, refuse_repeated
 from ._dtypes import ScalarBeside, as_scalar
 from ._from_python import from_list
+from ._lazy_stack_ops import LazyStackOps
 from ._locking import check_unlocked
 from ._mapping_views import StackedEntries
 from ._ops.batch_size import as_batch_size
@@ -50,7 +51,7 @@ from .typing import NO_DEFAULT, BatchSize, DeviceType, NestedKey, NoDefault
 SelfT = TypeVar("SelfT", bound="LazyStackedTensorDict")
 
 
-class LazyStackedTensorDict(TensorDictBase):
+class LazyStackedTensorDict(LazyStackOps):
     """A stack of collections that keeps its members, and stacks an entry when it is read.
 
     Args:
@@ -248,6 +249,9 @@ class LazyStackedTensorDict(TensorDictBase):
         for member in self._members:
             if member.batch_size[: len(inner)] != inner:
                 member._check_batch_size(inner, path)
+
+    def _max_batch_size(self) -> torch.Size | None:
+        return self.batch_size
 
     def _expand_batch_size(self, batch_size: torch.Size) -> None:
         self._empty_size = batch_size
@@ -646,13 +650,7 @@ class LazyStackedTensorDict(TensorDictBase):
             ((member, member_index, part),) = parts
             member._assign(member_index, part, non_blocking=non_blocking)
             return
-        run_writes(
-            [
-                w
-                for member, member_index, part in parts
-                for w in member._plan_writes(member_index, part, non_blocking)
-            ]
-        )
+        run_writes(self._plan_parts(parts, non_blocking))
 
     def append(self, tensordict: Any) -> None:
         """Append a member.

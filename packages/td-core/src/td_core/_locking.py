@@ -101,14 +101,12 @@ def _is_held(node: Core) -> bool:
 
 def check_unlocked(node: Core, what: str) -> None:
     """Raise LockedError if a node, or a member of a lazy stack, is locked. ``what`` describes the refused change."""
-    if (stacked := node._members_and_dim()) is not None:
-        for member in stacked[0]:
-            check_unlocked(member, what)
-    if node._locked:
-        raise LockedError(
-            f"cannot {what}: the {type(node).__name__} is locked; write in place (set_, update_, copy_), "
-            "or call unlock_() first"
-        )
+    for level in (*node._get_holders(), node):
+        if level._locked:
+            raise LockedError(
+                f"cannot {what}: the {type(level).__name__} is locked; write in place (set_, update_, copy_), "
+                "or call unlock_() first"
+            )
 
 
 def check_unlocked_below(root: Core, what: str) -> None:

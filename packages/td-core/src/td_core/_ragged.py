@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
-from ._collection import Child, Core, show_path
+from ._collection import Child, Core, concurrent_change_error, show_path
 from ._foreach import PLAIN
 from ._keys import unravel_key_to_tuple
 from ._torch_private import functorch_level
-from ._walks import expand, has_entries
+from ._walks import has_entries
 from .errors import KeyMismatchError, StructureError
 from .typing import NO_DEFAULT, NestedKey
 
@@ -44,12 +44,7 @@ def merge_shapes(shapes: Sequence[Sequence[Any]], dim: int) -> tuple[Any, ...]:
 
 def list_distinct_members(members: Sequence[Core]) -> list[Any]:
     """List the distinct members of a stack; nested stacks are replaced by their members."""
-
-    def below(node: Core) -> Sequence[Core]:
-        stacked = node._members_and_dim()
-        return () if stacked is None else stacked[0][::-1]
-
-    flat = [node for node in expand(reversed(members), below) if node._members_and_dim() is None]
+    flat = [holder for member in members for holder in member._get_holders()]
     if torch.compiler.is_compiling():
         # A guard on id() would recompile the graph for every object, so compare by identity.
         return [
@@ -68,6 +63,18 @@ def check_no_hidden_keys(keys: Sequence[Collection[str]]) -> None:
             f"the members of a lazy stack have different keys, and {hidden}, which some lack, would be lost; select() the "
             "common keys first, or go through the members"
         )
+
+
+def fill_gaps(key: str, members: Sequence[Core]) -> list[Tensor]:
+    """Return the entry of each member under a key, with empty tensors for members that lack it."""
+    results = [member._children().get(key) for member in members]
+    first = next((child for child in results if child is not None), None)
+    if first is None:
+        raise concurrent_change_error(members[0])
+    if not isinstance(first, Tensor) or not first.ndim:
+        check_no_hidden_keys([member._children().keys() for member in members])
+    gap = first.new_empty((0, *first.shape[1:]))
+    return [gap if child is None else child for child in results]
 
 
 def make_ragged_error(key: str, entries: list[Child], error: Exception) -> StructureError:

@@ -17,10 +17,9 @@ from ._buffers import is_stored
 from ._collection import Core, make_dense
 from ._dtypes import SHORT_NAMES
 from ._pytree import leaves_below
-from ._ragged import get_display_shape, merge_shapes
+from ._ragged import get_display_shape
 from ._settings import SETTINGS
 from ._walks import expand
-from .errors import StructureError
 
 _WIDTH = 80
 
@@ -55,6 +54,18 @@ class PrintedLeaf(NamedTuple):
     name: str | None = None
 
 
+class PrintedMembers(NamedTuple):
+    """What is printed of a lazy stack: the stack dim and the entries that not all members have.
+
+    Attributes:
+        stack_dim: position of the stack dim.
+        exclusive: (position, member, entries) of each member with entries that other members lack.
+    """
+
+    stack_dim: int
+    exclusive: list[tuple[int, Any, list[PrintedLeaf]]]
+
+
 class ReprMixin(Core):
     """``repr``, and ``_repr_html_`` for notebooks."""
 
@@ -84,62 +95,27 @@ class ReprMixin(Core):
 
     def _print_fields(self, absent: Iterable[str] = ()) -> list[PrintedLeaf]:
         """Return the entries to print, and then the declared fields ``absent``, which have no entry."""
-        stacked = self._members_and_dim()
-        if stacked is None:
-            fields = [_entry(key, child) for key, child in dict(self._children()).items()]
-        else:
-            fields = [_format_stacked_entry(self, key, stacked) for key in list(self._children())]
+        fields = [self._print_field(key) for key in list(self._children())]
         return fields + [PrintedLeaf(name, ABSENT) for name in absent]
 
+    def _print_field(self, key: str) -> PrintedLeaf:
+        """Return one entry to print."""
+        child = self._peek_child(key)
+        # The pytree functions of torch may store a result of any type in place of a leaf.
+        if isinstance(child, Tensor):
+            return PrintedLeaf(key, describe_leaf(child) if is_lazy(child) else child)
+        return PrintedLeaf(key, child if isinstance(child, Core) else type(child).__name__)
 
-def _entry(key: str, child: Any) -> PrintedLeaf:
-    # The pytree functions of torch may store a result of any type in place of a leaf.
-    if isinstance(child, Tensor):
-        return PrintedLeaf(key, _describe_leaf(child) if is_lazy(child) else child)
-    return PrintedLeaf(key, child if isinstance(child, Core) else type(child).__name__)
-
-
-def _format_stacked_entry(node: Any, key: str, stacked: Any) -> PrintedLeaf:
-    members, dim = stacked
-    entries = [member._peek_child(key) for member in members]
-    first = entries[0]
-    inner = [member._members_and_dim() for member in members]
-    if all(isinstance(entry, Tensor) for entry in entries):
-        # A member may be a lazy stack with ragged leaves.
-        leaves = [
-            _describe_leaf(entry) if stack is None else _format_stacked_entry(member, key, stack).entry
-            for member, entry, stack in zip(members, entries, inner, strict=True)
-        ]
-        shapes = [leaf.shape for leaf in leaves]
-        shape = (-1,) if (-1,) in shapes else merge_shapes(shapes, dim)
-        devices = ",".join(sorted({device for leaf in leaves for device in leaf.devices.split(",")}))
-        return PrintedLeaf(key, leaves[0]._replace(shape=shape, devices=devices))
-    try:
-        stack = node._peek_child(key) if all(isinstance(entry, Core) for entry in entries) else None
-    except StructureError:
-        stack = None  # members of different kinds cannot be stacked
-    if stack is None:
-        names = [type(entry).__name__ for entry in entries]
-        return PrintedLeaf(key, names[0] if len(set(names)) == 1 else f"[{', '.join(names)}]")
-    name = type(first).__name__ if inner[0] is None else _format_stacked_entry(members[0], key, inner[0]).name
-    return PrintedLeaf(key, stack, first._print_entry() or name)
+    def _print_members(self) -> PrintedMembers | None:
+        """Return what is printed of the members of a lazy stack, or None for other kinds."""
+        return None
 
 
-def _describe_leaf(leaf: Tensor) -> Ragged:
+def describe_leaf(leaf: Tensor | Ragged) -> Ragged:
+    """Return the metadata of a leaf, or the same object if it is the metadata of an entry of a lazy stack."""
+    if isinstance(leaf, Ragged):
+        return leaf
     return Ragged(get_display_shape(leaf), leaf.dtype, leaf.device, type(leaf).__name__, str(leaf.device))
-
-
-def _exclusive(node: Any) -> list[tuple[int, Any, list[PrintedLeaf]]]:
-    """Return (position, member, entries) of each member with entries that other members lack."""
-    stacked = node._members_and_dim()
-    if stacked is None:
-        return []
-    common = set(node._children())
-    results = [
-        (i, member, [_entry(key, member._peek_child(key)) for key in member._children() if key not in common])
-        for i, member in enumerate(stacked[0])
-    ]
-    return [row for row in results if row[2]]
 
 
 def _tail(entry: Any, node: Any) -> str:
@@ -175,18 +151,17 @@ def _compact(root: Any, options: dict[str, Any]) -> str:
         names.append(f"batch_size={_dims(root.batch_size)}")
     if options["show_device"] and root.device is not None:
         names.append(f"device={root.device}")
-    stacked = root._members_and_dim()
-    if stacked is not None and not root._prints_attributes:
-        names.append(f"stack_dim={stacked[1]}")
+    stack = root._print_members()
+    if stack is not None:
+        names.append(f"stack_dim={stack.stack_dim}")
     parts: list[_Line] = []
     groups = [_Line(f"{type(root).__name__}({', '.join([*names, 'fields='])}", parts)]
     everything = groups.copy()
     todo: list[tuple[list[_Line], Any, list[PrintedLeaf]]] = [(parts, root, root._print_fields())]
-    exclusive = [] if root._prints_attributes else _exclusive(root)
-    if exclusive:
+    if stack is not None and stack.exclusive:
         members: list[_Line] = []
         groups.append(_Line(", exclusive_fields=", members))
-        for i, member, right in exclusive:
+        for i, member, right in stack.exclusive:
             parts = []
             members.append(_Line(f"{i}: ", parts))
             todo.append((parts, member, right))
@@ -306,16 +281,16 @@ def _long(node: Any, indent: int, options: dict[str, Any]) -> list[Any]:
     else:
         shown = _long_fields(fields, indent + 8, options)
         pieces += [f"{pad}fields={{\n", *shown, f"{'' if fields else pad}}},\n"]
-        stacked = node._members_and_dim()
-        if stacked is not None:
+        stack = node._print_members()
+        if stack is not None:
             pieces.append(f"{pad}exclusive_fields={{\n")
-            rows = _exclusive(node)
+            rows = stack.exclusive
             for i, _, right in rows:
                 shown = _long_fields(_sort_fields(right, options), indent + 12, options)
                 pieces += [f"{pad}    {i} ->\n", *shown]
                 pieces.append("" if i == rows[-1][0] else ",\n")
             pieces.append(f"{'' if rows else pad}}},\n")
-            ending.append(f"stack_dim={stacked[1]}")
+            ending.append(f"stack_dim={stack.stack_dim}")
     pieces.append(pad + f",\n{pad}".join(ending) + ")")
     return pieces
 
@@ -390,19 +365,18 @@ def _html(field: PrintedLeaf | None, node: Any, parent: Any) -> list[Any]:
     fields = _sort_fields(node._print_fields(), options)
     size = node.batch_size if parent is None else node.batch_size[len(parent.batch_size) :]
     about = [f"device={node.device}"] if node.device is not None else []
-    stacked = None if node._prints_attributes else node._members_and_dim()
-    if stacked is not None:
-        about.append(f"stack_dim={stacked[1]}")
+    stack = node._print_members()
+    if stack is not None:
+        about.append(f"stack_dim={stack.stack_dim}")
     if field is None:
         head = f"<b>{name}</b>"
         about.insert(0, f"batch_size={_dims(size)}")
     else:
         head = f"{html.escape(field.key)}:{'' if name == plain.__name__ else f' <b>{name}</b>'}"
         about = [*([_dims(size)] if size else []), *about, _count(fields)]
-    if parent is None or parent._members_and_dim() is None:
-        about.append(f"{sum(leaf.numel() * leaf.element_size() for leaf in _leaves(node))} bytes")
+    about.append(f"{sum(leaf.numel() * leaf.element_size() for leaf in _leaves(node))} bytes")
     pieces = [_summary(head, ", ".join(about), " open" if field is None else ""), *_html_fields(fields, node)]
-    for i, member, right in [] if stacked is None else _exclusive(node):
+    for i, member, right in [] if stack is None else stack.exclusive:
         head = _summary(f"exclusive_fields of member {i}:", _count(right))
         pieces += [f"<li>{head}", *_html_fields(_sort_fields(right, options), member), f"{_END}</li>"]
     return [*pieces, _END]

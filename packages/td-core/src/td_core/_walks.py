@@ -6,7 +6,7 @@ None for the root. ``get_path`` converts it to a key path, for an error or a res
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 from torch import Tensor
@@ -74,23 +74,13 @@ def zip_walk(*roots: Node) -> Iterator[tuple[Node, ...]]:
 
     def below(nodes: tuple[Node, ...]) -> Iterable[tuple[Node, ...]]:
         first, *others = nodes
-        stacked = first._members_and_dim()
-        if stacked is not None:
-            yield from zip(stacked[0], *[split_along(node, stacked[1]) for node in others], strict=True)
-            return
         for key, child in dict(first._children()).items():
             if has_entries(child) and all(key in node._children() for node in others):
                 found = (child, *[node._get_child(key) for node in others])
                 if all(map(has_entries, found)):
-                    yield found
+                    yield from child._zip_members(*found[1:])
 
-    return (nodes for nodes in expand([roots], below) if nodes[0]._members_and_dim() is None)
-
-
-def split_along(node: Node, dim: int) -> Sequence[Node]:
-    """Return the members of a lazy stack along its stack dim, or the slices of another node along ``dim``."""
-    stacked = node._members_and_dim()
-    return stacked[0] if stacked is not None and stacked[1] == dim else node.unbind(dim)  # type: ignore[no-any-return]
+    return expand(roots[0]._zip_members(*roots[1:]), below)
 
 
 def map_levels(
@@ -98,13 +88,16 @@ def map_levels(
     fill: Callable[[Node, dict[Any, Any], Any], Iterable[tuple[Any, Node, Any]]],
     state: Any = None,
     make: Callable[[Node, dict[Any, Any]], Any] | None = None,
+    by_member: bool = False,
 ) -> Any:
     """Rebuild a tree level by level, and return the new root.
 
     ``fill(node, entries, state)`` adds the new entries of a node, and yields the key, the node and the state of each child to
     rebuild. ``make(node, entries)`` then builds the nodes, the deepest first; it returns None to drop one. By default, a new
-    node is of the same kind as the old one.
+    node is of the same kind as the old one. ``by_member`` rebuilds the members of lazy stacks.
     """
+    if by_member and root._members_and_dim() is not None:
+        return root._map_members(lambda member: map_levels(member, fill, state, make, True))
     top: dict[Any, Any] = {}
     levels: list[tuple[Node, dict[Any, Any], dict[Any, Any], Any, Any]] = [(root, top, top, "", state)]
     done = 0
@@ -113,6 +106,12 @@ def map_levels(
         node, entries, _, _, state = levels[done]
         done += 1
         for key, child, below in fill(node, entries, state):
+            if by_member and child._members_and_dim() is not None:
+                if (made := map_levels(child, fill, below, make, True)) is None:
+                    entries.pop(key, None)
+                else:
+                    entries[key] = made
+                continue
             inner = entries[key] = {}  # this keeps the order of keys until the node is built
             levels.append((child, inner, entries, key, below))
     for node, entries, parent, key, _ in levels[:0:-1]:

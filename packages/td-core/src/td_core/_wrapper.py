@@ -70,6 +70,9 @@ class Wrapper(TensorCollection):
     def _set_batch_size(self, batch_size: torch.Size) -> None:
         self._tensordict._set_batch_size(batch_size)
 
+    def _max_batch_size(self) -> torch.Size | None:
+        return self._tensordict._max_batch_size()  # type: ignore[no-any-return]
+
     def _check_batch_size(self, batch_size: torch.Size, path: tuple[str, ...] = ()) -> None:
         self._tensordict._check_batch_size(batch_size, path)
 
@@ -87,6 +90,12 @@ class Wrapper(TensorCollection):
 
     def _get_writable(self, key: str) -> Child:
         return self._tensordict._get_writable(key)
+
+    def _get_child_shape(self, key: str) -> torch.Size:
+        return self._tensordict._get_child_shape(key)  # type: ignore[no-any-return]
+
+    def _print_field(self, key: str) -> Any:
+        return self._tensordict._print_field(key)
 
     def _peek_child(self, key: str) -> Child:
         return self._tensordict._peek_child(key)
@@ -106,7 +115,35 @@ class Wrapper(TensorCollection):
 
     def _members_and_dim(self) -> tuple[Sequence[Any], int] | None:
         stacked = self._tensordict._members_and_dim()
-        return None if stacked is None else ([self._wrap(member) for member in stacked[0]], stacked[1])
+        return None if stacked is None else ([self._wrap_holder(member) for member in stacked[0]], stacked[1])
+
+    def _tree_children(self) -> list[Child]:
+        return self._tensordict._tree_children()  # type: ignore[no-any-return]
+
+    def _get_holders(self) -> Sequence[Any]:
+        return [node for (node,) in self._zip_members()]
+
+    def _zip_members(self, *others: Any) -> list[tuple[Any, ...]]:
+        return [(self._wrap_holder(node), *parts) for node, *parts in self._tensordict._zip_members(*others)]
+
+    def _map_members(self, fn: Callable[..., Any], *others: Any) -> Any:
+        results: list[Any] = []
+
+        def map_holder(node: Any, *parts: Any) -> Any:
+            result = fn(self._wrap_holder(node), *parts)
+            results.append(result)
+            return None if result is None else result._inner()
+
+        made = self._tensordict._map_members(map_holder, *others)
+        if made is None or (results and results[0] is not None and made is results[0]._inner()):
+            return results[0]
+        # A function may return unwrapped nodes, whose keys are not fields of the class: keep the stack unwrapped.
+        fits = all(node is None or isinstance(node, type(self)) for node in results)
+        return self._wrap_stack(made) if fits else made
+
+    def _wrap_holder(self, node: Any) -> Any:
+        """Wrap a member of the wrapped lazy stack like this node; the wrapped collection itself becomes this node."""
+        return self if node is self._tensordict else self._wrap(node)
 
     def _with_members(self, members: Sequence[Core], *args: Any) -> Any:
         inner = self._tensordict._with_members([member._inner() for member in members], *args)
@@ -157,6 +194,9 @@ class Wrapper(TensorCollection):
         self._tensordict._assign(
             index, value._inner() if isinstance(value, Core) else value, non_blocking=non_blocking
         )
+
+    def _plan_writes(self, index: Any, value: Any, non_blocking: bool, dims: int | None = None) -> Any:
+        return self._tensordict._plan_writes(index, value, non_blocking, dims)
 
     def _set_names(self, names: Names | None) -> None:
         self._tensordict._set_names(names)

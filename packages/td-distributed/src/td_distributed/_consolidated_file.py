@@ -260,11 +260,13 @@ def _check_shapes(tree: Any) -> None:
         if not size or -1 in size:
             continue  # a lazy stack of uneven members: each member is checked separately
         node._check_batch_size(size)
-        for child in node._iter_nested() if node._members_and_dim() is None else ():
-            if child.batch_size[: len(size)] != size:
-                raise BatchSizeError(
-                    f"the batch size {list(size)} does not fit: a level in it has {list(child.batch_size)}"
-                )
+        for holder in node._get_holders():
+            size = holder.batch_size
+            for child in holder._iter_nested():
+                if child.batch_size[: len(size)] != size:
+                    raise BatchSizeError(
+                        f"the batch size {list(size)} does not fit: a level in it has {list(child.batch_size)}"
+                    )
 
 
 def describe(encoded: Encoded, layout: Layout) -> dict[str, Any]:

@@ -168,18 +168,14 @@ def drop_missing(out: Any, loaded: Any) -> None:
     """Delete the entries of ``out`` that ``loaded`` does not have."""
 
     def drop(node: Any, wanted: Any) -> Iterator[tuple[Any, Any]]:
-        stacked = node._members_and_dim()
-        if stacked is not None:
-            # A stack does not list entries that only some members have, so visit each member.
-            members, dim = stacked
-            yield from zip(members, wanted.unbind(dim), strict=True)
-            return
-        kept = set(wanted.keys())
-        for key in list(node.keys()):
-            if key not in kept:
-                node.del_(key)
-            elif isinstance(child := node._get_child(key), TensorCollection):
-                yield child, wanted._get_child(key)
+        # A stack does not list entries that only some members have, so visit each member.
+        for holder, part in node._zip_members(wanted):
+            kept = set(part.keys())
+            for key in list(holder.keys()):
+                if key not in kept:
+                    holder.del_(key)
+                elif isinstance(child := holder._get_child(key), TensorCollection):
+                    yield child, part._get_child(key)
 
     visit(drop, out, loaded)
 

@@ -41,10 +41,8 @@ def non_tensor_items(self, include_nested):
 
 @implements(ValueMethods.filter_non_tensor_data)
 def filter_non_tensor_data(self):
-    stacked = self._members_and_dim()
-    if stacked is not None:  # the members of a lazy stack may have different entries
-        return self._with_members([member.filter_non_tensor_data() for member in stacked[0]])
-    return self.exclude(*filter(self.is_non_tensor, self.keys(True)))
+    # The members of a lazy stack may have different entries.
+    return self._map_members(lambda node: node.exclude(*filter(node.is_non_tensor, node.keys(True))))
 
 
 @implements(ValueMethods.attrs)

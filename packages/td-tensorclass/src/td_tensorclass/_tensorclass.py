@@ -192,13 +192,10 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
         if self._schema.options.frozen:
             lock_nodes(td)
         if self._has_post_init_for_results:
-            stacked = td._members_and_dim()
-            if stacked is not None:
-                for member in stacked[0]:
-                    self._wrap_unchecked(member)._finish(without_entries=without_entries)
-            elif without_entries or td._children():
+            for node in self._get_holders():
                 # __post_init__ may read any field, so for a result without entries it runs only on request.
-                self.__post_init__()  # type: ignore[attr-defined]
+                if without_entries or node._children():
+                    node.__post_init__()
 
     @classmethod
     def from_tensordict(
@@ -407,6 +404,11 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
             self._check_keys(value._children() if isinstance(value, TensorCollection) else value)
         super()._assign(index, value, non_blocking=non_blocking)
 
+    def _plan_writes(self, index: Any, value: Any, non_blocking: bool, dims: int | None = None) -> Any:
+        if isinstance(value, (TensorCollection, Mapping)):
+            self._check_keys(value._children() if isinstance(value, TensorCollection) else value)
+        return super()._plan_writes(index, value, non_blocking, dims)
+
     def _set_children(self, values: Mapping[str, Any]) -> None:
         self._check_keys(values)
         self._tensordict._set_children(values)
@@ -428,12 +430,9 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
         inner = self._tensordict
         return self._wrap_stack(inner._stack_lazily([item._inner() for item in items], dim))
 
-    def _members_and_dim(self) -> tuple[Sequence[Any], int] | None:
-        stacked = self._tensordict._members_and_dim()
-        # The members are not results of an operation, so __post_init__ does not run again.
-        return (
-            None if stacked is None else ([self._wrap_unchecked(member) for member in stacked[0]], stacked[1])
-        )
+    def _wrap_holder(self, node: Any) -> Any:
+        # It is not a result of an operation, so __post_init__ does not run again.
+        return self if node is self._tensordict else self._wrap_unchecked(node)
 
     def _check_join(self, items: Sequence[TensorCollection], path: tuple[str, ...]) -> None:
         for item in items:
@@ -649,10 +648,7 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
 
 def _keys_anywhere(td: TensorCollection) -> set[str]:
     """Return the keys of a collection; for a lazy stack, the union of the keys of its members."""
-    stacked = td._members_and_dim()
-    if stacked is None:
-        return {*td._children()}
-    return {key for member in stacked[0] for key in _keys_anywhere(member)}
+    return {key for holder in td._get_holders() for key in holder._children()}
 
 
 def _with_none(items: list[Any]) -> list[Any]:

@@ -227,7 +227,7 @@ class NonTensorNode(ValueNode):
 
     def _has_equal_values(self, other: Any) -> bool:
         size = self._batch_size
-        if type(other) is not type(self) or other.batch_size != size:
+        if not isinstance(other, NonTensorNode) or other.batch_size != size:
             return False
         return all(map(is_same_value, self._expand_values(size), other._expand_values(size)))
 

@@ -58,40 +58,33 @@ def assert_close(
             raise TypeError(f"assert_close compares collections; got {type(value).__name__}")
     check = partial(torch.testing.assert_close, rtol=rtol, atol=atol, equal_nan=equal_nan)
 
-    def compare(actual_node: Any, expected_node: Any, parent_path: Any) -> Iterator[tuple[Any, Any, Any]]:
-        stacked, other = actual_node._members_and_dim(), expected_node._members_and_dim()
-        if (
-            stacked is not None
-            and other is not None
-            and stacked[1] == other[1]
-            and len(stacked[0]) == len(other[0])
-        ):
-            yield from ((a, b, parent_path) for a, b in zip(stacked[0], other[0], strict=True))
-            return
-        left, right = actual_node._children(), expected_node._children()
-        if not intersection:
-            try:
-                check_same_keys(left, right, parent_path)
-            except StructureError as error:
-                raise KeyPathError(f"{msg}{error}") from None
-        for key, value in dict(left).items():
-            if key not in right:
-                continue
-            reference, path = right[key], (*parent_path, key)
-            leaf, wanted = unwrap_entry(value), unwrap_entry(reference)
-            try:
-                check_same_form(reference, value, path)
-                check_same_form(wanted, leaf, path)
-            except StructureError as error:
-                raise AssertionError(f"{msg}{error}") from None
-            if isinstance(leaf, Tensor):
-                _check_leaf(leaf, wanted, path, check, msg)
-            elif (same := value._compare(reference, torch.eq)) is None:
-                yield value, reference, path
-            elif not same.all():
-                raise AssertionError(
-                    f"{msg}{show_path(path)} differs: {value._unwrap()!r}, expected {reference._unwrap()!r}"
-                )
+    def compare(first: Any, second: Any, parent_path: Any) -> Iterator[tuple[Any, Any, Any]]:
+        same_size = first.batch_size == second.batch_size
+        for actual_node, expected_node in first._zip_members(second) if same_size else [(first, second)]:
+            left, right = actual_node._children(), expected_node._children()
+            if not intersection:
+                try:
+                    check_same_keys(left, right, parent_path)
+                except StructureError as error:
+                    raise KeyPathError(f"{msg}{error}") from None
+            for key, value in dict(left).items():
+                if key not in right:
+                    continue
+                reference, path = right[key], (*parent_path, key)
+                leaf, wanted = unwrap_entry(value), unwrap_entry(reference)
+                try:
+                    check_same_form(reference, value, path)
+                    check_same_form(wanted, leaf, path)
+                except StructureError as error:
+                    raise AssertionError(f"{msg}{error}") from None
+                if isinstance(leaf, Tensor):
+                    _check_leaf(leaf, wanted, path, check, msg)
+                elif (same := value._compare(reference, torch.eq)) is None:
+                    yield value, reference, path
+                elif not same.all():
+                    raise AssertionError(
+                        f"{msg}{show_path(path)} differs: {value._unwrap()!r}, expected {reference._unwrap()!r}"
+                    )
 
     visit(compare, actual, expected, start)
     return True

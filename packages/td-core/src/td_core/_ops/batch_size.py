@@ -53,40 +53,29 @@ def infer_batch_sizes(root: Any, batch_dims: int | None, keep_compliant_size: bo
     """Set the batch size of every node to the leading dims that all its entries share; see ``auto_batch_size_``."""
     if batch_dims is not None and batch_dims < 0:
         raise BatchSizeError(f"batch_dims is the number of batch dims; got {batch_dims}")
-    if root._members_and_dim() is not None and batch_dims != len(root.batch_size):
-        leaves = [tuple(root.get_item_shape(key)) for key in root.keys(True, True)]
-        result = find_common_prefix(leaves, batch_dims) if leaves else root.batch_size
-        if result != root.batch_size:
-            raise BatchSizeError(
-                f"a lazy stack has the batch size of its members, {list(root.batch_size)} with the stack dim, not the "
-                f"{list(result)} that its entries share: call auto_batch_size_() on them before stacking, or set batch_size"
-            )
+    if root._max_batch_size() is not None:
+        _check_fixed_batch_size(root, batch_dims)
+        return
     kept = batch_dims if keep_compliant_size else None
     # Compute sizes from the deepest node up and set them from the root down: the size of a child must start with its parent's.
     levels: list[tuple[Any, int]] = [(root, -1)]
     for position, (node, _) in enumerate(levels):
-        if node._members_and_dim() is None:
-            levels.extend(
-                (child, position) for child in list(node._children().values()) if has_entries(child)
-            )
+        levels.extend(
+            (child, position)
+            for child in list(node._children().values())
+            if has_entries(child) and child._max_batch_size() is None
+        )
     shapes: list[list[tuple[int, ...]]] = [[] for _ in levels]
     sizes: list[Any] = [None] * len(levels)
     for position in reversed(range(len(levels))):
         node, parent = levels[position]
-        stays = node._members_and_dim() is not None
-        if not stays:
-            for child in list(node._children().values()):
-                if isinstance(child, Tensor):
-                    shapes[position].append(get_display_shape(child))
-                elif (reach := child._max_batch_size()) is not None:
-                    shapes[position].append(tuple(reach))
-            stays = (
-                len(shapes[position]) > 0
-                and kept is not None
-                and parent >= 0
-                and len(node.batch_size) >= kept
-            )
-        if stays or shapes[position]:
+        for child in list(node._children().values()):
+            if isinstance(child, Tensor):
+                shapes[position].append(get_display_shape(child))
+            elif (reach := child._max_batch_size()) is not None:
+                shapes[position].append(tuple(reach))
+        if shapes[position]:
+            stays = kept is not None and parent >= 0 and len(node.batch_size) >= kept
             sizes[position] = (
                 tuple(node.batch_size) if stays else find_common_prefix(shapes[position], batch_dims)
             )
@@ -96,9 +85,19 @@ def infer_batch_sizes(root: Any, batch_dims: int | None, keep_compliant_size: bo
         # A node without leaves accepts any batch size: take the parent's. A root without leaves keeps its own.
         if sizes[position] is None:
             sizes[position] = sizes[parent] if parent >= 0 else node.batch_size
-        if node._members_and_dim() is None:
-            _set_value_batch_size(node, torch.Size(sizes[position]))
-            node._set_batch_size(torch.Size(sizes[position]))
+        _set_value_batch_size(node, torch.Size(sizes[position]))
+        node._set_batch_size(torch.Size(sizes[position]))
+
+
+def _check_fixed_batch_size(root: Any, batch_dims: int | None) -> None:
+    """Raise BatchSizeError if the entries of a lazy stack share another batch size than its own."""
+    leaves = [tuple(root.get_item_shape(key)) for key in root.keys(True, True)]
+    result = find_common_prefix(leaves, batch_dims) if leaves else root.batch_size
+    if result != root.batch_size and batch_dims != len(root.batch_size):
+        raise BatchSizeError(
+            f"a lazy stack has the batch size of its members, {list(root.batch_size)} with the stack dim, not the "
+            f"{list(result)} that its entries share: call auto_batch_size_() on them before stacking, or set batch_size"
+        )
 
 
 def _set_value_batch_size(node: Core, size: torch.Size) -> None:

@@ -84,10 +84,7 @@ def _has_batch_dims(level: Any, beside: Any, size: Shape) -> bool:
 
 
 def _get_shape(level: Any, key: str) -> Shape:
-    """Return the shape of an entry. For a lazy stack, compute it without stacking."""
-    if level._members_and_dim() is not None:
-        return level.get_item_shape(key)  # type: ignore[no-any-return]
-    return get_display_shape(level._children()[key])
+    return level.get_item_shape(key)  # type: ignore[no-any-return]
 
 
 def _restore_entries(level: Any, expanded: Any, size: Shape) -> None:

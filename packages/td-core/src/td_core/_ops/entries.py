@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import ItemsView, Iterator, KeysView, ValuesView
+from collections.abc import ItemsView, Iterator, KeysView, Sequence, ValuesView
 from typing import Any, Literal, TypeVar, overload
 
 import torch
@@ -485,13 +485,12 @@ def check_cycle(target: Core, value: Core, path: tuple[str, ...]) -> None:
             raise CycleError(
                 f"cannot set {show_path(path)}: the value contains the collection it is set into"
             )
-    stacked = inner._members_and_dim()
-    if stacked is not None and _have_a_common_one(below, _list_members_below(inner)):
-        for member, part in zip(stacked[0], value.unbind(stacked[1])):  # type: ignore[attr-defined]
+    if _have_a_common_one(below, inner._get_holders()):
+        for member, part in inner._zip_members(value):
             check_cycle(member, part, path)
 
 
-def _have_a_common_one(first: list[Core], second: list[Core]) -> bool:
+def _have_a_common_one(first: Sequence[Core], second: Sequence[Core]) -> bool:
     if torch.compiler.is_compiling():  # torch.compile cannot trace id() of a node
         return any(a is b for a in first for b in second)
     return not {*map(id, first)}.isdisjoint(map(id, second))
@@ -503,15 +502,6 @@ def list_state_nodes(value: Core) -> list[Core]:
     for node in results:
         results.extend(child._inner() for child in node._iter_nested())
     return results
-
-
-def _list_members_below(stack: Core) -> list[Core]:
-    results = [stack]
-    for node in results:
-        stacked = node._members_and_dim()
-        if stacked is not None:
-            results.extend(member._inner() for member in stacked[0])
-    return results[1:]
 
 
 def _set_new(

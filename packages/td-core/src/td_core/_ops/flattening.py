@@ -22,8 +22,9 @@ def flatten_entries(root: Core, separator: str, is_leaf: IsLeaf | None) -> dict[
     Raise KeyMismatchError if a lazy stack has entries that only some members have, which would be lost.
     """
     flat: dict[str, Child] = {}
-    count = 0
-    stack = [("", iter(dict(root._all_children()).items()))]
+    entries = dict(root._all_children())
+    count = len(entries)
+    stack = [("", iter(entries.items()))]
     # By hand: the row `flatten_keys` of benchmarks/ops.py.
     while stack:
         prefix, level = stack[-1]
@@ -31,9 +32,10 @@ def flatten_entries(root: Core, separator: str, is_leaf: IsLeaf | None) -> dict[
             name = prefix + key
             if isinstance(child, Tensor) or child._is_value or (is_leaf is not None and is_leaf(type(child))):
                 flat[name] = child
-                count += 1
             else:
-                stack.append((name + separator, iter(dict(child._all_children()).items())))
+                entries = dict(child._all_children())
+                count += len(entries) - 1
+                stack.append((name + separator, iter(entries.items())))
                 break
         else:
             stack.pop()

@@ -54,11 +54,13 @@ def build_key_tree(keys: Iterable[NestedKey], *, longest: bool) -> KeyTree:
 
 def restrict(root: Core, tree: KeyTree, strict: bool, as_tensordict: bool = False) -> Any:
     """Copy ``root`` with only the entries in ``tree``; if ``strict``, raise KeyPathError for a missing key."""
-    stacked = root._members_and_dim()
-    if stacked is not None:
-        return root._with_members([restrict(member, tree, strict, as_tensordict) for member in stacked[0]])
-    make = partial(_make_plain_root, root) if as_tensordict else None
-    return map_levels(root, _fill_requested, (tree, strict, None), make)
+    if as_tensordict:
+        return root._map_members(
+            lambda node: map_levels(
+                node, _fill_requested, (tree, strict, None), partial(_make_plain_root, node), by_member=True
+            )
+        )
+    return map_levels(root, _fill_requested, (tree, strict, None), None, by_member=True)
 
 
 def _fill_requested(
@@ -80,8 +82,6 @@ def _fill_requested(
                 )
             if isinstance(below, RequestedKeys):
                 target[key] = child
-        elif child._members_and_dim() is not None:
-            target[key] = restrict(child, below, strict)
         else:
             yield key, child, (below, strict, (position, key))
 

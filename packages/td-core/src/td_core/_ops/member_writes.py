@@ -46,11 +46,10 @@ def unbind_members(value: Child, dim: int) -> tuple[Any, ...]:
 def split_for_members(stack: Any, index: Any, value: Any, dims: int | None = None) -> Iterator[Part]:
     """Yield (member, index in the member, value) for each write of ``stack[index] = value``."""
     size = stack.batch_size
-    result = stack._members_and_dim()
-    if result is None:
+    members, dim = stack.tensordicts, stack.stack_dim
+    if not members:
         plan_index(index, size)
         return
-    members, dim = result
     if -1 in size:
         yield from _split_uneven(stack, index, value)
         return
@@ -92,7 +91,7 @@ def _split_scattered(
 
 def _split_uneven(stack: Any, index: Any, value: Any) -> Iterator[Part]:
     picks, plans, dim = uneven_plans(stack, index)
-    members = stack._members_and_dim()[0]
+    members = stack.tensordicts
     item = isinstance(picks, int)
     chosen = [picks] if item else list(picks)
     if item or isinstance(value, NUMBERS) or (isinstance(value, Tensor) and not value.ndim):
@@ -170,9 +169,9 @@ def _count_feature_dims(stack: Any, path: Path) -> int:
     """Return the number of feature dims of a leaf in a lazy stack."""
     node, dims = stack, -len(stack.batch_size)
     for key in path:
-        while (stacked := node._members_and_dim()) is not None:
-            node, dims = stacked[0][0], dims + 1
-        node = node._children()[key]
+        holder = node._get_holders()[0]
+        dims += len(node.batch_size) - len(holder.batch_size)
+        node = holder._children()[key]
     return dims + int(node.ndim)
 
 

@@ -24,7 +24,7 @@ from .._keys import unravel_key_to_tuple
 from .._mapping_views import unwrap_entry
 from .._nested_components import get_parts
 from .._plans import wrap_dim
-from .._ragged import get_display_shape, merge_shapes
+from .._ragged import get_display_shape, list_distinct_members
 from .._walks import expand, has_entries, walk
 from ..errors import DimNamesError, StructureError
 from ..typing import NestedKey
@@ -179,7 +179,8 @@ class MetadataMixin(Core):
 
         def below(item: tuple[Any, int]) -> list[tuple[Any, int]]:
             node, level = item
-            return [(child, level + (node._members_and_dim() is None)) for child in get_tree_children(node)]
+            holders = node._get_holders() if isinstance(node, Core) else ()
+            return [(child, level + 1) for holder in holders for child in list(holder._children().values())]
 
         return max([0, *(level for item, level in expand([(self, -1)], below) if not has_entries(item))])
 
@@ -340,13 +341,17 @@ class MetadataMixin(Core):
         torch.Size([3, 2])
         """
         *parents, last = unravel_key_to_tuple(key)
-        node = get_entry(self, tuple(parents))
-        stacked = None if isinstance(node, Tensor) else node._members_and_dim()
-        if stacked is None:
-            return torch.Size(get_display_shape(get_entry(self, (*parents, last))))
-        if last not in node._children():
-            raise missing_key_error(node, last, tuple(parents))
-        return torch.Size(merge_shapes([member.get_item_shape(last) for member in stacked[0]], stacked[1]))
+        node: Any = get_entry(self, tuple(parents))
+        if isinstance(node, Tensor):
+            node = get_entry(self, (*parents, last))  # raises an error with the key path
+        try:
+            return node._get_child_shape(last)  # type: ignore[no-any-return]
+        except KeyError:
+            raise missing_key_error(node, last, tuple(parents)) from None
+
+    def _get_child_shape(self, key: str) -> torch.Size:
+        """Return the shape of a direct entry; a lazy stack computes it without stacking. Raise KeyError if it is missing."""
+        return torch.Size(get_display_shape(self._get_child(key)))
 
     def auto_batch_size_(
         self: SelfT, batch_dims: int | None = None, keep_compliant_size: bool = False
@@ -372,13 +377,10 @@ class MetadataMixin(Core):
         >>> TensorDict({"a": 1}).auto_device_().device
         device(type='cpu')
         """
-        for node in reversed(list(walk(self))):
-            if node._members_and_dim() is None:
-                children = list(node._children().values())
-                results = {
-                    child.device for child in children if isinstance(child, Tensor) or has_entries(child)
-                }
-                node._set_device(results.pop() if len(results) == 1 else None)
+        for node in list_distinct_members([*walk(self)][::-1]):
+            children = list(node._children().values())
+            results = {child.device for child in children if isinstance(child, Tensor) or has_entries(child)}
+            node._set_device(results.pop() if len(results) == 1 else None)
         return self
 
     def clear_device_(self: SelfT) -> SelfT:

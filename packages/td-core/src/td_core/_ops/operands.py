@@ -37,7 +37,7 @@ from .._foreach import (
 from .._known_looks import KnownLooks
 from .._plans import ShapePlan, broadcast_shape
 from .._ragged import get_display_shape
-from .._walks import has_entries, map_levels, split_along, visit, zip_walk
+from .._walks import has_entries, map_levels, visit, zip_walk
 from ..errors import BatchSizeError, LockedError, StructureError
 from .broadcasting import align_pairs, expand_to_match
 from .leaf_writes import (
@@ -379,18 +379,15 @@ def _paths_of(node: Any, leaf: Tensor) -> list[tuple[str, ...]]:
     paths: list[tuple[str, ...]] = []
 
     def collect(level: Any, path: tuple[str, ...]) -> Iterator[tuple[Any, tuple[str, ...]]]:
-        stacked = level._members_and_dim()
-        if stacked is not None:
-            yield from ((member, path) for member in stacked[0][::-1])
-            return
-        children = dict(level._children())
-        if not children and any(own is leaf for own in level._leaves()):
-            paths.append(path)
-        for key, child in children.items():
-            if child is leaf:
-                paths.append((*path, key))
-            elif isinstance(child, Core):
-                yield child, (*path, key)
+        for holder in level._get_holders():
+            children = dict(holder._children())
+            if not children and any(own is leaf for own in holder._leaves()):
+                paths.append(path)
+            for key, child in children.items():
+                if child is leaf:
+                    paths.append((*path, key))
+                elif isinstance(child, Core):
+                    yield child, (*path, key)
 
     visit(collect, node, ())
     return paths
@@ -493,15 +490,18 @@ def reorder_like(
 
     ``keeps_kinds``: raise if a node's kind does not accept a new key; if False, such a node becomes a plain one.
     """
-    stacked = node._members_and_dim() or ref._members_and_dim()
-    if stacked is not None and node.batch_size == ref.batch_size:
-        # Go through the members: a lazy stack does not list entries that some members lack.
-        kind = ref if node._members_and_dim() is None else node
-        sides = zip(split_along(node, stacked[1]), split_along(ref, stacked[1]), strict=True)
-        return kind._with_members(
-            [reorder_like(own, given_node, fill, keeps_kinds) for own, given_node in sides]
-        )
+    if node.batch_size != ref.batch_size:
+        return _reorder_level(node, ref, fill, keeps_kinds)
+    # Go through the members of either tree: a lazy stack does not list entries that some members lack.
+    return node._map_members(
+        lambda own, given: given._map_members(
+            lambda part, holder: _reorder_level(holder, part, fill, keeps_kinds), own
+        ),
+        ref,
+    )
 
+
+def _reorder_level(node: Any, ref: Any, fill: Callable[[Tensor], Tensor] | None, keeps_kinds: bool) -> Any:
     def fill_level(own: Core, out: dict[str, Any], given_node: Core) -> Iterator[Any]:
         a, b = own._children(), given_node._children()
         for key in list(a):

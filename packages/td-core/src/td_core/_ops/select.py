@@ -276,23 +276,18 @@ def _select_or_value(node: Any, value: Any, condition: Tensor) -> Any:
 
 def _select_nodes(chosen: Any, otherwise: Any, condition: Tensor) -> Any:
     """Select elements of ``chosen`` where ``condition`` is true, of ``otherwise`` elsewhere; lazy stacks stay lazy."""
-    stacked, other = chosen._members_and_dim(), otherwise._members_and_dim()
-    if stacked is None or other is None or stacked[1] != other[1]:
-        plan = elements.Where(condition)
-        left: list[Tensor] = []
-        right: list[Tensor] = []
-        foreign: list[Core] = []
-        levels = chosen._zip_leaves(otherwise, left, right, foreign)
-        if levels is not None and not foreign:
-            try:
-                return chosen._unflatten(list(map(plan.leaf, zip(left, right))), levels)
-            except (RuntimeError, ValueError):
-                pass  # the join below raises with the key of the entry
-        return chosen._join([chosen, otherwise], plan)
-    members, dim = stacked
-    return chosen._with_members(
-        [
-            _select_nodes(member, partner, part)
-            for member, partner, part in zip(members, other[0], condition.unbind(dim), strict=True)
-        ]
-    )
+    return chosen._map_members(_select_holders, otherwise, condition)
+
+
+def _select_holders(chosen: Any, otherwise: Any, condition: Tensor) -> Any:
+    plan = elements.Where(condition)
+    left: list[Tensor] = []
+    right: list[Tensor] = []
+    foreign: list[Core] = []
+    levels = chosen._zip_leaves(otherwise, left, right, foreign)
+    if levels is not None and not foreign:
+        try:
+            return chosen._unflatten(list(map(plan.leaf, zip(left, right))), levels)
+        except (RuntimeError, ValueError):
+            pass  # the join below raises with the key of the entry
+    return chosen._join([chosen, otherwise], plan)

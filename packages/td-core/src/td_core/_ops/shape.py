@@ -7,8 +7,7 @@ the source on exit. They refer to the source weakly, so a chain of results does 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import chain
+from collections.abc import Iterator, Sequence
 from operator import methodcaller
 from typing import Any, TypeVar
 
@@ -17,16 +16,13 @@ from torch import Tensor
 
 from .. import _shape_plans as shapes
 from .._buffers import index_leaves
-from .._collection import Core, concurrent_change_error, get_entry, has_lazy_stack
+from .._collection import Core, has_lazy_stack
 from .._dtypes import as_dtype
 from .._indexing import plan_index
-from .._keys import unravel_key_to_tuple
 from .._locking import check_unlocked
-from .._mapping_views import is_leaf_or_value
 from .._plans import ShapePlan, WholePlan, as_ints
-from .._ragged import check_no_hidden_keys, get_display_shape, make_nested_tensor
 from .._torch_private import functorch_level, get_base
-from .._walks import has_entries
+from .._walks import has_entries, visit
 from ..errors import DepthError, StructureError
 from ..typing import DtypeLike, NestedKey
 from .entries import EntryMixin
@@ -417,27 +413,11 @@ class ShapeMixin(EntryMixin, LockMixin):
             ) from error
 
     def _densify(self, layout: torch.layout) -> Any:
-        stacked = self._members_and_dim()
-        children = self._children()
-        entries: dict[str, Any] = {}
-        for key in children:
-            if stacked is not None and len({_get_shape(member._get_child(key)) for member in stacked[0]}) > 1:
-                entries[key] = self._get_as(key, None, as_nested_tensor=True, layout=layout)
-            else:
-                child = children[key]
-                entries[key] = child if isinstance(child, Tensor) else child._densify(layout)
-        if stacked is None:
-            return self._with_children(entries)
-        members, dim = stacked
-        for key in dict.fromkeys(chain(*[list(member._children()) for member in members])):
-            if key not in children:
-                entries[key] = make_nested_tensor(key, _fill_gaps(key, members), dim, layout)
-        first = members[0]
-        while (below := first._members_and_dim()) is not None:
-            first = below[0][0]
-        # Build from the first innermost member: a dense stack has the class of its members.
-        return first._with_children(
-            entries, batch_size=self.batch_size, device=self.device, names=self._names
+        return self._with_children(
+            {
+                key: child if isinstance(child, Tensor) else child._densify(layout)
+                for key, child in dict(self._children()).items()
+            }
         )
 
 
@@ -450,22 +430,6 @@ def parse_ints(what: str, args: tuple[Any, ...], named: Sequence[int] | None = N
             )
         return tuple(named)
     return as_ints(args[0]) if len(args) == 1 else args
-
-
-def _get_shape(entry: Any) -> Any:
-    return get_display_shape(entry) if isinstance(entry, Tensor) else None
-
-
-def _fill_gaps(key: str, members: Sequence[Core]) -> list[Tensor]:
-    """Return the entry of each member under a key, with empty tensors for members that lack it."""
-    results = [member._children().get(key) for member in members]
-    first = next((child for child in results if child is not None), None)
-    if first is None:
-        raise concurrent_change_error(members[0])
-    if not isinstance(first, Tensor) or not first.ndim:
-        check_no_hidden_keys([member._children().keys() for member in members])
-    gap = first.new_empty((0, *first.shape[1:]))
-    return [gap if child is None else child for child in results]
 
 
 def _canonical(leaf: Tensor) -> Tensor:
@@ -483,33 +447,33 @@ def _write_permuted(owner: Any, result: Any, order: tuple[int, ...]) -> None:
 
 def write_back(owner: Any, result: Any) -> None:
     """Write entries of ``result`` back to ``owner``, in place if locked; skip leaves that share the owner's memory."""
-    left, right = owner._members_and_dim(), result._members_and_dim()
-    if left is not None and right is not None and left[1] == right[1] and len(left[0]) == len(right[0]):
-        # Go through the members, since entries of different shapes cannot be read from the stack.
-        for member, part in zip(left[0], right[0]):
-            write_back(member, part)
-        return
-    for key, value in result.items(True, True, _is_written_whole):
-        left = owner.get(key, None)
-        if all(isinstance(item, Core) and has_entries(item) for item in (left, value)):
-            write_back(left, value)
-            continue
-        if isinstance(left, Tensor) and isinstance(value, Tensor) and same_memory(left, value):
-            continue
-        if left is not None and not isinstance(value, Tensor):
-            # A lazy stack builds a new value node on each read, so compare values, and keep equal ones.
-            path = unravel_key_to_tuple(key)
-            if get_entry(owner, path)._has_equal_values(get_entry(result, path)):
-                continue
-        if owner.is_locked and left is not None:
-            owner.set_(key, value)
-        else:
-            owner.set(key, value)
+    visit(_write_entries, owner, result)
 
 
-def _is_written_whole(cls: type) -> bool:
-    """Return True if entries of a class are leaves or value nodes, or can be lazy stacks."""
-    return is_leaf_or_value(cls) or cls._members_and_dim is not Core._members_and_dim  # type: ignore[attr-defined]
+def _write_entries(owner: Any, result: Any) -> Iterator[tuple[Any, Any]]:
+    same_size = owner.batch_size == result.batch_size
+    for node, part in owner._zip_members(result) if same_size else [(owner, result)]:
+        for key in list(part._children()):
+            value, left = part.get(key), node.get(key, None)
+            if (
+                isinstance(left, Core)
+                and isinstance(value, Core)
+                and has_entries(left)
+                and has_entries(value)
+            ):
+                yield node._get_writable(key), value
+            elif isinstance(left, Tensor) and isinstance(value, Tensor) and same_memory(left, value):
+                pass
+            elif left is None or isinstance(value, Tensor) or not _have_equal_values(node, part, key):
+                if node.is_locked and left is not None:
+                    node.set_(key, value)
+                else:
+                    node.set(key, value)
+
+
+def _have_equal_values(node: Core, part: Core, key: str) -> bool:
+    # A lazy stack builds a new value node on each read, so compare values.
+    return node._get_child(key)._has_equal_values(part._get_child(key))  # type: ignore[no-any-return]
 
 
 def same_memory(left: Tensor, value: Tensor) -> bool:

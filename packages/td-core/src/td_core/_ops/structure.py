@@ -6,8 +6,7 @@ Operations on nested keys process one node at a time; see :mod:`.key_trees`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from functools import partial
+from contextlib import contextmanager, nullcontext
 from operator import methodcaller
 from typing import Any, TypeVar
 
@@ -17,7 +16,7 @@ from torch import Tensor
 from .._collection import Child, Core, get_entry, show_path
 from .._device_labels import set_device_labels
 from .._devices import as_device
-from .._dim_names import check_names
+from .._dim_names import check_names, resize_names
 from .._keys import unravel_key_to_tuple
 from .._locking import check_unlocked
 from .._mapping_views import IsLeaf, is_leaf_or_value
@@ -104,8 +103,9 @@ class StructureMixin(UpdateMixin):
             _remove_in_place(self, build_key_tree(keys, longest=False), prune=False)
             return self
         result: Any
-        if self._members_and_dim() is None and _STRINGS.issuperset(map(type, keys)):
-            kept = dict(self._children())
+        children: Any = self._children()
+        if type(children) is dict and _STRINGS.issuperset(map(type, keys)):
+            kept = dict(children)
             for key in keys:
                 kept.pop(key, None)  # type: ignore[arg-type]
             result = self._with_children(kept)
@@ -206,11 +206,8 @@ class StructureMixin(UpdateMixin):
         ['c']
         """
         levels: list[tuple[Core, Core | None, str]] = [(self, None, "")]
-        for node, _, _ in levels:
-            stacked = node._members_and_dim()
-            if stacked is not None:
-                levels.extend((member, None, "") for member in list_distinct_members(stacked[0]))
-            else:
+        for level, _, _ in levels:
+            for node in list_distinct_members([level]):
                 levels.extend(
                     (child, node, key) for key, child in dict(node._children()).items() if has_entries(child)
                 )
@@ -273,14 +270,9 @@ class StructureMixin(UpdateMixin):
             check_unlocked(self, "flatten the keys in place")
             _replace_all(self, self.flatten_keys(separator, is_leaf=is_leaf))
             return undo_on_exit(self, methodcaller("unflatten_keys", separator, inplace=True))
-        stacked = self._members_and_dim()
-        result: Any
-        if stacked is not None:
-            result = self._with_members(
-                [member.flatten_keys(separator, is_leaf=is_leaf) for member in stacked[0]]
-            )
-        else:
-            result = self._with_children(flatten_entries(self, separator, is_leaf))
+        result: Any = self._map_members(
+            lambda node: node._with_children(flatten_entries(node, separator, is_leaf))
+        )
         return write_back_on_exit(result, self, _write_back_flat, separator)  # type: ignore[no-any-return]
 
     def unflatten_keys(self: SelfT, separator: str = ".", inplace: bool = False) -> SelfT:
@@ -325,42 +317,23 @@ class StructureMixin(UpdateMixin):
         >>> list(TensorDict({"a": 1, "b": 2}).rename_key_("a", "c").keys())
         ['b', 'c']
         """
-        stacked = self._members_and_dim()
-        if stacked is None and not self._locked and type(old_key) is str and type(new_key) is str:
+        if not self._locked and type(old_key) is str and type(new_key) is str:
             children = self._children()
-            if old_key in children and old_key != new_key and not (safe and new_key in children):
+            if (
+                type(children) is dict
+                and old_key in children
+                and old_key != new_key
+                and not (safe and new_key in children)
+            ):
                 self._set_child(new_key, self._get_child(old_key))
                 self._del_child(old_key)
                 return self
         old, new = unravel_key_to_tuple(old_key), unravel_key_to_tuple(new_key)
         check_unlocked(self, f"rename {show_path(old)}")
-        if stacked is not None:
-            with restore_on_error(self):
-                for member in list_distinct_members(stacked[0]):
-                    member.rename_key_(old, new, safe)
-            return self
-        parent: Any = get_entry(self, old[:-1])
-        if old[:-1] == new[:-1] and not isinstance(parent, Tensor) and parent._members_and_dim() is not None:
-            # Rename in the members of a nested lazy stack, since entries of different shapes cannot be read from it.
-            parent.rename_key_(old[-1], new[-1], safe)
-            return self
-        entry = get_entry(self, old)
-        if old == new:
-            return self
-        if safe and new in self.keys(True):
-            raise KeyTakenError(f"cannot rename {show_path(old)}: there is an entry {show_path(new)} already")
-        check_unlocked(parent, f"rename {show_path(old)}")
-        if new[: len(old)] == old:
-            # The old key is a prefix of the new one, so remove the entry before its new parent is created.
-            try:
-                parent._del_child(old[-1])
-                self._set_path(new, entry)
-            except BaseException:
-                parent._set_child(old[-1], entry)
-                raise
-            return self
-        self._set_path(new, entry)
-        parent._del_child(old[-1])
+        nodes = list_distinct_members([self])
+        with restore_on_error(self) if len(nodes) > 1 else nullcontext():
+            for node in nodes:
+                _rename_entry(node, old, new, safe)
         return self
 
     def rename_keys(self: SelfT, mapping: Mapping[NestedKey, NestedKey], *, strict: bool = True) -> SelfT:
@@ -380,45 +353,66 @@ class StructureMixin(UpdateMixin):
         >>> td["a"], td["b"]
         (tensor(2), tensor(1))
         """
-        moves = [(unravel_key_to_tuple(old), unravel_key_to_tuple(new)) for old, new in mapping.items()]
-        stacked = self._members_and_dim()
-        if stacked is not None:
-            return self._with_members([member.rename_keys(mapping, strict=strict) for member in stacked[0]])
-        entries = {}
-        for old, new in moves:
-            if strict or old in self.keys(True):
-                entry = get_entry(self, old)
-                if new in entries:
-                    raise KeyTakenError(f"cannot rename: two entries would have one key in {dict(mapping)!r}")
-                entries[new] = entry if isinstance(entry, Tensor) else entry._shallow_copy()
-        result = _copy_without(
-            self, build_key_tree([old for old, _ in moves], longest=False), prune=True
-        )._shallow_copy()
-        for new, entry in entries.items():
-            if new in result.keys(True):
-                raise KeyTakenError(f"cannot rename: there is an entry {show_path(new)} already")
-            result._set_path(new, entry)
-        return result  # type: ignore[no-any-return]
+        return self._map_members(lambda node: _rename_all(node, mapping, strict))  # type: ignore[no-any-return]
+
+
+def _rename_entry(node: Any, old: tuple[str, ...], new: tuple[str, ...], safe: bool) -> None:
+    """Rename an entry of a node, which is not a lazy stack."""
+    parent = get_entry(node, old[:-1])
+    if old[:-1] == new[:-1] and has_entries(parent) and len(list_distinct_members([parent])) > 1:
+        # Rename in the members of a nested lazy stack, since entries of different shapes cannot be read from it.
+        parent.rename_key_(old[-1], new[-1], safe)
+        return
+    entry = get_entry(node, old)
+    if old == new:
+        return
+    if safe and new in node.keys(True):
+        raise KeyTakenError(f"cannot rename {show_path(old)}: there is an entry {show_path(new)} already")
+    check_unlocked(parent, f"rename {show_path(old)}")
+    if new[: len(old)] == old:
+        # The old key is a prefix of the new one, so remove the entry before its new parent is created.
+        try:
+            parent._del_child(old[-1])
+            node._set_path(new, entry)
+        except BaseException:
+            parent._set_child(old[-1], entry)
+            raise
+        return
+    node._set_path(new, entry)
+    parent._del_child(old[-1])
+
+
+def _rename_all(node: Any, mapping: Mapping[NestedKey, NestedKey], strict: bool) -> Any:
+    """Copy a node with renamed keys, see ``rename_keys``."""
+    moves = [(unravel_key_to_tuple(old), unravel_key_to_tuple(new)) for old, new in mapping.items()]
+    entries = {}
+    for old, new in moves:
+        if strict or old in node.keys(True):
+            entry = get_entry(node, old)
+            if new in entries:
+                raise KeyTakenError(f"cannot rename: two entries would have one key in {dict(mapping)!r}")
+            entries[new] = entry if isinstance(entry, Tensor) else entry._shallow_copy()
+    tree = build_key_tree([old for old, _ in moves], longest=False)
+    result = _copy_without(node, tree, prune=True)._shallow_copy()
+    for new, entry in entries.items():
+        if new in result.keys(True):
+            raise KeyTakenError(f"cannot rename: there is an entry {show_path(new)} already")
+        result._set_path(new, entry)
+    return result
 
 
 def _unflatten_root(root: Core, separator: str, *, own: bool) -> Any:
     """Copy ``root`` with its keys split at ``separator``; ``own`` also copies the existing nested nodes."""
-    stacked = root._members_and_dim()
-    if stacked is not None:
-        return root._with_members([_unflatten_root(member, separator, own=own) for member in stacked[0]])
-    return root._with_children(unflatten_entries(root, separator, own=own))
+    return root._map_members(lambda node: node._with_children(unflatten_entries(node, separator, own=own)))
 
 
 def _copy_without(root: Core, tree: KeyTree, *, prune: bool) -> Any:
     """Copy ``root`` without the entries of ``tree``; ``prune`` drops nodes that became empty."""
-    stacked = root._members_and_dim()
-    if stacked is not None:
-        return root._with_members([_copy_without(member, tree, prune=prune) for member in stacked[0]])
-    return map_levels(root, _fill_rest, (tree, prune), partial(_make_unless_empty, root) if prune else None)
+    made = map_levels(root, _fill_rest, tree, _make_unless_empty if prune else None, by_member=True)
+    return root._with_children({}) if made is None else made
 
 
-def _fill_rest(node: Core, target: dict[str, Child], state: tuple[KeyTree, bool]) -> Iterator[Any]:
-    unwanted, prune = state
+def _fill_rest(node: Core, target: dict[str, Child], unwanted: KeyTree) -> Iterator[Any]:
     target.update(node._children())
     for key, below in unwanted.items():
         child = target.get(key)
@@ -426,40 +420,28 @@ def _fill_rest(node: Core, target: dict[str, Child], state: tuple[KeyTree, bool]
             continue
         if below is None:
             del target[key]
-        elif isinstance(child, Tensor) or child._is_value:
-            continue
-        elif child._members_and_dim() is not None:
-            rest = _copy_without(child, below, prune=prune)
-            if prune and _is_empty_node(rest) and not _is_empty_node(child):
-                del target[key]
-            else:
-                target[key] = rest
-        else:
-            yield key, child, (below, prune)
+        elif has_entries(child):
+            yield key, child, below
 
 
-def _make_unless_empty(root: Core, node: Core, children: dict[str, Child]) -> Any:
-    is_dropped = node is not root and not children and node._children()
-    return None if is_dropped else node._with_children(children)
+def _make_unless_empty(node: Core, children: dict[str, Child]) -> Any:
+    return None if not children and node._children() else node._with_children(children)
 
 
 def _select_in_place(root: Core, tree: KeyTree) -> None:
     unwanted: list[tuple[Core, str]] = []
 
-    def collect(node: Core, wanted: KeyTree) -> Iterator[tuple[Any, KeyTree]]:
-        stacked = node._members_and_dim()
-        if stacked is not None:
-            yield from ((member, wanted) for member in stacked[0])
-            return
-        for key in list(node._children()):
-            below = wanted.get(key, _UNWANTED)
-            if below is None:
-                continue
-            child = None if below is _UNWANTED else node._peek_child(key)
-            if child is not None and has_entries(child):
-                yield node._get_child(key), below
-            elif not isinstance(below, RequestedKeys):
-                unwanted.append((node, key))
+    def collect(level: Core, wanted: KeyTree) -> Iterator[tuple[Any, KeyTree]]:
+        for node in level._get_holders():
+            for key in list(node._children()):
+                below = wanted.get(key, _UNWANTED)
+                if below is None:
+                    continue
+                child = None if below is _UNWANTED else node._get_child(key)
+                if child is not None and has_entries(child):
+                    yield child, below
+                elif not isinstance(below, RequestedKeys):
+                    unwanted.append((node, key))
 
     visit(collect, root, tree)
     _remove_all(unwanted)
@@ -468,21 +450,18 @@ def _select_in_place(root: Core, tree: KeyTree) -> None:
 def _remove_in_place(root: Core, tree: KeyTree, *, prune: bool) -> None:
     levels: list[tuple[Core, KeyTree, Core | None, str]] = [(root, tree, None, "")]
     results: list[tuple[Core, str]] = []
-    for node, unwanted, _, _ in levels:
-        stacked = node._members_and_dim()
-        if stacked is not None:
-            levels.extend((member, unwanted, None, "") for member in stacked[0])
-            continue
-        children = node._children()
-        for key, below in unwanted.items():
-            if key not in children:
-                continue
-            if below is None:
-                results.append((node, key))
-                continue
-            child = node._peek_child(key)
-            if has_entries(child) and not (prune and _is_empty_node(child)):
-                levels.append((node._get_child(key), below, node, key))
+    for level, unwanted, _, _ in levels:
+        for node in level._get_holders():
+            children = node._children()
+            for key, below in unwanted.items():
+                if key not in children:
+                    continue
+                if below is None:
+                    results.append((node, key))
+                    continue
+                child = node._get_child(key)
+                if has_entries(child) and not (prune and _is_empty_node(child)):
+                    levels.append((child, below, node, key))
     _remove_all(results)
     if prune:
         _drop_empty([(node, parent, key) for node, _, parent, key in levels])
@@ -508,24 +487,27 @@ def _remove_all(entries: list[tuple[Core, str]]) -> None:
 
 def _is_empty_node(node: Core) -> bool:
     """Return True if a node has no entries; for a lazy stack, if no member has entries."""
-    stacked = node._members_and_dim()
-    return not node._children() if stacked is None else all(map(_is_empty_node, stacked[0]))
+    return not any(holder._children() for holder in node._get_holders())
 
 
 def _make_empty(root: Any, recurse: bool, batch_size: torch.Size | None = None, values: bool = True) -> Any:
     """Copy a collection without leaves; ``recurse`` keeps nested nodes, ``values`` also value nodes in them."""
-    stacked = root._members_and_dim()
-    if stacked is not None and batch_size is None:
-        return root._with_members([_make_empty(member, recurse, None, values) for member in stacked[0]])
-    if stacked is not None:
-        result = root._with_children({}, batch_size=batch_size, names=None)
+    if batch_size is None:
+        return root._map_members(
+            lambda node: _fill_empty(node._with_children({}), node, recurse, None, values)
+        )
+    if has_entries(root):
+        names = resize_names(root._names, len(batch_size))
+        result = root._with_children({}, batch_size=batch_size, names=names)
     else:
         result = root._with_children({})
-        if batch_size is not None:
-            result._change_batch_size(batch_size)
-    if recurse:
-        for key, child in _empty_entries(root, batch_size, values).items():
-            result._set_child(key, child)
+        result._change_batch_size(batch_size)
+    return _fill_empty(result, root, recurse, batch_size, values)
+
+
+def _fill_empty(result: Any, node: Any, recurse: bool, batch_size: torch.Size | None, values: bool) -> Any:
+    for key, child in _empty_entries(node, batch_size, values).items() if recurse else ():
+        result._set_child(key, child)
     return result
 
 
@@ -543,8 +525,8 @@ def _empty_entries(root: Any, batch_size: torch.Size | None, values: bool) -> di
     def make(node: Core, children: dict[str, Child]) -> Any:
         if node is root:
             return children
-        fits = node._members_and_dim() is None and node.batch_size[: len(batch_size or ())] == batch_size
-        if batch_size is None or fits:
+        size = node.batch_size
+        if batch_size is None or (size[: len(batch_size)] == batch_size and -1 not in size):
             return node._with_children(children)
         return node._with_children(children, batch_size=batch_size, names=None)
 
@@ -554,22 +536,16 @@ def _empty_entries(root: Any, batch_size: torch.Size | None, values: bool) -> di
 def _replace_all(root: Core, other: Core) -> None:
     """Replace the entries of a node by those of another; lazy stacks must have equally many members."""
     with restore_on_error(root):
-        todo: list[tuple[Core, Core]] = [(root, other)]
-        for node, source in todo:
-            stacked = node._members_and_dim()
-            if stacked is None:
-                _refill(node, dict(source._children()))
-            else:
-                todo += zip(stacked[0], source._members_and_dim()[0], strict=True)  # type: ignore[index]
+        for node, source in root._zip_members(other):
+            _refill(node, dict(source._children()))
 
 
 @contextmanager
 def restore_on_error(root: Core) -> Iterator[None]:
     """Restore the entries of every node if the ``with`` block raises."""
     # Save only nodes that hold entries: restoring a wrapper would wrap its entries again.
-    levels = [
-        node for node in list_state_nodes(root) if has_entries(node) and node._members_and_dim() is None
-    ]
+    nodes = [node._inner() for node in list_distinct_members(list_state_nodes(root))]
+    levels = [node for node in nodes if has_entries(node)]
     before = [(node, dict(node._children())) for node in levels]
     try:
         yield

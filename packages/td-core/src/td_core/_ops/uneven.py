@@ -19,7 +19,7 @@ from ..errors import CollectionIndexError, StructureError
 def uneven_index(stack: Any, index: Any) -> Any:
     """Index a lazy stack: return one indexed member, or a lazy stack of several; errors as in :func:`uneven_plans`."""
     picks, plans, stack_dim = uneven_plans(stack, index)
-    members = stack._members_and_dim()[0]
+    members = stack.tensordicts
     if isinstance(picks, int):
         return _index_member(members[picks], plans[picks])
     if not picks:
@@ -34,7 +34,7 @@ def make_empty_like(stack: Any, size: torch.Size) -> Any:
 
     A lazy stack without members would have no keys. If members differ in shape, the shapes of the first are used.
     """
-    members, dim = stack._members_and_dim()
+    members, dim = stack.tensordicts, stack.stack_dim
     item = members[0].select(*stack.keys(True)).unsqueeze(dim)
     if stack._stack_dim_name is not None:
         item.names = stack._names
@@ -60,7 +60,7 @@ def _gather_elements(stack: Any, positions: Any, size: torch.Size) -> Any:
     if isinstance(positions, list):
         return stack._of([_gather_elements(stack, row, size) for row in positions], 0)
     where = list(compute_coordinates(positions, size))
-    members, dim = stack._members_and_dim()
+    members, dim = stack.tensordicts, stack.stack_dim
     member = members[where.pop(dim)]
     return member._index(tuple(where)) if where else member
 
@@ -74,7 +74,7 @@ def uneven_plans(stack: Any, index: Any) -> tuple[Any, dict[int, Any], Any]:
 
     A plan of None selects the whole member. Raise if the index is out of range for a picked member, or mixes members.
     """
-    members, dim = stack._members_and_dim()
+    members, dim = stack.tensordicts, stack.stack_dim
 
     def along(i: int) -> Any:
         size = members[i].batch_size

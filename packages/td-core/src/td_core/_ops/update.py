@@ -254,7 +254,7 @@ class UpdateMixin(EntryMixin):
                     f"{type(value).__name__}"
                 )
         index = tensors_in(index)
-        changed = entry if parent._members_and_dim() is None else entry.clone()
+        changed = entry if parent._peek_child(path[-1]) is entry else entry.clone()
         check_no_grad(changed, path)
         try:
             # torch casts a value that it writes through a view, but not one that it writes at an index tensor.
@@ -269,7 +269,7 @@ class UpdateMixin(EntryMixin):
                 raise kind(f"cannot write {show_path(path)} at the index {index!r}: {error}") from error
             changed[index] = value.clone()
         if changed is not entry:
-            # An entry read from a lazy stack is a copy, so write it back to the members.
+            # An entry that the kind builds when it is read, as a lazy stack does, is written back.
             parent._write_child(path[-1], changed)
         return self
 
@@ -378,13 +378,6 @@ class UpdateMixin(EntryMixin):
         self, index: Any, value: Any, non_blocking: bool, dims: int | None = None
     ) -> list[IndexedWrite]:
         """Check ``self[index] = value`` and list its writes; ``dims``: number of batch dims of new values, if known."""
-        if self._members_and_dim() is not None:
-            parts = split_for_members(self, index, value, dims)
-            return [
-                write
-                for member, position, part in parts
-                for write in member._plan_writes(position, part, non_blocking, dims)
-            ]
         return [IndexedWrite(plan_index(index, self.batch_size), self, value, non_blocking, dims)]
 
 

@@ -1,0 +1,124 @@
+"""Operations that a lazy stack runs on its members: walks over them, printing, densify, indexed writes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ._base import TensorDictBase
+from ._collection import Child, Core
+from ._ops.indexed_write import IndexedWrite
+from ._ops.member_writes import Part, split_for_members
+from ._ragged import fill_gaps, get_display_shape, make_nested_tensor, merge_shapes
+from ._repr import PrintedLeaf, PrintedMembers, describe_leaf
+from .errors import StructureError
+
+
+class LazyStackOps(TensorDictBase):
+    """Base of LazyStackedTensorDict: operations that do not stack the entries."""
+
+    __slots__ = ()
+
+    _members: list[Any]
+    _stack_dim: int
+
+    def _get_holders(self) -> Sequence[Any]:
+        return [holder for member in self._members for holder in member._get_holders()]
+
+    def _zip_parts(self, others: Sequence[Any]) -> Iterable[tuple[Any, ...]]:
+        """Pair each member with its part of other nodes or tensors."""
+        return zip(self._members, *[other.unbind(self._stack_dim) for other in others], strict=True)
+
+    def _zip_members(self, *others: Any) -> list[tuple[Any, ...]]:
+        return [row for member, *parts in self._zip_parts(others) for row in member._zip_members(*parts)]
+
+    def _map_members(self, fn: Callable[..., Any], *others: Any) -> Any:
+        if others:
+            made = [member._map_members(fn, *parts) for member, *parts in self._zip_parts(others)]
+        else:
+            made = [member._map_members(fn) for member in self._members]
+        dropped = [node is None for node in made]
+        if True in dropped:
+            if all(dropped):
+                return None
+            made = [
+                self._members[i]._with_children({}) if node is None else node for i, node in enumerate(made)
+            ]
+        return self._with_members(made)
+
+    def _tree_children(self) -> list[Child]:
+        return list(self._members)
+
+    def _get_child_shape(self, key: str) -> torch.Size:
+        if key not in self._children():
+            raise KeyError(key)
+        shapes = [member._get_child_shape(key) for member in self._members]
+        return torch.Size(merge_shapes(shapes, self._stack_dim))
+
+    def _print_field(self, key: str) -> PrintedLeaf:
+        members = self._members
+        entries = [member._peek_child(key) for member in members]
+        first = entries[0]
+        # A member may be a lazy stack with ragged leaves.
+        fields = [member._print_field(key) for member in members]
+        if all(isinstance(entry, Tensor) for entry in entries):
+            leaves = [describe_leaf(field.entry) for field in fields]
+            shapes = [leaf.shape for leaf in leaves]
+            shape = (-1,) if (-1,) in shapes else merge_shapes(shapes, self._stack_dim)
+            devices = ",".join(sorted({device for leaf in leaves for device in leaf.devices.split(",")}))
+            return PrintedLeaf(key, leaves[0]._replace(shape=shape, devices=devices))
+        try:
+            stack = self._peek_child(key) if all(isinstance(entry, Core) for entry in entries) else None
+        except StructureError:
+            stack = None  # members of different kinds cannot be stacked
+        if stack is None:
+            names = [type(entry).__name__ for entry in entries]
+            return PrintedLeaf(key, names[0] if len(set(names)) == 1 else f"[{', '.join(names)}]")
+        return PrintedLeaf(key, stack, first._print_entry() or fields[0].name or type(first).__name__)
+
+    def _print_members(self) -> PrintedMembers:
+        common = set(self._children())
+        rows = [
+            (i, member, [member._print_field(key) for key in member._children() if key not in common])
+            for i, member in enumerate(self._members)
+        ]
+        return PrintedMembers(self._stack_dim, [row for row in rows if row[2]])
+
+    def _densify(self, layout: torch.layout) -> Any:
+        members, children = self._members, self._children()
+        entries: dict[str, Any] = {}
+        for key in children:
+            shapes = {
+                get_display_shape(entry) if isinstance(entry := member._get_child(key), Tensor) else None
+                for member in members
+            }
+            if len(shapes) > 1:
+                entries[key] = self._get_as(key, None, as_nested_tensor=True, layout=layout)
+            else:
+                child = children[key]
+                entries[key] = child if isinstance(child, Tensor) else child._densify(layout)
+        for key in dict.fromkeys(chain(*[list(member._children()) for member in members])):
+            if key not in children:
+                entries[key] = make_nested_tensor(key, fill_gaps(key, members), self._stack_dim, layout)
+        metadata: Any = {"batch_size": self.batch_size, "device": self.device, "names": self._names}
+        # Build from the first innermost member: a dense stack has the class of its members.
+        first = next(iter(self._get_holders()), None)
+        return self._with_children(entries) if first is None else first._with_children(entries, **metadata)
+
+    def _plan_writes(
+        self, index: Any, value: Any, non_blocking: bool, dims: int | None = None
+    ) -> list[IndexedWrite]:
+        return self._plan_parts(split_for_members(self, index, value, dims), non_blocking, dims)
+
+    def _plan_parts(
+        self, parts: Iterable[Part], non_blocking: bool, dims: int | None = None
+    ) -> list[IndexedWrite]:
+        return [
+            write
+            for member, index, part in parts
+            for write in member._plan_writes(index, part, non_blocking, dims)
+        ]
