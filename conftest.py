@@ -6,6 +6,7 @@ import doctest
 import inspect
 import os
 import re
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -16,6 +17,8 @@ from hypothesis import HealthCheck, settings
 from td_core import TensorDict
 from td_core.plugins.declarations import Declaration
 
+ROOT = Path(__file__).parent
+
 # Examples may be slow on a busy machine, which must not fail a test.
 settings.register_profile("td", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("td")
@@ -25,6 +28,20 @@ settings.load_profile("td")
 def device() -> torch.device:
     """Return the device under test: ``TD_TEST_DEVICE``, or the CPU."""
     return torch.device(os.environ.get("TD_TEST_DEVICE", "cpu"))
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Deselect slow tests outside of the folders that ``TD_SLOW_TESTS_IN`` names; without the variable, run all."""
+    folders = os.environ.get("TD_SLOW_TESTS_IN")
+    if folders is None:
+        return
+    chosen = [ROOT / folder for folder in folders.split(",") if folder]
+
+    def runs(item: pytest.Item) -> bool:
+        return item.get_closest_marker("slow") is None or any(map(item.path.is_relative_to, chosen))
+
+    config.hook.pytest_deselected(items=[item for item in items if not runs(item)])
+    items[:] = filter(runs, items)
 
 
 @pytest.fixture(autouse=True, scope="session")

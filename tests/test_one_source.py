@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.slow
+pytest.importorskip("mypy", reason="the typecheck session runs these tests")
 
 ROOT = Path(__file__).parents[1]
 SOURCES = sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("packages/*/src"))
@@ -125,7 +125,6 @@ def check(td: TensorDict) -> None:
 
 @pytest.mark.usefixtures("operations")
 def test_added_operation_is_seen_by_type_checker(tree: Path, run: Run) -> None:
-    pytest.importorskip("mypy", reason="the typecheck session has mypy")
     (tree / "typed.py").write_text(TYPED, encoding="utf-8")
     found = run("-m", "mypy", "--strict", "typed.py", code=1).splitlines()
     assert [line.partition("error: ")[2] for line in found[:-1]] == [
@@ -215,7 +214,6 @@ def check(td: TensorDict) -> None:
 
 @pytest.mark.usefixtures("dtypes")
 def test_added_dtype_is_seen_by_type_checker(tree: Path, run: Run) -> None:
-    pytest.importorskip("mypy", reason="the typecheck session has mypy")
     (tree / "typed_casts.py").write_text(TYPED_CASTS, encoding="utf-8")
     found = run("-m", "mypy", "--strict", "typed_casts.py", code=1).splitlines()
     assert [line.partition("error: ")[2] for line in found if "error: " in line] == [
@@ -291,7 +289,6 @@ def check(td: TensorDict) -> None:
 
 @pytest.mark.usefixtures("option")
 def test_added_option_is_seen_by_type_checker(tree: Path, run: Run) -> None:
-    pytest.importorskip("mypy", reason="the typecheck session has mypy")
     (tree / "typed_saves.py").write_text(TYPED_SAVES, encoding="utf-8")
     found = run("-m", "mypy", "--strict", "typed_saves.py", code=1).splitlines()
     assert [line.partition("error: ")[2] for line in found if "error: " in line] == [
