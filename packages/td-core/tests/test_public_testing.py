@@ -14,8 +14,7 @@ import pytest
 import torch
 
 from td_core import NO_DEFAULT, NodeKind, Record, Serializer, TensorDict, TensorDictBase, hookimpl
-from td_core._dim_names import resize_names
-from td_core._nodes import make_header
+from td_core.spi import make_header, read_header, resize_names
 from td_core.testing import CollectionTests, SerializerTests, installed
 
 
@@ -90,16 +89,9 @@ def flatten(node: Length) -> Record:
 
 
 def unflatten(cls: type[Length], record: Record) -> Length:
-    said = record.meta
-    names, device = said.get("names"), said.get("device")
-    node = (record.cls or cls)(
-        record.entries,
-        said["unit"],
-        said["batch_size"],
-        None if device is None else torch.device(device),
-        None if names is None else tuple(names),
-    )
-    return node.lock_() if said.get("locked") else node
+    batch_size, device, names, locked = read_header(record.meta)
+    node = (record.cls or cls)(record.entries, record.meta["unit"], batch_size, device, names)
+    return node.lock_() if locked else node
 
 
 def call_with_children(
@@ -183,7 +175,10 @@ def test_collection_suite_lossy_unflatten_fails(name: str, test: str) -> None:
     value, message = READINGS[name]
 
     def lossy(cls: type[Length], record: Record) -> Length:
-        return unflatten(cls, replace(record, meta={**record.meta, name: value}))
+        meta = {**record.meta, name: value}
+        if name == "batch_size" and meta.get("names"):
+            meta["names"] = meta["names"][:1]  # else the header contradicts itself
+        return unflatten(cls, replace(record, meta=meta))
 
     with make_suite({}, lossy) as suite, pytest.raises(AssertionError, match=message):
         getattr(suite, test)(*([2] if test == "test_pickling" else []))

@@ -18,13 +18,12 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import Tensor
 
-from ._dim_names import Names
 from ._foreach import PLAIN
 from ._keys import suggest_keys
 from ._plans import ShapePlan
 from ._walks import get_path, has_entries, walk, walk_levels
 from .errors import BatchSizeError, KeyMismatchError, KeyPathError, KeyThroughLeafError, StructureError
-from .typing import NO_DEFAULT, NoDefault
+from .typing import NO_DEFAULT, Names, NoDefault
 
 Child = Any  # a Tensor or a Core; Any avoids casts, since most callers have checked which
 Undo = Callable[[Any], Any]

@@ -7,7 +7,7 @@ Additional keys, which tensordict ignores, start with an underscore.
 from __future__ import annotations
 
 from copy import copy
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,41 +15,81 @@ from torch import Tensor
 from ._collection import show_path
 from ._dim_names import check_names, inherit_names
 from ._lazy_stack import LazyStackedTensorDict
-from ._nodes import KINDS, Layout, NodeKind, Record, make_header, read_header_field
+from ._nodes import KINDS, Layout, NodeKind, Record
 from ._ops.batch_size import as_batch_size
 from ._params import TensorDictParams, get_roles, set_roles
 from ._tensordict import TensorDict
 from .errors import BatchSizeError, FormatError
+from .typing import Names
+
+_NONE = type(None)
+
+
+def read_header_field(meta: Any, name: str, *types: type) -> Any:
+    """Return a field of a header, whose type must be one of ``types``. With NoneType it may be missing."""
+    value = meta.get(name) if type(None) in types else meta[name]
+    if type(value) not in types:
+        raise TypeError(f"its header says that {name} is {value!r}")
+    return value
+
+
+class Header(NamedTuple):
+    """The fields of a header that all kinds have; ``locked`` is True if the user locked the node."""
+
+    batch_size: torch.Size
+    device: torch.device | None
+    names: Names | None
+    locked: bool
+
+
+def read_header(meta: Any) -> Header:
+    """Read a header that :func:`make_header` made. Raise KeyError, TypeError or ValueError if it is damaged.
+
+    >>> read_header({"batch_size": [3], "device": "cpu"})
+    Header(batch_size=torch.Size([3]), device=device(type='cpu'), names=None, locked=False)
+    """
+    device = read_header_field(meta, "device", str, _NONE)
+    names = read_header_field(meta, "names", list, _NONE)
+    size = as_batch_size(read_header_field(meta, "batch_size", list))
+    return Header(
+        size,
+        None if device is None else torch.device(device),
+        None if names is None else check_names(names, len(size)),
+        bool(read_header_field(meta, "locked", bool, _NONE)),
+    )
+
+
+def make_header(node: Any) -> dict[str, Any]:
+    """Return the header of a node: batch size and, if set, device, dim names and the user's lock.
+
+    >>> make_header(TensorDict({"a": torch.zeros(3)}, batch_size=[3]).lock_())
+    {'batch_size': [3], 'locked': True}
+    """
+    meta: dict[str, Any] = {"batch_size": list(node.batch_size)}
+    if node.device is not None:
+        meta["device"] = str(node.device)
+    if node._names is not None:
+        meta["names"] = list(node._names)
+    if node._locked is True:
+        meta["locked"] = True
+    return meta
 
 
 def _flatten_dense(td: Any) -> Record:
     return Record(make_header(td), dict(td._children()))
 
 
-_NONE = type(None)
-
-
 def _unflatten_dense(record: Record) -> TensorDict:
-    meta = record.meta
-    device = read_header_field(meta, "device", str, _NONE)
-    names = read_header_field(meta, "names", list, _NONE)
-    size = as_batch_size(read_header_field(meta, "batch_size", list))
+    size, device, names, locked = read_header(record.meta)
     if record.members or record.values:
         raise FormatError(f"a TensorDict has no members and no values: {[*record.members, *record.values]}")
-    td: TensorDict = (record.cls or TensorDict)._make(
-        dict(record.entries),
-        size,
-        None if device is None else torch.device(device),
-        None if names is None else check_names(names, len(size)),
-    )
+    td: TensorDict = (record.cls or TensorDict)._make(dict(record.entries), size, device, names)
     if size:
         try:
             td._check_batch_size(size)
         except BatchSizeError as error:
             raise FormatError(str(error)) from error
-    if read_header_field(meta, "locked", bool, _NONE):
-        td.lock_()
-    return td
+    return td.lock_() if locked else td
 
 
 def _dense_to_directory(td: Any) -> Record:

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from ._collection import Core
-from ._dim_names import Names
 from ._torch_private import functorch_level, get_mapped_dim, unmap
+from .typing import Names
 
 __all__ = ["get_names_after", "get_names_before"]
 

@@ -96,7 +96,7 @@ class JaggedParts(NamedTuple):
 
 
 def split_jagged(leaf: Any) -> JaggedParts:
-    """Split a jagged tensor; ``make_jagged(*parts)`` is the inverse."""
+    """Split a jagged tensor; :func:`make_jagged` is the inverse."""
     seqlens = get_cached_seqlens(leaf)
     return JaggedParts(get_ragged_dim(leaf), leaf.values(), leaf.offsets(), leaf.lengths(), seqlens)
 
@@ -141,6 +141,7 @@ def make_jagged(
     values: Tensor,
     offsets: Tensor,
     lengths: Tensor | None = None,
+    *,
     seqlens: tuple[int | None, int | None] = (None, None),
 ) -> Tensor:
     """Build a jagged tensor from its parts, ragged along ``dim``; ``seqlens`` is (min, max) of the lengths."""

@@ -608,26 +608,6 @@ def as_named(cls: type | None, saved: Any, what: str) -> Any:
         ) from error
 
 
-def read_header_field(meta: Any, name: str, *types: type) -> Any:
-    """Return a field of a header, whose type must be one of ``types``. With NoneType it may be missing."""
-    value = meta.get(name) if type(None) in types else meta[name]
-    if type(value) not in types:
-        raise TypeError(f"its header says that {name} is {value!r}")
-    return value
-
-
-def make_header(node: Any) -> dict[str, Any]:
-    """Return the header of a node: batch size and, if set, device, dim names and the user's lock."""
-    meta: dict[str, Any] = {"batch_size": list(node.batch_size)}
-    if node.device is not None:
-        meta["device"] = str(node.device)
-    if node._names is not None:
-        meta["names"] = list(node._names)
-    if node._locked is True:
-        meta["locked"] = True
-    return meta
-
-
 def get_class_name(cls: type) -> str:
     """Return the name of a class in files: ``"module:qualname"``."""
     return f"{get_module_name(cls)}:{cls.__qualname__}"

@@ -17,9 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ._dim_names import Names
 from ._plan_steps import GatherMap, Reshape, Shape, Step, locate_all, remove_size
 from .errors import DimError
+from .typing import Names
 
 P = TypeVar("P", bound="ShapePlan")
 

@@ -49,16 +49,10 @@ _TERSE = dict.fromkeys(
 )
 
 
-class Settings(threading.local):
-    """Settings of one thread. ``entered`` lists the active switches, each with the value to restore."""
-
+class _Settings(threading.local):
     def __init__(self) -> None:
+        #: The active switches, each with the value to restore.
         self.entered: list[tuple[Any, Any]] = []
-
-
-class _Settings(Settings):
-    def __init__(self) -> None:
-        super().__init__()
         self.print_options: dict[str, Any] = dict(_PRINT_OPTIONS)
         self.get_defaults_to_none = True
 
@@ -70,7 +64,8 @@ class Switch:
     """Base of context managers and decorators that change one setting of the current thread.
 
     A decorated generator or coroutine runs with the changed setting; code that runs while it is suspended sees the
-    previous one. A subclass in another package sets its own ``_settings``.
+    previous one. A subclass in another package sets its own ``_settings``: a ``threading.local`` with the attribute
+    ``_name`` and an empty list ``entered``.
 
     >>> with set_printoptions(sort_keys=None):
     ...     get_printoptions()["sort_keys"] is None

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import types
 from collections.abc import Callable
 from typing import Any, ClassVar, TypeVar
-
-from td_core.spi import Settings
 
 from ._switches import ModuleSwitch, _is_on
 
@@ -15,13 +14,13 @@ __all__ = ["composite_lp_aggregate", "set_composite_lp_aggregate"]
 FnT = TypeVar("FnT", bound=Callable[..., Any])
 
 
-class _Aggregation(Settings):
+class _Aggregation(threading.local):
     """Mode of the current thread; None outside of blocks, where the default of the process applies."""
 
     default: ClassVar[bool] = _is_on("COMPOSITE_LP_AGGREGATE", False)
 
     def __init__(self) -> None:
-        super().__init__()
+        self.entered: list[Any] = []
         self.composite_lp_aggregate: bool | None = None
 
 

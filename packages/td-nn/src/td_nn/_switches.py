@@ -8,11 +8,12 @@ from __future__ import annotations
 import functools
 import inspect
 import os
+import threading
 from collections.abc import Callable, MutableSequence, Sequence
 from typing import Any, TypeVar
 
 from td_core import TensorCollection
-from td_core.spi import Settings, Switch
+from td_core.spi import Switch
 
 from ._module_keys import SINK, Key, as_keys
 
@@ -21,9 +22,9 @@ __all__ = ["set_skip_existing", "skip_existing"]
 FnT = TypeVar("FnT", bound=Callable[..., Any])
 
 
-class _State(Settings):
+class _State(threading.local):
     def __init__(self) -> None:
-        super().__init__()
+        self.entered: list[Any] = []
         self.skip_existing: bool | list[Key] = False
         self.dispatches: bool = DISPATCHES
         self.interaction_type: Any = None

@@ -14,10 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from td_core import TensorCollection
-from td_core._dtypes import SHORT_NAMES
-from td_core._mapping_views import LEAF_KINDS
 from td_core.errors import StructureError
 from td_core.spi import (
+    LEAF_KINDS,
     PLAIN,
     as_batch_size,
     as_tensor,
@@ -258,7 +257,7 @@ class UnbatchedNode(ValueNode, TensorCollection):
         return other
 
     def _print_entry(self) -> str:
-        return f"{SHORT_NAMES[self._payload.dtype]}{list(self._payload.shape)}"
+        return str(TensorCollection._print_entry(self))
 
     def __repr__(self) -> str:
         return (

@@ -9,7 +9,7 @@ import torch
 
 from td_core import Layout, NodeKind, Record, kinds
 from td_core.errors import FormatError
-from td_core.spi import check_names, make_header, read_header_field
+from td_core.spi import check_names, make_header, read_header, read_header_field
 
 from ._metadata import MetaData
 from ._non_tensor import NonTensorData, NonTensorDataBase
@@ -27,13 +27,10 @@ _ONE_VALUE = frozenset(
 
 def _apply_header(node: Any, meta: dict[str, Any]) -> Any:
     """Set the device, names and lock of a node from its header."""
-    if read_header_field(meta, "device", str, _NONE) is not None:
-        node._device = torch.device(meta["device"])
-    if read_header_field(meta, "names", list, _NONE) is not None:
-        node._names = check_names(meta["names"], len(node.batch_size))
-    if read_header_field(meta, "locked", bool, _NONE):
-        node.lock_()
-    return node
+    _, device, names, locked = read_header({"batch_size": [*node.batch_size], **meta})
+    node._device = node._device if device is None else device
+    node._names = node._names if names is None else names
+    return node.lock_() if locked else node
 
 
 def _flatten_data(node: NonTensorDataBase) -> Record:
@@ -134,7 +131,8 @@ def _stack_from_directory(record: Record) -> NonTensorStack:
     size = record.meta.get("batch_size")
     stack = (record.cls or NonTensorStack).from_list(data, None if size is None else len(size))
     _join_as(stack, record.meta)
-    return _apply_header(stack, {"device": record.meta.get("device"), "names": record.meta.get("_names")})  # type: ignore[no-any-return]
+    meta = {"device": record.meta.get("device"), "names": record.meta.get("_names")}
+    return _apply_header(stack, meta)  # type: ignore[no-any-return]
 
 
 def _stack_to_buffer(node: NonTensorStack) -> Record:

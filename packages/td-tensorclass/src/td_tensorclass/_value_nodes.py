@@ -9,11 +9,17 @@ import torch
 from torch import Tensor
 
 from td_core import LinkedList, TensorCollection
-from td_core._collection import is_aliasing
-from td_core._ragged import merge_shapes
 from td_core._shape_plans import Join, stack_plan
 from td_core.errors import KeyPathError, StructureError
-from td_core.spi import Keeper, as_batch_size, check_unlocked, is_same_value, resize_names, show_path
+from td_core.spi import (
+    Keeper,
+    as_batch_size,
+    check_unlocked,
+    is_aliasing,
+    is_same_value,
+    resize_names,
+    show_path,
+)
 from td_core.typing import NO_DEFAULT, BatchSize, Names, NoDefault
 
 from ._gather_map import make_positions, take_values
@@ -241,7 +247,10 @@ class NonTensorNode(ValueNode):
             return super()._stack_lazily(items, dim)
         if self._is_single_after_join(items, True):
             # One value for all members fits any batch, so their batch sizes may differ.
-            return self._copy_with(torch.Size(merge_shapes(sizes, dim)), self._device, None)  # type: ignore[attr-defined]
+            size = torch.Size([-1])
+            if len({*map(len, sizes)}) == 1:
+                size = TensorCollection._stack_lazily(self, items, dim).batch_size
+            return self._copy_with(size, self._device, None)  # type: ignore[attr-defined]
         even = pad_to_even(items, dim)
         return even[0]._join(even, stack_plan(even[0].batch_size, dim, len(even)))
 

@@ -5,12 +5,15 @@ A setting is used as a context manager, as a decorator or, with ``set()``, for t
 
 from __future__ import annotations
 
-from td_core.spi import Settings, Switch
+import threading
+from typing import Any
+
+from td_core.spi import Switch
 
 
-class _State(Settings):
+class _State(threading.local):
     def __init__(self) -> None:
-        super().__init__()
+        self.entered: list[Any] = []
         self.list_to_stack: bool | None = None
         self.capture_non_tensor_stack: bool | None = None
 

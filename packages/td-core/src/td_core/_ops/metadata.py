@@ -19,7 +19,7 @@ from .._collection import (
     missing_key_error,
 )
 from .._device_labels import set_device_labels
-from .._dim_names import Names, check_names
+from .._dim_names import check_names
 from .._keys import unravel_key_to_tuple
 from .._mapping_views import unwrap_entry
 from .._nested_components import get_parts
@@ -27,7 +27,7 @@ from .._plans import wrap_dim
 from .._ragged import get_display_shape, list_distinct_members
 from .._walks import expand, has_entries, walk
 from ..errors import DimNamesError, StructureError
-from ..typing import NestedKey
+from ..typing import Names, NestedKey
 from .batch_size import infer_batch_sizes
 
 SelfT = TypeVar("SelfT", bound="MetadataMixin")
