@@ -53,9 +53,6 @@ class Core(ABC):
     #: True for kinds whose ``_coerce_to_schema`` also converts tensors.
     _has_schema: ClassVar[bool] = False
 
-    #: True for lazy stacks with a ``hook_in``, which changes each value before it is written, see ``_split_value``.
-    _changes_values: bool = False
-
     #: The dict that holds the entries, for kinds that keep them in one.
     _dict: Any = None
 
@@ -280,9 +277,15 @@ class Core(ABC):
         """Return the direct children: the members of a lazy stack, the entries of any other node."""
         return list(self._children().values())
 
-    def _split_value(self, value: Child) -> Sequence[Any]:
-        """Split a value into the part that each member receives. Only for kinds with ``_changes_values``."""
-        raise NotImplementedError
+    def _split_value(self, value: Any) -> Sequence[tuple[Any, Any]]:
+        """Pair each member of a lazy stack with its part of a value that is written; other kinds return no pairs."""
+        return ()
+
+    def _split_update(
+        self, plan: Any, source: Core, wanted: Any, path: tuple[str, ...]
+    ) -> Sequence[tuple[Any, Any]] | None:
+        """Pair each member of a lazy stack with its part of the source of an update; None if the entries are updated."""
+        return None
 
     def _rows_for_members(self, value: Any) -> list[tuple[Any, Any]] | None:
         """Pair each member with its item of a list of tensors of different shapes. Return None for other values."""

@@ -200,10 +200,6 @@ class LazyStackedTensorDict(LazyStackOps):
         return self._hook_in
 
     @property
-    def _changes_values(self) -> bool:  # type: ignore[override]
-        return self._hook_in is not None
-
-    @property
     def hook_out(self) -> Callable[[Any], Any] | None:
         """Function applied to each stacked entry that is read."""
         return self._hook_out
@@ -409,7 +405,7 @@ class LazyStackedTensorDict(LazyStackOps):
         """Pair each member with its part of a value that will be stored."""
         check_unlocked(self, f"set {show_path((key,))}")
         self._check_keys({key: None})
-        shares = list(zip(self._members, self._split_value(value)))
+        shares = self._split_value(value)
         for member, part in () if isinstance(value, Tensor) else shares:
             if isinstance(part, Core) and -1 in part.batch_size:
                 # The value has the stack's batch size, with -1 for uneven dims; each part needs the size of its member.
@@ -419,19 +415,19 @@ class LazyStackedTensorDict(LazyStackOps):
     def _write_child(self, key: str, value: Child, *, non_blocking: bool = False) -> None:
         # Every member checks its part before the first one is written.
         plan = UpdatePlan(self, False, True, non_blocking, None, False, strict=True)
-        plan.copies = [
-            (member, key, part, (key,)) for member, part in zip(self._members, self._split_value(value))
-        ]
+        plan.copies = [(member, key, part, (key,)) for member, part in self._split_value(value)]
         plan.apply()
 
     def _check_keys(self, keys: Mapping[Any, Any]) -> None:
         for member in self._members:
             member._check_keys(keys)
 
-    def _split_value(self, value: Child) -> Sequence[Child]:
+    def _split_value(self, value: Any) -> list[tuple[Any, Any]]:
+        if not isinstance(value, (Tensor, Core)):
+            return [(member, value) for member in self._members]
         if self._hook_in is not None:
             value = self._hook_in(value)
-        return unbind_members(value, self._stack_dim)
+        return list(zip(self._members, unbind_members(value, self._stack_dim)))
 
     def _rows_for_members(self, value: Any) -> list[tuple[Any, Any]] | None:
         members = self._members

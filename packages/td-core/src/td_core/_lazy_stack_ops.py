@@ -10,12 +10,15 @@ import torch
 from torch import Tensor
 
 from ._base import TensorDictBase
-from ._collection import Child, Core
+from ._coerce import coerce
+from ._collection import Child, Core, show_path
+from ._locking import check_unlocked
 from ._ops.indexed_write import IndexedWrite
 from ._ops.member_writes import Part, split_for_members
+from ._ops.update_plan import UpdatePlan
 from ._ragged import fill_gaps, get_display_shape, make_nested_tensor, merge_shapes
 from ._repr import PrintedLeaf, PrintedMembers, describe_leaf
-from .errors import StructureError
+from .errors import BatchSizeError, StructureError
 
 
 class LazyStackOps(TensorDictBase):
@@ -25,6 +28,7 @@ class LazyStackOps(TensorDictBase):
 
     _members: list[Any]
     _stack_dim: int
+    _hook_in: Callable[[Any], Any] | None
 
     def _get_holders(self) -> Sequence[Any]:
         return [holder for member in self._members for holder in member._get_holders()]
@@ -121,4 +125,39 @@ class LazyStackOps(TensorDictBase):
             write
             for member, index, part in parts
             for write in member._plan_writes(index, part, non_blocking, dims)
+        ]
+
+    def _split_update(
+        self, plan: UpdatePlan, source: Any, wanted: Any, path: tuple[str, ...]
+    ) -> list[tuple[Any, Any]] | None:
+        members, dim, size = self._members, self._stack_dim, source.batch_size
+        # A source without the stack dim is read as a mapping: its leaves may have that dim.
+        if not members or self._hook_in is not None or not (plan.resize or len(size) > dim):
+            return None
+        if size[dim : dim + 1] == (len(members),):
+            return list(zip(members, source.unbind(dim), strict=True))
+        if not plan.resize:
+            raise BatchSizeError(
+                f"cannot update {show_path(path)}: it is a lazy stack of {len(members)} along dim {dim}, the source has "
+                f"batch size {list(size)}"
+            )
+        plan.refills.append((self, self._make_new_members(plan, source, wanted, path)))
+        return []
+
+    def _make_new_members(
+        self, plan: UpdatePlan, source: Any, wanted: Any, path: tuple[str, ...]
+    ) -> list[Any]:
+        """Copy the slices of ``source``, whose number differs from that of the members."""
+        members, dim, right = self._members, self._stack_dim, source._children()
+        kept = sorted({key for member in members for key in member._children() if key not in right})
+        if kept or plan.inplace or wanted is not None or len(source.batch_size) <= dim:
+            raise BatchSizeError(
+                f"cannot update {show_path(path)}: this lazy stack of {len(members)} along dim {dim} would get new members from "
+                f"the source of batch size {list(source.batch_size)}, which needs inplace=False, no keys_to_update, and "
+                f"all of its keys; missing there: {kept}"
+            )
+        check_unlocked(self, f"update {show_path(path)}")
+        parts = [part.clone(recurse=plan.clone)._inner() for part in source.unbind(dim)]
+        return [
+            coerce(part, part.batch_size, self.device, path, non_blocking=plan.non_blocking) for part in parts
         ]

@@ -176,6 +176,15 @@ class Wrapper(TensorCollection):
     def _transform(self, plan: Any) -> Any:
         return self._wrap(self._tensordict._transform(plan))
 
+    def _split_value(self, value: Any) -> Sequence[tuple[Any, Any]]:
+        return [(self._wrap_holder(member), part) for member, part in self._tensordict._split_value(value)]
+
+    def _split_update(
+        self, plan: Any, source: Core, wanted: Any, path: tuple[str, ...]
+    ) -> Sequence[tuple[Any, Any]] | None:
+        parts = self._tensordict._split_update(plan, source, wanted, path)
+        return parts and [(self._wrap_holder(member), part) for member, part in parts]
+
     def _rows_for_members(self, value: Any) -> list[tuple[Any, Any]] | None:
         return self._tensordict._rows_for_members(value)  # type: ignore[no-any-return]
 

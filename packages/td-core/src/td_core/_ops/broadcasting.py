@@ -33,8 +33,8 @@ def expand_to_match(item: Any, beside: Any, size: tuple[int, ...]) -> Any:
     even = not has_lazy_stack(item)
 
     def fit(left: Any, right: Any, level: Any) -> Iterator[tuple[Any, Any, Any]]:
-        if left._members_and_dim() is not None:
-            return
+        if not even and left.batch_size:
+            return  # only leaves without dims are cast then, and a node with batch dims has none
         if even and more and left.batch_dims > item.batch_dims and _has_batch_dims(left, right, size):
             _restore_entries(left, level, size)
             return

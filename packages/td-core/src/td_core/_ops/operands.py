@@ -511,7 +511,7 @@ def _reorder_level(node: Any, ref: Any, fill: Callable[[Tensor], Tensor] | None,
                     out[key] = child
             elif isinstance(other, Tensor) or not has_entries(child):
                 out[key] = child
-            elif child._members_and_dim() or other._members_and_dim():
+            elif any(node._members_and_dim() for node in (child, other)):
                 out[key] = reorder_like(child, other, fill, keeps_kinds)
             else:
                 yield key, child, other

@@ -23,7 +23,7 @@ from .._keys import unravel_key_to_tuple
 from .._locking import check_unlocked
 from .._mapping_views import IsLeaf
 from .._ragged import list_distinct_members
-from .._walks import visit
+from .._walks import has_entries, visit
 from ..errors import LockedError, StructureError
 from ..typing import NestedKey
 from .entries import NOT_GIVEN, EntryMixin, get_default, get_parent
@@ -381,15 +381,14 @@ class UpdateMixin(EntryMixin):
         return [IndexedWrite(plan_index(index, self.batch_size), self, value, non_blocking, dims)]
 
 
-def _check_no_new_keys(root: Core, index: Any, source: Any, above: Path = ()) -> None:
+def _check_no_new_keys(root: Core, index: Any, source: Any) -> None:
     """Raise KeyPathError if ``root``, or an indexed member of it, lacks an entry of ``source``."""
-    if root._members_and_dim() is not None:
-        for member, inner, part in split_for_members(root, index, source):
-            _check_no_new_keys(member, inner, part, above)
-        return
 
-    def check(node: Any, right: Any, prefix: Path) -> Iterator[tuple[Any, Any, Path]]:
+    def check(node: Any, index: Any, right: Any, prefix: Path) -> Iterator[tuple[Any, Any, Any, Path]]:
         if not isinstance(right, (Core, Mapping)):
+            return
+        if node._members_and_dim() is not None:
+            yield from ((*part, prefix) for part in split_for_members(node, index, right))
             return
         for key, value in dict(right._children() if isinstance(right, Core) else right).items():
             path = unravel_key_to_tuple(key)
@@ -399,12 +398,9 @@ def _check_no_new_keys(root: Core, index: Any, source: Any, above: Path = ()) ->
                     entry = entry._peek_child(part)
                 except (KeyError, AttributeError):
                     raise missing_key_error(node, key, prefix + path[:depth]) from None
-            if isinstance(entry, Tensor) or entry._is_value or isinstance(value, Tensor):
-                continue
-            if entry._members_and_dim() is not None and isinstance(value, (Core, Mapping)):
-                # Expand ``...`` with the root's batch size: the nested stack may have more batch dims.
-                _check_no_new_keys(entry, plan_index(index, root.batch_size).index, value, prefix + path)
-            else:
-                yield entry, value, prefix + path
+            if has_entries(entry) and not isinstance(value, Tensor):
+                yield entry, index, value, prefix + path
 
-    visit(check, root, source, above)
+    # Expand ``...`` with the root's batch size: a nested stack may have more batch dims.
+    uneven = -1 in root.batch_size
+    visit(check, root, index if uneven else plan_index(index, root.batch_size).index, source, ())

@@ -5,8 +5,9 @@ Nodes that both trees have are merged. A lazy stack is updated per member.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import torch
@@ -20,7 +21,6 @@ from .._collection import (
     align_dims,
     concurrent_change_error,
     has_lazy_stack,
-    make_lazy_stack,
     missing_key_error,
     show_path,
 )
@@ -28,7 +28,7 @@ from .._dim_names import inherit_names
 from .._keys import unravel_key_to_tuple
 from .._locking import check_unlocked
 from .._mapping_views import IsLeaf
-from .._walks import expand, has_entries
+from .._walks import has_entries
 from ..errors import BatchSizeError, KeyThroughLeafError, StructureError
 from ..typing import NestedKey
 from .entries import check_cycle
@@ -74,27 +74,17 @@ class UpdatePlan:
             items: Any = source
             trusted = False
             if isinstance(source, Core):
-                stacked = node._members_and_dim()
-                # A source without the stack dim is read as a mapping: its leaves may have that dim.
-                if (
-                    stacked is not None
-                    and not node._changes_values
-                    and (self.resize or len(source.batch_size) > stacked[1])
-                ):
-                    if self.resize and source.batch_size[stacked[1] : stacked[1] + 1] != (len(stacked[0]),):
-                        self._plan_refill(node, stacked, source, wanted, path)
-                        continue
-                    todo.extend(
-                        (member, part, wanted, path) for member, part in _split_source(stacked, source, path)
-                    )
+                parts = node._split_update(self, source, wanted, path)
+                if parts is not None:
+                    todo.extend((member, part, wanted, path) for member, part in reversed(parts))
                     continue
                 right = source.batch_size
                 if self.resize and right != size:
                     self._check_resize(node, source, right, path)
                     size = right
                 trusted = device is None and right == size
-                hides = wanted is not None and source._members_and_dim() is not None
-                items = (filter_entries(source, wanted) if hides else source)._all_children()
+                # A lazy stack raises for keys that some members lack, so filter the source first.
+                items = (source if wanted is None else filter_entries(source, wanted))._all_children()
             if not self.inplace:
                 check_unlocked(node, f"update {show_path(path)}")
                 node._check_keys(items if wanted is None else {key: None for key in items if key in wanted})
@@ -188,13 +178,14 @@ class UpdatePlan:
 
     def _make_stack(self, actual: Any, value: Any) -> Any:
         """Convert a dense node to a lazy stack and update its members, since a dense node needs equal members."""
-        members, dim = value._members_and_dim()
-        parts = actual.unbind(dim)
-        for part, member in zip(parts, members, strict=True):
+
+        def update_part(member: Any, part: Any) -> Any:
             plan = UpdatePlan(part, self.clone, False, self.non_blocking, self.is_leaf, False)
             plan.read(member, None)
             plan.apply()
-        return make_lazy_stack(parts, dim)
+            return part
+
+        return value._map_members(update_part, actual)
 
     def _whole(self, value: Any) -> bool:
         return self.is_leaf is not None and type(value) is not _Through and self.is_leaf(type(value))
@@ -210,33 +201,13 @@ class UpdatePlan:
                 )
         self.sizes.append((node, size))
 
-    def _plan_refill(self, node: Any, stacked: Any, source: Any, wanted: Any, path: Path) -> None:
-        """List the replacement of a lazy stack's members by copies of the slices of ``source``, whose number differs."""
-        members, dim = stacked
-        right = source._children()
-        kept = sorted({key for member in members for key in member._children() if key not in right})
-        if kept or self.inplace or wanted is not None or len(source.batch_size) <= dim:
-            raise BatchSizeError(
-                f"cannot update {show_path(path)}: this lazy stack of {len(members)} along dim {dim} would get new members from "
-                f"the source of batch size {list(source.batch_size)}, which needs inplace=False, no keys_to_update, and "
-                f"all of its keys; missing there: {kept}"
-            )
-        check_unlocked(node, f"update {show_path(path)}")
-        parts = [part.clone(recurse=self.clone)._inner() for part in source.unbind(dim)]
-        parts = [
-            coerce(part, part.batch_size, node.device, path, non_blocking=self.non_blocking) for part in parts
-        ]
-        self.refills.append((node._inner(), parts))
-
     def apply(self) -> None:
         """Execute the listed writes."""
         targets: list[Tensor] = []
         values: list[Tensor] = []
         paths: list[Path] = []
         others: list[tuple[Core, str, Child]] = []
-        for node, key, value, path in expand(self.copies[::-1], _split_copy):
-            if node._members_and_dim() is not None:
-                continue
+        for node, key, value, path in chain.from_iterable(map(_split_copy, self.copies)):
             current = node._get_child(key)
             if isinstance(current, Tensor) and not isinstance(value, Core):
                 if not isinstance(value, Tensor):
@@ -278,16 +249,6 @@ class UpdatePlan:
         copy_leaves(targets, values, lambda i: show_path(paths[i]), self.non_blocking)
 
 
-def _split_source(stacked: Any, source: Any, path: Path) -> list[tuple[Any, Any]]:
-    members, dim = stacked
-    if dim >= len(source.batch_size) or source.batch_size[dim] != len(members):
-        raise BatchSizeError(
-            f"cannot update {show_path(path)}: it is a lazy stack of {len(members)} along dim {dim}, the source has "
-            f"batch size {list(source.batch_size)}"
-        )
-    return list(zip(members, source.unbind(dim), strict=True))[::-1]
-
-
 def _is_node(value: Any) -> bool:
     # Check the most common type first: isinstance with the abstract class Mapping is slow.
     if isinstance(value, Tensor):
@@ -295,18 +256,14 @@ def _is_node(value: Any) -> bool:
     return isinstance(value, Mapping) or (isinstance(value, Core) and has_entries(value))
 
 
-def _split_copy(copy: tuple[Core, str, Any, Path]) -> list[tuple[Core, str, Any, Path]]:
-    """Split a copy to a lazy stack into copies to its members; return an empty list for other nodes."""
+def _split_copy(copy: tuple[Core, str, Any, Path]) -> Iterator[tuple[Core, str, Any, Path]]:
+    """Split a copy to a lazy stack into copies to its members."""
     node, key, value, path = copy
-    stacked = node._members_and_dim()
-    if stacked is None:
-        return []
-    members, dim = stacked
-    if not isinstance(value, (Tensor, Core)):
-        parts: Any = [value] * len(members)
-    else:
-        parts = node._split_value(value) if node._changes_values else value.unbind(dim)  # type: ignore[union-attr]
-    return [(member, key, part, path) for member, part in zip(members, parts, strict=True)]
+    parts = node._split_value(value)
+    if not parts:
+        yield copy
+    for member, part in parts:
+        yield from _split_copy((member, key, part, path))
 
 
 def try_merge(root: Core, source: Any) -> bool:
@@ -317,7 +274,8 @@ def try_merge(root: Core, source: Any) -> bool:
     # By hand: the row `update` of benchmarks/ops.py.
     while todo:
         node, right = todo.pop()
-        if node._locked or node._has_schema or node.device is not None or node._members_and_dim() is not None:
+        left = node._children()
+        if node._locked or node._has_schema or node.device is not None or type(left) is not dict:
             return False
         if not node._grows:
             return False  # such a node does not accept new entries directly
