@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -27,6 +29,11 @@ def python(code: str) -> str:
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
+
+
+def is_format(plugin: Path) -> bool:
+    """Return True if a plugin registers a format."""
+    return "td_serializers" in plugin.read_text(encoding="utf-8")
 
 
 #: A name of each package from a module that its plugin also imports.
@@ -60,6 +67,44 @@ print(TensorDictParams(TensorDict(a=torch.ones(2)))["a"].tolist())
 
 def test_import_td_core_adds_no_heavy_modules() -> None:
     assert python(REPORT) == ""
+
+
+def test_import_td_core_loads_no_library_of_a_format() -> None:
+    """Plugins of formats import td_core alone; their libraries, and the tools of formats, are imported at first use."""
+    code = """
+import sys
+import torch
+before = set(sys.modules)
+import td_core
+added = set(sys.modules) - before
+roots = {name.partition(".")[0] for name in added} - sys.stdlib_module_names
+tools = ("_checksums", "_encoded_tables", "_inspection", "_progress", "_stored", "_temporary_files")
+print(*sorted(name for name in roots if not name.startswith(("td_", "__editable__"))))
+print(*sorted(added.intersection(f"td_core.{name}" for name in tools)))
+print("argparse" in added)
+"""
+    lines = python(code).split("\n")
+    assert set(lines[0].split()) <= {"pluggy"}
+    assert lines[1:] == ["", "False"]
+
+
+PLUGINS = sorted(
+    path for path in Path(__file__).parents[1].glob("packages/*/src/*/plugin.py") if is_format(path)
+)
+
+
+@pytest.mark.parametrize("path", PLUGINS, ids=lambda path: path.parent.name)
+def test_plugin_of_a_format_imports_td_core_alone(path: Path) -> None:
+    found = {
+        name.partition(".")[0]
+        for node in ast.parse(path.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for name in (
+            [node.module or ""] if isinstance(node, ast.ImportFrom) else [a.name for a in node.names]
+        )
+        if getattr(node, "level", 0) == 0
+    }
+    assert found - sys.stdlib_module_names <= {"td_core"}
 
 
 def test_import_td_nn_adds_no_heavy_modules() -> None:

@@ -35,7 +35,6 @@ with _paused():
     from ._functions.merging import merge_tensordicts
     from ._functions.predicates import is_bool, is_floating, is_inexact, is_integer, is_tensor_collection
     from ._functions.sequences import pad_sequence, unpad_sequence
-    from ._inspection import Problem, Report, Tree
     from ._keys import KEY_SEPARATOR, unravel_key, unravel_key_list, unravel_key_to_tuple
     from ._lazy_stack import LazyStackedTensorDict
     from ._linked_list import LinkedList
@@ -109,11 +108,16 @@ __all__ = [
     "PluginError", "Source", "StoredTensor", "StructureError", "UnsupportedOperationError", "__version__",
 ]  # fmt: skip
 
-# Most programs have no stored tensors, so their module is imported at the first use of the class.
+# Most programs have no stored tensors and do not look into files, so these modules are imported at first use.
 if _typing.TYPE_CHECKING:
+    from ._inspection import Problem as Problem
+    from ._inspection import Report as Report
+    from ._inspection import Tree as Tree
     from ._stored import StoredTensor as StoredTensor
 else:
-    __getattr__ = _lazy_names(__name__, {"._stored": ["StoredTensor"]})[0]
+    __getattr__ = _lazy_names(
+        __name__, {"._inspection": ["Problem", "Report", "Tree"], "._stored": ["StoredTensor"]}
+    )[0]
 
 
 def __dir__() -> list[str]:

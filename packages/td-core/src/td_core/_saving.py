@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from ._buffers import as_memory, is_stored
 from ._collection import Core
-from ._inspection import Report, Tree
 from ._locations import Location, as_location, show_location
 from ._nodes import as_named
 from ._serializers import SERIALIZERS, Serializer, check_options, list_options
 from .plugins.declarations import shows, takes
 from .plugins.memmap_methods import MemmapOptions
 from .typing import NestedKey
+
+if TYPE_CHECKING:
+    from ._inspection import Report, Tree
 
 __all__ = ["SaveMixin", "append", "create", "inspect", "load", "open", "save", "verify"]
 

@@ -11,14 +11,16 @@ import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, ClassVar, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 import torch
 
-from ._inspection import Report, Tree
 from ._locations import Location, can_use_location, has_suffix, read_head, show_location
 from ._nodes import as_named
 from .errors import FormatError, MissingPluginError, PluginError, TensorDictError, UnsupportedOperationError
+
+if TYPE_CHECKING:
+    from ._inspection import Report, Tree
 
 __all__ = ["DEFAULT_FORMAT", "SERIALIZERS", "Serializer", "Serializers", "check_options", "list_options"]
 

@@ -20,13 +20,11 @@ from typing import TYPE_CHECKING
 from ._arrays import as_tensor
 from ._buffers import as_bytes, is_stored
 from ._collection import is_aliasing, show_path
-from ._command_line import run_command
 from ._core_kinds import make_header, read_header, read_header_field
 from ._devices import as_device, wait_for
 from ._dim_names import check_names, resize_names
 from ._dtypes import STORABLE, UNSIGNED, as_dtype
 from ._foreach import PLAIN
-from ._inspection import show_size
 from ._keys import suggest_keys
 from ._locking import check_unlocked, lock
 from ._mapping_views import LEAF_KINDS
@@ -123,12 +121,14 @@ if TYPE_CHECKING:
     from ._checksums import choose_algorithm as choose_algorithm
     from ._checksums import compute_digest as compute_digest
     from ._checksums import make_checksum as make_checksum
+    from ._command_line import run_command as run_command
     from ._encoded_tables import check_table as check_table
     from ._encoded_tables import decode_table as decode_table
     from ._encoded_tables import describe_table as describe_table
     from ._encoded_tables import dump_table as dump_table
     from ._encoded_tables import load_table as load_table
     from ._encoded_tables import select_keys as select_keys
+    from ._inspection import show_size as show_size
     from ._progress import make_reporter as make_reporter
     from ._temporary_files import NewDirectory as NewDirectory
     from ._temporary_files import NewFile as NewFile
@@ -140,6 +140,8 @@ else:
     __getattr__ = lazy_names(
         __name__,
         {
+            "td_core._command_line": ["run_command"],
+            "td_core._inspection": ["show_size"],
             "td_core._checksums": ["as_buffer", "choose_algorithm", "compute_digest", "make_checksum"],
             "td_core._encoded_tables": [
                 "check_table", "decode_table", "describe_table", "dump_table", "load_table", "select_keys",

@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from td_core import Report, Serializer, Tree, hookimpl, make_classmethod
+from td_core import Serializer, hookimpl, make_classmethod
+
+if TYPE_CHECKING:
+    from td_core import Report, Tree
 
 
 class SafetensorsFormat(Serializer):
