@@ -166,7 +166,6 @@ def test_lazy_stack_index_equals_torch(case: tuple[tuple[int, ...], object], dat
         assert torch.equal(torch.stack(done, along.stack_dim), expected)
     else:
         assert expected.shape[along.stack_dim] == 0
-    assert (plan.get_member_plan(stack_dim) is None) == (along.picks is not None)
 
 
 @pytest.mark.parametrize(

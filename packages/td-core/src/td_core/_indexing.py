@@ -20,8 +20,8 @@ from torch import Tensor
 from ._arrays import as_tensor
 from ._dtypes import POSITIONS, ROWS
 from ._foreach import PLAIN
-from ._plan_steps import Permute, Range, Reshape, Shape, Step, Take, Whole, check_range, remove_size
-from ._plans import REPEATING, Along, ShapePlan, broadcast_shape, cache_plans, slice_length
+from ._plan_steps import Along, Permute, Range, Reshape, Shape, Step, Take, Whole, check_range, remove_size
+from ._plans import REPEATING, ShapePlan, broadcast_shape, cache_plans, slice_length
 from ._torch_private import functorch_level, plain_results
 from .errors import CollectionIndexError
 

@@ -592,13 +592,13 @@ class LazyStackedTensorDict(LazyStackOps):
             joined = self._with_members([member for item in left for member in item._members])
             joined._empty_size = plan.resize_batch(self.batch_size)
             return joined
-        kept = plan.get_member_plan(self._stack_dim) if together else None
-        if kept is None or any(len(item._members) != len(self._members) for item in left):
+        along = plan.along(self._stack_dim) if together else None
+        if along is None or any(len(item._members) != len(self._members) for item in left):
             dense_items = [
                 item._stack_members() if isinstance(item, LazyStackedTensorDict) else item for item in items
             ]
             return dense_items[0]._join(dense_items, plan, path)
-        inner, stack_dim = kept
+        _, inner, stack_dim = along
         columns = [list(column) for column in zip(*[item._members for item in left])]
         # If member sizes differ, each position needs a separate plan.
         plans = [inner] * len(columns)

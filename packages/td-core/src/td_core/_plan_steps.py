@@ -23,19 +23,19 @@ Shape = tuple[int, ...]
 GatherMap = tuple[Sequence[int], Shape]
 
 
-class Inside(NamedTuple):
-    """What becomes of a stack dim among the dims of a step.
+class Along(NamedTuple):
+    """What becomes of a stack dim.
 
     Attributes:
         picks: positions of the members in the result, in order; None: all members. An int: the result is that
-            member, no longer a stack. For a primitive with several results, a sequence with one of these per result.
-        rest: the primitive that each member applies to its dims of the step; None: it does nothing.
-        offset: the new stack dim, counted from the first dim of the step; None where ``picks`` is an int.
+            member, no longer a stack. For an operation with several results, a sequence with one of these per result.
+        plan: what is applied to each member: a plan, or the primitive of a step; None: members are unchanged.
+        stack_dim: the new stack dim, for a primitive counted from the first dim of the step; None where ``picks`` is an int.
     """
 
     picks: Any
-    rest: Primitive | None
-    offset: int | None
+    plan: Any
+    stack_dim: int | None
 
 
 class Primitive:
@@ -51,7 +51,7 @@ class Primitive:
         """Return, per dim of the result, the item of ``sources`` whose name it keeps; here all of them if no dim is new."""
         return sources if len(sources) == count else [None] * count
 
-    def along(self, offset: int, sizes: Shape) -> Inside | None:
+    def along(self, offset: int, sizes: Shape) -> Along | None:
         """Return what becomes of a stack dim at ``offset``; None if the members must be stacked first."""
         return None
 
@@ -93,12 +93,12 @@ class Reshape(Primitive):
     def rename(self, sources: list[int | None], count: int) -> list[int | None]:
         return [None] * count
 
-    def along(self, offset: int, sizes: Shape) -> Inside | None:
+    def along(self, offset: int, sizes: Shape) -> Along | None:
         new, outer, inner = self.sizes, prod(sizes[:offset]), prod(sizes[offset + 1 :])
         for place, size in enumerate(new):
             if size == sizes[offset] and prod(new[:place]) == outer and prod(new[place + 1 :]) == inner:
                 rest = remove_size(new, place)
-                return Inside(None, None if rest == remove_size(sizes, offset) else Reshape(rest), place)
+                return Along(None, None if rest == remove_size(sizes, offset) else Reshape(rest), place)
         return None
 
     def gather(self, sizes: Shape) -> Sequence[int]:
@@ -119,10 +119,10 @@ class Permute(Primitive):
     def rename(self, sources: list[int | None], count: int) -> list[int | None]:
         return [sources[dim] for dim in self.order]
 
-    def along(self, offset: int, sizes: Shape) -> Inside:
+    def along(self, offset: int, sizes: Shape) -> Along:
         rest = tuple([dim - (dim > offset) for dim in self.order if dim != offset])
         is_sorted = rest == tuple(range(len(rest)))
-        return Inside(None, None if is_sorted else Permute(rest), self.order.index(offset))
+        return Along(None, None if is_sorted else Permute(rest), self.order.index(offset))
 
     def gather(self, sizes: Shape) -> Sequence[int]:
         positions = [0]
@@ -149,7 +149,7 @@ class Take(Primitive):
         has_dim = positions.ndim if isinstance(positions, Tensor) else isinstance(positions, list)
         return (len(positions),) if has_dim else ()
 
-    def along(self, offset: int, sizes: Shape) -> Inside | None:
+    def along(self, offset: int, sizes: Shape) -> Along | None:
         picks = self.positions
         if isinstance(picks, Tensor):
             picks = read_positions(picks)
@@ -158,17 +158,17 @@ class Take(Primitive):
         if not isinstance(picks, list):
             picks = int(picks)
             check_range(picks, picks, sizes[offset], self.dim)
-            return Inside(picks, None, None)
+            return Along(picks, None, None)
         if picks:
             check_range(min(picks), max(picks), sizes[offset], self.dim)
-        return Inside(picks, None, 0)
+        return Along(picks, None, 0)
 
     def gather(self, sizes: Shape) -> Sequence[int] | None:
-        inside = self.along(0, sizes)
-        if inside is None:
+        along = self.along(0, sizes)
+        if along is None:
             return None
         return [
-            position % sizes[0] for position in ([inside.picks] if inside.offset is None else inside.picks)
+            position % sizes[0] for position in ([along.picks] if along.stack_dim is None else along.picks)
         ]
 
 
@@ -186,9 +186,9 @@ class Range(Primitive):
     def resize(self, sizes: Shape) -> Shape:
         return (self.length,)
 
-    def along(self, offset: int, sizes: Shape) -> Inside:
+    def along(self, offset: int, sizes: Shape) -> Along:
         picks = self.gather(sizes)
-        return Inside(None if picks == range(sizes[0]) else picks, None, 0)
+        return Along(None if picks == range(sizes[0]) else picks, None, 0)
 
     def gather(self, sizes: Shape) -> Sequence[int]:
         start, length, step, each, size = self.start, self.length, self.step, self.each, sizes[0]
@@ -226,10 +226,10 @@ class Split(Primitive):
     def resize(self, sizes: Shape) -> Shape:
         return () if self.lengths is None else sizes
 
-    def along(self, offset: int, sizes: Shape) -> Inside:
+    def along(self, offset: int, sizes: Shape) -> Along:
         if self.lengths is None:
-            return Inside(range(sizes[0]), None, None)
-        return Inside([part.gather(sizes) for part in self.list_parts(sizes)], None, 0)
+            return Along(range(sizes[0]), None, None)
+        return Along([part.gather(sizes) for part in self.list_parts(sizes)], None, 0)
 
     def list_parts(self, sizes: Shape) -> Sequence[Primitive]:
         if self.lengths is None:
@@ -245,13 +245,43 @@ class Step(NamedTuple):
     stop: int
     primitive: Primitive
 
+    def resize(self, size: Shape) -> Shape:
+        """Compute the size of the result of a batch of ``size``."""
+        start, stop, primitive = self
+        return (*size[:start], *primitive.resize(size[start:stop]), *size[stop:])
+
+    def rename(self, sources: list[int | None], size: Shape) -> list[int | None]:
+        """Return, per dim of the result of a batch of ``size``, the item of ``sources`` whose name it keeps, or None."""
+        start, stop, primitive = self
+        new = primitive.rename(sources[start:stop], len(primitive.resize(size[start:stop])))
+        return [*sources[:start], *new, *sources[stop:]]
+
+    def along(self, stack_dim: int, size: Shape) -> Along | None:
+        """Return what becomes of a stack dim of a batch of ``size``; None if the members must be stacked first."""
+        start, stop, primitive = self
+        if stack_dim < start:
+            return Along(None, Step(start - 1, stop - 1, primitive), stack_dim)
+        window = size[start:stop]
+        if stack_dim >= stop:
+            return Along(None, self, stack_dim + len(primitive.resize(window)) - len(window))
+        inside = primitive.along(stack_dim - start, window)
+        if inside is None:
+            return None
+        rest = None if inside.plan is None else Step(start, stop - 1, inside.plan)
+        return Along(inside.picks, rest, None if inside.stack_dim is None else start + inside.stack_dim)
+
+    def list_parts(self, size: Shape) -> list[Step]:
+        """Return a step per result, for a batch of ``size``."""
+        start, stop, primitive = self
+        return [Step(start, stop, part) for part in primitive.list_parts(size[start:stop])]
+
     def locate(self, size: Shape) -> GatherMap | None:
         """Compute the gather map of this step for a batch of ``size``; None if only torch knows it."""
         before, window, behind = size[: self.start], size[self.start : self.stop], size[self.stop :]
         positions = self.primitive.gather(window)
         if positions is None:
             return None
-        new = (*before, *self.primitive.resize(window), *behind)
+        new = self.resize(size)
         outer, block, inner = prod(before), prod(window), prod(behind)
         if positions == range(block):
             return range(prod(size)), new
@@ -278,6 +308,13 @@ def locate_all(steps: Sequence[Step], size: Shape) -> GatherMap | None:
             positions = [-1 if i < 0 else positions[i] for i in found[0]]
         size = found[1]
     return positions, size
+
+
+def make_positions(size: Shape, device: torch.device | None) -> Tensor:
+    """Return the flat position of each element of a batch, as an int64 tensor of the shape of the batch."""
+    # Callers read the positions, and tensors on the meta device cannot be read.
+    place = "cpu" if device is None or device.type == "meta" else device
+    return torch.arange(prod(size), device=place).view(size)
 
 
 def read_positions(index: Tensor) -> Any:

@@ -11,31 +11,17 @@ import functools
 from collections.abc import Callable, Sequence
 from math import prod
 from operator import index as to_int
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ._plan_steps import GatherMap, Reshape, Shape, Step, locate_all, remove_size
+from ._plan_steps import Along, GatherMap, Reshape, Shape, Step, locate_all, make_positions, remove_size
 from .errors import DimError
 from .typing import Names
 
 P = TypeVar("P", bound="ShapePlan")
-
-
-class Along(NamedTuple):
-    """How a lazy stack applies a plan to its members.
-
-    Attributes:
-        picks: as in :class:`~._plan_steps.Inside`.
-        plan: the plan to apply to each member; None: members are unchanged.
-        stack_dim: the new stack dim; None where ``picks`` is an int.
-    """
-
-    picks: Any
-    plan: Any
-    stack_dim: int | None
 
 
 class ShapePlan:
@@ -67,10 +53,8 @@ class ShapePlan:
     ) -> None:
         sizes = batch
         sources: list[int | None] = [*range(len(batch))]
-        for start, stop, primitive in steps:
-            new = primitive.resize(sizes[start:stop])
-            sizes = (*sizes[:start], *new, *sizes[stop:])
-            sources[start:stop] = primitive.rename(sources[start:stop], len(new))
+        for step in steps:
+            sizes, sources = step.resize(sizes), step.rename(sources, sizes)
         self.batch = batch
         self.n = len(batch)
         self.steps = steps
@@ -99,36 +83,21 @@ class ShapePlan:
             # A nested stack can have more batch dims than the root: each member then has all the replaced dims.
             return Along(None, self, len(self.lead) + stack_dim - self.n)
         place: int | None = stack_dim
-        picks: Any = None
-        sizes = self.batch
+        sizes, picks = self.batch, None
         rest: list[Step] = []
         for step in self.steps:
-            start, stop, primitive = step
-            window = sizes[start:stop]
-            new = primitive.resize(window)
-            if place is None:  # one member is left
+            if place is None:  # one member is left, which has the remaining dims
                 rest.append(step)
-            elif place < start:
-                rest.append(Step(start - 1, stop - 1, primitive))
-            elif place >= stop:
-                rest.append(step)
-                place += len(new) - (stop - start)
-            else:
-                inside = primitive.along(place - start, window)
-                if inside is None:
-                    return None
-                if inside.rest is not None:
-                    rest.append(Step(start, stop - 1, inside.rest))
-                if picks is None:
-                    picks = inside.picks
-                elif inside.picks is not None:
-                    picks = (
-                        picks[inside.picks]
-                        if isinstance(inside.picks, int)
-                        else [picks[i] for i in inside.picks]
-                    )
-                place = None if inside.offset is None else start + inside.offset
-            sizes = (*sizes[:start], *new, *sizes[stop:])
+                continue
+            found = step.along(place, sizes)
+            if found is None:
+                return None
+            if found.plan is not None:
+                rest.append(found.plan)
+            if found.picks is not None:
+                picks = found.picks if picks is None else [picks[i] for i in found.picks]
+            place = found.stack_dim
+            sizes = step.resize(sizes)
         return Along(picks, self._make_member_plan(stack_dim, rest), place)
 
     def _make_member_plan(self, stack_dim: int, rest: list[Step]) -> ShapePlan | None:
@@ -138,16 +107,20 @@ class ShapePlan:
         batch = remove_size(self.batch, stack_dim)
         return type(self)(batch, tuple(rest), self.spell, None if rest else Tensor.clone)
 
-    def get_member_plan(self, stack_dim: int) -> tuple[ShapePlan | None, int] | None:
-        """Return the plan per member and the new stack dim; None if members are dropped or reordered."""
-        along = self.along(stack_dim)
-        if along is None or along.picks is not None or along.stack_dim is None:
-            return None
-        return along.plan, along.stack_dim
-
-    def list_gather_maps(self, size: Shape) -> list[GatherMap | None]:
-        """Compute the gather map of each result for a batch of ``size``; None where only torch knows it."""
-        return [locate_all(self.steps, size)]
+    def locate(self, size: Shape, device: torch.device | None = None) -> list[GatherMap]:
+        """Compute the gather map of each result for a batch of ``size``; none if the elements of the result are new."""
+        found = locate_all(self.steps, size)
+        if found is None and self.creates_values:
+            return []
+        if found is None:
+            # Only torch knows it: apply the plan to positions, on the device of the tensors in the index.
+            index = getattr(self, "index", None)
+            tensors = [
+                item for item in (index if type(index) is tuple else [index]) if isinstance(item, Tensor)
+            ]
+            moved = self.leaf(make_positions(size, tensors[0].device if tensors else device))
+            found = moved.flatten().tolist(), tuple(moved.shape)
+        return [found]
 
     def is_reshape(self) -> bool:
         """Return True if the plan merges or splits dims, so that the result can be a copy where a view would be expected."""
@@ -203,18 +176,14 @@ class SplitPlan(MultiPlan):
 
     def __init__(self, batch: Shape, steps: Sequence[Step], *spelling: Any) -> None:
         super().__init__(batch, steps, *spelling)
-        ((start, stop, split),) = steps
-        self.leads = [
-            (*batch[:start], *part.resize(batch[start:stop]), *batch[stop:])
-            for part in split.list_parts(batch[start:stop])
-        ]
+        self.leads = [part.resize(batch) for part in steps[0].list_parts(batch)]
 
-    def list_gather_maps(self, size: Shape) -> list[GatherMap | None]:
-        ((start, stop, split),) = self.steps
+    def locate(self, size: Shape, device: torch.device | None = None) -> list[GatherMap]:
         if not self.lead:  # unbind() of a long list is common
             block = prod(size[1:])
             return [(range(i * block, i * block + block), size[1:]) for i in range(size[0])]
-        return [Step(start, stop, part).locate(size) for part in split.list_parts(size[start:stop])]
+        parts = [part.locate(size) for part in self.steps[0].list_parts(size)]
+        return [part for part in parts if part is not None]
 
 
 _MAX_CACHED = 256

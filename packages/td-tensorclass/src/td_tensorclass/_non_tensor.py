@@ -27,9 +27,8 @@ from td_core.spi import (
 )
 from td_core.typing import BatchSize, DeviceType, Names
 
-from ._gather_map import take_values
 from ._static_values import register_data
-from ._value_nodes import NonTensorNode, ValueNode, nest_values
+from ._value_nodes import NonTensorNode, ValueNode, nest_values, take_values
 from ._value_settings import capture_non_tensor_stack
 
 SelfT = TypeVar("SelfT", bound="NonTensorDataBase")

@@ -17,7 +17,7 @@ from torch import Tensor
 from td_core import LinkedList, TensorCollection, TensorDictBase
 from td_core._indexing import plan_index
 from td_core._plan_steps import GatherMap
-from td_core._plans import compute_coordinates
+from td_core._plans import ShapePlan, compute_coordinates
 from td_core._shape_plans import expand_plan, permute_plan, stack_plan, unbind_plan
 from td_core.errors import BatchSizeError, KeyPathError, StructureError
 from td_core.spi import (
@@ -32,10 +32,17 @@ from td_core.spi import (
 )
 from td_core.typing import NO_DEFAULT, BatchSize, DeviceType, Names, NestedKey
 
-from ._gather_map import make_gather_maps, take_values
 from ._non_tensor import NonTensorData, NonTensorDataBase
 from ._static_values import register_stack
-from ._value_nodes import Joints, NonTensorNode, concat_values, find_joints, nest_values, pad_to_even
+from ._value_nodes import (
+    Joints,
+    NonTensorNode,
+    concat_values,
+    find_joints,
+    nest_values,
+    pad_to_even,
+    take_values,
+)
 from ._value_settings import list_to_stack
 
 SelfT = TypeVar("SelfT", bound="NonTensorStack")
@@ -275,7 +282,7 @@ class NonTensorStack(NonTensorNode, TensorDictBase):
     def _reorder(self, order: Sequence[int], hidden: int) -> None:
         """Permute the dims of the values; the last ``hidden`` dims of the new order are not part of the batch size."""
         size = self._values_size
-        ((places, _),) = make_gather_maps(permute_plan(size, order), size, None)
+        ((places, _),) = permute_plan(size, order).locate(size)
         self._store_new(list(take_values(self._values, places)))
         self._values_size = torch.Size([size[dim] for dim in order])
         self._hidden, self._joints, self._origin = hidden, None, None
@@ -343,10 +350,10 @@ class NonTensorStack(NonTensorNode, TensorDictBase):
                 "vmap took a dim away; leave the non-tensor data outside"
             )
 
-    def _gather(self, plan: Any) -> list[GatherMap]:
+    def _gather(self, plan: ShapePlan) -> list[GatherMap]:
         if not self._hidden:
             self._check_whole()
-        return make_gather_maps(plan, self._values_size, self._device)
+        return plan.locate(self._values_size, self._device)
 
     def _gather_parts(self, plan: Any) -> list[Any]:
         """Apply a plan. Return its results: stacks, or NonTensorData for results without batch dims."""
@@ -422,8 +429,8 @@ class NonTensorStack(NonTensorNode, TensorDictBase):
 
     def _transform(self, plan: Any) -> Any:
         if plan.creates_values:
-            (found,) = plan.list_gather_maps(self._batch_size)
-            return self._kept(plan, plan.lead) if found is None else self._pad_values(*found)
+            maps = plan.locate(self._batch_size)
+            return self._pad_values(*maps[0]) if maps else self._kept(plan, plan.lead)
         return self._gather_parts(plan)[0]
 
     def _transform_multi(self, plan: Any) -> tuple[Any, ...]:
