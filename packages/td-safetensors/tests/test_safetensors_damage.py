@@ -103,7 +103,7 @@ HEADERS: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
         r"batch size \[5\] does not fit: key 'a' has shape \[4, 3\]",
     ),
     "leaf": (edit_td(lambda td: td["leaves"].__setitem__(0, 7)), "missing|differ|damaged"),
-    "select": (edit_td(lambda td: td["leaves"].__setitem__(0, ["a", 0, 9])), "'a'.*its place in the file"),
+    "select": (edit_td(lambda td: td["leaves"].__setitem__(0, ["a", 0, 9])), "'a'.*its place in the header"),
     "field": (
         edit_td(lambda td: td["leaves"].__setitem__(0, {"tensor": "a", "dtype": "torch.int8"})),
         "'a'.*dtype",

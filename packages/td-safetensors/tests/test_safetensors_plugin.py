@@ -15,6 +15,7 @@ import td_safetensors
 SOURCES = sorted(Path(td_safetensors.__file__).parent.glob("*.py"))
 PUBLIC = {
     "td_core",
+    "td_core.array_formats",
     "td_core.kinds",
     "td_core.errors",
     "td_core.spi",

@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from td_core import Encoded, NestedKey, StoredTensor
+from td_core.array_formats import Place, build_collection, list_names, restore
 from td_core.errors import FormatError, UnsupportedOperationError
 from td_core.spi import plain_results, select_keys, set_module, show_path
 from td_core.typing import SourceIndex
 
 from ._files import open_for_reading, sync_file
 from ._format import read_header
-from ._leaves import Place, restore
-from ._read_save import File, Save, build, list_names, open_save
+from ._read_save import File, Save, open_save
 
 __all__ = ["FileSource", "MappedTensor", "open_collection", "rebuild_mapped"]
 
@@ -119,7 +119,7 @@ def open_collection(
             mapped._origin = (*origins[file], place)  # type: ignore[attr-defined]
             return mapped
 
-        result = build(save, table, save.map, wrap=wrap, strict=strict)
+        result = build_collection(table, save.path, save.map, wrap=wrap, strict=strict)
     return result if mode == "c" else result.lock_()
 
 
@@ -145,7 +145,7 @@ def _open_for_writing(save: Save, table: Encoded, strict: bool) -> Any:
         stored = StoredTensor(FileSource(os.path.abspath(file.path), stamp, place, leaf.shape, leaf.dtype))
         return stored if size is None else stored.expand(size)
 
-    return build(save, table, save.map, wrap=wrap, strict=strict)
+    return build_collection(table, save.path, save.map, wrap=wrap, strict=strict)
 
 
 def _stamp(fd: int, *, written: bool = False) -> Stamp:

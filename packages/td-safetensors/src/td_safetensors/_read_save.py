@@ -8,7 +8,6 @@ import os
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -16,17 +15,16 @@ import torch
 from torch import Tensor
 
 from td_core import Encoded, NestedKey, TensorDict
-from td_core.errors import FormatError, TensorDictError
-from td_core.spi import Progress, check_table, decode_table, load_table, make_reporter, select_keys, show_path
+from td_core.array_formats import build_collection, compute_check, list_names
+from td_core.errors import FormatError
+from td_core.spi import Progress, check_table, load_table, make_reporter, select_keys
 
 from ._files import is_on_network, map_file, open_for_reading, read_into, run_parallel
 from ._format import DTYPES, Array, Header, parse_json, read_header
-from ._layout_plan import compute_check
-from ._leaves import Place, restore
 from ._reference import build_foreign_table, read_reference
 from ._shards import SINGLE, check_weight_map, find_index
 
-__all__ = ["Save", "build", "load", "open_save"]
+__all__ = ["Save", "load", "open_save"]
 
 #: Tensors below this size are read together where they are neighbours.
 _SMALL = 1 << 18
@@ -193,28 +191,6 @@ def _read_header(metadata: Mapping[str, str], path: str) -> Any:
     return header
 
 
-def list_names(place: Place) -> list[str]:
-    """Return the names of the tensors of a place, or of nothing if it is malformed."""
-    if isinstance(place, str):
-        return [place]
-    result = []
-    todo = [place]
-    while todo:
-        item = todo.pop()
-        if isinstance(item, str):
-            result.append(item)
-        elif isinstance(item, list):
-            todo += item[:1]
-        elif isinstance(item, dict):
-            below = item.get("jagged")
-            todo += [
-                item.get("tensor"),
-                item.get("nested"),
-                *(below.values() if isinstance(below, dict) else ()),
-            ]
-    return result
-
-
 def load(
     path: str | os.PathLike[str],
     *,
@@ -293,7 +269,7 @@ def _load(
         early = target if rows is None or (target is not None and target.type == "meta") else None
         targets = {} if into is None else _find_targets(save, table, into)
         read = _make_reader(save, list(names), targets, early, strategy, num_threads, progress)
-        result = build(save, table, read, early, strict=strict)
+        result = build_collection(table, save.path, read, early, strict=strict)
         if rows is not None:
             result = result[rows]
             if target is not None and early is None:
@@ -316,45 +292,6 @@ def _find_targets(save: Save, table: Encoded, data: Any) -> dict[str, Tensor]:
         if fits and leaf.is_cpu and leaf.is_contiguous() and not (leaf.is_conj() or leaf.is_neg()):
             targets[name] = leaf.detach()
     return targets
-
-
-def build(
-    save: Save,
-    table: Encoded,
-    read: Callable[[str], Tensor],
-    device: torch.device | None = None,
-    *,
-    wrap: Callable[[Place, Tensor], Tensor] | None = None,
-    strict: bool = True,
-) -> Any:
-    """Build the collection of a table; ``read`` returns the tensor of a name, ``wrap`` converts the leaf of a place.
-
-    Raises:
-        FormatError: the table does not describe a collection, or contradicts the tensors.
-    """
-    leaves: list[Tensor] = []
-    known: dict[str, Tensor] = {}
-    for place in table.leaves:
-        # Tied leaves are one tensor again.
-        name = place if isinstance(place, str) else repr(place)
-        try:
-            if name not in known:
-                leaf = restore(place, read)
-                known[name] = leaf if wrap is None else wrap(place, leaf)
-            leaves.append(known[name])
-        except (TensorDictError, KeyError, RecursionError) as error:
-            path = table.leaf_paths(members=False)[len(leaves)]
-            raise FormatError(f"{save.path}: {show_path(path)}: {error}") from error
-    rows = [{**row, "meta": _with_device(row, device)} for row in table.nodes]
-    return decode_table(replace(table, nodes=rows), leaves, save.path, strict=strict)
-
-
-def _with_device(row: dict[str, Any], device: torch.device | None) -> dict[str, Any]:
-    """Return the meta of a node with another device label: leaves are on ``device``, or on the CPU."""
-    meta: dict[str, Any] = row["meta"]
-    if device is not None and (row["kind"] == "TensorDict" or "device" in meta):
-        return {**meta, "device": str(device)}
-    return {**meta, "device": "cpu"} if isinstance(meta.get("device"), str) else meta
 
 
 def _make_reader(

@@ -12,11 +12,11 @@ from typing import Any
 from torch import Tensor
 
 from td_core import Encoded, __version__, kinds
+from td_core.array_formats import Rows, Stack
 from td_core.errors import FormatError
 from td_core.spi import show_path
 
 from ._format import Array
-from ._tensor_names import Rows, Stack
 
 __all__ = ["build_foreign_table", "describe", "read_reference"]
 

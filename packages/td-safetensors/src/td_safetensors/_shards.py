@@ -7,9 +7,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from td_core.array_formats import PlannedArray
 from td_core.errors import FormatError
-
-from ._layout_plan import Stored
 
 __all__ = [
     "INDEX", "SINGLE", "check_weight_map", "find_index", "list_shards", "name_shard", "parse_size", "split_shards",
@@ -37,12 +36,12 @@ def parse_size(size: int | str) -> int:
     return result
 
 
-def split_shards(stored: Mapping[str, Stored], limit: int) -> list[dict[str, Stored]]:
+def split_shards(stored: Mapping[str, PlannedArray], limit: int) -> list[dict[str, PlannedArray]]:
     """Distribute tensors, in order, on as few files as possible of at most ``limit`` bytes; a larger tensor is alone."""
-    shards: list[dict[str, Stored]] = [{}]
+    shards: list[dict[str, PlannedArray]] = [{}]
     size = 0
     for name, item in stored.items():
-        added = item.array.nbytes
+        added = item.nbytes
         if shards[-1] and size + added > limit:
             shards.append({})
             size = 0

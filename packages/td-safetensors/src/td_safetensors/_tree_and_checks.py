@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from td_core import Problem, Report, Tree
+from td_core.array_formats import Place, build_collection, list_names, restore
 from td_core.errors import FormatError, TensorDictError
 from td_core.spi import Progress, as_buffer, compute_digest, describe_table, make_reporter, show_path
 
 from ._format import DTYPES
-from ._leaves import Place, restore
-from ._read_save import Save, build, list_names, open_save
+from ._read_save import Save, open_save
 
 __all__ = ["inspect", "verify"]
 
@@ -103,7 +103,7 @@ def verify(path: str | os.PathLike[str], *, progress: Progress = False) -> Repor
             digests, algorithm = _read_hashes(save)
             problems = _check_hashes(save, digests, algorithm, progress)
             if not problems:
-                build(save, save.table, save.map)
+                build_collection(save.table, save.path, save.map)
     except FileNotFoundError:
         raise
     except TensorDictError as error:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from td_core.array_formats import PlannedArray
 from td_core.spi import (
     NewFile,
     Progress,
@@ -28,8 +29,8 @@ from td_core.spi import (
 )
 
 from ._files import PIECE, run_parallel
-from ._format import DTYPES, Array, build_header
-from ._layout_plan import Plan, Stored, make_plan
+from ._format import NAMES, Array, build_header
+from ._layout_plan import Plan, make_plan
 from ._shards import INDEX, SINGLE, list_shards, name_shard, parse_size, split_shards
 
 __all__ = ["create_file", "save"]
@@ -98,7 +99,7 @@ def save(
                 f"{os.path.join(place, SINGLE)!r} exists, which other programs read instead of the shards: remove it"
             )
         write = partial(_save_shards, plan, place, limit)
-    total = sum(item.array.nbytes for item in plan.stored.values())
+    total = sum(item.nbytes for item in plan.stored.values())
     report = make_reporter(progress, total, "save")
     write = partial(write, checksums=checksums, durable=durable, num_threads=num_threads, report=report)
     if not return_early:
@@ -140,7 +141,7 @@ def _run_in_background(write: Callable[[], None], data: Any) -> Future[Any]:
     return future
 
 
-def _hash(stored: dict[str, Stored]) -> dict[str, Any]:
+def _hash(stored: dict[str, PlannedArray]) -> dict[str, Any]:
     algorithm = choose_algorithm()
     digests = {name: compute_digest(algorithm, map(as_buffer, item.read())) for name, item in stored.items()}
     return {"algorithm": algorithm, "tensors": digests}
@@ -155,7 +156,7 @@ def _save_file(
 
 def _write_file(
     path: str,
-    stored: dict[str, Stored],
+    stored: dict[str, PlannedArray],
     metadata: dict[str, str],
     durable: bool,
     num_threads: int,
@@ -169,23 +170,23 @@ def _write_file(
         file.commit(durable=durable)
 
 
-def _place(stored: dict[str, Stored]) -> list[tuple[str, Array, Stored]]:
+def _place(stored: dict[str, PlannedArray]) -> list[tuple[str, Array, PlannedArray]]:
     """Return the tensors with their positions in the file, those of wide dtypes first, so that all are aligned."""
-    ordered = sorted(stored.items(), key=lambda item: -DTYPES[item[1].array.dtype].itemsize)
+    ordered = sorted(stored.items(), key=lambda item: -item[1].dtype.itemsize)
     position, result = 0, []
     for name, item in ordered:
-        size = item.array.nbytes
-        result.append((name, Array(item.array.dtype, item.array.shape, position, position + size), item))
+        size = item.nbytes
+        result.append((name, Array(NAMES[item.dtype], item.shape, position, position + size), item))
         position += size
     return result
 
 
 def _plan_writes(
-    file: NewFile, placed: list[tuple[str, Array, Stored]], start: int, report: Callable[[int], None]
+    file: NewFile, placed: list[tuple[str, Array, PlannedArray]], start: int, report: Callable[[int], None]
 ) -> list[Callable[[], None]]:
     """Return functions that write the tensors: large ones piece by piece, small ones in groups."""
     writes: list[Callable[[], None]] = []
-    group: list[Stored] = []
+    group: list[PlannedArray] = []
     begin = size = 0
     for _, array, item in placed:
         if not group:
@@ -200,7 +201,7 @@ def _plan_writes(
     return writes
 
 
-def _write_group(file: NewFile, group: list[Stored], begin: int, report: Callable[[int], None]) -> None:
+def _write_group(file: NewFile, group: list[PlannedArray], begin: int, report: Callable[[int], None]) -> None:
     buffers = [buffer[i : i + PIECE] for buffer in _list_buffers(group) for i in range(0, len(buffer), PIECE)]
     while buffers:
         size = count = 0
@@ -211,7 +212,7 @@ def _write_group(file: NewFile, group: list[Stored], begin: int, report: Callabl
 
 
 @torch.no_grad()
-def _list_buffers(group: list[Stored]) -> Iterator[Any]:
+def _list_buffers(group: list[PlannedArray]) -> Iterator[Any]:
     """Yield the bytes of tensors as buffers. Small ones of one dtype are copied together, which is faster than one by one."""
     small: list[Tensor] = []
     for item in group:
@@ -227,11 +228,11 @@ def _list_buffers(group: list[Stored]) -> Iterator[Any]:
         yield as_buffer(torch.cat(small))
 
 
-def _is_small(item: Stored) -> bool:
+def _is_small(item: PlannedArray) -> bool:
     """Return True if plain tensors on the CPU have few elements of a dtype that every release of torch can join."""
     first = item.parts[0]
     return (
-        item.array.end < _SMALL
+        item.nbytes < _SMALL
         and not item.dim
         and type(first) in (Tensor, torch.nn.Parameter)
         and first.dtype in _JOINED
@@ -266,7 +267,7 @@ def _save_shards(
             for name, shard in zip(names, shards, strict=True):
                 _write_file(os.path.join(folder, name), shard, {"format": "pt"}, durable, num_threads, report)
             content = {
-                "metadata": {"total_size": sum(item.array.nbytes for item in plan.stored.values())},
+                "metadata": {"total_size": sum(item.nbytes for item in plan.stored.values())},
                 "weight_map": {name: names[i] for i, shard in enumerate(shards) for name in shard},
                 "td": header,
             }

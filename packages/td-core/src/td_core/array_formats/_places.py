@@ -1,25 +1,23 @@
-"""Store a leaf as one or more tensors of a file, and restore it from them.
+"""Store a leaf as one or more arrays, and restore it from them.
 
-A *place* in the ``td`` header describes where a leaf is: the name of a tensor; ``[name, dim, i]`` for a part of a
-stack; or an object, whose fields are listed at :func:`restore`. Every other program reads the tensors alone.
+A *place* in the header describes where a leaf is: the name of an array; ``[name, dim, i]`` for a part of a stack; or an
+object, whose fields are listed at :func:`restore`. Every other program reads the arrays alone.
 """
 
 from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from td_core.errors import CodecError, FormatError
-from td_core.spi import STORABLE, UNSIGNED
+from .._dtypes import STORABLE, UNSIGNED
+from ..errors import CodecError, FormatError
 
-from ._format import NAMES
-
-__all__ = ["Piece", "Place", "as_storable", "restore", "split_leaf"]
+__all__ = ["Piece", "Place", "as_storable", "get_stored", "list_names", "restore", "split_leaf"]
 
 Place = Any
 
@@ -27,20 +25,22 @@ Place = Any
 _WORTH_COMPACTING = 1024
 
 #: Dtypes whose elements are stored as pairs of real numbers.
-_PAIRS = {torch.complex128: torch.float64, torch.complex32: torch.float16}
-if torch.complex64 not in NAMES:
-    _PAIRS[torch.complex64] = torch.float32
+_PAIRS = {torch.complex128: torch.float64, torch.complex64: torch.float32, torch.complex32: torch.float16}
 
 
 class Piece(NamedTuple):
-    """A tensor to write: the end of its name after that of the leaf, and a dense tensor of any strides and device."""
+    """An array to write: the end of its name after that of the leaf, and a dense tensor of any strides and device."""
 
     ending: str
     tensor: Tensor
 
 
-def split_leaf(leaf: Tensor) -> tuple[list[Piece], Callable[[list[str]], Place]]:
-    """Split a leaf into tensors that the format can hold, and a function from their names to the place of the leaf.
+def split_leaf(
+    leaf: Tensor, native: Container[torch.dtype]
+) -> tuple[list[Piece], Callable[[list[str]], Place]]:
+    """Split a leaf into dense tensors, and a function from the names of their arrays to the place of the leaf.
+
+    ``native`` has the dtypes that the format can hold.
 
     Raises:
         CodecError: the leaf is sparse or quantized.
@@ -50,9 +50,9 @@ def split_leaf(leaf: Tensor) -> tuple[list[Piece], Callable[[list[str]], Place]]
             f"a quantized tensor ({leaf.dtype}) cannot be saved: save int_repr(), scale and zero point"
         )
     if leaf.layout is torch.jagged:
-        return _split_jagged(leaf)
+        return _split_jagged(leaf, native)
     if leaf.is_nested:
-        return _split_nested(leaf)
+        return _split_nested(leaf, native)
     if leaf.layout is not torch.strided:
         raise CodecError(
             f"a tensor with the layout {leaf.layout} cannot be saved: convert it with to_dense()"
@@ -66,9 +66,9 @@ def split_leaf(leaf: Tensor) -> tuple[list[Piece], Callable[[list[str]], Place]]
                 whole = whole.narrow(dim, 0, 1)
         if (leaf.numel() - whole.numel()) * dtype.itemsize >= _WORTH_COMPACTING:
             leaf, facts["expand"] = whole, list(shape)
-    if dtype in NAMES and not facts:
+    if dtype in native and not facts:
         return [Piece("", leaf)], _only
-    if dtype not in NAMES:
+    if dtype not in native:
         facts["dtype"] = str(dtype)
     return [Piece("", leaf)], lambda names: {"tensor": names[0], **facts}
 
@@ -77,12 +77,14 @@ def _only(names: list[str]) -> Place:
     return names[0]
 
 
-def _split_jagged(leaf: Tensor) -> tuple[list[Piece], Callable[[list[str]], Place]]:
+def _split_jagged(
+    leaf: Tensor, native: Container[torch.dtype]
+) -> tuple[list[Piece], Callable[[list[str]], Place]]:
     # The size of the ragged dim is not an int.
     dim = next(i for i, size in enumerate(leaf.shape) if i and not isinstance(size, int))
     parts = {"values": leaf.values(), "offsets": leaf.offsets(), "lengths": leaf.lengths()}  # type: ignore[attr-defined]
     present = {name: part for name, part in parts.items() if part is not None}
-    places = {name: split_leaf(part) for name, part in present.items()}
+    places = {name: split_leaf(part, native) for name, part in present.items()}
     pieces = [Piece("" if name == "values" else f"#{name}", places[name][0][0].tensor) for name in places]
 
     def place(names: list[str]) -> Place:
@@ -92,27 +94,33 @@ def _split_jagged(leaf: Tensor) -> tuple[list[Piece], Callable[[list[str]], Plac
     return pieces, place
 
 
-def _split_nested(leaf: Tensor) -> tuple[list[Piece], Callable[[list[str]], Place]]:
+def _split_nested(
+    leaf: Tensor, native: Container[torch.dtype]
+) -> tuple[list[Piece], Callable[[list[str]], Place]]:
     components = leaf.unbind()
     shapes = [list(component.shape) for component in components]
     flat = [component.reshape(-1) for component in components]
     joined = torch.cat(flat) if flat else torch.zeros(0, dtype=leaf.dtype)
-    _, below = split_leaf(joined)
+    _, below = split_leaf(joined, native)
     return [Piece("", joined)], lambda names: {"nested": below(names), "shapes": shapes}
 
 
-def as_storable(tensor: Tensor) -> Tensor:
+def as_storable(tensor: Tensor, native: Container[torch.dtype]) -> Tensor:
     """Return the elements of a dense tensor on the CPU, contiguous, in a dtype that the format has."""
     tensor = tensor.detach().to("cpu").resolve_conj().resolve_neg()
-    if tensor.dtype not in NAMES and tensor.dtype not in _PAIRS:
-        tensor = tensor.view(UNSIGNED[tensor.dtype.itemsize])  # first, since torch cannot copy some dtypes
-    tensor = tensor.contiguous()
-    return torch.view_as_real(tensor) if tensor.dtype in _PAIRS else tensor
+    if tensor.dtype in native:
+        return tensor.contiguous()
+    if tensor.dtype in _PAIRS:
+        return torch.view_as_real(tensor.contiguous())
+    # First, since torch cannot copy some dtypes.
+    return tensor.view(UNSIGNED[tensor.dtype.itemsize]).contiguous()
 
 
-def get_stored(dtype: torch.dtype, shape: tuple[int, ...]) -> tuple[torch.dtype, tuple[int, ...]]:
+def get_stored(
+    dtype: torch.dtype, shape: tuple[int, ...], native: Container[torch.dtype] = ()
+) -> tuple[torch.dtype, tuple[int, ...]]:
     """Return dtype and shape in which :func:`as_storable` stores a tensor."""
-    if dtype in NAMES:
+    if dtype in native:
         return dtype, shape
     if dtype in _PAIRS:
         return _PAIRS[dtype], (*shape, 2)
@@ -120,7 +128,7 @@ def get_stored(dtype: torch.dtype, shape: tuple[int, ...]) -> tuple[torch.dtype,
 
 
 def restore(place: Place, read: Callable[[str], Tensor]) -> Tensor:
-    """Restore a leaf from its place; ``read`` returns the tensor of a name.
+    """Restore a leaf from its place; ``read`` returns the tensor of a named array.
 
     Fields of a place that is an object: ``tensor`` (name), with ``dtype`` if the format lacks it and ``expand`` (shape)
     if it is stored once; ``jagged`` (places of values, offsets, lengths) and ``dim``; ``nested`` (place) and ``shapes``.
@@ -152,11 +160,30 @@ def restore(place: Place, read: Callable[[str], Tensor]) -> Tensor:
         if "dtype" in place:
             dtype = STORABLE[place["dtype"]]
             if tensor.dtype != get_stored(dtype, ())[0]:
-                raise ValueError(f"its tensor has the dtype {tensor.dtype}")
+                raise ValueError(f"its array has the dtype {tensor.dtype}")
             tensor = torch.view_as_complex(tensor) if dtype in _PAIRS else tensor.view(dtype)
         return tensor.expand(place["expand"]) if "expand" in place else tensor
     except (LookupError, TypeError, ValueError, RuntimeError, AttributeError) as error:
-        raise FormatError(f"its place in the file is damaged, {place!r:.200}: {error}") from error
+        raise FormatError(f"its place in the header is damaged, {place!r:.200}: {error}") from error
+
+
+def list_names(place: Place) -> list[str]:
+    """Return the names of the arrays of a place; nothing for the parts of it that are malformed."""
+    if isinstance(place, str):
+        return [place]
+    result = []
+    todo = [place]
+    while todo:
+        item = todo.pop()
+        if isinstance(item, str):
+            result.append(item)
+        elif isinstance(item, list):
+            todo += item[:1]
+        elif isinstance(item, dict):
+            below = item.get("jagged")
+            parts = below.values() if isinstance(below, dict) else ()
+            todo += [item.get("tensor"), item.get("nested"), *parts]
+    return result
 
 
 def _check_offsets(parts: dict[str, Tensor]) -> None:

@@ -1,4 +1,4 @@
-"""Name the tensors of a table of nodes, and find the leaves of lazy stacks that are stored as one tensor."""
+"""Find the paths of arrays in a table of nodes, and the leaves of lazy stacks that are stored as one array."""
 
 from __future__ import annotations
 
@@ -7,43 +7,46 @@ from typing import Any
 
 from torch import Tensor
 
-from td_core import kinds
+from .. import kinds
 
-__all__ = ["Rows", "Stack", "find_stacks", "list_name_paths"]
+__all__ = ["Rows", "Stack", "find_stacks", "list_array_paths"]
 
 Rows = list[dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """Leaves of the members of a lazy stack that are stored as one tensor, stacked along ``dim``."""
+    """Leaves of the members of a lazy stack that are stored as one array, stacked along ``dim``."""
 
     leaves: list[int]
     dim: int
 
 
-def list_name_paths(rows: Rows, stacks: dict[int, Stack], homes: set[int]) -> dict[int, str]:
-    """Return the wanted name of each leaf by position in tree order; of a stack, of its first leaf only.
+def list_array_paths(
+    rows: Rows, stacks: dict[int, Stack], homes: set[int]
+) -> tuple[list[tuple[str, ...]], dict[int, tuple[int, tuple[str, ...]]]]:
+    """Return the path of each node, and by position of each leaf its node and its path, in tree order.
 
-    The name is the keys joined by dots. The name of a member is omitted if the node has nothing else, and in the nodes ``homes``.
+    Of a stack, only the first leaf has a path. The name of a member is omitted if the node has nothing else, and in the nodes
+    ``homes``.
     """
     plain = [not row["entries"] and len(row["members"]) == 1 for row in rows]
     stacked = {leaf: position for position, stack in stacks.items() for leaf in stack.leaves}
-    names: list[str | None] = [None] * len(rows)
-    result: dict[int, str] = {}
+    nodes: list[tuple[str, ...]] = [()] * len(rows)
+    leaves: dict[int, tuple[int, tuple[str, ...]]] = {}
     for position, row in enumerate(rows):
-        above = names[position]
+        above = nodes[position]
         kind = kinds.find(row["kind"])
         single = kind is not None and kind.is_leaf
         for group in ("entries", "members"):
             for key, ref in row[group]:
                 hidden = single or (group == "members" and (plain[position] or position in homes))
-                name = above if hidden else key if above is None else f"{above}.{key}"
+                path = above if hidden else (*above, key)
                 if not isinstance(ref, list):
-                    names[ref] = name
+                    nodes[ref] = path
                 elif stacked.get(ref[0], ref[0]) == ref[0]:
-                    result[ref[0]] = name or ""
-    return result
+                    leaves[ref[0]] = position, path
+    return nodes, leaves
 
 
 def find_stacks(rows: Rows, leaves: list[Tensor], free: list[bool]) -> tuple[dict[int, Stack], set[int]]:

@@ -1,0 +1,29 @@
+"""What the formats of named arrays share: the names and dtypes of the arrays, and the way back to a collection.
+
+:func:`make_array_plan` splits a collection into dense arrays with names, and a header. A format stores both, where the
+programs of its users expect them. It reads the header as a table, and builds the collection with :func:`build_collection`,
+which calls the format for each array that it needs.
+
+>>> import torch
+>>> from td_core import TensorDict
+>>> from td_core.spi import load_table, select_keys
+>>> plan = make_array_plan(TensorDict({"a": torch.ones(2), "z": torch.ones(1).bfloat16()}), {torch.float32}, ".".join)
+>>> {name: (array.dtype, array.logical) for name, array in plan.arrays.items()}
+{'a': (torch.float32, None), 'z': (torch.uint16, torch.bfloat16)}
+>>> stored = {name: array.read()[0] for name, array in plan.arrays.items()}
+>>> table = select_keys(load_table(plan.header, "data.bin"), "z", "data.bin")
+>>> build_collection(table, "data.bin", stored.get)["z"]
+tensor([1.], dtype=torch.bfloat16)
+"""
+
+from __future__ import annotations
+
+from ._array_plan import ArrayPlan, PlannedArray, compute_check, make_array_plan
+from ._build_collection import build_collection
+from ._places import Place, list_names, restore
+from ._rows import Rows, Stack
+
+__all__ = [
+    "ArrayPlan", "Place", "PlannedArray", "Rows", "Stack", "build_collection", "compute_check", "list_names",
+    "make_array_plan", "restore",
+]  # fmt: skip

@@ -1,0 +1,272 @@
+"""Plan a save: the arrays of a collection under the names that they get in a store, and the header."""
+
+from __future__ import annotations
+
+import zlib
+from collections import Counter
+from collections.abc import Callable, Container, Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .._collection import show_path
+from .._encoded_tables import dump_table
+from .._nodes import Encoded, encode
+from ..errors import CodecError
+from ._places import Piece, Place, as_storable, get_stored, split_leaf
+from ._rows import Stack, find_stacks, list_array_paths
+
+__all__ = ["ArrayPlan", "PlannedArray", "compute_check", "make_array_plan"]
+
+
+@dataclass(slots=True)
+class PlannedArray:
+    """An array to write, and the tensors that it is stacked from.
+
+    Attributes:
+        dtype: one of the dtypes of the format.
+        shape: shape of the array.
+        parts: one tensor; of a stack, several.
+        dim: the stack dim, or None.
+        dtypes: the dtypes of the format.
+        batch_names: names of the leading dims that are batch dims; None for a dim without a name.
+        path: keys of the array, without those of hidden members.
+        logical: dtype of the leaf, if the format lacks it.
+    """
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    parts: list[Tensor]
+    dim: int | None = None
+    dtypes: Container[torch.dtype] = ()
+    batch_names: list[str | None] = field(default_factory=list)
+    path: tuple[str, ...] = ()
+    logical: torch.dtype | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes."""
+        return torch.Size(self.shape).numel() * self.dtype.itemsize
+
+    def read(self) -> list[Tensor]:
+        """Return the elements as contiguous CPU tensors of the dtype, one after the other."""
+        if self.dim:
+            stacked = torch.stack([part.detach().cpu() for part in self.parts], self.dim)
+            return [as_storable(stacked, self.dtypes)]
+        return [as_storable(part, self.dtypes) for part in self.parts]
+
+
+@dataclass(slots=True)
+class ArrayPlan:
+    """What a save writes.
+
+    Attributes:
+        arrays: the arrays by name, in the order of the tree.
+        header: the header that :func:`td_core.spi.dump_table` returns, with ``check``, see :func:`compute_check`.
+        nodes: path of each node, without the names of hidden members.
+        leaves: the leaves.
+        stacks: the leaves that are stored as one array, by the position of the first one.
+        homes: the nodes of lazy stacks whose leaves are so stored.
+    """
+
+    arrays: dict[str, PlannedArray]
+    header: dict[str, Any]
+    nodes: list[tuple[str, ...]]
+    leaves: list[Tensor]
+    stacks: dict[int, Stack]
+    homes: set[int]
+
+
+def make_array_plan(
+    data: Any,
+    dtypes: Container[torch.dtype],
+    join: Callable[[tuple[str, ...]], str],
+    *,
+    blank: bool = False,
+    reserved: Iterable[str] = (),
+    separator: str | None = None,
+) -> ArrayPlan:
+    """Plan the save of a collection, without reading the elements of a leaf.
+
+    Args:
+        data: the collection.
+        dtypes: the dtypes that the format can hold. Others are stored as integers of the same width, or as pairs.
+        join: takes the keys of an array, and returns its name. A name that is taken gets a number.
+        blank: elements are not saved.
+        reserved: names that no array gets.
+        separator: separates the names of groups in the name of an array, for a format in which no array is a group, too.
+
+    Raises:
+        CodecError: a value or leaf cannot be stored; the message has its key path.
+
+    >>> plan = make_array_plan(TensorDict({"a": 1, "n": {"b": 2}}), {torch.int64}, ".".join)
+    >>> list(plan.arrays), plan.header["leaves"]
+    (['a', 'n.b'], ['a', 'n.b'])
+    """
+    encoded = encode(data)
+    _check_memory(encoded, blank)
+    if blank:  # tied and expanded leaves are written independently later
+        encoded.leaves = [torch.empty(leaf.shape, dtype=leaf.dtype, device="meta") for leaf in encoded.leaves]
+    nodes, leaves = encoded.nodes, encoded.leaves
+    pieces = _split_leaves(encoded, dtypes)
+    keys = iter(_identify_pieces([piece for parts, _ in pieces for piece in parts]))
+    identities = [[next(keys) for _ in parts] for parts, _ in pieces]
+    counts = Counter(chain.from_iterable(identities))
+    # A tied leaf is not stacked with others, so that it is stored once.
+    free = [
+        leaf.dtype in dtypes and parts[0].tensor is leaf and counts[identity[0]] == 1
+        for (parts, _), leaf, identity in zip(pieces, leaves, identities, strict=True)
+    ]
+    stacks, homes = find_stacks(nodes, leaves, free)
+    names = _Names(reserved, separator)
+    arrays: dict[str, PlannedArray] = {}
+    places: list[Place] = [None] * len(leaves)
+    known: dict[Any, str] = {}
+    paths, ends = list_array_paths(nodes, stacks, homes)
+    for position, (owner, path) in ends.items():
+        dims = _name_batch_dims(nodes[owner])
+        if position in stacks:
+            stack = stacks[position]
+            parts = [leaves[member] for member in stack.leaves]
+            chosen = names.choose(join(path))
+            arrays[chosen] = _stack(parts, stack.dim, dtypes, dims, path)
+            for i, member in enumerate(stack.leaves):
+                places[member] = [chosen, stack.dim, i]
+            continue
+        parts_, place = pieces[position]
+        placed = []
+        for piece, key in zip(parts_, identities[position], strict=True):
+            if key not in known:
+                own = (
+                    (*path[:-1], path[-1] + piece.ending) if path else (piece.ending,) if piece.ending else ()
+                )
+                known[key] = names.choose(join(own))
+                whole = piece.tensor is leaves[position]
+                arrays[known[key]] = _store(piece.tensor, dtypes, dims if whole else [], own)
+            placed.append(known[key])
+        places[position] = place(placed)
+    header = dump_table(encoded, places)
+    header["check"] = compute_check((name, item.shape) for name, item in arrays.items())
+    return ArrayPlan(arrays, header, paths, leaves, stacks, homes)
+
+
+def compute_check(shapes: Iterable[tuple[str, Sequence[int]]]) -> int:
+    """Compute a checksum of names and shapes, by which a save that another program rewrote is noticed.
+
+    >>> compute_check([("a", [2]), ("b", (3,))]) == compute_check([("b", [3]), ("a", [2])])
+    True
+    """
+    return zlib.crc32(ascii(sorted((name, tuple(shape)) for name, shape in shapes)).encode())
+
+
+def _check_memory(encoded: Encoded, blank: bool) -> None:
+    """Raise CodecError for leaves without elements, or with ``blank`` for those whose shape does not follow from sizes."""
+    for position, leaf in enumerate(encoded.leaves):
+        if leaf.is_nested if blank else leaf.device.type == "meta":
+            path = show_path(encoded.leaf_paths(members=False)[position])
+            if blank:
+                raise CodecError(
+                    f"cannot create {path}: the sizes of a nested tensor are a part of its elements"
+                )
+            raise CodecError(f"cannot save {path}: a tensor on the device 'meta' has no elements to save")
+
+
+def _split_leaves(
+    encoded: Encoded, dtypes: Container[torch.dtype]
+) -> list[tuple[list[Piece], Callable[[list[str]], Place]]]:
+    result = []
+    for position, leaf in enumerate(encoded.leaves):
+        try:
+            result.append(split_leaf(leaf, dtypes))
+        except CodecError as error:
+            path = encoded.leaf_paths(members=False)[position]
+            raise CodecError(f"cannot save {show_path(path)}: {error}") from error
+    return result
+
+
+def _identify_pieces(pieces: list[Piece]) -> list[Any]:
+    """Return a key for each piece, equal for pieces that are the same view of the same memory."""
+    keys: list[Any] = [_get_address(piece.tensor) for piece in pieces]
+    counts = Counter(keys)
+    for position, piece in enumerate(pieces):
+        if counts[keys[position]] > 1:
+            tensor = piece.tensor
+            bits = tensor.is_conj(), tensor.is_neg()
+            keys[position] = (
+                keys[position],
+                tensor.dtype,
+                tensor.shape,
+                tensor.stride(),
+                tensor.device,
+                bits,
+            )
+    return keys
+
+
+def _get_address(tensor: Tensor) -> Any:
+    """Return the address of the first element, or the object itself if it has no memory of its own."""
+    try:
+        return (tensor.numel() and tensor.data_ptr()) or f"at {id(tensor)}"
+    except RuntimeError:
+        return f"at {id(tensor)}"
+
+
+def _name_batch_dims(row: dict[str, Any]) -> list[str | None]:
+    meta = row["meta"]
+    names = meta.get("names")
+    return list(names) if names is not None else [None] * len(meta.get("batch_size") or ())
+
+
+def _store(
+    tensor: Tensor, dtypes: Container[torch.dtype], dims: list[str | None], path: tuple[str, ...]
+) -> PlannedArray:
+    dtype, shape = get_stored(tensor.dtype, tuple(tensor.shape), dtypes)
+    logical = None if dtype == tensor.dtype else tensor.dtype
+    return PlannedArray(dtype, shape, [tensor], None, dtypes, dims, path, logical)
+
+
+def _stack(
+    parts: list[Tensor],
+    dim: int,
+    dtypes: Container[torch.dtype],
+    dims: list[str | None],
+    path: tuple[str, ...],
+) -> PlannedArray:
+    shape = list(parts[0].shape)
+    shape.insert(dim, len(parts))
+    dims.insert(dim, None)
+    return PlannedArray(parts[0].dtype, tuple(shape), parts, dim, dtypes, dims, path)
+
+
+class _Names:
+    """The names of the arrays of a save: a free name for each wanted one."""
+
+    def __init__(self, reserved: Iterable[str], separator: str | None) -> None:
+        self._separator = separator
+        self._taken = set(reserved)
+        self._groups: set[str] = set()
+        self._next: dict[str, int] = {}
+
+    def choose(self, wanted: str) -> str:
+        """Return the wanted name, or if it is taken, the name with a number."""
+        if not wanted.isascii():  # UTF-8 cannot store a surrogate without its pair
+            wanted = wanted.encode("utf-8", "backslashreplace").decode()
+        if not self._taken.isdisjoint(self._list_groups(wanted)):  # a group cannot have the name of an array
+            wanted = wanted.replace(str(self._separator), "#")
+        name, number = wanted, self._next.get(wanted, 1)
+        while name in self._taken or name in self._groups:
+            name, number = f"{wanted}#{number}", number + 1
+        self._next[wanted] = number
+        self._taken.add(name)
+        self._groups.update(self._list_groups(name))
+        return name
+
+    def _list_groups(self, name: str) -> list[str]:
+        """Return the names of the groups that an array is in."""
+        if self._separator is None:
+            return []
+        parts = name.split(self._separator)
+        return [self._separator.join(parts[:length]) for length in range(1, len(parts))]
