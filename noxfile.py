@@ -27,6 +27,8 @@ ROOT = Path(__file__).parent
 CORE = "td-core"
 SIBLINGS = ("td-memmap", "td-tensorclass", "td-distributed")  # installed in every combination
 LATER: tuple[str, ...] = ("td-nn", "td-safetensors")  # installed alone with td-core, and with everything
+if sys.version_info >= (3, 11):  # as zarr
+    LATER = (*LATER, "td-zarr")
 META = "td-all"
 EVERYTHING = (CORE, *SIBLINGS, *LATER, META)
 MODULES = {name: "td" if name == META else name.replace("-", "_") for name in EVERYTHING}
@@ -44,7 +46,8 @@ MATRIX = [
 ]
 
 BASE = (
-    "torch", "numpy", "pluggy", "pytest", "pytest-xdist", "hypothesis", "tqdm", "xxhash", "safetensors", "hatchling", "pip>=22.3",
+    "torch", "numpy", "pluggy", "pytest", "pytest-xdist", "hypothesis", "tqdm", "xxhash", "safetensors",
+    "zarr; python_version >= '3.11'", "hatchling", "pip>=22.3",
 )  # fmt: skip
 WORKERS = 2
 REFERENCE = "tensordict"
@@ -238,6 +241,15 @@ def tests(session: nox.Session, packages: tuple[str, ...], device: str) -> None:
         "tests", *folders, *session.posargs,
         TD_EXPECT_PLUGINS=",".join(packages), TD_TEST_DEVICE=device, TD_SLOW_TESTS_IN=",".join(slow),
     )  # fmt: skip
+
+
+@nox.session(venv_params=BARE)
+def stores(session: nox.Session) -> None:
+    """Exchange groups with other programs, through every kind of store: xarray, tensorstore, fsspec."""
+    environment = Environment(
+        session, (CORE, *SIBLINGS, "td-zarr"), extra=("zarr", "tensorstore", "xarray", "fsspec[http]")
+    )
+    environment.pytest("packages/td-zarr/tests", *session.posargs)
 
 
 @nox.session(venv_params=BARE)

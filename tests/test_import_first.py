@@ -44,6 +44,7 @@ NAMES = {
     "td_distributed": "consolidate",
     "td_nn": "TensorDictModule",
     "td_safetensors": "load",
+    "td_zarr": "__version__",
     "td": "TensorDict",
 }
 

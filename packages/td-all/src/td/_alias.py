@@ -128,6 +128,7 @@ ELSEWHERE = {
     ("_unbatched", "UnbatchedTensor"): ("td._foreign_pickles", "make_unbatched"),
     ("tensorclass", "_reconstruct_typed_metadata"): ("td._foreign_pickles", "make_metadata"),
     ("", "from_safetensors"): ("td_safetensors", "from_safetensors"),
+    ("", "from_zarr"): ("td_zarr", "from_zarr"),
     ("", "to_safetensors"): ("td_safetensors", "to_safetensors"),
     ("", "unravel_key"): ("td._alias", "unravel_key"),
     ("base", "CompatibleType"): ("typing", "Any"),

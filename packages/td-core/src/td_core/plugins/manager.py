@@ -32,7 +32,7 @@ from . import hookspecs, siblings
 __all__ = ["PluginManager", "PluginRecord", "PluginWarning", "Selection", "installed", "manager", "plugins"]
 
 GROUP = "td"
-FIRST_PARTY = ("td-memmap", "td-tensorclass", "td-distributed", "td-nn", "td-safetensors")
+FIRST_PARTY = ("td-memmap", "td-tensorclass", "td-distributed", "td-nn", "td-safetensors", "td-zarr")
 
 
 class PluginWarning(UserWarning):

@@ -41,10 +41,10 @@ class StoreMethods:
         """Open an HDF5 file."""
 
     @provided_by("td-zarr")
-    def to_zarr(self, store: Any, **options: Any) -> Self:
-        """Save the collection as a Zarr group, and return it."""
+    def to_zarr(self, filename: Any, **options: Any) -> Any:
+        """Save the collection as a Zarr group, and open that."""
 
     @provided_by("td-zarr")
     @classmethod
-    def from_zarr(cls, store: Any, **options: Any) -> Self:
-        """Load a Zarr group."""
+    def from_zarr(cls, filename: Any, **options: Any) -> Self:
+        """Open a Zarr group."""

@@ -1,0 +1,121 @@
+"""Append rows to a group: their chunks first, then the root, which makes them a part of the group."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from td_core import decode, encode
+from td_core.array_formats import PlannedArray, build_collection, make_array_plan
+from td_core.errors import StructureError, UnsupportedOperationError
+from td_core.spi import show_path
+
+from ._array_documents import NATIVE, ArrayInfo, join_names, make_blank, read_array_document
+from ._chunk_access import name_array, open_array
+from ._read_collections import open_group
+from ._write_groups import PlannedGroup, dump_json, put_documents, read_planned
+from ._zarr_objects import Objects
+
+__all__ = ["append"]
+
+
+def append(rows: Any, location: Any, *, storage_options: dict[str, Any] | None = None) -> None:
+    """Add rows to a group, along the first batch dim. A process that is killed leaves the group as it was, or complete.
+
+    Only the new rows are written, and the last chunk if it is not full. Choose ``chunks`` when the group is saved: an array of
+    one chunk gets chunks of its present size.
+
+    Raises:
+        StructureError: the rows have other keys, shapes or dtypes than the group; nothing is written.
+        UnsupportedOperationError: the group cannot be written in place, or has leaves that cannot grow.
+
+    >>> from td_zarr import save
+    >>> _ = save(TensorDict({"a": torch.arange(3)}, [3]), "data.zarr", chunks=100)
+    >>> append(TensorDict({"a": torch.arange(2)}, [2]), "data.zarr")
+    >>> TensorDict.load("data.zarr")["a"]
+    tensor([0, 1, 2, 0, 1])
+    """
+    with open_group(location, storage_options) as group:
+        if group.objects.is_read_only or not group.is_ours:
+            why = "it is a zip file" if group.objects.is_read_only else "td has not written it"
+            raise UnsupportedOperationError(f"cannot append rows to {group.where}: {why}")
+        before = build_collection(group.table, group.where, lambda name: make_blank(group.arrays[name]))
+        whole = make_array_plan(
+            torch.cat([before, _without_elements(rows)]), NATIVE, join_names, blank=True, separator="/"
+        )
+        added = make_array_plan(rows, NATIVE, join_names, separator="/").arrays
+        if whole.arrays.keys() != group.arrays.keys():
+            raise StructureError(
+                f"cannot append to {group.where}: {_name_difference(whole.arrays, group.arrays)}"
+            )
+        grown = [
+            _Growth(group.arrays[name], item, added[name], group.where) for name, item in whole.arrays.items()
+        ]
+        for item in grown:
+            item.write(group.objects)
+        documents = {item.info.name: item.info.document for item in grown}
+        planned = PlannedGroup(whole, documents, sparse=not group.is_strict)
+        group.objects.replace("zarr.json", dump_json(planned.root))
+        put_documents(group.objects, planned)
+
+
+def _without_elements(rows: Any) -> Any:
+    """Return a collection of meta tensors of the same structure and with the same values."""
+    encoded = encode(rows)
+    for path, leaf in zip(encoded.leaf_paths(members=False), encoded.leaves, strict=True):
+        if leaf.is_nested or leaf.layout is not torch.strided:
+            raise UnsupportedOperationError(
+                f"cannot append {show_path(path)}: it is a nested or sparse tensor"
+            )
+    blank = [torch.empty(leaf.shape, dtype=leaf.dtype, device="meta") for leaf in encoded.leaves]
+    return decode(replace(encoded, leaves=blank, objects=[]))
+
+
+def _name_difference(whole: Mapping[str, Any], old: Mapping[str, Any]) -> str:
+    missing, extra = sorted(old.keys() - whole.keys()), sorted(whole.keys() - old.keys())
+    return f"with the rows it would need other arrays; missing: {missing!r:.300}, new: {extra!r:.300}"
+
+
+class _Growth:
+    """An array before and after rows are appended.
+
+    Attributes:
+        info: the array after that.
+    """
+
+    def __init__(self, old: ArrayInfo, whole: PlannedArray, rows: PlannedArray, where: str) -> None:
+        self.rows, dims = (
+            rows,
+            [d for d in range(len(whole.shape)) if old.shape[d : d + 1] != whole.shape[d : d + 1]],
+        )
+        logical = None if whole.logical is None else str(whole.logical).removeprefix("torch.")
+        fits = len(old.shape) == len(whole.shape) and len(dims) <= 1
+        if not fits or (old.dtype, old.logical) != (rows.dtype, logical) or whole.dtype != rows.dtype:
+            raise StructureError(
+                f"cannot append to the array {old.name!r} of {where}: it has the shape {list(old.shape)} and the dtype "
+                f"{old.logical or old.dtype}, the rows {list(rows.shape)} and {rows.logical or rows.dtype}"
+            )
+        document = {**old.document, "shape": list(whole.shape)}
+        if not old.nbytes:  # it has no chunks, so they can get another size
+            sizes = [max(size, chunk) for size, chunk in zip(whole.shape, _get_chunks(document), strict=True)]
+            document["chunk_grid"] = {"name": "regular", "configuration": {"chunk_shape": sizes}}
+        self.info = read_array_document(old.name, document, where)
+        self.index: tuple[slice, ...] | None = None
+        if dims:
+            self.index = tuple(
+                slice(old.shape[dim] if dim in dims else 0, size) for dim, size in enumerate(whole.shape)
+            )
+
+    def write(self, objects: Objects) -> None:
+        """Write the chunks of the new rows."""
+        if self.index is not None and self.rows.nbytes:
+            with name_array(objects, self.info):
+                open_array(objects, self.info, strict=False)[self.index] = read_planned(self.rows).numpy()
+
+
+def _get_chunks(document: Mapping[str, Any]) -> list[int]:
+    chunks: list[int] = document["chunk_grid"]["configuration"]["chunk_shape"]
+    return chunks

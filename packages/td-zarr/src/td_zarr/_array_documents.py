@@ -1,0 +1,307 @@
+"""The metadata documents of arrays and groups: write those of our arrays, and read those of every program."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import zarr
+from torch import Tensor
+from zarr.core.buffer import default_buffer_prototype
+
+from td_core import unravel_key_to_tuple
+from td_core.array_formats import PlannedArray
+from td_core.errors import FormatError
+
+__all__ = [
+    "INCOMPLETE", "NATIVE", "ArrayInfo", "ChunkOptions", "check_name", "join_names", "make_array_document", "make_blank",
+    "make_group_document", "make_plain_document", "parse_json", "read_array_document",
+]  # fmt: skip
+
+#: The dtypes of torch that Zarr has, by their name there.
+DTYPES: dict[str, torch.dtype] = {
+    name: getattr(torch, name)
+    for name in (
+        "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64",
+        "complex64", "complex128",
+    )
+}  # fmt: skip
+#: Their names by dtype.
+NATIVE = {dtype: name for name, dtype in DTYPES.items()}
+#: Dtypes that zarr-python cannot read: other programs write them, and we store integers of the same width.
+EXTENSIONS = {
+    name: getattr(torch, name)
+    for name in ("bfloat16", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu")
+    if hasattr(torch, name)
+}  # fmt: skip
+#: The attribute of a root whose group is not written completely.
+INCOMPLETE = "td_incomplete"
+#: ``chunks="auto"`` aims at chunks of this many bytes.
+_AUTO_BYTES = 1 << 20
+#: The longest name of a file that file systems support, less what temporary names add.
+_LONGEST_NAME = 200
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayInfo:
+    """An array of a group.
+
+    Attributes:
+        name: path below the group.
+        document: the metadata that zarr-python accepts.
+        shape: shape.
+        dtype: dtype of what a read returns; None for one that is not a dtype of torch, such as strings.
+        logical: name of the dtype that the elements stand for, or None.
+        raw: key of the only chunk, if that has the elements as they are in memory.
+    """
+
+    name: str
+    document: dict[str, Any]
+    shape: torch.Size
+    dtype: torch.dtype | None
+    logical: str | None = None
+    raw: str | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the elements in bytes."""
+        return 0 if self.dtype is None else self.shape.numel() * self.dtype.itemsize
+
+
+def join_names(path: tuple[str, ...]) -> str:
+    """Return the path of an array or group below its root for some keys; characters that names cannot have are escaped."""
+    return "/".join(map(_escape, path)) or "data"
+
+
+def _escape(key: str) -> str:
+    """Escape a key as a name of a node, which is also a name of a file."""
+    name = "".join(
+        char
+        if char.isprintable() and char not in '%/\\:*?"<>|'
+        else "".join(f"%{byte:02X}" for byte in _encode(char))
+        for char in key
+    )
+    if not name or name[0] == "." or name.startswith("__") or name == "zarr.json" or name[-1] in " .":
+        name = f"%{name}"
+    if len(_encode(name)) > _LONGEST_NAME:
+        name = _encode(name)[:_LONGEST_NAME].decode("utf-8", "ignore")
+    return name
+
+
+def _encode(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")
+
+
+def check_name(name: Any, where: str) -> str:
+    """Return the name of an array that a document gives, or raise FormatError if it could leave the group."""
+    if not isinstance(name, str) or any(part in ("", ".", "..") for part in name.split("/")) or "\\" in name:
+        raise FormatError(f"{where}: {name!r:.200} is not the name of an array")
+    return name
+
+
+def parse_json(content: bytes | str, where: str) -> dict[str, Any]:
+    """Parse a JSON object, or raise FormatError."""
+    try:
+        document = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise FormatError(f"{where} is not valid JSON: {error}") from error
+    if not isinstance(document, dict):
+        raise FormatError(f"{where} is not a JSON object; got {type(document).__name__}")
+    return document
+
+
+class ChunkOptions:
+    """The options of a save that decide on the chunks and codecs of each array.
+
+    Each is one value for all arrays, or a mapping from keys, or prefixes of keys, to values; the key None has the default.
+    """
+
+    def __init__(self, *, checksums: bool = False, **options: Any) -> None:
+        self.checksums = checksums
+        self._options = {name: _by_path(value) for name, value in options.items()}
+
+    def find(self, path: tuple[str, ...]) -> dict[str, Any]:
+        """Return the options of the array with a key path; those that are None are left out."""
+        found = {name: choose(path) for name, choose in self._options.items()}
+        return {name: value for name, value in found.items() if value is not None}
+
+
+def _by_path(value: Any) -> Callable[[tuple[str, ...]], Any]:
+    if not isinstance(value, Mapping):
+        return lambda path: value
+    table = {() if key is None else unravel_key_to_tuple(key): item for key, item in value.items()}
+
+    def choose(path: tuple[str, ...]) -> Any:
+        for length in range(len(path), -1, -1):
+            if path[:length] in table:
+                return table[path[:length]]
+        return None
+
+    return choose
+
+
+def make_group_document(attributes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the metadata of a group."""
+    return {"attributes": dict(attributes), "zarr_format": 3, "node_type": "group"}
+
+
+def make_array_document(array: PlannedArray, dims: list[str], options: ChunkOptions) -> dict[str, Any]:
+    """Return the metadata of an array to write."""
+    chosen = options.find(array.path)
+    chunks = _spread_rows(chosen.pop("chunks", None), array)
+    shards = _spread_rows(chosen.pop("shards", None), array)
+    attributes = {} if array.logical is None else {"td_dtype": str(array.logical).removeprefix("torch.")}
+    if chosen or shards is not None:
+        return _make_with_zarr(array, chunks, shards, dims, attributes, options.checksums, chosen)
+    return make_plain_document(array.dtype, array.shape, dims, attributes, chunks, options.checksums)
+
+
+def make_plain_document(
+    dtype: torch.dtype,
+    shape: Sequence[int],
+    dims: list[str],
+    attributes: Mapping[str, Any],
+    chunks: list[int] | None = None,
+    checksums: bool = False,
+) -> dict[str, Any]:
+    """Return the metadata of an array without compression, by default of one chunk."""
+    codecs: list[dict[str, Any]] = [{"name": "bytes"}]
+    if dtype.itemsize > 1:
+        codecs[0]["configuration"] = {"endian": "little"}
+    if checksums:
+        codecs.append({"name": "crc32c"})
+    fill: Any = False if dtype == torch.bool else 0.0 if dtype.is_floating_point else 0
+    return {
+        "shape": list(shape),
+        "data_type": NATIVE[dtype],
+        "chunk_grid": {
+            "name": "regular",
+            "configuration": {"chunk_shape": chunks or [max(1, size) for size in shape]},
+        },
+        # A single chunk needs no directories of its own.
+        "chunk_key_encoding": {
+            "name": "default",
+            "configuration": {"separator": "." if chunks is None else "/"},
+        },
+        "fill_value": [0.0, 0.0] if dtype.is_complex else fill,
+        "codecs": codecs,
+        "attributes": dict(attributes),
+        "dimension_names": dims,
+        "zarr_format": 3,
+        "node_type": "array",
+        "storage_transformers": [],
+    }
+
+
+def _spread_rows(rows: Any, array: PlannedArray) -> list[int] | None:
+    """Return the shape of chunks for numbers of rows, which count along the leading dims of an array."""
+    shape = [max(1, size) for size in array.shape]
+    if rows is None or not shape:
+        return None
+    if rows == "auto":
+        row = math.prod(shape[1:]) * array.dtype.itemsize
+        rows = min(shape[0], max(1, _AUTO_BYTES // row))
+    sizes: Sequence[Any] = [rows] if isinstance(rows, int) else rows
+    if not isinstance(sizes, (list, tuple)) or not all(type(size) is int and size > 0 for size in sizes):
+        raise ValueError(
+            f"chunks and shards are a number of rows, a tuple of sizes of the leading dims, or 'auto'; got {rows!r}"
+        )
+    return [*sizes[: len(shape)], *shape[len(sizes) :]]
+
+
+def _make_with_zarr(
+    array: PlannedArray,
+    chunks: list[int] | None,
+    shards: list[int] | None,
+    dims: list[str],
+    attributes: dict[str, Any],
+    checksums: bool,
+    codecs: dict[str, Any],
+) -> dict[str, Any]:
+    """Return the metadata that zarr-python makes of codecs."""
+    if chunks is None:
+        chunks = [max(1, size) for size in array.shape] if shards is None else shards
+    compressors = codecs.pop("compressors", None)
+    if checksums:
+        given = (
+            []
+            if compressors is None
+            else compressors
+            if isinstance(compressors, (list, tuple))
+            else [compressors]
+        )
+        compressors = [*given, zarr.codecs.Crc32cCodec()]
+    made = zarr.create_array(
+        {},
+        shape=tuple(array.shape),
+        dtype=NATIVE[array.dtype],
+        chunks=tuple(chunks),
+        shards=None if shards is None else tuple(shards),
+        compressors=compressors,
+        fill_value=0,
+        dimension_names=dims,
+        attributes=attributes,
+        **codecs,
+    )
+    content = made.metadata.to_buffer_dict(default_buffer_prototype())["zarr.json"].to_bytes()
+    document: dict[str, Any] = json.loads(content)
+    return document
+
+
+def read_array_document(name: str, document: dict[str, Any], where: str) -> ArrayInfo:
+    """Return the array that metadata describes.
+
+    Raises:
+        FormatError: the metadata is malformed.
+    """
+    try:
+        shape = torch.Size(document["shape"])
+        if any(size < 0 for size in shape):
+            raise ValueError(f"the shape is {list(shape)}")
+        kind = document.get("data_type")
+        if not isinstance(kind, str):
+            kind = None
+        logical = document.get("attributes", {}).get("td_dtype")
+        if kind in EXTENSIONS:
+            logical, stand_in = kind, f"uint{8 * EXTENSIONS[kind].itemsize}"
+            document = {**document, "data_type": stand_in, "fill_value": 0}
+            kind = stand_in
+        if kind in DTYPES and document["zarr_format"] == 3:
+            return ArrayInfo(name, document, shape, DTYPES[kind], logical, _find_raw_chunk(document, shape))
+        return ArrayInfo(name, document, shape, _find_dtype(document), logical)
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise FormatError(f"{where}: the metadata of the array {name!r} is damaged: {error!r}") from error
+
+
+def make_blank(info: ArrayInfo) -> Tensor:
+    """Return a meta tensor of the shape and dtype of an array."""
+    return torch.empty(info.shape, dtype=info.dtype, device="meta")
+
+
+def _find_raw_chunk(document: Mapping[str, Any], shape: torch.Size) -> str | None:
+    """Return the key of the only chunk of an array, below its name, if it has the elements as they are in memory."""
+    codecs, grid = document["codecs"], document["chunk_grid"]
+    plain = len(codecs) == 1 and codecs[0]["name"] == "bytes"
+    order = codecs[0].get("configuration", {}).get("endian", "little") if plain else None
+    if order != "little" or grid["name"] != "regular" or document.get("storage_transformers"):
+        return None
+    encoding = document["chunk_key_encoding"]
+    if list(grid["configuration"]["chunk_shape"]) != list(shape) or encoding["name"] != "default":
+        return None
+    separator = encoding.get("configuration", {}).get("separator", "/")
+    return str(separator).join(["c", *["0"] * len(shape)])
+
+
+def _find_dtype(document: dict[str, Any]) -> torch.dtype | None:
+    """Return the dtype of torch in which zarr-python reads an array, or None if it has none."""
+    try:
+        array = zarr.Array(zarr.AsyncArray(document, zarr.storage.StorePath(zarr.storage.MemoryStore())))
+    except Exception as error:  # zarr and its codecs raise errors of all kinds
+        raise ValueError(str(error)) from error
+    if array.dtype.kind in "mM":  # times are integers with a unit
+        return torch.int64
+    return DTYPES.get(array.dtype.newbyteorder("=").name) if array.dtype.kind in "biufc" else None

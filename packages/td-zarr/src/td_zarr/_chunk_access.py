@@ -1,0 +1,282 @@
+"""Read and write the chunks of arrays: mapped from the file of a local group, or with zarr-python."""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import zarr
+import zarr.storage
+from torch import Tensor
+
+from td_core.errors import FormatError, LockedError, TensorDictError
+from td_core.typing import SourceIndex
+
+from ._array_documents import ArrayInfo
+from ._zarr_objects import LocalObjects, Objects, gather, run
+
+__all__ = [
+    "ChunkSource",
+    "MappedTensor",
+    "RawSource",
+    "as_mapped",
+    "map_raw",
+    "read_whole",
+    "rebuild_mapped",
+    "write_arrays",
+]
+
+#: A chunk of fewer bytes is read instead of mapped: that is as fast, and a process has a limited number of mappings.
+_SMALL = 1 << 14
+
+
+class _StrictStore(zarr.storage.WrapperStore[Any]):  # type: ignore[misc]
+    """A store in which every chunk of an array must exist, where zarr would fill a missing or empty one with zeros."""
+
+    async def get(self, key: str, prototype: Any, byte_range: Any = None) -> Any:
+        found = await self._store.get(key, prototype, byte_range)
+        if found is None:
+            raise FormatError(f"the chunk {key!r} is missing")
+        if not len(found):
+            raise FormatError(f"the chunk {key!r} is empty, or ends too early")
+        return found
+
+
+def open_array(objects: Objects, info: ArrayInfo, *, strict: bool) -> zarr.Array[Any]:
+    """Return an array of zarr; with ``strict``, a read of a chunk that is missing raises FormatError."""
+    place = objects.store / info.name
+    if strict:
+        place = zarr.storage.StorePath(_StrictStore(place.store), place.path)
+    with name_array(objects, info):
+        return zarr.Array(zarr.AsyncArray(info.document, place, {"write_empty_chunks": True}))
+
+
+@contextlib.contextmanager
+def name_array(objects: Objects, info: ArrayInfo) -> Iterator[None]:
+    """Turn errors of zarr into a FormatError that names the array."""
+    try:
+        yield
+    except (TensorDictError, OSError) as error:
+        if isinstance(error, OSError) and not isinstance(objects, LocalObjects):
+            raise
+        raise FormatError(f"{objects.where}: the array {info.name!r}: {error}") from error
+    except Exception as error:  # codecs raise errors of all kinds for damaged chunks
+        raise FormatError(f"{objects.where}: the array {info.name!r} is damaged: {error!r}") from error
+
+
+def read_whole(
+    objects: Objects, arrays: Sequence[ArrayInfo], *, strict: bool, report: Callable[[int], None]
+) -> dict[str, Tensor]:
+    """Read arrays, several at the same time, and return them by name."""
+
+    async def read(info: ArrayInfo, array: Any) -> tuple[str, Tensor]:
+        with name_array(objects, info):
+            result = as_tensor(await array.getitem(...))
+        report(info.nbytes)
+        return info.name, result
+
+    opened = [(info, open_array(objects, info, strict=strict).async_array) for info in arrays]
+    return dict(run(gather(read(info, array) for info, array in opened)))
+
+
+def as_tensor(found: Any) -> Tensor:
+    """Return what zarr has read as a tensor that can be written."""
+    array = np.asarray(found)
+    array = np.require(array, array.dtype.newbyteorder("="), ["C", "W"])
+    tensor = torch.from_numpy(array.view(np.int64) if array.dtype.kind in "mM" else array)
+    return (
+        tensor if tensor.numel() else torch.empty(tensor.shape, dtype=tensor.dtype)
+    )  # with the usual strides
+
+
+def write_arrays(
+    objects: Objects,
+    arrays: Iterable[tuple[ArrayInfo, Callable[[], Tensor]]],
+    report: Callable[[int], None],
+) -> None:
+    """Write the elements of arrays with zarr, several at the same time."""
+
+    async def write(info: ArrayInfo, array: Any, read: Callable[[], Tensor]) -> None:
+        if info.nbytes:
+            await array.setitem(..., read().numpy())
+        report(info.nbytes)
+
+    opened = [(info, open_array(objects, info, strict=False).async_array, read) for info, read in arrays]
+    run(gather(write(*item) for item in opened))
+
+
+class ChunkSource:
+    """An array in chunks, which zarr reads and writes."""
+
+    def __init__(self, objects: Objects, info: ArrayInfo, *, strict: bool) -> None:
+        assert info.dtype is not None
+        self.objects, self.info, self.strict = objects, info, strict
+        self.shape, self.dtype = info.shape, info.dtype
+        self._opened: tuple[int, zarr.Array[Any]] | None = None
+
+    def __repr__(self) -> str:
+        return f"ChunkSource({self.objects.where!r}, {self.info.name!r})"
+
+    def __reduce__(self) -> Any:
+        return _rebuild_source, (self.objects, self.info, self.strict)
+
+    @property
+    def array(self) -> zarr.Array[Any]:
+        """The array of this process."""
+        if self._opened is None or self._opened[0] != os.getpid():
+            self._opened = os.getpid(), open_array(self.objects, self.info, strict=self.strict)
+        return self._opened[1]
+
+    def read(self, index: SourceIndex) -> Tensor:
+        """Read the chunks that a part of the array is in."""
+        return self.read_many([(self, index)])[0]
+
+    def read_many(self, requests: Sequence[tuple[ChunkSource, SourceIndex]]) -> list[Tensor]:
+        """Read parts of several arrays at the same time."""
+        for objects in {id(source.objects): source.objects for source, _ in requests}.values():
+            objects.check()
+
+        async def read(source: ChunkSource, array: Any, index: SourceIndex) -> Tensor:
+            with name_array(source.objects, source.info):
+                if all(isinstance(item, slice) for item in index):
+                    return as_tensor(await array.getitem(index))
+                return as_tensor(await array.get_orthogonal_selection(_as_selection(index)))
+
+        opened = [(source, source.array.async_array, index) for source, index in requests]
+        return run(gather(read(*item) for item in opened))
+
+    def write(self, index: SourceIndex, value: Tensor) -> None:
+        """Write the chunks that a part of the array is in; those that are written in part are read first."""
+        self.objects.check()
+        with name_array(self.objects, self.info):
+            try:
+                self.array.set_orthogonal_selection(_as_selection(index), value.numpy())
+            except PermissionError as error:
+                raise LockedError(f"cannot write to {self!r}: its store is read-only") from error
+
+    def flush(self) -> None:
+        """Do nothing: each write is complete when it returns."""
+
+
+def _rebuild_source(objects: Objects, info: ArrayInfo, strict: bool) -> ChunkSource:
+    return ChunkSource(objects, info, strict=strict)
+
+
+def _as_selection(index: SourceIndex) -> Any:
+    return tuple(item if isinstance(item, slice) else item.numpy() for item in index)
+
+
+class MappedTensor(Tensor):
+    """A leaf of an opened group: a tensor mapped from a file. A pickle has its place in the group instead of its elements.
+
+    Results of operations are plain tensors; so are views, whose elements a pickle contains.
+    """
+
+    # The operations of a plain tensor, at their speed.
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Reduce to the place in the group."""
+        return rebuild_mapped, self._origin  # type: ignore[attr-defined]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
+        """Return a copy in memory."""
+        return memo.setdefault(id(self), self.clone())  # type: ignore[no-any-return]
+
+
+def as_mapped(
+    leaf: Tensor, objects: LocalObjects, info: ArrayInfo, finish: Callable[[Tensor], Tensor]
+) -> Tensor:
+    """Return a leaf, which ``finish`` made of a mapped array, with its place in the group for pickles."""
+    mapped = leaf.as_subclass(MappedTensor)
+    mapped._origin = (objects, info, finish)  # type: ignore[attr-defined]
+    return mapped
+
+
+def rebuild_mapped(objects: LocalObjects, info: ArrayInfo, finish: Callable[[Tensor], Tensor]) -> Tensor:
+    """Map a leaf again, in another process.
+
+    Raises:
+        FormatError: another save has replaced the group.
+    """
+    objects.check()
+    return as_mapped(finish(map_raw(objects, info)), objects, info, finish)
+
+
+def map_raw(objects: LocalObjects, info: ArrayInfo, *, shared: bool = False, small: int = 0) -> Tensor:
+    """Map the only chunk of an array: writes to a private mapping stay in memory, those to a shared one reach the file.
+
+    A chunk of fewer than ``small`` bytes is read.
+
+    Raises:
+        FormatError: the chunk is missing, or has another size.
+    """
+    assert info.dtype is not None
+    if not info.nbytes:
+        return torch.empty(info.shape, dtype=info.dtype)
+    key = f"{info.name}/{info.raw}"
+    path = objects.locate(key)
+    try:
+        fd = os.open(
+            path,
+            (os.O_RDWR if shared else os.O_RDONLY) | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0),
+        )
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise FormatError(f"{objects.where}: the chunk {key!r} is missing") from error
+    except PermissionError as error:
+        raise LockedError(f"cannot write to {path!r}: {error.strerror}") from error
+    try:
+        size = os.fstat(fd).st_size
+        if size != info.nbytes:
+            raise FormatError(f"{objects.where}: the chunk {key!r} has {size} bytes; expected {info.nbytes}")
+        if size < small:
+            buffer: Any = bytearray(size)
+            os.preadv(fd, [buffer], 0)
+        else:
+            buffer = mmap.mmap(fd, 0, access=mmap.ACCESS_WRITE if shared else mmap.ACCESS_COPY)
+    finally:
+        os.close(fd)
+    return torch.frombuffer(buffer, dtype=info.dtype).view(info.shape)
+
+
+class RawSource:
+    """An array with one chunk that is opened for writing: it is mapped, in each process anew."""
+
+    def __init__(self, objects: LocalObjects, info: ArrayInfo) -> None:
+        assert info.dtype is not None
+        self.objects, self.info = objects, info
+        self.shape, self.dtype = info.shape, info.dtype
+        self._mapped: Tensor | None = None
+
+    def __repr__(self) -> str:
+        return f"RawSource({self.objects.where!r}, {self.info.name!r})"
+
+    def __reduce__(self) -> Any:
+        return RawSource, (self.objects, self.info)
+
+    def read(self, index: SourceIndex) -> Tensor:
+        """Return a copy of a part of the array."""
+        return self._map()[index].clone()
+
+    def write(self, index: SourceIndex, value: Tensor) -> None:
+        """Write a part of the array into the file."""
+        self._map()[index] = value
+
+    def flush(self) -> None:
+        """Return when what was written has reached the disk."""
+        fd = os.open(self.objects.locate(f"{self.info.name}/{self.info.raw}"), os.O_RDWR)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def _map(self) -> Tensor:
+        if self._mapped is None:
+            self.objects.check()
+            self._mapped = map_raw(self.objects, self.info, shared=True)
+        return self._mapped

@@ -1,0 +1,164 @@
+"""Groups without our header: those of tensordict, and of every other program."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from td_core import Encoded, __version__, split_value
+from td_core.array_formats import Rows
+from td_core.errors import CodecError, FormatError
+
+from ._array_documents import ArrayInfo
+from ._chunk_access import name_array, open_array
+from ._dim_labels import LEVEL, STACK, VALUE
+from ._zarr_objects import Objects
+
+__all__ = ["build_foreign_table"]
+
+_VALUES_FROM = f"td-tensorclass=={__version__}"
+
+
+def build_foreign_table(
+    objects: Objects,
+    attributes: Mapping[str, Any],
+    documents: Mapping[str, Any],
+    arrays: Mapping[str, ArrayInfo],
+    *,
+    allow_pickle: bool,
+    stack_values: bool,
+) -> Encoded:
+    """Build the table of a group without our header, from the attributes of tensordict where it has them.
+
+    Raises:
+        FormatError: the attributes of tensordict are malformed, or a value is a pickle.
+    """
+    return _Builder(objects, documents, arrays, allow_pickle, stack_values).build(attributes)
+
+
+class _Builder:
+    def __init__(
+        self,
+        objects: Objects,
+        documents: Mapping[str, Any],
+        arrays: Mapping[str, ArrayInfo],
+        allow_pickle: bool,
+        stack_values: bool,
+    ) -> None:
+        self.stack_values = stack_values
+        self.objects, self.documents, self.arrays, self.allow_pickle = (
+            objects,
+            documents,
+            arrays,
+            allow_pickle,
+        )
+        self.rows: Rows = []
+        self.places: list[Any] = []
+        self.values: list[list[Any]] = []
+
+    def build(self, attributes: Mapping[str, Any]) -> Encoded:
+        known = {"": self.add_level(attributes)}
+        for name in sorted(self.documents, key=lambda name: name.split("/")):
+            document = self.documents[name]
+            parent = self.find_parent(name, known)
+            key = name.rpartition("/")[2]
+            if document.get("node_type") == "group":
+                known[name] = ref = self.add_level(document.get("attributes") or {})
+            else:
+                ref = self.add_array(name, document, parent)
+            self.rows[parent]["entries"].append([key, ref])
+        return Encoded(self.rows, self.places, self.values)
+
+    def find_parent(self, name: str, known: dict[str, int]) -> int:
+        """Return the row of the group of a node; groups without metadata of their own are added."""
+        above = name.rpartition("/")[0]
+        if above not in known:
+            parent = self.find_parent(above, known)
+            known[above] = self.add_level({})
+            self.rows[parent]["entries"].append([above.rpartition("/")[2], known[above]])
+        return known[above]
+
+    def add_row(self, kind: str, meta: dict[str, Any], **fields: Any) -> int:
+        self.rows.append({"kind": kind, "meta": meta, "entries": [], "members": [], "values": [], **fields})
+        return len(self.rows) - 1
+
+    def add_level(self, attributes: Mapping[str, Any]) -> int:
+        level = attributes.get(LEVEL)
+        meta: dict[str, Any] = {"batch_size": []}
+        if level is not None:
+            try:
+                if level["version"] != 1:
+                    raise ValueError(f"its version is {level['version']!r}; expected 1")
+                meta["batch_size"] = [int(size) for size in level["batch_size"]]
+                if any(name is not None for name in level.get("names") or ()):
+                    meta["names"] = list(level["names"])
+            except (LookupError, TypeError, ValueError) as error:
+                raise FormatError(
+                    f"{self.objects.where}: the attribute {LEVEL} is damaged: {error!r}"
+                ) from error
+        return self.add_row("TensorDict", meta)
+
+    def add_array(self, name: str, document: Mapping[str, Any], parent: int) -> Any:
+        info, attributes = self.arrays[name], document.get("attributes") or {}
+        size = self.rows[parent]["meta"]["batch_size"]
+        if STACK in attributes:
+            about = attributes.get(VALUE)
+            value = self.read_elements(info) if about is None else self.read_value(info, about)
+            return self.add_value("NonTensorStack", attributes[STACK], value)
+        if VALUE in attributes:
+            return self.add_value("NonTensorData", size, self.read_value(info, attributes[VALUE]))
+        if info.dtype is None:
+            value = self.read_elements(info)
+            if self.stack_values and info.shape:
+                return self.add_value("NonTensorStack", list(info.shape), value)
+            return self.add_value("NonTensorData", size, value)
+        place: Any = name
+        if info.logical is not None:
+            place = {"tensor": name, "dtype": f"torch.{info.logical}"}
+        self.places.append(place)
+        return [len(self.places) - 1]
+
+    def add_value(self, kind: str, size: Any, value: Any) -> int:
+        self.values.append(list(split_value(value)))
+        row = self.add_row(kind, {"batch_size": list(size)}, **{"from": _VALUES_FROM})
+        self.rows[row]["values"].append(["data", len(self.values) - 1])
+        return row
+
+    def read_array(self, info: ArrayInfo) -> np.ndarray[Any, Any]:
+        with name_array(self.objects, info):
+            return np.asarray(open_array(self.objects, info, strict=False)[...])
+
+    def read_value(self, info: ArrayInfo, about: Any) -> Any:
+        encoding = about.get("encoding") if isinstance(about, dict) else about
+        payload = self.read_array(info).tobytes()
+        where = f"{self.objects.where}: the value {info.name!r}"
+        if encoding == "json":
+            try:
+                return json.loads(payload)
+            except ValueError as error:
+                raise FormatError(f"{where} is not valid JSON: {error}") from error
+        if encoding != "pickle":
+            raise FormatError(f"{where} has the encoding {encoding!r:.100}; expected 'json' or 'pickle'")
+        if not self.allow_pickle:
+            raise FormatError(
+                f"{where} is a pickle, which can run any code: pass allow_pickle=True if you trust who wrote it"
+            )
+        try:
+            return pickle.loads(payload)
+        except Exception as error:  # a pickle raises errors of all kinds
+            raise FormatError(f"{where} cannot be unpickled: {error!r}") from error
+
+    def read_elements(self, info: ArrayInfo) -> Any:
+        array = self.read_array(info)
+        try:
+            value = array.tolist()
+            split_value(value)
+        except (CodecError, TypeError, ValueError) as error:
+            raise FormatError(
+                f"{self.objects.where}: the array {info.name!r} has the dtype {array.dtype}, which is not one of torch"
+            ) from error
+        return value

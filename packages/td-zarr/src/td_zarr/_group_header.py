@@ -1,0 +1,181 @@
+"""Read what a group contains: its arrays, and the header that describes the collection."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from td_core import Encoded
+from td_core.array_formats import compute_check, list_names
+from td_core.errors import FormatError
+from td_core.spi import check_table, load_table
+
+from ._array_documents import INCOMPLETE, ArrayInfo, check_name, parse_json, read_array_document
+from ._dim_labels import LEVEL
+from ._foreign_groups import build_foreign_table
+from ._zarr_objects import Objects
+
+__all__ = ["GroupContent", "read_group"]
+
+
+@dataclass(slots=True)
+class GroupContent:
+    """A group: its arrays, and the header of the collection.
+
+    Attributes:
+        objects: the objects of the group.
+        arrays: the arrays by name.
+        table: the table of nodes, with places as leaves.
+        is_strict: whether a chunk that is missing is an error.
+        is_ours: whether the group has a ``td`` header.
+        has_sizes: whether the root has a batch size.
+    """
+
+    objects: Objects
+    arrays: dict[str, ArrayInfo]
+    table: Encoded
+    is_strict: bool
+    is_ours: bool
+    has_sizes: bool = True
+
+    @property
+    def where(self) -> str:
+        """The location, for messages."""
+        return self.objects.where
+
+
+def read_group(objects: Objects, *, allow_pickle: bool = False, stack_values: bool = True) -> GroupContent:
+    """Read the metadata of a group.
+
+    Raises:
+        FormatError: the metadata is damaged, or there is no group.
+    """
+    root = read_root(objects)
+    attributes = root.get("attributes") or {}
+    if not isinstance(attributes, dict):
+        raise FormatError(f"{objects.where}: the attributes of the group are not an object")
+    if INCOMPLETE in attributes:
+        raise FormatError(f"{objects.where}: a save to this group has not ended: save it again")
+    if "td" not in attributes:
+        documents = list_documents(objects, root)
+        infos = _read_arrays(objects, {k: v for k, v in documents.items() if v.get("node_type") == "array"})
+        table = build_foreign_table(
+            objects, attributes, documents, infos, allow_pickle=allow_pickle, stack_values=stack_values
+        )
+        check_table(table, objects.where)
+        return GroupContent(objects, infos, table, False, False, LEVEL in attributes)
+    header = attributes["td"]
+    if isinstance(header, str):
+        header = parse_json(header, f"{objects.where}: the td header")
+    table = load_table(header, objects.where)
+    names = list(dict.fromkeys(name for place in table.leaves for name in list_names(place)))
+    arrays = _read_arrays(objects, find_documents(objects, root, names))
+    check = compute_check((name, array.shape) for name, array in arrays.items())
+    if header.get("check") != check:
+        raise FormatError(
+            f"{objects.where}: the td header does not describe the arrays of the group; another program changed shapes"
+        )
+    return GroupContent(objects, arrays, table, not header.get("sparse"), True)
+
+
+def read_root(objects: Objects) -> dict[str, Any]:
+    """Return the metadata of the root of a group of any version of the format."""
+    content, old = objects.get_many(["zarr.json", ".zgroup"])
+    if content is not None:
+        root = parse_json(content, f"{objects.where}: zarr.json")
+        if root.get("node_type") != "group" or root.get("zarr_format") != 3:
+            raise FormatError(
+                f"{objects.where} is not a Zarr group: its node_type is {root.get('node_type')!r:.100}, and its "
+                f"zarr_format {root.get('zarr_format')!r:.100}"
+            )
+        return root
+    if old is None:
+        raise FormatError(
+            f"{objects.where} is not a Zarr group, or its save is incomplete: it has no zarr.json"
+        )
+    attributes = objects.get(".zattrs")
+    return {
+        "zarr_format": 2,
+        "attributes": {} if attributes is None else parse_json(attributes, f"{objects.where}: .zattrs"),
+    }
+
+
+def _read_arrays(objects: Objects, documents: Mapping[str, dict[str, Any]]) -> dict[str, ArrayInfo]:
+    return {name: read_array_document(name, document, objects.where) for name, document in documents.items()}
+
+
+def find_documents(
+    objects: Objects, root: Mapping[str, Any], names: Sequence[str]
+) -> dict[str, dict[str, Any]]:
+    """Return the metadata of arrays: as consolidated in the root, or else from the array itself.
+
+    Raises:
+        FormatError: an array is missing.
+    """
+    for name in names:
+        check_name(name, objects.where)
+    consolidated = _get_consolidated(root)
+    result = {name: consolidated[name] for name in names if isinstance(consolidated.get(name), dict)}
+    missing = [name for name in names if name not in result]
+    for name, content in zip(
+        missing, objects.get_many([f"{name}/zarr.json" for name in missing]), strict=True
+    ):
+        if content is None:
+            raise FormatError(f"{objects.where}: the array {name!r} is missing")
+        result[name] = parse_json(content, f"{objects.where}: {name}/zarr.json")
+    for name, document in result.items():
+        if document.get("node_type") != "array":
+            raise FormatError(f"{objects.where}: {name!r} is not an array")
+    return {name: result[name] for name in names}
+
+
+def _get_consolidated(root: Mapping[str, Any]) -> dict[str, Any]:
+    metadata = (root.get("consolidated_metadata") or {}).get("metadata")
+    return metadata if isinstance(metadata, dict) else {}
+
+
+def list_documents(objects: Objects, root: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the metadata of all groups and arrays below a root of any version of the format, by name."""
+    if root["zarr_format"] == 3:
+        consolidated = _get_consolidated(root)
+        if not consolidated:
+            names = sorted(
+                k.removesuffix("/zarr.json") for k in objects.list_keys() if k.endswith("/zarr.json")
+            )
+            contents = objects.get_many([f"{name}/zarr.json" for name in names])
+            consolidated = {
+                name: parse_json(content, f"{objects.where}: {name}/zarr.json")
+                for name, content in zip(names, contents, strict=True)
+                if content is not None
+            }
+        return {check_name(name, objects.where): document for name, document in consolidated.items()}
+    return _list_old_documents(objects)
+
+
+#: The metadata objects of version 2, and the type of their node.
+_OLD = {".zarray": "array", ".zgroup": "group"}
+
+
+def _list_old_documents(objects: Objects) -> dict[str, dict[str, Any]]:
+    """Return the metadata of version 2, with the attributes and the type of each node in it."""
+    content = objects.get(".zmetadata")
+    if content is not None:
+        found = parse_json(content, f"{objects.where}: .zmetadata").get("metadata")
+        if not isinstance(found, dict):
+            raise FormatError(f"{objects.where}: .zmetadata has no metadata")
+    else:
+        keys = [key for key in objects.list_keys() if key.rpartition("/")[2] in (*_OLD, ".zattrs")]
+        found = {
+            key: parse_json(content, f"{objects.where}: {key}")
+            for key, content in zip(keys, objects.get_many(keys), strict=True)
+            if content is not None
+        }
+    result = {}
+    for key in sorted(found):
+        name, _, last = key.rpartition("/")
+        if name and last in _OLD:
+            attributes = found.get(f"{name}/.zattrs", {})
+            document = {**found[key], "attributes": attributes, "node_type": _OLD[last]}
+            result[check_name(name, objects.where)] = document
+    return result

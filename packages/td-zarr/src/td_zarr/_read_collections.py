@@ -1,0 +1,348 @@
+"""Load groups, or open them without reading their arrays."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from td_core import Encoded, NestedKey, Source, StoredTensor, TensorDict
+from td_core.array_formats import (
+    Place,
+    build_collection,
+    list_names,
+    restore,
+)
+from td_core.errors import UnsupportedOperationError
+from td_core.spi import make_reporter, read_unreplaced, select_keys, show_path
+
+from ._array_documents import ArrayInfo
+from ._chunk_access import ChunkSource, RawSource, as_mapped, map_raw, read_whole
+from ._group_header import GroupContent, read_group
+from ._zarr_objects import LocalObjects, find_local_path, find_objects
+
+__all__ = ["load", "open_collection", "open_group"]
+
+#: A load reads smaller chunks instead of mapping them: that is as fast, and a process has a limited number of mappings.
+_SMALL = 1 << 14
+
+
+@contextlib.contextmanager
+def open_group(
+    location: Any,
+    storage_options: dict[str, Any] | None = None,
+    *,
+    allow_pickle: bool = False,
+    stack_values: bool = True,
+) -> Iterator[GroupContent]:
+    """Open a group for the duration of a block."""
+    objects = find_objects(location, storage_options)
+    try:
+        yield read_group(objects, allow_pickle=allow_pickle, stack_values=stack_values)
+    finally:
+        objects.close()
+
+
+def load(
+    location: Any,
+    *,
+    device: Any = None,
+    keys: Iterable[NestedKey] | NestedKey | None = None,
+    rows: Any = None,
+    strict: bool = True,
+    allow_pickle: bool = False,
+    storage_options: dict[str, Any] | None = None,
+    progress: Any = False,
+) -> Any:
+    """Load a collection from a Zarr group.
+
+    Groups of tensordict and of other programs load too, of version 2 or 3 of the format.
+
+    Args:
+        location: a directory, a zip file, a URL, or a store or group of zarr.
+        device: device of the leaves; ``"meta"`` reads no leaf.
+        keys: keys or key paths to load, with all that is below them. Nothing else is read.
+        rows: index of the first batch dim: an int, a slice or positions. Only their chunks are read.
+        strict: False loads a tensorclass that is not defined as a TensorDict.
+        allow_pickle: True loads values that tensordict has pickled. A pickle can run any code.
+        storage_options: options of the file system of a URL.
+        progress: show a progress bar, or call a function of (bytes done, total bytes).
+
+    Raises:
+        FileNotFoundError: there is nothing at a local path.
+        FormatError: the group is damaged; the message has its location, and the array or key.
+        KeyPathError: the group has no such key.
+
+    >>> from td_zarr import save
+    >>> _ = save(TensorDict({"a": torch.arange(3), "n": {"b": torch.zeros(3)}}, [3]), "data.zarr")
+    >>> load("data.zarr", keys="a", rows=slice(1, None))["a"]
+    tensor([1, 2])
+    """
+    target = None if device is None else TensorDict(device=device).device  # td-core adds the index of a GPU
+    is_meta = target is not None and target.type == "meta"
+
+    def read() -> Any:
+        with open_group(location, storage_options, allow_pickle=allow_pickle) as group:
+            table = select_keys(group.table, keys, group.where)
+            if rows is None or is_meta:
+                reader = _make_reader(group, table, target, progress)
+                return build_collection(table, group.where, reader, target, strict=strict)
+            opener = _Opener(group, table, "c")
+            lazy = build_collection(table, group.where, opener.read, wrap=opener.wrap, strict=strict)
+            return lazy[rows].clone()
+
+    result = _read_unreplaced(location, read)
+    if rows is not None:
+        result = result[rows] if is_meta else result if target is None else result.to(target)
+    return result
+
+
+def _read_unreplaced(location: Any, read: Callable[[], Any]) -> Any:
+    """Return the result of ``read``, repeated if a save replaced the directory."""
+    path = find_local_path(location)
+    return read_unreplaced(path, read) if path is not None and os.path.isdir(path) else read()
+
+
+def _make_reader(
+    group: GroupContent, table: Encoded, device: torch.device | None, progress: Any
+) -> Callable[[str], Tensor]:
+    """Return a function from the name of an array to its tensor."""
+    used = dict.fromkeys(name for place in table.leaves for name in list_names(place))
+    infos = [group.arrays[name] for name in used if name in group.arrays]
+    if device is not None and device.type == "meta":
+        return lambda name: torch.empty(
+            group.arrays[name].shape, dtype=group.arrays[name].dtype, device="meta"
+        )
+    report = make_reporter(progress, sum(info.nbytes for info in infos), "load")
+    local = group.objects if isinstance(group.objects, LocalObjects) else None
+    known = {}
+    for info in infos:
+        if info.raw is not None and local is not None and _has_chunk(group, info):
+            known[info.name] = map_raw(local, info, small=_SMALL)
+            report(info.nbytes)
+    others = [info for info in infos if info.name not in known]
+    if others:
+        known.update(read_whole(group.objects, others, strict=group.is_strict, report=report))
+    if device is None:
+        return known.__getitem__
+    return lambda name: known[name].to(device)
+
+
+def _has_chunk(group: GroupContent, info: ArrayInfo) -> bool:
+    """Return True if the only chunk of an array must be there, or is there: zarr fills others with the fill value."""
+    return group.is_strict or (
+        isinstance(group.objects, LocalObjects)
+        and os.path.exists(group.objects.locate(f"{info.name}/{info.raw}"))
+    )
+
+
+def finish_place(place: Place, array: Tensor) -> Tensor:
+    """Return the leaf of a place that has one array."""
+    return restore(place, lambda name: array)
+
+
+class Reinterpreted:
+    """Source of a leaf whose dtype Zarr lacks: the array has integers of the same width, or pairs of real numbers."""
+
+    def __init__(self, source: Any, place: Place, leaf: Tensor) -> None:
+        self.source, self.place = source, place
+        self.shape, self.dtype = leaf.shape, leaf.dtype
+
+    def __repr__(self) -> str:
+        return repr(self.source)
+
+    def __reduce__(self) -> Any:
+        return Reinterpreted, (
+            self.source,
+            self.place,
+            torch.empty(self.shape, dtype=self.dtype, device="meta"),
+        )
+
+    def _extend(self, index: Any) -> Any:
+        return (*index, *(slice(0, n, 1) for n in self.source.shape[len(self.shape) :]))
+
+    def read(self, index: Any) -> Tensor:
+        """Read integers or pairs, and view them as elements."""
+        return restore(self.place, lambda name: self.source.read(self._extend(index)))
+
+    def write(self, index: Any, value: Tensor) -> None:
+        """View elements as integers or pairs, and write those."""
+        stand_in = torch.view_as_real(value) if value.is_complex() else value.view(self.source.dtype)
+        self.source.write(self._extend(index), stand_in)
+
+    def flush(self) -> None:
+        """Flush the array."""
+        self.source.flush()
+
+
+def _check_writable(group: GroupContent, table: Encoded) -> None:
+    """Raise UnsupportedOperationError for what cannot be written in place."""
+    if group.objects.is_read_only:
+        raise UnsupportedOperationError(
+            f"{group.where} cannot be written in place: load it and save it again, or open it with mode='c'"
+        )
+    for place, path in zip(table.leaves, table.leaf_paths(members=False), strict=True):
+        if _is_nested(place):
+            raise UnsupportedOperationError(
+                f"{group.where}: {show_path(path)} is a nested tensor, which cannot be written in place: leave it out with keys="
+            )
+
+
+def _is_nested(place: Place) -> bool:
+    return isinstance(place, dict) and not {"jagged", "nested"}.isdisjoint(place)
+
+
+class _Opener:
+    """Makes the leaves of a group that is opened."""
+
+    def __init__(self, group: GroupContent, table: Encoded, mode: str) -> None:
+        self.group, self.mode = group, mode
+        self.local = group.objects if isinstance(group.objects, LocalObjects) else None
+        self.nested = {name for place in table.leaves if _is_nested(place) for name in list_names(place)}
+
+    def read(self, name: str) -> Tensor:
+        """Return an array: mapped, or in the store. The arrays of nested tensors are read."""
+        info = self.group.arrays[name]
+        if self.can_map(info) and self.mode != "r+" and self.local is not None:
+            return map_raw(self.local, info)
+        if name in self.nested:
+            strict = self.group.is_strict
+            return read_whole(self.group.objects, [info], strict=strict, report=lambda size: None)[name]
+        return StoredTensor(self.make_source(info), mode=self.mode)
+
+    def can_map(self, info: ArrayInfo) -> bool:
+        return info.raw is not None and self.local is not None and _has_chunk(self.group, info)
+
+    def make_source(self, info: ArrayInfo) -> Source:
+        if self.can_map(info) and self.local is not None:
+            return RawSource(self.local, info)
+        return ChunkSource(self.group.objects, info, strict=self.group.is_strict)
+
+    def wrap(self, place: Place, leaf: Tensor) -> Tensor:
+        """Return a leaf that can be pickled, and written if the mode allows that."""
+        if leaf.is_nested:
+            return leaf
+        if not isinstance(leaf, StoredTensor):
+            if self.mode == "c" or self.local is None:
+                return leaf
+            (name,) = list_names(place)
+            return as_mapped(leaf, self.local, self.group.arrays[name], partial(finish_place, place))
+        if not isinstance(place, dict) or "dtype" not in place:
+            return leaf
+        info = self.group.arrays[place["tensor"]]
+        own = {field: value for field, value in place.items() if field != "expand"}
+        blank = finish_place(own, torch.empty(info.shape, dtype=info.dtype, device="meta"))
+        stored = StoredTensor(Reinterpreted(self.make_source(info), own, blank), mode=self.mode)
+        return stored.expand(place["expand"]) if "expand" in place else stored
+
+
+def open_collection(
+    location: Any,
+    *,
+    mode: str = "r",
+    keys: Iterable[NestedKey] | NestedKey | None = None,
+    strict: bool = True,
+    allow_pickle: bool = False,
+    storage_options: dict[str, Any] | None = None,
+) -> Any:
+    """Open a Zarr group, without reading its arrays.
+
+    Arrays of one uncompressed chunk in a local directory are mapped. Other leaves are :class:`td_core.StoredTensor`, whose
+    elements are read when an operation needs them. A pickle of an opened collection has the places of the leaves.
+
+    Args:
+        location: a directory, a zip file, a URL, or a store or group of zarr.
+        mode: ``"r"`` never changes the store, ``"r+"`` writes into it, ``"c"`` keeps writes in the memory of this process.
+            Except with ``"c"``, the collection is locked: keys cannot be added or removed.
+        keys: keys or key paths to open, with all that is below them.
+        strict: False opens a tensorclass that is not defined as a TensorDict.
+        allow_pickle: True reads values that tensordict has pickled. A pickle can run any code.
+        storage_options: options of the file system of a URL.
+
+    Raises:
+        FormatError: the group is damaged; the message has its location, and the array or key.
+        KeyPathError: the group has no such key.
+        UnsupportedOperationError: the mode is ``"r+"``, and the group is a zip file, or has a nested tensor.
+
+    >>> from td_zarr import save
+    >>> _ = save(TensorDict({"a": torch.arange(1000)}, [1000]), "data.zarr", chunks=100)
+    >>> open_collection("data.zarr")[[7, 5]]["a"]
+    tensor([7, 5])
+    """
+    result = _open(location, mode, keys, strict, allow_pickle, storage_options)[0]
+    return result if mode == "c" else result.lock_()
+
+
+def _open(
+    location: Any,
+    mode: str,
+    keys: Any,
+    strict: bool,
+    allow_pickle: bool,
+    storage_options: dict[str, Any] | None,
+    stack_values: bool = True,
+) -> tuple[Any, bool]:
+    """Open a group; return also whether it is one of another program, which has no batch size."""
+    if mode not in ("r", "r+", "c"):
+        raise ValueError(f"mode is one of 'r', 'r+', 'c'; got {mode!r}")
+
+    def read() -> tuple[Any, bool]:
+        with open_group(
+            location, storage_options, allow_pickle=allow_pickle, stack_values=stack_values
+        ) as group:
+            table = select_keys(group.table, keys, group.where)
+            if mode == "r+":
+                _check_writable(group, table)
+            opener = _Opener(group, table, mode)
+            result = build_collection(table, group.where, opener.read, wrap=opener.wrap, strict=strict)
+            return result, not group.has_sizes
+
+    opened: tuple[Any, bool] = _read_unreplaced(location, read)
+    return opened
+
+
+def from_zarr(
+    filename: Any,
+    *,
+    mode: str = "r",
+    keys: Iterable[NestedKey] | NestedKey | None = None,
+    auto_batch_size: bool = False,
+    batch_dims: int | None = None,
+    batch_size: Any = None,
+    non_tensor_as_stack: bool = False,
+    allow_pickle: bool | None = None,
+    strict: bool = True,
+    storage_options: dict[str, Any] | None = None,
+) -> Any:
+    """Open a Zarr group, as :func:`td_zarr.open` does, and choose a batch size.
+
+    Args:
+        filename: a directory, a zip file, a URL, or a store or group of zarr.
+        mode: ``"r"``, ``"r+"`` or ``"c"``.
+        keys: keys or key paths to open.
+        auto_batch_size: replace the batch size by the leading dims that all entries share, as is done for a group that has none
+            because another program wrote it.
+        batch_dims: the largest number of batch dims for ``auto_batch_size``.
+        batch_size: replace the batch size by this one.
+        non_tensor_as_stack: return an array of strings as a stack of values; False returns it as one value, a list.
+        allow_pickle: True reads values that tensordict has pickled. A pickle can run any code.
+        strict: False opens a tensorclass that is not defined as a TensorDict.
+        storage_options: options of the file system of a URL.
+
+    >>> _ = TensorDict({"a": torch.ones(2, 3)}).to_zarr("data.zarr")
+    >>> from_zarr("data.zarr", batch_size=[2]).batch_size
+    torch.Size([2])
+    """
+    result, is_foreign = _open(
+        filename, mode, keys, strict, bool(allow_pickle), storage_options, non_tensor_as_stack
+    )
+    if batch_size is not None:
+        result.batch_size = batch_size
+    elif auto_batch_size or is_foreign:
+        result.auto_batch_size_(batch_dims)
+    return result if mode == "c" else result.lock_()

@@ -1,0 +1,360 @@
+"""Write collections to groups: a local directory or zip file appears complete or not at all; in a store, the root is last."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from td_core.array_formats import ArrayPlan, PlannedArray, make_array_plan
+from td_core.spi import NewDirectory, NewFile, as_buffer, make_reporter
+
+from ._array_documents import (
+    INCOMPLETE,
+    NATIVE,
+    ArrayInfo,
+    ChunkOptions,
+    join_names,
+    make_array_document,
+    make_group_document,
+    make_plain_document,
+    read_array_document,
+)
+from ._chunk_access import write_arrays
+from ._dim_labels import describe_levels, describe_values, name_dims
+from ._read_collections import open_collection
+from ._zarr_objects import LocalObjects, Objects, create_zip, find_local_path, find_objects
+
+__all__ = ["PlannedGroup", "create", "dump_json", "put_documents", "read_planned", "save", "to_zarr"]
+
+#: The options that decide on chunks and codecs.
+_CODECS = ("chunks", "shards", "filters", "compressors", "serializer")
+
+
+def save(
+    data: Any,
+    location: Any,
+    *,
+    chunks: Any = None,
+    shards: Any = None,
+    filters: Any = None,
+    compressors: Any = None,
+    serializer: Any = None,
+    checksums: bool = False,
+    durable: bool = False,
+    num_threads: int = 0,
+    return_early: bool = False,
+    storage_options: dict[str, Any] | None = None,
+    progress: Any = False,
+) -> Any:
+    """Save a collection as a Zarr group of version 3.
+
+    A local directory or zip file has its complete content under its name, or the old one remains, whenever the process is
+    killed. In another store, an old group is removed first, and a group that is not complete cannot be opened.
+
+    Args:
+        data: the collection.
+        location: a directory, a zip file (``.zip``), a URL, or a store or group of zarr.
+        chunks: rows of a chunk, a tuple of sizes that count along the leading dims, or ``"auto"`` for about 1 MB. By default
+            an array has one chunk, which is mapped when it is loaded. This option and the next four are one value for all
+            arrays, or a mapping from keys, or prefixes of keys, to values; the key None has the default.
+        shards: rows of a shard, which is a file of several chunks; or a tuple, as for ``chunks``.
+        filters: codecs of zarr that are applied first.
+        compressors: codecs of zarr that compress, such as ``zarr.codecs.ZstdCodec()``. By default nothing is compressed.
+        serializer: codec of zarr that converts arrays to bytes.
+        checksums: store a checksum of each chunk, which every read compares.
+        durable: return after the data has reached the disk.
+        num_threads: number of threads that write arrays of one chunk; 0 writes in this thread. Other arrays are written on the
+            threads of zarr.
+        return_early: write in the background and return a ``concurrent.futures.Future``. The leaves must not change before
+            its ``result()`` returns.
+        storage_options: options of the file system of a URL.
+        progress: show a progress bar, or call a function of (bytes done, total bytes).
+
+    Returns:
+        ``data``, or a future of it.
+
+    Raises:
+        CodecError: a value or leaf cannot be stored; nothing is written.
+        FileExistsError: ``location`` is a directory with other files.
+
+    >>> td = TensorDict({"a": torch.zeros(2), "n": {"b": torch.ones(3)}})
+    >>> save(td, "data.zarr") is td
+    True
+    """
+    options = ChunkOptions(
+        checksums=checksums,
+        chunks=chunks,
+        shards=shards,
+        filters=filters,
+        compressors=compressors,
+        serializer=serializer,
+    )
+    planned = _plan_group(data, options)
+    report = make_reporter(progress, planned.nbytes, "save")
+    write = partial(_write, planned, num_threads=num_threads, report=report)
+    work = partial(_replace, location, write, durable=durable, storage_options=storage_options)
+    if not return_early:
+        work()
+        return data
+    return _run_in_background(work, data)
+
+
+class PlannedGroup:
+    """The documents and arrays of a group to write.
+
+    Attributes:
+        plan: the arrays and the header.
+        arrays: the arrays by name, with their metadata.
+        documents: the metadata of all groups and arrays, by name; without the root.
+        values: the chunks of the values that tensordict can read, by key.
+        root: the metadata of the root.
+    """
+
+    def __init__(
+        self, plan: ArrayPlan, documents: dict[str, dict[str, Any]], *, sparse: bool = False
+    ) -> None:
+        self.plan = plan
+        levels = describe_levels(plan)
+        self.arrays = {name: read_array_document(name, document, "") for name, document in documents.items()}
+        documents = dict(documents)
+        for name in plan.arrays:
+            for length in range(1, name.count("/") + 1):
+                levels.setdefault("/".join(name.split("/")[:length]), {})
+        self.values: dict[str, bytes] = {}
+        for name, (attributes, content) in describe_values(plan).items():
+            dims = [f"{name.rpartition('/')[2]}_0"]
+            documents[name] = make_plain_document(torch.uint8, [len(content)], dims, attributes)
+            self.values[f"{name}/c.0"] = content
+        groups = {name: make_group_document(attributes) for name, attributes in levels.items() if name}
+        self.documents: dict[str, Any] = {**groups, **documents}
+        header = {**plan.header, "sparse": True} if sparse else plan.header
+        self.root = make_group_document({**levels[""], "td": json.dumps(header, separators=(",", ":"))})
+        inline = {"kind": "inline", "must_understand": False}
+        nested = {
+            name: {**document, "consolidated_metadata": {**inline, "metadata": {}}}
+            for name, document in groups.items()
+        }
+        self.root["consolidated_metadata"] = {**inline, "metadata": {**self.documents, **nested}}
+
+    @property
+    def nbytes(self) -> int:
+        """Size of all arrays in bytes."""
+        return sum(item.nbytes for item in self.plan.arrays.values())
+
+
+def _plan_group(data: Any, options: ChunkOptions, *, blank: bool = False) -> PlannedGroup:
+    """Plan the save of a collection, without reading the elements of a leaf.
+
+    Raises:
+        CodecError: a value or leaf cannot be stored; the message has its key path.
+    """
+    plan = make_array_plan(data, NATIVE, join_names, blank=blank, separator="/")
+    dims = name_dims(plan.arrays)
+    documents = {name: make_array_document(item, dims[name], options) for name, item in plan.arrays.items()}
+    return PlannedGroup(plan, documents, sparse=blank)
+
+
+def _write(
+    planned: PlannedGroup, objects: Objects, *, num_threads: int, report: Callable[[int], None]
+) -> None:
+    """Write all objects of a group, the root last."""
+    raw, others = [], []
+    for name, info in planned.arrays.items():
+        item = planned.plan.arrays[name]
+        if info.raw is not None and info.nbytes:
+            raw.append(partial(_write_raw, objects, info, item, report))
+        else:
+            others.append((info, partial(read_planned, item)))
+    put_documents(objects, planned)
+    run_parallel(raw, num_threads)
+    if others:
+        write_arrays(objects, others, report)
+    _put_root(objects, planned)
+
+
+def put_documents(objects: Objects, planned: PlannedGroup) -> None:
+    """Write the metadata of all groups and arrays but the root, and the values that tensordict can read."""
+    for key, content in planned.values.items():
+        objects.put(key, [content])
+    for name, document in planned.documents.items():
+        objects.put(f"{name}/zarr.json", [dump_json(document)])
+
+
+def _put_root(objects: Objects, planned: PlannedGroup) -> None:
+    """Write the metadata of the root, which makes the group complete."""
+    objects.put("zarr.json", [dump_json(planned.root)])
+
+
+def dump_json(document: Any) -> bytes:
+    """Return a document as JSON."""
+    return json.dumps(document, separators=(",", ":")).encode()
+
+
+def _write_raw(objects: Objects, info: ArrayInfo, item: PlannedArray, report: Callable[[int], None]) -> None:
+    objects.put(f"{info.name}/{info.raw}", [as_buffer(part) for part in item.read()])
+    report(item.nbytes)
+
+
+def read_planned(item: PlannedArray) -> Tensor:
+    """Return the elements of an array to write as one tensor."""
+    parts = item.read()
+    return parts[0] if item.dim is None or item.dim else torch.stack(parts)
+
+
+def run_parallel(work: Sequence[Callable[[], None]], num_threads: int) -> None:
+    """Call functions, in threads if ``num_threads`` is more than one; raise the first error."""
+    if num_threads <= 1 or len(work) <= 1:
+        for call in work:
+            call()
+        return
+    with ThreadPoolExecutor(num_threads, "td-zarr") as pool:
+        for future in [pool.submit(call) for call in work]:
+            future.result()
+
+
+def _run_in_background(write: Callable[[], None], data: Any) -> Future[Any]:
+    future: Future[Any] = Future()
+
+    def run() -> None:
+        try:
+            write()
+        except BaseException as error:
+            future.set_exception(error)
+        else:
+            future.set_result(data)
+
+    threading.Thread(target=run, name="td-zarr-save").start()
+    return future
+
+
+def _replace(
+    location: Any, write: Callable[[Objects], None], *, durable: bool, storage_options: dict[str, Any] | None
+) -> None:
+    """Write a group at a location, in the place of the one that is there."""
+    path = find_local_path(location)
+    if path is None:
+        objects = find_objects(location, storage_options)
+        try:
+            _start(objects)
+            write(objects)
+        finally:
+            objects.close()
+    elif path.endswith(".zip"):
+        if os.path.isdir(path):
+            raise IsADirectoryError(f"cannot save to {path!r}, which is a directory")
+        with NewFile(path) as file:
+            with create_zip(file.temporary) as objects:
+                write(objects)
+            file.commit(durable=durable)
+    else:
+        _check_replaceable(path)
+        with NewDirectory(path) as folder:
+            write(LocalObjects(folder.temporary))
+            folder.commit(durable=durable)
+
+
+def _start(objects: Objects) -> None:
+    """Mark the group in a store as incomplete, and remove the objects of an old one.
+
+    Raises:
+        FileExistsError: the place has objects that are not of a group.
+    """
+    if objects.get_many(["zarr.json", ".zgroup"]) == [None, None] and objects.list_keys():
+        raise FileExistsError(
+            f"cannot save to {objects.where!r}: it has objects that are not of a Zarr group"
+        )
+    objects.put("zarr.json", [dump_json(make_group_document({INCOMPLETE: True}))])
+    objects.clear()
+
+
+def _check_replaceable(path: str) -> None:
+    """Raise FileExistsError for a directory that is not a group, whose files a save would remove."""
+    if not os.path.isdir(path):
+        return
+    names = os.listdir(path)
+    if names and not {"zarr.json", ".zgroup", ".zarray"}.intersection(names):
+        raise FileExistsError(
+            f"cannot save to {path!r}: it has files that are not of a Zarr group; remove them"
+        )
+
+
+def create(
+    like: Any,
+    location: Any,
+    *,
+    chunks: Any = None,
+    shards: Any = None,
+    filters: Any = None,
+    compressors: Any = None,
+    serializer: Any = None,
+    storage_options: dict[str, Any] | None = None,
+) -> None:
+    """Write a group of zeros with the structure, shapes and dtypes of a collection, without reading its leaves.
+
+    Raises:
+        FileExistsError: something is at the location.
+    """
+    options = ChunkOptions(
+        chunks=chunks, shards=shards, filters=filters, compressors=compressors, serializer=serializer
+    )
+    planned = _plan_group(like, options, blank=True)
+    path = find_local_path(location)
+    if (
+        os.path.lexists(path)
+        if path is not None
+        else find_objects(location, storage_options).get("zarr.json")
+    ):
+        raise FileExistsError(f"cannot create {str(location)!r}: it exists")
+    if path is not None and path.endswith(".zip"):
+        raise ValueError(f"cannot create {path!r}: a zip file cannot be written in place; pass a directory")
+
+    def write(objects: Objects) -> None:
+        put_documents(objects, planned)
+        if isinstance(objects, LocalObjects):
+            for info in planned.arrays.values():
+                if info.raw is not None and info.nbytes:
+                    objects.extend(f"{info.name}/{info.raw}", info.nbytes)
+        _put_root(objects, planned)
+
+    _replace(location, write, durable=False, storage_options=storage_options)
+
+
+def to_zarr(
+    data: Any,
+    filename: Any,
+    *,
+    allow_pickle: bool | None = None,
+    storage_options: dict[str, Any] | None = None,
+    **options: Any,
+) -> Any:
+    """Save a collection as a Zarr group, and open that for writing.
+
+    Args:
+        data: the collection.
+        filename: a directory, a URL, or a store or group of zarr.
+        allow_pickle: accepted for programs that were written for tensordict. Values are never pickled, so True is an error.
+        storage_options: options of the file system of a URL.
+        **options: options of :func:`td_zarr.save`.
+
+    Returns:
+        The opened collection; a zip file is opened for reading.
+
+    >>> opened = to_zarr(TensorDict({"a": torch.zeros(2)}, [2]), "data.zarr", chunks=1)
+    >>> opened[1] = TensorDict({"a": 5.0})
+    >>> opened["a"].tolist()
+    [0.0, 5.0]
+    """
+    if allow_pickle:
+        raise ValueError("td-zarr never pickles values: register a LeafSerializer for their type")
+    save(data, filename, storage_options=storage_options, **options)
+    path = find_local_path(filename)
+    mode = "r" if path is not None and path.endswith(".zip") else "r+"
+    return open_collection(filename, mode=mode, storage_options=storage_options)

@@ -1,0 +1,41 @@
+"""Register the plugin if it is not installed, and fixtures that several test files share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+import td_core
+from td_core import TensorDict
+from td_core.testing import installed
+
+pytest.importorskip("zarr")
+from td_zarr import plugin
+
+
+@pytest.fixture(autouse=True, scope="session")
+def registered() -> Iterator[None]:
+    """Register the plugin for the tests, unless its entry point is installed."""
+    if any(record.id == "zarr" for record in td_core.plugins()):
+        yield
+        return
+    with installed(plugin, id="zarr", distribution="td-zarr"):
+        yield
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Return the path of a group that does not exist yet, alone in its directory."""
+    return tmp_path / "data.zarr"
+
+
+@pytest.fixture
+def td() -> TensorDict:
+    """Return a small collection with two levels, and leaves of two dtypes."""
+    return TensorDict(
+        {"a": torch.arange(12.0).view(4, 3), "n": {"b": torch.arange(4), "c": torch.ones(4, 2)}},
+        batch_size=[4],
+    )
