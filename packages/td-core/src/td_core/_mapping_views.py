@@ -133,10 +133,10 @@ def _list_items(node: Core, nested: bool, leaves_only: bool) -> Iterable[tuple[A
             if isinstance(child, Tensor):
                 append((prefix + (key,) if prefix else key, child))
                 continue
-            child = child._as_leaf()
-            if not leaves_only or isinstance(child, Tensor):
-                append((prefix + (key,) if prefix else key, child))
-            if nested and not isinstance(child, Tensor):
+            leaf = child._as_leaf()
+            if not leaves_only or leaf is not child:
+                append((prefix + (key,) if prefix else key, leaf))
+            if nested and leaf is child:
                 stack.append((prefix, level))
                 prefix, level = prefix + (key,), iter(dict(child._children()).items())
                 break
@@ -158,10 +158,10 @@ def _list_values(node: Core, nested: bool, leaves_only: bool) -> list[Any]:
             if isinstance(child, Tensor):
                 append(child)
                 continue
-            child = child._as_leaf()
-            if not leaves_only or isinstance(child, Tensor):
-                append(child)
-            if nested and not isinstance(child, Tensor):
+            leaf = child._as_leaf()
+            if not leaves_only or leaf is not child:
+                append(leaf)
+            if nested and leaf is child:
                 stack.append(level)
                 level = iter(list(child._children().values()))
                 break

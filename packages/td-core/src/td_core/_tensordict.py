@@ -416,7 +416,7 @@ class TensorDict(TensorDictBase):
                     child = right[key]
                 except KeyError:
                     check_same_leaves(left, right, prefix)
-                    if isinstance(wanted, Tensor) or not wanted._is_value:
+                    if isinstance(wanted, Tensor) or has_entries(wanted):
                         raise concurrent_change_error(other) from None
                     continue
                 if isinstance(wanted, Tensor):

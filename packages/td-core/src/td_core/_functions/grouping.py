@@ -9,6 +9,7 @@ from torch import Tensor
 
 from .._collection import get_entry, missing_key_error
 from .._keys import unravel_key_to_tuple
+from .._walks import has_entries
 from ..errors import KeyPathError, StructureError
 from ..typing import NestedKey
 
@@ -38,7 +39,7 @@ def group_by(tensordict: Any, key: NestedKey) -> tuple[Tensor | list[Any], tuple
     if isinstance(entry, Tensor):
         values, inverse = torch.unique(entry, dim=0, return_inverse=True)
         count = len(values)
-    elif entry._is_value:
+    elif not has_entries(entry):
         rows = entry.maybe_to_stack().tolist()
         values = []
         known: dict[Any, int] = {}

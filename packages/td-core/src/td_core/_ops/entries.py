@@ -33,7 +33,7 @@ from .._mapping_views import (
 )
 from .._ragged import convert_form
 from .._settings import SETTINGS
-from .._walks import visit
+from .._walks import has_entries, visit
 from ..errors import CycleError, KeyPathError, KeyThroughLeafError, LockedError, StructureError
 from ..typing import NO_DEFAULT, NestedKey
 from .leaf_writes import is_overlap_error
@@ -180,7 +180,7 @@ class EntryMixin(Core):
             except KeyError:
                 _set_new(node, path[depth:], value, prefix + path[:depth], non_blocking)
                 return
-            if isinstance(child, Tensor) or child._is_value:
+            if not has_entries(child):
                 raise KeyThroughLeafError(
                     f"{show_path(prefix + path[: depth + 1])} is not a collection, so {show_path(prefix + path)} cannot be set"
                 )

@@ -16,7 +16,7 @@ from .._keys import unravel_key_to_tuple
 from .._locking import check_unlocked
 from .._plans import compute_coordinates
 from .._shape_plans import unbind_plan
-from .._walks import visit
+from .._walks import has_entries, visit
 from ..errors import BatchSizeError, CycleError, StructureError
 from .entries import list_state_nodes
 from .indexed_write import (
@@ -146,7 +146,7 @@ def _split_broadcast(value: Any, stack: Any, lead: torch.Size, dims: int | None)
 def _is_level(entry: Any, lead: torch.Size) -> bool:
     """Return True for a dict, and for a node whose batch size does not start with ``lead``: its entries are split one by one."""
     if isinstance(entry, Core):
-        return not entry._is_value and entry.batch_size[: len(lead)] != lead
+        return has_entries(entry) and entry.batch_size[: len(lead)] != lead
     return isinstance(entry, Mapping)
 
 

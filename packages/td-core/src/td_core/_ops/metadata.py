@@ -428,7 +428,7 @@ def _get_view_id(leaf: Tensor) -> Any:
 def _addresses(entry: Child, storage: bool) -> Any:
     if isinstance(entry, Tensor):
         return torch.tensor(entry.untyped_storage().data_ptr() if storage else entry.data_ptr())
-    if entry._is_value:
+    if not has_entries(entry):
         return entry
     stacked = entry._members_and_dim()
     children = entry._children() if stacked is None else {str(i): item for i, item in enumerate(stacked[0])}

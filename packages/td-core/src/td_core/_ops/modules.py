@@ -59,7 +59,7 @@ def _plain(leaf: Tensor) -> Tensor:
 
 def _make_empty_level(owner: Any) -> Any:
     """Return an empty node for the old content of a module or collection; a value node is returned unchanged."""
-    if isinstance(owner, Core) and owner._is_value:
+    if isinstance(owner, Core) and not has_entries(owner):
         return owner
     if not isinstance(owner, Core) or owner._members_and_dim() is not None:
         return make_dense({}, torch.Size())

@@ -127,7 +127,7 @@ class StateDictMixin(Core):
         if not assign and from_flatten is not False and _try_load_whole(self, state_dict):
             return self
         root = _parse(self, state_dict, from_flatten)
-        if self._is_value:
+        if not has_entries(self):
             return self.update_(_build_value(self, root, assign))  # type: ignore[attr-defined,no-any-return]
         with torch.no_grad():
             steps, levels = _compare(self, root, strict, assign)
@@ -200,7 +200,7 @@ def _write_level(node: Core, out: Any, level: str) -> Iterator[tuple[str, Any]]:
 def _record(node: Core) -> Record | None:
     """Return the record of a node for a state dict, or None if its entries describe it completely."""
     kind = KINDS.of(node)
-    return kind.record_of(node, FORMAT) if FORMAT in kind.layouts or node._is_value else None
+    return kind.record_of(node, FORMAT) if FORMAT in kind.layouts or not has_entries(node) else None
 
 
 def _entries(node: Core) -> Mapping[str, Any]:
@@ -312,7 +312,7 @@ def _compare(
             wrong.append(f"{show_path(path)} is on {node.device}, in the state dict on {device}")
         record = _record(node)
         entries = dict(node._children()) if record is None else record.entries
-        values = {} if node._is_value else _get_values(level)
+        values = _get_values(level) if has_entries(node) else {}
         size = tuple(level.meta.get("batch_size", node.batch_size if -1 not in node.batch_size else ()))
         for key, entry in {**entries, **level.entries}.items():
             if (grows and key not in entries) or (
@@ -429,7 +429,7 @@ def _apply(node: Core, key: str, value: Any, assign: bool) -> None:
         built = _build_value(held, value, assign, node)
         if isinstance(held, Core) and len(held.batch_size) == len(built.batch_size):
             built._set_names(held._names)  # a state dict does not contain dim names
-        stacked = node._members_and_dim() is not None and isinstance(held, Core) and held._is_value
+        stacked = node._members_and_dim() is not None and isinstance(held, Core) and not has_entries(held)
         if not assign and (stacked or _is_kept(held)):
             node._write_child(key, built)  # this write reaches members that store one value each
         else:
@@ -504,7 +504,7 @@ def _find_kind(level: _Level) -> NodeKind | None:
     """Return the value kind that a parsed node names, or None if it has entries or an unknown kind."""
     name = str(level.meta.get("_type")).partition("[")[0]
     kind = KINDS.find_by_name(FORMAT, name) if "_non_tensor" in level.meta else None
-    return kind if kind is not None and kind.type._is_value else None  # type: ignore[attr-defined]
+    return None if kind is None or has_entries(kind.type) else kind
 
 
 def _leaf_names(child: Any, path: tuple[str, ...]) -> list[str]:
@@ -513,7 +513,7 @@ def _leaf_names(child: Any, path: tuple[str, ...]) -> list[str]:
 
     def collect(node: Any, prefix: tuple[str, ...]) -> Iterator[tuple[Any, tuple[str, ...]]]:
         level = isinstance(node, _Level)
-        if isinstance(node, Tensor) or (_find_kind(node) is not None if level else node._is_value):
+        if _find_kind(node) is not None if level else not has_entries(node):
             names.append(".".join(prefix))
             return
         entries = node.entries if level else _entries(node)
