@@ -311,3 +311,18 @@ def test_set_batch_size_above_lazy_instance_sets_members_once(wrap: Any) -> None
     node = td["n"] if isinstance(td["n"], Other) else td["n", "o"]
     assert node.batch_size == td["n"].batch_size == (3, 4)
     assert [member.batch_size for member in node.tensordicts] == [(4,)] * 3
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda td: td.update_({"image": torch.ones(2, 2)}),
+        lambda td: td.set_("image", torch.ones(2, 2)),
+        lambda td: td.update_(TensorDict({"image": torch.ones(2, 2)}, [2])),
+    ],
+)
+def test_write_below_instance_applies_hook_of_lazy_stack(write: Any) -> None:
+    members = [TensorDict({"image": torch.zeros(2)}) for _ in range(2)]
+    stack = LazyStackedTensorDict(*members, hook_in=lambda value: value * 3)
+    write(Other.from_tensordict(stack))
+    assert [member["image"].tolist() for member in members] == [[3.0, 3.0]] * 2
