@@ -64,10 +64,6 @@ class Wrapper(TensorCollection):
     def _grows(self) -> bool:  # type: ignore[override]  # read-only: set on _inner()
         return self._tensordict._grows  # type: ignore[no-any-return]
 
-    @property
-    def _changes_values(self) -> bool:  # type: ignore[override]  # read-only: set by the hooks of _inner()
-        return self._tensordict._changes_values  # type: ignore[no-any-return]
-
     def _inner(self) -> Core:
         return self._tensordict  # type: ignore[no-any-return]
 

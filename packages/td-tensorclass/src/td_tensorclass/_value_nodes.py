@@ -92,7 +92,7 @@ class ValueNode(TensorCollection):
             return self
         return self._with_children({}, batch_size=batch_size, names=None)
 
-    def _copy_from(self, value: Any, *, non_blocking: bool = False) -> TensorCollection:
+    def _copy_from(self, value: Any, *, non_blocking: bool = False) -> Any:
         return self._index_put((), value)
 
     def _densify(self: NodeT, layout: torch.layout) -> NodeT:
