@@ -300,14 +300,8 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
     def _of_saved(cls, saved: TensorCollection) -> TensorCollection:
         if isinstance(saved, ValueNode):
             raise TypeError("it has no entries")
-        inner: Any = saved._inner()
-        stacked = inner._members_and_dim()
-        if stacked is not None:
-            return cls._wrap_stack(
-                inner._with_members([cls._of_saved(member)._inner() for member in stacked[0]])
-            )
-        made: TensorCollection = cls._wrap_dense(inner)
-        return made
+        inner = saved._inner()._map_members(lambda node: cls._wrap_dense(node._inner())._inner())
+        return cls._wrap_stack(inner)
 
     @classmethod
     def _class_at(cls, key: str) -> type | None:

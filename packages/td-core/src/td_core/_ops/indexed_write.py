@@ -263,9 +263,7 @@ class IndexedWrite:
         if isinstance(entry, Mapping) or (
             isinstance(entry, Core) and not entry._is_value and entry.batch_size[: len(lead)] != lead
         ):
-            made = make_dense({}, batch, device)
-            if isinstance(entry, Core) and entry._members_and_dim() is None:
-                made = entry._with_children({}, batch_size=batch, names=None)
+            made = _make_empty_like(entry, batch, device)
             todo.append((made, entry, path, dims))
             self.made.append((node, key, made))
             return
@@ -288,9 +286,7 @@ class IndexedWrite:
                 self.others.append((node, key, coerce(None, batch + tail, device, path), entry))
                 return
         else:
-            made = make_dense({}, batch + tail, device)
-            if entry._members_and_dim() is None:
-                made = entry._with_children({}, batch_size=batch + tail, names=None)
+            made = _make_empty_like(entry, batch + tail, device)
             todo.append((made, entry, path, dims))
         self.made.append((node, key, made))
 
@@ -332,6 +328,13 @@ class IndexedWrite:
             write.apply()
         for node, key, made in self.made:
             node._set_child(key, made)
+
+
+def _make_empty_like(entry: Any, batch_size: torch.Size, device: torch.device | None) -> Any:
+    """Return an empty node of the kind of a node; of a mapping or a lazy stack without members, a TensorDict."""
+    for holder in entry._get_holders() if isinstance(entry, Core) else ():
+        return holder._with_children({}, batch_size=batch_size, names=None)
+    return make_dense({}, batch_size, device)
 
 
 def run_writes(writes: list[IndexedWrite]) -> None:

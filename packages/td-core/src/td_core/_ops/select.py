@@ -14,13 +14,12 @@ from .._arrays import as_tensor
 from .._collection import Core
 from .._dtypes import keep_scalar
 from .._foreach import Op, foreach, make_op
-from .._locking import check_unlocked
 from .._plans import broadcast_shape
 from ..errors import BatchSizeError, StructureError
 from .broadcasting import align_collections, expand_to_match
 from .joining import write_result
 from .operands import LEAF_ERRORS, raise_at_leaf, reorder_like, run_each_leaf, write_leaves
-from .shape import ShapeMixin, adopt_result
+from .shape import ShapeMixin, adopt_result, check_adoptable
 
 SelfT = TypeVar("SelfT", bound="SelectMixin")
 
@@ -180,8 +179,9 @@ class SelectMixin(ShapeMixin):
         tensor([9, 0, 1, 9, 9])
         """
         plan = elements.pad_plan(self.batch_size, pad_size, value)
-        if inplace and not safe and self._members_and_dim() is None:
-            check_unlocked(self, "pad in place")
+        if inplace:
+            check_adoptable(self, "pad")
+        if inplace and not safe:
             for key, child in dict(self._children()).items():
                 self._set_child(
                     key, plan.leaf(child) if isinstance(child, Tensor) else child._transform(plan)

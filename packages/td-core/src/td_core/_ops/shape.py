@@ -514,14 +514,19 @@ def _at_least(node: SelfT, ndim: int) -> SelfT:
 
 
 def adopt_result(node: SelfT, result: SelfT, what: str) -> SelfT:
-    """Replace the entries, batch size and names of a node by those of ``result``. Raise for a locked node or a lazy stack."""
-    check_unlocked(node, f"{what} in place")
-    if node._members_and_dim() is not None:
-        raise StructureError(
-            f"cannot {what} in place: the members of a {type(node).__name__} hold its entries; leave inplace out"
-        )
+    """Replace the entries, batch size and names of a node by those of ``result``, see ``check_adoptable``."""
+    check_adoptable(node, what)
     for key, child in result._children().items():
         node._set_child(key, child)
     node._set_batch_size(result.batch_size)
     node._names = result._names
     return node
+
+
+def check_adoptable(node: Core, what: str) -> None:
+    """Raise an error for a locked node, and for a lazy stack, which holds no entries itself."""
+    check_unlocked(node, f"{what} in place")
+    if node._members_and_dim() is not None:
+        raise StructureError(
+            f"cannot {what} in place: the members of a {type(node).__name__} hold its entries; leave inplace out"
+        )

@@ -429,9 +429,10 @@ def _apply(node: Core, key: str, value: Any, assign: bool) -> None:
         built = _build_value(held, value, assign, node)
         if isinstance(held, Core) and len(held.batch_size) == len(built.batch_size):
             built._set_names(held._names)  # a state dict does not contain dim names
-        stacked = node._members_and_dim() is not None and isinstance(held, Core) and not has_entries(held)
-        if not assign and (stacked or _is_kept(held)):
-            node._write_child(key, built)  # this write reaches members that store one value each
+        is_value = isinstance(held, Core) and not has_entries(held)
+        # A value that the kind builds when it is read, as a lazy stack does, is written to the members that store it.
+        if not assign and is_value and (node._children()[key] is not held or _is_kept(held)):
+            node._write_child(key, built)
         else:
             node._set_child(key, node._wrap_child(key, built))
     elif assign or key not in node._children():

@@ -284,13 +284,12 @@ def try_merge(root: Core, source: Any) -> bool:
         known = ndim == 0
         item = size[0] if ndim == 1 else None
         if isinstance(right, Core):
-            if right._is_value or right._members_and_dim() is not None:
+            if right._is_value:
                 return False
             known = known or right.batch_size == size
             right = right._children()
-        elif type(right) is not dict:
+        if type(right) is not dict:
             return False
-        left = node._children()
         leaves = dict(right)
         for key, value in leaves.items():
             if type(key) is not str:

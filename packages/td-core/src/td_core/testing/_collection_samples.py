@@ -110,12 +110,10 @@ def assert_same(result: Any, expected: Any, path: tuple[str, ...] = ()) -> None:
     """Assert that two collections are equal: kinds, keys in order, leaves, batch sizes, names, values."""
     assert type(result) is type(expected), path
     assert result.names == expected.names, path
-    stacked = expected._members_and_dim()
-    if stacked is not None:
-        members, dim = stacked
-        found, found_dim = result._members_and_dim()
-        assert (found_dim, len(found)) == (dim, len(members)), path
-        for position, (member, other) in enumerate(zip(found, members, strict=True)):
+    if hasattr(expected, "tensordicts"):
+        assert result.stack_dim == expected.stack_dim, path
+        pairs = zip(result.tensordicts, expected.tensordicts, strict=True)
+        for position, (member, other) in enumerate(pairs):
             assert_same(member, other, (*path, str(position)))
         return
     assert result.batch_size == expected.batch_size, path
