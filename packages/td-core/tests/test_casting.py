@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from td_core import LazyStackedTensorDict, TensorDict, TensorDictParams
+from td_core import LazyStackedTensorDict, TensorDict, TensorDictParams, lazy_stack
 from td_core._dtypes import METHODS
 from td_core._ops.device_moves import get_device_to_sync, parse_target
 from td_core._ops.dtypes import CASTS, DtypeMixin
-from td_core.errors import LockedError, StructureError
+from td_core.errors import KeyMismatchError, LockedError, StructureError
 
 
 @pytest.fixture(params=["nested", "lazy", "nested lazy"])
@@ -372,6 +372,32 @@ def test_backward_equals_torch() -> None:
     losses.backward(inputs=TensorDict({"y": y}))
     assert y.grad == 4
     torch.testing.assert_close(x.grad, 20 + 2 * x.detach())
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+def test_backward_gradient_for_tracked_leaves_is_enough(stacked: bool) -> None:
+    x = torch.ones(3, requires_grad=True)
+
+    def make(rows: int) -> TensorDict:
+        return TensorDict(
+            {"a": x[:rows] * 2, "b": torch.ones(rows), "n": {"c": x[:rows] * 3, "d": torch.ones(2)}}
+        )
+
+    tracked = {rows: TensorDict({"n": {"c": torch.ones(rows)}, "a": torch.ones(rows)}) for rows in (2, 3)}
+    td = lazy_stack([make(2), make(3)]) if stacked else make(3)
+    gradient = lazy_stack([tracked[2], tracked[3]]) if stacked else tracked[3]
+    td.backward(gradient)
+    assert x.grad is not None and x.grad.tolist() == ([10.0, 10.0, 5.0] if stacked else [5.0] * 3)
+
+
+def test_backward_incomplete_gradient_raises() -> None:
+    x = torch.ones(3, requires_grad=True)
+    td = TensorDict({"a": x * 2, "n": {"b": x * 3}})
+    with pytest.raises(TypeError, match=r"^backward: gradient is a collection; got Tensor$"):
+        td.backward(torch.ones(3))  # type: ignore[arg-type]
+    with pytest.raises(KeyMismatchError, match=r"missing keys \['n'\]"):
+        td.backward(TensorDict({"a": torch.ones(3)}))
+    assert x.grad is None
 
 
 def test_backward_bad_gradient_raises() -> None:

@@ -388,3 +388,12 @@ def test_tree_map_subclass_returns_subclass() -> None:
 def test_get_missing_key_returns_default() -> None:
     assert LazyStackedTensorDict(stack_dim=0).get("a", 5) == 5
     assert lazy_stack([TensorDict({"a": torch.zeros(2)})]).get_nestedtensor("b", 5) == 5
+
+
+@pytest.mark.parametrize("stack_dim", [0, 1])
+def test_member_is_in_its_stack_and_equal_one_is_not(stack_dim):
+    members = [TensorDict({"a": torch.zeros(2)}, batch_size=[2]) for _ in range(3)]
+    stack = LazyStackedTensorDict(*members, stack_dim=stack_dim)
+    assert [member in stack for member in members] == [True] * 3
+    assert members[1].clone() not in stack
+    assert "a" in stack and "b" not in stack and ("a", "b") not in stack

@@ -30,6 +30,17 @@ class LazyStackOps(TensorDictBase):
     _stack_dim: int
     _hook_in: Callable[[Any], Any] | None
 
+    def __contains__(self, key: object) -> bool:
+        """Return True if an entry has this key, or if this very collection is a member.
+
+        >>> stack = lazy_stack([TensorDict({"a": 1}), TensorDict({"a": 2})])
+        >>> "a" in stack, stack.tensordicts[0] in stack, TensorDict({"a": 1}) in stack
+        (True, True, False)
+        """
+        if isinstance(key, Core):
+            return any(member is key for member in self._members)
+        return super().__contains__(key)
+
     def _get_holders(self) -> Sequence[Any]:
         return [holder for member in self._members for holder in member._get_holders()]
 

@@ -75,10 +75,16 @@ def _read_in_dims(original: Callable[..., Any]) -> Callable[..., Any]:
     return process
 
 
+def _unpack(out_dims: Any, outputs: Any) -> Any:
+    """Return the item of a tuple of one out dim if the function returned one collection, as vmap does for one tensor."""
+    single = isinstance(outputs, Core) and type(out_dims) is tuple and len(out_dims) == 1
+    return out_dims[0] if single else out_dims
+
+
 def _read_out_dims(original: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(original)
     def unwrap(outputs: Any, out_dims: Any, *args: Any) -> Any:
-        return original(outputs, normalize_dims(out_dims, outputs, get_result_dim), *args)
+        return original(outputs, normalize_dims(_unpack(out_dims, outputs), outputs, get_result_dim), *args)
 
     return unwrap
 
@@ -88,7 +94,7 @@ def _join_chunks(original: Callable[..., Any]) -> Callable[..., Any]:
     def join(out_dims: Any, spec: Any, chunks: Any) -> Any:
         if out_dims != 0:
             first = torch_pytree.tree_unflatten([chunk[0] for chunk in chunks], spec)
-            out_dims = normalize_dims(out_dims, first, _dim_of_chunk)
+            out_dims = normalize_dims(_unpack(out_dims, first), first, _dim_of_chunk)
         return original(out_dims, spec, chunks)
 
     return join

@@ -241,29 +241,34 @@ class CastingMixin(DeviceMixin):
         """Backpropagate from all leaves that require gradients, in one pass.
 
         Args:
-            gradient: gradients of the leaves, a collection of the same structure; may be None only if the leaves are scalars.
+            gradient: gradients of the leaves that require gradients, a collection of the same structure; other leaves need
+                none. It may be None only if the leaves are scalars.
             retain_graph: keep the graph for another pass.
             create_graph: make the gradients differentiable.
             inputs: a collection or sequence of tensors that accumulate gradients; None: all leaves of the autograd graph.
 
         Raises:
             RuntimeError: no leaf requires gradients, or one is not a scalar and ``gradient`` is None.
+            TypeError: ``gradient`` is not a collection.
+            KeyMismatchError: ``gradient`` has no entry for a leaf that requires gradients.
 
         >>> x = torch.ones((), requires_grad=True)
         >>> TensorDict({"a": x * 2, "b": x * 3}).backward()
         >>> x.grad
         tensor(5.)
         """
-        leaves = self._leaves()
+        if gradient is not None and not isinstance(gradient, Core):
+            raise TypeError(f"backward: gradient is a collection; got {type(gradient).__name__}")
+        tracked: Any = self.apply(lambda leaf: leaf if leaf.requires_grad else None, filter_empty=True)  # type: ignore[attr-defined]
+        if tracked is None:
+            raise RuntimeError(f"backward: no leaf of this {type(self).__name__} requires gradients")
+        leaves = tracked._leaves()
         gradients: list[Any] = []
         if gradient is None:
             gradients = [None] * len(leaves)
         else:
-            self._flatten_other(gradient, gradients)
-        pairs = [pair for pair in zip(leaves, gradients, strict=True) if pair[0].requires_grad]
-        if not pairs:
-            raise RuntimeError(f"backward: no leaf of this {type(self).__name__} requires gradients")
-        for leaf, given_gradient in pairs:
+            tracked._flatten_other(gradient.select(*tracked.keys(True, True), strict=False), gradients)  # type: ignore[attr-defined]
+        for leaf, given_gradient in zip(leaves, gradients, strict=True):
             if given_gradient is None and leaf.numel() != 1:
                 raise RuntimeError(
                     f"backward: {describe_leaf(self, leaf)} has shape {list(leaf.shape)}, and only scalars have an implicit "
@@ -272,11 +277,7 @@ class CastingMixin(DeviceMixin):
         if isinstance(inputs, Core):
             inputs = inputs._leaves()
         torch.autograd.backward(
-            [pair[0] for pair in pairs],
-            [pair[1] for pair in pairs],
-            retain_graph=retain_graph,
-            create_graph=create_graph,
-            inputs=inputs,
+            leaves, gradients, retain_graph=retain_graph, create_graph=create_graph, inputs=inputs
         )
 
     def as_tensor(self: SelfT) -> SelfT:
