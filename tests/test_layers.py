@@ -18,6 +18,14 @@ SIBLINGS = SOURCES.keys() - {"td_core", "td"}
 ALLOWED = {"td_core": set(), **{name: {"td_core"} for name in SIBLINGS}, "td": {"td_core", *SIBLINGS}}
 LONGEST_FILE = 700
 
+# What packages outside of td_core and the examples may import of it, in addition to the names of td_core itself.
+PUBLIC_MODULES = {"array_formats", "errors", "kinds", "pickles", "plugins", "spi", "testing", "typing"}
+OUTSIDE = sorted(
+    path
+    for path in [*ROOT.glob("packages/*/src/**/*.py"), *ROOT.glob("examples/**/*.py")]
+    if "td_core" not in path.parts
+)
+
 # A module may import from its own layer and from earlier ones. A package name includes its modules.
 LAYERS = [
     [
@@ -255,3 +263,46 @@ def test_source_file_is_short_and_not_named_utils(package: str, name: str) -> No
     assert path.stem not in {"utils", "_utils", "helpers", "_helpers"}, "a helper lives with its concept"
     lines = len(path.read_text(encoding="utf-8").splitlines())
     assert lines <= LONGEST_FILE, f"{path.name} has {lines} lines: cut it along its concepts"
+
+
+def private_names(text: str) -> list[str]:
+    """Return the private names of td_core that a module imports, or reads from the module td_core."""
+    found = []
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            found += [f"{node.module}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Import):
+            found += [alias.name for alias in node.names]
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            found.append(f"{node.value.id}.{node.attr}")
+    return [name for name in found if name.startswith("td_core.") and is_private(name.split(".")[1:])]
+
+
+def is_private(parts: list[str]) -> bool:
+    """Return True if a name in td_core is not public: a part starts with an underscore, or the module is not public."""
+    hidden = any(part.startswith("_") and part != "__version__" for part in parts)
+    return hidden or (len(parts) > 1 and parts[0] not in PUBLIC_MODULES)
+
+
+@pytest.mark.parametrize("path", OUTSIDE, ids=lambda path: str(path.relative_to(ROOT)))
+def test_module_outside_core_imports_no_private_name_of_core(path: Path) -> None:
+    assert private_names(path.read_text(encoding="utf-8")) == [], (
+        "use td_core.spi, or move the work into td_core"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("from td_core import TensorDict, __version__, spi", []),
+        ("from td_core.spi import visit; from td_core.plugins.declarations import implements", []),
+        ("from td_core._walks import visit", ["td_core._walks.visit"]),
+        ("from td_core import _walks", ["td_core._walks"]),
+        ("import td_core._walks", ["td_core._walks"]),
+        ("import td_core; td_core.__main__.main()", ["td_core.__main__"]),
+        ("from td_core.plugins._hooks import x", ["td_core.plugins._hooks.x"]),
+        ("import td_core; td_core.Tree.show", []),
+    ],
+)
+def test_private_names_finds_every_spelling(text: str, expected: list[str]) -> None:
+    assert private_names(text) == expected

@@ -24,7 +24,7 @@ from ._collection import (
     show_path,
 )
 from ._devices import as_device
-from ._dim_names import Names, names_of_stack, refuse_repeated
+from ._dim_names import names_of_stack, refuse_repeated
 from ._dtypes import ScalarBeside, as_scalar
 from ._from_python import from_list
 from ._lazy_stack_ops import LazyStackOps
@@ -46,7 +46,7 @@ from ._ragged import (
 from ._shape_plans import stack_plan
 from ._walks import visit
 from .errors import BatchSizeError, CollectionIndexError, StructureError
-from .typing import NO_DEFAULT, BatchSize, DeviceType, NestedKey, NoDefault
+from .typing import NO_DEFAULT, BatchSize, DeviceType, Names, NestedKey, NoDefault
 
 SelfT = TypeVar("SelfT", bound="LazyStackedTensorDict")
 

@@ -28,7 +28,6 @@ from ._collection import (
     show_path,
 )
 from ._device_labels import fix_device_metadata
-from ._dim_names import Names
 from ._keys import is_key, unravel_key_to_tuple
 from ._locking import check_unlocked
 from ._ops.device_moves import write_moved_back
@@ -39,7 +38,7 @@ from ._roles import adopt, in_role, is_persistent, is_registered, is_settled, ro
 from ._walks import expand, get_path, has_entries, walk_levels
 from ._wrapper import Wrapper
 from .errors import FormatError, StructureError
-from .typing import NO_DEFAULT, NestedKey, NoDefault
+from .typing import NO_DEFAULT, Names, NestedKey, NoDefault
 
 SelfT = TypeVar("SelfT", bound="TensorDictParams")
 MethodT = TypeVar("MethodT", bound=Callable[..., Any])

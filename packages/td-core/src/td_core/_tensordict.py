@@ -29,7 +29,7 @@ from ._collection import (
     register_dense,
 )
 from ._devices import as_device
-from ._dim_names import Names, check_names, resize_names
+from ._dim_names import check_names, resize_names
 from ._dtypes import ScalarBeside
 from ._foreach import PLAIN, foreach, make_op
 from ._indexing import plan_index
@@ -43,7 +43,7 @@ from ._plans import ShapePlan
 from ._pytree import register_mapping, register_with_subclasses
 from ._walks import has_entries
 from .errors import KeyPathError, KeyTakenError, StructureError
-from .typing import NO_DEFAULT, BatchSize, DeviceType, NestedKey, NoDefault
+from .typing import NO_DEFAULT, BatchSize, DeviceType, Names, NestedKey, NoDefault
 
 SelfT = TypeVar("SelfT", bound="TensorDict")
 _CLONE = make_op("clone", copy_leaf)

@@ -15,8 +15,7 @@ from torch import Tensor
 
 from ._base import TensorCollection
 from ._collection import Child, Core
-from ._dim_names import Names
-from .typing import BatchSize, NestedKey
+from .typing import BatchSize, Names, NestedKey
 
 
 class Wrapper(TensorCollection):

@@ -25,7 +25,7 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
-from td_core import Encoded, Record, TensorCollection, decode, encode, join_value, kinds, split_value
+from td_core import Encoded, Record, decode, encode, join_value, kinds, split_value
 from td_core.errors import (
     BatchSizeError,
     CodecError,
@@ -34,7 +34,7 @@ from td_core.errors import (
     MissingPluginError,
     StructureError,
 )
-from td_core.spi import as_named, expand, is_readable, parse_json, show_path, user_class, walk
+from td_core.spi import Node, as_named, expand, is_readable, parse_json, show_path, user_class, walk
 
 from . import _key_paths, _storage
 from ._memory import WHOLE, get_bytes, make_vector
@@ -354,7 +354,7 @@ def _plain(tree: Any, encoded: Encoded, layout: Layout) -> dict[str, Any]:
     return levels[0]
 
 
-def _plain_level(row: dict[str, Any], node: TensorCollection) -> dict[str, Any]:
+def _plain_level(row: dict[str, Any], node: Node) -> dict[str, Any]:
     if "format" not in row or "class" in row:
         raise NotRepresentableError
     cls = kinds.of(node).layouts[FORMAT].names[0]

@@ -11,9 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from td_core import TensorCollection
 from td_core.pickles import rebuild_collection
-from td_core.spi import StorageBackend, lock, set_module, visit, walk
+from td_core.spi import Node, StorageBackend, lock, set_module, visit, walk
 
 from . import _file_names, _fs
 from ._fs import DirectoryTree
@@ -48,13 +47,13 @@ class MemmapBackend(StorageBackend):
     above: torch.Size = torch.Size()
     form: Any = None
 
-    def get_folder(self, node: TensorCollection) -> str | None:
+    def get_folder(self, node: Node) -> str | None:
         """Return the directory of a node, or None if the node differs from the save there."""
         leaves = node._leaves()
         in_place = (isinstance(leaf, MemoryMappedTensor) and is_backed_by_path(leaf) for leaf in leaves)
         return get_directory(node, self) if self.is_current(node) and all(in_place) else None
 
-    def is_current(self, node: TensorCollection) -> bool:
+    def is_current(self, node: Node) -> bool:
         """Return True if the node and all nodes below still have the batch sizes and dim names of the save."""
         if self.path is None:
             return False
@@ -68,9 +67,7 @@ class MemmapBackend(StorageBackend):
                 return False
         return True
 
-    def reduce(
-        self, node: TensorCollection, protocol: int, encode: Callable[[], tuple[Any, ...]]
-    ) -> tuple[Any, ...]:
+    def reduce(self, node: Node, protocol: int, encode: Callable[[], tuple[Any, ...]]) -> tuple[Any, ...]:
         """Return the pickle reduction of a mapped collection, which maps the same files when it is unpickled."""
         parts = encode()
         options = self.robust_key, self.allow_pickle, self.shared, self.is_current(node)
@@ -108,7 +105,7 @@ def _get_form(node: Any) -> Any:
     return node.batch_size, node._names
 
 
-def get_directory(node: TensorCollection, saved: MemmapBackend) -> str | None:
+def get_directory(node: Node, saved: MemmapBackend) -> str | None:
     """Return the directory of a node; a wrapper shares the backend of the node that it wraps."""
     path = saved.path
     if path is None or node._inner() is node or os.path.basename(path) != _file_names.INNER:

@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from td_core import TensorCollection, encode, kinds
+from td_core import encode, kinds
 from td_core.errors import TensorDictError
+from td_core.spi import Node
 
 from . import _file_names
 from ._load import LoadOptions, Reader, retry_on_replace
@@ -25,7 +26,7 @@ from ._tensor import MemoryMappedTensor, Place, is_whole
 from ._value_file import ValueFile
 
 
-def origin(tree: TensorCollection) -> MemmapBackend | None:
+def origin(tree: Node) -> MemmapBackend | None:
     """Return the MemmapBackend of the save that a collection equals, or None."""
     path = _root(tree)
     if path is None:
@@ -46,7 +47,7 @@ def _load(files: Any) -> tuple[tuple[Any, bool], bool]:
     ), True
 
 
-def _root(tree: TensorCollection) -> str | None:
+def _root(tree: Node) -> str | None:
     """Return the root directory of the save of any leaf or value of a collection, or None."""
     encoded = encode(tree, format_name=FORMAT)
     keepers = ((node._keeper, path) for node, path in zip(encoded.objects, encoded.node_paths()))
@@ -77,7 +78,7 @@ def _places(leaf: Any) -> list[Place]:
     return places if all(isinstance(place, Place) for place in places) else []
 
 
-def _is_same(tree: TensorCollection, loaded: TensorCollection) -> bool:
+def _is_same(tree: Node, loaded: Node) -> bool:
     """Return True if a collection has the same nodes and values as a loaded one, and its leaves are in the same files."""
     trees = [encode(item, format_name=FORMAT) for item in (tree, loaded)]
     nodes, other_nodes = (dict(zip(item.node_paths(), item.objects)) for item in trees)
@@ -90,7 +91,7 @@ def _is_same(tree: TensorCollection, loaded: TensorCollection) -> bool:
     )
 
 
-def _is_same_node(left: TensorCollection, right: TensorCollection) -> bool:
+def _is_same_node(left: Node, right: Node) -> bool:
     return (
         kinds.of(left) is kinds.of(right)
         and left.batch_size == right.batch_size

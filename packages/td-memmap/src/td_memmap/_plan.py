@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from td_core import Record, TensorCollection, encode, join_value, kinds, split_value
+from td_core import Record, encode, join_value, kinds, split_value
 from td_core.errors import CodecError
-from td_core.spi import expand, is_readable, is_stored, show_path, split_jagged
+from td_core.spi import Node, expand, is_readable, is_stored, show_path, split_jagged
 
 from . import _file_names
 from ._chunks import check_storable
@@ -83,7 +83,7 @@ class Plan:
     directories: list[Parts] = field(default_factory=list)
     leaves: list[LeafFile] = field(default_factory=list)
     texts: list[tuple[Parts, str, bytes]] = field(default_factory=list)
-    nodes: list[tuple[TensorCollection, Parts]] = field(default_factory=list)
+    nodes: list[tuple[Node, Parts]] = field(default_factory=list)
     jagged: list[tuple[Tensor, dict[str, LeafFile], int]] = field(default_factory=list)
 
     def files(self) -> list[Parts]:
@@ -93,7 +93,7 @@ class Plan:
 
 
 def make_plan(
-    tree: TensorCollection, *, robust_key: bool = True, allow_pickle: bool = False, content: bool = True
+    tree: Node, *, robust_key: bool = True, allow_pickle: bool = False, content: bool = True
 ) -> Plan:
     """Plan the files of a tree; raise CodecError if a leaf or, with ``content=True``, its elements cannot be stored."""
     plan = _Planner(robust_key, allow_pickle, content).run(tree)
@@ -102,12 +102,12 @@ def make_plan(
     return plan
 
 
-def encode_node(node: TensorCollection, path: KeyPath = ()) -> Record:
+def encode_node(node: Node, path: KeyPath = ()) -> Record:
     """Encode a node as a record with the layout of this file format."""
     return kinds.of(node).record_of(node, FORMAT, path)
 
 
-def plan_anonymous(tree: TensorCollection, *, content: bool) -> Plan:
+def plan_anonymous(tree: Node, *, content: bool) -> Plan:
     """Plan the leaves and nodes of a tree for an anonymous file, without file names."""
     planner = _Planner(True, False, content)
     encoded = encode(tree, format_name=FORMAT)
@@ -117,7 +117,7 @@ def plan_anonymous(tree: TensorCollection, *, content: bool) -> Plan:
     return planner.plan
 
 
-def plan_values(node: TensorCollection, above: torch.Size, *, allow_pickle: bool) -> dict[str, bytes]:
+def plan_values(node: Node, above: torch.Size, *, allow_pickle: bool) -> dict[str, bytes]:
     """Return the small files of a value node by name; ``above`` is the batch size of its parent."""
     plan = _Planner(True, allow_pickle, True).run(node, above)
     return {name: text for _, name, text in plan.texts}
@@ -132,7 +132,7 @@ def _extend_names(names: list[str | None], count: int) -> list[str | None]:
 class _Level:
     """A node to plan: its directory and key path, its row, and the batch size and dim names of its parent."""
 
-    node: TensorCollection
+    node: Node
     row: dict[str, Any]
     key: KeyPath
     parts: Parts = ()
@@ -148,7 +148,7 @@ class _Planner:
         self.content = content
         self.seen: dict[Any, LeafFile] = {}
 
-    def run(self, tree: TensorCollection, above: torch.Size = torch.Size()) -> Plan:
+    def run(self, tree: Node, above: torch.Size = torch.Size()) -> Plan:
         """Plan all nodes of a tree, parents first."""
         self.encoded = encoded = encode(tree, format_name=FORMAT, convert=self._convert)
         self.paths = encoded.leaf_paths()
@@ -272,7 +272,7 @@ class _Planner:
             below.parts, below.above = (*this.parts, name), above
         return entries
 
-    def _convert(self, node: TensorCollection, record: Record, above: dict[str, Any]) -> Record | None:
+    def _convert(self, node: Node, record: Record, above: dict[str, Any]) -> Record | None:
         """Split the values of a node; return None if the plain form cannot store it so that tensordict reads it correctly."""
         values = {name: _split(value) for name, value in record.values.items()}
         if any(

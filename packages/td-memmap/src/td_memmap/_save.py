@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from td_core import StructureError, TensorCollection
 from td_core.plugins.memmap_methods import MemmapOptions
 from td_core.spi import (
+    Node,
     choose_algorithm,
     compute_digest,
     make_checksum,
@@ -392,7 +393,7 @@ def _split_shared_nodes(tree: TensorCollection) -> None:
     visit(split, tree)
 
 
-def _replace_leaves(node: TensorCollection, mapped: dict[int, Tensor], kept: set[int]) -> None:
+def _replace_leaves(node: Node, mapped: dict[int, Tensor], kept: set[int]) -> None:
     for key, child in encode_node(node).entries.items():
         if isinstance(child, Tensor):
             if id(child) not in mapped:

@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
-from td_core import TensorCollection, split_value
+from td_core import split_value
 from td_core.errors import CodecError, StructureError
-from td_core.spi import Keeper, set_module
+from td_core.spi import Keeper, Node, set_module
 
 from . import _file_names, _fs
 from ._fs import DirectoryTree
@@ -48,20 +48,20 @@ class ValueFile(Keeper):
     refused: str | None = None
     seen: Any = None
 
-    def reload(self, node: TensorCollection, *, writes: bool = False) -> TensorCollection | None:
+    def reload(self, node: Node, *, writes: bool = False) -> Node | None:
         """Reload the values if their file was replaced and they are ``shared`` or about to be written, else return None."""
         if self.refused is not None or not (self.shared or writes):
             return None
         file = self._file()
         if file is None or file == self.seen:
             return None
-        loaded: TensorCollection = load_directory(self.path, LoadOptions(allow_pickle=self.allow_pickle))
+        loaded: Node = load_directory(self.path, LoadOptions(allow_pickle=self.allow_pickle))
         # Mark the file as seen only if it still has the class of the node; otherwise the next call tries again.
         if type(loaded) is type(node):
             self.seen = file
         return loaded
 
-    def check(self, node: TensorCollection, values: Sequence[Any]) -> None:
+    def check(self, node: Node, values: Sequence[Any]) -> None:
         """Raise StructureError if the values cannot be written, and CodecError for a value that cannot be stored."""
         if self.refused is not None:
             raise StructureError(self.refused)
@@ -75,13 +75,13 @@ class ValueFile(Keeper):
                 raise self._codec_error(error) from error
 
     @contextlib.contextmanager
-    def lock(self, node: TensorCollection) -> Iterator[None]:
+    def lock(self, node: Node) -> Iterator[None]:
         """Lock the values against writes of other processes inside the ``with`` block."""
         self.check(node, ())
         with DirectoryTree.at_path(self.path) as tree, _fs.lock_directory(tree.root):
             yield
 
-    def write(self, node: TensorCollection) -> None:
+    def write(self, node: Node) -> None:
         """Write the values of a node; the rename of the metadata comes last.
 
         Raises CodecError if a value cannot be stored, and StructureError if another node is saved there now.
@@ -122,7 +122,7 @@ class ValueFile(Keeper):
         result = _fs.get_status(os.path.join(self.path, _file_names.META))
         return None if result is None else (result.st_ino, result.st_mtime_ns)
 
-    def _stale_error(self, node: TensorCollection) -> StructureError:
+    def _stale_error(self, node: Node) -> StructureError:
         return StructureError(
             f"cannot write a {type(node).__name__}: {self.path} holds something else by now; load it again, or call "
             "memmap_refresh_() on the collection that holds this"

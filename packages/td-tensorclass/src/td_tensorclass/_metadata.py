@@ -8,8 +8,7 @@ from abc import ABCMeta
 from collections.abc import Sequence
 from typing import Any, ClassVar, Generic, TypeVar
 
-from td_core import TensorCollection
-from td_core.spi import set_module
+from td_core.spi import Node, set_module
 from td_core.typing import BatchSize, DeviceType
 
 from ._non_tensor import NonTensorDataBase
@@ -93,7 +92,7 @@ class MetaData(NonTensorDataBase, Generic[T], metaclass=_MetaDataType):
         self._check_type(value)
         return super()._replace_value(value)
 
-    def _is_single_after_join(self, items: Sequence[TensorCollection], stacks: bool) -> bool:
+    def _is_single_after_join(self, items: Sequence[Node], stacks: bool) -> bool:
         return all(isinstance(item, MetaData) and item._value is self._value for item in items)
 
 

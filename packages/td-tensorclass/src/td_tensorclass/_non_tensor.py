@@ -17,6 +17,7 @@ from torch import Tensor
 from td_core import LinkedList, TensorCollection
 from td_core.errors import KeyPathError, StructureError
 from td_core.spi import (
+    Node,
     as_batch_size,
     as_device,
     check_names,
@@ -373,7 +374,7 @@ class NonTensorData(NonTensorDataBase):
 
     __slots__ = ()
 
-    def _is_single_after_join(self, items: Sequence[TensorCollection], stacks: bool) -> bool:
+    def _is_single_after_join(self, items: Sequence[Node], stacks: bool) -> bool:
         # Concatenating equal values keeps one value; stacking them does so only if set_capture_non_tensor_stack(True).
         if stacks and not capture_non_tensor_stack():
             return False

@@ -15,20 +15,20 @@ import torch
 from torch import Tensor
 
 from td_core import LinkedList, TensorCollection, TensorDictBase
-from td_core._indexing import plan_index
-from td_core._plan_steps import GatherMap
-from td_core._plans import ShapePlan, compute_coordinates
-from td_core._shape_plans import expand_plan, permute_plan, stack_plan, unbind_plan
 from td_core.errors import BatchSizeError, KeyPathError, StructureError
 from td_core.spi import (
+    Node,
     as_batch_size,
     as_device,
     check_names,
     check_unlocked,
     is_same_value,
     new_object,
+    permute_plan,
+    plan_index,
     register_pytree_family,
     show_path,
+    stack_plan,
 )
 from td_core.typing import NO_DEFAULT, BatchSize, DeviceType, Names, NestedKey
 
@@ -79,7 +79,7 @@ class NonTensorStack(NonTensorNode, TensorDictBase):
     __slots__ = ("_emerges", "_hidden", "_joints", "_origin", "_values_size")
 
     #: (lazy stack, key) if the values were read from the members of a lazy stack, so that writes reach the members.
-    _origin: tuple[TensorCollection, str] | None
+    _origin: tuple[Node, str] | None
     #: The batch size, followed by the sizes of the ``_hidden`` dims that vmap maps over.
     _values_size: torch.Size
     _hidden: int
@@ -90,14 +90,14 @@ class NonTensorStack(NonTensorNode, TensorDictBase):
         if cells is self._cells and self._origin is not None:
             stack, key = self._origin
             for place, value in zip(places, new, strict=True):
-                prefix, node = compute_coordinates(place, self._values_size), as_node(value)
+                prefix, node = _get_coordinates(place, self._values_size), as_node(value)
                 if isinstance(value, list) and (size := stack._index(prefix)._get_child(key).batch_size):
                     # The values of uneven members were read as lists, so convert a list back to one value per element.
                     node = self.from_list(value, len(size))
                 stack._assign(prefix, {key: node})  # type: ignore[attr-defined]
         super()._store(cells, places, new)
 
-    def _bind_to_stack(self, stack: TensorCollection, key: str) -> None:
+    def _bind_to_stack(self, stack: Node, key: str) -> None:
         self._origin = (stack, key)
 
     def __init__(
@@ -232,7 +232,7 @@ class NonTensorStack(NonTensorNode, TensorDictBase):
         >>> NonTensorStack("a").tensordicts
         [NonTensorData(data=a, batch_size=torch.Size([]), device=None)]
         """
-        return list(self._transform_multi(unbind_plan(self._batch_size, 0)))
+        return list(self.unbind(0))
 
     @property  # type: ignore[misc]
     def data(self) -> Any:
@@ -350,7 +350,7 @@ class NonTensorStack(NonTensorNode, TensorDictBase):
                 "vmap took a dim away; leave the non-tensor data outside"
             )
 
-    def _gather(self, plan: ShapePlan) -> list[GatherMap]:
+    def _gather(self, plan: Any) -> Any:
         if not self._hidden:
             self._check_whole()
         return plan.locate(self._values_size, self._device)
@@ -460,12 +460,12 @@ class NonTensorStack(NonTensorNode, TensorDictBase):
             return self._values
         self._check_whole()
         try:
-            plan = expand_plan(self._batch_size, size)
+            expanded = self.expand(size)
         except BatchSizeError as error:
             raise BatchSizeError(
                 f"values of batch size {list(self._batch_size)} do not fill {list(size)}"
             ) from error
-        return self._gather_parts(plan)[0]._expand_values(size)  # type: ignore[no-any-return]
+        return expanded._expand_values(size)
 
     def _assign(self, index: Any, value: Any, *, non_blocking: bool = False) -> None:
         ((places, size),) = self._gather(plan_index(index, self._batch_size))
@@ -546,7 +546,7 @@ class NonTensorStack(NonTensorNode, TensorDictBase):
         """
         self._splice(self._batch_size[0], [as_node(item) for item in tensordict])
 
-    def _splice(self, index: int, items: list[TensorCollection]) -> None:
+    def _splice(self, index: int, items: list[Node]) -> None:
         check_unlocked(self, "add a value")
         tail = self._batch_size[1:]
         for item in items:
@@ -629,4 +629,15 @@ def repeat_value(value: Any, size: torch.Size) -> list[Any]:
 
 
 NonTensorNode._stack = NonTensorStack
+
+
+def _get_coordinates(place: int, size: Sequence[int]) -> tuple[int, ...]:
+    """Return the index of the element at a flat position in a batch of ``size``."""
+    index = []
+    for count in reversed(size):
+        place, coordinate = divmod(place, count)
+        index.append(coordinate)
+    return tuple(reversed(index))
+
+
 register_pytree_family(NonTensorStack, register_stack)

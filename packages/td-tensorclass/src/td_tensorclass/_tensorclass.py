@@ -19,6 +19,7 @@ from td_core import LazyStackedTensorDict, TensorCollection, TensorDict, TensorD
 from td_core.errors import BatchSizeError, StructureError
 from td_core.spi import (
     PLAIN,
+    Node,
     Wrapper,
     as_batch_size,
     as_device,
@@ -200,7 +201,7 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
     @classmethod
     def from_tensordict(
         cls: type[SelfT],
-        tensordict: TensorCollection,
+        tensordict: Node,
         non_tensordict: Mapping[str, Any] | None = None,
         safe: bool | None = None,
     ) -> SelfT:
@@ -297,7 +298,7 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
         return cls.from_tensordict(result, dict.fromkeys(absent))
 
     @classmethod
-    def _of_saved(cls, saved: TensorCollection) -> TensorCollection:
+    def _of_saved(cls, saved: Node) -> Node:
         if isinstance(saved, ValueNode):
             raise TypeError("it has no entries")
         inner = saved._inner()._map_members(lambda node: cls._wrap_dense(node._inner())._inner())
@@ -309,7 +310,7 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
         return result
 
     @classmethod
-    def from_dict(cls: type[SelfT], input_dict: Mapping[Any, Any] | TensorCollection, **kwargs: Any) -> SelfT:
+    def from_dict(cls: type[SelfT], input_dict: Mapping[Any, Any] | Node, **kwargs: Any) -> SelfT:
         """Build an instance from a mapping; options as for :meth:`TensorCollection.from_dict`.
 
         As for the constructor, a nested mapping is one value unless its field is annotated as a collection. Missing
@@ -325,7 +326,7 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
         {'unit': 'm'}
         """
         absent: list[str] = []
-        if not isinstance(input_dict, TensorCollection):
+        if not isinstance(input_dict, Node):
             cls._check_keys(input_dict)
             absent = [name for name, value in input_dict.items() if value is None]
             input_dict = {
@@ -388,7 +389,7 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
             raise self._schema.unknown_field_error([key])
         self._tensordict._set_child(key, value)
 
-    def _add_child(self, key: str, value: TensorCollection) -> Any:
+    def _add_child(self, key: str, value: Node) -> Any:
         if key not in self._schema.names:
             raise self._schema.unknown_field_error([key])
         return self._tensordict._add_child(key, value)
@@ -419,7 +420,7 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
         # If keys are not fields (for example flattened or renamed), return a plain collection so that no entry is lost.
         return self._wrap(inner) if children.keys() <= self._schema.names.keys() else inner
 
-    def _stack_lazily(self, items: Sequence[TensorCollection], dim: int) -> TensorCollection:
+    def _stack_lazily(self, items: Sequence[Node], dim: int) -> Node:
         self._check_join(items, ())
         inner = self._tensordict
         return self._wrap_stack(inner._stack_lazily([item._inner() for item in items], dim))
@@ -428,7 +429,7 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
         # It is not a result of an operation, so __post_init__ does not run again.
         return self if node is self._tensordict else self._wrap_unchecked(node)
 
-    def _check_join(self, items: Sequence[TensorCollection], path: tuple[str, ...]) -> None:
+    def _check_join(self, items: Sequence[Node], path: tuple[str, ...]) -> None:
         for item in items:
             if type(item) is not type(self):
                 raise _join_error(self, item, path)
@@ -437,13 +438,13 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
         # With the same leaves it is not a new result, so __post_init__ does not run again.
         return self._wrap_unchecked(self._tensordict._shallow_copy())
 
-    def _join(self: SelfT, items: Sequence[TensorCollection], plan: Any, path: tuple[str, ...] = ()) -> SelfT:
+    def _join(self: SelfT, items: Sequence[Node], plan: Any, path: tuple[str, ...] = ()) -> SelfT:
         if plan.alike:
             self._check_join(items, path)
         inner = _with_none([item._inner() for item in items])
         return self._wrap(inner[0]._join(inner, plan, path))
 
-    def _get_join_entries(self, first: TensorCollection, plan: Any, path: tuple[str, ...]) -> dict[str, Any]:
+    def _get_join_entries(self, first: Node, plan: Any, path: tuple[str, ...]) -> dict[str, Any]:
         if plan.alike:
             raise _join_error(first, self, path)
         return super()._get_join_entries(first, plan, path)
@@ -640,7 +641,7 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
             raise self._schema.unknown_field_error([name])
 
 
-def _keys_anywhere(td: TensorCollection) -> set[str]:
+def _keys_anywhere(td: Node) -> set[str]:
     """Return the keys of a collection; for a lazy stack, the union of the keys of its members."""
     return {key for holder in td._get_holders() for key in holder._children()}
 
@@ -661,7 +662,7 @@ def _with_none(items: list[Any]) -> list[Any]:
     return items
 
 
-def _join_error(left: TensorCollection, other: TensorCollection, path: tuple[str, ...]) -> StructureError:
+def _join_error(left: Node, other: Node, path: tuple[str, ...]) -> StructureError:
     where = f" at {show_path(path)}" if path else ""
     return StructureError(
         f"cannot join a {type(left).__name__} and a {type(other).__name__}{where}: convert one of them, with "

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, get_origin, get_type_h
 
 from torch import Tensor
 
-from td_core import TensorCollection, TensorDict, TensorDictBase
+from td_core import TensorDict, TensorDictBase
+from td_core.spi import Node
 from td_core.typing import BatchSize, DeviceType
 
 from ._annotations import annotations_of
@@ -122,7 +123,7 @@ class TypedTensorDict(TensorDict, metaclass=_TypedMeta):
 
     def __init__(
         self,
-        source: Mapping[str, Any] | TensorCollection | None = None,
+        source: Mapping[str, Any] | Node | None = None,
         /,
         *,
         batch_size: BatchSize | None = None,
@@ -166,7 +167,7 @@ class TypedTensorDict(TensorDict, metaclass=_TypedMeta):
             raise TypeError(f"{cls.__name__} misses the required keys {missing}")
 
     @classmethod
-    def from_tensordict(cls: type[SelfT], tensordict: TensorCollection) -> SelfT:
+    def from_tensordict(cls: type[SelfT], tensordict: Node) -> SelfT:
         """Build a typed collection with the entries of another one, without copying them.
 
         Raises:
@@ -183,7 +184,7 @@ class TypedTensorDict(TensorDict, metaclass=_TypedMeta):
         return made.lock_() if cls._frozen else made
 
     @classmethod
-    def _of_saved(cls, saved: TensorCollection) -> TensorCollection:
+    def _of_saved(cls, saved: Node) -> Node:
         if isinstance(saved, ValueNode):
             raise TypeError("it has no entries")
         inner: Any = saved._inner()
@@ -194,7 +195,7 @@ class TypedTensorDict(TensorDict, metaclass=_TypedMeta):
                 levels[key] = wanted._of_saved(child)
         if levels:
             inner = inner._with_children({**inner._children(), **levels})
-        made: TensorCollection = cls._wrap_dense(inner)
+        made: Node = cls._wrap_dense(inner)
         if saved._locked is True:
             made.lock_()  # type: ignore[attr-defined]
         return made

@@ -18,6 +18,7 @@ from td_core.errors import StructureError
 from td_core.spi import (
     LEAF_KINDS,
     PLAIN,
+    Node,
     as_batch_size,
     as_tensor,
     is_same_value,
@@ -190,7 +191,7 @@ class UnbatchedNode(ValueNode, TensorCollection):
         out.append(self._payload)
         return []
 
-    def _flatten_other(self, other: TensorCollection, out: list[Tensor], path: tuple[str, ...] = ()) -> None:
+    def _flatten_other(self, other: Node, out: list[Tensor], path: tuple[str, ...] = ()) -> None:
         out.append(self._get_counterpart(other, path)._payload)
 
     def _map(self: SelfT, fn: Callable[[Tensor], Tensor]) -> SelfT:
@@ -215,7 +216,7 @@ class UnbatchedNode(ValueNode, TensorCollection):
         tail = self._batch_size[plan.n :]
         return tuple([self._with(self._payload, torch.Size(lead + tail)) for lead in plan.leads])
 
-    def _join(self: SelfT, items: Sequence[TensorCollection], plan: Any, path: tuple[str, ...] = ()) -> SelfT:
+    def _join(self: SelfT, items: Sequence[Node], plan: Any, path: tuple[str, ...] = ()) -> SelfT:
         for i, item in enumerate(items):
             if not self._get_counterpart(item, path)._is_same(self):
                 raise StructureError(
@@ -232,7 +233,7 @@ class UnbatchedNode(ValueNode, TensorCollection):
             "an UnbatchedTensor is the same for the whole batch: it is written whole, with another UnbatchedTensor"
         )
 
-    def _index_put(self, index: Any, value: Any, *, non_blocking: bool = False) -> TensorCollection:
+    def _index_put(self, index: Any, value: Any, *, non_blocking: bool = False) -> Node:
         if isinstance(value, UnbatchedTensor):
             value = to_unbatched(value, value.batch_size, None)
         self._check_index_put(index, value)

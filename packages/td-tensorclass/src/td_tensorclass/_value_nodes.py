@@ -9,17 +9,18 @@ import torch
 from torch import Tensor
 
 from td_core import LinkedList, TensorCollection
-from td_core._plan_steps import make_positions
-from td_core._shape_plans import Join, stack_plan
 from td_core.errors import KeyPathError, StructureError
 from td_core.spi import (
+    Join,
     Keeper,
+    Node,
     as_batch_size,
     check_unlocked,
     is_aliasing,
     is_same_value,
     resize_names,
     show_path,
+    stack_plan,
 )
 from td_core.typing import NO_DEFAULT, BatchSize, Names, NoDefault
 
@@ -78,7 +79,7 @@ class ValueNode(TensorCollection):
     def _children(self) -> Mapping[str, Any]:
         return {}
 
-    def _iter_nested(self) -> Iterator[TensorCollection]:
+    def _iter_nested(self) -> Iterator[Node]:
         return iter(())
 
     def _set_child(self, key: str, value: Any) -> None:
@@ -101,7 +102,7 @@ class ValueNode(TensorCollection):
     def _print_entry(self) -> str:
         return type(self).__name__
 
-    def _get_join_entries(self, first: TensorCollection, plan: Any, path: tuple[str, ...]) -> dict[str, Any]:
+    def _get_join_entries(self, first: Node, plan: Any, path: tuple[str, ...]) -> dict[str, Any]:
         raise kind_mismatch_error(first, self, path)
 
     def _set_path(
@@ -109,7 +110,7 @@ class ValueNode(TensorCollection):
     ) -> None:
         self._set_child(key, value)
 
-    def _stack_lazily(self, items: Sequence[TensorCollection], dim: int) -> Any:
+    def _stack_lazily(self, items: Sequence[Node], dim: int) -> Any:
         return self._join(items, stack_plan(self._batch_size, dim, len(items)))
 
 
@@ -237,11 +238,11 @@ class NonTensorNode(ValueNode):
             return False
         return all(map(is_same_value, self._expand_values(size), other._expand_values(size)))
 
-    def _is_single_after_join(self, items: Sequence[TensorCollection], stacks: bool) -> bool:
+    def _is_single_after_join(self, items: Sequence[Node], stacks: bool) -> bool:
         """Return True if stacking (``stacks``) or concatenating ``items`` gives one value for the whole batch."""
         return False
 
-    def _stack_lazily(self, items: Sequence[TensorCollection], dim: int) -> Any:
+    def _stack_lazily(self, items: Sequence[Node], dim: int) -> Any:
         sizes = [item.batch_size for item in items]
         if sizes == [self._batch_size] * len(items):
             return super()._stack_lazily(items, dim)
@@ -261,7 +262,7 @@ class NonTensorNode(ValueNode):
         lists = [nest_values(values[i * step : (i + 1) * step], inner) for i in range(size.numel())]
         return self._stack._of(lists, size, self._device)
 
-    def _join(self, items: Sequence[TensorCollection], plan: Any, path: tuple[str, ...] = ()) -> Any:
+    def _join(self, items: Sequence[Node], plan: Any, path: tuple[str, ...] = ()) -> Any:
         for item in items:
             if not isinstance(item, NonTensorNode):
                 raise kind_mismatch_error(self, item, path)
@@ -317,7 +318,7 @@ class NonTensorNode(ValueNode):
     def _map(self: SelfT, fn: Callable[[Tensor], Tensor]) -> SelfT:
         return self._shallow_copy() if is_aliasing(fn) else self._unflatten_iter(iter(()))
 
-    def _flatten_other(self, other: TensorCollection, out: list[Tensor], path: tuple[str, ...] = ()) -> None:
+    def _flatten_other(self, other: Node, out: list[Tensor], path: tuple[str, ...] = ()) -> None:
         if not isinstance(other, ValueNode):
             raise kind_mismatch_error(self, other, path)
 
@@ -574,12 +575,15 @@ def _select_values(items: Sequence[Any], plan: Any) -> list[Any]:
     values: list[Any] = []
     places: list[Tensor] = []
     for item in items:
-        places.append(make_positions(item.batch_size, item.device) + len(values))
+        # Positions on the meta device could not be read.
+        device = "cpu" if item.device is None or item.device.type == "meta" else item.device
+        size = item.batch_size
+        places.append(torch.arange(size.numel(), device=device).view(size) + len(values))
         values += item._expand_values(item.batch_size)
     return [values[i] for i in plan.leaf(places).flatten().tolist()]
 
 
-def kind_mismatch_error(value: TensorCollection, other: Any, path: tuple[str, ...]) -> StructureError:
+def kind_mismatch_error(value: Node, other: Any, path: tuple[str, ...]) -> StructureError:
     """Build the error for a value node that is matched with a node of another kind; ``path`` is () if unknown."""
     position = f" at {show_path(path)}" if path else ""
     return StructureError(

@@ -107,7 +107,7 @@ class StructureMixin(UpdateMixin):
         if type(children) is dict and _STRINGS.issuperset(map(type, keys)):
             kept = dict(children)
             for key in keys:
-                kept.pop(key, None)  # type: ignore[arg-type]
+                kept.pop(key, None)
             result = self._with_children(kept)
         else:
             result = _copy_without(self, build_key_tree(keys, longest=False), prune=False)
