@@ -291,10 +291,6 @@ class Core(ABC):
         """Pair each member with its item of a list of tensors of different shapes. Return None for other values."""
         return None
 
-    def _with_members(self: SelfT, members: Sequence[Core]) -> SelfT:
-        """Return a lazy stack of this kind with new members. Only for kinds with members."""
-        raise NotImplementedError
-
     def _stack_lazily(self, items: Sequence[Core], dim: int) -> Core:
         """Build a lazy stack of nodes, of which this one is the first."""
         return make_lazy_stack(items, dim)

@@ -113,8 +113,7 @@ class Wrapper(TensorCollection):
         return self if fitted is self._tensordict else self._wrap(fitted)
 
     def _members_and_dim(self) -> tuple[Sequence[Any], int] | None:
-        stacked = self._tensordict._members_and_dim()
-        return None if stacked is None else ([self._wrap_holder(member) for member in stacked[0]], stacked[1])
+        return self._tensordict._members_and_dim()  # type: ignore[no-any-return]
 
     def _tree_children(self) -> list[Child]:
         return self._tensordict._tree_children()  # type: ignore[no-any-return]
@@ -143,11 +142,6 @@ class Wrapper(TensorCollection):
     def _wrap_holder(self, node: Any) -> Any:
         """Wrap a member of the wrapped lazy stack like this node; the wrapped collection itself becomes this node."""
         return self if node is self._tensordict else self._wrap(node)
-
-    def _with_members(self, members: Sequence[Core], *args: Any) -> Any:
-        inner = self._tensordict._with_members([member._inner() for member in members], *args)
-        # An operation may return unwrapped members, whose keys are not fields of the class: keep the result unwrapped.
-        return self._wrap_stack(inner) if all(isinstance(member, type(self)) for member in members) else inner
 
     def _flatten_leaves(self, out: list[Tensor]) -> Any:
         return self._tensordict._flatten_leaves(out)

@@ -572,7 +572,8 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
     def _get_missing(self, name: str) -> Any:
         """Return the value of a field without an entry: None, or a list if only some members of a stack have it."""
         stacked = self._members_and_dim()
-        values = [] if stacked is None else [getattr(member, name) for member in stacked[0]]
+        members = [] if stacked is None else map(self._wrap_holder, stacked[0])
+        values = [getattr(member, name) for member in members]
         return None if all(value is None for value in values) else values
 
     def _absent_fields(self) -> list[str]:

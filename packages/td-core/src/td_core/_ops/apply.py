@@ -212,7 +212,7 @@ class _Walk:
         """Apply ``fn`` below a node and return the new node, or None if it is dropped."""
         stacked = root._members_and_dim()
         if stacked is not None and self.size is None:
-            return self.members(root, stacked, others, path)
+            return self.members(root, stacked[1], others, path)
         fn, named, nested_keys, is_leaf = self.fn, self.named, self.nested_keys, self.is_leaf
         # Compare lengths: torch.compile cannot trace the truth value of a tuple of nodes.
         plain, single = not self.inplace, len(others) == 0
@@ -282,7 +282,7 @@ class _Walk:
                     )
                     stacked = child._members_and_dim()
                     if stacked is not None and self.size is None:
-                        value = self.members(child, stacked, inner, (*path, key))
+                        value = self.members(child, stacked[1], inner, (*path, key))
                         if value is not None:
                             entries[key] = value
                         continue
@@ -325,31 +325,28 @@ class _Walk:
             self.writes.append((node, key, tensors[0], value, (*path, key)))
         return child
 
-    def members(self, node: Any, stacked: Any, others: tuple[Any, ...], path: Path) -> Any:
+    def members(self, node: Any, dim: int, others: tuple[Any, ...], path: Path) -> Any:
         """Apply ``fn`` to each member of a lazy stack and return a stack of the results, or None if all are dropped."""
-        members, dim = stacked
-        for other in others:
-            if other is not _MISSING and other.batch_size[dim : dim + 1] != (len(members),):
+        given = [other for other in others if other is not _MISSING]
+        for other in given:
+            if other.batch_size[dim : dim + 1] != node.batch_size[dim : dim + 1]:
                 raise BatchSizeError(
-                    f"{show_path(path)} is a lazy stack of {len(members)} along dim {dim}, another collection has batch "
-                    f"size {list(other.batch_size)} there"
+                    f"{show_path(path)} is a lazy stack of {node.batch_size[dim]} along dim {dim}, another collection has "
+                    f"batch size {list(other.batch_size)} there"
                 )
-        columns = [
-            [other] * len(members) if other is _MISSING else list(other.unbind(dim)) for other in others
-        ]
-        results = [
-            self.level(member, tuple(rest), path) for member, *rest in zip(members, *columns, strict=True)
-        ]
-        if all(result is None for result in results):
+        kept = []
+
+        def apply_to_part(member: Any, *parts: Any) -> Any:
+            left = iter(parts)
+            rest = tuple([_MISSING if other is _MISSING else next(left) for other in others])
+            result = self.level(member, rest, path)
+            kept.append(result is not None)
+            return self.build(member, {}) if result is None else result
+
+        result = node._map_members(apply_to_part, *given)
+        if not any(kept):
             return None
-        if self.inplace:
-            return node
-        return node._with_members(
-            [
-                self.build(member, {}) if result is None else result
-                for member, result in zip(members, results, strict=True)
-            ]
-        )
+        return node if self.inplace else result
 
     def other(self, node: Any, key: str, path: Path, child: Child) -> Any:
         """Return the entry ``key`` of another collection; if it is missing, the default or ``_MISSING``."""

@@ -263,13 +263,15 @@ def _pad_and_stack(nodes: Sequence[Any], dim: int, padding: float) -> Any:
 
 def _make_mask(node: Any, key: NestedKey) -> Tensor:
     """Return the bool mask of a padded node: True at elements of the batch. ``key`` is for messages."""
-    stacked = node._members_and_dim()
-    if stacked is None:
-        size = node.batch_size
-        ragged = next((leaf for leaf in node._leaves() if leaf.is_nested), None) if -1 in size else None
+
+    def mark(holder: Any) -> Any:
+        size = holder.batch_size
+        ragged = next((leaf for leaf in holder._leaves() if leaf.is_nested), None) if -1 in size else None
         if ragged is None:
-            return torch.ones(size, dtype=torch.bool, device=node.device)
-        parts = [leaf.new_ones(leaf.shape[: len(size) - 1], dtype=torch.bool) for leaf in ragged.unbind()]
-        return make_padded_tensor(key, parts, 0, False)
-    members, dim = stacked
-    return make_padded_tensor(key, [_make_mask(member, key) for member in members], dim, False)
+            mask = torch.ones(size, dtype=torch.bool, device=holder.device)
+        else:
+            parts = [leaf.new_ones(leaf.shape[: len(size) - 1], dtype=torch.bool) for leaf in ragged.unbind()]
+            mask = make_padded_tensor(key, parts, 0, False)
+        return make_dense({"mask": mask}, mask.shape)
+
+    return _pad_node(node._map_members(mark), False)._children()["mask"]  # type: ignore[no-any-return]
