@@ -26,7 +26,11 @@ nox.options.sessions = ["lint", "typecheck", "build", "third_party", "interop", 
 ROOT = Path(__file__).parent
 CORE = "td-core"
 SIBLINGS = ("td-memmap", "td-tensorclass", "td-distributed")  # installed in every combination
-LATER: tuple[str, ...] = ("td-nn", "td-safetensors")  # installed alone with td-core, and with everything
+LATER: tuple[str, ...] = (
+    "td-nn",
+    "td-safetensors",
+    "td-hdf5",
+)  # installed alone with td-core, and with everything
 if sys.version_info >= (3, 11):  # as zarr
     LATER = (*LATER, "td-zarr")
 META = "td-all"
@@ -46,7 +50,7 @@ MATRIX = [
 ]
 
 BASE = (
-    "torch", "numpy", "pluggy", "pytest", "pytest-xdist", "hypothesis", "tqdm", "xxhash", "safetensors",
+    "torch", "numpy", "pluggy", "pytest", "pytest-xdist", "hypothesis", "tqdm", "xxhash", "safetensors", "h5py",
     "zarr; python_version >= '3.11'", "hatchling", "pip>=22.3",
 )  # fmt: skip
 WORKERS = 2
@@ -245,11 +249,13 @@ def tests(session: nox.Session, packages: tuple[str, ...], device: str) -> None:
 
 @nox.session(venv_params=BARE)
 def stores(session: nox.Session) -> None:
-    """Exchange groups with other programs, through every kind of store: xarray, tensorstore, fsspec."""
+    """Exchange groups with other programs, through every kind of store: xarray, h5netcdf, tensorstore, fsspec."""
     environment = Environment(
-        session, (CORE, *SIBLINGS, "td-zarr"), extra=("zarr", "tensorstore", "xarray", "fsspec[http]")
+        session,
+        (CORE, *SIBLINGS, "td-zarr", "td-hdf5"),
+        extra=("zarr", "tensorstore", "xarray", "fsspec[http]", "h5py", "h5netcdf"),
     )
-    environment.pytest("packages/td-zarr/tests", *session.posargs)
+    environment.pytest("packages/td-zarr/tests", "packages/td-hdf5/tests", *session.posargs)
 
 
 @nox.session(venv_params=BARE)

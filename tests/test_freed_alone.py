@@ -116,6 +116,8 @@ CALLS: dict[str, Callable[[Any, Any, str], Any]] = {
         data.to_safetensors(where + "x.safetensors"),
         method(where + "x.safetensors"),
     )[1],
+    "to_h5": lambda data, method, where: method(where + "x.h5"),
+    "from_h5": lambda data, method, where: (data.to_h5(where + "x.h5"), method(where + "x.h5"))[1],
     "to_zarr": lambda data, method, where: method(where + "x.zarr"),
     "from_zarr": lambda data, method, where: (data.to_zarr(where + "x.zarr"), method(where + "x.zarr"))[1],
     **dict.fromkeys(

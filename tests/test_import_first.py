@@ -45,6 +45,7 @@ NAMES = {
     "td_nn": "TensorDictModule",
     "td_safetensors": "load",
     "td_zarr": "__version__",
+    "td_hdf5": "load",
     "td": "TensorDict",
 }
 

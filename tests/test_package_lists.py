@@ -17,7 +17,7 @@ CORE, ALL = "td-core", "td-all"
 PARTS = MODULES.keys() - {ALL}
 SIBLINGS = PARTS - {CORE}
 #: Packages of file formats, which only the extra `stores` of td-all installs and which `td` does not import.
-STORES = {"td-safetensors", "td-zarr"}
+STORES = {"td-hdf5", "td-safetensors", "td-zarr"}
 PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("packages/*/README.md")]
 #: Pages by path, which name extras, scripts and sessions.
 TEXTS = {str(path.relative_to(ROOT)): path.read_text(encoding="utf-8") for path in PAGES}

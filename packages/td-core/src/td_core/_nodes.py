@@ -13,7 +13,7 @@ import copyreg
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import chain
 from operator import attrgetter
@@ -200,6 +200,10 @@ class NodeKinds:
         if provider is not None:
             self.providers[kind.tag] = provider
         self._by_name.update(dict.fromkeys(names, kind))
+
+    def add_alias(self, cls: type, tag: str) -> None:
+        """Flatten nodes of a class as those of the kind with a tag."""
+        self._by_type[cls] = replace(self._by_tag[tag], type=cls)
 
     def remove(self, tag: str) -> None:
         """Unregister the kind of a tag."""

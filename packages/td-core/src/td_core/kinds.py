@@ -16,7 +16,17 @@ from collections.abc import Iterator
 from ._collection import Core
 from ._nodes import KINDS, NodeKind, Record, find_subclass, get_class_name
 
-__all__ = ["find", "find_class", "list_kinds", "name_class", "named", "of", "record_of", "register"]
+__all__ = [
+    "find",
+    "find_class",
+    "list_kinds",
+    "name_class",
+    "named",
+    "of",
+    "record_of",
+    "register",
+    "store_as",
+]
 
 
 def of(node: Core | type) -> NodeKind:
@@ -72,6 +82,20 @@ def record_of(node: Core, format: str = "") -> Record:
     {'batch_size': [], 'device': 'cpu'}
     """
     return KINDS.of(node).record_of(node, format)
+
+
+def store_as(cls: type, tag: str) -> None:
+    """Store and send nodes of a class as those of another kind, which they are afterwards.
+
+    This is for classes whose state is not a part of the collection, such as the file in which its leaves are.
+
+    >>> class Opened(TensorDict):
+    ...     pass
+    >>> store_as(Opened, "TensorDict")
+    >>> of(Opened({"a": 1})).tag, list(record_of(Opened({"a": 1})).entries)
+    ('TensorDict', ['a'])
+    """
+    KINDS.add_alias(cls, tag)
 
 
 def list_kinds() -> Iterator[NodeKind]:

@@ -20,10 +20,10 @@ from __future__ import annotations
 
 from ._array_plan import ArrayPlan, PlannedArray, compute_check, make_array_plan
 from ._build_collection import build_collection
-from ._places import Place, list_names, restore
+from ._places import Place, as_storable, get_stored, list_names, restore
 from ._rows import Rows, Stack
 
 __all__ = [
-    "ArrayPlan", "Place", "PlannedArray", "Rows", "Stack", "build_collection", "compute_check", "list_names",
-    "make_array_plan", "restore",
+    "ArrayPlan", "Place", "PlannedArray", "Rows", "Stack", "as_storable", "build_collection", "compute_check", "get_stored",
+    "list_names", "make_array_plan", "restore",
 ]  # fmt: skip

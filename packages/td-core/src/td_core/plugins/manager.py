@@ -32,7 +32,15 @@ from . import hookspecs, siblings
 __all__ = ["PluginManager", "PluginRecord", "PluginWarning", "Selection", "installed", "manager", "plugins"]
 
 GROUP = "td"
-FIRST_PARTY = ("td-memmap", "td-tensorclass", "td-distributed", "td-nn", "td-safetensors", "td-zarr")
+FIRST_PARTY = (
+    "td-memmap",
+    "td-tensorclass",
+    "td-distributed",
+    "td-nn",
+    "td-safetensors",
+    "td-zarr",
+    "td-hdf5",
+)
 
 
 class PluginWarning(UserWarning):

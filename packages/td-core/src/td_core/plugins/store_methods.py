@@ -37,7 +37,16 @@ class StoreMethods:
 
     @provided_by("td-hdf5")
     @classmethod
-    def from_h5(cls, filename: Any, **options: Any) -> Self:
+    def from_h5(
+        cls,
+        filename: Any,
+        *,
+        mode: str = "r",
+        auto_batch_size: bool = False,
+        batch_dims: int | None = None,
+        batch_size: Any = None,
+        non_tensor_as_stack: bool = False,
+    ) -> Self:
         """Open an HDF5 file."""
 
     @provided_by("td-zarr")

@@ -1,0 +1,145 @@
+"""Add rows to a save: in place where its datasets can grow, else by a new file in its place."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import h5py
+import torch
+
+from td_core.array_formats import as_storable
+from td_core.errors import KeyMismatchError, StructureError, UnsupportedOperationError
+from td_core.spi import show_path
+
+from ._datasets import NATIVE, find_array, read_header, write_header, write_part
+from ._h5_files import StoreFile
+from ._read_h5 import Save, load, open_save
+from ._write_h5 import save
+
+__all__ = ["append"]
+
+
+def append(rows: Any, path: str | os.PathLike[str]) -> None:
+    """Add rows along the first batch dim of a save.
+
+    Datasets with chunks grow in place; the header follows when the rows are written, so that a process that is killed before
+    leaves the old rows. A save with other datasets, or with values or lazy stacks, is replaced by a new one with chunks.
+
+    Args:
+        rows: a collection with the keys, dtypes and shapes of the save, except for the first batch dim.
+        path: the file.
+
+    Raises:
+        StructureError: the rows do not have the structure of the save; it does not change.
+        UnsupportedOperationError: the save has checksums, or no batch dim.
+
+    >>> from td_hdf5 import load, save
+    >>> td = TensorDict({"a": torch.arange(3)}, [3])
+    >>> _ = save(td, "data.h5", chunks=True)
+    >>> append(td[1:], "data.h5")
+    >>> load("data.h5")["a"]
+    tensor([0, 1, 2, 1, 2])
+    """
+    place = os.fspath(path)
+    like = load(place, device="meta")
+    with open_save(place) as found:
+        if found.hashes is not None:
+            raise UnsupportedOperationError(
+                f"{place} has checksums, which new rows would contradict: save it without"
+            )
+        _check_structure(like, rows, place)
+        leaves = _list_growing(found, rows) if not found.is_foreign else None
+        options = {} if leaves else _read_options(found)
+    if leaves is not None:
+        _grow(place, leaves, rows.batch_size[0])
+    else:
+        save(torch.cat([load(place), rows]), place, **options)
+
+
+def _check_structure(like: Any, rows: Any, path: str) -> None:
+    if not like.batch_size:
+        raise UnsupportedOperationError(f"{path} has no batch dim along which rows can be added")
+    ndim = len(like.batch_size)
+    if len(rows.batch_size) != ndim or rows.batch_size[1:] != like.batch_size[1:]:
+        raise StructureError(
+            f"cannot append to {path}: the rows have the batch size {list(rows.batch_size)}, the save "
+            f"{list(like.batch_size)}; only the first dim can differ"
+        )
+    expected, given = dict(like.items(True, True)), dict(rows.items(True, True))
+    if expected.keys() != given.keys():
+        missing, extra = (
+            [key for key in expected if key not in given],
+            [key for key in given if key not in expected],
+        )
+        raise KeyMismatchError(
+            f"cannot append to {path}: the rows lack the keys {missing}, and have the other keys {extra}"
+        )
+    for key, leaf in expected.items():
+        other = given[key]
+        if not isinstance(leaf, torch.Tensor) or leaf.is_nested or not isinstance(other, torch.Tensor):
+            continue
+        if other.dtype != leaf.dtype or other.shape[1:] != leaf.shape[1:]:
+            shown = show_path(key if isinstance(key, tuple) else (key,))
+            raise StructureError(
+                f"cannot append to {path}: {shown} has the dtype {other.dtype} and rows of the shape "
+                f"{list(other.shape[1:])}; the save has {leaf.dtype} and {list(leaf.shape[1:])}"
+            )
+
+
+def _list_growing(found: Save, rows: Any) -> list[tuple[str, Any]] | None:
+    """Return the dataset and the new rows of each leaf; None if the save must be written anew."""
+    if any(
+        row["kind"] != "TensorDict" or "class" in row or row["members"] or row["values"]
+        for row in found.table.nodes
+    ):
+        return None
+    result: list[tuple[str, Any]] = []
+    for place, path in zip(found.table.leaves, found.table.leaf_paths(), strict=True):
+        if isinstance(place, dict) and place.keys() == {"tensor", "dtype"}:
+            place = place["tensor"]
+        if not isinstance(place, str):
+            return None
+        dataset, _ = find_array(found.file, place, found.path)
+        if dataset.get_space().get_simple_extent_dims(maxdims=True)[:1] != (h5py.h5s.UNLIMITED,):
+            return None
+        result.append((place, rows.get(path)))
+    names = {name for name, _ in result}
+    return result if len(names) == len(result) else None
+
+
+def _read_options(found: Save) -> dict[str, Any]:
+    """Return the chunks and filters of the first dataset that has chunks, for a new file; chunks of 1 MB if none has."""
+    for name in found.arrays:
+        dataset = h5py.Dataset(h5py.h5d.open(found.file, name.encode()))
+        if dataset.chunks:
+            options = {
+                "compression": dataset.compression,
+                "compression_opts": dataset.compression_opts,
+                "shuffle": dataset.shuffle or None,
+                "fletcher32": dataset.fletcher32 or None,
+            }
+            return {"chunks": dataset.chunks[0], **options}
+    return {"chunks": True}
+
+
+def _grow(path: str, leaves: list[tuple[str, Any]], count: int) -> None:
+    with StoreFile.at(path).use(write=True) as file:
+        header = read_header(file, path)
+        for name, leaf in leaves:
+            dataset, _ = find_array(file, name, path)
+            value = as_storable(leaf, NATIVE)
+            start, *rest = header["arrays"][name][1]
+            dataset.set_extent((start + count, *rest))
+            if value.numel():
+                write_part(dataset, value, (slice(start, start + count, 1), *(slice(0, n, 1) for n in rest)))
+            header["arrays"][name][1][0] = start + count
+        h5py.h5f.flush(file)
+        for size in _list_sizes(header):
+            size[0] += count
+        write_header(file, header)
+
+
+def _list_sizes(header: Any) -> Iterator[list[int]]:
+    return (row["meta"]["batch_size"] for row in header["nodes"])

@@ -1,0 +1,249 @@
+"""Read the groups and datasets of a file without a header of td: files of tensordict and of other programs.
+
+A group is a nested collection, a dataset of numbers a leaf, one with fields a nested collection of its fields, and text a
+value. The batch size of a node has the dims that all of its leaves share.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import h5py
+import numpy as np
+import torch
+from torch import Tensor
+
+from td_core import Encoded, __version__, split_value
+from td_core.errors import FormatError
+from td_core.spi import STORABLE
+
+from ._datasets import NATIVE, Array, describe
+from ._h5_files import convert_errors, show_error
+
+__all__ = ["Foreign", "read_foreign"]
+
+#: The provider of the kinds of values, for the message if it is not installed.
+_VALUES_FROM = f"td-tensorclass=={__version__}"
+#: Attributes of tensordict: of a value for each row with its shape, and of a text.
+_STACK = "__tensordict_stack__"
+#: Attribute with the dtype of a leaf that HDF5 lacks.
+_DTYPE = "td_dtype"
+
+
+@dataclass(slots=True)
+class Foreign:
+    """The content of a file.
+
+    Attributes:
+        table: the encoded collection, with places as leaves.
+        arrays: dtype and shape of the datasets.
+        groups: the group of each node; None for a value.
+        others: names of links that belong to no leaf.
+        loaded: arrays in memory, for datasets whose elements are fields.
+    """
+
+    table: Encoded
+    arrays: dict[str, Array] = field(default_factory=dict)
+    groups: list[str | None] = field(default_factory=list)
+    others: list[str] = field(default_factory=list)
+    loaded: dict[str, Tensor] = field(default_factory=dict)
+
+
+def read_foreign(file: Any, path: str, *, strict: bool | None, stacks: bool = True) -> Foreign:
+    """Read what describes the groups and datasets of an open file.
+
+    Args:
+        file: the ``FileID``.
+        path: path of the file, for messages.
+        strict: True raises an error for what a collection cannot have, such as a dangling link; None leaves it out with a
+            warning, False without.
+        stacks: text for each row is a stack of values; else one value, a list.
+
+    Raises:
+        FormatError: the file is damaged, or ``strict`` is True.
+    """
+    reader = _Reader(path, strict, stacks)
+    with convert_errors(f"{path}: it, or one of its groups,"):
+        reader.read_group(file)
+    return reader.finish()
+
+
+class _Reader:
+    """Builds the rows of a table, parents before children."""
+
+    def __init__(self, path: str, strict: bool | None, stacks: bool) -> None:
+        self.path, self.strict, self.stacks = path, strict, stacks
+        self.result = Foreign(Encoded([], [], []))
+        self.name = ""
+        #: The shapes that determine the batch size of each row, and the position of the row above.
+        self.shapes: list[list[tuple[int, ...]]] = []
+        self.above: list[int] = []
+        #: Texts: position of their row, shape and elements.
+        self.texts: list[tuple[int, tuple[int, ...], Any, bool]] = []
+
+    def add_row(self, above: int, key: str | None, group: str | None) -> int:
+        rows = self.result.table.nodes
+        position = len(rows)
+        rows.append(
+            {"kind": "TensorDict", "meta": {"batch_size": []}, "entries": [], "members": [], "values": []}
+        )
+        self.result.groups.append(group)
+        if key is not None:
+            rows[above]["entries"].append([key, position])
+        self.shapes.append([])
+        self.above.append(above)
+        return position
+
+    def add_leaf(self, position: int, key: str, name: str, array: Array, place: Any = None) -> None:
+        leaves: list[Any] = self.result.table.leaves
+        self.result.arrays[name] = array
+        self.result.table.nodes[position]["entries"].append([key, [len(leaves)]])
+        leaves.append(name if place is None else place)
+        self.shapes[position].append(array.shape)
+
+    def read_group(self, file: Any) -> None:
+        """Read the groups of a file, parents first."""
+        root = h5py.Group(h5py.h5g.open(file, b"/"))
+        todo: list[tuple[h5py.Group, str, int, frozenset[Any]]] = [
+            (root, "", self.add_row(-1, None, ""), frozenset([_get_address(root)]))
+        ]
+        while todo:
+            group, above, position, addresses = todo.pop(0)
+            for key in group:
+                self.name = name = f"{above}/{key}" if above else key
+                item = self._open_link(group, key)
+                if isinstance(item, h5py.Dataset):
+                    self._add_dataset(position, key, name, item)
+                elif isinstance(item, h5py.Group):
+                    address = _get_address(item)
+                    if address in addresses:
+                        self._leave_out(name, "it is a group that contains itself")
+                    else:
+                        todo.append((item, name, self.add_row(position, key, name), addresses | {address}))
+                elif item is not None:
+                    self._leave_out(name, f"it is a {type(item).__name__.lower()}")
+
+    def _open_link(self, group: h5py.Group, key: str) -> Any:
+        link = group.get(key, getlink=True)
+        if isinstance(link, h5py.ExternalLink):
+            self._leave_out(self.name, f"it is a link to another file, {link.filename!r}")
+            return None
+        try:
+            return group[key]
+        except KeyError as error:
+            if isinstance(link, h5py.SoftLink):
+                self._leave_out(self.name, f"it is a link to {link.path!r}, which does not exist")
+                return None
+            raise FormatError(f"{self.path}: {'/' + self.name!r} is damaged: {show_error(error)}") from error
+
+    def _leave_out(self, name: str, why: str) -> None:
+        self.result.others.append(name)
+        message = f"{self.path}: {'/' + name!r} is not a part of the collection: {why}"
+        if self.strict:
+            raise FormatError(message)
+        if self.strict is None:
+            warnings.warn(f"{message}; strict=False leaves it out without a warning", stacklevel=2)
+
+    def _add_dataset(self, position: int, key: str, name: str, dataset: h5py.Dataset) -> None:
+        dtype = dataset.dtype
+        if dataset.shape is None:
+            self._leave_out(name, "it has no elements and no shape")
+        elif h5py.check_string_dtype(dtype) is not None or _is_opaque(dtype):
+            self._add_text(position, key, dataset)
+        elif dtype.names is not None:
+            self._add_fields(position, key, name, dataset)
+        elif dtype.subdtype is not None or dtype.newbyteorder("=") not in set(NATIVE.values()):
+            self._leave_out(name, f"torch has no dtype for {dtype}")
+        else:
+            self._add_numbers(position, key, name, dataset)
+
+    def _add_numbers(self, position: int, key: str, name: str, dataset: h5py.Dataset) -> None:
+        array = describe(dataset.id, name, self.path)
+        leaf = _read_attribute(dataset, _DTYPE)
+        place = None
+        if isinstance(leaf, str) and f"torch.{leaf}" in STORABLE:
+            place = {"tensor": name, "dtype": f"torch.{leaf}"}
+        self.add_leaf(position, key, name, array, place)
+
+    def _add_text(self, position: int, key: str, dataset: h5py.Dataset) -> None:
+        self.result.others.append(self.name)
+        text = h5py.check_string_dtype(dataset.dtype) is not None
+        content = dataset.asstr(errors="surrogateescape")[()] if text else dataset[()]
+        plain = content.tolist() if isinstance(content, (np.ndarray, np.generic)) else content
+        self.texts.append((self.add_row(position, key, None), dataset.shape, plain, _STACK in dataset.attrs))
+
+    def _add_fields(self, position: int, key: str, name: str, dataset: h5py.Dataset) -> None:
+        row = self.add_row(position, key, None)
+        self.result.others.append(name)
+        content = dataset[()]
+        for part in content.dtype.names:
+            values = np.ascontiguousarray(content[part])
+            numpy = values.dtype.newbyteorder("=")
+            if numpy not in set(NATIVE.values()):
+                self._leave_out(f"{name}.{part}", f"torch has no dtype for {values.dtype}")
+                continue
+            tensor = torch.from_numpy(values.astype(numpy).copy())
+            self.result.loaded[f"{name}.{part}"] = tensor
+            self.add_leaf(row, part, f"{name}.{part}", Array(tensor.dtype, tuple(tensor.shape)))
+
+    def finish(self) -> Foreign:
+        """Set the batch sizes of the nodes, and add the values."""
+        rows = self.result.table.nodes
+        sizes = _find_batch_sizes(self.shapes, self.above)
+        for row, size in zip(rows, sizes, strict=True):
+            row["meta"]["batch_size"] = list(size)
+        for position, shape, content, is_stack in self.texts:
+            row, above = rows[position], list(sizes[self.above[position]])
+            # A value for each row has the batch size as the beginning of its shape.
+            stacked = is_stack or (self.stacks and len(above) > 0 and list(shape[: len(above)]) == above)
+            kind = "NonTensorStack" if stacked else "NonTensorData"
+            batch = list(shape) if is_stack else above
+            row.update({"kind": kind, "meta": {"batch_size": batch}, "from": _VALUES_FROM})
+            row["values"].append(["data", len(self.result.table.values)])
+            self.result.table.values.append(list(split_value(content)))
+        return self.result
+
+
+def _find_batch_sizes(shapes: Sequence[list[tuple[int, ...]]], above: Sequence[int]) -> list[tuple[int, ...]]:
+    """Return for each node the dims that all leaves below it share; of a node without leaves, that of the node above."""
+    found: list[tuple[int, ...] | None] = [None] * len(shapes)
+    for position in range(len(shapes) - 1, -1, -1):  # children before their parents
+        size = found[position]
+        for shape in shapes[position]:
+            size = shape if size is None else _find_common(size, shape)
+        found[position] = size
+        parent = above[position]
+        if size is not None and parent >= 0:
+            known = found[parent]
+            found[parent] = size if known is None else _find_common(known, size)
+    result: list[tuple[int, ...]] = []
+    for position, size in enumerate(found):
+        result.append(size if size is not None else result[above[position]] if position else ())
+    return result
+
+
+def _find_common(one: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, ...]:
+    count = 0
+    for left, right in zip(one, other):
+        if left != right:
+            break
+        count += 1
+    return one[:count]
+
+
+def _is_opaque(dtype: np.dtype[Any]) -> bool:
+    """Return True for the dtype under which tensordict stores numbers that are values."""
+    return bool(dtype.metadata and dtype.metadata.get("h5py_opaque"))
+
+
+def _get_address(group: h5py.Group) -> Any:
+    info = h5py.h5o.get_info(group.id)
+    return info.fileno, info.addr
+
+
+def _read_attribute(dataset: h5py.Dataset, name: str) -> Any:
+    value = dataset.attrs.get(name)
+    return value.decode(errors="replace") if isinstance(value, bytes) else value

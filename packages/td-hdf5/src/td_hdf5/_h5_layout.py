@@ -1,0 +1,128 @@
+"""The layout of a save: a group for each node, a dataset for each leaf, and the header that describes the collection."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from td_core import Encoded
+from td_core.array_formats import ArrayPlan, list_names, make_array_plan
+from td_core.errors import FormatError
+from td_core.spi import STORABLE, load_table
+
+from ._datasets import NATIVE, Array, escape_key
+
+__all__ = ["Layout", "make_entry_layout", "make_layout", "read_arrays"]
+
+KeyPath = tuple[str, ...]
+
+
+@dataclass(slots=True)
+class Layout:
+    """What a save writes.
+
+    Attributes:
+        plan: the arrays, by the names of their datasets.
+        groups: name of the group of each node; None for a node without one. That of the root can be empty.
+    """
+
+    plan: ArrayPlan
+    groups: list[str | None]
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """The rows of the nodes."""
+        rows: list[dict[str, Any]] = self.plan.header["nodes"]
+        return rows
+
+    def make_header(self, hashes: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Return the header in the attributes of the root."""
+        header = {key: value for key, value in self.plan.header.items() if key != "check"}
+        header["groups"] = self.groups
+        header["arrays"] = {
+            name: [str(array.dtype).removeprefix("torch."), list(array.shape)]
+            for name, array in self.plan.arrays.items()
+        }
+        if hashes is not None:
+            header["hashes"] = hashes
+        return header
+
+    def list_links(self) -> Iterator[tuple[str, int | None]]:
+        """Yield the name of each link in the order of the keys, with the position of its node; None for a dataset."""
+        found: set[str] = set()
+        for row in self.rows:
+            for group in ("entries", "members"):
+                for _, ref in row[group]:
+                    if isinstance(ref, list):
+                        names: list[str | None] = [*list_names(self.plan.header["leaves"][ref[0]])]
+                    else:
+                        names = [self.groups[ref]]
+                    for name in names:
+                        if name and name not in found and name != self.groups[0]:
+                            found.add(name)
+                            yield name, None if isinstance(ref, list) else ref
+
+
+def make_layout(data: Any, *, blank: bool = False) -> Layout:
+    """Plan the save of a collection, without reading the elements of a leaf. With ``blank``, elements are not saved.
+
+    Raises:
+        CodecError: a value or leaf cannot be stored; the message has its key path.
+    """
+    return _make_layout(data, lambda path: "/".join(map(escape_key, path)), blank)
+
+
+def make_entry_layout(data: Any, key: str, group: str, taken: Container[str]) -> Layout:
+    """Plan to write an entry into a group of a file; ``data`` has it as its only one, ``taken`` the names of all links."""
+    base = f"{group}/{escape_key(key)}" if group else escape_key(key)
+    name, number = base, 1
+    while name in taken:
+        name, number = f"{base}#{number}", number + 1
+
+    def join(path: KeyPath) -> str:
+        # The first part is the key, with an ending if the leaf has several arrays.
+        return "/".join([name + path[0][len(key) :], *map(escape_key, path[1:])]) if path else group
+
+    return _make_layout(data, join, False)
+
+
+def _make_layout(data: Any, join: Callable[[KeyPath], str], blank: bool) -> Layout:
+    plan = make_array_plan(
+        data, NATIVE, lambda path: join(path) if path else "data", blank=blank, separator="/"
+    )
+    groups: list[str | None] = []
+    for path, row in zip(plan.nodes, plan.header["nodes"], strict=True):
+        has_group = not path or row["entries"] or row["members"] or not row["values"]
+        groups.append(join(path) if has_group and not _has_array(path, join, plan) else None)
+    return Layout(plan, groups)
+
+
+def _has_array(path: KeyPath, join: Callable[[KeyPath], str], plan: ArrayPlan) -> bool:
+    """Return True if a dataset has the name of a group of a path, as it can be for keys that are escaped."""
+    return any(join(path[:length]) in plan.arrays for length in range(1, len(path) + 1))
+
+
+def read_arrays(header: Any, path: str) -> tuple[Encoded, dict[str, Array]]:
+    """Return the table of a header, with places as leaves, and dtype and shape of each dataset.
+
+    Raises:
+        FormatError: the header is damaged, or of a later version.
+    """
+    table = load_table(header, path)
+    arrays: dict[str, Array] = {}
+    try:
+        for name, (dtype, shape) in header["arrays"].items():
+            if not all(type(size) is int and size >= 0 for size in shape):
+                raise ValueError(f"the shape of {name!r} is {shape!r}")
+            arrays[name] = Array(STORABLE[f"torch.{dtype}"], tuple(shape))
+            if arrays[name].dtype not in NATIVE:
+                raise ValueError(f"the dtype of {name!r} is {dtype!r}")
+        names = {name for place in table.leaves for name in list_names(place)}
+        if not names <= arrays.keys():
+            raise ValueError(f"it lacks the datasets {sorted(names - arrays.keys())!r:.200}")
+        if len(header["groups"]) != len(table.nodes):
+            raise ValueError(f"it has {len(header['groups'])} groups")
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise FormatError(f"{path}: the td header is damaged: {error!r}") from error
+    return table, arrays

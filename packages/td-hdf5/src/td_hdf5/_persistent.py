@@ -1,0 +1,485 @@
+"""``PersistentTensorDict``: an HDF5 file as a collection, whose entries are added to and removed from the file."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any
+
+import h5py
+import torch
+from torch import Tensor
+
+from td_core import NO_DEFAULT, Encoded, StoredTensor, TensorDict, TensorDictBase, kinds
+from td_core.errors import LockedError, UnsupportedOperationError
+from td_core.spi import as_batch_size, as_named, show_path
+
+from ._dataset_source import DatasetSource
+from ._datasets import write_text
+from ._h5_files import StoreFile
+from ._h5_layout import make_entry_layout, make_layout
+from ._live_header import LiveHeader, Row, build_rows, make_table
+from ._read_h5 import Save, check_writable, open_save, open_table
+from ._write_h5 import save, write_arrays
+
+__all__ = ["PersistentTensorDict", "from_h5", "to_h5"]
+
+#: The modes of h5py.File, by the mode of td_core.open after the file was created.
+_MODES = ("r", "r+", "a", "w", "w-", "x")
+
+
+class _Store:
+    """The file of a collection: how it is opened, and its header.
+
+    Attributes:
+        file: the open file.
+        mode: ``"r"`` or ``"r+"``.
+        header: the rows of the file.
+        device: device of the leaves.
+        options: options of new datasets.
+    """
+
+    def __init__(
+        self, file: StoreFile, mode: str, header: LiveHeader, device: Any, options: dict[str, Any]
+    ) -> None:
+        self.file, self.mode, self.header, self.device, self.options = file, mode, header, device, options
+
+    def check_writable(self, path: tuple[str, ...], what: str) -> None:
+        """Raise LockedError if the file is opened for reading."""
+        if self.mode == "r":
+            raise LockedError(
+                f"cannot {what} {show_path(path)} in {self.file.path}: it is opened with mode='r'; open it with mode='r+'"
+            )
+
+    def open_leaves(self, table: Encoded) -> Any:
+        """Return the collection of a table, whose leaves are in this file."""
+        opened = Save(self.file.path, None, table, self.header.arrays, None, False)
+        return open_table(opened, table, self.mode, self.device)
+
+
+class PersistentTensorDict(TensorDictBase):
+    """An HDF5 file as a collection.
+
+    Leaves are stored tensors: elements are read when they are used, and writes in place reach the file. So do new entries,
+    removed and renamed ones, batch sizes and dim names, in this collection and in the nested ones. Results of operations, such
+    as an index, ``clone()`` or ``to_tensordict()``, are TensorDicts. The space of removed entries is used for later ones, but
+    the file does not get smaller.
+
+    Args:
+        batch_size: batch size, by default the stored one.
+        filename: the file.
+        group: an open ``h5py.Group`` instead, whose file is used.
+        mode: ``"r"`` refuses writes, ``"r+"`` and ``"a"`` write into the file, ``"w"`` creates a new one, or empties it.
+        backend: ``"h5"``.
+        device: device of the leaves, to which elements are moved after they were read.
+        validate_batch_size: compare ``batch_size`` with the leaves.
+        non_tensor_as_stack: text for each row of a file of another program is a stack of values, not one list.
+        allow_pickle: must not be True: values are never pickled.
+        **kwargs: options of new datasets, as for :func:`td_hdf5.save`.
+
+    >>> stored = PersistentTensorDict(filename="data.h5", batch_size=[3], mode="w")
+    >>> stored["a"] = torch.arange(3)
+    >>> stored["n", "b"] = torch.zeros(3, 2)
+    >>> PersistentTensorDict(filename="data.h5")["a"]
+    StoredTensor(DatasetSource, size=(3,), dtype=torch.int64)
+    """
+
+    _store: _Store
+    _row: Row
+    _path: tuple[str, ...]
+    _entries: dict[str, Any]
+
+    def __init__(
+        self,
+        *,
+        batch_size: Any = None,
+        filename: str | os.PathLike[str] | None = None,
+        group: Any = None,
+        mode: str = "r",
+        backend: str = "h5",
+        device: Any = None,
+        validate_batch_size: bool = True,
+        non_tensor_as_stack: bool = False,
+        allow_pickle: bool | None = None,
+        **kwargs: Any,
+    ) -> None:
+        _check_backend(backend, allow_pickle)
+        if (filename is None) == (group is None):
+            raise TypeError("a PersistentTensorDict takes a filename or a group, and not both")
+        if mode not in _MODES:
+            raise ValueError(f"mode is one of {', '.join(map(repr, _MODES))}; got {mode!r}")
+        path = os.fspath(filename) if filename is not None else group.file.filename
+        if mode in ("w-", "x") and os.path.lexists(path):
+            raise FileExistsError(f"cannot create {path!r}: it exists")
+        if mode == "w" or (mode != "r" and not os.path.lexists(path)):
+            if mode == "r+":
+                raise FileNotFoundError(f"there is no file at {path!r}: create it with mode='w'")
+            save(TensorDict({}, batch_size=batch_size or []), path)
+        opened = _open(path, "r" if mode == "r" else "r+", device, kwargs, stacks=non_tensor_as_stack)
+        if not isinstance(opened, PersistentTensorDict):
+            raise TypeError(f"{path} has a {type(opened).__name__}: open it with td_core.open()")
+        self.__dict__.update(vars(opened))
+        if batch_size is not None and as_batch_size(batch_size) != self.batch_size:
+            if validate_batch_size:
+                self.batch_size = batch_size
+            else:
+                self._set_batch_size(as_batch_size(batch_size))
+
+    @classmethod
+    def _make(cls, store: _Store, row: Row, path: tuple[str, ...], entries: dict[str, Any], like: Any) -> Any:
+        """Build the node of a row."""
+        self = cls.__new__(cls)
+        self._store, self._row, self._path, self._entries = store, row, path, entries
+        self._size, self._label, self._labels = like.batch_size, like.device, like._names
+        return self
+
+    @classmethod
+    def from_dict(  # type: ignore[override]  # the signature of tensordict
+        cls,
+        input_dict: Any,
+        filename: str | os.PathLike[str],
+        *,
+        auto_batch_size: bool = False,
+        batch_size: Any = None,
+        device: Any = None,
+        backend: str = "h5",
+        batch_dims: int | None = None,
+        allow_pickle: bool | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Save a dict or collection as an HDF5 file, and return it opened for writing.
+
+        >>> PersistentTensorDict.from_dict({"a": torch.ones(2)}, "data.h5", batch_size=[2]).batch_size
+        torch.Size([2])
+        """
+        _check_backend(backend, allow_pickle)
+        data = input_dict if hasattr(input_dict, "batch_size") else TensorDict(input_dict)
+        if batch_size is not None:
+            data = TensorDict(data, batch_size=batch_size)
+        elif auto_batch_size or not hasattr(input_dict, "batch_size"):
+            data = data.copy().auto_batch_size_(batch_dims)
+        save(data, filename, **kwargs)
+        return _open(os.fspath(filename), "r+", device, kwargs)
+
+    @property
+    def filename(self) -> str:
+        """Path of the file."""
+        return self._store.file.path
+
+    @property
+    def file(self) -> Any:
+        """The open ``h5py.File``. What is written to it directly is not in the header of the collection."""
+        with self._store.file.use(write=self._store.mode != "r") as file:
+            return h5py.File(file)
+
+    @property
+    def mode(self) -> str:
+        """``"r"``, or ``"r+"`` if writes reach the file."""
+        return self._store.mode
+
+    @property
+    def kwargs(self) -> dict[str, Any]:
+        """Options of new datasets."""
+        return self._store.options
+
+    def close(self) -> None:
+        """Close the file. It is opened again when elements are used."""
+        self._store.file.close()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Undo the operation that returned the collection, if there is one, and close the file."""
+        super().__exit__(
+            kind or BaseException, error, trace
+        )  # which refuses a block without such an operation
+        self.close()
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Reduce to the path of the file and the keys of a nested collection."""
+        return rebuild_persistent, (
+            self.filename,
+            self._store.file.identity,
+            self._path,
+            self.mode,
+            self._store.options,
+        )
+
+    @property
+    def batch_size(self) -> torch.Size:
+        """Leading dims that all entries share; settable if the shape of every entry starts with the new value."""
+        return self._size
+
+    @batch_size.setter
+    def batch_size(self, batch_size: Any) -> None:
+        self._change_batch_size(as_batch_size(batch_size))
+
+    @property
+    def device(self) -> torch.device | None:
+        """Device of every entry, or None."""
+        return self._label
+
+    @property
+    def _names(self) -> Any:
+        return self._labels
+
+    @_names.setter
+    def _names(self, names: Any) -> None:
+        self._labels = names
+        self._record()
+
+    def _children(self) -> dict[str, Any]:
+        return self._entries
+
+    def _with_children(
+        self,
+        children: Mapping[str, Any],
+        *,
+        batch_size: Any = None,
+        device: Any = NO_DEFAULT,
+        names: Any = NO_DEFAULT,
+    ) -> Any:
+        result = TensorDict(
+            {},
+            batch_size=self._size if batch_size is None else batch_size,
+            device=self._label if device is NO_DEFAULT else device,
+            names=self._labels if names is NO_DEFAULT else names,
+        )
+        result._set_children(children)
+        return result
+
+    def _set_child(self, key: str, value: Any) -> None:
+        store = self._store
+        held: Any = self._entries.get(key)
+        if held is value:
+            return
+        store.check_writable((*self._path, key), "set")
+        if _fits(held, value):
+            held.copy_(value)
+            return
+        place = self._find_own(value)
+        replaces = key in self._row.entries
+        if replaces and place is None:
+            value = value.clone()  # it can have leaves of the entry that it replaces
+        self._check_storable(key, value)
+        with store.file.use(write=True) as file:
+            if replaces:
+                store.header.vacate(file, self._row, key)
+                store.file.structure += 1
+            if place is not None:
+                store.header.add_link(file, self._row, key, place)
+            else:
+                group = self._row.group or ""
+                links = store.header.list_links()
+                layout = make_entry_layout(self._with_children({key: value}), key, group, links)
+                write_arrays(file, layout, store.options, above=group)
+                store.header.add(self._row, key, layout)
+            store.header.write(file)
+        self._entries[key] = self._open_entry(key)
+
+    def _check_storable(self, key: str, value: Any) -> None:
+        """Raise an error before anything is changed if a value cannot be stored, or cannot be written in place."""
+        wrapped = self._with_children({key: value})
+        make_layout(wrapped)
+        if any(leaf.is_nested for leaf in wrapped._leaves()):
+            raise UnsupportedOperationError(
+                f"cannot set {show_path((*self._path, key))} in {self.filename}: a nested tensor cannot be written in place; "
+                "save() the collection"
+            )
+
+    def _find_own(self, value: Any) -> Any:
+        """Return the place of a leaf of this file, or None."""
+        source = getattr(value, "source", None) if isinstance(value, StoredTensor) else None
+        if not isinstance(source, DatasetSource) or source.file is not self._store.file:
+            return None
+        whole = value.shape == source.shape and value.is_contiguous()
+        places = (place for place in self._store.header.root.iter_places() if isinstance(place, (str, dict)))
+        found = (
+            place
+            for place in places
+            if source.name == (place if isinstance(place, str) else place.get("tensor"))
+        )
+        return next(
+            (place for place in found if whole and (isinstance(place, str) or "expand" not in place)), None
+        )
+
+    def _del_child(self, key: str) -> None:
+        if key not in self._entries:
+            raise KeyError(key)
+        self._store.check_writable((*self._path, key), "remove")
+        with self._store.file.use(write=True) as file:
+            self._store.header.remove(file, self._row, key)
+            self._store.file.structure += 1
+            self._store.header.write(file)
+        del self._entries[key]
+
+    def _open_entry(self, key: str) -> Any:
+        """Return the entry of a row that was written."""
+        wrapper = Row(
+            {"kind": "TensorDict", "meta": {"batch_size": list(self._size)}},
+            None,
+            {key: self._row.entries[key]},
+        )
+        opened = self._store.open_leaves(make_table(wrapper))
+        return _convert(self._store, self._row, self._path, opened, only=key)._entries[key]
+
+    def _set_batch_size(self, batch_size: torch.Size) -> None:
+        if self._labels is not None:  # the first dims keep their names
+            self._labels = (*self._labels, *[None] * len(batch_size))[: len(batch_size)]
+        self._size = batch_size
+        self._record()
+
+    def _set_device(self, device: torch.device | None) -> None:
+        self._label = device
+
+    def _record(self) -> None:
+        """Write batch size and dim names into the file, if it is opened for writing."""
+        meta = {**self._row.fields["meta"], "batch_size": list(self._size)}
+        meta.pop("names", None)
+        if self._labels is not None:
+            meta["names"] = list(self._labels)
+        if self._store.mode == "r" or meta == self._row.fields["meta"]:
+            return
+        self._row.fields["meta"] = meta
+        with self._store.file.use(write=True) as file:
+            self._store.header.write(file)
+            if self._row.group is not None:
+                write_text(
+                    h5py.h5g.open(file, self._row.group.encode() or b"/"),
+                    "td_batch_size",
+                    str(list(self._size)),
+                )
+
+
+def _fits(held: Any, value: Any) -> bool:
+    """Return True if a value can be written into the dataset of a leaf."""
+    return (
+        isinstance(held, StoredTensor)
+        and isinstance(value, Tensor)
+        and not value.is_nested
+        and value.dtype == held.dtype
+        and value.shape == held.shape
+        and 0 not in held.stride()
+    )
+
+
+def _check_backend(backend: str, allow_pickle: bool | None) -> None:
+    if backend != "h5":
+        raise ValueError(
+            f"td-hdf5 has the backend 'h5' alone; got {backend!r}: td-zarr has TensorDict.to_zarr()"
+        )
+    if allow_pickle:
+        raise ValueError("td-hdf5 never reads or writes pickles: allow_pickle must be None or False")
+
+
+def _convert(store: _Store, row: Row, path: tuple[str, ...], opened: Any, only: str | None = None) -> Any:
+    """Replace the TensorDicts of an opened collection by collections that write into the file; lock other nodes."""
+    root = PersistentTensorDict._make(store, row, path, {}, opened)
+    todo = [(root, row, opened)]
+    while todo:
+        made, row, node = todo.pop()
+        for key, child in node._children().items():
+            below = row.entries[key]
+            if type(child) is TensorDict:
+                nested = PersistentTensorDict._make(store, below, (*made._path, key), {}, child)
+                todo.append((nested, below, child))
+                child = nested
+            elif not isinstance(child, Tensor):
+                child.lock_()  # changes of its structure would not reach the file
+            made._entries[key] = child
+    return root
+
+
+def _open(
+    path: str, mode: str, device: Any, options: dict[str, Any], *, stacks: bool = True, strict: bool | None = None,
+    change: Any = None,
+) -> Any:  # fmt: skip
+    """Open a file; a TensorDict as a PersistentTensorDict. ``change`` sets batch sizes of the plain collection."""
+    target = None if device is None else torch.device(device)
+    file = StoreFile.at(path)
+    with open_save(path, strict=strict, stacks=stacks) as opened:
+        if mode != "r":
+            check_writable(opened, opened.table)
+        result = open_table(opened, opened.table, mode, target, strict=strict)
+        if change is not None:
+            result = change(result)
+        if type(result) is not TensorDict:
+            return result.lock_()
+        root = build_rows(opened.table, opened.groups)
+        header = LiveHeader(root, opened.arrays, opened.others)
+    return _convert(_Store(file, mode, header, target, options), root, (), result)
+
+
+def rebuild_persistent(
+    path: str, identity: Any, keys: tuple[str, ...], mode: str, options: dict[str, Any]
+) -> Any:
+    """Open the collection of a pickle.
+
+    Raises:
+        FormatError: another file was saved under the path.
+    """
+    StoreFile.at(path, tuple(identity)).check()
+    opened = _open(path, mode, None, options)
+    return opened.get(keys) if keys else opened
+
+
+def to_h5(data: Any, filename: str | os.PathLike[str], **options: Any) -> Any:
+    """Save a collection as an HDF5 file, and return it opened for writing. The options are those of :func:`td_hdf5.save`.
+
+    A TensorDict is returned as a :class:`PersistentTensorDict`.
+
+    >>> stored = to_h5(TensorDict({"a": torch.ones(2)}), "data.h5")
+    >>> stored["b"] = stored["a"].zero_() - 1
+    >>> from_h5("data.h5")["b"].tolist()
+    [-1.0, -1.0]
+    """
+    save(data, filename, **options)
+    kept = ("chunks", "compression", "compression_opts", "shuffle", "fletcher32")
+    mode = "r" if options.get("checksums") else "r+"  # writes would contradict checksums
+    return _open(os.fspath(filename), mode, None, {name: options[name] for name in kept if name in options})
+
+
+def from_h5(
+    filename: str | os.PathLike[str],
+    *,
+    mode: str = "r",
+    auto_batch_size: bool = False,
+    batch_dims: int | None = None,
+    batch_size: Any = None,
+    non_tensor_as_stack: bool = False,
+) -> Any:
+    """Open an HDF5 file without reading its leaves; a TensorDict is returned as a :class:`PersistentTensorDict`.
+
+    Args:
+        filename: the file, also of tensordict or of another program.
+        mode: ``"r"`` refuses writes, ``"r+"`` writes into the file.
+        auto_batch_size: compute the batch sizes from the shapes of the leaves, instead of those in the file.
+        batch_dims: the most batch dims that ``auto_batch_size`` finds.
+        batch_size: batch size of the result.
+        non_tensor_as_stack: text for each row of a file of another program is a stack of values, not one list.
+
+    >>> _ = to_h5(TensorDict({"a": torch.ones(2, 3)}), "data.h5")
+    >>> from_h5("data.h5", auto_batch_size=True, batch_dims=1).batch_size
+    torch.Size([2])
+    """
+    if mode not in ("r", "r+"):
+        raise ValueError(f"mode is 'r' or 'r+'; got {mode!r}")
+
+    def change(opened: Any) -> Any:
+        if batch_size is not None:
+            opened.batch_size = batch_size
+        elif auto_batch_size:
+            opened.auto_batch_size_(batch_dims)
+        return opened
+
+    return _open(os.fspath(filename), mode, None, {}, stacks=non_tensor_as_stack, change=change)
+
+
+def open_as(cls: type, filename: Any, **options: Any) -> Any:
+    """Open an HDF5 file as an instance of a class, if that has declared entries; the options are those of :func:`from_h5`."""
+    return as_named(cls, from_h5(filename, **options), f"what is saved at {os.fspath(filename)!r}")
+
+
+# A save or message of such a collection has TensorDicts.
+kinds.store_as(PersistentTensorDict, "TensorDict")

@@ -1,0 +1,336 @@
+"""Read saves: find the datasets of a file, and build the collection that its header or its groups describe."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from td_core import Encoded, NestedKey, StoredTensor
+from td_core.array_formats import Place, build_collection, get_stored, list_names
+from td_core.errors import FormatError, UnsupportedOperationError
+from td_core.spi import as_buffer, make_reporter, select_keys, show_path
+
+from ._dataset_source import DatasetSource
+from ._datasets import (
+    NATIVE,
+    Array,
+    can_hold,
+    count_links,
+    find_array,
+    locate,
+    map_array,
+    read_header,
+    read_part,
+    read_whole,
+)
+from ._foreign_h5 import read_foreign
+from ._h5_files import H5_ERRORS, StoreFile, convert_errors, map_file, open_path, show_error
+from ._h5_layout import read_arrays
+
+__all__ = ["Save", "check_writable", "load", "open_collection", "open_save", "open_table", "read_arrays_of"]
+
+Progress = bool | Callable[[int, int], Any]
+
+
+@dataclass(slots=True)
+class Save:
+    """An open save.
+
+    Attributes:
+        path: path of the file.
+        file: the ``FileID``.
+        table: the encoded collection, with places as leaves.
+        arrays: dtype and shape of the datasets.
+        hashes: algorithm and digest of each dataset; None if the file has none.
+        is_foreign: True if the file has no header of td.
+        groups: the group of each node; None for a node without one.
+        others: names of links that belong to no leaf.
+        loaded: arrays in memory, by names that the file does not have.
+    """
+
+    path: str
+    file: Any
+    table: Encoded
+    arrays: dict[str, Array]
+    hashes: Any
+    is_foreign: bool
+    groups: list[str | None] = field(default_factory=list)
+    others: list[str] = field(default_factory=list)
+    loaded: dict[str, Tensor] = field(default_factory=dict)
+
+
+@contextlib.contextmanager
+def open_save(
+    path: str | os.PathLike[str], *, strict: bool | None = None, stacks: bool = True
+) -> Iterator[Save]:
+    """Open a file during a block, and read its header. The arguments are those of :func:`read_foreign`.
+
+    Raises:
+        FileNotFoundError: there is no file.
+        FormatError: the file is damaged, or its header does not describe its datasets.
+    """
+    place = os.fspath(path)
+    with open_path(place) as file:
+        yield describe_file(file, place, strict=strict, stacks=stacks)
+
+
+def describe_file(file: Any, path: str, *, strict: bool | None = None, stacks: bool = True) -> Save:
+    """Read the header of an open file, or what describes a file of another program."""
+    header = read_header(file, path)
+    if header is not None:
+        table, arrays = read_arrays(header, path)
+        difference = _find_difference(file, header, arrays)
+        if difference is None:
+            others = list(header.get("others", ()))
+            return Save(path, file, table, arrays, header.get("hashes"), False, header["groups"], others)
+        if strict is not False:
+            raise FormatError(
+                f"{path}: the td header does not describe the file: {difference}; another program changed it. "
+                "Pass strict=False to load what the file has, without the header"
+            )
+    found = read_foreign(file, path, strict=strict, stacks=stacks)
+    return Save(path, file, found.table, found.arrays, None, True, found.groups, found.others, found.loaded)
+
+
+def _find_difference(file: Any, header: Any, arrays: dict[str, Array]) -> str | None:
+    """Return how the groups of a file differ from those of its header, or None. Datasets are checked when they are read."""
+    counts: dict[str, int] = {"": 0}
+    try:
+        groups = dict.fromkeys(name for name in header["groups"] if name)
+        counts.update(dict.fromkeys(groups, 0))
+        for name in (*groups, *arrays, *header.get("others", ())):
+            counts[name.rpartition("/")[0]] += 1
+    except (LookupError, TypeError, AttributeError) as error:
+        return f"its groups are {error!r}"
+    for name, count in counts.items():
+        try:
+            found = count_links(file, name)
+        except H5_ERRORS as error:
+            return f"the group {'/' + name!r} is missing or damaged ({show_error(error)})"
+        if found != count:
+            return f"the group {'/' + name!r} has {found} entries, the header lists {count}"
+    return None
+
+
+def load(
+    path: str | os.PathLike[str],
+    *,
+    device: Any = None,
+    keys: Iterable[NestedKey] | NestedKey | None = None,
+    rows: Any = None,
+    strategy: str = "auto",
+    strict: bool | None = None,
+    num_threads: int = 0,
+    progress: Progress = False,
+) -> Any:
+    """Load a collection from an HDF5 file.
+
+    Files of tensordict and of other programs load too: groups are nested collections, datasets are leaves, and text is a value.
+
+    Args:
+        path: the file.
+        device: device of the leaves; ``"meta"`` reads no leaf.
+        keys: keys or key paths to load, with all that is below them. Nothing else is read.
+        rows: index of the first batch dim: an int, a slice or positions. Other rows are not read.
+        strategy: ``"mmap"`` maps contiguous datasets, so that elements are read when they are used, and writes stay in memory.
+            ``"read"`` reads at once. ``"auto"`` is ``"mmap"``.
+        strict: by default, a tensorclass that is not defined is an error, and what a collection cannot have, such as a dangling
+            link, is left out with a warning. True raises an error for that, too. False loads a TensorDict instead of the
+            tensorclass, gives no warning, and ignores a header that does not describe the file.
+        num_threads: number of threads that read contiguous datasets; 0 reads in this thread.
+        progress: show a progress bar, or call a function of (bytes done, total bytes).
+
+    Raises:
+        FileNotFoundError: there is no file at ``path``.
+        FormatError: the save is damaged; the message has the path and the key.
+        KeyPathError: the save has no such key.
+
+    >>> from td_hdf5 import save
+    >>> _ = save(TensorDict({"a": torch.arange(3), "n": {"b": torch.zeros(3)}}, [3]), "data.h5")
+    >>> load("data.h5", keys="a", rows=slice(1, None))["a"]
+    tensor([1, 2])
+    """
+    if strategy not in ("auto", "mmap", "read"):
+        raise ValueError(f"strategy is 'auto', 'mmap' or 'read'; got {strategy!r}")
+    target = None if device is None else torch.device(device)
+    is_meta = target is not None and target.type == "meta"
+    if rows is not None and not is_meta:
+        part = open_collection(path, mode="c", keys=keys, strict=strict)[rows].clone()
+        return part if target is None else part.to(target)
+    with open_save(path, strict=strict) as save:
+        table = select_keys(save.table, keys, save.path)
+        names = dict.fromkeys(name for place in table.leaves for name in list_names(place))
+        if is_meta:
+            arrays = {
+                name: torch.empty(save.arrays[name].shape, dtype=save.arrays[name].dtype, device="meta")
+                for name in names
+            }
+        else:
+            report = make_reporter(progress, sum(save.arrays[name].nbytes for name in names), "load")
+            arrays = read_arrays_of(save, list(names), strategy != "read", num_threads, report)
+            if target is not None:
+                arrays = {name: array.to(target) for name, array in arrays.items()}
+        result = build_collection(table, save.path, arrays.__getitem__, target, strict=strict is not False)
+    return result if rows is None else result[rows]
+
+
+def read_arrays_of(
+    save: Save, names: list[str], maps: bool, num_threads: int, report: Callable[[int], None]
+) -> dict[str, Tensor]:
+    """Return the datasets of some names: contiguous ones mapped, or read in threads; others read by HDF5."""
+    result: dict[str, Tensor] = {}
+    work: list[Callable[[], None]] = []
+    fd, size = save.file.get_vfd_handle(), save.file.get_filesize()
+    mapped = map_file(fd) if maps else None
+    for name in names:
+        if name in save.loaded:
+            result[name] = save.loaded[name]
+            continue
+        with convert_errors(f"{save.path}: the dataset {name!r}"):
+            dataset, found = find_array(save.file, name, save.path)
+            wanted = save.arrays[name]
+            offset = locate(dataset, found, size)
+            if can_hold(found, wanted):  # rows were written, but are not yet recorded in the header
+                result[name] = read_part(dataset, tuple(slice(0, n, 1) for n in wanted.shape), wanted.dtype)
+            elif found != wanted:
+                raise FormatError(
+                    f"{save.path}: the dataset {name!r} has the dtype {found.dtype} and the shape {list(found.shape)}; "
+                    f"its header has {wanted.dtype} and {list(wanted.shape)}"
+                )
+            elif offset is not None and mapped is not None:
+                result[name] = map_array(mapped, found, offset)
+            else:
+                target = result[name] = torch.empty(found.shape, dtype=found.dtype)
+                if offset is not None:
+                    work.append(partial(_read_bytes, fd, target, offset, report, name))
+                    continue
+                read_whole(dataset, target)
+            report(found.nbytes)
+    _run(work, num_threads)
+    return result
+
+
+def _read_bytes(fd: int, target: Tensor, position: int, report: Callable[[int], None], name: str) -> None:
+    view: Any = memoryview(as_buffer(target))
+    while len(view):
+        count = os.preadv(fd, [view[: 1 << 24]], position)
+        if not count:
+            raise FormatError(
+                f"the dataset {name!r} ends at byte {position} of the file; {len(view)} more bytes were expected"
+            )
+        view, position = view[count:], position + count
+        report(count)
+
+
+def _run(work: list[Callable[[], None]], num_threads: int) -> None:
+    if num_threads <= 1 or len(work) <= 1:
+        for call in work:
+            call()
+        return
+    with ThreadPoolExecutor(num_threads, "td-hdf5") as pool:
+        for future in [pool.submit(call) for call in work]:
+            future.result()
+
+
+def open_collection(
+    path: str | os.PathLike[str],
+    *,
+    mode: str = "r",
+    keys: Iterable[NestedKey] | NestedKey | None = None,
+    strict: bool | None = None,
+) -> Any:
+    """Open an HDF5 file without reading its leaves, which are :class:`td_core.StoredTensor`.
+
+    A leaf in a contiguous dataset is mapped when it is used; of a dataset with chunks, only the chunks with wanted elements are
+    read. A pickle of an opened collection, as one that a DataLoader sends to a worker, has the names of the datasets.
+
+    Args:
+        path: the file.
+        mode: ``"r"`` refuses writes, ``"r+"`` writes into the file, ``"c"`` keeps writes in the memory of this process.
+            Except with ``"c"``, the collection is locked: see :class:`td_hdf5.PersistentTensorDict` to add and remove keys.
+        keys: keys or key paths to open, with all that is below them.
+        strict: as for :func:`load`.
+
+    Raises:
+        FormatError: the save is damaged; the message has the path and the key.
+        KeyPathError: the save has no such key.
+        UnsupportedOperationError: the mode is ``"r+"``, and the save has checksums or a nested tensor.
+
+    >>> from td_hdf5 import save
+    >>> _ = save(TensorDict({"a": torch.arange(1000)}, [1000]), "data.h5")
+    >>> open_collection("data.h5")[[7, 5]]["a"]
+    tensor([7, 5])
+    """
+    with open_save(path, strict=strict) as save:
+        table = select_keys(save.table, keys, save.path)
+        if mode == "r+":
+            check_writable(save, table)
+        result = open_table(save, table, mode, strict=strict)
+    return result if mode == "c" else result.lock_()
+
+
+def check_writable(save: Save, table: Encoded) -> None:
+    """Raise an error if the file, or a leaf of it, cannot be written in place."""
+    if not os.access(save.path, os.W_OK):
+        raise PermissionError(f"{save.path} cannot be opened for writing: permission denied")
+    if save.hashes is not None:
+        raise UnsupportedOperationError(
+            f"{save.path} has checksums, which writes in place would contradict: save it without, or open it with mode='c'"
+        )
+    for place, path in zip(table.leaves, table.leaf_paths(members=False), strict=True):
+        if _is_nested(place):
+            raise UnsupportedOperationError(
+                f"{save.path}: {show_path(path)} is a nested tensor, which cannot be written in place: leave it out with keys="
+            )
+
+
+def open_table(
+    save: Save, table: Encoded, mode: str, device: Any = None, *, strict: bool | None = None
+) -> Any:
+    """Build the collection of a table with stored tensors as leaves; nested tensors, and fields of datasets, are in memory.
+
+    Raises:
+        FormatError: the table does not describe a collection, or contradicts the datasets.
+    """
+    path, identity = os.path.abspath(save.path), StoreFile.at(save.path).identity
+    nested = [name for place in table.leaves if _is_nested(place) for name in list_names(place)]
+    memory = (
+        {**save.loaded, **read_arrays_of(save, nested, False, 0, lambda count: None)}
+        if nested
+        else save.loaded
+    )
+
+    def read(name: str) -> Tensor:
+        array = save.arrays[name]
+        return memory[name] if name in memory else torch.empty(array.shape, dtype=array.dtype, device="meta")
+
+    def open_array(name: str, dtype: torch.dtype) -> Tensor:
+        stored = save.arrays[name].shape
+        # Some dtypes are stored as pairs, which are one more dim.
+        shape = stored[: len(stored) - len(get_stored(dtype, (), NATIVE)[1])]
+        return StoredTensor(DatasetSource(path, identity, name, shape, dtype), device, mode)
+
+    def open_leaf(place: Place, leaf: Tensor) -> Tensor:
+        if not leaf.is_meta:
+            return leaf
+        if isinstance(place, list):
+            name, dim, position = place
+            return open_array(name, leaf.dtype).select(dim, position)
+        if isinstance(place, str):
+            return open_array(place, leaf.dtype)
+        opened = open_array(place["tensor"], leaf.dtype)
+        return opened.expand(leaf.shape) if "expand" in place else opened
+
+    return build_collection(table, save.path, read, device, wrap=open_leaf, strict=strict is not False)
+
+
+def _is_nested(place: Place) -> bool:
+    return isinstance(place, dict) and not {"jagged", "nested"}.isdisjoint(place)

@@ -1,0 +1,239 @@
+"""Write a planned save to a new file, which gets its name when it is complete."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from typing import Any
+
+import h5py
+from torch import Tensor
+
+from td_core import StoredTensor
+from td_core.array_formats import PlannedArray, as_storable
+from td_core.spi import (
+    NewFile,
+    as_buffer,
+    choose_algorithm,
+    make_checksum,
+    make_reporter,
+    show_path,
+)
+
+from ._datasets import (
+    NATIVE,
+    Array,
+    create_dataset,
+    create_file,
+    create_group,
+    iter_parts,
+    write_header,
+    write_part,
+    write_text,
+)
+from ._h5_files import H5_ERRORS, close_file, make_access, show_error
+from ._h5_layout import Layout, make_layout
+
+__all__ = ["create_new", "save", "write_arrays"]
+
+Progress = bool | Callable[[int, int], Any]
+#: A leaf in a store is read and written in parts of this many bytes.
+_PART = 1 << 23
+
+
+def save(
+    data: Any,
+    path: str | os.PathLike[str],
+    *,
+    chunks: int | tuple[int, ...] | bool | None = None,
+    compression: str | int | None = None,
+    compression_opts: Any = None,
+    shuffle: bool | None = None,
+    fletcher32: bool | None = None,
+    checksums: bool = False,
+    durable: bool = False,
+    return_early: bool = False,
+    progress: Progress = False,
+) -> Any:
+    """Save a collection as an HDF5 file.
+
+    The file has its complete content under its name, or the old file remains, whenever the process is killed.
+
+    Args:
+        data: the collection.
+        path: the file to write.
+        chunks: sizes of the first dims of chunks, which have whole rows in the other dims; True for chunks of about 1 MB. None
+            stores contiguous datasets, which can be mapped, unless there is another option that needs chunks.
+        compression: ``"gzip"``, ``"lzf"``, ``"szip"`` or the number of a filter, as for ``h5py.Group.create_dataset``.
+        compression_opts: options of the compression, such as the level of gzip.
+        shuffle: order bytes by significance before compression.
+        fletcher32: store a checksum of each chunk, which HDF5 compares whenever it reads one.
+        checksums: store a hash of each dataset, which ``verify`` compares.
+        durable: return after the data has reached the disk.
+        return_early: write in the background and return a ``concurrent.futures.Future``. The leaves must not change before
+            its ``result()`` returns.
+        progress: show a progress bar, or call a function of (bytes done, total bytes).
+
+    Returns:
+        ``data``, or a future of it.
+
+    Raises:
+        CodecError: a value or leaf cannot be stored; nothing is written.
+        IsADirectoryError: ``path`` is a directory.
+
+    >>> td = TensorDict({"a": torch.zeros(2), "n": {"b": torch.ones(3)}})
+    >>> save(td, "data.h5") is td
+    True
+    """
+    place = os.fspath(path)
+    if os.path.isdir(place):
+        raise IsADirectoryError(f"cannot save to {place!r}, which is a directory: pass the path of a file")
+    options = {
+        "chunks": chunks,
+        "compression": compression,
+        "compression_opts": compression_opts,
+        "shuffle": shuffle,
+        "fletcher32": fletcher32,
+    }
+    layout = make_layout(data)
+    report = make_reporter(progress, sum(array.nbytes for array in layout.plan.arrays.values()), "save")
+
+    def write() -> None:
+        _write_new(layout, place, options, checksums=checksums, durable=durable, report=report)
+
+    if not return_early:
+        write()
+        return data
+    return _run_in_background(write, data)
+
+
+def create_new(data: Any, path: str | os.PathLike[str], options: Mapping[str, Any]) -> None:
+    """Write a file of zeros with the structure, shapes and dtypes of a collection, without reading its leaves.
+
+    Raises:
+        FileExistsError: something is at ``path``.
+    """
+    place = os.fspath(path)
+    if os.path.lexists(place):
+        raise FileExistsError(f"cannot create {place!r}: it exists")
+    _write_new(make_layout(data, blank=True), place, options, blank=True)
+
+
+def _run_in_background(write: Callable[[], None], data: Any) -> Future[Any]:
+    future: Future[Any] = Future()
+
+    def run() -> None:
+        try:
+            write()
+        except BaseException as error:
+            future.set_exception(error)
+        else:
+            future.set_result(data)
+
+    threading.Thread(target=run, name="td-hdf5-save").start()
+    return future
+
+
+def _write_new(
+    layout: Layout,
+    path: str,
+    options: Mapping[str, Any],
+    *,
+    checksums: bool = False,
+    durable: bool = False,
+    blank: bool = False,
+    report: Callable[[int], None] = lambda count: None,
+) -> None:
+    with NewFile(path) as new:
+        file = create_file(new.temporary, make_access())
+        try:
+            digests = write_arrays(file, layout, options, checksums=checksums, blank=blank, report=report)
+            write_header(file, layout.make_header(digests))
+        finally:
+            close_file(file)
+        new.commit(durable=durable)
+
+
+def write_arrays(
+    file: Any,
+    layout: Layout,
+    options: Mapping[str, Any],
+    *,
+    checksums: bool = False,
+    blank: bool = False,
+    above: str = "",
+    report: Callable[[int], None] = lambda count: None,
+) -> dict[str, Any] | None:
+    """Write the groups and datasets of a layout into an open file, and return the hashes of the datasets.
+
+    ``above`` is the name of a group, whose collection gets the entries of the layout.
+
+    Raises:
+        ValueError: HDF5 refuses an option.
+    """
+    algorithm = choose_algorithm()
+    digests: dict[str, str] = {}
+    groups: dict[str, Any] = {above: h5py.h5g.open(file, above.encode() or b"/")}
+    if not above:
+        write_facts(groups[""], layout, 0)
+    for name, position in layout.list_links():
+        parent, _, last = name.rpartition("/")
+        if position is not None:
+            groups[name] = create_group(groups[parent], last)
+            write_facts(groups[name], layout, position)
+            continue
+        planned = layout.plan.arrays[name]
+        array = Array(planned.dtype, planned.shape)
+        try:
+            dataset = create_dataset(groups[parent], last, array, options, names=planned.batch_names)
+        except H5_ERRORS as error:
+            raise type(error)(
+                f"cannot store {show_path(planned.path)} as a dataset: {show_error(error)}"
+            ) from error
+        if planned.logical is not None:
+            write_text(dataset, "td_dtype", str(planned.logical).removeprefix("torch."))
+        if blank:
+            continue
+        checksum = make_checksum(algorithm) if checksums else None
+        _write_elements(dataset, planned, array, checksum, report)
+        if checksum is not None:
+            digests[name] = str(checksum.hexdigest())
+    return {"algorithm": algorithm, "datasets": digests} if checksums else None
+
+
+def write_facts(group: Any, layout: Layout, position: int) -> None:
+    """Write batch size and dim names of a node into attributes, for people who look at the file."""
+    meta = layout.rows[position]["meta"]
+    for name, value in (("td_batch_size", meta.get("batch_size")), ("td_names", meta.get("names"))):
+        if value is not None:
+            write_text(group, name, json.dumps(value))
+
+
+def _write_elements(
+    dataset: Any, planned: PlannedArray, array: Array, checksum: Any, report: Callable[[int], None]
+) -> None:
+    if planned.dim is None and isinstance(planned.parts[0], StoredTensor):
+        (leaf,) = planned.parts
+        for part in iter_parts(tuple(leaf.shape), leaf.dtype.itemsize, _PART):
+            piece = as_storable(leaf[part].clone(), NATIVE)
+            write_part(dataset, piece, (*part, *(slice(0, n, 1) for n in array.shape[len(part) :])))
+            _note(piece, checksum, report)
+        return
+    pieces = planned.read()
+    for number, piece in enumerate(pieces):
+        if planned.dim == 0:
+            part = (slice(number, number + 1, 1), *(slice(0, n, 1) for n in piece.shape))
+            if piece.numel():
+                write_part(dataset, piece.unsqueeze(0), part)
+        else:
+            write_part(dataset, piece)
+        _note(piece, checksum, report)
+
+
+def _note(piece: Tensor, checksum: Any, report: Callable[[int], None]) -> None:
+    if checksum is not None:
+        checksum.update(as_buffer(piece))
+    report(piece.nbytes)
