@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from td_core import TensorDict
+from td_core import TensorDict, lazy_stack
 from td_core._operators import OPERATIONS
 from td_core._ops import torch_function
 from td_core._ops.torch_function import TABLE
@@ -367,3 +367,46 @@ def test_autograd_grad_td_inputs_returns_td() -> None:
         torch.autograd.grad(loss, (x, x))
     with pytest.raises(KeyMismatchError, match="'n'"):
         torch.autograd.grad(x * 2, x, TensorDict({"a": torch.ones(3)}, [3]))
+
+
+LOSSES: dict[str, dict[str, Any]] = {
+    "binary_cross_entropy": {"weight": torch.tensor(2.0)},
+    "binary_cross_entropy_with_logits": {"pos_weight": torch.tensor(3.0)},
+    "huber_loss": {"delta": 0.2},
+    "l1_loss": {},
+    "mse_loss": {},
+    "poisson_nll_loss": {"log_input": False},
+    "smooth_l1_loss": {"beta": 0.3},
+    "soft_margin_loss": {},
+}
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+@pytest.mark.parametrize("reduction", [None, "none", "mean", "sum"])
+@pytest.mark.parametrize("name", LOSSES)
+def test_loss_equals_loss_of_each_leaf(name: str, reduction: str | None, stacked: bool) -> None:
+    loss = getattr(torch.nn.functional, name)
+    options = LOSSES[name] if reduction is None else {**LOSSES[name], "reduction": reduction}
+    first, second = (
+        TensorDict({"a": torch.rand(3, 2), "n": {"b": torch.rand(3)}}, batch_size=[3]) for _ in range(2)
+    )
+    td = lazy_stack([*first.unbind(0)]) if stacked else first
+    result = loss(td, second, **options)
+    assert result.batch_size == torch.Size([3] if reduction == "none" else [])
+    for key in ("a", ("n", "b")):
+        torch.testing.assert_close(result[key], loss(first[key], second[key], **options))
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda f, td: f.mse_loss(td, torch.ones(3)), TypeError, r"mse_loss\(\) takes two collections"),
+        (lambda f, td: f.l1_loss(torch.ones(3), td), TypeError, r"l1_loss\(\) takes two collections"),
+        (lambda f, td: f.mse_loss(td, td, reduction="max"), ValueError, r"reduction of mse_loss\(\) is .* got 'max'"),
+        (lambda f, td: f.mse_loss(td, td, reduce=False), TypeError, "takes reduction= in place of"),
+        (lambda f, td: f.huber_loss(td, td, weight=td), TypeError, "numbers or tensors as options"),
+    ],
+)  # fmt: skip
+def test_loss_bad_argument_raises(call: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        call(torch.nn.functional, TensorDict({"a": torch.ones(3)}, batch_size=[3]))

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from inspect import signature
 from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from .._collection import Core
 from .._device_labels import set_device_labels
@@ -40,6 +41,18 @@ _OTHER_MEANING = {
 }
 
 _LIKE = ("empty_like", "full_like", "ones_like", "rand_like", "randn_like", "randint_like", "zeros_like")
+
+#: The losses of torch.nn.functional that compare an input and a target element by element.
+_LOSSES = (
+    "binary_cross_entropy",
+    "binary_cross_entropy_with_logits",
+    "huber_loss",
+    "l1_loss",
+    "mse_loss",
+    "poisson_nll_loss",
+    "smooth_l1_loss",
+    "soft_margin_loss",
+)
 
 
 def _method(name: str) -> Handler:
@@ -79,6 +92,27 @@ def _like(function: Callable[..., Tensor], input: Any, *args: Any, **kwargs: Any
     if device is not None:
         set_device_labels(result, as_device(device))
     return result
+
+
+def _loss(name: str) -> Handler:
+    function: Callable[..., Tensor] = getattr(nn.functional, name)
+    names = [*signature(function).parameters][2:]
+
+    def call(input: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
+        options = {key: value for key, value in [*zip(names, args), *kwargs.items()] if value is not None}
+        if not (isinstance(input, Core) and isinstance(target, Core)) or any(
+            isinstance(value, Core) for value in options.values()
+        ):
+            raise TypeError(f"{name}() takes two collections, and numbers or tensors as options")
+        reduction = options.pop("reduction", "mean")
+        if not {"size_average", "reduce"}.isdisjoint(options):
+            raise TypeError(f"{name}() of collections takes reduction= in place of size_average and reduce")
+        if reduction not in ("none", "mean", "sum"):
+            raise ValueError(f"the reduction of {name}() is 'none', 'mean' or 'sum'; got {reduction!r}")
+        result = input.apply(lambda leaf, other: function(leaf, other, reduction="none", **options), target)
+        return result if reduction == "none" else getattr(result, reduction)()
+
+    return call
 
 
 def _unbind(input: Any, dim: int = 0) -> Any:
@@ -137,6 +171,8 @@ def _make_table() -> dict[Any, Handler]:
         table[getattr(torch, name)] = partial(_like, getattr(torch, name))
     for joiner in (torch.cat, torch.concat, torch.concatenate):
         table[joiner] = cat
+    for name in _LOSSES:
+        table[getattr(nn.functional, name)] = _loss(name)
     table[torch.stack] = stack
     table[torch.unbind] = _unbind
     table[torch.where] = _where
