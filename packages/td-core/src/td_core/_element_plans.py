@@ -5,21 +5,18 @@ As in ``_shape_plans``, the functions named ``*_plan`` check the arguments and r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from operator import methodcaller
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ._plan_steps import Pad, Primitive, Range, Reshape, Shape, Step, Take, Whole
-from ._plans import ComputedPlan, ShapePlan, ViewPlan, WholePlan, as_int, as_ints, wrap_dim, wrap_dims
+from ._plan_steps import Pad, Range, Reshape, Shape, Step, Take, Whole
+from ._plans import ComputedPlan, Leaf, ShapePlan, ViewPlan, WholePlan, as_int, as_ints, wrap_dim, wrap_dims
 from .errors import BatchSizeError, DimError
-
-Leaf = Callable[[Tensor], Tensor]
-PlanT = TypeVar("PlanT", bound=ShapePlan)
 
 
 class Gather(WholePlan):
@@ -117,7 +114,7 @@ def repeat_interleave_plan(
         index = torch.repeat_interleave(repeats, output_size=output_size)
         # In a graph, densify a stack along this dim: reading the positions would break the graph.
         taken = Whole((len(index),)) if torch.compiler.is_compiling() else Take(index, dim)
-        return _apply(ShapePlan, batch, dim, taken, lambda d: methodcaller("index_select", d, index))
+        return ShapePlan.of_dim(batch, dim, taken, lambda d: methodcaller("index_select", d, index))
     times = int(repeats)
     if times < 0:
         raise BatchSizeError(f"repeat_interleave: repeats must not be negative; got {times}")
@@ -127,7 +124,7 @@ def repeat_interleave_plan(
             f"repeat_interleave: output_size is {output_size}, but the result has size {size}"
         )
     repeated = Range(0, size, each=times)
-    return _apply(ShapePlan, batch, dim, repeated, lambda d: methodcaller("repeat_interleave", times, d))
+    return ShapePlan.of_dim(batch, dim, repeated, partial(methodcaller, "repeat_interleave", times))
 
 
 def narrow_plan(batch: Shape, dim: int, start: int | Tensor, length: int) -> ViewPlan:
@@ -143,16 +140,9 @@ def narrow_plan(batch: Shape, dim: int, start: int | Tensor, length: int) -> Vie
         raise BatchSizeError(
             f"start ({begin}) + length ({length}) exceeds the size of batch dim {dim}, {size}"
         )
-    return _apply(
-        ViewPlan, batch, dim, Range(begin, length), lambda d: methodcaller("narrow", d, begin, length)
+    return ViewPlan.of_dim(
+        batch, dim, Range(begin, length), lambda d: methodcaller("narrow", d, begin, length)
     )
-
-
-def _apply(
-    cls: type[PlanT], batch: Shape, dim: int, primitive: Primitive, spell: Callable[[int], Leaf]
-) -> PlanT:
-    """Build the plan that applies one primitive to one dim; ``spell(dim)`` returns the function to call on a leaf."""
-    return cls(batch[: dim + 1], (Step(dim, dim + 1, primitive),), lambda plan: spell(plan.steps[0].start))
 
 
 def flip_plan(batch: Shape, dims: int | Sequence[int]) -> ShapePlan:

@@ -64,7 +64,8 @@ class Primitive:
         return [self]
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({', '.join(repr(getattr(self, name)) for name in self.__slots__)})"
+        names = [name for cls in reversed(type(self).__mro__) for name in getattr(cls, "__slots__", ())]
+        return f"{type(self).__name__}({', '.join(repr(getattr(self, name)) for name in names)})"
 
 
 class Whole(Primitive):
@@ -79,16 +80,10 @@ class Whole(Primitive):
         return self.sizes
 
 
-class Reshape(Primitive):
+class Reshape(Whole):
     """Replace the dims by dims of ``sizes``, and keep the order of the elements."""
 
-    __slots__ = ("sizes",)
-
-    def __init__(self, sizes: Shape) -> None:
-        self.sizes = sizes
-
-    def resize(self, sizes: Shape) -> Shape:
-        return self.sizes
+    __slots__ = ()
 
     def rename(self, sources: list[int | None], count: int) -> list[int | None]:
         return [None] * count

@@ -17,11 +17,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ._plan_steps import Along, GatherMap, Reshape, Shape, Step, locate_all, make_positions, remove_size
+from ._plan_steps import (
+    Along,
+    GatherMap,
+    Primitive,
+    Reshape,
+    Shape,
+    Step,
+    locate_all,
+    make_positions,
+    remove_size,
+)  # fmt: skip
 from .errors import DimError
 from .typing import Names
 
 P = TypeVar("P", bound="ShapePlan")
+Leaf = Callable[[Any], Any]
 
 
 class ShapePlan:
@@ -45,11 +56,7 @@ class ShapePlan:
     is_view: ClassVar[bool] = False
 
     def __init__(
-        self,
-        batch: Shape,
-        steps: Sequence[Step],
-        spell: Callable[[Any], Callable[[Any], Any]],
-        leaf: Callable[[Any], Any] | None = None,
+        self, batch: Shape, steps: Sequence[Step], spell: Callable[[Any], Leaf], leaf: Leaf | None = None
     ) -> None:
         sizes = batch
         sources: list[int | None] = [*range(len(batch))]
@@ -62,6 +69,12 @@ class ShapePlan:
         self.sources = tuple(sources)
         self.spell = spell
         self.leaf = spell(self) if leaf is None else leaf
+
+    @classmethod
+    def of_dim(cls: type[P], batch: Shape, dim: int, primitive: Primitive, spell: Callable[[int], Leaf]) -> P:
+        """Build a plan that applies one primitive to one dim; ``spell(dim)`` returns the function to call on a leaf."""
+        steps = (Step(dim, dim + 1, primitive),)
+        return cls(batch[: dim + 1], steps, lambda plan: spell(plan.steps[0].start))
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({list(self.batch)} -> {list(self.lead)}: {list(self.steps)})"
@@ -148,7 +161,7 @@ class WholePlan(ShapePlan):
 
     __slots__ = ()
 
-    def __init__(self, batch: Shape, steps: Sequence[Step], leaf: Callable[[Any], Any]) -> None:
+    def __init__(self, batch: Shape, steps: Sequence[Step], leaf: Leaf) -> None:
         super().__init__(batch, steps, lambda plan: leaf)
 
     def along(self, stack_dim: int) -> None:

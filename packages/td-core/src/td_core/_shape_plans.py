@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ._plan_steps import Permute, Range, Reshape, Shape, Split, Step, Take, Whole
 from ._plans import (
+    Leaf,
     ShapePlan,
     Sizes,
     SplitPlan,
@@ -27,10 +28,8 @@ from ._plans import (
     slice_length,
     wrap_dim,
     wrap_dims,
-)
+)  # fmt: skip
 from .errors import BatchSizeError, DimError
-
-Leaf = Callable[[Any], Any]
 
 
 class Join(ShapePlan):
@@ -75,18 +74,16 @@ def _reshape(batch: Shape, new: Shape, spell: Callable[[ViewPlan], Leaf]) -> Vie
     return ViewPlan(batch, () if new == batch else (Step(0, len(batch), Reshape(new)),), spell)
 
 
-def _spell_view(plan: ViewPlan) -> Leaf:
+def _call_with_sizes(method: Callable[..., Tensor], plan: ViewPlan) -> Leaf:
     sizes = Sizes(plan.lead, plan.n)
     if torch.compiler.is_compiling():
-        return lambda value: value.view(*sizes.of(value.shape))
-    return lambda value: value.view(*sizes[value.shape])
+        return lambda value: method(value, *sizes.of(value.shape))
+    return lambda value: method(value, *sizes[value.shape])
 
 
-def _spell_reshape(plan: ViewPlan) -> Leaf:
-    sizes = Sizes(plan.lead, plan.n)
-    if torch.compiler.is_compiling():
-        return lambda value: value.reshape(*sizes.of(value.shape))
-    return lambda value: value.reshape(*sizes[value.shape])
+_spell_view = functools.partial(_call_with_sizes, Tensor.view)
+_spell_reshape = functools.partial(_call_with_sizes, Tensor.reshape)
+_spell_expand = functools.partial(_call_with_sizes, Tensor.expand)
 
 
 @cache_plans
@@ -234,22 +231,13 @@ def expand_plan(batch: Shape, shape: Sequence[int]) -> ViewPlan:
     return ViewPlan(batch, tuple(steps), _spell_expand)
 
 
-def _spell_expand(plan: ViewPlan) -> Leaf:
-    sizes = Sizes(plan.lead, plan.n)
-    if torch.compiler.is_compiling():
-        return lambda value: value.expand(*sizes.of(value.shape))
-    return lambda value: value.expand(*sizes[value.shape])
-
-
 @cache_plans
 def unbind_plan(batch: Shape, dim: int) -> SplitPlan:
     """Build the plan of ``unbind``."""
-    dim = wrap_dim(dim, len(batch))
-    return SplitPlan(batch[: dim + 1], (Step(dim, dim + 1, Split(None)),), _spell_unbind)
+    return SplitPlan.of_dim(batch, wrap_dim(dim, len(batch)), Split(None), _spell_unbind)
 
 
-def _spell_unbind(plan: SplitPlan) -> Leaf:
-    dim = plan.steps[0].start
+def _spell_unbind(dim: int) -> Leaf:
     return torch.unbind if dim == 0 else methodcaller("unbind", dim)
 
 
@@ -274,9 +262,8 @@ def split_plan(batch: Shape, split_size: int | Sequence[int], dim: int) -> Split
 
 
 def _split(batch: Shape, dim: int, lengths: list[int]) -> SplitPlan:
-    steps = (Step(dim, dim + 1, Split(lengths)),)
-    return SplitPlan(
-        batch[: dim + 1], steps, lambda plan: methodcaller("split_with_sizes", lengths, plan.steps[0].start)
+    return SplitPlan.of_dim(
+        batch, dim, Split(lengths), functools.partial(methodcaller, "split_with_sizes", lengths)
     )
 
 

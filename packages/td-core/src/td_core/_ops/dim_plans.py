@@ -11,9 +11,8 @@ from typing import Any
 from torch import Tensor
 
 from .._plan_steps import Shape, Step, Whole
-from .._plans import ComputedPlan, MultiPlan, ShapePlan, WholePlan
+from .._plans import ComputedPlan, Leaf, MultiPlan, ShapePlan, WholePlan
 
-Leaf = Callable[[Any], Any]
 Dims = tuple[int, ...]
 
 #: Number of leading dims that a full reduction removes: more than any leaf has, so that feature dims are included.
