@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from td_core import NO_DEFAULT, NodeKind, Record, Serializer, TensorDict, TensorDictBase, hookimpl
+from td_core import NO_DEFAULT, NodeKind, Record, Serializer, TensorDict, TensorDictBase, hookimpl, spi
 from td_core.spi import make_header, read_header, resize_names
 from td_core.testing import CollectionTests, SerializerTests, installed
 
@@ -148,6 +148,43 @@ CLASSES: list[tuple[dict[str, Any], str, str]] = [
     ({"_set_batch_size": set_size_alone}, SIZE, "_set_batch_size keeps names of dims that are gone"),
     ({"_change_batch_size": Length._set_batch_size}, SIZE, "DID NOT RAISE .*BatchSizeError"),
 ]
+
+
+ENTRIES = "test_entries_are_stored_and_removed"
+#: A faulty form of each member that a kind must provide, the test that has to fail, and its message.
+REQUIRED: dict[str, tuple[Any, str, str]] = {
+    "batch_size": (
+        property(lambda self: tuple(self._batch_size)),
+        "test_make_gives_what_the_suite_needs",
+        "batch_size is not a torch.Size",
+    ),
+    "device": (property(lambda self: None), CHILDREN, "does not store the device"),
+    "_names": (
+        property(lambda self: None, lambda self, names: None),
+        CHILDREN,
+        "_names does not store the names",
+    ),
+    "_children": (lambda self: dict(list(self._entries.items())[:2]), ENTRIES, "_children does not list it"),
+    "_with_children": (
+        make_broken(drop="names")["_with_children"],
+        CHILDREN,
+        "_with_children ignores the names",
+    ),
+    "_set_child": (lambda self, key, value: None, ENTRIES, "_set_child does not store an entry"),
+    "_del_child": (lambda self, key: self._entries.pop(key, None), ENTRIES, "DID NOT RAISE .*KeyError"),
+    "_set_batch_size": (set_size_alone, SIZE, "_set_batch_size keeps names of dims that are gone"),
+    "_set_device": (lambda self, device: None, CHILDREN, "_set_device does not store the device"),
+}
+
+
+@pytest.mark.parametrize("name", spi.REQUIRED)
+def test_collection_suite_faulty_required_member_fails(name: str) -> None:
+    member, test, message = REQUIRED[name]
+    with (
+        make_suite({name: member}, unflatten) as suite,
+        pytest.raises((AssertionError, pytest.fail.Exception), match=message),
+    ):
+        getattr(suite, test)()
 
 
 @pytest.mark.parametrize(("members", "test", "message"), CLASSES, ids=[message for *_, message in CLASSES])

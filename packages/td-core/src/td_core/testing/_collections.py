@@ -171,7 +171,7 @@ class CollectionTests:
         assert collection.device == leaf.device, "_set_device does not store the device"
         names = [f"dim {number}" for number in range(collection.batch_dims)]
         collection.names = names
-        assert collection.names == names, "the names that are set are not stored"
+        assert collection.names == names, "_names does not store the names that are set"
         return collection
 
     def check_same(self, again: Any, collection: Any, how: str) -> None:
@@ -213,6 +213,7 @@ class CollectionTests:
         """``make`` returns a collection that meets the requirements of the suite."""
         collection = self.make()
         assert isinstance(self.make(), Core)
+        assert isinstance(collection.batch_size, torch.Size), "batch_size is not a torch.Size"
         assert len(collection.batch_size) >= 2
         assert min(collection.batch_size) >= 2
         leaves = self.leaves(collection)
@@ -281,6 +282,23 @@ class CollectionTests:
         assert list(collection.keys()) == before
         with pytest.raises(KeyPathError):
             collection[self.new_key]
+
+    def test_entries_are_stored_and_removed(self) -> None:
+        """``_set_child`` stores an entry as the last one of ``_children``, and ``_del_child`` removes it."""
+        if self.new_key is None:
+            pytest.skip("the keys of this kind are fixed")
+        collection = self.make()
+        before = list(collection._children())
+        leaf = next(iter(self.leaves(collection).values())).new_ones(collection.batch_size)
+        collection._set_child(self.new_key, leaf)
+        after = list(collection._children())
+        assert self.new_key in after, "_set_child does not store an entry, or _children does not list it"
+        assert after == [*before, self.new_key], f"_children lists {after} after _set_child"
+        torch.testing.assert_close(collection._children()[self.new_key], leaf)
+        collection._del_child(self.new_key)
+        assert list(collection._children()) == before, "_del_child does not remove the entry"
+        with pytest.raises(KeyError):
+            collection._del_child(self.new_key)
 
     def test_walks_visit_leaves_in_one_order(self) -> None:
         """``_flatten_leaves``, ``_flatten_other``, ``_unflatten_iter`` and ``_map`` visit leaves in the same order."""
