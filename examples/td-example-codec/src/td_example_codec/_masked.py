@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from td_core import Record, TensorDict
+from td_core.spi import make_header, read_header
 
 
 class Masked(TensorDict):
@@ -49,17 +50,10 @@ def coerce(value: Any, batch_size: torch.Size, device: torch.device | None) -> M
 
 def flatten(node: Masked) -> Record:
     """Convert a node to a record: a header that JSON can store, and the entries."""
-    meta = {
-        "batch_size": list(node.batch_size),
-        "device": None if node.device is None else str(node.device),
-        "names": list(node.names),
-        "locked": node.is_locked,
-    }
-    return Record(meta, {"data": node.get("data"), "mask": node.get("mask")})
+    return Record(make_header(node), node._children())
 
 
 def unflatten(record: Record) -> Masked:
     """Build a node from a record, of the stored subclass; the constructor checks the shapes of the entries."""
-    meta = record.meta
-    cls = record.cls or Masked
-    return cls(record.entries, meta["batch_size"], meta["device"], meta["names"], lock=meta["locked"])
+    batch_size, device, names, locked = read_header(record.meta)
+    return (record.cls or Masked)(record.entries, batch_size, device, names, lock=locked)

@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from td_core import Encoded, Serializer, TensorCollection, decode, encode, join_value, split_value
+from td_core import Serializer, TensorCollection, encode
 from td_core.errors import CodecError, FormatError
+from td_core.spi import STORABLE, NewFile, as_bytes, decode_table, dump_table, load_table
 
 HEADER = "td-example-codec.json"
 
@@ -36,28 +37,17 @@ class NpzSerializer(Serializer):
             compress: whether to compress the arrays.
         """
         encoded = encode(data)
-        header = {
-            "nodes": encoded.nodes,
-            "dtypes": [str(leaf.dtype) for leaf in encoded.leaves],
-            "shapes": [list(leaf.shape) for leaf in encoded.leaves],
-            "values": [split_value(value) for value in encoded.values],
-        }
         for key_path, leaf in zip(encoded.leaf_paths(), encoded.leaves, strict=True):
             if leaf.layout is not torch.strided or leaf.is_nested:
                 raise CodecError(f"cannot store {key_path} in an .npz file: it is not a dense tensor")
+        places = [[str(leaf.dtype), list(leaf.shape)] for leaf in encoded.leaves]
         # Store bytes, since numpy lacks some dtypes of torch.
-        leaves = [leaf.detach().cpu().contiguous().reshape(-1).view(torch.uint8) for leaf in encoded.leaves]
-        arrays = {str(position): leaf.numpy() for position, leaf in enumerate(leaves)}
-        arrays[HEADER] = np.frombuffer(json.dumps(header).encode(), np.uint8)
-        partial = path.with_name(
-            f"{path.name}.partial"
-        )  # the next save replaces the file that a killed one left
-        try:
-            with partial.open("wb") as file:
-                (np.savez_compressed if compress else np.savez)(file, **arrays)
-            partial.replace(path)
-        finally:
-            partial.unlink(missing_ok=True)
+        arrays = {str(i): as_bytes(leaf.cpu()).numpy() for i, leaf in enumerate(encoded.leaves)}
+        arrays[HEADER] = np.frombuffer(json.dumps(dump_table(encoded, places)).encode(), np.uint8)
+        with NewFile(path) as file, open(file.fd, "wb", closefd=False) as stream:
+            (np.savez_compressed if compress else np.savez)(stream, **arrays)
+            stream.flush()
+            file.commit()
         return data
 
     def load(self, path: Path, *, device: torch.device | str | None = None) -> Any:
@@ -72,17 +62,11 @@ class NpzSerializer(Serializer):
         """
         try:
             with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
-                header = json.loads(arrays[HEADER].tobytes())
-                leaves = [
-                    _leaf(arrays[str(position)], dtype, shape)
-                    for position, (dtype, shape) in enumerate(
-                        zip(header["dtypes"], header["shapes"], strict=True)
-                    )
-                ]
-            values = [join_value(plain, types) for plain, types in header["values"]]
-            loaded = decode(Encoded(header["nodes"], leaves, values))
+                table = load_table(json.loads(arrays[HEADER].tobytes()), str(path))
+                leaves = [_leaf(arrays[str(i)], *place) for i, place in enumerate(table.leaves)]
         except (zipfile.BadZipFile, KeyError, ValueError, TypeError, EOFError, RuntimeError) as error:
             raise FormatError(f"{str(path)!r} is damaged, or no .npz file of this format: {error}") from error
+        loaded = decode_table(table, leaves, str(path))
         return loaded if device is None else loaded.to(device)
 
     def detect(self, path: Path, head: bytes) -> bool:
@@ -96,13 +80,11 @@ class NpzSerializer(Serializer):
             return False
 
 
-def _leaf(array: Any, dtype: str, shape: list[int]) -> torch.Tensor:
-    found = getattr(torch, dtype.removeprefix("torch."), None)
-    if not isinstance(found, torch.dtype) or array.dtype != np.uint8:
-        raise ValueError(f"unknown dtype {dtype!r}")
-    if math.prod(shape) * found.itemsize != array.size:
-        raise ValueError(f"{array.size} bytes for the shape {shape} of {dtype}")
+def _leaf(array: Any, name: str, shape: list[int]) -> torch.Tensor:
+    dtype = STORABLE.get(name)
+    if dtype is None or array.dtype != np.uint8 or math.prod(shape) * dtype.itemsize != array.size:
+        raise ValueError(f"{array.size} bytes of {array.dtype} for the shape {shape} of {name!r}")
     # torch cannot view an empty array as another dtype.
     return (
-        torch.from_numpy(array).view(found).reshape(shape) if array.size else torch.empty(shape, dtype=found)
+        torch.from_numpy(array).view(dtype).reshape(shape) if array.size else torch.empty(shape, dtype=dtype)
     )
