@@ -11,7 +11,7 @@ import torch
 import td_core
 from td_core import FormatError, LazyStackedTensorDict, TensorDict, _checksums
 from td_core.__main__ import main
-from td_safetensors import _read_save, save
+from td_safetensors import _find_save, save
 
 
 def test_inspect_lists_nodes_and_leaves(path: Path, td: TensorDict, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -19,7 +19,7 @@ def test_inspect_lists_nodes_and_leaves(path: Path, td: TensorDict, monkeypatch:
     td["s"] = LazyStackedTensorDict(*(TensorDict({"x": torch.zeros(3)}) for _ in range(4)))
     td["j"] = torch.nested.nested_tensor([torch.ones(i) for i in range(1, 5)], layout=torch.jagged)
     save(td, path)
-    monkeypatch.setattr(_read_save, "map_file", None)  # no tensor is mapped
+    monkeypatch.setattr(_find_save, "map_file", None)  # no tensor is mapped
     tree = td_core.inspect(path)
     assert (tree.name, tree.kind, tree.shape) == ("data.safetensors", "TensorDict", [4])
     assert list(tree.children) == ["a", "n", "c", "s", "j"]

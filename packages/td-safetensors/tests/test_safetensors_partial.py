@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from td_core import KeyPathError, LazyStackedTensorDict, TensorDict, load
-from td_safetensors import _files, _read_save, save
+from td_safetensors import _files, _find_save, _read_save, save
 
 
 @pytest.fixture
@@ -22,7 +22,8 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         sizes.append(array.end - array.begin)
         return view(storage, array, begin)
 
-    monkeypatch.setattr(_read_save, "view_storage", view_storage)
+    for module in (_find_save, _read_save):
+        monkeypatch.setattr(module, "view_storage", view_storage)
     return sizes
 
 
@@ -150,7 +151,7 @@ def test_load_auto_strategy_reads_from_network(
     save(td, path)
     mapped = []
     monkeypatch.setattr(_read_save, "is_on_network", lambda path: network)
-    monkeypatch.setattr(_read_save, "map_file", lambda fd, shared: mapped.append(fd) or _files.map_file(fd))
+    monkeypatch.setattr(_find_save, "map_file", lambda fd, shared: mapped.append(fd) or _files.map_file(fd))
     same(load(path), td)
     assert bool(mapped) is maps
 

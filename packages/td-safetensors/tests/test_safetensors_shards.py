@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from td_core import FormatError, TensorDict, load
-from td_safetensors import _read_save, save
+from td_safetensors import _find_save, save
 
 INDEX = "model.safetensors.index.json"
 
@@ -152,7 +152,7 @@ def test_load_during_save_of_shards_reads_new_index(
     tmp_path: Path, big: TensorDict, same: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save(big, tmp_path, max_shard_size=10)
-    check = _read_save.check_weight_map
+    check = _find_save.check_weight_map
     calls = []
 
     def save_after_read(index: Any, path: str) -> Any:
@@ -161,5 +161,5 @@ def test_load_during_save_of_shards_reads_new_index(
             save(big + 1, tmp_path, max_shard_size=10)
         return check(index, path)
 
-    monkeypatch.setattr(_read_save, "check_weight_map", save_after_read)
+    monkeypatch.setattr(_find_save, "check_weight_map", save_after_read)
     same(load(tmp_path), big + 1)

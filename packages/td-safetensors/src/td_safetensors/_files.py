@@ -14,7 +14,15 @@ from torch import Tensor
 
 from td_core.errors import FormatError
 
-__all__ = ["is_on_network", "map_file", "open_for_reading", "read_into", "run_parallel", "sync_file"]
+__all__ = [
+    "is_on_network",
+    "map_file",
+    "open_for_reading",
+    "read_bytes",
+    "read_into",
+    "run_parallel",
+    "sync_file",
+]
 
 #: The longest piece that is written or read in one call, so that progress is reported and threads share the work.
 PIECE = 1 << 24
@@ -31,6 +39,15 @@ def open_for_reading(path: str, *, write: bool = False) -> Iterator[int]:
         yield fd
     finally:
         os.close(fd)
+
+
+def read_bytes(fd: int, size: int, position: int) -> bytes:
+    """Read bytes of a file; fewer if it ends before."""
+    pieces = []
+    while size and (piece := os.pread(fd, size, position)):
+        pieces.append(piece)
+        size, position = size - len(piece), position + len(piece)
+    return b"".join(pieces)
 
 
 def map_file(fd: int, *, shared: bool = False) -> torch.UntypedStorage:

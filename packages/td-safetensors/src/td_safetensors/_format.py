@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -17,7 +16,17 @@ import torch
 
 from td_core.errors import FormatError
 
-__all__ = ["ALIGNMENT", "DTYPES", "NAMES", "Array", "Header", "build_header", "parse_json", "read_header"]
+__all__ = [
+    "ALIGNMENT",
+    "DTYPES",
+    "NAMES",
+    "Array",
+    "Header",
+    "build_header",
+    "get_dtype",
+    "parse_json",
+    "read_header",
+]
 
 #: The largest header that the format allows.
 MAX_HEADER = 100_000_000
@@ -79,21 +88,25 @@ def _build_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return result
 
 
-def read_header(fd: int, path: str) -> Header:
-    """Read the header of an open file, and compare the tensors that it lists with the size of the file.
+def read_header(read: Callable[[int, int], bytes], size: int, path: str) -> Header:
+    """Read the header of a file, and compare the tensors that it lists with the size of the file.
+
+    Args:
+        read: returns bytes of the file; takes their number and the position of the first one.
+        size: size of the file.
+        path: path of the file, for messages.
 
     Raises:
         FormatError: the file is truncated or damaged, or is not a safetensors file.
     """
-    size = os.fstat(fd).st_size
-    length = int.from_bytes(os.pread(fd, 8, 0), "little") if size >= 8 else 0
+    length = int.from_bytes(read(8, 0), "little") if size >= 8 else 0
     if size < 8 or length > MAX_HEADER:
         found = f"it has {size} bytes" if size < 8 else f"its header would have {length} bytes"
         raise FormatError(f"{path} is not a safetensors file, or is damaged: {found}")
     if size < 8 + length:
         raise FormatError(f"{path} is truncated: it has {size} bytes, its header alone needs {8 + length}")
     try:
-        text = _read_exactly(fd, length, 8).decode()
+        text = read(length, 8).decode()
     except UnicodeDecodeError as error:
         raise FormatError(f"{path}: its header is not UTF-8: {error}") from error
     rows = parse_json(text, f"{path}: its header")
@@ -112,15 +125,13 @@ def read_header(fd: int, path: str) -> Header:
     return Header(arrays, metadata, 8 + length)
 
 
-def _read_exactly(fd: int, size: int, position: int) -> bytes:
-    pieces = []
-    while size:
-        piece = os.pread(fd, size, position)
-        if not piece:
-            break
-        pieces.append(piece)
-        size, position = size - len(piece), position + len(piece)
-    return b"".join(pieces)
+def get_dtype(name: str, array: Array) -> torch.dtype:
+    """Return the stored dtype of a tensor; raise FormatError if this torch lacks it."""
+    if array.dtype not in DTYPES:
+        raise FormatError(
+            f"the tensor {name!r} has the dtype {array.dtype!r}, which this torch does not have"
+        )
+    return DTYPES[array.dtype]
 
 
 def _parse_row(name: str, row: Any, path: str) -> Array:

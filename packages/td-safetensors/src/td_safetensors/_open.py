@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from td_core import Encoded, NestedKey, StoredTensor
-from td_core.array_formats import Place, build_collection, list_names, restore
+from td_core.array_formats import Place, list_names, restore
 from td_core.errors import FormatError, UnsupportedOperationError
 from td_core.spi import plain_results, select_keys, set_module, show_path
 from td_core.typing import SourceIndex
 
+from ._byte_ranges import open_place
 from ._files import open_for_reading, sync_file
-from ._format import read_header
-from ._read_save import File, Save, open_save
+from ._find_save import Save, open_file, open_save
+from ._read_save import build
 
 __all__ = ["FileSource", "MappedTensor", "open_collection", "rebuild_mapped"]
 
@@ -78,6 +79,7 @@ def open_collection(
     mode: str = "r",
     keys: Iterable[NestedKey] | NestedKey | None = None,
     strict: bool = True,
+    storage_options: Mapping[str, Any] | None = None,
 ) -> Any:
     """Open a safetensors file, or a directory of shards, without reading its leaves.
 
@@ -85,11 +87,13 @@ def open_collection(
     to a worker, has the places of the leaves instead of their elements.
 
     Args:
-        path: the file, the index of shards, or their directory.
+        path: the file, the index of shards, or their directory; a path, or a URL of fsspec, whose leaves are
+            :class:`td_core.StoredTensor` that read ranges of bytes.
         mode: ``"r"`` and ``"c"`` keep writes in the memory of this process. ``"r+"`` writes into the file: leaves are
             :class:`td_core.StoredTensor`. Except with ``"c"``, the collection is locked: keys cannot be added or removed.
         keys: keys or key paths to open, with all that is below them.
         strict: False opens a tensorclass that is not defined as a TensorDict.
+        storage_options: arguments of the file system of fsspec, for a URL.
 
     Raises:
         FormatError: the save is damaged; the message has the path and the key.
@@ -101,15 +105,19 @@ def open_collection(
     >>> open_collection("data.safetensors")[[7, 5]]["a"]
     tensor([7, 5])
     """
-    with open_save(path) as save:
+    with open_save(path, storage_options) as save:
+        open_array = save.make_opener()
         table = select_keys(save.table, keys, save.path)
         if mode == "r+":
             return _open_for_writing(save, table, strict).lock_()
 
-        origins: dict[File, tuple[str, Stamp]] = {}
+        origins: dict[Any, tuple[str, Stamp]] = {}
 
-        def wrap(place: Place, leaf: Tensor) -> Tensor:
-            files = {save.arrays[name][0] for name in list_names(place)}
+        def open_leaf(place: Place) -> Tensor:
+            if save.is_remote:
+                return open_place(place, open_array, mode)
+            leaf = restore(place, save.map)
+            files: Any = {save.arrays[name][0] for name in list_names(place)}
             if mode == "c" or leaf.is_nested or len(files) != 1:
                 return leaf
             (file,) = files
@@ -119,11 +127,15 @@ def open_collection(
             mapped._origin = (*origins[file], place)  # type: ignore[attr-defined]
             return mapped
 
-        result = build_collection(table, save.path, save.map, wrap=wrap, strict=strict)
+        result = build(save, table, open_leaf, strict=strict)
     return result if mode == "c" else result.lock_()
 
 
 def _open_for_writing(save: Save, table: Encoded, strict: bool) -> Any:
+    if save.is_remote:
+        raise UnsupportedOperationError(
+            f"{save.path} is a URL, which cannot be written in place: use mode='c'"
+        )
     if save.hashes is not None:
         raise UnsupportedOperationError(
             f"{save.path} has checksums, which writes in place would contradict: save it without, or open it with mode='c'"
@@ -135,8 +147,10 @@ def _open_for_writing(save: Save, table: Encoded, strict: bool) -> Any:
                 "leave it out with keys="
             )
 
-    def wrap(place: Place, leaf: Tensor) -> Tensor:
-        (file,) = {save.arrays[name][0] for name in list_names(place)}
+    def open_leaf(place: Place) -> Tensor:
+        leaf = restore(place, save.map)
+        files: Any = {save.arrays[name][0] for name in list_names(place)}
+        (file,) = files
         size = place.get("expand") if isinstance(place, dict) else None
         if size is not None:
             place = {name: value for name, value in place.items() if name != "expand"}
@@ -145,7 +159,7 @@ def _open_for_writing(save: Save, table: Encoded, strict: bool) -> Any:
         stored = StoredTensor(FileSource(os.path.abspath(file.path), stamp, place, leaf.shape, leaf.dtype))
         return stored if size is None else stored.expand(size)
 
-    return build_collection(table, save.path, save.map, wrap=wrap, strict=strict)
+    return build(save, table, open_leaf, strict=strict)
 
 
 def _stamp(fd: int, *, written: bool = False) -> Stamp:
@@ -158,7 +172,7 @@ def _map_again(path: str, stamp: Stamp, place: Place, *, shared: bool = False) -
     with open_for_reading(path, write=shared) as fd:
         if _stamp(fd, written=shared) != stamp:
             raise FormatError(f"{path} was replaced since it was opened: open it again")
-        file = File(path, fd, read_header(fd, path), shared=shared)
+        file = open_file(path, fd, shared=shared)
         return restore(place, lambda name: file.map(name, file.header.arrays[name]))
 
 

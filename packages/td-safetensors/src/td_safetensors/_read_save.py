@@ -1,13 +1,11 @@
-"""Read saves: find the tensors of a file or of shards, and build the collection that a header describes."""
+"""Load a save: read or map its tensors, and build the collection that its header describes."""
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
-import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -15,180 +13,20 @@ import torch
 from torch import Tensor
 
 from td_core import Encoded, NestedKey, TensorDict
-from td_core.array_formats import build_collection, compute_check, list_names
+from td_core.array_formats import Place, build_collection, list_names, restore
 from td_core.errors import FormatError
-from td_core.spi import Progress, check_table, load_table, make_reporter, select_keys
+from td_core.spi import Progress, as_memory, make_reporter, select_keys
 
-from ._files import is_on_network, map_file, open_for_reading, read_into, run_parallel
-from ._format import DTYPES, Array, Header, parse_json, read_header
-from ._reference import build_foreign_table, read_reference
-from ._shards import SINGLE, check_weight_map, find_index
+from ._byte_ranges import open_place
+from ._files import is_on_network, read_into, run_parallel
+from ._find_save import File, Save, open_save, view_storage
+from ._format import DTYPES, Array
 
-__all__ = ["Save", "load", "open_save"]
+__all__ = ["build", "load", "load_into"]
 
 #: Tensors below this size are read together where they are neighbours.
 _SMALL = 1 << 18
 _GROUP = 1 << 20
-
-
-class File:
-    """An open file with its header, which maps and reads its tensors."""
-
-    def __init__(self, path: str, fd: int, header: Header, *, shared: bool = False) -> None:
-        self.path, self.fd, self.header, self.shared = path, fd, header, shared
-        self._mapped: torch.UntypedStorage | None = None
-
-    def map(self, name: str, array: Array) -> Tensor:
-        """Return a tensor of the file, mapped; raise FormatError if this torch lacks its dtype."""
-        if array.dtype not in DTYPES:
-            raise FormatError(
-                f"the tensor {name!r} has the dtype {array.dtype!r}, which this torch does not have"
-            )
-        if self._mapped is None:
-            self._mapped = map_file(self.fd, shared=self.shared)
-        begin = self.header.start + array.begin
-        if self.shared and begin % DTYPES[array.dtype].itemsize:
-            raise FormatError(f"{self.path}: {name!r} is not aligned, so it cannot be written in place")
-        return view_storage(self._mapped, array, begin)
-
-
-def view_storage(storage: torch.UntypedStorage, array: Array, begin: int) -> Tensor:
-    """Return the tensor at a position of a storage; it is copied if its elements are not aligned there."""
-    dtype = DTYPES[array.dtype]
-    if array.begin == array.end:
-        return torch.empty(array.shape, dtype=dtype)
-    part = storage[begin : begin + array.nbytes]
-    if begin % dtype.itemsize:
-        part = part.clone()
-    return torch.empty(0, dtype=dtype).set_(part, 0, array.shape)  # type: ignore[call-overload, no-any-return]
-
-
-class Save:
-    """An open save: its files, the tensors in them by name, and the header that describes the collection.
-
-    Attributes:
-        path: path of the file, or of the index of shards.
-        arrays: file and position of each tensor.
-        table: the table of nodes, with places as leaves.
-        hashes: the hashes of the tensors as in the ``td`` header, or None.
-    """
-
-    def __init__(
-        self, path: str, arrays: dict[str, tuple[File, Array]], table: Encoded, hashes: Any = None
-    ) -> None:
-        self.path, self.arrays, self.table, self.hashes = path, arrays, table, hashes
-
-    def map(self, name: str) -> Tensor:
-        """Return a tensor of the save, mapped from its file."""
-        file, array = self.arrays[name]
-        return file.map(name, array)
-
-
-@contextlib.contextmanager
-def open_save(path: str | os.PathLike[str]) -> Iterator[Save]:
-    """Open a file, an index, or a directory with one of them, and read its headers.
-
-    Raises:
-        FileNotFoundError: there is no save at ``path``.
-        FormatError: a header is damaged, or headers contradict each other.
-    """
-    place = os.fspath(path)
-    if os.path.isdir(place):
-        index = find_index(place)
-        place = os.path.join(place, SINGLE) if index is None else index
-    with contextlib.ExitStack() as stack:
-        fd = stack.enter_context(open_for_reading(place))
-        if is_index(os.pread(fd, 9, 0)) or place.endswith(".json"):
-            yield _open_shards(place, stack)
-        else:
-            file = File(place, fd, read_header(fd, place))
-            arrays = {name: (file, array) for name, array in file.header.arrays.items()}
-            yield _describe(place, arrays, file.header.metadata)
-
-
-def is_index(head: bytes) -> bool:
-    """Return True if a file begins like JSON, and not like a safetensors file, whose header begins at byte 8."""
-    return head[:1] == b"{" and head[8:9] != b"{"
-
-
-def _open_shards(path: str, stack: contextlib.ExitStack) -> Save:
-    """Open the shards of an index. Start again if another process replaces the index meanwhile."""
-    while True:
-        with open_for_reading(path) as fd, contextlib.ExitStack() as opened:
-            before = os.fstat(fd)
-            with open(fd, "rb", closefd=False) as file:
-                index = parse_json(file.read(), path)
-            try:
-                arrays = _open_weight_map(path, check_weight_map(index, path), opened)
-            except FileNotFoundError as error:
-                now = os.stat(path)
-                if (now.st_ino, now.st_mtime_ns) != (before.st_ino, before.st_mtime_ns):
-                    continue
-                raise FormatError(f"{path}: a shard that it names is missing: {error.filename}") from error
-            stack.push(opened.pop_all())
-        metadata = {"td": json.dumps(index["td"])} if "td" in index else {}
-        return _describe(path, arrays, metadata)
-
-
-def _open_weight_map(
-    path: str, weights: Mapping[str, str], stack: contextlib.ExitStack
-) -> dict[str, tuple[File, Array]]:
-    files: dict[str, File] = {}
-    arrays = {}
-    for name, relative in weights.items():
-        if relative not in files:
-            place = os.path.join(os.path.dirname(path), relative)
-            fd = stack.enter_context(open_for_reading(place))
-            files[relative] = File(place, fd, read_header(fd, place))
-        file = files[relative]
-        # A tensor of a shard that the index assigns to another file, or to none, is not read.
-        if name not in file.header.arrays:
-            raise FormatError(
-                f"{path}: the tensor {name!r} is not in {file.path}, which the index names for it"
-            )
-        arrays[name] = (file, file.header.arrays[name])
-    return arrays
-
-
-def _describe(path: str, arrays: dict[str, tuple[File, Array]], metadata: Mapping[str, str]) -> Save:
-    """Choose the header that describes the collection: ours, that of tensordict, or the names of the tensors."""
-    hashes = None
-    if "td" in metadata:
-        header = _read_header(metadata, path)
-        table, hashes = load_table(header, path), header.get("hashes")
-        check = compute_check((name, array.shape) for name, (_, array) in arrays.items())
-        if header.get("check") != check:
-            raise FormatError(
-                f"{path}: the td header does not describe the tensors of the file; another program changed names or shapes"
-            )
-    elif "tensordict" in metadata:
-        table = read_reference(parse_json(metadata["tensordict"], f"{path}: the tensordict header"), path)
-        check_table(table, path)
-    else:
-        return Save(path, arrays, build_foreign_table({name: array for name, (_, array) in arrays.items()}))
-    named = set()
-    for place in table.leaves:
-        named.update(list_names(place))
-    if named != arrays.keys():
-        missing, extra = sorted(named - arrays.keys()), sorted(arrays.keys() - named)
-        raise FormatError(
-            f"{path}: its header and its tensors differ; missing: {missing!r:.300}, not in the header: {extra!r:.300}"
-        )
-    return Save(path, arrays, table, hashes)
-
-
-def _read_header(metadata: Mapping[str, str], path: str) -> Any:
-    header = parse_json(metadata["td"], f"{path}: the td header")
-    beside = metadata.get("tensordict")
-    if (
-        isinstance(header, dict)
-        and beside is not None
-        and header.get("beside") != zlib.crc32(beside.encode())
-    ):
-        raise FormatError(
-            f"{path}: the headers td and tensordict differ; another program changed one of them"
-        )
-    return header
 
 
 def load(
@@ -201,21 +39,23 @@ def load(
     strict: bool = True,
     num_threads: int = 0,
     progress: Progress = False,
+    storage_options: Mapping[str, Any] | None = None,
 ) -> Any:
     """Load a collection from a safetensors file, or from a directory of shards.
 
     Files of tensordict and of other programs load too. Without a header of a collection, names are split at dots.
 
     Args:
-        path: the file, the index of shards, or their directory.
+        path: the file, the index of shards, or their directory; a path or a URL of fsspec.
         device: device of the leaves; ``"meta"`` reads no leaf.
         keys: keys or key paths to load, with all that is below them. Nothing else is read.
         rows: index of the first batch dim: an int, a slice or positions.
         strategy: ``"mmap"`` maps the file, so that elements are read when they are used, and writes stay in memory.
-            ``"read"`` reads at once. ``"auto"`` reads from network file systems and maps other files.
+            ``"read"`` reads at once. ``"auto"`` reads URLs and files on network file systems, and maps other files.
         strict: False loads a tensorclass that is not defined as a TensorDict.
-        num_threads: number of threads that read; 0 reads in this thread.
+        num_threads: number of threads that read a local file; 0 reads in this thread.
         progress: show a progress bar, or call a function of (bytes done, total bytes).
+        storage_options: arguments of the file system of fsspec, for a URL.
 
     Raises:
         FileNotFoundError: there is no save at ``path``.
@@ -227,7 +67,7 @@ def load(
     >>> load("data.safetensors", keys="a", rows=slice(1, None))["a"]
     tensor([1, 2])
     """
-    return _load(path, None, device, keys, rows, strategy, strict, num_threads, progress)
+    return _load(path, None, device, keys, rows, strategy, strict, num_threads, progress, storage_options)
 
 
 def load_into(
@@ -241,10 +81,11 @@ def load_into(
     strict: bool = True,
     num_threads: int = 0,
     progress: Progress = False,
+    storage_options: Mapping[str, Any] | None = None,
 ) -> Any:
     """Load a save into the leaves of ``data``; large ones are read into their memory, without a copy in between."""
     into = data if device is None and rows is None else None
-    loaded = _load(path, into, device, keys, rows, strategy, strict, num_threads, progress)
+    loaded = _load(path, into, device, keys, rows, strategy, strict, num_threads, progress, storage_options)
     with torch.no_grad():  # loaded tensors have no autograd graph
         return data.update(loaded, inplace=True)
 
@@ -259,21 +100,54 @@ def _load(
     strict: bool,
     num_threads: int,
     progress: Progress,
+    storage_options: Mapping[str, Any] | None,
 ) -> Any:
     if strategy not in ("auto", "mmap", "read"):
         raise ValueError(f"strategy is 'auto', 'mmap' or 'read'; got {strategy!r}")
     target = None if device is None else TensorDict(device=device).device  # td-core adds the index of a GPU
-    with open_save(path) as save:
+    meta = target is not None and target.type == "meta"
+    with open_save(path, storage_options) as save:
+        if save.is_remote and strategy == "mmap":
+            raise ValueError(f"{save.path} is a URL, which cannot be mapped: leave out strategy")
         table = select_keys(save.table, keys, save.path)
+        reads = strategy == "read" or save.is_remote or (strategy == "auto" and is_on_network(save.path))
+        if reads and not meta and (save.is_remote or rows is not None):
+            result = _read_ranges(save, table, rows, strict, num_threads, progress)
+            return result if target is None else result.to(target)
         names = dict.fromkeys(name for place in table.leaves for name in list_names(place))
-        early = target if rows is None or (target is not None and target.type == "meta") else None
+        early = target if rows is None or meta else None
         targets = {} if into is None else _find_targets(save, table, into)
-        read = _make_reader(save, list(names), targets, early, strategy, num_threads, progress)
-        result = build_collection(table, save.path, read, early, strict=strict)
+        read = _make_reader(save, list(names), targets, early, reads, num_threads, progress)
+        result = build(save, table, partial(restore, read=read), early, strict=strict)
         if rows is not None:
             result = result[rows]
             if target is not None and early is None:
                 result = result.to(target)
+    return result
+
+
+def _read_ranges(
+    save: Save, table: Encoded, rows: Any, strict: bool, num_threads: int, progress: Progress
+) -> Any:
+    """Load the leaves of a table, or only some rows of them, as ranges of bytes."""
+    opened: dict[str, Tensor] = {}
+    open_array = save.make_opener(num_threads)
+
+    def open_leaf(place: Place) -> Tensor:
+        opened[repr(place)] = open_place(place, open_array)
+        return opened[repr(place)]
+
+    lazy = build(save, table, open_leaf, strict=strict)
+    if rows is None:
+        memory = as_memory(list(opened.values()))
+        leaves = dict(zip(opened, memory, strict=True))
+        result = build(save, table, lambda place: leaves[repr(place)], strict=strict)
+    else:
+        part = lazy[rows]
+        memory = as_memory(part._leaves())
+        result = part._unflatten(memory)
+    total = sum(leaf.numel() * leaf.element_size() for leaf in memory)
+    make_reporter(progress, total, "load")(total)
     return result
 
 
@@ -294,12 +168,30 @@ def _find_targets(save: Save, table: Encoded, data: Any) -> dict[str, Tensor]:
     return targets
 
 
+def build(
+    save: Save,
+    table: Encoded,
+    make_leaf: Callable[[Place], Tensor],
+    device: torch.device | None = None,
+    *,
+    strict: bool = True,
+) -> Any:
+    """Build the collection of a table; ``make_leaf`` returns the leaf of a place.
+
+    Raises:
+        FormatError: the table does not describe a collection, or contradicts the tensors.
+    """
+    places = {repr(place): place for place in table.leaves}
+    named = replace(table, leaves=[repr(place) for place in table.leaves])
+    return build_collection(named, save.path, lambda key: make_leaf(places[key]), device, strict=strict)
+
+
 def _make_reader(
     save: Save,
     names: list[str],
     targets: Mapping[str, Tensor],
     device: torch.device | None,
-    strategy: str,
+    reads: bool,
     num_threads: int,
     progress: Progress,
 ) -> Callable[[str], Tensor]:
@@ -308,7 +200,6 @@ def _make_reader(
     report = make_reporter(progress, total, "load")
     known: dict[str, Tensor] = {}
     meta = device is not None and device.type == "meta"
-    reads = strategy == "read" or (strategy == "auto" and is_on_network(save.path))
     if reads and not meta:
         known = _read_all(save, names, targets, num_threads, report)
 

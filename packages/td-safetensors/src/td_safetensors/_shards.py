@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from td_core.array_formats import PlannedArray
 from td_core.errors import FormatError
 
 __all__ = [
-    "INDEX", "SINGLE", "check_weight_map", "find_index", "list_shards", "name_shard", "parse_size", "split_shards",
+    "INDEX", "SINGLE", "check_weight_map", "choose_file", "list_shards", "name_shard", "parse_size", "split_shards",
 ]  # fmt: skip
 
 #: The index of a directory of shards, and the file of a directory without shards.
@@ -61,15 +61,14 @@ def list_shards(folder: str) -> set[str]:
     return {name for name in os.listdir(folder) if _SHARD.fullmatch(name)}
 
 
-def find_index(path: str) -> str | None:
-    """Return the path of the index in a directory, or None if there is none."""
-    index = os.path.join(path, INDEX)
-    if os.path.isfile(index):
-        return index
-    others = sorted(name for name in os.listdir(path) if name.endswith(".safetensors.index.json"))
-    if len(others) > 1 and not os.path.isfile(os.path.join(path, SINGLE)):
+def choose_file(path: str, names: Collection[str]) -> str:
+    """Return the name of the file to load from a directory with some names: an index, or the file without shards."""
+    others = sorted(name for name in names if name.endswith(".safetensors.index.json"))
+    if INDEX in others:
+        return INDEX
+    if len(others) > 1 and SINGLE not in names:
         raise FormatError(f"{path} has more than one index: {', '.join(others)}; pass the path of one")
-    return os.path.join(path, others[0]) if len(others) == 1 else None
+    return others[0] if len(others) == 1 else SINGLE
 
 
 def check_weight_map(index: Any, path: str) -> dict[str, str]:

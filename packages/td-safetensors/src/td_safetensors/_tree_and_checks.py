@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,14 +15,14 @@ from td_core.array_formats import Place, build_collection, list_names, restore
 from td_core.errors import FormatError, TensorDictError
 from td_core.spi import Progress, as_buffer, compute_digest, describe_table, make_reporter, show_path
 
-from ._format import DTYPES
-from ._read_save import Save, open_save
+from ._find_save import Save, open_save
+from ._format import DTYPES, get_dtype
 
 __all__ = ["inspect", "verify"]
 
 
-def inspect(path: str | os.PathLike[str]) -> Tree:
-    """Return the tree of a save from its header alone.
+def inspect(path: str | os.PathLike[str], *, storage_options: Mapping[str, Any] | None = None) -> Tree:
+    """Return the tree of a save from its header alone; ``storage_options`` are arguments of fsspec, for a URL.
 
     Raises:
         FormatError: a header is damaged.
@@ -34,7 +35,7 @@ def inspect(path: str | os.PathLike[str]) -> Tree:
         n: TensorDict [], 8 bytes
             b: leaf [1] torch.int64, 8 bytes
     """
-    with open_save(path) as save:
+    with open_save(path, storage_options) as save:
         name = os.path.basename(os.fspath(path).rstrip("/"))
         return describe_table(save.table, name, partial(_describe_leaf, save))
 
@@ -71,19 +72,21 @@ def _get_dtype(save: Save, names: list[str]) -> str | None:
 
 def _make_empty(save: Save, name: str) -> Tensor:
     array = save.arrays[name][1]
-    if array.dtype not in DTYPES:
-        raise FormatError(
-            f"the tensor {name!r} has the dtype {array.dtype!r}, which this torch does not have"
-        )
-    return torch.empty(array.shape, dtype=DTYPES[array.dtype], device="meta")
+    return torch.empty(array.shape, dtype=get_dtype(name, array), device="meta")
 
 
-def verify(path: str | os.PathLike[str], *, progress: Progress = False) -> Report:
+def verify(
+    path: str | os.PathLike[str],
+    *,
+    progress: Progress = False,
+    storage_options: Mapping[str, Any] | None = None,
+) -> Report:
     """Check the structure of a save, and the hash of each tensor if hashes were stored (``checksums=True``).
 
     Args:
         path: the file, the index of shards, or their directory.
         progress: show a progress bar, or call a function of (bytes done, total bytes).
+        storage_options: arguments of the file system of fsspec, for a URL.
 
     Returns:
         A report that lists the tensors that differ.
@@ -98,7 +101,7 @@ def verify(path: str | os.PathLike[str], *, progress: Progress = False) -> Repor
     """
     shown = os.fspath(path)
     try:
-        with open_save(path) as save:
+        with open_save(path, storage_options) as save:
             files = {file.path for file, _ in save.arrays.values()} | {save.path}
             digests, algorithm = _read_hashes(save)
             problems = _check_hashes(save, digests, algorithm, progress)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from td_core.array_formats import PlannedArray
+from td_core.errors import UnsupportedOperationError
 from td_core.spi import (
     NewFile,
     Progress,
@@ -31,6 +32,7 @@ from td_core.spi import (
 from ._files import PIECE, run_parallel
 from ._format import NAMES, Array, build_header
 from ._layout_plan import Plan, make_plan
+from ._remote_files import is_url
 from ._shards import INDEX, SINGLE, list_shards, name_shard, parse_size, split_shards
 
 __all__ = ["create_file", "save"]
@@ -82,7 +84,7 @@ def save(
     >>> save(td, "data.safetensors") is td
     True
     """
-    place = os.fspath(path)
+    place = check_local(path)
     plan = make_plan(data)
     if max_shard_size is None:
         if os.path.isdir(place):
@@ -108,13 +110,23 @@ def save(
     return _run_in_background(write, data)
 
 
+def check_local(path: str | os.PathLike[str]) -> str:
+    """Return a local path as a string; raise UnsupportedOperationError for a URL."""
+    place = os.fspath(path)
+    if is_url(place):
+        raise UnsupportedOperationError(
+            f"cannot save to {place}: URLs can only be read; save to a local file and upload it"
+        )
+    return place
+
+
 def create_file(like: Any, path: str | os.PathLike[str]) -> None:
     """Write a file of zeros with the structure, shapes and dtypes of a collection, without reading its leaves.
 
     Raises:
         FileExistsError: something is at ``path``.
     """
-    place = os.fspath(path)
+    place = check_local(path)
     if os.path.lexists(place):
         raise FileExistsError(f"cannot create {place!r}: it exists")
     plan = make_plan(like, blank=True)

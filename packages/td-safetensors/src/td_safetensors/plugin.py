@@ -22,6 +22,10 @@ class SafetensorsFormat(Serializer):
 
     name = "safetensors"
     suffixes = (".safetensors", ".safetensors.index.json")
+    schemes = (
+        "abfs", "adl", "az", "blockcache", "filecache", "ftp", "gcs", "github", "gs", "hdfs", "hf", "http", "https",
+        "memory", "s3", "s3a", "sftp", "simplecache", "smb", "ssh", "webdav", "webhdfs", "zip",
+    )  # fmt: skip
 
     def save(
         self,
@@ -60,6 +64,7 @@ class SafetensorsFormat(Serializer):
         strict: bool = True,
         num_threads: int = 0,
         progress: Any = False,
+        storage_options: Mapping[str, Any] | None = None,
     ) -> Any:
         """Load the collection at ``location``; see :func:`td_safetensors.load`."""
         from ._read_save import load
@@ -73,6 +78,7 @@ class SafetensorsFormat(Serializer):
             strict=strict,
             num_threads=num_threads,
             progress=progress,
+            storage_options=storage_options,
         )
 
     def load_(self, data: Any, location: Any, **options: Any) -> Any:
@@ -81,11 +87,19 @@ class SafetensorsFormat(Serializer):
 
         return load_into(data, location, **options)
 
-    def open(self, location: Any, *, mode: str = "r", keys: Any = None, strict: bool = True) -> Any:  # type: ignore[override]
+    def open(  # type: ignore[override]
+        self,
+        location: Any,
+        *,
+        mode: str = "r",
+        keys: Any = None,
+        strict: bool = True,
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> Any:
         """Open the save at ``location``, without reading its leaves; see :func:`td_safetensors.open`."""
         from ._open import open_collection
 
-        return open_collection(location, mode=mode, keys=keys, strict=strict)
+        return open_collection(location, mode=mode, keys=keys, strict=strict, storage_options=storage_options)
 
     def create(self, like: Any, location: Any) -> Any:  # type: ignore[override]
         """Write a file of zeros with the structure, shapes and dtypes of ``like``, and open it for writing."""
@@ -95,17 +109,19 @@ class SafetensorsFormat(Serializer):
         create_file(like, location)
         return open_collection(location, mode="r+")
 
-    def inspect(self, location: Any) -> Tree:  # type: ignore[override]
+    def inspect(self, location: Any, *, storage_options: Mapping[str, Any] | None = None) -> Tree:  # type: ignore[override]
         """Return the tree of a save from its header."""
         from ._tree_and_checks import inspect
 
-        return inspect(location)
+        return inspect(location, storage_options=storage_options)
 
-    def verify(self, location: Any, *, progress: Any = False) -> Report:  # type: ignore[override]
+    def verify(  # type: ignore[override]
+        self, location: Any, *, progress: Any = False, storage_options: Mapping[str, Any] | None = None
+    ) -> Report:
         """Check the structure of a save, and its hashes if it has them."""
         from ._tree_and_checks import verify
 
-        return verify(location, progress=progress)
+        return verify(location, progress=progress, storage_options=storage_options)
 
     def detect(self, location: Any, head: bytes) -> bool:
         """Return True for a safetensors file, an index of shards, or a directory with one of them."""
@@ -113,6 +129,8 @@ class SafetensorsFormat(Serializer):
             if head[8:9] == b"{":
                 return int.from_bytes(head[:8], "little") <= 100_000_000
             return head[:1] == b"{" and b'"weight_map"' in head
+        if isinstance(location, str):  # a URL, of which td-core has read nothing
+            return location.endswith(self.suffixes)
         if not isinstance(location, Path) or not location.is_dir():
             return False
         return any(

@@ -1,0 +1,251 @@
+"""Find the tensors of a save, in a file, in shards or at a URL, and the header that describes the collection."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from td_core import Encoded
+from td_core.array_formats import Place, compute_check, list_names
+from td_core.errors import FormatError
+from td_core.spi import check_table, load_table
+
+from ._byte_ranges import LocalReader, RangeReader, RangeSource
+from ._files import map_file, open_for_reading, read_bytes
+from ._format import DTYPES, Array, Header, get_dtype, parse_json, read_header
+from ._reference import build_foreign_table, read_reference
+from ._remote_files import RemoteFile, connect, is_url
+from ._shards import check_weight_map, choose_file
+
+__all__ = ["File", "Save", "open_file", "open_save", "view_storage"]
+
+
+class File:
+    """An open file with its header, which maps and reads its tensors."""
+
+    def __init__(self, path: str, fd: int, header: Header, *, shared: bool = False) -> None:
+        self.path, self.fd, self.header, self.shared = path, fd, header, shared
+        self._mapped: torch.UntypedStorage | None = None
+
+    def map(self, name: str, array: Array) -> Tensor:
+        """Return a tensor of the file, mapped; raise FormatError if this torch lacks its dtype."""
+        dtype = get_dtype(name, array)
+        if self._mapped is None:
+            self._mapped = map_file(self.fd, shared=self.shared)
+        begin = self.header.start + array.begin
+        if self.shared and begin % dtype.itemsize:
+            raise FormatError(f"{self.path}: {name!r} is not aligned, so it cannot be written in place")
+        return view_storage(self._mapped, array, begin)
+
+
+def view_storage(storage: torch.UntypedStorage, array: Array, begin: int) -> Tensor:
+    """Return the tensor at a position of a storage; it is copied if its elements are not aligned there."""
+    dtype = DTYPES[array.dtype]
+    if array.begin == array.end:
+        return torch.empty(array.shape, dtype=dtype)
+    part = storage[begin : begin + array.nbytes]
+    if begin % dtype.itemsize:
+        part = part.clone()
+    return torch.empty(0, dtype=dtype).set_(part, 0, array.shape)  # type: ignore[call-overload, no-any-return]
+
+
+def open_file(path: str, fd: int, *, shared: bool = False) -> File:
+    """Return an open file with its header."""
+    return File(path, fd, read_header(partial(read_bytes, fd), os.fstat(fd).st_size, path), shared=shared)
+
+
+#: File and position of each tensor, by name.
+Arrays = dict[str, tuple["File | RemoteFile", Array]]
+
+
+class Save:
+    """An open save: its files, the tensors in them by name, and the header that describes the collection.
+
+    Attributes:
+        path: path of the file, or of the index of shards.
+        arrays: file and position of each tensor.
+        table: the table of nodes, with places as leaves.
+        hashes: the hashes of the tensors as in the ``td`` header, or None.
+    """
+
+    def __init__(self, path: str, arrays: Arrays, table: Encoded, hashes: Any = None) -> None:
+        self.path, self.arrays, self.table, self.hashes = path, arrays, table, hashes
+        self.is_remote = is_url(path)
+
+    def map(self, name: str) -> Tensor:
+        """Return a tensor of the save, mapped from its file, or read from its URL."""
+        file, array = self.arrays[name]
+        if isinstance(file, File):
+            return file.map(name, array)
+        get_dtype(name, array)
+        return view_storage(file.read(array).untyped_storage(), array, 0)
+
+    def make_opener(self, num_threads: int = 0) -> Callable[[str, Place], RangeSource]:
+        """Return a function from the name of a tensor and a place to a source that reads ranges of bytes."""
+        readers: dict[str, RangeReader] = {}
+
+        def open_array(name: str, place: Place) -> RangeSource:
+            file, array = self.arrays[name]
+            get_dtype(name, array)
+            if file.path not in readers:
+                readers[file.path] = (
+                    LocalReader(file.fd, num_threads) if isinstance(file, File) else file.reader
+                )
+            return RangeSource(readers[file.path], array, file.header.start, place)
+
+        return open_array
+
+
+@contextlib.contextmanager
+def open_save(
+    path: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None
+) -> Iterator[Save]:
+    """Open a file, an index, or a directory with one of them, and read its headers.
+
+    Raises:
+        FileNotFoundError: there is no save at ``path``.
+        FormatError: a header is damaged, or headers contradict each other.
+        ValueError: ``storage_options`` are given for a local path.
+    """
+    place = os.fspath(path)
+    if is_url(place):
+        yield _open_remote(place, storage_options)
+        return
+    if storage_options is not None:
+        raise ValueError(f"storage_options are for URLs; {place!r} is a local path")
+    if os.path.isdir(place):
+        place = os.path.join(place, choose_file(place, os.listdir(place)))
+    with contextlib.ExitStack() as stack:
+        fd = stack.enter_context(open_for_reading(place))
+        if is_index(os.pread(fd, 9, 0)) or place.endswith(".json"):
+            yield _open_shards(place, stack)
+        else:
+            yield _describe_file(open_file(place, fd))
+
+
+def _describe_file(file: File | RemoteFile) -> Save:
+    arrays: Arrays = {name: (file, array) for name, array in file.header.arrays.items()}
+    return _describe(file.path, arrays, file.header.metadata)
+
+
+def _open_remote(url: str, storage_options: Mapping[str, Any] | None) -> Save:
+    """Open a file or the shards of an index at a URL."""
+    system, path = connect(url, storage_options)
+    if system.isdir(path):
+        names = [os.path.basename(name.rstrip("/")) for name in system.ls(path, detail=False)]
+        url = f"{url.rstrip('/')}/{choose_file(url, names)}"
+        path = connect(url, storage_options)[1]
+    if not url.endswith(".json"):
+        return _describe_file(RemoteFile(url, storage_options))
+    index = parse_json(system.cat_file(path), url)
+    try:
+        arrays = _open_weight_map(
+            check_weight_map(index, url), url, lambda file: RemoteFile(_join_url(url, file), storage_options)
+        )
+    except FileNotFoundError as error:
+        raise FormatError(f"{url}: a shard that it names is missing: {error}") from error
+    return _describe(url, arrays, _read_metadata(index))
+
+
+def _join_url(url: str, file: str) -> str:
+    return f"{url.rpartition('/')[0]}/{file}"
+
+
+def _read_metadata(index: dict[str, Any]) -> dict[str, str]:
+    return {"td": json.dumps(index["td"])} if "td" in index else {}
+
+
+def is_index(head: bytes) -> bool:
+    """Return True if a file begins like JSON, and not like a safetensors file, whose header begins at byte 8."""
+    return head[:1] == b"{" and head[8:9] != b"{"
+
+
+def _open_shards(path: str, stack: contextlib.ExitStack) -> Save:
+    """Open the shards of an index. Start again if another process replaces the index meanwhile."""
+    while True:
+        with open_for_reading(path) as fd, contextlib.ExitStack() as opened:
+            before = os.fstat(fd)
+            with open(fd, "rb", closefd=False) as file:
+                index = parse_json(file.read(), path)
+            try:
+                weights = check_weight_map(index, path)
+                arrays = _open_weight_map(weights, path, partial(_open_shard, path, opened))
+            except FileNotFoundError as error:
+                now = os.stat(path)
+                if (now.st_ino, now.st_mtime_ns) != (before.st_ino, before.st_mtime_ns):
+                    continue
+                raise FormatError(f"{path}: a shard that it names is missing: {error.filename}") from error
+            stack.push(opened.pop_all())
+        return _describe(path, arrays, _read_metadata(index))
+
+
+def _open_shard(path: str, stack: contextlib.ExitStack, relative: str) -> File:
+    place = os.path.join(os.path.dirname(path), relative)
+    return open_file(place, stack.enter_context(open_for_reading(place)))
+
+
+def _open_weight_map(
+    weights: Mapping[str, str], path: str, open_shard: Callable[[str], File | RemoteFile]
+) -> Arrays:
+    files: dict[str, File | RemoteFile] = {}
+    arrays: Arrays = {}
+    for name, relative in weights.items():
+        if relative not in files:
+            files[relative] = open_shard(relative)
+        file = files[relative]
+        # A tensor of a shard that the index assigns to another file, or to none, is not read.
+        if name not in file.header.arrays:
+            raise FormatError(
+                f"{path}: the tensor {name!r} is not in {file.path}, which the index names for it"
+            )
+        arrays[name] = (file, file.header.arrays[name])
+    return arrays
+
+
+def _describe(path: str, arrays: Arrays, metadata: Mapping[str, str]) -> Save:
+    """Choose the header that describes the collection: ours, that of tensordict, or the names of the tensors."""
+    hashes = None
+    if "td" in metadata:
+        header = _read_header(metadata, path)
+        table, hashes = load_table(header, path), header.get("hashes")
+        check = compute_check((name, array.shape) for name, (_, array) in arrays.items())
+        if header.get("check") != check:
+            raise FormatError(
+                f"{path}: the td header does not describe the tensors of the file; another program changed names or shapes"
+            )
+    elif "tensordict" in metadata:
+        table = read_reference(parse_json(metadata["tensordict"], f"{path}: the tensordict header"), path)
+        check_table(table, path)
+    else:
+        return Save(path, arrays, build_foreign_table({name: array for name, (_, array) in arrays.items()}))
+    named = set()
+    for place in table.leaves:
+        named.update(list_names(place))
+    if named != arrays.keys():
+        missing, extra = sorted(named - arrays.keys()), sorted(arrays.keys() - named)
+        raise FormatError(
+            f"{path}: its header and its tensors differ; missing: {missing!r:.300}, not in the header: {extra!r:.300}"
+        )
+    return Save(path, arrays, table, hashes)
+
+
+def _read_header(metadata: Mapping[str, str], path: str) -> Any:
+    header = parse_json(metadata["td"], f"{path}: the td header")
+    beside = metadata.get("tensordict")
+    if (
+        isinstance(header, dict)
+        and beside is not None
+        and header.get("beside") != zlib.crc32(beside.encode())
+    ):
+        raise FormatError(
+            f"{path}: the headers td and tensordict differ; another program changed one of them"
+        )
+    return header
