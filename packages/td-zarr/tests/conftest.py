@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,9 +13,10 @@ import torch
 import td_core
 from td_core import TensorDict
 from td_core.testing import installed
-
-pytest.importorskip("zarr")
 from td_zarr import plugin
+
+if importlib.util.find_spec("zarr") is None:
+    collect_ignore_glob = ["test_*.py"]
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -39,3 +42,15 @@ def td() -> TensorDict:
         {"a": torch.arange(12.0).view(4, 3), "n": {"b": torch.arange(4), "c": torch.ones(4, 2)}},
         batch_size=[4],
     )
+
+
+@pytest.fixture(params=["zarr-python", "tensorstore"])
+def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Read and write with each of the libraries in turn."""
+    name: str = request.param
+    engines = importlib.import_module("td_zarr._array_engines")
+    if name == "zarr-python":
+        monkeypatch.setattr(engines, "tensorstore", None)
+    elif engines.tensorstore is None:
+        pytest.skip("tensorstore is not installed")
+    return name

@@ -18,6 +18,8 @@ from td_zarr import open as open_group
 from td_zarr._array_documents import NATIVE, make_plain_document
 from td_zarr.plugin import ZarrFormat
 
+pytestmark = pytest.mark.usefixtures("engine")
+
 
 def make_data(rows: int = 10) -> TensorDict:
     leaves = {

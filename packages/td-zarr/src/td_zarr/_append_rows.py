@@ -14,7 +14,7 @@ from td_core.errors import StructureError, UnsupportedOperationError
 from td_core.spi import show_path
 
 from ._array_documents import NATIVE, ArrayInfo, join_names, make_blank, read_array_document
-from ._chunk_access import name_array, open_array
+from ._array_engines import open_array
 from ._read_collections import open_group
 from ._write_groups import PlannedGroup, dump_json, put_documents, read_planned
 from ._zarr_objects import Objects
@@ -112,8 +112,7 @@ class _Growth:
     def write(self, objects: Objects) -> None:
         """Write the chunks of the new rows."""
         if self.index is not None and self.rows.nbytes:
-            with name_array(objects, self.info):
-                open_array(objects, self.info, strict=False)[self.index] = read_planned(self.rows).numpy()
+            open_array(objects, self.info, strict=False).write(self.index, read_planned(self.rows).numpy())
 
 
 def _get_chunks(document: Mapping[str, Any]) -> list[int]:

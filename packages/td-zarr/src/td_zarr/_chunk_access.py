@@ -1,24 +1,22 @@
-"""Read and write the chunks of arrays: mapped from the file of a local group, or with zarr-python."""
+"""Read and write arrays: mapped from the file of their only chunk, or in chunks."""
 
 from __future__ import annotations
 
-import contextlib
 import mmap
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
-import zarr
-import zarr.storage
 from torch import Tensor
 
-from td_core.errors import FormatError, LockedError, TensorDictError
+from td_core.errors import FormatError, LockedError
 from td_core.typing import SourceIndex
 
 from ._array_documents import ArrayInfo
-from ._zarr_objects import LocalObjects, Objects, gather, run
+from ._array_engines import FastArray, SlowArray, open_array, wait_for_all
+from ._zarr_objects import LocalObjects, Objects
 
 __all__ = [
     "ChunkSource",
@@ -31,93 +29,63 @@ __all__ = [
     "write_arrays",
 ]
 
-#: A chunk of fewer bytes is read instead of mapped: that is as fast, and a process has a limited number of mappings.
-_SMALL = 1 << 14
-
-
-class _StrictStore(zarr.storage.WrapperStore[Any]):  # type: ignore[misc]
-    """A store in which every chunk of an array must exist, where zarr would fill a missing or empty one with zeros."""
-
-    async def get(self, key: str, prototype: Any, byte_range: Any = None) -> Any:
-        found = await self._store.get(key, prototype, byte_range)
-        if found is None:
-            raise FormatError(f"the chunk {key!r} is missing")
-        if not len(found):
-            raise FormatError(f"the chunk {key!r} is empty, or ends too early")
-        return found
-
-
-def open_array(objects: Objects, info: ArrayInfo, *, strict: bool) -> zarr.Array[Any]:
-    """Return an array of zarr; with ``strict``, a read of a chunk that is missing raises FormatError."""
-    place = objects.store / info.name
-    if strict:
-        place = zarr.storage.StorePath(_StrictStore(place.store), place.path)
-    with name_array(objects, info):
-        return zarr.Array(zarr.AsyncArray(info.document, place, {"write_empty_chunks": True}))
-
-
-@contextlib.contextmanager
-def name_array(objects: Objects, info: ArrayInfo) -> Iterator[None]:
-    """Turn errors of zarr into a FormatError that names the array."""
-    try:
-        yield
-    except (TensorDictError, OSError) as error:
-        if isinstance(error, OSError) and not isinstance(objects, LocalObjects):
-            raise
-        raise FormatError(f"{objects.where}: the array {info.name!r}: {error}") from error
-    except Exception as error:  # codecs raise errors of all kinds for damaged chunks
-        raise FormatError(f"{objects.where}: the array {info.name!r} is damaged: {error!r}") from error
+#: The most arrays, and about the most bytes, that are read or written at the same time.
+_BATCH, _BATCH_BYTES = 256, 1 << 26
 
 
 def read_whole(
     objects: Objects, arrays: Sequence[ArrayInfo], *, strict: bool, report: Callable[[int], None]
 ) -> dict[str, Tensor]:
     """Read arrays, several at the same time, and return them by name."""
-
-    async def read(info: ArrayInfo, array: Any) -> tuple[str, Tensor]:
-        with name_array(objects, info):
-            result = as_tensor(await array.getitem(...))
-        report(info.nbytes)
-        return info.name, result
-
-    opened = [(info, open_array(objects, info, strict=strict).async_array) for info in arrays]
-    return dict(run(gather(read(info, array) for info, array in opened)))
+    result = {}
+    for batch in _split_batches(arrays):
+        opened = [open_array(objects, info, strict=strict) for info in batch]
+        for info, found in zip(batch, wait_for_all([array.read() for array in opened]), strict=True):
+            result[info.name] = as_tensor(found)
+            report(info.nbytes)
+    return result
 
 
-def as_tensor(found: Any) -> Tensor:
-    """Return what zarr has read as a tensor that can be written."""
-    array = np.asarray(found)
+def _split_batches(arrays: Iterable[ArrayInfo]) -> Iterator[list[ArrayInfo]]:
+    """Split arrays in batches, so that progress is reported and not all of them are in memory twice."""
+    batch: list[ArrayInfo] = []
+    for info in arrays:
+        batch.append(info)
+        if len(batch) >= _BATCH or sum(item.nbytes for item in batch) >= _BATCH_BYTES:
+            yield batch
+            batch = []
+    if batch:
+        yield batch
+
+
+def as_tensor(array: np.ndarray[Any, Any]) -> Tensor:
+    """Return an array that was read as a tensor that can be written."""
     array = np.require(array, array.dtype.newbyteorder("="), ["C", "W"])
     tensor = torch.from_numpy(array.view(np.int64) if array.dtype.kind in "mM" else array)
-    return (
-        tensor if tensor.numel() else torch.empty(tensor.shape, dtype=tensor.dtype)
-    )  # with the usual strides
+    # An empty array can have other strides than an empty tensor.
+    return tensor if tensor.numel() else torch.empty(tensor.shape, dtype=tensor.dtype)
 
 
 def write_arrays(
     objects: Objects,
-    arrays: Iterable[tuple[ArrayInfo, Callable[[], Tensor]]],
+    arrays: Mapping[str, tuple[ArrayInfo, Callable[[], Tensor]]],
     report: Callable[[int], None],
 ) -> None:
-    """Write the elements of arrays with zarr, several at the same time."""
-
-    async def write(info: ArrayInfo, array: Any, read: Callable[[], Tensor]) -> None:
-        if info.nbytes:
-            await array.setitem(..., read().numpy())
-        report(info.nbytes)
-
-    opened = [(info, open_array(objects, info, strict=False).async_array, read) for info, read in arrays]
-    run(gather(write(*item) for item in opened))
+    """Write the elements of arrays by name, several at the same time."""
+    for batch in _split_batches(info for info, _ in arrays.values() if info.nbytes):
+        opened = [(open_array(objects, info, strict=False), arrays[info.name][1]) for info in batch]
+        wait_for_all([array.write_all(read().numpy()) for array, read in opened])
+        report(sum(info.nbytes for info in batch))
 
 
 class ChunkSource:
-    """An array in chunks, which zarr reads and writes."""
+    """An array in chunks."""
 
     def __init__(self, objects: Objects, info: ArrayInfo, *, strict: bool) -> None:
         assert info.dtype is not None
         self.objects, self.info, self.strict = objects, info, strict
         self.shape, self.dtype = info.shape, info.dtype
-        self._opened: tuple[int, zarr.Array[Any]] | None = None
+        self._opened: tuple[int, FastArray | SlowArray] | None = None
 
     def __repr__(self) -> str:
         return f"ChunkSource({self.objects.where!r}, {self.info.name!r})"
@@ -126,7 +94,7 @@ class ChunkSource:
         return _rebuild_source, (self.objects, self.info, self.strict)
 
     @property
-    def array(self) -> zarr.Array[Any]:
+    def array(self) -> FastArray | SlowArray:
         """The array of this process."""
         if self._opened is None or self._opened[0] != os.getpid():
             self._opened = os.getpid(), open_array(self.objects, self.info, strict=self.strict)
@@ -141,23 +109,13 @@ class ChunkSource:
         for objects in {id(source.objects): source.objects for source, _ in requests}.values():
             objects.check()
 
-        async def read(source: ChunkSource, array: Any, index: SourceIndex) -> Tensor:
-            with name_array(source.objects, source.info):
-                if all(isinstance(item, slice) for item in index):
-                    return as_tensor(await array.getitem(index))
-                return as_tensor(await array.get_orthogonal_selection(_as_selection(index)))
-
-        opened = [(source, source.array.async_array, index) for source, index in requests]
-        return run(gather(read(*item) for item in opened))
+        found = wait_for_all([source.array.read(_as_selection(index)) for source, index in requests])
+        return [as_tensor(item) for item in found]
 
     def write(self, index: SourceIndex, value: Tensor) -> None:
         """Write the chunks that a part of the array is in; those that are written in part are read first."""
         self.objects.check()
-        with name_array(self.objects, self.info):
-            try:
-                self.array.set_orthogonal_selection(_as_selection(index), value.numpy())
-            except PermissionError as error:
-                raise LockedError(f"cannot write to {self!r}: its store is read-only") from error
+        self.array.write(_as_selection(index), value.numpy())
 
     def flush(self) -> None:
         """Do nothing: each write is complete when it returns."""

@@ -7,14 +7,12 @@ import pickle
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 from td_core import Encoded, __version__, split_value
 from td_core.array_formats import Rows
 from td_core.errors import CodecError, FormatError
 
 from ._array_documents import ArrayInfo
-from ._chunk_access import name_array, open_array
+from ._array_engines import read_now
 from ._dim_labels import LEVEL, STACK, VALUE
 from ._zarr_objects import Objects
 
@@ -128,13 +126,9 @@ class _Builder:
         self.rows[row]["values"].append(["data", len(self.values) - 1])
         return row
 
-    def read_array(self, info: ArrayInfo) -> np.ndarray[Any, Any]:
-        with name_array(self.objects, info):
-            return np.asarray(open_array(self.objects, info, strict=False)[...])
-
     def read_value(self, info: ArrayInfo, about: Any) -> Any:
         encoding = about.get("encoding") if isinstance(about, dict) else about
-        payload = self.read_array(info).tobytes()
+        payload = read_now(self.objects, info).tobytes()
         where = f"{self.objects.where}: the value {info.name!r}"
         if encoding == "json":
             try:
@@ -153,7 +147,7 @@ class _Builder:
             raise FormatError(f"{where} cannot be unpickled: {error!r}") from error
 
     def read_elements(self, info: ArrayInfo) -> Any:
-        array = self.read_array(info)
+        array = read_now(self.objects, info)
         try:
             value = array.tolist()
             split_value(value)

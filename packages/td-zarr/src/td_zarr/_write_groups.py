@@ -166,17 +166,17 @@ def _write(
     planned: PlannedGroup, objects: Objects, *, num_threads: int, report: Callable[[int], None]
 ) -> None:
     """Write all objects of a group, the root last."""
-    raw, others = [], []
+    raw: list[Callable[[], None]] = []
+    others: dict[str, tuple[ArrayInfo, Callable[[], Tensor]]] = {}
     for name, info in planned.arrays.items():
         item = planned.plan.arrays[name]
         if info.raw is not None and info.nbytes:
             raw.append(partial(_write_raw, objects, info, item, report))
         else:
-            others.append((info, partial(read_planned, item)))
+            others[name] = info, partial(read_planned, item)
     put_documents(objects, planned)
     run_parallel(raw, num_threads)
-    if others:
-        write_arrays(objects, others, report)
+    write_arrays(objects, others, report)
     _put_root(objects, planned)
 
 

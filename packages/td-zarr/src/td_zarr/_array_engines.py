@@ -1,0 +1,166 @@
+"""Read and write the chunks of one array: with tensorstore, which is faster, where it is installed, or else with zarr-python.
+
+tensorstore reads and writes arrays of version 3 in local directories. zarr-python can do everything else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import os
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import zarr
+import zarr.storage
+
+from td_core.errors import FormatError, LockedError, TensorDictError
+
+from ._array_documents import NATIVE, ArrayInfo
+from ._zarr_objects import LocalObjects, Objects, gather, run
+
+try:
+    import tensorstore
+except ImportError:
+    tensorstore = None
+
+__all__ = ["FastArray", "SlowArray", "open_array", "read_now", "wait_for_all"]
+
+#: The process that uses tensorstore: after a fork, its threads do not exist in the child.
+_owner: int | None = None
+
+
+@contextlib.contextmanager
+def _name_array(objects: Objects, info: ArrayInfo) -> Iterator[None]:
+    """Turn errors of the libraries into a FormatError that names the array."""
+    try:
+        yield
+    except LockedError:
+        raise
+    except (TensorDictError, OSError) as error:
+        if isinstance(error, OSError) and not isinstance(objects, LocalObjects):
+            raise  # such as of a network
+        raise FormatError(f"{objects.where}: the array {info.name!r}: {error}") from error
+    except Exception as error:  # codecs raise errors of all kinds for damaged chunks
+        raise FormatError(f"{objects.where}: the array {info.name!r} is damaged: {error}") from error
+
+
+def open_array(objects: Objects, info: ArrayInfo, *, strict: bool) -> FastArray | SlowArray:
+    """Open an array; with ``strict``, a read of a chunk that is missing raises FormatError.
+
+    The array must not be used by another process, and cannot be opened on the event loop.
+    """
+    fast = _open_fast(objects, info, strict)
+    if fast is not None:
+        return FastArray(objects, info, fast)
+    place = objects.store / info.name
+    if strict:
+        place = zarr.storage.StorePath(_StrictStore(place.store), place.path)
+    with _name_array(objects, info):
+        array = zarr.AsyncArray(info.document, place, {"write_empty_chunks": True})
+    return SlowArray(objects, info, array)
+
+
+def _open_fast(objects: Objects, info: ArrayInfo, strict: bool) -> Any:
+    """Open an array with tensorstore; return None if that cannot be done, or would open another array."""
+    global _owner
+    if tensorstore is None or info.dtype is None or not isinstance(objects, LocalObjects):
+        return None
+    if _owner not in (None, os.getpid()):
+        return None
+    _owner = os.getpid()
+    spec = {
+        "driver": "zarr3",
+        "kvstore": {"driver": "file", "path": f"{objects.locate(info.name)}/", "file_io_sync": False},
+        "fill_missing_data_reads": not strict,
+        "store_data_equal_to_fill_value": True,
+    }
+    try:
+        array = tensorstore.open(spec, open=True).result()
+    except ValueError:  # the metadata of the array is missing, damaged, or of another version
+        return None
+    # The root describes the array; its own metadata can be older, after a process that appended was killed.
+    is_same = tuple(array.shape) == tuple(info.shape) and array.dtype.name == NATIVE.get(info.dtype)
+    return array if is_same else None
+
+
+class FastArray:
+    """An array that tensorstore reads and writes."""
+
+    def __init__(self, objects: Objects, info: ArrayInfo, array: Any) -> None:
+        self._objects, self._info, self._array = objects, info, array
+
+    def read(self, index: Any = ...) -> Callable[[], Any]:
+        """Start to read a part of the array, and return a function that waits for it."""
+        return partial(self._wait, self._array.oindex[index].read())
+
+    def write_all(self, value: np.ndarray[Any, Any]) -> Callable[[], Any]:
+        """Start to write the whole array, and return a function that waits for it."""
+        return partial(self._wait, self._array.write(value))
+
+    def write(self, index: Any, value: np.ndarray[Any, Any]) -> None:
+        """Write a part of the array."""
+        self._wait(self._array.oindex[index].write(value))
+
+    def _wait(self, future: Any) -> Any:
+        with _name_array(self._objects, self._info):
+            try:
+                return future.result()
+            except ValueError as error:
+                if not str(error).startswith("NOT_FOUND"):
+                    raise
+                raise FormatError(str(error)) from error
+
+
+class SlowArray:
+    """An array that zarr-python reads and writes."""
+
+    def __init__(self, objects: Objects, info: ArrayInfo, array: zarr.AsyncArray[Any]) -> None:
+        self._objects, self._info, self._array = objects, info, array
+
+    async def read(self, index: Any = ...) -> np.ndarray[Any, Any]:
+        """Return a part of the array; the index has slices, and at most one vector of positions."""
+        is_basic = index is ... or all(isinstance(item, slice) for item in index)
+        read = self._array.getitem if is_basic else self._array.get_orthogonal_selection
+        with _name_array(self._objects, self._info):
+            return np.asarray(await read(index))
+
+    async def write_all(self, value: np.ndarray[Any, Any]) -> None:
+        """Write the whole array."""
+        with _name_array(self._objects, self._info):
+            await self._array.setitem(..., value)
+
+    def write(self, index: Any, value: np.ndarray[Any, Any]) -> None:
+        """Write a part of the array."""
+        with _name_array(self._objects, self._info):
+            try:
+                zarr.Array(self._array).set_orthogonal_selection(index, value)
+            except PermissionError as error:
+                raise LockedError(f"{self._objects.where} is read-only: {error}") from error
+
+
+def wait_for_all(work: Sequence[Any]) -> list[Any]:
+    """Return the results of reads or writes of several arrays, which run at the same time."""
+    coroutines = [item for item in work if inspect.iscoroutine(item)]
+    results = iter(run(gather(coroutines)) if coroutines else ())
+    return [next(results) if inspect.iscoroutine(item) else item() for item in work]
+
+
+class _StrictStore(zarr.storage.WrapperStore[Any]):  # type: ignore[misc]
+    """A store in which every chunk of an array must exist, where zarr would fill a missing or empty one with zeros."""
+
+    async def get(self, key: str, prototype: Any, byte_range: Any = None) -> Any:
+        found = await self._store.get(key, prototype, byte_range)
+        if found is None:
+            raise FormatError(f"the chunk {key!r} is missing")
+        if not len(found):
+            raise FormatError(f"the chunk {key!r} is empty, or ends too early")
+        return found
+
+
+def read_now(objects: Objects, info: ArrayInfo) -> np.ndarray[Any, Any]:
+    """Read a whole array."""
+    (result,) = wait_for_all([open_array(objects, info, strict=False).read()])
+    return result  # type: ignore[no-any-return]
