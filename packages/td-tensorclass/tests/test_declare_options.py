@@ -130,6 +130,14 @@ class TestCasts:
         with pytest.raises(ValueError, match="the field 'x' is declared as int; got 'z'"):
             declare({"x": int}, False, autocast=True)("z")
 
+    @pytest.mark.parametrize("below", [{}, {"y": 1.0}, {"y": 1.0, "other": None}])
+    def test_autocast_mapping_may_leave_fields_out(self, declare: Any, below: Any) -> None:
+        inner = declare({"y": Tensor, "other": Tensor}, False)
+        point = declare({"x": inner}, False, autocast=True)(x=below)
+        assert type(point.x) is inner
+        assert point.x.other is None
+        assert point.x.y is None if not below else point.x.y.equal(torch.tensor(1.0))
+
     def test_autocast_mapping_becomes_nested_collection(self) -> None:
         class Inner(TensorClass):
             a: Tensor
@@ -166,6 +174,12 @@ class TestCasts:
         assert cls(1).update({"x": 2}).x == 2
         assert cls(1).update({"x": {"a": 1}}).x == {"a": 1}
 
+    @pytest.mark.parametrize("hint", [NonTensorData, NonTensorData | None, Tensor | NonTensorData])
+    @pytest.mark.parametrize("given", ["first", 3, ["a", "b"], NonTensorData("first", batch_size=[2])])
+    def test_tensor_only_declared_value_is_kept(self, declare: Any, hint: Any, given: Any) -> None:
+        point = declare({"x": hint}, False, tensor_only=True)(given, batch_size=[2])
+        assert point.x == (given.data if isinstance(given, NonTensorData) else given)
+
     def test_tensor_only_other_value_raises(self, declare: Any) -> None:
         cls = declare({"x": Tensor, "y": Optional[Tensor]}, False, {"y": None}, tensor_only=True)  # noqa: UP045
         assert cls([1, 2]).x.tolist() == [1, 2]
@@ -177,7 +191,7 @@ class TestCasts:
             point.x = "a"
         for hint in (str, int, Any, dict, Tensor | str):
             with pytest.raises(
-                TypeError, match="its fields are tensors and collections; 's' is annotated as"
+                TypeError, match="its fields are tensors, collections and NonTensorData; 's' is annotated as"
             ):
                 declare({"s": hint}, False, tensor_only=True)
 

@@ -31,10 +31,11 @@ def make_cast(schema: Schema) -> Callable[[str, Any], Any]:
         for name in schema.names:
             hint = schema.hint(name)
             if schema.is_resolved(name) and not all(
-                _is_tensor_hint(choice) or collection_class(choice) for choice in get_choices(hint)
+                _is_tensor_hint(choice) or collection_class(choice) or _is_value_hint(choice)
+                for choice in get_choices(hint)
             ):
                 raise TypeError(
-                    f"{schema.cls.__name__} is tensor_only, so its fields are tensors and collections; "
+                    f"{schema.cls.__name__} is tensor_only, so its fields are tensors, collections and NonTensorData; "
                     f"{name!r} is annotated as {hint!r}"
                 )
 
@@ -64,6 +65,8 @@ def make_cast(schema: Schema) -> Callable[[str, Any], Any]:
             ]
             if wanted or not schema.is_resolved(name):
                 return _from_mapping(wanted[0] if wanted else TensorDict, value)
+        for choice in filter(_is_value_hint, get_choices(schema.hint(name))):
+            return _as_type(choice, name, value)
         return _as_tensor(name, value, "takes tensors only")
 
     if options.tensor_only:
@@ -83,6 +86,10 @@ def _is_tensor_hint(hint: Any) -> bool:
     return isinstance(hint, type) and (issubclass(hint, Tensor) or isinstance(hint, type(torch.LongTensor)))
 
 
+def _is_value_hint(hint: Any) -> bool:
+    return isinstance(hint, type) and issubclass(hint, NonTensorDataBase)
+
+
 def collection_class(hint: Any) -> Any:
     """Return the collection class that an annotation names; None for other types and for non-tensor data."""
     cls = get_origin(hint) or hint
@@ -98,7 +105,7 @@ def _from_mapping(hint: Any, value: Mapping[Any, Any]) -> Any:
     if cls is None:
         return NonTensorData(value)
     if hasattr(cls, "_schema"):
-        return cls(**value)
+        return cls.from_dict(value, auto_batch_size=False)
     return TensorDict(dict(value))
 
 
