@@ -31,6 +31,7 @@ from ._device_labels import fix_device_metadata
 from ._keys import is_key, unravel_key_to_tuple
 from ._locking import check_unlocked
 from ._ops.device_moves import write_moved_back
+from ._ops.modules import register_params
 from ._ops.structure import restore_on_error
 from ._pytree import register, register_with_subclasses
 from ._roles import Buffer as Buffer  # older pickles import Buffer from this module
@@ -632,3 +633,4 @@ def _register_params(cls: Any) -> None:
 
 
 register_with_subclasses(TensorDictParams, _register_params)
+register_params(TensorDictParams)

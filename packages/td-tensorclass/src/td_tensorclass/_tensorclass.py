@@ -38,7 +38,7 @@ from ._non_tensor import NonTensorData
 from ._schema import OPTIONS, Options, Schema
 from ._typing import BatchSizeArgument, DeviceArgument, FieldsMeta, NamesArgument
 from ._unbatched import UnbatchedTensor
-from ._value_nodes import NonTensorNode, ValueNode
+from ._value_nodes import NonTensorNode, ValueNode, kind_mismatch_error
 
 SelfT = TypeVar("SelfT", bound="TensorClass")
 
@@ -477,10 +477,16 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
         else:
             self._store(self._tensordict, name, value, prefix, non_blocking=non_blocking)
 
-    def _replace_entries(self: SelfT, source: Any, **kwargs: Any) -> SelfT:
-        # __post_init__ and the lock of a frozen class must come after the new values are set.
-        copy = self._wrap_unchecked(self._tensordict._shallow_copy())
-        return self._wrap(copy.update(source, **kwargs)._tensordict)
+    def replace(self: SelfT, *args: Any, **kwargs: Any) -> SelfT:
+        """Return a copy with other values for some fields, on which ``__post_init__`` runs.
+
+        >>> class Point(TensorClass):
+        ...     xy: torch.Tensor
+        >>> Point(torch.zeros(2)).replace(xy=torch.ones(2)).xy
+        tensor([1., 1.])
+        """
+        replaced = super().replace(*args, **kwargs)
+        return self if replaced is self else self._wrap(replaced._tensordict)
 
     @property
     def stack_dim(self) -> int:
@@ -664,6 +670,8 @@ def _with_none(items: list[Any]) -> list[Any]:
 
 
 def _join_error(left: Node, other: Node, path: tuple[str, ...]) -> StructureError:
+    if isinstance(other, ValueNode):
+        return kind_mismatch_error(left, other, path)
     where = f" at {show_path(path)}" if path else ""
     return StructureError(
         f"cannot join a {type(left).__name__} and a {type(other).__name__}{where}: convert one of them, with "

@@ -14,7 +14,6 @@ from .._collection import Child, Core, make_dense, show_path
 from .._foreach import PLAIN
 from .._keys import unravel_key_to_tuple
 from .._mapping_views import LEAF_KINDS
-from .._nodes import KINDS
 from .._roles import (
     as_buffer,
     is_buffer,
@@ -192,9 +191,18 @@ def _unflatten_state(state: dict[str, Any]) -> Any:
     return result
 
 
+_params: Callable[..., Any]
+
+
+def register_params(cls: Callable[..., Any]) -> None:
+    """Register the class of parameters. Its module calls this once, which avoids an import cycle."""
+    global _params
+    _params = cls
+
+
 def _finish(result: Any, as_module: bool, lock: bool) -> Any:
     if as_module:
-        result = KINDS["TensorDictParams"].type(result, no_convert=True)
+        result = _params(result, no_convert=True)
     return result.lock_() if lock else result
 
 

@@ -313,10 +313,6 @@ class UpdateMixin(EntryMixin):
             return self
         if source is None:
             source, kwargs = kwargs, {}
-        return self._replace_entries(source, **kwargs)
-
-    def _replace_entries(self: SelfT, source: Any, **kwargs: Any) -> SelfT:
-        """Return a shallow copy, updated with ``source`` and ``kwargs``."""
         return self._shallow_copy().update(source, **kwargs)
 
     def fill_(self: SelfT, key: NestedKey, value: float | bool) -> SelfT:
