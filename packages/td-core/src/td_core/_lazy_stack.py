@@ -76,10 +76,7 @@ class LazyStackedTensorDict(LazyStackOps):
             [1., 1.]])
     """
 
-    __slots__ = (
-        "__weakref__", "_backends", "_empty_device", "_empty_size", "_hook_in", "_hook_out",
-        "_lock_parents", "_locked", "_members", "_stack_dim", "_stack_dim_name", "_undo",
-    )  # fmt: skip
+    __slots__ = ()
 
     def __init__(
         self,
@@ -129,23 +126,6 @@ class LazyStackedTensorDict(LazyStackOps):
         elif stack_dim_name is not None:
             refuse_repeated(stack_dim_name, members)
 
-    def _init(
-        self,
-        members: list[Any],
-        stack_dim: int,
-        name: str | None = None,
-        hook_in: Callable[[Any], Any] | None = None,
-        hook_out: Callable[[Any], Any] | None = None,
-    ) -> None:
-        self._members = members
-        self._stack_dim = stack_dim
-        self._stack_dim_name = name
-        self._hook_in = hook_in
-        self._hook_out = hook_out
-        self._empty_size, self._empty_device = torch.Size((0,)), None
-        self._locked = False
-        self._lock_parents = self._backends = self._undo = None
-
     @classmethod
     def from_list(cls, input: Sequence[Any], *, lazy: bool | None = True, **kwargs: Any) -> Any:
         """Stack a list of mappings or collections; see :func:`td_core.from_list`.
@@ -162,13 +142,16 @@ class LazyStackedTensorDict(LazyStackOps):
         stack._init(list(members), stack_dim)
         return stack
 
-    def _with_members(self: SelfT, members: Sequence[Any], stack_dim: int | None = None) -> SelfT:
-        """Build a stack of other members, with the dim name and hooks of this one."""
-        stack = object.__new__(type(self))
-        dim = self._stack_dim if stack_dim is None else stack_dim
-        stack._init(list(members), dim, self._stack_dim_name, self._hook_in, self._hook_out)
-        stack._empty_size, stack._empty_device = self._empty_size, self._empty_device
-        return stack
+    def __contains__(self, key: object) -> bool:
+        """Return True if an entry has this key, or if this very collection is a member.
+
+        >>> stack = lazy_stack([TensorDict({"a": 1}), TensorDict({"a": 2})])
+        >>> "a" in stack, stack.tensordicts[0] in stack, TensorDict({"a": 1}) in stack
+        (True, True, False)
+        """
+        if isinstance(key, Core):
+            return any(member is key for member in self._members)
+        return super().__contains__(key)
 
     def _members_and_dim(self) -> tuple[Sequence[Any], int] | None:
         # Copy the list: another thread may add members while the caller iterates.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,26 +20,49 @@ from ._ragged import fill_gaps, get_display_shape, make_nested_tensor, merge_sha
 from ._repr import PrintedLeaf, PrintedMembers, describe_leaf
 from .errors import BatchSizeError, StructureError
 
+SelfT = TypeVar("SelfT", bound="LazyStackOps")
+
 
 class LazyStackOps(TensorDictBase):
     """Base of LazyStackedTensorDict: operations that do not stack the entries."""
 
-    __slots__ = ()
+    __slots__ = (
+        "__weakref__", "_backends", "_empty_device", "_empty_size", "_hook_in", "_hook_out",
+        "_lock_parents", "_locked", "_members", "_stack_dim", "_stack_dim_name", "_undo",
+    )  # fmt: skip
 
     _members: list[Any]
     _stack_dim: int
+    _stack_dim_name: str | None
     _hook_in: Callable[[Any], Any] | None
+    _hook_out: Callable[[Any], Any] | None
+    _empty_size: torch.Size
+    _empty_device: torch.device | None
 
-    def __contains__(self, key: object) -> bool:
-        """Return True if an entry has this key, or if this very collection is a member.
+    def _init(
+        self,
+        members: list[Any],
+        stack_dim: int,
+        name: str | None = None,
+        hook_in: Callable[[Any], Any] | None = None,
+        hook_out: Callable[[Any], Any] | None = None,
+    ) -> None:
+        self._members = members
+        self._stack_dim = stack_dim
+        self._stack_dim_name = name
+        self._hook_in = hook_in
+        self._hook_out = hook_out
+        self._empty_size, self._empty_device = torch.Size((0,)), None
+        self._locked = False
+        self._lock_parents = self._backends = self._undo = None
 
-        >>> stack = lazy_stack([TensorDict({"a": 1}), TensorDict({"a": 2})])
-        >>> "a" in stack, stack.tensordicts[0] in stack, TensorDict({"a": 1}) in stack
-        (True, True, False)
-        """
-        if isinstance(key, Core):
-            return any(member is key for member in self._members)
-        return super().__contains__(key)
+    def _with_members(self: SelfT, members: Sequence[Any], stack_dim: int | None = None) -> SelfT:
+        """Build a stack of other members, with the dim name and hooks of this one."""
+        stack = object.__new__(type(self))
+        dim = self._stack_dim if stack_dim is None else stack_dim
+        stack._init(list(members), dim, self._stack_dim_name, self._hook_in, self._hook_out)
+        stack._empty_size, stack._empty_device = self._empty_size, self._empty_device
+        return stack
 
     def _get_holders(self) -> Sequence[Any]:
         return [holder for member in self._members for holder in member._get_holders()]
