@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from .._collection import Child, Core, make_dense
+from .._foreach import PLAIN
 from .._keys import unravel_key_to_tuple
 from .._mapping_views import IsLeaf, is_leaf_or_value
 from .._walks import has_entries
@@ -21,8 +22,10 @@ def flatten_entries(root: Core, separator: str, is_leaf: IsLeaf | None) -> dict[
 
     Raise KeyMismatchError if a lazy stack has entries that only some members have, which would be lost.
     """
-    flat: dict[str, Child] = {}
     entries = dict(root._all_children())
+    if PLAIN.issuperset(map(type, entries.values())):
+        return entries
+    flat: dict[str, Child] = {}
     count = len(entries)
     stack = [("", iter(entries.items()))]
     # By hand: the row `flatten_keys` of benchmarks/ops.py.
@@ -98,6 +101,8 @@ def unflatten_entries(root: Core, separator: str, *, own: bool) -> dict[str, Chi
         if last in level:
             raise _key_taken_error(key, last)
         level[last] = child
+    if not levels:
+        return top
     size, device, names = root.batch_size, root.device, root._names
     for level, part, entries, origin in reversed(levels):
         level[part] = (

@@ -296,9 +296,14 @@ class StructureMixin(UpdateMixin):
             raise TypeError(f"the separator is a non-empty string; got {separator!r}")
         if inplace:
             check_unlocked(self, "unflatten the keys in place")
-            _replace_all(self, _unflatten_root(self, separator, own=False))
+            nested = self._map_members(
+                lambda node: node._with_children(unflatten_entries(node, separator, own=False))
+            )
+            _replace_all(self, nested)
             return undo_on_exit(self, methodcaller("flatten_keys", separator, inplace=True))
-        result = _unflatten_root(self, separator, own=True)
+        result: Any = self._map_members(
+            lambda node: node._with_children(unflatten_entries(node, separator, own=True))
+        )
         return write_back_on_exit(result, self, _write_back_deep, separator)  # type: ignore[no-any-return]
 
     def rename_key_(self: SelfT, old_key: NestedKey, new_key: NestedKey, safe: bool = False) -> SelfT:
@@ -399,11 +404,6 @@ def _rename_all(node: Any, mapping: Mapping[NestedKey, NestedKey], strict: bool)
             raise KeyTakenError(f"cannot rename: there is an entry {show_path(new)} already")
         result._set_path(new, entry)
     return result
-
-
-def _unflatten_root(root: Core, separator: str, *, own: bool) -> Any:
-    """Copy ``root`` with its keys split at ``separator``; ``own`` also copies the existing nested nodes."""
-    return root._map_members(lambda node: node._with_children(unflatten_entries(node, separator, own=own)))
 
 
 def _copy_without(root: Core, tree: KeyTree, *, prune: bool) -> Any:
