@@ -124,12 +124,18 @@ def request_points(view: Any, points: Points) -> Request:
         request, dim, order = found
 
         def finish(window: Tensor) -> Tensor:
-            picked = window if order is None else window.index_select(dim, order)
+            picked = window if order is None else _pick(window, dim, order)
             return picked.movedim(dim, len(before)).reshape(result)
 
         return request._replace(finish=finish)
     request, box = _find_box(view, points)
     return request._replace(finish=lambda window: torch.ops.aten.index(window, box).reshape(result))
+
+
+def _pick(tensor: Tensor, dim: int, order: Tensor) -> Tensor:
+    # index_select lacks vectors of unsigned integers.
+    picked: Tensor = torch.ops.aten.index(tensor, [*[None] * dim, order])
+    return picked
 
 
 def write_points(view: Any, points: Points, value: Tensor, accumulate: bool) -> None:
@@ -150,7 +156,7 @@ def write_points(view: Any, points: Points, value: Tensor, accumulate: bool) -> 
         if order is not None:  # of several values for one position, the last one counts
             last = torch.zeros(int(order.max()) + 1, dtype=torch.int64, device="cpu")
             last.scatter_reduce_(0, order, torch.arange(len(order), device="cpu"), "amax", include_self=False)
-            value = value.index_select(dim, last.to(value.device))
+            value = _pick(value, dim, last.to(value.device))
         request.window(memory).copy_(value)
     else:
         memory = fetch([request])[0]

@@ -1,0 +1,191 @@
+"""A save that is killed or fails leaves the complete old save or the complete new one, and no files that stay."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import os
+import signal
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from td_core import CodecError, TensorDict, _temporary_files, append, load
+from td_hdf5 import save
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+#: The functions of ``os`` that access the file system.
+CALLS = {"open", "close", "replace", "rename", "unlink", "listdir", "fsync", "fstat", "stat", "chmod"}
+
+
+class WatchedOs:
+    """Replacement of the module ``os`` that calls a function before each file system call."""
+
+    def __init__(self, see: Callable[[str], None]) -> None:
+        self._see = see
+
+    def __getattr__(self, name: str) -> Any:
+        member = getattr(os, name)
+        if name not in CALLS:
+            return member
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            self._see(name)
+            return member(*args, **kwargs)
+
+        return call
+
+
+def run_in_child(work: Callable[[], Any]) -> int:
+    """Start ``work`` in a child process, and return its process id."""
+    pid = os.fork()
+    if pid:
+        return pid
+    try:
+        torch.set_num_threads(1)  # a forked process has none of the threads that torch started in its parent
+        work()
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+    os._exit(0)
+
+
+def wait_for(pid: int) -> bool:
+    """Return True if a child process ended by itself, False if it was killed."""
+    end = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    assert end in (0, -signal.SIGKILL)
+    return end == 0
+
+
+def make_collection(value: int) -> TensorDict:
+    return TensorDict(
+        {
+            "a": torch.full((20_000,), value),
+            "n": {"b": torch.full((5,), float(value)), "c": torch.full((2, value + 1), value).t()},
+        }
+    )
+
+
+def read_value(path: Path) -> int | None:
+    """Return the number of the :func:`make_collection` at a path, None if there is none; fail for a mixture."""
+    try:
+        found = load(path, format="hdf5")
+    except FileNotFoundError:
+        return None
+    values = {int(value) for leaf in found.values(True, True) for value in leaf.flatten()}
+    assert len(values) == 1, f"a mixture: {values}"
+    (value,) = values
+    assert found["n", "c"].shape == (value + 1, 2)
+    return value
+
+
+@pytest.mark.parametrize("over", [False, True], ids=["fresh", "over"])
+def test_save_killed_at_any_call_leaves_complete_save(
+    over: bool, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if over:
+        save(make_collection(1), path)
+    seen = set()
+    for n in range(1000):
+
+        def work(n: int = n) -> None:
+            calls = itertools.count()
+
+            def see(name: str) -> None:
+                if next(calls) >= n:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+            _temporary_files.os = WatchedOs(see)  # type: ignore[assignment, attr-defined]
+            save(make_collection(2), path, durable=True, checksums=True)
+
+        finished = wait_for(run_in_child(work))
+        found = read_value(path)
+        seen.add(found)
+        assert found in (1 if over else None, 2), f"killed at call {n}"
+        if finished:
+            break
+        if found == 2:
+            save(make_collection(1), path) if over else path.unlink()
+    assert n >= 6
+    assert seen == {1 if over else None, 2}
+    save(make_collection(3), path)
+    assert [item.name for item in path.parent.iterdir()] == ["data.h5"]
+
+
+@pytest.mark.slow
+def test_save_killed_at_50_moments_leaves_complete_save(path: Path) -> None:
+    save(make_collection(1), path)
+
+    def work() -> None:
+        for value in itertools.cycle((2, 1)):
+            save(make_collection(value), path, compression="gzip", chunks=100)
+
+    for moment in range(50):
+        pid = run_in_child(work)
+        time.sleep(0.02 + 0.001 * moment)
+        os.kill(pid, signal.SIGKILL)
+        assert not wait_for(pid)
+        assert read_value(path) in (1, 2), moment
+    save(make_collection(3), path)
+    assert [item.name for item in path.parent.iterdir()] == ["data.h5"]
+
+
+@pytest.mark.parametrize("call", ["open", "fsync", "replace"])
+def test_save_failing_call_keeps_old_save(call: str, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(make_collection(1), path)
+    for n in range(100):
+        count = 0
+
+        def see(name: str, n: int = n) -> None:
+            nonlocal count
+            count += name == call
+            if name == call and count == n + 1:
+                raise OSError(errno.ENOSPC, "No space left on device")
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(_temporary_files, "os", WatchedOs(see))
+            try:
+                save(make_collection(2), path, durable=True)
+            except OSError as error:
+                assert error.errno == errno.ENOSPC
+            else:
+                break
+        assert [item.name for item in path.parent.iterdir()] == ["data.h5"]
+        assert read_value(path) in (1, 2)
+    assert n > 0
+
+
+def test_save_of_value_that_fails_writes_nothing(path: Path) -> None:
+    save(make_collection(1), path)
+    before = path.read_bytes()
+    with pytest.raises(CodecError):
+        save(make_collection(2).set("x", torch.ones(3).to_sparse()), path)
+    assert path.read_bytes() == before
+    assert [item.name for item in path.parent.iterdir()] == ["data.h5"]
+
+
+@pytest.mark.slow
+def test_append_killed_leaves_file_that_loads_or_says_what_is_wrong(path: Path) -> None:
+    data = TensorDict({"a": torch.arange(2000).view(1000, 2), "b": torch.arange(1000)}, [1000])
+    for moment in range(10):
+        save(data, path, chunks=100)
+
+        def work() -> None:
+            while True:
+                append(data[:100], path)
+
+        pid = run_in_child(work)
+        time.sleep(0.03 + 0.003 * moment)
+        os.kill(pid, signal.SIGKILL)
+        wait_for(pid)
+        try:
+            found = load(path)
+        except ValueError:  # FormatError: HDF5 itself cannot recover what it had not flushed
+            continue
+        assert torch.equal(found["a"][:1000], data["a"])
+        assert found["a"].shape[0] == found["b"].shape[0] == found.batch_size[0]

@@ -1,0 +1,306 @@
+"""Files of tensordict and of other programs: groups, datasets, text, fields and links as collections."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+import torch
+
+import td_core
+from td_core import FormatError, TensorDict, inspect, load, verify
+from td_hdf5 import from_h5
+from td_hdf5 import open as open_h5
+
+HAS_VALUES = importlib.util.find_spec("td_tensorclass") is not None
+needs_values = pytest.mark.skipif(not HAS_VALUES, reason="needs td-tensorclass")
+GOLDEN = Path(__file__).parent / "fixtures" / "mixed.h5"
+
+
+@needs_values
+def test_golden_file_of_tensordict_is_what_was_saved() -> None:
+    expected = json.loads(GOLDEN.with_suffix(".expected.json").read_text())["tree"]["entries"]
+    found = load(GOLDEN)
+    assert found.batch_size == (3,)  # tensordict itself loses it
+    assert list(found.keys()) == list(expected)
+    check_leaves(found, expected)
+    assert (found["num"], found["s"], list(found["st"])) == (3, "abc", ["a", "b", "c"])
+    assert found["n"].batch_size == (3, 4)
+    assert found[1]["st"] == "b"
+
+
+def check_leaves(found: Any, entries: Any) -> None:
+    for key, row in entries.items():
+        if row["kind"] == "tensordict":
+            check_leaves(found[key], row["entries"])
+        if row["kind"] != "tensor":
+            continue
+        leaf = found[key].contiguous()
+        data = (torch.view_as_real(leaf) if leaf.is_complex() else leaf).numpy().tobytes()
+        assert (list(leaf.shape), str(leaf.dtype)) == (row["shape"], f"torch.{row['dtype']}")
+        assert hashlib.sha256(data).hexdigest() == row["sha256"], key
+
+
+@needs_values
+def test_golden_file_opens_and_verifies() -> None:
+    assert open_h5(GOLDEN)[[2, 0]]["a"].shape == (2, 2)
+    assert from_h5(GOLDEN)["s"] == "abc"
+    assert verify(GOLDEN).ok
+    assert "num: NonTensorData" in str(inspect(GOLDEN))
+
+
+def write(path: Path, fill: Callable[[h5py.File], Any]) -> Path:
+    with h5py.File(path, "w") as file:
+        fill(file)
+    return path
+
+
+ENUM = h5py.enum_dtype({"A": 0, "B": 1}, basetype="i2")
+
+#: Datasets of other programs: what h5py writes, and the leaf.
+NUMBERS: dict[str, tuple[Any, torch.Tensor]] = {
+    "big endian": (np.arange(6, dtype=">i4").reshape(3, 2), torch.arange(6, dtype=torch.int32).view(3, 2)),
+    "big endian float": (np.arange(3, dtype=">f8"), torch.arange(3, dtype=torch.float64)),
+    "half": (np.arange(3, dtype="<f2"), torch.arange(3, dtype=torch.float16)),
+    "bool": (np.array([True, False, True]), torch.tensor([True, False, True])),
+    "unsigned": (np.arange(3, dtype="u4"), torch.arange(3).to(torch.uint32)),
+    "complex": (np.array([1j, 2, 3], dtype="c16"), torch.tensor([1j, 2, 3], dtype=torch.complex128)),
+    "big endian complex": (np.array([1j, 2, 3], dtype=">c8"), torch.tensor([1j, 2, 3])),
+    "scalar": (np.float32(2.5), torch.tensor(2.5)),
+    "no elements": (np.zeros((0, 3), dtype="f4"), torch.zeros(0, 3)),
+    "enum": (np.array([1, 0, 1], dtype=ENUM), torch.tensor([1, 0, 1], dtype=torch.int16)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"chunks": True, "compression": "gzip"}], ids=["contiguous", "chunks"]
+)
+@pytest.mark.parametrize("name", NUMBERS)
+def test_dataset_of_numbers_is_a_leaf(name: str, options: Any, path: Path) -> None:
+    data, expected = NUMBERS[name]
+    if options and 0 in (np.ndim(data), np.size(data)):
+        pytest.skip("HDF5 has no chunks for it")
+    write(path, lambda file: file.create_dataset("n/x", data=data, **options))
+    for found in (
+        load(path)["n", "x"],
+        load(path, strategy="read")["n", "x"],
+        open_h5(path)["n", "x"].clone(),
+    ):
+        assert found.dtype is expected.dtype
+        assert torch.equal(found.to(torch.complex128), expected.to(torch.complex128))
+    if expected.ndim and len(expected):
+        assert torch.equal(
+            open_h5(path)["n", "x"][[2, 0]].to(torch.complex128), expected[[2, 0]].to(torch.complex128)
+        )
+
+
+def test_groups_are_nested_and_share_batch_dims(path: Path) -> None:
+    def fill(file: h5py.File) -> None:
+        file["obs"] = np.zeros((5, 4, 3), "f4")
+        file["reward"] = np.zeros((5, 4))
+        file["info/step"] = np.arange(20).reshape(5, 4)
+        file["meta/version"] = np.int64(1)
+        file.create_group("empty")
+
+    write(path, fill)
+    assert load(path).batch_size == ()
+    with h5py.File(path, "r+") as file:
+        del file["meta"]
+    found = load(path)
+    assert (found.batch_size, found["info"].batch_size, found["empty"].batch_size) == ((5, 4), (5, 4), (5, 4))
+    assert list(found.keys()) == [
+        "empty",
+        "info",
+        "obs",
+        "reward",
+    ]  # the order of a file without creation order
+
+
+@needs_values
+@pytest.mark.parametrize(
+    ("data", "value"),
+    [
+        ("text", "text"),
+        (np.bytes_(b"fixed"), "fixed"),
+        (np.array(["a", "b"], dtype=h5py.string_dtype()), ["a", "b"]),
+        (np.array([b"ab", b"c"]), ["ab", "c"]),
+        (np.array([["é", "b"]], dtype=h5py.string_dtype()), [["é", "b"]]),
+    ],
+    ids=repr,
+)
+def test_text_is_a_value(data: Any, value: Any, path: Path) -> None:
+    write(path, lambda file: file.__setitem__("s", data))
+    found = load(path)
+    assert (found["s"], found.batch_size) == (value, ())
+
+
+@needs_values
+@pytest.mark.parametrize(("stacks", "kind"), [(True, "NonTensorStack"), (False, "NonTensorData")])
+def test_text_for_each_row_is_a_stack_if_wanted(stacks: bool, kind: str, path: Path) -> None:
+    def fill(file: h5py.File) -> None:
+        file["x"] = np.zeros((3, 2))
+        file["y"] = np.zeros(3)
+        file["s"] = np.array(["a", "b", "c"], dtype=h5py.string_dtype())
+
+    write(path, fill)
+    found = from_h5(path, non_tensor_as_stack=stacks)
+    assert type(found.get("s")).__name__ == kind
+    assert list(found["s"]) == ["a", "b", "c"]
+    assert load(path)[2]["s"] == "c"
+
+
+def test_fields_of_a_dataset_are_a_collection(path: Path) -> None:
+    fields = np.array([(1, 2.0), (3, 4.0)], dtype=[("i", ">i4"), ("f", "f8")])
+    write(path, lambda file: file.__setitem__("table", fields))
+    for found in (load(path), open_h5(path), from_h5(path)):
+        assert found["table", "i"].tolist() == [1, 3]
+        assert found["table", "f"].dtype is torch.float64
+        assert found["table"].batch_size == (2,)
+
+
+#: What a collection cannot have: how it is written, and the message.
+LEFT_OUT: dict[str, tuple[Callable[[h5py.File], Any], str]] = {
+    "empty": (lambda file: file.__setitem__("x", h5py.Empty("f4")), "it has no elements and no shape"),
+    "dangling": (lambda file: file.__setitem__("x", h5py.SoftLink("/nope")), "it is a link to '/nope', which does not exist"),
+    "other file": (lambda file: file.__setitem__("x", h5py.ExternalLink("o.h5", "/a")), "it is a link to another file, 'o.h5'"),
+    "cycle": (lambda file: file.__setitem__("x", file["/"]), "it is a group that contains itself"),
+    "long double": (lambda file: file.__setitem__("x", np.zeros(2, np.longdouble)), "torch has no dtype for"),
+    "reference": (
+        lambda file: file.__setitem__("x", np.array([file.ref], dtype=h5py.ref_dtype)),
+        "torch has no dtype for object",
+    ),
+    "lists": (
+        lambda file: file.create_dataset("x", (2,), h5py.vlen_dtype(np.int32)),
+        "torch has no dtype for object",
+    ),
+    "type": (lambda file: file.__setitem__("x", np.dtype("f4")), "it is a datatype"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LEFT_OUT)
+def test_what_a_collection_cannot_have_is_left_out(name: str, path: Path) -> None:
+    fill, message = LEFT_OUT[name]
+    write(path, lambda file: (fill(file), file.__setitem__("a", np.zeros(2))))
+    for read in (load, open_h5):
+        with pytest.warns(UserWarning, match=message):
+            assert list(read(path).keys()) == ["a"]
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert list(read(path, strict=False).keys()) == ["a"]
+        with pytest.raises(FormatError, match=f"data.h5: '/x' is not a part of the collection: {message}"):
+            read(path, strict=True)
+
+
+def test_link_in_the_file_is_a_leaf(path: Path) -> None:
+    def fill(file: h5py.File) -> None:
+        file["a"] = np.arange(3)
+        file["soft"] = h5py.SoftLink("/a")
+        file["hard"] = file["a"]
+
+    write(path, fill)
+    found = load(path)
+    assert [found[key].tolist() for key in ("a", "soft", "hard")] == [[0, 1, 2]] * 3
+
+
+def test_foreign_file_is_changed_in_place(path: Path, same: Any) -> None:
+    def fill(file: h5py.File) -> None:
+        file["x"] = np.zeros((3, 2))
+        file["n/y"] = np.arange(3)
+
+    write(path, fill)
+    stored = from_h5(path, mode="r+")
+    stored["n", "y"] += 1
+    assert h5py.File(path)["n/y"][()].tolist() == [1, 2, 3]
+    stored["n", "new"] = torch.ones(3)
+    del stored["x"]
+    expected = TensorDict({"n": {"y": torch.arange(3) + 1, "new": torch.ones(3)}}, [3])
+    same(load(path), expected)
+    with h5py.File(path) as file:
+        assert sorted(file["n"]) == ["new", "y"]
+        assert list(file) == ["n"]
+
+
+@needs_values
+def test_text_of_foreign_file_stays_after_a_change(path: Path) -> None:
+    def fill(file: h5py.File) -> None:
+        file["x"] = np.zeros(3)
+        file["s"] = "text"
+        file["gone"] = h5py.SoftLink("/nope")
+
+    write(path, fill)
+    assert td_core.open(path, strict=False)["s"] == "text"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        stored = from_h5(path, mode="r+")
+    stored["y"] = torch.ones(3)
+    assert load(path)["s"] == "text"
+    del stored["s"]
+    with h5py.File(path) as file:
+        assert sorted(file.keys()) == ["gone", "x", "y"]
+    assert sorted(load(path).keys()) == ["x", "y"]
+
+
+def test_file_with_a_block_before_is_recognised(path: Path) -> None:
+    with h5py.File(path, "w", userblock_size=1024) as file:
+        file["a"] = np.arange(3)
+    assert load(path)["a"].tolist() == [0, 1, 2]
+    assert load(path, strategy="read")["a"].tolist() == [0, 1, 2]
+    assert open_h5(path)["a"][[2]].tolist() == [2]
+
+
+def test_attribute_names_a_dtype_that_hdf5_lacks(path: Path) -> None:
+    leaf = torch.tensor([1.0, 0.5]).bfloat16()
+
+    def fill(file: h5py.File) -> None:
+        file["x"] = leaf.view(torch.uint16).numpy()
+        file["x"].attrs["td_dtype"] = "bfloat16"
+
+    write(path, fill)
+    assert load(path)["x"].dtype is torch.bfloat16
+    assert open_h5(path)["x"][[1]].tolist() == [0.5]
+
+
+def test_dataset_that_another_program_added_is_an_error(path: Path, td: TensorDict) -> None:
+    td_core.save(td, path, format="hdf5")
+    with h5py.File(path, "r+") as file:
+        file["n/new"] = np.zeros(4)
+    with pytest.raises(
+        FormatError, match=r"the group '/n' has 3 entries, the header lists 2; another program changed it"
+    ):
+        load(path)
+    assert list(load(path, strict=False)["n"].keys()) == ["b", "c", "new"]
+
+
+def test_dataset_that_another_program_replaced_is_an_error(path: Path, td: TensorDict) -> None:
+    td_core.save(td, path, format="hdf5")
+    with h5py.File(path, "r+") as file:
+        del file["a"]
+        file["a"] = np.zeros(7)
+    with pytest.raises(
+        FormatError, match=r"the dataset 'a' has the dtype torch.float64 and the shape \[7\]; its header has"
+    ):
+        load(path)
+    with pytest.raises(FormatError, match="open the file again"):
+        open_h5(path)["a"].clone()
+    assert not verify(path).ok
+
+
+def test_elements_that_another_program_wrote_are_loaded(path: Path, td: TensorDict) -> None:
+    td_core.save(td, path, format="hdf5")
+    opened = open_h5(path)
+    assert opened["a"].sum() == 66
+    td_core.save(td, path, format="hdf5", chunks=1, compression="gzip")
+    opened = open_h5(path)
+    assert opened["a"].sum() == 66
+    del opened
+    with h5py.File(path, "r+") as file:
+        file["a"][1] = 0
+    assert load(path)["a"][1].tolist() == [0, 0, 0]

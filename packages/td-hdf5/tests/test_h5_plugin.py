@@ -1,0 +1,63 @@
+"""The package as a third party would build it: public names of td-core only, and nothing imported before it is needed."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import td_core
+import td_hdf5
+from td_core import MissingPluginError, TensorDict, load, save
+
+SOURCES = sorted(Path(td_hdf5.__file__).parent.glob("*.py"))
+PUBLIC = {"td_core", *(f"td_core.{name}" for name in ("array_formats", "errors", "kinds", "spi", "typing"))}
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.stem)
+def test_module_imports_only_public_names_of_td_core(path: Path) -> None:
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and not node.level and (node.module or "").startswith("td_core"):
+            assert node.module in PUBLIC
+            assert (
+                not [alias.name for alias in node.names if alias.name.startswith("_")]
+                or path.stem == "_foreign_h5"
+            )
+        if isinstance(node, ast.Import):
+            assert {alias.name for alias in node.names if alias.name.startswith("td_")} <= {"td_core"}
+
+
+def test_import_td_core_loads_plugin_alone() -> None:
+    if not any(record.id == "hdf5" and record.entry_point for record in td_core.plugins()):
+        pytest.skip("the entry point is not installed")
+    code = (
+        "import sys, td_core; names = {name for name in sys.modules if name.startswith(('td_hdf5', 'h5py'))}; "
+        "assert names == {'td_hdf5', 'td_hdf5.plugin'}, names"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_public_names_are_those_of_all() -> None:
+    assert sorted(td_hdf5.__all__) == [name for name in dir(td_hdf5) if not name.startswith("_")]
+    for name in [*td_hdf5.__all__, "open"]:
+        assert callable(getattr(td_hdf5, name))
+    with pytest.raises(AttributeError, match="'td_hdf5' has no attribute 'other'"):
+        td_hdf5.other  # noqa: B018
+
+
+def test_suffix_without_format_raises(path: Path, td: TensorDict) -> None:
+    if not any(record.id == "memmap" for record in td_core.plugins()):
+        with pytest.raises(MissingPluginError):
+            save(td, path)
+        return
+    with pytest.raises(ValueError, match="has the suffix of the format 'hdf5': pass format='hdf5'"):
+        save(td, path)
+
+
+def test_methods_save_and_open(path: Path, td: TensorDict, same: object) -> None:
+    td.to_h5(path)
+    assert TensorDict.from_h5(path)["n", "b"].tolist() == [0, 1, 2, 3]
+    assert load(path)["n", "b"].tolist() == [0, 1, 2, 3]
