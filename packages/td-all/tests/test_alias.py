@@ -136,7 +136,7 @@ print(utils.unravel_keys(("a", ("b",))), utils.unravel_keys(("a",)))
     ("line", "name"),
     [
         ("from tensordict.nn import SafeModule", "tensordict.nn.SafeModule"),
-        ("from tensordict import PersistentTensorDict", "tensordict.PersistentTensorDict"),
+        ("from tensordict import TensorDictStore", "tensordict.TensorDictStore"),
         ("import tensordict.nn.planners", "tensordict.nn.planners"),
     ],
 )
@@ -148,13 +148,35 @@ def test_import_missing_name_raises_naming_td(line, name, tmp_path):
     )
 
 
-@pytest.mark.parametrize("name", ["to_safetensors", "from_safetensors"])
-def test_import_name_of_missing_package_names_it(name, tmp_path):
-    hide = "sys.modules['td_safetensors'] = None\n"
-    assert error(ALIAS + "import sys\n" + hide + f"from tensordict import {name}", tmp_path) == (
-        f"ImportError: tensordict.{name} is provided by the package 'td-safetensors', which is not installed: "
-        "pip install td-safetensors"
+@pytest.mark.parametrize(
+    ("name", "package"),
+    [
+        ("tensordict.to_safetensors", "td-safetensors"),
+        ("tensordict.from_safetensors", "td-safetensors"),
+        ("tensordict.from_h5", "td-hdf5"),
+        ("tensordict.PersistentTensorDict", "td-hdf5"),
+        ("tensordict.persistent.PersistentTensorDict", "td-hdf5"),
+    ],
+)
+def test_import_name_of_missing_package_names_it(name, package, tmp_path):
+    module, _, item = name.rpartition(".")
+    hide = f"sys.modules[{package.replace('-', '_')!r}] = None\n"
+    assert error(ALIAS + "import sys\n" + hide + f"from {module} import {item}", tmp_path) == (
+        f"ImportError: {name} is provided by the package {package!r}, which is not installed: pip install {package}"
     )
+
+
+def test_import_persistent_collection_changes_a_file(tmp_path):
+    pytest.importorskip("td_hdf5")
+    pytest.importorskip("h5py")
+    code = """
+from tensordict import PersistentTensorDict, TensorDict, from_h5
+from tensordict.persistent import PersistentTensorDict as same
+data = PersistentTensorDict.from_dict(TensorDict(a=[1, 2]), "x.h5")
+data["b"] = data["a"] + 1
+print(from_h5("x.h5")["b"].tolist(), same is PersistentTensorDict)
+"""
+    assert output(code, tmp_path) == ["[2, 3] True"]
 
 
 def test_import_functions_of_safetensors_exchange_a_file(tmp_path):
