@@ -23,9 +23,8 @@ from .._walks import has_entries
 from ..errors import BatchSizeError, StructureError
 from ..typing import NO_DEFAULT, BatchSize, DeviceType
 from .batch_size import as_batch_size, fit_batch_size
-from .joining import write_result
 from .leaf_writes import check_copied, clone_overlapping
-from .operands import copy_leaves
+from .operands import copy_leaves, write_result
 from .shared_memory import are_equal, get_memory_key, may_share_memory
 
 SelfT = TypeVar("SelfT", bound="ApplyMixin")

@@ -23,6 +23,7 @@ from .._shape_plans import Join, cat_plan, stack_plan
 from ..errors import BatchSizeError, KeyMismatchError, StructureError
 from ..typing import NestedKey
 from .join_levels import unify_kinds
+from .operands import write_result
 from .shape import ShapeMixin
 from .structure import restore_on_error
 
@@ -356,15 +357,6 @@ def _join_items(items: Sequence[Any], plan: Join, out: Any) -> Any:
     if names is not None and any(item._names != names for item in items):
         result.names = None
     return result if out is None else write_result(out, result.batch_size, result)
-
-
-def write_result(out: Any, batch_size: torch.Size, result: Any, *, inplace: bool = True) -> Any:
-    """Write a result into ``out`` and return ``out``; write in place if ``inplace`` or if ``out`` is locked."""
-    if not isinstance(out, Core):
-        raise TypeError(f"out= of collections is a collection; got a {type(out).__name__}")
-    if out.batch_size != batch_size:
-        raise BatchSizeError(f"out= has batch size {list(out.batch_size)}, the result has {list(batch_size)}")
-    return out.update(result, inplace=inplace or out.is_locked)  # type: ignore[attr-defined]
 
 
 def _sort_leaves(node: Any, order: bool | list[NestedKey] | None) -> list[Tensor]:

@@ -41,7 +41,6 @@ from .._walks import has_entries, map_levels, visit, zip_walk
 from ..errors import BatchSizeError, LockedError, StructureError
 from .broadcasting import align_pairs, expand_to_match
 from .leaf_writes import (
-    COPY,
     check_no_grad,
     check_writable,
     clone_overlapping,
@@ -323,13 +322,13 @@ def _try_leaf(name: str, node: Core, this: Op, leaf: Tensor, target: Tensor, oth
         raise type(error)(f"cannot compute {name} in place: {describe_leaf(node, leaf)}: {error}") from error
 
 
-def write_out(name: str, result: Any, out: Any) -> Any:
-    """Copy a result into ``out``, a collection of the same structure, and return ``out``."""
-    leaves = result._leaves()
-    targets: list[Tensor] = []
-    result._flatten_other(out, targets)
-    write_leaves(name, result, COPY, targets, leaves)
-    return out
+def write_result(out: Any, batch_size: torch.Size, result: Any, *, inplace: bool = True) -> Any:
+    """Write a result into ``out`` and return ``out``: into its entries if ``inplace`` or if it is locked, else replace them."""
+    if not isinstance(out, Core):
+        raise TypeError(f"out= of collections is a collection; got a {type(out).__name__}")
+    if out.batch_size != batch_size:
+        raise BatchSizeError(f"out= has batch size {list(out.batch_size)}, the result has {list(batch_size)}")
+    return out.update(result, inplace=inplace or out.is_locked)  # type: ignore[attr-defined]
 
 
 def check_operand(result: CoreT, name: str, other: Any) -> CoreT:

@@ -14,6 +14,7 @@ from .._collection import Core, clone_detached
 from .._mapping_views import is_leaf_or_value
 from .._workers import run, run_task
 from .joining import cat, stack
+from .operands import write_result
 
 SelfT = TypeVar("SelfT", bound="ParallelMixin")
 
@@ -50,8 +51,8 @@ class ParallelMixin(Core):
                 must be importable unless workers are forked.
             dim: a batch dim.
             num_workers: the number of processes; the number of CPUs by default, 0 to run in this process.
-            out: a collection that the results are written into; the workers write to it if it is in shared memory or
-                memory-mapped.
+            out: a collection that the results are written into; it may be empty. The workers write to it if it is in shared
+                memory or memory-mapped.
             chunksize: the number of elements per chunk; 0 for single elements without ``dim``, whose results are
                 stacked.
             num_chunks: the number of chunks, instead of ``chunksize``; one per worker by default.
@@ -76,8 +77,9 @@ class ParallelMixin(Core):
         workers = _count_workers(num_workers, pool)
         positions = _compute_chunks(self.batch_size[dim], chunksize, num_chunks, workers)
         # Value nodes are not in shared memory, so workers cannot write to them.
+        has_targets = out is not None and not out.is_empty()
         in_workers = (
-            out is not None
+            has_targets
             and _is_shared(out)
             and all(isinstance(entry, torch.Tensor) for entry in out.values(True, True, is_leaf_or_value))
         )
@@ -93,15 +95,16 @@ class ParallelMixin(Core):
             pbar=pbar,
             start_method=mp_start_method,
         )
-        if out is not None:
+        if has_targets:
             for position, result in zip(positions, results, strict=True):
                 if not in_workers and result is not None:
                     out.update_at_(result, _index_at(dim, position))
             return out
         matches = [result for result in results if result is not None]
         if not matches:
-            return None
-        return stack(matches, dim) if chunksize == 0 else cat(matches, dim)
+            return out
+        joined: Any = stack(matches, dim) if chunksize == 0 else cat(matches, dim)
+        return joined if out is None else write_result(out, joined.batch_size, joined)
 
     def map_iter(
         self,

@@ -36,7 +36,7 @@ from .operands import (
     raise_at_leaf,
     run_each_leaf,
     write_leaves,
-    write_out,
+    write_result,
 )
 
 
@@ -249,7 +249,7 @@ class WrittenPointwiseMixin(Core):
         Args:
             min: lower limit: a number, a tensor that broadcasts against the batch size, a collection, or None.
             max: upper limit, of the same types; if it is below ``min``, every element becomes ``max``.
-            out: a collection of the same structure that the result is written into.
+            out: a collection that the result is written into; it may be empty.
 
         Raises:
             TypeError: both limits are None.
@@ -266,7 +266,7 @@ class WrittenPointwiseMixin(Core):
             result = result if max is None else apply_binary(result, "clamp_max", max)
         if out is None:
             return result
-        return write_out("clamp", result, out)  # type: ignore[no-any-return]
+        return write_result(out, result.batch_size, result)  # type: ignore[no-any-return]
 
     def lerp(self, end: Operand, weight: Operand) -> Self:
         """Return ``self + weight * (end - self)``, leaf by leaf.

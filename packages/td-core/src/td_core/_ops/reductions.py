@@ -30,7 +30,7 @@ from .operands import (
     rephrase_error,
     run_each_leaf,
     transform,
-    write_out,
+    write_result,
 )
 
 SelfT = TypeVar("SelfT", bound="ReductionMixin")
@@ -423,7 +423,7 @@ class ReductionMixin(Core):
         """Return the 2-norm of each leaf over all its dims; the batch size of the result is [].
 
         Args:
-            out: a collection of the same structure that the result is written into.
+            out: a collection that the result is written into; it may be empty.
             dtype: the dtype to compute in.
             key_transform: a function from the key of an entry, without its parents, to its new key.
 
@@ -436,7 +436,7 @@ class ReductionMixin(Core):
         result = transform("norm", self, reduce_plan(tuple(self.batch_size), None, False, lambda dims: leaf))
         if key_transform is not None:
             result = _with_keys(result, key_transform)
-        return result if out is None else write_out("norm", result, out)
+        return result if out is None else write_result(out, result.batch_size, result)
 
     def logsumexp(self: SelfT, dim: Any = None, keepdim: bool = False, *, out: Any = None) -> SelfT:
         """Return the logarithm of the sum of exponentials, over batch dims.
@@ -445,7 +445,7 @@ class ReductionMixin(Core):
             dim: a batch dim, its name or a tuple of them; None for all batch dims. Without batch dims nothing is
                 reduced.
             keepdim: keep the reduced dims, with size 1.
-            out: a collection of the same structure that the result is written into.
+            out: a collection that the result is written into; it may be empty.
 
         >>> TensorDict({"a": torch.zeros(2)}, batch_size=[2]).logsumexp(0)["a"]
         tensor(0.6931)
@@ -458,7 +458,7 @@ class ReductionMixin(Core):
             result = transform("logsumexp", self, reduce_plan(tuple(self.batch_size), dims, keepdim, make))
         else:  # torch reads an empty dims tuple as all dims
             result = run_each_leaf("logsumexp", self, lambda leaf: leaf[None].logsumexp(0))
-        return result if out is None else write_out("logsumexp", result, out)
+        return result if out is None else write_result(out, result.batch_size, result)
 
     def quantile(
         self: SelfT,

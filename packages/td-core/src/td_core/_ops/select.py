@@ -17,8 +17,7 @@ from .._foreach import Op, foreach, make_op
 from .._plans import broadcast_shape
 from ..errors import BatchSizeError, StructureError
 from .broadcasting import align_collections, expand_to_match
-from .joining import write_result
-from .operands import LEAF_ERRORS, raise_at_leaf, reorder_like, run_each_leaf, write_leaves
+from .operands import LEAF_ERRORS, raise_at_leaf, reorder_like, run_each_leaf, write_leaves, write_result
 from .shape import ShapeMixin, adopt_result, check_adoptable
 
 SelfT = TypeVar("SelfT", bound="SelectMixin")

@@ -1,0 +1,61 @@
+"""Every operation with an argument ``out`` fills an empty collection."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from td_core import TensorDict, lazy_stack, maybe_dense_stack, pad_sequence
+
+
+def make_data() -> TensorDict:
+    leaves = {"a": torch.arange(12.0).view(3, 4), "n": {"b": torch.arange(60.0).view(3, 4, 5)}}
+    return TensorDict(leaves, batch_size=[3, 4])
+
+
+OPERATIONS: dict[str, Callable[[TensorDict, Any], Any]] = {
+    "apply": lambda td, out: td.apply(lambda leaf: leaf + 1, out=out),
+    "named_apply": lambda td, out: td.named_apply(lambda key, leaf: leaf + 1, out=out),
+    "cat": lambda td, out: torch.cat([td, td], 0, out=out),
+    "stack": lambda td, out: torch.stack([td, td], 0, out=out),
+    "lazy_stack": lambda td, out: lazy_stack([td, td], 0, out=out),
+    "maybe_dense_stack": lambda td, out: maybe_dense_stack([td, td], 0, out=out),
+    "clamp": lambda td, out: td.clamp(2, 5, out=out),
+    "torch.clamp": lambda td, out: torch.clamp(td, 2, 5, out=out),
+    "gather": lambda td, out: td.gather(0, torch.zeros(2, 4, dtype=torch.int64), out=out),
+    "logsumexp": lambda td, out: td.logsumexp(dim=1, out=out),
+    "norm": lambda td, out: td.norm(out=out),
+    "where": lambda td, out: td.where(torch.arange(12).view(3, 4) > 5, -1, out=out),
+    "map": lambda td, out: td.map(lambda chunk: chunk + 1, 0, num_workers=0, num_chunks=2, out=out),
+    "pad_sequence": lambda td, out: pad_sequence([td, td], out=out),
+}
+
+EMPTY: dict[str, Callable[[Any], Any]] = {
+    "dense": lambda result: TensorDict(batch_size=result.batch_size),
+    "empty levels": lambda result: result.empty(recurse=True),
+    "lazy": lambda result: (
+        lazy_stack([TensorDict(batch_size=result.batch_size[1:]) for _ in range(result.batch_size[0])])
+        if result.batch_size
+        else TensorDict()
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", EMPTY)
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_empty_out_is_filled_and_returned(name: str, kind: str) -> None:
+    expected = OPERATIONS[name](make_data(), None)
+    out = EMPTY[kind](expected)
+    assert OPERATIONS[name](make_data(), out) is out
+    assert set(out.keys(True, True)) == set(expected.keys(True, True))
+    for key in expected.keys(True, True):
+        torch.testing.assert_close(out[key], expected[key])
+
+
+def test_map_without_results_leaves_empty_out() -> None:
+    out = TensorDict(batch_size=[3, 4])
+    assert make_data().map(lambda chunk: None, 0, num_workers=0, out=out) is out
+    assert out.is_empty()
