@@ -91,14 +91,23 @@ PROVIDED = {
     "_locked": "Attribute: False, True if the user locked the node, or a true value if a storage backend did.",
     "_lock_parents": "Attribute: weak references to the locked nodes that hold the node.",
     "_backends": "Attribute: the storage backends by name, or None; removed when the node is unlocked.",
-    "_change_batch_size": "Check that all entries start with a batch size, and store it in this node and below.",
+    "_inner": "Return the node that holds the state: the wrapped node of a wrapper, otherwise the node itself.",
+    "_iter_nested": "Iterate over the nodes directly below.",
+    "_tree_children": "Return the direct children: the members of a lazy stack, the entries of any other node.",
+    "_get_holders": "Return the nodes that hold the entries: the node, or the members of a lazy stack.",
+    "_map_members": "Call a function with the node, or with each member of a lazy stack, and stack the results.",
     "_leaves": "Return every leaf of the tree, in a fixed order.",
     "_flatten_leaves": "Append every leaf of the tree to a list, and return the treedef.",
     "_unflatten": "Return the same tree with other leaves, which have the order of `_flatten_leaves`.",
-    "_iter_nested": "Iterate over the nodes directly below.",
+    "_index": "Return the result of an index of the batch dims.",
+    "_assign": "Write a value into all entries at an index.",
+    "_set_path": "Check a value, and store it under a key or key path.",
+    "_set_names": "Store checked dim names, in this node and below.",
+    "_change_batch_size": "Check that all entries start with a batch size, and store it in this node and below.",
 }
 
-#: The members that a kind may override, to be faster or because its entries differ from a plain dict of tensors.
+#: The members that a kind may override, to be faster or because its entries differ from a plain dict of tensors. The last ones
+#: are for nodes that hold a value, or one tensor for the whole batch, and no entries.
 OVERRIDABLE = {
     "_get_child": "Return one entry, or raise KeyError; by default from `_children`.",
     "_peek_child": "Return an entry for reading its keys only; by default `_get_child`.",
@@ -106,9 +115,13 @@ OVERRIDABLE = {
     "_map": "Return the same tree with the result of a function in place of each leaf.",
     "_shallow_copy": "Return new nodes with the same leaves; by default `_map` with the identity.",
     "_clone_leaves": "Return new nodes with cloned leaves; by default `_map` with a clone.",
+    "_unflatten_iter": "Return the same tree with leaves from an iterator.",
+    "_flatten_other": "Append the leaves of another node to a list, in the order of this node.",
     "_transform": "Apply the plan of an index or a shape operation to every leaf.",
     "_transform_multi": "Apply a plan that splits every leaf, and return one node for each part.",
     "_join": "Join nodes, of which this is the first, as the plan of torch.stack or torch.cat does.",
+    "_get_join_entries": "Return the entries for a join with nodes of other kinds, or raise StructureError.",
+    "_stack_lazily": "Build a lazy stack of nodes, of which this is the first.",
     "_with_batch_size": "Return this node, or a copy with a longer batch size that all leaves have.",
     "_check_batch_size": "Raise BatchSizeError unless every entry starts with a batch size.",
     "_check_keys": "Raise an error if the node cannot have an entry under one of some keys.",
@@ -117,7 +130,22 @@ OVERRIDABLE = {
     "_wrap_dense": "Convert a TensorDict to this class, for classmethods such as from_dict.",
     "_of_saved": "Convert a loaded node, maybe of another class, to this class, or raise TypeError.",
     "_of_level": "Convert a nested node of another kind to this kind.",
+    "_print_entry": "Return the text for the node inside its parent, or None to print its entries.",
+    "_is_value": "Attribute of the class: True if the node has no entries, so that keys and walks do not descend into it.",
+    "_unwrap": "Return the result of `parent[key]` for this node, such as the value that it holds.",
+    "_as_leaf": "Return the leaf that the node represents, or the node itself.",
+    "_as_value": "Wrap a value in a node of this kind.",
+    "_index_put": "Write a value at an index, and return the node that the parent stores.",
+    "_check_index_put": "Raise an error if the node cannot be written at an index.",
+    "_copy_from": "Copy another node into this one, and return the node that the parent stores.",
+    "_compare": "Compare the value with that of another node, for each element of the batch.",
+    "_has_equal_values": "Return True if another node certainly holds the same values.",
+    "_hide_dim": "Hide a batch dim, which vmap maps over.",
+    "_reveal_dim": "Restore the batch dim that vmap hid last, at a position.",
+    "_keeper": "Attribute: the Keeper that stores the values outside memory, or None.",
+    "_max_batch_size": "Return the longest batch size that `_with_batch_size` accepts, or None for any.",
 }
+
 
 # For authors of formats. Imported at first use, since programs that do not save need none of it.
 if TYPE_CHECKING:
