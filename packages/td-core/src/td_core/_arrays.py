@@ -10,7 +10,11 @@ from torch import Tensor
 
 
 def as_tensor(value: Any, dtype: torch.dtype | None = None, device: Any = None) -> Tensor:
-    """Convert a value with ``torch.as_tensor``; copy an array whose memory torch cannot share."""
+    """Convert a value with ``torch.as_tensor``; copy an array whose memory torch cannot share.
+
+    >>> as_tensor([1, 2])
+    tensor([1, 2])
+    """
     # torch cannot share arrays with negative strides or a foreign byte order, and warns about read-only arrays.
     if isinstance(value, np.ndarray) and not torch.compiler.is_compiling() and not _can_share(value):
         value = np.array(value, value.dtype.newbyteorder("="), order="C")

@@ -172,7 +172,11 @@ def _concat_bytes(tensors: list[Tensor], flat: bool) -> Tensor:
 
 
 def as_bytes(piece: Tensor) -> Tensor:
-    """Return the C-contiguous bytes of a dense tensor as a uint8 vector; a view if possible."""
+    """Return the C-contiguous bytes of a dense tensor as a uint8 vector; a view if possible.
+
+    >>> as_bytes(torch.tensor([1, 2], dtype=torch.int16)).tolist()
+    [1, 0, 2, 0]
+    """
     plain = piece.detach().resolve_conj().resolve_neg()
     if not plain.is_contiguous():
         # torch cannot copy some dtypes (sub-byte integers); integers of the same size always can be copied.
@@ -182,12 +186,20 @@ def as_bytes(piece: Tensor) -> Tensor:
 
 
 def is_stored(leaf: Any) -> bool:
-    """Return True for a :class:`~td_core.StoredTensor`."""
+    """Return True for a :class:`~td_core.StoredTensor`.
+
+    >>> is_stored(torch.zeros(2))
+    False
+    """
     return bool(STORED) and isinstance(leaf, STORED[0].StoredTensor)
 
 
 def as_memory(leaves: list[Tensor]) -> list[Tensor]:
-    """Return the leaves, with stored tensors read into memory, each of them once."""
+    """Return the leaves, with stored tensors read into memory, each of them once.
+
+    >>> as_memory([torch.tensor(1)])
+    [tensor(1)]
+    """
     return STORED[0].as_memory(leaves) if STORED and not PLAIN.issuperset(map(type, leaves)) else leaves
 
 

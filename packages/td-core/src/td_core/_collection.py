@@ -482,7 +482,11 @@ def clone_detached(leaf: Tensor) -> Tensor:
 
 
 def is_aliasing(fn: Callable[[Tensor], Tensor]) -> bool:
-    """Return True if ``fn`` returns leaves that share storage with the old ones, so that values must be shared too."""
+    """Return True if ``fn`` returns leaves that share storage with the old ones, so that values must be shared too.
+
+    >>> is_aliasing(torch.Tensor.detach), is_aliasing(torch.Tensor.clone)
+    (True, False)
+    """
     fn = fn.args[0] if isinstance(fn, partial) and fn.func is _call_once else fn
     return fn is identity or fn is Tensor.detach or fn is get_data
 
@@ -568,7 +572,11 @@ def leaf_node_mismatch_error(wanted: Child, actual: Child, path: tuple[str, ...]
 
 
 def show_path(path: tuple[str, ...]) -> str:
-    """Format a key path for a message."""
+    """Format a key path for a message.
+
+    >>> show_path(("a",)), show_path(("a", "b"))
+    ("key 'a'", "key ('a', 'b')")
+    """
     if not path:
         return "the root"
     return f"key {path[0]!r}" if len(path) == 1 else f"key {path!r}"

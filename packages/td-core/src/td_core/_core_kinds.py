@@ -26,7 +26,11 @@ _NONE = type(None)
 
 
 def read_header_field(meta: Any, name: str, *types: type) -> Any:
-    """Return a field of a header, whose type must be one of ``types``. With NoneType it may be missing."""
+    """Return a field of a header, whose type must be one of ``types``. With NoneType it may be missing.
+
+    >>> read_header_field({"unit": "m"}, "unit", str)
+    'm'
+    """
     value = meta.get(name) if type(None) in types else meta[name]
     if type(value) not in types:
         raise TypeError(f"its header says that {name} is {value!r}")

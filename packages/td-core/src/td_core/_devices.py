@@ -10,7 +10,11 @@ from .typing import DeviceType
 
 
 def as_device(device: DeviceType) -> torch.device:
-    """Convert a value to a torch device; ``cuda`` without an index gets the current index."""
+    """Convert a value to a torch device; ``cuda`` without an index gets the current index.
+
+    >>> as_device("cpu")
+    device(type='cpu')
+    """
     result = torch.device(device)
     if result.index is None and result.type == "cuda":
         # is_available() is slow, so test is_initialized() first.
@@ -20,7 +24,10 @@ def as_device(device: DeviceType) -> torch.device:
 
 
 def wait_for(devices: Iterable[torch.device]) -> None:
-    """Synchronize the current streams of the GPUs among ``devices``."""
+    """Synchronize the current streams of the GPUs among ``devices``.
+
+    >>> wait_for({torch.device("cpu")})
+    """
     # Wait on the host, since other threads use other streams, which would not wait for these streams.
     for device in devices:
         if device.type == "cuda":

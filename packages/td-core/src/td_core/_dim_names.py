@@ -11,7 +11,11 @@ from .typing import Names
 
 
 def check_names(names: Sequence[str | None] | str | None, ndim: int) -> Names | None:
-    """Check number, type and uniqueness of dim names, and return them as a tuple, or None if no dim is named."""
+    """Check number, type and uniqueness of dim names, and return them as a tuple, or None if no dim is named.
+
+    >>> check_names(["time", None], 2), check_names([None], 1)
+    (('time', None), None)
+    """
     if names is None:
         return None
     if isinstance(names, str):
@@ -52,7 +56,11 @@ def refuse_repeated(name: str | None, members: Iterable[Any]) -> None:
 
 
 def resize_names(names: Names | None, ndim: int) -> Names | None:
-    """Truncate names to ``ndim`` dims, or extend them with None."""
+    """Truncate names to ``ndim`` dims, or extend them with None.
+
+    >>> resize_names(("time",), 2), resize_names(("time", "x"), 1)
+    (('time', None), ('time',))
+    """
     return None if names is None else check_names(names[:ndim] + (None,) * (ndim - len(names)), ndim)
 
 

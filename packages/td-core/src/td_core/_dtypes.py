@@ -93,7 +93,11 @@ ScalarBeside = Callable[[Tensor, Tensor], Tensor]
 
 
 def as_dtype(dtype: Any) -> Any:
-    """Convert a Python number type to a dtype; return any other value unchanged."""
+    """Convert a Python number type to a dtype; return any other value unchanged.
+
+    >>> as_dtype(float), as_dtype(torch.int8)
+    (torch.float64, torch.int8)
+    """
     return PYTHON_DTYPES.get(dtype, dtype) if isinstance(dtype, type) else dtype
 
 

@@ -224,7 +224,11 @@ def _make_mask_reader(index: tuple[Tensor, ...], dims: tuple[int, ...]) -> Calla
 
 
 def plan_index(index: Any, batch_size: tuple[int, ...]) -> IndexPlan:
-    """Parse an index of the batch dims; CollectionIndexError if a dim, position, mask shape or item type is invalid."""
+    """Parse an index of the batch dims; CollectionIndexError if a dim, position, mask shape or item type is invalid.
+
+    >>> plan_index(slice(1, None), torch.Size([3])).resize_batch(torch.Size([3]))
+    torch.Size([2])
+    """
     kind = type(index)
     if kind is int:
         if batch_size and -batch_size[0] <= index < batch_size[0]:

@@ -74,7 +74,11 @@ def is_key(index: object) -> bool:
 
 
 def suggest_keys(key: str, existing: Iterable[str]) -> str:
-    """Format the existing keys that resemble ``key``, as the end of an error message."""
+    """Format the existing keys that resemble ``key``, as the end of an error message.
+
+    >>> suggest_keys("obz", ["obs", "action"])
+    "did you mean 'obs'?"
+    """
     names = [str(name) for name in list(existing)]
     near = difflib.get_close_matches(key, names, n=3)
     if near:

@@ -20,7 +20,13 @@ _MANY = 32
 
 
 def lock(root: Core, *, by_user: bool = True) -> None:
-    """Lock a node and all nodes below it; ``by_user`` is False for a storage backend, whose lock copies do not keep."""
+    """Lock a node and all nodes below it; ``by_user`` is False for a storage backend, whose lock copies do not keep.
+
+    >>> td = TensorDict()
+    >>> lock(td, by_user=False)
+    >>> td.is_locked, td.clone().is_locked
+    (True, False)
+    """
     if root._locked:
         return
     how: bool | str = by_user or ATTACHED
@@ -100,7 +106,10 @@ def _is_held(node: Core) -> bool:
 
 
 def check_unlocked(node: Core, what: str) -> None:
-    """Raise LockedError if a node, or a member of a lazy stack, is locked. ``what`` describes the refused change."""
+    """Raise LockedError if a node, or a member of a lazy stack, is locked. ``what`` describes the refused change.
+
+    >>> check_unlocked(TensorDict(), "set key 'a'")
+    """
     for level in (*node._get_holders(), node):
         if level._locked:
             raise LockedError(

@@ -96,7 +96,11 @@ class JaggedParts(NamedTuple):
 
 
 def split_jagged(leaf: Any) -> JaggedParts:
-    """Split a jagged tensor; :func:`make_jagged` is the inverse."""
+    """Split a jagged tensor; :func:`make_jagged` is the inverse.
+
+    >>> split_jagged(make_jagged(1, torch.arange(3), torch.tensor([0, 1, 3]))).offsets
+    tensor([0, 1, 3])
+    """
     seqlens = get_cached_seqlens(leaf)
     return JaggedParts(get_ragged_dim(leaf), leaf.values(), leaf.offsets(), leaf.lengths(), seqlens)
 
@@ -126,6 +130,11 @@ def compute_seqlens(
     """Return (min, max) of the component lengths of untrusted parts, for :func:`make_jagged`.
 
     Return None if a component exceeds the values, which torch does not check.
+
+    >>> compute_seqlens(1, torch.arange(3), torch.tensor([0, 1, 3]))
+    (1, 2)
+    >>> compute_seqlens(1, torch.arange(3), torch.tensor([0, 1, 9])) is None
+    True
     """
     result = offsets.diff() if lengths is None else lengths
     if len(offsets) != len(result) + 1:
@@ -144,7 +153,11 @@ def make_jagged(
     *,
     seqlens: tuple[int | None, int | None] = (None, None),
 ) -> Tensor:
-    """Build a jagged tensor from its parts, ragged along ``dim``; ``seqlens`` is (min, max) of the lengths."""
+    """Build a jagged tensor from its parts, ragged along ``dim``; ``seqlens`` is (min, max) of the lengths.
+
+    >>> [part.tolist() for part in make_jagged(1, torch.arange(3), torch.tensor([0, 1, 3])).unbind()]
+    [[0], [1, 2]]
+    """
     # Without the maximum length, torch pads each component to the length of all values.
     bounds = dict(zip(_BOUNDS, seqlens)) if _TAKES_BOUNDS else {}
     return torch.nested.nested_tensor_from_jagged(values, offsets, lengths, jagged_dim=dim, **bounds)

@@ -594,13 +594,24 @@ def _list_declared_classes(rows: Any, named: type | None) -> list[type | None]:
 
 
 def user_class(cls: type | None) -> type | None:
-    """Return ``cls`` if a user defined it, so that it may have moved since a save; otherwise None."""
+    """Return ``cls`` if a user defined it, so that it may have moved since a save; otherwise None.
+
+    >>> class Own(TensorDict):
+    ...     pass
+    >>> user_class(Own), user_class(TensorDict)
+    (<class '...Own'>, None)
+    """
     kind = None if cls is None else KINDS._find_nearest(cls)
     return cls if kind is not None and (kind.with_class or kind.type is not cls) else None
 
 
 def as_named(cls: type | None, saved: Any, what: str) -> Any:
-    """Convert a loaded node to the class that the caller named, or raise StructureError. Messages call it ``what``."""
+    """Convert a loaded node to the class that the caller named, or raise StructureError. Messages call it ``what``.
+
+    >>> td = TensorDict({"a": 1})
+    >>> as_named(None, td, "what is saved") is td
+    True
+    """
     named: Any = user_class(cls)
     if named is None or isinstance(saved, named):
         return saved

@@ -19,7 +19,12 @@ DefinedT = TypeVar("DefinedT")
 def lazy_names(
     package: str, modules: Mapping[str, Iterable[str]]
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Build ``__getattr__`` and ``__dir__`` of a package that imports its public names at their first use."""
+    """Build ``__getattr__`` and ``__dir__`` of a package that imports its public names at their first use.
+
+    >>> find, list_names = lazy_names("json", {"json.decoder": ["JSONDecodeError"]})
+    >>> list_names(), find("JSONDecodeError").__name__
+    (['JSONDecodeError'], 'JSONDecodeError')
+    """
     # ``modules`` maps relative or absolute module names to names in them. The last module wins for a repeated name.
     homes = {name: module for module, names in modules.items() for name in names}
 
@@ -37,6 +42,12 @@ def set_module(name: str, *, in_files: bool = False) -> Callable[[DefinedT], Def
     """Return a decorator that sets ``__module__`` to a public name, so that pickles do not name private modules.
 
     ``in_files``: let ``torch.load(weights_only=True)`` accept the class, also under the name of its own module.
+
+    >>> @set_module("mypackage")
+    ... class Image:
+    ...     pass
+    >>> Image.__module__
+    'mypackage'
     """
 
     def decorate(defined: Any) -> Any:

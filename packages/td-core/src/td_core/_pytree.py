@@ -41,7 +41,16 @@ def register(
     dump: Callable[[Any], Any] = tuple,
     load: Callable[[Any], Any] = tuple,
 ) -> None:
-    """Register one class as a torch pytree node. ``keys`` returns the names of the children from a context."""
+    """Register one class as a torch pytree node. ``keys`` returns the names of the children from a context.
+
+    >>> class Pair:
+    ...     def __init__(self, items):
+    ...         self.items = items
+    >>> register(
+    ...     Pair, lambda pair: (list(pair.items), ()), lambda items, context: Pair(items), lambda context: ("a", "b"))
+    >>> torch_pytree.tree_leaves(Pair([1, 2]))
+    [1, 2]
+    """
     # torch.export.save stores a context as ``dump(context)``, which the value codec writes; ``load`` is the inverse.
 
     def with_keys(node: Any) -> tuple[list[tuple[Any, Any]], Any]:
@@ -60,7 +69,13 @@ def register(
 
 
 def register_with_subclasses(base: type, registrar: Callable[[Any], None]) -> None:
-    """Call ``registrar`` for a class and all its subclasses, including those that are defined later."""
+    """Call ``registrar`` for a class and all its subclasses, including those that are defined later.
+
+    >>> class Values:  # a collection calls the registrar of its nearest registered base when it is defined
+    ...     pass
+    >>> register_with_subclasses(Values, lambda cls: print(cls.__name__))
+    Values
+    """
     _REGISTRARS[base] = registrar
     for cls in expand([base], type.__subclasses__):
         register_as_its_base(cls)

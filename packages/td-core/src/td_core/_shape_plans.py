@@ -37,6 +37,10 @@ class Join(ShapePlan):
 
     Lazy stacks with one stack dim and equal member counts are joined per member. ``along`` returns None if
     their stack dim is the concatenated dim: then the lists of members are concatenated.
+
+    >>> plan = stack_plan(torch.Size([3]), 0, 2)
+    >>> isinstance(plan, Join), plan.dim, plan.stacks
+    (True, 0, True)
     """
 
     __slots__ = ("dim", "stacks")
@@ -121,7 +125,11 @@ def unflatten_plan(batch: Shape, dim: int, sizes: Sequence[int]) -> ViewPlan:
 
 @cache_plans
 def permute_plan(batch: Shape, dims: Sequence[int]) -> ViewPlan:
-    """Build the plan of ``permute``."""
+    """Build the plan of ``permute``.
+
+    >>> permute_plan(torch.Size([3, 2]), (1, 0)).resize_batch(torch.Size([3, 2]))
+    torch.Size([2, 3])
+    """
     n = len(batch)
     order = tuple(dims)
     if sorted(order) != list(range(n)):
@@ -304,7 +312,11 @@ def tensor_split_plan(batch: Shape, indices_or_sections: int | Sequence[int] | T
 
 @cache_plans
 def stack_plan(batch: Shape, dim: int, count: int) -> Join:
-    """Build the plan of ``stack``: join ``count`` collections of one batch size along a new dim."""
+    """Build the plan of ``stack``: join ``count`` collections of one batch size along a new dim.
+
+    >>> stack_plan(torch.Size([3]), 1, 2).resize_batch(torch.Size([3]))
+    torch.Size([3, 2])
+    """
     dim = wrap_dim(dim, len(batch) + 1)
     return Join(batch, (Step(dim, dim, Whole((count,))),), _spell_join)
 

@@ -96,7 +96,11 @@ functorch_level: Callable[[], Any] = _find("_C._functorch.peek_interpreter_stack
 
 
 def is_traced() -> bool:
-    """Return True under torch.compile and inside the transforms of ``torch.func``, where tensors have no real memory."""
+    """Return True under torch.compile and inside the transforms of ``torch.func``, where tensors have no real memory.
+
+    >>> is_traced()
+    False
+    """
     return torch.compiler.is_compiling() or functorch_level() is not None
 
 
@@ -223,7 +227,13 @@ plain_results: Any = _find("_C._disabled_torch_function_impl", classmethod(_as_p
 
 
 def make_nested_view(flat: Tensor, shapes: Tensor, strides: Tensor, offsets: Tensor) -> Tensor:
-    """Build a strided nested tensor whose components lie in ``flat``: a view, or a copy if torch lacks the function."""
+    """Build a strided nested tensor whose components lie in ``flat``: a view, or a copy if torch lacks the function.
+
+    >>> sizes = torch.tensor([[1], [2]])
+    >>> nested = make_nested_view(torch.arange(3), sizes, torch.ones_like(sizes), torch.tensor([0, 1]))
+    >>> [part.tolist() for part in nested.unbind()]
+    [[0], [1, 2]]
+    """
     view: Callable[..., Tensor] | None = _find_tested("_nested_view_from_buffer", _view_two_rows)
     if view is not None:
         return view(flat, shapes, strides, offsets)
@@ -262,7 +272,11 @@ def _guard_one_tensor(guards: Any) -> None:
 
 
 def looks(tensors: Iterable[Tensor]) -> Callable[..., bool]:
-    """Return a predicate: True if tensors have the class, dtype, device, shape, strides etc. of these tensors."""
+    """Return a predicate: True if tensors have the class, dtype, device, shape, strides etc. of these tensors.
+
+    >>> looks([torch.zeros(2)])(torch.ones(2)), looks([torch.zeros(2)])(torch.ones(3))
+    (True, False)
+    """
     # The predicate ignores content and memory, and may be False too often, as for tensors made in inference mode.
     guards = _find_tested("_C._dynamo.guards.TensorGuards", _guard_one_tensor) or _Looks
     check: Callable[..., bool] = guards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
@@ -286,6 +300,10 @@ def _count_users_of_new(count: Callable[[int], int]) -> None:
 
 
 def count_users(memory: torch.UntypedStorage) -> int | None:
-    """Return the reference count of a storage's memory; None if torch does not expose it."""
+    """Return the reference count of a storage's memory; None if torch does not expose it.
+
+    >>> count_users(torch.zeros(1).untyped_storage()) in (None, 1)
+    True
+    """
     count = _find_tested("_C._storage_Use_Count", _count_users_of_new)
     return None if count is None else int(count(memory._cdata))

@@ -40,7 +40,11 @@ Path = tuple[Any, ...]  # linked list (path of the parent, key): extending it is
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Parse JSON, or raise ValueError if it is malformed or an object repeats a key."""
+    """Parse JSON, or raise ValueError if it is malformed or an object repeats a key.
+
+    >>> parse_json('{"a": 1}')
+    {'a': 1}
+    """
     return _DECODER.decode(text if isinstance(text, str) else text.decode())
 
 
@@ -106,7 +110,11 @@ def join(plain: Any, types: Any, where: Callable[[], str] | None = None) -> Any:
 
 
 def is_readable(types: Any) -> bool:
-    """Return True if a JSON reader without the sidecar can show the value, with simplified types."""
+    """Return True if a JSON reader without the sidecar can show the value, with simplified types.
+
+    >>> is_readable(split((1, 2))[1]), is_readable(split(b"x")[1])
+    (True, False)
+    """
     # A tuple is readable as a list, and a numpy.float32 as a number; bytes are base64 text, so they are not readable.
     parts = expand(
         [types],
@@ -255,7 +263,11 @@ def _shorten(value: Any) -> str:
 
 
 def is_same_value(a: Any, b: Any) -> bool:
-    """Return True if two values are the same object, or equal values of one type; NaN equals NaN."""
+    """Return True if two values are the same object, or equal values of one type; NaN equals NaN.
+
+    >>> is_same_value(float("nan"), float("nan")), is_same_value(1, 1.0)
+    (True, False)
+    """
     # If ``==`` raises or does not return a bool, only the same object is equal.
     if a is b:
         return True

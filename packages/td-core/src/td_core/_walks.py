@@ -20,6 +20,9 @@ def expand(start: Iterable[T], below: Callable[[T], Iterable[T]]) -> Iterator[T]
     """Iterate over items and those that ``below`` returns for them, parents first and the last of siblings first.
 
     ``below(item)`` is called when the next item is requested, so it depends on what the caller did with ``item``.
+
+    >>> list(expand([4], lambda item: [item // 2] if item > 1 else []))
+    [4, 2, 1]
     """
     todo = list(start)
     while todo:
@@ -32,13 +35,25 @@ def visit(step: Callable[..., Iterable[tuple[Any, ...]]], *start: Any) -> None:
     """Call ``step(*start)``, and then ``step`` with each tuple that a call yields: recursion without a limit of depth.
 
     A call runs to its end before the calls that it requests, the last of which comes first.
+
+    >>> seen = []
+    >>> def step(depth):
+    ...     seen.append(depth)
+    ...     yield from [(depth + 1,)] if depth < 2 else []
+    >>> visit(step, 0)
+    >>> seen
+    [0, 1, 2]
     """
     for _ in expand([start], lambda item: step(*item)):
         pass
 
 
 def walk(*nodes: Node) -> Iterator[Node]:
-    """Iterate over nodes and all nodes below them, parents first. Below a lazy stack are its members."""
+    """Iterate over nodes and all nodes below them, parents first. Below a lazy stack are its members.
+
+    >>> len(list(walk(TensorDict({"a": 1, "n": {"b": 2}}))))
+    2
+    """
     return expand(nodes, lambda node: node._iter_nested())
 
 

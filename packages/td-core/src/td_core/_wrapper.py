@@ -19,7 +19,11 @@ from .typing import BatchSize, Names, NestedKey
 
 
 class Wrapper(TensorCollection):
-    """Base of the classes that wrap one collection."""
+    """Base of the classes that wrap one collection.
+
+    >>> issubclass(Wrapper, TensorCollection)
+    True
+    """
 
     _tensordict: Any
 

@@ -18,7 +18,11 @@ from ..typing import BatchSize
 
 
 def as_batch_size(batch_size: BatchSize | None) -> torch.Size:
-    """Convert an int, a sequence of ints or None to a ``torch.Size``; BatchSizeError if a dim is invalid."""
+    """Convert an int, a sequence of ints or None to a ``torch.Size``; BatchSizeError if a dim is invalid.
+
+    >>> as_batch_size([3, 2]), as_batch_size(3), as_batch_size(None)
+    (torch.Size([3, 2]), torch.Size([3]), torch.Size([]))
+    """
     if batch_size is None:
         return torch.Size()
     if type(batch_size) is not torch.Size:

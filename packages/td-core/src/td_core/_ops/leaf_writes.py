@@ -42,7 +42,13 @@ _FEW = 8
 
 
 def copy_all(targets: list[Tensor], values: list[Tensor], non_blocking: bool = False) -> None:
-    """Copy each value into its target; copy in list order if targets share memory."""
+    """Copy each value into its target; copy in list order if targets share memory.
+
+    >>> target = torch.zeros(2)
+    >>> copy_all([target], [torch.ones(2)])
+    >>> target
+    tensor([1., 1.])
+    """
     foreach(COPY if is_order_free(targets) else Op(None, COPY.single), targets, values, non_blocking)
 
 
@@ -197,7 +203,11 @@ def check_not_expanded(target: Tensor, path: Path) -> None:
 
 
 def is_expanded(leaf: Tensor) -> bool:
-    """Return True if a leaf has a dim of stride zero and size above one."""
+    """Return True if a leaf has a dim of stride zero and size above one.
+
+    >>> is_expanded(torch.zeros(1).expand(3)), is_expanded(torch.zeros(3))
+    (True, False)
+    """
     if leaf.layout is not torch.strided or leaf.is_contiguous() or leaf.is_nested:
         return False
     return any(step == 0 and size > 1 for step, size in zip(leaf.stride(), leaf.shape, strict=True))
