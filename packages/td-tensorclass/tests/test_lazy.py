@@ -326,3 +326,32 @@ def test_write_below_instance_applies_hook_of_lazy_stack(write: Any) -> None:
     stack = LazyStackedTensorDict(*members, hook_in=lambda value: value * 3)
     write(Other.from_tensordict(stack))
     assert [member["image"].tolist() for member in members] == [[3.0, 3.0]] * 2
+
+
+def test_holders_of_wrapped_stack_are_wrapped() -> None:
+    stack = lazy_stack([Sample(torch.zeros(2), caption, batch_size=[2]) for caption in "ab"])
+    holders = stack._get_holders()
+    assert [type(holder) for holder in holders] == [Sample, Sample]
+    assert [holder.caption for holder in holders] == ["a", "b"]
+    assert [row[0].caption for row in stack._zip_members(torch.zeros(2, 2))] == ["a", "b"]
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_map_members_of_wrapped_stack_keeps_class_of_results(nested) -> None:
+    stack = lazy_stack([Sample(torch.zeros(2), caption, batch_size=[2]) for caption in "ab"])
+    stack = lazy_stack([stack, stack]) if nested else stack
+    assert type(stack._map_members(lambda node: node)) is Sample
+    assert type(stack._map_members(lambda node: node._inner())) is LazyStackedTensorDict
+    assert stack._map_members(lambda node: None) is None
+
+
+def test_write_back_of_equal_values_keeps_value_of_each_member() -> None:
+    members = [
+        TensorDict({"v": "a", "x": torch.zeros(2)}, [2]),
+        TensorDict({"v": "b", "x": torch.zeros(2)}, [2]),
+    ]
+    stack = lazy_stack(members)
+    with stack.view(-1) as flat:
+        flat["x"] = torch.ones(4)
+    assert [member["v"] for member in members] == ["a", "b"]
+    assert stack["x"].tolist() == [[1, 1], [1, 1]]
