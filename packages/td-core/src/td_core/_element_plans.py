@@ -15,7 +15,18 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ._plan_steps import Pad, Range, Reshape, Shape, Step, Take, Whole
-from ._plans import ComputedPlan, Leaf, ShapePlan, ViewPlan, WholePlan, as_int, as_ints, wrap_dim, wrap_dims
+from ._plans import (
+    ComputedPlan,
+    Leaf,
+    ShapePlan,
+    ViewPlan,
+    WholePlan,
+    as_int,
+    as_ints,
+    cache_plans,
+    wrap_dim,
+    wrap_dims,
+)
 from .errors import BatchSizeError, DimError
 
 
@@ -39,7 +50,7 @@ class Gather(WholePlan):
                     by_shape[shape] = full
             return value.gather(dim, full)
 
-        super().__init__(batch, (Step(0, n, Whole(tuple(index.shape))),), leaf)
+        super().__init__(batch, tuple(index.shape), leaf)
 
 
 class Where(WholePlan):
@@ -74,6 +85,7 @@ def append_dims(prefix: Tensor, ndim: int) -> Tensor:
     return prefix[index]
 
 
+@cache_plans
 def repeat_plan(batch: Shape, repeats: Sequence[int]) -> ShapePlan:
     """Build the plan of ``repeat``."""
     if len(repeats) < len(batch):
@@ -127,6 +139,7 @@ def repeat_interleave_plan(
     return ShapePlan.of_dim(batch, dim, repeated, partial(methodcaller, "repeat_interleave", times))
 
 
+@cache_plans
 def narrow_plan(batch: Shape, dim: int, start: int | Tensor, length: int) -> ViewPlan:
     """Build the plan of ``narrow``: select ``length`` elements of one dim from ``start`` on."""
     dim = wrap_dim(dim, len(batch))
@@ -145,6 +158,7 @@ def narrow_plan(batch: Shape, dim: int, start: int | Tensor, length: int) -> Vie
     )
 
 
+@cache_plans
 def flip_plan(batch: Shape, dims: int | Sequence[int]) -> ShapePlan:
     """Build the plan of ``flip``."""
     flipped = wrap_dims("flip", dims, len(batch))
@@ -152,6 +166,7 @@ def flip_plan(batch: Shape, dims: int | Sequence[int]) -> ShapePlan:
     return ShapePlan(batch, steps, lambda plan: methodcaller("flip", [step.start for step in plan.steps]))
 
 
+@cache_plans
 def roll_plan(batch: Shape, shifts: int | Sequence[int], dims: int | Sequence[int] | None) -> ShapePlan:
     """Build the plan of ``roll`` along some dims; None rolls the flattened batch."""
     by = as_ints(shifts)
@@ -160,7 +175,7 @@ def roll_plan(batch: Shape, shifts: int | Sequence[int], dims: int | Sequence[in
             raise BatchSizeError(f"roll: without dims there is one shift; got {list(by)}")
         if len(batch) != 1:
             shift_flat = partial(_roll_flat, shift=by[0], n=len(batch))
-            return WholePlan(batch, (Step(0, len(batch), Whole(batch)),), shift_flat)
+            return WholePlan(batch, batch, shift_flat)
         dims = 0
     along = as_ints(dims)
     if len(by) != len(along):

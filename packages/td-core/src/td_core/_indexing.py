@@ -43,7 +43,7 @@ class IndexPlan(ShapePlan):
         index: the parsed index, for ``leaf[index]`` and ``leaf[index] = value``.
     """
 
-    __slots__ = ("index",)
+    __slots__ = ("index", "kept")
 
     def __init__(
         self, index: Any, lead: Shape, n: int, sources: tuple[int | None, ...], batch: Shape
@@ -54,7 +54,7 @@ class IndexPlan(ShapePlan):
         self.leaf = _make_reader(index)
         self.lead = lead
         self.n = n
-        self.sources = sources
+        self.kept = sources
         self.batch = batch
 
     @property
@@ -63,6 +63,10 @@ class IndexPlan(ShapePlan):
         return type(index) is int or all(
             _is_scalar(item) or not isinstance(item, (Tensor, bool)) for item in _items(index)
         )
+
+    @property
+    def sources(self) -> tuple[int | None, ...]:
+        return self.kept
 
     @property
     def steps(self) -> Sequence[Step]:  # type: ignore[override]
@@ -99,7 +103,7 @@ class IndexPlan(ShapePlan):
         return dim < self.n and isinstance(self._list_items()[self._find_item(dim)], Tensor)
 
     def along(self, stack_dim: int) -> Along | None:
-        if stack_dim < self.n:
+        if stack_dim < self.n and type(self.index) is tuple:
             items = self._list_items()
             index = self._find_item(stack_dim)
             # Without the item of the stack dim, torch may put the dims of the tensors elsewhere.

@@ -24,6 +24,7 @@ from ._plan_steps import (
     Reshape,
     Shape,
     Step,
+    Whole,
     locate_all,
     make_positions,
     remove_size,
@@ -43,14 +44,13 @@ class ShapePlan:
         n: their number.
         steps: what the plan does to them.
         lead: the new leading dims.
-        sources: per new leading dim, the old dim whose name it keeps, or None.
         spell: returns the function to call on a leaf, for this plan or for that of a member.
         leaf: function called on each leaf (on the list of leaves, for plans that join).
         creates_values: True if the result has new elements, which only tensors can hold.
         is_view: True if the result is a view wherever strides allow it.
     """
 
-    __slots__ = ("batch", "lead", "leaf", "n", "sources", "spell", "steps")
+    __slots__ = ("batch", "lead", "leaf", "n", "spell", "steps")
 
     creates_values: ClassVar[bool] = False
     is_view: ClassVar[bool] = False
@@ -59,14 +59,12 @@ class ShapePlan:
         self, batch: Shape, steps: Sequence[Step], spell: Callable[[Any], Leaf], leaf: Leaf | None = None
     ) -> None:
         sizes = batch
-        sources: list[int | None] = [*range(len(batch))]
         for step in steps:
-            sizes, sources = step.resize(sizes), step.rename(sources, sizes)
+            sizes = step.resize(sizes)
         self.batch = batch
         self.n = len(batch)
         self.steps = steps
         self.lead = tuple(sizes)
-        self.sources = tuple(sources)
         self.spell = spell
         self.leaf = spell(self) if leaf is None else leaf
 
@@ -78,6 +76,15 @@ class ShapePlan:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({list(self.batch)} -> {list(self.lead)}: {list(self.steps)})"
+
+    @property
+    def sources(self) -> tuple[int | None, ...]:
+        """Per new leading dim, the old dim whose name it keeps, or None; computed on each access."""
+        sources: list[int | None] = [*range(len(self.batch))]
+        sizes = self.batch
+        for step in self.steps:
+            sizes, sources = step.resize(sizes), step.rename(sources, sizes)
+        return tuple(sources)
 
     def resize_batch(self, size: torch.Size) -> torch.Size:
         """Compute the batch size of the result from that of a node."""
@@ -161,8 +168,16 @@ class WholePlan(ShapePlan):
 
     __slots__ = ()
 
-    def __init__(self, batch: Shape, steps: Sequence[Step], leaf: Leaf) -> None:
-        super().__init__(batch, steps, lambda plan: leaf)
+    def __init__(self, batch: Shape, lead: Shape, leaf: Leaf) -> None:
+        self.batch = batch
+        self.n = len(batch)
+        self.lead = lead
+        self.leaf = leaf
+
+    @property
+    def steps(self) -> Sequence[Step]:  # type: ignore[override]
+        """One step, or none for an operation that changes no dim."""
+        return (Step(0, len(self.batch), Whole(self.lead)),) if self.n or self.lead else ()
 
     def along(self, stack_dim: int) -> None:
         """Return None: the members must be stacked first."""

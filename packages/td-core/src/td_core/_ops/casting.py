@@ -24,7 +24,7 @@ from .._collection import (
 from .._device_labels import set_device_labels
 from .._devices import as_device
 from .._dtypes import as_dtype
-from .._plan_steps import Shape, Step, Whole
+from .._plan_steps import Shape
 from .._plans import WholePlan, as_ints
 from .._storage_backends import get_backends
 from .._torch_private import get_base
@@ -46,7 +46,7 @@ class NewBatch(WholePlan):
 
     def __init__(self, old: Shape, new: Shape, make: Callable[[Tensor, Shape], Tensor]) -> None:
         n = len(old)
-        super().__init__(old, (Step(0, n, Whole(new)),), lambda leaf: make(leaf, (*new, *leaf.shape[n:])))
+        super().__init__(old, new, lambda leaf: make(leaf, (*new, *leaf.shape[n:])))
 
 
 class CastingMixin(DeviceMixin):

@@ -441,8 +441,8 @@ def _write_reshaped(owner: Any, result: Any) -> None:
     write_back(owner, result.reshape(owner.batch_size))
 
 
-def _write_permuted(owner: Any, result: Any, order: tuple[int, ...]) -> None:
-    write_back(owner, result.permute(sorted(range(len(order)), key=order.__getitem__)))
+def _write_permuted(owner: Any, result: Any, plan: ShapePlan) -> None:
+    write_back(owner, result.permute([plan.sources.index(dim) for dim in range(plan.n)]))
 
 
 def write_back(owner: Any, result: Any) -> None:
@@ -502,7 +502,7 @@ def _expand_leaf(key: NestedKey, leaf: Tensor, other: Any) -> Tensor:
 
 
 def _permute(node: SelfT, plan: ShapePlan) -> SelfT:
-    return write_back_on_exit(node._transform(plan), node, _write_permuted, plan.sources)
+    return write_back_on_exit(node._transform(plan), node, _write_permuted, plan)
 
 
 def _at_least(node: SelfT, ndim: int) -> SelfT:
