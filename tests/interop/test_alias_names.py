@@ -19,9 +19,8 @@ MODULES = (
 
 #: Names of persistent stores, of other file formats, and of tools unrelated to tensors.
 EXCLUDED = {
-    "LazyStackedTensorDictStore", "PersistentTensorDict",
-    "TensorDictStore", "from_arrow", "from_csv", "from_h5", "from_json", "from_pandas", "from_parquet",
-    "from_zarr", "logger", "timeit", "to_arrow",
+    "LazyStackedTensorDictStore", "TensorDictStore", "from_arrow", "from_csv", "from_json", "from_pandas", "from_parquet",
+    "logger", "timeit", "to_arrow",
 }  # fmt: skip
 
 PUBLISHED = """
