@@ -200,7 +200,9 @@ def from_zarr(filename: Any, **options: Any) -> Any:
 
 
 def _open_as(cls: type, filename: Any, **options: Any) -> Any:
-    return _FORMAT.load_as(cls, filename, **options)
+    from td_core.spi import as_named
+
+    return as_named(cls, from_zarr(filename, **options), f"what is saved at {str(filename)!r}")
 
 
 @hookimpl
