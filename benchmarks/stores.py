@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import itertools
 import os
 import shutil
 import subprocess
@@ -119,6 +120,94 @@ def random_rows(folder: str, raw: Any) -> dict[str, Contestants]:
     return rows
 
 
+def save_with_tensorstore(stores: Any, flat: dict[str, torch.Tensor], path: str) -> None:
+    """Write tensors as arrays of one chunk, all at the same time."""
+    opened = [
+        stores.open(
+            {
+                "driver": "zarr3",
+                "kvstore": {
+                    "driver": "file",
+                    "path": f"{path}/{name.replace('.', '/')}/",
+                    "file_io_sync": False,
+                },
+                "metadata": {"shape": list(leaf.shape), "data_type": str(leaf.dtype).removeprefix("torch.")},
+            },
+            create=True,
+        )
+        for name, leaf in flat.items()
+    ]
+    writes = [array.result().write(leaf.numpy()) for array, leaf in zip(opened, flat.values())]
+    for write in writes:
+        write.result()
+
+
+def load_with_tensorstore(stores: Any, flat: dict[str, torch.Tensor], path: str) -> list[Any]:
+    """Read the arrays, all at the same time."""
+    specs = [
+        {"driver": "zarr3", "kvstore": {"driver": "file", "path": f"{path}/{name.replace('.', '/')}/"}}
+        for name in flat
+    ]
+    reads = [array.result().read() for array in [stores.open(spec) for spec in specs]]
+    return [read.result() for read in reads]
+
+
+def zarr_rows(folder: str) -> dict[str, Contestants]:
+    """Return the contestants of the format ``"zarr"``. The raw library is tensorstore, the fastest one."""
+    stores, reference = optional("tensorstore"), optional("tensordict")
+    if optional("td_zarr") is None or optional("zarr") is None:
+        return {}
+    rows: dict[str, Contestants] = {}
+    for name, flat in (("transformer", transformer()), ("2000 small", make_small())):
+        paths = {who: os.path.join(folder, f"{name} {who}.zarr") for who in ("raw", "ours", "ref")}
+        ours = nest(flat, td_core)
+        # Each round writes to a new place: some file systems take milliseconds to remove each directory of an old group.
+        new = (os.path.join(folder, f"new {name} {i}.zarr") for i in itertools.count())
+        save: Contestants = {"ours": lambda td=ours, p=new: td_core.save(td, next(p), format="zarr")}
+        td_core.save(ours, paths["ours"], format="zarr")
+        load: Contestants = {"ours": lambda p=paths: td_core.load(p["ours"])}
+        read: Contestants = {"ours": lambda p=paths: td_core.load(p["ours"]).clone()}
+        if stores is not None:
+            save["raw"] = lambda flat=flat, p=new: save_with_tensorstore(stores, flat, next(p))
+            save_with_tensorstore(stores, flat, paths["raw"])
+            read["raw"] = lambda flat=flat, p=paths: load_with_tensorstore(stores, flat, p["raw"])
+        if reference is not None and name == "transformer":  # 2,000 arrays take it 8 seconds
+            theirs = nest(flat, reference)
+            save["ref"] = lambda td=theirs, p=new: td.to_zarr(next(p))
+            theirs.to_zarr(paths["ref"])
+            read["ref"] = lambda p=paths: reference.TensorDict.from_zarr(p["ref"]).to_tensordict()
+        rows[f"save zarr {name}"], rows[f"load zarr {name}, mapped"] = save, load
+        rows[f"load zarr {name}, read"] = read
+        rows[f"open zarr {name}"] = {"ours": lambda p=paths: td_core.open(p["ours"])}
+    return {**rows, **random_zarr_rows(folder, stores, reference)}
+
+
+def random_zarr_rows(folder: str, stores: Any, reference: Any) -> dict[str, Contestants]:
+    """Return the contestants that read 256 random rows, and one row; of one chunk beside the rows in memory."""
+    memory = TensorDict({"x": torch.randn(ROWS, 64)}, [ROWS])
+    index = torch.randint(ROWS, (256,), generator=torch.Generator().manual_seed(0))
+    rows: dict[str, Contestants] = {}
+    for name, options in (("one chunk", {}), ("chunks of 256", {"chunks": 256})):
+        path = os.path.join(folder, f"rows {name}.zarr")
+        td_core.save(memory, path, format="zarr", **options)
+        opened = td_core.open(path)
+        many: Contestants = {"ours": lambda td=opened: td[index]}
+        one: Contestants = {"ours": lambda td=opened: td[7].clone()}
+        if not options:
+            many["raw"], one["raw"] = lambda: memory[index], lambda: memory[7].clone()
+        elif stores is not None:
+            array = stores.open(
+                {"driver": "zarr3", "kvstore": {"driver": "file", "path": f"{path}/x/"}}
+            ).result()
+            many["raw"] = lambda x=array: x[index.numpy()].read().result()
+            one["raw"] = lambda x=array: x[7].read().result()
+        if reference is not None:
+            theirs = reference.TensorDict.from_zarr(path)
+            many["ref"], one["ref"] = lambda td=theirs: td[index], lambda td=theirs: td[7].to_tensordict()
+        rows[f"256 rows of 100,000, zarr, {name}"], rows[f"one row, zarr, {name}"] = many, one
+    return rows
+
+
 def measure_import(rounds: int) -> tuple[float, float]:
     """Return the time of ``import td_core`` without and with the plugin, after ``import torch``, in milliseconds."""
     code = "import torch, time; s = time.perf_counter(); import td_core; print(time.perf_counter() - s)"
@@ -145,7 +234,7 @@ def main() -> None:
     try:
         print("| row | ours ms | raw ms | tensordict ms | ours / raw | ours / tensordict |")
         print("|---|---|---|---|---|---|")
-        for name, contestants in safetensors_rows(folder).items():
+        for name, contestants in {**safetensors_rows(folder), **zarr_rows(folder)}.items():
             if options.only not in name and not name.startswith("save"):
                 continue
             times = measure(contestants, options.rounds)
