@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from td_core import Report, Serializer, Tree, hookimpl, make_classmethod
+from td_core.spi import as_named
 
 
 class ZarrFormat(Serializer):
@@ -200,8 +201,6 @@ def from_zarr(filename: Any, **options: Any) -> Any:
 
 
 def _open_as(cls: type, filename: Any, **options: Any) -> Any:
-    from td_core.spi import as_named
-
     return as_named(cls, from_zarr(filename, **options), f"what is saved at {str(filename)!r}")
 
 
