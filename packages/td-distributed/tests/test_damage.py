@@ -166,6 +166,14 @@ def test_read_file_with_edited_structure_raises(name: str, tmp_path: Path) -> No
     assert str(tmp_path / "td") in str(caught.value)
 
 
+def test_read_file_of_other_device_sets_device_of_storage(tmp_path: Path) -> None:
+    def move(structure: dict[str, Any]) -> None:
+        structure["cls_metadata"]["device"] = structure["n"]["cls_metadata"]["device"] = "cuda:0"
+
+    tree = read_file(edit_structure(move), tmp_path)
+    assert {tree.device, tree["n"].device, tree["n", "b"].device} == {torch.device("cpu")}
+
+
 def replace_at(structure: Any, path: tuple[Any, ...], value: Any) -> None:
     """Replace the value at a path of a JSON structure."""
     *above, last = path

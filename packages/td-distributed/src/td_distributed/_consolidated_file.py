@@ -34,7 +34,17 @@ from td_core.errors import (
     MissingPluginError,
     StructureError,
 )
-from td_core.spi import Node, as_named, expand, is_readable, parse_json, show_path, user_class, walk
+from td_core.spi import (
+    Node,
+    as_device,
+    as_named,
+    expand,
+    is_readable,
+    parse_json,
+    show_path,
+    user_class,
+    walk,
+)
 
 from . import _key_paths, _storage
 from ._memory import WHOLE, get_bytes, make_vector
@@ -447,8 +457,8 @@ class _Reader:
                 "Record.from_consolidated(path), and non-tensor data needs td-tensorclass: pip install td-tensorclass"
             )
         meta = dict(level["cls_metadata"])
-        if meta.get("device") is not None:
-            meta["device"] = str(self.views.storage.device)  # the file may have been read to another device
+        if "device" in meta:
+            meta["device"] = self._get_device(meta["device"])
         size = torch.Size(meta.get("batch_size", ()))
         values = {
             key: self._value(entry, (*path, key), pointer + _step(key))
@@ -465,6 +475,13 @@ class _Reader:
         absent = dict.fromkeys(self.absent.get(pointer, ()))
         record = Record(meta, children, children, absent, size)
         return kind.layouts[FORMAT].unflatten(record)
+
+    def _get_device(self, saved: Any) -> str | None:
+        """Return the device of the storage, to which the file may have been moved, if the node was saved with a device."""
+        if saved is None:
+            return None
+        as_device(saved)  # raises for a damaged name
+        return str(self.views.storage.device)
 
     def _find_moved_kind(self, path: tuple[str, ...]) -> Any:
         """Return the kind of a tensorclass with an unknown saved name: that requested for the root, or declared by its parent."""
@@ -488,7 +505,7 @@ class _Reader:
             raise FormatError(
                 f"key {path} is non-tensor data, which needs td-tensorclass: pip install td-tensorclass"
             )
-        meta = {"batch_size": size, "device": device}
+        meta = {"batch_size": size, "device": self._get_device(device)}
         value = join_value(data, types, partial(show_path, path))
         return kind.layouts[FORMAT].unflatten(Record(meta, values={"data": value}))
 
