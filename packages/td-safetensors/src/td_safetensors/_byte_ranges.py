@@ -121,7 +121,8 @@ class RangeSource:
         shape = (len(rows), *self.array.shape[1:]) if self.shape else self.array.shape
         raw = rows.contiguous().view(-1).view(DTYPES[self.array.dtype]).view(shape)
         leaf = restore(self.place, lambda name: raw)
-        return leaf[(slice(None), *index[1:])].contiguous() if index else leaf
+        inner = (slice(None), *index[1:])
+        return leaf[inner].contiguous() if index else leaf
 
 
 def open_place(place: Place, open_array: Callable[[str, Place], RangeSource], mode: str = "r") -> Tensor:

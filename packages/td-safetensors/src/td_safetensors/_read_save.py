@@ -206,11 +206,11 @@ def _make_reader(
     def read(name: str) -> Tensor:
         if name in known:
             return known[name]
-        file, array = save.arrays[name]
+        array = save.arrays[name][1]
         if meta and array.dtype in DTYPES:
             known[name] = torch.empty(array.shape, dtype=DTYPES[array.dtype], device="meta")
         else:
-            known[name] = file.map(name, array)
+            known[name] = save.map(name)
             report(array.nbytes)
         return known[name]
 
@@ -249,6 +249,7 @@ def _read_all(
         group = []
 
     for (file, array), name in present:
+        assert isinstance(file, File)  # URLs are read as ranges
         small = array.nbytes < _SMALL
         joins = group and owner is file and group[-1][1].end == array.begin and small
         if not joins or array.end - group[0][1].begin > _GROUP:
