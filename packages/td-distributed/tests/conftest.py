@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
-import os
+import multiprocessing
 import pickle
-import select
-import subprocess
 import sys
 import tempfile
 import time
 import types
 from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +25,8 @@ settings.load_profile("td")
 
 # Test files, here and in the processes of a group, import the helper modules next to this file.
 sys.path.append(str(Path(__file__).parent))
+import worker  # noqa: E402
+
 pytest.register_assert_rewrite("collective_trees", "consolidation_trees", "loopback", "message_trees")
 
 HAS_TENSORCLASS = importlib.util.find_spec("td_tensorclass") is not None
@@ -67,33 +67,32 @@ class Ranks:
 
     def __init__(self, world: int, folder: Path, backend: str = "gloo") -> None:
         self.world, self.folder, self.backend = world, folder, backend
-        self.processes: list[subprocess.Popen[bytes]] = []
+        self.processes: list[Any] = []
+        self.connections: list[Connection] = []
 
     def start(self) -> None:
         store = tempfile.mktemp(dir=self.folder)
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-        worker = str(Path(__file__).with_name("worker.py"))
-        self.processes = [
-            subprocess.Popen(
-                [sys.executable, worker, str(rank), str(self.world), store, self.backend],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                env=environment,
+        # The processes are forks of one that has imported torch, which takes seconds.
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["torch.distributed", "td_core", "td_distributed"])
+        for rank in range(self.world):
+            connection, theirs = context.Pipe()
+            process = context.Process(
+                target=worker.main, args=(rank, self.world, store, self.backend, theirs), daemon=True
             )
-            for rank in range(self.world)
-        ]
+            process.start()
+            theirs.close()  # so that the end of the process closes the connection
+            self.processes.append(process)
+            self.connections.append(connection)
         self.replies(range(self.world), 120)
 
     def stop(self) -> None:
         for process in self.processes:
             process.kill()
-        for process in self.processes:
-            process.wait()
-            for stream in (process.stdin, process.stdout):
-                if stream is not None:
-                    with contextlib.suppress(BrokenPipeError):
-                        stream.close()
-        self.processes = []
+        for process, connection in zip(self.processes, self.connections, strict=True):
+            process.join()
+            connection.close()
+        self.processes, self.connections = [], []
 
     def run(
         self, function: Callable[..., Any], *args: Any, ranks: Any = None, limit: float = 60
@@ -104,9 +103,7 @@ class Ranks:
         ranks = range(self.world) if ranks is None else ranks
         path = function.__code__.co_filename
         for rank in ranks:
-            stdin: Any = self.processes[rank].stdin
-            pickle.dump((path, function.__name__, limit, (rank, *args)), stdin)
-            stdin.flush()
+            self.connections[rank].send((path, function.__name__, limit, (rank, *args)))
         results = self.replies(ranks, limit)
         if any(isinstance(result, RankError) for result in results):
             # Messages that a rank did not receive are still in transit, so start new processes for the next function.
@@ -118,21 +115,14 @@ class Ranks:
         return [self.reply(rank, deadline) for rank in ranks]
 
     def reply(self, rank: int, deadline: float) -> Any:
-        stream: Any = self.processes[rank].stdout
-        data = b""
-        wanted = 8
-        while len(data) < wanted:
-            ready, _, _ = select.select([stream], [], [], max(0, deadline - time.monotonic()))
-            part = os.read(stream.fileno(), wanted - len(data)) if ready else None
-            if not part:
-                if part is None:
-                    self.stop()
-                    pytest.fail(f"rank {rank} hangs")
-                return RankError(rank, "Exit", "the process ended", "")
-            data += part
-            if wanted == 8 and len(data) == 8:
-                wanted += int.from_bytes(data, "little")
-        status, value = pickle.loads(data[8:])
+        connection = self.connections[rank]
+        if not connection.poll(max(0, deadline - time.monotonic())):
+            self.stop()
+            pytest.fail(f"rank {rank} hangs")
+        try:
+            status, value = pickle.loads(connection.recv_bytes())
+        except (EOFError, ConnectionError):
+            return RankError(rank, "Exit", "the process ended", "")
         return RankError(rank, *value) if status == "error" else value
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from functools import partial
 from itertools import combinations
@@ -144,12 +145,13 @@ def call_without_peer(rank: int, dies: bool) -> Any:
     """Return per call the error on rank 0, and whether its collection is unchanged."""
     # The timeout must be long enough for the ranks to connect on a busy machine.
     groups = [dist.new_group([0, 1], timeout=timedelta(seconds=3)) for _ in CALLS]
+    dist.barrier()  # until rank 0 has connected to all groups
     if rank == 1:
         return os._exit(3) if dies else None
     tree = make_nested(0)
-    results = {
-        name: catch_error(partial(call, tree, group)) for (name, call), group in zip(CALLS.items(), groups)
-    }
+    with ThreadPoolExecutor(len(CALLS)) as pool:  # so that the calls wait for their timeouts at the same time
+        work = [partial(call, tree, group) for call, group in zip(CALLS.values(), groups, strict=True)]
+        results = dict(zip(CALLS, pool.map(catch_error, work), strict=True))
     assert bool((tree == make_nested(0)).all())
     return results
 

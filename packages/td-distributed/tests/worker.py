@@ -1,4 +1,4 @@
-"""One rank of a process group: run functions by name as read from stdin, until it is closed."""
+"""One rank of a process group: run functions by name as received from a connection, until it is closed."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ import pickle
 import sys
 import traceback
 from datetime import timedelta
-from typing import Any, BinaryIO
+from multiprocessing.connection import Connection
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 
-def main(rank: int, world: int, store: str, backend: str) -> None:
-    requests, replies = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)
+def main(rank: int, world: int, store: str, backend: str, connection: Connection) -> None:
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
     if backend == "nccl":
         torch.cuda.set_device(rank)
     dist.init_process_group(backend, f"file://{store}", timedelta(seconds=40), world, rank)
-    reply(replies, ("ready", None))
+    reply(connection, ("ready", None))
     modules: dict[str, Any] = {}
     while True:
         try:
-            path, name, limit, args = pickle.load(requests)
+            path, name, limit, args = connection.recv()
         except EOFError:
             return
         faulthandler.dump_traceback_later(limit)
@@ -40,17 +40,12 @@ def main(rank: int, world: int, store: str, backend: str) -> None:
         except Exception as error:
             result = ("error", (type(error).__name__, str(error), traceback.format_exc()))
         faulthandler.cancel_dump_traceback_later()
-        reply(replies, result)
+        reply(connection, result)
 
 
-def reply(stream: BinaryIO, message: Any) -> None:
+def reply(connection: Connection, message: Any) -> None:
     try:
         data = pickle.dumps(message)
     except Exception as error:
         data = pickle.dumps(("error", (type(error).__name__, str(error), traceback.format_exc())))
-    stream.write(len(data).to_bytes(8, "little") + data)
-    stream.flush()
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:])
+    connection.send_bytes(data)
