@@ -251,3 +251,30 @@ def test_auto_device_of_stack_sets_members() -> None:
     stack = make_nested_stack().auto_device_()
     assert stack.device == torch.device("cpu")
     assert all(holder.device == torch.device("cpu") for holder in stack._get_holders())
+
+
+@pytest.mark.parametrize("size", [(4,), (4, 5), (1, 4, 5)])
+@pytest.mark.parametrize("make", [make_stack, lambda: make_stack(1), make_nested_stack])
+@pytest.mark.parametrize("nested", [False, True])
+def test_new_with_empty_lazy_has_nested_nodes_without_leaves(
+    nested: bool, make: Callable[[], Any], size: tuple[int, ...]
+) -> None:
+    stack = make()
+    td = TensorDict({"k": stack, "c": torch.ones(stack.batch_size)}, stack.batch_size) if nested else stack
+    result = td.new_ones(size, empty_lazy=True)
+    assert result.batch_size == size
+    if nested:
+        assert torch.equal(result["c"], torch.ones(size))
+        result = result["k"]
+    assert isinstance(result, LazyStackedTensorDict)
+    assert result.batch_size == size
+    assert result.stack_dim == min(stack.stack_dim, len(size) - 1)
+    assert [list(holder.keys(True)) for holder in result._get_holders()] == [["n"]] * len(
+        result._get_holders()
+    )
+
+
+def test_new_with_empty_lazy_of_stack_without_members_is_dense() -> None:
+    result = make_empty_stack().new_zeros(4, empty_lazy=True)
+    assert result.batch_size == (4,)
+    assert result.is_empty()

@@ -489,6 +489,8 @@ class LazyStackedTensorDict(LazyStackOps):
         return self._with_members([member._clone_leaves() for member in self._members])
 
     def _transform(self, plan: Any) -> Any:
+        if plan.empties_stacks and self._members and (size := plan.resize_batch(self.batch_size)):
+            return self._make_empty_stack(plan, size)
         along = plan.along(self._stack_dim) if self._members else None
         if along is None:
             try:

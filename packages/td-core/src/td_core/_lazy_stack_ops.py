@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any, TypeVar
 
@@ -11,13 +11,15 @@ from torch import Tensor
 
 from ._base import TensorDictBase
 from ._coerce import coerce
-from ._collection import Child, Core, show_path
+from ._collection import Child, Core, make_lazy_stack, show_path
 from ._locking import check_unlocked
 from ._ops.indexed_write import IndexedWrite
 from ._ops.member_writes import Part, split_for_members
 from ._ops.update_plan import UpdatePlan
+from ._plan_steps import remove_size
 from ._ragged import fill_gaps, get_display_shape, make_nested_tensor, merge_shapes
 from ._repr import PrintedLeaf, PrintedMembers, describe_leaf
+from ._walks import has_entries, map_levels
 from .errors import BatchSizeError, StructureError
 
 SelfT = TypeVar("SelfT", bound="LazyStackOps")
@@ -195,3 +197,15 @@ class LazyStackOps(TensorDictBase):
         return [
             coerce(part, part.batch_size, self.device, path, non_blocking=plan.non_blocking) for part in parts
         ]
+
+    def _make_empty_stack(self, plan: Any, size: torch.Size) -> Any:
+        """Build a lazy stack of another batch size, whose members have the nested nodes of the first, but no leaves."""
+        dim = min(self._stack_dim, len(size) - 1)
+        first: Any = self._members[0].select(*list(self._children()))
+        first = map_levels(first, _drop_leaves, by_member=True)
+        inner = plan.of_member(first.batch_size, remove_size(size, dim))
+        return make_lazy_stack([first._transform(inner) for _ in range(size[dim])], dim)
+
+
+def _drop_leaves(node: Core, entries: dict[str, Child], state: None) -> Iterator[tuple[str, Core, None]]:
+    return ((key, child, None) for key, child in dict(node._children()).items() if has_entries(child))

@@ -47,12 +47,14 @@ class ShapePlan:
         spell: returns the function to call on a leaf, for this plan or for that of a member.
         leaf: function called on each leaf (on the list of leaves, for plans that join).
         creates_values: True if the result has new elements, which only tensors can hold.
+        empties_stacks: True if the result has lazy stacks without leaves in place of lazy stacks.
         is_view: True if the result is a view wherever strides allow it.
     """
 
     __slots__ = ("batch", "lead", "leaf", "n", "spell", "steps")
 
     creates_values: ClassVar[bool] = False
+    empties_stacks: ClassVar[bool] = False
     is_view: ClassVar[bool] = False
 
     def __init__(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from functools import partial
 from operator import attrgetter
 from typing import Any, TypeVar
@@ -17,9 +17,6 @@ from .._collection import (
     call_once_per_leaf,
     copy_leaf,
     get_data,
-    has_lazy_stack,
-    make_dense,
-    make_lazy_stack,
 )
 from .._device_labels import set_device_labels
 from .._devices import as_device
@@ -28,7 +25,7 @@ from .._plan_steps import Shape
 from .._plans import WholePlan, as_ints
 from .._storage_backends import get_backends
 from .._torch_private import get_base
-from .._walks import get_path, has_entries, map_levels, walk, walk_levels
+from .._walks import walk
 from ..errors import StructureError
 from ..typing import NO_DEFAULT, DeviceType, DtypeLike, NoDefault
 from .device_moves import DeviceMixin
@@ -47,6 +44,21 @@ class NewBatch(WholePlan):
     def __init__(self, old: Shape, new: Shape, make: Callable[[Tensor, Shape], Tensor]) -> None:
         n = len(old)
         super().__init__(old, new, lambda leaf: make(leaf, (*new, *leaf.shape[n:])))
+
+
+class NewEmptyStacks(NewBatch):
+    """Plan that makes new leaves, but replaces each lazy stack by one whose members have no leaves."""
+
+    __slots__ = ("make",)
+    empties_stacks = True
+
+    def __init__(self, old: Shape, new: Shape, make: Callable[[Tensor, Shape], Tensor]) -> None:
+        super().__init__(old, new, make)
+        self.make = make
+
+    def of_member(self, old: Shape, new: Shape) -> NewEmptyStacks:
+        """Return the plan for a member without leaves of a new lazy stack."""
+        return NewEmptyStacks(old, new, self.make)
 
 
 class CastingMixin(DeviceMixin):
@@ -475,11 +487,6 @@ def _make_new(
     new = as_ints(size[0] if len(size) == 1 else size)
     dtype = as_dtype(dtype)
     label = node.device if device is NO_DEFAULT else device if device is None else as_device(device)
-    stacks: list[tuple[tuple[str, ...], Any]] = []
-    if empty_lazy:
-        if new and node._members_and_dim() is not None:
-            return _empty_stack(node, torch.Size(new), label)  # type: ignore[no-any-return]
-        node, stacks = _apart_from_stacks(node)
     place = None if device is NO_DEFAULT else label
 
     def make(leaf: Tensor, shape: Shape) -> Tensor:
@@ -493,55 +500,11 @@ def _make_new(
             pin_memory=bool(pin_memory),
         )
 
-    result = transform(name, node, NewBatch(node.batch_size, new, make))
+    plan = (NewEmptyStacks if empty_lazy else NewBatch)(node.batch_size, new, make)
+    result = transform(name, node, plan)
     if label != result.device:
         set_device_labels(result, label)
-    for path, stack in stacks:
-        level: Any = result
-        for key in path[:-1]:
-            level = level._get_child(key)
-        size_there = level._get_child(path[-1]).batch_size
-        if size_there:
-            level._set_child(path[-1], _empty_stack(stack, size_there, label))
     return result
-
-
-def _apart_from_stacks(node: Any) -> tuple[Any, list[tuple[tuple[str, ...], Any]]]:
-    """Return a shallow copy with empty nodes in place of nested lazy stacks, and these stacks with their key paths."""
-    stacks: list[tuple[tuple[str, ...], Any]] = []
-    if not has_lazy_stack(node):
-        return node, stacks
-    copy = node._shallow_copy()
-    for level, position, entries in walk_levels(copy):
-        for key, child in list(entries.items()):
-            if has_entries(child) and child._members_and_dim() is not None:
-                stacks.append((get_path(position, key), entries.pop(key)))
-                level._set_child(key, make_dense({}, child.batch_size, child.device))
-    return copy, stacks
-
-
-def _empty_stack(stack: Any, size: torch.Size, device: torch.device | None) -> Any:
-    """Create a lazy stack of batch size ``size`` whose members have the nested nodes of ``stack`` but no leaves."""
-    members, dim = stack._members_and_dim()
-    dim = min(dim, len(size) - 1)
-    inner = torch.Size(size[:dim] + size[dim + 1 :])
-    # Do not stack the entries: members may be uneven, and only the kinds of the entries matter.
-    levels = {key: members[0]._peek_child(key) for key in list(stack._children())}
-    return make_lazy_stack([_strip_leaves(levels, inner, device) for _ in range(size[dim])], dim)
-
-
-def _strip_leaves(children: Mapping[str, Any], batch_size: torch.Size, device: torch.device | None) -> Any:
-    """Create a collection with the nested nodes of ``children`` but no leaves."""
-
-    def fill(source: Mapping[str, Any], entries: dict[str, Any], _: None) -> Iterator[Any]:
-        for key, child in source.items():
-            if has_entries(child):
-                if child._members_and_dim() is not None and batch_size:
-                    entries[key] = _empty_stack(child, batch_size, device)
-                else:
-                    yield key, {below: child._peek_child(below) for below in list(child._children())}, None
-
-    return map_levels(children, fill, make=lambda _, entries: make_dense(entries, batch_size, device))
 
 
 def _plain(leaf: Tensor) -> Tensor:
