@@ -57,6 +57,7 @@ LAYERS = [
         "_type_names",
         "_locations",
         "_inspection",
+        "_background",
         "_command_line",
         "_progress",
         "_checksums",

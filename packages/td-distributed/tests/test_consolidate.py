@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -158,11 +157,7 @@ def test_consolidate_again_with_options_makes_new_storage(tmp_path: Path) -> Non
 
 
 def test_consolidate_return_early_ignores_later_changes(monkeypatch: pytest.MonkeyPatch) -> None:
-    late = SimpleNamespace(
-        submit=lambda function, *args, **options: SimpleNamespace(result=partial(function, *args, **options)),
-        shutdown=lambda wait: None,
-    )
-    monkeypatch.setattr(_consolidate, "ThreadPoolExecutor", lambda threads: late)
+    monkeypatch.setattr(_consolidate, "run_in_background", lambda work, name: SimpleNamespace(result=work))
     tree = TREES["flat"]()
     future = tree.consolidate(return_early=True)
     tree["c"] = tree.pop("a")

@@ -105,18 +105,25 @@ __all__ = [
     "set_lazy_legacy", "TensorDictError", "BatchSizeError", "CodecError", "CollectionIndexError",
     "CycleError", "DepthError", "DimError", "DimNamesError", "FormatError", "KeyMismatchError",
     "KeyPathError", "KeyTakenError", "KeyThroughLeafError", "LockedError", "MissingPluginError",
-    "PluginError", "Source", "StoredTensor", "StructureError", "UnsupportedOperationError", "__version__",
+    "PluginError", "Source", "StoredTensor", "StructureError", "TensorDictFuture", "UnsupportedOperationError",
+    "__version__",
 ]  # fmt: skip
 
 # Most programs have no stored tensors and do not look into files, so these modules are imported at first use.
 if _typing.TYPE_CHECKING:
+    from ._background import TensorDictFuture as TensorDictFuture
     from ._inspection import Problem as Problem
     from ._inspection import Report as Report
     from ._inspection import Tree as Tree
     from ._stored import StoredTensor as StoredTensor
 else:
     __getattr__ = _lazy_names(
-        __name__, {"._inspection": ["Problem", "Report", "Tree"], "._stored": ["StoredTensor"]}
+        __name__,
+        {
+            "._inspection": ["Problem", "Report", "Tree"],
+            "._stored": ["StoredTensor"],
+            "._background": ["TensorDictFuture"],
+        },
     )[0]
 
 

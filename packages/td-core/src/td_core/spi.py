@@ -65,7 +65,7 @@ __all__ = [
     "looks", "make_checksum", "make_header", "make_jagged", "make_nested_view", "make_reporter", "new_object",
     "parse_json", "permute_plan", "plain_results", "plan_index", "pytree", "read_header", "read_header_field",
     "read_unreplaced", "register_pytree", "register_pytree_family", "remove_stale", "resize_names", "run_command",
-    "select_keys", "set_module", "show_path", "show_size", "split_jagged", "stack_plan", "suggest_keys",
+    "run_in_background", "select_keys", "set_module", "show_path", "show_size", "split_jagged", "stack_plan", "suggest_keys",
     "sync_directory", "user_class", "visit", "wait_for", "walk", "without_torch_function",
 ]  # fmt: skip
 
@@ -149,6 +149,7 @@ OVERRIDABLE = {
 
 # For authors of formats. Imported at first use, since programs that do not save need none of it.
 if TYPE_CHECKING:
+    from ._background import run_in_background as run_in_background
     from ._checksums import as_buffer as as_buffer
     from ._checksums import choose_algorithm as choose_algorithm
     from ._checksums import compute_digest as compute_digest
@@ -172,6 +173,7 @@ else:
     __getattr__ = lazy_names(
         __name__,
         {
+            "td_core._background": ["run_in_background"],
             "td_core._command_line": ["run_command"],
             "td_core._inspection": ["show_size"],
             "td_core._checksums": ["as_buffer", "choose_algorithm", "compute_digest", "make_checksum"],

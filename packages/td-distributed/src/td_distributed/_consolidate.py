@@ -7,8 +7,8 @@ leaf in place writes the storage.
 
 from __future__ import annotations
 
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from td_core import decode, encode
 from td_core.errors import StructureError
 from td_core.plugins.declarations import implements, implements_classmethod
 from td_core.plugins.distributed_methods import ConsolidateOptions, DistributedMethods
-from td_core.spi import as_device, check_unlocked, lock, wait_for
+from td_core.spi import as_device, check_unlocked, lock, run_in_background, wait_for
 
 from . import _consolidated_file, _storage
 from ._consolidated_backend import ConsolidatedBackend, attach_backend, get_backend, set_devices
@@ -36,11 +36,9 @@ def consolidate(self: Any, options: ConsolidateOptions) -> Any:
         raise ValueError("durable=True needs a filename: without one nothing is saved")
     if options.return_early:
         wait_for({leaf.device for leaf in self._leaves()})
-        pool = ThreadPoolExecutor(1)
         tree = self if inplace or is_consolidated(self) else decode(encode(self))
-        future: Future[Any] = pool.submit(_consolidate, tree, replace(options, return_early=False))
-        pool.shutdown(wait=False)
-        return future
+        work = partial(_consolidate, tree, replace(options, return_early=False))
+        return run_in_background(work, "td-distributed-consolidate")
     return _consolidate(self, options)
 
 

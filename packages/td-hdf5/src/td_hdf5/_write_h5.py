@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import threading
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
 from typing import Any
 
 import h5py
@@ -20,6 +18,7 @@ from td_core.spi import (
     choose_algorithm,
     make_checksum,
     make_reporter,
+    run_in_background,
     show_path,
 )
 
@@ -73,7 +72,7 @@ def save(
         fletcher32: store a checksum of each chunk, which HDF5 compares whenever it reads one.
         checksums: store a hash of each dataset, which ``verify`` compares.
         durable: return after the data has reached the disk.
-        return_early: write in the background and return a ``concurrent.futures.Future``. The leaves must not change before
+        return_early: write in the background and return a :class:`TensorDictFuture`. The leaves must not change before
             its ``result()`` returns.
         progress: show a progress bar, or call a function of (bytes done, total bytes).
 
@@ -107,7 +106,7 @@ def save(
     if not return_early:
         write()
         return data
-    return _run_in_background(write, data)
+    return run_in_background(write, "td-hdf5-save", data)
 
 
 def create_new(data: Any, path: str | os.PathLike[str], options: Mapping[str, Any]) -> None:
@@ -120,21 +119,6 @@ def create_new(data: Any, path: str | os.PathLike[str], options: Mapping[str, An
     if os.path.lexists(place):
         raise FileExistsError(f"cannot create {place!r}: it exists")
     _write_new(make_layout(data, blank=True), place, options, blank=True)
-
-
-def _run_in_background(write: Callable[[], None], data: Any) -> Future[Any]:
-    future: Future[Any] = Future()
-
-    def run() -> None:
-        try:
-            write()
-        except BaseException as error:
-            future.set_exception(error)
-        else:
-            future.set_result(data)
-
-    threading.Thread(target=run, name="td-hdf5-save").start()
-    return future
 
 
 def _write_new(

@@ -17,12 +17,11 @@ import td_core as _td_core
 from td_core.spi import lazy_names as _lazy_names
 
 if TYPE_CHECKING:
-    from td_core import Problem, Report, Tree
+    from td_core import Problem, Report, TensorDictFuture, Tree
 
     from ._append import append_memmap
     from ._archive import is_memmap_archive, pack_memmap, refresh_archive_checksums, unpack_memmap
     from ._errors import AppendError, FileTakenError, NoFileError, PickleRefusedError
-    from ._future import TensorDictFuture
     from ._inspect import inspect
     from ._listing import print_directory_tree
     from ._manifest import verify
@@ -45,11 +44,10 @@ __getattr__, __dir__ = _lazy_names(
         "._append": ("append_memmap",),
         "._archive": ("is_memmap_archive", "pack_memmap", "refresh_archive_checksums", "unpack_memmap"),
         "._errors": ("AppendError", "FileTakenError", "NoFileError", "PickleRefusedError"),
-        "._future": ("TensorDictFuture",),
         "._inspect": ("inspect",),
         "._listing": ("print_directory_tree",),
         "._manifest": ("verify",),
         "._tensor": ("MemoryMappedTensor",),
-        "td_core": ("Problem", "Report", "Tree"),
+        "td_core": ("Problem", "Report", "TensorDictFuture", "Tree"),
     },
 )

@@ -39,7 +39,7 @@ save = memmap
 def memmap_(data: Any, options: MemmapInplaceOptions) -> Any:
     work = _plan_mapping(data, options)
     if options.return_early:
-        from ._future import lock_then_run
+        from ._save import lock_then_run
 
         work = lock_then_run(data, work)
     return _run(data, work, options)
@@ -250,6 +250,6 @@ def _plan_mapping(data: Any, options: MemmapOptions) -> Callable[[], Any]:
 def _run(data: Any, work: Callable[[], Any], options: MemmapOptions) -> Any:
     if not (options.return_early and options.num_threads > 0):
         return work()
-    from ._future import run_in_background
+    from ._save import save_in_background
 
-    return run_in_background(data, work)
+    return save_in_background(data, work)

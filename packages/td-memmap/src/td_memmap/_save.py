@@ -13,15 +13,17 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from td_core import StructureError, TensorCollection
+from td_core import StructureError, TensorCollection, TensorDictFuture
 from td_core.plugins.memmap_methods import MemmapOptions
 from td_core.spi import (
     Node,
     choose_algorithm,
     compute_digest,
+    lock,
     make_checksum,
     make_jagged,
     make_reporter,
+    run_in_background,
     show_path,
     split_jagged,
     visit,
@@ -404,3 +406,25 @@ def _replace_leaves(node: Node, mapped: dict[int, Tensor], kept: set[int]) -> No
                 child.data = as_plain(mapped[id(child)])
             else:
                 node._set_child(key, mapped[id(child)])
+
+
+def lock_then_run(data: Any, work: Callable[[], Any]) -> Callable[[], Any]:
+    """Lock a collection now, and return a function that runs ``work`` and unlocks again if it fails."""
+    was_locked = data.is_locked
+    lock(data, by_user=False)
+
+    def run() -> Any:
+        try:
+            return work()
+        except BaseException:
+            if not was_locked:
+                data.unlock_()
+            raise
+
+    return run
+
+
+def save_in_background(data: Any, work: Callable[[], Any]) -> TensorDictFuture:
+    """Run the save of a collection in a new thread."""
+    wait_for({leaf.device for leaf in data._leaves()})
+    return run_in_background(work, "td-memmap-save")

@@ -6,9 +6,7 @@ import contextlib
 import json
 import os
 import secrets
-import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
@@ -26,6 +24,7 @@ from td_core.spi import (
     lock_directory,
     make_reporter,
     remove_stale,
+    run_in_background,
     sync_directory,
 )
 
@@ -68,7 +67,7 @@ def save(
         checksums: store a hash of each tensor, which ``verify`` compares.
         durable: return after the data has reached the disk.
         num_threads: number of threads that write; 0 writes in this thread.
-        return_early: write in the background and return a ``concurrent.futures.Future``. The leaves must not change before
+        return_early: write in the background and return a :class:`TensorDictFuture`. The leaves must not change before
             its ``result()`` returns.
         progress: show a progress bar, or call a function of (bytes done, total bytes).
 
@@ -107,7 +106,7 @@ def save(
     if not return_early:
         write()
         return data
-    return _run_in_background(write, data)
+    return run_in_background(write, "td-safetensors-save", data)
 
 
 def check_local(path: str | os.PathLike[str]) -> str:
@@ -136,21 +135,6 @@ def create_file(like: Any, path: str | os.PathLike[str]) -> None:
         file.write([header])
         file.extend(len(header) + max((array.end for _, array, _ in placed), default=0))
         file.commit()
-
-
-def _run_in_background(write: Callable[[], None], data: Any) -> Future[Any]:
-    future: Future[Any] = Future()
-
-    def run() -> None:
-        try:
-            write()
-        except BaseException as error:
-            future.set_exception(error)
-        else:
-            future.set_result(data)
-
-    threading.Thread(target=run, name="td-safetensors-save").start()
-    return future
 
 
 def _hash(stored: dict[str, PlannedArray]) -> dict[str, Any]:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -14,7 +13,7 @@ import torch
 from torch import Tensor
 
 from td_core.array_formats import ArrayPlan, PlannedArray, make_array_plan
-from td_core.spi import NewDirectory, NewFile, as_buffer, make_reporter
+from td_core.spi import NewDirectory, NewFile, as_buffer, make_reporter, run_in_background
 
 from ._array_documents import (
     INCOMPLETE,
@@ -73,7 +72,7 @@ def save(
         durable: return after the data has reached the disk.
         num_threads: number of threads that write arrays of one chunk; 0 writes in this thread. Other arrays are written on the
             threads of zarr.
-        return_early: write in the background and return a ``concurrent.futures.Future``. The leaves must not change before
+        return_early: write in the background and return a :class:`TensorDictFuture`. The leaves must not change before
             its ``result()`` returns.
         storage_options: options of the file system of a URL.
         progress: show a progress bar, or call a function of (bytes done, total bytes).
@@ -104,7 +103,7 @@ def save(
     if not return_early:
         work()
         return data
-    return _run_in_background(work, data)
+    return run_in_background(work, "td-zarr-save", data)
 
 
 class PlannedGroup:
@@ -218,21 +217,6 @@ def run_parallel(work: Sequence[Callable[[], None]], num_threads: int) -> None:
     with ThreadPoolExecutor(num_threads, "td-zarr") as pool:
         for future in [pool.submit(call) for call in work]:
             future.result()
-
-
-def _run_in_background(write: Callable[[], None], data: Any) -> Future[Any]:
-    future: Future[Any] = Future()
-
-    def run() -> None:
-        try:
-            write()
-        except BaseException as error:
-            future.set_exception(error)
-        else:
-            future.set_result(data)
-
-    threading.Thread(target=run, name="td-zarr-save").start()
-    return future
 
 
 def _replace(

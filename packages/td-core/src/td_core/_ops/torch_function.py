@@ -109,7 +109,8 @@ def _loss(name: str) -> Handler:
             raise TypeError(f"{name}() of collections takes reduction= in place of size_average and reduce")
         if reduction not in ("none", "mean", "sum"):
             raise ValueError(f"the reduction of {name}() is 'none', 'mean' or 'sum'; got {reduction!r}")
-        result = input.apply(lambda leaf, other: function(leaf, other, reduction="none", **options), target)
+        first: Any = input
+        result = first.apply(lambda leaf, other: function(leaf, other, reduction="none", **options), target)
         return result if reduction == "none" else getattr(result, reduction)()
 
     return call

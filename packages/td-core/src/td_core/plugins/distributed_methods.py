@@ -55,8 +55,8 @@ class DistributedMethods:
             device: device of the storage; by default that of the leaves, if they share one, else the CPU.
             non_blocking: as in :meth:`torch.Tensor.to`.
             inplace: put the views into this collection, lock it and return it.
-            return_early: consolidate in a background thread and return a :class:`concurrent.futures.Future` of the
-                result. Do not write to leaves before it is done nor, with ``inplace``, change entries.
+            return_early: consolidate in a background thread and return a :class:`TensorDictFuture` of the result. Do
+                not write to leaves before it is done nor, with ``inplace``, change entries.
             use_buffer: with ``filename``, gather in memory first, write once, and keep the result in memory.
             share_memory: put the storage in shared memory.
             pin_memory: put the storage in page-locked memory.

@@ -1,0 +1,72 @@
+"""Work that goes on in a thread after the call has returned."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from functools import partial
+from typing import Any
+
+from ._public_names import set_module
+
+__all__ = ["TensorDictFuture", "run_in_background"]
+
+
+@set_module("td_core")
+class TensorDictFuture(Future):  # type: ignore[type-arg]
+    """Future that ``return_early=True`` returns: its result is a collection, when all given futures are done.
+
+    Args:
+        futures: the futures to wait for; the first exception of one is the exception of this future.
+        resulting_td: the result; None for the result of the last future.
+
+    >>> from concurrent.futures import Future
+    >>> from td_core import TensorDictFuture
+    >>> first, second = Future(), Future()
+    >>> both = TensorDictFuture([first, second], TensorDict({"a": 1}))
+    >>> first.set_result(None)
+    >>> both.done()
+    False
+    >>> second.set_result(None)
+    >>> both.result()["a"]
+    tensor(1)
+    """
+
+    def __init__(self, futures: Sequence[Future[Any]], resulting_td: Any) -> None:
+        super().__init__()
+        self.futures = list(futures)
+        self.resulting_td = resulting_td
+        self._open = len(self.futures)
+        self._counting = threading.Lock()
+        if not self.futures:
+            self.set_result(resulting_td)
+        for future in self.futures:
+            future.add_done_callback(self._count)
+
+    def _count(self, _: Future[Any]) -> None:
+        with self._counting:
+            self._open -= 1
+            if self._open:
+                return
+        errors = [error for future in self.futures if (error := future.exception()) is not None]
+        if errors:
+            self.set_exception(errors[0])
+        else:
+            self.set_result(self.futures[-1].result() if self.resulting_td is None else self.resulting_td)
+
+
+def run_in_background(work: Callable[[], Any], name: str, result: Any = None) -> TensorDictFuture:
+    """Call ``work`` in a new thread of that name, and return a future of ``result``, or else of what ``work`` returns."""
+    future: Future[Any] = Future()
+    threading.Thread(target=partial(_run, work, future), name=name).start()
+    return TensorDictFuture([future], result)
+
+
+def _run(work: Callable[[], Any], future: Future[Any]) -> None:
+    try:
+        result = work()
+    except BaseException as error:
+        future.set_exception(error)
+    else:
+        future.set_result(result)
