@@ -226,3 +226,39 @@ def test_lazy_stack_index_out_of_range_names_dim(index: tuple[Any, ...]) -> None
         CollectionIndexError, match=r"index (3|-4) is out of bounds for batch dim 1 of size 3"
     ):
         lazy[(slice(None), *index)]
+
+
+@pytest.mark.parametrize("size", [(), (3,), (3, 2), (0,)])
+def test_new_zeros_of_nested_lazy_stack_equals_dense(size: tuple[int, ...]) -> None:
+    members = [TensorDict({"a": torch.ones(4)}, []) for _ in range(2)]
+    td = TensorDict({"n": lazy_stack(members)}, [])
+    result = td.new_zeros(size)
+    assert result["n"].batch_size == (*size, 2)
+    assert torch.equal(result["n", "a"], torch.zeros(*size, 2, 4))
+    named = TensorDict({"n": lazy_stack(members)}, [2]).new_ones(size)
+    assert torch.equal(named["n", "a"], torch.ones(*size, 4))
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "names"),
+    [
+        ({}, []),
+        ({"keepdim": True}, [None, "x", "y"]),
+        ({"dim": 0}, [None, "y"]),
+        ({"dim": 0, "keepdim": True}, [None, "x", "y"]),
+        ({"dim": (1, 0)}, [None]),
+    ],
+    ids=str,
+)
+def test_quantiles_keep_names_of_remaining_dims(kwargs: dict[str, Any], names: list[str | None]) -> None:
+    leaf = torch.rand(2, 3)
+    levels = torch.tensor([0.1, 0.5])
+    td = TensorDict({"a": leaf}, [2, 3], names=["x", "y"])
+    for source in (td, td.to_lazystack(1)):
+        result = source.quantile(levels, **kwargs)
+        assert result.names == names
+        assert torch.allclose(result["a"].flatten(), _quantile(leaf, levels, kwargs.get("dim")).flatten())
+
+
+def _quantile(leaf: Tensor, levels: Tensor, dim: Any) -> Tensor:
+    return torch.quantile(leaf, levels, dim) if isinstance(dim, int) else torch.quantile(leaf, levels)

@@ -423,7 +423,7 @@ def test_view_plans_return_views() -> None:
         (
             lambda: shapes.movedim_plan((2, 3), (0, 0), (0, 1)),
             DimError,
-            r"repeated dim in source: \[0, 0\]",
+            r"movedim: source: a dim appears several times in \[0, 0\]",
         ),
         (lambda: shapes.unsqueeze_plan((2, 3), 3), DimError, r"range of \[-3, 2\], but got 3"),
         (lambda: shapes.squeeze_plan((2, 3), 2), DimError, r"range of \[-2, 1\], but got 2"),

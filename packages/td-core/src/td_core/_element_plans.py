@@ -30,29 +30,6 @@ from ._plans import (
 from .errors import BatchSizeError, DimError
 
 
-class Gather(WholePlan):
-    """Plan that selects an element of one dim per position, as :meth:`torch.Tensor.gather`."""
-
-    __slots__ = ("index",)
-
-    def __init__(self, batch: Shape, dim: int, index: Tensor) -> None:
-        self.index = index
-        n = len(batch)
-        by_shape: dict[Shape, Tensor] = {}
-        keeps = not torch.compiler.is_compiling()  # a graph would treat a dict key as a constant
-
-        def leaf(value: Tensor) -> Tensor:
-            shape = value.shape
-            full = by_shape.get(shape) if keeps else None
-            if full is None:
-                full = append_dims(index, len(shape)).expand((*index.shape, *shape[n:]))
-                if keeps:
-                    by_shape[shape] = full
-            return value.gather(dim, full)
-
-        super().__init__(batch, tuple(index.shape), leaf)
-
-
 class Where(WholePlan):
     """Plan that selects each element from one of two collections by a condition; a join without a new dim."""
 
@@ -228,7 +205,7 @@ def _spell_pad(plan: Any, value: float) -> Leaf:
     return lambda tensor: pad(tensor, [0] * 2 * (tensor.ndim - n) + backwards, value=value)
 
 
-def gather_plan(batch: Shape, dim: int, index: Tensor) -> Gather:
+def gather_plan(batch: Shape, dim: int, index: Tensor) -> WholePlan:
     """Build the plan of ``gather``: the index has one dim per batch dim and is broadcast over the feature dims."""
     dim = wrap_dim(dim, len(batch))
     if index.ndim != len(batch):
@@ -236,4 +213,17 @@ def gather_plan(batch: Shape, dim: int, index: Tensor) -> Gather:
             f"gather: the index must have one dim for each batch dim; got shape {list(index.shape)} "
             f"for the batch size {list(batch)}"
         )
-    return Gather(batch, dim, index)
+    n = len(batch)
+    by_shape: dict[Shape, Tensor] = {}
+    keeps = not torch.compiler.is_compiling()  # a graph would treat a dict key as a constant
+
+    def leaf(value: Tensor) -> Tensor:
+        shape = value.shape
+        full = by_shape.get(shape) if keeps else None
+        if full is None:
+            full = append_dims(index, len(shape)).expand((*index.shape, *shape[n:]))
+            if keeps:
+                by_shape[shape] = full
+        return value.gather(dim, full)
+
+    return WholePlan(batch, tuple(index.shape), leaf, index)

@@ -166,15 +166,16 @@ class ComputedPlan(ShapePlan):
 
 
 class WholePlan(ShapePlan):
-    """Plan that needs every leaf whole, so that a lazy stack is stacked first."""
+    """Plan that needs every leaf whole, so that a lazy stack is stacked first; maybe with a tensor of positions, ``index``."""
 
-    __slots__ = ()
+    __slots__ = ("index",)
 
-    def __init__(self, batch: Shape, lead: Shape, leaf: Leaf) -> None:
+    def __init__(self, batch: Shape, lead: Shape, leaf: Leaf, index: Tensor | None = None) -> None:
         self.batch = batch
         self.n = len(batch)
         self.lead = lead
         self.leaf = leaf
+        self.index = index
 
     @property
     def steps(self) -> Sequence[Step]:  # type: ignore[override]

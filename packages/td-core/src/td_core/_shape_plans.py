@@ -23,7 +23,6 @@ from ._plans import (
     SplitPlan,
     ViewPlan,
     as_int,
-    as_ints,
     cache_plans,
     slice_length,
     wrap_dim,
@@ -174,16 +173,13 @@ def _spell_permute(plan: ViewPlan) -> Leaf:
 def movedim_plan(batch: Shape, source: int | Sequence[int], destination: int | Sequence[int]) -> ViewPlan:
     """Build the plan of ``movedim``: move some dims to new positions and keep the order of the others."""
     n = len(batch)
-    provided = [as_ints(dims) for dims in (source, destination)]
-    if len(provided[0]) != len(provided[1]):
+    sources = wrap_dims("movedim: source", source, n)
+    destinations = wrap_dims("movedim: destination", destination, n)
+    if len(sources) != len(destinations):
         raise DimError(
             "movedim: source and destination must have the same number of dims; "
-            f"got {list(provided[0])} and {list(provided[1])}"
+            f"got {list(sources)} and {list(destinations)}"
         )
-    sources, destinations = ([wrap_dim(dim, n) for dim in dims] for dims in provided)
-    for what, dims in (("source", sources), ("destination", destinations)):
-        if len(set(dims)) != len(dims):
-            raise DimError(f"movedim: repeated dim in {what}: {dims}")
     placed = dict(zip(destinations, sources, strict=True))
     others = iter([dim for dim in range(n) if dim not in sources])
     return permute_plan(batch, [placed[i] if i in placed else next(others) for i in range(n)])

@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from .._plan_steps import Shape, Step, Whole
-from .._plans import ComputedPlan, Leaf, MultiPlan, ShapePlan, WholePlan
+from .._plans import ComputedPlan, Leaf, MultiPlan, ShapePlan
 
 Dims = tuple[int, ...]
 
@@ -37,12 +37,12 @@ def reduce_plan(
     ``make(dims)`` returns the function to call on a leaf. ``front`` is the size of the leading dim that it adds, or None.
     """
     kept = (1,) if keepdim else ()
+    added = () if front is None else (Step(0, 0, Whole((front,))),)
     if dims is None:
-        lead = kept * len(batch)
-        plan = ReduceAll(batch, lead if front is None else (front, *lead), make(None))
+        whole = Step(0, ALL_DIMS, Whole(kept * len(batch)))
+        plan = ComputedPlan(batch, (whole, *added), lambda plan: make(None))
         plan.n = ALL_DIMS
         return plan
-    added = () if front is None else (Step(0, 0, Whole((front,))),)
     # From the last dim to the first, so that no step moves the dims of the next one.
     steps = [Step(dim, dim + 1, Whole(kept)) for dim in sorted(dims, reverse=True)]
     return ComputedPlan(batch, (*steps, *added), partial(_spell_reduce, make), make(dims))
@@ -50,19 +50,6 @@ def reduce_plan(
 
 def _spell_reduce(make: Callable[[Dims | None], Leaf], plan: ShapePlan) -> Leaf:
     return make(tuple([start for start, stop, _ in reversed(plan.steps) if start < stop]))
-
-
-class ReduceAll(WholePlan):
-    """Plan of a reduction over all dims of a leaf. It keeps all batch dims or none."""
-
-    __slots__ = ()
-
-    creates_values = True
-
-    @property
-    def sources(self) -> tuple[int | None, ...]:
-        n = len(self.batch)
-        return (*[None] * (len(self.lead) - n), *range(n)) if len(self.lead) >= n else ()
 
 
 class Pair(MultiPlan):
