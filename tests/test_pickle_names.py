@@ -10,6 +10,7 @@ import tempfile
 import types
 import zipfile
 from collections.abc import Callable
+from functools import partial
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
@@ -21,12 +22,14 @@ from td_core import (
     Buffer,
     LinkedList,
     Record,
+    StoredTensor,
     TensorDict,
     TensorDictParams,
     encode,
     errors,
     lazy_stack,
 )
+from td_core.testing import RawFile
 
 td_memmap = pytest.importorskip("td_memmap")
 td_tensorclass = pytest.importorskip("td_tensorclass")
@@ -70,6 +73,19 @@ def make_params() -> TensorDictParams:
 
 def make_values() -> TensorDict:
     return TensorDict({"s": "text", "l": [1, 2], "x": torch.ones(2)}, batch_size=[])
+
+
+def open_store(folder: Path, mode: str) -> Any:
+    """Open the leaves of a save that other processes read and write."""
+    td_safetensors = pytest.importorskip("td_safetensors")
+    td_safetensors.save(make_tensordict(), folder / "opened.safetensors")
+    return td_safetensors.open(folder / "opened.safetensors", mode=mode)
+
+
+def store_raw(folder: Path, mode: str) -> TensorDict:
+    """Return a collection with a stored tensor."""
+    source = RawFile.create(folder / "raw.bin", torch.ones(3))
+    return TensorDict({"a": StoredTensor(source, mode=mode)})
 
 
 COLLECTIONS: dict[str, Callable[[], Any]] = {
@@ -137,6 +153,8 @@ PICKLED: dict[str, Callable[[Path], Any]] = {
     **{name: lambda folder, make=make: make() for name, make in MADE.items()},
     **MAPPED,
     **RECORDS,
+    **{f"opened {mode}": partial(open_store, mode=mode) for mode in ("r", "r+", "c")},
+    **{f"stored {mode}": partial(store_raw, mode=mode) for mode in ("r", "r+", "c")},
 }
 
 

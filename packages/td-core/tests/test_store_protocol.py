@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import io
 import json
 import os
@@ -22,11 +23,13 @@ from td_core import (
     Tree,
     UnsupportedOperationError,
     from_schema,
+    hookimpl,
 )
 from td_core.__main__ import main
 from td_core._command_line import DAMAGED, FAILED, GOOD
 from td_core._locations import HEAD_SIZE, as_location
 from td_core._serializers import SERIALIZERS
+from td_core.testing import installed
 
 
 class Table:
@@ -324,7 +327,7 @@ def test_open_passes_mode_keys_and_options(formats: Memory, data: TensorDict) ->
     td_core.open("mem://x", mode="r+", keys=["a", ("b", "c")], part=3)
     TensorDict.open("mem://x", mode="c", keys="a")
     assert formats.calls == [("open", "r+", ["a", ("b", "c")], 3), ("open", "c", ["a"], 0)]
-    with pytest.raises(ValueError, match=r"^mode is 'r', 'r\+' or 'c'; got 'w'$"):
+    with pytest.raises(ValueError, match=r"^mode is one of 'r', 'r\+', 'c'; got 'w'$"):
         td_core.open("mem://x", mode="w")
 
 
@@ -396,3 +399,34 @@ def test_command_line_runs_operations_of_format(
     ]:
         assert main(arguments) == code
         assert capsys.readouterr().err.startswith(message)
+
+
+def test_signature_of_operation_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Format(Serializer):
+        name = "counted"
+        needs_path = False
+
+        def save(self, data: Any, location: Any, *, level: int = 1) -> Any:
+            return data
+
+        def load(self, location: Any) -> Any:
+            return TensorDict()
+
+        def detect(self, location: Any, head: bytes) -> bool:
+            return False
+
+    class Plugin:
+        @hookimpl
+        def td_serializers(self) -> list[Serializer]:
+            return [Format()]
+
+    read: list[Any] = []
+    original = inspect.signature
+    with installed(Plugin()):
+        monkeypatch.setattr(inspect, "signature", lambda method: read.append(method) or original(method))
+        for _ in range(3):
+            TensorDict().save(None, format="counted", level=2)
+            td_core.save(TensorDict(), None, format="counted")
+        with pytest.raises(TypeError, match="no option 'depth'"):
+            TensorDict().save(None, format="counted", depth=2)
+    assert len(read) == 1

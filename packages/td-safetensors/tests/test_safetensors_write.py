@@ -18,6 +18,7 @@ from td_core import (
     LockedError,
     StoredTensor,
     TensorDict,
+    _temporary_files,
     load,
 )
 from td_core.errors import UnsupportedOperationError
@@ -139,6 +140,15 @@ def test_create_from_meta_reads_nothing(path: Path) -> None:
     td_core.create(like, path, format="safetensors")
     assert load(path)["a"].shape == (1 << 20, 3)
     assert path.stat().st_blocks * 512 < 1 << 20
+
+
+def test_create_durable_syncs_file(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[int] = []
+    monkeypatch.setattr(_temporary_files.os, "fsync", synced.append)
+    td_core.create(TensorDict({"a": torch.zeros(2)}), path, format="safetensors")
+    assert synced == []
+    td_core.create(TensorDict({"a": torch.zeros(2)}), path.with_name("b"), format="safetensors", durable=True)
+    assert len(synced) == 2  # the file and its directory
 
 
 def test_create_nested_tensor_raises_with_key(path: Path) -> None:

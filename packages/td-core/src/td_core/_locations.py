@@ -1,4 +1,4 @@
-"""Locations of saves: local paths, URLs, and objects of other libraries."""
+"""Locations of saves: local paths, URLs, and objects of other libraries; and the modes of opening them."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ from ._type_names import is_instance_of_named
 
 __all__ = [
     "HEAD_SIZE",
+    "MODES",
     "Location",
     "as_location",
     "can_use_location",
+    "check_mode",
     "has_suffix",
     "read_head",
     "show_location",
@@ -22,6 +24,9 @@ __all__ = [
 
 #: A local path, a URL as a string, or an object that a format accepts in place of a path.
 Location = Any
+
+#: The modes in which a save or a stored tensor is opened.
+MODES = ("r", "r+", "c")
 
 #: Size of the part of a local file that ``detect`` of each format receives.
 HEAD_SIZE = 512
@@ -56,6 +61,12 @@ def _read_file_url(url: str) -> Path:
     if parts.netloc not in ("", "localhost"):
         raise ValueError(f"the URL {url!r} is not of this machine: write file:///PATH, with three slashes")
     return Path(url2pathname(parts.path))
+
+
+def check_mode(mode: Any) -> None:
+    """Raise ValueError for an unknown mode of opening a save or a stored tensor."""
+    if mode not in MODES:
+        raise ValueError(f"mode is one of {', '.join(map(repr, MODES))}; got {mode!r}")
 
 
 def show_location(location: Location) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from ._buffers import as_memory, is_stored
 from ._collection import Core
-from ._locations import Location, as_location, show_location
+from ._locations import Location, as_location, check_mode, show_location
 from ._nodes import as_named
 from ._serializers import SERIALIZERS, Serializer, check_options, list_options
 from .plugins.declarations import shows, takes
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 __all__ = ["SaveMixin", "append", "create", "inspect", "load", "open", "save", "verify"]
 
 SelfT = TypeVar("SelfT", bound="SaveMixin")
-
-_MODES = ("r", "r+", "c")
 
 
 def save(data: Core, path: Location | None, *, format: str | None = None, **options: Any) -> Any:
@@ -122,10 +120,9 @@ def open(
 
     >>> open("missing.json", mode="w")
     Traceback (most recent call last):
-    ValueError: mode is 'r', 'r+' or 'c'; got 'w'
+    ValueError: mode is one of 'r', 'r+', 'c'; got 'w'
     """
-    if mode not in _MODES:
-        raise ValueError(f"mode is 'r', 'r+' or 'c'; got {mode!r}")
+    check_mode(mode)
     options["mode"] = mode
     if keys is not None:
         options["keys"] = [keys] if isinstance(keys, str) else list(keys)

@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 
 from ._buffers import STORED
+from ._locations import check_mode
 from ._public_names import set_module
-from ._stored_modes import MODES, unwrap
+from ._stored_modes import WRAPPERS, unwrap
 from ._stored_requests import (
     Request,
     fetch,
@@ -77,10 +78,9 @@ class StoredTensor(Tensor):
     @staticmethod
     def __new__(cls, source: Source, device: DeviceType | None = None, mode: str = "r+") -> StoredTensor:
         """Create the tensor without reading."""
-        if mode not in MODES:
-            raise ValueError(f"mode is one of {', '.join(map(repr, MODES))}; got {mode!r}")
+        check_mode(mode)
         twin = torch.empty(tuple(source.shape), dtype=source.dtype, device="meta")
-        return _wrap(cls, MODES[mode](source), twin, torch.device("cpu" if device is None else device))
+        return _wrap(cls, WRAPPERS[mode](source), twin, torch.device("cpu" if device is None else device))
 
     def __init__(self, source: Source, device: DeviceType | None = None, mode: str = "r+") -> None:
         pass

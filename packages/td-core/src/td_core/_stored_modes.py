@@ -12,7 +12,7 @@ from ._public_names import set_module
 from .errors import LockedError
 from .typing import Source, SourceIndex
 
-__all__ = ["MODES", "PrivateSource", "ReadOnlySource", "unwrap"]
+__all__ = ["WRAPPERS", "PrivateSource", "ReadOnlySource", "unwrap"]
 
 
 @set_module("td_core.pickles")
@@ -68,7 +68,7 @@ class PrivateSource:
 
 
 #: Per mode, the function that wraps a source.
-MODES: dict[str, Callable[[Source], Source]] = {
+WRAPPERS: dict[str, Callable[[Source], Source]] = {
     "r": ReadOnlySource,
     "r+": lambda source: source,
     "c": PrivateSource,

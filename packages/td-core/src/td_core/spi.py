@@ -28,6 +28,7 @@ from ._dtypes import STORABLE, UNSIGNED, as_dtype
 from ._foreach import PLAIN
 from ._indexing import plan_index
 from ._keys import suggest_keys
+from ._locations import check_mode
 from ._locking import check_unlocked, lock
 from ._mapping_views import LEAF_KINDS
 from ._nested_components import compute_seqlens, make_jagged, split_jagged
@@ -58,9 +59,9 @@ from .plugins.memmap_methods import Progress
 __all__ = [
     "LEAF_KINDS", "OVERRIDABLE", "PLAIN", "PROVIDED", "REQUIRED", "STORABLE", "UNSIGNED", "VERSION", "Join", "Keeper",
     "NewDirectory", "NewFile", "Node", "Progress", "StorageBackend", "Switch", "Wrapper", "as_batch_size",
-    "as_buffer", "as_bytes", "as_device", "as_dtype", "as_memory", "as_named", "as_tensor", "check_names",
-    "check_table", "check_unlocked", "choose_algorithm", "compute_digest", "compute_seqlens", "copy_all",
-    "count_users", "decode_table", "describe_table", "dump_table", "expand", "is_aliasing", "is_expanded",
+    "as_buffer", "as_bytes", "as_device", "as_dtype", "as_memory", "as_named", "as_tensor", "check_mode",
+    "check_names", "check_table", "check_unlocked", "choose_algorithm", "compute_digest", "compute_seqlens",
+    "copy_all", "count_users", "decode_table", "describe_table", "dump_table", "expand", "is_aliasing", "is_expanded",
     "is_readable", "is_same_value", "is_stored", "is_traced", "lazy_names", "load_table", "lock", "lock_directory",
     "looks", "make_checksum", "make_header", "make_jagged", "make_nested_view", "make_reporter", "new_object",
     "parse_json", "permute_plan", "plain_results", "plan_index", "pytree", "read_header", "read_header_field",

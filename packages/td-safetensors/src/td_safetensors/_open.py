@@ -12,7 +12,7 @@ from torch import Tensor
 from td_core import Encoded, NestedKey, StoredTensor
 from td_core.array_formats import Place, list_names, restore
 from td_core.errors import FormatError, UnsupportedOperationError
-from td_core.spi import plain_results, select_keys, set_module, show_path
+from td_core.spi import check_mode, plain_results, select_keys, set_module, show_path
 from td_core.typing import SourceIndex
 
 from ._byte_ranges import open_place
@@ -98,6 +98,7 @@ def open_collection(
     Raises:
         FormatError: the save is damaged; the message has the path and the key.
         KeyPathError: the save has no such key.
+        ValueError: the mode is unknown.
         UnsupportedOperationError: the mode is ``"r+"``, and the save has checksums or a nested tensor.
 
     >>> from td_safetensors import save
@@ -105,6 +106,7 @@ def open_collection(
     >>> open_collection("data.safetensors")[[7, 5]]["a"]
     tensor([7, 5])
     """
+    check_mode(mode)
     with open_save(path, storage_options) as save:
         open_array = save.make_opener()
         table = select_keys(save.table, keys, save.path)

@@ -119,7 +119,7 @@ def check_local(path: str | os.PathLike[str]) -> str:
     return place
 
 
-def create_file(like: Any, path: str | os.PathLike[str]) -> None:
+def create_file(like: Any, path: str | os.PathLike[str], *, durable: bool = False) -> None:
     """Write a file of zeros with the structure, shapes and dtypes of a collection, without reading its leaves.
 
     Raises:
@@ -134,7 +134,7 @@ def create_file(like: Any, path: str | os.PathLike[str]) -> None:
     with NewFile(place) as file:
         file.write([header])
         file.extend(len(header) + max((array.end for _, array, _ in placed), default=0))
-        file.commit()
+        file.commit(durable=durable)
 
 
 def _hash(stored: dict[str, PlannedArray]) -> dict[str, Any]:

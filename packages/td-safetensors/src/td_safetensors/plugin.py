@@ -101,12 +101,12 @@ class SafetensorsFormat(Serializer):
 
         return open_collection(location, mode=mode, keys=keys, strict=strict, storage_options=storage_options)
 
-    def create(self, like: Any, location: Any) -> Any:  # type: ignore[override]
+    def create(self, like: Any, location: Any, *, durable: bool = False) -> Any:  # type: ignore[override]
         """Write a file of zeros with the structure, shapes and dtypes of ``like``, and open it for writing."""
         from ._open import open_collection
         from ._write_save import create_file
 
-        create_file(like, location)
+        create_file(like, location, durable=durable)
         return open_collection(location, mode="r+")
 
     def inspect(self, location: Any, *, storage_options: Mapping[str, Any] | None = None) -> Tree:  # type: ignore[override]

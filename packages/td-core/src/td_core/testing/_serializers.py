@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from .._base import TensorDictBase
-from .._locations import read_head
+from .._locations import MODES, read_head
 from .._nodes import NodeKind, Record, decode, encode
 from .._saving import append, create, inspect, load, save, verify
 from .._saving import open as open_save
@@ -354,7 +354,7 @@ class SerializerTests:
         self._require("open")
         collection = self.collections()["nested"]
         path = self._save(tmp_path, collection)
-        for mode in ("r", "r+", "c"):
+        for mode in MODES:
             self.check(self._open(path, mode=mode), collection)
         if "keys" in (list_options(self.serializer(), "open") or ()):
             self._check_keys(lambda path, keys: self._open(path, keys=keys), tmp_path)
@@ -366,7 +366,7 @@ class SerializerTests:
         """Writes reach the save with mode ``"r+"`` alone; with ``"c"`` they succeed, with ``"r"`` they may raise."""
         self._require("open")
         collection = self.collections()["flat"]
-        for mode in ("r", "r+", "c"):
+        for mode in MODES:
             path = self._save(tmp_path, collection)
             opened = self._open(path, mode=mode)
             try:

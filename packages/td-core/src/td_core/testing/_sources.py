@@ -11,11 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .._public_names import set_module
 from ..typing import Source, SourceIndex
 
 __all__ = ["LoggedSource", "MemorySource", "RawFile"]
 
 
+@set_module("td_core.testing")
 class MemorySource:
     """A source on an array in memory. Pickles contain the array.
 
@@ -44,6 +46,7 @@ class MemorySource:
         """Do nothing."""
 
 
+@set_module("td_core.testing")
 class RawFile:
     """A source on the elements of an array in a file, in C order, from byte ``start`` on.
 
@@ -127,6 +130,7 @@ def _as_buffer(array: Tensor) -> memoryview:
     return memoryview(buffer)
 
 
+@set_module("td_core.testing")
 class LoggedSource:
     """A source that passes requests to another source, and appends a row ``(operation, name, index)`` to a list.
 
