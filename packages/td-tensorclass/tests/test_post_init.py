@@ -9,10 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from td_core import TensorDict, lazy_stack
-from td_tensorclass import (
-    UnknownFieldError,
-)
+from td_core import TensorDict, assert_close, lazy_stack
+from td_tensorclass import TensorClass, UnknownFieldError
 
 both = pytest.mark.parametrize("decorated", [True, False], ids=["decorator", "base class"])
 
@@ -125,3 +123,26 @@ class TestPostInit:
         cls = declare({"x": Tensor}, decorated, {"__post_init__": lambda self: setattr(self, "xx", 1)})
         with pytest.raises(UnknownFieldError, match="X has no field 'xx': did you mean 'x'"):
             cls(torch.zeros(1))
+
+
+@pytest.mark.parametrize("operation", ["assert_close", "where", "apply"])
+def test_post_init_is_not_run_on_parts_of_another_stack(operation: str) -> None:
+    seen: list[Any] = []
+
+    class Counted(TensorClass):
+        x: Tensor
+
+        def __post_init__(self) -> None:
+            seen.append(self)
+
+    first, second = [
+        lazy_stack([Counted(torch.full((3,), i), batch_size=[3]) for i in range(2)]) for _ in range(2)
+    ]
+    seen.clear()
+    if operation == "assert_close":
+        assert_close(first, second)
+    elif operation == "where":
+        assert torch.equal(first.where(torch.ones(2, 3, dtype=torch.bool), second).x, first.x)
+    else:
+        assert torch.equal(first.apply(torch.add, second).x, first.x * 2)
+    assert len(seen) == (0 if operation == "assert_close" else 2)

@@ -258,6 +258,10 @@ class Core(ABC):
         """Return the nodes that hold the entries: this node; for a lazy stack, its members, or theirs if they are stacks."""
         return (self,)
 
+    def _wrap_holder(self, node: Core) -> Core:
+        """Wrap a holder or part of the wrapped node like this node; the default returns it unchanged."""
+        return node
+
     def _zip_members(self, *others: Any) -> list[tuple[Any, ...]]:
         """Pair each holder with its part of other nodes or tensors, which have the same batch size."""
         return [(self, *others)]

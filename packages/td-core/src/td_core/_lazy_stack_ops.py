@@ -71,7 +71,7 @@ class LazyStackOps(TensorDictBase):
 
     def _zip_parts(self, others: Sequence[Any]) -> Iterable[tuple[Any, ...]]:
         """Pair each member with its part of other nodes or tensors."""
-        return zip(self._members, *[other.unbind(self._stack_dim) for other in others], strict=True)
+        return zip(self._members, *[_unbind(other, self._stack_dim) for other in others], strict=True)
 
     def _zip_members(self, *others: Any) -> list[tuple[Any, ...]]:
         return [row for member, *parts in self._zip_parts(others) for row in member._zip_members(*parts)]
@@ -209,3 +209,10 @@ class LazyStackOps(TensorDictBase):
 
 def _drop_leaves(node: Core, entries: dict[str, Child], state: None) -> Iterator[tuple[str, Core, None]]:
     return ((key, child, None) for key, child in dict(node._children()).items() if has_entries(child))
+
+
+def _unbind(other: Any, dim: int) -> Iterable[Any]:
+    """Unbind a tensor or node, without the checks of a class for results of an operation."""
+    if isinstance(other, Tensor):
+        return other.unbind(dim)
+    return map(other._wrap_holder, other._inner().unbind(dim))
