@@ -208,6 +208,76 @@ def random_zarr_rows(folder: str, stores: Any, reference: Any) -> dict[str, Cont
     return rows
 
 
+def save_with_h5py(raw: Any, flat: dict[str, torch.Tensor], path: str) -> None:
+    """Write tensors as contiguous datasets."""
+    with raw.File(path, "w") as file:
+        for name, leaf in flat.items():
+            file.create_dataset(name.replace(".", "/"), data=leaf.numpy())
+
+
+def load_with_h5py(raw: Any, flat: dict[str, torch.Tensor], path: str) -> dict[str, torch.Tensor]:
+    """Read the datasets into memory."""
+    with raw.File(path) as file:
+        return {name: torch.from_numpy(file[name.replace(".", "/")][()]) for name in flat}
+
+
+def hdf5_rows(folder: str) -> dict[str, Contestants]:
+    """Return the contestants of the format ``"hdf5"`` by row of the table. The raw library is h5py."""
+    raw, reference = optional("h5py"), optional("tensordict")
+    if optional("td_hdf5") is None or raw is None:
+        return {}
+    rows: dict[str, Contestants] = {}
+    for name, flat in (("transformer", transformer()), ("2000 small", make_small())):
+        paths = {who: os.path.join(folder, f"{name} {who}.h5") for who in ("raw", "ours", "ref")}
+        ours = nest(flat, td_core)
+        save: Contestants = {
+            "ours": lambda td=ours, p=paths: td_core.save(td, p["ours"], format="hdf5"),
+            "raw": lambda flat=flat, p=paths: save_with_h5py(raw, flat, p["raw"]),
+        }
+        read: Contestants = {
+            "ours": lambda p=paths: td_core.load(p["ours"], strategy="read"),
+            "raw": lambda flat=flat, p=paths: load_with_h5py(raw, flat, p["raw"]),
+        }
+        if reference is not None:
+            theirs = nest(flat, reference)
+            save["ref"] = lambda td=theirs, p=paths: td.to_h5(p["ref"]).close()
+            read["ref"] = lambda p=paths: reference.TensorDict.from_h5(p["ref"]).to_tensordict()
+        rows[f"save hdf5 {name}"], rows[f"load hdf5 {name}, read"] = save, read
+        rows[f"load hdf5 {name}, mapped"] = {**read, "ours": lambda p=paths: td_core.load(p["ours"])}
+        rows[f"load hdf5 {name}, opened"] = {
+            **read,
+            "ours": lambda p=paths: TensorDict.from_h5(p["ours"]).to_tensordict(),
+        }
+        rows[f"open hdf5 {name}"] = {"ours": lambda p=paths: td_core.open(p["ours"])}
+    return {**rows, **random_hdf5_rows(folder, raw, reference)}
+
+
+def random_hdf5_rows(folder: str, raw: Any, reference: Any) -> dict[str, Contestants]:
+    """Return the contestants that read 256 random rows, and one row; of contiguous datasets beside the rows in memory."""
+    memory = TensorDict({"x": torch.randn(ROWS, 64)}, [ROWS])
+    index = torch.randint(ROWS, (256,), generator=torch.Generator().manual_seed(0))
+    increasing = index.unique().numpy()
+    rows: dict[str, Contestants] = {}
+    for name, options in (
+        ("contiguous", {}),
+        ("chunks of 256", {"chunks": 256}),
+        ("gzip", {"chunks": 256, "compression": "gzip", "compression_opts": 1}),
+    ):
+        path = os.path.join(folder, f"rows {name}.h5")
+        td_core.save(memory, path, format="hdf5", **options)
+        opened, dataset = td_core.open(path), raw.File(path)["x"]
+        many: Contestants = {"ours": lambda td=opened: td[index], "raw": lambda: memory[index]}
+        one: Contestants = {"ours": lambda td=opened: td[7].clone(), "raw": lambda: memory[7].clone()}
+        if options:
+            many["raw"], one["raw"] = lambda x=dataset: x[increasing], lambda x=dataset: x[7]
+        if reference is not None:
+            theirs = reference.TensorDict.from_h5(path)
+            many["ref"] = lambda td=theirs: td[index].to_tensordict()
+            one["ref"] = lambda td=theirs: td[7].to_tensordict()
+        rows[f"256 rows of 100,000, hdf5, {name}"], rows[f"one row, hdf5, {name}"] = many, one
+    return rows
+
+
 def measure_import(rounds: int) -> tuple[float, float]:
     """Return the time of ``import td_core`` without and with the plugin, after ``import torch``, in milliseconds."""
     code = "import torch, time; s = time.perf_counter(); import td_core; print(time.perf_counter() - s)"
@@ -234,7 +304,11 @@ def main() -> None:
     try:
         print("| row | ours ms | raw ms | tensordict ms | ours / raw | ours / tensordict |")
         print("|---|---|---|---|---|---|")
-        for name, contestants in {**safetensors_rows(folder), **zarr_rows(folder)}.items():
+        for name, contestants in {
+            **safetensors_rows(folder),
+            **zarr_rows(folder),
+            **hdf5_rows(folder),
+        }.items():
             if options.only not in name and not name.startswith("save"):
                 continue
             times = measure(contestants, options.rounds)

@@ -58,19 +58,34 @@ def test_open_reads_no_dataset(path: Path, td: TensorDict, monkeypatch: pytest.M
     assert (opened["a"].shape, opened[1:3]["n", "b"].dtype) == ((4, 3), torch.int64)
 
 
-def test_read_rows_reads_only_their_chunks(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_read_rows_reads_only_those(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save(TensorDict({"a": torch.arange(100)}, [100]), path, chunks=10)
     parts: list[Any] = []
-    read = _dataset_source.read_part
-    monkeypatch.setattr(
-        _dataset_source,
-        "read_part",
-        lambda dataset, part, dtype: (parts.append(part), read(dataset, part, dtype))[1],
-    )
-    assert open_h5(path)[[57, 3, 8, 99, 51]]["a"].tolist() == [57, 3, 8, 99, 51]
-    assert [(part[0].start, part[0].stop) for part in parts] == [(3, 9), (51, 58), (99, 100)]
+    read_part, read_positions = _dataset_source.read_part, _dataset_source.read_positions
+
+    def note_part(dataset: Any, part: Any, dtype: Any) -> Any:
+        parts.append((part[0].start, part[0].stop))
+        return read_part(dataset, part, dtype)
+
+    def note_positions(dataset: Any, part: Any, dim: int, rows: Any, dtype: Any) -> Any:
+        parts.append(rows.tolist())
+        return read_positions(dataset, part, dim, rows, dtype)
+
+    monkeypatch.setattr(_dataset_source, "read_part", note_part)
+    monkeypatch.setattr(_dataset_source, "read_positions", note_positions)
+    assert open_h5(path)[[57, 3, 8, 99, 58]]["a"].tolist() == [57, 3, 8, 99, 58]
+    assert open_h5(path)[[12, 11, 14]]["a"].tolist() == [12, 11, 14]
     assert load(path, rows=slice(20, 22))["a"].tolist() == [20, 21]
-    assert [(part[0].start, part[0].stop) for part in parts[3:]] == [(20, 22)]
+    assert parts == [[3, 8, 57, 58, 99], (11, 15), (20, 22)]
+
+
+@pytest.mark.parametrize("dim", [0, 1, 2])
+def test_many_positions_are_read_in_groups(dim: int, path: Path) -> None:
+    leaf = torch.arange(3 * 2000 * 4).view(3, 2000, 4).movedim(1, dim).contiguous()
+    save(TensorDict({"a": leaf}), path, chunks=(100, 100, 100), compression="gzip")
+    rows = torch.randperm(2000, generator=torch.Generator().manual_seed(0))[:700]
+    index = (*[slice(None)] * dim, rows)
+    assert torch.equal(open_h5(path)["a"][index], leaf[index])
 
 
 @OPTIONS

@@ -13,10 +13,23 @@ from td_core.array_formats import as_storable, get_stored
 from td_core.errors import FormatError
 from td_core.typing import SourceIndex
 
-from ._datasets import NATIVE, Array, can_hold, find_array, locate, map_array, read_part, write_part
+from ._datasets import (
+    NATIVE,
+    Array,
+    can_hold,
+    find_array,
+    locate,
+    map_array,
+    read_part,
+    read_positions,
+    write_part,
+)
 from ._h5_files import StoreFile, convert_errors
 
 __all__ = ["DatasetSource"]
+
+#: HDF5 takes quadratic time for a selection of many positions.
+_POSITIONS = 512
 
 
 class DatasetSource:
@@ -96,7 +109,7 @@ class DatasetSource:
 
     def _find(self, file: Any) -> Any:
         """Return the ``DatasetID``. Raise FormatError if it is missing, or has another shape or dtype."""
-        dataset, found = find_array(file, self.name, self.file.path)
+        dataset, found = find_array(file, self.name, self.file.path, self._stored)
         if found != self._stored and not can_hold(found, self._stored):
             raise FormatError(
                 f"{self!r} has the dtype {found.dtype} and the shape {list(found.shape)}; expected {self._stored.dtype} "
@@ -128,10 +141,15 @@ def _read_dataset(dataset: Any, index: tuple[Any, ...], dtype: torch.dtype) -> T
     dim = _find_vector(index)
     if dim is None:
         return as_signed(read_part(dataset, index, dtype))
+    positions = index[dim]
     found = []
-    for part, rows, _ in _list_parts(index, dim, _get_chunk(dataset)):
-        slab = as_signed(read_part(dataset, part, dtype))
-        found.append(slab if rows is None else slab.index_select(dim, rows))
+    for rows in positions.split(_POSITIONS):
+        first, last = int(rows[0]), int(rows[-1])
+        part = (*index[:dim], slice(first, last + 1, 1), *index[dim + 1 :])
+        if last - first < 2 * len(rows):
+            found.append(as_signed(read_part(dataset, part, dtype)).index_select(dim, rows - first))
+        else:
+            found.append(as_signed(read_positions(dataset, part, dim, rows, dtype)))
     return found[0] if len(found) == 1 else torch.cat(found, dim)
 
 

@@ -24,7 +24,7 @@ from ._h5_files import H5_ERRORS, convert_errors, show_error
 __all__ = [
     "NATIVE", "Array", "can_hold", "choose_chunks", "count_links", "create_dataset", "create_file", "create_group", "describe",
     "describe_storage", "escape_key", "find_array", "iter_parts", "locate", "map_array", "read_header", "read_part",
-    "read_whole", "write_header", "write_part", "write_text",
+    "read_positions", "read_whole", "write_header", "write_part", "write_text",
 ]  # fmt: skip
 
 #: The dtypes of torch that HDF5 has, with the numpy dtype of their elements.
@@ -36,6 +36,8 @@ NATIVE: dict[torch.dtype, np.dtype[Any]] = {
     )
 }  # fmt: skip
 _TORCH = {numpy: torch_ for torch_, numpy in NATIVE.items()}
+#: The types of HDF5 for these dtypes, in the byte order of this machine.
+_TYPES = {dtype: h5py.h5t.py_create(numpy, logical=True) for dtype, numpy in NATIVE.items()}
 
 #: Attributes of the root: the JSON header in pieces, since an attribute has at most 64 kB, and its CRC-32.
 _PIECE = 60_000
@@ -142,9 +144,7 @@ def create_dataset(
             creation.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
             if array.nbytes >= _LARGE:
                 creation.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
-        dataset = h5py.h5d.create(
-            parent, name.encode(), h5py.h5t.py_create(dtype, logical=True), space, creation
-        )
+        dataset = h5py.h5d.create(parent, name.encode(), _TYPES[array.dtype], space, creation)
     for dim, label in enumerate(names):
         if label is not None:
             h5py.h5ds.set_label(dataset, dim, label.encode())
@@ -174,6 +174,27 @@ def read_part(dataset: Any, part: Sequence[slice], dtype: torch.dtype) -> Tensor
     return result
 
 
+def read_positions(
+    dataset: Any, part: Sequence[slice], dim: int, positions: Tensor, dtype: torch.dtype
+) -> Tensor:
+    """Read a part of a dataset at increasing positions of one dim into a new tensor, each chunk once."""
+    shape = [len(range(item.start, item.stop, item.step)) for item in part]
+    starts, counts, steps = [item.start for item in part], list(shape), tuple(item.step for item in part)
+    shape[dim] = len(positions)
+    space = dataset.get_space()
+    space.select_none()
+    ends = (positions.diff() > 1).nonzero().flatten() + 1
+    runs = zip(
+        positions[[0, *ends.tolist()]].tolist(), positions[[*(ends - 1).tolist(), -1]].tolist(), strict=True
+    )
+    for first, last in runs:
+        starts[dim], counts[dim] = first, last - first + 1
+        space.select_hyperslab(tuple(starts), tuple(counts), steps, op=h5py.h5s.SELECT_OR)
+    result = torch.empty(shape, dtype=dtype)
+    dataset.read(h5py.h5s.create_simple(tuple(shape)), space, result.numpy(), _get_memory_type(dtype))
+    return result
+
+
 def _select(dataset: Any, part: Sequence[slice]) -> tuple[Any, Any]:
     counts = tuple(len(range(item.start, item.stop, item.step)) for item in part)
     space = dataset.get_space()
@@ -182,7 +203,7 @@ def _select(dataset: Any, part: Sequence[slice]) -> tuple[Any, Any]:
 
 
 def _get_memory_type(dtype: torch.dtype) -> Any:
-    return h5py.h5t.py_create(NATIVE[dtype], logical=True)
+    return _TYPES[dtype]
 
 
 def read_whole(dataset: Any, target: Tensor) -> None:
@@ -191,14 +212,20 @@ def read_whole(dataset: Any, target: Tensor) -> None:
         dataset.read(h5py.h5s.ALL, h5py.h5s.ALL, target.numpy(), _get_memory_type(target.dtype))
 
 
-def find_array(file: Any, name: str, path: str) -> tuple[Any, Array]:
-    """Return the ``DatasetID`` of a name, and its dtype and shape.
+def find_array(file: Any, name: str, path: str, wanted: Array | None = None) -> tuple[Any, Array]:
+    """Return the ``DatasetID`` of a name, and its dtype and shape, which is faster if they are those of ``wanted``.
 
     Raises:
         FormatError: there is no such dataset, or it is damaged, or torch lacks its dtype.
     """
     try:
         dataset = h5py.h5d.open(file, name.encode())
+        if (
+            wanted is not None
+            and dataset.shape == wanted.shape
+            and dataset.get_type().equal(_TYPES[wanted.dtype])
+        ):
+            return dataset, wanted
     except H5_ERRORS as error:
         raise FormatError(
             f"{path}: the dataset {name!r} is missing or damaged: {show_error(error)}"
@@ -233,11 +260,9 @@ def locate(dataset: Any, array: Array, size: int) -> int | None:
     ``size`` is the size of the file, beyond which no elements can lie.
     """
     creation = dataset.get_create_plist()
-    if (
-        creation.get_layout() != h5py.h5d.CONTIGUOUS
-        or creation.get_external_count()
-        or not dataset.dtype.isnative
-    ):
+    if creation.get_layout() != h5py.h5d.CONTIGUOUS or creation.get_external_count():
+        return None
+    if not dataset.get_type().equal(_TYPES[array.dtype]) and not dataset.dtype.isnative:
         return None
     offset = dataset.get_offset()
     if offset is None or not array.nbytes or dataset.get_storage_size() != array.nbytes:

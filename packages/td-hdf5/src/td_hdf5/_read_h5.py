@@ -195,8 +195,8 @@ def read_arrays_of(
             result[name] = save.loaded[name]
             continue
         with convert_errors(f"{save.path}: the dataset {name!r}"):
-            dataset, found = find_array(save.file, name, save.path)
             wanted = save.arrays[name]
+            dataset, found = find_array(save.file, name, save.path, wanted)
             offset = locate(dataset, found, size)
             if can_hold(found, wanted):  # rows were written, but are not yet recorded in the header
                 result[name] = read_part(dataset, tuple(slice(0, n, 1) for n in wanted.shape), wanted.dtype)
