@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ._tensorclass import TensorClass
+from ._value_nodes import ValueNode
 
 #: The supported attributes of a tensor.
 KNOWN = ("device", "dtype", "shape")
@@ -67,9 +68,11 @@ def make_attrs(root: Any, fields: Sequence[str], num_threads: int | None) -> Any
             for key, child in dict(node._children()).items():
                 if isinstance(child, Tensor):
                     out[key] = pool.submit(describe, child) if pool else describe(child)
+                elif isinstance(child, ValueNode):
+                    out[key] = child
                 else:
-                    out[key] = child if child._is_value else {}
-                    levels += [] if child._is_value else [(child, out, key)]
+                    out[key] = {}
+                    levels.append((child, out, key))
     for node, above, name in reversed(levels):
         entries = {
             key: value.result() if isinstance(value, Future) else value for key, value in above[name].items()

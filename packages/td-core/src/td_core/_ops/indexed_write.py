@@ -20,7 +20,7 @@ from .._indexing import BoundIndex, IndexPlan
 from .._keys import unravel_key_to_tuple
 from .._locking import check_unlocked
 from .._torch_private import assert_in_graph
-from .._walks import get_path, walk_levels
+from .._walks import get_path, has_entries, walk_levels
 from ..errors import BatchSizeError, StructureError
 from .leaf_writes import (
     RARELY_SCATTERED,
@@ -82,7 +82,7 @@ class IndexedWrite:
         if isinstance(value, NUMBERS) or (isinstance(value, Tensor) and value.ndim == 0):
             self._fill(root, value)
             return
-        if isinstance(value, Core) and not value._is_value:
+        if isinstance(value, Core) and has_entries(value):
             value = as_rows(value, torch.Size(self.lead))
         elif not isinstance(value, Mapping):
             what = f"a tensor of shape {list(value.shape)}" if isinstance(value, Tensor) else repr(value)
@@ -222,8 +222,8 @@ class IndexedWrite:
     def _read_level(
         self, node: Core, key: str, target: Any, entry: Any, path: Path, todo: list[Level]
     ) -> None:
-        stacked = target._members_and_dim() is not None
-        if isinstance(entry, NUMBERS) and not target._is_value:
+        stacked, is_level = target._members_and_dim() is not None, has_entries(target)
+        if isinstance(entry, NUMBERS) and is_level:
             if stacked:
                 self.members += target._plan_writes(self.index, entry, self.non_blocking)
             else:
@@ -231,12 +231,12 @@ class IndexedWrite:
             return
         if not isinstance(entry, (Core, Mapping)):
             entry = coerce(entry, torch.Size(self.lead), target.device, path)
-        if isinstance(entry, Tensor) or (isinstance(entry, Core) and entry._is_value) != target._is_value:
+        if (not isinstance(entry, Core) or has_entries(entry)) != is_level or isinstance(entry, Tensor):
             raise StructureError(
                 f"cannot write {show_path(path)} at an index: it is a {type(target).__name__}, the value a "
                 f"{type(entry).__name__}"
             )
-        if target._is_value:
+        if not is_level:
             check_fits(entry, torch.Size((*self.lead, *target.batch_size[self.n :])), path)
             target._check_index_put(self.index, entry)
             self.others.append((node, key, target, entry))
@@ -261,7 +261,7 @@ class IndexedWrite:
         lead = torch.Size((*self.lead, *batch[self.n :]))
         made: Any
         if isinstance(entry, Mapping) or (
-            isinstance(entry, Core) and not entry._is_value and entry.batch_size[: len(lead)] != lead
+            isinstance(entry, Core) and has_entries(entry) and entry.batch_size[: len(lead)] != lead
         ):
             made = _make_empty_like(entry, batch, device)
             todo.append((made, entry, path, dims))
@@ -277,7 +277,7 @@ class IndexedWrite:
         if isinstance(entry, Tensor):
             made = entry.new_zeros(batch + tail)
             self._list(made, entry, path)
-        elif entry._is_value:
+        elif not has_entries(entry):
             try:
                 made = entry._with_children(entry._children(), batch_size=batch + tail, names=None)
             except (
