@@ -16,8 +16,9 @@ import torch
 from consolidation_trees import HAS_TENSORCLASS, TREES, assert_same, make_jagged, make_jagged_with_lengths
 from torch.masked import masked_tensor
 
-from td_core import LazyStackedTensorDict, TensorDict
+from td_core import Layout, LazyStackedTensorDict, NodeKind, Record, TensorDict, hookimpl
 from td_core.errors import CodecError, StructureError
+from td_core.testing import installed
 from td_distributed import (
     _consolidated_file,
     from_consolidated,
@@ -306,3 +307,31 @@ def test_consolidate_simple_tree_writes_tensordict_format(tmp_path: Path) -> Non
             "cls_metadata": meta,
         },
     }
+
+
+@pytest.mark.skipif(not HAS_TENSORCLASS, reason="values need td-tensorclass")
+@pytest.mark.parametrize("is_inline", [True, False])
+def test_consolidate_kind_with_inline_layout_uses_tensordict_format(is_inline: bool, tmp_path: Path) -> None:
+    from td_tensorclass import NonTensorData
+
+    class Tag(NonTensorData):
+        __slots__ = ()
+
+    def flatten(node: Tag) -> Record:
+        return Record({"batch_size": list(node.batch_size)}, values={"data": node.data})
+
+    def unflatten(record: Record) -> Tag:
+        return Tag(record.values["data"], batch_size=record.meta["batch_size"])
+
+    class Plugin:
+        @hookimpl
+        def td_node_kinds(self) -> list[NodeKind]:
+            layout = Layout(flatten, unflatten, ("Tag",), is_inline=is_inline)
+            return [NodeKind("test.Tag", Tag, flatten, unflatten, {"consolidated/1": layout})]
+
+    with installed(Plugin()):
+        tree = TensorDict({"t": Tag("x"), "a": torch.zeros(2)}, [2])
+        assert (read_structure(tree)["cls"] == "td:general") != is_inline
+        tree.consolidate(tmp_path / "td")
+        tag = TensorDict.from_consolidated(tmp_path / "td").get("t")
+        assert (type(tag), tag.data, tag.batch_size) == (Tag, "x", (2,))

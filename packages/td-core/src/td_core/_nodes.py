@@ -71,6 +71,8 @@ class Layout:
         flatten: function from a node to the record that the format stores.
         unflatten: function from such a record to a node.
         names: class names of the kind in this format; the first one is written, all are read.
+        is_inline: True for values that a format may store in the parent of the node: the record has one value, ``"data"``,
+            and describes nothing else but the batch size, device and dim names.
 
     >>> Layout(flatten=lambda node: Record({}), unflatten=lambda record: None, names=("TensorDict",)).names
     ('TensorDict',)
@@ -79,6 +81,7 @@ class Layout:
     flatten: Callable[[Any], Record]
     unflatten: Callable[[Record], Any]
     names: tuple[str, ...] = ()
+    is_inline: bool = False
 
 
 @set_module("td_core")

@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from td_core import Encoded, Record, decode, encode, join_value, kinds, split_value
+from td_core import Layout as NodeLayout
 from td_core.errors import (
     BatchSizeError,
     CodecError,
@@ -56,8 +57,6 @@ FIELDS = frozenset(("cls", "non_tensors", "leaves", "cls_metadata"))
 RESERVED = FIELDS | {"size"}
 #: Keys that tensordict adds to the structure when it sends a collection, and also writes to files.
 SENT = frozenset(("_total_bytes", "_storage_device", "_tensorclass_type"))
-#: Kinds of value nodes that the plain form lists under ``non_tensors`` of their parent.
-VALUES = ("NonTensorData", "MetaData")
 JAGGED = ("<NJT_VALUES>", "<NJT_OFFSETS>", "<NJT_LENGTHS>")
 MARKS = (*JAGGED, "<NJT>")
 # tensordict's order of the pieces (values, offsets, lengths) of a jagged tensor, by number of pieces.
@@ -339,7 +338,7 @@ def _plain(tree: Any, encoded: Encoded, layout: Layout) -> dict[str, Any]:
             child, step = nodes[ref], pointer + _step(key)
             if child["values"] and not (child["entries"] or child["members"]):
                 ((name, i), *more), cls = child["values"], levels[ref]["cls"]
-                if name != "data" or more or cls not in VALUES:
+                if name != "data" or more or _get_inline_layout(cls) is None:
                     raise NotRepresentableError
                 value, types = split_value(encoded.values[i], partial(_key_paths.format_value_path, nodes, i))
                 if types is not None and not is_readable(types):
@@ -500,14 +499,21 @@ class _Reader:
         # tensordict 0.5 and 0.6 did not store the device.
         data, size, device = entry if len(entry) == 3 else (*entry, None)
         name, types = self.kept.get(pointer, ("NonTensorData", None))
-        kind = kinds.named(name, FORMAT) if name in VALUES else None
-        if kind is None:
+        form = _get_inline_layout(name)
+        if form is None:
             raise FormatError(
                 f"key {path} is non-tensor data, which needs td-tensorclass: pip install td-tensorclass"
             )
         meta = {"batch_size": size, "device": self._get_device(device)}
         value = join_value(data, types, partial(show_path, path))
-        return kind.layouts[FORMAT].unflatten(Record(meta, values={"data": value}))
+        return form.unflatten(Record(meta, values={"data": value}))
+
+
+def _get_inline_layout(name: str) -> NodeLayout | None:
+    """Return the layout of a kind whose nodes the plain form lists under ``non_tensors`` of their parent, or None."""
+    kind = kinds.named(name, FORMAT)
+    form = None if kind is None else kind.layouts[FORMAT]
+    return form if form is not None and form.is_inline else None
 
 
 def _levels(level: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:

@@ -202,7 +202,7 @@ def _data_kind(cls: type[NonTensorDataBase]) -> NodeKind:
     from_directory = partial(_data_from_directory, cls)
     layouts = {
         "memmap/1": Layout(_data_to_directory, from_directory, (f"<class '{_MODULE}.{name}'>",)),
-        "consolidated/1": Layout(_flatten_data, unflatten, (name,)),
+        "consolidated/1": Layout(_flatten_data, unflatten, (name,), is_inline=True),
         "state_dict/2": Layout(_state_data, from_values, (name,)),
     }
     return NodeKind(name, cls, _flatten_data, unflatten, layouts)
