@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib import import_module
 from typing import Any
 
@@ -152,6 +152,12 @@ def load_with_tensorstore(stores: Any, flat: dict[str, torch.Tensor], path: str)
     return [read.result() for read in reads]
 
 
+def name_new_groups(folder: str, name: str) -> Iterator[str]:
+    """Yield a new path for each round: some file systems take milliseconds to remove each directory of an old group."""
+    for i in itertools.count():
+        yield os.path.join(folder, f"new {name} {i}.zarr")
+
+
 def zarr_rows(folder: str) -> dict[str, Contestants]:
     """Return the contestants of the format ``"zarr"``. The raw library is tensorstore, the fastest one."""
     stores, reference = optional("tensorstore"), optional("tensordict")
@@ -161,8 +167,7 @@ def zarr_rows(folder: str) -> dict[str, Contestants]:
     for name, flat in (("transformer", transformer()), ("2000 small", make_small())):
         paths = {who: os.path.join(folder, f"{name} {who}.zarr") for who in ("raw", "ours", "ref")}
         ours = nest(flat, td_core)
-        # Each round writes to a new place: some file systems take milliseconds to remove each directory of an old group.
-        new = (os.path.join(folder, f"new {name} {i}.zarr") for i in itertools.count())
+        new = name_new_groups(folder, name)
         save: Contestants = {"ours": lambda td=ours, p=new: td_core.save(td, next(p), format="zarr")}
         td_core.save(ours, paths["ours"], format="zarr")
         load: Contestants = {"ours": lambda p=paths: td_core.load(p["ours"])}
