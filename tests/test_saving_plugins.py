@@ -49,6 +49,11 @@ class Masked(TensorDict):
         node.spare, node.note = self.spare._map(fn), self.note
         return node
 
+    def _shallow_copy(self) -> Masked:
+        node: Masked = super()._shallow_copy()
+        node.spare, node.note = self.spare._shallow_copy(), self.note
+        return node
+
 
 def _flatten_masked(node: Any) -> Record:
     return Record(
