@@ -40,7 +40,7 @@ from ._public_names import lazy_names, set_module
 from ._pytree import register as register_pytree
 from ._pytree import register_with_subclasses as register_pytree_family
 from ._settings import Switch
-from ._shape_plans import Join, permute_plan, stack_plan
+from ._shape_plans import Join, stack_plan
 from ._storage_backends import Keeper, StorageBackend
 from ._torch_private import (
     count_users,
@@ -58,16 +58,16 @@ from .plugins.memmap_methods import Progress
 
 __all__ = [
     "LEAF_KINDS", "OVERRIDABLE", "PLAIN", "PROVIDED", "REQUIRED", "STORABLE", "UNSIGNED", "VERSION", "Join", "Keeper",
-    "NewDirectory", "NewFile", "Node", "Progress", "StorageBackend", "Switch", "Wrapper", "as_batch_size",
-    "as_buffer", "as_bytes", "as_device", "as_dtype", "as_memory", "as_named", "as_tensor", "check_mode",
-    "check_names", "check_table", "check_unlocked", "choose_algorithm", "compute_digest", "compute_seqlens",
-    "copy_all", "count_users", "decode_table", "describe_table", "dump_table", "expand", "is_aliasing", "is_expanded",
-    "is_readable", "is_same_value", "is_stored", "is_traced", "lazy_names", "load_table", "lock", "lock_directory",
-    "looks", "make_checksum", "make_header", "make_jagged", "make_nested_view", "make_reporter", "new_object",
-    "parse_json", "permute_plan", "plain_results", "plan_index", "pytree", "read_header", "read_header_field",
-    "read_unreplaced", "register_pytree", "register_pytree_family", "remove_stale", "resize_names", "run_command",
-    "run_in_background", "select_keys", "set_module", "show_path", "show_size", "split_jagged", "stack_plan", "suggest_keys",
-    "sync_directory", "user_class", "visit", "wait_for", "walk", "without_torch_function",
+    "NewDirectory", "NewFile", "Node", "Progress", "StorageBackend", "Switch", "Wrapper", "as_batch_size", "as_buffer",
+    "as_bytes", "as_device", "as_dtype", "as_memory", "as_named", "as_tensor", "check_mode", "check_names", "check_table",
+    "check_unlocked", "choose_algorithm", "compute_digest", "compute_seqlens", "copy_all", "count_users", "decode_table",
+    "describe_table", "dump_table", "expand", "is_aliasing", "is_expanded", "is_readable", "is_same_value", "is_stored",
+    "is_traced", "lazy_names", "load_table", "lock", "lock_directory", "looks", "make_checksum", "make_header",
+    "make_jagged", "make_nested_view", "make_reporter", "new_object", "parse_json", "plain_results", "plan_index", "pytree",
+    "read_header", "read_header_field", "read_unreplaced", "register_pytree", "register_pytree_family", "remove_stale",
+    "resize_names", "run_command", "run_in_background", "select_keys", "set_module", "show_path", "show_size",
+    "split_jagged", "stack_plan", "suggest_keys", "sync_directory", "user_class", "visit", "wait_for", "walk",
+    "without_torch_function",
 ]  # fmt: skip
 
 #: Version of this interface. It increases when a name is removed or changes its meaning.

@@ -24,7 +24,6 @@ from td_core.spi import (
     check_unlocked,
     is_same_value,
     new_object,
-    permute_plan,
     plan_index,
     register_pytree_family,
     show_path,
@@ -282,8 +281,7 @@ class NonTensorStack(NonTensorNode, TensorDictBase):
     def _reorder(self, order: Sequence[int], hidden: int) -> None:
         """Permute the dims of the values; the last ``hidden`` dims of the new order are not part of the batch size."""
         size = self._values_size
-        ((places, _),) = permute_plan(size, order).locate(size)
-        self._store_new(list(take_values(self._values, places)))
+        self._store_new(list(self._of(self._values, size).permute(*order)._values))
         self._values_size = torch.Size([size[dim] for dim in order])
         self._hidden, self._joints, self._origin = hidden, None, None
 
