@@ -412,34 +412,43 @@ def _is_scalar(item: Any) -> bool:
 
 def _list_steps(items: Sequence[Any], batch: Shape, lead: Shape) -> list[Step]:
     """Return the steps of a parsed index. Several tensors, or one with several dims, replace their dims together."""
+    ndims = [1 if type(item) is list else getattr(item, "ndim", 0) for item in items if _is_advanced(item)]
+    is_joined = ndims not in ([], [1])
     steps: list[Step] = []
-    arrays = [item for item in items if type(item) is list or (isinstance(item, Tensor) and item.ndim)]
-    is_list = len(arrays) == 1 and bool not in map(type, items) and getattr(arrays[0], "ndim", 1) == 1
     joined: list[int] = []
     front: int | None = None
     place = dim = 0
     for item in items:
-        if item is None:
-            steps.append(Step(place, place, Reshape((1,))))
-        elif type(item) is slice and item != _FULL:
-            start, _, step = item.indices(batch[dim])
-            steps.append(Step(place, place + 1, Range(start, slice_length(item, batch[dim]), step)))
-        elif type(item) is not slice:
-            front = place if front is None and not _is_scalar(item) else front
-            if is_list or _is_scalar(item):
-                steps.append(Step(place, place + 1, Take(item, dim)))
-            elif type(item) is not bool:
-                joined.append(place)
-        dim += item is not None and type(item) is not bool
+        has_dim = item is not None and type(item) is not bool
+        if is_joined and _is_advanced(item):
+            front = place if front is None else front
+            joined += [place] * has_dim
+        elif type(item) is not slice or item != _FULL:
+            steps.append(_make_step(item, place, dim, batch))
+        dim += has_dim
         # The dim of a scalar is removed before the other items apply.
         place += type(item) is not bool and not _is_scalar(item)
-    if front is None or is_list:
+    if front is None:
         return steps
     if _is_split_by_slice(items):
         front = 0
         steps.append(Step(0, place, Permute((*joined, *[i for i in range(place) if i not in joined]))))
     stop = front + len(lead) - (place - len(joined))
     return [*steps, Step(front, front + len(joined), Whole(lead[front:stop]))]
+
+
+def _make_step(item: Any, place: int, dim: int, batch: Shape) -> Step:
+    """Return the step of one item, which indexes the batch dim ``dim``, now at ``place``."""
+    if item is None:
+        return Step(place, place, Reshape((1,)))
+    if type(item) is slice:
+        start, _, step = item.indices(batch[dim])
+        return Step(place, place + 1, Range(start, slice_length(item, batch[dim]), step))
+    return Step(place, place + 1, Take(item, dim))
+
+
+def _is_advanced(item: Any) -> bool:
+    return isinstance(item, (Tensor, list, bool)) and not _is_scalar(item)
 
 
 def _is_split_by_slice(items: Sequence[Any]) -> bool:
