@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from td_core import LazyStackedTensorDict, TensorDict, TensorDictParams, assert_close, lazy_stack
-from td_core.errors import KeyPathError, KeyTakenError, LockedError
+from td_core.errors import KeyMismatchError, KeyPathError, KeyTakenError, LockedError
 
 
 def make_member(i: int, **more: Any) -> TensorDict:
@@ -278,3 +278,13 @@ def test_new_with_empty_lazy_of_stack_without_members_is_dense() -> None:
     result = make_empty_stack().new_zeros(4, empty_lazy=True)
     assert result.batch_size == (4,)
     assert result.is_empty()
+
+
+@pytest.mark.parametrize("keys", [["hidden"], ["a", "hidden"], None])
+def test_update_from_stack_with_wanted_hidden_key_raises(keys: Any) -> None:
+    target = torch.stack([make_member(2), make_member(3)])
+    before = target.clone()
+    source = lazy_stack([make_member(0), make_member(1).set("hidden", torch.ones(3))])
+    with pytest.raises(KeyMismatchError, match=r"\['hidden'\], which some lack, would be lost"):
+        target.update(source, keys_to_update=keys)
+    assert_close(target, before)

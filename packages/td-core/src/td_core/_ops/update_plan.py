@@ -84,7 +84,8 @@ class UpdatePlan:
                     size = right
                 trusted = device is None and right == size
                 # A lazy stack raises for keys that some members lack, so filter the source first.
-                items = (source if wanted is None else filter_entries(source, wanted))._all_children()
+                shown = source if wanted is None else filter_entries(source, dict.fromkeys(wanted))
+                items = shown._all_children()
             if not self.inplace:
                 check_unlocked(node, f"update {show_path(path)}")
                 node._check_keys(items if wanted is None else {key: None for key in items if key in wanted})
