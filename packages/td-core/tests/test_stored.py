@@ -268,6 +268,39 @@ def test_compile_reads_the_current_elements() -> None:
     assert [request for request, _, _ in log] == ["read"]
 
 
+COMPILED: dict[str, Callable[[Any], Any]] = {
+    "leaf": lambda td: td["a"] * 2 + 1,
+    "view": lambda td: td[1:3]["a"].sum(),
+    "positions": lambda td: td[torch.tensor([2, 0])]["a"],
+    "arithmetic": lambda td: (td * 2)["n", "b"],
+    "write": lambda td: td.add_(1)["a"].clone(),
+}
+
+
+@pytest.mark.parametrize("name", COMPILED)
+def test_compile_stored_leaf_needs_clone_for_one_graph(name: str) -> None:
+    def make() -> TensorDict:
+        leaf = StoredTensor(MemorySource(torch.arange(6.0).view(3, 2)))
+        return TensorDict({"a": leaf, "n": {"b": leaf}}, [3])
+
+    call = COMPILED[name]
+    expected = call(make().clone())
+    torch._dynamo.reset()
+    with pytest.raises(
+        RuntimeError, match=r"a stored tensor cannot be traced by torch.compile: clone\(\) it"
+    ):
+        torch.compile(call, backend="eager", fullgraph=True)(make())
+    assert torch.equal(torch.compile(call, backend="eager", fullgraph=True)(make().clone()), expected)
+
+
+def test_compile_function_of_leaf_needs_clone_for_one_graph() -> None:
+    stored = StoredTensor(MemorySource(torch.arange(3.0)))
+    double = torch.compile(lambda x: x * 2, backend="eager", fullgraph=True)
+    with pytest.raises(RuntimeError, match=r"clone\(\) it"):
+        double(stored)
+    assert double(stored.clone()).tolist() == [0, 2, 4]
+
+
 OTHERS: dict[str, Callable[[Any], Any]] = {
     "numpy_array": np.asarray,
     "from_dlpack": torch.from_dlpack,

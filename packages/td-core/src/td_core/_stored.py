@@ -29,7 +29,13 @@ from ._stored_requests import (
     write_points,
     write_view,
 )
-from ._torch_private import forbid_data_pointer, make_wrapper, pytree, without_torch_function
+from ._torch_private import (
+    forbid_data_pointer,
+    make_tracing_error,
+    make_wrapper,
+    pytree,
+    without_torch_function,
+)
 from .errors import LockedError
 from .typing import DeviceType, Source, SourceIndex
 
@@ -108,6 +114,17 @@ class StoredTensor(Tensor):
     def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
         """Return a copy in memory: a copy of a store would be another store."""
         return memo.setdefault(id(self), self.detach().clone().requires_grad_(self.requires_grad))  # type: ignore[no-any-return]
+
+    def __tensor_flatten__(self) -> NoReturn:
+        """Raise an error: torch.compile calls this to trace an input."""
+        raise make_tracing_error(
+            "a stored tensor cannot be traced by torch.compile: clone() it, or the collection, before the compiled function"
+        )
+
+    @staticmethod
+    def __tensor_unflatten__(*parts: Any) -> NoReturn:
+        """Do nothing: torch looks for this method before it calls ``__tensor_flatten__``."""
+        raise NotImplementedError
 
     @classmethod
     def __torch_function__(

@@ -7,6 +7,7 @@ once, when they are first used; if this fails, a warning names them, and the fal
 from __future__ import annotations
 
 import functools
+import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -224,6 +225,12 @@ def _as_plain(cls: type, func: Callable[..., Any], types: Any, args: Any = (), k
 
 #: The ``__torch_function__`` of a tensor subclass whose results are plain tensors.
 plain_results: Any = _find("_C._disabled_torch_function_impl", classmethod(_as_plain))
+
+
+def make_tracing_error(message: str) -> Exception:
+    """Return an error to raise where torch.compile traces an input: a graph break, or an error with ``fullgraph=True``."""
+    compiler: Any = sys.modules.get("torch._dynamo.exc")
+    return RuntimeError(message) if compiler is None else compiler.Unsupported(message)  # type: ignore[no-any-return]
 
 
 def make_nested_view(flat: Tensor, shapes: Tensor, strides: Tensor, offsets: Tensor) -> Tensor:

@@ -281,7 +281,7 @@ def pieces_of(leaf: Tensor) -> tuple[Pieces, int | None]:
         raise StructureError("a quantized tensor cannot be consolidated; call dequantize() on it first")
     if leaf.is_meta:
         raise StructureError("a tensor on the meta device has no data to consolidate")
-    if hasattr(leaf, "__tensor_flatten__") or not _has_bytes(leaf):
+    if (hasattr(leaf, "__tensor_flatten__") and not is_stored(leaf)) or not _has_bytes(leaf):
         raise StructureError(
             f"a {type(leaf).__name__} has no bytes of its own; take what it is made of first, of a DTensor its "
             "to_local() or full_tensor()"
