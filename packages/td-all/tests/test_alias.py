@@ -154,6 +154,7 @@ def test_import_missing_name_raises_naming_td(line, name, tmp_path):
         ("tensordict.to_safetensors", "td-safetensors"),
         ("tensordict.from_safetensors", "td-safetensors"),
         ("tensordict.from_h5", "td-hdf5"),
+        ("tensordict.from_zarr", "td-zarr"),
         ("tensordict.PersistentTensorDict", "td-hdf5"),
         ("tensordict.persistent.PersistentTensorDict", "td-hdf5"),
     ],
