@@ -217,6 +217,15 @@ def test_open_group_that_is_replaced_raises(path: Path, td: TensorDict) -> None:
     assert load(path)["a"].sum() == 0
 
 
+def test_open_group_that_is_replaced_twice_raises(path: Path, td: TensorDict) -> None:
+    save(td, path, chunks=2)
+    opened = open_group(path)
+    for i in range(6):  # a file system gives a new directory the number of one that was removed
+        save(td.clone().fill_("a", i), path, chunks=2)
+        with pytest.raises(FormatError, match="was replaced since it was opened"):
+            opened["a"].clone()
+
+
 def test_mapped_leaves_keep_elements_of_replaced_group(path: Path, td: TensorDict) -> None:
     save(td, path)
     loaded, opened = load(path), open_group(path)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import weakref
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from functools import partial
 from pathlib import Path
@@ -148,6 +149,13 @@ class LocalObjects(Objects):
         if self.stamp is not None and self.read_stamp() != self.stamp:
             raise FormatError(f"{self.where} was replaced since it was opened: open it again")
 
+    def pin(self) -> None:
+        """Note which directory is there now, and keep it open: while it is, no other one gets its number."""
+        if os.name != "nt":
+            fd = os.open(self.path, os.O_RDONLY)
+            weakref.finalize(self, os.close, fd)
+        self.stamp = self.read_stamp()
+
     def read_stamp(self) -> int | None:
         """Return the stamp of the directory that is there now, or None if there is none."""
         try:
@@ -272,7 +280,7 @@ def find_objects(location: Any, storage_options: dict[str, Any] | None = None) -
     path = find_local_path(location)
     if path is not None and os.path.isdir(path):
         objects = LocalObjects(path)
-        objects.stamp = objects.read_stamp()
+        objects.pin()
         return objects
     if path is not None:
         if not os.path.exists(path):
