@@ -260,6 +260,8 @@ def test_open_h5py_group_uses_its_file(path: Path, td: TensorDict, same: Any) ->
     save(td, path)
     with h5py.File(path) as file:
         same(PersistentTensorDict(group=file).to_tensordict(), td)
+        same(PersistentTensorDict(group=file["n"]).to_tensordict(), td["n"])
+        assert PersistentTensorDict(group=file["n"]).batch_size == (4,)
 
 
 def test_context_manager_closes_the_file(path: Path, td: TensorDict) -> None:

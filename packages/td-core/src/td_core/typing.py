@@ -91,7 +91,8 @@ class Source(Protocol):
     when another process first uses it; after a fork, a source must not use what the parent process has opened. The method
     ``read_many(requests)`` is optional. It takes a list of pairs ``(source, index)`` with sources of this class, and returns
     the list of what ``source.read(index)`` returns: one call for all leaves of a collection. The method ``map()`` is optional,
-    too: it returns the array as a contiguous CPU tensor on the memory of the store, in which positions are looked up directly.
+    too: it returns the array as a contiguous CPU tensor on the memory of the store, in which positions are looked up directly,
+    or None for an array that cannot be mapped.
 
     >>> import torch
     >>> from td_core import StoredTensor, TensorDict

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -55,6 +56,8 @@ class DatasetSource:
         self.name, self.shape, self.dtype = name, torch.Size(shape), dtype
         self._stored = Array(*get_stored(dtype, tuple(shape), NATIVE))
         self._mapped: dict[bool, Tensor] = {}
+        self._leaf: Tensor | None = None
+        self._leaf_structure = -1
         self._offset: int | None = None
         self._structure = -1
 
@@ -85,6 +88,16 @@ class DatasetSource:
             return
         with self.file.use(write=True) as file:
             _write_dataset(self._find(file), full, value, self._stored.dtype)
+
+    def map(self) -> Tensor | None:
+        """Return the leaf as memory that is mapped from the file, or None if its dataset has chunks."""
+        if self._leaf_structure != self.file.structure:
+            self._leaf = None
+            mapped = self._map(shared=os.access(self.file.path, os.W_OK))
+            if mapped is not None:
+                self._leaf = self._restore(mapped)
+            self._leaf_structure = self.file.structure
+        return self._leaf
 
     def flush(self) -> None:
         """Return when what was written has reached the disk."""

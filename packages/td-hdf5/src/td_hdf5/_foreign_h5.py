@@ -16,7 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from td_core import Encoded, __version__, split_value
+import td_core
+from td_core import Encoded, split_value
 from td_core.errors import FormatError
 from td_core.spi import STORABLE
 
@@ -26,7 +27,7 @@ from ._h5_files import convert_errors, show_error
 __all__ = ["Foreign", "read_foreign"]
 
 #: The provider of the kinds of values, for the message if it is not installed.
-_VALUES_FROM = f"td-tensorclass=={__version__}"
+_VALUES_FROM = f"td-tensorclass=={td_core.__version__}"
 #: Attributes of tensordict: of a value for each row with its shape, and of a text.
 _STACK = "__tensordict_stack__"
 #: Attribute with the dtype of a leaf that HDF5 lacks.

@@ -110,13 +110,10 @@ class PersistentTensorDict(TensorDictBase):
         if mode not in _MODES:
             raise ValueError(f"mode is one of {', '.join(map(repr, _MODES))}; got {mode!r}")
         path = os.fspath(filename) if filename is not None else group.file.filename
-        if mode in ("w-", "x") and os.path.lexists(path):
-            raise FileExistsError(f"cannot create {path!r}: it exists")
-        if mode == "w" or (mode != "r" and not os.path.lexists(path)):
-            if mode == "r+":
-                raise FileNotFoundError(f"there is no file at {path!r}: create it with mode='w'")
-            save(TensorDict({}, batch_size=batch_size or []), path)
+        _create_if_needed(path, mode, batch_size)
         opened = _open(path, "r" if mode == "r" else "r+", device, kwargs, stacks=non_tensor_as_stack)
+        if group is not None and group.name != "/":
+            opened = opened._find_group(group.name.strip("/"))
         if not isinstance(opened, PersistentTensorDict):
             raise TypeError(f"{path} has a {type(opened).__name__}: open it with td_core.open()")
         self.__dict__.update(vars(opened))
@@ -161,6 +158,16 @@ class PersistentTensorDict(TensorDictBase):
             data = data.copy().auto_batch_size_(batch_dims)
         save(data, filename, **kwargs)
         return _open(os.fspath(filename), "r+", device, kwargs)
+
+    def _find_group(self, name: str) -> Any:
+        """Return the nested collection in a group of the file, or None."""
+        todo = [self]
+        while todo:
+            node = todo.pop()
+            if node._row.group == name:
+                return node
+            todo += [child for child in node._entries.values() if isinstance(child, PersistentTensorDict)]
+        return None
 
     @property
     def filename(self) -> str:
@@ -350,6 +357,17 @@ class PersistentTensorDict(TensorDictBase):
                     "td_batch_size",
                     str(list(self._size)),
                 )
+
+
+def _create_if_needed(path: str, mode: str, batch_size: Any) -> None:
+    """Create the file of a collection, or empty it, as a mode of h5py requires."""
+    exists = os.path.lexists(path)
+    if mode in ("w-", "x") and exists:
+        raise FileExistsError(f"cannot create {path!r}: it exists")
+    if mode == "r+" and not exists:
+        raise FileNotFoundError(f"there is no file at {path!r}: create it with mode='w'")
+    if mode == "w" or (mode != "r" and not exists):
+        save(TensorDict({}, batch_size=batch_size or []), path)
 
 
 def _fits(held: Any, value: Any) -> bool:

@@ -240,8 +240,8 @@ class SourceTests:
     def test_map_returns_memory_of_the_array(self, tmp_path: Path) -> None:
         array = _make((3, 2))
         source: Any = self.make(array, tmp_path)
-        if not hasattr(source, "map"):
-            pytest.skip("the source has no map()")
+        if not hasattr(source, "map") or source.map() is None:
+            pytest.skip("the source has no map(), or cannot map this array")
         check_equal(source.map(), array)
         source.write((slice(1, 2, 1), slice(0, 2, 1)), torch.full((1, 2), 7.0))
         array[1] = 7.0
