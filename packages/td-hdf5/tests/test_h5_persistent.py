@@ -349,3 +349,33 @@ def test_set_unsupported_leaf_raises_and_changes_nothing(
             stored["a"] = TensorDict({"x": leaf}, [4]) if wrapped else leaf
     same(stored.clone(), td)
     same(load(path), td)
+
+
+#: Writes of values in place: the operation, and the values of both entries afterwards.
+VALUE_WRITES: dict[str, tuple[Callable[[Any], Any], list[str], Any]] = {
+    "row": (lambda td: td.__setitem__(1, td[0].clone()), ["a", "a", "c"], "one"),
+    "rows": (lambda td: td.__setitem__([2, 0], td[:2].clone()), ["b", "b", "a"], "one"),
+    "update_": (lambda td: td.update_(td.clone().set("s", stack("x", "y", "z"))), ["x", "y", "z"], "one"),
+    "set_": (lambda td: td.set_("s", stack("x", "y", "z")), ["x", "y", "z"], "one"),
+    "value": (lambda td: td.set_("v", wrap("two")), ["a", "b", "c"], "two"),
+    "view": (lambda td: td[1:].set_("s", stack("y", "z")), ["a", "y", "z"], "one"),
+}  # fmt: skip
+
+
+def stack(*values: Any) -> Any:
+    return importlib.import_module("td_tensorclass").NonTensorStack(*values)
+
+
+@needs_values
+@pytest.mark.parametrize("name", VALUE_WRITES)
+def test_write_of_values_in_place_reaches_the_file(name: str, path: Path) -> None:
+    operation, many, one = VALUE_WRITES[name]
+    td = TensorDict({"a": torch.ones(3), "s": stack("a", "b", "c"), "v": wrap("one")}, [3])
+    stored = to_h5(td, path)
+    operation(stored)
+    for found in (stored, load(path)):
+        assert (list(found["s"]), found["v"]) == (many, one)
+    with pytest.raises(LockedError, match="it is opened with mode='r'"):
+        operation(from_h5(path).set_("s", stack("q", "r", "s")))
+    back = pickle.loads(pickle.dumps(stored[1:]))
+    assert list(back["s"]) == many[1:]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -11,9 +12,9 @@ import h5py
 import torch
 from torch import Tensor
 
-from td_core import NO_DEFAULT, Encoded, StoredTensor, TensorDict, TensorDictBase, kinds
-from td_core.errors import LockedError, UnsupportedOperationError
-from td_core.spi import as_batch_size, as_named, show_path
+from td_core import NO_DEFAULT, Encoded, StoredTensor, TensorDict, TensorDictBase, encode, kinds, split_value
+from td_core.errors import LockedError, StructureError, UnsupportedOperationError
+from td_core.spi import Keeper, as_batch_size, as_named, dump_table, load_table, show_path
 
 from ._dataset_source import DatasetSource
 from ._datasets import write_text
@@ -56,6 +57,46 @@ class _Store:
         """Return the collection of a table, whose leaves are in this file."""
         opened = Save(self.file.path, None, table, self.header.arrays, None, False)
         return open_table(opened, table, self.mode, self.device)
+
+
+class _RowValues(Keeper):
+    """Writes the values of a node that is an entry of a persistent collection into the header."""
+
+    __slots__ = ("is_part", "path", "row", "store")
+
+    def __init__(self, store: _Store, row: Row, path: tuple[str, ...], is_part: bool = False) -> None:
+        self.store, self.row, self.path, self.is_part = store, row, path, is_part
+
+    def check(self, node: Any, values: Sequence[Any]) -> None:
+        """Raise an error if the file is opened for reading, or for a value that cannot be stored."""
+        self.store.check_writable(self.path, "write")
+        if self.is_part:
+            raise StructureError(
+                f"cannot write {show_path(self.path)} in {self.store.file.path} through this view: it is one value for the "
+                "whole batch there; write through the collection that was opened, or clone() the view first"
+            )
+        for value in values:
+            split_value(value)
+
+    @contextlib.contextmanager
+    def lock(self, node: Any) -> Iterator[None]:
+        """Check that values can be written."""
+        self.check(node, ())
+        yield
+
+    def write(self, node: Any) -> None:
+        """Write the values of a node into the file."""
+        made = build_rows(load_table(dump_table(encode(node), []), self.store.file.path), [None])
+        with self.store.file.use(write=True) as file:
+            self.row.fields, self.row.values = made.fields, made.values
+            self.store.header.write(file)
+
+    def of_part(self) -> Keeper:
+        """Return a keeper that refuses writes."""
+        return _RowValues(self.store, self.row, self.path, True)
+
+    def __reduce__(self) -> Any:
+        return Keeper, ()  # in another process, the values are in memory
 
 
 class PersistentTensorDict(TensorDictBase):
@@ -405,6 +446,8 @@ def _convert(store: _Store, row: Row, path: tuple[str, ...], opened: Any, only: 
                 child = nested
             elif not isinstance(child, Tensor):
                 child.lock_()  # changes of its structure would not reach the file
+                if below.values and not below.entries and not below.members:
+                    child._keeper = _RowValues(store, below, (*made._path, key))
             made._entries[key] = child
     return root
 
