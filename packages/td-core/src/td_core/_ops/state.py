@@ -200,7 +200,7 @@ def _write_level(node: Core, out: Any, level: str) -> Iterator[tuple[str, Any]]:
 def _record(node: Core) -> Record | None:
     """Return the record of a node for a state dict, or None if its entries describe it completely."""
     kind = KINDS.of(node)
-    return kind.record_of(node, FORMAT) if FORMAT in kind.layouts or not has_entries(node) else None
+    return kind.record_of(node, FORMAT) if FORMAT in kind.layouts or node._is_value else None
 
 
 def _entries(node: Core) -> Mapping[str, Any]:
