@@ -219,11 +219,11 @@ class RawSource:
 
     def read(self, index: SourceIndex) -> Tensor:
         """Return a copy of a part of the array."""
-        return self._map()[index].clone()
+        return self.map()[index].clone()
 
     def write(self, index: SourceIndex, value: Tensor) -> None:
         """Write a part of the array into the file."""
-        self._map()[index] = value
+        self.map()[index] = value
 
     def flush(self) -> None:
         """Return when what was written has reached the disk."""
@@ -233,7 +233,8 @@ class RawSource:
         finally:
             os.close(fd)
 
-    def _map(self) -> Tensor:
+    def map(self) -> Tensor:
+        """Return the array: what is written to it reaches the file."""
         if self._mapped is None:
             self.objects.check()
             self._mapped = map_raw(self.objects, self.info, shared=True)
