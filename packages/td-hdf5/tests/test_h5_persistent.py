@@ -379,3 +379,12 @@ def test_write_of_values_in_place_reaches_the_file(name: str, path: Path) -> Non
         operation(from_h5(path).set_("s", stack("q", "r", "s")))
     back = pickle.loads(pickle.dumps(stored[1:]))
     assert list(back["s"]) == many[1:]
+
+
+def test_functions_of_torch_see_a_pytree(path: Path, td: TensorDict, same: Any) -> None:
+    stored = to_h5(td, path)
+    mapped = torch.utils._pytree.tree_map(lambda leaf: leaf + 1, stored)
+    same(mapped, td + 1)
+    assert torch.vmap(lambda row: row["a"] * 2)(stored).tolist() == (td["a"] * 2).tolist()
+    same(torch.vmap(lambda row: row.apply(lambda leaf: leaf * 2))(stored), td * 2)
+    same(load(path), td)

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 
 from ._collection import Core
 from ._nodes import KINDS, NodeKind, Record, find_subclass, get_class_name
+from ._pytree import register_kind
 
 __all__ = [
     "find",
@@ -96,6 +97,7 @@ def store_as(cls: type, tag: str) -> None:
     ('TensorDict', ['a'])
     """
     KINDS.add_alias(cls, tag)
+    register_kind(KINDS.of(cls))
 
 
 def list_kinds() -> Iterator[NodeKind]:
