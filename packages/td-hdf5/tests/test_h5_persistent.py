@@ -20,6 +20,7 @@ from td_core import (
     LazyStackedTensorDict,
     LockedError,
     StoredTensor,
+    StructureError,
     TensorDict,
     UnsupportedOperationError,
     encode,
@@ -388,3 +389,16 @@ def test_functions_of_torch_see_a_pytree(path: Path, td: TensorDict, same: Any) 
     assert torch.vmap(lambda row: row["a"] * 2)(stored).tolist() == (td["a"] * 2).tolist()
     same(torch.vmap(lambda row: row.apply(lambda leaf: leaf * 2))(stored), td * 2)
     same(load(path), td)
+
+
+@needs_values
+def test_write_of_values_in_other_kinds_raises(path: Path) -> None:
+    def make(value: str) -> Any:
+        members = (TensorDict({"x": torch.ones(i + 1), "v": wrap(value)}) for i in range(3))
+        return TensorDict({"s": LazyStackedTensorDict(*members)}, [3])
+
+    stored = to_h5(make("old"), path)
+    with pytest.raises(StructureError, match=r"cannot write the values of key 's' in .*data.h5 in place"):
+        stored["s"][0] = make("new")["s"][0]
+    stored["s"] = make("new")["s"]
+    assert stored["s"][0]["v"] == load(path)["s"][0]["v"] == "new"

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from td_core import NO_DEFAULT, Encoded, StoredTensor, TensorDict, TensorDictBase, encode, kinds, split_value
 from td_core.errors import LockedError, StructureError, UnsupportedOperationError
-from td_core.spi import Keeper, as_batch_size, as_named, dump_table, load_table, show_path
+from td_core.spi import Keeper, as_batch_size, as_named, dump_table, load_table, show_path, walk
 
 from ._dataset_source import DatasetSource
 from ._datasets import write_text
@@ -72,8 +72,8 @@ class _RowValues(Keeper):
         self.store.check_writable(self.path, "write")
         if self.is_part:
             raise StructureError(
-                f"cannot write {show_path(self.path)} in {self.store.file.path} through this view: it is one value for the "
-                "whole batch there; write through the collection that was opened, or clone() the view first"
+                f"cannot write the values of {show_path(self.path)} in {self.store.file.path} in place, since they "
+                "are those of a larger entry there: set the entry again, or clone() it first"
             )
         for value in values:
             split_value(value)
@@ -446,8 +446,9 @@ def _convert(store: _Store, row: Row, path: tuple[str, ...], opened: Any, only: 
                 child = nested
             elif not isinstance(child, Tensor):
                 child.lock_()  # changes of its structure would not reach the file
-                if below.values and not below.entries and not below.members:
-                    child._keeper = _RowValues(store, below, (*made._path, key))
+                is_entry = bool(below.values) and not below.entries and not below.members
+                for inner in walk(child):
+                    inner._keeper = _RowValues(store, below, (*made._path, key), not is_entry)
             made._entries[key] = child
     return root
 
