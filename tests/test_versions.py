@@ -44,6 +44,9 @@ PYTHON = CORE["requires-python"].removeprefix(">=")
 TORCH = next(line for line in CORE["dependencies"] if line.startswith("torch"))
 README = read("README.md")
 
+#: Oldest Python and library of the packages that have others than td-core.
+OWN = {"td-hdf5": (PYTHON, "h5py"), "td-zarr": ("3.11", "zarr")}
+
 
 def test_td_core_version_equals_source() -> None:
     assert td_core.__version__ == VERSION == version("td-core")
@@ -72,10 +75,15 @@ def test_build_file_requires_siblings_of_same_minor_version(package: str) -> Non
 def test_build_file_repeats_that_of_td_core(package: str) -> None:
     build = BUILD_FILES[package]
     assert build["build-system"] == BUILD_FILES["td-core"]["build-system"]
-    for name in ("requires-python", "license", "license-files", "readme", "classifiers"):
+    for name in ("license", "license-files", "readme"):
         assert build["project"][name] == CORE[name], name
+    python, library = OWN.get(package, (PYTHON, None))
+    assert build["project"]["requires-python"] == f">={python}"
+    assert {*build["project"]["classifiers"]} <= {*CORE["classifiers"]}
     external = [line for line in build["project"]["dependencies"] if not line.startswith("td-")]
-    assert set(external) <= set(CORE["dependencies"])
+    assert [Requirement(line).name for line in {*external}.difference(CORE["dependencies"])] == [
+        library
+    ] * bool(library)
     assert read(f"packages/{package}/LICENSE") == read("LICENSE")
 
 
@@ -93,7 +101,7 @@ def test_oldest_python_is_the_same_everywhere() -> None:
     tools = tomllib.loads(read("pyproject.toml"))["tool"]
     assert tools["ruff"]["target-version"] == f"py{PYTHON.replace('.', '')}"
     assert tools["mypy"]["python_version"] == PYTHON
-    assert set(re.findall(r"Python (3\.\d+)", README)) == {PYTHON}
+    assert set(re.findall(r"Python (3\.\d+)", README)) == {PYTHON, *(python for python, _ in OWN.values())}
     example = tomllib.loads(read("examples/td-example-codec/pyproject.toml"))["project"]
     assert example["requires-python"] == CORE["requires-python"]
     assert TORCH in example["dependencies"]

@@ -81,7 +81,7 @@ def call(*args, **kwargs):
             call(ONE),
             call(ONE[:2]),
             ValueError,
-            r"it was captured with argument 0 of shape \[3\] .* got \[2\]",
+            r"str was captured with argument 0 of shape \[3\] .* got \[2\]",
         ),
         (call(ONE), call(ONE.int()), ValueError, "dtype torch.float32; got .* torch.int32"),
         (call(ONE, 1), call(ONE, 2), ValueError, "argument 1 = 1, which is a constant of the graph; got 2"),

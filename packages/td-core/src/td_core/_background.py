@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
@@ -42,9 +43,10 @@ class TensorDictFuture(Future):  # type: ignore[type-arg]
         if not self.futures:
             self.set_result(resulting_td)
         for future in self.futures:
-            future.add_done_callback(self._count)
+            # A future keeps its callbacks, so a callback that held this object would keep both alive.
+            future.add_done_callback(partial(_count, weakref.ref(self)))
 
-    def _count(self, _: Future[Any]) -> None:
+    def _count_done(self) -> None:
         with self._counting:
             self._open -= 1
             if self._open:
@@ -54,6 +56,12 @@ class TensorDictFuture(Future):  # type: ignore[type-arg]
             self.set_exception(errors[0])
         else:
             self.set_result(self.futures[-1].result() if self.resulting_td is None else self.resulting_td)
+
+
+def _count(owner: weakref.ref[TensorDictFuture], _: Future[Any]) -> None:
+    future = owner()
+    if future is not None:
+        future._count_done()
 
 
 def run_in_background(work: Callable[[], Any], name: str, result: Any = None) -> TensorDictFuture:

@@ -442,8 +442,11 @@ def _make_step(item: Any, place: int, dim: int, batch: Shape) -> Step:
     if item is None:
         return Step(place, place, Reshape((1,)))
     if type(item) is slice:
-        start, _, step = item.indices(batch[dim])
-        return Step(place, place + 1, Range(start, slice_length(item, batch[dim]), step))
+        size, start, step = batch[dim], item.start or 0, item.step or 1
+        start = (
+            max(start + size, 0) if start < 0 else min(start, size)
+        )  # torch 2.11 cannot compile slice.indices()
+        return Step(place, place + 1, Range(start, slice_length(item, size), step))
     return Step(place, place + 1, Take(item, dim))
 
 

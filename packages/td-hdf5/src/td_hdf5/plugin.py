@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from td_core import Report, Serializer, Tree, hookimpl, make_classmethod
+from td_core import Serializer, hookimpl, make_classmethod
+
+if TYPE_CHECKING:
+    from td_core import Report, Tree
 
 #: The signature of HDF5, at byte 0, 512, 1024, 2048 and so on.
 _SIGNATURE = b"\x89HDF\r\n\x1a\n"

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from td_core.errors import FormatError, LockedError
+from td_core.spi import plain_results
 from td_core.typing import SourceIndex
 
 from ._array_documents import ArrayInfo
@@ -136,7 +137,7 @@ class MappedTensor(Tensor):
     """
 
     # The operations of a plain tensor, at their speed.
-    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+    __torch_function__ = plain_results
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Reduce to the place in the group."""

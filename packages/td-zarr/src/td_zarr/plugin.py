@@ -5,10 +5,13 @@ from __future__ import annotations
 import zipfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from td_core import Report, Serializer, Tree, hookimpl, make_classmethod
+from td_core import Serializer, hookimpl, make_classmethod
 from td_core.spi import as_named
+
+if TYPE_CHECKING:
+    from td_core import Report, Tree
 
 
 class ZarrFormat(Serializer):
