@@ -230,7 +230,7 @@ plain_results: Any = _find("_C._disabled_torch_function_impl", classmethod(_as_p
 def make_tracing_error(message: str) -> Exception:
     """Return an error to raise where torch.compile traces an input: a graph break, or an error with ``fullgraph=True``."""
     compiler: Any = sys.modules.get("torch._dynamo.exc")
-    return RuntimeError(message) if compiler is None else compiler.Unsupported(message)  # type: ignore[no-any-return]
+    return RuntimeError(message) if compiler is None else compiler.Unsupported(message)
 
 
 def make_nested_view(flat: Tensor, shapes: Tensor, strides: Tensor, offsets: Tensor) -> Tensor:
