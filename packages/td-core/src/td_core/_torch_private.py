@@ -69,7 +69,12 @@ forbid_data_pointer: Callable[[Tensor], Any] = _find("_C._set_throw_on_mutable_d
 
 
 def foreach_kernel(name: str) -> Callable[..., Any] | None:
-    """Return ``torch._foreach_<name>``, which takes a list of tensors; None if torch lacks it."""
+    """Return ``torch._foreach_<name>``, which takes a list of tensors; None if torch lacks it.
+
+    >>> [negated] = foreach_kernel("neg")([torch.ones(2)])
+    >>> negated
+    tensor([-1., -1.])
+    """
     return _find(f"_foreach_{name}")  # type: ignore[no-any-return]
 
 

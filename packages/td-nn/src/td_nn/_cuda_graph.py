@@ -9,14 +9,14 @@ from __future__ import annotations
 import gc
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from td_core import TensorCollection
-from td_core.spi import copy_all
+from td_core.spi import copy_all, foreach_kernel
 from td_core.spi import pytree as torch_pytree
 
 from ._dispatch import dispatch
@@ -26,6 +26,9 @@ from ._module_base import show_module
 from ._module_keys import Key, as_keys, has_key
 
 __all__ = ["CudaGraphModule"]
+
+#: Copy tensors into others, none of which overlap or require gradients.
+_copy_each: Callable[..., Any] = foreach_kernel("copy_") or copy_all
 
 
 class CudaGraphModule:
@@ -126,7 +129,9 @@ class CudaGraphModule:
         inputs.check_gradients(self)
         if not self._runs_on_gpu or torch.cuda.is_current_stream_capturing():
             return self.module(*args, **kwargs)
-        with torch.cuda.device(self.device):
+        # Entering the context takes 2 us, a tenth of a replay.
+        here = torch.cuda.current_device() == self.device.index
+        with nullcontext() if here else torch.cuda.device(self.device):
             return _deliver(self._run_on_gpu(args, kwargs, inputs), args, kwargs, inputs)
 
     def _run_on_gpu(self, args: tuple[Any, ...], kwargs: dict[str, Any], inputs: GraphInputs) -> _Results:
@@ -137,8 +142,7 @@ class CudaGraphModule:
             self._check_interaction(captured)
             if inputs.tensors:
                 targets = [captured.inputs.tensors[place] for place in inputs.tensors]
-                with torch.no_grad():
-                    copy_all(targets, list(inputs.tensors.values()))
+                _copy_each(targets, list(inputs.tensors.values()))
             captured.graph.replay()
             return captured.results
         self._captured = None
