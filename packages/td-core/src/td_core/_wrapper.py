@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from typing_extensions import Self
 
 from ._base import TensorCollection
 from ._collection import Child, Core
@@ -192,7 +193,7 @@ class Wrapper(TensorCollection):
     def _index(self, index: Any) -> Any:
         return self._wrap(self._tensordict._index(index))
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[Self]:
         """Iterate over the slices along the first batch dim."""
         return map(self._wrap, iter(self._tensordict)) if self.batch_size else super().__iter__()
 
