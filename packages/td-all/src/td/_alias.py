@@ -134,6 +134,8 @@ ELSEWHERE = {
     ("", "to_safetensors"): ("td_safetensors", "to_safetensors"),
     ("", "unravel_key"): ("td._alias", "unravel_key"),
     ("base", "CompatibleType"): ("typing", "Any"),
+    ("base", "from_h5"): ("td_hdf5", "from_h5"),
+    ("base", "from_zarr"): ("td_zarr", "from_zarr"),
     ("nn.distributions.composite", "_add_suffix"): ("td_nn._composite", "add_suffix"),
     ("nn.probabilistic", "_use_generator"): ("td_nn._generators", "use_generator"),
     ("nn.utils", "_set_dispatch_td_nn_modules"): ("td_nn._switches", "set_dispatch"),
