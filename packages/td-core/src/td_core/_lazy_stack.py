@@ -145,7 +145,7 @@ class LazyStackedTensorDict(LazyStackOps):
     def __contains__(self, key: object) -> bool:
         """Return True if an entry has this key, or if this very collection is a member.
 
-        >>> stack = lazy_stack([TensorDict({"a": 1}), TensorDict({"a": 2})])
+        >>> stack = TensorDict.lazy_stack([TensorDict({"a": 1}), TensorDict({"a": 2})])
         >>> "a" in stack, stack.tensordicts[0] in stack, TensorDict({"a": 1}) in stack
         (True, True, False)
         """
