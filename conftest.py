@@ -31,14 +31,14 @@ def device() -> torch.device:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselect slow tests outside of the folders that ``TD_SLOW_TESTS_IN`` names; without the variable, run all."""
-    folders = os.environ.get("TD_SLOW_TESTS_IN")
+    """Deselect tests marked ``once`` outside of the folders in ``TD_ONCE_TESTS_IN``; without the variable, run all."""
+    folders = os.environ.get("TD_ONCE_TESTS_IN")
     if folders is None:
         return
     chosen = [ROOT / folder for folder in folders.split(",") if folder]
 
     def runs(item: pytest.Item) -> bool:
-        return item.get_closest_marker("slow") is None or any(map(item.path.is_relative_to, chosen))
+        return item.get_closest_marker("once") is None or any(map(item.path.is_relative_to, chosen))
 
     config.hook.pytest_deselected(items=[item for item in items if not runs(item)])
     items[:] = filter(runs, items)

@@ -230,9 +230,9 @@ def interop(session: nox.Session) -> None:
 def tests(session: nox.Session, packages: tuple[str, ...], device: str) -> None:
     """Test one combination of packages on one device.
 
-    The tests of a package run in the environment that has only td-core and this package, and, without those marked as
-    slow, in the one that has all packages. The tests in ``tests/``, which cover several packages or missing packages, run in
-    every combination, and those marked as slow only in the one that has all packages.
+    The tests of a package run in the environment that has only td-core and this package, and in the one that has all packages.
+    The tests in ``tests/``, which cover several packages or missing packages, run in every combination. A test marked
+    ``once`` runs in one environment: of a package with td-core alone, of ``tests/`` with all packages.
     """
     python = base(Path(session.cache_dir).resolve(), session.venv_backend == "none")
     if device == "cuda" and not can(python, "import torch; assert torch.cuda.is_available()"):
@@ -240,10 +240,10 @@ def tests(session: nox.Session, packages: tuple[str, ...], device: str) -> None:
     environment = Environment(session, packages)
     whole = packages if packages == EVERYTHING else packages[-1:] if len(packages) <= 2 else ()
     folders = [f"packages/{name}/tests" for name in whole]
-    slow = ["tests", f"packages/{META}/tests"] if packages == EVERYTHING else folders
+    once = ["tests", f"packages/{META}/tests"] if packages == EVERYTHING else folders
     environment.pytest_side_by_side(
         "tests", *folders, *session.posargs,
-        TD_EXPECT_PLUGINS=",".join(packages), TD_TEST_DEVICE=device, TD_SLOW_TESTS_IN=",".join(slow),
+        TD_EXPECT_PLUGINS=",".join(packages), TD_TEST_DEVICE=device, TD_ONCE_TESTS_IN=",".join(once),
     )  # fmt: skip
 
 

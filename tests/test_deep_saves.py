@@ -107,7 +107,7 @@ def test_number_of_calls_is_linear_in_depth(make: Any, prepare: Any, work: Any, 
     assert found[1] < 2.7 * found[0]
 
 
-@pytest.mark.slow
+@pytest.mark.once
 def test_save_and_load_depth_2000_keeps_leaves(tmp_path: Path) -> None:
     data = make_nested(2000)
     save_all_formats(data, tmp_path)

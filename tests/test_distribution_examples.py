@@ -12,7 +12,7 @@ import pytest
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.once,
     pytest.mark.skipif(importlib.util.find_spec("td_nn") is None, reason="needs td-nn"),
 ]
 

@@ -13,7 +13,7 @@ import pytest
 PROGRAM = Path(__file__).parents[1] / "examples" / "ensemble_uncertainty.py"
 
 
-@pytest.mark.slow
+@pytest.mark.once
 @pytest.mark.skipif(importlib.util.find_spec("td_nn") is None, reason="needs td-nn")
 def test_ensemble_example_is_uncertain_without_data(tmp_path: Path) -> None:
     picture = tmp_path / "ensemble.png"

@@ -26,7 +26,7 @@ pytest.importorskip("td_memmap")
 td_tensorclass = pytest.importorskip("td_tensorclass")
 pytest.importorskip("td_distributed")
 
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.once, pytest.mark.filterwarnings("ignore")]
 
 Pair = namedtuple("Pair", "a b")
 

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.once  # the sources are the same in every environment
+
 PAGE = (Path(__file__).parents[1] / "docs" / "glossary.md").read_text(encoding="utf-8")
 ROWS = [line.strip("|").split("|") for line in PAGE.splitlines() if re.match(r"\| (?!term\b|-)", line)]
 TERMS = [row[0].strip() for row in ROWS]

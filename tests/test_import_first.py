@@ -55,6 +55,7 @@ def test_import_package_first_activates_plugins(present: str) -> None:
     assert set(python(code).split()) <= {"active"}
 
 
+@pytest.mark.once
 def test_import_package_under_fake_tensor_mode_works(present: str) -> None:
     code = f"""
 from torch._subclasses import FakeTensorMode

@@ -10,6 +10,8 @@ from typing import NamedTuple
 
 import pytest
 
+pytestmark = pytest.mark.once  # the sources are the same in every environment
+
 ROOT = Path(__file__).parents[1]
 SOURCES = {
     folder.name: folder for folder in ROOT.glob("packages/*/src/*") if (folder / "__init__.py").exists()

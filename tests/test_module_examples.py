@@ -13,7 +13,7 @@ import pytest
 PROGRAM = Path(__file__).parents[1] / "examples" / "one_training_loop.py"
 
 
-@pytest.mark.slow
+@pytest.mark.once
 @pytest.mark.skipif(importlib.util.find_spec("td_nn") is None, reason="needs td-nn")
 def test_training_loop_example_trains_both_models() -> None:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}

@@ -10,6 +10,8 @@ import pytest
 
 from td_core.plugins.manager import FIRST_PARTY, GROUP
 
+pytestmark = pytest.mark.once  # the sources are the same in every environment
+
 ROOT = Path(__file__).parents[1]
 #: The import names of the distributions.
 MODULES = {path.parents[2].name: path.parent.name for path in ROOT.glob("packages/*/src/*/__init__.py")}

@@ -86,7 +86,7 @@ def test_decode_subclass_of_kind_returns_subclass(page: dict[str, Any]):
         assert (type(again), again.unit) == (Own, "m")
 
 
-@pytest.mark.slow
+@pytest.mark.once
 class TestTheKindOfThePage(CollectionTests):
     @pytest.fixture(autouse=True)
     def registered(self, page: dict[str, Any]) -> Iterator[None]:

@@ -164,7 +164,7 @@ def ragged_cases(draw: Any) -> tuple[TensorDict, bool]:
     return TensorDict({"n": {"x": leaf}, "y": torch.zeros(batch)}, batch), everywhere
 
 
-@pytest.mark.slow
+@pytest.mark.once
 @pytest.mark.parametrize("form", FORMS)
 @settings(max_examples=60)
 @given(case=dense_cases())
@@ -175,7 +175,7 @@ def test_save_dense_leaf_loads_equal_or_raises(
     assert_round_trip(data, form, accepted, tmp_path_factory.mktemp("dense"))
 
 
-@pytest.mark.slow
+@pytest.mark.once
 @pytest.mark.parametrize("form", FORMS)
 @settings(max_examples=60)
 @given(case=ragged_cases())

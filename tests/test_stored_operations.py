@@ -146,7 +146,7 @@ def test_save_large_leaf_reads_it_in_parts(save_to: str, tmp_path: Path) -> None
     assert [index[0].start for _, _, index in log] == [0, 1 << 20, 2 << 20]
 
 
-@pytest.mark.slow
+@pytest.mark.once
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_load_batches_in_workers_returns_rows(method: str, tmp_path: Path) -> None:
     array = torch.arange(24).view(12, 2)

@@ -6,6 +6,10 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.once  # the sources are the same in every environment
+
 ROOT = Path(__file__).parents[1]
 
 

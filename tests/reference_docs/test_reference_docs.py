@@ -206,7 +206,7 @@ def write_script(code: str, folder: Path, name: str) -> Path:
     return path
 
 
-@pytest.mark.slow
+@pytest.mark.once
 def test_map_block_as_script_succeeds(tmp_path: Path) -> None:
     path = write_script(
         BLOCKS["overview/map"].code + "    assert data_preproc is None\n", tmp_path, "mapping.py"
@@ -215,7 +215,7 @@ def test_map_block_as_script_succeeds(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.once
 def test_distributed_block_on_two_ranks_succeeds(tmp_path: Path) -> None:
     head = (
         "import sys, torch.distributed as dist\n"

@@ -128,14 +128,14 @@ def run(*words: str, cwd: Path) -> str:
     return done.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.once
 @pytest.mark.parametrize(("way", "shown"), WAYS, ids=[way for way, _ in WAYS])
 def test_run_script_receives_its_classes_from_children(way: str, shown: str, tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(PROGRAM)
     assert run("program.py", *way.split(), cwd=tmp_path) == shown
 
 
-@pytest.mark.slow
+@pytest.mark.once
 @pytest.mark.parametrize("way", ["queue spawn plain", "executor spawn plain"])
 def test_run_module_receives_its_classes_from_children(way: str, tmp_path: Path) -> None:
     (tmp_path / "package").mkdir()

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from td_core import LazyStackedTensorDict, NestedKey, TensorDict, assert_close, pad_sequence
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.once
 
 
 def make_td(n: int = 4) -> TensorDict:

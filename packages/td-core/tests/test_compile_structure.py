@@ -13,7 +13,7 @@ import torch
 from td_core import LazyStackedTensorDict, TensorDict, assert_close, merge_tensordicts, pad_sequence
 from td_core.errors import StructureError
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.once
 
 
 class Name(str, enum.Enum):

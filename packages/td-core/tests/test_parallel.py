@@ -138,7 +138,7 @@ class TestMap:
         )
         assert result["threads"].tolist() == [2] * 10
 
-    @pytest.mark.slow
+    @pytest.mark.once
     def test_map_spawned_workers_equals_torch(self) -> None:
         assert make_td().map(torch.neg, num_workers=1, mp_start_method="spawn")["a"].tolist() == list(
             range(0, -10, -1)

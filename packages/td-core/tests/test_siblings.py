@@ -106,7 +106,7 @@ def test_call_missing_method_compiling_raises_attribute_error(monkeypatch: pytes
     assert type(caught.value) is AttributeError
 
 
-@pytest.mark.slow
+@pytest.mark.once
 def test_compile_hasattr_missing_method_is_false() -> None:
     def double(td: TensorDict) -> torch.Tensor:
         return td["a"] * 2 if hasattr(td, "memmap_") else td["a"] * 3

@@ -156,7 +156,7 @@ def call_without_peer(rank: int, dies: bool) -> Any:
     return results
 
 
-@pytest.mark.slow
+@pytest.mark.once
 @pytest.mark.parametrize("dies", [True, False], ids=["dead", "absent"])
 def test_collective_missing_rank_raises_within_timeout(fragile: Any, dies: bool) -> None:
     messages, _ = fragile.run(call_without_peer, dies)
@@ -188,7 +188,7 @@ def exit_after(function: Callable[..., Any], after: int) -> Callable[..., Any]:
 COUNTED: list[Any] = []
 
 
-@pytest.mark.slow
+@pytest.mark.once
 @pytest.mark.parametrize(
     "call", ["broadcast", "scatter", "all_gather", "gather_and_stack", "all_reduce", "reduce"]
 )

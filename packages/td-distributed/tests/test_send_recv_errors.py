@@ -335,7 +335,7 @@ def exit_after_messages(rank: int, after: int) -> Any:
         return str(error), [leaf.abs().sum().item() for leaf in target.values(True, True)]
 
 
-@pytest.mark.slow
+@pytest.mark.once
 @pytest.mark.parametrize("after", [0, 1, 2, 4])
 def test_recv_peer_exits_raises_and_changes_nothing(fragile: Any, after: int) -> None:
     sender, receiver = fragile.run(exit_after_messages, after)
@@ -365,7 +365,7 @@ def receive_without_send(rank: int, how: str) -> Any:
     return None
 
 
-@pytest.mark.slow
+@pytest.mark.once
 @pytest.mark.parametrize("how", ["nothing is sent", "another tag", "irecv"])
 def test_recv_without_send_raises_within_timeout(fragile: Any, how: str) -> None:
     message, unchanged = fragile.run(receive_without_send, how)[1]

@@ -117,7 +117,7 @@ def test_save_killed_at_any_call_leaves_complete_save(
     assert [item.name for item in path.parent.iterdir()] == ["data.h5"]
 
 
-@pytest.mark.slow
+@pytest.mark.once
 def test_save_killed_at_50_moments_leaves_complete_save(path: Path) -> None:
     save(make_collection(1), path)
 
@@ -169,7 +169,7 @@ def test_save_of_value_that_fails_writes_nothing(path: Path) -> None:
     assert [item.name for item in path.parent.iterdir()] == ["data.h5"]
 
 
-@pytest.mark.slow
+@pytest.mark.once
 def test_append_killed_leaves_file_that_loads_or_says_what_is_wrong(path: Path) -> None:
     data = TensorDict({"a": torch.arange(2000).view(1000, 2), "b": torch.arange(1000)}, [1000])
     for moment in range(10):

@@ -268,7 +268,7 @@ def test_forked_processes_write_and_see_writes(options: Any, path: Path) -> None
     assert load(path)["a"].sum() == 30
 
 
-@pytest.mark.slow
+@pytest.mark.once
 @pytest.mark.parametrize(
     ("start", "options"),
     [("fork", {}), ("fork", {"chunks": 2}), ("spawn", {"chunks": 2, "compression": "gzip"})],

@@ -238,7 +238,7 @@ def test_append_write_failure_keeps_save(
     assert os.listdir(tmp_path) == ["save"]
 
 
-@pytest.mark.slow
+@pytest.mark.once
 def test_append_concurrent_processes_keeps_all_rows(prefix: Path) -> None:
     rows(0, 1).memmap(prefix)
     children = []

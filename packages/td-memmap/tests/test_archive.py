@@ -177,7 +177,7 @@ def put_sums(td: TensorDict, queue: Any) -> None:
     queue.put([leaf.sum().item() for leaf in td.values()])
 
 
-@pytest.mark.slow
+@pytest.mark.once
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 @pytest.mark.parametrize("mode", [None, "r+"])
 def test_send_leaves_of_archive_to_new_process_keeps_values(

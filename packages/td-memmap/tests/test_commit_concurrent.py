@@ -42,7 +42,7 @@ def test_save_in_place_second_writer_raises(
     assert read_value(prefix) == 2
 
 
-@pytest.mark.slow
+@pytest.mark.once
 def test_load_during_replacements_returns_one_version(
     prefix: Path, make_tree: Any, read_value: Any, fork_child: Any, is_running: Any
 ) -> None:

@@ -23,7 +23,7 @@ from td_memmap import (
 from td_memmap._commit import Staging
 
 
-@pytest.mark.slow
+@pytest.mark.once
 @pytest.mark.parametrize(
     "work",
     [
@@ -208,7 +208,7 @@ def test_memmap_unstorable_value_writes_nothing(
     assert os.listdir(tmp_path) == ["save"]
 
 
-@pytest.mark.slow
+@pytest.mark.once
 def test_commit_killed_without_exchange_restores_old_save(
     prefix: Path,
     monkeypatch: pytest.MonkeyPatch,

@@ -247,7 +247,7 @@ def test_main_commands_print_results_and_exit_codes(
         main([])
 
 
-@pytest.mark.slow
+@pytest.mark.once
 def test_run_module_td_memmap_prints_report(nest: Any, prefix: Path) -> None:
     nest.memmap(prefix)
     command = [sys.executable, "-m", "td_memmap"]

@@ -143,7 +143,7 @@ def test_memmap_jagged_leaf_keeps_longest_length(prefix: Path) -> None:
     assert like.to_padded_tensor(0).shape[1] >= 4
 
 
-@pytest.mark.slow
+@pytest.mark.once
 def test_memmap_large_leaves_uses_little_memory(tmp_path: Path) -> None:
     code = f"""
 import resource, torch

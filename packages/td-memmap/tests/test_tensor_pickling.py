@@ -123,7 +123,7 @@ def test_copy_shares_file_and_deepcopy_is_autograd_leaf(mapped: MemoryMappedTens
         assert (each.is_leaf, each.requires_grad) == (True, True)
 
 
-@pytest.mark.slow
+@pytest.mark.once
 @pytest.mark.parametrize("method", ["spawn", "fork"])
 def test_send_tensor_to_process_shares_file(method: str, mapped: MemoryMappedTensor, source: Tensor) -> None:
     anonymous = MemoryMappedTensor.from_tensor(source)

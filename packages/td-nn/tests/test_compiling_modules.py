@@ -156,7 +156,7 @@ def test_compile_module_object_equals_eager(make, call):
     same(call(torch.compile(make(), fullgraph=True, backend="eager")), call(make()))
 
 
-@pytest.mark.slow
+@pytest.mark.once
 def test_compile_sequence_with_inductor_equals_eager():
     pytest.importorskip("torch._inductor")
     same(by_td(torch.compile(chain(), fullgraph=True)), by_td(chain()))

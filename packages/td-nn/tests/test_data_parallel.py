@@ -11,7 +11,7 @@ import pytest
 import torch.distributed
 
 
-@pytest.mark.slow
+@pytest.mark.once
 @pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="this torch has no gloo")
 def test_train_ddp_and_fsdp_on_two_ranks_equals_one_process():
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]

@@ -50,7 +50,7 @@ def save_shards(value: int, path: Path) -> None:
     save(make_collection(value), path, max_shard_size="100kB", durable=True)
 
 
-@pytest.mark.slow
+@pytest.mark.once
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.parametrize("over", [False, True], ids=["fresh", "over"])
 @pytest.mark.parametrize("work", [save_file, save_in_threads, save_shards])

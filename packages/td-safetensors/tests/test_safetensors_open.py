@@ -99,7 +99,7 @@ def test_open_pickle_after_replaced_file_raises(path: Path, td: TensorDict) -> N
         pickle.loads(data)
 
 
-@pytest.mark.slow
+@pytest.mark.once
 @pytest.mark.parametrize("start", ["fork", "spawn"])
 def test_open_collection_is_read_by_workers(start: str, path: Path) -> None:
     if start not in multiprocessing.get_all_start_methods():

@@ -61,7 +61,7 @@ def measure(work: Callable[[], Any]) -> float:
 OPTIONS: dict[str, dict[str, Any]] = {"plain": {}, "chunks": {"chunks": 4, "checksums": True}}
 
 
-@pytest.mark.slow
+@pytest.mark.once
 @pytest.mark.parametrize("suffix", [".zarr", ".zarr.zip"])
 @pytest.mark.parametrize("name", OPTIONS)
 def test_save_killed_at_any_moment_leaves_old_or_new(name: str, suffix: str, tmp_path: Path) -> None:
@@ -79,7 +79,7 @@ def test_save_killed_at_any_moment_leaves_old_or_new(name: str, suffix: str, tmp
     assert [item.name for item in tmp_path.iterdir()] == [path.name]
 
 
-@pytest.mark.slow
+@pytest.mark.once
 @pytest.mark.parametrize("name", OPTIONS)
 def test_append_killed_at_any_moment_leaves_old_or_new(name: str, tmp_path: Path) -> None:
     path = tmp_path / "x.zarr"
@@ -115,7 +115,7 @@ def return_batch(batch: Any) -> Any:
     return batch
 
 
-@pytest.mark.slow
+@pytest.mark.once
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 @pytest.mark.parametrize("name", OPTIONS)
 def test_workers_of_data_loader_read_opened_group(name: str, method: str, tmp_path: Path) -> None:
