@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import doctest
+import functools
 import inspect
 import os
 import re
+import zlib
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -31,14 +33,26 @@ def device() -> torch.device:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselect tests marked ``once`` outside of the folders in ``TD_ONCE_TESTS_IN``; without the variable, run all."""
-    folders = os.environ.get("TD_ONCE_TESTS_IN")
-    if folders is None:
-        return
-    chosen = [ROOT / folder for folder in folders.split(",") if folder]
+    """Deselect tests that another environment runs.
+
+    Tests marked ``once`` run in the folders of ``TD_ONCE_TESTS_IN``, or everywhere without the variable. Of the folder
+    ``TD_SAMPLE_TESTS_OF``, a third runs, chosen by the names of the tests, and all tests of files that name a plugin.
+    """
+    folders, sampled = os.environ.get("TD_ONCE_TESTS_IN"), os.environ.get("TD_SAMPLE_TESTS_OF")
+    chosen = [ROOT / folder for folder in (folders or "").split(",") if folder]
+
+    @functools.cache
+    def names_plugin(path: Path) -> bool:
+        return "plugin" in path.read_text(encoding="utf-8") or "td_tensorclass" in path.read_text(
+            encoding="utf-8"
+        )
 
     def runs(item: pytest.Item) -> bool:
-        return item.get_closest_marker("once") is None or any(map(item.path.is_relative_to, chosen))
+        if folders is not None and item.get_closest_marker("once") is not None:
+            return any(map(item.path.is_relative_to, chosen))
+        if sampled and item.path.is_relative_to(ROOT / sampled) and not names_plugin(item.path):
+            return zlib.crc32(item.nodeid.encode()) % 3 == 0
+        return True
 
     config.hook.pytest_deselected(items=[item for item in items if not runs(item)])
     items[:] = filter(runs, items)

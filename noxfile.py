@@ -230,9 +230,10 @@ def interop(session: nox.Session) -> None:
 def tests(session: nox.Session, packages: tuple[str, ...], device: str) -> None:
     """Test one combination of packages on one device.
 
-    The tests of a package run in the environment that has only td-core and this package, and in the one that has all packages.
-    The tests in ``tests/``, which cover several packages or missing packages, run in every combination. A test marked
-    ``once`` runs in one environment: of a package with td-core alone, of ``tests/`` with all packages.
+    The tests of a package run in the environment that has only td-core and this package, and in the one that has all packages;
+    there, a third of those of td-core. The tests in ``tests/``, which cover several packages or missing packages, run in every
+    combination. A test marked ``once`` runs in one environment: of a package with td-core alone, of ``tests/`` with all
+    packages. On a GPU, the environment with all packages runs every test.
     """
     python = base(Path(session.cache_dir).resolve(), session.venv_backend == "none")
     if device == "cuda" and not can(python, "import torch; assert torch.cuda.is_available()"):
@@ -241,10 +242,12 @@ def tests(session: nox.Session, packages: tuple[str, ...], device: str) -> None:
     whole = packages if packages == EVERYTHING else packages[-1:] if len(packages) <= 2 else ()
     folders = [f"packages/{name}/tests" for name in whole]
     once = ["tests", f"packages/{META}/tests"] if packages == EVERYTHING else folders
-    environment.pytest_side_by_side(
-        "tests", *folders, *session.posargs,
-        TD_EXPECT_PLUGINS=",".join(packages), TD_TEST_DEVICE=device, TD_ONCE_TESTS_IN=",".join(once),
-    )  # fmt: skip
+    variables = {"TD_EXPECT_PLUGINS": ",".join(packages), "TD_TEST_DEVICE": device}
+    if device == "cpu":
+        variables["TD_ONCE_TESTS_IN"] = ",".join(once)
+        if packages == EVERYTHING:
+            variables["TD_SAMPLE_TESTS_OF"] = f"packages/{CORE}/tests"
+    environment.pytest_side_by_side("tests", *folders, *session.posargs, **variables)
 
 
 @nox.session(venv_params=BARE)
