@@ -17,7 +17,7 @@ DefinedT = TypeVar("DefinedT")
 
 
 def lazy_names(
-    package: str, modules: Mapping[str, Iterable[str]]
+    package: str, modules: Mapping[str, Iterable[str] | Mapping[str, str]]
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Build ``__getattr__`` and ``__dir__`` of a package that imports its public names at their first use.
 
@@ -25,13 +25,19 @@ def lazy_names(
     >>> list_names(), find("JSONDecodeError").__name__
     (['JSONDecodeError'], 'JSONDecodeError')
     """
-    # ``modules`` maps relative or absolute module names to names in them. The last module wins for a repeated name.
-    homes = {name: module for module, names in modules.items() for name in names}
+    # ``modules`` maps relative or absolute module names to names in them, or to a mapping from public names to these. The
+    # last module wins for a repeated name.
+    homes = {
+        name: (module, names[name] if isinstance(names, Mapping) else name)
+        for module, names in modules.items()
+        for name in names
+    }
 
     def find(name: str) -> Any:
         if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        value = getattr(import_module(homes[name], package), name)
+        module, original = homes[name]
+        value = getattr(import_module(module, package), original)
         setattr(sys.modules[package], name, value)
         return value
 

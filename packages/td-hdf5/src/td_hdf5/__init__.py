@@ -11,11 +11,11 @@ tensor([0, 2, 4])
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 # Import td_core first, even if a program imports this package first: td_core loads this plugin last.
 import td_core as _td_core
+from td_core.spi import lazy_names as _lazy_names
 
 if TYPE_CHECKING:
     from ._check_h5 import inspect, verify
@@ -29,27 +29,16 @@ __all__ = ["DatasetSource", "PersistentTensorDict", "from_h5", "inspect", "load"
 
 __version__ = _td_core.__version__
 
-_HOMES = {
-    "DatasetSource": ("_dataset_source", "DatasetSource"),
-    "PersistentTensorDict": ("_persistent", "PersistentTensorDict"),
-    "from_h5": ("_persistent", "from_h5"),
-    "inspect": ("_check_h5", "inspect"),
-    "load": ("_read_h5", "load"),
-    "open": ("_read_h5", "open_collection"),
-    "save": ("_write_h5", "save"),
-    "to_h5": ("_persistent", "to_h5"),
-    "verify": ("_check_h5", "verify"),
-}
-
-
-def __getattr__(name: str) -> Any:
-    """Import a public name at its first use."""
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module, original = _HOMES[name]
-    value = getattr(importlib.import_module(f".{module}", __name__), original)
-    globals()[name] = value
-    return value
+__getattr__ = _lazy_names(
+    __name__,
+    {
+        "._dataset_source": ["DatasetSource"],
+        "._persistent": ["PersistentTensorDict", "from_h5", "to_h5"],
+        "._check_h5": ["inspect", "verify"],
+        "._read_h5": {"load": "load", "open": "open_collection"},
+        "._write_h5": ["save"],
+    },
+)[0]
 
 
 def __dir__() -> list[str]:

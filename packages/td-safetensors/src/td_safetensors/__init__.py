@@ -10,11 +10,11 @@ tensor([0, 1, 2])
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 # Import td_core first, even if a program imports this package first: td_core loads this plugin last.
 import td_core as _td_core
+from td_core.spi import lazy_names as _lazy_names
 
 if TYPE_CHECKING:
     from ._open import MappedTensor
@@ -29,26 +29,15 @@ __all__ = ["MappedTensor", "from_safetensors", "inspect", "load", "save", "to_sa
 
 __version__ = _td_core.__version__
 
-_HOMES = {
-    "MappedTensor": ("_open", "MappedTensor"),
-    "from_safetensors": ("_read_save", "load"),
-    "inspect": ("_tree_and_checks", "inspect"),
-    "load": ("_read_save", "load"),
-    "open": ("_open", "open_collection"),
-    "save": ("_write_save", "save"),
-    "to_safetensors": ("_write_save", "save"),
-    "verify": ("_tree_and_checks", "verify"),
-}
-
-
-def __getattr__(name: str) -> Any:
-    """Import a public name at its first use."""
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module, original = _HOMES[name]
-    value = getattr(importlib.import_module(f".{module}", __name__), original)
-    globals()[name] = value
-    return value
+__getattr__ = _lazy_names(
+    __name__,
+    {
+        "._open": {"MappedTensor": "MappedTensor", "open": "open_collection"},
+        "._read_save": {"from_safetensors": "load", "load": "load"},
+        "._tree_and_checks": ["inspect", "verify"],
+        "._write_save": {"save": "save", "to_safetensors": "save"},
+    },
+)[0]
 
 
 def __dir__() -> list[str]:

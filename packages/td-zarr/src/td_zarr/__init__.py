@@ -10,11 +10,11 @@ tensor([0, 1, 2])
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 # Import td_core first, even if a program imports this package first: td_core loads this plugin last.
 import td_core as _td_core
+from td_core.spi import lazy_names as _lazy_names
 
 if TYPE_CHECKING:
     from ._append_rows import append
@@ -28,27 +28,16 @@ __all__ = ["MappedTensor", "append", "from_zarr", "inspect", "load", "save", "to
 
 __version__ = _td_core.__version__
 
-_HOMES = {
-    "MappedTensor": ("_chunk_access", "MappedTensor"),
-    "append": ("_append_rows", "append"),
-    "from_zarr": ("_read_collections", "from_zarr"),
-    "inspect": ("_group_checks", "inspect"),
-    "load": ("_read_collections", "load"),
-    "open": ("_read_collections", "open_collection"),
-    "save": ("_write_groups", "save"),
-    "to_zarr": ("_write_groups", "to_zarr"),
-    "verify": ("_group_checks", "verify"),
-}
-
-
-def __getattr__(name: str) -> Any:
-    """Import a public name at its first use."""
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module, original = _HOMES[name]
-    value = getattr(importlib.import_module(f".{module}", __name__), original)
-    globals()[name] = value
-    return value
+__getattr__ = _lazy_names(
+    __name__,
+    {
+        "._chunk_access": ["MappedTensor"],
+        "._append_rows": ["append"],
+        "._read_collections": {"from_zarr": "from_zarr", "load": "load", "open": "open_collection"},
+        "._group_checks": ["inspect", "verify"],
+        "._write_groups": ["save", "to_zarr"],
+    },
+)[0]
 
 
 def __dir__() -> list[str]:
