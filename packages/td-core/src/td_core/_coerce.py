@@ -238,6 +238,11 @@ def _convert_sequence(value: list[Any] | tuple[Any, ...]) -> Tensor | None:
         return None
     if torch.compiler.is_compiling() and value and all(type(item) in _PLAIN_NUMBERS for item in value):
         return torch.tensor(value)  # torch.compile can trace it, unlike np.asarray()
+    return _convert_with_numpy(value)
+
+
+def _convert_with_numpy(value: list[Any] | tuple[Any, ...]) -> Tensor | None:
+    """Convert a sequence without tensors and collections at its first level."""
     first: Any = value if isinstance(value, list) else None
     for _ in range(_MAX_DIMS):  # bounded, since a list may contain itself
         if not isinstance(first, list) or not first:
@@ -300,10 +305,7 @@ def build_nested(
     while todo:
         mapping, node, entries, prefix = todo.pop()
         if seen is not None:
-            if id(mapping) in seen and has_cycle(
-                mapping, lambda item: item.values() if isinstance(item, Mapping) else ()
-            ):
-                raise StructureError(f"{show_path(prefix)} holds a mapping that contains itself")
+            _check_cycle(mapping, seen, prefix)
             seen.add(id(mapping))
         for key, value in mapping.items():
             if type(key) is not str:
@@ -325,6 +327,14 @@ def build_nested(
             else:
                 node._set_path(key, value, prefix)
     return root
+
+
+def _check_cycle(mapping: Mapping[Any, Any], seen: set[int], path: tuple[str, ...]) -> None:
+    """Raise StructureError if a mapping that occurred before contains itself."""
+    if id(mapping) in seen and has_cycle(
+        mapping, lambda item: item.values() if isinstance(item, Mapping) else ()
+    ):
+        raise StructureError(f"{show_path(path)} holds a mapping that contains itself")
 
 
 def has_cycle(container: Any, items: Callable[[Any], Iterable[Any]]) -> bool:

@@ -148,11 +148,7 @@ class ConversionMixin(Core):
                         out[key] = below = dict(child._dict_entries())  # type: ignore[attr-defined]
                         todo.append(below)
                     continue
-                value = child._unwrap() if isinstance(child, Core) else child
-                if isinstance(value, Tensor) and convert_tensors:
-                    value = _convert_tree(self, value, convert_tensors)
-                if isinstance(value, LinkedList):
-                    value = child.tolist()
+                value = _convert_value(self, child, convert_tensors)
                 if value is not None or retain_none:
                     out[key] = value
                 else:
@@ -370,6 +366,14 @@ def _make_container(entries: dict[str, Any]) -> Any:
         # from_pytree does not store the default_factory.
         return cls(None, pairs) if issubclass(cls, defaultdict) else cls(pairs)
     return cls(**entries) if hasattr(cls, "_fields") else cls(entries.values())
+
+
+def _convert_value(root: Core, child: Any, convert_tensors: ConvertTensors) -> Any:
+    """Convert a value node, or a plain value that a kind lists among its entries, for ``to_dict``."""
+    value = child._unwrap() if isinstance(child, Core) else child
+    if isinstance(value, Tensor) and convert_tensors:
+        return _convert_tree(root, value, convert_tensors)
+    return child.tolist() if isinstance(value, LinkedList) else value
 
 
 def _convert_tree(root: Core, leaf: Tensor, form: ConvertTensors) -> Any:

@@ -286,6 +286,9 @@ def _check_kind(kind: NodeKind) -> None:
 
 KINDS = NodeKinds()
 
+#: Function from a node, its record and the row of its parent to the record that a format stores, or to None.
+Convert = Callable[[Any, Record, dict[str, Any]], "Record | None"]
+
 
 class _ReducedClass:
     """Object that pickles as the reduced form of a class."""
@@ -376,7 +379,7 @@ def encode(
     *,
     shared: bool = False,
     format_name: str = "",
-    convert: Callable[[Any, Record, dict[str, Any]], Record | None] | None = None,
+    convert: Convert | None = None,
     in_memory: bool = False,
 ) -> Encoded:
     """Encode a tree of any depth as a flat table.
@@ -406,24 +409,13 @@ def encode(
         position, above = todo.pop()
         node = objects[position]
         kind = KINDS.of(node)
-        form = format_name if format_name in kind.layouts else ""
-        record = kind.layouts[form].flatten(node) if form else kind.flatten(node)
-        if form and convert is not None and isinstance(record, Record):
-            converted = convert(node, record, above)
-            record, form = (kind.flatten(node), "") if converted is None else (converted, form)
+        form, record = _flatten(node, kind, format_name, convert, above)
         if not isinstance(record, Record):
             # record_of() raises an error with the key path.
             record = kind.record_of(node, form, get_key_path(nodes, position))
         row = nodes[position]
-        row.update(kind=kind.tag, meta=record.meta, entries=[], members=[])
-        if form:
-            row["format"] = form
-        row["values"] = [[name, number] for number, name in enumerate(record.values, len(values))]
+        row.update(_make_row(node, kind, form, record, len(values)))
         values += record.values.values()
-        if kind.tag in KINDS.providers:
-            row["from"] = KINDS.providers[kind.tag]
-        if type(node) is not kind.type:
-            row["class"] = get_class_name(type(node))
         if kind.with_class or type(node) is not kind.type:
             classes[position] = type(node)
         if shared and (held := kind.attributes_of(node)):
@@ -437,20 +429,53 @@ def encode(
                     place.append([key, known[id(child)]])
                     ordered = ordered and known[id(child)] > position
                 else:
-                    if shared:
-                        known[id(child)] = len(nodes)
+                    known[id(child)] = len(nodes)
                     objects.append(child)
                     place.append([key, len(nodes)])
                     todo.append((len(nodes), row))
                     nodes.append({})
-    if not ordered:
-        order = sort_topologically(nodes)
-        classes = {new: classes[old] for new, old in enumerate(order) if old in classes}
-        attributes = {new: attributes[old] for new, old in enumerate(order) if old in attributes}
-        nodes, objects = [nodes[old] for old in order], [objects[old] for old in order]
     if in_memory:
         leaves = as_memory(leaves)
-    return Encoded(nodes, leaves, values, classes, attributes, objects)
+    encoded = Encoded(nodes, leaves, values, classes, attributes, objects)
+    if not ordered:
+        _put_parents_first(encoded)
+    return encoded
+
+
+def _make_row(node: Core, kind: NodeKind, form: str, record: Record, first_value: int) -> dict[str, Any]:
+    """Return the row of a node without its entries and members; its first value gets the position ``first_value``."""
+    row: dict[str, Any] = {"kind": kind.tag, "meta": record.meta, "entries": [], "members": []}
+    if form:
+        row["format"] = form
+    row["values"] = [[name, number] for number, name in enumerate(record.values, first_value)]
+    if kind.tag in KINDS.providers:
+        row["from"] = KINDS.providers[kind.tag]
+    if type(node) is not kind.type:
+        row["class"] = get_class_name(type(node))
+    return row
+
+
+def _put_parents_first(encoded: Encoded) -> None:
+    """Sort the nodes so that parents precede children."""
+    order = sort_topologically(encoded.nodes)
+    encoded.nodes = [encoded.nodes[old] for old in order]
+    encoded.objects = [encoded.objects[old] for old in order]
+    classes, attributes = encoded.classes, encoded.attributes
+    encoded.classes = {new: classes[old] for new, old in enumerate(order) if old in classes}
+    encoded.attributes = {new: attributes[old] for new, old in enumerate(order) if old in attributes}
+
+
+def _flatten(
+    node: Core, kind: NodeKind, format_name: str, convert: Convert | None, above: dict[str, Any]
+) -> tuple[str, Record]:
+    """Flatten a node with the layout of a format, or without one; return the name of the layout and the record."""
+    if format_name not in kind.layouts:
+        return "", kind.flatten(node)
+    record = kind.layouts[format_name].flatten(node)
+    if convert is None or not isinstance(record, Record):
+        return format_name, record
+    converted = convert(node, record, above)
+    return ("", kind.flatten(node)) if converted is None else (format_name, converted)
 
 
 def sort_topologically(rows: list[dict[str, Any]]) -> list[int]:
@@ -496,6 +521,43 @@ def decode_all(
     encoded: Encoded, made: Mapping[int, Core] | None = None, named: type | None = None
 ) -> list[Any]:
     """Decode all nodes except those in ``made``, by position. ``named`` replaces a class of the root that was moved."""
+    _check_encoded(encoded)
+    nodes: list[Any] = [None] * len(encoded.nodes)
+    declared: list[type | None] | None = None
+    # Children follow their parent, so a walk from the end decodes every child first.
+    for position in range(len(encoded.nodes) - 1, -1, -1):
+        if made and position in made:
+            nodes[position] = made[position]
+            continue
+        row, record = encoded.nodes[position], _read_record(encoded, nodes, position)
+        cls = encoded.classes.get(position)
+        if cls is None and not _is_known(row):
+            declared = declared or _list_declared_classes(encoded.nodes, named)
+            cls = _find_moved_class(row, declared[position])
+        kind = _find_kind(encoded.nodes, position) if cls is None else KINDS.of(cls)
+        if cls is None and "class" in row:
+            cls = find_subclass(kind.type, row["class"])
+        record.cls = cls
+        try:
+            nodes[position] = kind.node_of(record)
+        except TensorDictError:
+            raise
+        except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+            writer = f", written by {row['from']!r}," if "from" in row else ""
+            raise FormatError(
+                f"{_format_place(encoded.nodes, position)}, of the kind {row['kind']!r}{writer} cannot be put together: "
+                f"{error!r}"
+            ) from error
+    for position, attributes in encoded.attributes.items():
+        try:
+            KINDS.set_attributes(nodes[position], attributes)
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            raise FormatError(f"the attributes of node {position} cannot be set: {error!r}") from error
+    return nodes
+
+
+def _check_encoded(encoded: Encoded) -> None:
+    """Raise FormatError unless the nodes are a list that is not empty, and the leaves are tensors."""
     if not encoded.nodes:
         raise FormatError("an encoded tree has at least one node; there is none")
     if not isinstance(encoded.nodes, (list, tuple)):
@@ -505,55 +567,36 @@ def decode_all(
         raise FormatError(
             f"{_format_place(encoded.nodes, [place])} of the encoded tree is a tensor; got {encoded.leaves[place]!r:.100}"
         )
-    nodes: list[Any] = [None] * len(encoded.nodes)
-    declared: list[type | None] | None = None
-    # Children follow their parent, so a walk from the end decodes every child first.
-    for position in range(len(encoded.nodes) - 1, -1, -1):
-        if made and position in made:
-            nodes[position] = made[position]
-            continue
-        row = encoded.nodes[position]
-        try:
-            groups: list[dict[str, Any]] = [
-                {
-                    key: encoded.leaves[ref[0]] if isinstance(ref, list) else _later(nodes, ref, position)
-                    for key, ref in row[group]
-                }
-                for group in ("entries", "members")
-            ]
-            values = {name: encoded.values[ref] for name, ref in row["values"]}
-            tag, meta = row["kind"], row["meta"]
-            _check_row(row, [*groups, values])
-        except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
-            raise FormatError(f"node {position} of the encoded tree is damaged: {error!r}") from error
-        cls: Any = encoded.classes.get(position)
-        if cls is None and not _is_known(row):
-            declared = declared or _list_declared_classes(encoded.nodes, named)
-            cls = _find_moved_class(row, declared[position])
-        if cls is None and (type(tag) is not str or tag not in KINDS):
-            shown = _format_place(encoded.nodes, position)
-            missing = MissingPluginError.of_writer(f"{shown}, of the kind {tag!r},", row.get("from"))
-            raise missing or FormatError(
-                f"{shown} is of the kind {tag!r}, which no installed package provides"
-            )
-        kind = KINDS[tag] if cls is None else KINDS.of(cls)
-        if cls is None and "class" in row:
-            cls = find_subclass(kind.type, row["class"])
-        try:
-            nodes[position] = kind.node_of(Record(meta, groups[0], groups[1], values, cls=cls))
-        except TensorDictError:
-            raise
-        except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
-            writer = f", written by {row['from']!r}," if "from" in row else ""
-            raise FormatError(
-                f"{_format_place(encoded.nodes, position)}, of the kind {tag!r}{writer} cannot be put together: {error!r}"
-            ) from error
-    for position, attributes in encoded.attributes.items():
-        try:
-            KINDS.set_attributes(nodes[position], attributes)
-        except (LookupError, TypeError, ValueError, AttributeError) as error:
-            raise FormatError(f"the attributes of node {position} cannot be set: {error!r}") from error
-    return nodes
+
+
+def _read_record(encoded: Encoded, nodes: list[Any], position: int) -> Record:
+    """Return the record of a node, whose children in ``nodes`` are decoded; raise FormatError for a damaged row."""
+    row = encoded.nodes[position]
+    try:
+        entries, members = (
+            {
+                key: encoded.leaves[ref[0]] if isinstance(ref, list) else _later(nodes, ref, position)
+                for key, ref in row[group]
+            }
+            for group in ("entries", "members")
+        )
+        values = {name: encoded.values[ref] for name, ref in row["values"]}
+        _check_row(row, [entries, members, values])
+        row["kind"]  # raises KeyError if it is missing
+        return Record(row["meta"], entries, members, values)
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+        raise FormatError(f"node {position} of the encoded tree is damaged: {error!r}") from error
+
+
+def _find_kind(rows: list[dict[str, Any]], position: int) -> NodeKind:
+    """Return the kind that a row names, or raise FormatError or MissingPluginError."""
+    row = rows[position]
+    tag = row["kind"]
+    if type(tag) is str and tag in KINDS:
+        return KINDS[tag]
+    shown = _format_place(rows, position)
+    missing = MissingPluginError.of_writer(f"{shown}, of the kind {tag!r},", row.get("from"))
+    raise missing or FormatError(f"{shown} is of the kind {tag!r}, which no installed package provides")
 
 
 def _is_known(row: Any) -> bool:

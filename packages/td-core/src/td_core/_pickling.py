@@ -117,21 +117,29 @@ def copy_plain(leaves: list[Tensor], memo: dict[int, Any]) -> None:
             if leaf.is_leaf and leaf.grad is None and not leaf.__dict__:
                 memo[id(leaf)] = leaf.detach().clone().requires_grad_(leaf.requires_grad)
             continue
-        if leaf.requires_grad or leaf.layout is not torch.strided:
-            continue
-        if (leaf.is_cpu or leaf.is_cuda) and not leaf.is_quantized and leaf.is_contiguous():
+        if _has_only_elements(leaf):
             storage = leaf.untyped_storage()
-            whole = storage.nbytes() == leaf.nbytes and not (leaf.is_conj() or leaf.is_neg())
-            more = leaf.grad is not None or leaf.__dict__
-            if whole and not more and id(leaf) not in memo and id(storage) not in memo:
-                try:
-                    copied = leaf.clone()
-                except NotImplementedError:
-                    continue  # clone() does not support integers of less than a byte; deepcopy copies the storage
-                memo[id(leaf)] = copied
-                memo[id(storage)] = copied.untyped_storage()
-                # Keep the storage alive, as deepcopy does: a freed object's id in the memo could be reused.
-                memo.setdefault(id(memo), []).append(storage)
+            if id(leaf) in memo or id(storage) in memo:
+                continue
+            try:
+                copied = leaf.clone()
+            except NotImplementedError:
+                continue  # clone() does not support integers of less than a byte; deepcopy copies the storage
+            memo[id(leaf)] = copied
+            memo[id(storage)] = copied.untyped_storage()
+            # Keep the storage alive, as deepcopy does: a freed object's id in the memo could be reused.
+            memo.setdefault(id(memo), []).append(storage)
+
+
+def _has_only_elements(leaf: Tensor) -> bool:
+    """Return True if a plain tensor has no state that its clone would lack, and fills its storage."""
+    if leaf.requires_grad or leaf.grad is not None or leaf.__dict__:
+        return False
+    if leaf.layout is not torch.strided or not (leaf.is_cpu or leaf.is_cuda):
+        return False
+    if leaf.is_quantized or leaf.is_conj() or leaf.is_neg() or not leaf.is_contiguous():
+        return False
+    return leaf.untyped_storage().nbytes() == leaf.nbytes
 
 
 _foreign: Callable[[type, Any], Any] | None = None

@@ -167,10 +167,11 @@ def make_padded_tensor(
         # Faster: pad_sequence fills one tensor; pad() would copy each leaf before stack() copies it again.
         return torch.nn.utils.rnn.pad_sequence(leaves, batch_first=True, padding_value=value)
     shape = [max(sizes) for sizes in zip(*[leaf.shape for leaf in leaves])]
-    padded = []
-    for leaf in leaves:
-        amounts: list[int] = []
-        for size, full in zip(reversed(leaf.shape), reversed(shape)):
-            amounts += [full - size, 0] if side == "left" else [0, full - size]
-        padded.append(torch.nn.functional.pad(leaf, amounts, value=value) if any(amounts) else leaf)
-    return torch.stack(padded, dim)
+    return torch.stack([_pad_to(leaf, shape, value, side) for leaf in leaves], dim)
+
+
+def _pad_to(leaf: Tensor, shape: list[int], value: float, side: str) -> Tensor:
+    amounts: list[int] = []
+    for size, full in zip(reversed(leaf.shape), reversed(shape)):
+        amounts += [full - size, 0] if side == "left" else [0, full - size]
+    return torch.nn.functional.pad(leaf, amounts, value=value) if any(amounts) else leaf
