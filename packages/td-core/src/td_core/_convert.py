@@ -6,7 +6,7 @@ from collections import defaultdict, namedtuple
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache, reduce
 from operator import getitem
-from typing import Any, Literal, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import numpy as np
 import torch
@@ -23,7 +23,9 @@ from ._walks import has_entries, map_levels
 from .errors import DepthError
 from .typing import BatchSize, DeviceType
 
-SelfT = TypeVar("SelfT", bound="ConversionMixin")
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
 
 ConvertTensors = bool | Literal["numpy"]
 
@@ -52,7 +54,7 @@ class ConversionMixin(Core):
 
     @classmethod
     def from_dict(
-        cls: type[SelfT],
+        cls,
         input_dict: Mapping[Any, Any] | Core,
         *,
         auto_batch_size: bool | None = None,
@@ -60,7 +62,7 @@ class ConversionMixin(Core):
         device: DeviceType | None = None,
         batch_dims: int | None = None,
         names: Sequence[str | None] | None = None,
-    ) -> SelfT:
+    ) -> Self:
         """Convert a mapping to a collection; see :func:`td_core.from_dict`.
 
         >>> TensorDict.from_dict({"a": torch.zeros(3, 2)}, batch_dims=1).batch_size

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from copy import deepcopy
 from functools import partial
 from itertools import chain
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -18,15 +18,18 @@ from torch.nn import Parameter
 
 from ._buffers import Leaves
 from ._collection import Core, add_key_note
+from ._decoding import decode, decode_all
 from ._device_labels import fix_decoded_devices
 from ._foreach import PLAIN
 from ._nested_components import get_parts, make_jagged
-from ._nodes import KINDS, Encoded, decode, decode_all, encode, get_key_path
+from ._nodes import KINDS, Encoded, encode, get_key_path
 from ._public_names import set_module
 from ._storage_backends import get_backends
 from ._torch_private import get_cached_seqlens, get_ragged_dim
 
-SelfT = TypeVar("SelfT", bound="PickleMixin")
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
 
 #: The layouts whose tensors have a working ``__deepcopy__``.
 _DEEP = frozenset({torch.strided, torch.jagged, torch.sparse_coo})
@@ -218,7 +221,7 @@ class PickleMixin(Core):
                 KINDS.set_attributes(copied[position], deepcopy(attributes, memo))
         return copied[0]
 
-    def __copy__(self: SelfT) -> SelfT:
+    def __copy__(self) -> Self:
         """Return a shallow copy: new nodes, the same leaves."""
         copied = self._shallow_copy()
         if attributes := KINDS.attributes_of(self):

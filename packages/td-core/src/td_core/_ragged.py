@@ -67,12 +67,13 @@ def check_no_hidden_keys(keys: Sequence[Collection[str]]) -> None:
 
 def fill_gaps(key: str, members: Sequence[Core]) -> list[Tensor]:
     """Return the entry of each member under a key, with empty tensors for members that lack it."""
-    results = [member._children().get(key) for member in members]
+    results: list[Any] = [member._children().get(key) for member in members]
     first = next((child for child in results if child is not None), None)
     if first is None:
         raise concurrent_change_error(members[0])
     if not isinstance(first, Tensor) or not first.ndim:
         check_no_hidden_keys([member._children().keys() for member in members])
+        raise concurrent_change_error(members[0])
     gap = first.new_empty((0, *first.shape[1:]))
     return [gap if child is None else child for child in results]
 

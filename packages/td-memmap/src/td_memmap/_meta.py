@@ -288,7 +288,7 @@ def _kind(
     raise location.error("_type", name, _DEFINED)
 
 
-def _find_class(name: object) -> type | None:
+def _find_class(name: str) -> type | None:
     """Return the class with a saved name, of any kind that this format has a layout for, or None."""
     formatted = (kind for kind in kinds.list_kinds() if FORMAT in kind.layouts)
     found = (kinds.find_class(kind, name) for kind in formatted)
