@@ -5,11 +5,12 @@ Each node's entries are copied before they are traversed, so that writes of othe
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from torch import Tensor
 
-from .._collection import Child, Core, make_dense
+from .._collection import Child, Core, get_all_entries, make_dense
 from .._foreach import PLAIN
 from .._keys import unravel_key_to_tuple
 from .._mapping_views import IsLeaf, is_leaf_or_value
@@ -22,26 +23,27 @@ def flatten_entries(root: Core, separator: str, is_leaf: IsLeaf | None) -> dict[
 
     Raise KeyMismatchError if a lazy stack has entries that only some members have, which would be lost.
     """
-    entries = dict(root._all_children())
+    entries = {**get_all_entries(root)}
     if PLAIN.issuperset(map(type, entries.values())):
         return entries
     flat: dict[str, Child] = {}
-    count = len(entries)
-    stack = [("", iter(entries.items()))]
+    count, prefix, level = len(entries), "", iter(entries.items())
+    above: list[tuple[str, Iterator[tuple[str, Child]]]] = []
     # By hand: the row `flatten_keys` of benchmarks/ops.py.
-    while stack:
-        prefix, level = stack[-1]
+    while True:
         for key, child in level:
-            name = prefix + key
             if isinstance(child, Tensor) or child._is_value or (is_leaf is not None and is_leaf(type(child))):
-                flat[name] = child
+                flat[prefix + key] = child
             else:
-                entries = dict(child._all_children())
+                above.append((prefix, level))
+                entries = {**get_all_entries(child)}
                 count += len(entries) - 1
-                stack.append((name + separator, iter(entries.items())))
+                prefix, level = prefix + key + separator, iter(entries.items())
                 break
         else:
-            stack.pop()
+            if not above:
+                break
+            prefix, level = above.pop()
     if len(flat) != count:
         raise _find_collision(root, separator, is_leaf)
     return flat
@@ -72,8 +74,8 @@ def unflatten_entries(root: Core, separator: str, *, own: bool) -> dict[str, Chi
     With ``own``, existing nested nodes are copied (shallowly) first.
     """
     # New nodes are plain dicts until all keys are set: an entry is never a dict, so the type marks a new node.
-    top: dict[str, Any] = {}
-    levels: list[tuple[dict[str, Any], str, dict[str, Any], Core | None]] = []
+    top: dict[str, Child] = {}
+    levels: list[tuple[dict[str, Child], str, dict[str, Child], Core | None]] = []
     for key, child in dict(root._children()).items():
         if own and not isinstance(child, Tensor):
             child = child._shallow_copy()
