@@ -13,6 +13,7 @@ from td_core import LazyStackedTensorDict, TensorDict, TensorDictParams, lazy_st
 from td_core._dtypes import METHODS
 from td_core._ops.device_moves import get_device_to_sync, parse_target
 from td_core._ops.dtypes import CASTS, DtypeMixin
+from td_core._walks import list_nested
 from td_core.errors import KeyMismatchError, LockedError, StructureError
 
 
@@ -133,7 +134,7 @@ def test_to_device_labels_every_node(td: TensorDict, assert_leaves_equal: Any) -
     while todo:
         node = todo.pop()
         assert node.device == torch.device("cpu")
-        todo.extend(node._iter_nested())
+        todo.extend(list_nested(node))
 
 
 def test_to_other_device_moves_leaves(make_nested: Any) -> None:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from td_core import LazyStackedTensorDict, TensorDict
 from td_core._ops.reductions import ReductionMixin
+from td_core._walks import list_nested
 from td_core.errors import DimNamesError, StructureError
 
 
@@ -102,9 +103,7 @@ def test_reduce_feature_dims_equals_torch(name: str, td: TensorDict, assert_leav
         {key: reduce_with_torch(name, leaf, (leaf.ndim - 1,)) for key, leaf in flatten_features(td).items()},
     )
     assert result.batch_size == td.batch_size
-    assert [node.batch_size for node in result._iter_nested()] == [
-        node.batch_size for node in td._iter_nested()
-    ]
+    assert [node.batch_size for node in list_nested(result)] == [node.batch_size for node in list_nested(td)]
 
 
 @pytest.mark.parametrize("name", REGULAR)

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from td_core import LazyStackedTensorDict, TensorDict, TensorDictParams, assert_close, lazy_stack
+from td_core._walks import list_holders
 from td_core.errors import KeyMismatchError, KeyPathError, KeyTakenError, LockedError
 
 
@@ -41,10 +42,10 @@ HOLDERS: dict[str, tuple[Callable[[], Any], int]] = {
 
 
 @pytest.mark.parametrize("name", HOLDERS)
-def test_get_holders_returns_nodes_with_entries(name: str) -> None:
+def test_list_holders_returns_nodes_with_entries(name: str) -> None:
     make, count = HOLDERS[name]
     node = make()
-    holders = list(node._get_holders())
+    holders = list(list_holders(node))
     assert len(holders) == count
     assert all(not isinstance(holder, LazyStackedTensorDict) for holder in holders)
     if not hasattr(node, "tensordicts"):
@@ -57,7 +58,7 @@ def test_zip_members_pairs_holders_with_parts(name: str) -> None:
     positions = torch.arange(node.batch_size.numel()).view(node.batch_size)
     other = TensorDict({"p": positions}, node.batch_size)
     rows = node._zip_members(other, positions)
-    holders = node._get_holders()
+    holders = list_holders(node)
     assert len(rows) == len(holders)
     assert all(row[0] is holder for row, holder in zip(rows, holders))
     for holder, part, rest in rows:
@@ -73,7 +74,7 @@ def test_map_members_keeps_structure(name: str) -> None:
     result = node._map_members(lambda holder: holder.select("a", strict=False))
     assert result.batch_size == node.batch_size
     assert hasattr(result, "tensordicts") == hasattr(node, "tensordicts")
-    assert [list(holder.keys()) for holder in result._get_holders()] == [["a"]] * len(node._get_holders())
+    assert [list(holder.keys()) for holder in list_holders(result)] == [["a"]] * len(list_holders(node))
 
 
 def test_map_members_without_results_returns_none() -> None:
@@ -117,7 +118,7 @@ ON_KEYS: dict[str, Callable[[Any], Any]] = {
 
 
 def check_equal_members(result: Any, expected: list[Any]) -> None:
-    members = result._get_holders()
+    members = list_holders(result)
     assert len(members) == len(expected)
     for member, other in zip(members, expected):
         assert list(member.keys(True)) == list(other.keys(True))
@@ -128,7 +129,7 @@ def check_equal_members(result: Any, expected: list[Any]) -> None:
 @pytest.mark.parametrize("operation", ON_KEYS)
 def test_key_operation_on_stack_equals_that_on_members(operation: str, make: Callable[[], Any]) -> None:
     run = ON_KEYS[operation]
-    expected = [run(member.clone()) for member in make()._get_holders()]
+    expected = [run(member.clone()) for member in list_holders(make())]
     check_equal_members(run(make()), expected)
 
 
@@ -147,7 +148,7 @@ def test_key_operation_on_nested_stack_keeps_members(operation: str, make: Calla
         "empty": lambda td: td.empty(recurse=True),
         "apply": lambda td: td.apply(torch.neg),
     }
-    expected = [ON_KEYS[operation](member.clone()) for member in stack._get_holders()]
+    expected = [ON_KEYS[operation](member.clone()) for member in list_holders(stack)]
     check_equal_members(run[operation](outer)["k"], expected)
 
 
@@ -250,7 +251,7 @@ def test_auto_batch_size_keeps_that_of_nested_stack() -> None:
 def test_auto_device_of_stack_sets_members() -> None:
     stack = make_nested_stack().auto_device_()
     assert stack.device == torch.device("cpu")
-    assert all(holder.device == torch.device("cpu") for holder in stack._get_holders())
+    assert all(holder.device == torch.device("cpu") for holder in list_holders(stack))
 
 
 @pytest.mark.parametrize("size", [(4,), (4, 5), (1, 4, 5)])
@@ -269,9 +270,7 @@ def test_new_with_empty_lazy_has_nested_nodes_without_leaves(
     assert isinstance(result, LazyStackedTensorDict)
     assert result.batch_size == size
     assert result.stack_dim == min(stack.stack_dim, len(size) - 1)
-    assert [list(holder.keys(True)) for holder in result._get_holders()] == [["n"]] * len(
-        result._get_holders()
-    )
+    assert [list(holder.keys(True)) for holder in list_holders(result)] == [["n"]] * len(list_holders(result))
 
 
 def test_new_with_empty_lazy_of_stack_without_members_is_dense() -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from td_core import TensorDict, lazy_stack
-from td_core._walks import expand, get_path, map_levels, visit, walk, walk_levels, zip_walk
+from td_core._walks import expand, get_path, list_nested, map_levels, visit, walk, walk_levels, zip_walk
 
 DEEP = 20_000
 
@@ -194,7 +194,7 @@ def test_every_walk_visits_a_deep_tree() -> None:
 
     def step(node: Any, depth: int) -> Any:
         depths.append(depth)
-        yield from ((below, depth + 1) for below in node._iter_nested())
+        yield from ((below, depth + 1) for below in list_nested(node))
 
     visit(step, td, 0)
     assert depths == list(range(DEEP + 1))

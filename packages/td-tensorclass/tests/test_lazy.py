@@ -330,7 +330,7 @@ def test_write_below_instance_applies_hook_of_lazy_stack(write: Any) -> None:
 
 def test_holders_of_wrapped_stack_are_wrapped() -> None:
     stack = lazy_stack([Sample(torch.zeros(2), caption, batch_size=[2]) for caption in "ab"])
-    holders = stack._get_holders()
+    holders = [holder for (holder,) in stack._zip_members()]
     assert [type(holder) for holder in holders] == [Sample, Sample]
     assert [holder.caption for holder in holders] == ["a", "b"]
     assert [row[0].caption for row in stack._zip_members(torch.zeros(2, 2))] == ["a", "b"]

@@ -11,31 +11,24 @@ from __future__ import annotations
 
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Union
+from itertools import chain
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
 
-from ._dtypes import ScalarBeside
 from ._foreach import PLAIN
 from ._keys import suggest_keys
 from ._plans import ShapePlan
-from ._walks import get_path, has_entries, walk, walk_levels
+from ._walks import get_path, has_entries, list_holders, walk, walk_levels
 from .errors import BatchSizeError, KeyMismatchError, KeyPathError, KeyThroughLeafError, StructureError
 from .typing import NO_DEFAULT, Names, NoDefault
 
-if TYPE_CHECKING:
-    from typing_extensions import Self
-
-    from ._base import TensorCollection
-    from ._lazy_stack import LazyStackedTensorDict
-    from ._tensordict import TensorDict
-
-
-Child = Union[Tensor, "Core"]
+Child = Any  # a Tensor or a Core; Any avoids casts, since most callers have checked which
 Undo = Callable[[Any], Any]
+SelfT = TypeVar("SelfT", bound="Core")
 
 #: The treedef that ``_flatten_leaves`` returns for ``_unflatten``: a list with a copy of the entries of each visited node;
 #: a tuple of them if the tree has nodes of other kinds with entries; one dict if the root holds only plain tensors; None if
@@ -45,6 +38,40 @@ Walked = Any  # Any avoids casts: most callers handle only one of the four forms
 
 #: Value of ``_locked`` if a storage backend locked the node, and not the user.
 ATTACHED = "attached"
+
+
+class EntrySchema:
+    """The entries that a class declares. This one declares none: every key and value is accepted unchanged.
+
+    Attributes:
+        converts_tensors: ``convert`` also converts tensors.
+        cast_filter: the ``cast_filter`` of casts without this argument, or None.
+    """
+
+    __slots__ = ()
+
+    converts_tensors: bool = False
+    cast_filter: Any = None
+
+    def check_keys(self, keys: Mapping[Any, Any]) -> None:
+        """Raise an error if a node of the class cannot have an entry under one of the keys."""
+
+    def find_class(self, key: str) -> type | None:
+        """Return the class of nodes that is declared for an entry, or None."""
+        return None
+
+    def convert(self, key: str, value: Any) -> Any:
+        """Convert a value that is set to the declared type, before it is coerced."""
+        return value
+
+    def adopt(self, key: str, node: Any) -> Any:
+        """Convert a new TensorDict to the class that is declared for its key."""
+        return node
+
+    def list_entries(self, node: Any) -> Mapping[str, Any]:
+        """Return the direct entries of a node, with None for each declared entry that is missing."""
+        children = node._children()
+        return children if type(children) is dict else get_all_entries(node)
 
 
 class Core(ABC):
@@ -58,11 +85,8 @@ class Core(ABC):
     #: False for kinds to which ``load_state_dict`` adds no entries: those of parameters are fixed, as in a module.
     _grows: bool = True
 
-    #: True for kinds whose ``_coerce_to_schema`` also converts tensors.
-    _has_schema: ClassVar[bool] = False
-
-    #: The dict that holds the entries, for kinds that keep them in one.
-    _dict: Any = None
+    #: The entries that the class declares.
+    _schema: ClassVar[EntrySchema] = EntrySchema()
 
     # Defaults for kinds without slots; a kind with slots sets them in its constructor.
     _locked: bool | str = False
@@ -88,13 +112,13 @@ class Core(ABC):
 
     @abstractmethod
     def _with_children(
-        self,
+        self: SelfT,
         children: Mapping[str, Child],
         *,
         batch_size: torch.Size | None = None,
         device: torch.device | NoDefault | None = NO_DEFAULT,
         names: Names | NoDefault | None = NO_DEFAULT,
-    ) -> Self:
+    ) -> SelfT:
         """Return a new, unlocked node of this kind with unchecked ``children``. Omitted metadata is copied from this node."""
 
     @abstractmethod
@@ -137,7 +161,7 @@ class Core(ABC):
         own = self._children().get(key)
         return own._as_value(value) if isinstance(own, Core) else value
 
-    def _of_level(self, level: Core) -> Self:
+    def _of_level(self: SelfT, level: Core) -> SelfT:
         """Convert another node to the kind of this node. A schema adds its defaults for missing entries."""
         return self._with_children(
             level._children(), batch_size=level.batch_size, device=level.device, names=level._names
@@ -149,24 +173,15 @@ class Core(ABC):
         made: Core = cls._wrap_dense(saved)
         return made
 
-    @classmethod
-    def _class_at(cls, key: str) -> type | None:  # noqa: ARG003  for classes that declare entries
-        """Return the node class that the schema declares for an entry, or None."""
-        return None
-
     def _get_child(self, key: str) -> Child:
         """Return one direct entry. Raise KeyError if it is missing."""
         return self._children()[key]
 
-    def _all_children(self) -> Mapping[str, Child]:
-        """Return the direct entries. A lazy stack raises KeyMismatchError if not all of its members have the same keys."""
-        return self._children()
-
     def _get_join_entries(self, first: Core, plan: ShapePlan, path: tuple[str, ...]) -> dict[str, Child]:
         """Return the direct entries for a join with nodes of other kinds. Raise StructureError if the kinds cannot be joined."""
-        return dict(self._all_children())
+        return dict(get_all_entries(self))
 
-    def _write_child(self, key: str, value: Any, *, non_blocking: bool = False) -> None:
+    def _write_child(self, key: str, value: Child, *, non_blocking: bool = False) -> None:
         """Copy a checked value into the existing entry ``key``, in place."""
         entry = self._children()[key]
         if isinstance(entry, Tensor):
@@ -182,24 +197,6 @@ class Core(ABC):
 
     def _index(self, index: Any) -> Any:
         """Index all entries along the batch dims. The shape mixin implements it."""
-        raise NotImplementedError
-
-    def _assign(self, index: Any, value: Any, *, non_blocking: bool = False) -> None:
-        """Write a value at an index of the batch dims. The mixin of entries implements it."""
-        raise NotImplementedError
-
-    def _broadcast_to_leaves(
-        self, value: Tensor, out: list[Tensor], scalar: ScalarBeside | None = None
-    ) -> None:
-        """Append a view of a value for each leaf to ``out``. The pointwise mixin implements it."""
-        raise NotImplementedError
-
-    def _get_child_shape(self, key: str) -> torch.Size:
-        """Return the shape of a direct entry. The metadata mixin implements it."""
-        raise NotImplementedError
-
-    def _densify(self, layout: torch.layout) -> Self:
-        """Stack all lazy stacks in the tree. The shape mixin implements it."""
         raise NotImplementedError
 
     def _unwrap(self) -> Any:
@@ -223,7 +220,7 @@ class Core(ABC):
 
     def _index_put(self, index: Any, value: Any, *, non_blocking: bool = False) -> Core:
         """Write ``value`` at an index. Return the node for the parent to store: this one or its replacement."""
-        self._assign(index, value, non_blocking=non_blocking)
+        self._assign(index, value, non_blocking=non_blocking)  # type: ignore[attr-defined]
         return self
 
     def _copy_from(self, value: Any, *, non_blocking: bool = False) -> Core:
@@ -257,32 +254,13 @@ class Core(ABC):
         """Return True if another value node certainly holds the same values."""
         return False
 
-    def _wrap_child(self, key: str, value: Child) -> Child:
-        """Convert a new TensorDict to the class that this kind requires under ``key``. The default returns it unchanged."""
-        return value
-
-    def _check_keys(self, keys: Mapping[Any, Any]) -> None:  # noqa: B027 -- most kinds take any key
-        """Raise an error if this node cannot have an entry under one of the keys."""
-
-    def _coerce_to_schema(self, key: str, value: Any) -> Any:
-        """Convert ``value`` to the type declared for ``key``, before it is coerced. The default returns it unchanged."""
-        return value
-
     def _peek_child(self, key: str) -> Child:
         """Return an entry of the same class as ``_get_child(key)``, for reading keys only. Raise KeyError if missing."""
         return self._get_child(key)
 
-    def _iter_nested(self) -> Iterator[Core]:
-        """Iterate over the nodes directly below, without stacking entries of a lazy stack."""
-        return (child for child in list(self._children().values()) if not isinstance(child, Tensor))
-
     def _members_and_dim(self) -> tuple[Sequence[Any], int] | None:
         """Return the members and the stack dim of a lazy stack, or None for other kinds."""
         return None
-
-    def _get_holders(self) -> Sequence[Any]:
-        """Return the nodes that hold the entries: this node; for a lazy stack, its members, or theirs if they are stacks."""
-        return (self,)
 
     def _wrap_holder(self, node: Core) -> Core:
         """Wrap a holder or part of the wrapped node like this node; the default returns it unchanged."""
@@ -298,10 +276,6 @@ class Core(ABC):
         A member for which ``fn`` returns None stays empty; the result is None if all do.
         """
         return fn(self, *others)
-
-    def _is_fully_locked(self) -> bool:
-        """Return True if structural changes are refused; for a lazy stack, by every member."""
-        return bool(self._locked)
 
     def _tree_children(self) -> list[Child]:
         """Return the direct children: the members of a lazy stack, the entries of any other node."""
@@ -321,14 +295,11 @@ class Core(ABC):
         """Pair each member with its item of a list of tensors of different shapes. Return None for other values."""
         return None
 
-    def _stack_lazily(self, items: Sequence[Core], dim: int) -> Core:
-        """Build a lazy stack of nodes, of which this one is the first."""
+    def _stack_lazily(self, items: Sequence[Core], dim: int, source: tuple[Core, str] | None = None) -> Core:
+        """Build a lazy stack of nodes, this one first: those of the lazy stack and key ``source``, which writes must reach."""
         return make_lazy_stack(items, dim)
 
-    def _bind_to_stack(self, stack: Core, key: str) -> None:  # noqa: B027 -- most kinds share memory with the stack
-        """Record that this node shows the entry ``key`` of a lazy stack, so that writes to it reach the stack."""
-
-    def _with_batch_size(self, batch_size: torch.Size) -> Self:
+    def _with_batch_size(self: SelfT, batch_size: torch.Size) -> SelfT:
         """Return this node if its batch size starts with ``batch_size``, else a shallow copy with that batch size."""
         if self.batch_size[: len(batch_size)] == batch_size:
             return self
@@ -398,47 +369,43 @@ class Core(ABC):
         self._flatten_other(other, right)
         return treedef
 
-    def _unflatten_iter(self, leaves: Iterator[Tensor]) -> Self:
-        """Return the same structure with new leaves, taken from an iterator in the order of ``_flatten_leaves``."""
-        return self._map(lambda _: next(leaves))
-
-    def _unflatten(self, leaves: Sequence[Tensor], treedef: Walked = None) -> Self:
+    def _unflatten(self: SelfT, leaves: Sequence[Tensor], treedef: Walked = None) -> SelfT:
         """Return the same structure with new leaves. ``treedef``, from ``_flatten_leaves`` of this node, is consumed."""
         provided = iter(leaves)
         try:
-            result = self._unflatten_iter(provided)
+            result = replace_leaves(self, provided)
         except StopIteration:
             raise concurrent_change_error(self) from None
         if next(provided, None) is not None:
             raise concurrent_change_error(self)
         return result
 
-    def _shallow_copy(self) -> Self:
+    def _shallow_copy(self: SelfT) -> SelfT:
         """Return a new tree of the same structure that shares the leaves."""
         return self._map(identity)
 
-    def _map(self, fn: Callable[[Tensor], Tensor]) -> Self:
+    def _map(self: SelfT, fn: Callable[[Tensor], Tensor]) -> SelfT:
         """Return the same structure with ``fn(leaf)`` in place of each leaf."""
         return self._with_children(_as_dense(self)._map(fn)._children())
 
-    def _clone_leaves(self) -> Self:
+    def _clone_leaves(self: SelfT) -> SelfT:
         """Return a deep copy: the leaves are cloned."""
         return self._map(copy_leaf)
 
-    def _transform(self, plan: ShapePlan) -> Self:
+    def _transform(self: SelfT, plan: ShapePlan) -> SelfT:
         """Apply a shape plan to every leaf and return the result."""
         return self._of_level(_as_dense(self)._transform(plan))
 
-    def _transform_multi(self, plan: Any) -> tuple[Self, ...]:
+    def _transform_multi(self: SelfT, plan: Any) -> tuple[SelfT, ...]:
         """Apply a plan that splits every leaf into parts, and return one node per part, with leading dims ``plan.leads``."""
         return tuple(map(self._of_level, _as_dense(self)._transform_multi(plan)))
 
-    def _join(self, items: Sequence[Core], plan: ShapePlan, path: tuple[str, ...] = ()) -> Self:
+    def _join(self: SelfT, items: Sequence[Core], plan: ShapePlan, path: tuple[str, ...] = ()) -> SelfT:
         """Join ``items``, this node first, with ``plan.leaf`` per key. Raise StructureError if their keys differ."""
         return self._of_level(_as_dense(self)._join(items, plan, path))
 
 
-def _as_dense(node: Core) -> TensorDict:
+def _as_dense(node: Core) -> Any:
     """Return the entries as a plain TensorDict, whose tree walks the default implementations use."""
     return make_dense(dict(node._children()), node.batch_size, node.device, node._names)
 
@@ -446,6 +413,35 @@ def _as_dense(node: Core) -> TensorDict:
 def get_tree_children(item: Any) -> Sequence[Child]:
     """Return the children of a node, for a lazy stack the members; an empty list for a leaf or any other object."""
     return () if type(item) in PLAIN or not isinstance(item, Core) else item._tree_children()
+
+
+def replace_leaves(node: SelfT, leaves: Iterator[Tensor]) -> SelfT:
+    """Return the same structure with new leaves, taken from an iterator in the order of ``_flatten_leaves``."""
+    return node._map(lambda _: next(leaves))
+
+
+def get_all_entries(node: Core) -> Mapping[str, Child]:
+    """Return the direct entries. Raise KeyMismatchError if a lazy stack has entries that only some members have."""
+    children = node._children()
+    if type(children) is not dict:
+        check_no_hidden_keys([holder._children().keys() for holder in list_holders(node)])
+    return children
+
+
+def check_keys(node: Core, keys: Mapping[Any, Any]) -> None:
+    """Raise an error if a node, or a member of a lazy stack, cannot have an entry under one of the keys."""
+    for holder in list_holders(node):
+        holder._schema.check_keys(keys)
+
+
+def check_no_hidden_keys(keys: Sequence[Collection[str]]) -> None:
+    """Raise KeyMismatchError if the given key sets of the members differ."""
+    hidden = [key for key in dict.fromkeys(chain(*keys)) if not all(key in left for left in keys)]
+    if hidden:
+        raise KeyMismatchError(
+            f"the members of a lazy stack have different keys, and {hidden}, which some lack, would be lost; select() the "
+            "common keys first, or go through the members"
+        )
 
 
 def has_lazy_stack(root: Core) -> bool:
@@ -532,11 +528,11 @@ def _call_once(fn: Callable[[Tensor], Tensor], made: dict[Tensor, Tensor], leaf:
     return made[leaf]
 
 
-_dense: Callable[..., TensorDict]
-_lazy_stack: Callable[[Sequence[Core], int], LazyStackedTensorDict]
+_dense: Callable[..., Any]
+_lazy_stack: Callable[[Sequence[Core], int], Core]
 
 
-def register_dense(factory: Callable[..., TensorDict]) -> None:
+def register_dense(factory: Callable[..., Any]) -> None:
     """Register the constructor of TensorDict. Its module calls this once, which avoids an import cycle."""
     global _dense
     _dense = factory
@@ -547,18 +543,18 @@ def make_dense(
     batch_size: torch.Size,
     device: torch.device | None = None,
     names: Names | None = None,
-) -> TensorDict:
+) -> Any:
     """Build a TensorDict that holds the dict ``children`` itself, without checks."""
     return _dense(children, batch_size, device, names)
 
 
-def register_lazy_stack(factory: Callable[[Sequence[Core], int], LazyStackedTensorDict]) -> None:
+def register_lazy_stack(factory: Callable[[Sequence[Core], int], Core]) -> None:
     """Register the constructor of lazy stacks. Its module calls this once, which avoids an import cycle."""
     global _lazy_stack
     _lazy_stack = factory
 
 
-def make_lazy_stack(items: Sequence[Core], dim: int) -> LazyStackedTensorDict:
+def make_lazy_stack(items: Sequence[Core], dim: int) -> Core:
     """Build a lazy stack of checked items."""
     return _lazy_stack(items, dim)
 
@@ -628,28 +624,14 @@ def missing_key_error(node: Core, key: Any, path: tuple[str, ...] = ()) -> KeyPa
 
 def get_entry(root: Core, path: tuple[str, ...]) -> Child:
     """Return the entry at a key path, or raise KeyPathError with the key at which the path ends."""
-    node: Child = root
+    node: Any = root
     for depth, part in enumerate(path):
         if isinstance(node, Tensor):
-            raise _key_through_leaf_error(path, depth)
+            raise KeyThroughLeafError(
+                f"{show_path(path[:depth])} is a tensor, so it has no entry {part!r} (looked up {path!r})"
+            )
         try:
-            child = node._get_child(part)
+            node = node._get_child(part)
         except KeyError:
             raise missing_key_error(node, part, path[:depth]) from None
-        node = child
     return node
-
-
-def get_parent(root: Core, path: tuple[str, ...]) -> TensorCollection:
-    """Return the node of the last key of a path, whose entry need not exist; KeyPathError if a parent is missing."""
-    entry: Any = get_entry(root, path[:-1])
-    if isinstance(entry, Tensor):
-        raise _key_through_leaf_error(path, len(path) - 1)
-    node: TensorCollection = entry
-    return node
-
-
-def _key_through_leaf_error(path: tuple[str, ...], depth: int) -> KeyThroughLeafError:
-    return KeyThroughLeafError(
-        f"{show_path(path[:depth])} is a tensor, so it has no entry {path[depth]!r} (looked up {path!r})"
-    )

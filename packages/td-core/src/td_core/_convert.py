@@ -6,7 +6,7 @@ from collections import defaultdict, namedtuple
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache, reduce
 from operator import getitem
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from typing import Any, Literal, NoReturn, TypeVar
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor
 from . import _from_python as source
 from ._class_methods import make_classmethod
 from ._coerce import coerce
-from ._collection import Child, Core, make_dense, show_path
+from ._collection import Child, Core, get_all_entries, make_dense, show_path
 from ._from_python import NON_STRING_KEY, PYTREE_TYPE
 from ._linked_list import LinkedList
 from ._ops.operands import describe_leaf, rephrase_error
@@ -23,9 +23,7 @@ from ._walks import has_entries, map_levels
 from .errors import DepthError
 from .typing import BatchSize, DeviceType
 
-if TYPE_CHECKING:
-    from typing_extensions import Self
-
+SelfT = TypeVar("SelfT", bound="ConversionMixin")
 
 ConvertTensors = bool | Literal["numpy"]
 
@@ -54,7 +52,7 @@ class ConversionMixin(Core):
 
     @classmethod
     def from_dict(
-        cls,
+        cls: type[SelfT],
         input_dict: Mapping[Any, Any] | Core,
         *,
         auto_batch_size: bool | None = None,
@@ -62,7 +60,7 @@ class ConversionMixin(Core):
         device: DeviceType | None = None,
         batch_dims: int | None = None,
         names: Sequence[str | None] | None = None,
-    ) -> Self:
+    ) -> SelfT:
         """Convert a mapping to a collection; see :func:`td_core.from_dict`.
 
         >>> TensorDict.from_dict({"a": torch.zeros(3, 2)}, batch_dims=1).batch_size
@@ -131,7 +129,7 @@ class ConversionMixin(Core):
         {'a': 1, 'b': {'c': [1, 2]}}
         """
         # Hot path: copy the dict of each node in C, then replace only the entries that are not plain tensors.
-        root: dict[str, Any] = dict(self._dict_entries())
+        root: dict[str, Any] = dict(self._schema.list_entries(self))
         todo = [root]
         below: dict[str, Any]
         # By hand: the row `to_dict` of benchmarks/ops.py.
@@ -147,19 +145,19 @@ class ConversionMixin(Core):
                     if tolist_first and child.batch_size:
                         out[key] = child.tolist(convert_tensors=convert_tensors, tolist_first=True)  # type: ignore[attr-defined]
                     else:
-                        out[key] = below = dict(child._dict_entries())  # type: ignore[attr-defined]
+                        out[key] = below = dict(child._schema.list_entries(child))
                         todo.append(below)
                     continue
-                value = _convert_value(self, child, convert_tensors)
+                value = child._unwrap() if isinstance(child, Core) else child
+                if isinstance(value, Tensor) and convert_tensors:
+                    value = _convert_tree(self, value, convert_tensors)
+                if isinstance(value, LinkedList):
+                    value = child.tolist()
                 if value is not None or retain_none:
                     out[key] = value
                 else:
                     del out[key]
         return root
-
-    def _dict_entries(self) -> Mapping[str, Any]:
-        """Return the entries that ``to_dict`` converts. A kind may include plain values."""
-        return self._all_children()
 
     def tolist(
         self,
@@ -248,7 +246,7 @@ class ConversionMixin(Core):
         """
 
         def fill(node: Any, out: dict[str, Any], _: None) -> Iterator[Any]:
-            for key, child in dict(node._dict_entries()).items():
+            for key, child in dict(node._schema.list_entries(node)).items():
                 if isinstance(child, Core) and has_entries(child):
                     yield key, child, None
                 else:
@@ -322,7 +320,7 @@ class ConversionMixin(Core):
         """
 
         def fill(node: Any, out: dict[str, Child], _: None) -> Iterator[Any]:
-            entries = node._dict_entries() if retain_none else node._all_children()
+            entries = node._schema.list_entries(node) if retain_none else get_all_entries(node)
             for key, child in dict(entries).items():
                 if isinstance(child, Tensor):
                     out[key] = child.clone()
@@ -370,14 +368,6 @@ def _make_container(entries: dict[str, Any]) -> Any:
     return cls(**entries) if hasattr(cls, "_fields") else cls(entries.values())
 
 
-def _convert_value(root: Core, child: Any, convert_tensors: ConvertTensors) -> Any:
-    """Convert a value node, or a plain value that a kind lists among its entries, for ``to_dict``."""
-    value = child._unwrap() if isinstance(child, Core) else child
-    if isinstance(value, Tensor) and convert_tensors:
-        return _convert_tree(root, value, convert_tensors)
-    return child.tolist() if isinstance(value, LinkedList) else value
-
-
 def _convert_tree(root: Core, leaf: Tensor, form: ConvertTensors) -> Any:
     try:
         if form != "numpy":
@@ -393,7 +383,7 @@ def _columns(
     """Return the field specs of the structured dtype of ``node``, and its columns as (path, array) pairs."""
     fields: list[Any] = []
     columns: list[tuple[tuple[str, ...], Any]] = []
-    for key, child in dict(node._all_children()).items():
+    for key, child in dict(get_all_entries(node)).items():
         if isinstance(child, Tensor):
             try:
                 array = child.detach().cpu().numpy()

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ._collection import Core
-from ._walks import expand, walk
+from ._walks import expand, list_nested, walk
 
 T = TypeVar("T")
 
@@ -33,7 +33,7 @@ def fix_decoded_devices(result: T, nodes: Iterable[dict[str, Any]], leaves: Iter
 
 def fix_device_metadata(result: Any) -> None:
     """Correct device labels that differ from the devices of the leaves, as after ``torch.load(map_location=...)``."""
-    for level in expand([result], lambda level: level._iter_nested() if level.device is None else ()):
+    for level in expand([result], lambda level: list_nested(level) if level.device is None else ()):
         if level.device is None:
             continue
         leaves = level._leaves()

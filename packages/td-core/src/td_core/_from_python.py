@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ._coerce import COERCERS, build_nested, coerce, get_struct_fields, has_cycle
-from ._collection import Core, make_dense
+from ._collection import Core, get_all_entries, make_dense
 from ._devices import as_device
 from ._dim_names import check_names
 from ._dtypes import as_dtype
@@ -237,7 +237,13 @@ def from_list(
     >>> from_list([{"a": 1}, {"a": 2}])["a"]
     tensor([1, 2])
     """
-    items = [_make_item(item, i, device) for i, item in enumerate(input)]
+    items: list[Any] = []
+    for i, item in enumerate(input):
+        if not isinstance(item, (Mapping, Core)):
+            raise TypeError(f"from_list takes mappings and collections; item {i} is a {type(item).__name__}")
+        if not isinstance(item, Core):
+            item = _build(item, None, None, None, False, None)
+        items.append(item if device is None else item.to(device))
     if not items:
         raise StructureError("from_list needs at least one item, got an empty list")
     _check_one_given(batch_size, batch_dims)
@@ -253,17 +259,6 @@ def from_list(
     if names is not None:
         result.names = names
     return result
-
-
-def _make_item(item: Any, position: int, device: DeviceType | None) -> Any:
-    """Convert an item of a list to a collection on a device."""
-    if not isinstance(item, (Mapping, Core)):
-        raise TypeError(
-            f"from_list takes mappings and collections; item {position} is a {type(item).__name__}"
-        )
-    if not isinstance(item, Core):
-        item = _build(item, None, None, None, False, None)
-    return item if device is None else item.to(device)
 
 
 def fromkeys(keys: Iterable[NestedKey], value: Any = 0) -> Any:
@@ -357,7 +352,7 @@ def make_tensordict(
 
 def _entries(what: str, source: Any) -> Mapping[Any, Any]:
     if isinstance(source, Core) and has_entries(source):
-        return source._all_children()
+        return get_all_entries(source)
     if not isinstance(source, Mapping):
         raise TypeError(f"{what} takes a mapping or a collection of entries; got {type(source).__name__}")
     return source

@@ -8,7 +8,7 @@ member. A shape plan that keeps the stack dim runs on the members, any other pla
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from ._collection import (
     Child,
     Core,
     add_nested,
+    check_keys,
     make_dense,
     missing_key_error,
     register_lazy_stack,
@@ -36,20 +37,13 @@ from ._ops.member_writes import check_new_members, split_for_members, unbind_mem
 from ._ops.uneven import make_empty_like, rows_of_members, transform_uneven, uneven_index
 from ._ops.update_plan import UpdatePlan
 from ._plan_steps import remove_size
-from ._ragged import (
-    check_no_hidden_keys,
-    convert_form,
-    get_member_entry,
-    list_distinct_members,
-    make_ragged_error,
-)
+from ._ragged import convert_form, get_member_entry, list_distinct_members, make_ragged_error
 from ._shape_plans import stack_plan
 from ._walks import visit
 from .errors import BatchSizeError, CollectionIndexError, StructureError
 from .typing import NO_DEFAULT, BatchSize, DeviceType, Names, NestedKey, NoDefault
 
-if TYPE_CHECKING:
-    from typing_extensions import Self
+SelfT = TypeVar("SelfT", bound="LazyStackedTensorDict")
 
 
 class LazyStackedTensorDict(LazyStackOps):
@@ -158,10 +152,16 @@ class LazyStackedTensorDict(LazyStackOps):
         # Copy the list: another thread may add members while the caller iterates.
         return (self._members.copy(), self._stack_dim) if self._members else None
 
-    def _is_fully_locked(self) -> bool:
+    @property
+    def is_locked(self) -> bool:
+        """Whether structural changes are refused by the stack or by every member; settable."""
         # Do not copy the members here: a loop that appends one by one would become quadratic.
         members = self._members
         return bool(self._locked) or (bool(members) and all(member.is_locked for member in members))
+
+    @is_locked.setter
+    def is_locked(self, value: bool) -> None:
+        _ = self.lock_() if value else self.unlock_()
 
     @property
     def tensordicts(self) -> list[Any]:
@@ -303,23 +303,16 @@ class LazyStackedTensorDict(LazyStackOps):
     def _children(self) -> Mapping[str, Child]:
         return StackedEntries(self)
 
-    def _all_children(self) -> Mapping[str, Child]:
-        check_no_hidden_keys([member._all_children().keys() for member in self._members])
-        return StackedEntries(self)
-
-    def _iter_nested(self) -> Iterator[Core]:
-        return iter(self._members)
-
     def _get_child(self, key: str) -> Child:
         members = self._members
         if not members:
             raise KeyError(key)
-        entries: list[Any] = [member._get_child(key) for member in members]
+        entries = [member._get_child(key) for member in members]
         first, dim = entries[0], self._stack_dim
         if isinstance(first, Tensor):
             try:
                 # Hot path: torch parses the call faster without a dim argument.
-                value: Any = torch.stack(entries, dim) if dim else torch.stack(entries)
+                value: Child = torch.stack(entries, dim) if dim else torch.stack(entries)
             except (RuntimeError, TypeError) as error:
                 raise make_ragged_error(key, entries, error) from error
         elif any(isinstance(entry, Tensor) for entry in entries):
@@ -327,8 +320,7 @@ class LazyStackedTensorDict(LazyStackOps):
                 f"{show_path((key,))} is a tensor in some members and a collection in others"
             )
         else:
-            value = first._stack_lazily(entries, dim)
-            value._bind_to_stack(self, key)
+            value = first._stack_lazily(entries, dim, (self, key))
             if self._stack_dim_name is not None:
                 names = value._names or (None,) * len(value.batch_size)
                 value._names = (*names[:dim], self._stack_dim_name, *names[dim + 1 :])
@@ -338,7 +330,7 @@ class LazyStackedTensorDict(LazyStackOps):
         members = self._members
         if not members or any(key not in member._children() for member in members):
             raise KeyError(key)
-        first: Child = members[0]._peek_child(key)
+        first = members[0]._peek_child(key)
         if isinstance(first, Tensor):
             return first
         entries = [first, *[member._peek_child(key) for member in members[1:]]]
@@ -388,7 +380,7 @@ class LazyStackedTensorDict(LazyStackOps):
     def _split_for_members(self, key: str, value: Child) -> list[tuple[Any, Any]]:
         """Pair each member with its part of a value that will be stored."""
         check_unlocked(self, f"set {show_path((key,))}")
-        self._check_keys({key: None})
+        check_keys(self, {key: None})
         shares = self._split_value(value)
         for member, part in () if isinstance(value, Tensor) else shares:
             if isinstance(part, Core) and -1 in part.batch_size:
@@ -401,10 +393,6 @@ class LazyStackedTensorDict(LazyStackOps):
         plan = UpdatePlan(self, False, True, non_blocking, None, False, strict=True)
         plan.copies = [(member, key, part, (key,)) for member, part in self._split_value(value)]
         plan.apply()
-
-    def _check_keys(self, keys: Mapping[Any, Any]) -> None:
-        for member in self._members:
-            member._check_keys(keys)
 
     def _split_value(self, value: Any) -> list[tuple[Any, Any]]:
         if not isinstance(value, (Tensor, Core)):
@@ -425,7 +413,7 @@ class LazyStackedTensorDict(LazyStackOps):
             member._del_child(key)
 
     def _with_children(
-        self,
+        self: SelfT,
         children: Mapping[str, Child],
         *,
         batch_size: torch.Size | None = None,
@@ -483,10 +471,10 @@ class LazyStackedTensorDict(LazyStackOps):
         for member, part in zip(self._members, parts):
             member._flatten_other(part, out, path)
 
-    def _map(self, fn: Callable[[Tensor], Tensor]) -> Self:
+    def _map(self: SelfT, fn: Callable[[Tensor], Tensor]) -> SelfT:
         return self._with_members([member._map(fn) for member in self._members])
 
-    def _clone_leaves(self) -> Self:
+    def _clone_leaves(self: SelfT) -> SelfT:
         return self._with_members([member._clone_leaves() for member in self._members])
 
     def _transform(self, plan: Any) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,12 +18,11 @@ from ._ops.member_writes import Part, split_for_members
 from ._ops.update_plan import UpdatePlan
 from ._plan_steps import remove_size
 from ._ragged import fill_gaps, get_display_shape, make_nested_tensor, merge_shapes
-from ._repr import PrintedLeaf, PrintedMembers, describe_leaf
-from ._walks import has_entries, map_levels
+from ._repr import PrintedLeaf, PrintedMembers, PrintedNode, describe_leaf
+from ._walks import has_entries, list_holders, map_levels
 from .errors import BatchSizeError, StructureError
 
-if TYPE_CHECKING:
-    from typing_extensions import Self
+SelfT = TypeVar("SelfT", bound="LazyStackOps")
 
 
 class LazyStackOps(TensorDictBase):
@@ -38,7 +37,7 @@ class LazyStackOps(TensorDictBase):
     _stack_dim: int
     _stack_dim_name: str | None
     _hook_in: Callable[[Any], Any] | None
-    _hook_out: Callable[[Child], Child] | None
+    _hook_out: Callable[[Any], Any] | None
     _empty_size: torch.Size
     _empty_device: torch.device | None
 
@@ -59,16 +58,13 @@ class LazyStackOps(TensorDictBase):
         self._locked = False
         self._lock_parents = self._backends = self._undo = None
 
-    def _with_members(self, members: Sequence[Any], stack_dim: int | None = None) -> Self:
+    def _with_members(self: SelfT, members: Sequence[Any], stack_dim: int | None = None) -> SelfT:
         """Build a stack of other members, with the dim name and hooks of this one."""
         stack = object.__new__(type(self))
         dim = self._stack_dim if stack_dim is None else stack_dim
         stack._init(list(members), dim, self._stack_dim_name, self._hook_in, self._hook_out)
         stack._empty_size, stack._empty_device = self._empty_size, self._empty_device
         return stack
-
-    def _get_holders(self) -> Sequence[Any]:
-        return [holder for member in self._members for holder in member._get_holders()]
 
     def _zip_parts(self, others: Sequence[Any]) -> Iterable[tuple[Any, ...]]:
         """Pair each member with its part of other nodes or tensors."""
@@ -121,13 +117,14 @@ class LazyStackOps(TensorDictBase):
             return PrintedLeaf(key, names[0] if len(set(names)) == 1 else f"[{', '.join(names)}]")
         return PrintedLeaf(key, stack, first._print_entry() or fields[0].name or type(first).__name__)
 
-    def _print_members(self) -> PrintedMembers:
+    def _print_node(self) -> PrintedNode:
         common = set(self._children())
         rows = [
             (i, member, [member._print_field(key) for key in member._children() if key not in common])
             for i, member in enumerate(self._members)
         ]
-        return PrintedMembers(self._stack_dim, [row for row in rows if row[2]])
+        members = PrintedMembers(self._stack_dim, [row for row in rows if row[2]])
+        return super()._print_node()._replace(members=members)
 
     def _densify(self, layout: torch.layout) -> Any:
         members, children = self._members, self._children()
@@ -147,7 +144,7 @@ class LazyStackOps(TensorDictBase):
                 entries[key] = make_nested_tensor(key, fill_gaps(key, members), self._stack_dim, layout)
         metadata: Any = {"batch_size": self.batch_size, "device": self.device, "names": self._names}
         # Build from the first innermost member: a dense stack has the class of its members.
-        first = next(iter(self._get_holders()), None)
+        first = next(iter(list_holders(self)), None)
         return self._with_children(entries) if first is None else first._with_children(entries, **metadata)
 
     def _plan_writes(

@@ -11,8 +11,10 @@ import contextlib
 import weakref
 from typing import Any
 
+from torch import Tensor
+
 from ._collection import ATTACHED, Core
-from ._walks import walk
+from ._walks import list_holders, walk
 from .errors import LockedError
 
 # Dead weak references to parents are removed at this length of the list and at each doubling: amortized O(1).
@@ -48,7 +50,9 @@ def lock(root: Core, *, by_user: bool = True) -> None:
                 continue
             node._locked = how
             this: weakref.ref[Core] | None = None
-            for child in node._iter_nested():
+            for child in node._tree_children():
+                if isinstance(child, Tensor):
+                    continue
                 if this is None:
                     this = weakref.ref(node)
                 todo.append((child._inner(), this))
@@ -85,7 +89,7 @@ def unlock(root: Core) -> None:
         node._locked = False
         node._lock_parents = None
         node._backends = None
-        todo.extend(child._inner() for child in node._iter_nested())
+        todo += [child._inner() for child in node._tree_children() if not isinstance(child, Tensor)]
 
 
 def _is_part(node: Any) -> bool:
@@ -110,7 +114,7 @@ def check_unlocked(node: Core, what: str) -> None:
 
     >>> check_unlocked(TensorDict(), "set key 'a'")
     """
-    for level in (*node._get_holders(), node):
+    for level in (*list_holders(node), node):
         if level._locked:
             raise LockedError(
                 f"cannot {what}: the {type(level).__name__} is locked; write in place (set_, update_, copy_), "

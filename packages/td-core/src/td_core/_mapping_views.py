@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from operator import itemgetter
-from typing import Any
+from typing import Any, TypeGuard
 
 from torch import Tensor
 
@@ -107,9 +107,9 @@ def _list_keys(node: Core, nested: bool, leaves_only: bool) -> Iterable[Any]:
             prefix, level = stack.pop()
 
 
-def has_plain_entries(children: dict[str, Child] | None) -> bool:
-    """Return True if no entry of a dict is a node that represents a leaf: its values can be returned unchanged."""
-    return children is not None and (
+def has_plain_entries(children: Mapping[str, Child]) -> TypeGuard[dict[str, Child]]:
+    """Return True for a dict without nodes that represent leaves: its values can be returned unchanged."""
+    return type(children) is dict and (
         not LEAF_KINDS or LEAF_KINDS.isdisjoint(map(type, list(children.values())))
     )
 

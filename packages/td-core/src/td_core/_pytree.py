@@ -22,7 +22,7 @@ from ._ragged import get_display_shape
 from ._torch_private import functorch_level, get_mapped_dim
 from ._torch_private import pytree as torch_pytree
 from ._value_codec import is_same_value, join, split
-from ._walks import expand, visit, walk
+from ._walks import expand, list_nested, visit, walk
 
 Context = tuple[Any, ...]
 
@@ -156,7 +156,10 @@ def infer_batch_size(children: list[Any], sizes: tuple[Any, ...]) -> torch.Size:
             # A Jacobian replaces leaves by collections with different batch sizes, and vmap with out_dims=-1 adds its dim
             # after the others, so use only the leading dims that all children share.
             others = {position for position, _ in empty}
-            batch_size = _shorten_to_shared(batch_size, children, others)
+            for i, other in enumerate(children):
+                shape = _get_shape(other)
+                if shape is not None and shape[: len(batch_size)] != batch_size and i not in others:
+                    batch_size = _find_common_prefix(batch_size, shape)
     if empty:
         leaf = None if isinstance(source, torch.Size) else _leaf_of(children[source[0]])
         hidden = None
@@ -185,15 +188,6 @@ def _get_shape(child: Any) -> tuple[Any, ...] | None:
     return get_display_shape(child) if isinstance(child, Tensor) else None
 
 
-def _shorten_to_shared(batch_size: torch.Size, children: list[Any], without_leaves: set[int]) -> torch.Size:
-    """Return the leading dims of ``batch_size`` that all children share, except those without leaves."""
-    for i, child in enumerate(children):
-        shape = _get_shape(child)
-        if shape is not None and shape[: len(batch_size)] != batch_size and i not in without_leaves:
-            batch_size = _find_common_prefix(batch_size, shape)
-    return batch_size
-
-
 def _find_common_prefix(first: torch.Size, second: tuple[Any, ...]) -> torch.Size:
     """Return the longest common prefix of two shapes."""
     same = [a == b for a, b in zip(first, second)]
@@ -207,7 +201,7 @@ def _resize(root: Core, batch_size: torch.Size, hidden: int | None = None) -> No
         ndim = len(node.batch_size)
         stacked = node._members_and_dim()
         if stacked is None:
-            for child in node._iter_nested():
+            for child in list_nested(node):
                 yield child, torch.Size((*size, *child.batch_size[ndim:]))
             if hidden is not None:
                 node._hide_dim(hidden, size)

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from itertools import chain
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
-from ._collection import Child, Core, concurrent_change_error, show_path
+from ._collection import Child, Core, check_no_hidden_keys, concurrent_change_error, show_path
 from ._foreach import PLAIN
 from ._keys import unravel_key_to_tuple
 from ._torch_private import functorch_level
-from ._walks import has_entries
-from .errors import KeyMismatchError, StructureError
+from ._walks import has_entries, list_holders
+from .errors import StructureError
 from .typing import NO_DEFAULT, NestedKey
 
 
@@ -44,7 +43,7 @@ def merge_shapes(shapes: Sequence[Sequence[Any]], dim: int) -> tuple[Any, ...]:
 
 def list_distinct_members(members: Sequence[Core]) -> list[Any]:
     """List the distinct members of a stack; nested stacks are replaced by their members."""
-    flat = [holder for member in members for holder in member._get_holders()]
+    flat = [holder for member in members for holder in list_holders(member)]
     if torch.compiler.is_compiling():
         # A guard on id() would recompile the graph for every object, so compare by identity.
         return [
@@ -55,25 +54,14 @@ def list_distinct_members(members: Sequence[Core]) -> list[Any]:
     return list({id(member._inner()): member for member in flat}.values())
 
 
-def check_no_hidden_keys(keys: Sequence[Collection[str]]) -> None:
-    """Raise KeyMismatchError if the given key sets of the members differ."""
-    hidden = [key for key in dict.fromkeys(chain(*keys)) if not all(key in left for left in keys)]
-    if hidden:
-        raise KeyMismatchError(
-            f"the members of a lazy stack have different keys, and {hidden}, which some lack, would be lost; select() the "
-            "common keys first, or go through the members"
-        )
-
-
 def fill_gaps(key: str, members: Sequence[Core]) -> list[Tensor]:
     """Return the entry of each member under a key, with empty tensors for members that lack it."""
-    results: list[Any] = [member._children().get(key) for member in members]
+    results = [member._children().get(key) for member in members]
     first = next((child for child in results if child is not None), None)
     if first is None:
         raise concurrent_change_error(members[0])
     if not isinstance(first, Tensor) or not first.ndim:
         check_no_hidden_keys([member._children().keys() for member in members])
-        raise concurrent_change_error(members[0])
     gap = first.new_empty((0, *first.shape[1:]))
     return [gap if child is None else child for child in results]
 
@@ -168,11 +156,10 @@ def make_padded_tensor(
         # Faster: pad_sequence fills one tensor; pad() would copy each leaf before stack() copies it again.
         return torch.nn.utils.rnn.pad_sequence(leaves, batch_first=True, padding_value=value)
     shape = [max(sizes) for sizes in zip(*[leaf.shape for leaf in leaves])]
-    return torch.stack([_pad_to(leaf, shape, value, side) for leaf in leaves], dim)
-
-
-def _pad_to(leaf: Tensor, shape: list[int], value: float, side: str) -> Tensor:
-    amounts: list[int] = []
-    for size, full in zip(reversed(leaf.shape), reversed(shape)):
-        amounts += [full - size, 0] if side == "left" else [0, full - size]
-    return torch.nn.functional.pad(leaf, amounts, value=value) if any(amounts) else leaf
+    padded = []
+    for leaf in leaves:
+        amounts: list[int] = []
+        for size, full in zip(reversed(leaf.shape), reversed(shape)):
+            amounts += [full - size, 0] if side == "left" else [0, full - size]
+        padded.append(torch.nn.functional.pad(leaf, amounts, value=value) if any(amounts) else leaf)
+    return torch.stack(padded, dim)

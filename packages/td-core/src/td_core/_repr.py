@@ -6,7 +6,7 @@ Printing stacks and copies nothing: a lazy stack is described from its members.
 from __future__ import annotations
 
 import html
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -66,13 +66,29 @@ class PrintedMembers(NamedTuple):
     exclusive: list[tuple[int, Any, list[PrintedLeaf]]]
 
 
+class PrintedNode(NamedTuple):
+    """What is printed of a node.
+
+    Attributes:
+        fields: its entries.
+        members: what is printed of the members of a lazy stack.
+        is_declared: the class declares the entries, so that the long form prints them as attributes.
+    """
+
+    fields: list[PrintedLeaf]
+    members: PrintedMembers | None = None
+    is_declared: bool = False
+
+    def of_class(self, absent: Iterable[str], hidden: Container[str]) -> PrintedNode:
+        """Return what is printed of a class that wraps the node: all fields, ``absent`` ones last, except the ``hidden``."""
+        fields = [*self.fields, *[PrintedLeaf(name, ABSENT) for name in absent]]
+        return PrintedNode([field for field in fields if field.key not in hidden], None, True)
+
+
 class ReprMixin(Core):
     """``repr``, and ``_repr_html_`` for notebooks."""
 
     __slots__ = ()
-
-    #: True if the long form prints entries as attributes (a class with declared fields) instead of under ``fields``.
-    _prints_attributes = False
 
     def __repr__(self) -> str:
         """Return the compact form, or the long form if :class:`td_core.set_printoptions` selects it."""
@@ -92,12 +108,11 @@ class ReprMixin(Core):
     def _print_entry(self) -> str | None:
         """Return the text to print for this node inside its parent, or None to print its entries."""
         leaf = self._as_leaf()
-        return None if not isinstance(leaf, Tensor) else f"{SHORT_NAMES[leaf.dtype]}{list(leaf.shape)}"
+        return None if leaf is self else f"{SHORT_NAMES[leaf.dtype]}{list(leaf.shape)}"
 
-    def _print_fields(self, absent: Iterable[str] = ()) -> list[PrintedLeaf]:
-        """Return the entries to print, and then the declared fields ``absent``, which have no entry."""
-        fields = [self._print_field(key) for key in list(self._children())]
-        return fields + [PrintedLeaf(name, ABSENT) for name in absent]
+    def _print_node(self) -> PrintedNode:
+        """Return what is printed of this node."""
+        return PrintedNode([self._print_field(key) for key in list(self._children())])
 
     def _print_field(self, key: str) -> PrintedLeaf:
         """Return one entry to print."""
@@ -106,10 +121,6 @@ class ReprMixin(Core):
         if isinstance(child, Tensor):
             return PrintedLeaf(key, describe_leaf(child) if is_lazy(child) else child)
         return PrintedLeaf(key, child if isinstance(child, Core) else type(child).__name__)
-
-    def _print_members(self) -> PrintedMembers | None:
-        """Return what is printed of the members of a lazy stack, or None for other kinds."""
-        return None
 
 
 def describe_leaf(leaf: Tensor | Ragged) -> Ragged:
@@ -152,13 +163,13 @@ def _compact(root: Any, options: dict[str, Any]) -> str:
         names.append(f"batch_size={_dims(root.batch_size)}")
     if options["show_device"] and root.device is not None:
         names.append(f"device={root.device}")
-    stack = root._print_members()
+    fields, stack, _ = root._print_node()
     if stack is not None:
         names.append(f"stack_dim={stack.stack_dim}")
     parts: list[_Line] = []
     groups = [_Line(f"{type(root).__name__}({', '.join([*names, 'fields='])}", parts)]
     everything = groups.copy()
-    todo: list[tuple[list[_Line], Any, list[PrintedLeaf]]] = [(parts, root, root._print_fields())]
+    todo: list[tuple[list[_Line], Any, list[PrintedLeaf]]] = [(parts, root, fields)]
     if stack is not None and stack.exclusive:
         members: list[_Line] = []
         groups.append(_Line(", exclusive_fields=", members))
@@ -175,7 +186,7 @@ def _compact(root: Any, options: dict[str, Any]) -> str:
             parts.append(part)
             everything.append(part)
             if part.parts is not None:
-                todo.append((part.parts, field.entry, field.entry._print_fields()))
+                todo.append((part.parts, field.entry, field.entry._print_node().fields))
     for line in reversed(everything):
         if line.parts is not None:
             line.short = _join(line)
@@ -267,7 +278,8 @@ def _render(root: Any, pieces_of: Callable[..., list[Any]]) -> str:
 
 def _long(node: Any, indent: int, options: dict[str, Any]) -> list[Any]:
     pad = " " * (indent + 4)
-    fields = _sort_fields(node._print_fields(), options)
+    fields, stack, is_declared = node._print_node()
+    fields = _sort_fields(fields, options)
     ending: list[str] = []
     if options["show_batch_size"]:
         ending.append(f"batch_size={node.batch_size}")
@@ -276,13 +288,12 @@ def _long(node: Any, indent: int, options: dict[str, Any]) -> list[Any]:
     if options["show_is_shared"]:
         ending.append(f"is_shared={bool(_leaves(node)) and node.is_shared()}")
     pieces: list[Any] = [f"{type(node).__name__}(\n"]
-    if node._prints_attributes:
+    if is_declared:
         for field in fields:
             pieces += [f"{pad}{field.key}=", *_long_entry(field, indent + 4, options), ",\n"]
     else:
         shown = _long_fields(fields, indent + 8, options)
         pieces += [f"{pad}fields={{\n", *shown, f"{'' if fields else pad}}},\n"]
-        stack = node._print_members()
         if stack is not None:
             pieces.append(f"{pad}exclusive_fields={{\n")
             rows = stack.exclusive
@@ -363,10 +374,10 @@ def _html(field: PrintedLeaf | None, node: Any, parent: Any) -> list[Any]:
     """Return the HTML pieces of a node; ``field`` is its entry in the parent, None for the root."""
     options, plain = SETTINGS.print_options, type(make_dense({}, torch.Size()))
     name = html.escape((field and field.name) or type(node).__name__)
-    fields = _sort_fields(node._print_fields(), options)
+    fields, stack, _ = node._print_node()
+    fields = _sort_fields(fields, options)
     size = node.batch_size if parent is None else node.batch_size[len(parent.batch_size) :]
     about = [f"device={node.device}"] if node.device is not None else []
-    stack = node._print_members()
     if stack is not None:
         about.append(f"stack_dim={stack.stack_dim}")
     if field is None:

@@ -7,9 +7,9 @@ cannot disturb it; the copy is reused as the dict of the result.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import Any, TypeVar, overload
 
 import torch
 from torch import Tensor
@@ -24,9 +24,11 @@ from ._collection import (
     check_same_leaves,
     concurrent_change_error,
     copy_leaf,
+    get_all_entries,
     get_entry,
     leaf_node_mismatch_error,
     register_dense,
+    replace_leaves,
 )
 from ._devices import as_device
 from ._dim_names import check_names, resize_names
@@ -44,9 +46,6 @@ from ._pytree import register_mapping, register_with_subclasses
 from ._walks import has_entries
 from .errors import KeyPathError, KeyTakenError, StructureError
 from .typing import NO_DEFAULT, BatchSize, DeviceType, Names, NestedKey, NoDefault
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 SelfT = TypeVar("SelfT", bound="TensorDict")
 _CLONE = make_op("clone", copy_leaf)
@@ -124,7 +123,7 @@ class TensorDict(TensorDictBase):
         elif isinstance(source, Core) and has_entries(source):
             if names is None and batch_size is not None and as_batch_size(batch_size) == source.batch_size:
                 names = source._names
-            source = dict(source._all_children())
+            source = dict(get_all_entries(source))
         elif not isinstance(source, Mapping):
             raise ValueError(
                 f"the source of a TensorDict is a mapping or a collection; got {type(source).__name__}"
@@ -221,10 +220,17 @@ class TensorDict(TensorDictBase):
         return self._dict
 
     def _get_child(self, key: str) -> Child:
-        child = self._dict.get(key, NO_DEFAULT)
+        child: Any = self._dict.get(key, NO_DEFAULT)
         if child is NO_DEFAULT:  # another thread may have removed the key after it was listed
             raise KeyPathError(f"key {key!r} not found in {type(self).__name__}")
         return child
+
+    def _tree_children(self) -> list[Child]:
+        return list(self._dict.values())
+
+    def __contains__(self, key: object) -> bool:
+        """Return True if the entry ``key``, a string or a key path, exists."""
+        return key in self._dict if type(key) is str else super().__contains__(key)
 
     def _set_child(self, key: str, value: Child) -> None:
         self._dict[key] = value
@@ -239,13 +245,13 @@ class TensorDict(TensorDictBase):
         del self._dict[key]
 
     def _with_children(
-        self,
+        self: SelfT,
         children: Mapping[str, Child],
         *,
         batch_size: torch.Size | None = None,
         device: torch.device | NoDefault | None = NO_DEFAULT,
         names: Names | NoDefault | None = NO_DEFAULT,
-    ) -> Self:
+    ) -> SelfT:
         return _make_node(
             type(self),
             dict(children),
@@ -254,13 +260,10 @@ class TensorDict(TensorDictBase):
             self._names if names is NO_DEFAULT else names,
         )
 
-    def _iter_nested(self) -> Iterator[Core]:
-        return iter([child for child in list(self._dict.values()) if not isinstance(child, Tensor)])
-
     @overload
     def __getitem__(self, index: str | tuple[str, ...]) -> Any: ...
     @overload
-    def __getitem__(self, index: Any) -> Self: ...
+    def __getitem__(self: SelfT, index: Any) -> SelfT: ...
     def __getitem__(self, index: Any) -> Any:
         """Return an entry by key, or index all entries along the batch dims and return a collection."""
         if type(index) is str:
@@ -308,7 +311,7 @@ class TensorDict(TensorDictBase):
                 return args[0] if args else get_default(self, key)
         return super().get(key, *args, **kwargs)
 
-    def set_(self, key: NestedKey, item: Any, *, non_blocking: bool = False) -> Self:
+    def set_(self: SelfT, key: NestedKey, item: Any, *, non_blocking: bool = False) -> SelfT:
         """Copy a value into an existing entry, in place; see :meth:`TensorCollection.set_`.
 
         >>> TensorDict({"a": torch.zeros(2)}).set_("a", torch.ones(2))["a"]
@@ -357,7 +360,7 @@ class TensorDict(TensorDictBase):
         super()._set_path(key, value, prefix, non_blocking=non_blocking)
 
     def _flatten_leaves(self, out: list[Tensor]) -> Walked:
-        level: dict[str, Any] = {**self._dict}
+        level = {**self._dict}
         if PLAIN.issuperset(map(type, level.values())):
             out += level.values()
             return level
@@ -438,8 +441,7 @@ class TensorDict(TensorDictBase):
     ) -> Walked:
         if not isinstance(other, TensorDict):
             return super()._zip_leaves(other, left, right, values)
-        level: dict[str, Any] = {**self._dict}
-        level_other = other._dict
+        level, level_other = {**self._dict}, other._dict
         if PLAIN.issuperset(map(type, level.values())):
             beside: list[Any] = list(map(level_other.get, level))
             if len(level) == len(level_other) and PLAIN.issuperset(map(type, beside)):
@@ -483,7 +485,7 @@ class TensorDict(TensorDictBase):
         super()._zip_leaves(other, left, right, values)
         return None
 
-    def _unflatten(self, leaves: Sequence[Tensor], treedef: Walked = None) -> Self:
+    def _unflatten(self: SelfT, leaves: Sequence[Tensor], treedef: Walked = None) -> SelfT:
         if treedef is None:
             return super()._unflatten(leaves)
         if type(treedef) is dict:
@@ -505,10 +507,10 @@ class TensorDict(TensorDictBase):
                     )
                     todo.append(node)
                 else:
-                    level[key] = child._unflatten_iter(provided)
+                    level[key] = replace_leaves(child, provided)
         return root
 
-    def _shallow_copy(self) -> Self:
+    def _shallow_copy(self: SelfT) -> SelfT:
         root = _copy_node(self)
         todo = [root._dict]
         # By hand: the row `clone shallow` of benchmarks/ops.py.
@@ -524,7 +526,7 @@ class TensorDict(TensorDictBase):
                     level[key] = child._shallow_copy()
         return root
 
-    def _map(self, fn: Callable[[Tensor], Tensor]) -> Self:
+    def _map(self: SelfT, fn: Callable[[Tensor], Tensor]) -> SelfT:
         root = _copy_node(self)
         todo = [root._dict]
         while todo:
@@ -539,14 +541,14 @@ class TensorDict(TensorDictBase):
                     level[key] = child._map(fn)
         return root
 
-    def _clone_leaves(self) -> Self:
+    def _clone_leaves(self: SelfT) -> SelfT:
         leaves: list[Tensor] = []
         levels = self._flatten_leaves(leaves)
         if type(levels) is tuple:  # nodes of other kinds have their own _map
             return self._map(copy_leaf)
         return self._unflatten(foreach(_CLONE, leaves, plain=type(levels) is dict), levels)
 
-    def _transform(self, plan: ShapePlan) -> Self:
+    def _transform(self: SelfT, plan: ShapePlan) -> SelfT:
         leaf, lead, n, old = plan.leaf, plan.lead, plan.n, self._batch_size
         # Hot path: slicing and building a torch.Size dominate the time of a small operation, so avoid both.
         size = torch.Size(lead) if n == len(old) else torch.Size((*lead, *old[n:])) if lead else old[n:]
@@ -579,7 +581,7 @@ class TensorDict(TensorDictBase):
                 return root
             level = todo.pop()
 
-    def _transform_multi(self, plan: Any) -> tuple[Self, ...]:
+    def _transform_multi(self: SelfT, plan: Any) -> tuple[SelfT, ...]:
         leaf = plan.leaf
         roots = self._make_empty_parts(plan)
         todo = [(self._dict, [root._dict for root in roots])]
@@ -604,7 +606,7 @@ class TensorDict(TensorDictBase):
                         target[key] = piece
         return tuple(roots)
 
-    def _make_empty_parts(self, plan: Any) -> list[Self]:
+    def _make_empty_parts(self: SelfT, plan: Any) -> list[SelfT]:
         """Build one empty node per part of a plan that splits leaves."""
         cls, device, n = type(self), self._device, plan.n
         tail = self._batch_size[n:]
@@ -618,19 +620,19 @@ class TensorDict(TensorDictBase):
             sizes = [torch.Size(lead + tail) for lead in leads]
         return [_make_node(cls, {}, size, device, names) for size in sizes]
 
-    def _join(self, items: Sequence[Core], plan: ShapePlan, path: tuple[str, ...] = ()) -> Self:
+    def _join(self: SelfT, items: Sequence[Core], plan: ShapePlan, path: tuple[str, ...] = ()) -> SelfT:
         leaf, lead, n = plan.leaf, plan.lead, plan.n
         names = None if self._names is None else plan.rename_dims(self._names)
         old = self._batch_size
         size = torch.Size(lead) if n == len(old) else torch.Size((*lead, *old[n:])) if lead or n else old
-        columns: list[dict[str, Any]] = [
+        columns: list[dict[str, Child]] = [
             {**item._dict} if type(item) is TensorDict else item._get_join_entries(self, plan, path)
             for item in items
         ]
         # Reuse the copied dict of the first item for the result, and replace its entries one by one.
         target = columns[0]
         root, prefix = _make_node(type(self), target, size, self._device, names), path
-        todo: list[tuple[list[dict[str, Any]], tuple[str, ...]]] = []
+        todo: list[tuple[list[dict[str, Child]], tuple[str, ...]]] = []
         # By hand: the row `stack` of benchmarks/ops.py.
         while True:
             for key, values in zip_entries(columns, prefix):

@@ -7,16 +7,12 @@ None for the root. ``get_path`` converts it to a key path, for an error or a res
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard, TypeVar
+from typing import Any, TypeVar
 
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from ._base import TensorCollection
-    from ._collection import Core
-
 T = TypeVar("T")
-Node: TypeAlias = "Core"
+Node = Any  # a Core, whose module imports this one; some callers rebuild mappings or tuples
 Position = tuple[Any, str] | None
 
 
@@ -58,12 +54,22 @@ def walk(*nodes: Node) -> Iterator[Node]:
     >>> len(list(walk(TensorDict({"a": 1, "n": {"b": 2}}))))
     2
     """
-    return expand(nodes, lambda node: node._iter_nested())
+    return expand(nodes, list_nested)
 
 
-def has_entries(child: Any) -> TypeGuard[TensorCollection]:
+def list_nested(node: Node) -> list[Node]:
+    """Return the nodes directly below: the members of a lazy stack, the entries of any other node that are not leaves."""
+    return [child for child in node._tree_children() if not isinstance(child, Tensor)]
+
+
+def has_entries(child: Any) -> bool:
     """Return True if an entry is a node of entries: neither a leaf nor a value node."""
     return not isinstance(child, Tensor) and not child._is_value
+
+
+def list_holders(node: Node) -> list[Node]:
+    """Return the nodes that hold the entries: the node itself; for a lazy stack its members, or theirs if they are stacks."""
+    return [holder for (holder,) in node._zip_members()]
 
 
 def walk_levels(root: Node) -> Iterator[tuple[Node, Position, dict[str, Any]]]:
@@ -103,10 +109,10 @@ def zip_walk(*roots: Node) -> Iterator[tuple[Node, ...]]:
 
 
 def map_levels(
-    root: Any,
-    fill: Callable[[Any, dict[Any, Any], Any], Iterable[tuple[Any, Any, Any]]],
+    root: Node,
+    fill: Callable[[Node, dict[Any, Any], Any], Iterable[tuple[Any, Node, Any]]],
     state: Any = None,
-    make: Callable[[Any, dict[Any, Any]], Any] | None = None,
+    make: Callable[[Node, dict[Any, Any]], Any] | None = None,
     by_member: bool = False,
 ) -> Any:
     """Rebuild a tree level by level, and return the new root.
@@ -118,12 +124,11 @@ def map_levels(
     if by_member and root._members_and_dim() is not None:
         return root._map_members(lambda member: map_levels(member, fill, state, make, True))
     top: dict[Any, Any] = {}
-    levels: list[tuple[Any, dict[Any, Any], dict[Any, Any], Any, Any]] = [(root, top, top, "", state)]
+    node, entries = root, top
+    levels: list[tuple[Node, dict[Any, Any], dict[Any, Any], Any, Any]] = []
     done = 0
     # Count by hand: torch.compile of torch 2.9 does not iterate over items that are appended in the loop.
-    while done < len(levels):
-        node, entries, _, _, state = levels[done]
-        done += 1
+    while True:
         for key, child, below in fill(node, entries, state):
             if by_member and child._members_and_dim() is not None:
                 if (made := map_levels(child, fill, below, make, True)) is None:
@@ -133,7 +138,11 @@ def map_levels(
                 continue
             inner = entries[key] = {}  # this keeps the order of keys until the node is built
             levels.append((child, inner, entries, key, below))
-    for node, entries, parent, key, _ in levels[:0:-1]:
+        if done == len(levels):
+            break
+        node, entries, _, _, state = levels[done]
+        done += 1
+    for node, entries, parent, key, _ in reversed(levels):
         made = node._with_children(entries) if make is None else make(node, entries)
         if made is None:
             del parent[key]

@@ -26,7 +26,7 @@ class Wrapper(TensorCollection):
     True
     """
 
-    _tensordict: TensorCollection
+    _tensordict: Any
 
     @classmethod
     def _wrap(cls, td: Any) -> Any:
@@ -41,43 +41,41 @@ class Wrapper(TensorCollection):
     @property
     def batch_size(self) -> torch.Size:
         """Leading dims that all entries share; settable if the shape of every entry starts with the new value."""
-        return self._tensordict.batch_size
+        return self._tensordict.batch_size  # type: ignore[no-any-return]
 
     @batch_size.setter
     def batch_size(self, batch_size: BatchSize) -> None:
-        inner: Any = self._tensordict  # each kind has its own setter
-        inner.batch_size = batch_size
+        self._tensordict.batch_size = batch_size
 
     @property
     def device(self) -> torch.device | None:
         """Device of every entry, or None if entries may be on different devices."""
-        return self._tensordict.device
+        return self._tensordict.device  # type: ignore[no-any-return]
 
     @property
-    def _locked(self) -> bool | str:  # type: ignore[override]  # read-only: lock() sets it on _inner()
-        return self._tensordict._locked
+    def _locked(self) -> bool:  # type: ignore[override]  # read-only: lock() sets it on _inner()
+        return self._tensordict._locked  # type: ignore[no-any-return]
 
     @property
     def _names(self) -> Names | None:
-        return self._tensordict._names
+        return self._tensordict._names  # type: ignore[no-any-return]
 
     @_names.setter
     def _names(self, names: Names | None) -> None:
-        inner: Any = self._tensordict  # a slot of the kind
-        inner._names = names
+        self._tensordict._names = names
 
     @property
     def _grows(self) -> bool:  # type: ignore[override]  # read-only: set on _inner()
-        return self._tensordict._grows
+        return self._tensordict._grows  # type: ignore[no-any-return]
 
     def _inner(self) -> Core:
-        return self._tensordict
+        return self._tensordict  # type: ignore[no-any-return]
 
     def _set_batch_size(self, batch_size: torch.Size) -> None:
         self._tensordict._set_batch_size(batch_size)
 
     def _max_batch_size(self) -> torch.Size | None:
-        return self._tensordict._max_batch_size()
+        return self._tensordict._max_batch_size()  # type: ignore[no-any-return]
 
     def _check_batch_size(self, batch_size: torch.Size, path: tuple[str, ...] = ()) -> None:
         self._tensordict._check_batch_size(batch_size, path)
@@ -89,7 +87,7 @@ class Wrapper(TensorCollection):
         self._tensordict._set_device(device)
 
     def _children(self) -> Mapping[str, Child]:
-        return self._tensordict._children()
+        return self._tensordict._children()  # type: ignore[no-any-return]
 
     def _get_child(self, key: str) -> Child:
         return self._tensordict._get_child(key)
@@ -98,16 +96,13 @@ class Wrapper(TensorCollection):
         return self._tensordict._get_writable(key)
 
     def _get_child_shape(self, key: str) -> torch.Size:
-        return self._tensordict._get_child_shape(key)
+        return self._tensordict._get_child_shape(key)  # type: ignore[no-any-return]
 
     def _print_field(self, key: str) -> Any:
         return self._tensordict._print_field(key)
 
     def _peek_child(self, key: str) -> Child:
         return self._tensordict._peek_child(key)
-
-    def _iter_nested(self) -> Iterator[Core]:
-        return self._tensordict._iter_nested()
 
     def _del_child(self, key: str) -> None:
         self._tensordict._del_child(key)
@@ -120,13 +115,10 @@ class Wrapper(TensorCollection):
         return self if fitted is self._tensordict else self._wrap(fitted)
 
     def _members_and_dim(self) -> tuple[Sequence[Any], int] | None:
-        return self._tensordict._members_and_dim()
+        return self._tensordict._members_and_dim()  # type: ignore[no-any-return]
 
     def _tree_children(self) -> list[Child]:
-        return self._tensordict._tree_children()
-
-    def _get_holders(self) -> Sequence[Any]:
-        return [node for (node,) in self._zip_members()]
+        return self._tensordict._tree_children()  # type: ignore[no-any-return]
 
     def _zip_members(self, *others: Any) -> list[tuple[Any, ...]]:
         return [(self._wrap_holder(node), *parts) for node, *parts in self._tensordict._zip_members(*others)]
@@ -186,7 +178,7 @@ class Wrapper(TensorCollection):
         return parts and [(self._wrap_holder(member), part) for member, part in parts]
 
     def _rows_for_members(self, value: Any) -> list[tuple[Any, Any]] | None:
-        return self._tensordict._rows_for_members(value)
+        return self._tensordict._rows_for_members(value)  # type: ignore[no-any-return]
 
     def _transform_multi(self, plan: Any) -> Any:
         wrap = self._wrap

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from ._arrays import as_tensor
 from ._buffers import as_bytes, as_memory, is_stored
 from ._collection import Core as Node
-from ._collection import is_aliasing, show_path
+from ._collection import EntrySchema, is_aliasing, show_path
 from ._core_kinds import make_header, read_header, read_header_field
 from ._devices import as_device, wait_for
 from ._dim_names import check_names, resize_names
@@ -58,7 +58,8 @@ from ._wrapper import Wrapper
 from .plugins.memmap_methods import Progress
 
 __all__ = [
-    "LEAF_KINDS", "OVERRIDABLE", "PLAIN", "PROVIDED", "REQUIRED", "STORABLE", "UNSIGNED", "VERSION", "Join", "Keeper",
+    "LEAF_KINDS", "OVERRIDABLE", "PLAIN", "PROVIDED", "REQUIRED", "STORABLE", "UNSIGNED", "VERSION", "EntrySchema",
+    "Join", "Keeper",
     "NewDirectory", "NewFile", "Node", "Progress", "StorageBackend", "Switch", "Wrapper", "as_batch_size", "as_buffer",
     "as_bytes", "as_device", "as_dtype", "as_memory", "as_named", "as_tensor", "check_mode", "check_names", "check_table",
     "check_unlocked", "choose_algorithm", "compute_digest", "compute_seqlens", "copy_all", "count_users", "decode_table",
@@ -94,9 +95,8 @@ PROVIDED = {
     "_lock_parents": "Attribute: weak references to the locked nodes that hold the node.",
     "_backends": "Attribute: the storage backends by name, or None; removed when the node is unlocked.",
     "_inner": "Return the node that holds the state: the wrapped node of a wrapper, otherwise the node itself.",
-    "_iter_nested": "Iterate over the nodes directly below.",
     "_tree_children": "Return the direct children: the members of a lazy stack, the entries of any other node.",
-    "_get_holders": "Return the nodes that hold the entries: the node, or the members of a lazy stack.",
+    "_zip_members": "Pair the nodes that hold the entries (the node, or the members of a lazy stack) with parts of others.",
     "_map_members": "Call a function with the node, or with each member of a lazy stack, and stack the results.",
     "_leaves": "Return every leaf of the tree, in a fixed order.",
     "_flatten_leaves": "Append every leaf of the tree to a list, and return the treedef.",
@@ -117,7 +117,6 @@ OVERRIDABLE = {
     "_map": "Return the same tree with the result of a function in place of each leaf.",
     "_shallow_copy": "Return new nodes with the same leaves; by default `_map` with the identity.",
     "_clone_leaves": "Return new nodes with cloned leaves; by default `_map` with a clone.",
-    "_unflatten_iter": "Return the same tree with leaves from an iterator.",
     "_flatten_other": "Append the leaves of another node to a list, in the order of this node.",
     "_transform": "Apply the plan of an index or a shape operation to every leaf.",
     "_transform_multi": "Apply a plan that splits every leaf, and return one node for each part.",
@@ -126,9 +125,7 @@ OVERRIDABLE = {
     "_stack_lazily": "Build a lazy stack of nodes, of which this is the first.",
     "_with_batch_size": "Return this node, or a copy with a longer batch size that all leaves have.",
     "_check_batch_size": "Raise BatchSizeError unless every entry starts with a batch size.",
-    "_check_keys": "Raise an error if the node cannot have an entry under one of some keys.",
-    "_coerce_to_schema": "Convert a value that is set to the type that the class declares for its key.",
-    "_class_at": "Return the class of nodes that the class declares for a key, or None.",
+    "_schema": "Attribute of the class: an EntrySchema, the entries that the class declares.",
     "_wrap_dense": "Convert a TensorDict to this class, for classmethods such as from_dict.",
     "_of_saved": "Convert a loaded node, maybe of another class, to this class, or raise TypeError.",
     "_of_level": "Convert a nested node of another kind to this kind.",

@@ -272,7 +272,9 @@ def _steps(collection: Any, peer: Channel, consolidated: bool, wire: str, root: 
 def _receive(collection: Any, peer: Channel, root: str | Path | None) -> Iterator[None]:
     """Receive a message in two steps: the iterator yields once all bytes have arrived, then writes them."""
     device = peer.device()
-    arrival = _take_arrival(collection, device)
+    state = get_backend(collection)
+    likely = None if state is None or device.type != "cpu" else state.get_received()
+    arrival = likely.arrivals.pop() if likely is not None and likely.arrivals else None
     first = allocate(_wire.FIRST, device) if arrival is None else arrival[0]
     if arrival is not None:
         # gloo accepts a shorter message, which would leave the previous header in the buffer.
@@ -298,32 +300,10 @@ def _receive(collection: Any, peer: Channel, root: str | Path | None) -> Iterato
         return
     stop = _wire.FRONT.size + len(header)
     inside_first = stop + nbytes <= _wire.FIRST
-    message = _read_header(target, header, count, nbytes, None if inside_first else peer)
-    parts = message.parts()
-    storage = target.allocate(message, device)
-    if inside_first:
-        for begin, end in parts:
-            storage[begin:end] = first[stop : stop + end - begin]
-            stop += end - begin
-    else:
-        peer.take(*(storage[begin:end] for begin, end in parts))
-    yield
-    target.deliver(message, storage)
-
-
-def _take_arrival(collection: Any, device: torch.device) -> tuple[Tensor, memoryview, Tensor] | None:
-    """Return the buffer of the last message into a collection, with its front and its payload, if it can be used again."""
-    state = get_backend(collection)
-    received = None if state is None or device.type != "cpu" else state.get_received()
-    return received.arrivals.pop() if received is not None and received.arrivals else None
-
-
-def _read_header(target: ReceiveTarget, header: bytes, count: int, nbytes: int, peer: Channel | None) -> Any:
-    """Parse the header of a message and check it. On an error, drain the payload that ``peer`` has still to send, if any."""
     try:
         message = target.parse_header(header)
     except FormatError:  # such as a dtype that only the sender's torch has
-        if peer is not None and peer.device().type == "cpu":
+        if not inside_first and device.type == "cpu":
             # gloo accepts messages shorter than the buffer, so their exact sizes are not needed.
             _drain(peer, min(nbytes, _wire.PIECE), repeat(_wire.PIECE, count))
         raise
@@ -333,11 +313,19 @@ def _read_header(target: ReceiveTarget, header: bytes, count: int, nbytes: int, 
     try:
         target.check(message)
     except Exception:  # on any error, drain this message, or the next recv would receive it
-        if peer is not None:
+        if not inside_first:
             sizes = [end - begin for begin, end in parts]
             _drain(peer, max(sizes, default=0), sizes)
         raise
-    return message
+    storage = target.allocate(message, device)
+    if inside_first:
+        for begin, end in parts:
+            storage[begin:end] = first[stop : stop + end - begin]
+            stop += end - begin
+    else:
+        peer.take(*(storage[begin:end] for begin, end in parts))
+    yield
+    target.deliver(message, storage)
 
 
 def _parse_first(first: Tensor, peer: Channel, root: str | Path | None) -> tuple[bytes, int, int]:

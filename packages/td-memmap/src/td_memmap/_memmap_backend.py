@@ -133,7 +133,11 @@ def attach_backend(result: Any, saved: MemmapBackend, *, as_saved: bool = True) 
             match = _fs.get_status(path)
             folder = None if match is None else _fs.get_identity(match)
             node._keeper = ValueFile(path, above, allow_pickle, shared, folder)
-        if inner is node and not node._is_value and next(node._iter_nested(), None) is None:
+        if (
+            inner is node
+            and not node._is_value
+            and all(isinstance(child, Tensor) for child in node._tree_children())
+        ):
             return  # Skip encoding: most nodes have no child nodes.
         record = encode_node(node)
         size = node.batch_size

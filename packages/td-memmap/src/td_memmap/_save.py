@@ -78,7 +78,8 @@ def copy_nodes(tree: TensorCollection) -> TensorCollection:
         if node._locked is True:
             copy.lock_()
         else:
-            yield from zip(node._iter_nested(), copy._iter_nested(), strict=False)
+            pairs = zip(node._tree_children(), copy._tree_children(), strict=False)
+            yield from (pair for pair in pairs if not isinstance(pair[0], Tensor))
 
     visit(copy_lock, tree, result)
     return result

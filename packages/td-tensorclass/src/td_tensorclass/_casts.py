@@ -18,7 +18,7 @@ from td_core import LinkedList, TensorCollection, TensorDict
 from td_core.spi import as_dtype, as_tensor
 
 from ._non_tensor import NonTensorData, NonTensorDataBase
-from ._schema import Schema, get_choices
+from ._schema import Schema, collection_class, get_choices, is_tensorclass
 from ._value_nodes import ValueNode
 
 _NUMBERS = (bool, int, float, complex, np.number, np.bool_, np.ndarray)
@@ -90,21 +90,12 @@ def _is_value_hint(hint: Any) -> bool:
     return isinstance(hint, type) and issubclass(hint, NonTensorDataBase)
 
 
-def collection_class(hint: Any) -> Any:
-    """Return the collection class that an annotation names; None for other types and for non-tensor data."""
-    cls = get_origin(hint) or hint
-    is_collection = (
-        isinstance(cls, type) and issubclass(cls, TensorCollection) and not issubclass(cls, ValueNode)
-    )
-    return cls if is_collection else None
-
-
 def _from_mapping(hint: Any, value: Mapping[Any, Any]) -> Any:
     """Convert a mapping to the annotated collection class, or else wrap it as one non-tensor value."""
     cls = collection_class(hint)
     if cls is None:
         return NonTensorData(value)
-    if hasattr(cls, "_schema"):
+    if is_tensorclass(cls):
         return cls.from_dict(value, auto_batch_size=False)
     return TensorDict(dict(value))
 
@@ -130,7 +121,7 @@ def _as_type(hint: Any, name: str, value: Any) -> Any:
     if issubclass(cls, TensorCollection):
         if isinstance(value, TensorCollection):
             maker: Any = cls
-            fits = hasattr(cls, "_schema") and value._children().keys() <= maker._schema.names.keys()
+            fits = is_tensorclass(cls) and value._children().keys() <= maker._schema.names.keys()
             return maker.from_tensordict(value) if fits else value
         return _from_mapping(hint, value) if isinstance(value, Mapping) else value
     try:

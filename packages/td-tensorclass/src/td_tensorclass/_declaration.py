@@ -17,13 +17,13 @@ from td_core.spi import as_batch_size, as_device
 from ._annotations import annotations_of
 from ._casts import make_cast
 from ._registration import register_class
-from ._schema import ALLOWED, RESERVED, Options, Schema, get_local_names
+from ._schema import ALLOWED, RESERVED, Options, Schema, get_local_names, is_tensorclass
 
 
 def declare(cls: Any, root: Any, provided: Mapping[str, Any], frame: Any) -> None:
     """Add schema, cast, properties and constructor to a new TensorClass subclass; options that are None are inherited."""
-    base = next((item for item in cls.__mro__[1:] if "_schema" in item.__dict__), None)
-    options = (Options() if base is None else base._schema.options).merge(provided)
+    inherited = cls._schema.options if is_tensorclass(cls) else Options()
+    options = inherited.merge(provided)
     _keep_defaults(cls, root)
     written_doc = cls.__dict__.get("__doc__")
     dataclasses.dataclass(init=False, repr=False, eq=False, kw_only=options.kw_only)(cls)
@@ -33,9 +33,6 @@ def declare(cls: Any, root: Any, provided: Mapping[str, Any], frame: Any) -> Non
     _check_names(cls, root, schema)
     cls._schema = schema
     cls._cast = staticmethod(make_cast(schema))
-    cls._has_schema = options.autocast
-    if options.cast_filter is not None:
-        cls._cast_filter = staticmethod(options.cast_filter)
     cls._has_post_init = hasattr(cls, "__post_init__")
     cls._has_post_init_for_results = (
         cls._has_post_init and not options.skip_post_init_on_rebuild and not schema.init_vars

@@ -7,12 +7,11 @@ different values gives a :mod:`._non_tensor_stack`, with one value per batch ele
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
-from torch import Tensor
 
 from td_core import LinkedList, TensorCollection
 from td_core.errors import KeyPathError, StructureError
@@ -32,8 +31,7 @@ from ._static_values import register_data
 from ._value_nodes import NonTensorNode, ValueNode, nest_values, take_values
 from ._value_settings import capture_non_tensor_stack
 
-if TYPE_CHECKING:
-    from typing_extensions import Self
+SelfT = TypeVar("SelfT", bound="NonTensorDataBase")
 
 
 @dataclasses.dataclass
@@ -90,11 +88,11 @@ class NonTensorDataBase(NonTensorNode, TensorCollection):
 
     @classmethod
     def from_tensordict(
-        cls,
+        cls: type[SelfT],
         tensordict: TensorCollection,
         non_tensordict: Mapping[str, Any] | None = None,
         safe: bool | None = None,
-    ) -> Self:
+    ) -> SelfT:
         """Build a node with the batch size, device and names of a collection.
 
         Args:
@@ -142,7 +140,9 @@ class NonTensorDataBase(NonTensorNode, TensorCollection):
             "call maybe_to_stack() first"
         )
 
-    def _copy_with(self, batch_size: torch.Size, device: torch.device | None, names: Names | None) -> Self:
+    def _copy_with(
+        self: SelfT, batch_size: torch.Size, device: torch.device | None, names: Names | None
+    ) -> SelfT:
         """Build a node with the same value and another batch size, device and names."""
         node = new_object(type(self))
         node._store_new([self._value])
@@ -151,13 +151,13 @@ class NonTensorDataBase(NonTensorNode, TensorCollection):
         return node
 
     @classmethod
-    def _of_stack(cls, stack: Any, places: Sequence[int]) -> list[Self]:
+    def _of_stack(cls: type[SelfT], stack: Any, places: Sequence[int]) -> list[SelfT]:
         """Build one node per position in ``places``, each a view of the value of a stack at that position."""
         size, device, cells = torch.Size(), stack._device, stack._cells
         root = stack if stack._root is None else stack._root
         if stack._places is not None:
             places = take_values(stack._places, places)
-        nodes: list[Self] = []
+        nodes: list[SelfT] = []
         for place in places:
             # Hot path: set the slots as _show() and _start() do, without a call per element.
             node = new_object(cls)
@@ -195,13 +195,13 @@ class NonTensorDataBase(NonTensorNode, TensorCollection):
     def _as_value(self, value: Any) -> Any:
         return type(self)(value) if type(value) is type(self._value) else value
 
-    def _unflatten_iter(self, leaves: Iterator[Tensor]) -> Self:
+    def _copy_node(self: SelfT) -> SelfT:
         return self._copy_with(self._batch_size, self._device, self._names)
 
     def _get_varying_dims(self) -> tuple[int, ...]:
         return ()
 
-    def _shallow_copy(self) -> Self:
+    def _shallow_copy(self: SelfT) -> SelfT:
         node = self._copy_with(self._batch_size, self._device, self._names)
         node._show(self, range(len(self._places or (0,))))
         return node
@@ -215,7 +215,7 @@ class NonTensorDataBase(NonTensorNode, TensorCollection):
         stack._joints = (), None
         return stack
 
-    def _transform(self, plan: Any) -> Self:
+    def _transform(self: SelfT, plan: Any) -> SelfT:
         stack = self._shown_stack()
         if stack is not None and plan.is_view and plan.resize_batch(self._batch_size).numel():
             return stack._transform(plan)  # type: ignore[no-any-return]
@@ -232,7 +232,7 @@ class NonTensorDataBase(NonTensorNode, TensorCollection):
                 node._stay_part_of(self)
         return node
 
-    def _transform_multi(self, plan: Any) -> tuple[Self, ...]:
+    def _transform_multi(self: SelfT, plan: Any) -> tuple[SelfT, ...]:
         stack = self._shown_stack()
         if stack is not None and plan.is_view:
             return stack._transform_multi(plan)  # type: ignore[no-any-return]
@@ -299,7 +299,7 @@ class NonTensorDataBase(NonTensorNode, TensorCollection):
         stack._assign(index, value)
         return stack
 
-    def _replace_value(self, value: Any) -> Self:
+    def _replace_value(self: SelfT, value: Any) -> SelfT:
         """Write another value to this node, to its views, and to the storage of the package that saved it."""
         places = self._places or (0,)
         self._owner()._store(self._cells, places, [value] * len(places))

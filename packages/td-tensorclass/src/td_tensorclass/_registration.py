@@ -18,8 +18,7 @@ MEMBER = "_tensordict"
 
 def _has_only_tensors(inner: TensorCollection) -> bool:
     """Return True unless an object of a pytree has replaced a tensor or a node."""
-    root: object = inner
-    items = expand([root], lambda item: item._tree_children() if isinstance(item, TensorCollection) else ())
+    items = expand([inner], lambda item: item._tree_children() if isinstance(item, TensorCollection) else ())
     return all(isinstance(item, (Tensor, TensorCollection)) for item in items)
 
 
@@ -46,7 +45,7 @@ def register_class(cls: Any) -> None:
         if kinds.find(tag) is before and cls._schema.names:
             kinds.register(kind)
         inner = record.members[MEMBER]
-        cls._check_keys(inner._children())
+        cls._schema.check_keys(inner._children())
         if cls._schema.defaulted and record.complete:
             inner = cls._add_defaults(inner, record.values)
         node = cls._wrap_unchecked(inner)
@@ -84,7 +83,7 @@ def register_class(cls: Any) -> None:
     def unflatten_buffer(record: Record) -> Any:
         kind = kinds.of(LazyStackedTensorDict if "stack_dim" in record.meta else TensorDict)
         inner = kind.layouts["consolidated/1"].unflatten(record)
-        cls._check_keys(inner._children())
+        cls._schema.check_keys(inner._children())
         return unflatten_directory(Record({}, {}, {MEMBER: inner}, record.values))
 
     tag = kinds.name_class(cls)

@@ -18,10 +18,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-from td_core.spi import suggest_keys
+from td_core import TensorCollection, TensorDict, unravel_key_to_tuple
+from td_core.spi import EntrySchema, suggest_keys
 
 from ._annotations import annotations_of
 from ._field_errors import UnknownFieldError
+from ._value_nodes import ValueNode
 
 #: Names that cannot be fields: the other constructor arguments, and internal attributes of classes and instances.
 RESERVED = frozenset({"batch_size", "device", "names", "lock", "_tensordict", "_undo", "_schema", "_cast"})
@@ -77,7 +79,7 @@ class Slot(NamedTuple):
     is_field: bool
 
 
-class Schema:
+class Schema(EntrySchema):
     """The fields of one tensorclass, ready for its constructor.
 
     Attributes:
@@ -90,16 +92,19 @@ class Schema:
         init_vars: names of the ``InitVar`` arguments, which are passed to ``__post_init__``.
         unprinted: fields that are declared with ``repr=False``.
         defaulted: fields whose default is not None.
+        converts_tensors, cast_filter: as in the base class.
     """
 
     __slots__ = (
-        "_hints", "_locals", "all_given", "cls", "defaulted", "init_vars", "names", "options", "positional", "slots",
-        "unprinted",
+        "_hints", "_locals", "all_given", "cast_filter", "cls", "converts_tensors", "defaulted", "init_vars", "names",
+        "options", "positional", "slots", "unprinted",
     )  # fmt: skip
 
     def __init__(self, cls: type, options: Options, local_names: Mapping[str, Any]) -> None:
         self.cls = cls
         self.options = options
+        self.converts_tensors = options.autocast
+        self.cast_filter = options.cast_filter
         declared: dict[str, Any] = cls.__dataclass_fields__  # type: ignore[attr-defined]
         fields = {field.name for field in dataclasses.fields(cls)}
         # Entries that are neither fields nor class variables are InitVar arguments.
@@ -233,6 +238,34 @@ class Schema:
             f"{self.cls.__name__} has no field {', '.join(map(repr, listed))}: {suggest_keys(listed[0], self.names)}"
         )
 
+    def check_keys(self, keys: Mapping[str, Any]) -> None:
+        """Raise UnknownFieldError if one of the keys is not a field."""
+        if not keys.keys() <= self.names.keys():
+            unknown = [key for key in keys if unravel_key_to_tuple(key)[0] not in self.names]
+            if unknown:
+                raise self.unknown_field_error(unknown)
+
+    def find_class(self, key: str) -> Any:
+        """Return the collection class that a field is annotated with, or None."""
+        return collection_class(self.hint(key)) if key in self.names else None
+
+    def convert(self, key: str, value: Any) -> Any:
+        """Cast a value to the type of a field."""
+        return value if key not in self.names or value is None else self.cls._cast(key, value)  # type: ignore[attr-defined]
+
+    def adopt(self, key: str, node: Any) -> Any:
+        """Convert a TensorDict to the tensorclass that its field is annotated with, if its keys are fields of that class."""
+        if type(node) is TensorDict and is_tensorclass(wanted := self.find_class(key)):
+            below = node._children()
+            if below.keys() <= wanted._schema.names.keys():
+                return wanted.from_tensordict(node._with_children(below))
+        return node
+
+    def list_entries(self, node: Any) -> dict[str, Any]:
+        """Return the entries of a node, and None for the other fields."""
+        present = node._children()
+        return {**present, **{name: None for name in self.names if name not in present}}
+
     def is_resolved(self, name: str) -> bool:
         """Return True if all names in the annotation of a field are defined."""
         self.hint(name)
@@ -267,6 +300,20 @@ class Schema:
             result = Any if isinstance(result, type) else result
         self._hints[name] = result
         return result
+
+
+def collection_class(hint: Any) -> Any:
+    """Return the collection class that an annotation names; None for other types and for non-tensor data."""
+    cls = typing.get_origin(hint) or hint
+    is_collection = (
+        isinstance(cls, type) and issubclass(cls, TensorCollection) and not issubclass(cls, ValueNode)
+    )
+    return cls if is_collection else None
+
+
+def is_tensorclass(cls: Any) -> bool:
+    """Return True for a class with fields, which a collection class need not have."""
+    return isinstance(getattr(cls, "_schema", None), Schema)
 
 
 def get_choices(hint: Any) -> tuple[Any, ...]:

@@ -10,7 +10,7 @@ import sys
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import FrozenInstanceError
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
@@ -32,17 +32,15 @@ from td_core.spi import (
 from td_core.spi import lock as lock_nodes
 from td_core.typing import NO_DEFAULT, BatchSize, DeviceType, Names, NestedKey, NoDefault
 
-from ._casts import collection_class, is_batch_number
+from ._casts import is_batch_number
 from ._declaration import declare
 from ._non_tensor import NonTensorData
-from ._schema import OPTIONS, Options, Schema
+from ._schema import OPTIONS, Options, Schema, collection_class
 from ._typing import BatchSizeArgument, DeviceArgument, FieldsMeta, NamesArgument
 from ._unbatched import UnbatchedTensor
 from ._value_nodes import NonTensorNode, ValueNode, kind_mismatch_error
 
-if TYPE_CHECKING:
-    from typing_extensions import Self
-
+SelfT = TypeVar("SelfT", bound="TensorClass")
 
 #: Attributes of an instance that are not fields.
 _STATE = frozenset({"_tensordict", "_undo"})
@@ -84,7 +82,6 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
     _has_post_init_for_results: ClassVar[bool] = False
     #: True if :meth:`_finish` must run on results of operations.
     _has_finish: ClassVar[bool] = False
-    _prints_attributes = True
     _bracketed: ClassVar[dict[Any, type]] = {}
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -132,7 +129,9 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
         )
         object.__setattr__(self, "_tensordict", td)
         ndim = len(size)
-        as_they_are = device is None and names is None and not self._has_schema and not self._sets_fields
+        as_they_are = (
+            device is None and names is None and not schema.converts_tensors and not self._sets_fields
+        )
         fitting: torch.Size | None = None
         for name in schema.names:
             value = kwargs[name]
@@ -159,21 +158,21 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
         self, td: Any, name: str, value: Any, prefix: tuple[str, ...] = (), *, non_blocking: bool = False
     ) -> None:
         """Cast, check and store a value, which must not be None, as a field of ``td``."""
-        if not isinstance(value, Tensor) or self._has_schema:
+        if not isinstance(value, Tensor) or self._schema.converts_tensors:
             value = type(self)._cast(name, value)
             if td.batch_size and is_batch_number(self._schema.hint(name), value):
                 value = NonTensorData(value)
         td._set_path(name, value, prefix, non_blocking=non_blocking)
 
     @classmethod
-    def _wrap_unchecked(cls, td: Any) -> Self:
+    def _wrap_unchecked(cls: type[SelfT], td: Any) -> SelfT:
         """Wrap a collection as an instance without checks, lock or ``__post_init__``."""
         node = new_object(cls)
         object.__setattr__(node, "_tensordict", td)
         return node
 
     @classmethod
-    def _wrap(cls, td: Any) -> Self:
+    def _wrap(cls: type[SelfT], td: Any) -> SelfT:
         """Wrap the result of an operation, whose keys must be fields: lock it if frozen, and run ``__post_init__``."""
         node = new_object(cls)
         object.__setattr__(node, "_tensordict", td)
@@ -182,7 +181,7 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
         return node
 
     @classmethod
-    def _wrap_stack(cls, td: Any) -> Self:
+    def _wrap_stack(cls: type[SelfT], td: Any) -> SelfT:
         # ``__post_init__`` already ran for the members, so it does not run for their stack.
         node = cls._wrap_unchecked(td)
         if cls._schema.options.frozen:
@@ -195,18 +194,18 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
         if self._schema.options.frozen:
             lock_nodes(td)
         if self._has_post_init_for_results:
-            for node in self._get_holders():
+            for (node,) in self._zip_members():
                 # __post_init__ may read any field, so for a result without entries it runs only on request.
                 if without_entries or node._children():
                     node.__post_init__()
 
     @classmethod
     def from_tensordict(
-        cls,
+        cls: type[SelfT],
         tensordict: Node,
         non_tensordict: Mapping[str, Any] | None = None,
         safe: bool | None = None,
-    ) -> Self:
+    ) -> SelfT:
         """Wrap a collection as an instance, without copying it.
 
         A nested TensorDict becomes an instance of the tensorclass that its field is annotated with, if its keys are
@@ -230,14 +229,14 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
         inner = tensordict._inner()
         children = inner._children()
         if safe is not False:
-            cls._check_keys(children)
+            cls._schema.check_keys(children)
         declared = {}
         for name, child in children.items() if type(inner) is TensorDict else ():
-            level = cls._wrap_child(name, child)
+            level = cls._schema.adopt(name, child)
             if level is not child:
                 declared[name] = level
         if non_tensordict:
-            cls._check_keys(non_tensordict)
+            cls._schema.check_keys(non_tensordict)
         if declared:
             inner = inner._with_children({**children, **declared})
         elif non_tensordict:
@@ -275,22 +274,13 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
         return inner
 
     @classmethod
-    def _wrap_child(cls, key: str, value: Any) -> Any:
-        if type(value) is TensorDict and key in cls._schema.names:
-            wanted = collection_class(cls._schema.hint(key))
-            below = value._children()
-            if hasattr(wanted, "_schema") and below.keys() <= wanted._schema.names.keys():
-                return wanted.from_tensordict(value._with_children(below))
-        return value
-
-    @classmethod
     def _wrap_dense(cls, result: Any, absent: Iterable[str] = ()) -> Any:
         """Convert a collection to an instance, nested ones to the classes of their fields; fields in ``absent`` are None."""
         if not isinstance(result, TensorDictBase) or isinstance(result, ValueNode):
             return result
         levels = {}
         for name, child in result._children().items():
-            wanted = collection_class(cls._schema.hint(name)) if name in cls._schema.names else None
+            wanted = cls._schema.find_class(name)
             if wanted is not None and isinstance(child, (TensorDict, LazyStackedTensorDict)):
                 levels[name] = wanted._of_saved(child)
         if levels:
@@ -307,12 +297,7 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
         return cls._wrap_stack(inner)
 
     @classmethod
-    def _class_at(cls, key: str) -> type | None:
-        result: type | None = collection_class(cls._schema.hint(key)) if key in cls._schema.names else None
-        return result
-
-    @classmethod
-    def from_dict(cls, input_dict: Mapping[Any, Any] | Node, **kwargs: Any) -> Self:
+    def from_dict(cls: type[SelfT], input_dict: Mapping[Any, Any] | Node, **kwargs: Any) -> SelfT:
         """Build an instance from a mapping; options as for :meth:`TensorCollection.from_dict`.
 
         As for the constructor, a nested mapping is one value unless its field is annotated as a collection. Missing
@@ -329,7 +314,7 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
         """
         absent: list[str] = []
         if not isinstance(input_dict, Node):
-            cls._check_keys(input_dict)
+            cls._schema.check_keys(input_dict)
             absent = [name for name, value in input_dict.items() if value is None]
             input_dict = {
                 name: NonTensorData(value)
@@ -345,19 +330,11 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
         if result is not value or value is None or isinstance(value, (Tensor, TensorCollection, Mapping)):
             return result
         # The options autocast and nocast also apply to the values of a mapping.
-        return self._coerce_to_schema(key, value) if options.autocast or options.nocast else value
+        return self._schema.convert(key, value) if options.autocast or options.nocast else value
 
     def _of_level(self, level: Any) -> Any:
         made = super()._of_level(level)
         return self._wrap(self._add_defaults(made._tensordict, ())) if isinstance(made, type(self)) else made
-
-    @classmethod
-    def _check_keys(cls, keys: Mapping[str, Any]) -> None:
-        names = cls._schema.names
-        if not keys.keys() <= names.keys():
-            unknown = [key for key in keys if unravel_key_to_tuple(key)[0] not in names]
-            if unknown:
-                raise cls._schema.unknown_field_error(unknown)
 
     @classmethod
     def fields(cls) -> tuple[dataclasses.Field[Any], ...]:
@@ -381,11 +358,6 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
         """
         return {name: cls._schema.hint(name) for name in cls._schema.names}
 
-    def _coerce_to_schema(self, key: str, value: Any) -> Any:
-        if key not in self._schema.names or value is None:
-            return value
-        return type(self)._cast(key, value)
-
     def _set_child(self, key: str, value: Any) -> None:
         if key not in self._schema.names:
             raise self._schema.unknown_field_error([key])
@@ -398,33 +370,31 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
 
     def _assign(self, index: Any, value: Any, *, non_blocking: bool = False) -> None:
         if isinstance(value, (TensorCollection, Mapping)):
-            self._check_keys(value._children() if isinstance(value, TensorCollection) else value)
+            self._schema.check_keys(value._children() if isinstance(value, TensorCollection) else value)
         super()._assign(index, value, non_blocking=non_blocking)
 
     def _plan_writes(self, index: Any, value: Any, non_blocking: bool, dims: int | None = None) -> Any:
         if isinstance(value, (TensorCollection, Mapping)):
-            self._check_keys(value._children() if isinstance(value, TensorCollection) else value)
+            self._schema.check_keys(value._children() if isinstance(value, TensorCollection) else value)
         return super()._plan_writes(index, value, non_blocking, dims)
 
     def _set_children(self, values: Mapping[str, Any]) -> None:
-        self._check_keys(values)
+        self._schema.check_keys(values)
         self._tensordict._set_children(values)
 
     def _with_children(
-        self,
+        self: SelfT,
         children: Mapping[str, Any],
         *,
         batch_size: torch.Size | None = None,
         device: torch.device | NoDefault | None = NO_DEFAULT,
         names: Names | NoDefault | None = NO_DEFAULT,
-    ) -> Self:
-        inner: Any = self._tensordict._with_children(
-            children, batch_size=batch_size, device=device, names=names
-        )
+    ) -> SelfT:
+        inner = self._tensordict._with_children(children, batch_size=batch_size, device=device, names=names)
         # If keys are not fields (for example flattened or renamed), return a plain collection so that no entry is lost.
         return self._wrap(inner) if children.keys() <= self._schema.names.keys() else inner
 
-    def _stack_lazily(self, items: Sequence[Node], dim: int) -> Node:
+    def _stack_lazily(self, items: Sequence[Node], dim: int, source: tuple[Node, str] | None = None) -> Node:
         self._check_join(items, ())
         inner = self._tensordict
         return self._wrap_stack(inner._stack_lazily([item._inner() for item in items], dim))
@@ -438,11 +408,11 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
             if type(item) is not type(self):
                 raise _join_error(self, item, path)
 
-    def _shallow_copy(self) -> Self:
+    def _shallow_copy(self: SelfT) -> SelfT:
         # With the same leaves it is not a new result, so __post_init__ does not run again.
         return self._wrap_unchecked(self._tensordict._shallow_copy())
 
-    def _join(self, items: Sequence[Node], plan: Any, path: tuple[str, ...] = ()) -> Self:
+    def _join(self: SelfT, items: Sequence[Node], plan: Any, path: tuple[str, ...] = ()) -> SelfT:
         if plan.alike:
             self._check_join(items, path)
         inner = _with_none([item._inner() for item in items])
@@ -481,7 +451,7 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
         else:
             self._store(self._tensordict, name, value, prefix, non_blocking=non_blocking)
 
-    def replace(self, *args: Any, **kwargs: Any) -> Self:
+    def replace(self: SelfT, *args: Any, **kwargs: Any) -> SelfT:
         """Return a copy with other values for some fields, on which ``__post_init__`` runs.
 
         >>> class Point(TensorClass):
@@ -495,15 +465,12 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
     @property
     def stack_dim(self) -> int:
         """The stack dim of an instance that is a lazy stack; AttributeError for other instances."""
-        stack: Any = self._tensordict
-        dim: int = stack.stack_dim
-        return dim
+        return self._tensordict.stack_dim  # type: ignore[no-any-return]
 
     @property
     def tensordicts(self) -> list[Any]:
         """The members of an instance that is a lazy stack, as instances of this class; else AttributeError."""
-        stack: Any = self._tensordict
-        return [self._wrap_unchecked(member) for member in stack.tensordicts]
+        return [self._wrap_unchecked(member) for member in self._tensordict.tensordicts]
 
     def append(self, tensordict: Any) -> None:
         """Append a member to an instance that is a lazy stack; see :meth:`insert`."""
@@ -558,7 +525,7 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
         self._check_join(items, ())
         return self._tensordict
 
-    def unlock_(self) -> Self:
+    def unlock_(self: SelfT) -> SelfT:
         """Allow structural changes again; see :meth:`TensorCollection.unlock_`.
 
         Raises:
@@ -573,14 +540,10 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
             raise FrozenInstanceError(f"cannot unlock: {type(self).__name__} is frozen")
         return super().unlock_()
 
-    def _print_fields(self, absent: Iterable[str] = ()) -> list[Any]:
-        present, hidden = self._tensordict._children(), self._schema.unprinted
-        fields = self._tensordict._print_fields([name for name in self._schema.names if name not in present])
-        return [field for field in fields if field.key not in hidden]
-
-    def _dict_entries(self) -> Mapping[str, Any]:
-        present = self._tensordict._children()
-        return {**present, **{name: None for name in self._schema.names if name not in present}}
+    def _print_node(self) -> Any:
+        present, schema = self._tensordict._children(), self._schema
+        absent = [name for name in schema.names if name not in present]
+        return self._tensordict._print_node().of_class(absent, schema.unprinted)
 
     def _get_missing(self, name: str) -> Any:
         """Return the value of a field without an entry: None, or a list if only some members of a stack have it."""
@@ -620,7 +583,7 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
                     raise FrozenInstanceError(
                         f"cannot assign to field {name!r}: {type(self).__name__} is frozen"
                     )
-                if isinstance(value, Tensor) and not self._has_schema:
+                if isinstance(value, Tensor) and not schema.converts_tensors:
                     # Hot path: a tensor needs no cast, so skip the general setter.
                     self._tensordict._set_path(name, value)
                 else:
@@ -657,7 +620,7 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
 
 def _keys_anywhere(td: Node) -> set[str]:
     """Return the keys of a collection; for a lazy stack, the union of the keys of its members."""
-    return {key for holder in td._get_holders() for key in holder._children()}
+    return {key for (holder,) in td._zip_members() for key in holder._children()}
 
 
 def _with_none(items: list[Any]) -> list[Any]:

@@ -8,26 +8,39 @@ from abc import ABCMeta
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING
 from types import GenericAlias
-from typing import TYPE_CHECKING, Any, ClassVar, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, get_origin, get_type_hints
 
 from torch import Tensor
 
 from td_core import TensorDict, TensorDictBase
-from td_core.spi import Node
+from td_core.spi import EntrySchema, Node
 from td_core.typing import BatchSize, DeviceType
 
 from ._annotations import annotations_of
-from ._casts import collection_class
-from ._schema import ALLOWED, RESERVED
+from ._schema import ALLOWED, RESERVED, collection_class
 from ._typing import BatchSizeArgument, DeviceArgument, NamesArgument, dataclass_transform
 from ._value_nodes import ValueNode
 
-if TYPE_CHECKING:
-    from typing_extensions import Self
-
+SelfT = TypeVar("SelfT", bound="TypedTensorDict")
 
 #: Cache of the classes made by options in brackets.
 _bracketed: dict[tuple[Any, ...], type] = {}
+
+
+class _KeySchema(EntrySchema):
+    """The annotations of a TypedTensorDict, which name the classes of its nodes."""
+
+    __slots__ = ("_cls",)
+
+    def __init__(self, cls: type) -> None:
+        self._cls = cls
+
+    def find_class(self, key: str) -> type | None:
+        try:
+            result: type | None = collection_class(get_type_hints(self._cls).get(key))
+        except (NameError, TypeError, AttributeError):
+            return None  # the annotation contains an undefined name
+        return result
 
 
 @dataclass_transform(kw_only_default=True, field_specifiers=(dataclasses.field,))
@@ -83,6 +96,7 @@ class TypedTensorDict(TensorDict, metaclass=_TypedMeta):
     ) -> None:
         _check_options(kwargs)
         super().__init_subclass__()
+        cls._schema = _KeySchema(cls)
         cls._frozen = cls._frozen if frozen is None else frozen
         cls._shadow = cls._shadow if shadow is None else shadow
         required, optional = set(cls.__required_keys__), set(cls.__optional_keys__)
@@ -147,7 +161,7 @@ class TypedTensorDict(TensorDict, metaclass=_TypedMeta):
             entries, batch_size=batch_size, device=device, names=names, lock=lock or self._frozen
         )
 
-    def unlock_(self) -> Self:
+    def unlock_(self: SelfT) -> SelfT:
         """Allow structural changes again; see :meth:`TensorCollection.unlock_`.
 
         Raises:
@@ -169,7 +183,7 @@ class TypedTensorDict(TensorDict, metaclass=_TypedMeta):
             raise TypeError(f"{cls.__name__} misses the required keys {missing}")
 
     @classmethod
-    def from_tensordict(cls, tensordict: Node) -> Self:
+    def from_tensordict(cls: type[SelfT], tensordict: Node) -> SelfT:
         """Build a typed collection with the entries of another one, without copying them.
 
         Raises:
@@ -182,7 +196,7 @@ class TypedTensorDict(TensorDict, metaclass=_TypedMeta):
         """
         children = dict(tensordict._children())
         cls._require(children)
-        made: Self = cls._make(children, tensordict.batch_size, tensordict.device, tensordict._names)
+        made: SelfT = cls._make(children, tensordict.batch_size, tensordict.device, tensordict._names)
         return made.lock_() if cls._frozen else made
 
     @classmethod
@@ -192,7 +206,7 @@ class TypedTensorDict(TensorDict, metaclass=_TypedMeta):
         inner: Any = saved._inner()
         levels = {}
         for key, child in inner._children().items() if isinstance(inner, TensorDict) else ():
-            wanted: Any = None if isinstance(child, (Tensor, ValueNode)) else cls._class_at(key)
+            wanted: Any = None if isinstance(child, (Tensor, ValueNode)) else cls._schema.find_class(key)
             if wanted is not None and isinstance(child, TensorDictBase):
                 levels[key] = wanted._of_saved(child)
         if levels:
@@ -201,14 +215,6 @@ class TypedTensorDict(TensorDict, metaclass=_TypedMeta):
         if saved._locked is True:
             made.lock_()  # type: ignore[attr-defined]
         return made
-
-    @classmethod
-    def _class_at(cls, key: str) -> type | None:
-        try:
-            result: type | None = collection_class(get_type_hints(cls).get(key))
-        except (NameError, TypeError, AttributeError):
-            return None  # the annotation contains an undefined name
-        return result
 
     @classmethod
     def _wrap_dense(cls, result: Any) -> Any:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -32,8 +32,7 @@ from td_core.typing import NO_DEFAULT, BatchSize, Names, NoDefault
 from ._static_values import register_static
 from ._value_nodes import ValueNode, kind_mismatch_error
 
-if TYPE_CHECKING:
-    from typing_extensions import Self
+SelfT = TypeVar("SelfT", bound="UnbatchedNode")
 
 
 # A state dict contains the tensor itself, so torch.load(weights_only=True) must accept the class.
@@ -134,7 +133,7 @@ class UnbatchedNode(ValueNode, TensorCollection):
             self._kept = shown
         return self._kept
 
-    def _with(self, payload: Tensor, batch_size: torch.Size | None = None) -> Self:
+    def _with(self: SelfT, payload: Tensor, batch_size: torch.Size | None = None) -> SelfT:
         """Build a node with another payload, or with the same payload and another batch size."""
         node = new_object(type(self))
         size = self._batch_size if batch_size is None else batch_size
@@ -154,13 +153,13 @@ class UnbatchedNode(ValueNode, TensorCollection):
         """Ignore names: the tensor has no batch dims that they could refer to."""
 
     def _with_children(
-        self,
+        self: SelfT,
         children: Mapping[str, Any],
         *,
         batch_size: torch.Size | None = None,
         device: torch.device | NoDefault | None = NO_DEFAULT,
         names: Names | NoDefault | None = NO_DEFAULT,
-    ) -> Self:
+    ) -> SelfT:
         node = self._with(self._payload, batch_size)
         if device is not NO_DEFAULT:
             node._device = device
@@ -195,7 +194,7 @@ class UnbatchedNode(ValueNode, TensorCollection):
     def _flatten_other(self, other: Node, out: list[Tensor], path: tuple[str, ...] = ()) -> None:
         out.append(self._get_counterpart(other, path)._payload)
 
-    def _map(self, fn: Callable[[Tensor], Tensor]) -> Self:
+    def _map(self: SelfT, fn: Callable[[Tensor], Tensor]) -> SelfT:
         mapped = fn(self._payload)
         # A function that writes in place may return None.
         return self._with(self._payload if mapped is None else mapped)
@@ -210,14 +209,14 @@ class UnbatchedNode(ValueNode, TensorCollection):
             )
         out.append(value.reshape(()))
 
-    def _transform(self, plan: Any) -> Self:
+    def _transform(self: SelfT, plan: Any) -> SelfT:
         return self._with(self._payload, plan.resize_batch(self._batch_size))
 
-    def _transform_multi(self, plan: Any) -> tuple[Self, ...]:
+    def _transform_multi(self: SelfT, plan: Any) -> tuple[SelfT, ...]:
         tail = self._batch_size[plan.n :]
         return tuple([self._with(self._payload, torch.Size(lead + tail)) for lead in plan.leads])
 
-    def _join(self, items: Sequence[Node], plan: Any, path: tuple[str, ...] = ()) -> Self:
+    def _join(self: SelfT, items: Sequence[Node], plan: Any, path: tuple[str, ...] = ()) -> SelfT:
         for i, item in enumerate(items):
             if not self._get_counterpart(item, path)._is_same(self):
                 raise StructureError(
@@ -249,7 +248,7 @@ class UnbatchedNode(ValueNode, TensorCollection):
         left, right = self._payload, other._payload
         return left is right or is_same_value(_plain(left), _plain(right))
 
-    def _compare(self, other: Any, single: Callable[..., Any]) -> Self:
+    def _compare(self: SelfT, other: Any, single: Callable[..., Any]) -> SelfT:
         return self._with(single(self._payload, self._get_counterpart(other)._payload))
 
     def _get_counterpart(self, other: Any, path: tuple[str, ...] = ()) -> UnbatchedNode:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
@@ -26,10 +26,8 @@ from td_core.typing import NO_DEFAULT, BatchSize, Names, NoDefault
 
 from ._value_equality import is_equal_value
 
-if TYPE_CHECKING:
-    from typing_extensions import Self
-
 NodeT = TypeVar("NodeT", bound="ValueNode")
+SelfT = TypeVar("SelfT", bound="NonTensorNode")
 
 #: (dims, ones) of a stack made by joining nodes of which some had one value for a whole batch. ``dims`` are the batch dims
 #: along which the values vary. ``ones`` is None if all of the nodes had one value, else it has a bool per element.
@@ -81,9 +79,6 @@ class ValueNode(TensorCollection):
     def _children(self) -> Mapping[str, Any]:
         return {}
 
-    def _iter_nested(self) -> Iterator[Node]:
-        return iter(())
-
     def _set_child(self, key: str, value: Any) -> None:
         raise KeyPathError(f"a {type(self).__name__} has no entries, so {key!r} cannot be set")
 
@@ -112,7 +107,7 @@ class ValueNode(TensorCollection):
     ) -> None:
         self._set_child(key, value)
 
-    def _stack_lazily(self, items: Sequence[Node], dim: int) -> Any:
+    def _stack_lazily(self, items: Sequence[Node], dim: int, source: tuple[Node, str] | None = None) -> Any:
         return self._join(items, stack_plan(self._batch_size, dim, len(items)))
 
 
@@ -226,6 +221,10 @@ class NonTensorNode(ValueNode):
         self._places = places if source._places is None else take_values(source._places, places)
         self._root = source if source._root is None else source._root
 
+    def _copy_node(self: SelfT) -> SelfT:
+        """Return a node with the same values, which later writes to this one do not change."""
+        raise NotImplementedError
+
     def _expand_values(self, size: torch.Size) -> list[Any]:
         """Expand the batch to ``size`` and return one value per element; raise BatchSizeError if that is impossible."""
         raise NotImplementedError
@@ -244,7 +243,14 @@ class NonTensorNode(ValueNode):
         """Return True if stacking (``stacks``) or concatenating ``items`` gives one value for the whole batch."""
         return False
 
-    def _stack_lazily(self, items: Sequence[Node], dim: int) -> Any:
+    def _stack_lazily(self, items: Sequence[Node], dim: int, source: tuple[Node, str] | None = None) -> Any:
+        stack = self._join_uneven(items, dim)
+        if isinstance(stack, self._stack):
+            stack._origin = source
+        return stack
+
+    def _join_uneven(self, items: Sequence[Node], dim: int) -> Any:
+        """Stack nodes whose batch sizes may differ."""
         sizes = [item.batch_size for item in items]
         if sizes == [self._batch_size] * len(items):
             return super()._stack_lazily(items, dim)
@@ -296,16 +302,16 @@ class NonTensorNode(ValueNode):
         return equal if single is torch.eq else ~equal
 
     def _with_children(
-        self,
+        self: SelfT,
         children: Mapping[str, Any],
         *,
         batch_size: torch.Size | None = None,
         device: torch.device | NoDefault | None = NO_DEFAULT,
         names: Names | NoDefault | None = NO_DEFAULT,
-    ) -> Self:
+    ) -> SelfT:
         if children:
             raise StructureError(f"a {type(self).__name__} holds values and no entries; got {list(children)}")
-        node = self._unflatten_iter(iter(()))
+        node = self._copy_node()
         if device is not NO_DEFAULT:
             node._device = device
         if batch_size is not None and batch_size != self._batch_size:
@@ -317,15 +323,15 @@ class NonTensorNode(ValueNode):
     def _flatten_leaves(self, out: list[Tensor]) -> list[Any]:
         return []
 
-    def _map(self, fn: Callable[[Tensor], Tensor]) -> Self:
-        return self._shallow_copy() if is_aliasing(fn) else self._unflatten_iter(iter(()))
+    def _map(self: SelfT, fn: Callable[[Tensor], Tensor]) -> SelfT:
+        return self._shallow_copy() if is_aliasing(fn) else self._copy_node()
 
     def _flatten_other(self, other: Node, out: list[Tensor], path: tuple[str, ...] = ()) -> None:
         if not isinstance(other, ValueNode):
             raise kind_mismatch_error(self, other, path)
 
     def update(
-        self,
+        self: SelfT,
         input_dict_or_td: Any = None,
         clone: bool = False,
         inplace: bool = False,
@@ -336,7 +342,7 @@ class NonTensorNode(ValueNode):
         update_batch_size: bool = False,
         ignore_lock: bool = False,
         **kwargs: Any,
-    ) -> Self:
+    ) -> SelfT:
         """Copy the values of other non-tensor data; options that concern entries have no effect.
 
         Raises:
@@ -353,14 +359,14 @@ class NonTensorNode(ValueNode):
         return self.update_(input_dict_or_td, **kwargs)
 
     def update_(
-        self,
+        self: SelfT,
         input_dict_or_td: Any = None,
         clone: bool = False,
         *,
         non_blocking: bool = False,
         keys_to_update: Any = None,
         **kwargs: Any,
-    ) -> Self:
+    ) -> SelfT:
         """Copy the values of other non-tensor data, even if this node is locked.
 
         Raises:
@@ -437,7 +443,7 @@ class NonTensorNode(ValueNode):
         >>> NonTensorStack("a", "b").to_tensordict().tolist()
         ['a', 'b']
         """
-        return self._unflatten_iter(iter(()))
+        return self._copy_node()
 
 
 def _written(values: list[Any], places: Sequence[int], new: Sequence[Any], own: bool) -> list[Any]:

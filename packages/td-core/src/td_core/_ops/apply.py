@@ -8,13 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from .._coerce import coerce
-from .._collection import Child, Core, add_key_note, leaf_node_mismatch_error, missing_key_error, show_path
+from .._collection import (
+    Child,
+    Core,
+    add_key_note,
+    leaf_node_mismatch_error,
+    missing_key_error,
+    replace_leaves,
+    show_path,
+)
 from .._devices import as_device
 from .._dim_names import check_names
 from .._locking import check_unlocked
@@ -27,9 +35,7 @@ from .leaf_writes import check_copied, clone_overlapping
 from .operands import copy_leaves, write_result
 from .shared_memory import are_equal, get_memory_key, may_share_memory
 
-if TYPE_CHECKING:
-    from typing_extensions import Self
-
+SelfT = TypeVar("SelfT", bound="ApplyMixin")
 Path = tuple[str, ...]
 
 _MISSING: Any = object()
@@ -42,7 +48,7 @@ class ApplyMixin(Core):
     __slots__ = ()
 
     def apply(
-        self,
+        self: SelfT,
         fn: Callable[..., Any],
         *others: Any,
         batch_size: BatchSize | None = None,
@@ -104,7 +110,7 @@ class ApplyMixin(Core):
         return walk.run(self, others, batch_size, device, names, propagate_lock, out)
 
     def named_apply(
-        self,
+        self: SelfT,
         fn: Callable[..., Any],
         *others: Any,
         nested_keys: bool = False,
@@ -136,7 +142,7 @@ class ApplyMixin(Core):
         )
         return walk.run(self, others, batch_size, device, names, propagate_lock, out)
 
-    def apply_(self, fn: Callable[..., Any], *others: Any, **kwargs: Any) -> Self:
+    def apply_(self: SelfT, fn: Callable[..., Any], *others: Any, **kwargs: Any) -> SelfT:
         """Replace the values of every leaf by ``fn(leaf, *leaves_of_others)``, in place; return this collection.
 
         If ``fn`` returns None, the leaf is not changed. A tensor under several keys is changed once. The arguments are those
@@ -321,7 +327,7 @@ class _Walk:
         if value is None:
             return child if self.inplace else None
         if not self.inplace:
-            return child._unflatten_iter(iter((value,)))
+            return replace_leaves(child, iter((value,)))
         if value is not tensors[0]:
             self.writes.append((node, key, tensors[0], value, (*path, key)))
         return child

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from operator import methodcaller
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,9 +15,6 @@ from .._dtypes import METHODS, NAMES, ROWS
 from .._foreach import PLAIN
 from ..typing import NestedKey
 from .operands import run_each_leaf
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 SelfT = TypeVar("SelfT", bound="DtypeMixin")
 T_co = TypeVar("T_co", covariant=True)
@@ -81,7 +78,7 @@ def make_cast(name: str) -> Cast:
 
 
 def _cast(node: Any, name: str, leaf: Callable[[Tensor], Tensor], cast_filter: CastFilter | None) -> Any:
-    cast_filter = node._cast_filter if cast_filter is None else cast_filter
+    cast_filter = node._schema.cast_filter if cast_filter is None else cast_filter
     if cast_filter is not None:
         return cast_some(node, leaf, cast_filter)
     return run_each_leaf(name, node, leaf)
@@ -100,9 +97,6 @@ class DtypeMixin(Core):
     """The method ``type`` and the casts to one dtype, such as ``float()`` and ``int64()``."""
 
     __slots__ = ()
-
-    #: Default ``cast_filter`` of the class; a kind that declares fields may set it.
-    _cast_filter: ClassVar[Any] = None  # Any, not CastFilter: mypy binds class variables of callable types
 
     # Begin of casts: written by tools/generate_methods.py from the table in td_core/_dtypes.py.
     bfloat16 = make_cast("bfloat16")
@@ -131,7 +125,7 @@ class DtypeMixin(Core):
     uint8 = make_cast("uint8")
     # End of casts.
 
-    def type(self, dst_type: Any, *, cast_filter: CastFilter | None = None) -> Self:
+    def type(self: SelfT, dst_type: Any, *, cast_filter: CastFilter | None = None) -> SelfT:
         """Cast the leaves to a dtype.
 
         Args:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import ItemsView, Iterator, KeysView, Sequence, ValuesView
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import Any, Literal, TypeVar, overload
 
 import torch
 from torch import Tensor, strided
@@ -15,7 +15,6 @@ from .._collection import (
     add_nested,
     copy_leaf,
     get_entry,
-    get_parent,
     make_dense,
     missing_key_error,
     show_path,
@@ -34,14 +33,12 @@ from .._mapping_views import (
 )
 from .._ragged import convert_form
 from .._settings import SETTINGS
-from .._walks import has_entries, visit
+from .._walks import has_entries, list_holders, list_nested, visit
 from ..errors import CycleError, KeyPathError, KeyThroughLeafError, LockedError, StructureError
 from ..typing import NO_DEFAULT, NestedKey
 from .leaf_writes import is_overlap_error
 
-if TYPE_CHECKING:
-    from typing_extensions import Self
-
+SelfT = TypeVar("SelfT", bound="EntryMixin")
 
 NOT_GIVEN: Any = object()
 
@@ -103,7 +100,7 @@ class EntryMixin(Core):
     @overload
     def __getitem__(self, index: str | tuple[str, ...]) -> Any: ...
     @overload
-    def __getitem__(self, index: Any) -> Self: ...
+    def __getitem__(self: SelfT, index: Any) -> SelfT: ...
     def __getitem__(self, index: Any) -> Any:
         """Return an entry by key, or index all entries along the batch dims.
 
@@ -121,14 +118,14 @@ class EntryMixin(Core):
         return self._index(index)
 
     def set(
-        self,
+        self: SelfT,
         key: NestedKey,
         item: Any,
         inplace: bool = False,
         *,
         non_blocking: bool = False,
         **kwargs: Any,
-    ) -> Self:
+    ) -> SelfT:
         """Store an entry, and create missing nodes along its key path.
 
         Args:
@@ -158,7 +155,7 @@ class EntryMixin(Core):
         if is_key(index):
             self._set_path(index, value)
         else:
-            self._assign(index, value)
+            self._assign(index, value)  # type: ignore[attr-defined]
 
     def _set_path(
         self, key: NestedKey, value: Any, prefix: tuple[str, ...] = (), *, non_blocking: bool = False
@@ -190,7 +187,7 @@ class EntryMixin(Core):
             node = child
         node._set_path(path[-1], value, prefix + path[:-1], non_blocking=non_blocking)
 
-    def set_(self, key: NestedKey, item: Any, *, non_blocking: bool = False) -> Self:
+    def set_(self: SelfT, key: NestedKey, item: Any, *, non_blocking: bool = False) -> SelfT:
         """Copy a value into an existing entry, in place; allowed on a locked collection.
 
         Raises:
@@ -211,7 +208,7 @@ class EntryMixin(Core):
         if type(item) in (list, tuple) and node._rows_for_members(item) is not None:
             node.update_({last: item}, non_blocking=non_blocking)
             return self
-        value: Any = coerce(item, node.batch_size, node.device, path, non_blocking=non_blocking)
+        value = coerce(item, node.batch_size, node.device, path, non_blocking=non_blocking)
         if isinstance(held, Tensor) != isinstance(value, Tensor):
             raise StructureError(
                 f"cannot write {show_path(path)} in place: it is a {type(held).__name__}, the value a "
@@ -238,7 +235,7 @@ class EntryMixin(Core):
             self.set(key, default, inplace=inplace)
         return self.get(key)
 
-    def del_(self, key: NestedKey) -> Self:
+    def del_(self: SelfT, key: NestedKey) -> SelfT:
         """Remove an entry.
 
         Raises:
@@ -293,7 +290,7 @@ class EntryMixin(Core):
             raise KeyPathError(f"popitem: the {type(self).__name__} is empty")
         return keys[-1], self.pop(keys[-1])
 
-    def clear(self) -> Self:
+    def clear(self: SelfT) -> SelfT:
         """Remove every entry.
 
         >>> TensorDict({"a": 1}).clear().is_empty()
@@ -304,7 +301,7 @@ class EntryMixin(Core):
             self._del_child(key)
         return self
 
-    def create_nested(self, key: NestedKey) -> Self:
+    def create_nested(self: SelfT, key: NestedKey) -> SelfT:
         """Store an empty collection under ``key``.
 
         >>> list(TensorDict().create_nested(("a", "b")).keys(include_nested=True))
@@ -351,9 +348,10 @@ class EntryMixin(Core):
         >>> list(td.keys(include_nested=True)), ("a", "b") in td.keys(include_nested=True)
         (['a', ('a', 'b')], True)
         """
-        if include_nested or leaves_only or sort or self._dict is None:
+        children = self._children()
+        if include_nested or leaves_only or sort or type(children) is not dict:
             return CollectionKeys(self, include_nested, leaves_only, is_leaf, sort)
-        return LevelKeys(self._dict)
+        return LevelKeys(children)
 
     def values(
         self,
@@ -368,9 +366,10 @@ class EntryMixin(Core):
         >>> list(TensorDict({"a": {"b": 1}}).values(include_nested=True, leaves_only=True))
         [tensor(1)]
         """
-        if include_nested or leaves_only or sort or not has_plain_entries(self._dict):
+        children = self._children()
+        if include_nested or leaves_only or sort or not has_plain_entries(children):
             return CollectionValues(self, include_nested, leaves_only, is_leaf, sort)  # type: ignore[return-value]
-        return self._dict.values()  # type: ignore[no-any-return]
+        return children.values()
 
     @overload
     def items(
@@ -403,15 +402,16 @@ class EntryMixin(Core):
         >>> list(TensorDict({"a": {"b": 1}}).items(include_nested=True, leaves_only=True))
         [(('a', 'b'), tensor(1))]
         """
-        if include_nested or leaves_only or sort or not has_plain_entries(self._dict):
+        children = self._children()
+        if include_nested or leaves_only or sort or not has_plain_entries(children):
             return CollectionItems(self, include_nested, leaves_only, is_leaf, sort)
-        return self._dict.items()
+        return children.items()
 
     def __contains__(self, key: object) -> bool:
         """Return True if the entry ``key``, a string or a key path, exists."""
         if type(key) is not str:
             return key in self.keys(include_nested=True)
-        return key in (self._children() if self._dict is None else self._dict)
+        return key in self._children()
 
     def __len__(self) -> int:
         """Return the size of the first batch dim.
@@ -429,7 +429,7 @@ class EntryMixin(Core):
             )
         return batch_size[0]
 
-    def __iter__(self) -> Iterator[Self]:
+    def __iter__(self: SelfT) -> Iterator[SelfT]:
         """Iterate over the slices along the first batch dim.
 
         Raises:
@@ -488,7 +488,7 @@ def check_cycle(target: Core, value: Core, path: tuple[str, ...]) -> None:
             raise CycleError(
                 f"cannot set {show_path(path)}: the value contains the collection it is set into"
             )
-    if _have_a_common_one(below, inner._get_holders()):
+    if _have_a_common_one(below, list_holders(inner)):
         for member, part in inner._zip_members(value):
             check_cycle(member, part, path)
 
@@ -503,7 +503,7 @@ def list_state_nodes(value: Core) -> list[Core]:
     """List a collection and all nodes below it; a wrapper is replaced by the node that holds its entries."""
     results = [value._inner()]
     for node in results:
-        results.extend(child._inner() for child in node._iter_nested())
+        results.extend(child._inner() for child in list_nested(node))
     return results
 
 
@@ -540,6 +540,12 @@ def _set_rows(
     for member, row in rows or ():
         member._set_path(path, row, prefix, non_blocking=non_blocking)
     return rows is not None
+
+
+def get_parent(root: Any, path: tuple[str, ...]) -> Any:
+    """Return the node of the last key of a path, whose entry need not exist; KeyPathError if a parent is missing."""
+    node = get_entry(root, path[:-1])
+    return get_entry(root, path) if isinstance(node, Tensor) else node
 
 
 def get_default(node: Any, key: NestedKey) -> None:

@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 from .._coerce import NUMBERS, WRAPPED, coerce
-from .._collection import Child, Core, align_dims, make_dense, show_path
+from .._collection import Child, Core, align_dims, check_keys, make_dense, show_path
 from .._foreach import order_subclasses_first
 from .._indexing import BoundIndex, IndexPlan
 from .._keys import unravel_key_to_tuple
 from .._locking import check_unlocked
 from .._torch_private import assert_in_graph
-from .._walks import get_path, has_entries, walk_levels
+from .._walks import get_path, has_entries, list_holders, walk_levels
 from ..errors import BatchSizeError, StructureError
 from .leaf_writes import (
     RARELY_SCATTERED,
@@ -69,7 +69,7 @@ class IndexedWrite:
         self.paths: list[Path] = []
         self.values: list[Any] = []
         self.made: list[tuple[Core, str, Child]] = []
-        self.others: list[tuple[Core, str, Any, Any]] = []
+        self.others: list[tuple[Core, str, Core, Any]] = []
         self.members: list[IndexedWrite] = []
         self.rows: list[tuple[Tensor, Any]] = []
         self.stacks: list[tuple[Any, Any]] = []
@@ -140,7 +140,7 @@ class IndexedWrite:
                     self._list(target, entry, (*path, key))
                 elif target is None:
                     check_unlocked(node, f"make {show_path((*path, key))}")
-                    node._check_keys({key: entry})
+                    check_keys(node, {key: entry})
                     new.append((node, entry, (*path, key), dims))
                 else:
                     self._read_level(node, key, target, entry, (*path, key), todo)
@@ -332,7 +332,7 @@ class IndexedWrite:
 
 def _make_empty_like(entry: Any, batch_size: torch.Size, device: torch.device | None) -> Any:
     """Return an empty node of the kind of a node; of a mapping or a lazy stack without members, a TensorDict."""
-    for holder in entry._get_holders() if isinstance(entry, Core) else ():
+    for holder in list_holders(entry) if isinstance(entry, Core) else ():
         return holder._with_children({}, batch_size=batch_size, names=None)
     return make_dense({}, batch_size, device)
 

@@ -6,16 +6,14 @@ import weakref
 from collections.abc import Callable
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from .._collection import Core, Undo
 from .._locking import lock, unlock
 from ..errors import StructureError
 
-if TYPE_CHECKING:
-    from typing_extensions import Self
-
 NodeT = TypeVar("NodeT", bound=Core)
+SelfT = TypeVar("SelfT", bound="LockMixin")
 
 
 def do_nothing(node: Core) -> None:
@@ -47,7 +45,8 @@ class LockMixin(Core):
         >>> TensorDict(lock=True).is_locked
         True
         """
-        return self._inner()._is_fully_locked()
+        inner: Any = self._inner()
+        return bool(inner._locked) if inner is self else inner.is_locked
 
     @is_locked.setter
     def is_locked(self, value: bool) -> None:
@@ -56,7 +55,7 @@ class LockMixin(Core):
         else:
             self.unlock_()
 
-    def lock_(self) -> Self:
+    def lock_(self: SelfT) -> SelfT:
         """Lock this collection and its sub-collections: structural changes raise, in-place writes work.
 
         As a context manager (``with td.lock_():``) it unlocks on exit.
@@ -70,7 +69,7 @@ class LockMixin(Core):
         lock(self)
         return undo_on_exit(self, do_nothing if was else unlock)
 
-    def unlock_(self) -> Self:
+    def unlock_(self: SelfT) -> SelfT:
         """Allow structural changes again.
 
         As a context manager (``with td.unlock_():``) it locks again on exit.
@@ -88,11 +87,10 @@ class LockMixin(Core):
         unlock(self)
         return undo_on_exit(self, lock if was else do_nothing)
 
-    def __enter__(self) -> Self:
+    def __enter__(self: SelfT) -> SelfT:
         """Start a ``with`` block; its exit undoes the operation that returned this collection."""
         undo, blocks = self._undo or (None, ())
-        node: Any = self  # the kinds have the slot
-        node._undo = None, (undo, *blocks)
+        self._undo = None, (undo, *blocks)
         return self
 
     def __exit__(
@@ -113,7 +111,7 @@ class LockMixin(Core):
                 "use it with lock_(), unlock_(), flatten_keys(), view(), to(), to_module() and the like"
             )
 
-    def clear_refs_for_compile_(self) -> Self:
+    def clear_refs_for_compile_(self: SelfT) -> SelfT:
         """Clear the references to locked collections that contain this one.
 
         >>> TensorDict().clear_refs_for_compile_().is_empty()
@@ -133,4 +131,5 @@ def undo_on_exit(node: NodeT, undo: Undo) -> NodeT:
 def write_back_on_exit(node: NodeT, owner: Core, write: Callable[..., None], *args: Any) -> NodeT:
     """Make ``with node:`` call ``write(owner, node, *args)`` on exit, and return ``node``."""
     # Keep a weak reference, so that a chain of results does not keep the first one alive.
-    return undo_on_exit(node, partial(_write_into, weakref.ref(owner), write, args))
+    node._undo = partial(_write_into, weakref.ref(owner), write, args), node._undo[1] if node._undo else ()
+    return node

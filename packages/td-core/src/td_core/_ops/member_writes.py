@@ -16,7 +16,7 @@ from .._keys import unravel_key_to_tuple
 from .._locking import check_unlocked
 from .._plans import compute_coordinates
 from .._shape_plans import unbind_plan
-from .._walks import has_entries, visit
+from .._walks import has_entries, list_holders, visit
 from ..errors import BatchSizeError, CycleError, StructureError
 from .entries import list_state_nodes
 from .indexed_write import (
@@ -169,7 +169,7 @@ def _count_feature_dims(stack: Any, path: Path) -> int:
     """Return the number of feature dims of a leaf in a lazy stack."""
     node, dims = stack, -len(stack.batch_size)
     for key in path:
-        holder = node._get_holders()[0]
+        holder = list_holders(node)[0]
         dims += len(node.batch_size) - len(holder.batch_size)
         node = holder._children()[key]
     return dims + int(node.ndim)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from .._buffers import is_stored
 from .._collection import (
     Child,
     Core,
-    get_parent,
+    get_entry,
     get_tree_children,
     has_lazy_stack,
     make_dense,
@@ -25,13 +25,12 @@ from .._mapping_views import unwrap_entry
 from .._nested_components import get_parts
 from .._plans import wrap_dim
 from .._ragged import get_display_shape, list_distinct_members
-from .._walks import expand, has_entries, walk
+from .._walks import expand, has_entries, list_holders, list_nested, walk
 from ..errors import DimNamesError, StructureError
 from ..typing import Names, NestedKey
 from .batch_size import infer_batch_sizes
 
-if TYPE_CHECKING:
-    from typing_extensions import Self
+SelfT = TypeVar("SelfT", bound="MetadataMixin")
 
 
 class MetadataMixin(Core):
@@ -105,14 +104,14 @@ class MetadataMixin(Core):
         def below(node: Any) -> list[Any]:
             # The setter of a lazy stack already passed the names to its members, without the stack dim.
             stacked = node._members_and_dim() is not None
-            return [] if stacked else [child._inner() for child in node._iter_nested()]
+            return [] if stacked else [child._inner() for child in list_nested(node)]
 
         for node in expand([root], below):
             tail = (None,) * (len(node.batch_size) - ndim) if node._names is None else node._names[ndim:]
             full = (names or (None,) * ndim) + tail
             node._names = full if any(name is not None for name in full) else None
 
-    def refine_names(self, *names: Any) -> Self:
+    def refine_names(self: SelfT, *names: Any) -> SelfT:
         """Name dims that have no name yet, in place.
 
         Args:
@@ -135,7 +134,7 @@ class MetadataMixin(Core):
         self._set_names(refined)
         return self
 
-    def rename(self, *names: Any, **rename_map: str) -> Self:
+    def rename(self: SelfT, *names: Any, **rename_map: str) -> SelfT:
         """Return a collection with other dim names; leaves are shared.
 
         Args:
@@ -150,7 +149,7 @@ class MetadataMixin(Core):
         """
         return self._shallow_copy().rename_(*names, **rename_map)
 
-    def rename_(self, *names: Any, **rename_map: str) -> Self:
+    def rename_(self: SelfT, *names: Any, **rename_map: str) -> SelfT:
         """Rename the dims in place; the arguments are those of :meth:`rename`.
 
         >>> TensorDict(batch_size=[2]).rename_("time").names
@@ -180,7 +179,7 @@ class MetadataMixin(Core):
 
         def below(item: tuple[Any, int]) -> list[tuple[Any, int]]:
             node, level = item
-            holders = node._get_holders() if isinstance(node, Core) else ()
+            holders = list_holders(node) if isinstance(node, Core) else ()
             return [(child, level + 1) for holder in holders for child in list(holder._children().values())]
 
         return max([0, *(level for item, level in expand([(self, -1)], below) if not has_entries(item))])
@@ -256,8 +255,7 @@ class MetadataMixin(Core):
         >>> TensorDict({"a": {}}).is_empty()
         True
         """
-        root: Child = self
-        return all(map(has_entries, expand([root], get_tree_children)))
+        return all(map(has_entries, expand([self], get_tree_children)))
 
     def data_ptr(self, *, storage: bool = False) -> Any:
         """Return a collection of the leaves' memory addresses, as int64 tensors of shape ().
@@ -342,19 +340,22 @@ class MetadataMixin(Core):
         >>> TensorDict({"a": torch.zeros(3, 2)}, batch_size=[3]).get_item_shape("a")
         torch.Size([3, 2])
         """
-        path = unravel_key_to_tuple(key)
-        node = get_parent(self, path)
+        *parents, last = unravel_key_to_tuple(key)
+        node: Any = get_entry(self, tuple(parents))
+        if isinstance(node, Tensor):
+            node = get_entry(self, (*parents, last))  # raises an error with the key path
         try:
-            return node._get_child_shape(path[-1])
+            return node._get_child_shape(last)  # type: ignore[no-any-return]
         except KeyError:
-            raise missing_key_error(node, path[-1], path[:-1]) from None
+            raise missing_key_error(node, last, tuple(parents)) from None
 
     def _get_child_shape(self, key: str) -> torch.Size:
         """Return the shape of a direct entry; a lazy stack computes it without stacking. Raise KeyError if it is missing."""
-        child = self._get_child(key)
-        return torch.Size(get_display_shape(child)) if isinstance(child, Tensor) else child.batch_size
+        return torch.Size(get_display_shape(self._get_child(key)))
 
-    def auto_batch_size_(self, batch_dims: int | None = None, keep_compliant_size: bool = False) -> Self:
+    def auto_batch_size_(
+        self: SelfT, batch_dims: int | None = None, keep_compliant_size: bool = False
+    ) -> SelfT:
         """Set the batch size of every node to the leading dims that all its leaves share, in place.
 
         Args:
@@ -370,7 +371,7 @@ class MetadataMixin(Core):
         infer_batch_sizes(self, batch_dims, keep_compliant_size)
         return self
 
-    def auto_device_(self) -> Self:
+    def auto_device_(self: SelfT) -> SelfT:
         """Set the device label of every node to the device of its leaves, in place; None if they differ.
 
         >>> TensorDict({"a": 1}).auto_device_().device
@@ -382,7 +383,7 @@ class MetadataMixin(Core):
             node._set_device(results.pop() if len(results) == 1 else None)
         return self
 
-    def clear_device_(self) -> Self:
+    def clear_device_(self: SelfT) -> SelfT:
         """Set the device label of every node to None, in place; leaves are not moved.
 
         >>> TensorDict({"a": 1}, device="cpu").clear_device_().device is None

@@ -17,13 +17,7 @@ import torch
 from torch import Tensor
 
 from .._arrays import as_tensor
-from .._collection import (
-    Core,
-    Walked,
-    check_same_keys,
-    concurrent_change_error,
-    show_path,
-)
+from .._collection import Core, Walked, check_keys, check_same_keys, concurrent_change_error, show_path
 from .._dtypes import keep_scalar
 from .._foreach import (
     PLAIN,
@@ -37,7 +31,7 @@ from .._foreach import (
 from .._known_looks import KnownLooks
 from .._plans import ShapePlan, broadcast_shape
 from .._ragged import get_display_shape
-from .._walks import has_entries, map_levels, visit, zip_walk
+from .._walks import has_entries, list_holders, map_levels, visit, zip_walk
 from ..errors import BatchSizeError, LockedError, StructureError
 from .broadcasting import align_pairs, expand_to_match
 from .leaf_writes import (
@@ -100,7 +94,7 @@ def combine(
                     node = node.expand(size)  # type: ignore[attr-defined]
             operand = []
             if other.ndim:  # _beside_each() handles a 0-d tensor, see below
-                node._broadcast_to_leaves(other, operand)
+                node._broadcast_to_leaves(other, operand)  # type: ignore[attr-defined]
     elif isinstance(other, np.generic):
         operand = other.item()
     # Fused kernels need no type check, unless the operand is a tensor, whose views can be of a subclass.
@@ -378,7 +372,7 @@ def _paths_of(node: Any, leaf: Tensor) -> list[tuple[str, ...]]:
     paths: list[tuple[str, ...]] = []
 
     def collect(level: Any, path: tuple[str, ...]) -> Iterator[tuple[Any, tuple[str, ...]]]:
-        for holder in level._get_holders():
+        for holder in list_holders(level):
             children = dict(holder._children())
             if not children and any(own is leaf for own in holder._leaves()):
                 paths.append(path)
@@ -501,7 +495,7 @@ def reorder_like(
 
 
 def _reorder_level(node: Any, ref: Any, fill: Callable[[Tensor], Tensor] | None, keeps_kinds: bool) -> Any:
-    def fill_level(own: Core, out: dict[str, Any], given_node: Any) -> Iterator[Any]:
+    def fill_level(own: Core, out: dict[str, Any], given_node: Core) -> Iterator[Any]:
         a, b = own._children(), given_node._children()
         for key in list(a):
             child, other = a[key], b.get(key)
@@ -517,7 +511,7 @@ def _reorder_level(node: Any, ref: Any, fill: Callable[[Tensor], Tensor] | None,
         if fill is not None:
             more = {key: b[key] for key in list(b) if key not in a}
             if keeps_kinds:
-                own._check_keys(more)
+                check_keys(own, more)
             for key, child in more.items():
                 out[key] = fill(child) if isinstance(child, Tensor) else child._map(fill)
 

@@ -6,12 +6,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from .._collection import Child, Core, make_dense, show_path
+from .._collection import Child, Core, get_all_entries, make_dense, show_path
 from .._element_plans import pad_plan
 from .._keys import unravel_key_to_tuple
 from .._plans import wrap_dim
@@ -21,6 +21,8 @@ from .._walks import has_entries
 from ..errors import BatchSizeError, DepthError, KeyMismatchError, StructureError
 from ..typing import NestedKey
 from .shape import ShapeMixin
+
+SelfT = TypeVar("SelfT", bound="PackMixin")
 
 
 @set_module("td_core")
@@ -176,7 +178,7 @@ def _make_layout(root: PackMixin, dim: int) -> PackLayout:
     keys: list[NestedKey] = []
     shapes: list[torch.Size] = []
     nested: list[tuple[NestedKey, torch.Size, type | None]] = []
-    root._all_children()
+    get_all_entries(root)
     for key, entry in root.items(True, sort=True):
         if isinstance(entry, Tensor):
             if entry.is_nested:
@@ -187,7 +189,7 @@ def _make_layout(root: PackMixin, dim: int) -> PackLayout:
             keys.append(key)
             shapes.append(entry.shape[ndim:])
         elif has_entries(entry):
-            entry._all_children()
+            get_all_entries(entry)
             nested.append((key, entry.batch_size[ndim:], _get_class(entry)))
         else:
             raise StructureError(f"cannot pack {show_path(unravel_key_to_tuple(key))}: it is non-tensor data")
@@ -220,7 +222,7 @@ def _pad_node(node: Any, padding: float) -> Any:
     if stacked is not None:
         members, dim = stacked
         return _pad_and_stack([_pad_node(member, padding) for member in members], dim, padding)
-    children: dict[str, Any] = {}
+    children: dict[str, Child] = {}
     for key, child in dict(node._children()).items():
         if not isinstance(child, Tensor):
             children[key] = _pad_node(child, padding)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from operator import methodcaller
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -33,9 +33,7 @@ from .operands import (
     write_result,
 )
 
-if TYPE_CHECKING:
-    from typing_extensions import Self
-
+SelfT = TypeVar("SelfT", bound="ReductionMixin")
 
 _NORM = make_op("norm", torch.linalg.vector_norm, "autocast")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -416,12 +414,12 @@ class ReductionMixin(Core):
         return _reduce_bools(self, any, Tensor.any, dim)
 
     def norm(
-        self,
+        self: SelfT,
         *,
         out: Any = None,
         dtype: DtypeLike | None = None,
         key_transform: KeyTransform | None = None,
-    ) -> Self:
+    ) -> SelfT:
         """Return the 2-norm of each leaf over all its dims; the batch size of the result is [].
 
         Args:
@@ -440,7 +438,7 @@ class ReductionMixin(Core):
             result = _with_keys(result, key_transform)
         return result if out is None else write_result(out, result.batch_size, result)
 
-    def logsumexp(self, dim: Any = None, keepdim: bool = False, *, out: Any = None) -> Self:
+    def logsumexp(self: SelfT, dim: Any = None, keepdim: bool = False, *, out: Any = None) -> SelfT:
         """Return the logarithm of the sum of exponentials, over batch dims.
 
         Args:
@@ -463,7 +461,7 @@ class ReductionMixin(Core):
         return result if out is None else write_result(out, result.batch_size, result)
 
     def quantile(
-        self,
+        self: SelfT,
         q: float | Tensor,
         dim: Dims = NO_DEFAULT,
         keepdim: bool | NoDefault = NO_DEFAULT,
@@ -515,7 +513,7 @@ class ReductionMixin(Core):
             result = transform("quantile", self, plan)
         return result if key_transform is None else _with_keys(result, key_transform)
 
-    def softmax(self, dim: int | str, dtype: DtypeLike | None = None) -> Self:
+    def softmax(self: SelfT, dim: int | str, dtype: DtypeLike | None = None) -> SelfT:
         """Return the softmax along a batch dim.
 
         Args:

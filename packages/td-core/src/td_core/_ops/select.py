@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,9 +20,6 @@ from .broadcasting import align_collections, expand_to_match
 from .operands import LEAF_ERRORS, raise_at_leaf, reorder_like, run_each_leaf, write_leaves, write_result
 from .shape import ShapeMixin, adopt_result, check_adoptable
 
-if TYPE_CHECKING:
-    from typing_extensions import Self
-
 SelfT = TypeVar("SelfT", bound="SelectMixin")
 
 _FILL = make_op("masked_fill_", Tensor.masked_fill_)
@@ -35,7 +32,7 @@ class SelectMixin(ShapeMixin):
 
     __slots__ = ()
 
-    def gather(self, dim: int, index: Tensor, out: Any = None, *, inplace: bool = False) -> Self:
+    def gather(self: SelfT, dim: int, index: Tensor, out: Any = None, *, inplace: bool = False) -> SelfT:
         """Gather elements along a batch dim, as :func:`torch.gather` does.
 
         Args:
@@ -62,7 +59,7 @@ class SelectMixin(ShapeMixin):
             return write_result(out, result.batch_size, result)  # type: ignore[no-any-return]
         return adopt_result(self, result, "gather") if inplace else result
 
-    def masked_select(self, mask: Tensor, *, inplace: bool = False) -> Self:
+    def masked_select(self: SelfT, mask: Tensor, *, inplace: bool = False) -> SelfT:
         """Select the elements where a mask is true; the masked dims become one batch dim.
 
         Args:
@@ -75,10 +72,10 @@ class SelectMixin(ShapeMixin):
         >>> TensorDict({"a": torch.arange(3)}, [3]).masked_select(torch.tensor([True, False, True]))["a"]
         tensor([0, 2])
         """
-        result: Self = self._index(_as_mask(mask, device="cpu").bool())
+        result: SelfT = self._index(_as_mask(mask, device="cpu").bool())
         return adopt_result(self, result, "masked_select") if inplace else result
 
-    def masked_fill(self, mask: Tensor, value: float | bool) -> Self:
+    def masked_fill(self: SelfT, mask: Tensor, value: float | bool) -> SelfT:
         """Copy the collection and fill every leaf with ``value`` where a mask is true.
 
         Args:
@@ -93,7 +90,7 @@ class SelectMixin(ShapeMixin):
         """
         return _apply_masked("masked_fill", self, _FILLED, mask, value)  # type: ignore[no-any-return]
 
-    def masked_fill_(self, mask: Tensor, value: float | bool) -> Self:
+    def masked_fill_(self: SelfT, mask: Tensor, value: float | bool) -> SelfT:
         """Fill every leaf with ``value`` in place where a mask is true; arguments as for :meth:`masked_fill`.
 
         Raises:
@@ -108,14 +105,14 @@ class SelectMixin(ShapeMixin):
         return self
 
     def where(
-        self,
+        self: SelfT,
         condition: Tensor,
         other: Tensor | Core | float,
         *,
         out: Any = None,
         pad: float | bool | None = None,
         update_batch_size: bool = False,
-    ) -> Self:
+    ) -> SelfT:
         """Select elements of this collection where a condition is true, and of ``other`` elsewhere.
 
         Args:
@@ -163,8 +160,8 @@ class SelectMixin(ShapeMixin):
         return write_result(out, size, result, inplace=False)  # type: ignore[no-any-return]
 
     def pad(
-        self, pad_size: Sequence[int], value: float = 0.0, inplace: bool = False, safe: bool = True
-    ) -> Self:
+        self: SelfT, pad_size: Sequence[int], value: float = 0.0, inplace: bool = False, safe: bool = True
+    ) -> SelfT:
         """Copy the collection and pad its batch dims with constant elements.
 
         Args:

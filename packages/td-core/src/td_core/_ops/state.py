@@ -16,13 +16,23 @@ import pickle
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from .._coerce import WRAPPED, coerce
-from .._collection import Child, Core, clone_detached, get_lead, make_dense, show_path
+from .._collection import (
+    Child,
+    Core,
+    check_keys,
+    clone_detached,
+    get_all_entries,
+    get_lead,
+    make_dense,
+    replace_leaves,
+    show_path,
+)
 from .._locking import check_unlocked
 from .._mapping_views import unwrap_entry
 from .._nested_components import has_same_components
@@ -34,9 +44,7 @@ from ..errors import FormatError, KeyPathError, StructureError
 from .leaf_writes import can_fuse, check_writable, try_copy_fused
 from .operands import copy_leaves, describe_leaf
 
-if TYPE_CHECKING:
-    from typing_extensions import Self
-
+SelfT = TypeVar("SelfT", bound="StateDictMixin")
 
 FORMAT = "state_dict/2"
 _META = {"batch_size", "device"}
@@ -102,12 +110,12 @@ class StateDictMixin(Core):
                 entries, out, before = above.pop()
 
     def load_state_dict(
-        self,
+        self: SelfT,
         state_dict: Mapping[str, Any],
         strict: bool = True,
         assign: bool = False,
         from_flatten: bool | None = None,
-    ) -> Self:
+    ) -> SelfT:
         """Copy a state dict into the leaves, in place.
 
         Args:
@@ -129,8 +137,7 @@ class StateDictMixin(Core):
         if not assign and from_flatten is not False and _try_load_whole(self, state_dict):
             return self
         root = _parse(self, state_dict, from_flatten)
-        is_value = not has_entries(self)
-        if is_value:
+        if not has_entries(self):
             return self.update_(_build_value(self, root, assign))  # type: ignore[attr-defined,no-any-return]
         with torch.no_grad():
             steps, levels = _compare(self, root, strict, assign)
@@ -193,7 +200,7 @@ def _write_level(node: Core, out: Any, level: str) -> Iterator[tuple[str, Any]]:
     out._metadata[level] = meta
     record = _record(node)
     if record is None:
-        return iter(dict(node._all_children()).items())
+        return iter(dict(get_all_entries(node)).items())
     meta.update(record.meta)
     if record.values:
         meta["_non_tensor"] = dict(record.values)
@@ -352,7 +359,7 @@ def _compare(
             elif "_non_tensor" in provided.meta:
                 steps.append((node, key, provided))
         if grows and not strict:
-            node._check_keys(level.entries)
+            check_keys(node, level.entries)
         for key, provided in level.entries.items():
             # Every layout stores values per element as a nested node; the legacy one does so for all values of a tensorclass.
             if record is not None and key in record.values and "data" in _get_values(provided):
@@ -437,11 +444,13 @@ def _apply(node: Core, key: str, value: Any, assign: bool) -> None:
         if not assign and is_value and (node._children()[key] is not held or _is_kept(held)):
             node._write_child(key, built)
         else:
-            node._set_child(key, node._wrap_child(key, built))
+            node._set_child(key, node._schema.adopt(key, built))
     elif assign or key not in node._children():
         held = node._children().get(key)
-        shows = isinstance(held, Core) and held._as_leaf() is not held
-        entry = held._unflatten_iter(iter((value,))) if shows else _new_leaf(value, node, assign)  # type: ignore[union-attr]
+        if isinstance(held, Core) and held._as_leaf() is not held:
+            entry = replace_leaves(held, iter((value,)))
+        else:
+            entry = _new_leaf(value, node, assign)
         node._set_child(key, entry)
     else:
         with torch.no_grad():

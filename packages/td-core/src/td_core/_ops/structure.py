@@ -5,15 +5,16 @@ Operations on nested keys process one node at a time; see :mod:`.key_trees`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from operator import methodcaller
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from .._collection import Child, Core, get_entry, get_parent, show_path
+from .._collection import Child, Core, get_entry, show_path
 from .._device_labels import set_device_labels
 from .._devices import as_device
 from .._dim_names import check_names, resize_names
@@ -21,7 +22,7 @@ from .._keys import unravel_key_to_tuple
 from .._locking import check_unlocked
 from .._mapping_views import IsLeaf, is_leaf_or_value
 from .._ragged import list_distinct_members
-from .._walks import Position, get_path, has_entries, map_levels, visit
+from .._walks import Position, get_path, has_entries, list_holders, map_levels, visit
 from ..errors import KeyTakenError
 from ..typing import NO_DEFAULT, BatchSize, NestedKey
 from .batch_size import as_batch_size, fit_batch_size
@@ -31,9 +32,7 @@ from .key_trees import KeyTree, RequestedKeys, build_key_tree, restrict
 from .locking import undo_on_exit, write_back_on_exit
 from .update import UpdateMixin
 
-if TYPE_CHECKING:
-    from typing_extensions import Self
-
+SelfT = TypeVar("SelfT", bound="StructureMixin")
 
 _STRINGS = frozenset({str})
 
@@ -47,8 +46,8 @@ class StructureMixin(UpdateMixin):
     __slots__ = ()
 
     def select(
-        self, *keys: NestedKey, inplace: bool = False, strict: bool = True, as_tensordict: bool = False
-    ) -> Self:
+        self: SelfT, *keys: NestedKey, inplace: bool = False, strict: bool = True, as_tensordict: bool = False
+    ) -> SelfT:
         """Return a collection with only these entries; leaves are shared.
 
         In ``with td.select("a") as part:``, changes of these entries are written back on exit.
@@ -76,16 +75,19 @@ class StructureMixin(UpdateMixin):
             return self
         result: Any = None
         children: Any = self._children()
-        if type(children) is dict and not as_tensordict and _STRINGS.issuperset(map(type, keys)):
+        if not as_tensordict and _STRINGS.issuperset(map(type, keys)):
             try:
-                result = self._with_children({key: children[key] for key in keys})  # type: ignore[misc]
+                if type(children) is dict:
+                    result = self._with_children({key: children[key] for key in keys})  # type: ignore[misc]
+                else:
+                    result = self._map_members(partial(_select_flat, keys))
             except KeyError:
                 result = None  # the slow path raises with the existing keys
         if result is None:
             result = restrict(self, build_key_tree(keys, longest=True), strict, as_tensordict)
         return write_back_on_exit(result, self, _write_back_selection, keys)  # type: ignore[no-any-return]
 
-    def exclude(self, *keys: NestedKey, inplace: bool = False) -> Self:
+    def exclude(self: SelfT, *keys: NestedKey, inplace: bool = False) -> SelfT:
         """Return a collection without these entries; leaves are shared, missing keys are skipped.
 
         In ``with td.exclude("a") as part:``, changes of the other entries are written back on exit.
@@ -116,13 +118,13 @@ class StructureMixin(UpdateMixin):
         return write_back_on_exit(result, self, _write_back_rest)  # type: ignore[no-any-return]
 
     def split_keys(
-        self,
+        self: SelfT,
         *key_sets: Iterable[NestedKey] | Mapping[NestedKey, NestedKey] | Callable[[Any, Tensor], Any],
         inplace: bool = False,
         default: Any = NO_DEFAULT,
         strict: bool = True,
         reproduce_struct: bool = False,
-    ) -> tuple[Self, ...]:
+    ) -> tuple[SelfT, ...]:
         """Split the entries into one collection per set of keys, and one with the remaining entries; leaves are shared.
 
         Args:
@@ -174,12 +176,12 @@ class StructureMixin(UpdateMixin):
         return (*parts, rest)
 
     def separates(
-        self,
+        self: SelfT,
         *keys: NestedKey,
         default: Any = NO_DEFAULT,
         strict: bool = True,
         filter_empty: bool = True,
-    ) -> Self:
+    ) -> SelfT:
         """Remove these entries and return them as a new collection.
 
         Args:
@@ -201,7 +203,7 @@ class StructureMixin(UpdateMixin):
         _remove_in_place(self, build_key_tree(keys, longest=False), prune=filter_empty)
         return part
 
-    def filter_empty_(self) -> Self:
+    def filter_empty_(self: SelfT) -> SelfT:
         """Remove nested collections without entries, and then those that have become empty.
 
         >>> list(TensorDict({"a": {"b": {}}, "c": 1}).filter_empty_().keys())
@@ -218,13 +220,13 @@ class StructureMixin(UpdateMixin):
         return self
 
     def empty(
-        self,
+        self: SelfT,
         recurse: bool = False,
         *,
         batch_size: BatchSize | None = None,
         device: Any = NO_DEFAULT,
         names: Any = NO_DEFAULT,
-    ) -> Self:
+    ) -> SelfT:
         """Return a collection of the same kind without entries.
 
         Args:
@@ -247,8 +249,8 @@ class StructureMixin(UpdateMixin):
         return result  # type: ignore[no-any-return]
 
     def flatten_keys(
-        self, separator: str = ".", inplace: bool = False, is_leaf: IsLeaf | None = None
-    ) -> Self:
+        self: SelfT, separator: str = ".", inplace: bool = False, is_leaf: IsLeaf | None = None
+    ) -> SelfT:
         """Return a collection without nested collections, whose keys are key paths joined by ``separator``.
 
         Empty nested collections are dropped. In ``with td.flatten_keys() as flat:``, changes, including new keys, are
@@ -277,7 +279,7 @@ class StructureMixin(UpdateMixin):
         )
         return write_back_on_exit(result, self, _write_back_flat, separator)  # type: ignore[no-any-return]
 
-    def unflatten_keys(self, separator: str = ".", inplace: bool = False) -> Self:
+    def unflatten_keys(self: SelfT, separator: str = ".", inplace: bool = False) -> SelfT:
         """Return a collection whose keys are split at ``separator`` into nested keys.
 
         Only keys of the root are split. In ``with td.unflatten_keys() as nested:``, changes, including new keys, are
@@ -308,7 +310,7 @@ class StructureMixin(UpdateMixin):
         )
         return write_back_on_exit(result, self, _write_back_deep, separator)  # type: ignore[no-any-return]
 
-    def rename_key_(self, old_key: NestedKey, new_key: NestedKey, safe: bool = False) -> Self:
+    def rename_key_(self: SelfT, old_key: NestedKey, new_key: NestedKey, safe: bool = False) -> SelfT:
         """Rename a key in place; the entry becomes the last one of its collection.
 
         Args:
@@ -343,7 +345,7 @@ class StructureMixin(UpdateMixin):
                 _rename_entry(node, old, new, safe)
         return self
 
-    def rename_keys(self, mapping: Mapping[NestedKey, NestedKey], *, strict: bool = True) -> Self:
+    def rename_keys(self: SelfT, mapping: Mapping[NestedKey, NestedKey], *, strict: bool = True) -> SelfT:
         """Return a collection with renamed keys, all renamed at once, so that keys can be swapped; leaves are shared.
 
         A nested collection that becomes empty is dropped.
@@ -363,9 +365,14 @@ class StructureMixin(UpdateMixin):
         return self._map_members(lambda node: _rename_all(node, mapping, strict))  # type: ignore[no-any-return]
 
 
+def _select_flat(keys: Sequence[NestedKey], node: Any) -> Any:
+    children = node._children()
+    return node._with_children({key: children[key] for key in keys})
+
+
 def _rename_entry(node: Any, old: tuple[str, ...], new: tuple[str, ...], safe: bool) -> None:
     """Rename an entry of a node, which is not a lazy stack."""
-    parent = get_parent(node, old)
+    parent = get_entry(node, old[:-1])
     if old[:-1] == new[:-1] and has_entries(parent) and len(list_distinct_members([parent])) > 1:
         # Rename in the members of a nested lazy stack, since entries of different shapes cannot be read from it.
         parent.rename_key_(old[-1], new[-1], safe)
@@ -434,7 +441,7 @@ def _select_in_place(root: Core, tree: KeyTree) -> None:
     unwanted: list[tuple[Core, str]] = []
 
     def collect(level: Core, wanted: KeyTree) -> Iterator[tuple[Any, KeyTree]]:
-        for node in level._get_holders():
+        for node in list_holders(level):
             for key in list(node._children()):
                 below = wanted.get(key, _UNWANTED)
                 if below is None:
@@ -453,7 +460,7 @@ def _remove_in_place(root: Core, tree: KeyTree, *, prune: bool) -> None:
     levels: list[tuple[Core, KeyTree, Core | None, str]] = [(root, tree, None, "")]
     results: list[tuple[Core, str]] = []
     for level, unwanted, _, _ in levels:
-        for node in level._get_holders():
+        for node in list_holders(level):
             children = node._children()
             for key, below in unwanted.items():
                 if key not in children:
@@ -489,7 +496,7 @@ def _remove_all(entries: list[tuple[Core, str]]) -> None:
 
 def _is_empty_node(node: Core) -> bool:
     """Return True if a node has no entries; for a lazy stack, if no member has entries."""
-    return not any(holder._children() for holder in node._get_holders())
+    return not any(holder._children() for holder in list_holders(node))
 
 
 def _make_empty(root: Any, recurse: bool, batch_size: torch.Size | None = None, values: bool = True) -> Any:
@@ -520,9 +527,8 @@ def _empty_entries(root: Any, batch_size: torch.Size | None, values: bool) -> di
             if has_entries(child):
                 yield key, child, (position, key)
             elif values and not isinstance(child, Tensor) and not child._leaves():
-                held: Any = node._get_child(key)  # of the class of ``child``
                 children[key] = fit_batch_size(
-                    held._shallow_copy(), batch_size or torch.Size(), get_path(position, key)
+                    node._get_child(key)._shallow_copy(), batch_size or torch.Size(), get_path(position, key)
                 )
 
     def make(node: Core, children: dict[str, Child]) -> Any:

@@ -19,7 +19,9 @@ from .._collection import (
     Core,
     add_nested,
     align_dims,
+    check_keys,
     concurrent_change_error,
+    get_all_entries,
     has_lazy_stack,
     missing_key_error,
     show_path,
@@ -70,7 +72,11 @@ class UpdatePlan:
         todo: list[tuple[Any, Any, Any, Path]] = [(self.root, source, parse_requested_keys(keys), ())]
         while todo:
             node, source, wanted, path = todo.pop()
-            size, device, plain = node.batch_size, node.device, not (self.inplace or node._has_schema)
+            size, device, plain = (
+                node.batch_size,
+                node.device,
+                not (self.inplace or node._schema.converts_tensors),
+            )
             items: Any = source
             trusted = False
             if isinstance(source, Core):
@@ -85,10 +91,10 @@ class UpdatePlan:
                 trusted = device is None and right == size
                 # A lazy stack raises for keys that some members lack, so filter the source first.
                 shown = source if wanted is None else filter_entries(source, dict.fromkeys(wanted))
-                items = shown._all_children()
+                items = get_all_entries(shown)
             if not self.inplace:
                 check_unlocked(node, f"update {show_path(path)}")
-                node._check_keys(items if wanted is None else {key: None for key in items if key in wanted})
+                check_keys(node, items if wanted is None else {key: None for key in items if key in wanted})
             levels: list[tuple[Any, Any, Any, Path]] = []
             for key, value in dict(items).items():
                 if type(key) is not str:
@@ -148,7 +154,7 @@ class UpdatePlan:
                 value = filter_entries(value, below)
                 if not list(value.keys()):
                     return None
-        value = node._coerce_to_schema(key, value)
+        value = node._schema.convert(key, value)
         if self.inplace and current is not None:
             if not (isinstance(value, NUMBERS) and isinstance(current, Tensor)):
                 value = coerce(value, size, node.device, path, non_blocking=self.non_blocking)
@@ -156,7 +162,7 @@ class UpdatePlan:
             return None
         check_unlocked(node, f"set {show_path(path)}")
         if self.inplace:
-            node._check_keys({key: value})
+            check_keys(node, {key: value})
         entry = coerce(value, size, node.device, path, non_blocking=self.non_blocking)
         if isinstance(entry, Tensor):
             self.stores.append((node, key, entry.clone() if self.clone else entry, False))
@@ -173,7 +179,7 @@ class UpdatePlan:
         return (
             stacked is not None
             and actual._members_and_dim() is None
-            and not actual._has_schema
+            and not actual._schema.converts_tensors
             and actual.batch_size == value.batch_size
         )
 
@@ -207,7 +213,7 @@ class UpdatePlan:
         targets: list[Tensor] = []
         values: list[Tensor] = []
         paths: list[Path] = []
-        others: list[tuple[Core, str, Any]] = []
+        others: list[tuple[Core, str, Child]] = []
         for node, key, value, path in chain.from_iterable(map(_split_copy, self.copies)):
             current = node._get_child(key)
             if isinstance(current, Tensor) and not isinstance(value, Core):
@@ -234,9 +240,7 @@ class UpdatePlan:
             values = clone_overlapping(targets, values)
             others = [(node, key, value._clone_leaves()) for node, key, value in others]
         for node, key, value in others:
-            current = node._get_child(key)
-            if isinstance(current, Core):
-                current._check_index_put((), value)
+            node._get_child(key)._check_index_put((), value)
         # Write value nodes before leaves: these writes may still raise, and then no leaf was written.
         for node, key, value in others:
             node._write_child(key, value, non_blocking=self.non_blocking)
@@ -278,7 +282,7 @@ def try_merge(root: Core, source: Any) -> bool:
     while todo:
         node, right = todo.pop()
         left = node._children()
-        if node._locked or node._has_schema or node.device is not None or type(left) is not dict:
+        if node._locked or node._schema.converts_tensors or node.device is not None or type(left) is not dict:
             return False
         if not node._grows:
             return False  # such a node does not accept new entries directly

@@ -18,8 +18,7 @@ from torch import Tensor
 
 from .._collection import Core
 from .._collector import paused
-from .._decoding import decode
-from .._nodes import KINDS, Encoded, encode
+from .._nodes import KINDS, Encoded, decode, encode
 from .._torch_private import pytree
 from ..errors import BatchSizeError, KeyPathError, LockedError, StructureError
 
@@ -302,13 +301,14 @@ class CollectionTests:
             collection._del_child(self.new_key)
 
     def test_walks_visit_leaves_in_one_order(self) -> None:
-        """``_flatten_leaves``, ``_flatten_other``, ``_unflatten_iter`` and ``_map`` visit leaves in the same order."""
+        """``_flatten_leaves``, ``_flatten_other`` and ``_map`` visit leaves in the same order."""
         collection = self.make()
         first = collection._leaves()
         like: list[Tensor] = []
         collection._flatten_other(collection, like)
         assert [id(leaf) for leaf in like] == [id(leaf) for leaf in first]
-        rebuilt = collection._unflatten_iter(iter([leaf + 1 for leaf in first]))
+        new = iter([leaf + 1 for leaf in first])
+        rebuilt = collection._map(lambda _: next(new))
         self.check(rebuilt, {key: leaf + 1 for key, leaf in self.leaves(collection).items()})
         self.check(collection._map(torch.neg), {key: -leaf for key, leaf in self.leaves(collection).items()})
 
@@ -562,7 +562,7 @@ class CollectionTests:
             leaves = [weakref.ref(leaf) for leaf in result._leaves()]
             # An index of a lazy stack may return a member, which the stack keeps alive.
             kept = {id(leaf) for leaf in collection._leaves()} | {
-                id(node) for node in collection._iter_nested()
+                id(node) for node in collection._tree_children()
             }
             watched: list[weakref.ref[Any]] = [weakref.ref(result), *leaves]
             watched = [item for item in watched if id(item()) not in kept]
