@@ -81,6 +81,7 @@ LAYERS = [
         "_nested_components",
         "_ragged",
         "_nodes",
+        "_decoding",
         "_device_labels",
         "_mapped_names",
         "_locking",

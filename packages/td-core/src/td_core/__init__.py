@@ -16,6 +16,7 @@ with _paused():
     from ._base import TensorCollection, TensorDictBase
     from ._class_methods import make_classmethod
     from ._coerce import Coercer
+    from ._decoding import decode
     from ._from_python import (
         from_any,
         from_dict,
@@ -39,7 +40,7 @@ with _paused():
     from ._lazy_stack import LazyStackedTensorDict
     from ._linked_list import LinkedList
     from ._mapping_views import default_is_leaf
-    from ._nodes import Encoded, Layout, NodeKind, Record, decode, encode
+    from ._nodes import Encoded, Layout, NodeKind, Record, encode
     from ._ops.joining import cat, dense_stack_tds, lazy_stack, maybe_dense_stack, stack
     from ._ops.modules import from_module, from_modules
     from ._ops.packing import PackLayout

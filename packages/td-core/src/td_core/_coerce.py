@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -20,6 +20,9 @@ from ._public_names import set_module
 from ._type_names import NamedTypes, find_imported, is_type_name
 from ._walks import expand
 from .errors import BatchSizeError, MissingPluginError, PluginError, StructureError
+
+if TYPE_CHECKING:
+    from ._tensordict import TensorDict
 
 #: Maximal number of dims of a numpy array.
 _MAX_DIMS = 64
@@ -136,7 +139,7 @@ COERCERS = Coercers()
 
 
 def coerce(
-    value: Any,
+    value: object,
     batch_size: torch.Size,
     device: torch.device | None,
     path: tuple[str, ...],
@@ -145,10 +148,10 @@ def coerce(
 ) -> Child:
     """Convert a value to a leaf or node for the key path ``path`` of a collection with this batch size and device."""
     # Raises BatchSizeError, MissingPluginError without a coercer, or PluginError for a wrong result of a coercer.
-    entry = value
-    if not isinstance(value, Tensor) or type(value) in WRAPPED:
-        if not isinstance(value, Core):
-            entry = _convert(value, batch_size, device, path)
+    if isinstance(value, Tensor) and type(value) not in WRAPPED:
+        leaf: Tensor = value
+    else:
+        entry = value if isinstance(value, Core) else _convert(value, batch_size, device, path)
         if isinstance(entry, Core):
             return _coerce_collection(entry, batch_size, device, path, non_blocking)
         if not isinstance(entry, Tensor):
@@ -156,15 +159,16 @@ def coerce(
                 f"{show_path(path)}: the coercer of {type(value).__name__} gave no tensor or collection, but a "
                 f"{type(entry).__name__}"
             )
-    if batch_size and get_lead(entry, len(batch_size)) != batch_size:
+        leaf = entry
+    if batch_size and get_lead(leaf, len(batch_size)) != batch_size:
         hint = "" if isinstance(value, Tensor) else "; a number has no dims, so expand it first"
         raise BatchSizeError(
-            f"{show_path(path)} has shape {list(entry.shape)}, which does not start with the batch size "
-            f"{list(batch_size)}{hint if entry.ndim == 0 else ''}"
+            f"{show_path(path)} has shape {list(leaf.shape)}, which does not start with the batch size "
+            f"{list(batch_size)}{hint if leaf.ndim == 0 else ''}"
         )
-    if device is not None and entry.device != device:
-        return entry.to(device, non_blocking=non_blocking)
-    return entry
+    if device is not None and leaf.device != device:
+        return leaf.to(device, non_blocking=non_blocking)
+    return leaf
 
 
 def _coerce_collection(
@@ -238,6 +242,11 @@ def _convert_sequence(value: list[Any] | tuple[Any, ...]) -> Tensor | None:
         return None
     if torch.compiler.is_compiling() and value and all(type(item) in _PLAIN_NUMBERS for item in value):
         return torch.tensor(value)  # torch.compile can trace it, unlike np.asarray()
+    return _convert_with_numpy(value)
+
+
+def _convert_with_numpy(value: list[Any] | tuple[Any, ...]) -> Tensor | None:
+    """Convert a sequence without tensors and collections at its first level."""
     first: Any = value if isinstance(value, list) else None
     for _ in range(_MAX_DIMS):  # bounded, since a list may contain itself
         if not isinstance(first, list) or not first:
@@ -285,7 +294,7 @@ def _is_uniform(items: list[Any]) -> bool:
 
 def build_nested(
     source: Mapping[Any, Any], batch_size: torch.Size, device: torch.device | None, path: tuple[str, ...] = ()
-) -> Any:
+) -> TensorDict:
     """Build a TensorDict from a nested mapping. Every node gets this batch size and device."""
     entries: dict[str, Child] = {}
     root = make_dense(entries, batch_size, device)
@@ -300,10 +309,7 @@ def build_nested(
     while todo:
         mapping, node, entries, prefix = todo.pop()
         if seen is not None:
-            if id(mapping) in seen and has_cycle(
-                mapping, lambda item: item.values() if isinstance(item, Mapping) else ()
-            ):
-                raise StructureError(f"{show_path(prefix)} holds a mapping that contains itself")
+            _check_cycle(mapping, seen, prefix)
             seen.add(id(mapping))
         for key, value in mapping.items():
             if type(key) is not str:
@@ -325,6 +331,14 @@ def build_nested(
             else:
                 node._set_path(key, value, prefix)
     return root
+
+
+def _check_cycle(mapping: Mapping[Any, Any], seen: set[int], path: tuple[str, ...]) -> None:
+    """Raise StructureError if a mapping that occurred before contains itself."""
+    if id(mapping) in seen and has_cycle(
+        mapping, lambda item: item.values() if isinstance(item, Mapping) else ()
+    ):
+        raise StructureError(f"{show_path(path)} holds a mapping that contains itself")
 
 
 def has_cycle(container: Any, items: Callable[[Any], Iterable[Any]]) -> bool:

@@ -14,11 +14,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
-from typing import Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, Union
 
 import torch
 from torch import Tensor
 
+from ._dtypes import ScalarBeside
 from ._foreach import PLAIN
 from ._keys import suggest_keys
 from ._plans import ShapePlan
@@ -26,9 +27,17 @@ from ._walks import get_path, has_entries, list_holders, walk, walk_levels
 from .errors import BatchSizeError, KeyMismatchError, KeyPathError, KeyThroughLeafError, StructureError
 from .typing import NO_DEFAULT, Names, NoDefault
 
-Child = Any  # a Tensor or a Core; Any avoids casts, since most callers have checked which
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from ._base import TensorCollection
+    from ._lazy_stack import LazyStackedTensorDict
+    from ._tensordict import TensorDict
+
+
+Child = Union[Tensor, "Core"]
+CoreT = TypeVar("CoreT", bound="Core")
 Undo = Callable[[Any], Any]
-SelfT = TypeVar("SelfT", bound="Core")
 
 #: The treedef that ``_flatten_leaves`` returns for ``_unflatten``: a list with a copy of the entries of each visited node;
 #: a tuple of them if the tree has nodes of other kinds with entries; one dict if the root holds only plain tensors; None if
@@ -112,13 +121,13 @@ class Core(ABC):
 
     @abstractmethod
     def _with_children(
-        self: SelfT,
+        self,
         children: Mapping[str, Child],
         *,
         batch_size: torch.Size | None = None,
         device: torch.device | NoDefault | None = NO_DEFAULT,
         names: Names | NoDefault | None = NO_DEFAULT,
-    ) -> SelfT:
+    ) -> Self:
         """Return a new, unlocked node of this kind with unchecked ``children``. Omitted metadata is copied from this node."""
 
     @abstractmethod
@@ -161,7 +170,7 @@ class Core(ABC):
         own = self._children().get(key)
         return own._as_value(value) if isinstance(own, Core) else value
 
-    def _of_level(self: SelfT, level: Core) -> SelfT:
+    def _of_level(self, level: Core) -> Self:
         """Convert another node to the kind of this node. A schema adds its defaults for missing entries."""
         return self._with_children(
             level._children(), batch_size=level.batch_size, device=level.device, names=level._names
@@ -181,7 +190,7 @@ class Core(ABC):
         """Return the direct entries for a join with nodes of other kinds. Raise StructureError if the kinds cannot be joined."""
         return dict(get_all_entries(self))
 
-    def _write_child(self, key: str, value: Child, *, non_blocking: bool = False) -> None:
+    def _write_child(self, key: str, value: Any, *, non_blocking: bool = False) -> None:
         """Copy a checked value into the existing entry ``key``, in place."""
         entry = self._children()[key]
         if isinstance(entry, Tensor):
@@ -197,6 +206,24 @@ class Core(ABC):
 
     def _index(self, index: Any) -> Any:
         """Index all entries along the batch dims. The shape mixin implements it."""
+        raise NotImplementedError
+
+    def _assign(self, index: Any, value: Any, *, non_blocking: bool = False) -> None:
+        """Write a value at an index of the batch dims. The mixin of entries implements it."""
+        raise NotImplementedError
+
+    def _broadcast_to_leaves(
+        self, value: Tensor, out: list[Tensor], scalar: ScalarBeside | None = None
+    ) -> None:
+        """Append a view of a value for each leaf to ``out``. The pointwise mixin implements it."""
+        raise NotImplementedError
+
+    def _get_child_shape(self, key: str) -> torch.Size:
+        """Return the shape of a direct entry. The metadata mixin implements it."""
+        raise NotImplementedError
+
+    def _densify(self, layout: torch.layout) -> Self:
+        """Stack all lazy stacks in the tree. The shape mixin implements it."""
         raise NotImplementedError
 
     def _unwrap(self) -> Any:
@@ -220,7 +247,7 @@ class Core(ABC):
 
     def _index_put(self, index: Any, value: Any, *, non_blocking: bool = False) -> Core:
         """Write ``value`` at an index. Return the node for the parent to store: this one or its replacement."""
-        self._assign(index, value, non_blocking=non_blocking)  # type: ignore[attr-defined]
+        self._assign(index, value, non_blocking=non_blocking)
         return self
 
     def _copy_from(self, value: Any, *, non_blocking: bool = False) -> Core:
@@ -299,7 +326,7 @@ class Core(ABC):
         """Build a lazy stack of nodes, this one first: those of the lazy stack and key ``source``, which writes must reach."""
         return make_lazy_stack(items, dim)
 
-    def _with_batch_size(self: SelfT, batch_size: torch.Size) -> SelfT:
+    def _with_batch_size(self, batch_size: torch.Size) -> Self:
         """Return this node if its batch size starts with ``batch_size``, else a shallow copy with that batch size."""
         if self.batch_size[: len(batch_size)] == batch_size:
             return self
@@ -369,7 +396,7 @@ class Core(ABC):
         self._flatten_other(other, right)
         return treedef
 
-    def _unflatten(self: SelfT, leaves: Sequence[Tensor], treedef: Walked = None) -> SelfT:
+    def _unflatten(self, leaves: Sequence[Tensor], treedef: Walked = None) -> Self:
         """Return the same structure with new leaves. ``treedef``, from ``_flatten_leaves`` of this node, is consumed."""
         provided = iter(leaves)
         try:
@@ -380,32 +407,32 @@ class Core(ABC):
             raise concurrent_change_error(self)
         return result
 
-    def _shallow_copy(self: SelfT) -> SelfT:
+    def _shallow_copy(self) -> Self:
         """Return a new tree of the same structure that shares the leaves."""
         return self._map(identity)
 
-    def _map(self: SelfT, fn: Callable[[Tensor], Tensor]) -> SelfT:
+    def _map(self, fn: Callable[[Tensor], Tensor]) -> Self:
         """Return the same structure with ``fn(leaf)`` in place of each leaf."""
         return self._with_children(_as_dense(self)._map(fn)._children())
 
-    def _clone_leaves(self: SelfT) -> SelfT:
+    def _clone_leaves(self) -> Self:
         """Return a deep copy: the leaves are cloned."""
         return self._map(copy_leaf)
 
-    def _transform(self: SelfT, plan: ShapePlan) -> SelfT:
+    def _transform(self, plan: ShapePlan) -> Self:
         """Apply a shape plan to every leaf and return the result."""
         return self._of_level(_as_dense(self)._transform(plan))
 
-    def _transform_multi(self: SelfT, plan: Any) -> tuple[SelfT, ...]:
+    def _transform_multi(self, plan: Any) -> tuple[Self, ...]:
         """Apply a plan that splits every leaf into parts, and return one node per part, with leading dims ``plan.leads``."""
         return tuple(map(self._of_level, _as_dense(self)._transform_multi(plan)))
 
-    def _join(self: SelfT, items: Sequence[Core], plan: ShapePlan, path: tuple[str, ...] = ()) -> SelfT:
+    def _join(self, items: Sequence[Core], plan: ShapePlan, path: tuple[str, ...] = ()) -> Self:
         """Join ``items``, this node first, with ``plan.leaf`` per key. Raise StructureError if their keys differ."""
         return self._of_level(_as_dense(self)._join(items, plan, path))
 
 
-def _as_dense(node: Core) -> Any:
+def _as_dense(node: Core) -> TensorDict:
     """Return the entries as a plain TensorDict, whose tree walks the default implementations use."""
     return make_dense(dict(node._children()), node.batch_size, node.device, node._names)
 
@@ -415,7 +442,7 @@ def get_tree_children(item: Any) -> Sequence[Child]:
     return () if type(item) in PLAIN or not isinstance(item, Core) else item._tree_children()
 
 
-def replace_leaves(node: SelfT, leaves: Iterator[Tensor]) -> SelfT:
+def replace_leaves(node: CoreT, leaves: Iterator[Tensor]) -> CoreT:
     """Return the same structure with new leaves, taken from an iterator in the order of ``_flatten_leaves``."""
     return node._map(lambda _: next(leaves))
 
@@ -528,11 +555,11 @@ def _call_once(fn: Callable[[Tensor], Tensor], made: dict[Tensor, Tensor], leaf:
     return made[leaf]
 
 
-_dense: Callable[..., Any]
-_lazy_stack: Callable[[Sequence[Core], int], Core]
+_dense: Callable[..., TensorDict]
+_lazy_stack: Callable[[Sequence[Core], int], LazyStackedTensorDict]
 
 
-def register_dense(factory: Callable[..., Any]) -> None:
+def register_dense(factory: Callable[..., TensorDict]) -> None:
     """Register the constructor of TensorDict. Its module calls this once, which avoids an import cycle."""
     global _dense
     _dense = factory
@@ -543,18 +570,18 @@ def make_dense(
     batch_size: torch.Size,
     device: torch.device | None = None,
     names: Names | None = None,
-) -> Any:
+) -> TensorDict:
     """Build a TensorDict that holds the dict ``children`` itself, without checks."""
     return _dense(children, batch_size, device, names)
 
 
-def register_lazy_stack(factory: Callable[[Sequence[Core], int], Core]) -> None:
+def register_lazy_stack(factory: Callable[[Sequence[Core], int], LazyStackedTensorDict]) -> None:
     """Register the constructor of lazy stacks. Its module calls this once, which avoids an import cycle."""
     global _lazy_stack
     _lazy_stack = factory
 
 
-def make_lazy_stack(items: Sequence[Core], dim: int) -> Core:
+def make_lazy_stack(items: Sequence[Core], dim: int) -> LazyStackedTensorDict:
     """Build a lazy stack of checked items."""
     return _lazy_stack(items, dim)
 
@@ -624,14 +651,28 @@ def missing_key_error(node: Core, key: Any, path: tuple[str, ...] = ()) -> KeyPa
 
 def get_entry(root: Core, path: tuple[str, ...]) -> Child:
     """Return the entry at a key path, or raise KeyPathError with the key at which the path ends."""
-    node: Any = root
+    node: Child = root
     for depth, part in enumerate(path):
         if isinstance(node, Tensor):
-            raise KeyThroughLeafError(
-                f"{show_path(path[:depth])} is a tensor, so it has no entry {part!r} (looked up {path!r})"
-            )
+            raise _key_through_leaf_error(path, depth)
         try:
-            node = node._get_child(part)
+            child = node._get_child(part)
         except KeyError:
             raise missing_key_error(node, part, path[:depth]) from None
+        node = child
     return node
+
+
+def get_parent(root: Core, path: tuple[str, ...]) -> TensorCollection:
+    """Return the node of the last key of a path, whose entry need not exist; KeyPathError if a parent is missing."""
+    entry: Any = get_entry(root, path[:-1])
+    if isinstance(entry, Tensor):
+        raise _key_through_leaf_error(path, len(path) - 1)
+    node: TensorCollection = entry
+    return node
+
+
+def _key_through_leaf_error(path: tuple[str, ...], depth: int) -> KeyThroughLeafError:
+    return KeyThroughLeafError(
+        f"{show_path(path[:depth])} is a tensor, so it has no entry {path[depth]!r} (looked up {path!r})"
+    )

@@ -6,7 +6,7 @@ from collections import defaultdict, namedtuple
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache, reduce
 from operator import getitem
-from typing import Any, Literal, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import numpy as np
 import torch
@@ -23,7 +23,9 @@ from ._walks import has_entries, map_levels
 from .errors import DepthError
 from .typing import BatchSize, DeviceType
 
-SelfT = TypeVar("SelfT", bound="ConversionMixin")
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
 
 ConvertTensors = bool | Literal["numpy"]
 
@@ -52,7 +54,7 @@ class ConversionMixin(Core):
 
     @classmethod
     def from_dict(
-        cls: type[SelfT],
+        cls,
         input_dict: Mapping[Any, Any] | Core,
         *,
         auto_batch_size: bool | None = None,
@@ -60,7 +62,7 @@ class ConversionMixin(Core):
         device: DeviceType | None = None,
         batch_dims: int | None = None,
         names: Sequence[str | None] | None = None,
-    ) -> SelfT:
+    ) -> Self:
         """Convert a mapping to a collection; see :func:`td_core.from_dict`.
 
         >>> TensorDict.from_dict({"a": torch.zeros(3, 2)}, batch_dims=1).batch_size
@@ -148,11 +150,7 @@ class ConversionMixin(Core):
                         out[key] = below = dict(child._schema.list_entries(child))
                         todo.append(below)
                     continue
-                value = child._unwrap() if isinstance(child, Core) else child
-                if isinstance(value, Tensor) and convert_tensors:
-                    value = _convert_tree(self, value, convert_tensors)
-                if isinstance(value, LinkedList):
-                    value = child.tolist()
+                value = _convert_value(self, child, convert_tensors)
                 if value is not None or retain_none:
                     out[key] = value
                 else:
@@ -366,6 +364,14 @@ def _make_container(entries: dict[str, Any]) -> Any:
         # from_pytree does not store the default_factory.
         return cls(None, pairs) if issubclass(cls, defaultdict) else cls(pairs)
     return cls(**entries) if hasattr(cls, "_fields") else cls(entries.values())
+
+
+def _convert_value(root: Core, child: Any, convert_tensors: ConvertTensors) -> Any:
+    """Convert a value node, or a plain value that a kind lists among its entries, for ``to_dict``."""
+    value = child._unwrap() if isinstance(child, Core) else child
+    if isinstance(value, Tensor) and convert_tensors:
+        return _convert_tree(root, value, convert_tensors)
+    return child.tolist() if isinstance(value, LinkedList) else value
 
 
 def _convert_tree(root: Core, leaf: Tensor, form: ConvertTensors) -> Any:

@@ -48,10 +48,11 @@ def refuse_repeated(name: str | None, members: Iterable[Any]) -> None:
         return
     check_names([name], 1)
     for node in walk(*members):
-        if name in (node._names or ()):
+        names = node._names or ()
+        if name in names:
             raise DimNamesError(
                 f"the stack dim cannot be named {name!r}: a member, or a level below one, has the names "
-                f"{list(node._names)}, and dim names must be unique"
+                f"{list(names)}, and dim names must be unique"
             )
 
 

@@ -18,9 +18,10 @@ from typing import Any
 
 from . import kinds
 from ._collection import show_path
+from ._decoding import decode
 from ._inspection import Tree
 from ._keys import unravel_key_to_tuple
-from ._nodes import Encoded, decode, sort_topologically
+from ._nodes import Encoded, sort_topologically
 from ._value_codec import join, split
 from .errors import CodecError, FormatError, KeyPathError, MissingPluginError
 from .typing import NestedKey

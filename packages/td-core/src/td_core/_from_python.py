@@ -237,13 +237,7 @@ def from_list(
     >>> from_list([{"a": 1}, {"a": 2}])["a"]
     tensor([1, 2])
     """
-    items: list[Any] = []
-    for i, item in enumerate(input):
-        if not isinstance(item, (Mapping, Core)):
-            raise TypeError(f"from_list takes mappings and collections; item {i} is a {type(item).__name__}")
-        if not isinstance(item, Core):
-            item = _build(item, None, None, None, False, None)
-        items.append(item if device is None else item.to(device))
+    items = [_make_item(item, i, device) for i, item in enumerate(input)]
     if not items:
         raise StructureError("from_list needs at least one item, got an empty list")
     _check_one_given(batch_size, batch_dims)
@@ -259,6 +253,17 @@ def from_list(
     if names is not None:
         result.names = names
     return result
+
+
+def _make_item(item: Any, position: int, device: DeviceType | None) -> Any:
+    """Convert an item of a list to a collection on a device."""
+    if not isinstance(item, (Mapping, Core)):
+        raise TypeError(
+            f"from_list takes mappings and collections; item {position} is a {type(item).__name__}"
+        )
+    if not isinstance(item, Core):
+        item = _build(item, None, None, None, False, None)
+    return item if device is None else item.to(device)
 
 
 def fromkeys(keys: Iterable[NestedKey], value: Any = 0) -> Any:

@@ -8,7 +8,7 @@ member. A shape plan that keeps the stack dim runs on the members, any other pla
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -43,7 +43,8 @@ from ._walks import visit
 from .errors import BatchSizeError, CollectionIndexError, StructureError
 from .typing import NO_DEFAULT, BatchSize, DeviceType, Names, NestedKey, NoDefault
 
-SelfT = TypeVar("SelfT", bound="LazyStackedTensorDict")
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 class LazyStackedTensorDict(LazyStackOps):
@@ -307,12 +308,12 @@ class LazyStackedTensorDict(LazyStackOps):
         members = self._members
         if not members:
             raise KeyError(key)
-        entries = [member._get_child(key) for member in members]
+        entries: list[Any] = [member._get_child(key) for member in members]
         first, dim = entries[0], self._stack_dim
         if isinstance(first, Tensor):
             try:
                 # Hot path: torch parses the call faster without a dim argument.
-                value: Child = torch.stack(entries, dim) if dim else torch.stack(entries)
+                value: Any = torch.stack(entries, dim) if dim else torch.stack(entries)
             except (RuntimeError, TypeError) as error:
                 raise make_ragged_error(key, entries, error) from error
         elif any(isinstance(entry, Tensor) for entry in entries):
@@ -330,7 +331,7 @@ class LazyStackedTensorDict(LazyStackOps):
         members = self._members
         if not members or any(key not in member._children() for member in members):
             raise KeyError(key)
-        first = members[0]._peek_child(key)
+        first: Child = members[0]._peek_child(key)
         if isinstance(first, Tensor):
             return first
         entries = [first, *[member._peek_child(key) for member in members[1:]]]
@@ -413,7 +414,7 @@ class LazyStackedTensorDict(LazyStackOps):
             member._del_child(key)
 
     def _with_children(
-        self: SelfT,
+        self,
         children: Mapping[str, Child],
         *,
         batch_size: torch.Size | None = None,
@@ -471,10 +472,10 @@ class LazyStackedTensorDict(LazyStackOps):
         for member, part in zip(self._members, parts):
             member._flatten_other(part, out, path)
 
-    def _map(self: SelfT, fn: Callable[[Tensor], Tensor]) -> SelfT:
+    def _map(self, fn: Callable[[Tensor], Tensor]) -> Self:
         return self._with_members([member._map(fn) for member in self._members])
 
-    def _clone_leaves(self: SelfT) -> SelfT:
+    def _clone_leaves(self) -> Self:
         return self._with_members([member._clone_leaves() for member in self._members])
 
     def _transform(self, plan: Any) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -22,7 +22,8 @@ from ._repr import PrintedLeaf, PrintedMembers, PrintedNode, describe_leaf
 from ._walks import has_entries, list_holders, map_levels
 from .errors import BatchSizeError, StructureError
 
-SelfT = TypeVar("SelfT", bound="LazyStackOps")
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 class LazyStackOps(TensorDictBase):
@@ -37,7 +38,7 @@ class LazyStackOps(TensorDictBase):
     _stack_dim: int
     _stack_dim_name: str | None
     _hook_in: Callable[[Any], Any] | None
-    _hook_out: Callable[[Any], Any] | None
+    _hook_out: Callable[[Child], Child] | None
     _empty_size: torch.Size
     _empty_device: torch.device | None
 
@@ -58,7 +59,7 @@ class LazyStackOps(TensorDictBase):
         self._locked = False
         self._lock_parents = self._backends = self._undo = None
 
-    def _with_members(self: SelfT, members: Sequence[Any], stack_dim: int | None = None) -> SelfT:
+    def _with_members(self, members: Sequence[Any], stack_dim: int | None = None) -> Self:
         """Build a stack of other members, with the dim name and hooks of this one."""
         stack = object.__new__(type(self))
         dim = self._stack_dim if stack_dim is None else stack_dim

@@ -25,13 +25,12 @@ from torch import Tensor
 
 from ._buffers import as_memory
 from ._collection import Child, Core, show_path
-from ._device_labels import fix_decoded_devices
 from ._public_names import set_module
 from ._walks import expand
-from .errors import FormatError, MissingPluginError, PluginError, StructureError, TensorDictError
+from .errors import PluginError, StructureError, TensorDictError
 
 __all__ = [
-    "KINDS", "Encoded", "Layout", "NodeKind", "NodeKinds", "Record", "decode", "encode", "sort_topologically",
+    "KINDS", "Encoded", "Layout", "NodeKind", "NodeKinds", "Record", "encode", "sort_topologically",
 ]  # fmt: skip
 
 
@@ -286,6 +285,9 @@ def _check_kind(kind: NodeKind) -> None:
 
 KINDS = NodeKinds()
 
+#: Function from a node, its record and the row of its parent to the record that a format stores, or to None.
+Convert = Callable[[Any, Record, dict[str, Any]], "Record | None"]
+
 
 class _ReducedClass:
     """Object that pickles as the reduced form of a class."""
@@ -376,7 +378,7 @@ def encode(
     *,
     shared: bool = False,
     format_name: str = "",
-    convert: Callable[[Any, Record, dict[str, Any]], Record | None] | None = None,
+    convert: Convert | None = None,
     in_memory: bool = False,
 ) -> Encoded:
     """Encode a tree of any depth as a flat table.
@@ -406,24 +408,13 @@ def encode(
         position, above = todo.pop()
         node = objects[position]
         kind = KINDS.of(node)
-        form = format_name if format_name in kind.layouts else ""
-        record = kind.layouts[form].flatten(node) if form else kind.flatten(node)
-        if form and convert is not None and isinstance(record, Record):
-            converted = convert(node, record, above)
-            record, form = (kind.flatten(node), "") if converted is None else (converted, form)
+        form, record = _flatten(node, kind, format_name, convert, above)
         if not isinstance(record, Record):
             # record_of() raises an error with the key path.
             record = kind.record_of(node, form, get_key_path(nodes, position))
         row = nodes[position]
-        row.update(kind=kind.tag, meta=record.meta, entries=[], members=[])
-        if form:
-            row["format"] = form
-        row["values"] = [[name, number] for number, name in enumerate(record.values, len(values))]
+        row.update(_make_row(node, kind, form, record, len(values)))
         values += record.values.values()
-        if kind.tag in KINDS.providers:
-            row["from"] = KINDS.providers[kind.tag]
-        if type(node) is not kind.type:
-            row["class"] = get_class_name(type(node))
         if kind.with_class or type(node) is not kind.type:
             classes[position] = type(node)
         if shared and (held := kind.attributes_of(node)):
@@ -437,20 +428,53 @@ def encode(
                     place.append([key, known[id(child)]])
                     ordered = ordered and known[id(child)] > position
                 else:
-                    if shared:
-                        known[id(child)] = len(nodes)
+                    known[id(child)] = len(nodes)
                     objects.append(child)
                     place.append([key, len(nodes)])
                     todo.append((len(nodes), row))
                     nodes.append({})
-    if not ordered:
-        order = sort_topologically(nodes)
-        classes = {new: classes[old] for new, old in enumerate(order) if old in classes}
-        attributes = {new: attributes[old] for new, old in enumerate(order) if old in attributes}
-        nodes, objects = [nodes[old] for old in order], [objects[old] for old in order]
     if in_memory:
         leaves = as_memory(leaves)
-    return Encoded(nodes, leaves, values, classes, attributes, objects)
+    encoded = Encoded(nodes, leaves, values, classes, attributes, objects)
+    if not ordered:
+        _put_parents_first(encoded)
+    return encoded
+
+
+def _make_row(node: Core, kind: NodeKind, form: str, record: Record, first_value: int) -> dict[str, Any]:
+    """Return the row of a node without its entries and members; its first value gets the position ``first_value``."""
+    row: dict[str, Any] = {"kind": kind.tag, "meta": record.meta, "entries": [], "members": []}
+    if form:
+        row["format"] = form
+    row["values"] = [[name, number] for number, name in enumerate(record.values, first_value)]
+    if kind.tag in KINDS.providers:
+        row["from"] = KINDS.providers[kind.tag]
+    if type(node) is not kind.type:
+        row["class"] = get_class_name(type(node))
+    return row
+
+
+def _put_parents_first(encoded: Encoded) -> None:
+    """Sort the nodes so that parents precede children."""
+    order = sort_topologically(encoded.nodes)
+    encoded.nodes = [encoded.nodes[old] for old in order]
+    encoded.objects = [encoded.objects[old] for old in order]
+    classes, attributes = encoded.classes, encoded.attributes
+    encoded.classes = {new: classes[old] for new, old in enumerate(order) if old in classes}
+    encoded.attributes = {new: attributes[old] for new, old in enumerate(order) if old in attributes}
+
+
+def _flatten(
+    node: Core, kind: NodeKind, format_name: str, convert: Convert | None, above: dict[str, Any]
+) -> tuple[str, Record]:
+    """Flatten a node with the layout of a format, or without one; return the name of the layout and the record."""
+    if format_name not in kind.layouts:
+        return "", kind.flatten(node)
+    record = kind.layouts[format_name].flatten(node)
+    if convert is None or not isinstance(record, Record):
+        return format_name, record
+    converted = convert(node, record, above)
+    return ("", kind.flatten(node)) if converted is None else (format_name, converted)
 
 
 def sort_topologically(rows: list[dict[str, Any]]) -> list[int]:
@@ -471,129 +495,6 @@ def sort_topologically(rows: list[dict[str, Any]]) -> list[int]:
         for group in ("entries", "members"):
             row[group] = [[key, places[ref] if isinstance(ref, int) else ref] for key, ref in row[group]]
     return order
-
-
-def decode(encoded: Encoded, *, named: type | None = None, fix_devices: bool = False) -> Any:
-    """Decode a tree; the inverse of :func:`encode`.
-
-    Args:
-        encoded: the table.
-        named: the class that the caller expects; it replaces a class of the root that was moved to another module.
-        fix_devices: correct the devices of nodes, if leaves were loaded on other devices.
-
-    Raises:
-        FormatError: the table is damaged, the kind of a node is not registered, or a node cannot be unflattened.
-        MissingPluginError: a kind belongs to a package that is not installed; the message names it.
-
-    >>> decode(encode(TensorDict({"a": 1})))["a"]
-    tensor(1)
-    """
-    result = decode_all(encoded, named=user_class(named))[0]
-    return fix_decoded_devices(result, encoded.nodes, encoded.leaves) if fix_devices else result
-
-
-def decode_all(
-    encoded: Encoded, made: Mapping[int, Core] | None = None, named: type | None = None
-) -> list[Any]:
-    """Decode all nodes except those in ``made``, by position. ``named`` replaces a class of the root that was moved."""
-    if not encoded.nodes:
-        raise FormatError("an encoded tree has at least one node; there is none")
-    if not isinstance(encoded.nodes, (list, tuple)):
-        raise FormatError(f"the nodes of an encoded tree are a list; got a {type(encoded.nodes).__name__}")
-    if not all(issubclass(cls, Tensor) for cls in {*map(type, encoded.leaves)}):
-        place = next(i for i, leaf in enumerate(encoded.leaves) if not isinstance(leaf, Tensor))
-        raise FormatError(
-            f"{_format_place(encoded.nodes, [place])} of the encoded tree is a tensor; got {encoded.leaves[place]!r:.100}"
-        )
-    nodes: list[Any] = [None] * len(encoded.nodes)
-    declared: list[type | None] | None = None
-    # Children follow their parent, so a walk from the end decodes every child first.
-    for position in range(len(encoded.nodes) - 1, -1, -1):
-        if made and position in made:
-            nodes[position] = made[position]
-            continue
-        row = encoded.nodes[position]
-        try:
-            groups: list[dict[str, Any]] = [
-                {
-                    key: encoded.leaves[ref[0]] if isinstance(ref, list) else _later(nodes, ref, position)
-                    for key, ref in row[group]
-                }
-                for group in ("entries", "members")
-            ]
-            values = {name: encoded.values[ref] for name, ref in row["values"]}
-            tag, meta = row["kind"], row["meta"]
-            _check_row(row, [*groups, values])
-        except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
-            raise FormatError(f"node {position} of the encoded tree is damaged: {error!r}") from error
-        cls: Any = encoded.classes.get(position)
-        if cls is None and not _is_known(row):
-            declared = declared or _list_declared_classes(encoded.nodes, named)
-            cls = _find_moved_class(row, declared[position])
-        if cls is None and (type(tag) is not str or tag not in KINDS):
-            shown = _format_place(encoded.nodes, position)
-            missing = MissingPluginError.of_writer(f"{shown}, of the kind {tag!r},", row.get("from"))
-            raise missing or FormatError(
-                f"{shown} is of the kind {tag!r}, which no installed package provides"
-            )
-        kind = KINDS[tag] if cls is None else KINDS.of(cls)
-        if cls is None and "class" in row:
-            cls = find_subclass(kind.type, row["class"])
-        try:
-            nodes[position] = kind.node_of(Record(meta, groups[0], groups[1], values, cls=cls))
-        except TensorDictError:
-            raise
-        except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
-            writer = f", written by {row['from']!r}," if "from" in row else ""
-            raise FormatError(
-                f"{_format_place(encoded.nodes, position)}, of the kind {tag!r}{writer} cannot be put together: {error!r}"
-            ) from error
-    for position, attributes in encoded.attributes.items():
-        try:
-            KINDS.set_attributes(nodes[position], attributes)
-        except (LookupError, TypeError, ValueError, AttributeError) as error:
-            raise FormatError(f"the attributes of node {position} cannot be set: {error!r}") from error
-    return nodes
-
-
-def _is_known(row: Any) -> bool:
-    """Return True if this process has defined the class that a row of an encoded tree names."""
-    tag = row["kind"]
-    if type(tag) is not str or tag not in KINDS:
-        return False
-    return "class" not in row or find_subclass(KINDS[tag].type, row["class"]) is not None
-
-
-def _find_moved_class(row: Any, cls: type | None) -> type | None:
-    """Return the declared class ``cls`` if it can replace the stored class of a node, which is not defined; else None."""
-    if cls is None or "from" in row:
-        return None
-    kind = KINDS.get(row["kind"]) if type(row["kind"]) is str else None
-    fits = KINDS.of(cls).with_class if kind is None else issubclass(cls, kind.type)
-    return cls if fits else None
-
-
-def _list_declared_classes(rows: Any, named: type | None) -> list[type | None]:
-    """List the declared class of each node: ``named`` for the root, or what the schema of its parent declares."""
-    classes: list[type | None] = [named, *[None] * (len(rows) - 1)]
-    owners: list[Any] = [None] * len(rows)
-    # Ignore damaged rows here; decode_all raises the error for them.
-    with contextlib.suppress(LookupError, TypeError, ValueError, AttributeError):
-        for position, row in enumerate(rows):
-            tag = row["kind"]
-            kind = KINDS.get(tag) if type(tag) is str else None
-            owner: Any = owners[position] or classes[position]
-            if kind is not None:
-                own = find_subclass(kind.type, row["class"]) if "class" in row else kind.type
-                owner = user_class(own or kind.type) or owner
-            for key, ref in row["entries"]:
-                if isinstance(ref, int) and owner is not None:
-                    classes[ref] = owner._schema.find_class(key)
-            for _, ref in row["members"]:
-                owners[ref] = owner
-                # Members of a lazy stack have its declared class.
-                classes[ref] = classes[position] if kind is not None and not kind.with_class else None
-    return classes
 
 
 def user_class(cls: type | None) -> type | None:
@@ -668,27 +569,3 @@ def get_key_path(rows: list[dict[str, Any]], position: int | list[int]) -> tuple
         key, position = above[0]
         path = (key, *path)
     return path
-
-
-def _format_place(rows: list[dict[str, Any]], position: int | list[int]) -> str:
-    """Format the key path of a node or leaf, or its position in the table if the rows of its parents are damaged."""
-    with contextlib.suppress(LookupError, TypeError, ValueError, AttributeError):
-        return show_path(get_key_path(rows, position))
-    return f"leaf {position[0]}" if isinstance(position, list) else f"node {position}"
-
-
-def _check_row(row: Any, groups: list[dict[str, Any]]) -> None:
-    """Raise ValueError for a repeated key or a negative position, and TypeError for a key that is not a string."""
-    for name, group in zip(("entries", "members", "values"), groups, strict=True):
-        if len(group) != len(row[name]):
-            raise ValueError(f"a key is repeated in its {name}")
-        if not {*map(type, group)} <= {str}:
-            raise TypeError(f"not all keys of its {name} are strings")
-        if any((ref[0] if isinstance(ref, list) else ref) < 0 for _, ref in row[name]):
-            raise ValueError(f"a place in its {name} is negative")
-
-
-def _later(nodes: list[Any], ref: int, position: int) -> Any:
-    if not position < ref < len(nodes):
-        raise ValueError(f"child {ref} of node {position}")
-    return nodes[ref]

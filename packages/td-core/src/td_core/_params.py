@@ -11,7 +11,7 @@ import functools
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -41,7 +41,9 @@ from ._wrapper import Wrapper
 from .errors import FormatError, StructureError
 from .typing import NO_DEFAULT, Names, NestedKey, NoDefault
 
-SelfT = TypeVar("SelfT", bound="TensorDictParams")
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
 MethodT = TypeVar("MethodT", bound=Callable[..., Any])
 
 
@@ -249,7 +251,7 @@ class TensorDictParams(Wrapper, TensorDictBase, nn.Module):  # type: ignore[misc
         return f"{type(self).__name__}(params={self._tensordict!r})"
 
     def _inner(self) -> Core:
-        return self._tensordict._inner()  # type: ignore[no-any-return]
+        return self._tensordict._inner()
 
     def __getitem__(self, index: Any) -> Any:
         """Return an entry by key, or index the batch dims, which returns a plain collection."""
@@ -281,7 +283,8 @@ class TensorDictParams(Wrapper, TensorDictBase, nn.Module):  # type: ignore[misc
         self._tensordict._set_child(key, self._adopt(key, value))
 
     def _add_child(self, key: str, value: Core) -> Child:
-        return self._tensordict._add_child(key, self._adopt(key, value))
+        adopted: Any = self._adopt(key, value)
+        return self._tensordict._add_child(key, adopted)
 
     def _get_writable(self, key: str) -> Child:
         result = self._tensordict._get_child(key)
@@ -320,8 +323,8 @@ class TensorDictParams(Wrapper, TensorDictBase, nn.Module):  # type: ignore[misc
                     node._set_child(path[-1], kept)
 
     def update(
-        self: SelfT, input_dict_or_td: Any = None, clone: bool = False, inplace: bool = False, **kwargs: Any
-    ) -> SelfT:
+        self, input_dict_or_td: Any = None, clone: bool = False, inplace: bool = False, **kwargs: Any
+    ) -> Self:
         """Store the entries of another collection or mapping; see :meth:`TensorCollection.update`."""
         # Copies of parameters become parameters, which must be autograd leaves; in-place writes follow autograd's rules.
         with (
@@ -342,7 +345,7 @@ class TensorDictParams(Wrapper, TensorDictBase, nn.Module):  # type: ignore[misc
         """Return a plain collection: results of operations on parameters are not parameters."""
         return self._tensordict._with_children(children, batch_size=batch_size, device=device, names=names)
 
-    def _shallow_copy(self: SelfT) -> SelfT:
+    def _shallow_copy(self) -> Self:
         return self._from_inner(self._tensordict._shallow_copy())
 
     def _map(self, fn: Callable[[Tensor], Tensor]) -> Any:
@@ -374,7 +377,7 @@ class TensorDictParams(Wrapper, TensorDictBase, nn.Module):  # type: ignore[misc
     zero_ = _disable_grad(TensorDictBase.zero_)
     apply_ = _disable_grad(TensorDictBase.apply_)
 
-    def clone(self: SelfT, recurse: bool = True, **kwargs: Any) -> Any:
+    def clone(self, recurse: bool = True, **kwargs: Any) -> Any:
         """Copy the parameters; with ``recurse=False`` return a new collection of the same parameters.
 
         >>> type(TensorDictParams(TensorDict({"w": torch.zeros(2)})).clone()).__name__
@@ -384,13 +387,13 @@ class TensorDictParams(Wrapper, TensorDictBase, nn.Module):  # type: ignore[misc
             self._map(functools.partial(copy_leaf, **kwargs)) if recurse else super().clone(False, **kwargs)
         )
 
-    def __copy__(self: SelfT) -> Any:
+    def __copy__(self) -> Any:
         """Return a new collection of the same parameters."""
         copied = super().__copy__()
         copied.training = self.training
         return copied
 
-    def to(self: SelfT, *args: Any, **kwargs: Any) -> Any:
+    def to(self, *args: Any, **kwargs: Any) -> Any:
         """Move or cast the parameters, as ``TensorDict.to``; tied parameters stay tied."""
         inner, old = self._tensordict, self._tensordict._leaves()
         moved = inner.to(*args, **kwargs)
@@ -400,7 +403,7 @@ class TensorDictParams(Wrapper, TensorDictBase, nn.Module):  # type: ignore[misc
             write_moved_back(inner, self._rebuild_module(inner, old)._tensordict)
         return self
 
-    def _rebuild_module(self: SelfT, inner: Any, old: list[Tensor]) -> Any:
+    def _rebuild_module(self, inner: Any, old: list[Tensor]) -> Any:
         """Build a module from converted leaves, each in the role of its leaf in ``old``; tied leaves stay tied."""
         likes = iter(old)
         made: dict[Any, Tensor] = {}
@@ -421,7 +424,7 @@ class TensorDictParams(Wrapper, TensorDictBase, nn.Module):  # type: ignore[misc
         except StopIteration:
             raise concurrent_change_error(self) from None
 
-    def _from_inner(self: SelfT, inner: Any) -> SelfT:
+    def _from_inner(self, inner: Any) -> Self:
         """Build a module of this class around a collection of parameters."""
         module = type(self)({}, no_convert=True)
         # Do not convert: tensors that temporarily replace parameters must stay.
@@ -430,7 +433,7 @@ class TensorDictParams(Wrapper, TensorDictBase, nn.Module):  # type: ignore[misc
         object.__setattr__(module, "_get_hooks", list(self._get_hooks))
         return module
 
-    def _apply(self: SelfT, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> SelfT:
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Move or cast the parameters in place; ``nn.Module.to`` calls this."""
         with torch.no_grad():
             for leaf in self._tensordict._leaves():
@@ -521,12 +524,12 @@ class TensorDictParams(Wrapper, TensorDictBase, nn.Module):  # type: ignore[misc
         return state
 
     def load_state_dict(
-        self: SelfT,
+        self,
         state_dict: Any,
         strict: bool = True,
         assign: bool = False,
         from_flatten: bool | None = None,
-    ) -> SelfT:
+    ) -> Self:
         """Copy a state dict into the leaves, in place; see :meth:`TensorCollection.load_state_dict`.
 
         With ``assign``, as in a module, parameters and buffers keep their roles, and frozen parameters stay frozen.
@@ -561,7 +564,7 @@ def _refuse_lazy_stacks(root: Any) -> None:
         )
 
 
-def _adopt_entry(value: Any, held: Any, converts: bool) -> Any:
+def _adopt_entry(value: Child, held: Child | None, converts: bool) -> Child:
     """Convert a leaf or node for storage in place of ``held``; tied leaves stay tied."""
     if isinstance(value, Tensor):
         return adopt(value, held, converts)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from copy import deepcopy
 from functools import partial
 from itertools import chain
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -18,15 +18,18 @@ from torch.nn import Parameter
 
 from ._buffers import Leaves
 from ._collection import Core, add_key_note
+from ._decoding import decode, decode_all
 from ._device_labels import fix_decoded_devices
 from ._foreach import PLAIN
 from ._nested_components import get_parts, make_jagged
-from ._nodes import KINDS, Encoded, decode, decode_all, encode, get_key_path
+from ._nodes import KINDS, Encoded, encode, get_key_path
 from ._public_names import set_module
 from ._storage_backends import get_backends
 from ._torch_private import get_cached_seqlens, get_ragged_dim
 
-SelfT = TypeVar("SelfT", bound="PickleMixin")
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
 
 #: The layouts whose tensors have a working ``__deepcopy__``.
 _DEEP = frozenset({torch.strided, torch.jagged, torch.sparse_coo})
@@ -117,21 +120,29 @@ def copy_plain(leaves: list[Tensor], memo: dict[int, Any]) -> None:
             if leaf.is_leaf and leaf.grad is None and not leaf.__dict__:
                 memo[id(leaf)] = leaf.detach().clone().requires_grad_(leaf.requires_grad)
             continue
-        if leaf.requires_grad or leaf.layout is not torch.strided:
-            continue
-        if (leaf.is_cpu or leaf.is_cuda) and not leaf.is_quantized and leaf.is_contiguous():
+        if _has_only_elements(leaf):
             storage = leaf.untyped_storage()
-            whole = storage.nbytes() == leaf.nbytes and not (leaf.is_conj() or leaf.is_neg())
-            more = leaf.grad is not None or leaf.__dict__
-            if whole and not more and id(leaf) not in memo and id(storage) not in memo:
-                try:
-                    copied = leaf.clone()
-                except NotImplementedError:
-                    continue  # clone() does not support integers of less than a byte; deepcopy copies the storage
-                memo[id(leaf)] = copied
-                memo[id(storage)] = copied.untyped_storage()
-                # Keep the storage alive, as deepcopy does: a freed object's id in the memo could be reused.
-                memo.setdefault(id(memo), []).append(storage)
+            if id(leaf) in memo or id(storage) in memo:
+                continue
+            try:
+                copied = leaf.clone()
+            except NotImplementedError:
+                continue  # clone() does not support integers of less than a byte; deepcopy copies the storage
+            memo[id(leaf)] = copied
+            memo[id(storage)] = copied.untyped_storage()
+            # Keep the storage alive, as deepcopy does: a freed object's id in the memo could be reused.
+            memo.setdefault(id(memo), []).append(storage)
+
+
+def _has_only_elements(leaf: Tensor) -> bool:
+    """Return True if a plain tensor has no state that its clone would lack, and fills its storage."""
+    if leaf.requires_grad or leaf.grad is not None or leaf.__dict__:
+        return False
+    if leaf.layout is not torch.strided or not (leaf.is_cpu or leaf.is_cuda):
+        return False
+    if leaf.is_quantized or leaf.is_conj() or leaf.is_neg() or not leaf.is_contiguous():
+        return False
+    return leaf.untyped_storage().nbytes() == leaf.nbytes
 
 
 _foreign: Callable[[type, Any], Any] | None = None
@@ -210,7 +221,7 @@ class PickleMixin(Core):
                 KINDS.set_attributes(copied[position], deepcopy(attributes, memo))
         return copied[0]
 
-    def __copy__(self: SelfT) -> SelfT:
+    def __copy__(self) -> Self:
         """Return a shallow copy: new nodes, the same leaves."""
         copied = self._shallow_copy()
         if attributes := KINDS.attributes_of(self):

@@ -156,10 +156,7 @@ def infer_batch_size(children: list[Any], sizes: tuple[Any, ...]) -> torch.Size:
             # A Jacobian replaces leaves by collections with different batch sizes, and vmap with out_dims=-1 adds its dim
             # after the others, so use only the leading dims that all children share.
             others = {position for position, _ in empty}
-            for i, other in enumerate(children):
-                shape = _get_shape(other)
-                if shape is not None and shape[: len(batch_size)] != batch_size and i not in others:
-                    batch_size = _find_common_prefix(batch_size, shape)
+            batch_size = _shorten_to_shared(batch_size, children, others)
     if empty:
         leaf = None if isinstance(source, torch.Size) else _leaf_of(children[source[0]])
         hidden = None
@@ -186,6 +183,15 @@ def _get_shape(child: Any) -> tuple[Any, ...] | None:
     if isinstance(child, Core):
         return child.batch_size
     return get_display_shape(child) if isinstance(child, Tensor) else None
+
+
+def _shorten_to_shared(batch_size: torch.Size, children: list[Any], without_leaves: set[int]) -> torch.Size:
+    """Return the leading dims of ``batch_size`` that all children share, except those without leaves."""
+    for i, child in enumerate(children):
+        shape = _get_shape(child)
+        if shape is not None and shape[: len(batch_size)] != batch_size and i not in without_leaves:
+            batch_size = _find_common_prefix(batch_size, shape)
+    return batch_size
 
 
 def _find_common_prefix(first: torch.Size, second: tuple[Any, ...]) -> torch.Size:

@@ -56,12 +56,13 @@ def list_distinct_members(members: Sequence[Core]) -> list[Any]:
 
 def fill_gaps(key: str, members: Sequence[Core]) -> list[Tensor]:
     """Return the entry of each member under a key, with empty tensors for members that lack it."""
-    results = [member._children().get(key) for member in members]
+    results: list[Any] = [member._children().get(key) for member in members]
     first = next((child for child in results if child is not None), None)
     if first is None:
         raise concurrent_change_error(members[0])
     if not isinstance(first, Tensor) or not first.ndim:
         check_no_hidden_keys([member._children().keys() for member in members])
+        raise concurrent_change_error(members[0])
     gap = first.new_empty((0, *first.shape[1:]))
     return [gap if child is None else child for child in results]
 
@@ -156,10 +157,11 @@ def make_padded_tensor(
         # Faster: pad_sequence fills one tensor; pad() would copy each leaf before stack() copies it again.
         return torch.nn.utils.rnn.pad_sequence(leaves, batch_first=True, padding_value=value)
     shape = [max(sizes) for sizes in zip(*[leaf.shape for leaf in leaves])]
-    padded = []
-    for leaf in leaves:
-        amounts: list[int] = []
-        for size, full in zip(reversed(leaf.shape), reversed(shape)):
-            amounts += [full - size, 0] if side == "left" else [0, full - size]
-        padded.append(torch.nn.functional.pad(leaf, amounts, value=value) if any(amounts) else leaf)
-    return torch.stack(padded, dim)
+    return torch.stack([_pad_to(leaf, shape, value, side) for leaf in leaves], dim)
+
+
+def _pad_to(leaf: Tensor, shape: list[int], value: float, side: str) -> Tensor:
+    amounts: list[int] = []
+    for size, full in zip(reversed(leaf.shape), reversed(shape)):
+        amounts += [full - size, 0] if side == "left" else [0, full - size]
+    return torch.nn.functional.pad(leaf, amounts, value=value) if any(amounts) else leaf

@@ -108,7 +108,7 @@ class ReprMixin(Core):
     def _print_entry(self) -> str | None:
         """Return the text to print for this node inside its parent, or None to print its entries."""
         leaf = self._as_leaf()
-        return None if leaf is self else f"{SHORT_NAMES[leaf.dtype]}{list(leaf.shape)}"
+        return None if not isinstance(leaf, Tensor) else f"{SHORT_NAMES[leaf.dtype]}{list(leaf.shape)}"
 
     def _print_node(self) -> PrintedNode:
         """Return what is printed of this node."""

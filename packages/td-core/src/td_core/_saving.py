@@ -16,6 +16,8 @@ from .plugins.memmap_methods import MemmapOptions
 from .typing import NestedKey
 
 if TYPE_CHECKING:
+    from typing_extensions import Self
+
     from ._inspection import Report, Tree
 
 __all__ = ["SaveMixin", "append", "create", "inspect", "load", "open", "save", "verify"]
@@ -242,13 +244,13 @@ class SaveMixin(Core):
 
     @shows(MemmapOptions, more=True)
     def save(
-        self: SelfT,
+        self,
         prefix: Location | None = None,
         copy_existing: bool = False,
         *,
         format: str | None = None,
         **options: Any,
-    ) -> SelfT:
+    ) -> Self:
         """Save the collection at ``prefix``; see :func:`td_core.save`.
 
         The options are those of :meth:`memmap` and those of the format. Options of :meth:`memmap` that the format lacks are
@@ -261,46 +263,44 @@ class SaveMixin(Core):
             value = options.get(item.name, item.default)
             if value is None or (value == item.default and known is not None and item.name not in known):
                 options.pop(item.name, None)
-        saved: SelfT = save(self, prefix, format=format, **options)
+        saved: Self = save(self, prefix, format=format, **options)
         return saved
 
     dumps = save
 
     @classmethod
-    def load(
-        cls: type[SelfT], prefix: Location, *args: Any, format: str | None = None, **kwargs: Any
-    ) -> SelfT:
+    def load(cls, prefix: Location, *args: Any, format: str | None = None, **kwargs: Any) -> Self:
         """Load the collection saved at ``prefix``; see :func:`td_core.load`.
 
         The options ``device`` and ``non_blocking`` can be passed by position. A class with declared entries returns an instance
         of itself, whatever class was saved.
         """
         options = _bind_options(args, kwargs, ("device", "non_blocking"))
-        loaded: SelfT = _load(cls, prefix, format, options)
+        loaded: Self = _load(cls, prefix, format, options)
         return loaded
 
     @classmethod
     def open(
-        cls: type[SelfT],
+        cls,
         path: Location,
         *,
         mode: str = "r",
         keys: Iterable[NestedKey] | None = None,
         format: str | None = None,
         **options: Any,
-    ) -> SelfT:
+    ) -> Self:
         """Open the collection saved at ``path``, without reading its leaves; see :func:`td_core.open`.
 
         A class with declared entries returns an instance of itself, whatever class was saved.
         """
-        opened: SelfT = as_named(
+        opened: Self = as_named(
             cls,
             open(path, mode=mode, keys=keys, format=format, **options),
             f"what is saved at {show_location(path)}",
         )
         return opened
 
-    def load_(self: SelfT, prefix: Location, *args: Any, format: str | None = None, **kwargs: Any) -> SelfT:
+    def load_(self, prefix: Location, *args: Any, format: str | None = None, **kwargs: Any) -> Self:
         """Copy the save at ``prefix`` into this collection, in place; raises as :func:`td_core.load`.
 
         The option ``robust_key`` can be passed by position.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import torch
 from torch import Tensor
@@ -46,6 +46,9 @@ from ._pytree import register_mapping, register_with_subclasses
 from ._walks import has_entries
 from .errors import KeyPathError, KeyTakenError, StructureError
 from .typing import NO_DEFAULT, BatchSize, DeviceType, Names, NestedKey, NoDefault
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 SelfT = TypeVar("SelfT", bound="TensorDict")
 _CLONE = make_op("clone", copy_leaf)
@@ -220,7 +223,7 @@ class TensorDict(TensorDictBase):
         return self._dict
 
     def _get_child(self, key: str) -> Child:
-        child: Any = self._dict.get(key, NO_DEFAULT)
+        child = self._dict.get(key, NO_DEFAULT)
         if child is NO_DEFAULT:  # another thread may have removed the key after it was listed
             raise KeyPathError(f"key {key!r} not found in {type(self).__name__}")
         return child
@@ -245,13 +248,13 @@ class TensorDict(TensorDictBase):
         del self._dict[key]
 
     def _with_children(
-        self: SelfT,
+        self,
         children: Mapping[str, Child],
         *,
         batch_size: torch.Size | None = None,
         device: torch.device | NoDefault | None = NO_DEFAULT,
         names: Names | NoDefault | None = NO_DEFAULT,
-    ) -> SelfT:
+    ) -> Self:
         return _make_node(
             type(self),
             dict(children),
@@ -263,7 +266,7 @@ class TensorDict(TensorDictBase):
     @overload
     def __getitem__(self, index: str | tuple[str, ...]) -> Any: ...
     @overload
-    def __getitem__(self: SelfT, index: Any) -> SelfT: ...
+    def __getitem__(self, index: Any) -> Self: ...
     def __getitem__(self, index: Any) -> Any:
         """Return an entry by key, or index all entries along the batch dims and return a collection."""
         if type(index) is str:
@@ -311,7 +314,7 @@ class TensorDict(TensorDictBase):
                 return args[0] if args else get_default(self, key)
         return super().get(key, *args, **kwargs)
 
-    def set_(self: SelfT, key: NestedKey, item: Any, *, non_blocking: bool = False) -> SelfT:
+    def set_(self, key: NestedKey, item: Any, *, non_blocking: bool = False) -> Self:
         """Copy a value into an existing entry, in place; see :meth:`TensorCollection.set_`.
 
         >>> TensorDict({"a": torch.zeros(2)}).set_("a", torch.ones(2))["a"]
@@ -360,7 +363,7 @@ class TensorDict(TensorDictBase):
         super()._set_path(key, value, prefix, non_blocking=non_blocking)
 
     def _flatten_leaves(self, out: list[Tensor]) -> Walked:
-        level = {**self._dict}
+        level: dict[str, Any] = {**self._dict}
         if PLAIN.issuperset(map(type, level.values())):
             out += level.values()
             return level
@@ -441,7 +444,8 @@ class TensorDict(TensorDictBase):
     ) -> Walked:
         if not isinstance(other, TensorDict):
             return super()._zip_leaves(other, left, right, values)
-        level, level_other = {**self._dict}, other._dict
+        level: dict[str, Any] = {**self._dict}
+        level_other = other._dict
         if PLAIN.issuperset(map(type, level.values())):
             beside: list[Any] = list(map(level_other.get, level))
             if len(level) == len(level_other) and PLAIN.issuperset(map(type, beside)):
@@ -485,7 +489,7 @@ class TensorDict(TensorDictBase):
         super()._zip_leaves(other, left, right, values)
         return None
 
-    def _unflatten(self: SelfT, leaves: Sequence[Tensor], treedef: Walked = None) -> SelfT:
+    def _unflatten(self, leaves: Sequence[Tensor], treedef: Walked = None) -> Self:
         if treedef is None:
             return super()._unflatten(leaves)
         if type(treedef) is dict:
@@ -510,7 +514,7 @@ class TensorDict(TensorDictBase):
                     level[key] = replace_leaves(child, provided)
         return root
 
-    def _shallow_copy(self: SelfT) -> SelfT:
+    def _shallow_copy(self) -> Self:
         root = _copy_node(self)
         todo = [root._dict]
         # By hand: the row `clone shallow` of benchmarks/ops.py.
@@ -526,7 +530,7 @@ class TensorDict(TensorDictBase):
                     level[key] = child._shallow_copy()
         return root
 
-    def _map(self: SelfT, fn: Callable[[Tensor], Tensor]) -> SelfT:
+    def _map(self, fn: Callable[[Tensor], Tensor]) -> Self:
         root = _copy_node(self)
         todo = [root._dict]
         while todo:
@@ -541,14 +545,14 @@ class TensorDict(TensorDictBase):
                     level[key] = child._map(fn)
         return root
 
-    def _clone_leaves(self: SelfT) -> SelfT:
+    def _clone_leaves(self) -> Self:
         leaves: list[Tensor] = []
         levels = self._flatten_leaves(leaves)
         if type(levels) is tuple:  # nodes of other kinds have their own _map
             return self._map(copy_leaf)
         return self._unflatten(foreach(_CLONE, leaves, plain=type(levels) is dict), levels)
 
-    def _transform(self: SelfT, plan: ShapePlan) -> SelfT:
+    def _transform(self, plan: ShapePlan) -> Self:
         leaf, lead, n, old = plan.leaf, plan.lead, plan.n, self._batch_size
         # Hot path: slicing and building a torch.Size dominate the time of a small operation, so avoid both.
         size = torch.Size(lead) if n == len(old) else torch.Size((*lead, *old[n:])) if lead else old[n:]
@@ -581,7 +585,7 @@ class TensorDict(TensorDictBase):
                 return root
             level = todo.pop()
 
-    def _transform_multi(self: SelfT, plan: Any) -> tuple[SelfT, ...]:
+    def _transform_multi(self, plan: Any) -> tuple[Self, ...]:
         leaf = plan.leaf
         roots = self._make_empty_parts(plan)
         todo = [(self._dict, [root._dict for root in roots])]
@@ -606,7 +610,7 @@ class TensorDict(TensorDictBase):
                         target[key] = piece
         return tuple(roots)
 
-    def _make_empty_parts(self: SelfT, plan: Any) -> list[SelfT]:
+    def _make_empty_parts(self, plan: Any) -> list[Self]:
         """Build one empty node per part of a plan that splits leaves."""
         cls, device, n = type(self), self._device, plan.n
         tail = self._batch_size[n:]
@@ -620,19 +624,19 @@ class TensorDict(TensorDictBase):
             sizes = [torch.Size(lead + tail) for lead in leads]
         return [_make_node(cls, {}, size, device, names) for size in sizes]
 
-    def _join(self: SelfT, items: Sequence[Core], plan: ShapePlan, path: tuple[str, ...] = ()) -> SelfT:
+    def _join(self, items: Sequence[Core], plan: ShapePlan, path: tuple[str, ...] = ()) -> Self:
         leaf, lead, n = plan.leaf, plan.lead, plan.n
         names = None if self._names is None else plan.rename_dims(self._names)
         old = self._batch_size
         size = torch.Size(lead) if n == len(old) else torch.Size((*lead, *old[n:])) if lead or n else old
-        columns: list[dict[str, Child]] = [
+        columns: list[dict[str, Any]] = [
             {**item._dict} if type(item) is TensorDict else item._get_join_entries(self, plan, path)
             for item in items
         ]
         # Reuse the copied dict of the first item for the result, and replace its entries one by one.
         target = columns[0]
         root, prefix = _make_node(type(self), target, size, self._device, names), path
-        todo: list[tuple[list[dict[str, Child]], tuple[str, ...]]] = []
+        todo: list[tuple[list[dict[str, Any]], tuple[str, ...]]] = []
         # By hand: the row `stack` of benchmarks/ops.py.
         while True:
             for key, values in zip_entries(columns, prefix):

@@ -34,6 +34,7 @@ MAX_DEPTH = 200
 
 # int() and str() reject integers of more than 4300 decimal digits, so JSON cannot hold them.
 _LARGE = 1 << 12_000
+_PLAIN = frozenset({str, float, bool, type(None)})
 
 
 Path = tuple[Any, ...]  # linked list (path of the parent, key): extending it is O(1)
@@ -125,13 +126,7 @@ def is_readable(types: Any) -> bool:
 
 def _split(value: Any, path: Path, depth: int) -> tuple[Any, Any]:
     cls = type(value)
-    if (
-        cls is str
-        or cls is float
-        or cls is bool
-        or value is None
-        or (cls is int and -_LARGE < value < _LARGE)
-    ):
+    if cls in _PLAIN or (cls is int and -_LARGE < value < _LARGE):
         return value, None
     if depth > MAX_DEPTH:
         raise CodecError(
@@ -149,6 +144,14 @@ def _split(value: Any, path: Path, depth: int) -> tuple[Any, Any]:
             if types is not None:
                 children[key] = types
         return plains, {"c": children} if children else None
+    tag, simpler = _dump(value, path)
+    plain, types = _split(simpler, path, depth + 1)
+    return plain, _make_types(VALUES.written[tag], types)
+
+
+def _dump(value: object, path: Path) -> tuple[str, object]:
+    """Convert a value with its serializer; return the tag of the serializer and the result."""
+    cls = type(value)
     serializer = VALUES.find(cls)
     if serializer is None:
         raise CodecError(
@@ -157,13 +160,11 @@ def _split(value: Any, path: Path, depth: int) -> tuple[Any, Any]:
             f"td_serializers, or pass allow_pickle=True where the format has it; got {_shorten(value)}"
         )
     try:
-        simpler = serializer.dump(value)
+        return serializer.tag, serializer.dump(value)
     except (TypeError, ValueError) as error:
         raise CodecError(
             f"cannot store the value at {_show(path)}: {error}; got {_shorten(value)}"
         ) from error
-    plain, types = _split(simpler, path, depth + 1)
-    return plain, _make_types(VALUES.written[serializer.tag], types)
 
 
 def _types_of_items(types: list[Any]) -> Any:
@@ -217,15 +218,19 @@ def _join_children(plain: Any, children: dict[Any, Any], path: Path, depth: int)
         ]
     items = list(plain)
     for name, types in children.items():
-        # Accept decimal digits only: int() also accepts signs, spaces, underscores and huge numbers.
-        if type(name) is not str or not name.isascii() or not name.isdigit() or len(name) > 18:
-            raise _damage_error(path, children)
-        position = int(name)
-        if position >= len(items):
+        position = _parse_position(name)
+        if position is None or position >= len(items):
             raise _damage_error(path, children)
         if types is not None:
             items[position] = _join(items[position], types, (path, position), depth + 1)
     return items
+
+
+def _parse_position(name: object) -> int | None:
+    """Parse a position in a list. Accept decimal digits only: int() also accepts signs, spaces and underscores."""
+    if type(name) is str and name.isascii() and name.isdigit() and len(name) <= 18:
+        return int(name)
+    return None
 
 
 def _load(written: Any, value: Any, path: Path) -> Any:
@@ -286,11 +291,7 @@ def _is_equal(a: Any, b: Any) -> bool:
         equal = a == b  # torch.equal does not support float8
         return bool(equal.all()) or bool((equal | ((a != a) & (b != b))).all())
     if isinstance(a, (np.ndarray, np.generic)):
-        if a.dtype != b.dtype or a.shape != b.shape:
-            return False
-        if a.dtype.hasobject and a.dtype.names is None:
-            return all(map(is_same_value, a.flat, b.flat))
-        return np.array_equal(a, b, equal_nan=a.dtype.kind in "fcmM")
+        return _is_equal_array(a, b)
     if isinstance(a, (list, tuple)):
         return len(a) == len(b) and all(map(is_same_value, a, b))
     if isinstance(a, dict):
@@ -299,3 +300,11 @@ def _is_equal(a: Any, b: Any) -> bool:
     if isinstance(equal, (bool, np.bool_)):
         return bool(equal) or (isinstance(a, Number) and bool(a != a and b != b))
     return False
+
+
+def _is_equal_array(a: Any, b: Any) -> bool:
+    if a.dtype != b.dtype or a.shape != b.shape:
+        return False
+    if a.dtype.hasobject and a.dtype.names is None:
+        return all(map(is_same_value, a.flat, b.flat))
+    return np.array_equal(a, b, equal_nan=a.dtype.kind in "fcmM")

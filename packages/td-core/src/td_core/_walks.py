@@ -7,12 +7,16 @@ None for the root. ``get_path`` converts it to a key path, for an error or a res
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard, TypeVar
 
 from torch import Tensor
 
+if TYPE_CHECKING:
+    from ._base import TensorCollection
+    from ._collection import Core
+
 T = TypeVar("T")
-Node = Any  # a Core, whose module imports this one; some callers rebuild mappings or tuples
+Node: TypeAlias = "Core"
 Position = tuple[Any, str] | None
 
 
@@ -62,7 +66,7 @@ def list_nested(node: Node) -> list[Node]:
     return [child for child in node._tree_children() if not isinstance(child, Tensor)]
 
 
-def has_entries(child: Any) -> bool:
+def has_entries(child: Any) -> TypeGuard[TensorCollection]:
     """Return True if an entry is a node of entries: neither a leaf nor a value node."""
     return not isinstance(child, Tensor) and not child._is_value
 
@@ -109,10 +113,10 @@ def zip_walk(*roots: Node) -> Iterator[tuple[Node, ...]]:
 
 
 def map_levels(
-    root: Node,
-    fill: Callable[[Node, dict[Any, Any], Any], Iterable[tuple[Any, Node, Any]]],
+    root: Any,
+    fill: Callable[[Any, dict[Any, Any], Any], Iterable[tuple[Any, Any, Any]]],
     state: Any = None,
-    make: Callable[[Node, dict[Any, Any]], Any] | None = None,
+    make: Callable[[Any, dict[Any, Any]], Any] | None = None,
     by_member: bool = False,
 ) -> Any:
     """Rebuild a tree level by level, and return the new root.
@@ -124,8 +128,9 @@ def map_levels(
     if by_member and root._members_and_dim() is not None:
         return root._map_members(lambda member: map_levels(member, fill, state, make, True))
     top: dict[Any, Any] = {}
-    node, entries = root, top
-    levels: list[tuple[Node, dict[Any, Any], dict[Any, Any], Any, Any]] = []
+    node: Any = root
+    entries = top
+    levels: list[tuple[Any, dict[Any, Any], dict[Any, Any], Any, Any]] = []
     done = 0
     # Count by hand: torch.compile of torch 2.9 does not iterate over items that are appended in the loop.
     while True:

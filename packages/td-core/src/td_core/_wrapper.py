@@ -26,7 +26,7 @@ class Wrapper(TensorCollection):
     True
     """
 
-    _tensordict: Any
+    _tensordict: TensorCollection
 
     @classmethod
     def _wrap(cls, td: Any) -> Any:
@@ -41,41 +41,43 @@ class Wrapper(TensorCollection):
     @property
     def batch_size(self) -> torch.Size:
         """Leading dims that all entries share; settable if the shape of every entry starts with the new value."""
-        return self._tensordict.batch_size  # type: ignore[no-any-return]
+        return self._tensordict.batch_size
 
     @batch_size.setter
     def batch_size(self, batch_size: BatchSize) -> None:
-        self._tensordict.batch_size = batch_size
+        inner: Any = self._tensordict  # each kind has its own setter
+        inner.batch_size = batch_size
 
     @property
     def device(self) -> torch.device | None:
         """Device of every entry, or None if entries may be on different devices."""
-        return self._tensordict.device  # type: ignore[no-any-return]
+        return self._tensordict.device
 
     @property
-    def _locked(self) -> bool:  # type: ignore[override]  # read-only: lock() sets it on _inner()
-        return self._tensordict._locked  # type: ignore[no-any-return]
+    def _locked(self) -> bool | str:  # type: ignore[override]  # read-only: lock() sets it on _inner()
+        return self._tensordict._locked
 
     @property
     def _names(self) -> Names | None:
-        return self._tensordict._names  # type: ignore[no-any-return]
+        return self._tensordict._names
 
     @_names.setter
     def _names(self, names: Names | None) -> None:
-        self._tensordict._names = names
+        inner: Any = self._tensordict  # a slot of the kind
+        inner._names = names
 
     @property
     def _grows(self) -> bool:  # type: ignore[override]  # read-only: set on _inner()
-        return self._tensordict._grows  # type: ignore[no-any-return]
+        return self._tensordict._grows
 
     def _inner(self) -> Core:
-        return self._tensordict  # type: ignore[no-any-return]
+        return self._tensordict
 
     def _set_batch_size(self, batch_size: torch.Size) -> None:
         self._tensordict._set_batch_size(batch_size)
 
     def _max_batch_size(self) -> torch.Size | None:
-        return self._tensordict._max_batch_size()  # type: ignore[no-any-return]
+        return self._tensordict._max_batch_size()
 
     def _check_batch_size(self, batch_size: torch.Size, path: tuple[str, ...] = ()) -> None:
         self._tensordict._check_batch_size(batch_size, path)
@@ -87,7 +89,7 @@ class Wrapper(TensorCollection):
         self._tensordict._set_device(device)
 
     def _children(self) -> Mapping[str, Child]:
-        return self._tensordict._children()  # type: ignore[no-any-return]
+        return self._tensordict._children()
 
     def _get_child(self, key: str) -> Child:
         return self._tensordict._get_child(key)
@@ -96,7 +98,7 @@ class Wrapper(TensorCollection):
         return self._tensordict._get_writable(key)
 
     def _get_child_shape(self, key: str) -> torch.Size:
-        return self._tensordict._get_child_shape(key)  # type: ignore[no-any-return]
+        return self._tensordict._get_child_shape(key)
 
     def _print_field(self, key: str) -> Any:
         return self._tensordict._print_field(key)
@@ -115,10 +117,10 @@ class Wrapper(TensorCollection):
         return self if fitted is self._tensordict else self._wrap(fitted)
 
     def _members_and_dim(self) -> tuple[Sequence[Any], int] | None:
-        return self._tensordict._members_and_dim()  # type: ignore[no-any-return]
+        return self._tensordict._members_and_dim()
 
     def _tree_children(self) -> list[Child]:
-        return self._tensordict._tree_children()  # type: ignore[no-any-return]
+        return self._tensordict._tree_children()
 
     def _zip_members(self, *others: Any) -> list[tuple[Any, ...]]:
         return [(self._wrap_holder(node), *parts) for node, *parts in self._tensordict._zip_members(*others)]
@@ -178,7 +180,7 @@ class Wrapper(TensorCollection):
         return parts and [(self._wrap_holder(member), part) for member, part in parts]
 
     def _rows_for_members(self, value: Any) -> list[tuple[Any, Any]] | None:
-        return self._tensordict._rows_for_members(value)  # type: ignore[no-any-return]
+        return self._tensordict._rows_for_members(value)
 
     def _transform_multi(self, plan: Any) -> Any:
         wrap = self._wrap

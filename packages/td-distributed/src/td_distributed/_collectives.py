@@ -190,17 +190,22 @@ def gather_and_stack(self, dst, group):
         return None
     items = [unpack(fronts[rank], room[rank], rank) for rank in range(among.size) if rank != receiver]
     if items:
-        stacked = self._members_and_dim()
-        if stacked is None and not self.batch_dims:
-            for key, leaf in self.items(True, True):
-                if leaf.shape[:1] != (len(items),):
-                    raise BatchSizeError(
-                        f"cannot take {len(items)} items: {show_path(unravel_key_to_tuple(key))} has shape {list(leaf.shape)}"
-                    )
-        join = self.stack if stacked is None or stacked[1] else self.lazy_stack
-        with torch.no_grad():  # no_grad() allows in-place writes to parameters
-            self.update(join(items, 0), inplace=True)
+        _write_stacked(self, items)
     return self
+
+
+def _write_stacked(target: Any, items: list[Any]) -> None:
+    """Write the stack of collections into another one, whose first dim has their number."""
+    stacked = target._members_and_dim()
+    if stacked is None and not target.batch_dims:
+        for key, leaf in target.items(True, True):
+            if leaf.shape[:1] != (len(items),):
+                raise BatchSizeError(
+                    f"cannot take {len(items)} items: {show_path(unravel_key_to_tuple(key))} has shape {list(leaf.shape)}"
+                )
+    join = target.stack if stacked is None or stacked[1] else target.lazy_stack
+    with torch.no_grad():  # no_grad() allows in-place writes to parameters
+        target.update(join(items, 0), inplace=True)
 
 
 def _check_all_sent(fronts: list[list[int]], every: list[Tensor], own: Payload | None) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from td_core import decode, encode
+from td_core import Encoded, decode, encode
 from td_core.errors import StructureError
 from td_core.plugins.declarations import implements, implements_classmethod
 from td_core.plugins.distributed_methods import ConsolidateOptions, DistributedMethods
@@ -43,67 +43,92 @@ def consolidate(self: Any, options: ConsolidateOptions) -> Any:
 
 
 def _consolidate(self: Any, options: ConsolidateOptions) -> Any:
-    filename, inplace, metadata = options.filename, options.inplace, options.metadata
-    num_threads, non_blocking, device = options.num_threads, options.non_blocking, options.device
     if options in _NO_CHANGE and is_consolidated(self):
         return self
     encoded = encode(self, in_memory=True)
-    if inplace:
+    if options.inplace:
         for node, row in zip(encoded.objects, encoded.nodes):
             if node is self or row["entries"]:
                 check_unlocked(node, "consolidate it in place")
     layout = _storage.plan(encoded)
-    trailer = (
-        _consolidated_file.make_trailer(self, encoded, layout) if filename is not None or metadata else b""
-    )
-    devices = {leaf.device for leaf in encoded.leaves}
-    shared = next(iter(devices)) if len(devices) == 1 else torch.device("cpu")
-    where = shared if device is None else as_device(device)
-    path = None if filename is None else Path(filename)
-    if path is not None and where.type == "meta":
-        raise StructureError("what lies on the meta device has no data to write into a file")
-    size = layout.nbytes + (len(trailer) if metadata else 0)
-    if num_threads > 1:
-        wait_for(devices)
-    if (
-        path is not None
-        and where.type == "cpu"
-        and not (options.use_buffer or options.share_memory or options.pin_memory)
-    ):
-        parts = _storage.payload(layout, encoded.leaves)
-        storage = _consolidated_file.write(path, layout.nbytes, parts, trailer, num_threads, options.durable)[
-            :size
-        ]
-        pieces = _storage.Views(storage).pieces(layout)
-    else:
-        storage = _allocate(size, where, options.share_memory, options.pin_memory)
-        pieces = _storage.Views(storage).pieces(layout)
-        body = storage[: layout.nbytes]
-        if len(devices) == 1 and where != shared and layout.nbytes <= _storage.SMALL * len(encoded.leaves):
-            # Gather first, so that small leaves cross devices in one copy.
-            body.copy_(_storage.gather_leaves(layout, encoded.leaves), non_blocking=non_blocking)
-        else:
-            _storage.fill(body, layout, pieces, encoded.leaves, num_threads, non_blocking)
-        if num_threads > 1 or (non_blocking and path is not None):
-            for item in {where, *devices}:
-                if item.type == "cuda":
-                    torch.cuda.synchronize(item)  # each copying thread has its own CUDA stream
-        if metadata:
-            storage[layout.nbytes :] = make_vector(trailer)
-        if path is not None:
-            _consolidated_file.write(path, layout.nbytes, [(0, body)], trailer, durable=options.durable)
+    path = None if options.filename is None else Path(options.filename)
+    trailer = b""
+    if path is not None or options.metadata:
+        trailer = _consolidated_file.make_trailer(self, encoded, layout)
+    storage, pieces = _make_storage(encoded.leaves, layout, trailer, path, options)
     result = decode(replace(encoded, leaves=_storage.join_pieces(layout, pieces, encoded.leaves)))
-    if device is not None:
-        set_devices(result, where)
-    if inplace:
-        leaves = encode(result).leaves  # decoding makes parameters of those of a TensorDictParams
-        for node, row in zip(encoded.objects, encoded.nodes):
-            for key, ref in row["entries"]:
-                if isinstance(ref, list):
-                    node._set_child(key, leaves[ref[0]])
+    if options.device is not None:
+        set_devices(result, as_device(options.device))
+    if options.inplace:
+        _set_leaves(
+            encoded, encode(result).leaves
+        )  # decoding makes parameters of those of a TensorDictParams
         result = self
     lock(result, by_user=False)
     return attach_backend(result, ConsolidatedBackend(storage, path))
+
+
+def _make_storage(
+    leaves: list[Tensor],
+    layout: _storage.Layout,
+    trailer: bytes,
+    path: Path | None,
+    options: ConsolidateOptions,
+) -> tuple[Tensor, list[_storage.Pieces]]:
+    """Copy leaves into a new storage and into a file at ``path``, which the storage maps unless options exclude that."""
+    devices = {leaf.device for leaf in leaves}
+    shared = next(iter(devices)) if len(devices) == 1 else torch.device("cpu")
+    where = shared if options.device is None else as_device(options.device)
+    if path is not None and where.type == "meta":
+        raise StructureError("what lies on the meta device has no data to write into a file")
+    if options.num_threads > 1:
+        wait_for(devices)
+    size = layout.nbytes + (len(trailer) if options.metadata else 0)
+    in_memory = options.use_buffer or options.share_memory or options.pin_memory
+    if path is not None and where.type == "cpu" and not in_memory:
+        parts = _storage.payload(layout, leaves)
+        written = _consolidated_file.write(
+            path, layout.nbytes, parts, trailer, options.num_threads, options.durable
+        )
+        return written[:size], _storage.Views(written[:size]).pieces(layout)
+    storage = _allocate(size, where, options.share_memory, options.pin_memory)
+    pieces, body = _storage.Views(storage).pieces(layout), storage[: layout.nbytes]
+    _fill(body, layout, pieces, leaves, options, wait=path is not None)
+    if options.metadata:
+        storage[layout.nbytes :] = make_vector(trailer)
+    if path is not None:
+        _consolidated_file.write(path, layout.nbytes, [(0, body)], trailer, durable=options.durable)
+    return storage, pieces
+
+
+def _fill(
+    body: Tensor,
+    layout: _storage.Layout,
+    pieces: list[_storage.Pieces],
+    leaves: list[Tensor],
+    options: ConsolidateOptions,
+    *,
+    wait: bool,
+) -> None:
+    """Copy leaves into their pieces of a storage; ``wait`` until they are there, also with ``non_blocking``."""
+    devices = {leaf.device for leaf in leaves}
+    if len(devices) == 1 and body.device not in devices and layout.nbytes <= _storage.SMALL * len(leaves):
+        # Gather first, so that small leaves cross devices in one copy.
+        body.copy_(_storage.gather_leaves(layout, leaves), non_blocking=options.non_blocking)
+    else:
+        _storage.fill(body, layout, pieces, leaves, options.num_threads, options.non_blocking)
+    if options.num_threads > 1 or (options.non_blocking and wait):
+        for item in {body.device, *devices}:
+            if item.type == "cuda":
+                torch.cuda.synchronize(item)  # each copying thread has its own CUDA stream
+
+
+def _set_leaves(encoded: Encoded, leaves: list[Tensor]) -> None:
+    """Store leaves in the nodes that were encoded."""
+    for node, row in zip(encoded.objects, encoded.nodes):
+        for key, ref in row["entries"]:
+            if isinstance(ref, list):
+                node._set_child(key, leaves[ref[0]])
 
 
 @implements(DistributedMethods.is_consolidated)

@@ -312,55 +312,76 @@ def _span(dtype: Any, shape: Any, start: Any, stop: Any, pad: Any) -> Span:
 def _plain(tree: Any, encoded: Encoded, layout: Layout) -> dict[str, Any]:
     """Build the structure in the plain form, which tensordict reads. Raise NotRepresentableError if that is impossible."""
     places = {id(leaf): place for leaf, place in zip(encoded.leaves, layout.leaves)}
-    encoded = encode(tree, format_name=FORMAT)
-    nodes, pointers = encoded.nodes, [""] * len(encoded.nodes)
-    levels = [_plain_level(row, node) for row, node in zip(nodes, encoded.objects)]
-    kept: dict[str, Any] = {}
-    orders: dict[str, list[str]] = {}
-    absent: dict[str, list[str]] = {}
-    below: dict[int, list[int]] = {}
-    for position in expand([0], below.pop):
-        row, level, pointer = nodes[position], levels[position], pointers[position]
-        if any(encoded.values[i] is not None for _, i in row["values"]):
+    return _Writer(encode(tree, format_name=FORMAT), places).run()
+
+
+class _Writer:
+    """Builder of a structure in the plain form from an encoded tree and the places of its leaves, by id."""
+
+    def __init__(self, encoded: Encoded, places: dict[int, Leaf]) -> None:
+        self.encoded, self.places = encoded, places
+        self.levels = [_plain_level(row, node) for row, node in zip(encoded.nodes, encoded.objects)]
+        self.pointers = [""] * len(encoded.nodes)
+        self.kept: dict[str, Any] = {}
+        self.orders: dict[str, list[str]] = {}
+        self.absent: dict[str, list[str]] = {}
+
+    def run(self) -> dict[str, Any]:
+        """Return the JSON object of the root."""
+        for _ in expand([0], self._write_node):
+            pass
+        if self.kept or self.orders or self.absent:
+            ours = {"values": self.kept, "order": self.orders}
+            self.levels[0]["size"] = {"td": {**ours, **({"absent": self.absent} if self.absent else {})}}
+        return self.levels[0]
+
+    def _write_node(self, position: int) -> list[int]:
+        """Complete the JSON object of a node. Return the positions of the nodes below it."""
+        row, pointer = self.encoded.nodes[position], self.pointers[position]
+        if any(self.encoded.values[i] is not None for _, i in row["values"]):
             raise NotRepresentableError
         if row["values"]:
-            absent[pointer] = [name for name, _ in row["values"]]
+            self.absent[pointer] = [name for name, _ in row["values"]]
         children = [*row["entries"], *row["members"]]
-        ranks, below[position] = [], []
-        for key, ref in children:
-            if isinstance(ref, list):
-                place = places.get(id(encoded.leaves[ref[0]]))
-                if key.startswith("<NJT") or place is None:
-                    raise NotRepresentableError
-                level["leaves"].update(_plain_leaf(key, place))
-                ranks.append(1)
-                continue
-            child, step = nodes[ref], pointer + _step(key)
-            if child["values"] and not (child["entries"] or child["members"]):
-                ((name, i), *more), cls = child["values"], levels[ref]["cls"]
-                if name != "data" or more or _get_inline_layout(cls) is None:
-                    raise NotRepresentableError
-                value, types = split_value(encoded.values[i], partial(_key_paths.format_value_path, nodes, i))
-                if types is not None and not is_readable(types):
-                    raise NotRepresentableError
-                level["non_tensors"][key] = [value, child["meta"]["batch_size"], child["meta"].get("device")]
-                if types is not None or cls != "NonTensorData":
-                    kept[step] = [cls, types]
-                ranks.append(0)
-            elif key in RESERVED:
-                raise NotRepresentableError
-            else:
-                level[key], pointers[ref] = levels[ref], step
-                below[position].append(ref)
-                ranks.append(2)
+        below: list[int] = []
+        ranks = [self._write_child(position, key, ref, below) for key, ref in children]
         if ranks != sorted(ranks):
             # Readers of this form list values first, then tensors, then nodes, so store any other order.
-            orders[pointer] = [key for key, _ in children]
-    if kept or orders or absent:
-        levels[0]["size"] = {
-            "td": {"values": kept, "order": orders, **({"absent": absent} if absent else {})}
-        }
-    return levels[0]
+            self.orders[pointer] = [key for key, _ in children]
+        return below
+
+    def _write_child(self, position: int, key: str, ref: int | list[int], below: list[int]) -> int:
+        """Write a leaf, value or node into the object of its parent; add a node to ``below``. Return its rank in the order."""
+        level = self.levels[position]
+        if isinstance(ref, list):
+            place = self.places.get(id(self.encoded.leaves[ref[0]]))
+            if key.startswith("<NJT") or place is None:
+                raise NotRepresentableError
+            level["leaves"].update(_plain_leaf(key, place))
+            return 1
+        row, pointer = self.encoded.nodes[ref], self.pointers[position] + _step(key)
+        if row["values"] and not (row["entries"] or row["members"]):
+            level["non_tensors"][key] = self._make_value(ref, pointer)
+            return 0
+        if key in RESERVED:
+            raise NotRepresentableError
+        level[key], self.pointers[ref] = self.levels[ref], pointer
+        below.append(ref)
+        return 2
+
+    def _make_value(self, position: int, pointer: str) -> list[Any]:
+        """Return the row of a value in the object of its parent."""
+        row, cls = self.encoded.nodes[position], self.levels[position]["cls"]
+        (name, i), *more = row["values"]
+        if name != "data" or more or _get_inline_layout(cls) is None:
+            raise NotRepresentableError
+        show = partial(_key_paths.format_value_path, self.encoded.nodes, i)
+        value, types = split_value(self.encoded.values[i], show)
+        if types is not None and not is_readable(types):
+            raise NotRepresentableError
+        if types is not None or cls != "NonTensorData":
+            self.kept[pointer] = [cls, types]
+        return [value, row["meta"]["batch_size"], row["meta"].get("device")]
 
 
 def _plain_level(row: dict[str, Any], node: Node) -> dict[str, Any]:
@@ -418,9 +439,7 @@ class _Reader:
         result: dict[str, Leaf] = {}
         parts: dict[str, dict[str, Any]] = {}
         for key, entry in level["leaves"].items():
-            mark = next((mark for mark in MARKS if key.startswith(mark)), None) if key[:1] == "<" else None
-            name = key if mark is None else key[len(mark) :]
-            role = "<NJT_VALUES>" if mark == "<NJT>" else mark
+            name, role = _split_role(key)
             if name in result and (name not in parts or role is None or role in parts[name]):
                 raise FormatError(f"duplicate {show_path((*path, name))}")
             if role is None:
@@ -507,6 +526,14 @@ class _Reader:
         meta = {"batch_size": size, "device": self._get_device(device)}
         value = join_value(data, types, partial(show_path, path))
         return form.unflatten(Record(meta, values={"data": value}))
+
+
+def _split_role(key: str) -> tuple[str, str | None]:
+    """Split the key of a tensor in the plain form into the key of its leaf and its role in a jagged tensor, or None."""
+    mark = next((mark for mark in MARKS if key.startswith(mark)), None) if key[:1] == "<" else None
+    if mark is None:
+        return key, None
+    return key[len(mark) :], "<NJT_VALUES>" if mark == "<NJT>" else mark
 
 
 def _get_inline_layout(name: str) -> NodeLayout | None:

@@ -272,9 +272,7 @@ def _steps(collection: Any, peer: Channel, consolidated: bool, wire: str, root: 
 def _receive(collection: Any, peer: Channel, root: str | Path | None) -> Iterator[None]:
     """Receive a message in two steps: the iterator yields once all bytes have arrived, then writes them."""
     device = peer.device()
-    state = get_backend(collection)
-    likely = None if state is None or device.type != "cpu" else state.get_received()
-    arrival = likely.arrivals.pop() if likely is not None and likely.arrivals else None
+    arrival = _take_arrival(collection, device)
     first = allocate(_wire.FIRST, device) if arrival is None else arrival[0]
     if arrival is not None:
         # gloo accepts a shorter message, which would leave the previous header in the buffer.
@@ -300,23 +298,8 @@ def _receive(collection: Any, peer: Channel, root: str | Path | None) -> Iterato
         return
     stop = _wire.FRONT.size + len(header)
     inside_first = stop + nbytes <= _wire.FIRST
-    try:
-        message = target.parse_header(header)
-    except FormatError:  # such as a dtype that only the sender's torch has
-        if not inside_first and device.type == "cpu":
-            # gloo accepts messages shorter than the buffer, so their exact sizes are not needed.
-            _drain(peer, min(nbytes, _wire.PIECE), repeat(_wire.PIECE, count))
-        raise
+    message = _read_header(target, header, count, nbytes, None if inside_first else peer)
     parts = message.parts()
-    if len(parts) != count or sum(stop - start for start, stop in parts) != nbytes:
-        raise FormatError(f"a message announced {count} parts of {nbytes} bytes, its header {parts!r:.100}")
-    try:
-        target.check(message)
-    except Exception:  # on any error, drain this message, or the next recv would receive it
-        if not inside_first:
-            sizes = [end - begin for begin, end in parts]
-            _drain(peer, max(sizes, default=0), sizes)
-        raise
     storage = target.allocate(message, device)
     if inside_first:
         for begin, end in parts:
@@ -326,6 +309,35 @@ def _receive(collection: Any, peer: Channel, root: str | Path | None) -> Iterato
         peer.take(*(storage[begin:end] for begin, end in parts))
     yield
     target.deliver(message, storage)
+
+
+def _take_arrival(collection: Any, device: torch.device) -> tuple[Tensor, memoryview, Tensor] | None:
+    """Return the buffer of the last message into a collection, with its front and its payload, if it can be used again."""
+    state = get_backend(collection)
+    received = None if state is None or device.type != "cpu" else state.get_received()
+    return received.arrivals.pop() if received is not None and received.arrivals else None
+
+
+def _read_header(target: ReceiveTarget, header: bytes, count: int, nbytes: int, peer: Channel | None) -> Any:
+    """Parse the header of a message and check it. On an error, drain the payload that ``peer`` has still to send, if any."""
+    try:
+        message = target.parse_header(header)
+    except FormatError:  # such as a dtype that only the sender's torch has
+        if peer is not None and peer.device().type == "cpu":
+            # gloo accepts messages shorter than the buffer, so their exact sizes are not needed.
+            _drain(peer, min(nbytes, _wire.PIECE), repeat(_wire.PIECE, count))
+        raise
+    parts = message.parts()
+    if len(parts) != count or sum(stop - start for start, stop in parts) != nbytes:
+        raise FormatError(f"a message announced {count} parts of {nbytes} bytes, its header {parts!r:.100}")
+    try:
+        target.check(message)
+    except Exception:  # on any error, drain this message, or the next recv would receive it
+        if peer is not None:
+            sizes = [end - begin for begin, end in parts]
+            _drain(peer, max(sizes, default=0), sizes)
+        raise
+    return message
 
 
 def _parse_first(first: Tensor, peer: Channel, root: str | Path | None) -> tuple[bytes, int, int]:

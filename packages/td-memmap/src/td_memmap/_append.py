@@ -274,8 +274,9 @@ def _check_leaf(node: Node, key: str, entry: LeafEntry, rows: _Rows) -> LeafFile
     return file
 
 
-def _publish(tree: DirectoryTree, nodes: list[Node], metas: dict[Parts, bytes], grown: list[_Grown]) -> None:
-    sidecars = [
+def _list_sidecars(tree: DirectoryTree, nodes: list[Node], metas: dict[Parts, bytes]) -> list[Parts]:
+    """Return the files next to the metadata of nodes that rows do not change."""
+    return [
         (*node.parts, name)
         for node in nodes
         for name in _file_names.SIDECARS
@@ -283,13 +284,24 @@ def _publish(tree: DirectoryTree, nodes: list[Node], metas: dict[Parts, bytes], 
         and tree.stat(node.parts, name) is not None
         and (*node.parts, name) not in metas
     ]
-    places = [place for place, file, size in grown if size or file.nbytes]
+
+
+def _read_verified_manifest(tree: DirectoryTree) -> Any:
+    """Return the manifest of a save that is not damaged, or None if it has none."""
     manifest = read_manifest(tree)
     if manifest is not None:
-        # Verify first: new hashes of a file that is already damaged would hide the damage.
-        result = verify_tree(tree, manifest)
-        if not result.ok:
-            raise FormatError(str(result))
+        # New hashes of a file that is already damaged would hide the damage.
+        report = verify_tree(tree, manifest)
+        if not report.ok:
+            raise FormatError(str(report))
+    return manifest
+
+
+def _publish(tree: DirectoryTree, nodes: list[Node], metas: dict[Parts, bytes], grown: list[_Grown]) -> None:
+    sidecars = _list_sidecars(tree, nodes, metas)
+    places = [place for place, file, size in grown if size or file.nbytes]
+    manifest = _read_verified_manifest(tree)
+    if manifest is not None:
         places.append((_file_names.MANIFEST,))
     tree.close_spare()
     with Staging(tree.path, [*metas, *sidecars, *places], alone=True) as staging:

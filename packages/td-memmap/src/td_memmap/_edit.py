@@ -58,13 +58,7 @@ def add(
     check_dtype(element, path)
     if content is not None:
         check_storable(content, path)
-    node: Any = data
-    depth = 0
-    while depth < len(path) - 1 and path[depth] in node._children():
-        node = node._children()[path[depth]]
-        depth += 1
-        if isinstance(node, Tensor):
-            raise KeyPathError(f"cannot add {show_path(path)}: {show_path(path[:depth])} is a tensor")
+    node, depth = _find_nearest(data, path)
     saved, record, name = _require_backend(node), encode_node(node._inner()), path[-1]
     if record.members or record.values:
         raise StructureError(f"cannot add {show_path(path)}: a {type(node).__name__} gets no new entries")
@@ -77,18 +71,13 @@ def add(
         raise BatchSizeError(
             f"cannot add {show_path(path)}: its shape {show_shape(shape)} does not start with the batch size {list(size)}"
         )
-    stem, siblings = _file_names.get_stem(name, robust_key), record.entries
+    stem = _file_names.get_stem(name, robust_key)
     files = [stem + ".memmap", *([stem + ".shape.memmap"] if isinstance(shape, Tensor) else [])]
     if saved.path is not None:
-        levels = [
+        wanted = [
             (new, [_file_names.get_stem(new, saved.robust_key)], saved.robust_key) for new in path[depth:-1]
         ]
-        for new, wanted, robust in (*levels, (name, files, robust_key)):
-            if not _is_free(new, wanted, siblings, robust):
-                raise KeyPathError(
-                    f"cannot add {show_path(path)}: a live save cannot hold this key; save() again with it"
-                )
-            siblings = {}
+        _check_free(path, [*wanted, (name, files, robust_key)], record.entries)
     for new in path[depth:-1]:
         node = _add_level(node, new)
     folder = _require_backend(node).path
@@ -107,6 +96,30 @@ def add(
             leaf = MemoryMappedTensor._create(shape, element, filename, existsok=existsok, content=content)
     node._inner()._set_child(name, leaf)
     return leaf
+
+
+def _find_nearest(root: TensorCollection, path: tuple[str, ...]) -> tuple[Any, int]:
+    """Return the last existing node on the way to a new entry, and the number of keys that lead to it."""
+    node: Any = root
+    for depth, key in enumerate(path[:-1]):
+        if key not in node._children():
+            return node, depth
+        node = node._children()[key]
+        if isinstance(node, Tensor):
+            raise KeyPathError(f"cannot add {show_path(path)}: {show_path(path[: depth + 1])} is a tensor")
+    return node, len(path) - 1
+
+
+def _check_free(
+    path: tuple[str, ...], levels: list[tuple[str, list[str], bool]], siblings: Mapping[str, Any]
+) -> None:
+    """Raise KeyPathError if a new key, with its files, has no place beside the entries of the save."""
+    for key, wanted, robust in levels:
+        if not _is_free(key, wanted, siblings, robust):
+            raise KeyPathError(
+                f"cannot add {show_path(path)}: a live save cannot hold this key; save() again with it"
+            )
+        siblings = {}  # only the first of the new nodes has siblings
 
 
 def _is_free(name: str, wanted: list[str], siblings: Mapping[str, Any], robust_key: bool) -> bool:

@@ -544,15 +544,8 @@ class Reader:
     def _build(self, node: Node) -> Any:
         """Build a node from its metadata and its loaded children."""
         level, members = node.level, node.members or {}
-        meta = dict(level.meta)
-        if meta.get("device") not in (None, "None") or (level.sized and self.options.device is not None):
-            meta["device"] = self._device_name
-            for key in level.nodes:
-                # A value is stored without a device, so set it here.
-                below = node.entries.get(key)
-                if below is not None and below.device is None:
-                    below._set_device(self.device)
-        if level.nodes and level.sized and level.batch_size:
+        meta = self._correct_device(node)
+        if level.sized:
             self._check_nested(node)
         values, complete = node.values or {}, self.options.complete
         record = Record(meta, node.entries, members, values, node.above, level.cls, complete)
@@ -575,6 +568,18 @@ class Reader:
         except _MISFITS as error:
             what = f"{error} is missing" if type(error) is KeyError else error
             raise FormatError(f"{self._locate(node)} cannot be put together: {what}") from error
+
+    def _correct_device(self, node: Node) -> dict[str, Any]:
+        """Return the header of a node with the device of its leaves, which its values get, too."""
+        level, meta = node.level, dict(node.level.meta)
+        if meta.get("device") not in (None, "None") or (level.sized and self.options.device is not None):
+            meta["device"] = self._device_name
+            for key in level.nodes:
+                # A value is stored without a device, so set it here.
+                below = node.entries.get(key)
+                if below is not None and below.device is None:
+                    below._set_device(self.device)
+        return meta
 
     def _keeps_values(self) -> bool:
         """Return True if in-place writes to values reach the save, as writes to leaves do."""

@@ -67,7 +67,20 @@ def read_manifest(tree: DirectoryTree) -> Any:
 
 def verify_tree(tree: DirectoryTree, manifest: Any, progress: Progress = False) -> Report:
     """Compare the files of a save with its manifest and return a report."""
-    where = tree.show((), _file_names.MANIFEST)
+    files, hashes, algorithm = _parse_manifest(manifest, tree.show((), _file_names.MANIFEST))
+    saved = tree.stat((), _file_names.MANIFEST)
+    problems = []
+    report = make_reporter(progress, sum(row[0] for row in files.values()), "verify")
+    for name, row in files.items():
+        problem = _check_file(tree, name, row, hashes.get(name), str(algorithm), saved)
+        if problem is not None:
+            problems.append(problem)
+        report(row[0])
+    return Report(tree.path, len(files), len(hashes), problems)
+
+
+def _parse_manifest(manifest: Any, where: str) -> tuple[dict[str, list[Any]], dict[str, Any], object]:
+    """Return the rows and hashes of files by name, and the name of the hash algorithm; raise FormatError for other content."""
     files = manifest.get("files") if isinstance(manifest, dict) else None
     if not isinstance(files, dict):
         raise FormatError(f"{where}: files is {files!r}, expected the size of every file")
@@ -83,18 +96,10 @@ def verify_tree(tree: DirectoryTree, manifest: Any, progress: Progress = False) 
             make_checksum(str(algorithm))
         except FormatError as error:
             raise FormatError(f"{where}: {error}") from error
-    saved = tree.stat((), _file_names.MANIFEST)
-    problems = []
     for name, row in files.items():
         if not (isinstance(row, list) and len(row) == 2 and type(row[0]) is int):
             raise FormatError(f"{where}: the row of {name!r} is {row!r}, expected size and time")
-    report = make_reporter(progress, sum(row[0] for row in files.values()), "verify")
-    for name, row in files.items():
-        problem = _check_file(tree, name, row, hashes.get(name), str(algorithm), saved)
-        if problem is not None:
-            problems.append(problem)
-        report(row[0])
-    return Report(tree.path, len(files), len(hashes), problems)
+    return files, hashes, algorithm
 
 
 def _check_file(

@@ -272,23 +272,13 @@ def _kind(
         return kind, None
     if is_view(obj):
         return None, None
-    for item in kinds.list_kinds():
-        if FORMAT in item.layouts:
-            cls = kinds.find_class(item, obj.get("_class", name))
-            if cls is not None:
-                return kinds.of(cls), cls
+    cls = _find_class(obj.get("_class", name))
+    if cls is not None:
+        return kinds.of(cls), cls
     if _DENSE.fullmatch(name) or (not strict and isinstance(obj.get("shape"), list)):
         return kinds.of(TensorDict), None
     if name.startswith("<class 'tensordict.tensorclass."):
-        # A generic class such as MetaData[str] exists only after its first use.
-        generic = kinds.named(name.partition("[")[0] + "'>", FORMAT)
-        if "[" in name and generic is not None:
-            title = name[:-2].rpartition(".")[2]
-            made: list[type] = generic.type.__subclasses__()
-            return generic, next((cls for cls in made if cls.__qualname__ == title), None)
-        raise MissingPluginError(
-            f"{location} is of the {name[1:-1]}, which is provided by {MissingPluginError.describe('td-tensorclass')}"
-        )
+        return _find_generic_kind(name, location)
     moved = named()
     if moved is not None and isinstance(obj.get("shape"), list):
         # Load the node as a TensorDict; it is converted to the class after its entries are loaded.
@@ -296,6 +286,25 @@ def _kind(
     if moved is not None and kinds.of(moved).with_class:
         return kinds.of(moved), None
     raise location.error("_type", name, _DEFINED)
+
+
+def _find_class(name: str) -> type | None:
+    """Return the class with a saved name, of any kind that this format has a layout for, or None."""
+    formatted = (kind for kind in kinds.list_kinds() if FORMAT in kind.layouts)
+    found = (kinds.find_class(kind, name) for kind in formatted)
+    return next((cls for cls in found if cls is not None), None)
+
+
+def _find_generic_kind(name: str, location: Location) -> tuple[NodeKind, type | None]:
+    """Return the kind and class of a generic value class such as ``MetaData[str]``, which exists only after its first use."""
+    generic = kinds.named(name.partition("[")[0] + "'>", FORMAT)
+    if "[" in name and generic is not None:
+        title = name[:-2].rpartition(".")[2]
+        made: list[type] = generic.type.__subclasses__()
+        return generic, next((cls for cls in made if cls.__qualname__ == title), None)
+    raise MissingPluginError(
+        f"{location} is of the {name[1:-1]}, which is provided by {MissingPluginError.describe('td-tensorclass')}"
+    )
 
 
 def _mapping(level: Level, obj: dict[str, Any], location: Location, robust_key: bool, strict: bool) -> None:

@@ -198,6 +198,28 @@ def _plan_mapping(data: Any, options: MemmapOptions) -> Callable[[], Any]:
     """Return a function that maps a collection to an archive, a directory, its current files or an anonymous file."""
     prefix, archive = options.prefix, options.archive
     is_packed = prefix is not None and (Path(prefix).suffix == ".tdz" if archive is None else archive)
+    _check_options(options, is_packed)
+    if prefix is None:
+        return _plan_in_memory(data, options)
+    from . import _fs
+
+    path = _fs.make_absolute(prefix)
+    if is_packed:
+        from ._archive import save_archive
+
+        return save_archive(data, path, options)
+    if options.like:
+        from ._memmap_like import like_directory
+
+        return like_directory(data, path, options)
+    from ._save import save_directory
+
+    return save_directory(data, path, options)
+
+
+def _check_options(options: MemmapOptions, is_packed: bool) -> None:
+    """Raise ValueError for options that exclude each other; ``is_packed`` is True for a save in an archive."""
+    prefix, archive = options.prefix, options.archive
     if (archive or options.compression is not None) and not is_packed:
         raise ValueError(
             f"only an archive can be compressed, and it needs a path; got prefix={prefix!r}, archive={archive!r}, "
@@ -212,21 +234,10 @@ def _plan_mapping(data: Any, options: MemmapOptions) -> Callable[[], Any]:
         )
     if not isinstance(options.atomic, bool):
         raise TypeError(f"atomic is a bool, and both save atomically; got {options.atomic!r}")
-    if prefix is not None:
-        from . import _fs
 
-        path = _fs.make_absolute(prefix)
-        if is_packed:
-            from ._archive import save_archive
 
-            return save_archive(data, path, options)
-        if options.like:
-            from ._memmap_like import like_directory
-
-            return like_directory(data, path, options)
-        from ._save import save_directory
-
-        return save_directory(data, path, options)
+def _plan_in_memory(data: Any, options: MemmapOptions) -> Callable[[], Any]:
+    """Return a function that maps a collection to the files that it was loaded from, or to an anonymous file."""
     from ._memmap_backend import MemmapBackend, attach_backend, get_backend, get_directory
     from ._save import copy_nodes, save_anonymous
 

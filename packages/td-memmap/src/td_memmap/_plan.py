@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import pickle
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -139,6 +140,16 @@ class _Level:
     above: torch.Size = torch.Size()
     names: list[str | None] | None = None
 
+    def list_own_dims(self) -> dict[str, list[Any]]:
+        """Return the batch size and dim names of the node that differ from those of its parent."""
+        own: dict[str, list[Any]] = {}
+        size, names = self.node.batch_size, self.node._names
+        if size != self.above:
+            own["batch_size"] = list(size)
+        if names is not None and [*names] != _extend_names(self.names or [], len(size)):
+            own["names"] = [*names]
+        return own
+
 
 class _Planner:
     def __init__(self, robust_key: bool, allow_pickle: bool, content: bool) -> None:
@@ -171,41 +182,19 @@ class _Planner:
         return [ref for _, ref in reversed([*row["entries"], *row["members"]]) if isinstance(ref, int)]
 
     def _write_plain(self, this: _Level, values: dict[str, _Value]) -> None:
-        node, row, parts, key, names = this.node, this.row, this.parts, this.key, this.names
-        kind, meta, keys = kinds.of(node), dict(row["meta"]), [name for name, _ in row["entries"]]
-        if "_type" not in meta:
-            meta["_type"] = kind.layouts[FORMAT].names[0]
-        if type(node) is not kind.type and "_class" in meta:
-            meta["_type"] = str(type(node))
-            meta["_class"] = kinds.name_class(type(node))
+        node, row, parts, key = this.node, this.row, this.parts, this.key
+        meta, keys = self._make_header(node, row), [name for name, _ in row["entries"]]
         stems = {name: self._stem(name, (*key, name)) for name in keys}
         level = self._entries(this, stems, this.above, meta.get("_names"))
-        types: dict[str, Any] = {}
-        pickled: dict[str, Any] = {}
-        classes: dict[str, str] = {}
-        for name, value in values.items():
-            if value.error is not None:
-                pickled[name] = value.plain
-            elif value.types == CLASS:
-                classes[name] = value.plain
-                pickled[name] = join_value(value.plain, value.types)
-            else:
-                level[name] = value.plain
-                if value.types is not None:
-                    types[name] = {"plain": value.plain, "types": value.types}
-        if not self.robust_key and any(_file_names.encode_key(name) != name for name in keys):
-            # Record that keys are not encoded: without files, a reader could not infer it.
-            meta[_file_names.ROBUST_KEY] = False
+        level.update({name: value.plain for name, value in values.items() if value.is_json})
+        types = _list_types(values)
+        classes = {name: value.plain for name, value in values.items() if value.is_class}
+        pickled = _list_pickled(values)
         for name, item in meta.items():
             level.setdefault(name, item)
         sidecar: dict[str, Any] = {"values": types} if types else {}
-        size = node.batch_size
         if "shape" not in meta and not row["members"]:
-            # In the plain form such a node has the batch size and dim names of its parent, so store them if they differ.
-            if size != this.above:
-                sidecar["batch_size"] = list(size)
-            if node._names is not None and [*node._names] != _extend_names(names or [], len(size)):
-                sidecar["names"] = [*node._names]
+            sidecar.update(this.list_own_dims())
         file, content = _file_names.PICKLE, pickled
         if pickled and "stack_dim" in level:
             # tensordict pickles all values of a stack of values as one list.
@@ -219,6 +208,19 @@ class _Planner:
             self._text(parts, _file_names.JSON_TYPES, note, key)
         if sidecar:
             self._text(parts, _file_names.VALUES, sidecar, key)
+
+    def _make_header(self, node: Node, row: dict[str, Any]) -> dict[str, Any]:
+        """Return the fields of a node in the plain form, without its entries and values."""
+        kind, meta = kinds.of(node), dict(row["meta"])
+        if "_type" not in meta:
+            meta["_type"] = kind.layouts[FORMAT].names[0]
+        if type(node) is not kind.type and "_class" in meta:
+            meta["_type"] = str(type(node))
+            meta["_class"] = kinds.name_class(type(node))
+        if not self.robust_key and any(_file_names.encode_key(name) != name for name, _ in row["entries"]):
+            # Record that keys are not encoded: without files, a reader could not infer it.
+            meta[_file_names.ROBUST_KEY] = False
+        return meta
 
     def _write_general(self, this: _Level, values: dict[str, _Value]) -> None:
         node, row, parts, key = this.node, this.row, this.parts, this.key
@@ -289,14 +291,18 @@ class _Planner:
             "_names" in record.entries and "format" in above and above["meta"].get("_names") is not None
         ):
             return None
-        files = list(_file_names.RESERVED_STEMS)
-        for key, child in record.entries.items():
-            if isinstance(child, Tensor) and child.layout == torch.jagged:
-                return None
-            files.extend(list_file_names(child, _file_names.get_stem(key, self.robust_key)))
-        if len(set(files)) < len(files) or not all(map(_file_names.is_valid_name, files)):
+        if not self._has_plain_files(record.entries):
             return None
         return Record(record.meta, record.entries, record.members, values) if values else record
+
+    def _has_plain_files(self, entries: Mapping[str, Any]) -> bool:
+        """Return True if the plain form has files for all entries, with different names."""
+        files = list(_file_names.RESERVED_STEMS)
+        for key, child in entries.items():
+            if isinstance(child, Tensor) and child.layout == torch.jagged:
+                return False
+            files.extend(list_file_names(child, _file_names.get_stem(key, self.robust_key)))
+        return len(set(files)) == len(files) and all(map(_file_names.is_valid_name, files))
 
     def _stem(self, key: str, path: KeyPath) -> str:
         if not self.robust_key and _file_names.get_raw_name(key) is None:
@@ -431,6 +437,34 @@ class _Value:
     plain: Any
     types: Any = None
     error: CodecError | None = None
+
+    @property
+    def is_class(self) -> bool:
+        """Whether the value is a class of containers, which readers of the plain form unpickle."""
+        return self.error is None and bool(self.types == CLASS)
+
+    @property
+    def is_json(self) -> bool:
+        """Whether the metadata of the plain form stores the value."""
+        return self.error is None and bool(self.types != CLASS)
+
+
+def _list_types(values: Mapping[str, _Value]) -> dict[str, Any]:
+    """Return the JSON values that are not read back without their types, with their types."""
+    return {
+        name: {"plain": value.plain, "types": value.types}
+        for name, value in values.items()
+        if value.is_json and value.types is not None
+    }
+
+
+def _list_pickled(values: Mapping[str, _Value]) -> dict[str, Any]:
+    """Return the values that the plain form pickles."""
+    return {
+        name: join_value(value.plain, value.types) if value.is_class else value.plain
+        for name, value in values.items()
+        if not value.is_json
+    }
 
 
 def _split(value: Any) -> _Value:

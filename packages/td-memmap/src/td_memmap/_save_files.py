@@ -75,23 +75,20 @@ def find_save_files(tree: DirectoryTree, wanted: Collection[Parts] = ()) -> Save
 
     def add(parts: Parts) -> Iterator[tuple[Parts]]:
         listing = tree.entries(parts)
-        meta = _read(tree, parts, _file_names.META)
-        if meta is _NO_JSON and "/".join((*parts, _file_names.META)) in recorded:
-            meta = {}
-        elif not is_written(meta, listing):
+        meta = _read_level(tree, parts, listing, recorded)
+        if meta is None:
             return
         if not parts:
             result.files.add((_file_names.MANIFEST,))
         result.directories.add(parts)
         leaves, levels = _stems(meta)
         result.files.update((*parts, name) for name in _FIXED if name in listing)
-        mapping = (isinstance(meta.get("shape"), list) and not is_view(meta)) or "entries" in meta
+        mapping = _has_entries(meta)
         unlisted = mapping and not levels and "_format_version" not in meta
         for name, is_directory in listing.items():
             path = (*parts, name)
             if not is_directory:
-                cut = (name.removesuffix(ending) for ending in _LEAF_ENDINGS if name.endswith(ending))
-                if not leaves.isdisjoint(cut) or _LITTER.fullmatch(name):
+                if _is_leaf_file(name, leaves):
                     result.files.add(path)
                 continue
             known = name in levels or (not mapping and _is_member(name, meta.get("_members")))
@@ -101,6 +98,27 @@ def find_save_files(tree: DirectoryTree, wanted: Collection[Parts] = ()) -> Save
     visit(add, ())
     _add_recorded(tree, result, recorded)
     return result
+
+
+def _read_level(
+    tree: DirectoryTree, parts: Parts, listing: Collection[str], recorded: Mapping[str, Any]
+) -> dict[str, Any] | None:
+    """Return the metadata of a directory, empty if it is damaged; None if no save wrote it."""
+    meta = _read(tree, parts, _file_names.META)
+    if meta is _NO_JSON and "/".join((*parts, _file_names.META)) in recorded:
+        return {}
+    return meta if is_written(meta, listing) else None
+
+
+def _has_entries(meta: dict[str, Any]) -> bool:
+    """Return True if metadata describes a node of entries, in the plain or the general form."""
+    return (isinstance(meta.get("shape"), list) and not is_view(meta)) or "entries" in meta
+
+
+def _is_leaf_file(name: str, stems: set[str]) -> bool:
+    """Return True for a file of a leaf, and for one that an interrupted write left."""
+    cut = (name.removesuffix(ending) for ending in _LEAF_ENDINGS if name.endswith(ending))
+    return not stems.isdisjoint(cut) or _LITTER.fullmatch(name) is not None
 
 
 def _add_recorded(tree: DirectoryTree, result: SaveFiles, recorded: Mapping[str, Any]) -> None:

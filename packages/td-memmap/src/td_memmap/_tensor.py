@@ -162,15 +162,8 @@ class MemoryMappedTensor(Tensor):
         if input.requires_grad:
             raise RuntimeError("a memory-mapped tensor cannot require gradients; pass tensor.detach()")
         path = _make_absolute(filename)
-        if isinstance(input, MemoryMappedTensor):
-            here = input._place.filename
-            if is_whole(input) and here == path and (shape is None or torch.Size(shape) == input.shape):
-                if path is not None or input._place.file is not None:
-                    return input
-            elif path is not None and here is not None and not copy_existing:
-                raise FileTakenError(
-                    f"the tensor is stored in {here}; pass copy_existing=True to copy it to {path}"
-                )
+        if isinstance(input, MemoryMappedTensor) and input._is_stored_at(path, shape, copy_existing):
+            return input
         check_storable(input, f"{path or 'an anonymous file'}", content=copy_data)
         if shape is not None and not input.is_nested:
             input = input.expand(torch.Size(shape))
@@ -178,6 +171,17 @@ class MemoryMappedTensor(Tensor):
         return cls._create(
             shape_of(input), input.dtype, path, existsok=existsok, content=content, keep=not copy_data
         )
+
+    def _is_stored_at(self, path: str | None, shape: Shape | None, copy_existing: bool) -> bool:
+        """Return True if the tensor is the content of a file at ``path``; raise FileTakenError if it is that of another one."""
+        here = self._place.filename
+        if is_whole(self) and here == path and (shape is None or torch.Size(shape) == self.shape):
+            return path is not None or self._place.file is not None
+        if path is not None and here is not None and not copy_existing:
+            raise FileTakenError(
+                f"the tensor is stored in {here}; pass copy_existing=True to copy it to {path}"
+            )
+        return False
 
     @classmethod
     def _create(

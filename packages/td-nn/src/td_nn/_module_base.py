@@ -16,9 +16,11 @@ from ._portable import make_portable
 from ._sharded import show_results
 from .module_errors import SelectionError
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
 __all__ = ["TensorDictModuleBase"]
 
-SelfT = TypeVar("SelfT", bound="TensorDictModuleBase[Any]")
 CollectionT = TypeVar("CollectionT", bound=TensorCollection)
 
 #: Type that a call with tensors returns: one value, or a tuple of several.
@@ -85,7 +87,7 @@ class TensorDictModuleBase(nn.Module, Generic[ResultT]):
         keys = self._all_out_keys
         return self.out_keys if keys is None else list(keys)
 
-    def select_out_keys(self: SelfT, *out_keys: Any) -> SelfT:
+    def select_out_keys(self, *out_keys: Any) -> Self:
         """Select output keys, in this order. The other outputs are removed from the collection after each call.
 
         Args:
@@ -110,7 +112,7 @@ class TensorDictModuleBase(nn.Module, Generic[ResultT]):
         self._store_selection(selected)
         return self
 
-    def reset_out_keys(self: SelfT) -> SelfT:
+    def reset_out_keys(self) -> Self:
         """Select all output keys.
 
         >>> from td_nn import TensorDictModule
@@ -231,7 +233,7 @@ class TensorDictModuleBase(nn.Module, Generic[ResultT]):
                 state[name] = make_portable(state[name])
         return state
 
-    def __deepcopy__(self: SelfT, memo: dict[int, Any]) -> SelfT:
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         new = memo[id(self)] = type(self).__new__(type(self))
         for name, value in self.__dict__.items():
             new.__dict__[name] = copy.deepcopy(value, memo)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Iterator
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -20,9 +20,10 @@ from ._probabilistic import ProbabilisticTensorDictModule
 from ._sequence import TensorDictSequential, has_keys, run_on_members
 from ._switches import STATE
 
-__all__ = ["ProbabilisticTensorDictSequential"]
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
-SelfT = TypeVar("SelfT", bound="ProbabilisticTensorDictSequential")
+__all__ = ["ProbabilisticTensorDictSequential"]
 
 
 class ProbabilisticTensorDictSequential(TensorDictSequential):
@@ -153,7 +154,7 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
             return module.default_interaction_type
         return interaction_type()
 
-    def __getitem__(self: SelfT, index: Any) -> Any:
+    def __getitem__(self, index: Any) -> Any:
         """Return a member by index or name, or a sequence of the members in a slice.
 
         A slice is probabilistic if it ends with a distribution, or if ``return_composite`` is True and it has one.
@@ -171,7 +172,7 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
         provided: Any = dict(pairs) if self._is_named else members
         return TensorDictSequential(provided, partial_tolerant=self.partial_tolerant, inplace=self.inplace)
 
-    def _with(self: SelfT, pairs: list[tuple[str | None, Any]]) -> SelfT:
+    def _with(self, pairs: list[tuple[str | None, Any]]) -> Self:
         new = super()._with(pairs)
         if new._return_composite is False and not is_probabilistic(pairs[-1][1]):
             new._return_composite = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
@@ -19,9 +19,11 @@ from ._switches import STATE, has_outputs
 from ._wrap import WrapModule
 from .module_errors import MissingKeyError, OutputError, SelectionError, note_place, show_step, step_out
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
 __all__ = ["TensorDictSequential"]
 
-SelfT = TypeVar("SelfT", bound="TensorDictSequential")
 Members = "nn.ModuleList | nn.ModuleDict"
 
 
@@ -219,7 +221,7 @@ class TensorDictSequential(TensorDictModule[Any]):
         modules: Any = self._modules  # self.module is found by __getattr__, which is slow
         return iter(_members(modules["module"]))
 
-    def __getitem__(self: SelfT, index: Any) -> Any:
+    def __getitem__(self, index: Any) -> Any:
         """Return a member by index or name, or a sequence of the members in a slice."""
         if isinstance(index, str):
             if not self._is_named:
@@ -250,7 +252,7 @@ class TensorDictSequential(TensorDictModule[Any]):
         del pairs[index if isinstance(index, slice) else self._place(index)]
         self._replace(pairs)
 
-    def append(self: SelfT, module: Any, name: str | None = None) -> SelfT:
+    def append(self, module: Any, name: str | None = None) -> Self:
         """Add a member at the end.
 
         Args:
@@ -263,7 +265,7 @@ class TensorDictSequential(TensorDictModule[Any]):
         """
         return self.insert(len(self), module, name)
 
-    def insert(self: SelfT, index: int, module: Any, name: str | None = None) -> SelfT:
+    def insert(self, index: int, module: Any, name: str | None = None) -> Self:
         """Insert a member at an index.
 
         Args:
@@ -286,7 +288,7 @@ class TensorDictSequential(TensorDictModule[Any]):
         self._replace(pairs)
         return self
 
-    def extend(self: SelfT, modules: Any) -> SelfT:
+    def extend(self, modules: Any) -> Self:
         """Add members at the end.
 
         Args:
@@ -360,7 +362,7 @@ class TensorDictSequential(TensorDictModule[Any]):
         self.module = container
         self.__dict__.update(_all_in_keys=tuple(in_keys), _all_out_keys=tuple(out_keys))
 
-    def _with(self: SelfT, pairs: list[tuple[str | None, Any]]) -> SelfT:
+    def _with(self, pairs: list[tuple[str | None, Any]]) -> Self:
         """Return a sequence of other members with the same type and options, but without the selection."""
         new = type(self).__new__(type(self))
         nn.Module.__init__(new)
@@ -372,7 +374,7 @@ class TensorDictSequential(TensorDictModule[Any]):
         new._take_members(container, *self._compute_in_and_out_keys(_members(container)))
         return new
 
-    def select_subsequence(self: SelfT, in_keys: Any = None, out_keys: Any = None) -> SelfT:
+    def select_subsequence(self, in_keys: Any = None, out_keys: Any = None) -> Self:
         """Return a sequence of the members that are needed to compute some keys from others.
 
         Functions without keys are kept between the first and the last selected member. Nested sequences are cut in the
@@ -402,7 +404,7 @@ class TensorDictSequential(TensorDictModule[Any]):
             )
         return result
 
-    def _cut_inputs(self: SelfT, options: dict[Key, None]) -> SelfT | None:
+    def _cut_inputs(self, options: dict[Key, None]) -> Self | None:
         """Return the members that can run on the keys ``options``; add their outputs to ``options``."""
         kept = []
         for name, module in self._pairs():
@@ -416,7 +418,7 @@ class TensorDictSequential(TensorDictModule[Any]):
                 options.update(dict.fromkeys(part.out_keys))
         return self._trim(kept)
 
-    def _cut_outputs(self: SelfT, wanted: dict[Key, None]) -> SelfT | None:
+    def _cut_outputs(self, wanted: dict[Key, None]) -> Self | None:
         """Return the members that are needed for the keys ``wanted``; add their inputs to ``wanted``."""
         kept: list[tuple[str | None, Any]] = []
         for name, module in reversed(self._pairs()):
@@ -432,7 +434,7 @@ class TensorDictSequential(TensorDictModule[Any]):
                 wanted.update(dict.fromkeys(part.in_keys))
         return self._trim(kept)
 
-    def _trim(self: SelfT, kept: list[tuple[str | None, Any]]) -> SelfT | None:
+    def _trim(self, kept: list[tuple[str | None, Any]]) -> Self | None:
         """Return a sequence from the first to the last member with keys; None if there are none."""
         keyed = [place for place, (_, module) in enumerate(kept) if _has_keys_declared(module)]
         if not keyed:

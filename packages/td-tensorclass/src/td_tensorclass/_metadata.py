@@ -6,15 +6,17 @@ import copyreg
 import operator
 from abc import ABCMeta
 from collections.abc import Sequence
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from td_core.spi import Node, set_module
 from td_core.typing import BatchSize, DeviceType
 
 from ._non_tensor import NonTensorDataBase
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
 T = TypeVar("T")
-SelfT = TypeVar("SelfT", bound="MetaData[Any]")
 
 
 class _MetaDataType(ABCMeta):
@@ -88,7 +90,7 @@ class MetaData(NonTensorDataBase, Generic[T], metaclass=_MetaDataType):
     def _print_entry(self) -> str:
         return type(self).__name__
 
-    def _replace_value(self: SelfT, value: Any) -> SelfT:
+    def _replace_value(self, value: Any) -> Self:
         self._check_type(value)
         return super()._replace_value(value)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
@@ -31,7 +31,8 @@ from ._static_values import register_data
 from ._value_nodes import NonTensorNode, ValueNode, nest_values, take_values
 from ._value_settings import capture_non_tensor_stack
 
-SelfT = TypeVar("SelfT", bound="NonTensorDataBase")
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 @dataclasses.dataclass
@@ -88,11 +89,11 @@ class NonTensorDataBase(NonTensorNode, TensorCollection):
 
     @classmethod
     def from_tensordict(
-        cls: type[SelfT],
+        cls,
         tensordict: TensorCollection,
         non_tensordict: Mapping[str, Any] | None = None,
         safe: bool | None = None,
-    ) -> SelfT:
+    ) -> Self:
         """Build a node with the batch size, device and names of a collection.
 
         Args:
@@ -140,9 +141,7 @@ class NonTensorDataBase(NonTensorNode, TensorCollection):
             "call maybe_to_stack() first"
         )
 
-    def _copy_with(
-        self: SelfT, batch_size: torch.Size, device: torch.device | None, names: Names | None
-    ) -> SelfT:
+    def _copy_with(self, batch_size: torch.Size, device: torch.device | None, names: Names | None) -> Self:
         """Build a node with the same value and another batch size, device and names."""
         node = new_object(type(self))
         node._store_new([self._value])
@@ -151,13 +150,13 @@ class NonTensorDataBase(NonTensorNode, TensorCollection):
         return node
 
     @classmethod
-    def _of_stack(cls: type[SelfT], stack: Any, places: Sequence[int]) -> list[SelfT]:
+    def _of_stack(cls, stack: Any, places: Sequence[int]) -> list[Self]:
         """Build one node per position in ``places``, each a view of the value of a stack at that position."""
         size, device, cells = torch.Size(), stack._device, stack._cells
         root = stack if stack._root is None else stack._root
         if stack._places is not None:
             places = take_values(stack._places, places)
-        nodes: list[SelfT] = []
+        nodes: list[Self] = []
         for place in places:
             # Hot path: set the slots as _show() and _start() do, without a call per element.
             node = new_object(cls)
@@ -195,13 +194,13 @@ class NonTensorDataBase(NonTensorNode, TensorCollection):
     def _as_value(self, value: Any) -> Any:
         return type(self)(value) if type(value) is type(self._value) else value
 
-    def _copy_node(self: SelfT) -> SelfT:
+    def _copy_node(self) -> Self:
         return self._copy_with(self._batch_size, self._device, self._names)
 
     def _get_varying_dims(self) -> tuple[int, ...]:
         return ()
 
-    def _shallow_copy(self: SelfT) -> SelfT:
+    def _shallow_copy(self) -> Self:
         node = self._copy_with(self._batch_size, self._device, self._names)
         node._show(self, range(len(self._places or (0,))))
         return node
@@ -215,7 +214,7 @@ class NonTensorDataBase(NonTensorNode, TensorCollection):
         stack._joints = (), None
         return stack
 
-    def _transform(self: SelfT, plan: Any) -> SelfT:
+    def _transform(self, plan: Any) -> Self:
         stack = self._shown_stack()
         if stack is not None and plan.is_view and plan.resize_batch(self._batch_size).numel():
             return stack._transform(plan)  # type: ignore[no-any-return]
@@ -232,7 +231,7 @@ class NonTensorDataBase(NonTensorNode, TensorCollection):
                 node._stay_part_of(self)
         return node
 
-    def _transform_multi(self: SelfT, plan: Any) -> tuple[SelfT, ...]:
+    def _transform_multi(self, plan: Any) -> tuple[Self, ...]:
         stack = self._shown_stack()
         if stack is not None and plan.is_view:
             return stack._transform_multi(plan)  # type: ignore[no-any-return]
@@ -299,7 +298,7 @@ class NonTensorDataBase(NonTensorNode, TensorCollection):
         stack._assign(index, value)
         return stack
 
-    def _replace_value(self: SelfT, value: Any) -> SelfT:
+    def _replace_value(self, value: Any) -> Self:
         """Write another value to this node, to its views, and to the storage of the package that saved it."""
         places = self._places or (0,)
         self._owner()._store(self._cells, places, [value] * len(places))

@@ -9,7 +9,7 @@ positions of its values in them.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -43,7 +43,8 @@ from ._value_nodes import (
 )
 from ._value_settings import list_to_stack
 
-SelfT = TypeVar("SelfT", bound="NonTensorStack")
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 class NonTensorStack(NonTensorNode, TensorDictBase):
@@ -92,7 +93,7 @@ class NonTensorStack(NonTensorNode, TensorDictBase):
                 if isinstance(value, list) and (size := stack._index(prefix)._get_child(key).batch_size):
                     # The values of uneven members were read as lists, so convert a list back to one value per element.
                     node = self.from_list(value, len(size))
-                stack._assign(prefix, {key: node})  # type: ignore[attr-defined]
+                stack._assign(prefix, {key: node})
         super()._store(cells, places, new)
 
     def __init__(
@@ -138,12 +139,12 @@ class NonTensorStack(NonTensorNode, TensorDictBase):
 
     @classmethod
     def _of(
-        cls: type[SelfT],
+        cls,
         values: list[Any],
         batch_size: torch.Size,
         device: torch.device | None = None,
         names: Names | None = None,
-    ) -> SelfT:
+    ) -> Self:
         """Build a stack from values in C order of the batch, without checks."""
         node = new_object(cls)
         node._fill(values, batch_size, device, names)
@@ -166,7 +167,7 @@ class NonTensorStack(NonTensorNode, TensorDictBase):
         return NonTensorData(values[0], device=device)
 
     @classmethod
-    def from_nontensordata(cls: type[SelfT], non_tensor: NonTensorDataBase) -> SelfT:
+    def from_nontensordata(cls, non_tensor: NonTensorDataBase) -> Self:
         """Convert a :class:`NonTensorData` to a stack that repeats its value per batch element.
 
         >>> NonTensorStack.from_nontensordata(NonTensorData("a", batch_size=[2])).tolist()
@@ -176,7 +177,7 @@ class NonTensorStack(NonTensorNode, TensorDictBase):
         return cls._of(non_tensor._expand_values(size), size, non_tensor.device, non_tensor._names)
 
     @classmethod
-    def from_list(cls: type[SelfT], values: list[Any], ndim: int | None = None) -> SelfT:  # type: ignore[override]
+    def from_list(cls, values: list[Any], ndim: int | None = None) -> Self:  # type: ignore[override]
         """Build a stack from a nested list.
 
         Args:
@@ -295,7 +296,7 @@ class NonTensorStack(NonTensorNode, TensorDictBase):
                 f"batch size {list(batch_size)}"
             )
 
-    def _with_batch_size(self: SelfT, batch_size: torch.Size) -> SelfT:
+    def _with_batch_size(self, batch_size: torch.Size) -> Self:
         ndim = len(self._batch_size)
         if len(batch_size) > ndim and batch_size[:ndim] == self._batch_size:
             # If all values are lists of the right length, their items become the values of the new dims.
@@ -306,7 +307,7 @@ class NonTensorStack(NonTensorNode, TensorDictBase):
     def _max_batch_size(self) -> torch.Size:
         return self._batch_size + NonTensorStack.from_list(self._values).batch_size[1:]
 
-    def _add_dims(self: SelfT, batch_size: torch.Size) -> SelfT:
+    def _add_dims(self, batch_size: torch.Size) -> Self:
         values, size = self._values, self._batch_size
         while len(size) < len(batch_size):
             wanted = batch_size[len(size)]
@@ -316,13 +317,13 @@ class NonTensorStack(NonTensorNode, TensorDictBase):
             size = batch_size[: len(size) + 1]
         return self._of(values, torch.Size(batch_size), self._device)
 
-    def _view(self: SelfT, places: Sequence[int], size: tuple[int, ...]) -> SelfT:
+    def _view(self, places: Sequence[int], size: tuple[int, ...]) -> Self:
         """Build a view of the values at ``places``, with batch size ``size``: writes change both nodes."""
         node = self._make_sized([], size)
         node._show(self, places)
         return node
 
-    def _make_sized(self: SelfT, values: list[Any], size: tuple[int, ...]) -> SelfT:
+    def _make_sized(self, values: list[Any], size: tuple[int, ...]) -> Self:
         """Build a stack of ``size``, whose last dims are hidden from the batch size if this node has hidden dims."""
         node = self._of(values, torch.Size(size), self._device)
         if self._hidden:
@@ -385,7 +386,7 @@ class NonTensorStack(NonTensorNode, TensorDictBase):
                 dims.append(along.stack_dim)
         return tuple(sorted(dims))
 
-    def _regroup(self: SelfT, part: Any, places: Sequence[int], dims: tuple[int, ...] | None) -> Any:
+    def _regroup(self, part: Any, places: Sequence[int], dims: tuple[int, ...] | None) -> Any:
         """Set the varying dims of a result; convert it to NonTensorData if it has none and all values are equal."""
         if dims is None or len(dims) == len(part._batch_size) or self._joints is None:
             return part
@@ -409,13 +410,13 @@ class NonTensorStack(NonTensorNode, TensorDictBase):
         except BatchSizeError:
             return value
 
-    def _copy_node(self: SelfT) -> SelfT:
+    def _copy_node(self) -> Self:
         node = self._of(self._snapshot, self._values_size, self._device, self._names)
         node._batch_size, node._joints, node._hidden = self._batch_size, self._joints, self._hidden
         node._emerges = self._emerges
         return node
 
-    def _shallow_copy(self: SelfT) -> SelfT:
+    def _shallow_copy(self) -> Self:
         node = self._view(range(self._values_size.numel()), self._values_size)
         node._batch_size, node._names, node._joints = self._batch_size, self._names, self._joints
         node._emerges = self._emerges
@@ -432,13 +433,13 @@ class NonTensorStack(NonTensorNode, TensorDictBase):
             return tuple(self._kept(plan, lead) for lead in plan.leads)
         return tuple(self._gather_parts(plan))
 
-    def _pad_values(self: SelfT, places: Sequence[int], size: tuple[int, ...]) -> SelfT:
+    def _pad_values(self, places: Sequence[int], size: tuple[int, ...]) -> Self:
         """Build a padded stack from the position of each value; padding elements, at position -1, become None."""
         self._check_whole()
         values = [None if i < 0 else self._values[i] for i in places]
         return self._of(values, torch.Size(size), self._device, self._names)
 
-    def _kept(self: SelfT, plan: Any, lead: tuple[int, ...]) -> SelfT:
+    def _kept(self, plan: Any, lead: tuple[int, ...]) -> Self:
         """Copy the stack for an operation that computes new numbers, such as a sum. Raise if it changes the batch size."""
         size = torch.Size(lead + self._batch_size[plan.n :])
         if size != self._batch_size:
@@ -498,7 +499,7 @@ class NonTensorStack(NonTensorNode, TensorDictBase):
         self._check_whole()
         return self._unwrap() if linked else nest_values(self._values, self._batch_size)
 
-    def maybe_to_stack(self: SelfT) -> SelfT:
+    def maybe_to_stack(self) -> Self:
         """Return the stack itself; see :meth:`NonTensorData.maybe_to_stack`.
 
         >>> NonTensorStack("a").maybe_to_stack().tolist()

@@ -18,7 +18,8 @@ MEMBER = "_tensordict"
 
 def _has_only_tensors(inner: TensorCollection) -> bool:
     """Return True unless an object of a pytree has replaced a tensor or a node."""
-    items = expand([inner], lambda item: item._tree_children() if isinstance(item, TensorCollection) else ())
+    root: object = inner
+    items = expand([root], lambda item: item._tree_children() if isinstance(item, TensorCollection) else ())
     return all(isinstance(item, (Tensor, TensorCollection)) for item in items)
 
 

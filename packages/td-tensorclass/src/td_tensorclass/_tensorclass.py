@@ -10,7 +10,7 @@ import sys
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import FrozenInstanceError
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -40,7 +40,9 @@ from ._typing import BatchSizeArgument, DeviceArgument, FieldsMeta, NamesArgumen
 from ._unbatched import UnbatchedTensor
 from ._value_nodes import NonTensorNode, ValueNode, kind_mismatch_error
 
-SelfT = TypeVar("SelfT", bound="TensorClass")
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
 
 #: Attributes of an instance that are not fields.
 _STATE = frozenset({"_tensordict", "_undo"})
@@ -165,14 +167,14 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
         td._set_path(name, value, prefix, non_blocking=non_blocking)
 
     @classmethod
-    def _wrap_unchecked(cls: type[SelfT], td: Any) -> SelfT:
+    def _wrap_unchecked(cls, td: Any) -> Self:
         """Wrap a collection as an instance without checks, lock or ``__post_init__``."""
         node = new_object(cls)
         object.__setattr__(node, "_tensordict", td)
         return node
 
     @classmethod
-    def _wrap(cls: type[SelfT], td: Any) -> SelfT:
+    def _wrap(cls, td: Any) -> Self:
         """Wrap the result of an operation, whose keys must be fields: lock it if frozen, and run ``__post_init__``."""
         node = new_object(cls)
         object.__setattr__(node, "_tensordict", td)
@@ -181,7 +183,7 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
         return node
 
     @classmethod
-    def _wrap_stack(cls: type[SelfT], td: Any) -> SelfT:
+    def _wrap_stack(cls, td: Any) -> Self:
         # ``__post_init__`` already ran for the members, so it does not run for their stack.
         node = cls._wrap_unchecked(td)
         if cls._schema.options.frozen:
@@ -201,11 +203,11 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
 
     @classmethod
     def from_tensordict(
-        cls: type[SelfT],
+        cls,
         tensordict: Node,
         non_tensordict: Mapping[str, Any] | None = None,
         safe: bool | None = None,
-    ) -> SelfT:
+    ) -> Self:
         """Wrap a collection as an instance, without copying it.
 
         A nested TensorDict becomes an instance of the tensorclass that its field is annotated with, if its keys are
@@ -297,7 +299,7 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
         return cls._wrap_stack(inner)
 
     @classmethod
-    def from_dict(cls: type[SelfT], input_dict: Mapping[Any, Any] | Node, **kwargs: Any) -> SelfT:
+    def from_dict(cls, input_dict: Mapping[Any, Any] | Node, **kwargs: Any) -> Self:
         """Build an instance from a mapping; options as for :meth:`TensorCollection.from_dict`.
 
         As for the constructor, a nested mapping is one value unless its field is annotated as a collection. Missing
@@ -383,14 +385,16 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
         self._tensordict._set_children(values)
 
     def _with_children(
-        self: SelfT,
+        self,
         children: Mapping[str, Any],
         *,
         batch_size: torch.Size | None = None,
         device: torch.device | NoDefault | None = NO_DEFAULT,
         names: Names | NoDefault | None = NO_DEFAULT,
-    ) -> SelfT:
-        inner = self._tensordict._with_children(children, batch_size=batch_size, device=device, names=names)
+    ) -> Self:
+        inner: Any = self._tensordict._with_children(
+            children, batch_size=batch_size, device=device, names=names
+        )
         # If keys are not fields (for example flattened or renamed), return a plain collection so that no entry is lost.
         return self._wrap(inner) if children.keys() <= self._schema.names.keys() else inner
 
@@ -408,11 +412,11 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
             if type(item) is not type(self):
                 raise _join_error(self, item, path)
 
-    def _shallow_copy(self: SelfT) -> SelfT:
+    def _shallow_copy(self) -> Self:
         # With the same leaves it is not a new result, so __post_init__ does not run again.
         return self._wrap_unchecked(self._tensordict._shallow_copy())
 
-    def _join(self: SelfT, items: Sequence[Node], plan: Any, path: tuple[str, ...] = ()) -> SelfT:
+    def _join(self, items: Sequence[Node], plan: Any, path: tuple[str, ...] = ()) -> Self:
         if plan.alike:
             self._check_join(items, path)
         inner = _with_none([item._inner() for item in items])
@@ -451,7 +455,7 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
         else:
             self._store(self._tensordict, name, value, prefix, non_blocking=non_blocking)
 
-    def replace(self: SelfT, *args: Any, **kwargs: Any) -> SelfT:
+    def replace(self, *args: Any, **kwargs: Any) -> Self:
         """Return a copy with other values for some fields, on which ``__post_init__`` runs.
 
         >>> class Point(TensorClass):
@@ -465,12 +469,15 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
     @property
     def stack_dim(self) -> int:
         """The stack dim of an instance that is a lazy stack; AttributeError for other instances."""
-        return self._tensordict.stack_dim  # type: ignore[no-any-return]
+        stack: Any = self._tensordict
+        dim: int = stack.stack_dim
+        return dim
 
     @property
     def tensordicts(self) -> list[Any]:
         """The members of an instance that is a lazy stack, as instances of this class; else AttributeError."""
-        return [self._wrap_unchecked(member) for member in self._tensordict.tensordicts]
+        stack: Any = self._tensordict
+        return [self._wrap_unchecked(member) for member in stack.tensordicts]
 
     def append(self, tensordict: Any) -> None:
         """Append a member to an instance that is a lazy stack; see :meth:`insert`."""
@@ -525,7 +532,7 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
         self._check_join(items, ())
         return self._tensordict
 
-    def unlock_(self: SelfT) -> SelfT:
+    def unlock_(self) -> Self:
         """Allow structural changes again; see :meth:`TensorCollection.unlock_`.
 
         Raises:

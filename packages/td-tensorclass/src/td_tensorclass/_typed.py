@@ -8,7 +8,7 @@ from abc import ABCMeta
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING
 from types import GenericAlias
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, ClassVar, get_origin, get_type_hints
 
 from torch import Tensor
 
@@ -21,7 +21,9 @@ from ._schema import ALLOWED, RESERVED, collection_class
 from ._typing import BatchSizeArgument, DeviceArgument, NamesArgument, dataclass_transform
 from ._value_nodes import ValueNode
 
-SelfT = TypeVar("SelfT", bound="TypedTensorDict")
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
 
 #: Cache of the classes made by options in brackets.
 _bracketed: dict[tuple[Any, ...], type] = {}
@@ -161,7 +163,7 @@ class TypedTensorDict(TensorDict, metaclass=_TypedMeta):
             entries, batch_size=batch_size, device=device, names=names, lock=lock or self._frozen
         )
 
-    def unlock_(self: SelfT) -> SelfT:
+    def unlock_(self) -> Self:
         """Allow structural changes again; see :meth:`TensorCollection.unlock_`.
 
         Raises:
@@ -183,7 +185,7 @@ class TypedTensorDict(TensorDict, metaclass=_TypedMeta):
             raise TypeError(f"{cls.__name__} misses the required keys {missing}")
 
     @classmethod
-    def from_tensordict(cls: type[SelfT], tensordict: Node) -> SelfT:
+    def from_tensordict(cls, tensordict: Node) -> Self:
         """Build a typed collection with the entries of another one, without copying them.
 
         Raises:
@@ -196,7 +198,7 @@ class TypedTensorDict(TensorDict, metaclass=_TypedMeta):
         """
         children = dict(tensordict._children())
         cls._require(children)
-        made: SelfT = cls._make(children, tensordict.batch_size, tensordict.device, tensordict._names)
+        made: Self = cls._make(children, tensordict.batch_size, tensordict.device, tensordict._names)
         return made.lock_() if cls._frozen else made
 
     @classmethod

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -32,7 +32,8 @@ from td_core.typing import NO_DEFAULT, BatchSize, Names, NoDefault
 from ._static_values import register_static
 from ._value_nodes import ValueNode, kind_mismatch_error
 
-SelfT = TypeVar("SelfT", bound="UnbatchedNode")
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 # A state dict contains the tensor itself, so torch.load(weights_only=True) must accept the class.
@@ -133,7 +134,7 @@ class UnbatchedNode(ValueNode, TensorCollection):
             self._kept = shown
         return self._kept
 
-    def _with(self: SelfT, payload: Tensor, batch_size: torch.Size | None = None) -> SelfT:
+    def _with(self, payload: Tensor, batch_size: torch.Size | None = None) -> Self:
         """Build a node with another payload, or with the same payload and another batch size."""
         node = new_object(type(self))
         size = self._batch_size if batch_size is None else batch_size
@@ -153,13 +154,13 @@ class UnbatchedNode(ValueNode, TensorCollection):
         """Ignore names: the tensor has no batch dims that they could refer to."""
 
     def _with_children(
-        self: SelfT,
+        self,
         children: Mapping[str, Any],
         *,
         batch_size: torch.Size | None = None,
         device: torch.device | NoDefault | None = NO_DEFAULT,
         names: Names | NoDefault | None = NO_DEFAULT,
-    ) -> SelfT:
+    ) -> Self:
         node = self._with(self._payload, batch_size)
         if device is not NO_DEFAULT:
             node._device = device
@@ -194,7 +195,7 @@ class UnbatchedNode(ValueNode, TensorCollection):
     def _flatten_other(self, other: Node, out: list[Tensor], path: tuple[str, ...] = ()) -> None:
         out.append(self._get_counterpart(other, path)._payload)
 
-    def _map(self: SelfT, fn: Callable[[Tensor], Tensor]) -> SelfT:
+    def _map(self, fn: Callable[[Tensor], Tensor]) -> Self:
         mapped = fn(self._payload)
         # A function that writes in place may return None.
         return self._with(self._payload if mapped is None else mapped)
@@ -209,14 +210,14 @@ class UnbatchedNode(ValueNode, TensorCollection):
             )
         out.append(value.reshape(()))
 
-    def _transform(self: SelfT, plan: Any) -> SelfT:
+    def _transform(self, plan: Any) -> Self:
         return self._with(self._payload, plan.resize_batch(self._batch_size))
 
-    def _transform_multi(self: SelfT, plan: Any) -> tuple[SelfT, ...]:
+    def _transform_multi(self, plan: Any) -> tuple[Self, ...]:
         tail = self._batch_size[plan.n :]
         return tuple([self._with(self._payload, torch.Size(lead + tail)) for lead in plan.leads])
 
-    def _join(self: SelfT, items: Sequence[Node], plan: Any, path: tuple[str, ...] = ()) -> SelfT:
+    def _join(self, items: Sequence[Node], plan: Any, path: tuple[str, ...] = ()) -> Self:
         for i, item in enumerate(items):
             if not self._get_counterpart(item, path)._is_same(self):
                 raise StructureError(
@@ -248,7 +249,7 @@ class UnbatchedNode(ValueNode, TensorCollection):
         left, right = self._payload, other._payload
         return left is right or is_same_value(_plain(left), _plain(right))
 
-    def _compare(self: SelfT, other: Any, single: Callable[..., Any]) -> SelfT:
+    def _compare(self, other: Any, single: Callable[..., Any]) -> Self:
         return self._with(single(self._payload, self._get_counterpart(other)._payload))
 
     def _get_counterpart(self, other: Any, path: tuple[str, ...] = ()) -> UnbatchedNode:

@@ -190,9 +190,8 @@ def _flatten_unbatched(node: UnbatchedNode) -> Record:
 
 
 def _unflatten_unbatched(record: Record) -> UnbatchedNode:
-    node = UnbatchedNode(
-        record.entries["data"], torch.Size(read_header_field(record.meta, "stands_for", list))
-    )
+    data: Any = record.entries["data"]
+    node = UnbatchedNode(data, torch.Size(read_header_field(record.meta, "stands_for", list)))
     return _apply_header(node, record.meta)  # type: ignore[no-any-return]
 
 

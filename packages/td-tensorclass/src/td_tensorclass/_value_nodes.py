@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
@@ -26,8 +26,10 @@ from td_core.typing import NO_DEFAULT, BatchSize, Names, NoDefault
 
 from ._value_equality import is_equal_value
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
 NodeT = TypeVar("NodeT", bound="ValueNode")
-SelfT = TypeVar("SelfT", bound="NonTensorNode")
 
 #: (dims, ones) of a stack made by joining nodes of which some had one value for a whole batch. ``dims`` are the batch dims
 #: along which the values vary. ``ones`` is None if all of the nodes had one value, else it has a bool per element.
@@ -221,7 +223,7 @@ class NonTensorNode(ValueNode):
         self._places = places if source._places is None else take_values(source._places, places)
         self._root = source if source._root is None else source._root
 
-    def _copy_node(self: SelfT) -> SelfT:
+    def _copy_node(self) -> Self:
         """Return a node with the same values, which later writes to this one do not change."""
         raise NotImplementedError
 
@@ -302,13 +304,13 @@ class NonTensorNode(ValueNode):
         return equal if single is torch.eq else ~equal
 
     def _with_children(
-        self: SelfT,
+        self,
         children: Mapping[str, Any],
         *,
         batch_size: torch.Size | None = None,
         device: torch.device | NoDefault | None = NO_DEFAULT,
         names: Names | NoDefault | None = NO_DEFAULT,
-    ) -> SelfT:
+    ) -> Self:
         if children:
             raise StructureError(f"a {type(self).__name__} holds values and no entries; got {list(children)}")
         node = self._copy_node()
@@ -323,7 +325,7 @@ class NonTensorNode(ValueNode):
     def _flatten_leaves(self, out: list[Tensor]) -> list[Any]:
         return []
 
-    def _map(self: SelfT, fn: Callable[[Tensor], Tensor]) -> SelfT:
+    def _map(self, fn: Callable[[Tensor], Tensor]) -> Self:
         return self._shallow_copy() if is_aliasing(fn) else self._copy_node()
 
     def _flatten_other(self, other: Node, out: list[Tensor], path: tuple[str, ...] = ()) -> None:
@@ -331,7 +333,7 @@ class NonTensorNode(ValueNode):
             raise kind_mismatch_error(self, other, path)
 
     def update(
-        self: SelfT,
+        self,
         input_dict_or_td: Any = None,
         clone: bool = False,
         inplace: bool = False,
@@ -342,7 +344,7 @@ class NonTensorNode(ValueNode):
         update_batch_size: bool = False,
         ignore_lock: bool = False,
         **kwargs: Any,
-    ) -> SelfT:
+    ) -> Self:
         """Copy the values of other non-tensor data; options that concern entries have no effect.
 
         Raises:
@@ -359,14 +361,14 @@ class NonTensorNode(ValueNode):
         return self.update_(input_dict_or_td, **kwargs)
 
     def update_(
-        self: SelfT,
+        self,
         input_dict_or_td: Any = None,
         clone: bool = False,
         *,
         non_blocking: bool = False,
         keys_to_update: Any = None,
         **kwargs: Any,
-    ) -> SelfT:
+    ) -> Self:
         """Copy the values of other non-tensor data, even if this node is locked.
 
         Raises:

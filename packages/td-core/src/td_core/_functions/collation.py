@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.utils.data import default_collate
 
 from .._collection import Core
@@ -51,17 +53,21 @@ def collate(
     if not samples:
         return samples
     first = samples[0]
-    options: Any = {"pad_keys": pad_keys, "nested_keys": nested_keys, "mask_key": mask_key}
+    collate_column = partial(collate, pad_keys=pad_keys, nested_keys=nested_keys, mask_key=mask_key)
     if isinstance(first, Core):
         return _collate_collections(samples, pad_keys or {}, nested_keys or (), mask_key)
     if isinstance(first, (tuple, list)):
-        columns = [collate(column, **options) for column in zip(*samples, strict=True)]
-        if hasattr(first, "_fields"):
-            return type(first)(*columns)
-        return tuple(columns) if isinstance(first, tuple) else columns
+        return _build_like(first, [collate_column(column) for column in zip(*samples, strict=True)])
     if isinstance(first, Mapping) and any(isinstance(item, Core) for item in first.values()):
-        return {key: collate([sample[key] for sample in samples], **options) for key in first}
+        return {key: collate_column([sample[key] for sample in samples]) for key in first}
     return default_collate(samples)
+
+
+def _build_like(sample: Any, columns: list[Any]) -> Any:
+    """Build a named tuple, tuple or list of columns, like a sample."""
+    if hasattr(sample, "_fields"):
+        return type(sample)(*columns)
+    return tuple(columns) if isinstance(sample, tuple) else columns
 
 
 def _collate_collections(
@@ -76,26 +82,31 @@ def _collate_collections(
     if pad_keys:
         samples = [sample._shallow_copy() for sample in samples]
     for key, value in pad_keys.items():
-        path = unravel_key_to_tuple(key)
-        leaves = [sample[key] for sample in samples]
-        if len({leaf.ndim for leaf in leaves}) != 1:
-            raise StructureError(
-                f"collate: key {key!r} has {[leaf.ndim for leaf in leaves]} dims, so it cannot be padded"
-            )
-        shape = [max(sizes) for sizes in zip(*(leaf.shape for leaf in leaves), strict=True)]
-        for sample, leaf in zip(samples, leaves, strict=True):
-            padded = leaf.new_full(shape, value)
-            inside = tuple(slice(size) for size in leaf.shape)
-            padded[inside] = leaf
-            sample._set_path(path, padded)
-            if mask_key is not None:
-                mask = torch.zeros(shape, dtype=torch.bool, device=leaf.device)
-                mask[inside] = True
-                sample._set_path((*unravel_key_to_tuple(mask_key), *path), mask)
+        _pad_entry(samples, key, value, mask_key)
     result = maybe_dense_stack(samples, 0)
     for key, leaves in columns.items():
         result.set(key, torch.nested.as_nested_tensor(leaves, layout=torch.jagged))
     return result
+
+
+def _pad_entry(samples: list[Any], key: NestedKey, value: float, mask_key: NestedKey | None) -> None:
+    """Pad one entry of all samples to the same shape, and set its masks."""
+    path = unravel_key_to_tuple(key)
+    leaves: list[Tensor] = [sample[key] for sample in samples]
+    if len({leaf.ndim for leaf in leaves}) != 1:
+        raise StructureError(
+            f"collate: key {key!r} has {[leaf.ndim for leaf in leaves]} dims, so it cannot be padded"
+        )
+    shape = [max(sizes) for sizes in zip(*(leaf.shape for leaf in leaves), strict=True)]
+    for sample, leaf in zip(samples, leaves, strict=True):
+        padded = leaf.new_full(shape, value)
+        inside = tuple(slice(size) for size in leaf.shape)
+        padded[inside] = leaf
+        sample._set_path(path, padded)
+        if mask_key is not None:
+            mask = torch.zeros(shape, dtype=torch.bool, device=leaf.device)
+            mask[inside] = True
+            sample._set_path((*unravel_key_to_tuple(mask_key), *path), mask)
 
 
 def _collate_for_torch(batch: Any, *, collate_fn_map: Any = None) -> Any:

@@ -77,7 +77,7 @@ def assert_close(
                     check_same_form(wanted, leaf, path)
                 except StructureError as error:
                     raise AssertionError(f"{msg}{error}") from None
-                if isinstance(leaf, Tensor):
+                if isinstance(leaf, Tensor) and isinstance(wanted, Tensor):
                     _check_leaf(leaf, wanted, path, check, msg)
                 elif (same := value._compare(reference, torch.eq)) is None:
                     yield value, reference, path

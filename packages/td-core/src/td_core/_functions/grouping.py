@@ -32,7 +32,7 @@ def group_by(tensordict: Any, key: NestedKey) -> tuple[Tensor | list[Any], tuple
     >>> values, [len(group) for group in groups]
     (tensor([0, 1]), [1, 2])
     """
-    entry = get_entry(tensordict, unravel_key_to_tuple(key))
+    entry: Any = get_entry(tensordict, unravel_key_to_tuple(key))
     if not tensordict.batch_size:
         raise ValueError("group_by groups the rows along the first batch dim, and the collection has none")
     values: Tensor | list[Any]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from .._collection import Child, Core, identity, leaf_node_mismatch_error
@@ -36,6 +36,25 @@ def merge_tensordicts(
     callbacks: Any = callback_exist
     if isinstance(callback_exist, Mapping):
         callbacks = {unravel_key_to_tuple(key): call for key, call in callback_exist.items()}
+    match, levels = _collect_entries(tensordicts)
+    # _map returns a shallow copy, and a plain collection for TensorDictParams.
+    result = tensordicts[0]._map(identity)
+    for path, level in levels.items():
+        if path not in result.keys(True):
+            result._set_path(path, level._with_children({}))
+    for path, entries in match.items():
+        call = callbacks.get(path) if isinstance(callbacks, dict) else callbacks
+        if len(entries) == len(tensordicts) and call is not None:
+            result._set_path(path, call(*entries))
+        elif path not in result.keys(True):
+            result._set_path(path, entries[0])
+    return result
+
+
+def _collect_entries(
+    tensordicts: Sequence[Any],
+) -> tuple[dict[tuple[str, ...], list[Child]], dict[tuple[str, ...], Core]]:
+    """Return the entries of all collections that are not nodes of entries, and the first node at each other key path."""
     match: dict[tuple[str, ...], list[Child]] = {}
     levels: dict[tuple[str, ...], Core] = {}
     for td in tensordicts:
@@ -52,16 +71,4 @@ def merge_tensordicts(
                     match.setdefault(path, []).append(child)
                 else:
                     levels.setdefault(path, child)
-    result = tensordicts[0]._map(
-        identity
-    )  # _map returns a shallow copy, and a plain collection for TensorDictParams
-    for path, level in levels.items():
-        if path not in result.keys(True):
-            result._set_path(path, level._with_children({}))
-    for path, entries in match.items():
-        call = callbacks.get(path) if isinstance(callbacks, dict) else callbacks
-        if len(entries) == len(tensordicts) and call is not None:
-            result._set_path(path, call(*entries))
-        elif path not in result.keys(True):
-            result._set_path(path, entries[0])
-    return result
+    return match, levels

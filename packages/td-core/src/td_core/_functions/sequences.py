@@ -197,7 +197,7 @@ def unpad_sequence(padded: Any, mask: Any = None, *, pad_dim: int = 0) -> Any:
 
 
 def _unpad_row(row: Any, mask: Any, pad_dim: int) -> Any:
-    rows: list[tuple[Any, dict[str, Child], Any, Any, Any, str, Path]] = [(row, {}, mask, None, None, "", ())]
+    rows: list[tuple[Any, dict[str, Any], Any, Any, Any, str, Path]] = [(row, {}, mask, None, None, "", ())]
     sizes = []
     for node, entries, masks, above, _, _, prefix in rows:
         size = list(node.batch_size)

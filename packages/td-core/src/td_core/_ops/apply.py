@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -35,7 +35,9 @@ from .leaf_writes import check_copied, clone_overlapping
 from .operands import copy_leaves, write_result
 from .shared_memory import are_equal, get_memory_key, may_share_memory
 
-SelfT = TypeVar("SelfT", bound="ApplyMixin")
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
 Path = tuple[str, ...]
 
 _MISSING: Any = object()
@@ -48,7 +50,7 @@ class ApplyMixin(Core):
     __slots__ = ()
 
     def apply(
-        self: SelfT,
+        self,
         fn: Callable[..., Any],
         *others: Any,
         batch_size: BatchSize | None = None,
@@ -110,7 +112,7 @@ class ApplyMixin(Core):
         return walk.run(self, others, batch_size, device, names, propagate_lock, out)
 
     def named_apply(
-        self: SelfT,
+        self,
         fn: Callable[..., Any],
         *others: Any,
         nested_keys: bool = False,
@@ -142,7 +144,7 @@ class ApplyMixin(Core):
         )
         return walk.run(self, others, batch_size, device, names, propagate_lock, out)
 
-    def apply_(self: SelfT, fn: Callable[..., Any], *others: Any, **kwargs: Any) -> SelfT:
+    def apply_(self, fn: Callable[..., Any], *others: Any, **kwargs: Any) -> Self:
         """Replace the values of every leaf by ``fn(leaf, *leaves_of_others)``, in place; return this collection.
 
         If ``fn`` returns None, the leaf is not changed. A tensor under several keys is changed once. The arguments are those

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from operator import attrgetter
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -31,6 +31,9 @@ from ..typing import NO_DEFAULT, DeviceType, DtypeLike, NoDefault
 from .device_moves import DeviceMixin
 from .leaf_writes import is_sealed
 from .operands import LEAF_ERRORS, describe_leaf, raise_at_leaf, transform
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 SelfT = TypeVar("SelfT", bound="CastingMixin")
 
@@ -66,7 +69,7 @@ class CastingMixin(DeviceMixin):
 
     __slots__ = ()
 
-    def clone(self: SelfT, recurse: bool = True, **kwargs: Any) -> SelfT:
+    def clone(self, recurse: bool = True, **kwargs: Any) -> Self:
         """Return an unlocked copy.
 
         Args:
@@ -93,7 +96,7 @@ class CastingMixin(DeviceMixin):
         except LEAF_ERRORS as error:
             raise_at_leaf(error, "clone", self, copy_leaf, self._leaves())
 
-    def copy(self: SelfT) -> SelfT:
+    def copy(self) -> Self:
         """Return a new collection that holds the same leaves: ``clone(recurse=False)``.
 
         >>> td = TensorDict({"a": torch.zeros(2)})
@@ -102,7 +105,7 @@ class CastingMixin(DeviceMixin):
         """
         return self.clone(recurse=False)
 
-    def detach(self: SelfT) -> SelfT:
+    def detach(self) -> Self:
         """Return a collection of the leaves detached from the autograd graph; it shares their memory.
 
         >>> TensorDict({"a": torch.zeros(2, requires_grad=True)}).detach()["a"].requires_grad
@@ -110,7 +113,7 @@ class CastingMixin(DeviceMixin):
         """
         return self._map(_keep_ties(self, Tensor.detach))
 
-    def detach_(self: SelfT) -> SelfT:
+    def detach_(self) -> Self:
         """Detach the leaves from the autograd graph, in place; return self.
 
         Raises:
@@ -130,7 +133,7 @@ class CastingMixin(DeviceMixin):
         return self
 
     @property
-    def data(self: SelfT) -> SelfT:
+    def data(self) -> Self:
         """Collection of ``leaf.data``: the same memory, without gradients.
 
         Assigning a collection of the same structure and shapes sets ``leaf.data`` of every leaf.
@@ -162,7 +165,7 @@ class CastingMixin(DeviceMixin):
     def requires_grad(self, value: bool) -> None:
         self.requires_grad_(value)
 
-    def requires_grad_(self: SelfT, requires_grad: bool = True) -> SelfT:
+    def requires_grad_(self, requires_grad: bool = True) -> Self:
         """Set ``requires_grad`` of every leaf, in place; return self.
 
         Raises:
@@ -199,7 +202,7 @@ class CastingMixin(DeviceMixin):
         return self
 
     @property
-    def grad(self: SelfT) -> SelfT | None:
+    def grad(self) -> Self | None:
         """Collection of the gradients of the leaves that have one, or None if no leaf has one.
 
         Assigning a collection copies its leaves into existing gradients and sets the missing ones; None removes all.
@@ -227,7 +230,7 @@ class CastingMixin(DeviceMixin):
             else:
                 leaf.grad.detach_().copy_(gradient)
 
-    def zero_grad(self: SelfT, set_to_none: bool = True) -> SelfT:
+    def zero_grad(self, set_to_none: bool = True) -> Self:
         """Set the gradients of the leaves to None, or fill them with zeros; return self.
 
         >>> td = TensorDict({"a": torch.ones(2, requires_grad=True)})
@@ -292,7 +295,7 @@ class CastingMixin(DeviceMixin):
             leaves, gradients, retain_graph=retain_graph, create_graph=create_graph, inputs=inputs
         )
 
-    def as_tensor(self: SelfT) -> SelfT:
+    def as_tensor(self) -> Self:
         """Convert leaves of tensor subclasses, such as memory-mapped ones, to plain tensors on the same memory.
 
         Parameters and nested tensors are returned unchanged.
@@ -304,7 +307,7 @@ class CastingMixin(DeviceMixin):
         return self._map(_plain)
 
     def new_zeros(
-        self: SelfT,
+        self,
         *size: Any,
         dtype: DtypeLike | None = None,
         device: DeviceType | NoDefault | None = NO_DEFAULT,
@@ -312,7 +315,7 @@ class CastingMixin(DeviceMixin):
         layout: torch.layout = torch.strided,
         pin_memory: bool | None = None,
         empty_lazy: bool = False,
-    ) -> SelfT:
+    ) -> Self:
         """Create a collection of the same structure with another batch size, filled with zeros.
 
         Args:
@@ -332,7 +335,7 @@ class CastingMixin(DeviceMixin):
         )
 
     def new_ones(
-        self: SelfT,
+        self,
         *size: Any,
         dtype: DtypeLike | None = None,
         device: DeviceType | NoDefault | None = NO_DEFAULT,
@@ -340,7 +343,7 @@ class CastingMixin(DeviceMixin):
         layout: torch.layout = torch.strided,
         pin_memory: bool | None = None,
         empty_lazy: bool = False,
-    ) -> SelfT:
+    ) -> Self:
         """Create a collection of the same structure with another batch size, filled with ones; see :meth:`new_zeros`.
 
         >>> TensorDict({"a": torch.zeros(2)}, batch_size=[2]).new_ones(3)["a"]
@@ -349,7 +352,7 @@ class CastingMixin(DeviceMixin):
         return _make_new(self, size, "new_ones", dtype, device, requires_grad, layout, pin_memory, empty_lazy)
 
     def new_empty(
-        self: SelfT,
+        self,
         *size: Any,
         dtype: DtypeLike | None = None,
         device: DeviceType | NoDefault | None = NO_DEFAULT,
@@ -357,7 +360,7 @@ class CastingMixin(DeviceMixin):
         layout: torch.layout = torch.strided,
         pin_memory: bool | None = None,
         empty_lazy: bool = False,
-    ) -> SelfT:
+    ) -> Self:
         """Create a collection of the same structure with another batch size, uninitialised; see :meth:`new_zeros`.
 
         >>> TensorDict({"a": torch.zeros(2, 3)}, batch_size=[2]).new_empty(0)["a"]
@@ -368,7 +371,7 @@ class CastingMixin(DeviceMixin):
         )
 
     def new_full(
-        self: SelfT,
+        self,
         size: Any,
         fill_value: Any,
         *,
@@ -378,7 +381,7 @@ class CastingMixin(DeviceMixin):
         layout: torch.layout = torch.strided,
         pin_memory: bool | None = None,
         empty_lazy: bool = False,
-    ) -> SelfT:
+    ) -> Self:
         """Create a collection of the same structure with another batch size, filled with ``fill_value``.
 
         The other arguments are those of :meth:`new_zeros`.
@@ -400,14 +403,14 @@ class CastingMixin(DeviceMixin):
         )
 
     def new_tensor(
-        self: SelfT,
+        self,
         data: Any,
         *,
         dtype: DtypeLike | None = None,
         device: DeviceType | NoDefault | None = NO_DEFAULT,
         requires_grad: bool = False,
         pin_memory: bool | None = None,
-    ) -> SelfT:
+    ) -> Self:
         """Create a collection of the same structure from copies of ``data``, cast to the dtypes of the leaves.
 
         Args:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from operator import methodcaller
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -25,6 +25,9 @@ from .dtypes import CASTS, CastFilter, DtypeMixin, cast_some
 from .locking import do_nothing, undo_on_exit, write_back_on_exit
 from .operands import LEAF_ERRORS, describe_leaf, raise_at_leaf, rephrase_error
 from .shape import write_back
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 SelfT = TypeVar("SelfT", bound="DeviceMixin")
 
@@ -175,7 +178,7 @@ class DeviceMixin(DtypeMixin):
     __slots__ = ()
 
     def to(
-        self: SelfT,
+        self,
         *args: Any,
         device: DeviceType | None = None,
         dtype: DtypeLike | None = None,
@@ -187,7 +190,7 @@ class DeviceMixin(DtypeMixin):
         non_blocking_pin: bool = False,
         num_threads: int | None = None,
         cast_filter: CastFilter | NoDefault | None = NO_DEFAULT,
-    ) -> SelfT:
+    ) -> Self:
         """Convert the leaves to another device or dtype; return this collection itself if no leaf changes.
 
         As a context manager (``with td.to(device) as moved:``), the result is copied back into this collection on exit, in
@@ -252,7 +255,7 @@ class DeviceMixin(DtypeMixin):
             result.batch_size = batch_size
         return undo_on_exit(result, do_nothing) if inplace else write_back_on_exit(result, self, _write_moved)  # type: ignore[no-any-return]
 
-    def cpu(self: SelfT, **kwargs: Any) -> SelfT:
+    def cpu(self, **kwargs: Any) -> Self:
         """Move the collection to CPU memory: ``to("cpu", **kwargs)``.
 
         >>> TensorDict({"a": 1}).cpu().device
@@ -260,7 +263,7 @@ class DeviceMixin(DtypeMixin):
         """
         return self.to("cpu", **kwargs)
 
-    def cuda(self: SelfT, device: DeviceType | None = None, **kwargs: Any) -> SelfT:
+    def cuda(self, device: DeviceType | None = None, **kwargs: Any) -> Self:
         """Move the collection to a CUDA device, by default the current one: ``to(device, **kwargs)``.
 
         >>> TensorDict({"a": 1}).cuda().device.type  # doctest: +SKIP
@@ -270,7 +273,7 @@ class DeviceMixin(DtypeMixin):
             device = "cuda"
         return self.to(f"cuda:{device}" if isinstance(device, int) else device, **kwargs)
 
-    def pin_memory(self: SelfT, num_threads: int | None = None, inplace: bool = False) -> SelfT:
+    def pin_memory(self, num_threads: int | None = None, inplace: bool = False) -> Self:
         """Copy the leaves to pinned memory, from which copies to a GPU can be asynchronous.
 
         Args:
@@ -293,7 +296,7 @@ class DeviceMixin(DtypeMixin):
         write_moved_back(self, result)
         return self
 
-    def pin_memory_(self: SelfT, num_threads: int = 0) -> SelfT:
+    def pin_memory_(self, num_threads: int = 0) -> Self:
         """Replace the leaves by copies in pinned memory and return self: ``pin_memory(num_threads, inplace=True)``.
 
         >>> TensorDict({"a": torch.zeros(2)}).pin_memory_()["a"].is_pinned()  # doctest: +SKIP
@@ -301,7 +304,7 @@ class DeviceMixin(DtypeMixin):
         """
         return self.pin_memory(num_threads, inplace=True)
 
-    def share_memory_(self: SelfT) -> SelfT:
+    def share_memory_(self) -> Self:
         """Move the leaves to shared memory, in place, and lock the collection; return self.
 
         Processes that receive the collection share its data, so its structure is fixed. Values that are not tensors are not
@@ -325,7 +328,7 @@ class DeviceMixin(DtypeMixin):
                 raise rephrase_error(error, f"cannot share {describe_leaf(self, leaf)}: {error}") from error
         return self.lock_()  # type: ignore[attr-defined, no-any-return]
 
-    def record_stream(self: SelfT, stream: torch.cuda.Stream) -> SelfT:
+    def record_stream(self, stream: torch.cuda.Stream) -> Self:
         """Record in the CUDA allocator that a stream uses the leaves; return self. See :meth:`torch.Tensor.record_stream`.
 
         >>> td = TensorDict({"a": torch.zeros(2)}).cuda()  # doctest: +SKIP

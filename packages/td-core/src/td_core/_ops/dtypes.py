@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from operator import methodcaller
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,6 +15,9 @@ from .._dtypes import METHODS, NAMES, ROWS
 from .._foreach import PLAIN
 from ..typing import NestedKey
 from .operands import run_each_leaf
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 SelfT = TypeVar("SelfT", bound="DtypeMixin")
 T_co = TypeVar("T_co", covariant=True)
@@ -125,7 +128,7 @@ class DtypeMixin(Core):
     uint8 = make_cast("uint8")
     # End of casts.
 
-    def type(self: SelfT, dst_type: Any, *, cast_filter: CastFilter | None = None) -> SelfT:
+    def type(self, dst_type: Any, *, cast_filter: CastFilter | None = None) -> Self:
         """Cast the leaves to a dtype.
 
         Args:

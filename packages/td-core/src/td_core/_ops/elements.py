@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from operator import methodcaller
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
@@ -14,7 +14,8 @@ from ..errors import DimError
 from .locking import write_back_on_exit
 from .shape import ShapeMixin, adopt_result, parse_ints, write_back
 
-SelfT = TypeVar("SelfT", bound="ElementMixin")
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 class ElementMixin(ShapeMixin):
@@ -22,7 +23,7 @@ class ElementMixin(ShapeMixin):
 
     __slots__ = ()
 
-    def repeat(self: SelfT, *repeats: Any, inplace: bool = False) -> SelfT:
+    def repeat(self, *repeats: Any, inplace: bool = False) -> Self:
         """Repeat the collection along each batch dim, as :meth:`torch.Tensor.repeat` does.
 
         Args:
@@ -46,13 +47,13 @@ class ElementMixin(ShapeMixin):
         return adopt_result(self, result, "repeat") if inplace else result
 
     def repeat_interleave(
-        self: SelfT,
+        self,
         repeats: Tensor | int,
         dim: int | None = None,
         *,
         output_size: int | None = None,
         inplace: bool = False,
-    ) -> SelfT:
+    ) -> Self:
         """Repeat each element along a batch dim, as :func:`torch.repeat_interleave` does.
 
         Args:
@@ -73,7 +74,7 @@ class ElementMixin(ShapeMixin):
         result = source._transform(plan)
         return adopt_result(self, result, "repeat_interleave") if inplace else result
 
-    def tile(self: SelfT, dims: int | Sequence[int]) -> SelfT:
+    def tile(self, dims: int | Sequence[int]) -> Self:
         """Repeat the collection along batch dims; if ``dims`` is shorter than the batch size, it applies to the last dims.
 
         >>> TensorDict({"a": torch.zeros(2, 3)}, [2, 3]).tile((2,)).batch_size
@@ -84,12 +85,12 @@ class ElementMixin(ShapeMixin):
         return self._transform(elements.repeat_plan(self.batch_size, times))
 
     def roll(
-        self: SelfT,
+        self,
         shifts: int | tuple[int, ...],
         dims: int | tuple[int, ...] | None = None,
         *,
         inplace: bool = False,
-    ) -> SelfT:
+    ) -> Self:
         """Shift the elements along batch dims, as :func:`torch.roll` does: elements past the end reappear at the start.
 
         In a ``with`` block, changes of the result are written back to this collection on exit.
@@ -112,7 +113,7 @@ class ElementMixin(ShapeMixin):
         back = tuple([-shift for shift in as_ints(shifts)])
         return write_back_on_exit(result, self, _write_inverse, methodcaller("roll", back, dims))
 
-    def flip(self: SelfT, dims: int | Sequence[int]) -> SelfT:
+    def flip(self, dims: int | Sequence[int]) -> Self:
         """Return a copy with the order of elements reversed along some batch dims.
 
         In a ``with`` block, changes of the result are written back to this collection on exit.
@@ -126,7 +127,7 @@ class ElementMixin(ShapeMixin):
         result = self._transform(elements.flip_plan(self.batch_size, dims))
         return write_back_on_exit(result, self, _write_inverse, methodcaller("flip", dims))
 
-    def fliplr(self: SelfT) -> SelfT:
+    def fliplr(self) -> Self:
         """Return a copy with the order of elements reversed along the second batch dim.
 
         Raises:
@@ -137,7 +138,7 @@ class ElementMixin(ShapeMixin):
         """
         return self.flip(1)
 
-    def flipud(self: SelfT) -> SelfT:
+    def flipud(self) -> Self:
         """Return a copy with the order of elements reversed along the first batch dim.
 
         Raises:
@@ -148,7 +149,7 @@ class ElementMixin(ShapeMixin):
         """
         return self.flip(0)
 
-    def rot90(self: SelfT, k: int = 1, dims: tuple[int, int] = (0, 1)) -> SelfT:
+    def rot90(self, k: int = 1, dims: tuple[int, int] = (0, 1)) -> Self:
         """Return a copy rotated by ``k`` quarter turns from the first towards the second of two batch dims.
 
         In a ``with`` block, changes of the result are written back to this collection on exit.
@@ -172,7 +173,7 @@ class ElementMixin(ShapeMixin):
             result = self.flip(plane[1] if turns == 1 else plane[0]).transpose(*plane)
         return write_back_on_exit(result, self, _write_inverse, methodcaller("rot90", -k, dims))
 
-    def narrow(self: SelfT, dim: int, start: int | Tensor, length: int) -> SelfT:
+    def narrow(self, dim: int, start: int | Tensor, length: int) -> Self:
         """Return a view of ``length`` elements of a batch dim, starting at ``start``.
 
         Raises:

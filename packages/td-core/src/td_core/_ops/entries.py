@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import ItemsView, Iterator, KeysView, Sequence, ValuesView
-from typing import Any, Literal, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
 from torch import Tensor, strided
@@ -15,6 +15,7 @@ from .._collection import (
     add_nested,
     copy_leaf,
     get_entry,
+    get_parent,
     make_dense,
     missing_key_error,
     show_path,
@@ -38,7 +39,9 @@ from ..errors import CycleError, KeyPathError, KeyThroughLeafError, LockedError,
 from ..typing import NO_DEFAULT, NestedKey
 from .leaf_writes import is_overlap_error
 
-SelfT = TypeVar("SelfT", bound="EntryMixin")
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
 
 NOT_GIVEN: Any = object()
 
@@ -100,7 +103,7 @@ class EntryMixin(Core):
     @overload
     def __getitem__(self, index: str | tuple[str, ...]) -> Any: ...
     @overload
-    def __getitem__(self: SelfT, index: Any) -> SelfT: ...
+    def __getitem__(self, index: Any) -> Self: ...
     def __getitem__(self, index: Any) -> Any:
         """Return an entry by key, or index all entries along the batch dims.
 
@@ -118,14 +121,14 @@ class EntryMixin(Core):
         return self._index(index)
 
     def set(
-        self: SelfT,
+        self,
         key: NestedKey,
         item: Any,
         inplace: bool = False,
         *,
         non_blocking: bool = False,
         **kwargs: Any,
-    ) -> SelfT:
+    ) -> Self:
         """Store an entry, and create missing nodes along its key path.
 
         Args:
@@ -155,7 +158,7 @@ class EntryMixin(Core):
         if is_key(index):
             self._set_path(index, value)
         else:
-            self._assign(index, value)  # type: ignore[attr-defined]
+            self._assign(index, value)
 
     def _set_path(
         self, key: NestedKey, value: Any, prefix: tuple[str, ...] = (), *, non_blocking: bool = False
@@ -187,7 +190,7 @@ class EntryMixin(Core):
             node = child
         node._set_path(path[-1], value, prefix + path[:-1], non_blocking=non_blocking)
 
-    def set_(self: SelfT, key: NestedKey, item: Any, *, non_blocking: bool = False) -> SelfT:
+    def set_(self, key: NestedKey, item: Any, *, non_blocking: bool = False) -> Self:
         """Copy a value into an existing entry, in place; allowed on a locked collection.
 
         Raises:
@@ -208,7 +211,7 @@ class EntryMixin(Core):
         if type(item) in (list, tuple) and node._rows_for_members(item) is not None:
             node.update_({last: item}, non_blocking=non_blocking)
             return self
-        value = coerce(item, node.batch_size, node.device, path, non_blocking=non_blocking)
+        value: Any = coerce(item, node.batch_size, node.device, path, non_blocking=non_blocking)
         if isinstance(held, Tensor) != isinstance(value, Tensor):
             raise StructureError(
                 f"cannot write {show_path(path)} in place: it is a {type(held).__name__}, the value a "
@@ -235,7 +238,7 @@ class EntryMixin(Core):
             self.set(key, default, inplace=inplace)
         return self.get(key)
 
-    def del_(self: SelfT, key: NestedKey) -> SelfT:
+    def del_(self, key: NestedKey) -> Self:
         """Remove an entry.
 
         Raises:
@@ -290,7 +293,7 @@ class EntryMixin(Core):
             raise KeyPathError(f"popitem: the {type(self).__name__} is empty")
         return keys[-1], self.pop(keys[-1])
 
-    def clear(self: SelfT) -> SelfT:
+    def clear(self) -> Self:
         """Remove every entry.
 
         >>> TensorDict({"a": 1}).clear().is_empty()
@@ -301,7 +304,7 @@ class EntryMixin(Core):
             self._del_child(key)
         return self
 
-    def create_nested(self: SelfT, key: NestedKey) -> SelfT:
+    def create_nested(self, key: NestedKey) -> Self:
         """Store an empty collection under ``key``.
 
         >>> list(TensorDict().create_nested(("a", "b")).keys(include_nested=True))
@@ -429,7 +432,7 @@ class EntryMixin(Core):
             )
         return batch_size[0]
 
-    def __iter__(self: SelfT) -> Iterator[SelfT]:
+    def __iter__(self) -> Iterator[Self]:
         """Iterate over the slices along the first batch dim.
 
         Raises:
@@ -540,12 +543,6 @@ def _set_rows(
     for member, row in rows or ():
         member._set_path(path, row, prefix, non_blocking=non_blocking)
     return rows is not None
-
-
-def get_parent(root: Any, path: tuple[str, ...]) -> Any:
-    """Return the node of the last key of a path, whose entry need not exist; KeyPathError if a parent is missing."""
-    node = get_entry(root, path[:-1])
-    return get_entry(root, path) if isinstance(node, Tensor) else node
 
 
 def get_default(node: Any, key: NestedKey) -> None:

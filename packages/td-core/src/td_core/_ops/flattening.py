@@ -74,8 +74,8 @@ def unflatten_entries(root: Core, separator: str, *, own: bool) -> dict[str, Chi
     With ``own``, existing nested nodes are copied (shallowly) first.
     """
     # New nodes are plain dicts until all keys are set: an entry is never a dict, so the type marks a new node.
-    top: dict[str, Child] = {}
-    levels: list[tuple[dict[str, Child], str, dict[str, Child], Core | None]] = []
+    top: dict[str, Any] = {}
+    levels: list[tuple[dict[str, Any], str, dict[str, Any], Core | None]] = []
     for key, child in dict(root._children()).items():
         if own and not isinstance(child, Tensor):
             child = child._shallow_copy()

@@ -69,7 +69,7 @@ class IndexedWrite:
         self.paths: list[Path] = []
         self.values: list[Any] = []
         self.made: list[tuple[Core, str, Child]] = []
-        self.others: list[tuple[Core, str, Core, Any]] = []
+        self.others: list[tuple[Core, str, Any, Any]] = []
         self.members: list[IndexedWrite] = []
         self.rows: list[tuple[Tensor, Any]] = []
         self.stacks: list[tuple[Any, Any]] = []

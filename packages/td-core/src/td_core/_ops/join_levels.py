@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Tensor
 
@@ -12,10 +12,12 @@ from .._ragged import get_display_shape
 from .._shape_plans import Join
 from ..errors import StructureError
 
+ChildT = TypeVar("ChildT", bound=Child)
+
 
 def zip_entries(
-    columns: list[dict[str, Child]], path: tuple[str, ...]
-) -> Iterator[tuple[str, Sequence[Child]]]:
+    columns: list[dict[str, ChildT]], path: tuple[str, ...]
+) -> Iterator[tuple[str, Sequence[ChildT]]]:
     """Zip several dicts by key; KeyMismatchError if their keys differ."""
     keys = list(columns[0])
     for column in columns:
@@ -61,7 +63,7 @@ def join_error(values: Sequence[Child], path: tuple[str, ...], error: Exception)
     """Build the error for entries that torch cannot join: it states the kind, shape or device that differs."""
     first = values[0]
     for i, value in enumerate(values):
-        if not isinstance(value, Tensor):
+        if not isinstance(first, Tensor) or not isinstance(value, Tensor):
             return leaf_node_mismatch_error(first, value, path)
         what = "shape"
         left: Any = get_display_shape(first)

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from .._class_methods import make_classmethod
-from .._collection import Core, add_key_note, check_same_form, get_entry, show_path
+from .._collection import Core, add_key_note, check_same_form, get_entry, get_parent, show_path
 from .._keys import unravel_key_to_tuple
 from .._locking import check_unlocked
 from .._plans import wrap_dim
@@ -26,6 +26,9 @@ from .join_levels import unify_kinds
 from .operands import write_result
 from .shape import ShapeMixin
 from .structure import restore_on_error
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 SelfT = TypeVar("SelfT", bound="JoinMixin")
 ItemT = TypeVar("ItemT")
@@ -242,8 +245,8 @@ class JoinMixin(ShapeMixin):
     """Stack collections densely if their structures are equal, else lazily; see :func:`td_core.maybe_dense_stack`."""
 
     def stack_tensors(
-        self: SelfT, *keys: NestedKey, out_key: NestedKey, dim: int = 0, keep_entries: bool = False
-    ) -> SelfT:
+        self, *keys: NestedKey, out_key: NestedKey, dim: int = 0, keep_entries: bool = False
+    ) -> Self:
         """Replace several entries by one entry, their stack.
 
         Args:
@@ -263,8 +266,8 @@ class JoinMixin(ShapeMixin):
         return _replace(self, keys, out_key, keep_entries, lambda entries: stack(entries, dim))
 
     def cat_tensors(
-        self: SelfT, *keys: NestedKey, out_key: NestedKey, dim: int = 0, keep_entries: bool = False
-    ) -> SelfT:
+        self, *keys: NestedKey, out_key: NestedKey, dim: int = 0, keep_entries: bool = False
+    ) -> Self:
         """Replace several entries by one entry, their concatenation along ``dim``.
 
         Arguments and errors are those of :meth:`stack_tensors`.
@@ -386,7 +389,7 @@ def _replace(
     # Entries at or below out_key are not removed one by one: setting the new entry replaces them.
     old = [] if keep_entries else [path for path in dict.fromkeys(paths) if path[: len(target)] != target]
     for path in old:
-        check_unlocked(get_entry(node, path[:-1]), f"remove {show_path(path)}")
+        check_unlocked(get_parent(node, path), f"remove {show_path(path)}")
     try:
         joined = join(entries)
     except Exception as error:

@@ -6,14 +6,16 @@ import weakref
 from collections.abc import Callable
 from functools import partial
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from .._collection import Core, Undo
 from .._locking import lock, unlock
 from ..errors import StructureError
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
 NodeT = TypeVar("NodeT", bound=Core)
-SelfT = TypeVar("SelfT", bound="LockMixin")
 
 
 def do_nothing(node: Core) -> None:
@@ -55,7 +57,7 @@ class LockMixin(Core):
         else:
             self.unlock_()
 
-    def lock_(self: SelfT) -> SelfT:
+    def lock_(self) -> Self:
         """Lock this collection and its sub-collections: structural changes raise, in-place writes work.
 
         As a context manager (``with td.lock_():``) it unlocks on exit.
@@ -69,7 +71,7 @@ class LockMixin(Core):
         lock(self)
         return undo_on_exit(self, do_nothing if was else unlock)
 
-    def unlock_(self: SelfT) -> SelfT:
+    def unlock_(self) -> Self:
         """Allow structural changes again.
 
         As a context manager (``with td.unlock_():``) it locks again on exit.
@@ -87,10 +89,11 @@ class LockMixin(Core):
         unlock(self)
         return undo_on_exit(self, lock if was else do_nothing)
 
-    def __enter__(self: SelfT) -> SelfT:
+    def __enter__(self) -> Self:
         """Start a ``with`` block; its exit undoes the operation that returned this collection."""
         undo, blocks = self._undo or (None, ())
-        self._undo = None, (undo, *blocks)
+        node: Any = self  # the kinds have the slot
+        node._undo = None, (undo, *blocks)
         return self
 
     def __exit__(
@@ -111,7 +114,7 @@ class LockMixin(Core):
                 "use it with lock_(), unlock_(), flatten_keys(), view(), to(), to_module() and the like"
             )
 
-    def clear_refs_for_compile_(self: SelfT) -> SelfT:
+    def clear_refs_for_compile_(self) -> Self:
         """Clear the references to locked collections that contain this one.
 
         >>> TensorDict().clear_refs_for_compile_().is_empty()

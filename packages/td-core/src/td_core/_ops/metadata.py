@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from .._buffers import is_stored
 from .._collection import (
     Child,
     Core,
-    get_entry,
+    get_parent,
     get_tree_children,
     has_lazy_stack,
     make_dense,
@@ -30,7 +30,8 @@ from ..errors import DimNamesError, StructureError
 from ..typing import Names, NestedKey
 from .batch_size import infer_batch_sizes
 
-SelfT = TypeVar("SelfT", bound="MetadataMixin")
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 class MetadataMixin(Core):
@@ -111,7 +112,7 @@ class MetadataMixin(Core):
             full = (names or (None,) * ndim) + tail
             node._names = full if any(name is not None for name in full) else None
 
-    def refine_names(self: SelfT, *names: Any) -> SelfT:
+    def refine_names(self, *names: Any) -> Self:
         """Name dims that have no name yet, in place.
 
         Args:
@@ -134,7 +135,7 @@ class MetadataMixin(Core):
         self._set_names(refined)
         return self
 
-    def rename(self: SelfT, *names: Any, **rename_map: str) -> SelfT:
+    def rename(self, *names: Any, **rename_map: str) -> Self:
         """Return a collection with other dim names; leaves are shared.
 
         Args:
@@ -149,7 +150,7 @@ class MetadataMixin(Core):
         """
         return self._shallow_copy().rename_(*names, **rename_map)
 
-    def rename_(self: SelfT, *names: Any, **rename_map: str) -> SelfT:
+    def rename_(self, *names: Any, **rename_map: str) -> Self:
         """Rename the dims in place; the arguments are those of :meth:`rename`.
 
         >>> TensorDict(batch_size=[2]).rename_("time").names
@@ -255,7 +256,8 @@ class MetadataMixin(Core):
         >>> TensorDict({"a": {}}).is_empty()
         True
         """
-        return all(map(has_entries, expand([self], get_tree_children)))
+        root: Child = self
+        return all(map(has_entries, expand([root], get_tree_children)))
 
     def data_ptr(self, *, storage: bool = False) -> Any:
         """Return a collection of the leaves' memory addresses, as int64 tensors of shape ().
@@ -340,22 +342,19 @@ class MetadataMixin(Core):
         >>> TensorDict({"a": torch.zeros(3, 2)}, batch_size=[3]).get_item_shape("a")
         torch.Size([3, 2])
         """
-        *parents, last = unravel_key_to_tuple(key)
-        node: Any = get_entry(self, tuple(parents))
-        if isinstance(node, Tensor):
-            node = get_entry(self, (*parents, last))  # raises an error with the key path
+        path = unravel_key_to_tuple(key)
+        node = get_parent(self, path)
         try:
-            return node._get_child_shape(last)  # type: ignore[no-any-return]
+            return node._get_child_shape(path[-1])
         except KeyError:
-            raise missing_key_error(node, last, tuple(parents)) from None
+            raise missing_key_error(node, path[-1], path[:-1]) from None
 
     def _get_child_shape(self, key: str) -> torch.Size:
         """Return the shape of a direct entry; a lazy stack computes it without stacking. Raise KeyError if it is missing."""
-        return torch.Size(get_display_shape(self._get_child(key)))
+        child = self._get_child(key)
+        return torch.Size(get_display_shape(child)) if isinstance(child, Tensor) else child.batch_size
 
-    def auto_batch_size_(
-        self: SelfT, batch_dims: int | None = None, keep_compliant_size: bool = False
-    ) -> SelfT:
+    def auto_batch_size_(self, batch_dims: int | None = None, keep_compliant_size: bool = False) -> Self:
         """Set the batch size of every node to the leading dims that all its leaves share, in place.
 
         Args:
@@ -371,7 +370,7 @@ class MetadataMixin(Core):
         infer_batch_sizes(self, batch_dims, keep_compliant_size)
         return self
 
-    def auto_device_(self: SelfT) -> SelfT:
+    def auto_device_(self) -> Self:
         """Set the device label of every node to the device of its leaves, in place; None if they differ.
 
         >>> TensorDict({"a": 1}).auto_device_().device
@@ -383,7 +382,7 @@ class MetadataMixin(Core):
             node._set_device(results.pop() if len(results) == 1 else None)
         return self
 
-    def clear_device_(self: SelfT) -> SelfT:
+    def clear_device_(self) -> Self:
         """Set the device label of every node to None, in place; leaves are not moved.
 
         >>> TensorDict({"a": 1}, device="cpu").clear_device_().device is None

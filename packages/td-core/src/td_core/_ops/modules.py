@@ -211,8 +211,8 @@ def _copy_slots(root: nn.Module, filter_empty: bool) -> Any:
         return root._tensordict
     size = torch.Size()
     top = _list_tensors(root)
-    todo: list[tuple[nn.Module, dict[str, Child], tuple[Any, ...]]] = [(root, top, ())]
-    levels: list[tuple[dict[str, Child], str]] = []
+    todo: list[tuple[nn.Module, dict[str, Any], tuple[Any, ...]]] = [(root, top, ())]
+    levels: list[tuple[dict[str, Any], str]] = []
     # By hand: the row `from_module` of benchmarks/ops.py.
     while todo:
         module, entries, above = todo.pop()

@@ -94,7 +94,7 @@ def combine(
                     node = node.expand(size)  # type: ignore[attr-defined]
             operand = []
             if other.ndim:  # _beside_each() handles a 0-d tensor, see below
-                node._broadcast_to_leaves(other, operand)  # type: ignore[attr-defined]
+                node._broadcast_to_leaves(other, operand)
     elif isinstance(other, np.generic):
         operand = other.item()
     # Fused kernels need no type check, unless the operand is a tensor, whose views can be of a subclass.
@@ -495,7 +495,7 @@ def reorder_like(
 
 
 def _reorder_level(node: Any, ref: Any, fill: Callable[[Tensor], Tensor] | None, keeps_kinds: bool) -> Any:
-    def fill_level(own: Core, out: dict[str, Any], given_node: Core) -> Iterator[Any]:
+    def fill_level(own: Core, out: dict[str, Any], given_node: Any) -> Iterator[Any]:
         a, b = own._children(), given_node._children()
         for key in list(a):
             child, other = a[key], b.get(key)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,8 +21,6 @@ from .._walks import has_entries
 from ..errors import BatchSizeError, DepthError, KeyMismatchError, StructureError
 from ..typing import NestedKey
 from .shape import ShapeMixin
-
-SelfT = TypeVar("SelfT", bound="PackMixin")
 
 
 @set_module("td_core")
@@ -222,7 +220,7 @@ def _pad_node(node: Any, padding: float) -> Any:
     if stacked is not None:
         members, dim = stacked
         return _pad_and_stack([_pad_node(member, padding) for member in members], dim, padding)
-    children: dict[str, Child] = {}
+    children: dict[str, Any] = {}
     for key, child in dict(node._children()).items():
         if not isinstance(child, Tensor):
             children[key] = _pad_node(child, padding)

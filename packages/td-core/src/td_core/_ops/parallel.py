@@ -6,7 +6,7 @@ import importlib
 import os
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
@@ -15,8 +15,6 @@ from .._mapping_views import is_leaf_or_value
 from .._workers import run, run_task
 from .joining import cat, stack
 from .operands import write_result
-
-SelfT = TypeVar("SelfT", bound="ParallelMixin")
 
 
 class ParallelMixin(Core):

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from operator import methodcaller
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -33,7 +33,9 @@ from .operands import (
     write_result,
 )
 
-SelfT = TypeVar("SelfT", bound="ReductionMixin")
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
 
 _NORM = make_op("norm", torch.linalg.vector_norm, "autocast")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -414,12 +416,12 @@ class ReductionMixin(Core):
         return _reduce_bools(self, any, Tensor.any, dim)
 
     def norm(
-        self: SelfT,
+        self,
         *,
         out: Any = None,
         dtype: DtypeLike | None = None,
         key_transform: KeyTransform | None = None,
-    ) -> SelfT:
+    ) -> Self:
         """Return the 2-norm of each leaf over all its dims; the batch size of the result is [].
 
         Args:
@@ -438,7 +440,7 @@ class ReductionMixin(Core):
             result = _with_keys(result, key_transform)
         return result if out is None else write_result(out, result.batch_size, result)
 
-    def logsumexp(self: SelfT, dim: Any = None, keepdim: bool = False, *, out: Any = None) -> SelfT:
+    def logsumexp(self, dim: Any = None, keepdim: bool = False, *, out: Any = None) -> Self:
         """Return the logarithm of the sum of exponentials, over batch dims.
 
         Args:
@@ -461,7 +463,7 @@ class ReductionMixin(Core):
         return result if out is None else write_result(out, result.batch_size, result)
 
     def quantile(
-        self: SelfT,
+        self,
         q: float | Tensor,
         dim: Dims = NO_DEFAULT,
         keepdim: bool | NoDefault = NO_DEFAULT,
@@ -513,7 +515,7 @@ class ReductionMixin(Core):
             result = transform("quantile", self, plan)
         return result if key_transform is None else _with_keys(result, key_transform)
 
-    def softmax(self: SelfT, dim: int | str, dtype: DtypeLike | None = None) -> SelfT:
+    def softmax(self, dim: int | str, dtype: DtypeLike | None = None) -> Self:
         """Return the softmax along a batch dim.
 
         Args:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,6 +20,9 @@ from .broadcasting import align_collections, expand_to_match
 from .operands import LEAF_ERRORS, raise_at_leaf, reorder_like, run_each_leaf, write_leaves, write_result
 from .shape import ShapeMixin, adopt_result, check_adoptable
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
 SelfT = TypeVar("SelfT", bound="SelectMixin")
 
 _FILL = make_op("masked_fill_", Tensor.masked_fill_)
@@ -32,7 +35,7 @@ class SelectMixin(ShapeMixin):
 
     __slots__ = ()
 
-    def gather(self: SelfT, dim: int, index: Tensor, out: Any = None, *, inplace: bool = False) -> SelfT:
+    def gather(self, dim: int, index: Tensor, out: Any = None, *, inplace: bool = False) -> Self:
         """Gather elements along a batch dim, as :func:`torch.gather` does.
 
         Args:
@@ -59,7 +62,7 @@ class SelectMixin(ShapeMixin):
             return write_result(out, result.batch_size, result)  # type: ignore[no-any-return]
         return adopt_result(self, result, "gather") if inplace else result
 
-    def masked_select(self: SelfT, mask: Tensor, *, inplace: bool = False) -> SelfT:
+    def masked_select(self, mask: Tensor, *, inplace: bool = False) -> Self:
         """Select the elements where a mask is true; the masked dims become one batch dim.
 
         Args:
@@ -72,10 +75,10 @@ class SelectMixin(ShapeMixin):
         >>> TensorDict({"a": torch.arange(3)}, [3]).masked_select(torch.tensor([True, False, True]))["a"]
         tensor([0, 2])
         """
-        result: SelfT = self._index(_as_mask(mask, device="cpu").bool())
+        result: Self = self._index(_as_mask(mask, device="cpu").bool())
         return adopt_result(self, result, "masked_select") if inplace else result
 
-    def masked_fill(self: SelfT, mask: Tensor, value: float | bool) -> SelfT:
+    def masked_fill(self, mask: Tensor, value: float | bool) -> Self:
         """Copy the collection and fill every leaf with ``value`` where a mask is true.
 
         Args:
@@ -90,7 +93,7 @@ class SelectMixin(ShapeMixin):
         """
         return _apply_masked("masked_fill", self, _FILLED, mask, value)  # type: ignore[no-any-return]
 
-    def masked_fill_(self: SelfT, mask: Tensor, value: float | bool) -> SelfT:
+    def masked_fill_(self, mask: Tensor, value: float | bool) -> Self:
         """Fill every leaf with ``value`` in place where a mask is true; arguments as for :meth:`masked_fill`.
 
         Raises:
@@ -105,14 +108,14 @@ class SelectMixin(ShapeMixin):
         return self
 
     def where(
-        self: SelfT,
+        self,
         condition: Tensor,
         other: Tensor | Core | float,
         *,
         out: Any = None,
         pad: float | bool | None = None,
         update_batch_size: bool = False,
-    ) -> SelfT:
+    ) -> Self:
         """Select elements of this collection where a condition is true, and of ``other`` elsewhere.
 
         Args:
@@ -160,8 +163,8 @@ class SelectMixin(ShapeMixin):
         return write_result(out, size, result, inplace=False)  # type: ignore[no-any-return]
 
     def pad(
-        self: SelfT, pad_size: Sequence[int], value: float = 0.0, inplace: bool = False, safe: bool = True
-    ) -> SelfT:
+        self, pad_size: Sequence[int], value: float = 0.0, inplace: bool = False, safe: bool = True
+    ) -> Self:
         """Copy the collection and pad its batch dims with constant elements.
 
         Args:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from operator import methodcaller
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -29,6 +29,9 @@ from .entries import EntryMixin
 from .locking import LockMixin, do_nothing, undo_on_exit, write_back_on_exit
 from .operands import LEAF_ERRORS, raise_at_leaf
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
 SelfT = TypeVar("SelfT", bound="ShapeMixin")
 
 
@@ -41,12 +44,12 @@ class ShapeMixin(EntryMixin, LockMixin):
         return index_leaves(self, plan_index(index, self.batch_size))
 
     def view(
-        self: SelfT,
+        self,
         *shape: Any,
         size: Sequence[int] | None = None,
         batch_size: torch.Size | None = None,
         dtype: DtypeLike | None = None,
-    ) -> SelfT:
+    ) -> Self:
         """Return a view with another batch shape of the same number of elements.
 
         In a ``with`` block, changes of the result are written back to this collection on exit.
@@ -80,7 +83,7 @@ class ShapeMixin(EntryMixin, LockMixin):
         result = self._transform(shapes.view_plan(self.batch_size, shape))
         return write_back_on_exit(result, self, _write_reshaped)
 
-    def reshape(self: SelfT, *args: Any, size: Sequence[int] | None = None, inplace: bool = False) -> SelfT:
+    def reshape(self, *args: Any, size: Sequence[int] | None = None, inplace: bool = False) -> Self:
         """Reshape the batch dims; the result is a view if the strides allow it.
 
         Args:
@@ -95,12 +98,12 @@ class ShapeMixin(EntryMixin, LockMixin):
         torch.Size([3, 2, 4])
         """
         shape = parse_ints("reshape", args, size)
-        result: SelfT = self._transform(shapes.reshape_plan(self.batch_size, shape))
+        result: Self = self._transform(shapes.reshape_plan(self.batch_size, shape))
         return adopt_result(self, result, "reshape") if inplace else result
 
     def flatten(
-        self: SelfT, start_dim: int | None = None, end_dim: int | None = None, *, inplace: bool = False
-    ) -> SelfT:
+        self, start_dim: int | None = None, end_dim: int | None = None, *, inplace: bool = False
+    ) -> Self:
         """Flatten the batch dims from ``start_dim`` to ``end_dim`` into one; all by default.
 
         In a ``with`` block, changes of the result are written back to this collection on exit.
@@ -123,7 +126,7 @@ class ShapeMixin(EntryMixin, LockMixin):
             return adopt_result(self, result, "flatten")
         return write_back_on_exit(result, self, _write_reshaped)
 
-    def unflatten(self: SelfT, dim: int, unflattened_size: Sequence[int], *, inplace: bool = False) -> SelfT:
+    def unflatten(self, dim: int, unflattened_size: Sequence[int], *, inplace: bool = False) -> Self:
         """Split one batch dim into several.
 
         In a ``with`` block, changes of the result are written back to this collection on exit.
@@ -145,7 +148,7 @@ class ShapeMixin(EntryMixin, LockMixin):
             return adopt_result(self, result, "unflatten")
         return write_back_on_exit(result, self, _write_reshaped)
 
-    def squeeze(self: SelfT, dim: int | Sequence[int] | None = None) -> SelfT:
+    def squeeze(self, dim: int | Sequence[int] | None = None) -> Self:
         """Remove batch dims of size one.
 
         In a ``with`` block, changes of the result are written back to this collection on exit.
@@ -162,7 +165,7 @@ class ShapeMixin(EntryMixin, LockMixin):
         result = self._transform(shapes.squeeze_plan(self.batch_size, dim))
         return write_back_on_exit(result, self, _write_reshaped)
 
-    def unsqueeze(self: SelfT, dim: int) -> SelfT:
+    def unsqueeze(self, dim: int) -> Self:
         """Insert a batch dim of size one.
 
         In a ``with`` block, changes of the result are written back to this collection on exit.
@@ -179,7 +182,7 @@ class ShapeMixin(EntryMixin, LockMixin):
         result = self._transform(shapes.unsqueeze_plan(self.batch_size, dim))
         return write_back_on_exit(result, self, _write_reshaped)
 
-    def permute(self: SelfT, *args: Any, dims: Sequence[int] | None = None) -> SelfT:
+    def permute(self, *args: Any, dims: Sequence[int] | None = None) -> Self:
         """Return a view with the batch dims in another order.
 
         In a ``with`` block, changes of the result are written back to this collection on exit.
@@ -198,7 +201,7 @@ class ShapeMixin(EntryMixin, LockMixin):
         order = tuple(range(len(size))) if dims is None and not args else parse_ints("permute", args, dims)
         return _permute(self, shapes.permute_plan(size, order))
 
-    def transpose(self: SelfT, dim0: int, dim1: int) -> SelfT:
+    def transpose(self, dim0: int, dim1: int) -> Self:
         """Return a view with two batch dims swapped.
 
         In a ``with`` block, changes of the result are written back to this collection on exit.
@@ -211,7 +214,7 @@ class ShapeMixin(EntryMixin, LockMixin):
         """
         return _permute(self, shapes.transpose_plan(self.batch_size, dim0, dim1))
 
-    def swapaxes(self: SelfT, axis0: int, axis1: int) -> SelfT:
+    def swapaxes(self, axis0: int, axis1: int) -> Self:
         """Return a view with two batch dims swapped: numpy's name for :meth:`transpose`.
 
         >>> TensorDict({"a": torch.zeros(2, 3, 4)}, [2, 3]).swapaxes(0, 1).batch_size
@@ -221,7 +224,7 @@ class ShapeMixin(EntryMixin, LockMixin):
 
     swapdims = swapaxes
 
-    def movedim(self: SelfT, source: int | tuple[int, ...], destination: int | tuple[int, ...]) -> SelfT:
+    def movedim(self, source: int | tuple[int, ...], destination: int | tuple[int, ...]) -> Self:
         """Return a view with some batch dims at new positions; the others keep their order.
 
         In a ``with`` block, changes of the result are written back to this collection on exit.
@@ -236,7 +239,7 @@ class ShapeMixin(EntryMixin, LockMixin):
 
     moveaxis = movedim
 
-    def expand(self: SelfT, *args: Any, size: Sequence[int] | None = None) -> SelfT:
+    def expand(self, *args: Any, size: Sequence[int] | None = None) -> Self:
         """Return a view with batch dims of size one expanded, and new leading dims added, without a copy.
 
         Args:
@@ -251,7 +254,7 @@ class ShapeMixin(EntryMixin, LockMixin):
         """
         return self._transform(shapes.expand_plan(self.batch_size, parse_ints("expand", args, size)))
 
-    def expand_as(self: SelfT, other: Core | Tensor) -> SelfT:
+    def expand_as(self, other: Core | Tensor) -> Self:
         """Expand the collection to the shape of a tensor, or to the batch size of a collection.
 
         If a collection has the same key, a leaf is expanded to the shape of that leaf, and a nested collection to that
@@ -283,7 +286,7 @@ class ShapeMixin(EntryMixin, LockMixin):
             result.set(key, level)
         return result.named_apply(_expand_leaf, other, nested_keys=True, default=None, filter_empty=False)  # type: ignore[no-any-return]
 
-    def broadcast_to(self: SelfT, shape: Sequence[int]) -> SelfT:
+    def broadcast_to(self, shape: Sequence[int]) -> Self:
         """Return a view expanded to ``shape``: numpy's name for :meth:`expand`.
 
         >>> TensorDict({"a": torch.zeros(1, 3)}, [1]).broadcast_to((5, 2)).batch_size
@@ -291,7 +294,7 @@ class ShapeMixin(EntryMixin, LockMixin):
         """
         return self.expand(shape)
 
-    def split(self: SelfT, split_size: int | Sequence[int], dim: int = 0) -> tuple[SelfT, ...]:
+    def split(self, split_size: int | Sequence[int], dim: int = 0) -> tuple[Self, ...]:
         """Split a batch dim into consecutive parts, which are views.
 
         Args:
@@ -307,7 +310,7 @@ class ShapeMixin(EntryMixin, LockMixin):
         """
         return self._transform_multi(shapes.split_plan(self.batch_size, split_size, dim))
 
-    def chunk(self: SelfT, chunks: int, dim: int = 0) -> tuple[SelfT, ...]:
+    def chunk(self, chunks: int, dim: int = 0) -> tuple[Self, ...]:
         """Split a batch dim into at most ``chunks`` views of equal size; the last one may be smaller.
 
         Raises:
@@ -320,8 +323,8 @@ class ShapeMixin(EntryMixin, LockMixin):
         return self._transform_multi(shapes.chunk_plan(self.batch_size, chunks, dim))
 
     def tensor_split(
-        self: SelfT, indices_or_sections: int | Sequence[int] | Tensor, dim: int = 0
-    ) -> tuple[SelfT, ...]:
+        self, indices_or_sections: int | Sequence[int] | Tensor, dim: int = 0
+    ) -> tuple[Self, ...]:
         """Split a batch dim into views of nearly equal size, or at given indices, as :func:`torch.tensor_split` does.
 
         Raises:
@@ -333,7 +336,7 @@ class ShapeMixin(EntryMixin, LockMixin):
         """
         return self._transform_multi(shapes.tensor_split_plan(self.batch_size, indices_or_sections, dim))
 
-    def unbind(self: SelfT, dim: int) -> tuple[SelfT, ...]:
+    def unbind(self, dim: int) -> tuple[Self, ...]:
         """Return one view per index of a batch dim, without that dim.
 
         Raises:
@@ -344,7 +347,7 @@ class ShapeMixin(EntryMixin, LockMixin):
         """
         return self._transform_multi(shapes.unbind_plan(self.batch_size, dim))
 
-    def atleast_1d(self: SelfT) -> SelfT:
+    def atleast_1d(self) -> Self:
         """Prepend batch dims of size one until the collection has at least one batch dim.
 
         >>> TensorDict({"a": 1}).atleast_1d().batch_size
@@ -352,7 +355,7 @@ class ShapeMixin(EntryMixin, LockMixin):
         """
         return _at_least(self, 1)
 
-    def atleast_2d(self: SelfT) -> SelfT:
+    def atleast_2d(self) -> Self:
         """Prepend batch dims of size one until the collection has at least two batch dims.
 
         >>> TensorDict({"a": torch.zeros(3)}, [3]).atleast_2d().batch_size
@@ -360,7 +363,7 @@ class ShapeMixin(EntryMixin, LockMixin):
         """
         return _at_least(self, 2)
 
-    def atleast_3d(self: SelfT) -> SelfT:
+    def atleast_3d(self) -> Self:
         """Prepend batch dims of size one until the collection has at least three batch dims.
 
         >>> TensorDict({"a": torch.zeros(3)}, [3]).atleast_3d().batch_size
@@ -368,7 +371,7 @@ class ShapeMixin(EntryMixin, LockMixin):
         """
         return _at_least(self, 3)
 
-    def contiguous(self: SelfT, *, canonical: bool = False, inplace: bool = False) -> SelfT:
+    def contiguous(self, *, canonical: bool = False, inplace: bool = False) -> Self:
         """Return a dense collection whose leaves are contiguous; contiguous leaves are shared, not copied.
 
         Args:
@@ -385,7 +388,7 @@ class ShapeMixin(EntryMixin, LockMixin):
         result = self._transform(WholePlan((), (), _canonical if canonical else Tensor.contiguous))
         return adopt_result(self, result, "make contiguous") if inplace else result
 
-    def densify(self: SelfT, layout: torch.layout = torch.strided) -> SelfT:
+    def densify(self, layout: torch.layout = torch.strided) -> Self:
         """Stack every lazy stack; ragged entries become nested tensors.
 
         A leaf that some members lack, which the lazy stack does not list, becomes a nested tensor with an empty
@@ -406,13 +409,13 @@ class ShapeMixin(EntryMixin, LockMixin):
         if not has_lazy_stack(self):
             return self._with_children(self._children())
         try:
-            return self._densify(layout)  # type: ignore[no-any-return]
+            return self._densify(layout)
         except RecursionError as error:
             raise DepthError(
                 f"the levels are too many to be stacked one inside the other: {error}"
             ) from error
 
-    def _densify(self, layout: torch.layout) -> Any:
+    def _densify(self, layout: torch.layout) -> Self:
         return self._with_children(
             {
                 key: child if isinstance(child, Tensor) else child._densify(layout)
@@ -473,7 +476,8 @@ def _write_entries(owner: Any, result: Any) -> Iterator[tuple[Any, Any]]:
 
 def _have_equal_values(node: Core, part: Core, key: str) -> bool:
     # A lazy stack builds a new value node on each read, so compare values.
-    return node._get_child(key)._has_equal_values(part._get_child(key))  # type: ignore[no-any-return]
+    own = node._get_child(key)
+    return isinstance(own, Core) and own._has_equal_values(part._get_child(key))
 
 
 def same_memory(left: Tensor, value: Tensor) -> bool:

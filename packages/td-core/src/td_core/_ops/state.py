@@ -16,7 +16,7 @@ import pickle
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -44,7 +44,9 @@ from ..errors import FormatError, KeyPathError, StructureError
 from .leaf_writes import can_fuse, check_writable, try_copy_fused
 from .operands import copy_leaves, describe_leaf
 
-SelfT = TypeVar("SelfT", bound="StateDictMixin")
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
 
 FORMAT = "state_dict/2"
 _META = {"batch_size", "device"}
@@ -110,12 +112,12 @@ class StateDictMixin(Core):
                 entries, out, before = above.pop()
 
     def load_state_dict(
-        self: SelfT,
+        self,
         state_dict: Mapping[str, Any],
         strict: bool = True,
         assign: bool = False,
         from_flatten: bool | None = None,
-    ) -> SelfT:
+    ) -> Self:
         """Copy a state dict into the leaves, in place.
 
         Args:
@@ -137,7 +139,8 @@ class StateDictMixin(Core):
         if not assign and from_flatten is not False and _try_load_whole(self, state_dict):
             return self
         root = _parse(self, state_dict, from_flatten)
-        if not has_entries(self):
+        is_value = not has_entries(self)
+        if is_value:
             return self.update_(_build_value(self, root, assign))  # type: ignore[attr-defined,no-any-return]
         with torch.no_grad():
             steps, levels = _compare(self, root, strict, assign)
@@ -447,6 +450,7 @@ def _apply(node: Core, key: str, value: Any, assign: bool) -> None:
             node._set_child(key, node._schema.adopt(key, built))
     elif assign or key not in node._children():
         held = node._children().get(key)
+        entry: Child
         if isinstance(held, Core) and held._as_leaf() is not held:
             entry = replace_leaves(held, iter((value,)))
         else:

@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from operator import methodcaller
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from .._collection import Child, Core, get_entry, show_path
+from .._collection import Child, Core, get_entry, get_parent, show_path
 from .._device_labels import set_device_labels
 from .._devices import as_device
 from .._dim_names import check_names, resize_names
@@ -32,7 +32,9 @@ from .key_trees import KeyTree, RequestedKeys, build_key_tree, restrict
 from .locking import undo_on_exit, write_back_on_exit
 from .update import UpdateMixin
 
-SelfT = TypeVar("SelfT", bound="StructureMixin")
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
 
 _STRINGS = frozenset({str})
 
@@ -46,8 +48,8 @@ class StructureMixin(UpdateMixin):
     __slots__ = ()
 
     def select(
-        self: SelfT, *keys: NestedKey, inplace: bool = False, strict: bool = True, as_tensordict: bool = False
-    ) -> SelfT:
+        self, *keys: NestedKey, inplace: bool = False, strict: bool = True, as_tensordict: bool = False
+    ) -> Self:
         """Return a collection with only these entries; leaves are shared.
 
         In ``with td.select("a") as part:``, changes of these entries are written back on exit.
@@ -87,7 +89,7 @@ class StructureMixin(UpdateMixin):
             result = restrict(self, build_key_tree(keys, longest=True), strict, as_tensordict)
         return write_back_on_exit(result, self, _write_back_selection, keys)  # type: ignore[no-any-return]
 
-    def exclude(self: SelfT, *keys: NestedKey, inplace: bool = False) -> SelfT:
+    def exclude(self, *keys: NestedKey, inplace: bool = False) -> Self:
         """Return a collection without these entries; leaves are shared, missing keys are skipped.
 
         In ``with td.exclude("a") as part:``, changes of the other entries are written back on exit.
@@ -118,13 +120,13 @@ class StructureMixin(UpdateMixin):
         return write_back_on_exit(result, self, _write_back_rest)  # type: ignore[no-any-return]
 
     def split_keys(
-        self: SelfT,
+        self,
         *key_sets: Iterable[NestedKey] | Mapping[NestedKey, NestedKey] | Callable[[Any, Tensor], Any],
         inplace: bool = False,
         default: Any = NO_DEFAULT,
         strict: bool = True,
         reproduce_struct: bool = False,
-    ) -> tuple[SelfT, ...]:
+    ) -> tuple[Self, ...]:
         """Split the entries into one collection per set of keys, and one with the remaining entries; leaves are shared.
 
         Args:
@@ -176,12 +178,12 @@ class StructureMixin(UpdateMixin):
         return (*parts, rest)
 
     def separates(
-        self: SelfT,
+        self,
         *keys: NestedKey,
         default: Any = NO_DEFAULT,
         strict: bool = True,
         filter_empty: bool = True,
-    ) -> SelfT:
+    ) -> Self:
         """Remove these entries and return them as a new collection.
 
         Args:
@@ -203,7 +205,7 @@ class StructureMixin(UpdateMixin):
         _remove_in_place(self, build_key_tree(keys, longest=False), prune=filter_empty)
         return part
 
-    def filter_empty_(self: SelfT) -> SelfT:
+    def filter_empty_(self) -> Self:
         """Remove nested collections without entries, and then those that have become empty.
 
         >>> list(TensorDict({"a": {"b": {}}, "c": 1}).filter_empty_().keys())
@@ -220,13 +222,13 @@ class StructureMixin(UpdateMixin):
         return self
 
     def empty(
-        self: SelfT,
+        self,
         recurse: bool = False,
         *,
         batch_size: BatchSize | None = None,
         device: Any = NO_DEFAULT,
         names: Any = NO_DEFAULT,
-    ) -> SelfT:
+    ) -> Self:
         """Return a collection of the same kind without entries.
 
         Args:
@@ -249,8 +251,8 @@ class StructureMixin(UpdateMixin):
         return result  # type: ignore[no-any-return]
 
     def flatten_keys(
-        self: SelfT, separator: str = ".", inplace: bool = False, is_leaf: IsLeaf | None = None
-    ) -> SelfT:
+        self, separator: str = ".", inplace: bool = False, is_leaf: IsLeaf | None = None
+    ) -> Self:
         """Return a collection without nested collections, whose keys are key paths joined by ``separator``.
 
         Empty nested collections are dropped. In ``with td.flatten_keys() as flat:``, changes, including new keys, are
@@ -279,7 +281,7 @@ class StructureMixin(UpdateMixin):
         )
         return write_back_on_exit(result, self, _write_back_flat, separator)  # type: ignore[no-any-return]
 
-    def unflatten_keys(self: SelfT, separator: str = ".", inplace: bool = False) -> SelfT:
+    def unflatten_keys(self, separator: str = ".", inplace: bool = False) -> Self:
         """Return a collection whose keys are split at ``separator`` into nested keys.
 
         Only keys of the root are split. In ``with td.unflatten_keys() as nested:``, changes, including new keys, are
@@ -310,7 +312,7 @@ class StructureMixin(UpdateMixin):
         )
         return write_back_on_exit(result, self, _write_back_deep, separator)  # type: ignore[no-any-return]
 
-    def rename_key_(self: SelfT, old_key: NestedKey, new_key: NestedKey, safe: bool = False) -> SelfT:
+    def rename_key_(self, old_key: NestedKey, new_key: NestedKey, safe: bool = False) -> Self:
         """Rename a key in place; the entry becomes the last one of its collection.
 
         Args:
@@ -345,7 +347,7 @@ class StructureMixin(UpdateMixin):
                 _rename_entry(node, old, new, safe)
         return self
 
-    def rename_keys(self: SelfT, mapping: Mapping[NestedKey, NestedKey], *, strict: bool = True) -> SelfT:
+    def rename_keys(self, mapping: Mapping[NestedKey, NestedKey], *, strict: bool = True) -> Self:
         """Return a collection with renamed keys, all renamed at once, so that keys can be swapped; leaves are shared.
 
         A nested collection that becomes empty is dropped.
@@ -372,7 +374,7 @@ def _select_flat(keys: Sequence[NestedKey], node: Any) -> Any:
 
 def _rename_entry(node: Any, old: tuple[str, ...], new: tuple[str, ...], safe: bool) -> None:
     """Rename an entry of a node, which is not a lazy stack."""
-    parent = get_entry(node, old[:-1])
+    parent = get_parent(node, old)
     if old[:-1] == new[:-1] and has_entries(parent) and len(list_distinct_members([parent])) > 1:
         # Rename in the members of a nested lazy stack, since entries of different shapes cannot be read from it.
         parent.rename_key_(old[-1], new[-1], safe)
@@ -527,8 +529,9 @@ def _empty_entries(root: Any, batch_size: torch.Size | None, values: bool) -> di
             if has_entries(child):
                 yield key, child, (position, key)
             elif values and not isinstance(child, Tensor) and not child._leaves():
+                held: Any = node._get_child(key)  # of the class of ``child``
                 children[key] = fit_batch_size(
-                    node._get_child(key)._shallow_copy(), batch_size or torch.Size(), get_path(position, key)
+                    held._shallow_copy(), batch_size or torch.Size(), get_path(position, key)
                 )
 
     def make(node: Core, children: dict[str, Child]) -> Any:

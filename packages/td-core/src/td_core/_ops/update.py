@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from .._arrays import tensors_in
 from .._coerce import NUMBERS, coerce
-from .._collection import Core, add_key_note, get_entry, missing_key_error, show_path
+from .._collection import Core, add_key_note, get_entry, get_parent, missing_key_error, show_path
 from .._foreach import Op, make_op
 from .._indexing import plan_index
 from .._keys import unravel_key_to_tuple
@@ -26,7 +26,7 @@ from .._ragged import list_distinct_members
 from .._walks import has_entries, visit
 from ..errors import LockedError, StructureError
 from ..typing import NestedKey
-from .entries import NOT_GIVEN, EntryMixin, get_default, get_parent
+from .entries import NOT_GIVEN, EntryMixin, get_default
 from .indexed_write import IndexedWrite, check_broadcast, is_basic, run_writes
 from .key_trees import filter_entries, parse_requested_keys
 from .leaf_writes import check_no_grad, is_overlap_error, try_copy_whole, try_scatter_whole
@@ -34,7 +34,9 @@ from .member_writes import split_for_members
 from .operands import write_leaves
 from .update_plan import UpdatePlan, try_merge
 
-SelfT = TypeVar("SelfT", bound="UpdateMixin")
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
 Path = tuple[str, ...]
 
 FILL = Op(None, Tensor.fill_)
@@ -47,7 +49,7 @@ class UpdateMixin(EntryMixin):
     __slots__ = ()
 
     def update(
-        self: SelfT,
+        self,
         input_dict_or_td: Mapping[Any, Any] | Core | None = None,
         clone: bool = False,
         inplace: bool = False,
@@ -58,7 +60,7 @@ class UpdateMixin(EntryMixin):
         update_batch_size: bool = False,
         ignore_lock: bool = False,
         **kwargs: Any,
-    ) -> SelfT:
+    ) -> Self:
         """Set the entries of another collection or mapping; nested collections that both have are merged.
 
         All values are checked before the first is stored. A dense nested collection that is merged with a lazy stack
@@ -112,14 +114,14 @@ class UpdateMixin(EntryMixin):
         return self
 
     def update_(
-        self: SelfT,
+        self,
         input_dict_or_td: Mapping[Any, Any] | Core | None = None,
         clone: bool = False,
         *,
         non_blocking: bool = False,
         keys_to_update: Sequence[NestedKey] | None = None,
         **kwargs: Any,
-    ) -> SelfT:
+    ) -> Self:
         """Copy the entries of another collection or mapping into the existing ones, in place.
 
         All values are checked before the first is written. Works on a locked collection.
@@ -150,7 +152,7 @@ class UpdateMixin(EntryMixin):
         plan.apply()
         return self
 
-    def copy_(self: SelfT, tensordict: Any, non_blocking: bool = False) -> SelfT:
+    def copy_(self, tensordict: Any, non_blocking: bool = False) -> Self:
         """Copy the entries of another collection into the existing ones; see :meth:`update_`.
 
         >>> TensorDict({"a": torch.zeros(2)}).copy_(TensorDict({"a": torch.ones(2)}))["a"]
@@ -159,14 +161,14 @@ class UpdateMixin(EntryMixin):
         return self.update_(tensordict, non_blocking=non_blocking)
 
     def update_at_(
-        self: SelfT,
+        self,
         input_dict_or_td: Mapping[Any, Any] | Core,
         idx: Any,
         clone: bool = False,
         *,
         non_blocking: bool = False,
         keys_to_update: Sequence[NestedKey] | None = None,
-    ) -> SelfT:
+    ) -> Self:
         """Write the entries of another collection or mapping into the existing ones, at an index.
 
         All values are checked before the first is written. Works on a locked collection.
@@ -194,9 +196,7 @@ class UpdateMixin(EntryMixin):
         self._assign(idx, source, non_blocking=non_blocking)
         return self
 
-    def copy_at_(
-        self: SelfT, tensordict: Any, idx: Any, non_blocking: bool = False, *, fast: bool = True
-    ) -> SelfT:
+    def copy_at_(self, tensordict: Any, idx: Any, non_blocking: bool = False, *, fast: bool = True) -> Self:
         """Write the entries of another collection into the existing ones, at an index; see :meth:`update_at_`.
 
         Args:
@@ -211,7 +211,7 @@ class UpdateMixin(EntryMixin):
         """
         return self.update_at_(tensordict, idx, non_blocking=non_blocking)
 
-    def set_at_(self: SelfT, key: NestedKey, value: Any, index: Any, *, non_blocking: bool = False) -> SelfT:
+    def set_at_(self, key: NestedKey, value: Any, index: Any, *, non_blocking: bool = False) -> Self:
         """Write a value into an existing entry, at an index of that entry.
 
         Args:
@@ -229,7 +229,7 @@ class UpdateMixin(EntryMixin):
                 [0., 0.]])
         """
         path = unravel_key_to_tuple(key)
-        parent = get_entry(self, path[:-1])
+        parent = get_parent(self, path)
         try:
             entry = get_entry(self, path)
         except StructureError:
@@ -293,7 +293,7 @@ class UpdateMixin(EntryMixin):
                 raise
         return get_default(self, key) if default is NOT_GIVEN else default
 
-    def replace(self: SelfT, *args: Any, **kwargs: Any) -> SelfT:
+    def replace(self, *args: Any, **kwargs: Any) -> Self:
         """Return a shallow copy with updated entries; this collection is unchanged.
 
         Args:
@@ -315,7 +315,7 @@ class UpdateMixin(EntryMixin):
             source, kwargs = kwargs, {}
         return self._shallow_copy().update(source, **kwargs)
 
-    def fill_(self: SelfT, key: NestedKey, value: float | bool) -> SelfT:
+    def fill_(self, key: NestedKey, value: float | bool) -> Self:
         """Fill an entry, or all leaves of a nested collection, with one number in place.
 
         Raises:
@@ -337,7 +337,7 @@ class UpdateMixin(EntryMixin):
         write_leaves("fill_", self, FILL, leaves, value)
         return self
 
-    def zero_(self: SelfT) -> SelfT:
+    def zero_(self) -> Self:
         """Set every leaf to zero, in place.
 
         Raises:

@@ -213,7 +213,7 @@ class UpdatePlan:
         targets: list[Tensor] = []
         values: list[Tensor] = []
         paths: list[Path] = []
-        others: list[tuple[Core, str, Child]] = []
+        others: list[tuple[Core, str, Any]] = []
         for node, key, value, path in chain.from_iterable(map(_split_copy, self.copies)):
             current = node._get_child(key)
             if isinstance(current, Tensor) and not isinstance(value, Core):
@@ -240,7 +240,9 @@ class UpdatePlan:
             values = clone_overlapping(targets, values)
             others = [(node, key, value._clone_leaves()) for node, key, value in others]
         for node, key, value in others:
-            node._get_child(key)._check_index_put((), value)
+            current = node._get_child(key)
+            if isinstance(current, Core):
+                current._check_index_put((), value)
         # Write value nodes before leaves: these writes may still raise, and then no leaf was written.
         for node, key, value in others:
             node._write_child(key, value, non_blocking=self.non_blocking)

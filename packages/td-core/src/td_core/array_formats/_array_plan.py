@@ -6,7 +6,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import chain, islice
 from typing import Any
 
 import torch
@@ -112,15 +112,14 @@ def make_array_plan(
         encoded.leaves = [torch.empty(leaf.shape, dtype=leaf.dtype, device="meta") for leaf in encoded.leaves]
     nodes, leaves = encoded.nodes, encoded.leaves
     pieces = _split_leaves(encoded, dtypes)
-    keys = iter(_identify_pieces([piece for parts, _ in pieces for piece in parts]))
-    identities = [[next(keys) for _ in parts] for parts, _ in pieces]
+    identities = _identify_pieces([parts for parts, _ in pieces])
     counts = Counter(chain.from_iterable(identities))
     # A tied leaf is not stacked with others, so that it is stored once.
-    free = [
-        leaf.dtype in dtypes and parts[0].tensor is leaf and counts[identity[0]] == 1
+    whole_once = [
+        _is_whole(parts, leaf, dtypes) and counts[identity[0]] == 1
         for (parts, _), leaf, identity in zip(pieces, leaves, identities, strict=True)
     ]
-    stacks, homes = find_stacks(nodes, leaves, free)
+    stacks, homes = find_stacks(nodes, leaves, whole_once)
     names = _Names(reserved, separator)
     arrays: dict[str, PlannedArray] = {}
     places: list[Place] = [None] * len(leaves)
@@ -140,9 +139,7 @@ def make_array_plan(
         placed = []
         for piece, key in zip(parts_, identities[position], strict=True):
             if key not in known:
-                own = (
-                    (*path[:-1], path[-1] + piece.ending) if path else (piece.ending,) if piece.ending else ()
-                )
+                own = _extend_path(path, piece.ending)
                 known[key] = names.choose(join(own))
                 whole = piece.tensor is leaves[position]
                 arrays[known[key]] = _store(piece.tensor, dtypes, dims if whole else [], own)
@@ -151,6 +148,18 @@ def make_array_plan(
     header = dump_table(encoded, places)
     header["check"] = compute_check((name, item.shape) for name, item in arrays.items())
     return ArrayPlan(arrays, header, paths, leaves, stacks, homes)
+
+
+def _is_whole(pieces: list[Piece], leaf: Tensor, dtypes: Container[torch.dtype]) -> bool:
+    """Return True if a leaf is stored as one array of its dtype."""
+    return leaf.dtype in dtypes and pieces[0].tensor is leaf
+
+
+def _extend_path(path: tuple[str, ...], ending: str) -> tuple[str, ...]:
+    """Append the ending of a piece to the last key of a path."""
+    if path:
+        return (*path[:-1], path[-1] + ending)
+    return (ending,) if ending else ()
 
 
 def compute_check(shapes: Iterable[tuple[str, Sequence[int]]]) -> int:
@@ -187,8 +196,9 @@ def _split_leaves(
     return result
 
 
-def _identify_pieces(pieces: list[Piece]) -> list[Any]:
-    """Return a key for each piece, equal for pieces that are the same view of the same memory."""
+def _identify_pieces(leaves: list[list[Piece]]) -> list[list[Any]]:
+    """Return a key for each piece of each leaf, equal for pieces that are the same view of the same memory."""
+    pieces = list(chain.from_iterable(leaves))
     keys: list[Any] = [_get_address(piece.tensor) for piece in pieces]
     counts = Counter(keys)
     for position, piece in enumerate(pieces):
@@ -203,7 +213,8 @@ def _identify_pieces(pieces: list[Piece]) -> list[Any]:
                 tensor.device,
                 bits,
             )
-    return keys
+    remaining = iter(keys)
+    return [list(islice(remaining, len(parts))) for parts in leaves]
 
 
 def _get_address(tensor: Tensor) -> Any:

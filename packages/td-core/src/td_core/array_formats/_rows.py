@@ -75,23 +75,26 @@ def _group_members(
     todo = [members]
     while todo:
         group = [rows[position] for position in todo.pop()]
-        first = group[0]
-        keys = [key for key, _ in first["entries"]]
-        for row in group:
-            if row["kind"] != "TensorDict" or row["members"] or row["values"] or row.get("class"):
-                return None
-            if [key for key, _ in row["entries"]] != keys or row["meta"] != first["meta"]:
-                return None
-        for i in range(len(keys)):
-            refs = [row["entries"][i][1] for row in group]
-            if all(isinstance(ref, list) for ref in refs):
-                positions = [ref[0] for ref in refs]
-                looks = {(leaves[p].shape, leaves[p].dtype, leaves[p].device) for p in positions}
-                if len(looks) > 1 or not all(free[p] for p in positions):
-                    return None
-                groups.append(positions)
-            elif any(isinstance(ref, list) for ref in refs):
-                return None
-            else:
+        if not all(_is_alike(row, group[0]) for row in group):
+            return None
+        for entries in zip(*(row["entries"] for row in group)):
+            refs = [ref for _, ref in entries]
+            positions = [ref[0] for ref in refs if isinstance(ref, list)]
+            if not positions:
                 todo.append(refs)
+                continue
+            looks = {(leaves[p].shape, leaves[p].dtype, leaves[p].device) for p in positions}
+            if len(positions) < len(refs) or len(looks) > 1 or not all(free[p] for p in positions):
+                return None
+            groups.append(positions)
     return groups
+
+
+def _is_alike(row: dict[str, Any], first: dict[str, Any]) -> bool:
+    """Return True if a row describes a plain TensorDict with the keys and metadata of ``first``."""
+    plain = row["kind"] == "TensorDict" and not (row["members"] or row["values"] or row.get("class"))
+    return (
+        plain
+        and [key for key, _ in row["entries"]] == [key for key, _ in first["entries"]]
+        and row["meta"] == first["meta"]
+    )

@@ -209,21 +209,25 @@ class PluginManager:
                 if hook not in hooks and callable(getattr(plugin, hook, None)):
                     raise PluginError(f"{record}: {hook}() lacks the decorator @hookimpl")
             for hook in hooks:
-                for names, add in self._additions(hook, plugin, record):
-                    try:
-                        undo.callback(add())
-                    except PluginError as error:
-                        owners = {str(_OWNERS[hook, name]) for name in names if (hook, name) in _OWNERS}
-                        taken = f"; it belongs to {' and '.join(sorted(owners))}" if owners else ""
-                        raise PluginError(f"{record}, hook {_signature(hook)}: {error}{taken}") from error
-                    for name in names:
-                        _OWNERS[hook, name] = record
-                        undo.callback(_OWNERS.pop, (hook, name))
+                self._apply_additions(hook, plugin, record, undo)
             begun = time.perf_counter() if start is None else start
             record = replace(record, hooks=hooks, seconds=time.perf_counter() - begun)
             self._undo[record.id] = undo.pop_all()
         self._note(record)
         return record
+
+    def _apply_additions(self, hook: str, plugin: object, record: PluginRecord, undo: ExitStack) -> None:
+        """Register what one hook returns; ``undo`` gets the functions that remove it."""
+        for names, add in self._additions(hook, plugin, record):
+            try:
+                undo.callback(add())
+            except PluginError as error:
+                owners = {str(_OWNERS[hook, name]) for name in names if (hook, name) in _OWNERS}
+                taken = f"; it belongs to {' and '.join(sorted(owners))}" if owners else ""
+                raise PluginError(f"{record}, hook {_signature(hook)}: {error}{taken}") from error
+            for name in names:
+                _OWNERS[hook, name] = record
+                undo.callback(_OWNERS.pop, (hook, name))
 
     def unregister(self, id: str) -> None:
         """Remove an active plugin and all its additions."""

@@ -18,7 +18,8 @@ from torch import Tensor
 
 from .._collection import Core
 from .._collector import paused
-from .._nodes import KINDS, Encoded, decode, encode
+from .._decoding import decode
+from .._nodes import KINDS, Encoded, encode
 from .._torch_private import pytree
 from ..errors import BatchSizeError, KeyPathError, LockedError, StructureError
 

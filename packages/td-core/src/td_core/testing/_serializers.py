@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from .._base import TensorDictBase
+from .._decoding import decode
 from .._locations import MODES, read_head
-from .._nodes import NodeKind, Record, decode, encode
+from .._nodes import NodeKind, Record, encode
 from .._saving import append, create, inspect, load, save, verify
 from .._saving import open as open_save
 from .._serializers import SERIALIZERS, Serializer, list_options
