@@ -26,7 +26,16 @@ from ._foreach import PLAIN
 from ._public_names import set_module
 from ._torch_private import map_location
 
-__all__ = ["STORED", "Leaves", "as_bytes", "as_memory", "has_memory", "index_leaves", "is_stored"]
+__all__ = [
+    "STORED",
+    "Leaves",
+    "as_bytes",
+    "as_memory",
+    "find_refusal",
+    "has_memory",
+    "index_leaves",
+    "is_stored",
+]
 
 #: Storages of up to this many bytes are copied into one buffer per dtype: a separate buffer costs more.
 SMALL = 1 << 14
@@ -192,6 +201,11 @@ def is_stored(leaf: Any) -> bool:
     False
     """
     return bool(STORED) and isinstance(leaf, STORED[0].StoredTensor)
+
+
+def find_refusal(leaf: Any) -> str | None:
+    """Return the reason why the store of a leaf refuses writes; None if it accepts them, or if the leaf is in memory."""
+    return getattr(leaf.source, "refusal", None) if is_stored(leaf) else None
 
 
 def as_memory(leaves: list[Tensor]) -> list[Tensor]:

@@ -167,6 +167,10 @@ def coerce(
             f"{list(batch_size)}{hint if leaf.ndim == 0 else ''}"
         )
     if device is not None and leaf.device != device:
+        if leaf.is_meta:
+            raise StructureError(
+                f"cannot move {show_path(path)} to {device}: it is on the meta device, and has no content"
+            )
         return leaf.to(device, non_blocking=non_blocking)
     return leaf
 

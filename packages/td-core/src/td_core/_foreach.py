@@ -22,6 +22,7 @@ __all__ = [
     "Op",
     "expand_operands",
     "foreach",
+    "is_all_plain",
     "is_grad_needed",
     "order_subclasses_first",
     "make_op",
@@ -82,7 +83,7 @@ def foreach(op: Op, leaves: list[Tensor], *operands: Any, plain: bool = False) -
         fused is not None
         and leaves
         and functorch_level() is None
-        and (plain or _is_all_plain(leaves, *operands))
+        and (plain or is_all_plain(leaves, *operands))
         and (op.alike is None or op.alike(leaves, *operands))
     ):
         try:
@@ -111,7 +112,7 @@ def foreach(op: Op, leaves: list[Tensor], *operands: Any, plain: bool = False) -
     return list(map(single, leaves, *expand_operands(leaves, operands)))
 
 
-def _is_all_plain(*operands: Any) -> bool:
+def is_all_plain(*operands: Any) -> bool:
     """Return True if all tensors in the given lists have types that fused kernels support."""
     for operand in operands:  # noqa: SIM110 -- all() with a generator is slower
         if type(operand) is list and not PLAIN.issuperset(map(type, operand)):
@@ -124,12 +125,16 @@ def expand_operands(leaves: list[Tensor], operands: tuple[Any, ...]) -> list[lis
     return [operand if type(operand) is list else [operand] * len(leaves) for operand in operands]
 
 
-def order_subclasses_first(leaves: list[Tensor]) -> Sequence[int]:
-    """Return the write order of leaves: subclasses first, since they may raise before anything is written."""
-    positions = range(len(leaves))
-    if PLAIN.issuperset(map(type, leaves)):
+def order_subclasses_first(*columns: Any) -> Sequence[int]:
+    """Return the order in which to write leaves: rows with subclasses first, since these may raise before any write.
+
+    The first column holds the leaves. The others are their operands, of which only lists matter.
+    """
+    positions = range(len(columns[0]))
+    if is_all_plain(*columns):
         return positions
-    return sorted(positions, key=lambda i: type(leaves[i]) in PLAIN)
+    rows = [column for column in columns if type(column) is list]
+    return sorted(positions, key=lambda i: all(type(row[i]) in PLAIN for row in rows))
 
 
 def _make_inplace(fused: Callable[..., Any]) -> bool:

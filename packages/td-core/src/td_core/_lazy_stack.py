@@ -39,7 +39,7 @@ from ._ops.update_plan import UpdatePlan
 from ._plan_steps import remove_size
 from ._ragged import convert_form, get_member_entry, list_distinct_members, make_ragged_error
 from ._shape_plans import stack_plan
-from ._walks import visit
+from ._walks import has_entries, visit
 from .errors import BatchSizeError, CollectionIndexError, StructureError
 from .typing import NO_DEFAULT, BatchSize, DeviceType, Names, NestedKey, NoDefault
 
@@ -392,7 +392,10 @@ class LazyStackedTensorDict(LazyStackOps):
     def _write_child(self, key: str, value: Child, *, non_blocking: bool = False) -> None:
         # Every member checks its part before the first one is written.
         plan = UpdatePlan(self, False, True, non_blocking, None, False, strict=True)
-        plan.copies = [(member, key, part, (key,)) for member, part in self._split_value(value)]
+        if isinstance(value, Core) and has_entries(value):
+            plan.read({key: value}, None)
+        else:
+            plan.copies = [(member, key, part, (key,)) for member, part in self._split_value(value)]
         plan.apply()
 
     def _split_value(self, value: Any) -> list[tuple[Any, Any]]:

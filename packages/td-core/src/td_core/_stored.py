@@ -218,6 +218,8 @@ def _to_device(leaf: StoredTensor, memory: Tensor) -> Tensor:
 class Rows:
     """Source of the rows of a stored tensor at positions, which are read later, together with those of other leaves."""
 
+    refusal = "cannot write to rows that were read from a store at positions"
+
     def __init__(self, request: Request, shape: Sequence[int], dtype: torch.dtype) -> None:
         self.request, self.shape, self.dtype = request, torch.Size(shape), dtype
 
@@ -227,7 +229,7 @@ class Rows:
 
     def write(self, index: SourceIndex, value: Tensor) -> NoReturn:
         """Raise LockedError: an index with positions returns a copy."""
-        raise LockedError("cannot write to rows that were read from a store at positions")
+        raise LockedError(self.refusal)
 
     def flush(self) -> None:
         """Do nothing."""
@@ -477,6 +479,9 @@ class Converted:
     def __init__(self, view: StoredTensor, func: Any, arguments: Sequence[Any], twin: Tensor) -> None:
         self.view, self.func, self.arguments = view, func, arguments
         self.shape, self.dtype = twin.shape, twin.dtype
+        self.refusal = (
+            f"cannot write to a stored tensor through the view {func}; write to the stored tensor itself"
+        )
 
     def read(self, index: SourceIndex) -> Tensor:
         """Read the whole view, convert it, and index the result."""
@@ -485,9 +490,7 @@ class Converted:
 
     def write(self, index: SourceIndex, value: Tensor) -> NoReturn:
         """Raise LockedError."""
-        raise LockedError(
-            f"cannot write to a stored tensor through the view {self.func}; write to the stored tensor itself"
-        )
+        raise LockedError(self.refusal)
 
     def flush(self) -> None:
         """Flush the store."""

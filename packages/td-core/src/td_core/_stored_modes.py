@@ -22,6 +22,11 @@ class ReadOnlySource:
     def __init__(self, source: Source) -> None:
         self.source, self.shape, self.dtype = source, source.shape, source.dtype
 
+    @property
+    def refusal(self) -> str:
+        """The reason why writes are refused."""
+        return f"cannot write to {self.source!r}: it is opened with mode='r'; open it with mode='r+', or clone() it"
+
     def __repr__(self) -> str:
         return f"ReadOnlySource({self.source!r})"
 
@@ -31,9 +36,7 @@ class ReadOnlySource:
 
     def write(self, index: SourceIndex, value: Tensor) -> NoReturn:
         """Raise LockedError."""
-        raise LockedError(
-            f"cannot write to {self.source!r}: it is opened with mode='r'; open it with mode='r+', or clone() it"
-        )
+        raise LockedError(self.refusal)
 
     def flush(self) -> None:
         """Do nothing."""

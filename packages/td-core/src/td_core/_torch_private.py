@@ -22,6 +22,7 @@ from .errors import StructureError
 
 __all__ = [
     "add_safe_name", "assert_in_graph", "is_innermost_transform", "get_base", "batch_dim", "exit_transforms",
+    "find_refusing_transform",
     "default_collate_functions", "break_graph", "forbid_data_pointer", "foreach_kernel", "functorch_level", "is_caller",
     "is_read_only_view", "is_traced", "looks", "map_location", "get_mapped_dim", "make_nested_view", "plain_results",
     "get_ragged_dim", "get_cached_seqlens", "make_wrapper", "pytree",
@@ -158,6 +159,33 @@ def unwrap_transforms(tensor: Tensor) -> Tensor:
     while _level_of is not None and _unwrap is not None and _level_of(tensor) >= 0:
         tensor = _unwrap(tensor)
     return tensor
+
+
+_get_transforms: Callable[[], Any] = _find("_C._functorch.get_interpreter_stack", lambda: None)
+_VMAP: Any = _find("_C._functorch.TransformType.Vmap")
+_DERIVATIVES: tuple[Any, ...] = (_GRAD, _find("_C._functorch.TransformType.Jvp"))
+
+
+def find_refusing_transform(target: Tensor, operands: Iterable[Any]) -> str | None:
+    """Return the transform of ``torch.func`` that refuses to write operands into a tensor from outside of it, or None."""
+    if torch.compiler.is_compiling() or functorch_level() is None:
+        return None
+    own = _list_levels(target)
+    others = {level for item in operands if isinstance(item, Tensor) for level in _list_levels(item)}
+    for transform in _get_transforms() or ():
+        level, key = transform.level(), transform.key()
+        if level not in own and (key in _DERIVATIVES or (key == _VMAP and level in others)):
+            return "vmap" if key == _VMAP else "grad or jvp"
+    return None
+
+
+def _list_levels(tensor: Tensor) -> list[int]:
+    """Return the levels of the transforms that wrap a tensor."""
+    levels: list[int] = []
+    while _level_of is not None and _unwrap is not None and (level := _level_of(tensor)) >= 0:
+        levels.append(level)
+        tensor = _unwrap(tensor)
+    return levels
 
 
 def batch_dim(tensor: Tensor) -> int | None:

@@ -28,6 +28,9 @@ from .leaf_writes import (
     check_fits,
     check_no_grad,
     check_not_expanded,
+    check_quantized_shape,
+    check_store,
+    check_transforms,
     clone_overlapping,
     is_overlap_error,
 )
@@ -176,6 +179,8 @@ class IndexedWrite:
             raise StructureError(
                 f"cannot write {show_path(path)} at an index: its layout, {target.layout}, has no views"
             )
+        check_store(target, path)
+        check_transforms(target, path, value, *(self.index if type(self.index) is tuple else (self.index,)))
         if isinstance(value, Tensor):
             check_content(target, path, value)
         if self.basic:
@@ -183,13 +188,11 @@ class IndexedWrite:
                 target = target[self.index]
             except (RuntimeError, TypeError) as error:
                 raise rephrase_error(error, f"cannot write {show_path(path)} at an index: {error}") from error
-            check_not_expanded(target, path)
-        elif target.dtype in RARELY_SCATTERED:
-            nothing = torch.empty(0, dtype=target.dtype, device=target.device)
-            try:
-                nothing[torch.empty(0, dtype=torch.int64, device="cpu")] = nothing.clone()
-            except RuntimeError as error:
-                raise StructureError(f"cannot write {show_path(path)} at positions: {error}") from error
+            if isinstance(value, Tensor):
+                check_quantized_shape(value, target, path)
+        else:
+            _check_scatter(target, path)
+        check_not_expanded(target, path)
         self.targets.append(target)
         self.paths.append(path)
         self.values.append(value)
@@ -305,7 +308,10 @@ class IndexedWrite:
             for i in order_subclasses_first(targets):
                 target, value = targets[i], values[i]
                 # torch converts dtype and device when it writes through a view, but not when it writes at an index tensor.
-                if isinstance(value, Tensor) and (
+                # It quantizes float32 values only.
+                if isinstance(value, Tensor) and target.is_quantized:
+                    value = value.dequantize() if value.is_quantized else value.float()
+                elif isinstance(value, Tensor) and (
                     value.dtype != target.dtype or value.device != target.device
                 ):
                     value = value.to(target.device, target.dtype, non_blocking=self.non_blocking)
@@ -328,6 +334,16 @@ class IndexedWrite:
             write.apply()
         for node, key, made in self.made:
             node._set_child(key, made)
+
+
+def _check_scatter(target: Tensor, path: Path) -> None:
+    """Raise StructureError if torch cannot write into a leaf at positions."""
+    if target.dtype in RARELY_SCATTERED:
+        nothing = torch.empty(0, dtype=target.dtype, device=target.device)
+        try:
+            nothing[torch.empty(0, dtype=torch.int64, device="cpu")] = nothing.clone()
+        except RuntimeError as error:
+            raise StructureError(f"cannot write {show_path(path)} at positions: {error}") from error
 
 
 def _make_empty_like(entry: Any, batch_size: torch.Size, device: torch.device | None) -> Any:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .._buffers import find_refusal
 from .._collection import Core, show_path
 from .._dtypes import ROWS
 from .._foreach import PLAIN, Op, foreach, is_grad_needed, make_op
@@ -16,8 +17,14 @@ from .._indexing import BoundIndex, IndexPlan
 from .._known_looks import KnownLooks
 from .._nested_components import has_same_components
 from .._storage_backends import get_backends
-from .._torch_private import functorch_level, get_base, is_read_only_view, plain_results
-from ..errors import StructureError
+from .._torch_private import (
+    find_refusing_transform,
+    functorch_level,
+    get_base,
+    is_read_only_view,
+    plain_results,
+)
+from ..errors import LockedError, StructureError
 from .shared_memory import group_overlapping, is_dense, may_share_memory
 
 Path = tuple[str, ...]
@@ -133,6 +140,8 @@ def check_writable(target: Tensor, path: Path, value: Tensor | None = None) -> N
     """Raise StructureError if torch cannot write into an entry, or cannot copy this value into it."""
     check_no_grad(target, path)
     check_not_expanded(target, path)
+    check_store(target, path)
+    check_transforms(target, path, value)
     if value is not None:
         check_content(target, path, value)
 
@@ -154,11 +163,38 @@ def check_copied(target: Tensor, path: Path, value: Tensor) -> None:
     check_writable(target, path, value)
     if not target.is_nested:
         check_fits(value, target.shape, path)
+        check_quantized_shape(value, target, path)
     # The shapes of nested tensors compare as unequal unless they share offsets, so compare components.
     elif not has_same_components(value, target):
         raise StructureError(
             f"cannot write {show_path(path)} in place: its components and those of the value have different shapes"
         )
+
+
+def check_quantized_shape(value: Tensor, target: Tensor, path: Path) -> None:
+    """Raise StructureError if an entry is quantized and a value has another shape, which torch does not broadcast."""
+    if target.is_quantized and value.shape != target.shape:
+        raise StructureError(
+            f"cannot write {show_path(path)} in place: it is quantized and has shape {list(target.shape)} there, the "
+            f"value {list(value.shape)}"
+        )
+
+
+def check_transforms(target: Tensor, path: Path, *operands: Any) -> None:
+    """Raise StructureError if a transform of ``torch.func`` refuses to write operands into an entry."""
+    if functorch_level() is None or (refusing := find_refusing_transform(target, operands)) is None:
+        return
+    why = "which maps over the value" if refusing == "vmap" else "which would not record the write"
+    raise StructureError(
+        f"cannot write {show_path(path)} in place: it is from outside of torch.func.{refusing}, {why}; pass the "
+        "collection as an argument, or clone() it inside"
+    )
+
+
+def check_store(target: Tensor, path: Path) -> None:
+    """Raise LockedError if an entry is in a store that refuses writes."""
+    if type(target) not in PLAIN and (refusal := find_refusal(target)) is not None:
+        raise LockedError(f"cannot write {show_path(path)} in place: {refusal}")
 
 
 def _get_form(leaf: Tensor) -> str:
@@ -244,7 +280,9 @@ def try_copy_whole(
 def try_scatter_whole(target: Core, source: Any, plan: IndexPlan) -> bool:
     """Write all leaves at an index tensor or mask. Return False if the slow path must write them all."""
     targets, values = _pair_leaves(target, source)
-    if torch.compiler.is_compiling() or not targets or not _can_scatter(targets, values, plan):
+    if torch.compiler.is_compiling() or functorch_level() is not None or not targets:
+        return False
+    if not _can_scatter(targets, values, plan):
         return False
     plan.check_range()
     place = BoundIndex(plan.index)
@@ -279,8 +317,7 @@ def _can_scatter(targets: list[Tensor], values: list[Any], plan: IndexPlan) -> b
         return False  # reading the shape of a strided nested tensor raises
     if any(map(_is_odd, values)):
         return False
-    if functorch_level() is None:
-        _SCATTERED.add(both)
+    _SCATTERED.add(both)
     return True
 
 
@@ -322,7 +359,7 @@ def _pair_leaves(target: Core, source: Any) -> tuple[list[Tensor], list[Any]]:
                 add_value(value)
             elif type(entry) is kind is type(value) or _is_node_pair(entry, value):
                 todo.append((entry, value))
-            elif type(value) in PLAIN and isinstance(entry, Tensor) and _is_written_as_plain(entry):
+            elif type(value) in PLAIN and isinstance(entry, Tensor) and is_written_as_plain(entry):
                 add(
                     Tensor.detach(entry)
                 )  # a plain view: indexing a tensor subclass would also run the code of the subclass
@@ -332,7 +369,7 @@ def _pair_leaves(target: Core, source: Any) -> tuple[list[Tensor], list[Any]]:
     return targets, values
 
 
-def _is_written_as_plain(leaf: Tensor) -> bool:
+def is_written_as_plain(leaf: Tensor) -> bool:
     """Return True if writing to a leaf of a subclass, such as a memory-mapped one, is the same as to a plain one."""
     kind = type(leaf)
     return (

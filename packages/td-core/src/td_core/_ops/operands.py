@@ -24,6 +24,7 @@ from .._foreach import (
     Op,
     expand_operands,
     foreach,
+    is_all_plain,
     is_grad_needed,
     is_grad_shared,
     order_subclasses_first,
@@ -31,11 +32,13 @@ from .._foreach import (
 from .._known_looks import KnownLooks
 from .._plans import ShapePlan, broadcast_shape
 from .._ragged import get_display_shape
+from .._torch_private import functorch_level
 from .._walks import has_entries, list_holders, map_levels, visit, zip_walk
 from ..errors import BatchSizeError, LockedError, StructureError
 from .broadcasting import align_pairs, expand_to_match
 from .leaf_writes import (
     check_no_grad,
+    check_transforms,
     check_writable,
     clone_overlapping,
     copy_all,
@@ -54,6 +57,8 @@ NUMBERS = (int, float, complex, np.generic, torch.SymInt, torch.SymFloat, torch.
 LEAF_ERRORS = (RuntimeError, TypeError, IndexError, ValueError, NotImplementedError)
 
 _SHAPE = attrgetter("shape")
+#: What decides, besides the shape, whether torch can combine tensors.
+_FORM = attrgetter("dtype", "device", "layout")
 
 #: Metadata of leaves of one dtype that passed the checks of an in-place write.
 _WRITABLE = KnownLooks()
@@ -183,6 +188,9 @@ def write_leaves(name: str, node: Core, this: Op, leaves: list[Tensor], *operand
     If leaves or operands have several dtypes, each combination is first tried on empty tensors.
     """
     known = False
+    if functorch_level() is not None:
+        for i, leaf in enumerate(leaves):
+            check_transforms(leaf, _path_of(node, leaf), *_get_operands_at(operands, i))
     # torch.compile traces with fake tensors, so an error occurs before anything is written.
     if not torch.compiler.is_compiling():
         same = _WRITABLE.of(leaves)
@@ -199,7 +207,7 @@ def write_leaves(name: str, node: Core, this: Op, leaves: list[Tensor], *operand
             if same is None or not same(operand):
                 known = False
                 _check_shapes(name, node, this, leaves, operands, operand)
-                mixed = mixed or len({other.dtype for other in operand}) > 1
+                mixed = mixed or len({*map(_FORM, operand)}) > 1
         if mixed:
             _check_dtypes(name, node, this, leaves, operands)
             # Autograd of fused kernels fails if integer operands are mixed with leaves that require grad.
@@ -211,11 +219,11 @@ def write_leaves(name: str, node: Core, this: Op, leaves: list[Tensor], *operand
         leaves, operands = change_distinct(name, this, leaves, operands, partial(_show_keys, node))
     done = 0
     try:
-        if known or torch.compiler.is_compiling() or PLAIN.issuperset(map(type, leaves)):
+        if known or torch.compiler.is_compiling() or is_all_plain(leaves, *operands):
             foreach(this, leaves, *operands, plain=known)
         else:
             rows = list(zip(leaves, *expand_operands(leaves, operands), strict=True))
-            for done in order_subclasses_first(leaves):
+            for done in order_subclasses_first(leaves, *operands):
                 this.single(*rows[done])
     except (RuntimeError, TypeError) as error:
         if is_overlap_error(error) and not is_grad_needed(leaves, *operands):
@@ -234,7 +242,7 @@ def _finish_without_overlap(this: Op, leaves: list[Tensor], operands: tuple[Any,
     """Resume an in-place operation at the leaf where torch raised, since it overlaps its operand; clone such operands."""
     rows = list(zip(leaves, *expand_operands(leaves, operands), strict=True))
     begun = False
-    for i in order_subclasses_first(leaves):
+    for i in order_subclasses_first(leaves, *operands):
         leaf, *others = rows[i]
         shared = [is_overlapping(leaf, other) for other in others]
         begun = begun or any(shared)
@@ -243,17 +251,19 @@ def _finish_without_overlap(this: Op, leaves: list[Tensor], operands: tuple[Any,
 
 
 def _check_writable(name: str, node: Core, this: Op, leaves: list[Tensor], operands: tuple[Any, ...]) -> bool:
-    """Raise StructureError if a leaf cannot be written in place. Return True if all leaves have one dtype."""
-    item = len({leaf.dtype for leaf in leaves}) < 2
-    # Skip checks that cannot fail: fused kernels check autograd before they write, contiguous leaves are not expanded.
+    """Raise StructureError if a leaf cannot be written in place. Return True if all leaves have one dtype and device."""
+    item = len({*map(_FORM, leaves)}) < 2
+    # Skip checks that cannot fail: contiguous leaves are not expanded.
     needs_grad = any([leaf.requires_grad for leaf in leaves])  # noqa: C419
     sealed = any(map(Tensor.is_inference, leaves)) and not torch.is_inference_mode_enabled()
     odd = not is_all_contiguous(leaves) or any(leaf.is_nested for leaf in leaves)
-    if sealed or odd or (needs_grad and this.fused is None):
+    # Only a leaf of a class can be in a store, and fused kernels check autograd before they write.
+    special = not PLAIN.issuperset(map(type, leaves))
+    if sealed or odd or special or (needs_grad and torch.is_grad_enabled()):
         for i, leaf in enumerate(leaves):
             try:
                 check_writable(leaf, ())
-            except StructureError:
+            except (StructureError, LockedError):
                 check_writable(leaf, _path_of(node, leaf))
             if leaf.layout is not torch.strided or leaf.is_nested:
                 _try_leaf(name, node, this, leaf, leaf.detach().clone(), _get_operands_at(operands, i))
@@ -288,18 +298,24 @@ def _check_dtypes(name: str, node: Core, this: Op, leaves: list[Tensor], operand
     tried = set()
     for i, leaf in enumerate(leaves):
         others = _get_operands_at(operands, i)
-        combination = (
-            leaf.dtype,
-            *[(other.dtype, other.ndim > 0) for other in others if isinstance(other, Tensor)],
-        )
+        row = [leaf, *[other for other in others if isinstance(other, Tensor)]]
+        combination = tuple([(_FORM(item), item.ndim > 0) for item in row])
         if combination in tried:
             continue
         tried.add(combination)
-        trial = [
-            torch.empty((0,) if other.ndim else (), dtype=other.dtype) if isinstance(other, Tensor) else other
-            for other in others
-        ]
-        _try_leaf(name, node, this, leaf, torch.empty((0,), dtype=leaf.dtype), trial)
+        # Empty tensors stand for dense ones; a sparse or quantized tensor has no empty one that behaves alike.
+        whole = any(item.layout is not torch.strided or item.is_quantized for item in row)
+        target, *trial = [_make_trial(item, whole) for item in [leaf, *others]]
+        _try_leaf(name, node, this, leaf, target, trial)
+
+
+def _make_trial(item: Any, whole: bool) -> Any:
+    """Return a tensor to try an operation on: an empty one of the same form, or a copy if ``whole``. Keep a number."""
+    if not isinstance(item, Tensor):
+        return item
+    if whole:
+        return item.detach().clone()
+    return torch.empty((0,) if item.ndim else (), dtype=item.dtype, device=item.device)
 
 
 def _get_operands_at(operands: tuple[Any, ...], i: int) -> list[Any]:
@@ -395,7 +411,7 @@ def copy_leaves(
     targets: list[Tensor], values: list[Tensor], name: Callable[[int], str], non_blocking: bool = False
 ) -> None:
     """Copy each value into its target. ``name`` maps the position of a target to its key, for messages."""
-    order = order_subclasses_first(targets)
+    order = order_subclasses_first(targets, values)
     if type(order) is list:
         targets, values = [targets[i] for i in order], [values[i] for i in order]
     try:

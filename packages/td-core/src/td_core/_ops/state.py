@@ -33,6 +33,7 @@ from .._collection import (
     replace_leaves,
     show_path,
 )
+from .._foreach import PLAIN
 from .._locking import check_unlocked
 from .._mapping_views import unwrap_entry
 from .._nested_components import has_same_components
@@ -41,7 +42,7 @@ from .._ragged import get_display_shape, list_distinct_members
 from .._roles import in_role, role
 from .._walks import has_entries, visit
 from ..errors import FormatError, KeyPathError, StructureError
-from .leaf_writes import can_fuse, check_writable, try_copy_fused
+from .leaf_writes import can_fuse, check_writable, is_written_as_plain, try_copy_fused
 from .operands import copy_leaves, describe_leaf
 
 if TYPE_CHECKING:
@@ -193,6 +194,8 @@ def _try_load_whole(root: Core, state_dict: Mapping[str, Any]) -> bool:
     if not leaves == len(targets) == len(state_dict) or len(levels) != len(metadata):
         return False
     held, values = list(targets.values()), [state_dict.get(name) for name in targets]
+    if not all(type(leaf) in PLAIN or is_written_as_plain(leaf) for leaf in held):
+        return False
     with torch.no_grad():
         return can_fuse(held, values) and try_copy_fused(held, values)  # type: ignore[arg-type]
 
