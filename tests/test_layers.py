@@ -69,7 +69,6 @@ LAYERS = [
     [
         "_foreach",
         "_roles",
-        "_known_looks",
         "_plan_steps",
         "_plans",
         "_indexing",
@@ -102,6 +101,7 @@ LAYERS = [
     ],
     [
         "_ops",
+        "_writes",
         "_from_python",
         "_convert",
         "_repr",

@@ -18,8 +18,8 @@ from ._coerce import coerce
 from ._collection import Child, Core, get_all_entries, make_dense, show_path
 from ._from_python import NON_STRING_KEY, PYTREE_TYPE
 from ._linked_list import LinkedList
-from ._ops.operands import describe_leaf, rephrase_error
 from ._walks import has_entries, map_levels
+from ._writes.leaf_names import describe_leaf, rephrase_error
 from .errors import DepthError
 from .typing import BatchSize, DeviceType
 

@@ -14,10 +14,10 @@ from torch import Tensor
 
 from ._collection import Core, get_tree_children
 from ._lazy_stack import LazyStackedTensorDict
-from ._ops.member_writes import unbind_members
 from ._pytree import leaves_below, register, register_with_subclasses
 from ._torch_private import exit_transforms, functorch_level, is_innermost_transform
 from ._walks import expand
+from ._writes.members import unbind_members
 from .errors import StructureError
 
 

@@ -32,14 +32,14 @@ from ._lazy_stack_ops import LazyStackOps
 from ._locking import check_unlocked
 from ._mapping_views import StackedEntries
 from ._ops.batch_size import as_batch_size
-from ._ops.indexed_write import run_writes
-from ._ops.member_writes import check_new_members, split_for_members, unbind_members
 from ._ops.uneven import make_empty_like, rows_of_members, transform_uneven, uneven_index
-from ._ops.update_plan import UpdatePlan
 from ._plan_steps import remove_size
 from ._ragged import convert_form, get_member_entry, list_distinct_members, make_ragged_error
 from ._shape_plans import stack_plan
 from ._walks import has_entries, visit
+from ._writes.members import check_new_members, split_for_members, unbind_members
+from ._writes.run import Transaction
+from ._writes.update import Update
 from .errors import BatchSizeError, CollectionIndexError, StructureError
 from .typing import NO_DEFAULT, BatchSize, DeviceType, Names, NestedKey, NoDefault
 
@@ -391,12 +391,12 @@ class LazyStackedTensorDict(LazyStackOps):
 
     def _write_child(self, key: str, value: Child, *, non_blocking: bool = False) -> None:
         # Every member checks its part before the first one is written.
-        plan = UpdatePlan(self, False, True, non_blocking, None, False, strict=True)
+        update = Update(self, inplace=True, non_blocking=non_blocking, strict=True)
         if isinstance(value, Core) and has_entries(value):
-            plan.read({key: value}, None)
+            update.read({key: value})
         else:
-            plan.copies = [(member, key, part, (key,)) for member, part in self._split_value(value)]
-        plan.apply()
+            update.add_copy(self, key, value, (key,))
+        update.commit()
 
     def _split_value(self, value: Any) -> list[tuple[Any, Any]]:
         if not isinstance(value, (Tensor, Core)):
@@ -624,7 +624,9 @@ class LazyStackedTensorDict(LazyStackOps):
             ((member, member_index, part),) = parts
             member._assign(member_index, part, non_blocking=non_blocking)
             return
-        run_writes(self._plan_parts(parts, non_blocking))
+        writes = Transaction(non_blocking)
+        self._plan_parts(writes, parts)
+        writes.commit()
 
     def append(self, tensordict: Any) -> None:
         """Append a member.

@@ -13,13 +13,13 @@ from ._base import TensorDictBase
 from ._coerce import coerce
 from ._collection import Child, Core, make_lazy_stack, show_path
 from ._locking import check_unlocked
-from ._ops.indexed_write import IndexedWrite
-from ._ops.member_writes import Part, split_for_members
-from ._ops.update_plan import UpdatePlan
 from ._plan_steps import remove_size
 from ._ragged import fill_gaps, get_display_shape, make_nested_tensor, merge_shapes
 from ._repr import PrintedLeaf, PrintedMembers, PrintedNode, describe_leaf
 from ._walks import has_entries, list_holders, map_levels
+from ._writes.members import Part, split_for_members
+from ._writes.run import Transaction
+from ._writes.update import Update
 from .errors import BatchSizeError, StructureError
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ class LazyStackOps(TensorDictBase):
 
     __slots__ = (
         "__weakref__", "_backends", "_empty_device", "_empty_size", "_hook_in", "_hook_out",
-        "_lock_parents", "_locked", "_members", "_stack_dim", "_stack_dim_name", "_undo",
+        "_lock_parents", "_locked", "_members", "_passed", "_stack_dim", "_stack_dim_name", "_undo",
     )  # fmt: skip
 
     _members: list[Any]
@@ -148,22 +148,16 @@ class LazyStackOps(TensorDictBase):
         first = next(iter(list_holders(self)), None)
         return self._with_children(entries) if first is None else first._with_children(entries, **metadata)
 
-    def _plan_writes(
-        self, index: Any, value: Any, non_blocking: bool, dims: int | None = None
-    ) -> list[IndexedWrite]:
-        return self._plan_parts(split_for_members(self, index, value, dims), non_blocking, dims)
+    def _plan_writes(self, writes: Transaction, index: Any, value: Any, dims: int | None = None) -> None:
+        self._plan_parts(writes, split_for_members(self, index, value, dims), dims)
 
-    def _plan_parts(
-        self, parts: Iterable[Part], non_blocking: bool, dims: int | None = None
-    ) -> list[IndexedWrite]:
-        return [
-            write
-            for member, index, part in parts
-            for write in member._plan_writes(index, part, non_blocking, dims)
-        ]
+    def _plan_parts(self, writes: Transaction, parts: Iterable[Part], dims: int | None = None) -> None:
+        writes.split = True
+        for member, index, part in parts:
+            member._plan_writes(writes, index, part, dims)
 
     def _split_update(
-        self, plan: UpdatePlan, source: Any, wanted: Any, path: tuple[str, ...]
+        self, plan: Update, source: Any, wanted: Any, path: tuple[str, ...]
     ) -> list[tuple[Any, Any]] | None:
         members, dim, size = self._members, self._stack_dim, source.batch_size
         # A source without the stack dim is read as a mapping: its leaves may have that dim.
@@ -176,12 +170,14 @@ class LazyStackOps(TensorDictBase):
                 f"cannot update {show_path(path)}: it is a lazy stack of {len(members)} along dim {dim}, the source has "
                 f"batch size {list(size)}"
             )
-        plan.refills.append((self, self._make_new_members(plan, source, wanted, path)))
+        plan.writes.change(self._replace_members, self._make_new_members(plan, source, wanted, path))
         return []
 
-    def _make_new_members(
-        self, plan: UpdatePlan, source: Any, wanted: Any, path: tuple[str, ...]
-    ) -> list[Any]:
+    def _replace_members(self, members: list[Any]) -> None:
+        """Replace all members, whose number may change."""
+        self._members[:] = members
+
+    def _make_new_members(self, plan: Update, source: Any, wanted: Any, path: tuple[str, ...]) -> list[Any]:
         """Copy the slices of ``source``, whose number differs from that of the members."""
         members, dim, right = self._members, self._stack_dim, source._children()
         kept = sorted({key for member in members for key in member._children() if key not in right})
@@ -194,7 +190,8 @@ class LazyStackOps(TensorDictBase):
         check_unlocked(self, f"update {show_path(path)}")
         parts = [part.clone(recurse=plan.clone)._inner() for part in source.unbind(dim)]
         return [
-            coerce(part, part.batch_size, self.device, path, non_blocking=plan.non_blocking) for part in parts
+            coerce(part, part.batch_size, self.device, path, non_blocking=plan.writes.non_blocking)
+            for part in parts
         ]
 
     def _make_empty_stack(self, plan: Any, size: torch.Size) -> Any:

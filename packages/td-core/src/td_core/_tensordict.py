@@ -97,7 +97,7 @@ class TensorDict(TensorDictBase):
 
     __slots__ = (
         "__weakref__", "_backends", "_batch_size", "_device", "_dict", "_lock_parents", "_locked",
-        "_names", "_undo",
+        "_names", "_passed", "_undo",
     )  # fmt: skip
 
     _dict: dict[str, Child]

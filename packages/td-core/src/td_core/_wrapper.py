@@ -198,8 +198,8 @@ class Wrapper(TensorCollection):
             index, value._inner() if isinstance(value, Core) else value, non_blocking=non_blocking
         )
 
-    def _plan_writes(self, index: Any, value: Any, non_blocking: bool, dims: int | None = None) -> Any:
-        return self._tensordict._plan_writes(index, value, non_blocking, dims)
+    def _plan_writes(self, writes: Any, index: Any, value: Any, dims: int | None = None) -> None:
+        self._tensordict._plan_writes(writes, index, value, dims)
 
     def _set_names(self, names: Names | None) -> None:
         self._tensordict._set_names(names)

@@ -35,7 +35,6 @@ from ._nested_components import compute_seqlens, make_jagged, split_jagged
 from ._new_object import new_object
 from ._nodes import as_named, user_class
 from ._ops.batch_size import as_batch_size
-from ._ops.leaf_writes import copy_all, is_expanded
 from ._public_names import lazy_names, set_module
 from ._pytree import register as register_pytree
 from ._pytree import register_with_subclasses as register_pytree_family
@@ -55,6 +54,8 @@ from ._torch_private import (
 from ._value_codec import is_readable, is_same_value, parse_json
 from ._walks import expand, visit, walk
 from ._wrapper import Wrapper
+from ._writes.check import is_expanded
+from ._writes.run import copy_all
 from .plugins.memmap_methods import Progress
 
 __all__ = [

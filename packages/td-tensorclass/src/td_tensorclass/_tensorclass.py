@@ -375,10 +375,10 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
             self._schema.check_keys(value._children() if isinstance(value, TensorCollection) else value)
         super()._assign(index, value, non_blocking=non_blocking)
 
-    def _plan_writes(self, index: Any, value: Any, non_blocking: bool, dims: int | None = None) -> Any:
+    def _plan_writes(self, writes: Any, index: Any, value: Any, dims: int | None = None) -> None:
         if isinstance(value, (TensorCollection, Mapping)):
             self._schema.check_keys(value._children() if isinstance(value, TensorCollection) else value)
-        return super()._plan_writes(index, value, non_blocking, dims)
+        super()._plan_writes(writes, index, value, dims)
 
     def _set_children(self, values: Mapping[str, Any]) -> None:
         self._schema.check_keys(values)

@@ -28,11 +28,13 @@ from .._dim_names import check_names
 from .._locking import check_unlocked
 from .._mapping_views import LEAF_KINDS, IsLeaf
 from .._walks import has_entries
+from .._writes.check import check_copied
+from .._writes.run import Transaction
+from .._writes.update import Update
 from ..errors import BatchSizeError, StructureError
 from ..typing import NO_DEFAULT, BatchSize, DeviceType
 from .batch_size import as_batch_size, fit_batch_size
-from .leaf_writes import check_copied, clone_overlapping
-from .operands import copy_leaves, write_result
+from .operands import write_result
 from .shared_memory import are_equal, get_memory_key, may_share_memory
 
 if TYPE_CHECKING:
@@ -409,29 +411,20 @@ class _Walk:
 
     def write(self) -> None:
         """Check all recorded results, then copy them into the leaves."""
-        targets: list[Tensor] = []
-        values: list[Tensor] = []
-        paths: list[Path] = []
-        others: list[tuple[Any, str, Any, Any]] = []
+        writes = Transaction()
+        writes.split = True  # a result may overlap a leaf that is written before it is read
         for node, key, child, value, path in self.writes:
             if isinstance(child, Tensor) and isinstance(value, Tensor):
                 check_copied(child, path, value)
-                targets.append(child)
-                values.append(value)
-                paths.append(path)
+                writes.copy(child, value, path)
             elif isinstance(child, Tensor) or isinstance(value, Tensor):
                 raise leaf_node_mismatch_error(child, value, path)
+            elif has_entries(child):
+                Update(child, inplace=True, strict=True, writes=writes).read(value)
             else:
-                if not has_entries(child):
-                    check_unlocked(node, f"replace {show_path(path)}")
-                others.append((node, key, child, value))
-        # A result may overlap a leaf that is written before it is read, so such results are cloned.
-        copy_leaves(targets, clone_overlapping(targets, values), lambda i: show_path(paths[i]))
-        for node, key, child, value in others:
-            if has_entries(child):
-                child.update_(value)
-            else:
-                node._set_child(key, value)
+                check_unlocked(node, f"replace {show_path(path)}")
+                writes.change(node._set_child, key, value)
+        writes.commit()
 
 
 def _is_any_leaf(cls: type) -> bool:

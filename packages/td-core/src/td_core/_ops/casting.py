@@ -26,11 +26,12 @@ from .._plans import WholePlan, as_ints
 from .._storage_backends import get_backends
 from .._torch_private import get_base
 from .._walks import walk
+from .._writes.check import is_sealed
+from .._writes.leaf_names import LEAF_ERRORS, describe_leaf
 from ..errors import StructureError
 from ..typing import NO_DEFAULT, DeviceType, DtypeLike, NoDefault
 from .device_moves import DeviceMixin
-from .leaf_writes import is_sealed
-from .operands import LEAF_ERRORS, describe_leaf, raise_at_leaf, transform
+from .operands import raise_at_leaf, transform
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -35,9 +35,9 @@ from .._mapping_views import (
 from .._ragged import convert_form
 from .._settings import SETTINGS
 from .._walks import has_entries, list_holders, list_nested, visit
+from .._writes.run import is_overlap_error
 from ..errors import CycleError, KeyPathError, KeyThroughLeafError, LockedError, StructureError
 from ..typing import NO_DEFAULT, NestedKey
-from .leaf_writes import is_overlap_error
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -26,10 +26,10 @@ from .._roles import (
 )
 from .._torch_private import functorch_level
 from .._walks import has_entries
+from .._writes.check import check_copied
+from .._writes.leaf_names import describe_leaf
 from ..errors import KeyPathError, StructureError
-from .leaf_writes import check_copied
 from .locking import undo_on_exit
-from .operands import describe_leaf
 from .shape import same_memory
 
 #: One write into a module: dict of slots, key, new leaf or value, old content, and role of the slot: "p" parameter, "b" buffer,

@@ -8,8 +8,6 @@ leaf and broadcasts to it, its leading dims count as batch dims, whatever the op
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import partial
-from operator import attrgetter
 from typing import Any, NoReturn, TypeVar
 
 import numpy as np
@@ -17,51 +15,31 @@ import torch
 from torch import Tensor
 
 from .._arrays import as_tensor
-from .._collection import Core, Walked, check_keys, check_same_keys, concurrent_change_error, show_path
+from .._collection import (
+    Core,
+    Walked,
+    check_keys,
+    check_same_keys,
+    concurrent_change_error,
+)
 from .._dtypes import keep_scalar
 from .._foreach import (
-    PLAIN,
     Op,
-    expand_operands,
     foreach,
-    is_all_plain,
-    is_grad_needed,
-    is_grad_shared,
-    order_subclasses_first,
 )
-from .._known_looks import KnownLooks
 from .._plans import ShapePlan, broadcast_shape
 from .._ragged import get_display_shape
-from .._torch_private import functorch_level
-from .._walks import has_entries, list_holders, map_levels, visit, zip_walk
-from ..errors import BatchSizeError, LockedError, StructureError
+from .._walks import has_entries, map_levels, zip_walk
+from .._writes.inplace import write_leaves
+from .._writes.leaf_names import LEAF_ERRORS, describe_leaf, rephrase_error
+from .._writes.run import clone_overlapping
+from ..errors import BatchSizeError
 from .broadcasting import align_pairs, expand_to_match
-from .leaf_writes import (
-    check_no_grad,
-    check_transforms,
-    check_writable,
-    clone_overlapping,
-    copy_all,
-    is_all_contiguous,
-    is_overlap_error,
-    is_overlapping,
-)
-from .shared_memory import WRITES_ANEW, change_distinct, may_share_memory
 
 CoreT = TypeVar("CoreT", bound=Core)
 Operand = Any  # a collection, tensor, NumPy array or number
 
 NUMBERS = (int, float, complex, np.generic, torch.SymInt, torch.SymFloat, torch.SymBool)
-
-#: Errors that torch raises for an unsupported leaf; they are raised again with the key in the message.
-LEAF_ERRORS = (RuntimeError, TypeError, IndexError, ValueError, NotImplementedError)
-
-_SHAPE = attrgetter("shape")
-#: What decides, besides the shape, whether torch can combine tensors.
-_FORM = attrgetter("dtype", "device", "layout")
-
-#: Metadata of leaves of one dtype that passed the checks of an in-place write.
-_WRITABLE = KnownLooks()
 
 
 def combine(
@@ -118,14 +96,15 @@ def combine(
 def combine_inplace(node: CoreT, name: str, this: Op, other: Operand) -> CoreT:
     """Apply a binary operation in place. Return NotImplemented if ``other`` cannot be an operand."""
     leaves: list[Tensor] = []
-    if type(other) is type(node) and other.batch_size == node.batch_size:
-        operand: Any = _operand_leaves(node, other, leaves)
+    source = other if type(other) is type(node) and other.batch_size == node.batch_size else None
+    if source is not None:
+        operand: Any = operand_leaves(node, source, leaves)
     else:
         operand = operand_inplace(node, name, other)
         if operand is NotImplemented:
             return operand  # type: ignore[no-any-return]
         node._flatten_leaves(leaves)
-    write_leaves(name, node, this, leaves, operand)
+    write_leaves(name, node, this, leaves, operand, source=source)
     return node
 
 
@@ -151,7 +130,7 @@ def operand_inplace(node: Any, name: str, other: Operand) -> Any:
         if not is_tensor:
             leaves = []
             other = expand_to_match(other, node, size)
-            operand = _operand_leaves(node, other, leaves)
+            operand = operand_leaves(node, other, leaves)
             return align_pairs(node, other, leaves, operand, len(size))[1]
     if is_tensor and not shape:
         leaves = []
@@ -160,7 +139,7 @@ def operand_inplace(node: Any, name: str, other: Operand) -> Any:
     elif is_tensor:
         node._broadcast_to_leaves(other, operand)
     else:
-        operand = _operand_leaves(node, other, [])
+        operand = operand_leaves(node, other, [])
     return operand
 
 
@@ -173,163 +152,13 @@ def _beside_each(node: Any, scalar: Tensor, leaves: list[Tensor], levels: Walked
     return operand
 
 
-def _operand_leaves(node: Core, other: Core, leaves: list[Tensor]) -> list[Tensor]:
+def operand_leaves(node: Core, other: Core, leaves: list[Tensor]) -> list[Tensor]:
     """Append the leaves of ``node`` to ``leaves``, and return the matching leaves of ``other``, cloned on overlap."""
     operand: list[Tensor] = []
     foreign: list[Core] = []
     node._zip_leaves(other, leaves, operand, foreign)
     # Other kinds, such as lazy stacks, may be combined with their own members in another order, so clone operands.
     return clone_overlapping(leaves, operand) if foreign else operand
-
-
-def write_leaves(name: str, node: Core, this: Op, leaves: list[Tensor], *operands: Any) -> None:
-    """Apply an operation in place to every leaf. Raise before the first write if it would fail on any leaf.
-
-    If leaves or operands have several dtypes, each combination is first tried on empty tensors.
-    """
-    known = False
-    if functorch_level() is not None:
-        for i, leaf in enumerate(leaves):
-            check_transforms(leaf, _path_of(node, leaf), *_get_operands_at(operands, i))
-    # torch.compile traces with fake tensors, so an error occurs before anything is written.
-    if not torch.compiler.is_compiling():
-        same = _WRITABLE.of(leaves)
-        known = same is not None
-        mixed = same is None and not _check_writable(name, node, this, leaves, operands)
-        if same is None and len(set(map(id, leaves))) < len(leaves):
-            # A GPU writes all leaves of a fused call at once, but the second write to a leaf must follow the first.
-            this = Op(None, this.single)
-        for operand in operands:
-            if type(operand) is not list:
-                continue
-            if len(operand) != len(leaves):
-                raise concurrent_change_error(node)
-            if same is None or not same(operand):
-                known = False
-                _check_shapes(name, node, this, leaves, operands, operand)
-                mixed = mixed or len({*map(_FORM, operand)}) > 1
-        if mixed:
-            _check_dtypes(name, node, this, leaves, operands)
-            # Autograd of fused kernels fails if integer operands are mixed with leaves that require grad.
-            if is_grad_shared(leaves, *operands):
-                this = Op(None, this.single)
-    if this.single not in WRITES_ANEW and (
-        (not known and torch.compiler.is_compiling()) or may_share_memory(leaves, known)
-    ):
-        leaves, operands = change_distinct(name, this, leaves, operands, partial(_show_keys, node))
-    done = 0
-    try:
-        if known or torch.compiler.is_compiling() or is_all_plain(leaves, *operands):
-            foreach(this, leaves, *operands, plain=known)
-        else:
-            rows = list(zip(leaves, *expand_operands(leaves, operands), strict=True))
-            for done in order_subclasses_first(leaves, *operands):
-                this.single(*rows[done])
-    except (RuntimeError, TypeError) as error:
-        if is_overlap_error(error) and not is_grad_needed(leaves, *operands):
-            return _finish_without_overlap(this, leaves, operands)
-        for leaf in leaves:
-            if leaf.requires_grad:
-                check_no_grad(leaf, _path_of(node, leaf))
-        _check_dtypes(name, node, this, leaves, operands)
-        if PLAIN.issuperset(map(type, leaves)):
-            raise
-        message = f"cannot compute {name} in place: {describe_leaf(node, leaves[done])}: {error}"
-        raise rephrase_error(error, message) from error
-
-
-def _finish_without_overlap(this: Op, leaves: list[Tensor], operands: tuple[Any, ...]) -> None:
-    """Resume an in-place operation at the leaf where torch raised, since it overlaps its operand; clone such operands."""
-    rows = list(zip(leaves, *expand_operands(leaves, operands), strict=True))
-    begun = False
-    for i in order_subclasses_first(leaves, *operands):
-        leaf, *others = rows[i]
-        shared = [is_overlapping(leaf, other) for other in others]
-        begun = begun or any(shared)
-        if begun:
-            this.single(leaf, *[other.clone() if twice else other for other, twice in zip(others, shared)])
-
-
-def _check_writable(name: str, node: Core, this: Op, leaves: list[Tensor], operands: tuple[Any, ...]) -> bool:
-    """Raise StructureError if a leaf cannot be written in place. Return True if all leaves have one dtype and device."""
-    item = len({*map(_FORM, leaves)}) < 2
-    # Skip checks that cannot fail: contiguous leaves are not expanded.
-    needs_grad = any([leaf.requires_grad for leaf in leaves])  # noqa: C419
-    sealed = any(map(Tensor.is_inference, leaves)) and not torch.is_inference_mode_enabled()
-    odd = not is_all_contiguous(leaves) or any(leaf.is_nested for leaf in leaves)
-    # Only a leaf of a class can be in a store, and fused kernels check autograd before they write.
-    special = not PLAIN.issuperset(map(type, leaves))
-    if sealed or odd or special or (needs_grad and torch.is_grad_enabled()):
-        for i, leaf in enumerate(leaves):
-            try:
-                check_writable(leaf, ())
-            except (StructureError, LockedError):
-                check_writable(leaf, _path_of(node, leaf))
-            if leaf.layout is not torch.strided or leaf.is_nested:
-                _try_leaf(name, node, this, leaf, leaf.detach().clone(), _get_operands_at(operands, i))
-    elif item and not needs_grad:
-        _WRITABLE.add(leaves)
-    return item
-
-
-def _check_shapes(
-    name: str, node: Core, this: Op, leaves: list[Tensor], operands: tuple[Any, ...], operand: list[Tensor]
-) -> None:
-    try:
-        # Do not use Tensor.is_same_size: wrapper subclasses often do not implement it.
-        if list(map(_SHAPE, leaves)) != list(map(_SHAPE, operand)):
-            list(map(Tensor.expand_as, operand, leaves))
-        return
-    except (RuntimeError, ValueError):
-        pass  # the loop below finds the leaf and raises with its key
-    for i, (leaf, other) in enumerate(zip(leaves, operand, strict=True)):
-        left, right = get_display_shape(leaf), get_display_shape(other)
-        if leaf.is_nested and (leaf.layout is torch.strided or not other.is_nested):
-            _try_leaf(name, node, this, leaf, leaf.detach().clone(), _get_operands_at(operands, i))
-        # The result of a dense and a nested tensor is nested, so it cannot be written to a dense leaf.
-        elif other.is_nested != leaf.is_nested or (left != right and broadcast_shape(left, right) != left):
-            raise StructureError(
-                f"cannot compute {name} in place: {describe_leaf(node, leaf)} has shape {list(left)} "
-                f"and the operand {list(right)}"
-            )
-
-
-def _check_dtypes(name: str, node: Core, this: Op, leaves: list[Tensor], operands: tuple[Any, ...]) -> None:
-    tried = set()
-    for i, leaf in enumerate(leaves):
-        others = _get_operands_at(operands, i)
-        row = [leaf, *[other for other in others if isinstance(other, Tensor)]]
-        combination = tuple([(_FORM(item), item.ndim > 0) for item in row])
-        if combination in tried:
-            continue
-        tried.add(combination)
-        # Empty tensors stand for dense ones; a sparse or quantized tensor has no empty one that behaves alike.
-        whole = any(item.layout is not torch.strided or item.is_quantized for item in row)
-        target, *trial = [_make_trial(item, whole) for item in [leaf, *others]]
-        _try_leaf(name, node, this, leaf, target, trial)
-
-
-def _make_trial(item: Any, whole: bool) -> Any:
-    """Return a tensor to try an operation on: an empty one of the same form, or a copy if ``whole``. Keep a number."""
-    if not isinstance(item, Tensor):
-        return item
-    if whole:
-        return item.detach().clone()
-    return torch.empty((0,) if item.ndim else (), dtype=item.dtype, device=item.device)
-
-
-def _get_operands_at(operands: tuple[Any, ...], i: int) -> list[Any]:
-    return [operand[i] if type(operand) is list else operand for operand in operands]
-
-
-def _try_leaf(name: str, node: Core, this: Op, leaf: Tensor, target: Tensor, others: list[Any]) -> None:
-    """Try an operation on ``target``, a substitute for ``leaf``. If it fails, raise an error with the key of ``leaf``."""
-    try:
-        this.single(target, *others)
-    except LEAF_ERRORS as error:
-        if type(error) not in LEAF_ERRORS:
-            raise
-        raise type(error)(f"cannot compute {name} in place: {describe_leaf(node, leaf)}: {error}") from error
 
 
 def write_result(out: Any, batch_size: torch.Size, result: Any, *, inplace: bool = True) -> Any:
@@ -368,65 +197,6 @@ def _broadcast(name: str, shape: torch.Size, size: torch.Size) -> tuple[int, ...
     return result
 
 
-def describe_leaf(node: Any, leaf: Tensor) -> str:
-    """Return the key path of a leaf as text for messages."""
-    path = _path_of(node, leaf)
-    return show_path(path) if path else "a leaf"
-
-
-def _path_of(node: Any, leaf: Tensor) -> tuple[str, ...]:
-    """Return the first key path of a leaf, or () if it is not in the tree."""
-    return next(iter(_paths_of(node, leaf)), ())
-
-
-def _show_keys(node: Any, leaves: list[Tensor]) -> str:
-    return " and ".join(dict.fromkeys(show_path(path) for leaf in leaves for path in _paths_of(node, leaf)))
-
-
-def _paths_of(node: Any, leaf: Tensor) -> list[tuple[str, ...]]:
-    """Return the key paths of a leaf. In a lazy stack, search the members, which hold the leaves."""
-    paths: list[tuple[str, ...]] = []
-
-    def collect(level: Any, path: tuple[str, ...]) -> Iterator[tuple[Any, tuple[str, ...]]]:
-        for holder in list_holders(level):
-            children = dict(holder._children())
-            if not children and any(own is leaf for own in holder._leaves()):
-                paths.append(path)
-            for key, child in children.items():
-                if child is leaf:
-                    paths.append((*path, key))
-                elif isinstance(child, Core):
-                    yield child, (*path, key)
-
-    visit(collect, node, ())
-    return paths
-
-
-def rephrase_error(error: Exception, message: str) -> Exception:
-    """Return an error of the same type with a new message, or the error itself if its type may need other arguments."""
-    return type(error)(message) if type(error) in (*LEAF_ERRORS, LockedError) else error
-
-
-def copy_leaves(
-    targets: list[Tensor], values: list[Tensor], name: Callable[[int], str], non_blocking: bool = False
-) -> None:
-    """Copy each value into its target. ``name`` maps the position of a target to its key, for messages."""
-    order = order_subclasses_first(targets, values)
-    if type(order) is list:
-        targets, values = [targets[i] for i in order], [values[i] for i in order]
-    try:
-        copy_all(targets, values, non_blocking)
-    except (RuntimeError, TypeError) as error:
-        for i, target, value in zip(order, targets, values, strict=True):
-            try:
-                # Copying twice is harmless. torch refuses a value that partly overlaps its target, so clone it.
-                target.copy_(value.clone() if is_overlapping(target, value) else value, non_blocking)
-            except (RuntimeError, TypeError) as again:
-                raise rephrase_error(again, f"cannot write {name(i)} in place: {again}") from error
-        if not is_overlap_error(error):
-            raise
-
-
 def raise_at_leaf(
     error: Exception, name: str, node: Core, single: Callable[..., Any], leaves: list[Tensor], *operands: Any
 ) -> NoReturn:
@@ -435,7 +205,7 @@ def raise_at_leaf(
         if any(type(operand) is list and len(operand) != len(leaves) for operand in operands):
             raise concurrent_change_error(node) from error
         for i, leaf in enumerate(leaves):
-            others = _get_operands_at(operands, i)
+            others = [item[i] if type(item) is list else item for item in operands]
             try:
                 single(leaf, *others)
             except LEAF_ERRORS as again:

@@ -22,9 +22,10 @@ from .._element_plans import append_dims
 from .._foreach import Op, foreach, make_op
 from .._operators import OPERATIONS, Operation
 from .._torch_private import foreach_kernel
+from .._writes.inplace import write_leaves
+from .._writes.leaf_names import LEAF_ERRORS
 from .broadcasting import align_columns
 from .operands import (
-    LEAF_ERRORS,
     NUMBERS,
     CoreT,
     Operand,
@@ -33,9 +34,9 @@ from .operands import (
     combine_inplace,
     compare_values,
     operand_inplace,
+    operand_leaves,
     raise_at_leaf,
     run_each_leaf,
-    write_leaves,
     write_result,
 )
 
@@ -334,13 +335,19 @@ def _ternary(
     node: CoreT, name: str, this: Op, first: Operand, second: Operand, *, keep_number: bool = False
 ) -> CoreT:
     """Apply an operation of three tensors, in place if ``name`` ends in ``_``."""
-    operands = [check_operand(operand_inplace(node, name, item), name, item) for item in (first, second)]
-    leaves = node._leaves()
+    leaves: list[Tensor] = []
+    source = first if type(first) is type(node) and first.batch_size == node.batch_size else None
+    if source is not None:
+        operands: list[Any] = [operand_leaves(node, source, leaves)]
+    else:
+        operands = [check_operand(operand_inplace(node, name, first), name, first)]
+        node._flatten_leaves(leaves)
+    operands.append(check_operand(operand_inplace(node, name, second), name, second))
     for i, operand in enumerate(operands):
         if type(operand) is not list and not (keep_number and i == 1):
             operands[i] = [_number_beside(leaf, operand) for leaf in leaves]
     if name.endswith("_"):
-        write_leaves(name, node, this, leaves, *operands)
+        write_leaves(name, node, this, leaves, *operands, source=source)
         return node
     if any(isinstance(item, Core) and item.batch_size != node.batch_size for item in (first, second)):
         leaves, *operands = align_columns(node, leaves, *operands)

@@ -23,11 +23,12 @@ from .._locking import check_unlocked
 from .._plans import ShapePlan, WholePlan, as_ints
 from .._torch_private import functorch_level, get_base
 from .._walks import has_entries, visit
+from .._writes.leaf_names import LEAF_ERRORS
 from ..errors import DepthError, StructureError
 from ..typing import DtypeLike, NestedKey
 from .entries import EntryMixin
 from .locking import LockMixin, do_nothing, undo_on_exit, write_back_on_exit
-from .operands import LEAF_ERRORS, raise_at_leaf
+from .operands import raise_at_leaf
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -33,17 +33,18 @@ from .._collection import (
     replace_leaves,
     show_path,
 )
-from .._foreach import PLAIN
 from .._locking import check_unlocked
 from .._mapping_views import unwrap_entry
 from .._nested_components import has_same_components
 from .._nodes import KINDS, NodeKind, Record
-from .._ragged import get_display_shape, list_distinct_members
+from .._ragged import get_display_shape
 from .._roles import in_role, role
+from .._torch_private import functorch_level
 from .._walks import has_entries, visit
+from .._writes.check import are_copyable, are_writable, check_writable, have_same_sizes
+from .._writes.run import Transaction, try_copy_fused
+from .._writes.update import Update
 from ..errors import FormatError, KeyPathError, StructureError
-from .leaf_writes import can_fuse, check_writable, is_written_as_plain, try_copy_fused
-from .operands import copy_leaves, describe_leaf
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -143,26 +144,10 @@ class StateDictMixin(Core):
         is_value = not has_entries(self)
         if is_value:
             return self.update_(_build_value(self, root, assign))  # type: ignore[attr-defined,no-any-return]
+        load = _Load(self, strict, assign)
         with torch.no_grad():
-            steps, levels = _compare(self, root, strict, assign)
-        targets: list[Tensor] = []
-        values: list[Tensor] = []
-        # Write value nodes first: the write of a node that is kept in a file may raise, and then no leaf is changed.
-        steps.sort(key=lambda step: isinstance(step[2], Tensor) or step[1] not in step[0]._children())
-        for node, key, value in steps:
-            held = None if assign or not isinstance(value, Tensor) else _find_leaf(node, key)
-            if held is None:
-                _apply(node, key, value, assign)
-            else:
-                targets.append(held)
-                values.append(value)
-        with torch.no_grad():
-            copy_leaves(targets, values, lambda i: describe_leaf(self, targets[i]))
-        # Change the deepest nodes first: the batch size of a node must be a prefix of those of its nested nodes.
-        for node, meta in reversed(levels):
-            size = meta.get("batch_size")
-            if size is not None and tuple(node.batch_size) != tuple(size):
-                node._change_batch_size(torch.Size(size))
+            load.read(root)
+            load.writes.commit()
         return self
 
 
@@ -194,10 +179,14 @@ def _try_load_whole(root: Core, state_dict: Mapping[str, Any]) -> bool:
     if not leaves == len(targets) == len(state_dict) or len(levels) != len(metadata):
         return False
     held, values = list(targets.values()), [state_dict.get(name) for name in targets]
-    if not all(type(leaf) in PLAIN or is_written_as_plain(leaf) for leaf in held):
-        return False
     with torch.no_grad():
-        return can_fuse(held, values) and try_copy_fused(held, values)  # type: ignore[arg-type]
+        return (
+            functorch_level() is None
+            and are_writable(root, held)
+            and are_copyable(state_dict, values)
+            and have_same_sizes(held, values)  # type: ignore[arg-type]
+            and try_copy_fused(held, values)  # type: ignore[arg-type]
+        )
 
 
 def _write_level(node: Core, out: Any, level: str) -> Iterator[tuple[str, Any]]:
@@ -310,87 +299,141 @@ def _check_tensor(value: Any, path: tuple[str, ...]) -> Tensor:
     return value
 
 
-def _compare(
-    target: Core, root: _Level, strict: bool, assign: bool
-) -> tuple[list[tuple[Core, str, Any]], list[tuple[Core, dict[str, Any]]]]:
-    """Check a state dict against a collection. Return the writes (node, key, value) and the metadata per node."""
-    steps: list[tuple[Core, str, Any]] = []
-    levels: list[tuple[Core, dict[str, Any]]] = []
-    missing: list[str] = []
-    unexpected: list[str] = []
-    wrong: list[str] = []
+class _Load:
+    """One ``load_state_dict``: :meth:`read` checks a parsed state dict and adds its writes to the transaction."""
 
-    def compare(node: Core, level: _Level, path: tuple[str, ...], grows: bool) -> Iterator[tuple[Any, ...]]:
+    def __init__(self, target: Core, strict: bool, assign: bool) -> None:
+        self.target = target
+        self.strict = strict
+        self.assign = assign
+        self.writes = Transaction()
+        self.update = Update(target, inplace=True, writes=self.writes)
+        self.levels: list[tuple[Core, dict[str, Any]]] = []
+        self.missing: list[str] = []
+        self.unexpected: list[str] = []
+        self.wrong: list[str] = []
+
+    def read(self, root: _Level) -> None:
+        """Check all nodes, and raise one error that lists every problem."""
+        visit(self._read_level, self.target, root, (), True)
+        keys = {"unexpected": self.unexpected, "missing": self.missing} if self.strict else {}
+        problems = [*(f"{what} keys: {names}" for what, names in keys.items() if names), *self.wrong]
+        if problems:
+            raise StructureError(
+                f"cannot load the state dict into the {type(self.target).__name__}: " + "; ".join(problems)
+            )
+        if self.assign or self.unexpected:
+            check_unlocked(self.target, "load a state dict with assign=True or extra keys")
+        # Change the deepest nodes first: the batch size of a node must be a prefix of those of its nested nodes.
+        for node, meta in reversed(self.levels):
+            size = meta.get("batch_size")
+            if size is not None:
+                self.writes.change(_resize, node, torch.Size(size))
+
+    def _read_level(
+        self, node: Core, level: _Level, path: tuple[str, ...], grows: bool
+    ) -> Iterator[tuple[Any, ...]]:
+        """Check the entries of one node, and yield the nodes below."""
         grows = grows and node._grows
-        levels.append((node, level.meta))
-        device = level.meta.get("device")
-        if device is not None and node.device is not None and torch.device(device) != node.device:
-            wrong.append(f"{show_path(path)} is on {node.device}, in the state dict on {device}")
+        self.levels.append((node, level.meta))
+        self._check_metadata(node, level, path)
         record = _record(node)
         entries = dict(node._children()) if record is None else record.entries
         values = _get_values(level) if has_entries(node) else {}
+        self._check_batch_sizes(node, level, entries, path, grows)
+        for key, child in entries.items():
+            child, prefix = unwrap_entry(child), (*path, key)
+            provided = level.entries.get(key)
+            if provided is None:
+                # The key is not missing if the metadata has one value for the batch and the collection one per element.
+                if key not in values or isinstance(child, Tensor) or has_entries(child):
+                    self.missing.extend(_leaf_names(child, prefix))
+            elif isinstance(child, Tensor) and isinstance(provided, Tensor):
+                self._read_leaf(node, key, child, provided, prefix, grows)
+            elif isinstance(child, Tensor) or isinstance(provided, Tensor):
+                self.wrong.append(f"{show_path(prefix)} is a leaf on one side and a level on the other")
+            elif _find_kind(provided) if has_entries(child) else provided.entries:
+                self.wrong.append(f"{show_path(prefix)} is a value on one side and a collection on the other")
+            elif has_entries(child):
+                yield child, provided, prefix, grows
+            elif "_non_tensor" in provided.meta:
+                self._add(node, key, provided)
+        self._read_other_entries(node, level, record, entries, path, grows)
+        held = entries if record is None else {*entries, *record.values}
+        for key, value in values.items():
+            if grows or key in held:
+                self._add(node, key, (value,))
+
+    def _check_metadata(self, node: Core, level: _Level, path: tuple[str, ...]) -> None:
+        device = level.meta.get("device")
+        if device is not None and node.device is not None and torch.device(device) != node.device:
+            self.wrong.append(f"{show_path(path)} is on {node.device}, in the state dict on {device}")
+
+    def _check_batch_sizes(
+        self, node: Core, level: _Level, entries: Mapping[str, Any], path: tuple[str, ...], grows: bool
+    ) -> None:
+        """Check the leaves and new entries against the batch size that the node will have."""
         size = tuple(level.meta.get("batch_size", node.batch_size if -1 not in node.batch_size else ()))
         for key, entry in {**entries, **level.entries}.items():
             if (grows and key not in entries) or (
                 isinstance(entry, Tensor) and isinstance(entries.get(key), Tensor)
             ):
-                wrong.extend(_find_mismatch(entry, size, (*path, key)))
-        for key, child in entries.items():
-            child, prefix = unwrap_entry(child), (*path, key)
-            if key not in level.entries:
-                # The key is not missing if the metadata has one value for the batch and the collection one per element.
-                if key not in values or isinstance(child, Tensor) or has_entries(child):
-                    missing.extend(_leaf_names(child, prefix))
-                continue
-            provided = level.entries[key]
-            if isinstance(child, Tensor) and isinstance(provided, Tensor):
-                if assign and not grows and role(provided) != role(child):
-                    provided = in_role(provided.detach(), role(child))
-                steps.append((node, key, provided))
-                if assign:
-                    continue
-                nested = child.is_nested or provided.is_nested
-                if has_same_components(child, provided) if nested else child.shape == provided.shape:
-                    _check_writable(node, prefix, provided)
-                else:
-                    wrong.append(
-                        f"{show_path(prefix)} has shape {get_display_shape(child)}, given {get_display_shape(provided)}"
-                    )
-            elif isinstance(child, Tensor) or isinstance(provided, Tensor):
-                wrong.append(f"{show_path(prefix)} is a leaf on one side and a level on the other")
-            elif _find_kind(provided) if has_entries(child) else provided.entries:
-                wrong.append(f"{show_path(prefix)} is a value on one side and a collection on the other")
-            elif has_entries(child):
-                yield child, provided, prefix, grows
-            elif "_non_tensor" in provided.meta:
-                steps.append((node, key, provided))
-        if grows and not strict:
+                self.wrong.extend(_find_mismatch(entry, size, (*path, key)))
+
+    def _read_leaf(
+        self, node: Core, key: str, child: Tensor, provided: Tensor, path: tuple[str, ...], grows: bool
+    ) -> None:
+        """Check the tensor of a leaf, and add its copy; with ``assign``, its store."""
+        if self.assign:
+            if not grows and role(provided) != role(child):
+                provided = in_role(provided.detach(), role(child))
+            self.writes.change(_apply, node, key, provided, True)
+            return
+        nested = child.is_nested or provided.is_nested
+        if not (has_same_components(child, provided) if nested else child.shape == provided.shape):
+            self.wrong.append(
+                f"{show_path(path)} has shape {get_display_shape(child)}, given {get_display_shape(provided)}"
+            )
+        elif (held := _find_leaf(node, key)) is None:
+            self.update.add_copy(node, key, provided, path)
+        else:
+            check_writable(held, path, provided)
+            self.writes.copy(held, provided, path)
+
+    def _read_other_entries(
+        self,
+        node: Core,
+        level: _Level,
+        record: Record | None,
+        entries: Mapping[str, Any],
+        path: tuple[str, ...],
+        grows: bool,
+    ) -> None:
+        """Add the entries of the state dict that are not entries of the node: values of its record, and new ones."""
+        if grows and not self.strict:
             check_keys(node, level.entries)
         for key, provided in level.entries.items():
             # Every layout stores values per element as a nested node; the legacy one does so for all values of a tensorclass.
             if record is not None and key in record.values and "data" in _get_values(provided):
-                steps.append(
-                    (node, key, provided if _find_kind(provided) else (_get_values(provided)["data"],))
-                )
+                self._add(node, key, provided if _find_kind(provided) else (_get_values(provided)["data"],))
             elif key not in entries:
                 names = _leaf_names(provided, (*path, key))
-                unexpected.extend(names if grows or strict else ())
+                self.unexpected.extend(names if grows or self.strict else ())
                 # An empty node is never an unexpected key, but is added unless strict or locked.
-                if grows if names else not (strict or node._locked):
-                    steps.append((node, key, provided))
-        held = entries if record is None else {*entries, *record.values}
-        steps.extend((node, key, (value,)) for key, value in values.items() if grows or key in held)
+                if grows if names else not (self.strict or node._locked):
+                    self._add(node, key, provided)
 
-    visit(compare, target, root, (), True)
-    keys = {"unexpected": unexpected, "missing": missing} if strict else {}
-    problems = [*(f"{what} keys: {names}" for what, names in keys.items() if names), *wrong]
-    if problems:
-        raise StructureError(
-            f"cannot load the state dict into the {type(target).__name__}: " + "; ".join(problems)
-        )
-    if assign or unexpected:
-        check_unlocked(target, "load a state dict with assign=True or extra keys")
-    return steps, levels
+    def _add(self, node: Core, key: str, value: Any) -> None:
+        """Add the write of a value, or of a new entry."""
+        if key in node._children():
+            self.writes.write_node(lambda value: _apply(node, key, value, self.assign), value)
+        else:
+            self.writes.change(_apply, node, key, value, self.assign)
+
+
+def _resize(node: Core, size: torch.Size) -> None:
+    if tuple(node.batch_size) != tuple(size):
+        node._change_batch_size(size)
 
 
 def _find_mismatch(entry: Any, size: tuple[int, ...], path: tuple[str, ...]) -> list[str]:
@@ -415,14 +458,6 @@ def _find_mismatch(entry: Any, size: tuple[int, ...], path: tuple[str, ...]) -> 
 def _get_values(provided: Any) -> Mapping[str, Any]:
     """Return the non-tensor values in the metadata of a parsed node."""
     return (provided.meta.get("_non_tensor") or {}) if isinstance(provided, _Level) else {}
-
-
-def _check_writable(root: Core, path: tuple[str, ...], value: Tensor) -> None:
-    """Raise StructureError if a value cannot be copied into an entry, checking each member of a lazy stack."""
-    for node in list_distinct_members([root]):
-        held = _find_leaf(node, path[-1])
-        if held is not None:
-            check_writable(held, path, value)
 
 
 def _find_leaf(node: Core, key: str) -> Tensor | None:
@@ -451,7 +486,7 @@ def _apply(node: Core, key: str, value: Any, assign: bool) -> None:
             node._write_child(key, built)
         else:
             node._set_child(key, node._schema.adopt(key, built))
-    elif assign or key not in node._children():
+    else:
         held = node._children().get(key)
         entry: Child
         if isinstance(held, Core) and held._as_leaf() is not held:
@@ -459,9 +494,6 @@ def _apply(node: Core, key: str, value: Any, assign: bool) -> None:
         else:
             entry = _new_leaf(value, node, assign)
         node._set_child(key, entry)
-    else:
-        with torch.no_grad():
-            node._write_child(key, value)
 
 
 def _is_kept(held: Any) -> bool:

@@ -24,15 +24,17 @@ from .._locking import check_unlocked
 from .._mapping_views import IsLeaf
 from .._ragged import list_distinct_members
 from .._walks import has_entries, visit
+from .._writes.check import check_no_grad
+from .._writes.index import IndexedWrite, check_broadcast, is_basic
+from .._writes.inplace import write_leaves
+from .._writes.members import split_for_members
+from .._writes.pair import try_copy_whole, try_scatter_whole
+from .._writes.run import Transaction, is_overlap_error
+from .._writes.update import Update, try_merge
 from ..errors import LockedError, StructureError
 from ..typing import NestedKey
 from .entries import NOT_GIVEN, EntryMixin, get_default
-from .indexed_write import IndexedWrite, check_broadcast, is_basic, run_writes
 from .key_trees import filter_entries, parse_requested_keys
-from .leaf_writes import check_no_grad, is_overlap_error, try_copy_whole, try_scatter_whole
-from .member_writes import split_for_members
-from .operands import write_leaves
-from .update_plan import UpdatePlan, try_merge
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -105,12 +107,19 @@ class UpdateMixin(EntryMixin):
         with self.unlock_() if ignore_lock and self._locked else nullcontext():  # type: ignore[attr-defined]
             if self._locked and not inplace:
                 check_unlocked(self, "update")
-            plan = UpdatePlan(self, clone, inplace, non_blocking, is_leaf, update_batch_size)
+            plan = Update(
+                self,
+                clone=clone,
+                inplace=inplace,
+                non_blocking=non_blocking,
+                is_leaf=is_leaf,
+                resize=update_batch_size,
+            )
             if input_dict_or_td is not self:
                 plan.read(input_dict_or_td, keys_to_update)
             if kwargs:
                 plan.read(kwargs, keys_to_update)
-            plan.apply()
+            plan.commit()
         return self
 
     def update_(
@@ -144,12 +153,12 @@ class UpdateMixin(EntryMixin):
         """
         if keys_to_update is None and not kwargs and try_copy_whole(self, input_dict_or_td, non_blocking):
             return self
-        plan = UpdatePlan(self, False, True, non_blocking, None, False, strict=True)
+        plan = Update(self, inplace=True, non_blocking=non_blocking, strict=True)
         if input_dict_or_td is not None and input_dict_or_td is not self:
             plan.read(input_dict_or_td, keys_to_update)
         if kwargs:
             plan.read(kwargs, keys_to_update)
-        plan.apply()
+        plan.commit()
         return self
 
     def copy_(self, tensordict: Any, non_blocking: bool = False) -> Self:
@@ -368,13 +377,14 @@ class UpdateMixin(EntryMixin):
             else try_scatter_whole(self, value, plan)
         ):
             return
-        run_writes([IndexedWrite(plan, self, value, non_blocking)])
+        writes = Transaction(non_blocking)
+        IndexedWrite(writes, plan, size).read(self, value)
+        writes.commit()
 
-    def _plan_writes(
-        self, index: Any, value: Any, non_blocking: bool, dims: int | None = None
-    ) -> list[IndexedWrite]:
-        """Check ``self[index] = value`` and list its writes; ``dims``: number of batch dims of new values, if known."""
-        return [IndexedWrite(plan_index(index, self.batch_size), self, value, non_blocking, dims)]
+    def _plan_writes(self, writes: Transaction, index: Any, value: Any, dims: int | None = None) -> None:
+        """Check ``self[index] = value`` and add its writes; ``dims``: number of batch dims of new values, if known."""
+        size = self.batch_size
+        IndexedWrite(writes, plan_index(index, size), size).read(self, value, dims)
 
 
 def _check_no_new_keys(root: Core, index: Any, source: Any) -> None:

@@ -1,12 +1,9 @@
-"""Plans of ``td[index] = value``: check and list all writes first, then run them.
-
-A missing entry is created with zeros at the other positions and added to its node after all writes. For a lazy stack, the
-plan contains one plan per member.
-"""
+"""The rule of ``td[index] = value``: a missing entry is created with zeros at the other positions."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,15 +12,13 @@ from torch import Tensor
 
 from .._coerce import NUMBERS, WRAPPED, coerce
 from .._collection import Child, Core, align_dims, check_keys, make_dense, show_path
-from .._foreach import order_subclasses_first
 from .._indexing import BoundIndex, IndexPlan
 from .._keys import unravel_key_to_tuple
 from .._locking import check_unlocked
 from .._torch_private import assert_in_graph
 from .._walks import get_path, has_entries, list_holders, walk_levels
 from ..errors import BatchSizeError, StructureError
-from .leaf_writes import (
-    RARELY_SCATTERED,
+from .check import (
     check_content,
     check_fits,
     check_no_grad,
@@ -31,10 +26,10 @@ from .leaf_writes import (
     check_quantized_shape,
     check_store,
     check_transforms,
-    clone_overlapping,
-    is_overlap_error,
 )
-from .operands import copy_leaves, rephrase_error
+from .leaf_names import rephrase_error
+from .pair import RARELY_SCATTERED
+from .run import Transaction
 
 Path = tuple[str, ...]
 
@@ -54,32 +49,29 @@ class Entries(dict[str, Any]):
 
 
 class IndexedWrite:
-    """Plan of one ``td[index] = value``."""
+    """One ``root[index] = value``: :meth:`read` checks the value and adds its writes to a transaction."""
 
-    def __init__(
-        self, plan: IndexPlan, root: Core, value: Any, non_blocking: bool, dims: int | None = None
-    ) -> None:
+    def __init__(self, writes: Transaction, plan: IndexPlan, size: torch.Size) -> None:
+        self.writes = writes
         self.index = plan.index
         self.basic = is_basic(plan.index)
         if not self.basic:
             plan.check_range()
-        self.eager = not torch.compiler.is_compiling()
-        size = root.batch_size
+        self.place = None if self.basic else BoundIndex(plan.index)
         self.lead = (*plan.lead, *size[plan.n :])
         self.n = len(size)
-        self.non_blocking = non_blocking
-        self.targets: list[Tensor] = []
-        self.paths: list[Path] = []
-        self.values: list[Any] = []
-        self.made: list[tuple[Core, str, Child]] = []
-        self.others: list[tuple[Core, str, Any, Any]] = []
-        self.members: list[IndexedWrite] = []
-        self.rows: list[tuple[Tensor, Any]] = []
+        self.todo: list[Level] = []
+        #: Entries that the target lacks: their node, value, key path, and number of batch dims.
+        self.new: list[Level] = []
+        #: Lazy stacks below the root, with the value of each.
         self.stacks: list[tuple[Any, Any]] = []
-        self._read(root, value, dims)
+        #: Numbers of batch dims that the values of existing entries have.
+        self.actual: set[int | None] = set()
+        # Last pair of shapes that passed: skip the checks if it repeats. A set would hash symbolic sizes, which raises.
+        self.fitting: tuple[torch.Size, torch.Size] | None = None
 
-    def _read(self, root: Core, value: Any, dims: int | None) -> None:
-        """Check ``value`` against ``root`` and list the writes."""
+    def read(self, root: Core, value: Any, dims: int | None = None) -> None:
+        """Check ``value`` against ``root`` and add the writes; ``dims``: number of batch dims of new values, if known."""
         if isinstance(value, np.ndarray) and not value.ndim:
             value = value[()]
         if isinstance(value, NUMBERS) or (isinstance(value, Tensor) and value.ndim == 0):
@@ -88,97 +80,92 @@ class IndexedWrite:
         if isinstance(value, Core) and has_entries(value):
             value = as_rows(value, torch.Size(self.lead))
         elif not isinstance(value, Mapping):
-            what = f"a tensor of shape {list(value.shape)}" if isinstance(value, Tensor) else repr(value)
-            if isinstance(value, (list, tuple)) and any(isinstance(item, Core) for item in value):
-                what = f"a {type(value).__name__} of {len(value)}: stack() or lazy_stack() it first"
-            raise StructureError(
-                f"a collection takes a collection of entries, a mapping or a number at an index; got {what}"
-            )
-        lead, n = self.lead, self.n
-        # Last pair of shapes that passed: skip the checks if it repeats. A set would hash symbolic sizes, which raises.
-        fitting: tuple[torch.Size, torch.Size] | None = None
-        todo: list[Level] = [(root, value, (), dims)]
-        new: list[Level] = []
-        result: set[int | None] = set()
-        while todo or new:
-            if not todo:
-                # The values of existing entries determine the number of batch dims, so new entries are handled last.
-                node, entry, path, dims = new.pop(0)
-                self._make(node, entry, path, todo, find_common_dims(result, dims))
+            raise _source_error(value)
+        self.todo.append((root, value, (), dims))
+        while self.todo or self.new:
+            if self.todo:
+                self._read_level(*self.todo.pop())
                 continue
-            node, source, path, dims = todo.pop()
-            children = node._children()
-            entries, told = source, False
-            if isinstance(source, Core):
-                entries = source._children()
-                told = len(lead) > 0 and source.batch_size[: len(lead)] == lead
-                dims = len(lead) if told else ANY if dims is None else dims
-            elif isinstance(source, Entries):
-                dims = ANY if dims is None else dims
-            for key, entry in dict(entries).items():
-                if type(key) is not str:
-                    key, *rest = unravel_key_to_tuple(key)
-                    for part in reversed(rest):
-                        entry = {part: entry}
-                target = children.get(key)
-                if isinstance(target, Tensor):
-                    if not isinstance(entry, Tensor):
-                        entry = self._as_leaf(entry, target, (*path, key))
-                    if target.is_nested:
-                        self._list_components(target, entry, (*path, key))
-                        continue
-                    result.add(len(lead) if told else count_leading_dims(entry, target.ndim - n))
-                    shapes = (entry.shape, target.shape)
-                    if shapes != fitting:
-                        wanted = torch.Size(lead + tuple(target.shape[n:]))
-                        if torch.compiler.is_compiling() and not self.basic:
-                            check_broadcast(wanted, entry.shape)
-                        if told and entry.ndim < len(wanted):
-                            entry = align_dims(entry, len(wanted), len(lead))
-                        elif entry.ndim > len(wanted):
-                            entry = drop_leading_ones(entry, len(wanted))
-                        else:
-                            fitting = shapes
-                        check_fits(entry, wanted, (*path, key))
-                    self._list(target, entry, (*path, key))
-                elif target is None:
-                    check_unlocked(node, f"make {show_path((*path, key))}")
-                    check_keys(node, {key: entry})
-                    new.append((node, entry, (*path, key), dims))
-                else:
-                    self._read_level(node, key, target, entry, (*path, key), todo)
+            # The values of existing entries determine the number of batch dims, so new entries are handled last.
+            node, entry, path, dims = self.new.pop(0)
+            self._make(node, entry, path, find_common_dims(self.actual, dims))
         for stack, entry in self.stacks:
-            self.members += stack._plan_writes(
-                self.index, entry, self.non_blocking, find_common_dims(result, None)
-            )
+            stack._plan_writes(self.writes, self.index, entry, find_common_dims(self.actual, None))
+
+    def _read_level(self, node: Any, source: Any, path: Path, dims: int | None) -> None:
+        """Check the entries of one node."""
+        children = node._children()
+        entries, aligned = source, False
+        if isinstance(source, Core):
+            entries, lead = source._children(), self.lead
+            aligned = len(lead) > 0 and source.batch_size[: len(lead)] == lead
+            dims = len(lead) if aligned else ANY if dims is None else dims
+        elif isinstance(source, Entries):
+            dims = ANY if dims is None else dims
+        for key, entry in dict(entries).items():
+            if type(key) is not str:
+                key, *rest = unravel_key_to_tuple(key)
+                for part in reversed(rest):
+                    entry = {part: entry}
+            target = children.get(key)
+            if isinstance(target, Tensor):
+                self._read_leaf(target, entry, (*path, key), aligned)
+            elif target is None:
+                check_unlocked(node, f"make {show_path((*path, key))}")
+                check_keys(node, {key: entry})
+                self.new.append((node, entry, (*path, key), dims))
+            else:
+                self._read_node(node, key, target, entry, (*path, key))
+
+    def _read_leaf(self, target: Tensor, entry: Any, path: Path, aligned: bool) -> None:
+        """Check the value of a leaf; ``aligned``: its first dims are those of the indexed batch."""
+        if not isinstance(entry, Tensor):
+            entry = self._as_leaf(entry, target, path)
+        if target.is_nested:
+            self._add_components(target, entry, path)
+            return
+        lead, n = self.lead, self.n
+        self.actual.add(len(lead) if aligned else count_leading_dims(entry, target.ndim - n))
+        shapes = (entry.shape, target.shape)
+        if shapes != self.fitting:
+            wanted = torch.Size(lead + tuple(target.shape[n:]))
+            if torch.compiler.is_compiling() and not self.basic:
+                check_broadcast(wanted, entry.shape)
+            if aligned and entry.ndim < len(wanted):
+                entry = align_dims(entry, len(wanted), len(lead))
+            elif entry.ndim > len(wanted):
+                entry = drop_leading_ones(entry, len(wanted))
+            else:
+                self.fitting = shapes
+            check_fits(entry, wanted, path)
+        self._add(target, entry, path)
 
     def _fill(self, root: Core, value: Any, path: Path = ()) -> None:
-        taken: set[torch.dtype] = set()
+        """Check a number or 0-d tensor against every leaf, and add the writes."""
+        tried: set[torch.dtype] = set()
         if isinstance(value, np.generic):
             value = value.item()
         for _, position, entries in walk_levels(root):
             prefix = path + get_path(position)
             for key, child in list(entries.items()):
                 if isinstance(child, Tensor):
-                    if child.dtype not in taken and isinstance(value, NUMBERS) and not child.is_quantized:
+                    if child.dtype not in tried and isinstance(value, NUMBERS) and not child.is_quantized:
                         _as_number(value, child.dtype, None, (*prefix, key))
-                        taken.add(child.dtype)
-                    if child.is_nested:
-                        self._list_components(child, value, (*prefix, key))
-                        continue
-                    self._list(child, value, (*prefix, key))
+                        tried.add(child.dtype)
+                    (self._add_components if child.is_nested else self._add)(child, value, (*prefix, key))
                 elif child._members_and_dim() is not None:
-                    self.members += child._plan_writes(self.index, value, self.non_blocking)
+                    child._plan_writes(self.writes, self.index, value)
                     del entries[key]
 
-    def _list(self, target: Tensor, value: Any, path: Path) -> None:
-        """List one write into a leaf; for a basic index, into the view that it selects."""
-        if target.requires_grad or (self.eager and target.is_inference()):
-            check_no_grad(target, path)
+    def _add(self, target: Tensor, value: Any, path: Path) -> None:
+        """Add one write into a leaf; for a basic index, into the view that it selects."""
+        check_no_grad(target, path)
         if target.layout is not torch.strided:
             raise StructureError(
                 f"cannot write {show_path(path)} at an index: its layout, {target.layout}, has no views"
             )
+        check_store(target, path)
+        check_transforms(target, path, value, *(self.index if type(self.index) is tuple else (self.index,)))
         check_store(target, path)
         check_transforms(target, path, value, *(self.index if type(self.index) is tuple else (self.index,)))
         if isinstance(value, Tensor):
@@ -193,12 +180,10 @@ class IndexedWrite:
         else:
             _check_scatter(target, path)
         check_not_expanded(target, path)
-        self.targets.append(target)
-        self.paths.append(path)
-        self.values.append(value)
+        self.writes.copy(target, value, path, self.place)
 
-    def _list_components(self, target: Tensor, value: Any, path: Path) -> None:
-        """List the writes into the components of a nested tensor that the index selects."""
+    def _add_components(self, target: Tensor, value: Any, path: Path) -> None:
+        """Add the writes into the components of a nested tensor that the index selects."""
         check_no_grad(target, path)
         positions = torch.arange(target.size(0), device=target.device)[self.index]
         if positions.ndim > 1:
@@ -220,15 +205,14 @@ class IndexedWrite:
             if isinstance(part, Tensor):
                 check_content(row, path, part)
                 check_fits(part, row.shape, path)
-        self.rows += zip(rows, values, strict=True)
+            self.writes.copy(row, part, path)
 
-    def _read_level(
-        self, node: Core, key: str, target: Any, entry: Any, path: Path, todo: list[Level]
-    ) -> None:
+    def _read_node(self, node: Core, key: str, target: Any, entry: Any, path: Path) -> None:
+        """Check the value of a nested node, whose entries are read next, or of a value node."""
         stacked, is_level = target._members_and_dim() is not None, has_entries(target)
         if isinstance(entry, NUMBERS) and is_level:
             if stacked:
-                self.members += target._plan_writes(self.index, entry, self.non_blocking)
+                target._plan_writes(self.writes, self.index, entry)
             else:
                 self._fill(target, entry, path)
             return
@@ -242,11 +226,11 @@ class IndexedWrite:
         if not is_level:
             check_fits(entry, torch.Size((*self.lead, *target.batch_size[self.n :])), path)
             target._check_index_put(self.index, entry)
-            self.others.append((node, key, target, entry))
+            self.writes.write_node(partial(_put, node, key, target, self.index), entry)
         elif stacked:
             self.stacks.append((target, entry))
         else:
-            todo.append((target, entry, path, None))
+            self.todo.append((target, entry, path, None))
 
     def _as_leaf(self, entry: Any, target: Tensor, path: Path) -> Tensor:
         if isinstance(entry, NUMBERS):
@@ -258,8 +242,8 @@ class IndexedWrite:
             )
         return leaf
 
-    def _make(self, node: Any, entry: Any, path: Path, todo: list[Level], dims: int | None) -> None:
-        """Create a new entry and list its write: zeros of the full batch size, or a new node whose entries are read next."""
+    def _make(self, node: Any, entry: Any, path: Path, dims: int | None) -> None:
+        """Create a new entry and add its write: zeros of the full batch size, or a new node whose entries are read next."""
         key, batch, device = path[-1], node.batch_size, node.device
         lead = torch.Size((*self.lead, *batch[self.n :]))
         made: Any
@@ -267,8 +251,8 @@ class IndexedWrite:
             isinstance(entry, Core) and has_entries(entry) and entry.batch_size[: len(lead)] != lead
         ):
             made = _make_empty_like(entry, batch, device)
-            todo.append((made, entry, path, dims))
-            self.made.append((node, key, made))
+            self.todo.append((made, entry, path, dims))
+            self.writes.change(node._set_child, key, made)
             return
         entry = as_new_rows(entry, lead, dims, device, path, len(batch) - self.n)
         if isinstance(entry, Tensor) and entry.is_nested:
@@ -276,64 +260,37 @@ class IndexedWrite:
                 f"cannot make {show_path(path)} at an index: it is a nested tensor, which says nothing of the sizes "
                 "elsewhere; use set()"
             )
-        tail = tuple(entry.shape[len(lead) :])
+        size = batch + tuple(entry.shape[len(lead) :])
         if isinstance(entry, Tensor):
-            made = entry.new_zeros(batch + tail)
-            self._list(made, entry, path)
+            made = entry.new_zeros(size)
+            self._add(made, entry, path)
         elif not has_entries(entry):
             try:
-                made = entry._with_children(entry._children(), batch_size=batch + tail, names=None)
-            except (
-                BatchSizeError
-            ):  # the entry holds one value per element, so the other positions become None
-                self.others.append((node, key, coerce(None, batch + tail, device, path), entry))
+                made = entry._with_children(entry._children(), batch_size=size, names=None)
+            except BatchSizeError:  # it holds one value per element, so the other positions become None
+                level: Any = coerce(None, size, device, path)
+                self.writes.write_node(partial(_put, node, key, level, self.index), entry)
                 return
         else:
-            made = _make_empty_like(entry, batch + tail, device)
-            todo.append((made, entry, path, dims))
-        self.made.append((node, key, made))
+            made = _make_empty_like(entry, size, device)
+            self.todo.append((made, entry, path, dims))
+        self.writes.change(node._set_child, key, made)
 
-    def apply(self) -> None:
-        """Run the listed writes."""
-        # Write value nodes first: these writes were not checked, and if one fails, no leaf is changed.
-        for node, key, level, entry in self.others:
-            written = level._index_put(self.index, entry)
-            if written is not level:
-                node._set_child(key, written)
-        targets, values = self.targets, self.values
-        if self.basic and not any(isinstance(value, NUMBERS) for value in values):
-            copy_leaves(targets, values, lambda i: show_path(self.paths[i]), self.non_blocking)
-        else:
-            place = BoundIndex(() if self.basic else self.index)
-            for i in order_subclasses_first(targets):
-                target, value = targets[i], values[i]
-                # torch converts dtype and device when it writes through a view, but not when it writes at an index tensor.
-                # It quantizes float32 values only.
-                if isinstance(value, Tensor) and target.is_quantized:
-                    value = value.dequantize() if value.is_quantized else value.float()
-                elif isinstance(value, Tensor) and (
-                    value.dtype != target.dtype or value.device != target.device
-                ):
-                    value = value.to(target.device, target.dtype, non_blocking=self.non_blocking)
-                elif target.is_cuda and not self.basic and isinstance(value, NUMBERS):
-                    # torch would create the scalar on the CPU and synchronize for the copy.
-                    value = torch.full((), value, dtype=target.dtype, device=target.device)  # type: ignore[arg-type]
-                position = place.move_to_device_of(target)
-                try:
-                    target[position] = value
-                except (RuntimeError, TypeError) as error:
-                    if is_overlap_error(error):
-                        target[position] = value.clone()
-                        continue
-                    raise rephrase_error(
-                        error, f"cannot write {show_path(self.paths[i])} at an index: {error}"
-                    ) from error
-        for row, value in self.rows:
-            row[...] = value
-        for write in self.members:
-            write.apply()
-        for node, key, made in self.made:
-            node._set_child(key, made)
+
+def _put(node: Core, key: str, target: Core, index: Any, value: Any) -> None:
+    """Write a value node at an index of another, and store the result if that is a new node."""
+    written = target._index_put(index, value)
+    if written is not target:
+        node._set_child(key, written)
+
+
+def _source_error(value: Any) -> StructureError:
+    what = f"a tensor of shape {list(value.shape)}" if isinstance(value, Tensor) else repr(value)
+    if isinstance(value, (list, tuple)) and any(isinstance(item, Core) for item in value):
+        what = f"a {type(value).__name__} of {len(value)}: stack() or lazy_stack() it first"
+    return StructureError(
+        f"a collection takes a collection of entries, a mapping or a number at an index; got {what}"
+    )
 
 
 def _check_scatter(target: Tensor, path: Path) -> None:
@@ -351,35 +308,6 @@ def _make_empty_like(entry: Any, batch_size: torch.Size, device: torch.device | 
     for holder in list_holders(entry) if isinstance(entry, Core) else ():
         return holder._with_children({}, batch_size=batch_size, names=None)
     return make_dense({}, batch_size, device)
-
-
-def run_writes(writes: list[IndexedWrite]) -> None:
-    """Run plans. First clone the values that an earlier write would overwrite before they are read.
-
-    For example, a lazy stack may be assigned its own members in another order.
-    """
-    flat = list(writes)
-    for write in flat:
-        flat += write.members
-    if len(flat) > 1:
-        _clone_overlapping_values(flat)
-    for write in writes:
-        write.apply()
-
-
-def _clone_overlapping_values(writes: list[IndexedWrite]) -> None:
-    targets: list[Tensor] = []
-    values: list[Any] = []
-    for write in writes:
-        for target, value in (*zip(write.targets, write.values), *write.rows):
-            if isinstance(value, Tensor):
-                targets.append(target)
-                values.append(value)
-        write.others = [(node, key, level, entry._clone_leaves()) for node, key, level, entry in write.others]
-    own = iter(clone_overlapping(targets, values))
-    for write in writes:
-        write.values = [next(own) if isinstance(value, Tensor) else value for value in write.values]
-        write.rows = [(row, next(own) if isinstance(value, Tensor) else value) for row, value in write.rows]
 
 
 def as_rows(value: Any, wanted: torch.Size) -> Any:

@@ -14,12 +14,14 @@ from .._dim_names import refuse_repeated
 from .._indexing import plan_index
 from .._keys import unravel_key_to_tuple
 from .._locking import check_unlocked
+from .._ops.entries import list_state_nodes
+from .._ops.uneven import uneven_plans
 from .._plans import compute_coordinates
 from .._shape_plans import unbind_plan
 from .._walks import has_entries, list_holders, visit
 from ..errors import BatchSizeError, CycleError, StructureError
-from .entries import list_state_nodes
-from .indexed_write import (
+from .check import check_fits
+from .index import (
     ANY,
     Entries,
     as_new_rows,
@@ -28,8 +30,6 @@ from .indexed_write import (
     drop_leading_ones,
     find_common_dims,
 )
-from .leaf_writes import check_fits
-from .uneven import uneven_plans
 
 Part = tuple[Any, Any, Any]
 Path = tuple[str, ...]

@@ -1,0 +1,225 @@
+"""Run an operation in place on all leaves of a collection, such as ``mul_``: check all leaves, then write them."""
+
+from __future__ import annotations
+
+from functools import partial
+from operator import attrgetter
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .._collection import Core, concurrent_change_error
+from .._foreach import (
+    PLAIN,
+    Op,
+    expand_operands,
+    foreach,
+    is_all_plain,
+    is_grad_needed,
+    is_grad_shared,
+    order_subclasses_first,
+)
+from .._ops.shared_memory import WRITES_ANEW, change_distinct, may_share_memory
+from .._plans import broadcast_shape
+from .._ragged import get_display_shape
+from .._torch_private import functorch_level
+from ..errors import LockedError, StructureError
+from .check import (
+    are_writable,
+    check_no_grad,
+    check_transforms,
+    check_writable,
+    has_passed,
+    have_same_sizes,
+    is_all_contiguous,
+    needs_grad,
+    remember,
+)
+from .leaf_names import LEAF_ERRORS, describe_leaf, find_path, rephrase_error, show_keys
+from .run import is_overlap_error, is_overlapping
+
+#: What decides, besides the shape, whether torch can combine tensors.
+_FORM = attrgetter("dtype", "device", "layout")
+_SHAPE = attrgetter("shape")
+
+
+def write_leaves(
+    name: str, node: Core, this: Op, leaves: list[Tensor], *operands: Any, source: Core | None = None
+) -> None:
+    """Apply an operation in place to every leaf. Raise before the first write if it would fail on any leaf.
+
+    If leaves or operands have several dtypes, each combination is first tried on empty tensors. ``source``: the
+    collection whose leaves are the operand.
+    """
+    if functorch_level() is not None:
+        for i, leaf in enumerate(leaves):
+            check_transforms(leaf, find_path(node, leaf), *_get_operands_at(operands, i))
+    # torch.compile traces with fake tensors, so an error occurs before anything is written.
+    compiling = torch.compiler.is_compiling()
+    alike = not compiling and _are_alike(node, this, leaves, operands, source)
+    if not (compiling or alike):
+        this = _check(name, node, this, leaves, operands)
+    if this.single not in WRITES_ANEW and (compiling or may_share_memory(leaves, alike)):
+        leaves, operands = change_distinct(name, this, leaves, operands, partial(show_keys, node))
+    done = 0
+    try:
+        if alike or compiling or is_all_plain(leaves, *operands):
+            foreach(this, leaves, *operands, plain=alike)
+        else:
+            rows = list(zip(leaves, *expand_operands(leaves, operands), strict=True))
+            for done in order_subclasses_first(leaves, *operands):
+                this.single(*rows[done])
+    except (RuntimeError, TypeError) as error:
+        if is_overlap_error(error) and not is_grad_needed(leaves, *operands):
+            return _finish_without_overlap(this, leaves, operands)
+        for leaf in leaves:
+            if leaf.requires_grad:
+                check_no_grad(leaf, find_path(node, leaf))
+        _check_dtypes(name, node, this, leaves, operands)
+        if PLAIN.issuperset(map(type, leaves)):
+            raise
+        message = f"cannot compute {name} in place: {describe_leaf(node, leaves[done])}: {error}"
+        raise rephrase_error(error, message) from error
+
+
+def _are_alike(
+    node: Core, this: Op, leaves: list[Tensor], operands: tuple[Any, ...], source: Core | None
+) -> bool:
+    """Return True if leaves and operands are writable, plain, of one dtype and device and, row by row, of one shape."""
+    if has_passed(node, "alike", leaves):
+        # Fused kernels check autograd before they write.
+        alike = this.fused is not None or not needs_grad(leaves)
+    else:
+        alike = (
+            are_writable(node, leaves)
+            and _is_uniform(node, leaves)
+            and len({*map(id, leaves)}) == len(leaves)
+        )
+        if alike:
+            remember(node, "alike", leaves)
+    for operand in operands:
+        if type(operand) is list:
+            if len(operand) != len(leaves):
+                raise concurrent_change_error(node)
+            alike = (
+                alike
+                and _is_uniform(source, operand)
+                and _FORM(operand[0]) == _FORM(leaves[0])
+                and have_same_sizes(leaves, operand)
+            )
+    return alike
+
+
+def _is_uniform(node: Core | None, tensors: list[Tensor]) -> bool:
+    """Return True if tensors are plain and have one dtype, device and layout; remember them on a node."""
+    if node is not None and has_passed(node, "uniform", tensors):
+        return True
+    if not PLAIN.issuperset(map(type, tensors)) or len({*map(_FORM, tensors)}) != 1:
+        return False
+    if node is not None:
+        remember(node, "uniform", tensors)
+    return True
+
+
+def _check(name: str, node: Core, this: Op, leaves: list[Tensor], operands: tuple[Any, ...]) -> Op:
+    """Raise if the operation would fail on any leaf. Return it without its fused form where that gives other results."""
+    _check_leaves(name, node, this, leaves, operands)
+    every = [leaves, *[operand for operand in operands if type(operand) is list]]
+    for operand in every[1:]:
+        _check_shapes(name, node, this, leaves, operands, operand)
+    if any(len({*map(_FORM, item)}) > 1 for item in every):
+        _check_dtypes(name, node, this, leaves, operands)
+        # Autograd of fused kernels fails if integer operands are mixed with leaves that require grad.
+        if is_grad_shared(leaves, *operands):
+            return Op(None, this.single)
+    # A GPU writes all leaves of a fused call at once, but the second write to a leaf must follow the first.
+    return this if len({*map(id, leaves)}) == len(leaves) else Op(None, this.single)
+
+
+def _check_leaves(name: str, node: Core, this: Op, leaves: list[Tensor], operands: tuple[Any, ...]) -> None:
+    """Raise StructureError if a leaf cannot be written in place."""
+    # Skip checks that cannot fail: contiguous leaves are not expanded, and only a leaf of a class can be in a store.
+    sealed = any(map(Tensor.is_inference, leaves)) and not torch.is_inference_mode_enabled()
+    odd = not is_all_contiguous(leaves) or any(leaf.is_nested for leaf in leaves)
+    if not (sealed or odd or needs_grad(leaves) or not PLAIN.issuperset(map(type, leaves))):
+        return
+    for i, leaf in enumerate(leaves):
+        try:
+            check_writable(leaf, ())
+        except (StructureError, LockedError):
+            check_writable(leaf, find_path(node, leaf))
+        if leaf.layout is not torch.strided or leaf.is_nested:
+            _try_leaf(name, node, this, leaf, leaf.detach().clone(), _get_operands_at(operands, i))
+
+
+def _check_shapes(
+    name: str, node: Core, this: Op, leaves: list[Tensor], operands: tuple[Any, ...], operand: list[Tensor]
+) -> None:
+    try:
+        # Do not use Tensor.is_same_size: wrapper subclasses often do not implement it.
+        if list(map(_SHAPE, leaves)) != list(map(_SHAPE, operand)):
+            list(map(Tensor.expand_as, operand, leaves))
+        return
+    except (RuntimeError, ValueError):
+        pass  # the loop below finds the leaf and raises with its key
+    for i, (leaf, other) in enumerate(zip(leaves, operand, strict=True)):
+        left, right = get_display_shape(leaf), get_display_shape(other)
+        if leaf.is_nested and (leaf.layout is torch.strided or not other.is_nested):
+            _try_leaf(name, node, this, leaf, leaf.detach().clone(), _get_operands_at(operands, i))
+        # The result of a dense and a nested tensor is nested, so it cannot be written to a dense leaf.
+        elif other.is_nested != leaf.is_nested or (left != right and broadcast_shape(left, right) != left):
+            raise StructureError(
+                f"cannot compute {name} in place: {describe_leaf(node, leaf)} has shape {list(left)} "
+                f"and the operand {list(right)}"
+            )
+
+
+def _check_dtypes(name: str, node: Core, this: Op, leaves: list[Tensor], operands: tuple[Any, ...]) -> None:
+    tried = set()
+    for i, leaf in enumerate(leaves):
+        others = _get_operands_at(operands, i)
+        row = [leaf, *[other for other in others if isinstance(other, Tensor)]]
+        combination = tuple([(_FORM(item), item.ndim > 0) for item in row])
+        if combination in tried:
+            continue
+        tried.add(combination)
+        # Empty tensors stand for dense ones; a sparse or quantized tensor has no empty one that behaves alike.
+        whole = any(item.layout is not torch.strided or item.is_quantized for item in row)
+        target, *trial = [_make_trial(item, whole) for item in [leaf, *others]]
+        _try_leaf(name, node, this, leaf, target, trial)
+
+
+def _make_trial(item: Any, whole: bool) -> Any:
+    """Return a tensor to try an operation on: an empty one of the same form, or a copy if ``whole``. Keep a number."""
+    if not isinstance(item, Tensor):
+        return item
+    if whole:
+        return item.detach().clone()
+    return torch.empty((0,) if item.ndim else (), dtype=item.dtype, device=item.device)
+
+
+def _get_operands_at(operands: tuple[Any, ...], i: int) -> list[Any]:
+    return [operand[i] if type(operand) is list else operand for operand in operands]
+
+
+def _try_leaf(name: str, node: Core, this: Op, leaf: Tensor, target: Tensor, others: list[Any]) -> None:
+    """Try an operation on ``target``, a substitute for ``leaf``. If it fails, raise an error with the key of ``leaf``."""
+    try:
+        this.single(target, *others)
+    except LEAF_ERRORS as error:
+        if type(error) not in LEAF_ERRORS:
+            raise
+        raise type(error)(f"cannot compute {name} in place: {describe_leaf(node, leaf)}: {error}") from error
+
+
+def _finish_without_overlap(this: Op, leaves: list[Tensor], operands: tuple[Any, ...]) -> None:
+    """Resume an in-place operation at the leaf where torch raised, since it overlaps its operand; clone such operands."""
+    rows = list(zip(leaves, *expand_operands(leaves, operands), strict=True))
+    begun = False
+    for i in order_subclasses_first(leaves, *operands):
+        leaf, *others = rows[i]
+        shared = [is_overlapping(leaf, other) for other in others]
+        begun = begun or any(shared)
+        if begun:
+            this.single(leaf, *[other.clone() if twice else other for other, twice in zip(others, shared)])

@@ -1,0 +1,202 @@
+"""Run writes that were checked: one fused call where torch gives the same result, else leaf by leaf.
+
+A :class:`Transaction` holds the writes of one operation. Whoever pairs a target with a source checks each write when it is
+added, so that a failed check leaves the collection unchanged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .._coerce import NUMBERS
+from .._collection import Core, show_path
+from .._foreach import PLAIN, Op, foreach, make_op, order_subclasses_first
+from .._indexing import BoundIndex
+from .._ops.shared_memory import group_overlapping, is_dense, may_share_memory
+from .leaf_names import rephrase_error
+
+Path = tuple[str, ...]
+
+COPY = make_op("copy_", Tensor.copy_, "autograd")
+
+_NO_DISPATCH = Tensor.__torch_dispatch__
+
+
+class Transaction:
+    """The checked writes of one operation, which :meth:`commit` runs.
+
+    Attributes:
+        split: the writes belong to several members of a lazy stack, whose values may be other members.
+    """
+
+    __slots__ = ("_changes", "_nodes", "_paths", "_places", "_targets", "_values", "non_blocking", "split")
+
+    def __init__(self, non_blocking: bool = False) -> None:
+        self.non_blocking = non_blocking
+        self.split = False
+        self._targets: list[Tensor] = []
+        self._values: list[Any] = []
+        self._paths: list[Path] = []
+        self._places: list[BoundIndex | None] = []
+        self._nodes: list[tuple[Callable[[Any], Any], Any]] = []
+        self._changes: list[tuple[Any, ...]] = []
+
+    def copy(self, target: Tensor, value: Any, path: Path, place: BoundIndex | None = None) -> None:
+        """Add the copy of a value into a leaf, or into its elements at an index; without one, a number fills the leaf."""
+        self._targets.append(target)
+        self._values.append(value)
+        self._paths.append(path)
+        self._places.append(place)
+
+    def write_node(self, write: Callable[[Any], Any], value: Any) -> None:
+        """Add ``write(value)``, which writes a value node. These run first: they may still raise."""
+        self._nodes.append((write, value))
+
+    def change(self, function: Callable[..., Any], *arguments: Any) -> None:
+        """Add a change of the structure, which cannot fail. These run last."""
+        self._changes.append((function, *arguments))
+
+    def commit(self) -> None:
+        """Run the writes: value nodes, leaves, then changes of the structure."""
+        if self.split:
+            self._values = clone_overlapping(self._targets, self._values)
+        for write, value in self._nodes:
+            write(value._clone_leaves() if self.split and isinstance(value, Core) else value)
+        if any(place is not None for place in self._places) or any(
+            isinstance(value, NUMBERS) for value in self._values
+        ):
+            for i in order_subclasses_first(self._targets):
+                self._write(self._targets[i], self._values[i], self._places[i], self._paths[i])
+        else:
+            copy_leaves(self._targets, self._values, lambda i: show_path(self._paths[i]), self.non_blocking)
+        for function, *arguments in self._changes:
+            function(*arguments)
+
+    def _write(self, target: Tensor, value: Any, place: BoundIndex | None, path: Path) -> None:
+        """Write a tensor or number at an index of a leaf, or into the whole leaf."""
+        # torch converts dtype and device when it writes through a view, but not when it writes at an index tensor.
+        # It quantizes float32 values only.
+        if isinstance(value, Tensor) and target.is_quantized:
+            value = value.dequantize() if value.is_quantized else value.float()
+        elif isinstance(value, Tensor):
+            value = value.to(target.device, target.dtype, non_blocking=self.non_blocking)
+        elif target.is_cuda and place is not None:
+            # torch would create the scalar on the CPU and synchronize for the copy.
+            value = torch.full((), value, dtype=target.dtype, device=target.device)
+        position = () if place is None else place.move_to_device_of(target)
+        try:
+            target[position] = value
+        except (RuntimeError, TypeError) as error:
+            if is_overlap_error(error):
+                target[position] = value.clone()
+                return
+            message = f"cannot write {show_path(path)} at an index: {error}"
+            raise rephrase_error(error, message) from error
+
+
+def copy_all(targets: list[Tensor], values: list[Tensor], non_blocking: bool = False) -> None:
+    """Copy each value into its target; copy in list order if targets share memory.
+
+    >>> target = torch.zeros(2)
+    >>> copy_all([target], [torch.ones(2)])
+    >>> target
+    tensor([1., 1.])
+    """
+    foreach(COPY if is_order_free(targets) else Op(None, COPY.single), targets, values, non_blocking)
+
+
+def copy_leaves(
+    targets: list[Tensor], values: list[Tensor], name: Callable[[int], str], non_blocking: bool = False
+) -> None:
+    """Copy each value into its target. ``name`` maps the position of a target to its key, for messages."""
+    order = order_subclasses_first(targets, values)
+    if type(order) is list:
+        targets, values = [targets[i] for i in order], [values[i] for i in order]
+    try:
+        copy_all(targets, values, non_blocking)
+    except (RuntimeError, TypeError) as error:
+        for i, target, value in zip(order, targets, values, strict=True):
+            try:
+                # Copying twice is harmless. torch refuses a value that partly overlaps its target, so clone it.
+                target.copy_(value.clone() if is_overlapping(target, value) else value, non_blocking)
+            except (RuntimeError, TypeError) as again:
+                raise rephrase_error(again, f"cannot write {name(i)} in place: {again}") from error
+        if not is_overlap_error(error):
+            raise
+
+
+def try_copy_fused(targets: list[Tensor], values: list[Tensor], non_blocking: bool = False) -> bool:
+    """Copy checked leaves in one call. Return False if torch refuses a leaf; nothing is written then."""
+    if COPY.fused is None or not is_order_free(targets):
+        return False
+    try:
+        COPY.fused(targets, values, non_blocking)
+    except RuntimeError:
+        return False  # torch checks all targets before it writes one; the caller finds the key
+    return True
+
+
+def is_order_free(targets: list[Tensor]) -> bool:
+    """Return True if the order of the writes does not matter: the targets do not overlap, or are not on a GPU."""
+    # The first leaf is enough: torch does not fuse a call with leaves of several devices.
+    if not targets or not targets[0].is_cuda or torch.compiler.is_compiling():
+        return True
+    return not may_share_memory(targets) or not group_overlapping(targets)
+
+
+def clone_overlapping(targets: list[Tensor], values: list[Any]) -> list[Any]:
+    """Clone each value that shares its storage with another target: that target may be written before the value is read."""
+    if torch.compiler.is_compiling():  # fake tensors have no addresses to compare
+        return values
+    written, read = {*get_storage_ids(targets)}, get_storage_ids(values)
+    if written.isdisjoint(read):
+        return values
+    return [
+        value.clone() if value is not target and place in written else value
+        for target, value, place in zip(targets, values, read, strict=True)
+    ]
+
+
+def get_storage_ids(leaves: list[Any]) -> list[int]:
+    """Return one id per leaf; leaves that may overlap have equal ids."""
+    if PLAIN.issuperset(map(type, leaves)):
+        try:
+            return [leaf.untyped_storage().data_ptr() for leaf in leaves]
+        except RuntimeError:  # a leaf without storage raises this, or its subclass NotImplementedError
+            pass
+    return [*map(_get_storage_id, leaves)]
+
+
+def _get_storage_id(leaf: Any) -> int:
+    if isinstance(leaf, Tensor) and type(leaf).__torch_dispatch__ is _NO_DISPATCH:
+        try:
+            return leaf.untyped_storage().data_ptr()
+        except RuntimeError:
+            pass  # the leaf is under a functorch transform, or has no single storage
+    return id(leaf)
+
+
+def is_overlap_error(error: Exception) -> bool:
+    """Return True if torch raised the error because the target partly overlaps an operand."""
+    return "the input tensor and the written-to tensor" in str(error)
+
+
+def is_overlapping(leaf: Tensor, other: Any) -> bool:
+    """Return True if two tensors partly overlap, so that torch refuses to write to one while it reads the other."""
+    if not isinstance(other, Tensor) or not leaf.numel() or not other.numel():
+        return False
+    if _get_storage_id(leaf) != _get_storage_id(other) or not (is_dense(leaf) and is_dense(other)):
+        return False
+    begin, end, first, last = *_get_byte_range(leaf), *_get_byte_range(other)
+    if (begin, end) == (first, last):
+        return leaf.stride() != other.stride()
+    return begin < last and first < end
+
+
+def _get_byte_range(leaf: Tensor) -> tuple[int, int]:
+    begin = leaf.data_ptr()
+    return begin, begin + leaf.numel() * leaf.element_size()

@@ -1,0 +1,337 @@
+"""The rule of ``update`` and ``update_``: entries that both trees have are merged or written, new ones are stored."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .._coerce import NUMBERS, WRAPPED, coerce
+from .._collection import (
+    Child,
+    Core,
+    add_nested,
+    align_dims,
+    check_keys,
+    concurrent_change_error,
+    get_all_entries,
+    has_lazy_stack,
+    missing_key_error,
+    show_path,
+)
+from .._dim_names import inherit_names
+from .._keys import unravel_key_to_tuple
+from .._locking import check_unlocked
+from .._mapping_views import IsLeaf
+from .._ops.entries import check_cycle
+from .._ops.key_trees import filter_entries, parse_requested_keys
+from .._walks import has_entries
+from ..errors import BatchSizeError, KeyThroughLeafError, StructureError
+from ..typing import NestedKey
+from .check import check_copied
+from .run import Transaction
+
+Path = tuple[str, ...]
+
+#: Target node, source node or mapping, requested keys (None for all), and key path.
+Level = tuple[Any, Any, Any, Path]
+
+
+class _Through(dict[str, Any]):
+    """A nested key as a one-entry dict. Unlike a dict value, it raises instead of replacing a leaf on its path."""
+
+
+class Update:
+    """One update: :meth:`read` checks a source and adds its writes to the transaction, :meth:`commit` runs them."""
+
+    __slots__ = ("clone", "inplace", "is_leaf", "resize", "root", "strict", "writes")
+
+    def __init__(
+        self,
+        root: Core,
+        *,
+        clone: bool = False,
+        inplace: bool = False,
+        non_blocking: bool = False,
+        is_leaf: IsLeaf | None = None,
+        resize: bool = False,
+        strict: bool = False,
+        writes: Transaction | None = None,
+    ) -> None:
+        self.root = root
+        self.clone = clone
+        self.inplace = inplace
+        self.is_leaf = is_leaf
+        self.resize = resize
+        self.strict = strict
+        self.writes = Transaction(non_blocking) if writes is None else writes
+
+    def commit(self) -> None:
+        """Run the writes of all sources."""
+        self.writes.split = self.inplace and has_lazy_stack(self.root)
+        self.writes.commit()
+
+    def read(self, source: Mapping[Any, Any] | Core, keys: Sequence[NestedKey] | None = None) -> None:
+        """Check the entries of a source under ``keys`` (None for all), and add their writes."""
+        if not _is_node(source):
+            raise TypeError(
+                f"a collection is updated from a mapping or a collection of entries; got {type(source).__name__}"
+            )
+        todo: list[Level] = [(self.root, source, parse_requested_keys(keys), ())]
+        while todo:
+            # Reverse the list, since todo is a stack: of several values of one key, the last must be written last.
+            todo += [*self._read_level(*todo.pop())][::-1]
+
+    def _read_level(self, node: Any, source: Any, wanted: Any, path: Path) -> Iterator[Level]:
+        """Add the writes of the leaves of one node, and return the levels below."""
+        size, device, trusted = node.batch_size, node.device, False
+        items: Any = source
+        if isinstance(source, Core):
+            parts = node._split_update(self, source, wanted, path)
+            if parts is not None:
+                yield from ((member, part, wanted, path) for member, part in parts)
+                return
+            if self.resize and source.batch_size != size:
+                self._resize(node, source, path)
+                size = source.batch_size
+            trusted = device is None and source.batch_size == size
+            # A lazy stack raises for keys that some members lack, so filter the source first.
+            shown = source if wanted is None else filter_entries(source, dict.fromkeys(wanted))
+            items = get_all_entries(shown)
+        plain = not (self.inplace or node._schema.converts_tensors)
+        if not self.inplace:
+            check_unlocked(node, f"update {show_path(path)}")
+            check_keys(node, items if wanted is None else {key: None for key in items if key in wanted})
+        for key, value, below in _list_requested(items, wanted):
+            if not (plain and isinstance(value, Tensor) and type(value) not in WRAPPED):
+                level = self._read_entry(node, key, value, below, path, size)
+                if level is not None:
+                    yield level, value, below, (*path, key)
+                continue
+            if not trusted:
+                value = coerce(value, size, device, (*path, key), non_blocking=self.writes.non_blocking)
+            self.writes.change(node._set_child, key, value.clone() if self.clone else value)
+
+    def _read_entry(self, node: Any, key: str, value: Any, below: Any, prefix: Path, size: torch.Size) -> Any:
+        """Add the write of one entry, or return the node that it is merged into."""
+        path = (*prefix, key)
+        rows = node._rows_for_members(value) if type(value) in (list, tuple) else None
+        if rows is not None:
+            for member, row in rows:
+                self._read_entry(member, key, row, below, prefix, member.batch_size)
+            return None
+        current = self._find(node, key, prefix)
+        if type(value) is _Through and current is not None and not has_entries(current):
+            raise KeyThroughLeafError(
+                f"{show_path(path)} is not a collection, so it has no entry {next(iter(value))!r} to update"
+            )
+        joins = True
+        if _is_node(value):
+            # A requested nested key updates only that entry, so merge even if is_leaf would replace the node.
+            if (
+                current is not None
+                and has_entries(current)
+                and (below is not None or not self._is_whole(value))
+            ):
+                held = node._get_writable(key)
+                if isinstance(held, Tensor):
+                    raise concurrent_change_error(node)
+                if self.inplace or not _is_stack_needed(held, value):
+                    return held
+                value = self._make_stack(held, value if below is None else filter_entries(value, below))
+                joins = False
+            elif below is not None:
+                value = filter_entries(value, below)
+                if not list(value.keys()):
+                    return None
+        value = node._schema.convert(key, value)
+        if self.inplace and current is not None:
+            if not (isinstance(value, NUMBERS) and isinstance(current, Tensor)):
+                value = coerce(value, size, node.device, path, non_blocking=self.writes.non_blocking)
+            self.add_copy(node, key, value, path)
+        else:
+            self._add_store(node, key, value, path, size, joins)
+        return None
+
+    def _find(self, node: Core, key: str, prefix: Path) -> Child | None:
+        """Return the entry of a node, or None if it is missing and may be added."""
+        try:
+            return node._peek_child(key)
+        except KeyError:
+            if self.strict:
+                raise missing_key_error(node, key, prefix) from None
+            return None
+
+    def _add_store(self, node: Any, key: str, value: Any, path: Path, size: torch.Size, joins: bool) -> None:
+        """Add the store of a new entry. ``joins``: merge with a node that another thread stores concurrently."""
+        check_unlocked(node, f"set {show_path(path)}")
+        if self.inplace:
+            check_keys(node, {key: value})
+        entry = coerce(value, size, node.device, path, non_blocking=self.writes.non_blocking)
+        if isinstance(entry, Tensor):
+            self.writes.change(node._set_child, key, entry.clone() if self.clone else entry)
+            return
+        check_cycle(node, entry, path)
+        if node._names is not None:
+            entry = inherit_names(entry, node._names, show_path(path))
+        joins = joins and has_entries(entry) and not self._is_whole(entry)
+        entry = entry._clone_leaves() if self.clone else entry
+        if joins:
+            self.writes.change(add_nested, node, key, entry)
+        else:
+            self.writes.change(node._set_child, key, entry)
+
+    def add_copy(self, node: Any, key: str, value: Any, path: Path) -> None:
+        """Check the copy of a value into an existing entry, and add it; of a lazy stack, those into its members."""
+        parts = node._split_value(value)
+        for member, part in parts:
+            self.add_copy(member, key, part, path)
+        if parts:
+            return
+        current = node._get_child(key)
+        if isinstance(current, Tensor) and not isinstance(value, Core):
+            if not isinstance(value, Tensor):
+                value = torch.as_tensor(value, device=current.device)
+            if not value.is_nested:
+                value = align_dims(value, current.ndim, len(node.batch_size))
+            check_copied(current, path, value)
+            self.writes.copy(current, value, path)
+            return
+        if (
+            isinstance(current, Tensor)
+            or isinstance(value, Tensor)
+            or has_entries(current) != has_entries(value)
+        ):
+            raise StructureError(
+                f"cannot write {show_path(path)} in place: it is a {type(current).__name__}, the value a "
+                f"{type(value).__name__}; use update() to replace it"
+            )
+        current._check_index_put((), value)
+        self.writes.write_node(partial(node._write_child, key, non_blocking=self.writes.non_blocking), value)
+
+    def _make_stack(self, held: Any, value: Any) -> Any:
+        """Convert a dense node to a lazy stack and update its members, since a dense node needs equal members."""
+
+        def update_part(member: Any, part: Any) -> Any:
+            update = Update(
+                part, clone=self.clone, non_blocking=self.writes.non_blocking, is_leaf=self.is_leaf
+            )
+            update.read(member)
+            update.commit()
+            return part
+
+        return value._map_members(update_part, held)
+
+    def _is_whole(self, value: Any) -> bool:
+        """Return True if a node replaces an existing one instead of being merged into it."""
+        return self.is_leaf is not None and type(value) is not _Through and self.is_leaf(type(value))
+
+    def _resize(self, node: Core, source: Core, path: Path) -> None:
+        """Add the change of a batch size; BatchSizeError if an entry that is not updated does not fit."""
+        size, right = source.batch_size, source._children()
+        for key, child in dict(node._children()).items():
+            shape = child.shape if isinstance(child, Tensor) else child.batch_size
+            if key not in right and shape[: len(size)] != size:
+                raise BatchSizeError(
+                    f"the batch size {list(size)} of the source does not fit: {show_path((*path, key))} is not updated "
+                    f"and has {list(shape)}"
+                )
+        self.writes.change(node._set_batch_size, size)
+
+
+def _list_requested(items: Mapping[Any, Any], wanted: Any) -> Iterator[tuple[str, Any, Any]]:
+    """Iterate over the requested entries: key, value, and the requested keys below it. A nested key becomes a dict."""
+    for key, value in dict(items).items():
+        if type(key) is not str:
+            key, *rest = unravel_key_to_tuple(key)
+            for part in reversed(rest):
+                value = _Through({part: value})
+        if wanted is None:
+            yield key, value, None
+        elif key in wanted and (wanted[key] is None or _is_node(value)):  # a leaf has no entries below
+            yield key, value, wanted[key]
+
+
+def _is_node(value: Any) -> bool:
+    # Check the most common type first: isinstance with the abstract class Mapping is slow.
+    if isinstance(value, Tensor):
+        return False
+    return isinstance(value, Mapping) or (isinstance(value, Core) and has_entries(value))
+
+
+def _is_stack_needed(held: Any, value: Any) -> bool:
+    """Return True if a dense node becomes a lazy stack, since the value that is merged into it is one."""
+    stacked = value._members_and_dim() if isinstance(value, Core) else None
+    return (
+        stacked is not None
+        and held._members_and_dim() is None
+        and not held._schema.converts_tensors
+        and held.batch_size == value.batch_size
+    )
+
+
+def try_merge(root: Core, source: Any) -> bool:
+    """Store the entries of ``source`` if none needs conversion. Otherwise return False, with nothing stored."""
+    levels: list[tuple[Core, dict[Any, Child]]] = []
+    todo: list[tuple[Core, Any]] = [(root, source)]
+    while todo:
+        node, right = todo.pop()
+        leaves = _list_stores(node, right, todo)
+        if leaves is None:
+            return False
+        levels.append((node, leaves))
+    for node, leaves in levels:
+        node._set_children(leaves)
+    return True
+
+
+def _list_stores(node: Core, source: Any, below: list[tuple[Core, Any]]) -> dict[Any, Child] | None:
+    """Return the leaves to store in one node, and append the pairs of nodes below; None if an entry needs conversion."""
+    left = node._children()
+    if node._locked or node._schema.converts_tensors or node.device is not None or not node._grows:
+        return None
+    size = node.batch_size
+    fits = len(size) == 0
+    if isinstance(source, Core):
+        if source._is_value:
+            return None
+        fits = fits or source.batch_size == size
+        source = source._children()
+    if type(source) is not dict or type(left) is not dict:
+        return None
+    leaves = dict(source)
+    nested: list[Any] = []
+    for key, value in leaves.items():
+        if type(key) is not str:
+            pair = _split_pair(key, value, leaves)
+            if pair is None:
+                return None
+            name, value = pair
+        elif isinstance(value, Tensor):
+            if type(value) in WRAPPED or not (fits or _has_lead(value.shape, size)):
+                return None
+            continue
+        else:
+            name = key
+        current = left.get(name)
+        if current is None or isinstance(current, Tensor) or current._is_value:
+            return None
+        below.append((current, value))
+        nested.append(key)
+    for key in nested:
+        del leaves[key]
+    return leaves
+
+
+def _has_lead(shape: torch.Size, size: torch.Size) -> bool:
+    return shape[: len(size)] == size
+
+
+def _split_pair(key: Any, value: Any, entries: dict[Any, Any]) -> tuple[str, dict[str, Any]] | None:
+    """Return the first part of a key of two parts and the leaf below it as a dict, unless ``entries`` has that part too."""
+    if type(key) is not tuple or len(key) != 2 or type(key[1]) is not str or key[0] in entries:
+        return None
+    return (key[0], {key[1]: value}) if isinstance(value, Tensor) else None
