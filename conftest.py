@@ -20,6 +20,7 @@ from td_core import TensorDict
 from td_core.plugins.declarations import Declaration
 
 ROOT = Path(__file__).parent
+PLUGINS = {path.name.replace("-", "_") for path in (ROOT / "packages").iterdir()} - {"td_core"}
 
 # Examples may be slow on a busy machine, which must not fail a test.
 settings.register_profile("td", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -35,22 +36,26 @@ def device() -> torch.device:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Deselect tests that another environment runs.
 
-    Tests marked ``once`` run in the folders of ``TD_ONCE_TESTS_IN``, or everywhere without the variable. Of the folder
-    ``TD_SAMPLE_TESTS_OF``, a third runs, chosen by the names of the tests, and all tests of files that name a plugin.
+    Tests marked ``once`` run in the folders of ``TD_ONCE_TESTS_IN``, or everywhere without the variable. Of the folders
+    ``TD_SAMPLE_TESTS_OF``, a third runs, chosen by the names of the tests, and all tests of files that name plugins or a
+    package beside their own and td_core.
     """
-    folders, sampled = os.environ.get("TD_ONCE_TESTS_IN"), os.environ.get("TD_SAMPLE_TESTS_OF")
-    chosen = [ROOT / folder for folder in (folders or "").split(",") if folder]
+
+    def folders_in(variable: str) -> list[Path]:
+        return [ROOT / folder for folder in os.environ.get(variable, "").split(",") if folder]
+
+    once, sampled = folders_in("TD_ONCE_TESTS_IN"), folders_in("TD_SAMPLE_TESTS_OF")
 
     @functools.cache
-    def names_plugin(path: Path) -> bool:
-        return "plugin" in path.read_text(encoding="utf-8") or "td_tensorclass" in path.read_text(
-            encoding="utf-8"
-        )
+    def names_plugins(path: Path) -> bool:
+        own = path.relative_to(ROOT / "packages").parts[0].replace("-", "_")
+        named = set(re.findall(r"plugin|\btd_[a-z0-9]+", path.read_text(encoding="utf-8")))
+        return "plugin" in named or not named & PLUGINS <= {own}
 
     def runs(item: pytest.Item) -> bool:
-        if folders is not None and item.get_closest_marker("once") is not None:
-            return any(map(item.path.is_relative_to, chosen))
-        if sampled and item.path.is_relative_to(ROOT / sampled) and not names_plugin(item.path):
+        if "TD_ONCE_TESTS_IN" in os.environ and item.get_closest_marker("once") is not None:
+            return any(map(item.path.is_relative_to, once))
+        if any(map(item.path.is_relative_to, sampled)) and not names_plugins(item.path):
             return zlib.crc32(item.nodeid.encode()) % 3 == 0
         return True
 

@@ -231,7 +231,7 @@ def tests(session: nox.Session, packages: tuple[str, ...], device: str) -> None:
     """Test one combination of packages on one device.
 
     The tests of a package run in the environment that has only td-core and this package, and in the one that has all packages;
-    there, a third of those of td-core. The tests in ``tests/``, which cover several packages or missing packages, run in every
+    there, a third of its tests. The tests in ``tests/``, which cover several packages or missing packages, run in every
     combination. A test marked ``once`` runs in one environment: of a package with td-core alone, of ``tests/`` with all
     packages. On a GPU, the environment with all packages runs every test.
     """
@@ -246,7 +246,7 @@ def tests(session: nox.Session, packages: tuple[str, ...], device: str) -> None:
     if device == "cpu":
         variables["TD_ONCE_TESTS_IN"] = ",".join(once)
         if packages == EVERYTHING:
-            variables["TD_SAMPLE_TESTS_OF"] = f"packages/{CORE}/tests"
+            variables["TD_SAMPLE_TESTS_OF"] = ",".join(f"packages/{name}/tests" for name in EVERYTHING[:-1])
     environment.pytest_side_by_side("tests", *folders, *session.posargs, **variables)
 
 

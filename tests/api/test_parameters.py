@@ -20,6 +20,7 @@ import os
 import warnings
 import zlib
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -334,6 +335,8 @@ def run_call(
         try:
             result = eval(target, names)(*positional, **by_name)
             described = shown.of(result)
+            if isinstance(result, Future):  # the save still writes its files
+                result.result()
         except Exception as error:
             return ["raised", type(error).__name__, str(error)]
     state = {
