@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import itertools
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -64,13 +65,18 @@ def base(cache: Path, current: bool) -> str:
     """Return the interpreter of the base environment, whose packages all sessions share; create it if needed."""
     if current:
         return sys.executable
-    home = cache / "base"
+    return make_base(cache / "base", sys.executable, (ROOT / "constraints.txt").read_text())
+
+
+def make_base(home: Path, interpreter: str, constraints: str) -> str:
+    """Install BASE into the environment ``home``, unless it is there, and return the interpreter."""
     python, stamp = home / INTERPRETER, home / "installed.txt"
-    wanted = "\n".join([sys.version, *BASE, (ROOT / "constraints.txt").read_text()])
+    wanted = "\n".join([interpreter, sys.version, *BASE, constraints])
     if not stamp.exists() or stamp.read_text() != wanted:
         shutil.rmtree(home, ignore_errors=True)
-        call(sys.executable, "-m", "venv", home)
-        call(python, "-m", "pip", "install", "-q", "-c", ROOT / "constraints.txt", *BASE)
+        call(interpreter, "-m", "venv", home)
+        (home / "constraints.txt").write_text(constraints)
+        call(python, "-m", "pip", "install", "-q", "-c", home / "constraints.txt", *BASE)
         stamp.write_text(wanted)
     return str(python)
 
@@ -94,6 +100,12 @@ def can(python: str, code: str) -> bool:
     return subprocess.run([python, "-c", code], capture_output=True, check=False).returncode == 0
 
 
+def find_python(*names: str) -> str:
+    """Return the first of the named interpreters that runs, or the current one."""
+    found = filter(None, map(shutil.which, names))
+    return next((python for python in found if can(python, "")), sys.executable)
+
+
 def call(*command: object, cwd: Path = ROOT) -> None:
     """Run a command outside of the sessions, since several sessions share its result."""
     print("+", *command, flush=True)
@@ -112,14 +124,18 @@ class Environment:
     """The environment of one session: the base, the wheels of ``packages``, and ``extra`` requirements."""
 
     def __init__(
-        self, session: nox.Session, packages: tuple[str, ...] = (), extra: tuple[str, ...] = ()
+        self,
+        session: nox.Session,
+        packages: tuple[str, ...] = (),
+        extra: tuple[str, ...] = (),
+        other_base: str | None = None,
     ) -> None:
         self.session = session
         cache, current = Path(session.cache_dir).resolve(), session.venv_backend == "none"
-        self.base = base(cache, current)
-        if current:
+        self.base = other_base or base(cache, current)
+        if current or other_base:
             home = Path(session.create_tmp()).resolve() / "venv"
-            call(sys.executable, "-m", "venv", "--clear", *BARE, home)
+            call(self.base, "-m", "venv", "--clear", *BARE, home)
         else:
             home = Path(session.virtualenv.location).resolve()
         self.python = str(home / INTERPRETER)
@@ -189,8 +205,8 @@ def typecheck(session: nox.Session, checker: str) -> None:
 
 @nox.session(venv_params=BARE)
 def build(session: nox.Session) -> None:
-    """Build the sdist of each package into ``dist``, and from it the wheel; check their contents."""
-    environment = Environment(session, extra=("build",))
+    """Build the sdist of each package into ``dist``, and from it the wheel; check their contents, and install the wheels."""
+    environment = Environment(session, extra=("build", "twine"))
     shutil.rmtree(ROOT / "dist", ignore_errors=True)
     for name in EVERYTHING:
         environment.run("-m", "build", "--no-isolation", "--outdir", "dist", f"packages/{name}")
@@ -206,6 +222,14 @@ def build(session: nox.Session) -> None:
         strangers = [f for f in files if not f.startswith((f"{MODULES[name]}/", f"{stem}-"))]
         if strangers:
             session.error(f"{name}: the wheel holds files of nobody: {strangers}")
+    environment.run("-m", "twine", "check", "--strict", *sorted((ROOT / "dist").iterdir()))
+    found = ("--no-index", "--find-links", "dist")
+    for name in EVERYTHING:  # in the order of their dependencies
+        environment.install(*found, name)
+        environment.run("-c", f"import {MODULES[name]}")
+    environment.install("--force-reinstall", "--no-deps", *found, *EVERYTHING)
+    environment.install(*found, f"{META}[all]")
+    environment.run("-m", "td_core", "plugins")
 
 
 @nox.session(venv_params=BARE)
@@ -248,6 +272,34 @@ def tests(session: nox.Session, packages: tuple[str, ...], device: str) -> None:
         if packages == EVERYTHING:
             variables["TD_SAMPLE_TESTS_OF"] = ",".join(f"packages/{name}/tests" for name in EVERYTHING[:-1])
     environment.pytest_side_by_side("tests", *folders, *session.posargs, **variables)
+
+
+def run_all_tests(session: nox.Session, name: str, interpreter: str, constraints: str) -> None:
+    """Run all tests with all packages in an environment with other versions, and print these."""
+    with_zarr = can(interpreter, "import sys; assert sys.version_info >= (3, 11)")
+    packages = tuple(package for package in EVERYTHING if package != "td-zarr" or with_zarr)
+    python = make_base(Path(session.cache_dir).resolve() / name, interpreter, constraints)
+    environment = Environment(session, packages, other_base=python)
+    environment.run("-m", "pip", "list")
+    folders = [f"packages/{package}/tests" for package in packages]
+    environment.pytest_side_by_side("tests", *folders, *session.posargs, TD_EXPECT_PLUGINS=",".join(packages))
+
+
+@nox.session(venv_params=BARE)
+def floors(session: nox.Session) -> None:
+    """Run all tests with the oldest supported versions: Python 3.10 if it is there, and the minimum of every dependency."""
+    texts = [path.read_text() for path in ROOT.glob("packages/*/pyproject.toml")]
+    minima = {
+        match for text in texts for match in re.findall(r'^    "([\w-]+) >= ([\d.]+)"', text, re.MULTILINE)
+    }
+    constraints = "\n".join(f"{name}=={version}.*" for name, version in sorted(minima))
+    run_all_tests(session, "floors", find_python("python3.10"), constraints)
+
+
+@nox.session(venv_params=BARE)
+def newest(session: nox.Session) -> None:
+    """Run all tests with the newest releases of Python, as far as it is there, and of all dependencies."""
+    run_all_tests(session, "newest", find_python("python3.14", "python3.13", "python3.12"), "")
 
 
 @nox.session(venv_params=BARE)

@@ -18,7 +18,7 @@ MODULES = {path.parents[2].name: path.parent.name for path in ROOT.glob("package
 CORE, ALL = "td-core", "td-all"
 PARTS = MODULES.keys() - {ALL}
 SIBLINGS = PARTS - {CORE}
-#: Packages of file formats, which only the extra `stores` of td-all installs and which `td` does not import.
+#: Packages of file formats, which only extras of td-all install and which `td` does not import.
 STORES = {"td-hdf5", "td-safetensors", "td-zarr"}
 PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("packages/*/README.md")]
 #: Pages by path, which name extras, scripts and sessions.
@@ -55,7 +55,7 @@ LISTS = [
     ("pyproject.toml", r'"packages/(td-\w+)/src"', MODULES.keys()),
     ("pyproject.toml", r'"(td(?:_\w+)?)"', set(MODULES.values())),
     ("packages/td-all/pyproject.toml", r'^    "(td-\w+) ', PARTS - STORES),
-    ("packages/td-all/pyproject.toml", r'[\[ ]"(td-\w+) ~= [\d.]+[^"]*"(?=, "|\]$)', STORES),
+    ("packages/td-all/pyproject.toml", r'^\w+ = \["(td-\w+) ~= ', STORES),
     (
         "packages/td-all/src/td/__init__.py",
         r"^import (td_\w+) as",

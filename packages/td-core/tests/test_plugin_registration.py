@@ -429,7 +429,7 @@ def test_decode_kind_of_missing_package_names_package(wrap: str) -> None:
         td_core.decode(encoded)
     assert str(caught.value) == (
         f"{wrap}, of the kind 'test.Foreign', was written by 'td-foreign' 1.5, which is not installed: "
-        "pip install td-foreign"
+        "install it from where its authors publish it"
     )
 
 

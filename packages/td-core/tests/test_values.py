@@ -402,7 +402,7 @@ def test_codec_join_type_of_missing_plugin_raises(celsius: None) -> None:
         join(*stored)
     assert str(caught.value) == (
         "the value at ['t'], of the type 'test.Celsius', was written by 'td-test' 1.2, "
-        "which is not installed: pip install td-test"
+        "which is not installed: install it from where its authors publish it"
     )
 
 

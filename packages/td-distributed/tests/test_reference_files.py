@@ -98,7 +98,7 @@ def test_from_consolidated_unqualified_class_name_is_found(
 def test_from_consolidated_missing_package_raises_naming_it() -> None:
     if HAS_TENSORCLASS:
         pytest.skip("td-tensorclass is installed")
-    with pytest.raises(ValueError, match="pip install td-tensorclass"):
+    with pytest.raises(ValueError, match="pip install ./packages/td-tensorclass"):
         TensorDict.from_consolidated(FIXTURES / "non_tensor.bin")
 
 

@@ -260,7 +260,7 @@ def test_refused_use_of_url_raises(call: Any, error: Any, message: str, url: str
 
 def test_url_without_fsspec_names_the_extra(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "fsspec.core", None)
-    with pytest.raises(ModuleNotFoundError, match=r"pip install 'td-safetensors\[remote\]'"):
+    with pytest.raises(ModuleNotFoundError, match=r"pip install fsspec"):
         load(url)
 
 

@@ -85,7 +85,7 @@ def test_load_tensordict_file_returns_content(
 def test_load_values_without_td_tensorclass_names_package() -> None:
     if HAS_TENSORCLASS:
         pytest.skip("td-tensorclass is installed")
-    with pytest.raises(MissingPluginError, match="pip install td-tensorclass"):
+    with pytest.raises(MissingPluginError, match="pip install ./packages/td-tensorclass"):
         load(FIXTURES / "nested.safetensors")
 
 

@@ -38,6 +38,17 @@ __all__ = [
     "TensorDictError", "UnsupportedOperationError", "WorkerError",
 ]  # fmt: skip
 
+#: The packages of the project beside td-core, in the order in which their plugins are registered.
+FIRST_PARTY = (
+    "td-memmap",
+    "td-tensorclass",
+    "td-distributed",
+    "td-nn",
+    "td-safetensors",
+    "td-zarr",
+    "td-hdf5",
+)
+
 _PROVIDER = re.compile(r"([A-Za-z0-9](?:[A-Za-z0-9._\-]*[A-Za-z0-9])?)==([A-Za-z0-9.+!_\-]*)\Z")
 
 
@@ -130,7 +141,7 @@ class MissingPluginError(TensorDictError, AttributeError):
         """Return the part of a message that names a missing package and the remedy.
 
         >>> MissingPluginError.describe("td-none")
-        "the package 'td-none', which is not installed: pip install td-none"
+        "the package 'td-none', which is not installed: install it from where its authors publish it"
         """
         return f"the package {distribution!r}, which is {cls._explain(distribution)}"
 
@@ -139,7 +150,7 @@ class MissingPluginError(TensorDictError, AttributeError):
         """Build the error for content of a missing package; None if ``provider`` does not have the form ``name==version``.
 
         >>> print(MissingPluginError.of_writer("the value", "td-none==1.0"))
-        the value was written by 'td-none' 1.0, which is not installed: pip install td-none
+        the value was written by 'td-none' 1.0, which is not installed: install it from where its authors publish it
         """
         result = _PROVIDER.match(provider) if isinstance(provider, str) else None
         if result is None:
@@ -149,4 +160,8 @@ class MissingPluginError(TensorDictError, AttributeError):
 
     @classmethod
     def _explain(cls, distribution: str) -> str:
-        return cls.unavailable.get(distribution, f"not installed: pip install {distribution}")
+        if distribution in FIRST_PARTY:
+            remedy = f"pip install ./packages/{distribution} in a checkout of td"
+        else:
+            remedy = "install it from where its authors publish it"
+        return cls.unavailable.get(distribution, f"not installed: {remedy}")

@@ -472,7 +472,7 @@ class _Reader:
             raise FormatError(
                 f"{show_path(path)} is of the class {name!r}, which no installed package provides; if it is a tensorclass, "
                 "import the module that defines it first, or load it by the class that it is now, as in "
-                "Record.from_consolidated(path), and non-tensor data needs td-tensorclass: pip install td-tensorclass"
+                f"Record.from_consolidated(path), and non-tensor data needs {MissingPluginError.describe('td-tensorclass')}"
             )
         meta = dict(level["cls_metadata"])
         if "device" in meta:
@@ -521,7 +521,7 @@ class _Reader:
         form = _get_inline_layout(name)
         if form is None:
             raise FormatError(
-                f"key {path} is non-tensor data, which needs td-tensorclass: pip install td-tensorclass"
+                f"key {path} is non-tensor data, which needs {MissingPluginError.describe('td-tensorclass')}"
             )
         meta = {"batch_size": size, "device": self._get_device(device)}
         value = join_value(data, types, partial(show_path, path))

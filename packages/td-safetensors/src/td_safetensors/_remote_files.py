@@ -37,7 +37,7 @@ def connect(url: str, options: Mapping[str, Any] | None) -> tuple[Any, str]:
         from fsspec.core import url_to_fs
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
-            f"reading {url} needs fsspec: pip install 'td-safetensors[remote]'", name="fsspec"
+            f"reading {url} needs fsspec: pip install fsspec", name="fsspec"
         ) from error
     system, path = url_to_fs(url, **(options or {}))
     return system, path

@@ -304,7 +304,7 @@ def _open_url(url: str, storage_options: dict[str, Any] | None) -> zarr.abc.stor
         store = zarr.storage.FsspecStore.from_url(url, storage_options=storage_options)
     except ImportError as error:
         raise MissingPluginError(
-            f"{url!r} needs a package that is not installed: {error}; pip install td-zarr[remote]"
+            f"{url!r} needs a package that is not installed: {error}; pip install fsspec aiohttp"
         ) from error
     return store
 

@@ -113,7 +113,7 @@ def provided_by(distribution: str) -> Callable[[F], F]:
     >>> Example().shine()
     Traceback (most recent call last):
     td_core.errors.MissingPluginError: Example.shine() is provided by the package 'td-example', which is
-    not installed: pip install td-example
+    not installed: install it from where its authors publish it
     >>> hasattr(Example(), "shine")
     False
     >>> del DECLARATIONS["shine"]

@@ -26,21 +26,12 @@ from .._nodes import KINDS, NodeKind
 from .._pytree import register_kind
 from .._serializers import SERIALIZERS, Serializer
 from .._value_types import VALUES, LeafSerializer
-from ..errors import MissingPluginError, PluginError
+from ..errors import FIRST_PARTY, MissingPluginError, PluginError
 from . import hookspecs, siblings
 
 __all__ = ["PluginManager", "PluginRecord", "PluginWarning", "Selection", "installed", "manager", "plugins"]
 
 GROUP = "td"
-FIRST_PARTY = (
-    "td-memmap",
-    "td-tensorclass",
-    "td-distributed",
-    "td-nn",
-    "td-safetensors",
-    "td-zarr",
-    "td-hdf5",
-)
 
 
 class PluginWarning(UserWarning):
