@@ -39,7 +39,7 @@ def kinds(data: TensorDict, installed: set[str]) -> list[TensorCollection]:
 def test_call_method_of_missing_package_names_package(
     kinds: list[TensorCollection], without: str, method: str
 ) -> None:
-    message = f"is provided by the package '{without}', which is not installed: pip install ./packages/{without}"
+    message = f"is provided by the package '{without}', which is not installed: pip install ./packages/{without} in a checkout of td"
     for collection in kinds:
         for owner in (collection, type(collection)):
             with pytest.raises(MissingPluginError) as caught:

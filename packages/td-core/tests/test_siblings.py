@@ -49,7 +49,7 @@ def test_call_missing_method_error_names_package(name: str) -> None:
             getattr(cls, name)
         assert str(caught.value) == (
             f"{cls.__name__}.{name}{call} is provided by the package '{declaration.distribution}', "
-            f"which is not installed: pip install ./packages/{declaration.distribution}"
+            f"which is not installed: pip install ./packages/{declaration.distribution} in a checkout of td"
         )
         assert not hasattr(cls, name)
     assert not hasattr(TensorDict(), name)
@@ -100,7 +100,7 @@ def test_help_of_declaration_shows_signature_and_docstring() -> None:
 def test_call_missing_method_compiling_raises_attribute_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
     with pytest.raises(
-        AttributeError, match=r"^TensorDict.memmap\(\) is provided by .* pip install ./packages/td-memmap$"
+        AttributeError, match=r"^TensorDict.memmap\(\) is provided by .* pip install ./packages/td-memmap in a checkout of td$"
     ) as caught:
         TensorDict().memmap()
     assert type(caught.value) is AttributeError
