@@ -39,7 +39,8 @@ def kinds(data: TensorDict, installed: set[str]) -> list[TensorCollection]:
 def test_call_method_of_missing_package_names_package(
     kinds: list[TensorCollection], without: str, method: str
 ) -> None:
-    message = f"is provided by the package '{without}', which is not installed: pip install ./packages/{without} in a checkout of td"
+    remedy = f"pip install ./packages/{without} in a checkout of td"
+    message = f"is provided by the package '{without}', which is not installed: {remedy}"
     for collection in kinds:
         for owner in (collection, type(collection)):
             with pytest.raises(MissingPluginError) as caught:
@@ -67,6 +68,8 @@ def test_save_without_td_memmap_names_package(
 def test_set_value_without_td_tensorclass_names_package(
     data: TensorDict, without: str, value: object
 ) -> None:
-    with pytest.raises(MissingPluginError, match=f"'label'.*{type(value).__name__}.*pip install ./packages/{without}"):
+    with pytest.raises(
+        MissingPluginError, match=f"'label'.*{type(value).__name__}.*pip install ./packages/{without}"
+    ):
         data["label"] = value
     assert "label" not in data.keys()

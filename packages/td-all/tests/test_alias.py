@@ -163,7 +163,8 @@ def test_import_name_of_missing_package_names_it(name, package, tmp_path):
     module, _, item = name.rpartition(".")
     hide = f"sys.modules[{package.replace('-', '_')!r}] = None\n"
     assert error(ALIAS + "import sys\n" + hide + f"from {module} import {item}", tmp_path) == (
-        f"ImportError: {name} is provided by the package {package!r}, which is not installed: pip install ./packages/{package} in a checkout of td"
+        f"ImportError: {name} is provided by the package {package!r}, which is not installed: "
+        f"pip install ./packages/{package} in a checkout of td"
     )
 
 

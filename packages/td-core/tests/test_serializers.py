@@ -188,7 +188,9 @@ def test_save_and_load_wrong_options_raise(
     assert recorder.calls == []
 
 
-MISSING = "the package 'td-memmap', which is not installed: pip install ./packages/td-memmap in a checkout of td"
+MISSING = (
+    "the package 'td-memmap', which is not installed: pip install ./packages/td-memmap in a checkout of td"
+)
 
 
 def test_save_without_formats_raises(data: TensorDict, tmp_path: Path) -> None:

@@ -100,7 +100,8 @@ def test_help_of_declaration_shows_signature_and_docstring() -> None:
 def test_call_missing_method_compiling_raises_attribute_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
     with pytest.raises(
-        AttributeError, match=r"^TensorDict.memmap\(\) is provided by .* pip install ./packages/td-memmap in a checkout of td$"
+        AttributeError,
+        match=r"^TensorDict.memmap\(\) is provided by .* pip install ./packages/td-memmap in a checkout of td$",
     ) as caught:
         TensorDict().memmap()
     assert type(caught.value) is AttributeError

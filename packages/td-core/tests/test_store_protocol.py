@@ -249,7 +249,9 @@ def test_save_suffix_of_other_format_raises(name: str, data: TensorDict, tmp_pat
         ) as error:
             action(tmp_path / name)
         package = {"hdf5": "td-hdf5", "memory": None}.get(known, f"td-{known}")
-        assert package is None or f"which is not installed: pip install ./packages/{package}" in str(error.value)
+        assert package is None or f"which is not installed: pip install ./packages/{package}" in str(
+            error.value
+        )
         assert "format='memmap' for a directory of this name" in str(error.value)
     assert not (tmp_path / name).exists()
     data.save(tmp_path / name, format="memmap")

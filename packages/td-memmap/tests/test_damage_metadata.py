@@ -242,7 +242,9 @@ def test_load_node_of_missing_plugin_raises_with_command(
 ) -> None:
     edit_metadata(save / "n" / "meta.json", lambda _: meta)
     message = rf"n/meta\.json: key 'n'[,:] {what} was written by 'td-images' 1\.2, which is "
-    with pytest.raises(MissingPluginError, match=message + "not installed: install it from where its authors publish it$"):
+    with pytest.raises(
+        MissingPluginError, match=message + "not installed: install it from where its authors publish it$"
+    ):
         TensorDict.load_memmap(save)
     assert set(TensorDict.load_memmap(save, strict=False).keys()) == {"a", "stack"}
     monkeypatch.setitem(

@@ -36,9 +36,7 @@ def connect(url: str, options: Mapping[str, Any] | None) -> tuple[Any, str]:
     try:
         from fsspec.core import url_to_fs
     except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            f"reading {url} needs fsspec: pip install fsspec", name="fsspec"
-        ) from error
+        raise ModuleNotFoundError(f"reading {url} needs fsspec: pip install fsspec", name="fsspec") from error
     system, path = url_to_fs(url, **(options or {}))
     return system, path
 
