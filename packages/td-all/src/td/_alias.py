@@ -7,7 +7,7 @@ Alias modules in ``sys.modules`` look up each attribute in ``td`` when it is fir
 from __future__ import annotations
 
 import sys
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Sequence
 from importlib import import_module
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -18,7 +18,7 @@ import torch
 import td
 from td_core import MissingPluginError
 
-from . import _foreign_pickles
+from . import _foreign_pickles, _private_names
 
 __all__ = ["install_as_tensordict"]
 
@@ -45,11 +45,13 @@ MODULES: dict[str, tuple[str, ...]] = {
         "set_lazy_legacy", "set_list_to_stack", "set_printoptions", "stack", "tensorclass", "unpack_memmap",
         "unpad_sequence", "unravel_key", "unravel_key_list", "unravel_key_to_tuple",
     ),
+    "_C": (),
     "_lazy": (),
     "_nestedkey": (),
     "_pytree": (),
     "_reductions": (),
     "_td": (),
+    "_tensorcollection": (),
     "_unbatched": (),
     "base": (
         "NO_DEFAULT", "TensorDictBase", "from_any", "from_dict", "from_namedtuple", "from_struct_array", "from_tuple",
@@ -123,6 +125,9 @@ MODULES: dict[str, tuple[str, ...]] = {
 
 #: Names that td defines in another module, or that only pickles refer to: (module, name) -> (module, name) in td.
 ELSEWHERE = {
+    ("_C", "_unravel_key_to_tuple"): ("td._private_names", "unravel_key_to_tuple"),
+    ("_C", "unravel_key"): ("td._private_names", "unravel_key"),
+    ("_C", "unravel_keys"): ("td._private_names", "unravel_key"),
     ("_reductions", "_make_td"): ("td._foreign_pickles", "make"),
     ("_reductions", "_rebuild_tensordict_files_consolidated"): ("td._foreign_pickles", "make_consolidated"),
     ("_unbatched", "UnbatchedTensor"): ("td._foreign_pickles", "make_unbatched"),
@@ -132,11 +137,17 @@ ELSEWHERE = {
     ("", "from_safetensors"): ("td_safetensors", "from_safetensors"),
     ("", "from_zarr"): ("td_zarr", "from_zarr"),
     ("", "to_safetensors"): ("td_safetensors", "to_safetensors"),
-    ("", "unravel_key"): ("td._alias", "unravel_key"),
+    ("", "unravel_key"): ("td._private_names", "unravel_key"),
+    ("", "unravel_key_to_tuple"): ("td._private_names", "unravel_key_to_tuple"),
+    ("base", "_ACCEPTED_CLASSES"): ("td._private_names", "ACCEPTED_CLASSES"),
+    ("base", "_NESTED_TENSORS_AS_LISTS"): ("td._private_names", "MEMBERS_AS_NODES"),
+    ("base", "_default_is_leaf"): ("td", "default_is_leaf"),
+    ("base", "_is_leaf_nontensor"): ("td", "is_leaf_nontensor"),
     ("base", "CompatibleType"): ("typing", "Any"),
     ("base", "from_h5"): ("td_hdf5", "from_h5"),
     ("base", "from_zarr"): ("td_zarr", "from_zarr"),
     ("nn.distributions.composite", "_add_suffix"): ("td_nn._composite", "add_suffix"),
+    ("nn.functional_modules", "_exclude_td_from_pytree"): ("td._private_names", "exclude_from_pytree"),
     ("nn.probabilistic", "_use_generator"): ("td_nn._generators", "use_generator"),
     ("nn.utils", "_set_dispatch_td_nn_modules"): ("td_nn._switches", "set_dispatch"),
     ("nn.utils", "_set_skip_existing_None"): ("td_nn._switches", "skip_as_block_says"),
@@ -147,21 +158,21 @@ ELSEWHERE = {
     ("utils", "DeviceType"): ("td_core.typing", "DeviceType"),
     ("utils", "IndexType"): ("typing", "Any"),
     ("utils", "prod"): ("math", "prod"),
-    ("utils", "unravel_key"): ("td._alias", "unravel_key"),
-    ("utils", "unravel_keys"): ("td._alias", "unravel_key"),
+    ("utils", "unravel_key"): ("td._private_names", "unravel_key"),
+    ("utils", "unravel_key_to_tuple"): ("td._private_names", "unravel_key_to_tuple"),
+    ("utils", "unravel_keys"): ("td._private_names", "unravel_key"),
+    ("utils", "_getitem_batch_size"): ("td._private_names", "index_batch_size"),
+    ("utils", "_is_non_tensor"): ("td._private_names", "is_non_tensor"),
+    ("utils", "_is_tensorclass"): ("td", "is_tensorclass"),
+    ("utils", "_maybe_correct_neg_dim"): ("td._private_names", "wrap_dim"),
+    ("utils", "_shape"): ("td._private_names", "get_shape"),
+    ("utils", "_unravel_key_to_tuple"): ("td._private_names", "unravel_key_to_tuple"),
+    ("utils", "_zip_strict"): ("td._private_names", "zip_strict"),
+    ("utils", "is_seq_of_nested_key"): ("td._private_names", "is_seq_of_nested_key"),
+    ("utils", "logger"): ("td._private_names", "logger"),
     ("utils", "_LockedSchema"): ("td._foreign_pickles", "LockedSchema"),
     ("utils", "_StringOnlyDict"): ("builtins", "dict"),
 }
-
-
-def unravel_key(key: Any) -> Any:
-    """Unravel a key. As in tensordict, return ``()`` for a tuple that is not a key, since callers test for that."""
-    try:
-        return td.unravel_key(key)
-    except td.KeyPathError:
-        if isinstance(key, tuple):
-            return ()
-        raise
 
 
 class Alias(ModuleType):
@@ -181,7 +192,9 @@ class Alias(ModuleType):
             try:
                 value = getattr(import_module(module), there)
             except ModuleNotFoundError as error:
-                raise AttributeError(_absent(self.__name__, name)) from error
+                missing = str(error.name).partition(".")[0].replace("_", "-")
+                reason = f"{self.__name__}.{name} is provided by {MissingPluginError.describe(missing)}"
+                value = _Missing(name, (), {"_reason": reason})
         elif name in td.__all__:
             value = getattr(td, name)
         else:
@@ -203,11 +216,21 @@ class Absences:
             raise ImportError(_absent(parent, last))
 
 
+class _Missing(type):
+    """Class of the placeholders for names of packages that are not installed. Any use of one raises MissingPluginError."""
+
+    _reason: str
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        raise MissingPluginError(cls._reason)
+
+    def __getattr__(cls, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise MissingPluginError(cls._reason)
+
+
 def _absent(module: str, name: str) -> str:
-    elsewhere = ELSEWHERE.get((module.partition(".")[2], name))
-    if elsewhere is not None:  # only the packages that td does not require can be missing
-        package = elsewhere[0].partition(".")[0].replace("_", "-")
-        return f"{module}.{name} is provided by {MissingPluginError.describe(package)}"
     return (
         f"{module}.{name} is not provided by td, which stands in for {ROOT} here (td.install_as_tensordict()); "
         f"it has the names in dir({module}), and programs that need this one run with {ROOT} itself"
@@ -220,7 +243,8 @@ def install_as_tensordict() -> None:
     Programs written for tensordict then run unchanged, and its pickles load, also with
     ``torch.load(weights_only=True)`` if they contain no user-defined class. Call it before anything imports
     ``tensordict``; calling it again is a no-op. ``tensordict.__version__`` is the release whose interface td follows.
-    Afterwards ``isinstance(collection, Mapping)`` is True, as in tensordict: libraries that receive a batch rely on it.
+    Afterwards collections count as mappings, see :func:`td_core.count_as_mapping`. They have the private methods that public
+    programs call, such as ``_fast_apply``, and a ``NonTensorStack`` counts as a lazy stack.
 
     Raises:
         ImportError: tensordict is already imported.
@@ -252,9 +276,8 @@ def install_as_tensordict() -> None:
             modules[parent].__dict__[last] = module
     sys.modules.update(modules)
     sys.meta_path.insert(0, Absences())
-    # Lightning and accelerate infer the batch size only from the values of a Mapping.
-    for kind in (td.TensorDict, td.LazyStackedTensorDict, td.TensorDictParams):
-        MutableMapping.register(kind)
+    td.count_as_mapping()
+    _private_names.add_private_members()
     _foreign_pickles.accept()
     torch.serialization.add_safe_globals(
         [(getattr(modules[f"{ROOT}.{home}"], name), f"{ROOT}.{home}.{name}") for home, name in _SAFE]

@@ -13,7 +13,7 @@ from ._collector import paused as _paused
 
 with _paused():
     from . import _core_kinds, _lazy_pytree, _mapped_dims, kinds, pickles  # noqa: F401  register core's node kinds and pytrees
-    from ._base import TensorCollection, TensorDictBase
+    from ._base import TensorCollection, TensorDictBase, count_as_mapping
     from ._class_methods import make_classmethod
     from ._coerce import Coercer
     from ._decoding import decode
@@ -99,7 +99,7 @@ __all__ = [
     "unpad_sequence", "PackLayout", "assert_allclose_td", "assert_close", "expand_as_right", "expand_right",
     "is_bool", "is_floating", "is_inexact", "is_integer", "is_tensor_collection", "default_is_leaf",
     "KEY_SEPARATOR", "NO_DEFAULT", "NestedKey", "unravel_key", "unravel_key_list", "unravel_key_to_tuple",
-    "load", "save", "create", "append", "inspect", "verify", "Tree", "Report", "Problem", "encode",
+    "count_as_mapping", "load", "save", "create", "append", "inspect", "verify", "Tree", "Report", "Problem", "encode",
     "decode", "Encoded", "Record", "split_value", "join_value", "NodeKind",
     "Layout", "Serializer", "LeafSerializer", "enum_serializer", "Coercer", "make_classmethod", "hookimpl", "plugins",
     "get_defaults_to_none", "set_get_defaults_to_none", "get_printoptions", "set_printoptions", "lazy_legacy",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import MutableMapping
 from types import FunctionType, GenericAlias
 from typing import Any
 
@@ -95,3 +96,18 @@ class TensorDictBase(TensorCollection):
     """
 
     __slots__ = ()
+
+
+def count_as_mapping() -> None:
+    r"""Register the kinds below ``TensorDictBase`` as ``collections.abc.MutableMapping``, for the rest of the process.
+
+    Libraries that search a batch for tensors enter mappings, but no other collections. Importing td_core registers nothing,
+    because ``torch.utils.data.default_convert`` and ``DataLoader(batch_size=None)`` take a mapping apart.
+
+    >>> import subprocess, sys
+    >>> program = "import td_core, collections.abc as abc; td_core.count_as_mapping(); "
+    >>> program += "print(isinstance(td_core.TensorDict(), abc.Mapping))"
+    >>> subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout
+    'True\n'
+    """
+    MutableMapping.register(TensorDictBase)

@@ -441,7 +441,8 @@ class EntryMixin(Core):
         size = self.batch_size
         if not size:
             raise StructureError(
-                f"cannot iterate over a {type(self).__name__} without batch dims; use keys()"
+                f"cannot iterate over a {type(self).__name__} without batch dims; use keys(). A library that searches a "
+                "batch for tensors finds them after td_core.count_as_mapping(); log() of Lightning also takes batch_size="
             )
         return _iter_rows(self, size[0])
 

@@ -1,0 +1,302 @@
+"""Private names of tensordict that public programs import, and private methods that they call on collections.
+
+They exist only in a process that has called :func:`td.install_as_tensordict`.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import td
+from td_core.spi import pytree
+
+__all__ = ["add_private_members"]
+
+#: Classes of entries, for ``isinstance``.
+ACCEPTED_CLASSES = (Tensor, td.TensorCollection)
+
+logger = logging.getLogger("tensordict")
+
+
+class _MembersAsNodes:
+    """Value of ``is_leaf``: views of entries list the members of a lazy stack under their positions."""
+
+    def __call__(self, cls: type) -> bool:
+        return td.default_is_leaf(cls)
+
+    def __repr__(self) -> str:
+        return "_NESTED_TENSORS_AS_LISTS"
+
+
+MEMBERS_AS_NODES = _MembersAsNodes()
+
+
+class exclude_from_pytree:  # noqa: N801  named like the context managers of td_core
+    """Context manager that makes torch treat collections as leaves of pytrees, in all threads."""
+
+    def __init__(self) -> None:
+        self._removed: list[dict[type, Any]] = []
+
+    def set(self) -> None:
+        """Start, until :meth:`unset`."""
+        nodes = pytree.SUPPORTED_NODES
+        found = [cls for cls in nodes if isinstance(cls, type) and issubclass(cls, td.TensorCollection)]
+        self._removed.append({cls: nodes.pop(cls) for cls in found})
+
+    def unset(self) -> None:
+        """End what the last call of :meth:`set` started."""
+        if self._removed:
+            pytree.SUPPORTED_NODES.update(self._removed.pop())
+
+    def __enter__(self) -> None:
+        self.set()
+
+    def __exit__(self, *error: object) -> None:
+        self.unset()
+
+
+def _is_key(key: object) -> bool:
+    return isinstance(key, td.NestedKey)  # type: ignore[arg-type]  # a class at run time
+
+
+def is_seq_of_nested_key(seq: Iterable[object]) -> bool:
+    """Return True if every item is a string or a tuple of strings."""
+    return all(map(_is_key, seq))
+
+
+def zip_strict(*iterables: Iterable[object]) -> Iterator[tuple[object, ...]]:
+    """Zip iterables of one length."""
+    return zip(*iterables, strict=True)
+
+
+def unravel_key(key: Any) -> object:
+    """Unravel a key. Return ``()`` for a tuple that is not a key, since callers test for that."""
+    try:
+        return td.unravel_key(key)
+    except td.KeyPathError:
+        if isinstance(key, tuple):
+            return ()
+        raise
+
+
+def unravel_key_to_tuple(key: Any) -> tuple[str, ...]:
+    """Convert a key to a tuple of strings; return ``()`` for any other object."""
+    return td.unravel_key_to_tuple(key) if _is_key(key) else ()
+
+
+def is_non_tensor(cls: type) -> bool:
+    """Return True if a class is one of values that are not tensors."""
+    return not td.default_is_leaf(cls) and td.is_leaf_nontensor(cls)
+
+
+def index_batch_size(batch_size: Sequence[int], index: object) -> torch.Size:
+    """Return the batch size of a collection at an index."""
+    result: torch.Size = td.TensorDict(batch_size=batch_size)[index].batch_size
+    return result
+
+
+def wrap_dim(dim: int, shape: Sequence[int] | None, ndim: int | None = None) -> int:
+    """Count a dim from the front; raise IndexError if it is out of range."""
+    dims = len(shape or ()) if ndim is None else ndim
+    if not -dims <= dim < dims:
+        raise IndexError(f"the dim {dim} is out of range: there are {dims} batch dims")
+    return dim % dims
+
+
+def get_shape(tensor: Tensor | td.TensorCollection, nested_shape: bool = False) -> torch.Size | Tensor:
+    """Return the shape of a tensor or collection; of a strided nested tensor, with -1 for uneven sizes.
+
+    With ``nested_shape``, return the shapes of the components of a nested tensor, as rows of a tensor.
+    """
+    if not (isinstance(tensor, Tensor) and tensor.is_nested):
+        return tensor.shape
+    rows = [part.shape for part in tensor.unbind()] if nested_shape or tensor.layout is torch.strided else []
+    if nested_shape:
+        return torch.tensor(rows)
+    if tensor.layout is not torch.strided:
+        return tensor.shape
+    return torch.Size([len(rows), *[sizes[0] if len({*sizes}) == 1 else -1 for sizes in zip(*rows)]])
+
+
+def apply(
+    self: td.TensorCollection,
+    fn: Callable[..., object],
+    *others: td.TensorCollection,
+    named: bool = False,
+    nested_keys: bool = False,
+    prefix: tuple[str, ...] = (),
+    checked: bool = False,  # results are always checked
+    filter_empty: bool | None = None,
+    num_threads: int = 0,
+    **options: Any,
+) -> object:
+    """Call a function on each leaf, as ``apply`` and ``named_apply`` do."""
+    if not named:
+        return self.apply(fn, *others, filter_empty=filter_empty, **options)
+    if prefix and nested_keys:
+        function = fn
+
+        def fn(key: Any, *leaves: object) -> object:
+            return function((*prefix, *td.unravel_key_to_tuple(key)), *leaves)
+
+    return self.named_apply(fn, *others, nested_keys=nested_keys, filter_empty=filter_empty, **options)
+
+
+def fast_apply(
+    self: td.TensorCollection,
+    fn: Callable[..., object],
+    *others: td.TensorCollection,
+    filter_empty: bool = False,
+    **options: Any,
+) -> object:
+    """Call a function on each leaf; nodes without entries stay."""
+    return apply(self, fn, *others, filter_empty=filter_empty, **options)
+
+
+def get_entry(self: td.TensorCollection, key: str, default: object, **options: bool) -> object:
+    """Return an entry as ``get`` does; without a default, raise KeyError if it is missing."""
+    if default is td.NO_DEFAULT and key not in self:
+        return self[key]
+    return self.get(key, default, **options)
+
+
+def set_entry(
+    self: td.TensorCollection,
+    key: str,
+    value: object,
+    *,
+    inplace: bool,
+    validated: bool,  # values are always checked
+    ignore_lock: bool = False,
+    non_blocking: bool = False,
+) -> td.TensorCollection:
+    """Set an entry, or write into it; ``ignore_lock`` also replaces entries of a locked collection."""
+    if inplace:
+        return self.set_(key, value, non_blocking=non_blocking)
+    return self.update({key: value}, ignore_lock=ignore_lock, non_blocking=non_blocking)
+
+
+def index(self: td.TensorCollection, idx: Any) -> object:
+    """Return the collection at an index, for reading."""
+    return self[idx]
+
+
+def stack_onto(
+    self: td.TensorCollection, items: Iterable[td.TensorCollection], dim: int
+) -> td.TensorCollection:
+    """Write a stack of collections into this one."""
+    return td.stack(items, dim, out=self)
+
+
+def synchronize(self: td.TensorCollection) -> None:
+    """Wait until the accelerator has finished."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def has_names(self: td.TensorCollection) -> bool:
+    """Return True if a batch dim has a name."""
+    return any(name is not None for name in self.names)
+
+
+def list_names(self: td.TensorCollection) -> list[str | None] | None:
+    """Return the names of the batch dims, or None if no dim has one."""
+    return list(self.names) if has_names(self) else None
+
+
+def has_exclusive_keys(self: td.TensorCollection) -> bool:
+    """Return True for a lazy stack of which a member has an entry that another one lacks."""
+    return len({frozenset(member.keys(True)) for member in getattr(self, "tensordicts", ())}) > 1
+
+
+def make(
+    cls: Callable[..., object],
+    /,
+    source: object = None,
+    batch_size: Sequence[int] | int | None = None,
+    device: torch.device | str | int | None = None,
+    names: Sequence[str | None] | None = None,
+    non_blocking: bool | None = None,
+    lock: bool = False,
+    nested: bool = True,  # nested mappings are always converted
+    is_shared: bool = False,  # found from the tensors, as the next one
+    is_memmap: bool = False,
+    **entries: object,
+) -> object:
+    """Build a collection; unlike that of tensordict, this constructor checks the entries."""
+    return cls(
+        entries if source is None else source,
+        batch_size=() if batch_size is None else batch_size,
+        device=device,
+        names=names,
+        non_blocking=non_blocking,
+        lock=lock,
+    )
+
+
+def _iter_entries(
+    node: td.TensorCollection, leaves_only: bool, path: tuple[str, ...] = ()
+) -> Iterator[tuple[td.NestedKey, object]]:
+    """Yield (key, entry) of a tree; the members of a lazy stack have their positions as keys."""
+    if isinstance(node, td.LazyStackedTensorDict) and not td.is_non_tensor(node):
+        pairs: Any = [(str(place), member) for place, member in enumerate(node.tensordicts)]
+    else:
+        pairs = node.items()
+    for key, entry in pairs:
+        nests = isinstance(entry, td.TensorCollection) and not td.is_non_tensor(entry)
+        if not leaves_only or isinstance(entry, Tensor):
+            yield (*path, key) if path else key, entry
+        if nests:
+            yield from _iter_entries(entry, leaves_only, (*path, key))
+
+
+def _list_members(
+    view: Callable[..., object], take: Callable[[tuple[td.NestedKey, object]], object]
+) -> Callable[..., object]:
+    """Make ``values`` or ``items`` accept ``is_leaf=MEMBERS_AS_NODES``."""
+
+    @functools.wraps(view)
+    def wrapper(
+        self: Any,
+        include_nested: bool = False,
+        leaves_only: bool = False,
+        is_leaf: Any = None,
+        **options: Any,
+    ) -> Any:
+        if is_leaf is MEMBERS_AS_NODES and include_nested:
+            return [take(pair) for pair in _iter_entries(self, leaves_only)]
+        return view(self, include_nested, leaves_only, is_leaf, **options)
+
+    return wrapper
+
+
+#: Private members of collections that programs use, by their names in tensordict.
+MEMBERS: dict[str, object] = {
+    "_apply_nest": apply,
+    "_fast_apply": fast_apply,
+    "_get_str": get_entry,
+    "_set_str": set_entry,
+    "_get_sub_tensordict": index,
+    "_stack_onto_": stack_onto,
+    "_sync_all": synchronize,
+    "_has_exclusive_keys": property(has_exclusive_keys),
+    "_has_names": has_names,
+    "_td_dim_names": property(list_names),
+}
+
+
+def add_private_members() -> None:
+    """Add the private members to the classes of collections, and make a NonTensorStack count as a lazy stack."""
+    base: Any = td.TensorCollection
+    for name, member in MEMBERS.items():
+        setattr(base, name, member)
+    base.values = _list_members(base.values, lambda pair: pair[1])
+    base.items = _list_members(base.items, lambda pair: pair)
+    td.TensorDict._new_unsafe = classmethod(make)  # type: ignore[attr-defined]
+    td.LazyStackedTensorDict.register(td.NonTensorStack)

@@ -1,0 +1,59 @@
+"""Collections as mappings, for libraries that search a batch for tensors. Each test is a process, as nothing can undo it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from td_core import StructureError, TensorDict
+
+pytestmark = pytest.mark.once
+
+PROGRAM = """
+from collections.abc import Mapping, MutableMapping
+import torch
+from torch import nn
+import td_core
+from td_core import TensorDict, TensorDictParams, lazy_stack
+
+class Mine(TensorDict):
+    pass
+
+td = TensorDict({"a": torch.arange(4), "n": {"b": torch.zeros(4, 2)}}, [4])
+kinds = [td, lazy_stack(list(td)), TensorDictParams(TensorDict(w=torch.ones(2))), Mine()]
+print([isinstance(x, Mapping) for x in kinds])
+td_core.count_as_mapping()
+td_core.count_as_mapping()
+print([isinstance(x, MutableMapping) for x in kinds])
+other = Mine(a=torch.ones(4), batch_size=[4])
+print(td.replace(other)["a"].sum().item(), td.update(other)["a"].sum().item(), TensorDict({"x": td})["x", "n"].batch_size)
+print(TensorDict({"x": kinds[1]}, [4]).get("x").batch_size, type(TensorDict({"x": kinds[1]}, [4]).get("x")).__name__)
+td[1:3] = kinds[1][:2]
+td["n"] = Mine(b=torch.ones(4, 2), batch_size=[4])
+print(td["a"].tolist(), type(td["n"]).__name__, td["n"].batch_size, (td == td).all(), dict(**td).keys())
+print(nn.Linear(1, 1).load_state_dict(TensorDict(weight=torch.ones(1, 1), bias=torch.ones(1))))
+"""
+
+
+def test_count_as_mapping_registers_kinds_and_keeps_behaviour():
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == [
+        "[False, False, False, False]",
+        "[True, True, True, True]",
+        "4.0 4.0 torch.Size([4])",
+        "torch.Size([4]) LazyStackedTensorDict",
+        "[1.0, 0.0, 1.0, 1.0] Mine torch.Size([4]) True dict_keys(['a', 'n'])",
+        "<All keys matched successfully>",
+    ]
+
+
+def test_iterate_without_batch_dims_raises_naming_count_as_mapping():
+    with pytest.raises(StructureError) as caught:
+        iter(TensorDict(a=torch.ones(2)))
+    assert str(caught.value) == (
+        "cannot iterate over a TensorDict without batch dims; use keys(). A library that searches a batch for tensors finds "
+        "them after td_core.count_as_mapping(); log() of Lightning also takes batch_size="
+    )
