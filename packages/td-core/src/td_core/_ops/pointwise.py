@@ -21,10 +21,11 @@ from .._dtypes import ScalarBeside, dtype_beside
 from .._element_plans import append_dims
 from .._foreach import Op, foreach, make_op
 from .._operators import OPERATIONS, Operation
+from .._plans import broadcast_shape
 from .._torch_private import foreach_kernel
 from .._writes.inplace import write_leaves
 from .._writes.leaf_names import LEAF_ERRORS
-from .broadcasting import align_columns
+from .broadcasting import align_columns, expand_to_match
 from .operands import (
     NUMBERS,
     CoreT,
@@ -335,6 +336,8 @@ def _ternary(
     node: CoreT, name: str, this: Op, first: Operand, second: Operand, *, keep_number: bool = False
 ) -> CoreT:
     """Apply an operation of three tensors, in place if ``name`` ends in ``_``."""
+    if not name.endswith("_"):
+        node = _broadcast_batch(node, first, second)
     leaves: list[Tensor] = []
     source = first if type(first) is type(node) and first.batch_size == node.batch_size else None
     if source is not None:
@@ -355,3 +358,15 @@ def _ternary(
         return node._unflatten(foreach(this, leaves, *operands))
     except LEAF_ERRORS as error:
         raise_at_leaf(error, name, node, this.single, leaves, *operands)
+
+
+def _broadcast_batch(node: Any, *others: Operand) -> Any:
+    """Expand a collection to the batch size that it has together with its operands; unchanged if they do not broadcast."""
+    for other in others:
+        shape = getattr(other, "shape", ())
+        if shape != node.batch_size and (size := broadcast_shape(shape, node.batch_size)) not in (
+            None,
+            node.batch_size,
+        ):
+            node = expand_to_match(node, other, size) if isinstance(other, Core) else node.expand(size)
+    return node
