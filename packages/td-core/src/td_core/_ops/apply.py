@@ -35,6 +35,7 @@ from ..errors import BatchSizeError, StructureError
 from ..typing import NO_DEFAULT, BatchSize, DeviceType
 from .batch_size import as_batch_size, fit_batch_size
 from .operands import write_result
+from .parameter_writes import find_data
 from .shared_memory import are_equal, get_memory_key, may_share_memory
 
 if TYPE_CHECKING:
@@ -207,7 +208,7 @@ class _Walk:
             self.names = None
         result = self.level(root, others, ())
         if self.inplace:
-            self.write()
+            self.write(root)
             return root if result is not None else None
         if result is None:
             return out
@@ -409,13 +410,18 @@ class _Walk:
         """Build a node like ``node`` that holds the results."""
         return node._with_children(entries, batch_size=self.size, device=self.device, names=self.names)
 
-    def write(self) -> None:
+    def write(self, root: Core) -> None:
         """Check all recorded results, then copy them into the leaves."""
         writes = Transaction()
         writes.split = True  # a result may overlap a leaf that is written before it is read
         for node, key, child, value, path in self.writes:
             if isinstance(child, Tensor) and isinstance(value, Tensor):
-                check_copied(child, path, value)
+                try:
+                    check_copied(child, path, value)
+                except StructureError:
+                    if (data := find_data(root, child)) is None:
+                        raise
+                    check_copied(child := data, path, value)
                 writes.copy(child, value, path)
             elif isinstance(child, Tensor) or isinstance(value, Tensor):
                 raise leaf_node_mismatch_error(child, value, path)

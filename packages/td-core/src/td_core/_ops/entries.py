@@ -38,6 +38,7 @@ from .._walks import has_entries, list_holders, list_nested, visit
 from .._writes.run import is_overlap_error
 from ..errors import CycleError, KeyPathError, KeyThroughLeafError, LockedError, StructureError
 from ..typing import NO_DEFAULT, NestedKey
+from .parameter_writes import write_unrecorded
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -203,27 +204,7 @@ class EntryMixin(Core):
         tensor([1., 1.])
         """
         path = unravel_key_to_tuple(key)
-        node, last = get_parent(self, path), path[-1]
-        try:
-            held = node._peek_child(last)
-        except KeyError:
-            raise missing_key_error(node, last, path[:-1]) from None
-        if type(item) in (list, tuple) and node._rows_for_members(item) is not None:
-            node.update_({last: item}, non_blocking=non_blocking)
-            return self
-        value: Any = coerce(item, node.batch_size, node.device, path, non_blocking=non_blocking)
-        if isinstance(held, Tensor) != isinstance(value, Tensor):
-            raise StructureError(
-                f"cannot write {show_path(path)} in place: it is a {type(held).__name__}, the value a "
-                f"{type(value).__name__}; use set() to replace it"
-            )
-        try:
-            node._write_child(last, value, non_blocking=non_blocking)
-        except (RuntimeError, ValueError) as error:
-            if not is_overlap_error(error):
-                kind = LockedError if isinstance(error, LockedError) else StructureError
-                raise kind(f"cannot write {show_path(path)} in place: {error}") from error
-            node._write_child(last, copy_leaf(value), non_blocking=non_blocking)
+        write_unrecorded(self, lambda root: _write_entry(root, path, item, non_blocking))
         return self
 
     def setdefault(self, key: NestedKey, default: Any, inplace: bool = False) -> Any:
@@ -544,6 +525,31 @@ def _set_rows(
     for member, row in rows or ():
         member._set_path(path, row, prefix, non_blocking=non_blocking)
     return rows is not None
+
+
+def _write_entry(root: Any, path: tuple[str, ...], item: Any, non_blocking: bool) -> None:
+    """Copy a value into an existing entry, in place."""
+    node, last = get_parent(root, path), path[-1]
+    try:
+        held = node._peek_child(last)
+    except KeyError:
+        raise missing_key_error(node, last, path[:-1]) from None
+    if type(item) in (list, tuple) and node._rows_for_members(item) is not None:
+        node.update_({last: item}, non_blocking=non_blocking)
+        return
+    value: Any = coerce(item, node.batch_size, node.device, path, non_blocking=non_blocking)
+    if isinstance(held, Tensor) != isinstance(value, Tensor):
+        raise StructureError(
+            f"cannot write {show_path(path)} in place: it is a {type(held).__name__}, the value a "
+            f"{type(value).__name__}; use set() to replace it"
+        )
+    try:
+        node._write_child(last, value, non_blocking=non_blocking)
+    except (RuntimeError, ValueError) as error:
+        if not is_overlap_error(error):
+            kind = LockedError if isinstance(error, LockedError) else StructureError
+            raise kind(f"cannot write {show_path(path)} in place: {error}") from error
+        node._write_child(last, copy_leaf(value), non_blocking=non_blocking)
 
 
 def get_default(node: Any, key: NestedKey) -> None:

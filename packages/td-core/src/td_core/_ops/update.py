@@ -35,6 +35,7 @@ from ..errors import LockedError, StructureError
 from ..typing import NestedKey
 from .entries import NOT_GIVEN, EntryMixin, get_default
 from .key_trees import filter_entries, parse_requested_keys
+from .parameter_writes import write_unrecorded
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -153,12 +154,16 @@ class UpdateMixin(EntryMixin):
         """
         if keys_to_update is None and not kwargs and try_copy_whole(self, input_dict_or_td, non_blocking):
             return self
-        plan = Update(self, inplace=True, non_blocking=non_blocking, strict=True)
-        if input_dict_or_td is not None and input_dict_or_td is not self:
-            plan.read(input_dict_or_td, keys_to_update)
-        if kwargs:
-            plan.read(kwargs, keys_to_update)
-        plan.commit()
+
+        def write(root: Core) -> None:
+            plan = Update(root, inplace=True, non_blocking=non_blocking, strict=True)
+            if input_dict_or_td is not None and input_dict_or_td is not self:
+                plan.read(input_dict_or_td, keys_to_update)
+            if kwargs:
+                plan.read(kwargs, keys_to_update)
+            plan.commit()
+
+        write_unrecorded(self, write)
         return self
 
     def copy_(self, tensordict: Any, non_blocking: bool = False) -> Self:
@@ -202,7 +207,7 @@ class UpdateMixin(EntryMixin):
         if wanted is not None:
             source = filter_entries(source, wanted)
         _check_no_new_keys(self, idx, source)
-        self._assign(idx, source, non_blocking=non_blocking)
+        write_unrecorded(self, lambda root: root._assign(idx, source, non_blocking=non_blocking))
         return self
 
     def copy_at_(self, tensordict: Any, idx: Any, non_blocking: bool = False, *, fast: bool = True) -> Self:
@@ -238,48 +243,7 @@ class UpdateMixin(EntryMixin):
                 [0., 0.]])
         """
         path = unravel_key_to_tuple(key)
-        parent = get_parent(self, path)
-        try:
-            entry = get_entry(self, path)
-        except StructureError:
-            # The entries of the members cannot be stacked, so write to each; the index then covers batch dims only.
-            parent._assign(index, {path[-1]: value}, non_blocking=non_blocking)
-            return self
-        if not isinstance(entry, Tensor):
-            try:
-                if (written := entry._index_put(index, value, non_blocking=non_blocking)) is not entry:
-                    parent._set_child(path[-1], written)
-            except Exception as error:
-                add_key_note(error, path)
-                raise
-            return self
-        if isinstance(value, np.generic):
-            value = value.item()
-        elif not isinstance(value, (Tensor, *NUMBERS)):
-            value = coerce(value, torch.Size(), None, path)
-            if not isinstance(value, Tensor):
-                raise StructureError(
-                    f"cannot write {show_path(path)} at the index {index!r}: it is a tensor, the value a "
-                    f"{type(value).__name__}"
-                )
-        index = tensors_in(index)
-        changed = entry if parent._peek_child(path[-1]) is entry else entry.clone()
-        check_no_grad(changed, path)
-        try:
-            # torch casts a value that it writes through a view, but not one that it writes at an index tensor.
-            if isinstance(value, Tensor) and (
-                value.device != entry.device or (value.dtype != entry.dtype and not is_basic(index))
-            ):
-                value = value.to(entry.device, entry.dtype, non_blocking=non_blocking)
-            changed[index] = value
-        except (RuntimeError, TypeError, ValueError) as error:
-            if not is_overlap_error(error):
-                kind = LockedError if isinstance(error, LockedError) else StructureError
-                raise kind(f"cannot write {show_path(path)} at the index {index!r}: {error}") from error
-            changed[index] = value.clone()
-        if changed is not entry:
-            # An entry that the kind builds when it is read, as a lazy stack does, is written back.
-            parent._write_child(path[-1], changed)
+        write_unrecorded(self, lambda root: _write_at(root, path, value, index, non_blocking))
         return self
 
     def get_at(self, key: NestedKey, index: Any, default: Any = NOT_GIVEN) -> Any:
@@ -335,15 +299,9 @@ class UpdateMixin(EntryMixin):
         tensor([3., 3.])
         """
         path = unravel_key_to_tuple(key)
-        leaves: list[Tensor] = []
-        # An entry read from a lazy stack is a copy, so fill the entries of its members.
-        for node in list_distinct_members([get_parent(self, path)]):
-            entry = get_entry(node, path[-1:])
-            if isinstance(entry, Tensor):
-                leaves.append(entry)
-            else:
-                entry._flatten_leaves(leaves)
-        write_leaves("fill_", self, FILL, leaves, value)
+        write_unrecorded(
+            self, lambda root: write_leaves("fill_", root, FILL, _list_leaves(root, path), value)
+        )
         return self
 
     def zero_(self) -> Self:
@@ -355,8 +313,7 @@ class UpdateMixin(EntryMixin):
         >>> TensorDict({"a": torch.ones(2)}).zero_()["a"]
         tensor([0., 0.])
         """
-        leaves = self._leaves()
-        write_leaves("zero_", self, ZERO, leaves)
+        write_unrecorded(self, lambda root: write_leaves("zero_", root, ZERO, root._leaves()))
         return self
 
     def _assign(self, index: Any, value: Any, *, non_blocking: bool = False) -> None:
@@ -385,6 +342,64 @@ class UpdateMixin(EntryMixin):
         """Check ``self[index] = value`` and add its writes; ``dims``: number of batch dims of new values, if known."""
         size = self.batch_size
         IndexedWrite(writes, plan_index(index, size), size).read(self, value, dims)
+
+
+def _write_at(root: Any, path: Path, value: Any, index: Any, non_blocking: bool) -> None:
+    """Write a value into an existing entry, at an index of that entry."""
+    parent = get_parent(root, path)
+    try:
+        entry = get_entry(root, path)
+    except StructureError:
+        # The entries of the members cannot be stacked, so write to each; the index then covers batch dims only.
+        parent._assign(index, {path[-1]: value}, non_blocking=non_blocking)
+        return
+    if not isinstance(entry, Tensor):
+        try:
+            if (written := entry._index_put(index, value, non_blocking=non_blocking)) is not entry:
+                parent._set_child(path[-1], written)
+        except Exception as error:
+            add_key_note(error, path)
+            raise
+        return
+    if isinstance(value, np.generic):
+        value = value.item()
+    elif not isinstance(value, (Tensor, *NUMBERS)):
+        value = coerce(value, torch.Size(), None, path)
+        if not isinstance(value, Tensor):
+            raise StructureError(
+                f"cannot write {show_path(path)} at the index {index!r}: it is a tensor, the value a "
+                f"{type(value).__name__}"
+            )
+    index = tensors_in(index)
+    changed = entry if parent._peek_child(path[-1]) is entry else entry.clone()
+    check_no_grad(changed, path)
+    try:
+        # torch casts a value that it writes through a view, but not one that it writes at an index tensor.
+        if isinstance(value, Tensor) and (
+            value.device != entry.device or (value.dtype != entry.dtype and not is_basic(index))
+        ):
+            value = value.to(entry.device, entry.dtype, non_blocking=non_blocking)
+        changed[index] = value
+    except (RuntimeError, TypeError, ValueError) as error:
+        if not is_overlap_error(error):
+            kind = LockedError if isinstance(error, LockedError) else StructureError
+            raise kind(f"cannot write {show_path(path)} at the index {index!r}: {error}") from error
+        changed[index] = value.clone()
+    if changed is not entry:
+        # An entry that the kind builds when it is read, as a lazy stack does, is written back.
+        parent._write_child(path[-1], changed)
+
+
+def _list_leaves(root: Any, path: Path) -> list[Tensor]:
+    """Return the leaf at a key path, or the leaves below the node there. In a lazy stack, return those of the members."""
+    leaves: list[Tensor] = []
+    for node in list_distinct_members([get_parent(root, path)]):
+        entry = get_entry(node, path[-1:])
+        if isinstance(entry, Tensor):
+            leaves.append(entry)
+        else:
+            entry._flatten_leaves(leaves)
+    return leaves
 
 
 def _check_no_new_keys(root: Core, index: Any, source: Any) -> None:
