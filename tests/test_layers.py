@@ -94,6 +94,7 @@ LAYERS = [
         "_stored_blocks",
         "_stored_modes",
         "_stored_requests",
+        "_row_blocks",
         "_pickling",
         "pickles",
         "kinds",

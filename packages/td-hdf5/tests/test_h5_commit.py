@@ -5,61 +5,16 @@ from __future__ import annotations
 import errno
 import itertools
 import os
-import signal
-import time
-import traceback
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from td_core import CodecError, TensorDict, _temporary_files, append, load
+from td_core.testing import kill_after, kill_at_os_call, watch_os
 from td_hdf5 import save
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-#: The functions of ``os`` that access the file system.
-CALLS = {"open", "close", "replace", "rename", "unlink", "listdir", "fsync", "fstat", "stat", "chmod"}
-
-
-class WatchedOs:
-    """Replacement of the module ``os`` that calls a function before each file system call."""
-
-    def __init__(self, see: Callable[[str], None]) -> None:
-        self._see = see
-
-    def __getattr__(self, name: str) -> Any:
-        member = getattr(os, name)
-        if name not in CALLS:
-            return member
-
-        def call(*args: Any, **kwargs: Any) -> Any:
-            self._see(name)
-            return member(*args, **kwargs)
-
-        return call
-
-
-def run_in_child(work: Callable[[], Any]) -> int:
-    """Start ``work`` in a child process, and return its process id."""
-    pid = os.fork()
-    if pid:
-        return pid
-    try:
-        torch.set_num_threads(1)  # a forked process has none of the threads that torch started in its parent
-        work()
-    except BaseException:
-        traceback.print_exc()
-        os._exit(1)
-    os._exit(0)
-
-
-def wait_for(pid: int) -> bool:
-    """Return True if a child process ended by itself, False if it was killed."""
-    end = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    assert end in (0, -signal.SIGKILL)
-    return end == 0
 
 
 def make_collection(value: int) -> TensorDict:
@@ -93,21 +48,14 @@ def test_save_killed_at_any_call_leaves_complete_save(
     seen = set()
     for n in range(1000):
 
-        def work(n: int = n) -> None:
-            calls = itertools.count()
-
-            def see(name: str) -> None:
-                if next(calls) >= n:
-                    os.kill(os.getpid(), signal.SIGKILL)
-
-            _temporary_files.os = WatchedOs(see)  # type: ignore[assignment, attr-defined]
+        def work() -> None:
             save(make_collection(2), path, durable=True, checksums=True)
 
-        finished = wait_for(run_in_child(work))
+        killed = kill_at_os_call(work, n, _temporary_files)
         found = read_value(path)
         seen.add(found)
         assert found in (1 if over else None, 2), f"killed at call {n}"
-        if finished:
+        if not killed:
             break
         if found == 2:
             save(make_collection(1), path) if over else path.unlink()
@@ -126,10 +74,7 @@ def test_save_killed_at_50_moments_leaves_complete_save(path: Path) -> None:
             save(make_collection(value), path, compression="gzip", chunks=100)
 
     for moment in range(50):
-        pid = run_in_child(work)
-        time.sleep(0.02 + 0.001 * moment)
-        os.kill(pid, signal.SIGKILL)
-        assert not wait_for(pid)
+        assert kill_after(work, 0.02 + 0.001 * moment)
         assert read_value(path) in (1, 2), moment
     save(make_collection(3), path)
     assert [item.name for item in path.parent.iterdir()] == ["data.h5"]
@@ -148,7 +93,7 @@ def test_save_failing_call_keeps_old_save(call: str, path: Path, monkeypatch: py
                 raise OSError(errno.ENOSPC, "No space left on device")
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(_temporary_files, "os", WatchedOs(see))
+            watch_os(patch, see, _temporary_files)
             try:
                 save(make_collection(2), path, durable=True)
             except OSError as error:
@@ -179,10 +124,7 @@ def test_append_killed_leaves_file_that_loads_or_says_what_is_wrong(path: Path) 
             while True:
                 append(data[:100], path)
 
-        pid = run_in_child(work)
-        time.sleep(0.03 + 0.003 * moment)
-        os.kill(pid, signal.SIGKILL)
-        wait_for(pid)
+        kill_after(work, 0.03 + 0.003 * moment)
         try:
             found = load(path)
         except ValueError:  # FormatError: HDF5 itself cannot recover what it had not flushed

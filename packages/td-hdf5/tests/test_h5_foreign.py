@@ -177,8 +177,8 @@ LEFT_OUT: dict[str, tuple[Callable[[h5py.File], Any], str]] = {
         lambda file: file.__setitem__("x", np.array([file.ref], dtype=h5py.ref_dtype)),
         "torch has no dtype for object",
     ),
-    "lists": (
-        lambda file: file.create_dataset("x", (2,), h5py.vlen_dtype(np.int32)),
+    "lists in lists": (
+        lambda file: file.create_dataset("x", (2, 2), h5py.vlen_dtype(np.int32)),
         "torch has no dtype for object",
     ),
     "type": (lambda file: file.__setitem__("x", np.dtype("f4")), "it is a datatype"),

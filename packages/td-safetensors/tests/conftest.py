@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import itertools
 import json
-import os
-import signal
-import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 import td_core
 from td_core import TensorDict, _temporary_files
-from td_core.testing import installed
+from td_core.testing import assert_same, installed, kill_at_os_call, watch_os
 from td_safetensors import _files, _write_save, plugin
+
+#: The modules that write files.
+MODULES = (_files, _temporary_files, _write_save)
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -31,53 +29,16 @@ def registered() -> Iterator[None]:
         yield
 
 
-def assert_same(found: Any, wanted: Any, where: str = "root") -> None:
-    """Check that two collections have equal classes, keys in order, batch sizes, names, locks, dtypes and bytes."""
-    if isinstance(wanted, Tensor):
-        assert (found.dtype, found.layout, found.is_nested) == (
-            wanted.dtype,
-            wanted.layout,
-            wanted.is_nested,
-        ), where
-        if wanted.is_nested:
-            for i, (one, other) in enumerate(zip(found.unbind(), wanted.unbind(), strict=True)):
-                assert_same(one, other, f"{where}[{i}]")
-            return
-        assert found.shape == wanted.shape, where
-        one, other = (
-            x.detach().resolve_conj().resolve_neg().view(-1) if x.dim() == 0 else x.detach()
-            for x in (found, wanted)
-        )
-        assert read_bytes(found) == read_bytes(wanted), f"{where}: {one} {other}"
-        return
-    assert type(found) is type(wanted), where
-    assert (found.batch_size, list(found.names)) == (wanted.batch_size, list(wanted.names)), where
-    assert found.is_locked == wanted.is_locked, where
-    if hasattr(wanted, "tensordicts"):
-        assert found.stack_dim == wanted.stack_dim, where
-        assert len(found.tensordicts) == len(wanted.tensordicts), where
-        for i, (one, other) in enumerate(zip(found.tensordicts, wanted.tensordicts, strict=True)):
-            assert_same(one, other, f"{where}/{i}")
-        return
-    assert list(found.keys()) == list(wanted.keys()), where
-    for key in wanted.keys():
-        assert_same(found.get(key), wanted.get(key), f"{where}/{key!r}")
-
-
-def read_bytes(leaf: Tensor) -> bytes:
-    """Return the elements of a dense tensor as bytes, for dtypes that torch cannot compare."""
-    leaf = leaf.detach().cpu().resolve_conj().resolve_neg()
-    leaf = torch.view_as_real(leaf) if leaf.is_complex() else leaf
-    if leaf.dim() == 0:
-        leaf = leaf.reshape(1)
-    width = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[leaf.dtype.itemsize]
-    return leaf.view(width).contiguous().numpy().tobytes()
-
-
 @pytest.fixture
 def same() -> Callable[..., None]:
     """Return the function that asserts that two collections are equal."""
-    return assert_same
+
+    def check(found: Any, wanted: Any) -> None:
+        assert_same(found, wanted)
+        if not isinstance(wanted, torch.Tensor):
+            assert found.is_locked == wanted.is_locked
+
+    return check
 
 
 @pytest.fixture
@@ -121,82 +82,13 @@ def provide_edit_header() -> Any:
     return edit_file_header
 
 
-#: The functions of ``os`` that access the file system.
-CALLS = {
-    "open",
-    "close",
-    "pread",
-    "preadv",
-    "pwritev",
-    "replace",
-    "unlink",
-    "listdir",
-    "fsync",
-    "fstat",
-    "stat",
-    "makedirs",
-    "chmod",
-    "ftruncate",
-}
-
-
-class WatchedOs:
-    """Replacement of the module ``os`` that calls a function before each file system call."""
-
-    def __init__(self, see: Callable[[str], None]) -> None:
-        self._see = see
-
-    def __getattr__(self, name: str) -> Any:
-        member = getattr(os, name)
-        if name not in CALLS:
-            return member
-
-        def call(*args: Any, **kwargs: Any) -> Any:
-            self._see(name)
-            return member(*args, **kwargs)
-
-        return call
-
-
-def kill_at_call(n: int, work: Callable[[], Any]) -> bool:
-    """Run ``work`` in a process that is killed at file system call ``n``; return False if it ended before."""
-    pid = os.fork()
-    if pid:
-        end = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-        assert end in (0, -signal.SIGKILL)
-        return end != 0
-    try:
-        # A forked process has none of the threads that torch started in its parent.
-        torch.set_num_threads(1)
-        calls = itertools.count()
-
-        def see(name: str) -> None:
-            if next(calls) >= n:
-                os.kill(os.getpid(), signal.SIGKILL)
-
-        watch_calls(see)
-        work()
-    except BaseException:
-        traceback.print_exc()
-        os._exit(1)
-    os._exit(0)
-
-
-def watch_calls(see: Callable[[str], None], patch: pytest.MonkeyPatch | None = None) -> None:
-    """Call ``see`` before every file system call of the package."""
-    watched = WatchedOs(see)
-    for module in (_files, _temporary_files, _write_save):
-        if patch is None:
-            module.os = watched
-        else:
-            patch.setattr(module, "os", watched)
-
-
 @pytest.fixture(name="kill_at_call")
 def provide_kill_at_call() -> Any:
-    return kill_at_call
+    """Return a function that kills a save before a file-system call of the package; False if it ended before."""
+    return lambda number, work: kill_at_os_call(work, number, *MODULES)
 
 
 @pytest.fixture(name="watch_calls")
 def provide_watch_calls() -> Any:
-    return watch_calls
+    """Return a function that calls another one before each file-system call of the package."""
+    return lambda see, patch: watch_os(patch, see, *MODULES)

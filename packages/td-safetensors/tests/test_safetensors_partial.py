@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from td_core import KeyPathError, LazyStackedTensorDict, TensorDict, load
-from td_safetensors import _files, _find_save, _read_save, save
+from td_core.array_formats import map_file
+from td_safetensors import _find_save, _read_save, save
 
 
 @pytest.fixture
@@ -151,7 +152,7 @@ def test_load_auto_strategy_reads_from_network(
     save(td, path)
     mapped = []
     monkeypatch.setattr(_read_save, "is_on_network", lambda path: network)
-    monkeypatch.setattr(_find_save, "map_file", lambda fd, shared: mapped.append(fd) or _files.map_file(fd))
+    monkeypatch.setattr(_find_save, "map_file", lambda fd, shared: mapped.append(fd) or map_file(fd))
     same(load(path), td)
     assert bool(mapped) is maps
 

@@ -20,9 +20,10 @@ from td_core import (
     StoredTensor,
     TensorDict,
     UnsupportedOperationError,
+    array_formats,
     load,
 )
-from td_safetensors import _byte_ranges, _files, save
+from td_safetensors import _byte_ranges, save
 
 fsspec = pytest.importorskip("fsspec")
 
@@ -109,7 +110,7 @@ def test_load_rows_with_read_reads_few_bytes(
 
     def read_into(fd: int, tensor: Any, position: int, report: Any) -> None:
         sizes.append(len(tensor))
-        _files.read_into(fd, tensor, position, report)
+        array_formats.read_into(fd, tensor, position, report)
 
     monkeypatch.setattr(_byte_ranges, "read_into", read_into)
     result = load(path, rows=rows, strategy="read")

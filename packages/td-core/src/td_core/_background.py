@@ -5,13 +5,13 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
 from ._public_names import set_module
 
-__all__ = ["TensorDictFuture", "run_in_background"]
+__all__ = ["TensorDictFuture", "run_in_background", "run_parallel"]
 
 
 @set_module("td_core")
@@ -78,3 +78,20 @@ def _run(work: Callable[[], Any], future: Future[Any]) -> None:
         future.set_exception(error)
     else:
         future.set_result(result)
+
+
+def run_parallel(work: Sequence[Callable[[], object]], num_threads: int) -> None:
+    """Call functions, in threads if ``num_threads`` is more than one; raise the first error.
+
+    >>> found = []
+    >>> run_parallel([lambda: found.append(1), lambda: found.append(2)], num_threads=2)
+    >>> sorted(found)
+    [1, 2]
+    """
+    if num_threads <= 1 or len(work) <= 1:
+        for call in work:
+            call()
+        return
+    with ThreadPoolExecutor(num_threads, "td-core") as pool:
+        for future in [pool.submit(call) for call in work]:
+            future.result()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
@@ -11,7 +12,7 @@ import torch
 
 from ._torch_private import add_safe_name
 
-__all__ = ["lazy_names", "set_module"]
+__all__ = ["LazyFunction", "lazy_names", "set_module"]
 
 DefinedT = TypeVar("DefinedT")
 
@@ -42,6 +43,35 @@ def lazy_names(
         return value
 
     return find, lambda: sorted(homes)
+
+
+class LazyFunction:
+    """A function that is imported when it is first called, or when its signature is first read.
+
+    As an attribute of a format, it is an operation of the format whose module imports a heavy library.
+
+    >>> loads = LazyFunction("json", "json", "loads")
+    >>> loads("[1]"), list(inspect.signature(loads).parameters)[0]
+    ([1], 's')
+    """
+
+    def __init__(self, package: str, module: str, name: str) -> None:
+        self._package, self._module, self.__name__ = package, module, name
+
+    def _find(self) -> Callable[..., Any]:
+        found: Callable[..., Any] = getattr(import_module(self._module, self._package), self.__name__)
+        return found
+
+    def __call__(self, *args: object, **kwargs: object) -> Any:
+        """Import and call the function."""
+        return self._find()(*args, **kwargs)
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        return inspect.signature(self._find())
+
+    def __repr__(self) -> str:
+        return f"<lazy function {self.__name__} of {self._package}>"
 
 
 def set_module(name: str, *, in_files: bool = False) -> Callable[[DefinedT], DefinedT]:

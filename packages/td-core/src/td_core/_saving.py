@@ -10,7 +10,9 @@ from ._buffers import as_memory, is_stored
 from ._collection import Core
 from ._locations import Location, as_location, check_mode, show_location
 from ._nodes import as_named
+from ._row_blocks import find_row_blocks
 from ._serializers import SERIALIZERS, Serializer, check_options, list_options
+from .errors import BatchSizeError
 from .plugins.declarations import shows, takes
 from .plugins.memmap_methods import MemmapOptions
 from .typing import NestedKey
@@ -299,6 +301,24 @@ class SaveMixin(Core):
             f"what is saved at {show_location(path)}",
         )
         return opened
+
+    def row_blocks(self) -> list[range]:
+        """Return the rows in blocks that end where the chunks of the store end.
+
+        A sampler that shuffles the blocks, and then the rows of a few blocks together, reads each chunk once. The blocks are
+        ranges of the first batch dim. A leaf in memory, mapped or without chunks has no influence; without a leaf in chunks,
+        all rows are one block. The chunks of leaves should have the same number of rows, or multiples: a block ends where a
+        chunk of every leaf ends.
+
+        Raises:
+            BatchSizeError: the collection has no batch dim.
+
+        >>> TensorDict({"a": torch.zeros(5)}, [5]).row_blocks()
+        [range(0, 5)]
+        """
+        if not self.batch_size:
+            raise BatchSizeError("a collection without batch dims has no rows: give it a batch size first")
+        return find_row_blocks(self.batch_size[0], self._leaves())
 
     def load_(self, prefix: Location, *args: Any, format: str | None = None, **kwargs: Any) -> Self:
         """Copy the save at ``prefix`` into this collection, in place; raises as :func:`td_core.load`.

@@ -35,7 +35,7 @@ from ._nested_components import compute_seqlens, make_jagged, split_jagged
 from ._new_object import new_object
 from ._nodes import as_named, user_class
 from ._ops.batch_size import as_batch_size
-from ._public_names import lazy_names, set_module
+from ._public_names import LazyFunction, lazy_names, set_module
 from ._pytree import register as register_pytree
 from ._pytree import register_with_subclasses as register_pytree_family
 from ._settings import Switch
@@ -60,15 +60,16 @@ from .plugins.memmap_methods import Progress
 
 __all__ = [
     "LEAF_KINDS", "OVERRIDABLE", "PLAIN", "PROVIDED", "REQUIRED", "STORABLE", "UNSIGNED", "VERSION", "EntrySchema",
-    "Join", "Keeper",
+    "Join", "Keeper", "LazyFunction",
     "NewDirectory", "NewFile", "Node", "Progress", "StorageBackend", "Switch", "Wrapper", "as_batch_size", "as_buffer",
     "as_bytes", "as_device", "as_dtype", "as_memory", "as_named", "as_tensor", "check_mode", "check_names", "check_table",
     "check_unlocked", "choose_algorithm", "compute_digest", "compute_seqlens", "copy_all", "count_users", "decode_table",
-    "describe_table", "dump_table", "expand", "foreach_kernel", "is_aliasing", "is_expanded", "is_readable",
+    "dump_table", "expand", "foreach_kernel", "is_aliasing", "is_expanded", "is_readable",
     "is_same_value", "is_stored", "is_traced", "lazy_names", "load_table", "lock", "lock_directory", "looks",
     "make_checksum", "make_header", "make_jagged", "make_nested_view", "make_reporter", "new_object", "parse_json",
     "plain_results", "plan_index", "pytree", "read_header", "read_header_field", "read_unreplaced", "register_pytree",
-    "register_pytree_family", "remove_stale", "resize_names", "run_command", "run_in_background", "select_keys",
+    "register_pytree_family", "remove_stale", "resize_names", "run_command", "run_in_background", "run_parallel",
+    "select_keys",
     "set_module", "show_path", "show_size", "split_jagged", "stack_plan", "suggest_keys", "sync_directory", "user_class",
     "visit", "wait_for", "walk", "without_torch_function",
 ]  # fmt: skip
@@ -150,6 +151,7 @@ OVERRIDABLE = {
 # For authors of formats. Imported at first use, since programs that do not save need none of it.
 if TYPE_CHECKING:
     from ._background import run_in_background as run_in_background
+    from ._background import run_parallel as run_parallel
     from ._checksums import as_buffer as as_buffer
     from ._checksums import choose_algorithm as choose_algorithm
     from ._checksums import compute_digest as compute_digest
@@ -157,7 +159,6 @@ if TYPE_CHECKING:
     from ._command_line import run_command as run_command
     from ._encoded_tables import check_table as check_table
     from ._encoded_tables import decode_table as decode_table
-    from ._encoded_tables import describe_table as describe_table
     from ._encoded_tables import dump_table as dump_table
     from ._encoded_tables import load_table as load_table
     from ._encoded_tables import select_keys as select_keys
@@ -173,12 +174,12 @@ else:
     __getattr__ = lazy_names(
         __name__,
         {
-            "td_core._background": ["run_in_background"],
+            "td_core._background": ["run_in_background", "run_parallel"],
             "td_core._command_line": ["run_command"],
             "td_core._inspection": ["show_size"],
             "td_core._checksums": ["as_buffer", "choose_algorithm", "compute_digest", "make_checksum"],
             "td_core._encoded_tables": [
-                "check_table", "decode_table", "describe_table", "dump_table", "load_table", "select_keys",
+                "check_table", "decode_table", "dump_table", "load_table", "select_keys",
             ],
             "td_core._progress": ["make_reporter"],
             "td_core._temporary_files": [

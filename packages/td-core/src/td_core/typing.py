@@ -92,7 +92,8 @@ class Source(Protocol):
     ``read_many(requests)`` is optional. It takes a list of pairs ``(source, index)`` with sources of this class, and returns
     the list of what ``source.read(index)`` returns: one call for all leaves of a collection. The method ``map()`` is optional,
     too: it returns the array as a contiguous CPU tensor on the memory of the store, in which positions are looked up directly,
-    or None for an array that cannot be mapped.
+    or None for an array that cannot be mapped. So is the attribute ``chunks``: the shape of the parts that are read as a
+    whole, for ``row_blocks()``, or None.
 
     >>> import torch
     >>> from td_core import StoredTensor, TensorDict

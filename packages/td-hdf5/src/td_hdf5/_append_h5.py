@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import contextlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,14 +14,14 @@ from td_core.errors import KeyMismatchError, StructureError, UnsupportedOperatio
 from td_core.spi import show_path
 
 from ._datasets import NATIVE, find_array, read_header, write_header, write_part
-from ._h5_files import StoreFile
+from ._h5_files import Location, StoreFile, find_filename
 from ._read_h5 import Save, load, open_save
 from ._write_h5 import save
 
 __all__ = ["append"]
 
 
-def append(rows: Any, path: str | os.PathLike[str]) -> None:
+def append(rows: Any, path: Location) -> None:
     """Add rows along the first batch dim of a save.
 
     Datasets with chunks grow in place; the header follows when the rows are written, so that a process that is killed before
@@ -29,7 +29,7 @@ def append(rows: Any, path: str | os.PathLike[str]) -> None:
 
     Args:
         rows: a collection with the keys, dtypes and shapes of the save, except for the first batch dim.
-        path: the file.
+        path: the file, or an open ``h5py.File`` or ``h5py.Group``.
 
     Raises:
         StructureError: the rows do not have the structure of the save; it does not change.
@@ -42,20 +42,22 @@ def append(rows: Any, path: str | os.PathLike[str]) -> None:
     >>> load("data.h5")["a"]
     tensor([0, 1, 2, 1, 2])
     """
-    place = os.fspath(path)
-    like = load(place, device="meta")
-    with open_save(place) as found:
+    place = find_filename(path)
+    like = load(path, device="meta")
+    with open_save(path) as found:
         if found.hashes is not None:
             raise UnsupportedOperationError(
                 f"{place} has checksums, which new rows would contradict: save it without"
             )
         _check_structure(like, rows, place)
-        leaves = _list_growing(found, rows) if not found.is_foreign else None
+        home = path.id if isinstance(path, h5py.Group) else found.file
+        has_header = not found.is_foreign and read_header(home, place) is not None
+        leaves = _list_growing(found, rows) if has_header else None
         options = {} if leaves else _read_options(found)
     if leaves is not None:
-        _grow(place, leaves, rows.batch_size[0])
+        _grow(path, leaves, rows.batch_size[0])
     else:
-        save(torch.cat([load(place), rows]), place, **options)
+        save(torch.cat([load(path), rows]), path, **options)
 
 
 def _check_structure(like: Any, rows: Any, path: str) -> None:
@@ -124,8 +126,13 @@ def _read_options(found: Save) -> dict[str, Any]:
     return {"chunks": True}
 
 
-def _grow(path: str, leaves: list[tuple[str, Any]], count: int) -> None:
-    with StoreFile.at(path).use(write=True) as file:
+def _grow(location: Location, leaves: list[tuple[str, Any]], count: int) -> None:
+    path = find_filename(location)
+    if isinstance(location, h5py.Group):
+        opened: Any = contextlib.nullcontext(location.id)
+    else:
+        opened = StoreFile.at(path).use(write=True)
+    with opened as file:
         header = read_header(file, path)
         for name, leaf in leaves:
             dataset, _ = find_array(file, name, path)
@@ -135,7 +142,7 @@ def _grow(path: str, leaves: list[tuple[str, Any]], count: int) -> None:
             if value.numel():
                 write_part(dataset, value, (slice(start, start + count, 1), *(slice(0, n, 1) for n in rest)))
             header["arrays"][name][1][0] = start + count
-        h5py.h5f.flush(file)
+        h5py.h5f.flush(h5py.h5i.get_file_id(file))
         for size in _list_sizes(header):
             size[0] += count
         write_header(file, header)

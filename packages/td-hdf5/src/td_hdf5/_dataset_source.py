@@ -10,7 +10,7 @@ import h5py
 import torch
 from torch import Tensor
 
-from td_core.array_formats import as_storable, get_stored
+from td_core.array_formats import as_storable, get_stored, view_mapped
 from td_core.errors import FormatError
 from td_core.typing import SourceIndex
 
@@ -20,7 +20,6 @@ from ._datasets import (
     can_hold,
     find_array,
     locate,
-    map_array,
     read_part,
     read_positions,
     write_part,
@@ -66,6 +65,13 @@ class DatasetSource:
 
     def __reduce__(self) -> Any:
         return DatasetSource, (self.file.path, self.file.identity, self.name, tuple(self.shape), self.dtype)
+
+    @property
+    def chunks(self) -> tuple[int, ...] | None:
+        """Shape of the chunks in the dims of the leaf, or None for a dataset without."""
+        with self.file.use() as file, convert_errors(repr(self)):
+            found = _get_chunk(self._find(file))
+        return None if found is None else found[: len(self.shape)]
 
     def read(self, index: SourceIndex) -> Tensor:
         """Return a copy of a part of the leaf."""
@@ -117,7 +123,9 @@ class DatasetSource:
             return None
         if shared not in self._mapped:
             storage = self.file.map(self._offset + self._stored.nbytes, shared=shared)
-            self._mapped[shared] = as_signed(map_array(storage, self._stored, self._offset))
+            self._mapped[shared] = as_signed(
+                view_mapped(storage, self._stored.dtype, self._stored.shape, self._offset)
+            )
         return self._mapped[shared]
 
     def _find(self, file: Any) -> Any:

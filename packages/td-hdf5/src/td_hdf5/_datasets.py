@@ -23,7 +23,7 @@ from ._h5_files import H5_ERRORS, convert_errors, show_error
 
 __all__ = [
     "NATIVE", "Array", "can_hold", "choose_chunks", "count_links", "create_dataset", "create_file", "create_group", "describe",
-    "describe_storage", "escape_key", "find_array", "iter_parts", "locate", "map_array", "read_header", "read_part",
+    "describe_storage", "escape_key", "find_array", "iter_parts", "locate", "read_header", "read_part",
     "read_positions", "read_whole", "write_header", "write_part", "write_text",
 ]  # fmt: skip
 
@@ -285,23 +285,15 @@ def describe_storage(dataset: Any) -> str:
     )
 
 
-def map_array(storage: torch.UntypedStorage, array: Array, begin: int) -> Tensor:
-    """Return the tensor at a position of a mapped file; a copy if its elements are not aligned there."""
-    part = storage[begin : begin + array.nbytes]
-    if begin % array.dtype.itemsize:
-        part = part.clone()
-    return torch.empty(0, dtype=array.dtype).set_(part, 0, array.shape)  # type: ignore[call-overload, no-any-return]
-
-
 def count_links(file: Any, name: str) -> int:
     """Return the number of links in a group."""
-    return int(h5py.h5g.open(file, name.encode() or b"/").get_num_objs())
+    return int(h5py.h5g.open(file, name.encode() or b".").get_num_objs())
 
 
 def write_header(file: Any, header: Mapping[str, Any]) -> None:
-    """Write a header into the attributes of the root, in the place of the header that it has."""
+    """Write a header into the attributes of a file or group, in the place of the header that it has."""
     text = json.dumps(header, separators=(",", ":")).encode()
-    root = h5py.h5g.open(file, b"/")
+    root = h5py.h5g.open(file, b".")
     pieces = [text[i : i + _PIECE] for i in range(0, len(text), _PIECE)]
     _write_text(root, b"td.crc", b"%08x" % zlib.crc32(text))
     for number, piece in enumerate(pieces):
@@ -326,13 +318,13 @@ def _write_text(owner: Any, name: bytes, text: bytes) -> None:
 
 
 def read_header(file: Any, path: str) -> Any:
-    """Return the header in the attributes of the root, or None if there is none.
+    """Return the header in the attributes of a file or group, or None if there is none.
 
     Raises:
         FormatError: the header is damaged.
     """
     try:
-        root = h5py.h5g.open(file, b"/")
+        root = h5py.h5g.open(file, b".")
         if not h5py.h5a.exists(root, b"td.0"):
             return None
         pieces: list[bytes] = []

@@ -57,7 +57,7 @@ def read_foreign(file: Any, path: str, *, strict: bool | None, stacks: bool = Tr
     """Read what describes the groups and datasets of an open file.
 
     Args:
-        file: the ``FileID``.
+        file: the ``FileID``, or the ``GroupID`` of a group.
         path: path of the file, for messages.
         strict: True raises an error for what a collection cannot have, such as a dangling link; None leaves it out with a
             warning, False without.
@@ -107,7 +107,7 @@ class _Reader:
 
     def read_group(self, file: Any) -> None:
         """Read the groups of a file, parents first."""
-        root = h5py.Group(h5py.h5g.open(file, b"/"))
+        root = h5py.Group(h5py.h5g.open(file, b"."))
         todo: list[tuple[h5py.Group, str, int, frozenset[Any]]] = [
             (root, "", self.add_row(-1, None, ""), frozenset([_get_address(root)]))
         ]
@@ -154,6 +154,8 @@ class _Reader:
             self._leave_out(name, "it has no elements and no shape")
         elif h5py.check_string_dtype(dtype) is not None or _is_opaque(dtype):
             self._add_text(position, key, dataset)
+        elif _is_ragged(dataset):
+            self._add_ragged(position, key, name, dataset)
         elif dtype.names is not None:
             self._add_fields(position, key, name, dataset)
         elif dtype.subdtype is not None or dtype.newbyteorder("=") not in set(NATIVE.values()):
@@ -168,6 +170,23 @@ class _Reader:
         if isinstance(leaf, str) and f"torch.{leaf}" in STORABLE:
             place = {"tensor": name, "dtype": f"torch.{leaf}"}
         self.add_leaf(position, key, name, array, place)
+
+    def _add_ragged(self, position: int, key: str, name: str, dataset: h5py.Dataset) -> None:
+        """Add a dataset of vectors of different lengths as a jagged tensor, whose elements are read now."""
+        rows = dataset[()]
+        values = np.concatenate(rows) if len(rows) else np.zeros(0, h5py.check_vlen_dtype(dataset.dtype))
+        values = values.astype(values.dtype.newbyteorder("="), copy=False)
+        offsets = np.cumsum([0, *map(len, rows)])
+        parts = {"values": torch.from_numpy(values), "offsets": torch.from_numpy(offsets)}
+        names = {part: f"{name}#{part}" for part in parts}
+        for part, array in parts.items():
+            self.result.loaded[names[part]] = array
+            self.result.arrays[names[part]] = Array(array.dtype, tuple(array.shape))
+        leaves: list[Any] = self.result.table.leaves
+        self.result.table.nodes[position]["entries"].append([key, [len(leaves)]])
+        leaves.append({"jagged": names, "dim": 1})
+        self.shapes[position].append(dataset.shape)
+        self.result.others.append(name)
 
     def _add_text(self, position: int, key: str, dataset: h5py.Dataset) -> None:
         self.result.others.append(self.name)
@@ -233,6 +252,12 @@ def _find_common(one: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, ...
             break
         count += 1
     return one[:count]
+
+
+def _is_ragged(dataset: h5py.Dataset) -> bool:
+    """Return True for a vector of vectors of numbers, each of its own length."""
+    base = h5py.check_vlen_dtype(dataset.dtype)
+    return base is not None and len(dataset.shape) == 1 and base.newbyteorder("=") in set(NATIVE.values())
 
 
 def _is_opaque(dtype: np.dtype[Any]) -> bool:

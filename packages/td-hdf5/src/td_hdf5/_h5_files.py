@@ -8,7 +8,6 @@ each write is flushed before the lock is released. Between two operations the fi
 from __future__ import annotations
 
 import contextlib
-import mmap
 import os
 import threading
 import time
@@ -24,15 +23,19 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
+from td_core.array_formats import map_file
 from td_core.errors import FormatError, TensorDictError
 
 __all__ = [
     "H5_ERRORS",
+    "Location",
     "StoreFile",
     "close_file",
     "convert_errors",
+    "find_filename",
+    "has_path",
+    "is_mappable",
     "make_access",
-    "map_file",
     "open_path",
     "show_error",
 ]
@@ -50,6 +53,20 @@ H5_ERRORS = (
     OverflowError,
     MemoryError,
 )
+
+
+#: A path, or an open file or group of h5py.
+Location = str | os.PathLike[str] | h5py.Group
+
+
+def find_filename(location: Location) -> str:
+    """Return the path of the file of a location."""
+    return os.fspath(location.file.filename if isinstance(location, h5py.Group) else location)
+
+
+def has_path(location: Location) -> bool:
+    """Return True if the file of a location can be opened by its path: it is not one in memory."""
+    return not isinstance(location, h5py.Group) or is_mappable(h5py.h5i.get_file_id(location.id))
 
 
 def show_error(error: BaseException) -> str:
@@ -126,6 +143,11 @@ def close_file(file: Any) -> None:
     file.close()
 
 
+def is_mappable(file: Any) -> bool:
+    """Return True if an open file is one in the file system, whose bytes are where HDF5 says."""
+    return bool(file.get_access_plist().get_driver() == h5py.h5fd.SEC2)
+
+
 @contextlib.contextmanager
 def open_path(path: str) -> Iterator[Any]:
     """Open an HDF5 file for reading during a block."""
@@ -134,12 +156,6 @@ def open_path(path: str) -> Iterator[Any]:
         yield file
     finally:
         close_file(file)
-
-
-def map_file(fd: int, *, shared: bool = False) -> torch.UntypedStorage:
-    """Map an open file: writes of a private mapping stay in memory, those of a shared one reach the file."""
-    access = mmap.ACCESS_WRITE if shared else mmap.ACCESS_COPY
-    return torch.frombuffer(mmap.mmap(fd, 0, access=access), dtype=torch.uint8).untyped_storage()
 
 
 class StoreFile:

@@ -5,18 +5,28 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import h5py
 import torch
 from torch import Tensor
 
 from td_core import Encoded, NestedKey, StoredTensor
-from td_core.array_formats import Place, build_collection, get_stored, list_names
+from td_core.array_formats import (
+    Place,
+    build_collection,
+    check_dense,
+    get_stored,
+    is_nested,
+    list_names,
+    map_file,
+    read_into,
+    view_mapped,
+)
 from td_core.errors import FormatError, UnsupportedOperationError
-from td_core.spi import as_buffer, make_reporter, select_keys, show_path
+from td_core.spi import Progress, check_mode, make_reporter, run_parallel, select_keys
 
 from ._dataset_source import DatasetSource
 from ._datasets import (
@@ -26,18 +36,36 @@ from ._datasets import (
     count_links,
     find_array,
     locate,
-    map_array,
     read_header,
     read_part,
     read_whole,
 )
 from ._foreign_h5 import read_foreign
-from ._h5_files import H5_ERRORS, StoreFile, convert_errors, map_file, open_path, show_error
+from ._h5_files import (
+    H5_ERRORS,
+    Location,
+    StoreFile,
+    convert_errors,
+    find_filename,
+    has_path,
+    is_mappable,
+    open_path,
+    show_error,
+)
 from ._h5_layout import read_arrays
+from ._live_header import build_rows, make_table
+from ._write_h5 import create_new
 
-__all__ = ["Save", "check_writable", "load", "open_collection", "open_save", "open_table", "read_arrays_of"]
-
-Progress = bool | Callable[[int, int], Any]
+__all__ = [
+    "Save",
+    "check_writable",
+    "create",
+    "load",
+    "open_collection",
+    "open_save",
+    "open_table",
+    "read_arrays_of",
+]
 
 
 @dataclass(slots=True)
@@ -46,7 +74,7 @@ class Save:
 
     Attributes:
         path: path of the file.
-        file: the ``FileID``.
+        file: the ``FileID``, or the ``GroupID`` of a group of it.
         table: the encoded collection, with places as leaves.
         arrays: dtype and shape of the datasets.
         hashes: algorithm and digest of each dataset; None if the file has none.
@@ -54,6 +82,7 @@ class Save:
         groups: the group of each node; None for a node without one.
         others: names of links that belong to no leaf.
         loaded: arrays in memory, by names that the file does not have.
+        prefix: what precedes the names of the datasets of a group in the file.
     """
 
     path: str
@@ -65,21 +94,43 @@ class Save:
     groups: list[str | None] = field(default_factory=list)
     others: list[str] = field(default_factory=list)
     loaded: dict[str, Tensor] = field(default_factory=dict)
+    prefix: str = ""
 
 
 @contextlib.contextmanager
-def open_save(
-    path: str | os.PathLike[str], *, strict: bool | None = None, stacks: bool = True
-) -> Iterator[Save]:
+def open_save(path: Location, *, strict: bool | None = None, stacks: bool = True) -> Iterator[Save]:
     """Open a file during a block, and read its header. The arguments are those of :func:`read_foreign`.
+
+    A group of a file that the caller has opened has a header of its own, or is a node of the save in the file.
 
     Raises:
         FileNotFoundError: there is no file.
         FormatError: the file is damaged, or its header does not describe its datasets.
     """
+    if isinstance(path, h5py.Group):
+        yield _describe_group(path, strict, stacks)
+        return
     place = os.fspath(path)
     with open_path(place) as file:
         yield describe_file(file, place, strict=strict, stacks=stacks)
+
+
+def _describe_group(group: h5py.Group, strict: bool | None, stacks: bool) -> Save:
+    file, path, name = h5py.h5i.get_file_id(group.id), find_filename(group), group.name.strip("/")
+    if group.file.mode != "r":
+        h5py.h5f.flush(file)  # contiguous datasets are read without HDF5
+    if read_header(group.id, path) is None and read_header(file, path) is not None:
+        whole = describe_file(file, path, strict=strict, stacks=stacks)
+        root = build_rows(whole.table, whole.groups)
+        row = next((row for row in root.iter_rows() if row.group == name), None)
+        if row is not None:
+            table = make_table(row)
+            names = {name for place in table.leaves for name in list_names(place)}
+            arrays = {name: array for name, array in whole.arrays.items() if name in names}
+            return Save(path, file, table, arrays, None, whole.is_foreign, loaded=whole.loaded)
+    found = describe_file(group.id, path, strict=strict, stacks=stacks)
+    found.prefix = f"{name}/" if name else ""
+    return found
 
 
 def describe_file(file: Any, path: str, *, strict: bool | None = None, stacks: bool = True) -> Save:
@@ -121,7 +172,7 @@ def _find_difference(file: Any, header: Any, arrays: dict[str, Array]) -> str | 
 
 
 def load(
-    path: str | os.PathLike[str],
+    path: Location,
     *,
     device: Any = None,
     keys: Iterable[NestedKey] | NestedKey | None = None,
@@ -136,7 +187,7 @@ def load(
     Files of tensordict and of other programs load too: groups are nested collections, datasets are leaves, and text is a value.
 
     Args:
-        path: the file.
+        path: the file, or an open ``h5py.File`` or ``h5py.Group``.
         device: device of the leaves; ``"meta"`` reads no leaf.
         keys: keys or key paths to load, with all that is below them. Nothing else is read.
         rows: index of the first batch dim: an int, a slice or positions. Other rows are not read.
@@ -162,7 +213,7 @@ def load(
         raise ValueError(f"strategy is 'auto', 'mmap' or 'read'; got {strategy!r}")
     target = None if device is None else torch.device(device)
     is_meta = target is not None and target.type == "meta"
-    if rows is not None and not is_meta:
+    if rows is not None and not is_meta and has_path(path):
         return _load_rows(path, rows, keys, target, strict)
     with open_save(path, strict=strict) as save:
         table = select_keys(save.table, keys, save.path)
@@ -192,8 +243,10 @@ def read_arrays_of(
     """Return the datasets of some names: contiguous ones mapped, or read in threads; others read by HDF5."""
     result: dict[str, Tensor] = {}
     work: list[Callable[[], None]] = []
-    fd, size = save.file.get_vfd_handle(), save.file.get_filesize()
-    mapped = map_file(fd) if maps else None
+    file = h5py.h5i.get_file_id(save.file)
+    fd = file.get_vfd_handle() if is_mappable(file) else -1
+    size = file.get_filesize() if fd >= 0 else 0
+    mapped = map_file(fd) if maps and size else None
     for name in names:
         if name in save.loaded:
             result[name] = save.loaded[name]
@@ -210,7 +263,7 @@ def read_arrays_of(
                     f"its header has {wanted.dtype} and {list(wanted.shape)}"
                 )
             elif offset is not None and mapped is not None:
-                result[name] = map_array(mapped, found, offset)
+                result[name] = view_mapped(mapped, found.dtype, found.shape, offset)
             else:
                 target = result[name] = torch.empty(found.shape, dtype=found.dtype)
                 if offset is not None:
@@ -218,34 +271,19 @@ def read_arrays_of(
                     continue
                 read_whole(dataset, target)
             report(found.nbytes)
-    _run(work, num_threads)
+    run_parallel(work, num_threads)
     return result
 
 
 def _read_bytes(fd: int, target: Tensor, position: int, report: Callable[[int], None], name: str) -> None:
-    view: Any = memoryview(as_buffer(target))
-    while len(view):
-        count = os.preadv(fd, [view[: 1 << 24]], position)
-        if not count:
-            raise FormatError(
-                f"the dataset {name!r} ends at byte {position} of the file; {len(view)} more bytes were expected"
-            )
-        view, position = view[count:], position + count
-        report(count)
-
-
-def _run(work: list[Callable[[], None]], num_threads: int) -> None:
-    if num_threads <= 1 or len(work) <= 1:
-        for call in work:
-            call()
-        return
-    with ThreadPoolExecutor(num_threads, "td-hdf5") as pool:
-        for future in [pool.submit(call) for call in work]:
-            future.result()
+    try:
+        read_into(fd, target, position, report)
+    except FormatError as error:
+        raise FormatError(f"the dataset {name!r}: {error}") from error
 
 
 def open_collection(
-    path: str | os.PathLike[str],
+    path: Location,
     *,
     mode: str = "r",
     keys: Iterable[NestedKey] | NestedKey | None = None,
@@ -257,7 +295,7 @@ def open_collection(
     read. A pickle of an opened collection, as one that a DataLoader sends to a worker, has the names of the datasets.
 
     Args:
-        path: the file.
+        path: the file, or an open ``h5py.File`` or ``h5py.Group``, whose file is opened again.
         mode: ``"r"`` refuses writes, ``"r+"`` writes into the file, ``"c"`` keeps writes in the memory of this process.
             Except with ``"c"``, the collection is locked: see :class:`td_hdf5.PersistentTensorDict` to add and remove keys.
         keys: keys or key paths to open, with all that is below them.
@@ -273,12 +311,41 @@ def open_collection(
     >>> open_collection("data.h5")[[7, 5]]["a"]
     tensor([7, 5])
     """
+    check_mode(mode)
     with open_save(path, strict=strict) as save:
         table = select_keys(save.table, keys, save.path)
         if mode == "r+":
             check_writable(save, table)
         result = open_table(save, table, mode, strict=strict)
     return result if mode == "c" else result.lock_()
+
+
+def create(
+    like: Any,
+    path: Location,
+    *,
+    chunks: int | tuple[int, ...] | bool | None = None,
+    compression: str | int | None = None,
+    compression_opts: Any = None,
+    shuffle: bool | None = None,
+    fletcher32: bool | None = None,
+) -> Any:
+    """Write a file of zeros with the structure, shapes and dtypes of a collection, and open it for writing.
+
+    The options are those of :func:`td_hdf5.save`.
+
+    Raises:
+        FileExistsError: something is at ``path``.
+    """
+    options = {
+        "chunks": chunks,
+        "compression": compression,
+        "compression_opts": compression_opts,
+        "shuffle": shuffle,
+        "fletcher32": fletcher32,
+    }
+    create_new(like, path, options)
+    return open_collection(path, mode="r+")
 
 
 def check_writable(save: Save, table: Encoded) -> None:
@@ -289,11 +356,7 @@ def check_writable(save: Save, table: Encoded) -> None:
         raise UnsupportedOperationError(
             f"{save.path} has checksums, which writes in place would contradict: save it without, or open it with mode='c'"
         )
-    for place, path in zip(table.leaves, table.leaf_paths(members=False), strict=True):
-        if _is_nested(place):
-            raise UnsupportedOperationError(
-                f"{save.path}: {show_path(path)} is a nested tensor, which cannot be written in place: leave it out with keys="
-            )
+    check_dense(table, save.path)
 
 
 def open_table(
@@ -304,8 +367,12 @@ def open_table(
     Raises:
         FormatError: the table does not describe a collection, or contradicts the datasets.
     """
+    if not os.path.exists(save.path):
+        raise UnsupportedOperationError(
+            f"{save.path} is not a file in the file system: only load() can read it"
+        )
     path, identity = os.path.abspath(save.path), StoreFile.at(save.path).identity
-    nested = [name for place in table.leaves if _is_nested(place) for name in list_names(place)]
+    nested = [name for place in table.leaves if is_nested(place) for name in list_names(place)]
     memory = (
         {**save.loaded, **read_arrays_of(save, nested, False, 0, lambda count: None)}
         if nested
@@ -320,7 +387,8 @@ def open_table(
         stored = save.arrays[name].shape
         # Some dtypes are stored as pairs, which are one more dim.
         shape = stored[: len(stored) - len(get_stored(dtype, (), NATIVE)[1])]
-        return StoredTensor(DatasetSource(path, identity, name, shape, dtype), device, mode)
+        source = DatasetSource(path, identity, save.prefix + name, shape, dtype)
+        return StoredTensor(source, device, mode)
 
     def open_leaf(place: Place, leaf: Tensor) -> Tensor:
         if not leaf.is_meta:
@@ -334,7 +402,3 @@ def open_table(
         return opened.expand(leaf.shape) if "expand" in place else opened
 
     return build_collection(table, save.path, read, device, wrap=open_leaf, strict=strict is not False)
-
-
-def _is_nested(place: Place) -> bool:
-    return isinstance(place, dict) and not {"jagged", "nested"}.isdisjoint(place)

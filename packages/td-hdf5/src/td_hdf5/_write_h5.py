@@ -12,8 +12,10 @@ from torch import Tensor
 
 from td_core import StoredTensor
 from td_core.array_formats import PlannedArray, as_storable
+from td_core.errors import LockedError
 from td_core.spi import (
     NewFile,
+    Progress,
     as_buffer,
     choose_algorithm,
     make_checksum,
@@ -29,23 +31,23 @@ from ._datasets import (
     create_file,
     create_group,
     iter_parts,
+    read_header,
     write_header,
     write_part,
     write_text,
 )
-from ._h5_files import H5_ERRORS, close_file, make_access, show_error
+from ._h5_files import H5_ERRORS, Location, close_file, find_filename, make_access, show_error
 from ._h5_layout import Layout, make_layout
 
 __all__ = ["create_new", "save", "write_arrays"]
 
-Progress = bool | Callable[[int, int], Any]
 #: A leaf in a store is read and written in parts of this many bytes.
 _PART = 1 << 23
 
 
 def save(
     data: Any,
-    path: str | os.PathLike[str],
+    path: Location,
     *,
     chunks: int | tuple[int, ...] | bool | None = None,
     compression: str | int | None = None,
@@ -59,11 +61,12 @@ def save(
 ) -> Any:
     """Save a collection as an HDF5 file.
 
-    The file has its complete content under its name, or the old file remains, whenever the process is killed.
+    The file has its complete content under its name, or the old file remains, whenever the process is killed. A group of an open
+    file is written in place.
 
     Args:
         data: the collection.
-        path: the file to write.
+        path: the file to write, or a group of an ``h5py.File`` that is open for writing: an empty one, or that of another save.
         chunks: sizes of the first dims of chunks, which have whole rows in the other dims; True for chunks of about 1 MB. None
             stores contiguous datasets, which can be mapped, unless there is another option that needs chunks.
         compression: ``"gzip"``, ``"lzf"``, ``"szip"`` or the number of a filter, as for ``h5py.Group.create_dataset``.
@@ -82,13 +85,18 @@ def save(
     Raises:
         CodecError: a value or leaf cannot be stored; nothing is written.
         IsADirectoryError: ``path`` is a directory.
+        FileExistsError: ``path`` is a group with entries that td has not written.
 
     >>> td = TensorDict({"a": torch.zeros(2), "n": {"b": torch.ones(3)}})
     >>> save(td, "data.h5") is td
     True
     """
-    place = os.fspath(path)
-    if os.path.isdir(place):
+    place = find_filename(path)
+    if isinstance(path, h5py.Group):
+        check_replaceable(path)
+        if any(isinstance(leaf, StoredTensor) for leaf in data._leaves()):
+            data = data.clone()  # it can be the save that is replaced
+    elif os.path.isdir(place):
         raise IsADirectoryError(f"cannot save to {place!r}, which is a directory: pass the path of a file")
     options = {
         "chunks": chunks,
@@ -101,6 +109,9 @@ def save(
     report = make_reporter(progress, sum(array.nbytes for array in layout.plan.arrays.values()), "save")
 
     def write() -> None:
+        if isinstance(path, h5py.Group):
+            _write_group(layout, path, options, checksums=checksums, report=report)
+            return
         _write_new(layout, place, options, checksums=checksums, durable=durable, report=report)
 
     if not return_early:
@@ -109,16 +120,49 @@ def save(
     return run_in_background(write, "td-hdf5-save", data)
 
 
-def create_new(data: Any, path: str | os.PathLike[str], options: Mapping[str, Any]) -> None:
+def create_new(data: Any, path: Location, options: Mapping[str, Any]) -> None:
     """Write a file of zeros with the structure, shapes and dtypes of a collection, without reading its leaves.
 
     Raises:
         FileExistsError: something is at ``path``.
     """
+    layout = make_layout(data, blank=True)
+    if isinstance(path, h5py.Group):
+        if len(path):
+            raise FileExistsError(
+                f"cannot create a save in {path.name!r} of {path.file.filename}: it has entries"
+            )
+        _write_group(layout, path, options, blank=True)
+        return
     place = os.fspath(path)
     if os.path.lexists(place):
         raise FileExistsError(f"cannot create {place!r}: it exists")
-    _write_new(make_layout(data, blank=True), place, options, blank=True)
+    _write_new(layout, place, options, blank=True)
+
+
+def check_replaceable(group: h5py.Group) -> None:
+    """Raise an error for a group that is opened for reading, or has entries of another program."""
+    where = f"{group.name!r} of {group.file.filename}"
+    if group.file.mode == "r":
+        raise LockedError(f"cannot write to {where}: open the file with mode='r+'")
+    if len(group) and read_header(group.id, group.file.filename) is None:
+        raise FileExistsError(f"cannot save to {where}: it has entries that td has not written; remove them")
+
+
+def _write_group(
+    layout: Layout,
+    group: h5py.Group,
+    options: Mapping[str, Any],
+    *,
+    checksums: bool = False,
+    blank: bool = False,
+    report: Callable[[int], None] = lambda count: None,
+) -> None:
+    for name in list(group):
+        del group[name]
+    digests = write_arrays(group.id, layout, options, checksums=checksums, blank=blank, report=report)
+    write_header(group.id, layout.make_header(digests))
+    group.file.flush()
 
 
 def _write_new(
@@ -160,7 +204,7 @@ def write_arrays(
     """
     algorithm = choose_algorithm()
     digests: dict[str, str] = {}
-    groups: dict[str, Any] = {above: h5py.h5g.open(file, above.encode() or b"/")}
+    groups: dict[str, Any] = {above: h5py.h5g.open(file, above.encode() or b".")}
     if not above:
         write_facts(groups[""], layout, 0)
     for name, position in layout.list_links():

@@ -5,12 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from td_core import Serializer, hookimpl, make_classmethod
-
-if TYPE_CHECKING:
-    from td_core import Report, Tree
+from td_core.spi import LazyFunction
 
 #: The signature of HDF5, at byte 0, 512, 1024, 2048 and so on.
 _SIGNATURE = b"\x89HDF\r\n\x1a\n"
@@ -25,120 +23,24 @@ class Hdf5Format(Serializer):
 
     name = "hdf5"
     suffixes = (".h5", ".hdf5")
+    locations = ("h5py.Group",)
     reads_stored_tensors = True
 
-    def save(
-        self,
-        data: Any,
-        location: Any,
-        *,
-        chunks: int | tuple[int, ...] | bool | None = None,
-        compression: str | int | None = None,
-        compression_opts: Any = None,
-        shuffle: bool | None = None,
-        fletcher32: bool | None = None,
-        checksums: bool = False,
-        durable: bool = False,
-        return_early: bool = False,
-        progress: Any = False,
-    ) -> Any:
-        """Write ``data`` to ``location``; see :func:`td_hdf5.save`."""
-        from ._write_h5 import save
-
-        return save(
-            data,
-            location,
-            chunks=chunks,
-            compression=compression,
-            compression_opts=compression_opts,
-            shuffle=shuffle,
-            fletcher32=fletcher32,
-            checksums=checksums,
-            durable=durable,
-            return_early=return_early,
-            progress=progress,
-        )
-
-    def load(
-        self,
-        location: Any,
-        *,
-        device: Any = None,
-        keys: Any = None,
-        rows: Any = None,
-        strategy: str = "auto",
-        strict: bool | None = None,
-        num_threads: int = 0,
-        progress: Any = False,
-    ) -> Any:
-        """Load the collection at ``location``; see :func:`td_hdf5.load`."""
-        from ._read_h5 import load
-
-        return load(
-            location,
-            device=device,
-            keys=keys,
-            rows=rows,
-            strategy=strategy,
-            strict=strict,
-            num_threads=num_threads,
-            progress=progress,
-        )
-
-    def open(self, location: Any, *, mode: str = "r", keys: Any = None, strict: bool | None = None) -> Any:  # type: ignore[override]
-        """Open the save at ``location``, without reading its leaves; see :func:`td_hdf5.open`."""
-        from ._read_h5 import open_collection
-
-        return open_collection(location, mode=mode, keys=keys, strict=strict)
-
-    def create(  # type: ignore[override]
-        self,
-        like: Any,
-        location: Any,
-        *,
-        chunks: int | tuple[int, ...] | bool | None = None,
-        compression: str | int | None = None,
-        compression_opts: Any = None,
-        shuffle: bool | None = None,
-        fletcher32: bool | None = None,
-    ) -> Any:
-        """Write a file of zeros with the structure, shapes and dtypes of ``like``, and open it for writing."""
-        from ._read_h5 import open_collection
-        from ._write_h5 import create_new
-
-        options = {
-            "chunks": chunks,
-            "compression": compression,
-            "compression_opts": compression_opts,
-            "shuffle": shuffle,
-            "fletcher32": fletcher32,
-        }
-        create_new(like, location, options)
-        return open_collection(location, mode="r+")
-
-    def append(self, rows: Any, location: Any) -> None:  # type: ignore[override]
-        """Add rows along the first batch dim; see :func:`td_hdf5.append`."""
-        from ._append_h5 import append
-
-        append(rows, location)
-
-    def inspect(self, location: Any) -> Tree:  # type: ignore[override]
-        """Return the tree of a save from its header."""
-        from ._check_h5 import inspect
-
-        return inspect(location)
-
-    def verify(self, location: Any, *, progress: Any = False) -> Report:  # type: ignore[override]
-        """Check the structure of a save, read its datasets, and compare its hashes if it has them."""
-        from ._check_h5 import verify
-
-        return verify(location, progress=progress)
+    save = LazyFunction(__package__, "._write_h5", "save")  # type: ignore[assignment]
+    load = LazyFunction(__package__, "._read_h5", "load")  # type: ignore[assignment]
+    open = LazyFunction(__package__, "._read_h5", "open_collection")  # type: ignore[assignment]
+    create = LazyFunction(__package__, "._read_h5", "create")  # type: ignore[assignment]
+    append = LazyFunction(__package__, "._append_h5", "append")  # type: ignore[assignment]
+    inspect = LazyFunction(__package__, "._check_h5", "inspect")  # type: ignore[assignment]
+    verify = LazyFunction(__package__, "._check_h5", "verify")  # type: ignore[assignment]
 
     def detect(self, location: Any, head: bytes) -> bool:
-        """Return True for a file with the signature of HDF5, which can be after a block of another program."""
+        """Return True for a file with the signature of HDF5, which can be after a block of another program; or for a group."""
+        if not isinstance(location, Path):
+            return True
         if head.startswith(_SIGNATURE):
             return True
-        if len(head) < 512 or not isinstance(location, Path):
+        if len(head) < 512:
             return False
         with location.open("rb", buffering=0) as file:
             position, size = 512, os.fstat(file.fileno()).st_size

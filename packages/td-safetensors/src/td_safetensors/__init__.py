@@ -17,7 +17,8 @@ import td_core as _td_core
 from td_core.spi import lazy_names as _lazy_names
 
 if TYPE_CHECKING:
-    from ._open import MappedTensor
+    from td_core.array_formats import MappedTensor
+
     from ._open import open_collection as open  # noqa: A004, F401
     from ._read_save import load
     from ._tree_and_checks import inspect, verify
@@ -32,7 +33,8 @@ __version__ = _td_core.__version__
 __getattr__ = _lazy_names(
     __name__,
     {
-        "._open": {"MappedTensor": "MappedTensor", "open": "open_collection"},
+        "td_core.array_formats": ["MappedTensor"],
+        "._open": {"open": "open_collection"},
         "._read_save": {"from_safetensors": "load", "load": "load"},
         "._tree_and_checks": ["inspect", "verify"],
         "._write_save": {"save": "save", "to_safetensors": "save"},

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from td_core import LockedError, StoredTensor
-from td_core.array_formats import Place, restore
+from td_core.array_formats import Place, read_into, restore
+from td_core.spi import run_parallel
 from td_core.typing import SourceIndex
 
-from ._files import read_into, run_parallel
 from ._format import DTYPES, Array
 
 __all__ = ["LocalReader", "RangeReader", "RangeSource", "open_place"]

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from td_core import Encoded
-from td_core.array_formats import Place, compute_check, list_names
+from td_core.array_formats import Place, compute_check, list_names, map_file, view_mapped
 from td_core.errors import FormatError
 from td_core.spi import check_table, load_table
 
 from ._byte_ranges import LocalReader, RangeReader, RangeSource
-from ._files import map_file, open_for_reading, read_bytes
+from ._files import open_for_reading, read_bytes
 from ._format import DTYPES, Array, Header, get_dtype, parse_json, read_header
 from ._reference import build_foreign_table, read_reference
 from ._remote_files import RemoteFile, connect, is_url
@@ -48,13 +48,7 @@ class File:
 
 def view_storage(storage: torch.UntypedStorage, array: Array, begin: int) -> Tensor:
     """Return the tensor at a position of a storage; it is copied if its elements are not aligned there."""
-    dtype = DTYPES[array.dtype]
-    if array.begin == array.end:
-        return torch.empty(array.shape, dtype=dtype)
-    part = storage[begin : begin + array.nbytes]
-    if begin % dtype.itemsize:
-        part = part.clone()
-    return torch.empty(0, dtype=dtype).set_(part, 0, array.shape)  # type: ignore[call-overload, no-any-return]
+    return view_mapped(storage, DTYPES[array.dtype], array.shape, begin)
 
 
 def open_file(path: str, fd: int, *, shared: bool = False) -> File:

@@ -10,37 +10,20 @@ import torch
 from torch import Tensor
 
 from td_core import Encoded, NestedKey, StoredTensor
-from td_core.array_formats import Place, list_names, restore
+from td_core.array_formats import Place, as_mapped, check_dense, list_names, restore
 from td_core.errors import FormatError, UnsupportedOperationError
-from td_core.spi import check_mode, plain_results, select_keys, set_module, show_path
+from td_core.spi import check_mode, select_keys, set_module
 from td_core.typing import SourceIndex
 
 from ._byte_ranges import open_place
 from ._files import open_for_reading, sync_file
 from ._find_save import Save, open_file, open_save
 from ._read_save import build
+from ._write_save import create_file
 
-__all__ = ["FileSource", "MappedTensor", "open_collection", "rebuild_mapped"]
+__all__ = ["FileSource", "create", "open_collection", "rebuild_mapped"]
 
 Stamp = tuple[int, int, int | None]
-
-
-class MappedTensor(Tensor):
-    """A leaf of an opened save: a tensor mapped from a file. A pickle has its place in the file instead of its elements.
-
-    Results of operations are plain tensors; so are views, whose elements a pickle contains.
-    """
-
-    # The operations of a plain tensor, at their speed.
-    __torch_function__ = plain_results
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        """Reduce to the place in the file."""
-        return rebuild_mapped, self._origin  # type: ignore[attr-defined]
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
-        """Return a copy in memory."""
-        return memo.setdefault(id(self), self.clone())  # type: ignore[no-any-return]
 
 
 @set_module("td_safetensors.safetensors_pickles")
@@ -125,12 +108,20 @@ def open_collection(
             (file,) = files
             if file not in origins:
                 origins[file] = os.path.abspath(file.path), _stamp(file.fd)
-            mapped = leaf.as_subclass(MappedTensor)
-            mapped._origin = (*origins[file], place)  # type: ignore[attr-defined]
-            return mapped
+            return as_mapped(leaf, rebuild_mapped, *origins[file], place)
 
         result = build(save, table, open_leaf, strict=strict)
     return result if mode == "c" else result.lock_()
+
+
+def create(like: Any, path: str | os.PathLike[str], *, durable: bool = False) -> Any:
+    """Write a file of zeros with the structure, shapes and dtypes of a collection, and open it for writing.
+
+    Raises:
+        FileExistsError: something is at ``path``.
+    """
+    create_file(like, path, durable=durable)
+    return open_collection(path, mode="r+")
 
 
 def _open_for_writing(save: Save, table: Encoded, strict: bool) -> Any:
@@ -142,12 +133,7 @@ def _open_for_writing(save: Save, table: Encoded, strict: bool) -> Any:
         raise UnsupportedOperationError(
             f"{save.path} has checksums, which writes in place would contradict: save it without, or open it with mode='c'"
         )
-    for place, key in zip(table.leaves, table.leaf_paths(members=False), strict=True):
-        if isinstance(place, dict) and not {"jagged", "nested"}.isdisjoint(place):
-            raise UnsupportedOperationError(
-                f"{save.path}: {show_path(key)} is a nested tensor, which cannot be written in place: "
-                "leave it out with keys="
-            )
+    check_dense(table, save.path)
 
     def open_leaf(place: Place) -> Tensor:
         leaf = restore(place, save.map)
@@ -185,6 +171,4 @@ def rebuild_mapped(path: str, stamp: Stamp, place: Place) -> Tensor:
     Raises:
         FormatError: another save has replaced the file.
     """
-    mapped = _map_again(path, stamp, place).as_subclass(MappedTensor)
-    mapped._origin = (path, stamp, place)  # type: ignore[attr-defined]
-    return mapped
+    return as_mapped(_map_again(path, stamp, place), rebuild_mapped, path, stamp, place)

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from td_core import Encoded, NestedKey, TensorDict
-from td_core.array_formats import Place, build_collection, list_names, restore
+from td_core.array_formats import Place, build_collection, list_names, read_into, restore
 from td_core.errors import FormatError
-from td_core.spi import Progress, as_memory, make_reporter, select_keys
+from td_core.spi import Progress, as_memory, make_reporter, run_parallel, select_keys
 
 from ._byte_ranges import open_place
-from ._files import is_on_network, read_into, run_parallel
+from ._files import is_on_network
 from ._find_save import File, Save, open_save, view_storage
 from ._format import DTYPES, Array
 

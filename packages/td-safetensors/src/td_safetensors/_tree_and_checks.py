@@ -10,13 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from td_core import Problem, Report, Tree
-from td_core.array_formats import Place, build_collection, list_names, restore
-from td_core.errors import FormatError, TensorDictError
-from td_core.spi import Progress, as_buffer, compute_digest, describe_table, make_reporter, show_path
+from td_core import Report, Tree
+from td_core.array_formats import check_arrays, describe_arrays, read_hashes, report_damage
+from td_core.spi import Progress
 
 from ._find_save import Save, open_save
-from ._format import DTYPES, get_dtype
+from ._format import get_dtype
 
 __all__ = ["inspect", "verify"]
 
@@ -36,41 +35,18 @@ def inspect(path: str | os.PathLike[str], *, storage_options: Mapping[str, Any] 
             b: leaf [1] torch.int64, 8 bytes
     """
     with open_save(path, storage_options) as save:
-        name = os.path.basename(os.fspath(path).rstrip("/"))
-        return describe_table(save.table, name, partial(_describe_leaf, save))
+        return describe_arrays(
+            save.table, os.fspath(path), partial(_make_blank, save), partial(_locate, save)
+        )
 
 
-def _describe_leaf(save: Save, key: str, place: Place) -> Tree:
-    """Describe a leaf by its tensors. Those that are shared by several leaves count for each of them."""
-    names = [name for name in list_names(place) if name in save.arrays]
-    where = []
-    size = 0
-    for name in names:
-        file, array = save.arrays[name]
-        begin = file.header.start + array.begin
-        where.append(f"{os.path.basename(file.path)}:{begin}-{begin + array.nbytes}")
-        size += array.nbytes
-    leaf = Tree(key, "leaf", nbytes=size, place=", ".join(where))
-    if isinstance(place, dict) and "nested" in place:
-        leaf.kind, leaf.dtype = "nested leaf", _get_dtype(save, names)
-    elif isinstance(place, dict) and "jagged" in place:
-        leaf.kind, leaf.dtype = "nested leaf", _get_dtype(save, list_names(place["jagged"].get("values")))
-    else:
-        try:
-            found = restore(place, lambda name: _make_empty(save, name))
-        except (FormatError, KeyError) as error:
-            raise FormatError(f"{save.path}: {key!r}: {error}") from error
-        leaf.shape, leaf.dtype = list(found.shape), str(found.dtype)
-        if isinstance(place, list):  # one part of a stack
-            leaf.nbytes = found.numel() * found.element_size()
-    return leaf
+def _locate(save: Save, name: str) -> str:
+    file, array = save.arrays[name]
+    begin = file.header.start + array.begin
+    return f"{os.path.basename(file.path)}:{begin}-{begin + array.nbytes}"
 
 
-def _get_dtype(save: Save, names: list[str]) -> str | None:
-    return str(DTYPES.get(save.arrays[names[0]][1].dtype)) if names else None
-
-
-def _make_empty(save: Save, name: str) -> Tensor:
+def _make_blank(save: Save, name: str) -> Tensor:
     array = save.arrays[name][1]
     return torch.empty(array.shape, dtype=get_dtype(name, array), device="meta")
 
@@ -100,55 +76,20 @@ def verify(
     data.safetensors: 1 files, 1 hashes, 0 problems
     """
     shown = os.fspath(path)
-    try:
-        with open_save(path, storage_options) as save:
-            files = {file.path for file, _ in save.arrays.values()} | {save.path}
-            digests, algorithm = _read_hashes(save)
-            problems = _check_hashes(save, digests, algorithm, progress)
-            if not problems:
-                build_collection(save.table, save.path, save.map)
-    except FileNotFoundError:
-        raise
-    except TensorDictError as error:
-        return Report(shown, 1, 0, [Problem(os.path.basename(shown), "damaged", str(error))])
-    return Report(shown, len(files), len(digests), problems)
+    check = partial(_check, path, progress, storage_options)
+    return report_damage(shown, os.path.basename(shown), check)
 
 
-def _read_hashes(save: Save) -> tuple[dict[str, str], str]:
-    """Return the stored hash of each tensor, and the name of the algorithm."""
-    hashes = save.hashes
-    if hashes is None:
-        return {}, "crc32"
-    digests = hashes.get("tensors") if isinstance(hashes, dict) else None
-    if not isinstance(digests, dict) or digests.keys() != save.arrays.keys():
-        raise FormatError(f"{save.path}: the hashes of its header are damaged")
-    return digests, str(hashes.get("algorithm"))
+def _check(path: Any, progress: Progress, storage_options: Mapping[str, Any] | None) -> Report:
+    with open_save(path, storage_options) as save:
+        files = {file.path for file, _ in save.arrays.values()} | {save.path}
+        hashes = read_hashes(save.hashes, "tensors", save.arrays, save.path)
+        sizes = {name: array.nbytes for name, (_, array) in save.arrays.items()}
 
+        def locate(name: str) -> str:
+            return f"{os.path.basename(save.arrays[name][0].path)}: {name}"
 
-def _check_hashes(
-    save: Save, digests: Mapping[str, str], algorithm: str, progress: Progress
-) -> list[Problem]:
-    sizes = {name: save.arrays[name][1].nbytes for name in digests}
-    report = make_reporter(progress, sum(sizes.values()), "verify")
-    problems = []
-    for name, wanted in digests.items():
-        digest = compute_digest(algorithm, [as_buffer(save.map(name))])
-        if digest != wanted:
-            keys = _find_keys(save, name)
-            detail = f"the hash of {keys} is {digest}, {wanted} was saved"
-            problems.append(
-                Problem(f"{os.path.basename(save.arrays[name][0].path)}: {name}", "damaged", detail)
-            )
-        report(sizes[name])
-    return problems
-
-
-def _find_keys(save: Save, name: str) -> str:
-    """Return the key paths of the leaves that a tensor belongs to, for messages."""
-    paths = save.table.leaf_paths(members=False)
-    found = [
-        show_path(path)
-        for path, place in zip(paths, save.table.leaves, strict=True)
-        if name in list_names(place)
-    ]
-    return ", ".join(dict.fromkeys(found))
+        problems = check_arrays(
+            save.table, save.path, sizes, save.map, hashes=hashes, locate=locate, progress=progress
+        )
+    return Report(os.fspath(path), len(files), len(hashes[0]), problems)

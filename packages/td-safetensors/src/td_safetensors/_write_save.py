@@ -25,10 +25,10 @@ from td_core.spi import (
     make_reporter,
     remove_stale,
     run_in_background,
+    run_parallel,
     sync_directory,
 )
 
-from ._files import PIECE, run_parallel
 from ._format import NAMES, Array, build_header
 from ._layout_plan import Plan, make_plan
 from ._remote_files import is_url
@@ -36,6 +36,8 @@ from ._shards import INDEX, SINGLE, list_shards, name_shard, parse_size, split_s
 
 __all__ = ["create_file", "save"]
 
+#: The longest piece that is written in one call, so that progress is reported and threads share the work.
+_PIECE = 1 << 24
 #: Small tensors are written together, in groups of at least this many bytes.
 _GROUP = 1 << 20
 #: Tensors below this size are joined before they are written.
@@ -198,10 +200,12 @@ def _plan_writes(
 
 
 def _write_group(file: NewFile, group: list[PlannedArray], begin: int, report: Callable[[int], None]) -> None:
-    buffers = [buffer[i : i + PIECE] for buffer in _list_buffers(group) for i in range(0, len(buffer), PIECE)]
+    buffers = [
+        buffer[i : i + _PIECE] for buffer in _list_buffers(group) for i in range(0, len(buffer), _PIECE)
+    ]
     while buffers:
         size = count = 0
-        while count < len(buffers) and size < PIECE:
+        while count < len(buffers) and size < _PIECE:
             size, count = size + len(buffers[count]), count + 1
         file.write(buffers[:count], begin, report)
         begin, buffers = begin + size, buffers[count:]

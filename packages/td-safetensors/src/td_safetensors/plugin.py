@@ -5,12 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from td_core import Serializer, hookimpl, make_classmethod
-
-if TYPE_CHECKING:
-    from td_core import Report, Tree
+from td_core.spi import LazyFunction
 
 
 class SafetensorsFormat(Serializer):
@@ -27,101 +25,13 @@ class SafetensorsFormat(Serializer):
         "memory", "s3", "s3a", "sftp", "simplecache", "smb", "ssh", "webdav", "webhdfs", "zip",
     )  # fmt: skip
 
-    def save(
-        self,
-        data: Any,
-        location: Any,
-        *,
-        max_shard_size: int | str | None = None,
-        checksums: bool = False,
-        durable: bool = False,
-        num_threads: int = 0,
-        return_early: bool = False,
-        progress: Any = False,
-    ) -> Any:
-        """Write ``data`` to ``location``; see :func:`td_safetensors.save`."""
-        from ._write_save import save
-
-        return save(
-            data,
-            location,
-            max_shard_size=max_shard_size,
-            checksums=checksums,
-            durable=durable,
-            num_threads=num_threads,
-            return_early=return_early,
-            progress=progress,
-        )
-
-    def load(
-        self,
-        location: Any,
-        *,
-        device: Any = None,
-        keys: Any = None,
-        rows: Any = None,
-        strategy: str = "auto",
-        strict: bool = True,
-        num_threads: int = 0,
-        progress: Any = False,
-        storage_options: Mapping[str, Any] | None = None,
-    ) -> Any:
-        """Load the collection at ``location``; see :func:`td_safetensors.load`."""
-        from ._read_save import load
-
-        return load(
-            location,
-            device=device,
-            keys=keys,
-            rows=rows,
-            strategy=strategy,
-            strict=strict,
-            num_threads=num_threads,
-            progress=progress,
-            storage_options=storage_options,
-        )
-
-    def load_(self, data: Any, location: Any, **options: Any) -> Any:
-        """Load the save at ``location`` into the leaves of ``data``; see :func:`td_safetensors.load` for the options."""
-        from ._read_save import load_into
-
-        return load_into(data, location, **options)
-
-    def open(  # type: ignore[override]
-        self,
-        location: Any,
-        *,
-        mode: str = "r",
-        keys: Any = None,
-        strict: bool = True,
-        storage_options: Mapping[str, Any] | None = None,
-    ) -> Any:
-        """Open the save at ``location``, without reading its leaves; see :func:`td_safetensors.open`."""
-        from ._open import open_collection
-
-        return open_collection(location, mode=mode, keys=keys, strict=strict, storage_options=storage_options)
-
-    def create(self, like: Any, location: Any, *, durable: bool = False) -> Any:  # type: ignore[override]
-        """Write a file of zeros with the structure, shapes and dtypes of ``like``, and open it for writing."""
-        from ._open import open_collection
-        from ._write_save import create_file
-
-        create_file(like, location, durable=durable)
-        return open_collection(location, mode="r+")
-
-    def inspect(self, location: Any, *, storage_options: Mapping[str, Any] | None = None) -> Tree:  # type: ignore[override]
-        """Return the tree of a save from its header."""
-        from ._tree_and_checks import inspect
-
-        return inspect(location, storage_options=storage_options)
-
-    def verify(  # type: ignore[override]
-        self, location: Any, *, progress: Any = False, storage_options: Mapping[str, Any] | None = None
-    ) -> Report:
-        """Check the structure of a save, and its hashes if it has them."""
-        from ._tree_and_checks import verify
-
-        return verify(location, progress=progress, storage_options=storage_options)
+    save = LazyFunction(__package__, "._write_save", "save")  # type: ignore[assignment]
+    load = LazyFunction(__package__, "._read_save", "load")  # type: ignore[assignment]
+    load_ = LazyFunction(__package__, "._read_save", "load_into")  # type: ignore[assignment]
+    open = LazyFunction(__package__, "._open", "open_collection")  # type: ignore[assignment]
+    create = LazyFunction(__package__, "._open", "create")  # type: ignore[assignment]
+    inspect = LazyFunction(__package__, "._tree_and_checks", "inspect")  # type: ignore[assignment]
+    verify = LazyFunction(__package__, "._tree_and_checks", "verify")  # type: ignore[assignment]
 
     def detect(self, location: Any, head: bytes) -> bool:
         """Return True for a safetensors file, an index of shards, or a directory with one of them."""

@@ -17,8 +17,9 @@ import td_core as _td_core
 from td_core.spi import lazy_names as _lazy_names
 
 if TYPE_CHECKING:
+    from td_core.array_formats import MappedTensor
+
     from ._append_rows import append
-    from ._chunk_access import MappedTensor
     from ._group_checks import inspect, verify
     from ._read_collections import from_zarr, load
     from ._read_collections import open_collection as open  # noqa: A004, F401
@@ -31,7 +32,7 @@ __version__ = _td_core.__version__
 __getattr__ = _lazy_names(
     __name__,
     {
-        "._chunk_access": ["MappedTensor"],
+        "td_core.array_formats": ["MappedTensor"],
         "._append_rows": ["append"],
         "._read_collections": {"from_zarr": "from_zarr", "load": "load", "open": "open_collection"},
         "._group_checks": ["inspect", "verify"],

@@ -16,6 +16,7 @@ from zarr.core.buffer import default_buffer_prototype
 from td_core import unravel_key_to_tuple
 from td_core.array_formats import PlannedArray
 from td_core.errors import FormatError
+from td_core.spi import set_module
 
 __all__ = [
     "INCOMPLETE", "NATIVE", "ArrayInfo", "ChunkOptions", "check_name", "join_names", "make_array_document", "make_blank",
@@ -46,6 +47,7 @@ _AUTO_BYTES = 1 << 20
 _LONGEST_NAME = 200
 
 
+@set_module("td_zarr.zarr_pickles")
 @dataclass(frozen=True, slots=True)
 class ArrayInfo:
     """An array of a group.

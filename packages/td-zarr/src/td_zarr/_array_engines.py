@@ -19,7 +19,7 @@ import zarr.storage
 from td_core.errors import FormatError, LockedError, TensorDictError
 
 from ._array_documents import NATIVE, ArrayInfo
-from ._zarr_objects import LocalObjects, Objects, gather, run
+from ._zarr_objects import LocalObjects, Objects, gather, name_object, run
 
 try:
     import tensorstore
@@ -28,6 +28,17 @@ except ImportError:
 
 __all__ = ["FastArray", "SlowArray", "open_array", "read_now", "wait_for_all"]
 
+#: The parts of the metadata of an array that tensorstore needs.
+_METADATA = (
+    "zarr_format",
+    "node_type",
+    "shape",
+    "data_type",
+    "chunk_grid",
+    "chunk_key_encoding",
+    "fill_value",
+    "codecs",
+)
 #: The process that uses tensorstore: after a fork, its threads do not exist in the child.
 _owner: int | None = None
 
@@ -56,15 +67,14 @@ def open_array(objects: Objects, info: ArrayInfo, *, strict: bool) -> FastArray 
     if fast is not None:
         return FastArray(objects, info, fast)
     place = objects.store / info.name
-    if strict:
-        place = zarr.storage.StorePath(_StrictStore(place.store), place.path)
+    place = zarr.storage.StorePath((_StrictStore if strict else _CheckedStore)(place.store), place.path)
     with _name_array(objects, info):
         array = zarr.AsyncArray(info.document, place, {"write_empty_chunks": True})
     return SlowArray(objects, info, array)
 
 
 def _open_fast(objects: Objects, info: ArrayInfo, strict: bool) -> Any:
-    """Open an array with tensorstore; return None if that cannot be done, or would open another array."""
+    """Open an array with tensorstore, by the metadata in the root of the group; return None if that cannot be done."""
     global _owner
     if tensorstore is None or info.dtype is None or not isinstance(objects, LocalObjects):
         return None
@@ -73,17 +83,17 @@ def _open_fast(objects: Objects, info: ArrayInfo, strict: bool) -> Any:
     _owner = os.getpid()
     spec = {
         "driver": "zarr3",
+        "metadata": {key: value for key, value in info.document.items() if key in _METADATA},
         "kvstore": {"driver": "file", "path": f"{objects.locate(info.name)}/", "file_io_sync": False},
         "fill_missing_data_reads": not strict,
         "store_data_equal_to_fill_value": True,
     }
     try:
-        array = tensorstore.open(spec, open=True).result()
-    except ValueError:  # the metadata of the array is missing, damaged, or of another version
+        # The root describes the array; its own metadata can be older, after a process that appended was killed.
+        array = tensorstore.open(spec, open=True, assume_metadata=True).result()
+    except ValueError:  # the metadata is of another version, or has a codec that tensorstore lacks
         return None
-    # The root describes the array; its own metadata can be older, after a process that appended was killed.
-    is_same = tuple(array.shape) == tuple(info.shape) and array.dtype.name == NATIVE.get(info.dtype)
-    return array if is_same else None
+    return array if array.dtype.name == NATIVE.get(info.dtype) else None
 
 
 class FastArray:
@@ -148,11 +158,19 @@ def wait_for_all(work: Sequence[Any]) -> list[Any]:
     return [next(results) if inspect.iscoroutine(item) else item() for item in work]
 
 
-class _StrictStore(zarr.storage.WrapperStore[Any]):  # type: ignore[misc]
+class _CheckedStore(zarr.storage.WrapperStore[Any]):  # type: ignore[misc]
+    """A store whose errors are OSErrors: a network that fails does not look like a damaged chunk."""
+
+    async def get(self, key: str, prototype: Any, byte_range: Any = None) -> Any:
+        with name_object(key):
+            return await self._store.get(key, prototype, byte_range)
+
+
+class _StrictStore(_CheckedStore):
     """A store in which every chunk of an array must exist, where zarr would fill a missing or empty one with zeros."""
 
     async def get(self, key: str, prototype: Any, byte_range: Any = None) -> Any:
-        found = await self._store.get(key, prototype, byte_range)
+        found = await super().get(key, prototype, byte_range)
         if found is None:
             raise FormatError(f"the chunk {key!r} is missing")
         if not len(found):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -11,8 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from td_core.array_formats import as_mapped, map_file, read_into, view_mapped
 from td_core.errors import FormatError, LockedError
-from td_core.spi import plain_results
+from td_core.spi import set_module
 from td_core.typing import SourceIndex
 
 from ._array_documents import ArrayInfo
@@ -21,12 +21,11 @@ from ._zarr_objects import LocalObjects, Objects
 
 __all__ = [
     "ChunkSource",
-    "MappedTensor",
     "RawSource",
-    "as_mapped",
     "map_raw",
     "read_whole",
     "rebuild_mapped",
+    "rebuild_source",
     "write_arrays",
 ]
 
@@ -79,6 +78,7 @@ def write_arrays(
         report(sum(info.nbytes for info in batch))
 
 
+@set_module("td_zarr.zarr_pickles")
 class ChunkSource:
     """An array in chunks."""
 
@@ -88,11 +88,18 @@ class ChunkSource:
         self.shape, self.dtype = info.shape, info.dtype
         self._opened: tuple[int, FastArray | SlowArray] | None = None
 
+    @property
+    def chunks(self) -> tuple[int, ...] | None:
+        """Shape of the chunks, or of the shards, of an array of version 3."""
+        grid = self.info.document.get("chunk_grid", {})
+        found = grid.get("configuration", {}).get("chunk_shape")
+        return None if found is None else tuple(found)
+
     def __repr__(self) -> str:
         return f"ChunkSource({self.objects.where!r}, {self.info.name!r})"
 
     def __reduce__(self) -> Any:
-        return _rebuild_source, (self.objects, self.info, self.strict)
+        return rebuild_source, (self.objects, self.info, self.strict)
 
     @property
     def array(self) -> FastArray | SlowArray:
@@ -122,7 +129,9 @@ class ChunkSource:
         """Do nothing: each write is complete when it returns."""
 
 
-def _rebuild_source(objects: Objects, info: ArrayInfo, strict: bool) -> ChunkSource:
+@set_module("td_zarr.zarr_pickles")
+def rebuild_source(objects: Objects, info: ArrayInfo, strict: bool) -> ChunkSource:
+    """Return the source of a pickle."""
     return ChunkSource(objects, info, strict=strict)
 
 
@@ -130,33 +139,7 @@ def _as_selection(index: SourceIndex) -> Any:
     return tuple(item if isinstance(item, slice) else item.numpy() for item in index)
 
 
-class MappedTensor(Tensor):
-    """A leaf of an opened group: a tensor mapped from a file. A pickle has its place in the group instead of its elements.
-
-    Results of operations are plain tensors; so are views, whose elements a pickle contains.
-    """
-
-    # The operations of a plain tensor, at their speed.
-    __torch_function__ = plain_results
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        """Reduce to the place in the group."""
-        return rebuild_mapped, self._origin  # type: ignore[attr-defined]
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
-        """Return a copy in memory."""
-        return memo.setdefault(id(self), self.clone())  # type: ignore[no-any-return]
-
-
-def as_mapped(
-    leaf: Tensor, objects: LocalObjects, info: ArrayInfo, finish: Callable[[Tensor], Tensor]
-) -> Tensor:
-    """Return a leaf, which ``finish`` made of a mapped array, with its place in the group for pickles."""
-    mapped = leaf.as_subclass(MappedTensor)
-    mapped._origin = (objects, info, finish)  # type: ignore[attr-defined]
-    return mapped
-
-
+@set_module("td_zarr.zarr_pickles")
 def rebuild_mapped(objects: LocalObjects, info: ArrayInfo, finish: Callable[[Tensor], Tensor]) -> Tensor:
     """Map a leaf again, in another process.
 
@@ -164,7 +147,7 @@ def rebuild_mapped(objects: LocalObjects, info: ArrayInfo, finish: Callable[[Ten
         FormatError: another save has replaced the group.
     """
     objects.check()
-    return as_mapped(finish(map_raw(objects, info)), objects, info, finish)
+    return as_mapped(finish(map_raw(objects, info)), rebuild_mapped, objects, info, finish)
 
 
 def map_raw(objects: LocalObjects, info: ArrayInfo, *, shared: bool = False, small: int = 0) -> Tensor:
@@ -194,15 +177,15 @@ def map_raw(objects: LocalObjects, info: ArrayInfo, *, shared: bool = False, sma
         if size != info.nbytes:
             raise FormatError(f"{objects.where}: the chunk {key!r} has {size} bytes; expected {info.nbytes}")
         if size < small:
-            buffer: Any = bytearray(size)
-            os.preadv(fd, [buffer], 0)
-        else:
-            buffer = mmap.mmap(fd, 0, access=mmap.ACCESS_WRITE if shared else mmap.ACCESS_COPY)
+            result = torch.empty(info.shape, dtype=info.dtype)
+            read_into(fd, result, 0, lambda count: None)
+            return result
+        return view_mapped(map_file(fd, shared=shared), info.dtype, info.shape)
     finally:
         os.close(fd)
-    return torch.frombuffer(buffer, dtype=info.dtype).view(info.shape)
 
 
+@set_module("td_zarr.zarr_pickles")
 class RawSource:
     """An array with one chunk that is opened for writing: it is mapped, in each process anew."""
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import os
+import json
 from functools import partial
 from typing import Any
 
-from td_core import Problem, Report, Tree
-from td_core.array_formats import Place, build_collection, list_names, restore
-from td_core.errors import FormatError, TensorDictError
-from td_core.spi import describe_table, make_reporter
+from torch import Tensor
 
-from ._array_documents import ArrayInfo, make_blank, parse_json
+from td_core import Problem, Report, Tree
+from td_core.array_formats import check_arrays, describe_arrays, report_damage
+from td_core.errors import FormatError
+from td_core.spi import Progress
+
+from ._array_documents import make_blank, parse_json
 from ._chunk_access import map_raw, read_whole
 from ._group_header import GroupContent
 from ._read_collections import open_group
@@ -35,30 +37,16 @@ def inspect(location: Any, *, storage_options: dict[str, Any] | None = None) -> 
             b: leaf [1] torch.int64, 8 bytes
     """
     with open_group(location, storage_options) as group:
-        name = os.path.basename(group.where.rstrip("/")) or group.where
-        return describe_table(group.table, name, partial(_describe_leaf, group))
+        return describe_arrays(group.table, group.where, partial(_make_blank, group), str)
 
 
-def _describe_leaf(group: GroupContent, key: str, place: Place) -> Tree:
-    """Describe a leaf by its arrays. Those that are shared by several leaves count for each of them."""
-    infos = [group.arrays[name] for name in list_names(place) if name in group.arrays]
-    leaf = Tree(
-        key, "leaf", nbytes=sum(info.nbytes for info in infos), place=", ".join(info.name for info in infos)
-    )
-    if isinstance(place, dict) and not {"jagged", "nested"}.isdisjoint(place):
-        leaf.kind, leaf.dtype = "nested leaf", str(infos[0].dtype) if infos else None
-        return leaf
-    try:
-        found = restore(place, lambda name: make_blank(group.arrays[name]))
-    except (FormatError, KeyError) as error:
-        raise FormatError(f"{group.where}: {key!r}: {error}") from error
-    leaf.shape, leaf.dtype = list(found.shape), str(found.dtype)
-    if isinstance(place, list):  # one part of a stack
-        leaf.nbytes = found.numel() * found.element_size()
-    return leaf
+def _make_blank(group: GroupContent, name: str) -> Tensor:
+    return make_blank(group.arrays[name])
 
 
-def verify(location: Any, *, storage_options: dict[str, Any] | None = None, progress: Any = False) -> Report:
+def verify(
+    location: Any, *, storage_options: dict[str, Any] | None = None, progress: Progress = False
+) -> Report:
     """Check a group: its metadata, that every chunk exists and can be read, and the checksums of chunks that have them.
 
     Args:
@@ -77,22 +65,24 @@ def verify(location: Any, *, storage_options: dict[str, Any] | None = None, prog
     >>> verify("data.zarr").ok
     True
     """
-    try:
-        with open_group(location, storage_options) as group:
-            report = make_reporter(progress, sum(info.nbytes for info in group.arrays.values()), "verify")
-            problems = [*_check_documents(group), *_check_chunks(group, report)]
-            if not problems:
-                build_collection(group.table, group.where, lambda name: make_blank(group.arrays[name]))
-            hashed = sum(
-                '"crc32c"' in repr(info.document["codecs"]).replace("'", '"') for info in _list_new(group)
-            )
-            return Report(group.where, len(group.arrays) + 1, hashed, problems)
-    except TensorDictError as error:
-        return Report(str(location), 1, 0, [Problem("zarr.json", "damaged", str(error))])
+    check = partial(_check, location, storage_options, progress)
+    return report_damage(str(location), "zarr.json", check)
 
 
-def _list_new(group: GroupContent) -> list[ArrayInfo]:
-    return [info for info in group.arrays.values() if "codecs" in info.document]
+def _check(location: Any, storage_options: dict[str, Any] | None, progress: Progress) -> Report:
+    with open_group(location, storage_options) as group:
+        sizes = {name: info.nbytes for name, info in group.arrays.items() if info.dtype is not None}
+        problems = _check_documents(group)
+        problems += check_arrays(group.table, group.where, sizes, partial(_read, group), progress=progress)
+        hashed = sum('"crc32c"' in json.dumps(info.document.get("codecs")) for info in group.arrays.values())
+        return Report(group.where, len(group.arrays) + 1, hashed, problems)
+
+
+def _read(group: GroupContent, name: str) -> Tensor:
+    info = group.arrays[name]
+    if info.raw is not None and group.is_strict and isinstance(group.objects, LocalObjects):
+        return map_raw(group.objects, info)
+    return read_whole(group.objects, [info], strict=group.is_strict, report=lambda size: None)[name]
 
 
 def _check_documents(group: GroupContent) -> list[Problem]:
@@ -113,19 +103,4 @@ def _check_documents(group: GroupContent) -> list[Problem]:
             continue
         if {**found, "attributes": None} != {**group.arrays[name].document, "attributes": None}:
             problems.append(Problem(file, "damaged", "it differs from the metadata in the root of the group"))
-    return problems
-
-
-def _check_chunks(group: GroupContent, report: Any) -> list[Problem]:
-    problems = []
-    for info in group.arrays.values():
-        try:
-            if info.raw is not None and group.is_strict and isinstance(group.objects, LocalObjects):
-                map_raw(group.objects, info)
-                report(info.nbytes)
-            elif info.dtype is not None:
-                read_whole(group.objects, [info], strict=group.is_strict, report=report)
-        except FormatError as error:
-            kind = "missing" if "is missing" in str(error) else "damaged"
-            problems.append(Problem(info.name, kind, str(error)))
     return problems

@@ -14,19 +14,22 @@ from torch import Tensor
 from td_core import Encoded, NestedKey, Source, StoredTensor, TensorDict
 from td_core.array_formats import (
     Place,
+    as_mapped,
     build_collection,
+    check_dense,
+    is_nested,
     list_names,
     restore,
 )
 from td_core.errors import UnsupportedOperationError
-from td_core.spi import make_reporter, read_unreplaced, select_keys, show_path
+from td_core.spi import Progress, check_mode, make_reporter, read_unreplaced, select_keys, set_module
 
 from ._array_documents import ArrayInfo
-from ._chunk_access import ChunkSource, RawSource, as_mapped, map_raw, read_whole
+from ._chunk_access import ChunkSource, RawSource, map_raw, read_whole, rebuild_mapped
 from ._group_header import GroupContent, read_group
 from ._zarr_objects import LocalObjects, find_local_path, find_objects
 
-__all__ = ["load", "open_collection", "open_group"]
+__all__ = ["Reinterpreted", "finish_place", "from_zarr", "load", "open_collection", "open_group"]
 
 #: A load reads smaller chunks instead of mapping them: that is as fast, and a process has a limited number of mappings.
 _SMALL = 1 << 14
@@ -57,7 +60,7 @@ def load(
     strict: bool = True,
     allow_pickle: bool = False,
     storage_options: dict[str, Any] | None = None,
-    progress: Any = False,
+    progress: Progress = False,
 ) -> Any:
     """Load a collection from a Zarr group.
 
@@ -109,7 +112,7 @@ def _read_unreplaced(location: Any, read: Callable[[], Any]) -> Any:
 
 
 def _make_reader(
-    group: GroupContent, table: Encoded, device: torch.device | None, progress: Any
+    group: GroupContent, table: Encoded, device: torch.device | None, progress: Progress
 ) -> Callable[[str], Tensor]:
     """Return a function from the name of an array to its tensor."""
     used = dict.fromkeys(name for place in table.leaves for name in list_names(place))
@@ -141,11 +144,13 @@ def _has_chunk(group: GroupContent, info: ArrayInfo) -> bool:
     )
 
 
+@set_module("td_zarr.zarr_pickles")
 def finish_place(place: Place, array: Tensor) -> Tensor:
     """Return the leaf of a place that has one array."""
     return restore(place, lambda name: array)
 
 
+@set_module("td_zarr.zarr_pickles")
 class Reinterpreted:
     """Source of a leaf whose dtype Zarr lacks: the array has integers of the same width, or pairs of real numbers."""
 
@@ -162,6 +167,12 @@ class Reinterpreted:
             self.place,
             torch.empty(self.shape, dtype=self.dtype, device="meta"),
         )
+
+    @property
+    def chunks(self) -> tuple[int, ...] | None:
+        """Shape of the chunks of the array in the dims of the leaf."""
+        found = getattr(self.source, "chunks", None)
+        return None if found is None else tuple(found[: len(self.shape)])
 
     def _extend(self, index: Any) -> Any:
         return (*index, *(slice(0, n, 1) for n in self.source.shape[len(self.shape) :]))
@@ -186,15 +197,7 @@ def _check_writable(group: GroupContent, table: Encoded) -> None:
         raise UnsupportedOperationError(
             f"{group.where} cannot be written in place: load it and save it again, or open it with mode='c'"
         )
-    for place, path in zip(table.leaves, table.leaf_paths(members=False), strict=True):
-        if _is_nested(place):
-            raise UnsupportedOperationError(
-                f"{group.where}: {show_path(path)} is a nested tensor, which cannot be written in place: leave it out with keys="
-            )
-
-
-def _is_nested(place: Place) -> bool:
-    return isinstance(place, dict) and not {"jagged", "nested"}.isdisjoint(place)
+    check_dense(table, group.where)
 
 
 class _Opener:
@@ -203,7 +206,7 @@ class _Opener:
     def __init__(self, group: GroupContent, table: Encoded, mode: str) -> None:
         self.group, self.mode = group, mode
         self.local = group.objects if isinstance(group.objects, LocalObjects) else None
-        self.nested = {name for place in table.leaves if _is_nested(place) for name in list_names(place)}
+        self.nested = {name for place in table.leaves if is_nested(place) for name in list_names(place)}
 
     def read(self, name: str) -> Tensor:
         """Return an array: mapped, or in the store. The arrays of nested tensors are read."""
@@ -231,7 +234,8 @@ class _Opener:
             if self.mode == "c" or self.local is None:
                 return leaf
             (name,) = list_names(place)
-            return as_mapped(leaf, self.local, self.group.arrays[name], partial(finish_place, place))
+            finish = partial(finish_place, place)
+            return as_mapped(leaf, rebuild_mapped, self.local, self.group.arrays[name], finish)
         if not isinstance(place, dict) or "dtype" not in place:
             return leaf
         info = self.group.arrays[place["tensor"]]
@@ -288,8 +292,7 @@ def _open(
     stack_values: bool = True,
 ) -> tuple[Any, bool]:
     """Open a group; return also whether it is one of another program, which has no batch size."""
-    if mode not in ("r", "r+", "c"):
-        raise ValueError(f"mode is one of 'r', 'r+', 'c'; got {mode!r}")
+    check_mode(mode)
 
     def read() -> tuple[Any, bool]:
         with open_group(

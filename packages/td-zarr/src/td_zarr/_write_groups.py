@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -13,7 +12,15 @@ import torch
 from torch import Tensor
 
 from td_core.array_formats import ArrayPlan, PlannedArray, make_array_plan
-from td_core.spi import NewDirectory, NewFile, as_buffer, make_reporter, run_in_background
+from td_core.spi import (
+    NewDirectory,
+    NewFile,
+    Progress,
+    as_buffer,
+    make_reporter,
+    run_in_background,
+    run_parallel,
+)
 
 from ._array_documents import (
     INCOMPLETE,
@@ -51,7 +58,7 @@ def save(
     num_threads: int = 0,
     return_early: bool = False,
     storage_options: dict[str, Any] | None = None,
-    progress: Any = False,
+    progress: Progress = False,
 ) -> Any:
     """Save a collection as a Zarr group of version 3.
 
@@ -208,17 +215,6 @@ def read_planned(item: PlannedArray) -> Tensor:
     return parts[0] if item.dim is None or item.dim else torch.stack(parts)
 
 
-def run_parallel(work: Sequence[Callable[[], None]], num_threads: int) -> None:
-    """Call functions, in threads if ``num_threads`` is more than one; raise the first error."""
-    if num_threads <= 1 or len(work) <= 1:
-        for call in work:
-            call()
-        return
-    with ThreadPoolExecutor(num_threads, "td-zarr") as pool:
-        for future in [pool.submit(call) for call in work]:
-            future.result()
-
-
 def _replace(
     location: Any, write: Callable[[Objects], None], *, durable: bool, storage_options: dict[str, Any] | None
 ) -> None:
@@ -280,8 +276,10 @@ def create(
     compressors: Any = None,
     serializer: Any = None,
     storage_options: dict[str, Any] | None = None,
-) -> None:
-    """Write a group of zeros with the structure, shapes and dtypes of a collection, without reading its leaves.
+) -> Any:
+    """Write a group of zeros with the structure, shapes and dtypes of a collection, and open it for writing.
+
+    The leaves of the collection are not read. The options are those of :func:`td_zarr.save`.
 
     Raises:
         FileExistsError: something is at the location.
@@ -309,6 +307,7 @@ def create(
         _put_root(objects, planned)
 
     _replace(location, write, durable=False, storage_options=storage_options)
+    return open_collection(location, mode="r+", storage_options=storage_options)
 
 
 def to_zarr(

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import os
 import weakref
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,8 +21,8 @@ import zarr.storage
 from zarr.core.buffer import default_buffer_prototype
 from zarr.core.sync import sync
 
-from td_core.errors import FormatError, MissingPluginError
-from td_core.spi import NewFile
+from td_core.errors import FormatError, MissingPluginError, TensorDictError
+from td_core.spi import NewFile, set_module
 
 __all__ = [
     "LocalObjects",
@@ -32,6 +32,10 @@ __all__ = [
     "find_local_path",
     "find_objects",
     "gather",
+    "name_object",
+    "open_url",
+    "open_zip",
+    "return_store",
     "run",
 ]
 
@@ -91,6 +95,7 @@ class Objects:
         """Close the store, if this object has opened it."""
 
 
+@set_module("td_zarr.zarr_pickles")
 class LocalObjects(Objects):
     """The files below a directory."""
 
@@ -179,6 +184,7 @@ def _read_file(path: str) -> bytes | None:
         return None
 
 
+@set_module("td_zarr.zarr_pickles")
 class StoreObjects(Objects):
     """The objects below a path in a store of zarr; ``make`` opens the store in each process."""
 
@@ -211,7 +217,8 @@ class StoreObjects(Objects):
         prototype, store = default_buffer_prototype(), self.store
 
         async def read(key: str) -> bytes | None:
-            buffer = await (store / key).get(prototype)
+            with name_object(key):
+                buffer = await (store / key).get(prototype)
             return None if buffer is None else buffer.to_bytes()
 
         return run(gather(map(read, keys)))
@@ -244,6 +251,17 @@ class StoreObjects(Objects):
         if self._opened is not None and self.is_own:
             self._opened[1].store.close()
             self._opened = None
+
+
+@contextlib.contextmanager
+def name_object(key: str) -> Iterator[None]:
+    """Raise OSError for an error of another type of a file system, such as one of an HTTP library."""
+    try:
+        yield
+    except (OSError, TensorDictError):
+        raise
+    except Exception as error:  # each file system of fsspec has errors of its own
+        raise OSError(f"cannot read {key!r}: {error!r}") from error
 
 
 async def gather(work: Iterable[Coroutine[Any, Any, ResultT]]) -> list[ResultT]:
@@ -285,21 +303,25 @@ def find_objects(location: Any, storage_options: dict[str, Any] | None = None) -
     if path is not None:
         if not os.path.exists(path):
             raise FileNotFoundError(f"there is nothing at {path!r}")
-        return StoreObjects(path, partial(_open_zip, path), is_read_only=True)
+        return StoreObjects(path, partial(open_zip, path), is_read_only=True)
     if isinstance(location, zarr.Group):
         location = location.store_path
     if isinstance(location, zarr.abc.store.Store):
         location = zarr.storage.StorePath(location)
     if isinstance(location, zarr.storage.StorePath):
-        return StoreObjects(str(location), partial(_return, location.store), location.path, is_own=False)
-    return StoreObjects(location, partial(_open_url, location, storage_options))
+        return StoreObjects(str(location), partial(return_store, location.store), location.path, is_own=False)
+    return StoreObjects(location, partial(open_url, location, storage_options))
 
 
-def _return(store: zarr.abc.store.Store) -> zarr.abc.store.Store:
+@set_module("td_zarr.zarr_pickles")
+def return_store(store: zarr.abc.store.Store) -> zarr.abc.store.Store:
+    """Return a store that the caller of td has opened."""
     return store
 
 
-def _open_url(url: str, storage_options: dict[str, Any] | None) -> zarr.abc.store.Store:
+@set_module("td_zarr.zarr_pickles")
+def open_url(url: str, storage_options: dict[str, Any] | None) -> zarr.abc.store.Store:
+    """Open the store of a URL."""
     try:
         store = zarr.storage.FsspecStore.from_url(url, storage_options=storage_options)
     except ImportError as error:
@@ -309,7 +331,9 @@ def _open_url(url: str, storage_options: dict[str, Any] | None) -> zarr.abc.stor
     return store
 
 
-def _open_zip(path: str) -> zarr.abc.store.Store:
+@set_module("td_zarr.zarr_pickles")
+def open_zip(path: str) -> zarr.abc.store.Store:
+    """Open a zip file for reading."""
     try:
         store = zarr.storage.ZipStore(path, mode="r")
         run(store._open())
@@ -323,6 +347,6 @@ def create_zip(path: str) -> Any:
     """Yield the objects of a new zip file, which is complete at the end of the block."""
     store = zarr.storage.ZipStore(path, mode="w")
     try:
-        yield StoreObjects(path, partial(_return, store))
+        yield StoreObjects(path, partial(return_store, store))
     finally:
         store.close()

@@ -5,13 +5,10 @@ from __future__ import annotations
 import zipfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from td_core import Serializer, hookimpl, make_classmethod
-from td_core.spi import as_named
-
-if TYPE_CHECKING:
-    from td_core import Report, Tree
+from td_core.spi import LazyFunction, as_named
 
 
 class ZarrFormat(Serializer):
@@ -29,137 +26,13 @@ class ZarrFormat(Serializer):
     )  # fmt: skip
     locations = ("zarr.abc.store.Store", "zarr.storage.StorePath", "zarr.Group")
 
-    def save(
-        self,
-        data: Any,
-        location: Any,
-        *,
-        chunks: Any = None,
-        shards: Any = None,
-        filters: Any = None,
-        compressors: Any = None,
-        serializer: Any = None,
-        checksums: bool = False,
-        durable: bool = False,
-        num_threads: int = 0,
-        return_early: bool = False,
-        storage_options: dict[str, Any] | None = None,
-        progress: Any = False,
-    ) -> Any:
-        """Write ``data`` to ``location``; see :func:`td_zarr.save`."""
-        from ._write_groups import save
-
-        return save(
-            data,
-            location,
-            chunks=chunks,
-            shards=shards,
-            filters=filters,
-            compressors=compressors,
-            serializer=serializer,
-            checksums=checksums,
-            durable=durable,
-            num_threads=num_threads,
-            return_early=return_early,
-            storage_options=storage_options,
-            progress=progress,
-        )
-
-    def load(
-        self,
-        location: Any,
-        *,
-        device: Any = None,
-        keys: Any = None,
-        rows: Any = None,
-        strict: bool = True,
-        allow_pickle: bool = False,
-        storage_options: dict[str, Any] | None = None,
-        progress: Any = False,
-    ) -> Any:
-        """Load the collection at ``location``; see :func:`td_zarr.load`."""
-        from ._read_collections import load
-
-        return load(
-            location,
-            device=device,
-            keys=keys,
-            rows=rows,
-            strict=strict,
-            allow_pickle=allow_pickle,
-            storage_options=storage_options,
-            progress=progress,
-        )
-
-    def open(  # type: ignore[override]
-        self,
-        location: Any,
-        *,
-        mode: str = "r",
-        keys: Any = None,
-        strict: bool = True,
-        allow_pickle: bool = False,
-        storage_options: dict[str, Any] | None = None,
-    ) -> Any:
-        """Open the group at ``location``, without reading its arrays; see :func:`td_zarr.open`."""
-        from ._read_collections import open_collection
-
-        return open_collection(
-            location,
-            mode=mode,
-            keys=keys,
-            strict=strict,
-            allow_pickle=allow_pickle,
-            storage_options=storage_options,
-        )
-
-    def create(  # type: ignore[override]
-        self,
-        like: Any,
-        location: Any,
-        *,
-        chunks: Any = None,
-        shards: Any = None,
-        filters: Any = None,
-        compressors: Any = None,
-        serializer: Any = None,
-        storage_options: dict[str, Any] | None = None,
-    ) -> Any:
-        """Write a group of zeros with the structure, shapes and dtypes of ``like``, and open it for writing."""
-        from ._read_collections import open_collection
-        from ._write_groups import create
-
-        create(
-            like,
-            location,
-            chunks=chunks,
-            shards=shards,
-            filters=filters,
-            compressors=compressors,
-            serializer=serializer,
-            storage_options=storage_options,
-        )
-        return open_collection(location, mode="r+", storage_options=storage_options)
-
-    def append(self, rows: Any, location: Any, *, storage_options: dict[str, Any] | None = None) -> None:  # type: ignore[override]
-        """Add the rows of a collection to the group; see :func:`td_zarr.append`."""
-        from ._append_rows import append
-
-        append(rows, location, storage_options=storage_options)
-
-    def inspect(self, location: Any, *, storage_options: dict[str, Any] | None = None) -> Tree:  # type: ignore[override]
-        """Return the tree of a group from its metadata."""
-        from ._group_checks import inspect
-
-        return inspect(location, storage_options=storage_options)
-
-    def verify(  # type: ignore[override]
-        self, location: Any, *, storage_options: dict[str, Any] | None = None, progress: Any = False
-    ) -> Report:
-        """Read all chunks of a group, and report those that are missing or damaged."""
-        from ._group_checks import verify
-
-        return verify(location, storage_options=storage_options, progress=progress)
+    save = LazyFunction(__package__, "._write_groups", "save")  # type: ignore[assignment]
+    load = LazyFunction(__package__, "._read_collections", "load")  # type: ignore[assignment]
+    open = LazyFunction(__package__, "._read_collections", "open_collection")  # type: ignore[assignment]
+    create = LazyFunction(__package__, "._write_groups", "create")  # type: ignore[assignment]
+    append = LazyFunction(__package__, "._append_rows", "append")  # type: ignore[assignment]
+    inspect = LazyFunction(__package__, "._group_checks", "inspect")  # type: ignore[assignment]
+    verify = LazyFunction(__package__, "._group_checks", "verify")  # type: ignore[assignment]
 
     def detect(self, location: Any, head: bytes) -> bool:
         """Return True for a directory, zip file or store with the metadata of a group."""

@@ -17,7 +17,7 @@ from torch import Tensor
 from .._dtypes import STORABLE, UNSIGNED
 from ..errors import CodecError, FormatError
 
-__all__ = ["Piece", "Place", "as_storable", "get_stored", "list_names", "restore", "split_leaf"]
+__all__ = ["Piece", "Place", "as_storable", "get_stored", "is_nested", "list_names", "restore", "split_leaf"]
 
 Place = Any
 
@@ -165,6 +165,11 @@ def restore(place: Place, read: Callable[[str], Tensor]) -> Tensor:
         return tensor.expand(place["expand"]) if "expand" in place else tensor
     except (LookupError, TypeError, ValueError, RuntimeError, AttributeError) as error:
         raise FormatError(f"its place in the header is damaged, {place!r:.200}: {error}") from error
+
+
+def is_nested(place: Place) -> bool:
+    """Return True if a place is that of a nested tensor."""
+    return isinstance(place, dict) and not {"jagged", "nested"}.isdisjoint(place)
 
 
 def list_names(place: Place) -> list[str]:

@@ -3,6 +3,7 @@
 Needs the extra ``testing`` (pytest, hypothesis). In a test module, subclass :class:`CollectionTests` and define
 ``make``, or subclass :class:`SerializerTests` and define ``serializer``. pytest then runs all tests of the suite.
 :class:`SourceTests` and :class:`OpenTests` are the suites for sources of stored tensors and for opened collections.
+The other functions compare collections, and kill processes in the middle of a save.
 """
 
 from __future__ import annotations
@@ -16,13 +17,15 @@ pytest.register_assert_rewrite(
     *(f"{__name__}.{module}" for module in ("_collections", "_open_tests", "_serializers", "_source_tests"))
 )
 
+from ._collection_samples import assert_same  # noqa: E402
 from ._collections import CollectionTests  # noqa: E402
+from ._killed_processes import WatchedOs, kill_after, kill_at_os_call, watch_os  # noqa: E402
 from ._open_tests import OpenTests  # noqa: E402
 from ._serializers import SerializerTests  # noqa: E402
 from ._source_tests import SourceTests  # noqa: E402
 from ._sources import LoggedSource, MemorySource, RawFile  # noqa: E402
 
 __all__ = [
-    "CollectionTests", "LoggedSource", "MemorySource", "OpenTests", "RawFile", "SerializerTests", "SourceTests",
-    "installed",
+    "CollectionTests", "LoggedSource", "MemorySource", "OpenTests", "RawFile", "SerializerTests", "SourceTests", "WatchedOs",
+    "assert_same", "installed", "kill_after", "kill_at_os_call", "watch_os",
 ]  # fmt: skip

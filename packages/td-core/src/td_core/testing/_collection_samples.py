@@ -18,6 +18,7 @@ from .._lazy_stack import LazyStackedTensorDict
 from .._params import TensorDictParams
 from .._tensordict import TensorDict
 from .._value_codec import is_same_value
+from ..array_formats import as_storable
 
 __all__ = ["assert_same", "make_samples", "make_value_samples"]
 
@@ -107,7 +108,15 @@ def _get_record(package: Any) -> Any:
 
 
 def assert_same(result: Any, expected: Any, path: tuple[str, ...] = ()) -> None:
-    """Assert that two collections are equal: kinds, keys in order, leaves, batch sizes, names, values."""
+    """Assert that two collections or leaves are equal: kinds, keys in order, leaves, batch sizes, names, values.
+
+    Leaves are equal if they have the same dtype, shape and bytes.
+
+    >>> assert_same(TensorDict({"a": torch.ones(2)}), TensorDict({"a": torch.ones(2)}))
+    """
+    if isinstance(expected, Tensor):
+        _assert_same_leaf(result, expected, path)
+        return
     assert type(result) is type(expected), path
     assert result.names == expected.names, path
     if hasattr(expected, "tensordicts"):
@@ -142,8 +151,10 @@ def _assert_same_leaf(result: Any, expected: Tensor, path: tuple[str, ...]) -> N
         return
     assert result.shape == expected.shape, path
     # Compare bytes: torch cannot compare some dtypes, and NaN differs from NaN.
-    assert torch.equal(_view_bytes(result), _view_bytes(expected)), path
+    assert _read_bytes(result) == _read_bytes(expected), path
 
 
-def _view_bytes(leaf: Tensor) -> Tensor:
-    return leaf.detach().cpu().contiguous().reshape(-1).clone().view(torch.uint8)
+def _read_bytes(leaf: Tensor) -> bytes:
+    # Complex numbers are stored as pairs first.
+    integers: bytes = as_storable(as_storable(leaf, ()), ()).numpy().tobytes()
+    return integers

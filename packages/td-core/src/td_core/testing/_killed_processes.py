@@ -8,11 +8,15 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import ModuleType
 from typing import Any, NoReturn
 
 import pytest
+import torch
 
-__all__ = ["count_calls", "kill_at_call", "kill_at_size", "run_in_child"]
+__all__ = [
+    "WatchedOs", "count_calls", "kill_after", "kill_at_call", "kill_at_os_call", "kill_at_size", "run_in_child", "watch_os",
+]  # fmt: skip
 
 #: Events of :func:`sys.addaudithook` that change files or open them.
 _EVENTS = frozenset(
@@ -29,7 +33,68 @@ _EVENTS = frozenset(
     }
 )
 
+#: The functions of ``os`` that access the file system.
+_OS_CALLS = frozenset(
+    {
+        "chmod", "close", "fstat", "fsync", "ftruncate", "listdir", "makedirs", "mkdir", "open", "pread", "preadv", "pwritev",
+        "rename", "replace", "rmdir", "stat", "truncate", "unlink", "utime",
+    }
+)  # fmt: skip
+
 _KILLED = 77
+
+
+class WatchedOs:
+    """Replacement of the module ``os`` in another module: it calls a function before each file-system call.
+
+    >>> import os
+    >>> WatchedOs(print).listdir(os.curdir) == os.listdir()
+    listdir
+    True
+    """
+
+    def __init__(self, see: Callable[[str], object]) -> None:
+        self._see = see
+
+    def __getattr__(self, name: str) -> Any:
+        member = getattr(os, name)
+        if name not in _OS_CALLS:
+            return member
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            self._see(name)
+            return member(*args, **kwargs)
+
+        return call
+
+
+def watch_os(patch: pytest.MonkeyPatch, see: Callable[[str], object], *modules: ModuleType) -> None:
+    """Call ``see`` with the name of each file-system call of some modules, before it."""
+    for module in modules:
+        patch.setattr(module, "os", WatchedOs(see))
+
+
+def kill_at_os_call(work: Callable[[], Any], number: int, *modules: ModuleType) -> bool:
+    """Run ``work`` in a child process that is killed before file-system call ``number`` of some modules.
+
+    Return False if the process ended before.
+    """
+    calls = 0
+
+    def see(name: str) -> None:
+        nonlocal calls
+        if calls >= number:
+            os.kill(os.getpid(), signal.SIGKILL)
+        calls += 1
+
+    def run() -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            watch_os(patch, see, *modules)
+            work()
+
+    code = os.waitstatus_to_exitcode(os.waitpid(_fork(run), 0)[1])
+    assert code in (0, -signal.SIGKILL), "the save failed in a child process"
+    return code != 0
 
 
 def count_calls(work: Callable[[], Any]) -> int:
@@ -72,6 +137,16 @@ def kill_at_call(work: Callable[[], Any], number: int) -> None:
 
     code = os.waitstatus_to_exitcode(os.waitpid(_fork(run), 0)[1])
     assert code in (0, _KILLED), f"the save failed with the exit code {code} before it was killed"
+
+
+def kill_after(work: Callable[[], Any], seconds: float) -> bool:
+    """Run ``work`` in a child process that is killed after some time. Return False if the process ended before."""
+    pid = _fork(work)
+    time.sleep(seconds)
+    os.kill(pid, signal.SIGKILL)
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    assert code in (0, -signal.SIGKILL), "the save failed in a child process"
+    return code != 0
 
 
 def kill_at_size(work: Callable[[], Any], nbytes: int) -> None:
@@ -123,6 +198,7 @@ def _run_and_exit(work: Callable[[], Any]) -> NoReturn:
     """Run ``work``, and end this process without the handlers of the parent, such as those of pytest."""
     code = 1
     try:
+        torch.set_num_threads(1)  # a forked process has none of the threads that torch started in its parent
         work()
         code = 0
     except BaseException:  # the child must never return to the test runner

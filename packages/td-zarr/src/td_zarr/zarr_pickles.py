@@ -1,0 +1,18 @@
+"""Names in pickles of opened groups, importable from here in every release.
+
+>>> from td_zarr import save, zarr_pickles
+>>> import pickle
+>>> _ = save(TensorDict({"a": torch.ones(2)}), "data.zarr")
+>>> b"td_zarr.zarr_pickles" in pickle.dumps(TensorDict.open("data.zarr")["a"])
+True
+"""
+
+from ._array_documents import ArrayInfo
+from ._chunk_access import ChunkSource, RawSource, rebuild_mapped, rebuild_source
+from ._read_collections import Reinterpreted, finish_place
+from ._zarr_objects import LocalObjects, StoreObjects, open_url, open_zip, return_store
+
+__all__ = [
+    "ArrayInfo", "ChunkSource", "LocalObjects", "RawSource", "Reinterpreted", "StoreObjects", "finish_place", "open_url",
+    "open_zip", "rebuild_mapped", "rebuild_source", "return_store",
+]  # fmt: skip
