@@ -28,7 +28,7 @@ def find_row_blocks(count: int, leaves: Iterable[Any]) -> list[range]:
 
 def _find_edges(view: StoredTensor, chunks: tuple[int, ...]) -> set[int]:
     """Return the rows of a view that are the first ones of a chunk, except the first row of all."""
-    block = find_block(view.source.shape, view.shape, view.stride(), view.storage_offset())
+    block = find_block(view.source.shape, view.shape, view.stride(), int(view.storage_offset()))
     if not block.is_exact or len(view) < 2:
         return set()
     dim, steps = block.places[0]

@@ -13,7 +13,7 @@ import threading
 import time
 import weakref
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeAlias
 
 import h5py
 import torch
@@ -56,12 +56,12 @@ H5_ERRORS = (
 
 
 #: A path, or an open file or group of h5py.
-Location = str | os.PathLike[str] | h5py.Group
+Location: TypeAlias = "str | os.PathLike[str] | h5py.Group"
 
 
 def find_filename(location: Location) -> str:
     """Return the path of the file of a location."""
-    return os.fspath(location.file.filename if isinstance(location, h5py.Group) else location)
+    return str(location.file.filename) if isinstance(location, h5py.Group) else os.fspath(location)
 
 
 def has_path(location: Location) -> bool:

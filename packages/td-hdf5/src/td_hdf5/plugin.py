@@ -26,13 +26,13 @@ class Hdf5Format(Serializer):
     locations = ("h5py.Group",)
     reads_stored_tensors = True
 
-    save = LazyFunction(__package__, "._write_h5", "save")  # type: ignore[assignment]
-    load = LazyFunction(__package__, "._read_h5", "load")  # type: ignore[assignment]
-    open = LazyFunction(__package__, "._read_h5", "open_collection")  # type: ignore[assignment]
-    create = LazyFunction(__package__, "._read_h5", "create")  # type: ignore[assignment]
-    append = LazyFunction(__package__, "._append_h5", "append")  # type: ignore[assignment]
-    inspect = LazyFunction(__package__, "._check_h5", "inspect")  # type: ignore[assignment]
-    verify = LazyFunction(__package__, "._check_h5", "verify")  # type: ignore[assignment]
+    save = LazyFunction(__package__, "._write_h5", "save")
+    load = LazyFunction(__package__, "._read_h5", "load")
+    open = LazyFunction(__package__, "._read_h5", "open_collection")
+    create = LazyFunction(__package__, "._read_h5", "create")
+    append = LazyFunction(__package__, "._append_h5", "append")
+    inspect = LazyFunction(__package__, "._check_h5", "inspect")
+    verify = LazyFunction(__package__, "._check_h5", "verify")
 
     def detect(self, location: Any, head: bytes) -> bool:
         """Return True for a file with the signature of HDF5, which can be after a block of another program; or for a group."""

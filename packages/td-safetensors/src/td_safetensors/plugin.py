@@ -25,13 +25,13 @@ class SafetensorsFormat(Serializer):
         "memory", "s3", "s3a", "sftp", "simplecache", "smb", "ssh", "webdav", "webhdfs", "zip",
     )  # fmt: skip
 
-    save = LazyFunction(__package__, "._write_save", "save")  # type: ignore[assignment]
-    load = LazyFunction(__package__, "._read_save", "load")  # type: ignore[assignment]
-    load_ = LazyFunction(__package__, "._read_save", "load_into")  # type: ignore[assignment]
-    open = LazyFunction(__package__, "._open", "open_collection")  # type: ignore[assignment]
-    create = LazyFunction(__package__, "._open", "create")  # type: ignore[assignment]
-    inspect = LazyFunction(__package__, "._tree_and_checks", "inspect")  # type: ignore[assignment]
-    verify = LazyFunction(__package__, "._tree_and_checks", "verify")  # type: ignore[assignment]
+    save = LazyFunction(__package__, "._write_save", "save")
+    load = LazyFunction(__package__, "._read_save", "load")
+    load_ = LazyFunction(__package__, "._read_save", "load_into")
+    open = LazyFunction(__package__, "._open", "open_collection")
+    create = LazyFunction(__package__, "._open", "create")
+    inspect = LazyFunction(__package__, "._tree_and_checks", "inspect")
+    verify = LazyFunction(__package__, "._tree_and_checks", "verify")
 
     def detect(self, location: Any, head: bytes) -> bool:
         """Return True for a safetensors file, an index of shards, or a directory with one of them."""

@@ -26,13 +26,13 @@ class ZarrFormat(Serializer):
     )  # fmt: skip
     locations = ("zarr.abc.store.Store", "zarr.storage.StorePath", "zarr.Group")
 
-    save = LazyFunction(__package__, "._write_groups", "save")  # type: ignore[assignment]
-    load = LazyFunction(__package__, "._read_collections", "load")  # type: ignore[assignment]
-    open = LazyFunction(__package__, "._read_collections", "open_collection")  # type: ignore[assignment]
-    create = LazyFunction(__package__, "._write_groups", "create")  # type: ignore[assignment]
-    append = LazyFunction(__package__, "._append_rows", "append")  # type: ignore[assignment]
-    inspect = LazyFunction(__package__, "._group_checks", "inspect")  # type: ignore[assignment]
-    verify = LazyFunction(__package__, "._group_checks", "verify")  # type: ignore[assignment]
+    save = LazyFunction(__package__, "._write_groups", "save")
+    load = LazyFunction(__package__, "._read_collections", "load")
+    open = LazyFunction(__package__, "._read_collections", "open_collection")
+    create = LazyFunction(__package__, "._write_groups", "create")
+    append = LazyFunction(__package__, "._append_rows", "append")
+    inspect = LazyFunction(__package__, "._group_checks", "inspect")
+    verify = LazyFunction(__package__, "._group_checks", "verify")
 
     def detect(self, location: Any, head: bytes) -> bool:
         """Return True for a directory, zip file or store with the metadata of a group."""
