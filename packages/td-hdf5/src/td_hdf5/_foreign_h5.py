@@ -173,9 +173,12 @@ class _Reader:
 
     def _add_ragged(self, position: int, key: str, name: str, dataset: h5py.Dataset) -> None:
         """Add a dataset of vectors of different lengths as a jagged tensor, whose elements are read now."""
-        rows = dataset[()]
-        values = np.concatenate(rows) if len(rows) else np.zeros(0, h5py.check_vlen_dtype(dataset.dtype))
-        values = values.astype(values.dtype.newbyteorder("="), copy=False)
+        native = h5py.check_vlen_dtype(dataset.dtype).newbyteorder("=")
+        # h5py's own index leaves the elements in the byte order of the file, under the native dtype.
+        rows = np.empty(dataset.shape, h5py.vlen_dtype(native))
+        if len(rows):
+            dataset.id.read(h5py.h5s.ALL, h5py.h5s.ALL, rows)
+        values = np.concatenate([np.zeros(0, native), *rows])
         offsets = np.cumsum([0, *map(len, rows)])
         parts = {"values": torch.from_numpy(values), "offsets": torch.from_numpy(offsets)}
         names = {part: f"{name}#{part}" for part in parts}
