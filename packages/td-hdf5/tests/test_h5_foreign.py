@@ -179,7 +179,11 @@ LEFT_OUT: dict[str, tuple[Callable[[h5py.File], Any], str]] = {
     ),
     "lists in lists": (
         lambda file: file.create_dataset("x", (2, 2), h5py.vlen_dtype(np.int32)),
-        "torch has no dtype for object",
+        "h5py does not convert its vectors",
+    ),
+    "other byte order": (
+        lambda file: file.create_dataset("x", (2,), h5py.vlen_dtype(np.dtype(">i4"))),
+        "h5py does not convert its vectors",
     ),
     "type": (lambda file: file.__setitem__("x", np.dtype("f4")), "it is a datatype"),
 }  # fmt: skip

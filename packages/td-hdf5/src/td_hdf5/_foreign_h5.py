@@ -156,6 +156,10 @@ class _Reader:
             self._add_text(position, key, dataset)
         elif _is_ragged(dataset):
             self._add_ragged(position, key, name, dataset)
+        elif h5py.check_vlen_dtype(dtype) is not None:
+            self._leave_out(
+                name, "h5py does not convert its vectors: they are in several dims, or of another byte order"
+            )
         elif dtype.names is not None:
             self._add_fields(position, key, name, dataset)
         elif dtype.subdtype is not None or dtype.newbyteorder("=") not in set(NATIVE.values()):
@@ -173,12 +177,8 @@ class _Reader:
 
     def _add_ragged(self, position: int, key: str, name: str, dataset: h5py.Dataset) -> None:
         """Add a dataset of vectors of different lengths as a jagged tensor, whose elements are read now."""
-        native = h5py.check_vlen_dtype(dataset.dtype).newbyteorder("=")
-        # h5py's own index leaves the elements in the byte order of the file, under the native dtype.
-        rows = np.empty(dataset.shape, h5py.vlen_dtype(native))
-        if len(rows):
-            dataset.id.read(h5py.h5s.ALL, h5py.h5s.ALL, rows)
-        values = np.concatenate([np.zeros(0, native), *rows])
+        rows = dataset[()]
+        values = np.concatenate([np.zeros(0, h5py.check_vlen_dtype(dataset.dtype)), *rows])
         offsets = np.cumsum([0, *map(len, rows)])
         parts = {"values": torch.from_numpy(values), "offsets": torch.from_numpy(offsets)}
         names = {part: f"{name}#{part}" for part in parts}
@@ -258,9 +258,9 @@ def _find_common(one: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, ...
 
 
 def _is_ragged(dataset: h5py.Dataset) -> bool:
-    """Return True for a vector of vectors of numbers, each of its own length."""
+    """Return True for a vector of vectors of numbers, each of its own length, in the byte order of this machine."""
     base = h5py.check_vlen_dtype(dataset.dtype)
-    return base is not None and len(dataset.shape) == 1 and base.newbyteorder("=") in set(NATIVE.values())
+    return base is not None and len(dataset.shape) == 1 and base in set(NATIVE.values())
 
 
 def _is_opaque(dtype: np.dtype[Any]) -> bool:
