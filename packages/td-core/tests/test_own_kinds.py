@@ -167,3 +167,39 @@ def test_kinds_are_entries_of_tensordict() -> None:
     assert (type(stacked["c"]), type(stacked["l"])) == (Counted, Lazy)
     assert stacked["c", "a"].tolist() == [[1, 1], [1, 1]]
     assert stacked["l", "a"].tolist() == [[0, 0], [0, 0]]
+
+
+class Labelled(TensorDict):
+    """A TensorDict whose copies and results of arithmetic keep a label: it overrides only ``_map``."""
+
+    label = "none"
+
+    def _map(self, fn: Callable[[Tensor], Tensor]) -> Any:
+        result: Any = super()._map(fn)
+        result.label = self.label
+        return result
+
+
+@pytest.mark.parametrize(
+    "operation",
+    [
+        lambda td: td.clone(),
+        lambda td: td.clone(recurse=False),
+        lambda td: td.copy(),
+        lambda td: td.detach(),
+        lambda td: td.exp(),
+        lambda td: td + 1,
+        lambda td: td.double(),
+        lambda td: td._shallow_copy(),
+    ],
+)
+def test_subclass_with_own_map_keeps_state(operation: Callable[[Any], Any]) -> None:
+    node = Labelled({"a": torch.zeros(2), "n": {"b": torch.ones(2)}})
+    node.label = "here"
+    result = operation(node)
+    assert (type(result), result.label) == (Labelled, "here")
+    nested = operation(TensorDict({"node": node}))
+    assert nested["node"].label == "here"
+    expected = operation(TensorDict({"b": torch.ones(2)}))["b"]
+    assert torch.equal(nested["node", "n", "b"], expected)
+    assert torch.equal(result["n", "b"], expected)

@@ -73,6 +73,10 @@ class EntrySchema:
         """Convert a value that is set to the declared type, before it is coerced."""
         return value
 
+    def convert_plain(self, key: str, value: Any) -> Any:
+        """Convert a value of a mapping that is neither a tensor nor a mapping."""
+        return value
+
     def adopt(self, key: str, node: Any) -> Any:
         """Convert a new TensorDict to the class that is declared for its key."""
         return node
@@ -165,11 +169,6 @@ class Core(ABC):
         """Wrap a value in a node of this kind, if this is a value node. The default returns the value unchanged."""
         return value
 
-    def _as_entry(self, key: str, value: Any) -> Any:
-        """Wrap a value in a value node, if this node holds a value node under ``key``; otherwise return it."""
-        own = self._children().get(key)
-        return own._as_value(value) if isinstance(own, Core) else value
-
     def _of_level(self, level: Core) -> Self:
         """Convert another node to the kind of this node. A schema adds its defaults for missing entries."""
         return self._with_children(
@@ -199,10 +198,6 @@ class Core(ABC):
             written = entry._copy_from(value, non_blocking=non_blocking)
             if written is not entry:
                 self._set_child(key, written)
-
-    def _get_leaf_spec(self) -> tuple[torch.device | None, torch.dtype | None]:
-        """Return the device and dtype of the leaf that this node describes, or (None, None)."""
-        return None, None
 
     def _index(self, index: Any) -> Any:
         """Index all entries along the batch dims. The shape mixin implements it."""
@@ -363,12 +358,15 @@ class Core(ABC):
     def _expand_batch_size(self, batch_size: torch.Size) -> None:
         """Store a checked batch size here and in nested nodes whose batch size does not start with it."""
         ndim, default = len(batch_size), Core._expand_batch_size
-        for node, _, entries in walk_levels(self):
+        for node, position, entries in walk_levels(self):
             node._set_batch_size(batch_size)
             for key, child in list(entries.items()):
                 if isinstance(child, Tensor) or child.batch_size[:ndim] == batch_size:
                     del entries[key]
-                elif not has_entries(child) or type(child)._expand_batch_size is not default:
+                elif not has_entries(child):
+                    child._check_batch_size(batch_size, get_path(position, key))
+                    child._set_batch_size(batch_size)
+                elif type(child)._expand_batch_size is not default:
                     child._expand_batch_size(batch_size)
                     del entries[key]
 

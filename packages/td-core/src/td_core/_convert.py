@@ -334,6 +334,15 @@ class ConversionMixin(Core):
         )
 
 
+def _as_entry(node: Core, key: str, value: Any) -> Any:
+    """Wrap a value in a value node, if ``node`` holds a value node under ``key``; else convert it to the declared type."""
+    own = node._children().get(key)
+    entry = own._as_value(value) if isinstance(own, Core) else value
+    if entry is not value or value is None or isinstance(value, (Tensor, Core, Mapping)):
+        return entry
+    return node._schema.convert_plain(key, value)
+
+
 def _with_values(mapping: Mapping[Any, Any], like: Core) -> dict[Any, Any]:
     """Replace the values of a nested mapping by value nodes under keys where ``like`` holds value nodes."""
 
@@ -344,7 +353,7 @@ def _with_values(mapping: Mapping[Any, Any], like: Core) -> dict[Any, Any]:
             if isinstance(value, Mapping) and child is not None and has_entries(child):
                 yield key, child, value
             else:
-                out[key] = node._as_entry(key, value) if isinstance(key, str) else value
+                out[key] = _as_entry(node, key, value) if isinstance(key, str) else value
 
     return map_levels(like, fill, mapping, make=lambda _, out: out)  # type: ignore[no-any-return]
 

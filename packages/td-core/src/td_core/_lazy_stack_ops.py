@@ -139,7 +139,7 @@ class LazyStackOps(TensorDictBase):
                 entries[key] = self._get_as(key, None, as_nested_tensor=True, layout=layout)
             else:
                 child = children[key]
-                entries[key] = child if isinstance(child, Tensor) else child._densify(layout)
+                entries[key] = child._densify(layout) if has_entries(child) else child
         for key in dict.fromkeys(chain(*[list(member._children()) for member in members])):
             if key not in children:
                 entries[key] = make_nested_tensor(key, fill_gaps(key, members), self._stack_dim, layout)

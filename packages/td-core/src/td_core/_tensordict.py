@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 SelfT = TypeVar("SelfT", bound="TensorDict")
+_COPIES = ("_shallow_copy", "_clone_leaves", "_unflatten")
 _CLONE = make_op("clone", copy_leaf)
 
 
@@ -103,6 +104,13 @@ class TensorDict(TensorDictBase):
     _dict: dict[str, Child]
     _batch_size: torch.Size
     _device: torch.device | None
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        # For speed, these copies do not call _map; a class that overrides it gets the defaults, which do.
+        for name in _COPIES if "_map" in cls.__dict__ else ():
+            if name not in cls.__dict__:
+                setattr(cls, name, getattr(Core, name))
 
     def __init__(
         self,

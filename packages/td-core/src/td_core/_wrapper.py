@@ -106,6 +106,9 @@ class Wrapper(TensorCollection):
     def _peek_child(self, key: str) -> Child:
         return self._tensordict._peek_child(key)
 
+    def _add_child(self, key: str, value: Core) -> Child:
+        return self._tensordict._add_child(key, value)
+
     def _del_child(self, key: str) -> None:
         self._tensordict._del_child(key)
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from ._arrays import as_tensor
 from ._buffers import as_bytes, as_memory, is_stored
 from ._collection import Core as Node
-from ._collection import EntrySchema, is_aliasing, show_path
+from ._collection import EntrySchema, is_aliasing, make_dense, show_path
 from ._core_kinds import make_header, read_header, read_header_field
 from ._devices import as_device, wait_for
 from ._dim_names import check_names, resize_names
@@ -59,17 +59,15 @@ from ._writes.run import copy_all
 from .plugins.memmap_methods import Progress
 
 __all__ = [
-    "LEAF_KINDS", "OVERRIDABLE", "PLAIN", "PROVIDED", "REQUIRED", "STORABLE", "UNSIGNED", "VERSION", "EntrySchema",
-    "Join", "Keeper", "LazyFunction",
-    "NewDirectory", "NewFile", "Node", "Progress", "StorageBackend", "Switch", "Wrapper", "as_batch_size", "as_buffer",
-    "as_bytes", "as_device", "as_dtype", "as_memory", "as_named", "as_tensor", "check_mode", "check_names", "check_table",
-    "check_unlocked", "choose_algorithm", "compute_digest", "compute_seqlens", "copy_all", "count_users", "decode_table",
-    "dump_table", "expand", "foreach_kernel", "is_aliasing", "is_expanded", "is_readable",
-    "is_same_value", "is_stored", "is_traced", "lazy_names", "load_table", "lock", "lock_directory", "looks",
-    "make_checksum", "make_header", "make_jagged", "make_nested_view", "make_reporter", "new_object", "parse_json",
+    "LEAF_KINDS", "OVERRIDABLE", "PLAIN", "PROVIDED", "REQUIRED", "STORABLE", "UNSIGNED", "VERSION", "WRAPPING", "EntrySchema",
+    "Join", "Keeper", "LazyFunction", "NewDirectory", "NewFile", "Node", "Progress", "StorageBackend", "Switch", "Wrapper",
+    "as_batch_size", "as_buffer", "as_bytes", "as_device", "as_dtype", "as_memory", "as_named", "as_tensor", "check_mode",
+    "check_names", "check_table", "check_unlocked", "choose_algorithm", "compute_digest", "compute_seqlens", "copy_all",
+    "count_users", "decode_table", "dump_table", "expand", "foreach_kernel", "is_aliasing", "is_expanded", "is_readable",
+    "is_same_value", "is_stored", "is_traced", "lazy_names", "load_table", "lock", "lock_directory", "looks", "make_checksum",
+    "make_dense", "make_header", "make_jagged", "make_nested_view", "make_reporter", "new_object", "parse_json",
     "plain_results", "plan_index", "pytree", "read_header", "read_header_field", "read_unreplaced", "register_pytree",
-    "register_pytree_family", "remove_stale", "resize_names", "run_command", "run_in_background", "run_parallel",
-    "select_keys",
+    "register_pytree_family", "remove_stale", "resize_names", "run_command", "run_in_background", "run_parallel", "select_keys",
     "set_module", "show_path", "show_size", "split_jagged", "stack_plan", "suggest_keys", "sync_directory", "user_class",
     "visit", "wait_for", "walk", "without_torch_function",
 ]  # fmt: skip
@@ -103,6 +101,7 @@ PROVIDED = {
     "_leaves": "Return every leaf of the tree, in a fixed order.",
     "_flatten_leaves": "Append every leaf of the tree to a list, and return the treedef.",
     "_unflatten": "Return the same tree with other leaves, which have the order of `_flatten_leaves`.",
+    "_undo": "Attribute: how a `with` block undoes the last operation, or None.",
     "_index": "Return the result of an index of the batch dims.",
     "_assign": "Write a value into all entries at an index.",
     "_set_path": "Check a value, and store it under a key or key path.",
@@ -114,7 +113,6 @@ PROVIDED = {
 #: are for nodes that hold a value, or one tensor for the whole batch, and no entries.
 OVERRIDABLE = {
     "_get_child": "Return one entry, or raise KeyError; by default from `_children`.",
-    "_peek_child": "Return an entry for reading its keys only; by default `_get_child`.",
     "_set_children": "Store several checked entries; by default `_set_child` for each.",
     "_map": "Return the same tree with the result of a function in place of each leaf.",
     "_shallow_copy": "Return new nodes with the same leaves; by default `_map` with the identity.",
@@ -132,10 +130,14 @@ OVERRIDABLE = {
     "_of_saved": "Convert a loaded node, maybe of another class, to this class, or raise TypeError.",
     "_of_level": "Convert a nested node of another kind to this kind.",
     "_print_entry": "Return the text for the node inside its parent, or None to print its entries.",
+    "_print_node": "Return what is printed of the node itself.",
     "_is_value": "Attribute of the class: True if the node has no entries, so that keys and walks do not descend into it.",
     "_unwrap": "Return the result of `parent[key]` for this node, such as the value that it holds.",
     "_as_leaf": "Return the leaf that the node represents, or the node itself.",
     "_as_value": "Wrap a value in a node of this kind.",
+    "_plan_writes": "List the writes of a value at an index, after checks of all of them.",
+    "_broadcast_to_leaves": "Append, for each leaf, the part of a tensor of the batch that is combined with it.",
+    "_keep_shown": "Replace the leaf by the tensor that `_unwrap` returns, before an operation changes the leaf itself.",
     "_index_put": "Write a value at an index, and return the node that the parent stores.",
     "_check_index_put": "Raise an error if the node cannot be written at an index.",
     "_copy_from": "Copy another node into this one, and return the node that the parent stores.",
@@ -145,6 +147,14 @@ OVERRIDABLE = {
     "_reveal_dim": "Restore the batch dim that vmap hid last, at a position.",
     "_keeper": "Attribute: the Keeper that stores the values outside memory, or None.",
     "_max_batch_size": "Return the longest batch size that `_with_batch_size` accepts, or None for any.",
+}
+
+#: The members of a subclass of :class:`Wrapper`, which holds another collection and hands all operations on to it.
+WRAPPING = {
+    "_tensordict": "Attribute: the collection that holds the entries.",
+    "_wrap": "Wrap the result of an operation of that collection.",
+    "_wrap_stack": "Wrap a lazy stack of wrapped collections.",
+    "_wrap_holder": "Wrap a member of that collection, which is not a new result.",
 }
 
 

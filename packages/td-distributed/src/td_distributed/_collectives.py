@@ -196,14 +196,13 @@ def gather_and_stack(self, dst, group):
 
 def _write_stacked(target: Any, items: list[Any]) -> None:
     """Write the stack of collections into another one, whose first dim has their number."""
-    stacked = target._members_and_dim()
-    if stacked is None and not target.batch_dims:
+    if not target.batch_dims:
         for key, leaf in target.items(True, True):
             if leaf.shape[:1] != (len(items),):
                 raise BatchSizeError(
                     f"cannot take {len(items)} items: {show_path(unravel_key_to_tuple(key))} has shape {list(leaf.shape)}"
                 )
-    join = target.stack if stacked is None or stacked[1] else target.lazy_stack
+    join = target.lazy_stack if getattr(target, "stack_dim", None) == 0 else target.stack
     with torch.no_grad():  # no_grad() allows in-place writes to parameters
         target.update(join(items, 0), inplace=True)
 

@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from td_core import TensorCollection, TensorDict, kinds, unravel_key_to_tuple
+from td_core import TensorCollection, kinds, unravel_key_to_tuple
 from td_core.errors import BatchSizeError, FormatError, KeyPathError, StructureError
-from td_core.spi import as_dtype, show_path
+from td_core.spi import as_dtype, make_dense, show_path
 from td_core.typing import DtypeLike, NestedKey
 
 from . import _file_names, _fs
@@ -141,7 +141,7 @@ def _is_free(name: str, wanted: list[str], siblings: Mapping[str, Any], robust_k
 def _add_level(node: Any, name: str) -> Any:
     """Add an empty child to a mapped node, or load the child that another process added concurrently."""
     saved = _require_backend(node)
-    child: Any = TensorDict._make({}, node.batch_size, node.device, node._names)
+    child: Any = make_dense({}, node.batch_size, node.device, node._names)
     where = None
     if saved.path is not None:
         stem = _file_names.get_stem(name, saved.robust_key)

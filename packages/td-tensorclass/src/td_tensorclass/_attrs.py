@@ -53,9 +53,6 @@ class TensorAttrs(TensorClass, autocast=True):
             raise ValueError(f"attributes of a tensor are {list(KNOWN)}; got {unknown}")
         return cls(**{f"tgt_{name}": getattr(tensor, name) for name in fields})
 
-    def _get_leaf_spec(self) -> tuple[torch.device | None, torch.dtype | None]:
-        return self.tgt_device, self.tgt_dtype
-
 
 def make_attrs(root: Any, fields: Sequence[str], num_threads: int | None) -> Any:
     """Copy the structure of a collection, without batch dims, with TensorAttrs in place of its leaves."""

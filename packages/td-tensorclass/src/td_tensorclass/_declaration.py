@@ -11,8 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from td_core import TensorDict
-from td_core.spi import as_batch_size, as_device
+from td_core.spi import as_batch_size, as_device, make_dense
 
 from ._annotations import annotations_of
 from ._casts import make_cast
@@ -84,7 +83,7 @@ def _wrap_init(init: Callable[..., None]) -> Callable[..., None]:
             # Create the collection first, so that field assignments use this batch; super().__init__() may replace it.
             size = as_batch_size(provided.get("batch_size"))
             device = as_device(provided["device"]) if "device" in provided else None
-            object.__setattr__(self, "_tensordict", TensorDict._make({}, size, device, None))
+            object.__setattr__(self, "_tensordict", make_dense({}, size, device, None))
         init(self, *args, **kwargs)
         if "batch_size" in provided and self.batch_size != size:
             self.batch_size = size

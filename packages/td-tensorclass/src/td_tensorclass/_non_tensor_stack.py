@@ -289,7 +289,7 @@ class NonTensorStack(NonTensorNode, TensorDictBase):
                 f"value for each element of {list(self._batch_size)}"
             )
 
-    def _expand_batch_size(self, batch_size: torch.Size) -> None:
+    def _change_batch_size(self, batch_size: torch.Size) -> None:
         if batch_size != self._batch_size:
             raise BatchSizeError(
                 f"a {type(self).__name__} with one value for each element of {list(self._batch_size)} cannot have the "

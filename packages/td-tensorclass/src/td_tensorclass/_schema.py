@@ -253,6 +253,10 @@ class Schema(EntrySchema):
         """Cast a value to the type of a field."""
         return value if key not in self.names or value is None else self.cls._cast(key, value)  # type: ignore[attr-defined]
 
+    def convert_plain(self, key: str, value: Any) -> Any:
+        """Cast a value of a mapping, if the options autocast or nocast are set."""
+        return self.convert(key, value) if self.options.autocast or self.options.nocast else value
+
     def adopt(self, key: str, node: Any) -> Any:
         """Convert a TensorDict to the tensorclass that its field is annotated with, if its keys are fields of that class."""
         if type(node) is TensorDict and is_tensorclass(wanted := self.find_class(key)):

@@ -26,6 +26,7 @@ from td_core.spi import (
     check_names,
     check_unlocked,
     expand,
+    make_dense,
     new_object,
     show_path,
 )
@@ -123,7 +124,7 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
             kwargs, init_vars = schema.fill(kwargs)
         size = as_batch_size(batch_size)
         data: dict[str, Any] = {}
-        td = TensorDict._make(
+        td = make_dense(
             data,
             size,
             None if device is None else as_device(device),
@@ -327,13 +328,6 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
             }
         return cls._wrap_dense(TensorDict.from_dict(input_dict, **kwargs), absent)  # type: ignore[no-any-return]
 
-    def _as_entry(self, key: str, value: Any) -> Any:
-        result, options = super()._as_entry(key, value), self._schema.options
-        if result is not value or value is None or isinstance(value, (Tensor, TensorCollection, Mapping)):
-            return result
-        # The options autocast and nocast also apply to the values of a mapping.
-        return self._schema.convert(key, value) if options.autocast or options.nocast else value
-
     def _of_level(self, level: Any) -> Any:
         made = super()._of_level(level)
         return self._wrap(self._add_defaults(made._tensordict, ())) if isinstance(made, type(self)) else made
@@ -364,11 +358,6 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
         if key not in self._schema.names:
             raise self._schema.unknown_field_error([key])
         self._tensordict._set_child(key, value)
-
-    def _add_child(self, key: str, value: Node) -> Any:
-        if key not in self._schema.names:
-            raise self._schema.unknown_field_error([key])
-        return self._tensordict._add_child(key, value)
 
     def _assign(self, index: Any, value: Any, *, non_blocking: bool = False) -> None:
         if isinstance(value, (TensorCollection, Mapping)):
@@ -523,7 +512,6 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
 
     def _get_growable_stack(self, items: Sequence[Any]) -> Any:
         """Return the lazy stack of this instance; raise StructureError if it is not one, or if ``items`` do not fit."""
-        # hasattr() instead of _members_and_dim(), which would copy the list of members on every append.
         if not hasattr(self._tensordict, "tensordicts"):
             raise StructureError(
                 f"only a lazy stack can be extended; this {type(self).__name__} holds a "
@@ -554,8 +542,7 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
 
     def _get_missing(self, name: str) -> Any:
         """Return the value of a field without an entry: None, or a list if only some members of a stack have it."""
-        stacked = self._members_and_dim()
-        members = [] if stacked is None else map(self._wrap_holder, stacked[0])
+        members = self.tensordicts if hasattr(self._tensordict, "tensordicts") else ()
         values = [getattr(member, name) for member in members]
         return None if all(value is None for value in values) else values
 
@@ -614,7 +601,7 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
             """Raise UnknownFieldError with a suggestion; called only for attributes that were not found."""
             if name == "_tensordict":
                 # A user-defined __init__ may set fields before the collection exists.
-                self._tensordict = TensorDict._make({}, torch.Size(), None, None)
+                self._tensordict = make_dense({}, torch.Size(), None, None)
                 return self._tensordict
             if any(name in base.__dict__ for base in type(self).__mro__):
                 # A property raised AttributeError, so Python called __getattr__: read it again to raise the original error.

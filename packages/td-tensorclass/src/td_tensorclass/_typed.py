@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, get_origin, get_type_hints
 from torch import Tensor
 
 from td_core import TensorDict, TensorDictBase
-from td_core.spi import EntrySchema, Node
+from td_core.spi import EntrySchema, Node, make_dense
 from td_core.typing import BatchSize, DeviceType
 
 from ._annotations import annotations_of
@@ -198,7 +198,8 @@ class TypedTensorDict(TensorDict, metaclass=_TypedMeta):
         """
         children = dict(tensordict._children())
         cls._require(children)
-        made: Self = cls._make(children, tensordict.batch_size, tensordict.device, tensordict._names)
+        dense = make_dense(children, tensordict.batch_size, tensordict.device, tensordict._names)
+        made: Self = super()._wrap_dense(dense)
         return made.lock_() if cls._frozen else made
 
     @classmethod
@@ -236,7 +237,7 @@ def _check_options(names: Iterable[str]) -> None:
 def _accessor(name: str, default: Any, factory: Callable[[], Any] | None) -> property:
     def read(self: Any) -> Any:
         try:
-            entry = self._dict[name]
+            entry = self._children()[name]
         except KeyError:
             if factory is not None:
                 return factory()

@@ -95,9 +95,6 @@ class ValueNode(TensorCollection):
     def _copy_from(self, value: Any, *, non_blocking: bool = False) -> Any:
         return self._index_put((), value)
 
-    def _densify(self: NodeT, layout: torch.layout) -> NodeT:
-        return self
-
     def _print_entry(self) -> str:
         return type(self).__name__
 

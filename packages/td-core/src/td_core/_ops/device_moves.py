@@ -348,7 +348,8 @@ def _cast_by_attrs(node: SelfT, attrs: Any, target: Target, accepts: CastFilter 
         told = attrs.get(key, None)
         if not isinstance(told, Core):
             return leaf
-        device, dtype = told._get_leaf_spec()
+        # The fields of a TensorAttrs.
+        device, dtype = getattr(told, "tgt_device", None), getattr(told, "tgt_dtype", None)
         if accepts is not None and not accepts((key,) if isinstance(key, str) else key, leaf):
             dtype = None
         return leaf.to(

@@ -419,7 +419,7 @@ class ShapeMixin(EntryMixin, LockMixin):
     def _densify(self, layout: torch.layout) -> Self:
         return self._with_children(
             {
-                key: child if isinstance(child, Tensor) else child._densify(layout)
+                key: child._densify(layout) if has_entries(child) else child
                 for key, child in dict(self._children()).items()
             }
         )

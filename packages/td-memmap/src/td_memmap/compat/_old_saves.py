@@ -18,9 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from td_core import LazyStackedTensorDict, TensorDict
+from td_core import LazyStackedTensorDict
 from td_core.errors import FormatError
-from td_core.spi import STORABLE, visit
+from td_core.spi import STORABLE, make_dense, visit
 
 from .. import _file_names
 from .._fs import DirectoryTree, Parts
@@ -149,7 +149,7 @@ def _build(tree: DirectoryTree, level: _Level, device: torch.device) -> Any:
             if shape[: len(size)] != size:
                 raise location.error("the shape", list(shape), f"one that starts with {list(size)}", key)
         kept = None if meta.get("device") is None else device
-        source = TensorDict._make({**level.leaves, **children}, size, kept, None)
+        source = make_dense({**level.leaves, **children}, size, kept, None)
         return _apply_view(source, meta) if "custom_op" in meta else source
     except FormatError:
         raise
