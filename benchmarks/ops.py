@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import itertools
 import json
 import math
 import re
@@ -21,7 +22,7 @@ import statistics
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib import import_module
 from operator import truediv
 from pathlib import Path
@@ -33,6 +34,7 @@ from torch import nn
 
 BATCH = (4, 2)
 TAIL = 4
+SLOTS = 64
 SLICE_OF_TIME = 1e-3
 """Seconds that one sample of one contestant should take."""
 
@@ -49,6 +51,8 @@ class Row:
         foreach: expression over the list of leaves ``vs`` and that of the second dict, ``ws``.
         loop: body of a function over dicts, if a comprehension is not sufficient.
         shapes: substring of the names of the shapes to measure it on.
+        second: the variable that a loop has as its second dict.
+        turns: number of collections, of equal structure and other dtypes and sizes, on which the calls alternate.
     """
 
     name: str
@@ -58,6 +62,8 @@ class Row:
     foreach: str = ""
     loop: str = ""
     shapes: str = ""
+    second: str = "e"
+    turns: int = 1
 
 
 PARTS = """
@@ -132,6 +138,25 @@ wide = mask2[..., None]
 def chosen(d, e): return {k: chosen(v, e[k]) if v.__class__ is dict else torch.where(wide, v, e[k]) for k, v in d.items()}
 return chosen(d, e)
 """
+NO_GRAD = """
+ps, ws = leaves(old_d), leaves(e)
+if not all(map(torch.Tensor.is_same_size, ps, ws)): raise ValueError
+with torch.no_grad(): torch.{}
+"""
+LERP = NO_GRAD.format("_foreach_lerp_(ps, ws, 0.1)")
+SOME = """
+for k, w in some_d.items():
+    if d[k].shape != w.shape: raise ValueError(k)
+for k, w in some_d.items(): d[k].copy_(w)
+"""
+REPLAY = """
+i = next(turn)
+def write(d, e):
+    for k, v in d.items():
+        if v.__class__ is dict: write(v, e[k])
+        else: v[i] = e[k]
+write(buffer_d, row_d)
+"""
 SWAP = """
 for p, q in ((d, True), (old_d, False)): swap(model, p)
 """
@@ -156,7 +181,8 @@ ROWS = [
     Row("index tensor", "torch", "return td[index]", "v[index]"),
     Row("index mask", "torch", "return td[mask]", "v[mask]"),
     Row("index ellipsis", "torch", "return td[..., 0]", "v[:, 0]"),
-    Row("setitem", "torch", "td[0] = row", loop=WRITE.format(statement="v[0] = e[k]")),
+    Row("setitem", "torch", "td[0] = row", loop=WRITE.format(statement="v[0] = e[k]"), second="row_d"),
+    Row("replay write", "torch", "buffer[next(turn)] = row", loop=REPLAY),
     Row("clone", "torch", "return td.clone()", "v.clone()"),
     Row("clone shallow", "dict", "return td.clone(False)", "v"),
     Row("stack", "torch", "return torch.stack([td, other])", "torch.stack([v, w])"),
@@ -172,7 +198,7 @@ ROWS = [
     Row("mul scalar", "torch", "return td * 2", "v * 2", "torch._foreach_mul(vs, 2)"),
     Row("mul td", "torch", "return td * other", "v * w", "torch._foreach_mul(vs, ws)"),
     Row("add_ scalar", "torch", "td.add_(0)", "v.add_(0)", "torch._foreach_add_(vs, 0)"),
-    Row("mul_ td", "torch", "td.mul_(ones)", "v.mul_(w)", "torch._foreach_mul_(vs, ws)"),
+    Row("mul_ td", "torch", "td.mul_(ones)", "v.mul_(w)", "torch._foreach_mul_(vs, ws)", second="ones_d"),
     Row("reshape", "torch", "return td.reshape(2, 4)", "v.reshape(2, 4, *v.shape[2:])"),
     Row("view", "torch", "return td.view(8)", "v.view(8, *v.shape[2:])"),
     Row("unsqueeze", "torch", "return td.unsqueeze(0)", "v.unsqueeze(0)"),
@@ -188,6 +214,10 @@ ROWS = [
     Row("exclude", "dict", "return td.exclude(*half)", loop=EXCLUDE),
     Row("update", "dict", "td.update(other)", loop="d.update(e)"),
     Row("update_", "torch", "td.update_(td2)", "v.copy_(w)", "torch._foreach_copy_(vs, ws)"),
+    Row("update_ dict", "torch", "td.update_(e)", "v.copy_(w)", "torch._foreach_copy_(vs, ws)"),
+    Row("update_ some", "torch", "td.update_(some_d)", loop=SOME),
+    Row("update_ params", "torch", "with torch.no_grad(): params.update_(fresh)", loop=NO_GRAD.format("_foreach_copy_(ps, ws)")),
+    Row("lerp_ params", "torch", "with torch.no_grad(): params.lerp_(fresh, 0.1)", loop=LERP),
     Row("flatten_keys", "dict", "return td.flatten_keys('.')", loop=FLATTEN),
     Row("unflatten_keys", "dict", "return flat.unflatten_keys('.')", loop=UNFLATTEN),
     Row("equal", "torch", "return td == other", "v == w"),
@@ -214,20 +244,30 @@ ROWS = [
     Row("tc unbind", "torch", "return tc.unbind(0)", loop=PARTS.format(method="unbind(0)", count=4), shapes="10"),
     Row("repr", "dict", "return repr(td)", "f'{k}: {tuple(v.shape)} {v.dtype}'"),
 ]  # fmt: skip
+WRITES = {
+    "setitem", "replay write", "add_ scalar", "mul_ td", "update_", "update_ dict", "update_ some", "update_ params",
+    "lerp_ params", "load_state_dict",
+}  # fmt: skip
+"""Names of the rows that write in place; each is also measured on three collections that take turns."""
+ROWS += [replace(row, name=f"{row.name} in turn", turns=3) for row in ROWS if row.name in WRITES]
+
+FORMS = ((TAIL, torch.float32), (TAIL - 1, torch.float32), (TAIL + 1, torch.float64))
+"""Feature dim and dtype of the leaves of collections that take turns."""
 
 
-def leaf() -> torch.Tensor:
+def leaf(form: int = 0) -> torch.Tensor:
     """Build one small leaf."""
-    return torch.rand(*BATCH, TAIL)
+    tail, dtype = FORMS[form]
+    return torch.rand(*BATCH, tail, dtype=dtype)
 
 
-def plain(shape: str) -> dict[str, Any]:
+def plain(shape: str, form: int = 0) -> dict[str, Any]:
     """Build the nested dict for the name of a shape."""
     if shape == "nest":
-        level = {f"c{i}": leaf() for i in range(4)}
-        middle = {**{f"b{i}": leaf() for i in range(3)}, "m": level}
-        return {**{f"a{i}": leaf() for i in range(3)}, "n": middle}
-    return {f"a{i}": leaf() for i in range(int(shape.split()[0]))}
+        level = {f"c{i}": leaf(form) for i in range(4)}
+        middle = {**{f"b{i}": leaf(form) for i in range(3)}, "m": level}
+        return {**{f"a{i}": leaf(form) for i in range(3)}, "n": middle}
+    return {f"a{i}": leaf(form) for i in range(int(shape.split()[0]))}
 
 
 SHAPES = ("10 leaves", "nest", "200 leaves")
@@ -289,9 +329,9 @@ def swap(module: nn.Module, values: dict[str, Any]) -> dict[str, Any]:
     return old
 
 
-def fixtures(shape: str) -> dict[str, Any]:
+def fixtures(shape: str, form: int = 0) -> dict[str, Any]:
     """Build the variables of the loops; the collections are built from the same tensors."""
-    d, e = plain(shape), plain(shape)
+    d, e = plain(shape, form), plain(shape, form)
     index, mask = torch.tensor([2, 0]), torch.tensor([True, False, True, True])
     model = module_of(d)
     flat_d = flattened(d, "")
@@ -303,6 +343,9 @@ def fixtures(shape: str) -> dict[str, Any]:
         "state_d": {k: v.clone() for k, v in flat_d.items()},
         "row_d": mapped(lambda v: v[0].clone(), e),
         "ones_d": mapped(torch.ones_like, e),
+        "some_d": {k: e[k].clone() for k in top[: len(top) // 2]},
+        "buffer_d": mapped(lambda v: v.new_zeros(SLOTS, *v.shape[1:]), d),
+        "turn": itertools.cycle(range(SLOTS)),
         "both": [d, e],
         "batch": torch.Size(BATCH),
         "place": index.device.type,
@@ -352,16 +395,30 @@ COLLECTIONS: dict[str, Callable[[ModuleType, dict[str, Any]], Any]] = {
     "placed": lambda lib, space: lib.TensorDict(space["d"], BATCH, device=space["place"]),
     "truth": lambda lib, space: lib.TensorDict(mapped(lambda v: v == v, space["d"]), BATCH),
     "state": lambda lib, space: lib.TensorDict(space["d"], BATCH).state_dict(),
+    "buffer": lambda lib, space: lib.TensorDict(space["buffer_d"], (SLOTS, *BATCH[1:])),
+    "fresh": lambda lib, space: lib.TensorDict(space["e"]),
     "params": lambda lib, space: lib.TensorDict(mapped(lambda v: nn.Parameter(v.clone()), space["d"])),
 }
 """Functions that build the other variables of the calls, which depend on the library."""
 
 
-def contestant(row: Row, lib: ModuleType, shape: str) -> Callable[[], Any]:
+def contestant(row: Row, lib: ModuleType, shape: str, form: int = 0) -> Callable[[], Any]:
     """Build the call of a row on new collections of one library."""
-    space = fixtures(shape)
+    space = fixtures(shape, form)
     words = set(re.findall(r"\w+", row.call))
     return function_of(row.call, space | {k: COLLECTIONS[k](lib, space) for k in words & COLLECTIONS.keys()})
+
+
+def alternate(calls: list[Callable[[], Any]]) -> Callable[[], Any]:
+    """Return a function that makes the calls in turn; of one call, the call itself."""
+    if len(calls) == 1:
+        return calls[0]
+
+    def call() -> None:
+        for each in calls:
+            each()
+
+    return call
 
 
 def function_of(body: str, space: dict[str, Any], arguments: str = "") -> Callable[[], Any]:
@@ -375,8 +432,7 @@ def function_of(body: str, space: dict[str, Any], arguments: str = "") -> Callab
 def loops(row: Row, space: dict[str, Any], nested: bool) -> list[Callable[[], Any]]:
     """Build the hand-written forms of a row."""
     found = []
-    second = {"setitem": "row_d", "mul_ td": "ones_d"}.get(row.name, "e")
-    arguments = f"d=d, e={second}, prefix=prefix"
+    arguments = f"d=d, e={row.second}, prefix=prefix"
     if row.leaf:
         text = re.sub(r"\bw\b", "e[k]", row.leaf)
         if nested:
@@ -484,8 +540,13 @@ def run(
             if row.shapes not in shape:
                 continue
             with torch.device(device):
-                made = [contestant(row, lib, shape) for lib in libraries]
-                hand = loops(row, fixtures(shape), shape == "nest")
+                forms = range(row.turns)
+                made = [alternate([contestant(row, lib, shape, form) for form in forms]) for lib in libraries]
+                spaces = [fixtures(shape, form) for form in forms]
+                hand = [
+                    alternate(list(calls))
+                    for calls in zip(*[loops(row, space, shape == "nest") for space in spaces])
+                ]
             yield result_of(shape, row, measure([*made, *hand], rounds, clock), len(made))
 
 
