@@ -28,6 +28,7 @@ from .._torch_private import functorch_level
 from .._walks import has_entries
 from .._writes.check import check_copied
 from .._writes.leaf_names import describe_leaf
+from .._writes.run import Transaction
 from ..errors import KeyPathError, StructureError
 from .locking import undo_on_exit
 from .shape import same_memory
@@ -38,6 +39,7 @@ Move = tuple[dict[str, Any], str, Any, Any, str]
 #: A parameter that becomes a plain attribute or the reverse: the module's ``_parameters``, its ``__dict__``, key, old
 #: content, and True if the parameter becomes an attribute.
 Home = tuple[dict[str, Any], dict[str, Any], str, Any, bool]
+Path = tuple[str, ...]
 
 
 def _slots(owner: Any) -> tuple[Any, Any, Any]:
@@ -65,12 +67,6 @@ def _make_empty_level(owner: Any) -> Any:
     return owner._with_children({})
 
 
-def _undo(moves: list[Move]) -> None:
-    # Restore in reverse order, so that a slot written twice (of a shared submodule) gets its original content back.
-    for slots, key, _, held, _ in reversed(moves):
-        slots[key] = held
-
-
 def _swap_in(slots: list[Home], undo: bool = False) -> None:
     """Turn each listed parameter into a plain attribute (leaving None in ``_parameters``) or back; ``undo`` reverses this."""
     for parameters, attributes, key, held, lowers in slots:
@@ -94,20 +90,6 @@ def _swap(
     if lowers is not lowered:
         slots.append((parameters, attributes, key, held, lowers))
     return attributes if lowers else parameters, held
-
-
-def _copy_back(moves: list[Move]) -> None:
-    with torch.no_grad():
-        for slots, key, _, held, _ in reversed(moves):
-            _write(slots, key, held)
-
-
-def _write(slots: dict[str, Any], key: str, value: Any, non_blocking: bool = False) -> None:
-    """Copy a leaf into the tensor of a slot; replace the slot's content if ``value`` is a value node."""
-    if isinstance(value, Tensor):
-        slots[key].copy_(value, non_blocking=non_blocking)
-    else:
-        slots[key] = value
 
 
 def _run_all(undo: Callable[[], Any]) -> None:
@@ -437,39 +419,18 @@ class ModuleMixin(Core):
                 )
             return _load_into(self, module, swap_dest)
         eager = not torch.compiler.is_compiling() and functorch_level() is None
-        moves, slots_of, swap = _pair(self, module, bool(inplace), eager and not preserve_module_state)
-
-        def undo() -> None:
-            (_copy_back if inplace else _undo)(moves)
-            _swap_in(slots_of, undo=True)
-
-        if inplace:
-            with torch.no_grad():
-                for _, key, value, held, _ in moves:
-                    if isinstance(value, Tensor):
-                        check_copied(held, (key,), value)
+        pairing = _Pairing(bool(inplace), eager and not preserve_module_state, non_blocking)
+        swap = pairing.read(self, module)
         try:
-            if inplace:
-                with torch.no_grad():
-                    for slots, key, value, _, _ in moves:
-                        _write(slots, key, value, non_blocking)
-            else:
-                _swap_in(slots_of)
-                made: dict[Any, Tensor] = {}
-                wrap, parameter = eager and preserve_module_state, nn.Parameter
-                for slots, key, value, held, slot in moves:
-                    fits = (
-                        slot == "p" and type(value) is parameter
-                    )  # a Parameter in a parameter slot needs no conversion
-                    slots[key] = value if fits else _fit(value, held, slot, wrap, made)
+            pairing.run(eager and preserve_module_state)
             if not return_swap:
                 return None
             if swap_dest is not None:
                 swap = swap_dest.update(swap)
         except BaseException:
-            undo()
+            pairing.undo()
             raise
-        return undo_on_exit(swap, lambda _: _run_all(undo))
+        return undo_on_exit(swap, lambda _: _run_all(pairing.undo))
 
 
 def _load_into(node: Any, module: nn.Module, swap_dest: Any) -> Any:
@@ -487,58 +448,114 @@ def _load_into(node: Any, module: nn.Module, swap_dest: Any) -> Any:
     return undo_on_exit(swap, lambda _: _run_all(partial(module.load_state_dict, state)))
 
 
-def _pair(node: Any, module: nn.Module, copy: bool, plain: bool) -> tuple[list[Move], list[Home], Any]:
-    """Match leaves with the module's slots. Return moves, homes, and a collection of old contents (cloned if ``copy``)."""
-    moves: list[Move] = []
-    slots_of: list[Home] = []
-    swap = make_dense({}, torch.Size())
-    todo: list[tuple[Core, Any, Any, tuple[str, ...]]] = [(node, module, swap, ())]
-    # By hand: the row `to_module` of benchmarks/ops.py.
-    while todo:
-        node, owner, old, path = todo.pop()
-        if _is_sharded(owner):
-            raise StructureError(
-                f"{type(owner).__name__} is under fully_shard, which keeps its parameters elsewhere too: "
-                "call to_module() with use_state_dict=True"
-            )
+class _Pairing:
+    """The leaves of a collection and the slots of a module that they are written to.
+
+    Attributes:
+        plain: a plain leaf replaces a parameter as a plain attribute.
+        writes: the copies into the module's tensors; None to replace the contents of the slots.
+    """
+
+    __slots__ = ("homes", "moves", "plain", "todo", "writes")
+
+    def __init__(self, copy: bool, plain: bool, non_blocking: bool) -> None:
+        self.plain = plain
+        self.writes = Transaction(non_blocking) if copy else None
+        self.moves: list[Move] = []
+        self.homes: list[Home] = []
+        self.todo: list[tuple[Any, Any, Any, Path]] = []
+
+    def read(self, node: Any, module: nn.Module) -> Any:
+        """Check that the module has a slot for each leaf. Return a collection of old contents, cloned if they are copied."""
+        swap = make_dense({}, torch.Size())
+        self.todo.append((node, module, swap, ()))
+        # By hand: the row `to_module` of benchmarks/ops.py.
+        while self.todo:
+            node, owner, old, path = self.todo.pop()
+            if _is_sharded(owner):
+                raise StructureError(
+                    f"{type(owner).__name__} is under fully_shard, which keeps its parameters elsewhere too: "
+                    "call to_module() with use_state_dict=True"
+                )
+            parameters, entries = _slots(owner)[0], old._children()
+            replaces = self.writes is None and not self.plain and not isinstance(owner, Core)
+            for key, child in dict(node._children()).items():
+                held = parameters.get(key) if replaces and isinstance(child, Tensor) else None
+                if held is not None:
+                    self.moves.append((parameters, key, child, held, "p"))
+                    entries[key] = held
+                    continue
+                if type(child) in LEAF_KINDS:
+                    child = _plain(child._leaves()[0])
+                if isinstance(child, Tensor):
+                    old._set_child(key, self._add_leaf(owner, key, child, path))
+                else:
+                    self._add_node(owner, key, child, old, path)
+        return swap
+
+    def _add_leaf(self, owner: Any, key: str, leaf: Tensor, path: Path) -> Tensor:
+        """Add the write of a leaf. Return the old content of its slot."""
         parameters, buffers, modules = _slots(owner)
         collection = isinstance(owner, Core)
-        for key, child in dict(node._children()).items():
-            is_tensor = isinstance(child, Tensor)
-            if not is_tensor and type(child) in LEAF_KINDS:
-                child, is_tensor = _plain(child._leaves()[0]), True
-            if is_tensor:
-                slots: Any = parameters
-                slot = "p"
-                if key not in parameters:
-                    slots = buffers
-                    slot = "b"
-                held = slots.get(key)
-                if (plain or held is None) and slots is parameters and not collection:
-                    slots, held = _swap(owner, key, child, copy, plain, slots_of)
-                    slot = "p" if slots is parameters else ""
-                # The entry of a collection may be a node instead of a tensor.
-                if held is None or (not isinstance(held, Tensor) and modules is parameters):
-                    raise KeyPathError(
-                        f"{show_path((*path, key))}: {type(owner).__name__} has no parameter or buffer {key!r}"
-                    )
-                if copy:
-                    held = held.detach().clone()
-                if collection:
-                    slot = "p" if is_registered(held) else "B"
-                moves.append((slots, key, child, held, slot))
-                old._set_child(key, held)
-                continue
-            inner = modules.get(key)
-            below = None if isinstance(inner, Tensor) or inner is None else _make_empty_level(inner)
-            is_level = has_entries(child)
-            if below is not None and has_entries(below) == is_level:
-                old._set_child(key, below)
-                if is_level:
-                    todo.append((child, inner, below, (*path, key)))
+        slots, slot = (parameters, "p") if key in parameters else (buffers, "b")
+        held = slots.get(key)
+        if (self.plain or held is None) and slots is parameters and not collection:
+            slots, held = _swap(owner, key, leaf, self.writes is not None, self.plain, self.homes)
+            slot = "p" if slots is parameters else ""
+        # The entry of a collection may be a node instead of a tensor.
+        if held is None or (not isinstance(held, Tensor) and modules is parameters):
+            raise KeyPathError(
+                f"{show_path((*path, key))}: {type(owner).__name__} has no parameter or buffer {key!r}"
+            )
+        if collection:
+            slot = "p" if is_registered(held) else "B"
+        if self.writes is not None:
+            with torch.no_grad():
+                check_copied(held, (*path, key), leaf)
+            self.writes.copy(held, leaf, (*path, key))
+            held = held.detach().clone()
+        self.moves.append((slots, key, leaf, held, slot))
+        return held  # type: ignore[no-any-return]
+
+    def _add_node(self, owner: Any, key: str, node: Any, old: Any, path: Path) -> None:
+        """Add the pair of a nested collection and a submodule, or the write of a value node."""
+        modules = _slots(owner)[2]
+        inner = modules.get(key)
+        below = None if isinstance(inner, Tensor) or inner is None else _make_empty_level(inner)
+        is_level = has_entries(node)
+        if below is not None and has_entries(below) == is_level:
+            old._set_child(key, below)
+            if is_level:
+                self.todo.append((node, inner, below, (*path, key)))
+                return
+            self.moves.append((modules, key, node, inner, ""))
+            if self.writes is not None:
+                self.writes.change(modules.__setitem__, key, node)
+        elif not is_level or node._children():
+            what = "submodule" if is_level else "value"
+            raise KeyPathError(f"{show_path((*path, key))}: {type(owner).__name__} has no {what} {key!r}")
+
+    def run(self, wrap: bool) -> None:
+        """Run the writes. ``wrap``: a plain leaf that replaces a parameter becomes one."""
+        if self.writes is not None:
+            with torch.no_grad():
+                self.writes.commit()
+            return
+        _swap_in(self.homes)
+        made: dict[Any, Tensor] = {}
+        parameter = nn.Parameter
+        for slots, key, value, held, slot in self.moves:
+            # A Parameter in a parameter slot needs no conversion.
+            slots[key] = (
+                value if slot == "p" and type(value) is parameter else _fit(value, held, slot, wrap, made)
+            )
+
+    def undo(self) -> None:
+        """Restore the old contents, in reverse order: a slot of a shared submodule may be written twice."""
+        with torch.no_grad():
+            for slots, key, _, held, _ in reversed(self.moves):
+                if self.writes is None or not isinstance(held, Tensor):
+                    slots[key] = held
                 else:
-                    moves.append((modules, key, child, inner, ""))
-            elif not is_level or child._children():
-                what = "submodule" if is_level else "value"
-                raise KeyPathError(f"{show_path((*path, key))}: {type(owner).__name__} has no {what} {key!r}")
-    return moves, slots_of, swap
+                    slots[key].copy_(held)
+        _swap_in(self.homes, undo=True)

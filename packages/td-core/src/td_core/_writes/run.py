@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from .._coerce import NUMBERS
-from .._collection import Core, show_path
+from .._collection import show_path
 from .._foreach import PLAIN, Op, foreach, make_op, order_subclasses_first
 from .._indexing import BoundIndex
 from .._ops.shared_memory import group_overlapping, is_dense, may_share_memory
@@ -62,10 +62,12 @@ class Transaction:
 
     def commit(self) -> None:
         """Run the writes: value nodes, leaves, then changes of the structure."""
-        if self.split:
+        nodes = self._nodes
+        if self.split:  # clone before the first write, which may change another value
             self._values = clone_overlapping(self._targets, self._values)
-        for write, value in self._nodes:
-            write(value._clone_leaves() if self.split and isinstance(value, Core) else value)
+            nodes = [(write, value._clone_leaves()) for write, value in nodes]
+        for write, value in nodes:
+            write(value)
         if any(place is not None for place in self._places) or any(
             isinstance(value, NUMBERS) for value in self._values
         ):
