@@ -125,6 +125,26 @@ def test_torch_save_received_collection_loads_back(two: Any) -> None:
     assert two.run(save_received) == [[3.0] * 16] * 2
 
 
+def receive_everywhere(rank: int, name: str, parts: bool) -> list[Any]:
+    tree = TREES[name](5)
+    with send_in_parts(parts):
+        received = [tree.scatter(0, [tree] * 2 if rank == 0 else None), *tree.all_gather()]
+        if rank == 0:
+            tree.broadcast(0)
+            tree.init_remote(1)
+        else:
+            received += [TensorDict().broadcast(0), TensorDict.from_remote_init(0)]
+    for item in received:
+        assert_same(item.clone(), tree)
+    return [item.is_consolidated() for item in received]
+
+
+@PARTS
+@pytest.mark.parametrize("name", TREES)
+def test_received_collection_is_consolidated(two: Any, name: str, parts: bool) -> None:
+    assert two.run(receive_everywhere, name, parts) == [[True] * 3, [True] * 5]
+
+
 def receive_with_limit(rank: int, use_broadcast: bool) -> Any:
     tree = TensorDict({"a": torch.ones(1000)})
     if rank == 0:

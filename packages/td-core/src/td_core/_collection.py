@@ -365,7 +365,7 @@ class Core(ABC):
                     del entries[key]
                 elif not has_entries(child):
                     child._check_batch_size(batch_size, get_path(position, key))
-                    child._set_batch_size(batch_size)
+                    child._change_batch_size(batch_size)
                 elif type(child)._expand_batch_size is not default:
                     child._expand_batch_size(batch_size)
                     del entries[key]

@@ -24,7 +24,7 @@ from td_core.errors import FormatError
 from td_core.spi import as_named, parse_json
 
 from . import _consolidated_file, _key_paths, _storage
-from ._consolidated_backend import get_backend
+from ._consolidated_backend import ConsolidatedBackend, attach_backend, get_backend
 from ._group import MARK
 from ._memory import get_bytes, make_vector
 from ._storage import Layout
@@ -211,11 +211,11 @@ def parse_message(header: bytes) -> Message:
 
 
 def assemble(message: Message, storage: Tensor, named: type | None = None) -> Any:
-    """Decode the collection from a message and its received storage, as an instance of ``named`` if that is given."""
+    """Decode the consolidated collection from a message and its storage, as an instance of ``named`` if that is given."""
     with _consolidated_file.convert_damage("a message"):
         values = _consolidated_file.join_values(message.values, message.nodes)
         tree = _consolidated_file.assemble_table(message.nodes, message.layout, values, storage, named=named)
-    return as_named(named, tree, "what was sent")
+    return attach_backend(as_named(named, tree, "what was sent"), ConsolidatedBackend(storage))
 
 
 Outline = dict[_key_paths.Path, str]

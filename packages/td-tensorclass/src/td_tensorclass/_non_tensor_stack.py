@@ -283,39 +283,45 @@ class NonTensorStack(NonTensorNode, TensorDictBase):
         self._hidden, self._joints, self._origin = hidden, None, None
 
     def _check_batch_size(self, batch_size: torch.Size, path: tuple[str, ...] = ()) -> None:
-        if batch_size != self._batch_size[: len(batch_size)]:
+        # The files of saved values have one value per element of the batch size with which they were saved.
+        longest = self._batch_size if self._keeper is not None else self._max_batch_size()
+        if batch_size != longest[: len(batch_size)]:
             raise BatchSizeError(
                 f"the batch size {list(batch_size)} does not fit {show_path(path)}, a {type(self).__name__} with one "
                 f"value for each element of {list(self._batch_size)}"
             )
 
     def _change_batch_size(self, batch_size: torch.Size) -> None:
-        if batch_size != self._batch_size:
+        if batch_size == self._batch_size:
+            return
+        self._check_batch_size(batch_size)
+        if len(batch_size) < len(self._batch_size):
             raise BatchSizeError(
                 f"a {type(self).__name__} with one value for each element of {list(self._batch_size)} cannot have the "
                 f"batch size {list(batch_size)}"
             )
+        self._store_new(self._flatten_lists(batch_size))
+        self._values_size, self._joints, self._origin = batch_size, None, None
+        self._set_batch_size(batch_size)
 
     def _with_batch_size(self, batch_size: torch.Size) -> Self:
-        ndim = len(self._batch_size)
-        if len(batch_size) > ndim and batch_size[:ndim] == self._batch_size:
-            # If all values are lists of the right length, their items become the values of the new dims.
-            return self._add_dims(batch_size)
+        if (
+            len(batch_size) > len(self._batch_size)
+            and batch_size == self._max_batch_size()[: len(batch_size)]
+        ):
+            return self._of(self._flatten_lists(batch_size), batch_size, self._device)
         self._check_batch_size(batch_size)
         return self
 
     def _max_batch_size(self) -> torch.Size:
         return self._batch_size + NonTensorStack.from_list(self._values).batch_size[1:]
 
-    def _add_dims(self, batch_size: torch.Size) -> Self:
-        values, size = self._values, self._batch_size
-        while len(size) < len(batch_size):
-            wanted = batch_size[len(size)]
-            if not all(isinstance(value, list) and len(value) == wanted for value in values):
-                self._check_batch_size(batch_size)
+    def _flatten_lists(self, batch_size: torch.Size) -> list[Any]:
+        """Return one value per element of a batch size with more dims, of which the lists have the items."""
+        values = self._values
+        for _ in batch_size[len(self._batch_size) :]:
             values = [item for value in values for item in value]
-            size = batch_size[: len(size) + 1]
-        return self._of(values, torch.Size(batch_size), self._device)
+        return values
 
     def _view(self, places: Sequence[int], size: tuple[int, ...]) -> Self:
         """Build a view of the values at ``places``, with batch size ``size``: writes change both nodes."""
