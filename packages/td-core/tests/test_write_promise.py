@@ -452,6 +452,20 @@ def test_write_leaf_from_outside_of_derivative_raises(kind: str, transform: str)
         assert snapshot(outside) == before, name
 
 
+@pytest.mark.parametrize("kind", ["dense", "lazy", "nested lazy"])
+@pytest.mark.parametrize("builtin", [ValueError, RuntimeError])
+def test_write_that_does_not_fit_is_a_builtin_error(builtin: type[Exception], kind: str) -> None:
+    td, wide = KINDS[kind](), KINDS[kind](0.6, lambda leaf: torch.cat([leaf, leaf], -1))
+    for group in ("copy", "index", "compute"):
+        for name in set(WRITES[group]) - {*ALONE}:
+            with pytest.raises(builtin):
+                WRITES[group][name][0](td, wide)
+    with pytest.raises(builtin):
+        td.update_(TensorDict({"a": torch.zeros(3, 3)}, [3]))
+    with pytest.raises(builtin):
+        td.names = ["x", "y"]
+
+
 def test_every_condition_of_the_page_is_tested() -> None:
     tested = {*LEAVES, *VALUES, *KEYS}
     source = Path(__file__).read_text(encoding="utf-8")

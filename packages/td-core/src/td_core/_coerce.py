@@ -261,11 +261,11 @@ def _convert_with_numpy(value: list[Any] | tuple[Any, ...]) -> Tensor | None:
         return None
     try:
         array = np.asarray(value)
-    except ValueError:
-        return None
-    except RuntimeError:
+    except RuntimeError:  # before ValueError: errors of collections are both
         # Nested lists hold tensors of autograd or a transform, which numpy cannot convert.
         return _stack_collections(value)
+    except ValueError:
+        return None
     if array.dtype.kind not in "biufc":
         return None
     # torch, not numpy, has to choose the dtype of Python floats.

@@ -6,14 +6,14 @@ Each class also derives from the builtin exceptions that callers usually catch i
     ├── KeyPathError (KeyError)             a key is missing, malformed or already used
     │   ├── KeyThroughLeafError (ValueError)    a nested key has a tensor as one of its parents
     │   └── KeyTakenError (ValueError)          two entries would have the same key
-    ├── BatchSizeError (RuntimeError)       a shape does not match the batch size
+    ├── BatchSizeError (RuntimeError, ValueError) a shape does not match the batch size
     ├── CollectionIndexError (IndexError)   an index is invalid for the batch dims
     ├── DimError (IndexError, RuntimeError, ValueError) a dim is out of range or repeated
-    ├── DimNamesError (ValueError)          dim names are repeated, not strings, or not one per dim
+    ├── DimNamesError (ValueError, RuntimeError) dim names are repeated, not strings, or not one per dim
     ├── LockedError (RuntimeError)          a change of a locked structure, or a write to a read-only store
-    ├── StructureError (RuntimeError)       two structures that have to match differ
+    ├── StructureError (RuntimeError, ValueError) two structures that have to match differ
     │   ├── KeyMismatchError (KeyError)         the keys of two structures differ
-    │   └── CycleError (ValueError)             a collection would contain itself
+    │   └── CycleError                          a collection would contain itself
     ├── DepthError (RecursionError)         nesting is too deep for torch, numpy or Python
     ├── FormatError (ValueError)            a file or message is damaged or has another format
     ├── CodecError (TypeError)              no serializer can store a Python value
@@ -72,7 +72,7 @@ class KeyTakenError(KeyPathError, ValueError):
     """Two entries would have the same key."""
 
 
-class BatchSizeError(TensorDictError, RuntimeError):
+class BatchSizeError(TensorDictError, RuntimeError, ValueError):
     """A shape does not match the batch size."""
 
 
@@ -84,7 +84,7 @@ class DimError(TensorDictError, IndexError, RuntimeError, ValueError):
     """A dim is out of range or repeated. torch raises different builtin exceptions for this; it derives from each."""
 
 
-class DimNamesError(TensorDictError, ValueError):
+class DimNamesError(TensorDictError, ValueError, RuntimeError):
     """Dim names are repeated, not strings, or not one per batch dim."""
 
 
@@ -92,7 +92,7 @@ class LockedError(TensorDictError, RuntimeError):
     """A change of the structure of a locked collection was refused, or a write to a store that is opened read-only."""
 
 
-class StructureError(TensorDictError, RuntimeError):
+class StructureError(TensorDictError, RuntimeError, ValueError):
     """Two structures that have to match differ."""
 
 
@@ -102,7 +102,7 @@ class KeyMismatchError(StructureError, KeyError):
     __str__ = KeyPathError.__str__
 
 
-class CycleError(StructureError, ValueError):
+class CycleError(StructureError):
     """A collection would contain itself."""
 
 
