@@ -106,6 +106,7 @@ LAYERS = [
         "_from_python",
         "_convert",
         "_repr",
+        "_description",
         "_serializers",
         "_saving",
         "array_formats",

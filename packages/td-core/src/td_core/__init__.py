@@ -99,7 +99,7 @@ __all__ = [
     "unpad_sequence", "PackLayout", "assert_allclose_td", "assert_close", "expand_as_right", "expand_right",
     "is_bool", "is_floating", "is_inexact", "is_integer", "is_tensor_collection", "default_is_leaf",
     "KEY_SEPARATOR", "NO_DEFAULT", "NestedKey", "unravel_key", "unravel_key_list", "unravel_key_to_tuple",
-    "count_as_mapping", "load", "save", "create", "append", "inspect", "verify", "Tree", "Report", "Problem", "encode",
+    "count_as_mapping", "load", "save", "create", "append", "inspect", "verify", "Tree", "Report", "Problem", "Description", "DescriptionRow", "encode",
     "decode", "Encoded", "Record", "split_value", "join_value", "NodeKind",
     "Layout", "Serializer", "LeafSerializer", "enum_serializer", "Coercer", "make_classmethod", "hookimpl", "plugins",
     "get_defaults_to_none", "set_get_defaults_to_none", "get_printoptions", "set_printoptions", "lazy_legacy",
@@ -113,6 +113,8 @@ __all__ = [
 # Most programs have no stored tensors and do not look into files, so these modules are imported at first use.
 if _typing.TYPE_CHECKING:
     from ._background import TensorDictFuture as TensorDictFuture
+    from ._description import Description as Description
+    from ._description import DescriptionRow as DescriptionRow
     from ._inspection import Problem as Problem
     from ._inspection import Report as Report
     from ._inspection import Tree as Tree
@@ -121,6 +123,7 @@ else:
     __getattr__ = _lazy_names(
         __name__,
         {
+            "._description": ["Description", "DescriptionRow"],
             "._inspection": ["Problem", "Report", "Tree"],
             "._stored": ["StoredTensor"],
             "._background": ["TensorDictFuture"],

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import html
 from collections.abc import Callable, Container, Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,12 +16,17 @@ from torch.nn.parameter import is_lazy
 from ._buffers import is_stored
 from ._collection import Core, make_dense
 from ._dtypes import SHORT_NAMES
+from ._public_names import LazyFunction
 from ._pytree import leaves_below
 from ._ragged import get_display_shape
 from ._settings import SETTINGS
 from ._walks import expand
 
+if TYPE_CHECKING:
+    from ._description import Description
+
 _WIDTH = 80
+_describe = LazyFunction("td_core", "._description", "describe")
 
 #: Printed for a declared field without an entry; such fields come last, in order of declaration.
 ABSENT = "None"
@@ -104,6 +109,27 @@ class ReprMixin(Core):
         shown = self._print_entry() is None
         text = _render((None, self, None), _html) if shown else html.escape(repr(self))
         return f'<div style="font-family:monospace;line-height:1.4">{text}</div>'
+
+    def describe(self) -> Description:
+        """Return a table of the leaves: key, dtype, shape, size, share of the size, device, and what shares memory.
+
+        The result prints as text, and as a table in notebooks; it is iterable, with one row for each key. Nothing is read, and
+        the members of a lazy stack, which are in one row, are not stacked.
+
+        >>> weight = torch.zeros(2, 3)
+        >>> TensorDict({"layer": {"weight": weight, "bias": torch.zeros(2)}, "tied": weight}).describe()
+        TensorDict [], 56 bytes
+        key           dtype  shape   size      share  device  memory
+        layer.weight  f32    [2, 3]  24 bytes  42.9%  cpu
+        layer.bias    f32    [2]     8 bytes   14.3%  cpu
+        tied          f32    [2, 3]  24 bytes  42.9%  cpu     shared with layer.weight
+        """
+        description: Description = _describe(self)
+        return description
+
+    def _ipython_key_completions_(self) -> list[Any]:
+        """Return the keys that IPython and notebooks offer after ``data["``."""
+        return list(self.keys(include_nested=True))
 
     def _print_entry(self) -> str | None:
         """Return the text to print for this node inside its parent, or None to print its entries."""

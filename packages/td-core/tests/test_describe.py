@@ -1,0 +1,130 @@
+"""describe(): the rows of all kinds of collections, and their text and HTML; completion of keys."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from td_core import StoredTensor, TensorDict, TensorDictParams, lazy_stack
+from td_core.testing import RawFile
+
+
+def make_ragged_stack() -> Any:
+    """Return a lazy stack whose members differ in shapes, dtypes and keys."""
+    return lazy_stack(
+        [
+            TensorDict({"a": torch.zeros(2, 3), "b": torch.zeros(4)}),
+            TensorDict({"a": torch.zeros(2, 5, dtype=torch.half)}),
+        ]
+    )
+
+
+BASE = torch.zeros(4, 3)
+ROWS: dict[str, tuple[Any, list[tuple[Any, ...]]]] = {
+    "nested": (
+        TensorDict({"n": {"a": torch.zeros(2, 3), "b": torch.zeros(2, dtype=torch.int64)}}, batch_size=[2]),
+        [(("n", "a"), "f32", (2, 3), 24, 0.6, "cpu", None), (("n", "b"), "i64", (2,), 16, 0.4, "cpu", None)],
+    ),
+    "params": (
+        TensorDictParams(TensorDict({"w": torch.zeros(2)})),
+        [(("w",), "f32", (2,), 8, 1.0, "cpu", None)],
+    ),
+    "ragged stack": (
+        make_ragged_stack(),
+        [
+            (("a",), "f32/f16", (2, 2, -1), 44, 44 / 60, "cpu", None),
+            (("b",), "f32", (4,), 16, 16 / 60, "cpu", None),
+        ],
+    ),
+    "ranks differ": (
+        lazy_stack([TensorDict({"a": torch.zeros(2)}), TensorDict({"a": torch.zeros(2, 2)})]),
+        [(("a",), "f32", (2, -1), 24, 1.0, "cpu", None)],
+    ),
+    "jagged": (
+        TensorDict({"j": torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)], layout=torch.jagged)}),
+        [(("j",), "f32", (2, -1), 20 + 24, 1.0, "cpu", None)],
+    ),
+    "meta and empty": (
+        TensorDict({"m": torch.zeros(5, device="meta"), "e": torch.zeros(0)}),
+        [(("m",), "f32", (5,), 20, 1.0, "meta", None), (("e",), "f32", (0,), 0, 0.0, "cpu", None)],
+    ),
+    "overlap": (
+        TensorDict({"all": BASE, "n": {"part": BASE[1:2]}, "other": torch.zeros(3)}),
+        [
+            (("all",), "f32", (4, 3), 48, 48 / 72, "cpu", None),
+            (("n", "part"), "f32", (1, 3), 12, 12 / 72, "cpu", ("all",)),
+            (("other",), "f32", (3,), 12, 12 / 72, "cpu", None),
+        ],
+    ),
+    "one storage without overlap": (
+        TensorDict({"first": BASE[:2], "last": BASE[2:]}),
+        [
+            (("first",), "f32", (2, 3), 24, 0.5, "cpu", None),
+            (("last",), "f32", (2, 3), 24, 0.5, "cpu", None),
+        ],
+    ),
+    "no leaves": (TensorDict({"n": {}}), []),
+}
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_describe_returns_row_of_each_key(name: str) -> None:
+    td, rows = ROWS[name]
+    description = td.describe()
+    assert [
+        (
+            row.key,
+            row.dtype,
+            row.shape,
+            row.nbytes,
+            pytest.approx(row.share),
+            row.device,
+            row.shares_memory_with,
+        )
+        for row in description
+    ] == rows
+    assert description.nbytes == td.bytes() == sum(row[3] for row in rows)
+
+
+def test_describe_values_returns_rows_without_size() -> None:
+    values = pytest.importorskip("td_tensorclass")
+    td = TensorDict({"task": values.NonTensorData("reach"), "a": torch.zeros(2)}, batch_size=[2])
+    td["name"] = ["ann", "bob"]
+    assert [(row.key, row.dtype, row.shape, row.nbytes) for row in td.describe()] == [
+        (("a",), "f32", (2,), 8),
+        (("task",), "NonTensorData", (2,), 0),
+        (("name",), "NonTensorStack", (2,), 0),
+    ]
+
+
+def test_describe_stored_leaf_reads_nothing(tmp_path: Path) -> None:
+    source = RawFile.create(tmp_path / "a.bin", torch.arange(6.0).view(3, 2))
+    td = TensorDict({"a": StoredTensor(source)}, batch_size=[3])
+    (tmp_path / "a.bin").unlink()
+    assert [(row.shape, row.nbytes) for row in td.describe()] == [((3, 2), 24)]
+
+
+def test_print_description_aligns_columns_and_omits_empty_ones() -> None:
+    assert repr(ROWS["overlap"][0].describe()) == (
+        "TensorDict [], 72 bytes\n"
+        "key     dtype  shape   size      share  device  memory\n"
+        "all     f32    [4, 3]  48 bytes  66.7%  cpu\n"
+        "n.part  f32    [1, 3]  12 bytes  16.7%  cpu     shared with all\n"
+        "other   f32    [3]     12 bytes  16.7%  cpu"
+    )
+    assert repr(ROWS["nested"][0].describe()).splitlines()[1] == "key  dtype  shape   size      share  device"
+    assert repr(ROWS["no leaves"][0].describe()) == "TensorDict [], 0 bytes\nkey"
+
+
+def test_html_of_description_escapes_keys() -> None:
+    shown = TensorDict({"<b>": torch.zeros(2)}).describe()._repr_html_()
+    assert "<td>&lt;b&gt;</td><td>f32</td><td>[2]</td><td>8 bytes</td><td>100.0%</td><td>cpu</td>" in shown
+    assert "<b>" not in shown
+
+
+def test_key_completions_have_nested_keys() -> None:
+    assert ROWS["overlap"][0]._ipython_key_completions_() == ["all", "n", ("n", "part"), "other"]
+    assert make_ragged_stack()._ipython_key_completions_() == ["a"]
