@@ -323,7 +323,9 @@ def demo(session: nox.Session) -> None:
 @nox.session(venv_params=BARE)
 def docs(session: nox.Session) -> None:
     """Run all examples in the documentation, then build it; a warning is an error."""
-    environment = Environment(session, EVERYTHING, extra=("mkdocs-material", "mkdocstrings[python]", "ruff", "xarray"))
+    environment = Environment(
+        session, EVERYTHING, extra=("mkdocs-material", "mkdocstrings[python]", "ruff", "xarray")
+    )
     pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("packages/*/README.md")]
     environment.pytest("--doctest-glob=*.md", *pages)
     environment.pytest("--doctest-modules", "--pyargs", *MODULES.values())
