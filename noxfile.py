@@ -307,10 +307,11 @@ def stores(session: nox.Session) -> None:
     """Exchange groups with other programs, through every kind of store: xarray, h5netcdf, tensorstore, fsspec."""
     environment = Environment(
         session,
-        (CORE, *SIBLINGS, "td-zarr", "td-hdf5"),
+        (CORE, *SIBLINGS, "td-zarr", "td-hdf5", "td-safetensors"),
         extra=("zarr", "tensorstore", "xarray", "fsspec[http]", "h5py", "h5netcdf"),
     )
-    environment.pytest("packages/td-zarr/tests", "packages/td-hdf5/tests", *session.posargs)
+    folders = [f"packages/{name}/tests" for name in ("td-zarr", "td-hdf5", "td-safetensors")]
+    environment.pytest(*folders, *session.posargs)
 
 
 @nox.session(venv_params=BARE)

@@ -59,6 +59,8 @@ class DatasetSource:
         self._leaf_structure = -1
         self._offset: int | None = None
         self._structure = -1
+        #: The open file, the number of its structure, and the dataset, which keeps its chunks in a cache.
+        self._found: tuple[Any, int, Any] | None = None
 
     def __repr__(self) -> str:
         return f"{self.file.path}, dataset {self.name!r}"
@@ -130,12 +132,15 @@ class DatasetSource:
 
     def _find(self, file: Any) -> Any:
         """Return the ``DatasetID``. Raise FormatError if it is missing, or has another shape or dtype."""
+        if self._found is not None and self._found[0] is file and self._found[1] == self.file.structure:
+            return self._found[2]
         dataset, found = find_array(file, self.name, self.file.path, self._stored)
         if found != self._stored and not can_hold(found, self._stored):
             raise FormatError(
                 f"{self!r} has the dtype {found.dtype} and the shape {list(found.shape)}; expected {self._stored.dtype} "
                 f"and {list(self._stored.shape)}: open the file again"
             )
+        self._found = file, self.file.structure, dataset
         return dataset
 
     def _extend(self, index: SourceIndex) -> tuple[Any, ...]:

@@ -49,17 +49,21 @@ def read_whole(
 def _split_batches(arrays: Iterable[ArrayInfo]) -> Iterator[list[ArrayInfo]]:
     """Split arrays in batches, so that progress is reported and not all of them are in memory twice."""
     batch: list[ArrayInfo] = []
+    nbytes = 0
     for info in arrays:
         batch.append(info)
-        if len(batch) >= _BATCH or sum(item.nbytes for item in batch) >= _BATCH_BYTES:
+        nbytes += info.nbytes
+        if len(batch) >= _BATCH or nbytes >= _BATCH_BYTES:
             yield batch
-            batch = []
+            batch, nbytes = [], 0
     if batch:
         yield batch
 
 
 def as_tensor(array: np.ndarray[Any, Any]) -> Tensor:
     """Return an array that was read as a tensor that can be written."""
+    if array.flags.carray and array.dtype.isnative and array.dtype.kind in "biufc" and array.size:
+        return torch.from_numpy(array)
     array = np.require(array, array.dtype.newbyteorder("="), ["C", "W"])
     tensor = torch.from_numpy(array.view(np.int64) if array.dtype.kind in "mM" else array)
     # An empty array can have other strides than an empty tensor.
