@@ -86,30 +86,37 @@ def foreach(op: Op, leaves: list[Tensor], *operands: Any, plain: bool = False) -
         and (plain or is_all_plain(leaves, *operands))
         and (op.alike is None or op.alike(leaves, *operands))
     ):
-        try:
-            results: Sequence[Tensor] = fused(leaves, *operands)
-        except NotImplementedError:
-            pass  # no fused kernel for this dtype or device: the loop works or raises a clear error
-        except RuntimeError as error:
-            # Fused kernels cannot write to conjugate or negative views, and autograd rejects integers next to leaves that
-            # require grad: use the loop. In-place kernels raise the second error after writing: do not write twice.
-            if "mutable TensorLists" not in str(error) and (
-                not any(words in str(error) for words in _NO_AUTOGRAD) or _make_inplace(fused)
-            ):
-                raise
-        else:
-            if not results or not results[0].requires_grad or all(leaf.requires_grad for leaf in leaves):
-                return results
-            # If one leaf requires grad, all results of a fused call do; detach those whose operands do not require it.
-            rows = zip(leaves, *expand_operands(leaves, operands))
-            return [
-                result
-                if any(isinstance(item, Tensor) and item.requires_grad for item in row)
-                else result.detach()
-                for result, row in zip(results, rows)
-            ]
+        results = _call_fused(fused, leaves, operands)
+        if results is not None:
+            return results
     single = op.single
     return list(map(single, leaves, *expand_operands(leaves, operands)))
+
+
+def _call_fused(
+    fused: Callable[..., Any], leaves: list[Tensor], operands: tuple[Any, ...]
+) -> Sequence[Tensor] | None:
+    """Call a fused kernel; return None if the loop must be used, because it works or raises a clear error."""
+    try:
+        results: Sequence[Tensor] = fused(leaves, *operands)
+    except NotImplementedError:
+        return None  # torch has no fused kernel for this dtype or device
+    except RuntimeError as error:
+        # Fused kernels cannot write to conjugate or negative views, and autograd rejects integers next to leaves that
+        # require grad: use the loop. In-place kernels raise the second error after writing: do not write twice.
+        text = str(error)
+        is_refused = any(words in text for words in _NO_AUTOGRAD) and not _make_inplace(fused)
+        if "mutable TensorLists" not in text and not is_refused:
+            raise
+        return None
+    if not results or not results[0].requires_grad or all(leaf.requires_grad for leaf in leaves):
+        return results
+    # If one leaf requires grad, all results of a fused call do; detach those whose operands do not require it.
+    rows = zip(leaves, *expand_operands(leaves, operands))
+    return [
+        result if any(isinstance(item, Tensor) and item.requires_grad for item in row) else result.detach()
+        for result, row in zip(results, rows)
+    ]
 
 
 def is_all_plain(*operands: Any) -> bool:

@@ -86,39 +86,18 @@ class LazyStackedTensorDict(LazyStackOps):
         stack_dim_name: str | None = None,
         strict_shape: bool = False,
     ) -> None:
-        for item in tensordicts:
-            if not isinstance(item, Core):
-                raise TypeError(f"the members of a lazy stack are collections; got {type(item).__name__}")
-        members = [item.to(device) if device is not None else item for item in tensordicts]
-        provided = tuple(batch_size or ())
-        of_those_to_come = (
-            len(provided) > 0 and not members and 0 not in provided[stack_dim : stack_dim + 1 or None]
-        )
-        ndim = len(members[0].batch_size) if members else len(provided or (0,)) - (not of_those_to_come)
-        dim = stack_dim + ndim + 1 if stack_dim < 0 else stack_dim
-        if not 0 <= dim <= ndim:
-            raise CollectionIndexError(
-                f"stack_dim {stack_dim} is out of range for members of {ndim} batch dims"
-            )
-        if of_those_to_come:
-            provided = (*provided[:dim], 0, *provided[dim:])
+        members = _as_members(tensordicts, device)
+        dim, provided = _parse_stack_dim(stack_dim, members, tuple(batch_size or ()))
         self._init(members, dim, stack_dim_name, hook_in, hook_out)
         self._empty_size = torch.Size(provided or (0,))
         self._empty_device = None if device is None else as_device(device)
-        for i, member in enumerate(members):
-            if len(member.batch_size) != ndim or (
-                strict_shape and member.batch_size != members[0].batch_size
-            ):
-                raise BatchSizeError(
-                    f"cannot stack: item 0 has batch size {list(members[0].batch_size)}, "
-                    f"item {i} has {list(member.batch_size)}"
-                )
+        _check_member_sizes(members, strict_shape)
         if members and batch_size is not None and self.batch_size != provided:
             raise BatchSizeError(
                 f"batch_size {list(provided)} was given, the members make {list(self.batch_size)}"
             )
         if names is not None:
-            self._names = names_of_stack(names, ndim + 1, dim, stack_dim_name)
+            self._names = names_of_stack(names, len(self.batch_size), dim, stack_dim_name)
         elif stack_dim_name is not None:
             refuse_repeated(stack_dim_name, members)
 
@@ -485,29 +464,25 @@ class LazyStackedTensorDict(LazyStackOps):
         if plan.empties_stacks and self._members and (size := plan.resize_batch(self.batch_size)):
             return self._make_empty_stack(plan, size)
         along = plan.along(self._stack_dim) if self._members else None
-        if along is None:
-            try:
-                return self._stack_members()._transform(plan)
-            except StructureError:
-                if (
-                    plan.is_reshape()
-                    and -1 in self.batch_size
-                    and not self._stack_dim
-                    and len(plan.lead) == 1
-                ):
-                    # Flattening is defined for a ragged batch too: it keeps the order of the elements.
-                    return self._of(
-                        [row for member in self._members for row in member.reshape(-1).unbind(0)], 0
-                    )
-                # Uneven elements can be rearranged only if the plan moves the stack dim and adds no elements.
-                if (
-                    not self._members
-                    or -1 in self.batch_size
-                    or plan.n <= self._stack_dim
-                    or plan.creates_values
-                ):
-                    raise
-                return transform_uneven(self, plan)
+        return self._transform_whole(plan) if along is None else self._transform_members(plan, along)
+
+    def _transform_whole(self, plan: Any) -> Any:
+        """Apply a plan to the dense stack, or rearrange the elements of members that cannot be stacked."""
+        try:
+            return self._stack_members()._transform(plan)
+        except StructureError:
+            is_ragged = -1 in self.batch_size
+            if is_ragged and not self._stack_dim and plan.is_reshape() and len(plan.lead) == 1:
+                # Flattening is defined for a ragged batch too: it keeps the order of the elements.
+                rows = [row for member in self._members for row in member.reshape(-1).unbind(0)]
+                return self._of(rows, 0)
+            # Uneven elements can be rearranged only if the plan moves the stack dim and adds no elements.
+            if is_ragged or not self._members or plan.n <= self._stack_dim or plan.creates_values:
+                raise
+            return transform_uneven(self, plan)
+
+    def _transform_members(self, plan: Any, along: Any) -> Any:
+        """Apply a plan to each member; ``along`` is what it does to the stack dim."""
         picks, inner, stack_dim = along
         if inner is not None:
             self._check_even(plan)
@@ -564,29 +539,32 @@ class LazyStackedTensorDict(LazyStackOps):
             )
 
     def _join(self, items: Sequence[Core], plan: Any, path: tuple[str, ...] = ()) -> Any:
-        left = [item for item in items if isinstance(item, LazyStackedTensorDict)]
-        together = len(left) == len(items) and all(item._stack_dim == self._stack_dim for item in left)
+        stacks = [item for item in items if isinstance(item, LazyStackedTensorDict)]
+        together = len(stacks) == len(items) and all(item._stack_dim == self._stack_dim for item in stacks)
         if together and not plan.stacks and plan.dim == self._stack_dim:
-            joined = self._with_members([member for item in left for member in item._members])
-            joined._empty_size = plan.resize_batch(self.batch_size)
-            return joined
-        along = plan.along(self._stack_dim) if together else None
-        if along is None or any(len(item._members) != len(self._members) for item in left):
-            dense_items = [
-                item._stack_members() if isinstance(item, LazyStackedTensorDict) else item for item in items
-            ]
-            return dense_items[0]._join(dense_items, plan, path)
-        _, inner, stack_dim = along
-        columns = [list(column) for column in zip(*[item._members for item in left])]
-        # If member sizes differ, each position needs a separate plan.
-        plans = [inner] * len(columns)
-        if any(-1 in item.batch_size[: plan.n] for item in left):
-            plans = [inner.of([member.batch_size[: inner.n] for member in column]) for column in columns]
-        joined = self._with_members(
-            [column[0]._join(column, item, path) for column, item in zip(columns, plans)], stack_dim
-        )
+            joined = self._with_members([member for item in stacks for member in item._members])
+        else:
+            along = plan.along(self._stack_dim) if together else None
+            if along is None or any(len(item._members) != len(self._members) for item in stacks):
+                dense: list[Any] = [
+                    item._stack_members() if isinstance(item, LazyStackedTensorDict) else item
+                    for item in items
+                ]
+                return dense[0]._join(dense, plan, path)
+            joined = self._join_members(stacks, plan, along, path)
         joined._empty_size = plan.resize_batch(self.batch_size)
         return joined
+
+    def _join_members(self, stacks: Sequence[Any], plan: Any, along: Any, path: tuple[str, ...]) -> Any:
+        """Join the members at each position of several lazy stacks; ``along`` is what the plan does to the stack dim."""
+        _, inner, stack_dim = along
+        columns = [list(column) for column in zip(*[item._members for item in stacks])]
+        # If member sizes differ, each position needs a separate plan.
+        plans = [inner] * len(columns)
+        if any(-1 in item.batch_size[: plan.n] for item in stacks):
+            plans = [inner.of([member.batch_size[: inner.n] for member in column]) for column in columns]
+        joined = [column[0]._join(column, item, path) for column, item in zip(columns, plans)]
+        return self._with_members(joined, stack_dim)
 
     def __getitem__(self, index: Any) -> Any:
         """Return an entry by key, or the collection at an index of the batch dims; an int returns the member itself."""
@@ -669,6 +647,33 @@ class LazyStackedTensorDict(LazyStackOps):
 
     valid_keys = TensorDictBase.keys
     """Return the keys that all members have; the same as :meth:`keys`."""
+
+
+def _as_members(items: Sequence[Any], device: DeviceType | None) -> list[Any]:
+    for item in items:
+        if not isinstance(item, Core):
+            raise TypeError(f"the members of a lazy stack are collections; got {type(item).__name__}")
+    return list(items) if device is None else [item.to(device) for item in items]
+
+
+def _parse_stack_dim(stack_dim: int, members: list[Any], size: Sequence[int]) -> tuple[int, Sequence[int]]:
+    """Return the stack dim counted from the front, and the expected batch size of the stack (empty if it is not given)."""
+    # Without members, the size is that of the stack if it has a 0 at the stack dim, and else that of future members.
+    is_of_members = bool(size) and not members and 0 not in size[stack_dim : stack_dim + 1 or None]
+    ndim = len(members[0].batch_size) if members else len(size or (0,)) - (not is_of_members)
+    dim = stack_dim + ndim + 1 if stack_dim < 0 else stack_dim
+    if not 0 <= dim <= ndim:
+        raise CollectionIndexError(f"stack_dim {stack_dim} is out of range for members of {ndim} batch dims")
+    return dim, (*size[:dim], 0, *size[dim:]) if is_of_members else size
+
+
+def _check_member_sizes(members: list[Any], strict: bool) -> None:
+    sizes = [member.batch_size for member in members]
+    for i, size in enumerate(sizes):
+        if len(size) != len(sizes[0]) or (strict and size != sizes[0]):
+            raise BatchSizeError(
+                f"cannot stack: item 0 has batch size {list(sizes[0])}, item {i} has {list(size)}"
+            )
 
 
 register_lazy_stack(LazyStackedTensorDict._of)

@@ -15,7 +15,7 @@ from ._collection import Child, Core, make_lazy_stack, show_path
 from ._locking import check_unlocked
 from ._plan_steps import remove_size
 from ._ragged import fill_gaps, get_display_shape, make_nested_tensor, merge_shapes
-from ._repr import PrintedLeaf, PrintedMembers, PrintedNode, describe_leaf
+from ._repr import PrintedLeaf, PrintedMembers, PrintedNode, merge_descriptions
 from ._walks import has_entries, list_holders, map_levels
 from ._writes.members import Part, split_for_members
 from ._writes.run import Transaction
@@ -104,11 +104,7 @@ class LazyStackOps(TensorDictBase):
         # A member may be a lazy stack with ragged leaves.
         fields = [member._print_field(key) for member in members]
         if all(isinstance(entry, Tensor) for entry in entries):
-            leaves = [describe_leaf(field.entry) for field in fields]
-            shapes = [leaf.shape for leaf in leaves]
-            shape = (-1,) if (-1,) in shapes else merge_shapes(shapes, self._stack_dim)
-            devices = ",".join(sorted({device for leaf in leaves for device in leaf.devices.split(",")}))
-            return PrintedLeaf(key, leaves[0]._replace(shape=shape, devices=devices))
+            return PrintedLeaf(key, merge_descriptions([field.entry for field in fields], self._stack_dim))
         try:
             stack = self._peek_child(key) if all(isinstance(entry, Core) for entry in entries) else None
         except StructureError:

@@ -6,7 +6,7 @@ Printing stacks and copies nothing: a lazy stack is described from its members.
 from __future__ import annotations
 
 import html
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -18,7 +18,7 @@ from ._collection import Core, make_dense
 from ._dtypes import SHORT_NAMES
 from ._public_names import LazyFunction
 from ._pytree import leaves_below
-from ._ragged import get_display_shape
+from ._ragged import get_display_shape, merge_shapes
 from ._settings import SETTINGS
 from ._walks import expand
 
@@ -154,6 +154,15 @@ def describe_leaf(leaf: Tensor | Ragged) -> Ragged:
     if isinstance(leaf, Ragged):
         return leaf
     return Ragged(get_display_shape(leaf), leaf.dtype, leaf.device, type(leaf).__name__, str(leaf.device))
+
+
+def merge_descriptions(leaves: Sequence[Tensor | Ragged], dim: int) -> Ragged:
+    """Return the metadata of the stack of some leaves along ``dim``, as far as they agree."""
+    described = [describe_leaf(leaf) for leaf in leaves]
+    shapes = [leaf.shape for leaf in described]
+    shape = (-1,) if (-1,) in shapes else merge_shapes(shapes, dim)
+    devices = ",".join(sorted({device for leaf in described for device in leaf.devices.split(",")}))
+    return described[0]._replace(shape=shape, devices=devices)
 
 
 def _tail(entry: Any, node: Any) -> str:

@@ -36,11 +36,11 @@ from ._dtypes import ScalarBeside
 from ._foreach import PLAIN, foreach, make_op
 from ._indexing import plan_index
 from ._keys import unravel_key_to_tuple
-from ._nested_components import apply_to_components, cat_components
+from ._nested_components import apply_to_components
 from ._new_object import new_object
 from ._ops.batch_size import as_batch_size
 from ._ops.entries import coerce_for, get_default
-from ._ops.join_levels import check_even, join_error, unify_kinds, zip_entries
+from ._ops.join_levels import check_even, join_components, join_nodes, zip_entries
 from ._plans import ShapePlan
 from ._pytree import register_mapping, register_with_subclasses
 from ._walks import has_entries
@@ -636,7 +636,7 @@ class TensorDict(TensorDictBase):
         leaf, lead, n = plan.leaf, plan.lead, plan.n
         names = None if self._names is None else plan.rename_dims(self._names)
         old = self._batch_size
-        size = torch.Size(lead) if n == len(old) else torch.Size((*lead, *old[n:])) if lead or n else old
+        size = plan.resize_batch(old)
         columns: list[dict[str, Any]] = [
             {**item._dict} if type(item) is TensorDict else item._get_join_entries(self, plan, path)
             for item in items
@@ -653,15 +653,10 @@ class TensorDict(TensorDictBase):
                     try:
                         target[key] = leaf(values)
                     except (RuntimeError, TypeError, ValueError) as error:
-                        chained = cat_components(plan, values)
-                        if chained is None:
-                            raise join_error(values, (*prefix, key), error) from error
-                        target[key] = chained
+                        target[key] = join_components(values, plan, (*prefix, key), error)
                 elif _DENSE.issuperset(map(type, values)):
                     below = [{**value._dict} for value in values]
-                    if not below[
-                        0
-                    ]:  # nodes without leaves: no join of leaves would raise for different sizes
+                    if not below[0]:  # no join of leaves would raise for different sizes
                         check_even(values, n, (*prefix, key))
                     target[key] = _make_node(
                         TensorDict,
@@ -672,11 +667,7 @@ class TensorDict(TensorDictBase):
                     )
                     todo.append((below, (*prefix, key)))
                 else:
-                    for value in values:
-                        if isinstance(value, Tensor):
-                            raise leaf_node_mismatch_error(child, value, (*prefix, key))
-                    values = unify_kinds(values, plan)
-                    target[key] = values[0]._join(values, plan, (*prefix, key))
+                    target[key] = join_nodes(values, plan, (*prefix, key))
             if not todo:
                 return root
             columns, prefix = todo.pop()

@@ -100,15 +100,27 @@ def _from_mapping(hint: Any, value: Mapping[Any, Any]) -> Any:
     return TensorDict(dict(value))
 
 
+def _as_any(hint: Any, value: Any) -> Any:
+    """Convert a value for a field that is annotated as no class; lists and mappings become one value."""
+    if isinstance(value, Mapping) and not isinstance(value, TensorCollection):
+        return _from_mapping(hint, value)
+    if isinstance(value, (list, tuple)) and not any(map(_is_tensor_hint, get_choices(hint))):
+        return NonTensorData(value)
+    return value
+
+
+def _as_collection(hint: Any, cls: Any, value: Any) -> Any:
+    if not isinstance(value, TensorCollection):
+        return _from_mapping(hint, value) if isinstance(value, Mapping) else value
+    fits = is_tensorclass(cls) and value._children().keys() <= cls._schema.names.keys()
+    return cls.from_tensordict(value) if fits else value
+
+
 def _as_type(hint: Any, name: str, value: Any) -> Any:
     cls: Any = get_origin(hint) or hint
     # Newer versions of Python implement Any and int | str as classes, too.
     if not isinstance(cls, type) or cls in (Any, object, UnionType):
-        if isinstance(value, Mapping) and not isinstance(value, TensorCollection):
-            return _from_mapping(hint, value)
-        if isinstance(value, (list, tuple)) and not any(map(_is_tensor_hint, get_choices(hint))):
-            return NonTensorData(value)
-        return value
+        return _as_any(hint, value)
     if cls is torch.dtype:
         value = as_dtype(value)
     if isinstance(value, cls):
@@ -119,11 +131,7 @@ def _as_type(hint: Any, name: str, value: Any) -> Any:
     if issubclass(cls, NonTensorDataBase):
         return cls(value)
     if issubclass(cls, TensorCollection):
-        if isinstance(value, TensorCollection):
-            maker: Any = cls
-            fits = is_tensorclass(cls) and value._children().keys() <= maker._schema.names.keys()
-            return maker.from_tensordict(value) if fits else value
-        return _from_mapping(hint, value) if isinstance(value, Mapping) else value
+        return _as_collection(hint, cls, value)
     try:
         made: Any = (
             np.asarray if cls is np.ndarray else cls

@@ -104,14 +104,7 @@ class NonTensorStack(NonTensorNode, TensorDictBase):
         device: DeviceType | None = None,
         names: Sequence[str | None] | None = None,
     ) -> None:
-        plain = not any(issubclass(kind, TensorCollection) for kind in set(map(type, args)))
-        items = [] if plain else pad_to_even([as_node(arg) for arg in args], stack_dim)
-        for i, item in enumerate(items):
-            if item.batch_size != items[0].batch_size:
-                raise BatchSizeError(
-                    f"cannot stack: item 0 has batch size {list(items[0].batch_size)}, "
-                    f"item {i} has {list(item.batch_size)}"
-                )
+        items = _list_nodes(args, stack_dim)
         provided = None if batch_size is None else as_batch_size(batch_size)
         size, values = provided or torch.Size((0,)), list(args)
         if args:
@@ -589,6 +582,19 @@ class NonTensorStack(NonTensorNode, TensorDictBase):
             f"{type(self).__name__}(\n    {values},\n    batch_size=torch.Size({list(self._batch_size)}),\n"
             f"    device={self._device})"
         )
+
+
+def _list_nodes(args: Sequence[Any], stack_dim: int) -> Sequence[Any]:
+    """Convert the items of a stack to nodes of one batch size; an empty list if all of them are plain values."""
+    if not any(issubclass(kind, TensorCollection) for kind in set(map(type, args))):
+        return []
+    items: Sequence[Any] = pad_to_even([as_node(arg) for arg in args], stack_dim)
+    for i, item in enumerate(items):
+        if item.batch_size != items[0].batch_size:
+            raise BatchSizeError(
+                f"cannot stack: item 0 has batch size {list(items[0].batch_size)}, item {i} has {list(item.batch_size)}"
+            )
+    return items
 
 
 class _LinkedEntry:

@@ -265,6 +265,11 @@ class Schema(EntrySchema):
                 return wanted.from_tensordict(node._with_children(below))
         return node
 
+    def adopt_all(self, children: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the nodes that ``adopt`` has converted."""
+        made = {name: self.adopt(name, child) for name, child in children.items()}
+        return {name: node for name, node in made.items() if node is not children[name]}
+
     def list_entries(self, node: Any) -> dict[str, Any]:
         """Return the entries of a node, and None for the other fields."""
         present = node._children()

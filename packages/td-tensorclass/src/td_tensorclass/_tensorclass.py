@@ -233,11 +233,7 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
         children = inner._children()
         if safe is not False:
             cls._schema.check_keys(children)
-        declared = {}
-        for name, child in children.items() if type(inner) is TensorDict else ():
-            level = cls._schema.adopt(name, child)
-            if level is not child:
-                declared[name] = level
+        declared = cls._schema.adopt_all(children) if type(inner) is TensorDict else {}
         if non_tensordict:
             cls._schema.check_keys(non_tensordict)
         if declared:

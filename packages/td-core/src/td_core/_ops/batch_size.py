@@ -69,6 +69,17 @@ def infer_batch_sizes(root: Any, batch_dims: int | None, keep_compliant_size: bo
             for child in list(node._children().values())
             if has_entries(child) and child._max_batch_size() is None
         )
+    sizes = _infer_from_leaves(levels, batch_dims, kept)
+    for position, (node, parent) in enumerate(levels):
+        # A node without leaves accepts any batch size: take the parent's. A root without leaves keeps its own.
+        if sizes[position] is None:
+            sizes[position] = sizes[parent] if parent >= 0 else node.batch_size
+        _set_value_batch_size(node, torch.Size(sizes[position]))
+        node._set_batch_size(torch.Size(sizes[position]))
+
+
+def _infer_from_leaves(levels: list[tuple[Any, int]], batch_dims: int | None, kept: int | None) -> list[Any]:
+    """Return the leading dims that the entries of each node share, or None; ``levels`` has the position of each parent."""
     shapes: list[list[tuple[int, ...]]] = [[] for _ in levels]
     sizes: list[Any] = [None] * len(levels)
     for position in reversed(range(len(levels))):
@@ -85,12 +96,7 @@ def infer_batch_sizes(root: Any, batch_dims: int | None, keep_compliant_size: bo
             )
             if parent >= 0:
                 shapes[parent].append(sizes[position])
-    for position, (node, parent) in enumerate(levels):
-        # A node without leaves accepts any batch size: take the parent's. A root without leaves keeps its own.
-        if sizes[position] is None:
-            sizes[position] = sizes[parent] if parent >= 0 else node.batch_size
-        _set_value_batch_size(node, torch.Size(sizes[position]))
-        node._set_batch_size(torch.Size(sizes[position]))
+    return sizes
 
 
 def _check_fixed_batch_size(root: Any, batch_dims: int | None) -> None:

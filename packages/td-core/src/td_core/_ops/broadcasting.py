@@ -47,24 +47,25 @@ def expand_to_match(item: Any, beside: Any, size: tuple[int, ...]) -> Any:
                 if isinstance(other, Core) and has_entries(leaf):
                     yield leaf, other, level._get_child(key)
                 continue
-            # A 0-dim leaf has a lower priority in type promotion than its expanded copy, so cast it first.
-            if not leaf.ndim:
-                other = right._peek_child(key)
-                if (
-                    isinstance(other, Tensor)
-                    and (scalar := cast_for_promotion(other.dtype, leaf)) is not leaf
-                ):
-                    level._set_child(key, scalar.expand(level._get_child(key).shape))
-                continue
-            shape = _get_shape(right, key) if even else ()
-            if len(shape) == leaf.ndim:
-                both = broadcast_shape(leaf.shape, shape)
-                if both is not None and both[: level.batch_dims] == level.batch_size:
-                    level._set_child(key, _expand_lead(leaf, level.batch_size))
+            if (fitted := _fit_leaf(leaf, right, key, level, even)) is not None:
+                level._set_child(key, fitted)
 
     if even or not item.batch_size:
         visit(fit, item, beside, result)
     return result
+
+
+def _fit_leaf(leaf: Tensor, right: Any, key: str, level: Any, even: bool) -> Tensor | None:
+    """Return what replaces an expanded leaf beside its operand in ``right``; None if it stays."""
+    # A 0-dim leaf has a lower priority in type promotion than its expanded copy, so cast it first.
+    if not leaf.ndim:
+        other = right._peek_child(key)
+        scalar = cast_for_promotion(other.dtype, leaf) if isinstance(other, Tensor) else leaf
+        return None if scalar is leaf else scalar.expand(level._get_child(key).shape)
+    shape = _get_shape(right, key) if even else ()
+    both = broadcast_shape(leaf.shape, shape) if len(shape) == leaf.ndim else None
+    fits = both is not None and both[: level.batch_dims] == level.batch_size
+    return _expand_lead(leaf, level.batch_size) if fits else None
 
 
 def _has_batch_dims(level: Any, beside: Any, size: Shape) -> bool:

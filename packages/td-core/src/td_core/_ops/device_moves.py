@@ -103,32 +103,28 @@ def move(
     By default (``non_blocking=None``) the copies run asynchronously, and the host waits once for all of them at the end.
     """
     device, dtype, non_blocking, memory_format, _ = target
-    waiting: set[torch.device] = set()
+    waiting: set[Any] = set()
     if device is not None:
         results = {leaf.device for leaf in leaves}
         if dtype is None and memory_format is None and results <= {device}:
             return as_memory(leaves)
         if not torch.compiler.is_compiling():  # a compiled graph orders the copies itself
-            waiting = {
-                item
-                for item in [get_device_to_sync(source, device) for source in results]
-                if item is not None
-            }
+            waiting = {get_device_to_sync(source, device) for source in results} - {None}
     to = _move_leaves(leaves, device, dtype, bool(waiting) if non_blocking is None else non_blocking)
     if pin and device is not None and device.type != "cpu":
         # Without threads the map is lazy: one leaf is copied to the device while the next one is pinned.
         leaves = pin_leaves(leaves, threads) if threads else map(_pin, leaves)  # type: ignore[assignment]
-    if memory_format is None:
-        result = list(map(to, leaves))
-    else:
-        dims = _CHANNELS_LAST.get(memory_format)
-        result = [
-            to(leaf).contiguous(memory_format=memory_format) if dims in (None, leaf.ndim) else to(leaf)
-            for leaf in leaves
-        ]
+    result = list(map(to, leaves))
+    if memory_format is not None:
+        result = [_set_memory_format(leaf, memory_format) for leaf in result]
     if non_blocking is None:
         wait_for(waiting)
     return result
+
+
+def _set_memory_format(leaf: Tensor, memory_format: torch.memory_format) -> Tensor:
+    dims = _CHANNELS_LAST.get(memory_format, leaf.ndim)
+    return leaf.contiguous(memory_format=memory_format) if dims == leaf.ndim else leaf
 
 
 def _move_leaves(
@@ -152,6 +148,15 @@ def pin_leaves(leaves: list[Tensor], threads: int | None) -> list[Tensor]:
 
 def _pin(leaf: Tensor) -> Tensor:
     return leaf.pin_memory() if leaf.is_cpu else leaf
+
+
+def _move_by_backend(node: Any, device: torch.device, non_blocking: bool | None) -> Any:
+    """Let a storage backend move a collection as a whole; None if none does."""
+    for backend in get_backends(node):
+        moved = backend.move(node, device, non_blocking)
+        if moved is not None:
+            return moved
+    return None
 
 
 def write_moved_back(target: Any, source: Any) -> None:
@@ -235,11 +240,10 @@ class DeviceMixin(DtypeMixin):
                 return _resize_batch(self, batch_size)
             return self if torch.compiler.is_compiling() else undo_on_exit(self, do_nothing)
         elif moves_only and goal is not None and not inplace:
-            for attachment in get_backends(self):
-                whole: Any = attachment.move(self, goal, non_blocking)
-                if whole is not None:
-                    whole = whole if batch_size is None else _resize_batch(whole, batch_size)
-                    return write_back_on_exit(whole, self, _write_moved)  # type: ignore[no-any-return]
+            whole: Any = _move_by_backend(self, goal, non_blocking)
+            if whole is not None:
+                whole = whole if batch_size is None else _resize_batch(whole, batch_size)
+                return write_back_on_exit(whole, self, _write_moved)  # type: ignore[no-any-return]
         leaves: list[Tensor] = []
         levels = source._flatten_leaves(leaves)
         try:

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from torch import Tensor
 
 from .._collection import Child, check_same_keys, leaf_node_mismatch_error, show_path
+from .._nested_components import cat_components
 from .._ragged import get_display_shape
 from .._shape_plans import Join
 from ..errors import StructureError
@@ -46,6 +47,23 @@ def unify_kinds(items: Sequence[Any], plan: Any) -> Sequence[Any]:
     if dim is None or not all(len(item.batch_size) > dim and item.batch_size[dim] for item in items):
         return items
     return [item.to_lazystack(dim) if stack is None else item for item, stack in zip(items, stacks)]
+
+
+def join_nodes(values: Sequence[Any], plan: Any, path: tuple[str, ...]) -> Any:
+    """Join nodes of any kind. Raise StructureError if one of the values is a tensor."""
+    for value in values:
+        if isinstance(value, Tensor):
+            raise leaf_node_mismatch_error(values[0], value, path)
+    values = unify_kinds(values, plan)
+    return values[0]._join(values, plan, path)
+
+
+def join_components(values: Sequence[Any], plan: Any, path: tuple[str, ...], error: Exception) -> Tensor:
+    """Join the components of nested tensors, which the function of the plan cannot join; raise an error for other leaves."""
+    joined = cat_components(plan, values)
+    if joined is None:
+        raise join_error(values, path, error) from error
+    return joined
 
 
 def check_even(values: Sequence[Any], n: int, path: tuple[str, ...]) -> None:

@@ -239,7 +239,6 @@ def _pad_and_stack(nodes: Sequence[Any], dim: int, padding: float) -> Any:
     columns = [node._children() for node in nodes]
     children: dict[str, Child] = {}
     size = tuple([max(sizes) for sizes in zip(*[node.batch_size for node in nodes], strict=True)])
-    missing = [[n for pair in zip(size, node.batch_size) for n in (0, pair[0] - pair[1])] for node in nodes]
     for key, first in columns[0].items():
         if not all(key in column for column in columns):
             continue
@@ -247,16 +246,19 @@ def _pad_and_stack(nodes: Sequence[Any], dim: int, padding: float) -> Any:
         if all(isinstance(value, Tensor) for value in values):
             children[key] = make_padded_tensor(key, values, dim, padding)
         elif not has_entries(first):
-            values = [
-                value._transform(pad_plan(value.batch_size, amounts, 0)) if any(amounts) else value
-                for value, amounts in zip(values, missing, strict=True)
-            ]
+            values = [_pad_batch(value, size) for value in values]
             children[key] = values[0]._stack_lazily(values, dim)
         else:
             children[key] = _pad_and_stack(values, dim, padding)
     return nodes[0]._with_children(
         children, batch_size=torch.Size((*size[:dim], len(nodes), *size[dim:])), names=None
     )
+
+
+def _pad_batch(node: Any, size: Sequence[int]) -> Any:
+    """Pad each batch dim of a value node at its end to ``size``."""
+    missing = [amount for wanted, actual in zip(size, node.batch_size) for amount in (0, wanted - actual)]
+    return node._transform(pad_plan(node.batch_size, missing, 0)) if any(missing) else node
 
 
 def _make_mask(node: Any, key: NestedKey) -> Tensor:

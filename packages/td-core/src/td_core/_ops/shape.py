@@ -466,19 +466,20 @@ def _write_entries(owner: Any, result: Any) -> Iterator[tuple[Any, Any]]:
                 and has_entries(value)
             ):
                 yield node._get_writable(key), value
-            elif isinstance(left, Tensor) and isinstance(value, Tensor) and same_memory(left, value):
-                pass
-            elif left is None or isinstance(value, Tensor) or not _have_equal_values(node, part, key):
+            elif not _is_unchanged(node, part, key, left, value):
                 if node.is_locked and left is not None:
                     node.set_(key, value)
                 else:
                     node.set(key, value)
 
 
-def _have_equal_values(node: Core, part: Core, key: str) -> bool:
+def _is_unchanged(node: Core, part: Core, key: str, left: Any, value: Any) -> bool:
+    """Return True if an entry of a result has the memory, or the values, of the entry ``left`` of its owner."""
+    if isinstance(value, Tensor):
+        return isinstance(left, Tensor) and same_memory(left, value)
+    own, other = node._children().get(key), part._get_child(key)
     # A lazy stack builds a new value node on each read, so compare values.
-    own = node._get_child(key)
-    return isinstance(own, Core) and own._has_equal_values(part._get_child(key))
+    return isinstance(own, Core) and own._has_equal_values(other)
 
 
 def same_memory(left: Tensor, value: Tensor) -> bool:

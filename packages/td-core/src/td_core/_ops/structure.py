@@ -151,18 +151,7 @@ class StructureMixin(UpdateMixin):
         rest: Any = self
         trees: list[KeyTree] = []
         for keys in key_sets:
-            if not isinstance(keys, Mapping) and callable(keys):
-                leaves = rest.items(True, True)
-                keys = [key for key, leaf in leaves if keys(unravel_key_to_tuple(key), leaf)]
-            paths = [unravel_key_to_tuple(key) for key in keys]
-            tree = build_key_tree(paths, longest=False)
-            part = restrict(rest, tree, strict)
-            if default is not NO_DEFAULT and default is not None:
-                for path in paths:
-                    if path not in part.keys(True):
-                        part._set_path(path, default)
-            if isinstance(keys, Mapping):
-                part = part.rename_keys(keys, strict=False)
+            part, tree = _take_keys(rest, keys, default, strict)
             rest = _copy_without(rest, tree, prune=not reproduce_struct)
             parts.append(part)
             trees.append(tree)
@@ -365,6 +354,21 @@ class StructureMixin(UpdateMixin):
         (tensor(2), tensor(1))
         """
         return self._map_members(lambda node: _rename_all(node, mapping, strict))  # type: ignore[no-any-return]
+
+
+def _take_keys(source: Any, keys: Any, default: Any, strict: bool) -> tuple[Any, KeyTree]:
+    """Return the entries that one set of keys of ``split_keys`` selects, and the tree of these keys."""
+    if not isinstance(keys, Mapping) and callable(keys):
+        leaves = source.items(True, True)
+        keys = [key for key, leaf in leaves if keys(unravel_key_to_tuple(key), leaf)]
+    paths = [unravel_key_to_tuple(key) for key in keys]
+    tree = build_key_tree(paths, longest=False)
+    part = restrict(source, tree, strict)
+    if default is not NO_DEFAULT and default is not None:
+        for path in paths:
+            if path not in part.keys(True):
+                part._set_path(path, default)
+    return part.rename_keys(keys, strict=False) if isinstance(keys, Mapping) else part, tree
 
 
 def _select_flat(keys: Sequence[NestedKey], node: Any) -> Any:
