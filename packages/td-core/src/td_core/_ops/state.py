@@ -39,10 +39,10 @@ from .._nested_components import has_same_components
 from .._nodes import KINDS, NodeKind, Record
 from .._ragged import get_display_shape
 from .._roles import in_role, role
-from .._torch_private import functorch_level
 from .._walks import has_entries, visit
-from .._writes.check import are_copyable, are_writable, check_writable, have_same_sizes
-from .._writes.run import Transaction, try_copy_fused
+from .._writes.check import check_writable
+from .._writes.pair import try_copy_leaves
+from .._writes.run import Transaction
 from .._writes.update import Update
 from ..errors import FormatError, KeyPathError, StructureError
 
@@ -158,18 +158,10 @@ def _try_load_whole(root: Core, state_dict: Mapping[str, Any]) -> bool:
     leaves = 0
     levels: list[tuple[Core, str]] = [(root, "")]
     for node, name in levels:
-        children, meta = node._children(), metadata.get(name)
-        if (
-            type(children) is not dict
-            or meta is None
-            or meta.keys() != _META
-            or meta["batch_size"] != node.batch_size
-            or meta["device"] != node.device
-            or _record(node) is not None
-        ):
+        if not _is_described(node, metadata.get(name)):
             return False
         prefix = f"{name}." if name else ""
-        for key, child in dict(children).items():
+        for key, child in dict(node._children()).items():
             if isinstance(child, Tensor):
                 targets[prefix + key] = child
                 leaves += 1
@@ -178,15 +170,20 @@ def _try_load_whole(root: Core, state_dict: Mapping[str, Any]) -> bool:
     # The counts differ if two leaves or two nodes have one dotted name.
     if not leaves == len(targets) == len(state_dict) or len(levels) != len(metadata):
         return False
-    held, values = list(targets.values()), [state_dict.get(name) for name in targets]
     with torch.no_grad():
-        return (
-            functorch_level() is None
-            and are_writable(root, held)
-            and are_copyable(state_dict, values)
-            and have_same_sizes(held, values)  # type: ignore[arg-type]
-            and try_copy_fused(held, values)  # type: ignore[arg-type]
-        )
+        return try_copy_leaves(root, list(targets.values()), state_dict, list(map(state_dict.get, targets)))
+
+
+def _is_described(node: Core, meta: dict[str, Any] | None) -> bool:
+    """Return True if the metadata of a state dict is that of a node without values."""
+    return (
+        type(node._children()) is dict
+        and meta is not None
+        and meta.keys() == _META
+        and meta["batch_size"] == node.batch_size
+        and meta["device"] == node.device
+        and _record(node) is None
+    )
 
 
 def _write_level(node: Core, out: Any, level: str) -> Iterator[tuple[str, Any]]:
@@ -350,10 +347,8 @@ class _Load:
                     self.missing.extend(_leaf_names(child, prefix))
             elif isinstance(child, Tensor) and isinstance(provided, Tensor):
                 self._read_leaf(node, key, child, provided, prefix, grows)
-            elif isinstance(child, Tensor) or isinstance(provided, Tensor):
-                self.wrong.append(f"{show_path(prefix)} is a leaf on one side and a level on the other")
-            elif _find_kind(provided) if has_entries(child) else provided.entries:
-                self.wrong.append(f"{show_path(prefix)} is a value on one side and a collection on the other")
+            elif (problem := _find_difference(child, provided)) is not None:
+                self.wrong.append(f"{show_path(prefix)} is {problem}")
             elif has_entries(child):
                 yield child, provided, prefix, grows
             elif "_non_tensor" in provided.meta:
@@ -431,6 +426,15 @@ class _Load:
             self.writes.change(_apply, node, key, value, self.assign)
 
 
+def _find_difference(child: Any, provided: Any) -> str | None:
+    """Return how the kinds of an entry in the collection and in the state dict differ; None if they agree."""
+    if isinstance(child, Tensor) or isinstance(provided, Tensor):
+        return "a leaf on one side and a level on the other"
+    if _find_kind(provided) if has_entries(child) else provided.entries:
+        return "a value on one side and a collection on the other"
+    return None
+
+
 def _resize(node: Core, size: torch.Size) -> None:
     if tuple(node.batch_size) != tuple(size):
         node._change_batch_size(size)
@@ -469,31 +473,35 @@ def _find_leaf(node: Core, key: str) -> Tensor | None:
 
 
 def _apply(node: Core, key: str, value: Any, assign: bool) -> None:
+    """Store an entry of the state dict: a value (in a tuple), a level, or a leaf."""
+    held = node._children().get(key)
     if isinstance(value, tuple):
-        held, provided = node._children().get(key), value[0]
-        if held is not None and (node._locked or _is_kept(held)):
-            node.set_(key, _make_value(provided, node, held, assign))  # type: ignore[attr-defined]
-        elif held is not None or provided is not None:
-            node._set_path((key,), None if provided is None else _make_value(provided, node, held, assign))  # type: ignore[attr-defined]
+        _apply_value(node, key, held, value[0], assign)
     elif isinstance(value, _Level):
-        held = node._children().get(key)
-        built = _build_value(held, value, assign, node)
-        if isinstance(held, Core) and len(held.batch_size) == len(built.batch_size):
-            built._set_names(held._names)  # a state dict does not contain dim names
-        is_value = isinstance(held, Core) and not has_entries(held)
-        # A value that the kind builds when it is read, as a lazy stack does, is written to the members that store it.
-        if not assign and is_value and (node._children()[key] is not held or _is_kept(held)):
-            node._write_child(key, built)
-        else:
-            node._set_child(key, node._schema.adopt(key, built))
+        _apply_level(node, key, held, value, assign)
+    elif isinstance(held, Core) and held._as_leaf() is not held:
+        node._set_child(key, replace_leaves(held, iter((value,))))
     else:
-        held = node._children().get(key)
-        entry: Child
-        if isinstance(held, Core) and held._as_leaf() is not held:
-            entry = replace_leaves(held, iter((value,)))
-        else:
-            entry = _new_leaf(value, node, assign)
-        node._set_child(key, entry)
+        node._set_child(key, _new_leaf(value, node, assign))
+
+
+def _apply_value(node: Any, key: str, held: Any, value: Any, assign: bool) -> None:
+    if held is not None and (node._locked or _is_kept(held)):
+        node.set_(key, _make_value(value, node, held, assign))
+    elif held is not None or value is not None:
+        node._set_path((key,), None if value is None else _make_value(value, node, held, assign))
+
+
+def _apply_level(node: Core, key: str, held: Any, level: _Level, assign: bool) -> None:
+    built = _build_value(held, level, assign, node)
+    if isinstance(held, Core) and len(held.batch_size) == len(built.batch_size):
+        built._set_names(held._names)  # a state dict does not contain dim names
+    is_value = isinstance(held, Core) and not has_entries(held)
+    # A value that the kind builds when it is read, as a lazy stack does, is written to the members that store it.
+    if not assign and is_value and (node._children()[key] is not held or _is_kept(held)):
+        node._write_child(key, built)
+    else:
+        node._set_child(key, node._schema.adopt(key, built))
 
 
 def _is_kept(held: Any) -> bool:

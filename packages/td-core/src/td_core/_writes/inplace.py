@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from operator import attrgetter
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -73,14 +73,27 @@ def write_leaves(
     except (RuntimeError, TypeError) as error:
         if is_overlap_error(error) and not is_grad_needed(leaves, *operands):
             return _finish_without_overlap(this, leaves, operands)
-        for leaf in leaves:
-            if leaf.requires_grad:
-                check_no_grad(leaf, find_path(node, leaf))
-        _check_dtypes(name, node, this, leaves, operands)
-        if PLAIN.issuperset(map(type, leaves)):
-            raise
-        message = f"cannot compute {name} in place: {describe_leaf(node, leaves[done])}: {error}"
-        raise rephrase_error(error, message) from error
+        _raise_with_key(error, name, node, this, leaves, operands, done)
+
+
+def _raise_with_key(
+    error: Exception,
+    name: str,
+    node: Core,
+    this: Op,
+    leaves: list[Tensor],
+    operands: tuple[Any, ...],
+    done: int,
+) -> NoReturn:
+    """Raise an error of torch with the key of the leaf that it is about; ``done``: the leaf that was written last."""
+    for leaf in leaves:
+        if leaf.requires_grad:
+            check_no_grad(leaf, find_path(node, leaf))
+    _check_dtypes(name, node, this, leaves, operands)
+    if PLAIN.issuperset(map(type, leaves)):
+        raise error
+    message = f"cannot compute {name} in place: {describe_leaf(node, leaves[done])}: {error}"
+    raise rephrase_error(error, message) from error
 
 
 def _are_alike(

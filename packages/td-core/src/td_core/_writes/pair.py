@@ -37,9 +37,19 @@ def try_copy_whole(
 ) -> bool:
     """Copy all leaves of a collection or dict in one fused call; ``view`` maps a leaf to the view that is written."""
     leaves, values = _pair_leaves(target, source)
-    if not leaves or functorch_level() is not None:
-        return False
-    if not (are_writable(target, leaves) and are_copyable(source, values)):
+    return len(leaves) > 0 and try_copy_leaves(target, leaves, source, values, non_blocking, view)
+
+
+def try_copy_leaves(
+    target: Core,
+    leaves: list[Tensor],
+    source: Any,
+    values: list[Any],
+    non_blocking: bool = False,
+    view: Callable[[Tensor], Tensor] | None = None,
+) -> bool:
+    """Copy the values of a source into the leaves of a target in one fused call."""
+    if functorch_level() is not None or not (are_writable(target, leaves) and are_copyable(source, values)):
         return False
     if view is not None:
         try:
@@ -48,7 +58,7 @@ def try_copy_whole(
             return False
     if not have_same_sizes(leaves, values):
         return False
-    for item in () if type(source) is dict else get_backends(target):
+    for item in get_backends(target) if isinstance(source, Core) else ():
         if item.write(target, source, leaves, values, non_blocking):
             return True
     return try_copy_fused(leaves, values, non_blocking)
@@ -91,14 +101,13 @@ def _pair_leaves(target: Core, source: Any) -> tuple[list[Tensor], list[Any]]:
     values: list[Any] = []
     add, add_value = targets.append, values.append
     kind = type(target)
-    if type(source) is not kind and type(source) is not dict and not isinstance(source, Core):
-        return [], []
     todo: list[tuple[Any, Any]] = [(target, source)]
     # By hand: the row `update_` of benchmarks/ops.py.
     while todo:
         node, right = todo.pop()
         left = node._children()
-        if type(right) is not dict:  # torch.compile returns its own proxy class for __class__, so use type()
+        # torch.compile returns its own proxy class for __class__, so use type().
+        if type(right) is kind or (type(right) is not dict and isinstance(right, Core)):
             right = right._children()
         if type(left) is not dict or type(right) is not dict:
             return [], []

@@ -87,7 +87,7 @@ class Update:
 
     def _read_level(self, node: Any, source: Any, wanted: Any, path: Path) -> Iterator[Level]:
         """Add the writes of the leaves of one node, and return the levels below."""
-        size, device, trusted = node.batch_size, node.device, False
+        size, device, aligned = node.batch_size, node.device, False
         items: Any = source
         if isinstance(source, Core):
             parts = node._split_update(self, source, wanted, path)
@@ -97,23 +97,21 @@ class Update:
             if self.resize and source.batch_size != size:
                 self._resize(node, source, path)
                 size = source.batch_size
-            trusted = device is None and source.batch_size == size
+            aligned = device is None and source.batch_size == size
             # A lazy stack raises for keys that some members lack, so filter the source first.
             shown = source if wanted is None else filter_entries(source, dict.fromkeys(wanted))
             items = get_all_entries(shown)
-        plain = not (self.inplace or node._schema.converts_tensors)
         if not self.inplace:
             check_unlocked(node, f"update {show_path(path)}")
             check_keys(node, items if wanted is None else {key: None for key in items if key in wanted})
+        plain = not (self.inplace or node._schema.converts_tensors)
         for key, value, below in _list_requested(items, wanted):
-            if not (plain and isinstance(value, Tensor) and type(value) not in WRAPPED):
-                level = self._read_entry(node, key, value, below, path, size)
-                if level is not None:
-                    yield level, value, below, (*path, key)
-                continue
-            if not trusted:
-                value = coerce(value, size, device, (*path, key), non_blocking=self.writes.non_blocking)
-            self.writes.change(node._set_child, key, value.clone() if self.clone else value)
+            if plain and isinstance(value, Tensor) and type(value) not in WRAPPED:
+                if not aligned:
+                    value = coerce(value, size, device, (*path, key), non_blocking=self.writes.non_blocking)
+                self.writes.change(node._set_child, key, value.clone() if self.clone else value)
+            elif (level := self._read_entry(node, key, value, below, path, size)) is not None:
+                yield level, value, below, (*path, key)
 
     def _read_entry(self, node: Any, key: str, value: Any, below: Any, prefix: Path, size: torch.Size) -> Any:
         """Add the write of one entry, or return the node that it is merged into."""
@@ -128,33 +126,34 @@ class Update:
             raise KeyThroughLeafError(
                 f"{show_path(path)} is not a collection, so it has no entry {next(iter(value))!r} to update"
             )
-        joins = True
-        if _is_node(value):
-            # A requested nested key updates only that entry, so merge even if is_leaf would replace the node.
-            if (
-                current is not None
-                and has_entries(current)
-                and (below is not None or not self._is_whole(value))
-            ):
-                held = node._get_writable(key)
-                if isinstance(held, Tensor):
-                    raise concurrent_change_error(node)
-                if self.inplace or not _is_stack_needed(held, value):
-                    return held
-                value = self._make_stack(held, value if below is None else filter_entries(value, below))
-                joins = False
-            elif below is not None:
-                value = filter_entries(value, below)
-                if not list(value.keys()):
-                    return None
-        value = node._schema.convert(key, value)
+        if self._is_merged(current, value, below):
+            held = node._get_writable(key)
+            if isinstance(held, Tensor):
+                raise concurrent_change_error(node)
+            if self.inplace or not _is_stack_needed(held, value):
+                return held
+            stack = self._make_stack(held, value if below is None else filter_entries(value, below))
+            self._add_store(node, key, stack, path, size, joins=False)
+            return None
+        if below is not None and _is_node(value):
+            value = filter_entries(value, below)
+            if not list(value.keys()):
+                return None
         if self.inplace and current is not None:
+            value = node._schema.convert(key, value)
             if not (isinstance(value, NUMBERS) and isinstance(current, Tensor)):
                 value = coerce(value, size, node.device, path, non_blocking=self.writes.non_blocking)
             self.add_copy(node, key, value, path)
         else:
-            self._add_store(node, key, value, path, size, joins)
+            self._add_store(node, key, value, path, size, joins=True)
         return None
+
+    def _is_merged(self, current: Any, value: Any, below: Any) -> bool:
+        """Return True if the entries of a value are merged into those of an existing node."""
+        if current is None or not has_entries(current) or not _is_node(value):
+            return False
+        # A requested nested key updates only that entry, so merge even if is_leaf would replace the node.
+        return below is not None or not self._is_whole(value)
 
     def _find(self, node: Core, key: str, prefix: Path) -> Child | None:
         """Return the entry of a node, or None if it is missing and may be added."""
@@ -167,6 +166,7 @@ class Update:
 
     def _add_store(self, node: Any, key: str, value: Any, path: Path, size: torch.Size, joins: bool) -> None:
         """Add the store of a new entry. ``joins``: merge with a node that another thread stores concurrently."""
+        value = node._schema.convert(key, value)
         check_unlocked(node, f"set {show_path(path)}")
         if self.inplace:
             check_keys(node, {key: value})
@@ -290,34 +290,25 @@ def try_merge(root: Core, source: Any) -> bool:
 
 def _list_stores(node: Core, source: Any, below: list[tuple[Core, Any]]) -> dict[Any, Child] | None:
     """Return the leaves to store in one node, and append the pairs of nodes below; None if an entry needs conversion."""
-    left = node._children()
+    left, size = node._children(), node.batch_size
     if node._locked or node._schema.converts_tensors or node.device is not None or not node._grows:
         return None
-    size = node.batch_size
     fits = len(size) == 0
     if isinstance(source, Core):
-        if source._is_value:
-            return None
         fits = fits or source.batch_size == size
-        source = source._children()
+        source = source._children() if has_entries(source) else None
     if type(source) is not dict or type(left) is not dict:
         return None
     leaves = dict(source)
     nested: list[Any] = []
     for key, value in leaves.items():
-        if type(key) is not str:
-            pair = _split_pair(key, value, leaves)
-            if pair is None:
-                return None
-            name, value = pair
-        elif isinstance(value, Tensor):
+        if type(key) is str and isinstance(value, Tensor):
             if type(value) in WRAPPED or not (fits or _has_lead(value.shape, size)):
                 return None
             continue
-        else:
-            name = key
+        name, value = (key, value) if type(key) is str else _split_pair(key, value, leaves)
         current = left.get(name)
-        if current is None or isinstance(current, Tensor) or current._is_value:
+        if current is None or not has_entries(current):
             return None
         below.append((current, value))
         nested.append(key)
@@ -330,8 +321,7 @@ def _has_lead(shape: torch.Size, size: torch.Size) -> bool:
     return shape[: len(size)] == size
 
 
-def _split_pair(key: Any, value: Any, entries: dict[Any, Any]) -> tuple[str, dict[str, Any]] | None:
-    """Return the first part of a key of two parts and the leaf below it as a dict, unless ``entries`` has that part too."""
-    if type(key) is not tuple or len(key) != 2 or type(key[1]) is not str or key[0] in entries:
-        return None
-    return (key[0], {key[1]: value}) if isinstance(value, Tensor) else None
+def _split_pair(key: Any, value: Any, entries: dict[Any, Any]) -> tuple[str | None, Any]:
+    """Return the first part of a key of two parts and the leaf below it as a dict; None if ``entries`` has that part too."""
+    is_pair = type(key) is tuple and len(key) == 2 and type(key[1]) is str and key[0] not in entries
+    return (key[0], {key[1]: value}) if is_pair and isinstance(value, Tensor) else (None, None)
