@@ -109,16 +109,7 @@ def _fit(value: Any, held: Any, slot: str, wrap: bool, made: dict[Any, Tensor]) 
     if slot == "p":
         if not wrap or is_parameter(value) or (value.requires_grad and not is_buffer(value)):
             return value
-        if value.requires_grad:
-            fitted = unwrap_parameter(value)
-        else:
-            tied = made.get(
-                (id(held),)
-            )  # .data of a tied parameter returns a new view at each read, so also match by memory
-            if tied is not None and same_memory(tied, value):
-                return tied
-            trained = held.requires_grad and is_differentiable(value)
-            made[id(held)] = fitted = nn.Parameter(value.detach(), requires_grad=trained)
+        fitted = unwrap_parameter(value) if value.requires_grad else _make_parameter(value, held, made)
     elif slot and (is_parameter(value) or (slot == "B" and wrap and not is_buffer(value))):
         fitted = unwrap_parameter(value)
         if slot == "B" and not torch.compiler.is_compiling():
@@ -126,6 +117,17 @@ def _fit(value: Any, held: Any, slot: str, wrap: bool, made: dict[Any, Tensor]) 
     else:
         return value
     made[id(value), slot] = fitted
+    return fitted
+
+
+def _make_parameter(value: Tensor, held: Any, made: dict[Any, Tensor]) -> Tensor:
+    """Wrap a plain leaf that replaces a parameter in a parameter that shares its storage."""
+    # .data of a tied parameter returns a new view at each read, so also match by memory.
+    tied = made.get(id(held))
+    if tied is not None and same_memory(tied, value):
+        return tied
+    trained = held.requires_grad and is_differentiable(value)
+    made[id(held)] = fitted = nn.Parameter(value.detach(), requires_grad=trained)
     return fitted
 
 

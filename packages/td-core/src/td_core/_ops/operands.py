@@ -55,29 +55,21 @@ def combine(
     # A type check is several times faster than isinstance with an abstract class.
     if type(other) is type(node) or not isinstance(other, NUMBERS):
         if type(other) is type(node) or isinstance(other, Core):
-            if default is not None:
-                fill = _make_filler(default)
-                node, other = reorder_like(node, other, fill, True), reorder_like(other, node, fill, True)
             size = None
-            if other.batch_size != node.batch_size:
-                size = _broadcast(name, other.batch_size, node.batch_size)
-                node, other = expand_to_match(node, other, size), expand_to_match(other, node, size)
+            if default is not None or other.batch_size != node.batch_size:
+                node, other, size = _align(node, name, other, default)
             operand = []
             levels = node._zip_leaves(other, leaves, operand, foreign)
             if size is not None:
                 leaves, operand = align_pairs(node, other, leaves, operand, len(size))
-        else:
-            if isinstance(other, np.ndarray):
-                other = _move_beside(node, other)
-            elif not isinstance(other, Tensor):
-                return NotImplemented  # type: ignore[no-any-return]
-            if other.ndim and other.shape != node.batch_size:
-                size = _broadcast(name, other.shape, node.batch_size)
-                if size != node.batch_size:
-                    node = node.expand(size)  # type: ignore[attr-defined]
+        elif isinstance(other, (Tensor, np.ndarray)):
+            other = other if isinstance(other, Tensor) else _move_beside(node, other)
+            node = _expand_for_tensor(node, name, other)
             operand = []
             if other.ndim:  # _beside_each() handles a 0-d tensor, see below
                 node._broadcast_to_leaves(other, operand)
+        else:
+            return NotImplemented  # type: ignore[no-any-return]
     elif isinstance(other, np.generic):
         operand = other.item()
     # Fused kernels need no type check, unless the operand is a tensor, whose views can be of a subclass.
@@ -91,6 +83,25 @@ def combine(
         return node._unflatten(foreach(this, leaves, operand, plain=plain), levels)
     except LEAF_ERRORS as error:
         raise_at_leaf(error, name, node, this.single, leaves, operand)
+
+
+def _align(node: Any, name: str, other: Any, default: Any) -> tuple[Any, Any, tuple[int, ...] | None]:
+    """Give two collections the same keys, and the same batch size, which is returned; None if it was the same already."""
+    if default is not None:
+        fill = _make_filler(default)
+        node, other = reorder_like(node, other, fill, True), reorder_like(other, node, fill, True)
+    if other.batch_size == node.batch_size:
+        return node, other, None
+    size = _broadcast(name, other.batch_size, node.batch_size)
+    return expand_to_match(node, other, size), expand_to_match(other, node, size), size
+
+
+def _expand_for_tensor(node: CoreT, name: str, tensor: Tensor) -> CoreT:
+    """Expand a collection to the batch size of the result of an operation with a tensor."""
+    if not tensor.ndim or tensor.shape == node.batch_size:
+        return node
+    size = _broadcast(name, tensor.shape, node.batch_size)
+    return node if size == node.batch_size else node.expand(size)  # type: ignore[attr-defined]
 
 
 def combine_inplace(node: CoreT, name: str, this: Op, other: Operand) -> CoreT:

@@ -334,17 +334,16 @@ class _Load:
         grows = grows and node._grows
         self.levels.append((node, level.meta))
         self._check_metadata(node, level, path)
-        record = _record(node)
-        entries = dict(node._children()) if record is None else record.entries
-        values = _get_values(level) if has_entries(node) else {}
+        record, entries = _record(node), _entries(node)
+        values = _get_node_values(node, level)
         self._check_batch_sizes(node, level, entries, path, grows)
         for key, child in entries.items():
             child, prefix = unwrap_entry(child), (*path, key)
             provided = level.entries.get(key)
             if provided is None:
                 # The key is not missing if the metadata has one value for the batch and the collection one per element.
-                if key not in values or isinstance(child, Tensor) or has_entries(child):
-                    self.missing.extend(_leaf_names(child, prefix))
+                is_given = key in values and isinstance(child, Core) and not has_entries(child)
+                self.missing.extend(() if is_given else _leaf_names(child, prefix))
             elif isinstance(child, Tensor) and isinstance(provided, Tensor):
                 self._read_leaf(node, key, child, provided, prefix, grows)
             elif (problem := _find_difference(child, provided)) is not None:
@@ -353,8 +352,8 @@ class _Load:
                 yield child, provided, prefix, grows
             elif "_non_tensor" in provided.meta:
                 self._add(node, key, provided)
-        self._read_other_entries(node, level, record, entries, path, grows)
-        held = entries if record is None else {*entries, *record.values}
+        self._read_new_entries(node, level, entries, path, grows)
+        held = {*entries, *(() if record is None else record.values)}
         for key, value in values.items():
             if grows or key in held:
                 self._add(node, key, (value,))
@@ -395,18 +394,13 @@ class _Load:
             check_writable(held, path, provided)
             self.writes.copy(held, provided, path)
 
-    def _read_other_entries(
-        self,
-        node: Core,
-        level: _Level,
-        record: Record | None,
-        entries: Mapping[str, Any],
-        path: tuple[str, ...],
-        grows: bool,
+    def _read_new_entries(
+        self, node: Core, level: _Level, entries: Mapping[str, Any], path: tuple[str, ...], grows: bool
     ) -> None:
         """Add the entries of the state dict that are not entries of the node: values of its record, and new ones."""
         if grows and not self.strict:
             check_keys(node, level.entries)
+        record = _record(node)
         for key, provided in level.entries.items():
             # Every layout stores values per element as a nested node; the legacy one does so for all values of a tensorclass.
             if record is not None and key in record.values and "data" in _get_values(provided):
@@ -424,6 +418,11 @@ class _Load:
             self.writes.write_node(lambda value: _apply(node, key, value, self.assign), value)
         else:
             self.writes.change(_apply, node, key, value, self.assign)
+
+
+def _get_node_values(node: Core, level: _Level) -> Mapping[str, Any]:
+    """Return the values in the metadata of a level that are entries of the node."""
+    return _get_values(level) if has_entries(node) else {}
 
 
 def _find_difference(child: Any, provided: Any) -> str | None:

@@ -93,16 +93,11 @@ class UpdateMixin(EntryMixin):
         """
         if input_dict_or_td is None:
             input_dict_or_td, kwargs = kwargs, {}
+        whole = not (update_batch_size or kwargs) and keys_to_update is None and is_leaf is None
         if (
-            not (update_batch_size or kwargs)
-            and keys_to_update is None
-            and is_leaf is None
+            whole
             and input_dict_or_td is not self
-            and (
-                try_copy_whole(self, input_dict_or_td, non_blocking)
-                if inplace
-                else not clone and try_merge(self, input_dict_or_td)
-            )
+            and _try_whole(self, input_dict_or_td, clone, inplace, non_blocking)
         ):
             return self
         with self.unlock_() if ignore_lock and self._locked else nullcontext():  # type: ignore[attr-defined]
@@ -344,6 +339,13 @@ class UpdateMixin(EntryMixin):
         IndexedWrite(writes, plan_index(index, size), size).read(self, value, dims)
 
 
+def _try_whole(root: Core, source: Any, clone: bool, inplace: bool, non_blocking: bool) -> bool:
+    """Update all entries at once, if no value needs conversion; else return False, with nothing written."""
+    if inplace:
+        return try_copy_whole(root, source, non_blocking)
+    return not clone and try_merge(root, source)
+
+
 def _write_at(root: Any, path: Path, value: Any, index: Any, non_blocking: bool) -> None:
     """Write a value into an existing entry, at an index of that entry."""
     parent = get_parent(root, path)
@@ -361,24 +363,11 @@ def _write_at(root: Any, path: Path, value: Any, index: Any, non_blocking: bool)
             add_key_note(error, path)
             raise
         return
-    if isinstance(value, np.generic):
-        value = value.item()
-    elif not isinstance(value, (Tensor, *NUMBERS)):
-        value = coerce(value, torch.Size(), None, path)
-        if not isinstance(value, Tensor):
-            raise StructureError(
-                f"cannot write {show_path(path)} at the index {index!r}: it is a tensor, the value a "
-                f"{type(value).__name__}"
-            )
-    index = tensors_in(index)
     changed = entry if parent._peek_child(path[-1]) is entry else entry.clone()
     check_no_grad(changed, path)
+    index = tensors_in(index)
+    value = _fit_value(value, entry, index, path, non_blocking)
     try:
-        # torch casts a value that it writes through a view, but not one that it writes at an index tensor.
-        if isinstance(value, Tensor) and (
-            value.device != entry.device or (value.dtype != entry.dtype and not is_basic(index))
-        ):
-            value = value.to(entry.device, entry.dtype, non_blocking=non_blocking)
         changed[index] = value
     except (RuntimeError, TypeError, ValueError) as error:
         if not is_overlap_error(error):
@@ -388,6 +377,23 @@ def _write_at(root: Any, path: Path, value: Any, index: Any, non_blocking: bool)
     if changed is not entry:
         # An entry that the kind builds when it is read, as a lazy stack does, is written back.
         parent._write_child(path[-1], changed)
+
+
+def _fit_value(value: Any, entry: Tensor, index: Any, path: Path, non_blocking: bool) -> Any:
+    """Convert a value to a number or tensor that torch writes at an index of an entry."""
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, NUMBERS):
+        return value
+    leaf = value if isinstance(value, Tensor) else coerce(value, torch.Size(), None, path)
+    if not isinstance(leaf, Tensor):
+        raise StructureError(
+            f"cannot write {show_path(path)} at the index {index!r}: it is a tensor, the value a {type(leaf).__name__}"
+        )
+    # torch casts a value that it writes through a view, but not one that it writes at an index tensor.
+    if leaf.device != entry.device or (leaf.dtype != entry.dtype and not is_basic(index)):
+        leaf = leaf.to(entry.device, entry.dtype, non_blocking=non_blocking)
+    return leaf
 
 
 def _list_leaves(root: Any, path: Path) -> list[Tensor]:

@@ -52,9 +52,7 @@ def write_leaves(
     If leaves or operands have several dtypes, each combination is first tried on empty tensors. ``source``: the
     collection whose leaves are the operand.
     """
-    if functorch_level() is not None:
-        for i, leaf in enumerate(leaves):
-            check_transforms(leaf, find_path(node, leaf), *_get_operands_at(operands, i))
+    _check_transforms(node, leaves, operands)
     # torch.compile traces with fake tensors, so an error occurs before anything is written.
     compiling = torch.compiler.is_compiling()
     alike = not compiling and _are_alike(node, this, leaves, operands, source)
@@ -94,6 +92,12 @@ def _raise_with_key(
         raise error
     message = f"cannot compute {name} in place: {describe_leaf(node, leaves[done])}: {error}"
     raise rephrase_error(error, message) from error
+
+
+def _check_transforms(node: Core, leaves: list[Tensor], operands: tuple[Any, ...]) -> None:
+    if functorch_level() is not None:
+        for i, leaf in enumerate(leaves):
+            check_transforms(leaf, find_path(node, leaf), *_get_operands_at(operands, i))
 
 
 def _are_alike(

@@ -103,13 +103,13 @@ class Update:
             items = get_all_entries(shown)
         if not self.inplace:
             check_unlocked(node, f"update {show_path(path)}")
-            check_keys(node, items if wanted is None else {key: None for key in items if key in wanted})
+            check_keys(node, _select(items, wanted))
         plain = not (self.inplace or node._schema.converts_tensors)
         for key, value, below in _list_requested(items, wanted):
             if plain and isinstance(value, Tensor) and type(value) not in WRAPPED:
                 if not aligned:
                     value = coerce(value, size, device, (*path, key), non_blocking=self.writes.non_blocking)
-                self.writes.change(node._set_child, key, value.clone() if self.clone else value)
+                self._store(node, key, value)
             elif (level := self._read_entry(node, key, value, below, path, size)) is not None:
                 yield level, value, below, (*path, key)
 
@@ -122,23 +122,19 @@ class Update:
                 self._read_entry(member, key, row, below, prefix, member.batch_size)
             return None
         current = self._find(node, key, prefix)
-        if type(value) is _Through and current is not None and not has_entries(current):
-            raise KeyThroughLeafError(
-                f"{show_path(path)} is not a collection, so it has no entry {next(iter(value))!r} to update"
-            )
+        _check_through(current, value, path)
         if self._is_merged(current, value, below):
             held = node._get_writable(key)
             if isinstance(held, Tensor):
                 raise concurrent_change_error(node)
             if self.inplace or not _is_stack_needed(held, value):
                 return held
-            stack = self._make_stack(held, value if below is None else filter_entries(value, below))
+            stack = self._make_stack(held, _filter(value, below))
             self._add_store(node, key, stack, path, size, joins=False)
             return None
-        if below is not None and _is_node(value):
-            value = filter_entries(value, below)
-            if not list(value.keys()):
-                return None
+        value = _filter(value, below)
+        if below is not None and not list(value.keys()):
+            return None
         if self.inplace and current is not None:
             value = node._schema.convert(key, value)
             if not (isinstance(value, NUMBERS) and isinstance(current, Tensor)):
@@ -172,7 +168,7 @@ class Update:
             check_keys(node, {key: value})
         entry = coerce(value, size, node.device, path, non_blocking=self.writes.non_blocking)
         if isinstance(entry, Tensor):
-            self.writes.change(node._set_child, key, entry.clone() if self.clone else entry)
+            self._store(node, key, entry)
             return
         check_cycle(node, entry, path)
         if node._names is not None:
@@ -183,6 +179,9 @@ class Update:
             self.writes.change(add_nested, node, key, entry)
         else:
             self.writes.change(node._set_child, key, entry)
+
+    def _store(self, node: Core, key: str, leaf: Tensor) -> None:
+        self.writes.change(node._set_child, key, leaf.clone() if self.clone else leaf)
 
     def add_copy(self, node: Any, key: str, value: Any, path: Path) -> None:
         """Check the copy of a value into an existing entry, and add it; of a lazy stack, those into its members."""
@@ -242,6 +241,22 @@ class Update:
         self.writes.change(node._set_batch_size, size)
 
 
+def _check_through(current: Any, value: Any, path: Path) -> None:
+    """Raise KeyThroughLeafError if a nested key passes through a leaf or value."""
+    if type(value) is _Through and current is not None and not has_entries(current):
+        raise KeyThroughLeafError(
+            f"{show_path(path)} is not a collection, so it has no entry {next(iter(value))!r} to update"
+        )
+
+
+def _select(items: Mapping[Any, Any], wanted: Any) -> Mapping[Any, Any]:
+    return items if wanted is None else {key: None for key in items if key in wanted}
+
+
+def _filter(value: Any, below: Any) -> Any:
+    return value if below is None else filter_entries(value, below)
+
+
 def _list_requested(items: Mapping[Any, Any], wanted: Any) -> Iterator[tuple[str, Any, Any]]:
     """Iterate over the requested entries: key, value, and the requested keys below it. A nested key becomes a dict."""
     for key, value in dict(items).items():
@@ -291,7 +306,7 @@ def try_merge(root: Core, source: Any) -> bool:
 def _list_stores(node: Core, source: Any, below: list[tuple[Core, Any]]) -> dict[Any, Child] | None:
     """Return the leaves to store in one node, and append the pairs of nodes below; None if an entry needs conversion."""
     left, size = node._children(), node.batch_size
-    if node._locked or node._schema.converts_tensors or node.device is not None or not node._grows:
+    if not _takes_leaves(node):
         return None
     fits = len(size) == 0
     if isinstance(source, Core):
@@ -305,23 +320,34 @@ def _list_stores(node: Core, source: Any, below: list[tuple[Core, Any]]) -> dict
         if type(key) is str and isinstance(value, Tensor):
             if type(value) in WRAPPED or not (fits or _has_lead(value.shape, size)):
                 return None
-            continue
-        name, value = (key, value) if type(key) is str else _split_pair(key, value, leaves)
-        current = left.get(name)
-        if current is None or not has_entries(current):
+        elif (pair := _pair_nodes(left, key, value, leaves)) is None:
             return None
-        below.append((current, value))
-        nested.append(key)
+        else:
+            below.append(pair)
+            nested.append(key)
     for key in nested:
         del leaves[key]
     return leaves
+
+
+def _takes_leaves(node: Core) -> bool:
+    """Return True if a node can store any leaf of its batch size without conversion."""
+    converts = node._schema.converts_tensors or node.device is not None
+    return not (converts or node._locked) and node._grows
 
 
 def _has_lead(shape: torch.Size, size: torch.Size) -> bool:
     return shape[: len(size)] == size
 
 
-def _split_pair(key: Any, value: Any, entries: dict[Any, Any]) -> tuple[str | None, Any]:
-    """Return the first part of a key of two parts and the leaf below it as a dict; None if ``entries`` has that part too."""
-    is_pair = type(key) is tuple and len(key) == 2 and type(key[1]) is str and key[0] not in entries
-    return (key[0], {key[1]: value}) if is_pair and isinstance(value, Tensor) else (None, None)
+def _pair_nodes(
+    left: Mapping[str, Child], key: Any, value: Any, entries: dict[Any, Any]
+) -> tuple[Core, Any] | None:
+    """Return an existing node and its source. For a key of two parts, that is a dict of the leaf below the first part."""
+    if type(key) is not str:
+        is_pair = type(key) is tuple and len(key) == 2 and type(key[1]) is str and key[0] not in entries
+        if not (is_pair and isinstance(value, Tensor)):
+            return None
+        key, value = key[0], {key[1]: value}
+    current = left.get(key)
+    return (current, value) if isinstance(current, Core) and has_entries(current) else None
