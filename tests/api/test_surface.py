@@ -1,4 +1,4 @@
-"""Every name in ``surface.json`` exists and accepts the parameters listed there.
+"""Every name in ``surface.json`` exists and accepts the parameters listed there, and every public name is listed.
 
 Extra keyword-only parameters are allowed. A function may lack a parameter if its said mentions it in double
 backticks: then the difference is documented and deliberate.
@@ -17,6 +17,8 @@ from typing import Any, NamedTuple
 import pytest
 
 SURFACE = json.loads((Path(__file__).parent / "surface.json").read_text())
+#: Packages that only extras of td-all install.
+NOT_IN_TD = {"td-safetensors", "td-zarr", "td-hdf5"}
 P = inspect.Parameter
 BY_KEYWORD = (P.POSITIONAL_OR_KEYWORD, P.KEYWORD_ONLY)
 
@@ -189,7 +191,22 @@ def test_class_has_public_name(entry: Name) -> None:
         assert_matches(entry, inspect.getattr_static(cls, entry.name), bound=True)
 
 
-@pytest.mark.parametrize("entry", list_names("module"))
+@pytest.mark.parametrize("package", sorted({group["package"] for group in SURFACE}))
+def test_surface_lists_every_name_of_module(package: str) -> None:
+    listed = {entry.values[0].name for entry in list_names("module") if entry.values[0].package == package}
+    public = {name for name in import_package(package).__all__ if not name.startswith("_")}
+    assert public - listed == set()
+
+
+def test_surface_lists_every_method_of_collections() -> None:
+    listed = {entry.values[0].name for entry in list_names("collection")}
+    base = import_module("td_core").TensorDictBase
+    assert {name for name in dir(base) if not name.startswith("_")} - listed == set()
+
+
+@pytest.mark.parametrize(
+    "entry", [each for each in list_names("module") if each.values[0].package not in NOT_IN_TD]
+)
 def test_td_reexports_public_name(entry: Name) -> None:
     facade = import_package("td-all")
     # td re-exports the functions of td-core, which dispatch to every format, not those of td-memmap.
