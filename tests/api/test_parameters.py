@@ -185,9 +185,14 @@ HIDDEN = {tuple(name.split()): reason for name, reason in read("hidden.txt", 2)}
 
 
 def public() -> dict[str, Callable[..., Any]]:
-    """Return the functions and methods in ``surface.json``, by name."""
+    """Return the functions and methods in ``surface.json``, by name.
+
+    Groups with ``"called": false`` have names that only the tests of their packages call.
+    """
     found = {}
     for group in SURFACE:
+        if not group.get("called", True):
+            continue
         owner: Any = None
         if group["on"] == "collection":
             owner = td_core.TensorDict
