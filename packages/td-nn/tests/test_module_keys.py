@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import gc
+from typing import ClassVar
 
 import pytest
 import torch
@@ -236,6 +237,47 @@ def test_select_out_keys_of_property_keys_keeps_selected(cls, shown):
     made.reset_out_keys()
     assert (made.out_keys, made.out_keys_source) == (["y", "z"], ["y", "z"])
     assert made(ONE) == (1, 2)
+
+
+class OwnSetter(TensorDictModuleBase):
+    """A module whose setter stores the keys in the attributes that tensordict has for them."""
+
+    in_keys: ClassVar = ["x"]
+    forward = Declared.forward
+
+    @TensorDictModuleBase.out_keys.setter
+    def out_keys(self, keys):
+        self._out_keys = self._out_keys_apparent = list(keys)
+
+
+def test_setter_of_subclass_stores_keys_that_the_getter_reads():
+    made = OwnSetter()
+    with pytest.raises(AttributeError, match="'OwnSetter' object has no attribute 'out_keys'"):
+        _ = made.out_keys
+    made.out_keys = ["y", "z"]
+    assert (made.out_keys, made.out_keys_source, made._out_keys) == (["y", "z"], ["y", "z"], ["y", "z"])
+    made.select_out_keys("z")
+    assert (made.out_keys, made(ONE)) == (["z"], 2)
+    assert made.reset_out_keys().out_keys == ["y", "z"]
+
+
+@pytest.mark.parametrize(
+    "base", [TensorDictModuleBase, TensorDictModule, TensorDictSequential, TensorDictModuleWrapper]
+)
+def test_setter_and_getter_of_keys_extend_those_of_the_base(base):
+    class Noted(base):
+        @base.in_keys.setter
+        def in_keys(self, keys):
+            base.in_keys.fset(self, [f"my_{key}" for key in keys])
+
+        @base.out_keys.getter
+        def out_keys(self):
+            return [*base.out_keys.fget(self), "more"]
+
+    made = Noted.__new__(Noted)
+    torch.nn.Module.__init__(made)
+    made.in_keys, made.out_keys = ["x"], ["y"]
+    assert (made.in_keys, made.out_keys) == (["my_x"], ["y", "more"])
 
 
 def test_call_reads_in_keys_property_each_time():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, MutableSequence
+from collections.abc import Callable, Collection, Iterable, MutableSequence
 from typing import Any
 
 from td_core import KeyPathError, TensorCollection, unravel_key
@@ -103,7 +103,8 @@ def remove_keys(tensordict: TensorCollection, keys: Iterable[Key]) -> None:
 class DeclaredKeys:
     """Descriptor of ``in_keys`` or ``out_keys``: the keys of the instance, else those that its class declares.
 
-    Reading returns a new list, so only an assignment changes the keys of a module.
+    Reading returns a new list, so only an assignment changes the keys of a module. Like a property, it has ``getter`` and
+    ``setter``, for subclasses that replace one of the two.
     """
 
     def __init__(self, name: str) -> None:
@@ -123,6 +124,10 @@ class DeclaredKeys:
         keys = instance.__dict__.get(self.selected)
         if keys is None:
             keys = self.every(instance)
+        if (
+            keys is None
+        ):  # a setter of a subclass that was written for tensordict stores them as tensordict does
+            keys = instance.__dict__.get(f"_{self.name}_apparent", instance.__dict__.get(f"_{self.name}"))
         if keys is None:
             raise AttributeError(f"{type(instance).__name__!r} object has no attribute {self.name!r}")
         return list(keys)
@@ -131,6 +136,24 @@ class DeclaredKeys:
         instance.__dict__[self.kept] = as_keys(keys, self.name)
         instance.__dict__.pop(self.selected, None)
         instance._take_keys(self.name)
+
+    @property
+    def fget(self) -> Callable[[Any], Any]:
+        """The function that reads the keys of a module."""
+        return lambda instance: self.__get__(instance, type(instance))
+
+    @property
+    def fset(self) -> Callable[[Any, Any], None]:
+        """The function that assigns the keys of a module."""
+        return self.__set__
+
+    def getter(self, fget: Callable[[Any], Any]) -> property:
+        """Return a property with another function to read the keys."""
+        return property(fget, self.fset)
+
+    def setter(self, fset: Callable[[Any, Any], None]) -> property:
+        """Return a property with another function to assign the keys."""
+        return property(self.fget, fset)
 
 
 class FollowedKeys(DeclaredKeys):
