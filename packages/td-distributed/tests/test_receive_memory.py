@@ -76,6 +76,11 @@ def make_rows(*lengths: int) -> torch.Tensor:
     return torch.nested.nested_tensor(parts, layout=torch.jagged)
 
 
+def make_inference_tensor() -> torch.Tensor:
+    with torch.inference_mode():
+        return torch.zeros(3)
+
+
 @pytest.mark.parametrize("consolidated", [False, True])
 @pytest.mark.parametrize(
     ("held", "message"),
@@ -86,7 +91,11 @@ def make_rows(*lengths: int) -> torch.Tensor:
         ),
         (
             {"a": make_rows(1, 3), "b": torch.zeros(1).expand(3)},
-            "key 'b' is expanded, so its elements share memory",
+            "cannot write key 'b' in place: it is expanded",
+        ),
+        (
+            {"a": make_rows(1, 3), "b": make_inference_tensor()},
+            r"cannot write key 'b' in place: it was made under torch.inference_mode\(\)",
         ),
     ],
 )

@@ -54,7 +54,7 @@ from ._torch_private import (
 from ._value_codec import is_readable, is_same_value, parse_json
 from ._walks import expand, visit, walk
 from ._wrapper import Wrapper
-from ._writes.check import is_expanded
+from ._writes.check import check_writable, is_expanded
 from ._writes.run import copy_all
 from .plugins.memmap_methods import Progress
 
@@ -62,14 +62,14 @@ __all__ = [
     "LEAF_KINDS", "OVERRIDABLE", "PLAIN", "PROVIDED", "REQUIRED", "STORABLE", "UNSIGNED", "VERSION", "WRAPPING", "EntrySchema",
     "Join", "Keeper", "LazyFunction", "NewDirectory", "NewFile", "Node", "Progress", "StorageBackend", "Switch", "Wrapper",
     "as_batch_size", "as_buffer", "as_bytes", "as_device", "as_dtype", "as_memory", "as_named", "as_tensor", "check_mode",
-    "check_names", "check_table", "check_unlocked", "choose_algorithm", "compute_digest", "compute_seqlens", "copy_all",
-    "count_users", "decode_table", "dump_table", "expand", "foreach_kernel", "is_aliasing", "is_expanded", "is_readable",
-    "is_same_value", "is_stored", "is_traced", "lazy_names", "load_table", "lock", "lock_directory", "looks", "make_checksum",
-    "make_dense", "make_header", "make_jagged", "make_nested_view", "make_reporter", "new_object", "parse_json",
-    "plain_results", "plan_index", "pytree", "read_header", "read_header_field", "read_unreplaced", "register_pytree",
-    "register_pytree_family", "remove_stale", "resize_names", "run_command", "run_in_background", "run_parallel", "select_keys",
-    "set_module", "show_path", "show_size", "split_jagged", "stack_plan", "suggest_keys", "sync_directory", "user_class",
-    "visit", "wait_for", "walk", "without_torch_function",
+    "check_names", "check_table", "check_unlocked", "check_writable", "choose_algorithm", "compute_digest", "compute_seqlens",
+    "copy_all", "count_users", "decode_table", "dump_table", "expand", "foreach_kernel", "is_aliasing", "is_expanded",
+    "is_readable", "is_same_value", "is_stored", "is_traced", "lazy_names", "load_table", "lock", "lock_directory", "looks",
+    "make_checksum", "make_dense", "make_header", "make_jagged", "make_nested_view", "make_reporter", "new_object",
+    "parse_json", "plain_results", "plan_index", "pytree", "read_header", "read_header_field", "read_unreplaced",
+    "register_pytree", "register_pytree_family", "remove_stale", "resize_names", "run_command", "run_in_background",
+    "run_parallel", "select_keys", "set_module", "show_path", "show_size", "split_jagged", "stack_plan", "suggest_keys",
+    "sync_directory", "user_class", "visit", "wait_for", "walk", "without_torch_function",
 ]  # fmt: skip
 
 #: Version of this interface. It increases when a name is removed or changes its meaning.

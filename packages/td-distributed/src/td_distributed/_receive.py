@@ -13,7 +13,7 @@ from torch import Tensor
 
 from td_core import Encoded, decode, encode
 from td_core.errors import FormatError, StructureError
-from td_core.spi import as_bytes, copy_all, is_expanded, show_path
+from td_core.spi import as_bytes, check_writable, copy_all, show_path
 
 from . import _consolidated_file, _key_paths, _memory, _storage, _wire
 from ._consolidated_backend import get_backend
@@ -126,17 +126,14 @@ class ReceiveTarget:
         encoded, layout, values = self._checked
         pieces = _storage.Views(storage).pieces(message.layout)
         order = _write(self.collection, encoded, layout, message, values, pieces)
-        if (
-            self.cache is not None
-            and self.cache.layout is not None
-            and len(storage) == layout.nbytes
-            and all(
-                [span[:3] for span in layout.leaves[left].spans]
-                == [span[:3] for span in message.layout.leaves[right].spans]
-                for left, right in order
-            )
-        ):
-            self.cache.received = message
+        if self.cache is not None and self.cache.layout is not None and len(storage) == layout.nbytes:
+            if all(_have_same_spans(layout.leaves[i], message.layout.leaves[j]) for i, j in order):
+                self.cache.received = message
+
+
+def _have_same_spans(left: _storage.Leaf, right: _storage.Leaf) -> bool:
+    """Return True if two leaves have the same place in their storages."""
+    return [span[:3] for span in left.spans] == [span[:3] for span in right.spans]
 
 
 def deliver_files(collection: Any, saved: Any) -> None:
@@ -206,9 +203,15 @@ def _match(
     order = _order(encoded.nodes, message.nodes)
     tied = len({*layout.leaves}) < len(layout.leaves)
     leaves = [encoded.leaves[left] for left, _ in order]
-    if not tied and _storage.is_all_plain(leaves) and all(map(Tensor.is_contiguous, leaves)):
+    # Such leaves are not expanded, and no autograd is recorded.
+    if (
+        not tied
+        and _storage.is_all_plain(leaves)
+        and all(map(Tensor.is_contiguous, leaves))
+        and not any(map(Tensor.is_inference, leaves))
+    ):
         return [(leaf.detach(), pieces[right][0]) for leaf, (_, right) in zip(leaves, order)], order
-    name = functools.partial(_key_paths.format_leaf_path, encoded)
+    paths = encoded.leaf_paths()
     jobs: list[tuple[Tensor, Tensor]] = []
     owners: dict[_storage.Leaf, tuple[int, Tensor]] = {}
     for leaf, (left, right) in zip(leaves, order, strict=True):
@@ -216,17 +219,17 @@ def _match(
         piece, *rows = pieces[right]
         if any(not torch.equal(item, other.to(item.device)) for item, other in zip(fixed, rows, strict=True)):
             raise StructureError(
-                f"cannot receive: the rows of {name(left)} have other lengths in the message; nothing was changed"
+                f"cannot receive: the rows of {show_path(paths[left])} have other lengths in the message; nothing was changed"
             )
-        if is_expanded(target):
-            raise StructureError(
-                f"cannot receive: {name(left)} is expanded, so its elements share memory; clone() it first"
-            )
+        try:
+            check_writable(target.detach(), paths[left])
+        except StructureError as error:
+            raise StructureError(f"cannot receive: {error}; nothing was changed") from error
         owner, first = owners.setdefault(layout.leaves[left], (left, piece)) if tied else (left, piece)
         if first is not piece and not torch.equal(as_bytes(first), as_bytes(piece)):
             raise StructureError(
-                f"cannot receive: {name(left)} is the same tensor as {name(owner)} here, and has other elements "
-                "in the message; nothing was changed"
+                f"cannot receive: {show_path(paths[left])} is the same tensor as {show_path(paths[owner])} here, and has "
+                "other elements in the message; nothing was changed"
             )
         jobs.append((target.detach(), piece))
     return jobs, order
