@@ -1,4 +1,4 @@
-"""The documentation page on plugins: its signatures are exact, and its examples pass the conformance suites."""
+"""The documentation pages on plugins: signatures are exact, and the examples pass the conformance suites."""
 
 from __future__ import annotations
 
@@ -18,7 +18,11 @@ from td_core import NodeKind, TensorDict, decode, encode, hookimpl
 from td_core.plugins import hookspecs
 from td_core.testing import CollectionTests, SerializerTests, SourceTests, installed
 
-PAGE = (Path(__file__).parent.parent / "docs" / "plugins.md").read_text(encoding="utf-8")
+DOCS = Path(__file__).parent.parent / "docs"
+PAGES = {
+    name: (DOCS / name).read_text(encoding="utf-8")
+    for name in ("plugins.md", "plugins_stores.md", "reference/hooks.md")
+}
 
 
 def test_page_contains_signature_of_every_hook():
@@ -27,16 +31,19 @@ def test_page_contains_signature_of_every_hook():
         for name, hook in vars(hookspecs).items()
         if name.startswith("td_")
     }
-    assert set(re.findall(r"^td_\w+\(.*$", PAGE, re.MULTILINE)) == hooks
+    assert set(re.findall(r"^td_\w+\(.*$", PAGES["reference/hooks.md"], re.MULTILINE)) == hooks
 
 
 @pytest.fixture(scope="module")
 def page() -> dict[str, Any]:
-    """Run the examples of the page, compare their output, and return the names that they define."""
-    test = doctest.DocTestParser().get_doctest(PAGE, {"__name__": "page"}, "plugins.md", None, 0)
+    """Run the examples of the pages, compare their output, and return the names that they define."""
     runner = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS)
-    assert runner.run(test, clear_globs=False).failed == 0
-    return test.globs
+    names: dict[str, Any] = {}
+    for name, text in PAGES.items():
+        test = doctest.DocTestParser().get_doctest(text, {"__name__": "page"}, name, None, 0)
+        assert runner.run(test, clear_globs=False).failed == 0
+        names.update(test.globs)
+    return names
 
 
 def test_tree_spec_of_kind_contains_its_state(page: dict[str, Any]):

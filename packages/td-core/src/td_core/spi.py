@@ -63,10 +63,10 @@ __all__ = [
     "Join", "Keeper", "LazyFunction", "NewDirectory", "NewFile", "Node", "Progress", "StorageBackend", "Switch", "Wrapper",
     "as_batch_size", "as_buffer", "as_bytes", "as_device", "as_dtype", "as_memory", "as_named", "as_tensor", "check_mode",
     "check_names", "check_table", "check_unlocked", "check_writable", "choose_algorithm", "compute_digest", "compute_seqlens",
-    "copy_all", "count_users", "decode_table", "dump_table", "expand", "foreach_kernel", "is_aliasing", "is_expanded",
-    "is_readable", "is_same_value", "is_stored", "is_traced", "lazy_names", "load_table", "lock", "lock_directory", "looks",
-    "make_checksum", "make_dense", "make_header", "make_jagged", "make_nested_view", "make_reporter", "new_object",
-    "parse_json", "plain_results", "plan_index", "pytree", "read_header", "read_header_field", "read_unreplaced",
+    "copy_all", "count_users", "decode_table", "describe_table", "dump_table", "expand", "foreach_kernel", "is_aliasing",
+    "is_expanded", "is_readable", "is_same_value", "is_stored", "is_traced", "lazy_names", "load_table", "lock",
+    "lock_directory", "looks", "make_checksum", "make_dense", "make_header", "make_jagged", "make_nested_view", "make_reporter",
+    "new_object", "parse_json", "plain_results", "plan_index", "pytree", "read_header", "read_header_field", "read_unreplaced",
     "register_pytree", "register_pytree_family", "remove_stale", "resize_names", "run_command", "run_in_background",
     "run_parallel", "select_keys", "set_module", "show_path", "show_size", "split_jagged", "stack_plan", "suggest_keys",
     "sync_directory", "user_class", "visit", "wait_for", "walk", "without_torch_function",
@@ -169,6 +169,7 @@ if TYPE_CHECKING:
     from ._command_line import run_command as run_command
     from ._encoded_tables import check_table as check_table
     from ._encoded_tables import decode_table as decode_table
+    from ._encoded_tables import describe_table as describe_table
     from ._encoded_tables import dump_table as dump_table
     from ._encoded_tables import load_table as load_table
     from ._encoded_tables import select_keys as select_keys
@@ -189,7 +190,7 @@ else:
             "td_core._inspection": ["show_size"],
             "td_core._checksums": ["as_buffer", "choose_algorithm", "compute_digest", "make_checksum"],
             "td_core._encoded_tables": [
-                "check_table", "decode_table", "dump_table", "load_table", "select_keys",
+                "check_table", "decode_table", "describe_table", "dump_table", "load_table", "select_keys",
             ],
             "td_core._progress": ["make_reporter"],
             "td_core._temporary_files": [
