@@ -160,6 +160,7 @@ WRITES: dict[str, dict[str, tuple[Callable[[Any, Any], Any], Callable[[Any, Any]
         "set_": (lambda td, source: td.set_("n", source["n"]), copy),
         "set in place": (lambda td, source: td.set("n", source["n"], inplace=True), copy),
         "apply_": (lambda td, source: td.apply_(lambda leaf, value: value, source), copy),
+        "load_state_dict": (lambda td, source: td.load_state_dict(source.state_dict()), copy),
         "apply with out": (lambda td, source: source.apply(lambda value: value, out=td.lock_()), copy),
     },
     "index": {
@@ -209,6 +210,8 @@ WRITES: dict[str, dict[str, tuple[Callable[[Any, Any], Any], Callable[[Any, Any]
 }
 
 
+#: As for modules, autograd does not record what is loaded, so it refuses nothing.
+UNRECORDED = {"load_state_dict": ("requires grad", "is a view of such a leaf", "torch.func.grad")}
 #: Writes of the group "compute" that take no value.
 ALONE = ("sqrt_", "neg_", "add_ a number")
 
@@ -305,6 +308,8 @@ def find_fault(make: Any, condition: str, group: str, name: str) -> str | None:
             td.unlock_()
         if snapshot(td) != before:
             return f"wrote some leaves before it raised {error!r}"
+        if name == "load_state_dict" and "cannot stack key" in str(error):
+            return None  # the state dict has stacked entries, and torch cannot stack these leaves
         if outcome == "written" or (outcome == "as torch" and refused is None):
             return f"raised {error!r}"
         if outcome != "as torch" and type(error).__name__ != outcome:
@@ -339,7 +344,9 @@ def select_writes(condition: str, kind: str) -> list[tuple[str, str]]:
         (group, name)
         for group in GROUPS
         for name in WRITES[group]
-        if TABLE[condition][group] and not (condition in VALUES and name in ALONE)
+        if TABLE[condition][group]
+        and not (condition in VALUES and name in ALONE)
+        and not any(words in condition for words in UNRECORDED.get(name, ()))
     ]
     return writes if kind in ("dense", "lazy") else writes[(len(condition) + len(kind)) % 3 :: 3]
 
@@ -357,7 +364,7 @@ def test_write_of_other_keys_is_as_the_page_says(condition: str, kind: str) -> N
     creates = "collection lacks" in condition
     faults = {}
     for group, name in select_writes(condition, kind):
-        if name in ("copy_at_", "update_at_", "set_at_", "apply_", "apply with out", *ALONE):
+        if name in ("copy_at_", "update_at_", "set_at_", "apply_", "apply with out", *UNRECORDED, *ALONE):
             continue
         if creates and kind in ("tensorclass", "lazy tensorclass") and group == "index":
             continue  # a tensorclass has only its fields

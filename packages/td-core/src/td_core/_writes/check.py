@@ -76,7 +76,7 @@ def check_copied(target: Tensor, path: Path, value: Tensor) -> None:
     check_writable(target, path, value)
     if not target.is_nested:
         check_fits(value, target.shape, path)
-        check_quantized_shape(value, target, path)
+        check_quantized(value, target, path)
     # The shapes of nested tensors compare as unequal unless they share offsets, so compare components.
     elif not has_same_components(value, target):
         raise StructureError(
@@ -84,13 +84,13 @@ def check_copied(target: Tensor, path: Path, value: Tensor) -> None:
         )
 
 
-def check_quantized_shape(value: Tensor, target: Tensor, path: Path) -> None:
-    """Raise StructureError if an entry is quantized and a value has another shape, which torch does not broadcast."""
-    if target.is_quantized and value.shape != target.shape:
-        raise StructureError(
-            f"cannot write {show_path(path)} in place: it is quantized and has shape {list(target.shape)} there, the "
-            f"value {list(value.shape)}"
-        )
+def check_quantized(value: Tensor, target: Tensor, path: Path) -> None:
+    """Raise StructureError if an entry is quantized and torch cannot copy a value of this dtype, shape or layout into it."""
+    if target.is_quantized:
+        try:
+            target.detach().clone().copy_(value)
+        except (RuntimeError, TypeError) as error:
+            raise StructureError(f"cannot write {show_path(path)} in place: {error}") from error
 
 
 def check_transforms(target: Tensor, path: Path, *operands: Any) -> None:
@@ -163,7 +163,7 @@ def is_expanded(leaf: Tensor) -> bool:
 
 
 def are_writable(node: Core, leaves: list[Tensor]) -> bool:
-    """Return True if torch can write all leaves in one call: plain strided tensors, not nested, expanded or sealed.
+    """Return True if torch can write all leaves in one call: plain, strided, not nested, quantized, expanded or sealed.
 
     Leaves that require grad are writable only while autograd is off.
     """
@@ -172,6 +172,8 @@ def are_writable(node: Core, leaves: list[Tensor]) -> bool:
     if has_passed(node, "leaves", leaves):
         return True
     if not PLAIN.issuperset(map(type, leaves)) or any(map(_IS_NESTED, leaves)):
+        return False
+    if any(map(_IS_QUANTIZED, leaves)):
         return False
     # A contiguous leaf is not expanded, and is_contiguous() costs a tenth of reading the strides.
     if not is_all_contiguous(leaves) and any(map(_is_expanded_or_sparse, leaves)):

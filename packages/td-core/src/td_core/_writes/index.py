@@ -23,7 +23,7 @@ from .check import (
     check_fits,
     check_no_grad,
     check_not_expanded,
-    check_quantized_shape,
+    check_quantized,
     check_store,
     check_transforms,
 )
@@ -176,7 +176,7 @@ class IndexedWrite:
             except (RuntimeError, TypeError) as error:
                 raise rephrase_error(error, f"cannot write {show_path(path)} at an index: {error}") from error
             if isinstance(value, Tensor):
-                check_quantized_shape(value, target, path)
+                check_quantized(value, target, path)
         else:
             _check_scatter(target, path)
         check_not_expanded(target, path)
