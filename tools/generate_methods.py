@@ -74,7 +74,7 @@ UNARY_INPLACE = '''
 '''
 
 BINARY = '''
-    def {name}(self, other: Operand, *, default: Any = None) -> Self:
+    def {name}(self, other: Operand, *, default: object = None) -> Self:
         """Return {returns}; arguments are those of :meth:`add`.
 
         >>> {example}
@@ -108,7 +108,7 @@ AUGMENTED = '''
 '''
 
 COMPARISON = '''
-    def __{dunder}__(self, other: Any) -> Any:
+    def __{dunder}__(self, other: object) -> Any:
         """Return ``td {symbol} x`` as a collection of bools; ``x`` is an operand of :meth:`add` or a dict."""
         return compare(self, "{name}", "td {symbol} x", other)
 '''

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from td_core import plugins
-from td_core.plugins.manager import FIRST_PARTY
+from td_core.errors import FIRST_PARTY
 
 from ._alias import install_as_tensordict
 
@@ -84,7 +84,7 @@ def run(arguments: list[str]) -> None:
     _run_spec(spec, is_module)
 
 
-def _module_spec(name: str) -> Any:
+def _module_spec(name: str) -> object:
     """Find the spec of the module that ``-m name`` runs: ``name``, or ``name.__main__`` for a package."""
     try:
         spec = find_spec(name)
@@ -100,7 +100,7 @@ def _run_file(path: str) -> None:
     compiled = path.endswith(".pyc")
     loader = (SourcelessFileLoader if compiled else SourceFileLoader)("__main__", path)
     if isinstance(loader, SourceFileLoader):
-        code: Any = loader.source_to_code(loader.get_data(path), path)
+        code: object = loader.source_to_code(loader.get_data(path), path)
     else:
         code = loader.get_code("__main__")
     _become_main(code, __file__=path, __loader__=loader, __cached__=None)
@@ -114,7 +114,7 @@ def _run_spec(spec: Any, is_module: bool) -> None:
     _become_main(code, **told, __cached__=spec.cached)
 
 
-def _become_main(code: Any, **told: Any) -> None:
+def _become_main(code: Any, **told: object) -> None:
     """Run code as ``__main__``."""
     # The module stays in sys.modules for threads and for pickles at exit, also as __mp_main__, its name in pickles of
     # spawned child processes.

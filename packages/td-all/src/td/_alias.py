@@ -209,7 +209,7 @@ class Alias(ModuleType):
 class Absences:
     """Import finder that raises a clear ImportError for names that the alias does not have."""
 
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
+    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
         """Raise ImportError for every module below the alias; return None for others."""
         parent, _, last = name.rpartition(".")
         if isinstance(sys.modules.get(parent), Alias):

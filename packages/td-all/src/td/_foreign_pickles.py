@@ -21,7 +21,7 @@ from td_tensorclass import MetaData, NonTensorDataBase, NonTensorStack, Unbatche
 class LockedSchema:
     """Placeholder for an attribute of locked tensordict collections that td does not need."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: object, **kwargs: object) -> None:
         pass
 
     def __setstate__(self, state: Any) -> None:
@@ -68,7 +68,7 @@ def make(cls: Any, state: Mapping[str, Any]) -> Any:
     return made.lock_() if state.get("_is_locked") else made
 
 
-def _stack(cls: Any, state: Mapping[str, Any]) -> Any:
+def _stack(cls: Any, state: Mapping[str, Any]) -> object:
     members, dim = state["tensordicts"], state["stack_dim"]
     if issubclass(cls, NonTensorStack):
         return cls(*members, stack_dim=dim)
@@ -77,19 +77,19 @@ def _stack(cls: Any, state: Mapping[str, Any]) -> Any:
     return cls(*members, stack_dim=dim, stack_dim_name=state.get("_td_dim_name"), batch_size=size, **hooks)
 
 
-def make_consolidated(metadata: dict[str, Any], storage: Tensor) -> Any:
+def make_consolidated(metadata: dict[str, object], storage: Tensor) -> Any:
     """Build a consolidated collection from its structure and its storage."""
     text = json.dumps(metadata, default=str).encode()
     end = text + len(text).to_bytes(8, "little", signed=True)
     return from_buffer(torch.cat([storage, torch.frombuffer(bytearray(end), dtype=torch.uint8)]))
 
 
-def make_unbatched(data: Tensor, batch_size: Any = None) -> UnbatchedTensor:
+def make_unbatched(data: Tensor, batch_size: torch.Size | None = None) -> UnbatchedTensor:
     """Build an :class:`UnbatchedTensor`; tensordict pickles pass the batch size by position."""
     return UnbatchedTensor(data, batch_size=batch_size)
 
 
-def make_metadata(type_: Any, data: Any, state: Mapping[str, Any]) -> MetaData[Any]:
+def make_metadata(type_: Any, data: object, state: Mapping[str, Any]) -> MetaData[Any]:
     """Build an instance of ``MetaData[type_]``."""
     inner = state["_tensordict"]
     made: MetaData[Any] = MetaData[type_](data, batch_size=inner.batch_size, device=inner.device)

@@ -7,7 +7,6 @@ import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any
 
 from ._command_line import run_command
 from ._saving import inspect, load, save, verify
@@ -40,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return run_command(_parser(), _COMMANDS, arguments)
 
 
-def _plugins(_: argparse.Namespace) -> tuple[bool, str, Any]:
+def _plugins(_: argparse.Namespace) -> tuple[bool, str, object]:
     if not plugins():
         return True, "no plugins are installed", []
     rows = [("id", "distribution", "version", "state", "hooks", "import")]
@@ -57,18 +56,18 @@ def _plugins(_: argparse.Namespace) -> tuple[bool, str, Any]:
     return True, "\n".join(lines), None
 
 
-def _inspect(options: argparse.Namespace) -> tuple[bool, str, Any]:
+def _inspect(options: argparse.Namespace) -> tuple[bool, str, object]:
     tree = inspect(options.path, format=options.format)
     return True, str(tree), tree.as_dict()
 
 
-def _verify(options: argparse.Namespace) -> tuple[bool, str, Any]:
+def _verify(options: argparse.Namespace) -> tuple[bool, str, object]:
     more = {"progress": True} if options.progress else {}
     report = verify(options.path, format=options.format, **more)
     return report.ok, str(report), {**asdict(report), "ok": report.ok}
 
 
-def _convert(options: argparse.Namespace) -> tuple[bool, str, Any]:
+def _convert(options: argparse.Namespace) -> tuple[bool, str, object]:
     save(load(options.path, format=options.source), options.target, format=options.format)
     return True, options.target, {"path": options.target}
 

@@ -8,8 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .typing import DeviceType
 
-def as_tensor(value: Any, dtype: torch.dtype | None = None, device: Any = None) -> Tensor:
+
+def as_tensor(value: object, dtype: torch.dtype | None = None, device: DeviceType | None = None) -> Tensor:
     """Convert a value with ``torch.as_tensor``; copy an array whose memory torch cannot share.
 
     >>> as_tensor([1, 2])
@@ -21,7 +23,7 @@ def as_tensor(value: Any, dtype: torch.dtype | None = None, device: Any = None) 
     return torch.as_tensor(value, dtype=dtype, device=device)
 
 
-def tensors_in(index: Any) -> Any:
+def tensors_in(index: object) -> Any:
     """Replace the arrays in an index by tensors."""
     if isinstance(index, tuple):
         return tuple(map(tensors_in, index))

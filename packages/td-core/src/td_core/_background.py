@@ -34,7 +34,7 @@ class TensorDictFuture(Future):  # type: ignore[type-arg]
     tensor(1)
     """
 
-    def __init__(self, futures: Sequence[Future[Any]], resulting_td: Any) -> None:
+    def __init__(self, futures: Sequence[Future[object]], resulting_td: Any) -> None:
         super().__init__()
         self.futures = list(futures)
         self.resulting_td = resulting_td
@@ -58,20 +58,20 @@ class TensorDictFuture(Future):  # type: ignore[type-arg]
             self.set_result(self.futures[-1].result() if self.resulting_td is None else self.resulting_td)
 
 
-def _count(owner: weakref.ref[TensorDictFuture], _: Future[Any]) -> None:
+def _count(owner: weakref.ref[TensorDictFuture], _: Future[object]) -> None:
     future = owner()
     if future is not None:
         future._count_done()
 
 
-def run_in_background(work: Callable[[], Any], name: str, result: Any = None) -> TensorDictFuture:
+def run_in_background(work: Callable[[], object], name: str, result: object = None) -> TensorDictFuture:
     """Call ``work`` in a new thread of that name, and return a future of ``result``, or else of what ``work`` returns."""
-    future: Future[Any] = Future()
+    future: Future[object] = Future()
     threading.Thread(target=partial(_run, work, future), name=name).start()
     return TensorDictFuture([future], result)
 
 
-def _run(work: Callable[[], Any], future: Future[Any]) -> None:
+def _run(work: Callable[[], object], future: Future[Any]) -> None:
     try:
         result = work()
     except BaseException as error:

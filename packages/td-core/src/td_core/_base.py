@@ -64,7 +64,7 @@ class TensorCollection(
 
     __class_getitem__: Any = classmethod(GenericAlias)  # allow annotations such as TensorDict["obs"]
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
+    def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
         register_as_its_base(cls)
 
@@ -110,4 +110,4 @@ def count_as_mapping() -> None:
     >>> subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout
     'True\n'
     """
-    MutableMapping.register(TensorDictBase)
+    MutableMapping.register(TensorDictBase)  # type: ignore[type-abstract]

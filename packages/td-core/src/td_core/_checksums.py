@@ -27,7 +27,7 @@ class _Crc32:
         return f"{self._value:08x}"
 
 
-xxh3_128: Callable[[], Any] | None
+xxh3_128: Callable[[], object] | None
 try:
     from xxhash import xxh3_128
 except ImportError:
@@ -59,7 +59,7 @@ def make_checksum(algorithm: str) -> Any:
     return xxh3_128()
 
 
-def compute_digest(algorithm: str, buffers: Iterable[Any]) -> str:
+def compute_digest(algorithm: str, buffers: Iterable[object]) -> str:
     """Return the hex digest of buffers of bytes, one after the other; raise as :func:`make_checksum`.
 
     >>> compute_digest("crc32", [b"a", as_buffer(torch.tensor([98, 99], dtype=torch.uint8))])

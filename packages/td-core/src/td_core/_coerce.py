@@ -44,7 +44,7 @@ class Coercer:
     """
 
     types: tuple[type | str, ...]
-    convert: Callable[[Any, torch.Size, torch.device | None], Child]
+    convert: Callable[[object, torch.Size, torch.device | None], Child]
 
 
 #: Subclasses of Tensor with a coercer: they are stored as nodes, not as leaves.
@@ -220,14 +220,14 @@ def _convert(value: Any, batch_size: torch.Size, device: torch.device | None, pa
     )
 
 
-def get_struct_fields(value: Any) -> dict[str, Any] | None:
+def get_struct_fields(value: object) -> dict[str, Any] | None:
     """Return the fields of a structured array or of one of its records, or None for any other object."""
     if not isinstance(value, (np.ndarray, np.void)) or value.dtype.names is None:
         return None
     return {name: _read_field(value[name]) for name in value.dtype.names}
 
 
-def _read_field(value: Any) -> Any:
+def _read_field(value: Any) -> object:
     """Return a field of a structured array: strings and objects as a list, other dtypes as an array."""
     if value.dtype.names is not None:
         return value
@@ -236,7 +236,7 @@ def _read_field(value: Any) -> Any:
     return value
 
 
-def _convert_sequence(value: list[Any] | tuple[Any, ...]) -> Tensor | None:
+def _convert_sequence(value: list[object] | tuple[object, ...]) -> Tensor | None:
     """Convert a sequence of numbers, arrays or tensors to a tensor. Return None for a sequence of other values."""
     if any(isinstance(item, Tensor) for item in value):
         # torch, not numpy, has to choose the dtype of numbers in a list that also has tensors.
@@ -249,7 +249,7 @@ def _convert_sequence(value: list[Any] | tuple[Any, ...]) -> Tensor | None:
     return _convert_with_numpy(value)
 
 
-def _convert_with_numpy(value: list[Any] | tuple[Any, ...]) -> Tensor | None:
+def _convert_with_numpy(value: list[object] | tuple[object, ...]) -> Tensor | None:
     """Convert a sequence without tensors and collections at its first level."""
     first: Any = value if isinstance(value, list) else None
     for _ in range(_MAX_DIMS):  # bounded, since a list may contain itself
@@ -273,13 +273,13 @@ def _convert_with_numpy(value: list[Any] | tuple[Any, ...]) -> Tensor | None:
     return as_tensor(array) if arrays else torch.tensor(value)
 
 
-def _stack_collections(value: list[Any] | tuple[Any, ...]) -> Tensor | None:
+def _stack_collections(value: list[object] | tuple[Any, ...]) -> Tensor | None:
     rows: list[Any] = [_convert_row(item) for item in value]
     same = all(row is not None and row.shape == rows[0].shape for row in rows)
     return torch.stack(rows) if same else None
 
 
-def _convert_row(item: Any) -> Tensor | None:
+def _convert_row(item: object) -> Tensor | None:
     if isinstance(item, Tensor):
         return item
     if isinstance(item, (*NUMBERS, np.ndarray)):

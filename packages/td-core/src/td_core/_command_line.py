@@ -6,7 +6,7 @@ import json
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TextIO
+from typing import TextIO
 
 from ._inspection import make_printable
 from .errors import FormatError, TensorDictError
@@ -17,7 +17,7 @@ GOOD, DAMAGED, FAILED = 0, 1, 2
 
 def run_command(
     parser: ArgumentParser,
-    commands: Mapping[str, Callable[[Namespace], tuple[bool, str, Any]]],
+    commands: Mapping[str, Callable[[Namespace], tuple[bool, str, object]]],
     arguments: Sequence[str] | None = None,
 ) -> int:
     """Run one command of ``python -m package`` and return its exit code: 0, 1 for a damaged save, 2 for an error.

@@ -133,7 +133,7 @@ class ConversionMixin(Core):
         # Hot path: copy the dict of each node in C, then replace only the entries that are not plain tensors.
         root: dict[str, Any] = dict(self._schema.list_entries(self))
         todo = [root]
-        below: dict[str, Any]
+        below: dict[str, object]
         # By hand: the row `to_dict` of benchmarks/ops.py.
         while todo:
             out = todo.pop()
@@ -203,7 +203,7 @@ class ConversionMixin(Core):
         """
         return self.to_dict(convert_tensors="numpy", retain_none=False)
 
-    def __array__(self, *args: Any, **kwargs: Any) -> NoReturn:
+    def __array__(self, *args: object, **kwargs: object) -> NoReturn:
         """Raise TypeError: otherwise ``numpy.asarray`` would treat a collection as a sequence.
 
         Raises:
@@ -214,7 +214,7 @@ class ConversionMixin(Core):
             "structured array, and tolist() the values; an object array takes collections one by one"
         )
 
-    def __dlpack__(self, *args: Any, **kwargs: Any) -> NoReturn:
+    def __dlpack__(self, *args: object, **kwargs: object) -> NoReturn:
         """Raise TypeError: otherwise ``torch.as_tensor`` would treat a collection as a sequence without elements.
 
         Raises:
@@ -250,7 +250,7 @@ class ConversionMixin(Core):
                 else:
                     out[key] = child._unwrap() if isinstance(child, Core) else child
 
-        def make(node: Core, out: dict[str, Any]) -> Any:
+        def make(node: Core, out: dict[str, object]) -> Any:
             wanted = dest_cls is not None and (node is self or {*out} == {*getattr(dest_cls, "_fields", ())})
             cls: Any = dest_cls if wanted else _make_namedtuple(tuple(out))
             return cls(**out)
@@ -269,7 +269,7 @@ class ConversionMixin(Core):
         if PYTREE_TYPE not in self._children():
             return self
 
-        def fill(node: Core, out: dict[str, Any], _: None) -> Iterator[Any]:
+        def fill(node: Core, out: dict[str, object], _: None) -> Iterator[Any]:
             for key, child in dict(node._children()).items():
                 if isinstance(child, Tensor):
                     out[key] = child
@@ -363,7 +363,7 @@ def _make_namedtuple(fields: tuple[str, ...]) -> type:
     return namedtuple("GenericDict", fields)
 
 
-def _make_container(entries: dict[str, Any]) -> Any:
+def _make_container(entries: dict[str, Any]) -> object:
     """Build the container that ``from_pytree`` converted to ``entries``; a (key, value) pair for a non-string key."""
     cls = entries.pop(PYTREE_TYPE, None)
     if cls is None:
@@ -375,7 +375,7 @@ def _make_container(entries: dict[str, Any]) -> Any:
     return cls(**entries) if hasattr(cls, "_fields") else cls(entries.values())
 
 
-def _convert_value(root: Core, child: Any, convert_tensors: ConvertTensors) -> Any:
+def _convert_value(root: Core, child: Any, convert_tensors: ConvertTensors) -> object:
     """Convert a value node, or a plain value that a kind lists among its entries, for ``to_dict``."""
     value = child._unwrap() if isinstance(child, Core) else child
     if isinstance(value, Tensor) and convert_tensors:
@@ -383,7 +383,7 @@ def _convert_value(root: Core, child: Any, convert_tensors: ConvertTensors) -> A
     return child.tolist() if isinstance(value, LinkedList) else value
 
 
-def _convert_tree(root: Core, leaf: Tensor, form: ConvertTensors) -> Any:
+def _convert_tree(root: Core, leaf: Tensor, form: ConvertTensors) -> object:
     try:
         if form != "numpy":
             return leaf.tolist()
@@ -394,7 +394,7 @@ def _convert_tree(root: Core, leaf: Tensor, form: ConvertTensors) -> Any:
 
 def _columns(
     node: Core, ndim: int, path: tuple[str, ...] = ()
-) -> tuple[list[Any], list[tuple[tuple[str, ...], Any]]]:
+) -> tuple[list[object], list[tuple[tuple[str, ...], object]]]:
     """Return the field specs of the structured dtype of ``node``, and its columns as (path, array) pairs."""
     fields: list[Any] = []
     columns: list[tuple[tuple[str, ...], Any]] = []

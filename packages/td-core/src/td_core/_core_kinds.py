@@ -7,12 +7,12 @@ Additional keys, which tensordict ignores, start with an underscore.
 from __future__ import annotations
 
 from copy import copy
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ._collection import show_path
+from ._collection import Core, show_path
 from ._dim_names import check_names, inherit_names
 from ._lazy_stack import LazyStackedTensorDict
 from ._nodes import KINDS, Layout, NodeKind, Record
@@ -21,6 +21,9 @@ from ._params import TensorDictParams, get_roles, set_roles
 from ._tensordict import TensorDict
 from .errors import BatchSizeError, FormatError
 from .typing import Names
+
+if TYPE_CHECKING:
+    from ._base import TensorCollection
 
 _NONE = type(None)
 
@@ -46,7 +49,7 @@ class Header(NamedTuple):
     locked: bool
 
 
-def read_header(meta: Any) -> Header:
+def read_header(meta: object) -> Header:
     """Read a header that :func:`make_header` made. Raise KeyError, TypeError or ValueError if it is damaged.
 
     >>> read_header({"batch_size": [3], "device": "cpu"})
@@ -63,13 +66,13 @@ def read_header(meta: Any) -> Header:
     )
 
 
-def make_header(node: Any) -> dict[str, Any]:
+def make_header(node: Core) -> dict[str, Any]:
     """Return the header of a node: batch size and, if set, device, dim names and the user's lock.
 
     >>> make_header(TensorDict({"a": torch.zeros(3)}, batch_size=[3]).lock_())
     {'batch_size': [3], 'locked': True}
     """
-    meta: dict[str, Any] = {"batch_size": list(node.batch_size)}
+    meta: dict[str, object] = {"batch_size": list(node.batch_size)}
     if node.device is not None:
         meta["device"] = str(node.device)
     if node._names is not None:
@@ -79,7 +82,7 @@ def make_header(node: Any) -> dict[str, Any]:
     return meta
 
 
-def _flatten_dense(td: Any) -> Record:
+def _flatten_dense(td: Core) -> Record:
     return Record(make_header(td), dict(td._children()))
 
 
@@ -96,8 +99,8 @@ def _unflatten_dense(record: Record) -> TensorDict:
     return td.lock_() if locked else td
 
 
-def _dense_to_directory(td: Any) -> Record:
-    meta: dict[str, Any] = {
+def _dense_to_directory(td: Core) -> Record:
+    meta: dict[str, object] = {
         "shape": list(td.batch_size),
         "device": "cpu",
         "_type": "<class 'tensordict._td.TensorDict'>",
@@ -134,7 +137,7 @@ def _set_names_below(td: TensorDict) -> None:
 
 
 def _flatten_stack(stack: LazyStackedTensorDict) -> Record:
-    meta: dict[str, Any] = {"stack_dim": stack._stack_dim}
+    meta: dict[str, object] = {"stack_dim": stack._stack_dim}
     if stack._stack_dim_name is not None:
         meta["stack_dim_name"] = stack._stack_dim_name
     if not stack._members:
@@ -175,7 +178,7 @@ def _unflatten_stack(record: Record) -> LazyStackedTensorDict:
 
 
 def _stack_to_directory(stack: LazyStackedTensorDict) -> Record:
-    meta: dict[str, Any] = {
+    meta: dict[str, object] = {
         "_type": "<class 'tensordict._lazy.LazyStackedTensorDict'>",
         "_format_version": 1,
         "_class": "tensordict:LazyStackedTensorDict",
@@ -243,7 +246,7 @@ def _params_to_directory(params: TensorDictParams) -> Record:
     return record
 
 
-def _dense_to_buffer(td: Any) -> Record:
+def _dense_to_buffer(td: TensorCollection) -> Record:
     device = None if td.device is None else str(td.device)
     meta = {
         "device": device,

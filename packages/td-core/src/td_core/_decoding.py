@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
@@ -13,10 +13,13 @@ from ._device_labels import fix_decoded_devices
 from ._nodes import KINDS, Encoded, NodeKind, Record, find_subclass, get_key_path, user_class
 from .errors import FormatError, MissingPluginError, TensorDictError
 
+if TYPE_CHECKING:
+    from ._base import TensorCollection
+
 __all__ = ["decode", "decode_all"]
 
 
-def decode(encoded: Encoded, *, named: type | None = None, fix_devices: bool = False) -> Any:
+def decode(encoded: Encoded, *, named: type | None = None, fix_devices: bool = False) -> TensorCollection:
     """Decode a tree; the inverse of :func:`encode`.
 
     Args:
@@ -37,7 +40,7 @@ def decode(encoded: Encoded, *, named: type | None = None, fix_devices: bool = F
 
 def decode_all(
     encoded: Encoded, made: Mapping[int, Core] | None = None, named: type | None = None
-) -> list[Any]:
+) -> list[TensorCollection]:
     """Decode all nodes except those in ``made``, by position. ``named`` replaces a class of the root that was moved."""
     _check_encoded(encoded)
     nodes: list[Any] = [None] * len(encoded.nodes)
@@ -87,7 +90,7 @@ def _check_encoded(encoded: Encoded) -> None:
         )
 
 
-def _read_record(encoded: Encoded, nodes: list[Any], position: int) -> Record:
+def _read_record(encoded: Encoded, nodes: list[TensorCollection], position: int) -> Record:
     """Return the record of a node, whose children in ``nodes`` are decoded; raise FormatError for a damaged row."""
     row = encoded.nodes[position]
     try:
@@ -106,7 +109,7 @@ def _read_record(encoded: Encoded, nodes: list[Any], position: int) -> Record:
         raise FormatError(f"node {position} of the encoded tree is damaged: {error!r}") from error
 
 
-def _find_kind(rows: list[dict[str, Any]], position: int) -> NodeKind:
+def _find_kind(rows: list[dict[str, object]], position: int) -> NodeKind:
     """Return the kind that a row names, or raise FormatError or MissingPluginError."""
     row = rows[position]
     tag = row["kind"]
@@ -164,7 +167,7 @@ def _format_place(rows: list[dict[str, Any]], position: int | list[int]) -> str:
     return f"leaf {position[0]}" if isinstance(position, list) else f"node {position}"
 
 
-def _check_row(row: Any, groups: list[dict[str, Any]]) -> None:
+def _check_row(row: Any, groups: list[dict[str, object]]) -> None:
     """Raise ValueError for a repeated key or a negative position, and TypeError for a key that is not a string."""
     for name, group in zip(("entries", "members", "values"), groups, strict=True):
         if len(group) != len(row[name]):
@@ -175,7 +178,7 @@ def _check_row(row: Any, groups: list[dict[str, Any]]) -> None:
             raise ValueError(f"a place in its {name} is negative")
 
 
-def _later(nodes: list[Any], ref: int, position: int) -> Any:
+def _later(nodes: list[TensorCollection], ref: int, position: int) -> Any:
     if not position < ref < len(nodes):
         raise ValueError(f"child {ref} of node {position}")
     return nodes[ref]

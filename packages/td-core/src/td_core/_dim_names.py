@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ._walks import walk
 from .errors import DimNamesError, StructureError
 from .typing import Names
+
+if TYPE_CHECKING:
+    from ._collection import Core
 
 
 def check_names(names: Sequence[str | None] | str | None, ndim: int) -> Names | None:
@@ -42,7 +45,7 @@ def names_of_stack(names: Sequence[str | None], ndim: int, dim: int, name: str |
     return result
 
 
-def refuse_repeated(name: str | None, members: Iterable[Any]) -> None:
+def refuse_repeated(name: str | None, members: Iterable[Core]) -> None:
     """Raise DimNamesError if the name of a stack dim is not a string, or a member or a node below one uses it."""
     if name is None:
         return

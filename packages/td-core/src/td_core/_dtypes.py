@@ -75,7 +75,7 @@ STAND_INS = {dtype.itemsize: dtype for dtype, row in ROWS.items() if row.stand_i
 #: Unsigned integers by width in bytes: a format that lacks a dtype stores its elements as these.
 UNSIGNED = {1: torch.uint8, 2: torch.uint16, 4: torch.uint32, 8: torch.uint64}
 #: The dtypes to which torch converts Python types, whatever its default dtype is.
-PYTHON_DTYPES: dict[Any, torch.dtype] = {row.python: dtype for dtype, row in ROWS.items() if row.python}
+PYTHON_DTYPES: dict[object, torch.dtype] = {row.python: dtype for dtype, row in ROWS.items() if row.python}
 
 
 def _shorten(name: str) -> str:
@@ -92,7 +92,7 @@ SHORT_NAMES: dict[Any, str] = {dtype: _shorten(str(dtype).removeprefix("torch.")
 ScalarBeside = Callable[[Tensor, Tensor], Tensor]
 
 
-def as_dtype(dtype: Any) -> Any:
+def as_dtype(dtype: object) -> Any:
     """Convert a Python number type to a dtype; return any other value unchanged.
 
     >>> as_dtype(float), as_dtype(torch.int8)

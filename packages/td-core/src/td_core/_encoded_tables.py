@@ -44,7 +44,7 @@ def dump_table(encoded: Encoded, places: list[Any]) -> dict[str, Any]:
     >>> dump_table(encode(TensorDict({"a": 1})), ["array 0"])["leaves"]
     ['array 0']
     """
-    pairs: list[list[Any]] = []
+    pairs: list[list[object]] = []
     for value in encoded.values:
         try:
             pairs.append(list(split(value)))
@@ -185,7 +185,7 @@ class _Selection:
 
     def _select_children(
         self, row: dict[str, Any], group: str, path: tuple[str, ...], whole: bool
-    ) -> list[tuple[tuple[str, ...], str, Any]]:
+    ) -> list[tuple[tuple[str, ...], str, object]]:
         """Return key path, key and reference of the children that are selected, or have selected ones below them."""
         hidden = group == "members" or has_leaf_kind(row)
         children = [(path if hidden else (*path, key), key, ref) for key, ref in row[group]]
@@ -262,7 +262,7 @@ def _without_undefined_classes(rows: Rows) -> Rows:
     return result if undefined else rows
 
 
-def describe_table(encoded: Encoded, name: str, describe_leaf: Callable[[str, Any], Tree]) -> Tree:
+def describe_table(encoded: Encoded, name: str, describe_leaf: Callable[[str, object], Tree]) -> Tree:
     """Return the tree of a table for ``inspect``; ``describe_leaf`` takes the key and the place of a leaf.
 
     >>> from td_core import encode
@@ -286,7 +286,7 @@ def describe_table(encoded: Encoded, name: str, describe_leaf: Callable[[str, An
     return trees[0]
 
 
-def _describe_node(row: dict[str, Any], pairs: list[Any]) -> Tree:
+def _describe_node(row: dict[str, Any], pairs: list[object]) -> Tree:
     size = row["meta"].get("batch_size")
     found = {
         name: pairs[ref][0] for name, ref in row["values"] if isinstance(pairs[ref], list) and pairs[ref]

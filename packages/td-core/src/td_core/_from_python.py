@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -26,6 +26,10 @@ from ._walks import has_entries, visit
 from .errors import BatchSizeError, StructureError
 from .typing import BatchSize, DeviceType, DtypeLike, NestedKey
 
+if TYPE_CHECKING:
+    from ._base import TensorCollection
+    from ._tensordict import TensorDict
+
 __all__ = [
     "from_any", "from_dict", "from_list", "from_namedtuple", "from_pytree", "from_schema",
     "from_struct_array", "from_tuple", "fromkeys", "make_tensordict",
@@ -42,7 +46,7 @@ NON_STRING_KEY = "<NON_NESTED>"
 
 
 def from_any(
-    obj: Any,
+    obj: object,
     *,
     auto_batch_size: bool = False,
     batch_dims: int | None = None,
@@ -80,14 +84,14 @@ def from_any(
     return _build(content, batch_size, device, None, auto_batch_size, batch_dims, own)
 
 
-def _has_coercer(value: Any) -> bool:
+def _has_coercer(value: object) -> bool:
     """Return True if a plugin converts a value, and it is neither text nor None, which stay as they are."""
     cls = type(value)
     return cls not in _KEPT and not isinstance(value, (Tensor, Core)) and COERCERS.find(cls) is not None
 
 
 def _coerce_object(
-    obj: Any,
+    obj: object,
     batch_size: BatchSize | None,
     device: DeviceType | None,
     auto_batch_size: bool,
@@ -138,7 +142,7 @@ def from_dict(
 
 
 def from_tuple(
-    obj: Sequence[Any],
+    obj: Sequence[object],
     *,
     auto_batch_size: bool = False,
     batch_dims: int | None = None,
@@ -266,7 +270,7 @@ def _make_item(item: Any, position: int, device: DeviceType | None) -> Any:
     return item if device is None else item.to(device)
 
 
-def fromkeys(keys: Iterable[NestedKey], value: Any = 0) -> Any:
+def fromkeys(keys: Iterable[NestedKey], value: object = 0) -> Any:
     """Build a collection with the same value under each key.
 
     >>> fromkeys(["a", ("b", "c")])
@@ -337,7 +341,7 @@ def make_tensordict(
     batch_size: BatchSize | None = None,
     device: DeviceType | None = None,
     auto_batch_size: bool | None = None,
-    **kwargs: Any,
+    **kwargs: object,
 ) -> Any:
     """Build a collection from a mapping and from keyword arguments.
 
@@ -355,7 +359,7 @@ def make_tensordict(
     return _build({**source, **kwargs}, batch_size, device, None, bool(auto_batch_size), None)
 
 
-def _entries(what: str, source: Any) -> Mapping[Any, Any]:
+def _entries(what: str, source: object) -> Mapping[Any, Any]:
     if isinstance(source, Core) and has_entries(source):
         return get_all_entries(source)
     if not isinstance(source, Mapping):
@@ -364,7 +368,7 @@ def _entries(what: str, source: Any) -> Mapping[Any, Any]:
 
 
 def from_pytree(
-    pytree: Any,
+    pytree: object,
     *,
     batch_size: BatchSize | None = None,
     auto_batch_size: bool = False,
@@ -392,10 +396,10 @@ def from_pytree(
     return _build(_tree_content(pytree), batch_size, None, None, auto_batch_size, batch_dims)
 
 
-def _tree_content(pytree: Any) -> dict[str, Any]:
-    root: dict[str, Any] = {}
+def _tree_content(pytree: object) -> dict[str, object]:
+    root: dict[str, object] = {}
 
-    def fill(tree: Any, out: dict[str, Any]) -> Iterator[tuple[Any, dict[str, Any]]]:
+    def fill(tree: TensorCollection, out: dict[str, object]) -> Iterator[tuple[Any, dict[str, Any]]]:
         out[PYTREE_TYPE] = type(tree)
         entries: Iterable[tuple[Any, Any]]
         below: dict[str, Any]
@@ -426,7 +430,7 @@ def _tree_content(pytree: Any) -> dict[str, Any]:
     return root
 
 
-def _as_data(value: Any) -> Any:
+def _as_data(value: object) -> object:
     """Convert a value to non-tensor data, even if it is a number or a sequence."""
     coercer = COERCERS.get_fallback()
     return value if coercer is None else coercer.convert(value, torch.Size(), None)
@@ -440,7 +444,7 @@ def _build(
     auto_batch_size: bool,
     batch_dims: int | None,
     own: BatchSize | None = None,
-) -> Any:
+) -> TensorDict:
     """Build a collection from nested content. ``own`` is the batch size if the caller specifies none."""
     _check_one_given(batch_size, batch_dims)
     inferred = batch_size is None and (auto_batch_size or batch_dims is not None)
@@ -460,8 +464,8 @@ def _check_one_given(batch_size: BatchSize | None, batch_dims: int | None) -> No
 
 def _to_plain_dict(content: Mapping[Any, Any]) -> dict[Any, Any]:
     """Convert nested containers to nested plain dicts, without recursion."""
-    root: dict[Any, Any] = {}
-    todo: list[tuple[Mapping[Any, Any], dict[Any, Any]]] = [(content, root)]
+    root: dict[object, object] = {}
+    todo: list[tuple[Mapping[object, Any], dict[Any, Any]]] = [(content, root)]
     open_levels: set[int] = set()
     # By hand: the row `from_dict` of benchmarks/ops.py.
     while todo:
@@ -486,7 +490,7 @@ def _to_plain_dict(content: Mapping[Any, Any]) -> dict[Any, Any]:
     return root
 
 
-def _get_content(value: Any) -> Any:
+def _get_content(value: object) -> Any:
     """Return the items of a container as a mapping, or None for a leaf or a collection."""
     if isinstance(value, Core) or _has_coercer(value):
         return None

@@ -95,7 +95,7 @@ class Tree:
         >>> Tree("a", "leaf", [2]).as_dict()["shape"]
         [2]
         """
-        root: dict[str, Any] = {}
+        root: dict[str, object] = {}
 
         def fill(node: Tree, row: dict[str, Any]) -> Iterator[tuple[Tree, dict[str, Any]]]:
             for name in ("kind", "shape", "dtype", "nbytes", "provider", "pickled", "place"):

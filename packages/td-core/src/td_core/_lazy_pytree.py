@@ -28,7 +28,7 @@ class Whole(NamedTuple):
     name: str | None
     ndim: int
     depth: int
-    hooks: tuple[Any, Any] = (None, None)
+    hooks: tuple[object, Any] = (None, None)
 
 
 class Members(NamedTuple):
@@ -76,10 +76,10 @@ def _can_stack(members: list[Any]) -> bool:
     return all(shape == shapes[0] for shape in shapes)
 
 
-def _measure_depth(node: Any) -> int:
+def _measure_depth(node: Core) -> int:
     """Return the depth of the first leaf, or 0 without leaves."""
 
-    def below(item: tuple[Any, int]) -> list[tuple[Any, int]]:
+    def below(item: tuple[object, int]) -> list[tuple[Any, int]]:
         return [(child, item[1] + 1) for child in reversed(get_tree_children(item[0]))]
 
     return next((depth for item, depth in expand([(node, 0)], below) if not isinstance(item, Core)), 0)
@@ -125,7 +125,7 @@ def _load(dumped: tuple[Any, ...]) -> Whole | Members:
 
 
 def _register_stack(cls: Any) -> None:
-    def unflatten(children: Any, context: Whole | Members) -> Any:
+    def unflatten(children: object, context: Whole | Members) -> Any:
         return _unflatten(cls, children, context)
 
     register(cls, _flatten, unflatten, _keys, load=_load)

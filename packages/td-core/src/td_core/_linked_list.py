@@ -70,7 +70,7 @@ class LinkedList(list[Any]):
         return f"LinkedList({super().__repr__()})"
 
 
-def _flatten(items: LinkedList) -> tuple[list[Any], None]:
+def _flatten(items: LinkedList) -> tuple[list[object], None]:
     return list(items), None
 
 

@@ -63,7 +63,7 @@ def _read_file_url(url: str) -> Path:
     return Path(url2pathname(parts.path))
 
 
-def check_mode(mode: Any) -> None:
+def check_mode(mode: object) -> None:
     """Raise ValueError for an unknown mode of opening a save or a stored tensor."""
     if mode not in MODES:
         raise ValueError(f"mode is one of {', '.join(map(repr, MODES))}; got {mode!r}")
@@ -74,7 +74,7 @@ def show_location(location: Location) -> str:
     return repr(str(location)) if isinstance(location, (str, Path)) else f"a {_name_type(location)}"
 
 
-def _name_type(value: Any) -> str:
+def _name_type(value: object) -> str:
     cls = type(value)
     return cls.__qualname__ if cls.__module__ == "builtins" else f"{cls.__module__}.{cls.__qualname__}"
 

@@ -75,7 +75,7 @@ def _prune_dead_parents(parents: list[weakref.ref[Core]]) -> None:
 
 def unlock(root: Core) -> None:
     """Unlock a node and the nodes below that no other locked node holds. Raise LockedError if one holds ``root``."""
-    inner: Any = root._inner()
+    inner: Core = root._inner()
     if _is_part(inner):
         raise LockedError(
             f"cannot unlock this {type(inner).__name__}: it is part of a locked collection; unlock that one first"
@@ -92,7 +92,7 @@ def unlock(root: Core) -> None:
         todo += [child._inner() for child in node._tree_children() if not isinstance(child, Tensor)]
 
 
-def _is_part(node: Any) -> bool:
+def _is_part(node: Core) -> bool:
     """Return True if a locked node holds this node or, for an unlocked lazy stack, one of its members."""
     if _is_held(node):
         return True

@@ -16,7 +16,7 @@ from ._torch_private import wrap_vmap
 from ._walks import walk
 
 
-def normalize_dims(dims: Any, provided: Any, count: Callable[[int, Core], int]) -> Any:
+def normalize_dims(dims: object, provided: object, count: Callable[[int, Core], int]) -> Any:
     """Convert vmap dims to non-negative ints for the collections in ``provided``; ``count`` converts one dim."""
     # ``dims`` is an int, None or a pytree prefix of ``provided``.
     if dims is None or dims == 0:
@@ -32,7 +32,7 @@ def normalize_dims(dims: Any, provided: Any, count: Callable[[int, Core], int]) 
     return torch_pytree.tree_unflatten(results, spec)
 
 
-def _count_in(part: Any, dim: Any, count: Callable[[int, Core], int]) -> Any:
+def _count_in(part: object, dim: object, count: Callable[[int, Core], int]) -> object:
     if type(dim) is not int or not dim:
         return dim
     return torch_pytree.tree_map(
@@ -65,9 +65,9 @@ def _dim_of(dim: int, ndim: int, node: Core, provided: str) -> int:
     return dim % ndim
 
 
-def _read_in_dims(original: Callable[..., Any]) -> Callable[..., Any]:
+def _read_in_dims(original: Callable[..., object]) -> Callable[..., object]:
     @wraps(original)
-    def process(in_dims: Any, args: tuple[Any, ...], func: Any) -> Any:
+    def process(in_dims: object, args: tuple[object, ...], func: object) -> Any:
         if in_dims != 0 and args:
             in_dims = normalize_dims(in_dims, args, get_argument_dim)
         return original(in_dims, args, func)
@@ -75,21 +75,21 @@ def _read_in_dims(original: Callable[..., Any]) -> Callable[..., Any]:
     return process
 
 
-def _unpack(out_dims: Any, outputs: Any) -> Any:
+def _unpack(out_dims: Any, outputs: object) -> object:
     """Return the item of a tuple of one out dim if the function returned one collection, as vmap does for one tensor."""
     single = isinstance(outputs, Core) and type(out_dims) is tuple and len(out_dims) == 1
     return out_dims[0] if single else out_dims
 
 
-def _read_out_dims(original: Callable[..., Any]) -> Callable[..., Any]:
+def _read_out_dims(original: Callable[..., object]) -> Callable[..., object]:
     @wraps(original)
-    def unwrap(outputs: Any, out_dims: Any, *args: Any) -> Any:
+    def unwrap(outputs: object, out_dims: object, *args: object) -> Any:
         return original(outputs, normalize_dims(_unpack(out_dims, outputs), outputs, get_result_dim), *args)
 
     return unwrap
 
 
-def _join_chunks(original: Callable[..., Any]) -> Callable[..., Any]:
+def _join_chunks(original: Callable[..., object]) -> Callable[..., object]:
     @wraps(original)
     def join(out_dims: Any, spec: Any, chunks: Any) -> Any:
         if out_dims != 0:

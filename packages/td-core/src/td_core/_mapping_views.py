@@ -78,13 +78,13 @@ def _peek_entries(node: Core, keys: Iterable[str]) -> Iterator[tuple[str, Child]
         yield key, child
 
 
-def _list_keys(node: Core, nested: bool, leaves_only: bool) -> Iterable[Any]:
+def _list_keys(node: Core, nested: bool, leaves_only: bool) -> Iterable[object]:
     children: Any = node._children()
     if not (nested or leaves_only):
         return list(children)
     if type(children) is dict and PLAIN.issuperset(map(type, (flat := children.copy()).values())):
         return flat
-    out: list[Any] = []
+    out: list[object] = []
     append, stack = out.append, []
     prefix: tuple[str, ...] = ()
     level = _level(node)
@@ -119,11 +119,11 @@ def unwrap_entry(child: Child) -> Child:
     return child if isinstance(child, Tensor) else child._as_leaf()
 
 
-def _list_items(node: Core, nested: bool, leaves_only: bool) -> Iterable[tuple[Any, Any]]:
-    entries: dict[str, Any] = dict(node._children())
+def _list_items(node: Core, nested: bool, leaves_only: bool) -> Iterable[tuple[object, object]]:
+    entries: dict[str, Child] = dict(node._children())
     if PLAIN.issuperset(map(type, entries.values())):
         return entries.items()
-    out: list[tuple[Any, Any]] = []
+    out: list[tuple[object, object]] = []
     append, stack = out.append, []
     prefix: tuple[str, ...] = ()
     level = iter(entries.items())
@@ -147,7 +147,7 @@ def _list_items(node: Core, nested: bool, leaves_only: bool) -> Iterable[tuple[A
 
 
 def _list_values(node: Core, nested: bool, leaves_only: bool) -> list[Any]:
-    out: list[Any] = []
+    out: list[object] = []
     append, stack = out.append, []
     entries = list(node._children().values())
     if PLAIN.issuperset(map(type, entries)):
@@ -202,7 +202,7 @@ class _Walk:
         self._how = (include_nested, leaves_only, is_leaf or default_is_leaf, sort)
         self._plain = is_leaf is None and not sort
 
-    def _walk(self, *, values: bool) -> Iterator[tuple[Any, Child]]:
+    def _walk(self, *, values: bool) -> Iterator[tuple[object, Child]]:
         """Yield (key, entry); if ``values`` is False, an entry may be any object of the same class."""
         nested, leaves_only, is_leaf, _ = self._how
         stack: list[tuple[tuple[str, ...], Iterator[tuple[str, Child]]]] = [
@@ -256,7 +256,7 @@ class CollectionKeys(_Walk, Set[Any]):
         nested, leaves_only, is_leaf, _ = self._how
         if len(path) > 1 and not nested:
             return False
-        node: Any = self._node
+        node: Child = self._node
         for part in path:
             if isinstance(node, Tensor):
                 return False

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ._collection import show_path
+from ._plans import ShapePlan
 from ._torch_private import get_cached_seqlens, get_ragged_dim
 from .errors import StructureError
 
@@ -18,7 +19,7 @@ _BOUNDS = ("min_seqlen", "max_seqlen")
 _TAKES_BOUNDS = _BOUNDS[1] in signature(torch.nested.nested_tensor_from_jagged).parameters
 
 
-def apply_to_components(plan: Any, key: str, leaf: Tensor, error: Exception) -> Any:
+def apply_to_components(plan: ShapePlan, key: str, leaf: Tensor, error: Exception) -> Any:
     """Apply a plan to the components of a nested leaf; for other leaves, re-raise ``error`` with the key."""
     if plan.creates_values or not leaf.is_nested:
         if type(error) in (RuntimeError, NotImplementedError, ValueError):
@@ -31,7 +32,7 @@ def apply_to_components(plan: Any, key: str, leaf: Tensor, error: Exception) -> 
         raise StructureError(f"{show_path((key,))}: {reason}") from error
 
 
-def map_components(leaf: Tensor, move: Callable[[Tensor], Any]) -> Any:
+def map_components(leaf: Tensor, move: Callable[[Tensor], Any]) -> Tensor | tuple[Tensor, ...]:
     """Rearrange the components of a nested tensor as ``move`` rearranges the elements of a vector."""
     moved = move(torch.arange(leaf.size(0), device="cpu"))
     if isinstance(moved, (tuple, list)):

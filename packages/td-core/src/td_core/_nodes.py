@@ -114,7 +114,7 @@ class NodeKind:
     attributes: Callable[[Any], dict[str, Any]] | None = None
     is_leaf: bool = False
 
-    def record_of(self, node: Any, format_name: str = "", path: tuple[str, ...] = ()) -> Record:
+    def record_of(self, node: Core, format_name: str = "", path: tuple[str, ...] = ()) -> Record:
         """Flatten a node of this kind with the layout of a format; ``path`` is its key path, for messages.
 
         Raises:
@@ -148,9 +148,9 @@ class NodeKind:
         return held if own else {**held, **_read_slots(node, self.type)}
 
 
-def _read_slots(node: Core, base: type) -> dict[str, Any]:
+def _read_slots(node: Core, base: type) -> dict[str, object]:
     """Return the values of the slots that the class of a node adds to those of ``base``."""
-    result: dict[str, Any] = {}
+    result: dict[str, object] = {}
     for name, slot in _list_added_slots(type(node), base).items():
         with contextlib.suppress(AttributeError):  # raised by a slot without a value
             result[name] = slot.__get__(node)
@@ -250,7 +250,7 @@ class NodeKinds:
         kind = self._find_nearest(type(node))
         return {} if kind is None else kind.attributes_of(node)
 
-    def set_attributes(self, node: Core, attributes: Mapping[str, Any]) -> None:
+    def set_attributes(self, node: Core, attributes: Mapping[str, object]) -> None:
         """Set the attributes that :meth:`attributes_of` returned for another node of the same class."""
         slots = _list_added_slots(type(node), self.of(node).type)
         more = {name: value for name, value in attributes.items() if name not in slots}
@@ -292,7 +292,7 @@ Convert = Callable[[Any, Record, dict[str, Any]], "Record | None"]
 class _ReducedClass:
     """Object that pickles as the reduced form of a class."""
 
-    def __init__(self, parts: tuple[Any, ...]) -> None:
+    def __init__(self, parts: tuple[object, ...]) -> None:
         self.parts = parts
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -340,7 +340,7 @@ class Encoded:
     def reduce_classes(self) -> dict[int, Any]:
         """Return :attr:`classes` for a pickle: classes that :mod:`copyreg` can reduce are replaced by their reduced form."""
         # cloudpickle ignores copyreg and would pickle a class without an import path by value, as a new class on load.
-        result: dict[int, Any] = dict(self.classes)
+        result: dict[int, object] = dict(self.classes)
         for position, cls in self.classes.items():
             reduce = copyreg.dispatch_table.get(type(cls))
             if reduce is not None and isinstance(parts := reduce(cls), tuple):
@@ -441,7 +441,7 @@ def encode(
     return encoded
 
 
-def _make_row(node: Core, kind: NodeKind, form: str, record: Record, first_value: int) -> dict[str, Any]:
+def _make_row(node: Core, kind: NodeKind, form: str, record: Record, first_value: int) -> dict[str, object]:
     """Return the row of a node without its entries and members; its first value gets the position ``first_value``."""
     row: dict[str, Any] = {"kind": kind.tag, "meta": record.meta, "entries": [], "members": []}
     if form:
@@ -465,7 +465,7 @@ def _put_parents_first(encoded: Encoded) -> None:
 
 
 def _flatten(
-    node: Core, kind: NodeKind, format_name: str, convert: Convert | None, above: dict[str, Any]
+    node: Core, kind: NodeKind, format_name: str, convert: Convert | None, above: dict[str, object]
 ) -> tuple[str, Record]:
     """Flatten a node with the layout of a format, or without one; return the name of the layout and the record."""
     if format_name not in kind.layouts:
@@ -509,7 +509,7 @@ def user_class(cls: type | None) -> type | None:
     return cls if kind is not None and (kind.with_class or kind.type is not cls) else None
 
 
-def as_named(cls: type | None, saved: Any, what: str) -> Any:
+def as_named(cls: type | None, saved: object, what: str) -> Any:
     """Convert a loaded node to the class that the caller named, or raise StructureError. Messages call it ``what``.
 
     >>> td = TensorDict({"a": 1})
@@ -537,7 +537,7 @@ def get_module_name(cls: type) -> str:
     return "__main__" if cls.__module__ == "__mp_main__" else cls.__module__
 
 
-def find_subclass(base: type, name: Any) -> type | None:
+def find_subclass(base: type, name: object) -> type | None:
     """Return the subclass of ``base`` with a stored name or None. Prefer the current one if a class was redefined."""
     results = [
         cls

@@ -33,6 +33,7 @@ from ._locking import check_unlocked
 from ._ops.device_moves import write_moved_back
 from ._ops.modules import register_params
 from ._ops.structure import restore_on_error
+from ._plans import ShapePlan
 from ._pytree import register, register_with_subclasses
 from ._roles import Buffer as Buffer  # older pickles import Buffer from this module
 from ._roles import adopt, in_role, is_persistent, is_registered, is_settled, role
@@ -85,7 +86,7 @@ class _Slots(MutableMapping[str, Any]):
             raise KeyError(name)
         return leaf
 
-    def __setitem__(self, name: str, value: Any) -> None:
+    def __setitem__(self, name: str, value: object) -> None:
         node, key = _find_slot(self._root, name)
         node._set_child(key, value)
 
@@ -95,7 +96,7 @@ class _Slots(MutableMapping[str, Any]):
         node._del_child(key)
 
 
-def _find_slot(root: Any, name: str) -> tuple[Any, str]:
+def _find_slot(root: Core, name: str) -> tuple[Any, str]:
     """Return the node and key of the leaf with a dotted name; keys may contain dots."""
 
     def below(item: tuple[Any, str]) -> Iterator[tuple[Any, str]]:
@@ -110,7 +111,7 @@ def _find_slot(root: Any, name: str) -> tuple[Any, str]:
     raise KeyError(name)
 
 
-def _make_readonly(read: Callable[[Any], Any]) -> Any:
+def _make_readonly(read: Callable[[Any], object]) -> Any:
     """Return a property whose setter ignores assignments of ``nn.Module.__init__``: only the collection stores tensors."""
     return property(read, lambda self, value: None)
 
@@ -119,7 +120,7 @@ def _disable_grad(method: MethodT) -> MethodT:
     """Wrap an in-place method in ``no_grad``, so that it can write parameters as an optimizer does."""
 
     @functools.wraps(method)
-    def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def wrapper(self: object, *args: object, **kwargs: object) -> Any:
         with torch.no_grad():
             return method(self, *args, **kwargs)
 
@@ -156,13 +157,13 @@ class TensorDictParams(Wrapper, TensorDictBase, nn.Module):  # type: ignore[misc
     _grows = False
 
     _no_convert: Any
-    _get_hooks: list[Callable[..., Any]]
+    _get_hooks: list[Callable[..., object]]
 
     def __init__(
         self,
         parameters: Core | Mapping[Any, Any] | None = None,
         *,
-        no_convert: Any = False,
+        no_convert: object = False,
         lock: bool = False,
         **kwargs: Any,
     ) -> None:
@@ -186,12 +187,12 @@ class TensorDictParams(Wrapper, TensorDictBase, nn.Module):  # type: ignore[misc
             self.lock_()
 
     @classmethod
-    def _wrap_dense(cls, result: Any) -> Any:
+    def _wrap_dense(cls, result: Any) -> object:
         made = isinstance(result, TensorDictBase) and has_entries(result) and not isinstance(result, cls)
         return cls(result) if made else result
 
     @classmethod
-    def _of_module(cls, taken: Any) -> Any:
+    def _of_module(cls, taken: Any) -> TensorDictParams:
         return cls(taken, no_convert=True)
 
     _parameters = _make_readonly(lambda self: _Slots(self._tensordict, True))
@@ -219,7 +220,7 @@ class TensorDictParams(Wrapper, TensorDictBase, nn.Module):  # type: ignore[misc
                 return node._children()[key]
         return nn.Module.__getattr__(self, name)
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         """Set a plain attribute, or replace a parameter as ``fully_shard`` does; entries are set by key.
 
         Raises:
@@ -233,7 +234,7 @@ class TensorDictParams(Wrapper, TensorDictBase, nn.Module):  # type: ignore[misc
             self.register_parameter(name)
         object.__setattr__(self, name, value)
 
-    def register_parameter(self, name: str, *args: Any, **kwargs: Any) -> None:
+    def register_parameter(self, name: str, *args: object, **kwargs: object) -> None:
         """Raise TypeError: entries are set by key.
 
         Raises:
@@ -258,7 +259,7 @@ class TensorDictParams(Wrapper, TensorDictBase, nn.Module):  # type: ignore[misc
         result = super().__getitem__(index)
         return self._run_hooks(result) if self._get_hooks and is_key(index) else result
 
-    def get(self, key: NestedKey, *args: Any, **kwargs: Any) -> Any:
+    def get(self, key: NestedKey, *args: object, **kwargs: object) -> Any:
         """Return the entry ``key``, or a default if it is missing; see :meth:`TensorCollection.get`."""
         result = super().get(key, *args, **kwargs)
         return self._run_hooks(result) if self._get_hooks and isinstance(result, (Tensor, Core)) else result
@@ -273,7 +274,7 @@ class TensorDictParams(Wrapper, TensorDictBase, nn.Module):  # type: ignore[misc
         items = super().items(*args, **kwargs)
         return ((key, self._run_hooks(value)) for key, value in items) if self._get_hooks else items
 
-    def _run_hooks(self, value: Any) -> Any:
+    def _run_hooks(self, value: object) -> object:
         for hook in self._get_hooks:
             provided = hook(self, value)
             value = value if provided is None else provided
@@ -360,7 +361,7 @@ class TensorDictParams(Wrapper, TensorDictBase, nn.Module):  # type: ignore[misc
     _with_batch_size = Core._with_batch_size
     _get_as = TensorDictBase._get_as
 
-    def _join(self, items: Sequence[Core], plan: Any, path: tuple[str, ...] = ()) -> Any:
+    def _join(self, items: Sequence[Core], plan: ShapePlan, path: tuple[str, ...] = ()) -> Any:
         plain = [item._tensordict if isinstance(item, TensorDictParams) else item for item in items]
         return plain[0]._join(plain, plan, path)
 
@@ -387,13 +388,13 @@ class TensorDictParams(Wrapper, TensorDictBase, nn.Module):  # type: ignore[misc
             self._map(functools.partial(copy_leaf, **kwargs)) if recurse else super().clone(False, **kwargs)
         )
 
-    def __copy__(self) -> Any:
+    def __copy__(self) -> TensorDictParams:
         """Return a new collection of the same parameters."""
         copied = super().__copy__()
         copied.training = self.training
         return copied
 
-    def to(self, *args: Any, **kwargs: Any) -> Any:
+    def to(self, *args: object, **kwargs: Any) -> Any:
         """Move or cast the parameters, as ``TensorDict.to``; tied parameters stay tied."""
         inner, old = self._tensordict, self._tensordict._leaves()
         moved = inner.to(*args, **kwargs)
@@ -403,10 +404,10 @@ class TensorDictParams(Wrapper, TensorDictBase, nn.Module):  # type: ignore[misc
             write_moved_back(inner, self._rebuild_module(inner, old)._tensordict)
         return self
 
-    def _rebuild_module(self, inner: Any, old: list[Tensor]) -> Any:
+    def _rebuild_module(self, inner: Core, old: list[Tensor]) -> TensorDictParams:
         """Build a module from converted leaves, each in the role of its leaf in ``old``; tied leaves stay tied."""
         likes = iter(old)
-        made: dict[Any, Tensor] = {}
+        made: dict[object, Tensor] = {}
 
         def parameter(leaf: Tensor) -> Tensor:
             like = next(likes)
@@ -424,7 +425,7 @@ class TensorDictParams(Wrapper, TensorDictBase, nn.Module):  # type: ignore[misc
         except StopIteration:
             raise concurrent_change_error(self) from None
 
-    def _from_inner(self, inner: Any) -> Self:
+    def _from_inner(self, inner: Core) -> Self:
         """Build a module of this class around a collection of parameters."""
         module = type(self)({}, no_convert=True)
         # Do not convert: tensors that temporarily replace parameters must stay.
@@ -501,7 +502,7 @@ class TensorDictParams(Wrapper, TensorDictBase, nn.Module):  # type: ignore[misc
             errors.append(f"{prefix.removesuffix('.')}: {error}")
 
     def state_dict(
-        self, destination: Any = None, prefix: str = "", keep_vars: bool = False, flatten: bool = True
+        self, destination: object = None, prefix: str = "", keep_vars: bool = False, flatten: bool = True
     ) -> Any:
         """Return the leaves, without the buffers that are not persistent; see :meth:`TensorCollection.state_dict`."""
         for before in self._state_dict_pre_hooks.values():
@@ -556,7 +557,7 @@ class TensorDictParams(Wrapper, TensorDictBase, nn.Module):  # type: ignore[misc
         self._get_hooks.append(hook)
 
 
-def _refuse_lazy_stacks(root: Any) -> None:
+def _refuse_lazy_stacks(root: Core) -> None:
     if has_lazy_stack(root):
         raise StructureError(
             "the entries of a lazy stack are made when they are read, so they cannot be parameters of a module: "

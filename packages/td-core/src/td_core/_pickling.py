@@ -37,11 +37,11 @@ _DEEP = frozenset({torch.strided, torch.jagged, torch.sparse_coo})
 
 @set_module("td_core.pickles")
 def rebuild_collection(
-    nodes: list[dict[str, Any]],
+    nodes: list[dict[str, object]],
     leaves: list[Tensor],
     values: list[Any],
     classes: dict[int, type],
-    attributes: dict[int, dict[str, Any]] | None = None,
+    attributes: dict[int, dict[str, object]] | None = None,
     keepers: dict[int, Any] | None = None,
 ) -> Any:
     """Rebuild the collection that :meth:`PickleMixin.__reduce_ex__` encoded."""
@@ -67,7 +67,7 @@ def encode_for_pickle(node: Core, protocol: int) -> tuple[Any, ...]:
     return (*parts, encoded.attributes, kept) if kept else _make_state(encoded, leaves)
 
 
-def _make_state(encoded: Encoded, leaves: Any) -> tuple[Any, ...]:
+def _make_state(encoded: Encoded, leaves: object) -> tuple[object, ...]:
     # Omit an empty argument, so that older releases can read the pickle.
     more = (encoded.attributes,) if encoded.attributes else ()
     return encoded.nodes, leaves, encoded.values, encoded.classes, *more
@@ -92,7 +92,7 @@ def _separate_storages(leaves: list[Tensor]) -> list[Tensor]:
     return [copies.get(id(leaf), leaf) for leaf in leaves]
 
 
-def _get_strided_parts(leaf: Any) -> list[Tensor]:
+def _get_strided_parts(leaf: Tensor) -> list[Tensor]:
     """Return the strided tensors of a leaf: itself, or the values, offsets and lengths of a jagged one."""
     if leaf.layout is torch.jagged:
         return get_parts(leaf)

@@ -226,14 +226,14 @@ def cache_plans(plan: Callable[..., P]) -> Callable[..., P]:
     """Wrap a plan function with an LRU cache, used if all arguments are ints, None, ``...`` or tuples of these."""
 
     @functools.lru_cache(_MAX_CACHED, typed=True)
-    def make_plan(*args: Any) -> P:
+    def make_plan(*args: object) -> P:
         for arg in args:
             if not REPEATING.issuperset(map(type, arg if isinstance(arg, tuple) else (arg,))):
                 raise TypeError
         return plan(*args)
 
     @functools.wraps(plan)
-    def get_plan(*args: Any) -> P:
+    def get_plan(*args: object) -> P:
         # torch.compile warns about lru_cache and ignores it.
         if not torch.compiler.is_compiling():
             try:
@@ -327,7 +327,7 @@ def compute_coordinates(position: Any, sizes: Sequence[int]) -> tuple[Any, ...]:
     return tuple(reversed(where))
 
 
-def as_int(value: Any) -> Any:
+def as_int(value: object) -> Any:
     """Convert a NumPy int or a 0-d tensor to int; return any other value unchanged."""
     if isinstance(value, np.integer) or (isinstance(value, Tensor) and not value.ndim):
         return to_int(value)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable
-from typing import Any
 
 from .plugins.memmap_methods import Progress
 
@@ -45,7 +44,7 @@ def make_reporter(progress: Progress, total: int, what: str) -> Callable[[int], 
     return report
 
 
-def _make_bar(total: int, what: str) -> Callable[[int, int], Any]:
+def _make_bar(total: int, what: str) -> Callable[[int, int], object]:
     if tqdm is None:
         return lambda done, total: print(
             f"\r{what}: {done} of {total} bytes",

@@ -27,7 +27,7 @@ from ._walks import expand, list_nested, visit, walk
 Context = tuple[Any, ...]
 
 #: Registrar functions by base class; a registrar also registers the subclasses of its base.
-_REGISTRARS: dict[type, Callable[[Any], None]] = {}
+_REGISTRARS: dict[type, Callable[[object], None]] = {}
 
 #: Key in ``_backends`` for the source of the batch size, for nodes in which no tensor provides it.
 _SIZES = "pytree"
@@ -53,7 +53,7 @@ def register(
     """
     # torch.export.save stores a context as ``dump(context)``, which the value codec writes; ``load`` is the inverse.
 
-    def with_keys(node: Any) -> tuple[list[tuple[Any, Any]], Any]:
+    def with_keys(node: Core) -> tuple[list[tuple[Any, Any]], Any]:
         children, context = flatten(node)
         return [(torch_pytree.MappingKey(key), child) for key, child in zip(keys(context), children)], context
 
@@ -98,7 +98,7 @@ def has_leaves(node: Core) -> bool:
     return False
 
 
-def leaves_below(nodes: list[Any]) -> list[Any]:
+def leaves_below(nodes: list[object]) -> list[Any]:
     """Return the leaves below some nodes: tensors, and the objects that replaced tensors or nodes in a pytree."""
     return [
         item for item in expand(nodes, get_tree_children) if type(item) in PLAIN or not isinstance(item, Core)
@@ -128,7 +128,7 @@ def encode_sizes(node: Core, children: list[Any]) -> tuple[Any, ...]:
     return (leaf or level or torch.Size(node.batch_size), *empty)
 
 
-def _get_kept(node: Core) -> Any:
+def _get_kept(node: Core) -> object:
     return (node._inner()._backends or {}).get(_SIZES)
 
 
@@ -168,14 +168,14 @@ def infer_batch_size(children: list[Any], sizes: tuple[Any, ...]) -> torch.Size:
     return batch_size
 
 
-def _leaf_of(node: Any) -> Any:
+def _leaf_of(node: Any) -> object:
     """Return the first leaf below a node, or None: a tensor, or an object that replaced one in a pytree."""
     while isinstance(node, Core):
         node = next(iter(node._tree_children()), None)
     return node
 
 
-def _get_shape(child: Any) -> tuple[Any, ...] | None:
+def _get_shape(child: Any) -> tuple[object, ...] | None:
     """Return the shape of a leaf, the batch size of a node, or None for any other object."""
     # Hot path: a type check is faster than isinstance with an abstract class.
     if type(child) in PLAIN and not child.is_nested:
@@ -194,7 +194,7 @@ def _shorten_to_shared(batch_size: torch.Size, children: list[Any], without_leav
     return batch_size
 
 
-def _find_common_prefix(first: torch.Size, second: tuple[Any, ...]) -> torch.Size:
+def _find_common_prefix(first: torch.Size, second: tuple[object, ...]) -> torch.Size:
     """Return the longest common prefix of two shapes."""
     same = [a == b for a, b in zip(first, second)]
     return first[: same.index(False) if False in same else len(same)]
@@ -203,7 +203,7 @@ def _find_common_prefix(first: torch.Size, second: tuple[Any, ...]) -> torch.Siz
 def _resize(root: Core, batch_size: torch.Size, hidden: int | None = None) -> None:
     """Set the batch size of a tree without leaves. ``hidden`` is the batch dim that vmap maps over, or None."""
 
-    def resize(node: Any, size: torch.Size) -> Iterator[tuple[Any, torch.Size]]:
+    def resize(node: Core, size: torch.Size) -> Iterator[tuple[Any, torch.Size]]:
         ndim = len(node.batch_size)
         stacked = node._members_and_dim()
         if stacked is None:
@@ -223,7 +223,7 @@ def _resize(root: Core, batch_size: torch.Size, hidden: int | None = None) -> No
 def register_mapping(cls: Any) -> None:
     """Register a class with the constructor ``cls._make(children, batch_size, device, names)``."""
 
-    def flatten(node: Any) -> tuple[list[Any], Context]:
+    def flatten(node: Core) -> tuple[list[Any], Context]:
         children = dict(node._children())
         values = list(children.values())
         return values, (
@@ -233,7 +233,7 @@ def register_mapping(cls: Any) -> None:
             get_names_before(node._names, values),
         )
 
-    def unflatten(values: Iterable[Any], context: Context) -> Any:
+    def unflatten(values: Iterable[object], context: Context) -> Any:
         keys, sizes, device, names = context
         children = list(values)
         batch_size = infer_batch_size(children, sizes)
@@ -278,7 +278,7 @@ def register_kind(kind: NodeKind) -> None:
 def _register_as_kind(cls: Any) -> None:
     """Register a class whose kind flattens it. Each call looks up the kind, since a nearer one may be added later."""
     # Remove the metadata that leaves provide or the context stores, so that shells compare equal without it.
-    bare: dict[str, Any] = {"batch_size": torch.Size(), "device": None, "names": None}
+    bare: dict[str, object] = {"batch_size": torch.Size(), "device": None, "names": None}
 
     def flatten(node: Any) -> tuple[list[Any], Context]:
         children = dict(node._children())

@@ -33,7 +33,7 @@ def _get_size(tensor: Tensor, dim: int) -> int:
         return -1
 
 
-def merge_shapes(shapes: Sequence[Sequence[Any]], dim: int) -> tuple[Any, ...]:
+def merge_shapes(shapes: Sequence[Sequence[object]], dim: int) -> tuple[Any, ...]:
     """Return the shape of a stack along ``dim``: -1 where sizes differ, ``(-1,)`` if numbers of dims differ."""
     if len({len(shape) for shape in shapes}) != 1:
         return (-1,)
@@ -80,7 +80,7 @@ def make_ragged_error(key: str, entries: list[Child], error: Exception) -> Struc
     )
 
 
-def get_member_entry(member: Any, key: NestedKey, form: dict[str, Any]) -> Any:
+def get_member_entry(member: Any, key: NestedKey, form: dict[str, object]) -> Any:
     """Read an entry of a member; if the path leads through a lazy stack, that stack returns it in the form ``form``."""
     node, path = member, unravel_key_to_tuple(key)
     while path and isinstance(node, Core) and node._members_and_dim() is None:
@@ -102,7 +102,7 @@ def convert_form(
     key: NestedKey,
     entries: list[Any] | None,
     dim: int,
-    default: Any,
+    default: object,
     *,
     as_list: bool = False,
     as_nested_tensor: bool = False,

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 from ._buffers import is_stored
-from ._collection import Core, make_dense
+from ._collection import Child, Core, make_dense
 from ._dtypes import SHORT_NAMES
 from ._public_names import LazyFunction
 from ._pytree import leaves_below
@@ -68,7 +68,7 @@ class PrintedMembers(NamedTuple):
     """
 
     stack_dim: int
-    exclusive: list[tuple[int, Any, list[PrintedLeaf]]]
+    exclusive: list[tuple[int, object, list[PrintedLeaf]]]
 
 
 class PrintedNode(NamedTuple):
@@ -127,7 +127,7 @@ class ReprMixin(Core):
         description: Description = _describe(self)
         return description
 
-    def _ipython_key_completions_(self) -> list[Any]:
+    def _ipython_key_completions_(self: Any) -> list[object]:
         """Return the keys that IPython and notebooks offer after ``data["``."""
         return list(self.keys(include_nested=True))
 
@@ -175,7 +175,7 @@ def _dims(shape: Any) -> str:
     return f"[{','.join(map(str, shape))}]"
 
 
-def _sort_fields(fields: list[PrintedLeaf], options: dict[str, Any]) -> list[PrintedLeaf]:
+def _sort_fields(fields: list[PrintedLeaf], options: dict[str, object]) -> list[PrintedLeaf]:
     if options["sort_keys"] != "alphabetical":
         return fields
     return sorted(fields, key=lambda field: (1, "") if field.entry is ABSENT else (0, field.key))
@@ -250,7 +250,7 @@ def _lay_out(groups: list[_Line]) -> str:
 
 
 def _compact_entry(
-    field: PrintedLeaf, node: Any, with_device: bool, options: dict[str, Any], plain: type
+    field: PrintedLeaf, node: Core, with_device: bool, options: dict[str, object], plain: type
 ) -> _Line:
     key, entry, name = field
     if isinstance(entry, str):
@@ -311,7 +311,7 @@ def _render(root: Any, pieces_of: Callable[..., list[Any]]) -> str:
     return "".join(piece for piece in pieces if isinstance(piece, str))
 
 
-def _long(node: Any, indent: int, options: dict[str, Any]) -> list[Any]:
+def _long(node: Any, indent: int, options: dict[str, object]) -> list[object]:
     pad = " " * (indent + 4)
     fields, stack, is_declared = node._print_node()
     fields = _sort_fields(fields, options)
@@ -342,15 +342,15 @@ def _long(node: Any, indent: int, options: dict[str, Any]) -> list[Any]:
     return pieces
 
 
-def _long_fields(fields: list[PrintedLeaf], indent: int, options: dict[str, Any]) -> list[Any]:
-    pieces: list[Any] = []
+def _long_fields(fields: list[PrintedLeaf], indent: int, options: dict[str, object]) -> list[object]:
+    pieces: list[object] = []
     for field in fields:
         pieces += [",\n"] if pieces else []
         pieces += [f"{' ' * indent}{field.key}: ", *_long_entry(field, indent, options)]
     return pieces
 
 
-def _long_entry(field: PrintedLeaf, indent: int, options: dict[str, Any]) -> list[Any]:
+def _long_entry(field: PrintedLeaf, indent: int, options: dict[str, object]) -> list[object]:
     entry = field.entry
     if isinstance(entry, str):
         return [entry]
@@ -361,13 +361,13 @@ def _long_entry(field: PrintedLeaf, indent: int, options: dict[str, Any]) -> lis
     return [_long_leaf(entry, options)]
 
 
-def _long_leaf(leaf: Any, options: dict[str, Any]) -> str:
+def _long_leaf(leaf: Tensor, options: dict[str, object]) -> str:
     name = leaf.name if isinstance(leaf, Ragged) else type(leaf).__name__
     known = {**_DETAILS, **_DETAILS_OF_TENSORS} if isinstance(leaf, Tensor) else _DETAILS
     return f"{name}({', '.join([detail(leaf) for option, detail in known.items() if options[option]])})"
 
 
-def _shape(leaf: Any) -> tuple[Any, ...]:
+def _shape(leaf: Tensor) -> tuple[object, ...]:
     return leaf.shape if isinstance(leaf, Ragged) else get_display_shape(leaf)
 
 
@@ -441,8 +441,8 @@ def _count(fields: list[PrintedLeaf]) -> str:
     return f"{len(fields)} {'entry' if len(fields) == 1 else 'entries'}"
 
 
-def _html_fields(fields: list[PrintedLeaf], node: Any) -> list[Any]:
-    pieces: list[Any] = []
+def _html_fields(fields: list[PrintedLeaf], node: Core) -> list[object]:
+    pieces: list[object] = []
     for field in fields:
         entry = field.entry
         if isinstance(entry, ReprMixin) and entry._print_entry() is None:
@@ -453,7 +453,7 @@ def _html_fields(fields: list[PrintedLeaf], node: Any) -> list[Any]:
     return pieces
 
 
-def _html_entry(entry: Any, node: Any) -> str:
+def _html_entry(entry: Child, node: Core) -> str:
     if isinstance(entry, str):
         return entry
     if isinstance(entry, Core):
@@ -462,7 +462,7 @@ def _html_entry(entry: Any, node: Any) -> str:
     return f"{text}, {entry.numel() * entry.element_size()} bytes" if isinstance(entry, Tensor) else text
 
 
-def _leaves(root: Any) -> list[Tensor]:
+def _leaves(root: Child) -> list[Tensor]:
     """Return the leaves; an empty list if any leaf is not an initialized tensor."""
     leaves = leaves_below([root])
     return leaves if all(isinstance(leaf, Tensor) and not is_lazy(leaf) for leaf in leaves) else []

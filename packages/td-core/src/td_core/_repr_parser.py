@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ._collection import make_dense
 from ._dtypes import NAMES, SHORT_NAMES
+
+if TYPE_CHECKING:
+    from ._tensordict import TensorDict
 
 __all__ = ["parse_tensor_dict_string"]
 
@@ -32,7 +35,7 @@ _NEXT = re.compile(r"\s*,\s*")
 _DTYPES = {short: dtype for dtype, short in SHORT_NAMES.items()}
 
 
-def parse_tensor_dict_string(s: str) -> Any:
+def parse_tensor_dict_string(s: str) -> TensorDict:
     """Build a TensorDict of zeros with the structure of a printed collection.
 
     Args:

@@ -60,7 +60,7 @@ def save(data: Core, path: Location | None, *, format: str | None = None, **opti
     return data if result is copy else result
 
 
-def load(path: Location, *, format: str | None = None, **options: Any) -> Any:
+def load(path: Location, *, format: str | None = None, **options: object) -> Any:
     """Load a collection.
 
     Args:
@@ -82,7 +82,7 @@ def load(path: Location, *, format: str | None = None, **options: Any) -> Any:
     return _load(None, path, format, options)
 
 
-def _load(cls: type | None, path: Location, name: str | None, options: dict[str, Any]) -> Any:
+def _load(cls: type | None, path: Location, name: str | None, options: dict[str, object]) -> Any:
     serializer, location = _find(path, name, "load", options)
     return (
         serializer.load(location, **options) if cls is None else serializer.load_as(cls, location, **options)
@@ -90,7 +90,7 @@ def _load(cls: type | None, path: Location, name: str | None, options: dict[str,
 
 
 def _find(
-    path: Location, name: str | None, operation: str, options: dict[str, Any]
+    path: Location, name: str | None, operation: str, options: dict[str, object]
 ) -> tuple[Serializer, Location]:
     """Return the format of an existing save and its location; check the options of an operation on it."""
     location = as_location(path)
@@ -134,7 +134,7 @@ def open(
     return serializer.open(place, **options)
 
 
-def create(like: Core, path: Location | None, *, format: str | None = None, **options: Any) -> Any:
+def create(like: Core, path: Location | None, *, format: str | None = None, **options: object) -> Any:
     """Create a save of zeros, and return it opened for writing.
 
     Args:
@@ -182,7 +182,7 @@ def append(rows: Core, path: Location, *, format: str | None = None, **options: 
     serializer.append(rows, place, **options)
 
 
-def inspect(path: Location, *, format: str | None = None, **options: Any) -> Tree:
+def inspect(path: Location, *, format: str | None = None, **options: object) -> Tree:
     """Return the tree of a save from its header alone: keys, kinds, shapes, dtypes, sizes. No leaf is read.
 
     Args:
@@ -203,7 +203,7 @@ def inspect(path: Location, *, format: str | None = None, **options: Any) -> Tre
     return serializer.inspect(place, **options)
 
 
-def verify(path: Location, *, format: str | None = None, **options: Any) -> Report:
+def verify(path: Location, *, format: str | None = None, **options: object) -> Report:
     """Check a save for missing and damaged parts, and return a report.
 
     Args:
@@ -241,7 +241,7 @@ class SaveMixin(Core):
             copy_existing: bool = False,
             *,
             format: str | None,
-            **options: Any,
+            **options: object,
         ) -> SelfT: ...
 
     @shows(MemmapOptions, more=True)
@@ -271,7 +271,7 @@ class SaveMixin(Core):
     dumps = save
 
     @classmethod
-    def load(cls, prefix: Location, *args: Any, format: str | None = None, **kwargs: Any) -> Self:
+    def load(cls, prefix: Location, *args: object, format: str | None = None, **kwargs: object) -> Self:
         """Load the collection saved at ``prefix``; see :func:`td_core.load`.
 
         The options ``device`` and ``non_blocking`` can be passed by position. A class with declared entries returns an instance
@@ -289,7 +289,7 @@ class SaveMixin(Core):
         mode: str = "r",
         keys: Iterable[NestedKey] | None = None,
         format: str | None = None,
-        **options: Any,
+        **options: object,
     ) -> Self:
         """Open the collection saved at ``path``, without reading its leaves; see :func:`td_core.open`.
 
@@ -334,7 +334,9 @@ class SaveMixin(Core):
         return self
 
 
-def _bind_options(args: tuple[Any, ...], kwargs: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
+def _bind_options(
+    args: tuple[object, ...], kwargs: dict[str, object], names: tuple[str, ...]
+) -> dict[str, object]:
     """Merge positional and keyword options into one dict."""
     if len(args) > len(names):
         raise TypeError(f"at most {len(names)} options by position, {', '.join(names)}; got {len(args)}")

@@ -323,7 +323,7 @@ def list_options(serializer: Serializer, operation: str) -> tuple[str, ...] | No
 
 
 @functools.lru_cache(maxsize=256)
-def _read_signature(method: Callable[..., Any], positional: int) -> tuple[str, ...] | None:
+def _read_signature(method: Callable[..., object], positional: int) -> tuple[str, ...] | None:
     parameters = list(inspect.signature(method).parameters.values())
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return None
@@ -332,7 +332,7 @@ def _read_signature(method: Callable[..., Any], positional: int) -> tuple[str, .
 
 
 def check_options(
-    serializer: Serializer, operation: str, options: Mapping[str, Any], instead: str | None = None
+    serializer: Serializer, operation: str, options: Mapping[str, object], instead: str | None = None
 ) -> None:
     """Raise TypeError for an option that an operation does not declare; if it declares ``**options``, check ``instead``."""
     known = list_options(serializer, operation)

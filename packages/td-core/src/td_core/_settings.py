@@ -21,7 +21,7 @@ __all__ = [
 
 FnT = TypeVar("FnT", bound=Callable[..., Any])
 
-_PRINT_OPTIONS: dict[str, Any] = {
+_PRINT_OPTIONS: dict[str, object] = {
     "show_batch_size": True,
     "show_device": True,
     "show_is_shared": True,
@@ -53,7 +53,7 @@ class _Settings(threading.local):
     def __init__(self) -> None:
         #: The active switches, each with the value to restore.
         self.entered: list[tuple[Any, Any]] = []
-        self.print_options: dict[str, Any] = dict(_PRINT_OPTIONS)
+        self.print_options: dict[str, object] = dict(_PRINT_OPTIONS)
         self.get_defaults_to_none = True
 
 
@@ -106,16 +106,16 @@ class Switch:
                 f"{type(self).__name__} cannot decorate {fn.__qualname__}(), which makes asynchronous generators; use it "
                 "inside, in a with block that neither awaits nor yields"
             )
-        wrapper: Any
+        wrapper: object
         if inspect.isgeneratorfunction(fn):
 
-            def wrapper(*args: Any, **kwargs: Any) -> Any:
+            def wrapper(*args: Any, **kwargs: object) -> Any:
                 return (yield from self._run_steps(fn(*args, **kwargs)))
 
         elif inspect.iscoroutinefunction(fn):
             awaitable: Any = types.coroutine(self._run_steps)
 
-            async def wrapper(*args: Any, **kwargs: Any) -> Any:
+            async def wrapper(*args: object, **kwargs: Any) -> Any:
                 return await awaitable(fn(*args, **kwargs))
 
         else:
@@ -126,7 +126,7 @@ class Switch:
         made: FnT = functools.wraps(fn)(wrapper)  # type: ignore[assignment]
         return made
 
-    def _wrap_function(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    def _wrap_function(self, fn: Callable[..., object], /, *args: object, **kwargs: object) -> object:
         # Not ``with self``: torch.compile traces it only if the switch is created inside the graph.
         before = getattr(self._settings, self._name)
         self.set()

@@ -47,7 +47,7 @@ class StorageBackend:
         """Copy ``values``, the leaves of ``source``, into ``targets``, the leaves of ``node``. Return True on success."""
 
     def reduce(
-        self, node: Core, protocol: int, encode: Callable[[], tuple[Any, ...]]
+        self, node: Core, protocol: int, encode: Callable[[], tuple[object, ...]]
     ) -> tuple[Any, ...] | None:
         """Return the result of ``node.__reduce_ex__(protocol)``.
 

@@ -30,16 +30,16 @@ __all__ = [
 ]  # fmt: skip
 
 
-def _find(path: str, default: Any = None) -> Any:
+def _find(path: str, default: object = None) -> Any:
     """Return the attribute of torch at a dotted name, or the default if it does not exist."""
-    result: Any = torch
+    result: object = torch
     for name in path.split("."):
         result = getattr(result, name, None)
     return default if result is None else result
 
 
 @functools.cache
-def _find_tested(path: str, call: Callable[[Any], Any]) -> Any:
+def _find_tested(path: str, call: Callable[[object], object]) -> Any:
     """Return the attribute of torch at a dotted name; None if it does not exist or ``call`` raises an error with it."""
     found = _find(path)
     if found is None:
@@ -84,7 +84,7 @@ def map_location() -> Any:
     return getattr(_LOADING, "map_location", None)
 
 
-_LOADING: Any = _find("serialization._serialization_tls")
+_LOADING: object = _find("serialization._serialization_tls")
 
 
 def add_safe_name(item: Any, name: str) -> None:
@@ -112,7 +112,7 @@ def is_traced() -> bool:
 
 
 _level_of: Callable[[Tensor], int] | None = _find("_C._functorch.maybe_get_level")
-_GRAD: Any = _find("_C._functorch.TransformType.Grad")
+_GRAD: object = _find("_C._functorch.TransformType.Grad")
 
 
 def _suspend_vmap(pop: Callable[[], Any]) -> None:
@@ -207,7 +207,7 @@ def unmap(tensor: Tensor) -> Tensor:
     return tensor if get_mapped_dim(tensor) is None or _unwrap is None else _unwrap(tensor)
 
 
-def wrap_vmap(name: str, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+def wrap_vmap(name: str, wrap: Callable[[Callable[..., object]], Callable[..., object]]) -> None:
     """Replace an internal function of ``torch.vmap`` by its wrapper; a no-op if torch lacks that function."""
     for path in ("_functorch.vmap", "_functorch.apis"):
         module = _find(path)
@@ -228,7 +228,7 @@ def get_base(tensor: Tensor) -> Tensor | None:
     return None if torch.compiler.is_compiling() else getattr(tensor, "_base", None)
 
 
-_creation_of: Callable[[Tensor], Any] | None = _find("_C._autograd._get_creation_meta")
+_creation_of: Callable[[Tensor], object] | None = _find("_C._autograd._get_creation_meta")
 _DEFAULT: Any = _find("_C._autograd.CreationMeta.DEFAULT")
 
 
@@ -245,14 +245,16 @@ def default_collate_functions() -> dict[Any, Callable[..., Any]]:
 _CALLER: Any = _find("_ops.HigherOrderOperator", ())
 
 
-def is_caller(func: Any) -> bool:
+def is_caller(func: object) -> bool:
     """Return True if ``func`` calls another function on any arguments: a checkpoint or a higher-order operator."""
     return isinstance(func, _CALLER) or getattr(func, "__module__", None) == "torch.utils.checkpoint"
 
 
-def _as_plain(cls: type, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
+def _as_plain(
+    cls: type, func: Callable[..., object], types: object, args: object = (), kwargs: Any = None
+) -> object:
     """Call a torch function with plain tensors instead of subclass tensors; slow fallback for the function of torch."""
-    plain: list[Any] = [arg.as_subclass(Tensor) if isinstance(arg, cls) else arg for arg in args]  # type: ignore[attr-defined]
+    plain: list[object] = [arg.as_subclass(Tensor) if isinstance(arg, cls) else arg for arg in args]  # type: ignore[attr-defined]
     return func(*plain, **(kwargs or {}))
 
 
@@ -295,7 +297,7 @@ class _Looks:
         self.looks = list(map(self._of, tensors))
 
     @staticmethod
-    def _of(tensor: Tensor) -> tuple[Any, ...]:
+    def _of(tensor: Tensor) -> tuple[object, ...]:
         if tensor.layout is not torch.strided or tensor.is_nested:
             return (object(),)  # a new object is equal to no other
         form = type(tensor), tensor.dtype, tensor.device, tensor.shape, tensor.stride(), tensor.requires_grad

@@ -15,7 +15,7 @@ T = TypeVar("T")
 _NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+\Z")
 
 
-def is_type_name(name: Any) -> bool:
+def is_type_name(name: object) -> bool:
     """Return True for a dotted name of a class: ``"package.Class"``."""
     return isinstance(name, str) and _NAME.match(name) is not None
 
@@ -40,7 +40,7 @@ def find_imported(name: str) -> Any:
         return None
 
 
-def is_instance_of_named(value: Any, types: tuple[type | str, ...]) -> bool:
+def is_instance_of_named(value: object, types: tuple[type | str, ...]) -> bool:
     """Return True if a value is an instance of one of some types, which are classes or names of classes."""
     return any(
         any(has_name(base, kind) for base in type(value).__mro__)

@@ -49,7 +49,7 @@ def parse_json(text: str | bytes) -> Any:
     return _DECODER.decode(text if isinstance(text, str) else text.decode())
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
     result = dict(pairs)
     if len(result) != len(pairs):
         ((key, _),) = Counter(key for key, _ in pairs).most_common(1)
@@ -61,7 +61,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 _DECODER = json.JSONDecoder(object_pairs_hook=_unique)
 
 
-def split(value: Any, where: Callable[[], str] | None = None) -> tuple[Any, Any]:
+def split(value: object, where: Callable[[], str] | None = None) -> tuple[Any, Any]:
     """Split a value into plain JSON and a sidecar of types.
 
     Args:
@@ -110,7 +110,7 @@ def join(plain: Any, types: Any, where: Callable[[], str] | None = None) -> Any:
         raise type(error)(f"{where()}: {error}") from error
 
 
-def is_readable(types: Any) -> bool:
+def is_readable(types: object) -> bool:
     """Return True if a JSON reader without the sidecar can show the value, with simplified types.
 
     >>> is_readable(split((1, 2))[1]), is_readable(split(b"x")[1])
@@ -124,7 +124,7 @@ def is_readable(types: Any) -> bool:
     return all(node is None or isinstance(node, dict) or node in VALUES.natural for node in parts)
 
 
-def _split(value: Any, path: Path, depth: int) -> tuple[Any, Any]:
+def _split(value: Any, path: Path, depth: int) -> tuple[object, object]:
     cls = type(value)
     if cls in _PLAIN or (cls is int and -_LARGE < value < _LARGE):
         return value, None
@@ -137,7 +137,7 @@ def _split(value: Any, path: Path, depth: int) -> tuple[Any, Any]:
         pairs = [_split(item, (path, position), depth + 1) for position, item in enumerate(value)]
         return [plain for plain, _ in pairs], _types_of_items([types for _, types in pairs])
     if cls is dict and all(type(key) is str for key in value):
-        plains: dict[str, Any] = {}
+        plains: dict[str, object] = {}
         children: dict[str, Any] = {}
         for key, item in value.items():
             plains[key], types = _split(item, (path, key), depth + 1)
@@ -167,7 +167,9 @@ def _dump(value: object, path: Path) -> tuple[str, object]:
         ) from error
 
 
-def _types_of_items(types: list[Any]) -> Any:
+def _types_of_items(
+    types: list[object],
+) -> Any:
     first = types[0] if types else None
     # One node for equal types keeps the sidecar of a million tuples small.
     if first is not None and len(types) > 1 and all(node == first for node in types):
@@ -184,7 +186,7 @@ def _make_types(tag: str, types: Any) -> Any:
     return {**types, "t": [tag, *types.get("t", ())]}
 
 
-def _join(plain: Any, types: Any, path: Path, depth: int) -> Any:
+def _join(plain: object, types: object, path: Path, depth: int) -> Any:
     if depth > MAX_DEPTH:
         raise FormatError(
             f"the types of the value at {_show(path)} are nested deeper than {MAX_DEPTH} levels"
@@ -202,7 +204,7 @@ def _join(plain: Any, types: Any, path: Path, depth: int) -> Any:
     return value
 
 
-def _join_children(plain: Any, children: dict[Any, Any], path: Path, depth: int) -> Any:
+def _join_children(plain: Any, children: dict[object, object], path: Path, depth: int) -> object:
     if type(plain) is dict:
         if not children.keys() <= plain.keys():
             raise _damage_error(path, children)
@@ -233,7 +235,7 @@ def _parse_position(name: object) -> int | None:
     return None
 
 
-def _load(written: Any, value: Any, path: Path) -> Any:
+def _load(written: object, value: object, path: Path) -> Any:
     if type(written) is not str:
         raise _damage_error(path, written)
     tag, _, provider = written.partition("@")
@@ -249,7 +251,7 @@ def _load(written: Any, value: Any, path: Path) -> Any:
         ) from error
 
 
-def _damage_error(path: Path, types: Any) -> FormatError:
+def _damage_error(path: Path, types: object) -> FormatError:
     return FormatError(f"the types of the value at {_show(path)} do not fit it; got {_shorten(types)}")
 
 
@@ -263,11 +265,11 @@ def _show(path: Path) -> str:
     return "".join(reversed(keys)) if len(keys) <= 20 else "".join(reversed(keys[-10:])) + "..."
 
 
-def _shorten(value: Any) -> str:
+def _shorten(value: object) -> str:
     return reprlib.repr(value)
 
 
-def is_same_value(a: Any, b: Any) -> bool:
+def is_same_value(a: object, b: object) -> bool:
     """Return True if two values are the same object, or equal values of one type; NaN equals NaN.
 
     >>> is_same_value(float("nan"), float("nan")), is_same_value(1, 1.0)
@@ -284,7 +286,7 @@ def is_same_value(a: Any, b: Any) -> bool:
         return False
 
 
-def _is_equal(a: Any, b: Any) -> bool:
+def _is_equal(a: object, b: Any) -> bool:
     if isinstance(a, torch.Tensor):
         if a.shape != b.shape or a.dtype != b.dtype:
             return False

@@ -56,7 +56,7 @@ class LeafSerializer:
 
     tag: str
     type: type | str
-    dump: Callable[[Any], Any]
+    dump: Callable[[Any], object]
     load: Callable[[Any], Any]
 
 
@@ -136,7 +136,7 @@ class Values:
 VALUES = Values()
 
 
-def _exactly(cls: type, value: Any) -> Any:
+def _exactly(cls: type, value: object) -> Any:
     if type(value) is not cls:
         raise TypeError(f"expected {cls.__name__}, found {type(value).__name__}")
     return value
@@ -149,7 +149,7 @@ def _items(value: Any, *types: type) -> list[Any]:
     return [_exactly(cls, item) for cls, item in zip(types, value, strict=True)]
 
 
-def _load_pairs(value: Any) -> dict[Any, Any]:
+def _load_pairs(value: object) -> dict[Any, Any]:
     pairs = [_exactly(list, pair) for pair in _exactly(list, value)]
     loaded = dict(pairs)
     if len(loaded) != len(pairs):
@@ -164,7 +164,7 @@ def _load_set(value: Any) -> set[Any]:
     return loaded
 
 
-def _sort_items(value: set[Any] | frozenset[Any]) -> list[Any]:
+def _sort_items(value: set[object] | frozenset[object]) -> list[Any]:
     # Sort, since the iteration order of a set of strings differs between processes, but files must not differ.
     return sorted(value, key=repr)
 
@@ -173,7 +173,7 @@ def _to_text(value: bytes | bytearray) -> str:
     return base64.b64encode(value).decode("ascii")
 
 
-def _from_text(value: Any) -> bytes:
+def _from_text(value: object) -> bytes:
     return base64.b64decode(_exactly(str, value), validate=True)
 
 
@@ -183,13 +183,13 @@ def _load_int(value: Any) -> int:
     return int(value, 16)
 
 
-def _dump_moment(value: datetime | time) -> Any:
+def _dump_moment(value: datetime | time) -> list[object] | str:
     if value.tzinfo is not None and type(value.tzinfo) is not timezone:
         raise TypeError(f"only time zones of the class datetime.timezone can be stored, not {value.tzinfo!r}")
     return [value.isoformat(), 1] if value.fold else value.isoformat()
 
 
-def _load_moment(cls: type[datetime] | type[time]) -> Callable[[Any], datetime | time]:
+def _load_moment(cls: type[datetime] | type[time]) -> Callable[[object], datetime | time]:
     def load(value: Any) -> datetime | time:
         if type(value) is list:
             text, fold = _items(value, str, int)
@@ -221,7 +221,7 @@ def _load_device(value: Any) -> torch.device:
     return torch.device(value)
 
 
-def _load_dtype(value: Any) -> torch.dtype:
+def _load_dtype(value: object) -> torch.dtype:
     dtype = NAMES.get(_exactly(str, value))
     if dtype is None or str(dtype) != value:
         raise ValueError("not a dtype that this torch knows")
@@ -234,13 +234,13 @@ def _load_size(value: Any) -> torch.Size:
     return torch.Size(value)
 
 
-def _dump_array(value: np.ndarray[Any, Any]) -> list[Any]:
+def _dump_array(value: np.ndarray[Any, Any]) -> list[object]:
     if not _ARRAY_DTYPE.match(value.dtype.str) or value.dtype.fields is not None:
         raise TypeError(f"an array of dtype {value.dtype} cannot be stored")
     return [value.dtype.str, list(value.shape), _to_text(value.tobytes())]
 
 
-def _load_array(value: Any) -> np.ndarray[Any, Any]:
+def _load_array(value: object) -> np.ndarray[Any, Any]:
     name, shape, text = _items(value, str, list, str)
     if not _ARRAY_DTYPE.match(name):
         raise ValueError(f"unknown array dtype {name!r}")
@@ -260,10 +260,10 @@ def _load_array(value: Any) -> np.ndarray[Any, Any]:
     return np.frombuffer(content, dtype).reshape(shape) if content else np.zeros(shape, dtype)
 
 
-def _scalar(cls: type, dump: Callable[[Any], Any], accepts: type) -> LeafSerializer:
+def _scalar(cls: type, dump: Callable[[Any], object], accepts: type) -> LeafSerializer:
     """Build the serializer of a NumPy scalar type; ``accepts`` is the type that ``dump`` returns."""
 
-    def load(value: Any) -> Any:
+    def load(value: object) -> Any:
         with np.errstate(over="ignore"):
             scalar = cls(_exactly(accepts, value))
         if dump(scalar) != value and value == value:
@@ -277,7 +277,7 @@ def _complex(cls: Any, part: type, accepts: type) -> LeafSerializer:
     def dump(value: Any) -> list[Any]:
         return [accepts(value.real), accepts(value.imag)]
 
-    def load(value: Any) -> Any:
+    def load(value: object) -> Any:
         real, imag = _items(value, accepts, accepts)
         scalar = np.empty((), cls)
         with np.errstate(over="ignore"):
@@ -292,7 +292,7 @@ def _time64(cls: Any) -> LeafSerializer:
     def dump(value: Any) -> list[Any]:
         return [*np.datetime_data(value.dtype), int(value.view("i8"))]
 
-    def load(value: Any) -> Any:
+    def load(value: object) -> Any:
         unit, count, ticks = _items(value, str, int, int)
         if unit == "generic":
             return cls("NaT") if ticks == -(2**63) else cls(ticks)

@@ -35,7 +35,7 @@ def expand(start: Iterable[T], below: Callable[[T], Iterable[T]]) -> Iterator[T]
         todo.extend(below(item))
 
 
-def visit(step: Callable[..., Iterable[tuple[Any, ...]]], *start: Any) -> None:
+def visit(step: Callable[..., Iterable[tuple[object, ...]]], *start: object) -> None:
     """Call ``step(*start)``, and then ``step`` with each tuple that a call yields: recursion without a limit of depth.
 
     A call runs to its end before the calls that it requests, the last of which comes first.

@@ -30,7 +30,7 @@ class RemoteTraceback(Exception):  # noqa: N818  only the cause of other excepti
         return f"\n\nin the worker:\n{self.args[0]}"
 
 
-def run_task(fn: Callable[[Any], Any], seed: int, item: Any, target: Any) -> Any:
+def run_task(fn: Callable[[Any], Any], seed: int, item: object, target: Any) -> Any:
     """Seed torch and return ``fn(item)``; with a target, write the result into it and return True."""
     torch.manual_seed(seed)
     result = fn(item)
@@ -40,7 +40,7 @@ def run_task(fn: Callable[[Any], Any], seed: int, item: Any, target: Any) -> Any
     return True
 
 
-def _work(connection: Connection, parents: Connection, fn: Callable[[Any], Any], threads: int) -> None:
+def _work(connection: Connection, parents: Connection, fn: Callable[[object], object], threads: int) -> None:
     # Close the parent's end of the pipe: otherwise a fork never sees EOF when the parent dies.
     parents.close()
     torch.set_num_threads(threads)
@@ -52,7 +52,7 @@ def _work(connection: Connection, parents: Connection, fn: Callable[[Any], Any],
         if task is None:
             return
         position, seed, item, target = task
-        answer: tuple[int, Any, str | None]
+        answer: tuple[int, object, str | None]
         # Send any exception of the user's function to the parent, which raises it.
         try:
             answer = (position, run_task(fn, seed, item, target), None)
@@ -105,7 +105,7 @@ def run(
     # Task i runs with torch.manual_seed(seed + i), whichever worker runs it.
     context = mp.get_context(start_method)
     numbered = enumerate(tasks)
-    results: dict[int, Any] = {}
+    results: dict[int, object] = {}
     following = sent = 0
     exhausted = False
     workers: list[_Worker] = []
@@ -141,7 +141,7 @@ def run(
             worker.stop()
 
 
-def _receive(workers: list[_Worker], results: dict[int, Any], max_tasks_per_child: int | None) -> None:
+def _receive(workers: list[_Worker], results: dict[int, object], max_tasks_per_child: int | None) -> None:
     """Wait until a worker sends a result, or raise WorkerError if one died."""
     busy = [worker for worker in workers if worker.busy]
     ready = wait([*(worker.connection for worker in busy), *(worker.process.sentinel for worker in busy)])

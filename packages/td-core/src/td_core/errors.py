@@ -29,7 +29,7 @@ True
 from __future__ import annotations
 
 import re
-from typing import Any, ClassVar
+from typing import ClassVar
 
 __all__ = [
     "BatchSizeError", "CodecError", "CollectionIndexError", "CycleError", "DepthError", "DimError",
@@ -146,7 +146,7 @@ class MissingPluginError(TensorDictError, AttributeError):
         return f"the package {distribution!r}, which is {cls._explain(distribution)}"
 
     @classmethod
-    def of_writer(cls, what: str, provider: Any) -> MissingPluginError | None:
+    def of_writer(cls, what: str, provider: object) -> MissingPluginError | None:
         """Build the error for content of a missing package; None if ``provider`` does not have the form ``name==version``.
 
         >>> print(MissingPluginError.of_writer("the value", "td-none==1.0"))

@@ -45,7 +45,7 @@ class DistributedStateful:
     def __init__(self, collection: Any) -> None:
         self.collection = collection
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         """Return the leaves under dotted keys, and non-tensor values as JSON texts.
 
         Raises:

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from td_core import unravel_key_to_tuple
+from td_core import TensorCollection, unravel_key_to_tuple
 from td_core.errors import BatchSizeError, FormatError
 from td_core.plugins.declarations import implements
 from td_core.plugins.distributed_methods import DistributedMethods
@@ -43,7 +43,9 @@ class Payload:
         error: the error that is sent in place of the collection, or None.
     """
 
-    def __init__(self, make: Any, device: torch.device, *, apart: bool = False) -> None:
+    def __init__(
+        self, make: Callable[[], TensorCollection], device: torch.device, *, apart: bool = False
+    ) -> None:
         self.error: Exception | None = None
         self.parts: list[Tensor] = []
         try:
@@ -55,7 +57,9 @@ class Payload:
         self.front = (length, size)
 
 
-def unpack(front: list[int], data: Tensor, sender: int, device: Any = None, named: type | None = None) -> Any:
+def unpack(
+    front: list[int], data: Tensor, sender: int, device: torch.device | None = None, named: type | None = None
+) -> Any:
     """Decode the collection that a rank sent, as an instance of ``named`` if given; raise StructureError if it failed."""
     length, size = front
     if length == FAILED:
@@ -67,7 +71,7 @@ def unpack(front: list[int], data: Tensor, sender: int, device: Any = None, name
 def receive(
     front: list[int],
     sender: int,
-    device: Any,
+    device: torch.device | None,
     among: Group,
     take: Callable[..., None],
     named: type | None = None,
@@ -100,12 +104,14 @@ def receive(
     return _assemble(message, storage, device, named)
 
 
-def _assemble(message: _wire.Message, storage: Tensor, device: Any, named: type | None = None) -> Any:
+def _assemble(
+    message: _wire.Message, storage: Tensor, device: torch.device | None, named: type | None = None
+) -> Any:
     result = _wire.assemble(message, storage, named)
     return result if device is None else result.to(device)
 
 
-def broadcast_from(src: int, group: Any, *messages: Tensor) -> None:
+def broadcast_from(src: int, group: dist.ProcessGroup | None, *messages: Tensor) -> None:
     """Broadcast several messages from a rank concurrently."""
     for work in [dist.broadcast(message, src, group=group, async_op=True) for message in messages]:
         work.wait()
@@ -154,7 +160,7 @@ def scatter(self, src, tensordicts, *, group, device):
     return unpack(arrived, data, src, device)
 
 
-def _item(items: list[Any] | None, size: int, i: int) -> Any:
+def _item(items: list[TensorCollection] | None, size: int, i: int) -> TensorCollection:
     if items is None or len(items) != size:
         raise ValueError(
             f"scatter() takes one collection for each of the {size} ranks; got {None if items is None else len(items)}"
@@ -194,7 +200,7 @@ def gather_and_stack(self, dst, group):
     return self
 
 
-def _write_stacked(target: Any, items: list[Any]) -> None:
+def _write_stacked(target: Any, items: list[TensorCollection]) -> None:
     """Write the stack of collections into another one, whose first dim has their number."""
     if not target.batch_dims:
         for key, leaf in target.items(True, True):

@@ -10,12 +10,11 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from td_core import Encoded, decode, encode
+from td_core import Encoded, TensorCollection, TensorDictFuture, decode, encode
 from td_core.errors import StructureError
 from td_core.plugins.declarations import implements, implements_classmethod
 from td_core.plugins.distributed_methods import ConsolidateOptions, DistributedMethods
@@ -30,7 +29,7 @@ _NO_CHANGE = (ConsolidateOptions(), ConsolidateOptions(inplace=True))
 
 
 @implements(DistributedMethods.consolidate)
-def consolidate(self: Any, options: ConsolidateOptions) -> Any:
+def consolidate(self: TensorCollection, options: ConsolidateOptions) -> TensorCollection | TensorDictFuture:
     filename, inplace = options.filename, options.inplace
     if options.durable and filename is None:
         raise ValueError("durable=True needs a filename: without one nothing is saved")
@@ -42,7 +41,7 @@ def consolidate(self: Any, options: ConsolidateOptions) -> Any:
     return _consolidate(self, options)
 
 
-def _consolidate(self: Any, options: ConsolidateOptions) -> Any:
+def _consolidate(self: TensorCollection, options: ConsolidateOptions) -> TensorCollection:
     if options in _NO_CHANGE and is_consolidated(self):
         return self
     encoded = encode(self, in_memory=True)
@@ -152,7 +151,7 @@ def from_consolidated(cls, filename):
     return attach_backend(tree, ConsolidatedBackend(storage, Path(filename)))
 
 
-def from_buffer(buffer: Tensor) -> Any:
+def from_buffer(buffer: Tensor) -> TensorCollection:
     """Decode the collection in a storage that was consolidated with ``metadata=True``.
 
     Args:

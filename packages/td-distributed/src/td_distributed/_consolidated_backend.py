@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 from operator import attrgetter, is_
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -21,6 +21,8 @@ from td_core.spi import StorageBackend, expand, lock, looks, parse_json, set_mod
 
 from . import _consolidated_file, _key_paths, _storage
 from ._storage import Layout, Leaf, Span
+
+CollectionT = TypeVar("CollectionT", bound=TensorCollection)
 
 KEY = "consolidated"
 
@@ -63,7 +65,7 @@ class EncodedCache:
         takes_grad = list(map(_REQUIRES_GRAD, self.encoded.leaves))
         self.loses_grad = any(takes_grad) and list(map(_REQUIRES_GRAD, self._view_leaves())) != takes_grad
         #: Per node: the node (None for the root, to avoid a reference cycle), its class, header, keys and children.
-        self._rows: list[tuple[Any, type, Any, list[str], list[Any]]] = []
+        self._rows: list[tuple[object, type, object, list[str], list[object]]] = []
         # Values and nested tensors could change without notice, so no rows are kept and the cache is never valid.
         if self.layout is None or self.encoded.values or any(leaf.is_nested for leaf in self.encoded.leaves):
             return
@@ -84,7 +86,7 @@ class EncodedCache:
         """Decode the tree with other leaves."""
         return decode(replace(self.encoded, leaves=leaves))
 
-    def is_unchanged(self, root: Any) -> bool:
+    def is_unchanged(self, root: TensorCollection) -> bool:
         """Return True if the collection is the same as when it was encoded. Cheaper than encoding it again."""
         for node, cls, meta, keys, children in self._rows:
             item = root if node is None else node
@@ -130,7 +132,7 @@ class ConsolidatedBackend(StorageBackend):
         self.users: int | None = None
         self._encoded: EncodedCache | None = None
 
-    def encode_cached(self, node: Any) -> EncodedCache:
+    def encode_cached(self, node: TensorCollection) -> EncodedCache:
         """Return the encoding of ``node``, cached while the collection is unchanged."""
         if self._encoded is None or not self._encoded.is_unchanged(node):
             self._encoded = EncodedCache(node, self._find)
@@ -140,7 +142,7 @@ class ConsolidatedBackend(StorageBackend):
         """Return the last message that was received into the collection, or None."""
         return None if self._encoded is None else self._encoded.received
 
-    def is_valid_for(self, node: Any) -> bool:
+    def is_valid_for(self, node: TensorCollection) -> bool:
         """Return True if all leaves are views of the storage; ``leaf.data = ...`` or an unaligned storage makes it False."""
         return self.storage.is_meta or self.encode_cached(node).layout is not None
 
@@ -176,26 +178,31 @@ class ConsolidatedBackend(StorageBackend):
             lock(result, by_user=node._locked is True)
         return attach_backend(result, ConsolidatedBackend(storage))
 
-    def clone(self, node: Any) -> Any:
+    def clone(self, node: object) -> Any:
         """Return an unlocked copy of ``node``; None on the CPU, where cloning leaf by leaf is as fast."""
         if self.storage.device.type == "cpu":
             return None
         result = self._copy_storage(node, torch.clone)
         return result if result is None else result.unlock_()
 
-    def move(self, node: Any, device: torch.device, non_blocking: bool | None) -> Any:
+    def move(self, node: object, device: torch.device, non_blocking: bool | None) -> Any:
         """Move ``node`` to another device with a single copy of its storage."""
         result = self._copy_storage(node, partial(Tensor.to, device=device, non_blocking=bool(non_blocking)))
         if result is not None:
             set_devices(result, device)
         return result
 
-    def pin(self, node: Any) -> Any:
+    def pin(self, node: object) -> Any:
         """Copy ``node`` to pinned memory with a single copy of its storage."""
         return None if self.storage.is_cuda else self._copy_storage(node, Tensor.pin_memory)
 
     def write(
-        self, node: Any, source: Any, targets: Sequence[Tensor], values: Sequence[Tensor], non_blocking: bool
+        self,
+        node: Any,
+        source: object,
+        targets: Sequence[Tensor],
+        values: Sequence[Tensor],
+        non_blocking: bool,
     ) -> bool | None:
         """Copy the storage of ``source`` if both layouts are the same; None where that gains nothing (CPU to CPU)."""
         other = get_backend(source)
@@ -216,7 +223,7 @@ class ConsolidatedBackend(StorageBackend):
         return True
 
     def reduce(
-        self, node: Any, protocol: int, encode: Callable[[], tuple[Any, ...]]
+        self, node: Any, protocol: int, encode: Callable[[], tuple[object, ...]]
     ) -> tuple[Any, ...] | None:
         """Pickle ``node`` as its structure in JSON and one buffer; None if it must be pickled leaf by leaf."""
         taken = self.encode_cached(node)
@@ -241,7 +248,7 @@ class ConsolidatedBackend(StorageBackend):
         )
 
 
-def _encode_attributes(root: Any) -> Encoded | None:
+def _encode_attributes(root: TensorCollection) -> Encoded | None:
     """Encode a collection with the attributes that were set on nodes below the root; None if no node has one."""
     nodes = expand(
         [root], lambda node: [child for child in node._tree_children() if isinstance(child, TensorCollection)]
@@ -257,10 +264,10 @@ def _encode_attributes(root: Any) -> Encoded | None:
 def rebuild_consolidated(
     schema: str,
     storage: list[Tensor] | Leaves,
-    values: list[Any],
+    values: list[object],
     classes: dict[int, type],
-    attributes: dict[int, dict[str, Any]] | None = None,
-) -> Any:
+    attributes: dict[int, dict[str, object]] | None = None,
+) -> TensorCollection:
     """Rebuild the collection that :meth:`ConsolidatedBackend.reduce` pickled; raise FormatError if the pickle is damaged."""
     # ``attributes`` are those of the nodes below the root, by position of the node.
     if isinstance(storage, Leaves):
@@ -281,7 +288,7 @@ def rebuild_consolidated(
 
 
 @set_module("td_distributed._attachment")
-def rebuild(*parts: Any) -> Any:
+def rebuild(*parts: Any) -> TensorCollection:
     """Rebuild a collection from a pickle of an earlier release, which refers to this function."""
     return rebuild_consolidated(*parts)
 
@@ -289,15 +296,15 @@ def rebuild(*parts: Any) -> Any:
 torch.serialization.add_safe_globals([rebuild_consolidated, rebuild])
 
 
-def set_devices(collection: Any, device: torch.device) -> None:
+def set_devices(collection: TensorCollection, device: torch.device) -> None:
     """Set the device of a collection and of the nodes below it, whose leaves are there already."""
     for node in walk(collection):
         node._set_device(device)
 
 
-def attach_backend(collection: Any, state: ConsolidatedBackend) -> Any:
+def attach_backend(collection: CollectionT, state: ConsolidatedBackend) -> CollectionT:
     """Attach a storage backend to a collection, and return the collection."""
-    node = collection._inner()
+    node: Any = collection._inner()
     node._backends = {**(node._backends or {}), KEY: state}
     return collection
 
@@ -308,7 +315,7 @@ def get_backend(collection: Any) -> ConsolidatedBackend | None:
     return result
 
 
-def storage_of(collection: Any) -> Tensor:
+def storage_of(collection: TensorCollection) -> Tensor:
     """Return the storage of a consolidated collection: a 1-D uint8 tensor that all its leaves are views of.
 
     Raises:

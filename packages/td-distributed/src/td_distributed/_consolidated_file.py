@@ -25,7 +25,17 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
-from td_core import Encoded, Record, decode, encode, join_value, kinds, split_value
+from td_core import (
+    Encoded,
+    NodeKind,
+    Record,
+    TensorCollection,
+    decode,
+    encode,
+    join_value,
+    kinds,
+    split_value,
+)
 from td_core import Layout as NodeLayout
 from td_core.errors import (
     BatchSizeError,
@@ -70,7 +80,7 @@ class NotRepresentableError(Exception):
     """The file format of tensordict cannot represent a tree, so the general form is used."""
 
 
-def make_trailer(tree: Any, encoded: Encoded, layout: Layout) -> bytes:
+def make_trailer(tree: TensorCollection, encoded: Encoded, layout: Layout) -> bytes:
     """Encode the structure as the end of a file: JSON, in the plain form if possible, followed by its length."""
     try:
         text = json.dumps(_plain(tree, encoded, layout)).encode()
@@ -82,7 +92,7 @@ def make_trailer(tree: Any, encoded: Encoded, layout: Layout) -> bytes:
     return text + len(text).to_bytes(8, "little", signed=True)
 
 
-def as_json(table: Any, nodes: list[dict[str, Any]]) -> str:
+def as_json(table: object, nodes: list[dict[str, Any]]) -> str:
     """Encode a table of nodes as JSON; raise CodecError with the key path if the header of a node is not JSON."""
     try:
         return json.dumps(table, separators=(",", ":"))
@@ -194,7 +204,7 @@ def read(path: str | Path, cls: type | None = None) -> tuple[Any, Tensor]:
     return parse(map_file(path), str(path), cls)
 
 
-def parse(data: Tensor, name: str, cls: type | None = None) -> tuple[Any, Tensor]:
+def parse(data: Tensor, name: str, cls: type | None = None) -> tuple[TensorCollection, Tensor]:
     """Parse (collection, storage) from the bytes of a consolidated file; see :func:`read`."""
     length = int.from_bytes(bytes(data[-8:].tolist()), "little", signed=True)
     if not 0 < length <= min(len(data) - 8, LARGEST_JSON):
@@ -250,7 +260,7 @@ def assemble_table(
     values: list[Any],
     storage: Tensor,
     classes: Mapping[int, type] | None = None,
-    attributes: dict[int, dict[str, Any]] | None = None,
+    attributes: dict[int, dict[str, object]] | None = None,
     named: type | None = None,
 ) -> Any:
     """Decode an untrusted table, already checked to be a tree, into a collection; raise if its spans or shapes do not match."""
@@ -262,7 +272,7 @@ def assemble_table(
     return tree
 
 
-def _check_shapes(tree: Any) -> None:
+def _check_shapes(tree: Node) -> None:
     """Raise BatchSizeError if a leaf or node contradicts the batch size of its parent."""
     for node in walk(tree):
         size = node.batch_size
@@ -303,13 +313,13 @@ def join_values(values: list[tuple[Any, Any]], nodes: list[dict[str, Any]]) -> l
     ]
 
 
-def _span(dtype: Any, shape: Any, start: Any, stop: Any, pad: Any) -> Span:
+def _span(dtype: object, shape: Any, start: Any, stop: Any, pad: Any) -> Span:
     if not isinstance(shape, list) or {*map(type, (*shape, start, stop, pad))} != {int}:
         raise FormatError(f"shape {shape!r} at bytes {start!r} to {stop!r}, {pad!r} of padding: not all ints")
     return Span._make((_storage.parse_dtype(str(dtype)), tuple(shape), start, stop, pad))
 
 
-def _plain(tree: Any, encoded: Encoded, layout: Layout) -> dict[str, Any]:
+def _plain(tree: Node, encoded: Encoded, layout: Layout) -> dict[str, Any]:
     """Build the structure in the plain form, which tensordict reads. Raise NotRepresentableError if that is impossible."""
     places = {id(leaf): place for leaf, place in zip(encoded.leaves, layout.leaves)}
     return _Writer(encode(tree, format_name=FORMAT), places).run()
@@ -384,7 +394,7 @@ class _Writer:
         return [value, row["meta"]["batch_size"], row["meta"].get("device")]
 
 
-def _plain_level(row: dict[str, Any], node: Node) -> dict[str, Any]:
+def _plain_level(row: dict[str, object], node: Node) -> dict[str, Any]:
     if "format" not in row or "class" in row:
         raise NotRepresentableError
     cls = kinds.of(node).layouts[FORMAT].names[0]
@@ -396,7 +406,7 @@ def _step(key: str) -> str:
     return "/" + key.replace("~", "~0").replace("/", "~1")
 
 
-def _plain_leaf(key: str, leaf: Leaf) -> dict[str, Any]:
+def _plain_leaf(key: str, leaf: Leaf) -> dict[str, object]:
     entries = [[str(s.dtype), list(s.shape), s.start, s.stop, s.pad] for s in leaf.spans]
     if any(span.dtype.itemsize == 1 and span.dtype.is_floating_point for span in leaf.spans):
         raise NotRepresentableError
@@ -422,7 +432,7 @@ class _Reader:
 
     def node(self, level: dict[str, Any]) -> Any:
         """Build the root node from its JSON object, children before parents."""
-        root: tuple[dict[str, Any], tuple[str, ...], str] = (level, (), "")
+        root: tuple[dict[str, object], tuple[str, ...], str] = (level, (), "")
         order = list(expand([root], _list_levels))
         built: dict[int, Any] = {}
         keys = [self._leaves(current, path) for current, path, _ in order]
@@ -464,7 +474,7 @@ class _Reader:
         path: tuple[str, ...],
         pointer: str,
         leaves: dict[str, Tensor],
-        levels: dict[str, Any],
+        levels: dict[str, object],
     ) -> Any:
         name = level["cls"]
         kind = kinds.named(name, FORMAT) or _by_last_name(name) or self._find_moved_kind(path)
@@ -501,7 +511,7 @@ class _Reader:
         as_device(saved)  # raises for a damaged name
         return str(self.views.storage.device)
 
-    def _find_moved_kind(self, path: tuple[str, ...]) -> Any:
+    def _find_moved_kind(self, path: tuple[str, ...]) -> NodeKind | None:
         """Return the kind of a tensorclass with an unknown saved name: that requested for the root, or declared by its parent."""
         level, cls, owner = self.root, self.named, None
         for key in path:
@@ -543,7 +553,7 @@ def _get_inline_layout(name: str) -> NodeLayout | None:
     return form if form is not None and form.is_inline else None
 
 
-def _levels(level: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+def _levels(level: dict[str, Any]) -> list[tuple[str, dict[str, object]]]:
     """Return the child nodes of a JSON object. ``size`` is one only if it has a ``cls``; else it holds td's additions."""
     return [
         (key, below)
@@ -555,14 +565,14 @@ def _levels(level: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
 
 
 def _list_levels(
-    item: tuple[dict[str, Any], tuple[str, ...], str],
+    item: tuple[dict[str, object], tuple[str, ...], str],
 ) -> list[tuple[dict[str, Any], tuple[str, ...], str]]:
     """Return the child nodes of a JSON object, each with its key path and JSON pointer."""
     level, path, pointer = item
     return [(child, (*path, key), pointer + _step(key)) for key, child in _levels(level)]
 
 
-def _by_last_name(name: Any) -> Any:
+def _by_last_name(name: Any) -> NodeKind | None:
     """Find the kind of a class by its unqualified name, as tensordict 0.5 and 0.6 wrote it; None if not unique."""
     fits = [
         kind

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 from weakref import WeakSet
 from zlib import crc32
 
@@ -22,10 +21,10 @@ FAILED = -1
 
 _HOST = torch.device("cpu")
 #: Cache of groups whose backend takes CPU messages: querying the group takes longer than sending.
-_ON_HOST: WeakSet[Any] = WeakSet()
+_ON_HOST: WeakSet[object] = WeakSet()
 
 
-def device_of(group: Any) -> torch.device:
+def device_of(group: dist.ProcessGroup | None) -> torch.device:
     """Return the device on which the backend of a group needs its messages."""
     asked = dist.group.WORLD if group is None else group
     if asked in _ON_HOST:
@@ -40,7 +39,7 @@ def device_of(group: Any) -> torch.device:
     return _HOST
 
 
-def _backends(group: Any) -> dict[str, str]:
+def _backends(group: dist.ProcessGroup | None) -> dict[str, str]:
     """Return the backend name per device type, such as ``{"cpu": "gloo", "cuda": "nccl"}``."""
     parts = dist.get_backend_config(group).split(",")  # the config is a string such as "cpu:gloo,cuda:nccl"
     return dict(part.split(":")[:2] for part in parts)
@@ -58,7 +57,7 @@ class Group:
         device: device of the messages.
     """
 
-    def __init__(self, group: Any) -> None:
+    def __init__(self, group: dist.ProcessGroup | None) -> None:
         self.group = group
         self.rank = dist.get_rank(group)
         if self.rank < 0:

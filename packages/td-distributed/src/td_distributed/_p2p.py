@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from td_core import TensorCollection
 from td_core.errors import FormatError
 from td_core.plugins.declarations import implements
 from td_core.plugins.distributed_methods import DistributedMethods
@@ -43,7 +44,7 @@ class Channel:
     """
 
     rank: int | None
-    group: Any
+    group: dist.ProcessGroup | None
     group_rank: int | None
     tags: Iterator[int]
     last: int = 0
@@ -78,10 +79,11 @@ class Channel:
         for work in [self.isend(tensor.to(device)) for tensor in tensors]:
             work.wait()
 
-    def isend(self, tensor: Tensor) -> Any:
+    def isend(self, tensor: Tensor) -> dist.Work:
         """Start to send one message."""
         self.last = next(self.tags)
-        return self.asked.send([tensor], self.group_rank, self.last)
+        work: dist.Work = self.asked.send([tensor], self.group_rank, self.last)
+        return work
 
     def recv(self, tensor: Tensor) -> Tensor:
         """Receive one message into ``tensor``."""
@@ -93,10 +95,11 @@ class Channel:
         for work in [self.irecv(tensor) for tensor in tensors]:
             work.wait()
 
-    def irecv(self, tensor: Tensor) -> Any:
+    def irecv(self, tensor: Tensor) -> dist.Work:
         """Start to receive one message into ``tensor``."""
         self.last = next(self.tags)
-        return self.asked.recv([tensor], self.group_rank, self.last)
+        work: dist.Work = self.asked.recv([tensor], self.group_rank, self.last)
+        return work
 
     def device(self) -> torch.device:
         """Return the device on which the backend needs its messages."""
@@ -117,7 +120,7 @@ class SendWork:
         waited: True once ``wait()`` was called.
     """
 
-    work: Any
+    work: dist.Work
     data: Tensor
     waited: bool = False
 
@@ -137,7 +140,7 @@ class SendWork:
         return bool(self.work.is_completed())
 
 
-def _keep_alive(work: Any, data: Tensor) -> None:
+def _keep_alive(work: dist.Work, data: Tensor) -> None:
     """Hold references to a handle and its data until the send completes; ignore its errors."""
     with contextlib.suppress(RuntimeError):
         work.wait()
@@ -250,7 +253,7 @@ def irecv(self, src, *, group, group_src, return_premature, init_tag, pseudo_ran
     return None
 
 
-def _send_path(collection: Any, peer: Channel) -> bool:
+def _send_path(collection: TensorCollection, peer: Channel) -> bool:
     """Send the path of a memory-mapped collection, if it is below the receiver's root. Return True if it was sent."""
     folder = _send_paths.get_folder(collection)
     if folder is None:
@@ -263,7 +266,9 @@ def _send_path(collection: Any, peer: Channel) -> bool:
     return True
 
 
-def _steps(collection: Any, peer: Channel, consolidated: bool, wire: str, root: Any) -> Iterator[None]:
+def _steps(
+    collection: TensorCollection, peer: Channel, consolidated: bool, wire: str, root: str | Path | None
+) -> Iterator[None]:
     if _check_wire(wire) == "reference":
         return _reference_wire.receive(collection, consolidated, peer)
     return _receive(collection, peer, root)
@@ -311,7 +316,7 @@ def _receive(collection: Any, peer: Channel, root: str | Path | None) -> Iterato
     target.deliver(message, storage)
 
 
-def _take_arrival(collection: Any, device: torch.device) -> tuple[Tensor, memoryview, Tensor] | None:
+def _take_arrival(collection: object, device: torch.device) -> tuple[Tensor, memoryview, Tensor] | None:
     """Return the buffer of the last message into a collection, with its front and its payload, if it can be used again."""
     state = get_backend(collection)
     received = None if state is None or device.type != "cpu" else state.get_received()

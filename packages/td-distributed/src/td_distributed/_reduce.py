@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from td_core import encode
+from td_core import TensorCollection, encode
 from td_core.errors import StructureError
 from td_core.plugins.declarations import implements
 from td_core.plugins.distributed_methods import DistributedMethods
@@ -42,7 +42,7 @@ class ReduceWork:
         leaves: leaves to write the result to; empty if ``flat`` is a view of its leaf, or this rank gets no result.
     """
 
-    def __init__(self, work: Any, flat: Tensor, leaves: list[Tensor]) -> None:
+    def __init__(self, work: dist.Work, flat: Tensor, leaves: list[Tensor]) -> None:
         self.work = work
         self.flat = flat
         self.leaves = leaves
@@ -152,7 +152,9 @@ def _buckets(leaves: list[Tensor], limit: int | None) -> Iterator[list[Tensor]]:
             yield bucket
 
 
-def _agree(collection: Any, among: Group, op: Any, call: str) -> tuple[list[Tensor], torch.device]:
+def _agree(
+    collection: TensorCollection, among: Group, op: Any, call: str
+) -> tuple[list[Tensor], torch.device]:
     """Check that all ranks have the same structure. Return the leaves in one order for all ranks, and the device to use."""
     by = getattr(op, "op", op).name
     call = f"{call} by {by}"
@@ -178,7 +180,7 @@ def _ready(leaves: list[Tensor], place: torch.device) -> int:
     return 2 if {leaf.device for leaf in leaves} == {place} else 1
 
 
-def _digest_order(collection: Any) -> tuple[list[Tensor], list[int]]:
+def _digest_order(collection: TensorCollection) -> tuple[list[Tensor], list[int]]:
     """Return the leaves, tied ones once, and a digest of structure and order; zeros if some leaf is not plain."""
     with contextlib.suppress(
         Exception
@@ -202,7 +204,7 @@ def _digest(text: str) -> list[int]:
 
 
 def _agree_by_key(
-    collection: Any, among: Group, place: torch.device, call: str
+    collection: TensorCollection, among: Group, place: torch.device, call: str
 ) -> tuple[list[Tensor], list[list[int]]]:
     """Check that all ranks have the same keys, in any order. Return the leaves sorted by key path, and each rank's numbers."""
     leaves: dict[_key_paths.Path, Tensor] = {}
@@ -246,7 +248,7 @@ def _structure_error(every: list[Tensor]) -> StructureError:
     return StructureError("cannot reduce: the structures of the ranks differ")
 
 
-def _describe_structure(collection: Any) -> tuple[_wire.Outline, dict[_key_paths.Path, Tensor]]:
+def _describe_structure(collection: TensorCollection) -> tuple[_wire.Outline, dict[_key_paths.Path, Tensor]]:
     """Return the description of the structure that ranks compare, and the leaves by key path, tied ones once."""
     encoded = encode(collection)
     layout = _storage.plan(encoded)

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from td_core import encode
+from td_core import TensorCollection, encode
 from td_core.errors import StructureError
 from td_core.spi import count_users, expand, show_path
 
@@ -32,7 +32,7 @@ def pseudo_random_tags(seed: int) -> Iterator[int]:
         seed = tag + 1
 
 
-def sort_leaves(collection: Any) -> list[Tensor]:
+def sort_leaves(collection: TensorCollection) -> list[Tensor]:
     """Return the leaves in the order in which they are sent; raise StructureError if one is nested, sparse or on meta."""
     encoded = encode(collection)
     leaves: list[Tensor] = []
@@ -60,7 +60,7 @@ def _list_below(nodes: list[dict[str, Any]], ref: int | list[int]) -> list[Any]:
 _plan = partial(_storage.plan, tie=False)
 
 
-def make_messages(collection: Any, consolidated: bool, device: torch.device) -> list[Tensor]:
+def make_messages(collection: TensorCollection, consolidated: bool, device: torch.device) -> list[Tensor]:
     """Encode a collection as its messages: one per leaf, or one storage if ``consolidated``."""
     if not consolidated:
         return [leaf.resolve_conj().resolve_neg().contiguous().to(device) for leaf in sort_leaves(collection)]
@@ -71,7 +71,7 @@ def make_messages(collection: Any, consolidated: bool, device: torch.device) -> 
     return [storage.to(device)]
 
 
-def receive(collection: Any, consolidated: bool, peer: Any) -> Iterator[None]:
+def receive(collection: TensorCollection, consolidated: bool, peer: Any) -> Iterator[None]:
     """Receive into the leaves of a collection; a storage that needs a buffer is copied in the iterator's second step."""
     device = peer.device()
     if not consolidated:
@@ -93,7 +93,7 @@ def receive(collection: Any, consolidated: bool, peer: Any) -> Iterator[None]:
         leaf.detach().copy_(view)
 
 
-def _get_wire_storage(collection: Any) -> Tensor | None:
+def _get_wire_storage(collection: TensorCollection) -> Tensor | None:
     """Return the storage of a consolidated collection if its layout is that of tensordict, else None."""
     state = get_backend(collection)
     if state is None:

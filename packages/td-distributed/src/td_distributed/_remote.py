@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -59,7 +58,9 @@ def from_remote_init(cls, src, group, device, use_broadcast, limit, *, root):
     return receive(front, src, device, link.group, link.take, cls)
 
 
-def _from_files(length: int, link: _Link, root: str | Path | None, device: Any, cls: type | None) -> Any:
+def _from_files(
+    length: int, link: _Link, root: str | Path | None, device: torch.device | None, cls: type | None
+) -> object:
     if not 0 < length <= _send_paths.LONGEST:
         raise FormatError(f"rank {link.src} announced a path of {length} bytes")
     header = bytes(get_bytes(link.recv(link.group.bytes(length))))
@@ -71,7 +72,9 @@ def _from_files(length: int, link: _Link, root: str | Path | None, device: Any, 
 class _Link:
     """Connection from one rank to a peer or, with ``use_broadcast``, to all ranks, with the same methods."""
 
-    def __init__(self, group: Any, peer: int | None, use_broadcast: bool, src: int) -> None:
+    def __init__(
+        self, group: dist.ProcessGroup | None, peer: int | None, use_broadcast: bool, src: int
+    ) -> None:
         self.group = Group(group)
         self.src = src
         if use_broadcast and peer is not None:

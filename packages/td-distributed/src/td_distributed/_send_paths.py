@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from td_core import TensorDict
+from td_core import TensorCollection, TensorDict
 from td_core.errors import FormatError
 from td_core.spi import StorageBackend, parse_json, user_class
 
@@ -25,7 +25,7 @@ ASKS = 0x74645F726F6F74
 LONGEST = 1 << 16
 
 
-def get_folder(collection: Any) -> str | None:
+def get_folder(collection: TensorCollection) -> str | None:
     """Return the folder of a memory-mapped collection, whose path can be sent instead of its bytes; else None."""
     for backend in (collection._inner()._backends or {}).values():
         if isinstance(backend, StorageBackend) and (result := backend.get_folder(collection)):
@@ -56,7 +56,7 @@ def answer_root(root: str | Path | None, peer: Any) -> None:
         peer.send(make_vector(text))
 
 
-def parse_path(header: bytes) -> Any:
+def parse_path(header: bytes) -> object:
     """Parse the path from a header; None if the header announces bytes."""
     with contextlib.suppress(ValueError):
         provided = parse_json(header)

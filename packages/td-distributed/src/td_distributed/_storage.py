@@ -331,7 +331,7 @@ def _spans(
     position = 0
     spans: list[Span] = []
     known: dict[int, int] = {}
-    looks: tuple[Callable[[Tensor], Any], ...] = (address, attrgetter("dtype"), Tensor.size, Tensor.numel)
+    looks: tuple[Callable[[Tensor], object], ...] = (address, attrgetter("dtype"), Tensor.size, Tensor.numel)
     for i, (place, dtype, shape, count) in enumerate(zip(*(map(look, pieces) for look in looks))):
         itemsize = dtype.itemsize
         size = count * itemsize

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from td_core import Encoded, encode
+from td_core import Encoded, TensorCollection, encode
 from td_core.errors import FormatError
 from td_core.spi import as_named, parse_json
 
@@ -134,7 +134,7 @@ def pack_message(mark: int, header: bytes, payload: Sequence[Tensor]) -> list[Te
     return messages if fits else [*messages, *payload]
 
 
-def make_message(collection: Any, together: bool) -> tuple[Message, list[Tensor]]:
+def make_message(collection: TensorCollection, together: bool) -> tuple[Message, list[Tensor]]:
     """Encode a collection as a message and its payload; all checks happen here, before anything is sent."""
     message, encoded, storage = _make_message(collection, together)
     return message, _payload(message, encoded, storage)
@@ -150,7 +150,9 @@ def _payload(message: Message, encoded: Encoded, storage: Tensor | None) -> list
     return [piece for part in parts for piece in (part.split(PIECE) if len(part) > PIECE else (part,))]
 
 
-def split_message(collection: Any, device: torch.device, apart: bool) -> tuple[int, int, list[Tensor]]:
+def split_message(
+    collection: TensorCollection, device: torch.device, apart: bool
+) -> tuple[int, int, list[Tensor]]:
     """Encode a collection for a collective. Return (bytes of the header, bytes of header and storage, messages)."""
     message, encoded, storage = _make_message(collection, get_backend(collection) is not None)
     header, nbytes = make_vector(message.header), message.layout.nbytes
@@ -181,7 +183,7 @@ def parts_of(header: bytes, most: int) -> tuple[list[int], bytes]:
     return sizes, header[8 * len(sizes) + 8 :]
 
 
-def _make_message(collection: Any, together: bool) -> tuple[Message, Encoded, Tensor | None]:
+def _make_message(collection: TensorCollection, together: bool) -> tuple[Message, Encoded, Tensor | None]:
     """Encode a collection as (message, encoded tree, storage); the storage is None unless it can be sent unchanged."""
     state = get_backend(collection)
     taken = state.encode_cached(collection) if state is not None and together else None
@@ -221,7 +223,7 @@ def assemble(message: Message, storage: Tensor, named: type | None = None) -> An
 Outline = dict[_key_paths.Path, str]
 
 
-def describe_structure(nodes: list[dict[str, Any]], layout: Layout) -> Outline:
+def describe_structure(nodes: list[dict[str, object]], layout: Layout) -> Outline:
     """Describe each node and leaf as text, by key path, to compare the structures of two peers."""
     result: Outline = {}
     for path, match in _key_paths.walk(nodes):

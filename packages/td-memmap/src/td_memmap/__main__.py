@@ -7,7 +7,6 @@ import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any
 
 from td_core import inspect, verify
 from td_core.spi import run_command
@@ -43,24 +42,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return run_command(_parser(), _COMMANDS, arguments)
 
 
-def _inspect(options: argparse.Namespace) -> tuple[bool, str, Any]:
+def _inspect(options: argparse.Namespace) -> tuple[bool, str, object]:
     tree = inspect(options.path, format="memmap")
     return True, str(tree), tree.as_dict()
 
 
-def _verify(options: argparse.Namespace) -> tuple[bool, str, Any]:
+def _verify(options: argparse.Namespace) -> tuple[bool, str, object]:
     report = verify(options.path, format="memmap", progress=options.progress)
     return report.ok, str(report), {**asdict(report), "ok": report.ok}
 
 
-def _pack(options: argparse.Namespace) -> tuple[bool, str, Any]:
+def _pack(options: argparse.Namespace) -> tuple[bool, str, object]:
     path = pack_memmap(
         options.prefix, options.archive, compression=options.compression, progress=options.progress
     )
     return True, str(path), {"archive": str(path)}
 
 
-def _unpack(options: argparse.Namespace) -> tuple[bool, str, Any]:
+def _unpack(options: argparse.Namespace) -> tuple[bool, str, object]:
     path = unpack_memmap(options.archive, options.prefix, progress=options.progress)
     return True, str(path), {"prefix": str(path)}
 

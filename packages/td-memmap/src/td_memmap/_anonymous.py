@@ -102,7 +102,7 @@ def remap_anonymous_storage(file: AnonymousFile, start: int, nbytes: int) -> tor
     return file.elements(torch.uint8, nbytes, start).untyped_storage()
 
 
-def _send(file: AnonymousFile) -> tuple[Callable[..., AnonymousFile], tuple[Any, int]]:
+def _send(file: AnonymousFile) -> tuple[Callable[..., AnonymousFile], tuple[object, int]]:
     return receive_anonymous_file, (DupFd(file.fd), file.nbytes)
 
 

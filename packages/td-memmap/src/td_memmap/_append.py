@@ -193,7 +193,7 @@ def _make_sidecar(tree: DirectoryTree, node: Node, rows: _Rows) -> dict[Parts, b
 
 
 def _check_values(
-    tree: DirectoryTree, node: Node, meta: dict[str, Any], right: dict[str, Any], rows: _Rows
+    tree: DirectoryTree, node: Node, meta: dict[str, object], right: dict[str, Any], rows: _Rows
 ) -> None:
     """Raise AppendError if the non-tensor values of the rows differ from the saved values."""
     pickled = rows.texts.get((*_get_rows_directory(node), _file_names.PICKLE))
@@ -226,17 +226,17 @@ def _class_of(node: Node) -> str:
     return "view" if level.kind is None else (level.cls or level.kind.type).__name__
 
 
-def _shown(cls: str, values: Mapping[str, Any]) -> str:
+def _shown(cls: str, values: Mapping[str, object]) -> str:
     """Describe a node for error messages: its class, and its value if it has a value."""
     return f"a {cls} of {_short(values['data'])}" if "data" in values else f"a {cls}"
 
 
-def _short(value: Any) -> str:
+def _short(value: object) -> str:
     text = repr(value)
     return text if len(text) <= 200 else text[:200] + "..."
 
 
-def _is_equal(left: Any, other: Any) -> bool:
+def _is_equal(left: object, other: object) -> bool:
     """Return True if two values are equal, where NaN equals NaN. Values that cannot be compared are unequal."""
     try:
         return json.dumps(left, sort_keys=True) == json.dumps(other, sort_keys=True)

@@ -41,7 +41,7 @@ from ._new_file import NewFile
 from ._plan import Plan
 from ._save import plan_save
 from ._save_files import find_save_files
-from ._shapes import element_count, make_empty, reshape_flat
+from ._shapes import Shape, element_count, make_empty, reshape_flat
 from ._tensor import Place
 
 _ALIGNMENT = 64
@@ -179,7 +179,7 @@ def _order(path: Parts) -> str:
     return "".join(f"2{part}\0" for part in parts) + ("0" if name == _file_names.META else f"1{name}")
 
 
-def save_archive(data: TensorCollection, path: str, options: MemmapOptions) -> Callable[[], Any]:
+def save_archive(data: TensorCollection, path: str, options: MemmapOptions) -> Callable[[], TensorCollection]:
     """Plan an archive. Return a function that writes it and returns the collection mapped from it."""
     if not options.existsok and _fs.get_status(path) is not None:
         raise FileTakenError(f"the archive {path} exists; pass existsok=True to replace it")
@@ -326,7 +326,7 @@ def unpack_memmap(
         report = make_reporter(progress, sum(info.file_size for info in files.values()), "unpack")
         with Staging(_fs.make_absolute(prefix), [*files, (_file_names.MANIFEST,)]) as staging:
             meta = files.pop((_file_names.META,))
-            rows: dict[Parts, list[Any]] = {(_file_names.META,): [meta.file_size, None]}
+            rows: dict[Parts, list[object]] = {(_file_names.META,): [meta.file_size, None]}
             for path, info in files.items():
                 staging.tree.make_parents(path)
                 fd = staging.tree.create(path[:-1], path[-1])
@@ -431,7 +431,7 @@ class ArchiveTree:
         """Return the names in a directory, mapped to True for subdirectories and to False for files."""
         return self._listing.get((*self.base, *parts), {})
 
-    def stat(self, parts: Parts, name: str) -> Any:
+    def stat(self, parts: Parts, name: str) -> SimpleNamespace | None:
         """Return an object with the size and mode of a file or directory, or None if it does not exist."""
         path = (*self.base, *parts, name)
         info = self.files.get(path)
@@ -439,7 +439,7 @@ class ArchiveTree:
             return SimpleNamespace(st_size=info.file_size, st_mode=0o100644, **_TIMELESS)
         return SimpleNamespace(st_size=0, st_mode=0o040755, **_TIMELESS) if path in self._listing else None
 
-    def stat_path(self, path: Parts) -> Any:
+    def stat_path(self, path: Parts) -> SimpleNamespace | None:
         """Return an object with the size and mode at a path, or None if nothing exists there."""
         return self.stat(path[:-1], path[-1])
 
@@ -518,7 +518,7 @@ class _ArchiveReader(Reader):
         """Do nothing: all leaves share one mapping, so the system's limit on mappings does not apply."""
 
     def map_file(
-        self, parts: Parts, name: str, dtype: torch.dtype, shape: Any, nbytes: int | None = None
+        self, parts: Parts, name: str, dtype: torch.dtype, shape: Shape, nbytes: int | None = None
     ) -> Tensor:
         if nbytes is None:
             nbytes = element_count(shape) * dtype.itemsize

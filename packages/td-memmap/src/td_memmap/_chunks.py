@@ -62,7 +62,7 @@ def _split_blocks(leaf: Tensor) -> Iterator[Tensor]:
         yield from torch.split(leaf, CHUNK_SIZE // row)
 
 
-def _iter_cuda_chunks(leaf: Tensor) -> Iterator[Any]:
+def _iter_cuda_chunks(leaf: Tensor) -> Iterator[object]:
     room = min(CHUNK_SIZE, leaf.nbytes)
     # Pass the device: the default device may be a GPU.
     buffers = [torch.empty(room, dtype=torch.uint8, device="cpu", pin_memory=True) for _ in range(2)]

@@ -29,7 +29,7 @@ from ._load import LoadOptions, load_directory
 from ._memmap_backend import MemmapBackend, attach_backend, get_backend, get_directory
 from ._meta import LIMIT, Location, has_level, is_written, list_possible_names, parse_level, read_json
 from ._plan import VERSION, encode_node, list_file_names, make_plan
-from ._shapes import as_shape, has_prefix, show_shape
+from ._shapes import Shape, as_shape, has_prefix, show_shape
 from ._tensor import MemoryMappedTensor
 
 
@@ -45,7 +45,7 @@ def _require_backend(data: Any) -> MemmapBackend:
 def add(
     data: TensorCollection,
     key: NestedKey,
-    shape: Any,
+    shape: Shape,
     dtype: DtypeLike,
     content: Tensor | None,
     robust_key: bool | None,
@@ -84,13 +84,14 @@ def add(
     if folder is None:
         leaf = MemoryMappedTensor._create(shape, element, None, content=content)
     else:
-        filename, nested = os.path.join(folder, files[0]), isinstance(shape, Tensor)
-        listed = list(shape.shape if nested else shape)
-        entry = {"device": "cpu", "shape": listed, "dtype": str(element), "is_nested": nested}
+        filename = os.path.join(folder, files[0])
+        listed = list(shape.shape if isinstance(shape, Tensor) else shape)
+        entry: dict[str, object] = {"device": "cpu", "shape": listed, "dtype": str(element)}
+        entry["is_nested"] = isinstance(shape, Tensor)
         with _declare_entry(folder, name, stem, entry) as (_, there):
             if there is not None:
                 raise _concurrent_add_error(folder, name)
-            if nested:
+            if isinstance(shape, Tensor):
                 sizes = os.path.join(folder, files[1])
                 MemoryMappedTensor.from_tensor(shape, filename=sizes, existsok=existsok)
             leaf = MemoryMappedTensor._create(shape, element, filename, existsok=existsok, content=content)
@@ -111,7 +112,7 @@ def _find_nearest(root: TensorCollection, path: tuple[str, ...]) -> tuple[Any, i
 
 
 def _check_free(
-    path: tuple[str, ...], levels: list[tuple[str, list[str], bool]], siblings: Mapping[str, Any]
+    path: tuple[str, ...], levels: list[tuple[str, list[str], bool]], siblings: Mapping[str, object]
 ) -> None:
     """Raise KeyPathError if a new key, with its files, has no place beside the entries of the save."""
     for key, wanted, robust in levels:
@@ -122,7 +123,7 @@ def _check_free(
         siblings = {}  # only the first of the new nodes has siblings
 
 
-def _is_free(name: str, wanted: list[str], siblings: Mapping[str, Any], robust_key: bool) -> bool:
+def _is_free(name: str, wanted: list[str], siblings: Mapping[str, object], robust_key: bool) -> bool:
     """Return True if the files ``wanted`` by a new entry differ from the files of its siblings."""
     taken = set(_file_names.RESERVED_STEMS)
     for key, child in siblings.items():
@@ -138,7 +139,7 @@ def _is_free(name: str, wanted: list[str], siblings: Mapping[str, Any], robust_k
     )
 
 
-def _add_level(node: Any, name: str) -> Any:
+def _add_level(node: TensorCollection, name: str) -> object:
     """Add an empty child to a mapped node, or load the child that another process added concurrently."""
     saved = _require_backend(node)
     child: Any = make_dense({}, node.batch_size, node.device, node._names)
@@ -207,7 +208,7 @@ def _declare_entry(
             tree.replace((), _file_names.META, json.dumps(meta).encode())
 
 
-def _check_fits(meta: Any, file: str, name: str) -> None:
+def _check_fits(meta: object, file: str, name: str) -> None:
     """Raise StructureError if the metadata is invalid with the new entry, since another save replaced the node."""
     try:
         if parse_level(meta, Location(file, ()), torch.Size(), robust_key=True, strict=False).sized:

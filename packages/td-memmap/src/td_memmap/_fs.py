@@ -113,7 +113,7 @@ def open_path(path: str, writable: bool) -> int:
     return fd
 
 
-def open_in_mode(mode: str | None, opener: Callable[..., Opened], *name: Any) -> tuple[Opened, bool]:
+def open_in_mode(mode: str | None, opener: Callable[..., Opened], *name: object) -> tuple[Opened, bool]:
     """Open a file in a ``mode`` of ``load_memmap``; return the file and whether writes reach it."""
     if mode != "r":
         try:
@@ -373,7 +373,7 @@ class DirectoryTree:
                 raise OSError(error.errno, os.strerror(error.errno or 0), self.show(parts, name)) from error
             return self.create(parts, name)
 
-    def write(self, parts: Parts, name: str, data: Any, *, sync: bool = False) -> None:
+    def write(self, parts: Parts, name: str, data: object, *, sync: bool = False) -> None:
         """Write a new small file."""
         try:
             with closing(self.create(parts, name)) as fd:
@@ -383,7 +383,9 @@ class DirectoryTree:
         except OSError as error:
             raise add_path(error, "cannot write it", self.show(parts, name)) from error
 
-    def replace(self, parts: Parts, name: str, data: Any, *, sync: bool = False, temporary: str = "") -> None:
+    def replace(
+        self, parts: Parts, name: str, data: object, *, sync: bool = False, temporary: str = ""
+    ) -> None:
         """Replace a small file in one step: readers see either the old or the new content."""
         temporary = temporary or f"{_file_names.TEMPORARY}{secrets.token_hex(4)}"
         try:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from td_core import Tree
 from td_core.spi import visit
@@ -14,6 +13,7 @@ from . import _file_names, _fs
 from ._archive import ArchiveTree
 from ._fs import Parts
 from ._load import retry_on_replace
+from ._meta import FileTree
 from ._plan import VERSION
 from ._read_node import read_node
 
@@ -44,7 +44,7 @@ def inspect(path: str | Path) -> Tree:
     return tree
 
 
-def _inspect(files: Any, name: str) -> Tree:
+def _inspect(files: FileTree, name: str) -> Tree:
     nodes: list[tuple[Tree, Tree | None]] = []
 
     def add(parts: Parts, key: str, above: Tree | None) -> Iterator[tuple[Parts, str, Tree | None]]:
@@ -61,7 +61,7 @@ def _inspect(files: Any, name: str) -> Tree:
     return nodes[0][0]
 
 
-def _inspect_node(files: Any, parts: Parts, key: str) -> tuple[Tree, dict[str, Parts]]:
+def _inspect_node(files: FileTree, parts: Parts, key: str) -> tuple[Tree, dict[str, Parts]]:
     meta, level, listing, below = read_node(files, parts)
     provider = meta.get("provider")
     node = Tree(key, _get_kind(meta), provider=None if provider is None else str(provider))
@@ -83,7 +83,7 @@ def _inspect_node(files: Any, parts: Parts, key: str) -> tuple[Tree, dict[str, P
     return node, below
 
 
-def _get_kind(meta: dict[str, Any]) -> str:
+def _get_kind(meta: dict[str, object]) -> str:
     if isinstance(meta.get("kind"), str) and meta.get("_format_version") == VERSION:
         return str(meta.get("class") or meta["kind"])
     name = str(meta.get("_type", "unknown"))

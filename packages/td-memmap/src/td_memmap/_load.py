@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -34,6 +34,7 @@ from ._fs import DirectoryTree, Parts
 from ._limits import check_mappings
 from ._meta import (
     LIMIT,
+    FileTree,
     LeafEntry,
     Level,
     Location,
@@ -45,8 +46,10 @@ from ._meta import (
 )
 from ._plan import CLASS, FORMAT, KeyPath
 from ._read_node import list_members, list_subdirectories, read_node
-from ._shapes import element_count, make_empty
+from ._shapes import Shape, element_count, make_empty
 from ._tensor import MemoryMappedTensor, Place, as_plain, map_file
+
+T = TypeVar("T")
 
 _CPU = torch.device("cpu")
 _ATTEMPTS = 1000
@@ -137,9 +140,9 @@ def load_directory(prefix: str, options: LoadOptions, subpath: NestedKey | None 
 
 def retry_on_replace(
     path: str,
-    work: Callable[[DirectoryTree], tuple[Any, bool]],
+    work: Callable[[DirectoryTree], tuple[T, bool]],
     place: Callable[[DirectoryTree], Parts] | None = None,
-) -> Any:
+) -> T:
     """Call ``work`` on an open directory; repeat after an error or uncertain result if the directory was replaced."""
     for _ in range(_ATTEMPTS):
         trees = [DirectoryTree.at_path(path)]
@@ -158,16 +161,16 @@ def retry_on_replace(
     raise FormatError(f"cannot load {path}: other processes keep replacing it")
 
 
-def check_target(out: Any) -> None:
+def check_target(out: TensorCollection) -> None:
     """Raise TypeError unless ``out`` is a collection or None."""
     if not (out is None or isinstance(out, TensorCollection)):
         raise TypeError(f"out is a collection to load into, or None; got a {type(out).__name__}")
 
 
-def drop_missing(out: Any, loaded: Any) -> None:
+def drop_missing(out: TensorCollection, loaded: object) -> None:
     """Delete the entries of ``out`` that ``loaded`` does not have."""
 
-    def drop(node: Any, wanted: Any) -> Iterator[tuple[Any, Any]]:
+    def drop(node: TensorCollection, wanted: object) -> Iterator[tuple[Any, Any]]:
         # A stack does not list entries that only some members have, so visit each member.
         for holder, part in node._zip_members(wanted):
             kept = set(part.keys())
@@ -232,7 +235,7 @@ class Reader:
 
         visit(read_below, Node((), (), torch.Size(), {}, ""))
 
-    def _skip_damaged(self, place: dict[str, Any], name: str) -> bool:
+    def _skip_damaged(self, place: dict[str, object], name: str) -> bool:
         """Drop an unreadable node or leaf from its parent. Return False in strict mode and for the root."""
         if self.options.strict or name not in place:
             return False
@@ -321,7 +324,7 @@ class Reader:
         if _file_names.PICKLE in listing:
             values.update(self._load_pickled(node, listing))
 
-    def _apply_types(self, node: Node, values: dict[str, Any], sidecar: Any) -> None:
+    def _apply_types(self, node: Node, values: dict[str, object], sidecar: Any) -> None:
         """Restore batch size, dim names and, for values that still equal the recorded values, types from ``%values.json``."""
         level, location = node.level, self._locate(node, _file_names.VALUES)
         typed = sidecar.get("values", {}) if isinstance(sidecar, dict) else None
@@ -341,7 +344,7 @@ class Reader:
     def _general_values(self, node: Node) -> None:
         location = self._locate(node)
         values = node.values = {}
-        pickled: dict[str, Any] | None = None
+        pickled: dict[str, object] | None = None
         for name, value in node.level.values.items():
             if value.get("pickled"):
                 if pickled is None:
@@ -354,7 +357,7 @@ class Reader:
             else:
                 raise location.error(name, value, "a value")
 
-    def _load_pickled(self, node: Node, listing: dict[str, bool]) -> dict[str, Any]:
+    def _load_pickled(self, node: Node, listing: dict[str, bool]) -> dict[str, object]:
         """Return the values in ``other.pickle``; container types are looked up by name without unpickling."""
         if _file_names.JSON_TYPES in listing:
             note = read_json(self.tree, node.parts, _file_names.JSON_TYPES)
@@ -475,7 +478,7 @@ class Reader:
             return self._map_jagged(node, entry)
         return self.map_file(parts, entry.files[0] + ".memmap", entry.dtype, table)
 
-    def check_leaf(self, node: Node, key: str, entry: LeafEntry) -> tuple[LeafEntry, Any]:
+    def check_leaf(self, node: Node, key: str, entry: LeafEntry) -> tuple[LeafEntry, Shape]:
         """Check all files of a leaf; return its entry, and its shape or table of component shapes."""
         entry = self.find_leaf(node, key, entry)
         if not entry.nested:
@@ -508,7 +511,7 @@ class Reader:
         check_mappings(count, f"load {self.tree.path}")
 
     def map_file(
-        self, parts: Parts, name: str, dtype: torch.dtype, shape: Any, nbytes: int | None = None
+        self, parts: Parts, name: str, dtype: torch.dtype, shape: Shape, nbytes: int | None = None
     ) -> Tensor:
         """Map one file as a tensor."""
         mode, path = self.options.mode, self.tree.show(parts, name)
@@ -541,7 +544,7 @@ class Reader:
             raise location.error(f"the {what}", parts[-1].tolist()[:10], f"{wanted}, within {size}")
         return make_jagged(ragged, *parts, seqlens=seqlens)
 
-    def _build(self, node: Node) -> Any:
+    def _build(self, node: Node) -> object:
         """Build a node from its metadata and its loaded children."""
         level, members = node.level, node.members or {}
         meta = self._correct_device(node)
@@ -569,7 +572,7 @@ class Reader:
             what = f"{error} is missing" if type(error) is KeyError else error
             raise FormatError(f"{self._locate(node)} cannot be put together: {what}") from error
 
-    def _correct_device(self, node: Node) -> dict[str, Any]:
+    def _correct_device(self, node: Node) -> dict[str, object]:
         """Return the header of a node with the device of its leaves, which its values get, too."""
         level, meta = node.level, dict(node.level.meta)
         if meta.get("device") not in (None, "None") or (level.sized and self.options.device is not None):
@@ -607,7 +610,7 @@ class Reader:
                 raise self._locate(node).error("the batch size", list(entry.batch_size), wanted, key)
 
 
-def check_metadata(tree: Any) -> tuple[int, list[tuple[Parts, LeafEntry, FormatError]]]:
+def check_metadata(tree: FileTree) -> tuple[int, list[tuple[Parts, LeafEntry, FormatError]]]:
     """Check a save by its metadata alone. Return the number of files, and the damaged leaves with their errors."""
     reader = Reader(tree, LoadOptions())
     result: list[tuple[Parts, LeafEntry, FormatError]] = []

@@ -15,7 +15,7 @@ from . import _file_names, _fs
 from ._archive import ArchiveTree
 from ._fs import DirectoryTree, Parts
 from ._load import check_metadata, retry_on_replace
-from ._meta import parse_json, read_if_there, read_json
+from ._meta import FileTree, parse_json, read_if_there, read_json
 
 
 def verify(path: str | Path, *, progress: Progress = False) -> Report:
@@ -59,13 +59,13 @@ def check(path: str) -> None:
         raise FormatError(str(report))
 
 
-def read_manifest(tree: DirectoryTree) -> Any:
+def read_manifest(tree: DirectoryTree) -> object:
     """Return the manifest of a save, or None if it has none."""
     content = read_if_there(tree, (), _file_names.MANIFEST)
     return None if content is None else parse_json(content, tree.show((), _file_names.MANIFEST))
 
 
-def verify_tree(tree: DirectoryTree, manifest: Any, progress: Progress = False) -> Report:
+def verify_tree(tree: DirectoryTree, manifest: object, progress: Progress = False) -> Report:
     """Compare the files of a save with its manifest and return a report."""
     files, hashes, algorithm = _parse_manifest(manifest, tree.show((), _file_names.MANIFEST))
     saved = tree.stat((), _file_names.MANIFEST)
@@ -103,7 +103,7 @@ def _parse_manifest(manifest: Any, where: str) -> tuple[dict[str, list[Any]], di
 
 
 def _check_file(
-    tree: DirectoryTree, name: str, row: list[Any], wanted: Any, algorithm: str, saved: Any
+    tree: DirectoryTree, name: str, row: list[Any], wanted: object, algorithm: str, saved: Any
 ) -> Problem | None:
     path = _file_names.split_relative(name)
     if path is None:
@@ -142,7 +142,7 @@ def read_file_chunks(tree: DirectoryTree, path: Parts) -> Iterator[Any]:
         yield from _fs.read_chunks(fd)
 
 
-def _find_unreadable(tree: Any, known: list[Problem]) -> list[Problem]:
+def _find_unreadable(tree: FileTree, known: list[Problem]) -> list[Problem]:
     """Return the problems that a load would encounter and that are not in ``known``."""
     try:
         result = _verify_levels(tree).problems
@@ -154,7 +154,7 @@ def _find_unreadable(tree: Any, known: list[Problem]) -> list[Problem]:
     return [problem for problem in result if problem.file not in files]
 
 
-def _verify_levels(tree: Any) -> Report:
+def _verify_levels(tree: FileTree) -> Report:
     """Check by the metadata alone that the file of every leaf exists and is long enough."""
     files, result = check_metadata(tree)
     problems = []

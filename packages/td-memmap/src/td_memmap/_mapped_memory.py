@@ -99,7 +99,7 @@ def map_memory(fd: int, nbytes: int, shared: bool, path: str | None = None) -> _
     return memory
 
 
-def view_elements(memory: _Mapping, dtype: torch.dtype, count: int, source: Any, start: int = 0) -> Tensor:
+def view_elements(memory: _Mapping, dtype: torch.dtype, count: int, source: object, start: int = 0) -> Tensor:
     """Return ``count`` elements of mapped memory from byte ``start``, as a tensor with a separate storage."""
     result = torch.frombuffer(memory, dtype=dtype, count=count, offset=start)
     storage: Any = result.untyped_storage()
@@ -113,7 +113,7 @@ def view_elements(memory: _Mapping, dtype: torch.dtype, count: int, source: Any,
     return result
 
 
-def source_of(tensor: Tensor) -> Any:
+def source_of(tensor: Tensor) -> object:
     """Return the source of the FileStorage of a tensor, or None if the tensor has another storage."""
     try:
         return getattr(tensor.untyped_storage(), "source", None)

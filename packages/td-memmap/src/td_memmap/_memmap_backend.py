@@ -6,11 +6,12 @@ import contextlib
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
+from td_core import TensorCollection
 from td_core.pickles import rebuild_collection
 from td_core.spi import Node, StorageBackend, lock, set_module, visit, walk
 
@@ -20,6 +21,8 @@ from ._meta import find_directory
 from ._plan import encode_node
 from ._tensor import MemoryMappedTensor, is_backed_by_path
 from ._value_file import ValueFile
+
+CollectionT = TypeVar("CollectionT", bound=TensorCollection)
 
 #: Key of the :class:`MemmapBackend` among a node's storage backends.
 ATTACHMENT = "memmap"
@@ -45,7 +48,7 @@ class MemmapBackend(StorageBackend):
     allow_pickle: bool
     shared: bool = False
     above: torch.Size = torch.Size()
-    form: Any = None
+    form: object = None
 
     def get_folder(self, node: Node) -> str | None:
         """Return the directory of a node, or None if the node differs from the save there."""
@@ -67,7 +70,7 @@ class MemmapBackend(StorageBackend):
                 return False
         return True
 
-    def reduce(self, node: Node, protocol: int, encode: Callable[[], tuple[Any, ...]]) -> tuple[Any, ...]:
+    def reduce(self, node: Node, protocol: int, encode: Callable[[], tuple[object, ...]]) -> tuple[Any, ...]:
         """Return the pickle reduction of a mapped collection, which maps the same files when it is unpickled."""
         parts = encode()
         options = self.robust_key, self.allow_pickle, self.shared, self.is_current(node)
@@ -101,7 +104,7 @@ def get_backend(data: Any) -> MemmapBackend | None:
     return None if attachments is None else attachments.get(ATTACHMENT)
 
 
-def _get_form(node: Any) -> Any:
+def _get_form(node: Node) -> object:
     return node.batch_size, node._names
 
 
@@ -113,7 +116,7 @@ def get_directory(node: Node, saved: MemmapBackend) -> str | None:
     return os.path.dirname(path)
 
 
-def attach_backend(result: Any, saved: MemmapBackend, *, as_saved: bool = True) -> Any:
+def attach_backend(result: CollectionT, saved: MemmapBackend, *, as_saved: bool = True) -> CollectionT:
     """Lock a mapped collection and attach a MemmapBackend to each of its nodes."""
     lock(result, by_user=False)
     robust_key, allow_pickle, shared = saved.robust_key, saved.allow_pickle, saved.shared

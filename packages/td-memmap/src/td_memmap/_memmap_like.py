@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import Any
 
 from torch import Tensor
 
@@ -24,7 +23,9 @@ from ._shapes import shape_of, show_shape
 from ._tensor import MemoryMappedTensor
 
 
-def like_directory(tree: TensorCollection, prefix: str, options: MemmapOptions) -> Callable[[], Any]:
+def like_directory(
+    tree: TensorCollection, prefix: str, options: MemmapOptions
+) -> Callable[[], TensorCollection]:
     """Return a function that creates the files, or maps the files of an existing save of the same structure."""
     if not options.existsok or _fs.get_status(os.path.join(prefix, _file_names.META)) is None:
         return save_directory(tree, prefix, options)
@@ -32,7 +33,9 @@ def like_directory(tree: TensorCollection, prefix: str, options: MemmapOptions) 
     return lambda: _map_existing(tree, plan, prefix, options)
 
 
-def _map_existing(tree: TensorCollection, plan: Plan, prefix: str, options: MemmapOptions) -> Any:
+def _map_existing(
+    tree: TensorCollection, plan: Plan, prefix: str, options: MemmapOptions
+) -> TensorCollection:
     """Map the leaves of the save at ``prefix``, and replace its metadata if that differs."""
     with DirectoryTree.at_path(prefix) as files:
         mapped, same = map_same_structure(Reader(files, make_load_options(options)), plan, prefix)
@@ -83,7 +86,7 @@ def map_same_structure(reader: Reader, plan: Plan, prefix: str) -> tuple[dict[in
     return mapped, same
 
 
-def _get_identity(leaf: Tensor) -> Any:
+def _get_identity(leaf: Tensor) -> tuple[int, int] | None:
     return leaf._place.identity if isinstance(leaf, MemoryMappedTensor) else None
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -38,6 +40,24 @@ _MARKS = frozenset({"stack_dim", "_is_non_tensor", "_format_version", "index", "
 #: underscore.
 _LEVEL = frozenset({"shape", "device", "custom_op", "inv_op", "custom_op_kwargs", "inv_op_kwargs"})
 _BELONGS_TO_LEVEL = ("_type", "_format_version", "_class")
+
+
+class FileTree(Protocol):
+    """The files of a save to read: those of a directory or of an archive."""
+
+    path: str
+
+    def show(self, parts: Parts, name: str = "") -> str:
+        """Format a path for error messages."""
+
+    def entries(self, parts: Parts = ()) -> dict[str, bool]:
+        """Return the names in a directory, mapped to True for subdirectories and to False for files."""
+
+    def stat(self, parts: Parts, name: str) -> os.stat_result | SimpleNamespace | None:
+        """Return an object with the size and mode of a file or directory, or None if it does not exist."""
+
+    def read(self, parts: Parts, name: str, limit: int) -> bytes:
+        """Return the content of a small file."""
 
 
 @dataclass(slots=True)
@@ -128,7 +148,7 @@ class Location(NamedTuple):
     def __str__(self) -> str:
         return f"{self.file}: {show_path(self.key)}"
 
-    def error(self, fieldname: str, found: Any, expected: str, *below: str) -> FormatError:
+    def error(self, fieldname: str, found: object, expected: str, *below: str) -> FormatError:
         """Return the FormatError for a wrong field of this node or of an entry below it."""
         shown = repr(found)
         shown = shown if len(shown) < 200 else shown[:200] + "..."
@@ -145,15 +165,15 @@ def parse_json(content: bytes, where: str) -> Any:
         raise FormatError(f"{where} is not valid metadata: {error}") from error
 
 
-def read_json(tree: Any, parts: Parts, name: str) -> Any:
+def read_json(tree: FileTree, parts: Parts, name: str) -> Any:
     """Parse a JSON file in a directory or an archive."""
     return parse_json(tree.read(parts, name, LIMIT), tree.show(parts, name))
 
 
-def read_if_there(tree: Any, parts: Parts, name: str) -> bytes | None:
+def read_if_there(tree: FileTree, parts: Parts, name: str) -> bytes | None:
     """Return the content of a small file in a directory or an archive, or None if it is missing."""
     try:
-        return tree.read(parts, name, LIMIT)  # type: ignore[no-any-return]
+        return tree.read(parts, name, LIMIT)
     except FileNotFoundError:
         return None
 
@@ -233,7 +253,7 @@ def is_view(obj: dict[str, Any]) -> bool:
     return isinstance(obj.get("custom_op"), str) if isinstance(obj.get("shape"), list) else "index" in obj
 
 
-def is_written(meta: Any, beside: Collection[str]) -> bool:
+def is_written(meta: object, beside: Collection[str]) -> bool:
     """Return True if a save wrote this metadata, not another program."""
     if not isinstance(meta, dict):
         return False
@@ -252,7 +272,7 @@ def is_written(meta: Any, beside: Collection[str]) -> bool:
     )
 
 
-def has_level(tree: Any, parts: Parts = ()) -> bool:
+def has_level(tree: FileTree, parts: Parts = ()) -> bool:
     """Return True if a directory has metadata that a save wrote."""
     try:
         meta = read_json(tree, parts, _file_names.META)
@@ -377,7 +397,7 @@ def _general(obj: dict[str, Any], location: Location) -> Level:
     return level
 
 
-def _general_entries(level: Level, rows: Any, location: Location) -> None:
+def _general_entries(level: Level, rows: object, location: Location) -> None:
     if not isinstance(rows, list):
         raise location.error("entries", rows, "a list")
     for row in rows:
@@ -399,7 +419,7 @@ def _general_entries(level: Level, rows: Any, location: Location) -> None:
 
 
 def _leaf(
-    entry: dict[str, Any], location: Location, key: str, files: tuple[str, ...], batch_size: torch.Size
+    entry: dict[str, object], location: Location, key: str, files: tuple[str, ...], batch_size: torch.Size
 ) -> LeafEntry:
     name = entry.get("dtype")
     dtype = STORABLE.get(name) if type(name) is str else None
@@ -429,7 +449,7 @@ def _leaf(
     return LeafEntry(shape, dtype, files, shape.numel() * 8, nested=True, inner=inner)
 
 
-def _read_jagged(entry: dict[str, Any], location: Location, key: str) -> dict[str, Any]:
+def _read_jagged(entry: dict[str, object], location: Location, key: str) -> dict[str, object]:
     for name in ("components", "ragged"):
         value = entry.get(name)
         if type(value) is not int or not 0 <= value < 1 << 48:
@@ -452,7 +472,7 @@ def list_possible_names(key: str, robust_key: bool) -> tuple[str, ...]:
     return (encoded, raw) if robust_key else (raw,)
 
 
-def check_shape(value: Any, location: Location, name: str, itemsize: int = 1, *below: str) -> torch.Size:
+def check_shape(value: object, location: Location, name: str, itemsize: int = 1, *below: str) -> torch.Size:
     """Return a shape; raise FormatError if it is invalid or has more elements than memory can hold."""
     if type(value) is not list:
         raise location.error(name, value, "a list of sizes", *below)
@@ -478,7 +498,7 @@ def _is_possible(shape: list[int]) -> bool:
     return True
 
 
-def check_device(value: Any, location: Location) -> torch.device:
+def check_device(value: object, location: Location) -> torch.device:
     """Return a device; raise FormatError if torch does not support it."""
     try:
         if isinstance(value, str):
@@ -490,14 +510,14 @@ def check_device(value: Any, location: Location) -> torch.device:
 
 def format_manifest(sizes: dict[Parts, list[Any]], algorithm: str | None, hashes: dict[Parts, str]) -> bytes:
     """Return the content of a manifest: size and time of each file, and its hash if there is an algorithm."""
-    content: dict[str, Any] = {"format": 1, "files": {"/".join(path): row for path, row in sizes.items()}}
+    content: dict[str, object] = {"format": 1, "files": {"/".join(path): row for path, row in sizes.items()}}
     if algorithm is not None:
         content["algorithm"] = algorithm
         content["hashes"] = {"/".join(path): value for path, value in hashes.items()}
     return json.dumps(content).encode()
 
 
-def find_directory(tree: Any, subpath: NestedKey, *, robust_key: bool) -> Parts:
+def find_directory(tree: FileTree, subpath: NestedKey, *, robust_key: bool) -> Parts:
     """Return the directory of the node under a key; raise ValueError if the save has no such node."""
     parts: Parts = ()
     for key in subpath.split("/") if isinstance(subpath, str) else unravel_key_to_tuple(subpath):
@@ -521,7 +541,7 @@ def find_directory(tree: Any, subpath: NestedKey, *, robust_key: bool) -> Parts:
     return parts
 
 
-def _names_below(tree: Any, parts: Parts, key: str, robust_key: bool) -> tuple[str, ...] | None:
+def _names_below(tree: FileTree, parts: Parts, key: str, robust_key: bool) -> tuple[str, ...] | None:
     content, location = (
         read_if_there(tree, parts, _file_names.META),
         Location(tree.show(parts, _file_names.META), parts),

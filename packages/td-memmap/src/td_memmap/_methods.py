@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from td_core import TensorCollection, TensorDictFuture
 from td_core.plugins.declarations import implements, implements_classmethod, takes
 from td_core.plugins.memmap_methods import (
     LoadMemmapInplaceOptions,
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 
 @implements(MemmapMethods.memmap)
-def memmap(data: Any, options: MemmapOptions) -> Any:
+def memmap(data: TensorCollection, options: MemmapOptions) -> TensorCollection | TensorDictFuture:
     return _run(data, _plan_mapping(data, options), options)
 
 
@@ -36,7 +37,7 @@ save = memmap
 
 
 @implements(MemmapMethods.memmap_)
-def memmap_(data: Any, options: MemmapInplaceOptions) -> Any:
+def memmap_(data: TensorCollection, options: MemmapInplaceOptions) -> TensorCollection | TensorDictFuture:
     work = _plan_mapping(data, options)
     if options.return_early:
         from ._save import lock_then_run
@@ -46,7 +47,7 @@ def memmap_(data: Any, options: MemmapInplaceOptions) -> Any:
 
 
 @implements(MemmapMethods.memmap_like)
-def memmap_like(data: Any, options: MemmapLikeOptions) -> Any:
+def memmap_like(data: Any, options: MemmapLikeOptions) -> TensorCollection | TensorDictFuture:
     return _run(data, _plan_mapping(data, options), options)
 
 
@@ -127,13 +128,13 @@ class CreateOptions(MemmapLikeOptions):
 
 
 @takes(CreateOptions)
-def create_memmap(like: Any, options: CreateOptions) -> Any:
+def create_memmap(like: Any, options: CreateOptions) -> TensorCollection:
     """Create sparse files of zeros; see ``td_core.create``. ``existsok=True`` opens a save of the same structure."""
     return _plan_mapping(like, options)()
 
 
 @implements(MemmapMethods.load_memmap_)
-def load_memmap_(data: Any, options: LoadMemmapInplaceOptions) -> Any:
+def load_memmap_(data: TensorCollection, options: LoadMemmapInplaceOptions) -> Any:
     return copy_save(data, options)
 
 
@@ -194,7 +195,7 @@ def saved_path(data):
     return None if path is None else Path(path)
 
 
-def _plan_mapping(data: Any, options: MemmapOptions) -> Callable[[], Any]:
+def _plan_mapping(data: TensorCollection, options: MemmapOptions) -> Callable[[], TensorCollection]:
     """Return a function that maps a collection to an archive, a directory, its current files or an anonymous file."""
     prefix, archive = options.prefix, options.archive
     is_packed = prefix is not None and (Path(prefix).suffix == ".tdz" if archive is None else archive)
@@ -236,7 +237,7 @@ def _check_options(options: MemmapOptions, is_packed: bool) -> None:
         raise TypeError(f"atomic is a bool, and both save atomically; got {options.atomic!r}")
 
 
-def _plan_in_memory(data: Any, options: MemmapOptions) -> Callable[[], Any]:
+def _plan_in_memory(data: TensorCollection, options: MemmapOptions) -> Callable[[], TensorCollection]:
     """Return a function that maps a collection to the files that it was loaded from, or to an anonymous file."""
     from ._memmap_backend import MemmapBackend, attach_backend, get_backend, get_directory
     from ._save import copy_nodes, save_anonymous
@@ -258,7 +259,9 @@ def _plan_in_memory(data: Any, options: MemmapOptions) -> Callable[[], Any]:
     )
 
 
-def _run(data: Any, work: Callable[[], Any], options: MemmapOptions) -> Any:
+def _run(
+    data: TensorCollection, work: Callable[[], TensorCollection], options: MemmapOptions
+) -> TensorCollection | TensorDictFuture:
     if not (options.return_early and options.num_threads > 0):
         return work()
     from ._save import save_in_background

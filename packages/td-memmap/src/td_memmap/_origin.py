@@ -18,6 +18,7 @@ from td_core.errors import TensorDictError
 from td_core.spi import Node
 
 from . import _file_names
+from ._fs import DirectoryTree
 from ._load import LoadOptions, Reader, retry_on_replace
 from ._mapped_memory import source_of
 from ._memmap_backend import MemmapBackend
@@ -38,7 +39,7 @@ def origin(tree: Node) -> MemmapBackend | None:
     return MemmapBackend(path, robust, False) if _is_same(tree, loaded) else None
 
 
-def _load(files: Any) -> tuple[tuple[Any, bool], bool]:
+def _load(files: DirectoryTree) -> tuple[tuple[Node, bool], bool]:
     reader = Reader(files, LoadOptions())
     loaded = reader.load()
     return (

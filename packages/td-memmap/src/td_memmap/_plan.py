@@ -25,7 +25,7 @@ from td_core.spi import Node, expand, is_readable, is_stored, show_path, split_j
 from . import _file_names
 from ._chunks import check_storable
 from ._fs import Parts
-from ._shapes import component_shapes, element_count
+from ._shapes import Shape, component_shapes, element_count
 
 #: Name of the layouts of this file format in a node kind.
 FORMAT = "memmap/1"
@@ -59,7 +59,7 @@ class LeafFile:
     key: KeyPath
     tensor: Tensor
     nbytes: int
-    shape: Any
+    shape: Shape
     leaf: Tensor | None
     same_as: LeafFile | None = None
 
@@ -142,7 +142,7 @@ class _Level:
 
     def list_own_dims(self) -> dict[str, list[Any]]:
         """Return the batch size and dim names of the node that differ from those of its parent."""
-        own: dict[str, list[Any]] = {}
+        own: dict[str, list[object]] = {}
         size, names = self.node.batch_size, self.node._names
         if size != self.above:
             own["batch_size"] = list(size)
@@ -157,7 +157,7 @@ class _Planner:
         self.robust_key = robust_key
         self.allow_pickle = allow_pickle
         self.content = content
-        self.seen: dict[Any, LeafFile] = {}
+        self.seen: dict[object, LeafFile] = {}
 
     def run(self, tree: Node, above: torch.Size = torch.Size()) -> Plan:
         """Plan all nodes of a tree, parents first."""
@@ -249,14 +249,14 @@ class _Planner:
         self._text(parts, _file_names.META, level, key)
         self._pickle(parts, _file_names.PICKLE, pickled, key)
 
-    def _get_child(self, ref: int | list[int]) -> Any:
+    def _get_child(self, ref: int | list[int]) -> object:
         return self.encoded.leaves[ref[0]] if isinstance(ref, list) else self.encoded.objects[ref]
 
     def _entries(
         self, this: _Level, stems: dict[str, str], above: torch.Size, names: list[str | None] | None
     ) -> dict[str, Any]:
         """Plan the leaves of a node and the directories of its child nodes. Return the metadata of each entry."""
-        entries: dict[str, Any] = {}
+        entries: dict[str, object] = {}
         for name, ref in this.row["entries"]:
             if isinstance(ref, list):
                 (i,) = ref
@@ -295,7 +295,7 @@ class _Planner:
             return None
         return Record(record.meta, record.entries, record.members, values) if values else record
 
-    def _has_plain_files(self, entries: Mapping[str, Any]) -> bool:
+    def _has_plain_files(self, entries: Mapping[str, object]) -> bool:
         """Return True if the plain form has files for all entries, with different names."""
         files = list(_file_names.RESERVED_STEMS)
         for key, child in entries.items():
@@ -311,7 +311,7 @@ class _Planner:
             )
         return _file_names.get_stem(key, self.robust_key)
 
-    def _free_stem(self, key: str, position: int, child: Any, taken: set[str]) -> str:
+    def _free_stem(self, key: str, position: int, child: object, taken: set[str]) -> str:
         stem = _file_names.encode_key(key)
         wanted = list_file_names(child, stem)
         jagged = isinstance(child, Tensor) and child.layout == torch.jagged
@@ -324,7 +324,7 @@ class _Planner:
         """Add the files of a leaf to the plan, and return its metadata."""
         check_storable(leaf, key, content=self.content)
         device = "cpu" if leaf.is_cpu else str(leaf.device)
-        entry: dict[str, Any] = {"device": device, "shape": [], "dtype": str(leaf.dtype)}
+        entry: dict[str, object] = {"device": device, "shape": [], "dtype": str(leaf.dtype)}
         entry["is_nested"] = leaf.is_nested
         if not leaf.is_nested:
             entry["shape"] = list(leaf.shape)
@@ -339,8 +339,8 @@ class _Planner:
         return entry
 
     def _plan_jagged(
-        self, leaf: Any, entry: dict[str, Any], parts: Parts, stem: str, key: KeyPath
-    ) -> dict[str, Any]:
+        self, leaf: Tensor, entry: dict[str, object], parts: Parts, stem: str, key: KeyPath
+    ) -> dict[str, object]:
         ragged, values, offsets, lengths, _ = split_jagged(leaf)
         check_storable(offsets, key)
         entry.update(
@@ -361,7 +361,7 @@ class _Planner:
         return entry
 
     def file(
-        self, parts: Parts, name: str, key: KeyPath, tensor: Tensor, shape: Any, leaf: Tensor | None
+        self, parts: Parts, name: str, key: KeyPath, tensor: Tensor, shape: Shape, leaf: Tensor | None
     ) -> LeafFile:
         """Add a file of elements to the plan; link it to an earlier file with the same elements."""
         file = LeafFile(parts, name, key, tensor, element_count(shape) * tensor.dtype.itemsize, shape, leaf)
@@ -382,7 +382,7 @@ class _Planner:
         self.plan.leaves.append(file)
         return file
 
-    def _value(self, value: Any, name: str, key: KeyPath) -> _Value:
+    def _value(self, value: object, name: str, key: KeyPath) -> _Value:
         result = value if isinstance(value, _Value) else _split(value)
         if result.error is not None and not self.allow_pickle:
             raise CodecError(
@@ -390,14 +390,14 @@ class _Planner:
             ) from result.error
         return result
 
-    def _text(self, parts: Parts, name: str, content: Any, key: KeyPath) -> None:
+    def _text(self, parts: Parts, name: str, content: object, key: KeyPath) -> None:
         try:
             text = json.dumps(content)
         except (TypeError, ValueError, RecursionError) as error:
             raise CodecError(f"cannot store the metadata of {show_path(key)}: {error}") from error
         self.plan.texts.append((parts, name, text.encode()))
 
-    def _pickle(self, parts: Parts, name: str, content: Any, key: KeyPath) -> bytes:
+    def _pickle(self, parts: Parts, name: str, content: object, key: KeyPath) -> bytes:
         if not content:
             return b""
         try:
@@ -409,11 +409,11 @@ class _Planner:
         return text
 
 
-def _identify_view(tensor: Tensor) -> tuple[Any, ...]:
+def _identify_view(tensor: Tensor) -> tuple[object, ...]:
     return tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), tensor.device
 
 
-def list_file_names(child: Any, stem: str) -> list[str]:
+def list_file_names(child: object, stem: str) -> list[str]:
     """Return the names of the files of an entry that is not a jagged tensor."""
     if not isinstance(child, Tensor):
         return [stem]
@@ -449,7 +449,7 @@ class _Value:
         return self.error is None and bool(self.types != CLASS)
 
 
-def _list_types(values: Mapping[str, _Value]) -> dict[str, Any]:
+def _list_types(values: Mapping[str, _Value]) -> dict[str, object]:
     """Return the JSON values that are not read back without their types, with their types."""
     return {
         name: {"plain": value.plain, "types": value.types}
@@ -467,7 +467,7 @@ def _list_pickled(values: Mapping[str, _Value]) -> dict[str, Any]:
     }
 
 
-def _split(value: Any) -> _Value:
+def _split(value: object) -> _Value:
     try:
         return _Value(*split_value(value))
     except CodecError as error:

@@ -10,10 +10,10 @@ from td_core.errors import FormatError
 
 from . import _file_names
 from ._fs import Parts
-from ._meta import Level, Location, parse_level, read_json
+from ._meta import FileTree, Level, Location, parse_level, read_json
 
 
-def list_subdirectories(tree: Any, parts: Parts) -> list[str]:
+def list_subdirectories(tree: FileTree, parts: Parts) -> list[str]:
     """Return the sorted names of the subdirectories that have a ``meta.json``."""
     return [
         name
@@ -38,7 +38,9 @@ def list_members(listing: dict[str, bool], location: Location) -> list[str]:
     return [*named, *map(str, numbers)]
 
 
-def read_node(files: Any, parts: Parts) -> tuple[dict[str, Any], Level, dict[str, bool], dict[str, Parts]]:
+def read_node(
+    files: FileTree, parts: Parts
+) -> tuple[dict[str, Any], Level, dict[str, bool], dict[str, Parts]]:
     """Return a node's raw metadata, its checked metadata, its directory listing, and its child directories by key."""
     location = Location(files.show(parts, _file_names.META), parts)
     try:

@@ -49,7 +49,9 @@ from ._tensor import MemoryMappedTensor, Place, as_plain, is_at_its_place, is_wh
 _WORTH_A_THREAD = 1 << 20
 
 
-def save_directory(tree: TensorCollection, prefix: str, options: MemmapOptions) -> Callable[[], Any]:
+def save_directory(
+    tree: TensorCollection, prefix: str, options: MemmapOptions
+) -> Callable[[], TensorCollection]:
     """Plan and check a save. Return a function that writes it and returns the mapped collection."""
     plan, tree = plan_save(tree, options)
     check_mappings(sum(1 for file in plan.leaves if file.nbytes), f"save at {prefix} and map the result")
@@ -129,7 +131,7 @@ class _Writer:
         self.hashes: dict[Parts, str] = {}
         self.sizes: dict[Parts, list[Any]] = {}
 
-    def run(self, tree: TensorCollection) -> Any:
+    def run(self, tree: TensorCollection) -> TensorCollection:
         plan, options = self.plan, self.options
         # Write no manifest for sparse files, whose content is written later.
         planned = plan.files() if options.like else [*plan.files(), (_file_names.MANIFEST,)]
@@ -159,7 +161,7 @@ class _Writer:
             if self.options.num_threads > 0:
                 wait_for({file.tensor.device for file in self.plan.leaves})
                 pool = stack.enter_context(ThreadPoolExecutor(self.options.num_threads, "td-memmap"))
-            running: list[Future[Any]] = []
+            running: list[Future[object]] = []
             for file in self.plan.leaves:
                 if file.same_as is None:
                     if self._link_existing(file):
@@ -189,7 +191,7 @@ class _Writer:
                 # At interpreter exit, a background save is awaited but no new thread can start.
                 self._fill(*work)
 
-    def _open(self, file: LeafFile, path: str, running: list[Future[Any]] | None = None) -> int:
+    def _open(self, file: LeafFile, path: str, running: list[Future[object]] | None = None) -> int:
         while True:
             try:
                 return self.staging.tree.create(file.parts, file.name)
@@ -270,7 +272,7 @@ class _Writer:
         self.sizes[path] = [len(text), None]
         self._hash(path, [text])
 
-    def _hash(self, path: Parts, content: Iterable[Any]) -> None:
+    def _hash(self, path: Parts, content: Iterable[object]) -> None:
         if self.options.checksums:
             self.hashes[path] = compute_digest(choose_algorithm(), content)
 
@@ -319,7 +321,7 @@ def _add_leaf_name(error: OSError, file: LeafFile, path: str) -> OSError:
     return _fs.add_path(error, f"cannot write {show_path(file.key)}, {file.nbytes} bytes", path)
 
 
-def save_anonymous(tree: TensorCollection, options: MemmapOptions) -> Any:
+def save_anonymous(tree: TensorCollection, options: MemmapOptions) -> TensorCollection:
     """Map a collection to an anonymous file; leaves that are already mapped shared remain in their files."""
     like = options.like
     plan = plan_anonymous(tree, content=not like)
@@ -360,7 +362,7 @@ def _anonymous(file: LeafFile, shared: AnonymousFile | None, start: int, like: b
 
 def finish(
     tree: TensorCollection, plan: Plan, mapped: dict[int, Tensor], prefix: str | None, options: MemmapOptions
-) -> Any:
+) -> TensorCollection:
     """Return the collection with its mapped leaves: locked, on the CPU, with MemmapBackends attached."""
     if options.inplace:
         # A stack may contain a member twice; replace the member's leaves only once.
@@ -371,7 +373,7 @@ def finish(
             _replace_leaves(node, mapped, kept)
         if prefix is not None and len(nodes) < len(plan.nodes):
             _split_shared_nodes(tree)
-        result: Any = tree
+        result = tree
     else:
         result = tree._map(lambda leaf: mapped[id(leaf)])
     saved = MemmapBackend(prefix, options.is_robust, options.allow_pickle, options.share_non_tensor)
@@ -409,12 +411,14 @@ def _replace_leaves(node: Node, mapped: dict[int, Tensor], kept: set[int]) -> No
                 node._set_child(key, mapped[id(child)])
 
 
-def lock_then_run(data: Any, work: Callable[[], Any]) -> Callable[[], Any]:
+def lock_then_run(
+    data: TensorCollection, work: Callable[[], TensorCollection]
+) -> Callable[[], TensorCollection]:
     """Lock a collection now, and return a function that runs ``work`` and unlocks again if it fails."""
     was_locked = data.is_locked
     lock(data, by_user=False)
 
-    def run() -> Any:
+    def run() -> TensorCollection:
         try:
             return work()
         except BaseException:
@@ -425,7 +429,7 @@ def lock_then_run(data: Any, work: Callable[[], Any]) -> Callable[[], Any]:
     return run
 
 
-def save_in_background(data: Any, work: Callable[[], Any]) -> TensorDictFuture:
+def save_in_background(data: TensorCollection, work: Callable[[], object]) -> TensorDictFuture:
     """Run the save of a collection in a new thread."""
     wait_for({leaf.device for leaf in data._leaves()})
     return run_in_background(work, "td-memmap-save")

@@ -101,7 +101,7 @@ def find_save_files(tree: DirectoryTree, wanted: Collection[Parts] = ()) -> Save
 
 
 def _read_level(
-    tree: DirectoryTree, parts: Parts, listing: Collection[str], recorded: Mapping[str, Any]
+    tree: DirectoryTree, parts: Parts, listing: Collection[str], recorded: Mapping[str, object]
 ) -> dict[str, Any] | None:
     """Return the metadata of a directory, empty if it is damaged; None if no save wrote it."""
     meta = _read(tree, parts, _file_names.META)
@@ -110,7 +110,7 @@ def _read_level(
     return meta if is_written(meta, listing) else None
 
 
-def _has_entries(meta: dict[str, Any]) -> bool:
+def _has_entries(meta: dict[str, object]) -> bool:
     """Return True if metadata describes a node of entries, in the plain or the general form."""
     return (isinstance(meta.get("shape"), list) and not is_view(meta)) or "entries" in meta
 
@@ -121,7 +121,7 @@ def _is_leaf_file(name: str, stems: set[str]) -> bool:
     return not stems.isdisjoint(cut) or _LITTER.fullmatch(name) is not None
 
 
-def _add_recorded(tree: DirectoryTree, result: SaveFiles, recorded: Mapping[str, Any]) -> None:
+def _add_recorded(tree: DirectoryTree, result: SaveFiles, recorded: Mapping[str, object]) -> None:
     """Add files that only the manifest lists, if their size and time are as recorded."""
     written = tree.stat((), _file_names.MANIFEST)
     if written is None:
@@ -143,14 +143,14 @@ def _add_recorded(tree: DirectoryTree, result: SaveFiles, recorded: Mapping[str,
             result.add(path)
 
 
-def _is_member(name: str, count: Any) -> bool:
+def _is_member(name: str, count: object) -> bool:
     """Return True if a directory is a member; ``count`` is the number of members, None if unknown."""
     if name.isascii() and name.isdigit():
         return type(count) is not int or int(name) < count
     return name in (_file_names.INNER, _file_names.SOURCE)
 
 
-def _stems(meta: dict[str, Any]) -> tuple[set[str], set[str]]:
+def _stems(meta: dict[str, object]) -> tuple[set[str], set[str]]:
     """Return the possible stems of a node's leaf files, and the possible names of its subdirectories."""
     leaves: set[str] = set()
     levels: set[str] = set()

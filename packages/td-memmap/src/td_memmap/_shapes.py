@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Union
 
 import torch
 from torch import Tensor
 
 from td_core.spi import make_nested_view
 
-Shape = Any  # A torch.Size or, for a nested tensor, a (components, dims) int64 table.
+#: Sizes or, for a nested tensor, a (components, dims) int64 table.
+Shape = Union[Sequence[int], Tensor]  # noqa: UP007  evaluated at run time
 
 
 def element_count(shape: Shape) -> int:
@@ -68,7 +70,7 @@ def has_prefix(shape: Shape, size: torch.Size) -> bool:
     return shape.shape[: len(count)] == count and all(row[: len(inner)] == inner for row in shape.tolist())
 
 
-def as_shape(shape: Any) -> Shape:
+def as_shape(shape: Shape) -> Shape:
     """Convert a size, a sequence of ints, an int or a table of component shapes to a shape."""
     if isinstance(shape, Tensor) and shape.ndim == 2:
         return shape

@@ -23,7 +23,7 @@ from torch.multiprocessing.reductions import reduce_storage
 
 from td_core.errors import FormatError
 from td_core.spi import as_dtype, as_tensor, plain_results, set_module
-from td_core.typing import DtypeLike
+from td_core.typing import DeviceType, DtypeLike
 
 from . import _fs
 from ._anonymous import AnonymousFile, remap_anonymous_storage
@@ -93,12 +93,12 @@ class MemoryMappedTensor(Tensor):
 
     def __new__(
         cls,
-        source: Any,
+        source: object,
         *,
         dtype: DtypeLike | None = None,
         shape: Shape | None = None,
-        index: Any = None,
-        device: Any = None,
+        index: object = None,
+        device: DeviceType | None = None,
         handler: AnonymousFile | None = None,
         filename: str | Path | None = None,
     ) -> Any:
@@ -229,7 +229,7 @@ class MemoryMappedTensor(Tensor):
         filename: str | Path,
         dtype: DtypeLike,
         shape: Shape,
-        index: Any = None,
+        index: object = None,
         mode: str | None = None,
     ) -> Any:
         """Map an existing file.
@@ -262,7 +262,9 @@ class MemoryMappedTensor(Tensor):
         return result if index is None else result[index]
 
     @classmethod
-    def from_handler(cls, handler: AnonymousFile, dtype: DtypeLike, shape: Shape, index: Any = None) -> Any:
+    def from_handler(
+        cls, handler: AnonymousFile, dtype: DtypeLike, shape: Any, index: object = None
+    ) -> Tensor:
         """Map an anonymous file, for instance the file of another tensor.
 
         >>> tensor = MemoryMappedTensor.zeros(2)
@@ -282,8 +284,8 @@ class MemoryMappedTensor(Tensor):
         *,
         shape: Shape | None = None,
         dtype: DtypeLike | None = None,
-        device: Any = None,
-        index: Any = None,
+        device: DeviceType | None = None,
+        index: object = None,
         filename: Path | str | None = None,
         handler: AnonymousFile | None = None,
     ) -> Any:
@@ -316,7 +318,7 @@ class MemoryMappedTensor(Tensor):
         return result if index is None else result[index]
 
     @classmethod
-    def empty(cls, *args: Any, **kwargs: Any) -> MemoryMappedTensor:
+    def empty(cls, *args: object, **kwargs: Any) -> MemoryMappedTensor:
         """Create a tensor of zeros without writing them; disk space is reserved. Arguments as for :meth:`zeros`.
 
         >>> MemoryMappedTensor.empty(3, dtype=torch.bool).shape
@@ -325,7 +327,7 @@ class MemoryMappedTensor(Tensor):
         return _create_zeros(cls, "empty", args, kwargs)[0]
 
     @classmethod
-    def zeros(cls, *args: Any, **kwargs: Any) -> MemoryMappedTensor:
+    def zeros(cls, *args: object, **kwargs: object) -> MemoryMappedTensor:
         """Create a tensor of zeros.
 
         Args:
@@ -343,7 +345,7 @@ class MemoryMappedTensor(Tensor):
         return _create_zeros(cls, "zeros", args, kwargs)[0]
 
     @classmethod
-    def ones(cls, *args: Any, **kwargs: Any) -> MemoryMappedTensor:
+    def ones(cls, *args: object, **kwargs: object) -> MemoryMappedTensor:
         """Create a tensor of ones. Arguments as for :meth:`zeros`.
 
         >>> MemoryMappedTensor.ones((2,), dtype=torch.int)
@@ -352,7 +354,7 @@ class MemoryMappedTensor(Tensor):
         return _fill(_create_zeros(cls, "ones", args, kwargs)[0], 1)
 
     @classmethod
-    def full(cls, *args: Any, **kwargs: Any) -> MemoryMappedTensor:
+    def full(cls, *args: object, **kwargs: object) -> MemoryMappedTensor:
         """Create a tensor filled with one value. Arguments as for :meth:`zeros`, and ``fill_value``.
 
         >>> MemoryMappedTensor.full((2,), 7)
@@ -389,7 +391,7 @@ class MemoryMappedTensor(Tensor):
 
     @classmethod
     def full_like(
-        cls, input: Tensor, fill_value: Any, *, filename: str | Path | None = None
+        cls, input: Tensor, fill_value: object, *, filename: str | Path | None = None
     ) -> MemoryMappedTensor:
         """Create a tensor filled with one value, with the shape and dtype of ``input``.
 
@@ -473,13 +475,13 @@ class MemoryMappedTensor(Tensor):
     def __copy__(self) -> Tensor:
         return self._on(self.detach(), self._place).requires_grad_(self.requires_grad)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
+    def __deepcopy__(self, memo: dict[int, object]) -> Tensor:
         # A deep copy must not share elements with the original, so it cannot map the same file.
         copy = self.detach().clone().requires_grad_() if self.requires_grad and self.is_leaf else self.clone()
         memo[id(self)] = copy
         return copy
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
+    def __reduce_ex__(self, protocol: object) -> Any:
         place = self._place
         # If the path names another file now, unpickling it would return wrong elements.
         moved = place.identity is not None and not _fs.is_path_of(place.filename, place.identity)
@@ -518,7 +520,7 @@ def _reduce_storage(storage: FileStorage) -> Any:
     return reduce_storage(copy)
 
 
-_COPIES: WeakKeyDictionary[Any, list[torch.UntypedStorage]] = WeakKeyDictionary()
+_COPIES: WeakKeyDictionary[object, list[torch.UntypedStorage]] = WeakKeyDictionary()
 
 
 @set_module("td_memmap.memmap_pickles")
@@ -657,17 +659,17 @@ def _make_absolute(filename: str | Path | None) -> str | None:
     return None if filename is None else _fs.make_absolute(filename)
 
 
-def _check_device(device: Any) -> None:
+def _check_device(device: DeviceType | None) -> None:
     if device is not None and torch.device(device).type != "cpu":
         raise RuntimeError(f"a memory-mapped tensor is on the CPU; got device={device!r}")
 
 
-_REQUIRED: Any = object()
+_REQUIRED: object = object()
 
 
 def _create_zeros(
-    cls: type[MemoryMappedTensor], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[MemoryMappedTensor, Any]:
+    cls: type[MemoryMappedTensor], name: str, args: tuple[object, ...], kwargs: dict[str, Any]
+) -> tuple[MemoryMappedTensor, object]:
     """Create the tensor of zeros for the arguments of a creation function; return it and the fill value."""
     dtype = as_dtype(kwargs.pop("dtype", None)) or torch.get_default_dtype()
     path = _make_absolute(kwargs.pop("filename", None))

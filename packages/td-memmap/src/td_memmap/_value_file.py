@@ -46,7 +46,7 @@ class ValueFile(Keeper):
     shared: bool = False
     folder: tuple[int, int] | None = None
     refused: str | None = None
-    seen: Any = None
+    seen: object = None
 
     def reload(self, node: Node, *, writes: bool = False) -> Node | None:
         """Reload the values if their file was replaced and they are ``shared`` or about to be written, else return None."""
@@ -61,7 +61,7 @@ class ValueFile(Keeper):
             self.seen = file
         return loaded
 
-    def check(self, node: Node, values: Sequence[Any]) -> None:
+    def check(self, node: Node, values: Sequence[object]) -> None:
         """Raise StructureError if the values cannot be written, and CodecError for a value that cannot be stored."""
         if self.refused is not None:
             raise StructureError(self.refused)
@@ -118,7 +118,7 @@ class ValueFile(Keeper):
         )
         return replace(self, refused=self.refused or why)
 
-    def _file(self) -> Any:
+    def _file(self) -> tuple[int, int] | None:
         result = _fs.get_status(os.path.join(self.path, _file_names.META))
         return None if result is None else (result.st_ino, result.st_mtime_ns)
 

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from td_core import Serializer
+from td_core import Serializer, TensorCollection
 from td_core.plugins.declarations import implementations
 from td_core.plugins.hookspecs import hookimpl
 from td_core.plugins.memmap_methods import LoadMemmapOptions, Progress
@@ -37,7 +37,7 @@ class DirectoryFormat(Serializer):
         """Load the collection at ``location`` as an instance of ``cls``, if that class has declared fields."""
         return load_as(cls, LoadMemmapOptions(location, **options))
 
-    def load_(self, data: Any, location: Any, **options: Any) -> Any:
+    def load_(self, data: TensorCollection, location: Any, **options: Any) -> Any:
         """Copy the save at ``location`` into ``data`` in place; entries that the save lacks are kept."""
         return copy_save(data, LoadMemmapOptions(location, **options))
 

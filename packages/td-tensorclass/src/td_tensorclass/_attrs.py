@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from td_core import TensorCollection
+
 from ._tensorclass import TensorClass
 from ._value_nodes import ValueNode
 
@@ -54,10 +56,10 @@ class TensorAttrs(TensorClass, autocast=True):
         return cls(**{f"tgt_{name}": getattr(tensor, name) for name in fields})
 
 
-def make_attrs(root: Any, fields: Sequence[str], num_threads: int | None) -> Any:
+def make_attrs(root: TensorCollection, fields: Sequence[str], num_threads: int | None) -> Any:
     """Copy the structure of a collection, without batch dims, with TensorAttrs in place of its leaves."""
     describe = partial(TensorAttrs.from_tensor, fields=fields)
-    top: dict[str, Any] = {"root": {}}
+    top: dict[str, object] = {"root": {}}
     levels: list[tuple[Any, dict[str, Any], str]] = [(root, top, "root")]
     with ThreadPoolExecutor(num_threads) if num_threads else nullcontext() as pool:
         for node, above, name in levels:  # parents before children, which are appended here

@@ -39,24 +39,24 @@ def make_cast(schema: Schema) -> Callable[[str, Any], Any]:
                     f"{name!r} is annotated as {hint!r}"
                 )
 
-    def plain(name: str, value: Any) -> Any:
+    def plain(name: str, value: object) -> Any:
         if isinstance(value, Mapping) and not isinstance(value, TensorCollection):
             return _from_mapping(schema.hint(name), value)
         if isinstance(value, tuple) and not _is_tensor_hint(schema.hint(name)):
             return NonTensorData(value)
         return value
 
-    def nocast(name: str, value: Any) -> Any:
+    def nocast(name: str, value: object) -> Any:
         return NonTensorData(value) if isinstance(value, _NUMBERS) else plain(name, value)
 
-    def autocast(name: str, value: Any) -> Any:
+    def autocast(name: str, value: object) -> Any:
         hint = schema.hint(name)
         # Non-tensor data, or a list read from a collection, already has one value per element, so keep it.
         if isinstance(value, ValueNode) or (isinstance(value, LinkedList) and not _is_tensor_hint(hint)):
             return value
         return _as_type(hint, name, value)
 
-    def tensor_only(name: str, value: Any) -> Any:
+    def tensor_only(name: str, value: object) -> Any:
         if isinstance(value, (Tensor, TensorCollection)) and not isinstance(value, ValueNode):
             return value
         if isinstance(value, Mapping):
@@ -76,17 +76,17 @@ def make_cast(schema: Schema) -> Callable[[str, Any], Any]:
     return nocast if options.nocast else plain
 
 
-def is_batch_number(hint: Any, value: Any) -> bool:
+def is_batch_number(hint: object, value: object) -> bool:
     """Return True if a value and its annotation are numbers: the value is then stored once for the whole batch."""
     return isinstance(value, (bool, int, float, complex)) and hint in (bool, int, float, complex)
 
 
-def _is_tensor_hint(hint: Any) -> bool:
+def _is_tensor_hint(hint: object) -> bool:
     # torch.LongTensor and similar types are not subclasses of Tensor.
     return isinstance(hint, type) and (issubclass(hint, Tensor) or isinstance(hint, type(torch.LongTensor)))
 
 
-def _is_value_hint(hint: Any) -> bool:
+def _is_value_hint(hint: object) -> bool:
     return isinstance(hint, type) and issubclass(hint, NonTensorDataBase)
 
 
@@ -143,7 +143,7 @@ def _as_type(hint: Any, name: str, value: Any) -> Any:
         ) from error
 
 
-def _as_tensor(name: str, value: Any, rule: str) -> Tensor:
+def _as_tensor(name: str, value: object, rule: str) -> Tensor:
     try:
         return as_tensor(value)
     except (TypeError, ValueError, RuntimeError) as error:

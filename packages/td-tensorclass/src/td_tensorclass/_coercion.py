@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from td_core import Coercer, LinkedList
@@ -15,7 +13,7 @@ from ._unbatched import UnbatchedTensor, to_unbatched
 from ._value_settings import list_to_stack
 
 
-def to_data(value: Any, batch_size: torch.Size, device: torch.device | None) -> NonTensorData:
+def to_data(value: object, batch_size: torch.Size, device: torch.device | None) -> NonTensorData:
     """Wrap a value as one :class:`NonTensorData` for the whole batch."""
     data = NonTensorData(value, device=device)
     # Skip the check of as_batch_size(): the batch size of an uneven lazy stack contains -1.
@@ -23,7 +21,9 @@ def to_data(value: Any, batch_size: torch.Size, device: torch.device | None) -> 
     return data
 
 
-def to_node(value: Any, batch_size: torch.Size, device: torch.device | None) -> Any:
+def to_node(
+    value: object, batch_size: torch.Size, device: torch.device | None
+) -> NonTensorData | NonTensorStack:
     """Convert a list to a NonTensorStack with one value per batch element, and any other value to one NonTensorData."""
     if isinstance(value, LinkedList):
         # Convert to plain lists: nested LinkedLists would write back to the collection that they were read from.

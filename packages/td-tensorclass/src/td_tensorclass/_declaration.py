@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
+from td_core import TensorCollection
 from td_core.spi import as_batch_size, as_device, make_dense
 
 from ._annotations import annotations_of
@@ -19,7 +20,7 @@ from ._registration import register_class
 from ._schema import ALLOWED, RESERVED, Options, Schema, get_local_names, is_tensorclass
 
 
-def declare(cls: Any, root: Any, provided: Mapping[str, Any], frame: Any) -> None:
+def declare(cls: Any, root: Any, provided: Mapping[str, object], frame: Any) -> None:
     """Add schema, cast, properties and constructor to a new TensorClass subclass; options that are None are inherited."""
     inherited = cls._schema.options if is_tensorclass(cls) else Options()
     options = inherited.merge(provided)
@@ -54,7 +55,7 @@ def declare(cls: Any, root: Any, provided: Mapping[str, Any], frame: Any) -> Non
     register_class(cls)
 
 
-def _keep_defaults(cls: Any, root: Any) -> None:
+def _keep_defaults(cls: Any, root: TensorCollection) -> None:
     """Set explicit defaults for annotated fields, so that ``dataclass`` ignores base attributes of the same name."""
     inherited = getattr(cls, "__dataclass_fields__", {})
     for name in annotations_of(cls):
@@ -75,7 +76,7 @@ def _wrap_init(init: Callable[..., None]) -> Callable[..., None]:
     own = {"batch_size", "device", "names", "lock"} - parameters.keys()
 
     @functools.wraps(init)
-    def construct(self: Any, *args: Any, **kwargs: Any) -> None:
+    def construct(self: Any, *args: object, **kwargs: Any) -> None:
         provided = {name: kwargs[name] for name in own & kwargs.keys() if kwargs[name] is not None}
         if not passed_on:
             kwargs = {name: value for name, value in kwargs.items() if name not in own}
@@ -106,7 +107,7 @@ def _drop_generated(cls: Any, root: Any) -> None:
                     setattr(cls, name, getattr(root, name))
 
 
-def _check_names(cls: Any, root: Any, schema: Schema) -> None:
+def _check_names(cls: Any, root: TensorCollection, schema: Schema) -> None:
     for name in schema.names:
         never = name in RESERVED
         if never or (not schema.options.shadow and name not in ALLOWED and hasattr(root, name)):
@@ -124,7 +125,7 @@ def _make_property(name: str) -> property:
             return self._get_missing(name)
         return child if isinstance(child, Tensor) else child._unwrap()
 
-    def write(self: Any, value: Any) -> None:
+    def write(self: object, value: object) -> None:
         self.__setattr__(name, value)
 
     return property(read, write, doc=f"The field {name!r}.")

@@ -62,7 +62,7 @@ def from_dataclass(
     )
 
 
-def _entry(node: Any, key: NestedKey) -> Any:
+def _entry(node: Any, key: NestedKey) -> object:
     for part in unravel_key_to_tuple(key):
         node = node._get_child(part)
     return node

@@ -22,16 +22,16 @@ _DOCUMENTED = (types.FunctionType, classmethod, staticmethod, property)
 #: Methods that ``dataclass`` may have generated for a plain class.
 _GENERATED = ("__init__", "__repr__", "__eq__")
 
-_made: dict[tuple[Any, ...], type] = {}
+_made: dict[tuple[object, ...], type] = {}
 
 
-def make_class(plain: Any, options: Mapping[str, Any], name: str) -> Any:
+def make_class(plain: Any, options: Mapping[str, object], name: str) -> Any:
     """Derive a tensorclass named ``name`` from a plain class and its fields."""
     if issubclass(plain, TensorClass) and not any(options.values()):
         return plain
     generated = _GENERATED if "__dataclass_fields__" in plain.__dict__ else ()
     # Copy the methods, because help(), doctest and documentation tools only list those in the class's own __dict__.
-    namespace: dict[str, Any] = {
+    namespace: dict[str, object] = {
         key: value
         for key, value in plain.__dict__.items()
         if isinstance(value, _DOCUMENTED) and key not in generated
@@ -61,7 +61,7 @@ def tensorclass() -> Callable[[type[T]], type[T]]: ...
 
 @shows(Options)
 @dataclass_transform(field_specifiers=(dataclasses.field,))
-def tensorclass(cls: Any = None, /, **options: Any) -> Any:  # noqa: D417  it describes the fields of Options
+def tensorclass(cls: object = None, /, **options: Any) -> Any:  # noqa: D417  it describes the fields of Options
     """Convert a class with annotated fields to a tensorclass; the decorator form of :class:`TensorClass`.
 
     ``__post_init__`` is called for constructed instances and for results of operations: for a lazy stack once per new
@@ -99,7 +99,7 @@ def tensorclass(cls: Any = None, /, **options: Any) -> Any:  # noqa: D417  it de
 
 
 def from_dataclass(
-    obj: Any,
+    obj: object,
     *,
     dest_cls: type | None = None,
     auto_batch_size: bool = False,
@@ -155,7 +155,7 @@ def from_dataclass(
 
 
 def convert_dataclass(
-    obj: Any,
+    obj: object,
     dest_cls: type | None,
     options: dict[str, bool] | None,
     auto_batch_size: bool,
@@ -183,16 +183,16 @@ def _class_for(cls: type, options: dict[str, bool]) -> type:
     return _made[key]
 
 
-def _instance_for(obj: Any, cls: Any, options: dict[str, bool], **labels: Any) -> Any:
+def _instance_for(obj: object, cls: Any, options: dict[str, bool], **labels: object) -> object:
     values = _values(obj, lambda value: _instance_for(value, None, options, **labels))
     return (cls or _class_for(type(obj), options))(**values, **labels)
 
 
-def _as_mapping(obj: Any) -> dict[str, Any]:
+def _as_mapping(obj: object) -> dict[str, object]:
     return _values(obj, _as_mapping)
 
 
-def _values(obj: Any, convert: Callable[[Any], Any]) -> dict[str, Any]:
+def _values(obj: Any, convert: Callable[[object], object]) -> dict[str, object]:
     """Return the field values of a dataclass instance by name; ``convert`` is applied to dataclass instances in them."""
     values = {field.name: getattr(obj, field.name) for field in dataclasses.fields(obj)}
     for name, value in values.items():

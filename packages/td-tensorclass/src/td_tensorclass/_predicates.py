@@ -22,7 +22,7 @@ def is_non_tensor(data: Any) -> bool:
     return isinstance(data, NonTensorNode)
 
 
-def is_tensorclass(obj: Any) -> bool:
+def is_tensorclass(obj: object) -> bool:
     """Return True if an instance or a class is a tensorclass.
 
     NonTensorData and its subclasses count as tensorclasses with the field ``data``, as in tensordict.

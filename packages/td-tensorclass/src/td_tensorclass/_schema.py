@@ -73,7 +73,7 @@ class Slot(NamedTuple):
     """One constructor argument or field, in the order of declaration."""
 
     name: str
-    default: Any
+    default: object
     factory: Any
     init: bool
     is_field: bool
@@ -133,7 +133,7 @@ class Schema(EntrySchema):
         for name in self.names:
             self.hint(name)
 
-    def __getstate__(self) -> Any:
+    def __getstate__(self) -> tuple[None, dict[str, Any]]:
         """Resolve all hints before a class is pickled by value: the unpickling process may lack the names in them."""
         for name in self.names:
             self.hint(name)
@@ -167,7 +167,7 @@ class Schema(EntrySchema):
             results.append(kinds(name, kinds.KEYWORD_ONLY, default=default))
         return inspect.Signature(sorted(results, key=lambda item: item.kind))
 
-    def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    def bind(self, args: tuple[object, ...], kwargs: dict[str, object]) -> dict[str, Any]:
         """Convert positional and keyword arguments to keyword arguments.
 
         Raises:
@@ -184,7 +184,7 @@ class Schema(EntrySchema):
             raise TypeError(f"{self.cls.__name__}() got {twice} both by position and by name")
         return {**provided, **kwargs}
 
-    def fill(self, given: Mapping[str, Any]) -> tuple[dict[str, Any], list[Any]]:
+    def fill(self, given: Mapping[str, object]) -> tuple[dict[str, Any], list[Any]]:
         """Fill in defaults. Return the value per field (None if it has none) and the ``InitVar`` arguments.
 
         Raises:
@@ -192,7 +192,7 @@ class Schema(EntrySchema):
             UnknownFieldError: an argument is neither a field nor an ``InitVar`` of the class.
         """
         values: dict[str, Any] = {}
-        init_vars: list[Any] = []
+        init_vars: list[object] = []
         missing: list[str] = []
         taken = 0
         for name, default, factory, init, is_field in self.slots:
@@ -231,7 +231,7 @@ class Schema(EntrySchema):
         }
         return {name: value for name, value in result.items() if value is not None}
 
-    def unknown_field_error(self, names: Iterable[Any]) -> UnknownFieldError:
+    def unknown_field_error(self, names: Iterable[object]) -> UnknownFieldError:
         """Build the error for keys that are not fields."""
         listed = [str(name) for name in names]
         return UnknownFieldError(

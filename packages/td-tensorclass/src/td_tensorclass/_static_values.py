@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from td_core.spi import is_same_value, register_pytree
+from td_core.typing import DeviceType
 
 _CONSTANTS = (str, int, bool, type(None))
 
@@ -25,7 +26,7 @@ class StaticValue:
     __hash__ = None  # type: ignore[assignment]
 
 
-def make_static(value: Any) -> Any:
+def make_static(value: object) -> tuple[str, Any] | StaticValue:
     """Wrap a value for a context. ``torch.export(strict=True)`` needs constants such as str and int to stay bare."""
     return (type(value).__name__, value) if type(value) in _CONSTANTS else StaticValue(value)
 
@@ -35,20 +36,20 @@ def get_static(holder: Any) -> Any:
     return holder[1] if type(holder) is tuple else holder.value
 
 
-def register_static(cls: Any, names: Sequence[str], made_of: Callable[..., Any]) -> None:
+def register_static(cls: Any, names: Sequence[str], made_of: Callable[..., object]) -> None:
     """Register a class as a pytree node without children; ``made_of`` rebuilds a node from its attributes ``names``."""
 
     def flatten(node: Any) -> tuple[list[Any], tuple[Any, ...]]:
         return [], load(tuple([getattr(node, name) for name in names]))
 
-    def unflatten(children: Iterable[Any], context: tuple[Any, ...]) -> Any:
+    def unflatten(children: Iterable[object], context: tuple[object, ...]) -> Any:
         return made_of(*dump(context))
 
-    def dump(context: tuple[Any, ...]) -> tuple[Any, ...]:
+    def dump(context: tuple[object, ...]) -> tuple[Any, ...]:
         holder, *rest = context
         return (get_static(holder), *rest)
 
-    def load(dumped: tuple[Any, ...]) -> tuple[Any, ...]:
+    def load(dumped: tuple[object, ...]) -> tuple[Any, ...]:
         # The first attribute is the value, which torch compares when it compares contexts.
         value, *rest = dumped
         return (make_static(value), *rest)
@@ -56,7 +57,7 @@ def register_static(cls: Any, names: Sequence[str], made_of: Callable[..., Any])
     register_pytree(cls, flatten, unflatten, lambda context: (), dump, load)
 
 
-def _fit_names(names: Any, batch_size: Any) -> Any:
+def _fit_names(names: Any, batch_size: Any) -> object:
     """Return the dim names of a context, or None if vmap has added or removed a dim."""
     return names if names is not None and len(names) == len(batch_size) else None
 
@@ -64,7 +65,9 @@ def _fit_names(names: Any, batch_size: Any) -> Any:
 def register_data(cls: Any) -> None:
     """Register a subclass of NonTensorDataBase as a pytree node."""
 
-    def made_of(value: Any, metadata: Any, batch_size: Any, device: Any, names: Any) -> Any:
+    def made_of(
+        value: object, metadata: Any, batch_size: object, device: DeviceType | None, names: object
+    ) -> Any:
         node = cls(value, metadata, batch_size=batch_size, device=device)
         node._names = _fit_names(names, batch_size)
         return node
@@ -76,14 +79,14 @@ def register_stack(cls: Any) -> None:
     """Register NonTensorStack or a subclass as a pytree node."""
 
     def made_of(
-        values: Any,
-        values_size: Any,
+        values: object,
+        values_size: object,
         batch_size: Any,
-        device: Any,
-        joints: Any,
+        device: DeviceType | None,
+        joints: object,
         hidden: int,
         emerges: int,
-        names: Any,
+        names: object,
     ) -> Any:
         node = cls._of(values, values_size, device, _fit_names(names, batch_size))
         node._batch_size, node._joints, node._hidden, node._emerges = batch_size, joints, hidden, emerges

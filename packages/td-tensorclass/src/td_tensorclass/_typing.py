@@ -34,12 +34,12 @@ if TYPE_CHECKING:
 else:
     FieldsMeta = ABCMeta
 
-    def dataclass_transform(**kwargs: Any) -> Callable[[Any], Any]:
+    def dataclass_transform(**kwargs: object) -> Callable[[Any], Any]:
         """Return a decorator that does nothing, because typing_extensions may be missing at run time."""
         return lambda decorated: decorated
 
 
-def takes_keywords(options: Callable[P, Any]) -> Callable[[Callable[[], Result]], Callable[P, Result]]:
+def takes_keywords(options: Callable[P, object]) -> Callable[[Callable[[], Result]], Callable[P, Result]]:
     """Return a decorator that gives a function the fields of a dataclass as keyword parameters."""
     return lambda function: lambda *args, **kwargs: function()
 
@@ -47,11 +47,11 @@ def takes_keywords(options: Callable[P, Any]) -> Callable[[Callable[[], Result]]
 class Argument(Generic[Given, Read]):
     """Descriptor of a constructor argument that is written as ``Given`` and read as ``Read``."""
 
-    def __get__(self, instance: Any, owner: Any = None) -> Read:
+    def __get__(self, instance: object, owner: object = None) -> Read:
         """Declare the type that reading the attribute returns."""
         raise NotImplementedError
 
-    def __set__(self, instance: Any, value: Given) -> None:
+    def __set__(self, instance: object, value: Given) -> None:
         """Declare the type that the attribute accepts."""
 
 

@@ -25,7 +25,7 @@ _ONE_VALUE = frozenset(
 )
 
 
-def _apply_header(node: Any, meta: dict[str, Any]) -> Any:
+def _apply_header(node: Any, meta: dict[str, object]) -> Any:
     """Set the device, names and lock of a node from its header."""
     _, device, names, locked = read_header({"batch_size": [*node.batch_size], **meta})
     node._device = node._device if device is None else device
@@ -51,7 +51,7 @@ def _flatten_stack(node: NonTensorStack) -> Record:
     return Record({**make_header(node), **_joints_of(node)}, values={"data": node._snapshot})
 
 
-def _joints_of(node: NonTensorStack) -> dict[str, Any]:
+def _joints_of(node: NonTensorStack) -> dict[str, object]:
     """Encode the batch dims along which a stack varies (:data:`Joints`) as a header field; empty if all dims do."""
     if node._joints is None:
         return {}
@@ -59,7 +59,7 @@ def _joints_of(node: NonTensorStack) -> dict[str, Any]:
     return {"joints": {"dims": list(dims), "ones": ones}}
 
 
-def _join_as(stack: NonTensorStack, meta: dict[str, Any]) -> None:
+def _join_as(stack: NonTensorStack, meta: dict[str, object]) -> None:
     """Set the batch dims along which a stack varies (:data:`Joints`) from its header."""
     told, ndim = read_header_field(meta, "joints", dict, _NONE), len(stack.batch_size)
     if told is None:
@@ -136,7 +136,7 @@ def _stack_from_directory(record: Record) -> NonTensorStack:
 
 
 def _stack_to_buffer(node: NonTensorStack) -> Record:
-    meta: dict[str, Any] = {
+    meta: dict[str, object] = {
         "stack_dim": 0,
         "stack_dim_name": node.names[0],
         "is_locked": node._locked is True,

@@ -6,14 +6,13 @@ A setting is used as a context manager, as a decorator or, with ``set()``, for t
 from __future__ import annotations
 
 import threading
-from typing import Any
 
 from td_core.spi import Switch
 
 
 class _State(threading.local):
     def __init__(self) -> None:
-        self.entered: list[Any] = []
+        self.entered: list[object] = []
         self.list_to_stack: bool | None = None
         self.capture_non_tensor_stack: bool | None = None
 

@@ -63,7 +63,7 @@ def collate(
     return default_collate(samples)
 
 
-def _build_like(sample: Any, columns: list[Any]) -> Any:
+def _build_like(sample: object, columns: list[object]) -> object:
     """Build a named tuple, tuple or list of columns, like a sample."""
     if hasattr(sample, "_fields"):
         return type(sample)(*columns)
@@ -75,7 +75,7 @@ def _collate_collections(
     pad_keys: Mapping[NestedKey, float],
     nested_keys: Sequence[NestedKey],
     mask_key: NestedKey | None,
-) -> Any:
+) -> object:
     columns = {key: [sample[key] for sample in samples] for key in nested_keys}
     if nested_keys:
         samples = [sample.exclude(*nested_keys) for sample in samples]
@@ -109,7 +109,7 @@ def _pad_entry(samples: list[Any], key: NestedKey, value: float, mask_key: Neste
             sample._set_path((*unravel_key_to_tuple(mask_key), *path), mask)
 
 
-def _collate_for_torch(batch: Any, *, collate_fn_map: Any = None) -> Any:
+def _collate_for_torch(batch: object, *, collate_fn_map: object = None) -> object:
     return collate(batch)
 
 

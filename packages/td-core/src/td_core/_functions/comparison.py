@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -17,12 +17,15 @@ from .._walks import visit
 from ..errors import KeyPathError, StructureError
 from ..typing import NestedKey
 
+if TYPE_CHECKING:
+    from .._base import TensorCollection
+
 __all__ = ["assert_allclose_td", "assert_close"]
 
 
 def assert_close(
-    actual: Any,
-    expected: Any,
+    actual: object,
+    expected: object,
     rtol: float | None = None,
     atol: float | None = None,
     equal_nan: bool = True,
@@ -58,7 +61,7 @@ def assert_close(
             raise TypeError(f"assert_close compares collections; got {type(value).__name__}")
     check = partial(torch.testing.assert_close, rtol=rtol, atol=atol, equal_nan=equal_nan)
 
-    def compare(first: Any, second: Any, parent_path: Any) -> Iterator[tuple[Any, Any, Any]]:
+    def compare(first: TensorCollection, second: Any, parent_path: Any) -> Iterator[tuple[Any, Any, Any]]:
         same_size = first.batch_size == second.batch_size
         for actual_node, expected_node in first._zip_members(second) if same_size else [(first, second)]:
             left, right = actual_node._children(), expected_node._children()

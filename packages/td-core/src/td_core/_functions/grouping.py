@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -13,10 +13,13 @@ from .._walks import has_entries
 from ..errors import KeyPathError, StructureError
 from ..typing import NestedKey
 
+if TYPE_CHECKING:
+    from .._base import TensorCollection
+
 __all__ = ["group_by", "isin", "remove_duplicates"]
 
 
-def group_by(tensordict: Any, key: NestedKey) -> tuple[Tensor | list[Any], tuple[Any, ...]]:
+def group_by(tensordict: TensorCollection, key: NestedKey) -> tuple[Tensor | list[Any], tuple[Any, ...]]:
     """Group rows along the first batch dim by an entry; return the distinct values and the rows of each.
 
     Args:
@@ -35,14 +38,14 @@ def group_by(tensordict: Any, key: NestedKey) -> tuple[Tensor | list[Any], tuple
     entry: Any = get_entry(tensordict, unravel_key_to_tuple(key))
     if not tensordict.batch_size:
         raise ValueError("group_by groups the rows along the first batch dim, and the collection has none")
-    values: Tensor | list[Any]
+    values: Tensor | list[object]
     if isinstance(entry, Tensor):
         values, inverse = torch.unique(entry, dim=0, return_inverse=True)
         count = len(values)
     elif not has_entries(entry):
         rows = entry.maybe_to_stack().tolist()
         values = []
-        known: dict[Any, int] = {}
+        known: dict[object, int] = {}
         positions = [_find_or_add(row, values, known, key) for row in rows]
         inverse, count = torch.tensor(positions, dtype=torch.long, device="cpu"), len(values)
     else:
@@ -52,7 +55,7 @@ def group_by(tensordict: Any, key: NestedKey) -> tuple[Tensor | list[Any], tuple
     return values, tuple(tensordict[order].split(sizes)) if sizes else ()
 
 
-def _find_or_add(row: Any, values: list[Any], known: dict[Any, int], key: NestedKey) -> int:
+def _find_or_add(row: object, values: list[object], known: dict[object, int], key: NestedKey) -> int:
     """Return the position of a value in ``values``, and append it if it is new; ``known`` caches hashable values."""
     try:
         position = known.setdefault(row, len(values))
@@ -69,7 +72,7 @@ def _find_or_add(row: Any, values: list[Any], known: dict[Any, int], key: Nested
     return position
 
 
-def isin(input: Any, reference: Any, key: NestedKey, dim: int = 0) -> Tensor:
+def isin(input: object, reference: object, key: NestedKey, dim: int = 0) -> Tensor:
     """Check for each position along a batch dim whether its entry in ``input`` also occurs in ``reference``.
 
     Args:

@@ -16,7 +16,7 @@ __all__ = ["merge_tensordicts"]
 
 def merge_tensordicts(
     *tensordicts: Any,
-    callback_exist: Callable[..., Any] | Mapping[NestedKey, Callable[..., Any]] | None = None,
+    callback_exist: Callable[..., object] | Mapping[NestedKey, Callable[..., object]] | None = None,
 ) -> Any:
     """Merge the entries of several collections into a new one; leaves are shared.
 

@@ -12,7 +12,7 @@ from .._dtypes import as_dtype
 __all__ = ["is_bool", "is_floating", "is_inexact", "is_integer", "is_tensor_collection"]
 
 
-def is_tensor_collection(datatype: Any) -> bool:
+def is_tensor_collection(datatype: object) -> bool:
     """Return True if an object or a class is a collection.
 
     >>> is_tensor_collection(TensorDict), is_tensor_collection(TensorDict())
@@ -23,7 +23,7 @@ def is_tensor_collection(datatype: Any) -> bool:
     return issubclass(datatype if isinstance(datatype, type) else type(datatype), Core)
 
 
-def is_inexact(*args: Any) -> bool:
+def is_inexact(*args: object) -> bool:
     """Return True if the last argument has a floating point or complex dtype.
 
     Like the other dtype predicates, it can be a ``cast_filter``, which is called with a key and a leaf.
@@ -40,7 +40,7 @@ def is_inexact(*args: Any) -> bool:
     return dtype.is_floating_point or dtype.is_complex
 
 
-def is_floating(*args: Any) -> bool:
+def is_floating(*args: object) -> bool:
     """Return True if the last argument has a floating point dtype; see :func:`is_inexact`.
 
     >>> is_floating(torch.zeros(1)), is_floating(torch.complex64)
@@ -49,7 +49,7 @@ def is_floating(*args: Any) -> bool:
     return _dtype(args).is_floating_point
 
 
-def is_integer(*args: Any) -> bool:
+def is_integer(*args: object) -> bool:
     """Return True if the last argument has an integer dtype (not bool); see :func:`is_inexact`.
 
     >>> is_integer(torch.zeros(1).int()), is_integer(torch.bool)
@@ -59,7 +59,7 @@ def is_integer(*args: Any) -> bool:
     return not (dtype.is_floating_point or dtype.is_complex or dtype == torch.bool)
 
 
-def is_bool(*args: Any) -> bool:
+def is_bool(*args: object) -> bool:
     """Return True if the last argument has the bool dtype; see :func:`is_inexact`.
 
     >>> is_bool(torch.tensor(True)), is_bool(torch.int8)

@@ -110,7 +110,7 @@ def pad_sequence(
     return out.update(result, inplace=True)  # type: ignore[no-any-return]
 
 
-def _compute_padded_size(nodes: list[Any]) -> torch.Size:
+def _compute_padded_size(nodes: list[Core]) -> torch.Size:
     sizes = [node.batch_size for node in nodes]
     if len({len(size) for size in sizes}) != 1:
         raise StructureError(
@@ -196,7 +196,7 @@ def unpad_sequence(padded: Any, mask: Any = None, *, pad_dim: int = 0) -> Any:
     return lazy_stack([_unpad_row(padded[i], mask[i], pad_dim) for i in range(len(padded))], 0)
 
 
-def _unpad_row(row: Any, mask: Any, pad_dim: int) -> Any:
+def _unpad_row(row: object, mask: object, pad_dim: int) -> object:
     rows: list[tuple[Any, dict[str, Any], Any, Any, Any, str, Path]] = [(row, {}, mask, None, None, "", ())]
     sizes = []
     for node, entries, masks, above, _, _, prefix in rows:

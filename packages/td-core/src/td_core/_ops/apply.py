@@ -116,7 +116,7 @@ class ApplyMixin(Core):
 
     def named_apply(
         self,
-        fn: Callable[..., Any],
+        fn: Callable[..., object],
         *others: Any,
         nested_keys: bool = False,
         batch_size: BatchSize | None = None,
@@ -129,7 +129,7 @@ class ApplyMixin(Core):
         call_on_nested: bool = False,
         is_leaf: IsLeaf | None = None,
         out: Any = None,
-        **constructor_kwargs: Any,
+        **constructor_kwargs: object,
     ) -> Any:
         """Call ``fn(key, leaf, *leaves_of_others)`` on every leaf and return a collection of the results.
 
@@ -147,7 +147,7 @@ class ApplyMixin(Core):
         )
         return walk.run(self, others, batch_size, device, names, propagate_lock, out)
 
-    def apply_(self, fn: Callable[..., Any], *others: Any, **kwargs: Any) -> Self:
+    def apply_(self, fn: Callable[..., object], *others: object, **kwargs: Any) -> Self:
         """Replace the values of every leaf by ``fn(leaf, *leaves_of_others)``, in place; return this collection.
 
         If ``fn`` returns None, the leaf is not changed. A tensor under several keys is changed once. The arguments are those
@@ -168,7 +168,7 @@ class _Walk:
     named: bool
     nested_keys: bool
     inplace: bool
-    default: Any
+    default: object
     filter_empty: bool | None
     is_leaf: IsLeaf | None
     size: torch.Size | None = None
@@ -176,17 +176,17 @@ class _Walk:
     names: Any = NO_DEFAULT
     writes: list[tuple[Any, str, Child, Child, Path]] = field(default_factory=list)
     #: For in-place calls on leaves that may share memory: memory that was changed -> its key path and operands.
-    changed: dict[Any, tuple[Path, Sequence[Any]]] | None = None
+    changed: dict[object, tuple[Path, Sequence[object]]] | None = None
 
     def run(
         self,
         root: Any,
-        others: tuple[Any, ...],
+        others: tuple[object, ...],
         batch_size: BatchSize | None,
         device: Any,
         names: Any,
         propagate_lock: bool,
-        out: Any,
+        out: Core,
     ) -> Any:
         """Traverse ``root`` and return the result of the call."""
         for other in others:
@@ -220,7 +220,7 @@ class _Walk:
             result.lock_()
         return result
 
-    def level(self, root: Any, others: tuple[Any, ...], path: Path) -> Any:
+    def level(self, root: Core, others: tuple[Any, ...], path: Path) -> Any:
         """Apply ``fn`` below a node and return the new node, or None if it is dropped."""
         stacked = root._members_and_dim()
         if stacked is not None and self.size is None:
@@ -317,7 +317,7 @@ class _Walk:
                 if result is not None:
                     entries[key] = result
 
-    def unwrap_child(self, child: Any, node: Any, key: str, path: Path, others: tuple[Any, ...]) -> Any:
+    def unwrap_child(self, child: Any, node: Core, key: str, path: Path, others: tuple[object, ...]) -> Any:
         """Apply ``fn`` to the tensor that a proxy node wraps. Return a node of the same kind, or None if it is dropped."""
         results = [child, *[self.other(other, key, path, child) for other in others]]
         tensors = [item._unwrap() if isinstance(item, Core) else item for item in results]
@@ -337,7 +337,7 @@ class _Walk:
             self.writes.append((node, key, tensors[0], value, (*path, key)))
         return child
 
-    def members(self, node: Any, dim: int, others: tuple[Any, ...], path: Path) -> Any:
+    def members(self, node: Core, dim: int, others: tuple[Any, ...], path: Path) -> Any:
         """Apply ``fn`` to each member of a lazy stack and return a stack of the results, or None if all are dropped."""
         given = [other for other in others if other is not _MISSING]
         for other in given:
@@ -348,7 +348,7 @@ class _Walk:
                 )
         kept = []
 
-        def apply_to_part(member: Any, *parts: Any) -> Any:
+        def apply_to_part(member: Any, *parts: object) -> Any:
             left = iter(parts)
             rest = tuple([_MISSING if other is _MISSING else next(left) for other in others])
             result = self.level(member, rest, path)
@@ -391,7 +391,14 @@ class _Walk:
         return True
 
     def check_result(
-        self, value: Any, child: Child, node: Any, key: str, size: torch.Size, device: Any, path: Path
+        self,
+        value: Any,
+        child: Child,
+        node: Core,
+        key: str,
+        size: torch.Size,
+        device: torch.device | None,
+        path: Path,
     ) -> Child:
         """Convert a result to an entry. In place, record the write and return the old entry."""
         if self.inplace:
@@ -402,11 +409,11 @@ class _Walk:
             return child
         return coerce(value, size, device, (*path, key))
 
-    def is_dropped(self, node: Any) -> bool:
+    def is_dropped(self, node: Core) -> bool:
         """Return True if a node whose result has no entries is dropped."""
         return self.filter_empty is True or (self.filter_empty is None and len(node._children()) > 0)
 
-    def build(self, node: Any, entries: dict[str, Child]) -> Any:
+    def build(self, node: Core, entries: dict[str, Child]) -> Any:
         """Build a node like ``node`` that holds the results."""
         return node._with_children(entries, batch_size=self.size, device=self.device, names=self.names)
 

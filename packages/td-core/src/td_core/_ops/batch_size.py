@@ -53,7 +53,7 @@ def fit_batch_size(value: Any, batch_size: torch.Size, path: tuple[str, ...]) ->
         raise
 
 
-def infer_batch_sizes(root: Any, batch_dims: int | None, keep_compliant_size: bool) -> None:
+def infer_batch_sizes(root: Core, batch_dims: int | None, keep_compliant_size: bool) -> None:
     """Set the batch size of every node to the leading dims that all its entries share; see ``auto_batch_size_``."""
     if batch_dims is not None and batch_dims < 0:
         raise BatchSizeError(f"batch_dims is the number of batch dims; got {batch_dims}")

@@ -88,7 +88,7 @@ def _get_shape(level: Any, key: str) -> Shape:
     return level.get_item_shape(key)  # type: ignore[no-any-return]
 
 
-def _restore_entries(level: Any, expanded: Any, size: Shape) -> None:
+def _restore_entries(level: Core, expanded: Any, size: Shape) -> None:
     """Replace the entries of an expanded copy by the original ones, expanded only along batch dims of size one."""
     for left, copy in zip_walk(level, expanded):
         copy._set_batch_size(torch.Size((*size, *left.batch_size[len(size) :])))
@@ -120,13 +120,13 @@ def align_pairs(
     return left, right
 
 
-def align_collections(node: Any, other: Any) -> tuple[Any, Any]:
+def align_collections(node: Core, other: object) -> tuple[Any, Any]:
     """Align the leaves of two collections with equal keys and batch sizes, so that their feature dims broadcast."""
     ndim = len(node.batch_size)
     return _align_leaves(node, other, ndim), _align_leaves(other, node, ndim)
 
 
-def _align_leaves(item: Any, beside: Any, ndim: int) -> Any:
+def _align_leaves(item: Any, beside: Any, ndim: int) -> object:
     leaves: list[Tensor] = []
     others: list[Tensor] = []
     levels = item._flatten_leaves(leaves)
@@ -135,7 +135,7 @@ def _align_leaves(item: Any, beside: Any, ndim: int) -> Any:
     return item if lined is leaves else item._unflatten(lined, levels)
 
 
-def align_columns(node: Core, leaves: list[Tensor], *operands: Any) -> list[Any]:
+def align_columns(node: Core, leaves: list[Tensor], *operands: object) -> list[Any]:
     """Align the leaves of a collection and several operands so that their feature dims broadcast.
 
     Return one list per column; an operand that is not a list is returned unchanged.

@@ -309,7 +309,7 @@ class CastingMixin(DeviceMixin):
 
     def new_zeros(
         self,
-        *size: Any,
+        *size: object,
         dtype: DtypeLike | None = None,
         device: DeviceType | NoDefault | None = NO_DEFAULT,
         requires_grad: bool = False,
@@ -374,7 +374,7 @@ class CastingMixin(DeviceMixin):
     def new_full(
         self,
         size: Any,
-        fill_value: Any,
+        fill_value: object,
         *,
         dtype: DtypeLike | None = None,
         device: DeviceType | NoDefault | None = NO_DEFAULT,
@@ -458,7 +458,7 @@ def _keep_ties(node: Core, fn: Callable[[Tensor], Tensor]) -> Callable[[Tensor],
     return fn if len({*known}) == len(leaves) else call_once_per_leaf(fn)
 
 
-def _iter_pairs(node: Any, value: Any, name: str) -> list[tuple[Tensor, Tensor]]:
+def _iter_pairs(node: Core, value: object, name: str) -> list[tuple[Tensor, Tensor]]:
     """Pair the leaves of ``node`` and ``value`` by key; StructureError if shapes, or the dtypes of gradients, differ."""
     if not isinstance(value, Core):
         raise TypeError(f"{name} is a collection of the same structure; got {type(value).__name__}")
@@ -477,7 +477,7 @@ def _iter_pairs(node: Any, value: Any, name: str) -> list[tuple[Tensor, Tensor]]
 
 def _make_new(
     node: SelfT,
-    size: tuple[Any, ...],
+    size: tuple[object, ...],
     name: str,
     dtype: DtypeLike | None,
     device: Any,
@@ -485,7 +485,7 @@ def _make_new(
     layout: torch.layout,
     pin_memory: bool | None,
     empty_lazy: bool,
-    *filled: Any,
+    *filled: object,
 ) -> SelfT:
     """Create a collection of the same structure by calling the method ``name``, such as ``new_zeros``, of each leaf."""
     new = as_ints(size[0] if len(size) == 1 else size)

@@ -172,7 +172,7 @@ def write_moved_back(target: Any, source: Any) -> None:
 
 
 def _write_moved(owner: Any, result: Any) -> None:
-    def back(leaf: Tensor, left: Any) -> Tensor:
+    def back(leaf: Tensor, left: object) -> Tensor:
         return leaf.to(left.device, left.dtype) if isinstance(left, Tensor) else leaf
 
     write_back(owner, result.apply(back, owner, default=None))
@@ -369,7 +369,7 @@ def _cast_by_attrs(node: SelfT, attrs: Any, target: Target, accepts: CastFilter 
     return result  # type: ignore[no-any-return]
 
 
-def _resize_batch(node: SelfT, batch_size: Any) -> SelfT:
+def _resize_batch(node: SelfT, batch_size: torch.Size) -> SelfT:
     result: Any = node._shallow_copy()
     result.batch_size = batch_size
     return result  # type: ignore[no-any-return]

@@ -69,7 +69,9 @@ def flatten_features(leaf: Tensor, n: int) -> Tensor:
     return leaf.flatten(n) if leaf.ndim > n else leaf.unsqueeze(-1)
 
 
-def make_call(name: str, keepdim: bool, options: dict[str, Any]) -> Callable[[tuple[int, ...] | None], Leaf]:
+def make_call(
+    name: str, keepdim: bool, options: dict[str, object]
+) -> Callable[[tuple[int, ...] | None], Leaf]:
     """Return a function ``make(dims)`` that builds the leaf function of a tensor method that accepts several dims."""
 
     def make(dims: tuple[int, ...] | None) -> Leaf:

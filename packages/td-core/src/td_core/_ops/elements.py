@@ -186,5 +186,5 @@ class ElementMixin(ShapeMixin):
         return self._transform(elements.narrow_plan(self.batch_size, dim, start, length))
 
 
-def _write_inverse(owner: Any, result: Any, inverse: Any) -> None:
+def _write_inverse(owner: object, result: object, inverse: Any) -> None:
     write_back(owner, inverse(result))

@@ -43,8 +43,10 @@ from .parameter_writes import write_unrecorded
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+    from .._base import TensorCollection
 
-NOT_GIVEN: Any = object()
+
+NOT_GIVEN: object = object()
 
 _FORMS = frozenset({"as_list", "as_nested_tensor", "as_padded_tensor"})
 
@@ -57,7 +59,7 @@ class EntryMixin(Core):
 
     __slots__ = ()
 
-    def get(self, key: NestedKey, *args: Any, **kwargs: Any) -> Any:
+    def get(self, key: NestedKey, *args: object, **kwargs: object) -> Any:
         """Return the entry ``key``, or a default if it is missing.
 
         Args:
@@ -89,7 +91,7 @@ class EntryMixin(Core):
             return node if isinstance(node, Tensor) else node._as_leaf()
         return get_default(self, key) if default is NOT_GIVEN else default
 
-    def _get_as(self, key: NestedKey, default: Any, **kwargs: Any) -> Any:
+    def _get_as(self, key: NestedKey, default: object, **kwargs: Any) -> object:
         """Return an entry as a list, nested or padded tensor; TypeError if the entry is not uneven."""
         first, *rest = unravel_key_to_tuple(key)
         child = self._children().get(first) if rest else None
@@ -104,7 +106,7 @@ class EntryMixin(Core):
     @overload
     def __getitem__(self, index: str | tuple[str, ...]) -> Any: ...
     @overload
-    def __getitem__(self, index: Any) -> Self: ...
+    def __getitem__(self, index: object) -> Self: ...
     def __getitem__(self, index: Any) -> Any:
         """Return an entry by key, or index all entries along the batch dims.
 
@@ -124,11 +126,11 @@ class EntryMixin(Core):
     def set(
         self,
         key: NestedKey,
-        item: Any,
+        item: object,
         inplace: bool = False,
         *,
         non_blocking: bool = False,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> Self:
         """Store an entry, and create missing nodes along its key path.
 
@@ -191,7 +193,7 @@ class EntryMixin(Core):
             node = child
         node._set_path(path[-1], value, prefix + path[:-1], non_blocking=non_blocking)
 
-    def set_(self, key: NestedKey, item: Any, *, non_blocking: bool = False) -> Self:
+    def set_(self, key: NestedKey, item: object, *, non_blocking: bool = False) -> Self:
         """Copy a value into an existing entry, in place; allowed on a locked collection.
 
         Raises:
@@ -207,7 +209,7 @@ class EntryMixin(Core):
         write_unrecorded(self, lambda root: _write_entry(root, path, item, non_blocking))
         return self
 
-    def setdefault(self, key: NestedKey, default: Any, inplace: bool = False) -> Any:
+    def setdefault(self, key: NestedKey, default: object, inplace: bool = False) -> Any:
         """Return the entry ``key``; if it is missing, store ``default`` first.
 
         ``inplace`` has no effect: only a missing entry is written.
@@ -244,7 +246,7 @@ class EntryMixin(Core):
             raise KeyPathError(f"only keys can be deleted, not the index {key!r}")
         self.del_(key)
 
-    def pop(self, key: NestedKey, default: Any = NO_DEFAULT) -> Any:
+    def pop(self, key: NestedKey, default: object = NO_DEFAULT) -> Any:
         """Remove an entry and return it, or return the default if it is missing.
 
         Raises:
@@ -442,13 +444,13 @@ class EntryMixin(Core):
         )
 
 
-def _get_default(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _get_default(args: tuple[Any, ...], kwargs: dict[str, object]) -> object:
     if len(args) > 1:
         raise TypeError(f"get() takes a key and one default, got {len(args)} defaults")
     return args[0] if args else kwargs.pop("default", NOT_GIVEN)
 
 
-def _has_default_forms(kwargs: dict[str, Any]) -> bool:
+def _has_default_forms(kwargs: dict[str, object]) -> bool:
     """Return True if options for the form of the result are given, but all are false."""
     provided = _FORMS.intersection(kwargs)
     return bool(provided) and not any(kwargs[form] for form in provided)
@@ -493,7 +495,7 @@ def list_state_nodes(value: Core) -> list[Core]:
 
 
 def _set_new(
-    node: Any, path: tuple[str, ...], value: Any, prefix: tuple[str, ...], non_blocking: bool
+    node: Any, path: tuple[str, ...], value: object, prefix: tuple[str, ...], non_blocking: bool
 ) -> None:
     """Store a value under a path of several keys, the first of which is missing."""
     check_unlocked(node, f"set {show_path(prefix + path)}")
@@ -508,12 +510,12 @@ def _set_new(
 
 
 def _set_rows(
-    node: Any, path: tuple[str, ...], value: Any, prefix: tuple[str, ...], non_blocking: bool
+    node: Core, path: tuple[str, ...], value: object, prefix: tuple[str, ...], non_blocking: bool
 ) -> bool:
     """Store uneven tensors of a list in the members of a lazy stack, one per member; return False if that does not apply."""
     rows = node._rows_for_members(value)
 
-    def check(member: Any, row: Any) -> Iterator[Any]:
+    def check(member: TensorCollection, row: Any) -> Iterator[Any]:
         check_unlocked(member, f"set {show_path(prefix + path)}")
         nested = member._rows_for_members(row) if type(row) in (list, tuple) else None
         if nested is None:
@@ -558,7 +560,7 @@ def get_default(node: Any, key: NestedKey) -> None:
         raise missing_key_error(node, key)
 
 
-def coerce_for(node: Any, value: Any, path: tuple[str, ...], non_blocking: bool) -> Child:
+def coerce_for(node: Core, value: object, path: tuple[str, ...], non_blocking: bool) -> Child:
     """Convert ``value`` to an entry of this collection; a nested collection inherits the dim names."""
     entry = coerce(value, node.batch_size, node.device, path, non_blocking=non_blocking)
     names = node._names

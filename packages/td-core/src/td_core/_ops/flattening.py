@@ -53,7 +53,7 @@ def _find_collision(root: Core, separator: str, is_leaf: IsLeaf | None) -> KeyTa
     def is_kept(cls: type) -> bool:
         return is_leaf_or_value(cls) or (is_leaf is not None and is_leaf(cls))
 
-    seen: dict[str, Any] = {}
+    seen: dict[str, object] = {}
     for key in root.keys(True, True, is_kept):  # type: ignore[attr-defined]
         joined = separator.join(unravel_key_to_tuple(key))
         other = seen.setdefault(joined, key)
@@ -75,7 +75,7 @@ def unflatten_entries(root: Core, separator: str, *, own: bool) -> dict[str, Chi
     """
     # New nodes are plain dicts until all keys are set: an entry is never a dict, so the type marks a new node.
     top: dict[str, Any] = {}
-    levels: list[tuple[dict[str, Any], str, dict[str, Any], Core | None]] = []
+    levels: list[tuple[dict[str, object], str, dict[str, Any], Core | None]] = []
     for key, child in dict(root._children()).items():
         if own and not isinstance(child, Tensor):
             child = child._shallow_copy()

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from .._collection import Child, check_same_keys, leaf_node_mismatch_error, show_path
 from .._nested_components import cat_components
+from .._plans import ShapePlan
 from .._ragged import get_display_shape
 from .._shape_plans import Join
 from ..errors import StructureError
@@ -32,7 +33,7 @@ def zip_entries(
     return ((key, [column[key] for column in columns]) for key in keys)
 
 
-def unify_kinds(items: Sequence[Any], plan: Any) -> Sequence[Any]:
+def unify_kinds(items: Sequence[Any], plan: ShapePlan) -> Sequence[Any]:
     """Convert dense items of a ``cat`` to lazy stacks if other items are lazy stacks, so that uneven entries are kept."""
     first = items[0]
     if (
@@ -84,8 +85,8 @@ def join_error(values: Sequence[Child], path: tuple[str, ...], error: Exception)
         if not isinstance(first, Tensor) or not isinstance(value, Tensor):
             return leaf_node_mismatch_error(first, value, path)
         what = "shape"
-        left: Any = get_display_shape(first)
-        right: Any = get_display_shape(value)
+        left: object = get_display_shape(first)
+        right: object = get_display_shape(value)
         if left == right:
             what, left, right = "device", first.device, value.device
         if left != right:

@@ -111,7 +111,7 @@ def cat(input: Iterable[ItemT], dim: int = 0, *, out: Any = None) -> ItemT:
     return _join_items(unify_kinds(items, plan), plan, out)  # type: ignore[no-any-return]
 
 
-def lazy_stack(input: Iterable[Any], dim: int = 0, *, out: Any = None, **kwargs: Any) -> Any:
+def lazy_stack(input: Iterable[object], dim: int = 0, *, out: Any = None, **kwargs: Any) -> Any:
     """Create a lazy stack, which keeps the collections as members and stacks an entry when it is read.
 
     Args:
@@ -152,7 +152,7 @@ def lazy_stack(input: Iterable[Any], dim: int = 0, *, out: Any = None, **kwargs:
 
 def _parse_options(
     what: str, strict_shape: bool = False, stack_dim_name: str | None = None, **unknown: Any
-) -> Any:
+) -> tuple[bool, str | None]:
     if unknown:
         raise TypeError(f"{what}() takes strict_shape and stack_dim_name; got {', '.join(unknown)}")
     return strict_shape, stack_dim_name
@@ -202,7 +202,7 @@ def maybe_dense_stack(
         return lazy_stack(items, dim, out=out, **kwargs)  # type: ignore[no-any-return]
 
 
-def dense_stack_tds(td_list: Sequence[Any] | Core, dim: int | None = None) -> Any:
+def dense_stack_tds(td_list: Sequence[object] | Core, dim: int | None = None) -> Any:
     """Stack a list of collections, or the members of a lazy stack, densely.
 
     Args:
@@ -354,7 +354,7 @@ def _get_batch_sizes(items: Sequence[Any], what: str) -> list[torch.Size]:
     return sizes
 
 
-def _join_items(items: Sequence[Any], plan: Join, out: Any) -> Any:
+def _join_items(items: Sequence[Any], plan: Join, out: Core) -> Any:
     first = items[0]
     result = first._join(items, plan)
     names = first._names
@@ -380,7 +380,7 @@ def _replace(
     keys: tuple[NestedKey, ...],
     out_key: NestedKey,
     keep_entries: bool,
-    join: Callable[[list[Any]], Any],
+    join: Callable[[list[Any]], object],
 ) -> SelfT:
     check_unlocked(node, "replace entries")
     paths = [unravel_key_to_tuple(key) for key in keys]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
@@ -17,6 +17,9 @@ from .._keys import unravel_key_to_tuple
 from .._walks import Position, get_path, map_levels
 from ..errors import KeyThroughLeafError
 from ..typing import NestedKey
+
+if TYPE_CHECKING:
+    from .._tensordict import TensorDict
 
 KeyTree = dict[str, Any]
 
@@ -86,7 +89,7 @@ def _fill_requested(
             yield key, child, (below, strict, (position, key))
 
 
-def _make_plain_root(root: Core, node: Core, children: dict[str, Child]) -> Any:
+def _make_plain_root(root: Core, node: Core, children: dict[str, Child]) -> Core | TensorDict:
     if node is root:
         return make_dense(children, root.batch_size, root.device, root._names)
     return node._with_children(children)

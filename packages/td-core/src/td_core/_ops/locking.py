@@ -23,7 +23,7 @@ def do_nothing(node: Core) -> None:
 
 
 def _write_into(
-    source: weakref.ref[Any], write: Callable[..., None], args: tuple[Any, ...], result: Any
+    source: weakref.ref[object], write: Callable[..., None], args: tuple[object, ...], result: object
 ) -> None:
     """Write a result back into its source collection. Raise StructureError if the source was freed."""
     owner = source()
@@ -131,7 +131,7 @@ def undo_on_exit(node: NodeT, undo: Undo) -> NodeT:
     return node
 
 
-def write_back_on_exit(node: NodeT, owner: Core, write: Callable[..., None], *args: Any) -> NodeT:
+def write_back_on_exit(node: NodeT, owner: Core, write: Callable[..., None], *args: object) -> NodeT:
     """Make ``with node:`` call ``write(owner, node, *args)`` on exit, and return ``node``."""
     # Keep a weak reference, so that a chain of results does not keep the first one alive.
     node._undo = partial(_write_into, weakref.ref(owner), write, args), node._undo[1] if node._undo else ()

@@ -33,6 +33,8 @@ from .batch_size import infer_batch_sizes
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+    from .._tensordict import TensorDict
+
 
 class MetadataMixin(Core):
     """Properties and methods for shape, device, dim names, and summaries of the leaves."""
@@ -102,7 +104,7 @@ class MetadataMixin(Core):
         root: Any = self._inner()
         ndim = len(self.batch_size)
 
-        def below(node: Any) -> list[Any]:
+        def below(node: Core) -> list[Any]:
             # The setter of a lazy stack already passed the names to its members, without the stack dim.
             stacked = node._members_and_dim() is not None
             return [] if stacked else [child._inner() for child in list_nested(node)]
@@ -112,7 +114,7 @@ class MetadataMixin(Core):
             full = (names or (None,) * ndim) + tail
             node._names = full if any(name is not None for name in full) else None
 
-    def refine_names(self, *names: Any) -> Self:
+    def refine_names(self, *names: object) -> Self:
         """Name dims that have no name yet, in place.
 
         Args:
@@ -135,7 +137,7 @@ class MetadataMixin(Core):
         self._set_names(refined)
         return self
 
-    def rename(self, *names: Any, **rename_map: str) -> Self:
+    def rename(self, *names: object, **rename_map: str) -> Self:
         """Return a collection with other dim names; leaves are shared.
 
         Args:
@@ -150,7 +152,7 @@ class MetadataMixin(Core):
         """
         return self._shallow_copy().rename_(*names, **rename_map)
 
-    def rename_(self, *names: Any, **rename_map: str) -> Self:
+    def rename_(self, *names: object, **rename_map: str) -> Self:
         """Rename the dims in place; the arguments are those of :meth:`rename`.
 
         >>> TensorDict(batch_size=[2]).rename_("time").names
@@ -178,7 +180,7 @@ class MetadataMixin(Core):
         1
         """
 
-        def below(item: tuple[Any, int]) -> list[tuple[Any, int]]:
+        def below(item: tuple[object, int]) -> list[tuple[Any, int]]:
             node, level = item
             holders = list_holders(node) if isinstance(node, Core) else ()
             return [(child, level + 1) for holder in holders for child in list(holder._children().values())]
@@ -401,7 +403,7 @@ class MetadataMixin(Core):
         return sorted(self._children())
 
 
-def _fill_ellipsis(names: tuple[Any, ...], left: Sequence[str | None]) -> tuple[Any, ...]:
+def _fill_ellipsis(names: tuple[object, ...], left: Sequence[str | None]) -> tuple[Any, ...]:
     """Replace ``...`` in new names by the current names of those dims."""
     if ... not in names:
         return names
@@ -415,7 +417,7 @@ def _drop_duplicates(leaves: list[Tensor]) -> list[Tensor]:
     return list({_get_view_id(leaf): leaf for leaf in leaves}.values())
 
 
-def _get_view_id(leaf: Tensor) -> Any:
+def _get_view_id(leaf: Tensor) -> object:
     """Return an id that is equal for leaves only if they have the same memory, dtype, shape and strides."""
     if leaf.layout is torch.jagged:
         return tuple(map(_get_view_id, get_parts(leaf)))
@@ -424,7 +426,7 @@ def _get_view_id(leaf: Tensor) -> Any:
     return leaf.data_ptr(), leaf.dtype, leaf.shape, leaf.stride(), leaf.device
 
 
-def _addresses(entry: Child, storage: bool) -> Any:
+def _addresses(entry: Child, storage: bool) -> Core | Tensor | TensorDict:
     if isinstance(entry, Tensor):
         return torch.tensor(entry.untyped_storage().data_ptr() if storage else entry.data_ptr())
     if not has_entries(entry):

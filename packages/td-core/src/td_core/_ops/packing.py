@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -21,6 +21,9 @@ from .._walks import has_entries
 from ..errors import BatchSizeError, DepthError, KeyMismatchError, StructureError
 from ..typing import NestedKey
 from .shape import ShapeMixin
+
+if TYPE_CHECKING:
+    from .._tensordict import TensorDict
 
 
 @set_module("td_core")
@@ -214,7 +217,7 @@ def _check_layout(layout: PackLayout, left: PackLayout) -> None:
             )
 
 
-def _pad_node(node: Any, padding: float) -> Any:
+def _pad_node(node: Core, padding: float) -> Any:
     """Convert a node to a dense one: pad and stack lazy stacks, and pad nested tensors."""
     stacked = node._members_and_dim()
     if stacked is not None:
@@ -264,7 +267,7 @@ def _pad_batch(node: Any, size: Sequence[int]) -> Any:
 def _make_mask(node: Any, key: NestedKey) -> Tensor:
     """Return the bool mask of a padded node: True at elements of the batch. ``key`` is for messages."""
 
-    def mark(holder: Any) -> Any:
+    def mark(holder: Core) -> TensorDict:
         size = holder.batch_size
         ragged = next((leaf for leaf in holder._leaves() if leaf.is_nested), None) if -1 in size else None
         if ragged is None:

@@ -113,7 +113,7 @@ class ParallelMixin(Core):
         shuffle: bool = False,
         chunksize: int | None = None,
         num_chunks: int | None = None,
-        pool: Any = None,
+        pool: object = None,
         generator: torch.Generator | None = None,
         max_tasks_per_child: int | None = None,
         worker_threads: int = 1,
@@ -158,7 +158,7 @@ def _batch_dim(td: Core, dim: int) -> int:
     return dim % ndim
 
 
-def _count_workers(num_workers: int | None, pool: Any) -> int:
+def _count_workers(num_workers: int | None, pool: object) -> int:
     if pool is not None:
         if num_workers is not None:
             raise ValueError(
@@ -199,14 +199,14 @@ def _iter_chunks(td: Any, dim: int, positions: list[Any], one_by_one: bool) -> A
     return parts if one_by_one else list(parts)
 
 
-def _index_at(dim: int, position: Any) -> tuple[Any, ...]:
+def _index_at(dim: int, position: object) -> tuple[object, ...]:
     return (slice(None),) * dim + (position,)
 
 
 def _run(
-    fn: Callable[[Any], Any],
-    chunks: Iterable[Any],
-    outs: list[Any],
+    fn: Callable[[object], object],
+    chunks: Iterable[object],
+    outs: list[object],
     *,
     workers: int,
     pool: Any,
@@ -240,7 +240,7 @@ def _run(
     return iter(_import_tqdm()(results, total=len(outs))) if pbar else results
 
 
-def _run_locally(call: Callable[[Any], Any], tasks: Iterable[Any]) -> Iterator[Any]:
+def _run_locally(call: Callable[[object], object], tasks: Iterable[object]) -> Iterator[object]:
     for task in tasks:
         with torch.random.fork_rng(devices=[]):
             result = call(task)
@@ -248,7 +248,7 @@ def _run_locally(call: Callable[[Any], Any], tasks: Iterable[Any]) -> Iterator[A
         yield result
 
 
-def _call_task(fn: Callable[[Any], Any], seed: int, task: tuple[int, tuple[Any, Any]]) -> Any:
+def _call_task(fn: Callable[[object], object], seed: int, task: tuple[int, tuple[object, object]]) -> object:
     """Seed torch, run a function on one chunk and write the result into ``out``. Picklable, for use with a pool."""
     i, (chunk, out) = task
     return run_task(fn, (seed + i) % 2**63, chunk, out)

@@ -47,21 +47,21 @@ def _make_extreme(tensors: str, number: str) -> Op:
     of_tensor, of_number = getattr(torch, tensors), getattr(torch, number)
     of_tensors, of_numbers = foreach_kernel(tensors), foreach_kernel(number)
 
-    def call_single(leaf: Tensor, other: Any) -> Any:
+    def call_single(leaf: Tensor, other: object) -> Any:
         return (of_tensor if isinstance(other, Tensor) else of_number)(leaf, other)
 
-    def call_fused(leaves: list[Tensor], other: Any) -> Any:
+    def call_fused(leaves: list[Tensor], other: object) -> Any:
         return (of_tensors if type(other) is list else of_numbers)(leaves, other)  # type: ignore[misc]
 
     return Op(call_fused if of_tensors and of_numbers else None, call_single)
 
 
-def _both(leaf: Tensor, other: Any) -> Tensor:
+def _both(leaf: Tensor, other: object) -> Tensor:
     return torch.logical_and(leaf, torch.as_tensor(other, device=leaf.device))
 
 
 def _swap_operands(function: Callable[[Any, Any], Any]) -> Op:
-    def call_single(leaf: Tensor, other: Any) -> Any:
+    def call_single(leaf: Tensor, other: object) -> Any:
         return function(other, leaf)
 
     return Op(None, call_single)
@@ -111,7 +111,7 @@ def apply_unary_inplace(node: CoreT, name: str) -> CoreT:
     return node
 
 
-def apply_binary(node: CoreT, name: str, other: Operand, default: Any = None) -> CoreT:
+def apply_binary(node: CoreT, name: str, other: Operand, default: object = None) -> CoreT:
     """Combine each leaf with an operand; raise TypeError if it is not one."""
     return check_operand(combine(node, name, OPS[name], other, default), name, other)
 
@@ -155,7 +155,7 @@ class WrittenPointwiseMixin(Core):
         self, value: Tensor, out: list[Tensor], scalar: ScalarBeside | None = None
     ) -> None:
         """Append a view of ``value`` per leaf, aligned with the batch dims, or ``scalar(leaf, value)`` if that is passed."""
-        inner: Any = self._inner()
+        inner: Core = self._inner()
         if inner is not self:
             inner._broadcast_to_leaves(value, out, scalar)
             return
@@ -170,7 +170,7 @@ class WrittenPointwiseMixin(Core):
         """Return the bitwise not of each element; for bools the logical not."""
         return run_each_leaf("~td", self, torch.bitwise_not)
 
-    def add(self, other: Operand, *, alpha: float | None = None, default: Any = None) -> Self:
+    def add(self, other: Operand, *, alpha: float | None = None, default: object = None) -> Self:
         """Return ``self + alpha * other``, element by element.
 
         Args:
@@ -214,7 +214,7 @@ class WrittenPointwiseMixin(Core):
         this, operand = _scale_operand(OPS["add_"], alpha, other)
         return check_operand(combine_inplace(self, "add_", this, operand), "add_", other)
 
-    def sub(self, other: Operand, *, alpha: float | None = None, default: Any = None) -> Self:
+    def sub(self, other: Operand, *, alpha: float | None = None, default: object = None) -> Self:
         """Return ``self - alpha * other``, element by element; arguments are those of :meth:`add`.
 
         >>> TensorDict({"a": torch.ones(2)}).sub(1, alpha=2)["a"]
@@ -228,7 +228,7 @@ class WrittenPointwiseMixin(Core):
         this, operand = _scale_operand(OPS["sub_"], alpha, other)
         return check_operand(combine_inplace(self, "sub_", this, operand), "sub_", other)
 
-    def rsub(self, other: Operand, *, alpha: float | None = None, default: Any = None) -> Self:
+    def rsub(self, other: Operand, *, alpha: float | None = None, default: object = None) -> Self:
         """Return ``other - alpha * self``, element by element; arguments are those of :meth:`add`.
 
         >>> TensorDict({"a": torch.ones(2)}).rsub(3, alpha=2)["a"]
@@ -237,7 +237,7 @@ class WrittenPointwiseMixin(Core):
         this = OPS["rsub"] if alpha is None else Op(None, partial(torch.rsub, alpha=alpha))
         return check_operand(combine(self, "rsub", this, other, default), "rsub", other)
 
-    def clamp_min(self, other: Operand, default: Any = None) -> Self:
+    def clamp_min(self, other: Operand, default: object = None) -> Self:
         """Return the larger of each element and ``other``; arguments are those of :meth:`add`.
 
         >>> TensorDict({"a": torch.arange(3)}).clamp_min(1)["a"]
@@ -326,7 +326,7 @@ def _bind_value(this: Op, value: float | None) -> Op:
     return this._replace(fused=call_fused, single=partial(this.single, value=value))
 
 
-def _number_beside(leaf: Tensor, number: Any) -> Tensor:
+def _number_beside(leaf: Tensor, number: object) -> Tensor:
     """Convert a number to a scalar tensor, in the dtype that torch uses to combine it with ``leaf``."""
     kind = torch.as_tensor(number, device="cpu").dtype
     return torch.as_tensor(number, dtype=dtype_beside(leaf.dtype, kind), device=leaf.device)

@@ -432,7 +432,7 @@ class PointwiseMixin(WrittenPointwiseMixin):
         """Compute ``td += x`` in place; ``x`` is an operand of :meth:`add_`."""
         return combine_inplace(self, "td += x", OPS["add_"], other)
 
-    def bitwise_and(self, other: Operand, *, default: Any = None) -> Self:
+    def bitwise_and(self, other: Operand, *, default: object = None) -> Self:
         """Return the bitwise and of each element and ``other``; arguments are those of :meth:`add`.
 
         >>> TensorDict({"a": torch.tensor([1, 6])}).bitwise_and(4)["a"]
@@ -464,7 +464,7 @@ class PointwiseMixin(WrittenPointwiseMixin):
         """Return ``x ^ td``; ``x`` is an operand of :meth:`add`."""
         return combine(self, "x ^ td", OPS["bitwise_xor"], other)
 
-    def clamp_max(self, other: Operand, *, default: Any = None) -> Self:
+    def clamp_max(self, other: Operand, *, default: object = None) -> Self:
         """Return the smaller of each element and ``other``; arguments are those of :meth:`add`.
 
         >>> TensorDict({"a": torch.tensor([1, 6])}).clamp_max(4)["a"]
@@ -480,7 +480,7 @@ class PointwiseMixin(WrittenPointwiseMixin):
         """Compute :meth:`clamp_min` in place; return self. Operands and errors are those of :meth:`add_`."""
         return apply_binary_inplace(self, "clamp_min_", other)
 
-    def div(self, other: Operand, *, default: Any = None) -> Self:
+    def div(self, other: Operand, *, default: object = None) -> Self:
         """Return ``self / other``; arguments are those of :meth:`add`.
 
         >>> TensorDict({"a": torch.tensor([1, 6])}).div(4)["a"]
@@ -504,7 +504,7 @@ class PointwiseMixin(WrittenPointwiseMixin):
         """Compute ``td /= x`` in place; ``x`` is an operand of :meth:`add_`."""
         return combine_inplace(self, "td /= x", OPS["div_"], other)
 
-    def logical_and(self, other: Operand, *, default: Any = None) -> Self:
+    def logical_and(self, other: Operand, *, default: object = None) -> Self:
         """Return the logical and of each element and ``other``, as bools; arguments are those of :meth:`add`.
 
         >>> TensorDict({"a": torch.tensor([1, 6])}).logical_and(4)["a"]
@@ -512,7 +512,7 @@ class PointwiseMixin(WrittenPointwiseMixin):
         """
         return apply_binary(self, "logical_and", other, default)
 
-    def maximum(self, other: Operand, *, default: Any = None) -> Self:
+    def maximum(self, other: Operand, *, default: object = None) -> Self:
         """Return the larger of each element and ``other``; arguments are those of :meth:`add`.
 
         >>> TensorDict({"a": torch.tensor([1, 6])}).maximum(4)["a"]
@@ -524,7 +524,7 @@ class PointwiseMixin(WrittenPointwiseMixin):
         """Compute :meth:`maximum` in place; return self. Operands and errors are those of :meth:`add_`."""
         return apply_binary_inplace(self, "maximum_", other)
 
-    def minimum(self, other: Operand, *, default: Any = None) -> Self:
+    def minimum(self, other: Operand, *, default: object = None) -> Self:
         """Return the smaller of each element and ``other``; arguments are those of :meth:`add`.
 
         >>> TensorDict({"a": torch.tensor([1, 6])}).minimum(4)["a"]
@@ -536,7 +536,7 @@ class PointwiseMixin(WrittenPointwiseMixin):
         """Compute :meth:`minimum` in place; return self. Operands and errors are those of :meth:`add_`."""
         return apply_binary_inplace(self, "minimum_", other)
 
-    def mod(self, other: Operand, *, default: Any = None) -> Self:
+    def mod(self, other: Operand, *, default: object = None) -> Self:
         """Return the remainder of ``self / other``, with the sign of ``other``; arguments are those of :meth:`add`.
 
         >>> TensorDict({"a": torch.tensor([1, 6])}).mod(4)["a"]
@@ -548,7 +548,7 @@ class PointwiseMixin(WrittenPointwiseMixin):
         """Return ``td % x``; ``x`` is an operand of :meth:`add`."""
         return combine(self, "td % x", OPS["mod"], other)
 
-    def mul(self, other: Operand, *, default: Any = None) -> Self:
+    def mul(self, other: Operand, *, default: object = None) -> Self:
         """Return ``self * other``; arguments are those of :meth:`add`.
 
         >>> TensorDict({"a": torch.tensor([1, 6])}).mul(4)["a"]
@@ -572,7 +572,7 @@ class PointwiseMixin(WrittenPointwiseMixin):
         """Compute ``td *= x`` in place; ``x`` is an operand of :meth:`add_`."""
         return combine_inplace(self, "td *= x", OPS["mul_"], other)
 
-    def pow(self, other: Operand, *, default: Any = None) -> Self:
+    def pow(self, other: Operand, *, default: object = None) -> Self:
         """Return ``self ** other``; arguments are those of :meth:`add`.
 
         >>> TensorDict({"a": torch.tensor([1, 6])}).pow(4)["a"]
@@ -608,26 +608,26 @@ class PointwiseMixin(WrittenPointwiseMixin):
         """Compute ``td -= x`` in place; ``x`` is an operand of :meth:`add_`."""
         return combine_inplace(self, "td -= x", OPS["sub_"], other)
 
-    def __eq__(self, other: Any) -> Any:
+    def __eq__(self, other: object) -> Any:
         """Return ``td == x`` as a collection of bools; ``x`` is an operand of :meth:`add` or a dict."""
         return compare(self, "eq", "td == x", other)
 
-    def __ne__(self, other: Any) -> Any:
+    def __ne__(self, other: object) -> Any:
         """Return ``td != x`` as a collection of bools; ``x`` is an operand of :meth:`add` or a dict."""
         return compare(self, "ne", "td != x", other)
 
-    def __lt__(self, other: Any) -> Any:
+    def __lt__(self, other: object) -> Any:
         """Return ``td < x`` as a collection of bools; ``x`` is an operand of :meth:`add` or a dict."""
         return compare(self, "lt", "td < x", other)
 
-    def __le__(self, other: Any) -> Any:
+    def __le__(self, other: object) -> Any:
         """Return ``td <= x`` as a collection of bools; ``x`` is an operand of :meth:`add` or a dict."""
         return compare(self, "le", "td <= x", other)
 
-    def __gt__(self, other: Any) -> Any:
+    def __gt__(self, other: object) -> Any:
         """Return ``td > x`` as a collection of bools; ``x`` is an operand of :meth:`add` or a dict."""
         return compare(self, "gt", "td > x", other)
 
-    def __ge__(self, other: Any) -> Any:
+    def __ge__(self, other: object) -> Any:
         """Return ``td >= x`` as a collection of bools; ``x`` is an operand of :meth:`add` or a dict."""
         return compare(self, "ge", "td >= x", other)

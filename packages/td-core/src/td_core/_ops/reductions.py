@@ -35,6 +35,8 @@ from .operands import (
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+    from .._base import TensorCollection
+
 
 _NORM = make_op("norm", torch.linalg.vector_norm, "autocast")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -46,7 +48,7 @@ def reduction(name: str, what: str) -> Callable[..., Any]:
     """Build the method ``name`` of a reduction with a ``dtype`` argument."""
 
     def method(
-        self: Any,
+        self: object,
         dim: Dims = NO_DEFAULT,
         keepdim: bool | NoDefault = NO_DEFAULT,
         *,
@@ -85,7 +87,7 @@ def extreme(name: str, what: str) -> Callable[..., Any]:
     """Build the method ``name`` of a reduction with ``dim``, ``keepdim`` and ``reduce`` only."""
 
     def method(
-        self: Any, dim: Dims = NO_DEFAULT, keepdim: bool = False, *, reduce: bool | None = None
+        self: object, dim: Dims = NO_DEFAULT, keepdim: bool = False, *, reduce: bool | None = None
     ) -> Any:
         return _reduce(self, name, dim, keepdim, reduce, None, {})
 
@@ -242,8 +244,8 @@ def _reduce(
 
 
 def _reduce_bools(
-    node: Any, combine: Callable[[Iterable[Any]], bool], leaf: Callable[[Tensor], Any], dim: Any
-) -> Any:
+    node: Core, combine: Callable[[Iterable[object]], bool], leaf: Callable[[Tensor], object], dim: object
+) -> object:
     """Compute ``all`` or ``any``: one bool, or a collection of bools if ``dim`` is not None."""
     name = combine.__name__
     if dim is not None:
@@ -267,7 +269,9 @@ def _make_norm(leaves: list[Tensor]) -> Callable[[Tensor], Tensor]:
     return lambda leaf: result[id(leaf)] if id(leaf) in result else _NORM.single(leaf)
 
 
-def _reduce_pair(node: Any, name: str, plan: ShapePlan, joined: Any, result_type: Any) -> Any:
+def _reduce_pair(
+    node: TensorCollection, name: str, plan: ShapePlan, joined: object, result_type: object
+) -> object:
     """Return ``joined``, a pair of tensors; if it is None, the pair of collections that ``plan`` computes."""
     if joined is None:
         pair = Pair(plan.batch, plan.steps, plan.spell, plan.leaf)
@@ -278,7 +282,7 @@ def _reduce_pair(node: Any, name: str, plan: ShapePlan, joined: Any, result_type
     return _wrap_pair(joined, result_type)
 
 
-def _wrap_pair(pair: Any, result_type: Any) -> Any:
+def _wrap_pair(pair: Any, result_type: Any) -> object:
     """Wrap values and indices in ``result_type``, or return only the values if it is None."""
     return pair[0] if result_type is None else result_type(tuple(pair))
 
@@ -302,7 +306,7 @@ def _reduce_features(node: Any, call: Callable[[Tensor], Any], count: int | None
     return results
 
 
-def _parse_dims(node: Any, name: str, dim: Dims) -> tuple[int, ...] | None:
+def _parse_dims(node: Core, name: str, dim: Dims) -> tuple[int, ...] | None:
     """Convert ``dim`` to non-negative batch dims, or to None for all dims of each leaf."""
     if type(dim) is int and 0 <= dim < len(node.batch_size):
         return (dim,)
@@ -315,7 +319,7 @@ def _parse_dims(node: Any, name: str, dim: Dims) -> tuple[int, ...] | None:
     return dims
 
 
-def _parse_dim(node: Any, name: str, dim: Any) -> int:
+def _parse_dim(node: Any, name: str, dim: object) -> int:
     if isinstance(dim, str):
         names = node.names
         if dim not in names:
@@ -331,13 +335,13 @@ def _list_tensors(node: Any, name: str) -> list[Tensor]:
     return _check_leaves(node, name, list(node.values(include_nested=True, leaves_only=True)))
 
 
-def _check_leaves(node: Any, name: str, leaves: list[Tensor]) -> list[Tensor]:
+def _check_leaves(node: Core, name: str, leaves: list[Tensor]) -> list[Tensor]:
     if not leaves:
         raise ValueError(f"{name}(reduce=True) needs a leaf; this {type(node).__name__} has none")
     return leaves
 
 
-def _concat_features(node: Any, name: str) -> Tensor:
+def _concat_features(node: Core, name: str) -> Tensor:
     """Flatten the feature dims of all leaves, and concatenate the leaves along that last dim."""
     n = len(node.batch_size)
     return torch.cat([flatten_features(leaf, n) for leaf in _list_tensors(node, name)], -1)
@@ -439,7 +443,7 @@ class ReductionMixin(Core):
             result = _with_keys(result, key_transform)
         return result if out is None else write_result(out, result.batch_size, result)
 
-    def logsumexp(self, dim: Any = None, keepdim: bool = False, *, out: Any = None) -> Self:
+    def logsumexp(self, dim: object = None, keepdim: bool = False, *, out: Any = None) -> Self:
         """Return the logarithm of the sum of exponentials, over batch dims.
 
         Args:

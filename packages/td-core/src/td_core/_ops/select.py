@@ -207,7 +207,7 @@ def pad(
     return tensordict.pad(pad_size, value, inplace, safe)
 
 
-def _apply_masked(name: str, node: Any, this: Op, mask: Tensor, value: float | complex) -> Any:
+def _apply_masked(name: str, node: Core, this: Op, mask: Tensor, value: float | complex) -> Any:
     """Apply ``this(leaf, mask, value)`` to every leaf, with the mask aligned to the batch dims."""
     leaves: list[Tensor] = []
     levels = node._flatten_leaves(leaves)
@@ -218,7 +218,7 @@ def _apply_masked(name: str, node: Any, this: Op, mask: Tensor, value: float | c
         raise_at_leaf(error, name, node, this.single, leaves, masks, value)
 
 
-def _broadcast_mask(node: Any, mask: Tensor) -> list[Tensor]:
+def _broadcast_mask(node: Core, mask: Tensor) -> list[Tensor]:
     """Return the mask per leaf, with dims of size one for its feature dims, in the order of ``_flatten_leaves``."""
     size = node.batch_size
     masks: list[Tensor] = []
@@ -226,7 +226,7 @@ def _broadcast_mask(node: Any, mask: Tensor) -> list[Tensor]:
     return masks
 
 
-def _as_mask(mask: Any, **options: Any) -> Tensor:
+def _as_mask(mask: object, **options: Any) -> Tensor:
     """Convert a mask to a tensor. Raise for a collection, which torch would read as an empty sequence."""
     if isinstance(mask, Core):
         raise TypeError(
@@ -258,7 +258,7 @@ def _expand_to_leaf(leaf: Tensor, value: Any) -> Tensor:
     return as_tensor(value, dtype=dtype, device=leaf.device).expand(leaf.shape)
 
 
-def _select_or_value(node: Any, value: Any, condition: Tensor) -> Any:
+def _select_or_value(node: Any, value: object, condition: Tensor) -> Any:
     """Select elements of ``node`` where ``condition`` is true, and of a number or tensor elsewhere."""
     if isinstance(value, (int, float, complex)):
         try:
@@ -278,12 +278,12 @@ def _select_or_value(node: Any, value: Any, condition: Tensor) -> Any:
     return _select_nodes(node, other, condition)
 
 
-def _select_nodes(chosen: Any, otherwise: Any, condition: Tensor) -> Any:
+def _select_nodes(chosen: Any, otherwise: object, condition: Tensor) -> object:
     """Select elements of ``chosen`` where ``condition`` is true, of ``otherwise`` elsewhere; lazy stacks stay lazy."""
     return chosen._map_members(_select_holders, otherwise, condition)
 
 
-def _select_holders(chosen: Any, otherwise: Any, condition: Tensor) -> Any:
+def _select_holders(chosen: Any, otherwise: object, condition: Tensor) -> object:
     plan = elements.Where(condition)
     left: list[Tensor] = []
     right: list[Tensor] = []

@@ -41,7 +41,7 @@ class ShapeMixin(EntryMixin, LockMixin):
 
     __slots__ = ()
 
-    def _index(self, index: Any) -> Any:
+    def _index(self, index: object) -> Any:
         return index_leaves(self, plan_index(index, self.batch_size))
 
     def view(
@@ -183,7 +183,7 @@ class ShapeMixin(EntryMixin, LockMixin):
         result = self._transform(shapes.unsqueeze_plan(self.batch_size, dim))
         return write_back_on_exit(result, self, _write_reshaped)
 
-    def permute(self, *args: Any, dims: Sequence[int] | None = None) -> Self:
+    def permute(self, *args: object, dims: Sequence[int] | None = None) -> Self:
         """Return a view with the batch dims in another order.
 
         In a ``with`` block, changes of the result are written back to this collection on exit.
@@ -445,7 +445,7 @@ def _write_reshaped(owner: Any, result: Any) -> None:
     write_back(owner, result.reshape(owner.batch_size))
 
 
-def _write_permuted(owner: Any, result: Any, plan: ShapePlan) -> None:
+def _write_permuted(owner: object, result: Any, plan: ShapePlan) -> None:
     write_back(owner, result.permute([plan.sources.index(dim) for dim in range(plan.n)]))
 
 
@@ -454,7 +454,7 @@ def write_back(owner: Any, result: Any) -> None:
     visit(_write_entries, owner, result)
 
 
-def _write_entries(owner: Any, result: Any) -> Iterator[tuple[Any, Any]]:
+def _write_entries(owner: Any, result: Any) -> Iterator[tuple[object, object]]:
     same_size = owner.batch_size == result.batch_size
     for node, part in owner._zip_members(result) if same_size else [(owner, result)]:
         for key in list(part._children()):
@@ -498,7 +498,7 @@ def same_memory(left: Tensor, value: Tensor) -> bool:
     return same and left.dtype == value.dtype and left.is_conj() == value.is_conj()
 
 
-def _expand_leaf(key: NestedKey, leaf: Tensor, other: Any) -> Tensor:
+def _expand_leaf(key: NestedKey, leaf: Tensor, other: object) -> Tensor:
     if not isinstance(other, Tensor):
         return leaf
     try:

@@ -94,7 +94,7 @@ def change_distinct(
     name: str,
     this: Op,
     leaves: list[Tensor],
-    operands: tuple[Any, ...],
+    operands: tuple[object, ...],
     show: Callable[[list[Tensor]], str],
 ) -> tuple[list[Tensor], tuple[Any, ...]]:
     """Apply the operation to partly overlapping leaves. Return the remaining leaves and operands without duplicates.
@@ -129,7 +129,7 @@ def change_distinct(
     return _only([i for i in range(len(leaves)) if i not in dropped], leaves, operands)
 
 
-def are_equal(first: Any, second: Any) -> bool:
+def are_equal(first: object, second: Any) -> bool:
     """Return True if two operands are surely equal; NaN equals NaN."""
     if isinstance(first, Core) and isinstance(second, Core):
         return all(map(are_equal, first._leaves(), second._leaves()))
@@ -152,7 +152,11 @@ def are_equal(first: Any, second: Any) -> bool:
 
 
 def _change_apart(
-    name: str, this: Op, leaves: list[Tensor], operands: tuple[Any, ...], show: Callable[[list[Tensor]], str]
+    name: str,
+    this: Op,
+    leaves: list[Tensor],
+    operands: tuple[object, ...],
+    show: Callable[[list[Tensor]], str],
 ) -> None:
     """Apply an operation to overlapping leaves: compute all results before the first write; undo if they conflict."""
     before = [leaf.clone() for leaf in leaves]
@@ -175,14 +179,14 @@ def _change_apart(
 
 
 def _only(
-    positions: Iterable[int], leaves: list[Tensor], operands: tuple[Any, ...]
-) -> tuple[list[Tensor], tuple[Any, ...]]:
+    positions: Iterable[int], leaves: list[Tensor], operands: tuple[object, ...]
+) -> tuple[list[Tensor], tuple[object, ...]]:
     position = list(positions)
     rest = tuple([operand[i] for i in position] if type(operand) is list else operand for operand in operands)
     return [leaves[i] for i in position], rest
 
 
-def _is_twin(first: Tensor, second: Tensor, operands: tuple[Any, ...]) -> bool:
+def _is_twin(first: Tensor, second: Tensor, operands: tuple[object, ...]) -> bool:
     """Return True if applying the operation to one of two leaves also applies it to the other."""
     if is_same_view(first, second):
         return True
@@ -223,7 +227,7 @@ def _place(leaf: Tensor) -> tuple[int, int, int]:
     return block, address + begin, address + begin + span * size
 
 
-def _form(leaf: Tensor) -> tuple[Any, ...]:
+def _form(leaf: Tensor) -> tuple[object, ...]:
     level = batch_dim(leaf) if functorch_level() is not None else None
     leaf = unwrap_transforms(leaf)
     if leaf.layout is torch.jagged:

@@ -109,7 +109,7 @@ class StructureMixin(UpdateMixin):
             _remove_in_place(self, build_key_tree(keys, longest=False), prune=False)
             return self
         result: Any
-        children: Any = self._children()
+        children: object = self._children()
         if type(children) is dict and _STRINGS.issuperset(map(type, keys)):
             kept = dict(children)
             for key in keys:
@@ -121,7 +121,7 @@ class StructureMixin(UpdateMixin):
 
     def split_keys(
         self,
-        *key_sets: Iterable[NestedKey] | Mapping[NestedKey, NestedKey] | Callable[[Any, Tensor], Any],
+        *key_sets: Iterable[NestedKey] | Mapping[NestedKey, NestedKey] | Callable[[Any, Tensor], object],
         inplace: bool = False,
         default: Any = NO_DEFAULT,
         strict: bool = True,
@@ -169,7 +169,7 @@ class StructureMixin(UpdateMixin):
     def separates(
         self,
         *keys: NestedKey,
-        default: Any = NO_DEFAULT,
+        default: object = NO_DEFAULT,
         strict: bool = True,
         filter_empty: bool = True,
     ) -> Self:
@@ -402,7 +402,7 @@ def _rename_entry(node: Any, old: tuple[str, ...], new: tuple[str, ...], safe: b
     parent._del_child(old[-1])
 
 
-def _rename_all(node: Any, mapping: Mapping[NestedKey, NestedKey], strict: bool) -> Any:
+def _rename_all(node: Any, mapping: Mapping[NestedKey, NestedKey], strict: bool) -> object:
     """Copy a node with renamed keys, see ``rename_keys``."""
     moves = [(unravel_key_to_tuple(old), unravel_key_to_tuple(new)) for old, new in mapping.items()]
     entries = {}
@@ -439,7 +439,7 @@ def _fill_rest(node: Core, target: dict[str, Child], unwanted: KeyTree) -> Itera
             yield key, child, below
 
 
-def _make_unless_empty(node: Core, children: dict[str, Child]) -> Any:
+def _make_unless_empty(node: Core, children: dict[str, Child]) -> Core | None:
     return None if not children and node._children() else node._with_children(children)
 
 
@@ -520,7 +520,9 @@ def _make_empty(root: Any, recurse: bool, batch_size: torch.Size | None = None, 
     return _fill_empty(result, root, recurse, batch_size, values)
 
 
-def _fill_empty(result: Any, node: Any, recurse: bool, batch_size: torch.Size | None, values: bool) -> Any:
+def _fill_empty(
+    result: Any, node: Core, recurse: bool, batch_size: torch.Size | None, values: bool
+) -> object:
     for key, child in _empty_entries(node, batch_size, values).items() if recurse else ():
         result._set_child(key, child)
     return result
@@ -577,14 +579,14 @@ def _refill(node: Core, entries: dict[str, Child]) -> None:
     node._set_children(entries)
 
 
-def _write_back(owner: Any, result: Any) -> None:
+def _write_back(owner: Any, result: object) -> None:
     if owner._locked:
         owner.update_(result)
     else:
         owner.update(result)
 
 
-def _write_back_selection(owner: Any, result: Any, keys: tuple[NestedKey, ...]) -> None:
+def _write_back_selection(owner: object, result: Any, keys: tuple[NestedKey, ...]) -> None:
     _write_back(owner, result.select(*keys, strict=False))
 
 
@@ -593,7 +595,7 @@ def _write_back_rest(owner: Any, result: Any) -> None:
     _write_back(owner, result.select(*present))
 
 
-def _write_back_flat(owner: Any, result: Any, separator: str) -> None:
+def _write_back_flat(owner: object, result: Any, separator: str) -> None:
     _write_back(owner, result.unflatten_keys(separator))
 
 

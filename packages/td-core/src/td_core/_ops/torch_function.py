@@ -56,14 +56,14 @@ _LOSSES = (
 
 
 def _method(name: str) -> Handler:
-    def call(input: Any, *args: Any, **kwargs: Any) -> Any:
+    def call(input: object, *args: object, **kwargs: object) -> Any:
         return getattr(input, name)(*args, **kwargs)
 
     return call
 
 
 def _two_operands(name: str, method: str, reflected: str) -> Handler:
-    def call(input: Any, other: Any, **kwargs: Any) -> Any:
+    def call(input: object, other: Any, **kwargs: object) -> Any:
         if isinstance(input, Core):
             return getattr(input, method)(other, **kwargs)
         if not reflected or kwargs:
@@ -80,7 +80,7 @@ def _two_operands(name: str, method: str, reflected: str) -> Handler:
     return call
 
 
-def _like(function: Callable[..., Tensor], input: Any, *args: Any, **kwargs: Any) -> Any:
+def _like(function: Callable[..., Tensor], input: object, *args: object, **kwargs: Any) -> object:
     """Call a ``*_like`` function on each leaf, and return a collection of the same structure."""
     if not isinstance(input, Core):
         raise TypeError(f"torch.{function.__name__}() takes a collection as its first argument only")
@@ -98,7 +98,7 @@ def _loss(name: str) -> Handler:
     function: Callable[..., Tensor] = getattr(nn.functional, name)
     names = [*signature(function).parameters][2:]
 
-    def call(input: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
+    def call(input: object, target: object, *args: object, **kwargs: object) -> Any:
         options = {key: value for key, value in [*zip(names, args), *kwargs.items()] if value is not None}
         if not (isinstance(input, Core) and isinstance(target, Core)) or any(
             isinstance(value, Core) for value in options.values()
@@ -116,11 +116,11 @@ def _loss(name: str) -> Handler:
     return call
 
 
-def _unbind(input: Any, dim: int = 0) -> Any:
+def _unbind(input: Any, dim: int = 0) -> object:
     return input.unbind(dim)
 
 
-def _where(condition: Any, input: Any = None, other: Any = None, *, out: Any = None) -> Any:
+def _where(condition: object, input: object = None, other: object = None, *, out: Any = None) -> object:
     if isinstance(input, Core):
         return input.where(condition, other, out=out)  # type: ignore[attr-defined]
     if not isinstance(other, Core) or isinstance(condition, Core):
@@ -128,7 +128,7 @@ def _where(condition: Any, input: Any = None, other: Any = None, *, out: Any = N
     return other.where(condition.logical_not(), input, out=out)  # type: ignore[attr-defined]
 
 
-def _grad(outputs: Any, inputs: Any, grad_outputs: Any = None, *args: Any, **kwargs: Any) -> Any:
+def _grad(outputs: Any, inputs: Any, grad_outputs: Any = None, *args: Any, **kwargs: Any) -> object:
     """Compute torch.autograd.grad of collections; if ``inputs`` is a collection, so is the result."""
     outputs, inputs, grad_outputs = map(_get_single, (outputs, inputs, grad_outputs))
     gradients = grad_outputs
@@ -146,7 +146,7 @@ def _grad(outputs: Any, inputs: Any, grad_outputs: Any = None, *args: Any, **kwa
     return inputs.apply(lambda leaf: by_leaf[id(leaf)])  # type: ignore[attr-defined]
 
 
-def _get_single(provided: Any) -> Any:
+def _get_single(provided: object) -> object:
     """Unwrap a collection from the one-item tuple that torch puts it in; raise if there are several."""
     if not isinstance(provided, (tuple, list)) or not any(isinstance(item, Core) for item in provided):
         return provided
@@ -157,8 +157,8 @@ def _get_single(provided: Any) -> Any:
     return provided[0]
 
 
-def _make_table() -> dict[Any, Handler]:
-    table: dict[Any, Handler] = {}
+def _make_table() -> dict[object, Handler]:
+    table: dict[object, Handler] = {}
     for row in OPERATIONS:
         is_operator = row.kind in ("binary", "comparison") and (row.dunder or row.reflected)
         for name in row.functions:
@@ -215,7 +215,7 @@ class TorchFunctionMixin(Core):
 
     @classmethod
     def __torch_function__(
-        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        cls, func: Any, types: object, args: tuple[object, ...] = (), kwargs: dict[str, object] | None = None
     ) -> Any:
         """Call the implementation of a torch function for collections.
 

@@ -11,12 +11,12 @@ from torch import Tensor
 from .._coerce import WRAPPED
 from .._collection import Core
 from .._indexing import plan_index
-from .._plans import compute_coordinates
+from .._plans import ShapePlan, compute_coordinates
 from .._walks import expand
 from ..errors import CollectionIndexError, StructureError
 
 
-def uneven_index(stack: Any, index: Any) -> Any:
+def uneven_index(stack: Any, index: object) -> Any:
     """Index a lazy stack: return one indexed member, or a lazy stack of several; errors as in :func:`uneven_plans`."""
     picks, plans, stack_dim = uneven_plans(stack, index)
     members = stack.tensordicts
@@ -42,7 +42,7 @@ def make_empty_like(stack: Any, size: torch.Size) -> Any:
     return nothing if nothing.batch_size == size or -1 in size else nothing.reshape(size)
 
 
-def transform_uneven(stack: Any, plan: Any) -> Any:
+def transform_uneven(stack: Core, plan: ShapePlan) -> Any:
     """Apply a shape plan to members that cannot be stacked: arrange their elements in nested lazy stacks."""
     old = stack.batch_size[: plan.n]
     if 0 in plan.lead:
@@ -65,11 +65,11 @@ def _gather_elements(stack: Any, positions: Any, size: torch.Size) -> Any:
     return member._index(tuple(where)) if where else member
 
 
-def _index_member(member: Core, plan: Any) -> Any:
+def _index_member(member: Core, plan: ShapePlan) -> Any:
     return member if plan is None else member._transform(plan)
 
 
-def uneven_plans(stack: Any, index: Any) -> tuple[Any, dict[int, Any], Any]:
+def uneven_plans(stack: Any, index: object) -> tuple[Any, dict[int, Any], Any]:
     """Split an index over members of different batch sizes. Return (positions of picked members, their plans, stack dim).
 
     A plan of None selects the whole member. Raise if the index is out of range for a picked member, or mixes members.
@@ -101,7 +101,7 @@ def uneven_plans(stack: Any, index: Any) -> tuple[Any, dict[int, Any], Any]:
     return picks, {j: plan.plan for j, plan in plans.items()}, first.stack_dim
 
 
-def rows_of_members(value: Any, dim: int, count: int) -> list[Any] | None:
+def rows_of_members(value: object, dim: int, count: int) -> list[Any] | None:
     """Split a nested list along ``dim`` into a row per member. Return None unless it has tensors of different shapes."""
     shapes = set()
     for item in expand([value], lambda item: item if isinstance(item, (list, tuple)) else ()):
@@ -113,7 +113,7 @@ def rows_of_members(value: Any, dim: int, count: int) -> list[Any] | None:
     return rows if rows is not None and len(rows) == count else None
 
 
-def _along(value: Any, dim: int) -> list[Any] | None:
+def _along(value: Any, dim: int) -> list[object] | None:
     if isinstance(value, Tensor):
         return list(value.unbind(dim)) if dim < value.ndim else None
     if not isinstance(value, (list, tuple)):

@@ -123,7 +123,7 @@ def make_array_plan(
     names = _Names(reserved, separator)
     arrays: dict[str, PlannedArray] = {}
     places: list[Place] = [None] * len(leaves)
-    known: dict[Any, str] = {}
+    known: dict[object, str] = {}
     paths, ends = list_array_paths(nodes, stacks, homes)
     for position, (owner, path) in ends.items():
         dims = _name_batch_dims(nodes[owner])
@@ -196,7 +196,7 @@ def _split_leaves(
     return result
 
 
-def _identify_pieces(leaves: list[list[Piece]]) -> list[list[Any]]:
+def _identify_pieces(leaves: list[list[Piece]]) -> list[list[object]]:
     """Return a key for each piece of each leaf, equal for pieces that are the same view of the same memory."""
     pieces = list(chain.from_iterable(leaves))
     keys: list[Any] = [_get_address(piece.tensor) for piece in pieces]
@@ -217,7 +217,7 @@ def _identify_pieces(leaves: list[list[Piece]]) -> list[list[Any]]:
     return [list(islice(remaining, len(parts))) for parts in leaves]
 
 
-def _get_address(tensor: Tensor) -> Any:
+def _get_address(tensor: Tensor) -> int | str:
     """Return the address of the first element, or the object itself if it has no memory of its own."""
     try:
         return (tensor.numel() and tensor.data_ptr()) or f"at {id(tensor)}"

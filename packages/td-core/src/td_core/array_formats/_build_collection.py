@@ -57,9 +57,9 @@ def build_collection(
     return decode_table(replace(table, nodes=rows), leaves, where, strict=strict)
 
 
-def _with_device(row: dict[str, Any], device: torch.device | None) -> dict[str, Any]:
+def _with_device(row: dict[str, Any], device: torch.device | None) -> dict[str, object]:
     """Return the meta of a node with another device label: leaves are on ``device``, or on the CPU."""
-    meta: dict[str, Any] = row["meta"]
+    meta: dict[str, object] = row["meta"]
     if device is not None and (row["kind"] == "TensorDict" or "device" in meta):
         return {**meta, "device": str(device)}
     return {**meta, "device": "cpu"} if isinstance(meta.get("device"), str) else meta

@@ -58,7 +58,7 @@ def split_leaf(
             f"a tensor with the layout {leaf.layout} cannot be saved: convert it with to_dense()"
         )
     dtype, shape = leaf.dtype, leaf.shape
-    facts: dict[str, Any] = {}
+    facts: dict[str, object] = {}
     if 0 in leaf.stride() and leaf.numel():
         whole = leaf
         for dim, step in enumerate(whole.stride()):

@@ -43,7 +43,7 @@ class Declaration:
     def __init__(self, distribution: str, declared: Any) -> None:
         self.distribution = distribution
         self.declared = declared
-        self.implementation: Any = None
+        self.implementation: object = None
         self.function = unwrap_member(declared)
         functools.update_wrapper(self, self.function)
 
@@ -52,7 +52,7 @@ class Declaration:
         self.name = name
         DECLARATIONS[name] = self
 
-    def __get__(self, instance: object, owner: type | None = None) -> Any:
+    def __get__(self, instance: object, owner: type | None = None) -> Declaration:
         cls = owner if owner is not None else type(instance)
         if cls is self.owner:
             return self
@@ -63,7 +63,7 @@ class Declaration:
         # torch.compile evaluates hasattr() over a descriptor only when it raises AttributeError itself.
         raise AttributeError(message) if torch.compiler.is_compiling() else MissingPluginError(message)
 
-    def __call__(self, instance: Any, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, instance: object, *args: object, **kwargs: object) -> Any:
         """Raise the error for a missing package; ``help()`` shows the signature of callables only."""
         return self.__get__(instance, type(instance))
 
@@ -160,7 +160,7 @@ def takes(options: Callable[P, T]) -> Callable[[Callable[[S, T], R]], Callable[C
     return decorate
 
 
-def shows(options: Callable[..., Any], *, more: bool = False) -> Callable[[F], F]:
+def shows(options: Callable[..., object], *, more: bool = False) -> Callable[[F], F]:
     """Return a decorator that shows the fields of a dataclass in the signature of a function with ``**options``.
 
     With ``more``, the signature keeps ``**options``: the function accepts other names too.
@@ -193,10 +193,10 @@ def implements(
     return implement
 
 
-def implements_classmethod(declared: Callable[P, Any]) -> Callable[[Callable[..., Any]], Callable[P, Any]]:
+def implements_classmethod(declared: Callable[P, object]) -> Callable[[Callable[..., Any]], Callable[P, Any]]:
     """Return a decorator like :func:`implements`, whose function without the parameter ``cls`` passes None for it."""
 
-    def implement(function: Callable[..., Any]) -> Callable[P, Any]:
+    def implement(function: Callable[..., object]) -> Callable[P, Any]:
         method = cast(Declaration, declared).implement(function)
 
         @functools.wraps(method)

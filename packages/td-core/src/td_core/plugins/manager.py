@@ -297,7 +297,7 @@ def _provider(record: PluginRecord) -> str | None:
     return None if record.distribution is None else f"{record.distribution}=={record.version}"
 
 
-def _kinds(results: list[Any], record: PluginRecord) -> Iterator[Addition]:
+def _kinds(results: list[object], record: PluginRecord) -> Iterator[Addition]:
     for kind in _items(results, NodeKind):
 
         def add(kind: NodeKind = kind) -> Callable[[], None]:
@@ -308,7 +308,7 @@ def _kinds(results: list[Any], record: PluginRecord) -> Iterator[Addition]:
         yield (kind.tag, kind.type), add
 
 
-def _methods(results: list[Any], record: PluginRecord) -> Iterator[Addition]:
+def _methods(results: list[object], record: PluginRecord) -> Iterator[Addition]:
     for result in results:
         if isinstance(result, type):
             members = {name: member for name, member in vars(result).items() if not name.startswith("_")}
@@ -327,7 +327,7 @@ def _methods(results: list[Any], record: PluginRecord) -> Iterator[Addition]:
             yield (name,), add
 
 
-def _serializers(results: list[Any], record: PluginRecord) -> Iterator[Addition]:
+def _serializers(results: list[object], record: PluginRecord) -> Iterator[Addition]:
     for serializer in _items(results, Serializer, LeafSerializer):
 
         def add(serializer: Any = serializer) -> Callable[[], None]:
@@ -344,7 +344,7 @@ def _serializers(results: list[Any], record: PluginRecord) -> Iterator[Addition]
             yield (f"format {getattr(serializer, 'name', None)}",), add
 
 
-def _coercers(results: list[Any], _: PluginRecord) -> Iterator[Addition]:
+def _coercers(results: list[object], _: PluginRecord) -> Iterator[Addition]:
     for coercer in _items(results, Coercer):
 
         def add(coercer: Coercer = coercer) -> Callable[[], None]:
@@ -354,7 +354,7 @@ def _coercers(results: list[Any], _: PluginRecord) -> Iterator[Addition]:
         yield coercer.types if isinstance(coercer.types, tuple) else (), add
 
 
-_HOOKS: dict[str, Callable[[list[Any], PluginRecord], Iterator[Addition]]] = {
+_HOOKS: dict[str, Callable[[list[object], PluginRecord], Iterator[Addition]]] = {
     "td_node_kinds": _kinds,
     "td_methods": _methods,
     "td_serializers": _serializers,
@@ -362,7 +362,7 @@ _HOOKS: dict[str, Callable[[list[Any], PluginRecord], Iterator[Addition]]] = {
 }
 
 
-def _items(results: list[Any], *types: type) -> Iterator[Any]:
+def _items(results: list[object], *types: type) -> Iterator[Any]:
     names = " or ".join(cls.__name__ for cls in types)
     for result in results:
         if isinstance(result, (str, bytes)) or not isinstance(result, Iterable):

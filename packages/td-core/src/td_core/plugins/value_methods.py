@@ -39,7 +39,7 @@ class ValueMethods:
         """
 
     @provided_by("td-tensorclass")
-    def get_non_tensor(self, key: NestedKey, default: Any = NO_DEFAULT) -> Any:
+    def get_non_tensor(self, key: NestedKey, default: object = NO_DEFAULT) -> Any:
         """Return the value of a non-tensor entry: one value, or a list with one value per batch element.
 
         An entry that is a tensor or a collection is returned unchanged.
@@ -52,7 +52,7 @@ class ValueMethods:
         """
 
     @provided_by("td-tensorclass")
-    def set_non_tensor(self, key: NestedKey, value: Any) -> Self:
+    def set_non_tensor(self, key: NestedKey, value: object) -> Self:
         """Store one Python value for the whole batch under ``key``, whatever its type.
 
         Raises:
@@ -96,7 +96,7 @@ class ValueMethods:
     @classmethod
     def from_dataclass(
         cls,
-        dataclass: Any,
+        dataclass: object,
         *,
         dest_cls: type | None = None,
         auto_batch_size: bool = False,

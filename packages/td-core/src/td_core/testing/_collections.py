@@ -28,7 +28,7 @@ __all__ = ["CollectionTests"]
 Leaves = dict[Any, Tensor]
 
 # Every type of index, valid for a batch of at least two dims of size at least two.
-INDICES: dict[str, Any] = {
+INDICES: dict[str, object] = {
     "int": 0,
     "negative": -1,
     "slice": slice(1, None),
@@ -97,7 +97,7 @@ RESULTS: dict[str, Callable[[Any], Any]] = {
 }
 
 #: Metadata that a copy must keep, each with the function that reads it.
-TOLD: dict[str, Callable[[Any], Any]] = {
+TOLD: dict[str, Callable[[Any], object]] = {
     "class": type,
     "batch size": lambda x: x.batch_size,
     "device": lambda x: x.device,
@@ -565,7 +565,7 @@ class CollectionTests:
             kept = {id(leaf) for leaf in collection._leaves()} | {
                 id(node) for node in collection._tree_children()
             }
-            watched: list[weakref.ref[Any]] = [weakref.ref(result), *leaves]
+            watched: list[weakref.ref[object]] = [weakref.ref(result), *leaves]
             watched = [item for item in watched if id(item()) not in kept]
             del result
             assert [item() for item in watched] == [None] * len(watched)

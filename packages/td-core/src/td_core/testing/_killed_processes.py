@@ -104,7 +104,7 @@ def count_calls(work: Callable[[], Any]) -> int:
     def count() -> None:
         calls = 0
 
-        def note(event: str, arguments: tuple[Any, ...]) -> None:
+        def note(event: str, arguments: tuple[object, ...]) -> None:
             nonlocal calls
             calls += event in _EVENTS
 
@@ -120,13 +120,13 @@ def count_calls(work: Callable[[], Any]) -> int:
     return int(content)
 
 
-def kill_at_call(work: Callable[[], Any], number: int) -> None:
+def kill_at_call(work: Callable[[], object], number: int) -> None:
     """Run ``work`` in a child process that ends at its file-system call ``number``, without any cleanup."""
 
     def run() -> None:
         calls = -1
 
-        def note(event: str, arguments: tuple[Any, ...]) -> None:
+        def note(event: str, arguments: tuple[object, ...]) -> None:
             nonlocal calls
             calls += event in _EVENTS
             if event in _EVENTS and calls == number:
@@ -165,7 +165,7 @@ def kill_at_size(work: Callable[[], Any], nbytes: int) -> None:
 
 
 @contextmanager
-def run_in_child(work: Callable[[], Any]) -> Iterator[Callable[[], bool]]:
+def run_in_child(work: Callable[[], object]) -> Iterator[Callable[[], bool]]:
     """Run ``work`` in a child process during a ``with`` block, which receives a function that returns whether it runs."""
     pid, code = _fork(work), None
 
@@ -184,7 +184,7 @@ def run_in_child(work: Callable[[], Any]) -> Iterator[Callable[[], bool]]:
     assert code == 0, "the save failed in a child process; its traceback is in the captured output"
 
 
-def _fork(work: Callable[[], Any]) -> int:
+def _fork(work: Callable[[], object]) -> int:
     """Start ``work`` in a child process, and return its process id."""
     if not hasattr(os, "fork"):
         pytest.skip("this platform has no fork()")

@@ -164,7 +164,7 @@ class OpenTests:
     @pytest.fixture
     def opened(self, tmp_path: Path) -> tuple[Any, list[Any]]:
         """Return an opened collection, and the list of requests to its sources."""
-        log: list[Any] = []
+        log: list[object] = []
 
         def watch(key: Any, leaf: Tensor) -> Tensor:
             if not isinstance(leaf, StoredTensor):

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from .._base import TensorDictBase
+from .._collection import Core
 from .._decoding import decode
 from .._locations import MODES, read_head
 from .._nodes import NodeKind, Record, encode
@@ -56,7 +57,7 @@ class _Holder(TensorDictBase):
     def _children(self) -> dict[str, Any]:
         return self._entries
 
-    def _set_child(self, key: str, value: Any) -> None:
+    def _set_child(self, key: str, value: object) -> None:
         self._entries[key] = value
 
     def _del_child(self, key: str) -> None:
@@ -149,12 +150,12 @@ class SerializerTests:
         """Return the files of earlier versions that must load, with the expected collections. The default has none."""
         return {}
 
-    def _save(self, folder: Path, data: Any, name: str = "x", **options: Any) -> Path:
+    def _save(self, folder: Path, data: Core, name: str = "x", **options: object) -> Path:
         path = folder / (name + self.suffix)
         save(data, path, format=self.serializer().name, **options)
         return path
 
-    def _load(self, path: Path, **options: Any) -> Any:
+    def _load(self, path: Path, **options: object) -> Any:
         return load(path, format=self.serializer().name, **options)
 
     def _require(self, operation: str, option: str | None = None) -> None:
@@ -277,7 +278,7 @@ class SerializerTests:
         def save_new() -> None:
             self._save(tmp_path, new)
 
-        def check_killed(kill: Callable[[Callable[[], Any], int], None], at: int) -> None:
+        def check_killed(kill: Callable[[Callable[[], object], int], None], at: int) -> None:
             self._save(tmp_path, old)
             kill(save_new, at)
             found = self._load(path)
@@ -324,7 +325,7 @@ class SerializerTests:
         self._require("load", "keys")
         self._check_keys(lambda path, keys: self._load(path, keys=keys), tmp_path)
 
-    def _check_keys(self, load_keys: Callable[[Path, Any], Any], folder: Path) -> None:
+    def _check_keys(self, load_keys: Callable[[Path, object], object], folder: Path) -> None:
         collection = self.collections()["nested"]
         path = self._save(folder, collection)
         for keys in (["a"], [("a", "d")], [("a", "b")], [("a", "b", "c"), ("a", "d")]):

@@ -177,7 +177,7 @@ class SourceTests:
         array = _make((3, 4, 2))
         whole = StoredTensor(self.make(array, tmp_path))
         expected, stored = VIEWS[view](array), VIEWS[view](whole)
-        changes: list[Callable[[Any], Any]] = [
+        changes: list[Callable[[Any], object]] = [
             lambda x: x.mul_(-2),
             lambda x: x[1:].fill_(5),
             lambda x: x.__setitem__([-1, 0], 7.0),

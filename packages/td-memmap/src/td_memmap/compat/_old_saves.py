@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from td_core import LazyStackedTensorDict
+from td_core import LazyStackedTensorDict, TensorCollection
 from td_core.errors import FormatError
 from td_core.spi import STORABLE, make_dense, visit
 
@@ -56,7 +56,7 @@ def load(reader: Any) -> Any:
     tree: DirectoryTree = reader.tree
     levels: list[_Level] = []
 
-    def read_level(parts: Parts, place: dict[str, Any], name: str) -> Iterator[tuple[Any, ...]]:
+    def read_level(parts: Parts, place: dict[str, object], name: str) -> Iterator[tuple[Any, ...]]:
         level = _Level(parts, place, name, _read(tree, parts, _file_names.OLD_META, parts)[1])
         levels.append(level)
         for name, is_directory in sorted(tree.entries(parts).items()):
@@ -108,7 +108,7 @@ def _is_old_level(tree: DirectoryTree, parts: Parts) -> bool:
 
 def _read(
     tree: DirectoryTree, parts: Parts, name: str, key: tuple[str, ...]
-) -> tuple[Location, dict[str, Any]]:
+) -> tuple[Location, dict[str, object]]:
     location = Location(tree.show(parts, name), key)
     try:
         meta = torch.load(io.BytesIO(tree.read(parts, name, _LIMIT)), weights_only=True)
@@ -133,7 +133,7 @@ def _leaf(reader: Any, parts: Parts, key: str) -> Tensor:
     return leaf if reader.device == _CPU else as_plain(leaf).to(reader.device)
 
 
-def _build(tree: DirectoryTree, level: _Level, device: torch.device) -> Any:
+def _build(tree: DirectoryTree, level: _Level, device: torch.device) -> object:
     location = Location(tree.show(level.parts, _file_names.OLD_META), level.parts)
     meta = level.meta
     children = dict(sorted(level.below.items()))
@@ -157,7 +157,7 @@ def _build(tree: DirectoryTree, level: _Level, device: torch.device) -> Any:
         raise FormatError(f"{location.file} cannot be put together: {error}") from error
 
 
-def _stack(location: Location, level: _Level, children: dict[str, Any], dim: Any) -> Any:
+def _stack(location: Location, level: _Level, children: dict[str, object], dim: int) -> LazyStackedTensorDict:
     members = [children[str(i)] for i in range(len(children)) if str(i) in children]
     if len(members) != len(children) or level.leaves or not isinstance(dim, int):
         raise location.error("the members", [*children, *level.leaves], "0, 1, 2... and nothing else")
@@ -176,7 +176,7 @@ def _infer_stack_dim(children: dict[str, Any], size: torch.Size) -> int | None:
     return None
 
 
-def rebuild_view(meta: Mapping[str, Any], members: Mapping[str, Any]) -> Any:
+def rebuild_view(meta: Mapping[str, object], members: Mapping[str, TensorCollection]) -> Any:
     """Apply the operation or index of a saved view to its source."""
     source = members[_file_names.SOURCE]
     if "custom_op" not in meta:
@@ -184,7 +184,7 @@ def rebuild_view(meta: Mapping[str, Any], members: Mapping[str, Any]) -> Any:
     return _apply_view(source, meta)
 
 
-def _apply_view(source: Any, meta: Mapping[str, Any]) -> Any:
+def _apply_view(source: TensorCollection, meta: Mapping[str, object]) -> Any:
     """Apply the operation of a saved view to its source; raise FormatError if it is not allowed."""
     name, arguments = meta["custom_op"], meta.get("custom_op_kwargs")
     if (
@@ -196,7 +196,7 @@ def _apply_view(source: Any, meta: Mapping[str, Any]) -> Any:
     return getattr(source, name)(**arguments)
 
 
-def _decode_index(code: Any, *, top: bool = False) -> Any:
+def _decode_index(code: object, *, top: bool = False) -> object:
     """Decode an index from tagged lists; raise FormatError if it is invalid."""
     match code:
         case None | bool() | int():
