@@ -315,6 +315,18 @@ def stores(session: nox.Session) -> None:
 
 
 @nox.session(venv_params=BARE)
+def clients(session: nox.Session) -> None:
+    """Run public programs that use tensordict with both, and trainers with collections; print skips and times.
+
+    TorchRL and others ask for older releases of tensordict, so their dependencies are not resolved, but listed. Needs Python
+    3.11, as some of them do.
+    """
+    environment = Environment(session, EVERYTHING, extra=(REFERENCE,))
+    environment.install("--no-deps", "-r", "tests/clients/requirements.txt")
+    environment.pytest("tests/clients", "-rs", "--durations=0", "--durations-min=1", *session.posargs)
+
+
+@nox.session(venv_params=BARE)
 def demo(session: nox.Session) -> None:
     """Run the demo on handwritten digits: data set on disk, training, saving, ensemble, second process."""
     environment = Environment(session, EVERYTHING, extra=("scikit-learn", "matplotlib", "tqdm"))
