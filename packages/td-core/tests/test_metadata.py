@@ -320,3 +320,11 @@ def test_metadata_methods_at_depth_two_thousand_succeed() -> None:
     assert td.bytes() == 8
     assert td.auto_batch_size_().batch_size == torch.Size([2])
     assert td.auto_device_().clear_device_().rename("t").names == ["t"]
+
+
+def test_get_item_shape_of_members_of_different_kinds_raises() -> None:
+    stack = LazyStackedTensorDict(TensorDict({"a": torch.zeros(2)}), TensorDict({"a": {"b": 1}}))
+    with pytest.raises(
+        StructureError, match=r"^key 'a' has no shape: it is \[Tensor, TensorDict\] in the members"
+    ):
+        stack.get_item_shape("a")

@@ -47,6 +47,8 @@ STORED: list[Any] = []
 
 #: dtype, positions and shapes of tensors that are concatenated in one buffer (row i describes buffer i).
 Row = tuple[torch.dtype, list[int], list[tuple[int, ...]]]
+#: dtype, and for each tensor its position, the address of its storage and the number of its elements.
+_Plain = tuple[torch.dtype, list[int], list[int], list[int]]
 #: position, buffer number, dtype, shape, stride and first element of a tensor that shares its buffer.
 Place = tuple[int, int, torch.dtype, tuple[int, ...], tuple[int, ...], int]
 
@@ -119,16 +121,14 @@ def _pack(tensors: list[Tensor]) -> tuple[list[Row], list[Place], dict[int, Tens
     return rows, places, others, buffers
 
 
-def _group_tensors(
-    tensors: list[Tensor],
-) -> tuple[list[tuple[torch.dtype, list[int]]], list[tuple[list[int], int, Tensor]], dict[int, Tensor]]:
-    """Group tensors by dtype for concatenation and by storage span; return the remaining tensors by position."""
+def _sort_by_kind(tensors: list[Tensor]) -> tuple[list[_Plain], dict[int, Tensor], Counter[int]]:
+    """Return the plain tensors by dtype, the other tensors by position, and how many plain ones share each storage."""
     kinds: dict[Any, list[int]] = {}
     for i, kind in enumerate(map(_KIND, tensors)):
         kinds.setdefault(kind, []).append(i)
     # Bytes cannot describe a tensor subclass, or a tensor of another device or layout, so these get no buffer.
     others: dict[int, Tensor] = {}
-    plain: list[tuple[torch.dtype, list[int], list[int], list[int]]] = []
+    plain: list[_Plain] = []
     sharing: Counter[int] = Counter()
     for (cls, layout, cpu, nested, dtype), positions in kinds.items():
         same = [tensors[i] for i in positions]
@@ -139,6 +139,14 @@ def _group_tensors(
         storages = list(map(sub, map(Tensor.data_ptr, same), starts))
         sharing.update(storages)
         plain.append((dtype, positions, storages, list(map(Tensor.numel, same))))
+    return plain, others, sharing
+
+
+def _group_tensors(
+    tensors: list[Tensor],
+) -> tuple[list[tuple[torch.dtype, list[int]]], list[tuple[list[int], int, Tensor]], dict[int, Tensor]]:
+    """Group tensors by dtype for concatenation and by storage span; return the remaining tensors by position."""
+    plain, others, sharing = _sort_by_kind(tensors)
     together: dict[torch.dtype, list[int]] = {}
     groups: dict[int, list[int]] = {}
     for dtype, positions, storages, counts in plain:

@@ -54,12 +54,14 @@ class EntrySchema:
 
     Attributes:
         converts_tensors: ``convert`` also converts tensors.
+        can_grow: loading a state dict may add entries.
         cast_filter: the ``cast_filter`` of casts without this argument, or None.
     """
 
     __slots__ = ()
 
     converts_tensors: bool = False
+    can_grow: bool = True
     cast_filter: Any = None
 
     def check_keys(self, keys: Mapping[Any, Any]) -> None:
@@ -94,9 +96,6 @@ class Core(ABC):
 
     #: True for value nodes, which hold a value and no entries: key iteration never descends into them.
     _is_value: ClassVar[bool] = False
-
-    #: False for kinds to which ``load_state_dict`` adds no entries: those of parameters are fixed, as in a module.
-    _grows: bool = True
 
     #: The entries that the class declares.
     _schema: ClassVar[EntrySchema] = EntrySchema()
@@ -211,10 +210,6 @@ class Core(ABC):
         self, value: Tensor, out: list[Tensor], scalar: ScalarBeside | None = None
     ) -> None:
         """Append a view of a value for each leaf to ``out``. The pointwise mixin implements it."""
-        raise NotImplementedError
-
-    def _get_child_shape(self, key: str) -> torch.Size:
-        """Return the shape of a direct entry. The metadata mixin implements it."""
         raise NotImplementedError
 
     def _densify(self, layout: torch.layout) -> Self:

@@ -362,21 +362,7 @@ def _convert(item: Any) -> Any:
     elif isinstance(item, torch.SymInt):
         return item
     elif isinstance(item, (list, tuple, range, np.ndarray)):
-        if (
-            torch.compiler.is_compiling()
-            and not isinstance(item, np.ndarray)
-            and all(type(position) is int for position in item)
-        ):
-            return list(item)
-        try:
-            # A CPU index works for leaves on any device; torch.set_default_device must not move it elsewhere.
-            tensor = as_tensor(list(item) if isinstance(item, range) else item, device="cpu")
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise CollectionIndexError(f"{_show((item,))} cannot be an index: {error}") from error
-        if not isinstance(item, np.ndarray) and tensor.numel() == 0:
-            return tensor.long()
-        if isinstance(item, np.ndarray) and tensor.dtype in _ARRAYS:
-            tensor = tensor.long()
+        return _convert_sequence(item)
     else:
         try:
             return as_int(item)
@@ -385,6 +371,25 @@ def _convert(item: Any) -> Any:
                 "an index is made of ints, slices, ..., None, bools, and tensors, arrays, lists or ranges "
                 f"of ints or bools; got {type(item).__name__} {item!r}"
             ) from None
+    return _check_dtype(tensor)
+
+
+def _convert_sequence(item: Any) -> Any:
+    """Convert a list, tuple, range or array of ints or bools to a tensor, in a graph to a list of ints."""
+    is_array = isinstance(item, np.ndarray)
+    if torch.compiler.is_compiling() and not is_array and all(type(position) is int for position in item):
+        return list(item)
+    try:
+        # A CPU index works for leaves on any device; torch.set_default_device must not move it elsewhere.
+        tensor = as_tensor(list(item) if isinstance(item, range) else item, device="cpu")
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise CollectionIndexError(f"{_show((item,))} cannot be an index: {error}") from error
+    if not is_array and tensor.numel() == 0:
+        return tensor.long()
+    return _check_dtype(tensor.long() if is_array and tensor.dtype in _ARRAYS else tensor)
+
+
+def _check_dtype(tensor: Tensor) -> Tensor:
     if tensor.dtype not in POSITIONS and tensor.dtype not in _MASKS:
         raise CollectionIndexError(
             f"a tensor used as an index must have an int64, int32 or bool dtype; got {tensor.dtype}"

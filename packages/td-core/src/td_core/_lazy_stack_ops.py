@@ -14,7 +14,7 @@ from ._coerce import coerce
 from ._collection import Child, Core, make_lazy_stack, show_path
 from ._locking import check_unlocked
 from ._plan_steps import remove_size
-from ._ragged import fill_gaps, get_display_shape, make_nested_tensor, merge_shapes
+from ._ragged import fill_gaps, get_display_shape, make_nested_tensor
 from ._repr import PrintedLeaf, PrintedMembers, PrintedNode, merge_descriptions
 from ._walks import has_entries, list_holders, map_levels
 from ._writes.members import Part, split_for_members
@@ -91,18 +91,14 @@ class LazyStackOps(TensorDictBase):
     def _tree_children(self) -> list[Child]:
         return list(self._members)
 
-    def _get_child_shape(self, key: str) -> torch.Size:
-        if key not in self._children():
-            raise KeyError(key)
-        shapes = [member._get_child_shape(key) for member in self._members]
-        return torch.Size(merge_shapes(shapes, self._stack_dim))
-
-    def _print_field(self, key: str) -> PrintedLeaf:
+    def _describe_child(self, key: str) -> PrintedLeaf:
         members = self._members
+        if not members:
+            raise KeyError(key)
         entries = [member._peek_child(key) for member in members]
         first = entries[0]
         # A member may be a lazy stack with ragged leaves.
-        fields = [member._print_field(key) for member in members]
+        fields = [member._describe_child(key) for member in members]
         if all(isinstance(entry, Tensor) for entry in entries):
             return PrintedLeaf(key, merge_descriptions([field.entry for field in fields], self._stack_dim))
         try:
@@ -117,7 +113,7 @@ class LazyStackOps(TensorDictBase):
     def _print_node(self) -> PrintedNode:
         common = set(self._children())
         rows = [
-            (i, member, [member._print_field(key) for key in member._children() if key not in common])
+            (i, member, [member._describe_child(key) for key in member._children() if key not in common])
             for i, member in enumerate(self._members)
         ]
         members = PrintedMembers(self._stack_dim, [row for row in rows if row[2]])

@@ -21,6 +21,7 @@ from ._coerce import build_nested
 from ._collection import (
     Child,
     Core,
+    EntrySchema,
     concurrent_change_error,
     copy_leaf,
     has_lazy_stack,
@@ -128,6 +129,14 @@ def _disable_grad(method: MethodT) -> MethodT:
     return wrapper  # type: ignore[return-value]
 
 
+class FixedSchema(EntrySchema):
+    """The schema of parameters: as in a module, loading a state dict adds no entries."""
+
+    __slots__ = ()
+
+    can_grow = False
+
+
 class TensorDictParams(Wrapper, TensorDictBase, nn.Module):  # type: ignore[misc]  # both have state_dict and zero_grad
     """An ``nn.Module`` whose parameters and buffers are the leaves of a collection.
 
@@ -154,7 +163,7 @@ class TensorDictParams(Wrapper, TensorDictBase, nn.Module):  # type: ignore[misc
     # This is a slot, since torch.export would find a pytree in ``__dict__``, copy it, and store the copy.
     __slots__ = ("_tensordict",)
 
-    _grows = False
+    _schema = FixedSchema()
 
     _no_convert: Any
     _get_hooks: list[Callable[..., object]]

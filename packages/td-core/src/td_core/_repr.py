@@ -138,10 +138,10 @@ class ReprMixin(Core):
 
     def _print_node(self) -> PrintedNode:
         """Return what is printed of this node."""
-        return PrintedNode([self._print_field(key) for key in list(self._children())])
+        return PrintedNode([self._describe_child(key) for key in list(self._children())])
 
-    def _print_field(self, key: str) -> PrintedLeaf:
-        """Return one entry to print."""
+    def _describe_child(self, key: str) -> PrintedLeaf:
+        """Return one entry to print; a lazy stack describes it without stacking it. Raise KeyError if it is missing."""
         child = self._peek_child(key)
         # The pytree functions of torch may store a result of any type in place of a leaf.
         if isinstance(child, Tensor):

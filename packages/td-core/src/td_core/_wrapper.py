@@ -66,10 +66,6 @@ class Wrapper(TensorCollection):
         inner: Any = self._tensordict  # a slot of the kind
         inner._names = names
 
-    @property
-    def _grows(self) -> bool:  # type: ignore[override]  # read-only: set on _inner()
-        return self._tensordict._grows
-
     def _inner(self) -> Core:
         return self._tensordict
 
@@ -97,11 +93,8 @@ class Wrapper(TensorCollection):
     def _get_writable(self, key: str) -> Child:
         return self._tensordict._get_writable(key)
 
-    def _get_child_shape(self, key: str) -> torch.Size:
-        return self._tensordict._get_child_shape(key)
-
-    def _print_field(self, key: str) -> Any:
-        return self._tensordict._print_field(key)
+    def _describe_child(self, key: str) -> Any:
+        return self._tensordict._describe_child(key)
 
     def _peek_child(self, key: str) -> Child:
         return self._tensordict._peek_child(key)

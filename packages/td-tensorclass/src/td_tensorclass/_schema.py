@@ -105,10 +105,8 @@ class Schema(EntrySchema):
         self.options = options
         self.converts_tensors = options.autocast
         self.cast_filter = options.cast_filter
-        declared: dict[str, Any] = cls.__dataclass_fields__  # type: ignore[attr-defined]
+        kept = _list_arguments(cls)
         fields = {field.name for field in dataclasses.fields(cls)}
-        # Entries that are neither fields nor class variables are InitVar arguments.
-        kept = [item for item in declared.values() if item._field_type.name != "_FIELD_CLASSVAR"]
         self.slots = tuple(
             [
                 Slot(field.name, field.default, field.default_factory, field.init, field.name in fields)
@@ -309,6 +307,12 @@ class Schema(EntrySchema):
             result = Any if isinstance(result, type) else result
         self._hints[name] = result
         return result
+
+
+def _list_arguments(cls: Any) -> list[dataclasses.Field[Any]]:
+    """Return the fields and ``InitVar`` arguments of a class, in the order of declaration."""
+    declared: dict[str, Any] = cls.__dataclass_fields__
+    return [item for item in declared.values() if item._field_type.name != "_FIELD_CLASSVAR"]
 
 
 def collection_class(hint: Any) -> Any:

@@ -167,6 +167,11 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
                 value = NonTensorData(value)
         td._set_path(name, value, prefix, non_blocking=non_blocking)
 
+    def _store_all(self, values: Mapping[str, Any]) -> None:
+        for name, value in values.items():
+            if value is not None:
+                self._store(self._tensordict, name, value)
+
     @classmethod
     def _wrap_unchecked(cls, td: Any) -> Self:
         """Wrap a collection as an instance without checks, lock or ``__post_init__``."""
@@ -244,9 +249,7 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
             inner = cls._add_defaults(inner, {*non_tensordict} if non_tensordict else ())
         node = cls._wrap_unchecked(inner)
         if non_tensordict:
-            for name, value in non_tensordict.items():
-                if value is not None:
-                    node._store(node._tensordict, name, value)
+            node._store_all(non_tensordict)
         if declared and tensordict._locked:
             lock_nodes(inner)
         if cls._has_finish:

@@ -103,16 +103,10 @@ class TypedTensorDict(TensorDict, metaclass=_TypedMeta):
         cls._shadow = cls._shadow if shadow is None else shadow
         required, optional = set(cls.__required_keys__), set(cls.__optional_keys__)
         for name, hint in annotations_of(cls).items():
-            # NotRequired and ClassVar may come from typing or typing_extensions, or be part of a string annotation.
-            qualifier = str(hint if isinstance(hint, str) else get_origin(hint)).partition("[")[0]
-            qualifier = qualifier.rpartition(".")[2]
+            qualifier = _get_qualifier(hint)
             if qualifier == "ClassVar":
                 continue
-            default = cls.__dict__.get(name, MISSING)
-            factory = None
-            if isinstance(default, dataclasses.Field):
-                factory = None if default.default_factory is MISSING else default.default_factory
-                default = default.default
+            default, factory = _parse_default(cls.__dict__.get(name, MISSING))
             never = name.startswith("_") or name in RESERVED
             if never or (hasattr(TensorDict, name) and name not in ALLOWED and not cls._shadow):
                 raise AttributeError(
@@ -223,6 +217,20 @@ class TypedTensorDict(TensorDict, metaclass=_TypedMeta):
     def _wrap_dense(cls, result: Any) -> Any:
         made = isinstance(result, TensorDictBase) and not isinstance(result, (ValueNode, cls))
         return cls.from_tensordict(result) if made else result
+
+
+def _get_qualifier(hint: Any) -> str:
+    """Return the outermost name of an annotation, such as ``ClassVar``."""
+    # NotRequired and ClassVar may come from typing or typing_extensions, or be part of a string annotation.
+    text = str(hint if isinstance(hint, str) else get_origin(hint)).partition("[")[0]
+    return text.rpartition(".")[2]
+
+
+def _parse_default(default: Any) -> tuple[Any, Any]:
+    """Return the default of a key, or MISSING, and its factory, or None."""
+    if not isinstance(default, dataclasses.Field):
+        return default, None
+    return default.default, None if default.default_factory is MISSING else default.default_factory
 
 
 def _check_options(names: Iterable[str]) -> None:

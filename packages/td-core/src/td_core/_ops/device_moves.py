@@ -95,6 +95,12 @@ def get_device_to_sync(source: torch.device, target: torch.device) -> torch.devi
     return device if device.type == "cuda" else None
 
 
+def _find_devices_to_sync(sources: set[torch.device], target: torch.device) -> set[Any]:
+    if torch.compiler.is_compiling():
+        return set()  # a compiled graph orders the copies itself
+    return {get_device_to_sync(source, target) for source in sources} - {None}
+
+
 def move(
     leaves: list[Tensor], target: Target, *, pin: bool = False, threads: int | None = None
 ) -> list[Tensor]:
@@ -108,8 +114,7 @@ def move(
         results = {leaf.device for leaf in leaves}
         if dtype is None and memory_format is None and results <= {device}:
             return as_memory(leaves)
-        if not torch.compiler.is_compiling():  # a compiled graph orders the copies itself
-            waiting = {get_device_to_sync(source, device) for source in results} - {None}
+        waiting = _find_devices_to_sync(results, device)
     to = _move_leaves(leaves, device, dtype, bool(waiting) if non_blocking is None else non_blocking)
     if pin and device is not None and device.type != "cpu":
         # Without threads the map is lazy: one leaf is copied to the device while the next one is pinned.

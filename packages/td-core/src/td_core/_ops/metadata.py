@@ -17,6 +17,7 @@ from .._collection import (
     has_lazy_stack,
     make_dense,
     missing_key_error,
+    show_path,
 )
 from .._device_labels import set_device_labels
 from .._dim_names import check_names
@@ -347,14 +348,14 @@ class MetadataMixin(Core):
         path = unravel_key_to_tuple(key)
         node = get_parent(self, path)
         try:
-            return node._get_child_shape(path[-1])
+            entry = node._describe_child(path[-1]).entry
         except KeyError:
             raise missing_key_error(node, path[-1], path[:-1]) from None
-
-    def _get_child_shape(self, key: str) -> torch.Size:
-        """Return the shape of a direct entry; a lazy stack computes it without stacking. Raise KeyError if it is missing."""
-        child = self._get_child(key)
-        return torch.Size(get_display_shape(child)) if isinstance(child, Tensor) else child.batch_size
+        if isinstance(entry, str):
+            raise StructureError(
+                f"{show_path(path)} has no shape: it is {entry} in the members of a lazy stack"
+            )
+        return torch.Size(get_display_shape(entry) if isinstance(entry, Tensor) else entry.shape)
 
     def auto_batch_size_(self, batch_dims: int | None = None, keep_compliant_size: bool = False) -> Self:
         """Set the batch size of every node to the leading dims that all its leaves share, in place.

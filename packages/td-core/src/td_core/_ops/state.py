@@ -331,7 +331,7 @@ class _Load:
         self, node: Core, level: _Level, path: tuple[str, ...], grows: bool
     ) -> Iterator[tuple[Any, ...]]:
         """Check the entries of one node, and yield the nodes below."""
-        grows = grows and node._grows
+        grows = grows and node._schema.can_grow
         self.levels.append((node, level.meta))
         self._check_metadata(node, level, path)
         record, entries = _record(node), _entries(node)

@@ -333,7 +333,7 @@ def _list_stores(node: Core, source: Any, below: list[tuple[Core, Any]]) -> dict
 def _takes_leaves(node: Core) -> bool:
     """Return True if a node can store any leaf of its batch size without conversion."""
     converts = node._schema.converts_tensors or node.device is not None
-    return not (converts or node._locked) and node._grows
+    return not (converts or node._locked) and node._schema.can_grow
 
 
 def _has_lead(shape: torch.Size, size: torch.Size) -> bool:
