@@ -108,14 +108,7 @@ class ReceiveTarget:
                 another shape or dtype; the message names the first key. Nothing was written.
         """
         if self._checked is None:
-            # An earlier message with this header was checked, and both storages have the same layout: one copy suffices.
-            assert self.state is not None
-            assert self.cache is not None
-            self.state.storage.detach().copy_(storage)
-            # The storage of a small message is a slice of the first message's buffer, so it cannot be kept alone.
-            kept = message.is_small() or self.cache.spare
-            if storage.is_cpu and not kept and 0 < len(storage) <= KEPT:
-                self.cache.spare.append(storage)
+            self._deliver_again(message, storage)
             return
         held, now = self._checked[0].leaves, encode(self.collection).leaves
         if len(held) != len(now) or not all(map(is_, held, now)):
@@ -129,6 +122,16 @@ class ReceiveTarget:
         if self.cache is not None and self.cache.layout is not None and len(storage) == layout.nbytes:
             if all(_have_same_spans(layout.leaves[i], message.layout.leaves[j]) for i, j in order):
                 self.cache.received = message
+
+    def _deliver_again(self, message: Message, storage: Tensor) -> None:
+        """Copy the storage of a message whose header was checked before: both storages have the same layout."""
+        assert self.state is not None
+        assert self.cache is not None
+        self.state.storage.detach().copy_(storage)
+        # The storage of a small message is a slice of the first message's buffer, so it cannot be kept alone.
+        kept = message.is_small() or self.cache.spare
+        if storage.is_cpu and not kept and 0 < len(storage) <= KEPT:
+            self.cache.spare.append(storage)
 
 
 def _have_same_spans(left: _storage.Leaf, right: _storage.Leaf) -> bool:

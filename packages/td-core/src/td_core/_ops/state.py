@@ -350,8 +350,8 @@ class _Load:
                 self.wrong.append(f"{show_path(prefix)} is {problem}")
             elif has_entries(child):
                 yield child, provided, prefix, grows
-            elif "_non_tensor" in provided.meta:
-                self._add(node, key, provided)
+            else:
+                self._read_value(node, key, provided)
         self._read_new_entries(node, level, entries, path, grows)
         held = {*entries, *(() if record is None else record.values)}
         for key, value in values.items():
@@ -393,6 +393,10 @@ class _Load:
         else:
             check_writable(held, path, provided)
             self.writes.copy(held, provided, path)
+
+    def _read_value(self, node: Core, key: str, level: _Level) -> None:
+        if "_non_tensor" in level.meta:
+            self._add(node, key, level)
 
     def _read_new_entries(
         self, node: Core, level: _Level, entries: Mapping[str, Any], path: tuple[str, ...], grows: bool

@@ -188,11 +188,11 @@ def are_writable(node: Core, leaves: list[Tensor]) -> bool:
 
 def are_copyable(source: Any, values: list[Any]) -> bool:
     """Return True if torch can copy all values of a source into strided leaves in one call, without autograd."""
-    if not PLAIN.issuperset(map(type, values)) or needs_grad(values):
-        return False
     node = source if isinstance(source, Core) else None
     if node is not None and has_passed(node, "values", values):
-        return True
+        return not needs_grad(values)
+    if not PLAIN.issuperset(map(type, values)) or needs_grad(values):
+        return False
     if {*map(_LAYOUT, values)} != _STRIDED or any(map(_IS_META, values)) or any(map(_IS_QUANTIZED, values)):
         return False
     if node is not None:

@@ -18,7 +18,7 @@ from .._foreach import PLAIN
 from .._indexing import BoundIndex, IndexPlan
 from .._storage_backends import get_backends
 from .._torch_private import functorch_level, plain_results
-from .check import are_copyable, are_writable, have_same_sizes
+from .check import are_copyable, are_writable, has_passed, have_same_sizes, needs_grad, remember
 from .run import try_copy_fused
 
 #: Dtypes for which some versions of torch cannot write at an index tensor or mask.
@@ -83,16 +83,22 @@ def try_scatter_whole(target: Core, source: Any, plan: IndexPlan) -> bool:
 
 def _can_scatter(node: Core, leaves: list[Tensor], source: Any, values: list[Any], plan: IndexPlan) -> bool:
     """Return True if ``leaf[index] = value`` writes all leaves correctly, or raises so that the general path takes over."""
-    if not (are_writable(node, leaves) and are_copyable(source, values)):
+    if not has_passed(node, "scatter", leaves):
+        if not are_writable(node, leaves) or not RARELY_SCATTERED.isdisjoint(map(_DTYPE, leaves)):
+            return False
+        remember(node, "scatter", leaves)
+    elif needs_grad(leaves):
         return False
-    lead, n = plan.lead, plan.n
+    if not are_copyable(source, values):
+        return False
     try:
-        shapes = {*zip(map(_SHAPE, values), map(_SHAPE, leaves))}
+        wanted, given = list(map(_SHAPE, leaves)), list(map(_SHAPE, values))
     except RuntimeError:
         return False  # reading the shape of a strided nested tensor raises
-    return all(right == (*lead, *left[n:]) for right, left in shapes) and RARELY_SCATTERED.isdisjoint(
-        map(_DTYPE, leaves)
-    )
+    lead, n = plan.lead, plan.n
+    if wanted.count(wanted[0]) == len(wanted) and given.count(given[0]) == len(given):
+        return bool(given[0] == (*lead, *wanted[0][n:]))
+    return all(right == (*lead, *left[n:]) for right, left in zip(given, wanted))
 
 
 def _pair_leaves(target: Core, source: Any) -> tuple[list[Tensor], list[Any]]:

@@ -23,6 +23,7 @@ from .._collection import (
     show_path,
 )
 from .._dim_names import inherit_names
+from .._foreach import PLAIN
 from .._keys import unravel_key_to_tuple
 from .._locking import check_unlocked
 from .._mapping_views import IsLeaf
@@ -92,11 +93,9 @@ class Update:
         if isinstance(source, Core):
             parts = node._split_update(self, source, wanted, path)
             if parts is not None:
-                yield from ((member, part, wanted, path) for member, part in parts)
+                yield from [(member, part, wanted, path) for member, part in parts]
                 return
-            if self.resize and source.batch_size != size:
-                self._resize(node, source, path)
-                size = source.batch_size
+            size = self._resize(node, source, path)
             aligned = device is None and source.batch_size == size
             # A lazy stack raises for keys that some members lack, so filter the source first.
             shown = source if wanted is None else filter_entries(source, dict.fromkeys(wanted))
@@ -228,9 +227,11 @@ class Update:
         """Return True if a node replaces an existing one instead of being merged into it."""
         return self.is_leaf is not None and type(value) is not _Through and self.is_leaf(type(value))
 
-    def _resize(self, node: Core, source: Core, path: Path) -> None:
-        """Add the change of a batch size; BatchSizeError if an entry that is not updated does not fit."""
+    def _resize(self, node: Core, source: Core, path: Path) -> torch.Size:
+        """Return the batch size of a node after the update, and add its change; BatchSizeError if another entry does not fit."""
         size, right = source.batch_size, source._children()
+        if not self.resize or size == node.batch_size:
+            return node.batch_size
         for key, child in dict(node._children()).items():
             shape = child.shape if isinstance(child, Tensor) else child.batch_size
             if key not in right and shape[: len(size)] != size:
@@ -239,6 +240,7 @@ class Update:
                     f"and has {list(shape)}"
                 )
         self.writes.change(node._set_batch_size, size)
+        return size
 
 
 def _check_through(current: Any, value: Any, path: Path) -> None:
@@ -306,48 +308,41 @@ def try_merge(root: Core, source: Any) -> bool:
 def _list_stores(node: Core, source: Any, below: list[tuple[Core, Any]]) -> dict[Any, Child] | None:
     """Return the leaves to store in one node, and append the pairs of nodes below; None if an entry needs conversion."""
     left, size = node._children(), node.batch_size
-    if not _takes_leaves(node):
+    if node._locked or node._schema.converts_tensors or node.device is not None or not node._schema.can_grow:
         return None
     fits = len(size) == 0
-    if isinstance(source, Core):
+    # A type check is several times faster than isinstance with an abstract class.
+    if type(source) is type(node) or isinstance(source, Core):
         fits = fits or source.batch_size == size
-        source = source._children() if has_entries(source) else None
+        source = None if source._is_value else source._children()
+        if fits and type(source) is dict is type(left) and PLAIN.issuperset(map(type, source.values())):
+            return source.copy()
     if type(source) is not dict or type(left) is not dict:
         return None
-    leaves = dict(source)
-    nested: list[Any] = []
-    for key, value in leaves.items():
-        if type(key) is str and isinstance(value, Tensor):
-            if type(value) in WRAPPED or not (fits or _has_lead(value.shape, size)):
+    return _split_levels(left, source.copy(), None if fits else size, below)
+
+
+def _split_levels(
+    left: dict[str, Child], source: dict[Any, Any], size: torch.Size | None, below: list[tuple[Core, Any]]
+) -> dict[Any, Child] | None:
+    """Return the leaves of a source, checked against a batch size, and append the pairs of nodes; None if one has no pair."""
+    leaves: dict[str, Child] = {}
+    for key, value in source.items():
+        if type(key) is not str:
+            key, value = _split_pair(key, value, source)
+        elif isinstance(value, Tensor):
+            if type(value) in WRAPPED or (size is not None and value.shape[: len(size)] != size):
                 return None
-        elif (pair := _pair_nodes(left, key, value, leaves)) is None:
+            leaves[key] = value
+            continue
+        current = left.get(key)
+        if current is None or isinstance(current, Tensor) or current._is_value:
             return None
-        else:
-            below.append(pair)
-            nested.append(key)
-    for key in nested:
-        del leaves[key]
+        below.append((current, value))
     return leaves
 
 
-def _takes_leaves(node: Core) -> bool:
-    """Return True if a node can store any leaf of its batch size without conversion."""
-    converts = node._schema.converts_tensors or node.device is not None
-    return not (converts or node._locked) and node._schema.can_grow
-
-
-def _has_lead(shape: torch.Size, size: torch.Size) -> bool:
-    return shape[: len(size)] == size
-
-
-def _pair_nodes(
-    left: Mapping[str, Child], key: Any, value: Any, entries: dict[Any, Any]
-) -> tuple[Core, Any] | None:
-    """Return an existing node and its source. For a key of two parts, that is a dict of the leaf below the first part."""
-    if type(key) is not str:
-        is_pair = type(key) is tuple and len(key) == 2 and type(key[1]) is str and key[0] not in entries
-        if not (is_pair and isinstance(value, Tensor)):
-            return None
-        key, value = key[0], {key[1]: value}
-    current = left.get(key)
-    return (current, value) if isinstance(current, Core) and has_entries(current) else None
+def _split_pair(key: Any, value: Any, entries: Mapping[Any, Any]) -> tuple[Any, Any]:
+    """Return the first part of a key of two parts and the leaf below it as a dict; None if ``entries`` has that part too."""
+    is_pair = type(key) is tuple and len(key) == 2 and type(key[1]) is str and key[0] not in entries
+    return (key[0], {key[1]: value}) if is_pair and isinstance(value, Tensor) else (None, None)
