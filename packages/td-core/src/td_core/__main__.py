@@ -9,7 +9,9 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from ._command_line import run_command
+from ._locations import as_location
 from ._saving import inspect, load, save, verify
+from ._serializers import SERIALIZERS, list_options
 from .plugins.manager import plugins
 
 
@@ -68,7 +70,10 @@ def _verify(options: argparse.Namespace) -> tuple[bool, str, object]:
 
 
 def _convert(options: argparse.Namespace) -> tuple[bool, str, object]:
-    save(load(options.path, format=options.source), options.target, format=options.format)
+    serializer = SERIALIZERS.for_saving(as_location(options.target), options.format)
+    # td-memmap refuses to save leaves that are mapped from another save, unless it is to copy them.
+    more = {"copy_existing": True} if "copy_existing" in (list_options(serializer, "save") or ()) else {}
+    save(load(options.path, format=options.source), options.target, format=options.format, **more)
     return True, options.target, {"path": options.target}
 
 

@@ -23,6 +23,7 @@ from td_core.array_formats import (
     list_names,
     map_file,
     read_into,
+    refuse_values,
     view_mapped,
 )
 from td_core.errors import FormatError, UnsupportedOperationError
@@ -317,6 +318,8 @@ def open_collection(
         if mode == "r+":
             check_writable(save, table)
         result = open_table(save, table, mode, strict=strict)
+        if mode == "r+":
+            refuse_values(result, save.path)
     return result if mode == "c" else result.lock_()
 
 

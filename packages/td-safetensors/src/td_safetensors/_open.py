@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from td_core import Encoded, NestedKey, StoredTensor
-from td_core.array_formats import Place, as_mapped, check_dense, list_names, restore
+from td_core.array_formats import Place, as_mapped, check_dense, list_names, refuse_values, restore
 from td_core.errors import FormatError, UnsupportedOperationError
 from td_core.spi import check_mode, select_keys, set_module
 from td_core.typing import SourceIndex
@@ -94,7 +94,9 @@ def open_collection(
         open_array = save.make_opener()
         table = select_keys(save.table, keys, save.path)
         if mode == "r+":
-            return _open_for_writing(save, table, strict).lock_()
+            opened = _open_for_writing(save, table, strict).lock_()
+            refuse_values(opened, save.path)
+            return opened
 
         origins: dict[Any, tuple[str, Stamp]] = {}
 

@@ -21,11 +21,22 @@ if TYPE_CHECKING:
 
     from ._append_rows import append
     from ._group_checks import inspect, verify
-    from ._read_collections import from_zarr, load
+    from ._live_groups import ZarrTensorDict, from_zarr, to_zarr
+    from ._read_collections import load
     from ._read_collections import open_collection as open  # noqa: A004, F401
-    from ._write_groups import save, to_zarr
+    from ._write_groups import save
 
-__all__ = ["MappedTensor", "append", "from_zarr", "inspect", "load", "save", "to_zarr", "verify"]
+__all__ = [
+    "MappedTensor",
+    "ZarrTensorDict",
+    "append",
+    "from_zarr",
+    "inspect",
+    "load",
+    "save",
+    "to_zarr",
+    "verify",
+]
 
 __version__ = _td_core.__version__
 
@@ -34,9 +45,10 @@ __getattr__ = _lazy_names(
     {
         "td_core.array_formats": ["MappedTensor"],
         "._append_rows": ["append"],
-        "._read_collections": {"from_zarr": "from_zarr", "load": "load", "open": "open_collection"},
+        "._live_groups": ["ZarrTensorDict", "from_zarr", "to_zarr"],
+        "._read_collections": {"load": "load", "open": "open_collection"},
         "._group_checks": ["inspect", "verify"],
-        "._write_groups": ["save", "to_zarr"],
+        "._write_groups": ["save"],
     },
 )[0]
 

@@ -19,6 +19,7 @@ from td_core.array_formats import (
     check_dense,
     is_nested,
     list_names,
+    refuse_values,
     restore,
 )
 from td_core.errors import UnsupportedOperationError
@@ -29,7 +30,15 @@ from ._chunk_access import ChunkSource, RawSource, map_raw, read_whole, rebuild_
 from ._group_header import GroupContent, read_group
 from ._zarr_objects import LocalObjects, find_local_path, find_objects
 
-__all__ = ["Reinterpreted", "finish_place", "from_zarr", "load", "open_collection", "open_group"]
+__all__ = [
+    "Opener",
+    "Reinterpreted",
+    "finish_place",
+    "load",
+    "open_collection",
+    "open_group",
+    "open_with_content",
+]
 
 #: A load reads smaller chunks instead of mapping them: that is as fast, and a process has a limited number of mappings.
 _SMALL = 1 << 14
@@ -95,7 +104,7 @@ def load(
             if rows is None or is_meta:
                 reader = _make_reader(group, table, target, progress)
                 return build_collection(table, group.where, reader, target, strict=strict)
-            opener = _Opener(group, table, "c")
+            opener = Opener(group, table, "c")
             lazy = build_collection(table, group.where, opener.read, wrap=opener.wrap, strict=strict)
             return lazy[rows].clone()
 
@@ -200,7 +209,7 @@ def _check_writable(group: GroupContent, table: Encoded) -> None:
     check_dense(table, group.where)
 
 
-class _Opener:
+class Opener:
     """Makes the leaves of a group that is opened."""
 
     def __init__(self, group: GroupContent, table: Encoded, mode: str) -> None:
@@ -278,11 +287,11 @@ def open_collection(
     >>> open_collection("data.zarr")[[7, 5]]["a"]
     tensor([7, 5])
     """
-    result = _open(location, mode, keys, strict, allow_pickle, storage_options)[0]
+    result, _ = open_with_content(location, mode, keys, strict, allow_pickle, storage_options)
     return result if mode == "c" else result.lock_()
 
 
-def _open(
+def open_with_content(
     location: Any,
     mode: str,
     keys: Any,
@@ -290,62 +299,22 @@ def _open(
     allow_pickle: bool,
     storage_options: dict[str, Any] | None,
     stack_values: bool = True,
-) -> tuple[Any, bool]:
-    """Open a group; return also whether it is one of another program, which has no batch size."""
+) -> tuple[Any, GroupContent]:
+    """Open a group; return also what it contains."""
     check_mode(mode)
 
-    def read() -> tuple[Any, bool]:
+    def read() -> tuple[Any, GroupContent]:
         with open_group(
             location, storage_options, allow_pickle=allow_pickle, stack_values=stack_values
         ) as group:
             table = select_keys(group.table, keys, group.where)
             if mode == "r+":
                 _check_writable(group, table)
-            opener = _Opener(group, table, mode)
+            opener = Opener(group, table, mode)
             result = build_collection(table, group.where, opener.read, wrap=opener.wrap, strict=strict)
-            return result, not group.has_sizes
+            if mode == "r+":
+                refuse_values(result, group.where)
+            return result, group
 
-    opened: tuple[Any, bool] = _read_unreplaced(location, read)
+    opened: tuple[Any, GroupContent] = _read_unreplaced(location, read)
     return opened
-
-
-def from_zarr(
-    filename: Any,
-    *,
-    mode: str = "r",
-    keys: Iterable[NestedKey] | NestedKey | None = None,
-    auto_batch_size: bool = False,
-    batch_dims: int | None = None,
-    batch_size: Any = None,
-    non_tensor_as_stack: bool = False,
-    allow_pickle: bool | None = None,
-    strict: bool = True,
-    storage_options: dict[str, Any] | None = None,
-) -> Any:
-    """Open a Zarr group, as :func:`td_zarr.open` does, and choose a batch size.
-
-    Args:
-        filename: a directory, a zip file, a URL, or a store or group of zarr.
-        mode: ``"r"``, ``"r+"`` or ``"c"``.
-        keys: keys or key paths to open.
-        auto_batch_size: replace the batch size by the leading dims that all entries share, as is done for a group that has none
-            because another program wrote it.
-        batch_dims: the largest number of batch dims for ``auto_batch_size``.
-        batch_size: replace the batch size by this one.
-        non_tensor_as_stack: return an array of strings as a stack of values; False returns it as one value, a list.
-        allow_pickle: True reads values that tensordict has pickled. A pickle can run any code.
-        strict: False opens a tensorclass that is not defined as a TensorDict.
-        storage_options: options of the file system of a URL.
-
-    >>> _ = TensorDict({"a": torch.ones(2, 3)}).to_zarr("data.zarr")
-    >>> from_zarr("data.zarr", batch_size=[2]).batch_size
-    torch.Size([2])
-    """
-    result, is_foreign = _open(
-        filename, mode, keys, strict, bool(allow_pickle), storage_options, non_tensor_as_stack
-    )
-    if batch_size is not None:
-        result.batch_size = batch_size
-    elif auto_batch_size or is_foreign:
-        result.auto_batch_size_(batch_dims)
-    return result if mode == "c" else result.lock_()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from functools import partial
 from typing import Any
 
@@ -38,10 +38,7 @@ from ._dim_labels import describe_levels, describe_values, name_dims
 from ._read_collections import open_collection
 from ._zarr_objects import LocalObjects, Objects, create_zip, find_local_path, find_objects
 
-__all__ = ["PlannedGroup", "create", "dump_json", "put_documents", "read_planned", "save", "to_zarr"]
-
-#: The options that decide on chunks and codecs.
-_CODECS = ("chunks", "shards", "filters", "compressors", "serializer")
+__all__ = ["PlannedGroup", "create", "dump_json", "put_documents", "read_planned", "save", "write_entries"]
 
 
 def save(
@@ -172,6 +169,19 @@ def _write(
     planned: PlannedGroup, objects: Objects, *, num_threads: int, report: Callable[[int], None]
 ) -> None:
     """Write all objects of a group, the root last."""
+    write_entries(objects, planned, num_threads=num_threads, report=report)
+    _put_root(objects, planned)
+
+
+def write_entries(
+    objects: Objects,
+    planned: PlannedGroup,
+    known: Container[str] = (),
+    *,
+    num_threads: int = 0,
+    report: Callable[[int], None] = lambda size: None,
+) -> None:
+    """Write the arrays of a group, and the metadata of its groups and arrays except those that are ``known``."""
     raw: list[Callable[[], None]] = []
     others: dict[str, tuple[ArrayInfo, Callable[[], Tensor]]] = {}
     for name, info in planned.arrays.items():
@@ -180,18 +190,18 @@ def _write(
             raw.append(partial(_write_raw, objects, info, item, report))
         else:
             others[name] = info, partial(read_planned, item)
-    put_documents(objects, planned)
+    put_documents(objects, planned, known)
     run_parallel(raw, num_threads)
     write_arrays(objects, others, report)
-    _put_root(objects, planned)
 
 
-def put_documents(objects: Objects, planned: PlannedGroup) -> None:
+def put_documents(objects: Objects, planned: PlannedGroup, known: Container[str] = ()) -> None:
     """Write the metadata of all groups and arrays but the root, and the values that tensordict can read."""
     for key, content in planned.values.items():
         objects.put(key, [content])
     for name, document in planned.documents.items():
-        objects.put(f"{name}/zarr.json", [dump_json(document)])
+        if name not in known:
+            objects.put(f"{name}/zarr.json", [dump_json(document)])
 
 
 def _put_root(objects: Objects, planned: PlannedGroup) -> None:
@@ -308,36 +318,3 @@ def create(
 
     _replace(location, write, durable=False, storage_options=storage_options)
     return open_collection(location, mode="r+", storage_options=storage_options)
-
-
-def to_zarr(
-    data: Any,
-    filename: Any,
-    *,
-    allow_pickle: bool | None = None,
-    storage_options: dict[str, Any] | None = None,
-    **options: Any,
-) -> Any:
-    """Save a collection as a Zarr group, and open that for writing.
-
-    Args:
-        data: the collection.
-        filename: a directory, a URL, or a store or group of zarr.
-        allow_pickle: accepted for programs that were written for tensordict. Values are never pickled, so True is an error.
-        storage_options: options of the file system of a URL.
-        **options: options of :func:`td_zarr.save`.
-
-    Returns:
-        The opened collection; a zip file is opened for reading.
-
-    >>> opened = to_zarr(TensorDict({"a": torch.zeros(2)}, [2]), "data.zarr", chunks=1)
-    >>> opened[1] = TensorDict({"a": 5.0})
-    >>> opened["a"].tolist()
-    [0.0, 5.0]
-    """
-    if allow_pickle:
-        raise ValueError("td-zarr never pickles values: register a LeafSerializer for their type")
-    save(data, filename, storage_options=storage_options, **options)
-    path = find_local_path(filename)
-    mode = "r" if path is not None and path.endswith(".zip") else "r+"
-    return open_collection(filename, mode=mode, storage_options=storage_options)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import shutil
 import weakref
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from functools import partial
@@ -83,6 +84,10 @@ class Objects:
         """Remove all objects but the metadata of the root."""
         raise NotImplementedError
 
+    def remove(self, names: Sequence[str]) -> None:
+        """Remove all objects of some arrays and groups."""
+        raise NotImplementedError
+
     def check(self) -> None:
         """Raise FormatError if another save has replaced the group since it was opened."""
 
@@ -148,6 +153,11 @@ class LocalObjects(Objects):
             for folder, _, names in os.walk(self.path)
             for name in names
         ]
+
+    def remove(self, names: Sequence[str]) -> None:
+        """Remove directories."""
+        for name in names:
+            shutil.rmtree(self.locate(name), ignore_errors=True)
 
     def check(self) -> None:
         """Compare the directory with the one that was opened."""
@@ -239,12 +249,20 @@ class StoreObjects(Objects):
 
     def clear(self) -> None:
         """Remove all objects but the metadata of the root."""
+        self._delete(key for key in self.list_keys() if key != "zarr.json")
+
+    def remove(self, names: Sequence[str]) -> None:
+        """Remove the objects below some names."""
+        starts = tuple(f"{name}/" for name in names)
+        self._delete(key for key in self.list_keys() if key.startswith(starts))
+
+    def _delete(self, keys: Iterable[str]) -> None:
         store = self.store
 
-        async def remove(key: str) -> None:
+        async def delete(key: str) -> None:
             await (store / key).delete()
 
-        run(gather(remove(key) for key in self.list_keys() if key != "zarr.json"))
+        run(gather(map(delete, keys)))
 
     def close(self) -> None:
         """Close the store of this process, unless the caller of td has opened it."""

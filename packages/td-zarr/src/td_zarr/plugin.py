@@ -58,7 +58,7 @@ def to_zarr(self: Any, filename: Any, **options: Any) -> Any:
     Example:
         >>> _ = TensorDict({"a": torch.ones(2)}).to_zarr("data.zarr")
     """
-    from ._write_groups import to_zarr
+    from ._live_groups import to_zarr
 
     return to_zarr(self, filename, **options)
 
@@ -71,7 +71,7 @@ def from_zarr(filename: Any, **options: Any) -> Any:
         >>> TensorDict.from_zarr("data.zarr")["a"].tolist()
         [1.0, 1.0]
     """
-    from ._read_collections import from_zarr
+    from ._live_groups import from_zarr
 
     return from_zarr(filename, **options)
 

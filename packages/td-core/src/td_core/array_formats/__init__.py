@@ -23,10 +23,12 @@ from ._build_collection import build_collection
 from ._check_arrays import check_arrays, check_dense, describe_arrays, read_hashes, report_damage
 from ._mapped_leaves import MappedTensor, as_mapped, map_file, read_into, view_mapped
 from ._places import Place, as_storable, get_stored, is_nested, list_names, restore
+from ._refused_values import RefusedValues, refuse_values
 from ._rows import Rows, Stack
 
 __all__ = [
-    "ArrayPlan", "MappedTensor", "Place", "PlannedArray", "Rows", "Stack", "as_mapped", "as_storable", "build_collection",
+    "ArrayPlan", "MappedTensor", "Place", "PlannedArray", "RefusedValues", "Rows", "Stack", "as_mapped", "as_storable",
+    "build_collection",
     "check_arrays", "check_dense", "compute_check", "describe_arrays", "get_stored", "is_nested", "list_names",
-    "make_array_plan", "map_file", "read_hashes", "read_into", "report_damage", "restore", "view_mapped",
+    "make_array_plan", "map_file", "read_hashes", "read_into", "refuse_values", "report_damage", "restore", "view_mapped",
 ]  # fmt: skip

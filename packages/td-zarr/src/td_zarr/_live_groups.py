@@ -1,0 +1,443 @@
+"""``ZarrTensorDict``: a Zarr group as a collection, whose entries are added to and removed from the group."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from td_core import (
+    NO_DEFAULT,
+    NestedKey,
+    StoredTensor,
+    TensorDict,
+    TensorDictBase,
+    encode,
+    kinds,
+    split_value,
+)
+from td_core.array_formats import build_collection, compute_check, list_names, make_array_plan
+from td_core.errors import StructureError, UnsupportedOperationError
+from td_core.spi import (
+    Keeper,
+    as_batch_size,
+    dump_table,
+    load_table,
+    select_keys,
+    set_module,
+    show_path,
+    walk,
+)
+
+from ._array_documents import NATIVE, ArrayInfo, ChunkOptions, join_names, make_array_document, make_blank
+from ._dim_labels import name_dims
+from ._group_header import list_documents, read_group, read_root
+from ._read_collections import Opener, open_collection, open_with_content
+from ._write_groups import PlannedGroup, dump_json, save, write_entries
+from ._zarr_objects import Objects, find_local_path, find_objects
+
+__all__ = ["ZarrTensorDict", "from_zarr", "rebuild_live", "to_zarr"]
+
+KeyPath = tuple[str, ...]
+
+#: The options of a save that new arrays get, too.
+_ARRAY_OPTIONS = ("chunks", "shards", "filters", "compressors", "serializer", "checksums")
+
+
+def _as_key(path: KeyPath) -> Any:
+    return path if len(path) > 1 else path[0]
+
+
+class _LiveGroup:
+    """A group whose header is written again when the structure of its collection changes.
+
+    Attributes:
+        objects: the objects of the group.
+        options: options of the chunks of new arrays.
+    """
+
+    def __init__(self, objects: Objects, options: Mapping[str, Any]) -> None:
+        self.objects, self.options = objects, options
+
+    def edit(
+        self,
+        change: Callable[[Any], object],
+        *,
+        added: KeyPath = (),
+        entry: Any = None,
+        removed: KeyPath = (),
+    ) -> None:
+        """Change the collection in the header, and write the root of the group.
+
+        Args:
+            change: changes a collection of meta tensors, which is that of the header.
+            added: key path of an entry that ``change`` sets.
+            entry: a collection with this entry alone; its arrays are written before the root.
+            removed: key path of an entry that ``change`` removes; its arrays are removed after the root is written.
+
+        Raises:
+            CodecError: a value or leaf cannot be stored; nothing is changed.
+        """
+        self.objects.check()
+        group = read_group(self.objects)
+        whole = build_collection(group.table, group.where, lambda name: make_blank(group.arrays[name]))
+        is_locked = whole.is_locked
+        change(whole.unlock_())
+        encoded = encode(whole.lock_() if is_locked else whole)
+        places = dict(zip(group.table.leaf_paths(), group.table.leaves, strict=True))
+        infos: dict[str, ArrayInfo] = group.arrays
+        planned = None if entry is None else self._plan(entry, infos)
+        if planned is not None:
+            table = load_table(planned.plan.header, group.where)
+            places = {key: place for key, place in places.items() if key[: len(added)] != added}
+            places.update(zip(table.leaf_paths(), table.leaves, strict=True))
+            infos = {**infos, **planned.arrays}
+        header = dump_table(encoded, [places[key] for key in encoded.leaf_paths()])
+        used = {name for place in header["leaves"] for name in list_names(place)}
+        header["check"] = compute_check((name, infos[name].shape) for name in used)
+        if not group.is_strict:
+            header["sparse"] = True
+        root = read_root(self.objects)
+        documents = list_documents(self.objects, root)
+        if planned is not None:
+            write_entries(self.objects, planned, set(documents))
+            documents = {**planned.root["consolidated_metadata"]["metadata"], **documents}
+        gone = _find_unused(documents, used, group.arrays, removed) if removed else []
+        root["attributes"]["td"] = json.dumps(header, separators=(",", ":"))
+        root["consolidated_metadata"] = {
+            "kind": "inline",
+            "must_understand": False,
+            "metadata": {name: document for name, document in documents.items() if name not in gone},
+        }
+        self.objects.replace("zarr.json", dump_json(root))
+        self.objects.remove(gone)
+
+    def _plan(self, entry: Any, taken: Mapping[str, Any]) -> PlannedGroup:
+        plan = make_array_plan(entry, NATIVE, join_names, reserved=taken, separator="/")
+        dims, options = name_dims(plan.arrays), ChunkOptions(**self.options)
+        documents = {
+            name: make_array_document(item, dims[name], options) for name, item in plan.arrays.items()
+        }
+        return PlannedGroup(plan, documents)
+
+    def open_entry(self, path: KeyPath) -> Any:
+        """Open an entry of the group for writing."""
+        group = read_group(self.objects)
+        table = select_keys(group.table, [_as_key(path)], group.where)
+        opener = Opener(group, table, "r+")
+        opened = build_collection(table, group.where, opener.read, wrap=opener.wrap)
+        return opened.get(_as_key(path))
+
+
+def _find_unused(
+    documents: Mapping[str, Any], used: set[str], arrays: Mapping[str, Any], removed: KeyPath
+) -> list[str]:
+    """Return the names of the groups and arrays that no entry needs after one was removed, groups after their content."""
+    needed = {name[:end] for name in used for end, char in enumerate(name) if char == "/"} | used
+    prefix = join_names(removed)
+    below = {name for name in documents if name == prefix or name.startswith(f"{prefix}/")}
+    return sorted((below | arrays.keys()) - needed, key=len, reverse=True)
+
+
+class _HeaderValues(Keeper):
+    """Writes the values of a node that is an entry of a live collection into the header."""
+
+    __slots__ = ("group", "is_part", "path")
+
+    def __init__(self, group: _LiveGroup, path: KeyPath, is_part: bool = False) -> None:
+        self.group, self.path, self.is_part = group, path, is_part
+
+    def check(self, node: Any, values: Sequence[Any]) -> None:
+        """Raise an error for a value that cannot be stored, or is a part of a larger entry."""
+        if self.is_part:
+            raise StructureError(
+                f"cannot write the values of {show_path(self.path)} in {self.group.objects.where} in place, since they are "
+                "those of a larger entry there: set the entry again, or clone() it first"
+            )
+        for value in values:
+            split_value(value)
+
+    @contextlib.contextmanager
+    def lock(self, node: Any) -> Iterator[None]:
+        """Check that values can be written."""
+        self.check(node, ())
+        yield
+
+    def write(self, node: Any) -> None:
+        """Write the values of a node into the root of the group."""
+        self.group.edit(lambda whole: whole.set(_as_key(self.path), node.clone()))
+
+    def of_part(self) -> Keeper:
+        """Return a keeper that refuses writes."""
+        return _HeaderValues(self.group, self.path, True)
+
+    def __reduce__(self) -> Any:
+        return Keeper, ()  # in another process, the values are in memory
+
+
+@set_module("td_zarr")
+class ZarrTensorDict(TensorDictBase):
+    """A Zarr group that is opened for writing, as a collection.
+
+    Leaves are stored tensors or mapped: writes in place reach the group. So do new entries, removed and renamed ones, batch
+    sizes and dim names, in this collection and in the nested ones. Results of operations, such as an index, ``clone()`` or
+    ``to_tensordict()``, are TensorDicts. A change of the structure writes the new arrays, and then the metadata of the root,
+    so a process that is killed leaves the old structure or the new one. One process at a time should change it.
+
+    ``to_zarr`` and ``from_zarr(mode="r+")`` return such collections.
+
+    >>> from td_core import load
+    >>> group = TensorDict({"a": torch.arange(3)}, [3]).to_zarr("data.zarr")
+    >>> group["n", "b"] = torch.zeros(3, 2)
+    >>> group.rename_key_("a", "c").sorted_keys
+    ['c', 'n']
+    >>> load("data.zarr")["n", "b"].shape
+    torch.Size([3, 2])
+    """
+
+    _group: _LiveGroup
+    _path: KeyPath
+    _entries: dict[str, Any]
+
+    @classmethod
+    def _make(cls, group: _LiveGroup, path: KeyPath, opened: Any) -> Any:
+        """Replace the TensorDicts of an opened collection by collections that write into the group; lock other nodes."""
+        self = cls.__new__(cls)
+        self._group, self._path = group, path
+        self._size, self._label, self._labels = opened.batch_size, opened.device, opened._names
+        self._entries = {
+            key: cls._make_entry(group, (*path, key), child) for key, child in opened._children().items()
+        }
+        return self
+
+    @classmethod
+    def _make_entry(cls, group: _LiveGroup, path: KeyPath, child: Any) -> Any:
+        if type(child) is TensorDict:
+            return cls._make(group, path, child)
+        if not isinstance(child, Tensor):
+            child.lock_()  # changes of its structure would not reach the group
+            for inner in walk(child):
+                inner._keeper = _HeaderValues(group, path, not child._is_value)
+        return child
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Reduce to the place of the group and the keys of a nested collection."""
+        return rebuild_live, (self._group.objects, self._path, dict(self._group.options))
+
+    @property
+    def batch_size(self) -> torch.Size:
+        """Leading dims that all entries share; settable if the shape of every entry starts with the new value."""
+        return self._size
+
+    @batch_size.setter
+    def batch_size(self, batch_size: Any) -> None:
+        self._change_batch_size(as_batch_size(batch_size))
+
+    @property
+    def device(self) -> torch.device | None:
+        """Device of every entry, or None."""
+        return self._label
+
+    @property
+    def _names(self) -> Any:
+        return self._labels
+
+    @_names.setter
+    def _names(self, names: Any) -> None:
+        self._labels = names
+        self._record()
+
+    def _children(self) -> dict[str, Any]:
+        return self._entries
+
+    def _with_children(
+        self,
+        children: Mapping[str, Any],
+        *,
+        batch_size: Any = None,
+        device: Any = NO_DEFAULT,
+        names: Any = NO_DEFAULT,
+    ) -> Any:
+        result = TensorDict(
+            {},
+            batch_size=self._size if batch_size is None else batch_size,
+            device=self._label if device is NO_DEFAULT else device,
+            names=self._labels if names is NO_DEFAULT else names,
+        )
+        result._set_children(children)
+        return result
+
+    def _set_child(self, key: str, value: Any) -> None:
+        held: Any = self._entries.get(key)
+        if held is value:
+            return
+        if isinstance(held, Tensor) and _fits(held, value):
+            held.copy_(value)
+            return
+        path = (*self._path, key)
+        entry = self._with_children({key: value})
+        if any(leaf.is_nested for leaf in entry._leaves()):
+            raise UnsupportedOperationError(
+                f"cannot set {show_path(path)} in {self._group.objects.where}: a nested tensor cannot be written in place; "
+                "save() the collection"
+            )
+        if any(isinstance(leaf, StoredTensor) for leaf in entry._leaves()):
+            entry = entry.clone()  # it can have leaves of the entry that it replaces
+        make_array_plan(entry, NATIVE, join_names, separator="/")  # an error changes nothing
+        if key in self._entries:  # its arrays, whose names the new ones get, are removed first
+            self._group.edit(lambda whole: whole.set(_as_key(path), TensorDict({}, self._size)), removed=path)
+        for above in reversed(self._path):
+            entry = TensorDict({above: entry})
+        self._group.edit(
+            lambda whole: whole.set(_as_key(path), entry.get(_as_key(path))), added=path, entry=entry
+        )
+        self._entries[key] = self._make_entry(self._group, path, self._group.open_entry(path))
+
+    def _del_child(self, key: str) -> None:
+        if key not in self._entries:
+            raise KeyError(key)
+        path = (*self._path, key)
+        self._group.edit(lambda whole: whole.del_(_as_key(path)), removed=path)
+        del self._entries[key]
+
+    def _set_batch_size(self, batch_size: torch.Size) -> None:
+        if self._labels is not None:  # the first dims keep their names
+            self._labels = (*self._labels, *[None] * len(batch_size))[: len(batch_size)]
+        self._size = batch_size
+        self._record()
+
+    def _set_device(self, device: torch.device | None) -> None:
+        self._label = device
+
+    def _record(self) -> None:
+        """Write batch size and dim names into the header of the group."""
+
+        def change(whole: Any) -> None:
+            node = whole.get(_as_key(self._path)) if self._path else whole
+            node._set_batch_size(self._size)
+            node._names = self._labels
+
+        self._group.edit(change)
+
+
+def _fits(held: Tensor, value: Any) -> bool:
+    """Return True if a value can be written into the array of a leaf."""
+    return (
+        isinstance(value, Tensor)
+        and not value.is_nested
+        and value.dtype == held.dtype
+        and value.shape == held.shape
+        and 0 not in held.stride()
+    )
+
+
+def open_live(objects: Objects, opened: Any, options: Mapping[str, Any]) -> Any:
+    """Return a collection that is opened for writing, and whose structure can be changed if it is a TensorDict."""
+    if type(opened) is not TensorDict:
+        return opened.lock_()
+    return ZarrTensorDict._make(_LiveGroup(objects, options), (), opened)
+
+
+@set_module("td_zarr.zarr_pickles")
+def rebuild_live(objects: Objects, path: KeyPath, options: Mapping[str, Any]) -> Any:
+    """Open the collection of a pickle.
+
+    Raises:
+        FormatError: another save has replaced the group.
+    """
+    objects.check()
+    group = read_group(objects)
+    opener = Opener(group, group.table, "r+")
+    opened = build_collection(group.table, group.where, opener.read, wrap=opener.wrap)
+    live = open_live(objects, opened, options)
+    return live.get(_as_key(path)) if path else live
+
+
+def to_zarr(
+    data: Any,
+    filename: Any,
+    *,
+    allow_pickle: bool | None = None,
+    storage_options: dict[str, Any] | None = None,
+    **options: Any,
+) -> Any:
+    """Save a collection as a Zarr group, and open that for writing.
+
+    Args:
+        data: the collection.
+        filename: a directory, a URL, or a store or group of zarr.
+        allow_pickle: accepted for programs that were written for tensordict. Values are never pickled, so True is an error.
+        storage_options: options of the file system of a URL.
+        **options: options of :func:`td_zarr.save`.
+
+    Returns:
+        The opened collection, a :class:`ZarrTensorDict` for a TensorDict; a zip file is opened for reading.
+
+    >>> opened = to_zarr(TensorDict({"a": torch.zeros(2)}, [2]), "data.zarr", chunks=1)
+    >>> opened[1] = TensorDict({"a": 5.0})
+    >>> opened["a"].tolist()
+    [0.0, 5.0]
+    """
+    if allow_pickle:
+        raise ValueError("td-zarr never pickles values: register a LeafSerializer for their type")
+    save(data, filename, storage_options=storage_options, **options)
+    path = find_local_path(filename)
+    if path is not None and path.endswith(".zip"):
+        return open_collection(filename)
+    opened = open_collection(filename, mode="r+", storage_options=storage_options).unlock_()
+    chosen = {name: value for name, value in options.items() if name in _ARRAY_OPTIONS}
+    return open_live(find_objects(filename, storage_options), opened, chosen)
+
+
+def from_zarr(
+    filename: Any,
+    *,
+    mode: str = "r",
+    keys: Iterable[NestedKey] | NestedKey | None = None,
+    auto_batch_size: bool = False,
+    batch_dims: int | None = None,
+    batch_size: Any = None,
+    non_tensor_as_stack: bool = False,
+    allow_pickle: bool | None = None,
+    strict: bool = True,
+    storage_options: dict[str, Any] | None = None,
+) -> Any:
+    """Open a Zarr group, as :func:`td_zarr.open` does, and choose a batch size.
+
+    With ``mode="r+"``, a TensorDict is returned as a :class:`ZarrTensorDict`, whose structure can be changed.
+
+    Args:
+        filename: a directory, a zip file, a URL, or a store or group of zarr.
+        mode: ``"r"``, ``"r+"`` or ``"c"``.
+        keys: keys or key paths to open.
+        auto_batch_size: replace the batch size by the leading dims that all entries share, as is done for a group that has none
+            because another program wrote it.
+        batch_dims: the largest number of batch dims for ``auto_batch_size``.
+        batch_size: replace the batch size by this one.
+        non_tensor_as_stack: return an array of strings as a stack of values; False returns it as one value, a list.
+        allow_pickle: True reads values that tensordict has pickled. A pickle can run any code.
+        strict: False opens a tensorclass that is not defined as a TensorDict.
+        storage_options: options of the file system of a URL.
+
+    >>> _ = TensorDict({"a": torch.ones(2, 3)}).to_zarr("data.zarr")
+    >>> from_zarr("data.zarr", batch_size=[2]).batch_size
+    torch.Size([2])
+    """
+    result, content = open_with_content(
+        filename, mode, keys, strict, bool(allow_pickle), storage_options, non_tensor_as_stack
+    )
+    if batch_size is not None:
+        result.batch_size = batch_size
+    elif auto_batch_size or not content.has_sizes:
+        result.auto_batch_size_(batch_dims)
+    if mode == "r+" and content.is_ours:
+        return open_live(find_objects(filename, storage_options), result, {})
+    return result if mode == "c" else result.lock_()
+
+
+# A save or message of such a collection has TensorDicts.
+kinds.store_as(ZarrTensorDict, "TensorDict")

@@ -1,0 +1,200 @@
+"""Groups that are opened for writing, whose structure is in the group."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import zarr
+
+from td_core import TensorDict, lazy_stack
+from td_core.errors import CodecError, UnsupportedOperationError
+from td_core.testing import kill_after
+from td_zarr import ZarrTensorDict, from_zarr, load, save, to_zarr, verify
+
+
+def set_new(td: Any) -> None:
+    td["x"] = torch.arange(8).view(4, 2)
+
+
+def set_nested(td: Any) -> None:
+    td["n", "deep", "x"] = torch.ones(4, 1)
+
+
+def set_node(td: Any) -> None:
+    td["m"] = TensorDict({"p": torch.zeros(4), "q": {"r": torch.ones(4, 2).bfloat16()}}, [4])
+
+
+def set_stack(td: Any) -> None:
+    td["s"] = lazy_stack([TensorDict({"a": torch.full((2,), i)}) for i in range(4)])
+
+
+def set_tied(td: Any) -> None:
+    td["t"] = TensorDict({"one": td["a"].clone()}, [4])
+    td["t", "two"] = td["t", "one"]
+
+
+def replace_by_other_shape(td: Any) -> None:
+    td["a"] = torch.arange(4.0)
+
+
+def replace_by_same_shape(td: Any) -> None:
+    td["a"] = torch.full((4, 3), 7.0)
+
+
+def replace_node_by_leaf(td: Any) -> None:
+    td["n"] = torch.full((4,), 2)
+
+
+def replace_leaf_by_node(td: Any) -> None:
+    td["a"] = TensorDict({"b": torch.ones(4)}, [4])
+
+
+def remove_leaf(td: Any) -> None:
+    del td["n", "b"]
+
+
+def remove_node(td: Any) -> None:
+    td.del_("n")
+
+
+def rename(td: Any) -> None:
+    td.rename_key_("a", "z").rename_key_(("n", "b"), ("n", "c2"))
+
+
+def pop(td: Any) -> None:
+    td.pop("a")
+
+
+def update(td: Any) -> None:
+    td.update({"a": torch.ones(4, 3), "new": torch.zeros(4), "n": {"b": torch.full((4,), 9)}})
+
+
+def set_key_with_slash(td: Any) -> None:
+    td["n/b"] = torch.ones(4)
+
+
+def change_batch_size(td: Any) -> None:
+    td["n"].batch_size = [4]
+    td.batch_size = []
+    td["scalar"] = torch.tensor(1.5)
+
+
+def change_names(td: Any) -> None:
+    td.names = ["time"]
+    td["x"] = torch.zeros(4)
+
+
+def write_rows(td: Any) -> None:
+    td[1:3] = td[0].clone()
+    td["y"] = td["a"] + 1
+    td["y"].zero_()
+
+
+CHANGES: list[Callable[[Any], None]] = [
+    set_new, set_nested, set_node, set_stack, set_tied, replace_by_other_shape, replace_by_same_shape, replace_node_by_leaf,
+    replace_leaf_by_node, remove_leaf, remove_node, rename, pop, update, set_key_with_slash, change_batch_size, change_names,
+    write_rows,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("place", ["directory", "store"])
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
+def test_change_reaches_the_group(change: Any, place: str, path: Path, td: TensorDict) -> None:
+    location: Any = path if place == "directory" else zarr.storage.MemoryStore()
+    options: dict[str, Any] = {} if place == "directory" else {"chunks": 2}
+    expected = td.clone()
+    change(expected)
+    live = to_zarr(td, location, **options)
+    assert type(live) is type(live["n"]) is ZarrTensorDict
+    change(live)
+    for found in (live, load(location), from_zarr(location), from_zarr(location, mode="r+")):
+        assert (found.batch_size, found.names) == (expected.batch_size, expected.names)
+        assert list(found.keys(True, True)) == list(expected.keys(True, True)) or change in (
+            rename,
+            write_rows,
+        )
+        assert set(found.keys(True, True)) == set(expected.keys(True, True))
+        for key, leaf in expected.items(True, True):
+            assert found.get(key).dtype == leaf.dtype
+            assert torch.equal(found.get(key).clone().float(), leaf.float()), key
+    assert verify(location).ok
+    group = zarr.open_group(location, mode="r")
+    arrays = {name for name, node in group.members(max_depth=None) if isinstance(node, zarr.Array)}
+    stored = zarr.open_group(location, mode="r", use_consolidated=False)
+    assert arrays == {name for name, node in stored.members(max_depth=None) if isinstance(node, zarr.Array)}
+
+
+def test_results_of_operations_are_collections_in_memory(path: Path, td: TensorDict) -> None:
+    live = to_zarr(td, path)
+    for result in (
+        live.clone(),
+        live + 1,
+        live[:2],
+        live[[1, 0]],
+        live.to_tensordict(),
+        live.select("a"),
+        live.view(2, 2),
+    ):
+        assert type(result) is TensorDict
+    assert (live + 1 == td + 1).all()
+    assert (torch.stack([live, live])[1] == td).all()
+
+
+def test_values_reach_the_header(path: Path, td: TensorDict) -> None:
+    pytest.importorskip("td_tensorclass")
+    live = to_zarr(td.set("s", "old"), path)
+    live["s"] = "new"
+    live["n", "t"] = (1, None)
+    assert (load(path)["s"], load(path)["n", "t"]) == ("new", (1, None))
+    live.update({"s": "third"}, inplace=True)
+    assert load(path)["s"] == "third"
+    del live["s"]
+    assert "s" not in load(path)
+    assert verify(path).ok
+
+
+def test_value_that_cannot_be_stored_changes_nothing(path: Path, td: TensorDict) -> None:
+    live = to_zarr(td, path)
+    with pytest.raises(CodecError, match="cannot save.*'x'.*layout"):
+        live["a"] = TensorDict({"x": torch.ones(4).to_sparse()}, [4])
+    with pytest.raises(UnsupportedOperationError, match=r"cannot set key \('n', 'x'\).*nested tensor"):
+        live["n", "x"] = torch.nested.nested_tensor([torch.ones(i) for i in range(4)], layout=torch.jagged)
+    assert (load(path) == td).all()
+    assert list(load(path).keys(True, True)) == list(td.keys(True, True))
+
+
+def test_pickle_opens_group_again(path: Path, td: TensorDict) -> None:
+    live = to_zarr(td, path)
+    content = pickle.dumps(live["n"])
+    assert b"td_zarr._" not in content
+    again = pickle.loads(content)
+    again["x"] = torch.ones(4)
+    assert list(load(path)["n"].keys()) == ["b", "c", "x"]
+    save(td, path)
+    with pytest.raises(ValueError, match="was replaced since it was opened"):
+        pickle.loads(content)
+    with pytest.raises(ValueError, match="was replaced since it was opened"):
+        live["y"] = torch.ones(4)
+
+
+@pytest.mark.once
+def test_change_killed_at_any_moment_leaves_group_that_loads(path: Path, td: TensorDict) -> None:
+    for moment in range(12):
+        to_zarr(td, path)
+
+        def work() -> None:
+            live = from_zarr(path, mode="r+")
+            for number in range(100):
+                live["x"] = torch.full((4, 5), number)
+                del live["x"]
+
+        kill_after(work, 0.01 + 0.004 * moment)
+        found = load(path)
+        assert (found.select("a", "n") == td).all()
+        if "x" in found.keys():
+            assert found["x"].min() == found["x"].max()

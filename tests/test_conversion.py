@@ -1,0 +1,106 @@
+"""Saves converted between all formats, and values of collections that are opened for writing in each format."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+
+import td_core
+from td_core import LockedError, TensorDict
+from td_core.__main__ import main
+from td_core.testing import assert_same
+from td_core.testing._collection_samples import make_samples, make_value_samples
+
+pytestmark = pytest.mark.once
+
+
+class Place(NamedTuple):
+    """A format, and the name of a save in it; formats whose library is not installed are skipped."""
+
+    format: str
+    name: str
+    package: str
+
+
+PLACES = {
+    "directory": Place("memmap", "x", "td_memmap"),
+    "archive": Place("memmap", "x.tdz", "td_memmap"),
+    "safetensors": Place("safetensors", "x.safetensors", "td_safetensors"),
+    "hdf5": Place("hdf5", "x.h5", "td_hdf5"),
+    "zarr": Place("zarr", "x.zarr", "td_zarr"),
+    "zip": Place("zarr", "x.zarr.zip", "td_zarr"),
+}
+
+
+def find_place(name: str) -> Place:
+    """Return a place; skip the test if its package is not installed."""
+    pytest.importorskip(PLACES[name].package)
+    return PLACES[name]
+
+
+@pytest.fixture(scope="module", params=PLACES)
+def source(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    """Save all kinds of collections in each format; return the save and the collection."""
+    place = find_place(request.param)
+    data = TensorDict({**make_samples(), **make_value_samples()})
+    path = tmp_path_factory.mktemp("source") / place.name
+    td_core.save(data, path, format=place.format)
+    return path, data
+
+
+@pytest.mark.parametrize("target", PLACES)
+def test_convert_keeps_everything(target: str, source: tuple[Path, Any], tmp_path: Path) -> None:
+    pytest.importorskip("td_tensorclass")
+    (path, data), place = source, find_place(target)
+    into = tmp_path / place.name
+    assert main(["convert", str(path), str(into), "--format", place.format]) == 0
+    found = td_core.load(into)
+    for key in data.keys():
+        assert_same(plain(found.get(key)), plain(data.get(key)), (key,))
+    assert td_core.verify(into).ok
+    assert [key for key, _ in td_core.inspect(into).walk()] == [
+        key for key, _ in td_core.inspect(path).walk()
+    ]
+
+
+def plain(node: Any) -> Any:
+    """Return a collection without locks and mapped leaves."""
+    return node.clone() if hasattr(node, "batch_size") else node
+
+
+#: Writes of values in place, and the key that they would change.
+WRITES: dict[str, Callable[[Any], Any]] = {
+    "set_": lambda td: td.set_("s", "new"),
+    "update_": lambda td: td.update_({"s": "new"}),
+    "update in place": lambda td: td.update({"s": "new"}, inplace=True),
+    "set in place": lambda td: td.set("s", "new", inplace=True),
+    "nested": lambda td: td["n"].set_("t", "w"),
+    "rows": lambda td: td.__setitem__(0, td[1]),
+    "copy_": lambda td: td.copy_(td.clone().set("s", "new")),
+    "pickle": lambda td: pickle.loads(pickle.dumps(td)).set_("s", "new"),
+}
+
+
+@pytest.mark.parametrize("write", WRITES)
+@pytest.mark.parametrize("format", ["safetensors", "hdf5", "zarr"])
+def test_write_of_value_into_opened_save_raises(format: str, write: str, tmp_path: Path) -> None:
+    pytest.importorskip("td_tensorclass")
+    path = tmp_path / find_place(format).name
+    td = TensorDict({"a": torch.arange(2), "s": "old", "n": {"t": "v"}}, [2])
+    td_core.save(td, path, format=format)
+    opened = td_core.open(path, mode="r+")
+    if write == "rows":  # the values of all rows are equal, so nothing is written
+        WRITES[write](opened)
+    else:
+        with pytest.raises(
+            LockedError, match="cannot write values into .*only its leaves are opened for writing"
+        ):
+            WRITES[write](opened)
+    assert (opened["s"], opened["n", "t"]) == ("old", "v")
+    assert (td_core.load(path)["s"], td_core.load(path)["n", "t"]) == ("old", "v")
+    assert opened.clone().set_("s", "new")["s"] == "new"
