@@ -61,16 +61,15 @@ def test_convert_keeps_everything(target: str, source: tuple[Path, Any], tmp_pat
     assert main(["convert", str(path), str(into), "--format", place.format]) == 0
     found = td_core.load(into)
     for key in data.keys():
-        assert_same(plain(found.get(key)), plain(data.get(key)), (key,))
+        one, other = found.get(key), data.get(key)
+        if key == "params" and type(one) is TensorDict:  # td-memmap saves parameters as tensors
+            assert not {path.suffix, into.suffix}.isdisjoint({"", ".tdz"})
+            other = other.data
+        assert_same(one.clone(), other.clone(), (key,))
     assert td_core.verify(into).ok
     assert [key for key, _ in td_core.inspect(into).walk()] == [
         key for key, _ in td_core.inspect(path).walk()
     ]
-
-
-def plain(node: Any) -> Any:
-    """Return a collection without locks and mapped leaves."""
-    return node.clone() if hasattr(node, "batch_size") else node
 
 
 #: Writes of values in place, and the key that they would change.
