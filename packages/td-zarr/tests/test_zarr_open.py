@@ -14,7 +14,7 @@ import zarr
 import td_core
 from td_core import StoredTensor, TensorDict
 from td_core.errors import KeyPathError, LockedError, StructureError, UnsupportedOperationError
-from td_zarr import MappedTensor, load, save, verify
+from td_zarr import MappedTensor, ZarrTensorDict, load, save, verify
 from td_zarr import open as open_group
 
 CHUNKS: list[dict[str, Any]] = [{}, {"chunks": 2}]
@@ -108,7 +108,7 @@ def test_open_keys_selects_and_names_missing_key(path: Path, td: TensorDict) -> 
 @pytest.mark.parametrize("options", CHUNKS, ids=str)
 def test_methods_save_and_open(options: Any, path: Path, td: TensorDict) -> None:
     opened = td.to_zarr(path, **options)
-    assert type(opened) is TensorDict
+    assert type(opened) is ZarrTensorDict
     opened["a"][1] = 0.0
     assert load(path)["a"][1].sum() == 0
     for found in (TensorDict.from_zarr(path), td.from_zarr(path, mode="r")):

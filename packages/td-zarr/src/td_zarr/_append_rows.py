@@ -42,6 +42,10 @@ def append(rows: Any, location: Any, *, storage_options: dict[str, Any] | None =
         if group.objects.is_read_only or not group.is_ours:
             why = "it is a zip file" if group.objects.is_read_only else "td has not written it"
             raise UnsupportedOperationError(f"cannot append rows to {group.where}: {why}")
+        if any(isinstance(place, dict) and "packed" in place for place in group.table.leaves):
+            raise UnsupportedOperationError(
+                f"cannot append rows to {group.where}: leaves share arrays; save it without pack="
+            )
         before = build_collection(group.table, group.where, lambda name: make_blank(group.arrays[name]))
         whole = make_array_plan(
             torch.cat([before, _without_elements(rows)]), NATIVE, join_names, blank=True, separator="/"

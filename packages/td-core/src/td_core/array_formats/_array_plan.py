@@ -29,7 +29,7 @@ class PlannedArray:
     Attributes:
         dtype: one of the dtypes of the format.
         shape: shape of the array.
-        parts: one tensor; of a stack, several.
+        parts: one tensor; of a stack, several; of leaves that share an array, each of them.
         dim: the stack dim, or None.
         dtypes: the dtypes of the format.
         batch_names: names of the leading dims that are batch dims; None for a dim without a name.
@@ -88,6 +88,7 @@ def make_array_plan(
     blank: bool = False,
     reserved: Iterable[str] = (),
     separator: str | None = None,
+    pack: int = 0,
 ) -> ArrayPlan:
     """Plan the save of a collection, without reading the elements of a leaf.
 
@@ -98,6 +99,7 @@ def make_array_plan(
         blank: elements are not saved.
         reserved: names that no array gets.
         separator: separates the names of groups in the name of an array, for a format in which no array is a group, too.
+        pack: leaves of fewer bytes share one array for each dtype.
 
     Raises:
         CodecError: a value or leaf cannot be stored; the message has its key path.
@@ -125,7 +127,11 @@ def make_array_plan(
     places: list[Place] = [None] * len(leaves)
     known: dict[object, str] = {}
     paths, ends = list_array_paths(nodes, stacks, homes)
+    small = [p for p in ends if p not in stacks and whole_once[p] and leaves[p].nbytes < pack]
+    packs = _find_packs(leaves, small)
     for position, (owner, path) in ends.items():
+        if any(position in members for members in packs.values()):
+            continue
         dims = _name_batch_dims(nodes[owner])
         if position in stacks:
             stack = stacks[position]
@@ -145,6 +151,13 @@ def make_array_plan(
                 arrays[known[key]] = _store(piece.tensor, dtypes, dims if whole else [], own)
             placed.append(known[key])
         places[position] = place(placed)
+    for dtype, members in packs.items():
+        path = (f"packed_{str(dtype).removeprefix('torch.')}",)
+        chosen, begin = names.choose(join(path)), 0
+        for position, leaf in members.items():
+            places[position] = {"packed": chosen, "begin": begin, "shape": list(leaf.shape)}
+            begin += leaf.numel()
+        arrays[chosen] = PlannedArray(dtype, (begin,), list(members.values()), None, dtypes, path=path)
     header = dump_table(encoded, places)
     header["check"] = compute_check((name, item.shape) for name, item in arrays.items())
     return ArrayPlan(arrays, header, paths, leaves, stacks, homes)
@@ -160,6 +173,14 @@ def _extend_path(path: tuple[str, ...], ending: str) -> tuple[str, ...]:
     if path:
         return (*path[:-1], path[-1] + ending)
     return (ending,) if ending else ()
+
+
+def _find_packs(leaves: Sequence[Tensor], positions: Iterable[int]) -> dict[torch.dtype, dict[int, Tensor]]:
+    """Return the leaves that share an array, by its dtype and their position; a leaf does not share one with itself."""
+    found: dict[torch.dtype, dict[int, Tensor]] = {}
+    for position in positions:
+        found.setdefault(leaves[position].dtype, {})[position] = leaves[position]
+    return {dtype: members for dtype, members in found.items() if len(members) > 1}
 
 
 def compute_check(shapes: Iterable[tuple[str, Sequence[int]]]) -> int:

@@ -57,7 +57,7 @@ def describe_arrays(
         except (FormatError, LookupError, TypeError) as error:
             raise FormatError(f"{where}: {key!r}: {error}") from error
         leaf.shape, leaf.dtype = list(found.shape), str(found.dtype)
-        if isinstance(place, list):  # one part of a stack
+        if isinstance(place, list) or (isinstance(place, dict) and "packed" in place):  # a part of an array
             leaf.nbytes = found.nbytes
         return leaf
 

@@ -131,7 +131,8 @@ def restore(place: Place, read: Callable[[str], Tensor]) -> Tensor:
     """Restore a leaf from its place; ``read`` returns the tensor of a named array.
 
     Fields of a place that is an object: ``tensor`` (name), with ``dtype`` if the format lacks it and ``expand`` (shape)
-    if it is stored once; ``jagged`` (places of values, offsets, lengths) and ``dim``; ``nested`` (place) and ``shapes``.
+    if it is stored once; ``packed`` (name of an array of several leaves), ``begin`` and ``shape``; ``jagged`` (places of
+    values, offsets, lengths) and ``dim``; ``nested`` (place) and ``shapes``.
 
     Raises:
         FormatError: the place is malformed, or does not match the tensors.
@@ -156,6 +157,11 @@ def restore(place: Place, read: Callable[[str], Tensor]) -> Tensor:
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", "The PyTorch API of nested tensors is in prototype stage")
                 return torch.nested.nested_tensor(components, dtype=flat.dtype, device=flat.device)
+        if "packed" in place:
+            shape = place["shape"]
+            if place["begin"] < 0:
+                raise ValueError("its begin is negative")
+            return read(place["packed"]).narrow(0, place["begin"], math.prod(shape)).view(shape)
         tensor = read(place["tensor"])
         if "dtype" in place:
             dtype = STORABLE[place["dtype"]]
@@ -187,7 +193,7 @@ def list_names(place: Place) -> list[str]:
         elif isinstance(item, dict):
             below = item.get("jagged")
             parts = below.values() if isinstance(below, dict) else ()
-            todo += [item.get("tensor"), item.get("nested"), *parts]
+            todo += [item.get("tensor"), item.get("packed"), item.get("nested"), *parts]
     return result
 
 
