@@ -18,6 +18,7 @@ from .._arrays import as_tensor
 from .._collection import (
     Core,
     Walked,
+    align_dims,
     check_keys,
     check_same_keys,
     concurrent_change_error,
@@ -313,6 +314,41 @@ def _reorder_level(node: Any, ref: Any, fill: Callable[[Tensor], Tensor] | None,
                 out[key] = fill(child) if isinstance(child, Tensor) else child._map(fill)
 
     return map_levels(node, fill_level, ref)
+
+
+def convert_values(node: Any, ref: Any) -> Any:
+    """Copy ``node`` with a tensor in place of each value beside which ``ref`` has a tensor: NaN for one that is not a number."""
+    if node.batch_size != ref.batch_size:
+        return _convert_level(node, ref)
+    return node._map_members(
+        lambda own, given: given._map_members(lambda part, holder: _convert_level(holder, part), own), ref
+    )
+
+
+def _convert_level(node: Any, ref: Any) -> Any:
+    def fill_level(own: Core, out: dict[str, Any], given: Any) -> Iterator[Any]:
+        for key, child in dict(own._children()).items():
+            other = given._children().get(key)
+            if isinstance(other, Tensor) and not isinstance(child, Tensor) and not has_entries(child):
+                out[key] = _value_as_tensor(child, other)
+            elif isinstance(child, Tensor) or not has_entries(child) or not isinstance(other, Core):
+                out[key] = child
+            elif any(level._members_and_dim() for level in (child, other)):
+                out[key] = convert_values(child, other)
+            else:
+                yield key, child, other
+
+    return map_levels(node, fill_level, ref)
+
+
+def _value_as_tensor(value: Any, beside: Tensor) -> Tensor:
+    """Convert the values of a node to a tensor that broadcasts against a leaf of the same batch size."""
+    size = value.batch_size
+    try:
+        made = torch.as_tensor(value.tolist(), device=beside.device)
+    except (TypeError, ValueError, RuntimeError):
+        made = torch.full(size, torch.nan, device=beside.device)
+    return align_dims(made, beside.ndim, len(size))
 
 
 def compare_values(result: Any, first: Any, second: Any, single: Callable[..., Any]) -> Any:

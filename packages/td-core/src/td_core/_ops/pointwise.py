@@ -25,6 +25,7 @@ from .._plans import broadcast_shape
 from .._torch_private import foreach_kernel
 from .._writes.inplace import write_leaves
 from .._writes.leaf_names import LEAF_ERRORS
+from ..errors import StructureError
 from .broadcasting import align_columns, expand_to_match
 from .operands import (
     NUMBERS,
@@ -34,6 +35,7 @@ from .operands import (
     combine,
     combine_inplace,
     compare_values,
+    convert_values,
     operand_inplace,
     operand_leaves,
     raise_at_leaf,
@@ -127,7 +129,15 @@ def compare(node: Core, name: str, symbol: str, other: Operand) -> Any:
         other = build_nested(other, node.batch_size, None)
     this = OPS[name]
     foreign: list[Core] = []
-    result = combine(node, symbol, this, other, None, foreign)
+    try:
+        result = combine(node, symbol, this, other, None, foreign)
+    except StructureError:
+        if name not in ("eq", "ne") or not isinstance(other, Core):
+            raise
+        # One may have a tensor where the other has a number that was kept as a value.
+        node, other = convert_values(node, other), convert_values(other, node)
+        foreign.clear()
+        result = combine(node, symbol, this, other, None, foreign)
     if foreign and name in ("eq", "ne"):
         return compare_values(result, node, other, this.single)
     return result
