@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import types
+import weakref
 from abc import ABCMeta
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING
 from types import GenericAlias
 from typing import TYPE_CHECKING, Any, ClassVar, get_origin, get_type_hints
 
-from torch import Tensor
+from torch import Tensor, nn
 
-from td_core import TensorDict, TensorDictBase
-from td_core.spi import EntrySchema, Node, make_dense
+from td_core import LazyStackedTensorDict, TensorDict, TensorDictBase
+from td_core.spi import EntrySchema, Node
 from td_core.typing import BatchSize, DeviceType
 
 from ._annotations import annotations_of
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 #: Cache of the classes made by options in brackets.
 _bracketed: dict[tuple[Any, ...], type] = {}
+#: Cache of the classes of lazy stacks of a class.
+_stack_classes: dict[type, Any] = {}
 
 
 class _KeySchema(EntrySchema):
@@ -52,6 +55,21 @@ class _TypedMeta(ABCMeta):
     def __new__(mcs, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **kwargs: Any) -> Any:
         namespace.setdefault("__slots__", ())
         return super().__new__(mcs, name, bases, namespace, **kwargs)
+
+    @property
+    def _stack_class(cls) -> Any:
+        """The class of lazy stacks of this class, which has the declared keys as attributes."""
+        if cls not in _stack_classes:
+            keys = sorted(cls.__expected_keys__)  # type: ignore[attr-defined]
+            # A pickle finds the class through this property.
+            namespace = {
+                "__slots__": (),
+                "__module__": cls.__module__,
+                "__qualname__": f"{cls.__qualname__}._stack_class",
+                **{key: _stack_accessor(key) for key in keys},
+            }
+            _stack_classes[cls] = type(f"{cls.__name__}Stack", (LazyStackedTensorDict,), namespace)
+        return _stack_classes[cls]
 
 
 class TypedTensorDict(TensorDict, metaclass=_TypedMeta):
@@ -92,6 +110,7 @@ class TypedTensorDict(TensorDict, metaclass=_TypedMeta):
     _shadow: ClassVar[bool] = False
     __required_keys__: ClassVar[frozenset[str]] = frozenset()
     __optional_keys__: ClassVar[frozenset[str]] = frozenset()
+    __expected_keys__: ClassVar[frozenset[str]] = frozenset()
 
     def __init_subclass__(
         cls, *, frozen: bool | None = None, shadow: bool | None = None, **kwargs: Any
@@ -118,6 +137,7 @@ class TypedTensorDict(TensorDict, metaclass=_TypedMeta):
             (optional if needed else required).discard(name)
             setattr(cls, name, _accessor(name, default, factory))
         cls.__required_keys__, cls.__optional_keys__ = frozenset(required), frozenset(optional)
+        cls.__expected_keys__ = cls.__required_keys__ | cls.__optional_keys__
 
     def __class_getitem__(cls, parameters: Any) -> Any:
         """Return a cached subclass with the named options set to True; other parameters give a generic alias."""
@@ -179,22 +199,52 @@ class TypedTensorDict(TensorDict, metaclass=_TypedMeta):
             raise TypeError(f"{cls.__name__} misses the required keys {missing}")
 
     @classmethod
-    def from_tensordict(cls, tensordict: Node) -> Self:
-        """Build a typed collection with the entries of another one, without copying them.
+    def from_tensordict(cls, tensordict: Node, *, check: bool = True) -> Self:
+        """Build a typed view of a collection: an entry that is set or removed in one changes in the other.
+
+        The view of a lazy stack is a lazy stack of views of its members, with the declared keys as attributes. Batch size,
+        names and lock are those of the collection at the time of the call, and so is what a package attached to it, such as
+        a save. The entries of parameters are copied into a new dict.
+
+        Args:
+            tensordict: the collection.
+            check: raise if a required key is missing; False permits entries that are set later.
 
         Raises:
-            TypeError: a required key is missing.
+            TypeError: a required key is missing, and ``check`` is True.
 
         >>> class Data(TypedTensorDict):
         ...     obs: Tensor
-        >>> Data.from_tensordict(TensorDict({"obs": torch.zeros(3)}, batch_size=[3])).obs
-        tensor([0., 0., 0.])
+        >>> source = TensorDict({"obs": torch.zeros(3)}, batch_size=[3])
+        >>> Data.from_tensordict(source).obs = torch.ones(3)
+        >>> source["obs"]
+        tensor([1., 1., 1.])
         """
-        children = dict(tensordict._children())
-        cls._require(children)
-        dense = make_dense(children, tensordict.batch_size, tensordict.device, tensordict._names)
-        made: Self = super()._wrap_dense(dense)
+        if check:
+            cls._require(tensordict.keys())  # type: ignore[attr-defined]
+        inner: Any = tensordict._inner()
+        if isinstance(inner, LazyStackedTensorDict) and inner.tensordicts:
+            return cls._view_stack(inner)
+        shared = isinstance(inner, TensorDict) and not isinstance(tensordict, nn.Module)
+        entries = inner._children() if shared else dict(inner._children())
+        made: Self = cls._make(entries, inner.batch_size, inner.device, inner._names)
+        if shared and inner._locked:
+            # Unlocking the view alone would allow changes of the locked collection.
+            made._locked, made._lock_parents = inner._locked, [weakref.ref(inner)]
+            made._backends = inner._backends
         return made.lock_() if cls._frozen else made
+
+    @classmethod
+    def _view_stack(cls, stack: Any) -> Any:
+        members = [cls.from_tensordict(member, check=False) for member in stack.tensordicts]
+        made = cls._stack_class(
+            *members,
+            stack_dim=stack.stack_dim,
+            hook_out=stack.hook_out,
+            hook_in=stack.hook_in,
+            stack_dim_name=stack.names[stack.stack_dim],
+        )
+        return made.lock_() if stack.is_locked or cls._frozen else made
 
     @classmethod
     def _of_saved(cls, saved: Node) -> Node:
@@ -259,6 +309,19 @@ def _accessor(name: str, default: Any, factory: Callable[[], Any] | None) -> pro
             raise dataclasses.FrozenInstanceError(
                 f"cannot assign to {name!r}: {type(self).__name__} is frozen"
             )
+        self._set_path(name, value)
+
+    return property(read, write, doc=f"The entry {name!r}.")
+
+
+def _stack_accessor(name: str) -> property:
+    def read(self: Any) -> Any:
+        if name not in self._children():
+            return getattr(self.tensordicts[0], name)  # the default, or the error of the class of the members
+        entry = self._get_child(name)
+        return entry if isinstance(entry, Tensor) else entry._unwrap()
+
+    def write(self: Any, value: Any) -> None:
         self._set_path(name, value)
 
     return property(read, write, doc=f"The entry {name!r}.")
