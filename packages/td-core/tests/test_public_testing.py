@@ -242,9 +242,12 @@ def test_collection_suite_wrong_unflatten_fails() -> None:
 
 
 def test_collection_suite_operation_losing_state_fails() -> None:
-    made = {"_of_level": lambda self, made: type(self)(made._children(), "inch", made.batch_size)}
+    def transform(self: Length, plan: Any) -> Length:
+        leaves = {key: plan.leaf(leaf) for key, leaf in self._children().items()}
+        return type(self)(leaves, "inch", plan.resize_batch(self.batch_size))
+
     with (
-        make_suite(made, unflatten) as suite,
+        make_suite({"_transform": transform}, unflatten) as suite,
         pytest.raises(AssertionError, match="the operation changes what"),
     ):
         suite.test_operations_keep_what_the_kind_holds(lambda length: length[:])

@@ -83,6 +83,10 @@ class EntrySchema:
         """Convert a new TensorDict to the class that is declared for its key."""
         return node
 
+    def add_defaults(self, node: Any) -> Any:
+        """Return a new node with the defaults of the declared entries that it lacks."""
+        return node
+
     def list_entries(self, node: Any) -> Mapping[str, Any]:
         """Return the direct entries of a node, with None for each declared entry that is missing."""
         children = node._children()
@@ -168,12 +172,6 @@ class Core(ABC):
         """Wrap a value in a node of this kind, if this is a value node. The default returns the value unchanged."""
         return value
 
-    def _of_level(self, level: Core) -> Self:
-        """Convert another node to the kind of this node. A schema adds its defaults for missing entries."""
-        return self._with_children(
-            level._children(), batch_size=level.batch_size, device=level.device, names=level._names
-        )
-
     @classmethod
     def _of_saved(cls, saved: Core) -> Core:
         """Convert a loaded node, maybe of another class, to this class. Raise TypeError if that is not possible."""
@@ -194,7 +192,7 @@ class Core(ABC):
         if isinstance(entry, Tensor):
             entry.copy_(align_dims(value, entry.ndim, len(self.batch_size)), non_blocking=non_blocking)
         else:
-            written = entry._copy_from(value, non_blocking=non_blocking)
+            written = entry._index_put((), value, non_blocking=non_blocking)
             if written is not entry:
                 self._set_child(key, written)
 
@@ -237,12 +235,10 @@ class Core(ABC):
 
     def _index_put(self, index: Any, value: Any, *, non_blocking: bool = False) -> Core:
         """Write ``value`` at an index. Return the node for the parent to store: this one or its replacement."""
-        self._assign(index, value, non_blocking=non_blocking)
-        return self
-
-    def _copy_from(self, value: Any, *, non_blocking: bool = False) -> Core:
-        """Copy a node into this one, in place. Return the node for the parent to store: this one or its replacement."""
-        self.copy_(value, non_blocking=non_blocking)  # type: ignore[attr-defined]
+        if type(index) is tuple and not index:
+            self.copy_(value, non_blocking=non_blocking)  # type: ignore[attr-defined]
+        else:
+            self._assign(index, value, non_blocking=non_blocking)
         return self
 
     def _check_index_put(self, index: Any, value: Any) -> None:  # noqa: B027 -- most kinds accept any index
@@ -279,10 +275,6 @@ class Core(ABC):
         """Return the members and the stack dim of a lazy stack, or None for other kinds."""
         return None
 
-    def _wrap_holder(self, node: Core) -> Core:
-        """Wrap a holder or part of the wrapped node like this node; the default returns it unchanged."""
-        return node
-
     def _zip_members(self, *others: Any) -> list[tuple[Any, ...]]:
         """Pair each holder with its part of other nodes or tensors, which have the same batch size."""
         return [(self, *others)]
@@ -306,10 +298,6 @@ class Core(ABC):
         self, plan: Any, source: Core, wanted: Any, path: tuple[str, ...]
     ) -> Sequence[tuple[Any, Any]] | None:
         """Pair each member of a lazy stack with its part of the source of an update; None if the entries are updated."""
-        return None
-
-    def _rows_for_members(self, value: Any) -> list[tuple[Any, Any]] | None:
-        """Pair each member with its item of a list of tensors of different shapes. Return None for other values."""
         return None
 
     def _stack_lazily(self, items: Sequence[Core], dim: int, source: tuple[Core, str] | None = None) -> Core:
@@ -414,20 +402,27 @@ class Core(ABC):
 
     def _transform(self, plan: ShapePlan) -> Self:
         """Apply a shape plan to every leaf and return the result."""
-        return self._of_level(_as_dense(self)._transform(plan))
+        return convert_level(self, _as_dense(self)._transform(plan))
 
     def _transform_multi(self, plan: Any) -> tuple[Self, ...]:
         """Apply a plan that splits every leaf into parts, and return one node per part, with leading dims ``plan.leads``."""
-        return tuple(map(self._of_level, _as_dense(self)._transform_multi(plan)))
+        return tuple([convert_level(self, part) for part in _as_dense(self)._transform_multi(plan)])
 
     def _join(self, items: Sequence[Core], plan: ShapePlan, path: tuple[str, ...] = ()) -> Self:
         """Join ``items``, this node first, with ``plan.leaf`` per key. Raise StructureError if their keys differ."""
-        return self._of_level(_as_dense(self)._join(items, plan, path))
+        return convert_level(self, _as_dense(self)._join(items, plan, path))
 
 
 def _as_dense(node: Core) -> TensorDict:
     """Return the entries as a plain TensorDict, whose tree walks the default implementations use."""
     return make_dense(dict(node._children()), node.batch_size, node.device, node._names)
+
+
+def convert_level(kind: CoreT, level: Core) -> CoreT:
+    """Convert a node, maybe of another kind, to the kind of ``kind``."""
+    return kind._with_children(
+        level._children(), batch_size=level.batch_size, device=level.device, names=level._names
+    )
 
 
 def get_tree_children(item: Any) -> Sequence[Child]:

@@ -15,7 +15,7 @@ from torch import Tensor
 from . import _from_python as source
 from ._class_methods import make_classmethod
 from ._coerce import coerce
-from ._collection import Child, Core, get_all_entries, make_dense, show_path
+from ._collection import Child, Core, convert_level, get_all_entries, make_dense, show_path
 from ._from_python import NON_STRING_KEY, PYTREE_TYPE
 from ._linked_list import LinkedList
 from ._walks import has_entries, map_levels
@@ -112,7 +112,7 @@ class ConversionMixin(Core):
                 if other is not None and has_entries(child) and has_entries(other):
                     levels.append((child, other, node, key))
         for node, kind, parent, key in reversed(levels):
-            result = kind._of_level(node)
+            result = kind._schema.add_defaults(convert_level(kind, node))
             if parent is not None:
                 parent._set_child(key, result)
         return result

@@ -32,7 +32,7 @@ from ._lazy_stack_ops import LazyStackOps
 from ._locking import check_unlocked
 from ._mapping_views import StackedEntries
 from ._ops.batch_size import as_batch_size
-from ._ops.uneven import make_empty_like, rows_of_members, transform_uneven, uneven_index
+from ._ops.uneven import make_empty_like, transform_uneven, uneven_index
 from ._plan_steps import remove_size
 from ._ragged import convert_form, get_member_entry, list_distinct_members, make_ragged_error
 from ._shape_plans import stack_plan
@@ -383,11 +383,6 @@ class LazyStackedTensorDict(LazyStackOps):
         if self._hook_in is not None:
             value = self._hook_in(value)
         return list(zip(self._members, unbind_members(value, self._stack_dim)))
-
-    def _rows_for_members(self, value: Any) -> list[tuple[Any, Any]] | None:
-        members = self._members
-        rows = None if self._hook_in else rows_of_members(value, self._stack_dim, len(members))
-        return None if rows is None else list(zip(members, rows, strict=True))
 
     def _del_child(self, key: str) -> None:
         if key not in self._children():

@@ -203,4 +203,6 @@ def _unbind(other: Any, dim: int) -> Iterable[Any]:
     """Unbind a tensor or node, without the checks of a class for results of an operation."""
     if isinstance(other, Tensor):
         return other.unbind(dim)
-    return map(other._wrap_holder, other._inner().unbind(dim))
+    inner = other._inner()
+    parts: Iterable[Any] = inner.unbind(dim)
+    return parts if inner is other else map(other._wrap_holder, parts)

@@ -175,9 +175,6 @@ class Wrapper(TensorCollection):
         parts = self._tensordict._split_update(plan, source, wanted, path)
         return parts and [(self._wrap_holder(member), part) for member, part in parts]
 
-    def _rows_for_members(self, value: Any) -> list[tuple[Any, Any]] | None:
-        return self._tensordict._rows_for_members(value)
-
     def _transform_multi(self, plan: Any) -> Any:
         wrap = self._wrap
         return tuple([wrap(part) for part in self._tensordict._transform_multi(plan)])

@@ -268,6 +268,11 @@ class Schema(EntrySchema):
         made = {name: self.adopt(name, child) for name, child in children.items()}
         return {name: node for name, node in made.items() if node is not children[name]}
 
+    def add_defaults(self, node: Any) -> Any:
+        """Return an instance with its defaults; a node of another class is returned unchanged."""
+        cls: Any = self.cls
+        return cls._wrap(cls._add_defaults(node._tensordict, ())) if isinstance(node, cls) else node
+
     def list_entries(self, node: Any) -> dict[str, Any]:
         """Return the entries of a node, and None for the other fields."""
         present = node._children()

@@ -327,10 +327,6 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
             }
         return cls._wrap_dense(TensorDict.from_dict(input_dict, **kwargs), absent)  # type: ignore[no-any-return]
 
-    def _of_level(self, level: Any) -> Any:
-        made = super()._of_level(level)
-        return self._wrap(self._add_defaults(made._tensordict, ())) if isinstance(made, type(self)) else made
-
     @classmethod
     def fields(cls) -> tuple[dataclasses.Field[Any], ...]:
         """Return the declared fields, as :func:`dataclasses.fields` does.

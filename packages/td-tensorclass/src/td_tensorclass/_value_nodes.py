@@ -92,9 +92,6 @@ class ValueNode(TensorCollection):
             return self
         return self._with_children({}, batch_size=batch_size, names=None)
 
-    def _copy_from(self, value: Any, *, non_blocking: bool = False) -> Any:
-        return self._index_put((), value)
-
     def _print_entry(self) -> str:
         return type(self).__name__
 

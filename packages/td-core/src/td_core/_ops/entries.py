@@ -39,6 +39,7 @@ from .._writes.run import is_overlap_error
 from ..errors import CycleError, KeyPathError, KeyThroughLeafError, LockedError, StructureError
 from ..typing import NO_DEFAULT, NestedKey
 from .parameter_writes import write_unrecorded
+from .uneven import pair_rows
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -513,11 +514,11 @@ def _set_rows(
     node: Core, path: tuple[str, ...], value: object, prefix: tuple[str, ...], non_blocking: bool
 ) -> bool:
     """Store uneven tensors of a list in the members of a lazy stack, one per member; return False if that does not apply."""
-    rows = node._rows_for_members(value)
+    rows = pair_rows(node, value)
 
     def check(member: TensorCollection, row: Any) -> Iterator[Any]:
         check_unlocked(member, f"set {show_path(prefix + path)}")
-        nested = member._rows_for_members(row) if type(row) in (list, tuple) else None
+        nested = pair_rows(member, row)
         if nested is None:
             coerce_for(member, row, prefix + path, non_blocking)
         yield from nested or ()
@@ -536,7 +537,7 @@ def _write_entry(root: Any, path: tuple[str, ...], item: Any, non_blocking: bool
         held = node._peek_child(last)
     except KeyError:
         raise missing_key_error(node, last, path[:-1]) from None
-    if type(item) in (list, tuple) and node._rows_for_members(item) is not None:
+    if pair_rows(node, item) is not None:
         node.update_({last: item}, non_blocking=non_blocking)
         return
     value: Any = coerce(item, node.batch_size, node.device, path, non_blocking=non_blocking)

@@ -101,6 +101,16 @@ def uneven_plans(stack: Any, index: object) -> tuple[Any, dict[int, Any], Any]:
     return picks, {j: plan.plan for j, plan in plans.items()}, first.stack_dim
 
 
+def pair_rows(node: Core, value: object) -> list[tuple[Any, Any]] | None:
+    """Pair each member of a lazy stack with its item of a list of tensors of different shapes; None for other values."""
+    stacked = node._members_and_dim() if type(value) in (list, tuple) else None
+    if stacked is None or getattr(node._inner(), "hook_in", None) is not None:
+        return None
+    members, dim = stacked
+    rows = rows_of_members(value, dim, len(members))
+    return None if rows is None else list(zip(members, rows, strict=True))
+
+
 def rows_of_members(value: object, dim: int, count: int) -> list[Any] | None:
     """Split a nested list along ``dim`` into a row per member. Return None unless it has tensors of different shapes."""
     shapes = set()

@@ -29,6 +29,7 @@ from .._locking import check_unlocked
 from .._mapping_views import IsLeaf
 from .._ops.entries import check_cycle
 from .._ops.key_trees import filter_entries, parse_requested_keys
+from .._ops.uneven import pair_rows
 from .._walks import has_entries
 from ..errors import BatchSizeError, KeyThroughLeafError, StructureError
 from ..typing import NestedKey
@@ -115,7 +116,7 @@ class Update:
     def _read_entry(self, node: Any, key: str, value: Any, below: Any, prefix: Path, size: torch.Size) -> Any:
         """Add the write of one entry, or return the node that it is merged into."""
         path = (*prefix, key)
-        rows = node._rows_for_members(value) if type(value) in (list, tuple) else None
+        rows = pair_rows(node, value)
         if rows is not None:
             for member, row in rows:
                 self._read_entry(member, key, row, below, prefix, member.batch_size)
