@@ -203,3 +203,59 @@ def test_write_subclass_leaf_after_writes_keeps_class(write: str) -> None:
     WRITES[write](td, other)
     assert type(td["c"]) is Special
     assert torch.equal(td["c"].as_subclass(Tensor), torch.full((3, 4), 2.0 if write == "update_" else 6.0))
+
+
+MASK = torch.tensor([False, True, True, True])
+OVERLAPS: dict[str, tuple[Callable[[Any, Tensor], Any], Callable[[Tensor, Tensor], Any]]] = {
+    "set_": (lambda td, value: td.set_("a", value), lambda leaf, value: leaf.copy_(value)),
+    "update_": (lambda td, value: td.update_({"a": value}), lambda leaf, value: leaf.copy_(value)),
+    "copy_": (
+        lambda td, value: td.copy_(TensorDict({"a": value}, [4])),
+        lambda leaf, value: leaf.copy_(value),
+    ),
+    "set_at_ slice": (
+        lambda td, value: td.set_at_("a", value[:3], slice(1, 4)),
+        lambda leaf, value: leaf[1:4].copy_(value[:3]),
+    ),
+    "set_at_ positions": (
+        lambda td, value: td.set_at_("a", value[:3], torch.tensor([1, 2, 3])),
+        lambda leaf, value: leaf[1:4].copy_(value[:3]),
+    ),
+    "slice": (
+        lambda td, value: td.__setitem__(slice(1, 4), {"a": value[:3]}),
+        lambda leaf, value: leaf[1:4].copy_(value[:3]),
+    ),
+    "mask": (
+        lambda td, value: td.__setitem__(MASK, {"a": value[:3]}),
+        lambda leaf, value: leaf[1:4].copy_(value[:3]),
+    ),
+    "mul_": (
+        lambda td, value: td.mul_(TensorDict({"a": value}, [4])),
+        lambda leaf, value: leaf.mul_(value),
+    ),
+    "lerp_": (
+        lambda td, value: td.lerp_(TensorDict({"a": value}, [4]), 0.5),
+        lambda leaf, value: leaf.lerp_(value, 0.5),
+    ),
+}
+
+
+@pytest.mark.parametrize("shift", [0, 1])
+@pytest.mark.parametrize("write", OVERLAPS)
+def test_write_overlapping_value_equals_write_of_clone(write: str, shift: int) -> None:
+    ours, theirs = OVERLAPS[write]
+    memory = torch.arange(12.0)
+    expected = memory.clone()
+    td = TensorDict({"a": memory[:8].view(4, 2)}, [4])
+    ours(td, memory[shift : 8 + shift].view(4, 2))
+    theirs(expected[:8].view(4, 2), expected[shift : 8 + shift].view(4, 2).clone())
+    assert torch.equal(memory, expected)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_update_nested_tensor_from_dict_stores_it() -> None:
+    ragged = torch.nested.nested_tensor([torch.ones(1), torch.ones(2)])
+    td = TensorDict({"a": torch.zeros(2)}, [2])
+    assert td.update({"b": ragged})["b"] is ragged
+    with pytest.raises(ValueError, match=r"'c'.*does not start with the batch size"):
+        td.update({"b": ragged, "c": torch.zeros(3)})

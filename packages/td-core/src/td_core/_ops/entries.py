@@ -13,7 +13,6 @@ from .._collection import (
     Child,
     Core,
     add_nested,
-    copy_leaf,
     get_entry,
     get_parent,
     make_dense,
@@ -35,7 +34,7 @@ from .._mapping_views import (
 from .._ragged import convert_form
 from .._settings import SETTINGS
 from .._walks import has_entries, list_holders, list_nested, visit
-from .._writes.run import is_overlap_error
+from .._writes.run import is_overlapping
 from ..errors import CycleError, KeyPathError, KeyThroughLeafError, LockedError, StructureError
 from ..typing import NO_DEFAULT, NestedKey
 from .parameter_writes import write_unrecorded
@@ -546,13 +545,13 @@ def _write_entry(root: Any, path: tuple[str, ...], item: Any, non_blocking: bool
             f"cannot write {show_path(path)} in place: it is a {type(held).__name__}, the value a "
             f"{type(value).__name__}; use set() to replace it"
         )
+    if isinstance(held, Tensor) and is_overlapping(held, value):
+        value = value.clone()
     try:
         node._write_child(last, value, non_blocking=non_blocking)
     except (RuntimeError, ValueError) as error:
-        if not is_overlap_error(error):
-            kind = LockedError if isinstance(error, LockedError) else StructureError
-            raise kind(f"cannot write {show_path(path)} in place: {error}") from error
-        node._write_child(last, copy_leaf(value), non_blocking=non_blocking)
+        kind = LockedError if isinstance(error, LockedError) else StructureError
+        raise kind(f"cannot write {show_path(path)} in place: {error}") from error
 
 
 def get_default(node: Any, key: NestedKey) -> None:

@@ -29,7 +29,7 @@ from .._writes.index import IndexedWrite, check_broadcast, is_basic
 from .._writes.inplace import write_leaves
 from .._writes.members import split_for_members
 from .._writes.pair import try_copy_whole, try_scatter_whole
-from .._writes.run import Transaction, is_overlap_error
+from .._writes.run import Transaction, write_at
 from .._writes.update import Update, try_merge
 from ..errors import LockedError, StructureError
 from ..typing import NestedKey
@@ -368,12 +368,10 @@ def _write_at(root: Any, path: Path, value: Any, index: Any, non_blocking: bool)
     index = tensors_in(index)
     value = _fit_value(value, entry, index, path, non_blocking)
     try:
-        changed[index] = value
+        write_at(changed, index, value)
     except (RuntimeError, TypeError, ValueError) as error:
-        if not is_overlap_error(error):
-            kind = LockedError if isinstance(error, LockedError) else StructureError
-            raise kind(f"cannot write {show_path(path)} at the index {index!r}: {error}") from error
-        changed[index] = value.clone()
+        kind = LockedError if isinstance(error, LockedError) else StructureError
+        raise kind(f"cannot write {show_path(path)} at the index {index!r}: {error}") from error
     if changed is not entry:
         # An entry that the kind builds when it is read, as a lazy stack does, is written back.
         parent._write_child(path[-1], changed)

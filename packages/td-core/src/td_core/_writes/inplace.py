@@ -37,7 +37,7 @@ from .check import (
     remember,
 )
 from .leaf_names import LEAF_ERRORS, describe_leaf, find_path, rephrase_error, show_keys
-from .run import is_overlap_error, is_overlapping
+from .run import has_overlap, is_overlapping
 
 #: What decides, besides the shape, whether torch can combine tensors.
 _FORM = attrgetter("dtype", "device", "layout")
@@ -69,7 +69,7 @@ def write_leaves(
             for done in order_subclasses_first(leaves, *operands):
                 this.single(*rows[done])
     except (RuntimeError, TypeError) as error:
-        if is_overlap_error(error) and not is_grad_needed(leaves, *operands):
+        if not is_grad_needed(leaves, *operands) and has_overlap(leaves, *operands):
             return _finish_without_overlap(this, leaves, operands)
         _raise_with_key(error, name, node, this, leaves, operands, done)
 

@@ -91,13 +91,20 @@ class Transaction:
             value = torch.full((), value, dtype=target.dtype, device=target.device)
         position = () if place is None else place.move_to_device_of(target)
         try:
-            target[position] = value
+            write_at(target, position, value)
         except (RuntimeError, TypeError) as error:
-            if is_overlap_error(error):
-                target[position] = value.clone()
-                return
             message = f"cannot write {show_path(path)} at an index: {error}"
             raise rephrase_error(error, message) from error
+
+
+def write_at(target: Tensor, index: Any, value: Any) -> None:
+    """Write a value at an index of a leaf; torch refuses one that shares memory with the leaf, so clone it then."""
+    try:
+        target[index] = value
+    except RuntimeError:
+        if not isinstance(value, Tensor) or _get_storage_id(target) != _get_storage_id(value):
+            raise
+        target[index] = value.clone()
 
 
 def copy_all(targets: list[Tensor], values: list[Tensor], non_blocking: bool = False) -> None:
@@ -127,7 +134,7 @@ def copy_leaves(
                 target.copy_(value.clone() if is_overlapping(target, value) else value, non_blocking)
             except (RuntimeError, TypeError) as again:
                 raise rephrase_error(again, f"cannot write {name(i)} in place: {again}") from error
-        if not is_overlap_error(error):
+        if not has_overlap(targets, values):
             raise
 
 
@@ -182,14 +189,15 @@ def _get_storage_id(leaf: Any) -> int:
     return id(leaf)
 
 
-def is_overlap_error(error: Exception) -> bool:
-    """Return True if torch raised the error because the target partly overlaps an operand."""
-    return "the input tensor and the written-to tensor" in str(error)
+def has_overlap(leaves: list[Tensor], *operands: Any) -> bool:
+    """Return True if a leaf partly overlaps one of its operands."""
+    lists = [operand for operand in operands if type(operand) is list]
+    return any(is_overlapping(leaf, other) for leaf, *others in zip(leaves, *lists) for other in others)
 
 
 def is_overlapping(leaf: Tensor, other: Any) -> bool:
     """Return True if two tensors partly overlap, so that torch refuses to write to one while it reads the other."""
-    if not isinstance(other, Tensor) or not leaf.numel() or not other.numel():
+    if leaf is other or not isinstance(other, Tensor) or not leaf.numel() or not other.numel():
         return False
     if _get_storage_id(leaf) != _get_storage_id(other) or not (is_dense(leaf) and is_dense(other)):
         return False

@@ -332,7 +332,9 @@ def _split_levels(
         if type(key) is not str:
             key, value = _split_pair(key, value, source)
         elif isinstance(value, Tensor):
-            if type(value) in WRAPPED or (size is not None and value.shape[: len(size)] != size):
+            if type(value) in WRAPPED or value.is_nested:
+                return None
+            if size is not None and value.shape[: len(size)] != size:
                 return None
             leaves[key] = value
             continue
