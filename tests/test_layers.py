@@ -94,7 +94,6 @@ LAYERS = [
         "_stored_blocks",
         "_stored_modes",
         "_stored_requests",
-        "_row_blocks",
         "_pickling",
         "pickles",
         "kinds",

@@ -12,7 +12,7 @@ import torch
 
 import td_core
 from td_core import TensorDict, _temporary_files
-from td_core.testing import assert_same, installed, kill_at_os_call, watch_os
+from td_core.testing import assert_same, copy_at_os_calls, installed, kill_at_os_call, watch_os
 from td_safetensors import _files, _write_save, plugin
 
 #: The modules that write files.
@@ -86,6 +86,12 @@ def provide_edit_header() -> Any:
 def provide_kill_at_call() -> Any:
     """Return a function that kills a save before a file-system call of the package; False if it ended before."""
     return lambda number, work: kill_at_os_call(work, number, *MODULES)
+
+
+@pytest.fixture(name="copy_at_calls")
+def provide_copy_at_calls() -> Any:
+    """Return a function that copies a folder before each file-system call of the package in a save."""
+    return lambda work, folder, into: copy_at_os_calls(work, folder, into, *MODULES)
 
 
 @pytest.fixture(name="watch_calls")

@@ -50,10 +50,34 @@ def save_shards(value: int, path: Path) -> None:
     save(make_collection(value), path, max_shard_size="100kB", durable=True)
 
 
+@pytest.mark.parametrize("over", [False, True], ids=["fresh", "over"])
+@pytest.mark.parametrize("work", [save_file, save_shards])
+def test_save_ended_at_any_call_leaves_complete_save(
+    work: Any, over: bool, tmp_path: Path, copy_at_calls: Any
+) -> None:
+    folder, wanted = tmp_path / "now", None
+    folder.mkdir()
+    if over:
+        work(1, folder / "save")
+        wanted = 1
+    copies = copy_at_calls(lambda: work(2, folder / "save"), folder, tmp_path / "copies")
+    found = [read_value(copy / "save") for copy in copies]
+    assert len(copies) >= 8
+    assert found == sorted(found, key=(wanted, 2).index)  # the old save, then the new one
+    assert set(found) == {wanted, 2}
+    for copy in copies[::3]:
+        # The next save removes what the ended one left behind.
+        path = copy / "save"
+        work(3, path)
+        assert read_value(path) == 3
+        assert [name for name in list_all(copy) if ".tmp-" in name] == []
+        assert len(list_all(copy)) == (1 if path.is_file() else 3)
+
+
 @pytest.mark.once
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.parametrize("over", [False, True], ids=["fresh", "over"])
-@pytest.mark.parametrize("work", [save_file, save_in_threads, save_shards])
+@pytest.mark.parametrize("work", [save_in_threads])
 def test_save_killed_at_any_call_leaves_complete_save(
     work: Any, over: bool, tmp_path: Path, kill_at_call: Any
 ) -> None:

@@ -10,8 +10,8 @@ from ._buffers import as_memory, is_stored
 from ._collection import Core
 from ._locations import Location, as_location, check_mode, show_location
 from ._nodes import as_named
-from ._row_blocks import find_row_blocks
 from ._serializers import SERIALIZERS, Serializer, check_options, list_options
+from ._stored_blocks import find_row_blocks
 from .errors import BatchSizeError
 from .plugins.declarations import shows, takes
 from .plugins.memmap_methods import MemmapOptions

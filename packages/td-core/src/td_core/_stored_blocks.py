@@ -10,12 +10,16 @@ Block(part=(slice(1, 4, 2), slice(0, 6, 1)), places=((0, 1), (1, 1)), offset=0, 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
-__all__ = ["Block", "count", "find_block", "get_strides"]
+from ._buffers import is_stored
+from ._stored_modes import unwrap
+
+__all__ = ["Block", "count", "find_block", "find_row_blocks", "get_strides"]
 
 
 class Block(NamedTuple):
@@ -90,3 +94,27 @@ def _find_rows(shape: Sequence[int], size: Sequence[int], stride: Sequence[int],
     first, last = offset // row, (offset + sum((n - 1) * step for n, step in zip(size, stride))) // row
     part = (slice(first, last + 1, 1), *(slice(0, n, 1) for n in shape[1:]))
     return Block(part, tuple((len(shape) - 1, step) for step in stride), offset - first * row, False)
+
+
+def find_row_blocks(count: int, leaves: Iterable[Any]) -> list[range]:
+    """Return consecutive ranges of ``count`` rows, which end where a chunk of every leaf with chunks ends."""
+    edges: set[int] | None = None
+    for leaf in leaves:
+        chunks = getattr(unwrap(leaf.source), "chunks", None) if is_stored(leaf) else None
+        # A leaf of a member has no dim for the stack dim of a lazy stack, and so no part in rows along that.
+        if chunks is not None and leaf.numel() and leaf.shape[:1] == (count,):
+            found = _find_edges(leaf, chunks)
+            edges = found if edges is None else edges & found
+    bounds = [0, *sorted(edges or ()), count] if count else []
+    return [range(start, stop) for start, stop in pairwise(bounds)]
+
+
+def _find_edges(view: Any, chunks: tuple[int, ...]) -> set[int]:
+    """Return the rows of a view that are the first ones of a chunk, except the first row of all."""
+    block = find_block(view.source.shape, view.shape, view.stride(), int(view.storage_offset()))
+    if not block.is_exact or len(view) < 2:
+        return set()
+    dim, steps = block.places[0]
+    start, step, size = block.part[dim].start, block.part[dim].step * steps, chunks[dim]
+    last = start + (len(view) - 1) * step
+    return {-(-(number * size - start) // step) for number in range(start // size + 1, last // size + 1)}

@@ -19,11 +19,10 @@ tensor([1.], dtype=torch.bfloat16)
 from __future__ import annotations
 
 from ._array_plan import ArrayPlan, PlannedArray, compute_check, make_array_plan
-from ._build_collection import build_collection
+from ._build_collection import RefusedValues, build_collection, refuse_values
 from ._check_arrays import check_arrays, check_dense, describe_arrays, read_hashes, report_damage
 from ._mapped_leaves import MappedTensor, as_mapped, map_file, read_into, view_mapped
 from ._places import Place, as_storable, get_stored, is_nested, list_names, restore
-from ._refused_values import RefusedValues, refuse_values
 from ._rows import Rows, Stack
 
 __all__ = [

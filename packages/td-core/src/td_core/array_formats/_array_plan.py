@@ -122,45 +122,82 @@ def make_array_plan(
         for (parts, _), leaf, identity in zip(pieces, leaves, identities, strict=True)
     ]
     stacks, homes = find_stacks(nodes, leaves, whole_once)
-    names = _Names(reserved, separator)
-    arrays: dict[str, PlannedArray] = {}
-    places: list[Place] = [None] * len(leaves)
-    known: dict[object, str] = {}
     paths, ends = list_array_paths(nodes, stacks, homes)
-    small = [p for p in ends if p not in stacks and whole_once[p] and leaves[p].nbytes < pack]
-    packs = _find_packs(leaves, small)
+    packs = _find_packs(leaves, [p for p in ends if p not in stacks and whole_once[p]], pack)
+    packed: set[int] = set().union(*packs.values())
+    builder = _ArrayBuilder(leaves, dtypes, _Names(reserved, separator), join)
     for position, (owner, path) in ends.items():
-        if any(position in members for members in packs.values()):
-            continue
         dims = _name_batch_dims(nodes[owner])
         if position in stacks:
-            stack = stacks[position]
-            parts = [leaves[member] for member in stack.leaves]
-            chosen = names.choose(join(path))
-            arrays[chosen] = _stack(parts, stack.dim, dtypes, dims, path)
-            for i, member in enumerate(stack.leaves):
-                places[member] = [chosen, stack.dim, i]
-            continue
-        parts_, place = pieces[position]
-        placed = []
-        for piece, key in zip(parts_, identities[position], strict=True):
-            if key not in known:
-                own = _extend_path(path, piece.ending)
-                known[key] = names.choose(join(own))
-                whole = piece.tensor is leaves[position]
-                arrays[known[key]] = _store(piece.tensor, dtypes, dims if whole else [], own)
-            placed.append(known[key])
-        places[position] = place(placed)
+            builder.add_stack(stacks[position], dims, path)
+        elif position not in packed:
+            builder.add_leaf(position, *pieces[position], identities[position], dims, path)
     for dtype, members in packs.items():
+        builder.add_pack(dtype, members)
+    header = dump_table(encoded, builder.places)
+    header["check"] = compute_check((name, item.shape) for name, item in builder.arrays.items())
+    return ArrayPlan(builder.arrays, header, paths, leaves, stacks, homes)
+
+
+class _ArrayBuilder:
+    """Adds the arrays of a plan one after the other.
+
+    Attributes:
+        arrays: the arrays by name.
+        places: the place of each leaf.
+    """
+
+    def __init__(
+        self,
+        leaves: Sequence[Tensor],
+        dtypes: Container[torch.dtype],
+        names: _Names,
+        join: Callable[[tuple[str, ...]], str],
+    ) -> None:
+        self.arrays: dict[str, PlannedArray] = {}
+        self.places: list[Place] = [None] * len(leaves)
+        self._leaves, self._dtypes, self._names, self._join = leaves, dtypes, names, join
+        #: Names of the arrays of tied leaves, by what they have in common.
+        self._known: dict[Any, str] = {}
+
+    def add_stack(self, stack: Stack, dims: list[str | None], path: tuple[str, ...]) -> None:
+        """Add an array for the leaves of the members of a lazy stack."""
+        parts = [self._leaves[member] for member in stack.leaves]
+        chosen = self._names.choose(self._join(path))
+        self.arrays[chosen] = _stack(parts, stack.dim, self._dtypes, dims, path)
+        for i, member in enumerate(stack.leaves):
+            self.places[member] = [chosen, stack.dim, i]
+
+    def add_leaf(
+        self,
+        position: int,
+        pieces: list[Piece],
+        place: Callable[[list[str]], Place],
+        identities: list[Any],
+        dims: list[str | None],
+        path: tuple[str, ...],
+    ) -> None:
+        """Add the arrays of a leaf, except those that a tied leaf has added."""
+        placed = []
+        for piece, key in zip(pieces, identities, strict=True):
+            if key not in self._known:
+                own = _extend_path(path, piece.ending)
+                self._known[key] = self._names.choose(self._join(own))
+                whole = piece.tensor is self._leaves[position]
+                self.arrays[self._known[key]] = _store(piece.tensor, self._dtypes, dims if whole else [], own)
+            placed.append(self._known[key])
+        self.places[position] = place(placed)
+
+    def add_pack(self, dtype: torch.dtype, members: dict[int, Tensor]) -> None:
+        """Add an array that leaves share."""
         path = (f"packed_{str(dtype).removeprefix('torch.')}",)
-        chosen, begin = names.choose(join(path)), 0
+        chosen, begin = self._names.choose(self._join(path)), 0
         for position, leaf in members.items():
-            places[position] = {"packed": chosen, "begin": begin, "shape": list(leaf.shape)}
+            self.places[position] = {"packed": chosen, "begin": begin, "shape": list(leaf.shape)}
             begin += leaf.numel()
-        arrays[chosen] = PlannedArray(dtype, (begin,), list(members.values()), None, dtypes, path=path)
-    header = dump_table(encoded, places)
-    header["check"] = compute_check((name, item.shape) for name, item in arrays.items())
-    return ArrayPlan(arrays, header, paths, leaves, stacks, homes)
+        self.arrays[chosen] = PlannedArray(
+            dtype, (begin,), list(members.values()), None, self._dtypes, path=path
+        )
 
 
 def _is_whole(pieces: list[Piece], leaf: Tensor, dtypes: Container[torch.dtype]) -> bool:
@@ -175,11 +212,14 @@ def _extend_path(path: tuple[str, ...], ending: str) -> tuple[str, ...]:
     return (ending,) if ending else ()
 
 
-def _find_packs(leaves: Sequence[Tensor], positions: Iterable[int]) -> dict[torch.dtype, dict[int, Tensor]]:
-    """Return the leaves that share an array, by its dtype and their position; a leaf does not share one with itself."""
+def _find_packs(
+    leaves: Sequence[Tensor], positions: Iterable[int], limit: int
+) -> dict[torch.dtype, dict[int, Tensor]]:
+    """Return the leaves of fewer bytes that share an array, by its dtype and their position; at least two for each."""
     found: dict[torch.dtype, dict[int, Tensor]] = {}
     for position in positions:
-        found.setdefault(leaves[position].dtype, {})[position] = leaves[position]
+        if leaves[position].nbytes < limit:
+            found.setdefault(leaves[position].dtype, {})[position] = leaves[position]
     return {dtype: members for dtype, members in found.items() if len(members) > 1}
 
 

@@ -1,21 +1,25 @@
-"""Build the collection of a table from the arrays of its places."""
+"""Build the collection of a table from the arrays of its places; one that is opened for writing refuses writes of values."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .._collection import show_path
+from .._collection import Core, show_path
 from .._encoded_tables import decode_table
 from .._nodes import Encoded
-from ..errors import FormatError, TensorDictError
+from .._public_names import set_module
+from .._storage_backends import Keeper
+from .._walks import walk
+from ..errors import FormatError, LockedError, TensorDictError
 from ._places import Place, restore
 
-__all__ = ["build_collection"]
+__all__ = ["RefusedValues", "build_collection", "refuse_values"]
 
 
 def build_collection(
@@ -63,3 +67,45 @@ def _with_device(row: dict[str, Any], device: torch.device | None) -> dict[str, 
     if device is not None and (row["kind"] == "TensorDict" or "device" in meta):
         return {**meta, "device": str(device)}
     return {**meta, "device": "cpu"} if isinstance(meta.get("device"), str) else meta
+
+
+@set_module("td_core.array_formats")
+class RefusedValues(Keeper):
+    """Refuses writes of values, which would not reach a save at ``where``."""
+
+    __slots__ = ("where",)
+
+    def __init__(self, where: str) -> None:
+        self.where = where
+
+    def check(self, node: Core, values: Sequence[Any]) -> None:
+        """Raise LockedError."""
+        raise LockedError(
+            f"cannot write values into {self.where} in place, since only its leaves are opened for writing: clone() the "
+            "collection, or save it again"
+        )
+
+    @contextmanager
+    def lock(self, node: Core) -> Iterator[None]:
+        """Raise LockedError."""
+        self.check(node, ())
+        yield
+
+    def of_part(self) -> Keeper:
+        """Return this keeper."""
+        return self
+
+    def __reduce__(self) -> Any:
+        return RefusedValues, (self.where,)
+
+
+def refuse_values(opened: Core, where: str) -> None:
+    """Let the nodes of a collection that is opened for writing refuse writes of values in place.
+
+    >>> td = TensorDict({"a": 1})
+    >>> refuse_values(td, "data.bin")
+    >>> td.zero_()["a"]
+    tensor(0)
+    """
+    for node in walk(opened):
+        node._keeper = RefusedValues(where)

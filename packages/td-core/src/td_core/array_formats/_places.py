@@ -143,34 +143,55 @@ def restore(place: Place, read: Callable[[str], Tensor]) -> Tensor:
         if isinstance(place, list):
             name, dim, position = place
             return read(name).select(dim, position)
-        if "jagged" in place:
-            parts = {name: restore(below, read) for name, below in place["jagged"].items()}
-            if parts["offsets"].device.type != "meta":
-                _check_offsets(parts)
-            return torch.nested.nested_tensor_from_jagged(
-                parts["values"], parts["offsets"], parts.get("lengths"), jagged_dim=place["dim"]
-            )
-        if "nested" in place:
-            flat = restore(place["nested"], read)
-            parts_ = flat.split([math.prod(shape) for shape in place["shapes"]])
-            components = [part.view(shape) for part, shape in zip(parts_, place["shapes"], strict=True)]
-            with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", "The PyTorch API of nested tensors is in prototype stage")
-                return torch.nested.nested_tensor(components, dtype=flat.dtype, device=flat.device)
-        if "packed" in place:
-            shape = place["shape"]
-            if place["begin"] < 0:
-                raise ValueError("its begin is negative")
-            return read(place["packed"]).narrow(0, place["begin"], math.prod(shape)).view(shape)
-        tensor = read(place["tensor"])
-        if "dtype" in place:
-            dtype = STORABLE[place["dtype"]]
-            if tensor.dtype != get_stored(dtype, ())[0]:
-                raise ValueError(f"its array has the dtype {tensor.dtype}")
-            tensor = torch.view_as_complex(tensor) if dtype in _PAIRS else tensor.view(dtype)
-        return tensor.expand(place["expand"]) if "expand" in place else tensor
+        return next(own for field, own in _RESTORE.items() if field in place)(place, read)
+    except StopIteration as error:
+        raise FormatError(f"its place in the header is damaged, {place!r:.200}") from error
     except (LookupError, TypeError, ValueError, RuntimeError, AttributeError) as error:
         raise FormatError(f"its place in the header is damaged, {place!r:.200}: {error}") from error
+
+
+def _restore_jagged(place: Place, read: Callable[[str], Tensor]) -> Tensor:
+    parts = {name: restore(below, read) for name, below in place["jagged"].items()}
+    if parts["offsets"].device.type != "meta":
+        _check_offsets(parts)
+    return torch.nested.nested_tensor_from_jagged(
+        parts["values"], parts["offsets"], parts.get("lengths"), jagged_dim=place["dim"]
+    )
+
+
+def _restore_nested(place: Place, read: Callable[[str], Tensor]) -> Tensor:
+    flat = restore(place["nested"], read)
+    parts = flat.split([math.prod(shape) for shape in place["shapes"]])
+    components = [part.view(shape) for part, shape in zip(parts, place["shapes"], strict=True)]
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The PyTorch API of nested tensors is in prototype stage")
+        return torch.nested.nested_tensor(components, dtype=flat.dtype, device=flat.device)
+
+
+def _restore_packed(place: Place, read: Callable[[str], Tensor]) -> Tensor:
+    shape = place["shape"]
+    if place["begin"] < 0:
+        raise ValueError("its begin is negative")
+    return read(place["packed"]).narrow(0, place["begin"], math.prod(shape)).view(shape)
+
+
+def _restore_converted(place: Place, read: Callable[[str], Tensor]) -> Tensor:
+    tensor = read(place["tensor"])
+    if "dtype" in place:
+        dtype = STORABLE[place["dtype"]]
+        if tensor.dtype != get_stored(dtype, ())[0]:
+            raise ValueError(f"its array has the dtype {tensor.dtype}")
+        tensor = torch.view_as_complex(tensor) if dtype in _PAIRS else tensor.view(dtype)
+    return tensor.expand(place["expand"]) if "expand" in place else tensor
+
+
+#: Per field of a place, the function that restores the leaf.
+_RESTORE: dict[str, Callable[[Place, Callable[[str], Tensor]], Tensor]] = {
+    "jagged": _restore_jagged,
+    "nested": _restore_nested,
+    "packed": _restore_packed,
+    "tensor": _restore_converted,
+}
 
 
 def is_nested(place: Place) -> bool:

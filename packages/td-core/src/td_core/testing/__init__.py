@@ -19,7 +19,7 @@ pytest.register_assert_rewrite(
 
 from ._collection_samples import assert_same  # noqa: E402
 from ._collections import CollectionTests  # noqa: E402
-from ._killed_processes import WatchedOs, kill_after, kill_at_os_call, watch_os  # noqa: E402
+from ._killed_processes import WatchedOs, copy_at_os_calls, kill_after, kill_at_os_call, watch_os  # noqa: E402
 from ._open_tests import OpenTests  # noqa: E402
 from ._serializers import SerializerTests  # noqa: E402
 from ._source_tests import SourceTests  # noqa: E402
@@ -27,5 +27,5 @@ from ._sources import LoggedSource, MemorySource, RawFile  # noqa: E402
 
 __all__ = [
     "CollectionTests", "LoggedSource", "MemorySource", "OpenTests", "RawFile", "SerializerTests", "SourceTests", "WatchedOs",
-    "assert_same", "installed", "kill_after", "kill_at_os_call", "watch_os",
+    "assert_same", "copy_at_os_calls", "installed", "kill_after", "kill_at_os_call", "watch_os",
 ]  # fmt: skip

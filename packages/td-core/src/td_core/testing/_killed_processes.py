@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
@@ -15,7 +17,8 @@ import pytest
 import torch
 
 __all__ = [
-    "WatchedOs", "count_calls", "kill_after", "kill_at_call", "kill_at_os_call", "kill_at_size", "run_in_child", "watch_os",
+    "WatchedOs", "copy_at_os_calls", "count_calls", "kill_after", "kill_at_call", "kill_at_os_call", "kill_at_size",
+    "run_in_child", "watch_os",
 ]  # fmt: skip
 
 #: Events of :func:`sys.addaudithook` that change files or open them.
@@ -72,6 +75,25 @@ def watch_os(patch: pytest.MonkeyPatch, see: Callable[[str], object], *modules: 
     """Call ``see`` with the name of each file-system call of some modules, before it."""
     for module in modules:
         patch.setattr(module, "os", WatchedOs(see))
+
+
+def copy_at_os_calls(work: Callable[[], Any], folder: Path, into: Path, *modules: ModuleType) -> list[Path]:
+    """Run ``work``, and copy a folder before each file-system call of some modules, and at the end.
+
+    A copy is what another process finds if this one is killed there, except that no file is locked. ``work`` must do its
+    calls in one thread.
+    """
+    copies: list[Path] = []
+
+    def see(name: str) -> None:
+        copies.append(into / str(len(copies)))
+        shutil.copytree(folder, copies[-1])
+
+    with pytest.MonkeyPatch.context() as patch:
+        watch_os(patch, see, *modules)
+        work()
+    see("end")
+    return copies
 
 
 def kill_at_os_call(work: Callable[[], Any], number: int, *modules: ModuleType) -> bool:
