@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -20,6 +20,7 @@ from .._locking import check_unlocked
 from .._plans import wrap_dim
 from .._ragged import convert_form
 from .._shape_plans import Join, cat_plan, stack_plan
+from .._walks import has_entries, visit
 from ..errors import BatchSizeError, KeyMismatchError, StructureError
 from ..typing import NestedKey
 from .join_levels import unify_kinds
@@ -169,7 +170,9 @@ def _set_dim_name(result: Any, dim: int, name: str | None) -> Any:
 def maybe_dense_stack(
     input: Iterable[ItemT], dim: int = 0, *, out: Any = None, strict: bool = False, **kwargs: Any
 ) -> ItemT:
-    """Stack collections densely if structures and shapes are equal, else as a lazy stack.
+    """Stack collections densely if structures and shapes are equal, else as a lazy stack; each level separately.
+
+    A node is dense if its own leaves have equal keys and shapes, also if a node below it is a lazy stack.
 
     Args:
         input: the collections, with equal numbers of batch dims.
@@ -199,7 +202,42 @@ def maybe_dense_stack(
     except (StructureError, BatchSizeError):
         if not items or isinstance(items[0], Tensor):
             raise
+    result, nested = _stack_level(items, dim) if out is None else (None, [])
+    if result is None:
         return lazy_stack(items, dim, out=out, **kwargs)  # type: ignore[no-any-return]
+    visit(_stack_nested, result, items, dim, nested)
+    return _set_dim_name(result, dim, name)  # type: ignore[no-any-return]
+
+
+def _stack_level(items: list[Any], dim: int) -> tuple[Any, list[str]]:
+    """Stack the leaves and values of nodes, without their nested nodes. Return None for nodes that do not fit."""
+    columns = [
+        item._children() for item in items if isinstance(item, Core) and item._members_and_dim() is None
+    ]
+    nested = [key for key, child in columns[0].items() if has_entries(child)] if columns else []
+    if len(columns) < len(items) or len({frozenset(column) for column in columns}) > 1:
+        return None, []
+    if any(
+        isinstance(column[key], Tensor) or not has_entries(column[key])
+        for column in columns
+        for key in nested
+    ):
+        return None, []
+    own = [{key: child for key, child in column.items() if key not in nested} for column in columns]
+    try:
+        return stack([item._with_children(rest) for item, rest in zip(items, own)], dim), nested
+    except (StructureError, BatchSizeError):
+        return None, []
+
+
+def _stack_nested(level: Any, items: list[Any], dim: int, nested: list[str]) -> Iterator[tuple[Any, ...]]:
+    """Store the stacks of nested nodes in a dense level: a lazy stack of those that do not fit."""
+    for key in nested:
+        parts = [item._get_child(key) for item in items]
+        result, below = _stack_level(parts, dim)
+        level._set_child(key, lazy_stack(parts, dim) if result is None else result)
+        if below:
+            yield result, parts, dim, below
 
 
 def dense_stack_tds(td_list: Sequence[object] | Core, dim: int | None = None) -> Any:
