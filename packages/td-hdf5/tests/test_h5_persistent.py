@@ -193,6 +193,7 @@ def test_pickle_opens_the_file(key: Any, path: Path, td: TensorDict, same: Any) 
     stored = to_h5(td, path)
     part = stored if key is None else stored[key]
     data = pickle.dumps(part)
+    assert b"td_hdf5._" not in data
     assert len(data) < 1000
     found = pickle.loads(data)
     assert (type(found), found.mode) == (PersistentTensorDict, "r+")

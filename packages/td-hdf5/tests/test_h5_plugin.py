@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import ast
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -28,16 +26,6 @@ def test_module_imports_only_public_names_of_td_core(path: Path) -> None:
             )
         if isinstance(node, ast.Import):
             assert {alias.name for alias in node.names if alias.name.startswith("td_")} <= {"td_core"}
-
-
-def test_import_td_core_loads_plugin_alone() -> None:
-    if not any(record.id == "hdf5" and record.entry_point for record in td_core.plugins()):
-        pytest.skip("the entry point is not installed")
-    code = (
-        "import sys, td_core; names = {name for name in sys.modules if name.startswith(('td_hdf5', 'h5py'))}; "
-        "assert names == {'td_hdf5', 'td_hdf5.plugin'}, names"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_public_names_are_those_of_all() -> None:

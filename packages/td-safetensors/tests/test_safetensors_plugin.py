@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import ast
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -42,16 +40,6 @@ def test_module_imports_only_public_names_of_td_core(path: Path) -> None:
         assert module in PUBLIC, f"{path.name} imports {module}"
         assert not name.startswith("_") or name == "__version__", f"{path.name} imports {name}"
         assert module != "td_core" or name == "td_core" or hasattr(td_core, name)
-
-
-def test_import_td_core_loads_plugin_alone() -> None:
-    if not any(record.id == "safetensors" and record.entry_point for record in td_core.plugins()):
-        pytest.skip("the entry point is not installed")
-    code = (
-        "import sys, td_core; names = {name for name in sys.modules if name.startswith(('td_safetensors', 'safetensors'))}; "
-        "assert names == {'td_safetensors', 'td_safetensors.plugin'}, names"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_public_names_are_those_of_all() -> None:

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import ast
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-import td_core
 import td_zarr
 
 SOURCES = sorted(Path(td_zarr.__file__).parent.glob("*.py"))
@@ -32,16 +29,6 @@ def test_module_imports_only_public_names_of_td_core(path: Path) -> None:
     for module, name in list_imports(path):
         assert module in PUBLIC, f"{path.name} imports {module}"
         assert not name.startswith("_") or name == "__version__", f"{path.name} imports {name}"
-
-
-def test_import_td_core_loads_plugin_alone() -> None:
-    if not any(record.id == "zarr" and record.entry_point for record in td_core.plugins()):
-        pytest.skip("the entry point is not installed")
-    code = (
-        "import sys, td_core; names = {name for name in sys.modules if name.startswith(('td_zarr', 'zarr'))}; "
-        "assert names == {'td_zarr', 'td_zarr.plugin'}, names"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_public_names_are_those_of_all() -> None:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from td_core.array_formats import as_storable, get_stored, view_mapped
 from td_core.errors import FormatError
+from td_core.spi import set_module
 from td_core.typing import SourceIndex
 
 from ._datasets import (
@@ -32,6 +33,7 @@ __all__ = ["DatasetSource"]
 _POSITIONS = 512
 
 
+@set_module("td_hdf5")
 class DatasetSource:
     """A leaf in a dataset. Contiguous datasets are mapped, each process opens the file itself.
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from td_core import NO_DEFAULT, Encoded, StoredTensor, TensorDict, TensorDictBase, encode, kinds, split_value
 from td_core.errors import LockedError, StructureError, UnsupportedOperationError
-from td_core.spi import Keeper, as_batch_size, as_named, dump_table, load_table, show_path, walk
+from td_core.spi import Keeper, as_batch_size, as_named, dump_table, load_table, set_module, show_path, walk
 
 from ._dataset_source import DatasetSource
 from ._datasets import write_text
@@ -24,7 +24,7 @@ from ._live_header import LiveHeader, Row, build_rows, make_table
 from ._read_h5 import Save, check_writable, open_save, open_table
 from ._write_h5 import save, write_arrays
 
-__all__ = ["PersistentTensorDict", "from_h5", "to_h5"]
+__all__ = ["PersistentTensorDict", "from_h5", "rebuild_persistent", "to_h5"]
 
 #: The modes of h5py.File, by the mode of td_core.open after the file was created.
 _MODES = ("r", "r+", "a", "w", "w-", "x")
@@ -99,6 +99,7 @@ class _RowValues(Keeper):
         return Keeper, ()  # in another process, the values are in memory
 
 
+@set_module("td_hdf5")
 class PersistentTensorDict(TensorDictBase):
     """An HDF5 file as a collection.
 
@@ -473,6 +474,7 @@ def _open(
     return _convert(_Store(file, mode, header, target, options), root, (), result)
 
 
+@set_module("td_hdf5.h5_pickles")
 def rebuild_persistent(
     path: str, identity: Any, keys: tuple[str, ...], mode: str, options: dict[str, Any]
 ) -> Any:
