@@ -68,7 +68,7 @@ def _find_collision(root: Core, separator: str, is_leaf: IsLeaf | None) -> KeyTa
     )
 
 
-def unflatten_entries(root: Core, separator: str, *, own: bool) -> dict[str, Child]:
+def unflatten_entries(root: Core, separator: str, own: bool) -> dict[str, Child]:
     """Split the keys of ``root`` at ``separator`` and return the entries as nested nodes.
 
     With ``own``, existing nested nodes are copied (shallowly) first.

@@ -265,9 +265,7 @@ class StructureMixin(UpdateMixin):
             check_unlocked(self, "flatten the keys in place")
             _replace_all(self, self.flatten_keys(separator, is_leaf=is_leaf))
             return undo_on_exit(self, methodcaller("unflatten_keys", separator, inplace=True))
-        result: Any = self._map_members(
-            lambda node: node._with_children(flatten_entries(node, separator, is_leaf))
-        )
+        result = _rebuild(self, flatten_entries, separator, is_leaf)
         return write_back_on_exit(result, self, _write_back_flat, separator)  # type: ignore[no-any-return]
 
     def unflatten_keys(self, separator: str = ".", inplace: bool = False) -> Self:
@@ -291,14 +289,9 @@ class StructureMixin(UpdateMixin):
             raise TypeError(f"the separator is a non-empty string; got {separator!r}")
         if inplace:
             check_unlocked(self, "unflatten the keys in place")
-            nested = self._map_members(
-                lambda node: node._with_children(unflatten_entries(node, separator, own=False))
-            )
-            _replace_all(self, nested)
+            _replace_all(self, _rebuild(self, unflatten_entries, separator, False))
             return undo_on_exit(self, methodcaller("flatten_keys", separator, inplace=True))
-        result: Any = self._map_members(
-            lambda node: node._with_children(unflatten_entries(node, separator, own=True))
-        )
+        result = _rebuild(self, unflatten_entries, separator, True)
         return write_back_on_exit(result, self, _write_back_deep, separator)  # type: ignore[no-any-return]
 
     def rename_key_(self, old_key: NestedKey, new_key: NestedKey, safe: bool = False) -> Self:
@@ -354,6 +347,13 @@ class StructureMixin(UpdateMixin):
         (tensor(2), tensor(1))
         """
         return self._map_members(lambda node: _rename_all(node, mapping, strict))  # type: ignore[no-any-return]
+
+
+def _rebuild(node: Any, fill: Callable[..., dict[str, Any]], *args: Any) -> Any:
+    """Return a node with the entries ``fill(node, *args)``; for a lazy stack, a stack of such members."""
+    if type(node._children()) is dict:
+        return node._with_children(fill(node, *args))
+    return node._map_members(lambda holder: holder._with_children(fill(holder, *args)))
 
 
 def _take_keys(source: Any, keys: Any, default: Any, strict: bool) -> tuple[Any, KeyTree]:
