@@ -292,3 +292,13 @@ def test_set_at_index_equal_unbatched_tensor_is_no_op() -> None:
 def test_deepcopy_incomparable_values_copies_them() -> None:
     td = plain(Raising())
     assert isinstance(copy.deepcopy(td)["v"], Raising)
+
+
+def test_list_that_contains_itself_stays_a_value():
+    value: list[Any] = []
+    value += [value, value]
+    data = TensorDict({"v": NonTensorStack([value], [value])}, [2])
+    assert data.batch_size == (2,)
+    assert data[0]["v"][0] is value
+    nested = [[1, 2], [3, 4]]
+    assert NonTensorStack.from_list([nested, nested]).batch_size == (2, 2, 2)

@@ -187,11 +187,16 @@ class NonTensorStack(NonTensorNode, TensorDictBase):
         >>> NonTensorStack.from_list([["a", "b"], ["c", "d"]], 1)[0].data
         ['a', 'b']
         """
-        flat, sizes = values, [len(values)]
+        flat, sizes, seen = values, [len(values)], {id(values)}
         while ndim is None or len(sizes) < ndim:
             lengths = {len(item) if isinstance(item, list) else -1 for item in flat}
-            if ndim is None and (len(lengths) != 1 or lengths & {-1, 0}):
-                break
+            if ndim is None:
+                here = {*map(id, flat)}
+                if (
+                    len(lengths) != 1 or lengths & {-1, 0} or here & seen
+                ):  # a list that contains itself is a value
+                    break
+                seen |= here
             if len(lengths) > 1 or -1 in lengths:
                 raise BatchSizeError(
                     f"a list of {ndim} levels has lists of one length at each; got lengths {sorted(lengths)} at level "
