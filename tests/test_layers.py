@@ -108,6 +108,7 @@ LAYERS = [
         "_description",
         "_serializers",
         "_saving",
+        "_sharded",
         "array_formats",
         "plugins.siblings",
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from td_core import TensorDict, TensorDictParams
+from td_core import TensorDict, TensorDictParams, save
 
 pytest.importorskip("torch.distributed.tensor", reason="this torch has no public DTensor")
 
@@ -63,6 +64,45 @@ def apply_operations(rank: int) -> None:
 
 def test_every_operation_on_dtensor_leaf_keeps_dtensor(two: Any) -> None:
     assert two.run(apply_operations) == [None, None]
+
+
+def save_shards(rank: int, folder: str) -> list[str]:
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+    full, messages = torch.arange(24.0).view(8, 3), []
+    mesh = make_mesh()
+    tree = TensorDict({"w": distribute_tensor(full, mesh, [Shard(0)]), "n": {"b": torch.ones(2)}})
+    tree["n", "r"] = distribute_tensor(full + 1, mesh, [Replicate()])
+    saves: list[Any] = [
+        tree.memmap(f"{folder}/directory"),
+        TensorDict.load_memmap(f"{folder}/directory"),
+        tree.memmap(),
+        [tree.memmap(f"{folder}/archive.tdz"), TensorDict.load_memmap(f"{folder}/archive.tdz")][1],
+        [save(tree, f"{folder}/saved"), TensorDict.load_memmap(f"{folder}/saved")][1],
+        TensorDictParams(tree).memmap(f"{folder}/params"),
+    ]
+    for saved in saves:
+        assert_all_close(saved._leaves(), [leaf.detach() for leaf in gather_leaves(tree)])
+    assert list_leaf_classes(tree) == {"DTensor", "Tensor"}
+    for call in (
+        lambda: tree.memmap(f"{folder}/early", return_early=True),
+        lambda: tree.memmap("/dev/null/nowhere"),
+        lambda: tree.clone().memmap_(f"{folder}/in_place"),
+    ):
+        try:
+            call()
+        except Exception as error:
+            messages.append(f"{type(error).__name__}: {error}"[:60])
+    return messages
+
+
+def test_memmap_dtensor_saves_whole_tensor(two: Any, tmp_path: Path) -> None:
+    pytest.importorskip("td_memmap")
+    first, second = two.run(save_shards, str(tmp_path))
+    assert first[0] == second[0] and first[0].startswith("ValueError: return_early=True: the ranks write")
+    assert first[1].startswith("NotADirectoryError")
+    assert second[1].startswith("WorkerError: rank 0 could not save the sharded leaves")
+    assert first[2] == second[2] and first[2].startswith("CodecError: cannot store the elements of a DTensor")
 
 
 def swap_parameters(rank: int) -> None:

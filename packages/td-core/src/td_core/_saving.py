@@ -11,6 +11,7 @@ from ._collection import Core
 from ._locations import Location, as_location, check_mode, show_location
 from ._nodes import as_named
 from ._serializers import SERIALIZERS, Serializer, check_options, list_options
+from ._sharded import save_together
 from ._stored_blocks import find_row_blocks
 from .errors import BatchSizeError
 from .plugins.declarations import shows, takes
@@ -52,12 +53,16 @@ def save(data: Core, path: Location | None, *, format: str | None = None, **opti
     location = as_location(path)
     serializer = SERIALIZERS.for_saving(location, format)
     check_options(serializer, "save", options)
-    if serializer.reads_stored_tensors or not any(map(is_stored, leaves := data._leaves())):
-        return serializer.save(data, location, **options)
-    # A format that pickles its leaves would write the location of their elements instead of the elements.
-    copy = data._unflatten(as_memory(leaves))
-    result = serializer.save(copy, location, **options)
-    return data if result is copy else result
+
+    def write(whole: Core) -> Any:
+        leaves = whole._leaves()
+        if not serializer.reads_stored_tensors and any(map(is_stored, leaves)):
+            # A format that pickles its leaves would write the location of their elements instead of the elements.
+            whole = whole._unflatten(as_memory(leaves))
+        result = serializer.save(whole, location, **options)
+        return data if result is whole else result
+
+    return save_together(data, write, lambda: data)
 
 
 def load(path: Location, *, format: str | None = None, **options: object) -> Any:

@@ -40,6 +40,7 @@ from ._pytree import register as register_pytree
 from ._pytree import register_with_subclasses as register_pytree_family
 from ._settings import Switch
 from ._shape_plans import Join, stack_plan
+from ._sharded import save_together
 from ._storage_backends import Keeper, StorageBackend
 from ._torch_private import (
     count_users,
@@ -68,8 +69,8 @@ __all__ = [
     "lock_directory", "looks", "make_checksum", "make_dense", "make_header", "make_jagged", "make_nested_view", "make_reporter",
     "new_object", "parse_json", "plain_results", "plan_index", "pytree", "read_header", "read_header_field", "read_unreplaced",
     "register_pytree", "register_pytree_family", "remove_stale", "resize_names", "run_command", "run_in_background",
-    "run_parallel", "select_keys", "set_module", "show_path", "show_size", "split_jagged", "stack_plan", "suggest_keys",
-    "sync_directory", "user_class", "visit", "wait_for", "walk", "without_torch_function",
+    "run_parallel", "save_together", "select_keys", "set_module", "show_path", "show_size", "split_jagged", "stack_plan",
+    "suggest_keys", "sync_directory", "user_class", "visit", "wait_for", "walk", "without_torch_function",
 ]  # fmt: skip
 
 #: Version of this interface. It increases when a name is removed or changes its meaning.

@@ -104,7 +104,7 @@ def check_storable(leaf: Tensor, where: str | tuple[str, ...], *, content: bool 
     if leaf.layout is torch.strided:
         raise CodecError(
             f"cannot store the elements of a {type(leaf).__name__} at {position}: it has no memory of its own; take what it is "
-            "made of first, of a DTensor its to_local() or full_tensor()"
+            "made of first, of a DTensor its to_local() or full_tensor(), which memmap() and save() do by themselves"
         )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ from td_core.plugins.memmap_methods import (
     MemmapMethods,
     MemmapOptions,
 )
+from td_core.spi import save_together
 
 if TYPE_CHECKING:
     from td_core.typing import NestedKey
@@ -30,7 +32,16 @@ if TYPE_CHECKING:
 
 @implements(MemmapMethods.memmap)
 def memmap(data: TensorCollection, options: MemmapOptions) -> TensorCollection | TensorDictFuture:
-    return _run(data, _plan_mapping(data, options), options)
+    def write(whole: TensorCollection) -> TensorCollection | TensorDictFuture:
+        if options.return_early and whole is not data:
+            raise ValueError(
+                "return_early=True: the ranks write sharded leaves together; call memmap() without it"
+            )
+        return _run(whole, _plan_mapping(whole, options), options)
+
+    read = None if options.prefix is None or options.return_early else partial(load_memmap, options.prefix)
+    result: TensorCollection | TensorDictFuture = save_together(data, write, read)
+    return result
 
 
 save = memmap

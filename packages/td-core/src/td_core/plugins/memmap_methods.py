@@ -123,7 +123,8 @@ class MemmapMethods:
         """Write every leaf to a file under ``prefix`` and return a locked collection that maps those files.
 
         The save is atomic: it is built next to ``prefix`` and replaces it in one step. Collections that map an earlier
-        save at ``prefix`` keep their elements.
+        save at ``prefix`` keep their elements. Leaves of type ``DTensor`` are saved whole: all ranks of their mesh call this with
+        the same ``prefix``, and the first rank writes.
 
         Args:
             prefix: directory of the save; None uses an anonymous file, which is freed with the result. A loaded
