@@ -259,3 +259,20 @@ def test_update_nested_tensor_from_dict_stores_it() -> None:
     assert td.update({"b": ragged})["b"] is ragged
     with pytest.raises(ValueError, match=r"'c'.*does not start with the batch size"):
         td.update({"b": ragged, "c": torch.zeros(3)})
+
+
+@pytest.mark.parametrize("side", [0, 1])
+def test_write_leaf_of_new_dtype_after_writes_as_torch(side: int) -> None:
+    pair = [make(1.0), make(2.0)]
+    for _ in range(4):
+        pair[0].lerp_(pair[1], 0.5)
+        pair[0].mul_(pair[1])
+        pair[0].update_(pair[1])
+    leaf = pair[side]["c"]
+    leaf.data = leaf.data.double()  # the same object
+    pair[0].mul_(pair[1])
+    assert pair[0]["c"].dtype == (torch.float64 if side == 0 else torch.float32)
+    assert torch.equal(pair[0]["c"].float(), torch.full((3, 4), 4.0))
+    with pytest.raises(RuntimeError, match="'c'"):
+        pair[0].lerp_(pair[1], 0.5)
+    assert torch.equal(pair[0]["a"], torch.full((3, 2), 4.0))

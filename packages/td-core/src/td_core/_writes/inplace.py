@@ -41,6 +41,7 @@ from .run import has_overlap, is_overlapping
 
 #: What decides, besides the shape, whether torch can combine tensors.
 _FORM = attrgetter("dtype", "device", "layout")
+_DTYPE = attrgetter("dtype")
 _SHAPE = attrgetter("shape")
 
 
@@ -104,9 +105,10 @@ def _are_alike(
     node: Core, this: Op, leaves: list[Tensor], operands: tuple[Any, ...], source: Core | None
 ) -> bool:
     """Return True if leaves and operands are writable, plain, of one dtype and device and, row by row, of one shape."""
+    dtypes = list(map(_DTYPE, leaves))  # not remembered, since setting .data changes them
     if has_passed(node, "alike", leaves):
         # Fused kernels check autograd before they write.
-        alike = this.fused is not None or not needs_grad(leaves)
+        alike = dtypes.count(dtypes[0]) == len(dtypes) and (this.fused is not None or not needs_grad(leaves))
     else:
         alike = (
             are_writable(node, leaves)
@@ -122,6 +124,7 @@ def _are_alike(
             alike = (
                 alike
                 and _is_uniform(source, operand)
+                and list(map(_DTYPE, operand)) == dtypes
                 and _FORM(operand[0]) == _FORM(leaves[0])
                 and have_same_sizes(leaves, operand)
             )
