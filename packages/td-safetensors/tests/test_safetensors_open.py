@@ -109,7 +109,7 @@ def test_open_collection_is_read_by_workers(start: str, path: Path) -> None:
     loader = DataLoader(
         td_core.open(path),
         batch_size=4,
-        num_workers=2,
+        num_workers=1 + (start == "fork"),
         multiprocessing_context=start,
         collate_fn=td_core.collate,
     )

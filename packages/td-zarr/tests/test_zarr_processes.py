@@ -96,14 +96,17 @@ def return_batch(batch: Any) -> Any:
 
 @pytest.mark.once
 @pytest.mark.parametrize("method", ["fork", "spawn"])
-@pytest.mark.parametrize("name", OPTIONS)
-def test_workers_of_data_loader_read_opened_group(name: str, method: str, tmp_path: Path) -> None:
+def test_workers_of_data_loader_read_opened_group(method: str, tmp_path: Path) -> None:
     wanted = TensorDict({"a": torch.arange(80.0).view(40, 2), "n": {"b": torch.arange(40)}}, [40])
-    save(wanted, tmp_path / "x.zarr", **OPTIONS[name])
+    save(wanted, tmp_path / "x.zarr", chunks={"a": 4})  # one leaf in chunks, the other one mapped
     opened = open_group(tmp_path / "x.zarr")
     assert opened[[3]]["a"].tolist() == [[6, 7]]  # this process has opened the store
     loader = torch.utils.data.DataLoader(
-        Rows(opened), batch_size=8, num_workers=2, collate_fn=return_batch, multiprocessing_context=method
+        Rows(opened),
+        batch_size=8,
+        num_workers=1 + (method == "fork"),
+        collate_fn=return_batch,
+        multiprocessing_context=method,
     )
     found = torch.cat(list(loader))
     assert (found == wanted).all()
