@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from .._collection import Child, Core, make_dense, show_path
 from .._foreach import PLAIN
@@ -271,7 +272,8 @@ def from_modules(
         expand_identical: expand a tensor that all modules share instead of copying it.
 
     Raises:
-        StructureError: the modules' parameters differ in names or shapes.
+        StructureError: the modules' parameters differ in names or shapes, or some have no shape yet, as those of
+            ``nn.LazyLinear`` before the first call.
 
     >>> from_modules(nn.Linear(2, 3), nn.Linear(2, 3))
     TensorDict(batch_size=[2], fields={bias: f32[3], weight: f32[3,2]})
@@ -307,7 +309,12 @@ def _stack_parameters(items: list[Any], expand_identical: bool) -> Any:
             continue
         try:
             value = torch.stack([leaf.detach() if isinstance(leaf, nn.Parameter) else leaf for leaf in row])
-        except (RuntimeError, ValueError) as error:  # an uninitialised lazy module raises ValueError
+        except (RuntimeError, ValueError) as error:
+            if any(map(is_lazy, row)):
+                raise StructureError(
+                    f"cannot stack the modules: {describe_leaf(items[0], first)} has no shape yet; call each module once "
+                    "before, or pass lazy_stack=True, which keeps the modules' own parameters"
+                ) from error
             raise StructureError(
                 f"cannot stack the modules: {describe_leaf(items[0], first)}: {error}"
             ) from error
