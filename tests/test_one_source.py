@@ -100,7 +100,7 @@ for name in ("rsqrt", "floor_divide"):
 def test_added_operation_has_methods_functions_and_docs(tree: Path, run: Run) -> None:
     path, *heads = run("-c", PROGRAM).splitlines()
     assert Path(path).is_relative_to(tree)
-    binary = "(self, other: 'Operand', *, default: 'Any' = None) -> 'Self'"
+    binary = "(self, other: 'Operand', *, default: 'object' = None) -> 'Self'"
     assert heads == [
         "Return the reciprocal square root of each element. (self) -> 'Self'",
         f"Return the floor of ``self / other``; arguments are those of :meth:`add`. {binary}",

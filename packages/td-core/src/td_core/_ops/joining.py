@@ -202,11 +202,11 @@ def maybe_dense_stack(
     except (StructureError, BatchSizeError):
         if not items or isinstance(items[0], Tensor):
             raise
-    result, nested = _stack_level(items, dim) if out is None else (None, [])
-    if result is None:
+    made, nested = _stack_level(items, dim) if out is None else (None, [])
+    if made is None:
         return lazy_stack(items, dim, out=out, **kwargs)  # type: ignore[no-any-return]
-    visit(_stack_nested, result, items, dim, nested)
-    return _set_dim_name(result, dim, name)  # type: ignore[no-any-return]
+    visit(_stack_nested, made, items, dim, nested)
+    return _set_dim_name(made, dim, name)  # type: ignore[no-any-return]
 
 
 def _stack_level(items: list[Any], dim: int) -> tuple[Any, list[str]]:
