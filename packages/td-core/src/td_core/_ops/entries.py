@@ -206,7 +206,10 @@ class EntryMixin(Core):
         tensor([1., 1.])
         """
         path = unravel_key_to_tuple(key)
-        write_unrecorded(self, lambda root: _write_entry(root, path, item, non_blocking))
+        try:
+            _write_entry(self, path, item, non_blocking)
+        except StructureError:
+            write_unrecorded(self, lambda root: _write_entry(root, path, item, non_blocking))
         return self
 
     def setdefault(self, key: NestedKey, default: object, inplace: bool = False) -> Any:

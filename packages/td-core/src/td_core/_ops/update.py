@@ -238,7 +238,10 @@ class UpdateMixin(EntryMixin):
                 [0., 0.]])
         """
         path = unravel_key_to_tuple(key)
-        write_unrecorded(self, lambda root: _write_at(root, path, value, index, non_blocking))
+        try:
+            _write_at(self, path, value, index, non_blocking)
+        except StructureError:
+            write_unrecorded(self, lambda root: _write_at(root, path, value, index, non_blocking))
         return self
 
     def get_at(self, key: NestedKey, index: Any, default: Any = NOT_GIVEN) -> Any:
@@ -308,7 +311,10 @@ class UpdateMixin(EntryMixin):
         >>> TensorDict({"a": torch.ones(2)}).zero_()["a"]
         tensor([0., 0.])
         """
-        write_unrecorded(self, lambda root: write_leaves("zero_", root, ZERO, root._leaves()))
+        try:
+            write_leaves("zero_", self, ZERO, self._leaves())
+        except StructureError:
+            write_unrecorded(self, lambda root: write_leaves("zero_", root, ZERO, root._leaves()))
         return self
 
     def _assign(self, index: Any, value: Any, *, non_blocking: bool = False) -> None:
